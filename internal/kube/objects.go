@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -126,7 +127,8 @@ func addressesOf(s *corev1.PodStatus) []netip.Addr {
 func containersOf(from []corev1.ContainerStatus) []repair.Container {
 	var all []repair.Container
 	for _, c := range from {
-		all = append(all, repair.Container{Name: c.Name, State: stateOf(c.State), Last: stateOf(c.LastTerminationState)})
+		_, id, _ := strings.Cut(c.ContainerID, "://")
+		all = append(all, repair.Container{Name: c.Name, ID: id, State: stateOf(c.State), Last: stateOf(c.LastTerminationState)})
 	}
 	return all
 }

@@ -37,7 +37,7 @@ const (
 type Repair struct {
 	*registry
 
-	repairs, pods, events, failures *family
+	repairs, pods, events, failures, restored *family
 }
 
 // NewRepair returns the metrics of a race repair that runs alone, all zero.
@@ -52,7 +52,9 @@ func newRepair(r *registry) *Repair {
 		pods: r.declare(gauge, "istio_cni_mesh_pods", "Pods of the mesh that are looked after, by the state of their redirection.",
 			each("state", PodRedirected, PodBroken, PodDrifted, PodUnknown)...),
 		failures: r.declare(counter, "istio_cni_repair_watch_troubles_total", "Times that the pods could not be watched."),
-		events:   declareEvents(r, "istio_cni_events_total"),
+		restored: r.declare(counter, "istio_cni_audit_repairs_total", "Pods whose lost or changed rules the audit restored, by result.",
+			each("result", RepairSuccess, RepairFail)...),
+		events: declareEvents(r, "istio_cni_events_total"),
 	}
 }
 
@@ -70,6 +72,9 @@ func (r *Repair) Repaired(t RepairType, result RepairResult) {
 func (r *Repair) SetPodState(before, now PodState) {
 	r.pods.move(label("state", before), label("state", now))
 }
+
+// AuditRepaired counts a pod whose rules the audit restored, or failed to.
+func (r *Repair) AuditRepaired(result RepairResult) { r.restored.add(1, label("result", result)) }
 
 // PodWatchFailed counts a watch of the pods that begins to fail.
 func (r *Repair) PodWatchFailed() { r.failures.add(1, "") }

@@ -20,6 +20,17 @@ import (
 type entry struct {
 	pod kube.Pod
 	memory
+
+	// waiting are closed after the next inspection.
+	waiting []chan struct{}
+}
+
+// release ends the waits for an inspection.
+func (e *entry) release() {
+	for _, done := range e.waiting {
+		close(done)
+	}
+	e.waiting = nil
 }
 
 // memory is the state of a pod of one UID between two jobs.
@@ -37,11 +48,12 @@ type memory struct {
 	reported map[string]bool
 	// failures is the number of consecutive failed inspections of the namespace.
 	failures int
+	audited  audited
 }
 
 // otherSandbox resets the fields that describe the namespace.
 func (m *memory) otherSandbox() {
-	m.repairedAt, m.missingSince, m.failures = time.Time{}, time.Time{}, 0
+	m.repairedAt, m.missingSince, m.failures, m.audited = time.Time{}, time.Time{}, 0, audited{}
 }
 
 // watch keeps the pods up to date until ctx ends, and returns the last error of the watch.
@@ -83,6 +95,7 @@ func (c *controller) update(p kube.Pod) {
 	if e == nil || e.pod.Facts.UID != p.Facts.UID {
 		if e != nil {
 			c.Metrics.SetPodState(e.state, "")
+			e.release()
 		}
 		e = &entry{memory: memory{reported: map[string]bool{}}}
 		c.pods[p.Key()] = e
@@ -100,6 +113,7 @@ func (c *controller) delete(p kube.Pod) {
 	defer c.mu.Unlock()
 	if e := c.pods[p.Key()]; e != nil && e.pod.Facts.UID == p.Facts.UID {
 		c.Metrics.SetPodState(e.state, "")
+		e.release()
 		delete(c.pods, p.Key())
 		c.retries.Forget(p.Key())
 	}

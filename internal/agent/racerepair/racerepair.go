@@ -30,6 +30,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
@@ -64,6 +65,11 @@ type Options struct {
 	Follow func(context.Context, kube.Listener[kube.Pod])
 
 	Settings Settings
+	// Audit are the settings of the audit; AuditOnly leaves repairs to another controller.
+	Audit     AuditSettings
+	AuditOnly bool
+	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
+	Processes func(context.Context) (map[string][]audit.Process, error)
 	// Plugin returns the current configuration of the node's plugin.
 	Plugin func() (cniconf.NetConf, error)
 	// Find finds the network namespace of a pod of this node; nil where the namespaces cannot be reached.
@@ -79,7 +85,15 @@ type Options struct {
 	PodTimeout time.Duration
 }
 
-// controller is a running race repair.
+// Controller is a running race repair and audit.
+type Controller struct{ *controller }
+
+// New returns a controller that does nothing before Run.
+func New(o Options) *Controller { return &Controller{newController(o)} }
+
+// Run runs until ctx ends. It retries failures, and waits for an unreachable API server.
+func (c *Controller) Run(ctx context.Context) { c.run(ctx) }
+
 type controller struct {
 	Options
 
@@ -94,6 +108,8 @@ type controller struct {
 	mu sync.Mutex
 	// pods have one entry per name: a pod of another UID replaces the previous one.
 	pods map[types.NamespacedName]*entry
+
+	auditing auditState
 
 	synced   chan struct{}
 	syncOnce sync.Once
@@ -112,9 +128,7 @@ func newController(o Options) *controller {
 	}
 }
 
-// Run repairs pods until ctx ends. It retries failures, and waits for an unreachable API server.
-func Run(ctx context.Context, o Options) {
-	c := newController(o)
+func (c *controller) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, c.queue.ShutDown)()
 	before := c.policy(ctx, "")
 	for range c.Workers {

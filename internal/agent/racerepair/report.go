@@ -28,6 +28,12 @@ const (
 	ReasonBroken     EventReason = "BrokenPod"
 	ReasonDrifted    EventReason = "DriftedPod"
 	ReasonUnverified EventReason = "UnverifiedPod"
+
+	ReasonForeignRule  EventReason = "ForeignRule"
+	ReasonNoListener   EventReason = "ProxyNotListening"
+	ReasonUIDCollision EventReason = "ProxyUIDCollision"
+	ReasonIPv6Open     EventReason = "IPv6Open"
+	ReasonVerified     EventReason = "VerifiedPod"
 )
 
 // event records an event on the pod.

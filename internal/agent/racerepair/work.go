@@ -30,7 +30,11 @@ type job struct {
 	memory  memory
 	conf    cniconf.NetConf
 	finding repair.Finding
-	log     *slog.Logger
+	// decision is the plugin's about the pod.
+	decision sidecar.Decision
+	// forced inspects the pod although that is not due.
+	forced bool
+	log    *slog.Logger
 }
 
 // reconcile classifies one pod and performs the due action. After an error the caller enqueues the pod again.
@@ -42,7 +46,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 		return nil
 	}
 	// Only this job uses the map of the memory: the queue returns a pod to one worker at a time.
-	j := &job{controller: c, pod: e.pod, memory: e.memory}
+	j := &job{controller: c, pod: e.pod, memory: e.memory, forced: len(e.waiting) > 0}
 	c.mu.Unlock()
 	defer c.remember(k, j)
 	ctx, cancel := c.withTimeout(ctx, c.PodTimeout, "the work on the pod takes more than")
@@ -52,7 +56,17 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 	if j.conf, err = c.Plugin(); err != nil {
 		return fmt.Errorf("%w: %w", errPolicy, err)
 	}
-	j.finding = repair.Classify(podOf(j.pod), c.Settings.Predicate, j.conf.Policy())
+	j.decision = sidecar.Decide(j.pod.Facts, j.conf.Policy())
+	if !j.AuditOnly {
+		wait, err = j.repair(ctx)
+	}
+	j.audit(ctx)
+	return wait, err
+}
+
+// repair classifies the pod and performs the due action.
+func (j *job) repair(ctx context.Context) (wait time.Duration, err error) {
+	j.finding = repair.Classify(podOf(j.pod), j.Settings.Predicate, j.conf.Policy())
 	j.finding.Repairable = j.finding.Repairable && j.reachable()
 	if j.conf.Problems != nil && (j.finding.NeedsInspection || j.finding.Broken) {
 		return j.reportProblems(ctx)
@@ -80,6 +94,9 @@ func (c *controller) remember(k types.NamespacedName, j *job) {
 	}
 	c.Metrics.SetPodState(e.state, j.memory.state)
 	e.memory = j.memory
+	if j.forced {
+		e.release()
+	}
 	if !slices.Equal(e.pod.Addresses, j.pod.Addresses) {
 		e.otherSandbox() // the job worked on the previous sandbox
 	}
@@ -135,7 +152,7 @@ func (j *job) inspect(ctx context.Context) error {
 		}
 	}
 	j.finding = repair.ApplyObservation(j.finding, podOf(j.pod), rules)
-	if rules == repair.OtherRules && !j.finding.Broken {
+	if rules == repair.OtherRules && !j.finding.Broken && j.Audit.Interval == 0 {
 		j.once(ctx, ReasonDrifted, "the pod runs with other rules than the current ones, which apply from its next start on")
 	}
 	return nil

@@ -93,7 +93,8 @@ type Pod struct {
 
 // Container is a container with its states.
 type Container struct {
-	Name string
+	// ID is the runtime's without its prefix, empty if the container has not been created.
+	Name, ID string
 	// State is the present one, Last the one before the last restart.
 	State, Last State
 }

@@ -28,8 +28,9 @@ const (
 
 // Names of containers that decide.
 const (
-	initContainer  = "istio-init"
-	proxyContainer = "istio-proxy"
+	initContainer = "istio-init"
+	// ProxyContainer is the sidecar.
+	ProxyContainer = "istio-proxy"
 	// ValidationContainer is the init container that checks whether the traffic is redirected.
 	ValidationContainer = "istio-validation"
 )
@@ -64,7 +65,7 @@ var inputs = []input{ //nolint:gochecknoglobals // a constant table
 	{kind: annotation, key: InjectKey, since: 1},
 	{kind: annotation, key: StatusKey, since: 1},
 	{kind: container, key: initContainer, since: 1},
-	{kind: container, key: proxyContainer, since: 1},
+	{kind: container, key: ProxyContainer, since: 1},
 	{kind: container, key: ValidationContainer, since: 1},
 	{kind: setting, key: ModeKey, since: 1, field: redirect.FieldMode},
 	{kind: setting, key: OutboundKey, since: 1, field: redirect.FieldOutbound},
@@ -92,6 +93,19 @@ func FactsVersion() int {
 	return version
 }
 
+// OfTheMesh reports whether a container is the injector's.
+func OfTheMesh(container string) bool {
+	return container == initContainer || container == ProxyContainer || container == ValidationContainer
+}
+
+// KeyOf returns the annotation that sets a field of the Spec, "" if there is none.
+func KeyOf(field redirect.Field) string {
+	if i := slices.IndexFunc(inputs, func(in input) bool { return in.kind == setting && in.field == field }); i >= 0 {
+		return inputs[i].key
+	}
+	return ""
+}
+
 // reads reports whether some rule reads an input.
 func reads(of kind, key string) bool {
 	return slices.ContainsFunc(inputs, func(in input) bool { return in.kind == of && in.key == key })
@@ -109,7 +123,7 @@ func (f Facts) Trim(besides ...string) Facts {
 	trimmed.Containers = nil
 	for _, c := range f.Containers {
 		switch {
-		case c.Name == proxyContainer:
+		case c.Name == ProxyContainer:
 			c.Args = slices.Clone(c.Args[:min(2, len(c.Args))])
 			c.Env = slices.Clip(slices.DeleteFunc(slices.Clone(c.Env), func(e EnvVar) bool { return !reads(variable, e.Name) }))
 			trimmed.Containers = append(trimmed.Containers, c)

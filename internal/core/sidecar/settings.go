@@ -23,7 +23,7 @@ type proxy struct {
 func proxyOf(f Facts) proxy {
 	p := proxy{env: map[string]string{}}
 	for _, c := range f.Containers {
-		if c.Name != proxyContainer {
+		if c.Name != ProxyContainer {
 			continue
 		}
 		p.present = true
@@ -59,7 +59,7 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 		if text := p.env[in.key]; in.enable != nil && text != "" {
 			on, unread := strconv.ParseBool(text)
 			if unread != nil { // it is off, as for the proxy itself
-				warnings = append(warnings, fmt.Sprintf("ignoring environment variable %s of container %q: it is not a boolean", in.key, proxyContainer))
+				warnings = append(warnings, fmt.Sprintf("ignoring environment variable %s of container %q: it is not a boolean", in.key, ProxyContainer))
 			} else if on {
 				in.enable(&spec)
 			}
@@ -86,7 +86,7 @@ func identity(field string, id *int64) ([]uint32, error) {
 		return []uint32{redirect.DefaultID}, nil
 	}
 	if *id < 0 || *id >= math.MaxUint32 {
-		return nil, fmt.Errorf("securityContext.%s of container %q or its pod: value %d is not a user or group id", field, proxyContainer, *id)
+		return nil, fmt.Errorf("securityContext.%s of container %q or its pod: value %d is not a user or group id", field, ProxyContainer, *id)
 	}
 	return []uint32{uint32(*id)}, nil
 }

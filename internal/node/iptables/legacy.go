@@ -86,6 +86,24 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 	return false, nil
 }
 
+// LegacySize returns the bytes of all legacy tables of the family in the current namespace, 0 without tables.
+func LegacySize(f ruleset.Family) (size uint64, err error) {
+	tables, err := legacyTables(f)
+	if err != nil || len(tables) == 0 {
+		return 0, err
+	}
+	l, err := openLegacy(f)
+	if err != nil {
+		return 0, err
+	}
+	defer l.close()
+	sizes, err := l.sizes(tables)
+	for _, n := range sizes {
+		size += uint64(n)
+	}
+	return size, err
+}
+
 // LegacyInUse reports whether the namespace has legacy tables of the family, the mesh's or not.
 func LegacyInUse(f ruleset.Family) bool {
 	tables, err := legacyTables(f)

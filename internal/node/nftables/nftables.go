@@ -72,6 +72,19 @@ func unsupported(err error) error {
 	return err
 }
 
+// Generation returns the number that the kernel raises with every change of the current namespace's nf_tables, 0 if the kernel
+// has none.
+func Generation() (generation uint32, err error) {
+	err = session(func(s *Session) (err error) {
+		generation, err = s.conn.Generation()
+		return unsupported(err)
+	})
+	if errors.Is(err, ErrUnsupported) {
+		return 0, nil
+	}
+	return generation, err
+}
+
 // Supported reports why the rules of the current namespace cannot be read and written here: with ErrUnsupported if the
 // kernel has no nf_tables. A missing match or target shows only when a rule needs it.
 func Supported() error {

@@ -99,6 +99,16 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 	return n.run(ctx, shared, &spec, func(p *pass) error { return p.checkRouting(routing(spec, p.report.Families)) })
 }
 
+// VerifyRouting compares the addresses, policy rules and routes of the namespace with those that the Spec needs, for the
+// families of an earlier report. It reads no rule.
+func (n Namespace) VerifyRouting(spec redirect.Spec, earlier Report) (differences []string, err error) {
+	err = n.NetNS.Do(func() (err error) {
+		differences, err = route.Check(routing(spec, earlier.Families))
+		return err
+	})
+	return differences, err
+}
+
 // Clean removes all rules and routing of the mesh, of any configuration. The Spec only names the mark and table that belong
 // to the mesh besides those of the rules found here.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
@@ -129,6 +139,34 @@ func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 		}
 		return nil
 	})
+}
+
+// Version identifies the rules of a namespace. Two equal versions of one namespace mean the same rules, except for legacy tables
+// that were changed without a change of their size.
+type Version struct {
+	Namespace  netns.Inode
+	Generation uint32
+	Legacy     [2]uint64
+}
+
+// Version returns the version of the rules in the namespace. It reads no rule.
+func (n Namespace) Version() (v Version, err error) {
+	if n.NetNS == nil {
+		return v, errNoNamespace
+	}
+	v.Namespace = n.NetNS.Inode()
+	err = n.NetNS.Do(func() (err error) {
+		if v.Generation, err = nftables.Generation(); err != nil {
+			return err
+		}
+		for i, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+			if v.Legacy[i], err = iptables.LegacySize(f); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return v, err
 }
 
 // HasRules reports whether the namespace holds any rule or chain of the mesh.

@@ -141,9 +141,8 @@ func (f Filter) rule(b *nfnetlink.Buffer, protocol uint8) {
 		}
 		b.Meta(unix.NFT_META_NFPROTO)
 		b.Compare(false, []byte{family})
-		_, offset, _ := nfnetlink.AddressOffsets(f.Destination.Addr().Is6())
 		if f.Destination.Bits() > 0 {
-			b.Network(offset, false, f.Destination.Masked())
+			b.Network(false, false, f.Destination)
 		}
 	}
 	b.Meta(unix.NFT_META_L4PROTO)
