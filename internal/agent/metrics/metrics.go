@@ -2,7 +2,7 @@
 //
 // It promises the names, labels and values of the reference's node agent for the metrics of both, the prefix istio_cni_ for all
 // others, a HELP and a TYPE line for every family, and a series with 0 for each value of a closed label from the start, so that
-// an alert on its increase sees the first one. Labels are closed sets: no content of a pod or a file becomes a label value.
+// an alert on its increase sees the first one. Labels are closed sets, except for the names of pods that the audit found to be not captured (100 at most).
 //
 // It never opens a port, keeps no state outside of its values, and decides nothing.
 //

@@ -31,6 +31,14 @@ type family struct {
 	series  []string
 	samples map[string]*sample
 	read    func() int // computes a gauge's value, unless nil
+	// list computes the series of a gauge on each scrape, unless nil.
+	list func() []point
+}
+
+// point is a series that exists only at the time of a scrape.
+type point struct {
+	labels string
+	value  float64
 }
 
 // sample is one series. For a histogram, value is the sum, and counts has one count per bound and one above all bounds.
@@ -109,6 +117,13 @@ func (f *family) readBy(read func() int) {
 	f.read = read
 }
 
+// listBy sets the function that computes the series of a gauge on each scrape.
+func (f *family) listBy(list func() []point) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.list = list
+}
+
 // reset makes all series zero.
 func (f *family) reset() {
 	for _, labels := range f.series {
@@ -123,6 +138,12 @@ func (f *family) write(b *bytes.Buffer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	fmt.Fprintf(b, "# HELP %s %s\n# TYPE %s %s\n", f.name, f.help, f.name, f.kind)
+	if f.list != nil {
+		for _, p := range f.list() {
+			writeSample(b, f.name, p.labels, p.value)
+		}
+		return
+	}
 	for _, labels := range f.series {
 		s := f.samples[labels]
 		switch {

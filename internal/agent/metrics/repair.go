@@ -38,6 +38,8 @@ type Repair struct {
 	*registry
 
 	repairs, pods, events, failures, restored *family
+
+	audits auditFamilies
 }
 
 // NewRepair returns the metrics of a race repair that runs alone, all zero.
@@ -54,6 +56,7 @@ func newRepair(r *registry) *Repair {
 		failures: r.declare(counter, "istio_cni_repair_watch_troubles_total", "Times that the pods could not be watched."),
 		restored: r.declare(counter, "istio_cni_audit_repairs_total", "Pods whose lost or changed rules the audit restored, by result.",
 			each("result", RepairSuccess, RepairFail)...),
+		audits: declareAudit(r),
 		events: declareEvents(r, "istio_cni_events_total"),
 	}
 }

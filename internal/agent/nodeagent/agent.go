@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/logserver"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/teardown"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
@@ -60,6 +61,8 @@ type node struct {
 	// decisions has the plugins' reports.
 	decisions  podcache.Ring
 	relayLevel *slog.LevelVar
+	// audit is nil if it is switched off.
+	audit *racerepair.Controller
 	// held is the lock of the node; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
 

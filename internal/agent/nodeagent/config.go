@@ -61,6 +61,8 @@ type Config struct {
 	// RepairEnabled enables race repair, which also needs a node name.
 	RepairEnabled bool
 	Repair        racerepair.Settings
+	// Audit is the verification of the node's pods after their start, which also needs a node name.
+	Audit racerepair.AuditSettings
 
 	// Lines are the settings in force, without secrets.
 	Lines []settings.Line

@@ -45,9 +45,7 @@ func (n *node) startWatches() {
 	if n.Config.watchesRuntime() {
 		n.work.Go(n.askRuntime)
 	}
-	if n.Config.RepairEnabled && n.Config.Repair.Node != "" {
-		n.work.Go(n.repair)
-	}
+	n.startRepair()
 }
 
 func (n *node) watchConfigMap() {

@@ -94,6 +94,9 @@ func New(o Options) *Controller { return &Controller{newController(o)} }
 // Run runs until ctx ends. It retries failures, and waits for an unreachable API server.
 func (c *Controller) Run(ctx context.Context) { c.run(ctx) }
 
+// Run runs a new controller until ctx ends.
+func Run(ctx context.Context, o Options) { New(o).Run(ctx) }
+
 type controller struct {
 	Options
 

@@ -58,14 +58,14 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 	}
 	j.decision = sidecar.Decide(j.pod.Facts, j.conf.Policy())
 	if !j.AuditOnly {
-		wait, err = j.repair(ctx)
+		err = j.repair(ctx)
 	}
 	j.audit(ctx)
-	return wait, err
+	return err
 }
 
 // repair classifies the pod and performs the due action.
-func (j *job) repair(ctx context.Context) (wait time.Duration, err error) {
+func (j *job) repair(ctx context.Context) (err error) {
 	j.finding = repair.Classify(podOf(j.pod), j.Settings.Predicate, j.conf.Policy())
 	j.finding.Repairable = j.finding.Repairable && j.reachable()
 	if j.conf.Problems != nil && (j.finding.NeedsInspection || j.finding.Broken) {

@@ -30,6 +30,7 @@ func (d *draft) groups() []settings.Group {
 		{Title: "The agent and the cluster", Rows: settings.Named("", d.clusterSettings()...)},
 		{Title: "Log", Rows: d.logSettings()},
 		{Title: "Race repair: pods that started without redirection", Rows: settings.Named("", d.repairSettings()...)},
+		{Title: "Audit: the redirection of running pods", Rows: settings.Named("", racerepair.AuditRows(&d.Audit)...)},
 		{Title: "Accepted without effect", Rows: ignoredSettings()},
 	}
 }

@@ -1,0 +1,63 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/audit"
+)
+
+// maxOffenders bounds the series with names of pods.
+const maxOffenders = 100
+
+// auditFamilies are computed on each scrape.
+type auditFamilies struct{ pods, oldest, offenders *family }
+
+func declareAudit(r *registry) auditFamilies {
+	none := func() []point { return nil }
+	declare := func(name, help string) *family {
+		f := r.declare(gauge, name, help)
+		f.list = none
+		return f
+	}
+	return auditFamilies{
+		declare("istio_cni_audit_pods", "Pods of the mesh on this node, by the state of their redirection."),
+		declare("istio_cni_audit_oldest_seconds", "Time since the least recent inspection of a pod of the mesh."),
+		declare("istio_cni_audit_offender", "Pods of the mesh that are not captured, 100 at most."),
+	}
+}
+
+// ReadAudit sets the source of the audit's metrics: the status of the node's pods, and the time of day.
+func (r *Repair) ReadAudit(pods func() []audit.Status, now func() time.Time) {
+	r.audits.pods.listBy(func() []point {
+		counts := map[audit.State]int{}
+		for _, s := range pods() {
+			counts[s.State]++
+		}
+		var all []point
+		for _, state := range audit.States() {
+			all = append(all, point{label("state", state), float64(counts[state])})
+		}
+		return all
+	})
+	r.audits.oldest.listBy(func() []point {
+		oldest := 0.0
+		for _, s := range pods() {
+			if s.State != audit.Outside {
+				oldest = max(oldest, now().Sub(s.Checked).Seconds())
+			}
+		}
+		return []point{{"", oldest}}
+	})
+	r.audits.offenders.listBy(func() []point {
+		all := pods()
+		audit.Sort(all)
+		var points []point
+		for _, s := range all {
+			if s.Faulty() && len(points) < maxOffenders {
+				labels := join(join(label("namespace", s.Namespace), label("pod", s.Pod)), label("state", s.State))
+				points = append(points, point{labels, 1})
+			}
+		}
+		return points
+	})
+}
