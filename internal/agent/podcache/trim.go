@@ -24,7 +24,7 @@ func Trim(keep []string, message string) func(*kube.Pod) {
 		for i, c := range p.Containers {
 			p.Containers[i] = repair.Container{
 				Name: c.Name, ID: c.ID,
-				State: repair.State{Running: c.State.Running, Terminated: c.State.Terminated},
+				State: repair.State{Running: c.State.Running, Terminated: c.State.Terminated, Began: c.State.Began},
 				Last:  repair.State{Running: c.Last.Running, Terminated: c.Last.Terminated},
 			}
 		}

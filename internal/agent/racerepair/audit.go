@@ -112,7 +112,9 @@ func (j *job) audit(ctx context.Context) {
 	}
 	a.input = in
 	before := a.status
-	j.inspectAudit(ctx, changed)
+	if !j.inspectAudit(ctx, changed) {
+		return
+	}
 	took := j.Clock.Since(now)
 	j.spend(now.Add(took), took)
 	next := max(j.Audit.Interval, slowFactor*took)
@@ -141,12 +143,16 @@ func (c *controller) spend(now time.Time, took time.Duration) {
 	c.auditing.notBefore = now.Add(min(duty*took, maxPause))
 }
 
-// inspectAudit sets the status by an inspection of the namespace, and repairs the rules if that is wanted.
-func (j *job) inspectAudit(ctx context.Context, changed bool) {
+// inspectAudit sets the status by an inspection of the namespace, and repairs the rules if that is wanted. It returns false if the
+// controller ended meanwhile.
+func (j *job) inspectAudit(ctx context.Context, changed bool) bool {
 	a := &j.memory.audited
 	problems, err := j.observe(ctx, changed)
 	if err == nil && j.Audit.Repair && slices.ContainsFunc(problems, func(p audit.Problem) bool { return p.State == audit.Bypassed || p.State == audit.Drifted }) {
 		problems, err = j.restore(ctx, problems)
+	}
+	if errors.Is(context.Cause(ctx), context.Canceled) { // not the PodTimeout
+		return false
 	}
 	state := audit.StateOf(problems)
 	if err != nil {
@@ -163,6 +169,7 @@ func (j *job) inspectAudit(ctx context.Context, changed bool) {
 		State: state, Sentence: state.Sentence(), Remedy: state.Remedy(), Since: since, Checked: now, Problems: problems,
 		Backend: strings.Join(a.report.Tools, ","), Exceptions: audit.Exceptions(j.decision.Spec, sidecar.KeyOf),
 	}
+	return true
 }
 
 // errRefused is the cause for a pod that the plugin would refuse.

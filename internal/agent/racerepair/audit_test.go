@@ -1,0 +1,272 @@
+package racerepair
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// auditFixture is a fixture whose controller audits, with one validated pod of the mesh that the plugin has redirected.
+type auditFixture struct {
+	*fixture
+
+	pod        podSpec
+	path       string
+	controller *Controller
+}
+
+// appID is the ID of the application's container.
+const appID = "0123"
+
+func newAuditFixture(t *testing.T, mode AuditSettings, conf cniconf.NetConf, more ...func(*Options)) *auditFixture {
+	t.Helper()
+	mode.Interval = time.Minute
+	l := &auditFixture{fixture: newFixture(t, repair.Switches{}, append(more, func(o *Options) { o.Audit = mode })...)}
+	l.conf.Store(&conf)
+	l.pod = podSpec{name: "web", uid: "u1", now: ended(0, agenttest.Start()), phase: "Running"}.at("10.88.0.2/24")
+	l.path = l.Sandbox(l.pod.ips...)
+	l.cache(l.pod, l.path)
+	l.program(l.path)
+	l.publish(nil)
+	l.controller = New(l.options)
+	l.stops = append(l.stops, agenttest.Go(l.T, l.controller.Run))
+	return l
+}
+
+// publish makes the pod known, with running containers if there is a state of the proxy.
+func (l *auditFixture) publish(proxy state) {
+	l.Helper()
+	o := l.pod.object()
+	if proxy != nil {
+		o["status"].(object)["containerStatuses"] = []object{
+			{"name": "app", "containerID": "containerd://" + appID, "state": running()}, {"name": "istio-proxy", "containerID": "containerd://4567", "state": proxy},
+		}
+	}
+	data, err := json.Marshal(o)
+	l.Do(err)
+	l.server.Set(data)
+}
+
+// space is the pod's namespace with the configured backend.
+func (l *auditFixture) space(path string) redirection.Namespace {
+	l.Helper()
+	conf := l.conf.Load()
+	return redirection.Namespace{
+		NetNS: netnstest.Open(l.T, path), Backend: conf.Backend, Log: slog.New(slog.DiscardHandler),
+		Tools: iptables.Host{Force: iptables.Variant(conf.ForceIptables)},
+	}
+}
+
+// program writes the wanted rules as the plugin does.
+func (l *auditFixture) program(path string) {
+	l.Helper()
+	_, err := l.space(path).Apply(l.Context(), redirect.Default(), redirection.Reconcile)
+	l.Do(err)
+}
+
+// check inspects the pod now.
+func (l *auditFixture) check() (s audit.Status) {
+	l.Helper()
+	agenttest.Eventually(l.T, "the controller does not know the pod", func() bool {
+		var err error
+		s, err = l.controller.Check(l.Context(), types.NamespacedName{Namespace: "shop", Name: "web"})
+		return err == nil
+	})
+	return s
+}
+
+// want checks the pod's state and the text of its first problem.
+func (l *auditFixture) want(state audit.State, text string) audit.Status {
+	l.Helper()
+	s := l.check()
+	if s.State != state || len(s.Problems) == 0 != (state == audit.Captured) || !strings.Contains(s.Why(), text) {
+		l.Fatalf("got %+v, want %s with %q", s, state, text)
+	}
+	return s
+}
+
+func TestAuditStates(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		backend redirect.Backend
+		change  []string // a command in the namespace
+		want    audit.State
+		text    string
+		event   EventReason
+		// repaired says that mode repair ends the state.
+		repaired bool
+	}{
+		"a rule is deleted": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "nat", "-D", "ISTIO_OUTPUT", "1"}, audit.Drifted, "missing", ReasonDrifted, true,
+		},
+		"a jump is deleted": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "nat", "-F", "OUTPUT"}, audit.Drifted, "nat/OUTPUT: missing", ReasonDrifted, true,
+		},
+		"the table is flushed": {
+			redirect.Netlink, []string{"nft", "flush", "ruleset"}, audit.Bypassed, "no rule of the mesh", ReasonBroken, true,
+		},
+		"RETURN is inserted ahead": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "RETURN"}, audit.ForeignRule,
+			"-A OUTPUT -p tcp -j RETURN", ReasonForeignRule, false,
+		},
+		"a native table is deleted": {
+			redirect.Native, []string{"nft", "delete", "table", "inet", "istio-proxy-nat"}, audit.Bypassed, "no rule", ReasonBroken, true,
+		},
+		"native rules are flushed": {
+			redirect.Native, []string{"nft", "flush", "ruleset"}, audit.Bypassed, "no rule", ReasonBroken, true,
+		},
+		"legacy rules are flushed": {
+			redirect.Tools, []string{"sh", "-c", "iptables-legacy -t nat -F; iptables-legacy -t nat -X"}, audit.Bypassed, "no rule", ReasonBroken, true,
+		},
+		"an address of IPv6": {
+			redirect.Netlink, []string{"ip", "addr", "add", "fd00::5/64", "dev", "eth0", "nodad"}, audit.IPv6Open, "bypass", ReasonIPv6Open, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conf := cniconf.NetConf{Backend: test.backend}
+			if test.backend == redirect.Tools {
+				conf.ForceIptables = "legacy"
+			}
+			l := newAuditFixture(t, AuditSettings{}, conf)
+			captured := l.want(audit.Captured, "redirected as wanted")
+			l.clock.Step(time.Second)
+			netnstest.Run(t, l.path, test.change[0], test.change[1:]...)
+			s := l.want(test.want, test.text)
+			if !s.Since.After(captured.Since) || s.Remedy == "" {
+				t.Errorf("got %+v", s)
+			}
+			l.want(test.want, test.text)
+			l.waitForEvent(l.pod, "Warning", test.event, test.text, "Remedy: ")
+			l.controller.Audit.Repair = true
+			if !test.repaired {
+				l.want(test.want, test.text)
+				return
+			}
+			l.want(audit.Captured, "")
+			l.waitForEvent(l.pod, "Normal", ReasonRepaired, test.text, "restored")
+			if got := l.metric(`istio_cni_audit_repairs_total{result="success"}`); got != 1 {
+				t.Errorf("%d repairs", got)
+			}
+		})
+	}
+}
+
+func TestAuditOfTheProxy(t *testing.T) {
+	t.Parallel()
+	collision := func(o *Options) {
+		o.Processes = func(context.Context) (map[string][]audit.Process, error) {
+			return map[string][]audit.Process{
+				"u1": {{PID: 7, Container: appID, UID: redirect.DefaultID}, {PID: 8, Container: "4567", UID: redirect.DefaultID}, {PID: 9, Container: "pause", UID: redirect.DefaultID}},
+				"u2": {{PID: 10, Container: appID, UID: redirect.DefaultID}},
+			}, nil
+		}
+	}
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{}, collision)
+	l.want(audit.Captured, "")
+	l.publish(running())
+	l.clock.Step(20 * time.Second)
+	agenttest.Eventually(t, "the proxy is not known", func() bool { return l.check().State == audit.NoListener })
+	s := l.want(audit.NoListener, "127.0.0.1:15001")
+	if len(s.Problems) != 3 || s.Problems[2] != (audit.Problem{State: audit.UIDCollision, Detail: `process 7 of container "app" runs with uid 1337 and gid 0`}) {
+		t.Errorf("got %+v", s.Problems)
+	}
+	l.waitForEvent(l.pod, "Warning", ReasonNoListener, "nothing listens on 127.0.0.1:15001")
+	l.Do(l.space(l.path).NetNS.Do(func() error {
+		for _, port := range []string{"15001", "15006"} {
+			socket, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "0.0.0.0:"+port)
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = socket.Close() })
+		}
+		return nil
+	}))
+	l.want(audit.UIDCollision, `process 7 of container "app"`)
+	l.waitForEvent(l.pod, "Warning", ReasonUIDCollision)
+}
+
+// TestAuditIsPeriodic: a change of the rules is found within the interval, and an unchanged namespace is not read.
+func TestAuditIsPeriodic(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
+	l.want(audit.Captured, "")
+	first := l.controller.Pods()[0].Checked
+	l.clock.Step(80 * time.Second) // the interval and its jitter
+	agenttest.Eventually(t, "no second inspection", func() bool { return l.controller.Pods()[0].Checked.After(first) })
+	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
+	l.clock.Step(80 * time.Second)
+	l.waitForEvent(l.pod, "Warning", ReasonBroken, "no rule of the mesh")
+	l.waitForStates(0, 1, 0, 0)
+}
+
+// TestAuditOfHostilePods: a namespace that cannot be inspected does not delay the others, and a pod that ends meanwhile is no error.
+func TestAuditOfHostilePods(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{Repair: true}, cniconf.NetConf{})
+	hostile := podSpec{name: "hostile", uid: "h", now: ended(0, agenttest.Start()), phase: "Running"}.at("10.88.0.9/24")
+	path := l.Sandbox(hostile.ips...)
+	nftablestest.Fill(t, path, unix.NFPROTO_IPV4, "nat", "OUTPUT", 1, 100_000)
+	l.cache(hostile, path)
+	l.set(hostile)
+	l.waitForEvent(hostile, "Warning", ReasonUnverified, "cannot be inspected", "NET_ADMIN")
+	l.want(audit.Captured, "")
+	l.server.Delete(hostile.path())
+	agenttest.Eventually(t, "the pod stays", func() bool { return len(l.controller.Pods()) == 1 })
+}
+
+// TestAuditListsPodsOutside of the mesh, with the reason.
+func TestAuditListsPodsOutside(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
+	dns := podSpec{ns: "kube-system", name: "dns", uid: "d", phase: "Running"}.at("10.88.0.7/24")
+	l.set(dns)
+	l.want(audit.Captured, "")
+	agenttest.Eventually(t, "one pod is missing", func() bool { return len(l.controller.Pods()) == 2 })
+	all := l.controller.Pods()
+	audit.Sort(all)
+	if all[1].State != audit.Outside || !strings.Contains(all[1].Sentence, sidecar.ExcludedNamespace.Sentence()) || all[1].Faulty() {
+		t.Errorf("got %+v", all[1])
+	}
+	l.noEvents(dns)
+}
+
+// TestAuditKeepsNoNamespace: between two inspections no descriptor of a namespace is open.
+func TestAuditKeepsNoNamespace(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
+	l.want(audit.Captured, "")
+	inode := fmt.Sprintf("net:[%d]", netnstest.Open(t, l.path).Inode().Ino)
+	files, err := os.ReadDir("/proc/self/fd")
+	l.Do(err)
+	open := 0
+	for _, f := range files {
+		if target, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil && target == inode {
+			open++
+		}
+	}
+	if all := slices.Clone(l.controller.Pods()); open > 4 || len(all) != 1 { // those of this test
+		t.Errorf("%d descriptors of the namespace are open, pods %+v", open, all)
+	}
+}
