@@ -11,6 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/decisions"
 	"github.com/meshcni/istio-cni/internal/role/installer"
 	"github.com/meshcni/istio-cni/internal/role/plugin"
+	"github.com/meshcni/istio-cni/internal/role/pods"
 	"github.com/meshcni/istio-cni/internal/role/redirector"
 	"github.com/meshcni/istio-cni/internal/role/repairer"
 	"github.com/meshcni/istio-cni/internal/role/selftester"
@@ -41,6 +42,7 @@ func program() applet.Program {
 				Summary: "repairs pods that started before the plugin was there", Run: repairer.Run,
 			},
 			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Run: selftester.Run},
+			{Name: "pods", Summary: "lists the pods of this node and whether they are redirected", Run: pods.Run},
 			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Run: decisions.Run},
 			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},
 		},

@@ -62,7 +62,7 @@ type node struct {
 	decisions  podcache.Ring
 	relayLevel *slog.LevelVar
 	// audit is nil if it is switched off.
-	audit *racerepair.Controller
+	audit atomic.Pointer[racerepair.Controller]
 	// held is the lock of the node; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
 

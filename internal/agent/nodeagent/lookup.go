@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
@@ -29,6 +30,6 @@ func (n *node) openLookups(ctx context.Context) {
 		return
 	}
 	n.lookups = server
-	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics}
+	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Audit: http.HandlerFunc(n.servePods)}
 	n.work.Go(func() { server.Serve(n.background, service.Handler()) })
 }

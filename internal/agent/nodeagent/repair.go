@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"log/slog"
+	"net/http"
 
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
@@ -20,13 +21,24 @@ func (n *node) startRepair() {
 		n.Log.Info("race repair", slog.Any("modes", c.Repair.Switches.Modes()))
 	}
 	if audits {
-		n.audit = racerepair.New(n.repairOptions(true, !repairs || !own))
-		n.metrics.ReadAudit(n.audit.Pods, clock)
-		n.work.Go(func() { n.audit.Run(n.background) })
+		auditor := racerepair.New(n.repairOptions(true, !repairs || !own))
+		n.audit.Store(auditor)
+		n.metrics.ReadAudit(auditor.Pods, clock)
+		n.work.Go(func() { auditor.Run(n.background) })
 	}
 	if repairs && !(audits && own) {
 		n.work.Go(func() { racerepair.Run(n.background, n.repairOptions(false, false)) })
 	}
+}
+
+// servePods answers with the status of the node's pods.
+func (n *node) servePods(w http.ResponseWriter, r *http.Request) {
+	auditor := n.audit.Load()
+	if auditor == nil {
+		http.Error(w, "the audit is switched off", http.StatusNotFound)
+		return
+	}
+	auditor.Handler().ServeHTTP(w, r)
 }
 
 // repairOptions are the options of a controller with or without the audit.

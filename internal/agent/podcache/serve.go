@@ -21,6 +21,8 @@ type Service struct {
 	Store   *Store
 	Ring    *Ring
 	Metrics *metrics.Metrics
+	// Audit answers with the status of the node's pods.
+	Audit http.Handler
 
 	long sync.Mutex
 }
@@ -31,6 +33,9 @@ func (s *Service) Handler() http.Handler {
 	mux.HandleFunc(agentapi.PodPattern, s.pod)
 	mux.HandleFunc(agentapi.ReportPattern, s.report)
 	mux.Handle(agentapi.DecisionsPattern, s.Ring.Handler())
+	if s.Audit != nil {
+		mux.Handle(agentapi.AuditPattern, s.Audit)
+	}
 	return mux
 }
 

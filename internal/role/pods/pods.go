@@ -1,0 +1,175 @@
+// Package pods is the role "istio-cni pods": it lists the pods of this node with the state of their redirection.
+//
+// It promises the node agent's own view, and an exit code for scripts. It never changes anything and never reads a namespace
+// itself.
+//
+// Start at Run.
+package pods
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+)
+
+const head = `NAME:
+   istio-cni pods - the pods of this node and whether they are redirected (root)
+
+USAGE:
+   istio-cni pods [flags]
+
+The node agent inspects each pod of the mesh at its start, after changes and every few minutes. "istio-cni why NAMESPACE/NAME" shows
+one of them in detail.
+
+EXIT CODES:
+   %d  every pod is captured
+   %d  the node agent does not answer
+   %d  a bad value or flag
+   3  some pod is not captured
+
+`
+
+// exitBypass is the exit code if a listed pod is not captured.
+const exitBypass = 3
+
+// Timeouts of the request: without and with an inspection of all pods.
+const (
+	timeout      = 10 * time.Second
+	checkTimeout = 70 * time.Second
+)
+
+type config struct {
+	socket, namespace     string
+	states                []string
+	bypassing, all, check bool
+	output                output
+}
+
+// output is the form of the list.
+type output string
+
+const (
+	table      output = "table"
+	wide       output = "wide"
+	jsonOutput output = "json"
+	yamlOutput output = "yaml"
+)
+
+func (c *config) rows() []settings.Setting {
+	states := func(text string) error {
+		known := append(audit.States(), audit.Outside)
+		if !slices.Contains(known, audit.State(text)) {
+			return fmt.Errorf("want one of %s", strings.Trim(fmt.Sprint(known), "[]"))
+		}
+		return nil
+	}
+	return []settings.Setting{
+		{Name: "bypassing", Default: "false", Use: "only pods that are not captured", Value: settings.Bool(&c.bypassing)},
+		{Name: "state", Arg: "STATES", Use: "only pods in one of these states, between commas", Value: settings.List(&c.states, ",", 0, settings.Check(states))},
+		{Name: "namespace", Aliases: []string{"n"}, Arg: "NAME", Use: "only pods of this namespace", Value: settings.Text(&c.namespace, nil)},
+		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&c.all)},
+		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&c.check)},
+		{
+			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(table), Use: "table, wide (nothing truncated), json or yaml",
+			Value: settings.Choice(&c.output, table, wide, jsonOutput, yamlOutput),
+		},
+		{
+			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
+			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
+		},
+	}
+}
+
+// Run runs the role.
+func Run(c applet.Call) int {
+	var cfg config
+	if code, done := service.Settings(c, "pods", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+		return code
+	}
+	all, err := ask(cfg)
+	if err == nil {
+		all = slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.selects(s) })
+		err = show(c, all, cfg.output)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
+		return applet.ExitError
+	}
+	if slices.ContainsFunc(all, audit.Status.Faulty) {
+		return exitBypass
+	}
+	return applet.ExitOK
+}
+
+// selects reports whether the flags select a pod.
+func (c *config) selects(s audit.Status) bool {
+	switch {
+	case c.namespace != "" && s.Namespace != c.namespace, c.bypassing && !s.Faulty():
+		return false
+	case len(c.states) > 0:
+		return slices.Contains(c.states, string(s.State))
+	}
+	return c.all || s.State != audit.Outside
+}
+
+// ask requests the pods from the agent.
+func ask(c config) ([]audit.Status, error) {
+	limit := timeout
+	if c.check {
+		limit = checkTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	agent, err := agentapi.Dial(ctx, c.socket)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME)", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer agent.Close() //nolint:errcheck // no more writes follow
+	all, err := agent.Audit(ctx, c.check)
+	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
+		err = fmt.Errorf("%w (the audit is switched off, or the agent is of an older version)", err)
+	}
+	return all, err
+}
+
+// clock is the time of day.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
+
+// show prints the pods.
+func show(c applet.Call, all []audit.Status, form output) error {
+	if form == table || form == wide {
+		width := 0
+		if form == table && c.Terminal != nil {
+			width = c.Terminal()
+		}
+		return audit.Table(c.Stdout, all, width, clock())
+	}
+	text, err := json.MarshalIndent(all, "", "  ")
+	if err == nil && form == yamlOutput {
+		text, err = yaml.JSONToYAML(text)
+	}
+	if err == nil {
+		_, err = io.WriteString(c.Stdout, string(printable.Lines(text))+"\n")
+	}
+	return err
+}
