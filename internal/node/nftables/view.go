@@ -22,6 +22,25 @@ type View struct {
 	session    *Session
 	generation uint32
 	tables     map[tableKey]*table
+	// unread are the other tables of these families.
+	unread []tableKey
+}
+
+// Unread names the tables whose rules are not read, and the chains that iptables or the native tables do not have.
+func (v *View) Unread() []string {
+	var names []string
+	for _, at := range v.unread {
+		names = append(names, fmt.Sprintf("table %s %s", at.family, escaped(at.table)))
+	}
+	for at, t := range v.tables {
+		for shown, c := range t.chains {
+			if shown != escaped(c.name) {
+				names = append(names, fmt.Sprintf("chain %s of table %s %s", shown, at.family, at.table))
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // tableKey names a table.
@@ -175,6 +194,7 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}, byName: map[string]*chain{}, sets: map[string]native.Set{}}
 		} else if ours {
 			others[f] = true
+			v.unread = append(v.unread, at)
 		}
 		return nil
 	})
