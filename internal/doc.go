@@ -16,6 +16,7 @@
 // Where to look:
 //
 //	a rule                        core/redirect (the rules), core/ruleset (a rule as a value)
+//	the way of a packet           core/redirect/walk
 //	a decision about a pod        core/sidecar
 //	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits
 //	a broken pod                  core/repair, agent/racerepair

@@ -1,0 +1,340 @@
+package walk_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+type change func(*walk.Packet)
+
+// out is a first packet of TCP from uid and gid 1000 to 10.0.0.7:80 by eth0, changed as a case needs it.
+func out(changes ...change) walk.Packet {
+	p := walk.Packet{
+		Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 1000, GID: 1000,
+		Src: netip.MustParseAddrPort("10.0.0.5:40000"), Dst: netip.MustParseAddrPort("10.0.0.7:80"),
+	}
+	for _, c := range changes {
+		c(&p)
+	}
+	return p
+}
+
+// in is the same packet as it arrives.
+func in(changes ...change) walk.Packet {
+	return out(append([]change{func(p *walk.Packet) { p.Outgoing, p.In, p.Out, p.UID, p.GID = false, "eth0", "", 0, 0 }}, changes...)...)
+}
+
+func to(text string) change { return func(p *walk.Packet) { p.Dst = netip.MustParseAddrPort(text) } }
+
+func from(text string) change       { return func(p *walk.Packet) { p.Src = netip.MustParseAddrPort(text) } }
+func by(name string) change         { return func(p *walk.Packet) { p.Out = name } }
+func state(s ruleset.States) change { return func(p *walk.Packet) { p.State = s } }
+func user(uid, gid uint32) change   { return func(p *walk.Packet) { p.UID, p.GID = uid, gid } }
+func proxied(p *walk.Packet)        { p.Outgoing, p.Out, p.Mark = true, "lo", 1337 }
+
+// live are rules, one a line as "TABLE CHAIN RULE"; "TABLE :CHAIN POLICY" sets a policy or makes a chain.
+func live(t *testing.T, f ruleset.Family, lines ...string) ruleset.Set {
+	t.Helper()
+	byTable := map[string][]string{}
+	for _, line := range lines {
+		table, rest, _ := strings.Cut(line, " ")
+		if !strings.HasPrefix(rest, ":") {
+			rest = "-A " + rest
+		}
+		byTable[table] = append(byTable[table], rest)
+	}
+	text := ""
+	for table, lines := range byTable {
+		for _, c := range ruleset.New(f, ruleset.Table{Name: table}).Tables[0].Chains {
+			if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, ":"+c.Name+" ") }) {
+				lines = append([]string{":" + c.Name + " ACCEPT"}, lines...)
+			}
+		}
+		text += "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
+	}
+	s, err := ruleset.Parse(f, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// told is what a walk says: the verdict, the port, and the rule that decided.
+func told(r walk.Result) string {
+	text := r.Verdict.String()
+	if r.To.Port() != 0 {
+		text += fmt.Sprintf(" %d", r.To.Port())
+	}
+	if r.Decided != nil {
+		text += fmt.Sprintf(" by %s/%s %d", r.Decided.Table, r.Decided.Chain, r.Decided.Number)
+	}
+	return text
+}
+
+// TestRules holds the meaning of rules that the random packets of node/redirection do not meet, or seldom.
+func TestRules(t *testing.T) {
+	const (
+		a, b       = "nat :A -", "nat :B -"
+		toProxy    = "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"
+		redirected = "redirected 15001 by nat/OUTPUT 1"
+		opaque     = "[not understood: meta cmp immediate 0123]"
+		untracked  = "raw OUTPUT -j CT --notrack"
+	)
+	for _, tt := range []struct {
+		name, want string
+		p          walk.Packet
+		rules      []string
+	}{
+		{"no rules", "passed", out(), nil},
+		{"a redirect", redirected, out(), []string{toProxy}},
+		{"of another protocol", "passed", out(func(p *walk.Packet) { p.Protocol = ruleset.UDP }), []string{toProxy}},
+		{"of a packet that arrives", "passed", in(), []string{toProxy}},
+		{"of a known connection", "passed", out(state(ruleset.StateEstablished)), []string{toProxy}},
+		{"of an invalid packet", "passed", out(state(ruleset.StateInvalid)), []string{toProxy}},
+		{"of a related one", redirected, out(state(ruleset.StateRelated)), []string{toProxy}},
+		{"of one that is not tracked", "passed", out(), []string{"raw OUTPUT -j CT --notrack", toProxy}},
+		{"from inside, then by lo: nat is not asked again", redirected, out(), []string{toProxy, "nat PREROUTING -j DROP", "nat INPUT -j DROP"}},
+		{"then by lo: dropped by its new port", "dropped by filter/INPUT 1", out(), []string{toProxy, "filter INPUT -i lo -d 127.0.0.1/32 -p tcp -m tcp --dport 15001 -j DROP"}},
+		{"in OUTPUT it leaves by its first interface", "dropped by filter/OUTPUT 1", out(), []string{toProxy, "filter OUTPUT -o eth0 -p tcp -m tcp --dport 15001 -j DROP"}},
+		{"behind OUTPUT by lo", "dropped by mangle/POSTROUTING 1", out(), []string{toProxy, "mangle POSTROUTING -o lo -j DROP"}},
+		{"an excluded port", "passed by nat/A 1", out(), []string{a, "nat OUTPUT -j A", "nat A -p tcp -m tcp --dport 80 -j RETURN", "nat A -p tcp -j REDIRECT --to-ports 15001"}},
+		{"RETURN goes back to the calling chain", "dropped by nat/OUTPUT 2", out(), []string{a, "nat OUTPUT -j A", "nat OUTPUT -j DROP", "nat A -j RETURN", "nat A -j ACCEPT"}},
+		{"so does the end of a chain", "dropped by nat/OUTPUT 2", out(), []string{a, "nat OUTPUT -j A", "nat OUTPUT -j DROP"}},
+		{"but from behind goto to the caller's caller", "dropped by nat/OUTPUT 2", out(), []string{a, b, "nat OUTPUT -j A", "nat OUTPUT -j DROP", "nat A -g B", "nat A -j ACCEPT", "nat B -j RETURN"}},
+		{"goto from a base chain ends in its policy", "dropped by filter/OUTPUT 0", out(), []string{"filter :OUTPUT DROP", "filter :A -", "filter OUTPUT -g A", "filter OUTPUT -j ACCEPT"}},
+		{"a policy decides after RETURN", "dropped by filter/OUTPUT 0", out(), []string{"filter :OUTPUT DROP", "filter OUTPUT -j RETURN"}},
+		{"ACCEPT ends its table only", redirected, out(), []string{"mangle OUTPUT -j ACCEPT", toProxy}},
+		{"raw comes first", "dropped by raw/OUTPUT 1", out(), []string{"raw OUTPUT -j DROP", toProxy}},
+		{"the jump is what decided", "redirected 15006 by nat/PREROUTING 1", in(), []string{a, "nat PREROUTING -p tcp -m tcp --dport 80 -j A", "nat A -p tcp -j REDIRECT --to-ports 15006"}},
+		{"a range of ports", "rejected by filter/OUTPUT 1", out(), []string{"filter OUTPUT -p tcp -m multiport --dports 22,70:90 -j REJECT --reject-with tcp-reset"}},
+		{"a port that is not known", "cannot-tell by filter/OUTPUT 1", out(from("10.0.0.5:0")), []string{"filter OUTPUT -p tcp -m tcp --sport 22 -j DROP"}},
+		{"a mark with a mask", "dropped by mangle/OUTPUT 2", out(), []string{"mangle OUTPUT -j MARK --set-xmark 0x500/0xff00", "mangle OUTPUT -m mark --mark 0x500/0xf00 -j DROP"}},
+		{"a mark through the connection", "dropped by mangle/OUTPUT 4", out(), []string{
+			"mangle OUTPUT -j MARK --set-xmark 0x7/0xffffffff", "mangle OUTPUT -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
+			"mangle OUTPUT -j CONNMARK --set-xmark 0x8/0x8", "mangle OUTPUT -m connmark --mark 0xf -j DROP",
+		}},
+		{"TPROXY", "handed-over 15006 by mangle/PREROUTING 1", in(), []string{"mangle PREROUTING -p tcp -j TPROXY --on-port 15006 --on-ip 0.0.0.0 --tproxy-mark 0x539/0xffffffff", "mangle PREROUTING -j DROP"}},
+		{"TPROXY of what is not for the pod, with the route", "handed-over 15006 by mangle/PREROUTING 1", in(func(p *walk.Packet) { p.Type = "UNICAST" }), []string{"mangle PREROUTING -p tcp -j TPROXY --on-port 15006 --on-ip 0.0.0.0 --tproxy-mark 0x539/0xffffffff"}},
+		{"and without", "dropped by mangle/PREROUTING 1", in(func(p *walk.Packet) { p.Type = "UNICAST" }), []string{"mangle PREROUTING -p tcp -j TPROXY --on-port 15006 --on-ip 0.0.0.0 --tproxy-mark 0x1/0xffffffff"}},
+		{"an answer goes back to the proxy by its mark", "dropped by mangle/INPUT 1", out(state(ruleset.StateEstablished), func(p *walk.Packet) { p.ConnMark = 1337 }), []string{
+			"mangle OUTPUT -p tcp -m connmark --mark 0x539 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff", "mangle INPUT -i lo -m mark --mark 0x539 -j DROP",
+		}},
+		{"what arrives has no sender", "passed", in(), []string{"mangle PREROUTING -m owner ! --uid-owner 5 -j DROP", "mangle PREROUTING -m owner --uid-owner 0 -j DROP"}},
+		{"a broadcast", "dropped by filter/OUTPUT 1", out(to("255.255.255.255:67")), []string{"filter OUTPUT -m addrtype --dst-type BROADCAST -j DROP"}},
+		{"the older DNAT", "redirected 15053 by nat/OUTPUT 1", out(), []string{"nat OUTPUT -p tcp -j DNAT --to-destination 127.0.0.1:15053"}},
+		{"a comment is no target", redirected, out(), []string{"filter OUTPUT -m comment --comment -j -p udp -j DROP", `filter OUTPUT ! -o eth0 -m comment --comment "a \" -j DROP" -j DROP`, toProxy}},
+
+		{"what may match and changes nothing", redirected, out(), []string{"nat OUTPUT -p tcp -j REDIRECT --to-ports 15001", "filter OUTPUT -m quota --quota 5 -j LOG"}},
+		{"what may match and leads to the same end", "passed by nat/OUTPUT 2", out(), []string{"nat OUTPUT -m quota --quota 5 -j ACCEPT", "nat OUTPUT -j RETURN"}},
+		{"what may match and leads to another end", "cannot-tell by nat/OUTPUT 1", out(), []string{"nat OUTPUT -m quota --quota 5 -j ACCEPT", "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"}},
+		{"what cannot match for one of its conditions", redirected, out(), []string{toProxy, "filter OUTPUT -p udp -m quota --quota 5 -j DROP"}},
+		{"a rule that is a digest", "cannot-tell by nat/OUTPUT 1", out(), []string{"nat OUTPUT " + opaque, toProxy}},
+		{"a digest that leads to a harmless chain", "redirected 15001 by nat/OUTPUT 2", out(), []string{a, "nat OUTPUT " + opaque + " -j A", "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001", "nat A -p udp -j DROP"}},
+		{"a digest that does more than to lead to a chain", "cannot-tell by nat/OUTPUT 1", out(), []string{a, "nat OUTPUT [not understood: meta cmp immediate meta immediate 0123] -j A", "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"}},
+		{"a digest behind the decision", "dropped by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -j DROP", "nat OUTPUT " + opaque}},
+		{"a target that is not known", "cannot-tell by nat/OUTPUT 1", out(), []string{"nat OUTPUT -p tcp -j NFQUEUE --queue-num 1"}},
+		{"two readings that meet again", "dropped by filter/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -p tcp -j DROP"}},
+		{"the mark of a reading decides", "cannot-tell by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -m mark --mark 0x1 -j DROP"}},
+	} {
+		n := walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, tt.rules...)}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
+		if r := n.Walk(tt.p); told(r) != tt.want {
+			t.Errorf("%s: %s, want %s\n%s\n%+v", tt.name, told(r), tt.want, r.Summary, r.Hops)
+		}
+	}
+}
+
+// TestIPv6: a redirected packet arrives at ::1, and rules of IPv4 do not count.
+func TestIPv6(t *testing.T) {
+	n := walk.Namespace{Live: []ruleset.Set{
+		live(t, ruleset.IPv4, "raw OUTPUT -j DROP"),
+		live(t, ruleset.IPv6, "nat OUTPUT ! -d ::1/128 -p tcp -j REDIRECT --to-ports 15001", "filter INPUT -s fd00::/8 -d ::1/128 -i lo -p tcp -j DROP"),
+	}}
+	if r := n.Walk(out(from("[fd00::1]:1"), to("[fd00::2]:80"))); told(r) != "dropped by filter/INPUT 1" {
+		t.Error(r.Summary)
+	}
+}
+
+// TestZones: the first zone stays, and what comes back by lo has its zone.
+func TestZones(t *testing.T) {
+	set := live(t, ruleset.IPv4, "raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
+	for want, p := range map[ruleset.Zone]walk.Packet{2: out(by("lo")), 3: in()} {
+		if r := (walk.Namespace{Live: []ruleset.Set{set}}).Walk(p); r.Zone != want {
+			t.Errorf("zone %d, want %d", r.Zone, want)
+		}
+	}
+}
+
+// reasonCases are Specs, packets, and what the last words of the summary are.
+func reasonCases() []struct {
+	set      func(*redirect.Spec)
+	p        walk.Packet
+	want     string
+	settings []string
+} {
+	return []struct {
+		set      func(*redirect.Spec)
+		p        walk.Packet
+		want     string
+		settings []string
+	}{
+		{func(*redirect.Spec) {}, out(), "all other TCP is captured", nil},
+		{func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{80} }, out(), "this outbound port is excluded", []string{"excludeOutboundPorts"}},
+		{func(s *redirect.Spec) { s.OutboundExclude = prefixes("10.0.0.0/8") }, out(), "this network is excluded", []string{"excludeOutboundIPRanges"}},
+		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8")} }, out(), "this network is captured", []string{"includeOutboundIPRanges"}},
+		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }, out(), "no rule takes it", nil},
+		{func(s *redirect.Spec) { s.UIDs = []uint32{1000} }, out(), "the proxy itself is never captured: no loops", []string{"the proxy's user"}},
+		{func(*redirect.Spec) {}, out(user(1337, 5)), "the proxy itself is never captured: no loops", nil},
+		{func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: []uint32{1}} }, out(), "only the listed groups are captured", []string{"the owner groups"}},
+		{func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth0"} }, out(), "interface eth0 is excluded", []string{"excludeInterfaces"}},
+		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(to("10.0.0.7:53")), "DNS goes to the sidecar agent", []string{"DNS capture"}},
+		{func(*redirect.Spec) {}, in(), "every other inbound port is captured", nil},
+		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} }, in(), "this inbound port is captured", []string{"includeInboundPorts"}},
+		{func(s *redirect.Spec) { s.InboundExclude = []uint16{80} }, in(), "this inbound port is excluded", []string{"excludeInboundPorts"}},
+		{func(*redirect.Spec) {}, in(to("10.0.0.7:15008")), "HBONE tunnels go straight to the proxy's own port", nil},
+		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, in(), "a new connection: hand it to the proxy", []string{"interceptionMode"}},
+		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, out(proxied), "the app calls its own pod: directly", nil},
+		{func(s *redirect.Spec) { s.DropInvalid = true }, in(state(ruleset.StateInvalid)), "packets that fit no connection are dropped", []string{"drop of invalid packets"}},
+		{func(*redirect.Spec) {}, out(by("lo"), from("127.0.0.6:1")), "the proxy hands an inbound connection to the app", nil},
+		{func(*redirect.Spec) {}, out(by("lo"), user(1337, 1337)), "the proxy calls its own pod: through the inbound listener", nil},
+	}
+}
+
+func prefixes(texts ...string) []netip.Prefix {
+	var all []netip.Prefix
+	for _, text := range texts {
+		all = append(all, netip.MustParsePrefix(text))
+	}
+	return all
+}
+
+// asRead are rules without what is lost on the way through the kernel.
+func asRead(sets []ruleset.Set) []ruleset.Set {
+	for _, s := range sets {
+		for _, t := range s.Tables {
+			for _, c := range t.Chains {
+				for i, r := range c.Rules {
+					c.Rules[i] = ruleset.Opaque(r.String())
+				}
+			}
+		}
+	}
+	return sets
+}
+
+// TestReasons holds both dialects to the same reasons and settings.
+func TestReasons(t *testing.T) {
+	for _, native := range []bool{false, true} {
+		for _, c := range reasonCases() {
+			w := walk.Wanted{Spec: redirect.Default(), Families: redirect.Families{IPv6: redirect.Captured}, Native: native}
+			c.set(&w.Spec)
+			n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
+			r := n.Walk(c.p)
+			summary := strings.TrimSuffix(r.Summary, " ("+strings.Join(r.Settings, ", ")+")")
+			if !strings.HasSuffix(summary, ": "+c.want) || !slices.Equal(r.Settings, c.settings) {
+				t.Errorf("native %t: %q %v, want %q %v\n%+v", native, r.Summary, r.Settings, c.want, c.settings, r.Hops)
+			}
+		}
+	}
+}
+
+// TestNativeRulesOfOthers: a rule in a native table that is not wanted may do anything, wherever it stands ahead of the end.
+func TestNativeRulesOfOthers(t *testing.T) {
+	w := walk.Wanted{Spec: redirect.Default(), Native: true}
+	n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w, Unread: []string{"table inet other"}}
+	chain := &n.Live[0].Tables[0].Chains[1]
+	chain.Rules = append([]ruleset.Rule{ruleset.Opaque("[nf_tables: meta cmp counter immediate 12]")}, chain.Rules...)
+	r := n.Walk(out())
+	const want = `cannot tell, because of rule 1 of istio-proxy-nat/output, "[nf_tables: meta cmp counter immediate 12]", which may match; not read: table inet other`
+	if diff := cmp.Diff(want, r.Summary); diff != "" {
+		t.Error(diff)
+	}
+	if r := n.Walk(in()); r.Verdict != walk.Redirected {
+		t.Error(r.Summary)
+	}
+}
+
+// TestTwoSets: where two sets of tables have the same hook and priority, the order counts unless both end alike.
+func TestTwoSets(t *testing.T) {
+	first := live(t, ruleset.IPv4, "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
+	for want, rule := range map[string]string{"redirected": "nat OUTPUT -p tcp -j LOG", "cannot-tell": "nat OUTPUT -p tcp -j REDIRECT --to-ports 1"} {
+		for _, sets := range [][]ruleset.Set{{first, live(t, ruleset.IPv4, rule)}, {live(t, ruleset.IPv4, rule), first}} {
+			if r := (walk.Namespace{Live: sets}).Walk(out()); r.Verdict.String() != want {
+				t.Errorf("%s: %s, want %s", rule, r.Summary, want)
+			}
+		}
+	}
+}
+
+// TestHostileRules: what a pod can fill its tables with, and what no kernel would take, ends in time with an answer.
+func TestHostileRules(t *testing.T) {
+	const many = 100_000
+	repeat := func(format string) []ruleset.Rule {
+		rules := make([]ruleset.Rule, many)
+		for i := range rules {
+			rules[i] = ruleset.Opaque(strings.ReplaceAll(format, "N", fmt.Sprint(i+1)))
+		}
+		return rules
+	}
+	// ladder are chains that each lead to the next one so many times.
+	ladder := func(length, width int) []ruleset.Chain {
+		var chains []ruleset.Chain
+		for i := range length {
+			chains = append(chains, ruleset.Chain{Name: fmt.Sprint("C", i), Policy: ruleset.NoPolicy})
+			for range width {
+				chains[i].Rules = append(chains[i].Rules, ruleset.Opaque(fmt.Sprintf("-j C%d", i+1)))
+			}
+		}
+		return append(chains, ruleset.Chain{Name: fmt.Sprint("C", length), Policy: ruleset.NoPolicy})
+	}
+	circle := ladder(2, 1)
+	circle[1].Rules = []ruleset.Rule{ruleset.Opaque("-m quota --quota 5 -j C0"), ruleset.Opaque("-g C0")}
+	start := []ruleset.Rule{ruleset.Opaque("-j C0")}
+	for name, c := range map[string]struct {
+		rules  []ruleset.Rule
+		chains []ruleset.Chain
+		want   string
+	}{
+		"many rules":                       {repeat("-p udp -m udp --dport N -j DROP"), nil, "passed"},
+		"many that match":                  {repeat("-p tcp -j LOG --log-prefix N"), nil, "passed"},
+		"many that may drop":               {repeat("-m quota --quota N -j DROP"), nil, "cannot-tell by filter/OUTPUT 1"},
+		"many that may accept":             {repeat("-m quota --quota N -j ACCEPT"), nil, "passed"},
+		"many that may mark":               {repeat("-m quota --quota N -j MARK --set-xmark N"), nil, "cannot-tell"},
+		"a circle":                         {start, circle, "cannot-tell"},
+		"chains as deep as a kernel takes": {start, ladder(900, 1), "passed"},
+		"deeper chains":                    {start, ladder(many, 1), "cannot-tell"},
+		"chains that double":               {start, ladder(60, 2), "cannot-tell"},
+		"a chain that is not there":        {[]ruleset.Rule{ruleset.Opaque("-j NOWHERE")}, nil, "cannot-tell by filter/OUTPUT 1"},
+	} {
+		table := ruleset.Table{Name: "filter", Chains: append([]ruleset.Chain{{Name: "OUTPUT", Policy: "ACCEPT", Rules: c.rules}}, c.chains...)}
+		n := walk.Namespace{Live: []ruleset.Set{{Family: ruleset.IPv4, Tables: []ruleset.Table{table}}}}
+		began := time.Now()
+		r := n.Walk(out())
+		if took := time.Since(began); told(r) != c.want || took > 20*time.Second || len(r.Summary) > 500 {
+			t.Errorf("%s: %s after %s, want %s: %s", name, told(r), took, c.want, r.Summary)
+		}
+	}
+}
+
+// FuzzRule: a rule of any text is walked through without harm.
+func FuzzRule(f *testing.F) {
+	for _, text := range []string{`! -o lo -m comment --comment "a \`, "-j", "-g", "-m", "! !", "[", "[] -j", "--dport 1:2,3 -j MARK --set-xmark 0x/0x", "-j TPROXY --on-port x"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		chains := []ruleset.Chain{{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque(text)}}}
+		set := ruleset.Set{Family: ruleset.IPv4, Tables: []ruleset.Table{{Name: "mangle", Chains: chains}}}
+		if r := (walk.Namespace{Live: []ruleset.Set{set}}).Walk(out()); r.Summary == "" {
+			t.Errorf("%q: no summary", text)
+		}
+	})
+}
