@@ -1,0 +1,313 @@
+package redirection_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+)
+
+// The walk is compared with real packets: random Specs and foreign rules are applied, random packets are sent, and the listener
+// that answers must be the one at which the walk through the rules, as they are read back, ends.
+
+var (
+	walkSeed  = flag.Uint64("walk.seed", 1, "seed of TestTheWalkAgreesWithTheKernel")
+	walkSpecs = flag.Int("walk.specs", 5, "number of Specs of each backend there")
+)
+
+const walkPackets = 40 // of each Spec and family
+
+// TestLiveReadsEveryPlace: legacy tables beside those of netlink, the routing by marks, and the names of other tables.
+func TestLiveReadsEveryPlace(t *testing.T) {
+	t.Parallel()
+	p, spec := dualPod(t), dual(byTPROXY)
+	mustApply(t, p.namespace(byNetlink), spec)
+	p.iptables(t, iptables.Legacy, ruleset.IPv4, "-t raw -A OUTPUT -p tcp --dport 9 -j DROP")
+	p.run(t, "nft", "add table inet other")
+	packet := walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort("10.2.0.9:80")}
+	for _, of := range []*redirect.Spec{&spec, nil} {
+		live, err := p.namespace("").Live(t.Context(), of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		packet.Dst = netip.AddrPortFrom(packet.Dst.Addr(), 80)
+		if r := live.Walk(packet); r.Verdict != walk.Redirected || (of == nil) != (r.Decided.Why == "") || !strings.HasSuffix(r.Summary, "; not read: table inet other") {
+			t.Error(r.Summary)
+		}
+		packet.Dst = netip.AddrPortFrom(packet.Dst.Addr(), 9)
+		if r := live.Walk(packet); r.Verdict != walk.Dropped {
+			t.Error(r.Summary)
+		}
+		if !slices.Equal(live.Delivered[ruleset.IPv6], []uint32{spec.Mark}) {
+			t.Errorf("marks are %v", live.Delivered)
+		}
+	}
+	if _, err := (redirection.Namespace{}).Live(t.Context(), nil); err == nil {
+		t.Error("no namespace, no error")
+	}
+}
+
+// walked is one Spec in a fixture, with its random numbers.
+type walked struct {
+	fixture
+	*rand.Rand
+	tb   testing.TB
+	live walk.Namespace
+}
+
+func TestTheWalkAgreesWithTheKernel(t *testing.T) {
+	t.Logf("-walk.seed=%d", *walkSeed)
+	var verdicts [walk.Rejected + 1]atomic.Int64
+	t.Run("backend", func(t *testing.T) {
+		for i, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
+			for n := range *walkSpecs {
+				t.Run(fmt.Sprintf("%s/%d", v, n), func(t *testing.T) {
+					t.Parallel()
+					w := walked{Rand: rand.New(rand.NewPCG(*walkSeed, uint64(i*1000+n))), tb: t}
+					w.compare(t, v, &verdicts)
+				})
+			}
+		}
+	})
+	all := int64(0)
+	for v := range verdicts {
+		t.Logf("%d packets %s", verdicts[v].Load(), walk.Verdict(v))
+		all += verdicts[v].Load()
+	}
+	if verdicts[walk.CannotTell].Load() > all/5 {
+		t.Error("the walk often has no answer")
+	}
+}
+
+func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejected + 1]atomic.Int64) {
+	t.Helper()
+	spec := w.randomSpec()
+	w.fixture = newFixture(t, spec, families...)
+	w.apply(t, v, spec)
+	theirs := ""
+	if decoded := v == iptables.NFT || v == iptables.Legacy; decoded || w.IntN(3) == 0 { // netlink decodes few foreign rules
+		theirs = w.plant(t, v)
+	}
+	var err error
+	if w.live, err = namespaceOf(w.Fixture, v).Live(t.Context(), &spec); err != nil {
+		t.Fatal(err)
+	}
+	for _, w.family = range families {
+		for range walkPackets {
+			q, p := w.packet()
+			r := w.live.Walk(p)
+			if verdicts[r.Verdict].Add(1); r.Verdict == walk.CannotTell {
+				continue
+			}
+			want := w.listener(q, r)
+			if got := w.send(q, want); !slices.Contains(want, got) {
+				t.Errorf("%s: the kernel's answer is %q, the walk's %q\n%s\n%s\nforeign rules:\n%s\nof %+v",
+					q, got, want, r.Summary, met(r), theirs, spec)
+			}
+		}
+	}
+}
+
+// send returns the listener that answers, or the error. It waits for a short time where silence is expected.
+func (w *walked) send(q labtest.Request, want []string) string {
+	ctx := w.tb.Context()
+	if slices.Contains(want, labtest.ErrSilent.Error()) {
+		short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		ctx = short
+	}
+	got := q.Send(ctx)
+	if len(got.Hops) == 0 {
+		return got.Err.Error()
+	}
+	by := got.Hops[0]
+	proxied := slices.Contains([]string{labtest.ByOutbound, labtest.ByInbound, labtest.ByDNS}, by.By)
+	if proxied && by.Dst.IsValid() && got.Err == nil && by.Dst != q.To {
+		return fmt.Sprintf("%s, asked for %s", by.By, by.Dst)
+	}
+	return by.By
+}
+
+// listener returns the expected answers of the listener at which the walk ends.
+func (w *walked) listener(q labtest.Request, r walk.Result) []string {
+	to := q.To
+	switch r.Verdict {
+	case walk.Dropped:
+		return []string{labtest.ErrSilent.Error(), labtest.ErrForbidden.Error()}
+	case walk.Rejected:
+		return []string{labtest.ErrRefused.Error(), labtest.ErrForbidden.Error()}
+	case walk.Redirected, walk.HandedOver:
+		if to = r.To; !to.Addr().IsValid() {
+			to = netip.AddrPortFrom(labtest.Loopback.Addr(w.family), to.Port())
+		}
+	case walk.Passed, walk.CannotTell:
+	}
+	if q.Via == stray {
+		return []string{labtest.ErrRefused.Error()}
+	}
+	at := func(places ...labtest.Place) bool {
+		return slices.ContainsFunc(places, func(p labtest.Place) bool { return to.Addr() == p.Addr(w.family) })
+	}
+	loopback, port := at(labtest.Loopback), to.Port()
+	app := q.Via == tcp && slices.Contains(labtest.AppPorts(), port) ||
+		q.Via == udp && port == labtest.UDPPort && at(labtest.Pod, labtest.PodSide, labtest.Loopback)
+	peer := at(labtest.Peer, labtest.Far, labtest.Private, labtest.Side, labtest.Resolver, labtest.OtherResolver)
+	answers := q.Via == tcp && slices.Contains(labtest.PeerPorts(), port) || q.Via == udp && slices.Contains([]uint16{53, labtest.UDPPort}, port)
+	named := map[uint16]string{redirect.OutboundPort: labtest.ByOutbound, redirect.InboundPort: labtest.ByInbound, redirect.TunnelPort: labtest.ByTunnel}
+	switch {
+	case peer && w.spec.Mode == redirect.TPROXY && q.From == w.Guest(): // TPROXY diverts answers to a guest
+		return []string{labtest.ByPeer, labtest.ErrRefused.Error(), labtest.ErrSilent.Error()}
+	case peer && answers:
+		return []string{labtest.ByPeer}
+	case peer || at(labtest.Guest):
+	case loopback && port == redirect.DNSPort:
+		return []string{labtest.ByDNS}
+	case app:
+		return []string{labtest.ByApp}
+	case q.Via == tcp && slices.Contains(redirect.AlwaysExcluded(), port):
+		return []string{labtest.ByStatus}
+	case q.Via == tcp && named[port] != "":
+		return []string{named[port]}
+	}
+	if q.Via == udp { // the error may be invalid to conntrack, and dropped
+		return []string{labtest.ErrRefused.Error(), labtest.ErrSilent.Error()}
+	}
+	return []string{labtest.ErrRefused.Error()}
+}
+
+func pick[T any](w *walked, from ...T) T { return from[w.IntN(len(from))] }
+
+// randomSpec is one of spectest, changed so that it concerns the fixture's addresses and ports.
+func (w *walked) randomSpec() redirect.Spec {
+	s := spectest.Random(w.Uint64())
+	s.UIDs, s.GIDs = append([]uint32{1337}, s.UIDs...), append([]uint32{1337}, s.GIDs...)
+	s.OutboundPort, s.InboundPort, s.DualStack = redirect.OutboundPort, redirect.InboundPort, true
+	s.DNSServers = []netip.Addr{labtest.Resolver.Addr(ruleset.IPv4), labtest.Resolver.Addr(ruleset.IPv6)}
+	s.TunnelPort = pick(w, s.TunnelPort, 80, redirect.TunnelPort)
+	s.RerouteInterfaces = pick(w, nil, []string{"vm0"})
+	s.ExcludeInterfaces = pick(w, nil, nil, nil, s.ExcludeInterfaces, []string{"eth1"})
+	s.Loopback = pick(w, s.Loopback, redirect.Default().Loopback)
+	some := func(list []uint16) []uint16 { return append(list, pick(w, nil, []uint16{80}, []uint16{443, 53})...) }
+	s.OutboundPorts, s.OutboundPortsExclude, s.InboundExclude = some(s.OutboundPorts), some(s.OutboundPortsExclude), some(s.InboundExclude)
+	if !s.Inbound.All {
+		s.Inbound.List = some(s.Inbound.List)
+	}
+	if w.IntN(5) > 0 {
+		s.OwnerGroups = pick(w, redirect.Groups{All: true}, redirect.Groups{All: true}, redirect.Groups{List: []uint32{3000}})
+		s.OwnerGroupsExclude = pick(w, nil, []uint32{3000})
+		s.Outbound = pick(w, redirect.Networks{All: true}, redirect.Networks{List: networksOf(labtest.Far, labtest.Side, labtest.Loopback)})
+		s.Inbound.All = w.IntN(3) > 0
+		s.OutboundExclude = pick(w, nil, networksOf(labtest.Private, labtest.Resolver))
+	}
+	return s
+}
+
+// packet returns a random request, and its first packet.
+func (w *walked) packet() (labtest.Request, walk.Packet) {
+	ids := []int{0, 1000, 1337, 3000, int(pick(w, w.spec.UIDs...)), int(pick(w, w.spec.GIDs...))}
+	who := labtest.Actor{Name: "somebody", Namespace: w.Path(), UID: pick(w, ids...), GID: pick(w, ids...)}
+	p := walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: uint32(who.UID), GID: uint32(who.GID)}
+	from, to := labtest.Pod, pick(w, labtest.Peer, labtest.Far, labtest.Private, labtest.Resolver, labtest.OtherResolver)
+	switch w.IntN(8) {
+	case 0, 1: // the pod itself
+		from, to = labtest.Loopback, pick(w, labtest.Loopback, labtest.Passthrough)
+		if p.Out = "lo"; w.IntN(2) == 0 {
+			from, to = pick(w, labtest.Pod, labtest.Passthrough), pick(w, labtest.Pod, labtest.PodSide, labtest.PodInside)
+		}
+	case 2:
+		from, to, p.Out = labtest.PodSide, labtest.Side, "eth1"
+	case 3:
+		from, to, p.Out = labtest.PodInside, labtest.Guest, "vm0"
+	case 4, 5:
+		who, from, to = w.Peer(), pick(w, labtest.Far, labtest.Peer), labtest.Pod
+		p.Outgoing, p.In, p.Out = false, "eth0", ""
+	case 6:
+		who, from, to = w.Guest(), labtest.Guest, pick(w, labtest.PodInside, labtest.Far, labtest.Pod)
+		if p.Outgoing, p.In, p.Out = false, "vm0", ""; to == labtest.Far {
+			p.Type = "UNICAST"
+		}
+	}
+	ports := slices.Concat([]uint16{80, 80, 443, 53, 8080, 9000, 81, 15001, 15006, 15008, 15020, 15053}, w.spec.OutboundPorts, w.spec.Inbound.List)
+	q := labtest.Request{From: who, Via: tcp, To: to.Port(w.family, max(1, pick(w, ports...))), Source: from.Addr(w.family), SourcePort: w.FreshPort()}
+	if w.IntN(4) == 0 {
+		q.Via, p.Protocol = udp, ruleset.UDP
+		q.To = to.Port(w.family, pick[uint16](w, 53, 53, labtest.UDPPort, 81))
+	}
+	p.Src = netip.AddrPortFrom(q.Source, q.SourcePort)
+	if who == w.Peer() && w.IntN(4) == 0 {
+		q.Via, q.To, p.Protocol, p.State, p.Src = stray, to.Port(w.family, 80), ruleset.TCP, ruleset.StateInvalid, netip.AddrPort{}
+	}
+	p.Dst = q.To
+	return q, p
+}
+
+// plant adds foreign rules. Those outside of nat match a destination port, so that no answer matches them.
+func (w *walked) plant(t *testing.T, v iptables.Variant) string {
+	t.Helper()
+	if v == byTables {
+		v = iptables.NFT
+	}
+	all := ""
+	for _, f := range families {
+		lines := w.foreign(f)
+		pod(w.Path()).iptables(t, v, f, lines...)
+		all += f.String() + "\n" + strings.Join(lines, "\n") + "\n"
+	}
+	return all
+}
+
+func (w *walked) foreign(f ruleset.Family) []string {
+	lines := []string{"-t nat -N FOREIGN", "-t nat -A FOREIGN -p tcp --dport 9000 -j RETURN", "-t nat -A FOREIGN -p tcp --dport 80:443 -j ACCEPT"}
+	network := pick(w, labtest.Far, labtest.Pod, labtest.Resolver).Network(f)
+	for range w.IntN(4) {
+		hook := pick(w, "OUTPUT", "PREROUTING")
+		match := pick(w, "--dport 80", "! --dport 80", "-m multiport --dports 53,400:500,8080", "-m multiport ! --dports 80,443",
+			"-m addrtype --dst-type LOCAL", "-m addrtype ! --dst-type LOCAL", "-m conntrack --ctstate NEW", "-m conntrack --ctstate ESTABLISHED",
+			"-d "+network.String(), "! -s "+network.String(), "-m mark --mark 0x5/0xff", "--tcp-flags SYN,RST SYN", "--sport 1:10000",
+			"-m comment --comment -xy", "-m statistic --mode nth --every 1000000 --packet 999999")
+		if hook == "OUTPUT" && w.IntN(2) == 0 {
+			match = pick(w, "-o lo", "! -o eth0", "-m owner --uid-owner 1000-1400", "-m owner ! --gid-owner 3000", "-m mark --mark 0x53a")
+		}
+		target := pick(w, "ACCEPT", "RETURN", "FOREIGN", "LOG", "REDIRECT --to-ports 8080", "DNAT --to-destination :9000")
+		if w.IntN(3) == 0 {
+			lines = append(lines, fmt.Sprintf("-t nat %s %s -p tcp %s -g FOREIGN", pick(w, "-I", "-A"), hook, match))
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("-t nat %s %s -p tcp %s -j %s", pick(w, "-I", "-A"), hook, match, target))
+	}
+	for range w.IntN(3) {
+		at := pick(w, "-t filter -A OUTPUT", "-t filter -A OUTPUT -o lo", "-t filter -A OUTPUT -o eth0", "-t filter -A INPUT", "-t filter -A INPUT -i lo",
+			"-t filter -A FORWARD", "-t mangle -A INPUT", "-t mangle -A POSTROUTING -o lo", "-t mangle -I PREROUTING", "-t mangle -I OUTPUT", "-t raw -I OUTPUT")
+		target := "DROP"
+		if strings.Contains(at, "filter") {
+			target = pick(w, "DROP", "REJECT --reject-with tcp-reset", "ACCEPT")
+		}
+		lines = append(lines, fmt.Sprintf("%s -p tcp --dport %s -j %s", at, pick(w, "80", "443", "15001", "15006", "9000", "8000:8999"), target))
+	}
+	return lines
+}
+
+// met lists the rules that matched or may have.
+func met(r walk.Result) string {
+	var b strings.Builder
+	for _, h := range r.Hops {
+		if h.Answer != walk.No {
+			fmt.Fprintf(&b, "  %s %s: set %d, %s/%s %d: %s    # %s\n", h.Answer, h.Hook, h.Set, h.Table, h.Chain, h.Number, h.Rule, h.Why)
+		}
+	}
+	return b.String()
+}
