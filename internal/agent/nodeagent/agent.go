@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/logserver"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/page"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
@@ -127,7 +128,11 @@ func (n *node) ports() []serve.Port {
 		{Flag: "--health-port", Number: int(n.Config.HealthPort), Handler: n.health.Handler()},
 		{Flag: "--monitoring-port", Number: int(n.Config.MonitoringPort), Handler: n.metrics.Handler()},
 		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), map[string]http.Handler{
-			"GET /decisions": n.decisions.Handler(),
+			"/": page.Handler(map[string]http.Handler{
+				"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
+				"/api/pods":                    n.audited((*racerepair.Controller).Handler),
+				"/api/pods/{namespace}/{name}": n.audited((*racerepair.Controller).PodHandler),
+			}),
 		}),
 	}
 }

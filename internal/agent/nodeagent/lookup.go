@@ -3,10 +3,10 @@ package nodeagent
 import (
 	"context"
 	"log/slog"
-	"net/http"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 )
 
@@ -30,6 +30,6 @@ func (n *node) openLookups(ctx context.Context) {
 		return
 	}
 	n.lookups = server
-	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Audit: http.HandlerFunc(n.servePods)}
+	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Audit: n.audited((*racerepair.Controller).Handler), AuditPod: n.audited((*racerepair.Controller).PodHandler)}
 	n.work.Go(func() { server.Serve(n.background, service.Handler()) })
 }

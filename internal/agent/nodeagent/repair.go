@@ -31,14 +31,16 @@ func (n *node) startRepair() {
 	}
 }
 
-// servePods answers with the status of the node's pods.
-func (n *node) servePods(w http.ResponseWriter, r *http.Request) {
-	auditor := n.audit.Load()
-	if auditor == nil {
-		http.Error(w, "the audit is switched off", http.StatusNotFound)
-		return
-	}
-	auditor.Handler().ServeHTTP(w, r)
+// audited returns a handler of the audit, which may be switched off or not have begun.
+func (n *node) audited(handler func(*racerepair.Controller) http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		auditor := n.audit.Load()
+		if auditor == nil {
+			http.Error(w, "the audit is switched off, or has not begun", http.StatusNotFound)
+			return
+		}
+		handler(auditor).ServeHTTP(w, r)
+	})
 }
 
 // repairOptions are the options of a controller with or without the audit.

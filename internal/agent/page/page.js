@@ -18,7 +18,7 @@ function element(name, attributes = {}, ...children) {
 /** get reads JSON; an answer that is no success is an error with the server's text. */
 async function get(path) {
   const answer = await fetch(path, {headers: {Accept: 'application/json'}});
-  if (!answer.ok) throw new Error((await answer.text()).slice(0, 2000) || answer.statusText);
+  if (!answer.ok && path !== 'readyz') throw new Error((await answer.text()).slice(0, 2000) || answer.statusText);
   return answer.json();
 }
 
@@ -128,9 +128,11 @@ async function walk(event) {
   }
   const [namespace, name] = chosen.split('/');
   try {
-    const w = await get(`api/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}/walk?${query}`);
+    const pod = await get(`api/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}?${query}`);
+    const w = pod.answer;
+    if (!w) throw new Error(pod.inspectionError ?? 'no answer');
     $('verdict').replaceChildren(element('strong', {}, w.sentence));
-    $('hops').replaceChildren(...w.hops.map(h => element('li', {class: h.answer}, element('code', {}, `${h.hook} ${h.table}/${h.chain} ${h.rule}`), h.why ? ` — ${h.why}` : '')));
+    $('hops').replaceChildren(...w.hops.map(h => element('li', {class: {matched: 'yes', unknown: 'unknown'}[h.answer] ?? 'no'}, element('code', {}, `${h.hook} ${h.table}/${h.chain} ${h.rule}`), h.why ? ` — ${h.why}` : '')));
   } catch (error) {
     $('verdict').textContent = error.message;
     $('hops').replaceChildren();
@@ -159,7 +161,7 @@ function showReady(r) {
 
 async function refresh() {
   try {
-    const [ready, all, decisions] = await Promise.all([get('api/ready'), get('api/pods'), get('decisions?limit=64')]);
+    const [ready, all, decisions] = await Promise.all([get('readyz'), get('api/pods'), get('decisions?limit=64')]);
     showReady(ready);
     pods = all;
     showPods();

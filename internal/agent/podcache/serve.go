@@ -21,8 +21,8 @@ type Service struct {
 	Store   *Store
 	Ring    *Ring
 	Metrics *metrics.Metrics
-	// Audit answers with the status of the node's pods.
-	Audit http.Handler
+	// Audit answers with the status of the node's pods, AuditPod with one pod in detail.
+	Audit, AuditPod http.Handler
 
 	long sync.Mutex
 }
@@ -35,6 +35,7 @@ func (s *Service) Handler() http.Handler {
 	mux.Handle(agentapi.DecisionsPattern, s.Ring.Handler())
 	if s.Audit != nil {
 		mux.Handle(agentapi.AuditPattern, s.Audit)
+		mux.Handle(agentapi.AuditPodPattern, s.AuditPod)
 	}
 	return mux
 }

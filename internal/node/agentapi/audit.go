@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 )
@@ -14,6 +15,9 @@ import (
 const AuditPattern = "GET " + auditPath
 
 const auditPath = "/v1/audit"
+
+// AuditPodPattern is the path of one pod in detail, an inspect.Explanation. The parameters of inspect.Parse add the way of a packet.
+const AuditPodPattern = AuditPattern + "/{namespace}/{name}"
 
 // CheckParam is a boolean parameter of AuditPattern.
 const CheckParam = "check"
@@ -32,4 +36,14 @@ func (a *Agent) Audit(ctx context.Context, check bool) (all []audit.Status, err 
 		return nil, fmt.Errorf("asking the node agent for the state of its pods: %w", err)
 	}
 	return all, nil
+}
+
+// AuditPod requests one pod in detail. The answer is JSON.
+func (a *Agent) AuditPod(ctx context.Context, namespace, name string, query url.Values) ([]byte, error) {
+	path := url.URL{Path: auditPath + "/" + namespace + "/" + name, RawQuery: query.Encode()}
+	text, err := a.call(ctx, http.MethodGet, path.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("asking the node agent for pod %s/%s: %w", namespace, name, err)
+	}
+	return text, nil
 }

@@ -1,0 +1,113 @@
+package walk
+
+import (
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// Rule is a live or a missing rule beside the wanted ones.
+type Rule struct {
+	// Text is the rule as its tool prints it, Why its reason, "" for a rule that is not wanted.
+	Text string `json:"rule"`
+	Why  string `json:"why,omitempty"`
+	// Op is "" for a wanted rule, else missing, extra (in a chain of the mesh) or foreign.
+	Op string `json:"op,omitempty"`
+}
+
+// Chain is a chain with its rules; the missing ones come last.
+type Chain struct {
+	Family string `json:"family"`
+	Table  string `json:"table"`
+	Chain  string `json:"chain"`
+	// Hook is the hook of a base chain, "" for any other.
+	Hook  string `json:"hook,omitempty"`
+	Rules []Rule `json:"rules"`
+	// Omitted counts further rules.
+	Omitted int `json:"omitted,omitempty"`
+}
+
+// maxListed bounds the rules of a chain that are listed: a pod can have very many.
+const maxListed = 500
+
+// Chains lists the live rules with their reasons, and the wanted ones that are missing.
+func (n Namespace) Chains() []Chain {
+	wanted := n.Wanted.rules()
+	left := map[ruleset.Family]map[place]bool{}
+	if n.Wanted != nil {
+		for _, s := range n.Wanted.Sets() {
+			left[s.Family] = map[place]bool{}
+			each([]ruleset.Set{s}, func(at place, _ ruleset.Rule) { left[s.Family][at] = true })
+		}
+	}
+	var all []Chain
+	for _, s := range n.Live {
+		for _, t := range s.Tables {
+			for _, c := range t.Chains {
+				if chain := n.chain(s.Family, t.Name, c, wanted, left[s.Family]); len(chain.Rules) > 0 {
+					all = append(all, chain)
+				}
+			}
+		}
+	}
+	return append(all, n.missing(left)...)
+}
+
+func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {
+	out := Chain{Family: f.String(), Table: table, Chain: printable.Text(c.Name, maxText), Hook: hookOf(table, c.Name)}
+	for _, r := range c.Rules {
+		at := place{table, c.Name, r.String()}
+		want, isWanted := wanted[at]
+		delete(left, at)
+		rule := Rule{Text: printable.Text(r.String(), maxText), Why: want.Why}
+		switch {
+		case isWanted || n.Wanted == nil:
+		case strings.HasPrefix(strings.ToUpper(c.Name), redirect.ChainPrefix):
+			rule.Op = "extra"
+		default:
+			rule.Op = "foreign"
+		}
+		if len(out.Rules) == maxListed {
+			out.Omitted++
+			continue
+		}
+		out.Rules = append(out.Rules, rule)
+	}
+	return out
+}
+
+// missing lists the wanted rules that are not live.
+func (n Namespace) missing(left map[ruleset.Family]map[place]bool) []Chain {
+	if n.Wanted == nil {
+		return nil
+	}
+	var all []Chain
+	for _, s := range n.Wanted.Sets() {
+		for _, t := range s.Tables {
+			for _, c := range t.Chains {
+				out := Chain{Family: s.Family.String(), Table: t.Name, Chain: c.Name, Hook: hookOf(t.Name, c.Name)}
+				for _, r := range c.Rules {
+					if left[s.Family][place{t.Name, c.Name, r.String()}] {
+						out.Rules = append(out.Rules, Rule{Text: r.String(), Why: r.Why, Op: "missing"})
+					}
+				}
+				if len(out.Rules) > 0 {
+					all = append(all, out)
+				}
+			}
+		}
+	}
+	return all
+}
+
+func hookOf(table, chain string) string {
+	if h, base := ruleset.HookOf(table, chain); base {
+		return h.Name
+	}
+	if h, base := redirect.NativeHook(table, chain); base {
+		return h.Name
+	}
+	return ""
+}
