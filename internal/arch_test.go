@@ -83,7 +83,7 @@ var owners = map[string][]string{
 	"k8s.io/client-go/util/workqueue":      {"internal/agent"},
 	"k8s.io/utils/clock":                   {"internal/agent"},
 	"k8s.io/utils/lru":                     {"internal/agent/eventrecorder"},
-	"sigs.k8s.io":                          {"internal/agent/selector", "internal/agent/taint"},
+	"sigs.k8s.io":                          {"internal/agent/selector", "internal/agent/taint", "internal/applet/output"},
 }
 
 // impure lists the parts of the standard library that core does without.
@@ -412,7 +412,7 @@ func TestBreaches(t *testing.T) {
 		{"an owner may import its dependency", "internal/node/iptables/x.go", "github.com/coreos/go-iptables/iptables", ""},
 		{"any role may parse flags", "internal/role/redirector/flags.go", "github.com/urfave/cli/v2", ""},
 		{"no other package may", inNode, "github.com/containernetworking/cni/pkg/skel", "internal/role/plugin owns it"},
-		{"no other package may", inNode, "github.com/vishvananda/netlink", "internal/node/route and internal/node/selfcheck owns it"},
+		{"no other package may", inNode, "github.com/vishvananda/netlink", "internal/node/route and internal/node/selfcheck and internal/node/sockdiag owns it"},
 		{"the longest prefix decides", inNode, "k8s.io/api/core/v1", "internal/agent/selector and internal/kube owns it"},
 		{"the owner's prefix is no owner", "internal/node/iptablesx/x.go", "github.com/coreos/go-iptables", "internal/node/iptables owns it"},
 		{"no owner", "internal/node/route/x.go", "github.com/google/go-cmp/cmp", "it has no owner: give it one in internal/arch_test.go"},

@@ -15,9 +15,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
@@ -30,8 +29,8 @@ func failures(failed, otherwise int) int {
 	return otherwise
 }
 
-// output takes -o from the arguments.
-func output(args []string) (format string, rest []string, err error) {
+// takeOutput takes -o from the arguments.
+func takeOutput(args []string) (format output.Form, rest []string, err error) {
 	for len(args) > 0 {
 		name, value, attached := strings.Cut(args[0], "=")
 		args = args[1:]
@@ -45,9 +44,9 @@ func output(args []string) (format string, rest []string, err error) {
 			}
 			value, args = args[0], args[1:]
 		}
-		format = value
+		format = output.Form(value)
 	}
-	if !slices.Contains([]string{"", "wide", "json", "yaml"}, format) {
+	if !slices.Contains([]output.Form{"", output.Wide, output.JSON, output.YAML}, format) {
 		return "", nil, &usageError{fmt.Errorf("flag -o: value %q: want wide, json or yaml", format)}
 	}
 	return format, rest, nil
@@ -55,7 +54,7 @@ func output(args []string) (format string, rest []string, err error) {
 
 // pods lists the pods of all nodes.
 func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
-	format, args, err := output(args)
+	format, args, err := takeOutput(args)
 	if err != nil {
 		return 0, err
 	}
@@ -75,9 +74,9 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 		return 0, err
 	}
 	audit.Sort(all)
-	if err := f.print(all, format, func() error {
+	if err := output.Print(f.Stdout, all, format, func() error {
 		width := 0
-		if format != "wide" && f.Terminal != nil {
+		if format != output.Wide && f.Terminal != nil {
 			width = f.Terminal()
 		}
 		return audit.Table(f.Stdout, all, width, clock())
@@ -94,21 +93,6 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 // clock is the time of day.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the plugin
 
-// print prints JSON, YAML or a table.
-func (f *fleet) print(value any, format string, table func() error) error {
-	if format != "json" && format != "yaml" {
-		return table()
-	}
-	text, err := json.MarshalIndent(value, "", "  ")
-	if err == nil && format == "yaml" {
-		text, err = yaml.JSONToYAML(text)
-	}
-	if err == nil {
-		_, err = f.Stdout.Write(append(printable.Lines(text), '\n'))
-	}
-	return err
-}
-
 // decision has the fields of a plugin's report that the table shows.
 type decision struct {
 	Node      string    `json:"node"`
@@ -124,7 +108,7 @@ type decision struct {
 
 // decisions lists the last calls of the plugin on all nodes, the latest first.
 func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
-	format, args, err := output(args)
+	format, args, err := takeOutput(args)
 	if err != nil {
 		return 0, err
 	}
@@ -144,7 +128,7 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 		return 0, err
 	}
 	slices.SortFunc(all, func(a, b decision) int { return b.Time.Compare(a.Time) })
-	return failures(failed, applet.ExitOK), f.print(all, format, func() error {
+	return failures(failed, applet.ExitOK), output.Print(f.Stdout, all, format, func() error {
 		table := tabwriter.NewWriter(f.Stdout, 0, 0, 2, ' ', 0)
 		_, _ = fmt.Fprintln(table, "NODE\tTIME\tPOD\tCAPTURED\tREASON\tSOURCE\tDETAIL")
 		for _, d := range all {
@@ -166,7 +150,7 @@ type check struct {
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
-	format, args, err := output(args)
+	format, args, err := takeOutput(args)
 	if err != nil {
 		return 0, err
 	}
@@ -189,7 +173,7 @@ func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
 	if slices.ContainsFunc(all, func(c check) bool { return c.Result == "fail" }) {
 		code = applet.ExitError
 	}
-	return failures(failed, code), f.print(all, format, func() error { return f.checks(all) })
+	return failures(failed, code), output.Print(f.Stdout, all, format, func() error { return f.checks(all) })
 }
 
 func (f *fleet) checks(all []check) error {

@@ -8,23 +8,19 @@ package pods
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"path"
 	"slices"
 	"strings"
 	"time"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
@@ -59,18 +55,8 @@ type config struct {
 	socket, namespace     string
 	states                []string
 	bypassing, all, check bool
-	output                output
+	output                output.Form
 }
-
-// output is the form of the list.
-type output string
-
-const (
-	table      output = "table"
-	wide       output = "wide"
-	jsonOutput output = "json"
-	yamlOutput output = "yaml"
-)
 
 func (c *config) rows() []settings.Setting {
 	states := func(text string) error {
@@ -87,8 +73,8 @@ func (c *config) rows() []settings.Setting {
 		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&c.all)},
 		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&c.check)},
 		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(table), Use: "table, wide (nothing truncated), json or yaml",
-			Value: settings.Choice(&c.output, table, wide, jsonOutput, yamlOutput),
+			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, wide (nothing truncated), json or yaml",
+			Value: settings.Choice(&c.output, output.Table, output.Wide, output.JSON, output.YAML),
 		},
 		{
 			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
@@ -156,20 +142,12 @@ func ask(c config) ([]audit.Status, error) {
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
 
 // show prints the pods.
-func show(c applet.Call, all []audit.Status, form output) error {
-	if form == table || form == wide {
+func show(c applet.Call, all []audit.Status, form output.Form) error {
+	return output.Print(c.Stdout, all, form, func() error {
 		width := 0
-		if form == table && c.Terminal != nil {
+		if form == output.Table && c.Terminal != nil {
 			width = c.Terminal()
 		}
 		return audit.Table(c.Stdout, all, width, clock())
-	}
-	text, err := json.MarshalIndent(all, "", "  ")
-	if err == nil && form == yamlOutput {
-		text, err = yaml.JSONToYAML(text)
-	}
-	if err == nil {
-		_, err = io.WriteString(c.Stdout, string(printable.Lines(text))+"\n")
-	}
-	return err
+	})
 }
