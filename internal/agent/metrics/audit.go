@@ -13,12 +13,7 @@ const maxOffenders = 100
 type auditFamilies struct{ pods, oldest, offenders *family }
 
 func declareAudit(r *registry) auditFamilies {
-	none := func() []point { return nil }
-	declare := func(name, help string) *family {
-		f := r.declare(gauge, name, help)
-		f.list = none
-		return f
-	}
+	declare := func(name, help string) *family { return r.declare(gauge, name, help) }
 	return auditFamilies{
 		declare("istio_cni_audit_pods", "Pods of the mesh on this node, by the state of their redirection."),
 		declare("istio_cni_audit_oldest_seconds", "Time since the least recent inspection of a pod of the mesh."),

@@ -90,7 +90,7 @@ func (p page) own() map[string]float64 {
 }
 
 func TestEveryClosedSetStartsAtZero(t *testing.T) {
-	want := map[string]float64{"istio_cni_install_ready": 0, "istio_cni_files_polled": 0, "istio_cni_repair_watch_troubles_total": 0}
+	want := map[string]float64{"istio_cni_install_ready": 0, "istio_cni_files_polled": 0, "istio_cni_repair_watch_troubles_total": 0, "istio_cni_audit_oldest_seconds": 0}
 	results := []string{"success", "skip", "fail"}
 	for family, values := range map[string][]string{
 		`installs_total{result=%q}`: {
@@ -99,7 +99,11 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 		`repair_pods_repaired_total{type="delete",result=%q}`: results,
 		`repair_pods_repaired_total{type="label",result=%q}`:  results,
 		`repair_pods_repaired_total{type="repair",result=%q}`: results,
-		`mesh_pods{state=%q}`:                      {"redirected", "broken", "drifted", "unknown"},
+		`mesh_pods{state=%q}`: {"redirected", "broken", "drifted", "unknown"},
+		`audit_pods{state=%q}`: {
+			"captured", "bypassed", "foreign-rule", "drifted", "no-listener", "uid-collision", "ipv6-open", "not-inspected",
+		},
+		`audit_repairs_total{result=%q}`:           {"success", "fail"},
 		`pod_lookups_total{result=%q}`:             {"found", "failed"},
 		`rewrites_total{artifact=%q}`:              {"binary", "kubeconfig", "config"},
 		`config_fights_total{rival=%q}`:            {"cilium", "multus", "installer", "unknown"},
@@ -149,7 +153,7 @@ func TestTypes(t *testing.T) {
 			switch {
 			case strings.HasSuffix(family, "_total"):
 				want = "counter"
-			case strings.HasPrefix(family, "istio_cni_") && strings.HasSuffix(family, "_seconds"):
+			case strings.HasPrefix(family, "istio_cni_") && strings.HasSuffix(family, "_seconds") && family != "istio_cni_audit_oldest_seconds":
 				want = "histogram"
 			}
 			if kind != want || len(p.helps[family]) < 10 {

@@ -1,6 +1,11 @@
 package metrics
 
-import "github.com/meshcni/istio-cni/internal/agent/eventrecorder"
+import (
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+)
 
 // RepairType is the action on a pod that started without redirection. The values are the reference's.
 type RepairType string
@@ -46,7 +51,7 @@ type Repair struct {
 func NewRepair(version string) *Repair { return newRepair(newRegistry(version)) }
 
 func newRepair(r *registry) *Repair {
-	return &Repair{
+	m := &Repair{
 		registry: r,
 		repairs: r.declare(counter, "istio_cni_repair_pods_repaired_total",
 			"Pods that had started without redirection, by action and result.",
@@ -59,6 +64,8 @@ func newRepair(r *registry) *Repair {
 		audits: declareAudit(r),
 		events: declareEvents(r, "istio_cni_events_total"),
 	}
+	m.ReadAudit(func() []audit.Status { return nil }, func() time.Time { return time.Time{} })
+	return m
 }
 
 func declareEvents(r *registry, name string) *family {

@@ -33,7 +33,7 @@ func TestTrimChangesNoDecision(t *testing.T) {
 					},
 					Addressed:  true,
 					Init:       []repair.Container{{Name: sidecar.ValidationContainer, State: now, Last: last}},
-					Containers: []repair.Container{{Name: "superfluous", State: proxy}},
+					Containers: []repair.Container{{Name: "app", State: proxy}},
 				}
 			}
 			whole, trimmed := pod(), pod()

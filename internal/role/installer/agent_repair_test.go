@@ -127,7 +127,7 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 		"REPAIR_NODE_NAME=other-node": "race repair is for another node than this one",
 		"REPAIR_ENABLED=false":        "agent is ready",
 	} {
-		a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", env)
+		a := n.Start("AUDIT_INTERVAL=0", "REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", env)
 		a.AwaitReady()
 		a.AwaitLog(says)
 		nodetest.Await(t, "the watch of the ConfigMap", func() error {
