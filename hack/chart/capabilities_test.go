@@ -37,7 +37,8 @@ func capabilities(t *testing.T, text string) []corev1.Capability {
 // TestTheAgentNeedsItsCapabilities installs on nodes whose directories belong to root, and to another user.
 func TestTheAgentNeedsItsCapabilities(t *testing.T) {
 	t.Parallel()
-	const own, foreign = `{foreignOwners: false, repair: {repairPods: false}}`, `repair: {repairPods: false}`
+	const own, foreign = `{foreignOwners: false, audit: {interval: 0}, repair: {repairPods: false}}`,
+		`{audit: {interval: 0}, repair: {repairPods: false}}`
 	const otherUser = 4711
 	install := func(t *testing.T, owner int, have []corev1.Capability) (dir, text string, code int) {
 		t.Helper()
@@ -78,23 +79,32 @@ func owner(t *testing.T, path string) string {
 	return strings.TrimSpace(text)
 }
 
-// TestRepairInPlaceNeedsItsCapabilities writes rules into the network namespace of another process with the chart's
-// capabilities, and without each of them.
-func TestRepairInPlaceNeedsItsCapabilities(t *testing.T) {
+// TestRepairAndAuditNeedTheirCapabilities writes rules into the network namespace of another process and reads them, with
+// the chart's capabilities and without each of them.
+func TestRepairAndAuditNeedTheirCapabilities(t *testing.T) {
 	t.Parallel()
 	for _, variant := range []string{"", "nft", "legacy"} {
 		all := capabilities(t, fmt.Sprintf(`{foreignOwners: false, forceIptablesBinary: %q}`, variant))
-		write := func(have []corev1.Capability) (text string, code int) {
-			return confined(t, []string{"FORCE_IPTABLES_BINARY=" + variant}, have, "iptables", "--network-namespace", pod(t),
-				"--istio-service-cidr", "*", "--istio-inbound-ports", "*")
+		audit := capabilities(t, fmt.Sprintf(`{foreignOwners: false, repair: {enabled: false}, forceIptablesBinary: %q}`, variant))
+		same(t, "capabilities of the audit", all, audit)
+		command := func(have []corev1.Capability, pod string, more ...string) (text string, code int) {
+			return confined(t, []string{"FORCE_IPTABLES_BINARY=" + variant}, have, append([]string{"iptables", "--network-namespace", pod,
+				"--istio-service-cidr", "*", "--istio-inbound-ports", "*"}, more...)...)
 		}
-		if text, code := write(all); code != 0 {
+		written := pod(t)
+		if text, code := command(all, written); code != 0 {
 			t.Errorf("%q: exit %d\n%s", variant, code, text)
 		}
+		if text, code := command(all, written, "--verify"); code != 0 {
+			t.Errorf("%q: reading: exit %d\n%s", variant, code, text)
+		}
 		for i, missing := range all {
-			text, code := write(slices.Delete(slices.Clone(all), i, i+1))
-			if code == 0 {
+			have := slices.Delete(slices.Clone(all), i, i+1)
+			if text, code := command(have, pod(t)); code == 0 {
 				t.Errorf("%q succeeds without %s, so it is not needed:\n%s", variant, missing, text)
+			}
+			if text, code := command(have, written, "--verify"); code == 0 {
+				t.Errorf("%q reads without %s, so it is not needed:\n%s", variant, missing, text)
 			}
 		}
 	}

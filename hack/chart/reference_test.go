@@ -34,9 +34,10 @@ func TestInventory(t *testing.T) {
 	defaults := slices.Concat(base, repair, ours)
 	for values, want := range map[string][]string{
 		`{}`:                       slices.Concat(base, repair, ours),
-		`repair: {enabled: false}`: slices.Concat(base, ours),
-		`provider: multus`:         append(slices.Clone(defaults), "NetworkAttachmentDefinition/default/istio-cni"),
-		`platform: gke`:            append(slices.Clone(defaults), "ResourceQuota/istio-system/istio-cni-resource-quota"),
+		`repair: {enabled: false}`: slices.Concat(base, repair, ours), // for the audit
+		`{repair: {enabled: false}, audit: {interval: 0}}`: slices.Concat(base, ours),
+		`provider: multus`: append(slices.Clone(defaults), "NetworkAttachmentDefinition/default/istio-cni"),
+		`platform: gke`:    append(slices.Clone(defaults), "ResourceQuota/istio-system/istio-cni-resource-quota"),
 		`global: {networkPolicy: {enabled: true}}`: append(slices.Clone(defaults), "NetworkPolicy/istio-system/istio-cni"),
 		`{revision: r1, global: {resourceScope: cluster, networkPolicy: {enabled: true}}}`: {
 			base[2], base[3], repair[0], repair[1], "NetworkPolicy/istio-system/istio-cni-r1",

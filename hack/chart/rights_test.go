@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"text/template"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -59,9 +60,14 @@ func agentFeatures(t *testing.T, r rendering) any {
 	on := func(name string) bool { return config[name] == "true" }
 	repair := on("REPAIR_ENABLED")
 	remove := repair && on("REPAIR_DELETE_PODS")
+	interval, err := time.ParseDuration(config["AUDIT_INTERVAL"])
+	if err != nil {
+		t.Fatal(err)
+	}
 	return map[string]bool{
 		"Live": !slices.Contains(args, "--config-map="), "Repair": repair, "Delete": remove && !on("REPAIR_EVICT"),
 		"Evict": remove && on("REPAIR_EVICT"), "Label": repair && !remove && on("REPAIR_LABEL_PODS"),
+		"Audit": interval > 0, "Condition": interval > 0 && on("AUDIT_POD_CONDITION"),
 	}
 }
 

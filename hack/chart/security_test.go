@@ -86,8 +86,23 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 			`{foreignOwners: false, forceIptablesBinary: legacy}`, append([]corev1.Capability{"NET_RAW"}, inPlace...),
 			append(always, "/proc ro"), repairing, true, true,
 		},
-		"no repair":        {`repair: {enabled: false}`, ofFiles, always, nil, false, false},
-		"off beats a mode": {`repair: {enabled: false, deletePods: true, labelPods: true}`, ofFiles, always, nil, false, false},
+		"no repair": {
+			`repair: {enabled: false}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"), repairing, true, true,
+		},
+		"no audit": {`audit: {interval: 0}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"), repairing, true, true},
+		"neither":  {`{audit: {interval: 0m}, repair: {enabled: false}}`, ofFiles, always, nil, false, false},
+		"off beats a mode": {
+			`{audit: {interval: 0, mode: repair, podCondition: true}, repair: {enabled: false, deletePods: true, labelPods: true}}`,
+			ofFiles, always, nil, false, false,
+		},
+		"pod condition": {
+			`audit: {podCondition: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
+			append([]string{"patch /pods/status"}, repairing...), true, true,
+		},
+		"pod condition, delete": {
+			`{audit: {podCondition: true}, repair: {repairPods: false, deletePods: true}}`, slices.Concat(ofFiles, inPlace),
+			append(always, "/proc ro"), append([]string{"delete /pods", "patch /pods/status"}, repairing...), true, true,
+		},
 		"in place, else delete": {
 			`repair: {deletePods: true, labelPods: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
 			append([]string{"delete /pods"}, repairing...), true, true,
@@ -97,20 +112,20 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 			append([]string{"patch /pods/status"}, repairing...), true, true,
 		},
 		"delete": {
-			`repair: {repairPods: false, deletePods: true, labelPods: true}`, ofFiles, always,
+			`{audit: {interval: 0}, repair: {repairPods: false, deletePods: true, labelPods: true}}`, ofFiles, always,
 			append([]string{"delete /pods"}, repairing...), false, false,
 		},
 		"evict": {
-			`repair: {repairPods: false, deletePods: true, evict: true}`, ofFiles, always,
+			`{audit: {interval: 0}, repair: {repairPods: false, deletePods: true, evict: true}}`, ofFiles, always,
 			append([]string{"create /pods/eviction"}, repairing...), false, false,
 		},
 		"label": {
-			`repair: {repairPods: false, labelPods: true}`, ofFiles, always,
+			`{audit: {interval: 0}, repair: {repairPods: false, labelPods: true}}`, ofFiles, always,
 			append([]string{"patch /pods/status"}, repairing...), false, false,
 		},
-		"detect": {`repair: {repairPods: false}`, ofFiles, always, repairing, false, false},
+		"detect": {`{audit: {interval: 0}, repair: {repairPods: false}}`, ofFiles, always, repairing, false, false},
 		"least": {
-			`{foreignOwners: false, repair: {repairPods: false, deletePods: true}}`, nil, always,
+			`{foreignOwners: false, audit: {interval: 0}, repair: {repairPods: false, deletePods: true}}`, nil, always,
 			append([]string{"delete /pods"}, repairing...), false, false,
 		},
 	} {

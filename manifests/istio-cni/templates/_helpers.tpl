@@ -107,20 +107,25 @@ look
 {{- end -}}
 {{- end -}}
 
-{{/* cni.inPlace is "yes" if the agent enters network namespaces of pods. */}}
-{{- define "cni.inPlace" -}}
-{{- if contains "repair" (include "cni.repair" .) -}}yes{{- end -}}
+{{/* cni.audit is "yes" if the agent verifies the redirection of running pods. */}}
+{{- define "cni.audit" -}}
+{{- if regexMatch "[1-9]" (toString .Config.audit.interval) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* cni.enters is "yes" if the agent enters network namespaces of pods: for the audit, or for repair in place. */}}
+{{- define "cni.enters" -}}
+{{- if or (include "cni.audit" .) (contains "repair" (include "cni.repair" .)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* cni.capabilities are the agent's capabilities, see docs/permissions.md. */}}
 {{- define "cni.capabilities" -}}
 drop:
 - ALL
-{{- $repair := include "cni.inPlace" . }}
-{{- if or $repair .Config.foreignOwners }}
+{{- $enters := include "cni.enters" . }}
+{{- if or $enters .Config.foreignOwners }}
 add:
 {{- end }}
-{{- if $repair }}
+{{- if $enters }}
 - NET_ADMIN
 {{- if eq .Config.forceIptablesBinary "legacy" }}
 - NET_RAW
@@ -193,6 +198,8 @@ CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY NATIVE_NFTABLES CNI_BACKE
   "REPAIR_INIT_CONTAINER_NAME" $v.repair.initContainerName
   "REPAIR_BROKEN_POD_LABEL_KEY" $v.repair.brokenPodLabelKey
   "REPAIR_BROKEN_POD_LABEL_VALUE" $v.repair.brokenPodLabelValue
+  "AUDIT_INTERVAL" $v.audit.interval
+  "AUDIT_MODE" $v.audit.mode
   "CNI_NET_DIR" $v.cniConfDir
   "CNI_CACHE_DIR" (printf "%s/results" $v.cniCacheDir)
   "NETNS_DIRS" $v.cniNetnsDir
@@ -215,6 +222,7 @@ CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY NATIVE_NFTABLES CNI_BACKE
 {{- end -}}
 {{- if $v.confGroupRead -}}{{- $_ := set $data "CNI_CONF_GROUP_READ" true -}}{{- end -}}
 {{- if $v.repair.evict -}}{{- $_ := set $data "REPAIR_EVICT" true -}}{{- end -}}
+{{- if $v.audit.podCondition -}}{{- $_ := set $data "AUDIT_POD_CONDITION" true -}}{{- end -}}
 {{- range $name, $value := $optional -}}
 {{- if $value -}}{{- $_ := set $data $name $value -}}{{- end -}}
 {{- end -}}
