@@ -1,7 +1,7 @@
-// Command kube has the servers of Kubernetes and etcd in one binary, for the tests in e2e.
+// Command kube has the servers of Kubernetes, etcd and kubectl in one binary, for the tests in e2e.
 //
-// It promises that the server is named by the first argument, as in "kube kubelet --help", or by the name of the executable
-// (a link named kube-apiserver), and that the server has all its flags. It never selects a server by itself.
+// It promises that the program is named by the first argument, as in "kube kubelet --help", or by the name of the executable
+// (a link named kube-apiserver), and that it has all its flags. It never selects one by itself.
 //
 // It is a module of its own because k8s.io/kubernetes requires its 31 staging modules at v0.0.0, which needs replace
 // directives (see mkmod.sh), and these should not affect other modules. Start reading at main.
@@ -22,6 +22,8 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
+	client "k8s.io/kubectl/pkg/cmd"
+	clientutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -29,9 +31,13 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-const etcd = "etcd"
+// Programs that are not run as the servers are.
+const (
+	etcd    = "etcd"
+	kubectl = "kubectl"
+)
 
-// servers returns the cobra commands of the servers; etcd is not one.
+// servers returns the cobra commands of the servers; etcd has none.
 func servers() map[string]func() *cobra.Command {
 	return map[string]func() *cobra.Command{
 		"kube-apiserver":          apiserver.NewAPIServerCommand,
@@ -45,7 +51,7 @@ func servers() map[string]func() *cobra.Command {
 func main() {
 	known := servers()
 	name := filepath.Base(os.Args[0])
-	if known[name] == nil && name != etcd && len(os.Args) > 1 {
+	if known[name] == nil && name != etcd && name != kubectl && len(os.Args) > 1 {
 		os.Args = os.Args[1:]
 		name = os.Args[0]
 	}
@@ -54,9 +60,12 @@ func main() {
 		os.Exit(cli.Run(command()))
 	case name == etcd:
 		etcdmain.Main(os.Args)
+	case name == kubectl:
+		// It prints its errors itself, and its exit code can be that of a command in a container.
+		clientutil.CheckErr(cli.RunNoErrOutput(client.NewDefaultKubectlCommand()))
 	default:
-		fmt.Fprintf(os.Stderr, "usage: kube SERVER [flags], with one of %s, %s\n",
-			etcd, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		fmt.Fprintf(os.Stderr, "usage: kube PROGRAM [flags], with one of %s, %s, %s\n",
+			etcd, kubectl, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		os.Exit(2)
 	}
 }
