@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/role/decisions"
 	"github.com/meshcni/istio-cni/internal/role/installer"
@@ -22,6 +23,7 @@ import (
 func main() {
 	os.Exit(program().Run(os.Args[0], applet.Call{
 		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv,
+		Terminal: func() int { return terminal.Columns(os.Stdout) },
 	}))
 }
 

@@ -3,13 +3,9 @@ package audit
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
-
-	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // Outside is the state of a pod that the plugin does not redirect by its own decision. It is listed on request only.
@@ -65,66 +61,4 @@ func Sort(all []Status) {
 		return cmp.Or(rank(a.State)-rank(b.State), strings.Compare(a.Node, b.Node), strings.Compare(a.Namespace, b.Namespace),
 			strings.Compare(a.Pod, b.Pod))
 	})
-}
-
-// Table prints the pods as a table, a line each. Lines are truncated to width columns, 0 for no limit. now is the time from
-// which ages are counted.
-func Table(w io.Writer, all []Status, width int, now time.Time) error {
-	nodes := slices.ContainsFunc(all, func(s Status) bool { return s.Node != "" })
-	var b strings.Builder
-	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	row := func(node string, cells ...string) {
-		if nodes {
-			cells = append([]string{node}, cells...)
-		}
-		_, _ = fmt.Fprintln(table, strings.Join(cells, "\t"))
-	}
-	row("NODE", "POD", "STATE", "SINCE", "CHECKED", "BACKEND", "WHY")
-	for _, s := range all {
-		row(Cell(s.Node), Cell(s.Namespace+"/"+s.Pod), Cell(string(s.State)), age(s.Since, now), age(s.Checked, now), Cell(s.Backend),
-			printable.Text(cmp.Or(s.Why(), "-"), maxDetail))
-	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	for line := range strings.Lines(b.String()) {
-		if _, err := io.WriteString(w, truncate(strings.TrimRight(line, " \n"), width)+"\n"); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// maxCell bounds a name in the table: the names of Kubernetes have 253 bytes at most.
-const maxCell = 512
-
-// Cell returns a text that cannot imitate another cell.
-func Cell(text string) string {
-	return cmp.Or(strings.ReplaceAll(printable.Text(text, maxCell), " ", `\x20`), "-")
-}
-
-// age formats a duration as kubectl does, by its largest unit.
-func age(since, now time.Time) string {
-	if since.IsZero() {
-		return "-"
-	}
-	d := max(0, now.Sub(since))
-	switch {
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
-}
-
-// truncate cuts a line to so many columns; each printable rune counts as one.
-func truncate(line string, width int) string {
-	runes := []rune(line)
-	if width <= 1 || len(runes) <= width {
-		return line
-	}
-	return string(runes[:width-1]) + "…"
 }

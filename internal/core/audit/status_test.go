@@ -24,7 +24,7 @@ func TestTable(t *testing.T) {
 	}
 	audit.Sort(all)
 	var b strings.Builder
-	if err := audit.Table(&b, all, 80, now); err != nil {
+	if err := audit.Table(&b, all, audit.Style{Width: 80}, now); err != nil {
 		t.Fatal(err)
 	}
 	got := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
@@ -41,7 +41,46 @@ func TestTable(t *testing.T) {
 	}
 	all[0].Node, all[1].Node = "n1", "n2"
 	b.Reset()
-	if err := audit.Table(&b, all, 0, now); err != nil || !strings.HasPrefix(b.String(), "NODE  POD ") || !strings.Contains(b.String(), "(and 1 more)") {
+	if err := audit.Table(&b, all, audit.Style{}, now); err != nil || !strings.HasPrefix(b.String(), "NODE  POD ") || !strings.Contains(b.String(), "(and 1 more)") {
 		t.Errorf("got\n%s%v", b.String(), err)
+	}
+}
+
+// TestNarrowTables: the state is readable on any terminal, and lines are not wider than it.
+func TestNarrowTables(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	all := []audit.Status{
+		{
+			Node: "ip-10-0-12-34.eu-central-1.compute.internal", Namespace: "payments", Pod: "checkout-api-7d9f6b5c4d-x2x9z", State: audit.UIDCollision,
+			Since: now.Add(-5 * time.Minute), Checked: now, Backend: "netlink", Problems: []audit.Problem{{audit.UIDCollision, "process 4711 of container \"app\" runs with uid 1337"}},
+		},
+		{Node: "n2", Namespace: "shop", Pod: "web", State: audit.Captured, Sentence: "is redirected as wanted", Since: now, Checked: now, Backend: "netlink"},
+	}
+	for width, want := range map[int]string{
+		120: `NODE                        POD                                     STATE          SINCE  WHY
+ip-10-0-12-34…ute.internal  payments/checkout-api-7d9f6b5c4d-x2x9z  uid-collision  5m     process 4711 of container "ap…
+`,
+		80: `NODE         POD                      STATE          SINCE  WHY
+ip-10…ernal  payments/ch…b5c4d-x2x9z  uid-collision  5m     process 4711 of con…
+n2           shop/web                 captured       0s     is redirected as wa…
+`,
+		50: "NODE      POD       STATE          SINCE  WHY\n",
+	} {
+		var b strings.Builder
+		if err := audit.Table(&b, all, audit.Style{Width: width}, now); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(b.String(), want) {
+			t.Errorf("%d columns:\n%s", width, b.String())
+		}
+	}
+	var b strings.Builder
+	paint := func(s audit.State, cell string) string { return "<" + string(s) + ">" + cell + "</>" }
+	if err := audit.Table(&b, all[1:], audit.Style{Width: 80, Paint: paint}, now); err != nil {
+		t.Fatal(err)
+	}
+	if want := "NODE  POD       STATE     SINCE  CHECKED  BACKEND  WHY\nn2    shop/web  <captured>captured</>  0s     0s       netlink  is redirected as wanted\n"; b.String() != want {
+		t.Errorf("got\n%swant\n%s", b.String(), want)
 	}
 }

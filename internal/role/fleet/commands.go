@@ -75,11 +75,11 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 	}
 	audit.Sort(all)
 	if err := output.Print(f.Stdout, all, format, func() error {
-		width := 0
+		style := audit.Style{}
 		if format != output.Wide && f.Terminal != nil {
-			width = f.Terminal()
+			style.Width = f.Terminal()
 		}
-		return audit.Table(f.Stdout, all, width, clock())
+		return audit.Table(f.Stdout, all, style, clock())
 	}); err != nil {
 		return 0, err
 	}

@@ -144,10 +144,10 @@ func clock() time.Time { return time.Now() } //nolint:forbidigo // the only cloc
 // show prints the pods.
 func show(c applet.Call, all []audit.Status, form output.Form) error {
 	return output.Print(c.Stdout, all, form, func() error {
-		width := 0
+		style := audit.Style{}
 		if form == output.Table && c.Terminal != nil {
-			width = c.Terminal()
+			style.Width = c.Terminal()
 		}
-		return audit.Table(c.Stdout, all, width, clock())
+		return audit.Table(c.Stdout, all, style, clock())
 	})
 }
