@@ -69,6 +69,7 @@ var owners = map[string][]string{
 	"github.com/containernetworking/cni":   {"internal/role/plugin"},
 	"github.com/coreos/go-iptables":        {"internal/node/iptables"},
 	"github.com/fsnotify/fsnotify":         {"internal/node/hostfs"},
+	"github.com/pelletier/go-toml":         {"internal/node/runtimeconf"},
 	"github.com/urfave/cli":                {"internal/role"},
 	"github.com/vishvananda/netlink":       {"internal/node/route", "internal/node/selfcheck", "internal/node/sockdiag"},
 	"github.com/vishvananda/netns":         {"internal/node/netns"},

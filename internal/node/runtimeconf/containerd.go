@@ -1,0 +1,113 @@
+package runtimeconf
+
+import (
+	"cmp"
+	"path"
+	"slices"
+	"strings"
+)
+
+// version3 is the version of the format since containerd 2.
+const version3 = 3
+
+// containerdFile is a file of containerd (cmd/containerd/server/config). Version 1, also without the key, names plugins without
+// "io.containerd"; version 3, of containerd 2, has the section of the CRI plugin's runtime half alone.
+type containerdFile struct {
+	Version         int      `toml:"version"`
+	Imports         []string `toml:"imports"`
+	DisabledPlugins []string `toml:"disabled_plugins"`
+	Plugins         struct {
+		V1 *criPlugin `toml:"cri"`
+		V2 *criPlugin `toml:"io.containerd.grpc.v1.cri"`
+		V3 *criPlugin `toml:"io.containerd.cri.v1.runtime"`
+	} `toml:"plugins"`
+}
+
+type criPlugin struct {
+	CNI struct {
+		BinDir       string   `toml:"bin_dir"`
+		BinDirs      []string `toml:"bin_dirs"` // since containerd 2.1
+		ConfDir      string   `toml:"conf_dir"`
+		MaxConfNum   *int     `toml:"max_conf_num"`
+		ConfTemplate string   `toml:"conf_template"`
+	} `toml:"cni"`
+}
+
+func (f *containerdFile) section() *criPlugin {
+	if f.Version >= version3 {
+		return f.Plugins.V3
+	}
+	return cmp.Or(f.Plugins.V2, f.Plugins.V1, f.Plugins.V3) // containerd 2 takes V3 from an older version, too
+}
+
+// containerd reads the main file and its imports, each once, breadth first as LoadConfig does.
+func (r *reader) containerd(main string) {
+	r.MaxConfNum = 1
+	if r.exists(main) {
+		r.Source = main
+	}
+	for pending, first := []string{main}, true; len(pending) > 0; pending = pending[1:] {
+		var f containerdFile
+		if pending[0] == main && r.Source == "" || !r.decode(pending[0], &f) {
+			continue
+		}
+		r.doubts(pending[0], &f, first)
+		if s := f.section(); s != nil {
+			r.apply(s)
+			first = false
+		}
+		pending = append(pending, r.imports(pending[0], f.Imports)...)
+	}
+}
+
+// doubts adds the problems of a file; first reports that no file before it has a section of the CRI plugin.
+func (r *reader) doubts(file string, f *containerdFile, first bool) {
+	if slices.ContainsFunc(f.DisabledPlugins, func(id string) bool {
+		return id == "cri" || id == "io.containerd.grpc.v1.cri" || id == "io.containerd.cri.v1.runtime"
+	}) {
+		r.problem("file %q: disabled_plugins: containerd does not serve Kubernetes: its CRI plugin is switched off", file)
+	}
+	if f.Version >= version3 && f.Plugins.V2 != nil {
+		r.problem("file %q: containerd ignores the section \"io.containerd.grpc.v1.cri\" in a file of version %d: its name is "+
+			"\"io.containerd.cri.v1.runtime\" there", file, f.Version)
+	}
+	if s := f.section(); s != nil && !first && r.covers(s) {
+		r.problem("file %q: replaces the section of the CRI plugin without its key cni: some versions of containerd take the default "+
+			"directories then, others those of the file before it", file)
+	}
+}
+
+// covers reports whether a section leaves out a directory that an earlier file has set: containerd 1 replaces whole sections.
+func (r *reader) covers(s *criPlugin) bool {
+	return s.CNI.ConfDir == "" && r.ConfDir != DefaultConfDir ||
+		s.CNI.BinDir == "" && len(s.CNI.BinDirs) == 0 && !slices.Equal(r.BinDirs, []string{DefaultBinDir})
+}
+
+func (r *reader) apply(s *criPlugin) {
+	cni := s.CNI
+	r.ConfDir, r.ConfTemplate = cmp.Or(cni.ConfDir, r.ConfDir), cmp.Or(cni.ConfTemplate, r.ConfTemplate)
+	if cni.BinDir != "" {
+		r.BinDirs = []string{cni.BinDir}
+	}
+	if len(cni.BinDirs) > 0 {
+		r.BinDirs = slices.Clone(cni.BinDirs)
+	}
+	if cni.MaxConfNum != nil {
+		r.MaxConfNum = *cni.MaxConfNum
+	}
+}
+
+// imports are the files that a list of imports means, as resolveImports has them: relative to the file, patterns with "*".
+func (r *reader) imports(file string, list []string) (all []string) {
+	for _, one := range list {
+		if !path.IsAbs(one) {
+			one = path.Join(path.Dir(file), one)
+		}
+		if strings.Contains(one, "*") {
+			all = append(all, r.glob(path.Clean(one))...)
+		} else {
+			all = append(all, path.Clean(one))
+		}
+	}
+	return all
+}
