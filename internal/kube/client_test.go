@@ -196,7 +196,7 @@ func TestNothingIsSentForAnInvalidName(t *testing.T) {
 	}
 	for _, action := range podActions() {
 		wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", Version: "1"}), InvalidKey)
-		if action.name != "label" { // which needs no version
+		if action.verb != "patch" { // which needs no version
 			wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", UID: "u"}), InvalidKey)
 		}
 	}

@@ -6,8 +6,8 @@
 // that a failure is an [Error] with the request, the server and the response. No credential is ever part of an error.
 //
 // It never changes anything in the cluster except for the taint controller ([Client.PatchTaints], [Client.PatchCondition], the
-// Lease of [Client.WriteLease]), race repair ([Client.DeletePod], [Client.EvictPod], [Client.LabelPod]) and events
-// ([Client.CreateEvent], [Client.CountEvent]). It follows no redirect (net/http would forward the token), logs nothing, lets
+// Lease of [Client.WriteLease]), race repair ([Client.DeletePod], [Client.EvictPod], [Client.LabelPod]), the audit
+// ([Client.SetPodCondition]) and events ([Client.CreateEvent], [Client.CountEvent]). It follows no redirect (net/http would forward the token), logs nothing, lets
 // client-go log nothing, and returns a pod as a [Pod] with [sidecar.Facts], other objects as small structs. It links no typed or dynamic client, as each start of the plugin would pay for it.
 //
 // Start reading at [Client] in client.go: the requests, and [Client.Lookup] in lookup.go: the retries. error.go has the classes

@@ -44,7 +44,7 @@ func watchedOnce[T any](t *testing.T, watch func(context.Context, Listener[T])) 
 func TestWatchNodesReducesANode(t *testing.T) {
 	_, _, got := newNode(t, twoTaints, "Mine")
 	want := NodeState{
-		UID: "u", Condition: NodeCondition{"Mine", "False", "R", "M", day(4)},
+		UID: "u", Condition: Condition{"Mine", "False", "R", "M", day(4)},
 		Node: readiness.Node{
 			Name: "n", Ready: true, ReadySince: day(2), Heartbeat: day(3), BootID: "b", Created: day(1),
 			Taints: []readiness.Taint{{Key: "a", Value: "v", Effect: "NoExecute"}, {Key: "ours", Effect: "NoSchedule"}},
@@ -187,13 +187,13 @@ func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
 func TestPatchCondition(t *testing.T) {
 	server, api, node := newNode(t, "", "Mine")
 	for _, step := range []struct {
-		want  NodeCondition
+		want  Condition
 		since time.Time
 		sent  bool
 	}{
-		{NodeCondition{Type: "Mine", Status: "False", Reason: "R", Message: "M"}, day(4), false},
-		{NodeCondition{Type: "Mine", Status: "False", Reason: "S", Message: "M"}, day(4), true},
-		{NodeCondition{Type: "Mine", Status: "True", Reason: "S", Message: "M"}, day(9), true},
+		{Condition{Type: "Mine", Status: "False", Reason: "R", Message: "M"}, day(4), false},
+		{Condition{Type: "Mine", Status: "False", Reason: "S", Message: "M"}, day(4), true},
+		{Condition{Type: "Mine", Status: "True", Reason: "S", Message: "M"}, day(9), true},
 	} {
 		after, sent, err := api.PatchCondition(t.Context(), node, step.want, day(9))
 		step.want.Since = step.since

@@ -38,9 +38,14 @@ type Pod struct {
 	// transition time.
 	Deleting, Ready bool
 	ReadySince      time.Time
+	// Verified is the condition of type [RedirectionVerified], zero for a pod without it.
+	Verified Condition
 	// Init has the statuses of the init containers, native sidecars among them, Containers those of the other containers.
 	Init, Containers []repair.Container
 }
+
+// RedirectionVerified is the type of the pod condition that the audit publishes.
+const RedirectionVerified = "cni.istio.io/RedirectionVerified"
 
 // Is reports whether a runtime's UID is this pod's: the UID of the object or, for a static pod, the kubelet's own UID.
 func (p *Pod) Is(uid string) bool { return uid == p.Facts.UID || slices.Contains(p.aliases, uid) }
@@ -81,6 +86,9 @@ func podOf(p *corev1.Pod) Pod {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			pod.Ready, pod.ReadySince = c.Status == corev1.ConditionTrue, c.LastTransitionTime.UTC()
+		}
+		if c.Type == RedirectionVerified {
+			pod.Verified = Condition{RedirectionVerified, string(c.Status), c.Reason, c.Message, c.LastTransitionTime.UTC()}
 		}
 	}
 	return pod
@@ -153,17 +161,31 @@ type NodeState struct {
 	readiness.Node
 	UID string
 	// Condition is the requested condition, zero for a node without it.
-	Condition NodeCondition
+	Condition Condition
 
 	// version is the resourceVersion.
 	version string
 }
 
-// NodeCondition is a condition of a node (k8s.io/api/core/v1.NodeCondition).
-type NodeCondition struct {
+// Condition is a condition of a node or of a pod (k8s.io/api/core/v1.NodeCondition, PodCondition).
+type Condition struct {
 	Type, Status, Reason, Message string
 	// Since is the last transition time of the status.
 	Since time.Time
+}
+
+// Says reports whether a condition says the same as another, whatever their times are.
+func (c Condition) Says(other Condition) bool {
+	c.Since = other.Since
+	return c == other
+}
+
+// transition returns the last transition time of a condition that replaces c now.
+func (c Condition) transition(want Condition, now time.Time) time.Time {
+	if c.Type == want.Type && c.Status == want.Status {
+		return c.Since
+	}
+	return now
 }
 
 // SameBut reports whether only the heartbeat changed.
@@ -193,7 +215,7 @@ func nodeOf(n *corev1.Node, condition string) NodeState {
 			state.Heartbeat = c.LastHeartbeatTime.UTC()
 		}
 		if string(c.Type) == condition {
-			state.Condition = NodeCondition{
+			state.Condition = Condition{
 				Type: condition, Status: string(c.Status), Reason: c.Reason, Message: c.Message, Since: c.LastTransitionTime.UTC(),
 			}
 		}

@@ -75,25 +75,25 @@ func taintPatch(n NodeState, put *readiness.Taint, drop func(readiness.Taint) bo
 // PatchCondition sets one condition of a node's status and leaves the others unchanged. now is the heartbeat. It returns the
 // node after the change; if the node has the condition already it sends nothing, and sent is false.
 func (c *Client) PatchCondition(
-	ctx context.Context, n NodeState, want NodeCondition, now time.Time,
+	ctx context.Context, n NodeState, want Condition, now time.Time,
 ) (after NodeState, sent bool, err error) {
 	has := n.Condition
-	if has.Type == want.Type && has.Status == want.Status && has.Reason == want.Reason && has.Message == want.Message {
+	if has.Says(want) {
 		return n, false, nil
-	}
-	since := now
-	if has.Type == want.Type && has.Status == want.Status {
-		since = has.Since
 	}
 	condition := corev1.NodeCondition{
 		Type: corev1.NodeConditionType(want.Type), Status: corev1.ConditionStatus(want.Status), Reason: want.Reason,
-		Message: want.Message, LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(since),
+		Message: want.Message, LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(has.transition(want, now)),
 	}
-	after, err = c.patchNode(ctx, n, call{part: "status", patch: types.StrategicMergePatchType, body: map[string]any{
-		"metadata": map[string]any{"uid": n.UID},
-		"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
-	}}, want.Type)
+	after, err = c.patchNode(ctx, n, conditionPatch(n.UID, condition), want.Type)
 	return after, true, err
+}
+
+// conditionPatch sets one condition of an object's status, which the API server merges by type.
+func conditionPatch(uid string, condition any) call {
+	return call{part: "status", patch: types.StrategicMergePatchType, body: map[string]any{
+		"metadata": map[string]any{"uid": uid}, "status": map[string]any{"conditions": []any{condition}},
+	}}
 }
 
 // patchNode sends a change and returns the node of the API server's response, or the node before an error.
@@ -137,6 +137,17 @@ func (c *Client) LabelPod(ctx context.Context, ref PodRef, key, value string) er
 	return c.changePod(ctx, ref, "any", call{verb: "patch", part: "status", patch: types.MergePatchType, body: map[string]any{
 		"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}},
 	}})
+}
+
+// SetPodCondition sets one condition of a pod's status, which had the condition has, and leaves the others unchanged. The version
+// does not matter; another UID is an error of [IsConflict].
+func (c *Client) SetPodCondition(ctx context.Context, ref PodRef, has, want Condition, now time.Time) error {
+	what := conditionPatch(ref.UID, map[string]any{
+		"type": want.Type, "status": want.Status, "reason": want.Reason, "message": want.Message,
+		"lastTransitionTime": metav1.NewTime(has.transition(want, now)),
+	})
+	what.verb = "patch"
+	return c.changePod(ctx, ref, "any", what)
 }
 
 // changePod sends a change of one pod, which ref must identify by UID.

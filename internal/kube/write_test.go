@@ -18,7 +18,7 @@ import (
 
 const podAt = "/api/v1/namespaces/shop/pods/web-1"
 
-// podAction is one of the three changes of a pod, with its request.
+// podAction is one of the four changes of a pod, with its request.
 type podAction struct {
 	name, verb, object, request string
 	do                          func(*Client, context.Context, PodRef) error
@@ -30,6 +30,9 @@ func podActions() []podAction {
 		{"evict", "create", "pods/eviction shop/web-1", "POST " + podAt + "/eviction", (*Client).EvictPod},
 		{"label", "patch", "pods/status shop/web-1", "PATCH " + podAt + "/status", func(c *Client, ctx context.Context, ref PodRef) error {
 			return c.LabelPod(ctx, ref, "cni.istio.io/uninitialized", "true")
+		}},
+		{"condition", "patch", "pods/status shop/web-1", "PATCH " + podAt + "/status", func(c *Client, ctx context.Context, ref PodRef) error {
+			return c.SetPodCondition(ctx, ref, Condition{}, Condition{Type: RedirectionVerified, Status: "True"}, day(1))
 		}},
 	}
 }
@@ -71,7 +74,7 @@ func TestPodActions(t *testing.T) {
 					t.Fatalf("requests %q, %v, want %q and class %q", got, err, action.request, class)
 				}
 				pod, done := storedPod(t, server), fault == ""
-				if deleted := pod.DeletionTimestamp != nil; deleted != (done && action.name != "label") {
+				if deleted := pod.DeletionTimestamp != nil; deleted != (done && action.verb != "patch") {
 					t.Errorf("deleted: %t", deleted)
 				}
 				want := map[string]string{"app": "web"}
@@ -80,6 +83,9 @@ func TestPodActions(t *testing.T) {
 				}
 				if !maps.Equal(pod.Labels, want) {
 					t.Errorf("labels %v, want %v", pod.Labels, want)
+				}
+				if published := podOf(&pod).Verified.Type != ""; published != (done && action.name == "condition") {
+					t.Errorf("conditions %v", pod.Status.Conditions)
 				}
 				if done {
 					return
@@ -125,5 +131,36 @@ func TestEvictPodDistinguishesABudgetFromLoad(t *testing.T) {
 				t.Error("the pod is being deleted")
 			}
 		})
+	}
+}
+
+// TestSetPodCondition: conditions of other types stay, the transition time is that of the status, and no other pod of the name is
+// changed.
+func TestSetPodCondition(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	ref := newPod(t, server)
+	api := connected(t, server, nil).Client
+	var has Condition
+	for i, step := range []struct {
+		want  Condition
+		since time.Time
+	}{
+		{Condition{Type: RedirectionVerified, Status: "True", Reason: "Captured", Message: "m"}, day(1)},
+		{Condition{Type: RedirectionVerified, Status: "False", Reason: "Bypassed", Message: "n"}, day(2)},
+		{Condition{Type: RedirectionVerified, Status: "False", Reason: "Drifted"}, day(2)},
+	} {
+		if err := api.SetPodCondition(t.Context(), ref, has, step.want, day(i+1)); err != nil {
+			t.Fatal(err)
+		}
+		stored := storedPod(t, server)
+		has = podOf(&stored).Verified
+		if step.want.Since = step.since; has != step.want || len(stored.Status.Conditions) != 3 || !podOf(&stored).Ready {
+			t.Fatalf("got %+v, want %+v among %v", has, step.want, stored.Status.Conditions)
+		}
+	}
+	ref.UID = "another"
+	if err := api.SetPodCondition(t.Context(), ref, has, Condition{Type: RedirectionVerified, Status: "True"}, day(9)); !IsConflict(err) {
+		t.Errorf("another pod of the name: %v", err)
 	}
 }

@@ -7,6 +7,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
+// maxCondition bounds the texts of the audit's condition in bytes, which the audit itself does not exceed: another client may have
+// written it. A condition that is dropped here is written again.
+const maxCondition = 2 << 10
+
 // Trim returns a transform of pods for the cache: it drops the fields that no decision of the plugin or of race repair reads,
 // as the cache may hold thousands of pods. Keep are the keys of further annotations and labels to keep; message is the
 // termination message of an init container that race repair matches: other messages, of up to 4 KiB, are dropped.
@@ -14,6 +18,9 @@ func Trim(keep []string, message string) func(*kube.Pod) {
 	message = strings.TrimSpace(message)
 	return func(p *kube.Pod) {
 		p.Facts = p.Facts.Trim(keep...)
+		if len(p.Verified.Reason)+len(p.Verified.Message) > maxCondition {
+			p.Verified = kube.Condition{}
+		}
 		for i := range p.Init {
 			for _, state := range []*repair.State{&p.Init[i].State, &p.Init[i].Last} {
 				if strings.TrimSpace(state.Message) != message {

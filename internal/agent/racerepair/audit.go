@@ -29,12 +29,9 @@ type AuditSettings struct {
 	Interval time.Duration
 	// Repair writes the rules of a pod that has lost or changed some; otherwise they are only reported.
 	Repair bool
-	// PodCondition publishes ConditionVerified on each pod.
+	// PodCondition publishes [kube.RedirectionVerified] on each pod.
 	PodCondition bool
 }
-
-// ConditionVerified is the type of the pod condition, True for a captured pod.
-const ConditionVerified = "cni.istio.io/RedirectionVerified"
 
 // Bounds of the audit's cost.
 const (
@@ -58,6 +55,9 @@ type audited struct {
 	// version is that of the rules from which report was made, the zero version if they have to be read.
 	version redirection.Version
 	report  redirection.Report
+	// published is the condition that was written last, to the pod of publishedTo.
+	published   kube.Condition
+	publishedTo string
 }
 
 // input has the inputs of an inspection: a change is inspected at once.

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -113,6 +114,8 @@ type controller struct {
 	pods map[types.NamespacedName]*entry
 
 	auditing auditState
+	// unpublished reports that the right to publish the condition is missing, which is logged once.
+	unpublished atomic.Bool
 
 	synced   chan struct{}
 	syncOnce sync.Once

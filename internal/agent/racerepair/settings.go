@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
@@ -102,7 +103,7 @@ func AuditRows(a *AuditSettings) []settings.Setting {
 			}, func(on bool) string { return map[bool]string{false: report, true: repaired}[on] }),
 		},
 		{
-			Name: "audit-pod-condition", Default: "false", Use: "publish the pod condition " + ConditionVerified, Value: settings.Bool(&a.PodCondition),
+			Name: "audit-pod-condition", Default: "false", Use: "publish the pod condition " + kube.RedirectionVerified, Value: settings.Bool(&a.PodCondition),
 		},
 	}
 }

@@ -61,7 +61,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 		err = j.repair(ctx)
 	}
 	j.audit(ctx)
-	return err
+	return errors.Join(err, j.publish(ctx))
 }
 
 // repair classifies the pod and performs the due action.

@@ -122,7 +122,7 @@ func (t *leadership) publish(ctx context.Context, state kube.NodeState, d readin
 	if t.options.Condition == "" || d.ConditionStatus == readiness.ConditionUnchanged {
 		return state, nil
 	}
-	want := kube.NodeCondition{
+	want := kube.Condition{
 		Type: t.options.Condition, Status: string(d.ConditionStatus), Reason: string(d.Reason), Message: d.Reason.Sentence(),
 	}
 	after, sent, err := t.options.API.PatchCondition(ctx, state, want, t.options.Clock.Now())

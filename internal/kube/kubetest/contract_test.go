@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -55,7 +56,7 @@ func TestContract(t *testing.T) {
 		"Get": testGet, "NotFound": testNotFound, "Unauthorized": testUnauthorized, "List": testList, "Pages": testPages,
 		"Selectors": testSelectors, "BadSelectors": testBadSelectors, "Watch": testWatch, "WatchSelects": testWatchSelects,
 		"WatchEnds": testWatchEnds, "WatchList": testWatchList, "WatchExpired": testWatchExpired, "Bookmarks": testBookmarks, "NodePatch": testNodePatch,
-		"NodeStatus": testNodeStatus, "PodLabels": testPodLabels, "Delete": testDelete, "Evict": testEvict, "Lease": testLease,
+		"NodeStatus": testNodeStatus, "PodLabels": testPodLabels, "PodStatus": testPodStatus, "Delete": testDelete, "Evict": testEvict, "Lease": testLease,
 		"Events": testEvents,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -604,6 +605,41 @@ func testPodLabels(c *contract) {
 	}
 	if b := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); b.at("metadata", "labels", "x") != nil {
 		c.Errorf("%s", b)
+	}
+}
+
+func testPodStatus(c *contract) {
+	made := c.addPod("web", "node-1")
+	path := c.pod("web") + "/status"
+	patch := func(uid string, conditions ...object) object {
+		return object{"metadata": object{"uid": uid}, "status": object{"conditions": conditions}}
+	}
+	ready := object{"type": "Ready", "status": "False", "reason": "None", "message": "m", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+	mesh := object{"type": "example.com/Mesh", "status": "False", "reason": "Lost", "message": "a rule", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+	c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge", patch(uid(made), ready))
+	before := c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge", patch(uid(made), mesh))
+	// Conditions are merged by type, and their members one by one.
+	after := c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge",
+		patch(uid(made), object{"type": "example.com/Mesh", "status": "True", "reason": "Found"}))
+	mesh["status"], mesh["reason"] = "True", "Found"
+	got := map[any]object{}
+	list, _ := after.at("status", "conditions").([]any)
+	for _, one := range list {
+		condition, _ := one.(object)
+		maps.DeleteFunc(condition, func(_ string, value any) bool { return value == nil }) // lastProbeTime
+		got[condition["type"]] = condition
+	}
+	if !reflect.DeepEqual(got["Ready"], ready) || !reflect.DeepEqual(got["example.com/Mesh"], mesh) || version(after.body) == version(before.body) {
+		c.Errorf("%s", after)
+	}
+	// Without a change, there is no new version.
+	again := c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge", patch(uid(made), mesh))
+	if version(again.body) != version(after.body) {
+		c.Errorf("version %s after a patch that changes nothing, was %s", version(again.body), version(after.body))
+	}
+	other := c.do(http.MethodPatch, path, "strategic-merge", patch("another", ready))
+	if other.code != http.StatusConflict && other.code != http.StatusUnprocessableEntity {
+		c.Errorf("another pod of the name: %s", other)
 	}
 }
 

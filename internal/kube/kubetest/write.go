@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"reflect"
 	"slices"
@@ -124,16 +125,20 @@ func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusE
 	return nil
 }
 
-// withConditions adds the conditions of other types that an object has to a strategic merge patch of its status.
+// withConditions replaces the conditions in a strategic merge patch of an object's status by all conditions that the object has
+// after it: they are merged by type.
 func withConditions(body []byte, of *unstructured.Unstructured) []byte {
 	patch := decode(body)
-	all, _, _ := unstructured.NestedSlice(patch.Object, "status", "conditions")
-	had, _, _ := unstructured.NestedSlice(of.Object, "status", "conditions")
-	typeOf := func(condition any) any { return condition.(object)["type"] } //nolint:forcetypeassert // as the program sends them
-	for _, one := range had {
-		if !slices.ContainsFunc(all, func(other any) bool { return typeOf(one) == typeOf(other) }) {
+	changed, _, _ := unstructured.NestedSlice(patch.Object, "status", "conditions")
+	all, _, _ := unstructured.NestedSlice(of.Object, "status", "conditions")
+	fields := func(condition any) object { return condition.(object) } //nolint:forcetypeassert // as the program sends them
+	for _, one := range changed {
+		at := slices.IndexFunc(all, func(other any) bool { return fields(one)["type"] == fields(other)["type"] })
+		if at < 0 {
 			all = append(all, one)
+			continue
 		}
+		maps.Copy(fields(all[at]), fields(one))
 	}
 	if err := unstructured.SetNestedSlice(patch.Object, all, "status", "conditions"); err != nil {
 		return body

@@ -30,9 +30,10 @@ import (
 // e2e/rights/agent.yaml, to which the chart is held: no request needs another right, and no right is unused.
 func TestTheRightsAreUsedAndEnough(t *testing.T) {
 	t.Parallel()
-	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true}
+	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true, "Audit": true, "Condition": true}
 	want, used := rights(t, features), map[string]bool{}
-	for _, ways := range map[string][]string{
+	for name, ways := range map[string][]string{
+		"audit":    {"REPAIR_ENABLED=false", "AUDIT_POD_CONDITION=true"},
 		"in place": {"REPAIR_REPAIR_PODS=true"},
 		"delete":   {"REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true"},
 		"evict":    {"REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "REPAIR_EVICT=true"},
@@ -42,19 +43,29 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 		p := newUnredirected(t, n)
 		p.register(n)
 		n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
-		a := n.Start(append(ways, "REPAIR_ENABLED=true")...)
+		a := n.Start(append([]string{"REPAIR_ENABLED=true"}, ways...)...)
 		a.AwaitReady()
 		if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
 			t.Fatal(err)
 		}
 		nodetest.Await(t, "the events, and the watches", func() error {
-			if now := asked(t, n.API); len(p.events(t, n)) == 0 || !now["watch /configmaps:istio-cni-config"] {
+			now := asked(t, n.API)
+			if len(p.events(t, n)) == 0 || !now["watch /configmaps:istio-cni-config"] || name == "audit" && !now["patch /pods/status"] {
 				return notYet("asked for %q; log:\n%s", slices.Sorted(maps.Keys(now)), a.Log())
 			}
 			return a.Running()
 		})
 		ends(t, a)
-		maps.Copy(used, asked(t, n.API))
+		now := asked(t, n.API)
+		if name == "audit" {
+			enough := rights(t, map[string]bool{"Live": true, "Audit": true, "Condition": true})
+			for right := range now {
+				if !slices.Contains(enough, right) {
+					t.Errorf("the audit alone asks for %q", right)
+				}
+			}
+		}
+		maps.Copy(used, now)
 	}
 	maps.Copy(used, asked(t, patchedEvent(t)))
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(used))); diff != "" {
