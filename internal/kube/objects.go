@@ -40,6 +40,8 @@ type Pod struct {
 	ReadySince      time.Time
 	// Verified is the condition of type [RedirectionVerified], zero for a pod without it.
 	Verified Condition
+	// Started is the time at which the kubelet accepted the pod (status.startTime), zero before that.
+	Started time.Time
 	// Init has the statuses of the init containers, native sidecars among them, Containers those of the other containers.
 	Init, Containers []repair.Container
 }
@@ -79,6 +81,9 @@ func podOf(p *corev1.Pod) Pod {
 		if uid := p.Annotations[key]; uid != "" {
 			pod.aliases = append(pod.aliases, uid)
 		}
+	}
+	if p.Status.StartTime != nil {
+		pod.Started = p.Status.StartTime.UTC()
 	}
 	if owner := metav1.GetControllerOfNoCopy(p); owner != nil && owner.Kind == "DaemonSet" {
 		pod.DaemonSet = owner.Name

@@ -59,8 +59,9 @@ type node struct {
 	// pods and lookups are nil where the node's pods cannot be watched.
 	pods    *podcache.Store
 	lookups *unixsock.Server
-	// decisions has the plugins' reports.
+	// decisions has the decisions of plugins. endKeeping stops the writing of their file, nil where there are none.
 	decisions  podcache.Ring
+	endKeeping func()
 	relayLevel *slog.LevelVar
 	// audit is nil if it is switched off.
 	audit atomic.Pointer[racerepair.Controller]
@@ -288,6 +289,9 @@ func (n *node) shutdown(ctx context.Context) error {
 		slog.String("detail", verdict.Detail))
 	if !verdict.Uninstall {
 		return nil
+	}
+	if n.endKeeping != nil {
+		n.endKeeping() // a later write would leave the file on the node
 	}
 	if err := n.installation.Uninstall(ctx); err != nil {
 		return fmt.Errorf("uninstalling: %w", err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/teardown"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -100,8 +101,9 @@ func (c Config) watchesRuntime() bool {
 	return c.Install && (c.Want.Mode == cniconf.Auto || c.Want.Mode == cniconf.DropIn) && c.NodeName != ""
 }
 
-// lockFile is held by the agent that serves the node, podSocket is the socket for the plugins' pod lookups, and verdictFile has
-// the self-test's result for the plugins.
-func (c Config) lockFile() string    { return c.RunDir + "/install.lock" }
-func (c Config) podSocket() string   { return path.Join(c.RunDir, agentapi.SocketName) }
-func (c Config) verdictFile() string { return path.Join(c.RunDir, selfcheck.FileName) }
+// lockFile is held by the agent that serves the node, podSocket is the socket for the plugins' pod lookups, verdictFile has the
+// self-test's result for the plugins, and decisionsFile the decisions for the next agent.
+func (c Config) lockFile() string      { return c.RunDir + "/install.lock" }
+func (c Config) podSocket() string     { return path.Join(c.RunDir, agentapi.SocketName) }
+func (c Config) verdictFile() string   { return path.Join(c.RunDir, selfcheck.FileName) }
+func (c Config) decisionsFile() string { return path.Join(c.RunDir, podcache.KeptName) }

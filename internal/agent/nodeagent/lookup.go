@@ -8,6 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
 // openLookups starts the watch of the node's pods and the server for plugins. Without the server, plugins query the API server.
@@ -20,6 +21,7 @@ func (n *node) openLookups(ctx context.Context) {
 		API: n.api, Node: n.Config.NodeName, Log: n.Log, Keep: []string{n.Config.Repair.LabelKey, n.Config.Repair.Predicate.Annotation}, KeepMessage: n.Config.Repair.Predicate.Message,
 	})
 	n.work.Go(func() { n.pods.Run(n.background) }) // race repair uses the pods as well
+	n.keepDecisions()                              //nolint:contextcheck // it ends with the agent, after ctx
 	server, err := unixsock.Open(ctx, unixsock.Options{
 		Path: n.Config.podSocket(), DirMode: n.Config.RunDirMode, Mode: 0o600, Connections: 256, Timeout: 5 * time.Second, KeepAlive: true, Log: n.Log,
 	})
@@ -32,4 +34,22 @@ func (n *node) openLookups(ctx context.Context) {
 	n.lookups = server
 	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Audit: n.audited((*racerepair.Controller).Handler), AuditPod: n.audited((*racerepair.Controller).PodHandler)}
 	n.work.Go(func() { server.Serve(n.background, service.Handler()) })
+}
+
+// keepDecisions restores the decisions of the previous agent, and keeps the file until n.endKeeping.
+func (n *node) keepDecisions() {
+	n.decisions.Restore(n.Config.decisionsFile(), n.Log)
+	keeping, end := context.WithCancel(n.background)
+	kept := make(chan struct{})
+	n.endKeeping = func() { end(); <-kept }
+	n.work.Go(func() {
+		defer close(kept)
+		n.decisions.Keep(keeping, n.Config.decisionsFile(), n.Log)
+	})
+	n.work.Go(func() {
+		n.pods.RecordOutside(n.background, &n.decisions, func() (sidecar.Policy, error) {
+			conf, err := n.plugin()
+			return conf.Policy(), err
+		})
+	})
 }

@@ -92,11 +92,11 @@ func (c Config) lock() (*hostfs.FileLock, error) {
 	return hostfs.Lock(c.lockFile())
 }
 
-// removeRest removes files of the run directory that are not the installation's: the self-test's verdict, a socket that a
-// killed agent left, and the lock.
+// removeRest removes files of the run directory that are not the installation's: the self-test's verdict, the decisions, a
+// socket that a killed agent left, and the lock.
 func (c Config) removeRest() error {
 	var errs []error
-	for _, file := range []string{c.verdictFile(), c.podSocket(), c.lockFile()} {
+	for _, file := range []string{c.verdictFile(), c.decisionsFile(), c.podSocket(), c.lockFile()} {
 		errs = append(errs, (hostfs.Disk{}).Remove(file))
 	}
 	return errors.Join(errs...)

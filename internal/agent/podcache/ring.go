@@ -1,32 +1,63 @@
 package podcache
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// remembered is the capacity of the ring, in reports.
+// remembered is the capacity of each part of the ring, in reports.
 const remembered = 512
 
-// Ring has the last reports of plugins, numbered from 1.
+// Ring has the last reports of plugins and, apart from them, the last pods that the plugin left alone without a report: neither
+// part displaces the other. All are numbered from 1.
 type Ring struct {
-	mu  sync.Mutex
-	all []agentapi.Report // the report of number n is at n modulo remembered
+	mu sync.Mutex
+	// plugin and watch have ascending numbers.
+	plugin, watch []agentapi.Report
 	// last is the number of the latest report.
 	last uint64
+	// changes counts the changes, for Keep.
+	changes uint64
 }
 
-// Add stores a trimmed report, in place of the oldest if the ring is full.
+// Add stores a trimmed report of a plugin, in place of the oldest if there are too many. It replaces an entry of the watch for
+// the same pod.
 func (r *Ring) Add(one agentapi.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.all == nil {
-		r.all = make([]agentapi.Report, remembered)
+	if decided(one) {
+		r.watch = slices.DeleteFunc(r.watch, func(w agentapi.Report) bool { return w.UID == one.UID })
 	}
+	r.plugin = r.push(r.plugin, one)
+}
+
+// addOutside stores an entry of the watch, unless the plugin decided about the pod in a report, or the ring has an entry of the
+// same reason. is reports whether a runtime's UID is the pod's.
+func (r *Ring) addOutside(one agentapi.Report, is func(uid string) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reported := slices.ContainsFunc(r.plugin, func(p agentapi.Report) bool { return decided(p) && is(p.UID) })
+	known := slices.ContainsFunc(r.watch, func(w agentapi.Report) bool { return w.UID == one.UID && w.Reason == one.Reason })
+	if !reported && !known {
+		r.watch = r.push(r.watch, one)
+	}
+}
+
+// decided reports whether a report has a decision about a pod: the runtime repeats a call that failed.
+func decided(r agentapi.Report) bool { return r.Error == "" && r.UID != "" }
+
+// push needs the lock.
+func (r *Ring) push(to []agentapi.Report, one agentapi.Report) []agentapi.Report {
 	r.last++
+	r.changes++
 	one.Number = r.last
-	r.all[r.last%remembered] = one
+	if len(to) == remembered {
+		to[0] = agentapi.Report{} // its texts are garbage from now on, and not only when append moves the others
+		to = to[1:]
+	}
+	return append(to, one)
 }
 
 // Page lists the reports whose number is below before, at most limit, the latest first.
@@ -34,8 +65,19 @@ func (r *Ring) Page(before uint64, limit int) []agentapi.Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := []agentapi.Report{}
-	for n := min(before, r.last+1); n > 1 && n+remembered-1 > r.last && len(list) < limit; n-- {
-		list = append(list, r.all[(n-1)%remembered])
+	p, w := len(r.plugin), len(r.watch)
+	for p+w > 0 && len(list) < limit {
+		var one agentapi.Report
+		if w == 0 || p > 0 && r.plugin[p-1].Number > r.watch[w-1].Number {
+			p--
+			one = r.plugin[p]
+		} else {
+			w--
+			one = r.watch[w]
+		}
+		if one.Number < before {
+			list = append(list, one)
+		}
 	}
 	return list
 }

@@ -100,7 +100,7 @@ func (s *Service) report(w http.ResponseWriter, r *http.Request) {
 // Handler returns the reports as JSON, the latest first: all of them, or the page that the query parameters select.
 func (r *Ring) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		before, limit := uint64(math.MaxUint64), remembered
+		before, limit := uint64(math.MaxUint64), 2*remembered
 		query := request.URL.Query()
 		for name, into := range map[string]any{agentapi.BeforeParam: &before, agentapi.LimitParam: &limit} {
 			if text := query.Get(name); text != "" {

@@ -120,12 +120,15 @@ const (
 	SourceAgent       Source = "agent"
 	SourceAPI         Source = "api"
 	SourceNone        Source = "none" // no source had the pod
+	// SourceWatch marks an entry that the agent made from its own watch of the node's pods: the plugin reported no call.
+	SourceWatch Source = "watch"
 )
 
-// Report is the result of one call of the runtime.
+// Report is the result of one call of the runtime, or, with SourceWatch, a pod that the plugin leaves alone without a report.
 type Report struct {
 	// Number is the agent's count of reports, by which they are paged.
-	Number    uint64    `json:"number,omitempty"`
+	Number uint64 `json:"number,omitempty"`
+	// Time is that of the call, or the pod's start with SourceWatch. Command is "" then.
 	Time      time.Time `json:"time"`
 	Command   string    `json:"command"`
 	Namespace string    `json:"namespace"`

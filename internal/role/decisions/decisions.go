@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"math"
 	"path"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -33,8 +34,9 @@ const head = `NAME:
 USAGE:
    istio-cni decisions [flags]
 
-The node agent remembers the last 512 calls that plugins reported; pods that the runtime's annotations showed to be outside of
-the mesh are not among them. Long texts are truncated, and texts of several words are quoted: a pod's author may have written them.
+The node agent remembers the last 512 calls that plugins reported and, with source watch, the last 512 pods that the plugin leaves
+alone without a report: TIME is the start of the pod then. A restart of the agent keeps them. Long texts are truncated, and texts of
+several words are quoted: a pod's author may have written them.
 
 EXIT CODES:
    %d  done
@@ -100,6 +102,7 @@ func query(cfg config) ([]agentapi.Report, error) {
 	}
 	defer agent.Close() //nolint:errcheck // no more writes follow
 	all, err := agent.Decisions(context.Background(), timeout)
+	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
 	some := []agentapi.Report{}
 	began := clock()
 	for _, r := range all {

@@ -89,14 +89,15 @@ func TestFilters(t *testing.T) {
 	now := time.Now()
 	socket := serve(t,
 		agentapi.Report{Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old"}, agentapi.Report{Time: now, Namespace: "a", Pod: "x"},
-		agentapi.Report{Time: now, Namespace: "b", Pod: "y"}, agentapi.Report{Time: now, Namespace: "b", Pod: "z"})
+		agentapi.Report{Time: now, Namespace: "b", Pod: "y"}, agentapi.Report{Time: now, Namespace: "b", Pod: "z"},
+		agentapi.Report{Time: now.Add(-3 * time.Hour), Namespace: "b", Pod: "entered-late", Source: agentapi.SourceWatch})
 	for _, test := range []struct {
 		args, pods []string
 		code       int
 	}{
-		{nil, []string{"z", "y", "x", "old"}, applet.ExitOK},
+		{nil, []string{"z", "y", "x", "old", "entered-late"}, applet.ExitOK},
 		{[]string{"--limit=2"}, []string{"z", "y"}, applet.ExitOK},
-		{[]string{"--limit=0"}, []string{"z", "y", "x", "old"}, applet.ExitOK},
+		{[]string{"--limit=0"}, []string{"z", "y", "x", "old", "entered-late"}, applet.ExitOK},
 		{[]string{"--since=1h"}, []string{"z", "y", "x"}, applet.ExitOK},
 		{[]string{"--pod=a/", "--limit=1"}, []string{"x"}, applet.ExitOK},
 		{[]string{"--pod=c/"}, []string{}, applet.ExitOK},

@@ -1,0 +1,273 @@
+package podcache
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+)
+
+// restored is a ring of the file's content, with the log of its reading.
+func restored(file string) (r *Ring, log string) {
+	var out bytes.Buffer
+	r = &Ring{}
+	r.Restore(file, slog.New(slog.NewTextHandler(&out, nil)))
+	return r, out.String()
+}
+
+func report(pod string, change func(*agentapi.Report)) agentapi.Report {
+	r := agentapi.Report{
+		Time: time.Unix(9, 5).UTC(), Namespace: "shop", Pod: pod, UID: "uid-" + pod, Reason: "captured", Source: agentapi.SourceAgent,
+		Captured: true, Seconds: map[agentapi.Phase]float64{agentapi.PhaseTotal: 0.5},
+	}
+	if change != nil {
+		change(&r)
+	}
+	return r
+}
+
+// outsideOf is an entry of the watch, as RecordOutside makes it.
+func outsideOf(pod string) agentapi.Report {
+	return report(pod, func(r *agentapi.Report) {
+		r.Source, r.Captured, r.Reason, r.Seconds = agentapi.SourceWatch, false, "not-injected", map[agentapi.Phase]float64{}
+	})
+}
+
+func (r *Ring) enterOutside(pod string) {
+	r.addOutside(outsideOf(pod), func(uid string) bool { return uid == "uid-"+pod })
+}
+
+func names(all []agentapi.Report) (pods []string) {
+	for _, one := range all {
+		pods = append(pods, one.Pod)
+	}
+	return pods
+}
+
+func TestDecisionsOutliveARestart(t *testing.T) {
+	file := filepath.Join(t.TempDir(), KeptName)
+	var first Ring
+	for i := range 600 {
+		first.Add(report(fmt.Sprint("p", i), nil))
+		first.enterOutside(fmt.Sprint("w", i))
+	}
+	first.Add(report("bad", func(r *agentapi.Report) { r.Error = "<\x1b\u202e \"quoted\"" }))
+	agenttest.Go(t, func(ctx context.Context) { first.Keep(ctx, file, slog.New(slog.DiscardHandler)) })() // the end writes it
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Fatalf("%v, %v", info, err)
+	}
+	second, log := restored(file)
+	was, is := first.Page(math.MaxUint64, 2*remembered), second.Page(math.MaxUint64, 2*remembered)
+	was[0].Trim()
+	for i := range was {
+		was[i].Number = is[i].Number // counted anew
+	}
+	if diff := cmp.Diff(was, is); diff != "" || log != "" || len(is) != 1024 || is[0].Number != 1024 {
+		t.Fatalf("%d decisions, log %q (-want +got):\n%s", len(is), log, diff)
+	}
+	// It goes on where the other ended, and knows what the other one had.
+	second.enterOutside("w599")
+	second.enterOutside("p599")
+	second.enterOutside("new")
+	if got := names(second.Page(math.MaxUint64, 2)); !slices.Equal(got, []string{"new", "bad"}) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestTheFileIsWrittenAfterAChangeAndAfterItsRemoval, and not otherwise.
+func TestTheFileIsWrittenAfterAChangeAndAfterItsRemoval(t *testing.T) {
+	file := filepath.Join(t.TempDir(), KeptName)
+	var r Ring
+	saved, err := r.save(file, 0)
+	if _, missing := os.Stat(file); err != nil || missing == nil {
+		t.Errorf("an empty ring has a file: %v", err)
+	}
+	write := func(want bool) {
+		t.Helper()
+		before, _ := os.Stat(file)
+		if saved, err = r.save(file, saved); err != nil {
+			t.Fatal(err)
+		}
+		if after, _ := os.Stat(file); os.SameFile(before, after) == want {
+			t.Errorf("written: %v", !want)
+		}
+	}
+	r.Add(report("a", nil))
+	write(true)
+	write(false)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	write(true)
+	if again, _ := restored(file); len(again.Page(math.MaxUint64, 9)) != 1 {
+		t.Error("the file has no report")
+	}
+}
+
+func TestAFileThatCannotBeUsedIsReplaced(t *testing.T) {
+	line, _ := json.Marshal(report("a", nil))
+	for text, cause := range map[string]string{
+		"":                          "line 1: EOF",
+		"\x00\x00\x00":              "line 1",
+		`{"version":2,"reports":0}`: "version 2",
+		`[]`:                        "line 1",
+		`{"version":1,"reports":2}` + string(line): "1 reports, and its first line says 2",
+		`{"version":1,"reports":1}{"pod":`:         "line 2",
+		strings.Repeat(" ", maxKept+1):             "at most 4194304 bytes",
+	} {
+		file := filepath.Join(t.TempDir(), KeptName)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, log := restored(file)
+		if strings.Count(log, "\n") != 1 || !strings.Contains(log, cause) || len(r.Page(math.MaxUint64, 9)) != 0 {
+			t.Errorf("%.40q: %s", text, log)
+		}
+		if _, err := r.save(file, 0); err != nil {
+			t.Error(err)
+		}
+		if _, log = restored(file); log != "" {
+			t.Errorf("%.40q is not replaced: %s", text, log)
+		}
+	}
+	if _, log := restored(filepath.Join(t.TempDir(), KeptName)); log != "" {
+		t.Errorf("no file: %s", log)
+	}
+}
+
+// TestTheFileIsBounded: it has the latest of reports whose texts are as long as can be.
+func TestTheFileIsBounded(t *testing.T) {
+	file := filepath.Join(t.TempDir(), KeptName)
+	var r Ring
+	for i := range remembered {
+		one := report(fmt.Sprint(i), func(r *agentapi.Report) {
+			r.Error, r.Detail = strings.Repeat(`"`, maxKept), strings.Repeat(`\`, maxKept)
+		})
+		one.Trim()
+		r.Add(one)
+	}
+	if _, err := r.save(file, 0); err != nil {
+		t.Fatal(err)
+	}
+	again, log := restored(file)
+	got := again.Page(math.MaxUint64, remembered)
+	if info, err := os.Stat(file); err != nil || info.Size() > maxKept || log != "" || len(got) < remembered/2 || len(got) == remembered || got[0].Pod != "511" {
+		t.Errorf("%v, %v, %d decisions, %s", info, err, len(got), log)
+	}
+}
+
+// TestPodsOutsideHideNoDecision, nor do decisions hide those pods.
+func TestPodsOutsideHideNoDecision(t *testing.T) {
+	var r Ring
+	r.Add(report("refused", func(r *agentapi.Report) { r.Error = "it failed" }))
+	r.enterOutside("first")
+	for i := range 5000 {
+		r.enterOutside(fmt.Sprint("w", i))
+	}
+	all := r.Page(math.MaxUint64, 2*remembered)
+	if len(all) != remembered+1 || all[0].Pod != "w4999" || all[remembered].Pod != "refused" {
+		t.Errorf("%d decisions, the first is %s", len(all), all[0].Pod)
+	}
+	r = Ring{}
+	r.enterOutside("outside")
+	for i := range 5000 {
+		r.Add(report(fmt.Sprint("p", i), nil))
+	}
+	if all := r.Page(math.MaxUint64, 2*remembered); len(all) != remembered+1 || all[remembered].Pod != "outside" {
+		t.Errorf("%d decisions", len(all))
+	}
+	for n, before := 0, uint64(math.MaxUint64); ; n++ {
+		page := r.Page(before, 100)
+		if len(page) == 0 {
+			if n != 6 {
+				t.Errorf("%d pages", n)
+			}
+			break
+		}
+		before = page[len(page)-1].Number
+	}
+}
+
+// TestAReportIsNotRepeated by the watch, whichever comes first.
+func TestAReportIsNotRepeated(t *testing.T) {
+	var r Ring
+	r.Add(report("before", nil))
+	r.enterOutside("before")
+	r.enterOutside("after")
+	r.enterOutside("after")
+	r.Add(report("after", nil))
+	r.Add(report("failed", func(r *agentapi.Report) { r.Error = "no" }))
+	r.enterOutside("failed") // and then passed without a report
+	if got := names(r.Page(math.MaxUint64, 9)); !slices.Equal(got, []string{"failed", "failed", "after", "before"}) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// TestPodsOutsideAreEntered from the watch of the node: once each, with reason and start, after their ADD.
+func TestPodsOutsideAreEntered(t *testing.T) {
+	server := kubetest.NewServer(t)
+	s := newStore(t, server)
+	var ring Ring
+	agenttest.Go(t, s.Run)
+	policy := sidecar.Policy{ExcludeNamespaces: []string{"quiet"}}
+	agenttest.Go(t, func(ctx context.Context) {
+		s.RecordOutside(ctx, &ring, func() (sidecar.Policy, error) { return policy, nil })
+	})
+	publish := func(namespace, name, metadata, spec, status string) {
+		server.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":%q,"name":%q,"uid":%q%s},
+			"spec":{"nodeName":"n"%s},"status":{%s}}`, namespace, name, "uid-"+name, metadata, spec, status))
+	}
+	const (
+		started  = `"startTime":"2026-01-02T03:04:05Z","podIP":"10.0.0.1"`
+		injected = `,"annotations":{"sidecar.istio.io/status":"{}"}`
+		proxy    = `,"containers":[{"name":"istio-proxy","args":["proxy","sidecar"]}]`
+	)
+	publish("shop", "mesh", injected, proxy, started)
+	publish("shop", "early", "", "", `"startTime":"2026-01-02T03:04:05Z"`)
+	publish("shop", "host", injected, `,"hostNetwork":true`+proxy, started)
+	publish("quiet", "named", "", "", started)
+	publish("shop", "plain", "", proxy, started)
+	publish("shop", "opted", `,"labels":{"sidecar.istio.io/inject":"false\u001b"},"annotations":{"sidecar.istio.io/inject":"no"}`, proxy, started)
+	publish("shop", "never", `,"annotations":{"sidecar.istio.io/inject":"false","sidecar.istio.io/status":"{}"}`, proxy, started)
+	want := map[string]string{
+		"host": "host-network ", "named": "excluded-namespace quiet", "plain": "not-injected ", "opted": "not-injected ",
+		"never": `inject-disabled annotation "false"`,
+	}
+	got := map[string]string{}
+	agenttest.Until(t, func() string { return cmp.Diff(want, got) }, func() bool {
+		clear(got)
+		for _, one := range ring.Page(math.MaxUint64, 99) {
+			if _, twice := got[one.Pod]; twice || one.Captured || one.Source != agentapi.SourceWatch || one.Time.Format(time.RFC3339) != "2026-01-02T03:04:05Z" {
+				t.Fatalf("%+v", one)
+			}
+			got[one.Pod] = one.Reason + " " + one.Detail
+		}
+		return cmp.Equal(want, got)
+	})
+	// Changes of a pod that was entered are no news, another reason is.
+	publish("shop", "plain", `,"labels":{"a":"b"}`, proxy, started)
+	publish("shop", "host", injected, proxy, started)
+	publish("shop", "never", injected, `,"hostNetwork":true`, started)
+	agenttest.Eventually(t, "the other reason is not entered", func() bool {
+		return ring.Page(math.MaxUint64, 1)[0].Reason == "host-network" && ring.Page(math.MaxUint64, 1)[0].Pod == "never"
+	})
+	if all := ring.Page(math.MaxUint64, 99); len(all) != len(want)+1 {
+		t.Errorf("%q", names(all))
+	}
+}
