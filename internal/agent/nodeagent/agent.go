@@ -63,8 +63,9 @@ type node struct {
 	decisions  podcache.Ring
 	endKeeping func()
 	relayLevel *slog.LevelVar
-	// audit is nil if it is switched off.
-	audit atomic.Pointer[racerepair.Controller]
+	// audit is nil if it is off or has not begun; noAudit is why it is off.
+	audit   atomic.Pointer[racerepair.Controller]
+	noAudit atomic.Pointer[string]
 	// held is the lock of the node; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
 

@@ -37,6 +37,7 @@ func (n *node) startWatches() {
 		n.work.Go(func() { n.onChange([]string{n.Config.ConfigDir}, n.readDirectory) })
 	}
 	if n.api == nil {
+		n.canAudit() // which says why not
 		return
 	}
 	if n.Config.ConfigMap != "" && n.Config.Namespace != "" {

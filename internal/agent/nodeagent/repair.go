@@ -4,10 +4,12 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
@@ -15,7 +17,7 @@ import (
 // No step of the installation waits for them.
 func (n *node) startRepair() {
 	c := n.Config
-	repairs, audits := c.RepairEnabled && c.Repair.Node != "", c.Audit.Interval > 0 && n.pods != nil
+	repairs, audits := c.RepairEnabled && c.Repair.Node != "", n.canAudit()
 	own := c.Repair.Node == c.NodeName && c.Repair.LabelSelectors+c.Repair.FieldSelectors == ""
 	if repairs {
 		n.Log.Info("race repair", slog.Any("modes", c.Repair.Switches.Modes()))
@@ -31,15 +33,45 @@ func (n *node) startRepair() {
 	}
 }
 
-// audited returns a handler of the audit, which may be switched off or not have begun.
+// canAudit reports whether the pods of the node can be audited. If not, the reason is what the commands show, and is logged unless
+// it is the user's wish.
+func (n *node) canAudit() bool {
+	if n.Config.Audit.Interval == 0 {
+		n.noAudit.Store(new("it is switched off (--audit-interval=0)"))
+		return false
+	}
+	lacking, err := netns.Lacking()
+	if err != nil {
+		n.Log.Warn("the capabilities of the agent are not known", slog.String("error", err.Error()))
+	}
+	var missing []string
+	if n.pods == nil {
+		missing = append(missing, "the address of the API server or the name of the node")
+	}
+	if !n.Config.Places.Reachable() {
+		missing = append(missing, "/proc of the node, at /host/proc")
+	}
+	if missing = append(missing, lacking...); len(missing) == 0 {
+		return true
+	}
+	reason := "the node agent lacks " + strings.Join(missing, ", ")
+	n.noAudit.Store(&reason)
+	n.Log.Warn("the audit is off: no pod of this node is verified while it runs", slog.String("reason", reason))
+	return false
+}
+
+// audited returns a handler of the audit, which may be off or not have begun.
 func (n *node) audited(handler func(*racerepair.Controller) http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		auditor := n.audit.Load()
-		if auditor == nil {
-			http.Error(w, "the audit is switched off, or has not begun", http.StatusNotFound)
-			return
+		auditor, reason := n.audit.Load(), n.noAudit.Load()
+		switch {
+		case auditor != nil:
+			handler(auditor).ServeHTTP(w, r)
+		case reason != nil:
+			http.Error(w, "the audit is off: "+*reason, http.StatusServiceUnavailable)
+		default:
+			http.Error(w, "the audit has not begun: the node agent is starting", http.StatusServiceUnavailable)
 		}
-		handler(auditor).ServeHTTP(w, r)
 	})
 }
 

@@ -18,10 +18,9 @@ const maxConditionMessage = 1 << 10
 // False for any other. The reason is the state in CamelCase.
 func condition(s audit.Status) kube.Condition {
 	c := kube.Condition{Type: kube.RedirectionVerified, Status: "False", Reason: camelCase(string(s.State)), Message: "the pod " + s.Sentence}
-	switch s.State {
-	case audit.Captured:
+	if s.State == audit.Captured {
 		c.Status = "True"
-	case audit.NotInspected, audit.Outside:
+	} else if s.State == audit.NotInspected || s.State == audit.Outside {
 		c.Status = "Unknown"
 	}
 	if len(s.Problems) > 0 {

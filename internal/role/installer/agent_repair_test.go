@@ -3,6 +3,7 @@ package installer_test
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -140,5 +141,35 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 		if p.Captured(t) || len(p.events(t, n)) > 0 {
 			t.Errorf("%s: the pod was redirected, events %+v", env, p.events(t, n))
 		}
+	}
+}
+
+// TestAnAgentThatCannotAuditSaysWhy once in its log, and to each client.
+func TestAnAgentThatCannotAuditSaysWhy(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	for env, want := range map[string]string{
+		"AUDIT_INTERVAL=0":        "it is switched off (--audit-interval=0)",
+		"HOST_PROC=/nowhere":      "the node agent lacks /proc of the node, at /host/proc",
+		"NODE_NAME=":              "the node agent lacks the address of the API server or the name of the node",
+		"KUBERNETES_NODE_NAME=n2": "",
+	} {
+		a := n.Start(env)
+		a.AwaitReady()
+		nodetest.Await(t, "an answer", func() error {
+			code, body, err := a.Ask("9876", "/api/pods")
+			switch {
+			case err != nil:
+				return err
+			case want == "" && code == http.StatusOK, want != "" && code == http.StatusServiceUnavailable && body == "the audit is off: "+want+"\n":
+				return nil
+			}
+			return notYet("%d %s, want %q; log:\n%s", code, body, want, a.Log())
+		})
+		logged := strings.Count(a.Log(), "the audit is off: no pod of this node is verified")
+		if wanted := want != "" && !strings.HasPrefix(env, "AUDIT"); logged > 1 || (logged == 1) != wanted {
+			t.Errorf("%s: logged %d times:\n%s", env, logged, a.Log())
+		}
+		ends(t, a)
 	}
 }
