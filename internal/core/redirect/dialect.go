@@ -113,6 +113,9 @@ func (b builder) passIPv6(tables []ruleset.Table) {
 	}
 }
 
+// TraceTable begins the name of the table of a packet trace, which no Set has.
+const TraceTable = "istio-cni-trace-"
+
 // NativeTables are the names of all native tables, in the order in which they are written. The first three are protocol;
 // the reference cannot refuse a family.
 func NativeTables() []string {

@@ -138,6 +138,16 @@ func (w *walker) outcome() outcome {
 	return o
 }
 
+// Reasons returns the reason of a rule by its place, "" for a rule that is not wanted.
+func (n Namespace) Reasons() func(table, chain, rule string) string {
+	wanted := n.Wanted.rules()
+	return func(table, chain, rule string) string { return wanted[place{table, chain, rule}].Why }
+}
+
+// Explained completes a result that another than Walk found: of the packet, the verdict with its address, the hops and the rule that
+// decided. cause stands in for a rule where none is known.
+func (n Namespace) Explained(r Result, p Packet, cause string) Result { return n.explained(outcome{r, cause}, p) }
+
 // explained completes a Result.
 func (n Namespace) explained(o outcome, p Packet) Result {
 	r, b := o.Result, strings.Builder{}

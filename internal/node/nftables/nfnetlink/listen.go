@@ -17,6 +17,14 @@ func (c *Conn) Join(group int) error {
 	return nil
 }
 
+// Buffer sets how many bytes of messages wait for Listen, in the kernel's count.
+func (c *Conn) Buffer(bytes int) error {
+	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes); err != nil {
+		return fmt.Errorf("making room for %d bytes of messages: %w", bytes, err)
+	}
+	return nil
+}
+
 // listenPause bounds the time for which Listen does not notice the end of its context.
 const listenPause = 100 * time.Millisecond
 

@@ -21,13 +21,16 @@ const (
 
 // Event is one step of a packet.
 type Event struct {
-	// ID is the packet's number: the same for all events of a packet, also of one that passes a second time over lo.
+	// ID is the packet's number: the same for all events of a packet until it arrives again by lo.
 	ID   uint32
 	Kind Kind
+	// Own is an event of the trace's own table, whose chains are called as their hooks: the packet begins there (prerouting,
+	// output), or ends there (input, postrouting).
+	Own bool
 	// Family is the table's, an NFPROTO_… number.
 	Family       uint8
 	Table, Chain string
-	// Handle is the kernel's number of the rule.
+	// Handle is the kernel's number of the rule; 0, of kind Rule, is the end of a base chain.
 	Handle uint64
 	// Verdict is the kernel's verdict in words: accept, drop, continue, return, jump, goto, queue, stolen; Target the chain
 	// of a jump.

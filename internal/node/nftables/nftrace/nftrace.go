@@ -1,8 +1,8 @@
 // Package nftrace follows packets through the nf_tables of a network namespace, by the kernel's packet trace (nftrace).
 //
 // It promises that the table which marks packets is removed when the tracer is closed or its process ends (owner flag, Linux
-// 5.12; before that by name at the start and at the end), and that at most a fixed number of packets a second is traced. It never
-// changes a rule of another table, and starts no process.
+// 5.12; before that by name at the end, and at the next start of a trace), that its rules have no verdict, and that at most a
+// fixed number of packets a second is traced. It never changes a table of others, and starts no process.
 //
 // Start at Open; event.go has the kernel's messages.
 package nftrace
@@ -14,65 +14,122 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Filter selects the packets. The zero Filter selects the first packet of every TCP connection and all UDP packets.
+// ErrUnsupported is returned by a kernel without nf_tables, and so without this trace.
+var ErrUnsupported = nfnetlink.ErrUnsupported
+
+// Filter selects packets by all its fields. The zero Filter selects the first packet of every TCP connection and all UDP packets.
 type Filter struct {
-	// Destination is the packet's address; the zero prefix is any. Port is its destination port, 0 for any.
-	Destination netip.Prefix
-	Port        uint16
+	// Source and Destination are the packet's addresses; the zero prefix is any. A packet with a Source arrives from outside.
+	Source, Destination netip.Prefix
+	// Port is its destination port, 0 for any.
+	Port uint16
 }
 
 // Tracer is a running trace. It is for one goroutine at a time.
 type Tracer struct {
-	conn *nfnetlink.Conn
+	conn  *nfnetlink.Conn
+	table string
 	// owned says that the kernel removes the table with the socket.
 	owned bool
 }
 
-// tableName is the table that marks the packets. A process has one trace at a time in a namespace.
-func tableName() string { return fmt.Sprintf("istio-cni-trace-%d", os.Getpid()) }
+// tableName is the table of a process, which has one trace at a time in a namespace.
+func tableName(pid int) string { return redirect.TraceTable + strconv.Itoa(pid) }
 
 // ownerFlag is NFT_TABLE_F_OWNER, linux/netfilter/nf_tables.h.
 const ownerFlag = 2
 
-// priority is ahead of all other hooks of the mesh: those of table raw have -300.
-const priority = -400
+// The priorities of the chains: ahead of all other hooks of the mesh, of which those of table raw have -300, and behind them.
+const (
+	ahead  = -400
+	behind = 400
+)
+
+// receiveBuffer holds the events of a burst of packets: a packet has about twenty, of half a kilobyte in the kernel's count each.
+const receiveBuffer = 4 << 20
 
 // Open begins a trace in the network namespace of the calling thread.
 func Open(f Filter) (*Tracer, error) {
 	conn, err := nfnetlink.Open()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("starting a packet trace: %w", err)
 	}
-	t := &Tracer{conn: conn, owned: true}
-	err = t.mark(f, ownerFlag)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // before Linux 5.12
-		t.owned = false
-		err = t.mark(f, 0)
-	}
-	const traceGroup = 9 // NFNLGRP_NFTRACE, linux/netfilter/nfnetlink.h
-	if err == nil {
-		err = conn.Join(traceGroup)
-	}
-	if err != nil {
+	t := &Tracer{conn: conn, table: tableName(os.Getpid())}
+	if err := t.begin(f); err != nil {
 		return nil, errors.Join(fmt.Errorf("starting a packet trace: %w", err), t.Close())
 	}
 	return t, nil
 }
 
-// Run calls each with every event until ctx ends. lost counts the messages that the kernel dropped.
-func (t *Tracer) Run(ctx context.Context, each func(Event)) (lost int, err error) {
-	err = t.conn.Listen(ctx, func(m nfnetlink.Message) {
-		if e, ok := parse(m); ok && e.Table != tableName() {
+func (t *Tracer) begin(f Filter) error {
+	if err := t.removeStale(); err != nil {
+		return err
+	}
+	t.owned = true
+	err := t.mark(f, ownerFlag)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // before Linux 5.12
+		t.owned = false
+		err = t.mark(f, 0)
+	}
+	if err != nil {
+		t.owned = true // there is no table to remove
+		return err
+	}
+	if err := t.conn.Buffer(receiveBuffer); err != nil {
+		return err
+	}
+	const traceGroup = 9 // NFNLGRP_NFTRACE, linux/netfilter/nfnetlink.h
+	return t.conn.Join(traceGroup)
+}
+
+// maxTables bounds the tables of a namespace among which stale ones are searched: the processes of a pod can make any number.
+const maxTables = 4096
+
+// removeStale removes the tables of processes that are gone, and one with the name of this process: an earlier process had its
+// number. A table with an owner has a live one.
+func (t *Tracer) removeStale() error {
+	if _, err := t.conn.Generation(); err != nil {
+		return err
+	}
+	t.conn.Budget = nfnetlink.Budget{Objects: maxTables, Bytes: maxTables << 10}
+	var stale []string
+	err := t.conn.Dump(context.Background(), unix.NFT_MSG_GETTABLE, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
+		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
+		name := m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()
+		number, found := strings.CutPrefix(name, redirect.TraceTable)
+		pid, err := strconv.Atoi(number)
+		if found && err == nil && flags&ownerFlag == 0 && (pid == os.Getpid() || errors.Is(unix.Kill(pid, 0), unix.ESRCH)) {
+			stale = append(stale, name)
+		}
+		return nil
+	})
+	if err != nil || len(stale) == 0 {
+		return err
+	}
+	return t.commit(func(b *nfnetlink.Batch) {
+		for _, name := range stale {
+			b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, name) })
+		}
+	})
+}
+
+// Run calls each with every event until ctx ends. lost is called when the kernel dropped events.
+func (t *Tracer) Run(ctx context.Context, each func(Event), lost func()) error {
+	return t.conn.Listen(ctx, func(m nfnetlink.Message) {
+		if e, ok := parse(m); ok {
+			e.Own = e.Family == unix.NFPROTO_INET && e.Table == t.table
 			each(e)
 		}
-	}, func() { lost++ })
-	return lost, err
+	}, lost)
 }
 
 // Close ends the trace and removes its table.
@@ -80,7 +137,7 @@ func (t *Tracer) Close() error {
 	var err error
 	if !t.owned {
 		err = t.commit(func(b *nfnetlink.Batch) {
-			b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, tableName()) })
+			b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, t.table) })
 		})
 	}
 	return errors.Join(err, t.conn.Close())
@@ -103,46 +160,55 @@ func (t *Tracer) commit(fill func(*nfnetlink.Batch)) error {
 	return err
 }
 
-// mark creates the table: a chain ahead of all others in each hook at which packets begin, with a rule for each protocol.
+// mark creates the table: a chain ahead of all others in each hook at which packets begin, with a rule for each protocol, and a
+// chain without rules behind all others in each hook at which they end. An event of each says where the packet is.
 func (t *Tracer) mark(f Filter, flags uint32) error {
 	return t.commit(func(batch *nfnetlink.Batch) {
-		table := tableName()
-		batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_TABLE_NAME, table)
+		batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
+			b.String(unix.NFTA_TABLE_NAME, t.table)
 			b.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 		})
-		for chain, hook := range map[string]uint32{"prerouting": unix.NF_INET_PRE_ROUTING, "output": unix.NF_INET_LOCAL_OUT} {
-			batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-				b.String(unix.NFTA_CHAIN_TABLE, table)
-				b.String(unix.NFTA_CHAIN_NAME, chain)
-				b.String(unix.NFTA_CHAIN_TYPE, "filter")
-				b.Nested(unix.NFTA_CHAIN_HOOK, func() {
-					b.Uint32(unix.NFTA_HOOK_HOOKNUM, hook)
-					b.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(0xffffffff+1+priority)) //nolint:gosec // two's complement
-				})
-			})
+		t.chain(batch, "prerouting", unix.NF_INET_PRE_ROUTING, ahead)
+		t.chain(batch, "output", unix.NF_INET_LOCAL_OUT, ahead)
+		t.chain(batch, "input", unix.NF_INET_LOCAL_IN, behind)
+		t.chain(batch, "postrouting", unix.NF_INET_POST_ROUTING, behind)
+		for _, chain := range []string{"prerouting", "output"} {
 			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 				batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-					b.String(unix.NFTA_RULE_TABLE, table)
+					b.String(unix.NFTA_RULE_TABLE, t.table)
 					b.String(unix.NFTA_RULE_CHAIN, chain)
-					b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { f.rule(b, protocol) })
+					b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { f.rule(b, chain, protocol) })
 				})
 			}
 		}
 	})
 }
 
-// rule marks the selected packets of a protocol: of TCP those with SYN and without ACK.
-func (f Filter) rule(b *nfnetlink.Buffer, protocol uint8) {
-	if f.Destination.IsValid() {
-		family := uint8(unix.NFPROTO_IPV4)
-		if f.Destination.Addr().Is6() {
-			family = unix.NFPROTO_IPV6
-		}
-		b.Meta(unix.NFT_META_NFPROTO)
-		b.Compare(false, []byte{family})
-		if f.Destination.Bits() > 0 {
-			b.Network(false, false, f.Destination)
+func (t *Tracer) chain(batch *nfnetlink.Batch, name string, hook uint32, priority int32) {
+	batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
+		b.String(unix.NFTA_CHAIN_TABLE, t.table)
+		b.String(unix.NFTA_CHAIN_NAME, name)
+		b.String(unix.NFTA_CHAIN_TYPE, "filter")
+		b.Nested(unix.NFTA_CHAIN_HOOK, func() {
+			b.Uint32(unix.NFTA_HOOK_HOOKNUM, hook)
+			b.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority)) //nolint:gosec // two's complement
+		})
+	})
+}
+
+// rule marks the selected packets of a protocol: of TCP those with SYN and without ACK. A packet that arrives by lo was sent here,
+// and selected then or not.
+func (f Filter) rule(b *nfnetlink.Buffer, chain string, protocol uint8) {
+	if chain == "prerouting" {
+		b.Meta(unix.NFT_META_IIF)
+		b.Compare(true, binary.NativeEndian.AppendUint32(nil, loopback))
+	}
+	for _, network := range []struct {
+		netip.Prefix
+		source bool
+	}{{f.Source, true}, {f.Destination, false}} {
+		if network.IsValid() {
+			matchNetwork(b, network.Prefix, network.source)
 		}
 	}
 	b.Meta(unix.NFT_META_L4PROTO)
@@ -156,7 +222,7 @@ func (f Filter) rule(b *nfnetlink.Buffer, protocol uint8) {
 		b.And([]byte{syn | ack})
 		b.Compare(false, []byte{syn})
 	}
-	const perSecond, burst = 100, 100 // packets: a busy pod must not fill the socket, nor a terminal
+	const perSecond, burst = 50, 50 // packets: a busy pod must not fill the socket, nor a terminal
 	b.Expression("limit", func() {
 		b.Uint64(unix.NFTA_LIMIT_RATE, perSecond)
 		b.Uint64(unix.NFTA_LIMIT_UNIT, 1)
@@ -170,4 +236,19 @@ func (f Filter) rule(b *nfnetlink.Buffer, protocol uint8) {
 		b.Uint32(unix.NFTA_META_KEY, unix.NFT_META_NFTRACE)
 		b.Uint32(unix.NFTA_META_SREG, nfnetlink.Register)
 	})
+}
+
+// loopback is the index of lo, in every namespace.
+const loopback = 1
+
+func matchNetwork(b *nfnetlink.Buffer, network netip.Prefix, source bool) {
+	family := uint8(unix.NFPROTO_IPV4)
+	if network.Addr().Is6() {
+		family = unix.NFPROTO_IPV6
+	}
+	b.Meta(unix.NFT_META_NFPROTO)
+	b.Compare(false, []byte{family})
+	if network.Bits() > 0 {
+		b.Network(source, false, network.Masked())
+	}
 }

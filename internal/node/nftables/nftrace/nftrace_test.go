@@ -1,14 +1,19 @@
 package nftrace_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
@@ -32,16 +37,16 @@ func traced(t *testing.T, path string, f nftrace.Filter, network, to string) (al
 		if tables := netnstest.Run(t, path, "nft", "list", "tables"); !strings.Contains(tables, fmt.Sprintf("istio-cni-trace-%d", os.Getpid())) {
 			t.Errorf("the tables are\n%s", tables)
 		}
-		lost, err := tracer.Run(ctx, func(e nftrace.Event) { all = append(all, e) })
-		if err != nil || lost > 0 {
-			t.Errorf("%d lost, %v", lost, err)
+		lost := func() { t.Error("messages are lost") }
+		if err := tracer.Run(ctx, func(e nftrace.Event) { all = append(all, e) }, lost); err != nil {
+			t.Error(err)
 		}
 		return tracer.Close()
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tables := netnstest.Run(t, path, "nft", "list", "tables"); strings.Contains(tables, "istio-cni-trace") {
+	if tables := netnstest.Run(t, path, "nft", "list", "tables"); strings.Contains(tables, fmt.Sprintf("istio-cni-trace-%d", os.Getpid())) {
 		t.Errorf("left behind:\n%s", tables)
 	}
 	return all
@@ -61,8 +66,11 @@ func TestTheRulesThatAPacketMeets(t *testing.T) {
 		"127.0.0.1:80": "jump MESH,accept", "[::1]:80": "jump MESH,accept", "127.0.0.1:81": "jump MESH,return,policy accept",
 	} {
 		var steps []string
-		var first nftrace.Packet
+		var first, last nftrace.Packet
 		for _, e := range traced(t, path, nftrace.Filter{}, "tcp", to) {
+			if e.Own && e.Chain == "input" && e.Packet.Present() {
+				last = e.Packet
+			}
 			if e.Table != "nat" {
 				continue
 			}
@@ -78,6 +86,9 @@ func TestTheRulesThatAPacketMeets(t *testing.T) {
 		}
 		if got := strings.Join(steps, ","); got != want || first.Destination.String() != to || first.Out != 1 || first.Protocol != 6 {
 			t.Errorf("%s: %q, %+v", to, got, first)
+		}
+		if redirected := last.Destination.Port() == 15001; redirected != strings.HasSuffix(want, "MESH,accept") || last.In != 1 || last.Source != first.Source {
+			t.Errorf("%s: it ends as %+v", to, last)
 		}
 	}
 }
@@ -99,9 +110,70 @@ func TestTheFilterSelects(t *testing.T) {
 		"a family":      {nftrace.Filter{Destination: netip.MustParsePrefix("::/0")}, "tcp", false},
 		"another port":  {nftrace.Filter{Port: 98}, "tcp", false},
 		"the only port": {nftrace.Filter{Port: 99}, "tcp", true},
+		"the source":    {nftrace.Filter{Source: netip.MustParsePrefix("127.0.0.1/32")}, "tcp", true},
+		"other source":  {nftrace.Filter{Source: netip.MustParsePrefix("127.0.0.2/32")}, "tcp", false},
 	} {
 		if got := traced(t, path, test.filter, test.network, "127.0.0.1:99"); len(got) > 0 != test.want {
 			t.Errorf("%s: %+v", name, got)
 		}
+	}
+}
+
+// TestStaleTablesAreRemoved: those of processes that are gone, of a kernel without owners of tables. Others stay.
+func TestStaleTablesAreRemoved(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
+	const gone, alive, odd = "istio-cni-trace-4194999", "istio-cni-trace-1", "istio-cni-trace-x"
+	own := fmt.Sprintf("istio-cni-trace-%d", os.Getpid())
+	for _, name := range []string{gone, alive, odd, own} {
+		netnstest.Run(t, path, "nft", "add", "table", "inet", name)
+	}
+	if len(traced(t, path, nftrace.Filter{}, "tcp", "127.0.0.1:99")) == 0 {
+		t.Error("nothing is traced")
+	}
+	got := strings.Fields(strings.ReplaceAll(netnstest.Run(t, path, "nft", "list", "tables"), "table inet", ""))
+	if diff := cmp.Diff([]string{alive, odd}, got, cmpopts.SortSlices(strings.Compare)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestAKilledTracerLeavesNoTable: the kernel removes the table with the process.
+func TestAKilledTracerLeavesNoTable(t *testing.T) {
+	if path := os.Getenv("NFTRACE_NAMESPACE"); path != "" { // the process that is killed
+		err := netnstest.Open(t, path).Do(func() error {
+			tracer, err := nftrace.Open(nftrace.Filter{})
+			if err != nil {
+				return err
+			}
+			fmt.Println("tracing")
+			return tracer.Run(t.Context(), func(nftrace.Event) {}, func() {})
+		})
+		t.Fatal(err)
+	}
+	t.Parallel()
+	path := netnstest.New(t)
+	tracer := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^"+t.Name()+"$")
+	tracer.Env = append(os.Environ(), "NFTRACE_NAMESPACE="+path)
+	out, err := tracer.StdoutPipe()
+	if err == nil {
+		err = tracer.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "tracing\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	name := fmt.Sprintf("istio-cni-trace-%d", tracer.Process.Pid)
+	if tables := netnstest.Run(t, path, "nft", "list", "tables"); !strings.Contains(tables, name) {
+		t.Fatalf("the tables are\n%s", tables)
+	}
+	if err := tracer.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = tracer.Wait()
+	if tables := netnstest.Run(t, path, "nft", "list", "tables"); tables != "" {
+		t.Errorf("left behind:\n%s", tables)
 	}
 }
