@@ -184,7 +184,7 @@ func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec,
 		return a, err
 	}
 	r := live.Walk(p)
-	a = Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: r.Settings, Omitted: r.Omitted, Wanted: judge(r)}
+	a = Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: r.Settings, Omitted: r.Omitted, Wanted: Judge(r)}
 	for _, h := range r.Hops {
 		a.Hops = append(a.Hops, Hop{h.Hook, h.Table, h.Chain, h.Number, h.Rule, h.Answer.String(), h.Why})
 	}
@@ -217,9 +217,9 @@ func (q Question) packet(own []netip.Addr) (walk.Packet, error) {
 	return p, nil
 }
 
-// judge says whether a result is as the mesh wants it: redirected, or let past by a rule that every pod has. A setting of the pod
+// Judge says whether a result is as the mesh wants it: redirected, or let past by a rule that every pod has. A setting of the pod
 // that lets it past is past the mesh.
-func judge(r walk.Result) Wanted {
+func Judge(r walk.Result) Wanted {
 	switch r.Verdict {
 	case walk.Redirected, walk.HandedOver:
 		return AsWanted

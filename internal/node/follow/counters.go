@@ -1,0 +1,78 @@
+package follow
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// place is a rule in its chain.
+type place struct {
+	family       ruleset.Family
+	table, chain string
+	number       int
+}
+
+// maxCounts bounds the rules that are shown of one reading.
+const maxCounts = 100
+
+// count reads the counters of legacy tables and, if compare is set, shows the rules that packets matched since the last reading.
+func (f *follower) count(ctx context.Context, compare bool) error {
+	all, err := f.space.LegacyCounts(ctx)
+	if err != nil {
+		return err
+	}
+	before := f.counts
+	f.counts = map[place]redirection.Count{}
+	reason, shown := f.rules.Reasons(), 0
+	for _, c := range all {
+		at := place{c.Family, c.Rule.Table, c.Rule.Chain, c.Rule.Number}
+		f.counts[at] = c
+		last := before[at]
+		if last.Rule.Rule != c.Rule.Rule || c.Packets < last.Packets { // another rule, or counters that began anew
+			last.Packets = 0
+		}
+		c.Packets -= last.Packets
+		if !compare || c.Packets == 0 || shown == maxCounts {
+			continue
+		}
+		shown++
+		if hook, base := ruleset.HookOf(c.Rule.Table, c.Rule.Chain); base {
+			c.Rule.Hook = hook.Name
+		}
+		c.Rule.Why = reason(c.Rule.Table, c.Rule.Chain, c.Rule.Rule)
+		wanted := f.judgeRule(c.Rule)
+		f.counted += c.Packets
+		f.end.judge(wanted)
+		if err := f.each(Record{Count: &Count{Hop: hopOf(c.Rule), Family: c.Family.String(), Packets: c.Packets, Wanted: wanted}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// judgeRule judges the packets of a rule that ends their way through the table that redirects; any other decides nothing.
+func (f *follower) judgeRule(h walk.Hop) inspect.Wanted {
+	words := strings.Fields(h.Rule)
+	i := slices.Index(words, "-j")
+	if i < 0 || i+1 == len(words) {
+		return ""
+	}
+	result := walk.Result{Decided: &h}
+	switch target := words[i+1]; {
+	case h.Why != "" && (target == "REDIRECT" || target == "TPROXY"):
+		return inspect.AsWanted
+	case h.Table == "nat" && (target == "RETURN" || target == "ACCEPT"):
+		result.Verdict = walk.Passed
+	case target == "DROP" || target == "REJECT":
+		result.Verdict = walk.Dropped
+	default:
+		return ""
+	}
+	return inspect.Judge(f.rules.Explained(result, walk.Packet{}, ""))
+}

@@ -1,0 +1,280 @@
+// Package follow shows the way of real packets through the rules of a pod's network namespace, each with the reasons of the rules
+// that it met.
+//
+// It promises that packets go as they would without it, that nothing of it stays when it ends or is killed, and that its rate, memory
+// and output are bounded whatever the pod sends. Where the kernel does not trace (no nf_tables, or rules in legacy tables) it says so,
+// and shows the rules whose packet counters rise.
+//
+// Start at Run; packet.go puts the kernel's events together, counters.go has the counters.
+package follow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// Record is one line of a trace: one of its fields is set. The first has Begin and, unless it broke off, the last End.
+type Record struct {
+	Begin  *Begin  `json:"begin,omitempty"`
+	Packet *Packet `json:"packet,omitempty"`
+	Count  *Count  `json:"count,omitempty"`
+	End    *End    `json:"end,omitempty"`
+}
+
+// Begin says what is traced.
+type Begin struct {
+	// Subject is the pod or namespace, Packets the selected ones in words.
+	Subject string    `json:"subject"`
+	Packets string    `json:"packets"`
+	Until   time.Time `json:"until"`
+	// Note says what the kernel does not trace here.
+	Note string `json:"note,omitempty"`
+}
+
+// Packet is a packet that was seen, with the rules that it met.
+type Packet struct {
+	Time        time.Time `json:"time"`
+	Protocol    string    `json:"protocol"`
+	Source      string    `json:"source"`
+	Destination string    `json:"destination"`
+	// Outgoing is a packet that the pod sends.
+	Outgoing bool `json:"outgoing"`
+	inspect.Answer
+}
+
+// Count is a rule of a legacy table that packets matched since the last look.
+type Count struct {
+	inspect.Hop
+
+	Family  string `json:"family"`
+	Packets uint64 `json:"packets"`
+	// Wanted says whether the rule lets these packets go as the mesh wants it; "" for a rule that decides nothing.
+	Wanted inspect.Wanted `json:"wanted,omitempty"`
+}
+
+// End is the result.
+type End struct {
+	// Reason is why the trace ended.
+	Reason string `json:"reason"`
+	// Packets were seen; of them, and of the rules that counted, Past went past the mesh, and of Unknown that is not known.
+	Packets int `json:"packets"`
+	Wanted  int `json:"wanted"`
+	Past    int `json:"past"`
+	Unknown int `json:"unknown"`
+	// Lost counts the times that the kernel dropped events.
+	Lost int    `json:"lost"`
+	Hint string `json:"hint,omitempty"`
+}
+
+// MaxPackets bounds a trace.
+const MaxPackets = 1000
+
+// Options say what is traced.
+type Options struct {
+	Subject string
+	Filter  nftrace.Filter
+	For     time.Duration
+	// Now is the time of day.
+	Now func() time.Time
+}
+
+// follower is a running trace.
+type follower struct {
+	Options
+
+	space redirection.Namespace
+	spec  *redirect.Spec
+	rules redirection.Traceable
+	each  func(Record) error
+
+	open    []*packet
+	answers map[flow]bool
+	ticks   int
+	reread  int // the tick of the last reading of the rules
+	counts  map[place]redirection.Count
+	counted uint64 // packets, by rules of legacy tables
+	end     End
+}
+
+// Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. The Spec explains the rules; nil
+// knows no reasons.
+func Run(ctx context.Context, space redirection.Namespace, spec *redirect.Spec, o Options, each func(Record) error) error {
+	f := &follower{Options: o, space: space, spec: spec, each: each, answers: map[flow]bool{}}
+	var err error
+	if f.rules, err = space.Traceable(ctx, spec); err != nil {
+		return err
+	}
+	var tracer *nftrace.Tracer
+	err = space.NetNS.Do(func() (err error) {
+		tracer, err = nftrace.Open(o.Filter)
+		return err
+	})
+	note := ""
+	switch {
+	case errors.Is(err, nftrace.ErrUnsupported):
+		note = fmt.Sprintf("%v; so there are no packets here, only counters of rules in legacy tables", err)
+	case err != nil:
+		return err
+	case f.rules.Legacy:
+		note = "the kernel does not trace the rules of legacy tables; the counters of these are read as well"
+	}
+	if note != "" {
+		if err := f.count(ctx, false); err != nil {
+			return errors.Join(err, closed(tracer))
+		}
+	}
+	begin := Begin{Subject: o.Subject, Packets: words(o.Filter), Until: o.Now().Add(o.For), Note: note}
+	if err := each(Record{Begin: &begin}); err != nil {
+		return errors.Join(err, closed(tracer))
+	}
+	if err := f.follow(ctx, tracer); err != nil {
+		return err
+	}
+	f.end.Hint = f.hint()
+	return each(Record{End: &f.end})
+}
+
+func closed(t *nftrace.Tracer) error {
+	if t == nil {
+		return nil
+	}
+	return t.Close()
+}
+
+// words says which packets a filter selects.
+func words(f nftrace.Filter) string {
+	text := "the first packet of each TCP connection and UDP packets"
+	if f.Source.IsValid() {
+		text += " from " + address(f.Source)
+	}
+	if f.Destination.IsValid() {
+		text += " to " + address(f.Destination)
+	}
+	if f.Port != 0 {
+		text += fmt.Sprintf(" with destination port %d", f.Port)
+	}
+	return text
+}
+
+// hint says what to do if nothing was seen.
+func (f *follower) hint() string {
+	if f.end.Packets > 0 || f.counted > 0 {
+		return ""
+	}
+	return "no packet was seen: a connection that was open before is not shown; let the client connect anew, see whether its name " +
+		"resolves to the traced address, and whether it runs in this pod"
+}
+
+const (
+	// tick is the time between two looks at packets of which no more events come; quiet is their number.
+	tick  = 100 * time.Millisecond
+	quiet = 2
+	// countEach is the number of ticks between two readings of counters, which start processes.
+	countEach = 20
+	// waiting bounds the events that wait here. The kernel has room for more, and drops what comes then.
+	waiting = 1024
+)
+
+// errEnough ends a trace of very many packets.
+var errEnough = fmt.Errorf("%d packets were seen", MaxPackets)
+
+// follow handles events until the trace ends. It closes the tracer, which may be nil.
+func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
+	ctx, cancel := context.WithTimeout(ctx, f.For)
+	defer cancel()
+	events, lost, done := make(chan nftrace.Event, waiting), make(chan struct{}, 1), make(chan error, 1)
+	go func() {
+		var err error
+		if tracer != nil {
+			err = tracer.Run(ctx, func(e nftrace.Event) {
+				select {
+				case events <- e:
+				case <-ctx.Done():
+				}
+			}, func() {
+				select {
+				case lost <- struct{}{}:
+				case <-ctx.Done():
+				}
+			})
+		} else {
+			<-ctx.Done()
+		}
+		done <- errors.Join(err, closed(tracer))
+	}()
+	err := f.loop(ctx, events, lost)
+	cancel()
+	traceErr := <-done
+	if err == nil {
+		err = f.flush(0)
+	}
+	f.end.Reason = "the time is over"
+	switch {
+	case errors.Is(err, errEnough):
+		f.end.Reason, err = err.Error(), nil
+	case err != nil:
+		return errors.Join(err, traceErr)
+	case !errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		f.end.Reason = "interrupted"
+	}
+	return errors.Join(f.last(ctx), traceErr)
+}
+
+// last reads the counters once more.
+func (f *follower) last(ctx context.Context) error {
+	if f.counts == nil {
+		return nil
+	}
+	const limit = 5 * time.Second
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	return f.count(ctx, true)
+}
+
+// loop handles what comes until ctx ends.
+func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <-chan struct{}) error {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			for len(events) > 0 && err == nil {
+				err = f.event(ctx, <-events)
+			}
+			return err
+		case e := <-events:
+			err = f.event(ctx, e)
+		case <-lost:
+			f.end.Lost++
+		case <-ticker.C:
+			f.ticks++
+			err = f.flush(quiet)
+			if err == nil && f.counts != nil && f.ticks%countEach == 0 {
+				err = f.count(ctx, true)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// judge counts a packet or a rule that decided.
+func (e *End) judge(w inspect.Wanted) {
+	switch w {
+	case inspect.AsWanted:
+		e.Wanted++
+	case inspect.Past:
+		e.Past++
+	case inspect.Unknown:
+		e.Unknown++
+	}
+}

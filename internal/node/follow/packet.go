@@ -1,0 +1,373 @@
+package follow
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
+)
+
+// Bounds of what is kept: packets whose events still come, hops of each, flows whose answers are left out, and the text of a rule.
+const (
+	maxOpen    = 256
+	maxHops    = 100
+	maxAnswers = 4096
+	maxText    = 1 << 10
+)
+
+// rereadEach is the least number of ticks between two readings of the rules, which may change during a trace.
+const rereadEach = 10
+
+// packet is a packet whose events still come.
+type packet struct {
+	Packet
+
+	id uint32
+	// first is the packet as it was sent or arrived, last as it was where it was seen last, which is at.
+	first, last nftrace.Packet
+	at          string
+	tick        int
+
+	// hook is that of the current base chain, and calls are the jumps that lead to the current chain.
+	hook    ruleset.Hook
+	calls   []call
+	hops    []walk.Hop
+	omitted int
+	// passed is the last hop that let the packet pass, in nat and elsewhere, as in a walk; decided the one of the verdict.
+	passed  map[bool]walk.Hop
+	decided *walk.Hop
+	verdict walk.Verdict
+	// port is that of the socket that TPROXY gave the packet to.
+	port uint16
+}
+
+// call is a jump, or a goto, from which no packet comes back to its chain.
+type call struct {
+	hop  walk.Hop
+	goes bool
+}
+
+// flow are the addresses of a packet of UDP.
+type flow struct{ source, destination netip.AddrPort }
+
+// families are the families of tables by the kernel's numbers, NFPROTO_…, linux/netfilter.h.
+var families = map[uint8]ruleset.Family{1: ruleset.Inet, 2: ruleset.IPv4, 10: ruleset.IPv6} //nolint:gochecknoglobals // a constant table
+
+// event handles an event of the kernel. One of a packet that another tracer marked is none of ours.
+func (f *follower) event(ctx context.Context, e nftrace.Event) error {
+	i := slices.IndexFunc(f.open, func(p *packet) bool { return p.id == e.ID })
+	if e.Own && e.Packet.Present() {
+		return f.own(i, e)
+	}
+	if i < 0 || e.Own {
+		return nil
+	}
+	p := f.open[i]
+	p.tick = f.ticks
+	if hook, base := hookOf(e.Family, e.Table, e.Chain); base {
+		p.hook, p.calls = hook, p.calls[:0]
+	}
+	switch {
+	case e.Kind == nftrace.Return:
+		p.back()
+	case e.Kind == nftrace.Policy && e.Verdict == "drop":
+		p.meet(walk.Hop{Table: e.Table, Chain: e.Chain, Rule: "policy DROP", Answer: walk.Yes}, e)
+	case e.Kind == nftrace.Rule && e.Handle != 0:
+		p.meet(f.rule(ctx, e), e)
+	}
+	return nil
+}
+
+// own handles an event of the trace's own table: the packet begins, arrives again by lo, or ends.
+func (f *follower) own(i int, e nftrace.Event) error {
+	const lo = 1 // the index of lo
+	begins := e.Chain == "output" || e.Chain == "prerouting"
+	switch {
+	case begins && e.Handle != 0:
+		if i >= 0 { // the kernel uses the number again
+			if err := f.show(i); err != nil {
+				return err
+			}
+		}
+		return f.begin(e)
+	case begins && e.Packet.In == lo:
+		i = slices.IndexFunc(f.open, func(p *packet) bool {
+			return p.at == "postrouting" && p.last.Out == lo && p.last.Protocol == e.Packet.Protocol && p.last.Source == e.Packet.Source
+		})
+		if i >= 0 {
+			f.open[i].id = e.ID
+		}
+	}
+	if i >= 0 {
+		f.open[i].last, f.open[i].at, f.open[i].tick = e.Packet, e.Chain, f.ticks
+		f.expect(e.Packet)
+	}
+	return nil
+}
+
+// expect makes the answer to a packet of UDP known. Of TCP only first packets are traced.
+func (f *follower) expect(p nftrace.Packet) {
+	if p.Protocol != ruleset.UDP {
+		return
+	}
+	if len(f.answers) >= maxAnswers {
+		clear(f.answers)
+	}
+	f.answers[flow{p.Destination, p.Source}] = true
+}
+
+// begin opens a packet, unless it answers one that was seen.
+func (f *follower) begin(e nftrace.Event) error {
+	if e.Packet.Protocol == ruleset.UDP && f.answers[flow{e.Packet.Source, e.Packet.Destination}] {
+		return nil
+	}
+	f.expect(e.Packet)
+	if len(f.open) >= maxOpen {
+		if err := f.show(0); err != nil {
+			return err
+		}
+	}
+	f.open = append(f.open, &packet{
+		id: e.ID, first: e.Packet, last: e.Packet, at: e.Chain, tick: f.ticks, passed: map[bool]walk.Hop{},
+		Packet: Packet{
+			Time: f.Now(), Protocol: protocol(e.Packet.Protocol), Source: e.Packet.Source.String(), Destination: e.Packet.Destination.String(),
+			Outgoing: e.Chain == "output",
+		},
+	})
+	return nil
+}
+
+func protocol(number uint8) string {
+	return map[uint8]string{ruleset.TCP: "TCP", ruleset.UDP: "UDP"}[number]
+}
+
+// rule returns the rule of an event. An unknown one may be new: the rules are read again, now and then.
+func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
+	handle := nftables.Handle{Family: families[e.Family], Table: e.Table, Number: e.Handle}
+	hop, known := f.rules.Rules[handle]
+	if !known && f.ticks-f.reread >= rereadEach && hookedTable(handle) {
+		f.reread = f.ticks
+		if rules, err := f.space.Traceable(ctx, f.spec); err == nil {
+			f.rules = rules
+			hop, known = rules.Rules[handle]
+		}
+	}
+	if !known {
+		rule := fmt.Sprintf("rule with handle %d, which is not read", e.Handle)
+		hop = walk.Hop{Table: e.Table, Chain: e.Chain, Rule: rule, Answer: walk.Yes}
+	}
+	return hop
+}
+
+// hookedTable reports whether a table is one whose rules are read.
+func hookedTable(h nftables.Handle) bool {
+	return h.Family == ruleset.Inet && slices.Contains(redirect.NativeTables(), h.Table) || h.Family != ruleset.Inet && ruleset.KnownTable(h.Table)
+}
+
+func hookOf(family uint8, table, chain string) (ruleset.Hook, bool) {
+	if families[family] == ruleset.Inet {
+		return redirect.NativeHook(table, chain)
+	}
+	return ruleset.HookOf(table, chain)
+}
+
+// meet adds a rule that the packet matched, and what that means for it.
+func (p *packet) meet(h walk.Hop, e nftrace.Event) {
+	h.Hook = p.hook.Name
+	if len(p.hops) < maxHops {
+		p.hops = append(p.hops, h)
+	} else {
+		p.omitted++
+	}
+	cause := h
+	if len(p.calls) > 0 { // the jump into the chain of the last rule has the condition
+		cause = p.calls[len(p.calls)-1].hop
+	}
+	switch e.Verdict {
+	case "jump", "goto":
+		if len(p.calls) < maxHops {
+			p.calls = append(p.calls, call{h, e.Verdict == "goto"})
+		}
+	case "drop":
+		p.decide(walk.Dropped, cause)
+		if fields := strings.Fields(h.Rule); slices.Contains(fields, "REJECT") || slices.Contains(fields, "reject") {
+			p.verdict = walk.Rejected
+		}
+	case "accept", "return":
+		if port, gives := tproxy(h.Rule); gives {
+			p.decide(walk.HandedOver, cause)
+			p.port = port
+		} else if e.Verdict == "accept" && diverts(h.Rule) {
+			if p.verdict != walk.HandedOver { // the socket that it was given to gets it
+				p.decide(walk.Redirected, cause)
+			}
+		} else if p.hook.Name == "output" || p.hook.Name == "prerouting" {
+			p.passed[p.hook.Type == "nat"] = h
+		}
+		if e.Verdict == "return" {
+			p.back()
+		}
+	}
+}
+
+func (p *packet) decide(v walk.Verdict, h walk.Hop) { p.verdict, p.decided = v, &h }
+
+// back leaves a called chain.
+func (p *packet) back() {
+	for len(p.calls) > 0 {
+		last := p.calls[len(p.calls)-1]
+		p.calls = p.calls[:len(p.calls)-1]
+		if !last.goes {
+			break
+		}
+	}
+}
+
+// diverts reports whether the target of a rule changes the destination.
+func diverts(rule string) bool {
+	return slices.ContainsFunc(strings.Fields(rule), func(word string) bool {
+		return slices.Contains([]string{"REDIRECT", "DNAT", "redirect", "dnat"}, word)
+	})
+}
+
+// tproxy returns the port of a rule that hands packets to a socket: "-j TPROXY --on-port N" or, of nft, "tproxy to :N".
+func tproxy(rule string) (port uint16, is bool) {
+	words := strings.Fields(rule)
+	if !slices.Contains(words, "TPROXY") && !slices.Contains(words, "tproxy") {
+		return 0, false
+	}
+	for i, word := range words[1:] {
+		if words[i] == "--on-port" || words[i] == "to" {
+			n, _ := strconv.ParseUint(strings.TrimPrefix(word, ":"), 10, 16)
+			return uint16(n), true //nolint:gosec // parsed with 16 bits
+		}
+	}
+	return 0, true
+}
+
+// flush shows the packets of which no event came for a number of ticks.
+func (f *follower) flush(ticks int) error {
+	for i := 0; i < len(f.open); {
+		if f.ticks-f.open[i].tick < ticks {
+			i++
+			continue
+		}
+		if err := f.show(i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show ends a packet.
+func (f *follower) show(i int) error {
+	p := f.open[i]
+	f.open = slices.Delete(f.open, i, i+1)
+	f.explain(p)
+	f.end.Packets++
+	f.end.judge(p.Wanted)
+	if err := f.each(Record{Packet: &p.Packet}); err != nil {
+		return err
+	}
+	if f.end.Packets == MaxPackets {
+		return errEnough
+	}
+	return nil
+}
+
+// explain fills the answer.
+func (f *follower) explain(p *packet) {
+	r, cause := p.result(), "the rule is in a legacy table, or met an earlier packet of the connection"
+	if r.Verdict == walk.CannotTell {
+		cause = "it did not come further than " + p.at + ", and no rule dropped it: see routes, rp_filter and the table that is not read"
+	}
+	r = f.rules.Explained(r, walk.Packet{Outgoing: p.Outgoing, Protocol: p.first.Protocol, Dst: p.first.Destination}, cause)
+	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: r.Settings, Omitted: p.omitted, Wanted: f.wanted(p, r)}
+	if p.Wanted == "" {
+		p.Sentence += "; rules of legacy tables are not traced, see their counters"
+	}
+	for _, h := range p.hops {
+		p.Hops = append(p.Hops, hopOf(h))
+	}
+}
+
+// hopOf makes a hop safe to show.
+func hopOf(h walk.Hop) inspect.Hop {
+	return inspect.Hop{
+		Hook: h.Hook, Table: printable.Text(h.Table, maxText), Chain: printable.Text(h.Chain, maxText), Number: h.Number,
+		Rule: printable.Text(h.Rule, maxText), Answer: h.Answer.String(), Why: h.Why,
+	}
+}
+
+// result is what became of the packet: by its addresses where it was seen last, and the rules that it met.
+func (p *packet) result() walk.Result {
+	r := walk.Result{Verdict: p.verdict, Decided: p.decided}
+	ended := p.at == "postrouting" || p.at == "input"
+	switch {
+	case p.verdict == walk.Dropped || p.verdict == walk.Rejected:
+	case !ended:
+		r.Verdict, r.Decided = walk.CannotTell, nil
+	case p.verdict == walk.HandedOver:
+		r.To = netip.AddrPortFrom(netip.Addr{}, p.port)
+	case p.last.Destination != p.first.Destination:
+		r.Verdict, r.To = walk.Redirected, p.last.Destination
+	default:
+		r.Verdict, r.Decided = walk.Passed, nil
+		for _, nat := range []bool{false, true} {
+			if hop, some := p.passed[nat]; some {
+				r.Decided = &hop
+			}
+		}
+	}
+	return r
+}
+
+// wanted judges as the walk of a packet is judged, except for what only a real packet shows: it is "" if a rule in a legacy table may
+// have decided.
+func (f *follower) wanted(p *packet, r walk.Result) inspect.Wanted {
+	switch {
+	case r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver:
+		if f.toProxy(r.To.Port()) {
+			return inspect.AsWanted
+		}
+		return inspect.Past
+	case r.Verdict == walk.Passed && r.Decided == nil && f.rules.Legacy:
+		return ""
+	case r.Verdict == walk.Passed && r.Decided == nil && p.first.Protocol != ruleset.TCP && !f.dns(p):
+		return inspect.AsWanted // the mesh leaves it alone
+	}
+	return inspect.Judge(r)
+}
+
+// toProxy reports whether a port is one of the proxy's to which rules of the mesh redirect.
+func (f *follower) toProxy(port uint16) bool {
+	spec := redirect.Default()
+	if f.spec != nil {
+		spec = *f.spec
+	}
+	return slices.Contains([]uint16{spec.OutboundPort, spec.InboundPort, redirect.DNSPort}, port)
+}
+
+// dns reports whether the mesh wants a packet as a query of DNS.
+func (f *follower) dns(p *packet) bool {
+	const port = 53
+	return p.Outgoing && p.first.Destination.Port() == port && f.spec != nil && f.spec.DNS != redirect.DNSOff
+}
+
+// address prints a network, or the address that it consists of.
+func address(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
