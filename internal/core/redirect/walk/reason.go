@@ -146,7 +146,9 @@ func (n Namespace) Reasons() func(table, chain, rule string) string {
 
 // Explained completes a result that another than Walk found: of the packet, the verdict with its address, the hops and the rule that
 // decided. cause stands in for a rule where none is known.
-func (n Namespace) Explained(r Result, p Packet, cause string) Result { return n.explained(outcome{r, cause}, p) }
+func (n Namespace) Explained(r Result, p Packet, cause string) Result {
+	return n.explained(outcome{r, cause}, p)
+}
 
 // explained completes a Result.
 func (n Namespace) explained(o outcome, p Packet) Result {
