@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -278,6 +279,28 @@ func TestDashboardMetricsAreDocumented(t *testing.T) {
 	}
 	if asked < 15 {
 		t.Errorf("only %d metrics are queried", asked)
+	}
+}
+
+// TestTheExampleOfAlertsIsThatOfTheManual: the rules are of the operator's API, and docs/operations.md has each expression.
+func TestTheExampleOfAlertsIsThatOfTheManual(t *testing.T) {
+	t.Parallel()
+	docs, err := os.ReadFile(top + "/docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := get[monitoringv1.PrometheusRule](t, example(t, "prometheus-rules.yaml"), "PrometheusRule/istio-system/istio-cni")
+	for _, r := range rule.Spec.Groups[0].Rules {
+		expression := "`" + r.Expr.String() + "`"
+		if r.For != nil {
+			expression += " for " + string(*r.For)
+		}
+		if !strings.Contains(string(docs), "| "+expression) {
+			t.Errorf("%s: docs/operations.md has no alert with %s", r.Alert, expression)
+		}
+	}
+	if len(rule.Spec.Groups[0].Rules) < 8 {
+		t.Errorf("%d rules", len(rule.Spec.Groups[0].Rules))
 	}
 }
 
