@@ -9,7 +9,7 @@ export FUZZTIME
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Run the plugin in a real CNI chain and show where packets go (root; installs packages)
@@ -39,6 +39,10 @@ setup: ## Install the packages for tests and demo on Debian (root)
 .PHONY: build
 build: ## Build bin/istio-cni: static, stripped, version from the checkout
 	@hack/build.sh
+
+.PHONY: kubectl-plugin
+kubectl-plugin: ## Build "kubectl istio-cni" for six platforms, archives and krew manifest, into bin/kubectl-plugin
+	@hack/kubectl-plugin.sh
 
 .PHONY: image
 image: ## Pack bin/image/istio-cni.tar, an OCI image for amd64 and arm64, without a container engine

@@ -34,8 +34,16 @@ tidy() { (cd "$1" && go mod tidy -diff); }
 # shellcheck disable=SC2317
 measuring() { go vet -tags "$tags,measure" ./...; }
 
+# The plugin of kubectl runs on all systems of kubectl.
+# shellcheck disable=SC2317
+everywhere() {
+  local os
+  for os in linux darwin windows; do GOOS=$os CGO_ENABLED=0 go vet ./internal/applet/... ./internal/role/fleet/... || return 1; done
+}
+
 check gofmt formatted
 check 'tests tagged measure' measuring
+check 'kubectl plugin on linux, darwin and windows' everywhere
 check go.mod tidy .
 check hack/tools/go.mod tidy hack/tools
 check hack/chart/go.mod tidy hack/chart

@@ -16,7 +16,7 @@ const usual = 80
 
 // Columns is the width of the terminal, 0 if the file is none.
 func Columns(f *os.File) int {
-	fd := int(f.Fd()) //nolint:gosec // a descriptor fits
+	fd := int(f.Fd())
 	if !term.IsTerminal(fd) {
 		return 0
 	}

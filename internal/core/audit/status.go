@@ -49,16 +49,17 @@ func (s Status) Why() string {
 // Faulty reports whether the pod is not redirected as wanted.
 func (s Status) Faulty() bool { return s.State != Captured && s.State != Outside }
 
-// Sort orders the pods: the most serious state first, then by name.
-func Sort(all []Status) {
+// Sort orders the pods by Compare.
+func Sort(all []Status) { slices.SortFunc(all, Compare) }
+
+// Compare orders pods: the most serious state first, then by name.
+func Compare(a, b Status) int {
 	rank := func(s State) int {
 		if at := severity(s); at >= 0 {
 			return at
 		}
 		return len(rows)
 	}
-	slices.SortFunc(all, func(a, b Status) int {
-		return cmp.Or(rank(a.State)-rank(b.State), strings.Compare(a.Node, b.Node), strings.Compare(a.Namespace, b.Namespace),
-			strings.Compare(a.Pod, b.Pod))
-	})
+	return cmp.Or(rank(a.State)-rank(b.State), strings.Compare(a.Node, b.Node), strings.Compare(a.Namespace, b.Namespace),
+		strings.Compare(a.Pod, b.Pod))
 }

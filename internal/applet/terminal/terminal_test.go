@@ -1,0 +1,68 @@
+package terminal_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/applet/terminal"
+)
+
+func TestTerminal(t *testing.T) {
+	t.Parallel()
+	screen := open(t)
+	environment := func(pairs map[string]string) func(string) (string, bool) {
+		return func(name string) (string, bool) { text, known := pairs[name]; return text, known }
+	}
+	usual := environment(map[string]string{"TERM": "xterm"})
+	if got := terminal.Columns(screen); got != 80 {
+		t.Errorf("a terminal without a size has %d columns", got)
+	}
+	if err := unix.IoctlSetWinsize(int(screen.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 132}); err != nil {
+		t.Fatal(err)
+	}
+	if got := terminal.Columns(screen); got != 132 {
+		t.Errorf("%d columns", got)
+	}
+	if !terminal.Colours(screen, usual) {
+		t.Error("a terminal has no colours")
+	}
+	for _, pairs := range []map[string]string{{}, {"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}} {
+		if terminal.Colours(screen, environment(pairs)) {
+			t.Errorf("colours with %q", pairs)
+		}
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = reader.Close(), writer.Close() })
+	if terminal.Columns(writer) != 0 || terminal.Colours(writer, usual) {
+		t.Error("a pipe is a terminal")
+	}
+}
+
+// open makes a pseudoterminal.
+func open(t *testing.T) *os.File {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	if err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	screen, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = screen.Close() })
+	return screen
+}

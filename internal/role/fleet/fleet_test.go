@@ -1,0 +1,446 @@
+package fleet_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/role/fleet"
+)
+
+// The real kubectl is in e2e/fleet. Here a stand-in has the faults that it cannot be made to have: this test binary, called with the
+// variable standIn.
+const standIn = "FLEET_TEST_KUBECTL"
+
+// answer is what the stand-in does for arguments that contain For, joined by spaces.
+type answer struct {
+	For, Out, Err string
+	Code          int
+	// Hang makes it wait for its end, Repeat prints Out so many times more.
+	Hang   bool
+	Repeat int
+}
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(standIn); dir != "" {
+		os.Exit(kubectl(dir, strings.Join(os.Args[1:], " ")))
+	}
+	os.Exit(m.Run())
+}
+
+// kubectl is the stand-in. Its directory has the answers, and a file of each running process.
+func kubectl(dir, args string) int {
+	must := func(err error) {
+		if err != nil {
+			panic(err)
+		}
+	}
+	running := filepath.Join(dir, "running", strconv.Itoa(os.Getpid()))
+	must(os.WriteFile(running, []byte(args), 0o600))
+	defer func() { _ = os.Remove(running) }()
+	if all, err := os.ReadDir(filepath.Dir(running)); err == nil && len(all) > 10 {
+		must(os.WriteFile(filepath.Join(dir, "too-many"), []byte(strconv.Itoa(len(all))), 0o600))
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "answers"))
+	must(err)
+	var answers []answer
+	must(json.Unmarshal(text, &answers))
+	for _, a := range answers {
+		if !strings.Contains(args, a.For) {
+			continue
+		}
+		for range a.Repeat + 1 {
+			if _, err := io.WriteString(os.Stdout, a.Out); err != nil {
+				return 1
+			}
+		}
+		_, _ = io.WriteString(os.Stderr, a.Err)
+		if a.Hang {
+			select {}
+		}
+		return a.Code
+	}
+	_, _ = fmt.Fprintf(os.Stderr, "error: the stand-in has no answer for %q\n", args)
+	return 1
+}
+
+// fleetOf has the agents of nodes n1, n2 and so on, which run, behind the answers.
+func fleetOf(nodes int, answers ...answer) []answer {
+	var items, names []string
+	for i := range nodes {
+		items = append(items, agentPod(fmt.Sprintf("agent-%d", i+1), fmt.Sprintf("n%d", i+1), "Running"))
+		names = append(names, fmt.Sprintf("node/n%d\n", i+1))
+	}
+	return append(answers,
+		answer{For: "get pods -o json -l k8s-app=istio-cni-node", Out: `{"items":[` + strings.Join(items, ",") + `]}`},
+		answer{For: "get nodes", Out: strings.Join(names, "")},
+	)
+}
+
+func agentPod(name, node, phase string) string {
+	return fmt.Sprintf(`{"metadata":{"namespace":"istio-system","name":%q},"spec":{"nodeName":%q},"status":{"phase":%q}}`, name, node, phase)
+}
+
+// of is the answer of an agent to a command.
+func of(agent int, command, out string) answer {
+	return answer{For: fmt.Sprintf("exec -n istio-system agent-%d -c install-cni -- istio-cni %s", agent, command), Out: out}
+}
+
+// pod is a pod in an agent's answer.
+func pod(name string, state audit.State) string {
+	return fmt.Sprintf(`{"namespace":"shop","pod":%q,"state":%q,"sentence":"is so","future":{"x":1}}`, name, state)
+}
+
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// setup makes the test binary the stand-in.
+func setup(t *testing.T, answers []answer) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	text, err := json.Marshal(answers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "answers"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "running"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(standIn, dir)
+	t.Setenv("KUBECTL", os.Args[0])
+	return dir
+}
+
+func run(t *testing.T, answers []answer, args ...string) result {
+	t.Helper()
+	setup(t, answers)
+	return call(fleet.Screen{}, 0, args...)
+}
+
+func call(screen fleet.Screen, columns int, args ...string) result {
+	var stdout, stderr bytes.Buffer
+	code := fleet.Run(applet.Call{
+		Args: args, Stdout: &stdout, Stderr: &stderr, Getenv: os.LookupEnv, Terminal: func() int { return columns },
+	}, screen)
+	return result{code, stdout.String(), stderr.String()}
+}
+
+func (r result) want(t *testing.T, code int, stdout, stderr string) {
+	t.Helper()
+	if r.code != code || !strings.Contains(r.stdout, stdout) || !strings.Contains(r.stderr, stderr) {
+		t.Errorf("exit code %d, want %d; stdout, want %q:\n%s\nstderr, want %q:\n%s", r.code, code, stdout, r.stdout, stderr, r.stderr)
+	}
+}
+
+func TestPodsOfAllNodes(t *testing.T) {
+	answers := fleetOf(3,
+		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
+		answer{For: of(2, "pods -o json", "").For, Out: "[" + pod("b", audit.Bypassed) + "," + pod("c", audit.Captured) + "]", Code: 3, Err: "command terminated with exit code 3\n"},
+		of(3, "pods -o json", "[]"),
+	)
+	r := run(t, answers, "pods")
+	r.want(t, 3, `NODE  POD     STATE     SINCE  CHECKED  BACKEND  WHY
+n2    shop/b  bypassed  -      -        -        is so
+n1    shop/a  captured  -      -        -        is so
+n2    shop/c  captured  -      -        -        is so
+`, "")
+	if r.stderr != "" {
+		t.Errorf("stderr %q", r.stderr)
+	}
+	// Fields of a newer agent remain.
+	call(fleet.Screen{}, 0, "pods", "-ojson").want(t, 3, `"future": {
+      "x": 1
+    },
+    "namespace": "shop",
+    "node": "n2",
+    "pod": "b"`, "")
+	call(fleet.Screen{}, 0, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, "node: n1\n", "")
+	call(fleet.Screen{}, 0, "pods", "--node=n3", "-o", "json").want(t, 0, "[]\n", "")
+	call(fleet.Screen{}, 0, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
+}
+
+// TestFlags: those of kubectl reach kubectl, those of the command reach the agents.
+func TestFlags(t *testing.T) {
+	run(t, []answer{
+		{For: "--context=east --as=me --insecure-skip-tls-verify get pods -o json -l a=b -n mesh", Out: `{"items":[` + agentPod("x", "n1", "Running") + `]}`},
+		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system x -c agent -- istio-cni pods -o json --state drifted -n shop", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
+	}, "pods", "--context", "east", "--as=me", "--insecure-skip-tls-verify", "--agent-selector=a=b", "--agent-namespace", "mesh", "--agent-container=agent",
+		"--state", "drifted", "-n", "shop", "-o", "wide").want(t, 3, "shop/a", "")
+}
+
+func TestNodesThatDoNotAnswer(t *testing.T) {
+	const list = "istio-cni redirects the traffic.\nversion v0.0.9, go1.26 linux/amd64\nCNI versions: 1.0.0\n\nCommands:\n"
+	items := []string{
+		agentPod("agent-1", "n1", "Running"), agentPod("agent-2", "n2", "Running"), agentPod("agent-3", "n3", "Running"),
+		agentPod("agent-4", "n4", "Running"), agentPod("agent-5", "n5", "Running"), agentPod("agent-6", "n6", "Running"),
+		agentPod("agent-7", "n7", "Running"), agentPod("agent-8", "n8", "Pending"), agentPod("agent-9", "", "Pending"),
+		strings.Replace(agentPod("agent-old", "n1", "Running"), `"name"`, `"deletionTimestamp":"2026-11-22T12:00:00Z","name"`, 1),
+		agentPod("agent-evicted", "n1", "Failed"), agentPod("agent-10", "n10", "Running"), agentPod("agent-11", "n11", "Running"),
+	}
+	exec := func(agent int) string { return of(agent, "pods", "").For }
+	r := run(t, []answer{
+		{For: "get pods", Out: `{"items":[` + strings.Join(items, ",") + `]}`},
+		{For: "get nodes", Out: "node/n1\nnode/alone\n"},
+		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
+		{For: exec(2), Hang: true},
+		{For: exec(3), Code: 2, Err: "istio-cni: unknown command \"pods\"\n\n" + list + "command terminated with exit code 2\n"},
+		{For: exec(4), Code: 126, Err: `error: exec: "istio-cni": executable file not found in $PATH: unknown` + "\n"},
+		{For: exec(5), Code: 1, Err: "Warning: noise\nError from server (Forbidden): pods \"agent-5\" is forbidden\n"},
+		{For: exec(6), Out: "Welcome\n[]"},
+		{For: exec(7), Out: `[{"name":"a","status":"captured"}]`},
+		{For: "istio-cni version", Out: "istio-cni version v0.3.0\n"},
+		{For: exec(10), Out: strings.Repeat("[", 1<<20), Repeat: 64},
+		{For: exec(11), Code: 1, Err: strings.Repeat(strings.Repeat("n", 100)+"\n", 10_000) + "error: the last line\n"},
+	}, "pods", "--timeout=2s")
+	own := applet.Build().Version()
+	r.want(t, 1, "n1    shop/a  captured", `node n10: no answer: more than 64 MiB of output
+node n11: no answer: `)
+	for _, want := range []string{
+		"node n2: no answer: no answer within 2s\n",
+		"node n3: no answer: its agent is of another version (version v0.0.9, go1.26 linux/amd64; kubectl-istio_cni has version " + own + "), upgrade the older one: it has no command pods\n",
+		"node n4: no answer: its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: exec: \"istio-cni\": executable",
+		"node n5: no answer: Warning: noise; Error from server (Forbidden): pods \"agent-5\" is forbidden\n",
+		"node n6: no answer: its agent is of another version (istio-cni version v0.3.0; kubectl-istio_cni has version " + own + "), upgrade the older one: reading its answer: invalid character 'W'",
+		"node n7: no answer: its agent is of another version (istio-cni version v0.3.0; ",
+		`upgrade the older one: reading its answer: fields are missing: {"name":"a","status":"captured"}`,
+		"node n8: no answer: the agent's pod is Pending\n",
+		"node of pod istio-system/agent-9: no answer: the agent's pod is Pending\n",
+		"note: nodes without a node agent, whose pods are not seen: alone\n",
+	} {
+		if !strings.Contains(r.stderr, want) {
+			t.Errorf("stderr lacks %q:\n%s", want, r.stderr)
+		}
+	}
+	if n := strings.Count(r.stderr, "\n"); n != 11 || strings.Contains(r.stderr, "n1:") || len(r.stderr) > 10_000 {
+		t.Errorf("%d lines, %d bytes:\n%s", n, len(r.stderr), r.stderr)
+	}
+}
+
+// hostile is a text with what must not reach a terminal.
+const hostile = "a\x1b[2J\u009b2J\x7f\u202e\rb"
+
+func TestNothingUnprintable(t *testing.T) {
+	quoted, err := json.Marshal(hostile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	items := strings.ReplaceAll(`{"items":[`+agentPod("agent-1", "NODE", "Running")+","+agentPod("agent-2", "../NODE", "Running")+`]}`, `NODE"`, string(quoted[1:]))
+	row := `[{"namespace":"shop","pod":NAME,"state":NAME,"name":NAME,"result":"fail","text":NAME,"remedy":NAME,"reason":NAME,"problems":[{"detail":NAME}]}]`
+	answers := []answer{
+		{For: "get pods", Out: items},
+		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":` + string(quoted) + `},"spec":{"nodeName":` + string(quoted) + `}}`},
+		{For: "get nodes", Out: "node/" + hostile + "2\n"},
+		{For: "agent-2 -c install-cni -- istio-cni bundle", Out: "\x1f\bx"},
+		{For: "agent-2", Code: 1, Err: hostile},
+		{For: "istio-cni why", Out: hostile + "\n", Err: hostile},
+		{For: "istio-cni pods --help", Out: hostile},
+		{For: "istio-cni bundle", Code: 1, Err: hostile},
+		{For: "port-forward", Out: "Forwarding from " + hostile + " -> 1\n", Err: hostile},
+		{For: "istio-cni ", Out: strings.ReplaceAll(row, "NAME", string(quoted))},
+	}
+	for _, args := range []string{"pods", "pods -o json", "decisions", "decisions -o yaml", "doctor", "doctor -o json", "why shop/x", "pods --help", "dashboard", "bundle"} {
+		r := run(t, answers, strings.Fields(args)...)
+		outputs := []string{r.stderr}
+		if args != "bundle" {
+			outputs = append(outputs, r.stdout)
+		} else if names := members(t, r.stdout); len(names) != 1 || strings.Contains(names[0], "..//") || strings.Count(names[0], "/") != 1 {
+			t.Errorf("members %q", names)
+		} else {
+			outputs = append(outputs, names...)
+		}
+		for _, text := range outputs {
+			if strings.ContainsFunc(text, func(r rune) bool { return !printable.Is(r) && r != '\n' }) {
+				t.Errorf("%s: %q", args, text)
+			}
+		}
+		if !strings.Contains(r.stdout+r.stderr, `a\u001b[2J`) {
+			t.Errorf("%s: stdout %q, stderr %q", args, r.stdout, r.stderr)
+		}
+	}
+}
+
+// members are the names in a tar.gz file.
+func members(t *testing.T, text string) (names []string) {
+	t.Helper()
+	unzipped, err := gzip.NewReader(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for archive := tar.NewReader(unzipped); ; {
+		header, err := archive.Next()
+		if err == io.EOF {
+			return names
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, header.Name)
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	for args, want := range map[string]string{
+		"dance":                 `unknown command "dance"`,
+		"pods -o":               "flag -o needs a value",
+		"pods -o xml":           `flag -o: value "xml": want table, wide, json or yaml`,
+		"pods --timeout 5":      `flag --timeout: value "5": want a duration such as 30s`,
+		"pods --context":        "flag --context needs a value",
+		"why":                   "name a pod before the flags",
+		"why --to 1.2.3.4:80 x": "name a pod before the flags",
+		"trace -n shop":         "name a pod before the flags",
+		"why x -n":              "flag -n needs a value",
+		"version x":             "version takes no arguments",
+	} {
+		run(t, nil, strings.Fields(args)...).want(t, 2, "", want)
+	}
+	refuses := answer{For: "istio-cni pods", Code: 2, Err: "error: unknown flag --dance\ncommand terminated with exit code 2\n"}
+	r := run(t, fleetOf(20, refuses), "pods", "--dance")
+	r.want(t, 2, "", "error: unknown flag --dance; see kubectl istio-cni --help\n")
+	if strings.Count(r.stderr, "dance") != 1 {
+		t.Errorf("stderr:\n%s", r.stderr)
+	}
+	run(t, nil).want(t, 0, "kubectl istio-cni COMMAND", "")
+	run(t, nil, "--help").want(t, 0, "EXIT CODES", "")
+	run(t, fleetOf(2, answer{For: "agent-1", Code: 1}, of(2, "pods --help", "the flags\n")), "pods", "--help").want(t, 0, "the flags\n", "")
+	run(t, nil, "version").want(t, 0, "istio-cni version ", "")
+}
+
+func TestNoAgentsAndNoKubectl(t *testing.T) {
+	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app=istio-cni-node" in all namespaces`)
+	run(t, []answer{{For: "get pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
+		want(t, 1, "", "error: kubectl get pods: context \"x\" does not exist\n")
+	run(t, []answer{{For: "get pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
+	run(t, []answer{{For: "get pods", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get pods: no answer within 1s\n")
+	t.Setenv("KUBECTL", "no-such-program")
+	call(fleet.Screen{}, 0, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
+}
+
+func TestOnePod(t *testing.T) {
+	getPod := func(args, node string) answer {
+		return answer{For: "get pod " + args, Out: fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":%q}}`, node)}
+	}
+	web := getPod("-n shop -o json -- web", "n1")
+	agents := func(items string) answer {
+		return answer{For: "--field-selector=spec.nodeName=n1", Out: `{"items":[` + items + `]}`}
+	}
+	n1 := agents(agentPod("agent-1", "n1", "Running"))
+	ended := func(code int, out, stderr string) answer {
+		a := of(1, "why shop/web", out)
+		a.Code, a.Err = code, fmt.Sprintf("%scommand terminated with exit code %d\n", stderr, code)
+		return a
+	}
+	for name, test := range map[string]struct {
+		args    string
+		answers []answer
+		want    result
+	}{
+		"as wanted":         {"why shop/web", []answer{web, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"past the mesh":     {"why -n shop web --to x:1", []answer{web, n1, ended(3, "the page\n", "")}, result{3, "the page\n", ""}},
+		"unknown":           {"why -nshop web", []answer{web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
+		"failed":            {"why shop/web", []answer{web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
+		"a bad flag":        {"why shop/web --x", []answer{web, n1, ended(2, "", "error: x\n")}, result{2, "", "error: x\n"}},
+		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"no such pod":       {"why shop/web", []answer{{For: "get pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
+		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},
+		"no agent there":    {"trace shop/web", []answer{web, agents("")}, result{1, "", "error: node n1 of pod shop/web has no node agent\n"}},
+		"the agent Pending": {"trace shop/web", []answer{web, agents(agentPod("agent-1", "n1", "Pending"))}, result{1, "", "error: node n1 of pod shop/web: the agent's pod is Pending\n"}},
+		"an agent without it": {
+			"why shop/web",
+			[]answer{web, n1, ended(2, "", "istio-cni: unknown command \"why\"\n\nabout\nversion v0.0.9\n")},
+			result{1, "", "error: node n1: its agent is of another version (version v0.0.9; kubectl-istio_cni has version " + applet.Build().Version() + "), upgrade the older one: it has no command why\n"},
+		},
+		"a bundle":         {"bundle shop/web --since 2h", []answer{web, n1, of(1, "bundle shop/web --since 2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
+		"a page":           {"dashboard shop/web --port 0", []answer{web, n1, {For: "port-forward -n istio-system pod/agent-1 :9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\nForwarding from [::1]:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}}, result{1, "http://127.0.0.1:4711/#shop/web of node n1 (Ctrl-C ends it)\n", "error: lost connection to pod\n"}},
+		"a port in use":    {"dashboard", fleetOf(1, answer{For: "port-forward -n istio-system pod/agent-1 9876:9876", Code: 1, Err: "Unable to listen on port 9876\n"}), result{1, "", "Unable to listen on port 9876\n"}},
+		"no running agent": {"dashboard", []answer{agents(""), {For: "get pods", Out: `{"items":[` + agentPod("a", "n1", "Pending") + `]}`}}, result{1, "", "error: no node agent is running\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := run(t, test.answers, strings.Fields(test.args)...); got != test.want {
+				t.Errorf("got %#v, want %#v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	answers := fleetOf(2,
+		answer{For: of(1, "pods", "").For, Code: 3, Out: "[" + pod("a-pod-with-a-long-name-of-a-deployment-7d9f6b5c4d-x2x9z", audit.Bypassed) + "]"},
+		of(2, "pods", "["+pod("b", audit.Captured)+"]"),
+		of(1, "doctor", `[{"name":"runtime","result":"fail","text":"no","remedy":"do"},{"name":"clock","result":"ok","text":"fine"}]`),
+		of(2, "doctor", `[{"name":"clock","result":"ok","text":"fine"}]`),
+	)
+	setup(t, answers)
+	var progress bytes.Buffer
+	screen := fleet.Screen{Colours: true, Progress: &progress}
+	call(screen, 80, "pods").want(t, 3, "n1    shop/a-pod-with-a…-7d9f6b5c4d-x2x9z  \x1b[31mbypassed\x1b[0m  -      is so\nn2    shop/b                               \x1b[32mcaptured\x1b[0m  -", "")
+	if text := progress.String(); !strings.HasPrefix(text, "\r0/2 nodes\r1/2 nodes\r   ") || !strings.HasSuffix(text, " \r") {
+		t.Errorf("progress %q", text)
+	}
+	call(screen, 80, "pods", "-o", "wide").want(t, 3, "a-pod-with-a-long-name-of-a-deployment-7d9f6b5c4d-x2x9z", "")
+	call(screen, 80, "doctor").want(t, 1, "\x1b[31m✗\x1b[0m runtime: no [n1]\n  do\n\x1b[32m✓\x1b[0m clock: fine [n1, n2]\n", "")
+	call(screen, 80, "bundle").want(t, 2, "", "redirect the standard output to a file")
+	plain := call(fleet.Screen{}, 0, "pods")
+	plain.want(t, 3, "bypassed", "")
+	if strings.Contains(plain.stdout+plain.stderr, "\x1b") || strings.Contains(plain.stderr, "nodes") {
+		t.Errorf("in a pipe: %q, %q", plain.stdout, plain.stderr)
+	}
+}
+
+func TestDecisions(t *testing.T) {
+	r := run(t, fleetOf(2,
+		of(1, "decisions --json --since 1h", `[{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"seconds":{"total":1}}]`),
+		of(2, "decisions --json --since 1h", `[{"time":"2026-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
+	), "decisions", "--since", "1h")
+	r.want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
+n2    2026-11-22T13:00:00Z  shop/b  false     mode-none  -       two\x20words
+n1    2026-11-22T12:00:00Z  shop/a  true      captured   -       -
+`, "")
+	call(fleet.Screen{}, 0, "decisions", "--since=1h", "--json").want(t, 1, "", "no answer")
+	call(fleet.Screen{}, 0, "decisions", "--json", "--since", "1h").want(t, 0, `"total": 1`, "")
+}
+
+// TestManyPods: 5,000 pods of 46 nodes, each with a full list of problems.
+func TestManyPods(t *testing.T) {
+	const nodes, each = 46, 109
+	detail := strings.Repeat("x", 1000)
+	var pods []string
+	for i := range each {
+		pods = append(pods, fmt.Sprintf(`{"namespace":"shop","pod":"web-%d","state":"drifted","problems":[{"state":"drifted","detail":%q},{"state":"drifted","detail":%q}]}`, i, detail, detail))
+	}
+	dir := setup(t, fleetOf(nodes, answer{For: "istio-cni pods", Out: "[" + strings.Join(pods, ",") + "]", Code: 3}))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	r := call(fleet.Screen{}, 80, "pods")
+	took := time.Since(began)
+	runtime.ReadMemStats(&after)
+	if lines := strings.Count(r.stdout, "\n"); r.code != 3 || lines != nodes*each+1 || r.stderr != "" {
+		t.Errorf("exit code %d, %d lines, stderr %q", r.code, lines, r.stderr)
+	}
+	for line := range strings.Lines(r.stdout) {
+		if len([]rune(strings.TrimSuffix(line, "\n"))) > 80 {
+			t.Fatalf("%q", line)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "too-many")); err == nil {
+		t.Errorf("%s processes of kubectl at once", text)
+	}
+	t.Logf("%d pods in %s, %d MiB allocated in all, %d MiB from the system", nodes*each, took, (after.TotalAlloc-before.TotalAlloc)>>20, after.Sys>>20)
+}
