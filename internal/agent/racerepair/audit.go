@@ -55,9 +55,6 @@ type audited struct {
 	// version is that of the rules from which report was made, the zero version if they have to be read.
 	version redirection.Version
 	report  redirection.Report
-	// published is the condition that was written last, to the pod of publishedTo.
-	published   kube.Condition
-	publishedTo string
 }
 
 // input has the inputs of an inspection: a change is inspected at once.

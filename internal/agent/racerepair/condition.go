@@ -14,6 +14,13 @@ import (
 // maxConditionMessage bounds the message of the condition in bytes.
 const maxConditionMessage = 1 << 10
 
+// published is a condition that was written to a version of a pod.
+type published struct {
+	kube.Condition
+
+	version string
+}
+
 // condition returns the condition of a pod with a status: True for a captured pod, Unknown for one that could not be inspected, and
 // False for any other. The reason is the state in CamelCase.
 func condition(s audit.Status) kube.Condition {
@@ -50,18 +57,18 @@ func camelCase(state string) string {
 // publish writes the condition of a pod of the mesh if the pod has another one. A pod outside of the mesh gets none; one that left
 // the mesh does not keep its last one.
 func (j *job) publish(ctx context.Context) error {
-	a := &j.memory.audited
-	if !j.Audit.PodCondition || a.status.State == "" || a.status.State == audit.Outside && j.pod.Verified.Type == "" {
+	status, last := j.memory.audited.status, j.memory.published
+	if !j.Audit.PodCondition || status.State == "" || status.State == audit.Outside && j.pod.Verified.Type == "" {
 		return nil
 	}
-	want := condition(a.status)
-	if j.pod.Verified.Says(want) || a.publishedTo == j.pod.Version && a.published.Says(want) { // not yet in the watch
+	want := condition(status)
+	if j.pod.Verified.Says(want) || last.version == j.pod.Version && last.Says(want) { // not yet in the watch
 		return nil
 	}
 	err := j.API.SetPodCondition(ctx, j.pod.Ref(), j.pod.Verified, want, j.Clock.Now())
 	switch class := kube.ClassOf(err); {
 	case err == nil:
-		a.published, a.publishedTo = want, j.pod.Version
+		j.memory.published = published{want, j.pod.Version}
 		j.unpublished.Store(false)
 	case class == kube.NotFound || kube.IsConflict(err): // another pod of the name
 	case class == kube.Forbidden:

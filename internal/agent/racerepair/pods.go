@@ -49,6 +49,8 @@ type memory struct {
 	// failures is the number of consecutive failed inspections of the namespace.
 	failures int
 	audited  audited
+	// published is the condition that was written last.
+	published published
 }
 
 // otherSandbox resets the fields that describe the namespace.
