@@ -8,10 +8,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// ChainPrefix marks a chain of iptables as the mesh's, nativePrefix a native table.
+// ChainPrefix marks a chain of iptables as the mesh's, NativePrefix a native table.
 const (
 	ChainPrefix  = "ISTIO_"
-	nativePrefix = "istio-proxy-"
+	NativePrefix = "istio-proxy-"
 )
 
 // builder is a Spec in one dialect: rules of iptables for one family, or of the native tables for all captured ones.
@@ -49,7 +49,7 @@ type chain struct {
 func (b builder) table(name string, chains ...chain) ruleset.Table {
 	t := ruleset.Table{Name: name}
 	if b.native {
-		t.Name = nativePrefix + name
+		t.Name = NativePrefix + name
 	}
 	for _, c := range chains {
 		policy := ruleset.NoPolicy
@@ -119,7 +119,7 @@ const TraceTable = "istio-cni-trace-"
 // NativeTables are the names of all native tables, in the order in which they are written. The first three are protocol;
 // the reference cannot refuse a family.
 func NativeTables() []string {
-	return []string{nativePrefix + "nat", nativePrefix + "mangle", nativePrefix + "raw", nativePrefix + "filter"}
+	return []string{NativePrefix + "nat", NativePrefix + "mangle", NativePrefix + "raw", NativePrefix + "filter"}
 }
 
 // NativeHook returns the hook of a base chain of a native table: that of iptables' chain of the same name.
@@ -128,7 +128,7 @@ func NativeHook(table, chain string) (ruleset.Hook, bool) {
 	if !slices.Contains(NativeTables(), table) || upper == chain || upper != "INPUT" && upper != prerouting && upper != outHook {
 		return ruleset.Hook{}, false
 	}
-	return ruleset.HookOf(strings.TrimPrefix(table, nativePrefix), upper)
+	return ruleset.HookOf(strings.TrimPrefix(table, NativePrefix), upper)
 }
 
 // OwnedNative marks all of a Set of native tables as the mesh's.

@@ -116,11 +116,11 @@ func (l lab) requests(f ruleset.Family) []sent {
 	return []sent{
 		{"the app's", labtest.Request{From: l.App(), To: labtest.Far.Port(f, 80)}, true, walk.Redirected, 15001, inspect.AsWanted, "is redirected to "},
 		{"an excluded port", labtest.Request{From: l.App(), To: labtest.Far.Port(f, 443)}, true, walk.Passed, 0, inspect.Past, "excludeOutboundPorts"},
-		{"the proxy's", labtest.Request{From: proxy, To: labtest.Far.Port(f, 80)}, true, walk.Passed, 0, inspect.AsWanted, "goes out unredirected, because of rule"},
+		{"the proxy's", labtest.Request{From: proxy, To: labtest.Far.Port(f, 80)}, true, walk.Passed, 0, inspect.AsWanted, "goes out unredirected, as in every pod: "},
 		{"a query", labtest.Request{From: l.App(), Via: labtest.UDP, To: labtest.Resolver.Port(f, 53)}, true, walk.Redirected, 15053, inspect.AsWanted, "15053"},
 		{"the pod's other UDP", labtest.Request{From: l.App(), Via: labtest.UDP, To: labtest.Far.Port(f, labtest.UDPPort)}, true, walk.Passed, 0, inspect.AsWanted, ""},
 		{"what arrives", labtest.Request{From: l.Peer(), To: labtest.Pod.Port(f, 80)}, false, inbound, to, inspect.AsWanted, "15006"},
-		{"a status port", labtest.Request{From: l.Peer(), To: labtest.Pod.Port(f, 15020)}, false, walk.Passed, 0, "", "comes in unredirected, because of rule"},
+		{"a status port", labtest.Request{From: l.Peer(), To: labtest.Pod.Port(f, 15020)}, false, walk.Passed, 0, "", "comes in unredirected, as in every pod: "},
 	}
 }
 

@@ -292,7 +292,7 @@ func (f *follower) explain(p *packet) {
 		cause = "it did not come further than " + p.at + ", and no rule dropped it: see routes, rp_filter and the table that is not read"
 	}
 	r = f.rules.Explained(r, walk.Packet{Outgoing: p.Outgoing, Protocol: p.first.Protocol, Dst: p.first.Destination}, cause)
-	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: r.Settings, Omitted: p.omitted, Wanted: f.wanted(p, r)}
+	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(p, r)}
 	if p.Wanted == "" {
 		p.Sentence += "; rules of legacy tables are not traced, see their counters"
 	}

@@ -3,6 +3,7 @@ package nftables
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -13,7 +14,7 @@ import (
 )
 
 // Native returns the native tables. A rule with the same expressions as a wanted rule gets the text of the wanted rule; any
-// other is opaque. The chains of a dormant table, and a chain on another hook than its own, appear under other names.
+// other that is understood has the text of nft ahead of its fingerprint, and the rest the fingerprint alone. The chains of a dormant table, and a chain on another hook than its own, appear under other names.
 func (v *View) Native(want ruleset.Set) ruleset.Set {
 	have := v.Set(ruleset.Inet)
 	if len(have.Tables) == 0 {
@@ -22,11 +23,26 @@ func (v *View) Native(want ruleset.Set) ruleset.Set {
 	texts := map[string]string{}
 	eachRule(want, func(r *ruleset.Rule) { texts[native.WantedFingerprint(*r)] = r.String() })
 	eachRule(have, func(r *ruleset.Rule) {
-		if text, known := texts[r.String()]; known {
+		text, known := texts[r.String()]
+		if !known && r.Target != nil {
+			text, known = readable(*r), true
+		}
+		if known {
+			matches, target := r.Matches, r.Target
 			*r = ruleset.Opaque(text)
+			r.Matches, r.Target = matches, target
 		}
 	})
 	return have
+}
+
+// readable is the text of a rule that is understood: of nft, if a rule with that text has the same expressions.
+func readable(r ruleset.Rule) string {
+	text := ruleset.NFT("", r.Target, r.Matches...)
+	if native.WantedFingerprint(text) == r.String() {
+		return text.String()
+	}
+	return strings.Replace(text.String(), " counter ", " ", 1) + " " + r.String()
 }
 
 func eachRule(s ruleset.Set, do func(*ruleset.Rule)) {

@@ -122,6 +122,8 @@ type installedRule struct {
 	handle  uint64
 	text    string
 	removed bool
+	// meaning has the parts of a native rule that is understood.
+	meaning ruleset.Rule
 }
 
 // Set returns the rules of one family. A chain with the name of a built-in one but another hook or type, or in a dormant
@@ -137,6 +139,7 @@ func (v *View) Set(f ruleset.Family) ruleset.Set {
 			rules := make([]ruleset.Rule, len(c.rules))
 			for i, r := range c.rules {
 				rules[i] = ruleset.Opaque(r.text)
+				rules[i].Matches, rules[i].Target = r.meaning.Matches, r.meaning.Target
 			}
 			out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules})
 		}
@@ -308,21 +311,25 @@ func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
 	}
 	if c := t.byName[attributes.Get(unix.NFTA_RULE_CHAIN).Text()]; c != nil {
 		handle, _ := attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
-		text := v.decode(at, attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, attributes.Get(unix.NFTA_RULE_USERDATA).Value)
-		c.rules = append(c.rules, installedRule{handle: handle, text: text})
+		r := v.decode(at, attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, attributes.Get(unix.NFTA_RULE_USERDATA).Value)
+		r.handle = handle
+		c.rules = append(c.rules, r)
 	}
 }
 
 // decode returns the text of a rule of iptables, or the fingerprint of a native one.
-func (v *View) decode(at tableKey, expressions, userdata nfnetlink.Attributes) string {
+func (v *View) decode(at tableKey, expressions, userdata nfnetlink.Attributes) (out installedRule) {
 	if at.family != ruleset.Inet {
 		r, _ := xtables.Decode(at.family, expressions, userdata)
-		return r.String()
+		out.text = r.String()
+		return out
 	}
-	if fingerprint := native.Fingerprint(expressions, v.tables[at].sets); fingerprint != "" {
-		return fingerprint
+	sets := v.tables[at].sets
+	out.meaning, _ = native.Decode(expressions, sets)
+	if out.text = native.Fingerprint(expressions, sets); out.text == "" {
+		out.text = xtables.Opaque(expressions, userdata)
 	}
-	return xtables.Opaque(expressions, userdata)
+	return out
 }
 
 // readSets reads the sets that rules of the native tables look up.

@@ -25,7 +25,7 @@ func (n Namespace) Live(ctx context.Context, spec *redirect.Spec) (walk.Namespac
 
 // live reads every place once more, the legacy tables of others as well.
 func (p *pass) live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, error) {
-	out := walk.Namespace{Delivered: map[ruleset.Family][]uint32{}}
+	out := walk.Namespace{Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}}
 	native := ruleset.Set{Family: ruleset.Inet}
 	if spec != nil {
 		out.Wanted = &walk.Wanted{Spec: *spec, Families: p.report.Families, Native: p.mode.backend == redirect.Native}
@@ -45,6 +45,7 @@ func (p *pass) live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, e
 	}
 	for _, policy := range routing.Policy {
 		out.Delivered[policy.Family] = append(out.Delivered[policy.Family], policy.Mark)
+		out.Tables[policy.Mark] = policy.Table
 	}
 	return out, nil
 }

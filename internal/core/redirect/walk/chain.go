@@ -37,7 +37,7 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 // rule passes the packets that are at one rule of a chain.
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	text := c.Rules[i].String()
-	r, why := w.read(place{s.table, c.Name, text})
+	r, why := w.read(place{s.table, c.Name, text}, c.Rules[i])
 	h := Hop{Hook: s.hook.Name, Table: s.table, Chain: c.Name, Set: s.set, Number: i + 1, Rule: text, Why: why}
 	hop, matching, rest := w.judge(r, h, p[next])
 	p[next] = rest

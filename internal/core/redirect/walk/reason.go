@@ -9,12 +9,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-// place is a rule in its chain or, without table and chain, anywhere.
+// place is a rule in its chain.
 type place struct{ table, chain, text string }
 
-// rules are those that are wanted, by chain and anywhere.
+// rules are those that are wanted.
 func (w *Wanted) rules() map[place]ruleset.Rule {
 	all := map[place]ruleset.Rule{}
 	if w == nil {
@@ -22,7 +23,7 @@ func (w *Wanted) rules() map[place]ruleset.Rule {
 	}
 	each(w.Sets(), func(at place, r ruleset.Rule) {
 		if _, twice := all[at]; !twice {
-			all[at], all[place{text: at.text}] = r, r
+			all[at] = r
 		}
 	})
 	return all
@@ -41,16 +42,19 @@ func each(sets []ruleset.Set, do func(place, ruleset.Rule)) {
 	}
 }
 
-// read returns the meaning and the reason of a live rule. A rule of a native table has the meaning of the wanted rule with the
-// same text, which is the one with the same expressions; its matches and target have a text of iptables as well.
-func (w *walker) read(at place) (rule, string) {
-	why := w.wanted[at].Why
-	if ruleset.KnownTable(at.table) {
-		return parse(at.text), why
+// read returns the meaning and the reason of a live rule. The text of a native table's rule is not parsed: the matches and the
+// target that were read have a text of iptables as well.
+func (w *walker) read(at place, live ruleset.Rule) (rule, string) {
+	return meaning(at.table, live), w.wanted[at].Why
+}
+
+// meaning returns that of a live rule.
+func meaning(table string, known ruleset.Rule) rule {
+	if ruleset.KnownTable(table) {
+		return parse(known.String())
 	}
-	known := w.wanted[place{text: at.text}]
 	if known.Target == nil {
-		return rule{opaque: true, conditions: []condition{{}}}, why
+		return rule{opaque: true, conditions: []condition{{}}}
 	}
 	r := parse(ruleset.IPTables("", known.Target, known.Matches...).String())
 	for _, m := range known.Matches {
@@ -61,48 +65,156 @@ func (w *walker) read(at place) (rule, string) {
 			r.family = familyOf(m.Prefix.Addr())
 		}
 	}
-	return r, why
+	return r
 }
 
-// settings are those of a Spec by their names for users, each with what gives it its default.
-var settings = []struct { //nolint:gochecknoglobals // a constant table
+// Setting is a setting of the pod or of the plugin by which a packet passes.
+type Setting struct {
+	// Name is its short name, Key the annotation, "" for one of the plugin.
+	Name, Key string
+	// Value has the items that concern the packet, or some of them.
+	Value string
+}
+
+// String is NAME=VALUE.
+func (s Setting) String() string { return s.Name + "=" + s.Value }
+
+// Texts are the settings as texts.
+func Texts(all []Setting) []string { return texts(all) }
+
+// setting is one by which packets can pass: its items as texts, and what gives it its default.
+type setting struct {
+	field redirect.Field
 	name  string
-	reset func(s, to *redirect.Spec)
-}{
-	{"interceptionMode", func(s, to *redirect.Spec) { s.Mode = to.Mode }},
-	{"includeOutboundIPRanges", func(s, to *redirect.Spec) { s.Outbound = to.Outbound }},
-	{"excludeOutboundIPRanges", func(s, to *redirect.Spec) { s.OutboundExclude = to.OutboundExclude }},
-	{"includeInboundPorts", func(s, to *redirect.Spec) { s.Inbound = to.Inbound }},
-	{"excludeInboundPorts", func(s, to *redirect.Spec) { s.InboundExclude = to.InboundExclude }},
-	{"includeOutboundPorts", func(s, to *redirect.Spec) { s.OutboundPorts = to.OutboundPorts }},
-	{"excludeOutboundPorts", func(s, to *redirect.Spec) { s.OutboundPortsExclude = to.OutboundPortsExclude }},
-	{"excludeInterfaces", func(s, to *redirect.Spec) { s.ExcludeInterfaces = to.ExcludeInterfaces }},
-	{"reroute-virtual-interfaces", func(s, to *redirect.Spec) { s.RerouteInterfaces = to.RerouteInterfaces }},
-	{"the proxy's user", func(s, to *redirect.Spec) { s.UIDs = to.UIDs }},
-	{"the proxy's group", func(s, to *redirect.Spec) { s.GIDs = to.GIDs }},
-	{"the owner groups", func(s, to *redirect.Spec) { s.OwnerGroups = to.OwnerGroups }},
-	{"the excluded owner groups", func(s, to *redirect.Spec) { s.OwnerGroupsExclude = to.OwnerGroupsExclude }},
-	{"the tunnel port", func(s, to *redirect.Spec) { s.TunnelPort = to.TunnelPort }},
-	{"the loopback network", func(s, to *redirect.Spec) { s.Loopback = to.Loopback }},
-	{"DNS capture", func(s, to *redirect.Spec) { s.DNS, s.DNSServers = to.DNS, to.DNSServers }},
-	{"drop of invalid packets", func(s, to *redirect.Spec) { s.DropInvalid = to.DropInvalid }},
+	items func(w *Wanted) []string
+	reset func(w *Wanted, to *redirect.Spec)
 }
 
-// settings returns those that make a rule: with the default of one the rule would not be wanted.
-func (w *Wanted) settings(h Hop) (names []string) {
-	at := place{h.Table, h.Chain, h.Rule}
-	if _, wanted := w.rules()[at]; !wanted {
+// settings are all of them. The identity of the proxy is none: its packets pass in every pod.
+func settings() []setting {
+	return []setting{
+		{
+			redirect.FieldOutbound, "includeOutboundIPRanges", func(w *Wanted) []string { return texts(w.Spec.Outbound.List) },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.Outbound = to.Outbound },
+		},
+		{
+			redirect.FieldOutboundExclude, "excludeOutboundIPRanges", func(w *Wanted) []string { return texts(w.Spec.OutboundExclude) },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.OutboundExclude = to.OutboundExclude },
+		},
+		{
+			redirect.FieldInbound, "includeInboundPorts", func(w *Wanted) []string { return texts(w.Spec.Inbound.List) },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.Inbound = to.Inbound },
+		},
+		{
+			redirect.FieldInboundExclude, "excludeInboundPorts", func(w *Wanted) []string { return texts(w.Spec.InboundExclude) },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.InboundExclude = to.InboundExclude },
+		},
+		{
+			redirect.FieldOutboundPortsExclude, "excludeOutboundPorts", func(w *Wanted) []string { return texts(w.Spec.OutboundPortsExclude) },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.OutboundPortsExclude = to.OutboundPortsExclude },
+		},
+		{
+			redirect.FieldExcludeInterfaces, "excludeInterfaces", func(w *Wanted) []string { return w.Spec.ExcludeInterfaces },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.ExcludeInterfaces = to.ExcludeInterfaces },
+		},
+		{
+			redirect.FieldRerouteInterfaces, "reroute-virtual-interfaces", func(w *Wanted) []string { return w.Spec.RerouteInterfaces },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.RerouteInterfaces = to.RerouteInterfaces },
+		},
+		{
+			redirect.FieldOwnerGroups, "the captured groups", func(w *Wanted) []string { return texts(w.Spec.OwnerGroups.List) },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.OwnerGroups = to.OwnerGroups },
+		},
+		{
+			redirect.FieldOwnerGroupsExclude, "the excluded groups", func(w *Wanted) []string { return texts(w.Spec.OwnerGroupsExclude) },
+			func(w *Wanted, to *redirect.Spec) { w.Spec.OwnerGroupsExclude = to.OwnerGroupsExclude },
+		},
+		{
+			redirect.FieldSecondFamily, "second_ip_family", func(w *Wanted) []string { return []string{w.Spec.SecondFamily.String()} },
+			func(w *Wanted, _ *redirect.Spec) {
+				if w.Families.IPv6 == redirect.Bypassed {
+					w.Families.IPv6 = redirect.Captured
+				}
+			},
+		},
+	}
+}
+
+func texts[T any](list []T) []string {
+	all := make([]string, len(list))
+	for i, one := range list {
+		all[i] = fmt.Sprint(one)
+	}
+	return all
+}
+
+// maxItems bounds the items of a setting in a sentence.
+const maxItems = 3
+
+// value has the items that are words of the rule, or the first ones.
+func (s setting) value(w *Wanted, rule string) string {
+	words := strings.FieldsFunc(rule, func(r rune) bool { return r == ' ' || r == '"' })
+	all := s.items(w)
+	some := slices.DeleteFunc(slices.Clone(all), func(item string) bool { return !slices.Contains(words, item) })
+	if len(some) > 0 {
+		all = some
+	}
+	switch {
+	case len(all) == 0:
+		return `""`
+	case len(all) > maxItems:
+		return strings.Join(all[:maxItems], ",") + fmt.Sprintf(",… (%d more)", len(all)-maxItems)
+	}
+	return strings.Join(all, ",")
+}
+
+// walk follows a packet through the wanted rules.
+func (w Wanted) walk(p Packet) outcome {
+	n := Namespace{Live: w.Sets(), Delivered: map[ruleset.Family][]uint32{}, Wanted: &w}
+	routing := w.Spec.Routing(w.Families)
+	for _, f := range routing.MarkFamilies {
+		n.Delivered[f] = []uint32{routing.Mark}
+	}
+	return n.walker(p, n.Live).walk(p)
+}
+
+// settings returns those without which the wanted rules would redirect the packet: a least set of them. decided is the wanted
+// rule that lets it pass.
+func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
+	standard := redirect.Default()
+	redirects := func(w Wanted) bool {
+		v := w.walk(p).Verdict
+		return v == Redirected || v == HandedOver
+	}
+	without := w
+	for _, s := range settings() {
+		s.reset(&without, &standard)
+	}
+	if !redirects(without) {
 		return nil
 	}
-	standard := redirect.Default()
-	for _, s := range settings {
-		without := *w
-		s.reset(&without.Spec, &standard)
-		if _, still := without.rules()[at]; !still {
-			names = append(names, s.name)
+	rule := ""
+	if decided != nil {
+		rule = decided.Rule
+	}
+	for _, s := range settings() {
+		with := without
+		s.restore(&with, &w)
+		if redirects(with) {
+			without = with
+		} else {
+			names = append(names, Setting{s.name, sidecar.KeyOf(s.field), s.value(&w, rule)})
 		}
 	}
 	return names
+}
+
+// restore gives a setting the value of another configuration.
+func (s setting) restore(w, from *Wanted) {
+	s.reset(w, &from.Spec)
+	if s.field == redirect.FieldSecondFamily {
+		w.Families = from.Families
+	}
 }
 
 // outcome is a Result on its way, and why the walk was given up.
@@ -145,43 +257,145 @@ func (n Namespace) Reasons() func(table, chain, rule string) string {
 }
 
 // Explained completes a result that another than Walk found: of the packet, the verdict with its address, the hops and the rule that
-// decided. cause stands in for a rule where none is known.
+// decided. cause stands in for a rule where none is known. A wanted rule decides as the wanted rules do; what these would do with
+// any other packet is not known, as such a packet has no process.
 func (n Namespace) Explained(r Result, p Packet, cause string) Result {
-	return n.explained(outcome{r, cause}, p)
+	var want outcome
+	switch d := r.Decided; {
+	case d != nil && d.Why != "":
+		want.Verdict, want.To = r.Verdict, r.To
+		if r.Verdict == Passed {
+			r.Settings = n.Wanted.settingsOf(*d)
+		}
+	case d == nil && r.Verdict == Passed && p.Protocol != ruleset.TCP:
+		want.Verdict = Passed
+	}
+	return r.completed(n, cause, want, p)
+}
+
+// settingsOf returns those without which a wanted rule would not be there.
+func (w *Wanted) settingsOf(h Hop) (names []Setting) {
+	if w == nil {
+		return nil
+	}
+	standard := redirect.Default()
+	for _, s := range settings() {
+		without := *w
+		s.reset(&without, &standard)
+		if _, still := without.rules()[place{h.Table, h.Chain, h.Rule}]; !still {
+			names = append(names, Setting{s.name, sidecar.KeyOf(s.field), s.value(w, h.Rule)})
+		}
+	}
+	return names
 }
 
 // explained completes a Result.
 func (n Namespace) explained(o outcome, p Packet) Result {
-	r, b := o.Result, strings.Builder{}
-	to := r.To.String()
-	if !r.To.Addr().IsValid() {
-		to = fmt.Sprint("port ", r.To.Port())
-	}
-	way := map[bool]string{true: "goes out unredirected", false: "comes in unredirected"}[p.Outgoing]
-	b.WriteString([...]string{"cannot tell", way, "is redirected to " + to, "is handed over by TPROXY to " + to, "is dropped", "is rejected"}[r.Verdict])
-	switch d := r.Decided; {
-	case d != nil:
-		r.Settings = n.Wanted.settings(*d)
-		fmt.Fprintf(&b, ", because of rule %d of %s/%s, %s", d.Number, d.Table, printable.Text(d.Chain, maxText), printable.Quote(d.Rule, maxText))
-		if r.Verdict == CannotTell {
-			b.WriteString(map[bool]string{true: ", which may match", false: ", whose target is not known here"}[d.Answer == Unknown])
+	r := o.Result
+	var want outcome
+	if n.Wanted != nil {
+		want = n.Wanted.walk(p)
+		if want.Verdict == Passed && r.Verdict == Passed {
+			r.Settings = n.Wanted.settings(p, want.Decided)
 		}
-		if d.Why != "" {
-			b.WriteString(": " + d.Why)
-		}
-		if len(r.Settings) > 0 {
-			b.WriteString(" (" + strings.Join(r.Settings, ", ") + ")")
-		}
-	case r.Verdict == Passed:
-		b.WriteString(": no rule takes it")
-	default:
-		b.WriteString(": " + o.limit)
 	}
-	if len(n.Unread) > 0 {
-		b.WriteString("; not read: " + printable.Text(strings.Join(n.Unread, ", "), maxText))
-	}
-	r.Summary = b.String()
+	return r.completed(n, o.limit, want, p)
+}
+
+// completed adds what the wanted rules would do, and the summary.
+func (r Result) completed(n Namespace, limit string, want outcome, p Packet) Result {
+	r.Expected, r.ExpectedTo = want.Verdict, want.To
+	r.Summary = r.what(p.Outgoing) + r.cause(limit, want, p) + r.unread(n.Unread)
 	return r
+}
+
+// what says what becomes of the packet.
+func (r Result) what(outgoing bool) string {
+	way := map[bool]string{true: "goes out unredirected", false: "comes in unredirected"}[outgoing]
+	to := target(r.To)
+	return [...]string{"cannot tell", way, "is redirected to " + to, "is handed over by TPROXY to " + to, "is dropped", "is rejected"}[r.Verdict]
+}
+
+func target(to netip.AddrPort) string {
+	if to.Addr().IsValid() {
+		return to.String()
+	}
+	return fmt.Sprint("port ", to.Port())
+}
+
+// cause says why.
+func (r Result) cause(limit string, want outcome, p Packet) string {
+	d := r.Decided
+	switch {
+	case r.Verdict == CannotTell && d == nil:
+		return ": " + limit
+	case r.Verdict == CannotTell && d.Answer == Unknown:
+		return fmt.Sprintf(", because %s may match", d.named())
+	case r.Verdict == CannotTell:
+		return fmt.Sprintf(", because of %s, whose target is not known here", d.named())
+	case want.Verdict == CannotTell && d != nil: // the wanted rules are not known
+		return ", because of " + d.named()
+	case want.Verdict == CannotTell && limit != "":
+		return ": " + limit
+	case want.Verdict == CannotTell:
+		return ", because no rule of the mesh is there"
+	case len(r.Settings) > 0:
+		return ", because " + because(r.Settings)
+	case r.Verdict == want.Verdict && r.To == want.To && d != nil:
+		return map[bool]string{true: ", as in every pod: ", false: ": "}[r.Verdict == Passed] + d.Why
+	case r.Verdict == want.Verdict && r.To == want.To && p.Protocol != ruleset.TCP:
+		return ", as in every pod: the mesh captures TCP, and of UDP only DNS where DNS capture is on"
+	case r.Verdict == want.Verdict && r.To == want.To:
+		return ", as in every pod: no rule takes it"
+	}
+	return r.deviation(want)
+}
+
+func because(all []Setting) string {
+	var b strings.Builder
+	for i, s := range all {
+		if i > 0 {
+			b.WriteString(" and ")
+		}
+		b.WriteString(s.String())
+		if s.Key != "" {
+			b.WriteString(" (annotation " + s.Key + ")")
+		}
+	}
+	return printable.Text(b.String(), 2*maxText)
+}
+
+// deviation says why the packet goes another way than through the wanted rules.
+func (r Result) deviation(want outcome) string {
+	wanted := map[Verdict]string{Passed: "let it pass", Dropped: "drop it", Rejected: "reject it"}[want.Verdict]
+	if wanted == "" {
+		wanted = "redirect it to " + target(want.To)
+	}
+	text := ", though the wanted rules " + wanted + ": "
+	if d := r.Decided; d != nil && d.Why == "" {
+		return text + d.named() + " is not the mesh's"
+	}
+	for _, h := range want.Hops {
+		if h.Answer == Yes && !slices.ContainsFunc(r.Hops, func(o Hop) bool { return o.Table == h.Table && o.Chain == h.Chain && o.Rule == h.Rule }) {
+			return text + h.named() + " is missing or out of order"
+		}
+	}
+	if d := r.Decided; d != nil {
+		return text + d.named() + " takes it first"
+	}
+	return text + "rules differ"
+}
+
+// named names the rule of a hop.
+func (h Hop) named() string {
+	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.Table, printable.Text(h.Chain, maxText), printable.Quote(h.Rule, maxText))
+}
+
+func (r Result) unread(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return "; not read: " + printable.Text(strings.Join(names, ", "), maxText)
 }
 
 // maxText bounds a text of the pod in a summary.

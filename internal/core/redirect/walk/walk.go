@@ -26,6 +26,8 @@ type Namespace struct {
 	Wanted *Wanted
 	// Delivered are the marks that policy routing delivers locally, by family.
 	Delivered map[ruleset.Family][]uint32
+	// Tables are the routing tables of these marks.
+	Tables map[uint32]uint32
 	// Unread names tables with hooks that Live does not have; the summary says so.
 	Unread []string
 }
@@ -122,8 +124,11 @@ type Result struct {
 	Omitted int
 	// Decided is the rule that decided or, for CannotTell, that is not understood; nil if no rule did.
 	Decided *Hop
-	// Settings are those of the pod without which the deciding rule would not be there.
-	Settings []string
+	// Expected and ExpectedTo are what the wanted rules would do; CannotTell if they are not known.
+	Expected   Verdict
+	ExpectedTo netip.AddrPort
+	// Settings are those by which the packet passes the wanted rules.
+	Settings []Setting
 	// Summary is one sentence.
 	Summary string
 }

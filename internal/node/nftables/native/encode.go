@@ -192,7 +192,11 @@ func (e *encoder) target(t ruleset.Target) {
 			ruleset.Drop: nfnetlink.Drop, ruleset.Accept: nfnetlink.Accept, ruleset.Return: nfnetlink.Return,
 		}[t]})
 	case ruleset.Jump:
-		e.Verdict(nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: t.Chain})
+		code := int32(nfnetlink.Jump)
+		if t.Goto {
+			code = nfnetlink.Goto
+		}
+		e.Verdict(nfnetlink.Verdict{Code: code, Chain: t.Chain})
 	case ruleset.RedirectTo:
 		e.immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
 		e.Expression("redir", func() {

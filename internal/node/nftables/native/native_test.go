@@ -65,6 +65,48 @@ func FuzzRulesHaveTheFingerprintOfTheirText(f *testing.F) {
 	})
 }
 
+// FuzzDecodeIsTheReverseOfEncode: a rule that was written is understood, as one with the same expressions.
+func FuzzDecodeIsTheReverseOfEncode(f *testing.F) {
+	for seed := range uint64(50) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		for _, r := range rulesOf(spectest.Random(seed)) {
+			got, ok := native.Decode(encode(t, r), setsOf(r))
+			if !ok || native.WantedFingerprint(got) != native.WantedFingerprint(r) {
+				t.Fatalf("%q is read as %q (%v)", r, got, ok)
+			}
+		}
+	})
+}
+
+// TestWhatIsNotUnderstoodIsNotDecoded changes every single bit of every rule: whatever is read then has other expressions than the
+// rule, so that no rule is taken for another.
+func TestWhatIsNotUnderstoodIsNotDecoded(t *testing.T) {
+	spec := redirect.Default()
+	spec.Mode, spec.DNS, spec.DropInvalid = redirect.TPROXY, redirect.DNSAll, true
+	for _, r := range rulesOf(spec) {
+		expressions := encode(t, r)
+		for at, changed := range nfnetlinktest.Flips(expressions) {
+			got, ok := native.Decode(changed, setsOf(r))
+			if ok && native.WantedFingerprint(got) == native.WantedFingerprint(r) && !setID(expressions, at) && native.Fingerprint(changed, setsOf(r)) != native.WantedFingerprint(r) &&
+				!harmless(r) {
+				t.Fatalf("%q is read as before when byte %d is changed: %x", r, at, changed)
+			}
+		}
+	}
+}
+
+// harmless reports whether attributes of the target are left out that change nothing about the way of a packet: the code of a
+// refusal, and flags of a redirection.
+func harmless(r ruleset.Rule) bool {
+	switch r.Target.(type) {
+	case ruleset.Reject, ruleset.RedirectTo:
+		return true
+	}
+	return false
+}
+
 // sameConditions reports whether a rule may do the same as one that reads otherwise: a set of one port, in whatever order.
 func sameConditions(r ruleset.Rule) bool {
 	return slices.ContainsFunc(r.Matches, func(m ruleset.Match) bool {

@@ -1,0 +1,237 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/route"
+	"github.com/meshcni/istio-cni/internal/node/sockdiag"
+)
+
+// Question is a packet in a person's words.
+type Question struct {
+	// Inbound is a packet that arrives from From at Port; else a process of UID and GID sends one to To.
+	Inbound  bool
+	To       netip.AddrPort
+	From     netip.Addr
+	Port     uint16
+	UID, GID uint32
+	UDP      bool
+}
+
+// Parse reads a question from parameters by name, those of the page: direction (out, in), to, uid, gid (as uid by default), from,
+// port, udp.
+func Parse(get func(name string) string) (q Question, err error) {
+	var errs []error
+	number := func(name string, bits int) uint64 {
+		text := get(name)
+		if text == "" {
+			return 0
+		}
+		n, err := strconv.ParseUint(text, 10, bits)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: value %q: want a decimal number of at most %d bits", name, text, bits))
+		}
+		return n
+	}
+	q.Inbound = get("direction") == "in"
+	q.UDP, _ = strconv.ParseBool(get("udp"))
+	q.UID = uint32(number("uid", 32)) //nolint:gosec // parsed with 32 bits
+	if q.GID = q.UID; get("gid") != "" {
+		q.GID = uint32(number("gid", 32)) //nolint:gosec // parsed with 32 bits
+	}
+	q.Port = uint16(number("port", 16)) //nolint:gosec // parsed with 16 bits
+	if q.Inbound {
+		q.From, err = netip.ParseAddr(get("from"))
+		if q.From = q.From.Unmap(); err != nil || q.From.IsUnspecified() {
+			errs = append(errs, fmt.Errorf("from: value %q: want an IP address", get("from")))
+		}
+		if get("port") != "" && q.Port == 0 {
+			errs = append(errs, errPort)
+		}
+		return q, errors.Join(errs...)
+	}
+	q.To, err = netip.ParseAddrPort(get("to"))
+	q.To = netip.AddrPortFrom(q.To.Addr().Unmap(), q.To.Port())
+	if err != nil || q.To.Port() == 0 || q.To.Addr().IsUnspecified() {
+		errs = append(errs, fmt.Errorf("to: value %q: want ADDRESS:PORT, with a port from 1 to 65535", get("to")))
+	}
+	return q, errors.Join(errs...)
+}
+
+var errPort = errors.New("port: value 0: want a port from 1 to 65535")
+
+// Answer is what becomes of a packet.
+type Answer struct {
+	Verdict string `json:"verdict"`
+	// Packet describes the packet.
+	Packet string `json:"packet"`
+	// Sentence is one sentence about it, Wanted whether that is as the mesh wants it.
+	Sentence string   `json:"sentence"`
+	Wanted   Wanted   `json:"wanted"`
+	Settings []string `json:"settings,omitempty"`
+	// To is where it is redirected to, Deaf that nothing listens there.
+	To      string `json:"to,omitempty"`
+	Deaf    bool   `json:"deaf,omitempty"`
+	Hops    []Hop  `json:"hops"`
+	Omitted int    `json:"omitted,omitempty"`
+}
+
+// Wanted says whether the way of a packet is as the mesh wants it.
+type Wanted string
+
+// The packet goes as the mesh wants it, past the mesh, or that is unknown.
+const (
+	AsWanted Wanted = "as-wanted"
+	Past     Wanted = "past-the-mesh"
+	Unknown  Wanted = "unknown"
+)
+
+// Hop is a rule that the packet meets.
+type Hop struct {
+	Hook   string `json:"hook"`
+	Table  string `json:"table"`
+	Chain  string `json:"chain"`
+	Number int    `json:"number"`
+	Rule   string `json:"rule"`
+	Answer string `json:"answer"`
+	Why    string `json:"why,omitempty"`
+}
+
+// Walk follows a packet through the live rules.
+func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec, q Question) (a Answer, err error) {
+	live, err := read(ctx, space, spec)
+	if err != nil {
+		return a, err
+	}
+	var p walk.Packet
+	var note string
+	err = space.NetNS.Do(func() (err error) {
+		p, note, err = q.packet()
+		return err
+	})
+	if err != nil {
+		return a, err
+	}
+	r := live.Walk(p)
+	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p) + note, Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
+	for _, h := range r.Hops {
+		a.Hops = append(a.Hops, Hop{h.Hook, h.Table, h.Chain, h.Number, h.Rule, h.Answer.String(), h.Why})
+	}
+	if r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver {
+		to := landing(p, r)
+		a.To = to.String()
+		all, err := listening(space)
+		if err != nil {
+			return a, err
+		}
+		heard := slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) })
+		if a.Deaf = !heard && p.Protocol == ruleset.TCP; a.Deaf {
+			a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection is refused", to)
+		}
+	}
+	return a, nil
+}
+
+// landing is the socket that a redirected packet ends at: what the pod sends is redirected to loopback, what arrives to the
+// address that it arrived at.
+func landing(p walk.Packet, r walk.Result) netip.AddrPort {
+	switch {
+	case r.To.Addr().IsValid():
+		return r.To
+	case r.Packet.Dst.Addr().IsValid():
+		return netip.AddrPortFrom(r.Packet.Dst.Addr(), r.To.Port())
+	}
+	return netip.AddrPortFrom(p.Dst.Addr(), r.To.Port())
+}
+
+// client is an ephemeral port.
+const client = 40000
+
+// errOwn says that a packet from the pod's own address does not arrive from outside.
+var errOwn = errors.New("is an address of the pod itself: ask for what a process of the pod sends, by --to")
+
+// packet completes the question by the addresses and routes of the calling thread's namespace. The note says what the rules do
+// not decide.
+func (q Question) packet() (p walk.Packet, note string, err error) {
+	p = walk.Packet{Protocol: unix.IPPROTO_TCP, UID: q.UID, GID: q.GID}
+	if q.UDP {
+		p.Protocol = unix.IPPROTO_UDP
+	}
+	other := q.To.Addr()
+	if q.Inbound {
+		other = q.From
+	}
+	way, err := route.WayTo(other)
+	if errors.Is(err, route.ErrNoRoute) {
+		way, note, err = q.guess(other)
+	}
+	if err != nil {
+		return p, "", err
+	}
+	bare := other.WithZone("")
+	if !q.Inbound {
+		p.Outgoing, p.Out, p.Src, p.Dst = true, way.Link, netip.AddrPortFrom(way.Source, client), netip.AddrPortFrom(bare, q.To.Port())
+		return p, note, nil
+	}
+	if way.Local {
+		return p, "", fmt.Errorf("from: %s %w", q.From, errOwn)
+	}
+	p.In, p.Src, p.Dst = way.Link, netip.AddrPortFrom(bare, client), netip.AddrPortFrom(way.Source, q.Port)
+	return p, note, nil
+}
+
+// errNoAddress says that the namespace has no address of the packet's family.
+var errNoAddress = errors.New("the namespace has no address of the packet's family")
+
+// guess is the way where there is no route: by the interface that every pod has.
+func (q Question) guess(other netip.Addr) (w route.Way, note string, err error) {
+	own, err := route.Addresses()
+	if err != nil {
+		return w, "", err
+	}
+	i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.Is4() == other.Is4() && !a.IsLoopback() && !a.IsLinkLocalUnicast() })
+	if i < 0 {
+		return w, "", fmt.Errorf("%w: %s", errNoAddress, other)
+	}
+	return route.Way{Link: "eth0", Source: own[i]}, "; the namespace has no route there, and eth0 is assumed", nil
+}
+
+// describe names the packet.
+func describe(p walk.Packet) string {
+	protocol := "the first packet of a TCP connection"
+	if p.Protocol == unix.IPPROTO_UDP {
+		protocol = "a UDP packet"
+	}
+	if p.Outgoing {
+		return fmt.Sprintf("%s from %s to %s by interface %s, of a process with uid %d and gid %d", protocol, p.Src.Addr(), p.Dst, p.Out, p.UID, p.GID)
+	}
+	return fmt.Sprintf("%s from %s to %s, arriving by interface %s", protocol, p.Src.Addr(), p.Dst, p.In)
+}
+
+// Judge says whether a result is as the mesh wants it: as the wanted rules have it, unless a setting of the pod lets it past.
+func Judge(r walk.Result) Wanted {
+	redirected := r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver
+	proxys := slices.Contains([]uint16{redirect.OutboundPort, redirect.InboundPort, redirect.DNSPort}, r.To.Port())
+	switch {
+	case r.Verdict == walk.CannotTell:
+		return Unknown
+	case len(r.Settings) > 0:
+		return Past
+	case r.Verdict == r.Expected && r.To == r.ExpectedTo:
+		return AsWanted
+	case redirected && proxys && (r.Expected == walk.Passed || r.Expected == walk.CannotTell):
+		return AsWanted
+	}
+	return Past
+}
