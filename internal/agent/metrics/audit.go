@@ -37,7 +37,7 @@ func (r *Repair) ReadAudit(pods func() []audit.Status, now func() time.Time) {
 	r.audits.oldest.listBy(func() []point {
 		oldest := 0.0
 		for _, s := range pods() {
-			if s.State != audit.Outside {
+			if !s.Checked.IsZero() {
 				oldest = max(oldest, now().Sub(s.Checked).Seconds())
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
@@ -18,19 +19,33 @@ import (
 func (n *node) startRepair() {
 	c := n.Config
 	repairs, audits := c.RepairEnabled && c.Repair.Node != "", n.canAudit()
-	own := c.Repair.Node == c.NodeName && c.Repair.LabelSelectors+c.Repair.FieldSelectors == ""
+	selects := c.Repair.LabelSelectors+c.Repair.FieldSelectors != ""
+	own := c.Repair.Node == c.NodeName && !selects
 	if repairs {
 		n.Log.Info("race repair", slog.Any("modes", c.Repair.Switches.Modes()))
 	}
-	if audits {
-		auditor := racerepair.New(n.repairOptions(true, !repairs || !own))
-		n.audit.Store(auditor)
-		n.metrics.ReadAudit(auditor.Pods, clock)
-		n.work.Go(func() { auditor.Run(n.background) })
-	}
+	var reports func(kube.Pod) bool
 	if repairs && !(audits && own) {
-		n.work.Go(func() { racerepair.Run(n.background, n.repairOptions(false, false)) })
+		o := n.repairOptions(false, false)
+		if audits {
+			o.AuditedNode = c.NodeName
+		}
+		other := racerepair.New(o)
+		reports = other.Reports
+		n.work.Go(func() { other.Run(n.background) })
 	}
+	if !audits {
+		return
+	}
+	o := n.repairOptions(true, !repairs || !own)
+	if o.Reports = reports; selects && o.Audit.Repair {
+		o.Audit.Repair = false
+		n.Log.Warn("race repair is for selected pods, and which pods these are is known to the API server alone: the audit reports, and restores no rules")
+	}
+	auditor := racerepair.New(o)
+	n.audit.Store(auditor)
+	n.metrics.ReadAudit(auditor.Pods, clock)
+	n.work.Go(func() { auditor.Run(n.background) })
 }
 
 // canAudit reports whether the pods of the node can be audited. If not, the reason is what the commands show, and is logged unless

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -65,6 +66,7 @@ func (j *job) redirect(ctx context.Context) error {
 		return err
 	}
 	j.memory.repairedAt, j.memory.state = j.Clock.Now(), metrics.PodRedirected
+	j.memory.audited.due, j.memory.audited.reported = j.Clock.Now(), audit.Captured
 	if len(report.Programs) > 0 {
 		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
 		j.log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(j.finding.Reason)),

@@ -128,7 +128,7 @@ func TestAuditStates(t *testing.T) {
 		},
 		"RETURN is inserted ahead": {
 			redirect.Netlink, []string{"iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "RETURN"}, audit.ForeignRule,
-			"-A OUTPUT -p tcp -j RETURN", ReasonForeignRule, false,
+			"-A OUTPUT -p tcp -j RETURN", ReasonForeignRule, true,
 		},
 		"a native table is deleted": {
 			redirect.Native, []string{"nft", "delete", "table", "inet", "istio-proxy-nat"}, audit.Bypassed, "no rule", ReasonBroken, true,

@@ -21,8 +21,9 @@ type entry struct {
 	pod kube.Pod
 	memory
 
-	// waiting are closed after the next inspection.
+	// waiting are closed after the next inspection. forced says that somebody waits for the result.
 	waiting []chan struct{}
+	forced  bool
 }
 
 // release ends the waits for an inspection.
@@ -32,6 +33,8 @@ func (e *entry) release() {
 	}
 	e.waiting = nil
 }
+
+func sameAddresses(a, b kube.Pod) bool { return slices.Equal(a.Addresses, b.Addresses) }
 
 // memory is the state of a pod of one UID between two jobs.
 type memory struct {
@@ -48,7 +51,9 @@ type memory struct {
 	reported map[string]bool
 	// failures is the number of consecutive failed inspections of the namespace.
 	failures int
-	audited  audited
+	// broken reports that race repair has reported the pod's rules.
+	broken  bool
+	audited audited
 	// published is the condition that was written last.
 	published published
 }
@@ -102,10 +107,13 @@ func (c *controller) update(p kube.Pod) {
 		e = &entry{memory: memory{reported: map[string]bool{}}}
 		c.pods[p.Key()] = e
 	}
-	if !slices.Equal(e.pod.Addresses, p.Addresses) {
+	if !sameAddresses(e.pod, p) {
 		e.otherSandbox()
 	}
 	e.pod = p
+	if !inspectable(p) {
+		e.audited = audited{}
+	}
 	c.mu.Unlock()
 	c.queue.Add(p.Key())
 }

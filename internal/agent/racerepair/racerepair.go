@@ -8,8 +8,12 @@
 // server, and keeps of each pod only the fields that decide. While the plugin's configuration cannot be used no pod is changed:
 // the decision about the pod is unknown then.
 //
+// The audit inspects the pods that run: one at a time, a share of a core at most, and never in the way of a repair. It promises
+// one event for each change of a pod's state, none for a pod that ends, and holds no namespace open between two inspections.
+//
 // Start reading at Run. pods.go has the cache of pods, work.go the job of one pod, actions.go the actions, report.go the
-// events, policy.go the changes of the plugin's configuration.
+// events, policy.go the changes of the plugin's configuration. Of the audit, audit.go has the states, observe.go the
+// inspection and the repair, schedule.go the order of the pods, serve.go the answers.
 package racerepair
 
 import (
@@ -69,6 +73,10 @@ type Options struct {
 	// Audit are the settings of the audit; AuditOnly leaves repairs to another controller.
 	Audit     AuditSettings
 	AuditOnly bool
+	// Reports reports whether another controller records events about the pod's rules; nil if there is none.
+	Reports func(kube.Pod) bool
+	// AuditedNode is the node whose pods another controller audits, and counts by state; "" is none.
+	AuditedNode string
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
 	Processes func(context.Context) (map[string][]audit.Process, error)
 	// Plugin returns the current configuration of the node's plugin.
@@ -113,7 +121,9 @@ type controller struct {
 	// pods have one entry per name: a pod of another UID replaces the previous one.
 	pods map[types.NamespacedName]*entry
 
-	auditing auditState
+	processes processes
+	// wake ends the idle time of the schedule, checks bounds the inspections that requests have caused, ended ends their waits.
+	wake, checks, ended chan struct{}
 	// unpublished reports that the right to publish the condition is missing, which is logged once.
 	unpublished atomic.Bool
 
@@ -131,16 +141,21 @@ func newController(o Options) *controller {
 		retries:   workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](retryBase, retryMax),
 		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst),
 		pods:      map[types.NamespacedName]*entry{}, synced: make(chan struct{}),
+		wake: make(chan struct{}, 1), checks: make(chan struct{}, maxChecks), ended: make(chan struct{}),
 	}
 }
 
 func (c *controller) run(ctx context.Context) {
 	defer context.AfterFunc(ctx, c.queue.ShutDown)()
+	defer close(c.ended)
 	before := c.policy(ctx, "")
 	for range c.Workers {
 		c.workers.Go(func() { c.runWorker(ctx) })
 	}
 	c.workers.Go(func() { c.watchPolicy(ctx, before) })
+	if c.Audit.Interval > 0 {
+		c.workers.Go(func() { c.schedule(ctx) })
+	}
 	_ = c.watch(ctx)
 	c.workers.Wait()
 }

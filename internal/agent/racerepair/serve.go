@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -118,15 +117,4 @@ func (j *job) describe(ctx context.Context, question *inspect.Question, e *inspe
 	if err != nil {
 		e.InspectionError = cause(ctx, err) + remedy(err)
 	}
-}
-
-// checkAll inspects all pods now.
-func (c *Controller) checkAll(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	var work sync.WaitGroup
-	for _, k := range c.keys() {
-		work.Go(func() { _, _ = c.Check(ctx, k) }) // a pod may be gone; the others have their own state
-	}
-	work.Wait()
 }

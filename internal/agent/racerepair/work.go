@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
@@ -32,9 +32,10 @@ type job struct {
 	finding repair.Finding
 	// decision is the plugin's about the pod.
 	decision sidecar.Decision
-	// forced inspects the pod although that is not due.
-	forced bool
-	log    *slog.Logger
+	// waiting are closed at the end; a job with any inspects the pod. forced says that somebody waits for the result.
+	waiting []chan struct{}
+	forced  bool
+	log     *slog.Logger
 }
 
 // reconcile classifies one pod and performs the due action. After an error the caller enqueues the pod again.
@@ -46,7 +47,8 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 		return nil
 	}
 	// Only this job uses the map of the memory: the queue returns a pod to one worker at a time.
-	j := &job{controller: c, pod: e.pod, memory: e.memory, forced: len(e.waiting) > 0}
+	j := &job{controller: c, pod: e.pod, memory: e.memory, waiting: e.waiting, forced: e.forced}
+	e.waiting, e.forced = nil, false // a later request is for another job: this one may have read the rules by then
 	c.mu.Unlock()
 	defer c.remember(k, j)
 	ctx, cancel := c.withTimeout(ctx, c.PodTimeout, "the work on the pod takes more than")
@@ -54,13 +56,15 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 
 	j.log = c.Log.With(slog.String("pod", k.String()), slog.String("uid", j.pod.Facts.UID))
 	if j.conf, err = c.Plugin(); err != nil {
-		return fmt.Errorf("%w: %w", errPolicy, err)
+		j.conf.Problems, err = err, fmt.Errorf("%w: %w", errPolicy, err)
 	}
 	j.decision = sidecar.Decide(j.pod.Facts, j.conf.Policy())
-	if !j.AuditOnly {
+	if err == nil && !j.AuditOnly {
 		err = j.repair(ctx)
 	}
+	j.memory.broken = j.finding.Broken
 	j.audit(ctx)
+	j.count()
 	return errors.Join(err, j.publish(ctx))
 }
 
@@ -88,17 +92,22 @@ func (j *job) repair(ctx context.Context) (err error) {
 func (c *controller) remember(k types.NamespacedName, j *job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer (&entry{waiting: j.waiting}).release()
 	e := c.pods[k]
 	if e == nil || e.pod.Facts.UID != j.pod.Facts.UID {
 		return
 	}
 	c.Metrics.SetPodState(e.state, j.memory.state)
 	e.memory = j.memory
-	if j.forced {
-		e.release()
-	}
-	if !slices.Equal(e.pod.Addresses, j.pod.Addresses) {
+	if !sameAddresses(e.pod, j.pod) {
 		e.otherSandbox() // the job worked on the previous sandbox
+	}
+	if !inspectable(e.pod) {
+		e.audited = audited{}
+	}
+	select {
+	case c.wake <- struct{}{}:
+	default: // the schedule is to be woken already
 	}
 }
 
@@ -139,9 +148,11 @@ func (j *job) inspect(ctx context.Context) error {
 		var err error
 		if rules, err = j.compare(ctx); err != nil {
 			const text = "it is unknown whether the traffic is redirected: "
-			if j.memory.failures++; errors.Is(err, redirection.ErrUninspectable) { // which is permanent
+			switch j.memory.failures++; {
+			case j.audits(): // which reports it
+			case errors.Is(err, redirection.ErrUninspectable): // which is permanent
 				j.once(ctx, ReasonUnverified, text+cause(ctx, err)+remedy(err))
-			} else if j.memory.failures == reportAfter {
+			case j.memory.failures == reportAfter:
 				j.event(kube.EventWarning, ReasonUnverified, text+cause(ctx, err)+remedy(err))
 			}
 			return err
@@ -152,10 +163,15 @@ func (j *job) inspect(ctx context.Context) error {
 		}
 	}
 	j.finding = repair.ApplyObservation(j.finding, podOf(j.pod), rules)
-	if rules == repair.OtherRules && !j.finding.Broken && j.Audit.Interval == 0 {
+	if rules == repair.OtherRules && !j.finding.Broken && !j.audits() {
 		j.once(ctx, ReasonDrifted, "the pod runs with other rules than the current ones, which apply from its next start on")
 	}
 	return nil
+}
+
+// audits reports whether the state of the pod is reported by the audit, of this controller or of another one.
+func (j *job) audits() bool {
+	return j.Audit.Interval > 0 || j.AuditedNode != "" && j.pod.NodeName == j.AuditedNode
 }
 
 // compare reads the rules in the namespace. If the plugin would refuse the pod, any rules of the mesh are other rules.
@@ -198,9 +214,15 @@ func (j *job) inNamespace(ctx context.Context, fn func(redirection.Namespace) er
 		return fmt.Errorf("%w: pod %s has the same ones", sandbox.ErrClaimed, other)
 	}
 	j.log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source)))
-	prefer := j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools()
-	return fn(redirection.Namespace{
-		NetNS: found.Namespace, Log: j.log, Backend: j.conf.Backend, PreferTools: prefer,
-		Tools: iptables.Host{Path: j.ToolPath, Force: iptables.Variant(j.conf.ForceIptables)},
-	})
+	j.memory.audited.place = place{path: found.Place, inode: found.Inode()}
+	return fn(j.space(found.Namespace))
+}
+
+// space is a namespace with the plugin's settings.
+func (j *job) space(n *netns.Namespace) redirection.Namespace {
+	return redirection.Namespace{
+		NetNS: n, Log: j.log, Backend: j.conf.Backend,
+		PreferTools: j.conf.Backend == redirect.Auto && selfcheck.Recorded(j.conf.RunDir).PreferTools(),
+		Tools:       iptables.Host{Path: j.ToolPath, Force: iptables.Variant(j.conf.ForceIptables)},
+	}
 }

@@ -105,15 +105,18 @@ type Process struct {
 
 // Observation is the redirection found in a pod's network namespace.
 type Observation struct {
-	// Mesh says that the namespace has rules of the mesh, Diffs and Routing are the differences from the wanted ones.
+	// Mesh says that the namespace has rules of the mesh. Rules are the problems of the rules, Routing the differences from the
+	// wanted addresses and routes.
 	Mesh    bool
-	Diffs   []ruleset.Diff
+	Rules   []Problem
 	Routing []string
 	// Families is the treatment of the pod's addresses.
 	Families redirect.Families
 	// Accepts reports whether a listening socket accepts a connection to an address; nil if the listeners are not to be
 	// checked because the proxy does not run.
 	Accepts func(netip.AddrPort) bool
+	// Unknown is why the listeners are not known, nil if they are or are not to be checked.
+	Unknown error
 	// Collisions are processes outside of the proxy that the rules take for the proxy.
 	Collisions []Process
 }
@@ -137,7 +140,16 @@ func Assess(spec redirect.Spec, o Observation) []Problem {
 	add := func(state State, detail string) {
 		all = append(all, Problem{state, printable.Text(detail, maxDetail)})
 	}
-	rules(o, add)
+	all = append(all, o.Rules...)
+	for i, text := range o.Routing {
+		if i == maxProblems {
+			add(Drifted, fmt.Sprintf("and %d more differences of addresses and routes", len(o.Routing)-i))
+		}
+		if i >= maxProblems || !o.Mesh {
+			break
+		}
+		add(Drifted, text)
+	}
 	if o.Accepts != nil && o.Mesh {
 		for _, l := range wantedListeners(spec, o.Families) {
 			if !o.Accepts(l.address) {
@@ -154,6 +166,9 @@ func Assess(spec redirect.Spec, o Observation) []Problem {
 	}
 	if o.Families.HasIPv6 && o.Families.IPv6 == redirect.Bypassed {
 		add(IPv6Open, "the pod's first address is IPv4, and the plugin's setting second_ip_family is bypass")
+	}
+	if o.Unknown != nil {
+		add(NotInspected, o.Unknown.Error())
 	}
 	return all
 }
@@ -173,15 +188,25 @@ func severity(s State) int {
 	return slices.IndexFunc(rows, func(r row) bool { return r.state == s })
 }
 
-// rules reports the differences of the rules and of the routing.
-func rules(o Observation, add func(State, string)) {
-	if !o.Mesh {
-		if len(o.Diffs) > 0 {
-			add(Bypassed, "the network namespace has no rule of the mesh")
-		}
-		return
+// Rules returns the problems of the rules: mesh says that there are rules of the mesh, diffs are their differences from the
+// wanted ones, and foreign are sentences about foreign rules in other chains and tables.
+func Rules(mesh bool, diffs []ruleset.Diff, foreign []string) []Problem {
+	var all []Problem
+	add := func(state State, detail string) {
+		all = append(all, Problem{state, printable.Text(detail, maxDetail)})
 	}
-	for _, d := range o.Diffs {
+	if !mesh && len(diffs) > 0 {
+		add(Bypassed, "the network namespace has no rule of the mesh")
+		return all
+	}
+	for i, text := range foreign {
+		if i == maxProblems {
+			add(ForeignRule, fmt.Sprintf("and %d more", len(foreign)-i))
+			break
+		}
+		add(ForeignRule, text)
+	}
+	for _, d := range diffs {
 		foreign, own := split(d)
 		if !foreign.Empty() {
 			add(ForeignRule, foreign.Summary(maxProblems))
@@ -190,13 +215,7 @@ func rules(o Observation, add func(State, string)) {
 			add(Drifted, own.Summary(maxProblems))
 		}
 	}
-	for i, text := range o.Routing {
-		if i == maxProblems {
-			add(Drifted, fmt.Sprintf("and %d more differences of addresses and routes", len(o.Routing)-i))
-			break
-		}
-		add(Drifted, text)
-	}
+	return all
 }
 
 // split divides a difference into foreign rules ahead of ours and the rest.

@@ -73,7 +73,7 @@ func TestRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			diffs, mesh := live(redirect.Default(), test.change)
-			got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Diffs: diffs, Families: v4})
+			got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(mesh, diffs, nil), Families: v4})
 			if state := audit.StateOf(got); state != test.want || len(got) == 0 != (test.want == audit.Captured) {
 				t.Fatalf("got %v", got)
 			}
@@ -92,7 +92,7 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-j ACCEPT"))
 	})
 	o := audit.Observation{
-		Mesh: true, Diffs: diffs, Routing: []string{"policy rule is missing"},
+		Mesh: true, Rules: audit.Rules(true, diffs, nil), Routing: []string{"policy rule is missing"},
 		Families:   redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Bypassed},
 		Accepts:    func(netip.AddrPort) bool { return false },
 		Collisions: make([]audit.Process, 20),
@@ -151,7 +151,7 @@ func TestTextsAreBounded(t *testing.T) {
 		rules := chain(s, "OUTPUT")
 		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -j ACCEPT"))
 	})
-	got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Diffs: diffs, Families: v4})
+	got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(mesh, diffs, nil), Families: v4})
 	for _, p := range got {
 		if len(p.Detail) > 1200 || strings.ContainsRune(p.Detail, 0x1b) {
 			t.Errorf("%d bytes: %.100q", len(p.Detail), p.Detail)

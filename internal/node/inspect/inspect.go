@@ -146,11 +146,13 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 		return e, err
 	}
 	spec := live.Wanted.Spec
-	report, err := space.Verify(ctx, spec)
+	report, err := space.Audit(ctx, spec)
 	if err != nil {
 		return e, err
 	}
-	e.Status = status(audit.Assess(spec, audit.Observation{Mesh: report.Mesh, Diffs: report.Diffs, Routing: report.Routing, Families: report.Families}))
+	e.Status = status(audit.Assess(spec, audit.Observation{
+		Mesh: report.Mesh, Rules: audit.Rules(report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
+	}))
 	e.Backend = strings.Join(report.Tools, ",")
 	e.Exceptions = audit.Exceptions(spec, sidecar.KeyOf)
 	return e, nil

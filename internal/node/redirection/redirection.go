@@ -62,6 +62,9 @@ type Report struct {
 	Diffs []ruleset.Diff
 	// Routing are the differences of addresses, policy rules and routes, a sentence each. Only Verify fills it.
 	Routing []string
+	// Foreign are foreign rules that may take traffic ahead of those of the mesh, in chains and tables without rules of the mesh,
+	// a sentence each. Only Audit fills it.
+	Foreign []string
 	// Notes are foreign rules behind ours, and other facts for the log that are no difference.
 	Notes []string
 	// Programs are the applied changes.
@@ -97,6 +100,11 @@ func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, policy Conflic
 // Verify compares the namespace with the Spec and writes nothing.
 func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, error) {
 	return n.run(ctx, shared, &spec, func(p *pass) error { return p.checkRouting(routing(spec, p.report.Families)) })
+}
+
+// Audit is Verify, and also finds the foreign rules that may take traffic ahead of those of the mesh.
+func (n Namespace) Audit(ctx context.Context, spec redirect.Spec) (Report, error) {
+	return n.Verify(ctx, spec)
 }
 
 // VerifyRouting compares the addresses, policy rules and routes of the namespace with those that the Spec needs, for the

@@ -62,6 +62,8 @@ type Namespace struct {
 	*netns.Namespace
 
 	Source Source
+	// Place is the path that leads to it, "" for that of a process, whose number another one may have later.
+	Place string
 }
 
 // Find searches the network namespace of a pod: in libcni's cache by the pod's UID, then among the mounted namespaces and
@@ -276,13 +278,21 @@ func (s *search) check(path string, from Source) (verdict, error) {
 		n.Close()
 		return result, err
 	}
-	s.candidates = append(s.candidates, candidate{&Namespace{n, from}, path, attached})
+	s.candidates = append(s.candidates, candidate{&Namespace{n, from, lasting(path)}, path, attached})
 	many := slices.DeleteFunc(slices.Clone(s.candidates), func(c candidate) bool { return c.Source != FromProc || s.owned[c.Inode()] })
 	if len(many) > maxOpen {
 		worst := slices.MinFunc(many, func(a, b candidate) int { return int(a.attached) - int(b.attached) })
 		s.drop(func(c candidate) bool { return c == worst })
 	}
 	return result, nil
+}
+
+// lasting returns a path that is not below a process.
+func lasting(path string) string {
+	if strings.Contains(path, "/ns/net") {
+		return ""
+	}
+	return path
 }
 
 // enter returns how addresses are attached to the interfaces of a namespace.

@@ -1,0 +1,224 @@
+package racerepair
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sockdiag"
+)
+
+// errRefused is the cause for a pod that the plugin would refuse.
+var errRefused = errors.New("the pod's settings are invalid")
+
+// observe compares the namespace with the wanted redirection. It reads the rules only if their version has changed.
+func (j *job) observe(ctx context.Context) ([]audit.Problem, error) {
+	switch {
+	case j.decision.Outcome == sidecar.Refuse:
+		return nil, fmt.Errorf("%w: %w", errRefused, j.decision.Err)
+	case j.conf.Problems != nil:
+		return nil, fmt.Errorf("%w: %w", errPolicy, j.conf.Problems)
+	}
+	a, spec := &j.memory.audited, j.decision.Spec
+	o := audit.Observation{Collisions: j.collisions(ctx)}
+	err := j.knownNamespace(ctx, func(space redirection.Namespace) error {
+		version, err := space.Version()
+		if err != nil {
+			return err
+		}
+		if version != a.version {
+			if err := j.readRules(ctx, space); err != nil {
+				return err
+			}
+			a.version = version
+		}
+		if o.Families, err = space.Families(spec); err != nil {
+			return err
+		}
+		if o.Routing, err = space.VerifyRouting(spec, redirection.Report{Families: o.Families}); err != nil {
+			return err
+		}
+		o.Accepts, o.Unknown = j.listeners(space)
+		return nil
+	})
+	o.Mesh, o.Rules = a.rules.mesh, a.rules.problems
+	return audit.Assess(spec, o), err
+}
+
+// readRules reads and compares the rules, and keeps what is needed of them.
+func (j *job) readRules(ctx context.Context, space redirection.Namespace) error {
+	a := &j.memory.audited
+	a.version = redirection.Version{}
+	report, err := space.Audit(ctx, j.decision.Spec)
+	a.rules = rules{
+		problems: audit.Rules(report.Mesh, report.Diffs, report.Foreign), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
+	}
+	return err
+}
+
+// listeners returns whether addresses are listened on, nil before the proxy has had its time to start. If that is unknown it
+// returns the cause.
+func (j *job) listeners(space redirection.Namespace) (accepts func(netip.AddrPort) bool, unknown error) {
+	if began := j.proxySince(); began.IsZero() || j.Clock.Since(began) < startup {
+		return nil, nil
+	}
+	all, err := netns.In(space.NetNS, sockdiag.Listening)
+	if err != nil {
+		return nil, err
+	}
+	return func(to netip.AddrPort) bool {
+		return slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) })
+	}, nil
+}
+
+// proxySince returns since when the proxy runs, the zero time if it does not.
+func (j *job) proxySince() time.Time {
+	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
+		if c.Name == sidecar.ProxyContainer && c.State.Running {
+			return c.State.Began
+		}
+	}
+	return time.Time{}
+}
+
+// searchEvery is the number of inspections after which a known namespace is searched again: the records of the node may tell
+// another story by then.
+const searchEvery = 12
+
+// knownNamespace runs fn, which must only read, with the pod's network namespace: that of the last inspection if its path still
+// leads to it and no other pod has the pod's addresses, which saves the search.
+func (j *job) knownNamespace(ctx context.Context, fn func(redirection.Namespace) error) error {
+	at := &j.memory.audited.place
+	if at.uses++; at.path != "" && at.uses < searchEvery && !j.forced && j.podWithSameIP(j.pod) == "" {
+		if known, err := netns.Open(at.path); err == nil {
+			defer known.Close()
+			if known.Inode() == at.inode {
+				return fn(j.space(known))
+			}
+		}
+	}
+	*at = place{}
+	return j.inNamespace(ctx, fn)
+}
+
+// A list of the node's processes is used for scanInterval, or scanForced where somebody waits for the result.
+const (
+	scanInterval = time.Minute
+	scanForced   = 5 * time.Second
+)
+
+// collisions lists the processes of the pod that run with an identity of the proxy in another container.
+func (j *job) collisions(ctx context.Context) []audit.Process {
+	names := map[string]string{}
+	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
+		if c.ID != "" && !sidecar.OfTheMesh(c.Name) {
+			names[c.ID] = c.Name
+		}
+	}
+	age := scanInterval
+	if j.forced {
+		age = scanForced
+	}
+	var all []audit.Process
+	for _, p := range j.podProcesses(ctx, age)[j.pod.Facts.UID] {
+		spec := j.decision.Spec
+		if name := names[p.Container]; name != "" && (slices.Contains(spec.UIDs, p.UID) || slices.Contains(spec.GIDs, p.GID)) {
+			p.Container = name
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// podProcesses lists the processes of all pods by pod UID, from a list that is at most so old.
+func (c *controller) podProcesses(ctx context.Context, age time.Duration) map[string][]audit.Process {
+	s := &c.processes
+	s.mu.Lock() // not c.mu: the watch of the pods must not wait for the procfs
+	defer s.mu.Unlock()
+	now := c.Clock.Now()
+	if c.Processes == nil || s.byPod != nil && now.Sub(s.scanned) < age {
+		return s.byPod
+	}
+	all, err := c.Processes(ctx)
+	if err != nil {
+		c.Log.WarnContext(ctx, "the processes of the node cannot be listed", slog.String("error", err.Error()))
+	}
+	s.byPod, s.scanned = all, now
+	return all
+}
+
+// The pause between two repairs of a pod is the interval after the first one, doubled up to maxRepairPause. It ends when the pod
+// was captured for calm after it.
+const (
+	maxRepairPause = 6 * time.Hour
+	calm           = time.Hour
+)
+
+// restorable reports whether writing the wanted rules is switched on, due, and can help. A pod on which race repair acts is left to
+// it.
+func (j *job) restorable(state audit.State) bool {
+	a := &j.memory.audited
+	byRepair := j.finding.Broken && j.Settings.Switches.Mode(j.finding) != repair.Report
+	elsewhere := state == audit.ForeignRule && !a.rules.repairable // in a table that is not the mesh's
+	return j.Audit.Repair && slices.Contains(aboutRules, state) && !byRepair && !elsewhere && !j.Clock.Now().Before(a.repairAfter)
+}
+
+// restore writes the wanted rules if need be, and returns the problems that remain.
+func (j *job) restore(ctx context.Context, found []audit.Problem) []audit.Problem {
+	a, state := &j.memory.audited, audit.StateOf(found)
+	if !j.restorable(state) || !j.unchanged() {
+		return found
+	}
+	a.repairAfter = j.Clock.Now().Add(min(j.Audit.Interval<<min(a.repairs, 16), maxRepairPause))
+	a.repairs++
+	var report redirection.Report
+	err := j.inNamespace(ctx, func(space redirection.Namespace) (err error) {
+		report, err = space.Apply(ctx, j.decision.Spec, redirection.Reconcile)
+		return err
+	})
+	left := found
+	if err == nil {
+		left, err = j.observe(ctx)
+	}
+	if errors.Is(context.Cause(ctx), context.Canceled) || !j.unchanged() {
+		return found
+	}
+	what := "the pod " + summary(found)
+	if err != nil || slices.Contains(aboutRules, audit.StateOf(left)) {
+		if err != nil {
+			what, left = what+", and its rules cannot be restored: "+cause(ctx, err)+remedy(err), found
+		} else {
+			what += "; the wanted rules are written, and the pod still " + summary(left)
+		}
+		j.Metrics.AuditRepaired(metrics.RepairFail)
+		j.event(kube.EventWarning, ReasonRepaired, what+j.backoffText())
+		a.reported = audit.StateOf(left)
+		return left
+	}
+	j.Metrics.AuditRepaired(metrics.RepairSuccess)
+	j.log.InfoContext(ctx, "restored the pod's rules", slog.String("problem", what), slog.String("tools", toolsOf(report)))
+	j.event(kube.EventNormal, ReasonRepaired, what+"; its rules are restored. Connections that it opened meanwhile stay outside of "+
+		"the mesh until they are closed")
+	a.reported = audit.Captured
+	return left
+}
+
+// backoffText says when the next repair is, "" if none was tried.
+func (j *job) backoffText() string {
+	a := &j.memory.audited
+	if wait := a.repairAfter.Sub(j.Clock.Now()); j.Audit.Repair && a.repairs > 0 && wait > 0 {
+		return fmt.Sprintf(". Repair %d did not last: the next one is in %s at the earliest", a.repairs, wait.Round(time.Second))
+	}
+	return ""
+}
