@@ -232,6 +232,20 @@ func TestAnEventThatTheServerLacksIsCreated(t *testing.T) {
 	}
 }
 
+// TestAMissingRightIsLoggedOnce, not for each event.
+func TestAMissingRightIsLoggedOnce(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Fail(kubetest.Forbidden, kubetest.Forever)
+	r := newFixture(t, client(t, server))
+	for i := range 5 {
+		r.sends(eventOf(fmt.Sprint("node-", i), "same"))
+	}
+	r.Shutdown()
+	if n := strings.Count(r.log.String(), "an event was not recorded"); n != 1 || r.got(Failed) != 5 {
+		t.Errorf("%d lines, results %v, log %s", n, r.results, r.log)
+	}
+}
+
 // TestAnEventThatExistsIsNoFailure: the response to an earlier attempt was lost.
 func TestAnEventThatExistsIsNoFailure(t *testing.T) {
 	api := client(t, kubetest.NewServer(t))
