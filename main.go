@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/repairer"
 	"github.com/meshcni/istio-cni/internal/role/selftester"
 	"github.com/meshcni/istio-cni/internal/role/tainter"
+	"github.com/meshcni/istio-cni/internal/role/trace"
 	"github.com/meshcni/istio-cni/internal/role/why"
 )
 
@@ -46,6 +47,7 @@ func program() applet.Program {
 			},
 			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Run: selftester.Run},
 			{Name: "why", Summary: "explains why a pod is redirected or not, and where a packet goes", Run: why.Run},
+			{Name: "trace", Summary: "shows the packets of a pod with the rules that they meet", Run: trace.Run},
 			{Name: "pods", Summary: "lists the pods of this node and whether they are redirected", Run: pods.Run},
 			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Run: decisions.Run},
 			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},

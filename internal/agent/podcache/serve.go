@@ -21,8 +21,8 @@ type Service struct {
 	Store   *Store
 	Ring    *Ring
 	Metrics *metrics.Metrics
-	// Audit answers with the status of the node's pods, AuditPod with one pod in detail.
-	Audit, AuditPod http.Handler
+	// Audit answers with the status of the node's pods, AuditPod with one pod in detail, Trace with its packets.
+	Audit, AuditPod, Trace http.Handler
 
 	long sync.Mutex
 }
@@ -36,6 +36,7 @@ func (s *Service) Handler() http.Handler {
 	if s.Audit != nil {
 		mux.Handle(agentapi.AuditPattern, s.Audit)
 		mux.Handle(agentapi.AuditPodPattern, s.AuditPod)
+		mux.Handle(agentapi.TracePattern, s.Trace)
 	}
 	return mux
 }

@@ -124,6 +124,8 @@ type controller struct {
 	processes processes
 	// wake ends the idle time of the schedule, checks bounds the inspections that requests have caused, ended ends their waits.
 	wake, checks, ended chan struct{}
+	// traced are the pods whose packets are traced.
+	traced map[types.NamespacedName]bool
 	// unpublished reports that the right to publish the condition is missing, which is logged once.
 	unpublished atomic.Bool
 
@@ -140,7 +142,7 @@ func newController(o Options) *controller {
 		queue:     workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
 		retries:   workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](retryBase, retryMax),
 		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst),
-		pods:      map[types.NamespacedName]*entry{}, synced: make(chan struct{}),
+		pods:      map[types.NamespacedName]*entry{}, traced: map[types.NamespacedName]bool{}, synced: make(chan struct{}),
 		wake: make(chan struct{}, 1), checks: make(chan struct{}, maxChecks), ended: make(chan struct{}),
 	}
 }

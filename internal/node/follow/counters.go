@@ -46,10 +46,7 @@ func (f *follower) count(ctx context.Context, compare bool) error {
 			c.Rule.Hook = hook.Name
 		}
 		c.Rule.Why = reason(c.Rule.Table, c.Rule.Chain, c.Rule.Rule)
-		wanted := f.judgeRule(c.Rule)
-		f.counted += c.Packets
-		f.end.judge(wanted)
-		if err := f.each(Record{Count: &Count{Hop: hopOf(c.Rule), Family: c.Family.String(), Packets: c.Packets, Wanted: wanted}}); err != nil {
+		if err := f.emit(Record{Count: &Count{hopOf(c.Rule), c.Family.String(), c.Packets, f.judgeRule(c.Rule)}}); err != nil {
 			return err
 		}
 	}

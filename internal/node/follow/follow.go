@@ -20,12 +20,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Record is one line of a trace: one of its fields is set. The first has Begin and, unless it broke off, the last End.
+// Record is one line of a trace: one of its fields is set. The first has Begin, and the last End or, if the trace failed, Error.
 type Record struct {
 	Begin  *Begin  `json:"begin,omitempty"`
 	Packet *Packet `json:"packet,omitempty"`
 	Count  *Count  `json:"count,omitempty"`
 	End    *End    `json:"end,omitempty"`
+	Error  string  `json:"error,omitempty"`
 }
 
 // Begin says what is traced.
@@ -63,11 +64,14 @@ type Count struct {
 type End struct {
 	// Reason is why the trace ended.
 	Reason string `json:"reason"`
-	// Packets were seen; of them, and of the rules that counted, Past went past the mesh, and of Unknown that is not known.
+	// Packets were seen. Of them, and of the rules that counted packets, Wanted let them go as the mesh wants it, Past let them
+	// past the mesh, and Unknown are those that it is not known of.
 	Packets int `json:"packets"`
-	Wanted  int `json:"wanted"`
-	Past    int `json:"past"`
-	Unknown int `json:"unknown"`
+	// Counted are the packets that rules of legacy tables counted.
+	Counted uint64 `json:"counted,omitempty"`
+	Wanted  int    `json:"wanted"`
+	Past    int    `json:"past"`
+	Unknown int    `json:"unknown"`
 	// Lost counts the times that the kernel dropped events.
 	Lost int    `json:"lost"`
 	Hint string `json:"hint,omitempty"`
@@ -99,7 +103,6 @@ type follower struct {
 	ticks   int
 	reread  int // the tick of the last reading of the rules
 	counts  map[place]redirection.Count
-	counted uint64 // packets, by rules of legacy tables
 	end     End
 }
 
@@ -165,7 +168,7 @@ func words(f nftrace.Filter) string {
 
 // hint says what to do if nothing was seen.
 func (f *follower) hint() string {
-	if f.end.Packets > 0 || f.counted > 0 {
+	if f.end.Packets > 0 || f.end.Counted > 0 {
 		return ""
 	}
 	return "no packet was seen: a connection that was open before is not shown; let the client connect anew, see whether its name " +
@@ -221,10 +224,18 @@ func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
 		f.end.Reason, err = err.Error(), nil
 	case err != nil:
 		return errors.Join(err, traceErr)
+	case errors.Is(context.Cause(ctx), context.Canceled):
+		f.end.Reason = "it was interrupted"
 	case !errors.Is(context.Cause(ctx), context.DeadlineExceeded):
-		f.end.Reason = "interrupted"
+		f.end.Reason = context.Cause(ctx).Error()
 	}
 	return errors.Join(f.last(ctx), traceErr)
+}
+
+// emit counts a record and passes it on.
+func (f *follower) emit(r Record) error {
+	f.end.Add(r)
+	return f.each(r)
 }
 
 // last reads the counters once more.
@@ -267,8 +278,17 @@ func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <
 	}
 }
 
-// judge counts a packet or a rule that decided.
-func (e *End) judge(w inspect.Wanted) {
+// Add counts a record.
+func (e *End) Add(r Record) {
+	var w inspect.Wanted
+	switch {
+	case r.Packet != nil:
+		e.Packets++
+		w = r.Packet.Wanted
+	case r.Count != nil:
+		e.Counted += r.Count.Packets
+		w = r.Count.Wanted
+	}
 	switch w {
 	case inspect.AsWanted:
 		e.Wanted++

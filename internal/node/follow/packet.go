@@ -274,9 +274,7 @@ func (f *follower) show(i int) error {
 	p := f.open[i]
 	f.open = slices.Delete(f.open, i, i+1)
 	f.explain(p)
-	f.end.Packets++
-	f.end.judge(p.Wanted)
-	if err := f.each(Record{Packet: &p.Packet}); err != nil {
+	if err := f.emit(Record{Packet: &p.Packet}); err != nil {
 		return err
 	}
 	if f.end.Packets == MaxPackets {

@@ -1,0 +1,166 @@
+package racerepair
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/follow"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+const (
+	// maxTraces bounds the packet traces at a time.
+	maxTraces = 4
+	// recordTimeout is the time in which a client has to take a record.
+	recordTimeout = 10 * time.Second
+	// presenceInterval is the time between two looks whether a traced pod is still there.
+	presenceInterval = time.Second
+)
+
+// Errors of a trace.
+var (
+	errTraced  = errors.New("the pod is being traced by another request")
+	errTraces  = fmt.Errorf("the agent traces %d pods already", maxTraces)
+	errOutside = errors.New("the plugin leaves the pod alone")
+	errGone    = errors.New("the pod ended")
+	errUnseen  = errors.New("the agent does not see the network namespaces of the node's pods")
+)
+
+// TraceHandler follows the packets of a pod, a follow.Record in each line, until the trace is over or the client is gone.
+func (c *Controller) TraceHandler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		filter, duration, err := follow.Parse(r.URL.Query().Get)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		k := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
+		out := &stream{w: w, control: http.NewResponseController(w)}
+		o := follow.Options{Subject: "pod " + k.String(), Filter: filter, For: duration, Now: c.Clock.Now}
+		if err = c.trace(r.Context(), k, o, out); err == nil {
+			return
+		}
+		status := http.StatusServiceUnavailable
+		switch {
+		case out.begun:
+			_ = out.send(follow.Record{Error: err.Error()}) // the client may be gone
+			return
+		case errors.Is(err, ErrNoPod):
+			status = http.StatusNotFound
+		case errors.Is(err, errTraced), errors.Is(err, errOutside):
+			status = http.StatusConflict
+		case errors.Is(err, errTraces):
+			status = http.StatusTooManyRequests
+		}
+		http.Error(w, err.Error(), status)
+	})
+}
+
+// stream writes records as they come.
+type stream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	begun   bool
+}
+
+func (s *stream) send(r follow.Record) error {
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if !s.begun {
+		s.begun = true
+		s.w.Header().Set("Content-Type", "application/x-ndjson")
+		// The server's time for a request is over before the trace is.
+		if err := s.control.SetReadDeadline(time.Time{}); err != nil {
+			return err
+		}
+	}
+	if err := s.control.SetWriteDeadline(deadline(recordTimeout)); err != nil {
+		return err
+	}
+	if _, err := s.w.Write(append(printable.Lines(text), '\n')); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+// deadline is a time of the kernel's clock, whatever the controller's.
+func deadline(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // as said
+
+// trace follows the packets of a pod. Each pod has one trace at a time.
+func (c *Controller) trace(ctx context.Context, k types.NamespacedName, o follow.Options, out *stream) error {
+	j, err := c.beginTrace(k)
+	if err != nil {
+		return err
+	}
+	defer c.endTrace(k)
+	if j.conf, err = c.Plugin(); err != nil {
+		return err
+	}
+	j.decision = sidecar.Decide(j.pod.Facts, j.conf.Policy())
+	switch {
+	case j.decision.Outcome != sidecar.Capture:
+		return fmt.Errorf("%w: %s", errOutside, j.decision.Reason.Sentence())
+	case !j.reachable():
+		return errUnseen
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go c.watchPresence(ctx, j, cancel)
+	return j.inNamespace(ctx, func(space redirection.Namespace) error {
+		return follow.Run(ctx, space, &j.decision.Spec, o, out.send)
+	})
+}
+
+// beginTrace reserves the trace of a pod.
+func (c *controller) beginTrace(k types.NamespacedName) (*job, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := c.pods[k]
+	switch {
+	case known == nil:
+		return nil, ErrNoPod
+	case c.traced[k]:
+		return nil, errTraced
+	case len(c.traced) >= maxTraces:
+		return nil, errTraces
+	}
+	c.traced[k] = true
+	return &job{controller: c, pod: known.pod, log: c.Log}, nil
+}
+
+func (c *controller) endTrace(k types.NamespacedName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.traced, k)
+}
+
+// watchPresence ends a trace when its pod ends, so that no namespace outlives its pod.
+func (c *controller) watchPresence(ctx context.Context, j *job, end context.CancelCauseFunc) {
+	ticker := time.NewTicker(presenceInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		c.mu.Lock()
+		now := c.pods[j.pod.Key()]
+		gone := now == nil || now.pod.Facts.UID != j.pod.Facts.UID || podOf(now.pod).Ended
+		c.mu.Unlock()
+		if gone {
+			end(errGone)
+			return
+		}
+	}
+}

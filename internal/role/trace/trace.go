@@ -1,0 +1,214 @@
+// Package trace is the role "istio-cni trace": it shows real packets of a pod or network namespace, with the rules that they meet.
+//
+// It promises that packets go as they would without it, that nothing of it stays, and an exit code for scripts.
+//
+// Start at Run; print.go has the lines.
+package trace
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os/signal"
+	"path"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/follow"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+const head = `NAME:
+   istio-cni trace - packets of a pod with the rules that they meet (root)
+
+USAGE:
+   istio-cni trace NAMESPACE/NAME [flags]   by the node agent
+   istio-cni trace --pid N [flags]          in a process' network namespace, without the agent
+   istio-cni trace --netns PATH [flags]     the same for a path
+
+It shows the first packet of each new TCP connection, and UDP packets, until the time is over or Ctrl-C: at most 50 a second of
+each kind, and 1000 in all. Packets go as without it. The kernel does not trace rules of iptables-legacy: of these it shows the
+ones whose packet counters rise.
+
+EXIT CODES:
+   %d  packets were seen, and all went as the mesh wants it
+   %d  the packets could not be traced
+   %d  a bad value or flag
+   3  some went past the mesh
+   4  no packet was seen, or the way of some is unknown
+
+`
+
+// Exit codes besides those of applet.
+const (
+	exitPast    = 3
+	exitUnknown = 4
+)
+
+// grace is the time for the beginning and the end of a trace.
+const grace = 30 * time.Second
+
+type config struct {
+	socket, pod, netns, to, from, port, duration string
+	pid                                          int
+	output                                       output.Form
+}
+
+const maxPID = 1 << 22 // PID_MAX_LIMIT
+
+func (c *config) rows() []settings.Setting {
+	return []settings.Setting{
+		{Name: "to", Arg: "ADDRESS[:PORT]", Use: "only packets to this address or network", Value: settings.Text(&c.to, nil)},
+		{Name: "from", Arg: "ADDRESS", Use: "only packets from this address or network", Value: settings.Text(&c.from, nil)},
+		{Name: "port", Arg: "N", Use: "only packets to this port", Value: settings.Text(&c.port, nil)},
+		{Name: "for", Arg: "DURATION", Default: follow.DefaultFor.String(), Use: "how long", Value: settings.Text(&c.duration, nil)},
+		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Value: settings.Number(&c.pid, maxPID)},
+		{Name: "netns", Arg: "PATH", Use: "the network namespace", Value: settings.Text(&c.netns, nil)},
+		{
+			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, or json: an object in each line",
+			Value: settings.Choice(&c.output, output.Table, output.JSON),
+		},
+		{
+			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
+			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
+		},
+	}
+}
+
+// Run runs the role.
+func Run(c applet.Call) int {
+	var cfg config
+	if len(c.Args) > 0 && !strings.HasPrefix(c.Args[0], "-") {
+		cfg.pod, c.Args = c.Args[0], c.Args[1:]
+	}
+	if code, done := service.Settings(c, "trace", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+		return code
+	}
+	query := cfg.query()
+	filter, duration, err := follow.Parse(query.Get)
+	if err = errors.Join(cfg.check(), err); err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v; see istio-cni trace --help\n", err)
+		return applet.ExitUsage
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, duration+grace)
+	defer cancel()
+	p := &printer{w: c.Stdout, form: cfg.output}
+	if cfg.pod != "" {
+		err = cfg.ask(ctx, query, p)
+	} else {
+		searchPath, _ := c.Getenv("PATH")
+		err = cfg.local(ctx, searchPath, follow.Options{Filter: filter, For: duration, Now: clock}, p)
+	}
+	if err != nil && p.begun && errors.Is(ctx.Err(), context.Canceled) { // Ctrl-C
+		err = p.interrupted()
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
+		return applet.ExitError
+	}
+	return code(p.end)
+}
+
+// clock is the time of day.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
+
+// query has the selected packets as parameters.
+func (c *config) query() url.Values {
+	query := url.Values{}
+	for name, text := range map[string]string{"to": c.to, "from": c.from, "port": c.port, "for": c.duration} {
+		if text != "" {
+			query.Set(name, text)
+		}
+	}
+	return query
+}
+
+// check refuses contradictory arguments.
+func (c *config) check() error {
+	var subjects int
+	for _, given := range []bool{c.pod != "", c.pid != 0, c.netns != ""} {
+		if given {
+			subjects++
+		}
+	}
+	switch {
+	case subjects != 1:
+		return errors.New("name one of NAMESPACE/NAME, --pid and --netns")
+	case c.pod != "" && strings.Count(c.pod, "/") != 1:
+		return fmt.Errorf("pod %q: want NAMESPACE/NAME", c.pod)
+	}
+	return nil
+}
+
+// local traces a namespace by this process.
+func (c *config) local(ctx context.Context, searchPath string, o follow.Options, p *printer) error {
+	file := c.netns
+	if c.pid != 0 {
+		file = fmt.Sprintf("/proc/%d/ns/net", c.pid)
+	}
+	n, err := netns.Open(file)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	space := redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}
+	// Nothing is known of the pod: the rules of one without settings explain those that it has in common.
+	spec := redirect.Default()
+	o.Subject = "namespace " + file
+	return follow.Run(ctx, space, &spec, o, p.record)
+}
+
+// ask has the node agent trace a pod.
+func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
+	agent, err := agentapi.Dial(ctx, c.socket)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w (is the node agent running? --pid and --netns need none)", err)
+	}
+	if err != nil {
+		return err
+	}
+	defer agent.Close() //nolint:errcheck // no more writes follow
+	namespace, name, _ := strings.Cut(c.pod, "/")
+	err = agent.Trace(ctx, namespace, name, query, func(line []byte) error {
+		var r follow.Record
+		if err := json.Unmarshal(line, &r); err != nil {
+			return err
+		}
+		return p.record(r)
+	})
+	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == http.StatusNotFound {
+		err = fmt.Errorf("%w (see kubectl get pod -o wide for its node; the audit may be switched off)", err)
+	}
+	if err == nil && !p.ended {
+		err = errors.New("the node agent ended the trace before its time")
+	}
+	return err
+}
+
+// code is the exit code of a trace.
+func code(e follow.End) int {
+	switch {
+	case e.Past > 0:
+		return exitPast
+	case e.Unknown > 0 || e.Wanted == 0:
+		return exitUnknown
+	}
+	return applet.ExitOK
+}
