@@ -38,8 +38,8 @@ type Filter struct {
 type Tracer struct {
 	conn  *nfnetlink.Conn
 	table string
-	// owned says that the kernel removes the table with the socket.
-	owned bool
+	// marks says that the table is there, owned that the kernel removes it with the socket.
+	marks, owned bool
 }
 
 // tableName is the table of a process, which has one trace at a time in a namespace.
@@ -81,9 +81,9 @@ func (t *Tracer) begin(f Filter) error {
 		err = t.mark(f, 0)
 	}
 	if err != nil {
-		t.owned = true // there is no table to remove
 		return err
 	}
+	t.marks = true
 	if err := t.conn.Buffer(receiveBuffer); err != nil {
 		return err
 	}
@@ -115,11 +115,7 @@ func (t *Tracer) removeStale() error {
 	if err != nil || len(stale) == 0 {
 		return err
 	}
-	return t.commit(func(b *nfnetlink.Batch) {
-		for _, name := range stale {
-			b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, name) })
-		}
-	})
+	return t.remove(stale...)
 }
 
 // Run calls each with every event until ctx ends. lost is called when the kernel dropped events.
@@ -132,15 +128,30 @@ func (t *Tracer) Run(ctx context.Context, each func(Event), lost func()) error {
 	}, lost)
 }
 
-// Close ends the trace and removes its table.
+// Close ends the trace and removes its table. An owned one would go with the socket, but only when no process that was just started
+// has it any more.
 func (t *Tracer) Close() error {
-	var err error
-	if !t.owned {
-		err = t.commit(func(b *nfnetlink.Batch) {
-			b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, t.table) })
-		})
+	err := error(nil)
+	if t.marks {
+		err = t.remove(t.table)
+		for range 3 { // events that filled the socket took the place of the answer
+			if errors.Is(err, unix.ENOBUFS) {
+				err = t.remove(t.table)
+			}
+		}
+	}
+	if t.owned || errors.Is(err, unix.ENOENT) {
+		err = nil
 	}
 	return errors.Join(err, t.conn.Close())
+}
+
+func (t *Tracer) remove(tables ...string) error {
+	return t.commit(func(b *nfnetlink.Batch) {
+		for _, name := range tables {
+			b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, name) })
+		}
+	})
 }
 
 func (t *Tracer) commit(fill func(*nfnetlink.Batch)) error {
