@@ -133,7 +133,7 @@ func ask(c config) ([]audit.Status, error) {
 	defer agent.Close() //nolint:errcheck // no more writes follow
 	all, err := agent.Audit(ctx, c.check)
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
-		err = fmt.Errorf("%w (the audit is switched off, or the agent is of an older version)", err)
+		err = fmt.Errorf("%w (the node agent is of a version without the audit)", err)
 	}
 	return all, err
 }
