@@ -238,7 +238,8 @@ type call struct {
 	part            string // a subresource, such as status
 	options         *metav1.ListOptions
 	patch           types.PatchType
-	body            any // encoded as JSON, nil for none
+	body            any  // encoded as JSON, nil for none
+	asJSON          bool // the response is of a type that is not among the codecs
 }
 
 // String returns the resource, namespace and name, for messages.
@@ -263,6 +264,9 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	}
 	if c.part != "" {
 		r = r.SubResource(c.part)
+	}
+	if c.asJSON {
+		r = r.SetHeader("Accept", runtime.ContentTypeJSON)
 	}
 	if c.options != nil {
 		r = r.VersionedParams(c.options, metav1.ParameterCodec)
@@ -381,6 +385,8 @@ type exchange struct {
 	received, done func()
 	// unsent is the error of a request without a response, broken the error that ended a response early.
 	unsent, broken error
+	// date is the response's header Date.
+	date string
 
 	// stage is set by hooks that run in goroutines of net/http, some of them after the end of the request.
 	stage atomic.Value
@@ -429,6 +435,7 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	x.left.Store(x.limit)
+	x.date = response.Header.Get("Date")
 	response.Body = &boundedBody{response.Body, x}
 	return response, nil
 }

@@ -12,5 +12,6 @@
 //
 // Start reading at [Client] in client.go: the requests, and [Client.Lookup] in lookup.go: the retries. error.go has the classes
 // of failures, kubeconfig.go the file. watch.go has client-go's reflector and its bounds, objects.go the reduced objects,
-// placement.go the nodes of a DaemonSet, write.go the changes, lease.go the lock, events.go events.
+// placement.go the nodes of a DaemonSet, write.go the changes, lease.go the lock,
+// events.go events, access.go what the identity may do.
 package kube

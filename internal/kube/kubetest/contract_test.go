@@ -57,7 +57,7 @@ func TestContract(t *testing.T) {
 		"Selectors": testSelectors, "BadSelectors": testBadSelectors, "Watch": testWatch, "WatchSelects": testWatchSelects,
 		"WatchEnds": testWatchEnds, "WatchList": testWatchList, "WatchExpired": testWatchExpired, "Bookmarks": testBookmarks, "NodePatch": testNodePatch,
 		"NodeStatus": testNodeStatus, "PodLabels": testPodLabels, "PodStatus": testPodStatus, "Delete": testDelete, "Evict": testEvict, "Lease": testLease,
-		"Events": testEvents,
+		"Events": testEvents, "Access": testAccess,
 	} {
 		t.Run(name, func(t *testing.T) {
 			one := *c
@@ -763,4 +763,16 @@ func testEvents(c *contract) {
 		c.Errorf("%s", a)
 	}
 	c.fails(http.StatusNotFound, "NotFound", http.MethodPatch, events+"/none", "merge", patch)
+}
+
+// testAccess asks whether the administrator may do something, which is a request that stores nothing.
+func testAccess(c *contract) {
+	const path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+	a := c.want(http.StatusCreated, http.MethodPost, path, "", object{
+		"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1",
+		"spec": object{"resourceAttributes": object{"namespace": c.ns, "verb": "patch", "group": "", "resource": "pods", "subresource": "status"}},
+	})
+	if a.at("kind") != "SelfSubjectAccessReview" || a.at("status", "allowed") != true || a.header.Get("Date") == "" {
+		c.Errorf("got %s, Date %q", a, a.header.Get("Date"))
+	}
 }

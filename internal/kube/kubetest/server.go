@@ -54,6 +54,7 @@ type Server struct {
 	faults      []planned
 	requests    []string
 	connections int
+	denied      []string
 }
 
 type planned struct {

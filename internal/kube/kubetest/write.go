@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	policyv1 "k8s.io/api/policy/v1"
@@ -23,6 +24,10 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	content := r.Header.Get("Content-Type")
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if at.plural == "selfsubjectaccessreviews" {
+		s.review(w, body)
+		return
+	}
 	created := at.name == "" || at.part == "eviction"
 	if s.objects[at.path()] == nil && (at.name != "" || at.kind() == "") {
 		refuse(w, at.notFound())
@@ -218,4 +223,20 @@ func (s *Server) Edit(path string, change func(map[string]any)) {
 	}
 	change(whole.Object)
 	s.store(parsePath(path), whole.Object)
+}
+
+// review answers a SelfSubjectAccessReview.
+func (s *Server) review(w http.ResponseWriter, body []byte) {
+	whole := decode(body)
+	attributes, _, _ := unstructured.NestedStringMap(whole.Object, "spec", "resourceAttributes")
+	right := attributes["verb"] + " " + strings.Trim(attributes["resource"]+"/"+attributes["subresource"], "/")
+	whole.Object["status"] = object{"allowed": !slices.Contains(s.denied, right)}
+	send(w, http.StatusCreated, marshal(whole.Object))
+}
+
+// Deny makes access reviews deny rights such as "delete pods" and "patch pods/status"; all others are allowed. Requests are not refused.
+func (s *Server) Deny(rights ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.denied = append(s.denied, rights...)
 }
