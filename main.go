@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/role/decisions"
+	"github.com/meshcni/istio-cni/internal/role/doctor"
 	"github.com/meshcni/istio-cni/internal/role/installer"
 	"github.com/meshcni/istio-cni/internal/role/plugin"
 	"github.com/meshcni/istio-cni/internal/role/pods"
@@ -49,6 +50,7 @@ func program() applet.Program {
 			{Name: "why", Summary: "explains why a pod is redirected or not, and where a packet goes", Run: why.Run},
 			{Name: "trace", Summary: "shows the packets of a pod with the rules that they meet", Run: trace.Run},
 			{Name: "pods", Summary: "lists the pods of this node and whether they are redirected", Run: pods.Run},
+			{Name: "doctor", Summary: "checks what redirection on this node depends on, with a remedy for each fault", Run: doctor.Run},
 			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Run: decisions.Run},
 			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},
 		},

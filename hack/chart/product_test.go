@@ -374,6 +374,38 @@ func TestTheExampleWithATemplateInstalls(t *testing.T) {
 	}
 }
 
+// TestTheExampleOfADoctorRuns: the objects are valid, the Job's command line too, and it has the rights for what it asks.
+func TestTheExampleOfADoctorRuns(t *testing.T) {
+	t.Parallel()
+	r := example(t, "doctor.yaml")
+	for _, version := range []string{tool(t, "newest", "strict"), tool(t, "oldest", "strict", "-modfile=oldest.mod")} {
+		if out, code := output(t, nil, r.text(), version); code != 0 {
+			t.Errorf("exit %d\n%s", code, out)
+		}
+	}
+	at := slices.Index(r.ids(), "Job/kube-system/istio-cni-doctor-worker-1")
+	if at < 0 {
+		t.Fatalf("no Job among %q", r.ids())
+	}
+	var of struct {
+		Spec struct{ Template struct{ Spec corev1.PodSpec } }
+	}
+	if err := yaml.Unmarshal([]byte(r.Objects[at].Text), &of); err != nil {
+		t.Fatal(err)
+	}
+	job := of.Spec.Template.Spec
+	checkVolumes(t, job)
+	container := job.Containers[0]
+	args := slices.Clone(container.Args)
+	for i := range args {
+		args[i] = strings.Replace(args[i], container.VolumeMounts[0].MountPath, t.TempDir(), 1)
+	}
+	text, code := output(t, nil, nil, product(t), args...)
+	if code != 0 || !strings.Contains(text, "! directories: there is neither a socket nor a configuration file of containerd or CRI-O") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
+
 // TestTheExamplesOfValuesRender: the examples render, and the program accepts the settings.
 func TestTheExamplesOfValuesRender(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,230 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// Cilium's ConfigMap in its default namespace.
+const (
+	ciliumNamespace = "kube-system"
+	ciliumConfig    = "cilium-config"
+)
+
+func (v *view) readCilium() cilium {
+	if v.api == nil {
+		return cilium{err: v.noAPI}
+	}
+	data, err := v.api.ConfigMap(context.Background(), ciliumNamespace, ciliumConfig)
+	return cilium{data: data, err: err}
+}
+
+// socketLB looks whether Cilium translates the addresses of Services in a pod's sockets (bpf-lb-sock, which kube-proxy-replacement
+// includes), before iptables sees the connection; bpf-lb-sock-hostns-only leaves pods out.
+func socketLB(_ context.Context, v *view) check {
+	c := v.cilium()
+	switch {
+	case c.err != nil && !v.present() && (v.root != "" || v.network().err == nil):
+		return ok("Cilium is not on this node")
+	case c.err != nil:
+		return warn("kubectl -n kube-system get configmap cilium-config -o yaml | grep -E 'bpf-lb-sock|kube-proxy-replacement': with socket load "+
+			"balancing, bpf-lb-sock-hostns-only has to be true", "whether Cilium's socket load balancing bypasses the rules is not known: %v", c.err)
+	}
+	for key, on := range map[string][]string{
+		"kube-proxy-replacement": {"true", "strict"}, "bpf-lb-sock": {"true"}, "enable-host-reachable-services": {"true"},
+	} {
+		if slices.Contains(on, c.data[key]) && c.data["bpf-lb-sock-hostns-only"] != "true" {
+			return fail("set socketLB.hostNamespaceOnly=true in Cilium's chart (bpf-lb-sock-hostns-only), and restart its agents",
+				"Cilium translates addresses of Services in the pods' sockets (%s=%s): the sidecar sees pods' addresses, and its routes do not apply", key, c.data[key])
+		}
+	}
+	return ok("Cilium leaves the sockets of pods alone")
+}
+
+// token looks at the credentials that the agent has written for the plugin.
+func token(ctx context.Context, v *view) check {
+	const remedy = "see the agent's log: it rewrites the file when its own token changes"
+	if v.agent == nil {
+		return warn("none before the installation; else see the agent's log", "%v", v.noAgent)
+	}
+	if _, _, err := v.agent.Allowed(ctx, kube.Right{Verb: "get", Resource: "pods"}); kube.ClassOf(err) == kube.Unauthorized {
+		return fail(remedy, "the API server refuses the token in %s", v.kubeconfig)
+	} else if err != nil {
+		return warn("see whether this node reaches the API server", "the token in %s cannot be tried: %v", v.kubeconfig, err)
+	}
+	t, err := v.agent.Token()
+	left := t.Expires.Sub(v.now()).Round(time.Second)
+	const soon = 5 * time.Minute // the kubelet renews a token when a fifth of its time is left, at least two minutes
+	switch {
+	case err != nil:
+		return ok("the API server accepts the credentials in %s; when they expire is not known: %v", v.kubeconfig, err)
+	case t.Expires.IsZero():
+		return ok("the API server accepts the token of %s, which does not expire", t.Subject)
+	case left <= 0:
+		return fail(remedy, "the token of %s in %s has expired, %s ago", t.Subject, v.kubeconfig, -left)
+	case left < soon:
+		return warn(remedy, "the token of %s expires in %s", t.Subject, left)
+	}
+	return ok("the API server accepts the token of %s, which expires in %s", t.Subject, left)
+}
+
+// wanted are the rights that the agent and the plugin need, those of e2e/rights/agent.yaml: namespace is the agent's.
+func (f *features) wanted(namespace string) []kube.Right {
+	var all []kube.Right
+	add := func(r kube.Right, verbs ...string) {
+		for _, r.Verb = range verbs {
+			if !slices.Contains(all, r) {
+				all = append(all, r)
+			}
+		}
+	}
+	add(kube.Right{Resource: "pods"}, "get", "list", "watch")
+	add(kube.Right{Resource: "nodes"}, "get")
+	audits := f.audit.Interval > 0
+	if f.repairEnabled || audits {
+		add(kube.Right{Resource: "events"}, "create", "patch")
+	}
+	ways := f.repair.Switches
+	switch {
+	case !f.repairEnabled:
+	case ways.Delete && f.repair.Evict:
+		add(kube.Right{Resource: "pods", Subresource: "eviction"}, "create")
+	case ways.Delete:
+		add(kube.Right{Resource: "pods"}, "delete")
+	case ways.Label:
+		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
+	}
+	if audits && f.audit.PodCondition {
+		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
+	}
+	add(kube.Right{Group: "apps", Resource: "daemonsets", Namespace: namespace, Name: f.daemon}, "get")
+	if f.configMap != "" {
+		add(kube.Right{Resource: "configmaps", Namespace: namespace, Name: f.configMap}, "list", "watch")
+	}
+	add(kube.Right{Resource: "events", Namespace: "default"}, "create", "patch")
+	return all
+}
+
+// rights asks the API server whether the agent's identity may do what the enabled features do.
+func rights(ctx context.Context, v *view) check {
+	if v.agent == nil {
+		return warn("none before the installation; else see the agent's log", "the agent's rights cannot be reviewed: %v", v.noAgent)
+	}
+	t, _ := v.agent.Token()
+	namespace := v.namespace
+	if namespace == "" {
+		namespace = t.Namespace()
+	}
+	if namespace == "" {
+		return warn("set --pod-namespace", "the agent's namespace is not known, so its rights cannot be reviewed")
+	}
+	var missing []string
+	all := v.features.wanted(namespace)
+	for _, right := range all {
+		allowed, _, err := v.agent.Allowed(ctx, right)
+		if err != nil {
+			return warn("see whether this node reaches the API server", "the agent's rights cannot be reviewed: %v", err)
+		}
+		if !allowed {
+			missing = append(missing, right.String())
+		}
+	}
+	if len(missing) > 0 {
+		return fail("grant them as docs/permissions.md has them, or switch the feature off", "the agent (%s) may not: %s", t.Subject, quoted(missing))
+	}
+	return ok("the agent (%s) has the %d rights that its features need", t.Subject, len(all))
+}
+
+// mostPods bounds the pods of a node that are looked at.
+const mostPods = 500
+
+// injection looks at the init container that istiod has injected: istio-validation with pilot.cni.enabled, else istio-init, which
+// programs the rules itself and needs its privileges.
+func injection(ctx context.Context, v *view) check {
+	if v.api == nil {
+		return noCluster(v.noAPI)
+	}
+	pods, err := v.api.Pods(ctx, v.node, mostPods)
+	if err != nil {
+		return noCluster(err)
+	}
+	var validated, own []string
+	for _, p := range pods {
+		switch has := func(name string) bool {
+			return slices.ContainsFunc(p.Facts.Containers, func(c sidecar.Container) bool { return c.Name == name })
+		}; {
+		case has("istio-init"):
+			own = append(own, p.Key().String())
+		case has(sidecar.ValidationContainer):
+			validated = append(validated, p.Key().String())
+		}
+	}
+	const remedy = "set pilot.cni.enabled=true (values.pilot.cni.enabled) for istiod and its webhook, and restart these pods"
+	switch {
+	case len(own) > 0 && len(validated) == 0:
+		return fail(remedy, "istiod injects istio-init, not istio-validation: pilot.cni.enabled is off, and the plugin leaves these pods alone: %s", quoted(own))
+	case len(own) > 0:
+		return warn(remedy, "%s injected with pilot.cni.enabled, and %d without it: %s", plural(len(validated), "pod"), len(own), quoted(own))
+	case len(validated) == 0:
+		return warn("start a pod with a sidecar on this node", "no pod on node %s was injected by istiod, so its setting pilot.cni.enabled does not show", v.node)
+	}
+	return ok("istiod injects istio-validation (pilot.cni.enabled), as of %s on this node", plural(len(validated), "pod"))
+}
+
+// taints looks for a taint that should be gone because the agent is ready.
+func taints(ctx context.Context, v *view) check {
+	if v.api == nil {
+		return noCluster(v.noAPI)
+	}
+	n, err := v.api.Node(ctx, v.node)
+	if err != nil {
+		return noCluster(err)
+	}
+	keys := []string{readiness.UntaintKey, repair.BrokenLabel, readiness.LegacyKey}
+	for _, t := range n.Taints {
+		if !slices.Contains(keys, t.Key) {
+			continue
+		}
+		if err := v.agentErr(); err != nil {
+			return warn("see why the agent is not ready; the taint goes then", "node %s has the taint %s, and no agent answers: %v", v.node, t.Key, err)
+		}
+		return fail("run a taint controller: taint.enabled=true of the chart, or PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS=true of istiod; by hand: "+
+			fmt.Sprintf("kubectl taint node %s %s-", v.node, t.Key), "node %s has the taint %s although its agent answers: pods wait for it", v.node, t.Key)
+	}
+	return ok("node %s has none of the taints %s", v.node, strings.Join(keys, ", "))
+}
+
+// clockOf compares the clock of this node with the API server's.
+func clockOf(ctx context.Context, v *view) check {
+	if v.api == nil {
+		return noCluster(v.noAPI)
+	}
+	before := v.now()
+	_, server, err := v.api.Allowed(ctx, kube.Right{Verb: "get", Resource: "pods"})
+	after := v.now()
+	if server.IsZero() {
+		return noCluster(fmt.Errorf("no response with a header Date: %w", err))
+	}
+	// The header has whole seconds, and was written between the two readings.
+	const second, most = time.Second, 5 * time.Second
+	var off time.Duration
+	switch {
+	case server.Add(second).Before(before):
+		off = before.Sub(server.Add(second))
+	case server.After(after):
+		off = after.Sub(server)
+	}
+	if off.Abs() > most {
+		return warn("synchronise the clocks (NTP): tokens and certificates are refused, and times in reports are wrong",
+			"the clock of this node is %s ahead of the API server's", off.Round(second))
+	}
+	return ok("the clock of this node agrees with the API server's")
+}

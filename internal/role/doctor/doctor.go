@@ -1,0 +1,226 @@
+// Package doctor is the role "istio-cni doctor": it checks everything around the plugin that decides whether pods of the mesh are
+// redirected on this node: the container runtime, other programs, the API server, the kernel.
+//
+// It promises a result with a remedy for every check, within a bounded time, also where the node, the agent or the API server is
+// not seen: then the result says so. It changes nothing; its self-test works in network namespaces of its own.
+//
+// Start at Run and the table in checks; view.go has what the checks look at, and the other files the checks.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+)
+
+const head = `NAME:
+   istio-cni doctor - checks what redirection on this node depends on (root)
+
+USAGE:
+   istio-cni doctor [flags]
+
+In the node agent's container it needs no flag. On a node, and before the installation: with the node's file system mounted at
+/host, istio-cni doctor --host-root /host (manifests/examples/doctor.yaml). A check that cannot be made there says why, as "!".
+
+EXIT CODES:
+   %d  no check failed
+   %d  a check failed (✗)
+   %d  a bad value or flag
+
+`
+
+// timeout bounds the checks, which all run at once; grace is the time after it in which one may still say what it waited for.
+const (
+	timeout = 18 * time.Second
+	grace   = time.Second
+)
+
+// result is the outcome of a check.
+type result string
+
+const (
+	resultOK   result = "ok"
+	resultWarn result = "warn"
+	resultFail result = "fail"
+)
+
+// check is one line of the output. The command "kubectl istio-cni doctor" reads it as JSON.
+type check struct {
+	Name   string `json:"name"`
+	Result result `json:"result"`
+	Text   string `json:"text"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+func ok(format string, args ...any) check {
+	return check{Result: resultOK, Text: fmt.Sprintf(format, args...)}
+}
+
+func warn(remedy, format string, args ...any) check {
+	return check{Result: resultWarn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+}
+
+func fail(remedy, format string, args ...any) check {
+	return check{Result: resultFail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+}
+
+type config struct {
+	hostRoot, runDir, netDir, serviceAccount, node, namespace string
+	binDirs                                                   []string
+	output                                                    output.Form
+}
+
+// rows are the settings; those of the node agent have its names, variables and defaults.
+func (c *config) rows() []settings.Setting {
+	return settings.Named("", []settings.Setting{
+		{
+			Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
+			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
+		},
+		{
+			Name: "host-root", FlagOnly: true, Arg: "DIR", Use: "where the node's file system is seen; without it /host or that of the node's first process",
+			Value: settings.Text(&c.hostRoot, settings.Optional(settings.AbsolutePath)),
+		},
+		{Name: "cni-agent-run-dir", Arg: "DIR", Default: cniconf.DefaultRunDir, Use: "the agent's run directory", Value: settings.Text(&c.runDir, settings.AbsolutePath)},
+		{
+			Name: "mounted-cni-net-dir", Arg: "DIR", Default: "/host/etc/cni/net.d", Use: "where the agent installs configuration, as mounted in its container",
+			Value: settings.Text(&c.netDir, settings.AbsolutePath),
+		},
+		{
+			Name: "mounted-cni-bin-dirs", Arg: "DIRS", Default: "/host/opt/cni/bin", Use: "where the agent installs the plugin, as mounted in its container",
+			Value: settings.List(&c.binDirs, ",", 1, settings.AbsolutePath),
+		},
+		{
+			Name: "service-account-dir", Arg: "DIR", Default: "/var/run/secrets/kubernetes.io/serviceaccount", Use: "directory of token and ca.crt",
+			Value: settings.Text(&c.serviceAccount, settings.AbsolutePath),
+		},
+		{
+			Name: "node-name", Arg: "NAME", Env: []string{"NODE_NAME", "KUBERNETES_NODE_NAME"}, Use: "this node; without it the host's name",
+			Value: settings.Text(&c.node, nil),
+		},
+		{Name: "pod-namespace", Arg: "NAME", Use: "the agent's namespace; without it that of its token", Value: settings.Text(&c.namespace, nil)},
+	}...)
+}
+
+// Run runs the role.
+func Run(c applet.Call) int {
+	var cfg config
+	if code, done := service.Settings(c, "doctor", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+		return code
+	}
+	if info, err := os.Stat(cfg.hostRoot); cfg.hostRoot != "" && (err != nil || !info.IsDir()) {
+		_, _ = fmt.Fprintf(c.Stderr, "error: flag --host-root: value %q: want a directory with the node's file system\n", cfg.hostRoot)
+		return applet.ExitUsage
+	}
+	end, cancel := context.WithTimeout(context.Background(), timeout+grace)
+	defer cancel()
+	ctx, cancel := context.WithTimeout(end, timeout)
+	defer cancel()
+	v := newView(cfg, c.Getenv)
+	defer v.close()
+	all := run(ctx, end, v, checks())
+	if err := output.Print(c.Stdout, all, cfg.output, func() error { return table(c.Stdout, all) }); err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
+		return applet.ExitError
+	}
+	if slices.ContainsFunc(all, func(c check) bool { return c.Result == resultFail }) {
+		return applet.ExitError
+	}
+	return applet.ExitOK
+}
+
+// named is a check with its name.
+type named struct {
+	name string
+	make func(context.Context, *view) check
+}
+
+// checks are all of them, in the order of the output.
+func checks() []named {
+	return []named{
+		{"directories", directories},
+		{"primary", primary},
+		{"cni-version", cniVersion},
+		{"version", version},
+		{"socket-lb", socketLB},
+		{"self-test", selfTest},
+		{"kernel", kernel},
+		{"inotify", inotify},
+		{"token", token},
+		{"rights", rights},
+		{"injection", injection},
+		{"taint", taints},
+		{"clock", clockOf},
+	}
+}
+
+// run makes all checks at once. One that has not ended with end is left behind: it may hang in the kernel.
+func run(ctx, end context.Context, v *view, list []named) []check {
+	answers := make([]chan check, len(list))
+	for i, one := range list {
+		answers[i] = make(chan check, 1)
+		go func() { answers[i] <- one.make(ctx, v) }()
+	}
+	all := make([]check, len(list))
+	for i, one := range list {
+		select {
+		case all[i] = <-answers[i]:
+		case <-end.Done():
+			all[i] = warn("see whether a mount or the API server hangs, and try again", "the check did not end in time")
+			if len(answers[i]) > 0 {
+				all[i] = <-answers[i]
+			}
+		}
+		all[i].Name = one.name
+		all[i].Text = printable.Text(strings.Join(strings.Fields(all[i].Text), " "), maxText)
+		all[i].Remedy = printable.Text(all[i].Remedy, maxText)
+	}
+	return all
+}
+
+// maxText bounds a sentence, which may quote files and servers.
+const maxText = 2000
+
+// table prints a line for each check, with the remedy of what is not right below it, and counts.
+func table(w io.Writer, all []check) error {
+	signs := map[result]string{resultOK: "✓", resultWarn: "!", resultFail: "✗"}
+	count := map[result]int{}
+	var b strings.Builder
+	for _, c := range all {
+		count[c.Result]++
+		fmt.Fprintf(&b, "%s %s: %s\n", signs[c.Result], c.Name, c.Text)
+		if c.Result != resultOK && c.Remedy != "" {
+			fmt.Fprintf(&b, "    %s\n", c.Remedy)
+		}
+	}
+	fmt.Fprintf(&b, "%d ok, %s, %s\n", count[resultOK], plural(count[resultWarn], "warning"), plural(count[resultFail], "failure"))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// quoted lists texts, the first few of many.
+func quoted(list []string) string {
+	const most = 5
+	if len(list) > most {
+		return strings.Join(list[:most], ", ") + fmt.Sprintf(" and %d more", len(list)-most)
+	}
+	return strings.Join(list, ", ")
+}

@@ -1,0 +1,436 @@
+package doctor
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// world is a node with everything in order, and its API server.
+type world struct {
+	t    *testing.T
+	root string
+	api  *kubetest.Server
+	env  map[string]string
+	args []string
+}
+
+const (
+	bridgeList = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge"}, {"type": "istio-cni"}]}`
+	pureList   = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge"}]}`
+	listFile   = "/etc/cni/net.d/10-bridge.conflist"
+	tomlFile   = "/etc/containerd/config.toml"
+	runDir     = "/run/istio-cni"
+)
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	root, err := os.MkdirTemp("", "node") //nolint:usetesting // a short path, for the socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	w := &world{t: t, root: root, api: kubetest.NewServer(t), env: map[string]string{}}
+	w.put(listFile, bridgeList)
+	w.put(tomlFile, "version = 2\n")
+	w.put("/etc/passwd", "")
+	w.must(os.MkdirAll(w.path("/usr"), 0o700), os.MkdirAll(w.path("/var"), 0o700), os.Symlink("/run", w.path("/var/run")))
+	self, err := os.Executable()
+	w.must(err)
+	w.must(os.MkdirAll(w.path("/opt/cni/bin"), 0o700))
+	if os.Link(self, w.path("/opt/cni/bin/istio-cni")) != nil { // another file system
+		var program []byte
+		program, err = os.ReadFile(self)
+		w.must(err)
+		w.put("/opt/cni/bin/istio-cni", string(program))
+	}
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	w.must(err)
+	w.put(runDir+"/selftest.json", fmt.Sprintf(`{"version": 1, "kernel": %q, "results": [{"backend": "netlink"}], "choice": "netlink"}`, strings.TrimSpace(string(release))))
+	w.token(time.Now().Add(time.Hour))
+	w.agent()
+	w.api.Set(kubetest.Node("node-1", nil, ""))
+	w.pod("web", "istio-validation")
+	return w
+}
+
+func (w *world) must(errs ...error) {
+	w.t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}
+
+func (w *world) path(name string) string { return filepath.Join(w.root, name) }
+
+func (w *world) put(name, text string) {
+	w.t.Helper()
+	w.must(os.MkdirAll(filepath.Dir(w.path(name)), 0o700), os.WriteFile(w.path(name), []byte(text), 0o600))
+}
+
+func (w *world) remove(name string) { w.must(os.RemoveAll(w.path(name))) }
+
+// token gives the agent's token a time at which it expires.
+func (w *world) token(expires time.Time) {
+	claims := fmt.Sprintf(`{"sub":"system:serviceaccount:istio-system:istio-cni","exp":%d}`, expires.Unix())
+	w.api.SetToken("e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln")
+	w.api.WriteKubeconfig(w.t, w.path(runDir+"/istio-cni-kubeconfig"))
+}
+
+// agent listens on the node agent's socket.
+func (w *world) agent() {
+	w.t.Helper()
+	listener, err := new(net.ListenConfig).Listen(w.t.Context(), "unix", w.path(runDir+"/pods.sock"))
+	w.must(err)
+	w.t.Cleanup(func() { _ = listener.Close() })
+}
+
+func (w *world) pod(name, init string) {
+	w.api.Set(fmt.Appendf(nil, `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": %q},
+		"spec": {"nodeName": "node-1", "initContainers": [{"name": %q}], "containers": [{"name": "istio-proxy"}]}}`, name, init))
+}
+
+func (w *world) cilium(data map[string]string) {
+	w.put("/etc/cni/net.d/05-cilium.conflist", `{"cniVersion": "0.3.1", "name": "cilium", "plugins": [{"type": "cilium-cni"}, {"type": "istio-cni"}]}`)
+	if data != nil {
+		w.api.Set(kubetest.ConfigMap("kube-system", "cilium-config", data))
+	}
+}
+
+// run calls the command.
+func (w *world) run(args ...string) (code int, stdout, stderr string) {
+	w.t.Helper()
+	var out, errs bytes.Buffer
+	code = Run(applet.Call{
+		Args: append(append([]string{"--host-root", w.root, "--node-name", "node-1"}, w.args...), args...), Stdout: &out, Stderr: &errs,
+		Getenv: func(name string) (string, bool) { text, set := w.env[name]; return text, set },
+	})
+	return code, out.String(), errs.String()
+}
+
+// checks are those of the JSON output, by name.
+func (w *world) checks() (code int, all map[string]check) {
+	w.t.Helper()
+	code, text, stderr := w.run("-o", "json")
+	var list []check
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		w.t.Fatalf("%v: %s%s", err, text, stderr)
+	}
+	all = map[string]check{}
+	for _, c := range list {
+		all[c.Name] = c
+	}
+	return code, all
+}
+
+// ofTheMachine are checks of the machine that the tests run on.
+var ofTheMachine = map[string]bool{"kernel": true, "inotify": true}
+
+func TestANodeInOrder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	code, all := w.checks()
+	for name, c := range all {
+		if c.Result != resultOK && !ofTheMachine[name] || c.Text == "" {
+			t.Errorf("%+v", c)
+		}
+	}
+	if len(all) != len(checks()) || code != applet.ExitOK {
+		t.Errorf("%d checks, exit code %d", len(all), code)
+	}
+}
+
+// TestEachFaultIsFound: with its remedy, and the exit code of a failure.
+func TestEachFaultIsFound(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		happen       func(*world)
+		check        string
+		result       result
+		text, remedy string
+	}{
+		"another plugin directory": {
+			func(w *world) {
+				w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n")
+			},
+			"directories", resultFail, "plugins in /usr/lib/cni; the agent installs into /etc/cni/net.d and /opt/cni/bin", "cniBinDir=/usr/lib/cni",
+		},
+		"another configuration directory": {
+			func(w *world) {
+				w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/etc/x'\n")
+			},
+			"directories", resultFail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
+		},
+		"Docker's configuration": {
+			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", resultWarn, "CRI plugin is switched off", "docs/bypass.md",
+		},
+		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", resultWarn, "neither a socket nor", "cniConfDir"},
+		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", resultWarn, "no valid CNI configuration", "install the pod network"},
+		"not installed": {
+			func(w *world) { w.put(listFile, pureList); w.remove(runDir) }, "primary", resultWarn, "not installed yet", "install the chart",
+		},
+		"not installed by a running agent": {
+			func(w *world) { w.put(listFile, pureList) }, "primary", resultFail, "although the agent runs", "readiness",
+		},
+		"a file that sorts first": {
+			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", pureList) }, "primary", resultFail,
+			"the runtime loads 00-other.conflist with bridge, and the plugin is in 10-bridge.conflist", "cniConfFileName",
+		},
+		"a broken file that sorts first": {
+			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", "{") }, "primary", resultWarn, "00-other.conflist", "correct or remove",
+		},
+		"multus": {
+			func(w *world) {
+				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
+				w.put(listFile, pureList)
+			},
+			"primary", resultWarn, "multus delegates", "values-multus.yaml",
+		},
+		"multus and a file of ours": {
+			func(w *world) {
+				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`)
+			},
+			"primary", resultOK, "the plugin is in one of them", "",
+		},
+		"OpenShift": {
+			func(w *world) {
+				w.remove("/etc/cni/net.d")
+				w.put("/etc/crio/crio.conf.d/00-default", "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d\"\nplugin_dirs = [\"/var/lib/cni/bin\", \"/opt/cni/bin\"]\n")
+				w.put("/run/crio/crio.sock", "")
+				w.put("/etc/kubernetes/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
+				w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
+				w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
+			},
+			"directories", resultOK, "cri-o (/etc/crio/crio.conf.d/00-default) reads configuration in /etc/kubernetes/cni/net.d", "",
+		},
+		"Cilium alone in the directory": {
+			func(w *world) {
+				w.cilium(map[string]string{"cni-exclusive": "true"})
+				w.put("/etc/cni/net.d/10-b.conflist.cilium_bak", "")
+			},
+			"primary", resultWarn, "renames what others write: 10-b.conflist.cilium_bak", "cni.exclusive=false",
+		},
+		"Cilium has removed the plugin": {
+			func(w *world) {
+				w.cilium(map[string]string{})
+				w.put("/etc/cni/net.d/05-cilium.conflist", `{"cniVersion": "0.3.1", "name": "cilium", "plugins": [{"type": "cilium-cni"}]}`)
+			},
+			"primary", resultFail, "Cilium keeps the directory to itself", "cni.exclusive=false",
+		},
+		"Cilium beside others": {
+			func(w *world) { w.cilium(map[string]string{"cni-exclusive": "false", "bpf-lb-sock": "false"}) }, "primary", resultOK, "cilium-cni", "",
+		},
+		"Cilium's socket load balancing": {
+			func(w *world) { w.cilium(map[string]string{"kube-proxy-replacement": "true"}) }, "socket-lb", resultFail, "kube-proxy-replacement=true", "socketLB.hostNamespaceOnly=true",
+		},
+		"Cilium's socket load balancing for the node alone": {
+			func(w *world) {
+				w.cilium(map[string]string{"kube-proxy-replacement": "true", "bpf-lb-sock-hostns-only": "true"})
+			}, "socket-lb", resultOK, "leaves the sockets", "",
+		},
+		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", resultWarn, "is not known", "kubectl -n kube-system get configmap"},
+		"an unknown version": {
+			func(w *world) { w.put(listFile, strings.Replace(bridgeList, "1.0.0", "9.0.0", 1)) }, "cni-version", resultFail, "cniVersion 9.0.0; the plugin serves 0.1.0", "set a cniVersion",
+		},
+		"STATUS": {func(w *world) { w.put(listFile, strings.Replace(bridgeList, "1.0.0", "1.1.0", 1)) }, "cni-version", resultOK, "can answer it", ""},
+		"STATUS after a boot": {
+			func(w *world) { w.put(listFile, strings.Replace(bridgeList, "1.0.0", "1.1.0", 1)); w.remove(runDir) }, "cni-version", resultFail, "no pod starts", "hostNetwork",
+		},
+		"another build": {func(w *world) { w.remove("/opt/cni/bin/istio-cni"); w.put("/opt/cni/bin/istio-cni", "old") }, "version", resultWarn, "another build", "restart the agent"},
+		"no plugin":     {func(w *world) { w.remove("/opt/cni/bin") }, "version", resultWarn, "no plugin in", "install the chart"},
+		"a kernel without NAT": {
+			func(w *world) {
+				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))
+				w.put(runDir+"/selftest.json", strings.NewReplacer(`{"backend": "netlink"}`,
+					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_NAT"}]}`,
+					`"choice": "netlink"`, `"choice": ""`).Replace(string(text)))
+			},
+			"self-test", resultFail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
+		},
+		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", resultFail, "has expired", "the agent's log"},
+		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", resultWarn, "expires in", "the agent's log"},
+		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", resultFail, "refuses the token", "the agent's log"},
+		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token", resultWarn, "has written no kubeconfig", "before the installation"},
+		"no right to watch": {
+			func(w *world) { w.api.Deny("watch pods", "list configmaps") }, "rights", resultFail,
+			"(system:serviceaccount:istio-system:istio-cni) may not: watch pods, list configmaps istio-cni-config in namespace istio-system", "docs/permissions.md",
+		},
+		"no right of a feature": {
+			func(w *world) { w.env["REPAIR_DELETE_PODS"] = "true"; w.api.Deny("delete pods") }, "rights", resultFail, "may not: delete pods", "switch the feature off",
+		},
+		"a right of a feature that is off": {func(w *world) { w.api.Deny("delete pods") }, "rights", resultOK, "rights that its features need", ""},
+		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", resultWarn, "cannot be reviewed", "reaches the API server"},
+		"pilot.cni.enabled is off":         {func(w *world) { w.pod("web", "istio-init") }, "injection", resultFail, "shop/web", "pilot.cni.enabled=true"},
+		"a pod from before": {
+			func(w *world) { w.pod("old", "istio-init") }, "injection", resultWarn, "1 pod injected with pilot.cni.enabled, and 1 without it: shop/old", "restart these pods",
+		},
+		"no pod of the mesh": {func(w *world) { w.pod("web", "app-init") }, "injection", resultWarn, "does not show", "start a pod"},
+		"a taint that stays": {
+			func(w *world) {
+				w.api.Set(kubetest.Node("node-1", nil, `[{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]`))
+			},
+			"taint", resultFail, "although its agent answers", "kubectl taint node node-1 cni.istio.io/not-ready-",
+		},
+		"a taint of a node without agent": {
+			func(w *world) {
+				w.api.Set(kubetest.Node("node-1", nil, `[{"key": "cni.istio.io/uninitialized", "effect": "NoSchedule"}]`))
+				w.remove(runDir + "/pods.sock")
+			},
+			"taint", resultWarn, "no agent answers", "the taint goes then",
+		},
+		"an unknown node": {func(w *world) { w.args = []string{"--node-name", "node-9"} }, "taint", resultWarn, "node-9", "run it in the agent's container"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			tc.happen(w)
+			code, all := w.checks()
+			got := all[tc.check]
+			if got.Result != tc.result || !strings.Contains(got.Text, tc.text) || !strings.Contains(got.Remedy, tc.remedy) || (got.Remedy == "") != (tc.result == resultOK) {
+				t.Errorf("got %+v", got)
+			}
+			if tc.result == resultFail && code != applet.ExitError {
+				t.Errorf("exit code %d", code)
+			}
+		})
+	}
+}
+
+// TestMultusDelegatesToAnotherDirectory: of the agent, which the runtime does not read.
+func TestMultusDelegatesToAnotherDirectory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.remove(listFile)
+	w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
+	w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
+	w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
+	if _, all := w.checks(); all["directories"].Result != resultOK || all["primary"].Result != resultOK {
+		t.Errorf("%+v, %+v", all["directories"], all["primary"])
+	}
+}
+
+// TestNothingIsSeen: no agent, no API server, no file of the node.
+func TestNothingIsSeen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.root = t.TempDir()
+	code, all := w.checks()
+	for name, c := range all {
+		if c.Result == resultFail || c.Text == "" || c.Result == resultWarn && c.Remedy == "" {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+	if code != applet.ExitOK || len(all) != len(checks()) {
+		t.Errorf("exit code %d, %d checks", code, len(all))
+	}
+}
+
+func TestTheTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.api.Set(kubetest.Node("node-1", nil, `[{"key": "cni.istio.io/not-ready", "effect": "NoSchedule"}]`))
+	code, text, _ := w.run()
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	for _, want := range []string{"✓ directories: containerd (/etc/containerd/config.toml) reads", "✗ taint: node node-1 has the taint", "    run a taint controller:"} {
+		if !strings.Contains(text, "\n"+want) && !strings.HasPrefix(text, want) {
+			t.Errorf("no line begins with %q:\n%s", want, text)
+		}
+	}
+	if last := lines[len(lines)-1]; !strings.HasSuffix(last, ", 1 failure") || code != applet.ExitError {
+		t.Errorf("exit code %d, last line %q", code, last)
+	}
+	if code, text, _ = w.run("-o", "yaml"); code != applet.ExitError || !strings.Contains(text, "- name: directories\n  result: ok\n") {
+		t.Errorf("yaml: exit code %d\n%s", code, text)
+	}
+	for _, args := range [][]string{{"-o", "xml"}, {"--host-root", "/no/such/directory"}, {"--host-root", "host"}, {"surplus"}} {
+		if code, _, stderr := w.run(args...); code != applet.ExitUsage || stderr == "" {
+			t.Errorf("%q: exit code %d, %q", args, code, stderr)
+		}
+	}
+}
+
+// TestAHangingCheckEnds, and a tenant's text does not reach a terminal as it is.
+func TestAHangingCheckEnds(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	hang := make(chan struct{})
+	defer close(hang)
+	all := run(ctx, ctx, nil, []named{{"hang", func(context.Context, *view) check { <-hang; return check{} }}})
+	if len(all) != 1 || all[0].Result != resultWarn || all[0].Name != "hang" || all[0].Remedy == "" {
+		t.Errorf("got %+v", all)
+	}
+	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
+	if strings.ContainsAny(all[0].Text, "\x1b\n") || len(all[0].Text) > 2*maxText {
+		t.Errorf("got %.100q of %d bytes", all[0].Text, len(all[0].Text))
+	}
+}
+
+// TestTheKernelsLimits: with a procfs of the test's own.
+func TestTheKernelsLimits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.put("/p/sys/kernel/osrelease", "6.1.0\n")
+	for name, text := range map[string]string{"max_user_instances": "3\n", "max_user_watches": "100\n"} {
+		w.put("/p/sys/fs/inotify/"+name, text)
+	}
+	v := newView(config{hostRoot: w.root}, func(string) (string, bool) { return "", false })
+	v.kernel, v.proc = w.path("/p"), w.path("/p")
+	wants := func(c check, r result, text string) {
+		t.Helper()
+		if c.Result != r || !strings.Contains(c.Text, text) || c.Remedy == "" != (r == resultOK) {
+			t.Errorf("got %+v, want %s %q", c, r, text)
+		}
+	}
+	wants(inotify(t.Context(), v), resultOK, "0 of 3 instances")
+	for pid := range 3 {
+		dir := fmt.Sprintf("/p/%d", pid+10)
+		w.put(dir+"/status", "Name:\tkubelet\nUid:\t0\t0\t0\t0\n")
+		w.put(dir+"/fdinfo/5", strings.Repeat("inotify wd:1 ino:1\n", 10))
+		w.must(os.MkdirAll(w.path(dir+"/fd"), 0o700), os.Symlink("anon_inode:inotify", w.path(dir+"/fd/5")))
+	}
+	wants(inotify(t.Context(), v), resultFail, "3 of 3 instances and 30 of 100 watches")
+	w.put("/p/sys/fs/inotify/max_user_instances", "8")
+	w.put("/p/sys/fs/inotify/max_user_watches", "33")
+	wants(inotify(t.Context(), v), resultWarn, "few are left")
+	v.proc = ""
+	wants(inotify(t.Context(), v), resultWarn, "not seen here")
+
+	wants(kernel(t.Context(), v), resultWarn, "neither at /proc/config.gz")
+	w.put("/boot/config-6.1.0", "CONFIG_NF_TABLES=m\n# CONFIG_NFT_NAT is not set\n")
+	wants(kernel(t.Context(), v), resultWarn, "without CONFIG_NFT_NAT or CONFIG_IP_NF_NAT (REDIRECT)")
+	var packed bytes.Buffer
+	zip := gzip.NewWriter(&packed)
+	for _, o := range options() {
+		_, _ = fmt.Fprintf(zip, "CONFIG_%s=m\n", strings.Fields(o.any)[0])
+	}
+	w.must(zip.Close())
+	w.put("/p/config.gz", packed.String())
+	wants(kernel(t.Context(), v), resultOK, "/proc/config.gz")
+}
+
+func TestClocksThatDiffer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	v := newView(config{hostRoot: w.root, runDir: "/var/run/istio-cni"}, func(string) (string, bool) { return "", false })
+	for off, want := range map[time.Duration]result{0: resultOK, time.Minute: resultWarn, -time.Hour: resultWarn} {
+		v.now = func() time.Time { return time.Now().Add(off) }
+		if got := clockOf(t.Context(), v); got.Result != want {
+			t.Errorf("%s: %+v", off, got)
+		}
+	}
+}

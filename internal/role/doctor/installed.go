@@ -1,0 +1,259 @@
+package doctor
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+)
+
+// noRoot is the result of a check for which the node's file system is needed.
+func noRoot() check {
+	return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
+		"the node's file system is not seen here, so the container runtime's configuration cannot be read")
+}
+
+// directories compares where the runtime looks with where the agent installs.
+func directories(_ context.Context, v *view) check {
+	if v.root == "" {
+		return noRoot()
+	}
+	c := v.runtime()
+	if c.Runtime == "" {
+		return warn("name the directories that the runtime uses: cniConfDir and cniBinDir of the chart",
+			"there is neither a socket nor a configuration file of containerd or CRI-O below %s", v.root)
+	}
+	where := fmt.Sprintf("%s (%s)", c.Runtime, cmp.Or(c.Source, "by its defaults, without a file"))
+	finds := func(dir string) bool {
+		return slices.ContainsFunc(c.BinDirs, func(bin string) bool { return same(v.below(bin), v.seen(dir)) })
+	}
+	elsewhere := !same(v.below(c.ConfDir), v.seen(v.netDir)) && !v.network().delegates()
+	if elsewhere || !slices.ContainsFunc(v.binDirs, finds) {
+		return fail(fmt.Sprintf("set cniConfDir=%s and cniBinDir=%s in the chart; without it mount these directories at MOUNTED_CNI_NET_DIR and "+
+			"MOUNTED_CNI_BIN_DIRS", c.ConfDir, c.BinDirs[0]),
+			"%s reads configuration in %s and plugins in %s; the agent installs into %s and %s", where, c.ConfDir, strings.Join(c.BinDirs, ", "),
+			v.shown(v.netDir), v.shown(strings.Join(v.binDirs, ", ")))
+	}
+	if len(c.Problems) > 0 {
+		return warn("see the container runtime's configuration in docs/bypass.md", "%s: %v", where, errors.Join(c.Problems...))
+	}
+	return ok("%s reads configuration in %s and plugins in %s, where the agent installs", where, c.ConfDir, strings.Join(c.BinDirs, ", "))
+}
+
+// same reports whether two paths are one directory, which may be mounted twice.
+func same(a, b string) bool {
+	one, err := os.Stat(a)
+	other, otherErr := os.Stat(b)
+	if err != nil || otherErr != nil {
+		return a == b
+	}
+	return os.SameFile(one, other)
+}
+
+// primary looks at the configuration that the runtime loads, and at the programs that write it besides the agent.
+func primary(_ context.Context, v *view) check {
+	n := v.network()
+	const wait = "install the pod network; the agent waits for its configuration"
+	switch {
+	case errors.Is(n.err, fs.ErrNotExist):
+		return warn(wait, "there is no configuration directory %s yet", n.dir)
+	case n.err != nil:
+		return warn("run it as root", "the configuration directory cannot be read: %v", n.err)
+	case n.primary == "":
+		return warn(wait, "no valid CNI configuration in %s%s", n.dir, skippedOf(n))
+	}
+	text := fmt.Sprintf("the runtime loads %s with %s", n.primary, strings.Join(n.loaded.Types, ", "))
+	if n.has(n.primary) {
+		return rivals(v, n, text+drops(n))
+	}
+	if c := rivals(v, n, text); c.Result != resultOK {
+		return c
+	}
+	if n.delegates() {
+		return multus(v, n, text)
+	}
+	for _, name := range n.files.Names() {
+		if n.has(name) {
+			return fail("remove the file that sorts first, or name the right one by cniConfFileName (CNI_CONF_NAME)",
+				"%s, and the plugin is in %s, which the runtime does not load", text, name)
+		}
+	}
+	if v.agentErr() == nil {
+		return fail("see the agent's log and its readiness: it names what prevents the installation", "%s, without the plugin, although the agent runs", text)
+	}
+	return warn("install the chart", "%s; the plugin is not installed yet", text)
+}
+
+// delegates reports whether the runtime loads multus, which runs the networks of other files, perhaps of another directory.
+func (n network) delegates() bool {
+	return slices.ContainsFunc(n.loaded.Types, func(name string) bool { return strings.HasPrefix(name, "multus") })
+}
+
+func multus(v *view, n network, text string) check {
+	own := v.readNetwork(v.seen(v.netDir))
+	if slices.ContainsFunc(n.files.Names(), n.has) || slices.ContainsFunc(own.files.Names(), own.has) {
+		return ok("%s, which delegates to other files; the plugin is in one of them", text)
+	}
+	return warn("see manifests/examples/values-multus.yaml", "%s: multus delegates, and the plugin has to be in a file that it delegates to", text)
+}
+
+func skippedOf(n network) string {
+	if len(n.skipped) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%v)", errors.Join(n.skipped...))
+}
+
+// drops names the drop-in file that has the plugin.
+func drops(n network) string {
+	if slices.Contains(n.loaded.Types, cniconf.PluginType) {
+		return ""
+	}
+	return ", and the plugin from a file beside it"
+}
+
+// has reports whether a runtime that loads the file runs the plugin.
+func (n network) has(name string) bool {
+	list, err := cniconf.Load(name, n.files[name].Data)
+	if err != nil {
+		return false
+	}
+	return slices.Contains(list.Types, cniconf.PluginType) || slices.ContainsFunc(n.files.DropIns(list.Name), func(file string) bool {
+		one, err := cniconf.Load(filepath.Base(file), n.files[file].Data)
+		return err == nil && slices.Contains(one.Types, cniconf.PluginType)
+	})
+}
+
+// backup ends the name of a file that Cilium has renamed, because its cni.exclusive is on.
+const backup = ".cilium_bak"
+
+// rivals are programs that write the same directory. Whether one does harm depends on the plugin being there nevertheless.
+func rivals(v *view, n network, text string) check {
+	renamed := slices.DeleteFunc(slices.Clone(n.names), func(name string) bool { return !strings.HasSuffix(name, backup) })
+	here := n.has(n.primary)
+	isCilium := slices.Contains(n.loaded.Types, "cilium-cni")
+	const exclusive = "set cni.exclusive=false in Cilium's chart, and restart its agents"
+	switch {
+	case isCilium && v.cilium().exclusive() || isCilium && len(renamed) > 0 && v.cilium().err != nil:
+		report := warn
+		if !here {
+			report = fail
+		}
+		return report(exclusive, "%s; Cilium keeps the directory to itself (cni.exclusive): it renames what others write%s", text, files(renamed))
+	case v.root != "" && v.runtime().ConfTemplate != "" && !here:
+		return warn("the agent adds the plugin again after each change; see to it that it runs",
+			"%s; containerd itself writes a configuration from the template %s", text, v.runtime().ConfTemplate)
+	case len(n.skipped) > 0:
+		return warn("correct or remove the file", "%s; a file that sorts before it is not valid%s", text, skippedOf(n))
+	}
+	return ok("%s", text)
+}
+
+func files(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return ": " + quoted(names)
+}
+
+// cniVersion looks at the version of the loaded configuration, from which the use of STATUS follows.
+func cniVersion(_ context.Context, v *view) check {
+	n := v.network()
+	known, statusFrom := cniconf.Versions(), "1.1.0"
+	given := cmp.Or(n.loaded.Version, known[0])
+	at := slices.Index(known, given)
+	switch {
+	case n.primary == "":
+		return warn("see the check primary", "no CNI configuration is loaded, so it has no version")
+	case at < 0:
+		return fail("set a cniVersion out of this list in the pod network's configuration",
+			"%s has cniVersion %s; the plugin serves %s", n.primary, given, strings.Join(known, " "))
+	case at < slices.Index(known, statusFrom):
+		return ok("%s has cniVersion %s: the runtime does not call STATUS", n.primary, given)
+	case v.agentErr() != nil && v.noAgent != nil && n.has(n.primary):
+		return fail("restart the agent with hostNetwork, or set the cniVersion to 1.0.0: see STATUS and its danger in docs/operations.md",
+			"%s has cniVersion %s: the runtime calls STATUS, which the plugin cannot answer without agent and kubeconfig, and no pod starts", n.primary, given)
+	}
+	return ok("%s has cniVersion %s: the runtime calls STATUS, and the plugin can answer it", n.primary, given)
+}
+
+// version compares the installed plugin with this program, byte by byte: the agent and the plugin are one program.
+func version(_ context.Context, v *view) check {
+	own, err := digest(v.executable)
+	if err != nil {
+		return warn("run it as root", "this program cannot read itself: %v", err)
+	}
+	var found []string
+	for _, dir := range v.pluginDirs() {
+		file := filepath.Join(dir, cniconf.PluginType)
+		installed, err := digest(file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return warn("run it as root", "the installed plugin cannot be read: %v", err)
+		case !bytes.Equal(own, installed):
+			return warn("restart the agent of this node: it installs its own version, unless updateCniBinaries or skipCniBinaries forbids it",
+				"the plugin %s is another build than this program: %.4x, not %.4x", file, installed, own)
+		}
+		found = append(found, file)
+	}
+	if len(found) == 0 {
+		return warn("install the chart", "no plugin in %s", strings.Join(v.pluginDirs(), ", "))
+	}
+	return ok("the plugin %s is the same program as this one", strings.Join(found, ", "))
+}
+
+// pluginDirs are the directories in which the runtime finds plugins, else those of the agent.
+func (v *view) pluginDirs() (dirs []string) {
+	if v.root != "" && v.runtime().Runtime != "" {
+		for _, dir := range v.runtime().BinDirs {
+			dirs = append(dirs, v.below(dir))
+		}
+		return dirs
+	}
+	for _, dir := range v.binDirs {
+		dirs = append(dirs, v.seen(dir))
+	}
+	return dirs
+}
+
+// digest is the SHA-256 of a file.
+func digest(file string) ([]byte, error) {
+	from, err := os.Open(file) //nolint:gosec // a file of this program
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = from.Close() }() // only read
+	sum := sha256.New()
+	_, err = io.Copy(sum, from)
+	return sum.Sum(nil), err
+}
+
+// cilium is its configuration in the cluster.
+type cilium struct {
+	data map[string]string
+	err  error
+}
+
+// exclusive reports whether Cilium removes the configuration of others, which is its default.
+func (c cilium) exclusive() bool {
+	return c.err == nil && c.data != nil && c.data["cni-exclusive"] != "false"
+}
+
+// present reports whether Cilium is on this node.
+func (v *view) present() bool {
+	n := v.network()
+	return slices.Contains(n.loaded.Types, "cilium-cni") || slices.ContainsFunc(n.names, func(name string) bool { return strings.Contains(name, "cilium") }) ||
+		slices.ContainsFunc(v.pluginDirs(), func(dir string) bool { return exists(filepath.Join(dir, "cilium-cni")) })
+}

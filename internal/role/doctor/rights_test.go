@@ -1,0 +1,104 @@
+package doctor
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"text/template"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+)
+
+// TestTheRightsAreThoseOfTheAgent compares the reviewed rights with e2e/rights/agent.yaml, to which the agent's requests and the
+// chart are held.
+func TestTheRightsAreThoseOfTheAgent(t *testing.T) {
+	t.Parallel()
+	const minutes = 5 * time.Minute
+	for name, tc := range map[string]struct {
+		granted  map[string]bool
+		features features
+	}{
+		"installation":  {map[string]bool{}, features{}},
+		"live":          {map[string]bool{"Live": true}, features{configMap: "istio-cni-config"}},
+		"repair":        {map[string]bool{"Repair": true}, features{repairEnabled: true}},
+		"delete":        {map[string]bool{"Repair": true, "Delete": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Delete: true, Label: true}}}},
+		"evict":         {map[string]bool{"Repair": true, "Evict": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Delete: true}, Evict: true}}},
+		"label":         {map[string]bool{"Repair": true, "Label": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Label: true}}}},
+		"off with ways": {map[string]bool{}, features{repair: racerepair.Settings{Switches: repair.Switches{Delete: true}}}},
+		"audit":         {map[string]bool{"Audit": true}, features{audit: racerepair.AuditSettings{Interval: minutes}}},
+		"condition":     {map[string]bool{"Audit": true, "Condition": true}, features{audit: racerepair.AuditSettings{Interval: minutes, PodCondition: true}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tc.features.daemon = "istio-cni-node"
+			var got []string
+			for _, r := range tc.features.wanted("istio-system") {
+				text := r.Verb + " " + r.Group + "/" + strings.TrimSuffix(r.Resource+"/"+r.Subresource, "/")
+				if r.Name != "" {
+					text += ":" + r.Name
+				}
+				got = append(got, text)
+			}
+			slices.Sort(got)
+			if diff := cmp.Diff(granted(t, tc.granted), slices.Compact(got)); diff != "" {
+				t.Errorf("-granted +reviewed:\n%s", diff)
+			}
+		})
+	}
+}
+
+// granted are the rights of e2e/rights/agent.yaml.
+func granted(t *testing.T, with map[string]bool) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := template.Must(template.New("agent").Parse(string(text))).Execute(&out, with); err != nil {
+		t.Fatal(err)
+	}
+	for document := range strings.SplitSeq(out.String(), "\n---\n") {
+		var role struct {
+			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range role.Rules {
+			for _, verb := range rule.Verbs {
+				all = append(all, verb+" "+rule.APIGroups[0]+"/"+rule.Resources[0]+strings.Join(append([]string{""}, rule.ResourceNames...), ":"))
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// TestAsAJob: before the installation the command has the rights of its own account.
+func TestAsAJob(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.remove(runDir + "/istio-cni-kubeconfig")
+	w.put("/account/token", w.api.Token())
+	w.put("/account/ca.crt", string(w.api.CA()))
+	w.env["KUBERNETES_SERVICE_HOST"], w.env["KUBERNETES_SERVICE_PORT"] = w.api.Address()
+	w.args = []string{"--service-account-dir", w.path("/account")}
+	code, all := w.checks()
+	for name, want := range map[string]result{"token": resultWarn, "rights": resultWarn, "injection": resultOK, "taint": resultOK, "clock": resultOK, "socket-lb": resultOK} {
+		if all[name].Result != want {
+			t.Errorf("%+v, want %s", all[name], want)
+		}
+	}
+	if code != applet.ExitOK {
+		t.Errorf("exit code %d", code)
+	}
+}

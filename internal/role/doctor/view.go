@@ -1,0 +1,238 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
+)
+
+// view is what the checks look at, which several of them share.
+type view struct {
+	config
+
+	// root is where the node's file system is seen, "" if it is not; proc is a procfs of the node's processes, "" if there is none.
+	root, proc string
+	// kernel is the procfs of this process.
+	kernel string
+	// searchPath is $PATH, for iptables.
+	searchPath string
+	// api has this process' identity, else the agent's; agent has the agent's. They are nil with a reason.
+	api, agent     *kube.Client
+	noAPI, noAgent error
+	kubeconfig     string
+	features       features
+	now            func() time.Time
+	executable     string
+	runtime        func() runtimeconf.Config
+	network        func() network
+	cilium         func() cilium
+	agentErr       func() error
+}
+
+// features are the agent's settings on which its rights depend, from its environment.
+type features struct {
+	repairEnabled     bool
+	repair            racerepair.Settings
+	audit             racerepair.AuditSettings
+	configMap, daemon string
+}
+
+func (f *features) rows() []settings.Setting {
+	rows := []settings.Setting{
+		{Name: "repair-enabled", Default: "true", Value: settings.Bool(&f.repairEnabled)},
+		{Name: "config-map", Default: "istio-cni-config", Value: settings.Text(&f.configMap, nil)},
+		{Name: "daemonset-name", Default: "istio-cni-node", Value: settings.Text(&f.daemon, nil)},
+	}
+	for _, row := range racerepair.Rows(&f.repair) {
+		row.Name = "repair-" + row.Name
+		rows = append(rows, row)
+	}
+	return settings.Named("", append(rows, racerepair.AuditRows(&f.audit)...)...)
+}
+
+// clock is the time of day.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
+
+func newView(c config, getenv func(string) (string, bool)) *view {
+	v := &view{config: c, now: clock, kernel: "/proc"}
+	if in, err := settings.Parse(v.features.rows(), nil, getenv); err == nil {
+		_, _ = in.Read(v.features.rows()) // the agent itself reports invalid values, and does not start
+	}
+	v.searchPath, _ = getenv("PATH")
+	v.executable, _ = os.Executable()
+	host, _ := getenv("KUBERNETES_SERVICE_HOST")
+	port, _ := getenv("KUBERNETES_SERVICE_PORT")
+	v.root = c.findRoot(host != "")
+	roots := []string{"/host"}
+	if c.hostRoot != "" {
+		roots = []string{c.hostRoot}
+	}
+	v.proc = hostpath.Detect(roots, "/proc").Proc
+	v.runDir = v.seen(c.runDir)
+	if v.node == "" {
+		v.node, _ = os.Hostname()
+	}
+	v.clients(kube.Config{
+		Server: kube.Address{Host: host, Port: port}, TokenFile: filepath.Join(c.serviceAccount, "token"), CAFile: filepath.Join(c.serviceAccount, "ca.crt"),
+	})
+	v.runtime = sync.OnceValue(func() runtimeconf.Config { return runtimeconf.Read(v.root) })
+	v.network = sync.OnceValue(func() network {
+		if v.root != "" && v.runtime().Runtime != "" {
+			return v.readNetwork(v.below(v.runtime().ConfDir))
+		}
+		return v.readNetwork(v.seen(v.netDir))
+	})
+	v.cilium = sync.OnceValue(v.readCilium)
+	v.agentErr = sync.OnceValue(v.dialAgent)
+	return v
+}
+
+// findRoot returns where the node's file system is seen, "" if it is not. The first process of the node has it as its root directory.
+func (c *config) findRoot(container bool) string {
+	if c.hostRoot != "" {
+		return c.hostRoot
+	}
+	if !container {
+		return "/"
+	}
+	for _, root := range []string{"/host", "/host/proc/1/root"} {
+		if exists(filepath.Join(root, "etc")) && exists(filepath.Join(root, "usr")) {
+			return root
+		}
+	}
+	return ""
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// below is where a path of the node is seen.
+func (v *view) below(path string) string {
+	seen, err := hostpath.Resolve(v.root, path)
+	if err != nil {
+		return filepath.Join(v.root, path)
+	}
+	return seen
+}
+
+// seen is where a path of the agent's container is seen. On a node, and with its root mounted, that is the node's path, to which
+// the container's begins with /host.
+func (v *view) seen(path string) string {
+	if v.hostRoot == "" && v.root != "/" {
+		return path
+	}
+	return v.below(strings.TrimPrefix(path, "/host"))
+}
+
+// shown is such a path as the node has it, for people.
+func (v *view) shown(path string) string {
+	if v.hostRoot == "" && v.root != "/" {
+		return path + " (as mounted in this container)"
+	}
+	return strings.TrimPrefix(path, "/host")
+}
+
+const maxRequest = 5 * time.Second
+
+// clients makes the clients of the API server.
+func (v *view) clients(account kube.Config) {
+	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
+	v.agent, v.noAgent = kube.NewClient(kube.Config{Kubeconfig: v.kubeconfig, Timeout: maxRequest})
+	if errors.Is(v.noAgent, fs.ErrNotExist) {
+		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.kubeconfig)
+	}
+	v.api, v.noAPI = v.agent, v.noAgent
+	if account.Server.Host == "" || !exists(account.TokenFile) {
+		return
+	}
+	account.Timeout = maxRequest
+	if own, err := kube.NewClient(account); err == nil {
+		v.api, v.noAPI = own, nil
+	}
+}
+
+func (v *view) close() {
+	for _, c := range []*kube.Client{v.api, v.agent} {
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// noCluster is the result of a check for which the API server is needed.
+func noCluster(err error) check {
+	return warn("run it in the agent's container (kubectl istio-cni doctor) or as the Job of manifests/examples/doctor.yaml",
+		"the API server cannot be asked: %v", err)
+}
+
+// dialAgent is nil if the node agent answers on its socket.
+func (v *view) dialAgent() error {
+	ctx, cancel := context.WithTimeout(context.Background(), maxRequest)
+	defer cancel()
+	agent, err := agentapi.Dial(ctx, filepath.Join(v.runDir, agentapi.SocketName))
+	if err != nil {
+		return err
+	}
+	return agent.Close()
+}
+
+// network is a configuration directory.
+type network struct {
+	dir string
+	err error
+	// names are all files, files those that runtimes read.
+	names []string
+	files cniconf.Dir
+	// primary is the file that the runtime loads, "" if there is none.
+	primary string
+	loaded  cniconf.Network
+	skipped []error
+}
+
+const maxConf = 1 << 20
+
+func (v *view) readNetwork(dir string) network {
+	n := network{dir: dir, files: cniconf.Dir{}}
+	read := func(name string) {
+		file := filepath.Join(n.dir, name)
+		if v.root != "" {
+			if rest, err := filepath.Rel(v.root, file); err == nil && filepath.IsLocal(rest) {
+				file = v.below(rest)
+			}
+		}
+		text, _, _ := hostfs.ReadFile(file, maxConf) // a runtime skips what it cannot read
+		n.files[name] = cniconf.File{Data: text}
+	}
+	entries, err := os.ReadDir(n.dir)
+	n.err = err
+	for _, e := range entries {
+		n.names = append(n.names, e.Name())
+		if cniconf.Candidate(e.Name()) {
+			read(e.Name())
+		} else if e.IsDir() {
+			list, _ := hostfs.List(filepath.Join(n.dir, e.Name()), func(name string) bool { return filepath.Ext(name) == ".conf" })
+			for _, name := range list {
+				read(e.Name() + "/" + name)
+			}
+		}
+	}
+	n.primary, n.loaded, n.skipped = n.files.Loaded()
+	return n
+}
