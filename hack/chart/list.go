@@ -181,7 +181,9 @@ func referenceValues() ([]sample, error) {
 }
 
 // ready returns the manifests that are not rendered here, by their paths relative to the chart's parent directory.
-func ready() []string { return []string{"istio-cni.yaml", "examples/network-config.yaml", "examples/doctor.yaml"} }
+func ready() []string {
+	return []string{"istio-cni.yaml", "examples/network-config.yaml", "examples/doctor.yaml"}
+}
 
 // writeAll creates a directory and writes each rendering and each ready manifest to a file. The first line of each
 // file is a comment with its name.
