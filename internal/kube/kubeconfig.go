@@ -14,7 +14,10 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
+
+var errNoKubeconfig = errors.New("decoding: it is not a v1 Config in YAML with unique names")
 
 // readKubeconfig reads a kubeconfig by client-go's rules, and returns its content as well. No error contains a credential.
 func readKubeconfig(file string) (*rest.Config, []byte, error) {
@@ -26,7 +29,7 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	parsed, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: file}).Load()
 	if err != nil {
 		// The cause may quote the file, tokens included.
-		return nil, nil, errors.New("decoding: it is not a v1 Config in YAML with unique names")
+		return nil, nil, errNoKubeconfig
 	}
 	if parsed.Contexts[parsed.CurrentContext] == nil {
 		return nil, nil, fmt.Errorf("there is no context %q, which current-context names", parsed.CurrentContext)
@@ -113,4 +116,49 @@ func (a Address) URL() (*url.URL, error) {
 		return nil, fmt.Errorf("the API server's port %q is not a number from 1 to 65535", a.Port)
 	}
 	return &url.URL{Scheme: cmp.Or(a.Protocol, "https"), Host: net.JoinHostPort(host, a.Port)}, nil
+}
+
+// WithoutCredentials returns the text of a kubeconfig for a bug report: clusters and contexts, and of each user the names of files
+// and a mark for each credential. Secrets are the tokens and passwords. No error contains one.
+func WithoutCredentials(text []byte, mark string) (clean []byte, secrets []string, err error) {
+	parsed, err := clientcmd.Load(text)
+	if err != nil {
+		return nil, nil, errNoKubeconfig // the cause may quote the file
+	}
+	hide := func(secret string) string {
+		if secret == "" {
+			return ""
+		}
+		secrets = append(secrets, secret)
+		return mark
+	}
+	config := clientcmdapi.NewConfig()
+	config.CurrentContext = parsed.CurrentContext
+	for name, c := range parsed.Contexts {
+		config.Contexts[name] = &clientcmdapi.Context{Cluster: c.Cluster, AuthInfo: c.AuthInfo, Namespace: c.Namespace}
+	}
+	for name, c := range parsed.Clusters {
+		config.Clusters[name] = &clientcmdapi.Cluster{
+			Server: withoutUser(c.Server), ProxyURL: withoutUser(c.ProxyURL), TLSServerName: c.TLSServerName,
+			InsecureSkipTLSVerify: c.InsecureSkipTLSVerify, CertificateAuthority: c.CertificateAuthority,
+		}
+	}
+	for name, u := range parsed.AuthInfos {
+		config.AuthInfos[name] = &clientcmdapi.AuthInfo{
+			Token: hide(u.Token), Password: hide(u.Password), Username: u.Username, TokenFile: u.TokenFile,
+			ClientCertificate: u.ClientCertificate, ClientKey: u.ClientKey,
+		}
+	}
+	clean, err = clientcmd.Write(*config)
+	return clean, secrets, err
+}
+
+// withoutUser returns a URL without its user and password, "" for a text that is no URL.
+func withoutUser(text string) string {
+	at, err := url.Parse(text)
+	if err != nil {
+		return ""
+	}
+	at.User = nil
+	return at.String()
 }

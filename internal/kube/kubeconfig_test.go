@@ -114,3 +114,18 @@ func FuzzKubeconfig(f *testing.F) {
 		}
 	})
 }
+
+func TestWithoutCredentials(t *testing.T) {
+	const planted = "pl4nted"
+	clean, secrets, err := WithoutCredentials([]byte(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}],
+		"clusters":[{"name":"k","cluster":{"server":"https://me:pl4nted@10.0.0.1:6443","certificate-authority-data":"cGw0bnRlZA==","proxy-url":"http://me:pl4nted@proxy"}}],
+		"users":[{"name":"u","user":{"token":"pl4nted","password":"pl4nted-too","username":"me","client-key-data":"cGw0bnRlZA==","tokenFile":"/token",
+		"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"x","args":["pl4nted"],"interactiveMode":"Never"},"auth-provider":{"name":"n","config":{"a":"pl4nted"}}}}]}`), "(gone)")
+	text := string(clean)
+	if err != nil || strings.Contains(text, planted) || strings.Contains(text, "cGw0") || strings.Count(text, "(gone)") != 2 || !strings.Contains(text, "server: https://10.0.0.1:6443\n") || !strings.Contains(text, "tokenFile: /token\n") || len(secrets) != 2 {
+		t.Errorf("%v, %q:\n%s", err, secrets, text)
+	}
+	if _, _, err = WithoutCredentials([]byte("users: [ pl4nted"), "(gone)"); err == nil || strings.Contains(err.Error(), planted) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -124,6 +124,7 @@ func (i *Installation) apply(dir cniconf.Dir, steps []cniconf.Step) (changed boo
 			return changed, fmt.Errorf("%s: %w", s, err)
 		}
 		i.log.Info("changed CNI configuration", slog.String("step", s.String()))
+		i.remember("changed CNI configuration: " + s.String())
 		changed = true
 		dir = dir.Apply(s)
 	}

@@ -8,7 +8,7 @@
 //
 // It never talks to the API server, and never decides when to uninstall.
 //
-// Start at Installation.Reconcile. Run repeats it; conf.go has the configuration, conflict.go other writers, cache.go the
+// Start at Installation.Reconcile. Run repeats it; history.go has what it changed, conf.go the configuration, conflict.go other writers, cache.go the
 // sandboxes that still need the program.
 package installation
 
@@ -108,6 +108,9 @@ type Installation struct {
 	mounts map[string]string
 	// dropIn is the directory of the network that has a drop-in file.
 	dropIn string
+
+	historyMu sync.Mutex
+	history   []Change
 }
 
 // New returns an Installation and changes no file. A nil now is the system's clock.
@@ -289,6 +292,7 @@ func (i *Installation) binaries() (changed bool, err error) {
 			}
 			if did {
 				i.log.Info("installed program", slog.String("file", file))
+				i.remember("installed program " + file)
 			}
 			changed = changed || did
 		}

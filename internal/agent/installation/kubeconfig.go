@@ -54,6 +54,7 @@ func (i *Installation) kubeconfig() (bool, error) {
 	if err := i.rewriteFile(metrics.Kubeconfig, file, write); err != nil {
 		return false, err
 	}
+	i.remember("wrote kubeconfig " + file)
 	server := net.JoinHostPort(i.config.Server.Host, i.config.Server.Port)
 	i.log.Info("wrote kubeconfig", slog.String("file", file), slog.String("server", server),
 		slog.Int("ca_bytes", len(authority)))

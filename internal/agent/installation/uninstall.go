@@ -97,6 +97,7 @@ func (i *Installation) remove(file string) error {
 		return withHint(err)
 	}
 	i.log.Info("removed", slog.String("file", file))
+	i.remember("removed " + file)
 	return nil
 }
 

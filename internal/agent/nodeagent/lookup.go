@@ -32,7 +32,10 @@ func (n *node) openLookups(ctx context.Context) {
 		return
 	}
 	n.lookups = server
-	service := podcache.Service{Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Audit: n.audited((*racerepair.Controller).Handler), AuditPod: n.audited((*racerepair.Controller).PodHandler), Trace: n.audited((*racerepair.Controller).TraceHandler)}
+	service := podcache.Service{
+		Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Audit: n.audited((*racerepair.Controller).Handler),
+		AuditPod: n.audited((*racerepair.Controller).PodHandler), Trace: n.audited((*racerepair.Controller).TraceHandler), Bundle: n.bundle(),
+	}
 	n.work.Go(func() { server.Serve(n.background, service.Handler()) })
 }
 

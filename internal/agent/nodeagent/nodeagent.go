@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
@@ -30,6 +31,8 @@ import (
 type Options struct {
 	Config Config
 	Log    *slog.Logger
+	// Recent has the last records of Log for bug reports, nil for none.
+	Recent *logbuffer.Buffer
 	// Stdout receives the lines of a dry run.
 	Stdout io.Writer
 	// Version is the version of the program, ToolPath the search path of iptables, as in $PATH.

@@ -23,6 +23,8 @@ type Service struct {
 	Metrics *metrics.Metrics
 	// Audit answers with the status of the node's pods, AuditPod with one pod in detail, Trace with its packets.
 	Audit, AuditPod, Trace http.Handler
+	// Bundle answers with a part of a bug report.
+	Bundle http.Handler
 
 	long sync.Mutex
 }
@@ -37,6 +39,9 @@ func (s *Service) Handler() http.Handler {
 		mux.Handle(agentapi.AuditPattern, s.Audit)
 		mux.Handle(agentapi.AuditPodPattern, s.AuditPod)
 		mux.Handle(agentapi.TracePattern, s.Trace)
+	}
+	if s.Bundle != nil {
+		mux.Handle(agentapi.BundlePattern, s.Bundle)
 	}
 	return mux
 }

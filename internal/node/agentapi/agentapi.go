@@ -145,13 +145,18 @@ func (a *Agent) send(ctx context.Context, method, path string, body []byte) (*ht
 
 // call sends one request on the connection and reads the whole answer.
 func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	return a.callUpTo(ctx, maxAnswer, method, path, body)
+}
+
+// callUpTo is call with another bound of the answer, in bytes.
+func (a *Agent) callUpTo(ctx context.Context, most int64, method, path string, body []byte) ([]byte, error) {
 	stop := context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	request, err := a.send(ctx, method, path, body)
 	if err != nil {
 		return nil, err
 	}
-	a.limited.N = maxAnswer
+	a.limited.N = most
 	response, err := http.ReadResponse(a.in, request)
 	if err != nil {
 		return nil, err

@@ -11,13 +11,18 @@ package installer
 
 import (
 	"context"
+	"io"
 	"os"
 
+	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
 	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 )
+
+// recentLog bounds the log that the agent remembers for bug reports, in bytes.
+const recentLog = 2 << 20
 
 // Run runs the role. It ends when the work is done or, for the agent that stays, with a signal.
 func Run(c applet.Call) int {
@@ -34,8 +39,9 @@ func Run(c applet.Call) int {
 			return service.Service{}, err
 		}
 		path, _ := c.Getenv("PATH")
+		recent := logbuffer.New(recentLog)
 		options := nodeagent.Options{
-			Config: d.Config, Log: standalone.Logger(c.Stderr, d.scopes.agent, d.logJSON), Stdout: c.Stdout,
+			Config: d.Config, Log: standalone.Logger(io.MultiWriter(recent, c.Stderr), d.scopes.agent, d.logJSON), Recent: recent, Stdout: c.Stdout,
 			Version: applet.Build().Version(), ToolPath: path, Reload: in.reload,
 		}
 		return service.Service{

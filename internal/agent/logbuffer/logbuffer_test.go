@@ -1,0 +1,78 @@
+package logbuffer_test
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
+)
+
+func TestTheLastLinesAreKept(t *testing.T) {
+	const size = 4 << 10
+	b := logbuffer.New(size)
+	var lines []string
+	for i := range 1000 {
+		lines = append(lines, fmt.Sprintf("line %d\n", i))
+		if n, err := b.Write([]byte(lines[i])); n != len(lines[i]) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	got := string(b.Since(time.Time{}))
+	if len(got) > size || len(got) < size/2-20 || !strings.HasSuffix(strings.Join(lines, ""), got) || !strings.HasPrefix(got, "line") {
+		t.Errorf("%d bytes: %q", len(got), got)
+	}
+	_, _ = b.Write([]byte(strings.Repeat("x", 3*size) + "\n"))
+	_, _ = b.Write([]byte("end\n"))
+	if got = string(b.Since(time.Time{})); len(got) > size || !strings.HasSuffix(got, "x\nend\n") {
+		t.Errorf("%d bytes", len(got))
+	}
+}
+
+func TestSince(t *testing.T) {
+	old, now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	for name, handler := range map[string]func(*logbuffer.Buffer) slog.Handler{
+		"text": func(b *logbuffer.Buffer) slog.Handler { return slog.NewTextHandler(b, nil) },
+		"JSON": func(b *logbuffer.Buffer) slog.Handler { return slog.NewJSONHandler(b, nil) },
+	} {
+		b := logbuffer.New(1 << 16)
+		h := handler(b)
+		for at, message := range map[time.Time]string{old: "long ago", now: "just now"} {
+			if err := h.Handle(t.Context(), slog.NewRecord(at, slog.LevelInfo, message, 0)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, _ = b.Write([]byte("a stack trace\n"))
+		got := string(b.Since(now))
+		if strings.Contains(got, "long ago") || !strings.Contains(got, "just now") || !strings.Contains(got, "a stack trace") {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+func TestARecordCostsNoAllocation(t *testing.T) {
+	b := logbuffer.New(64 << 10)
+	line := []byte(strings.Repeat("x", 300) + "\n")
+	if n := testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestManyWriters(t *testing.T) {
+	b := logbuffer.New(16 << 10)
+	var writers sync.WaitGroup
+	for range 8 {
+		writers.Go(func() {
+			for range 1000 {
+				_, _ = b.Write([]byte("one whole line\n"))
+				if len(b.Since(time.Time{}))%len("one whole line\n") != 0 {
+					t.Error("a torn line")
+				}
+			}
+		})
+	}
+	writers.Wait()
+}

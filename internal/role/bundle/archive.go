@@ -1,0 +1,159 @@
+package bundle
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redact"
+)
+
+// The bounds of the bundle, in bytes before compression.
+const (
+	maxAll  = 32 << 20
+	maxFile = 8 << 20
+	// reserve is for missing.txt.
+	reserve = 1 << 20
+)
+
+// archive is a bundle that is being written.
+type archive struct {
+	compressed *gzip.Writer
+	out        *tar.Writer
+	// dir has all files.
+	dir   string
+	began time.Time
+	clean *redact.Redactor
+	// left is the room for further files, in bytes.
+	left    int
+	names   map[string]bool
+	missing []string
+	// failed is the first error of the output.
+	failed error
+}
+
+func newArchive(w io.Writer, node string, began time.Time, secrets []string) *archive {
+	compressed := gzip.NewWriter(w)
+	return &archive{
+		compressed: compressed, out: tar.NewWriter(compressed), began: began, clean: redact.New(secrets...), left: maxAll - reserve,
+		dir: "istio-cni-bundle-" + fileName(node) + "-" + began.UTC().Format("20060102T150405Z"), names: map[string]bool{},
+	}
+}
+
+// fileName returns a name of one file, whatever characters and length the text has.
+func fileName(text string) string {
+	const most = 100
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_' {
+			return r
+		}
+		return '_'
+	}, text)
+	name = strings.TrimLeft(name[:min(len(name), most)], ".-")
+	if name == "" {
+		return "_"
+	}
+	return name
+}
+
+// miss notes what is not in the bundle, and why.
+func (a *archive) miss(name string, why error) {
+	const most = 500
+	a.missing = append(a.missing, printable.Text(name, most)+": "+string(a.clean.Text([]byte(printable.Text(why.Error(), most)))))
+}
+
+var (
+	errRoom = errors.New("no room is left: a bundle has 32 MiB at most")
+	errLong = errors.New("cut to its last 8 MiB")
+)
+
+// collect adds a file that get returns, or notes its error, or that it did not return until ctx ended.
+func (a *archive) collect(ctx context.Context, name string, get func(context.Context) ([]byte, error)) {
+	text, err := within(ctx, get)
+	a.add(name, text, err)
+}
+
+// add adds a file without credentials, or notes the error with which it was not had.
+func (a *archive) add(name string, text []byte, err error) {
+	if err != nil {
+		a.miss(name, err)
+		return
+	}
+	var clean []byte
+	if begin := bytes.TrimSpace(text); len(begin) > 0 && (begin[0] == '{' || begin[0] == '[') {
+		clean, err = a.clean.JSON(text)
+	}
+	if clean == nil || err != nil {
+		clean = a.clean.Text(text)
+	}
+	a.write(name, printable.Lines(clean))
+}
+
+// within returns the result of get, or the context's error if get does not return before ctx ends: a file may be on a disk that
+// hangs.
+func within[T any](ctx context.Context, get func(context.Context) (T, error)) (value T, err error) {
+	if err := ctx.Err(); err != nil {
+		return value, err
+	}
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		got, err := get(ctx)
+		done <- result{got, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		return value, ctx.Err()
+	}
+}
+
+// write adds a file as it is.
+func (a *archive) write(name string, text []byte) {
+	if len(text) > maxFile {
+		a.miss(name, errLong)
+		text = text[len(text)-maxFile:]
+		text = text[bytes.IndexByte(text, '\n')+1:]
+	}
+	if len(text) > a.left {
+		a.miss(name, errRoom)
+		return
+	}
+	a.left -= len(text)
+	free := name
+	for n := 2; a.names[free]; n++ {
+		free = strings.TrimSuffix(name, path.Ext(name)) + "-" + strconv.Itoa(n) + path.Ext(name)
+	}
+	a.names[free] = true
+	a.put(free, text)
+}
+
+func (a *archive) put(name string, text []byte) {
+	if a.failed != nil {
+		return
+	}
+	header := &tar.Header{Name: a.dir + "/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: a.began.UTC().Truncate(time.Second)}
+	if a.failed = a.out.WriteHeader(header); a.failed == nil {
+		_, a.failed = a.out.Write(text)
+	}
+}
+
+// close adds missing.txt and ends the file.
+func (a *archive) close() error {
+	if text := strings.Join(a.missing, "\n"); text != "" {
+		a.put("missing.txt", []byte(text[:min(len(text), reserve-1)]+"\n"))
+	}
+	return errors.Join(a.failed, a.out.Close(), a.compressed.Close())
+}

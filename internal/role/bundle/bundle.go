@@ -1,0 +1,109 @@
+// Package bundle is the role "istio-cni bundle": it writes what a bug report needs as a tar file, compressed by gzip.
+//
+// It promises that no credential is in it: tokens, passwords, keys and certificates of clients are taken out of every file, and
+// annotations of pods are there only as far as they are the mesh's settings. It is bounded in size and time; what is missing is
+// listed with the reason. It changes nothing on the node, and never writes to a terminal.
+//
+// Start at Run; parts.go has the files.
+package bundle
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+)
+
+const head = `NAME:
+   istio-cni bundle - collects what a bug report needs, without credentials (root)
+
+USAGE:
+   istio-cni bundle [NAMESPACE/NAME] [flags] > file.tar.gz
+
+Its README.txt says what each file is, missing.txt what could not be had and why. Rules and differences are those of the named pod,
+else of the pods of this node that are not captured, at most 20. Read it before you pass it on: names of pods, addresses and the
+configuration of the node's CNI are in it.
+
+EXIT CODES:
+   %d  done; something may be missing
+   %d  the node agent does not answer (what the node has is written), or the output cannot be written
+   %d  a bad value or flag
+
+`
+
+// timeout bounds the whole command.
+const timeout = time.Minute
+
+type config struct {
+	socket, netDir, pod, node string
+	since                     time.Duration
+}
+
+func (c *config) rows() []settings.Setting {
+	const since = 2 * time.Hour
+	return []settings.Setting{
+		{
+			Name: "since", Arg: "DURATION", Default: since.String(), Use: "log, decisions and changes of the last DURATION",
+			Value: settings.Duration(&c.since, time.Nanosecond, 0),
+		},
+		{
+			Name: "net-dir", Arg: "DIR", Use: "the directory of CNI configurations; by default that of the agent or, without one, /etc/cni/net.d",
+			Value: settings.Text(&c.netDir, nil),
+		},
+		{
+			Name: "node-name", Arg: "NAME", Env: []string{"KUBERNETES_NODE_NAME", "NODE_NAME"},
+			Use: "the node in the names of the files; by default that of the agent", Value: settings.Text(&c.node, nil),
+		},
+		{
+			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
+			Use: "the node agent's socket, in the run directory", Value: settings.Text(&c.socket, nil),
+		},
+	}
+}
+
+// Run runs the role.
+func Run(c applet.Call) int {
+	c.Stderr = printable.NewWriter(c.Stderr) // the standard output is passed on unchanged
+	var cfg config
+	if len(c.Args) > 0 && !strings.HasPrefix(c.Args[0], "-") {
+		cfg.pod, c.Args = c.Args[0], c.Args[1:]
+	}
+	if code, done := service.Settings(c, "bundle", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+		return code
+	}
+	namespace, name, both := strings.Cut(cfg.pod, "/")
+	switch {
+	case cfg.pod != "" && (!both || namespace == "" || name == "" || strings.Contains(name, "/")):
+		return usage(c, fmt.Sprintf("pod %q: want NAMESPACE/NAME", cfg.pod))
+	case c.Terminal != nil && c.Terminal() > 0:
+		return usage(c, "the bundle is a compressed tar file: redirect the standard output to a file")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	answered, err := write(ctx, c.Stdout, cfg)
+	if err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: writing the bundle: %v\n", err)
+		return applet.ExitError
+	}
+	if answered != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v: the bundle has the files of the node only\n", answered)
+		return applet.ExitError
+	}
+	return applet.ExitOK
+}
+
+func usage(c applet.Call, problem string) int {
+	_, _ = fmt.Fprintf(c.Stderr, "error: %s; see istio-cni bundle --help\n", problem)
+	return applet.ExitUsage
+}
+
+// clock is the time of day.
+func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role

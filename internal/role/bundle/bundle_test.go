@@ -1,0 +1,280 @@
+package bundle
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redact"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+func TestMain(m *testing.M) { chaintest.Main(m) }
+
+// run runs the role and unpacks what it writes.
+func run(t *testing.T, args ...string) (code int, files map[string]string, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = Run(applet.Call{Args: args, Stdout: &out, Stderr: &errs, Getenv: func(string) (string, bool) { return "", false }})
+	if out.Len() > 0 {
+		files = unpack(t, &out)
+	}
+	return code, files, errs.String()
+}
+
+// unpack returns the files by their names without the directory, which is the same for all.
+func unpack(t *testing.T, from io.Reader) map[string]string {
+	t.Helper()
+	plain, err := gzip.NewReader(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	dir := ""
+	for in := tar.NewReader(plain); ; {
+		header, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(in)
+		first, name, _ := strings.Cut(header.Name, "/")
+		if dir == "" {
+			dir = first
+		}
+		if _, twice := files[name]; err != nil || twice || first != dir || !strings.HasPrefix(dir, "istio-cni-bundle-") ||
+			!filepath.IsLocal(header.Name) || strings.Count(name, "/") > 1 || strings.ContainsAny(name, "\x1b\\ ") || header.Typeflag != tar.TypeReg {
+			t.Errorf("entry %+v: %v", header, err)
+		}
+		if bad := bytes.IndexFunc(text, func(r rune) bool { return !printable.Is(r) && r != '\n' && r != '\t' }); bad >= 0 {
+			t.Errorf("%s has %q", name, text[bad])
+		}
+		files[name] = string(text)
+	}
+}
+
+const planted = "pl4nted-0123456789"
+
+// TestABundleOfANode has every file of a real agent, and none of the planted secrets.
+func TestABundleOfANode(t *testing.T) {
+	n := nodetest.New(t, chaintest.Program(t))
+	n.StartAPI()
+	n.API.SetToken(planted + "-token")
+	n.GrantAccess()
+	n.Put(nodetest.NetDir+"/10-bridge.conflist", strings.Replace(nodetest.BridgeList, `"sysctl": {}`,
+		`"sysctl": {}, "etcd_password": "`+planted+`", "env": [{"name": "SOME_TOKEN", "value": "`+planted+`"}]`, 1))
+	n.Put(nodetest.NetDir+"/90-bro\x1bken.conf", "password: "+planted+"\n\x1b[2J")
+	n.Put(nodetest.NetDir+"/calico-kubeconfig", "token: "+planted)
+	a := n.Start("--log_as_json")
+	a.AwaitReady()
+	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
+	if _, err := n.Add(mesh); err != nil {
+		t.Fatal(err)
+	}
+	n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":"mesh","uid":%q,"annotations":{
+		"sidecar.istio.io/status":"{}","example.com/private":%q,"traffic.sidecar.istio.io/excludeOutboundPorts":"5432"}},"spec":{"nodeName":%q,
+		"containers":[{"name":"istio-proxy","args":["proxy","sidecar"]}]},
+		"status":{"phase":"Running","startTime":"2026-01-02T03:04:05Z","podIP":"10.77.0.2"}}`, mesh.UID, planted, nodetest.NodeName))
+	relay(t, n.Path(nodetest.RunDir)+"/log.sock", "the token is "+planted+"-token and 'Authorization: Bearer "+planted+"'")
+	a.AwaitLog("the token is")
+	socket := n.Path(nodetest.RunDir) + "/" + agentapi.SocketName
+	var code int
+	var files map[string]string
+	var stderr string
+	nodetest.Await(t, "the bundle with the audit's first results", func() error {
+		code, files, stderr = run(t, "apps/mesh", "--socket="+socket, "--net-dir="+n.Path(nodetest.NetDir))
+		if !strings.Contains(files["audit.json"], `"apps"`) {
+			return fmt.Errorf("audit %s, %s", files["audit.json"], files["missing.txt"]) //nolint:err113 // for the test's reader
+		}
+		return nil
+	})
+	if code != applet.ExitOK || stderr != "" || files["missing.txt"] != "" {
+		t.Fatalf("exit code %d, %s, missing %s", code, stderr, files["missing.txt"])
+	}
+	for name, want := range map[string]string{
+		"README.txt": "missing.txt", "version.txt": "version", "agent.json": `"--audit-interval"`, "readiness.json": `"ready": true`,
+		"selftest.json": `"choice"`, "cni-dir.txt": "calico-kubeconfig", "cni/10-bridge.conflist": `"bridge": "cni0"`,
+		"cni/90-bro_ken.conf": redact.Mark, "kubeconfig.yaml": "current-context: istio-cni-context", "history.json": "10-bridge.conflist",
+		"audit.json": `"drifted"`, "pods/apps_mesh.json": "--dport 5432 -j RETURN", "decisions.json": `"mesh"`, "agent.log": "the node's pods are synced", "metrics.txt": "istio_cni_add_total",
+		"plugin.log": "redirected the pod",
+	} {
+		if !strings.Contains(files[name], want) {
+			t.Errorf("%s has no %q: %.2000s", name, want, files[name])
+		}
+		if strings.Contains(files[name], planted) {
+			t.Errorf("a secret is in %s", name)
+		}
+		delete(files, name)
+	}
+	if len(files) > 0 {
+		t.Errorf("further files: %q", slices.Sorted(maps.Keys(files)))
+	}
+}
+
+// relay sends a record to the agent's log as a plugin does.
+func relay(t *testing.T, socket, message string) {
+	t.Helper()
+	agent, err := agentapi.Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close() //nolint:errcheck // all is said
+	line, err := json.Marshal(map[string]string{"level": "info", "time": time.Now().Format(time.RFC3339Nano), "msg": message})
+	if err == nil {
+		err = agent.Log(t.Context(), []string{string(line)})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fake is an agent with the given answers by path.
+func fake(t *testing.T, answers map[string]string) (socket string) {
+	t.Helper()
+	socket = filepath.Join(agenttest.SocketDir(t), agentapi.SocketName)
+	listener := agenttest.Listen(t, socket)
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, has := answers[r.URL.Path]
+		if !has {
+			http.Error(w, "no such \x1b path", http.StatusNotFound)
+			return
+		}
+		_, _ = w.Write([]byte(text))
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return socket
+}
+
+// TestHostileNames: whatever a pod or a file is called, it is one file of the bundle; and their number is bounded.
+func TestHostileNames(t *testing.T) {
+	var all []audit.Status
+	for _, name := range []string{"../../etc/passwd", "\x1b[2J", "a b\n", strings.Repeat("x", 5000), "", "..", "web", "web"} {
+		all = append(all, audit.Status{Namespace: name, Pod: name, State: audit.Bypassed})
+	}
+	answers := map[string]string{"/v1/audit/web/web": `{"a":"b"}`, "/v1/bundle/metrics": strings.Repeat("x", agentapi.MaxPart+1), "/v1/decisions": "[]"}
+	for i := range 5000 {
+		all = append(all, audit.Status{Namespace: "shop", Pod: fmt.Sprint(i), State: audit.Drifted})
+		answers[fmt.Sprint("/v1/audit/shop/", i)] = "{}"
+	}
+	text, _ := json.Marshal(all)
+	answers["/v1/audit"] = string(text)
+	code, files, stderr := run(t, "--socket="+fake(t, answers), "--net-dir="+t.TempDir(), "--node-name=../node\x1b")
+	var pods []string
+	for name := range files {
+		if strings.HasPrefix(name, "pods/") {
+			pods = append(pods, name)
+		}
+	}
+	if code != applet.ExitOK || stderr != "" || len(pods) != 14 || !slices.Contains(pods, "pods/web_web.json") || !slices.Contains(pods, "pods/web_web-2.json") {
+		t.Errorf("exit code %d, %s, %d pods %q", code, stderr, len(pods), pods)
+	}
+	for _, want := range []string{"4988 more pods", "metrics.txt: ", "kubeconfig.yaml: ", "agent.json: "} {
+		if !strings.Contains(files["missing.txt"], want) {
+			t.Errorf("no %q in %s", want, files["missing.txt"])
+		}
+	}
+}
+
+func TestNoAgent(t *testing.T) {
+	dir := agenttest.SocketDir(t)
+	net := t.TempDir()
+	for file, text := range map[string]string{
+		dir + "/selftest.json": `{"choice":"netlink"}`, net + "/10-x.conf": `{"type":"bridge"}`,
+		dir + "/istio-cni-kubeconfig": "not YAML: [ " + planted,
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, files, stderr := run(t, "--socket="+dir+"/pods.sock", "--net-dir="+net)
+	if code != applet.ExitError || !strings.Contains(stderr, "connecting to the node agent") || files["selftest.json"] == "" || files["cni/10-x.conf"] == "" {
+		t.Errorf("exit code %d, %s, files %q", code, stderr, slices.Sorted(maps.Keys(files)))
+	}
+	missing := files["missing.txt"]
+	if strings.Contains(missing, planted) || !strings.Contains(missing, "agent.json: connecting") || !strings.Contains(missing, "kubeconfig.yaml: decoding") {
+		t.Error(missing)
+	}
+}
+
+// TestAnAgentThatHangs costs the command's time, and what the node has is written.
+func TestAnAgentThatHangs(t *testing.T) {
+	socket := filepath.Join(agenttest.SocketDir(t), agentapi.SocketName)
+	agenttest.Listen(t, socket)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	var out bytes.Buffer
+	answered, err := write(ctx, &out, config{socket: socket, netDir: t.TempDir()})
+	if files := unpack(t, &out); answered == nil || err != nil || files["README.txt"] == "" || !strings.Contains(files["missing.txt"], "agent.json") {
+		t.Errorf("%v, %v, %q", answered, err, files)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for _, args := range [][]string{{"web"}, {"a/b/c"}, {"/b"}, {"--since=soon"}, {"--none"}} {
+		if code, files, stderr := run(t, args...); code != applet.ExitUsage || files != nil || stderr == "" {
+			t.Errorf("%q: exit code %d, %s", args, code, stderr)
+		}
+	}
+	var errs bytes.Buffer
+	code := Run(applet.Call{
+		Stdout: failing{}, Stderr: &errs, Getenv: func(string) (string, bool) { return "", false }, Terminal: func() int { return 80 },
+	})
+	if code != applet.ExitUsage || !strings.Contains(errs.String(), "redirect the standard output") {
+		t.Errorf("on a terminal: exit code %d, %s", code, errs.String())
+	}
+	errs.Reset()
+	code = Run(applet.Call{
+		Args: []string{"--socket=" + t.TempDir() + "/none"}, Stdout: failing{}, Stderr: &errs, Getenv: func(string) (string, bool) { return "", false },
+	})
+	if code != applet.ExitError || !strings.Contains(errs.String(), "writing the bundle: full") {
+		t.Errorf("a full disk: exit code %d, %s", code, errs.String())
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, errors.New("full") } //nolint:err113 // for the test
+
+// TestBounds: a file has 8 MiB at most, of which the end is kept, and all of them 32 MiB.
+func TestBounds(t *testing.T) {
+	var out bytes.Buffer
+	a := newArchive(&out, "n", time.Unix(0, 0), nil)
+	for i := range 6 {
+		a.write(fmt.Sprint(i), []byte(strings.Repeat("line\n", maxFile/4)+"end\n"))
+	}
+	a.write("small", []byte("x"))
+	if err := a.close(); err != nil {
+		t.Fatal(err)
+	}
+	files := unpack(t, &out)
+	sum := 0
+	for _, text := range files {
+		sum += len(text)
+	}
+	if sum > maxAll || files["small"] == "" || files["5"] != "" || len(files["0"]) > maxFile || !strings.HasSuffix(files["0"], "end\n") ||
+		!strings.Contains(files["missing.txt"], "0: cut to its last 8 MiB") || !strings.Contains(files["missing.txt"], "5: no room is left") {
+		t.Errorf("%d bytes of %q: %s", sum, slices.Sorted(maps.Keys(files)), files["missing.txt"])
+	}
+}

@@ -1,0 +1,277 @@
+package bundle
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redact"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
+)
+
+const readme = `A report of one node, for the question why its pods are in the mesh or not. Credentials were taken out.
+
+  missing.txt      what could not be had, and why
+  version.txt      the program that wrote this
+  agent.json       the node agent: version, settings with their sources, and the plugin's configuration in force
+  readiness.json   the parts of the agent's readiness
+  selftest.json    the self-test's verdict: which way of redirecting works on this node
+  cni-dir.txt      the directory of CNI configurations
+  cni/             its configurations
+  kubeconfig.yaml  the plugin's access to the API server
+  history.json     the agent's changes of the node's files, the latest first
+  audit.json       the state of each pod of the node
+  pods/            a pod in detail: decision, live rules with differences, listeners
+  decisions.json   the plugin's decisions, and the pods that it left alone without a report
+  agent.log        the agent's log, with the plugin's records
+  plugin.log       the plugin's own file
+  metrics.txt      the agent's metrics
+`
+
+// The bounds of single parts.
+const (
+	maxPods     = 20
+	maxConfs    = 64
+	maxEntries  = 1000
+	maxSmall    = 1 << 20 // bytes of a file
+	askTimeout  = 15 * time.Second
+	serviceDir  = "/var/run/secrets/kubernetes.io/serviceaccount"
+	pluginsFile = "istio-cni.log"
+)
+
+// reporter collects the parts.
+type reporter struct {
+	config
+	*archive
+
+	info agentapi.AgentInfo
+}
+
+// write writes a bundle. Answered is the error of the agent, nil if it answers.
+func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
+	r := reporter{config: c}
+	text, answered := within(ctx, func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleAgent) })
+	if answered == nil {
+		answered = json.Unmarshal(text, &r.info)
+	}
+	host, _ := os.Hostname()
+	kubeconfig, secrets, kubeconfigErr := r.kubeconfig(ctx)
+	r.archive = newArchive(w, cmp.Or(c.node, r.info.Node, host), clock(), secrets)
+	r.write("README.txt", []byte(readme))
+	r.write("version.txt", []byte(applet.Build().String()+"\n"))
+	r.add("agent.json", text, answered)
+	r.collect(ctx, "selftest.json", r.file(selfcheck.FileName))
+	r.collect(ctx, "plugin.log", r.file(pluginsFile))
+	r.directory(ctx)
+	r.add("kubeconfig.yaml", kubeconfig, kubeconfigErr)
+	if gone := (*agentapi.Refusal)(nil); answered == nil || errors.As(answered, &gone) {
+		r.collect(ctx, "readiness.json", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleReadiness) })
+		r.collect(ctx, "history.json", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleHistory) })
+		r.pods(ctx)
+		r.collect(ctx, "decisions.json", r.decisions)
+		r.collect(ctx, "agent.log", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleLog) })
+		r.collect(ctx, "metrics.txt", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleMetrics) })
+		answered = nil
+	}
+	return answered, r.close()
+}
+
+// ask sends one request on a connection of its own: the next one needs none that works.
+func (r *reporter) ask(ctx context.Context, request func(context.Context, *agentapi.Agent) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	agent, err := agentapi.Dial(ctx, r.socket)
+	if err != nil {
+		return err
+	}
+	defer agent.Close() //nolint:errcheck // no more writes follow
+	return request(ctx, agent)
+}
+
+func (r *reporter) part(ctx context.Context, part agentapi.BundlePart) (text []byte, err error) {
+	err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
+		text, err = a.Bundle(ctx, part, clock().Add(-r.since))
+		return err
+	})
+	return text, err
+}
+
+// file returns a file of the run directory.
+func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
+	return func(context.Context) ([]byte, error) {
+		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxFile)
+		return text, err
+	}
+}
+
+// kubeconfig returns the plugin's kubeconfig without credentials, and the credentials that are visible here.
+func (r *reporter) kubeconfig(ctx context.Context) (clean []byte, secrets []string, err error) {
+	token, _ := within(ctx, func(context.Context) (token []byte, err error) {
+		token, _, err = hostfs.ReadFile(filepath.Join(serviceDir, "token"), maxSmall)
+		return token, err
+	})
+	text, err := within(ctx, r.file(cniconf.KubeconfigName))
+	if err == nil {
+		clean, secrets, err = kube.WithoutCredentials(text, redact.Mark)
+	}
+	return clean, append(secrets, string(token)), err
+}
+
+// netDirs are the directories of CNI configurations, of which the first that exists is shown: the agent's container has another
+// view than the node.
+func (r *reporter) netDirs() (dirs []string) {
+	if r.netDir != "" {
+		return []string{r.netDir}
+	}
+	for _, name := range []string{"--mounted-cni-net-dir", "--cni-net-dir"} {
+		for _, s := range r.info.Settings {
+			if s.Name == name && s.Value != "" {
+				dirs = append(dirs, s.Value)
+			}
+		}
+	}
+	return append(dirs, "/host/etc/cni/net.d", "/etc/cni/net.d")
+}
+
+// directory adds the list of the CNI directory and its configurations.
+func (r *reporter) directory(ctx context.Context) {
+	dirs := r.netDirs()
+	found, err := within(ctx, func(context.Context) (listing, error) {
+		var errs []error
+		for _, dir := range dirs {
+			l, err := list(dir)
+			if err == nil {
+				return l, nil
+			}
+			errs = append(errs, err)
+		}
+		return listing{}, errors.Join(errs...)
+	})
+	r.add("cni-dir.txt", found.text, err)
+	for _, name := range found.confs[:min(len(found.confs), maxConfs)] {
+		r.collect(ctx, "cni/"+fileName(strings.ReplaceAll(name, "/", "_")), func(context.Context) ([]byte, error) {
+			text, _, err := hostfs.ReadFile(filepath.Join(found.dir, name), maxSmall)
+			return text, err
+		})
+	}
+	if more := len(found.confs) - maxConfs; more > 0 {
+		r.miss("cni/", fmt.Errorf("%d more configurations", more))
+	}
+}
+
+// listing is a directory: a line for each entry and for those below it, and the names of the configurations.
+type listing struct {
+	dir   string
+	text  []byte
+	confs []string
+}
+
+func list(dir string) (listing, error) {
+	l := listing{dir: dir, text: []byte(printable.Quote(dir, maxSmall) + "\n")}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return l, err
+	}
+	names := make([]string, 0, len(entries))
+	for _, e := range entries {
+		names = append(names, e.Name())
+		if e.IsDir() {
+			below, _ := os.ReadDir(filepath.Join(dir, e.Name())) // of another program, if it cannot be read
+			for _, b := range below {
+				names = append(names, e.Name()+"/"+b.Name())
+			}
+		}
+	}
+	for _, name := range names[:min(len(names), maxEntries)] {
+		l.entry(name)
+	}
+	if more := len(names) - maxEntries; more > 0 {
+		l.text = fmt.Appendf(l.text, "and %d more\n", more)
+	}
+	return l, nil
+}
+
+// entry adds an entry, unless it was removed meanwhile.
+func (l *listing) entry(name string) {
+	file := filepath.Join(l.dir, name)
+	info, err := os.Lstat(file)
+	if err != nil {
+		return
+	}
+	l.text = fmt.Appendf(l.text, "%s %8d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), printable.Quote(name, maxSmall))
+	if target, err := os.Readlink(file); err == nil {
+		l.text = fmt.Appendf(l.text, " -> %s", printable.Quote(target, maxSmall))
+	}
+	l.text = append(l.text, '\n')
+	if !info.IsDir() && (cniconf.Candidate(name) || cniconf.Saved(name)) {
+		l.confs = append(l.confs, name)
+	}
+}
+
+// pods adds the state of the pods and, in detail, the named one or those that are not captured.
+func (r *reporter) pods(ctx context.Context) {
+	all, err := within(ctx, func(ctx context.Context) (all []audit.Status, err error) {
+		err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
+			all, err = a.Audit(ctx, false)
+			return err
+		})
+		return all, err
+	})
+	text, _ := json.Marshal(all) // of strings and times
+	r.add("audit.json", text, err)
+	var wanted []string
+	if r.pod != "" {
+		wanted = []string{r.pod}
+	} else {
+		for _, s := range all {
+			if s.Faulty() {
+				wanted = append(wanted, s.Namespace+"/"+s.Pod)
+			}
+		}
+	}
+	for _, pod := range wanted[:min(len(wanted), maxPods)] {
+		namespace, name, _ := strings.Cut(pod, "/")
+		r.collect(ctx, "pods/"+fileName(namespace+"_"+name)+".json", func(ctx context.Context) (text []byte, err error) {
+			err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
+				text, err = a.AuditPod(ctx, namespace, name, nil)
+				return err
+			})
+			return text, err
+		})
+	}
+	if len(wanted) > maxPods {
+		r.miss("pods/", fmt.Errorf("%d more pods that are not captured: name one", len(wanted)-maxPods))
+	}
+}
+
+func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {
+	var all []agentapi.Report
+	err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
+		all, err = a.Decisions(ctx, askTimeout)
+		return err
+	})
+	from := clock().Add(-r.since)
+	all = slices.DeleteFunc(all, func(one agentapi.Report) bool {
+		// An entry of the watch has the time of the pod's start, and is news as long as the pod is there.
+		return one.Time.Before(from) && one.Source != agentapi.SourceWatch && r.pod != one.Namespace+"/"+one.Pod
+	})
+	if err == nil {
+		text, err = json.Marshal(all)
+	}
+	return text, err
+}
