@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // Cilium's ConfigMap in its default namespace.
@@ -19,12 +21,29 @@ const (
 	ciliumConfig    = "cilium-config"
 )
 
-func (v *view) readCilium() cilium {
-	if v.api == nil {
-		return cilium{err: v.noAPI}
+// ciliumRuntime is where Cilium's agent writes the settings in force, a JSON of its option.DaemonConfig.
+const ciliumRuntime = "/var/run/cilium/state/agent-runtime-config.json"
+
+// readCilium reads the ConfigMap, else the settings of Cilium's agent on this node.
+func (v *view) readCilium() (c cilium) {
+	c.err = v.noAPI
+	if v.api != nil {
+		c.data, c.err = v.api.ConfigMap(context.Background(), ciliumNamespace, ciliumConfig)
 	}
-	data, err := v.api.ConfigMap(context.Background(), ciliumNamespace, ciliumConfig)
-	return cilium{data: data, err: err}
+	if c.whole = c.err == nil; c.whole || v.root == "" {
+		return c
+	}
+	var inForce struct{ BPFSocketLBHostnsOnly, EnableSocketLB *bool }
+	text, _, err := hostfs.ReadFile(v.below(ciliumRuntime), maxConf)
+	if err != nil || json.Unmarshal(text, &inForce) != nil || inForce.BPFSocketLBHostnsOnly == nil {
+		return c
+	}
+	if *inForce.BPFSocketLBHostnsOnly || inForce.EnableSocketLB != nil { // releases since 1.18 keep the second one elsewhere
+		c.data, c.err = map[string]string{
+			"bpf-lb-sock-hostns-only": fmt.Sprint(*inForce.BPFSocketLBHostnsOnly), "bpf-lb-sock": fmt.Sprint(inForce.EnableSocketLB == nil || *inForce.EnableSocketLB),
+		}, nil
+	}
+	return c
 }
 
 // socketLB looks whether Cilium translates the addresses of Services in a pod's sockets (bpf-lb-sock, which kube-proxy-replacement
@@ -136,6 +155,10 @@ func rights(ctx context.Context, v *view) check {
 		if !allowed {
 			missing = append(missing, right.String())
 		}
+	}
+	if len(missing) > 0 && !v.isAgent {
+		return warn("run it in the agent's container (kubectl istio-cni doctor); the rights of each feature are in docs/permissions.md",
+			"the agent (%s) may not: %s, and whether its settings need that does not show here", t.Subject, quoted(missing))
 	}
 	if len(missing) > 0 {
 		return fail("grant them as docs/permissions.md has them, or switch the feature off", "the agent (%s) may not: %s", t.Subject, quoted(missing))

@@ -242,6 +242,27 @@ func TestEachFaultIsFound(t *testing.T) {
 				w.cilium(map[string]string{"kube-proxy-replacement": "true", "bpf-lb-sock-hostns-only": "true"})
 			}, "socket-lb", resultOK, "leaves the sockets", "",
 		},
+		"Cilium's settings on the node": {
+			func(w *world) {
+				w.cilium(nil)
+				w.put("/run/cilium/state/agent-runtime-config.json", `{"EnableSocketLB": true, "BPFSocketLBHostnsOnly": false}`)
+			},
+			"socket-lb", resultFail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
+		},
+		"Cilium's settings on the node, in order": {
+			func(w *world) {
+				w.cilium(nil)
+				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": true}`)
+			},
+			"socket-lb", resultOK, "leaves the sockets", "",
+		},
+		"Cilium's settings on the node, of a later release": {
+			func(w *world) {
+				w.cilium(nil)
+				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": false}`)
+			},
+			"socket-lb", resultWarn, "is not known", "kubectl -n kube-system get configmap",
+		},
 		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", resultWarn, "is not known", "kubectl -n kube-system get configmap"},
 		"an unknown version": {
 			func(w *world) { w.put(listFile, strings.Replace(bridgeList, "1.0.0", "9.0.0", 1)) }, "cni-version", resultFail, "cniVersion 9.0.0; the plugin serves 0.1.0", "set a cniVersion",
@@ -265,12 +286,8 @@ func TestEachFaultIsFound(t *testing.T) {
 		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", resultWarn, "expires in", "the agent's log"},
 		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", resultFail, "refuses the token", "the agent's log"},
 		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token", resultWarn, "has written no kubeconfig", "before the installation"},
-		"no right to watch": {
-			func(w *world) { w.api.Deny("watch pods", "list configmaps") }, "rights", resultFail,
-			"(system:serviceaccount:istio-system:istio-cni) may not: watch pods, list configmaps istio-cni-config in namespace istio-system", "docs/permissions.md",
-		},
-		"no right of a feature": {
-			func(w *world) { w.env["REPAIR_DELETE_PODS"] = "true"; w.api.Deny("delete pods") }, "rights", resultFail, "may not: delete pods", "switch the feature off",
+		"a right that is missing, for unknown settings": {
+			func(w *world) { w.api.Deny("watch pods") }, "rights", resultWarn, "may not: watch pods, and whether", "kubectl istio-cni doctor",
 		},
 		"a right of a feature that is off": {func(w *world) { w.api.Deny("delete pods") }, "rights", resultOK, "rights that its features need", ""},
 		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", resultWarn, "cannot be reviewed", "reaches the API server"},

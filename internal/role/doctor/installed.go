@@ -144,7 +144,7 @@ func rivals(v *view, n network, text string) check {
 	isCilium := slices.Contains(n.loaded.Types, "cilium-cni")
 	const exclusive = "set cni.exclusive=false in Cilium's chart, and restart its agents"
 	switch {
-	case isCilium && v.cilium().exclusive() || isCilium && len(renamed) > 0 && v.cilium().err != nil:
+	case isCilium && (v.cilium().exclusive() || len(renamed) > 0 && !v.cilium().whole):
 		report := warn
 		if !here {
 			report = fail
@@ -240,16 +240,15 @@ func digest(file string) ([]byte, error) {
 	return sum.Sum(nil), err
 }
 
-// cilium is its configuration in the cluster.
+// cilium is Cilium's configuration. Only a whole one has all keys.
 type cilium struct {
-	data map[string]string
-	err  error
+	data  map[string]string
+	whole bool
+	err   error
 }
 
-// exclusive reports whether Cilium removes the configuration of others, which is its default.
-func (c cilium) exclusive() bool {
-	return c.err == nil && c.data != nil && c.data["cni-exclusive"] != "false"
-}
+// exclusive reports whether Cilium renames the configuration of others, which is its default.
+func (c cilium) exclusive() bool { return c.whole && c.data["cni-exclusive"] != "false" }
 
 // present reports whether Cilium is on this node.
 func (v *view) present() bool {

@@ -83,6 +83,36 @@ func granted(t *testing.T, with map[string]bool) (all []string) {
 	return slices.Compact(all)
 }
 
+// TestInTheAgentsContainer: its settings are those of the agent, which is the first process there.
+func TestInTheAgentsContainer(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		args, env, denied string
+		want              result
+		text              string
+	}{
+		"a right that is missing":     {"install-cni", "", "list configmaps", resultFail, "(system:serviceaccount:istio-system:istio-cni) may not: list configmaps istio-cni-config in namespace istio-system"},
+		"without live settings":       {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", resultOK, "rights that its features need"},
+		"the right of a feature":      {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", resultFail, "may not: delete pods"},
+		"a feature that is off":       {"istio-cni install", "", "delete pods", resultOK, "rights that its features need"},
+		"another one's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", resultWarn, "may not: delete pods, and whether"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.api.Deny(tc.denied)
+			w.put("/p/1/cmdline", strings.ReplaceAll(tc.args, " ", "\x00")+"\x00")
+			v := newView(config{hostRoot: w.root, runDir: "/var/run/istio-cni"}, func(string) (string, bool) { return "", false })
+			defer v.close()
+			v.kernel = w.path("/p")
+			v.readFeatures(func(name string) (string, bool) { return map[string]string{tc.env: "true"}[name], name == tc.env })
+			if got := rights(t.Context(), v); got.Result != tc.want || !strings.Contains(got.Text, tc.text) {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
 // TestAsAJob: before the installation the command has the rights of its own account.
 func TestAsAJob(t *testing.T) {
 	t.Parallel()

@@ -35,13 +35,15 @@ type view struct {
 	api, agent     *kube.Client
 	noAPI, noAgent error
 	kubeconfig     string
-	features       features
-	now            func() time.Time
-	executable     string
-	runtime        func() runtimeconf.Config
-	network        func() network
-	cilium         func() cilium
-	agentErr       func() error
+	// features are the agent's if isAgent is set, else those of this environment and the defaults.
+	features   features
+	isAgent    bool
+	now        func() time.Time
+	executable string
+	runtime    func() runtimeconf.Config
+	network    func() network
+	cilium     func() cilium
+	agentErr   func() error
 }
 
 // features are the agent's settings on which its rights depend, from its environment.
@@ -70,9 +72,7 @@ func clock() time.Time { return time.Now() } //nolint:forbidigo // the only cloc
 
 func newView(c config, getenv func(string) (string, bool)) *view {
 	v := &view{config: c, now: clock, kernel: "/proc"}
-	if in, err := settings.Parse(v.features.rows(), nil, getenv); err == nil {
-		_, _ = in.Read(v.features.rows()) // the agent itself reports invalid values, and does not start
-	}
+	v.readFeatures(getenv)
 	v.searchPath, _ = getenv("PATH")
 	v.executable, _ = os.Executable()
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
@@ -100,6 +100,25 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	v.cilium = sync.OnceValue(v.readCilium)
 	v.agentErr = sync.OnceValue(v.dialAgent)
 	return v
+}
+
+// readFeatures reads the settings that the agent has: in its container they are in the environment and in the arguments of the first
+// process. Other flags of the agent are no mistake, and the agent itself reports invalid values.
+func (v *view) readFeatures(getenv func(string) (string, bool)) {
+	text, _, _ := hostfs.ReadFile(v.kernel+"/1/cmdline", maxConf) // arguments that end with a zero, proc_pid_cmdline(5)
+	args := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
+	switch name := filepath.Base(args[0]); {
+	case name == "install-cni":
+		args, v.isAgent = args[1:], true
+	case name == cniconf.PluginType && len(args) > 1 && args[1] == "install":
+		args, v.isAgent = args[2:], true
+	default:
+		args = nil
+	}
+	rows := v.features.rows()
+	if in, err := settings.Parse(rows, args, getenv); err == nil {
+		_, _ = in.Read(rows)
+	}
 }
 
 // findRoot returns where the node's file system is seen, "" if it is not. The first process of the node has it as its root directory.
