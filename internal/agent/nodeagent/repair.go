@@ -25,7 +25,7 @@ func (n *node) startRepair() {
 		n.Log.Info("race repair", slog.Any("modes", c.Repair.Switches.Modes()))
 	}
 	var reports func(kube.Pod) bool
-	if repairs && !(audits && own) {
+	if repairs && (!audits || !own) {
 		o := n.repairOptions(false, false)
 		if audits {
 			o.AuditedNode = c.NodeName

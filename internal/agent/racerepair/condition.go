@@ -1,6 +1,7 @@
 package racerepair
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -24,11 +25,9 @@ type published struct {
 // condition returns the condition of a pod with a status: True for a captured pod, Unknown for one that could not be inspected, and
 // False for any other. The reason is the state in CamelCase.
 func condition(s audit.Status) kube.Condition {
-	c := kube.Condition{Type: kube.RedirectionVerified, Status: "False", Reason: camelCase(string(s.State)), Message: "the pod " + s.Sentence}
-	if s.State == audit.Captured {
-		c.Status = "True"
-	} else if s.State == audit.NotInspected || s.State == audit.Outside {
-		c.Status = "Unknown"
+	status := map[audit.State]string{audit.Captured: "True", audit.NotInspected: "Unknown", audit.Outside: "Unknown"}[s.State]
+	c := kube.Condition{
+		Type: kube.RedirectionVerified, Status: cmp.Or(status, "False"), Reason: camelCase(string(s.State)), Message: "the pod " + s.Sentence,
 	}
 	if len(s.Problems) > 0 {
 		c.Message = "the pod " + summary(s.Problems)
