@@ -139,6 +139,60 @@ func TestAuditStates(t *testing.T) {
 		"legacy rules are flushed": {
 			redirect.Tools, []string{"sh", "-c", "iptables-legacy -t nat -F; iptables-legacy -t nat -X"}, audit.Bypassed, "no rule", ReasonBroken, true,
 		},
+		"RETURN in our chain": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "nat", "-I", "ISTIO_OUTPUT", "2", "-p", "tcp", "-j", "RETURN"}, audit.ForeignRule,
+			"-A ISTIO_OUTPUT -p tcp -j RETURN", ReasonForeignRule, true,
+		},
+		"ACCEPT ahead, for a port": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "nat", "-I", "PREROUTING", "-p", "tcp", "--dport", "8080", "-j", "ACCEPT"}, audit.ForeignRule,
+			"--dport 8080 -j ACCEPT", ReasonForeignRule, true,
+		},
+		"a REDIRECT of its own": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "9999"}, audit.ForeignRule,
+			"--to-ports 9999", ReasonForeignRule, true,
+		},
+		"NOTRACK in table raw": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "raw", "-A", "OUTPUT", "-p", "tcp", "-j", "NOTRACK"}, audit.ForeignRule,
+			"raw/OUTPUT: foreign rule", ReasonForeignRule, false,
+		},
+		"a policy that drops": {
+			redirect.Netlink, []string{"iptables-nft", "-t", "mangle", "-P", "OUTPUT", "DROP"}, audit.ForeignRule,
+			"mangle/OUTPUT: policy DROP", ReasonForeignRule, false,
+		},
+		"a table of nftables": {
+			redirect.Netlink, []string{"nft", "add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 redirect to :9999"},
+			audit.ForeignRule, "table ip x, chain out (hook output, priority -150): rule with handle 2 of chain out (redir)", ReasonForeignRule, false,
+		},
+		"a chain that a table of nftables calls": {
+			redirect.Native, []string{"nft", "add table inet x; add chain inet x y; add rule inet x y drop; add chain inet x in { type filter hook prerouting priority -300; }; add rule inet x in jump y"},
+			audit.ForeignRule, "table inet x, chain in (hook prerouting, priority -300): rule with handle 2 of chain y (immediate)", ReasonForeignRule, false,
+		},
+		"a chain beside iptables'": {
+			redirect.Netlink, []string{"nft", "add chain ip nat early { type nat hook output priority -150; }; add rule ip nat early meta l4proto tcp redirect to :9999"},
+			audit.ForeignRule, "table ip nat, chain early", ReasonForeignRule, false,
+		},
+		"a dormant table": {
+			redirect.Netlink, []string{"nft", "add table ip nat { flags dormant; }"}, audit.Drifted, "nat", ReasonDrifted, false,
+		},
+		"legacy tables beside nf_tables": {
+			redirect.Netlink, []string{"iptables-legacy", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "9999"}, audit.ForeignRule,
+			"IPv4 (legacy) nat/OUTPUT: foreign rule", ReasonForeignRule, false,
+		},
+		"a native rule is deleted": {
+			redirect.Native, []string{"nft", "flush chain inet istio-proxy-nat istio-output"}, audit.Drifted, "istio-proxy-nat", ReasonDrifted, true,
+		},
+		"a native rule ahead": {
+			redirect.Native, []string{"nft", "insert rule inet istio-proxy-nat istio-output tcp dport 80 return"}, audit.ForeignRule, "istio-proxy-nat/istio-output",
+			ReasonForeignRule, true,
+		},
+		"a legacy rule is changed": { // which has the same size
+			redirect.Tools, []string{"iptables-legacy", "-t", "nat", "-R", "ISTIO_REDIRECT", "1", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "15009"},
+			audit.Drifted, "ISTIO_REDIRECT", ReasonDrifted, true,
+		},
+		"RETURN ahead in legacy tables": {
+			redirect.Tools, []string{"iptables-legacy", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "RETURN"}, audit.ForeignRule,
+			"-A OUTPUT -p tcp -j RETURN", ReasonForeignRule, true,
+		},
 		"an address of IPv6": {
 			redirect.Netlink, []string{"ip", "addr", "add", "fd00::5/64", "dev", "eth0", "nodad"}, audit.IPv6Open, "bypass", ReasonIPv6Open, false,
 		},
@@ -205,6 +259,35 @@ func TestAuditOfTheProxy(t *testing.T) {
 	}))
 	l.want(audit.UIDCollision, `process 7 of container "app"`)
 	l.waitForEvent(l.pod, "Warning", ReasonUIDCollision)
+}
+
+// TestHarmlessRules: foreign rules that take no traffic of the mesh are no fault.
+func TestHarmlessRules(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string][]string{
+		"counts":                 {"iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp"},
+		"a counter of nftables":  {"nft", "insert rule ip nat OUTPUT counter"},
+		"logs":                   {"iptables-nft", "-t", "nat", "-I", "PREROUTING", "-j", "LOG"},
+		"behind ours":            {"iptables-nft", "-t", "nat", "-A", "OUTPUT", "-j", "ACCEPT"},
+		"another protocol":       {"iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "udp", "--dport", "5353", "-j", "RETURN"},
+		"another table accepts":  {"iptables-nft", "-t", "mangle", "-A", "OUTPUT", "-j", "ACCEPT"},
+		"a chain that counts":    {"sh", "-c", "iptables-nft -t mangle -N C; iptables-nft -t mangle -A C -p tcp; iptables-nft -t mangle -A OUTPUT -j C"},
+		"a firewall":             {"nft", "add table inet f; add chain inet f in { type filter hook input priority 0; policy drop; }; add rule inet f in accept"},
+		"nftables accepts":       {"nft", "add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 accept"},
+		"nftables traces":        {"nft", "add table inet x; add chain inet x out { type filter hook output priority -400; }; add rule inet x out meta nftrace set 1"},
+		"a dormant other table":  {"nft", "add table ip x { flags dormant; }; add chain ip x out { type filter hook output priority -150; policy drop; }"},
+		"translated behind ours": {"nft", "add table ip x; add chain ip x out { type nat hook output priority 0; }; add rule ip x out tcp dport 80 redirect to :9999"},
+		"a legacy filter":        {"iptables-legacy", "-A", "INPUT", "-p", "icmp", "-j", "DROP"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{Backend: redirect.Netlink})
+			l.want(audit.Captured, "")
+			netnstest.Run(t, l.path, change[0], change[1:]...)
+			l.want(audit.Captured, "")
+			l.wantEvents(l.pod)
+		})
+	}
 }
 
 // TestAuditIsPeriodic: a change of the rules is found within the interval, and an unchanged namespace is not read.

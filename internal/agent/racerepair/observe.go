@@ -62,7 +62,7 @@ func (j *job) readRules(ctx context.Context, space redirection.Namespace) error 
 	a.version = redirection.Version{}
 	report, err := space.Audit(ctx, j.decision.Spec)
 	a.rules = rules{
-		problems: audit.Rules(report.Mesh, report.Diffs, report.Foreign), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
+		problems: audit.Rules(j.decision.Spec, report.Mesh, report.Diffs, report.Foreign), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
 	}
 	return err
 }

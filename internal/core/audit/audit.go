@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -190,7 +189,7 @@ func severity(s State) int {
 
 // Rules returns the problems of the rules: mesh says that there are rules of the mesh, diffs are their differences from the
 // wanted ones, and foreign are sentences about foreign rules in other chains and tables.
-func Rules(mesh bool, diffs []ruleset.Diff, foreign []string) []Problem {
+func Rules(spec redirect.Spec, mesh bool, diffs []ruleset.Diff, foreign []string) []Problem {
 	var all []Problem
 	add := func(state State, detail string) {
 		all = append(all, Problem{state, printable.Text(detail, maxDetail)})
@@ -207,7 +206,7 @@ func Rules(mesh bool, diffs []ruleset.Diff, foreign []string) []Problem {
 		add(ForeignRule, text)
 	}
 	for _, d := range diffs {
-		foreign, own := split(d)
+		foreign, own := split(spec, d)
 		if !foreign.Empty() {
 			add(ForeignRule, foreign.Summary(maxProblems))
 		}
@@ -219,38 +218,52 @@ func Rules(mesh bool, diffs []ruleset.Diff, foreign []string) []Problem {
 }
 
 // split divides a difference into foreign rules ahead of ours and the rest.
-func split(d ruleset.Diff) (foreign, own ruleset.Diff) {
+func split(spec redirect.Spec, d ruleset.Diff) (foreign, own ruleset.Diff) {
 	foreign, own = d, d
 	foreign.Chains, own.Chains = nil, nil
 	for _, c := range d.Chains {
-		of := func(op func(ruleset.Line) bool) (some ruleset.ChainDiff) {
-			some = c
-			some.Lines = slices.DeleteFunc(slices.Clone(c.Lines), func(l ruleset.Line) bool { return !op(l) })
-			return some
+		inserted := insertions(spec, c)
+		f, o := c, c
+		f.Absent, f.Stale, f.Lines, o.Lines = false, false, nil, nil
+		for i, l := range c.Lines {
+			switch {
+			case inserted[i]:
+				f.Lines = append(f.Lines, ruleset.Line{Op: ruleset.Foreign, Rule: l.Rule})
+			case l.Op == ruleset.Missing || l.Op == ruleset.Extra:
+				o.Lines = append(o.Lines, l)
+			}
 		}
-		isForeign := func(l ruleset.Line) bool { return l.Op == ruleset.Foreign && diverts(l.Rule.String()) }
-		if f := of(isForeign); len(f.Lines) > 0 {
-			f.Absent, f.Stale = false, false
+		if len(f.Lines) > 0 {
 			foreign.Chains = append(foreign.Chains, f)
 		}
-		isOwn := func(l ruleset.Line) bool { return l.Op == ruleset.Missing || l.Op == ruleset.Extra }
-		if o := of(isOwn); len(o.Lines) > 0 || c.Absent || c.Stale {
+		if len(o.Lines) > 0 || c.Absent || c.Stale {
 			own.Chains = append(own.Chains, o)
 		}
 	}
 	return foreign, own
 }
 
-// diverts reports whether a rule of iptables can end the walk of a packet or send it to another chain. Rules without a target
-// only count, and these targets only log.
-func diverts(rule string) bool {
-	words := strings.Fields(rule)
-	for i, word := range words[:max(0, len(words)-1)] {
-		if word == "-j" || word == "-g" {
-			return !slices.Contains([]string{"LOG", "NFLOG", "TRACE"}, words[i+1])
+// insertions finds the lines of foreign rules that may take traffic: those ahead of ours, and those that were added to a chain of
+// ours ahead of a wanted rule. A chain of ours that lacks a wanted rule, too, is of another configuration or has been changed.
+func insertions(spec redirect.Spec, c ruleset.ChainDiff) map[int]bool {
+	wanted := map[string]bool{}
+	last, changed := -1, c.Absent || c.Stale
+	for i, l := range c.Lines {
+		if l.Op == ruleset.Same || l.Op == ruleset.Missing {
+			last = i
+			wanted[l.Rule.String()] = true
+		}
+		changed = changed || l.Op == ruleset.Missing
+	}
+	found := map[int]bool{}
+	for i, l := range c.Lines {
+		text := l.Rule.String()
+		added := l.Op == ruleset.Extra && !changed && i < last && !wanted[text]
+		if l.Op == ruleset.Foreign || added {
+			found[i] = takes(text, spec, false, func(string) bool { return true })
 		}
 	}
-	return !strings.HasPrefix(rule, "-") && rule != ""
+	return found
 }
 
 // listener is a port of the proxy that must accept connections.

@@ -73,7 +73,7 @@ func TestRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			diffs, mesh := live(redirect.Default(), test.change)
-			got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(mesh, diffs, nil), Families: v4})
+			got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(redirect.Default(), mesh, diffs, nil), Families: v4})
 			if state := audit.StateOf(got); state != test.want || len(got) == 0 != (test.want == audit.Captured) {
 				t.Fatalf("got %v", got)
 			}
@@ -92,7 +92,7 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-j ACCEPT"))
 	})
 	o := audit.Observation{
-		Mesh: true, Rules: audit.Rules(true, diffs, nil), Routing: []string{"policy rule is missing"},
+		Mesh: true, Rules: audit.Rules(redirect.Default(), true, diffs, nil), Routing: []string{"policy rule is missing"},
 		Families:   redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Bypassed},
 		Accepts:    func(netip.AddrPort) bool { return false },
 		Collisions: make([]audit.Process, 20),
@@ -151,7 +151,7 @@ func TestTextsAreBounded(t *testing.T) {
 		rules := chain(s, "OUTPUT")
 		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -j ACCEPT"))
 	})
-	got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(mesh, diffs, nil), Families: v4})
+	got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(redirect.Default(), mesh, diffs, nil), Families: v4})
 	for _, p := range got {
 		if len(p.Detail) > 1200 || strings.ContainsRune(p.Detail, 0x1b) {
 			t.Errorf("%d bytes: %.100q", len(p.Detail), p.Detail)
@@ -207,5 +207,80 @@ func TestEachStateHasItsTexts(t *testing.T) {
 	}
 	if audit.State("x").Sentence() != "" {
 		t.Error("an unknown state has a sentence")
+	}
+}
+
+// TestForeignRules of chains that hold no rule of the mesh, and of those that do.
+func TestForeignRules(t *testing.T) {
+	t.Parallel()
+	dns, tproxy := redirect.Default(), redirect.Default()
+	dns.DNS, tproxy.Mode = redirect.DNSAll, redirect.TPROXY
+	for _, test := range []struct {
+		rule         string
+		alone, ahead bool
+		dns, tproxy  bool // of the rule alone
+	}{
+		{"-j ACCEPT", false, true, false, false},
+		{"-p tcp -j RETURN", false, true, false, false},
+		{"! -o lo -j DROP", true, true, true, true},
+		{"-p tcp -j NOTRACK", true, true, true, true},
+		{"-p icmp -j DROP", false, false, false, false},
+		{"! -p icmp -j DROP", true, true, true, true},
+		{"-p udp -j DROP", false, false, true, false},
+		{"-p udp -m udp --dport 5353 -j DROP", false, false, false, false},
+		{"-p udp -m udp --dport 53 -j DROP", false, false, true, false},
+		{"-p udp -m udp --dport 1:60 -j DROP", false, false, true, false},
+		{"-p udp -m udp ! --dport 5353 -j DROP", false, false, true, false},
+		{`-m comment --comment "-p icmp" -j DROP`, true, true, true, true},
+		{"-j MARK --set-xmark 0x1/0x1", false, false, false, true},
+		{"-j TCPMSS --clamp-mss-to-pmtu", false, false, false, false},
+		{"-g COUNTS", false, true, false, false},
+		{"-j TAKES", true, true, true, true},
+		{"-j MISSING", true, true, true, true},
+		{"[not understood: meta cmp log 01ab]", false, false, false, false},
+		{"[not understood: target:LOG 01ab]", false, false, false, false},
+		{"[not understood: target:MIRROR 01ab]", true, true, true, true},
+		{"[not understood: immediate 01ab]", true, true, true, true},
+	} {
+		for name, spec := range map[string]redirect.Spec{"": redirect.Default(), "dns": dns, "tproxy": tproxy} {
+			want := map[string]bool{"": test.alone, "dns": test.dns, "tproxy": test.tproxy}[name]
+			have := ruleset.Set{Family: ruleset.IPv4, Tables: []ruleset.Table{{Name: "mangle", Chains: []ruleset.Chain{
+				{Name: "OUTPUT", Rules: []ruleset.Rule{ruleset.Opaque(test.rule)}}, {Name: "COUNTS", Rules: []ruleset.Rule{ruleset.Opaque("-p tcp"), ruleset.Opaque("-j COUNTS")}},
+				{Name: "TAKES", Rules: []ruleset.Rule{ruleset.Opaque("-j COUNTS"), ruleset.Opaque("-j DROP")}},
+			}}}}
+			if got := audit.Foreign(spec, have, ruleset.Ownership{}, "nft"); len(got) > 0 != want {
+				t.Errorf("%s %q: got %v", name, test.rule, got)
+			}
+		}
+		diffs, mesh := live(redirect.Default(), func(s *ruleset.Set) {
+			rules := chain(s, "OUTPUT")
+			*rules = slices.Insert(*rules, 0, ruleset.Opaque(test.rule))
+		})
+		if got := audit.StateOf(audit.Rules(redirect.Default(), mesh, diffs, nil)); got == audit.ForeignRule != test.ahead {
+			t.Errorf("ahead of ours %q: got %s", test.rule, got)
+		}
+	}
+}
+
+// TestRulesInOurChains: one that was added ahead is foreign, any other difference is drift.
+func TestRulesInOurChains(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func([]ruleset.Rule) []ruleset.Rule
+		want   audit.State
+	}{
+		"added ahead":        {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 1, ruleset.Opaque("-p tcp -j RETURN")) }, audit.ForeignRule},
+		"added behind":       {func(r []ruleset.Rule) []ruleset.Rule { return append(r, ruleset.Opaque("-p tcp -j RETURN")) }, audit.Drifted},
+		"a wanted one twice": {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, r[0]) }, audit.Drifted},
+		"replaced":           {func(r []ruleset.Rule) []ruleset.Rule { r[1] = ruleset.Opaque("-p tcp -j RETURN"); return r }, audit.Drifted},
+		"a count":            {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, ruleset.Opaque("-p tcp")) }, audit.Drifted},
+	} {
+		diffs, mesh := live(redirect.Default(), func(s *ruleset.Set) {
+			rules := chain(s, "ISTIO_OUTPUT")
+			*rules = test.change(*rules)
+		})
+		if got := audit.Rules(redirect.Default(), mesh, diffs, nil); audit.StateOf(got) != test.want || len(got) != 1 {
+			t.Errorf("%s: got %v", name, got)
+		}
 	}
 }

@@ -151,7 +151,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 		return e, err
 	}
 	e.Status = status(audit.Assess(spec, audit.Observation{
-		Mesh: report.Mesh, Rules: audit.Rules(report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
+		Mesh: report.Mesh, Rules: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
 	}))
 	e.Backend = strings.Join(report.Tools, ",")
 	e.Exceptions = audit.Exceptions(spec, sidecar.KeyOf)

@@ -5,8 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"maps"
+	"math/bits"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -86,8 +90,10 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 	return false, nil
 }
 
-// LegacySize returns the bytes of all legacy tables of the family in the current namespace, 0 without tables.
-func LegacySize(f ruleset.Family) (size uint64, err error) {
+// LegacyDigest returns a digest of the rules of all legacy tables of the family in the current namespace, without their counters;
+// 0 without tables. It runs no tool.
+func LegacyDigest(f ruleset.Family) (uint64, error) {
+	digest := fnv.New64a()
 	tables, err := legacyTables(f)
 	if err != nil || len(tables) == 0 {
 		return 0, err
@@ -98,10 +104,59 @@ func LegacySize(f ruleset.Family) (size uint64, err error) {
 	}
 	defer l.close()
 	sizes, err := l.sizes(tables)
-	for _, n := range sizes {
-		size += uint64(n)
+	for _, table := range slices.Sorted(maps.Keys(sizes)) {
+		entries, err := l.entries(table, sizes[table])
+		if err != nil {
+			return 0, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
+		}
+		clearCounters(f, entries[getEntriesHead:])
+		_, _ = digest.Write(entries)
 	}
-	return size, err
+	return digest.Sum64(), err
+}
+
+// clearCounters sets the counters of entries to zero: struct ipt_entry (linux/netfilter_ipv4/ip_tables.h) and ip6t_entry
+// (linux/netfilter_ipv6/ip6_tables.h).
+func clearCounters(f ruleset.Family, entries []byte) {
+	next, counters := 90, 96 // of ipt_entry: next_offset, counters
+	if f == ruleset.IPv6 {
+		next, counters = 142, 152
+	}
+	const size = 16 // struct xt_counters
+	for len(entries) >= counters+size {
+		clear(entries[counters : counters+size])
+		length := int(binary.NativeEndian.Uint16(entries[next:]))
+		if length == 0 || length > len(entries) {
+			return
+		}
+		entries = entries[length:]
+	}
+}
+
+// LegacyRules returns the legacy tables of the family with rules besides the policies, of those that a packet passes up to the
+// translation of its destination.
+func LegacyRules(f ruleset.Family) (filled []string, err error) {
+	tables, err := legacyTables(f)
+	tables = slices.DeleteFunc(tables, func(t string) bool { return t != "raw" && t != "mangle" && t != "nat" })
+	if err != nil || len(tables) == 0 {
+		return nil, err
+	}
+	l, err := openLegacy(f)
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	for _, table := range tables {
+		info, err := l.info(table)
+		if err != nil {
+			return nil, fmt.Errorf("querying the size of legacy table %q of %s: %w", table, f, err)
+		}
+		const end = 1 // the entry behind the last chain
+		if int(info.entries) > bits.OnesCount32(info.validHooks)+end {
+			filled = append(filled, table)
+		}
+	}
+	return filled, nil
 }
 
 // LegacyInUse reports whether the namespace has legacy tables of the family, the mesh's or not.

@@ -104,7 +104,12 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 
 // Audit is Verify, and also finds the foreign rules that may take traffic ahead of those of the mesh.
 func (n Namespace) Audit(ctx context.Context, spec redirect.Spec) (Report, error) {
-	return n.Verify(ctx, spec)
+	return n.run(ctx, shared, &spec, func(p *pass) error {
+		if err := p.foreign(ctx, spec); err != nil {
+			return err
+		}
+		return p.checkRouting(routing(spec, p.report.Families))
+	})
 }
 
 // VerifyRouting compares the addresses, policy rules and routes of the namespace with those that the Spec needs, for the
@@ -149,8 +154,8 @@ func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 	})
 }
 
-// Version identifies the rules of a namespace. Two equal versions of one namespace mean the same rules, except for legacy tables
-// that were changed without a change of their size.
+// Version identifies the rules of a namespace. Two equal versions of one namespace mean the same rules. The kernel counts the
+// changes of nf_tables; it does not for legacy tables, so that these count by a digest of their content.
 type Version struct {
 	Namespace  netns.Inode
 	Generation uint32
@@ -168,7 +173,7 @@ func (n Namespace) Version() (v Version, err error) {
 			return err
 		}
 		for i, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			if v.Legacy[i], err = iptables.LegacySize(f); err != nil {
+			if v.Legacy[i], err = iptables.LegacyDigest(f); err != nil {
 				return err
 			}
 		}

@@ -52,6 +52,9 @@ func Opaque(expressions nfnetlink.Attributes, userdata []byte) string {
 		if name == "counter" {
 			continue
 		}
+		if target := data.Text(unix.NFTA_TARGET_NAME); name == "target" && chainName(target) {
+			name += ":" + target
+		}
 		names = append(names, strings.Join(strings.Fields(name), "_"))
 		_, _ = digest.Write(e.Value)
 		if v, ok := data.ReadVerdict(); ok && name == "immediate" && chainName(v.Chain) {
