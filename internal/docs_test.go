@@ -71,6 +71,7 @@ var exempt = []exemption{
 	{"internal/node/nftables/native/", "", "the same"},
 	{"internal/agent/logserver/record.go", "", "a plugin is answered by a status of HTTP alone, and the log has the number"},
 	{"internal/core/redirect/parse.go", "is not a known field", "only a mistake in this program"},
+	{"internal/role/why/print.go", "", "parts of the page, which explains itself; bypass.md shows it"},
 	{"internal/role/tainter/settings.go", "%s in mode legacy, %s in mode untaint", "a line of --help"},
 }
 

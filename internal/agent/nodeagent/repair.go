@@ -98,7 +98,7 @@ func (n *node) repairOptions(audits, auditOnly bool) racerepair.Options {
 		Find: c.Places.Find, ToolPath: n.ToolPath, Host: c.NodeName, AuditOnly: auditOnly,
 	}
 	if audits {
-		o.Audit, o.Processes, o.Settings.Node = c.Audit, n.podProcesses, c.NodeName
+		o.Audit, o.Processes, o.Settings.Node, o.Reported = c.Audit, n.podProcesses, c.NodeName, n.decisions.Of
 	}
 	switch {
 	case c.NodeName != "" && o.Settings.Node != c.NodeName:

@@ -81,3 +81,17 @@ func (r *Ring) Page(before uint64, limit int) []agentapi.Report {
 	}
 	return list
 }
+
+// Of returns the latest decision about a pod, the plugin's own if there is one. is reports whether a runtime's UID is the pod's.
+func (r *Ring) Of(is func(uid string) bool) (agentapi.Report, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, part := range [][]agentapi.Report{r.plugin, r.watch} {
+		for _, one := range slices.Backward(part) {
+			if is(one.UID) && (one.Command == "ADD" || one.Source == agentapi.SourceWatch) {
+				return one, true
+			}
+		}
+	}
+	return agentapi.Report{}, false
+}

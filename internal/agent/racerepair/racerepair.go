@@ -38,6 +38,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
@@ -81,6 +82,8 @@ type Options struct {
 	Processes func(context.Context) (map[string][]audit.Process, error)
 	// Plugin returns the current configuration of the node's plugin.
 	Plugin func() (cniconf.NetConf, error)
+	// Reported returns the latest decision about a pod, by whether a runtime's UID is the pod's; nil knows none.
+	Reported func(is func(uid string) bool) (agentapi.Report, bool)
 	// Find finds the network namespace of a pod of this node; nil where the namespaces cannot be reached.
 	Find func(context.Context, sandbox.Pod) (*sandbox.Namespace, error)
 	// ToolPath is the search path of iptables, as in $PATH.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -12,7 +13,9 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -49,7 +52,7 @@ func (c *Controller) PodHandler() http.Handler {
 		}
 		e, err := c.Explain(r.Context(), k, question)
 		if errors.Is(err, ErrNoPod) {
-			http.Error(w, err.Error(), http.StatusNotFound)
+			http.Error(w, c.elsewhere(r.Context(), k), http.StatusNotFound)
 			return
 		}
 		if err != nil {
@@ -93,28 +96,121 @@ func (c *Controller) Explain(ctx context.Context, k types.NamespacedName, questi
 		return e, err
 	}
 	j.decision = sidecar.Decide(j.pod.Facts, j.conf.Policy())
-	_, e.Injected = j.pod.Facts.Annotations[sidecar.StatusKey]
+	j.inject(&e)
 	e.Decision = inspect.Decision{
 		Captured: j.decision.Outcome == sidecar.Capture, Reason: string(j.decision.Reason), Sentence: j.decision.Reason.Sentence(),
 		Detail: j.decision.Detail, Remedy: j.decision.Reason.Remedy(),
 	}
-	if e.Decision.Captured {
+	if j.decision.Err != nil {
+		e.Decision.Detail = printable.Text(j.decision.Err.Error(), maxDetail)
+	}
+	if c.Reported != nil {
+		if report, found := c.Reported(j.pod.Is); found {
+			e.Added = &report
+		}
+	}
+	if e.InspectionError = j.withoutNamespace(); e.InspectionError == "" {
 		j.describe(ctx, question, &e)
 	}
+	j.complete(&e)
 	return e, nil
 }
 
-// describe reads the namespace of a captured pod.
+// complete gives a pod a state that the audit does not inspect.
+func (j *job) complete(e *inspect.Explanation) {
+	switch {
+	case e.State != "":
+		return
+	case j.decision.Outcome == sidecar.Pass:
+		e.State, e.Sentence, e.Remedy = audit.Outside, "is not redirected by the plugin: "+e.Decision.Sentence, e.Decision.Remedy
+	default:
+		e.State = audit.NotInspected
+		e.Sentence, e.Remedy = e.State.Sentence(), e.State.Remedy()
+		e.Problems = []audit.Problem{{State: e.State, Detail: e.InspectionError}}
+	}
+}
+
+// maxDetail bounds the text of an error about a pod's settings in bytes.
+const maxDetail = 1 << 10
+
+// inject describes the injection.
+func (j *job) inject(e *inspect.Explanation) {
+	var status string
+	status, e.Injected = j.pod.Facts.Annotations[sidecar.StatusKey]
+	e.Injection.Revision = sidecar.Revision(status)
+	for _, c := range j.pod.Facts.Containers {
+		switch {
+		case c.Name == sidecar.ProxyContainer && c.Init:
+			e.Injection.Proxy = "native sidecar"
+		case c.Name == sidecar.ProxyContainer:
+			e.Injection.Proxy = "container"
+		case sidecar.OfTheMesh(c.Name):
+			e.Injection.Setup = c.Name
+		}
+	}
+}
+
+// withoutNamespace is why the pod has no network namespace to be read, "" if it has one.
+func (j *job) withoutNamespace() string {
+	switch {
+	case j.pod.Facts.HostNetwork:
+		return "the pod uses the node's network namespace, which is never inspected"
+	case podOf(j.pod).Ended:
+		return "the pod has ended"
+	case j.pod.Deleting:
+		return "the pod is being deleted"
+	case len(j.pod.Addresses) == 0:
+		return "the pod has no address yet"
+	case !j.reachable():
+		return "the agent does not see the processes of the node (mount the node's /proc at /host/proc)"
+	}
+	return ""
+}
+
+// describe reads the namespace. That of a pod that the plugin does not redirect is judged by its live rules alone.
 func (j *job) describe(ctx context.Context, question *inspect.Question, e *inspect.Explanation) {
+	var spec *redirect.Spec
+	if e.Decision.Captured {
+		spec = &j.decision.Spec
+	}
 	err := j.inNamespace(ctx, func(space redirection.Namespace) (err error) {
-		if e.Detail, err = inspect.Read(ctx, space, &j.decision.Spec); err != nil || question == nil {
+		if spec != nil {
+			e.Detail, err = inspect.Read(ctx, space, spec)
+		} else {
+			var alone inspect.Explanation
+			alone, err = inspect.Alone(ctx, space)
+			e.Detail, e.ByRules = alone.Detail, alone.State
+		}
+		if err != nil || question == nil {
 			return err
 		}
-		answer, err := inspect.Walk(ctx, space, &j.decision.Spec, *question)
-		e.Answer = &answer
+		answer, err := inspect.Walk(ctx, space, spec, *question)
+		if err == nil {
+			e.Answer = &answer
+		}
 		return err
 	})
 	if err != nil {
 		e.InspectionError = cause(ctx, err) + remedy(err)
 	}
+}
+
+// elsewhere says where a pod is that this node does not have. It asks the API server.
+func (c *Controller) elsewhere(ctx context.Context, k types.NamespacedName) string {
+	text := fmt.Sprintf("%v: %s", ErrNoPod, k)
+	if c.API == nil {
+		return text
+	}
+	pod, err := c.API.Pod(ctx, kube.PodRef{Namespace: k.Namespace, Name: k.Name})
+	switch {
+	case kube.ClassOf(err) == kube.NotFound:
+		return text + "; the cluster has none either"
+	case err != nil:
+		return text + "; its node is not known: " + err.Error()
+	case pod.NodeName == "":
+		return text + "; it is not scheduled to a node yet"
+	case pod.NodeName == c.Settings.Node:
+		return text + "; it is on this node, and the agent has not seen it yet: try again"
+	}
+	return fmt.Sprintf("%s; it is on node %s, this one is %s", text, pod.NodeName, c.Settings.Node)
 }

@@ -1,7 +1,11 @@
 package sidecar
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
+	"strings"
+	"unicode"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
@@ -117,8 +121,11 @@ func (f Facts) Trim(besides ...string) Facts {
 	trimmed := f
 	trimmed.Labels = only(f.Labels, besides, label)
 	trimmed.Annotations = only(f.Annotations, besides, annotation, setting)
-	if _, injected := trimmed.Annotations[StatusKey]; injected {
-		trimmed.Annotations[StatusKey] = "" // only its presence counts
+	if text, injected := trimmed.Annotations[StatusKey]; injected { // its presence counts; the revision is for people
+		trimmed.Annotations[StatusKey] = ""
+		if revision := Revision(text); revision != "" {
+			trimmed.Annotations[StatusKey] = fmt.Sprintf(`{"revision":%q}`, revision)
+		}
 	}
 	trimmed.Containers = nil
 	for _, c := range f.Containers {
@@ -132,6 +139,22 @@ func (f Facts) Trim(besides ...string) Facts {
 		}
 	}
 	return trimmed
+}
+
+// Revision returns the revision of istiod in the value of the annotation StatusKey, "" if it has none. It is a label's value, and so
+// are its characters.
+func Revision(status string) string {
+	var s struct {
+		Revision string `json:"revision"`
+	}
+	const longest = 63
+	odd := func(r rune) bool {
+		return !strings.ContainsRune("-_.", r) && (r > 'z' || !unicode.IsLetter(r) && !unicode.IsDigit(r))
+	}
+	if json.Unmarshal([]byte(status), &s) != nil || len(s.Revision) > longest || strings.ContainsFunc(s.Revision, odd) {
+		return ""
+	}
+	return s.Revision
 }
 
 // only returns the entries that some rule reads, and those besides; nil if there are none.

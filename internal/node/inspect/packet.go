@@ -137,7 +137,8 @@ func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec,
 		}
 		heard := slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) })
 		if a.Deaf = !heard && p.Protocol == ruleset.TCP; a.Deaf {
-			a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection is refused", to)
+			fate := map[walk.Verdict]string{walk.Redirected: "is refused", walk.HandedOver: "hangs"}[r.Verdict]
+			a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection %s", to, fate)
 		}
 	}
 	return a, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +42,36 @@ func (v *View) Unread() []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// Hooked names those of Unread that packets pass: tables with a chain at a hook, and chains at a hook. It reads the chains of tables
+// that Read does not.
+func (v *View) Hooked(ctx context.Context) ([]string, error) {
+	found := map[string]bool{}
+	for at, t := range v.tables {
+		for shown, c := range t.chains {
+			if shown != escaped(c.name) && !t.dormant && c.hooked {
+				found[fmt.Sprintf("chain %s of table %s %s", shown, at.family, at.table)] = true
+			}
+		}
+	}
+	v.session.conn.Budget = budget
+	for _, f := range families() {
+		if !slices.ContainsFunc(v.unread, func(at tableKey) bool { return at.family == f }) {
+			continue
+		}
+		err := v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
+			at := tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}
+			if slices.Contains(v.unread, at) && len(m.Attributes.Get(unix.NFTA_CHAIN_HOOK).Value) > 0 && !strings.HasPrefix(at.table, redirect.TraceTable) {
+				found[fmt.Sprintf("table %s %s", at.family, escaped(at.table))] = true
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("listing chains of %s: %w", f, err)
+		}
+	}
+	return slices.Sorted(maps.Keys(found)), nil
 }
 
 // tableKey names a table.
@@ -82,6 +113,7 @@ var hooks = map[string]uint32{ //nolint:gochecknoglobals // a constant table
 type chain struct {
 	name   string // the kernel's
 	shown  string // in a Set
+	hooked bool
 	policy string
 	rules  []installedRule
 	// byText has the places of rules by their text, from the first removal of one. A chain can have very many of them.
@@ -279,7 +311,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 			c.policy = policyName(drops)
 		}
 	}
-	c.shown = escaped(c.name)
+	c.hooked, c.shown = hooked, escaped(c.name)
 	if !asWanted {
 		c.shown += fmt.Sprintf("(%s,hook:%d,priority:%d)", kind, number, int32(priority)) //nolint:gosec // as above
 	}

@@ -33,6 +33,10 @@ func (p *pass) live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, e
 	}
 	if p.view != nil {
 		out.Live, out.Unread = append(out.Live, p.view.Native(native)), p.view.Unread()
+		var err error
+		if out.Hooked, err = p.view.Hooked(ctx); err != nil {
+			return out, err
+		}
 	}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		if err := p.liveFamily(ctx, f, &out); err != nil {
@@ -58,7 +62,7 @@ func (p *pass) liveFamily(ctx context.Context, f ruleset.Family, out *walk.Names
 	}
 	places, err := p.places(ctx, f, legacy)
 	if errors.Is(err, errLegacy) {
-		out.Unread = append(out.Unread, "legacy tables of "+f.String())
+		out.Unread, out.Hooked = append(out.Unread, "legacy tables of "+f.String()), append(out.Hooked, "legacy tables of "+f.String())
 		places, err = p.places(ctx, f, false)
 	}
 	for _, at := range places {

@@ -2,92 +2,349 @@ package why
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
 )
 
 // maxLine bounds a text of the pod in the page.
 const maxLine = 1 << 10
 
-// page is the explanation as text.
-func page(e inspect.Explanation) string {
-	var b strings.Builder
-	line := func(title, format string, args ...any) {
-		fmt.Fprintf(&b, "%-11s %s\n", title, printable.Text(fmt.Sprintf(format, args...), maxLine))
-	}
-	if e.Status.Pod != "" {
-		pod(e, line)
-	}
-	if e.InspectionError != "" {
-		line("rules", "not inspected: %s", e.InspectionError)
-	}
-	for _, l := range e.Listeners {
-		line("listener", "%s, user %d", l.Address, l.UID)
-	}
-	for _, name := range e.Unread {
-		line("not read", "%s", name)
-	}
-	if e.Answer != nil {
-		b.WriteString("\n" + answer(e.Answer))
-		return b.String()
-	}
-	for _, c := range e.Chains {
-		b.WriteString("\n" + inspect.Text(c))
-	}
-	return b.String()
+// paper is a page on its way. Lines are wrapped at width columns, 0 for no limit.
+type paper struct {
+	strings.Builder
+
+	width int
 }
 
-// pod prints the part that the agent knows.
-func pod(e inspect.Explanation, line func(title, format string, args ...any)) {
-	line("pod", "%s/%s (UID %s)", e.Namespace, e.Pod, e.UID)
-	injected := "the injector has not marked it (annotation sidecar.istio.io/status)"
-	if e.Injected {
-		injected = "marked by the injector"
+// head begins a section.
+func (p *paper) head(title string) { p.WriteString("\n" + title + "\n") }
+
+// labels is the width of the column of labels.
+const labels = 12
+
+// line prints a label with a text.
+func (p *paper) line(label, format string, args ...any) {
+	p.wrap(fmt.Sprintf("  %-*s", labels, label), labels+2, printable.Text(fmt.Sprintf(format, args...), maxLine))
+}
+
+// wrap prints a text behind a beginning. Further lines are indented.
+func (p *paper) wrap(begin string, indent int, text string) {
+	line := begin
+	empty := true
+	for word := range strings.SplitSeq(text, " ") {
+		if p.width > 0 && !empty && runes(line)+1+runes(word) > p.width {
+			p.WriteString(strings.TrimRight(line, " ") + "\n")
+			line, empty = strings.Repeat(" ", indent), true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
 	}
-	line("injection", "%s", injected)
-	outcome := "left alone"
-	if e.Decision.Captured {
-		outcome = "to be redirected"
-	}
-	line("decision", "%s: %s (%s) %s", outcome, e.Decision.Sentence, e.Decision.Reason, e.Decision.Detail)
-	if !e.Decision.Captured && e.Decision.Remedy != "" {
-		line("", "to have it redirected: %s", e.Decision.Remedy)
-	}
-	if !e.Decision.Captured {
+	p.WriteString(strings.TrimRight(line, " ") + "\n")
+}
+
+func runes(text string) int { return len([]rune(text)) }
+
+// rule prints a rule with its reason behind it or, where that does not fit, below it.
+func (p *paper) rule(begin, text, why string) {
+	indent := runes(begin)
+	text = printable.Text(text, maxLine)
+	if why == "" || p.width == 0 || indent+runes(text)+6+runes(why) <= p.width {
+		if why != "" {
+			text += "    # " + why
+		}
+		p.wrap(begin, indent+4, text)
 		return
 	}
-	line("state", "%s: the pod %s", e.State, e.Sentence)
-	if !e.Since.IsZero() {
-		line("", "since %s, checked %s, rules by %s", e.Since.Format(time.RFC3339), e.Checked.Format(time.RFC3339), e.Backend)
+	p.wrap(begin, indent+4, text)
+	p.wrap(strings.Repeat(" ", indent+4)+"# ", indent+6, why)
+}
+
+// page is the explanation as text: the verdict, the details, and the closing sentence.
+func (c *config) page(e inspect.Explanation, width int) string {
+	p := &paper{width: width}
+	p.wrap("", 0, c.subject(e)+": "+verdict(e))
+	if e.Answer != nil {
+		c.packet(p, e.Answer)
+		return p.String()
 	}
-	for _, p := range e.Problems {
-		line("problem", "%s: %s", p.State, p.Detail)
+	if e.Pod != "" {
+		injection(p, e)
+		decision(p, e)
 	}
-	if e.Remedy != "" {
-		line("remedy", "%s", e.Remedy)
+	state(p, e)
+	exceptions(p, e.Exceptions)
+	listeners(p, e)
+	rules(p, e)
+	p.WriteString("\n")
+	p.wrap("", 0, closing(e))
+	return p.String()
+}
+
+// subject names the pod or the namespace.
+func (c *config) subject(e inspect.Explanation) string {
+	switch {
+	case e.Pod != "":
+		return printable.Text(e.Namespace+"/"+e.Pod, maxLine)
+	case c.pid != 0:
+		return fmt.Sprintf("network namespace of process %d", c.pid)
 	}
-	for _, x := range e.Exceptions {
-		line("exception", "%s=%s: %s", x.Setting, x.Value, x.Traffic)
+	return "network namespace " + printable.Text(c.netns, maxLine)
+}
+
+// verdict is the state in one line.
+func verdict(e inspect.Explanation) string {
+	text := strings.ToUpper(string(e.State))
+	if e.Pod == "" {
+		return text + ", by its live rules alone"
+	}
+	return text + ", the pod " + printable.Text(e.Sentence, maxLine)
+}
+
+func injection(p *paper, e inspect.Explanation) {
+	p.head("INJECTION")
+	by := ""
+	if e.Injection.Revision != "" {
+		by = fmt.Sprintf(" by revision %q of istiod", e.Injection.Revision)
+	}
+	if e.Injected {
+		p.line("injected", "yes,%s as the annotation %s says", by, sidecar.StatusKey)
+	} else {
+		p.line("injected", "no: it has no annotation %s", sidecar.StatusKey)
+	}
+	proxy := map[string]string{"": "none", "container": "the container istio-proxy", "native sidecar": "the init container istio-proxy (a native sidecar)"}
+	p.line("proxy", "%s", proxy[e.Injection.Proxy])
+	switch e.Injection.Setup {
+	case "":
+	case sidecar.ValidationContainer:
+		p.line("redirection", "by the CNI plugin: the init container %s only checks it", e.Injection.Setup)
+	default:
+		p.line("redirection", "by the init container %s itself", e.Injection.Setup)
 	}
 }
 
-// answer prints the way of a packet: the rules that match or may match, and the sentence.
-func answer(a *inspect.Answer) string {
-	var b strings.Builder
+// sources are where a decision came from, in words.
+var sources = map[agentapi.Source]string{ //nolint:gochecknoglobals // a constant table
+	agentapi.SourceName: "by the pod's name", agentapi.SourceAnnotations: "by the annotations that the runtime passed",
+	agentapi.SourceAgent: "by the node agent's view of the pod", agentapi.SourceAPI: "by the API server's answer",
+	agentapi.SourceNone: "with no answer about the pod", agentapi.SourceWatch: "by the annotations that the runtime passed, without a report",
+}
+
+func outcome(captured bool) string {
+	if captured {
+		return "redirect it"
+	}
+	return "leave it alone"
+}
+
+func decision(p *paper, e inspect.Explanation) {
+	p.head("DECISION")
+	r := e.Added
+	if r == nil {
+		p.line("at ADD", "not known: the agent has the last calls of the plugin only (istio-cni decisions)")
+	} else {
+		p.line("at ADD", "%s, because %s (%s), %s, %s", outcome(r.Captured), sidecar.Reason(r.Reason).Sentence(), r.Reason, sources[r.Source], moment(r.Time))
+		if r.Backend != "" {
+			p.line("", "rules by backend %s", r.Backend)
+		}
+		if r.Detail != "" {
+			p.line("", "%s", r.Detail)
+		}
+		if r.Error != "" {
+			p.line("failed", "%s", r.Error)
+		}
+	}
+	d := e.Decision
+	if r != nil && r.Captured == d.Captured && r.Reason == d.Reason {
+		p.line("now", "the same")
+	} else {
+		p.line("now", "%s, because %s (%s)", outcome(d.Captured), d.Sentence, d.Reason)
+		if r != nil {
+			p.line("", "the pod or the plugin's configuration has changed since; the decision of now counts at the pod's next start")
+		}
+	}
+	if d.Detail != "" {
+		p.line("", "%s", d.Detail)
+	}
+}
+
+func state(p *paper, e inspect.Explanation) {
+	p.head("STATE")
+	p.line("state", "%s: it %s", e.State, e.Sentence)
+	if !e.Since.IsZero() {
+		p.line("since", "%s, checked %s", moment(e.Since), moment(e.Checked))
+	}
+	if e.Backend != "" {
+		tools := strings.Split(e.Backend, ",")
+		p.line("backend", "%s", strings.Join(slices.Compact(tools), ", "))
+	}
+	for _, one := range e.Problems {
+		p.line("problem", "%s: %s", one.State, one.Detail)
+	}
+	if e.InspectionError != "" {
+		p.line("not read", "%s", e.InspectionError)
+	}
+	if e.Remedy != "" {
+		p.line("remedy", "%s", e.Remedy)
+	}
+}
+
+func moment(t time.Time) string { return t.Format(time.RFC3339) }
+
+func exceptions(p *paper, all []audit.Exception) {
+	if len(all) == 0 {
+		return
+	}
+	p.head("EXCEPTIONS: settings of the pod by which traffic passes the proxy")
+	for _, x := range all {
+		p.wrap("  ", 4, printable.Text(x.Setting+"="+x.Value, maxLine))
+		p.wrap("    ", 6, x.Traffic)
+	}
+}
+
+// maxListeners bounds the other listeners that are shown.
+const maxListeners = 20
+
+func listeners(p *paper, e inspect.Explanation) {
+	if e.InspectionError != "" {
+		return
+	}
+	p.head("LISTENERS (TCP)")
+	traffic := map[uint16]string{e.Ports.Outbound: "outbound traffic ends here", e.Ports.Inbound: "inbound traffic ends here", 15053: "DNS queries end here where DNS is captured", 15008: "tunnels (HBONE)", 15020: "status", 15021: "health", 15090: "metrics"}
+	heard, others := map[uint16]bool{}, 0
+	for _, l := range e.Listeners {
+		heard[l.Address.Port()] = true
+		if traffic[l.Address.Port()] == "" {
+			if others++; others > maxListeners {
+				continue
+			}
+		}
+		text := fmt.Sprintf("uid %d", l.UID)
+		if what := traffic[l.Address.Port()]; what != "" {
+			text += ", " + what
+		}
+		p.wrap(fmt.Sprintf("  %-22s ", l.Address), 25, text)
+	}
+	if others > maxListeners {
+		p.wrap("  ", 2, fmt.Sprintf("and %d more", others-maxListeners))
+	}
+	mesh := slices.ContainsFunc(e.Chains, func(c walk.Chain) bool { return strings.HasPrefix(strings.ToUpper(c.Chain), "ISTIO") })
+	for _, port := range []uint16{e.Ports.Outbound, e.Ports.Inbound} {
+		if !heard[port] && mesh {
+			p.wrap(fmt.Sprintf("  %-22d ", port), 25, "NOTHING LISTENS: what the rules redirect there is refused")
+		}
+	}
+}
+
+func rules(p *paper, e inspect.Explanation) {
+	if len(e.Chains) > 0 {
+		p.head("RULES, live (- missing, + not wanted in a chain of the mesh, ! of others)")
+	}
+	signs := map[string]string{"": "  ", "missing": "- ", "extra": "+ ", "foreign": "! "}
+	for _, c := range e.Chains {
+		p.WriteString("  " + c.Family + " table " + printable.Text(c.Table, maxLine) + " chain " + c.Chain + "\n")
+		for _, r := range c.Rules {
+			p.rule("    "+signs[r.Op], walk.Shown(r.Text), r.Why)
+		}
+		if c.Omitted > 0 {
+			p.wrap("      ", 6, fmt.Sprintf("and %d more rules", c.Omitted))
+		}
+	}
+	for _, name := range e.Unread {
+		p.wrap("  not read: ", 4, printable.Text(name, maxLine))
+	}
+}
+
+// closing is the answer in one sentence.
+func closing(e inspect.Explanation) string {
+	who := "the pod"
+	if e.Pod == "" {
+		who = "the namespace"
+	}
+	why := printable.Text(e.Status.Why(), maxLine)
+	switch {
+	case byInit(e):
+		return "the pod is in the mesh: its init container istio-init has set up the redirection"
+	case e.State == audit.Outside:
+		return who + " is outside of the mesh, because " + printable.Text(e.Decision.Sentence, maxLine)
+	case e.State == audit.NotInspected:
+		return "cannot tell whether " + who + " is in the mesh, because " + why
+	case e.State == audit.Captured && e.Pod == "":
+		return who + " is redirected as some configuration of the mesh wants it" + except(e)
+	case e.State == audit.Captured:
+		return who + " is in the mesh: it is redirected as wanted" + except(e)
+	case e.State == audit.Bypassed:
+		return who + " is past the mesh, because it has no rules of the mesh"
+	}
+	return who + " is not as the mesh wants it (" + string(e.State) + "): " + why
+}
+
+func except(e inspect.Explanation) string {
+	if len(e.Exceptions) == 0 {
+		return ""
+	}
+	var some []string
+	for _, x := range e.Exceptions {
+		some = append(some, x.Setting+"="+x.Value)
+	}
+	return ", except what passes by " + printable.Text(strings.Join(some, ", "), maxLine)
+}
+
+// shown is the number of rules up to which those that do not match are printed.
+const shown = 24
+
+// packet prints the way of a packet: the rules that it meets, and the sentence.
+func (c *config) packet(p *paper, a *inspect.Answer) {
+	p.head("PACKET")
+	p.wrap("  ", 2, printable.Text(a.Packet, maxLine))
+	if c.resolved != "" {
+		p.wrap("  ", 2, printable.Text(c.resolved, maxLine))
+	}
+	p.head("RULES that it meets (→ matches, ? may match)")
+	if len(a.Hops) == 0 {
+		p.WriteString("  none\n")
+	}
+	at, skipped := "", a.Omitted
+	skip := func() {
+		if skipped > 0 {
+			p.WriteString(fmt.Sprintf("      … %d that do not match\n", skipped))
+		}
+		skipped = 0
+	}
 	for _, h := range a.Hops {
-		sign := map[string]string{"matched": "→", "unknown": "?"}[h.Answer]
-		if sign == "" {
+		if h.Answer == "not-matched" && len(a.Hops) > shown {
+			skipped++
 			continue
 		}
-		fmt.Fprintf(&b, "%s %s %s/%s: %s", sign, h.Hook, h.Table, printable.Text(h.Chain, maxLine), printable.Text(h.Rule, maxLine))
-		if h.Why != "" {
-			fmt.Fprintf(&b, "    # %s", h.Why)
+		skip()
+		if place := fmt.Sprintf("%s: %s %s", h.Hook, h.Table, h.Chain); place != at {
+			at = place
+			p.WriteString("  " + printable.Text(place, maxLine) + "\n")
 		}
-		b.WriteString("\n")
+		sign := map[string]string{"matched": "→", "unknown": "?"}[h.Answer]
+		why := h.Why
+		if h.Answer == "matched" && why == "" {
+			why = "NOT A RULE OF THE MESH"
+		}
+		if sign == "" {
+			sign = " "
+		}
+		p.rule(fmt.Sprintf("    %s %2d  ", sign, h.Number), walk.Shown(h.Rule), why)
 	}
-	fmt.Fprintf(&b, "\nthe packet %s\n", a.Sentence)
-	return b.String()
+	skip()
+	p.WriteString("\n")
+	who := "the packet "
+	if a.Wanted == inspect.Unknown {
+		who = ""
+	}
+	p.wrap("", 0, who+a.Sentence)
 }

@@ -19,15 +19,17 @@ import (
 	"net/netip"
 	"net/url"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
@@ -43,14 +45,23 @@ USAGE:
    istio-cni why --pid N [flags]          by the live rules of a process' network namespace alone
    istio-cni why --netns PATH [flags]     the same for a path
 
-With --to or --from it follows a packet through the live rules.
+Without --to and --from it prints one page: injection, decision, state, exceptions, listeners and the live rules against the wanted
+ones. With --to or --from it follows one packet through the live rules and prints each rule that it meets. The last line is the answer.
+
+EXAMPLES:
+   istio-cni why shop/web-0 --to postgres.shop.svc:5432
+   istio-cni why shop/web-0 --to [fd00::7]:80 --uid 1337
+   istio-cni why shop/web-0 --from 10.1.2.3 --port 8080
+   istio-cni why --pid 4711 --to 10.0.0.10:53 --udp
 
 EXIT CODES:
    %d  as the mesh wants it
    %d  the pod or namespace could not be read
    %d  a bad value or flag
-   3  past the mesh
-   4  unknown
+   3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (by its own wish as
+      well), a packet that no proxy gets because of a setting of the pod or a rule of others. What goes past the proxy in every pod
+      (its own traffic, its status ports, loopback, UDP other than captured DNS) is as the mesh wants it.
+   4  cannot tell
 
 `
 
@@ -65,31 +76,46 @@ const timeout = 20 * time.Second
 
 type config struct {
 	socket, pod, netns, to, from string
-	pid, port, uid               int
-	udp, asJSON                  bool
+	uid, gid                     string
+	pid, port                    int
+	udp                          bool
+	output                       output.Form
+	// resolved says what the host name of --to was resolved to.
+	resolved string
 }
 
 const (
 	maxPID  = 1 << 22 // PID_MAX_LIMIT
 	maxPort = 1<<16 - 1
-	maxUID  = 1<<32 - 2
 )
 
 func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
-		{Name: "to", Arg: "HOST:PORT", Use: "a packet that a process of the pod sends there", Value: settings.Text(&c.to, nil)},
-		{Name: "uid", Arg: "N", Default: "0", Use: "user and group of that process", Value: settings.Number(&c.uid, maxUID)},
+		{Name: "to", Arg: "HOST:PORT", Use: "a packet that a process of the pod sends there; a name is resolved here, not in the pod", Value: settings.Text(&c.to, nil)},
+		{Name: "uid", Arg: "N", Default: "0", Use: "user of that process", Value: settings.Checked(&c.uid, checkID)},
+		{Name: "gid", Arg: "N", Use: "group of that process; by default the number of its user", Value: settings.Checked(&c.gid, checkID)},
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a packet of UDP; otherwise the first one of a TCP connection", Value: settings.Bool(&c.udp)},
 		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Value: settings.Number(&c.pid, maxPID)},
 		{Name: "netns", Arg: "PATH", Use: "the network namespace", Value: settings.Text(&c.netns, nil)},
-		{Name: "json", Default: "false", Use: "print JSON", Value: settings.Bool(&c.asJSON)},
+		{
+			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table (the page), json or yaml",
+			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
+		},
 		{
 			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
 			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
 		},
 	}
+}
+
+// checkID checks the number of a user or group.
+func checkID(text string) error {
+	if n, err := strconv.ParseUint(text, 10, 32); err != nil || n == 1<<32-1 {
+		return errors.New("want a number from 0 to 4294967294")
+	}
+	return nil
 }
 
 // Run runs the role.
@@ -101,16 +127,17 @@ func Run(c applet.Call) int {
 	if code, done := service.Settings(c, "why", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
-	if err := cfg.check(); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	query, err := cfg.check(ctx)
+	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v; see istio-cni why --help\n", err)
 		return applet.ExitUsage
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
 	searchPath, _ := c.Getenv("PATH")
-	e, err := cfg.explain(ctx, searchPath)
+	e, err := cfg.explain(ctx, query, searchPath)
 	if err == nil {
-		err = cfg.show(c.Stdout, e)
+		err = cfg.show(c, e)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
@@ -119,8 +146,20 @@ func Run(c applet.Call) int {
 	return code(e)
 }
 
-// check refuses contradictory arguments.
-func (c *config) check() error {
+// check refuses contradictory arguments, and returns the packet as parameters.
+func (c *config) check(ctx context.Context) (url.Values, error) {
+	if err := c.combined(); err != nil {
+		return nil, err
+	}
+	query, err := c.query(ctx)
+	if err == nil && len(query) > 0 {
+		_, err = inspect.Parse(query.Get)
+	}
+	return query, err
+}
+
+// combined refuses contradictory arguments.
+func (c *config) combined() error {
 	var subjects int
 	for _, given := range []bool{c.pod != "", c.pid != 0, c.netns != ""} {
 		if given {
@@ -130,22 +169,25 @@ func (c *config) check() error {
 	switch {
 	case subjects != 1:
 		return errors.New("name one of NAMESPACE/NAME, --pid and --netns")
-	case c.pod != "" && strings.Count(c.pod, "/") != 1:
+	case c.pod != "" && !isPod(c.pod):
 		return fmt.Errorf("pod %q: want NAMESPACE/NAME", c.pod)
 	case c.to != "" && c.from != "":
 		return errors.New("--to and --from are different packets")
 	case c.from != "" && c.port == 0:
 		return errors.New("--from needs --port")
+	case c.from == "" && c.port != 0:
+		return errors.New("--port is the pod's, of a packet that arrives: it needs --from")
 	}
 	return nil
 }
 
+func isPod(text string) bool {
+	namespace, name, ok := strings.Cut(text, "/")
+	return ok && namespace != "" && name != "" && !strings.ContainsAny(name, "/?#%")
+}
+
 // explain reads the pod or the namespace.
-func (c *config) explain(ctx context.Context, searchPath string) (inspect.Explanation, error) {
-	query, err := c.query(ctx)
-	if err != nil {
-		return inspect.Explanation{}, err
-	}
+func (c *config) explain(ctx context.Context, query url.Values, searchPath string) (inspect.Explanation, error) {
 	if c.pod != "" {
 		return c.ask(ctx, query)
 	}
@@ -159,24 +201,17 @@ func (c *config) explain(ctx context.Context, searchPath string) (inspect.Explan
 	}
 	defer n.Close()
 	space := redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}
-	// Nothing is known of the pod: the rules of one without settings explain those that it has in common.
-	spec := redirect.Default()
-	var e inspect.Explanation
-	if e.Detail, err = inspect.Read(ctx, space, &spec); err != nil {
+	e, err := inspect.Alone(ctx, space)
+	if err != nil || len(query) == 0 {
 		return e, err
 	}
-	if len(query) > 0 {
-		question, err := inspect.Parse(query.Get)
-		if err != nil {
-			return e, err
-		}
-		answer, err := inspect.Walk(ctx, space, &spec, question)
-		if err != nil {
-			return e, err
-		}
-		e.Answer = &answer
+	question, err := inspect.Parse(query.Get)
+	if err != nil {
+		return e, err
 	}
-	return e, nil
+	answer, err := inspect.Walk(ctx, space, nil, question)
+	e.Answer = &answer
+	return e, err
 }
 
 // query has the packet as parameters. A host name is resolved here, as the pod's resolver may be the proxy's.
@@ -185,7 +220,10 @@ func (c *config) query(ctx context.Context) (url.Values, error) {
 	if c.to == "" && c.from == "" {
 		return query, nil
 	}
-	query.Set("uid", fmt.Sprint(c.uid))
+	query.Set("uid", c.uid)
+	if c.gid != "" {
+		query.Set("gid", c.gid)
+	}
 	query.Set("udp", fmt.Sprint(c.udp))
 	if c.from != "" {
 		query.Set("direction", "in")
@@ -203,6 +241,7 @@ func (c *config) query(ctx context.Context) (url.Values, error) {
 			return nil, fmt.Errorf("flag --to: resolving %q: %w", host, err)
 		}
 		host = found[0].Unmap().String()
+		c.resolved = resolved(c.to, found)
 	}
 	query.Set("to", net.JoinHostPort(host, port))
 	return query, nil
@@ -221,7 +260,7 @@ func (c *config) ask(ctx context.Context, query url.Values) (e inspect.Explanati
 	namespace, name, _ := strings.Cut(c.pod, "/")
 	text, err := agent.AuditPod(ctx, namespace, name, query)
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == http.StatusNotFound {
-		err = fmt.Errorf("%w (see kubectl get pod -o wide for its node; the audit may be switched off)", err)
+		err = fmt.Errorf("%w%s", err, hint(refusal.Message))
 	}
 	if err == nil {
 		err = json.Unmarshal(text, &e)
@@ -229,28 +268,58 @@ func (c *config) ask(ctx context.Context, query url.Values) (e inspect.Explanati
 	return e, err
 }
 
+// hint says what to do about an answer of an agent that does not know the pod, or the question.
+func hint(message string) string {
+	switch {
+	case strings.Contains(message, "page not found"): // of net/http
+		return " (the agent is of an older version than this program: upgrade it, or use --pid or --netns, which need no agent)"
+	case strings.Contains(message, "audit"):
+		return " (--pid and --netns need no agent)"
+	case strings.Contains(message, "is on node"):
+		return " (run the command there, or kubectl istio-cni why)"
+	}
+	return ""
+}
+
+// resolved says what a name was resolved to.
+func resolved(name string, found []netip.Addr) string {
+	text := fmt.Sprintf("%s is %s", name, found[0].Unmap())
+	if len(found) > 1 {
+		text += fmt.Sprintf(" here, and %d more addresses; the packet goes to the first", len(found)-1)
+	}
+	return text
+}
+
 // code is the exit code: that of the packet if there is one, else of the pod.
 func code(e inspect.Explanation) int {
 	switch {
 	case e.Answer != nil:
 		return map[inspect.Wanted]int{inspect.AsWanted: applet.ExitOK, inspect.Past: exitPast, inspect.Unknown: exitUnknown}[e.Answer.Wanted]
-	case e.InspectionError != "":
-		return exitUnknown
-	case e.Status.State != "" && e.Status.Faulty():
+	case byInit(e):
+		return applet.ExitOK
+	case e.State == audit.Outside:
 		return exitPast
+	case e.State == audit.NotInspected || e.InspectionError != "":
+		return exitUnknown
+	case e.State == audit.Captured:
+		return applet.ExitOK
 	}
-	return applet.ExitOK
+	return exitPast
 }
 
-// show prints JSON or the page.
-func (c *config) show(w io.Writer, e inspect.Explanation) error {
-	if c.asJSON {
-		text, err := json.MarshalIndent(e, "", "  ")
-		if err == nil {
-			_, err = w.Write(append(printable.Lines(text), '\n'))
+// byInit reports whether the pod's own init container has set up the redirection, and the rules are there.
+func byInit(e inspect.Explanation) bool {
+	return e.State == audit.Outside && e.Decision.Reason == string(sidecar.IstioInit) && e.ByRules == audit.Captured
+}
+
+// show prints JSON, YAML or the page.
+func (c *config) show(call applet.Call, e inspect.Explanation) error {
+	return output.Print(call.Stdout, e, c.output, func() error {
+		width := 0
+		if call.Terminal != nil {
+			width = call.Terminal()
 		}
+		_, err := io.WriteString(call.Stdout, c.page(e, width))
 		return err
-	}
-	_, err := io.WriteString(w, page(e))
-	return err
+	})
 }

@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -52,7 +53,17 @@ func (n Namespace) Chains() []Chain {
 			}
 		}
 	}
-	return append(all, n.missing(left)...)
+	for _, missing := range n.missing(left) {
+		i := slices.IndexFunc(all, func(c Chain) bool {
+			return c.Family == missing.Family && c.Table == missing.Table && c.Chain == missing.Chain
+		})
+		if i < 0 {
+			all = append(all, missing)
+		} else {
+			all[i].Rules = append(all[i].Rules, missing.Rules...)
+		}
+	}
+	return all
 }
 
 func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {

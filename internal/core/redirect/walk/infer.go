@@ -50,6 +50,8 @@ type guess struct {
 	families []ruleset.Family
 	// tunnel and own are set behind the rules for the tunnel's port and for the pod's own addresses.
 	tunnel, own bool
+	// arrives is set by a rule that leads arriving packets to the chain of the mesh.
+	arrives bool
 	// entering and leaving are the interfaces of RETURN rules.
 	entering, leaving []string
 }
@@ -94,6 +96,7 @@ func (g *guess) rule(at string, r rule) {
 	has := r.has()
 	r.target = strings.ReplaceAll(strings.ToUpper(r.target), "-", "_") // as iptables names chains
 	dport, ported := number[uint16](has["--dport"])
+	g.arrives = g.arrives || strings.HasSuffix(at, "/PREROUTING") && r.target == redirect.ChainPrefix+"INBOUND" && at != "raw/PREROUTING"
 	switch at {
 	case "nat/ISTIO_REDIRECT":
 		g.OutboundPort = r.port()
@@ -253,16 +256,13 @@ func (g *guess) complete(n Namespace) {
 		}
 	}
 	slices.Reverse(g.RerouteInterfaces) // the last one comes first, see redirect
-	whole := 0
-	for _, p := range g.Outbound.List {
-		if !p.IsValid() {
-			whole = len(g.families)
-		} else if p.Bits() == 0 {
-			whole++
-		}
-	}
-	if whole > 0 && whole == len(g.families) && len(g.Outbound.List) <= whole {
+	// Whoever captures nothing has no rule for it. That of everything is more likely to be missing than not to be wanted.
+	only := !slices.ContainsFunc(g.Outbound.List, func(p netip.Prefix) bool { return p.IsValid() && p.Bits() > 0 })
+	if only && (len(g.Outbound.List) > 0 || len(g.OutboundPorts) == 0) {
 		g.Outbound = redirect.Networks{All: true}
+	}
+	if len(g.Inbound.List) == 0 && (g.arrives || len(g.InboundExclude) > 0) {
+		g.Inbound.All = true
 	}
 	standard := redirect.Default()
 	g.DualStack = slices.Contains(g.families, ruleset.IPv6)

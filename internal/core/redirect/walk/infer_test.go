@@ -23,6 +23,9 @@ func TestTheConfigurationIsInferredFromTheRules(t *testing.T) {
 		if slices.ContainsFunc(spec.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() && !p.Masked().Addr().IsLoopback() }) {
 			continue // such as ::1/96: the kernel does not know that it begins at a loopback address
 		}
+		if !spec.Outbound.All && !slices.ContainsFunc(spec.Outbound.List, func(p netip.Prefix) bool { return p.Bits() > 0 }) {
+			spec.Outbound = redirect.Networks{All: true} // what is not captured at all counts as removed
+		}
 		for _, native := range []bool{false, true} {
 			f := redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
 			w := walk.Wanted{Spec: spec, Families: f, Native: native}

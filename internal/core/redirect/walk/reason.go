@@ -388,7 +388,15 @@ func (r Result) deviation(want outcome) string {
 
 // named names the rule of a hop.
 func (h Hop) named() string {
-	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.Table, printable.Text(h.Chain, maxText), printable.Quote(h.Rule, maxText))
+	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.Table, printable.Text(h.Chain, maxText), printable.Quote(Shown(h.Rule), maxText))
+}
+
+// Shown is the text of a rule for a person: without the fingerprint behind a rule of a native table that has a text.
+func Shown(rule string) string {
+	if i := strings.Index(rule, " [nf_tables: "); i > 0 {
+		return rule[:i]
+	}
+	return rule
 }
 
 func (r Result) unread(names []string) string {

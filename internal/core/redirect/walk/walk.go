@@ -12,7 +12,9 @@ package walk
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -28,8 +30,9 @@ type Namespace struct {
 	Delivered map[ruleset.Family][]uint32
 	// Tables are the routing tables of these marks.
 	Tables map[uint32]uint32
-	// Unread names tables with hooks that Live does not have; the summary says so.
-	Unread []string
+	// Unread names tables that Live does not have; the summary says so. Hooked are those of them that packets pass: with one, no walk
+	// has an answer.
+	Unread, Hooked []string
 }
 
 // Wanted is the configuration that the live rules are explained by.
@@ -145,7 +148,17 @@ func (n Namespace) Walk(p Packet) Result {
 			r.Verdict, r.Decided, r.limit = CannotTell, nil, "two sets of tables are at the same hook, in an order that is not known"
 		}
 	}
-	return n.explained(r, p)
+	return n.doubted(n.explained(r, p))
+}
+
+// doubted takes an answer back if packets pass tables that are not read.
+func (n Namespace) doubted(r Result) Result {
+	if len(n.Hooked) > 0 && r.Verdict != CannotTell {
+		r.Summary = "cannot tell, because packets pass " + printable.Text(strings.Join(n.Hooked, ", "), maxText) +
+			", which is not read here; by the tables that are read the packet " + r.Summary
+		r.Verdict, r.Decided, r.Settings = CannotTell, nil, nil
+	}
+	return r
 }
 
 func (p Packet) completed() Packet {
