@@ -188,7 +188,7 @@ func state(p *paper, e inspect.Explanation) {
 		p.line("backend", "%s", strings.Join(slices.Compact(tools), ", "))
 	}
 	for _, one := range e.Problems {
-		p.line("problem", "%s: %s", one.State, one.Detail)
+		p.line("problem", "%s: %s", one.State, walk.Shown(one.Detail))
 	}
 	if e.InspectionError != "" {
 		p.line("not read", "%s", e.InspectionError)
@@ -270,7 +270,7 @@ func closing(e inspect.Explanation) string {
 	if e.Pod == "" {
 		who = "the namespace"
 	}
-	why := printable.Text(e.Status.Why(), maxLine)
+	why := printable.Text(walk.Shown(e.Status.Why()), maxLine)
 	switch {
 	case byInit(e):
 		return "the pod is in the mesh: its init container istio-init has set up the redirection"

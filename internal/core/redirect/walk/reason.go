@@ -391,12 +391,13 @@ func (h Hop) named() string {
 	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.Table, printable.Text(h.Chain, maxText), printable.Quote(Shown(h.Rule), maxText))
 }
 
-// Shown is the text of a rule for a person: without the fingerprint behind a rule of a native table that has a text.
-func Shown(rule string) string {
-	if i := strings.Index(rule, " [nf_tables: "); i > 0 {
-		return rule[:i]
+// Shown is a text with a rule for a person: without the fingerprint behind a rule of a native table that has a text.
+func Shown(text string) string {
+	before, fingerprint, found := strings.Cut(text, " [nf_tables: ")
+	if _, after, ends := strings.Cut(fingerprint, "]"); found && ends && before != "" {
+		return before + after
 	}
-	return rule
+	return text
 }
 
 func (r Result) unread(names []string) string {

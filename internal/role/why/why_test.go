@@ -1,0 +1,317 @@
+package why_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/role/why"
+)
+
+// why runs the command on a terminal of so many columns, 0 for none.
+func explain(t *testing.T, width int, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = why.Run(applet.Call{
+		Args: args, Stdout: &out, Stderr: &errs, Terminal: func() int { return width },
+		Getenv: func(name string) (string, bool) { return "/usr/sbin:/usr/bin:/sbin:/bin", name == "PATH" },
+	})
+	return code, out.String(), errs.String()
+}
+
+// last is the last line.
+func last(text string) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return lines[len(lines)-1]
+}
+
+// legacy is the backend of legacy tables.
+const legacy redirect.Backend = "legacy"
+
+// spec excludes a port, and captures DNS.
+func spec(mode redirect.Mode) redirect.Spec {
+	s := redirect.Default()
+	s.Mode, s.DNS, s.OutboundPortsExclude, s.DualStack = mode, redirect.DNSAll, []uint16{15020, 443}, true
+	return s
+}
+
+func space(f *labtest.Fixture, b redirect.Backend) redirection.Namespace {
+	n := redirection.Namespace{NetNS: f.NetNS(), Backend: b, Tools: iptables.Host{Path: "/usr/sbin:/usr/bin:/sbin:/bin"}, Log: slog.New(slog.DiscardHandler)}
+	if b == legacy {
+		n.Backend, n.Tools.Force = redirect.Tools, iptables.Legacy
+	}
+	return n
+}
+
+// question is about a packet, with the exit code and the beginning of the answer.
+type question struct {
+	args []string
+	code int
+	want string
+}
+
+func questions(mode redirect.Mode) []question {
+	inbound, refused := "the packet is redirected to port 15006", "so the connection is refused"
+	if mode == redirect.TPROXY {
+		inbound, refused = "the packet is handed over by TPROXY to port 15006", "so the connection hangs"
+	}
+	var all []question
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		at := func(p labtest.Place, port uint16) string { return p.Port(f, port).String() }
+		peer := labtest.Peer.Addr(f).String()
+		all = append(all, []question{
+			{[]string{"--to", at(labtest.Far, 80)}, 0, "the packet is redirected to port 15001: "},
+			{[]string{"--to", at(labtest.Far, 443)}, 3, "the packet goes out unredirected, because excludeOutboundPorts=443 (annotation traffic.sidecar.istio.io/excludeOutboundPorts)"},
+			{[]string{"--to", at(labtest.Far, 80), "--uid", "1337"}, 0, "the packet goes out unredirected, as in every pod: the proxy itself is never captured"},
+			{[]string{"--to", at(labtest.Far, 80), "--uid", "5", "--gid", "1337"}, 0, "the packet goes out unredirected, as in every pod: the proxy itself is never captured"},
+			{[]string{"--to", at(labtest.Resolver, 53), "--udp"}, 0, "the packet is redirected to port 15053: DNS goes to the sidecar agent"},
+			{[]string{"--to", at(labtest.Far, 9000), "--udp"}, 0, "the packet goes out unredirected, as in every pod: the mesh captures TCP"},
+			{[]string{"--to", at(labtest.Pod, 80)}, 0, "the packet goes out unredirected, as in every pod: the app calls its own pod"},
+			{[]string{"--to", at(labtest.Loopback, 80)}, 0, "the packet goes out unredirected, as in every pod: the app calls its own pod"},
+			{[]string{"--from", peer, "--port", "80"}, 0, inbound},
+			{[]string{"--from", peer, "--port", "81"}, 0, inbound},
+			{[]string{"--from", peer, "--port", "15020"}, 0, "the packet comes in unredirected, as in every pod: this inbound port is excluded"},
+		}...)
+	}
+	for i := range all {
+		if strings.HasPrefix(all[i].want, inbound) || strings.Contains(all[i].want, "15001") {
+			all[i].want += "\x00" + refused
+		}
+	}
+	return all
+}
+
+// TestANamespaceIsJudgedByItsRulesAlone holds for each backend and mode, without any knowledge of the pod.
+func TestANamespaceIsJudgedByItsRulesAlone(t *testing.T) {
+	t.Parallel()
+	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools, legacy} {
+		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
+			t.Run(string(b)+"/"+mode.String(), func(t *testing.T) {
+				t.Parallel()
+				f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
+				if _, err := space(f, b).Apply(t.Context(), spec(mode), redirection.Reconcile); err != nil {
+					t.Fatal(err)
+				}
+				code, out, errs := explain(t, 80, "--netns", f.Path())
+				for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
+					if !strings.Contains(out, want) {
+						t.Errorf("no %q in\n%s%s", want, out, errs)
+					}
+				}
+				if code != 0 || strings.Contains(out, "\n    - ") || strings.Contains(out, "\n    ! ") || strings.Contains(out, "\n    + ") {
+					t.Errorf("exit %d:\n%s", code, out)
+				}
+				for _, q := range questions(mode) {
+					code, out, errs := explain(t, 0, append(q.args, "--netns", f.Path())...)
+					begin, end, _ := strings.Cut(q.want, "\x00")
+					if end != "" && mode == redirect.TPROXY && strings.Contains(begin, "15001") {
+						end = "so the connection is refused"
+					}
+					if code != q.code || !strings.HasPrefix(last(out), begin) || !strings.HasSuffix(last(out), end) {
+						t.Errorf("%v: exit %d, want %d: %s\n%s%s", q.args, code, q.code, q.want, out, errs)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestFaultsAreFound: rules that are gone, and rules of others, are named, and what they do to a packet.
+func TestFaultsAreFound(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name, tool        string
+		backend           redirect.Backend
+		args              string
+		state, page, walk string
+		code              int
+	}{
+		{"a RETURN ahead", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "    ! -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
+		{"one in legacy tables", "iptables-legacy", legacy, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "    ! -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
+		{"one in a native table", "nft", redirect.Native, "insert rule inet istio-proxy-nat output tcp dport 80 return", "DRIFTED", "    ! tcp dport 80 return\n", `rule 1 of istio-proxy-nat output ("tcp dport 80 return") is not the mesh's`, 3},
+		{"a redirect to another port", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j REDIRECT --to-ports 8080", "FOREIGN-RULE", "    ! ", "the packet is redirected to port 8080, though the wanted rules redirect it to port 15001", 3},
+		{"a rule that drops", "iptables-nft", redirect.Netlink, "-t filter -I OUTPUT -p tcp --dport 15001 -j DROP", "CAPTURED", "    ! ", "the packet is dropped, though", 3},
+		{"the catch-all is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT", "DRIFTED", "    - -j ISTIO_REDIRECT    # all other TCP is captured", `("-j ISTIO_REDIRECT") is missing`, 3},
+		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "    - -j ISTIO_OUTPUT    # everything", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
+		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "    ! ", "cannot tell, because rule 1 of nat OUTPUT", 4},
+		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "the network namespace has no rule of the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
+		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type nat hook output priority -150; }", "CAPTURED", "not read: table IPv4 other", "cannot tell, because packets pass table IPv4 other", 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			f := labtest.New(t, ruleset.IPv4)
+			s := spec(redirect.Redirect)
+			s.DualStack, s.DNS = false, redirect.DNSOff
+			if _, err := space(f, tt.backend).Apply(t.Context(), s, redirection.Reconcile); err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(tt.args, " ip other ") {
+				netnstest.Run(t, f.Path(), "nft", "add", "table", "ip", "other")
+			}
+			netnstest.Run(t, f.Path(), tt.tool, strings.Fields(tt.args)...)
+			code, out, errs := explain(t, 0, "--netns", f.Path())
+			if want := map[bool]int{true: 0, false: 3}[tt.state == "CAPTURED"]; code != want || !strings.Contains(out, ": "+tt.state) || !strings.Contains(out, tt.page) {
+				t.Errorf("exit %d:\n%s%s", code, out, errs)
+			}
+			code, out, errs = explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
+			if code != tt.code || !strings.Contains(last(out), tt.walk) {
+				t.Errorf("exit %d:\n%s%s", code, out, errs)
+			}
+		})
+	}
+}
+
+// serve answers for an agent.
+func serve(t *testing.T, status int, body string) string {
+	t.Helper()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body))
+	})
+	return "--socket=" + agenttest.Serve(t, handler, func(o *unixsock.Options) { o.KeepAlive = true }).Path
+}
+
+// TestAnswersOfAgents: what the agent lacks is said with what to do.
+func TestAnswersOfAgents(t *testing.T) {
+	for body, want := range map[string]string{
+		"404 page not found\n":                                                           "the agent is of an older version",
+		"the audit is switched off, or has not begun\n":                                  "--pid and --netns need no agent",
+		"no such pod on this node: shop/web; it is on node n2, this one is n1\n":         "run the command there, or kubectl istio-cni why",
+		"no such pod on this node: shop/web; the cluster has none either\x1b[2J\u202e\n": "the cluster has none either",
+	} {
+		code, _, errs := explain(t, 0, "shop/web", serve(t, http.StatusNotFound, body))
+		if code != 1 || !strings.Contains(errs, want) || strings.ContainsAny(errs, "\x1b\u202e") {
+			t.Errorf("%q: exit %d: %q", body, code, errs)
+		}
+	}
+	code, _, errs := explain(t, 0, "shop/web", "--socket=/nowhere/pods.sock")
+	if code != 1 || !strings.Contains(errs, "is the node agent running? --pid and --netns need none") {
+		t.Errorf("exit %d: %q", code, errs)
+	}
+}
+
+// hostile is a text that a pod's author may write.
+const hostile = "\x1b[2J\u202e\r\nshop/web: CAPTURED "
+
+// pod is an explanation of a pod, changed as a case needs it.
+func pod(change func(*inspect.Explanation)) inspect.Explanation {
+	e := inspect.Explanation{
+		Status:   audit.Status{Namespace: "shop", Pod: "web", UID: "1", State: audit.Captured, Sentence: audit.Captured.Sentence(), Backend: "netlink,netlink"},
+		Injected: true, Injection: inspect.Injection{Revision: "default", Proxy: "native sidecar", Setup: sidecar.ValidationContainer},
+		Decision: inspect.Decision{Captured: true, Reason: string(sidecar.Captured), Sentence: sidecar.Captured.Sentence()},
+		Added: &agentapi.Report{
+			Time: agenttest.Start(), Command: "ADD", Reason: string(sidecar.Captured), Captured: true, Source: agentapi.SourceAgent, Backend: "netlink",
+		},
+		Detail: inspect.Detail{
+			Ports: inspect.Ports{Outbound: 15001, Inbound: 15006}, Listeners: []inspect.Listener{{Address: netip.MustParseAddrPort("127.0.0.1:15001"), UID: 1337}},
+		},
+	}
+	change(&e)
+	return e
+}
+
+// TestThePageOfAPod holds the parts that only the agent knows, the exit code, and that the answer comes last.
+func TestThePageOfAPod(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*inspect.Explanation)
+		code   int
+		page   []string
+		last   string
+	}{
+		{"captured", func(*inspect.Explanation) {}, 0, []string{
+			"shop/web: CAPTURED", `by revision "default"`, "a native sidecar", "istio-validation only checks", "redirect it, because it has a sidecar (captured), by the node agent's view",
+			"now         the same", "127.0.0.1:15001        uid 1337, outbound traffic ends here",
+		}, "the pod is in the mesh: it is redirected as wanted"},
+		{"with an exception", func(e *inspect.Explanation) {
+			e.Exceptions = []audit.Exception{{Setting: "traffic.sidecar.istio.io/excludeOutboundPorts", Value: "5432", Traffic: "outbound traffic to these ports"}}
+		}, 0, []string{"traffic.sidecar.istio.io/excludeOutboundPorts=5432"}, "the pod is in the mesh: it is redirected as wanted, except what passes by traffic.sidecar.istio.io/excludeOutboundPorts=5432"},
+		{"no report", func(e *inspect.Explanation) { e.Added = nil }, 0, []string{"at ADD      not known", "now         redirect it"}, ""},
+		{"decided otherwise", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.NotInjected) }, 0, []string{"at ADD      leave it alone, because it has no annotation", "has changed since"}, ""},
+		{"not injected", func(e *inspect.Explanation) {
+			e.State, e.Sentence, e.Injected = audit.Outside, "is not redirected by the plugin: "+sidecar.NotInjected.Sentence(), false
+			e.Decision = inspect.Decision{Reason: string(sidecar.NotInjected), Sentence: sidecar.NotInjected.Sentence(), Remedy: "inject a sidecar"}
+		}, 3, []string{"injected    no", "OUTSIDE"}, "the pod is outside of the mesh, because it has no annotation sidecar.istio.io/status, so no sidecar was injected"},
+		{"istio-init", func(e *inspect.Explanation) {
+			e.State, e.ByRules = audit.Outside, audit.Captured
+			e.Decision = inspect.Decision{Reason: string(sidecar.IstioInit), Sentence: sidecar.IstioInit.Sentence()}
+		}, 0, nil, "the pod is in the mesh: its init container istio-init has set up the redirection"},
+		{"host network", func(e *inspect.Explanation) {
+			e.State, e.InspectionError = audit.Outside, "the pod uses the node's network namespace, which is never inspected"
+			e.Decision = inspect.Decision{Reason: string(sidecar.HostNetwork), Sentence: sidecar.HostNetwork.Sentence()}
+		}, 3, []string{"not read    the pod uses"}, "the pod is outside of the mesh, because it uses the node's network namespace, which is never touched"},
+		{"drifted", func(e *inspect.Explanation) {
+			e.State, e.Problems, e.Remedy = audit.Drifted, []audit.Problem{{State: audit.Drifted, Detail: "missing " + hostile}}, "restart the pod"
+		}, 3, []string{"remedy      restart the pod"}, "the pod is not as the mesh wants it (drifted): missing "},
+		{"not inspected", func(e *inspect.Explanation) {
+			e.State, e.Problems = audit.NotInspected, []audit.Problem{{State: audit.NotInspected, Detail: "no namespace"}}
+		}, 4, nil, "cannot tell whether the pod is in the mesh, because no namespace"},
+		{"a hostile name", func(e *inspect.Explanation) { e.Pod, e.Unread = hostile, []string{hostile} }, 0, nil, ""},
+	} {
+		text, err := json.Marshal(pod(tt.change))
+		if err != nil {
+			t.Fatal(err)
+		}
+		socket := serve(t, http.StatusOK, string(text))
+		code, out, errs := explain(t, 0, "shop/web", socket)
+		missing := slices.DeleteFunc(tt.page, func(part string) bool { return strings.Contains(out, part) })
+		if code != tt.code || len(missing) > 0 || !strings.HasPrefix(last(out), tt.last) || strings.ContainsAny(out, "\x1b\u202e\r") {
+			t.Errorf("%s: exit %d, without %q, last %q, want %q\n%s%s", tt.name, code, missing, last(out), tt.last, out, errs)
+		}
+		_, narrow, _ := explain(t, 80, "shop/web", socket)
+		for line := range strings.Lines(narrow) {
+			if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 && strings.Contains(strings.TrimSpace(line), " ") && !strings.Contains(line, "u001b") {
+				t.Errorf("%s: a line of %d columns: %q", tt.name, n, line)
+			}
+		}
+		if code, out, _ := explain(t, 0, "shop/web", socket, "-o", "json"); code != tt.code || !json.Valid([]byte(out)) {
+			t.Errorf("%s: no JSON: %s", tt.name, out)
+		}
+	}
+}
+
+// TestBadArguments are refused with the value and the expected form.
+func TestBadArguments(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                                 "name one of NAMESPACE/NAME, --pid and --netns",
+		"web":                              `pod "web": want NAMESPACE/NAME`,
+		"a/b/c":                            `pod "a/b/c": want NAMESPACE/NAME`,
+		"shop/web --pid 1":                 "name one of",
+		"shop/web --to x":                  `value "x": want HOST:PORT`,
+		"shop/web --to 10.0.0.1:0":         "with a port from 1 to 65535",
+		"shop/web --to 10.0.0.1:x":         "want ADDRESS:PORT",
+		"shop/web --to 0.0.0.0:80":         "want ADDRESS:PORT",
+		"shop/web --from x --port 3":       `from: value "x": want an IP address`,
+		"shop/web --from 10.0.0.1":         "--from needs --port",
+		"shop/web --port 3":                "it needs --from",
+		"shop/web --to a:1 --from 1.1.1.1": "are different packets",
+		"shop/web --to 1.1.1.1:1 --uid x":  "want a number from 0 to 4294967294",
+		"shop/web -o xml":                  "want one of table, json, yaml",
+		"shop/web --nonsense":              "nonsense",
+	} {
+		if code, _, errs := explain(t, 0, strings.Fields(args)...); code != 2 || !strings.Contains(errs, want) {
+			t.Errorf("%q: exit %d: %s", args, code, errs)
+		}
+	}
+	if code, _, errs := explain(t, 0, "--netns", "/nowhere"); code != 1 || !strings.Contains(errs, "no such file") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}
