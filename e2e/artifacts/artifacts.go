@@ -61,6 +61,13 @@ func Find() (Artifacts, error) {
 		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }
 
+// FindProgram returns the program under test alone, for a test without a cluster.
+func FindProgram() (string, error) {
+	_, source, _, _ := runtime.Caller(0)
+	path := from("ISTIO_CNI_BIN", filepath.Join(filepath.Dir(source), "..", "..", "bin"), "image/istio-cni-"+runtime.GOARCH)
+	return path, program(path, "ISTIO_CNI_BIN", "hack/image.sh builds it")
+}
+
 // Reference has absolute paths of the reference's program, image and chart, and of Helm.
 type Reference struct{ IstioCNI, Image, Chart, Helm string }
 

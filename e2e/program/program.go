@@ -53,6 +53,9 @@ func Start(env []string, path string, args ...string) (*Program, error) {
 // Signal sends a signal; it does nothing if the process has exited.
 func (p *Program) Signal(signal os.Signal) { _ = p.command.Process.Signal(signal) }
 
+// PID returns the id of the process.
+func (p *Program) PID() int { return p.command.Process.Pid }
+
 // Ended returns a channel that is closed when the process has exited and all of its output was read.
 func (p *Program) Ended() <-chan struct{} { return p.ended }
 

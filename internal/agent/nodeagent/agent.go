@@ -2,6 +2,7 @@ package nodeagent
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -132,11 +133,20 @@ func (n *node) ports() []serve.Port {
 		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), map[string]http.Handler{
 			"/": page.Handler(map[string]http.Handler{
 				"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
+				"/api/agent":                   n.self(),
 				"/api/pods":                    n.audited((*racerepair.Controller).Handler),
 				"/api/pods/{namespace}/{name}": n.audited((*racerepair.Controller).PodHandler),
 			}),
 		}),
 	}
+}
+
+// self returns a handler of the agent's name and version for the page.
+func (n *node) self() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]string{"node": n.Config.NodeName, "version": n.Version}) // the client may have closed the connection
+	})
 }
 
 // lock acquires the node's lock. The relay's socket locks the node as well: agents of the reference do not know the lock.
