@@ -57,6 +57,9 @@ export KUBE_BIN ISTIO_CNI_BIN E2E_IMAGE=$root/bin/image/istio-cni.tar
 export E2E_BOX_BIN=$root/bin/box E2E_BOX_IMAGE=$root/bin/e2e-images/box.tar E2E_CHART_BIN=$root/bin/chart
 export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CONTRACT_BIN=$root/bin/contract E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
+if [[ " ${packages[*]} " == *' ./page '* ]]; then
+  hack/setup.sh page
+fi
 # The reference takes five minutes to build, and only this package needs it.
 if [[ " ${packages[*]} " == *' ./upgrade '* ]]; then
   REFERENCE_BIN=$(hack/reference.sh)

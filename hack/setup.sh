@@ -3,6 +3,7 @@
 #
 #   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
 #   hack/setup.sh e2e     the same, and for a node of Kubernetes: containerd, runc, conntrack
+#   hack/setup.sh page    a browser, for e2e/page alone
 #   hack/setup.sh lint    for the linters: Go and shellcheck
 #   hack/setup.sh bare    for hack/bare.sh: Go and debootstrap
 #
@@ -96,6 +97,7 @@ case ${1:-all} in
     want gcc gcc
     want libc6-dev /usr/include/stdlib.h
     ;;
+  page) want chromium chromium ;;
   lint) want shellcheck shellcheck ;;
   bare)
     want debootstrap debootstrap

@@ -1,8 +1,10 @@
 package page
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"image/png"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,7 +40,7 @@ type window struct {
 }
 
 var (
-	wide   = window{1280, 900, false}
+	wide   = window{1160, 820, false}
 	narrow = window{360, 740, true}
 )
 
@@ -211,5 +213,9 @@ func (b *browser) keep(name, selector string) {
 	b.do(chromedp.Sleep(100 * time.Millisecond))
 	image, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
 	b.Must(err)
-	b.Must(os.WriteFile(filepath.Join(dir, name), image, 0o644))
+	decoded, err := png.Decode(bytes.NewReader(image))
+	b.Must(err)
+	var small bytes.Buffer
+	b.Must((&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&small, decoded))
+	b.Must(os.WriteFile(filepath.Join(dir, name), small.Bytes(), 0o644))
 }

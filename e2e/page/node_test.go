@@ -87,6 +87,7 @@ func (n *node) start(env ...string) {
 	n.agent, n.origin = agent, "http://localhost:9876"
 	n.Cleanup(func() {
 		agent.Signal(unix.SIGKILL)
+		<-agent.Ended() // its port is free for the next test
 		if n.Failed() {
 			n.Log(strings.Join(agent.Lines(), "\n"))
 		}

@@ -70,12 +70,14 @@ func TestThePage(t *testing.T) {
 	if rows, bars := b.count(`#pods tr`), b.count(`#decisions rect`); rows != 50 || bars < 8 {
 		t.Errorf("%v rows, %v bars", rows, bars)
 	}
-	b.keep("page-pods.png", "body")
 	b.click("#next")
 	b.see("#page", "51 to 100 of 5005")
 	b.click(`#states [data-state="outside"]`)
 	b.see("#page", "1 to 50 of 5000")
 	b.click(`#states [data-state="all"]`)
+	b.write("#search", "shop/")
+	b.see("#found", "5 pods of 5005")
+	b.keep("page-pods.png", "body")
 	b.write("#search", "no rule of the mesh")
 	b.see("#found", "1 pod of 5005")
 	b.see("#pods", "shop/flushed", "bypassed")
@@ -89,7 +91,7 @@ func TestThePage(t *testing.T) {
 		t.Errorf("%v red wires", red)
 	}
 	b.ask("out", "to", "10.0.0.1:80")
-	b.see("#verdict.bad", "The packet goes out unredirected: no rule takes it.")
+	b.see("#verdict.bad", "The packet goes out unredirected, though the wanted rules redirect it to port 15001")
 
 	b.visit("#shop/web") // as "kubectl istio-cni dashboard shop/web" opens it
 	b.see("#state", "captured", "is redirected as wanted", "excludeOutboundPorts=5432")
@@ -141,7 +143,7 @@ func (b *browser) ask(direction string, pairs ...string) {
 func (b *browser) walks() {
 	b.Helper()
 	b.ask("out", "to", "10.0.0.1:5432", "uid", "1000")
-	b.see("#verdict.bad", "The packet goes out unredirected, because of rule", "excludeOutboundPorts")
+	b.see("#verdict.bad", "The packet goes out unredirected, because excludeOutboundPorts=5432")
 	b.see(`#path .chain.lit`, "nat")
 	b.see("#hops", "nat/ISTIO_OUTPUT rule", "--dport 5432", "matched")
 	if lit := b.count(`#path [data-lane="outbound"] .wire.lit.bad`); lit != 1 {
@@ -204,10 +206,10 @@ func TestWithoutTheAudit(t *testing.T) {
 	b := open(t, n.origin)
 	b.look(wide)
 	b.visit("")
-	b.see("#pods-failure", "the audit is switched off", "audit.interval")
+	b.see("#pods-failure", "the audit is off: it is switched off", "Set audit.interval")
 	b.see("#decisions", "shop/web")
 	b.visit("#shop/web")
-	b.see("#pod-failure", "the audit is switched off", "audit.interval")
+	b.see("#pod-failure", "the audit is off: it is switched off", "Set audit.interval")
 
 	// As a site that resolves to this address, and a page of another site, would ask.
 	for name, value := range map[string]string{"Host": "evil.example:9876", "Sec-Fetch-Site": "cross-site"} {

@@ -125,7 +125,9 @@ function showPods() {
 }
 
 const remedies = [
-  ['audit is switched off', 'Set audit.interval of the chart (AUDIT_INTERVAL of the agent) to more than 0. An agent that has just started answers in a moment. Without the audit, "istio-cni why --pid" reads a pod\'s rules on the node.'],
+  ['switched off', 'Set audit.interval of the chart (AUDIT_INTERVAL of the agent) to more than 0. Without the audit, "istio-cni why --pid" reads a pod\'s rules on the node.'],
+  ['the node agent lacks', 'Give the agent what it lacks: the chart does if audit.interval is more than 0.'],
+  ['has not begun', 'It begins in a moment; the page asks again.'],
   ['no such pod', 'It is on another node, or gone: see "kubectl get pod -o wide". "kubectl istio-cni dashboard NAMESPACE/NAME" opens the page of the pod\'s node.'],
 ];
 
@@ -152,7 +154,9 @@ function showState(p) {
   if (p.inspectionError) lines.push(element('p', {class: 'bad'}, `The network namespace could not be read: ${p.inspectionError}`));
   const d = p.decision;
   if (d) {
-    lines.push(element('p', {}, `${p.injected ? 'Injected' : 'Not injected'}; the plugin's decision about the pod as it is now: ${d.captured ? 'captured' : 'not captured'}`,
+    const injection = [p.injection?.proxy && `proxy as ${p.injection.proxy}`, p.injection?.setup && `init container ${p.injection.setup}`, p.injection?.revision && `revision ${p.injection.revision}`];
+    const what = injection.filter(Boolean).join(', ');
+    lines.push(element('p', {}, `${p.injected ? 'Injected' : 'Not injected'}${what && ` (${what})`}; the plugin's decision about the pod as it is now: ${d.captured ? 'captured' : 'not captured'}`,
       d.sentence ? `, ${d.sentence}` : '', d.detail ? ` (${d.detail})` : '', '.', d.remedy ? ` ${d.remedy}.` : ''));
   }
   lines.push(element('p', {class: 'quiet'}, 'In this state for ', time(p.since), ', checked ', time(p.checked), ' ago', p.backend ? `, backend ${p.backend}` : '', '.'));
@@ -395,13 +399,15 @@ function showRules(p) {
 function showAnswer(p) {
   const a = p.answer;
   const hops = hopsOf(p);
-  $('verdict').className = {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
+  $('verdict').className = a?.deaf ? 'bad' : {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
   if (!question) {
     $('verdict').className = 'bad';
     patch($('verdict'), refused);
+    patch($('packet'));
     patch($('hops'));
     return;
   }
+  patch($('packet'), a?.packet ? `The packet is ${a.packet}.` : '');
   patch($('verdict'), a?.sentence ? `The packet ${a.sentence}.` : `Cannot tell: ${p.inspectionError || 'the pod is not redirected by the plugin, and has no rules to follow'}.`);
   const item = h => element('li', {class: isLit(h) ? 'lit' : ''}, `${h.hook.toUpperCase()} ${h.table}/${h.chain}${h.number ? ` rule ${h.number}` : ''}: `,
     element('span', {class: 'rule'}, h.rule), ` — ${h.answer}`, h.why ? element('span', {class: 'why'}, `, ${h.why}`) : '');
@@ -534,7 +540,7 @@ function navigate() {
   question = asked = refused = '';
   older = [];
   $('walk').reset();
-  for (const id of ['state', 'path', 'rules', 'listeners', 'hops', 'verdict', 'decisions']) patch($(id));
+  for (const id of ['state', 'path', 'rules', 'listeners', 'hops', 'verdict', 'packet', 'decisions']) patch($(id));
   $('node').hidden = !key.none;
   $('pod').hidden = key.none;
   $('pod-found').hidden = true;

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -192,6 +193,39 @@ func TestProfilesAreLocal(t *testing.T) {
 		_, err := Open(t.Context(), discard, Introspection("--ctrlz_port", host, free(t, 1)[0], nil))
 		if !errors.Is(err, errNotLocal) && !errors.Is(err, syscall.EAFNOSUPPORT) {
 			t.Errorf("host %q is taken for a local one: %v", host, err)
+		}
+	}
+}
+
+// TestOnlyForRequestsToLocalhost: a browser sends the name of the site, and whether another site asks.
+func TestOnlyForRequestsToLocalhost(t *testing.T) {
+	t.Parallel()
+	handler := Introspection("--ctrlz_port", "localhost", 0, map[string]http.Handler{"/": text("page")}).Handler
+	for _, test := range []struct {
+		host, site, mode string
+		want             int
+	}{
+		{"localhost:9876", "", "", http.StatusOK},
+		{"localhost", "same-origin", "cors", http.StatusOK},
+		{"127.0.0.1:9876", "none", "navigate", http.StatusOK},
+		{"[::1]:9876", "cross-site", "navigate", http.StatusOK}, // a link to the page
+		{"[::1]", "", "", http.StatusOK},
+		{"localhost:9876", "cross-site", "no-cors", http.StatusForbidden},
+		{"evil.example:9876", "same-origin", "cors", http.StatusForbidden},
+		{"localhost.evil.example", "", "", http.StatusForbidden},
+		{"10.0.0.1:9876", "", "", http.StatusForbidden},
+		{"", "", "", http.StatusForbidden},
+	} {
+		for _, path := range []string{"/", "/debug/pprof/cmdline"} {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+			r.Host = test.host
+			r.Header.Set("Sec-Fetch-Site", test.site)
+			r.Header.Set("Sec-Fetch-Mode", test.mode)
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			if w.Code != test.want {
+				t.Errorf("%s of %+v: %d", path, test, w.Code)
+			}
 		}
 	}
 }
