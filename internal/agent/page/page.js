@@ -463,7 +463,7 @@ function showDecisions(latest, key) {
   };
   patch($('decisions'), all.map(d => element('tr', {},
     element('td', {class: 'line'}, time(d.time)), element('td', {}, link(d)),
-    element('td', {class: d.error ? 'bad' : d.captured ? 'good' : ''}, d.error ? 'failed' : d.captured ? 'captured' : 'not captured', d.reason ? `, ${d.reason}` : '',
+    element('td', {class: d.error ? 'bad' : d.captured ? 'good' : ''}, d.error ? 'failed' : d.captured ? 'captured' : 'not captured', d.reason && d.reason !== 'captured' ? `, ${d.reason}` : '',
       element('span', {class: 'quiet'}, d.source ? ` (${d.command ? `${d.command}, ` : ''}by ${d.source})` : '')),
     element('td', {class: 'line'}, d.seconds?.total ? bar(d.seconds) : '', d.seconds?.total ? ms(d.seconds.total) : '-'),
     element('td', {class: d.error ? 'bad' : ''}, d.error || d.detail || ''))));
