@@ -98,6 +98,8 @@ type follower struct {
 	rules redirection.Traceable
 	each  func(Record) error
 
+	// blind says that no packet can be seen.
+	blind   bool
 	open    []*packet
 	answers map[flow]bool
 	ticks   int
@@ -107,21 +109,34 @@ type follower struct {
 }
 
 // Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. The Spec explains the rules; nil
-// knows no reasons.
+// stands for the one that is inferred from the rules.
 func Run(ctx context.Context, space redirection.Namespace, spec *redirect.Spec, o Options, each func(Record) error) error {
+	return run(ctx, space, spec, o, nftrace.Open, each)
+}
+
+// run is Run with the kernel's trace, which some kernels lack.
+func run(
+	ctx context.Context, space redirection.Namespace, spec *redirect.Spec, o Options, open func(nftrace.Filter) (*nftrace.Tracer, error),
+	each func(Record) error,
+) (err error) {
+	if spec == nil {
+		if spec, err = inspect.Inferred(ctx, &space); err != nil {
+			return err
+		}
+	}
 	f := &follower{Options: o, space: space, spec: spec, each: each, answers: map[flow]bool{}}
-	var err error
 	if f.rules, err = space.Traceable(ctx, spec); err != nil {
 		return err
 	}
 	var tracer *nftrace.Tracer
 	err = space.NetNS.Do(func() (err error) {
-		tracer, err = nftrace.Open(o.Filter)
+		tracer, err = open(o.Filter)
 		return err
 	})
 	note := ""
 	switch {
 	case errors.Is(err, nftrace.ErrUnsupported):
+		f.blind = true
 		note = fmt.Sprintf("%v; so there are no packets here, only counters of rules in legacy tables", err)
 	case err != nil:
 		return err
@@ -170,6 +185,9 @@ func words(f nftrace.Filter) string {
 func (f *follower) hint() string {
 	if f.end.Packets > 0 || f.end.Counted > 0 {
 		return ""
+	}
+	if f.blind {
+		return "no counter of a rule rose"
 	}
 	return "no packet was seen: a connection that was open before is not shown; let the client connect anew, see whether its name " +
 		"resolves to the traced address, and whether it runs in this pod"

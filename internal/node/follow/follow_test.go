@@ -160,6 +160,9 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 		l.Errorf("%s: no packet from port %d in %d records", s.name, s.SourcePort, len(all))
 		return
 	}
+	if seen := all[len(all)-1].End.Packets; seen != 1 { // answers are none
+		l.Errorf("%s: %d packets: %+v", s.name, seen, all)
+	}
 	got := *all[i].Packet
 	if got.Destination != s.To.String() || got.Outgoing != s.outgoing || got.Verdict != s.verdict.String() && !(legacy && s.verdict == walk.HandedOver) {
 		l.Errorf("%s: %+v", s.name, got)

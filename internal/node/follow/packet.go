@@ -74,8 +74,8 @@ func (f *follower) event(ctx context.Context, e nftrace.Event) error {
 	}
 	p := f.open[i]
 	p.tick = f.ticks
-	if hook, base := hookOf(e.Family, e.Table, e.Chain); base {
-		p.hook, p.calls = hook, p.calls[:0]
+	if e.Packet.Present() { // the first event of a base chain has it
+		p.hook, p.calls = hookOf(e.Family, e.Table, e.Chain), p.calls[:0]
 	}
 	switch {
 	case e.Kind == nftrace.Return:
@@ -158,6 +158,7 @@ func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 	if !known && f.ticks-f.reread >= rereadEach && hookedTable(handle) {
 		f.reread = f.ticks
 		if rules, err := f.space.Traceable(ctx, f.spec); err == nil {
+			rules.Unread = f.rules.Unread // without the table of the trace
 			f.rules = rules
 			hop, known = rules.Rules[handle]
 		}
@@ -174,11 +175,13 @@ func hookedTable(h nftables.Handle) bool {
 	return h.Family == ruleset.Inet && slices.Contains(redirect.NativeTables(), h.Table) || h.Family != ruleset.Inet && ruleset.KnownTable(h.Table)
 }
 
-func hookOf(family uint8, table, chain string) (ruleset.Hook, bool) {
+// hookOf returns the hook of a base chain, no hook if it is in a table of others.
+func hookOf(family uint8, table, chain string) ruleset.Hook {
+	hook, _ := ruleset.HookOf(table, chain)
 	if families[family] == ruleset.Inet {
-		return redirect.NativeHook(table, chain)
+		hook, _ = redirect.NativeHook(table, chain)
 	}
-	return ruleset.HookOf(table, chain)
+	return hook
 }
 
 // meet adds a rule that the packet matched, and what that means for it.
@@ -285,11 +288,13 @@ func (f *follower) show(i int) error {
 
 // explain fills the answer.
 func (f *follower) explain(p *packet) {
-	r, cause := p.result(), "the rule is in a legacy table, or met an earlier packet of the connection"
-	if r.Verdict == walk.CannotTell {
-		cause = "it did not come further than " + p.at + ", and no rule dropped it: see routes, rp_filter and the table that is not read"
+	r := p.result()
+	cause := f.cause(p, r)
+	as := walk.Packet{Outgoing: p.Outgoing, Protocol: p.first.Protocol, Dst: p.first.Destination}
+	if f.dns(p) || f.rules.Legacy { // that the mesh leaves UDP alone explains nothing
+		as.Protocol = ruleset.TCP
 	}
-	r = f.rules.Explained(r, walk.Packet{Outgoing: p.Outgoing, Protocol: p.first.Protocol, Dst: p.first.Destination}, cause)
+	r = f.rules.Explained(r, as, cause)
 	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(p, r)}
 	if p.Wanted == "" {
 		p.Sentence += "; rules of legacy tables are not traced, see their counters"
@@ -297,6 +302,23 @@ func (f *follower) explain(p *packet) {
 	for _, h := range p.hops {
 		p.Hops = append(p.Hops, hopOf(h))
 	}
+}
+
+// cause says why no rule is known that decided.
+func (f *follower) cause(p *packet, r walk.Result) string {
+	switch {
+	case r.Verdict == walk.CannotTell:
+		return "it did not come further than " + p.at + ", and no rule that is read dropped it: see routes, rp_filter and other tables"
+	case r.Verdict == walk.Passed && f.rules.Legacy:
+		return "no rule of nf_tables takes it"
+	case r.Verdict == walk.Passed:
+		return "no rule takes it"
+	case f.rules.Legacy:
+		return "by a rule of a legacy table"
+	case p.first.Protocol != ruleset.TCP:
+		return "as the first packet of its connection was"
+	}
+	return "by a rule of a table that is not read"
 }
 
 // hopOf makes a hop safe to show.
@@ -341,8 +363,8 @@ func (f *follower) wanted(p *packet, r walk.Result) inspect.Wanted {
 		return inspect.Past
 	case r.Verdict == walk.Passed && r.Decided == nil && f.rules.Legacy:
 		return ""
-	case r.Verdict == walk.Passed && r.Decided == nil && p.first.Protocol != ruleset.TCP && !f.dns(p):
-		return inspect.AsWanted // the mesh leaves it alone
+	case r.Verdict == walk.Passed && r.Decided == nil && f.dns(p):
+		return inspect.Past
 	}
 	return inspect.Judge(r)
 }

@@ -24,7 +24,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/follow"
@@ -169,10 +168,8 @@ func (c *config) local(ctx context.Context, searchPath string, o follow.Options,
 	}
 	defer n.Close()
 	space := redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}
-	// Nothing is known of the pod: the rules of one without settings explain those that it has in common.
-	spec := redirect.Default()
 	o.Subject = "namespace " + file
-	return follow.Run(ctx, space, &spec, o, p.record)
+	return follow.Run(ctx, space, nil, o, p.record)
 }
 
 // ask has the node agent trace a pod.

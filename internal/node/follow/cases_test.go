@@ -1,0 +1,196 @@
+package follow_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/follow"
+	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+)
+
+// one traces the first packet of a connection of the app to an address.
+func (l lab) one(to string, change func()) follow.Packet {
+	l.Helper()
+	f, _, err := follow.Parse(func(name string) string { return map[string]string{"to": to}[name] })
+	if err != nil {
+		l.Fatal(err)
+	}
+	all := l.trace(f, func() {
+		if change != nil {
+			change()
+		}
+		netnstest.Run(l, l.Path(), "bash", "-c", "timeout 0.2 bash -c 'echo > /dev/tcp/"+strings.ReplaceAll(to, ":", "/")+"' 2>/dev/null; true")
+	})
+	for _, r := range all {
+		if r.Packet != nil {
+			return *r.Packet
+		}
+	}
+	l.Fatalf("no packet: %+v", all)
+	return follow.Packet{}
+}
+
+// TestForeignRules drop, reject, redirect or let pass what the mesh wants; a rule that is added during the trace is known as well.
+func TestForeignRules(t *testing.T) {
+	t.Parallel()
+	const to = "10.2.0.9:80"
+	for name, test := range map[string]struct {
+		rule     string
+		verdict  string
+		wanted   inspect.Wanted
+		sentence string
+	}{
+		"DROP":   {"iptables-nft -t raw -I OUTPUT -p tcp --dport 80 -j DROP", "dropped", inspect.Past, "rule 1 of raw OUTPUT"},
+		"REJECT": {"iptables-nft -I OUTPUT -p tcp --dport 15001 -j REJECT", "rejected", inspect.Past, "rule 1 of filter OUTPUT"},
+		"RETURN": {"iptables-nft -t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "passed", inspect.Past, "rule 1 of nat OUTPUT"},
+		"DNAT":   {"iptables-nft -t nat -I OUTPUT -p tcp -j DNAT --to-destination 10.1.0.9:8080", "redirected", inspect.Past, "is redirected to 10.1.0.9:8080"},
+		"a policy": {
+			"nft add chain ip nat OUTPUT2 { type filter hook output priority 50 \\; policy drop \\; }", "dropped", inspect.Past, "policy DROP",
+		},
+		"another's table": {
+			"nft add table inet x; nft add chain inet x c { type filter hook output priority -50 \\; }; nft add rule inet x c tcp dport 15001 drop",
+			"dropped", inspect.Past, "handle",
+		},
+		"an address of others": {
+			"nft add table inet x; nft add chain inet x c { type nat hook output priority -150 \\; }; nft add rule inet x c tcp dport 80 redirect to :9000",
+			"redirected", inspect.Past, "is redirected to 127.0.0.1:9000",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, string(redirect.Netlink), redirect.Redirect)
+			for _, during := range []bool{false, true} {
+				add := func() {
+					netnstest.Run(t, l.Path(), "sh", "-c", test.rule)
+					time.Sleep(1200 * time.Millisecond) // until rules may be read again
+				}
+				if !during {
+					add()
+					add = nil
+				}
+				got := l.one(to, add)
+				if got.Verdict != test.verdict || got.Wanted != test.wanted || !strings.Contains(got.Sentence, test.sentence) {
+					t.Errorf("%v: %s, %s: %s\n%+v", during, got.Verdict, got.Wanted, got.Sentence, got.Hops)
+				}
+				netnstest.Run(t, l.Path(), "sh", "-c", "nft flush ruleset")
+				if _, err := l.space.Apply(t.Context(), l.spec, 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// TestWithoutRules: what the mesh wants goes out, DNS as well.
+func TestWithoutRules(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
+	netnstest.Run(t, l.Path(), "nft", "flush", "ruleset")
+	all := l.trace(nftrace.Filter{}, func() {
+		for _, r := range []labtest.Request{
+			{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 80)},
+			{From: l.App(), Via: labtest.UDP, To: labtest.Resolver.Port(ruleset.IPv4, 53)},
+		} {
+			if a := r.Send(t.Context()); len(a.Hops) == 0 {
+				t.Error(a)
+			}
+		}
+	})
+	if len(all) != 4 || all[3].End.Past != 2 || all[1].Packet.Sentence != "goes out unredirected: no rule takes it" {
+		t.Errorf("got %+v, %+v", all[1].Packet, all[len(all)-1].End)
+	}
+}
+
+// TestLegacyRulesAreCounted: with a trace, which has their packets, and without one.
+func TestLegacyRulesAreCounted(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
+		l := newLab(t, legacy, mode)
+		send := func() {
+			for _, r := range []labtest.Request{
+				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv6, 80)},
+				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 443)},
+				{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 80)},
+			} {
+				if a := r.Send(t.Context()); len(a.Hops) == 0 {
+					t.Error(a)
+				}
+			}
+		}
+		seen := l.trace(nftrace.Filter{}, send)
+		var blind []follow.Record
+		o := follow.Options{Subject: "x", For: time.Second, Now: time.Now}
+		unsupported := func(nftrace.Filter) (*nftrace.Tracer, error) {
+			return nil, fmt.Errorf("opening: %w", nftrace.ErrUnsupported)
+		}
+		err := follow.RunWith(t.Context(), l.space, &l.spec, o, unsupported, func(r follow.Record) error {
+			if blind = append(blind, r); r.Begin != nil {
+				send()
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, all := range map[string][]follow.Record{"legacy tables": seen, "the kernel has no nf_tables": blind} {
+			if !strings.Contains(all[0].Begin.Note, name) {
+				t.Errorf("%s: note %q", name, all[0].Begin.Note)
+			}
+			found := map[string]bool{}
+			for _, r := range all {
+				if c := r.Count; c != nil && c.Why != "" && c.Packets > 0 && c.Table != "" {
+					found[fmt.Sprintf("%s %s %s", c.Family, c.Chain, c.Wanted)] = true
+				}
+				if r.Packet != nil && name != "legacy tables" {
+					t.Errorf("%s: got %+v", name, r.Packet)
+				}
+			}
+			want := []string{"IPv6 ISTIO_REDIRECT as-wanted", "IPv4 ISTIO_OUTPUT past-the-mesh", "IPv4 ISTIO_IN_REDIRECT as-wanted", "IPv4 OUTPUT "}
+			if mode == redirect.TPROXY {
+				want[2] = "IPv4 ISTIO_TPROXY as-wanted"
+			}
+			for _, one := range want {
+				if !found[one] {
+					t.Errorf("%s, %s: no %q in %v", mode, name, one, found)
+				}
+			}
+			if end := all[len(all)-1].End; end.Counted == 0 || end.Past == 0 || end.Wanted == 0 || end.Hint != "" {
+				t.Errorf("%s: %+v", name, end)
+			}
+		}
+	}
+}
+
+// TestAFloodIsBounded: a pod that sends very many packets costs neither memory nor its own speed.
+func TestAFloodIsBounded(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
+	const flood = `
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sent = 0
+for n in range(100000):
+    try: sent += s.sendto(b"x", ("10.2.0.9", 1 + n % 60000)) 
+    except OSError: pass
+print(sent)
+`
+	var sent string
+	all := l.trace(nftrace.Filter{}, func() { sent = netnstest.Run(t, l.Path(), "python3", "-c", flood) })
+	packets := 0
+	for _, r := range all {
+		if r.Packet != nil {
+			packets++
+		}
+	}
+	t.Logf("%d packets of %s", packets, sent)
+	if packets < 50 || packets > follow.MaxPackets {
+		t.Errorf("%d packets are shown", packets)
+	}
+}
