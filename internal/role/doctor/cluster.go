@@ -75,20 +75,20 @@ func token(ctx context.Context, v *view) check {
 		return warn("none before the installation; else see the agent's log", "%v", v.noAgent)
 	}
 	if _, _, err := v.agent.Allowed(ctx, kube.Right{Verb: "get", Resource: "pods"}); kube.ClassOf(err) == kube.Unauthorized {
-		return fail(remedy, "the API server refuses the token in %s", v.kubeconfig)
+		return fail(remedy, "the API server refuses the token in %s", v.shown(v.kubeconfig))
 	} else if err != nil {
-		return warn("see whether this node reaches the API server", "the token in %s cannot be tried: %v", v.kubeconfig, err)
+		return warn("see whether this node reaches the API server", "the token in %s cannot be tried: %v", v.shown(v.kubeconfig), err)
 	}
 	t, err := v.agent.Token()
 	left := t.Expires.Sub(v.now()).Round(time.Second)
 	const soon = 5 * time.Minute // the kubelet renews a token when a fifth of its time is left, at least two minutes
 	switch {
 	case err != nil:
-		return ok("the API server accepts the credentials in %s; when they expire is not known: %v", v.kubeconfig, err)
+		return ok("the API server accepts the credentials in %s; when they expire is not known: %v", v.shown(v.kubeconfig), err)
 	case t.Expires.IsZero():
 		return ok("the API server accepts the token of %s, which does not expire", t.Subject)
 	case left <= 0:
-		return fail(remedy, "the token of %s in %s has expired, %s ago", t.Subject, v.kubeconfig, -left)
+		return fail(remedy, "the token of %s in %s has expired, %s ago", t.Subject, v.shown(v.kubeconfig), -left)
 	case left < soon:
 		return warn(remedy, "the token of %s expires in %s", t.Subject, left)
 	}

@@ -272,7 +272,7 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(w *world) { w.put(listFile, strings.Replace(bridgeList, "1.0.0", "1.1.0", 1)); w.remove(runDir) }, "cni-version", resultFail, "no pod starts", "hostNetwork",
 		},
 		"another build": {func(w *world) { w.remove("/opt/cni/bin/istio-cni"); w.put("/opt/cni/bin/istio-cni", "old") }, "version", resultWarn, "another build", "restart the agent"},
-		"no plugin":     {func(w *world) { w.remove("/opt/cni/bin") }, "version", resultWarn, "no plugin in", "install the chart"},
+		"no plugin":     {func(w *world) { w.remove("/opt/cni/bin") }, "version", resultWarn, "no plugin istio-cni where", "install the chart"},
 		"a kernel without NAT": {
 			func(w *world) {
 				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))
@@ -290,6 +290,7 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(w *world) { w.api.Deny("watch pods") }, "rights", resultWarn, "may not: watch pods, and whether", "kubectl istio-cni doctor",
 		},
 		"a right of a feature that is off": {func(w *world) { w.api.Deny("delete pods") }, "rights", resultOK, "rights that its features need", ""},
+		"an API server that hangs":         {func(w *world) { w.api.Fail(kubetest.Hang, kubetest.Forever) }, "taint", resultWarn, "the API server cannot be asked", "run it"},
 		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", resultWarn, "cannot be reviewed", "reaches the API server"},
 		"pilot.cni.enabled is off":         {func(w *world) { w.pod("web", "istio-init") }, "injection", resultFail, "shop/web", "pilot.cni.enabled=true"},
 		"a pod from before": {
@@ -324,6 +325,24 @@ func TestEachFaultIsFound(t *testing.T) {
 				t.Errorf("exit code %d", code)
 			}
 		})
+	}
+}
+
+// TestDirectoriesAreComparedByIdentity: in the agent's container they are mounted under other names.
+func TestDirectoriesAreComparedByIdentity(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/cni\"\n")
+	w.must(os.MkdirAll(w.path("/var/lib/rancher/k3s/data/cni"), 0o700), os.Mkdir(w.path("/mounted"), 0o700),
+		os.Symlink("../var/lib/rancher/k3s/data/cni", w.path("/mounted/bin")), os.Symlink("../etc/cni/net.d", w.path("/mounted/net")))
+	v := newView(config{hostRoot: w.root, netDir: w.path("/mounted/net"), binDirs: []string{w.path("/mounted/bin")}}, func(string) (string, bool) { return "", false })
+	v.hostRoot = "" // it is seen at the first process of the node
+	if c := directories(t.Context(), v); c.Result != resultOK {
+		t.Errorf("%+v", c)
+	}
+	v.binDirs = []string{w.path("/opt/cni/bin")}
+	if c := directories(t.Context(), v); c.Result != resultFail || !strings.HasSuffix(c.Text, "as mounted in its container") {
+		t.Errorf("%+v", c)
 	}
 }
 

@@ -41,8 +41,8 @@ func directories(_ context.Context, v *view) check {
 	if elsewhere || !slices.ContainsFunc(v.binDirs, finds) {
 		return fail(fmt.Sprintf("set cniConfDir=%s and cniBinDir=%s in the chart; without it mount these directories at MOUNTED_CNI_NET_DIR and "+
 			"MOUNTED_CNI_BIN_DIRS", c.ConfDir, c.BinDirs[0]),
-			"%s reads configuration in %s and plugins in %s; the agent installs into %s and %s", where, c.ConfDir, strings.Join(c.BinDirs, ", "),
-			v.shown(v.netDir), v.shown(strings.Join(v.binDirs, ", ")))
+			"%s reads configuration in %s and plugins in %s; the agent installs into %s", where, c.ConfDir, strings.Join(c.BinDirs, ", "),
+			v.installs())
 	}
 	if len(c.Problems) > 0 {
 		return warn("see the container runtime's configuration in docs/bypass.md", "%s: %v", where, errors.Join(c.Problems...))
@@ -66,11 +66,11 @@ func primary(_ context.Context, v *view) check {
 	const wait = "install the pod network; the agent waits for its configuration"
 	switch {
 	case errors.Is(n.err, fs.ErrNotExist):
-		return warn(wait, "there is no configuration directory %s yet", n.dir)
+		return warn(wait, "there is no configuration directory %s yet", v.shown(n.dir))
 	case n.err != nil:
 		return warn("run it as root", "the configuration directory cannot be read: %v", n.err)
 	case n.primary == "":
-		return warn(wait, "no valid CNI configuration in %s%s", n.dir, skippedOf(n))
+		return warn(wait, "no valid CNI configuration in %s%s", v.shown(n.dir), skippedOf(n))
 	}
 	text := fmt.Sprintf("the runtime loads %s with %s", n.primary, strings.Join(n.loaded.Types, ", "))
 	if n.has(n.primary) {
@@ -204,12 +204,12 @@ func version(_ context.Context, v *view) check {
 			return warn("run it as root", "the installed plugin cannot be read: %v", err)
 		case !bytes.Equal(own, installed):
 			return warn("restart the agent of this node: it installs its own version, unless updateCniBinaries or skipCniBinaries forbids it",
-				"the plugin %s is another build than this program: %.4x, not %.4x", file, installed, own)
+				"the plugin %s is another build than this program: %.4x, not %.4x", v.shown(file), installed, own)
 		}
-		found = append(found, file)
+		found = append(found, v.shown(file))
 	}
 	if len(found) == 0 {
-		return warn("install the chart", "no plugin in %s", strings.Join(v.pluginDirs(), ", "))
+		return warn("install the chart", "no plugin %s where the runtime looks", cniconf.PluginType)
 	}
 	return ok("the plugin %s is the same program as this one", strings.Join(found, ", "))
 }

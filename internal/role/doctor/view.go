@@ -160,12 +160,25 @@ func (v *view) seen(path string) string {
 	return v.below(strings.TrimPrefix(path, "/host"))
 }
 
-// shown is such a path as the node has it, for people.
+// shown is a path as the node has it, for people; one that only the container has stays as it is.
 func (v *view) shown(path string) string {
-	if v.hostRoot == "" && v.root != "/" {
-		return path + " (as mounted in this container)"
+	if rest, below := strings.CutPrefix(path, strings.TrimSuffix(v.root, "/")+"/"); below {
+		return "/" + rest
 	}
-	return strings.TrimPrefix(path, "/host")
+	return path
+}
+
+// installs names the directories of the agent.
+func (v *view) installs() string {
+	dirs := []string{v.shown(v.seen(v.netDir))}
+	for _, dir := range v.binDirs {
+		dirs = append(dirs, v.shown(v.seen(dir)))
+	}
+	text := dirs[0] + " and " + strings.Join(dirs[1:], ", ")
+	if v.hostRoot == "" && v.root != "/" {
+		text += ", as mounted in its container"
+	}
+	return text
 }
 
 const maxRequest = 5 * time.Second
@@ -175,7 +188,7 @@ func (v *view) clients(account kube.Config) {
 	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
 	v.agent, v.noAgent = kube.NewClient(kube.Config{Kubeconfig: v.kubeconfig, Timeout: maxRequest})
 	if errors.Is(v.noAgent, fs.ErrNotExist) {
-		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.kubeconfig)
+		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.shown(v.kubeconfig))
 	}
 	v.api, v.noAPI = v.agent, v.noAgent
 	if account.Server.Host == "" || !exists(account.TokenFile) {
