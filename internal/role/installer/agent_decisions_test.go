@@ -22,9 +22,22 @@ func TestDecisionsOutliveTheAgent(t *testing.T) {
 	if _, err := n.Add(mesh); err != nil {
 		t.Fatal(err)
 	}
-	n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":"host","uid":"h"},"spec":{"nodeName":%q,
-		"hostNetwork":true,"containers":[{"name":"app"}]},"status":{"startTime":"2026-01-02T03:04:05Z","podIP":"10.0.0.1"}}`, nodetest.NodeName))
-	want := []string{"host host-network watch", "mesh captured agent"}
+	// The plugin reports no pod that the runtime's annotations show to be outside, and the runtime calls it for none on the host's
+	// network.
+	plain := n.NewPod("apps", "plain", nil)
+	plain.Annotations = map[string]string{"some": "thing"}
+	publish := func(name, uid, hostNetwork string) {
+		n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":%q,"uid":%q},"spec":{"nodeName":%q,
+			"hostNetwork":%s,"containers":[{"name":"istio-proxy"}]},"status":{"startTime":"2026-01-02T03:04:05Z","podIP":"10.0.0.1"}}`,
+			name, uid, nodetest.NodeName, hostNetwork))
+	}
+	before := first.Metric(`istio_cni_pod_lookups_total{result="found"}`)
+	if _, err := n.Add(plain); err != nil || plain.Captured(t) {
+		t.Fatal(err)
+	}
+	publish("plain", plain.UID, "false")
+	publish("host", "h", "true")
+	want := []string{"host host-network watch", "mesh captured agent", "plain not-injected watch"}
 	decisions := func() error {
 		agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
 		if err != nil {
@@ -42,8 +55,11 @@ func TestDecisionsOutliveTheAgent(t *testing.T) {
 		return nil
 	}
 	nodetest.Await(t, "the decisions", decisions)
+	if after := first.Metric(`istio_cni_pod_lookups_total{result="found"}`); after != before || before != "1" {
+		t.Errorf("the plugin asked the agent for the pod: %s lookups, before it %s", after, before)
+	}
 	nodetest.Await(t, "the file", func() error {
-		if text := n.Tree(nodetest.RunDir)["decisions.json"]; !strings.HasPrefix(text, "-rw------- ") || strings.Count(text, "uid") != 2 {
+		if text := n.Tree(nodetest.RunDir)["decisions.json"]; !strings.HasPrefix(text, "-rw------- ") || strings.Count(text, `"uid"`) != 3 {
 			return notYet("it has %s", text)
 		}
 		return nil
@@ -60,8 +76,10 @@ func TestDecisionsOutliveTheAgent(t *testing.T) {
 	third := n.Start("UNINSTALL_ON_EXIT=always")
 	third.AwaitReady()
 	third.AwaitLog("the saved decisions cannot be used, and are replaced")
-	if err := n.Del(mesh, "pods"); err != nil {
-		t.Error(err)
+	for _, p := range []chaintest.Pod{mesh, plain} {
+		if err := n.Del(p, "pods"); err != nil {
+			t.Error(err)
+		}
 	}
 	if ends(t, third) {
 		restored(t, n, map[string]string{"10-bridge.conflist": n.Tree(nodetest.NetDir)["10-bridge.conflist"]})

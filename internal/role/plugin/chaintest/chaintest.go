@@ -180,7 +180,9 @@ func (n *Node) Chain(version string, stanza Stanza) *libcni.NetworkConfigList {
 // Pod is a sandbox of the node.
 type Pod struct {
 	Namespace, Name, UID, Netns string
-	id                          string
+	// Annotations are handed over by the runtime, as containerd does, unless nil.
+	Annotations map[string]string
+	id          string
 }
 
 // NewPod creates a sandbox, and, with a description, adds the pod to the API server.
@@ -229,8 +231,12 @@ func PlainPod(p *kubetest.Pod) { p.Containers = []kubetest.Container{{Name: "app
 
 // Runtime returns the container runtime's parameters of a sandbox.
 func (p Pod) Runtime() *libcni.RuntimeConf {
+	var capabilities map[string]any
+	if p.Annotations != nil {
+		capabilities = map[string]any{"io.kubernetes.cri.pod-annotations": p.Annotations}
+	}
 	return &libcni.RuntimeConf{
-		ContainerID: p.id, NetNS: p.Netns, IfName: "eth0",
+		ContainerID: p.id, NetNS: p.Netns, IfName: "eth0", CapabilityArgs: capabilities,
 		Args: [][2]string{
 			{"IgnoreUnknown", "1"},
 			{"K8S_POD_NAMESPACE", p.Namespace},
