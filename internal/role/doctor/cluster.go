@@ -181,6 +181,9 @@ func injection(ctx context.Context, v *view) check {
 	}
 	var validated, own []string
 	for _, p := range pods {
+		if p.Phase == "Succeeded" || p.Phase == "Failed" { // its containers have ended for good
+			continue
+		}
 		switch has := func(name string) bool {
 			return slices.ContainsFunc(p.Facts.Containers, func(c sidecar.Container) bool { return c.Name == name })
 		}; {
@@ -246,8 +249,12 @@ func clockOf(ctx context.Context, v *view) check {
 		off = after.Sub(server)
 	}
 	if off.Abs() > most {
+		direction := "ahead of"
+		if off < 0 {
+			direction = "behind"
+		}
 		return warn("synchronise the clocks (NTP): tokens and certificates are refused, and times in reports are wrong",
-			"the clock of this node is %s ahead of the API server's", off.Round(second))
+			"the clock of this node is %s %s the API server's", off.Abs().Round(second), direction)
 	}
 	return ok("the clock of this node agrees with the API server's")
 }

@@ -296,6 +296,13 @@ func TestEachFaultIsFound(t *testing.T) {
 		"a pod from before": {
 			func(w *world) { w.pod("old", "istio-init") }, "injection", resultWarn, "1 pod injected with pilot.cni.enabled, and 1 without it: shop/old", "restart these pods",
 		},
+		"a pod from before that has ended": {
+			func(w *world) {
+				w.api.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": "job"}, "status": {"phase": "Succeeded"},
+					"spec": {"nodeName": "node-1", "initContainers": [{"name": "istio-init"}], "containers": [{"name": "istio-proxy"}]}}`))
+			},
+			"injection", resultOK, "as of 1 pod", "",
+		},
 		"no pod of the mesh": {func(w *world) { w.pod("web", "app-init") }, "injection", resultWarn, "does not show", "start a pod"},
 		"a taint that stays": {
 			func(w *world) {
@@ -463,9 +470,9 @@ func TestClocksThatDiffer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	v := newView(config{hostRoot: w.root, runDir: "/var/run/istio-cni"}, func(string) (string, bool) { return "", false })
-	for off, want := range map[time.Duration]result{0: resultOK, time.Minute: resultWarn, -time.Hour: resultWarn} {
+	for off, want := range map[time.Duration]string{0: "agrees with", 2 * time.Hour: " ahead of the API", -2 * time.Hour: " behind the API"} {
 		v.now = func() time.Time { return time.Now().Add(off) }
-		if got := clockOf(t.Context(), v); got.Result != want {
+		if got := clockOf(t.Context(), v); (got.Result == resultOK) != (off == 0) || !strings.Contains(got.Text, want) {
 			t.Errorf("%s: %+v", off, got)
 		}
 	}
