@@ -49,7 +49,7 @@ func (l *traceFixture) trace(ctx context.Context, namespace, name string, query 
 	if err != nil {
 		return err
 	}
-	defer agent.Close()
+	defer agent.Close() //nolint:errcheck // no more writes follow
 	return agent.Trace(ctx, namespace, name, query, func(line []byte) error {
 		var r follow.Record
 		err := json.Unmarshal(line, &r)

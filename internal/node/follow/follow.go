@@ -239,7 +239,7 @@ func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
 	f.end.Reason = "the time is over"
 	switch {
 	case errors.Is(err, errEnough):
-		f.end.Reason, err = err.Error(), nil
+		f.end.Reason = err.Error()
 	case err != nil:
 		return errors.Join(err, traceErr)
 	case errors.Is(context.Cause(ctx), context.Canceled):

@@ -164,7 +164,8 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 		l.Errorf("%s: %d packets: %+v", s.name, seen, all)
 	}
 	got := *all[i].Packet
-	if got.Destination != s.To.String() || got.Outgoing != s.outgoing || got.Verdict != s.verdict.String() && !(legacy && s.verdict == walk.HandedOver) {
+	unseen := legacy && s.verdict == walk.HandedOver
+	if got.Destination != s.To.String() || got.Outgoing != s.outgoing || got.Verdict != s.verdict.String() && !unseen {
 		l.Errorf("%s: %+v", s.name, got)
 	}
 	if legacy {

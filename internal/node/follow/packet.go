@@ -203,23 +203,36 @@ func (p *packet) meet(h walk.Hop, e nftrace.Event) {
 		}
 	case "drop":
 		p.decide(walk.Dropped, cause)
-		if fields := strings.Fields(h.Rule); slices.Contains(fields, "REJECT") || slices.Contains(fields, "reject") {
+		if words := strings.Fields(h.Rule); slices.Contains(words, "REJECT") || slices.Contains(words, "reject") {
 			p.verdict = walk.Rejected
 		}
-	case "accept", "return":
-		if port, gives := tproxy(h.Rule); gives {
-			p.decide(walk.HandedOver, cause)
-			p.port = port
-		} else if e.Verdict == "accept" && diverts(h.Rule) {
-			if p.verdict != walk.HandedOver { // the socket that it was given to gets it
-				p.decide(walk.Redirected, cause)
-			}
-		} else if p.hook.Name == "output" || p.hook.Name == "prerouting" {
-			p.passed[p.hook.Type == "nat"] = h
-		}
-		if e.Verdict == "return" {
-			p.back()
-		}
+	case "accept":
+		p.accept(h, cause)
+	case "return":
+		p.pass(h)
+		p.back()
+	}
+}
+
+// accept ends the way of the packet through a base chain. The socket that it was given to gets it, also if its destination is
+// changed behind that.
+func (p *packet) accept(h, cause walk.Hop) {
+	port, gives := tproxy(h.Rule)
+	switch {
+	case gives:
+		p.decide(walk.HandedOver, cause)
+		p.port = port
+	case !diverts(h.Rule):
+		p.pass(h)
+	case p.verdict != walk.HandedOver:
+		p.decide(walk.Redirected, cause)
+	}
+}
+
+// pass remembers a rule that lets the packet pass where the mesh decides.
+func (p *packet) pass(h walk.Hop) {
+	if p.hook.Name == "output" || p.hook.Name == "prerouting" {
+		p.passed[p.hook.Type == "nat"] = h
 	}
 }
 
@@ -252,7 +265,7 @@ func tproxy(rule string) (port uint16, is bool) {
 	for i, word := range words[1:] {
 		if words[i] == "--on-port" || words[i] == "to" {
 			n, _ := strconv.ParseUint(strings.TrimPrefix(word, ":"), 10, 16)
-			return uint16(n), true //nolint:gosec // parsed with 16 bits
+			return uint16(n), true
 		}
 	}
 	return 0, true

@@ -1,6 +1,7 @@
 package follow
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -22,40 +23,45 @@ func Parse(get func(name string) string) (f nftrace.Filter, duration time.Durati
 	bad := func(name, want string) {
 		errs = append(errs, fmt.Errorf("%s: value %q: want %s", name, get(name), want))
 	}
-	if text := get("from"); text != "" {
-		if f.Source, err = network(text); err != nil {
-			bad("from", "an IP address or a network such as 10.0.0.0/8")
-		}
+	if f.Source, err = network(get("from")); err != nil {
+		bad("from", "an IP address or a network such as 10.0.0.0/8")
 	}
-	if text := get("to"); text != "" {
-		if at, err := netip.ParseAddrPort(text); err == nil && at.Port() != 0 {
-			text, f.Port = at.Addr().String(), at.Port()
-		}
-		if f.Destination, err = network(text); err != nil {
-			bad("to", "ADDRESS, ADDRESS:PORT or a network such as 10.0.0.0/8")
-		}
+	to := get("to")
+	if at, not := netip.ParseAddrPort(to); not == nil && at.Port() != 0 {
+		to, f.Port = at.Addr().String(), at.Port()
 	}
-	if text := get("port"); text != "" {
-		n, err := strconv.ParseUint(text, 10, 16)
-		if err != nil || n == 0 || f.Port != 0 && f.Port != uint16(n) {
-			bad("port", "one port from 1 to 65535")
-		}
-		f.Port = uint16(n) //nolint:gosec // parsed with 16 bits
-	}
-	duration = DefaultFor
-	if text := get("for"); text != "" {
-		if duration, err = time.ParseDuration(text); err != nil || duration < time.Second || duration > MaxFor {
-			bad("for", fmt.Sprintf("a duration from 1s to %s", MaxFor))
-		}
+	if f.Destination, err = network(to); err != nil {
+		bad("to", "ADDRESS, ADDRESS:PORT or a network such as 10.0.0.0/8")
 	}
 	if f.Source.IsValid() && f.Destination.IsValid() && f.Source.Addr().Is4() != f.Destination.Addr().Is4() {
 		bad("from", "an address of the family of to")
 	}
+	if f.Port, err = port(get("port"), f.Port); err != nil {
+		bad("port", "one port from 1 to 65535")
+	}
+	if duration, err = time.ParseDuration(cmp.Or(get("for"), DefaultFor.String())); err != nil || duration < time.Second || duration > MaxFor {
+		bad("for", fmt.Sprintf("a duration from 1s to %s", MaxFor))
+	}
 	return f, duration, errors.Join(errs...)
 }
 
-// network reads an address or a network. An IPv4 address in one of IPv6 is IPv4 in packets.
+// port reads a port, "" for the known one.
+func port(text string, known uint16) (uint16, error) {
+	if text == "" {
+		return known, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err == nil && (n == 0 || known != 0 && known != uint16(n)) {
+		err = strconv.ErrRange
+	}
+	return uint16(n), err
+}
+
+// network reads an address or a network, "" for none. An IPv4 address in one of IPv6 is IPv4 in packets.
 func network(text string) (netip.Prefix, error) {
+	if text == "" {
+		return netip.Prefix{}, nil
+	}
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		a = a.Unmap()
 		return netip.PrefixFrom(a, a.BitLen()), nil

@@ -77,7 +77,7 @@ type Count struct {
 func (n Namespace) LegacyCounts(ctx context.Context) (all []Count, err error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()
-	err = n.isolated(ctx, func() error {
+	err = n.isolated(ctx, func() (err error) {
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 			if !iptables.LegacyInUse(f) {
 				continue
@@ -86,8 +86,8 @@ func (n Namespace) LegacyCounts(ctx context.Context) (all []Count, err error) {
 			if !found {
 				return fmt.Errorf("%s: %w", f, errLegacy)
 			}
-			counted, err := tool.Counts(ctx)
-			if err != nil {
+			var counted []iptables.Count
+			if counted, err = tool.Counts(ctx); err != nil {
 				return err
 			}
 			for _, c := range counted {

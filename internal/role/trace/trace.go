@@ -185,8 +185,8 @@ func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 	namespace, name, _ := strings.Cut(c.pod, "/")
 	err = agent.Trace(ctx, namespace, name, query, func(line []byte) error {
 		var r follow.Record
-		if err := json.Unmarshal(line, &r); err != nil {
-			return err
+		if bad := json.Unmarshal(line, &r); bad != nil {
+			return bad
 		}
 		return p.record(r)
 	})

@@ -136,7 +136,7 @@ func verdictName(code uint32) string {
 	if name := names[int32(code)]; name != "" { //nolint:gosec // two's complement
 		return name
 	}
-	return names[int32(code&0xff)] //nolint:gosec // one byte
+	return names[int32(code&0xff)]
 }
 
 // addresses reads the headers of IPv4 or IPv6, and the ports of TCP or UDP.
