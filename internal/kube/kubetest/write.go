@@ -25,7 +25,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if at.plural == "selfsubjectaccessreviews" {
-		s.review(w, body)
+		s.review(w, r, body)
 		return
 	}
 	created := at.name == "" || at.part == "eviction"
@@ -225,8 +225,12 @@ func (s *Server) Edit(path string, change func(map[string]any)) {
 	s.store(parsePath(path), whole.Object)
 }
 
-// review answers a SelfSubjectAccessReview.
-func (s *Server) review(w http.ResponseWriter, body []byte) {
+// review answers a SelfSubjectAccessReview, in JSON: the real server would prefer protobuf to it.
+func (s *Server) review(w http.ResponseWriter, r *http.Request, body []byte) {
+	if accepted := r.Header.Get("Accept"); accepted != "application/json" {
+		refuse(w, failure(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "kubetest has no "+accepted))
+		return
+	}
 	whole := decode(body)
 	attributes, _, _ := unstructured.NestedStringMap(whole.Object, "spec", "resourceAttributes")
 	right := attributes["verb"] + " " + strings.Trim(attributes["resource"]+"/"+attributes["subresource"], "/")
