@@ -40,7 +40,7 @@ type window struct {
 }
 
 var (
-	wide   = window{1160, 820, false}
+	wide   = window{1120, 740, false}
 	narrow = window{360, 740, true}
 )
 

@@ -48,10 +48,8 @@ func newNode(t *testing.T, pods ...core.Pod) *node {
 	n := &node{Test: lab.Test{T: t}, pods: pods, gone: make(chan core.Pod)}
 	bin, err := artifacts.FindProgram()
 	n.Must(err)
-	dir, err := os.MkdirTemp("", "page") // short: a socket's path has 107 bytes
-	n.Must(err)
+	dir := t.TempDir()
 	n.bin, n.dir = bin, dir
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	for _, name := range []string{"net.d", "bin", "run", "results", "account", "proc/1/ns"} {
 		n.Must(os.MkdirAll(filepath.Join(dir, name), 0o700))
 	}
@@ -200,8 +198,8 @@ func (n *node) sandbox(p core.Pod) string {
 	own, err := os.Readlink("/proc/self/ns/net")
 	n.Must(err)
 	n.Until("a namespace", func() bool {
-		its, err := os.Readlink(path)
-		return err == nil && its != own
+		its, failed := os.Readlink(path)
+		return failed == nil && its != own
 	})
 	n.Must(os.Symlink(process, filepath.Join(n.dir, process)))
 	n.run("ip", "link", "add", fmt.Sprintf("veth%d", n.next), "up", "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(process))

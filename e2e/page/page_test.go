@@ -21,23 +21,26 @@ import (
 // hostile is a text that is markup and script, as a pod's author may write it.
 const hostile = `<img src=x onerror=alert(1)><script>alert(2)</script>`
 
-// pods are the cases of the page: one as wanted, one without rules, one with a rule less, one whose proxy does not listen.
-type pods struct{ web, flushed, drifted, silent, hostile core.Pod }
+// pods are the cases of the page: one as wanted, one without rules, one with a rule less, one whose rules are not reached, one with
+// a rule of others ahead, one whose proxy does not listen, and one with markup.
+type pods struct{ web, flushed, drifted, unreached, foreign, silent, hostile core.Pod }
 
 func newPods() pods {
 	return pods{
-		web:     injected("shop", "web", "10.88.0.2", true, map[string]string{"excludeOutboundPorts": "5432"}),
-		flushed: injected("shop", "flushed", "10.88.0.3", false, nil),
-		drifted: injected("shop", "drifted", "10.88.0.4", false, nil),
-		silent:  injected("shop", "silent", "10.88.0.5", true, nil),
-		hostile: injected("shop", hostile, "10.88.0.6", false, map[string]string{"excludeInboundPorts": hostile}),
+		web:       injected("shop", "web", "10.88.0.2", true, map[string]string{"excludeOutboundPorts": "5432"}),
+		flushed:   injected("shop", "flushed", "10.88.0.3", false, nil),
+		drifted:   injected("shop", "drifted", "10.88.0.4", false, nil),
+		unreached: injected("shop", "unreached", "10.88.0.7", false, nil),
+		foreign:   injected("shop", "foreign", "10.88.0.8", false, nil),
+		silent:    injected("shop", "silent", "10.88.0.5", true, nil),
+		hostile:   injected("shop", hostile, "10.88.0.6", false, map[string]string{"excludeInboundPorts": hostile}),
 	}
 }
 
 // start starts an agent with these pods and so many of an excluded namespace.
 func start(t *testing.T, p pods, more int, env ...string) *node {
 	t.Helper()
-	all := []core.Pod{p.web, p.flushed, p.drifted, p.silent, p.hostile}
+	all := []core.Pod{p.web, p.flushed, p.drifted, p.unreached, p.foreign, p.silent, p.hostile}
 	for i := range more {
 		all = append(all, injected("batch", fmt.Sprintf("job-%04d", i), "10.89.0.1", false, nil))
 	}
@@ -47,6 +50,8 @@ func start(t *testing.T, p pods, more int, env ...string) *node {
 	n.listen(web, "15001", "15006", "8080")
 	n.inside(n.add(p.flushed), "nft flush ruleset")
 	n.inside(n.add(p.drifted), "iptables-nft -t nat -D ISTIO_OUTPUT 1")
+	n.inside(n.add(p.unreached), "iptables-nft -t nat -F OUTPUT")
+	n.inside(n.add(p.foreign), "iptables-nft -t nat -I OUTPUT -p tcp -j RETURN")
 	n.add(p.silent)
 	return n
 }
@@ -55,7 +60,7 @@ func start(t *testing.T, p pods, more int, env ...string) *node {
 func TestThePage(t *testing.T) {
 	p := newPods()
 	n := start(t, p, 5000)
-	for pod, state := range map[string]string{"web": "captured", "flushed": "bypassed", "drifted": "drifted", "silent": "no-listener"} {
+	for pod, state := range map[string]string{"web": "captured", "flushed": "bypassed", "drifted": "drifted", "unreached": "drifted", "foreign": "foreign-rule", "silent": "no-listener"} {
 		n.Until(state, func() bool { return strings.Contains(n.answer("/api/pods/shop/"+pod), `"state": "`+state+`"`) })
 	}
 	b := open(t, n.origin)
@@ -64,22 +69,22 @@ func TestThePage(t *testing.T) {
 	b.see("#agent", "on node "+nodeName)
 	b.see("#ready", "selftest: ready")
 
-	b.see("#states", "all: 5005", "bypassed: 1", "captured: 1", "drifted: 1", "no-listener: 1", "outside: 5000")
-	b.see("#page", "1 to 50 of 5005")
+	b.see("#states", "all: 5007", "bypassed: 1", "captured: 1", "drifted: 2", "foreign-rule: 1", "no-listener: 1", "outside: 5000")
+	b.see("#page", "1 to 50 of 5007")
 	b.see("#decisions", "shop/flushed", "captured", "ms")
 	if rows, bars := b.count(`#pods tr`), b.count(`#decisions rect`); rows != 50 || bars < 8 {
 		t.Errorf("%v rows, %v bars", rows, bars)
 	}
 	b.click("#next")
-	b.see("#page", "51 to 100 of 5005")
+	b.see("#page", "51 to 100 of 5007")
 	b.click(`#states [data-state="outside"]`)
 	b.see("#page", "1 to 50 of 5000")
 	b.click(`#states [data-state="all"]`)
 	b.write("#search", "shop/")
-	b.see("#found", "5 pods of 5005")
+	b.see("#found", "7 pods of 5007")
 	b.keep("page-pods.png", "body")
 	b.write("#search", "no rule of the mesh")
-	b.see("#found", "1 pod of 5005")
+	b.see("#found", "1 pod of 5007")
 	b.see("#pods", "shop/flushed", "bypassed")
 
 	b.click("#pods a")
@@ -109,6 +114,18 @@ func TestThePage(t *testing.T) {
 	b.see(`#path .chain.bad`, "nat ISTIO_OUTPUT", "1 missing")
 	b.see("#rules .op", "missing")
 	b.keep("page-drifted.png", "#pod-title")
+
+	b.visit("#shop/unreached")
+	b.see(`#path [data-lane="outbound"] .chain.bad`, "nat OUTPUT", "1 missing")
+	b.see("#path", "no rule leads here")
+	if red := b.count(`#path [data-lane="inbound"] .bad`); red != 0 {
+		t.Errorf("%d red parts of the lane whose rules are as wanted", red)
+	}
+	b.visit("#shop/foreign")
+	b.see("#state", "foreign-rule", "-A OUTPUT -p tcp -j RETURN")
+	b.see(`#path [data-lane="outbound"] .chain.bad`, "nat OUTPUT", "1 foreign")
+	b.ask("out", "to", "10.0.0.1:80")
+	b.see("#verdict.bad", "goes out unredirected")
 
 	b.visit("#shop/silent")
 	b.see("#state", "no-listener", "nothing listens on 127.0.0.1:15001")
@@ -184,7 +201,7 @@ func (b *browser) narrow() {
 	b.look(narrow)
 	b.visit("#")
 	b.write("#search", "shop/web")
-	b.see("#found", "1 pod of 5004")
+	b.see("#found", "1 pod of 5006")
 	b.fits()
 	b.do(focus("#pods a"))
 	b.press(enter)

@@ -345,7 +345,7 @@ function boxOf(b, hops) {
     return draw('g', {class: ['chain', r.bad ? 'bad' : r.foreign ? 'warn' : '', here.some(isLit) ? 'lit' : here.length ? 'met' : ''].join(' ').trim()},
       draw('title', {}, `${r.table} ${r.chain}: ${plural(r.rules, 'rule')}${faults.length ? `, ${faults.join(', ')}` : ''}`),
       draw('rect', {class: 'box', x: b.x + 5, y, width: b.w - 10, height: rowHeight - 3, rx: 3}),
-      draw('text', {class: 'small', x: b.x + 10, y: y + 14}, short(`${r.table} ${r.chain}`, faults.length ? 22 : 28)),
+      draw('text', {class: 'small', x: b.x + 10, y: y + 14}, short(`${r.table.replace(/^istio-proxy-/, '')} ${r.chain}`, faults.length ? 22 : 28)),
       draw('text', {class: 'small', x: b.x + b.w - 10, y: y + 14, 'text-anchor': 'end'}, short(count, 20)));
   });
   if (b.omitted > 0) rows.push(draw('text', {class: 'note', x: middle, y: b.y + 42 + b.rows.length * rowHeight, 'text-anchor': 'middle'}, `and ${plural(b.omitted, 'more chain')}`));
