@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -102,14 +103,24 @@ func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejec
 	if decoded := v == iptables.NFT || v == iptables.Legacy; decoded || w.IntN(3) == 0 { // netlink decodes few foreign rules
 		theirs = w.plant(t, v)
 	}
+	if v == byTables {
+		theirs += w.plantNative(t)
+	}
 	var err error
 	if w.live, err = namespaceOf(w.Fixture, v).Live(t.Context(), &spec); err != nil {
+		t.Fatal(err)
+	}
+	alone, err := namespaceOf(w.Fixture, v).Live(t.Context(), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, w.family = range families {
 		for range walkPackets {
 			q, p := w.packet()
 			r := w.live.Walk(p)
+			if bare := alone.Walk(p); bare.Verdict != r.Verdict || bare.To != r.To {
+				t.Errorf("%s: without a Spec %q, with it %q\nforeign rules:\n%s\nof %+v", q, bare.Summary, r.Summary, theirs, spec)
+			}
 			if verdicts[r.Verdict].Add(1); r.Verdict == walk.CannotTell {
 				continue
 			}
@@ -268,6 +279,39 @@ func (w *walked) plant(t *testing.T, v iptables.Variant) string {
 		all += f.String() + "\n" + strings.Join(lines, "\n") + "\n"
 	}
 	return all
+}
+
+// plantNative adds foreign rules to the native table that redirects.
+func (w *walked) plantNative(t *testing.T) string {
+	t.Helper()
+	all := ""
+	for range w.IntN(4) {
+		f := pick(w, families...)
+		chain := pick(w, "output", "prerouting", "istio-output", "istio-inbound")
+		match := pick(w, "tcp dport 80", "tcp dport != 80", "tcp dport { 80, 443 }", "tcp dport != { 80, 443 }", "udp dport 53", "meta l4proto tcp",
+			"meta nfproto ipv6", "meta mark 0x53a", "tcp dport 80-90", "ct state new", "tcp sport 80 counter",
+			w.daddr(f, "daddr "+pick(w, labtest.Far, labtest.Pod).Network(f).String()), w.daddr(f, "saddr != "+labtest.Pod.Addr(f).String()))
+		if strings.Contains(chain, "output") && w.IntN(2) == 0 {
+			match = pick(w, `oifname "lo" meta l4proto tcp`, `oifname != "eth0" meta l4proto tcp`, "meta skuid 1000 meta l4proto tcp", "meta skgid != 3000 meta l4proto tcp")
+		}
+		target := pick(w, "return", "accept", "counter return", "redirect to :8080", "jump istio-redirect", "counter")
+		if strings.HasPrefix(match, "meta nfproto") || strings.Contains(match, "addr") || strings.Contains(match, "ct state") || strings.Contains(match, "mark") {
+			match += " meta l4proto tcp"
+		}
+		rule := fmt.Sprintf("%s rule inet istio-proxy-nat %s %s %s", pick(w, "insert", "add"), chain, match, target)
+		if exec.Command("nsenter", "--net="+w.Path(), "nft", rule).Run() == nil { // a chain may not be there
+			all += rule + "\n"
+		}
+	}
+	t.Logf("rules in native tables:\n%s", all)
+	return all
+}
+
+func (w *walked) daddr(f ruleset.Family, text string) string {
+	if f == ruleset.IPv6 {
+		return "ip6 " + text
+	}
+	return "ip " + text
 }
 
 func (w *walked) foreign(f ruleset.Family) []string {

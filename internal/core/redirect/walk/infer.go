@@ -56,9 +56,12 @@ type guess struct {
 	entering, leaving []string
 }
 
+// maxGuessed bounds a list: no setting has more items, but a pod can have any number of rules.
+const maxGuessed = 1000
+
 // once appends a value that is not in the list yet.
 func once[T comparable](list []T, value T) []T {
-	if slices.Contains(list, value) {
+	if len(list) >= maxGuessed || slices.Contains(list, value) {
 		return list
 	}
 	return append(list, value)

@@ -1,6 +1,7 @@
 package walk_test
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -39,6 +40,35 @@ func TestTheConfigurationIsInferredFromTheRules(t *testing.T) {
 	if _, _, found := (walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, "nat OUTPUT -j ACCEPT")}}).Infer(); found {
 		t.Error("a namespace without rules of the mesh")
 	}
+}
+
+// TestHostileRulesAreInferredInTime: a pod can have very many rules in chains of the mesh.
+func TestHostileRulesAreInferredInTime(t *testing.T) {
+	const many = 100_000
+	rules := make([]ruleset.Rule, many)
+	for i := range rules {
+		rules[i] = ruleset.Opaque(fmt.Sprintf("-d 10.%d.%d.%d/32 -j RETURN", i>>16, i>>8&255, i&255))
+	}
+	table := ruleset.Table{Name: "nat", Chains: []ruleset.Chain{{Name: "ISTIO_OUTPUT", Policy: ruleset.NoPolicy, Rules: rules}}}
+	spec, _, found := walk.Namespace{Live: []ruleset.Set{{Family: ruleset.IPv4, Tables: []ruleset.Table{table}}}}.Infer()
+	if n := len(spec.OutboundExclude); !found || n == 0 || n > 1000 {
+		t.Errorf("%d networks", n)
+	}
+}
+
+// FuzzInfer: rules of any text give a Spec of which rules can be made.
+func FuzzInfer(f *testing.F) {
+	f.Add("nat", "ISTIO_OUTPUT", "-m owner --gid-owner 5 -j RETURN")
+	f.Add("nat", "ISTIO_INBOUND", "-p tcp -m tcp --dport 99999 -j RETURN")
+	f.Add("mangle", "ISTIO_TPROXY", "-j TPROXY --on-port x")
+	f.Fuzz(func(t *testing.T, table, chain, rule string) {
+		chains := []ruleset.Chain{{Name: chain, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(rule), ruleset.Opaque(rule)}}}
+		spec, native, _ := walk.Namespace{Live: []ruleset.Set{{Family: ruleset.IPv4, Tables: []ruleset.Table{{Name: table, Chains: chains}}}}}.Infer()
+		w := walk.Wanted{Spec: spec, Families: redirect.Families{IPv6: redirect.Captured}, Native: native}
+		if len(w.Sets()) == 0 {
+			t.Error("no rules")
+		}
+	})
 }
 
 // text is that of the rules, without what is listed twice.
