@@ -234,6 +234,9 @@ func listeners(p *paper, e inspect.Explanation) {
 		}
 		p.wrap(fmt.Sprintf("  %-22s ", l.Address), 25, text)
 	}
+	if len(e.Listeners) == 0 {
+		p.wrap("  ", 2, "none")
+	}
 	if others > maxListeners {
 		p.wrap("  ", 2, fmt.Sprintf("and %d more", others-maxListeners))
 	}
@@ -247,7 +250,7 @@ func listeners(p *paper, e inspect.Explanation) {
 
 func rules(p *paper, e inspect.Explanation) {
 	if len(e.Chains) > 0 {
-		p.head("RULES, live (- missing, + not wanted in a chain of the mesh, ! of others)")
+		p.head("RULES, live: " + count(e.Chains))
 	}
 	signs := map[string]string{"": "  ", "missing": "- ", "extra": "+ ", "foreign": "! "}
 	for _, c := range e.Chains {
@@ -262,6 +265,26 @@ func rules(p *paper, e inspect.Explanation) {
 	for _, name := range e.Unread {
 		p.wrap("  not read: ", 4, printable.Text(name, maxLine))
 	}
+}
+
+// count sums the rules up.
+func count(all []walk.Chain) string {
+	n := map[string]int{}
+	for _, c := range all {
+		for _, r := range c.Rules {
+			n[r.Op]++
+		}
+		n["more"] += c.Omitted
+	}
+	text := fmt.Sprintf("%d as wanted", n[""])
+	for _, o := range [][2]string{
+		{"foreign", "%d of others (!)"}, {"extra", "%d not wanted in chains of the mesh (+)"}, {"missing", "%d missing (-)"}, {"more", "%d more are not shown"},
+	} {
+		if n[o[0]] > 0 {
+			text += ", " + fmt.Sprintf(o[1], n[o[0]])
+		}
+	}
+	return text
 }
 
 // closing is the answer in one sentence.

@@ -74,7 +74,7 @@ func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted
 		delete(left, at)
 		rule := Rule{Text: printable.Text(r.String(), maxText), Why: want.Why}
 		switch {
-		case isWanted || n.Wanted == nil:
+		case isWanted:
 		case strings.HasPrefix(strings.ToUpper(c.Name), redirect.ChainPrefix):
 			rule.Op = "extra"
 		default:
