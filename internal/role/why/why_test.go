@@ -146,7 +146,7 @@ func TestFaultsAreFound(t *testing.T) {
 	}{
 		{"a RETURN ahead", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "    ! -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
 		{"one in legacy tables", "iptables-legacy", legacy, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "    ! -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
-		{"one in a native table", "nft", redirect.Native, "insert rule inet istio-proxy-nat output tcp dport 80 return", "DRIFTED", "    ! tcp dport 80 return\n", `rule 1 of istio-proxy-nat output ("tcp dport 80 return") is not the mesh's`, 3},
+		{"one in a native table", "nft", redirect.Native, "insert rule inet istio-proxy-nat output tcp dport 80 return", "FOREIGN-RULE", "    ! tcp dport 80 return\n", `rule 1 of istio-proxy-nat output ("tcp dport 80 return") is not the mesh's`, 3},
 		{"a redirect to another port", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j REDIRECT --to-ports 8080", "FOREIGN-RULE", "    ! ", "the packet is redirected to port 8080, though the wanted rules redirect it to port 15001", 3},
 		{"a rule that drops", "iptables-nft", redirect.Netlink, "-t filter -I OUTPUT -p tcp --dport 15001 -j DROP", "CAPTURED", "    ! ", "the packet is dropped, though", 3},
 		{"the catch-all is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT", "DRIFTED", "    - -j ISTIO_REDIRECT    # all other TCP is captured", `("-j ISTIO_REDIRECT") is missing`, 3},
