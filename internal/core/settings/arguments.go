@@ -3,6 +3,7 @@ package settings
 import (
 	"flag"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -15,12 +16,7 @@ const strayArgument = "stray argument %q: all settings are flags"
 // another: unknown flags, flags without a value and stray arguments are reported by Input.Read. The error is ErrHelp, or nil.
 func Parse(rows []Setting, args []string, getenv func(string) (string, bool)) (Input, error) {
 	in := Input{flags: map[string][]string{}, getenv: getenv}
-	isSwitch := map[string]bool{}
-	for _, s := range rows {
-		for _, name := range s.flags() {
-			isSwitch[name] = s.Arg == ""
-		}
-	}
+	isSwitch := switches(rows)
 	mistake := func(format, arg string) { in.mistakes = append(in.mistakes, fmt.Errorf(format, arg)) }
 	for len(args) > 0 {
 		arg := args[0]
@@ -56,6 +52,33 @@ func Parse(rows []Setting, args []string, getenv func(string) (string, bool)) (I
 		in.flags[name] = append(in.flags[name], text)
 	}
 	return in, nil
+}
+
+// switches has the name of each flag, with true for one without a value.
+func switches(rows []Setting) map[string]bool {
+	all := map[string]bool{}
+	for _, s := range rows {
+		for _, name := range s.flags() {
+			all[name] = s.Arg == ""
+		}
+	}
+	return all
+}
+
+// Operand returns the first argument that is neither a flag nor the value of one, and the others: the subject of a command may be
+// before and behind its flags. It is "" if there is none.
+func Operand(rows []Setting, args []string) (operand string, rest []string) {
+	isSwitch := switches(rows)
+	for i := 0; i < len(args); i++ {
+		name, isFlag := strings.CutPrefix(args[i], "-")
+		if !isFlag {
+			return args[i], slices.Delete(slices.Clone(args), i, i+1)
+		}
+		if standsAlone, known := isSwitch[strings.TrimPrefix(name, "-")]; known && !standsAlone {
+			i++
+		}
+	}
+	return "", args
 }
 
 // Given is an Input whose arguments were parsed elsewhere: text gives that of a flag, if it was given.

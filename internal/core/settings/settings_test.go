@@ -106,6 +106,25 @@ func TestArguments(t *testing.T) {
 	}
 }
 
+func TestTheOperandIsBeforeOrBehindFlags(t *testing.T) {
+	t.Parallel()
+	var text string
+	var on bool
+	rows := []settings.Setting{
+		{Name: "to", Aliases: []string{"t"}, Arg: "ADDRESS", Value: settings.Text(&text, nil)},
+		{Name: "udp", Value: settings.Bool(&on)},
+	}
+	for args, want := range map[string]string{
+		"pod --to x --udp": "pod;--to,x,--udp", "--udp pod -t x": "pod;--udp,-t,x", "--to x --udp pod": "pod;--to,x,--udp",
+		"--to=x pod": "pod;--to=x", "--to x": ";--to,x", "--to": ";--to", "pod other": "pod;other", "": ";",
+	} {
+		operand, rest := settings.Operand(rows, strings.Fields(args))
+		if got := operand + ";" + strings.Join(rest, ","); got != want {
+			t.Errorf("%q: got %q, want %q", args, got, want)
+		}
+	}
+}
+
 func TestPrecedenceIsFlagLayerEnvironmentDefault(t *testing.T) {
 	t.Parallel()
 	env := environment("NAME=", "OLD-NAME=old", "LIVE=2m", "FROZEN=snow")

@@ -73,9 +73,7 @@ func (c *config) rows() []settings.Setting {
 func Run(c applet.Call) int {
 	c.Stderr = printable.NewWriter(c.Stderr) // the standard output is passed on unchanged
 	var cfg config
-	if len(c.Args) > 0 && !strings.HasPrefix(c.Args[0], "-") {
-		cfg.pod, c.Args = c.Args[0], c.Args[1:]
-	}
+	cfg.pod, c.Args = settings.Operand(cfg.rows(), c.Args)
 	if code, done := service.Settings(c, "bundle", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}

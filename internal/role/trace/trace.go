@@ -92,9 +92,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if len(c.Args) > 0 && !strings.HasPrefix(c.Args[0], "-") {
-		cfg.pod, c.Args = c.Args[0], c.Args[1:]
-	}
+	cfg.pod, c.Args = settings.Operand(cfg.rows(), c.Args)
 	if code, done := service.Settings(c, "trace", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
