@@ -103,9 +103,10 @@ type follower struct {
 	open    []*packet
 	answers map[flow]bool
 	ticks   int
-	reread  int // the tick of the last reading of the rules
-	counts  map[place]redirection.Count
-	end     End
+	// reread is the tick of the last reading of the rules, rereads the number of these.
+	reread, rereads int
+	counts          map[place]redirection.Count
+	end             End
 }
 
 // Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. The Spec explains the rules; nil

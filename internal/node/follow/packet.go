@@ -25,8 +25,12 @@ const (
 	maxText    = 1 << 10
 )
 
-// rereadEach is the least number of ticks between two readings of the rules, which may change during a trace.
-const rereadEach = 10
+// rereadEach is the least number of ticks between two readings of the rules, which may change during a trace, and maxRereads their
+// number: a process in the pod may change them all the time.
+const (
+	rereadEach = 10
+	maxRereads = 20
+)
 
 // packet is a packet whose events still come.
 type packet struct {
@@ -155,8 +159,9 @@ func protocol(number uint8) string {
 func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 	handle := nftables.Handle{Family: families[e.Family], Table: e.Table, Number: e.Handle}
 	hop, known := f.rules.Rules[handle]
-	if !known && f.ticks-f.reread >= rereadEach && hookedTable(handle) {
+	if !known && f.rereads < maxRereads && f.ticks-f.reread >= rereadEach && hookedTable(handle) {
 		f.reread = f.ticks
+		f.rereads++
 		if rules, err := f.space.Traceable(ctx, f.spec); err == nil {
 			rules.Unread = f.rules.Unread // without the table of the trace
 			f.rules = rules
