@@ -194,6 +194,17 @@ func focus(selector string) chromedp.Action[chromedp.Void] {
 	return chromedp.Focus(chromedp.CSS(selector))
 }
 
+// survives wants the page to ask the agent again and to keep an element, with the focus that it has.
+func (b *browser) survives(selector string) {
+	b.Helper()
+	b.do(focus(selector))
+	evaluate[bool](b, `window.kept = document.querySelector(%q), performance.clearResourceTimings(), true`, selector)
+	b.Until("the next requests", func() bool { return evaluate[int](b, `performance.getEntriesByType("resource").length`) >= 4 })
+	if !evaluate[bool](b, `kept.isConnected && document.activeElement === kept`) {
+		b.Errorf("%s is another element after a refresh, or has lost the focus", selector)
+	}
+}
+
 // fits wants no part of the page to be wider than the window.
 func (b *browser) fits() {
 	b.Helper()

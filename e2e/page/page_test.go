@@ -75,6 +75,7 @@ func TestThePage(t *testing.T) {
 	if rows, bars := b.count(`#pods tr`), b.count(`#decisions rect`); rows != 50 || bars < 8 {
 		t.Errorf("%v rows, %v bars", rows, bars)
 	}
+	b.survives("#pods a")
 	b.click("#next")
 	b.see("#page", "51 to 100 of 5007")
 	b.click(`#states [data-state="outside"]`)
@@ -142,7 +143,10 @@ func TestThePage(t *testing.T) {
 
 	n.agent.Signal(killed)
 	b.see("#failure", "The agent has not answered since", "kubectl port-forward")
-	b.see("#pod-title", "shop/web") // what was known stays
+	b.see("#state", "captured") // what was known stays
+	<-n.agent.Ended()
+	n.start()
+	b.Until("an end of the warning", func() bool { return b.count("#failure[hidden]") == 1 })
 }
 
 // ask fills the form: pairs of fields and texts.
