@@ -38,7 +38,7 @@ func (j *job) observe(ctx context.Context) ([]audit.Problem, error) {
 			return err
 		}
 		if version != a.version {
-			if err := j.readRules(ctx, space); err != nil {
+			if err = j.readRules(ctx, space); err != nil {
 				return err
 			}
 			a.version = version

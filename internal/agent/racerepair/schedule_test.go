@@ -352,3 +352,83 @@ func TestManyPods(t *testing.T) { //nolint:paralleltest // it measures the memor
 		t.Errorf("%d series of offenders", got)
 	}
 }
+
+// TestTriggers: a change that matters is inspected at once, without a step of the clock; any other is not.
+func TestTriggers(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
+	l.want(audit.Captured, "")
+	checked := func() int { // the number of inspections since the last search
+		l.controller.mu.Lock()
+		defer l.controller.mu.Unlock()
+		return l.controller.pods[web].audited.place.uses
+	}
+	state := func() audit.State { return l.controller.Pods()[0].State }
+	before := checked()
+	for i := range 5 {
+		l.pod.labels = object{"n": fmt.Sprint(i)}
+		l.publish(nil)
+		l.waitForWorker()
+	}
+	if after := checked(); after > before+1 { // the one that was due at the start
+		t.Errorf("%d inspections after changes of a label", after-before)
+	}
+	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
+	l.publish(running())
+	agenttest.Eventually(t, "a container that starts is no trigger", func() bool { return state() == audit.Bypassed })
+	l.program(l.path)
+	l.pod.annotations = object{"traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
+	l.publish(running())
+	agenttest.Eventually(t, "an annotation is no trigger", func() bool { return state() == audit.Drifted })
+	l.pod.annotations = nil
+	l.publish(running())
+	agenttest.Eventually(t, "an annotation that goes is no trigger", func() bool { return state() == audit.Captured })
+	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	agenttest.Eventually(t, "the plugin's configuration is no trigger", func() bool {
+		l.clock.Step(policyInterval)
+		return state() == audit.Outside
+	})
+}
+
+// TestTheAuditRepairsNoMoreThanRaceRepair: it writes no rule where race repair would not.
+func TestTheAuditRepairsNoMoreThanRaceRepair(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(l *auditFixture)
+		want   audit.State
+	}{
+		"refused settings": {func(l *auditFixture) {
+			l.pod.annotations = object{"traffic.sidecar.istio.io/excludeOutboundPorts": "x"}
+		}, audit.NotInspected},
+		"the host's network": {func(l *auditFixture) { l.pod.host = true }, audit.Outside},
+		"an unusable configuration": {func(l *auditFixture) {
+			l.conf.Store(&cniconf.NetConf{Problems: errors.New("exclude_namespaces: no list")})
+		}, audit.NotInspected},
+		"no configuration":   {func(l *auditFixture) { l.conf.Store(nil) }, audit.NotInspected},
+		"a pod that ends":    {func(l *auditFixture) { l.pod.deleting = true }, ""},
+		"without the mesh":   {func(l *auditFixture) { l.pod.plain = true }, audit.Outside},
+		"an uncertain place": {func(l *auditFixture) { l.options.Find = nil }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newAuditFixture(t, AuditSettings{Repair: true}, cniconf.NetConf{})
+			l.want(audit.Captured, "")
+			l.end()
+			netnstest.Run(t, l.path, "nft", "flush", "ruleset")
+			test.change(l)
+			l.publish(nil)
+			l.controller = New(l.options)
+			l.stops = append(l.stops, agenttest.Go(t, l.controller.Run))
+			var s audit.Status
+			agenttest.Eventually(t, "the pod is not known", func() (known bool) {
+				var err error
+				s, err = l.controller.Check(t.Context(), web)
+				return err == nil
+			})
+			if s.State != test.want {
+				t.Errorf("got %+v, want %q", s, test.want)
+			}
+			l.untouched(l.path)
+		})
+	}
+}

@@ -140,14 +140,8 @@ func Assess(spec redirect.Spec, o Observation) []Problem {
 		all = append(all, Problem{state, printable.Text(detail, maxDetail)})
 	}
 	all = append(all, o.Rules...)
-	for i, text := range o.Routing {
-		if i == maxProblems {
-			add(Drifted, fmt.Sprintf("and %d more differences of addresses and routes", len(o.Routing)-i))
-		}
-		if i >= maxProblems || !o.Mesh {
-			break
-		}
-		add(Drifted, text)
+	if o.Mesh {
+		routing(o.Routing, add)
 	}
 	if o.Accepts != nil && o.Mesh {
 		for _, l := range wantedListeners(spec, o.Families) {
@@ -185,6 +179,17 @@ func StateOf(problems []Problem) State {
 
 func severity(s State) int {
 	return slices.IndexFunc(rows, func(r row) bool { return r.state == s })
+}
+
+// routing reports the differences of addresses and routes.
+func routing(differences []string, add func(State, string)) {
+	for i, text := range differences {
+		if i == maxProblems {
+			add(Drifted, fmt.Sprintf("and %d more differences of addresses and routes", len(differences)-i))
+			return
+		}
+		add(Drifted, text)
+	}
 }
 
 // Rules returns the problems of the rules: mesh says that there are rules of the mesh, diffs are their differences from the

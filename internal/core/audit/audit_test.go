@@ -245,7 +245,8 @@ func TestForeignRules(t *testing.T) {
 		for name, spec := range map[string]redirect.Spec{"": redirect.Default(), "dns": dns, "tproxy": tproxy} {
 			want := map[string]bool{"": test.alone, "dns": test.dns, "tproxy": test.tproxy}[name]
 			have := ruleset.Set{Family: ruleset.IPv4, Tables: []ruleset.Table{{Name: "mangle", Chains: []ruleset.Chain{
-				{Name: "OUTPUT", Rules: []ruleset.Rule{ruleset.Opaque(test.rule)}}, {Name: "COUNTS", Rules: []ruleset.Rule{ruleset.Opaque("-p tcp"), ruleset.Opaque("-j COUNTS")}},
+				{Name: "OUTPUT", Rules: []ruleset.Rule{ruleset.Opaque(test.rule)}},
+				{Name: "COUNTS", Rules: []ruleset.Rule{ruleset.Opaque("-p tcp"), ruleset.Opaque("-j COUNTS")}},
 				{Name: "TAKES", Rules: []ruleset.Rule{ruleset.Opaque("-j COUNTS"), ruleset.Opaque("-j DROP")}},
 			}}}}
 			if got := audit.Foreign(spec, have, ruleset.Ownership{}, "nft"); len(got) > 0 != want {

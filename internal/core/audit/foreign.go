@@ -29,7 +29,7 @@ func takes(rule string, spec redirect.Spec, alone bool, chain func(string) bool)
 		names = names[:max(0, len(names)-1)] // the last one is a digest
 		return slices.ContainsFunc(names, func(n string) bool {
 			target, is := strings.CutPrefix(n, "target:")
-			return !slices.Contains(onlyLooks, n) && !(is && slices.Contains(harmless, target))
+			return !slices.Contains(onlyLooks, n) && (!is || !slices.Contains(harmless, target))
 		})
 	}
 	if !strings.HasPrefix(rule, "-") && !strings.HasPrefix(rule, "! -") {
@@ -43,10 +43,10 @@ func takes(rule string, spec redirect.Spec, alone bool, chain func(string) bool)
 	if i < 0 || i+1 == len(words) {
 		return false
 	}
-	switch target := words[i+1]; {
-	case target == "ACCEPT", target == "RETURN":
+	switch target := words[i+1]; target {
+	case "ACCEPT", "RETURN":
 		return !alone
-	case target == "MARK", target == "CONNMARK":
+	case "MARK", "CONNMARK":
 		return spec.Mode == redirect.TPROXY
 	default:
 		return !slices.Contains(harmless, target) && chain(target)
@@ -87,20 +87,9 @@ func Foreign(spec redirect.Spec, have ruleset.Set, owned ruleset.Ownership, dial
 		t := have.Table(name)
 		v := visitor{spec, t, map[string]bool{}}
 		for _, c := range t.Chains {
-			if !ruleset.Builtin(name, c.Name) || c.Name != "PREROUTING" && c.Name != "OUTPUT" {
-				continue
-			}
-			at := fmt.Sprintf("%s (%s) %s/%s: ", have.Family, dialect, name, c.Name)
-			if c.Policy == string(ruleset.Drop) {
-				found = append(found, at+"policy DROP")
-			}
-			if slices.ContainsFunc(owned.Rules[name][c.Name], func(own bool) bool { return own }) {
-				continue
-			}
-			for _, r := range c.Rules {
-				if takes(r.String(), spec, true, v.chain) && len(found) <= maxProblems {
-					found = append(found, fmt.Sprintf("%sforeign rule %q", at, "-A "+c.Name+" "+r.String()))
-				}
+			if c.Name == "PREROUTING" || c.Name == "OUTPUT" {
+				at := fmt.Sprintf("%s (%s) %s/%s: ", have.Family, dialect, name, c.Name)
+				found = append(found, v.base(c, owned.Rules[name][c.Name], at)...)
 			}
 		}
 	}
@@ -113,6 +102,22 @@ type visitor struct {
 	ruleset.Table
 
 	known map[string]bool
+}
+
+// base returns what may take traffic in a base chain, at most maxProblems rules.
+func (v visitor) base(c ruleset.Chain, own []bool, at string) (found []string) {
+	if c.Policy == string(ruleset.Drop) {
+		found = append(found, at+"policy DROP")
+	}
+	if slices.Contains(own, true) {
+		return found
+	}
+	for _, r := range c.Rules {
+		if takes(r.String(), v.spec, true, v.chain) && len(found) < maxProblems {
+			found = append(found, fmt.Sprintf("%sforeign rule %q", at, "-A "+c.Name+" "+r.String()))
+		}
+	}
+	return found
 }
 
 // chain reports whether a chain, or a target of that name, may take a packet.

@@ -105,8 +105,8 @@ func LegacyDigest(f ruleset.Family) (uint64, error) {
 	defer l.close()
 	sizes, err := l.sizes(tables)
 	for _, table := range slices.Sorted(maps.Keys(sizes)) {
-		entries, err := l.entries(table, sizes[table])
-		if err != nil {
+		var entries []byte
+		if entries, err = l.entries(table, sizes[table]); err != nil {
 			return 0, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
 		}
 		clearCounters(f, entries[getEntriesHead:])

@@ -34,25 +34,37 @@ func (s *Session) foreign(ctx context.Context, marks bool) (found []string, err 
 		if c.drops {
 			found = append(found, c.String()+": policy drop")
 		}
-		narrow := func(b *nfnetlink.Buffer) { b.String(unix.NFTA_RULE_TABLE, c.table) }
-		err := s.dump(ctx, unix.NFT_MSG_GETRULE, c.family, narrow, func(m nfnetlink.Message) error {
-			chain := m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text()
-			called := regular[chainKey{c.family, c.table, chain}]
-			if m.Family != c.family || m.Attributes.Get(unix.NFTA_RULE_TABLE).Text() != c.table || chain != c.name && !called {
-				return nil
-			}
-			if what := takes(m.Attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, marks); what != "" {
-				handle, _ := m.Attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
-				found = append(found, fmt.Sprintf("%s: rule with handle %d of chain %s (%s)", c, handle, escaped(chain), what))
-			}
-			return nil
-		})
+		some, err := s.takers(ctx, c, regular, marks)
 		if err != nil {
 			return nil, fmt.Errorf("listing rules of %s: %w", c, err)
+		}
+		if found = append(found, some...); len(found) >= maxForeign {
+			break
 		}
 	}
 	return found, nil
 }
+
+// takers names the rules of a base chain, and of the chains that its table may lead to, which may take traffic.
+func (s *Session) takers(ctx context.Context, c hookedChain, regular map[chainKey]bool, marks bool) (found []string, err error) {
+	narrow := func(b *nfnetlink.Buffer) { b.String(unix.NFTA_RULE_TABLE, c.table) }
+	err = s.dump(ctx, unix.NFT_MSG_GETRULE, c.family, narrow, func(m nfnetlink.Message) error {
+		chain := m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text()
+		called := regular[chainKey{c.family, c.table, chain}]
+		if m.Family != c.family || m.Attributes.Get(unix.NFTA_RULE_TABLE).Text() != c.table || chain != c.name && !called {
+			return nil
+		}
+		if what := takes(m.Attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, marks); what != "" && len(found) < maxForeign {
+			handle, _ := m.Attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
+			found = append(found, fmt.Sprintf("%s: rule with handle %d of chain %s (%s)", c, handle, escaped(chain), what))
+		}
+		return nil
+	})
+	return found, err
+}
+
+// maxForeign bounds the rules that are named of each chain, and ends the search.
+const maxForeign = 20
 
 // chainKey names a chain of another program's table.
 type chainKey struct {

@@ -1,0 +1,177 @@
+package racerepair
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/clock"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+)
+
+// fullNode is a node with the usual maximum of pods, each with a namespace, the rules of the mesh, listeners of a proxy, and an entry
+// in libcni's cache.
+const fullNode = 110
+
+// occupy makes the pods and a controller that knows them.
+func (l *fixture) occupy(n int, interval time.Duration) *Controller {
+	l.Helper()
+	l.options.Audit, l.options.AuditOnly = AuditSettings{Interval: interval}, true
+	l.options.Clock, l.options.Workers = clock.RealClock{}, 0
+	l.options.Follow = func(ctx context.Context, _ kube.Listener[kube.Pod]) { <-ctx.Done() }
+	l.options.Processes = func(ctx context.Context) (map[string][]audit.Process, error) { // of this machine
+		all := map[string][]audit.Process{}
+		err := sandbox.Places{Proc: "/proc", Roots: []string{"/"}}.Processes(ctx, func(p sandbox.Process) {
+			all[p.Pod] = append(all[p.Pod], audit.Process{PID: p.PID, Container: p.Container, UID: p.UID, GID: p.GID})
+		})
+		return all, err
+	}
+	c := New(l.options)
+	for i := range n {
+		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprintf("uid-%d", i)}.at(fmt.Sprintf("10.88.1.%d/24", i+1))
+		path := l.Sandbox(p.ips...)
+		l.cache(p, path)
+		space := netnstest.Open(l.T, path)
+		_, err := redirection.Namespace{NetNS: space, Log: l.options.Log}.Apply(l.Context(), redirect.Default(), redirection.Reconcile)
+		l.Do(err)
+		for _, port := range []string{"15001", "15006"} {
+			socket, err := netns.In(space, func() (net.Listener, error) {
+				return (&net.ListenConfig{}).Listen(l.Context(), "tcp4", "0.0.0.0:"+port)
+			})
+			l.Do(err)
+			l.Cleanup(func() { _ = socket.Close() })
+		}
+		pod := p.nodePod()
+		pod.Containers = []repair.Container{{Name: sidecar.ProxyContainer, ID: "1", State: repair.State{Running: true, Began: agenttest.Start()}}}
+		c.update(pod)
+	}
+	return c
+}
+
+// cpu is the time that this process has used.
+func cpu(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// TestCostOfTheAudit measures a full node; with -v it prints the numbers of docs/performance.md. It asserts none that depends on the
+// speed of the machine.
+func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
+	l := newFixture(t, nothing)
+	const interval = 5 * time.Minute
+	c := l.occupy(fullNode, interval)
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	inspect := func() {
+		for _, k := range c.keys() {
+			c.pods[k].waiting = append(c.pods[k].waiting, make(chan struct{}))
+			l.Do(c.reconcile(t.Context(), k))
+		}
+	}
+	began := cpu(t)
+	inspect()
+	first := (cpu(t) - began) / fullNode
+	for _, s := range c.Pods() {
+		if s.State != audit.Captured {
+			t.Fatalf("got %+v", s)
+		}
+	}
+	held := max(0, int64(heap())-int64(before))
+	const rounds = 2 * searchEvery
+	searches := l.searches.Load()
+	var m, m2 runtime.MemStats
+	runtime.ReadMemStats(&m)
+	began = cpu(t)
+	for range rounds {
+		inspect()
+	}
+	each := (cpu(t) - began) / fullNode / rounds
+	runtime.ReadMemStats(&m2)
+	const n = fullNode * rounds
+	if got := l.searches.Load() - searches; got > n/searchEvery {
+		t.Errorf("%d searches in %d inspections", got, n)
+	}
+	allocations := (m2.Mallocs - m.Mallocs) / n
+	if allocations > 2000 {
+		t.Errorf("%d allocations for an unchanged pod", allocations)
+	}
+	t.Logf("first inspection %s, of an unchanged pod %s and %d allocations (%d bytes); memory held for each pod: %d bytes", first, each,
+		allocations, (m2.TotalAlloc-m.TotalAlloc)/n, held/fullNode)
+	t.Logf("%d pods each %s to %s: %.3f %% of a core", fullNode, interval*4/5, interval, 100*float64(each*fullNode)/float64(interval*9/10))
+}
+
+// TestStartOfTheAudit measures the share of a core from the agent's start until each pod has been inspected.
+func TestStartOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
+	if os.Getenv("AUDIT_START") == "" {
+		t.Skip("it takes most of a minute: AUDIT_START=1 runs it")
+	}
+	l := newFixture(t, nothing)
+	c := l.occupy(fullNode, 5*time.Minute)
+	runtime.GC()
+	began, at := cpu(t), time.Now()
+	close(c.synced)
+	l.stops = append(l.stops, agenttest.Go(t, c.Run))
+	for len(c.Pods()) < fullNode && time.Since(at) < 10*time.Minute {
+		time.Sleep(time.Second)
+	}
+	used, took := cpu(t)-began, time.Since(at)
+	t.Logf("%d of %d pods in %s, CPU %s: %.2f %% of a core", len(c.Pods()), fullNode, took.Round(time.Second), used.Round(time.Millisecond),
+		100*used.Seconds()/took.Seconds())
+}
+
+// TestANamespaceEndsWithItsPod: between two inspections the audit keeps no descriptor, so that nothing holds the namespace.
+func TestANamespaceEndsWithItsPod(t *testing.T) { //nolint:paralleltest // it counts the descriptors of the process
+	l := newFixture(t, nothing)
+	c := l.occupy(1, 5*time.Minute)
+	k := c.keys()[0]
+	inspect := func() {
+		c.pods[k].waiting = append(c.pods[k].waiting, make(chan struct{}))
+		l.Do(c.reconcile(t.Context(), k))
+	}
+	descriptors := func() string {
+		files, err := os.ReadDir("/proc/self/fd")
+		l.Do(err)
+		var all []string
+		for _, f := range files {
+			if target, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil && strings.HasPrefix(target, "net:") {
+				all = append(all, target)
+			}
+		}
+		return strings.Join(all, " ")
+	}
+	before := descriptors()
+	for range 3 * searchEvery {
+		inspect()
+	}
+	if after := descriptors(); after != before {
+		t.Errorf("descriptors of namespaces: %s, before: %s", after, before)
+	}
+	if c.pods[k].audited.place.path == "" {
+		t.Error("the namespace is searched again each time")
+	}
+}
