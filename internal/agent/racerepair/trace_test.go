@@ -102,7 +102,7 @@ func TestTraceOfAPod(t *testing.T) {
 	for r := range records {
 		if p := r.Packet; p != nil {
 			packets++
-			if p.Wanted != inspect.AsWanted || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: all other TCP") || len(p.Hops) < 3 || p.Hops[0].Why == "" {
+			if p.Wanted != inspect.AsWanted || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: all other TCP") || !p.Deaf || len(p.Hops) < 3 || p.Hops[0].Why == "" {
 				t.Errorf("got %+v", p)
 			}
 		}

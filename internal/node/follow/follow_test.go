@@ -165,6 +165,9 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 	}
 	got := *all[i].Packet
 	unseen := legacy && s.verdict == walk.HandedOver
+	if got.Deaf {
+		l.Errorf("%s: %s", s.name, got.Sentence)
+	}
 	if got.Destination != s.To.String() || got.Outgoing != s.outgoing || got.Verdict != s.verdict.String() && !unseen {
 		l.Errorf("%s: %+v", s.name, got)
 	}

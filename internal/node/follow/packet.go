@@ -314,6 +314,13 @@ func (f *follower) explain(p *packet) {
 	}
 	r = f.rules.Explained(r, as, cause)
 	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(p, r)}
+	if f.toProxy(r.To.Port()) {
+		to := r.To
+		if !to.Addr().IsValid() {
+			to = netip.AddrPortFrom(p.first.Destination.Addr(), to.Port())
+		}
+		_ = p.Lands(f.space, p.first.Protocol, to) // without the listeners there is the rest
+	}
 	if p.Wanted == "" {
 		p.Sentence += "; rules of legacy tables are not traced, see their counters"
 	}

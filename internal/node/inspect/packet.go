@@ -129,19 +129,24 @@ func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec,
 		a.Hops = append(a.Hops, Hop{h.Hook, h.Table, h.Chain, h.Number, h.Rule, h.Answer.String(), h.Why})
 	}
 	if r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver {
-		to := landing(p, r)
-		a.To = to.String()
-		all, err := listening(space)
-		if err != nil {
-			return a, err
-		}
-		heard := slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) })
-		if a.Deaf = !heard && p.Protocol == ruleset.TCP; a.Deaf {
-			fate := map[walk.Verdict]string{walk.Redirected: "is refused", walk.HandedOver: "hangs"}[r.Verdict]
-			a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection %s", to, fate)
-		}
+		err = a.Lands(space, p.Protocol, landing(p, r))
 	}
-	return a, nil
+	return a, err
+}
+
+// Lands completes the answer for a packet that is redirected or handed over to a socket of the namespace: whether a process listens.
+func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.AddrPort) error {
+	a.To = to.String()
+	all, err := listening(space)
+	if err != nil {
+		return err
+	}
+	heard := slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) })
+	if a.Deaf = !heard && protocol == ruleset.TCP; a.Deaf {
+		fate := map[string]string{walk.Redirected.String(): "is refused", walk.HandedOver.String(): "hangs"}[a.Verdict]
+		a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection %s", to, fate)
+	}
+	return nil
 }
 
 // landing is the socket that a redirected packet ends at: what the pod sends is redirected to loopback, what arrives to the
