@@ -2,10 +2,12 @@ package why_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -313,5 +315,30 @@ func TestBadArguments(t *testing.T) {
 	}
 	if code, _, errs := explain(t, 0, "--netns", "/nowhere"); code != 1 || !strings.Contains(errs, "no such file") {
 		t.Errorf("exit %d: %s", code, errs)
+	}
+}
+
+// TestTheManualShowsTheOutput holds docs/bypass.md to the program: the table of states, and a page of a namespace.
+func TestTheManualShowsTheOutput(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/bypass.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range audit.States() {
+		row := "| `" + string(s) + "` | " + s.Sentence() + " | " + cmp.Or(s.Remedy(), "nothing") + " |\n"
+		if !strings.Contains(string(text), row) {
+			t.Errorf("no row %s", row)
+		}
+	}
+	f := labtest.New(t, ruleset.IPv4)
+	s := redirect.Default()
+	s.OutboundPortsExclude = append(s.OutboundPortsExclude, 443)
+	if _, err := space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile); err != nil {
+		t.Fatal(err)
+	}
+	_, out, errs := explain(t, 100, "--netns", f.Path(), "--to", "10.2.0.9:443")
+	out = strings.ReplaceAll(out, f.Path(), "/run/netns/web")
+	if !strings.Contains(string(text), "```\n$ istio-cni why --netns /run/netns/web --to 10.2.0.9:443\n"+out+"```\n") {
+		t.Errorf("the manual does not have\n%s%s", out, errs)
 	}
 }
