@@ -115,7 +115,7 @@ func (j *job) audit(ctx context.Context) {
 		return
 	}
 	if in := j.input(); !reflect.DeepEqual(in, a.input) {
-		a.input, a.version, a.due = in, redirection.Version{}, j.Clock.Now()
+		a.input, a.version, a.place, a.due = in, redirection.Version{}, place{}, j.Clock.Now() // also another sandbox of the same address
 	}
 	if len(j.waiting) > 0 {
 		j.verify(ctx)
