@@ -18,13 +18,13 @@ var harmless = []string{ //nolint:gochecknoglobals // a constant table
 
 // onlyLooks are the expressions of nf_tables that do nothing but match, count or log.
 var onlyLooks = []string{ //nolint:gochecknoglobals // a constant table
-	"meta", "payload", "cmp", "bitwise", "range", "log", "limit", "quota", "ct", "fib", "match", "last",
+	"meta", "payload", "cmp", "bitwise", "range", "log", "limit", "quota", "ct", "fib", "match", "last", "counter",
 }
 
 // takes reports whether a foreign rule may take a packet that the mesh redirects: end its walk, change it, or send it to a chain that
 // may. The rules of a chain that has no rule of the mesh (alone) may accept a packet or return: the mesh's chains are separate.
 func takes(rule string, spec redirect.Spec, alone bool, chain func(string) bool) bool {
-	if opaque, is := strings.CutPrefix(rule, "[not understood: "); is {
+	if _, opaque, is := strings.Cut(rule, ": "); is && (strings.HasPrefix(rule, "[not understood: ") || strings.HasPrefix(rule, "[nf_tables: ")) {
 		names := strings.Fields(opaque)
 		names = names[:max(0, len(names)-1)] // the last one is a digest
 		return slices.ContainsFunc(names, func(n string) bool {

@@ -89,7 +89,7 @@ func TestEachDriftOfANativeTableIsFoundAndRepaired(t *testing.T) {
 	spec.TunnelPort = 15009
 	want := redirect.NativeRules(spec, treatment(true))
 	tests := []struct{ name, nft, seen string }{
-		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
+		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output tcp dport 9 counter accept"},
 		{"an unknown rule", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
 		{"a rule less", "flush chain inet istio-proxy-nat istio-redirect", "- -A istio-redirect meta l4proto tcp counter redirect to :15001"},
 		{"a chain more", "add chain inet istio-proxy-raw istio-other", "chain istio-other: the chain is left over and not wanted"},
