@@ -19,6 +19,8 @@ type Artifacts struct {
 	// Kube is the binary with the servers of Kubernetes, IstioCNI the program under test, Box the program of test
 	// images, Chart the program that renders the chart.
 	Kube, IstioCNI, Box, Chart string
+	// Kubectl is the kubectl plugin.
+	Kubectl string
 	// Image is the archive of the program's image as released; BoxImage is that of Box.
 	Image, BoxImage string
 	// Contract is the test binary of internal/kube/kubetest, whose tests the fake API server passes.
@@ -32,7 +34,7 @@ type Artifacts struct {
 }
 
 // Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN,
-// E2E_CONTRACT_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Variables that are not set, except the first, have
+// E2E_CONTRACT_BIN, E2E_KUBECTL_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Variables that are not set, except the first, have
 // a default below bin/ of the repository.
 func Find() (Artifacts, error) {
 	_, source, _, _ := runtime.Caller(0)
@@ -41,7 +43,7 @@ func Find() (Artifacts, error) {
 		Kube: os.Getenv("KUBE_BIN"), Box: from("E2E_BOX_BIN", bin, "box"), BoxImage: from("E2E_BOX_IMAGE", bin, "e2e-images/box.tar"),
 		IstioCNI: from("ISTIO_CNI_BIN", bin, "image/istio-cni-"+runtime.GOARCH), Image: from("E2E_IMAGE", bin, "image/istio-cni.tar"),
 		Chart: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"), Contract: from("E2E_CONTRACT_BIN", bin, "contract"),
-		CRDs: from("E2E_CRDS", bin, "crds"), Logs: from("E2E_LOGS", bin, "e2e-logs"),
+		Kubectl: from("E2E_KUBECTL_BIN", bin, "kubectl-istio_cni"), CRDs: from("E2E_CRDS", bin, "crds"), Logs: from("E2E_LOGS", bin, "e2e-logs"),
 	}
 	if a.Kube == "" {
 		built, _ := filepath.Glob(filepath.Join(bin, "kube", "*", "kube"))
@@ -57,6 +59,7 @@ func Find() (Artifacts, error) {
 		file(a.BoxImage, "E2E_BOX_IMAGE", "hack/e2e.sh packs it"),
 		program(a.Flannel, "E2E_FLANNEL_BIN", "hack/e2e.sh builds it"),
 		program(a.Contract, "E2E_CONTRACT_BIN", "hack/e2e.sh builds it"),
+		program(a.Kubectl, "E2E_KUBECTL_BIN", "hack/e2e.sh builds it"),
 		program(a.Chart, "E2E_CHART_BIN", "hack/e2e.sh builds it"),
 		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }

@@ -2,8 +2,9 @@
 //
 //	box [pause]      waits for SIGTERM and reaps orphans: the program of a sandbox
 //	box serve ADDR   answers HTTP with "hello from HOST to PEER" until SIGTERM
-//	box proxy sidecar [transparent]
-//	                 stands in for a sidecar, whose command begins like this
+//	box proxy sidecar [transparent | supervised]
+//	                 stands in for a sidecar, whose command begins like this; supervised, in a process of its own, whose
+//	                 end the container outlives
 //	box get URL      prints the response and its Via header, and fails unless the status is 200
 //	box lookup NAME  resolves a name over UDP and TCP, with an unreachable DNS server
 //	box api PATH     prints the response of the API server to a GET with the pod's ServiceAccount token
@@ -48,6 +49,9 @@ func run(command string, args []string) error {
 		return nil
 	}
 	if command == "proxy" && len(args) > 0 && args[0] == "sidecar" {
+		if slices.Contains(args, "supervised") {
+			return supervise()
+		}
 		return proxy(slices.Contains(args, "transparent"))
 	}
 	do, known := many[command]

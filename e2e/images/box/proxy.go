@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"syscall"
 	"time"
 	"unsafe"
@@ -59,6 +60,17 @@ func proxy(transparent bool) error {
 	case <-ended:
 		return nil
 	}
+}
+
+// supervise runs the proxy in a process of its own, like pilot-agent, and does not start it again.
+func supervise() error {
+	child := exec.CommandContext(context.Background(), "/proc/self/exe", "proxy", "sidecar")
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr
+	if err := child.Start(); err != nil {
+		return err
+	}
+	wait()
+	return nil
 }
 
 // side is one direction of the proxy.

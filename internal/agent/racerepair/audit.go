@@ -276,5 +276,7 @@ func (c *Controller) Reports(p kube.Pod) bool {
 	return e != nil && e.pod.Facts.UID == p.Facts.UID && e.broken
 }
 
-// text of the tools of a report.
-func toolsOf(r redirection.Report) string { return strings.Join(r.Tools, ",") }
+// text of the tools of a report, of which both families mostly have the same.
+func toolsOf(r redirection.Report) string {
+	return strings.Join(slices.Compact(slices.Clone(r.Tools)), ",")
+}

@@ -81,6 +81,9 @@ func (f *fleet) target(ctx context.Context, args []string) (a agent, key string,
 	return agents[0], key, rest, nil
 }
 
+// partial is the exit code of an agent's command bundle that names in the file what is missing.
+var partial = []int{applet.ExitError} //nolint:gochecknoglobals // a constant
+
 // bundle writes the bundle of a pod's node, or a tar.gz file with those of all nodes.
 func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	if f.Terminal != nil && f.Terminal() > 0 {
@@ -91,7 +94,7 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		text, err := f.one(ctx, a, nil, slices.Concat([]string{"bundle", key}, rest)...)
+		text, err := f.one(ctx, a, partial, slices.Concat([]string{"bundle", key}, rest)...)
 		if err != nil {
 			return 0, fmt.Errorf("node %s: no answer: %w", a.node, err)
 		}
@@ -100,7 +103,7 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	}
 	zipped := gzip.NewWriter(f.Stdout)
 	out := tar.NewWriter(zipped)
-	failed, err := f.each(ctx, slices.Concat([]string{"bundle"}, args), nil, func(a agent, text []byte) error {
+	failed, err := f.each(ctx, slices.Concat([]string{"bundle"}, args), partial, func(a agent, text []byte) error {
 		// The name is the API server's; a path in it must not leave the directory in which the file is unpacked.
 		name := strings.NewReplacer("/", "_", `\`, "_").Replace(printable.Text(a.node, maxShown/4)) + ".tar.gz"
 		header := &tar.Header{Name: "istio-cni/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: clock(), Format: tar.FormatPAX}
