@@ -142,7 +142,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 		e.Status = status([]audit.Problem{{State: audit.Bypassed, Detail: "the network namespace has no rule of the mesh"}})
 		return e, nil
 	}
-	if err := backend(&space, live.Wanted.Native); err != nil {
+	if err = backend(&space, live.Wanted.Native); err != nil {
 		return e, err
 	}
 	spec := live.Wanted.Spec

@@ -38,8 +38,8 @@ func Parse(get func(name string) string) (q Question, err error) {
 		if text == "" {
 			return 0
 		}
-		n, err := strconv.ParseUint(text, 10, bits)
-		if err != nil {
+		n, bad := strconv.ParseUint(text, 10, bits)
+		if bad != nil {
 			errs = append(errs, fmt.Errorf("%s: value %q: want a decimal number of at most %d bits", name, text, bits))
 		}
 		return n

@@ -57,21 +57,25 @@ func (v *View) Hooked(ctx context.Context) ([]string, error) {
 	}
 	v.session.conn.Budget = budget
 	for _, f := range families() {
-		if !slices.ContainsFunc(v.unread, func(at tableKey) bool { return at.family == f }) {
-			continue
-		}
-		err := v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
-			at := tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}
-			if slices.Contains(v.unread, at) && len(m.Attributes.Get(unix.NFTA_CHAIN_HOOK).Value) > 0 && !strings.HasPrefix(at.table, redirect.TraceTable) {
-				found[fmt.Sprintf("table %s %s", at.family, escaped(at.table))] = true
+		if slices.ContainsFunc(v.unread, func(at tableKey) bool { return at.family == f }) {
+			if err := v.hookedTables(ctx, f, found); err != nil {
+				return nil, fmt.Errorf("listing chains of %s: %w", f, err)
 			}
-			return nil
-		})
-		if err != nil {
-			return nil, fmt.Errorf("listing chains of %s: %w", f, err)
 		}
 	}
 	return slices.Sorted(maps.Keys(found)), nil
+}
+
+// hookedTables adds the names of the tables of a family that Read does not read and that have a chain at a hook.
+func (v *View) hookedTables(ctx context.Context, f ruleset.Family, found map[string]bool) error {
+	return v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
+		at := tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}
+		hook := m.Attributes.Get(unix.NFTA_CHAIN_HOOK).Value
+		if slices.Contains(v.unread, at) && len(hook) > 0 && !strings.HasPrefix(at.table, redirect.TraceTable) {
+			found[fmt.Sprintf("table %s %s", at.family, escaped(at.table))] = true
+		}
+		return nil
+	})
 }
 
 // tableKey names a table.

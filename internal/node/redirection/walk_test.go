@@ -299,7 +299,7 @@ func (w *walked) plantNative(t *testing.T) string {
 			match += " meta l4proto tcp"
 		}
 		rule := fmt.Sprintf("%s rule inet istio-proxy-nat %s %s %s", pick(w, "insert", "add"), chain, match, target)
-		if exec.Command("nsenter", "--net="+w.Path(), "nft", rule).Run() == nil { // a chain may not be there
+		if exec.CommandContext(t.Context(), "nsenter", "--net="+w.Path(), "nft", rule).Run() == nil { // a chain may not be there
 			all += rule + "\n"
 		}
 	}

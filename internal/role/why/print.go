@@ -19,13 +19,14 @@ const maxLine = 1 << 10
 
 // paper is a page on its way. Lines are wrapped at width columns, 0 for no limit.
 type paper struct {
-	strings.Builder
-
+	text  strings.Builder
 	width int
 }
 
+func (p *paper) print(text string) { p.text.WriteString(text) }
+
 // head begins a section.
-func (p *paper) head(title string) { p.WriteString("\n" + title + "\n") }
+func (p *paper) head(title string) { p.print("\n" + title + "\n") }
 
 // labels is the width of the column of labels.
 const labels = 12
@@ -41,7 +42,7 @@ func (p *paper) wrap(begin string, indent int, text string) {
 	empty := true
 	for word := range strings.SplitSeq(text, " ") {
 		if p.width > 0 && !empty && runes(line)+1+runes(word) > p.width {
-			p.WriteString(strings.TrimRight(line, " ") + "\n")
+			p.print(strings.TrimRight(line, " ") + "\n")
 			line, empty = strings.Repeat(" ", indent), true
 		}
 		if !empty {
@@ -49,7 +50,7 @@ func (p *paper) wrap(begin string, indent int, text string) {
 		}
 		line, empty = line+word, false
 	}
-	p.WriteString(strings.TrimRight(line, " ") + "\n")
+	p.print(strings.TrimRight(line, " ") + "\n")
 }
 
 func runes(text string) int { return len([]rune(text)) }
@@ -75,7 +76,7 @@ func (c *config) page(e inspect.Explanation, width int) string {
 	p.wrap("", 0, c.subject(e)+": "+verdict(e))
 	if e.Answer != nil {
 		c.packet(p, e.Answer)
-		return p.String()
+		return p.text.String()
 	}
 	if e.Pod != "" {
 		injection(p, e)
@@ -85,9 +86,9 @@ func (c *config) page(e inspect.Explanation, width int) string {
 	exceptions(p, e.Exceptions)
 	listeners(p, e)
 	rules(p, e)
-	p.WriteString("\n")
+	p.print("\n")
 	p.wrap("", 0, closing(e))
-	return p.String()
+	return p.text.String()
 }
 
 // subject names the pod or the namespace.
@@ -254,7 +255,7 @@ func rules(p *paper, e inspect.Explanation) {
 	}
 	signs := map[string]string{"": "  ", "missing": "- ", "extra": "+ ", "foreign": "! "}
 	for _, c := range e.Chains {
-		p.WriteString("  " + c.Family + " table " + printable.Text(c.Table, maxLine) + " chain " + c.Chain + "\n")
+		p.print("  " + c.Family + " table " + printable.Text(c.Table, maxLine) + " chain " + c.Chain + "\n")
 		for _, r := range c.Rules {
 			p.rule("    "+signs[r.Op], walk.Shown(r.Text), r.Why)
 		}
@@ -276,15 +277,15 @@ func count(all []walk.Chain) string {
 		}
 		n["more"] += c.Omitted
 	}
-	text := fmt.Sprintf("%d as wanted", n[""])
+	parts := []string{fmt.Sprintf("%d as wanted", n[""])}
 	for _, o := range [][2]string{
 		{"foreign", "%d of others (!)"}, {"extra", "%d not wanted in chains of the mesh (+)"}, {"missing", "%d missing (-)"}, {"more", "%d more are not shown"},
 	} {
 		if n[o[0]] > 0 {
-			text += ", " + fmt.Sprintf(o[1], n[o[0]])
+			parts = append(parts, fmt.Sprintf(o[1], n[o[0]]))
 		}
 	}
-	return text
+	return strings.Join(parts, ", ")
 }
 
 // closing is the answer in one sentence.
@@ -293,7 +294,7 @@ func closing(e inspect.Explanation) string {
 	if e.Pod == "" {
 		who = "the namespace"
 	}
-	why := printable.Text(walk.Shown(e.Status.Why()), maxLine)
+	why := printable.Text(walk.Shown(e.Why()), maxLine)
 	switch {
 	case byInit(e):
 		return "the pod is in the mesh: its init container istio-init has set up the redirection"
@@ -334,12 +335,23 @@ func (c *config) packet(p *paper, a *inspect.Answer) {
 	}
 	p.head("RULES that it meets (→ matches, ? may match)")
 	if len(a.Hops) == 0 {
-		p.WriteString("  none\n")
+		p.print("  none\n")
 	}
+	hops(p, a)
+	p.print("\n")
+	who := "the packet "
+	if a.Wanted == inspect.Unknown {
+		who = ""
+	}
+	p.wrap("", 0, who+a.Sentence)
+}
+
+// hops prints the rules that a packet meets. Of many, those that do not match are counted only.
+func hops(p *paper, a *inspect.Answer) {
 	at, skipped := "", a.Omitted
 	skip := func() {
 		if skipped > 0 {
-			p.WriteString(fmt.Sprintf("      … %d that do not match\n", skipped))
+			p.print(fmt.Sprintf("      … %d that do not match\n", skipped))
 		}
 		skipped = 0
 	}
@@ -351,23 +363,14 @@ func (c *config) packet(p *paper, a *inspect.Answer) {
 		skip()
 		if place := fmt.Sprintf("%s: %s %s", h.Hook, h.Table, h.Chain); place != at {
 			at = place
-			p.WriteString("  " + printable.Text(place, maxLine) + "\n")
+			p.print("  " + printable.Text(place, maxLine) + "\n")
 		}
-		sign := map[string]string{"matched": "→", "unknown": "?"}[h.Answer]
+		sign := map[string]string{"matched": "→", "unknown": "?", "not-matched": " "}[h.Answer]
 		why := h.Why
 		if h.Answer == "matched" && why == "" {
 			why = "NOT A RULE OF THE MESH"
 		}
-		if sign == "" {
-			sign = " "
-		}
 		p.rule(fmt.Sprintf("    %s %2d  ", sign, h.Number), walk.Shown(h.Rule), why)
 	}
 	skip()
-	p.WriteString("\n")
-	who := "the packet "
-	if a.Wanted == inspect.Unknown {
-		who = ""
-	}
-	p.wrap("", 0, who+a.Sentence)
 }

@@ -44,26 +44,24 @@ func (n Namespace) Chains() []Chain {
 		}
 	}
 	var all []Chain
-	for _, s := range n.Live {
-		for _, t := range s.Tables {
-			for _, c := range t.Chains {
-				if chain := n.chain(s.Family, t.Name, c, wanted, left[s.Family]); len(chain.Rules) > 0 {
-					all = append(all, chain)
-				}
-			}
+	eachChain(n.Live, func(f ruleset.Family, table string, c ruleset.Chain) {
+		if chain := n.chain(f, table, c, wanted, left[f]); len(chain.Rules) > 0 {
+			all = append(all, chain)
 		}
-	}
+	})
 	for _, missing := range n.missing(left) {
-		i := slices.IndexFunc(all, func(c Chain) bool {
-			return c.Family == missing.Family && c.Table == missing.Table && c.Chain == missing.Chain
-		})
-		if i < 0 {
+		if i := slices.IndexFunc(all, missing.same); i < 0 {
 			all = append(all, missing)
 		} else {
 			all[i].Rules = append(all[i].Rules, missing.Rules...)
 		}
 	}
 	return all
+}
+
+// same reports whether both are one chain of the kernel.
+func (c Chain) same(o Chain) bool {
+	return c.Family == o.Family && c.Table == o.Table && c.Chain == o.Chain
 }
 
 func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {
@@ -95,22 +93,29 @@ func (n Namespace) missing(left map[ruleset.Family]map[place]bool) []Chain {
 		return nil
 	}
 	var all []Chain
-	for _, s := range n.Wanted.Sets() {
+	eachChain(n.Wanted.Sets(), func(f ruleset.Family, table string, c ruleset.Chain) {
+		out := Chain{Family: f.String(), Table: table, Chain: c.Name, Hook: hookOf(table, c.Name)}
+		for _, r := range c.Rules {
+			if left[f][place{table, c.Name, r.String()}] {
+				out.Rules = append(out.Rules, Rule{Text: r.String(), Why: r.Why, Op: "missing"})
+			}
+		}
+		if len(out.Rules) > 0 {
+			all = append(all, out)
+		}
+	})
+	return all
+}
+
+// eachChain calls do with all chains of some sets.
+func eachChain(sets []ruleset.Set, do func(f ruleset.Family, table string, c ruleset.Chain)) {
+	for _, s := range sets {
 		for _, t := range s.Tables {
 			for _, c := range t.Chains {
-				out := Chain{Family: s.Family.String(), Table: t.Name, Chain: c.Name, Hook: hookOf(t.Name, c.Name)}
-				for _, r := range c.Rules {
-					if left[s.Family][place{t.Name, c.Name, r.String()}] {
-						out.Rules = append(out.Rules, Rule{Text: r.String(), Why: r.Why, Op: "missing"})
-					}
-				}
-				if len(out.Rules) > 0 {
-					all = append(all, out)
-				}
+				do(s.Family, t.Name, c)
 			}
 		}
 	}
-	return all
 }
 
 func hookOf(table, chain string) string {

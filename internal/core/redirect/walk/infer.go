@@ -248,16 +248,7 @@ func (g *guess) interfaces(r rule, has map[string]string) {
 
 // complete decides what several rules say together, and fills in what no rule has.
 func (g *guess) complete(n Namespace) {
-	for _, name := range g.leaving {
-		if slices.Contains(g.entering, name) {
-			g.ExcludeInterfaces = append(g.ExcludeInterfaces, name)
-		}
-	}
-	for _, name := range g.entering {
-		if len(g.Outbound.List) == 0 && !slices.Contains(g.leaving, name) { // a virtual machine of which nothing is captured
-			g.RerouteInterfaces = once(g.RerouteInterfaces, name)
-		}
-	}
+	g.links()
 	slices.Reverse(g.RerouteInterfaces) // the last one comes first, see redirect
 	// Whoever captures nothing has no rule for it. That of everything is more likely to be missing than not to be wanted.
 	only := !slices.ContainsFunc(g.Outbound.List, func(p netip.Prefix) bool { return p.IsValid() && p.Bits() > 0 })
@@ -274,5 +265,19 @@ func (g *guess) complete(n Namespace) {
 	}
 	if table := n.Tables[g.Mark]; table != 0 {
 		g.Table = table
+	}
+}
+
+// links tells the interfaces that are excluded from those of virtual machines.
+func (g *guess) links() {
+	for _, name := range g.leaving {
+		if slices.Contains(g.entering, name) {
+			g.ExcludeInterfaces = append(g.ExcludeInterfaces, name)
+		}
+	}
+	for _, name := range g.entering {
+		if len(g.Outbound.List) == 0 && !slices.Contains(g.leaving, name) { // a virtual machine of which nothing is captured
+			g.RerouteInterfaces = once(g.RerouteInterfaces, name)
+		}
 	}
 }
