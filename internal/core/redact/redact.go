@@ -1,8 +1,9 @@
 // Package redact takes credentials out of texts that leave the node.
 //
-// It promises that no given secret, token of the form of a JWT, bearer token, value of an Authorization header, PEM block, or value
-// of a name that speaks of a token, secret, password, key or credential is left, in plain text and in JSON. A file's name is not a
-// secret: names that end in file, path or dir keep their value. It may take out too much.
+// It promises that no given secret, token of the form of a JWT, bearer token, value of an Authorization or Cookie header, user or
+// password of a URL, PEM block, or value of a name that speaks of a token, secret, password, private key or credential is left, in
+// plain text and in JSON, also where the text was cut. A file's name is not a secret: names that end in file, path or dir keep their
+// value. It may take out too much, but of no more than one line or PEM block: pods can write into a log.
 //
 // It reads nothing, so that it does not know the secrets of the node by itself.
 //
@@ -26,7 +27,8 @@ const Mark = "(redacted)"
 const shortest = 8
 
 // The names of credentials, in any case.
-const secretName = `(?:token|secret|passw(?:or)?d|passphrase|authorization|credential|cookie|(?:api|private|access|client)[_-]?key|client[_-]?cert)`
+const secretName = `(?:token|secret|passw(?:or)?d|passphrase|pwd|psk|bearer|credential|signature|auth(?:orization)?\b|cookie` +
+	`|(?:api|private|access|client|encryption|signing|shared|session|tls)[_. -]?key|client[_-]?cert)`
 
 // Redactor finds credentials. It is safe for concurrent use.
 type Redactor struct {
@@ -38,11 +40,14 @@ type Redactor struct {
 // New returns a redactor that also knows these secrets. It compiles expressions: the plugin's start must not call it.
 func New(secrets ...string) *Redactor {
 	r := &Redactor{
-		block: regexp.MustCompile(`(?s)` + pem + `[A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|$)`),
-		whole: regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]*|eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9._-]+` +
-			`|(?i:\b(?:bearer|basic)[ +]+)[A-Za-z0-9._~+/=-]{8,}|(?i:://[^/\s:@"']*:[^/\s@"']+@)`),
-		named: regexp.MustCompile(`(?i)([a-z0-9_.-]*` + secretName + `[a-z0-9_.-]*)(\\*["']?\s*[:=]+\s*)` +
-			`(\\"(?:[^"\\]|\\[^"])*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s,;{}\[\]()"'\\]+)`),
+		// The body has base64, or headers of the block (RFC 1421), and its line ends may be escaped.
+		block: regexp.MustCompile(pem + `[A-Z0-9 ]+-----(?:` + pemBody + `*?-----END [A-Z0-9 ]+-----|` + pemBody + `*)`),
+		whole: regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]*|eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9._-]+|ZXlK[A-Za-z0-9+/=]{20,}` +
+			`|(?i:\b(?:bearer|basic)[\s+]+)[A-Za-z0-9._~+/=-]{8,}|://[^/\s@"']+@|[?&]sig=[^&\s"']+` +
+			`|(?i:\b(?:authorization|cookie|api-key):[ ]*)[^"'\\\n]+`),
+		named: regexp.MustCompile(`(?i)([a-z0-9_.-]*` + secretName + `[a-z0-9_.-]*)(\\*["']?\s*[:=]+[\s\[]*)` +
+			`(\\{3}".*?(?:\\{3}"|$)|\\"(?:[^"\\\n]|\\[^"])*(?:\\"|$)|"(?:[^"\\\n]|\\.)*(?:"|\\?$)|'[^'\n]*(?:'|$)` +
+			`|[^\s,;{}\[\]()"'\\](?:[^\s"'\\]|\\[^"'])*)`),
 		isSecret: regexp.MustCompile(`(?i)` + secretName),
 		isPlace:  regexp.MustCompile(`(?i)(?:file|path|dir)s?$`),
 	}
@@ -56,14 +61,17 @@ func New(secrets ...string) *Redactor {
 }
 
 // quotes are those around a value.
-var quotes = []string{`\"`, `"`, `'`} //nolint:gochecknoglobals // a constant table
+var quotes = []string{`\\\"`, `\"`, `"`, `'`} //nolint:gochecknoglobals // a constant table
 
 // pem is the beginning of a block.
 const pem = "-----BEGIN "
 
+const pemBody = `[A-Za-z0-9+/=\s\\:,.()-]`
+
 // hints are in each line, in lower case, in which an expression can find something: the expressions are slow.
 var hints = []string{ //nolint:gochecknoglobals // a constant table
-	"token", "secret", "passw", "passphrase", "authorization", "credential", "cookie", "key", "cert", "ls0tls1crudjti", "eyj", "bearer", "basic", "://",
+	"token", "secret", "passw", "passphrase", "pwd", "psk", "auth", "credential", "signature", "sig=", "cookie", "key", "cert",
+	"ls0tls1crudjti", "eyj", "zxlk", "bearer", "basic", "://",
 }
 
 // Text returns a text without credentials. Its lines stay lines, except within a PEM block.
@@ -92,11 +100,16 @@ func (r *Redactor) line(text []byte) []byte {
 		if len(part) != 4 || r.isPlace.Match(part[1]) {
 			return found
 		}
-		var quote []byte
+		var quote, rest []byte
 		if at := slices.IndexFunc(quotes, func(q string) bool { return bytes.HasPrefix(part[3], []byte(q)) }); at >= 0 {
 			quote = []byte(quotes[at])
+		} else if end := bytes.IndexAny(part[2], `"'`); end >= 0 { // a member of an object, perhaps a number: others follow
+			quote = part[2][:end+1]
+			if next := bytes.IndexAny(part[3], ",;{}[]()"); next >= 0 {
+				rest = part[3][next:]
+			}
 		}
-		return slices.Concat(part[1], part[2], quote, []byte(Mark), quote)
+		return slices.Concat(part[1], part[2], quote, []byte(Mark), quote, rest)
 	})
 }
 
@@ -139,12 +152,16 @@ func (r *Redactor) value(value any) any {
 	return value
 }
 
-// object redacts the members of an object. An object with a name and a value is a variable or a setting.
+// object redacts the members of an object. An object with a name, or key, and a value is a variable or a setting.
 func (r *Redactor) object(v map[string]any) map[string]any {
-	name, named := v["name"].(string)
+	var named bool
+	for key, member := range v {
+		name, _ := member.(string)
+		named = named || (strings.EqualFold(key, "name") || strings.EqualFold(key, "key")) && r.names(name)
+	}
 	clean := make(map[string]any, len(v))
 	for key, member := range v {
-		secret := r.names(key) || named && strings.EqualFold(key, "value") && r.names(name)
+		secret := r.names(key) || named && strings.EqualFold(key, "value")
 		key = string(r.Text([]byte(key)))
 		if secret && member != "" && member != nil {
 			clean[key] = Mark

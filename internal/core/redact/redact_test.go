@@ -2,6 +2,7 @@ package redact_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -29,6 +30,27 @@ func TestText(t *testing.T) {
 		"JSON in JSON":         `{"msg":"{\"apiSecret\": \"a ` + planted + `\"}"}`,
 		"a single quote":       `secret='a ` + planted + `'`,
 		"a URL":                "https://user:" + planted + "@example.com/",
+		"a user of a URL":      "https://" + planted + "@example.com/",
+		"a signed URL":         "https://example.com/?a=b&sig=" + planted,
+		"an AWS URL":           "https://example.com/?X-Amz-Signature=" + planted,
+		"another scheme":       "Authorization: Token " + planted,
+		"cookies":              `"Cookie: a=b; session=` + planted + `"`,
+		"a map of headers":     "map[X-Api-Key:[" + planted + "] Accept:[*]]",
+		"an array":             `{"token":["` + planted + `"],"a":1}`,
+		"a number":             `{"a":{"token":12345},"password":"` + planted + `"}`,
+		"a comma":              "password=ab," + planted + " user=x",
+		"a brace":              "password: ab;{" + planted,
+		"a backslash":          `password=ab\` + planted,
+		"a tab":                "Bearer\t" + planted,
+		"docker's":             `{"auths":{"r":{"auth":"` + planted + `"}}}`,
+		"a short name":         "DB_PWD=" + planted,
+		"a shared key":         "psk=" + planted,
+		"an encryption key":    "encryption-key: " + planted,
+		"a TLS key":            "tls.key: " + planted,
+		"three levels":         `err="msg: \"token: \\\"a ` + planted + `\\\"\""`,
+		"a cut value":          `{"password":"a ` + planted,
+		"a cut inner value":    `{"msg":"{\"password\": \"a ` + planted,
+		"a JWT in base64":      "data: ZXlKaGJHY2lPaUpTVXpJMU5pSjku" + strings.ReplaceAll(planted, "-", "+"),
 	} {
 		got := string(r.Text([]byte(text)))
 		if strings.Contains(got, planted) || strings.Contains(got, strings.ReplaceAll(planted, "-", "+")) || !strings.Contains(got, redact.Mark) {
@@ -51,7 +73,7 @@ func TestText(t *testing.T) {
 func TestJSON(t *testing.T) {
 	r := redact.New()
 	got, err := r.JSON([]byte(`{"name":"db_password","value":"` + planted + `","plugins":[{"type":"calico","etcdToken":"` + planted + `",
-		"secrets":{"a":["` + planted + `"]},"env":[{"name":"MY_SECRET","value":"` + planted + `"},{"name":"MODE","value":"1"}],
+		"secrets":{"a":["` + planted + `"]},"env":[{"name":"MY_SECRET","value":"` + planted + `"},{"name":"MODE","value":"1"},{"Key":"a_token","Value":"` + planted + `"}],
 		"password":12345678901234567890,"policy":"Bearer ` + planted + `","number":12345678901234567890,"kubeconfig":"/etc/x"}],
 		"text":"<&>","token":"","keyFile":"/a","MY_TOKEN=` + planted + `":1}`))
 	if err != nil || strings.Contains(string(got), planted) || strings.Count(string(got), "12345678901234567890") != 1 {
@@ -65,6 +87,17 @@ func TestJSON(t *testing.T) {
 	for _, text := range []string{"", "{", "{} {}"} {
 		if _, err := r.JSON([]byte(text)); err == nil {
 			t.Errorf("%q is no document", text)
+		}
+	}
+}
+
+// TestOnePodCannotHideTheLog: what pods can write takes out no other line.
+func TestOnePodCannotHideTheLog(t *testing.T) {
+	for _, text := range []string{"-----BEGIN A-----", `password=\"`, "token='", `secret: "`, "Authorization: x"} {
+		log := fmt.Sprintf("msg=%q\ntime=\"2026\" msg=important\nmsg=%q\nmsg=end\n", text, text)
+		got := string(redact.New().Text([]byte(log)))
+		if !strings.Contains(got, "msg=important\n") || !strings.HasSuffix(got, "msg=end\n") {
+			t.Errorf("%q became %q", log, got)
 		}
 	}
 }

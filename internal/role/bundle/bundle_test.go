@@ -197,6 +197,19 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
+// TestALongLogOfThePlugin: it may have 10 MiB, and its end is in the bundle.
+func TestALongLogOfThePlugin(t *testing.T) {
+	dir := t.TempDir()
+	text := strings.Repeat("a line\n", 10<<20/7-2) + "the end\n"
+	if err := os.WriteFile(filepath.Join(dir, "istio-cni.log"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, files, _ := run(t, "--socket="+filepath.Join(dir, "pods.sock"))
+	if got := files["plugin.log"]; len(got) < maxFile-100 || !strings.HasSuffix(got, "a line\nthe end\n") {
+		t.Errorf("%d bytes: %s", len(got), files["missing.txt"])
+	}
+}
+
 func TestNoAgent(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	net := t.TempDir()

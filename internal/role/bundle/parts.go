@@ -114,7 +114,7 @@ func (r *reporter) part(ctx context.Context, part agentapi.BundlePart) (text []b
 // file returns a file of the run directory.
 func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
 	return func(context.Context) ([]byte, error) {
-		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxFile)
+		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxAll) // the bundle has its last part
 		return text, err
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -272,7 +273,22 @@ func TestEachFaultIsFound(t *testing.T) {
 			func(w *world) { w.put(listFile, strings.Replace(bridgeList, "1.0.0", "1.1.0", 1)); w.remove(runDir) }, "cni-version", resultFail, "no pod starts", "hostNetwork",
 		},
 		"another build": {func(w *world) { w.remove("/opt/cni/bin/istio-cni"); w.put("/opt/cni/bin/istio-cni", "old") }, "version", resultWarn, "another build", "restart the agent"},
-		"no plugin":     {func(w *world) { w.remove("/opt/cni/bin") }, "version", resultWarn, "no plugin istio-cni where", "install the chart"},
+		"a pipe as plugin": {
+			func(w *world) {
+				w.remove("/opt/cni/bin/istio-cni")
+				w.must(syscall.Mkfifo(w.path("/opt/cni/bin/istio-cni"), 0o600))
+			}, "version", resultWarn, "cannot be read: file", "run it as root",
+		},
+		"a link of the node as plugin": {
+			func(w *world) {
+				w.must(os.Rename(w.path("/opt/cni/bin/istio-cni"), w.path("/usr/plugin")), os.Symlink("/usr/plugin", w.path("/opt/cni/bin/istio-cni")))
+			}, "version", resultOK, "is the same program", "",
+		},
+		"a pipe as the first configuration": {
+			func(w *world) { w.must(syscall.Mkfifo(w.path("/etc/cni/net.d/00-a.conf"), 0o600)) },
+			"primary", resultWarn, "cannot be used (reading", "correct or remove",
+		},
+		"no plugin": {func(w *world) { w.remove("/opt/cni/bin") }, "version", resultWarn, "no plugin istio-cni where", "install the chart"},
 		"a kernel without NAT": {
 			func(w *world) {
 				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // noRoot is the result of a check for which the node's file system is needed.
@@ -154,7 +155,7 @@ func rivals(v *view, n network, text string) check {
 		return warn("the agent adds the plugin again after each change; see to it that it runs",
 			"%s; containerd itself writes a configuration from the template %s", text, v.runtime().ConfTemplate)
 	case len(n.skipped) > 0:
-		return warn("correct or remove the file", "%s; a file that sorts before it is not valid%s", text, skippedOf(n))
+		return warn("correct or remove the file", "%s; a file that sorts before it cannot be used%s", text, skippedOf(n))
 	}
 	return ok("%s", text)
 }
@@ -196,6 +197,9 @@ func version(_ context.Context, v *view) check {
 	var found []string
 	for _, dir := range v.pluginDirs() {
 		file := filepath.Join(dir, cniconf.PluginType)
+		if rest, err := filepath.Rel(v.root, file); v.root != "" && err == nil && filepath.IsLocal(rest) {
+			file = v.below(rest) // it may be a link of the node
+		}
 		installed, err := digest(file)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -228,8 +232,11 @@ func (v *view) pluginDirs() (dirs []string) {
 	return dirs
 }
 
-// digest is the SHA-256 of a file.
+// digest is the SHA-256 of a regular file. Another kind is an error: opening a pipe may hang, and a device may not end.
 func digest(file string) ([]byte, error) {
+	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("file %q: %w", file, hostfs.ErrNotRegular)
+	}
 	from, err := os.Open(file) //nolint:gosec // a file of this program
 	if err != nil {
 		return nil, err

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -241,7 +243,7 @@ type network struct {
 const maxConf = 1 << 20
 
 func (v *view) readNetwork(dir string) network {
-	n := network{dir: dir, files: cniconf.Dir{}}
+	n, unread := network{dir: dir, files: cniconf.Dir{}}, map[string]error{}
 	read := func(name string) {
 		file := filepath.Join(n.dir, name)
 		if v.root != "" {
@@ -249,7 +251,11 @@ func (v *view) readNetwork(dir string) network {
 				file = v.below(rest)
 			}
 		}
-		text, _, _ := hostfs.ReadFile(file, maxConf) // a runtime skips what it cannot read
+		text, _, err := hostfs.ReadFile(file, maxConf)
+		if err != nil { // the runtime skips it, unless it may read more than this process
+			unread[name] = err
+			return
+		}
 		n.files[name] = cniconf.File{Data: text}
 	}
 	entries, err := os.ReadDir(n.dir)
@@ -266,5 +272,10 @@ func (v *view) readNetwork(dir string) network {
 		}
 	}
 	n.primary, n.loaded, n.skipped = n.files.Loaded()
+	for _, name := range slices.Sorted(maps.Keys(unread)) {
+		if cniconf.Candidate(name) && (n.primary == "" || name < n.primary) {
+			n.skipped = append(n.skipped, unread[name])
+		}
+	}
 	return n
 }
