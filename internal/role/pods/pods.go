@@ -135,6 +135,9 @@ func ask(c config) ([]audit.Status, error) {
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
 		err = fmt.Errorf("%w (the node agent is of a version without the audit)", err)
 	}
+	if slices.ContainsFunc(all, func(s audit.Status) bool { return s.Pod == "" || s.State == "" }) {
+		err = errors.New("an answer without the name or the state of a pod: the node agent is of another version; see istio-cni version")
+	}
 	return all, err
 }
 

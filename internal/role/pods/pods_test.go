@@ -1,0 +1,122 @@
+package pods_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/role/pods"
+)
+
+// serve returns the flag with the socket of an agent that has an answer.
+func serve(t *testing.T, status int, body string) string {
+	t.Helper()
+	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, body)
+	})
+	return "--socket=" + agenttest.Serve(t, handler, func(o *unixsock.Options) { o.KeepAlive = true }).Path
+}
+
+func run(columns int, args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = pods.Run(applet.Call{
+		Args: args, Stdout: &out, Stderr: &errs, Getenv: func(string) (string, bool) { return "", false }, Terminal: func() int { return columns },
+	})
+	return code, out.String(), errs.String()
+}
+
+const some = `[{"namespace":"shop","pod":"a","state":"captured","sentence":"is fine"},{"namespace":"shop","pod":"b","state":"drifted"},
+{"namespace":"other","pod":"c","state":"bypassed"},{"namespace":"shop","pod":"d","state":"outside"}]`
+
+func TestSelection(t *testing.T) {
+	t.Parallel()
+	socket := serve(t, http.StatusOK, some)
+	for args, want := range map[string]struct {
+		code int
+		pods string
+	}{
+		"":                         {3, "a b c"},
+		"--bypassing":              {3, "b c"},
+		"-n shop":                  {3, "a b"},
+		"--state captured":         {0, "a"},
+		"--state captured,drifted": {3, "a b"},
+		"-n nowhere":               {0, ""},
+		"--all":                    {3, "a b c d"},
+		"--state outside":          {0, "d"},
+	} {
+		code, out, errs := run(0, append(strings.Fields(args), socket, "-o", "json")...)
+		var all []audit.Status
+		if err := json.Unmarshal([]byte(out), &all); err != nil {
+			t.Fatalf("%s: %v: %s%s", args, err, out, errs)
+		}
+		var names []string
+		for _, s := range all {
+			names = append(names, s.Pod)
+		}
+		if got := strings.Join(names, " "); got != want.pods || code != want.code {
+			t.Errorf("%q: exit code %d, pods %q, want %d, %q", args, code, got, want.code, want.pods)
+		}
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		status     int
+		body, args string
+		code       int
+		stderr     string
+	}{
+		"a state":         {200, some, "--state=sad", 2, `--state`},
+		"a form":          {200, some, "-o xml", 2, `want one of table, wide, json, yaml`},
+		"an argument":     {200, some, "shop/web", 2, "shop/web"},
+		"no audit":        {404, "404 page not found", "", 1, "(the node agent is of a version without the audit)"},
+		"no JSON":         {200, "<html>", "", 1, "asking the node agent for the state of its pods: invalid character '<'"},
+		"other types":     {200, `{"pods":[]}`, "", 1, "asking the node agent for the state of its pods: json: cannot unmarshal object"},
+		"other fields":    {200, `[{"name":"a","status":"captured"}]`, "", 1, "the node agent is of another version"},
+		"a cut answer":    {200, `[{"pod":"a"`, "", 1, "unexpected end of JSON input"},
+		"a hostile error": {500, "\x1b[2J", "", 1, "500"},
+	} {
+		code, out, errs := run(0, append(strings.Fields(test.args), serve(t, test.status, test.body))...)
+		if code != test.code || out != "" || !strings.Contains(errs, test.stderr) || strings.Contains(errs, "\x1b") {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q", name, code, out, errs)
+		}
+	}
+	if code, _, errs := run(0, "--socket=/nowhere/pods.sock"); code != 1 || !strings.Contains(errs, "is the node agent running") {
+		t.Errorf("no agent: exit code %d, stderr %q", code, errs)
+	}
+}
+
+// TestTheTable: 80 columns, 5,000 pods, hostile names.
+func TestTheTable(t *testing.T) {
+	t.Parallel()
+	var rows []string
+	for i := range 5000 {
+		rows = append(rows, fmt.Sprintf(`{"namespace":"shop","pod":"web-%d-with-a-name-that-is-longer-than-the-terminal-has-room-for","state":"drifted","problems":[{"detail":"a\u001b[2J\u202e %s"}]}`, i, strings.Repeat("x", 500)))
+	}
+	socket := serve(t, http.StatusOK, "["+strings.Join(rows, ",")+"]")
+	code, out, errs := run(80, socket)
+	if lines := strings.Count(out, "\n"); code != 3 || lines != 5001 || errs != "" {
+		t.Fatalf("exit code %d, %d lines, stderr %q", code, lines, errs)
+	}
+	for line := range strings.Lines(out) {
+		line = strings.TrimSuffix(line, "\n")
+		if utf8.RuneCountInString(line) > 80 || strings.ContainsFunc(line, func(r rune) bool { return !printable.Is(r) }) {
+			t.Fatalf("%q", line)
+		}
+	}
+	if _, wide, _ := run(80, socket, "-o", "wide"); !strings.Contains(wide, "web-4999-with-a-name-that-is-longer-than-the-terminal-has-room-for  drifted") {
+		t.Error("-o wide is truncated")
+	}
+}
