@@ -9,7 +9,6 @@ package inspect
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"strings"
 
@@ -89,6 +88,10 @@ func Read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec)
 	if err != nil {
 		return d, err
 	}
+	return detail(space, live)
+}
+
+func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err error) {
 	d.Chains, d.Unread, d.Ports = live.Chains(), live.Unread, Ports{redirect.OutboundPort, redirect.InboundPort}
 	if live.Wanted != nil {
 		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
@@ -131,11 +134,11 @@ func read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec)
 
 // Alone judges a namespace by its live rules alone: whether they are those of some configuration of the mesh.
 func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err error) {
-	if e.Detail, err = Read(ctx, space, nil); err != nil {
-		return e, err
-	}
 	live, err := read(ctx, space, nil)
 	if err != nil {
+		return e, err
+	}
+	if e.Detail, err = detail(space, live); err != nil {
 		return e, err
 	}
 	if live.Wanted == nil {
@@ -181,22 +184,4 @@ func backend(space *redirection.Namespace, native bool) error {
 func status(problems []audit.Problem) audit.Status {
 	state := audit.StateOf(problems)
 	return audit.Status{State: state, Sentence: state.Sentence(), Remedy: state.Remedy(), Problems: problems}
-}
-
-// Text prints the rules of a chain as lines, with the reason of each behind it.
-func Text(c walk.Chain) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s table %s chain %s\n", c.Family, c.Table, c.Chain)
-	signs := map[string]string{"": "  ", "missing": "- ", "extra": "+ ", "foreign": "! "}
-	for _, r := range c.Rules {
-		b.WriteString("  " + signs[r.Op] + r.Text)
-		if r.Why != "" {
-			b.WriteString("    # " + r.Why)
-		}
-		b.WriteString("\n")
-	}
-	if c.Omitted > 0 {
-		fmt.Fprintf(&b, "  and %d more rules\n", c.Omitted)
-	}
-	return b.String()
 }

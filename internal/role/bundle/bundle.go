@@ -10,16 +10,14 @@ package bundle
 import (
 	"context"
 	"fmt"
-	"path"
-	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/subject"
 )
 
 const head = `NAME:
@@ -62,10 +60,7 @@ func (c *config) rows() []settings.Setting {
 			Name: "node-name", Arg: "NAME", Env: []string{"KUBERNETES_NODE_NAME", "NODE_NAME"},
 			Use: "the node in the names of the files; by default that of the agent", Value: settings.Text(&c.node, nil),
 		},
-		{
-			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
-			Use: "the node agent's socket, in the run directory", Value: settings.Text(&c.socket, nil),
-		},
+		agentapi.SocketSetting(&c.socket),
 	}
 }
 
@@ -77,10 +72,10 @@ func Run(c applet.Call) int {
 	if code, done := service.Settings(c, "bundle", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
-	namespace, name, both := strings.Cut(cfg.pod, "/")
+	_, _, err := subject.SplitPod(cfg.pod)
 	switch {
-	case cfg.pod != "" && (!both || namespace == "" || name == "" || strings.Contains(name, "/")):
-		return usage(c, fmt.Sprintf("pod %q: want NAMESPACE/NAME", cfg.pod))
+	case cfg.pod != "" && err != nil:
+		return usage(c, err.Error())
 	case c.Terminal != nil && c.Terminal() > 0:
 		return usage(c, "the bundle is a compressed tar file: redirect the standard output to a file")
 	}

@@ -9,12 +9,9 @@ package decisions
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
-	"path"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -22,7 +19,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -57,10 +53,7 @@ type config struct {
 
 func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
-		{
-			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
-			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
-		},
+		agentapi.SocketSetting(&c.socket),
 		{Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME has this in it", Value: settings.Text(&c.pod, nil)},
 		{Name: "limit", Arg: "N", Use: "only the N latest of them; 0 for all", Value: settings.Number(&c.limit, math.MaxInt32)},
 		{
@@ -93,10 +86,7 @@ func Run(c applet.Call) int {
 func query(cfg config) ([]agentapi.Report, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	agent, err := agentapi.Dial(ctx, cfg.socket)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME)", err)
-	}
+	agent, err := agentapi.Connect(ctx, cfg.socket, "")
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -20,7 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
@@ -76,10 +73,7 @@ func (c *config) rows() []settings.Setting {
 			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, wide (nothing truncated), json or yaml",
 			Value: settings.Choice(&c.output, output.Table, output.Wide, output.JSON, output.YAML),
 		},
-		{
-			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
-			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
-		},
+		agentapi.SocketSetting(&c.socket),
 	}
 }
 
@@ -123,10 +117,7 @@ func ask(c config) ([]audit.Status, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	agent, err := agentapi.Dial(ctx, c.socket)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME)", err)
-	}
+	agent, err := agentapi.Connect(ctx, c.socket, "")
 	if err != nil {
 		return nil, err
 	}

@@ -10,26 +10,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"os/signal"
-	"path"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/follow"
-	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/subject"
 )
 
 const head = `NAME:
@@ -63,42 +56,35 @@ const (
 const grace = 30 * time.Second
 
 type config struct {
-	socket, pod, netns, to, from, port, duration string
-	pid                                          int
-	output                                       output.Form
+	subject.Subject
+
+	to, from, port, duration string
+	output                   output.Form
 }
 
-const maxPID = 1 << 22 // PID_MAX_LIMIT
-
 func (c *config) rows() []settings.Setting {
-	return []settings.Setting{
+	return append([]settings.Setting{
 		{Name: "to", Arg: "ADDRESS[:PORT]", Use: "only packets to this address or network", Value: settings.Text(&c.to, nil)},
 		{Name: "from", Arg: "ADDRESS", Use: "only packets from this address or network", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Use: "only packets to this port", Value: settings.Text(&c.port, nil)},
 		{Name: "for", Arg: "DURATION", Default: follow.DefaultFor.String(), Use: "how long", Value: settings.Text(&c.duration, nil)},
-		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Value: settings.Number(&c.pid, maxPID)},
-		{Name: "netns", Arg: "PATH", Use: "the network namespace", Value: settings.Text(&c.netns, nil)},
 		{
 			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, or json: an object in each line",
 			Value: settings.Choice(&c.output, output.Table, output.JSON),
 		},
-		{
-			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
-			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
-		},
-	}
+	}, c.Rows()...)
 }
 
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	cfg.pod, c.Args = settings.Operand(cfg.rows(), c.Args)
+	cfg.Pod, c.Args = settings.Operand(cfg.rows(), c.Args)
 	if code, done := service.Settings(c, "trace", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
 	query := cfg.query()
 	filter, duration, err := follow.Parse(query.Get)
-	if err = errors.Join(cfg.check(), err); err != nil {
+	if err = errors.Join(cfg.Check(), err); err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v; see istio-cni trace --help\n", err)
 		return applet.ExitUsage
 	}
@@ -107,7 +93,7 @@ func Run(c applet.Call) int {
 	ctx, cancel := context.WithTimeout(ctx, duration+grace)
 	defer cancel()
 	p := &printer{w: c.Stdout, form: cfg.output}
-	if cfg.pod != "" {
+	if cfg.Pod != "" {
 		err = cfg.ask(ctx, query, p)
 	} else {
 		searchPath, _ := c.Getenv("PATH")
@@ -137,56 +123,27 @@ func (c *config) query() url.Values {
 	return query
 }
 
-// check refuses contradictory arguments.
-func (c *config) check() error {
-	var subjects int
-	for _, given := range []bool{c.pod != "", c.pid != 0, c.netns != ""} {
-		if given {
-			subjects++
-		}
-	}
-	switch {
-	case subjects != 1:
-		return errors.New("name one of NAMESPACE/NAME, --pid and --netns")
-	case c.pod != "" && strings.Count(c.pod, "/") != 1:
-		return fmt.Errorf("pod %q: want NAMESPACE/NAME", c.pod)
-	}
-	return nil
-}
-
 // local traces a namespace by this process.
 func (c *config) local(ctx context.Context, searchPath string, o follow.Options, p *printer) error {
-	file := c.netns
-	if c.pid != 0 {
-		file = fmt.Sprintf("/proc/%d/ns/net", c.pid)
-	}
-	n, err := netns.Open(file)
+	space, err := c.Open(searchPath)
 	if err != nil {
 		return err
 	}
-	defer n.Close()
-	space := redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}
-	o.Subject = "namespace " + file
+	defer space.NetNS.Close()
+	o.Subject = "namespace " + c.Path()
 	return follow.Run(ctx, space, nil, o, p.record)
 }
 
 // ask has the node agent trace a pod.
 func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
-	agent, err := agentapi.Dial(ctx, c.socket)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w (is the node agent running? --pid and --netns need none)", err)
-	}
-	if err != nil {
-		return err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	namespace, name, _ := strings.Cut(c.pod, "/")
-	err = agent.Trace(ctx, namespace, name, query, func(line []byte) error {
-		var r follow.Record
-		if bad := json.Unmarshal(line, &r); bad != nil {
-			return bad
-		}
-		return p.record(r)
+	err := c.Ask(ctx, func(agent *agentapi.Agent, namespace, name string) error {
+		return agent.Trace(ctx, namespace, name, query, func(line []byte) error {
+			var r follow.Record
+			if bad := json.Unmarshal(line, &r); bad != nil {
+				return bad
+			}
+			return p.record(r)
+		})
 	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == http.StatusNotFound {
 		err = fmt.Errorf("%w (see kubectl get pod -o wide for its node; the audit may be switched off)", err)

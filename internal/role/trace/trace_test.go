@@ -109,7 +109,7 @@ func TestBadInput(t *testing.T) {
 		"two families":  {[]string{"a/b", "--to=1.2.3.4", "--from=::1"}, 2, `from: value "::1": want an address of the family of to`},
 		"too long":      {[]string{"a/b", "--for=1h"}, 2, `for: value "1h": want a duration from 1s to 10m0s`},
 		"form":          {[]string{"a/b", "-o=xml"}, 2, "want one of table, json"},
-		"no agent":      {[]string{"a/b", "--socket", none}, 1, "is the node agent running? --pid and --netns need none"},
+		"no agent":      {[]string{"a/b", "--socket", none}, 1, "--pid and --netns need none"},
 		"no file":       {[]string{"--netns", none}, 1, none},
 		"no namespaces": {[]string{"--netns", "/dev/null"}, 1, "/dev/null"},
 	} {

@@ -96,10 +96,10 @@ func (c *config) subject(e inspect.Explanation) string {
 	switch {
 	case e.Pod != "":
 		return printable.Text(e.Namespace+"/"+e.Pod, maxLine)
-	case c.pid != 0:
-		return fmt.Sprintf("network namespace of process %d", c.pid)
+	case c.PID != 0:
+		return fmt.Sprintf("network namespace of process %d", c.PID)
 	}
-	return "network namespace " + printable.Text(c.netns, maxLine)
+	return "network namespace " + printable.Text(c.NetNS, maxLine)
 }
 
 // verdict is the state in one line.

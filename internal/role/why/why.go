@@ -12,13 +12,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"path"
 	"strconv"
 	"strings"
 	"time"
@@ -27,14 +24,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
-	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/subject"
 )
 
 const head = `NAME:
@@ -75,39 +69,31 @@ const (
 const timeout = 20 * time.Second
 
 type config struct {
-	socket, pod, netns, to, from string
-	uid, gid                     string
-	pid, port                    int
-	udp                          bool
-	output                       output.Form
+	subject.Subject
+
+	to, from, uid, gid string
+	port               int
+	udp                bool
+	output             output.Form
 	// resolved says what the host name of --to was resolved to.
 	resolved string
 }
 
-const (
-	maxPID  = 1 << 22 // PID_MAX_LIMIT
-	maxPort = 1<<16 - 1
-)
+const maxPort = 1<<16 - 1
 
 func (c *config) rows() []settings.Setting {
-	return []settings.Setting{
+	return append([]settings.Setting{
 		{Name: "to", Arg: "HOST:PORT", Use: "a packet that a process of the pod sends there; a name is resolved here, not in the pod", Value: settings.Text(&c.to, nil)},
 		{Name: "uid", Arg: "N", Default: "0", Use: "user of that process", Value: settings.Checked(&c.uid, checkID)},
 		{Name: "gid", Arg: "N", Use: "group of that process; by default the number of its user", Value: settings.Checked(&c.gid, checkID)},
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a packet of UDP; otherwise the first one of a TCP connection", Value: settings.Bool(&c.udp)},
-		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Value: settings.Number(&c.pid, maxPID)},
-		{Name: "netns", Arg: "PATH", Use: "the network namespace", Value: settings.Text(&c.netns, nil)},
 		{
 			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table (the page), json or yaml",
 			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
 		},
-		{
-			Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, agentapi.SocketName),
-			Use: "the node agent's socket", Value: settings.Text(&c.socket, nil),
-		},
-	}
+	}, c.Rows()...)
 }
 
 // checkID checks the number of a user or group.
@@ -121,7 +107,7 @@ func checkID(text string) error {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	cfg.pod, c.Args = settings.Operand(cfg.rows(), c.Args)
+	cfg.Pod, c.Args = settings.Operand(cfg.rows(), c.Args)
 	if code, done := service.Settings(c, "why", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
@@ -158,17 +144,10 @@ func (c *config) check(ctx context.Context) (url.Values, error) {
 
 // combined refuses contradictory arguments.
 func (c *config) combined() error {
-	var subjects int
-	for _, given := range []bool{c.pod != "", c.pid != 0, c.netns != ""} {
-		if given {
-			subjects++
-		}
-	}
+	err := c.Check()
 	switch {
-	case subjects != 1:
-		return errors.New("name one of NAMESPACE/NAME, --pid and --netns")
-	case c.pod != "" && !isPod(c.pod):
-		return fmt.Errorf("pod %q: want NAMESPACE/NAME", c.pod)
+	case err != nil:
+		return err
 	case c.to != "" && c.from != "":
 		return errors.New("--to and --from are different packets")
 	case c.from != "" && c.port == 0:
@@ -179,26 +158,16 @@ func (c *config) combined() error {
 	return nil
 }
 
-func isPod(text string) bool {
-	namespace, name, ok := strings.Cut(text, "/")
-	return ok && namespace != "" && name != "" && !strings.ContainsAny(name, "/?#%")
-}
-
 // explain reads the pod or the namespace.
 func (c *config) explain(ctx context.Context, query url.Values, searchPath string) (inspect.Explanation, error) {
-	if c.pod != "" {
+	if c.Pod != "" {
 		return c.ask(ctx, query)
 	}
-	file := c.netns
-	if c.pid != 0 {
-		file = fmt.Sprintf("/proc/%d/ns/net", c.pid)
-	}
-	n, err := netns.Open(file)
+	space, err := c.Open(searchPath)
 	if err != nil {
 		return inspect.Explanation{}, err
 	}
-	defer n.Close()
-	space := redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}
+	defer space.NetNS.Close()
 	e, err := inspect.Alone(ctx, space)
 	if err != nil || len(query) == 0 {
 		return e, err
@@ -247,16 +216,11 @@ func (c *config) query(ctx context.Context) (url.Values, error) {
 
 // ask requests the pod from the node agent.
 func (c *config) ask(ctx context.Context, query url.Values) (e inspect.Explanation, err error) {
-	agent, err := agentapi.Dial(ctx, c.socket)
-	if errors.Is(err, fs.ErrNotExist) {
-		return e, fmt.Errorf("%w (is the node agent running? --pid and --netns need none)", err)
-	}
-	if err != nil {
-		return e, err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	namespace, name, _ := strings.Cut(c.pod, "/")
-	text, err := agent.AuditPod(ctx, namespace, name, query)
+	var text []byte
+	err = c.Ask(ctx, func(agent *agentapi.Agent, namespace, name string) error {
+		text, err = agent.AuditPod(ctx, namespace, name, query)
+		return err
+	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == http.StatusNotFound {
 		err = fmt.Errorf("%w%s", err, hint(refusal.Message))
 	}

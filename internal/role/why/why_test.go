@@ -205,7 +205,7 @@ func TestAnswersOfAgents(t *testing.T) {
 		}
 	}
 	code, _, errs := explain(t, 0, "shop/web", "--socket=/nowhere/pods.sock")
-	if code != 1 || !strings.Contains(errs, "is the node agent running? --pid and --netns need none") {
+	if code != 1 || !strings.Contains(errs, "--pid and --netns need none") {
 		t.Errorf("exit %d: %q", code, errs)
 	}
 }

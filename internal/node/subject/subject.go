@@ -1,0 +1,95 @@
+// Package subject is what a command is about: a pod by its name, or a network namespace by a process or a path.
+//
+// It promises the same flags, checks and texts in every such command. It never looks for a pod itself: the node agent does.
+//
+// Start at Subject.
+package subject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// Subject has one of Pod, as NAMESPACE/NAME, PID and NetNS, a path.
+type Subject struct {
+	Pod   string
+	PID   int
+	NetNS string
+	// Socket is the node agent's, for a pod.
+	Socket string
+}
+
+const maxPID = 1 << 22 // PID_MAX_LIMIT
+
+// Rows are the flags; the pod is the command's operand.
+func (s *Subject) Rows() []settings.Setting {
+	return []settings.Setting{
+		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Value: settings.Number(&s.PID, maxPID)},
+		{Name: "netns", Arg: "PATH", Use: "the network namespace", Value: settings.Text(&s.NetNS, nil)},
+		agentapi.SocketSetting(&s.Socket),
+	}
+}
+
+// Check refuses none, several and a bad name of a pod.
+func (s *Subject) Check() error {
+	var given int
+	for _, one := range []bool{s.Pod != "", s.PID != 0, s.NetNS != ""} {
+		if one {
+			given++
+		}
+	}
+	if given != 1 {
+		return errors.New("name one of NAMESPACE/NAME, --pid and --netns")
+	}
+	if s.Pod == "" {
+		return nil
+	}
+	_, _, err := SplitPod(s.Pod)
+	return err
+}
+
+// SplitPod splits NAMESPACE/NAME. Both go into the path of a request.
+func SplitPod(text string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(text, "/")
+	if !ok || namespace == "" || name == "" || strings.ContainsAny(namespace+name, "/?#%") {
+		return "", "", fmt.Errorf("pod %q: want NAMESPACE/NAME", text)
+	}
+	return namespace, name, nil
+}
+
+// Path is that of the network namespace.
+func (s *Subject) Path() string {
+	if s.PID != 0 {
+		return fmt.Sprintf("/proc/%d/ns/net", s.PID)
+	}
+	return s.NetNS
+}
+
+// Open opens the network namespace, which the caller closes. The search path is $PATH, for iptables.
+func (s *Subject) Open(searchPath string) (redirection.Namespace, error) {
+	n, err := netns.Open(s.Path())
+	return redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}, err
+}
+
+// Ask sends a request about the pod to the node agent.
+func (s *Subject) Ask(ctx context.Context, request func(agent *agentapi.Agent, namespace, name string) error) error {
+	namespace, name, err := SplitPod(s.Pod)
+	if err != nil {
+		return err
+	}
+	agent, err := agentapi.Connect(ctx, s.Socket, "; --pid and --netns need none")
+	if err != nil {
+		return err
+	}
+	defer agent.Close() //nolint:errcheck // no more writes follow
+	return request(agent, namespace, name)
+}
