@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,10 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/fleet"
 )
 
-// The real kubectl is in e2e/fleet. Here a stand-in has the faults that it cannot be made to have: this test binary, called with the
-// variable standIn.
-const standIn = "FLEET_TEST_KUBECTL"
-
 // answer is what the stand-in does for arguments that contain For, joined by spaces.
 type answer struct {
 	For, Out, Err string
@@ -34,47 +29,43 @@ type answer struct {
 	Repeat int
 }
 
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(standIn); dir != "" {
-		os.Exit(kubectl(dir, strings.Join(os.Args[1:], " ")))
-	}
-	os.Exit(m.Run())
-}
-
-// kubectl is the stand-in. Its directory has the answers, and a file of each running process.
-func kubectl(dir, args string) int {
-	must := func(err error) {
-		if err != nil {
-			panic(err)
+// standIn writes a program that answers like kubectl, but for the faults that the real one, which is in e2e/fleet, cannot be made to
+// have. Beside it is a file of each running process.
+func standIn(t *testing.T, answers []answer) (program string) {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) string {
+		name = filepath.Join(dir, name)
+		if err := os.WriteFile(name, []byte(text), mode); err != nil {
+			t.Fatal(err)
 		}
+		return name
 	}
-	running := filepath.Join(dir, "running", strconv.Itoa(os.Getpid()))
-	must(os.WriteFile(running, []byte(args), 0o600))
-	defer func() { _ = os.Remove(running) }()
-	if all, err := os.ReadDir(filepath.Dir(running)); err == nil && len(all) > 10 {
-		must(os.WriteFile(filepath.Join(dir, "too-many"), []byte(strconv.Itoa(len(all))), 0o600))
+	if err := os.Mkdir(filepath.Join(dir, "running"), 0o700); err != nil {
+		t.Fatal(err)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "answers"))
-	must(err)
-	var answers []answer
-	must(json.Unmarshal(text, &answers))
-	for _, a := range answers {
-		if !strings.Contains(args, a.For) {
-			continue
-		}
-		for range a.Repeat + 1 {
-			if _, err := io.WriteString(os.Stdout, a.Out); err != nil {
-				return 1
-			}
-		}
-		_, _ = io.WriteString(os.Stderr, a.Err)
+	var b strings.Builder
+	fmt.Fprintf(&b, `#!/bin/sh
+cd %s || exit
+: >running/$$
+trap 'rm running/$$' EXIT
+set -- "$*" running/*
+[ $# -le 12 ] || echo $# >too-many # the arguments, 10 commands in agents, and a list of nodes
+case $1 in
+`, dir)
+	for i, a := range answers {
+		out, stderr := write(fmt.Sprint("out-", i), a.Out, 0o600), write(fmt.Sprint("err-", i), a.Err, 0o600)
+		fmt.Fprintf(&b, "*'%s'*)\n", a.For)
+		fmt.Fprintf(&b, "  for i in $(seq 0 %d); do cat %s || exit 1; done\n  cat %s >&2\n", a.Repeat, out, stderr)
 		if a.Hang {
-			select {}
+			b.WriteString("  exec sleep 1000\n")
 		}
-		return a.Code
+		fmt.Fprintf(&b, "  exit %d;;\n", a.Code)
 	}
-	_, _ = fmt.Fprintf(os.Stderr, "error: the stand-in has no answer for %q\n", args)
-	return 1
+	b.WriteString(`*) echo "error: the stand-in has no answer for $1" >&2; exit 1;;
+esac
+`)
+	return write("kubectl", b.String(), 0o700)
 }
 
 // fleetOf has the agents of nodes n1, n2 and so on, which run, behind the answers.
@@ -109,35 +100,16 @@ type result struct {
 	stdout, stderr string
 }
 
-// setup makes the test binary the stand-in.
-func setup(t *testing.T, answers []answer) (dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	text, err := json.Marshal(answers)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "answers"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "running"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv(standIn, dir)
-	t.Setenv("KUBECTL", os.Args[0])
-	return dir
-}
-
 func run(t *testing.T, answers []answer, args ...string) result {
 	t.Helper()
-	setup(t, answers)
-	return call(fleet.Screen{}, 0, args...)
+	return call(standIn(t, answers), fleet.Screen{}, 0, args...)
 }
 
-func call(screen fleet.Screen, columns int, args ...string) result {
+func call(kubectl string, screen fleet.Screen, columns int, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	code := fleet.Run(applet.Call{
-		Args: args, Stdout: &stdout, Stderr: &stderr, Getenv: os.LookupEnv, Terminal: func() int { return columns },
+		Args: args, Stdout: &stdout, Stderr: &stderr, Terminal: func() int { return columns },
+		Getenv: func(name string) (string, bool) { return kubectl, name == "KUBECTL" },
 	}, screen)
 	return result{code, stdout.String(), stderr.String()}
 }
@@ -150,12 +122,14 @@ func (r result) want(t *testing.T, code int, stdout, stderr string) {
 }
 
 func TestPodsOfAllNodes(t *testing.T) {
+	t.Parallel()
 	answers := fleetOf(3,
 		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
 		answer{For: of(2, "pods -o json", "").For, Out: "[" + pod("b", audit.Bypassed) + "," + pod("c", audit.Captured) + "]", Code: 3, Err: "command terminated with exit code 3\n"},
 		of(3, "pods -o json", "[]"),
 	)
-	r := run(t, answers, "pods")
+	kubectl := standIn(t, answers)
+	r := call(kubectl, fleet.Screen{}, 0, "pods")
 	r.want(t, 3, `NODE  POD     STATE     SINCE  CHECKED  BACKEND  WHY
 n2    shop/b  bypassed  -      -        -        is so
 n1    shop/a  captured  -      -        -        is so
@@ -165,19 +139,20 @@ n2    shop/c  captured  -      -        -        is so
 		t.Errorf("stderr %q", r.stderr)
 	}
 	// Fields of a newer agent remain.
-	call(fleet.Screen{}, 0, "pods", "-ojson").want(t, 3, `"future": {
+	call(kubectl, fleet.Screen{}, 0, "pods", "-ojson").want(t, 3, `"future": {
       "x": 1
     },
     "namespace": "shop",
     "node": "n2",
     "pod": "b"`, "")
-	call(fleet.Screen{}, 0, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, "node: n1\n", "")
-	call(fleet.Screen{}, 0, "pods", "--node=n3", "-o", "json").want(t, 0, "[]\n", "")
-	call(fleet.Screen{}, 0, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
+	call(kubectl, fleet.Screen{}, 0, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, "node: n1\n", "")
+	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3", "-o", "json").want(t, 0, "[]\n", "")
+	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
 }
 
 // TestFlags: those of kubectl reach kubectl, those of the command reach the agents.
 func TestFlags(t *testing.T) {
+	t.Parallel()
 	run(t, []answer{
 		{For: "--context=east --as=me --insecure-skip-tls-verify get pods -o json -l a=b -n mesh", Out: `{"items":[` + agentPod("x", "n1", "Running") + `]}`},
 		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system x -c agent -- istio-cni pods -o json --state drifted -n shop", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
@@ -186,6 +161,7 @@ func TestFlags(t *testing.T) {
 }
 
 func TestNodesThatDoNotAnswer(t *testing.T) {
+	t.Parallel()
 	const list = "istio-cni redirects the traffic.\nversion v0.0.9, go1.26 linux/amd64\nCNI versions: 1.0.0\n\nCommands:\n"
 	items := []string{
 		agentPod("agent-1", "n1", "Running"), agentPod("agent-2", "n2", "Running"), agentPod("agent-3", "n3", "Running"),
@@ -208,12 +184,12 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 		{For: "istio-cni version", Out: "istio-cni version v0.3.0\n"},
 		{For: exec(10), Out: strings.Repeat("[", 1<<20), Repeat: 64},
 		{For: exec(11), Code: 1, Err: strings.Repeat(strings.Repeat("n", 100)+"\n", 10_000) + "error: the last line\n"},
-	}, "pods", "--timeout=2s")
+	}, "pods", "--timeout=8s")
 	own := applet.Build().Version()
 	r.want(t, 1, "n1    shop/a  captured", `node n10: no answer: more than 64 MiB of output
 node n11: no answer: `)
 	for _, want := range []string{
-		"node n2: no answer: no answer within 2s\n",
+		"node n2: no answer: no answer within 8s\n",
 		"node n3: no answer: its agent is of another version (version v0.0.9, go1.26 linux/amd64; kubectl-istio_cni has version " + own + "), upgrade the older one: it has no command pods\n",
 		"node n4: no answer: its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: exec: \"istio-cni\": executable",
 		"node n5: no answer: Warning: noise; Error from server (Forbidden): pods \"agent-5\" is forbidden\n",
@@ -237,6 +213,7 @@ node n11: no answer: `)
 const hostile = "a\x1b[2J\u009b2J\x7f\u202e\rb"
 
 func TestNothingUnprintable(t *testing.T) {
+	t.Parallel()
 	quoted, err := json.Marshal(hostile)
 	if err != nil {
 		t.Fatal(err)
@@ -296,6 +273,7 @@ func members(t *testing.T, text string) (names []string) {
 }
 
 func TestBadArguments(t *testing.T) {
+	t.Parallel()
 	for args, want := range map[string]string{
 		"dance":                 `unknown command "dance"`,
 		"pods -o":               "flag -o needs a value",
@@ -323,16 +301,17 @@ func TestBadArguments(t *testing.T) {
 }
 
 func TestNoAgentsAndNoKubectl(t *testing.T) {
+	t.Parallel()
 	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app=istio-cni-node" in all namespaces`)
 	run(t, []answer{{For: "get pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
 		want(t, 1, "", "error: kubectl get pods: context \"x\" does not exist\n")
 	run(t, []answer{{For: "get pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
 	run(t, []answer{{For: "get pods", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get pods: no answer within 1s\n")
-	t.Setenv("KUBECTL", "no-such-program")
-	call(fleet.Screen{}, 0, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
+	call("no-such-program", fleet.Screen{}, 0, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
 }
 
 func TestOnePod(t *testing.T) {
+	t.Parallel()
 	getPod := func(args, node string) answer {
 		return answer{For: "get pod " + args, Out: fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":%q}}`, node)}
 	}
@@ -372,6 +351,7 @@ func TestOnePod(t *testing.T) {
 		"no running agent": {"dashboard", []answer{agents(""), {For: "get pods", Out: `{"items":[` + agentPod("a", "n1", "Pending") + `]}`}}, result{1, "", "error: no node agent is running\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			if got := run(t, test.answers, strings.Fields(test.args)...); got != test.want {
 				t.Errorf("got %#v, want %#v", got, test.want)
 			}
@@ -380,23 +360,24 @@ func TestOnePod(t *testing.T) {
 }
 
 func TestTerminal(t *testing.T) {
+	t.Parallel()
 	answers := fleetOf(2,
 		answer{For: of(1, "pods", "").For, Code: 3, Out: "[" + pod("a-pod-with-a-long-name-of-a-deployment-7d9f6b5c4d-x2x9z", audit.Bypassed) + "]"},
 		of(2, "pods", "["+pod("b", audit.Captured)+"]"),
 		of(1, "doctor", `[{"name":"runtime","result":"fail","text":"no","remedy":"do"},{"name":"clock","result":"ok","text":"fine"}]`),
 		of(2, "doctor", `[{"name":"clock","result":"ok","text":"fine"}]`),
 	)
-	setup(t, answers)
+	kubectl := standIn(t, answers)
 	var progress bytes.Buffer
 	screen := fleet.Screen{Colours: true, Progress: &progress}
-	call(screen, 80, "pods").want(t, 3, "n1    shop/a-pod-with-a…-7d9f6b5c4d-x2x9z  \x1b[31mbypassed\x1b[0m  -      is so\nn2    shop/b                               \x1b[32mcaptured\x1b[0m  -", "")
+	call(kubectl, screen, 80, "pods").want(t, 3, "n1    shop/a-pod-with-a…-7d9f6b5c4d-x2x9z  \x1b[31mbypassed\x1b[0m  -      is so\nn2    shop/b                               \x1b[32mcaptured\x1b[0m  -", "")
 	if text := progress.String(); !strings.HasPrefix(text, "\r0/2 nodes\r1/2 nodes\r   ") || !strings.HasSuffix(text, " \r") {
 		t.Errorf("progress %q", text)
 	}
-	call(screen, 80, "pods", "-o", "wide").want(t, 3, "a-pod-with-a-long-name-of-a-deployment-7d9f6b5c4d-x2x9z", "")
-	call(screen, 80, "doctor").want(t, 1, "\x1b[31m✗\x1b[0m runtime: no [n1]\n  do\n\x1b[32m✓\x1b[0m clock: fine [n1, n2]\n", "")
-	call(screen, 80, "bundle").want(t, 2, "", "redirect the standard output to a file")
-	plain := call(fleet.Screen{}, 0, "pods")
+	call(kubectl, screen, 80, "pods", "-o", "wide").want(t, 3, "a-pod-with-a-long-name-of-a-deployment-7d9f6b5c4d-x2x9z", "")
+	call(kubectl, screen, 80, "doctor").want(t, 1, "\x1b[31m✗\x1b[0m runtime: no [n1]\n  do\n\x1b[32m✓\x1b[0m clock: fine [n1, n2]\n", "")
+	call(kubectl, screen, 80, "bundle").want(t, 2, "", "redirect the standard output to a file")
+	plain := call(kubectl, fleet.Screen{}, 0, "pods")
 	plain.want(t, 3, "bypassed", "")
 	if strings.Contains(plain.stdout+plain.stderr, "\x1b") || strings.Contains(plain.stderr, "nodes") {
 		t.Errorf("in a pipe: %q, %q", plain.stdout, plain.stderr)
@@ -404,31 +385,33 @@ func TestTerminal(t *testing.T) {
 }
 
 func TestDecisions(t *testing.T) {
-	r := run(t, fleetOf(2,
+	t.Parallel()
+	kubectl := standIn(t, fleetOf(2,
 		of(1, "decisions --json --since 1h", `[{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"seconds":{"total":1}}]`),
 		of(2, "decisions --json --since 1h", `[{"time":"2026-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
-	), "decisions", "--since", "1h")
-	r.want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
+	))
+	call(kubectl, fleet.Screen{}, 0, "decisions", "--since", "1h").want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
 n2    2026-11-22T13:00:00Z  shop/b  false     mode-none  -       two\x20words
 n1    2026-11-22T12:00:00Z  shop/a  true      captured   -       -
 `, "")
-	call(fleet.Screen{}, 0, "decisions", "--since=1h", "--json").want(t, 1, "", "no answer")
-	call(fleet.Screen{}, 0, "decisions", "--json", "--since", "1h").want(t, 0, `"total": 1`, "")
+	call(kubectl, fleet.Screen{}, 0, "decisions", "--since=1h", "--json").want(t, 1, "", "no answer")
+	call(kubectl, fleet.Screen{}, 0, "decisions", "--json", "--since", "1h").want(t, 0, `"total": 1`, "")
 }
 
 // TestManyPods: 5,000 pods of 46 nodes, each with a full list of problems.
 func TestManyPods(t *testing.T) {
+	t.Parallel()
 	const nodes, each = 46, 109
 	detail := strings.Repeat("x", 1000)
 	var pods []string
 	for i := range each {
 		pods = append(pods, fmt.Sprintf(`{"namespace":"shop","pod":"web-%d","state":"drifted","problems":[{"state":"drifted","detail":%q},{"state":"drifted","detail":%q}]}`, i, detail, detail))
 	}
-	dir := setup(t, fleetOf(nodes, answer{For: "istio-cni pods", Out: "[" + strings.Join(pods, ",") + "]", Code: 3}))
+	kubectl := standIn(t, fleetOf(nodes, answer{For: "istio-cni pods", Out: "[" + strings.Join(pods, ",") + "]", Code: 3}))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	began := time.Now()
-	r := call(fleet.Screen{}, 80, "pods")
+	r := call(kubectl, fleet.Screen{}, 80, "pods")
 	took := time.Since(began)
 	runtime.ReadMemStats(&after)
 	if lines := strings.Count(r.stdout, "\n"); r.code != 3 || lines != nodes*each+1 || r.stderr != "" {
@@ -439,7 +422,7 @@ func TestManyPods(t *testing.T) {
 			t.Fatalf("%q", line)
 		}
 	}
-	if text, err := os.ReadFile(filepath.Join(dir, "too-many")); err == nil {
+	if text, err := os.ReadFile(filepath.Join(filepath.Dir(kubectl), "too-many")); err == nil {
 		t.Errorf("%s processes of kubectl at once", text)
 	}
 	t.Logf("%d pods in %s, %d MiB allocated in all, %d MiB from the system", nodes*each, took, (after.TotalAlloc-before.TotalAlloc)>>20, after.Sys>>20)
