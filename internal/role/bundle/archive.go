@@ -155,5 +155,10 @@ func (a *archive) close() error {
 	if text := strings.Join(a.missing, "\n"); text != "" {
 		a.put("missing.txt", []byte(text[:min(len(text), reserve-1)]+"\n"))
 	}
-	return errors.Join(a.failed, a.out.Close(), a.compressed.Close())
+	for _, end := range []func() error{a.out.Close, a.compressed.Close} {
+		if err := end(); a.failed == nil { // the later ones repeat it
+			a.failed = err
+		}
+	}
+	return a.failed
 }

@@ -244,6 +244,16 @@ func TestAnAgentThatHangs(t *testing.T) {
 	}
 }
 
+// TestAnAgentThatAnswersGarbage is named in the error.
+func TestAnAgentThatAnswersGarbage(t *testing.T) {
+	socket := fake(t, map[string]string{"/v1/bundle/agent": "<html>"})
+	code, files, stderr := run(t, "--socket="+socket, "--net-dir="+t.TempDir())
+	if want := "asking the node agent for its agent: invalid character"; code != applet.ExitError || !strings.Contains(stderr, want) ||
+		!strings.Contains(files["missing.txt"], want) {
+		t.Errorf("exit code %d, %s: %s", code, stderr, files["missing.txt"])
+	}
+}
+
 func TestUsage(t *testing.T) {
 	for _, args := range [][]string{{"web"}, {"a/b/c"}, {"/b"}, {"--since=soon"}, {"--none"}} {
 		if code, files, stderr := run(t, args...); code != applet.ExitUsage || files != nil || stderr == "" {
@@ -261,7 +271,7 @@ func TestUsage(t *testing.T) {
 	code = Run(applet.Call{
 		Args: []string{"--socket=" + t.TempDir() + "/none"}, Stdout: failing{}, Stderr: &errs, Getenv: func(string) (string, bool) { return "", false },
 	})
-	if code != applet.ExitError || !strings.Contains(errs.String(), "writing the bundle: full") {
+	if code != applet.ExitError || errs.String() != "error: writing the bundle: full\n" {
 		t.Errorf("a full disk: exit code %d, %s", code, errs.String())
 	}
 }

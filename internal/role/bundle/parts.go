@@ -67,7 +67,9 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	r := reporter{config: c}
 	text, answered := within(ctx, func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleAgent) })
 	if answered == nil {
-		answered = json.Unmarshal(text, &r.info)
+		if answered = json.Unmarshal(text, &r.info); answered != nil {
+			answered = fmt.Errorf("asking the node agent for its %s: %w", agentapi.BundleAgent, answered)
+		}
 	}
 	host, _ := os.Hostname()
 	kubeconfig, secrets, kubeconfigErr := r.kubeconfig(ctx)
