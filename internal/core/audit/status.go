@@ -26,7 +26,7 @@ type Status struct {
 	// Since is the time from which on the pod has the state, Checked that of the last inspection.
 	Since   time.Time `json:"since,omitzero"`
 	Checked time.Time `json:"checked,omitzero"`
-	// Backend is the mechanism whose rules are in the namespace, for each family.
+	// Backend is the mechanism whose rules are in the namespace; one for each family, between commas, if they differ.
 	Backend    string      `json:"backend,omitempty"`
 	Problems   []Problem   `json:"problems,omitempty"`
 	Exceptions []Exception `json:"exceptions,omitempty"`
@@ -37,7 +37,7 @@ func (s Status) Why() string {
 	switch len(s.Problems) {
 	case 0:
 		if s.State == Captured && len(s.Exceptions) > 0 {
-			return fmt.Sprintf("%d exceptions by its own settings", len(s.Exceptions))
+			return fmt.Sprintf("exceptions by its own settings: %d", len(s.Exceptions))
 		}
 		return s.Sentence
 	case 1:

@@ -33,7 +33,7 @@ func TestTable(t *testing.T) {
 		`evil/x\x20captured\n  bypassed  -      -        -        no rule`,
 		`shop/c                drifted   90s    -        -        nat/OUTPUT: missing \u…`,
 		`shop/a                captured  2d     0s       netlink  is redirected as wanted`,
-		`shop/b                captured  60m    -        -        2 exceptions by its ow…`,
+		`shop/b                captured  60m    -        -        exceptions by its own …`,
 		`shop/plain            outside   -      -        -        is not injected`,
 	}
 	if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {

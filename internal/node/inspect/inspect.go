@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
@@ -156,7 +157,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 	e.Status = status(audit.Assess(spec, audit.Observation{
 		Mesh: report.Mesh, Rules: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
 	}))
-	e.Backend = strings.Join(report.Tools, ",")
+	e.Backend = strings.Join(slices.Compact(report.Tools), ",")
 	e.Exceptions = audit.Exceptions(spec, sidecar.KeyOf)
 	return e, nil
 }
