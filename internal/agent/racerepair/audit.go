@@ -115,7 +115,12 @@ func (j *job) audit(ctx context.Context) {
 		return
 	}
 	if in := j.input(); !reflect.DeepEqual(in, a.input) {
-		a.input, a.version, a.place, a.due = in, redirection.Version{}, place{}, j.Clock.Now() // also another sandbox of the same address
+		a.input, a.version, a.place = in, redirection.Version{}, place{} // also another sandbox of the same address
+		// A pod that is slow to inspect must not have that at will, by changing an annotation.
+		a.due = j.Clock.Now()
+		if rested := a.status.Checked.Add(duty * a.took); rested.After(a.due) {
+			a.due = rested
+		}
 	}
 	if len(j.waiting) > 0 {
 		j.verify(ctx)
@@ -125,10 +130,11 @@ func (j *job) audit(ctx context.Context) {
 // verify inspects the pod, sets its status and the time of the next inspection, and reports a change.
 func (j *job) verify(ctx context.Context) {
 	a := &j.memory.audited
+	collisions := j.collisions(ctx) // whose cost is not this pod's
 	began := j.Clock.Now()
-	problems, err := j.observe(ctx)
+	problems, err := j.observe(ctx, collisions)
 	if err == nil {
-		problems = j.restore(ctx, problems)
+		problems = j.restore(ctx, problems, collisions)
 	}
 	a.took = j.Clock.Since(began)
 	if errors.Is(context.Cause(ctx), context.Canceled) { // the controller ends; not the PodTimeout

@@ -186,6 +186,11 @@ func TestAuditStates(t *testing.T) {
 			[]string{"nft", "add chain ip nat early { type nat hook output priority -150; }; add rule ip nat early meta l4proto tcp redirect to :9999"},
 			audit.ForeignRule, "table ip nat, chain early", ReasonForeignRule, false,
 		},
+		"a chain of iptables' table that such a chain calls": {
+			redirect.Netlink,
+			[]string{"nft", "add chain ip nat early { type filter hook output priority -350; }; add chain ip nat x; add rule ip nat x notrack; add rule ip nat early jump x"},
+			audit.ForeignRule, "table ip nat, chain early", ReasonForeignRule, false,
+		},
 		"a dormant table": {
 			redirect.Netlink, []string{"nft", "add table ip nat { flags dormant; }"}, audit.Drifted, "nat", ReasonDrifted, false,
 		},

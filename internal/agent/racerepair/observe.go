@@ -23,7 +23,7 @@ import (
 var errRefused = errors.New("the pod's settings are invalid")
 
 // observe compares the namespace with the wanted redirection. It reads the rules only if their version has changed.
-func (j *job) observe(ctx context.Context) ([]audit.Problem, error) {
+func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.Problem, error) {
 	switch {
 	case j.decision.Outcome == sidecar.Refuse:
 		return nil, fmt.Errorf("%w: %w", errRefused, j.decision.Err)
@@ -31,7 +31,7 @@ func (j *job) observe(ctx context.Context) ([]audit.Problem, error) {
 		return nil, fmt.Errorf("%w: %w", errPolicy, j.conf.Problems)
 	}
 	a, spec := &j.memory.audited, j.decision.Spec
-	o := audit.Observation{Collisions: j.collisions(ctx)}
+	o := audit.Observation{Collisions: collisions}
 	err := j.knownNamespace(ctx, func(space redirection.Namespace) error {
 		version, err := space.Version()
 		if err != nil {
@@ -112,7 +112,8 @@ func (j *job) knownNamespace(ctx context.Context, fn func(redirection.Namespace)
 	return j.inNamespace(ctx, fn)
 }
 
-// A list of the node's processes is used for scanInterval, or scanForced where somebody waits for the result.
+// A list of the node's processes is used for scanInterval, and for longer if it took long: a pod can have very many. Where a request
+// waits for the result it is used for scanForced.
 const (
 	scanInterval = time.Minute
 	scanForced   = 5 * time.Second
@@ -126,12 +127,8 @@ func (j *job) collisions(ctx context.Context) []audit.Process {
 			names[c.ID] = c.Name
 		}
 	}
-	age := scanInterval
-	if j.forced {
-		age = scanForced
-	}
 	var all []audit.Process
-	for _, p := range j.podProcesses(ctx, age)[j.pod.Facts.UID] {
+	for _, p := range j.podProcesses(ctx, j.forced)[j.pod.Facts.UID] {
 		spec := j.decision.Spec
 		if name := names[p.Container]; name != "" && (slices.Contains(spec.UIDs, p.UID) || slices.Contains(spec.GIDs, p.GID)) {
 			p.Container = name
@@ -141,20 +138,24 @@ func (j *job) collisions(ctx context.Context) []audit.Process {
 	return all
 }
 
-// podProcesses lists the processes of all pods by pod UID, from a list that is at most so old.
-func (c *controller) podProcesses(ctx context.Context, age time.Duration) map[string][]audit.Process {
+// podProcesses lists the processes of all pods by pod UID.
+func (c *controller) podProcesses(ctx context.Context, forced bool) map[string][]audit.Process {
 	s := &c.processes
 	s.mu.Lock() // not c.mu: the watch of the pods must not wait for the procfs
 	defer s.mu.Unlock()
-	now := c.Clock.Now()
-	if c.Processes == nil || s.byPod != nil && now.Sub(s.scanned) < age {
+	began, age := c.Clock.Now(), max(scanInterval, duty*s.took)
+	if forced {
+		age = scanForced
+	}
+	if c.Processes == nil || s.byPod != nil && began.Sub(s.scanned) < age {
 		return s.byPod
 	}
 	all, err := c.Processes(ctx)
 	if err != nil {
 		c.Log.WarnContext(ctx, "the processes of the node cannot be listed", slog.String("error", err.Error()))
 	}
-	s.byPod, s.scanned = all, now
+	s.byPod, s.scanned = all, c.Clock.Now()
+	s.took = s.scanned.Sub(began)
 	return all
 }
 
@@ -175,7 +176,7 @@ func (j *job) restorable(state audit.State) bool {
 }
 
 // restore writes the wanted rules if need be, and returns the problems that remain.
-func (j *job) restore(ctx context.Context, found []audit.Problem) []audit.Problem {
+func (j *job) restore(ctx context.Context, found []audit.Problem, collisions []audit.Process) []audit.Problem {
 	a, state := &j.memory.audited, audit.StateOf(found)
 	if !j.restorable(state) || !j.unchanged() {
 		return found
@@ -189,7 +190,7 @@ func (j *job) restore(ctx context.Context, found []audit.Problem) []audit.Proble
 	})
 	left := found
 	if err == nil {
-		left, err = j.observe(ctx)
+		left, err = j.observe(ctx, collisions)
 	}
 	if errors.Is(context.Cause(ctx), context.Canceled) || !j.unchanged() {
 		return found

@@ -26,7 +26,8 @@ const (
 type processes struct {
 	mu      sync.Mutex
 	byPod   map[string][]audit.Process // by pod UID
-	scanned time.Time
+	scanned time.Time                  // the end
+	took    time.Duration
 }
 
 // schedule inspects the pods that are due, one at a time, until ctx ends. A pod has no timer of its own.

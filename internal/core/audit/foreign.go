@@ -35,15 +35,17 @@ func takes(rule string, spec redirect.Spec, alone bool, chain func(string) bool)
 	if !strings.HasPrefix(rule, "-") && !strings.HasPrefix(rule, "! -") {
 		return rule != "" && rule != "counter"
 	}
-	words := strings.Fields(rule)
+	words := strings.Fields(unquoted(rule))
 	if otherProtocol(words, spec) {
 		return false
 	}
-	i := slices.IndexFunc(words, func(w string) bool { return w == "-j" || w == "-g" })
-	if i < 0 || i+1 == len(words) {
-		return false
+	target := "" // the last one: a comment of one word has no quotes
+	for i, w := range words[1:] {
+		if words[i] == "-j" || words[i] == "-g" {
+			target = w
+		}
 	}
-	switch target := words[i+1]; target {
+	switch target {
 	case "ACCEPT", "RETURN":
 		return !alone
 	case "MARK", "CONNMARK":
@@ -51,6 +53,26 @@ func takes(rule string, spec redirect.Spec, alone bool, chain func(string) bool)
 	default:
 		return !slices.Contains(harmless, target) && chain(target)
 	}
+}
+
+// unquoted replaces each text in quotes, such as a comment, by an empty one: it may look like options.
+func unquoted(rule string) string {
+	var b strings.Builder
+	inside, escape := false, false
+	for _, r := range rule {
+		switch {
+		case escape:
+			escape = false
+		case inside && r == '\\':
+			escape = true
+		case r == '"':
+			inside = !inside
+			b.WriteRune(r)
+		case !inside:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
 }
 
 // otherProtocol reports whether a rule is for a protocol or a port that the mesh never redirects: it redirects TCP, and UDP to port

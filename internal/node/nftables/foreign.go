@@ -47,6 +47,7 @@ func (s *Session) foreign(ctx context.Context, marks bool) (found []string, err 
 
 // takers names the rules of a base chain, and of the chains that its table may lead to, which may take traffic.
 func (s *Session) takers(ctx context.Context, c hookedChain, regular map[chainKey]bool, marks bool) (found []string, err error) {
+	judged := !keyOf(c.family, c.table).known()
 	narrow := func(b *nfnetlink.Buffer) { b.String(unix.NFTA_RULE_TABLE, c.table) }
 	err = s.dump(ctx, unix.NFT_MSG_GETRULE, c.family, narrow, func(m nfnetlink.Message) error {
 		chain := m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text()
@@ -54,7 +55,7 @@ func (s *Session) takers(ctx context.Context, c hookedChain, regular map[chainKe
 		if m.Family != c.family || m.Attributes.Get(unix.NFTA_RULE_TABLE).Text() != c.table || chain != c.name && !called {
 			return nil
 		}
-		if what := takes(m.Attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, marks); what != "" && len(found) < maxForeign {
+		if what := takes(m.Attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, marks, judged); what != "" && len(found) < maxForeign {
 			handle, _ := m.Attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
 			found = append(found, fmt.Sprintf("%s: rule with handle %d of chain %s (%s)", c, handle, escaped(chain), what))
 		}
@@ -154,8 +155,9 @@ var matching = []string{ //nolint:gochecknoglobals // a constant table
 
 // takes returns what a rule may do to a packet other than to let it go on, "" if it does nothing. A verdict of a base chain other
 // than drop and queue leaves the packet to the chains behind it, also where they translate addresses (nf_nat_inet_fn,
-// net/netfilter/nf_nat_core.c); and jumps lead to chains whose rules are judged on their own.
-func takes(expressions nfnetlink.Attributes, marks bool) string {
+// net/netfilter/nf_nat_core.c). judged says that the rules of the chains to which jumps lead are judged on their own: those of the
+// mesh's and iptables' tables are not.
+func takes(expressions nfnetlink.Attributes, marks, judged bool) string {
 	for e := range expressions.All() {
 		name, data, _ := nfnetlink.SplitExpression(e)
 		set := func(register uint16) bool { return data.Raw(register) != nil }
@@ -165,7 +167,7 @@ func takes(expressions nfnetlink.Attributes, marks bool) string {
 		case "immediate":
 			const register = unix.NFTA_IMMEDIATE_DREG
 			v, known := data.ReadVerdict()
-			harmless = key(register) != unix.NFT_REG_VERDICT || known && v.Code != nfnetlink.Drop
+			harmless = key(register) != unix.NFT_REG_VERDICT || known && v.Code != nfnetlink.Drop && (judged || v.Chain == "")
 		case "target":
 			harmless = slices.Contains([]string{"LOG", "NFLOG", "TRACE"}, data.Text(unix.NFTA_TARGET_NAME))
 		case "payload":
@@ -184,9 +186,9 @@ func takes(expressions nfnetlink.Attributes, marks bool) string {
 	return ""
 }
 
-// Foreign names the rules of other programs' tables at the moment of the View, a sentence each: those that may take traffic ahead of the rules of
-// the mesh, in base chains that View does not have under the name of a hook of the mesh's. marks says that marks of packets decide. A chain
-// behind the mesh's (priority above that of nat's destinations) is left out, and so are dormant tables..
+// Foreign names the rules of other programs at the moment of the View, a sentence each: those that may take traffic ahead of the
+// rules of the mesh, in base chains that View does not have under the name of a hook of the mesh's. marks says that marks of packets
+// decide. A chain behind the mesh's (priority above that of nat's destinations) is left out, and so are dormant tables.
 func (v *View) Foreign(ctx context.Context, marks bool) ([]string, error) {
 	found, err := v.session.foreign(ctx, marks)
 	if err != nil {
