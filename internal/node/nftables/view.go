@@ -33,14 +33,20 @@ func (v *View) Unread() []string {
 	for _, at := range v.unread {
 		names = append(names, fmt.Sprintf("table %s %s", at.family, escaped(at.table)))
 	}
+	names = append(names, v.otherChains(func(*table, *chain) bool { return true })...)
+	slices.Sort(names)
+	return names
+}
+
+// otherChains names the chains that iptables or the native tables do not have.
+func (v *View) otherChains(which func(*table, *chain) bool) (names []string) {
 	for at, t := range v.tables {
 		for shown, c := range t.chains {
-			if shown != escaped(c.name) {
+			if shown != escaped(c.name) && which(t, c) {
 				names = append(names, fmt.Sprintf("chain %s of table %s %s", shown, at.family, at.table))
 			}
 		}
 	}
-	slices.Sort(names)
 	return names
 }
 
@@ -48,12 +54,8 @@ func (v *View) Unread() []string {
 // that Read does not.
 func (v *View) Hooked(ctx context.Context) ([]string, error) {
 	found := map[string]bool{}
-	for at, t := range v.tables {
-		for shown, c := range t.chains {
-			if shown != escaped(c.name) && !t.dormant && c.hooked {
-				found[fmt.Sprintf("chain %s of table %s %s", shown, at.family, at.table)] = true
-			}
-		}
+	for _, name := range v.otherChains(func(t *table, c *chain) bool { return !t.dormant && c.hooked }) {
+		found[name] = true
 	}
 	v.session.conn.Budget = budget
 	for _, f := range families() {
