@@ -245,18 +245,11 @@ const maxConf = 1 << 20
 func (v *view) readNetwork(dir string) network {
 	n, unread := network{dir: dir, files: cniconf.Dir{}}, map[string]error{}
 	read := func(name string) {
-		file := filepath.Join(n.dir, name)
-		if v.root != "" {
-			if rest, err := filepath.Rel(v.root, file); err == nil && filepath.IsLocal(rest) {
-				file = v.below(rest)
-			}
-		}
-		text, _, err := hostfs.ReadFile(file, maxConf)
-		if err != nil { // the runtime skips it, unless it may read more than this process
+		if text, err := v.readConf(filepath.Join(n.dir, name)); err == nil {
+			n.files[name] = cniconf.File{Data: text}
+		} else { // the runtime skips it, unless it may read more than this process
 			unread[name] = err
-			return
 		}
-		n.files[name] = cniconf.File{Data: text}
 	}
 	entries, err := os.ReadDir(n.dir)
 	n.err = err
@@ -278,4 +271,15 @@ func (v *view) readNetwork(dir string) network {
 		}
 	}
 	return n
+}
+
+// readConf reads a configuration file. Links are followed as the node follows them.
+func (v *view) readConf(file string) ([]byte, error) {
+	if v.root != "" {
+		if rest, err := filepath.Rel(v.root, file); err == nil && filepath.IsLocal(rest) {
+			file = v.below(rest)
+		}
+	}
+	text, _, err := hostfs.ReadFile(file, maxConf)
+	return text, err
 }
