@@ -92,8 +92,8 @@ func (j *job) proxySince() time.Time {
 	return time.Time{}
 }
 
-// searchEvery is the number of inspections after which a known namespace is searched again: the records of the node may tell
-// another story by then.
+// searchEvery is the number of inspections after which a known namespace is searched again: the records of the node may
+// name another one by then.
 const searchEvery = 12
 
 // knownNamespace runs fn, which must only read, with the pod's network namespace: that of the last inspection if its path still

@@ -10,12 +10,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// harmless are the targets of iptables after which a packet goes on unchanged, as far as redirection goes.
-var harmless = []string{ //nolint:gochecknoglobals // a constant table
-	"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "TEE", "LED", "IDLETIMER", "RATEEST", "SET", "CLASSIFY", "CHECKSUM", "CONNSECMARK",
-	"SECMARK", "TCPMSS", "TTL", "HL", "DSCP", "TOS", "ECN",
-}
-
 // onlyLooks are the expressions of nf_tables that do nothing but match, count or log.
 var onlyLooks = []string{ //nolint:gochecknoglobals // a constant table
 	"meta", "payload", "cmp", "bitwise", "range", "log", "limit", "quota", "ct", "fib", "match", "last", "counter",
@@ -29,7 +23,7 @@ func takes(rule string, spec redirect.Spec, alone bool, chain func(string) bool)
 		names = names[:max(0, len(names)-1)] // the last one is a digest
 		return slices.ContainsFunc(names, func(n string) bool {
 			target, is := strings.CutPrefix(n, "target:")
-			return !slices.Contains(onlyLooks, n) && (!is || !slices.Contains(harmless, target))
+			return !slices.Contains(onlyLooks, n) && (!is || !ruleset.Neutral(target))
 		})
 	}
 	if !strings.HasPrefix(rule, "-") && !strings.HasPrefix(rule, "! -") {
@@ -51,7 +45,7 @@ func takes(rule string, spec redirect.Spec, alone bool, chain func(string) bool)
 	case "MARK", "CONNMARK":
 		return spec.Mode == redirect.TPROXY
 	default:
-		return !slices.Contains(harmless, target) && chain(target)
+		return !ruleset.Neutral(target) && chain(target)
 	}
 }
 

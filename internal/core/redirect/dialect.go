@@ -131,6 +131,22 @@ func NativeHook(table, chain string) (ruleset.Hook, bool) {
 	return ruleset.HookOf(strings.TrimPrefix(table, NativePrefix), upper)
 }
 
+// HookOf returns the hook of a base chain: of the native tables in family Inet, else of iptables.
+func HookOf(f ruleset.Family, table, chain string) (ruleset.Hook, bool) {
+	if f == ruleset.Inet {
+		return NativeHook(table, chain)
+	}
+	return ruleset.HookOf(table, chain)
+}
+
+// KnownTable reports whether a table is one whose rules are read: a native one in family Inet, else one of iptables.
+func KnownTable(f ruleset.Family, table string) bool {
+	if f == ruleset.Inet {
+		return slices.Contains(NativeTables(), table)
+	}
+	return ruleset.KnownTable(table)
+}
+
 // OwnedNative marks all of a Set of native tables as the mesh's.
 func OwnedNative(have ruleset.Set) ruleset.Ownership {
 	owned := ruleset.Ownership{Chains: map[string]map[string]bool{}}

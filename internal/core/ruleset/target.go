@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -111,3 +112,12 @@ func (d DNAT) iptables() string { return "-j DNAT --to-destination " + netip.Add
 func (s SNAT) iptables() string { return "-j SNAT --to-source " + netip.Addr(s).String() }
 func (DNAT) nft() string        { return "" }
 func (SNAT) nft() string        { return "" }
+
+// neutral are the targets of iptables after which a packet goes on as it was, as far as rules and sockets can see.
+var neutral = []string{ //nolint:gochecknoglobals // a constant table
+	"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "TEE", "LED", "IDLETIMER", "RATEEST", "SET", "CLASSIFY", "CHECKSUM", "CONNSECMARK",
+	"SECMARK", "TCPMSS", "TTL", "HL", "DSCP", "TOS", "ECN",
+}
+
+// Neutral reports whether a packet goes on behind a target of iptables as it was; "" is a rule without a target.
+func Neutral(target string) bool { return slices.Contains(neutral, target) }

@@ -121,7 +121,7 @@ func (f Facts) Trim(besides ...string) Facts {
 	trimmed := f
 	trimmed.Labels = only(f.Labels, besides, label)
 	trimmed.Annotations = only(f.Annotations, besides, annotation, setting)
-	if text, injected := trimmed.Annotations[StatusKey]; injected { // its presence counts; the revision is for people
+	if text, injected := trimmed.Annotations[StatusKey]; injected { // its presence counts; the revision is only shown
 		trimmed.Annotations[StatusKey] = ""
 		if revision := Revision(text); revision != "" {
 			trimmed.Annotations[StatusKey] = fmt.Sprintf(`{"revision":%q}`, revision)

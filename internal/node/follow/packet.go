@@ -79,7 +79,8 @@ func (f *follower) event(ctx context.Context, e nftrace.Event) error {
 	p := f.open[i]
 	p.tick = f.ticks
 	if e.Packet.Present() { // the first event of a base chain has it
-		p.hook, p.calls = hookOf(e.Family, e.Table, e.Chain), p.calls[:0]
+		p.hook, _ = redirect.HookOf(families[e.Family], e.Table, e.Chain) // none in a table of others
+		p.calls = p.calls[:0]
 	}
 	switch {
 	case e.Kind == nftrace.Return:
@@ -159,7 +160,7 @@ func protocol(number uint8) string {
 func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 	handle := nftables.Handle{Family: families[e.Family], Table: e.Table, Number: e.Handle}
 	hop, known := f.rules.Rules[handle]
-	if !known && f.rereads < maxRereads && f.ticks-f.reread >= rereadEach && hookedTable(handle) {
+	if !known && f.rereads < maxRereads && f.ticks-f.reread >= rereadEach && redirect.KnownTable(handle.Family, handle.Table) {
 		f.reread = f.ticks
 		f.rereads++
 		if rules, err := f.space.Traceable(ctx, f.spec); err == nil {
@@ -173,20 +174,6 @@ func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 		hop = walk.Hop{Table: e.Table, Chain: e.Chain, Rule: rule, Answer: walk.Yes}
 	}
 	return hop
-}
-
-// hookedTable reports whether a table is one whose rules are read.
-func hookedTable(h nftables.Handle) bool {
-	return h.Family == ruleset.Inet && slices.Contains(redirect.NativeTables(), h.Table) || h.Family != ruleset.Inet && ruleset.KnownTable(h.Table)
-}
-
-// hookOf returns the hook of a base chain, no hook if it is in a table of others.
-func hookOf(family uint8, table, chain string) ruleset.Hook {
-	hook, _ := ruleset.HookOf(table, chain)
-	if families[family] == ruleset.Inet {
-		hook, _ = redirect.NativeHook(table, chain)
-	}
-	return hook
 }
 
 // meet adds a rule that the packet matched, and what that means for it.

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
@@ -75,10 +76,10 @@ type chainKey struct {
 
 // hookedChains lists the base chains, and the others of tables that are not the mesh's or iptables', to which base chains may lead.
 func (s *Session) hookedChains(ctx context.Context) (chains []hookedChain, regular map[chainKey]bool, err error) {
-	asleep := map[chainKey]bool{}
+	dormant := map[chainKey]bool{}
 	err = s.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		if flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32(); flags&unix.NFT_TABLE_F_DORMANT != 0 {
-			asleep[chainKey{m.Family, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text(), ""}] = true
+			dormant[chainKey{m.Family, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text(), ""}] = true
 		}
 		return nil
 	})
@@ -89,7 +90,7 @@ func (s *Session) hookedChains(ctx context.Context) (chains []hookedChain, regul
 	err = s.dump(ctx, unix.NFT_MSG_GETCHAIN, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		c, based := readHooked(m)
 		switch {
-		case asleep[chainKey{m.Family, c.table, ""}]:
+		case dormant[chainKey{m.Family, c.table, ""}]:
 		case based && c.ahead():
 			chains = append(chains, c)
 		case !based && !keyOf(m.Family, c.table).known():
@@ -169,7 +170,7 @@ func takes(expressions nfnetlink.Attributes, marks, judged bool) string {
 			v, known := data.ReadVerdict()
 			harmless = key(register) != unix.NFT_REG_VERDICT || known && v.Code != nfnetlink.Drop && (judged || v.Chain == "")
 		case "target":
-			harmless = slices.Contains([]string{"LOG", "NFLOG", "TRACE"}, data.Text(unix.NFTA_TARGET_NAME))
+			harmless = ruleset.Neutral(data.Text(unix.NFTA_TARGET_NAME))
 		case "payload":
 			harmless = !set(unix.NFTA_PAYLOAD_SREG)
 		case "meta":

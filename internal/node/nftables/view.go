@@ -96,18 +96,12 @@ type table struct {
 
 // known reports whether a table is one that is read.
 func (k tableKey) known() bool {
-	if k.family == ruleset.Inet {
-		return slices.Contains(redirect.NativeTables(), k.table)
-	}
-	return ruleset.KnownTable(k.table)
+	return redirect.KnownTable(k.family, k.table)
 }
 
 // base returns the hook of a base chain.
 func (k tableKey) base(chain string) (ruleset.Hook, bool) {
-	if k.family == ruleset.Inet {
-		return redirect.NativeHook(k.table, chain)
-	}
-	return ruleset.HookOf(k.table, chain)
+	return redirect.HookOf(k.family, k.table, chain)
 }
 
 // hooks are the kernel's numbers.

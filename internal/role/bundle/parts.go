@@ -65,7 +65,7 @@ type reporter struct {
 // write writes a bundle. Answered is the error of the agent, nil if it answers.
 func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	r := reporter{config: c}
-	text, answered := within(ctx, func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleAgent) })
+	text, answered := within(ctx, r.part(agentapi.BundleAgent))
 	if answered == nil {
 		if answered = json.Unmarshal(text, &r.info); answered != nil {
 			answered = fmt.Errorf("asking the node agent for its %s: %w", agentapi.BundleAgent, answered)
@@ -82,12 +82,12 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	r.directory(ctx)
 	r.add("kubeconfig.yaml", kubeconfig, kubeconfigErr)
 	if gone := (*agentapi.Refusal)(nil); answered == nil || errors.As(answered, &gone) {
-		r.collect(ctx, "readiness.json", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleReadiness) })
-		r.collect(ctx, "history.json", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleHistory) })
+		r.collect(ctx, "readiness.json", r.part(agentapi.BundleReadiness))
+		r.collect(ctx, "history.json", r.part(agentapi.BundleHistory))
 		r.pods(ctx)
 		r.collect(ctx, "decisions.json", r.decisions)
-		r.collect(ctx, "agent.log", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleLog) })
-		r.collect(ctx, "metrics.txt", func(ctx context.Context) ([]byte, error) { return r.part(ctx, agentapi.BundleMetrics) })
+		r.collect(ctx, "agent.log", r.part(agentapi.BundleLog))
+		r.collect(ctx, "metrics.txt", r.part(agentapi.BundleMetrics))
 		answered = nil
 	}
 	return answered, r.close()
@@ -105,12 +105,15 @@ func (r *reporter) ask(ctx context.Context, request func(context.Context, *agent
 	return request(ctx, agent)
 }
 
-func (r *reporter) part(ctx context.Context, part agentapi.BundlePart) (text []byte, err error) {
-	err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
-		text, err = a.Bundle(ctx, part, clock().Add(-r.since))
-		return err
-	})
-	return text, err
+// part returns a part of the agent.
+func (r *reporter) part(part agentapi.BundlePart) func(context.Context) ([]byte, error) {
+	return func(ctx context.Context) (text []byte, err error) {
+		err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
+			text, err = a.Bundle(ctx, part, clock().Add(-r.since))
+			return err
+		})
+		return text, err
+	}
 }
 
 // file returns a file of the run directory.

@@ -45,7 +45,7 @@ func options() []struct{ any, use string } {
 		{"NFT_COMPAT IP_NF_IPTABLES", "matches of iptables"},
 		{"NETFILTER_XT_MATCH_OWNER", "leaving out the proxy's own traffic"},
 		{"NETFILTER_XT_TARGET_REDIRECT NFT_REDIR", "REDIRECT"},
-		{"NETFILTER_XT_MATCH_CONNTRACK", "telling new connections"},
+		{"NETFILTER_XT_MATCH_CONNTRACK", "matching the state of connections"},
 		{"NETFILTER_XT_TARGET_TPROXY NFT_TPROXY", "mode TPROXY"},
 		{"NF_CONNTRACK_ZONES", "capture of DNS"},
 		{"NETFILTER_XT_TARGET_CT", "capture of DNS"},
@@ -80,7 +80,7 @@ func kernel(_ context.Context, v *view) check {
 		}
 	}
 	if len(missing) > 0 {
-		return warn("the check self-test tells whether pods are redirected without it; if not, take a kernel with the option",
+		return warn("the check self-test shows whether pods are redirected without it; if not, take a kernel with the option",
 			"kernel %s (%s) is built without %s", name, from, strings.Join(missing, ", "))
 	}
 	return ok("kernel %s (%s) has the %d options that the rules need; modules may still be absent", name, from, len(options()))

@@ -162,7 +162,7 @@ func (v *view) seen(path string) string {
 	return v.below(strings.TrimPrefix(path, "/host"))
 }
 
-// shown is a path as the node has it, for people; one that only the container has stays as it is.
+// shown is a path as the node has it, for messages; one that only the container has stays as it is.
 func (v *view) shown(path string) string {
 	if rest, below := strings.CutPrefix(path, strings.TrimSuffix(v.root, "/")+"/"); below {
 		return "/" + rest

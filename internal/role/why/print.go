@@ -290,26 +290,26 @@ func count(all []walk.Chain) string {
 
 // closing is the answer in one sentence.
 func closing(e inspect.Explanation) string {
-	who := "the pod"
+	subject := "the pod"
 	if e.Pod == "" {
-		who = "the namespace"
+		subject = "the namespace"
 	}
 	why := printable.Text(walk.Shown(e.Why()), maxLine)
 	switch {
 	case byInit(e):
 		return "the pod is in the mesh: its init container istio-init has set up the redirection"
 	case e.State == audit.Outside:
-		return who + " is outside of the mesh, because " + printable.Text(e.Decision.Sentence, maxLine)
+		return subject + " is outside of the mesh, because " + printable.Text(e.Decision.Sentence, maxLine)
 	case e.State == audit.NotInspected:
-		return "cannot tell whether " + who + " is in the mesh, because " + why
+		return "cannot tell whether " + subject + " is in the mesh, because " + why
 	case e.State == audit.Captured && e.Pod == "":
-		return who + " is redirected as some configuration of the mesh wants it" + except(e)
+		return subject + " is redirected as some configuration of the mesh wants it" + except(e)
 	case e.State == audit.Captured:
-		return who + " is in the mesh: it is redirected as wanted" + except(e)
+		return subject + " is in the mesh: it is redirected as wanted" + except(e)
 	case e.State == audit.Bypassed:
-		return who + " is past the mesh, because it has no rules of the mesh"
+		return subject + " is past the mesh, because it has no rules of the mesh"
 	}
-	return who + " is not as the mesh wants it (" + string(e.State) + "): " + why
+	return subject + " is not as the mesh wants it (" + string(e.State) + "): " + why
 }
 
 func except(e inspect.Explanation) string {
@@ -339,11 +339,11 @@ func (c *config) packet(p *paper, a *inspect.Answer) {
 	}
 	hops(p, a)
 	p.print("\n")
-	who := "the packet "
+	subject := "the packet "
 	if a.Wanted == inspect.Unknown {
-		who = ""
+		subject = ""
 	}
-	p.wrap("", 0, who+a.Sentence)
+	p.wrap("", 0, subject+a.Sentence)
 }
 
 // hops prints the rules that a packet meets. Of many, those that do not match are counted only.

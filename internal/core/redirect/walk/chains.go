@@ -65,7 +65,7 @@ func (c Chain) same(o Chain) bool {
 }
 
 func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {
-	out := Chain{Family: f.String(), Table: table, Chain: printable.Text(c.Name, maxText), Hook: hookOf(table, c.Name)}
+	out := Chain{Family: f.String(), Table: table, Chain: printable.Text(c.Name, maxText), Hook: hookOf(f, table, c.Name)}
 	for _, r := range c.Rules {
 		at := place{table, c.Name, r.String()}
 		want, isWanted := wanted[at]
@@ -94,7 +94,7 @@ func (n Namespace) missing(left map[ruleset.Family]map[place]bool) []Chain {
 	}
 	var all []Chain
 	eachChain(n.Wanted.Sets(), func(f ruleset.Family, table string, c ruleset.Chain) {
-		out := Chain{Family: f.String(), Table: table, Chain: c.Name, Hook: hookOf(table, c.Name)}
+		out := Chain{Family: f.String(), Table: table, Chain: c.Name, Hook: hookOf(f, table, c.Name)}
 		for _, r := range c.Rules {
 			if left[f][place{table, c.Name, r.String()}] {
 				out.Rules = append(out.Rules, Rule{Text: r.String(), Why: r.Why, Op: "missing"})
@@ -118,12 +118,8 @@ func eachChain(sets []ruleset.Set, do func(f ruleset.Family, table string, c rul
 	}
 }
 
-func hookOf(table, chain string) string {
-	if h, base := ruleset.HookOf(table, chain); base {
-		return h.Name
-	}
-	if h, base := redirect.NativeHook(table, chain); base {
-		return h.Name
-	}
-	return ""
+// hookOf is the name of a base chain's hook, "" for any other chain.
+func hookOf(f ruleset.Family, table, chain string) string {
+	hook, _ := redirect.HookOf(f, table, chain)
+	return hook.Name
 }

@@ -92,10 +92,7 @@ func (w *walker) table(set int, f ruleset.Family, t ruleset.Table) {
 	for i := range t.Chains {
 		c := &t.Chains[i]
 		chains[c.Name] = c
-		hook, base := ruleset.HookOf(t.Name, c.Name)
-		if f == ruleset.Inet {
-			hook, base = redirect.NativeHook(t.Name, c.Name)
-		}
+		hook, base := redirect.HookOf(f, t.Name, c.Name)
 		if base && (len(c.Rules) > 0 || c.Policy == string(ruleset.Drop)) {
 			w.stages[hook.Name] = append(w.stages[hook.Name], stage{set, t.Name, hook, c, chains})
 		}

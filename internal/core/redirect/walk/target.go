@@ -9,12 +9,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// neutral are the targets after which a packet goes on as it was, as far as rules and sockets can see.
-var neutral = []string{ //nolint:gochecknoglobals // a constant table
-	"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "TEE", "LED", "IDLETIMER", "RATEEST", "SET", "CLASSIFY", "CHECKSUM", "CONNSECMARK",
-	"SECMARK", "TCPMSS", "TTL", "HL", "DSCP", "TOS", "ECN",
-}
-
 // act does what the target of a rule does, other than to lead to a chain.
 func (w *walker) act(s *stage, r rule, p *reading, hop int) onward {
 	switch r.target {
@@ -45,7 +39,7 @@ func (w *walker) act(s *stage, r rule, p *reading, hop int) onward {
 		p.track(r)
 		return next
 	default:
-		if slices.Contains(neutral, r.target) && !r.opaque {
+		if ruleset.Neutral(r.target) && !r.opaque {
 			return next
 		}
 	}

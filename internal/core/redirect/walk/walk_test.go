@@ -69,8 +69,8 @@ func live(t *testing.T, f ruleset.Family, lines ...string) ruleset.Set {
 	return s
 }
 
-// told is what a walk says: the verdict, the port, and the rule that decided.
-func told(r walk.Result) string {
+// short is the result of a walk in words: the verdict, the port, and the rule that decided.
+func short(r walk.Result) string {
 	text := r.Verdict.String()
 	if r.To.Port() != 0 {
 		text += fmt.Sprintf(" %d", r.To.Port())
@@ -147,8 +147,8 @@ func TestRules(t *testing.T) {
 		{"the mark of a reading decides", "cannot-tell by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -m mark --mark 0x1 -j DROP"}},
 	} {
 		n := walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, tt.rules...)}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
-		if r := n.Walk(tt.p); told(r) != tt.want {
-			t.Errorf("%s: %s, want %s\n%s\n%+v", tt.name, told(r), tt.want, r.Summary, r.Hops)
+		if r := n.Walk(tt.p); short(r) != tt.want {
+			t.Errorf("%s: %s, want %s\n%s\n%+v", tt.name, short(r), tt.want, r.Summary, r.Hops)
 		}
 	}
 }
@@ -159,7 +159,7 @@ func TestIPv6(t *testing.T) {
 		live(t, ruleset.IPv4, "raw OUTPUT -j DROP"),
 		live(t, ruleset.IPv6, "nat OUTPUT ! -d ::1/128 -p tcp -j REDIRECT --to-ports 15001", "filter INPUT -s fd00::/8 -d ::1/128 -i lo -p tcp -j DROP"),
 	}}
-	if r := n.Walk(out(from("[fd00::1]:1"), to("[fd00::2]:80"))); told(r) != "dropped by filter/INPUT 1" {
+	if r := n.Walk(out(from("[fd00::1]:1"), to("[fd00::2]:80"))); short(r) != "dropped by filter/INPUT 1" {
 		t.Error(r.Summary)
 	}
 }
@@ -370,8 +370,8 @@ func TestHostileRules(t *testing.T) {
 		n := walk.Namespace{Live: []ruleset.Set{{Family: ruleset.IPv4, Tables: []ruleset.Table{table}}}}
 		began := time.Now()
 		r := n.Walk(out())
-		if took := time.Since(began); told(r) != c.want || took > 20*time.Second || len(r.Summary) > 500 {
-			t.Errorf("%s: %s after %s, want %s: %s", name, told(r), took, c.want, r.Summary)
+		if took := time.Since(began); short(r) != c.want || took > 20*time.Second || len(r.Summary) > 500 {
+			t.Errorf("%s: %s after %s, want %s: %s", name, short(r), took, c.want, r.Summary)
 		}
 	}
 }

@@ -44,7 +44,6 @@ type Packet struct {
 	Protocol            uint8
 	// In and Out are indexes of interfaces, 0 for none.
 	In, Out uint32
-	Mark    uint32
 }
 
 // Present reports whether the event carries the packet.
@@ -62,7 +61,6 @@ const (
 	attrTransport = 9
 	attrIn        = 10
 	attrOut       = 12
-	attrMark      = 14
 	attrPolicy    = 16
 )
 
@@ -104,8 +102,6 @@ func parse(m nfnetlink.Message) (e Event, ok bool) {
 			e.Packet.In = number
 		case attrOut:
 			e.Packet.Out = number
-		case attrMark:
-			e.Packet.Mark = number
 		}
 	}
 	e.Packet.addresses(network, transport)
