@@ -191,6 +191,16 @@ func TestAuditStates(t *testing.T) {
 			[]string{"nft", "add chain ip nat early { type filter hook output priority -350; }; add chain ip nat x; add rule ip nat x notrack; add rule ip nat early jump x"},
 			audit.ForeignRule, "table ip nat, chain early", ReasonForeignRule, false,
 		},
+		"a rule of nft that writes another port": {
+			redirect.Netlink,
+			[]string{"nft", "insert rule ip nat OUTPUT tcp dport set tcp sport"},
+			audit.ForeignRule, "payload=", ReasonForeignRule, true,
+		},
+		"a rule of nft that writes another port ahead of native ones": {
+			redirect.Native,
+			[]string{"nft", "insert rule inet istio-proxy-nat output tcp dport set tcp sport"},
+			audit.ForeignRule, "payload=", ReasonForeignRule, true,
+		},
 		"a dormant table": {
 			redirect.Netlink, []string{"nft", "add table ip nat { flags dormant; }"}, audit.Drifted, "nat", ReasonDrifted, false,
 		},

@@ -24,7 +24,7 @@ func Fingerprint(expressions nfnetlink.Attributes, sets map[string]Set) string {
 		if !ok {
 			return ""
 		}
-		names = append(names, strings.Join(strings.Fields(name), "_"))
+		names = append(names, nfnetlink.Label(name, f))
 		fmt.Fprintf(&whole, "%q", name)
 		for kind, value := range f.All() {
 			if !usual(name, kind, value) && !field(&whole, name, kind, value, sets) {

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -207,6 +208,23 @@ func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	data, understood := ReadFields(parts.Raw(unix.NFTA_EXPR_DATA))
 	ok = complete && understood && parts.count == 2 && parts.set[unix.NFTA_EXPR_NAME] && element.Kind == unix.NFTA_LIST_ELEM
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
+}
+
+// Label is the name of an expression in the text of a rule, a word. One that writes the packet or its metadata ends with "=".
+func Label(name string, data Fields) string {
+	writes := false
+	switch name {
+	case "payload":
+		writes = data.set[unix.NFTA_PAYLOAD_SREG]
+	case "meta":
+		writes = data.set[unix.NFTA_META_SREG]
+	case "ct":
+		writes = data.set[unix.NFTA_CT_SREG]
+	}
+	if writes {
+		name += "="
+	}
+	return strings.Join(strings.Fields(name), "_")
 }
 
 // Fields are the attributes of an expression by kind. No expression that is decoded has higher kinds.

@@ -55,7 +55,7 @@ func Opaque(expressions nfnetlink.Attributes, userdata []byte) string {
 		if target := data.Text(unix.NFTA_TARGET_NAME); name == "target" && chainName(target) {
 			name += ":" + target
 		}
-		names = append(names, strings.Join(strings.Fields(name), "_"))
+		names = append(names, nfnetlink.Label(name, data))
 		_, _ = digest.Write(e.Value)
 		if v, ok := data.ReadVerdict(); ok && name == "immediate" && chainName(v.Chain) {
 			end = " " + ruleset.IPTables("", ruleset.Jump{Chain: v.Chain, Goto: v.Code == nfnetlink.Goto}).String()
