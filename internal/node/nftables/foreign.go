@@ -20,14 +20,17 @@ type hookedChain struct {
 	drops             bool
 }
 
+func (c hookedChain) familyName() string {
+	return map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet", unix.NFPROTO_NETDEV: "netdev"}[c.family]
+}
+
 func (c hookedChain) String() string {
-	family := map[uint8]string{unix.NFPROTO_IPV4: "ip", unix.NFPROTO_IPV6: "ip6", unix.NFPROTO_INET: "inet", unix.NFPROTO_NETDEV: "netdev"}[c.family]
-	return fmt.Sprintf("table %s %s, chain %s (hook %s, priority %d)", family, escaped(c.table), escaped(c.name), c.hook, c.priority)
+	return fmt.Sprintf("table %s %s, chain %s (hook %s, priority %d)", c.familyName(), escaped(c.table), escaped(c.name), c.hook, c.priority)
 }
 
 // foreign names the rules in base chains of other programs, see [View.Foreign].
 func (s *Session) foreign(ctx context.Context, marks bool) (found []string, err error) {
-	chains, regular, err := s.hookedChains(ctx)
+	chains, regular, err := s.hookedChains(ctx, hookedChain.ahead)
 	if err != nil {
 		return nil, fmt.Errorf("listing chains of other programs: %w", err)
 	}
@@ -74,8 +77,8 @@ type chainKey struct {
 	table, chain string
 }
 
-// hookedChains lists the base chains, and the others of tables that are not the mesh's or iptables', to which base chains may lead.
-func (s *Session) hookedChains(ctx context.Context) (chains []hookedChain, regular map[chainKey]bool, err error) {
+// hookedChains lists the wanted base chains, and the others of tables that are not the mesh's or iptables', to which base chains may lead.
+func (s *Session) hookedChains(ctx context.Context, want func(hookedChain) bool) (chains []hookedChain, regular map[chainKey]bool, err error) {
 	dormant := map[chainKey]bool{}
 	err = s.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		if flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32(); flags&unix.NFT_TABLE_F_DORMANT != 0 {
@@ -91,7 +94,7 @@ func (s *Session) hookedChains(ctx context.Context) (chains []hookedChain, regul
 		c, based := readHooked(m)
 		switch {
 		case dormant[chainKey{m.Family, c.table, ""}]:
-		case based && c.ahead():
+		case based && want(c):
 			chains = append(chains, c)
 		case !based && !keyOf(m.Family, c.table).known():
 			regular[chainKey{m.Family, c.table, c.name}] = true
@@ -101,13 +104,16 @@ func (s *Session) hookedChains(ctx context.Context) (chains []hookedChain, regul
 	return chains, regular, err
 }
 
+// otherFamily stands for those that View has no tables of.
+const otherFamily ruleset.Family = 255
+
 func keyOf(family uint8, table string) tableKey {
 	for _, f := range families() {
 		if protocolFamily(f) == family {
 			return tableKey{f, table}
 		}
 	}
-	return tableKey{table: table}
+	return tableKey{otherFamily, table}
 }
 
 // readHooked reads a chain. based says that it is a base chain, and not one that View has under the name of its hook.
@@ -140,13 +146,11 @@ func readHooked(m nfnetlink.Message) (c hookedChain, based bool) {
 const destinationNAT = -100
 
 func (c hookedChain) ahead() bool {
-	switch c.family {
-	case unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET, unix.NFPROTO_NETDEV:
-	default:
-		return false
-	}
-	return c.hook == "ingress or egress" || (c.hook == "prerouting" || c.hook == "output") && c.priority <= destinationNAT
+	return c.passed() && (c.hook == "ingress or egress" || (c.hook == "prerouting" || c.hook == "output") && c.priority <= destinationNAT)
 }
+
+// passed reports whether packets of IP pass the chain.
+func (c hookedChain) passed() bool { return c.familyName() != "" }
 
 // matching are the expressions that load, compare, count or log.
 var matching = []string{ //nolint:gochecknoglobals // a constant table

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,16 +32,16 @@ func (v *View) Unread() []string {
 	for _, at := range v.unread {
 		names = append(names, fmt.Sprintf("table %s %s", at.family, escaped(at.table)))
 	}
-	names = append(names, v.otherChains(func(*table, *chain) bool { return true })...)
+	names = append(names, v.otherChains(func(tableKey, *chain) bool { return true })...)
 	slices.Sort(names)
 	return names
 }
 
 // otherChains names the chains that iptables or the native tables do not have.
-func (v *View) otherChains(which func(*table, *chain) bool) (names []string) {
+func (v *View) otherChains(which func(tableKey, *chain) bool) (names []string) {
 	for at, t := range v.tables {
 		for shown, c := range t.chains {
-			if shown != escaped(c.name) && which(t, c) {
+			if shown != escaped(c.name) && which(at, c) {
 				names = append(names, fmt.Sprintf("chain %s of table %s %s", shown, at.family, at.table))
 			}
 		}
@@ -50,34 +49,57 @@ func (v *View) otherChains(which func(*table, *chain) bool) (names []string) {
 	return names
 }
 
-// Hooked names those of Unread that packets pass: tables with a chain at a hook, and chains at a hook. It reads the chains of tables
-// that Read does not.
-func (v *View) Hooked(ctx context.Context) ([]string, error) {
-	found := map[string]bool{}
-	for _, name := range v.otherChains(func(t *table, c *chain) bool { return !t.dormant && c.hooked }) {
-		found[name] = true
+// Hooked names, by family, the tables and chains that Read does not read and that may do something to a packet, at whatever hook; Inet
+// are those of both families, the hooks of an interface (netdev) among them. A table whose rules only match, count, log or accept is left out.
+func (v *View) Hooked(ctx context.Context) (map[ruleset.Family][]string, error) {
+	found := map[ruleset.Family][]string{}
+	for _, f := range families() {
+		found[f] = v.otherChains(func(at tableKey, c *chain) bool { return at.family == f && !v.tables[at].dormant && c.hooked })
 	}
 	v.session.conn.Budget = budget
-	for _, f := range families() {
-		if slices.ContainsFunc(v.unread, func(at tableKey) bool { return at.family == f }) {
-			if err := v.hookedTables(ctx, f, found); err != nil {
-				return nil, fmt.Errorf("listing chains of %s: %w", f, err)
-			}
-		}
+	if err := v.session.hookedTables(ctx, found); err != nil {
+		return nil, fmt.Errorf("listing chains of other programs: %w", err)
 	}
-	return slices.Sorted(maps.Keys(found)), nil
+	for f := range found {
+		slices.Sort(found[f])
+	}
+	return found, nil
 }
 
-// hookedTables adds the names of the tables of a family that Read does not read and that have a chain at a hook.
-func (v *View) hookedTables(ctx context.Context, f ruleset.Family, found map[string]bool) error {
-	return v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
-		at := tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}
-		hook := m.Attributes.Get(unix.NFTA_CHAIN_HOOK).Value
-		if slices.Contains(v.unread, at) && len(hook) > 0 && !strings.HasPrefix(at.table, redirect.TraceTable) {
-			found[fmt.Sprintf("table %s %s", at.family, escaped(at.table))] = true
-		}
-		return nil
+// hookedTables adds the tables that Read does not read. It reads the rules of a table once, whatever number of chains it has.
+func (s *Session) hookedTables(ctx context.Context, found map[ruleset.Family][]string) error {
+	chains, called, err := s.hookedChains(ctx, func(c hookedChain) bool {
+		return c.passed() && !keyOf(c.family, c.table).known() && !strings.HasPrefix(c.table, redirect.TraceTable)
 	})
+	if err != nil {
+		return err
+	}
+	drops := map[chainKey]bool{}
+	for _, c := range chains {
+		called[chainKey{c.family, c.table, c.name}] = true
+		at := chainKey{c.family, c.table, ""}
+		drops[at] = drops[at] || c.drops
+	}
+	for _, c := range chains {
+		at := chainKey{c.family, c.table, ""}
+		dropping, first := drops[at]
+		if delete(drops, at); !first {
+			continue
+		}
+		takes, err := s.takers(ctx, c, called, true)
+		if err != nil {
+			return err
+		}
+		if dropping || len(takes) > 0 {
+			f := keyOf(c.family, c.table).family
+			name := f.String()
+			if f == otherFamily {
+				f, name = ruleset.Inet, "netdev"
+			}
+			found[f] = append(found[f], fmt.Sprintf("table %s %s", name, escaped(c.table)))
+		}
+	}
+	return nil
 }
 
 // tableKey names a table.
@@ -96,7 +118,7 @@ type table struct {
 
 // known reports whether a table is one that is read.
 func (k tableKey) known() bool {
-	return redirect.KnownTable(k.family, k.table)
+	return k.family != otherFamily && redirect.KnownTable(k.family, k.table)
 }
 
 // base returns the hook of a base chain.

@@ -25,7 +25,7 @@ func (n Namespace) Live(ctx context.Context, spec *redirect.Spec) (walk.Namespac
 
 // live reads every place once more, the legacy tables of others as well.
 func (p *pass) live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, error) {
-	out := walk.Namespace{Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}}
+	out := walk.Namespace{Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}, Hooked: map[ruleset.Family][]string{}}
 	native := ruleset.Set{Family: ruleset.Inet}
 	if spec != nil {
 		out.Wanted = &walk.Wanted{Spec: *spec, Families: p.report.Families, Native: p.mode.backend == redirect.Native}
@@ -62,7 +62,8 @@ func (p *pass) liveFamily(ctx context.Context, f ruleset.Family, out *walk.Names
 	}
 	places, err := p.places(ctx, f, legacy)
 	if errors.Is(err, errLegacy) {
-		out.Unread, out.Hooked = append(out.Unread, "legacy tables of "+f.String()), append(out.Hooked, "legacy tables of "+f.String())
+		name := "legacy tables of " + f.String()
+		out.Unread, out.Hooked[f] = append(out.Unread, name), append(out.Hooked[f], name)
 		places, err = p.places(ctx, f, false)
 	}
 	for _, at := range places {

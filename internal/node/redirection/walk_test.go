@@ -62,6 +62,42 @@ func TestLiveReadsEveryPlace(t *testing.T) {
 	}
 }
 
+// TestTablesOfOthersDoubtTheirPacketsOnly: tables that are not read leave no answer, but only for packets that they may do something to.
+func TestTablesOfOthersDoubtTheirPacketsOnly(t *testing.T) {
+	t.Parallel()
+	p, spec := dualPod(t), dual(byTPROXY)
+	mustApply(t, p.namespace(byNetlink), spec)
+	for _, c := range []struct {
+		name, table string
+		v4, v6      bool // cannot tell
+	}{
+		{"accepts", "table inet t { chain a { type filter hook input priority 0; policy accept; ct state new counter accept; }\n}", false, false},
+		{"calls a chain that accepts", "table inet t { chain b { accept; }\nchain a { type filter hook output priority 0; jump b; }\n}", false, false},
+		{"calls a chain that drops", "table inet t { chain b { drop; }\nchain a { type filter hook output priority 0; jump b; }\n}", true, true},
+		{"policy", "table inet t { chain a { type filter hook output priority 0; policy drop; }\n}", true, true},
+		{"policy of a second chain", "table ip t { chain a { type filter hook input priority 0; }\nchain b { type filter hook output priority 0; policy drop; }\n}", true, false},
+		{"marks", "table ip t { chain a { type filter hook output priority -400; meta mark set 1; }\n}", true, false},
+		{"the other family", "table ip6 t { chain a { type filter hook output priority 0; tcp dport 80 drop; }\n}", false, true},
+		{"map of verdicts", "table ip t { chain a { type filter hook output priority 0; tcp dport vmap { 80 : drop }; }\n}", true, false},
+		{"dormant", "table ip t { flags dormant; chain a { type filter hook output priority 0; policy drop; }\n}", false, false},
+		{"a device's hook", "table netdev t { chain a { type filter hook ingress device eth0 priority 0; policy drop; }\n}", true, true},
+		{"a device's hook, named as the mesh's", "table netdev istio-proxy-raw { chain prerouting { type filter hook ingress device eth0 priority -300; policy drop; }\n}", true, true},
+	} {
+		p.feed(t, c.table, "nft", "-f", "-")
+		live, err := p.namespace(byNetlink).Live(t.Context(), &spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for to, want := range map[string]bool{"10.2.0.9:80": c.v4, "[fd00:2::9]:80": c.v6} {
+			r := live.Walk(walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort(to)})
+			if (r.Verdict == walk.CannotTell) != want {
+				t.Errorf("%s, to %s: %s", c.name, to, r.Summary)
+			}
+		}
+		p.run(t, "nft", "delete table "+strings.Join(strings.Fields(c.table)[1:3], " "))
+	}
+}
+
 // walked is one Spec in a fixture, with its random numbers.
 type walked struct {
 	fixture

@@ -155,7 +155,7 @@ func TestFaultsAreFound(t *testing.T) {
 		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "    - -j ISTIO_OUTPUT    # everything", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
 		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "    ! ", "cannot tell, because rule 1 of nat OUTPUT", 4},
 		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "the network namespace has no rule of the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
-		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type nat hook output priority -150; }", "CAPTURED", "not read: table IPv4 other", "cannot tell, because packets pass table IPv4 other", 4},
+		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "CAPTURED", "not read: table IPv4 other", "cannot tell, because packets pass table IPv4 other", 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

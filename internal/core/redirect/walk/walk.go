@@ -30,9 +30,11 @@ type Namespace struct {
 	Delivered map[ruleset.Family][]uint32
 	// Tables are the routing tables of these marks.
 	Tables map[uint32]uint32
-	// Unread names tables that Live does not have; the summary says so. Hooked are those of them that packets pass: with one, no walk
-	// has an answer.
-	Unread, Hooked []string
+	// Unread names tables that Live does not have; the summary says so.
+	Unread []string
+	// Hooked names, by family, what is not read and may decide about packets; Inet are those of both. With one, no walk of a packet of
+	// the family has an answer.
+	Hooked map[ruleset.Family][]string
 }
 
 // Wanted is the configuration that the live rules are explained by.
@@ -148,13 +150,13 @@ func (n Namespace) Walk(p Packet) Result {
 			r.Verdict, r.Decided, r.limit = CannotTell, nil, "two sets of tables are at the same hook, in an order that is not known"
 		}
 	}
-	return n.doubted(n.explained(r, p))
+	return n.doubted(n.explained(r, p), familyOf(p.Dst.Addr()))
 }
 
 // doubted takes an answer back if packets pass tables that are not read.
-func (n Namespace) doubted(r Result) Result {
-	if len(n.Hooked) > 0 && r.Verdict != CannotTell {
-		r.Summary = "cannot tell, because packets pass " + printable.Text(strings.Join(n.Hooked, ", "), maxText) +
+func (n Namespace) doubted(r Result, f ruleset.Family) Result {
+	if hooked := slices.Concat(n.Hooked[f], n.Hooked[ruleset.Inet]); len(hooked) > 0 && r.Verdict != CannotTell {
+		r.Summary = "cannot tell, because packets pass " + printable.Text(strings.Join(hooked, ", "), maxText) +
 			", which is not read here; by the tables that are read the packet " + r.Summary
 		r.Verdict, r.Decided, r.Settings = CannotTell, nil, nil
 	}
