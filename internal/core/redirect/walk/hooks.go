@@ -23,6 +23,8 @@ const (
 type walker struct {
 	family    ruleset.Family
 	delivered []uint32
+	// state is that of the packet's connection.
+	state ruleset.States
 	// stages are the base chains of each hook in the order of their priorities.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
@@ -68,7 +70,7 @@ type reading struct {
 
 func (n Namespace) walker(p Packet, live []ruleset.Set) *walker {
 	f := familyOf(p.Dst.Addr())
-	w := &walker{family: f, delivered: n.Delivered[f], stages: map[string][]stage{}, wanted: n.Wanted.rules(), passed: map[bool]int{}}
+	w := &walker{family: f, state: p.State, delivered: n.Delivered[f], stages: map[string][]stage{}, wanted: n.Wanted.rules(), passed: map[bool]int{}}
 	for i, set := range live {
 		if set.Family != f && set.Family != ruleset.Inet {
 			continue
@@ -163,7 +165,16 @@ func (w *walker) receive(all []reading) []reading {
 func (w *walker) hook(name string, all []reading) []reading {
 	for _, s := range w.stages[name] {
 		pass, skip := split(all, func(r reading) bool { return s.hook.Type != "nat" || r.translatable(name) })
-		all = w.merge(append(skip, w.base(s, pass)...))
+		if s.hook.Priority < tracking && destination(name) {
+			pass = early(pass)
+		}
+		pass = w.base(s, pass)
+		for i := range pass {
+			if p := &pass[i].packet; p.State != Untracked {
+				p.State = w.state
+			}
+		}
+		all = w.merge(append(skip, pass...))
 	}
 	for i := range all {
 		all[i].destination = all[i].destination || destination(name)
@@ -171,6 +182,23 @@ func (w *walker) hook(name string, all []reading) []reading {
 	}
 	return all
 }
+
+// tracking is the priority at which a packet finds its connection (NF_IP_PRI_CONNTRACK, linux/netfilter_ipv4.h).
+const tracking = -200
+
+// early gives packets that have no connection yet the state of these. One that arrives by lo has that of the way out, and one with a
+// zone a template, which is as a new one.
+func early(all []reading) []reading {
+	for i := range all {
+		if p := &all[i].packet; !all[i].looped && all[i].zone == 0 && p.State != Untracked {
+			p.State = ruleset.StateInvalid
+		}
+	}
+	return all
+}
+
+// connected reports whether a packet has a connection.
+func (p Packet) connected() bool { return p.State&(ruleset.StateInvalid|Untracked) == 0 }
 
 // translatable reports whether a packet passes nat: the first one of a connection, once for its destination and once for its
 // source. One that arrives by lo from the pod has passed both (net/netfilter/nf_nat_core.c, nf_nat_inet_fn).

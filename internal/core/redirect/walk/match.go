@@ -117,6 +117,8 @@ func (r rule) judge(p Packet, f ruleset.Family, hook string) Answer {
 		switch ask, known := options[c.option]; {
 		case strings.HasSuffix(c.option, "id-owner") && hook != "output" && hook != "postrouting":
 			a = sure(c.not) // no sender: what is negated does not hold either
+		case c.option == "--mark" && c.module == "connmark" && !p.connected():
+			a = sure(c.not) // no connection: what is negated does not hold either (net/netfilter/xt_connmark.c)
 		case c.option == "--mark" && c.module == "connmark":
 			a = marked(p.ConnMark, c.value)
 		case known:

@@ -122,6 +122,7 @@ func (r *reading) remark(t rule) bool {
 	packet, _, ok2 := t.number("--nfmask")
 	connection, _, ok3 := t.number("--ctmask")
 	switch {
+	case t.target == "CONNMARK" && !p.connected():
 	case slices.Contains(t.options, "--save-mark"):
 		p.ConnMark = p.ConnMark&^connection ^ p.Mark&packet
 	case slices.Contains(t.options, "--restore-mark"):
@@ -134,13 +135,14 @@ func (r *reading) remark(t rule) bool {
 	return ok && ok2 && ok3 && slices.ContainsFunc(t.options, func(o string) bool { return o == "--set-xmark" || o == "--nfmask" })
 }
 
-// track does CT. A packet that arrives by lo has its connection from the way out (net/netfilter/xt_CT.c, xt_ct_target).
+// track does CT, the first one: a packet that arrives by lo has its connection from the way out, and one with a zone a template
+// (net/netfilter/xt_CT.c, xt_ct_target).
 func (r *reading) track(t rule) {
 	switch zone, _, ok := t.number("--zone"); {
-	case r.looped:
+	case r.looped || r.zone != 0 || r.packet.State == Untracked:
 	case t.target == "NOTRACK" || slices.Contains(t.options, "--notrack"):
 		r.packet.State = Untracked
-	case ok && r.zone == 0:
-		r.zone = ruleset.Zone(zone) //nolint:gosec // zones have 16 bits
+	case ok && zone != 0:
+		r.zone, r.packet.State = ruleset.Zone(zone), ruleset.StateNew //nolint:gosec // zones have 16 bits
 	}
 }
