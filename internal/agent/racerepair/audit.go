@@ -32,7 +32,7 @@ type AuditSettings struct {
 }
 
 const (
-	// slowFactor bounds the cost of a pod whose inspection is slow: it is inspected less often.
+	// slowFactor is the ratio of the time between two slow inspections of a pod to their time beyond slow.
 	slowFactor = 1000
 	// startup is the time that the proxy has for opening its listeners.
 	startup = 15 * time.Second
@@ -176,7 +176,7 @@ func (j *job) next(err error) time.Time {
 	if began := j.proxySince(); err == nil && !began.IsZero() && now.Sub(began) < startup {
 		wait = min(wait, startup-now.Sub(began))
 	}
-	return now.Add(max(wait, slowFactor*a.took))
+	return now.Add(max(wait, slowFactor*(a.took-slow)))
 }
 
 // setStatus makes the status of the problems.

@@ -117,8 +117,8 @@ type controller struct {
 	queue   workqueue.TypedDelayingInterface[types.NamespacedName]
 	retries workqueue.TypedRateLimiter[types.NamespacedName]
 	workers sync.WaitGroup
-	// deletions is the token bucket of deletions.
-	deletions *rate.Limiter
+	// deletions is the token bucket of deletions, budget that of the time of the audit's inspections.
+	deletions, budget *rate.Limiter
 
 	mu sync.Mutex
 	// pods have one entry per name: a pod of another UID replaces the previous one.
@@ -144,8 +144,8 @@ func newController(o Options) *controller {
 		Options: o, confirmAfter: confirmAfter,
 		queue:     workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
 		retries:   workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](retryBase, retryMax),
-		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst),
-		pods:      map[types.NamespacedName]*entry{}, traced: map[types.NamespacedName]bool{}, synced: make(chan struct{}),
+		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst), budget: newBudget(),
+		pods: map[types.NamespacedName]*entry{}, traced: map[types.NamespacedName]bool{}, synced: make(chan struct{}),
 		wake: make(chan struct{}, 1), checks: make(chan struct{}, maxChecks), ended: make(chan struct{}),
 	}
 }

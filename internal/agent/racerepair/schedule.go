@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
@@ -13,10 +14,14 @@ import (
 )
 
 const (
-	// duty is the ratio of the time between two inspections to the time of an inspection: one percent of a core.
-	duty = 99
-	// maxPause bounds the pause after one slow inspection, so that one pod does not delay the others for long.
-	maxPause = 10 * time.Second
+	// duty is the ratio of the time to that of the inspections in it: one percent of a core.
+	duty = 100
+	// burst is the time of inspections that need no pauses between them: faults of some pods at a time are found at once, and the
+	// pods of a full node soon after the agent's start.
+	burst = 500 * time.Millisecond
+	// slow is the time from which on an inspection is a slow one. It counts as much in the pause after it, so that one pod does not
+	// delay the others for long, and is repeated seldom instead.
+	slow = 100 * time.Millisecond
 	// maxChecks bounds the inspections at a time that requests have caused. With the one of the schedule, one worker is left for
 	// race repair.
 	maxChecks = 2
@@ -45,9 +50,20 @@ func (c *controller) schedule(ctx context.Context) {
 		}
 		took, err := c.inspectNext(ctx, k, false)
 		if err == nil && took > 0 {
-			c.sleep(ctx, min(duty*took, maxPause))
+			c.sleep(ctx, c.pauseAfter(took))
 		}
 	}
+}
+
+// newBudget returns the limit of inspections, in microseconds of their time.
+func newBudget() *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(time.Second.Microseconds()/duty), int(burst.Microseconds()))
+}
+
+// pauseAfter returns the pause after an inspection.
+func (c *controller) pauseAfter(took time.Duration) time.Duration {
+	now := c.Clock.Now()
+	return c.budget.ReserveN(now, int(min(took, slow).Microseconds())).DelayFrom(now)
 }
 
 // idle waits until a pod is due or one has become so; at is zero if none is.

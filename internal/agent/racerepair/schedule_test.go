@@ -432,3 +432,28 @@ func TestTheAuditRepairsNoMoreThanRaceRepair(t *testing.T) {
 		})
 	}
 }
+
+// TestTheAuditTakesOnePercent after a burst.
+func TestTheAuditTakesOnePercent(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
+	c := New(l.options)
+	for i := range 10 {
+		if pause := c.pauseAfter(burst / 10); pause != 0 {
+			t.Errorf("inspection %d: a pause of %s", i, pause)
+		}
+	}
+	for _, test := range []struct{ took, want time.Duration }{
+		{2 * time.Millisecond, 200 * time.Millisecond}, {48 * time.Millisecond, 4800 * time.Millisecond}, {time.Hour, 10 * time.Second},
+	} {
+		pause := c.pauseAfter(test.took)
+		if pause.Round(time.Millisecond) != test.want {
+			t.Errorf("a pause of %s after %s, want %s", pause, test.took, test.want)
+		}
+		l.clock.Step(pause)
+	}
+	l.clock.Step(duty * burst)
+	if pause := c.pauseAfter(slow); pause != 0 {
+		t.Errorf("a pause of %s after a calm time", pause)
+	}
+}
