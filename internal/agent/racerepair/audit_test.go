@@ -264,6 +264,43 @@ func TestAuditStates(t *testing.T) {
 	}
 }
 
+// TestRulesOfAnotherBackend: a pod keeps the rules of the backend that it started with, and is captured by them.
+func TestRulesOfAnotherBackend(t *testing.T) {
+	t.Parallel()
+	legacy := cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}
+	for name, test := range map[string]struct{ then, now cniconf.NetConf }{
+		"native before": {cniconf.NetConf{Backend: redirect.Native}, cniconf.NetConf{}},
+		"native now":    {cniconf.NetConf{}, cniconf.NetConf{Backend: redirect.Native}},
+		"legacy before": {legacy, cniconf.NetConf{}},
+		"legacy now":    {cniconf.NetConf{}, legacy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newAuditFixture(t, AuditSettings{Repair: true}, test.then)
+			backend := l.want(audit.Captured, "").Backend
+			l.conf.Store(&test.now)
+			l.clock.Step(time.Hour)
+			if s := l.want(audit.Captured, ""); s.Backend != backend {
+				t.Errorf("backend %q, %q before", s.Backend, backend)
+			}
+			e, err := l.controller.Explain(t.Context(), types.NamespacedName{Namespace: "shop", Name: "web"}, nil)
+			if err != nil || len(e.Chains) == 0 {
+				t.Fatalf("got %+v, %v", e, err)
+			}
+			for _, c := range e.Chains {
+				for _, r := range c.Rules {
+					if r.Op != "" {
+						t.Errorf("%s %s: %q is %s", c.Table, c.Chain, r.Text, r.Op)
+					}
+				}
+			}
+			netnstest.Run(t, l.path, "sh", "-c", "nft flush ruleset; iptables-legacy -t nat -F; iptables-legacy -t nat -X")
+			l.want(audit.Captured, "")
+			l.waitForEvent(l.pod, "Normal", ReasonRepaired, "no rule of the mesh", "restored")
+		})
+	}
+}
+
 func TestAuditOfTheProxy(t *testing.T) {
 	t.Parallel()
 	collision := func(o *Options) {

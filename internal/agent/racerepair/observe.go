@@ -60,7 +60,7 @@ func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.
 func (j *job) readRules(ctx context.Context, space redirection.Namespace) error {
 	a := &j.memory.audited
 	a.version = redirection.Version{}
-	report, err := space.Audit(ctx, j.decision.Spec)
+	_, report, err := space.AuditAny(ctx, j.decision.Spec)
 	a.rules = rules{
 		problems: audit.Rules(j.decision.Spec, report.Mesh, report.Diffs, report.Foreign), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
 	}

@@ -175,7 +175,9 @@ func (j *job) describe(ctx context.Context, question *inspect.Question, e *inspe
 	}
 	err := j.inNamespace(ctx, func(space redirection.Namespace) (err error) {
 		if spec != nil {
-			e.Detail, err = inspect.Read(ctx, space, spec)
+			if space, _, err = space.AuditAny(ctx, *spec); err == nil {
+				e.Detail, err = inspect.Read(ctx, space, spec)
+			}
 		} else {
 			var alone inspect.Explanation
 			alone, err = inspect.Alone(ctx, space)

@@ -116,7 +116,10 @@ func (c *Controller) trace(ctx context.Context, k types.NamespacedName, o follow
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go c.watchPresence(ctx, j, cancel)
-	return j.inNamespace(ctx, func(space redirection.Namespace) error {
+	return j.inNamespace(ctx, func(space redirection.Namespace) (err error) {
+		if space, _, err = space.AuditAny(ctx, j.decision.Spec); err != nil {
+			return err
+		}
 		return follow.Run(ctx, space, &j.decision.Spec, o, out.send)
 	})
 }

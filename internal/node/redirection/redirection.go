@@ -112,6 +112,26 @@ func (n Namespace) Audit(ctx context.Context, spec redirect.Spec) (Report, error
 	})
 }
 
+// AuditAny is Audit by the backend of n or, if another one has all wanted rules in the namespace, by that one: a pod keeps the rules
+// of the backend that it started with. It also returns the Namespace with that backend.
+func (n Namespace) AuditAny(ctx context.Context, spec redirect.Spec) (Namespace, Report, error) {
+	report, err := n.Audit(ctx, spec)
+	if err != nil || report.Clean() || !report.Mesh {
+		return n, report, err
+	}
+	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} {
+		other := n
+		other.Backend, other.PreferTools = backend, false
+		if backend == redirect.Tools {
+			other.Tools.Force = iptables.Legacy
+		}
+		if found, err := other.Audit(ctx, spec); err == nil && found.Clean() {
+			return other, found, nil
+		}
+	}
+	return n, report, nil
+}
+
 // VerifyRouting compares the addresses, policy rules and routes of the namespace with those that the Spec needs, for the
 // families of an earlier report. It reads no rule.
 func (n Namespace) VerifyRouting(spec redirect.Spec, earlier Report) (differences []string, err error) {
