@@ -88,8 +88,10 @@ func TestRepairAndAuditNeedTheirCapabilities(t *testing.T) {
 		audit := capabilities(t, fmt.Sprintf(`{foreignOwners: false, repair: {enabled: false}, forceIptablesBinary: %q}`, variant))
 		same(t, "capabilities of the audit", all, audit)
 		command := func(have []corev1.Capability, pod string, more ...string) (text string, code int) {
-			return confined(t, []string{"FORCE_IPTABLES_BINARY=" + variant}, have, append([]string{"iptables", "--network-namespace", pod,
-				"--istio-service-cidr", "*", "--istio-inbound-ports", "*"}, more...)...)
+			return confined(t, []string{"FORCE_IPTABLES_BINARY=" + variant}, have, append([]string{
+				"iptables", "--network-namespace", pod,
+				"--istio-service-cidr", "*", "--istio-inbound-ports", "*",
+			}, more...)...)
 		}
 		written := pod(t)
 		if text, code := command(all, written); code != 0 {
