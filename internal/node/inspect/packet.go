@@ -71,6 +71,9 @@ func Parse(get func(name string) string) (q Question, err error) {
 
 var errPort = errors.New("port: value 0: want a port from 1 to 65535")
 
+// maxHops bounds the hops of an Answer: a tenant can have chains of any length.
+const maxHops = 2000
+
 // Answer is what becomes of a packet.
 type Answer struct {
 	Verdict string `json:"verdict"`
@@ -81,10 +84,12 @@ type Answer struct {
 	Wanted   Wanted   `json:"wanted"`
 	Settings []string `json:"settings,omitempty"`
 	// To is where it is redirected to, Deaf that nothing listens there.
-	To      string `json:"to,omitempty"`
-	Deaf    bool   `json:"deaf,omitempty"`
-	Hops    []Hop  `json:"hops"`
-	Omitted int    `json:"omitted,omitempty"`
+	To   string `json:"to,omitempty"`
+	Deaf bool   `json:"deaf,omitempty"`
+	Hops []Hop  `json:"hops"`
+	// Omitted counts rules that do not match and are left out; Cut those that are left out in the middle of very many Hops.
+	Omitted int `json:"omitted,omitempty"`
+	Cut     int `json:"cut,omitempty"`
 }
 
 // Wanted says whether the way of a packet is as the mesh wants it.
@@ -125,7 +130,11 @@ func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec,
 	}
 	r := live.Walk(p)
 	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p) + note, Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
-	for _, h := range r.Hops {
+	hops := r.Hops
+	if a.Cut = max(0, len(hops)-maxHops); a.Cut > 0 {
+		hops = slices.Concat(hops[:maxHops/2], hops[len(hops)-maxHops/2:])
+	}
+	for _, h := range hops {
 		a.Hops = append(a.Hops, Hop{h.Hook, h.Table, h.Chain, h.Number, h.Rule, h.Answer.String(), h.Why})
 	}
 	if r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver {

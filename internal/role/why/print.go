@@ -355,7 +355,11 @@ func hops(p *paper, a *inspect.Answer) {
 		}
 		skipped = 0
 	}
-	for _, h := range a.Hops {
+	for i, h := range a.Hops {
+		if a.Cut > 0 && i == len(a.Hops)/2 {
+			skip()
+			p.print(fmt.Sprintf("      … %d more\n", a.Cut))
+		}
 		if h.Answer == "not-matched" && len(a.Hops) > shown {
 			skipped++
 			continue

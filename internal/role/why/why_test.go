@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -133,6 +134,27 @@ func TestANamespaceIsJudgedByItsRulesAlone(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestOutputIsBounded: chains that lead to each other several times make a packet match any number of rules.
+func TestOutputIsBounded(t *testing.T) {
+	t.Parallel()
+	f := labtest.New(t, ruleset.IPv4)
+	s := spec(redirect.Redirect)
+	s.DualStack = false
+	if _, err := space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile); err != nil {
+		t.Fatal(err)
+	}
+	script := "add chain ip mangle c0\n"
+	for i := range 5 {
+		script += fmt.Sprintf("add chain ip mangle c%d\n", i+1) + strings.Repeat(fmt.Sprintf("add rule ip mangle c%d jump c%d\n", i+1, i), 9)
+	}
+	netnstest.Run(t, f.Path(), "nft", "add table ip mangle; add chain ip mangle OUTPUT { type route hook output priority -150; }")
+	netnstest.Run(t, f.Path(), "sh", "-c", "nft -f - <<.\n"+script+"add rule ip mangle OUTPUT jump c5\n.\n")
+	code, out, errs := explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
+	if code != 0 || len(out) > 300_000 || !strings.Contains(out, "\n      … 64") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
+		t.Errorf("exit %d, %d bytes:\n%.2000s%s", code, len(out), out, errs)
 	}
 }
 
