@@ -19,9 +19,9 @@ set -euo pipefail
 
 suite=bookworm
 
-# commands prints the commands of the README, so that both are in step.
+# commands prints the commands of the README's first block of sh, so that both are in step.
 # shellcheck disable=SC2016 # backquotes of Markdown
-commands() { sed -n '/^```sh/,/^```/ s/^\(make [a-z0-9-]*\) .*/\1/p; /^```$/q' README.md; }
+commands() { sed -n '/^```sh/,/^```$/ { s/^\(make [a-z0-9-]*\) .*/\1/p; /^```$/q }' README.md; }
 
 # environment prints the proxies and Go module settings of this machine as NAME=VALUE.
 environment() {
