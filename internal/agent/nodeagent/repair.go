@@ -80,12 +80,12 @@ func (n *node) audited(handler func(*racerepair.Controller) http.Handler) http.H
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		auditor, reason := n.audit.Load(), n.noAudit.Load()
 		switch {
-		case auditor != nil:
+		case auditor != nil && auditor.Synced():
 			handler(auditor).ServeHTTP(w, r)
 		case reason != nil:
 			http.Error(w, "the audit is off: "+*reason, http.StatusServiceUnavailable)
 		default:
-			http.Error(w, "the audit has not begun: the node agent is starting", http.StatusServiceUnavailable)
+			http.Error(w, "the audit has not begun: the node's pods are not known yet (is the API server within reach?)", http.StatusServiceUnavailable)
 		}
 	})
 }

@@ -54,6 +54,8 @@ type audited struct {
 	version redirection.Version
 	rules   rules
 	place   place
+	// captured is the Spec whose rules the pod had when it was captured last.
+	captured *redirect.Spec
 	// failures is the number of consecutive failed inspections.
 	failures int
 	// reported is the state of the last event, "" before the first inspection.
@@ -69,7 +71,10 @@ type rules struct {
 	mesh     bool
 	// repairable says that writing the wanted rules would change something.
 	repairable bool
-	tools      string
+	// earlier says that the rules are those of the settings with which the pod was captured last: others apply from its next start
+	// on, so that nothing is written, as by race repair.
+	earlier bool
+	tools   string
 }
 
 // place is where the namespace was found. A namespace whose path and number are the same is searched again only now and then.
@@ -261,11 +266,27 @@ func (c *Controller) Pods() []audit.Status {
 	defer c.mu.Unlock()
 	all := make([]audit.Status, 0, len(c.pods))
 	for _, e := range c.pods {
-		if e.audited.status.State != "" {
+		switch {
+		case e.audited.status.State != "":
 			all = append(all, named(e))
+		case !e.audited.due.IsZero(): // a pod that is left out would pass for one that is captured
+			s, state := named(e), audit.NotInspected
+			s.State, s.Sentence, s.Remedy = state, state.Sentence(), state.Remedy()
+			s.Problems = []audit.Problem{{State: state, Detail: "it waits for its first inspection"}}
+			all = append(all, s)
 		}
 	}
 	return all
+}
+
+// Synced reports whether the pods of the node are known.
+func (c *Controller) Synced() bool {
+	select {
+	case <-c.synced:
+		return true
+	default:
+		return false
+	}
 }
 
 func named(e *entry) audit.Status {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -58,11 +59,22 @@ func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.
 
 // readRules reads and compares the rules, and keeps what is needed of them.
 func (j *job) readRules(ctx context.Context, space redirection.Namespace) error {
-	a := &j.memory.audited
+	a, spec := &j.memory.audited, j.decision.Spec
 	a.version = redirection.Version{}
-	_, report, err := space.AuditAny(ctx, j.decision.Spec)
+	_, report, err := space.AuditAny(ctx, spec)
 	a.rules = rules{
-		problems: audit.Rules(j.decision.Spec, report.Mesh, report.Diffs, report.Foreign), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
+		problems: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
+	}
+	switch {
+	case err != nil:
+	case report.Clean():
+		a.captured = &spec
+	case a.captured != nil && !reflect.DeepEqual(*a.captured, spec):
+		_, before, failed := space.AuditAny(ctx, *a.captured)
+		if failed == nil && before.Clean() && len(before.Foreign) == 0 {
+			detail := "its settings or the plugin's have changed, and the rules are those from before, until it is restarted"
+			a.rules.earlier, a.rules.problems = true, []audit.Problem{{State: audit.Drifted, Detail: detail}}
+		}
 	}
 	return err
 }
@@ -172,7 +184,7 @@ func (j *job) restorable(state audit.State) bool {
 	a := &j.memory.audited
 	byRepair := j.finding.Broken && j.Settings.Switches.Mode(j.finding) != repair.Report
 	elsewhere := state == audit.ForeignRule && !a.rules.repairable // in a table that is not the mesh's
-	return j.Audit.Repair && slices.Contains(aboutRules, state) && !byRepair && !elsewhere && !j.Clock.Now().Before(a.repairAfter)
+	return j.Audit.Repair && slices.Contains(aboutRules, state) && !byRepair && !elsewhere && !a.rules.earlier && !j.Clock.Now().Before(a.repairAfter)
 }
 
 // restore writes the wanted rules if need be, and returns the problems that remain.

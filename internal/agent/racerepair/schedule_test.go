@@ -390,6 +390,44 @@ func TestTriggers(t *testing.T) {
 	})
 }
 
+// TestSettingsOfARunningPodApplyFromItsNextStart: the audit reports that they differ, and writes rules only if some are lost.
+func TestSettingsOfARunningPodApplyFromItsNextStart(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{Repair: true}, cniconf.NetConf{})
+	l.want(audit.Captured, "")
+	before := netnstest.Run(t, l.path, "nft", "-s", "list", "ruleset")
+	l.pod.annotations = object{"traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
+	l.publish(nil)
+	agenttest.Eventually(t, "the annotation is no trigger", func() bool { return l.check().State == audit.Drifted })
+	for range 3 {
+		l.clock.Step(10 * time.Minute)
+		l.want(audit.Drifted, "until it is restarted")
+	}
+	if after := netnstest.Run(t, l.path, "nft", "-s", "list", "ruleset"); after != before {
+		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
+	}
+	netnstest.Run(t, l.path, "iptables-nft", "-t", "nat", "-F", "OUTPUT")
+	l.want(audit.Captured, "")
+	if rules := netnstest.Run(t, l.path, "iptables-save"); !strings.Contains(rules, "5432") {
+		t.Errorf("the repair wrote other rules than the wanted ones:\n%s", rules)
+	}
+}
+
+// TestAPodThatWaitsIsListed: left out, it would pass for one that is captured.
+func TestAPodThatWaitsIsListed(t *testing.T) {
+	t.Parallel()
+	c := New(newAuditFixture(t, AuditSettings{}, cniconf.NetConf{}).options)
+	if c.Synced() {
+		t.Error("a controller that has not begun knows the pods")
+	}
+	e := &entry{}
+	e.audited.due = time.Now()
+	c.pods[web] = e
+	if all := c.Pods(); len(all) != 1 || all[0].State != audit.NotInspected || !all[0].Faulty() || all[0].Why() != "it waits for its first inspection" {
+		t.Errorf("got %+v", all)
+	}
+}
+
 // TestTheAuditRepairsNoMoreThanRaceRepair: it writes no rule where race repair would not.
 func TestTheAuditRepairsNoMoreThanRaceRepair(t *testing.T) {
 	t.Parallel()
