@@ -8,7 +8,6 @@ package decisions
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
@@ -47,6 +47,7 @@ const timeout = 5 * time.Second
 type config struct {
 	socket, pod string
 	asJSON      bool
+	output      output.Form
 	limit       int
 	since       time.Duration
 }
@@ -60,7 +61,11 @@ func (c *config) rows() []settings.Setting {
 			Name: "since", Arg: "DURATION", Use: "only those of the last DURATION, such as 10m",
 			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
-		{Name: "json", Default: "false", Use: "print JSON", Value: settings.Bool(&c.asJSON)},
+		{
+			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
+			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
+		},
+		{Name: "json", Default: "false", Use: "the same as -o json", Value: settings.Bool(&c.asJSON)},
 	}
 }
 
@@ -75,7 +80,10 @@ func Run(c applet.Call) int {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
 		return applet.ExitError
 	}
-	if err := show(c.Stdout, some, cfg.asJSON); err != nil {
+	if cfg.asJSON {
+		cfg.output = output.JSON
+	}
+	if err := output.Print(c.Stdout, some, cfg.output, func() error { return show(c.Stdout, some) }); err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: printing: %v\n", err)
 		return applet.ExitError
 	}
@@ -110,14 +118,7 @@ func query(cfg config) ([]agentapi.Report, error) {
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
 
 // show prints decisions; their texts are printable and bounded.
-func show(w io.Writer, some []agentapi.Report, asJSON bool) error {
-	if asJSON {
-		text, err := json.MarshalIndent(some, "", "  ")
-		if err == nil {
-			_, err = w.Write(append(printable.Lines(text), '\n'))
-		}
-		return err
-	}
+func show(w io.Writer, some []agentapi.Report) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "TIME\tPOD\tCAPTURED\tREASON\tSOURCE\tBACKEND\tMS\tPROCESSES\tREQUESTS\tDETAIL\tERROR")
 	for _, r := range some {

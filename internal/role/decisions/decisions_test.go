@@ -80,6 +80,9 @@ func TestRefusedPodsHideNoDecision(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != applet.ExitOK || len(all) != 512 {
 		t.Fatalf("exit code %d, %d decisions, %v", code, len(all), err)
 	}
+	if _, same, _ := run(t, socket, "-o", "json"); same != stdout {
+		t.Error("-o json differs from --json")
+	}
 	if strings.ContainsFunc(strings.ReplaceAll(stdout, "\n", ""), func(r rune) bool { return !printable.Is(r) }) {
 		t.Error("the JSON is not printable")
 	}
