@@ -127,8 +127,8 @@ type controller struct {
 	processes processes
 	// wake ends the idle time of the schedule, checks bounds the inspections that requests have caused, ended ends their waits.
 	wake, checks, ended chan struct{}
-	// traced are the pods whose packets are traced.
-	traced map[types.NamespacedName]bool
+	// traced are the packet traces of pods.
+	traced map[types.NamespacedName]*tracing
 	// unpublished reports that the right to publish the condition is missing, which is logged once.
 	unpublished atomic.Bool
 
@@ -145,7 +145,7 @@ func newController(o Options) *controller {
 		queue:     workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
 		retries:   workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](retryBase, retryMax),
 		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst), budget: newBudget(),
-		pods: map[types.NamespacedName]*entry{}, traced: map[types.NamespacedName]bool{}, synced: make(chan struct{}),
+		pods: map[types.NamespacedName]*entry{}, traced: map[types.NamespacedName]*tracing{}, synced: make(chan struct{}),
 		wake: make(chan struct{}, 1), checks: make(chan struct{}, maxChecks), ended: make(chan struct{}),
 	}
 }

@@ -27,11 +27,11 @@ const (
 
 // Errors of a trace.
 var (
-	errTraced  = errors.New("the pod is being traced by another request")
-	errTraces  = fmt.Errorf("the agent traces %d pods already", maxTraces)
-	errOutside = errors.New("the plugin leaves the pod alone")
-	errGone    = errors.New("the pod ended")
-	errUnseen  = errors.New("the agent does not see the network namespaces of the node's pods")
+	errReplaced = errors.New("another trace of the pod began")
+	errTraces   = fmt.Errorf("the agent traces %d pods already", maxTraces)
+	errOutside  = errors.New("the plugin leaves the pod alone")
+	errGone     = errors.New("the pod ended")
+	errUnseen   = errors.New("the agent does not see the network namespaces of the node's pods")
 )
 
 // TraceHandler follows the packets of a pod, a follow.Record in each line, until the trace is over or the client is gone.
@@ -55,7 +55,7 @@ func (c *Controller) TraceHandler() http.Handler {
 			return
 		case errors.Is(err, ErrNoPod):
 			status = http.StatusNotFound
-		case errors.Is(err, errTraced), errors.Is(err, errOutside):
+		case errors.Is(err, errOutside):
 			status = http.StatusConflict
 		case errors.Is(err, errTraces):
 			status = http.StatusTooManyRequests
@@ -96,13 +96,17 @@ func (s *stream) send(r follow.Record) error {
 // deadline is a time of the kernel's clock, whatever the controller's.
 func deadline(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // as said
 
-// trace follows the packets of a pod. Each pod has one trace at a time.
+// trace follows the packets of a pod. Each pod has one trace at a time: a new one ends the last one, as kubectl exec leaves the
+// command of an interrupted user running.
 func (c *Controller) trace(ctx context.Context, k types.NamespacedName, o follow.Options, out *stream) error {
-	j, err := c.beginTrace(k)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	t := &tracing{end: cancel, ended: make(chan struct{})}
+	j, err := c.beginTrace(ctx, k, t)
 	if err != nil {
 		return err
 	}
-	defer c.endTrace(k)
+	defer c.endTrace(k, t)
 	if j.conf, err = c.Plugin(); err != nil {
 		return err
 	}
@@ -113,8 +117,6 @@ func (c *Controller) trace(ctx context.Context, k types.NamespacedName, o follow
 	case !j.reachable():
 		return errUnseen
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	go c.watchPresence(ctx, j, cancel)
 	return j.inNamespace(ctx, func(space redirection.Namespace) (err error) {
 		if space, _, err = space.AuditAny(ctx, j.decision.Spec); err != nil {
@@ -124,27 +126,50 @@ func (c *Controller) trace(ctx context.Context, k types.NamespacedName, o follow
 	})
 }
 
-// beginTrace reserves the trace of a pod.
-func (c *controller) beginTrace(k types.NamespacedName) (*job, error) {
+// tracing is a running trace.
+type tracing struct {
+	end   context.CancelCauseFunc
+	ended chan struct{}
+}
+
+// beginTrace reserves the trace of a pod, after the end of another one of the pod.
+func (c *controller) beginTrace(ctx context.Context, k types.NamespacedName, t *tracing) (*job, error) {
+	for {
+		j, other, err := c.reserveTrace(k, t)
+		if other == nil {
+			return j, err
+		}
+		other.end(errReplaced)
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-other.ended:
+		}
+	}
+}
+
+// reserveTrace reserves the trace of a pod, or returns the one that there is.
+func (c *controller) reserveTrace(k types.NamespacedName, t *tracing) (j *job, other *tracing, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known := c.pods[k]
 	switch {
 	case known == nil:
-		return nil, ErrNoPod
-	case c.traced[k]:
-		return nil, errTraced
+		return nil, nil, ErrNoPod
+	case c.traced[k] != nil:
+		return nil, c.traced[k], nil
 	case len(c.traced) >= maxTraces:
-		return nil, errTraces
+		return nil, nil, errTraces
 	}
-	c.traced[k] = true
-	return &job{controller: c, pod: known.pod, log: c.Log}, nil
+	c.traced[k] = t
+	return &job{controller: c, pod: known.pod, log: c.Log}, nil, nil
 }
 
-func (c *controller) endTrace(k types.NamespacedName) {
+func (c *controller) endTrace(k types.NamespacedName, t *tracing) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.traced, k)
+	close(t.ended)
 }
 
 // watchPresence ends a trace when its pod ends, so that no namespace outlives its pod.

@@ -95,7 +95,6 @@ func TestTraceOfAPod(t *testing.T) {
 	l := newTraceFixture(t)
 	records, failed := l.start(t.Context(), url.Values{"for": {"2s"}, "to": {"10.88.0.1:80"}})
 	time.Sleep(1100 * time.Millisecond) // past the socket's time for a request
-	l.refused(http.StatusConflict, "traced by another", l.trace(t.Context(), "shop", "web", nil, func(follow.Record) {}))
 	netnstest.Run(t, l.path, "bash", "-c", "for p in 81 80; do timeout 0.1 bash -c \"echo > /dev/tcp/10.88.0.1/$p\" 2>/dev/null; done; true")
 	l.want(audit.Captured, "") // the table of the trace is no fault
 	packets := 0
@@ -119,7 +118,7 @@ func TestTraceOfAPod(t *testing.T) {
 	l.untraced()
 }
 
-// TestATraceEnds when its client goes away, and when its pod does: then another can begin.
+// TestATraceEnds when its client goes away, when another one of the pod begins, and when its pod ends.
 func TestATraceEnds(t *testing.T) {
 	t.Parallel()
 	l := newTraceFixture(t)
@@ -136,7 +135,14 @@ func TestATraceEnds(t *testing.T) {
 		defer l.controller.mu.Unlock()
 		return len(l.controller.traced) == 0
 	})
+	first, ended := l.start(t.Context(), nil)
 	records, failed = l.start(t.Context(), nil)
+	if r := <-first; r.End == nil || r.End.Reason != "another trace of the pod began" {
+		t.Errorf("it ends with %+v", r)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 	l.server.Delete(l.pod.path())
 	if r := <-records; r.End == nil || r.End.Reason != "the pod ended" || !strings.Contains(r.End.Hint, "no packet was seen") {
 		t.Errorf("it ends with %+v", r)
@@ -161,7 +167,7 @@ func TestRefusedTraces(t *testing.T) {
 	}
 	l.controller.mu.Lock()
 	for i := range maxTraces {
-		l.controller.traced[types.NamespacedName{Name: fmt.Sprint(i)}] = true
+		l.controller.traced[types.NamespacedName{Name: fmt.Sprint(i)}] = &tracing{}
 	}
 	l.controller.mu.Unlock()
 	l.refused(http.StatusTooManyRequests, "4 pods already", l.trace(t.Context(), "shop", "web", nil, none))
