@@ -9,11 +9,11 @@ import (
 )
 
 // TestPodSecurity creates the pods of all renderings by dry run in a namespace of each Pod Security level: the agent
-// needs hostPath volumes, and so "privileged"; the taint controller passes "restricted".
+// and the Job of doctor need hostPath volumes, and so "privileged"; the taint controller passes "restricted".
 func TestPodSecurity(t *testing.T) {
 	ctx, a := t.Context(), newAccount()
 	levels := []string{"privileged", "baseline", "restricted"}
-	accounts := []string{"istio-cni", "istio-cni-taint"}
+	accounts := []string{"istio-cni", "istio-cni-taint", "istio-cni-doctor"}
 	for _, level := range levels {
 		if err := shared.server.namespace(ctx, level, level); err != nil {
 			t.Fatal(err)

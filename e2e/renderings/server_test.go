@@ -121,7 +121,9 @@ func (s *server) remove(ctx context.Context, o *object) error {
 	if err != nil {
 		return err
 	}
-	if err := place.Delete(ctx, o.GetName(), metav1.DeleteOptions{}); err != nil {
+	// Without a policy a Job keeps its pods, and waits for the garbage collector, which is not there.
+	policy := metav1.DeletePropagationBackground
+	if err := place.Delete(ctx, o.GetName(), metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
 		return err
 	}
 	switch left, err := s.get(ctx, o); {
