@@ -3,6 +3,7 @@ package renderings
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -123,6 +124,10 @@ func TestEveryRenderingIsAnUpgrade(t *testing.T) {
 			t.Cleanup(func() { uninstall(t, start.objects) })
 			with.upgrade(t, rendering{names: []string{"nothing"}}, start)
 			for _, r := range shared.renderings {
+				// A Job is run and not upgraded, and its pods have labels with its UID.
+				if slices.ContainsFunc(r.objects, func(o *object) bool { return o.GetKind() == "Job" }) {
+					continue
+				}
 				t.Run(r.name(), func(t *testing.T) {
 					with.upgrade(t, start, r)
 					with.upgrade(t, r, start)
