@@ -17,17 +17,7 @@ name=${IMAGE:-localhost/istio-cni/install-cni:$version}
 read -r -a archs <<<"${ARCHS:-amd64 arm64}"
 out=$root/bin/image
 
-# Without a readable git commit the program has no version and the image no
-# timestamp: see hack/build.sh.
-vcs=auto
-created=0
-if git rev-parse --quiet --verify HEAD >/dev/null 2>&1; then
-  created=$(git log -1 --format=%ct)
-else
-  vcs=false
-  say "image: git cannot read a commit here; the programs will carry no revision"
-fi
-created=${SOURCE_DATE_EPOCH:-$created}
+stamp image
 
 pack() { # TREE DIRECTORY
   local tree=$1 dir=$2 arch args=()

@@ -15,17 +15,7 @@ version=v$(sed -n 's/^appVersion: *//p' manifests/istio-cni/Chart.yaml)
 home=https://$(go list -m)
 url=${PLUGIN_URL:-$home/releases/download/$version}
 
-# Without a readable git commit the programs have no version and the archives
-# no timestamp: see hack/build.sh.
-vcs=auto
-created=0
-if git rev-parse --quiet --verify HEAD >/dev/null 2>&1; then
-  created=$(git log -1 --format=%ct)
-else
-  vcs=false
-  say "kubectl-plugin: git cannot read a commit here; the programs will carry no revision"
-fi
-created=${SOURCE_DATE_EPOCH:-$created}
+stamp kubectl-plugin
 
 # one builds and packs one program, and prints its part of the manifest.
 one() { # DIRECTORY OS ARCH

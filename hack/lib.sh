@@ -114,3 +114,18 @@ tool() {
     mv "$tool_bin.tmp" "$tool_bin"
   fi
 }
+
+# stamp sets created, the time in seconds of what is built, and vcs, the value of go build -buildvcs. Without a readable git commit
+# programs have no version, and archives and images no timestamp: see hack/build.sh.
+# shellcheck disable=SC2034 # the scripts read them
+stamp() { # NAME
+  vcs=auto
+  created=0
+  if git rev-parse --quiet --verify HEAD >/dev/null 2>&1; then
+    created=$(git log -1 --format=%ct)
+  else
+    vcs=false
+    say "$1: git cannot read a commit here; the programs will carry no revision"
+  fi
+  created=${SOURCE_DATE_EPOCH:-$created}
+}

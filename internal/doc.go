@@ -42,7 +42,7 @@
 // core/ruleset. Tests: the field in spectest.Random and a Spec in its Special,
 // which byte parity with the real tools runs through; the rule in both
 // reference texts (redirect/referencetest, nftables/native_reference_test.go); a
-// case of node/redirection's packets. No test asks for these: a row in
+// case of node/redirection's packets. No test demands these: a row in
 // redirect/bounds_test.go, in sidecar's TestSettings and in parity.md, and a row
 // in role/redirector/settings.go, without which --verify cannot express the rule.
 //
@@ -62,7 +62,7 @@
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
 // test follow. The manual's table of reasons gets the row that
 // TestReasonsAreExplained requires; the tests are one row in TestDecide and one
-// in TestTheFirstReasonWins. No test asks for the rows in design.md and parity.md.
+// in TestTheFirstReasonWins. No test demands the rows in design.md and parity.md.
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to

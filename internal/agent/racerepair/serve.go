@@ -197,7 +197,7 @@ func (j *job) describe(ctx context.Context, question *inspect.Question, e *inspe
 	}
 }
 
-// elsewhere says where a pod is that this node does not have. It asks the API server.
+// elsewhere says where a pod is that this node does not have. It queries the API server.
 func (c *Controller) elsewhere(ctx context.Context, k types.NamespacedName) string {
 	text := fmt.Sprintf("%v: %s", ErrNoPod, k)
 	if c.API == nil {

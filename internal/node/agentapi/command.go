@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// SocketSetting is the flag --socket of a command that asks the node agent.
+// SocketSetting is the flag --socket of a command that queries the node agent.
 func SocketSetting(socket *string) settings.Setting {
 	return settings.Setting{
 		Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, SocketName),

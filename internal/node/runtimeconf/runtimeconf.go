@@ -3,7 +3,7 @@
 //
 // It promises the values that the runtime has after its own rules (versions of the file, imports, drop-in files, defaults), that
 // links of the node are followed below the given root only, and bounds for files and their number. Nothing is an error: what
-// could not be read is among the Problems, and the runtime's defaults count. It never starts or asks a runtime, and writes nothing.
+// could not be read is among the Problems, and the runtime's defaults count. It never starts or queries a runtime, and writes nothing.
 //
 // Start at Read; containerd.go and crio.go have the rules of each runtime.
 package runtimeconf

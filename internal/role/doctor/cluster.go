@@ -132,7 +132,7 @@ func (f *features) wanted(namespace string) []kube.Right {
 	return all
 }
 
-// rights asks the API server whether the agent's identity may do what the enabled features do.
+// rights reviews at the API server whether the agent's identity may do what the enabled features do.
 func rights(ctx context.Context, v *view) check {
 	if v.agent == nil {
 		return warn("none before the installation; else see the agent's log", "the agent's rights cannot be reviewed: %v", v.noAgent)
