@@ -40,7 +40,6 @@ type node struct {
 	mu   sync.Mutex
 	pods []core.Pod
 	gone chan core.Pod
-	next int
 }
 
 func newNode(t *testing.T, pods ...core.Pod) *node {
@@ -192,17 +191,20 @@ func (n *node) hold(name string, args ...string) string {
 // sandbox makes the network namespace of a pod, which ends with the test, and returns its path.
 func (n *node) sandbox(p core.Pod) string {
 	n.Helper()
-	n.next++
 	process := n.hold("unshare", "--net", "--", "sleep", "1000")
 	path := process + "/ns/net"
-	own, err := os.Readlink("/proc/self/ns/net")
+	// Not /proc/self, which shows the first thread: that one stays in a pod's namespace if listen ran on it.
+	own, err := os.Readlink(filepath.Join(n.dir, "proc/1/ns/net"))
+	n.Must(err)
+	own, err = os.Readlink(own)
 	n.Must(err)
 	n.Until("a namespace", func() bool {
 		its, failed := os.Readlink(path)
 		return failed == nil && its != own
 	})
 	n.Must(os.Symlink(process, filepath.Join(n.dir, process)))
-	n.run("ip", "link", "add", fmt.Sprintf("veth%d", n.next), "up", "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(process))
+	// The kernel removes the devices of an earlier test's sandboxes some time after their processes: no name is used twice.
+	n.run("ip", "link", "add", "veth"+filepath.Base(process), "up", "type", "veth", "peer", "name", "eth0", "netns", filepath.Base(process))
 	n.inside(path, "ip link set lo up && ip link set eth0 up && ip address add "+p.Status.PodIP+"/16 dev eth0 && ip route add default via 10.88.0.1")
 	entry, err := json.Marshal(map[string]any{
 		"kind": "cniCacheV1", "containerId": p.Name, "config": []byte(`{"name":"net","plugins":[{"type":"bridge"}]}`), "ifName": "eth0",
