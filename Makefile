@@ -61,6 +61,10 @@ chart-test: ## Render the chart with every option, validate it by the API types 
 e2e: ## Build a real Kubernetes and run the tests against it (root); PKG= and RUN= narrow it
 	@hack/e2e.sh
 
+.PHONY: e2e-all
+e2e-all: ## Run the tests that "make e2e" runs, and those that take long (root); docs/e2e.md has the last result
+	@hack/e2e.sh --all
+
 .PHONY: lint
 lint: ## Run golangci-lint and shellcheck
 	@hack/lint.sh

@@ -2,7 +2,8 @@
 # Builds all programs of the tests against a real Kubernetes, and runs e2e/.
 # See docs/e2e.md.
 #
-#   hack/e2e.sh                             everything
+#   hack/e2e.sh                             what CI runs
+#   hack/e2e.sh --all                       everything, before a release
 #   PKG=./taint RUN=TestLegacy hack/e2e.sh  a part
 #
 # KUBE_BIN names an existing kube binary, REFERENCE_BIN a directory built by
@@ -18,6 +19,9 @@ need_root "the tests make namespaces, mounts and control groups"
 find_go || hack/setup.sh e2e
 use_go
 
+# Packages that take long and that few changes can break: --all runs them.
+release_only=()
+
 read -r -a patterns <<<"${PKG:-./...}"
 packages=()
 for pattern in "${patterns[@]}"; do
@@ -26,6 +30,11 @@ for pattern in "${patterns[@]}"; do
   [[ -n $found ]] || die "PKG=$pattern names no package of e2e/ that has tests"
   mapfile -t -O "${#packages[@]}" packages <<<"$found"
 done
+if [[ -z ${PKG:-} && ${1:-} != --all ]]; then
+  for package in "${!packages[@]}"; do
+    [[ " ${release_only[*]} " != *" ${packages[package]} "* ]] || unset "packages[package]"
+  done
+fi
 
 hack/setup.sh e2e
 KUBE_BIN=$(hack/kube.sh)
@@ -61,8 +70,8 @@ rm -rf "$E2E_LOGS"
 if [[ " ${packages[*]} " == *' ./page '* ]]; then
   hack/setup.sh page
 fi
-# The reference takes five minutes to build, and only this package needs it.
-if [[ " ${packages[*]} " == *' ./upgrade '* ]]; then
+# The reference takes long to build, and only these packages need it.
+if [[ " ${packages[*]} " =~ \ \./(imageonly|istiod|scale|upgrade)\  ]]; then
   REFERENCE_BIN=$(hack/reference.sh)
   pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
   export REFERENCE_BIN E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar

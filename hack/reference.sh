@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the reference from which e2e/upgrade upgrades, Istio's own istio-cni,
-# and Helm, and prints the path of their directory as the only line on stdout:
-# install-cni, istio-cni and helm are programs, chart is the reference's
-# chart.
+# Builds the reference, Istio's own istio-cni with its istiod and istioctl, and
+# Helm, and prints the path of their directory as the only line on stdout:
+# install-cni, istio-cni, pilot-discovery, istioctl and helm are programs,
+# chart is the reference's chart of istio-cni.
 #
 # The sources are modules of the Go module proxy, at the versions of
 # e2e/reference/go.mod and e2e/helm/go.mod. Each is built once per version and
-# compiler, and kept below bin/reference: 240 MB and five minutes on two
+# compiler, and kept below bin/reference: 480 MB, and more than ten minutes on two
 # cores. With REFERENCE_BIN nothing is built.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -14,7 +14,7 @@ set -euo pipefail
 note() { printf 'reference: %s\n' "$*" >&2; }
 
 if [[ -n ${REFERENCE_BIN:-} ]]; then
-  for name in install-cni istio-cni helm chart/Chart.yaml; do
+  for name in install-cni istio-cni pilot-discovery istioctl helm chart/Chart.yaml; do
     [[ -f $REFERENCE_BIN/$name ]] || die "REFERENCE_BIN=$REFERENCE_BIN has no $name"
   done
   realpath "$REFERENCE_BIN"
@@ -38,11 +38,11 @@ if [[ ! -d $dir ]]; then
   need_space "$root" 500 "the reference" "set REFERENCE_BIN"
   version=$(cd e2e/reference && go list -m -f '{{.Version}}' istio.io/istio) ||
     die "the modules of e2e/reference cannot be listed: is the Go module proxy within reach?"
-  note "building istio-cni of istio.io/istio $version, and Helm (once; kept in bin/reference)"
+  note "building istio-cni, istiod and istioctl of istio.io/istio $version, and Helm (once; kept in bin/reference)"
   rm -rf "$dir.tmp"
   mkdir -p "$dir.tmp"
   started=$SECONDS
-  build e2e/reference istio.io/istio/cni/cmd/{install-cni,istio-cni}
+  build e2e/reference istio.io/istio/{cni/cmd/{install-cni,istio-cni},pilot/cmd/pilot-discovery,istioctl/cmd/istioctl}
   build e2e/helm helm.sh/helm/v3/cmd/helm
   source=$(cd e2e/reference && go list -m -f '{{.Dir}}' istio.io/istio)
   cp -r "$source/manifests/charts/istio-cni" "$dir.tmp/chart"
