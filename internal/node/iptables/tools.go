@@ -120,23 +120,6 @@ func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 // Legacy returns the tools of the legacy variant, if the host has them.
 func (h *Host) Legacy(f ruleset.Family) (Tool, bool) { return h.find(f, Legacy) }
 
-// Installed returns why no pod can be programmed with the host's tools: all are missing, or the forced variant is. It
-// only looks for files.
-func (h *Host) Installed() error {
-	if h.Force != "" {
-		if _, ok := h.find(ruleset.IPv4, h.Force); !ok {
-			return h.missing(ruleset.IPv4, base(ruleset.IPv4)+"-"+string(h.Force))
-		}
-		return nil
-	}
-	for _, name := range []string{"-nft-restore", "-legacy-restore", "-restore"} {
-		if _, ok := h.look(base(ruleset.IPv4) + name); ok {
-			return nil
-		}
-	}
-	return h.missing(ruleset.IPv4, base(ruleset.IPv4))
-}
-
 func choice(t, other Tool, alsoOther bool) Choice {
 	c := Choice{Tool: t}
 	if alsoOther {

@@ -85,15 +85,6 @@ func Generation() (generation uint32, err error) {
 	return generation, err
 }
 
-// Supported reports why the rules of the current namespace cannot be read and written here: with ErrUnsupported if the
-// kernel has no nf_tables. A missing match or target shows only when a rule needs it.
-func Supported() error {
-	return session(func(s *Session) error {
-		_, err := s.conn.Generation()
-		return unsupported(err)
-	})
-}
-
 // InUse reports whether the namespace has any nf_tables table of the family, iptables' or not.
 func InUse(ctx context.Context, f ruleset.Family) (bool, error) {
 	err := session(func(s *Session) error {

@@ -127,29 +127,50 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 	}
 }
 
-func TestStatusReportsWhetherAMeshPodCouldBeServed(t *testing.T) {
+// TestStatusHoldsBackNothing: a failed STATUS makes the runtime report the network as not ready, and then no pod on it
+// starts, the node agent's neither. So STATUS succeeds on a node on which no pod of the mesh can be served; ADD of such a pod fails.
+func TestStatusHoldsBackNothing(t *testing.T) {
 	t.Parallel()
-	node := chaintest.New(t, chaintest.Program(t))
-	list := node.Chain("1.1.0", nil)
-	if err := node.Status(list); err != nil {
-		t.Errorf("STATUS of a ready node: %v", err)
-	}
-	if err := node.GC(list); err != nil {
-		t.Errorf("GC: %v", err)
-	}
-	if err := node.Status(node.Chain("1.1.0", chaintest.Stanza{"second_ip_family": "maybe"})); err == nil {
-		t.Error("STATUS with an unusable configuration passes")
-	}
-	if err := os.Remove(filepath.Join(node.RunDir, "istio-cni-kubeconfig")); err != nil {
-		t.Fatal(err)
-	}
-	err := node.Status(list)
-	var failed *types.Error
-	if !errors.As(err, &failed) || failed.Code != 50 || !strings.Contains(failed.Details, "istio-cni-kubeconfig") {
-		t.Errorf("STATUS without kubeconfig: %v", err)
-	}
-	if err := node.GC(list); err != nil {
-		t.Errorf("GC without kubeconfig: %v", err)
+	for name, spoil := range map[string]func(*testing.T, *chaintest.Node) chaintest.Stanza{
+		"a ready node": func(*testing.T, *chaintest.Node) chaintest.Stanza { return nil },
+		"after a reboot": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
+			t.Helper()
+			if err := os.RemoveAll(n.RunDir); err != nil {
+				t.Fatal(err)
+			}
+			return nil
+		},
+		"a damaged kubeconfig": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
+			t.Helper()
+			if err := os.Truncate(filepath.Join(n.RunDir, "istio-cni-kubeconfig"), 0); err != nil {
+				t.Fatal(err)
+			}
+			return nil
+		},
+		"an API server that is gone": func(_ *testing.T, n *chaintest.Node) chaintest.Stanza { n.API.Stop(); return nil },
+		"an unusable stanza": func(*testing.T, *chaintest.Node) chaintest.Stanza {
+			return chaintest.Stanza{"second_ip_family": "maybe", "api_timeout": "never", "backend": 7}
+		},
+		"a failed self-test": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
+			t.Helper()
+			recordFailure(t, n, "a connection of the app does not come out")
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, chaintest.Program(t))
+			pod := node.NewPod("shop", "web", chaintest.Sidecar)
+			list := node.Chain("1.1.0", spoil(t, node))
+			for _, err := range []error{node.Status(list), node.GC(list), node.Status(list)} {
+				if err != nil {
+					t.Errorf("STATUS, GC, STATUS: %v", err)
+				}
+			}
+			if _, err := node.Add(list, pod); (err != nil) != (name != "a ready node") {
+				t.Errorf("ADD of a pod of the mesh: %v", err)
+			}
+		})
 	}
 }
 

@@ -4,19 +4,13 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/agentapi"
-	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
@@ -83,59 +77,4 @@ func differences(r redirection.Report) error {
 		parts = append(parts, d.Summary(mostNamed))
 	}
 	return fmt.Errorf("%s", strings.Join(append(parts, r.Routing...), "; "))
-}
-
-// status runs the command STATUS: it fails if the plugin could not serve a pod of the mesh now.
-func (p *plugin) status(ctx context.Context, args *skel.CmdArgs) error {
-	conf, err := p.configure(args.StdinData)
-	if err != nil {
-		return err
-	}
-	problem := conf.Problems
-	if problem == nil {
-		problem = p.answered(ctx, conf)
-	}
-	if problem == nil {
-		problem = p.writable(conf)
-	}
-	if problem == nil {
-		return nil
-	}
-	return failure(types.ErrPluginNotAvailable, "istio-cni cannot serve pods of the mesh now", problem)
-}
-
-// answered returns the reason why a look-up would fail now: the kubeconfig is unusable, and the node agent does not answer.
-func (p *plugin) answered(ctx context.Context, conf cniconf.NetConf) error {
-	_, problem := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
-	if problem == nil || conf.RunDir == "" {
-		return problem
-	}
-	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
-	defer cancel()
-	agent, err := agentapi.Dial(ctx, filepath.Join(conf.RunDir, agentapi.SocketName))
-	if err != nil {
-		return problem
-	}
-	return agent.Close()
-}
-
-// writable returns the reason why rules could not be written on this node, as far as it shows without a pod.
-func (p *plugin) writable(conf cniconf.NetConf) error {
-	found := verdict(conf)
-	if err := found.Err(); err != nil {
-		return err
-	}
-	backend := conf.Backend
-	if found.PreferTools() {
-		backend = redirect.Tools
-	}
-	host := iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)}
-	if backend == redirect.Tools {
-		return host.Installed()
-	}
-	err := nftables.Supported()
-	if err != nil && backend == redirect.Auto && host.Installed() == nil {
-		return nil
-	}
-	return err
 }

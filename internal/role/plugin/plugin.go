@@ -1,7 +1,7 @@
 // Package plugin is the CNI plugin: it answers one command of the container runtime and ends.
 //
 // It promises that a pod of the mesh never starts unredirected, that every other pod passes without waiting for steps that only
-// the mesh needs, that DEL always succeeds, and that stdout carries nothing but the CNI result or error. It keeps no state: the
+// the mesh needs, that DEL and STATUS always succeed, and that stdout carries nothing but the CNI result or error. It keeps no state: the
 // end of the namespace removes the rules.
 //
 // Start at Run, then add.go.
@@ -72,9 +72,11 @@ func Run(c applet.Call) int {
 		return applet.ExitOK
 	}
 	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
-		Add:    p.guarded("ADD", p.add),
-		Check:  p.guarded("CHECK", p.check),
-		Status: p.guarded("STATUS", p.status),
+		Add:   p.guarded("ADD", p.add),
+		Check: p.guarded("CHECK", p.check),
+		// A failure would hold back all pods on the pod network, the agent's too, which cures most causes. A pod of the mesh
+		// fails by its own ADD, and the agent reports the node.
+		Status: func(*skel.CmdArgs) error { return nil },
 	}, version.PluginSupports(cniconf.Versions()...), "")
 	if failed == nil {
 		if _, err := p.answer.WriteTo(c.Stdout); err != nil {
