@@ -140,6 +140,7 @@ func mutations() map[string]mutation {
 		"cniNetnsDir": {to: `/n`}, "cniCacheDir": {to: `/l`},
 		"istioOwnedCNIConfigFileName": {to: `01-x.conflist`, with: `istioOwnedCNIConfig: true`},
 		"confMode":                    {to: `dropin`}, "networkConfig": {to: `'{"type": "istio-cni"}'`}, "provider": {to: `multus`},
+		"confVersion":       {to: `1.0.0`, with: `chained: false`},
 		"excludeNamespaces": {to: `[a]`}, "secondIPFamily": {to: `reject`}, "apiTimeout": {to: `3s`},
 		"forceIptablesBinary": {to: `legacy`}, "backend": {to: `native`}, "uninstallOnExit": {to: `never`}, "healthPort": {to: `8080`},
 		"monitoringPort": {to: `9090`}, "affinity": {to: `{nodeAffinity: {}}`}, "nodeSelector": {to: `{a: b}`},

@@ -620,3 +620,35 @@ func TestANamedFileHasATwinOfTheOtherKind(t *testing.T) {
 		}
 	}
 }
+
+// TestTheVersionOfTheStandaloneFile: a file of another version is rewritten, and removed by an uninstallation that wants any.
+func TestTheVersionOfTheStandaloneFile(t *testing.T) {
+	for name, file := range map[string]string{"": cniconf.StandaloneName, "istio-cni.conf": "istio-cni.conf", "own.conflist": "own.conflist"} {
+		want := func(version string) cniconf.Want {
+			return cniconf.Want{Mode: cniconf.Standalone, ConfName: name, Stanza: cniconf.Stanza{CNIVersion: version}, FileMode: 0o600}
+		}
+		for _, version := range cniconf.Versions() {
+			d := installed(want(""), dir("10-calico.conflist", list))
+			if got, err := cniconf.Load(file, d[file].Data); err != nil || got.Version != "0.3.1" {
+				t.Errorf("%s: version %q without a setting, error %v", file, got.Version, err)
+			}
+			d = installed(want(version), d)
+			if got, err := cniconf.Load(file, d[file].Data); err != nil || got.Version != version {
+				t.Errorf("%s: version %q, error %v, want %s", file, got.Version, err, version)
+			}
+			if again := want(version).Plan(d); len(again.Steps) != 0 || again.Problem != nil {
+				t.Errorf("%s %s: a second plan has steps: %+v", file, version, again)
+			}
+			if left := removed(want("1.0.0"), d); len(left) != 1 || left["10-calico.conflist"].Data == nil {
+				t.Errorf("%s %s: after the uninstallation: %v", file, version, texts(left))
+			}
+		}
+	}
+	template := cniconf.Stanza{CNIVersion: "1.0.0", Template: []byte(`{"type": "istio-cni"}`)}
+	if text := string(template.Single()); !strings.Contains(text, `"cniVersion": "1.0.0"`) {
+		t.Errorf("a template without a version: %s", text)
+	}
+	if text := string(template.Element()); strings.Contains(text, "cniVersion") {
+		t.Errorf("in a list: %s", text)
+	}
+}

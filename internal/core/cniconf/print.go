@@ -2,13 +2,14 @@ package cniconf
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// standaloneVersion is the CNI version of the reference's standalone file.
-const standaloneVersion = "0.3.1"
+// StandaloneVersion is the CNI version of the reference's standalone file.
+const StandaloneVersion = "0.3.1"
 
 // members are those of the stanza in the order of the reference's standalone file.
 type members struct {
@@ -31,7 +32,7 @@ func (s Stanza) members() members {
 		s.Backend = ""
 	}
 	m := members{
-		CNIVersion: standaloneVersion, Name: PluginType, Type: PluginType, Capabilities: map[string]bool{PodAnnotations: true}, Stanza: s,
+		CNIVersion: s.version(), Name: PluginType, Type: PluginType, Capabilities: map[string]bool{PodAnnotations: true}, Stanza: s,
 	}
 	if s.SecondFamily != redirect.Bypass {
 		m.SecondFamily = s.SecondFamily.String()
@@ -42,13 +43,15 @@ func (s Stanza) members() members {
 	return m
 }
 
+func (s Stanza) version() string { return cmp.Or(s.CNIVersion, StandaloneVersion) }
+
 // Single is the stanza as a file of its own, for a runtime or a meta plugin that runs it alone.
 func (s Stanza) Single() []byte {
 	if s.Template == nil {
 		return encoded(s.members(), "  ")
 	}
 	sorted := s.sorted()
-	for key, value := range map[string]string{"name": PluginType, "cniVersion": standaloneVersion} {
+	for key, value := range map[string]string{"name": PluginType, "cniVersion": s.version()} {
 		if !bytes.HasPrefix(sorted[key], []byte{'"'}) {
 			sorted[key] = json.RawMessage(quoted(value))
 		}

@@ -29,6 +29,8 @@ type Stanza struct {
 	Backend       redirect.Backend      `json:"backend,omitempty"`
 	ForceIptables string                `json:"force_iptables_binary,omitempty"`
 
+	// CNIVersion is that of a file with the stanza alone, "" StandaloneVersion. In a list and beside one it is the list's.
+	CNIVersion string `json:"-"`
 	// Template, when not nil, is a whole stanza as a JSON object and replaces everything above: an installation of the kind
 	// that hands the agent a template (CNI_NETWORK_CONFIG).
 	Template json.RawMessage `json:"-"`

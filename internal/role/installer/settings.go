@@ -167,6 +167,11 @@ func (d *draft) pluginSettings() []settings.Setting {
 		},
 		{Name: "enable-ambient-detection-retry", Default: "false", Use: "passed to the plugin", Value: settings.Bool(&stanza.AmbientDetectionRetry)},
 		{
+			Name: "cni-conf-version", Arg: "VERSION", Default: cniconf.StandaloneVersion,
+			Use:   "cniVersion of the file of mode standalone; multus refuses one that is lower than its own",
+			Value: settings.Choice(&stanza.CNIVersion, cniconf.Versions()...),
+		},
+		{
 			Name: "api-timeout", Arg: "DURATION",
 			Use:   "time limit of the plugin's look-up of a pod; without it " + cniconf.DefaultAPITimeout.String(),
 			Value: settings.Of(&stanza.APITimeout, readAPITimeout, apiTimeout),

@@ -3,6 +3,7 @@ package installer
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
@@ -72,6 +74,7 @@ func rows() []row {
 		{"--backend", "native", "magic", "Want.Stanza.Backend: auto -> native"},
 		{"--native-nftables", "true", "yes", "Want.Stanza.NativeNFTables: false -> true"},
 		{"--second-ip-family", "reject", "Reject", "Want.Stanza.SecondFamily: bypass -> reject"},
+		{"--cni-conf-version", "1.0.0", "1.2.0", "Want.Stanza.CNIVersion: 0.3.1 -> 1.0.0"},
 		{"--api-timeout", "3s", "1h", "Want.Stanza.APITimeout: 0s -> 3s"},
 		{"--force-iptables-binary", "nft", "nftables", "Want.Stanza.ForceIptables:  -> nft"},
 		{"--plugin-log-level", "debug", "loud", "PluginLevel: info -> debug; Want.Stanza.LogLevel: info -> debug"},
@@ -256,5 +259,16 @@ func TestSettings(t *testing.T) {
 			check(build(with(r.name), cluster(name+"="+r.good)))
 			refused(cluster(name+"="+r.bad), with(r.name), "environment variable "+name)
 		}
+	}
+}
+
+// TestTheChartKnowsTheVersions: the schema lists the versions that the plugin serves.
+func TestTheChartKnowsTheVersions(t *testing.T) {
+	text, err := os.ReadFile("../../../manifests/istio-cni/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if enum := `"confVersion": {"enum": ["", "` + strings.Join(cniconf.Versions(), `", "`) + `"]}`; !strings.Contains(string(text), enum) {
+		t.Errorf("the schema has not %s", enum)
 	}
 }

@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 
@@ -77,6 +79,46 @@ func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 				if err := node.Del(list, pod); err != nil {
 					t.Errorf("DEL: %v", err)
 				}
+			}
+		})
+	}
+}
+
+// TestTheStandaloneFileInEveryVersion runs what the agent writes for multus, which runs the plugin alone, without a result before it.
+func TestTheStandaloneFileInEveryVersion(t *testing.T) {
+	t.Parallel()
+	for at, version := range cniconf.Versions() {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			node := chaintest.New(t, chaintest.Program(t))
+			text := cniconf.Stanza{CNIVersion: version, RunDir: node.RunDir, LogLevel: "debug"}.Single()
+			single, err := libcni.NetworkPluginConfFromBytes(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list, err := libcni.ConfListFromConf(single)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
+			addressed(t, mesh)
+			result, err := node.Add(list, mesh)
+			if err != nil || result.Version() != version {
+				t.Fatalf("ADD: %v, result %v", err, result)
+			}
+			if !mesh.Captured(t) {
+				t.Errorf("the pod is not captured:\n%s", rules(t, mesh))
+			}
+			if err := node.Check(list, mesh); (err == nil) != (at >= slices.Index(cniconf.Versions(), "0.4.0")) {
+				t.Errorf("CHECK, which is there since 0.4.0: %v", err)
+			}
+			if version == "1.1.0" {
+				if err := errors.Join(node.Status(list), node.GC(list)); err != nil {
+					t.Errorf("STATUS and GC: %v", err)
+				}
+			}
+			if err := node.Del(list, mesh); err != nil {
+				t.Errorf("DEL: %v", err)
 			}
 		})
 	}
