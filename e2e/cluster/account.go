@@ -47,17 +47,31 @@ func (c *Cluster) AccountKubeconfig(ctx context.Context, namespace, account stri
 	return path, writeKubeconfig(path, c.address.url(), ca, &clientapi.AuthInfo{Token: answer.Status.Token})
 }
 
-// CollectLogs creates a directory and copies the logs of all servers and the audit log into it.
+// CollectLogs creates a directory and copies the logs of all servers and the audit log into it, and those of machines that
+// have joined into directories below it.
 func (c *Cluster) CollectLogs(dir string) error {
+	for _, m := range c.machines {
+		to := dir
+		if m.number > 0 {
+			to = filepath.Join(dir, m.name)
+		}
+		if err := m.collectLogs(to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Machine) collectLogs(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("collecting logs: %w", err)
 	}
-	entries, err := os.ReadDir(c.run.logs())
+	entries, err := os.ReadDir(m.run.logs())
 	if err != nil {
 		return fmt.Errorf("collecting logs: %w", err)
 	}
 	for _, entry := range entries {
-		text, err := os.ReadFile(filepath.Join(c.run.logs(), entry.Name()))
+		text, err := os.ReadFile(filepath.Join(m.run.logs(), entry.Name()))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, entry.Name()), text, 0o644)
 		}

@@ -90,7 +90,7 @@ func fillCpuset(dir string) error {
 
 // enter joins the cgroups, creates a cgroup namespace whose root they are, and executes the program again as
 // nameInit.
-func enter(tier Tier, run directory) error {
+func enter(run directory) error {
 	runtime.LockOSThread()
 	list, err := os.ReadFile(run.cgroups())
 	if err != nil {
@@ -104,7 +104,7 @@ func enter(tier Tier, run directory) error {
 	if err = unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return fmt.Errorf("making a cgroup namespace: %w", err)
 	}
-	err = unix.Exec("/proc/self/exe", []string{nameInit, string(tier), string(run)}, os.Environ())
+	err = unix.Exec("/proc/self/exe", append([]string{nameInit}, os.Args[1:]...), os.Environ())
 	return fmt.Errorf("executing the program again: %w", err)
 }
 

@@ -9,7 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,7 +49,10 @@ type Options struct {
 	// host-local, and .PodCIDR. If nil, 10-e2e.conflist configures a bridge with portmap; if empty, the node is NotReady
 	// until PutNetwork.
 	Networks map[string]string
-	// RegisterWithTaints are the taints with which the kubelet registers the node (tier Node).
+	// NodeMonitorGracePeriod is the time without a report after which a node counts as lost (default: the controller
+	// manager's).
+	NodeMonitorGracePeriod time.Duration
+	// RegisterWithTaints are the taints with which kubelets register their nodes (tier Node).
 	RegisterWithTaints []core.Taint
 	// Dir is the parent of the cluster's directory, by default os.TempDir(). Not below /etc, /opt, /var or /run.
 	Dir string
@@ -69,12 +72,12 @@ const (
 
 // Names and addresses in each cluster.
 const (
+	// NodeName is the name of the first node.
 	NodeName     = "e2e-node"
 	serviceIP    = "10.96.0.1"
 	serviceIP6   = "fd00:96::1"
 	serviceCIDR  = "10.96.0.0/16"
 	serviceCIDR6 = "fd00:96::/112"
-	podCIDR      = "10.88.0.0/24"
 	podCIDR6     = "fd00:88::/64"
 	apiPort      = "443" // then the Service's address and port on lo are the API server's own
 )
@@ -82,17 +85,16 @@ const (
 // timeout bounds each wait for a server. It is generous because other work may share the CPUs.
 const timeout = 2 * time.Minute
 
-// Cluster is a running cluster.
+// Cluster is a running cluster. Methods of Machine concern its first machine.
 type Cluster struct {
-	options Options
-	run     directory
-	address address
-	inside  *initProcess
-	config  *rest.Config
-	client  kubernetes.Interface
+	*Machine // with the control plane
+	machines []*Machine
+	options  Options
+	ca       *authority
+	config   *rest.Config
+	client   kubernetes.Interface
 
-	mu       sync.Mutex
-	commands map[Server][]string
+	stopping sync.Mutex
 	stopped  bool
 }
 
@@ -104,11 +106,11 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 	if o.Log == nil {
 		o.Log = io.Discard
 	}
-	run, err := newDirectory(o.Dir)
-	if err != nil {
+	c := &Cluster{options: o}
+	var err error
+	if c.Machine, err = c.newMachine(); err != nil {
 		return nil, err
 	}
-	c := &Cluster{options: o, run: run, commands: map[Server][]string{}}
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("starting a cluster: %w", err), c.Stop())
 	}
@@ -135,7 +137,8 @@ func (c *Cluster) start(ctx context.Context) error {
 
 // configure writes the configuration of servers and clients once; PowerOff keeps it.
 func (c *Cluster) configure(ctx context.Context) error {
-	if err := writeCredentials(c.run.pki(), c.address); err != nil {
+	c.ca = newAuthority()
+	if err := c.ca.controlPlane(c.run.pki(), c.address); err != nil {
 		return err
 	}
 	if err := c.configureControlPlane(); err != nil {
@@ -157,19 +160,11 @@ func (c *Cluster) configure(ctx context.Context) error {
 	return nil
 }
 
-// PowerOff kills all processes at once, as a power failure does. The files of the cluster remain.
-func (c *Cluster) PowerOff() error {
-	return errors.Join(c.inside.end(), removeCgroups(c.run.cgroups()))
-}
-
-// PowerOn starts the cluster again after PowerOff, at the same address and with another boot ID. It returns when the
-// API server is ready.
+// PowerOn starts the first machine again after PowerOff, at the same address and with another boot ID. It returns when
+// the API server is ready.
 func (c *Cluster) PowerOn(ctx context.Context) error {
 	began := time.Now()
-	if err := c.startInit(ctx); err != nil {
-		return err
-	}
-	if err := c.reconnect(ctx); err != nil {
+	if err := c.boot(ctx); err != nil {
 		return err
 	}
 	if err := c.startServers(ctx); err != nil {
@@ -241,19 +236,18 @@ func (c *Cluster) logf(format string, args ...any) {
 	_, _ = fmt.Fprintf(c.options.Log, "cluster: "+format+"\n", args...)
 }
 
-// Stop kills all processes and removes the directory. A second call does nothing.
+// Stop kills all processes and removes the directories. A second call does nothing.
 func (c *Cluster) Stop() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.stopping.Lock()
+	defer c.stopping.Unlock()
 	if c.stopped {
 		return nil
 	}
 	c.stopped = true
 	var errs []error
-	if c.inside != nil {
-		errs = append(errs, c.inside.end())
+	for _, m := range slices.Backward(c.machines) {
+		errs = append(errs, m.stop())
 	}
-	errs = append(errs, c.disconnect(), removeCgroups(c.run.cgroups()), c.run.remove())
 	return errors.Join(errs...)
 }
 
@@ -265,28 +259,6 @@ func (c *Cluster) REST() *rest.Config { return rest.CopyConfig(c.config) }
 
 // Client returns an administrator's client.
 func (c *Cluster) Client() kubernetes.Interface { return c.client }
-
-// Dir returns the cluster's directory, which Stop removes.
-func (c *Cluster) Dir() string { return string(c.run) }
-
-// Pid returns the process ID of the first process of the PID namespace; the cluster ends with it.
-func (c *Cluster) Pid() int { return c.inside.pid }
-
-// Command returns a command that runs in the namespaces of the cluster, as on its node, and is killed with the
-// cluster.
-func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	target := strconv.Itoa(c.inside.pid)
-	enter := []string{"--target", target, "--mount", "--net", "--pid", "--uts", "--ipc"}
-	if c.options.Tier == Node {
-		enter = append(enter, "--cgroup")
-	}
-	return exec.CommandContext(ctx, "nsenter", append(append(enter, "--", name), args...)...)
-}
-
-// do runs a command in the namespaces of the cluster and waits for it.
-func (c *Cluster) do(ctx context.Context, name string, args ...string) error {
-	return finish(c.Command(ctx, name, args...))
-}
 
 // finish runs a command and waits for it. An error includes its output.
 func finish(command *exec.Cmd) error {

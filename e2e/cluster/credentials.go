@@ -25,6 +25,7 @@ const lifetime = 48 * time.Hour
 
 // authority signs the certificates of one cluster. It keeps the first error and does nothing after it.
 type authority struct {
+	// dir is where files are written.
 	dir    string
 	key    *ecdsa.PrivateKey
 	cert   *x509.Certificate
@@ -33,31 +34,44 @@ type authority struct {
 	err    error
 }
 
-// writeCredentials writes keys, certificates and kubeconfigs to dir.
-func writeCredentials(dir string, at address) error {
-	a := newAuthority(dir)
+// controlPlane writes keys, certificates and kubeconfigs of the servers and of the administrator to dir, and those of the
+// first kubelet.
+func (a *authority) controlPlane(dir string, at address) error {
+	a.dir = dir
 	a.issue("apiserver", &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kube-apiserver"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
 		IPAddresses: addresses("127.0.0.1", at.node(), at.node6(), serviceIP, serviceIP6),
 	})
-	a.issue("kubelet-server", &x509.Certificate{
-		Subject: pkix.Name{CommonName: NodeName}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{NodeName, "localhost"}, IPAddresses: addresses("127.0.0.1", at.node(), at.node6()),
-	})
 	for name, subject := range map[string]pkix.Name{
 		"apiserver-kubelet": {CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
 		"admin":             {CommonName: "e2e-admin", Organization: []string{"system:masters"}},
-		"kubelet":           {CommonName: "system:node:" + NodeName, Organization: []string{"system:nodes"}},
 		"kcm":               {CommonName: "system:kube-controller-manager"},
 		"scheduler":         {CommonName: "system:kube-scheduler"},
 	} {
-		cert, key := a.issue(name, &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-		user := &clientapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
-		a.remember(writeKubeconfig(filepath.Join(dir, name+".kubeconfig"), at.url(), a.pem, user))
+		a.client(name, subject, at.url())
 	}
 	a.signingKey()
+	return a.kubelet(dir, NodeName, at, at.url())
+}
+
+// kubelet writes the certificates and the kubeconfig of a node's kubelet to dir.
+func (a *authority) kubelet(dir, node string, at address, server string) error {
+	a.dir = dir
+	a.write("ca.crt", a.pem)
+	a.issue("kubelet-server", &x509.Certificate{
+		Subject: pkix.Name{CommonName: node}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames: []string{node, "localhost"}, IPAddresses: addresses("127.0.0.1", at.node(), at.node6()),
+	})
+	a.client("kubelet", pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}, server)
 	return a.err
+}
+
+// client writes a client certificate and a kubeconfig with it.
+func (a *authority) client(name string, subject pkix.Name, server string) {
+	cert, key := a.issue(name, &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	user := &clientapi.AuthInfo{ClientCertificateData: cert, ClientKeyData: key}
+	a.remember(writeKubeconfig(filepath.Join(a.dir, name+".kubeconfig"), server, a.pem, user))
 }
 
 func addresses(texts ...string) []net.IP {
@@ -68,8 +82,8 @@ func addresses(texts ...string) []net.IP {
 	return all
 }
 
-func newAuthority(dir string) *authority {
-	a := &authority{dir: dir}
+func newAuthority() *authority {
+	a := &authority{}
 	a.key, a.err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if a.err != nil {
 		return a
@@ -82,7 +96,6 @@ func newAuthority(dir string) *authority {
 	der, err := x509.CreateCertificate(rand.Reader, a.cert, a.cert, a.key.Public(), a.key)
 	a.remember(err)
 	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	a.write("ca.crt", a.pem)
 	return a
 }
 

@@ -9,10 +9,12 @@
 //     process, in one directory. When the first process exits, the kernel kills all others, containers included, and removes
 //     the network and the mounts. It exits by Stop, and with the test process, also after SIGKILL. Only the directory and
 //     empty cgroups remain of a killed test; the next Start removes them. No process is looked up by name.
-//   - Several clusters can run at once. Each has a veth link kube-e2e-N and the network 10.99.N.0/24 in the network namespace of
-//     Start's caller, where the API server listens at https://10.99.N.2:443.
-//   - PowerOff and PowerOn simulate a power failure: processes and memory are lost, files remain, and the kubelet reports
-//     another boot ID.
+//   - Join adds a machine: a second containerd and kubelet in namespaces and a directory of their own, which end in the same
+//     ways. Nodes and pods reach each other by their own addresses, without translation.
+//   - Several clusters can run at once. Each machine has a veth link kube-e2e-N and the network 10.99.N.0/24 in the network
+//     namespace of Start's caller; the API server listens at https://10.99.N.2:443 of the first machine.
+//   - PowerOff and PowerOn simulate a power failure of one machine: processes and memory are lost, files remain, and the
+//     kubelet reports another boot ID.
 //   - Kill ends a server with SIGKILL; Restart starts it again at the same address and with the same data. Pause and Resume
 //     stop and continue a server.
 //   - Requests returns each request of a service account to the API server since Start, from the audit log, with the bodies
@@ -26,5 +28,5 @@
 // The caller's TestMain must call Main first, because the first process of the namespaces is the test binary itself. It needs
 // root.
 //
-// Start reading at Start; pidone.go is the first process.
+// Start reading at Start and Join; pidone.go is the first process.
 package cluster

@@ -29,25 +29,25 @@ type initProcess struct {
 }
 
 // startInit starts the first process in new namespaces and waits until it has mounted its file systems.
-func (c *Cluster) startInit(ctx context.Context) error {
+func (m *Machine) startInit(ctx context.Context) error {
 	name := nameInit
 	// Each boot of the node has another boot ID.
-	if err := os.WriteFile(c.run.bootID(), []byte(strings.ToLower(rand.Text())+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(m.run.bootID(), []byte(strings.ToLower(rand.Text())+"\n"), 0o644); err != nil {
 		return fmt.Errorf("writing a boot ID: %w", err)
 	}
-	if c.options.Tier == Node {
-		if err := makeCgroups(c.run.cgroups(), string(c.run)); err != nil {
+	if m.cluster.options.Tier == Node {
+		if err := makeCgroups(m.run.cgroups(), string(m.run)); err != nil {
 			return err
 		}
 		name = nameEnter
 	}
-	log, err := os.OpenFile(c.run.log("init"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	log, err := os.OpenFile(m.run.log("init"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return fmt.Errorf("opening a log: %w", err)
 	}
 	defer log.Close() //nolint:errcheck // the process has its own
 	command := exec.CommandContext(context.WithoutCancel(ctx), "/proc/self/exe")
-	command.Args = []string{name, string(c.options.Tier), string(c.run)}
+	command.Args = []string{name, string(m.cluster.options.Tier), string(m.run), m.name}
 	command.Env = environment()
 	command.Stderr = log
 	command.SysProcAttr = &unix.SysProcAttr{
@@ -55,11 +55,11 @@ func (c *Cluster) startInit(ctx context.Context) error {
 		Pdeathsig:  unix.SIGKILL,
 		Setsid:     true,
 	}
-	p := &initProcess{run: c.run, ended: make(chan struct{})}
+	p := &initProcess{run: m.run, ended: make(chan struct{})}
 	if err := p.begin(command); err != nil {
 		return err
 	}
-	c.inside = p
+	m.inside = p
 	if _, err := p.read(); err != nil {
 		return fmt.Errorf("entering the namespaces: %w", err)
 	}
@@ -128,13 +128,24 @@ func (p *initProcess) send(o command) (reply, error) {
 	return p.read()
 }
 
+// runs reports whether the process was started and has not exited.
+func (p *initProcess) runs() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.ended:
+		return false
+	default:
+		return true
+	}
+}
+
 // end kills the first process, and with it the namespaces, and waits until all processes are gone. The channel ended
 // is closed after Wait: while it is open, the PID is not reused.
 func (p *initProcess) end() error {
-	select {
-	case <-p.ended:
+	if !p.runs() {
 		return nil
-	default:
 	}
 	_ = p.pipe.Close()
 	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {

@@ -14,7 +14,7 @@ import (
 )
 
 // mountAll mounts the file systems of the servers. The mount namespace is private, so the machine does not see them.
-func mountAll(tier Tier, run directory) error {
+func mountAll(tier Tier, run directory, name string) error {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
 	}
@@ -23,6 +23,9 @@ func mountAll(tier Tier, run directory) error {
 	}
 	if tier != Node {
 		return nil
+	}
+	if err := unix.Sethostname([]byte(name)); err != nil {
+		return fmt.Errorf("setting the host name: %w", err)
 	}
 	steps := []func(directory) error{mountSys, bindSysctls, overlaySystem, bindState, mountRun}
 	for _, step := range steps {
@@ -44,9 +47,6 @@ func mount(source, target, kind string, flags uintptr, data string) error {
 // mountSys mounts the sysfs of this network namespace and the cgroup file systems of this cgroup namespace, in the
 // machine's version: 2, or each hierarchy of version 1.
 func mountSys(directory) error {
-	if err := unix.Sethostname([]byte(NodeName)); err != nil {
-		return fmt.Errorf("setting the host name: %w", err)
-	}
 	if err := mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
 		return err
 	}

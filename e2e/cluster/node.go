@@ -38,15 +38,15 @@ var (
 )
 
 // startNode starts containerd and the kubelet and does not wait for the node.
-func (c *Cluster) startNode(ctx context.Context) error {
-	if err := c.launch(Containerd, "/usr/bin/containerd", "--config", c.run.path("state", "containerd.toml")); err != nil {
+func (m *Machine) startNode(ctx context.Context) error {
+	if err := m.launch(Containerd, "/usr/bin/containerd", "--config", m.run.path("state", "containerd.toml")); err != nil {
 		return err
 	}
 	ctr := func(args ...string) error {
-		return c.do(ctx, "ctr", append([]string{"--address", runtimeSocket}, args...)...)
+		return m.do(ctx, "ctr", append([]string{"--address", runtimeSocket}, args...)...)
 	}
 	err := Until(ctx, "containerd", func() (bool, error) {
-		if err := c.alive(Containerd); err != nil {
+		if err := m.alive(Containerd); err != nil {
 			return false, err
 		}
 		return ctr("version") == nil, nil
@@ -54,47 +54,47 @@ func (c *Cluster) startNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for len(c.options.Images) > 0 { // containerd keeps them on disk
-		if err := ctr("--namespace", "k8s.io", "image", "import", c.options.Images[0]); err != nil {
+	for len(m.images) > 0 { // containerd keeps them on disk
+		if err := ctr("--namespace", "k8s.io", "image", "import", m.images[0]); err != nil {
 			return err
 		}
-		c.options.Images = c.options.Images[1:]
+		m.images = m.images[1:]
 	}
-	return c.begin(Kubelet, "--config="+c.run.path("state", "kubelet.yaml"), "--hostname-override="+NodeName,
-		"--kubeconfig="+filepath.Join(c.run.pki(), "kubelet.kubeconfig"), "--node-ip="+c.nodeIP(), "--v=2")
+	return m.begin(Kubelet, "--config="+m.run.path("state", "kubelet.yaml"), "--hostname-override="+m.name,
+		"--kubeconfig="+filepath.Join(m.run.pki(), "kubelet.kubeconfig"), "--node-ip="+m.nodeIP(), "--v=2")
 }
 
 // configureNode writes the configuration of containerd and kubelet, and the CNI configuration with its plugins.
-func (c *Cluster) configureNode(ctx context.Context) error {
-	taints, err := json.Marshal(append([]core.Taint{}, c.options.RegisterWithTaints...))
+func (m *Machine) configureNode(ctx context.Context) error {
+	taints, err := json.Marshal(append([]core.Taint{}, m.cluster.options.RegisterWithTaints...))
 	if err != nil {
 		return fmt.Errorf("writing taints: %w", err)
 	}
 	values := map[string]string{
-		"State": c.run.state(), "PKI": c.run.pki(), "Pause": c.options.Pause, "Socket": runtimeSocket, "PodCIDR": podCIDR,
+		"State": m.run.state(), "PKI": m.run.pki(), "Pause": m.cluster.options.Pause, "Socket": runtimeSocket, "PodCIDR": m.podCIDR(),
 		"Taints": string(taints),
 	}
-	values["Ranges"], values["Routes"] = c.options.Families.ranges()
+	values["Ranges"], values["Routes"] = m.ranges()
 	files := map[string]string{
-		c.run.path("state", "containerd.toml"): containerdConfig,
-		c.run.path("state", "kubelet.yaml"):    kubeletConfig,
+		m.run.path("state", "containerd.toml"): containerdConfig,
+		m.run.path("state", "kubelet.yaml"):    kubeletConfig,
 	}
-	networks := c.options.Networks
+	networks := m.cluster.options.Networks
 	if networks == nil {
 		networks = map[string]string{PrimaryNetwork: primaryConflist}
 	}
 	for name, text := range networks {
-		files[c.networkFile(name)] = text
+		files[m.networkFile(name)] = text
 	}
 	for name, text := range files {
 		if err = writeTemplate(name, text, values); err != nil {
 			return err
 		}
 	}
-	if err = os.MkdirAll(c.run.path("state", "manifests"), 0o755); err != nil {
+	if err = os.MkdirAll(m.run.path("state", "manifests"), 0o755); err != nil {
 		return fmt.Errorf("making a directory: %w", err)
 	}
-	return c.do(ctx, "sh", "-c", "cp "+referencePlugins+"/* /opt/cni/bin/")
+	return m.do(ctx, "sh", "-c", "cp "+referencePlugins+"/* /opt/cni/bin/")
 }
 
 // writeTemplate executes a template and writes the result to a file.
@@ -114,10 +114,10 @@ func writeTemplate(name, text string, values map[string]string) error {
 }
 
 // ranges returns the address ranges and routes of pods, in the format of host-local.
-func (f Families) ranges() (ranges, routes string) {
-	const range4, range6 = `[{"subnet": "` + podCIDR + `"}]`, `[{"subnet": "` + podCIDR6 + `"}]`
+func (m *Machine) ranges() (ranges, routes string) {
+	range4, range6 := `[{"subnet": "`+m.podCIDR()+`"}]`, `[{"subnet": "`+podCIDR6+`"}]`
 	const route4, route6 = `{"dst": "0.0.0.0/0"}`, `{"dst": "::/0"}`
-	switch f {
+	switch m.cluster.options.Families {
 	case IPv6:
 		return range6, route6
 	case DualStack:
@@ -131,14 +131,14 @@ func (f Families) ranges() (ranges, routes string) {
 const PrimaryNetwork = "10-e2e.conflist"
 
 // networkFile returns the path, seen from the test, of a file in the node's /etc/cni/net.d.
-func (c *Cluster) networkFile(name string) string {
-	return c.run.path("state", "root", "etc", "cni", "net.d", name)
+func (m *Machine) networkFile(name string) string {
+	return m.run.path("state", "root", "etc", "cni", "net.d", name)
 }
 
 // PutNetwork writes a CNI configuration by an atomic rename, as an installer does. containerd uses the first one by
 // name.
-func (c *Cluster) PutNetwork(name string, text []byte) error {
-	path := c.networkFile(name)
+func (m *Machine) PutNetwork(name string, text []byte) error {
+	path := m.networkFile(name)
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, text, 0o644); err != nil {
 		return fmt.Errorf("writing a network configuration: %w", err)
@@ -151,6 +151,6 @@ func (c *Cluster) PutNetwork(name string, text []byte) error {
 
 // NodeFile returns the path, seen from the test, of a file of the node below /etc/cni, /opt/cni, /var/lib/cni,
 // /var/lib/kubelet or /var/log.
-func (c *Cluster) NodeFile(path string) string {
-	return c.run.path("state", "root", strings.TrimPrefix(path, "/"))
+func (m *Machine) NodeFile(path string) string {
+	return m.run.path("state", "root", strings.TrimPrefix(path, "/"))
 }

@@ -31,9 +31,9 @@ func Main() {
 	var err error
 	switch os.Args[0] {
 	case nameEnter:
-		err = enter(Tier(os.Args[1]), directory(os.Args[2]))
+		err = enter(directory(os.Args[2]))
 	case nameInit:
-		err = serve(Tier(os.Args[1]), directory(os.Args[2]))
+		err = serve(Tier(os.Args[1]), directory(os.Args[2]), os.Args[3])
 	default:
 		return
 	}
@@ -74,9 +74,9 @@ type reply struct {
 	Status string
 }
 
-// serve is the main loop of the first process.
-func serve(tier Tier, run directory) error {
-	if err := mountAll(tier, run); err != nil {
+// serve is the main loop of the first process of a machine called name.
+func serve(tier Tier, run directory, name string) error {
+	if err := mountAll(tier, run, name); err != nil {
 		return err
 	}
 	s := &supervisor{processes: map[string]*process{}}

@@ -26,8 +26,8 @@ const (
 )
 
 // begin starts a server of the kube binary with flags.
-func (c *Cluster) begin(server Server, flags ...string) error {
-	return c.launch(server, append([]string{c.options.Kube, string(server)}, flags...)...)
+func (m *Machine) begin(server Server, flags ...string) error {
+	return m.launch(server, append([]string{m.cluster.options.Kube, string(server)}, flags...)...)
 }
 
 func (c *Cluster) configureControlPlane() error {
@@ -67,24 +67,27 @@ func (c *Cluster) startControlPlane() error {
 // startControllers starts the controller manager and the scheduler. The API server must be ready.
 func (c *Cluster) startControllers() error {
 	kubeconfig := func(name string) string { return "--kubeconfig=" + filepath.Join(c.run.pki(), name+".kubeconfig") }
-	err := c.begin(ControllerManager, kubeconfig("kcm"), "--use-service-account-credentials",
-		"--service-account-private-key-file="+filepath.Join(c.run.pki(), "sa.key"), "--root-ca-file="+filepath.Join(c.run.pki(), "ca.crt"),
-		"--leader-elect=false", "--bind-address=127.0.0.1", "--flex-volume-plugin-dir="+c.run.path("state", "volumeplugins"),
+	flags := []string{kubeconfig("kcm"), "--use-service-account-credentials",
+		"--service-account-private-key-file=" + filepath.Join(c.run.pki(), "sa.key"), "--root-ca-file=" + filepath.Join(c.run.pki(), "ca.crt"),
+		"--leader-elect=false", "--bind-address=127.0.0.1", "--flex-volume-plugin-dir=" + c.run.path("state", "volumeplugins"),
 		// With the default limits the controllers take seconds to start.
-		"--kube-api-qps=500", "--kube-api-burst=1000")
-	if err != nil || c.options.Tier != Node {
+		"--kube-api-qps=500", "--kube-api-burst=1000"}
+	if grace := c.options.NodeMonitorGracePeriod; grace > 0 {
+		flags = append(flags, "--node-monitor-grace-period="+grace.String())
+	}
+	if err := c.begin(ControllerManager, flags...); err != nil || c.options.Tier != Node {
 		return err
 	}
 	return c.begin(Scheduler, kubeconfig("scheduler"), "--leader-elect=false", "--bind-address=127.0.0.1")
 }
 
 // launch starts a program under the name of a server and keeps its arguments for Restart.
-func (c *Cluster) launch(server Server, args ...string) error {
-	c.mu.Lock()
-	c.commands[server] = args
-	c.mu.Unlock()
-	_, err := c.inside.send(command{
-		Verb: verbStart, Name: string(server), Args: args, Log: c.run.log(server),
+func (m *Machine) launch(server Server, args ...string) error {
+	m.mu.Lock()
+	m.commands[server] = args
+	m.mu.Unlock()
+	_, err := m.inside.send(command{
+		Verb: verbStart, Name: string(server), Args: args, Log: m.run.log(server),
 		// The kubelet exits if the runtime is not ready yet.
 		Respawn: server == Kubelet,
 	})
@@ -92,46 +95,46 @@ func (c *Cluster) launch(server Server, args ...string) error {
 }
 
 // Kill kills a server with SIGKILL and waits for its exit.
-func (c *Cluster) Kill(server Server) error {
-	_, err := c.inside.send(command{Verb: verbKill, Name: string(server)})
+func (m *Machine) Kill(server Server) error {
+	_, err := m.inside.send(command{Verb: verbKill, Name: string(server)})
 	return err
 }
 
 // Pause stops a server with SIGSTOP until Resume: connections are accepted by the kernel and get no response.
-func (c *Cluster) Pause(server Server) error {
-	_, err := c.inside.send(command{Verb: verbPause, Name: string(server)})
+func (m *Machine) Pause(server Server) error {
+	_, err := m.inside.send(command{Verb: verbPause, Name: string(server)})
 	return err
 }
 
 // Resume continues a paused server with SIGCONT.
-func (c *Cluster) Resume(server Server) error {
-	_, err := c.inside.send(command{Verb: verbResume, Name: string(server)})
+func (m *Machine) Resume(server Server) error {
+	_, err := m.inside.send(command{Verb: verbResume, Name: string(server)})
 	return err
 }
 
 // Restart starts an exited server again with the same flags, address and data, and waits until the API server is
 // ready if that was restarted.
-func (c *Cluster) Restart(ctx context.Context, server Server) error {
-	c.mu.Lock()
-	args := c.commands[server]
-	c.mu.Unlock()
+func (m *Machine) Restart(ctx context.Context, server Server) error {
+	m.mu.Lock()
+	args := m.commands[server]
+	m.mu.Unlock()
 	if args == nil {
 		return fmt.Errorf("server %q was never started", server)
 	}
-	if err := c.launch(server, args...); err != nil {
+	if err := m.launch(server, args...); err != nil {
 		return err
 	}
 	if server != APIServer {
 		return nil
 	}
-	return c.waitReady(ctx)
+	return m.cluster.waitReady(ctx)
 }
 
 // alive returns an error with the end of the log if a server has exited.
-func (c *Cluster) alive(server Server) error {
-	answer, err := c.inside.send(command{Verb: verbAlive, Name: string(server)})
+func (m *Machine) alive(server Server) error {
+	answer, err := m.inside.send(command{Verb: verbAlive, Name: string(server)})
 	if err == nil && !answer.Alive {
-		err = fmt.Errorf("%s has ended (%s): %s", server, answer.Status, tail(c.run.log(server)))
+		err = fmt.Errorf("%s has ended (%s): %s", server, answer.Status, tail(m.run.log(server)))
 	}
 	return err
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,7 +17,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// Churn creates and deletes pods, with and without sidecar, until End. Names of pods without sidecar end in -plain.
+// Churn creates and deletes pods, with and without sidecar, on all nodes, until End. Names of pods without sidecar end in
+// -plain.
 //
 // It checks that the validation of each injected pod never fails (the pod is redirected from its start) and that its
 // traffic passes its proxy in both directions; that the traffic of other pods does not; and that each pod becomes
@@ -30,11 +33,11 @@ type Churn struct {
 
 	mu       sync.Mutex
 	problems []string
-	pods     map[string]int // by kind
+	pods     map[string]int // by kind and node
 	slowest  time.Duration
 }
 
-// Churn starts churn with a number of workers, each of which has one pod at a time.
+// Churn starts churn with a number of workers, each of which has one pod at a time. Two have each node in turn.
 func (l *Lab) Churn(workers int) *Churn { l.Helper(); return l.churn(workers, false) }
 
 // ChurnWithRestarts is Churn with container restarts allowed: a kubelet or runtime that is killed while it starts a
@@ -44,14 +47,19 @@ func (l *Lab) ChurnWithRestarts(workers int) *Churn { l.Helper(); return l.churn
 func (l *Lab) churn(workers int, restarts bool) *Churn {
 	l.Helper()
 	c := &Churn{l: l, restarts: restarts, number: execs.Add(1), ended: make(chan struct{}), pods: map[string]int{}}
+	nodes := l.Machines()
+	for _, m := range nodes {
+		c.pods[meshOn+m.Node()], c.pods[plainOn+m.Node()] = 0, 0
+	}
 	for w := range workers {
+		node := nodes[w/2%len(nodes)].Node()
 		c.workers.Go(func() {
 			for n := w % 2; ; n++ {
 				select {
 				case <-c.ended:
 					return
 				default:
-					c.runPod(fmt.Sprintf("churn-%d-%d-%d", c.number, w, n), n%2 == 0)
+					c.runPod(fmt.Sprintf("churn-%d-%d-%d", c.number, w, n), node, n%2 == 0)
 				}
 			}
 		})
@@ -69,13 +77,14 @@ func (c *Churn) stop() {
 	c.workers.Wait()
 }
 
-// End waits until this many pods of each kind are done, stops the workers, and reports the problems as test errors.
+// End waits until this many pods of each kind are done on each node, stops the workers, and reports the problems as test
+// errors.
 func (c *Churn) End(atLeast int) {
 	c.l.Helper()
 	c.l.Until(fmt.Sprintf("%d pods of each kind to be deleted", atLeast), func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return min(c.pods["mesh"], c.pods["plain"]) >= atLeast || len(c.problems) > 0
+		return slices.Min(slices.Collect(maps.Values(c.pods))) >= atLeast || len(c.problems) > 0
 	})
 	c.stop()
 	c.mu.Lock()
@@ -83,15 +92,17 @@ func (c *Churn) End(atLeast int) {
 	for _, problem := range c.problems {
 		c.l.Error(problem)
 	}
-	c.l.Step("%d injected pods and %d others were created and deleted; the slowest was ready after %s", c.pods["mesh"], c.pods["plain"],
-		c.slowest.Round(100*time.Millisecond))
+	c.l.Step("pods were created and deleted: %v; the slowest was ready after %s", c.pods, c.slowest.Round(100*time.Millisecond))
 }
 
+// Prefixes of the kinds of pods.
+const meshOn, plainOn = "injected on ", "plain on "
+
 // runPod creates one pod, checks it and deletes it.
-func (c *Churn) runPod(name string, inMesh bool) {
-	template, kind := Injected(), "mesh"
+func (c *Churn) runPod(name, node string, inMesh bool) {
+	template, kind := Injected(On(node)), meshOn+node
 	if !inMesh {
-		template, kind = Plain(), "plain"
+		template, kind = Plain(On(node)), plainOn+node
 		name += "-plain"
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*Timeout)
@@ -173,7 +184,7 @@ func (c *Churn) flows(ctx context.Context, pod *core.Pod, inMesh bool) error {
 		if by(text, "inbound") != inMesh {
 			return false, fmt.Errorf("in the mesh: %t, response to an inbound request: %s", inMesh, text)
 		}
-		output, err = c.l.Command(ctx, "ctr", "--address", runtimeSocket, "--namespace", "k8s.io", "task", "exec", "--exec-id",
+		output, err = c.l.On(pod.Spec.NodeName).Command(ctx, "ctr", "--address", runtimeSocket, "--namespace", "k8s.io", "task", "exec", "--exec-id",
 			fmt.Sprintf("e2e-%d", execs.Add(1)), id, "/box", "get", unassigned4).CombinedOutput()
 		text = string(output)
 		answered := strings.Contains(text, "502") || strings.Contains(text, "no route to host") || err == nil && text != ""

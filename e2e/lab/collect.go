@@ -9,6 +9,8 @@ import (
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
 // logState logs the last events and the state of all pods.
@@ -38,11 +40,22 @@ func (l *Lab) collect() {
 		l.Log(err)
 	}
 	l.collectObjects(dir)
-	l.collectRules(dir)
-	for _, from := range []string{"/etc/cni/net.d", "/run/istio-cni", "/var/lib/cni/results"} {
-		l.appendOutput(dir, "files.txt", "sh", "-c", `ls -la "$1"; for f in "$1"/*; do echo "== $f"; test -f "$f" && tail -c 20000 "$f"; echo; done`, "sh", from)
+	for _, m := range l.Machines() {
+		l.collectFrom(m, filepath.Join(dir, m.Node()))
 	}
 	l.Logf("logs and objects are in %s", dir)
+}
+
+// collectFrom writes files and rules of one node.
+func (l *Lab) collectFrom(m *cluster.Machine, dir string) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		l.Log(err)
+		return
+	}
+	l.collectRules(m, dir)
+	for _, from := range []string{"/etc/cni/net.d", "/run/istio-cni", "/var/lib/cni/results"} {
+		l.appendOutput(m, dir, "files.txt", "sh", "-c", `ls -la "$1"; for f in "$1"/*; do echo "== $f"; test -f "$f" && tail -c 20000 "$f"; echo; done`, "sh", from)
+	}
 }
 
 func (l *Lab) collectObjects(dir string) {
@@ -93,17 +106,17 @@ func (l *Lab) collectOutput(dir, namespace, pod, container string) {
 }
 
 // collectRules writes the addresses, routes and rules of the node and of each pod.
-func (l *Lab) collectRules(dir string) {
+func (l *Lab) collectRules(m *cluster.Machine, dir string) {
 	const script = "ip addr; ip rule; ip route show table all; nft list ruleset; iptables-legacy-save; ip6tables-legacy-save"
-	l.appendOutput(dir, "rules.txt", "sh", "-c", `echo "== node"; sh -c "$1" 2>&1
+	l.appendOutput(m, dir, "rules.txt", "sh", "-c", `echo "== node"; sh -c "$1" 2>&1
 for n in /run/netns/*; do echo "== $n"; nsenter --net="$n" sh -c "$1" 2>&1; done`, "sh", script)
 }
 
-// appendOutput runs a program on the node and appends its output to a file.
-func (l *Lab) appendOutput(dir, name, program string, args ...string) {
+// appendOutput runs a program on a node and appends its output to a file.
+func (l *Lab) appendOutput(m *cluster.Machine, dir, name, program string, args ...string) {
 	ctx, cancel := background()
 	defer cancel()
-	text, err := l.Command(ctx, program, args...).CombinedOutput()
+	text, err := m.Command(ctx, program, args...).CombinedOutput()
 	if err != nil {
 		text = fmt.Appendln(text, err)
 	}

@@ -142,9 +142,14 @@ func (l *Lab) Uninstall(objects Objects) {
 }
 
 // Agent returns the agent's pod, the youngest if there are several, or nil.
-func (l *Lab) Agent() (youngest *core.Pod) {
+func (l *Lab) Agent() *core.Pod { l.Helper(); return l.agent("") }
+
+// AgentOn is Agent of one node.
+func (l *Lab) AgentOn(node string) *core.Pod { l.Helper(); return l.agent("spec.nodeName=" + node) }
+
+func (l *Lab) agent(fields string) (youngest *core.Pod) {
 	l.Helper()
-	pods, err := l.client.CoreV1().Pods(Mesh).List(l.Context(), meta.ListOptions{LabelSelector: "k8s-app=istio-cni-node"})
+	pods, err := l.client.CoreV1().Pods(Mesh).List(l.Context(), meta.ListOptions{LabelSelector: "k8s-app=istio-cni-node", FieldSelector: fields})
 	l.Must(err)
 	for i, pod := range pods.Items {
 		if youngest == nil || youngest.CreationTimestamp.Before(&pod.CreationTimestamp) {

@@ -109,6 +109,13 @@ func Transparent(template *core.PodTemplateSpec) {
 // field.
 func HostNetwork(template *core.PodTemplateSpec) { template.Spec.HostNetwork = true }
 
+// On has the pod scheduled to a node.
+func On(node string) Change {
+	return func(template *core.PodTemplateSpec) {
+		template.Spec.NodeSelector = map[string]string{core.LabelHostname: node}
+	}
+}
+
 // Once sets restartPolicy Never.
 func Once(template *core.PodTemplateSpec) { template.Spec.RestartPolicy = core.RestartPolicyNever }
 

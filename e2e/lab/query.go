@@ -84,8 +84,8 @@ var execs atomic.Int64
 func (l *Lab) Exec(namespace, pod, container string, args ...string) (string, error) {
 	l.Helper()
 	found := l.Get(namespace, pod)
-	if found == nil {
-		return "", fmt.Errorf("pod %s/%s does not exist", namespace, pod)
+	if found == nil || found.Spec.NodeName == "" {
+		return "", fmt.Errorf("pod %s/%s does not exist, or has no node", namespace, pod)
 	}
 	id := ""
 	for _, s := range slices.Concat(found.Status.InitContainerStatuses, found.Status.ContainerStatuses) {
@@ -93,14 +93,14 @@ func (l *Lab) Exec(namespace, pod, container string, args ...string) (string, er
 			id = strings.TrimPrefix(s.ContainerID, "containerd://")
 		}
 	}
-	return l.ctr(append([]string{"task", "exec", "--exec-id", fmt.Sprintf("e2e-%d", execs.Add(1)), id}, args...)...)
+	return l.ctr(found, append([]string{"task", "exec", "--exec-id", fmt.Sprintf("e2e-%d", execs.Add(1)), id}, args...)...)
 }
 
-// ctr runs containerd's command line client.
-func (l *Lab) ctr(args ...string) (string, error) {
+// ctr runs containerd's command line client on the node of a pod.
+func (l *Lab) ctr(pod *core.Pod, args ...string) (string, error) {
 	l.Helper()
 	all := append([]string{"--address", runtimeSocket, "--namespace", "k8s.io"}, args...)
-	text, err := l.Command(l.Context(), "ctr", all...).CombinedOutput()
+	text, err := l.On(pod.Spec.NodeName).Command(l.Context(), "ctr", all...).CombinedOutput()
 	return string(text), err
 }
 
@@ -108,12 +108,12 @@ func (l *Lab) ctr(args ...string) (string, error) {
 func (l *Lab) Signal(pod *core.Pod, signal string) {
 	l.Helper()
 	id := strings.TrimPrefix(pod.Status.ContainerStatuses[0].ContainerID, "containerd://")
-	if text, err := l.ctr("task", "kill", "--signal", signal, id); err != nil {
+	if text, err := l.ctr(pod, "task", "kill", "--signal", signal, id); err != nil {
 		l.Fatalf("%v: %s", err, text)
 	}
 }
 
-// OnNode runs a program on the node and returns its standard output. The test ends if the program fails.
+// OnNode runs a program on the first node and returns its standard output. The test ends if the program fails.
 func (l *Lab) OnNode(name string, args ...string) string {
 	l.Helper()
 	var problems bytes.Buffer
@@ -138,7 +138,7 @@ func (l *Lab) URL(name, family, port string) string {
 	return ""
 }
 
-// GetFrom requests a URL from the application container of a pod, or from the node if name is "". It returns the
+// GetFrom requests a URL from the application container of a pod, or from the first node if name is "". It returns the
 // response and whether the status was 200.
 func (l *Lab) GetFrom(name, url string) (string, bool) {
 	l.Helper()
@@ -235,9 +235,12 @@ func (l *Lab) Decision(pod string) Decision {
 }
 
 // Decisions returns the agent's decisions for the application pods whose namespaced name contains pod.
-func (l *Lab) Decisions(pod string) (all []Decision) {
+func (l *Lab) Decisions(pod string) []Decision { l.Helper(); return l.DecisionsOf(l.Agent(), pod) }
+
+// DecisionsOf is Decisions of the agent in a pod.
+func (l *Lab) DecisionsOf(from *core.Pod, pod string) (all []Decision) {
 	l.Helper()
-	text, err := l.Exec(Mesh, l.Agent().Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
+	text, err := l.Exec(Mesh, from.Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
 	if err != nil {
 		l.Fatalf("%v: %s", err, text)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// hold makes the test binary start a second node with a pod in a directory, and wait to be killed.
+// hold makes the test binary start another cluster of two nodes with a pod each in a directory, and wait to be killed.
 const hold = "NODE_TEST_HOLD"
 
 func holdNode(dir string, found artifacts.Artifacts) error {
@@ -27,32 +27,42 @@ func holdNode(dir string, found artifacts.Artifacts) error {
 	if err != nil {
 		return err
 	}
-	fmt.Println(c.Pid(), c.Dir(), c.Kubeconfig())
+	second, err := c.Join(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Println(c.Dir(), second.Dir())
 	for {
 		accounts := c.Client().CoreV1().ServiceAccounts("default")
 		if _, err := accounts.Get(ctx, "default", meta.GetOptions{}); err == nil {
 			break
 		}
 	}
-	pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: "held"}, Spec: core.PodSpec{
-		NodeName: cluster.NodeName, Containers: []core.Container{container("c", lab.BoxImage)}, Tolerations: anyTaint(),
-	}}
-	if _, err := c.Client().CoreV1().Pods("default").Create(ctx, pod, meta.CreateOptions{}); err != nil {
-		return err
-	}
-	for {
-		now, err := c.Client().CoreV1().Pods("default").Get(ctx, "held", meta.GetOptions{})
-		if err == nil && ready(now) {
-			fmt.Println("ready")
-			select {}
+	pods := c.Client().CoreV1().Pods("default")
+	for _, m := range c.Machines() {
+		pod := &core.Pod{ObjectMeta: meta.ObjectMeta{Name: m.Node()}, Spec: core.PodSpec{
+			NodeName: m.Node(), Containers: []core.Container{container("c", lab.BoxImage)}, Tolerations: anyTaint(),
+		}}
+		if _, err := pods.Create(ctx, pod, meta.CreateOptions{}); err != nil {
+			return err
 		}
 	}
+	for _, m := range c.Machines() {
+		for {
+			now, err := pods.Get(ctx, m.Node(), meta.GetOptions{})
+			if err == nil && ready(now) {
+				break
+			}
+		}
+	}
+	fmt.Println("ready")
+	select {}
 }
 
-// TestAKilledTestLeavesNoContainer kills a test process that has started a second node, next to the node of the other
-// tests, and checks that no process, container, cgroup or mount remains.
+// TestAKilledTestLeavesNoContainer kills a test process that has started two nodes, next to the node of the other tests,
+// and checks that no process, container, cgroup, mount or link remains.
 func TestAKilledTestLeavesNoContainer(t *testing.T) {
-	parent := t.TempDir()
+	parent, before := t.TempDir(), links(t)
 	command := exec.CommandContext(t.Context(), os.Args[0])
 	command.Env = append(os.Environ(), hold+"="+parent)
 	command.Stderr = t.Output()
@@ -67,19 +77,23 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	out := bufio.NewReader(pipe)
 	line, _ := out.ReadString('\n')
 	words := strings.Fields(line)
-	if second, _ := out.ReadString('\n'); second != "ready\n" || len(words) != 3 {
+	if second, _ := out.ReadString('\n'); second != "ready\n" || len(words) != 2 {
 		t.Fatalf("output %q and %q", line, second)
 	}
-	base := filepath.Base(words[1])
-	if n := processes(t, base); n < 8 {
+	first, second := filepath.Base(words[0]), filepath.Base(words[1])
+	if n := processes(t, first); n < 8 {
 		t.Fatalf("%d processes: the servers, a shim and two containers are more", n)
+	}
+	if n := processes(t, second); n < 5 {
+		t.Fatalf("%d processes: containerd, kubelet, a shim and two containers are more", n)
 	}
 	if err = command.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = command.Wait()
 	l := lab.Test{T: t}
-	l.Until("the end of all processes", func() bool { return processes(t, base) == 0 })
+	l.Until("the end of all processes", func() bool { return processes(t, first)+processes(t, second) == 0 })
+	l.Until("the end of their links", func() bool { return links(t) == before })
 	// The next Start with this Dir removes the rest.
 	c, err := cluster.Start(t.Context(), cluster.Options{Kube: shared.Kube, Tier: cluster.ControlPlane, Dir: parent})
 	if err != nil {
@@ -88,16 +102,26 @@ func TestAKilledTestLeavesNoContainer(t *testing.T) {
 	if err = c.Stop(); err != nil {
 		t.Error(err)
 	}
-	if groups := cgroups(t, base); len(groups) != 0 {
+	if groups := append(cgroups(t, first), cgroups(t, second)...); len(groups) != 0 {
 		t.Errorf("control groups are left: %q", groups)
 	}
 	if left, _ := os.ReadDir(parent); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil || strings.Contains(string(mounts), base) {
+	if err != nil || strings.Contains(string(mounts), first) || strings.Contains(string(mounts), second) {
 		t.Errorf("mounts are left, or %v", err)
 	}
+}
+
+// links counts the links of clusters to the network namespace of the test.
+func links(t *testing.T) int {
+	t.Helper()
+	text, err := exec.CommandContext(t.Context(), "ip", "-oneline", "link").CombinedOutput()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(text), "kube-e2e-")
 }
 
 // processes counts the processes in a cluster's cgroups. Containers have namespaces of their own, but their cgroups
