@@ -16,9 +16,30 @@ const (
 	LookupFailed LookupResult = "failed"
 )
 
-// Adds counts the plugins' reports and lookups.
+// ResponseCode is the outcome of a plugin's call as a status code of HTTP. The values are the reference's.
+type ResponseCode string
+
+// A call ends well, its report cannot be read, or it fails and its pod does not start.
+const (
+	ResponseOK         ResponseCode = "200"
+	ResponseUnreadable ResponseCode = "400"
+	ResponseFailed     ResponseCode = "500"
+)
+
+// PodEvent is an event of the watch of the node's pods. The values are the reference's.
+type PodEvent string
+
+// A pod is new, changed or gone.
+const (
+	PodAdded   PodEvent = "add"
+	PodUpdated PodEvent = "update"
+	PodDeleted PodEvent = "delete"
+)
+
+// Adds counts the plugins' reports and lookups, and the events of the pods that they are about.
 type Adds struct {
 	adds, seconds, failures, processes, requests, lookups, refused *family
+	responses, events                                              *family
 }
 
 func newAdds(r *registry) *Adds {
@@ -35,6 +56,12 @@ func newAdds(r *registry) *Adds {
 			"Questions of plugins for a pod, answered or left to the API server.", each("result", LookupFound, LookupFailed)...),
 		refused: r.declare(counter, "istio_cni_add_reports_refused_total",
 			"Reports of plugins that cannot be read, or name a reason or a source that this version does not know."),
+		// These two names are the reference's.
+		responses: r.declare(counter, "istio_cni_plugin_requests_total",
+			"Calls of plugins that were reported to the agent: 200 done, 500 failed, 400 a report that cannot be read.",
+			each("response_code", ResponseOK, ResponseUnreadable, ResponseFailed)...),
+		events: r.declare(counter, "nodeagent_reconcile_events_total", "Events of the watch of the node's pods.",
+			each("type", PodAdded, PodUpdated, PodDeleted)...),
 	}
 }
 
@@ -53,9 +80,12 @@ func (a *Adds) Added(r agentapi.Report) {
 	} else if r.Error == "" {
 		a.refused.add(1, "")
 	}
+	code := ResponseOK
 	if r.Error != "" {
 		a.failures.add(1, "")
+		code = ResponseFailed
 	}
+	a.responses.add(1, label("response_code", code))
 	for phase, seconds := range r.Seconds {
 		if seconds >= 0 {
 			a.seconds.observe(seconds, label("phase", phase))
@@ -66,7 +96,13 @@ func (a *Adds) Added(r agentapi.Report) {
 }
 
 // ReportRefused counts a report that cannot be parsed.
-func (a *Adds) ReportRefused() { a.refused.add(1, "") }
+func (a *Adds) ReportRefused() {
+	a.refused.add(1, "")
+	a.responses.add(1, label("response_code", ResponseUnreadable))
+}
+
+// PodSeen counts an event of the watch of the node's pods.
+func (a *Adds) PodSeen(e PodEvent) { a.events.add(1, label("type", e)) }
 
 // Answered counts a plugin's lookup of a pod.
 func (a *Adds) Answered(r LookupResult) { a.lookups.add(1, label("result", r)) }

@@ -1,7 +1,7 @@
 // Package metrics has the metrics of the node agent, race repair and the taint controller, and serves them to Prometheus.
 //
-// It promises the names, labels and values of the reference's node agent for the metrics of both, the prefix istio_cni_ for all
-// others, a HELP and a TYPE line for every family, and a series with 0 for each value of a closed label from the start, so that
+// It promises the names, labels and values of the reference's node agent for the metrics of both, those of its dashboards that a
+// node agent can have, the prefix istio_cni_ for all others, a HELP and a TYPE line for every family, and a series with 0 for each value of a closed label from the start, so that
 // an alert on its increase sees the first one. Labels are closed sets, except for the names of pods that the audit found to be not captured (100 at most).
 //
 // It never opens a port, keeps no state outside of its values, and decides nothing.
@@ -81,6 +81,9 @@ type Metrics struct {
 // New returns the metrics of an agent of the given version, all zero.
 func New(version string) *Metrics {
 	r := newRegistry(version)
+	// The panels of the reference's dashboards that show the versions of its programs have this name.
+	build := join(label("component", "cni"), label("tag", version))
+	r.declare(gauge, "istio_build", "Always 1; tag is the version of this program.", build).add(1, build)
 	return &Metrics{
 		registry: r, Repair: newRepair(r), Adds: newAdds(r),
 

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -104,6 +105,7 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 			"captured", "bypassed", "foreign-rule", "drifted", "no-listener", "uid-collision", "ipv6-open", "not-inspected",
 		},
 		`audit_repairs_total{result=%q}`:           {"success", "fail"},
+		`plugin_requests_total{response_code=%q}`:  {"200", "400", "500"},
 		`pod_lookups_total{result=%q}`:             {"found", "failed"},
 		`rewrites_total{artifact=%q}`:              {"binary", "kubeconfig", "config"},
 		`config_fights_total{rival=%q}`:            {"cilium", "multus", "installer", "unknown"},
@@ -133,6 +135,36 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestTheNamesOfTheReference: what its dashboards ask a node agent for, and what its own node agent has.
+func TestTheNamesOfTheReference(t *testing.T) {
+	text, err := os.ReadFile("testdata/reference-names.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, agents := scrape(t, New("1.31.0")), 0
+	for line := range strings.Lines(string(text)) {
+		name, program, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if program != "agent" {
+			continue
+		}
+		agents++
+		if want := map[bool]string{true: "counter", false: "gauge"}[strings.HasSuffix(name, "_total")]; p.kinds[name] != want {
+			t.Errorf("%s is %q, want a %s", name, p.kinds[name], want)
+		}
+	}
+	if agents < 18 {
+		t.Errorf("only %d names in the list", agents)
+	}
+	for series, want := range map[string]float64{
+		`istio_build{component="cni",tag="1.31.0"}`: 1, `nodeagent_reconcile_events_total{type="add"}`: 0,
+		`nodeagent_reconcile_events_total{type="update"}`: 0, `nodeagent_reconcile_events_total{type="delete"}`: 0,
+	} {
+		if got, there := p.samples[series]; !there || got != want {
+			t.Errorf("%s is %g, there: %t", series, got, there)
+		}
 	}
 }
 

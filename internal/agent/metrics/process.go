@@ -37,9 +37,14 @@ func process() []*family {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	row(gauge, "go_goroutines", "Goroutines.", float64(runtime.NumGoroutine()))
+	row(gauge, "go_memstats_alloc_bytes", "Bytes of allocated objects on the heap.", float64(memory.Alloc))
+	row(gauge, "go_memstats_heap_alloc_bytes", "Bytes of allocated objects on the heap.", float64(memory.HeapAlloc))
 	row(gauge, "go_memstats_heap_inuse_bytes", "Bytes of the heap in use.", float64(memory.HeapInuse))
+	row(gauge, "go_memstats_heap_sys_bytes", "Memory the heap has from the operating system.", float64(memory.HeapSys))
+	row(gauge, "go_memstats_stack_inuse_bytes", "Bytes of stacks in use.", float64(memory.StackInuse))
 	row(gauge, "go_memstats_sys_bytes", "Memory the Go runtime has from the operating system.", float64(memory.Sys))
 	row(counter, "go_memstats_alloc_bytes_total", "Bytes ever allocated on the heap.", float64(memory.TotalAlloc))
+	row(counter, "go_memstats_mallocs_total", "Objects ever allocated on the heap.", float64(memory.Mallocs))
 	const info = "Always 1; the label is the version of Go the program was built with."
 	version := label("version", runtime.Version())
 	r.declare(gauge, "go_info", info, version).add(1, version)

@@ -18,7 +18,7 @@ func (n *node) openLookups(ctx context.Context) {
 		return
 	}
 	n.pods = podcache.NewStore(podcache.Options{
-		API: n.api, Node: n.Config.NodeName, Log: n.Log, Keep: []string{n.Config.Repair.LabelKey, n.Config.Repair.Predicate.Annotation}, KeepMessage: n.Config.Repair.Predicate.Message,
+		API: n.api, Node: n.Config.NodeName, Log: n.Log, Count: n.metrics.PodSeen, Keep: []string{n.Config.Repair.LabelKey, n.Config.Repair.Predicate.Annotation}, KeepMessage: n.Config.Repair.Predicate.Message,
 	})
 	n.work.Go(func() { n.pods.Run(n.background) }) // race repair uses the pods as well
 	n.keepDecisions()                              //nolint:contextcheck // it ends with the agent, after ctx

@@ -19,16 +19,19 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Options are the dependencies of a Store; all are required but Keep and KeepMessage.
+// Options are the dependencies of a Store; all are required but Count, Keep and KeepMessage.
 type Options struct {
 	API *kube.Client
 	// Node is the name of the node whose pods are cached.
 	Node string
 	Log  *slog.Logger
+	// Count counts the events of the watch.
+	Count func(metrics.PodEvent)
 	// Keep and KeepMessage are the arguments of [Trim].
 	Keep        []string
 	KeepMessage string
@@ -50,6 +53,9 @@ type Store struct {
 
 // NewStore returns an empty store.
 func NewStore(o Options) *Store {
+	if o.Count == nil {
+		o.Count = func(metrics.PodEvent) {}
+	}
 	return &Store{
 		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
 		fetches: map[kube.PodRef]*fetch{},
@@ -61,9 +67,17 @@ func (s *Store) Run(ctx context.Context) {
 	scope := kube.PodScope{Node: s.options.Node, Transform: Trim(s.options.Keep, s.options.KeepMessage)}
 	s.options.API.WatchPods(ctx, scope, kube.Listener[kube.Pod]{
 		OnUpdate: func(p kube.Pod) {
-			s.change(func() { s.pods[p.Key()] = p }, func(l *kube.Listener[kube.Pod]) { l.OnUpdate(p) })
+			s.change(func() {
+				event := metrics.PodAdded
+				if _, known := s.pods[p.Key()]; known {
+					event = metrics.PodUpdated
+				}
+				s.pods[p.Key()] = p
+				s.options.Count(event)
+			}, func(l *kube.Listener[kube.Pod]) { l.OnUpdate(p) })
 		},
 		OnDelete: func(p kube.Pod) {
+			s.options.Count(metrics.PodDeleted)
 			s.change(func() { delete(s.pods, p.Key()) }, func(l *kube.Listener[kube.Pod]) { l.OnDelete(p) })
 		},
 		OnSync: func() {

@@ -122,6 +122,8 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	server.Set(pod("a", "1", "n", ""))
 	server.Fail(kubetest.Forbidden, kubetest.Forever)
 	s := newStore(t, server)
+	counted := metrics.New("")
+	s.options.Count = counted.PodSeen
 	agenttest.Go(t, s.Run)
 	agenttest.Eventually(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
 	calls := make(chan string, 100)
@@ -166,6 +168,12 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 		if got := <-calls; got != "sync" {
 			t.Errorf("%s after the end", got)
 		}
+	}
+	server.Set(pod("c", "3", "n", `,"labels":{"a":"b"}`))
+	for _, want := range []string{`{type="add"} 3`, `{type="update"} 1`, `{type="delete"} 1`} {
+		agenttest.Eventually(t, "the counts are wrong: "+want, func() bool {
+			return strings.Contains(string(counted.Text()), "\nnodeagent_reconcile_events_total"+want+"\n")
+		})
 	}
 }
 
@@ -214,6 +222,8 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 	for _, want := range []string{
 		`istio_cni_add_total{reason="captured",source="agent"} 600`, `istio_cni_add_child_processes_total 1200`,
 		`istio_cni_add_api_requests_total 600`, `istio_cni_add_failures_total 1`, `istio_cni_add_reports_refused_total 3`,
+		`istio_cni_plugin_requests_total{response_code="200"} 601`, `istio_cni_plugin_requests_total{response_code="400"} 2`,
+		`istio_cni_plugin_requests_total{response_code="500"} 1`,
 		`istio_cni_add_duration_seconds_bucket{phase="total",le="0.005"} 600`, `istio_cni_add_duration_seconds_count{phase="read"} 0`,
 	} {
 		if !strings.Contains(text, want+"\n") {
