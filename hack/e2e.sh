@@ -6,10 +6,11 @@
 #   hack/e2e.sh --all                       everything, before a release
 #   PKG=./taint RUN=TestLegacy hack/e2e.sh  a part
 #
-# KUBE_BIN names an existing kube binary, REFERENCE_BIN a directory built by
-# hack/reference.sh, E2E_LOGS the directory for logs of failed tests
-# (bin/e2e-logs). The script installs missing packages with hack/setup.sh; it
-# skips nothing, and PKG or RUN without a match is a failure.
+# KUBE_BIN names an existing kube binary, REFERENCE_BIN and CONTAINERD_BIN
+# directories built by hack/reference.sh and hack/containerd.sh, E2E_LOGS the
+# directory for logs of failed tests (bin/e2e-logs). The script installs missing
+# packages with hack/setup.sh; it skips nothing, and PKG or RUN without a match
+# is a failure.
 #
 # The tests use the released artifacts: the image of hack/image.sh and its
 # program.
@@ -75,6 +76,11 @@ if [[ " ${packages[*]} " =~ \ \./(imageonly|istiod|scale|upgrade)\  ]]; then
   REFERENCE_BIN=$(hack/reference.sh)
   pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
   export REFERENCE_BIN E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar
+fi
+
+if [[ " ${packages[*]} " == *' ./runtimes '* ]]; then
+  CONTAINERD_BIN=$(hack/containerd.sh)
+  export CONTAINERD_BIN
 fi
 
 args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -exec "'$root/hack/in-netns.sh'")

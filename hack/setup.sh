@@ -3,6 +3,7 @@
 #
 #   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
 #   hack/setup.sh e2e     the same, and for a node of Kubernetes: containerd, runc, conntrack
+#   hack/setup.sh containerd  libseccomp and a compiler, for hack/containerd.sh
 #   hack/setup.sh page    a browser, for e2e/page alone
 #   hack/setup.sh lint    for the linters: Go and shellcheck
 #   hack/setup.sh bare    for hack/bare.sh: Go and debootstrap
@@ -94,6 +95,12 @@ case ${1:-all} in
     want util-linux unshare
     want mount mount
     want containernetworking-plugins /usr/lib/cni/bridge
+    want gcc gcc
+    want libc6-dev /usr/include/stdlib.h
+    ;;
+  containerd)
+    want libseccomp-dev /usr/include/seccomp.h
+    want pkg-config pkg-config
     want gcc gcc
     want libc6-dev /usr/include/stdlib.h
     ;;

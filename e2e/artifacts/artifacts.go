@@ -96,6 +96,20 @@ func FindReference() (Reference, error) {
 		file(r.Image, "E2E_REFERENCE_IMAGE", "hack/e2e.sh packs it"))
 }
 
+// FindContainerd reads CONTAINERD_BIN, which hack/e2e.sh sets for package runtimes, and returns the directory that
+// hack/containerd.sh has built. The default is below bin/ too.
+func FindContainerd() (string, error) {
+	_, source, _, _ := runtime.Caller(0)
+	dir := os.Getenv("CONTAINERD_BIN")
+	if dir == "" {
+		built, _ := filepath.Glob(filepath.Join(filepath.Dir(source), "..", "..", "bin", "containerd", "*", "containerd"))
+		if len(built) == 1 {
+			dir = filepath.Dir(built[0])
+		}
+	}
+	return dir, program(filepath.Join(dir, "containerd"), "CONTAINERD_BIN", "hack/containerd.sh builds it")
+}
+
 func from(variable, dir, name string) string {
 	if path := os.Getenv(variable); path != "" {
 		return path

@@ -39,6 +39,9 @@ type Options struct {
 	// service accounts are not created, garbage is not collected, and the status of nodes without a kubelet never
 	// becomes Unknown.
 	ControllerManager bool
+	// Runtime is a directory built by hack/containerd.sh, of which tier Node uses containerd, runc and the CNI plugins. If
+	// empty, Debian's are used, containerd 1.6.
+	Runtime string
 	// Images are paths of image archives that are imported into containerd (tier Node).
 	Images []string
 	// Pause is the sandbox image of pods (tier Node), which must be in one of Images.

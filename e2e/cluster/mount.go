@@ -129,8 +129,15 @@ func mountV2() error {
 }
 
 // bindSysctls bind-mounts private files over the sysctls that the kubelet writes and no namespace isolates, and over
-// the boot ID.
+// the boot ID. The kernel lets the user namespace of a pod mount proc only if there is one without such files.
 func bindSysctls(run directory) error {
+	whole := run.path("state", "proc")
+	if err := os.MkdirAll(whole, 0o555); err != nil {
+		return fmt.Errorf("making a mount point: %w", err)
+	}
+	if err := mount("proc", whole, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return err
+	}
 	for name, value := range map[string]string{
 		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 		"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",

@@ -39,7 +39,7 @@ var (
 
 // startNode starts containerd and the kubelet and does not wait for the node.
 func (m *Machine) startNode(ctx context.Context) error {
-	if err := m.launch(Containerd, "/usr/bin/containerd", "--config", m.run.path("state", "containerd.toml")); err != nil {
+	if err := m.launch(Containerd, m.containerd()...); err != nil {
 		return err
 	}
 	ctr := func(args ...string) error {
@@ -64,6 +64,21 @@ func (m *Machine) startNode(ctx context.Context) error {
 		"--kubeconfig="+filepath.Join(m.run.pki(), "kubelet.kubeconfig"), "--node-ip="+m.nodeIP(), "--v=2")
 }
 
+// Recorders is the directory where containerd 2 looks for a CNI plugin first: a program there can record the calls of the plugin of
+// the same name in /opt/cni/bin.
+const Recorders = "/opt/cni/recorders"
+
+// containerd returns the command of containerd, which finds its shim and runc in PATH.
+func (m *Machine) containerd() []string {
+	config := []string{"--config", m.run.path("state", "containerd.toml")}
+	dir := m.cluster.options.Runtime
+	if dir == "" {
+		return append([]string{"/usr/bin/containerd"}, config...)
+	}
+	path := strings.Replace(environment()[0], "=", "="+dir+":", 1)
+	return append([]string{"/usr/bin/env", path, filepath.Join(dir, "containerd")}, config...)
+}
+
 // configureNode writes the configuration of containerd and kubelet, and the CNI configuration with its plugins.
 func (m *Machine) configureNode(ctx context.Context) error {
 	taints, err := json.Marshal(append([]core.Taint{}, m.cluster.options.RegisterWithTaints...))
@@ -72,7 +87,7 @@ func (m *Machine) configureNode(ctx context.Context) error {
 	}
 	values := map[string]string{
 		"State": m.run.state(), "PKI": m.run.pki(), "Pause": m.cluster.options.Pause, "Socket": runtimeSocket, "PodCIDR": m.podCIDR(),
-		"Taints": string(taints),
+		"Taints": string(taints), "Runtime": m.cluster.options.Runtime, "Recorders": Recorders,
 	}
 	values["Ranges"], values["Routes"] = m.ranges()
 	files := map[string]string{
@@ -94,7 +109,11 @@ func (m *Machine) configureNode(ctx context.Context) error {
 	if err = os.MkdirAll(m.run.path("state", "manifests"), 0o755); err != nil {
 		return fmt.Errorf("making a directory: %w", err)
 	}
-	return m.do(ctx, "sh", "-c", "cp "+referencePlugins+"/* /opt/cni/bin/")
+	plugins := referencePlugins
+	if m.cluster.options.Runtime != "" {
+		plugins = filepath.Join(m.cluster.options.Runtime, "cni")
+	}
+	return m.do(ctx, "sh", "-c", "cp "+plugins+"/* /opt/cni/bin/")
 }
 
 // writeTemplate executes a template and writes the result to a file.
