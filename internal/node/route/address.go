@@ -1,10 +1,18 @@
 package route
 
 import (
+	"bufio"
+	"cmp"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -26,11 +34,10 @@ type address struct {
 	prefix netip.Prefix
 }
 
-// Addresses returns every address of every interface in the order in which the kernel lists them, which is all IPv4
-// addresses before all IPv6 addresses, each by interface. An IPv4 address in IPv6 form is given as IPv4. The interfaces
-// are not listed.
+// Addresses returns every address of every interface: all IPv4 addresses, each interface's in the order of the kernel, before all
+// IPv6 addresses, by interface. An IPv4 address in IPv6 form is given as IPv4. The interfaces are not listed.
 func Addresses() ([]netip.Addr, error) {
-	found, err := listAddresses(netlink.FAMILY_ALL)
+	found, err := listAddresses()
 	var all []netip.Addr
 	for _, a := range found {
 		all = append(all, a.prefix.Addr())
@@ -38,12 +45,74 @@ func Addresses() ([]netip.Addr, error) {
 	return all, err
 }
 
-func listAddresses(family int) ([]address, error) {
-	all, err := list(unix.RTM_NEWADDR, nl.NewIfAddrmsg(family), parseAddress)
+// listAddresses lists the addresses of both families without the kernel's RTNL mutex where that is possible. A busy node holds that
+// mutex, one for all namespaces, most of the time: every interface that comes or goes waits with it for RCU (docs/performance.md). A
+// request for the addresses of all families takes it, one for those of IPv4 does not since Linux 6.9, and the file of
+// procfs for IPv6 never does.
+func listAddresses() ([]address, error) {
+	all, err := list(unix.RTM_NEWADDR, nl.NewIfAddrmsg(unix.AF_INET), parseAddress)
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses: %w", err)
 	}
+	more, err := listAddresses6(maxObjects - len(all))
+	return append(all, more...), err
+}
+
+// addresses6 has the IPv6 addresses of the calling thread's namespace. A kernel without IPv6 has no such file.
+const addresses6 = "/proc/thread-self/net/if_inet6"
+
+// listAddresses6 lists the IPv6 addresses, at most limit, by interface and number: the kernel's order is that of a hash table.
+func listAddresses6(limit int) (all []address, err error) {
+	file, err := os.Open(addresses6)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listing the addresses: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // only read from
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if len(all) == limit {
+			return nil, fmt.Errorf("listing the addresses: %w", tooMany())
+		}
+		found, err := parseAddress6(lines.Text())
+		if err != nil {
+			return nil, fmt.Errorf("listing the addresses: %w", err)
+		}
+		all = append(all, found)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("listing the addresses: %w", err)
+	}
+	slices.SortFunc(all, func(a, b address) int {
+		return cmp.Or(cmp.Compare(a.link, b.link), a.prefix.Addr().Compare(b.prefix.Addr()))
+	})
 	return all, nil
+}
+
+// parseAddress6 reads a line of if_inet6 (net/ipv6/addrconf.c, if6_seq_show): address, interface, length of the prefix, scope,
+// flags, all in hexadecimal, and the name of the interface.
+func parseAddress6(line string) (found address, err error) {
+	fields := strings.Fields(line)
+	if len(fields) != 6 {
+		return found, fmt.Errorf("reading the address %q", line)
+	}
+	ip, err := hex.DecodeString(fields[0])
+	link, failed := strconv.ParseUint(fields[1], 16, 31)
+	bits, wrong := strconv.ParseUint(fields[2], 16, 8)
+	if err = errors.Join(err, failed, wrong); err != nil || len(ip) != net.IPv6len || bits > 8*net.IPv6len {
+		return found, errors.Join(fmt.Errorf("reading the address %q", line), err)
+	}
+	return newAddress(int(link), netip.AddrFrom16([net.IPv6len]byte(ip)), int(bits)), nil
+}
+
+// newAddress returns the address of an interface, one of IPv4 in IPv6 form as IPv4.
+func newAddress(link int, ip netip.Addr, bits int) address {
+	if ip.Is4In6() {
+		bits = max(bits-(ip.BitLen()-32), 0)
+	}
+	return address{link, netip.PrefixFrom(ip.Unmap(), bits)}
 }
 
 // parseAddress reads a struct ifaddrmsg and its attributes (linux/if_addr.h). IFA_ADDRESS is the address, but that of the
@@ -64,16 +133,12 @@ func parseAddress(message []byte) (found address, wanted bool, err error) {
 	if !ip.IsValid() {
 		return found, false, fmt.Errorf("reading an address of interface %d: %x", found.link, message)
 	}
-	if ip.Is4In6() {
-		bits = max(bits-(ip.BitLen()-32), 0)
-	}
-	found.prefix = netip.PrefixFrom(ip.Unmap(), bits)
-	return found, true, nil
+	return newAddress(found.link, ip, bits), true, nil
 }
 
 // findPassthrough returns the passthrough address on lo, of which the prefix can be shorter than 128, or the zero Prefix.
 func findPassthrough() (netip.Prefix, error) {
-	all, err := listAddresses(netlink.FAMILY_V6)
+	all, err := listAddresses6(maxObjects)
 	for _, a := range all {
 		if a.link == loopback && a.prefix.Addr() == passthrough.Addr() {
 			return a.prefix, err

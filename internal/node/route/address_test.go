@@ -29,6 +29,7 @@ func TestListsWithoutEndAreNotRead(t *testing.T) {
 	routes := func(f ruleset.Family) error { _, err := listRoutes(f, allTables); return err }
 	rules := func(f ruleset.Family) error { _, err := listRules(f); return err }
 	const address, rule = "address add 10.99.0.%d/32 dev lo\n", "rule add fwmark %d lookup 133\n"
+	const address6 = "address add fd00::%x/128 dev lo\n"
 	const route = "route add local default dev lo table %d\n"
 	for _, test := range []struct {
 		what, line string
@@ -39,6 +40,7 @@ func TestListsWithoutEndAreNotRead(t *testing.T) {
 	}{
 		{"addresses", address, ruleset.IPv4, 98, 1, addresses, nfnetlink.ErrUninspectable},
 		{"attachments", address, ruleset.IPv4, 98, 1, attachments, nfnetlink.ErrUninspectable},
+		{"IPv6 addresses", address6, ruleset.IPv6, 98, 1, addresses, nfnetlink.ErrUninspectable},
 		{"::6, which lists IPv6 only", address, ruleset.IPv4, 98, 1, passthrough, nil},
 		{"routes", route, ruleset.IPv4, 80, 20, routes, nfnetlink.ErrUninspectable},
 		{"routes", route, ruleset.IPv6, 80, 20, routes, nfnetlink.ErrUninspectable},
@@ -60,6 +62,27 @@ func TestListsWithoutEndAreNotRead(t *testing.T) {
 		}
 		if err := add(1+test.fit, 1+test.fit+test.more); !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
 			t.Errorf("more %s of %s: %v", test.what, test.family, err)
+		}
+	}
+}
+
+func TestParseAddress6(t *testing.T) {
+	t.Parallel()
+	const line = "fd000000000000000000000000000001 02 40 00 80     eth0"
+	if got, err := parseAddress6(line); err != nil || got.link != 2 || got.prefix.String() != "fd00::1/64" {
+		t.Errorf("%q: %v, %v", line, got, err)
+	}
+	const mapped = "00000000000000000000ffffc0000209 1f 80 00 80     a-name-of-15-ch"
+	if got, err := parseAddress6(mapped); err != nil || got.link != 31 || got.prefix.String() != "192.0.2.9/32" {
+		t.Errorf("%q: %v, %v", mapped, got, err)
+	}
+	for _, broken := range []string{
+		"", "fd00", strings.Replace(line, "fd", "xx", 1), strings.Replace(line, "fd", "", 1), strings.Replace(line, "fd", "0000fd", 1),
+		strings.Replace(line, " 40 ", " 81 ", 1), strings.Replace(line, " 40 ", " 140 ", 1), strings.Replace(line, " 02 ", " -2 ", 1),
+		strings.Replace(line, " 02 ", " 80000000 ", 1), line + " more",
+	} {
+		if got, err := parseAddress6(broken); err == nil {
+			t.Errorf("%q: %v, want an error", broken, got)
 		}
 	}
 }

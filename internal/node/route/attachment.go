@@ -30,7 +30,7 @@ const maxLinks = 16
 // Attachments returns, for each of the addresses, the best attachment that it has in the current namespace. Node is an open
 // file of the node's namespace.
 func Attachments(addresses []netip.Addr, node int) ([]Attachment, error) {
-	all, err := listAddresses(netlink.FAMILY_ALL)
+	all, err := listAddresses()
 	if err != nil {
 		return nil, err
 	}

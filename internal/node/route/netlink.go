@@ -91,12 +91,17 @@ func dump(request *nl.NetlinkRequest, kind uint16, each func(message []byte) err
 			return true, ended(m.Data, interrupted)
 		case kind:
 			if seen++; seen > maxObjects {
-				return true, fmt.Errorf("%w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
+				return true, tooMany()
 			}
 			return false, each(m.Data)
 		}
 		return false, nil
 	})
+}
+
+// tooMany is the error of a list above the bound.
+func tooMany() error {
+	return fmt.Errorf("%w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
 }
 
 // receive sends a request and calls each with every message of the kernel's answer until that is done or fails.

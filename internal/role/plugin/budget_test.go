@@ -227,6 +227,34 @@ func TestNothingIsReadTwice(t *testing.T) {
 	}
 }
 
+// TestAnADDNeedsNoLockOfTheNode: what the kernel guards by its RTNL mutex, one for all namespaces, waits for every interface of the
+// node that comes or goes. A list of the addresses of all families is such a request; one of IPv4 is none since Linux 6.9.
+// IPv6 addresses are read from procfs, and the one that dual stack needs is written.
+func TestAnADDNeedsNoLockOfTheNode(t *testing.T) {
+	list := fmt.Sprint(unix.RTM_GETADDR, " of family ", unix.AF_INET)
+	add := fmt.Sprint(unix.RTM_NEWADDR, " of family ", unix.AF_INET6)
+	for _, c := range []struct {
+		name     string
+		describe func(*kubetest.Pod)
+		want     []string
+	}{{"IPv4", chaintest.Sidecar, []string{list}}, {"dual stack", dualStack, []string{list, add}}} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newFixture(t, true, "shop", c.describe, nil)
+			r := s.do(t, "ADD", budget{questions: 2, batches: 1})
+			var got []string
+			for _, m := range slices.Concat(r.Messages(unix.NETLINK_ROUTE)...) {
+				got = append(got, fmt.Sprint(m.Type, " of family ", m.Family))
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("ADD sends rtnetlink the messages %q, want %q", got, c.want)
+			}
+			if n := opened(r, "/net/if_inet6"); n < 1 || n > 2 { // for dual stack once more, for the address that may be there
+				t.Errorf("ADD reads the IPv6 addresses %d times", n)
+			}
+		})
+	}
+}
+
 // opened counts how often a file was opened.
 func opened(r *trace.Record, name string) int {
 	count := 0

@@ -12,6 +12,8 @@ type Message struct {
 	// Protocol is the socket's: NETLINK_NETFILTER, NETLINK_ROUTE.
 	Protocol    int
 	Type, Flags uint16
+	// Family is the address family: the first byte behind the header in the messages of both protocols.
+	Family uint8
 }
 
 // Messages returns the netlink messages of a run, grouped by system call.
@@ -24,7 +26,11 @@ func (r *Record) Messages(protocol int) [][]Message {
 		var messages []Message
 		sent, _ := syscall.ParseNetlinkMessage(c.Sent)
 		for _, m := range sent {
-			messages = append(messages, Message{protocol, m.Header.Type, m.Header.Flags})
+			one := Message{Protocol: protocol, Type: m.Header.Type, Flags: m.Header.Flags}
+			if len(m.Data) > 0 {
+				one.Family = m.Data[0]
+			}
+			messages = append(messages, one)
 		}
 		all = append(all, messages)
 	}
