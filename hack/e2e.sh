@@ -77,6 +77,11 @@ if [[ " ${packages[*]} " =~ \ \./(imageonly|istiod|scale|upgrade)\  ]]; then
   pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
   export REFERENCE_BIN E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar
 fi
+if [[ " ${packages[*]} " == *' ./istiod '* ]]; then
+  pack pilot "/usr/local/bin/pilot-discovery=$REFERENCE_BIN/pilot-discovery"
+  pack proxy /usr/local/bin/pilot-agent=bin/box
+  export E2E_PILOT_IMAGE=$root/bin/e2e-images/pilot.tar E2E_PROXY_IMAGE=$root/bin/e2e-images/proxy.tar
+fi
 
 if [[ " ${packages[*]} " == *' ./runtimes '* ]]; then
   CONTAINERD_BIN=$(hack/containerd.sh)

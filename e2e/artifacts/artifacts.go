@@ -77,15 +77,7 @@ type Reference struct{ IstioCNI, Image, Chart, Helm string }
 // FindReference reads REFERENCE_BIN and E2E_REFERENCE_IMAGE, which hack/e2e.sh sets for package upgrade. The defaults
 // are below bin/ too.
 func FindReference() (Reference, error) {
-	_, source, _, _ := runtime.Caller(0)
-	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
-	dir := os.Getenv("REFERENCE_BIN")
-	if dir == "" {
-		built, _ := filepath.Glob(filepath.Join(bin, "reference", "*"))
-		if len(built) == 1 {
-			dir = built[0]
-		}
-	}
+	bin, dir := reference()
 	r := Reference{
 		IstioCNI: filepath.Join(dir, "istio-cni"), Image: from("E2E_REFERENCE_IMAGE", bin, "e2e-images/reference.tar"),
 		Helm: filepath.Join(dir, "helm"), Chart: filepath.Join(dir, "chart"),
@@ -108,6 +100,36 @@ func FindContainerd() (string, error) {
 		}
 	}
 	return dir, program(filepath.Join(dir, "containerd"), "CONTAINERD_BIN", "hack/containerd.sh builds it")
+}
+
+// Istiod has absolute paths of istioctl, of the image of its version of istiod, and of the image of the stand-in proxy.
+type Istiod struct{ Istioctl, Pilot, Proxy string }
+
+// FindIstiod reads REFERENCE_BIN, E2E_PILOT_IMAGE and E2E_PROXY_IMAGE, which hack/e2e.sh sets for package istiod. The
+// defaults are below bin/ too.
+func FindIstiod() (Istiod, error) {
+	bin, dir := reference()
+	i := Istiod{
+		Istioctl: filepath.Join(dir, "istioctl"), Pilot: from("E2E_PILOT_IMAGE", bin, "e2e-images/pilot.tar"),
+		Proxy: from("E2E_PROXY_IMAGE", bin, "e2e-images/proxy.tar"),
+	}
+	return i, errors.Join(
+		program(i.Istioctl, "REFERENCE_BIN", "hack/reference.sh builds it"),
+		file(i.Pilot, "E2E_PILOT_IMAGE", "hack/e2e.sh packs it"),
+		file(i.Proxy, "E2E_PROXY_IMAGE", "hack/e2e.sh packs it"))
+}
+
+// reference returns bin/ of the repository and the directory that hack/reference.sh builds.
+func reference() (bin, dir string) {
+	_, source, _, _ := runtime.Caller(0)
+	bin = filepath.Join(filepath.Dir(source), "..", "..", "bin")
+	if dir = os.Getenv("REFERENCE_BIN"); dir == "" {
+		built, _ := filepath.Glob(filepath.Join(bin, "reference", "*"))
+		if len(built) == 1 {
+			dir = built[0]
+		}
+	}
+	return bin, dir
 }
 
 func from(variable, dir, name string) string {

@@ -54,6 +54,8 @@ func (c *Cluster) startControlPlane() error {
 	return c.begin(APIServer, "--etcd-servers="+client,
 		"--bind-address="+bind, "--advertise-address="+c.nodeIP(), "--secure-port="+apiPort,
 		"--service-cluster-ip-range="+services,
+		// There is no kube-proxy: webhooks are called at the endpoints of their Services.
+		"--enable-aggregator-routing",
 		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"), "--client-ca-file="+pki("ca.crt"),
 		// By default the API server connects to kubelets (logs, exec) by the node's host name, which does not resolve here.
 		"--kubelet-preferred-address-types=InternalIP", "--kubelet-certificate-authority="+pki("ca.crt"),

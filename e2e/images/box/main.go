@@ -4,7 +4,9 @@
 //	box serve ADDR   answers HTTP with "hello from HOST to PEER" until SIGTERM
 //	box proxy sidecar [transparent | supervised]
 //	                 stands in for a sidecar, whose command begins like this; supervised, in a process of its own, whose
-//	                 end the container outlives
+//	                 end the container outlives; "proxy router" is a gateway's
+//	box wait         waits until the proxy in this pod is ready, as "pilot-agent wait" does
+//	box request ...  does nothing: pilot-agent's request to drain, before a native sidecar ends
 //	box get URL      prints the response and its Via header, and fails unless the status is 200
 //	box lookup NAME  resolves a name over UDP and TCP, with an unreachable DNS server
 //	box api PATH     prints the response of the API server to a GET with the pod's ServiceAccount token
@@ -44,15 +46,20 @@ func main() {
 
 func run(command string, args []string) error {
 	many := map[string]func(string) error{"cat": cat, "ls": list, "get": get, "api": api, "serve": serve, "lookup": lookup}
-	if command == "pause" {
+	switch command {
+	case "pause":
 		wait()
 		return nil
+	case "wait":
+		return untilReady()
+	case "request":
+		return nil
 	}
-	if command == "proxy" && len(args) > 0 && args[0] == "sidecar" {
+	if command == "proxy" && len(args) > 0 && (args[0] == "sidecar" || args[0] == "router") {
 		if slices.Contains(args, "supervised") {
 			return supervise()
 		}
-		return proxy(slices.Contains(args, "transparent"))
+		return proxy(slices.Contains(args, "transparent") || os.Getenv("ISTIO_META_INTERCEPTION_MODE") == "TPROXY")
 	}
 	do, known := many[command]
 	if !known || len(args) == 0 {

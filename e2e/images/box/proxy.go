@@ -51,6 +51,9 @@ func proxy(transparent bool) error {
 	if err := serveDNS(failed); err != nil {
 		return err
 	}
+	if err := serveStatus(failed); err != nil {
+		return err
+	}
 	ended := make(chan struct{})
 	go func() { wait(); close(ended) }()
 	fmt.Println("proxy of", host)

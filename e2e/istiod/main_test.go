@@ -1,0 +1,96 @@
+// Package istiod tests the program with Istio's own istiod, on a real node: istiod injects the pods of the test and removes the
+// taint of the node, with our agent in the place of its own.
+//
+// istiod and istioctl are built from the Go module, at the version of the reference; istioctl prints the manifests, which are
+// applied without those of Istio's own agent. Only images are the test's own: istiod's has the program alone, istio-validation
+// is run by our image, and the proxy is the stand-in of e2e/images/box, which does what the pod needs of pilot-agent.
+//
+// Start reading at TestIstiod. kind_test.go has the pods.
+package istiod
+
+import (
+	_ "embed"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/e2e/artifacts"
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
+)
+
+// install is what istioctl is told to install.
+//
+//go:embed install.yaml
+var install []byte
+
+// notReady is the taint that istiod's untaint controller removes.
+var notReady = core.Taint{Key: "cni.istio.io/not-ready", Value: "true", Effect: core.TaintEffectNoSchedule}
+
+func TestMain(m *testing.M) {
+	cluster.Main()
+	os.Exit(m.Run())
+}
+
+// scenario is the fixture of the test.
+type scenario struct {
+	*lab.Lab
+
+	istioctl string
+}
+
+// newScenario starts a node with the taint and with istiod's images. Pods in namespace lab.App are injected.
+func newScenario(t *testing.T) *scenario {
+	t.Helper()
+	found, err := artifacts.FindIstiod()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &scenario{
+		Lab: lab.Node(t, cluster.Options{
+			Images: []string{found.Pilot, found.Proxy}, RegisterWithTaints: []core.Taint{notReady},
+		}),
+		istioctl: found.Istioctl,
+	}
+	_, err = s.Client().CoreV1().Namespaces().Patch(t.Context(), lab.App, types.MergePatchType,
+		[]byte(`{"metadata": {"labels": {"istio-injection": "enabled"}}}`), meta.PatchOptions{})
+	s.Must(err)
+	return s
+}
+
+// subtest runs a part of the scenario as a subtest.
+func (s *scenario) subtest(name string, run func(*scenario)) bool {
+	s.Helper()
+	return s.Run(name, func(t *testing.T) {
+		t.Helper()
+		sub := *s
+		sub.Lab = s.With(t)
+		run(&sub)
+	})
+}
+
+// installIstiod applies what "istioctl manifest generate" prints, without the objects of Istio's own agent, and waits until
+// istiod is ready.
+func (s *scenario) installIstiod() {
+	s.Helper()
+	file := filepath.Join(s.TempDir(), "install.yaml")
+	s.Must(os.WriteFile(file, install, 0o600))
+	text, err := exec.CommandContext(s.Context(), s.istioctl, "manifest", "generate", "--filename="+file).Output()
+	s.Must(err)
+	s.Apply(slices.DeleteFunc(s.Parse(text), func(object *unstructured.Unstructured) bool {
+		return object.GetLabels()["operator.istio.io/component"] == "Cni"
+	}))
+	s.Until("istiod", func() bool {
+		deployment, err := s.Client().AppsV1().Deployments(lab.Mesh).Get(s.Context(), "istiod", meta.GetOptions{})
+		s.Must(err)
+		return deployment.Status.ReadyReplicas == 1
+	})
+	s.Step("istiod is ready")
+}
