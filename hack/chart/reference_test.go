@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -169,15 +170,15 @@ func TestW28AChangeThatTakesARestartRollsTheDaemonSet(t *testing.T) {
 	}
 }
 
-// TestPlatforms checks the table of the reference's platform profiles.
+// TestPlatforms checks the table of the reference's platform profiles, except for the plugins of k3s, for which the agent looks.
 func TestPlatforms(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
 		"":          {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/netns"},
 		"gke":       {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/netns"},
 		"openshift": {"/var/lib/cni/bin", "/etc/cni/multus/net.d", "/var/run/netns"},
-		"k3s":       {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
-		"k3d":       {"/bin", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
+		"k3s":       {"/opt/cni/bin", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
+		"k3d":       {"/opt/cni/bin", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
 		"microk8s":  {"/var/snap/microk8s/current/opt/cni/bin", "/var/snap/microk8s/current/args/cni-network", "/var/run/netns"},
 		"minikube":  {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/docker/netns"},
 	}
@@ -208,7 +209,7 @@ func TestGKEIsKnownByTheServersVersion(t *testing.T) {
 	server := defaultRelease()
 	server.Kubernetes = "v1.33.5-gke.1080000"
 	for text, want := range map[string]string{
-		`{}`: "/opt/cni/bin", `platform: gke`: "/home/kubernetes/bin", `cniBinDir: ""`: "/home/kubernetes/bin",
+		`{}`: "/home/kubernetes/bin", `platform: gke`: "/home/kubernetes/bin", `cniBinDir: /opt/cni/bin`: "/opt/cni/bin",
 		`{platform: gke, cniBinDir: /mine}`: "/mine",
 	} {
 		r, err := render(theChart(t), server, values(t, text))
@@ -217,6 +218,53 @@ func TestGKEIsKnownByTheServersVersion(t *testing.T) {
 		}
 		if have := agent(t, r).Spec.Template.Spec.Volumes[0].HostPath.Path; have != want {
 			t.Errorf("%s: %q, want %q", text, have, want)
+		}
+	}
+}
+
+// TestDirectoriesThatAreSet: each is mounted, and the agent looks for those alone that are not set.
+func TestDirectoriesThatAreSet(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		values, net, bins string
+		volumes           map[string]string
+	}{
+		{`{}`, "", "", map[string]string{"cni-bin-dir": "/opt/cni/bin", "cni-net-dir": "/etc/cni/net.d"}},
+		{`{cniBinDir: "", cniConfDir: "", cniBinDirs: []}`, "", "", map[string]string{"cni-bin-dir": "/opt/cni/bin", "cni-net-dir": "/etc/cni/net.d"}},
+		{`cniConfDir: /c`, "/host/etc/cni/net.d", "", map[string]string{"cni-bin-dir": "/opt/cni/bin", "cni-net-dir": "/c"}},
+		{`cniBinDir: /b`, "", "/host/opt/cni/bin", map[string]string{"cni-bin-dir": "/b", "cni-net-dir": "/etc/cni/net.d"}},
+		{`platform: k3d`, "/host/etc/cni/net.d", "", map[string]string{
+			"cni-bin-dir": "/opt/cni/bin", "cni-net-dir": "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+		}},
+		{`cniBinDirs: [/b, /c]`, "", "/host/opt/cni/bin,/host/cni-bin-2", map[string]string{
+			"cni-bin-dir": "/b", "cni-bin-dir-2": "/c", "cni-net-dir": "/etc/cni/net.d",
+		}},
+		{`{cniBinDir: /a, cniBinDirs: [/b, /a]}`, "", "/host/opt/cni/bin,/host/cni-bin-2", map[string]string{
+			"cni-bin-dir": "/a", "cni-bin-dir-2": "/b", "cni-net-dir": "/etc/cni/net.d",
+		}},
+	} {
+		r := mustRender(t, c.values)
+		config, spec, mounts := agentConfig(t, r), agent(t, r).Spec.Template.Spec, map[string]string{}
+		if config["MOUNTED_CNI_NET_DIR"] != c.net || config["MOUNTED_CNI_BIN_DIRS"] != c.bins || config["CNI_NET_DIR"] != c.volumes["cni-net-dir"] {
+			t.Errorf("%s: %q", c.values, config)
+		}
+		for _, m := range spec.Containers[0].VolumeMounts {
+			mounts[m.Name] = m.MountPath
+		}
+		have, binds := map[string]string{}, []string{}
+		for _, v := range spec.Volumes {
+			if strings.HasPrefix(v.Name, "cni-bin-dir") {
+				binds = append(binds, mounts[v.Name])
+			}
+			if strings.HasPrefix(v.Name, "cni-bin-dir") || v.Name == "cni-net-dir" {
+				have[v.Name] = v.HostPath.Path
+			}
+		}
+		if diff := cmp.Diff(c.volumes, have); diff != "" {
+			t.Errorf("%s, -want +have:\n%s", c.values, diff)
+		}
+		if c.bins != "" && strings.Join(binds, ",") != c.bins {
+			t.Errorf("%s: mounted at %q", c.values, binds)
 		}
 	}
 }

@@ -136,7 +136,7 @@ func mutations() map[string]mutation {
 	return map[string]mutation{
 		"hub": {to: `r.example/mesh`}, "tag": {to: `"9"`}, "variant": {to: `debug`}, "image": {to: `other`},
 		"pullPolicy": {to: `Always`}, "logging.level": {to: `debug`}, "logging.pluginLevel": {to: `debug`},
-		"cniBinDir": {to: `/b`}, "cniConfDir": {to: `/c`}, "cniConfFileName": {to: `10-x.conflist`},
+		"cniBinDir": {to: `/b`}, "cniBinDirs": {to: `[/b, /d]`}, "cniConfDir": {to: `/c`}, "cniConfFileName": {to: `10-x.conflist`},
 		"cniNetnsDir": {to: `/n`}, "cniCacheDir": {to: `/l`},
 		"istioOwnedCNIConfigFileName": {to: `01-x.conflist`, with: `istioOwnedCNIConfig: true`},
 		"confMode":                    {to: `dropin`}, "networkConfig": {to: `'{"type": "istio-cni"}'`}, "provider": {to: `multus`},
@@ -334,12 +334,12 @@ func TestPrecedenceOfValues(t *testing.T) {
 	}
 	for _, c := range []struct{ values, want string }{
 		{`{}`, "/opt/cni/bin"},
-		{`platform: k3d`, "/bin"},
-		{`global: {platform: k3d}`, "/bin"},
-		{`cni: {platform: k3d}`, "/bin"},
-		{`{global: {platform: k3d}, platform: openshift}`, "/var/lib/cni/bin"},
-		{`{platform: k3d, cni: {cniBinDir: /historic}}`, "/historic"},
-		{`{platform: k3d, cni: {cniBinDir: /historic}, cniBinDir: /user}`, "/user"},
+		{`platform: microk8s`, "/var/snap/microk8s/current/opt/cni/bin"},
+		{`global: {platform: microk8s}`, "/var/snap/microk8s/current/opt/cni/bin"},
+		{`cni: {platform: microk8s}`, "/var/snap/microk8s/current/opt/cni/bin"},
+		{`{global: {platform: microk8s}, platform: openshift}`, "/var/lib/cni/bin"},
+		{`{platform: microk8s, cni: {cniBinDir: /historic}}`, "/historic"},
+		{`{platform: microk8s, cni: {cniBinDir: /historic}, cniBinDir: /user}`, "/user"},
 	} {
 		if got := bin(c.values); got != c.want {
 			t.Errorf("%s: directory %q, want %q", c.values, got, c.want)

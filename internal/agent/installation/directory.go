@@ -11,6 +11,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
 // readDir reads the configuration directory as far as a plan needs the files, and returns the names of all other files. An
@@ -38,7 +39,11 @@ func (i *Installation) readDir() (d cniconf.Dir, others []string, err error) {
 
 // isDir reports whether an entry is a directory, or a symbolic link to a directory, which runtimes follow.
 func (i *Installation) isDir(name string) bool {
-	info, err := os.Stat(filepath.Join(i.config.NetDir, name))
+	dir := filepath.Join(i.config.NetDir, name)
+	if followed, err := hostpath.Follow(dir); err == nil {
+		dir = followed
+	}
+	info, err := os.Stat(dir)
 	return err == nil && info.IsDir()
 }
 
@@ -95,7 +100,7 @@ func (i *Installation) sweepConf(d cniconf.Dir) {
 		}
 	}
 	for _, link := range i.links {
-		if target, err := filepath.EvalSymlinks(link); err == nil {
+		if target, err := hostpath.Follow(link); err == nil {
 			i.sweep(filepath.Dir(target), filepath.Base(target))
 		}
 	}

@@ -8,7 +8,7 @@
 //
 // It never talks to the API server, and never decides when to uninstall.
 //
-// Start at Installation.Reconcile. Run repeats it; history.go has what it changed, conf.go the configuration, conflict.go other writers, cache.go the
+// Start at Installation.Reconcile. Run repeats it; history.go has what it changed, conf.go the configuration, detect.go the runtime's directories and earlier.go those of before, conflict.go other writers, cache.go the
 // sandboxes that still need the program.
 package installation
 
@@ -51,6 +51,10 @@ type Config struct {
 
 	// NetDir is the directory of CNI configurations, HostNetDir the same as the plugin sees it.
 	NetDir, HostNetDir string
+	// KubeconfigDir is HostNetDir as this process sees it if NetDir is another directory, which Detect may make of it.
+	KubeconfigDir string
+	// Detect makes the runtime's own directories those of the installation.
+	Detect Detect
 	// RunDir is the run directory, under the same path for this process and the plugin.
 	RunDir     string
 	RunDirMode fs.FileMode
@@ -109,6 +113,13 @@ type Installation struct {
 	// dropIn is the directory of the network that has a drop-in file.
 	dropIn string
 
+	// mounted are the directories of the settings, at is the last look at the node. earlier are directories that are to be cleaned, as
+	// far as they are known: recorded reports that the record was read.
+	mounted  Dirs
+	at       location
+	earlier  []Dirs
+	recorded bool
+
 	historyMu sync.Mutex
 	history   []Change
 }
@@ -121,6 +132,7 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	if disk.Compared == nil {
 		disk.Compared = &hostfs.Comparisons{}
 	}
+	config.KubeconfigDir = config.NetDir
 	if report.Health == nil {
 		report.Health = health.NewState(health.Options{})
 	}
@@ -133,7 +145,7 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	return &Installation{
 		log: log, disk: disk, now: now, report: report, config: config, wake: make(chan struct{}, 1),
 		asWanted: map[metrics.Artifact]bool{}, unsynced: map[string]bool{}, rewrites: map[metrics.Artifact]*rewrites{},
-		mounts: map[string]string{},
+		mounts: map[string]string{}, mounted: Dirs{Net: config.NetDir, Bins: config.BinDirs},
 	}
 }
 
@@ -176,6 +188,10 @@ func (i *Installation) Reconcile() error {
 	if i.uninstalled {
 		return errors.New("the plugin was uninstalled")
 	}
+	i.locate()
+	if err := i.settle(); err != nil {
+		return err
+	}
 	var errs []error
 	anyChanged := false
 	for _, p := range i.parts() {
@@ -185,10 +201,13 @@ func (i *Installation) Reconcile() error {
 			errs = append(errs, err)
 		}
 	}
-	if len(errs) == 0 && anyChanged {
+	if len(errs) > 0 {
+		return oneOrAll(errs)
+	}
+	if anyChanged {
 		i.report.Metrics.Installed(metrics.InstallSuccess)
 	}
-	return oneOrAll(errs)
+	return i.clean()
 }
 
 // part is one of the three things that Reconcile keeps on the node.

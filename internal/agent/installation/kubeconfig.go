@@ -2,6 +2,7 @@ package installation
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -128,7 +129,7 @@ func (c Config) kubeconfigFile() (string, error) {
 	case within(file, c.RunDir):
 		return file, nil
 	case within(file, c.HostNetDir):
-		return filepath.Join(c.NetDir, strings.TrimPrefix(file, c.HostNetDir)), nil
+		return filepath.Join(cmp.Or(c.KubeconfigDir, c.NetDir), strings.TrimPrefix(file, c.HostNetDir)), nil
 	default:
 		return "", fmt.Errorf("the stanza sends the plugin to %q for its kubeconfig, which is neither in the run directory %q nor in the "+
 			"configuration directory %q", file, c.RunDir, c.HostNetDir)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -106,8 +107,8 @@ func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest t
 
 // expect makes the parts not ready if no reconciliation ends within this time.
 func (i *Installation) expect(within time.Duration) {
-	for _, p := range i.parts() {
-		i.report.Health.Expect(p.name, within, notCompared)
+	for _, part := range []string{PartBinaries, PartKubeconfig, PartConf} {
+		i.report.Health.Expect(part, within, notCompared)
 	}
 }
 
@@ -117,7 +118,7 @@ func (i *Installation) watched() []hostfs.Path {
 	defer i.mu.Unlock()
 	c := i.config
 	kubeconfig, _ := c.kubeconfigFile() // empty without a kubeconfig
-	names := append([]string{c.Token, c.CA, c.OldKubeconfig, kubeconfig}, i.links...)
+	names := slices.Concat([]string{c.Token, c.CA, c.OldKubeconfig, kubeconfig}, i.links, i.at.runtimeFiles())
 	for _, dir := range c.BinDirs {
 		for _, name := range append(Links(), cniconf.PluginType) {
 			names = append(names, filepath.Join(dir, name))
@@ -142,6 +143,8 @@ const deleted = "//deleted"
 
 // gone returns a directory that was removed under its mount, or moved since the first call, or an empty string.
 func (i *Installation) gone() string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	for _, dir := range append([]string{i.config.NetDir, i.config.RunDir}, i.config.BinDirs...) {
 		from := hostfs.MountedFrom(dir)
 		before, known := i.mounts[dir]
@@ -159,6 +162,7 @@ func (i *Installation) Served() bool {
 	i.expect(comparing)
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.locate()
 	dir, _, err := i.readDir()
 	return err == nil && named(dir) && i.usable() == nil
 }
@@ -167,6 +171,7 @@ func (i *Installation) Served() bool {
 func (i *Installation) Plan() ([]string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.locate()
 	var lines []string
 	for _, dir := range i.config.BinDirs {
 		file := filepath.Join(dir, cniconf.PluginType)
@@ -198,13 +203,20 @@ func (i *Installation) Plan() ([]string, error) {
 func (i *Installation) PlanUninstall() ([]string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	dir, _, err := i.readDir()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, withHint(err)
-	}
+	i.gather()
 	var lines []string
-	for _, s := range i.config.Want.Uninstall(dir).Steps {
-		lines = append(lines, s.String())
+	err := i.eachNet(func() error {
+		dir, _, err := i.readDir()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return withHint(err)
+		}
+		for _, s := range i.config.Want.Uninstall(dir).Steps {
+			lines = append(lines, s.String())
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if why := i.needed(); why != "" {
 		return append(lines, "the program stays: "+why), nil

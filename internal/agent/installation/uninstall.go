@@ -24,35 +24,44 @@ func (i *Installation) Uninstall(ctx context.Context) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.uninstalled = true
-	gone, err := i.removeConf()
-	if !gone {
+	i.gather()
+	if err := i.eachNet(i.removeConf); err != nil {
 		// The next pod would meet the stanza and fail without the kubeconfig and the program.
 		i.keep("the configuration still names it")
 		return err
 	}
-	errs := []error{err, i.remove(i.config.OldKubeconfig)}
-	if file := i.stillNamed(); file != "" {
-		i.keep("file " + file + " still names it")
-		return errors.Join(append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file))...)
+	err := i.eachNet(func() error {
+		if file := i.stillNamed(); file != "" {
+			i.keep("file " + file + " still names it")
+			return fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file)
+		}
+		return nil
+	})
+	errs := []error{i.remove(i.config.OldKubeconfig), err}
+	if err != nil {
+		return errors.Join(errs...)
 	}
 	if file, unknown := i.config.kubeconfigFile(); unknown == nil {
 		errs = append(errs, i.remove(file))
 	}
 	errs = append(errs, i.remove(filepath.Join(i.config.RunDir, cniconf.KubeconfigName)), i.removeProgram(ctx))
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return i.remove(filepath.Join(i.config.RunDir, DirsName))
 }
 
-// removeConf removes the stanza from the configuration, and reports whether the stanza is gone. It retries after an error, as
+// removeConf removes the stanza from the configuration. It retries after an error, as
 // another program may have written the same files, and a disk that cannot sync may have done all other steps: without steps,
 // a retry syncs the directory, so that the stanza does not reappear after a power loss.
-func (i *Installation) removeConf() (gone bool, err error) {
+func (i *Installation) removeConf() (err error) {
 	for range attempts {
 		dir, others, read := i.readDir()
 		if errors.Is(read, fs.ErrNotExist) {
-			return true, nil
+			return nil
 		}
 		if read != nil {
-			return false, withHint(read)
+			return withHint(read)
 		}
 		i.sweepConf(dir)
 		steps := withReload(i.config.Want.Uninstall(dir).Steps, others)
@@ -62,13 +71,13 @@ func (i *Installation) removeConf() (gone bool, err error) {
 		case err != nil:
 			err = i.disk.SyncDir(i.config.NetDir)
 		default:
-			return true, nil
+			return nil
 		}
 	}
 	if err != nil {
 		err = withHint(fmt.Errorf("removing the stanza from the CNI configuration: %w", err))
 	}
-	return err == nil, err
+	return err
 }
 
 // stillNamed returns a file of the configuration that names the plugin in a form that cannot be removed: malformed JSON, or a
@@ -113,6 +122,10 @@ func (i *Installation) removeProgram(ctx context.Context) error {
 		i.keep(why)
 		return nil
 	}
+	return i.removeCopies()
+}
+
+func (i *Installation) removeCopies() error {
 	var errs []error
 	for _, dir := range i.config.BinDirs {
 		for _, name := range Links() {

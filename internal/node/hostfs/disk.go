@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
 // Marks between the name of a file and the digits that end the name of its temporary file. No such name has an extension
@@ -77,7 +79,7 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	if err != nil {
 		return "", nil, wrap("reading link", err)
 	}
-	target, err := filepath.EvalSymlinks(path)
+	target, err := hostpath.Follow(path)
 	if err == nil {
 		info, err = os.Lstat(target)
 	}

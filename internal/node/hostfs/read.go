@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
 // ReadFile returns the content and the mode of a regular file, or of the target of a symbolic link. Another kind of file is
@@ -36,6 +38,11 @@ func readFile(path string, limit int64) ([]byte, fs.FileMode, error) {
 // openRegular opens a regular file for reading. It does not open other kinds: open(2) itself may wait for the other end of a
 // pipe, or start a device.
 func openRegular(path string) (*os.File, fs.FileInfo, error) {
+	if root, _ := hostpath.Root(path); root != "/" {
+		if seen, err := hostpath.Follow(path); err == nil {
+			path = seen
+		}
+	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, nil, cause(err)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
 // A Path is a file or a directory to watch, whether it exists or not.
@@ -207,7 +209,8 @@ type watchSet struct {
 // add walks a path. Each directory is watched before its entry is examined, so that a later change of the entry is an
 // event. The walk ends where the next entry is missing or a file, or after too many links.
 func (s *watchSet) add(path Path, watch func(dir string) error) error {
-	dir, rest := "/", elements(path.Name)
+	root, below := hostpath.Root(path.Name)
+	dir, rest := root, elements(below)
 	for links := 0; links <= maxLinks; {
 		if err := watch(dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 			return nil
@@ -219,13 +222,16 @@ func (s *watchSet) add(path Path, watch func(dir string) error) error {
 			return nil
 		}
 		next := filepath.Join(dir, rest[0])
+		if rest[0] == ".." && dir == root {
+			next = root
+		}
 		s.names[rest[0]] = true
 		rest = rest[1:]
 		if target, err := os.Readlink(next); err == nil {
 			links++
 			rest = append(elements(target), rest...)
 			if filepath.IsAbs(target) {
-				dir = "/"
+				dir = root
 			}
 			continue
 		}

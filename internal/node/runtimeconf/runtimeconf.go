@@ -15,7 +15,10 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/pelletier/go-toml/v2"
 
@@ -35,6 +38,10 @@ type Config struct {
 	BinDirs []string
 	// MaxConfNum is the number of configurations that the runtime loads; 0 is all of them.
 	MaxConfNum int
+	// Pending reports that a file was changed after the runtime was started, which may have the values of before then.
+	Pending bool
+	// Rivals are the sockets of other runtimes that are there as well; a containerd beside a distribution's own is not one.
+	Rivals []string
 	// ConfTemplate is a template from which containerd itself writes a configuration into ConfDir, "" for none.
 	ConfTemplate string
 	// Problems are files that could not be read, and settings whose effect is not certain.
@@ -92,7 +99,50 @@ func Read(root string) Config {
 		r.BinDirs[i] = path.Clean(dir)
 	}
 	r.ConfDir = path.Clean(r.ConfDir)
+	r.Pending, r.Rivals = r.pending(at), r.rivals(at)
 	return r.Config
+}
+
+// pending compares when the files and their directories changed with when the runtime made its socket, which it does at each
+// start. Without a socket nothing is known.
+func (r *reader) pending(at place) bool {
+	started, ok := r.changed(at.socket)
+	if !ok {
+		return true
+	}
+	for _, file := range r.Files {
+		for _, name := range []string{file, path.Dir(file)} {
+			if when, ok := r.changed(name); ok && when.After(started) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// changed is the time of the last change of a file's status, which no process can set.
+func (r *reader) changed(file string) (when time.Time, ok bool) {
+	seen, err := hostpath.Resolve(r.root, file)
+	if err != nil {
+		return time.Time{}, false
+	}
+	info, err := os.Stat(seen)
+	if err != nil {
+		return time.Time{}, false
+	}
+	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()), true //nolint:forcetypeassert // of Linux
+}
+
+// rivals are the other runtimes' sockets. Docker brings a containerd to nodes with a distribution's own.
+func (r *reader) rivals(at place) (all []string) {
+	const docker = "/run/containerd/containerd.sock"
+	for _, p := range places() {
+		beside := p.socket == docker && at.runtime == Containerd
+		if p.socket != at.socket && !beside && !slices.Contains(all, p.socket) && r.exists(p.socket) {
+			all = append(all, p.socket)
+		}
+	}
+	return all
 }
 
 type reader struct {

@@ -1,10 +1,12 @@
 package runtimeconf_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -201,7 +203,7 @@ func TestWhereTheRuntimeLooks(t *testing.T) {
 			got := runtimeconf.Read(node(t, tc.files))
 			want := tc.want
 			want.Files = tc.read
-			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(runtimeconf.Config{}, "Problems", "Source"), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(runtimeconf.Config{}, "Problems", "Source", "Pending"), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 			if len(tc.read) > 0 && got.Source != tc.read[0] {
@@ -211,5 +213,64 @@ func TestWhereTheRuntimeLooks(t *testing.T) {
 				t.Errorf("problems %v, want one with %q", got.Problems, tc.says)
 			}
 		})
+	}
+}
+
+// TestWhatTheRuntimeHasRead: a file that is younger than the socket counts with the next start.
+func TestWhatTheRuntimeHasRead(t *testing.T) {
+	t.Parallel()
+	const sock = "/run/containerd/containerd.sock"
+	root := node(t, map[string]string{etc: "version = 2\n"})
+	pending := func() bool {
+		time.Sleep(20 * time.Millisecond) // more than a step of the file system's clock
+		return runtimeconf.Read(root).Pending
+	}
+	start := func() {
+		_ = os.Remove(root + sock)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(root+sock), 0o700), os.WriteFile(root+sock, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !pending() {
+		t.Error("the runtime does not run, and has read its files")
+	}
+	start()
+	if pending() {
+		t.Error("the runtime started after its files were written, and has not read them")
+	}
+	for _, change := range []func() error{
+		func() error { return os.WriteFile(root+etc, []byte("version = 2\n#\n"), 0o600) },
+		func() error { return os.WriteFile(root+etc+".new", nil, 0o600) }, // as a drop-in file that comes or goes
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		if !pending() {
+			t.Error("a change after the start counts as read")
+		}
+		start()
+		if pending() {
+			t.Error("a change before the start counts as not read")
+		}
+	}
+}
+
+// TestRivals: Docker's containerd is none beside a distribution, and is one beside CRI-O.
+func TestRivals(t *testing.T) {
+	t.Parallel()
+	const plain, crio, k0s = "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k0s/containerd.sock"
+	for _, tc := range []struct{ sockets, want []string }{
+		{[]string{plain}, nil},
+		{[]string{plain, k3sSock}, nil},
+		{[]string{plain, crio}, []string{plain}},
+		{[]string{k3sSock, k0s, plain}, []string{k0s}},
+	} {
+		files := map[string]string{}
+		for _, socket := range tc.sockets {
+			files[socket] = ""
+		}
+		if diff := cmp.Diff(tc.want, runtimeconf.Read(node(t, files)).Rivals, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%q, -want +got:\n%s", tc.sockets, diff)
+		}
 	}
 }

@@ -81,6 +81,12 @@ type config struct {
 	output                                                    output.Form
 }
 
+// The directories of the agent as it has them without settings.
+const (
+	defaultNetDir = "/host/etc/cni/net.d"
+	defaultBinDir = "/host/opt/cni/bin"
+)
+
 // rows are the settings; those of the node agent have its names, variables and defaults.
 func (c *config) rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
@@ -94,11 +100,11 @@ func (c *config) rows() []settings.Setting {
 		},
 		{Name: "cni-agent-run-dir", Arg: "DIR", Default: cniconf.DefaultRunDir, Use: "the agent's run directory", Value: settings.Text(&c.runDir, settings.AbsolutePath)},
 		{
-			Name: "mounted-cni-net-dir", Arg: "DIR", Default: "/host/etc/cni/net.d", Use: "where the agent installs configuration, as mounted in its container",
+			Name: "mounted-cni-net-dir", Arg: "DIR", Default: defaultNetDir, Use: "where the agent installs configuration, as mounted in its container",
 			Value: settings.Text(&c.netDir, settings.AbsolutePath),
 		},
 		{
-			Name: "mounted-cni-bin-dirs", Arg: "DIRS", Default: "/host/opt/cni/bin", Use: "where the agent installs the plugin, as mounted in its container",
+			Name: "mounted-cni-bin-dirs", Arg: "DIRS", Default: defaultBinDir, Use: "where the agent installs the plugin, as mounted in its container",
 			Value: settings.List(&c.binDirs, ",", 1, settings.AbsolutePath),
 		},
 		{

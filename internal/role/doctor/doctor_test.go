@@ -493,3 +493,30 @@ func TestClocksThatDiffer(t *testing.T) {
 		}
 	}
 }
+
+// TestDirectoriesThatTheAgentFinds: by its record, before its installation, and not where they were set.
+func TestDirectoriesThatTheAgentFinds(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		happen func(*world)
+		result result
+		text   string
+	}{
+		"recorded": {func(w *world) {
+			w.put(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)
+		}, resultOK, "/srv/bin, where the agent installs"},
+		"before the installation": {func(w *world) { w.remove(runDir) }, resultOK, "where an agent installs whose cniConfDir and cniBinDir are not set"},
+		"set": {func(w *world) {
+			w.remove(runDir)
+			w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
+		}, resultFail, "the agent installs into /etc/cni/net.d and /other"},
+	} {
+		w := newWorld(t)
+		w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/srv/bin']\nconf_dir = '/srv/conf'\n")
+		w.must(os.MkdirAll(w.path("/srv/bin"), 0o700), os.MkdirAll(w.path("/srv/conf"), 0o700))
+		tc.happen(w)
+		if _, all := w.checks(); all["directories"].Result != tc.result || !strings.Contains(all["directories"].Text, tc.text) {
+			t.Errorf("%s: %+v", name, all["directories"])
+		}
+	}
+}

@@ -39,8 +39,13 @@ func directories(_ context.Context, v *view) check {
 		return slices.ContainsFunc(c.BinDirs, func(bin string) bool { return same(v.below(bin), v.seen(dir)) })
 	}
 	elsewhere := !same(v.below(c.ConfDir), v.seen(v.netDir)) && !v.network().delegates()
-	if elsewhere || !slices.ContainsFunc(v.binDirs, finds) {
-		return fail(fmt.Sprintf("set cniConfDir=%s and cniBinDir=%s in the chart; without it mount these directories at MOUNTED_CNI_NET_DIR and "+
+	elsewhere = elsewhere || !slices.ContainsFunc(v.binDirs, finds)
+	if elsewhere && v.agentErr() != nil && v.netDir == defaultNetDir && slices.Equal(v.binDirs, []string{defaultBinDir}) {
+		return ok("%s reads configuration in %s and plugins in %s, where an agent installs whose cniConfDir and cniBinDir are not set", where,
+			c.ConfDir, strings.Join(c.BinDirs, ", "))
+	}
+	if elsewhere {
+		return fail(fmt.Sprintf("leave cniConfDir and cniBinDir unset in the chart, or set cniConfDir=%s and cniBinDir=%s; without it mount these directories at MOUNTED_CNI_NET_DIR and "+
 			"MOUNTED_CNI_BIN_DIRS", c.ConfDir, c.BinDirs[0]),
 			"%s reads configuration in %s and plugins in %s; the agent installs into %s", where, c.ConfDir, strings.Join(c.BinDirs, ", "),
 			v.installs())

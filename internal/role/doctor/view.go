@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
@@ -86,6 +87,7 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	}
 	v.proc = hostpath.Detect(roots, "/proc").Proc
 	v.runDir = v.seen(c.runDir)
+	v.readDirs()
 	if v.node == "" {
 		v.node, _ = os.Hostname()
 	}
@@ -102,6 +104,21 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	v.cilium = sync.OnceValue(v.readCilium)
 	v.agentErr = sync.OnceValue(v.dialAgent)
 	return v
+}
+
+// readDirs takes the directories that the agent has found on the node instead of those of its settings.
+func (v *view) readDirs() {
+	recorded, _ := installation.ReadDirs(v.runDir) // a damaged record is in the agent's log
+	if len(recorded) == 0 || v.root == "" {
+		return
+	}
+	v.netDir, v.binDirs = recorded[0].Net, recorded[0].Bins
+	if v.hostRoot == "" && v.root != "/" { // paths are those of the agent's container
+		v.netDir = filepath.Join(v.root, v.netDir)
+		for i, dir := range v.binDirs {
+			v.binDirs[i] = filepath.Join(v.root, dir)
+		}
+	}
 }
 
 // readFeatures reads the settings that the agent has: in its container they are in the environment and in the arguments of the first
@@ -131,12 +148,7 @@ func (c *config) findRoot(container bool) string {
 	if !container {
 		return "/"
 	}
-	for _, root := range []string{"/host", "/host/proc/1/root"} {
-		if exists(filepath.Join(root, "etc")) && exists(filepath.Join(root, "usr")) {
-			return root
-		}
-	}
-	return ""
+	return hostpath.Whole("/host", "/host/proc/1/root")
 }
 
 func exists(path string) bool {

@@ -7,10 +7,12 @@ import (
 	"path"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
 )
 
 // complete derives values that depend on several settings, and reports contradictions.
@@ -94,6 +96,10 @@ func (d *draft) places() {
 	d.Want.FileMode = uint32(mode)
 	d.GracePeriod = nodeagent.GracePeriod
 	d.CacheDir, d.HostRoots = d.Places.Cache, d.Places.Roots
+	d.Detect = installation.Detect{
+		Net: !d.at("mounted-cni-net-dir").Given() && path.Clean(d.HostNetDir) == runtimeconf.DefaultConfDir,
+		Bin: !d.at("mounted-cni-bin-dirs").Given(),
+	}
 	d.OldKubeconfig = path.Join(d.NetDir, d.oldKubeconfig)
 	d.Token = path.Join(d.serviceAccountDir, "token")
 	switch {

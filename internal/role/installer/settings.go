@@ -110,7 +110,8 @@ func (d *draft) placeSettings() []settings.Setting {
 		},
 		{
 			Name: "mounted-cni-net-dir", Arg: "DIR", Default: "/host/etc/cni/net.d",
-			Use: "configuration directory as mounted here", Value: settings.Text(&d.NetDir, settings.AbsolutePath),
+			Use:   "configuration directory as mounted here; without it, and with the default --cni-net-dir, that of the node's runtime if it can be read",
+			Value: settings.Text(&d.NetDir, settings.AbsolutePath),
 		},
 		{
 			Name: "cni-net-dir", Arg: "DIR", Default: "/etc/cni/net.d",
@@ -135,7 +136,8 @@ func (d *draft) binarySettings() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "mounted-cni-bin-dirs", Arg: "DIRS", Default: "/host/opt/cni/bin",
-			Use: "comma list of program directories as mounted here", Value: settings.List(&d.BinDirs, ",", 1, settings.AbsolutePath),
+			Use:   "comma list of program directories as mounted here; without it, and with the default mounted, that of the node's runtime if it can be read",
+			Value: settings.List(&d.BinDirs, ",", 1, settings.AbsolutePath),
 		},
 		{
 			Name: "cni-source-binary", Arg: "FILE",

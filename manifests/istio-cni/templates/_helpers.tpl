@@ -84,14 +84,23 @@ operator.istio.io/component: Cni
 {{- if has .Config.global.resourceScope (list "all" "namespace") -}}yes{{- end -}}
 {{- end -}}
 
-{{- define "cni.binDir" -}}
-{{- if .Config.cniBinDir -}}
-{{- .Config.cniBinDir -}}
-{{- else if contains "-gke" .Capabilities.KubeVersion.Version -}}
-/home/kubernetes/bin
-{{- else -}}
-/opt/cni/bin
+{{/*
+cni.binDirs are the directories of plugins on the node, separated by blanks. Without any the agent looks for those of the runtime, and
+the one here is mounted in case that it may not.
+*/}}
+{{- define "cni.binDirs" -}}
+{{- $usual := ternary "/home/kubernetes/bin" "/opt/cni/bin" (contains "-gke" .Capabilities.KubeVersion.Version) -}}
+{{- join " " (prepend .Config.cniBinDirs .Config.cniBinDir | compact | uniq | default (list $usual)) -}}
 {{- end -}}
+
+{{/* cni.confDir is the directory of configurations on the node. */}}
+{{- define "cni.confDir" -}}
+{{- .Config.cniConfDir | default "/etc/cni/net.d" -}}
+{{- end -}}
+
+{{/* cni.mountedBinDir is where the agent sees the first, second ... directory of plugins: the argument counts from 0. */}}
+{{- define "cni.mountedBinDir" -}}
+/host{{ if . }}/cni-bin-{{ add1 . }}{{ else }}/opt/cni/bin{{ end }}
 {{- end -}}
 
 {{/*
@@ -200,7 +209,7 @@ CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY NATIVE_NFTABLES CNI_BACKE
   "REPAIR_BROKEN_POD_LABEL_VALUE" $v.repair.brokenPodLabelValue
   "AUDIT_INTERVAL" $v.audit.interval
   "AUDIT_MODE" $v.audit.mode
-  "CNI_NET_DIR" $v.cniConfDir
+  "CNI_NET_DIR" (include "cni.confDir" .)
   "CNI_CACHE_DIR" (printf "%s/results" $v.cniCacheDir)
   "NETNS_DIRS" $v.cniNetnsDir
   "UNINSTALL_ON_EXIT" $v.uninstallOnExit
@@ -220,6 +229,13 @@ CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY NATIVE_NFTABLES CNI_BACKE
 -}}
 {{- if or $v.istioOwnedCNIConfig (eq $v.confMode "owned") -}}
 {{- $_ := set $optional "ISTIO_OWNED_CNI_CONFIG_FILENAME" $v.istioOwnedCNIConfigFileName -}}
+{{- end -}}
+{{- /* A directory that is set is one that the agent does not look for. */ -}}
+{{- if $v.cniConfDir -}}{{- $_ := set $data "MOUNTED_CNI_NET_DIR" "/host/etc/cni/net.d" -}}{{- end -}}
+{{- if or $v.cniBinDir $v.cniBinDirs -}}
+{{- $mounted := list -}}
+{{- range $i, $_ := splitList " " (include "cni.binDirs" .) -}}{{- $mounted = append $mounted (include "cni.mountedBinDir" $i) -}}{{- end -}}
+{{- $_ := set $data "MOUNTED_CNI_BIN_DIRS" (join "," $mounted) -}}
 {{- end -}}
 {{- if $v.confGroupRead -}}{{- $_ := set $data "CNI_CONF_GROUP_READ" true -}}{{- end -}}
 {{- if $v.repair.evict -}}{{- $_ := set $data "REPAIR_EVICT" true -}}{{- end -}}

@@ -1,0 +1,339 @@
+package installation_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/installation"
+)
+
+const (
+	containerdFile = "/etc/containerd/config.toml"
+	containerdSock = "/run/containerd/containerd.sock"
+	k3sFile        = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+	k3sSock        = "/run/k3s/containerd/containerd.sock"
+	k3sConf        = "/var/lib/rancher/k3s/agent/etc/cni/net.d"
+	ourProgram     = "/istio-cni"
+)
+
+// machine is a node whose file system is seen as the agent sees it: the default directories are mounted below "mounts", and all of
+// it is below the root directory of a process.
+type machine struct {
+	*fixture
+}
+
+// newMachine makes a node of files, of which one that begins with "->" is a link and one that ends with "/" a directory.
+func newMachine(t *testing.T, files map[string]string) *machine {
+	t.Helper()
+	m := &machine{newFixture(t)}
+	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/usr", "/run"} {
+		must(t, os.MkdirAll(m.node(dir), 0o755))
+	}
+	for name, text := range files {
+		if strings.HasSuffix(name, "/") {
+			must(t, os.MkdirAll(m.node(name), 0o755))
+		} else {
+			m.write(name, text)
+		}
+	}
+	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin"} {
+		must(t, os.MkdirAll(filepath.Dir(m.path("mounts"+dir)), 0o755))
+		must(t, os.Symlink(m.node(dir), m.path("mounts"+dir))) // one directory at two places, as a mount has it
+	}
+	m.config.HostRoots = []string{m.path("mounts"), fmt.Sprintf("/proc/%d/root%s", os.Getpid(), m.path("node"))}
+	m.config.NetDir, m.config.BinDirs = m.path("mounts/etc/cni/net.d"), []string{m.path("mounts/opt/cni/bin")}
+	m.config.OldKubeconfig = m.config.NetDir + "/ZZZ-istio-cni-kubeconfig"
+	m.config.Detect = installation.Detect{Net: true, Bin: true}
+	return m
+}
+
+func (m *machine) node(name string) string { return m.path("node" + name) }
+
+func (m *machine) write(name, text string) {
+	m.t.Helper()
+	if target, link := strings.CutPrefix(text, "->"); link {
+		must(m.t, os.MkdirAll(filepath.Dir(m.node(name)), 0o755))
+		_ = os.Remove(m.node(name))
+		must(m.t, os.Symlink(target, m.node(name)))
+		return
+	}
+	m.put("node"+name, text, 0o644)
+}
+
+// start makes the runtime's socket anew, later than its files by more than the clock of the file system has steps.
+func (m *machine) start(socket string) {
+	m.t.Helper()
+	time.Sleep(20 * time.Millisecond)
+	_ = os.Remove(m.node(socket))
+	m.write(socket, "")
+}
+
+// installedIn checks that the plugin is in these directories of the node and in no other.
+func (m *machine) installedIn(conf, bin string) {
+	m.t.Helper()
+	for name, text := range m.tree("node") {
+		name = strings.TrimPrefix(name, "node")
+		if strings.Contains(text, `"istio-cni"`) && filepath.Dir(name) != conf {
+			m.t.Errorf("the stanza is in %s, want it in %s alone", name, conf)
+		}
+		if strings.HasPrefix(filepath.Base(name), "istio-cni") && filepath.Dir(name) != bin {
+			m.t.Errorf("the program is %s, want it in %s alone", name, bin)
+		}
+	}
+	if !m.there("node"+bin+ourProgram) || !strings.Contains(m.read("node"+conf+"/10-net.conflist"), `"istio-cni"`) {
+		m.t.Errorf("the plugin is not in %s and %s: %v\n%s", conf, bin, m.tree("node"), m.log.String())
+	}
+}
+
+// directories is a containerd's configuration of version 3.
+func directories(conf, bin string) string {
+	return fmt.Sprintf("version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['%s']\nconf_dir = '%s'\n", bin, conf)
+}
+
+// TestInstallsWhereTheRuntimeLooks: with the configuration files of each runtime, and with nothing left after the uninstallation.
+func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		conf, bin string
+		files     map[string]string
+	}{
+		"containerd by its defaults": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{containerdSock: ""}},
+		"containerd 1": {"/srv/cni/conf", "/srv/cni/bin", map[string]string{
+			containerdFile: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/srv/cni/bin/\"\nconf_dir = \"/srv/cni/conf\"\n",
+			containerdSock: "",
+		}},
+		"containerd 2, directories in an import": {"/srv/cni/conf", "/srv/cni/bin", map[string]string{
+			containerdFile: "version = 3\nimports = ['conf.d/*.toml']\n", "/etc/containerd/conf.d/cni.toml": directories("/srv/cni/conf", "/srv/cni/bin"),
+			containerdSock: "",
+		}},
+		"GKE: one directory is the default": {"/etc/cni/net.d", "/home/kubernetes/bin", map[string]string{
+			containerdFile: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/home/kubernetes/bin\"\nconf_dir = \"/etc/cni/net.d\"\n",
+			containerdSock: "",
+		}},
+		"k3s since 1.31.2, whose data is on another disk": {"/data/rancher/k3s/agent/etc/cni/net.d", "/data/rancher/k3s/data/cni", map[string]string{
+			"/var/lib/rancher": "->/data/rancher", "/data/rancher/k3s/agent/etc/containerd/config.toml": directories(k3sConf, "/var/lib/rancher/k3s/data/cni"),
+			k3sSock: "", containerdSock: "", containerdFile: "disabled_plugins = [\"cri\"]\n",
+		}},
+		"k3s before, whose directory is a link": {k3sConf, "/var/lib/rancher/k3s/data/1a2b/bin", map[string]string{
+			k3sFile: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/current/bin\"\nconf_dir = \"" + k3sConf + "\"\n",
+			k3sSock: "", "/var/lib/rancher/k3s/data/current": "->/var/lib/rancher/k3s/data/1a2b",
+		}},
+		"RKE2": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{
+			"/var/lib/rancher/rke2/agent/etc/containerd/config.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
+				"bin_dir = \"/opt/cni/bin\"\nconf_dir = \"/etc/cni/net.d\"\n", k3sSock: "",
+		}},
+		"MicroK8s": {"/var/snap/microk8s/7394/args/cni-network", "/var/snap/microk8s/7394/opt/cni/bin", map[string]string{
+			"/var/snap/microk8s/current": "->7394", "/var/snap/microk8s/common/run/containerd.sock": "",
+			"/var/snap/microk8s/7394/args/containerd.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
+				"bin_dir = \"/var/snap/microk8s/7394/opt/cni/bin\"\nconf_dir = \"/var/snap/microk8s/7394/args/cni-network\"\n",
+		}},
+		"CRI-O with a package's directory after its own": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{
+			"/etc/crio/crio.conf.d/10-crio.conf": "[crio.network]\nplugin_dirs = [\"/usr/libexec/cni\", \"/opt/cni/bin\"]\n", "/run/crio/crio.sock": "",
+			"/usr/libexec/cni/": "",
+		}},
+		"OpenShift's CRI-O": {"/etc/kubernetes/cni/net.d", "/var/lib/cni/bin", map[string]string{
+			"/etc/crio/crio.conf.d/00-default": "[crio.network]\nnetwork_dir = \"/etc/kubernetes/cni/net.d/\"\nplugin_dirs = [\"/var/lib/cni/bin\", \"/usr/libexec/cni\"]\n",
+			"/run/crio/crio.sock":              "",
+		}},
+		"k0s": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{"/etc/k0s/containerd.toml": "version = 2\n", "/run/k0s/containerd.sock": ""}},
+		"a program of our name in the first of two directories": {"/etc/cni/net.d", "/first", map[string]string{
+			containerdFile: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/first', '/opt/cni/bin']\n", "/first/istio-cni": "old",
+			containerdSock: "",
+		}},
+		"links that lead out": {"/srv/conf", "/srv/bin", map[string]string{
+			containerdFile: directories("/a", "/b"), "/a": "->../../../../../../../../../../srv/conf", "/b": "->/../srv/bin", containerdSock: "",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t, tc.files)
+			must(t, os.MkdirAll(m.node(tc.bin), 0o755))
+			m.put("node"+tc.conf+"/10-net.conflist", conflist, 0o644)
+			before := m.tree("node")
+			must(t, m.agent().Reconcile())
+			m.installedIn(tc.conf, tc.bin)
+			if !strings.Contains(m.log.String(), "installing where the runtime looks") {
+				t.Errorf("the log does not say where: %s", m.log.String())
+			}
+			must(t, m.agent().Uninstall(t.Context()))
+			delete(before, "node/first/istio-cni") // it was replaced
+			if diff := cmp.Diff(before, m.tree("node")); diff != "" {
+				t.Errorf("after the uninstallation, -want +got:\n%s", diff)
+			}
+			if m.there("run/" + installation.DirsName) {
+				t.Error("the record stays")
+			}
+		})
+	}
+}
+
+// TestInstallsWhereItIsTold: a directory that was set is obeyed, and the log says if the runtime does not look there.
+func TestInstallsWhereItIsTold(t *testing.T) {
+	t.Parallel()
+	for name, spoil := range map[string]func(m *machine){
+		"both are set": func(m *machine) { m.config.Detect = installation.Detect{} },
+		"others are mounted": func(m *machine) {
+			for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin"} {
+				must(m.t, os.Remove(m.path("mounts"+dir)))
+				must(m.t, os.MkdirAll(m.path("mounts"+dir), 0o755))
+			}
+			m.put("mounts/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+		},
+	} {
+		m := newMachine(t, map[string]string{containerdFile: directories("/srv/conf", "/srv/bin"), containerdSock: "", "/srv/conf/": "", "/srv/bin/": ""})
+		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+		spoil(m)
+		agent := m.agent()
+		must(t, agent.Reconcile())
+		must(t, agent.Reconcile())
+		if m.there("node/srv/bin"+ourProgram) || !m.there("mounts/opt/cni/bin"+ourProgram) {
+			t.Errorf("%s: not where it was told: %v", name, m.tree("."))
+		}
+		if said := strings.Count(m.log.String(), "the runtime looks in other directories than those that are set"); said != 1 {
+			t.Errorf("%s: said %d times: %s", name, said, m.log.String())
+		}
+	}
+}
+
+// TestInstallsIntoTheDefaults: where it cannot be known where the runtime looks, which the log says once.
+func TestInstallsIntoTheDefaults(t *testing.T) {
+	t.Parallel()
+	for reason, spoil := range map[string]func(m *machine){
+		"the node's file system is not seen here":   func(m *machine) { m.config.HostRoots = m.config.HostRoots[:1] },
+		"neither a socket nor a configuration file": func(m *machine) { _ = os.RemoveAll(m.node("/etc/containerd")); _ = os.RemoveAll(m.node("/run")) },
+		"several runtimes are on this node: " + containerdFile: func(m *machine) {
+			m.write("/run/k0s/containerd.sock", "")
+			m.write("/etc/k0s/containerd.toml", "version = 2\n")
+			m.write("/run/crio/crio.sock", "")
+		},
+		"every user of the node may write to": func(m *machine) { must(m.t, os.Chmod(m.node("/srv"), 0o777)) },
+	} {
+		m := newMachine(t, map[string]string{containerdFile: directories("/srv/conf", "/srv/bin"), containerdSock: "", "/srv/conf/": "", "/srv/bin/": ""})
+		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+		spoil(m)
+		agent := m.agent()
+		must(t, agent.Reconcile())
+		must(t, agent.Reconcile())
+		m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
+		reason, _, _ = strings.Cut(reason, ": /")
+		if log := m.log.String(); strings.Count(log, "where the runtime looks is not known") != 1 || !strings.Contains(log, reason) {
+			t.Errorf("want %q once: %s", reason, log)
+		}
+	}
+}
+
+// TestFollowsTheRuntime: the old directories are kept until the runtime was started with the new ones, also over a restart of the agent,
+// and an uninstallation in between restores both.
+func TestFollowsTheRuntime(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]string{"": "start", "uninstall": "uninstall"} {
+		for _, restarted := range []bool{false, true} {
+			m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": "", "/two/bin/": ""})
+			m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+			m.put("node/two/conf/10-net.conflist", conflist, 0o644)
+			m.start(containerdSock)
+			one, two := m.tree("node/one"), m.tree("node/two")
+			agent := m.agent()
+			must(t, agent.Reconcile())
+			m.installedIn("/one/conf", "/one/bin")
+
+			time.Sleep(20 * time.Millisecond)
+			m.write(containerdFile, directories("/two/conf", "/two/bin"))
+			if restarted {
+				agent = m.agent()
+			}
+			must(t, agent.Reconcile())
+			for _, dir := range []string{"/one", "/two"} {
+				if !m.there("node"+dir+"/bin"+ourProgram) || !strings.Contains(m.read("node"+dir+"/conf/10-net.conflist"), `"istio-cni"`) {
+					t.Errorf("%s, restarted %v: %s is without the plugin, and the runtime may look there:\n%s", name, restarted, dir, m.log.String())
+				}
+			}
+			if restarted {
+				agent = m.agent()
+			}
+			if end == "uninstall" {
+				must(t, agent.Uninstall(t.Context()))
+				if diff := cmp.Diff(two, m.tree("node/two")); diff != "" {
+					t.Errorf("%s, restarted %v: after the uninstallation, -want +got:\n%s", name, restarted, diff)
+				}
+			} else {
+				m.start(containerdSock)
+				must(t, agent.Reconcile())
+				m.installedIn("/two/conf", "/two/bin")
+				if !strings.Contains(m.log.String(), "in which the runtime does not look any more") {
+					t.Errorf("the log does not say that it left: %s", m.log.String())
+				}
+			}
+			if diff := cmp.Diff(one, m.tree("node/one")); diff != "" {
+				t.Errorf("%s, restarted %v: the first directories, -want +got:\n%s", name, restarted, diff)
+			}
+		}
+	}
+}
+
+// TestFollowsALinkThatMoves: k3s before 1.31.2 has a directory for each of its versions, and starts its runtime with a new file.
+func TestFollowsALinkThatMoves(t *testing.T) {
+	t.Parallel()
+	const data = "/var/lib/rancher/k3s/data/"
+	m := newMachine(t, map[string]string{
+		k3sFile: directories(k3sConf, data+"current/bin"), data + "current": "->" + data + "1a", data + "1a/bin/": "", data + "2b/bin/": "",
+	})
+	m.put("node"+k3sConf+"/10-net.conflist", conflist, 0o644)
+	m.start(k3sSock)
+	agent := m.agent()
+	must(t, agent.Reconcile())
+	m.installedIn(k3sConf, data+"1a/bin")
+	m.write(data+"current", "->"+data+"2b")
+	m.start(k3sSock)
+	must(t, agent.Reconcile())
+	m.installedIn(k3sConf, data+"2b/bin")
+	must(t, os.RemoveAll(m.node(data+"2b/bin"))) // and the directory itself may be replaced
+	must(t, os.MkdirAll(m.node(data+"2b/bin"), 0o755))
+	must(t, agent.Reconcile())
+	m.installedIn(k3sConf, data+"2b/bin")
+}
+
+// TestLeavesTheDefaultsOfAnotherVersion: an agent that does not ask the runtime installed there, or the record was lost with a reboot.
+func TestLeavesTheDefaultsOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{"/srv/bin/": ""})
+	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+	m.put("node/srv/conf/10-net.conflist", conflist, 0o644)
+	m.config.Detect = installation.Detect{}
+	must(t, m.agent().Reconcile())
+	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
+	m.config.Detect = installation.Detect{Net: true, Bin: true}
+	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
+	m.start(containerdSock)
+	must(t, m.agent().Reconcile())
+	m.installedIn("/srv/conf", "/srv/bin")
+
+	m.config.Detect = installation.Detect{} // and the other way, as the user says it
+	must(t, m.agent().Reconcile())
+	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
+	if m.there("run/" + installation.DirsName) {
+		t.Error("the record stays although there are only directories that were set")
+	}
+}
+
+// TestTheRecordIsNotTrusted: a damaged record is a warning.
+func TestTheRecordIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"{", `[{"configuration":"../x"}]`, `[{}]`, strings.Repeat(" ", 2<<20)} {
+		m := newMachine(t, map[string]string{containerdSock: ""})
+		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+		m.put("run/"+installation.DirsName, text, 0o600)
+		must(t, m.agent().Reconcile())
+		m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
+		must(t, m.agent().Uninstall(t.Context()))
+		if m.there("run/" + installation.DirsName) {
+			t.Errorf("%.20q: the record stays", text)
+		}
+	}
+}

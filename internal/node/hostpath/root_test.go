@@ -1,0 +1,67 @@
+package hostpath_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
+)
+
+func TestRoot(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string][2]string{
+		"/host/proc/1/root/etc/cni": {"/host/proc/1/root", "/etc/cni"},
+		"/proc/12/root":             {"/proc/12/root", "/"},
+		"/proc/12/root/":            {"/proc/12/root", "/"},
+		"/a//proc/1/root/b/../c":    {"/a/proc/1/root", "/c"},
+		"/proc/1/root/proc/2/root":  {"/proc/1/root", "/proc/2/root"},
+		"/proc/1/rootx/etc":         {"/", "/proc/1/rootx/etc"},
+		"/proc/self/root/etc":       {"/", "/proc/self/root/etc"},
+		"/proc/root/etc":            {"/", "/proc/root/etc"},
+		"/etc/cni/net.d":            {"/", "/etc/cni/net.d"},
+		"":                          {"/", ""},
+	} {
+		if root, rest := hostpath.Root(path); root != want[0] || rest != want[1] {
+			t.Errorf("%q: got %q and %q, want %q", path, root, rest, want)
+		}
+	}
+}
+
+// TestFollowBelowAnotherRoot: an absolute link leads below the root, also where the kernel would lead elsewhere.
+func TestFollowBelowAnotherRoot(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(file, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	root := fmt.Sprintf("/proc/%d/root", os.Getpid())
+	if got, err := hostpath.Follow(root + dir + "/link"); err != nil || got != root+file {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if got, err := hostpath.Follow(root + dir + "/none"); !os.IsNotExist(err) {
+		t.Errorf("got %q, %v for a file that does not exist", got, err)
+	}
+	if got, err := hostpath.Follow(dir + "/link"); err != nil || got != file {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestWhole(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "part/etc/cni"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got := hostpath.Whole(filepath.Join(dir, "part"), filepath.Join(dir, "none")); got != "" {
+		t.Errorf("%q counts as a whole file system", got)
+	}
+	if got := hostpath.Whole(filepath.Join(dir, "part"), "/"); got != "/" {
+		t.Errorf("got %q, want /", got)
+	}
+}
