@@ -196,7 +196,7 @@ func (j *job) setStatus(problems []audit.Problem) {
 	}
 	a.status = audit.Status{
 		State: state, Sentence: state.Sentence(), Remedy: state.Remedy(), Since: since, Checked: now, Problems: problems,
-		Backend: a.rules.tools, Exceptions: audit.Exceptions(j.decision.Spec, sidecar.KeyOf),
+		Backend: a.rules.tools, Exceptions: audit.Exceptions(j.decision.Spec, sidecar.KeysOf(j.decision.Spec)),
 	}
 }
 

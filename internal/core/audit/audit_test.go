@@ -159,7 +159,7 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 	spec := redirect.Default()
 	for i := range 5000 {
-		spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, uint16(20000+i))
+		spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, ruleset.OnePort(uint16(20000+i)))
 	}
 	if all := audit.Exceptions(spec, name); len(all) != 1 || len(all[0].Value) > 400 {
 		t.Errorf("got %v", all)
@@ -172,11 +172,11 @@ func TestExceptions(t *testing.T) {
 		t.Errorf("of a pod without settings: %v", all)
 	}
 	spec := redirect.Default()
-	spec.Inbound = redirect.Ports{List: []uint16{8080, 9090}}
+	spec.Inbound = redirect.Ports{List: ruleset.PortList(8080, 9090)}
 	spec.Outbound = redirect.Networks{List: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
-	spec.OutboundPorts = []uint16{443}
+	spec.OutboundPorts = ruleset.PortList(443)
 	spec.OutboundExclude = []netip.Prefix{netip.MustParsePrefix("10.96.0.1/32")}
-	spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, 5432)
+	spec.OutboundPortsExclude = append(spec.OutboundPortsExclude, ruleset.OnePort(5432))
 	spec.ExcludeInterfaces = []string{"eth1"}
 	spec.OwnerGroups = redirect.Groups{}
 	spec.OwnerGroupsExclude = []uint32{7}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // Exception is a setting of the pod by which traffic passes the proxy.
@@ -35,7 +36,7 @@ func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
 	if !s.Inbound.All {
 		add(redirect.FieldInbound, orNone(ports(s.Inbound.List)), "inbound connections to any other port")
 	}
-	own := slices.DeleteFunc(slices.Clone(s.InboundExclude), func(p uint16) bool { return slices.Contains(redirect.AlwaysExcluded(), p) })
+	own := slices.DeleteFunc(slices.Clone(s.InboundExclude), func(p ruleset.PortRange) bool { return slices.Contains(redirect.AlwaysExcluded(), p) })
 	if s.Inbound.All {
 		add(redirect.FieldInboundExclude, ports(own), "inbound connections to these ports")
 	}
@@ -48,7 +49,7 @@ func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
 	}
 	add(redirect.FieldOutboundExclude, networks(s.OutboundExclude), "outbound connections to these addresses")
 	defaults := redirect.Default().OutboundPortsExclude
-	own = slices.DeleteFunc(slices.Clone(s.OutboundPortsExclude), func(p uint16) bool { return slices.Contains(defaults, p) })
+	own = slices.DeleteFunc(slices.Clone(s.OutboundPortsExclude), func(p ruleset.PortRange) bool { return slices.Contains(defaults, p) })
 	add(redirect.FieldOutboundPortsExclude, ports(own), "outbound traffic to these ports")
 	add(redirect.FieldExcludeInterfaces, strings.Join(s.ExcludeInterfaces, ","), "traffic of these interfaces")
 	if !s.OwnerGroups.All {
@@ -66,9 +67,7 @@ func orNone(text string) string {
 	return text
 }
 
-func ports(all []uint16) string {
-	return join(all, func(p uint16) string { return strconv.Itoa(int(p)) })
-}
+func ports(all []ruleset.PortRange) string { return join(all, ruleset.PortRange.String) }
 
 func numbers(all []uint32) string {
 	return join(all, func(n uint32) string { return strconv.FormatUint(uint64(n), 10) })

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // Field is one setting of a Spec that a person can write.
@@ -24,6 +25,11 @@ const (
 	FieldInbound
 	FieldOutboundPortsExclude
 	FieldOutboundPorts
+	// The following add ports and ranges of ports to the list of the field that they name.
+	FieldMoreInboundExclude
+	FieldMoreInbound
+	FieldMoreOutboundPortsExclude
+	FieldMoreOutboundPorts
 	FieldExcludeInterfaces
 	FieldRerouteInterfaces
 	FieldOutboundPort
@@ -68,7 +74,8 @@ const (
 
 // Dialect is the way in which lists are written.
 type Dialect struct {
-	// Strict is the dialect of annotations: an empty item in a list is an error. Flags and environment drop it.
+	// Strict is the dialect of Istio's annotations: an empty item in a list is an error, and so is a range of ports. Flags
+	// and environment drop the one and take the other.
 	Strict bool
 	// GroupID resolves the name of a group to its number. If it is nil, names are errors.
 	GroupID func(name string) (uint32, error)
@@ -82,6 +89,10 @@ const (
 	maxExcluded = 100  // interfaces
 	maxRerouted = 8    // interfaces of virtual machines
 )
+
+// OwnPrefix is that of annotations that Istio does not have: each adds ports and ranges of ports to Istio's annotation of the
+// same name.
+const OwnPrefix = "cni.istio.io/"
 
 // Limits of the kernel and of the reference.
 const (
@@ -98,7 +109,7 @@ var defaultLoopback = netip.MustParsePrefix("127.0.0.1/32") //nolint:gochecknogl
 
 // AlwaysExcluded are the inbound ports of the sidecar itself: agent status, health, Prometheus. They are added to every
 // list of excluded inbound ports of a pod.
-func AlwaysExcluded() []uint16 { return []uint16{statusPort, 15021, 15090} }
+func AlwaysExcluded() []ruleset.PortRange { return ruleset.PortList(statusPort, 15021, 15090) }
 
 // Parse reads the fields over base, which gives the value of every field that is absent. All problems are reported
 // together, each as a *FieldError; then the Spec is base.
@@ -135,6 +146,17 @@ func (s *Spec) set(field Field, text string, d Dialect) (err error) {
 		s.OutboundPorts, err = d.portList(text)
 	case FieldOutboundPortsExclude:
 		s.OutboundPortsExclude, err = d.portList(text)
+	case FieldMoreInboundExclude:
+		s.InboundExclude, err = d.morePorts(s.InboundExclude, text)
+	case FieldMoreInbound:
+		var list []ruleset.PortRange
+		if list, err = d.morePorts(s.Inbound.List, text); !s.Inbound.All {
+			s.Inbound.List = list
+		}
+	case FieldMoreOutboundPortsExclude:
+		s.OutboundPortsExclude, err = d.morePorts(s.OutboundPortsExclude, text)
+	case FieldMoreOutboundPorts:
+		s.OutboundPorts, err = d.morePorts(s.OutboundPorts, text)
 	case FieldExcludeInterfaces:
 		s.ExcludeInterfaces, err = d.interfaces(text, maxExcluded)
 	case FieldRerouteInterfaces:
@@ -276,8 +298,38 @@ func listener(text string) (uint16, error) {
 	return n, err
 }
 
-func (d Dialect) portList(text string) ([]uint16, error) {
-	return list(d, text, maxEntries, parsePort)
+// parsePorts reads a port or a range FIRST-LAST.
+func parsePorts(text string) (ruleset.PortRange, error) {
+	from, to, ranged := strings.Cut(text, "-")
+	if !ranged || from == "" {
+		n, err := parsePort(text)
+		return ruleset.OnePort(n), err
+	}
+	first, err := strconv.ParseUint(from, 10, 16)
+	last, err2 := strconv.ParseUint(to, 10, 16)
+	if err != nil || err2 != nil || first == 0 || last < first {
+		return ruleset.PortRange{}, fmt.Errorf("is not a range of ports: want FIRST-LAST, like 8000-8100, from 1 to 65535")
+	}
+	return ruleset.PortRange{First: uint16(first), Last: uint16(last)}, nil
+}
+
+func (d Dialect) portList(text string) ([]ruleset.PortRange, error) {
+	return list(d, text, maxEntries, func(item string) (ruleset.PortRange, error) {
+		ports, err := parsePorts(item)
+		if err == nil && d.Strict && strings.Contains(item, "-") {
+			err = fmt.Errorf("is a range of ports, which Istio's annotations do not take: put it into the annotation %sNAME of the same NAME", OwnPrefix)
+		}
+		return ports, err
+	})
+}
+
+// morePorts adds a list, which can have ranges in each dialect, to one.
+func (d Dialect) morePorts(ports []ruleset.PortRange, text string) ([]ruleset.PortRange, error) {
+	more, err := list(d, text, maxEntries, parsePorts)
+	if all := len(ports) + len(more); err == nil && all > maxEntries {
+		err = fmt.Errorf("lists %d entries with those that it adds to, more than %d", all, maxEntries)
+	}
+	return slices.Concat(ports, more), err
 }
 
 func (d Dialect) ports(text string) (Ports, error) {
@@ -289,7 +341,7 @@ func (d Dialect) ports(text string) (Ports, error) {
 }
 
 // excludedPorts also accepts a lone wildcard, as the reference does; conflicts decides later whether it is valid.
-func (d Dialect) excludedPorts(text string) ([]uint16, error) {
+func (d Dialect) excludedPorts(text string) ([]ruleset.PortRange, error) {
 	if strings.TrimSpace(text) == wildcard {
 		return nil, nil
 	}

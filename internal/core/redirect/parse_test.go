@@ -14,6 +14,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // specs compares Specs: an empty list is the same as none.
@@ -52,8 +53,8 @@ func TestDefault(t *testing.T) {
 		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
 		UIDs: []uint32{1337}, GIDs: []uint32{1337},
 		Mode: redirect.Redirect, Mark: 1337, Table: 133,
-		Inbound: redirect.Ports{All: true}, InboundExclude: []uint16{15020, 15021, 15090},
-		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: []uint16{15020},
+		Inbound: redirect.Ports{All: true}, InboundExclude: ruleset.PortList(15020, 15021, 15090),
+		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: ruleset.PortList(15020),
 		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
 	}
 	if diff := cmp.Diff(want, redirect.Default(), specs); diff != "" {
@@ -63,9 +64,9 @@ func TestDefault(t *testing.T) {
 
 func TestDefaultsAreNotShared(t *testing.T) {
 	d := redirect.Default()
-	d.UIDs[0], d.InboundExclude[0], d.OutboundPortsExclude[0] = 1, 1, 1
-	redirect.AlwaysExcluded()[0] = 1
-	if diff := cmp.Diff([]any{uint32(1337), uint16(15020), uint16(15020)},
+	d.UIDs[0], d.InboundExclude[0], d.OutboundPortsExclude[0] = 1, ruleset.OnePort(1), ruleset.OnePort(1)
+	redirect.AlwaysExcluded()[0] = ruleset.OnePort(1)
+	if diff := cmp.Diff([]any{uint32(1337), ruleset.OnePort(15020), ruleset.OnePort(15020)},
 		[]any{redirect.Default().UIDs[0], redirect.Default().InboundExclude[0], redirect.Default().OutboundPortsExclude[0]}); diff != "" {
 		t.Errorf("the defaults changed:\n%s", diff)
 	}
@@ -77,7 +78,9 @@ func TestParseAcceptsGoodValues(t *testing.T) {
 	outbound := func(texts ...string) change {
 		return func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes(texts...)} }
 	}
-	inbound := func(list ...uint16) change { return func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: list} } }
+	inbound := func(list ...uint16) change {
+		return func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(list...)} }
+	}
 	interfaces := func(list ...string) change { return func(s *redirect.Spec) { s.ExcludeInterfaces = list } }
 	groups := func(list ...uint32) change {
 		return func(s *redirect.Spec) { s.OwnerGroups = redirect.Groups{List: list} }
@@ -90,6 +93,10 @@ func TestParseAcceptsGoodValues(t *testing.T) {
 	}{
 		{redirect.FieldMode, "REDIRECT", both, none},
 		{redirect.FieldMode, "TPROXY", both, func(s *redirect.Spec) { s.Mode = redirect.TPROXY }},
+
+		{redirect.FieldInbound, "8000-8100,1-65535,80-80", lenient, func(s *redirect.Spec) {
+			s.Inbound = redirect.Ports{List: []ruleset.PortRange{{First: 8000, Last: 8100}, {First: 1, Last: 65535}, {First: 80, Last: 80}}}
+		}},
 
 		{redirect.FieldOutbound, "*", both, none},
 		{redirect.FieldOutbound, "", both, outbound()},
@@ -109,11 +116,11 @@ func TestParseAcceptsGoodValues(t *testing.T) {
 		{redirect.FieldInbound, "080", both, inbound(80)},
 		{redirect.FieldInbound, "8080,", lenient, inbound(8080)},
 		{redirect.FieldInboundExclude, "", both, func(s *redirect.Spec) { s.InboundExclude = nil }},
-		{redirect.FieldInboundExclude, "3306,4444", both, func(s *redirect.Spec) { s.InboundExclude = []uint16{3306, 4444} }},
+		{redirect.FieldInboundExclude, "3306,4444", both, func(s *redirect.Spec) { s.InboundExclude = ruleset.PortList(3306, 4444) }},
 		{redirect.FieldOutboundPorts, "", both, none},
-		{redirect.FieldOutboundPorts, "80,443", both, func(s *redirect.Spec) { s.OutboundPorts = []uint16{80, 443} }},
+		{redirect.FieldOutboundPorts, "80,443", both, func(s *redirect.Spec) { s.OutboundPorts = ruleset.PortList(80, 443) }},
 		{redirect.FieldOutboundPortsExclude, "", both, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},
-		{redirect.FieldOutboundPortsExclude, "53", both, func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{53} }},
+		{redirect.FieldOutboundPortsExclude, "53", both, func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(53) }},
 
 		{redirect.FieldExcludeInterfaces, "", both, none},
 		{redirect.FieldExcludeInterfaces, "eth1, net1 ,Veth-0_a.b,abcdefghijklmno", both, interfaces("eth1", "net1", "Veth-0_a.b", "abcdefghijklmno")},
@@ -163,6 +170,7 @@ func TestParseAcceptsGoodValues(t *testing.T) {
 func TestParseRefusesBadValues(t *testing.T) {
 	const (
 		notPort      = "is not a port: want a decimal number from 0 to 65535"
+		notRange     = "is not a range of ports: want FIRST-LAST, like 8000-8100, from 1 to 65535"
 		notListener  = "is not a port that can be listened on"
 		notNetwork   = "is not a network: want address/prefix, like 10.0.0.0/8 or 10.1.2.3/32"
 		notInterface = "is not an interface name: want a letter, then letters, digits, '_', '.', '-'"
@@ -197,7 +205,7 @@ func TestParseRefusesBadValues(t *testing.T) {
 		}},
 		{redirect.FieldOutboundExclude, strict, map[string]string{"10.0.0.0/8,": "item 2 of the list is empty", "10.0.0.0/8 ": whiteSpace}},
 		{redirect.FieldInbound, both, map[string]string{
-			"65536": `"65536" ` + notPort, "-1": notPort, "+80": notPort, "http": notPort, "0x50": notPort, "80-90": notPort, "8 0": notPort, "8_0": notPort, "80;90": notPort,
+			"65536": `"65536" ` + notPort, "-1": notPort, "+80": notPort, "http": notPort, "0x50": notPort, "8 0": notPort, "8_0": notPort, "80;90": notPort,
 			"٨٠": notPort, "99999999999999999999": notPort,
 			"80,*": `"*" is not allowed here: want a list of ports`, "*,*": `"*" is not allowed here`, "80,a,b": `"a" ` + notPort + `; "b" ` + notPort,
 		}},
@@ -243,6 +251,8 @@ func TestParseRefusesBadValues(t *testing.T) {
 			"nobody": `"nobody" is not a group known here (unknown group nobody)`, "4294967295": `"4294967295" is not a group: want a number, or a name known here`,
 			"*,1": `"*" is not a group`, "-1": "is not a group known here", strings.Repeat("1,", 49) + "1": "lists 50 entries, more than 49",
 		}},
+		{redirect.FieldOutboundPorts, strict, map[string]string{"80-90": `"80-90" is a range of ports, which Istio's annotations do not take`}},
+		{redirect.FieldOutboundPorts, both, map[string]string{"90-80": notRange, "0-5": notRange, "5-": notRange, "1-2-3": notRange, "1 - 2": notRange, "5-65536": notRange}},
 		{redirect.FieldOwnerGroups, strict, map[string]string{"1,": "item 2 of the list is empty"}},
 		{redirect.FieldOwnerGroupsExclude, both, map[string]string{"*": `"*" is not a group`, "nobody": "is not a group known here"}},
 		{redirect.FieldLoopback, both, map[string]string{
@@ -318,10 +328,10 @@ func TestParseConflicts(t *testing.T) {
 func TestParseKeepsFieldsWithoutAValue(t *testing.T) {
 	base := redirect.Spec{
 		OutboundPort: 1, InboundPort: 2, TunnelPort: 3, UIDs: []uint32{4}, GIDs: []uint32{5}, Mode: redirect.TPROXY, Mark: 6, Table: 7,
-		Inbound: redirect.Ports{List: []uint16{8}}, InboundExclude: []uint16{9}, Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
-		OutboundExclude: prefixes("11.0.0.0/8"), OutboundPorts: []uint16{12}, OutboundPortsExclude: []uint16{13}, ExcludeInterfaces: []string{"e14"},
+		Inbound: redirect.Ports{List: ruleset.PortList(8)}, InboundExclude: ruleset.PortList(9), Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
+		OutboundExclude: prefixes("11.0.0.0/8"), OutboundPorts: ruleset.PortList(12), OutboundPortsExclude: ruleset.PortList(13), ExcludeInterfaces: []string{"e14"},
 		RerouteInterfaces: []string{"v15"}, OwnerGroups: redirect.Groups{List: []uint32{16}}, OwnerGroupsExclude: []uint32{17}, Loopback: prefixes("127.0.0.18/32")[0],
-		DNS: redirect.DNSServers, DNSServers: servers[1], DropInvalid: true, DualStack: true, SecondFamily: redirect.Reject,
+		DNS: redirect.DNSServers, DNSServers: servers[1], DropInvalid: true, DualStack: true, SecondFamily: redirect.Reject, Annotations: map[redirect.Field]string{19: "x"},
 	}
 	if v := reflect.ValueOf(base); slices.ContainsFunc(reflect.VisibleFields(v.Type()), func(f reflect.StructField) bool { return v.FieldByIndex(f.Index).IsZero() }) {
 		t.Fatal("base must have a value in every field")

@@ -73,8 +73,8 @@ func from(p netip.Prefix) ruleset.Network  { return ruleset.Network{Prefix: p, S
 func to(p netip.Prefix) ruleset.Network    { return ruleset.Network{Prefix: p} }
 func notTo(p netip.Prefix) ruleset.Network { return ruleset.Network{Prefix: p, Not: true} }
 
-func dport(protocol uint8, port uint16) ruleset.Port {
-	return ruleset.Port{Protocol: protocol, Number: port}
+func dport(protocol uint8, ports ruleset.PortRange) ruleset.Port {
+	return ruleset.Port{Protocol: protocol, Range: ports}
 }
 
 // networks are those of a list that belong to the families, IPv4 first. An IPv4-mapped IPv6 network is IPv6.
@@ -171,12 +171,12 @@ func (b builder) natInbound() []ruleset.Rule {
 	if b.Mode == TPROXY {
 		why = "nothing jumps here with TPROXY; the reference has the rule all the same"
 	}
-	rules := []ruleset.Rule{b.rule(why, ruleset.Return, dport(ruleset.TCP, b.TunnelPort))}
+	rules := []ruleset.Rule{b.rule(why, ruleset.Return, dport(ruleset.TCP, ruleset.OnePort(b.TunnelPort)))}
 	if b.Mode == TPROXY {
 		return rules
 	}
 	if !b.Inbound.All {
-		return append(rules, each(b.Inbound.List, func(p uint16) ruleset.Rule {
+		return append(rules, each(b.Inbound.List, func(p ruleset.PortRange) ruleset.Rule {
 			return b.rule("this inbound port is captured", b.jump(toInbound), dport(ruleset.TCP, p))
 		})...)
 	}
@@ -185,7 +185,7 @@ func (b builder) natInbound() []ruleset.Rule {
 }
 
 func (b builder) inboundExcluded() []ruleset.Rule {
-	return each(b.InboundExclude, func(p uint16) ruleset.Rule {
+	return each(b.InboundExclude, func(p ruleset.PortRange) ruleset.Rule {
 		return b.rule("this inbound port is excluded", ruleset.Return, dport(ruleset.TCP, p))
 	})
 }
@@ -227,10 +227,10 @@ func (b builder) istioOutput() []ruleset.Rule {
 // proxyOwner returns the rules for one identity of the proxy. The exception of port 53 keeps the app's DNS queries to a
 // resolver on lo out of Envoy's inbound listener; for a gid the reference has it in the second rule only.
 func (b builder) proxyOwner(o ruleset.Owner) []ruleset.Rule {
-	var ports ruleset.Match = ruleset.Port{Protocol: ruleset.TCP, Number: b.TunnelPort, Not: true}
+	var ports ruleset.Match = ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(b.TunnelPort), Not: true}
 	other := []ruleset.Match{out("lo")}
 	if b.capturesDNS() {
-		other = append(other, ruleset.Port{Protocol: ruleset.TCP, Number: dnsPort, Not: true})
+		other = append(other, ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(dnsPort), Not: true})
 		if !o.Group {
 			ports = ruleset.Ports{Protocol: ruleset.TCP, List: [2]uint16{dnsPort, b.TunnelPort}, Not: true}
 		}
@@ -266,7 +266,7 @@ func (b builder) ownerGroups() []ruleset.Rule {
 }
 
 func (b builder) captured() []ruleset.Rule {
-	rules := each(b.OutboundPorts, func(p uint16) ruleset.Rule {
+	rules := each(b.OutboundPorts, func(p ruleset.PortRange) ruleset.Rule {
 		return b.rule("this outbound port is captured in all other networks", b.jump(toProxy), dport(ruleset.TCP, p))
 	})
 	if b.Outbound.All {

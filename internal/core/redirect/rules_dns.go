@@ -51,7 +51,7 @@ func (b builder) natOutputDNS() []ruleset.Rule {
 	}{{ruleset.TCP, "TCP"}, {ruleset.UDP, "UDP"}} {
 		for _, server := range b.dnsServers(to) {
 			rules = append(rules, b.rule("DNS over "+p.name+" goes to the sidecar agent",
-				ruleset.RedirectTo(DNSPort), append(server, dport(p.number, dnsPort))...))
+				ruleset.RedirectTo(DNSPort), append(server, dport(p.number, ruleset.OnePort(dnsPort)))...))
 		}
 	}
 	return rules
@@ -76,12 +76,12 @@ func (b builder) rawOutputDNS() []ruleset.Rule {
 	if !b.capturesDNS() {
 		return nil
 	}
-	query := dport(ruleset.UDP, dnsPort)
+	query := dport(ruleset.UDP, ruleset.OnePort(dnsPort))
 	var rules []ruleset.Rule
 	b.owners(func(o ruleset.Owner) {
 		rules = append(rules,
 			b.rule("the agent queries the real resolver", zoneAgent, query, o),
-			b.rule("the agent answers the app", zoneApp, ruleset.Port{Protocol: ruleset.UDP, Number: DNSPort, Source: true}, o))
+			b.rule("the agent answers the app", zoneApp, ruleset.Port{Protocol: ruleset.UDP, Range: ruleset.OnePort(DNSPort), Source: true}, o))
 	})
 	return append(rules, each(b.dnsServers(to), func(server []ruleset.Match) ruleset.Rule {
 		return b.rule("the app queries a resolver", zoneApp, append([]ruleset.Match{query}, server...)...)
@@ -89,7 +89,7 @@ func (b builder) rawOutputDNS() []ruleset.Rule {
 }
 
 func (b builder) rawInbound() []ruleset.Rule {
-	answer := ruleset.Port{Protocol: ruleset.UDP, Number: dnsPort, Source: true}
+	answer := ruleset.Port{Protocol: ruleset.UDP, Range: ruleset.OnePort(dnsPort), Source: true}
 	return each(b.dnsServers(from), func(server []ruleset.Match) ruleset.Rule {
 		return b.rule("the real resolver answers the agent", zoneAgent, append([]ruleset.Match{answer}, server...)...)
 	})

@@ -87,7 +87,7 @@ func (s SecondFamily) String() string { return [...]string{"bypass", "capture", 
 // Ports is a set of TCP ports: all of them or a list in the order given.
 type Ports struct {
 	All  bool
-	List []uint16
+	List []ruleset.PortRange
 }
 
 // Empty reports whether no port is in the set.
@@ -116,13 +116,13 @@ type Spec struct {
 
 	// Inbound is the captured incoming TCP; InboundExclude counts only if Inbound is all ports.
 	Inbound        Ports
-	InboundExclude []uint16
+	InboundExclude []ruleset.PortRange
 
 	// Outbound TCP is captured by address, and by port in addition. OutboundPortsExclude is for UDP (DNS) as well.
 	Outbound             Networks
 	OutboundExclude      []netip.Prefix
-	OutboundPorts        []uint16
-	OutboundPortsExclude []uint16
+	OutboundPorts        []ruleset.PortRange
+	OutboundPortsExclude []ruleset.PortRange
 
 	// ExcludeInterfaces are left alone both ways; packets that enter by RerouteInterfaces (virtual machines) count as outbound.
 	ExcludeInterfaces, RerouteInterfaces []string
@@ -141,6 +141,9 @@ type Spec struct {
 	// the treatment of IPv6 of a pod whose first address is IPv4.
 	DualStack    bool
 	SecondFamily SecondFamily
+
+	// Annotations names the annotations of a field, where they are others than Istio's. It is for reports: no rule reads it.
+	Annotations map[Field]string
 }
 
 // Default is the Spec of a sidecar whose pod has no annotation: everything captured but the proxy's own ports.
@@ -151,7 +154,7 @@ func Default() Spec {
 		Mark: DefaultMark, Table: DefaultTable,
 		Inbound: Ports{All: true}, InboundExclude: AlwaysExcluded(),
 		Outbound:             Networks{All: true},
-		OutboundPortsExclude: []uint16{statusPort},
+		OutboundPortsExclude: ruleset.PortList(statusPort),
 		OwnerGroups:          Groups{All: true},
 		Loopback:             defaultLoopback,
 	}

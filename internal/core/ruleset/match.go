@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -42,10 +43,35 @@ type Protocol struct {
 	Not    bool
 }
 
+// PortRange is the ports from First to Last, which is First for one port.
+type PortRange struct{ First, Last uint16 }
+
+// OnePort is the range of one port.
+func OnePort(number uint16) PortRange { return PortRange{number, number} }
+
+// PortList is a range for each port.
+func PortList(numbers ...uint16) []PortRange {
+	list := make([]PortRange, len(numbers))
+	for i, number := range numbers {
+		list[i] = OnePort(number)
+	}
+	return list
+}
+
+// String is the number of one port, or "8000-8100" as in an annotation and in nft.
+func (p PortRange) String() string { return p.text("-") }
+
+func (p PortRange) text(between string) string {
+	if p.First == p.Last {
+		return strconv.Itoa(int(p.First))
+	}
+	return fmt.Sprint(p.First, between, p.Last)
+}
+
 // Port matches the destination port or, with Source, the source port, and the protocol.
 type Port struct {
 	Protocol    uint8
-	Number      uint16
+	Range       PortRange
 	Source, Not bool
 }
 
@@ -128,11 +154,11 @@ func (p Protocol) iptables() string { return sign("! ", p.Not) + "-p " + protoco
 func (p Protocol) nft() string { return "meta l4proto " + sign("!= ", p.Not) + protocolName(p.Number) }
 
 func (p Port) iptables() string {
-	return fmt.Sprintf("-m %s %s%s%d", protocolName(p.Protocol), sign("! ", p.Not), pick("--sport ", "--dport ", p.Source), p.Number)
+	return fmt.Sprintf("-m %s %s%s%s", protocolName(p.Protocol), sign("! ", p.Not), pick("--sport ", "--dport ", p.Source), p.Range.text(":"))
 }
 
 func (p Port) nft() string {
-	return fmt.Sprintf("%s %s%s%d", protocolName(p.Protocol), pick("sport ", "dport ", p.Source), sign("!= ", p.Not), p.Number)
+	return fmt.Sprintf("%s %s%s%s", protocolName(p.Protocol), pick("sport ", "dport ", p.Source), sign("!= ", p.Not), p.Range)
 }
 
 func (p Ports) iptables() string {
@@ -142,7 +168,7 @@ func (p Ports) iptables() string {
 func (p Ports) nft() string {
 	ports := p.Distinct()
 	if len(ports) == 1 {
-		return Port{Protocol: p.Protocol, Number: ports[0], Not: p.Not}.nft()
+		return Port{Protocol: p.Protocol, Range: OnePort(ports[0]), Not: p.Not}.nft()
 	}
 	return fmt.Sprintf("%s dport %s{ %d, %d }", protocolName(p.Protocol), sign("!= ", p.Not), ports[0], ports[1])
 }

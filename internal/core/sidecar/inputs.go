@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -22,8 +23,14 @@ const (
 	InboundPortsExcludeKey  = "traffic.sidecar.istio.io/excludeInboundPorts"
 	OutboundPortsKey        = "traffic.sidecar.istio.io/includeOutboundPorts"
 	OutboundPortsExcludeKey = "traffic.sidecar.istio.io/excludeOutboundPorts"
-	ExcludeInterfacesKey    = "traffic.sidecar.istio.io/excludeInterfaces"
-	RerouteInterfacesKey    = "istio.io/reroute-virtual-interfaces"
+	// Keys of this program: ports and ranges of ports, which are added to those of Istio's key of the same name.
+	MoreInboundPortsKey         = redirect.OwnPrefix + "includeInboundPorts"
+	MoreInboundPortsExcludeKey  = redirect.OwnPrefix + "excludeInboundPorts"
+	MoreOutboundPortsKey        = redirect.OwnPrefix + "includeOutboundPorts"
+	MoreOutboundPortsExcludeKey = redirect.OwnPrefix + "excludeOutboundPorts"
+
+	ExcludeInterfacesKey = "traffic.sidecar.istio.io/excludeInterfaces"
+	RerouteInterfacesKey = "istio.io/reroute-virtual-interfaces"
 	// KubevirtInterfacesKey is the old name of RerouteInterfacesKey and counts only where that one is absent.
 	KubevirtInterfacesKey = "traffic.sidecar.istio.io/kubevirtInterfaces"
 
@@ -78,6 +85,10 @@ var inputs = []input{ //nolint:gochecknoglobals // a constant table
 	{kind: setting, key: InboundPortsExcludeKey, since: 1, field: redirect.FieldInboundExclude},
 	{kind: setting, key: OutboundPortsKey, since: 1, field: redirect.FieldOutboundPorts},
 	{kind: setting, key: OutboundPortsExcludeKey, since: 1, field: redirect.FieldOutboundPortsExclude},
+	{kind: setting, key: MoreInboundPortsKey, since: 2, field: redirect.FieldMoreInbound},
+	{kind: setting, key: MoreInboundPortsExcludeKey, since: 2, field: redirect.FieldMoreInboundExclude},
+	{kind: setting, key: MoreOutboundPortsKey, since: 2, field: redirect.FieldMoreOutboundPorts},
+	{kind: setting, key: MoreOutboundPortsExcludeKey, since: 2, field: redirect.FieldMoreOutboundPortsExclude},
 	{kind: setting, key: ExcludeInterfacesKey, since: 1, field: redirect.FieldExcludeInterfaces},
 	{kind: setting, key: RerouteInterfacesKey, since: 1, field: redirect.FieldRerouteInterfaces},
 	{kind: setting, key: KubevirtInterfacesKey, since: 1, field: redirect.FieldRerouteInterfaces},
@@ -102,12 +113,23 @@ func OfTheMesh(container string) bool {
 	return container == initContainer || container == ProxyContainer || container == ValidationContainer
 }
 
-// KeyOf returns the annotation that sets a field of the Spec, "" if there is none.
+// KeyOf returns the annotation that sets a field, "" if there is none.
 func KeyOf(field redirect.Field) string {
 	if i := slices.IndexFunc(inputs, func(in input) bool { return in.kind == setting && in.field == field }); i >= 0 {
 		return inputs[i].key
 	}
 	return ""
+}
+
+// KeysOf returns KeyOf for the fields of a Spec: the annotations that set the field in that Spec, if they are known.
+func KeysOf(s redirect.Spec) func(redirect.Field) string {
+	return func(field redirect.Field) string { return cmp.Or(s.Annotations[field], KeyOf(field)) }
+}
+
+// added are the fields to which annotations of this program add.
+var added = map[redirect.Field]redirect.Field{ //nolint:gochecknoglobals // a constant table
+	redirect.FieldMoreInbound: redirect.FieldInbound, redirect.FieldMoreInboundExclude: redirect.FieldInboundExclude,
+	redirect.FieldMoreOutboundPorts: redirect.FieldOutboundPorts, redirect.FieldMoreOutboundPortsExclude: redirect.FieldOutboundPortsExclude,
 }
 
 // reads reports whether some rule reads an input.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // proxy has the inputs of the container istio-proxy. Should an init container and a container both have the name, the
@@ -51,10 +52,14 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	}
 	spec, err := redirect.Parse(redirect.Default(), values, redirect.Dialect{Strict: true})
 	spec.InboundExclude = withSidecarPorts(spec.InboundExclude)
+	spec.Annotations = annotations(values)
 	var badUser, badGroup error
 	spec.UIDs, badUser = identity("runAsUser", p.user)
 	spec.GIDs, badGroup = identity("runAsGroup", p.group)
 	var warnings []string
+	if _, written := values[redirect.FieldMoreInbound]; written && spec.Inbound.All {
+		warnings = append(warnings, fmt.Sprintf("ignoring annotation %q: all inbound ports are captured; set annotation %q to the ports, or to nothing", MoreInboundPortsKey, InboundPortsKey))
+	}
 	for _, in := range inputs {
 		if text := p.env[in.key]; in.enable != nil && text != "" {
 			on, unread := strconv.ParseBool(text)
@@ -68,9 +73,27 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	return spec, warnings, errors.Join(err, badUser, badGroup)
 }
 
+// annotations names those that set a field in addition to Istio's, or in its place.
+func annotations(values redirect.Values) map[redirect.Field]string {
+	var all map[redirect.Field]string
+	for more, field := range added {
+		if values[more].Text == "" {
+			continue
+		}
+		if all == nil {
+			all = map[redirect.Field]string{}
+		}
+		all[field] = KeyOf(more)
+		if values[field].Text != "" {
+			all[field] = KeyOf(field) + " and " + KeyOf(more)
+		}
+	}
+	return all
+}
+
 // withSidecarPorts adds the sidecar's own ports to the excluded ones and drops repetitions, keeping the first.
-func withSidecarPorts(ports []uint16) []uint16 {
-	var out []uint16
+func withSidecarPorts(ports []ruleset.PortRange) []ruleset.PortRange {
+	var out []ruleset.PortRange
 	for _, p := range slices.Concat(ports, redirect.AlwaysExcluded()) {
 		if !slices.Contains(out, p) {
 			out = append(out, p)

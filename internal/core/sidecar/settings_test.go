@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,11 +13,12 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
 // specs compares Specs: an empty list is the same as none.
-var specs = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
+var specs = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty(), cmpopts.IgnoreFields(redirect.Spec{}, "Annotations")}
 
 // runAs sets the securityContext of every istio-proxy.
 func runAs(user, group *int64) change {
@@ -31,7 +33,9 @@ func podRunAs(user, group *int64) change {
 // TestParseAcceptsGoodValues of package redirect to show.
 func TestSettings(t *testing.T) {
 	type spec = func(*redirect.Spec)
-	excluding := func(ports ...uint16) spec { return func(s *redirect.Spec) { s.InboundExclude = ports } }
+	excluding := func(ports ...uint16) spec {
+		return func(s *redirect.Spec) { s.InboundExclude = ruleset.PortList(ports...) }
+	}
 	ids := func(user, group uint32) spec {
 		return func(s *redirect.Spec) { s.UIDs, s.GIDs = []uint32{user}, []uint32{group} }
 	}
@@ -52,13 +56,13 @@ func TestSettings(t *testing.T) {
 		{"excluded outbound networks", []change{annotation(sidecar.OutboundExcludeKey, "169.254.169.254/32,10.0.0.0/8")}, func(s *redirect.Spec) {
 			s.OutboundExclude = spectest.Prefixes("169.254.169.254/32", "10.0.0.0/8")
 		}},
-		{"outbound ports on top", []change{annotation(sidecar.OutboundPortsKey, "80,443")}, func(s *redirect.Spec) { s.OutboundPorts = []uint16{80, 443} }},
+		{"outbound ports on top", []change{annotation(sidecar.OutboundPortsKey, "80,443")}, func(s *redirect.Spec) { s.OutboundPorts = ruleset.PortList(80, 443) }},
 		{"no excluded outbound port: 15020 goes, too", []change{annotation(sidecar.OutboundPortsExcludeKey, "")}, func(s *redirect.Spec) { s.OutboundPortsExclude = nil }},
 		{"excluded outbound ports replace 15020", []change{annotation(sidecar.OutboundPortsExcludeKey, "3306,6379")}, func(s *redirect.Spec) {
-			s.OutboundPortsExclude = []uint16{3306, 6379}
+			s.OutboundPortsExclude = ruleset.PortList(3306, 6379)
 		}},
 
-		{"some inbound ports", []change{annotation(sidecar.InboundPortsKey, "8080, 9090")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{8080, 9090}} }},
+		{"some inbound ports", []change{annotation(sidecar.InboundPortsKey, "8080, 9090")}, func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(8080, 9090)} }},
 		{"no excluded inbound port: the sidecar's own stay", []change{annotation(sidecar.InboundPortsExcludeKey, "")}, same},
 		{"an excluded inbound port", []change{annotation(sidecar.InboundPortsExcludeKey, "3306")}, excluding(3306, 15020, 15021, 15090)},
 		{"an excluded inbound port of the sidecar's own", []change{annotation(sidecar.InboundPortsExcludeKey, "15020")}, excluding(15020, 15021, 15090)},
@@ -66,8 +70,20 @@ func TestSettings(t *testing.T) {
 		{
 			"every inbound port excluded where a list is captured",
 			[]change{annotation(sidecar.InboundPortsExcludeKey, "*"), annotation(sidecar.InboundPortsKey, "80")},
-			func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} },
+			func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(80)} },
 		},
+		{"ranges of excluded inbound ports", []change{annotation(sidecar.MoreInboundPortsExcludeKey, "8000-8100, 22"), annotation(sidecar.InboundPortsExcludeKey, "80")}, func(s *redirect.Spec) {
+			s.InboundExclude = slices.Concat(ruleset.PortList(80), []ruleset.PortRange{{First: 8000, Last: 8100}}, ruleset.PortList(22, 15020, 15021, 15090))
+		}},
+		{"ranges of excluded outbound ports", []change{annotation(sidecar.MoreOutboundPortsExcludeKey, "1-65535")}, func(s *redirect.Spec) {
+			s.OutboundPortsExclude = slices.Concat(ruleset.PortList(15020), []ruleset.PortRange{{First: 1, Last: 65535}})
+		}},
+		{"ranges of outbound ports", []change{annotation(sidecar.MoreOutboundPortsKey, "8000-8000,9000-9001")}, func(s *redirect.Spec) {
+			s.OutboundPorts = []ruleset.PortRange{{First: 8000, Last: 8000}, {First: 9000, Last: 9001}}
+		}},
+		{"ranges of inbound ports", []change{annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "")}, func(s *redirect.Spec) {
+			s.Inbound = redirect.Ports{List: []ruleset.PortRange{{First: 8000, Last: 8100}}}
+		}},
 		{"a status port of its own is not read", []change{annotation("status.sidecar.istio.io/port", "15099")}, same},
 
 		{"excluded interfaces", []change{annotation(sidecar.ExcludeInterfacesKey, "eth1, net1")}, func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth1", "net1"} }},
@@ -207,5 +223,54 @@ func TestListsThatAreTooLongRefuseThePod(t *testing.T) {
 			t.Errorf("error is %.500s, want %s…%s", text, prefix, suffix)
 		}
 		wellFormed(t, d)
+	}
+}
+
+func TestAnnotationsOfThisProgramAreNamed(t *testing.T) {
+	const istio, own = "traffic.sidecar.istio.io/excludeOutboundPorts", "cni.istio.io/excludeOutboundPorts"
+	for _, test := range []struct {
+		changes []change
+		want    string
+	}{
+		{nil, istio},
+		{[]change{annotation(istio, "80")}, istio},
+		{[]change{annotation(own, "")}, istio},
+		{[]change{annotation(own, "80")}, own},
+		{[]change{annotation(own, "80"), annotation(istio, "")}, own},
+		{[]change{annotation(own, "80"), annotation(istio, "81")}, istio + " and " + own},
+	} {
+		d := sidecar.Decide(pod(test.changes...))
+		if got := sidecar.KeysOf(d.Spec)(redirect.FieldOutboundPortsExclude); got != test.want || d.Err != nil {
+			t.Errorf("got %q, want %q; %v", got, test.want, d.Err)
+		}
+	}
+}
+
+func TestInboundPortsWithoutEffectAreAWarning(t *testing.T) {
+	d := sidecar.Decide(pod(annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")))
+	if !d.Spec.Inbound.All || len(d.Spec.Inbound.List) > 0 || len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], sidecar.MoreInboundPortsKey) {
+		t.Errorf("got %v, warnings %q", d.Spec.Inbound, d.Warnings)
+	}
+}
+
+func TestABadRangeRefusesThePod(t *testing.T) {
+	for text, want := range map[string]string{
+		"8100-8000": "is not a range of ports", "0-5": "is not a range of ports", "5-65536": "is not a range of ports", "1-2-3": "is not a range of ports",
+		"8000 - 8100": "is not a range of ports", "-5": "is not a port", "5-": "is not a range of ports", "*": "is not allowed here", "http": "is not a port",
+		"80,": "item 2 of the list is empty", "8000:8100": "is not a port", strings.Repeat("1-2,", 1000) + "3": "lists 1001 entries, more than 1000",
+	} {
+		d := sidecar.Decide(pod(annotation(sidecar.MoreOutboundPortsExcludeKey, text)))
+		if d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), want) || !strings.Contains(d.Err.Error(), `annotation "cni.istio.io/excludeOutboundPorts"`) {
+			t.Errorf("%.20q: %v, error %.300v", text, d, d.Err)
+		}
+	}
+	d := sidecar.Decide(pod(annotation(sidecar.OutboundPortsExcludeKey, "8000-8100")))
+	if want := `"8000-8100" is a range of ports, which Istio's annotations do not take: put it into the annotation cni.istio.io/NAME of the same NAME`; d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), want) {
+		t.Errorf("%v: %v", d, d.Err)
+	}
+	all := strings.TrimSuffix(strings.Repeat("1,", 600), ",")
+	d = sidecar.Decide(pod(annotation(sidecar.OutboundPortsKey, all), annotation(sidecar.MoreOutboundPortsKey, all)))
+	if d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), "lists 1200 entries with those that it adds to, more than 1000") {
+		t.Errorf("%v: %v", d, d.Err)
 	}
 }

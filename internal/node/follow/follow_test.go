@@ -51,7 +51,7 @@ type lab struct {
 func newLab(t *testing.T, backend string, mode redirect.Mode) lab {
 	t.Helper()
 	spec := redirect.Default()
-	spec.Mode, spec.DualStack, spec.DNS, spec.OutboundPortsExclude = mode, true, redirect.DNSAll, []uint16{443}
+	spec.Mode, spec.DualStack, spec.DNS, spec.OutboundPortsExclude = mode, true, redirect.DNSAll, ruleset.PortList(443)
 	l := lab{Fixture: labtest.New(t, ruleset.IPv4, ruleset.IPv6), T: t, spec: spec}
 	l.StartProxy(t, l.Proxy(mode), mode)
 	l.space = spaceOf(l.Fixture, backend)

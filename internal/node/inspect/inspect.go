@@ -158,7 +158,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 		Mesh: report.Mesh, Rules: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
 	}))
 	e.Backend = strings.Join(slices.Compact(report.Tools), ",")
-	e.Exceptions = audit.Exceptions(spec, sidecar.KeyOf)
+	e.Exceptions = audit.Exceptions(spec, sidecar.KeysOf(spec))
 	return e, nil
 }
 

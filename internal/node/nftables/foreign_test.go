@@ -39,6 +39,8 @@ COMMIT
 *nat
 :DOCKER - [0:0]
 -A POSTROUTING -p udp -m udp --dport 53 -j SNAT --to-source 127.0.0.1
+-A POSTROUTING -p udp -m udp --dport 1:2 -j SNAT --to-source 127.0.0.1
+-A POSTROUTING -p tcp -m tcp ! --sport 1:65535 -j SNAT --to-source 127.0.0.1
 -A DOCKER -i docker0 -j RETURN
 -A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
 -A DOCKER -d 10.0.0.10/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.1:15053
@@ -65,7 +67,7 @@ const opaque = `*filter
 -A OUTPUT -p tcp -m tcp --tcp-option 7 -j ACCEPT
 -A INPUT -p tcp -m tcp -j ACCEPT
 -A INPUT -p tcp -m tcp --sport 1 --dport 2 -j ACCEPT
--A INPUT -p tcp -m tcp --dport 1:2 -j ACCEPT
+-A INPUT -p tcp -m tcp --dport 0:2 -j ACCEPT
 -A INPUT -p tcp -m tcp --tcp-flags SYN,ACK SYN -j ACCEPT
 -A OUTPUT -p tcp -m owner --uid-owner 5 -m tcp --dport 80 -j ACCEPT
 -A INPUT -p tcp -m multiport --sports 1,2 -j ACCEPT

@@ -137,7 +137,7 @@ func (r *nftReference) inbound() {
 	r.add(table, "prerouting", "meta l4proto tcp counter jump istio-inbound") // I1
 	if r.Inbound.All {
 		for _, p := range r.InboundExclude {
-			r.add(table, "istio-inbound", "meta l4proto tcp tcp dport %d counter return", p) // I2
+			r.add(table, "istio-inbound", "meta l4proto tcp tcp dport %s counter return", p) // I2
 		}
 		if tproxy {
 			r.add(table, "istio-inbound", "meta l4proto tcp ct state related,established counter jump istio-divert") // I4
@@ -146,9 +146,9 @@ func (r *nftReference) inbound() {
 	}
 	for _, p := range r.Inbound.List {
 		if tproxy {
-			r.add(table, "istio-inbound", "meta l4proto tcp ct state related,established tcp dport %d counter jump istio-divert", p) // I7
+			r.add(table, "istio-inbound", "meta l4proto tcp ct state related,established tcp dport %s counter jump istio-divert", p) // I7
 		}
-		r.add(table, "istio-inbound", "meta l4proto tcp tcp dport %d counter jump %s", p, to) // I6, I8
+		r.add(table, "istio-inbound", "meta l4proto tcp tcp dport %s counter jump %s", p, to) // I6, I8
 	}
 }
 
@@ -160,8 +160,8 @@ func (r *nftReference) outbound() {
 	const chain = "istio-output"
 	r.add("nat", "output", "counter jump istio-output") // O1
 	for _, p := range r.OutboundPortsExclude {
-		r.add("nat", chain, "tcp dport %d counter return", p) // O2
-		r.add("nat", chain, "udp dport %d counter return", p)
+		r.add("nat", chain, "tcp dport %s counter return", p) // O2
+		r.add("nat", chain, "udp dport %s counter return", p)
 	}
 	r.add("nat", chain, "oifname lo ip saddr 127.0.0.6/32 counter return") // O3
 	r.add6("nat", chain, "oifname lo ip6 saddr ::6/128 counter return")
@@ -255,7 +255,7 @@ func (r *nftReference) outboundEnd() {
 		r.add("nat", chain, c+" counter return", "daddr") // X1
 	}
 	for _, p := range r.OutboundPorts {
-		r.add("nat", chain, "tcp dport %d counter jump istio-redirect", p) // P1
+		r.add("nat", chain, "tcp dport %s counter jump istio-redirect", p) // P1
 	}
 	if r.Outbound.All {
 		r.add("nat", chain, "counter jump istio-redirect") // R1

@@ -225,6 +225,6 @@ func everything() redirect.Spec {
 	s.Mode, s.DropInvalid, s.DNS = redirect.TPROXY, true, redirect.DNSAll
 	s.ExcludeInterfaces, s.RerouteInterfaces = []string{"x1", "x2"}, []string{"v1", "v2"}
 	s.UIDs, s.GIDs, s.OwnerGroupsExclude = []uint32{1, 2}, []uint32{3, 4}, []uint32{5}
-	s.OutboundPorts, s.OutboundPortsExclude = []uint16{3306}, []uint16{9, 10}
+	s.OutboundPorts, s.OutboundPortsExclude = ruleset.PortList(3306), ruleset.PortList(9, 10)
 	return s
 }

@@ -66,7 +66,7 @@ func localized(spec *redirect.Spec, seed uint64) {
 		spec.Outbound, spec.Inbound = redirect.Default().Outbound, redirect.Default().Inbound
 		spec.OutboundExclude = append(spec.OutboundExclude, networksOf(labtest.Private)...)
 	case 2:
-		spec.Outbound, spec.Inbound = redirect.Networks{List: networksOf(labtest.Far, labtest.Side)}, redirect.Ports{List: []uint16{80}}
+		spec.Outbound, spec.Inbound = redirect.Networks{List: networksOf(labtest.Far, labtest.Side)}, redirect.Ports{List: ruleset.PortList(80)}
 	}
 	if seed%2 == 1 {
 		spec.DualStack = true

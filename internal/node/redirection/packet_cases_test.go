@@ -157,27 +157,36 @@ func networkCases() []packetCase {
 func portCases() []packetCase {
 	return []packetCase{
 		{"an outbound port captured", func(s *redirect.Spec) {
-			s.Outbound, s.OutboundPorts = redirect.Networks{}, []uint16{8080}
+			s.Outbound, s.OutboundPorts = redirect.Networks{}, ruleset.PortList(8080)
 		}, []packet{
 			send(app, tcp, 8080, toOutbound, labtest.Peer, labtest.Far),
 			send(app, tcp, 80, toPeer, labtest.Peer),
 		}},
 		{"an outbound port captured and its network excluded", func(s *redirect.Spec) {
-			s.Outbound, s.OutboundExclude, s.OutboundPorts = redirect.Networks{}, networksOf(labtest.Private), []uint16{8080}
+			s.Outbound, s.OutboundExclude, s.OutboundPorts = redirect.Networks{}, networksOf(labtest.Private), ruleset.PortList(8080)
 		}, []packet{
 			send(app, tcp, 8080, toPeer, labtest.Private),
 			send(app, tcp, 8080, toOutbound, labtest.Far),
 		}},
-		{"outbound ports excluded", func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{8080, 443} }, []packet{
+		{"outbound ports excluded", func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(8080, 443) }, []packet{
 			outbound,
 			send(app, tcp, 8080, toPeer, labtest.Peer),
 			send(app, tcp, 443, toPeer, labtest.Far),
 			send(app, tcp, 15020, toOutbound, labtest.Peer),
 			send(client, tcp, 8080, toInbound, labtest.Pod),
 		}},
+		{"ranges of ports", func(s *redirect.Spec) {
+			s.OutboundPortsExclude, s.InboundExclude = []ruleset.PortRange{{First: 8000, Last: 8080}}, append([]ruleset.PortRange{{First: 80, Last: 8079}}, redirect.AlwaysExcluded()...)
+		}, []packet{
+			send(app, tcp, 8080, toPeer, labtest.Peer),
+			send(app, tcp, 8081, toOutbound, labtest.Far),
+			send(app, tcp, 443, toOutbound, labtest.Far),
+			send(client, tcp, 80, toApp, labtest.Pod),
+			send(client, tcp, 8080, toInbound, labtest.Pod),
+		}},
 		// With a list, excluded ports count for nothing.
 		{"some inbound ports captured", func(s *redirect.Spec) {
-			s.Inbound, s.InboundExclude = redirect.Ports{List: []uint16{80, 9000}}, []uint16{80}
+			s.Inbound, s.InboundExclude = redirect.Ports{List: ruleset.PortList(80, 9000)}, ruleset.PortList(80)
 		}, []packet{
 			inbound, outbound, balanced,
 			send(client, tcp, 9000, toInbound, labtest.Pod),
@@ -187,7 +196,7 @@ func portCases() []packetCase {
 			send(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
 		}},
 		{"an inbound port excluded", func(s *redirect.Spec) {
-			s.InboundExclude = append([]uint16{8080}, redirect.AlwaysExcluded()...)
+			s.InboundExclude = append(ruleset.PortList(8080), redirect.AlwaysExcluded()...)
 		}, []packet{
 			inbound,
 			send(client, tcp, 8080, toApp, labtest.Pod, labtest.PodSide),
@@ -275,7 +284,7 @@ func dnsCases() []packetCase {
 			send(app, tcp, 53, perFamily(toAgent, toOutbound), labtest.Resolver),
 		}},
 		{"all DNS captured and its port excluded", func(s *redirect.Spec) {
-			s.DNS, s.OutboundPortsExclude = redirect.DNSAll, []uint16{53}
+			s.DNS, s.OutboundPortsExclude = redirect.DNSAll, ruleset.PortList(53)
 		}, []packet{
 			outbound,
 			send(app, udp, 53, toPeer, labtest.Resolver),

@@ -319,7 +319,7 @@ func TestPacketsFollowTheLastSpec(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
 		first := dualStack(redirect.TPROXY - mode) // the other mode
-		first.DNS, first.DropInvalid, first.Inbound = redirect.DNSAll, true, redirect.Ports{List: []uint16{80}}
+		first.DNS, first.DropInvalid, first.Inbound = redirect.DNSAll, true, redirect.Ports{List: ruleset.PortList(80)}
 		first.ExcludeInterfaces, first.RerouteInterfaces = []string{"eth0", "eth1"}, []string{"vm0"}
 		s := newFixture(t, dualStack(mode), families...)
 		s.apply(t, v, first)

@@ -93,7 +93,7 @@ rule add from 10.9.0.0/16 lookup 201
 	}
 	both := func(set ...func(*redirect.Spec)) *redirect.Spec { s := dual(set...); return &s }
 	inbound := func(ports ...uint16) func(*redirect.Spec) {
-		return func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ports} }
+		return func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(ports...)} }
 	}
 	v4, v6, v46 := []string{"10.20.0.2/24"}, []string{"fd20::2/64"}, []string{"10.20.0.2/24", "fd20::2/64"}
 	for _, test := range []struct {

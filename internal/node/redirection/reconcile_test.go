@@ -49,7 +49,7 @@ func configurations() []named {
 		{"DNS servers and groups", dual(func(s *redirect.Spec) {
 			s.DNS, s.DNSServers = redirect.DNSServers, addrs("10.0.0.10", "fd00::a")
 			s.OwnerGroups = redirect.Groups{List: []uint32{1, 2}}
-			s.Inbound = redirect.Ports{List: []uint16{80}}
+			s.Inbound = redirect.Ports{List: ruleset.PortList(80)}
 		})},
 		{"nothing but invalid packets", dual(func(s *redirect.Spec) {
 			s.Inbound, s.Outbound, s.OwnerGroups, s.DropInvalid = redirect.Ports{}, redirect.Networks{}, redirect.Groups{}, true

@@ -7,6 +7,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // named is a Spec with a description.
@@ -33,11 +34,13 @@ func features() map[string]func(*redirect.Spec) {
 		return func(s *spec) { s.Outbound = redirect.Networks{List: prefixes(texts...)} }
 	}
 	return map[string]func(*spec){
-		"nothing set":                        func(*spec) {},
-		"a list of inbound ports":            func(s *spec) { s.Inbound = redirect.Ports{List: []uint16{80, 8080, 0, 65535, 80}} },
-		"many inbound excludes":              func(s *spec) { s.InboundExclude = []uint16{22, 0, 65535, 15008, 15020, 22} },
-		"many excluded outbound ports":       func(s *spec) { s.OutboundPortsExclude = []uint16{53, 0, 65535, 443, 53} },
-		"no outbound network but ports":      func(s *spec) { s.Outbound, s.OutboundPorts = redirect.Networks{}, []uint16{3306, 0, 65535, 3306} },
+		"nothing set":                  func(*spec) {},
+		"a list of inbound ports":      func(s *spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(80, 8080, 0, 65535, 80)} },
+		"many inbound excludes":        func(s *spec) { s.InboundExclude = ruleset.PortList(22, 0, 65535, 15008, 15020, 22) },
+		"many excluded outbound ports": func(s *spec) { s.OutboundPortsExclude = ruleset.PortList(53, 0, 65535, 443, 53) },
+		"no outbound network but ports": func(s *spec) {
+			s.Outbound, s.OutboundPorts = redirect.Networks{}, ruleset.PortList(3306, 0, 65535, 3306)
+		},
 		"everything written with an address": outbound("10.0.0.1/0", "2001:db8::1/0"),
 		"IPv4 written as IPv6":               outbound("::ffff:10.1.2.3/104", "::ffff:0.0.0.0/96", "::ffff:1.2.3.4/128"),
 		"IPv6 with zeros in many places":     outbound("1:0:0:2:0:0:0:3/128", "1:0:2:0:3:0:4:0/128", "0:0:1::/48", "::2:0:0:0/80"),

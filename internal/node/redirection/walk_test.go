@@ -225,7 +225,7 @@ func (w *walked) listener(q labtest.Request, r walk.Result) []string {
 		return []string{labtest.ByDNS}
 	case app:
 		return []string{labtest.ByApp}
-	case q.Via == tcp && slices.Contains(redirect.AlwaysExcluded(), port):
+	case q.Via == tcp && slices.Contains(redirect.AlwaysExcluded(), ruleset.OnePort(port)):
 		return []string{labtest.ByStatus}
 	case q.Via == tcp && named[port] != "":
 		return []string{named[port]}
@@ -248,7 +248,9 @@ func (w *walked) randomSpec() redirect.Spec {
 	s.RerouteInterfaces = pick(w, nil, []string{"vm0"})
 	s.ExcludeInterfaces = pick(w, nil, nil, nil, s.ExcludeInterfaces, []string{"eth1"})
 	s.Loopback = pick(w, s.Loopback, redirect.Default().Loopback)
-	some := func(list []uint16) []uint16 { return append(list, pick(w, nil, []uint16{80}, []uint16{443, 53})...) }
+	some := func(list []ruleset.PortRange) []ruleset.PortRange {
+		return append(list, pick(w, nil, ruleset.PortList(80), ruleset.PortList(443, 53), []ruleset.PortRange{{First: 79, Last: 500}})...)
+	}
 	s.OutboundPorts, s.OutboundPortsExclude, s.InboundExclude = some(s.OutboundPorts), some(s.OutboundPortsExclude), some(s.InboundExclude)
 	if !s.Inbound.All {
 		s.Inbound.List = some(s.Inbound.List)
@@ -288,7 +290,10 @@ func (w *walked) packet() (labtest.Request, walk.Packet) {
 			p.Type = "UNICAST"
 		}
 	}
-	ports := slices.Concat([]uint16{80, 80, 443, 53, 8080, 9000, 81, 15001, 15006, 15008, 15020, 15053}, w.spec.OutboundPorts, w.spec.Inbound.List)
+	ports := []uint16{80, 80, 443, 53, 8080, 9000, 81, 15001, 15006, 15008, 15020, 15053}
+	for _, p := range slices.Concat(w.spec.OutboundPorts, w.spec.Inbound.List) {
+		ports = append(ports, p.First, p.Last)
+	}
 	q := labtest.Request{From: who, Via: tcp, To: to.Port(w.family, max(1, pick(w, ports...))), Source: from.Addr(w.family), SourcePort: w.FreshPort()}
 	if w.IntN(4) == 0 {
 		q.Via, p.Protocol = udp, ruleset.UDP

@@ -48,7 +48,7 @@ func TestANamespace(t *testing.T) {
 	l := labtest.New(t, ruleset.IPv4)
 	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)
 	spec := redirect.Default()
-	spec.OutboundPortsExclude = []uint16{443}
+	spec.OutboundPortsExclude = ruleset.PortList(443)
 	space := redirection.Namespace{NetNS: l.NetNS(), Log: slog.New(slog.DiscardHandler)}
 	if _, err := space.Apply(t.Context(), spec, redirection.Reconcile); err != nil {
 		t.Fatal(err)

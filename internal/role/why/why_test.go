@@ -52,7 +52,7 @@ const legacy redirect.Backend = "legacy"
 // spec excludes a port, and captures DNS.
 func spec(mode redirect.Mode) redirect.Spec {
 	s := redirect.Default()
-	s.Mode, s.DNS, s.OutboundPortsExclude, s.DualStack = mode, redirect.DNSAll, []uint16{15020, 443}, true
+	s.Mode, s.DNS, s.OutboundPortsExclude, s.DualStack = mode, redirect.DNSAll, ruleset.PortList(15020, 443), true
 	return s
 }
 
@@ -354,7 +354,7 @@ func TestTheManualShowsTheOutput(t *testing.T) {
 	}
 	f := labtest.New(t, ruleset.IPv4)
 	s := redirect.Default()
-	s.OutboundPortsExclude = append(s.OutboundPortsExclude, 443)
+	s.OutboundPortsExclude = append(s.OutboundPortsExclude, ruleset.OnePort(443))
 	if _, err := space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile); err != nil {
 		t.Fatal(err)
 	}

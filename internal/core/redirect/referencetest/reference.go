@@ -109,11 +109,11 @@ func (d *document) inbound() {
 	if d.Inbound.All {
 		ports = []string{""}
 		for _, p := range d.InboundExclude {
-			d.add(table, "ISTIO_INBOUND", "-p tcp --dport %d -j RETURN", p) // I2
+			d.add(table, "ISTIO_INBOUND", "-p tcp --dport %s -j RETURN", dports(p)) // I2
 		}
 	} else {
 		for _, p := range d.Inbound.List {
-			ports = append(ports, fmt.Sprintf("--dport %d ", p))
+			ports = append(ports, fmt.Sprintf("--dport %s ", dports(p)))
 		}
 	}
 	for _, p := range ports {
@@ -127,8 +127,8 @@ func (d *document) inbound() {
 func (d *document) outboundStart() {
 	d.add("nat", "OUTPUT", "-j ISTIO_OUTPUT") // O1
 	for _, p := range d.OutboundPortsExclude {
-		d.add("nat", "ISTIO_OUTPUT", "-p tcp --dport %d -j RETURN", p) // O2
-		d.add("nat", "ISTIO_OUTPUT", "-p udp --dport %d -j RETURN", p)
+		d.add("nat", "ISTIO_OUTPUT", "-p tcp --dport %s -j RETURN", dports(p)) // O2
+		d.add("nat", "ISTIO_OUTPUT", "-p udp --dport %s -j RETURN", dports(p))
 	}
 	d.add("nat", "ISTIO_OUTPUT", "-o lo -s %s -j RETURN", d.six) // O3
 }
@@ -226,7 +226,7 @@ func (d *document) outboundEnd() {
 		}
 	}
 	for _, p := range d.OutboundPorts {
-		d.add("nat", "ISTIO_OUTPUT", "-p tcp --dport %d -j ISTIO_REDIRECT", p) // P1
+		d.add("nat", "ISTIO_OUTPUT", "-p tcp --dport %s -j ISTIO_REDIRECT", dports(p)) // P1
 	}
 	if d.Outbound.All {
 		d.add("nat", "ISTIO_OUTPUT", "-j ISTIO_REDIRECT") // R1
@@ -260,3 +260,6 @@ func (d *document) tproxy() {
 	d.insert("mangle", "ISTIO_INBOUND", 2, "-p tcp -s %s -i lo -j RETURN", d.six)                // M6
 	d.insert("mangle", "ISTIO_INBOUND", 3, "-p tcp -i lo -m mark ! --mark 1338 -j RETURN")       // M7
 }
+
+// dports is a port or a range of ports, which the reference does not have, as iptables takes it.
+func dports(p ruleset.PortRange) string { return strings.Replace(p.String(), "-", ":", 1) }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // Special are Specs with rules that Random seldom draws.
@@ -37,8 +38,15 @@ func Special() map[string]redirect.Spec {
 	})
 	add("the largest numbers", func(s *redirect.Spec) {
 		s.Mark, s.UIDs, s.GIDs = 1<<32-1, []uint32{1<<32 - 2, 0}, []uint32{1<<32 - 2}
-		s.OutboundPorts, s.InboundExclude = []uint16{0, 65535}, []uint16{0, 65535}
+		s.OutboundPorts, s.InboundExclude = ruleset.PortList(0, 65535), ruleset.PortList(0, 65535)
 		s.DNS = redirect.DNSAll
+	})
+	add("ranges of ports", func(s *redirect.Spec) {
+		s.InboundExclude, s.OutboundPortsExclude = []ruleset.PortRange{{First: 1, Last: 65535}, {First: 8000, Last: 8001}}, []ruleset.PortRange{{First: 1, Last: 2}}
+		s.OutboundPorts = []ruleset.PortRange{{First: 65534, Last: 65535}, {First: 8000, Last: 8100}}
+	})
+	add("ranges of inbound ports", func(s *redirect.Spec) {
+		s.Inbound = redirect.Ports{List: []ruleset.PortRange{{First: 8000, Last: 8100}}}
 	})
 	add("many owner groups", func(s *redirect.Spec) { // iptables reads no more of them in one rule
 		s.OwnerGroups = redirect.Groups{}
@@ -52,7 +60,7 @@ func Special() map[string]redirect.Spec {
 	add("DNS at the tunnel port", func(s *redirect.Spec) { s.DNS, s.TunnelPort = redirect.DNSAll, 53 })
 	add("many ports", func(s *redirect.Spec) {
 		for i := range uint16(500) {
-			s.OutboundPortsExclude = append(s.OutboundPortsExclude, i)
+			s.OutboundPortsExclude = append(s.OutboundPortsExclude, ruleset.OnePort(i))
 		}
 	})
 	return out
@@ -88,10 +96,10 @@ func Random(seed uint64) redirect.Spec {
 
 // scope draws the captured traffic.
 func (d dice) scope(s *redirect.Spec) {
-	s.InboundExclude, s.OutboundExclude = some(d, 0, 4, d.port), some(d, 0, 4, d.prefix)
-	s.OutboundPorts, s.OutboundPortsExclude = some(d, 0, 3, d.port), some(d, 0, 3, d.port)
+	s.InboundExclude, s.OutboundExclude = some(d, 0, 4, d.ports), some(d, 0, 4, d.prefix)
+	s.OutboundPorts, s.OutboundPortsExclude = some(d, 0, 3, d.ports), some(d, 0, 3, d.ports)
 	if d.IntN(2) == 0 {
-		s.Inbound = redirect.Ports{List: some(d, 0, 4, d.port)}
+		s.Inbound = redirect.Ports{List: some(d, 0, 4, d.ports)}
 	}
 	if d.IntN(3) > 0 {
 		s.Outbound = redirect.Networks{List: some(d, 0, 5, d.prefix)}
@@ -115,6 +123,15 @@ func some[T any](d dice, least, most int, draw func() T) []T {
 func (d dice) octet() byte { return byte(d.UintN(1 << 8)) } //nolint:gosec // it is below
 
 func (d dice) port() uint16 { return uint16(d.UintN(1 << 16)) } //nolint:gosec // it is below
+
+// ports are one port, or a range.
+func (d dice) ports() ruleset.PortRange {
+	first := d.port()
+	if first == 0 || d.IntN(3) > 0 {
+		return ruleset.OnePort(first)
+	}
+	return ruleset.PortRange{First: first, Last: max(first, d.port())}
+}
 
 func (d dice) link() string {
 	return []string{"eth0", "net1", "lo", "k6t-0", "tap.100", "A_b", "abcdefghijklmno"}[d.IntN(7)]

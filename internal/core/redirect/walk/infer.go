@@ -22,7 +22,7 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 			name, ours := strings.CutPrefix(t.Name, redirect.NativePrefix)
 			native = native || ours
 			for _, c := range t.Chains {
-				g.family, g.tunnel, g.own = s.Family, false, false
+				g.family, g.tunnel, g.own = s.Family, false, nil
 				chain := strings.ReplaceAll(strings.ToUpper(c.Name), "-", "_")
 				found = found || strings.HasPrefix(chain, redirect.ChainPrefix)
 				for _, r := range c.Rules {
@@ -48,8 +48,9 @@ type guess struct {
 	// returned are the groups whose traffic passes, families those with rules for what the pod sends.
 	returned []uint32
 	families []ruleset.Family
-	// tunnel and own are set behind the rules for the tunnel's port and for the pod's own addresses.
-	tunnel, own bool
+	// tunnel is set behind the rule for the tunnel's port, own has the families of the rules for the pod's own addresses.
+	tunnel bool
+	own    []ruleset.Family
 	// arrives is set by a rule that leads arriving packets to the chain of the mesh.
 	arrives bool
 	// entering and leaving are the interfaces of RETURN rules.
@@ -89,6 +90,17 @@ func (r rule) port() uint16 {
 	return to.Port()
 }
 
+// portRange reads a port, or a range of ports of either dialect.
+func portRange(text string) (ruleset.PortRange, bool) {
+	from, to, ranged := strings.Cut(strings.Replace(text, "-", ":", 1), ":")
+	if !ranged {
+		to = from
+	}
+	first, ok := number[uint16](from)
+	last, ok2 := number[uint16](to)
+	return ruleset.PortRange{First: first, Last: last}, ok && ok2
+}
+
 func number[T uint16 | uint32](text string) (T, bool) {
 	n, err := strconv.ParseUint(text, 0, 32)
 	return T(n), err == nil && uint64(T(n)) == n
@@ -98,7 +110,7 @@ func number[T uint16 | uint32](text string) (T, bool) {
 func (g *guess) rule(at string, r rule) {
 	has := r.has()
 	r.target = strings.ReplaceAll(strings.ToUpper(r.target), "-", "_") // as iptables names chains
-	dport, ported := number[uint16](has["--dport"])
+	dport, ported := portRange(has["--dport"])
 	g.arrives = g.arrives || strings.HasSuffix(at, "/PREROUTING") && r.target == redirect.ChainPrefix+"INBOUND" && at != "raw/PREROUTING"
 	switch at {
 	case "nat/ISTIO_REDIRECT":
@@ -129,11 +141,11 @@ func (g *guess) rule(at string, r rule) {
 }
 
 // inbound reads the ports that arrive.
-func (g *guess) inbound(at string, r rule, dport uint16, ported bool) {
+func (g *guess) inbound(at string, r rule, dport ruleset.PortRange, ported bool) {
 	table, _, _ := strings.Cut(at, "/")
 	switch {
 	case r.target == "RETURN" && ported && table == "nat" && !g.tunnel:
-		g.TunnelPort, g.tunnel = dport, true
+		g.TunnelPort, g.tunnel = dport.First, true
 	case r.target == "RETURN" && ported:
 		g.InboundExclude = once(g.InboundExclude, dport)
 	case r.target != "ISTIO_IN_REDIRECT" && r.target != "ISTIO_TPROXY":
@@ -148,7 +160,7 @@ func (g *guess) inbound(at string, r rule, dport uint16, ported bool) {
 func (g *guess) output(r rule, has map[string]string) {
 	family := max(g.family, r.family)
 	g.families = once(g.families, family)
-	dport, ported := number[uint16](has["--dport"])
+	dport, ported := portRange(has["--dport"])
 	to, networked := has["-d"]
 	network, err := netip.ParsePrefix(to)
 	switch {
@@ -161,14 +173,14 @@ func (g *guess) output(r rule, has map[string]string) {
 	case r.target == "ISTIO_REDIRECT":
 		g.Outbound.List = once(g.Outbound.List, everything(family))
 	case r.target != "RETURN":
-	case len(has) == 0 && g.own: // everything, behind the pod's own addresses
+	case len(has) == 0 && len(g.own) > 0: // everything, behind the pod's own addresses
 		g.OutboundExclude = once(g.OutboundExclude, everything(family))
 	case len(has) == 0:
 		g.OwnerGroups = redirect.Groups{}
 	case len(has) == 2 && ported:
 		g.OutboundPortsExclude = once(g.OutboundPortsExclude, dport)
-	case len(has) == 1 && err == nil && network.Addr().IsLoopback() || len(has) == 1 && network == g.Loopback:
-		g.own = true
+	case len(has) == 1 && (err == nil && network.Addr().IsLoopback() || network == g.Loopback) && !slices.Contains(g.own, familyOf(network.Addr())):
+		g.own = append(g.own, familyOf(network.Addr()))
 	case len(has) == 1 && networked && err == nil:
 		g.OutboundExclude = once(g.OutboundExclude, network)
 	default:

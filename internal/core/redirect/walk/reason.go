@@ -155,7 +155,9 @@ const maxItems = 3
 func (s setting) value(w *Wanted, rule string) string {
 	words := strings.FieldsFunc(rule, func(r rune) bool { return r == ' ' || r == '"' })
 	all := s.items(w)
-	some := slices.DeleteFunc(slices.Clone(all), func(item string) bool { return !slices.Contains(words, item) })
+	some := slices.DeleteFunc(slices.Clone(all), func(item string) bool {
+		return !slices.Contains(words, item) && !slices.Contains(words, strings.Replace(item, "-", ":", 1)) // a range of ports in iptables
+	})
 	if len(some) > 0 {
 		all = some
 	}
@@ -203,7 +205,7 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 		if redirects(with) {
 			without = with
 		} else {
-			names = append(names, Setting{s.name, sidecar.KeyOf(s.field), s.value(&w, rule)})
+			names = append(names, Setting{s.name, sidecar.KeysOf(w.Spec)(s.field), s.value(&w, rule)})
 		}
 	}
 	return names
@@ -283,7 +285,7 @@ func (w *Wanted) settingsOf(h Hop) (names []Setting) {
 		without := *w
 		s.reset(&without, &standard)
 		if _, still := without.rules()[place{h.Table, h.Chain, h.Rule}]; !still {
-			names = append(names, Setting{s.name, sidecar.KeyOf(s.field), s.value(w, h.Rule)})
+			names = append(names, Setting{s.name, sidecar.KeysOf(w.Spec)(s.field), s.value(w, h.Rule)})
 		}
 	}
 	return names

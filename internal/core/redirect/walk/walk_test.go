@@ -200,13 +200,17 @@ func reasonCases() []struct {
 		want string
 	}{
 		{func(*redirect.Spec) {}, out(), "is redirected to port 15001: all other TCP is captured"},
-		{func(s *redirect.Spec) { s.OutboundPortsExclude = []uint16{5432, 80} }, out(), past + "excludeOutboundPorts=80" + annotation + "excludeOutboundPorts)"},
+		{func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(5432, 80) }, out(), past + "excludeOutboundPorts=80" + annotation + "excludeOutboundPorts)"},
+		{func(s *redirect.Spec) {
+			s.OutboundPortsExclude = []ruleset.PortRange{{First: 81, Last: 90}, {First: 70, Last: 80}, {First: 1, Last: 2}}
+			s.Annotations = map[redirect.Field]string{redirect.FieldOutboundPortsExclude: "a/b"}
+		}, out(), past + "excludeOutboundPorts=70-80 (annotation a/b)"},
 		{func(s *redirect.Spec) { s.OutboundExclude = prefixes("10.1.0.0/16", "10.0.0.0/8") }, out(), past + "excludeOutboundIPRanges=10.0.0.0/8" + annotation + "excludeOutboundIPRanges)"},
 		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8")} }, out(), "is redirected to port 15001: this network is captured"},
 		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.1.0.0/16")} }, out(), past + "includeOutboundIPRanges=10.1.0.0/16" + annotation + "includeOutboundIPRanges)"},
 		{func(s *redirect.Spec) { s.Outbound = redirect.Networks{} }, out(), past + `includeOutboundIPRanges=""` + annotation + "includeOutboundIPRanges)"},
 		{func(s *redirect.Spec) {
-			s.OutboundPortsExclude, s.OutboundExclude = []uint16{80}, prefixes("10.0.0.0/8")
+			s.OutboundPortsExclude, s.OutboundExclude = ruleset.PortList(80), prefixes("10.0.0.0/8")
 		}, out(), past + "excludeOutboundIPRanges=10.0.0.0/8" + annotation + "excludeOutboundIPRanges) and excludeOutboundPorts=80" + annotation + "excludeOutboundPorts)"},
 		{func(s *redirect.Spec) { s.UIDs = []uint32{1000} }, out(), always + "the proxy itself is never captured: no loops"},
 		{func(*redirect.Spec) {}, out(user(1337, 5)), always + "the proxy itself is never captured: no loops"},
@@ -216,11 +220,11 @@ func reasonCases() []struct {
 		{func(s *redirect.Spec) { s.ExcludeInterfaces = []string{"eth0"} }, out(), past + "excludeInterfaces=eth0" + annotation + "excludeInterfaces)"},
 		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(to("10.0.0.7:53")), "is redirected to port 15053: DNS goes to the sidecar agent"},
 		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53")), "is redirected to port 15053: DNS goes to the sidecar agent"},
-		{func(s *redirect.Spec) { s.DNS, s.OutboundPortsExclude = redirect.DNSAll, []uint16{53} }, out(ofUDP, to("10.0.0.7:53")), past + "excludeOutboundPorts=53" + annotation + "excludeOutboundPorts)"},
+		{func(s *redirect.Spec) { s.DNS, s.OutboundPortsExclude = redirect.DNSAll, ruleset.PortList(53) }, out(ofUDP, to("10.0.0.7:53")), past + "excludeOutboundPorts=53" + annotation + "excludeOutboundPorts)"},
 		{func(*redirect.Spec) {}, in(), "is redirected to port 15006: every other inbound port is captured"},
-		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{80}} }, in(), "is redirected to port 15006: this inbound port is captured"},
-		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: []uint16{81, 82, 83, 84}} }, in(), pastIn + "includeInboundPorts=81,82,83,… (1 more)" + annotation + "includeInboundPorts)"},
-		{func(s *redirect.Spec) { s.InboundExclude = []uint16{80} }, in(), pastIn + "excludeInboundPorts=80" + annotation + "excludeInboundPorts)"},
+		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(80)} }, in(), "is redirected to port 15006: this inbound port is captured"},
+		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(81, 82, 83, 84)} }, in(), pastIn + "includeInboundPorts=81,82,83,… (1 more)" + annotation + "includeInboundPorts)"},
+		{func(s *redirect.Spec) { s.InboundExclude = ruleset.PortList(80) }, in(), pastIn + "excludeInboundPorts=80" + annotation + "excludeInboundPorts)"},
 		{func(*redirect.Spec) {}, in(to("10.0.0.7:15008")), "comes in unredirected, as in every pod: HBONE tunnels go straight to the proxy's own port"},
 		{func(*redirect.Spec) {}, in(to("10.0.0.7:15020")), "comes in unredirected, as in every pod: this inbound port is excluded"},
 		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, in(), "is handed over by TPROXY to port 15006: a new connection: hand it to the proxy"},

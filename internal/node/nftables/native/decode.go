@@ -50,6 +50,8 @@ type load struct {
 	from                      string
 	key, base, offset, length uint32
 	mask                      []byte
+	// least is the low end of a range with which it was compared.
+	least []byte
 }
 
 func (d *decoder) expression(name string, f nfnetlink.Fields) bool {
@@ -73,16 +75,31 @@ func (d *decoder) expression(name string, f nfnetlink.Fields) bool {
 		d.loaded.mask = mask
 		return true
 	case "cmp":
-		register, negated, value, ok := f.Comparison()
-		l := d.loaded
-		d.loaded = nil
-		return ok && register == nfnetlink.Register && l != nil && d.compare(*l, negated, value)
+		register, op, value, ok := f.Comparison()
+		return ok && register == nfnetlink.Register && d.loaded != nil && d.comparison(op, value)
 	case "lookup":
 		return d.lookup(f)
 	case "immediate":
 		return d.immediate(f)
 	}
 	return d.act(name, f)
+}
+
+// comparison reads one comparison of what was loaded: of the two of a range, the first keeps it for the second.
+func (d *decoder) comparison(op uint32, value []byte) bool {
+	l := *d.loaded
+	switch first := l.least; {
+	case op == unix.NFT_CMP_GTE && first == nil && l.from == "payload":
+		d.loaded.least = value
+		return true
+	case op == unix.NFT_CMP_LTE && first != nil:
+		d.loaded = nil
+		return d.transport(l, false, first, value)
+	case first != nil:
+		return false
+	}
+	d.loaded = nil
+	return op <= unix.NFT_CMP_NEQ && d.compare(l, op == unix.NFT_CMP_NEQ, value)
 }
 
 func (d *decoder) load(register uint32, l load) bool {
@@ -145,7 +162,7 @@ func (d *decoder) compare(l load, negated bool, value []byte) bool {
 	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_NETWORK_HEADER:
 		return d.address(l, negated, value)
 	case l.from == "payload":
-		return d.transport(l, negated, value)
+		return d.transport(l, negated, value, value)
 	case l.mask != nil:
 		return false
 	}
@@ -215,16 +232,20 @@ func (d *decoder) address(l load, negated bool, value []byte) bool {
 	return d.add(ruleset.Network{Prefix: p, Source: l.offset == source, Not: negated})
 }
 
-// transport reads the comparison of a port or of the flag RST, of which the protocol was compared before.
-func (d *decoder) transport(l load, negated bool, value []byte) bool {
-	if l.base != unix.NFT_PAYLOAD_TRANSPORT_HEADER || d.protocol != ruleset.TCP && d.protocol != ruleset.UDP || int64(l.length) != int64(len(value)) {
+// transport reads the comparison of a port with the ends of a range, or of the flag RST, of which the protocol was compared before.
+func (d *decoder) transport(l load, negated bool, first, last []byte) bool {
+	if l.base != unix.NFT_PAYLOAD_TRANSPORT_HEADER || d.protocol != ruleset.TCP && d.protocol != ruleset.UDP ||
+		int64(l.length) != int64(len(first)) || len(first) != len(last) {
 		return false
 	}
 	d.impliedProtocol()
 	switch reset := []byte{nfnetlink.TCPReset}; {
 	case l.length == 2 && l.mask == nil && (l.offset == nfnetlink.SourcePortOffset || l.offset == nfnetlink.DestinationPortOffset):
-		return d.add(ruleset.Port{Protocol: d.protocol, Number: binary.BigEndian.Uint16(value), Source: l.offset == nfnetlink.SourcePortOffset, Not: negated})
-	case l.offset == nfnetlink.TCPFlagsOffset && d.protocol == ruleset.TCP && !negated && bytes.Equal(l.mask, reset) && bytes.Equal(value, reset):
+		return d.add(ruleset.Port{
+			Protocol: d.protocol, Source: l.offset == nfnetlink.SourcePortOffset, Not: negated,
+			Range: ruleset.PortRange{First: binary.BigEndian.Uint16(first), Last: binary.BigEndian.Uint16(last)},
+		})
+	case l.offset == nfnetlink.TCPFlagsOffset && d.protocol == ruleset.TCP && !negated && bytes.Equal(l.mask, reset) && bytes.Equal(first, reset):
 		return d.add(ruleset.Reset{})
 	}
 	return false
@@ -245,7 +266,7 @@ func (d *decoder) lookup(f nfnetlink.Fields) bool {
 	register, ok := f.Number(unix.NFTA_LOOKUP_SREG)
 	flags, _ := f.Number(unix.NFTA_LOOKUP_FLAGS)
 	if !ok || register != nfnetlink.Register || l == nil || l.from != "payload" || l.base != unix.NFT_PAYLOAD_TRANSPORT_HEADER ||
-		l.offset != nfnetlink.DestinationPortOffset || l.length != 2 || l.mask != nil || len(ports) != 2 ||
+		l.offset != nfnetlink.DestinationPortOffset || l.length != 2 || l.mask != nil || l.least != nil || len(ports) != 2 ||
 		d.protocol != ruleset.TCP && d.protocol != ruleset.UDP || flags&^unix.NFT_LOOKUP_F_INV != 0 {
 		return false
 	}

@@ -57,7 +57,7 @@ func (e *encoder) match(m ruleset.Match) {
 		e.needProtocol(m.Number)
 	case ruleset.Port:
 		e.needProtocol(m.Protocol)
-		e.Port(m.Source, m.Not, m.Number)
+		e.port(m)
 	case ruleset.Ports:
 		e.ports(m)
 	case ruleset.Reset:
@@ -115,6 +115,20 @@ func (e *encoder) network(n ruleset.Network) {
 	}
 	e.family(f)
 	e.Network(n.Source, n.Not, n.Prefix)
+}
+
+// port compares a port, or both ends of a range as nft does.
+func (e *encoder) port(p ruleset.Port) {
+	switch {
+	case p.Range.First == p.Range.Last:
+		e.Port(p.Source, p.Not, p.Range.First)
+	case p.Not:
+		e.err = fmt.Errorf("cannot encode match %v", p)
+	default:
+		e.LoadPort(p.Source)
+		e.CompareBy(unix.NFT_CMP_GTE, nfnetlink.PortValue(p.Range.First))
+		e.CompareBy(unix.NFT_CMP_LTE, nfnetlink.PortValue(p.Range.Last))
+	}
 }
 
 // ports adds a lookup of the port in a set, or a comparison if there is only one distinct port, as nft does.

@@ -59,8 +59,11 @@ const (
 // Port compares a port of TCP or UDP.
 func (b *Buffer) Port(source, negated bool, number uint16) {
 	b.LoadPort(source)
-	b.Compare(negated, binary.BigEndian.AppendUint16(nil, number))
+	b.Compare(negated, PortValue(number))
 }
+
+// PortValue is a port as a packet has it.
+func PortValue(number uint16) []byte { return binary.BigEndian.AppendUint16(nil, number) }
 
 // LoadPort loads the source or the destination port.
 func (b *Buffer) LoadPort(source bool) {
@@ -95,10 +98,29 @@ func (b *Buffer) Compare(negated bool, value []byte) {
 	if negated {
 		op = unix.NFT_CMP_NEQ
 	}
+	b.CompareBy(op, value)
+}
+
+// CompareBy ends the rule unless the comparison NFT_CMP_… of the register with the value holds.
+func (b *Buffer) CompareBy(op uint32, value []byte) {
 	b.Expression("cmp", func() {
 		b.Uint32(unix.NFTA_CMP_SREG, Register)
 		b.Uint32(unix.NFTA_CMP_OP, op)
 		b.Data(unix.NFTA_CMP_DATA, value)
+	})
+}
+
+// Between ends the rule unless the register has a value in the range or, if negated, outside of it.
+func (b *Buffer) Between(negated bool, first, last []byte) {
+	op := uint32(unix.NFT_RANGE_EQ)
+	if negated {
+		op = unix.NFT_RANGE_NEQ
+	}
+	b.Expression("range", func() {
+		b.Uint32(unix.NFTA_RANGE_SREG, Register)
+		b.Uint32(unix.NFTA_RANGE_OP, op)
+		b.Data(unix.NFTA_RANGE_FROM_DATA, first)
+		b.Data(unix.NFTA_RANGE_TO_DATA, last)
 	})
 }
 
@@ -314,11 +336,19 @@ func (f *Fields) BitwiseMask() (register uint32, mask []byte, ok bool) {
 	return n[0], mask, ok && ok2 && ok3 && n[0] == n[1] && int64(n[2]) == int64(len(mask))
 }
 
-// Comparison reads a cmp expression for equal or not equal.
-func (f *Fields) Comparison() (register uint32, negated bool, value []byte, ok bool) {
+// Comparison reads a cmp expression. The operation is NFT_CMP_….
+func (f *Fields) Comparison() (register, op uint32, value []byte, ok bool) {
 	value, ok = f.Value(unix.NFTA_CMP_DATA)
 	n, ok2 := f.Numbers(unix.NFTA_CMP_SREG, unix.NFTA_CMP_OP)
-	return n[0], n[1] == unix.NFT_CMP_NEQ, value, ok && ok2 && (n[1] == unix.NFT_CMP_EQ || n[1] == unix.NFT_CMP_NEQ)
+	return n[0], n[1], value, ok && ok2
+}
+
+// Range reads a range expression.
+func (f *Fields) Range() (register uint32, negated bool, first, last []byte, ok bool) {
+	first, ok = f.Value(unix.NFTA_RANGE_FROM_DATA)
+	last, ok2 := f.Value(unix.NFTA_RANGE_TO_DATA)
+	n, ok3 := f.Numbers(unix.NFTA_RANGE_SREG, unix.NFTA_RANGE_OP)
+	return n[0], n[1] == unix.NFT_RANGE_NEQ, first, last, ok && ok2 && ok3 && n[1] <= unix.NFT_RANGE_NEQ
 }
 
 // ReadVerdict reads an immediate expression that is a verdict.

@@ -107,9 +107,13 @@ func (d *decoder) expression(element nfnetlink.Attribute) bool {
 		l.mask = mask
 		return ok && held && d.load(register, l)
 	case "cmp":
-		register, negated, value, ok := f.Comparison()
+		register, op, value, ok := f.Comparison()
 		l, held := d.take(register)
-		return ok && held && d.compare(l, negated, value)
+		return ok && held && op <= unix.NFT_CMP_NEQ && d.compare(l, op == unix.NFT_CMP_NEQ, value)
+	case "range":
+		register, negated, first, last, ok := f.Range()
+		l, held := d.take(register)
+		return ok && held && !l.meta && l.key == unix.NFT_PAYLOAD_TRANSPORT_HEADER && d.port(l, negated, first, last)
 	case "match":
 		return d.match(&f)
 	case "target":
@@ -198,13 +202,22 @@ func (d *decoder) compare(l load, negated bool, value []byte) bool {
 		return d.header(l, negated, value)
 	case l.key != unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		return false
-	case l.length == 2 && l.mask == nil && (l.offset == nfnetlink.SourcePortOffset || l.offset == nfnetlink.DestinationPortOffset):
-		return d.add(ports, ruleset.Port{
-			Protocol: d.protocol.Number, Number: binary.BigEndian.Uint16(value), Source: l.offset == nfnetlink.SourcePortOffset, Not: negated,
-		})
+	case l.length == 2:
+		return d.port(l, negated, value, value)
 	}
 	reset := []byte{nfnetlink.TCPReset}
 	return l.offset == nfnetlink.TCPFlagsOffset && !negated && bytes.Equal(l.mask, reset) && bytes.Equal(value, reset) && d.add(ports, ruleset.Reset{})
+}
+
+// port decodes the comparison of a port with the ends of a range.
+func (d *decoder) port(l load, negated bool, first, last []byte) bool {
+	if l.length != 2 || l.mask != nil || l.offset != nfnetlink.SourcePortOffset && l.offset != nfnetlink.DestinationPortOffset || len(first) != 2 || len(last) != 2 {
+		return false
+	}
+	return d.add(ports, ruleset.Port{
+		Protocol: d.protocol.Number, Source: l.offset == nfnetlink.SourcePortOffset, Not: negated,
+		Range: ruleset.PortRange{First: binary.BigEndian.Uint16(first), Last: binary.BigEndian.Uint16(last)},
+	})
 }
 
 func (d *decoder) meta(key uint32, negated bool, value []byte) bool {

@@ -103,7 +103,7 @@ func (e *encoder) extension(m ruleset.Match) {
 	switch m := m.(type) {
 	case ruleset.Interface, ruleset.Protocol, ruleset.Network, ruleset.OfFamily:
 	case ruleset.Port:
-		e.Port(m.Source, m.Not, m.Number)
+		e.port(m)
 	case ruleset.Reset:
 		e.Reset()
 	default:
@@ -119,6 +119,15 @@ func (e *encoder) extension(m ruleset.Match) {
 			e.Attribute(unix.NFTA_MATCH_INFO, x.info)
 		})
 	}
+}
+
+func (e *encoder) port(p ruleset.Port) {
+	if p.Range.First == p.Range.Last {
+		e.Port(p.Source, p.Not, p.Range.First)
+		return
+	}
+	e.LoadPort(p.Source)
+	e.Between(p.Not, nfnetlink.PortValue(p.Range.First), nfnetlink.PortValue(p.Range.Last))
 }
 
 func (e *encoder) target(t ruleset.Target) {

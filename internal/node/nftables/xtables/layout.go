@@ -65,10 +65,10 @@ const (
 // tcpUDP is struct xt_tcp or xt_udp (xt_tcpudp.h), which versions before 1.8.8 wrote: spts[2], dpts[2], for TCP option,
 // flg_mask and flg_cmp, and invflags.
 func tcpUDP(p ruleset.Port) layout {
-	info := record{}.u16(0, lastPort, p.Number, p.Number)
+	info := record{}.u16(0, lastPort, p.Range.First, p.Range.Last)
 	inverted := bit(p.Not, 2)
 	if p.Source {
-		info, inverted = record{}.u16(p.Number, p.Number, 0, lastPort), bit(p.Not, 1)
+		info, inverted = record{}.u16(p.Range.First, p.Range.Last, 0, lastPort), bit(p.Not, 1)
 	}
 	if p.Protocol == ruleset.UDP {
 		return layout{key{"udp", 0}, info.u8(inverted).align()}
@@ -100,11 +100,16 @@ func matchCandidates(name string, info view) []ruleset.Match {
 	return nil
 }
 
+// portCandidates leaves out the range of all ports, which is no match.
 func portCandidates(protocol uint8, info view, inverted uint8) []ruleset.Match {
-	return []ruleset.Match{
-		ruleset.Port{Protocol: protocol, Number: info.u16(4), Not: inverted != 0},
-		ruleset.Port{Protocol: protocol, Number: info.u16(0), Source: true, Not: inverted != 0},
+	var all []ruleset.Match
+	for i, source := range []bool{true, false} {
+		ports := ruleset.PortRange{First: info.u16(4 * i), Last: info.u16(4*i + 2)}
+		if ports != (ruleset.PortRange{Last: lastPort}) {
+			all = append(all, ruleset.Port{Protocol: protocol, Range: ports, Source: source, Not: inverted != 0})
+		}
 	}
+	return all
 }
 
 // targetLayouts is matchLayouts for targets.

@@ -39,7 +39,7 @@ func more() []ruleset.Rule {
 	return []ruleset.Rule{
 		ruleset.IPTables("", nil),
 		ruleset.IPTables("", ruleset.Drop, ruleset.StateNew|ruleset.StateInvalid|ruleset.StateRelated),
-		ruleset.IPTables("", ruleset.Accept, ruleset.Port{Protocol: ruleset.TCP, Number: 1, Source: true, Not: true}),
+		ruleset.IPTables("", ruleset.Accept, ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(1), Source: true, Not: true}),
 		ruleset.IPTables("", ruleset.Jump{Chain: "CHAIN", Goto: true}, ruleset.Protocol{Number: 99}, ruleset.Mark{Value: 1}),
 		ruleset.IPTables("", ruleset.Jump{Chain: "X"}, ruleset.Interface{Name: "eth+"}, ruleset.Interface{Name: "a+", Out: true, Not: true}),
 		ruleset.IPTables("", ruleset.Return, ruleset.Mark{Value: 0, Connection: true, Not: true}),

@@ -46,7 +46,7 @@ func (p Proxy) services(f ruleset.Family) []Service {
 	inbound.Redirected, inbound.Transparent, inbound.Onward = true, tproxy, p.toApp
 	all := []Service{outbound, inbound, tcp(ByTunnel, redirect.TunnelPort)}
 	for _, port := range redirect.AlwaysExcluded() {
-		all = append(all, tcp(ByStatus, port))
+		all = append(all, tcp(ByStatus, port.First))
 	}
 	// The agent listens on loopback only. REDIRECT sends the pod's own packets there, and answers must have that source
 	// address for the kernel to restore the resolver's.
