@@ -72,10 +72,11 @@ if [[ " ${packages[*]} " == *' ./page '* ]]; then
   hack/setup.sh page
 fi
 # The reference takes long to build, and only these packages need it.
-if [[ " ${packages[*]} " =~ \ \./(imageonly|istiod|scale|upgrade)\  ]]; then
+if [[ " ${packages[*]} " =~ \ \./(imageonly|istiod|renderings|scale|upgrade)\  ]]; then
   REFERENCE_BIN=$(hack/reference.sh)
   pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
-  export REFERENCE_BIN E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar
+  E2E_REFERENCE_CHARTS=$(cd e2e/reference && go mod download istio.io/istio && go list -m -f '{{.Dir}}' istio.io/istio)/manifests/charts
+  export REFERENCE_BIN E2E_REFERENCE_CHARTS E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar
 fi
 if [[ " ${packages[*]} " == *' ./istiod '* ]]; then
   pack pilot "/usr/local/bin/pilot-discovery=$REFERENCE_BIN/pilot-discovery"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes manifests/istio-cni.yaml, the chart's default rendering, for
-# "kubectl apply" without Helm, and what chart and manual have of the agent's
-# table of settings.
+# "kubectl apply" without Helm, what chart and manual have of the agent's
+# table of settings, and the chart's copy of its defaults.
 #
 #   hack/manifests.sh            write it
 #   hack/manifests.sh --check    fail if it is out of step with the chart
@@ -26,14 +26,23 @@ chart() {
   "$bin" "$@"
 }
 
+# defaults prints values.yaml without comments and without its prefix. The templates read the defaults from a file of the
+# chart: with --reuse-values Helm replaces values.yaml by that of the previous release.
+defaults() {
+  printf '# Written by hack/manifests.sh from values.yaml.\n'
+  sed -e '1,/^_internal_defaults_do_not_set:/d' -e '/^ *#/d' -e '/^ *$/d' -e 's/^  //' manifests/istio-cni/values.yaml
+}
+
 case ${1:-write} in
   write)
     go run ./hack/settings
+    defaults >manifests/istio-cni/files/defaults.yaml
     text=$(chart --managed-by kubectl --header "$header")
     printf '%s\n' "$text" >"$file"
     ;;
   --check)
     go run ./hack/settings --check
+    defaults | cmp - manifests/istio-cni/files/defaults.yaml || die "values.yaml and files/defaults.yaml differ: run hack/manifests.sh"
     chart --managed-by kubectl --header "$header" --check "$file"
     ;;
   --test)

@@ -71,16 +71,18 @@ func FindProgram() (string, error) {
 	return path, program(path, "ISTIO_CNI_BIN", "hack/image.sh builds it")
 }
 
-// Reference has absolute paths of the reference's program, image and chart, and of Helm.
-type Reference struct{ IstioCNI, Image, Chart, Helm string }
+// Reference has absolute paths of the reference's program, image and chart, of Helm, and of the directory with all charts of
+// the reference.
+type Reference struct{ IstioCNI, Image, Chart, Helm, Charts string }
 
-// FindReference reads REFERENCE_BIN and E2E_REFERENCE_IMAGE, which hack/e2e.sh sets for package upgrade. The defaults
-// are below bin/ too.
+// FindReference reads REFERENCE_BIN, E2E_REFERENCE_IMAGE and E2E_REFERENCE_CHARTS, which hack/e2e.sh sets for the packages that
+// need the reference. The defaults are below bin/ too, except for the charts, which are in the module.
 func FindReference() (Reference, error) {
 	bin, dir := reference()
 	r := Reference{
 		IstioCNI: filepath.Join(dir, "istio-cni"), Image: from("E2E_REFERENCE_IMAGE", bin, "e2e-images/reference.tar"),
 		Helm: filepath.Join(dir, "helm"), Chart: filepath.Join(dir, "chart"),
+		Charts: os.Getenv("E2E_REFERENCE_CHARTS"),
 	}
 	return r, errors.Join(
 		program(r.IstioCNI, "REFERENCE_BIN", "hack/reference.sh builds it"),

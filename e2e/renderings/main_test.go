@@ -2,7 +2,7 @@
 //
 // The chart program has the list of renderings (hack/chart/list.go). Each is installed with strict field validation, compared
 // with the stored objects, and deleted; each is also an upgrade of the default rendering, and the other way round. Pods of
-// each template are created by dry run. No pod runs: e2e/mesh tests the agent on a node, e2e/node the controller. All tests
+// each template are created by dry run. Helm itself installs and upgrades releases, among them one of the reference's chart. No pod runs: e2e/mesh tests the agent on a node, e2e/node the controller. All tests
 // share one API server and run sequentially, as all renderings have the same object names.
 //
 // Start reading at install_test.go; server_test.go has the client.
@@ -23,6 +23,7 @@ import (
 // shared is the state of all tests.
 var shared struct {
 	cluster    *cluster.Cluster
+	reference  artifacts.Reference
 	server     *server
 	renderings []rendering
 	// fresh has the stored objects of each rendering after an installation in an empty cluster, by the rendering's name.
@@ -38,6 +39,10 @@ func run(m *testing.M) (status int) {
 	ctx := context.Background()
 	found, err := artifacts.Find()
 	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if shared.reference, err = artifacts.FindReference(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

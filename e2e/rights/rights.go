@@ -26,7 +26,7 @@ const (
 	TaintNodes  = "istio-cni-taint-role"
 	TaintPods   = "istio-cni-taint-pods"   // in each namespace of agents
 	TaintLease  = "istio-cni-taint-lease"  // in the lease's namespace
-	TaintEvents = "istio-cni-taint-events" // in default, where events of nodes are
+	TaintEvents = "istio-cni-taint-events" // in default, where events of nodes are; in the chart a part of the ClusterRole
 	TaintConfig = "istio-cni-taint-config" // in the ConfigMap's namespace, in mode legacy
 )
 

@@ -23,14 +23,12 @@ func TestInventory(t *testing.T) {
 	repair := []string{"ClusterRole//istio-cni-repair-role", "ClusterRoleBinding//istio-cni-repair-rolebinding"}
 	ours := []string{
 		"Role/istio-system/istio-cni", "RoleBinding/istio-system/istio-cni",
-		"Role/default/istio-cni-node-events", "RoleBinding/default/istio-cni-node-events",
 	}
 	taint := []string{
 		"ServiceAccount/istio-system/istio-cni-taint", "ClusterRole//istio-cni-taint-role",
 		"ClusterRoleBinding//istio-cni-taint-rolebinding", "Deployment/istio-system/istio-cni-taint",
 		"Role/istio-system/istio-cni-taint-pods", "RoleBinding/istio-system/istio-cni-taint-pods",
 		"Role/istio-system/istio-cni-taint-lease", "RoleBinding/istio-system/istio-cni-taint-lease",
-		"Role/default/istio-cni-taint-events", "RoleBinding/default/istio-cni-taint-events",
 	}
 	defaults := slices.Concat(base, repair, ours)
 	for values, want := range map[string][]string{
@@ -39,9 +37,10 @@ func TestInventory(t *testing.T) {
 		`{repair: {enabled: false}, audit: {interval: 0}}`: slices.Concat(base, ours),
 		`provider: multus`: append(slices.Clone(defaults), "NetworkAttachmentDefinition/default/istio-cni"),
 		`platform: gke`:    append(slices.Clone(defaults), "ResourceQuota/istio-system/istio-cni-resource-quota"),
-		`global: {networkPolicy: {enabled: true}}`: append(slices.Clone(defaults), "NetworkPolicy/istio-system/istio-cni"),
+		`global: {networkPolicy: {enabled: true}}`:               append(slices.Clone(defaults), "NetworkPolicy/istio-system/istio-cni"),
+		`{provider: multus, networkAttachmentDefinition: false}`: defaults,
 		`{revision: r1, global: {resourceScope: cluster, networkPolicy: {enabled: true}}}`: {
-			base[2], base[3], repair[0], repair[1], "NetworkPolicy/istio-system/istio-cni-r1",
+			base[2], base[3], repair[0], repair[1],
 		},
 		`global: {resourceScope: namespace}`:                         slices.Concat(base[:2], base[4:], ours),
 		`taint: {enabled: true}`:                                     slices.Concat(base, repair, ours, taint),
@@ -274,11 +273,13 @@ func TestImage(t *testing.T) {
 	for text, want := range map[string]string{
 		`{}`:                           "localhost/istio-cni/install-cni:" + theChart(t).Metadata.AppVersion,
 		`global: {hub: r/x, tag: "1"}`: "r/x/install-cni:1",
-		`{hub: r/y, tag: "2", global: {hub: r/x, tag: "1"}}`:  "r/y/install-cni:2",
-		`global: {variant: debug, tag: "1"}`:                  "localhost/istio-cni/install-cni:1-debug",
-		`{variant: lean, global: {variant: debug, tag: "1"}}`: "localhost/istio-cni/install-cni:1-lean",
-		`{image: r/a/b:c, tag: "2"}`:                          "r/a/b:c",
-		`{hub: docker.io/istio, image: r/a/b:c}`:              "r/a/b:c",
+		`{hub: r/y, tag: "2", global: {hub: r/x, tag: "1"}}`:   "r/y/install-cni:2",
+		`global: {variant: debug, tag: "1"}`:                   "localhost/istio-cni/install-cni:1",
+		`{variant: lean, tag: 1.27, global: {variant: debug}}`: "localhost/istio-cni/install-cni:1.27",
+		`{variant: distroless, tag: 1.27.0-distroless}`:        "localhost/istio-cni/install-cni:1.27.0-distroless",
+		`{image: pilot, tag: 20260827}`:                        "localhost/istio-cni/install-cni:20260827",
+		`{image: r/a/b:c, tag: "2"}`:                           "r/a/b:c",
+		`{hub: docker.io/istio, image: r/a/b:c}`:               "r/a/b:c",
 	} {
 		r := mustRender(t, text, `taint: {enabled: true}`)
 		if have := agent(t, r).Spec.Template.Spec.Containers[0].Image; have != want {
@@ -297,7 +298,7 @@ func TestImage(t *testing.T) {
 		`{}`: corev1.PullIfNotPresent, `tag: latest`: corev1.PullAlways, `image: r/a/b`: corev1.PullAlways,
 		`image: r:5000/a/b`: corev1.PullAlways, `image: r:5000/a/b:latest@sha256:00`: corev1.PullAlways,
 		`image: r:5000/a/latest:1`: corev1.PullIfNotPresent, `image: r/a/b@sha256:00`: corev1.PullIfNotPresent,
-		`{tag: latest, variant: debug}`: corev1.PullIfNotPresent, `{tag: latest, pullPolicy: Never}`: corev1.PullNever,
+		`{tag: latest, variant: debug}`: corev1.PullAlways, `{tag: latest, pullPolicy: Never}`: corev1.PullNever,
 	} {
 		r := mustRender(t, text, `taint: {enabled: true}`)
 		have := agent(t, r).Spec.Template.Spec.Containers[0].ImagePullPolicy

@@ -186,8 +186,9 @@ func TestRightsInNamespaces(t *testing.T) {
 	}
 	same(t, "own", own, rules(t, mustRender(t), "Role/istio-system/istio-cni"))
 	same(t, "not live", own[:1], rules(t, mustRender(t, `liveConfiguration: false`), "Role/istio-system/istio-cni"))
-	same(t, "events on nodes", []string{"create /events", "patch /events"},
-		rules(t, mustRender(t), "Role/default/istio-cni-node-events"))
+	events := []string{"create /events", "patch /events"}
+	least := mustRender(t, `{repair: {enabled: false}, audit: {interval: 0}}`)
+	same(t, "events on nodes", append(events, "get /nodes", "get /pods", "list /pods", "watch /pods"), rules(t, least, "ClusterRole//istio-cni"))
 	scc := "use security.openshift.io/securitycontextconstraints:privileged"
 	for _, platform := range platforms(theChart(t)) {
 		have := slices.Contains(rules(t, mustRender(t, fmt.Sprintf("platform: %q", platform)), "ClusterRole//istio-cni"), scc)
@@ -199,7 +200,7 @@ func TestRightsInNamespaces(t *testing.T) {
 
 func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
 	t.Parallel()
-	nodes := []string{"list /nodes", "patch /nodes", "watch /nodes"}
+	nodes := []string{"list /nodes", "patch /nodes", "watch /nodes", "create /events", "patch /events"}
 	lease := func(name string) []string {
 		const leases = "coordination.k8s.io/leases"
 		return []string{"create " + leases, "get " + leases + ":" + name, "update " + leases + ":" + name}
@@ -208,7 +209,6 @@ func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
 	same(t, "cluster", nodes, rules(t, r, "ClusterRole//istio-cni-taint-role"))
 	same(t, "pods", []string{"list /pods", "watch /pods"}, rules(t, r, "Role/istio-system/istio-cni-taint-pods"))
 	same(t, "lease", lease("istio-node-untaint"), rules(t, r, "Role/istio-system/istio-cni-taint-lease"))
-	same(t, "events", []string{"create /events", "patch /events"}, rules(t, r, "Role/default/istio-cni-taint-events"))
 
 	r = mustRender(t, `taint: {enabled: true, namespaces: [a, "*"], nodeCondition: x/Y}`)
 	same(t, "cluster", append([]string{"patch /nodes/status", "list /pods", "watch /pods"}, nodes...),
@@ -216,12 +216,11 @@ func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
 
 	r = mustRender(t, `taint: {enabled: true, mode: legacy, requirements: [{name: a, selector: a=b, namespace: a},
 {name: b, selector: b=c}, {name: c, selector: c=d}]}`)
-	for _, namespace := range []string{"a", "istio-system"} {
-		same(t, "pods", []string{"list /pods", "watch /pods"}, rules(t, r, "Role/"+namespace+"/istio-cni-taint-pods"))
+	for _, role := range []string{"a/istio-cni-taint-pods-a", "istio-system/istio-cni-taint-pods"} {
+		same(t, "pods", []string{"list /pods", "watch /pods"}, rules(t, r, "Role/"+role))
 	}
 	same(t, "lease", lease("istio-taint-lock"), rules(t, r, "Role/kube-system/istio-cni-taint-lease"))
 	same(t, "configuration", []string{
-		"create /events", "patch /events",
 		"list /configmaps:istio-cni-taint-configmap", "watch /configmaps:istio-cni-taint-configmap",
 	}, rules(t, r, "Role/istio-system/istio-cni-taint-config"))
 

@@ -95,7 +95,7 @@ func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
 	for _, name := range chosen {
 		chosen = append(chosen, "global."+name)
 	}
-	want := slices.Clone(chosen)
+	want := append(slices.Clone(chosen), "enabled", "taint.namespace") // of other charts
 	for _, s := range documented(t) {
 		want = append(want, s.path)
 	}
@@ -107,7 +107,7 @@ func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
 	// Each setting that is allowed below "cni" is also allowed at the top level.
 	tops := slices.Sorted(maps.Keys(schema.Properties))
 	inside := append(slices.Collect(maps.Keys(schema.Definitions.Settings["properties"].(map[string]any))),
-		"cni", "enabled", "_internal_defaults_do_not_set")
+		"cni", "_internal_defaults_do_not_set")
 	slices.Sort(inside)
 	if diff := cmp.Diff(inside, tops); diff != "" {
 		t.Errorf("-settings +top level:\n%s", diff)
@@ -123,7 +123,7 @@ type mutation struct {
 }
 
 // ignored are settings that are accepted without effect, as documented in values.yaml.
-var ignored = []string{"repair.hub", "repair.tag", "ambient.configDir", "ambient.shareHostNetworkNamespace"}
+var ignored = []string{"variant", "global.variant", "repair.hub", "repair.tag", "ambient.configDir", "ambient.shareHostNetworkNamespace"}
 
 const (
 	tainting  = `taint: {enabled: true}`
@@ -134,14 +134,15 @@ const (
 
 func mutations() map[string]mutation {
 	return map[string]mutation{
-		"hub": {to: `r.example/mesh`}, "tag": {to: `"9"`}, "variant": {to: `debug`}, "image": {to: `other`},
+		"hub": {to: `r.example/mesh`}, "tag": {to: `"9"`}, "image": {to: `other`},
 		"pullPolicy": {to: `Always`}, "logging.level": {to: `debug`}, "logging.pluginLevel": {to: `debug`},
 		"cniBinDir": {to: `/b`}, "cniBinDirs": {to: `[/b, /d]`}, "cniConfDir": {to: `/c`}, "cniConfFileName": {to: `10-x.conflist`},
 		"cniNetnsDir": {to: `/n`}, "cniCacheDir": {to: `/l`},
 		"istioOwnedCNIConfigFileName": {to: `01-x.conflist`, with: `istioOwnedCNIConfig: true`},
 		"confMode":                    {to: `dropin`}, "networkConfig": {to: `'{"type": "istio-cni"}'`}, "provider": {to: `multus`},
-		"confVersion":       {to: `1.0.0`, with: `chained: false`},
-		"excludeNamespaces": {to: `[a]`}, "secondIPFamily": {to: `reject`}, "apiTimeout": {to: `3s`},
+		"confVersion":                 {to: `1.0.0`, with: `chained: false`},
+		"networkAttachmentDefinition": {to: `false`, with: `provider: multus`},
+		"excludeNamespaces":           {to: `[a]`}, "secondIPFamily": {to: `reject`}, "apiTimeout": {to: `3s`},
 		"forceIptablesBinary": {to: `legacy`}, "backend": {to: `native`}, "uninstallOnExit": {to: `never`}, "healthPort": {to: `8080`},
 		"monitoringPort": {to: `9090`}, "affinity": {to: `{nodeAffinity: {}}`}, "nodeSelector": {to: `{a: b}`},
 		"priorityClassName": {to: `other`}, "tolerations": {to: `[{operator: Exists}]`},
@@ -174,7 +175,7 @@ func mutations() map[string]mutation {
 		"monitoring.dashboard.labels":    {to: `{a: b}`, with: `monitoring: {dashboard: {enabled: true}}`},
 		"ambient.enabled":                {refused: "ambient mode is not supported"},
 		"ambient.enablementSelectors":    {to: `[]`},
-		"global.hub":                     {to: `r.example/mesh`}, "global.tag": {to: `"9"`}, "global.variant": {to: `debug`},
+		"global.hub":                     {to: `r.example/mesh`}, "global.tag": {to: `"9"`},
 		"global.imagePullPolicy": {to: `Always`}, "global.imagePullSecrets": {to: `[a]`}, "global.logging.level": {to: `debug`},
 		"global.resourceScope":    {to: `cluster`},
 		"global.defaultResources": {to: `{limits: {memory: 1Gi}}`, with: `resources: null`},
@@ -244,13 +245,18 @@ func TestSchemaRefuses(t *testing.T) {
 		})
 	}
 	for text, words := range map[string]string{
-		`logLevel: info`:                       "logLevel",
-		`privileged: true`:                     "privileged",
+		`cni: {logLevel: info}`:                "logLevel",
+		`cni: {foo: 1}`:                        "foo",
+		`cni: {pilot: {}}`:                     "pilot",
 		`cni: {psp_cluster_role: x}`:           "psp_cluster_role",
 		`repair: {enable: true}`:               "enable",
 		`repair: {repairpods: true}`:           "repairpods",
-		`chained: "true"`:                      "/chained",
-		`tag: 1.30`:                            "/tag",
+		`repair: {delete: true}`:               "delete",
+		`taint: {nam: x}`:                      "nam",
+		`taint: {namespace: x}`:                "/taint/namespace",
+		`chained: "yes"`:                       "at '/chained': 'yes'",
+		`agent: {skipTlsVerify: "yes"}`:        "at '/agent/skipTlsVerify': 'yes'",
+		`taint: {replicas: "-1"}`:              "at '/taint/replicas': '-1'",
 		`platform: eks`:                        "/platform",
 		`global: {platform: gkee}`:             "/global/platform",
 		`profile: minimal`:                     "/profile",
@@ -267,7 +273,9 @@ func TestSchemaRefuses(t *testing.T) {
 		`apiTimeout: 5 seconds`:                "/apiTimeout",
 		`healthPort: 0`:                        "/healthPort",
 		`monitoringPort: 70000`:                "/monitoringPort",
-		`monitoringPort: "15014"`:              "/monitoringPort",
+		`monitoringPort: "70000"`:              "at '/monitoringPort': '70000'",
+		`healthPort: abc`:                      "at '/healthPort': 'abc'",
+		`healthPort: "0"`:                      "at '/healthPort': '0'",
 		`tolerations: [{keys: a}]`:             "/tolerations/0",
 		`resources: {request: {}}`:             "/resources",
 		`env: {"A B": c}`:                      "invalid propertyName 'A B'",

@@ -72,14 +72,16 @@ func schema(all []settings.Setting) (string, error) {
 		if !s.Chart {
 			continue
 		}
-		kind := "string" // in YAML 0640 is the number 416
+		property := map[string]any{"description": use(s)}
 		switch s.Arg {
 		case "":
-			kind = "boolean"
+			property["$ref"] = "#/definitions/boolean"
 		case "CODE", "PORT":
-			kind = "integer"
+			property["$ref"] = "#/definitions/count"
+		default:
+			property["type"] = "string" // in YAML 0640 is the number 416
 		}
-		line, err := json.Marshal(map[string]any{"type": kind, "description": use(s)})
+		line, err := json.Marshal(property)
 		if err != nil {
 			return "", err
 		}

@@ -12,9 +12,7 @@
 {{- if contains "/" .Config.image -}}
 {{- .Config.image -}}
 {{- else -}}
-{{- $variant := .Config.variant | default .Config.global.variant -}}
 {{- printf "%s/%s:%s" (include "cni.hub" .) .Config.image (include "cni.tag" .) -}}
-{{- if $variant -}}{{- print "-" $variant -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 

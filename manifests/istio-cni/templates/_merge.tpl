@@ -3,7 +3,8 @@ Merges the values into .Config. Every template begins with
 
     {{- include "cni.merge" . }}{{ $v := .Config }}
 
-Precedence, later overrides earlier: defaults (_internal_defaults_do_not_set), profile, compatibilityVersion, platform, cni.NAME,
+Precedence, later overrides earlier: defaults (files/defaults.yaml, and _internal_defaults_do_not_set, which with --reuse-values
+is that of the previous release's chart), profile, compatibilityVersion, platform, cni.NAME,
 NAME.
 */}}
 
@@ -35,18 +36,28 @@ NAME.
 
 {{- define "cni.merge" -}}
 {{- if not (hasKey . "Config") -}}
-{{- $given := omit (deepCopy .Values) "_internal_defaults_do_not_set" "cni" "enabled" "profile" "platform" "compatibilityVersion" -}}
+{{- $defaults := fromYaml (.Files.Get "files/defaults.yaml") -}}
+{{- $others := include "cni.others" (dict "given" .Values "defaults" $defaults) | splitList " " | compact -}}
+{{- $own := omit (deepCopy .Values) "cni" "enabled" "profile" "platform" "compatibilityVersion" -}}
+{{- /* The image of another component, in values that istiod's chart reads, too. */ -}}
+{{- if has $own.image (list "auto" "pilot" "proxyv2" "ztunnel") -}}{{- $others = append $others "image" | sortAlpha -}}{{- end -}}
+{{- range $others -}}{{- $_ := unset $own . -}}{{- end -}}
 {{- $historic := deepCopy (.Values.cni | default dict) -}}
 {{- $global := .Values.global | default dict -}}
-{{- $v := deepCopy .Values._internal_defaults_do_not_set -}}
+{{- $v := deepCopy $defaults -}}
+{{- include "cni.overlay" (dict "onto" $v "from" (get $own "_internal_defaults_do_not_set" | default dict)) -}}
 {{- range $kind := list "profile" "compatibilityVersion" "platform" -}}
-{{- $name := coalesce (get $.Values $kind) (get $historic $kind) (get $global $kind) -}}
+{{- $name := coalesce (get $.Values $kind) (get $historic $kind) (get $global $kind) | default "" | toString -}}
 {{- include "cni.file" (dict "root" $ "onto" $v "kind" (trimSuffix "Version" $kind) "name" $name) -}}
-{{- $_ := set $v $kind ($name | default "") -}}
+{{- $_ := set $v $kind $name -}}
 {{- end -}}
-{{- include "cni.overlay" (dict "onto" $v "from" (omit $historic "profile" "platform" "compatibilityVersion")) -}}
-{{- include "cni.overlay" (dict "onto" $v "from" $given) -}}
+{{- include "cni.overlay" (dict "onto" $v "from" (omit $historic "enabled" "profile" "platform" "compatibilityVersion")) -}}
+{{- include "cni.overlay" (dict "onto" $v "from" (omit $own "_internal_defaults_do_not_set")) -}}
+{{- include "cni.typed" (dict "in" $v "like" $defaults "path" "") -}}
+{{- $_ := set $v "priorityClassName" ($v.priorityClassName | default $defaults.priorityClassName) -}}
+{{- include "cni.counts" (list $v.tolerations $v.taint.tolerations $v.affinity $v.taint.affinity $v.updateStrategy) -}}
 {{- $_ := set . "Config" $v -}}
+{{- $_ := set . "Others" $others -}}
 {{- include "cni.check" . -}}
 {{- end -}}
 {{- end -}}

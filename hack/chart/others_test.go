@@ -1,0 +1,216 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chartutil"
+)
+
+// TestValuesOfOtherChartsAreIgnored: one values file for all charts of the mesh; e2e/renderings takes the real ones.
+func TestValuesOfOtherChartsAreIgnored(t *testing.T) {
+	t.Parallel()
+	defaults := mustRender(t)
+	for values, named := range map[string]string{
+		`{pilot: {cni: {enabled: true}}, meshConfig: {}, gateways: null, ztunnel: 1}`: "gateways, meshConfig, pilot, ztunnel",
+		`{defaults: {cni: {}}, base: {}, istiod: {}, gateway: {}, istio_cni: {}}`:     "base, defaults, gateway, istio_cni, istiod",
+		`{x-anchors: {a: b}, .common: 1, revisionTags: [], logLevel: info}`:           ".common, logLevel, revisionTags, x-anchors",
+		`_internal_defaults_do_not_set: {pilot: {}, image: pilot, tolerations: []}`:   "_internal_defaults_do_not_set",
+		`{image: pilot, telemetry: {}}`:                                               "image, telemetry",
+		`{enabled: "true", cni: {enabled: true, provider: default}}`:                  "",
+		`{priorityClassName: "", taint: {enabled: false, namespace: ""}}`:             "",
+	} {
+		r := mustRender(t, values)
+		if diff := cmp.Diff(string(defaults.text()), string(r.text())); diff != "" {
+			t.Errorf("%s changes the rendering:\n%s", values, diff)
+		}
+		notes := "\n\nIgnored, as values of other charts: " + named + ".\n"
+		if (named != "") != strings.Contains(r.Notes, notes) {
+			t.Errorf("%s: notes %q", values, r.Notes)
+		}
+	}
+	if notes := mustRender(t, `global: {variant: debug}`).Notes; !strings.Contains(notes, "variant=debug is ignored") {
+		t.Errorf("notes %q", notes)
+	}
+}
+
+func TestUnknownNamesAreRefused(t *testing.T) {
+	t.Parallel()
+	for values, words := range map[string]string{
+		`repiar: {delete: true}`:   "repiar: neither this chart nor another one of Istio has this value; did you mean repair?",
+		`excludedNamespaces: [a]`:  "did you mean excludeNamespaces?",
+		`CNIBinDir: /a`:            "did you mean cni, cniBinDir, ",
+		`meshconfig: {}`:           "meshconfig: neither this chart",
+		`istio-cni: {chained: no}`: "did you mean istioOwnedCNIConfig",
+		`privileged: true`:         "privileged: neither this chart",
+		`zzz: null`:                "zzz: neither this chart nor another one of Istio has this value",
+		`tag: 1.30`:                "tag: 1.3 is a number, in which YAML does not tell 1.3 from 1.30: write it in quotes",
+		`global: {tag: 1.3}`:       "global.tag: 1.3 is a number",
+	} {
+		mustRefuse(t, words, values)
+	}
+}
+
+// TestQuotedValuesAreTaken sets each boolean and number of values.yaml to its default in quotes, and to another value with and
+// without them.
+func TestQuotedValuesAreTaken(t *testing.T) {
+	t.Parallel()
+	const with = "{taint: {enabled: true}, resourceQuotas: {enabled: true}}"
+	tried := 0
+	for _, s := range documented(t) {
+		to := map[string]string{"!!bool": fmt.Sprint(s.node.Value != "true"), "!!int": "7"}[s.node.Tag]
+		if to == "" || s.path == "ambient.enabled" {
+			continue
+		}
+		tried++
+		for _, value := range []string{s.node.Value, to} {
+			plain, quoted := mustRender(t, with, nested(s.path, value)), mustRender(t, with, nested(s.path, fmt.Sprintf("%q", value)))
+			if diff := cmp.Diff(string(plain.text()), string(quoted.text())); diff != "" {
+				t.Errorf("%s: %q in quotes is another value:\n%s", s.path, value, diff)
+			}
+		}
+	}
+	if tried < 30 {
+		t.Errorf("only %d values tried", tried)
+	}
+	for _, pair := range [][2]string{
+		{`agent: {skipTlsVerify: true, repairInitContainerExitCode: 5}`, `agent: {skipTlsVerify: "true", repairInitContainerExitCode: "5"}`},
+		{`tolerations: [{operator: Exists, tolerationSeconds: 30}]`, `tolerations: [{operator: Exists, tolerationSeconds: "30"}]`},
+		{`updateStrategy: {rollingUpdate: {maxUnavailable: 2, maxSurge: 10%}}`, `updateStrategy: {rollingUpdate: {maxUnavailable: "2", maxSurge: 10%}}`},
+		{`taint: {enabled: true, add: true, value: "true"}`, `taint: {enabled: "true", add: "true", value: true}`},
+		{`audit: {interval: 0}`, `audit: {interval: "0"}`},
+		{`{compatibilityVersion: "1.28", revision: "127", tag: "1.27"}`, `{compatibilityVersion: 1.28, revision: 127, tag: 1.27}`},
+	} {
+		if diff := cmp.Diff(string(mustRender(t, pair[0]).text()), string(mustRender(t, pair[1]).text())); diff != "" {
+			t.Errorf("%s is not %s:\n%s", pair[1], pair[0], diff)
+		}
+	}
+}
+
+// reuse renders the chart as "helm upgrade --reuse-values" does: the defaults are those of the previous release's chart, merged
+// with the values of that release.
+func reuse(t *testing.T, before map[string]any, given, now string) (rendering, error) {
+	t.Helper()
+	old := &chart.Chart{Metadata: &chart.Metadata{Name: "cni"}, Values: before}
+	merged, err := chartutil.CoalesceValues(old, values(t, given))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := *theChart(t)
+	c.Values = merged
+	return render(&c, defaultRelease(), chartutil.CoalesceTables(values(t, now), values(t, given)))
+}
+
+// TestReuseValuesOfAnOlderChart: each default in turn is one that the previous release's chart did not have.
+func TestReuseValuesOfAnOlderChart(t *testing.T) {
+	t.Parallel()
+	const given = `{repair: {deletePods: true}, taint: {enabled: true}}`
+	want := mustRender(t, given)
+	for _, s := range documented(t) {
+		before := values(t, string(rawDefaults(t)))
+		at := before["_internal_defaults_do_not_set"].(map[string]any)
+		keys := strings.Split(s.path, ".")
+		for len(keys) > 1 {
+			at, keys = at[keys[0]].(map[string]any), keys[1:]
+		}
+		delete(at, keys[0])
+		r, err := reuse(t, before, given, `{}`)
+		if err != nil || string(r.text()) != string(want.text()) {
+			t.Errorf("without %s: error %v\n%s", s.path, err, cmp.Diff(string(want.text()), string(r.text())))
+		}
+	}
+	// A default of then stays, as Helm means it.
+	before := values(t, `_internal_defaults_do_not_set: {healthPort: 8001}`)
+	r, err := reuse(t, before, given, `{}`)
+	if err != nil || agentConfig(t, r)["HEALTH_PORT"] != "8001" {
+		t.Errorf("the default of the older chart: %v", err)
+	}
+}
+
+// TestReuseValuesOfTheReference: its defaults have its image, and those of older versions have names that are gone.
+func TestReuseValuesOfTheReference(t *testing.T) {
+	t.Parallel()
+	for _, defaults := range []string{
+		`{hub: "", image: install-cni, chained: true, global: {hub: docker.io/istio, tag: 1.24.0}}`,
+		`{hub: "", logLevel: info, privileged: false, psp_cluster_role: "", rollingMaxUnavailable: 1, global: {hub: docker.io/istio}}`,
+	} {
+		before := values(t, "_internal_defaults_do_not_set: "+defaults)
+		if _, err := reuse(t, before, `{}`, `{}`); err == nil || !strings.Contains(err.Error(), "set global.hub (and global.tag)") {
+			t.Errorf("%s: error %v", defaults, err)
+		}
+		r, err := reuse(t, before, `excludeNamespaces: [a]`, `global: {hub: r.example/mesh, tag: "2"}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		image := agent(t, r).Spec.Template.Spec.Containers[0].Image
+		if image != "r.example/mesh/install-cni:2" || agentConfig(t, r)["EXCLUDE_NAMESPACES"] != "a" {
+			t.Errorf("%s: image %q", defaults, image)
+		}
+	}
+}
+
+func rawDefaults(t *testing.T) []byte {
+	t.Helper()
+	for _, f := range theChart(t).Raw {
+		if f.Name == chartutil.ValuesfileName {
+			return f.Data
+		}
+	}
+	t.Fatal("the chart has no values.yaml")
+	return nil
+}
+
+// TestOneNamespace: no object of the default rendering is in another namespace than the release's, and in no rendering do two
+// objects get one name if a tool moves all to one namespace.
+func TestOneNamespace(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{
+		`{}`, `global: {resourceScope: namespace}`, `{provider: multus, networkAttachmentDefinition: false}`, `taint: {enabled: true}`,
+		`{repair: {enabled: false}, audit: {interval: 0}}`, `taint: {enabled: true, mode: legacy, leaseNamespace: istio-system}`,
+	} {
+		for _, o := range mustRender(t, text).Objects {
+			if o.Namespace != "" && o.Namespace != "istio-system" {
+				t.Errorf("%s: %s", text, o.id())
+			}
+		}
+	}
+	eachRendering(t, func(t *testing.T, r rendering) {
+		seen := map[string]bool{}
+		for _, o := range r.Objects {
+			if name := o.Kind + "/" + o.Name; seen[name] {
+				t.Errorf("two objects %s", name)
+			} else {
+				seen[name] = true
+			}
+		}
+	})
+	moved := mustRender(t, `{taint: {enabled: true, mode: legacy, requirements: [{name: a, selector: a, namespace: a}]}}`)
+	if args := tainter(t, moved).Spec.Template.Spec.Containers[0].Args; slices.ContainsFunc(args, func(arg string) bool {
+		return strings.Contains(arg, "istio-system")
+	}) {
+		t.Errorf("the controller has the namespace of the rendering: %q", args)
+	}
+}
+
+// TestPartsShareNoObject: the two releases of a split installation own each object once.
+func TestPartsShareNoObject(t *testing.T) {
+	t.Parallel()
+	const all = `{taint: {enabled: true}, provider: multus, resourceQuotas: {enabled: true}, global: {networkPolicy: {enabled: true}}}`
+	count := map[string]int{}
+	for _, scope := range []string{"cluster", "namespace"} {
+		for _, id := range mustRender(t, all, "global: {resourceScope: "+scope+"}").ids() {
+			count[id]++
+		}
+	}
+	for id, n := range count {
+		if n != 1 {
+			t.Errorf("%s is in %d parts", id, n)
+		}
+	}
+	same(t, "objects", mustRender(t, all).ids(), slices.Collect(maps.Keys(count)))
+}
