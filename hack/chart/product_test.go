@@ -166,6 +166,9 @@ func TestTheProgramAcceptsEveryRendering(t *testing.T) {
 		if r.has("Deployment/istio-system/istio-cni-taint") {
 			args := slices.Concat([]string{"taint", "--dry-run", "--kubeconfig=/nonexistent"},
 				tainter(t, r).Spec.Template.Spec.Containers[0].Args)
+			for i := range args { // as the kubelet does
+				args[i] = strings.ReplaceAll(args[i], "$(POD_NAMESPACE)", "istio-system")
+			}
 			// The settings are valid if it fails only at reading the kubeconfig.
 			text, code := output(t, []string{"POD_NAMESPACE=istio-system", "POD_NAME=a", "NODE_NAME=b"}, nil, program, args...)
 			if code != 1 || !strings.Contains(text, "/nonexistent") {

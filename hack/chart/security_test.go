@@ -136,7 +136,11 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 			s := ds.Spec.Template.Spec.Containers[0].SecurityContext
 			same(t, "capabilities", c.capabilities, s.Capabilities.Add)
 			same(t, "mounts", c.mounts, mounts(ds))
-			same(t, "rights of istio-cni", append([]string{"get /nodes"}, watchPods...), rules(t, r, "ClusterRole//istio-cni"))
+			own := append([]string{"get /nodes"}, watchPods...)
+			if c.repair == nil {
+				own = append(own, "create /events", "patch /events") // about nodes
+			}
+			same(t, "rights of istio-cni", own, rules(t, r, "ClusterRole//istio-cni"))
 			if has := r.has("ClusterRole//istio-cni-repair-role"); has != (c.repair != nil) {
 				t.Errorf("role for repair: %t", has)
 			} else if has {
