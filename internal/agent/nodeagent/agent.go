@@ -86,8 +86,8 @@ type node struct {
 // server.
 func (o Options) stay(ctx context.Context) error {
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	n := &node{Options: o, background: background, metrics: metrics.New(o.Version), live: newLive()}
-	n.stanza.Store(&n.Config.Want.Stanza)
+	n := &node{Options: o, background: background, metrics: metrics.New(o.Version), live: newLive(), relayLevel: &slog.LevelVar{}}
+	n.configure(n.Config)
 	defer func() {
 		n.work.Wait()
 		n.events.Shutdown()
@@ -127,17 +127,17 @@ func (o Options) stay(ctx context.Context) error {
 }
 
 func (n *node) ports() []serve.Port {
+	local := n.scopeHandlers()
+	local["/"] = page.Handler(map[string]http.Handler{
+		"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
+		"/api/agent":                   n.self(),
+		"/api/pods":                    n.audited((*racerepair.Controller).Handler),
+		"/api/pods/{namespace}/{name}": n.audited((*racerepair.Controller).PodHandler),
+	})
 	return []serve.Port{
 		{Flag: "--health-port", Number: int(n.Config.HealthPort), Handler: n.health.Handler()},
 		{Flag: "--monitoring-port", Number: int(n.Config.MonitoringPort), Handler: n.metrics.Handler()},
-		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), map[string]http.Handler{
-			"/": page.Handler(map[string]http.Handler{
-				"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
-				"/api/agent":                   n.self(),
-				"/api/pods":                    n.audited((*racerepair.Controller).Handler),
-				"/api/pods/{namespace}/{name}": n.audited((*racerepair.Controller).PodHandler),
-			}),
-		}),
+		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), local),
 	}
 }
 
@@ -192,8 +192,6 @@ func (n *node) standBy(err error) {
 }
 
 func (n *node) openRelay(ctx context.Context) error {
-	n.relayLevel = &slog.LevelVar{}
-	n.relayLevel.Set(slog.Level(n.Config.PluginLevel))
 	server, err := unixsock.Open(ctx, unixsock.Options{
 		Path: n.Config.LogSocket, DirMode: n.Config.RunDirMode, Mode: n.Config.LogSocketMode, Connections: 16, Timeout: 2 * time.Second,
 		UnauthorizedPeer: n.metrics.LogConnectionRefused, Log: n.Log,
@@ -258,7 +256,7 @@ func (n *node) onChange(files []string, do func()) {
 func (n *node) run(ctx context.Context) error {
 	failed := make(chan error, 1)
 	if n.Config.Install {
-		n.installation = n.Options.installation(installation.Report{Health: n.health, Metrics: n.metrics, Warn: n.warn})
+		n.install()
 		n.readDirectory() // live configuration applies from the first stanza on
 		n.work.Go(func() { failed <- n.installation.Run(ctx) })
 	} else {
@@ -283,6 +281,14 @@ func (n *node) run(ctx context.Context) error {
 	<-tested // a later record would leave the verdict on the node
 	n.left.Store(true)
 	return n.shutdown(context.WithoutCancel(ctx))
+}
+
+// install makes the installation, with the log level of a request that came before.
+func (n *node) install() {
+	n.live.mu.Lock()
+	defer n.live.mu.Unlock()
+	n.installation = n.Options.installation(installation.Report{Health: n.health, Metrics: n.metrics, Warn: n.warn})
+	n.enforce()
 }
 
 // shutdown uninstalls if the agent's DaemonSet or the policy requires the uninstallation.

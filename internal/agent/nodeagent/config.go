@@ -27,7 +27,7 @@ const GracePeriod = 2 * time.Second
 // LogSocketName is the name of the log socket in the run directory, for the agent and the plugin.
 const LogSocketName = "log.sock"
 
-// Config has all inputs of a run of the agent, read once. Live configuration may change the stanza and the plugin's log level;
+// Config has all inputs of a run of the agent, read once. Live configuration may change the stanza and the log levels;
 // the other settings require a restart.
 type Config struct {
 	// Config is the installation on this node.
@@ -57,8 +57,8 @@ type Config struct {
 	// this node, "" if unknown: the host name may differ.
 	Namespace, PodName, DaemonSet, NodeName string
 
-	// PluginLevel is the level of the plugin's relayed log; it is independent of the agent's level.
-	PluginLevel pluginlog.Level
+	// AgentLevel is the level of the agent's own log; PluginLevel, independent of it, that of the plugin's log, relayed or not.
+	AgentLevel, PluginLevel pluginlog.Level
 	// RepairEnabled enables race repair, which also needs a node name.
 	RepairEnabled bool
 	Repair        racerepair.Settings

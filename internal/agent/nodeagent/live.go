@@ -9,8 +9,10 @@ import (
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
 // maxKey bounds a file of live configuration, in bytes.
@@ -25,10 +27,16 @@ type live struct {
 	seen map[string]string
 	// reported is the last message about each source, which is not repeated.
 	reported map[metrics.Source]string
+	// levels are those in force by scope, configured those of the configuration, and stanza is the configuration's.
+	levels, configured map[string]pluginlog.Level
+	stanza             cniconf.Stanza
 }
 
 func newLive() live {
-	return live{data: map[metrics.Source]map[string]string{}, seen: map[string]string{}, reported: map[metrics.Source]string{}}
+	return live{
+		data: map[metrics.Source]map[string]string{}, seen: map[string]string{}, reported: map[metrics.Source]string{},
+		levels: map[string]pluginlog.Level{},
+	}
 }
 
 // startWatches starts the watches of live configuration and of the node's runtime, and race repair.
@@ -123,12 +131,7 @@ func (n *node) apply(from metrics.Source, data map[string]string) {
 	if keys := strings.Join(frozen, ", "); l.isNew(from, keys) && keys != "" {
 		n.Log.Warn("live configuration differs in what takes a restart of the agent", slog.String("keys", keys))
 	}
-	n.relayLevel.Set(slog.Level(cfg.PluginLevel))
-	n.stanza.Store(&cfg.Want.Stanza)
-	_ = n.checkVerdict() // reported as readiness
-	if n.installation != nil {
-		n.installation.Update(cfg.Want.Stanza)
-	}
+	n.configure(cfg)
 }
 
 // removed returns the keys that were removed from a source, without a value: the environment still has their values from the

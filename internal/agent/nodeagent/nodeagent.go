@@ -6,7 +6,7 @@
 //
 // It never reads arguments or the environment, and never decides about a pod.
 //
-// Start at Run; agent.go has the life of the agent, live.go its live configuration.
+// Start at Run; agent.go has the life of the agent, live.go its live configuration, loglevel.go the log levels.
 package nodeagent
 
 import (
@@ -31,6 +31,8 @@ import (
 type Options struct {
 	Config Config
 	Log    *slog.Logger
+	// Level is the level of Log.
+	Level *slog.LevelVar
 	// Recent has the last records of Log for bug reports, nil for none.
 	Recent *logbuffer.Buffer
 	// Stdout receives the lines of a dry run.

@@ -14,7 +14,7 @@ const profileTimeout = 150 * time.Second
 
 // Introspection returns the port of Go's profiler, below /debug/pprof/, and of further handlers by their patterns of
 // http.ServeMux. The port is local: profiles and the command line are not for other pods, and not for pages of other sites in a
-// browser on this host.
+// browser on this host, of which one of the same site and another port may not change anything either.
 func Introspection(flag, host string, number int, more map[string]http.Handler) Port {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -26,7 +26,7 @@ func Introspection(flag, host string, number int, more map[string]http.Handler) 
 	for pattern, handler := range more {
 		mux.Handle(pattern, handler)
 	}
-	return Port{Flag: flag, Host: host, Number: number, Handler: onlyLocal(mux), Local: true, Timeout: profileTimeout}
+	return Port{Flag: flag, Host: host, Number: number, Handler: onlyLocal(http.NewCrossOriginProtection().Handler(mux)), Local: true, Timeout: profileTimeout}
 }
 
 // onlyLocal refuses what a browser sends for a page of another site: a Host header that is no loopback name, as the name of a

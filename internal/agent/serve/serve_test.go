@@ -230,6 +230,33 @@ func TestOnlyForRequestsToLocalhost(t *testing.T) {
 	}
 }
 
+// TestOnlyThePortsOwnPagesChangeAnything: a page of another port of this host is of the same site.
+func TestOnlyThePortsOwnPagesChangeAnything(t *testing.T) {
+	t.Parallel()
+	handler := Introspection("--ctrlz_port", "localhost", 0, map[string]http.Handler{"PUT /x": text("done")}).Handler
+	for _, test := range []struct {
+		name, value string
+		want        int
+	}{
+		{"", "", http.StatusOK},
+		{"Sec-Fetch-Site", "same-origin", http.StatusOK},
+		{"Sec-Fetch-Site", "same-site", http.StatusForbidden},
+		{"Sec-Fetch-Site", "cross-site", http.StatusForbidden},
+		{"Origin", "http://localhost:8080", http.StatusForbidden},
+		{"Origin", "http://localhost:9876", http.StatusOK},
+	} {
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodPut, "http://localhost:9876/x", nil)
+		if test.name != "" {
+			request.Header.Set(test.name, test.value)
+		}
+		recorder := httptest.NewRecorder()
+		handler.ServeHTTP(recorder, request)
+		if recorder.Code != test.want {
+			t.Errorf("%s %q: %d, want %d", test.name, test.value, recorder.Code, test.want)
+		}
+	}
+}
+
 func TestAHangingRequestDelaysTheEndByABound(t *testing.T) {
 	reached, release := make(chan struct{}), make(chan struct{})
 	defer close(release)

@@ -126,10 +126,12 @@ func (d *draft) places() {
 	d.Want.Stanza.RunDir, d.Want.Stanza.AgentNamespace = d.RunDir, d.Namespace
 }
 
-// levels resolves the plugin's level. A flag that names the plugin's scope wins over live configuration.
+// levels resolves the levels. A flag that names the plugin's scope wins over its setting, and LOG_OUTPUT_LEVEL over both.
 func (d *draft) levels() {
 	explicit := d.at("plugin-log-level")
-	named := d.scopes.pluginNamed && d.at("log_output_level").Kind == settings.FromFlag
+	named := d.liveScopes.pluginNamed || d.scopes.pluginNamed && d.at("log_output_level").Kind == settings.FromFlag
+	d.scopes = d.scopes.with(d.liveScopes)
+	d.AgentLevel = d.scopes.agent
 	if !explicit.Given() || named && explicit.Kind != settings.FromFlag {
 		d.PluginLevel = d.scopes.plugin
 		d.derive("plugin-log-level", "--log_output_level")

@@ -29,8 +29,8 @@ type draft struct {
 
 	once, uninstall, chained, owned, groupRead, modeGiven bool
 
-	scopes  scopes
-	logJSON bool
+	scopes, liveScopes scopes
+	logJSON            bool
 
 	oldKubeconfig, serviceAccountDir, caFile string
 	skipTLSVerify                            bool

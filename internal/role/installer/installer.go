@@ -12,6 +12,7 @@ package installer
 import (
 	"context"
 	"io"
+	"log/slog"
 	"os"
 
 	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
@@ -40,8 +41,10 @@ func Run(c applet.Call) int {
 		}
 		path, _ := c.Getenv("PATH")
 		recent := logbuffer.New(recentLog)
+		level := &slog.LevelVar{}
+		level.Set(d.AgentLevel.Level())
 		options := nodeagent.Options{
-			Config: d.Config, Log: standalone.Logger(io.MultiWriter(recent, c.Stderr), d.scopes.agent, d.logJSON), Recent: recent, Stdout: c.Stdout,
+			Config: d.Config, Log: standalone.Logger(io.MultiWriter(recent, c.Stderr), level, d.logJSON), Level: level, Recent: recent, Stdout: c.Stdout,
 			Version: applet.Build().Version(), ToolPath: path, Reload: in.reload,
 		}
 		return service.Service{

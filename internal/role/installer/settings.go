@@ -313,6 +313,11 @@ func (d *draft) logSettings() []settings.Setting {
 				"(install, repair, cni of old), levels debug, info, warn, error, fatal, none",
 			Value: settings.Of(&d.scopes, readScopes, func(s scopes) string { return s.text }),
 		},
+		{
+			Env: names(liveLevels), Arg: "LEVELS", Live: true,
+			Use:   "the same for the scopes that it names, for all of them without a scope; it wins over --log_output_level and needs no restart",
+			Value: settings.Of(&d.liveScopes, readLiveScopes, func(s scopes) string { return s.text }),
+		},
 		{Name: "log_as_json", Default: "false", Use: "one JSON object per line", Value: settings.Bool(&d.logJSON)},
 		{
 			Name: "log-level", Arg: "LEVEL", Env: names("LOG_LEVEL"), Default: "warn",

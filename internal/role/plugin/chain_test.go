@@ -92,11 +92,11 @@ func TestTheStandaloneFileInEveryVersion(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
 			text := cniconf.Stanza{CNIVersion: version, RunDir: node.RunDir, LogLevel: "debug"}.Single()
-			single, err := libcni.NetworkPluginConfFromBytes(text)
+			text, err := cniconf.Convert(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			list, err := libcni.ConfListFromConf(single)
+			list, err := libcni.NetworkConfFromBytes(text)
 			if err != nil {
 				t.Fatal(err)
 			}

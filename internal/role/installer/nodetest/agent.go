@@ -193,8 +193,13 @@ var errEnded = errors.New("it is not running")
 
 // Ask requests a path from one of the agent's ports.
 func (a *Agent) Ask(port, path string) (code int, body string, err error) {
+	return a.Send(http.MethodGet, port, path, "")
+}
+
+// Send sends a request to one of the agent's ports.
+func (a *Agent) Send(method, port, path, content string) (code int, body string, err error) {
 	url := "http://" + net.JoinHostPort("127.0.0.1", port) + path
-	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(context.Background(), method, url, strings.NewReader(content))
 	if err != nil {
 		return 0, "", err
 	}
