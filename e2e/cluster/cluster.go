@@ -52,6 +52,9 @@ type Options struct {
 	// host-local, and .PodCIDR. If nil, 10-e2e.conflist configures a bridge with portmap; if empty, the node is NotReady
 	// until PutNetwork.
 	Networks map[string]string
+	// NetDir and BinDir are where containerd looks for CNI configurations and plugins, below /etc/cni and /opt/cni (default
+	// /etc/cni/net.d and /opt/cni/bin).
+	NetDir, BinDir string
 	// NodeMonitorGracePeriod is the time without a report after which a node counts as lost (default: the controller
 	// manager's).
 	NodeMonitorGracePeriod time.Duration

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/json"
@@ -87,12 +88,17 @@ func (m *Machine) configureNode(ctx context.Context) error {
 	}
 	values := map[string]string{
 		"State": m.run.state(), "PKI": m.run.pki(), "Pause": m.cluster.options.Pause, "Socket": runtimeSocket, "PodCIDR": m.podCIDR(),
-		"Taints": string(taints), "Runtime": m.cluster.options.Runtime, "Recorders": Recorders,
+		"NetDir": m.NetDir(), "BinDir": m.BinDir(), "Taints": string(taints), "Runtime": m.cluster.options.Runtime, "Recorders": Recorders,
 	}
 	values["Ranges"], values["Routes"] = m.ranges()
 	files := map[string]string{
 		m.run.path("state", "containerd.toml"): containerdConfig,
 		m.run.path("state", "kubelet.yaml"):    kubeletConfig,
+	}
+	for _, dir := range []string{m.NetDir(), m.BinDir()} {
+		if err = os.MkdirAll(m.NodeFile(dir), 0o755); err != nil {
+			return fmt.Errorf("making a directory: %w", err)
+		}
 	}
 	networks := m.cluster.options.Networks
 	if networks == nil {
@@ -113,7 +119,7 @@ func (m *Machine) configureNode(ctx context.Context) error {
 	if m.cluster.options.Runtime != "" {
 		plugins = filepath.Join(m.cluster.options.Runtime, "cni")
 	}
-	return m.do(ctx, "sh", "-c", "cp "+plugins+"/* /opt/cni/bin/")
+	return m.do(ctx, "sh", "-c", "cp "+plugins+"/* "+m.BinDir())
 }
 
 // writeTemplate executes a template and writes the result to a file.
@@ -149,10 +155,14 @@ func (m *Machine) ranges() (ranges, routes string) {
 // PrimaryNetwork is the file name of the default CNI configuration, without Options.Networks.
 const PrimaryNetwork = "10-e2e.conflist"
 
-// networkFile returns the path, seen from the test, of a file in the node's /etc/cni/net.d.
-func (m *Machine) networkFile(name string) string {
-	return m.run.path("state", "root", "etc", "cni", "net.d", name)
-}
+// NetDir is where the node's containerd looks for CNI configurations, BinDir where it looks for plugins.
+func (m *Machine) NetDir() string { return cmp.Or(m.cluster.options.NetDir, "/etc/cni/net.d") }
+
+// BinDir is described with NetDir.
+func (m *Machine) BinDir() string { return cmp.Or(m.cluster.options.BinDir, "/opt/cni/bin") }
+
+// networkFile returns the path, seen from the test, of a file in the node's NetDir.
+func (m *Machine) networkFile(name string) string { return m.NodeFile(filepath.Join(m.NetDir(), name)) }
 
 // PutNetwork writes a CNI configuration by an atomic rename, as an installer does. containerd uses the first one by
 // name.

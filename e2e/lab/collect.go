@@ -53,7 +53,7 @@ func (l *Lab) collectFrom(m *cluster.Machine, dir string) {
 		return
 	}
 	l.collectRules(m, dir)
-	for _, from := range []string{"/etc/cni/net.d", "/run/istio-cni", "/var/lib/cni/results"} {
+	for _, from := range []string{l.NetDir(), "/run/istio-cni", "/var/lib/cni/results"} {
 		l.appendOutput(m, dir, "files.txt", "sh", "-c", `ls -la "$1"; for f in "$1"/*; do echo "== $f"; test -f "$f" && tail -c 20000 "$f"; echo; done`, "sh", from)
 	}
 }

@@ -182,18 +182,18 @@ func (l *Lab) RolledOut() bool {
 		s.UpdatedNumberScheduled == s.DesiredNumberScheduled && s.NumberAvailable == s.DesiredNumberScheduled && s.NumberUnavailable == 0
 }
 
-// NetworkFile returns the content of a file in the node's /etc/cni/net.d.
+// NetworkFile returns the content of a file in the node's NetDir.
 func (l *Lab) NetworkFile(name string) string {
 	l.Helper()
-	text, err := os.ReadFile(l.NodeFile(filepath.Join("/etc/cni/net.d", filepath.Base(name))))
+	text, err := os.ReadFile(l.NodeFile(filepath.Join(l.NetDir(), filepath.Base(name))))
 	l.Must(err)
 	return string(text)
 }
 
-// NetworkFiles returns the file names in the node's /etc/cni/net.d.
+// NetworkFiles returns the file names in the node's NetDir.
 func (l *Lab) NetworkFiles() (all []string) {
 	l.Helper()
-	entries, err := os.ReadDir(l.NodeFile("/etc/cni/net.d"))
+	entries, err := os.ReadDir(l.NodeFile(l.NetDir()))
 	l.Must(err)
 	for _, entry := range entries {
 		all = append(all, entry.Name())
@@ -201,7 +201,7 @@ func (l *Lab) NetworkFiles() (all []string) {
 	return all
 }
 
-// Networks returns the content of all files in the node's /etc/cni/net.d by name.
+// Networks returns the content of all files in the node's NetDir by name.
 func (l *Lab) Networks() map[string]string {
 	l.Helper()
 	all := map[string]string{}
@@ -216,7 +216,7 @@ func (l *Lab) Plugin(name, from string) {
 	l.Helper()
 	text, err := os.ReadFile(from)
 	l.Must(err)
-	if err := os.WriteFile(l.NodeFile("/opt/cni/bin/"+name), text, 0o755); err != nil {
+	if err := os.WriteFile(l.NodeFile(filepath.Join(l.BinDir(), name)), text, 0o755); err != nil {
 		l.Must(fmt.Errorf("installing plugin %q: %w", name, err))
 	}
 }

@@ -22,6 +22,8 @@ type primary struct {
 	name     string
 	networks map[string]string
 	values   string
+	// netDir and binDir are where containerd looks, if not in the default directories.
+	netDir, binDir string
 	// before, if set, runs on the node before it has pods.
 	before func(*scenario)
 	// wantFiles are the files in /etc/cni/net.d while the agent is installed; afterwards the original files are
@@ -53,6 +55,10 @@ func primaries() []primary {
   "dataDir": "/run/cni-flannel", "delegate": {"isDefaultGateway": true, "ipMasq": true}}`},
 		},
 		{
+			name: "directories that only containerd names", values: "{}", networks: conflist, wantFiles: []string{"10-e2e.conflist"},
+			netDir: "/etc/cni/elsewhere", binDir: "/opt/cni/elsewhere",
+		},
+		{
 			name: "a file of our own", values: "{chained: true, istioOwnedCNIConfig: true}", networks: conflist,
 			wantFiles: []string{"02-istio-cni.conflist", "10-e2e.conflist"},
 		},
@@ -79,7 +85,7 @@ func merged(a, b map[string]string) map[string]string {
 func TestPrimaryNetworks(t *testing.T) {
 	for _, p := range primaries() {
 		t.Run(p.name, func(t *testing.T) {
-			s := newScenario(t, cluster.Options{Networks: p.networks})
+			s := newScenario(t, cluster.Options{Networks: p.networks, NetDir: p.netDir, BinDir: p.binDir})
 			if p.before != nil {
 				p.before(s)
 			}
@@ -94,6 +100,9 @@ func TestPrimaryNetworks(t *testing.T) {
 			if n := strings.Count(first, `"type": "istio-cni"`) + strings.Count(first, `"type":"istio-cni"`); n != 1 {
 				t.Errorf("%d entries of istio-cni in %s", n, first)
 			}
+			if files := s.programs(); !slices.Equal(files, []string{s.BinDir()}) {
+				t.Errorf("the plugin is in %q, want it in %s", files, s.BinDir())
+			}
 			s.checkCapture()
 			s.Uninstall(objects)
 			s.RemoveAll()
@@ -105,6 +114,17 @@ func TestPrimaryNetworks(t *testing.T) {
 			s.Step("the agent is uninstalled, the files are as before, and pods start and end")
 		})
 	}
+}
+
+// programs are the directories of the node that have the plugin.
+func (s *scenario) programs() (dirs []string) {
+	s.Helper()
+	for _, dir := range slices.Compact([]string{"/opt/cni/bin", s.BinDir()}) {
+		if _, err := os.Stat(s.NodeFile(dir + "/istio-cni")); err == nil {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
 }
 
 // checkCapture checks that an injected pod is redirected from its start, and a plain pod is not.

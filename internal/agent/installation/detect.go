@@ -116,8 +116,8 @@ func (i *Installation) choose(l location, net, bin bool) (Dirs, error) {
 	return d, nil
 }
 
-// chooseBin returns one of the directories in which the runtime searches in turn: the one that has a program of our name, which hides
-// others; else the mounted one, else the first that can be written.
+// chooseBin returns one of the directories in which the runtime searches in turn: the mounted one, else the first that has a program of
+// our name, else the first that can be written.
 func (i *Installation) chooseBin(l location) (string, error) {
 	var dirs []string
 	for _, dir := range l.runtime.BinDirs {
@@ -131,8 +131,8 @@ func (i *Installation) chooseBin(l location) (string, error) {
 		dirs = append(dirs, seen)
 	}
 	for _, fits := range []func(string) bool{
-		func(dir string) bool { return exists(filepath.Join(dir, cniconf.PluginType)) && !readOnly(dir) },
 		func(dir string) bool { return dir == i.mounted.Bins[0] },
+		func(dir string) bool { return exists(filepath.Join(dir, cniconf.PluginType)) && !readOnly(dir) },
 		func(dir string) bool { return isDirectory(dir) && !readOnly(dir) },
 	} {
 		if at := slices.IndexFunc(dirs, fits); at >= 0 {

@@ -142,8 +142,9 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 			"/run/crio/crio.sock":              "",
 		}},
 		"k0s": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{"/etc/k0s/containerd.toml": "version = 2\n", "/run/k0s/containerd.sock": ""}},
-		"a program of our name in the first of two directories": {"/etc/cni/net.d", "/first", map[string]string{
-			containerdFile: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/first', '/opt/cni/bin']\n", "/first/istio-cni": "old",
+		"a program of our name in the second of two directories": {"/etc/cni/net.d", "/second", map[string]string{
+			containerdFile: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/first', '/second']\n", "/second/istio-cni": "old",
+			"/first/":      "",
 			containerdSock: "",
 		}},
 		"links that lead out": {"/srv/conf", "/srv/bin", map[string]string{
@@ -162,7 +163,7 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 				t.Errorf("the log does not say where: %s", m.log.String())
 			}
 			must(t, m.agent().Uninstall(t.Context()))
-			delete(before, "node/first/istio-cni") // it was replaced
+			delete(before, "node/second/istio-cni") // it was replaced
 			if diff := cmp.Diff(before, m.tree("node")); diff != "" {
 				t.Errorf("after the uninstallation, -want +got:\n%s", diff)
 			}
@@ -336,4 +337,39 @@ func TestTheRecordIsNotTrusted(t *testing.T) {
 			t.Errorf("%.20q: the record stays", text)
 		}
 	}
+}
+
+// TestRunFollowsTheRuntime: while it runs, by events of the files below another root directory.
+func TestRunFollowsTheRuntime(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": "", "/two/bin/": ""})
+	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+	m.start(containerdSock)
+	m.running(m.agent())
+	installed := func(dir string) func() bool {
+		return func() bool {
+			text, _ := os.ReadFile(m.node(dir + "/conf/10-net.conflist"))
+			return m.there("node"+dir+"/bin"+ourProgram) && strings.Contains(string(text), `"istio-cni"`)
+		}
+	}
+	m.until(installed("/one"))
+	must(t, os.Remove(m.node("/one/bin"+ourProgram)))
+	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+	m.until(installed("/one"))
+	must(t, os.RemoveAll(m.node("/one"))) // no mount holds it
+	must(t, os.MkdirAll(m.node("/one/bin"), 0o755))
+	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+	m.until(installed("/one"))
+
+	m.write(containerdFile, directories("/two/conf", "/two/bin"))
+	m.until(func() bool {
+		return strings.Contains(m.log.String(), "waiting for the directory") || m.there("node/two/bin"+ourProgram)
+	})
+	m.put("node/two/conf/10-net.conflist", conflist, 0o644) // the pod network's program comes later
+	m.until(installed("/two"))
+	if !installed("/one")() {
+		t.Error("the plugin left the directories in which the runtime looks until it is started again")
+	}
+	m.start(containerdSock)
+	m.until(func() bool { return !m.there("node/one/bin"+ourProgram) && !installed("/one")() })
 }

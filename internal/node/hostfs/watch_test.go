@@ -344,6 +344,23 @@ func TestWatchFollowsLinks(t *testing.T) {
 	})
 }
 
+// TestWatchBelowTheRootOfAnotherProcess: the events are those of that process' files, also behind absolute links.
+func TestWatchBelowTheRootOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	base := unlinked(t, t.TempDir())
+	root := fmt.Sprintf("/proc/%d/root", os.Getpid())
+	must(t, each(mkdir(filepath.Join(base, "one")), mkdir(filepath.Join(base, "two")), symlink(filepath.Join(base, "one"), filepath.Join(base, "current")))())
+	f := newFixture(t, at(root, base, "current"), at(root, base, "two"))
+	for _, dir := range []string{"one", "two"} {
+		mark := len(f.log.String())
+		must(t, write(filepath.Join(base, dir, "f"), "")())
+		f.log.await(t, mark, filepath.Join(root, base, dir, "f"))
+		f.expect(t, "a file in "+dir)
+	}
+	must(t, each(remove(filepath.Join(base, "current")), symlink(filepath.Join(base, "two"), filepath.Join(base, "current")))())
+	f.expect(t, "another link")
+}
+
 // The queue of the kernel is real, and overflows while the watch does not read it.
 func TestWatchAfterItsQueueOverflowed(t *testing.T) {
 	dir := filepath.Join(hostfstest.Memory(t), "d")

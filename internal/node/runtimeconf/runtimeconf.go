@@ -5,7 +5,7 @@
 // links of the node are followed below the given root only, and bounds for files and their number. Nothing is an error: what
 // could not be read is among the Problems, and the runtime's defaults count. It never starts or queries a runtime, and writes nothing.
 //
-// Start at Read; containerd.go and crio.go have the rules of each runtime.
+// Start at Read; containerd.go and crio.go have the rules of each runtime, process.go where a running containerd has its file.
 package runtimeconf
 
 import (
@@ -153,12 +153,18 @@ type reader struct {
 }
 
 func (r *reader) find() (at place, found bool) {
+	all, started := places(), r.started()
+	for i, p := range all {
+		if file := started[p.socket]; file != "" && p.runtime == Containerd {
+			all[i].file = file
+		}
+	}
 	for _, wants := range []func(place) bool{
 		func(p place) bool { return r.exists(p.socket) && r.configured(p) },
 		func(p place) bool { return r.exists(p.socket) },
 		r.configured,
 	} {
-		for _, p := range places() {
+		for _, p := range all {
 			if wants(p) {
 				return p, true
 			}
