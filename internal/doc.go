@@ -51,7 +51,7 @@
 // agent/racerepair/settings.go), the field that the row fills, and its use.
 // Flag, variable, default, help and validation come from the row; with Chart
 // set, "make manifests" writes the chart's schema and the manual's table of chart
-// values (a new numeric Arg needs a case in hack/settings); the manual's table
+// values (and of any value of values.yaml the copy files/defaults.yaml; a new numeric Arg needs a case in hack/settings); the manual's table
 // of flags is written by hand. The test is one more row in settings_test.go of
 // the role.
 //
