@@ -54,6 +54,9 @@ func (i *Installation) locate() {
 	if l.unknown == nil {
 		now, l.unknown = i.choose(l, net, bin)
 	}
+	if l.unknown != nil && i.recorded {
+		now = was
+	}
 	l.detects = net || bin
 	i.at = l
 	if now.equal(was) {
@@ -173,6 +176,8 @@ func (i *Installation) logLocation() {
 		slog.Any("its programs", c.BinDirs),
 	}
 	switch {
+	case i.at.unknown != nil && !d.equal(i.mounted):
+		log.Warn("where the runtime looks is not known any more: the directories stay as they are", slog.String("reason", i.at.unknown.Error()))
 	case i.at.unknown != nil:
 		log.Info("installing into the default directories: where the runtime looks is not known", slog.String("reason", i.at.unknown.Error()),
 			slog.String("hint", "set cniConfDir and cniBinDir if the runtime looks elsewhere"))

@@ -373,3 +373,18 @@ func TestRunFollowsTheRuntime(t *testing.T) {
 	m.start(containerdSock)
 	m.until(func() bool { return !m.there("node/one/bin"+ourProgram) && !installed("/one")() })
 }
+
+// TestStaysWhereItIs: where it cannot be known any more where the runtime looks.
+func TestStaysWhereItIs(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), containerdSock: "", "/one/bin/": ""})
+	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+	agent := m.agent()
+	must(t, agent.Reconcile())
+	m.write("/run/crio/crio.sock", "")
+	must(t, agent.Reconcile())
+	m.installedIn("/one/conf", "/one/bin")
+	if !strings.Contains(m.log.String(), "where the runtime looks is not known any more") {
+		t.Errorf("it does not say so: %s", m.log.String())
+	}
+}

@@ -91,17 +91,19 @@ func (i *Installation) settle() error {
 // clean removes the installation from directories of before as soon as the runtime does not look there any more: it looks where its
 // files said when it was started.
 func (i *Installation) clean() error {
-	if len(i.earlier) == 0 || i.at.detects && (i.at.unknown != nil || i.at.runtime.Pending) {
+	if !i.at.certain() {
 		return nil
 	}
-	for len(i.earlier) > 0 {
+	for ; len(i.earlier) > 0; i.earlier = i.earlier[1:] {
 		if err := i.leave(i.earlier[0]); err != nil {
 			return err
 		}
-		i.earlier = i.earlier[1:]
 	}
 	return i.record()
 }
+
+// certain reports whether the runtime looks in the present directories now, or the user said so.
+func (l location) certain() bool { return !l.detects || l.unknown == nil && !l.runtime.Pending }
 
 // recall adds the directories of earlier agents.
 func (i *Installation) recall() {

@@ -221,10 +221,7 @@ func (s *watchSet) add(path Path, watch func(dir string) error) error {
 			s.ends[dir] = append(s.ends[dir], path)
 			return nil
 		}
-		next := filepath.Join(dir, rest[0])
-		if rest[0] == ".." && dir == root {
-			next = root
-		}
+		next := entry(root, dir, rest[0])
 		s.names[rest[0]] = true
 		rest = rest[1:]
 		if target, err := os.Readlink(next); err == nil {
@@ -241,6 +238,14 @@ func (s *watchSet) add(path Path, watch func(dir string) error) error {
 		dir = next
 	}
 	return nil
+}
+
+// entry is the path of a name in a directory; the root directory's ".." is itself.
+func entry(root, dir, name string) string {
+	if name == ".." && dir == root {
+		return root
+	}
+	return filepath.Join(dir, name)
 }
 
 // elements are the names in a path, without those that lead nowhere.

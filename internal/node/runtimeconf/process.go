@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // maxArguments bounds the command line of a runtime, in bytes.
@@ -21,14 +23,14 @@ func (r *reader) started() map[string]string {
 	entries, _ := os.ReadDir(proc)
 	for _, e := range entries {
 		dir := filepath.Join(proc, e.Name())
-		name, unread := os.ReadFile(filepath.Join(dir, "comm")) // unlike cmdline it waits for no lock of the process
+		name, unread := os.ReadFile(filepath.Join(dir, "comm")) //nolint:gosec // a procfs; unlike cmdline it waits for no lock of the process
 		if err != nil || unread != nil || string(name) != "containerd\n" {
 			continue
 		}
 		if own, err := os.Readlink(filepath.Join(dir, "ns/mnt")); err != nil || own != mounts || !ofRoot(dir) {
 			continue
 		}
-		if text, err := os.ReadFile(filepath.Join(dir, "cmdline")); err == nil && len(text) <= maxArguments {
+		if text, _, err := hostfs.ReadFile(filepath.Join(dir, "cmdline"), maxArguments); err == nil {
 			if config, socket := containerdArguments(strings.Split(string(text), "\x00")); path.IsAbs(config) {
 				files[socket] = path.Clean(config)
 			}
