@@ -80,6 +80,9 @@ func (c *Cluster) Machines() []*Machine { return c.machines }
 // Node returns the name of the machine's node.
 func (m *Machine) Node() string { return m.name }
 
+// Runs reports whether the machine has power.
+func (m *Machine) Runs() bool { return m.inside.runs() }
+
 // PowerOff kills all processes at once, as a power failure does. The files of the machine remain.
 func (m *Machine) PowerOff() error {
 	return errors.Join(m.inside.end(), removeCgroups(m.run.cgroups()))

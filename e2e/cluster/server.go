@@ -69,11 +69,13 @@ func (c *Cluster) startControlPlane() error {
 // startControllers starts the controller manager and the scheduler. The API server must be ready.
 func (c *Cluster) startControllers() error {
 	kubeconfig := func(name string) string { return "--kubeconfig=" + filepath.Join(c.run.pki(), name+".kubeconfig") }
-	flags := []string{kubeconfig("kcm"), "--use-service-account-credentials",
+	flags := []string{
+		kubeconfig("kcm"), "--use-service-account-credentials",
 		"--service-account-private-key-file=" + filepath.Join(c.run.pki(), "sa.key"), "--root-ca-file=" + filepath.Join(c.run.pki(), "ca.crt"),
 		"--leader-elect=false", "--bind-address=127.0.0.1", "--flex-volume-plugin-dir=" + c.run.path("state", "volumeplugins"),
 		// With the default limits the controllers take seconds to start.
-		"--kube-api-qps=500", "--kube-api-burst=1000"}
+		"--kube-api-qps=500", "--kube-api-burst=1000",
+	}
 	if grace := c.options.NodeMonitorGracePeriod; grace > 0 {
 		flags = append(flags, "--node-monitor-grace-period="+grace.String())
 	}

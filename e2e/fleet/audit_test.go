@@ -143,12 +143,12 @@ func (s *scenario) commands() {
 	s.Helper()
 	table := s.want(3, "app/lost", "", "pods")
 	for _, f := range faults {
-		if !strings.Contains(table.stdout, "app/"+f.pod+" ") {
-			s.Errorf("the table lacks %s:\n%s", f.pod, table.stdout)
+		if !strings.Contains(table.Stdout, "app/"+f.pod+" ") {
+			s.Errorf("the table lacks %s:\n%s", f.pod, table.Stdout)
 		}
 	}
-	s.Logf("kubectl istio-cni pods\n%s", table.stdout)
-	if r := s.want(3, "", "", "pods", "--bypassing", "--check", "-n", lab.App); strings.Contains(r.stdout, "app/fine") || !strings.Contains(r.stdout, "app/lost") {
+	s.Logf("kubectl istio-cni pods\n%s", table.Stdout)
+	if r := s.want(3, "", "", "pods", "--bypassing", "--check", "-n", lab.App); strings.Contains(r.Stdout, "app/fine") || !strings.Contains(r.Stdout, "app/lost") {
 		s.Errorf("--bypassing: %s", r)
 	}
 	s.want(3, "app/ahead", "", "pods", "--state", "foreign-rule", "-o", "wide")
@@ -172,7 +172,7 @@ func (s *scenario) packets() {
 		}()
 		r := s.want(code, "192.0.2.1", "", "trace", "app/"+pod, "--to=192.0.2.1", "--for=5s")
 		<-ended
-		s.Logf("kubectl istio-cni trace app/%s\n%s", pod, r.stdout)
+		s.Logf("kubectl istio-cni trace app/%s\n%s", pod, r.Stdout)
 	}
 }
 
@@ -180,19 +180,19 @@ func (s *scenario) packets() {
 func (s *scenario) bundles() {
 	s.Helper()
 	all := s.want(0, "", "", "bundle")
-	if names, err := members(all.stdout); err != nil || !slices.Equal(names, []string{"istio-cni/" + cluster.NodeName + ".tar.gz"}) {
+	if names, err := members(all.Stdout); err != nil || !slices.Equal(names, []string{"istio-cni/" + cluster.NodeName + ".tar.gz"}) {
 		s.Errorf("the bundle of all nodes has %q, %v", names, err)
 	}
 	one := s.want(0, "", "", "bundle", "-n", lab.App, "deleted", "--since=1h")
-	if names, err := members(one.stdout); err != nil || !slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, "/README.txt") }) {
+	if names, err := members(one.Stdout); err != nil || !slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, "/README.txt") }) {
 		s.Errorf("the bundle of a pod has %q, %v", names, err)
 	}
 	doctor := s.plugin("doctor", "-o", "json")
 	var checks []struct{ Node, Name, Result, Text string }
-	if err := json.Unmarshal([]byte(doctor.stdout), &checks); err != nil || len(checks) < 5 || checks[0].Node != cluster.NodeName || checks[0].Result == "" || doctor.code > 1 {
+	if err := json.Unmarshal([]byte(doctor.Stdout), &checks); err != nil || len(checks) < 5 || checks[0].Node != cluster.NodeName || checks[0].Result == "" || doctor.Code > 1 {
 		s.Errorf("%v: %s", err, doctor)
 	}
-	s.Logf("kubectl istio-cni doctor\n%s", s.plugin("doctor").stdout)
+	s.Logf("kubectl istio-cni doctor\n%s", s.plugin("doctor").Stdout)
 }
 
 // badInput: each mistake is named.

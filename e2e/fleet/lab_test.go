@@ -1,13 +1,8 @@
 package fleet
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -16,62 +11,30 @@ import (
 )
 
 // scenario is the fixture of one test.
-type scenario struct {
-	*lab.Lab
-	// bin is a directory with kubectl and the plugin.
-	bin string
-}
+type scenario struct{ *lab.Lab }
 
 func newScenario(t *testing.T) *scenario {
 	t.Helper()
-	s := &scenario{Lab: lab.Node(t, cluster.Options{}), bin: t.TempDir()}
-	s.Must(os.Symlink(s.Kube, filepath.Join(s.bin, "kubectl")))
-	s.Must(os.Symlink(s.Kubectl, filepath.Join(s.bin, "kubectl-istio_cni")))
-	return s
+	return &scenario{Lab: lab.Node(t, cluster.Options{})}
 }
 
 // subtest runs a part of the scenario as a subtest.
 func (s *scenario) subtest(name string, run func(*scenario)) {
 	s.Helper()
-	s.Run(name, func(t *testing.T) { t.Helper(); run(&scenario{Lab: s.With(t), bin: s.bin}) })
-}
-
-// result is the end of a program.
-type result struct {
-	code           int
-	stdout, stderr string
-}
-
-func (r result) String() string {
-	return fmt.Sprintf("exit code %d, stdout:\n%s\nstderr:\n%s", r.code, r.stdout, r.stderr)
-}
-
-// kubectl runs kubectl with the administrator's kubeconfig.
-func (s *scenario) kubectl(args ...string) result {
-	s.Helper()
-	var stdout, stderr bytes.Buffer
-	command := exec.CommandContext(s.Context(), filepath.Join(s.bin, "kubectl"), args...)
-	command.Env = append(os.Environ(), "PATH="+s.bin+":"+os.Getenv("PATH"), "KUBECONFIG="+s.Kubeconfig())
-	command.Stdout, command.Stderr = &stdout, &stderr
-	err := command.Run()
-	var ended *exec.ExitError
-	if err != nil && !errors.As(err, &ended) {
-		s.Fatal(err)
-	}
-	return result{command.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+	s.Run(name, func(t *testing.T) { t.Helper(); run(&scenario{Lab: s.With(t)}) })
 }
 
 // plugin runs "kubectl istio-cni".
-func (s *scenario) plugin(args ...string) result {
+func (s *scenario) plugin(args ...string) lab.Result {
 	s.Helper()
-	return s.kubectl(append([]string{"istio-cni"}, args...)...)
+	return s.Kubectl(append([]string{"istio-cni"}, args...)...)
 }
 
 // want runs the plugin and compares the exit code and parts of the outputs.
-func (s *scenario) want(code int, stdout, stderr string, args ...string) result {
+func (s *scenario) want(code int, stdout, stderr string, args ...string) lab.Result {
 	s.Helper()
 	r := s.plugin(args...)
-	if r.code != code || !strings.Contains(r.stdout, stdout) || !strings.Contains(r.stderr, stderr) {
+	if r.Code != code || !strings.Contains(r.Stdout, stdout) || !strings.Contains(r.Stderr, stderr) {
 		s.Errorf("%q: want exit code %d, stdout %q, stderr %q: %s", args, code, stdout, stderr, r)
 	}
 	return r
@@ -88,11 +51,11 @@ type status struct {
 func (s *scenario) pods(flags ...string) map[string]status {
 	s.Helper()
 	r := s.plugin(append([]string{"pods", "-n", lab.App, "-o", "json"}, flags...)...)
-	if r.code != 0 && r.code != 3 {
+	if r.Code != 0 && r.Code != 3 {
 		s.Fatal(r)
 	}
 	var all []status
-	s.Must(json.Unmarshal([]byte(r.stdout), &all))
+	s.Must(json.Unmarshal([]byte(r.Stdout), &all))
 	pods := map[string]status{}
 	for _, p := range all {
 		pods[p.Pod] = p
@@ -123,11 +86,11 @@ func (s *scenario) untilStates(want map[string]string, flags ...string) {
 // metric reports whether the agent has a metric with this value.
 func (s *scenario) metric(series, value string) bool {
 	s.Helper()
-	r := s.kubectl("get", "--raw", "/api/v1/namespaces/"+lab.Mesh+"/pods/"+s.Agent().Name+":15014/proxy/metrics")
-	if r.code != 0 {
+	r := s.Kubectl("get", "--raw", "/api/v1/namespaces/"+lab.Mesh+"/pods/"+s.Agent().Name+":15014/proxy/metrics")
+	if r.Code != 0 {
 		s.Fatal(r)
 	}
-	return strings.Contains(r.stdout, "\n"+series+" "+value+"\n")
+	return strings.Contains(r.Stdout, "\n"+series+" "+value+"\n")
 }
 
 // inPod runs a shell script on the node, in the network namespace of a pod; $n is the namespace's name.

@@ -41,6 +41,9 @@ func (l *Lab) collect() {
 	}
 	l.collectObjects(dir)
 	for _, m := range l.Machines() {
+		if !m.Runs() {
+			continue
+		}
 		l.collectFrom(m, filepath.Join(dir, m.Node()))
 	}
 	l.Logf("logs and objects are in %s", dir)
@@ -83,6 +86,10 @@ func (l *Lab) collectObjects(dir string) {
 	}
 	write("pods.yaml", pods.Items)
 	for _, p := range pods.Items {
+		// The API server waits long for a kubelet that has no power.
+		if m := l.On(p.Spec.NodeName); m == nil || !m.Runs() {
+			continue
+		}
 		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 			l.collectOutput(dir, p.Namespace, p.Name, c.Name)
 		}

@@ -16,6 +16,7 @@ package lab
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -49,6 +50,8 @@ type node struct {
 	artifacts.Artifacts
 	client kubernetes.Interface
 	began  time.Time
+	// bin is a directory with kubectl and our plugin for it.
+	bin string
 }
 
 // Node starts a node, which ends with the test. It sets Kube, Tier and Pause, and prepends the images of test pods
@@ -69,7 +72,7 @@ func Node(t *testing.T, o cluster.Options) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := (&Lab{node: &node{Cluster: c, Artifacts: found, client: c.Client(), began: began}}).With(t)
+	l := (&Lab{node: &node{Cluster: c, Artifacts: found, client: c.Client(), began: began, bin: t.TempDir()}}).With(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			l.collect()
@@ -78,6 +81,8 @@ func Node(t *testing.T, o cluster.Options) *Lab {
 			t.Error(err)
 		}
 	})
+	l.Must(os.Symlink(found.Kube, filepath.Join(l.bin, "kubectl")))
+	l.Must(os.Symlink(found.Kubectl, filepath.Join(l.bin, "kubectl-istio_cni")))
 	for _, namespace := range []string{Mesh, App} {
 		l.Must(c.Namespace(t.Context(), namespace))
 	}
@@ -98,16 +103,22 @@ func (l *Lab) Step(format string, args ...any) {
 	l.Logf("%6.1f s  "+format, append([]any{time.Since(l.began).Seconds()}, args...)...)
 }
 
-// NodeIs reports whether the node's condition Ready has this status.
+// NodeIs reports whether the first node's condition Ready has this status.
 func (l *Lab) NodeIs(status core.ConditionStatus) bool {
 	l.Helper()
-	found, err := l.client.CoreV1().Nodes().Get(l.Context(), cluster.NodeName, meta.GetOptions{})
+	return l.NodeNamedIs(cluster.NodeName, status)
+}
+
+// NodeNamedIs is NodeIs of any node.
+func (l *Lab) NodeNamedIs(name string, status core.ConditionStatus) bool {
+	l.Helper()
+	found, err := l.client.CoreV1().Nodes().Get(l.Context(), name, meta.GetOptions{})
 	return err == nil && slices.ContainsFunc(found.Status.Conditions, func(c core.NodeCondition) bool {
 		return c.Type == core.NodeReady && c.Status == status
 	})
 }
 
-// UntilNodeReady waits until the node is ready.
+// UntilNodeReady waits until the first node is ready.
 func (l *Lab) UntilNodeReady() {
 	l.Helper()
 	l.Until("the node", func() bool { return l.NodeIs(core.ConditionTrue) })
