@@ -71,9 +71,9 @@ func FindProgram() (string, error) {
 	return path, program(path, "ISTIO_CNI_BIN", "hack/image.sh builds it")
 }
 
-// Reference has absolute paths of the reference's program, image and chart, of Helm, and of the directory with all charts of
+// Reference has absolute paths of the reference's programs, image and chart, of Helm, and of the directory with all charts of
 // the reference.
-type Reference struct{ IstioCNI, Image, Chart, Helm, Charts string }
+type Reference struct{ IstioCNI, Istioctl, Image, Chart, Helm, Charts string }
 
 // FindReference reads REFERENCE_BIN, E2E_REFERENCE_IMAGE and E2E_REFERENCE_CHARTS, which hack/e2e.sh sets for the packages that
 // need the reference. The defaults are below bin/ too, except for the charts, which are in the module.
@@ -81,11 +81,12 @@ func FindReference() (Reference, error) {
 	bin, dir := reference()
 	r := Reference{
 		IstioCNI: filepath.Join(dir, "istio-cni"), Image: from("E2E_REFERENCE_IMAGE", bin, "e2e-images/reference.tar"),
-		Helm: filepath.Join(dir, "helm"), Chart: filepath.Join(dir, "chart"),
+		Istioctl: filepath.Join(dir, "istioctl"), Helm: filepath.Join(dir, "helm"), Chart: filepath.Join(dir, "chart"),
 		Charts: os.Getenv("E2E_REFERENCE_CHARTS"),
 	}
 	return r, errors.Join(
 		program(r.IstioCNI, "REFERENCE_BIN", "hack/reference.sh builds it"),
+		program(r.Istioctl, "REFERENCE_BIN", "hack/reference.sh builds it"),
 		program(r.Helm, "REFERENCE_BIN", "hack/reference.sh builds it"),
 		file(r.Image, "E2E_REFERENCE_IMAGE", "hack/e2e.sh packs it"))
 }

@@ -167,6 +167,6 @@ func (c *churn) stop() (captured, held map[string]time.Time) {
 	for _, name := range c.gone {
 		c.Until("the end of "+name, func() bool { return c.Get(lab.App, name) == nil })
 	}
-	c.remove(c.made...)
+	c.RemoveReleased(c.made...)
 	return captured, held
 }

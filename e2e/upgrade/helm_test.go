@@ -2,56 +2,33 @@ package upgrade
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
-
-	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-const release = "istio-cni"
-
-// helm runs Helm with an empty home directory and returns its output.
-func (s *scenario) helm(args ...string) string {
-	s.Helper()
-	home := filepath.Join(s.Dir(), "helm")
-	args = append(args, "--namespace="+lab.Mesh, "--kubeconfig="+s.Kubeconfig())
-	command := exec.CommandContext(s.Context(), s.reference.Helm, args...)
-	command.Env = append(os.Environ(), "HOME="+home, "HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
-	text, err := command.CombinedOutput()
-	s.Step("helm %s\n%s", strings.Join(args, " "), text)
-	s.Must(err)
-	return string(text)
-}
-
 // installReference installs the reference's chart with its defaults and another image.
 func (s *scenario) installReference() {
 	s.Helper()
-	s.helm("install", release, s.reference.Chart, "--set=global.hub="+referenceHub, "--set=global.tag="+referenceTag)
-	s.rolledOut(referenceImage)
+	s.Helm("install", lab.Release, s.Reference.Chart, "--set=global.hub="+lab.ReferenceHub, "--set=global.tag="+lab.ReferenceTag)
+	s.UntilRolledOut(lab.ReferenceImage)
 }
 
 // upgrade follows the steps of docs/install.md.
 func (s *scenario) upgrade(flags ...string) {
 	s.Helper()
 	values := filepath.Join(s.TempDir(), "my-values.yaml")
-	s.Must(os.WriteFile(values, []byte(s.helm("get", "values", release, "--output=yaml")), 0o600))
+	s.Must(os.WriteFile(values, []byte(s.Helm("get", "values", lab.Release, "--output=yaml")), 0o600))
 	_, file, _, _ := runtime.Caller(0)
 	chart := filepath.Join(filepath.Dir(file), "..", "..", "manifests", "istio-cni")
-	flags = append([]string{"--set=global.hub=" + oursHub, "--set=global.tag=" + oursTag}, flags...)
-	s.helm(append([]string{"upgrade", release, chart, "-f=" + values}, flags...)...)
-	s.rolledOut(lab.Image)
+	flags = append([]string{"--set=global.hub=" + lab.OursHub, "--set=global.tag=" + lab.OursTag}, flags...)
+	s.Helm(append([]string{"upgrade", lab.Release, chart, "-f=" + values}, flags...)...)
+	s.UntilRolledOut(lab.Image)
 }
 
-// rolledOut waits until the only agent pod is ready and has this image. Helm's --wait does not: with one node and
-// maxUnavailable 1 it requires no ready pod.
-func (s *scenario) rolledOut(image string) {
+// restarts returns the restart count of a pod's first init container, the validation.
+func (s *scenario) restarts(name string) int32 {
 	s.Helper()
-	s.Until("the agent", func() bool {
-		agents, err := s.Client().CoreV1().Pods(lab.Mesh).List(s.Context(), meta.ListOptions{})
-		return err == nil && len(agents.Items) == 1 && lab.Ready(&agents.Items[0]) && agents.Items[0].Spec.Containers[0].Image == image
-	})
+	return s.Get(lab.App, name).Status.InitContainerStatuses[0].RestartCount
 }

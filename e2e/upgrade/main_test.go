@@ -4,24 +4,15 @@
 // It is one scenario: the reference is installed, upgraded to this program, rolled back, upgraded again and uninstalled, while
 // pods are created and deleted.
 //
-// Start reading at TestFromTheReferenceAndBack; lab_test.go has the helpers.
+// Start reading at TestFromTheReferenceAndBack; helm_test.go has the helpers.
 package upgrade
 
 import (
 	"os"
 	"testing"
 
-	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/lab"
-)
-
-const (
-	// oursHub and oursTag are the defaults of the chart.
-	oursHub, oursTag = "localhost/istio-cni", "0.1.0"
-	referenceHub     = "localhost/reference"
-	referenceTag     = "e2e"
-	referenceImage   = referenceHub + "/install-cni:" + referenceTag
 )
 
 func TestMain(m *testing.M) {
@@ -32,12 +23,7 @@ func TestMain(m *testing.M) {
 // newScenario starts a node that has the image of the reference too.
 func newScenario(t *testing.T) *scenario {
 	t.Helper()
-	reference, err := artifacts.FindReference()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &scenario{Lab: lab.Node(t, cluster.Options{Images: []string{reference.Image}}), reference: reference, made: map[string]string{}}
-	s.UntilNodeReady()
-	s.network = s.networkNow()
+	s := &scenario{Beside: lab.NodeBeside(t), made: map[string]string{}}
+	s.network = s.Network()
 	return s
 }

@@ -11,18 +11,16 @@ import (
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // scenario is the state that one step leaves to the next.
 type scenario struct {
-	*lab.Lab
+	*lab.Beside
 
-	reference artifacts.Reference
 	// network is the node's CNI configuration before the first installation.
-	network list
+	network lab.NetworkList
 	// made has the rules of each pod at its creation.
 	made map[string]string
 	// requestsBefore is the number of requests of the agents before the current step.
@@ -45,7 +43,7 @@ func TestFromTheReferenceAndBack(t *testing.T) {
 		began := time.Now()
 		if !t.Run(step.name, func(t *testing.T) {
 			here := *s
-			here.Lab = s.With(t)
+			here.Beside = s.With(t)
 			here.requestsBefore = len(here.requests())
 			step.run(&here)
 		}) {
@@ -59,7 +57,7 @@ func TestFromTheReferenceAndBack(t *testing.T) {
 func (s *scenario) prepared() {
 	s.Helper()
 	s.installReference()
-	s.checkInstalled(s.reference.IstioCNI)
+	s.checkInstalled(s.Reference.IstioCNI)
 	s.checkCaptured("their-0")
 	s.Step("the rules of a pod are\n%s", s.made["their-0"])
 	s.checkCaptured("their-1", "their-2", "their-3", "their-4", "their-5")
@@ -82,7 +80,7 @@ func (s *scenario) upgraded() {
 		}
 	}
 	s.checkUnchanged("their-2", "their-3", "their-4", "their-5")
-	s.remove("their-2", "their-3")
+	s.RemoveReleased("their-2", "their-3")
 	s.checkNoProblems()
 }
 
@@ -111,16 +109,16 @@ func (s *scenario) checkGap(underWay *churn) {
 func (s *scenario) rolledBack() {
 	s.Helper()
 	underWay := s.begin("down", "ours-0", "ours-1")
-	s.helm("rollback", release, "1")
-	s.rolledOut(referenceImage)
+	s.Helm("rollback", lab.Release, "1")
+	s.UntilRolledOut(lab.ReferenceImage)
 	// The agent keeps the installation when its successor is the reference.
 	if _, held := underWay.stop(); len(held) > 0 || underWay.missing > 0 {
 		s.Errorf("the stanza was missing for %s, and %q started without redirection", underWay.missing, held)
 	}
-	s.checkInstalled(s.reference.IstioCNI)
+	s.checkInstalled(s.Reference.IstioCNI)
 	s.checkCaptured("back-0", "back-1")
 	s.checkUnchanged("their-4", "their-5", "ours-2", "ours-3")
-	s.remove("ours-2", "their-4")
+	s.RemoveReleased("ours-2", "their-4")
 }
 
 // upgradedAgain: with maxSurge 1 our agent starts before the reference's ends, and the gap is shorter.
@@ -133,40 +131,40 @@ func (s *scenario) upgradedAgain() {
 	s.checkInstalled(s.IstioCNI)
 	s.checkCaptured("last-0")
 	s.checkUnchanged("their-5", "ours-3", "back-0")
-	s.remove("back-0")
+	s.RemoveReleased("back-0")
 	s.checkNoProblems()
 }
 
 // uninstalled: the node is as it was before the first installation.
 func (s *scenario) uninstalled() {
 	s.Helper()
-	s.helm("uninstall", release)
+	s.Helm("uninstall", lab.Release)
 	s.Until("the agent to go", func() bool {
 		agents, err := s.Client().CoreV1().Pods(lab.Mesh).List(s.Context(), meta.ListOptions{})
 		return err == nil && len(agents.Items) == 0
 	})
-	if have := s.networkNow(); !reflect.DeepEqual(have, s.network) {
+	if have := s.Network(); !reflect.DeepEqual(have, s.network) {
 		s.Errorf("the network's configuration was %v\nand is now %v", s.network, have)
 	}
 	s.logFiles()
 	s.checkUnchanged("their-5", "ours-3", "last-0")
-	s.remove("their-5", "ours-3", "last-0")
+	s.RemoveReleased("their-5", "ours-3", "last-0")
 	s.Pod("later", lab.Plain())
 	s.UntilReady("later")
-	s.remove("later")
+	s.RemoveReleased("later")
 }
 
 // checkCaptured creates pods and checks that they are redirected from their start, by the same rules as the
 // reference's.
 func (s *scenario) checkCaptured(names ...string) {
 	s.Helper()
-	s.pods(names...)
+	s.Pods(names...)
 	for _, name := range names {
 		if n := s.restarts(name); n != 0 {
 			s.Errorf("%s: %d restarts of the validation", name, n)
 		}
 		s.Flows(name)
-		s.made[name] = s.rules(name)
+		s.made[name] = s.Rules(name)
 		if want := s.made["their-0"]; s.made[name] != want {
 			s.Errorf("%s has rules\n%s\nand the reference writes\n%s", name, s.made[name], want)
 		}
@@ -179,7 +177,7 @@ func (s *scenario) checkUnchanged(names ...string) {
 	s.Helper()
 	for _, name := range names {
 		s.Flows(name)
-		if have := s.rules(name); have != s.made[name] {
+		if have := s.Rules(name); have != s.made[name] {
 			s.Errorf("%s had rules\n%s\nand has now\n%s", name, s.made[name], have)
 		}
 		for _, c := range s.Get(lab.App, name).Status.ContainerStatuses {
@@ -191,25 +189,12 @@ func (s *scenario) checkUnchanged(names ...string) {
 	s.Step("%q are still redirected, by the same rules", names)
 }
 
-// list is a CNI network configuration list.
-type list struct {
-	CNIVersion, Name string
-	Plugins          []map[string]any
-}
-
-// networkNow reads the node's CNI configuration.
-func (s *scenario) networkNow() (n list) {
-	s.Helper()
-	s.Must(json.Unmarshal([]byte(s.OnNode("cat", "/etc/cni/net.d/10-e2e.conflist")), &n))
-	return n
-}
-
 // checkInstalled checks that the CNI configuration has one plugin more, the last one, that its kubeconfig exists,
 // that there is no other configuration, and that the plugin binary equals the file program.
 func (s *scenario) checkInstalled(program string) {
 	s.Helper()
 	s.logFiles()
-	have := s.networkNow()
+	have := s.Network()
 	n := len(have.Plugins) - 1
 	stanza := have.Plugins[n]
 	text, err := json.MarshalIndent(stanza, "", "  ")
@@ -219,7 +204,7 @@ func (s *scenario) checkInstalled(program string) {
 	if stanza["type"] != "istio-cni" || !reflect.DeepEqual(have, s.network) {
 		s.Errorf("the network's configuration was %v\nand is now %v", s.network, have)
 	}
-	if names := s.files("/etc/cni/net.d"); !slices.Equal(names, []string{"10-e2e.conflist"}) {
+	if names := s.Files("/etc/cni/net.d"); !slices.Equal(names, []string{"10-e2e.conflist"}) {
 		s.Errorf("configuration: %q", names)
 	}
 	s.OnNode("test", "-s", kubeconfig)
@@ -239,7 +224,7 @@ const kubeconfig = "/var/run/istio-cni/istio-cni-kubeconfig"
 func (s *scenario) logFiles() {
 	s.Helper()
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/run/istio-cni"} {
-		s.Step("%s has %q", dir, s.files(dir))
+		s.Step("%s has %q", dir, s.Files(dir))
 	}
 }
 

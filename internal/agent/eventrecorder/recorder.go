@@ -7,6 +7,7 @@
 //   - Events that are equal within ten minutes are one Event in the API, whose count is patched.
 //   - Different events about one object consume tokens of that object's bucket. Warning and Normal events have one bucket each, so
 //     that a repeating failure does not suppress the event of its end.
+//   - A namespace whose events the API server refuses is not asked again for ten minutes. The first refusal is logged.
 //   - All events consume tokens of a common bucket, too, and wait for a token.
 //
 // Its memory is bounded, whatever the events are about. It replaces client-go's recorder, which would link 75 more packages
@@ -63,6 +64,8 @@ const (
 	maxEventMessage = 1024
 	// maxObjectName bounds the object's name in an event's name: 253 bytes less a dot and 16 hexadecimal digits.
 	maxObjectName = 253 - 17
+	// refusedFor is the time in which no event of a namespace is sent after a refusal: charts may give no right to events.
+	refusedFor = 10 * time.Minute
 	// eventFlush bounds the time in which Shutdown sends queued events.
 	eventFlush = 3 * time.Second
 )
@@ -98,7 +101,11 @@ type Recorder struct {
 	named   int64      // the UnixNano in the name of the last event: no two names are equal
 	closed  bool
 	full    bool // the queue has overflowed since it was empty
-	failing bool // the last event was not sent; only the sending goroutine uses it
+
+	// Only the sending goroutine uses these: failing reports that the last event was not sent, refused has the time.Time of the last
+	// refusal by the namespace of the object, and told reports that a refusal was logged.
+	failing, told bool
+	refused       *lru.Cache
 }
 
 // seenEvent is the state of equal events.
@@ -125,7 +132,7 @@ func New(writer Writer, o Options) *Recorder {
 	r := &Recorder{
 		options: o, writer: writer, limiter: rate.NewLimiter(rate.Every(eventInterval), eventBurst),
 		queue: make(chan *seenEvent, maxQueued), stopping: make(chan struct{}), done: make(chan struct{}), abort: abort,
-		seen: lru.New(maxRemembered), objects: lru.New(maxRemembered),
+		seen: lru.New(maxRemembered), objects: lru.New(maxRemembered), refused: lru.New(maxRemembered),
 	}
 	go r.send(ctx)
 	return r
@@ -228,6 +235,10 @@ func (r *Recorder) send(ctx context.Context) {
 		r.full = r.full && len(r.queue) > 0
 		now := *s
 		r.mu.Unlock()
+		if r.isRefused(now.Object.Namespace) {
+			r.options.Count(Failed)
+			continue
+		}
 		err := r.write(ctx, now)
 		r.mu.Lock()
 		s.stored = s.stored || err == nil
@@ -255,6 +266,13 @@ func (r *Recorder) wait() bool {
 	}
 }
 
+// isRefused reports whether events of a namespace were refused a short time ago.
+func (r *Recorder) isRefused(namespace string) bool {
+	last, found := r.refused.Get(namespace)
+	at, _ := last.(time.Time)
+	return found && r.options.Clock.Since(at) < refusedFor
+}
+
 // report counts a sent event, and logs the first of several failures.
 func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 	if err == nil {
@@ -263,14 +281,24 @@ func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 		return
 	}
 	r.options.Count(Failed)
-	level := slog.LevelWarn
-	if r.failing {
-		level = slog.LevelDebug
+	log := r.options.Log.With(slog.String("reason", event.Reason), slog.String("object", event.Object.Namespace+"/"+event.Object.Name),
+		slog.String("message", event.Message), slog.String("error", err.Error()))
+	if kube.ClassOf(err) == kube.Forbidden {
+		r.refused.Add(event.Object.Namespace, r.options.Clock.Now())
+		log.Log(ctx, first(!r.told, slog.LevelInfo), "events are not recorded where the agent has no right to create them")
+		r.told = true
+		return
 	}
+	log.Log(ctx, first(!r.failing, slog.LevelWarn), "an event was not recorded")
 	r.failing = true
-	r.options.Log.Log(ctx, level, "an event was not recorded", slog.String("reason", event.Reason),
-		slog.String("object", event.Object.Namespace+"/"+event.Object.Name), slog.String("message", event.Message),
-		slog.String("error", err.Error()))
+}
+
+// first returns a level for the first of several records, and Debug for the others.
+func first(is bool, level slog.Level) slog.Level {
+	if is {
+		return level
+	}
+	return slog.LevelDebug
 }
 
 // write creates an event, or patches the count of a stored one. The API server deletes events, after an hour by default; then

@@ -232,21 +232,39 @@ func TestAnEventThatTheServerLacksIsCreated(t *testing.T) {
 	}
 }
 
-// TestAMissingRightIsLoggedOnce, not for each event.
-func TestAMissingRightIsLoggedOnce(t *testing.T) {
+// TestARefusedNamespaceIsAskedRarely: a chart may give rights in some namespaces, or none.
+func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
+	t.Parallel()
 	server := kubetest.NewServer(t)
-	server.Fail(kubetest.Forbidden, kubetest.Forever)
+	server.FailOn("/namespaces/default/", kubetest.Forbidden, kubetest.Forever)
 	r := newFixture(t, client(t, server))
-	for i := range 5 {
-		r.sends(eventOf(fmt.Sprint("node-", i), "same"))
+	pod := kube.Event{
+		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: "shop", Name: "web", UID: "u"}, Reason: "R", Type: kube.EventNormal,
 	}
+	for i := range 3 {
+		r.sends(nodeEvent(fmt.Sprint(i)))
+	}
+	if n := len(server.Requests()); n != 1 {
+		t.Errorf("it asked %d times", n)
+	}
+	r.sends(pod)
+	if r.got(Sent) != 1 || len(server.Events()) != 1 {
+		t.Errorf("the events of another namespace: %d", len(server.Events()))
+	}
+	r.clock.Step(refusedFor)
+	r.sends(nodeEvent("later"))
+	if n := len(server.Requests()); n != 3 {
+		t.Errorf("it asked %d times", n)
+	}
+	server.Heal()
+	r.clock.Step(refusedFor)
+	r.sends(nodeEvent("allowed"))
 	r.Shutdown()
-	if n := strings.Count(r.log.String(), "an event was not recorded"); n != 1 || r.got(Failed) != 5 {
-		t.Errorf("%d lines, results %v, log %s", n, r.results, r.log)
+	if r.got(Sent) != 2 || strings.Count(r.log.String(), "no right to create") != 1 || strings.Contains(r.log.String(), "level=WARN") {
+		t.Errorf("log:\n%s", r.log)
 	}
 }
 
-// TestAnEventThatExistsIsNoFailure: the response to an earlier attempt was lost.
 func TestAnEventThatExistsIsNoFailure(t *testing.T) {
 	api := client(t, kubetest.NewServer(t))
 	for range 2 {

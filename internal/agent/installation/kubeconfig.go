@@ -62,6 +62,17 @@ func (i *Installation) kubeconfig() (bool, error) {
 	return true, nil
 }
 
+// KubeconfigFile returns the path of the plugin's kubeconfig, as this process sees it.
+func (i *Installation) KubeconfigFile() (string, error) { return i.config.kubeconfigFile() }
+
+// RenewKubeconfig writes the kubeconfig with the present credentials, and nothing else of the installation.
+func (i *Installation) RenewKubeconfig() error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	_, err := i.kubeconfig()
+	return err
+}
+
 // Names in the kubeconfig for the plugin, as in every version of the reference.
 const (
 	clusterName = "local"

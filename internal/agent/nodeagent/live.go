@@ -1,16 +1,19 @@
 package nodeagent
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
@@ -57,18 +60,49 @@ func (n *node) startWatches() {
 	n.startRepair()
 }
 
+// The pauses after a refusal of the ConfigMap: a role may come a moment after the agent, later it is asked for rarely. The chart of
+// the reference gives no such right.
+const (
+	firstRefusalPause = time.Minute
+	laterRefusalPause = time.Hour
+)
+
+// watchConfigMap follows the ConfigMap. An agent that has no right to it says so once.
 func (n *node) watchConfigMap() {
-	n.api.WatchConfigMap(n.background, n.Config.Namespace, n.Config.ConfigMap, func(data map[string]string) {
+	for pause := firstRefusalPause; n.followConfigMap(pause == firstRefusalPause); pause = laterRefusalPause {
+		if !kube.Sleep(n.background, pause) {
+			return
+		}
+	}
+}
+
+// followConfigMap applies the ConfigMap until the agent ends, or until the API server refuses it before it was read at all: only then
+// it returns true.
+func (n *node) followConfigMap(first bool) (refused bool) {
+	ctx, end := context.WithCancel(n.background)
+	defer end()
+	read := false
+	n.api.WatchConfigMap(ctx, n.Config.Namespace, n.Config.ConfigMap, func(data map[string]string) {
+		read = true
 		n.Log.Info("live configuration", slog.String("configmap", n.Config.ConfigMap), slog.Bool("present", data != nil))
 		n.apply(metrics.SourceConfigMap, data)
 	}, func(err error) {
-		if err == nil {
+		switch {
+		case err == nil:
 			n.Log.Info("the ConfigMap can be read again", slog.String("configmap", n.Config.ConfigMap))
-			return
+		case !read && kube.ClassOf(err) == kube.Forbidden:
+			refused = true
+			end()
+			if first {
+				n.Log.Info("live configuration is off: the agent has no right to list and watch its ConfigMap, whose changes take a restart of the agent",
+					slog.String("configmap", n.Config.ConfigMap))
+			}
+		default:
+			n.Log.Warn("the ConfigMap cannot be read: its last content stays in force",
+				slog.String("configmap", n.Config.ConfigMap), slog.String("error", err.Error()))
 		}
-		n.Log.Warn("the ConfigMap cannot be read: its last content stays in force",
-			slog.String("configmap", n.Config.ConfigMap), slog.String("error", err.Error()))
 	})
+	return refused
 }
 
 // readDirectory applies the current content of the directory of live configuration, if one is set.

@@ -71,8 +71,17 @@ func (n *node) canAudit() bool {
 	}
 	reason := "the node agent lacks " + strings.Join(missing, ", ")
 	n.noAudit.Store(&reason)
-	n.Log.Warn("the audit is off: no pod of this node is verified while it runs", slog.String("reason", reason))
+	n.Log.Log(n.background, n.lacking(), "the audit is off: no pod of this node is verified while it runs", slog.String("reason", reason))
 	return false
+}
+
+// lacking returns the level at which it is logged what the agent lacks. Charts give the right to enter namespaces to repair in place:
+// without that, it is as the operator wishes.
+func (n *node) lacking() slog.Level {
+	if n.Config.RepairEnabled && n.Config.Repair.Switches.InPlace {
+		return slog.LevelWarn
+	}
+	return slog.LevelInfo
 }
 
 // audited returns a handler of the audit, which may be off or not have begun.
@@ -107,7 +116,7 @@ func (n *node) repairOptions(audits, auditOnly bool) racerepair.Options {
 		o.Find = nil
 	case !c.Places.Reachable():
 		o.Find = nil
-		n.Log.Warn("the processes of the node are not seen: no pod can be inspected or redirected in place (mount the node's /proc at /host/proc)")
+		n.Log.Log(n.background, n.lacking(), "the processes of the node are not seen: no pod can be inspected or redirected in place (mount the node's /proc at /host/proc)")
 	}
 	var scoped bool
 	if !audits {

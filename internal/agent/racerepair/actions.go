@@ -16,7 +16,7 @@ import (
 
 // act performs the first enabled action that can help.
 func (j *job) act(ctx context.Context) error {
-	mode := j.Settings.Switches.Mode(j.finding)
+	mode := j.mode()
 	if mode != repair.InPlace && j.finding.Failed == (repair.State{}) && !j.confirmed() {
 		return nil
 	}
@@ -31,6 +31,15 @@ func (j *job) act(ctx context.Context) error {
 	}
 	j.once(ctx, ReasonBroken, j.why()+". "+j.advice())
 	return nil
+}
+
+// mode returns the first mode that is switched on, can help and is allowed.
+func (j *job) mode() repair.Mode {
+	mode := j.Settings.Switches.Mode(j.finding)
+	if since := j.refused.Load(); mode != repair.InPlace && since != nil && j.Clock.Since(*since) < refusedFor {
+		return repair.Report
+	}
+	return mode
 }
 
 // confirmed reports whether the rules have been missing for confirmAfter. A pod with no other sign of failure is inspected
@@ -153,6 +162,10 @@ func (j *job) label(ctx context.Context) error {
 	return j.fail(ctx, metrics.RepairLabel, ReasonLabelled, ", and cannot be labelled: ", err)
 }
 
+// refusedFor is the time for which deletions and labels are not requested after a refusal beside repair in place: a chart may
+// give no right to them there, as the reference has them only without repair in place.
+const refusedFor = time.Hour
+
 // fail counts and reports the error of an action, if any. A pod that is gone, or replaced by another one, is no failure.
 func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason, what string, err error) error {
 	if err == nil {
@@ -163,6 +176,14 @@ func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason
 		return nil
 	}
 	j.Metrics.Repaired(t, metrics.RepairFail)
+	if kube.ClassOf(err) == kube.Forbidden && j.Settings.Switches.InPlace {
+		if j.refused.Swap(new(j.Clock.Now())) == nil {
+			j.Log.InfoContext(ctx, "broken pods that cannot be redirected in place are only reported: the agent has no right to delete or label them",
+				slog.String("error", err.Error()))
+		}
+		j.once(ctx, ReasonBroken, j.why()+". "+j.advice())
+		return nil
+	}
 	j.event(kube.EventWarning, reason, j.why()+what+cause(ctx, err)+remedy(err))
 	return err
 }
@@ -173,7 +194,7 @@ func (j *job) reportProblems(ctx context.Context) error {
 	text := j.conf.Problems.Error() + ". Correct the configuration of the node agent"
 	j.memory.state = j.state()
 	if j.finding.Broken {
-		j.Metrics.Repaired(metrics.RepairType(j.Settings.Switches.Mode(j.finding)), metrics.RepairFail) // Report is not counted
+		j.Metrics.Repaired(metrics.RepairType(j.mode()), metrics.RepairFail) // Report is not counted
 		j.once(ctx, ReasonBroken, j.why()+". Nothing is done about it while the plugin's configuration cannot be used: "+text)
 	} else {
 		j.once(ctx, ReasonUnverified, "it is unknown whether the traffic is redirected while the plugin's configuration cannot be used: "+text)

@@ -182,7 +182,7 @@ const (
 // it.
 func (j *job) restorable(state audit.State) bool {
 	a := &j.memory.audited
-	byRepair := j.finding.Broken && j.Settings.Switches.Mode(j.finding) != repair.Report
+	byRepair := j.finding.Broken && j.mode() != repair.Report
 	elsewhere := state == audit.ForeignRule && !a.rules.repairable // in a table that is not the mesh's
 	return j.Audit.Repair && slices.Contains(aboutRules, state) && !byRepair && !elsewhere && !a.rules.earlier && !j.Clock.Now().Before(a.repairAfter)
 }

@@ -243,3 +243,39 @@ func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
 	l.waitForCount(metrics.RepairLabel, metrics.RepairSkip, 1)
 	l.noEvents(p)
 }
+
+// TestARefusedSecondMode: charts may give no right to delete or to label beside repair in place. That is said once, and not asked
+// for again with each pod.
+func TestARefusedSecondMode(t *testing.T) {
+	t.Parallel()
+	for name, switches := range map[string]repair.Switches{
+		"delete": {InPlace: true, Delete: true}, "label": {InPlace: true, Label: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, switches)
+			l.server.FailOn("/pods/job", kubetest.Forbidden, kubetest.Forever)
+			for _, pod := range []string{"job-1", "job-2"} {
+				p := broken(pod)
+				p.restart = "Never"
+				l.set(p)
+			}
+			l.run()
+			for _, pod := range []string{"job-1", "job-2"} {
+				l.waitForEvent(broken(pod), "Warning", ReasonBroken, "exit code 126", "delete it, so that its owner makes another one")
+			}
+			l.waitForStates(0, 2, 0, 0)
+			for range 5 {
+				l.clock.Step(retryMax)
+				l.waitForWorker()
+			}
+			const text = "level=INFO msg=\"broken pods that cannot be redirected in place are only reported"
+			if writes := l.writes(); len(writes) > 2 { // two workers at the same time
+				t.Errorf("it asked %q", writes)
+			}
+			if log := l.log.String(); strings.Count(log, text) != 1 {
+				t.Errorf("log:\n%s", log)
+			}
+		})
+	}
+}

@@ -1,0 +1,44 @@
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// renewal bounds the request for it.
+const renewal = 5 * time.Second
+
+// RenewCredentials gives the plugin of an earlier agent, of whichever make, this agent's token if the API server refuses the one that
+// it has: a token ends with its pod, and the node's pods would fail while an agent in its place does not start. It changes nothing
+// else, and nothing on a node without a kubeconfig.
+func (o Options) RenewCredentials(ctx context.Context) error {
+	i := o.installation(installation.Report{})
+	file, err := i.KubeconfigFile()
+	if err != nil {
+		return err
+	}
+	if _, err = os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, renewal)
+	defer cancel()
+	api, err := kube.NewClient(kube.Config{Kubeconfig: file})
+	if err == nil {
+		defer api.Close()
+		_, err = api.Pod(ctx, kube.PodRef{Namespace: o.Config.Namespace, Name: o.Config.PodName})
+	}
+	if kube.ClassOf(err) != kube.Unauthorized {
+		return nil
+	}
+	if err = i.RenewKubeconfig(); err != nil {
+		return fmt.Errorf("renewing the plugin's credentials: %w", err)
+	}
+	return nil
+}
