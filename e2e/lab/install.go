@@ -40,9 +40,15 @@ func (l *Lab) Manifest() Objects {
 // Chart renders the chart with values and returns its objects.
 func (l *Lab) Chart(values string) Objects {
 	l.Helper()
+	return l.render(filepath.Join(repository(), "manifests", "istio-cni"), values)
+}
+
+// render renders the chart of a directory with values.
+func (l *Lab) render(chart, values string) Objects {
+	l.Helper()
 	file := filepath.Join(l.TempDir(), "values.yaml")
 	l.Must(os.WriteFile(file, []byte(values), 0o600))
-	command := exec.CommandContext(l.Context(), l.Artifacts.Chart, "--chart", filepath.Join(repository(), "manifests", "istio-cni"), "-f", file)
+	command := exec.CommandContext(l.Context(), l.Artifacts.Chart, "--chart", chart, "-f", file)
 	var problems bytes.Buffer
 	command.Stderr = &problems
 	text, err := command.Output()
@@ -128,7 +134,17 @@ func (l *Lab) resources() func(*unstructured.Unstructured) dynamic.ResourceInter
 // Install installs the chart with values, waits until the agent is ready, and returns the objects.
 func (l *Lab) Install(values string) Objects {
 	l.Helper()
-	objects := l.Chart(values)
+	return l.install(l.Chart(values))
+}
+
+// InstallChart is Install with the chart of another directory, such as the reference's.
+func (l *Lab) InstallChart(chart, values string) Objects {
+	l.Helper()
+	return l.install(l.render(chart, values))
+}
+
+func (l *Lab) install(objects Objects) Objects {
+	l.Helper()
 	l.Apply(objects)
 	l.UntilAgentReady()
 	return objects

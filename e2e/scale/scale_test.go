@@ -1,16 +1,15 @@
-// Package scale creates many pods at once on a node, with the plugin in the chain and without it.
+// Package scale creates many pods at once on a node: without a plugin, with this one, and with the reference's agent and plugin.
 //
-// Times are measured and printed and never asserted, as machines differ and may be busy. The test asserts that all pods become
-// ready, that they are redirected from their start if the plugin is in the chain, and the number of requests.
+// Times and CPU are measured and printed and never asserted, as machines differ and may be busy. The test asserts that all pods
+// become ready, that they are redirected from their start if a plugin is in the chain, and the number of requests.
 //
-// Start reading at TestAHundredPods.
+// Start reading at TestAHundredPods; usage_test.go has the CPU time of the agent and of the runtime's plugins.
 package scale
 
 import (
 	"bufio"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,6 +17,7 @@ import (
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 
 const pods = 100
 
-// rounds returns SCALE_ROUNDS, by default 1. A round takes two to four minutes.
+// rounds returns SCALE_ROUNDS, by default 1. A round takes three to six minutes.
 func rounds(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("SCALE_ROUNDS")
@@ -43,56 +43,118 @@ func rounds(t *testing.T) int {
 	return n
 }
 
-type scenario struct{ *lab.Lab }
+type scenario struct {
+	*lab.Lab
 
-// TestAHundredPods starts the same pods without and with the plugin, alternately on one node.
+	reference artifacts.Reference
+}
+
+// kind is what is in the chain of CNI plugins.
+type kind string
+
+const (
+	none      kind = "none"
+	ours      kind = "ours"
+	reference kind = "reference"
+)
+
+// TestAHundredPods starts the same pods without a plugin, with this one and with the reference, by turns on one node.
 func TestAHundredPods(t *testing.T) {
-	s := &scenario{Lab: lab.Node(t, cluster.Options{})}
+	found, err := artifacts.FindReference()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &scenario{lab.Node(t, cluster.Options{Images: []string{found.Image}, BinDir: meteredPlugins}), found}
+	s.meter()
 	s.UntilNodeReady()
-	s.together("warm", 10)
+	// As many pods as in a turn: each turn begins while the node still removes what the last one left.
+	s.together(none, "warm", pods)
+	all := map[kind][]result{}
 	for round := range rounds(t) {
-		without := s.together(fmt.Sprintf("without-%d", round), pods)
-		s.Step("without the plugin: %d pods are ready after %s", pods, rounded(without))
-
-		objects := s.Install("{}")
-		requests := s.podRequests()
-		with := s.together(fmt.Sprintf("with-%d", round), pods)
-		s.Step("with the plugin:    %d pods are ready after %s, %.2f x", pods, rounded(with), with.Seconds()/without.Seconds())
-		s.share(s.podRequests()-requests, with)
-		s.Uninstall(objects)
+		// Each kind is first in one of three rounds.
+		turns := []kind{none, ours, reference}
+		for i := range turns {
+			k := turns[(round+i)%len(turns)]
+			all[k] = append(all[k], s.turn(k, round))
+		}
+		s.compare(all, round)
 	}
 }
 
-func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
-
-// together creates pods at once, waits until all are ready, deletes them, and returns the time until the last one was
-// ready.
-func (s *scenario) together(prefix string, n int) time.Duration {
+// turn installs a kind, starts the pods and removes both.
+func (s *scenario) turn(k kind, round int) result {
 	s.Helper()
+	prefix := fmt.Sprintf("%s-%d", k, round)
+	switch k {
+	case ours:
+		objects := s.Install("cniBinDir: " + pluginDir)
+		defer s.Uninstall(objects)
+		requests := s.podRequests()
+		r := s.together(k, prefix, pods)
+		s.phases(s.podRequests() - requests)
+		return r
+	case reference:
+		objects := s.InstallChart(s.reference.Chart, "global: {hub: localhost/reference, tag: e2e}")
+		defer s.Uninstall(objects)
+	case none:
+	}
+	return s.together(k, prefix, pods)
+}
+
+// result is what the pods of a turn took until all were ready.
+type result struct {
+	wall time.Duration
+	usage
+}
+
+// compare prints a round: times and the CPU time of the whole node, also as multiples of the same without a plugin, and of each
+// pod the CPU time of the plugin's ADD, its duration, and the CPU time of the agent.
+func (s *scenario) compare(all map[kind][]result, round int) {
+	s.Helper()
+	base := all[none][round]
+	perPod := func(d time.Duration) float64 { return 1000 * d.Seconds() / pods }
+	for _, k := range []kind{none, ours, reference} {
+		r := all[k][round]
+		s.Step("round %d, %-10s %d pods are ready after %6.2f s, %.2f x; CPU time of the node %6.2f s, %.2f x; a pod: plugin %.1f ms in %.1f, agent %.1f ms",
+			round, string(k)+":", pods, r.wall.Seconds(), r.wall.Seconds()/base.wall.Seconds(),
+			r.node.Seconds(), r.node.Seconds()/base.node.Seconds(), perPod(r.plugin), perPod(r.call), perPod(r.agent))
+	}
+}
+
+// together creates pods at once, waits until all are ready, deletes them, and returns what they took until the last one was
+// ready.
+func (s *scenario) together(k kind, prefix string, n int) result {
+	s.Helper()
+	before := s.usage()
 	began := time.Now()
 	for i := range n {
 		template := lab.Injected()
-		// The validation fails without the plugin, so the pods of both measurements have none.
+		// The validation fails without a plugin, so no pod has one.
 		template.Spec.InitContainers = nil
 		s.Pod(fmt.Sprintf("%s-%d", prefix, i), template)
 	}
-	s.Until(fmt.Sprintf("%d pods", n), func() bool { return s.ready() == n })
-	took := time.Since(began)
-	inMesh := strings.HasPrefix(prefix, "with-")
+	const steps = 4 // each within the limit of Until, as the machine may be busy
+	for step := 1; step <= steps; step++ {
+		s.Until(fmt.Sprintf("%d pods", n*step/steps), func() bool { return s.ready() >= n*step/steps })
+	}
+	r := result{wall: time.Since(began), usage: s.usage().minus(before)}
+	want := lab.Redirected
+	if k == none {
+		want = lab.Untouched
+	}
 	for _, name := range []string{prefix + "-0", fmt.Sprintf("%s-%d", prefix, n/2), fmt.Sprintf("%s-%d", prefix, n-1)} {
-		want := lab.Untouched
-		if inMesh {
-			want = lab.Redirected
-		}
 		if got := s.Flow(name, ""); got != want {
 			s.Errorf("%s: traffic by the proxy: %+v, want %+v", name, got, want)
 		}
 	}
-	if inMesh {
+	if k != none && r.calls < n {
+		s.Errorf("%d calls of the plugin, for %d pods", r.calls, n)
+	}
+	if k == ours {
 		s.reported(prefix, n)
 	}
 	s.RemoveAll()
-	return took
+	return r
 }
 
 // reported checks that the agent has a decision for each pod: the plugin writes its report to a socket and does not
@@ -137,8 +199,8 @@ func (s *scenario) podRequests() (n int) {
 	return n
 }
 
-// share prints the duration of the plugin's calls from the agent's histograms.
-func (s *scenario) share(requests int, took time.Duration) {
+// phases prints the duration of the plugin's calls from the agent's histograms.
+func (s *scenario) phases(requests int) {
 	s.Helper()
 	text := s.OnNode(s.Box, "get", "http://"+s.Agent().Status.PodIP+":15014/metrics")
 	var total sample
@@ -150,7 +212,7 @@ func (s *scenario) share(requests int, took time.Duration) {
 	if total.count < pods {
 		s.Errorf("the agent's histogram has %v calls of the plugin, for %d pods", total.count, pods)
 	}
-	s.Step("the plugin's share: %.2f s in all, spread over %s and %d cores; %d requests about these pods", total.sum, rounded(took), runtime.NumCPU(), requests)
+	s.Step("%d requests about these pods", requests)
 	// The plugin waits at most 250 ms for the agent and then asks the API server itself.
 	if requests > pods {
 		s.Errorf("%d requests for %d pods", requests, pods)
