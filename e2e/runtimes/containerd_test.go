@@ -32,7 +32,8 @@ func TestContainerd2(t *testing.T) {
 	before := s.Networks()
 	s.Pod("early", lab.Injected())
 	s.Until("the pod to fail", func() bool { return s.Failed("early") })
-	objects := s.Chart("{confMode: auto, audit: {interval: 2s}}")
+	// Else the agent installs into the first directory of this runtime, that of the recorder.
+	objects := s.Chart("{confMode: auto, cniBinDir: /opt/cni/bin, audit: {interval: 2s}}")
 	s.Apply(objects)
 	s.UntilAgentReady()
 	s.subtest("the drop-in file", func(s *scenario) { s.dropsIn(before[cluster.PrimaryNetwork]) })
@@ -253,7 +254,7 @@ func (s *scenario) powerLost() {
 // inline: the stanza moves to the list. No call was a CHECK or a GC so far: containerd 2 knows neither.
 func (s *scenario) inline() {
 	s.Helper()
-	s.Apply(s.Chart("{confMode: inline, audit: {interval: 2s}}"))
+	s.Apply(s.Chart("{confMode: inline, cniBinDir: /opt/cni/bin, audit: {interval: 2s}}"))
 	s.Until("the update to be rolled out", s.RolledOut)
 	s.Until("the stanza in the list", func() bool {
 		_, err := os.Stat(s.NodeFile(dropIn))
