@@ -19,6 +19,23 @@ import (
 // attempts bounds how often one reconciliation computes the plan, because another program may change the directory meanwhile.
 const attempts = 5
 
+// confs reconciles each configuration directory, the present one last. That one of before has no configuration is nothing to wait for.
+func (i *Installation) confs() (changed bool, err error) {
+	now, nets := i.config.NetDir, i.nets()
+	defer func() { i.config.NetDir = now }()
+	slices.Reverse(nets)
+	var errs []error
+	for _, net := range nets {
+		i.config.NetDir = net
+		did, err := i.conf()
+		changed = changed || did
+		if err != nil && (net == now || !waits(err)) {
+			errs = append(errs, err)
+		}
+	}
+	return changed, oneOrAll(errs)
+}
+
 // conf reconciles the configuration directory with the desired state.
 func (i *Installation) conf() (changed bool, err error) {
 	for range attempts {
@@ -93,10 +110,10 @@ func named(d cniconf.Dir) bool {
 // logPlan logs warnings, the wait and the target file of a plan, unless the last logged plan had the same text.
 func (i *Installation) logPlan(plan cniconf.Plan) {
 	text := strings.Join(append(slices.Clone(plan.Warnings), plan.Waiting, plan.File, plan.Mode.String()), "\n")
-	if text == i.logged {
+	if text == i.logged[i.config.NetDir] {
 		return
 	}
-	i.logged = text
+	i.logged[i.config.NetDir] = text
 	for _, w := range plan.Warnings {
 		i.log.Warn("CNI configuration", slog.String("warning", w))
 	}

@@ -26,8 +26,12 @@ type location struct {
 	// root is where the node's whole file system is seen, "" if it is not.
 	root    string
 	runtime runtimeconf.Config
-	// unknown is why the mounted directories are used although the runtime's were to be, nil otherwise.
+	// known is the last configuration of the runtime that was not in doubt.
+	known runtimeconf.Config
+	// unknown is why the configuration directory is not the runtime's although it was to be, nil otherwise. stays reports that the
+	// directories are those of before then.
 	unknown error
+	stays   bool
 	// detects reports that the runtime decides.
 	detects bool
 	// logged is the text of what was logged last.
@@ -39,7 +43,7 @@ type location struct {
 // nothing.
 func (i *Installation) locate() {
 	was := i.dirs()
-	l := location{logged: i.at.logged}
+	l := location{logged: i.at.logged, known: i.at.known}
 	if i.config.inContainer() {
 		l.root = hostpath.Whole(i.config.HostRoots...)
 	}
@@ -47,18 +51,21 @@ func (i *Installation) locate() {
 		l.runtime = runtimeconf.Read(l.root)
 	}
 	net, bin := i.detects(l.root)
-	if net || bin {
-		l.unknown = l.doubt()
-	}
+	l.detects = net || bin
 	now := i.mounted
-	if l.unknown == nil {
+	if l.detects {
 		now, l.unknown = i.choose(l, net, bin)
 	}
-	if l.unknown != nil && i.recorded {
-		now = was
-	}
-	l.detects = net || bin
 	i.at = l
+	if l.unknown == nil {
+		i.at.known = l.runtime
+	} else {
+		before := i.before(now, net, bin)
+		i.at.stays, now = !before.equal(now), before
+		if l.runtime.Disabled || len(l.runtime.Rivals) > 0 { // the kubelet may have another runtime by now
+			i.keepIn(i.mounted, now)
+		}
+	}
 	if now.equal(was) {
 		return
 	}
@@ -68,7 +75,14 @@ func (i *Installation) locate() {
 	}
 	i.asWanted[metrics.Config], i.asWanted[metrics.Binary] = false, false // the files are missing there, nobody removed them
 	if i.recorded {
-		i.earlier = append(i.earlier, was)
+		i.keepIn(was, now)
+	}
+}
+
+// keepIn makes directories earlier ones unless they are the present ones.
+func (i *Installation) keepIn(d, now Dirs) {
+	if !d.equal(now) && !slices.ContainsFunc(i.earlier, d.equal) {
+		i.earlier = append(i.earlier, d)
 	}
 }
 
@@ -83,66 +97,93 @@ func (i *Installation) detects(root string) (net, bin bool) {
 	return net, d.Bin && len(i.mounted.Bins) == 1 && byDefault(i.mounted.Bins[0], runtimeconf.DefaultBinDir)
 }
 
-// doubt returns why it is not known where the node's runtime looks.
+// doubt returns why it is not known where the node's runtime looks. A file that is gone since the last look may still count, as the
+// runtime may have read it.
 func (l location) doubt() error {
-	switch {
-	case l.root == "":
+	if l.root == "" {
 		return errors.New("the node's file system is not seen here: that takes /proc of the node and the capability SYS_PTRACE")
-	case l.runtime.Runtime == "":
-		return errors.New("there is neither a socket nor a configuration file of containerd or CRI-O")
-	case len(l.runtime.Rivals) > 0:
-		return fmt.Errorf("several runtimes are on this node: %s, and the sockets %s", strings.Join(l.runtime.Files, " "),
-			strings.Join(l.runtime.Rivals, " "))
 	}
-	return nil
+	for _, file := range l.known.Files {
+		seen, err := hostpath.Resolve(l.root, file)
+		if err == nil {
+			_, err = os.Stat(seen)
+		}
+		if errors.Is(err, fs.ErrNotExist) && l.runtime.Started.Equal(l.known.Started) {
+			return fmt.Errorf("file %q of the runtime was removed, and the runtime was not started again since", file)
+		}
+	}
+	return l.runtime.Doubt()
 }
 
-// choose returns the directories. The error is a directory that no program of root may trust.
-func (i *Installation) choose(l location, net, bin bool) (Dirs, error) {
-	d := i.mounted
-	if net {
-		dir, err := l.seen(l.runtime.ConfDir)
+// choose returns the directories. The error is why the configuration directory is not known to be the runtime's.
+func (i *Installation) choose(l location, net, bin bool) (d Dirs, unknown error) {
+	d, unknown = i.mounted, l.doubt()
+	if bin && l.runtime.Runtime != "" {
+		all, err := i.programs(l)
 		if err != nil {
 			return i.mounted, err
 		}
-		if d.Net = dir; same(dir, i.mounted.Net) {
-			d.Net = i.mounted.Net
-		}
+		d.Bins = all
 	}
-	if bin {
-		dir, err := i.chooseBin(l)
-		if err != nil {
-			return i.mounted, err
-		}
-		d.Bins = []string{dir}
+	if !net || unknown != nil {
+		return d, unknown
+	}
+	dir, err := l.seen(l.runtime.ConfDir)
+	if err != nil {
+		return i.mounted, err
+	}
+	if d.Net = dir; same(dir, i.mounted.Net) {
+		d.Net = i.mounted.Net
 	}
 	return d, nil
 }
 
-// chooseBin returns one of the directories in which the runtime searches in turn: the mounted one, else the first that has a program of
-// our name, else the first that can be written.
-func (i *Installation) chooseBin(l location) (string, error) {
-	var dirs []string
-	for _, dir := range l.runtime.BinDirs {
+// programs are the directories that get the program: all in which the runtime looks, and the mounted one, as a program is harmless
+// where nobody looks, and pods fail without it where another runtime, or multus, does. Those that cannot be written are left out, but
+// for the runtime's only one.
+func (i *Installation) programs(l location) (all []string, err error) {
+	mounted, found := i.mounted.Bins[0], false
+	if writable(mounted) {
+		all = append(all, mounted)
+	}
+	for at, dir := range l.runtime.BinDirs {
 		seen, err := l.seen(dir)
 		if err != nil {
-			return "", err
+			return nil, err
 		}
-		if same(seen, i.mounted.Bins[0]) {
-			seen = i.mounted.Bins[0]
+		if same(seen, mounted) {
+			seen = mounted
 		}
-		dirs = append(dirs, seen)
-	}
-	for _, fits := range []func(string) bool{
-		func(dir string) bool { return dir == i.mounted.Bins[0] },
-		func(dir string) bool { return exists(filepath.Join(dir, cniconf.PluginType)) && !readOnly(dir) },
-		func(dir string) bool { return isDirectory(dir) && !readOnly(dir) },
-	} {
-		if at := slices.IndexFunc(dirs, fits); at >= 0 {
-			return dirs[at], nil
+		found = found || writable(seen)
+		if (writable(seen) || !found && at == len(l.runtime.BinDirs)-1) && !slices.Contains(all, seen) {
+			all = append(all, seen)
 		}
 	}
-	return dirs[0], nil
+	return all, nil
+}
+
+// before returns the directories while it is not known where the runtime looks: those of the last look, or of the agent before.
+func (i *Installation) before(now Dirs, net, bin bool) Dirs {
+	if i.recorded {
+		return i.dirs()
+	}
+	all, err := ReadDirs(i.config.RunDir)
+	if err != nil || len(all) == 0 || i.at.root == "" {
+		return now
+	}
+	for _, dir := range append([]string{all[0].Net}, all[0].Bins...) {
+		if _, err := i.at.seen(dir); err != nil {
+			return now
+		}
+	}
+	then := i.here(all[0])
+	if net {
+		now.Net = then.Net
+	}
+	if bin && len(then.Bins) > 0 {
+		now.Bins = then.Bins
+	}
+	return now
 }
 
 // seen is where a directory of the node is seen. Only root may be able to change what is on the way.
@@ -166,7 +207,8 @@ func (i *Installation) logLocation() {
 	log := i.log.With(slog.String("configuration", d.Net), slog.Any("programs", d.Bins))
 	elsewhere := !detects && i.elsewhere()
 	problem := errors.Join(c.Problems...)
-	text := fmt.Sprint(d, detects, i.at.unknown, elsewhere, problem, c.ConfDir, c.BinDirs)
+	both := i.at.unknown == nil && len(i.nets())+len(i.bins()) > 1+len(d.Bins)
+	text := fmt.Sprint(d, detects, i.at.unknown, elsewhere, problem, both, c.ConfDir, c.BinDirs)
 	if text == i.at.logged {
 		return
 	}
@@ -176,7 +218,7 @@ func (i *Installation) logLocation() {
 		slog.Any("its programs", c.BinDirs),
 	}
 	switch {
-	case i.at.unknown != nil && !d.equal(i.mounted):
+	case i.at.stays:
 		log.Warn("where the runtime looks is not known any more: the directories stay as they are", slog.String("reason", i.at.unknown.Error()))
 	case i.at.unknown != nil:
 		log.Info("installing into the default directories: where the runtime looks is not known", slog.String("reason", i.at.unknown.Error()),
@@ -186,7 +228,11 @@ func (i *Installation) logLocation() {
 	case detects:
 		log.Info("installing where the runtime looks", from...)
 	}
-	if problem != nil && (detects || elsewhere) {
+	if both {
+		log.Warn("the runtime may look in other directories until it is started again: the plugin is there as well",
+			slog.Any("other configuration", i.nets()[1:]), slog.Any("other programs", i.bins()[len(d.Bins):]))
+	}
+	if problem != nil && i.at.unknown == nil && (detects || elsewhere) {
 		log.Warn("the runtime's configuration is in doubt", slog.String("error", problem.Error()))
 	}
 }
@@ -212,7 +258,7 @@ func (l location) runtimeFiles() (all []string) {
 	if l.root == "" || l.runtime.Runtime == "" {
 		return nil
 	}
-	for _, file := range slices.Concat(l.runtime.Files, []string{l.runtime.ConfDir}, l.runtime.BinDirs) {
+	for _, file := range slices.Concat(l.runtime.Files, l.known.Files, []string{l.runtime.ConfDir}, l.runtime.BinDirs) {
 		all = append(all, filepath.Join(l.root, file))
 	}
 	return all
@@ -230,8 +276,9 @@ func isDirectory(dir string) bool {
 	return err == nil && info.IsDir()
 }
 
-func readOnly(dir string) bool {
-	const flag = 1 // ST_RDONLY, statfs(2)
+// writable reports whether a directory is there and not on a read-only file system.
+func writable(dir string) bool {
+	const readOnly = 1 // ST_RDONLY, statfs(2)
 	var s syscall.Statfs_t
-	return syscall.Statfs(dir, &s) == nil && s.Flags&flag != 0
+	return isDirectory(dir) && (syscall.Statfs(dir, &s) != nil || s.Flags&readOnly == 0)
 }

@@ -1,9 +1,11 @@
 package installation_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,20 +76,37 @@ func (m *machine) start(socket string) {
 	m.write(socket, "")
 }
 
-// installedIn checks that the plugin is in these directories of the node and in no other.
-func (m *machine) installedIn(conf, bin string) {
+// installedIn checks that the stanza is in this directory of the node and in no other, and the program in these and the mounted one.
+func (m *machine) installedIn(conf string, bins ...string) {
 	m.t.Helper()
+	bins = append(bins, "/opt/cni/bin")
 	for name, text := range m.tree("node") {
 		name = strings.TrimPrefix(name, "node")
 		if strings.Contains(text, `"istio-cni"`) && filepath.Dir(name) != conf {
 			m.t.Errorf("the stanza is in %s, want it in %s alone", name, conf)
 		}
-		if strings.HasPrefix(filepath.Base(name), "istio-cni") && filepath.Dir(name) != bin {
-			m.t.Errorf("the program is %s, want it in %s alone", name, bin)
+		if strings.HasPrefix(filepath.Base(name), "istio-cni") && !slices.Contains(bins, filepath.Dir(name)) {
+			m.t.Errorf("the program is %s, want it in %s alone", name, bins)
 		}
 	}
-	if !m.there("node"+bin+ourProgram) || !strings.Contains(m.read("node"+conf+"/10-net.conflist"), `"istio-cni"`) {
-		m.t.Errorf("the plugin is not in %s and %s: %v\n%s", conf, bin, m.tree("node"), m.log.String())
+	m.has(conf, bins...)
+}
+
+// has checks that the plugin is in these directories.
+func (m *machine) has(conf string, bins ...string) {
+	m.t.Helper()
+	for _, bin := range bins {
+		if !m.there("node"+bin+ourProgram) || m.read("node"+bin+ourProgram) == "old" || !strings.Contains(m.read("node"+conf+"/10-net.conflist"), `"istio-cni"`) {
+			m.t.Errorf("the plugin is not in %s and %s: %v\n%s", conf, bin, m.tree("node"), m.log.String())
+		}
+	}
+}
+
+// says checks that the log has a text once.
+func (m *machine) says(text string) {
+	m.t.Helper()
+	if said := strings.Count(m.log.String(), text); said != 1 {
+		m.t.Errorf("%q is said %d times: %s", text, said, m.log.String())
 	}
 }
 
@@ -133,7 +152,7 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 			"/var/snap/microk8s/7394/args/containerd.toml": "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n" +
 				"bin_dir = \"/var/snap/microk8s/7394/opt/cni/bin\"\nconf_dir = \"/var/snap/microk8s/7394/args/cni-network\"\n",
 		}},
-		"CRI-O with a package's directory after its own": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{
+		"CRI-O with a package's directory after its own": {"/etc/cni/net.d", "/usr/libexec/cni", map[string]string{
 			"/etc/crio/crio.conf.d/10-crio.conf": "[crio.network]\nplugin_dirs = [\"/usr/libexec/cni\", \"/opt/cni/bin\"]\n", "/run/crio/crio.sock": "",
 			"/usr/libexec/cni/": "",
 		}},
@@ -142,7 +161,7 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 			"/run/crio/crio.sock":              "",
 		}},
 		"k0s": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{"/etc/k0s/containerd.toml": "version = 2\n", "/run/k0s/containerd.sock": ""}},
-		"a program of our name in the second of two directories": {"/etc/cni/net.d", "/second", map[string]string{
+		"two directories, and a program of our name in the second": {"/etc/cni/net.d", "/first /second", map[string]string{
 			containerdFile: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/first', '/second']\n", "/second/istio-cni": "old",
 			"/first/":      "",
 			containerdSock: "",
@@ -154,11 +173,12 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t, tc.files)
-			must(t, os.MkdirAll(m.node(tc.bin), 0o755))
+			bins := strings.Fields(tc.bin)
+			must(t, os.MkdirAll(m.node(bins[0]), 0o755))
 			m.put("node"+tc.conf+"/10-net.conflist", conflist, 0o644)
 			before := m.tree("node")
 			must(t, m.agent().Reconcile())
-			m.installedIn(tc.conf, tc.bin)
+			m.installedIn(tc.conf, bins...)
 			if !strings.Contains(m.log.String(), "installing where the runtime looks") {
 				t.Errorf("the log does not say where: %s", m.log.String())
 			}
@@ -213,15 +233,27 @@ func TestInstallsIntoTheDefaults(t *testing.T) {
 			m.write("/etc/k0s/containerd.toml", "version = 2\n")
 			m.write("/run/crio/crio.sock", "")
 		},
-		"every user of the node may write to": func(m *machine) { must(m.t, os.Chmod(m.node("/srv"), 0o777)) },
+		"several runtimes are on this node: " + containerdFile + ", and the sockets /run/cri-dockerd.sock": func(m *machine) {
+			m.write("/run/cri-dockerd.sock", "")
+		},
+		"containerd's CRI plugin is switched off": func(m *machine) {
+			m.write(containerdFile, "disabled_plugins = ['io.containerd.grpc.v1.cri']\n"+directories("/srv/conf", "/srv/bin"))
+			m.start(containerdSock)
+		},
+		"the runtime's configuration cannot be read": func(m *machine) { m.write(containerdFile, "imports = \n") },
+		"every user of the node may write to":        func(m *machine) { must(m.t, os.Chmod(m.node("/srv"), 0o777)) },
 	} {
 		m := newMachine(t, map[string]string{containerdFile: directories("/srv/conf", "/srv/bin"), containerdSock: "", "/srv/conf/": "", "/srv/bin/": ""})
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		spoil(m)
+		bins := "" // if the runtime is known, and is perhaps not the kubelet's
+		if strings.Contains(reason, "dockerd") || strings.Contains(reason, "plugin") {
+			bins = "/srv/bin"
+		}
 		agent := m.agent()
 		must(t, agent.Reconcile())
 		must(t, agent.Reconcile())
-		m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
+		m.installedIn("/etc/cni/net.d", strings.Fields(bins)...)
 		reason, _, _ = strings.Cut(reason, ": /")
 		if log := m.log.String(); strings.Count(log, "where the runtime looks is not known") != 1 || !strings.Contains(log, reason) {
 			t.Errorf("want %q once: %s", reason, log)
@@ -374,17 +406,134 @@ func TestRunFollowsTheRuntime(t *testing.T) {
 	m.until(func() bool { return !m.there("node/one/bin"+ourProgram) && !installed("/one")() })
 }
 
-// TestStaysWhereItIs: where it cannot be known any more where the runtime looks.
+// TestStaysWhereItIs: where it cannot be known any more where the runtime looks, as it runs on with what it has read. The plugin is kept
+// up to date there, also by the next agent.
 func TestStaysWhereItIs(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), containerdSock: "", "/one/bin/": ""})
+	const dropIn = "/etc/containerd/conf.d/cni.toml"
+	for name, spoil := range map[string]func(m *machine) error{
+		"broken":      func(m *machine) error { m.write(dropIn, directories("/one/conf", "/one/bin")+"x = \n"); return nil },
+		"main broken": func(m *machine) error { m.write(containerdFile, "version = 3\nx = \n"); return nil },
+		"a directory": func(m *machine) error {
+			return errors.Join(os.Remove(m.node(containerdFile)), os.Mkdir(m.node(containerdFile), 0o755))
+		},
+		"a loop of links":          func(m *machine) error { m.write(containerdFile, "->"+containerdFile); return nil },
+		"an import is not there":   func(m *machine) error { m.write(containerdFile, "version = 3\nimports = ['x.toml']\n"); return nil },
+		"removed":                  func(m *machine) error { return os.Remove(m.node(containerdFile)) },
+		"drop-in file removed":     func(m *machine) error { return os.Remove(m.node(dropIn)) },
+		"drop-in files removed":    func(m *machine) error { return os.RemoveAll(filepath.Dir(m.node(dropIn))) },
+		"all of its files removed": func(m *machine) error { return os.RemoveAll(m.node("/etc/containerd")) },
+	} {
+		m := newMachine(t, map[string]string{
+			containerdFile: "version = 3\nimports = ['conf.d/*.toml']\n", dropIn: directories("/one/conf", "/one/bin"), "/one/bin/": "",
+		})
+		m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+		m.start(containerdSock)
+		agent := m.agent()
+		must(t, agent.Reconcile())
+		m.installedIn("/one/conf", "/one/bin")
+
+		time.Sleep(20 * time.Millisecond)
+		must(t, spoil(m))
+		for range 2 {
+			m.put("node/one/conf/10-net.conflist", conflist, 0o644) // the pod network writes it anew
+			m.put("node/one/bin"+ourProgram, "old", 0o755)
+			must(t, agent.Reconcile())
+			m.installedIn("/one/conf", "/one/bin")
+		}
+		m.says("where the runtime looks is not known any more")
+		if !strings.Contains(name, "removed") {
+			agent = m.agent()
+		}
+		must(t, agent.Reconcile())
+		m.installedIn("/one/conf", "/one/bin")
+		for _, next := range []*installation.Installation{m.agent(), agent} { // that does not know what was there
+			m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+			must(t, next.Reconcile())
+			m.has("/one/conf", "/one/bin")
+		}
+
+		must(t, os.RemoveAll(m.node("/etc/containerd")))
+		m.write(containerdFile, directories("/etc/cni/net.d", "/opt/cni/bin"))
+		must(t, agent.Reconcile())
+		m.has("/one/conf", "/one/bin")
+		m.start(containerdSock)
+		must(t, agent.Reconcile())
+		m.installedIn("/etc/cni/net.d")
+		if t.Failed() {
+			t.Fatal(name)
+		}
+	}
+}
+
+// TestAnotherRuntimeAppears: the kubelet may have the one or the other.
+func TestAnotherRuntimeAppears(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": ""})
 	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+	m.start(containerdSock)
 	agent := m.agent()
 	must(t, agent.Reconcile())
-	m.write("/run/crio/crio.sock", "")
+	m.write("/run/cri-dockerd.sock", "")
 	must(t, agent.Reconcile())
 	m.installedIn("/one/conf", "/one/bin")
-	if !strings.Contains(m.log.String(), "where the runtime looks is not known any more") {
-		t.Errorf("it does not say so: %s", m.log.String())
+	m.says("where the runtime looks is not known any more")
+	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+	for _, next := range []*installation.Installation{agent, m.agent()} {
+		must(t, next.Reconcile())
+		m.has("/one/conf", "/one/bin")
+		m.has("/etc/cni/net.d", "/opt/cni/bin")
 	}
+	must(t, os.Remove(m.node("/run/cri-dockerd.sock")))
+	must(t, agent.Reconcile())
+	m.installedIn("/one/conf", "/one/bin")
+}
+
+// TestBothUntilTheRuntimeIsStarted: the first installation does not know what the running runtime has read.
+func TestBothUntilTheRuntimeIsStarted(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist})
+	m.start(containerdSock)
+	time.Sleep(20 * time.Millisecond)
+	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
+	agent := m.agent()
+	for range 2 {
+		must(t, agent.Reconcile())
+		m.has("/etc/cni/net.d", "/opt/cni/bin")
+		m.has("/srv/conf", "/srv/bin")
+		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+	}
+	must(t, agent.Reconcile())
+	m.has("/etc/cni/net.d", "/opt/cni/bin")
+	m.says("the runtime may look in other directories until it is started again")
+	m.start(containerdSock)
+	must(t, agent.Reconcile())
+	m.installedIn("/srv/conf", "/srv/bin")
+}
+
+// TestBothWhereVersionsDiffer: containerd 1 takes the defaults when an import replaces the section, others keep the directories.
+func TestBothWhereVersionsDiffer(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{
+		"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist,
+		containerdFile:                          "imports = ['conf.d/*']\n" + directories("/srv/conf", "/srv/bin"),
+		"/etc/containerd/conf.d/99-nvidia.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
+	})
+	m.start(containerdSock)
+	must(t, m.agent().Reconcile())
+	must(t, m.agent().Reconcile())
+	m.has("/etc/cni/net.d", "/opt/cni/bin")
+	m.has("/srv/conf", "/srv/bin")
+}
+
+// TestAMountedDirectoryIsMissing: no program is needed where no runtime looks, and nothing is waited for.
+func TestAMountedDirectoryIsMissing(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{containerdFile: directories("/etc/cni/net.d", "/srv/bin"), "/srv/bin/": ""})
+	must(t, os.Remove(m.node("/opt/cni/bin")))
+	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+	m.start(containerdSock)
+	must(t, m.agent().Reconcile())
+	m.has("/etc/cni/net.d", "/srv/bin")
 }

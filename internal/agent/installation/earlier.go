@@ -83,8 +83,8 @@ func (i *Installation) here(d Dirs) Dirs {
 
 // settle says what the directories are and records them, before anything is written there.
 func (i *Installation) settle() error {
-	i.logLocation()
 	i.recall()
+	i.logLocation()
 	return i.record()
 }
 
@@ -103,7 +103,33 @@ func (i *Installation) clean() error {
 }
 
 // certain reports whether the runtime looks in the present directories now, or the user said so.
-func (l location) certain() bool { return !l.detects || l.unknown == nil && !l.runtime.Pending }
+func (l location) certain() bool {
+	return !l.detects || l.unknown == nil && !l.runtime.Pending && len(l.runtime.Problems) == 0
+}
+
+// nets are the configuration directories that get the stanza, the present one first, and bins those that get the program: also those of
+// before, as long as the runtime may look there.
+func (i *Installation) nets() []string {
+	all := []string{i.config.NetDir}
+	for _, d := range i.earlier {
+		if !i.at.certain() && !slices.Contains(all, d.Net) && writable(d.Net) {
+			all = append(all, d.Net)
+		}
+	}
+	return all
+}
+
+func (i *Installation) bins() []string {
+	all := slices.Clone(i.config.BinDirs)
+	for _, d := range i.earlier {
+		for _, dir := range d.Bins {
+			if !i.at.certain() && !slices.Contains(all, dir) && writable(dir) {
+				all = append(all, dir)
+			}
+		}
+	}
+	return all
+}
 
 // recall adds the directories of earlier agents.
 func (i *Installation) recall() {
@@ -120,12 +146,10 @@ func (i *Installation) recall() {
 		return
 	}
 	for _, d := range all {
-		if d = i.here(d); !d.equal(i.dirs()) {
-			i.earlier = append(i.earlier, d)
-		}
+		i.keepIn(i.here(d), i.dirs())
 	}
-	if len(all) == 0 && !i.dirs().equal(i.mounted) { // of an agent that did not ask the runtime, or that lost its record with a reboot
-		i.earlier = append(i.earlier, i.mounted)
+	if len(all) == 0 { // of an agent that did not ask the runtime, or that lost its record with a reboot
+		i.keepIn(i.mounted, i.dirs())
 	}
 }
 
@@ -135,7 +159,7 @@ func (i *Installation) gather() {
 		i.locate()
 	}
 	i.recall()
-	for _, d := range i.earlier {
+	for _, d := range append(slices.Clone(i.earlier), i.mounted) {
 		for _, dir := range d.Bins {
 			if !slices.Contains(i.config.BinDirs, dir) {
 				i.config.BinDirs = append(slices.Clone(i.config.BinDirs), dir)
@@ -180,7 +204,8 @@ func (i *Installation) record() error {
 	return withHint(i.disk.WriteFile(file, text, 0o600))
 }
 
-// leave removes the installation from directories that are not the present ones.
+// leave removes the installation from directories that are not the present ones. Programs stay in mounted directories, where others
+// than the runtime may look for them.
 func (i *Installation) leave(d Dirs) error {
 	now, before := i.config, len(i.History())
 	defer func() { i.config = now }()
@@ -196,7 +221,9 @@ func (i *Installation) leave(d Dirs) error {
 			return err
 		}
 	}
-	i.config.BinDirs = slices.DeleteFunc(slices.Clone(d.Bins), func(dir string) bool { return slices.Contains(now.BinDirs, dir) })
+	i.config.BinDirs = slices.DeleteFunc(slices.Clone(d.Bins), func(dir string) bool {
+		return slices.Contains(now.BinDirs, dir) || slices.Contains(i.mounted.Bins, dir)
+	})
 	if err := i.removeCopies(); err != nil {
 		return err
 	}

@@ -101,8 +101,8 @@ type Installation struct {
 	rewrites map[metrics.Artifact]*rewrites
 	// unsynced has the parts that failed: their artifacts may be in the desired state in memory and not yet on the disk.
 	unsynced map[string]bool
-	// logged is the text of the last logged plan, so that logPlan does not repeat it.
-	logged      string
+	// logged is the text of the last logged plan of each directory, so that logPlan does not repeat it.
+	logged      map[string]string
 	uninstalled bool
 	// credentials is the content of the last desired kubeconfig.
 	credentials []byte
@@ -145,7 +145,7 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	return &Installation{
 		log: log, disk: disk, now: now, report: report, config: config, wake: make(chan struct{}, 1),
 		asWanted: map[metrics.Artifact]bool{}, unsynced: map[string]bool{}, rewrites: map[metrics.Artifact]*rewrites{},
-		mounts: map[string]string{}, mounted: Dirs{Net: config.NetDir, Bins: config.BinDirs},
+		logged: map[string]string{}, mounts: map[string]string{}, mounted: Dirs{Net: config.NetDir, Bins: config.BinDirs},
 	}
 }
 
@@ -222,9 +222,9 @@ type part struct {
 func (i *Installation) parts() []part {
 	c := i.config
 	return []part{
-		{PartBinaries, metrics.Binary, metrics.CopyBinariesFailure, c.BinDirs, i.binaries},
+		{PartBinaries, metrics.Binary, metrics.CopyBinariesFailure, i.bins(), i.binaries},
 		{PartKubeconfig, metrics.Kubeconfig, metrics.CreateKubeconfigFailure, []string{c.RunDir}, i.kubeconfig},
-		{PartConf, metrics.Config, metrics.CreateCNIConfigFailure, []string{c.NetDir}, i.conf},
+		{PartConf, metrics.Config, metrics.CreateCNIConfigFailure, i.nets(), i.confs},
 	}
 }
 
@@ -258,7 +258,7 @@ func oneOrAll(errs []error) error {
 
 // usable returns an error unless the program and the kubeconfig exist, which the plugin needs for every pod.
 func (i *Installation) usable() error {
-	for _, dir := range i.config.BinDirs {
+	for _, dir := range i.bins() {
 		if file := filepath.Join(dir, cniconf.PluginType); !executable(file) {
 			return &WaitingError{For: fmt.Sprintf("waiting for the program %q before the stanza is put in", file)}
 		}
@@ -300,7 +300,7 @@ func (i *Installation) failed(p part, err error) {
 func (i *Installation) binaries() (changed bool, err error) {
 	names := append([]string{cniconf.PluginType}, Links()...)
 	var errs []error
-	for _, dir := range i.config.BinDirs {
+	for _, dir := range i.bins() {
 		i.sweep(dir, names...)
 		for _, name := range names {
 			file := filepath.Join(dir, name)

@@ -119,7 +119,7 @@ func (i *Installation) watched() []hostfs.Path {
 	c := i.config
 	kubeconfig, _ := c.kubeconfigFile() // empty without a kubeconfig
 	names := slices.Concat([]string{c.Token, c.CA, c.OldKubeconfig, kubeconfig}, i.links, i.at.runtimeFiles())
-	for _, dir := range c.BinDirs {
+	for _, dir := range i.bins() {
 		for _, name := range append(Links(), cniconf.PluginType) {
 			names = append(names, filepath.Join(dir, name))
 		}
@@ -127,9 +127,12 @@ func (i *Installation) watched() []hostfs.Path {
 	if i.dropIn != "" {
 		names = append(names, filepath.Join(c.NetDir, i.dropIn))
 	}
-	paths := []hostfs.Path{{Name: c.NetDir, Only: func(name string) bool {
-		return cniconf.Candidate(name) || cniconf.Saved(name) || name == c.Want.ConfName || !strings.Contains(name, ".")
-	}}}
+	var paths []hostfs.Path
+	for _, dir := range i.nets() {
+		paths = append(paths, hostfs.Path{Name: dir, Only: func(name string) bool {
+			return cniconf.Candidate(name) || cniconf.Saved(name) || name == c.Want.ConfName || !strings.Contains(name, ".")
+		}})
+	}
 	for _, name := range names {
 		if name != "" {
 			paths = append(paths, hostfs.Path{Name: name})

@@ -65,6 +65,7 @@ func (r *reader) doubts(file string, f *containerdFile, first bool) {
 	if slices.ContainsFunc(f.DisabledPlugins, func(id string) bool {
 		return id == "cri" || id == "io.containerd.grpc.v1.cri" || id == "io.containerd.cri.v1.runtime"
 	}) {
+		r.Disabled = true
 		r.problem("file %q: disabled_plugins: containerd does not serve Kubernetes: its CRI plugin is switched off", file)
 	}
 	if f.Version >= version3 && f.Plugins.V2 != nil {

@@ -3,12 +3,14 @@
 //
 // It promises the values that the runtime has after its own rules (versions of the file, imports, drop-in files, defaults), that
 // links of the node are followed below the given root only, and bounds for files and their number. Nothing is an error: what
-// could not be read is among the Problems, and the runtime's defaults count. It never starts or queries a runtime, and writes nothing.
+// could not be read is Unread and among the Problems, and the runtime's defaults count. It never starts or queries a runtime, and
+// writes nothing.
 //
 // Start at Read; containerd.go and crio.go have the rules of each runtime, process.go where a running containerd has its file.
 package runtimeconf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,18 +32,24 @@ import (
 type Config struct {
 	// Runtime is Containerd or CRIO, "" if there is neither.
 	Runtime string
-	// Source is the runtime's main file, "" if it runs by its defaults. Files are all that were read, Source among them.
+	// Source is the runtime's main file, "" if it runs by its defaults. Files are all that it names, Source among them, and Unread is
+	// why one of them or of their directories could not be read: the runtime may have values of before that.
 	Source string
 	Files  []string
+	Unread error
 	// ConfDir is the configuration directory, BinDirs the directories of plugins in the order in which they are searched.
 	ConfDir string
 	BinDirs []string
 	// MaxConfNum is the number of configurations that the runtime loads; 0 is all of them.
 	MaxConfNum int
-	// Pending reports that a file was changed after the runtime was started, which may have the values of before then.
+	// Pending reports that a file was changed or removed after the runtime was started, which may have the values of before then.
 	Pending bool
+	// Started is when the runtime made its socket, which it does at each start; zero without one.
+	Started time.Time
 	// Rivals are the sockets of other runtimes that are there as well; a containerd beside a distribution's own is not one.
 	Rivals []string
+	// Disabled reports that containerd's CRI plugin is switched off, so that no kubelet uses it.
+	Disabled bool
 	// ConfTemplate is a template from which containerd itself writes a configuration into ConfDir, "" for none.
 	ConfTemplate string
 	// Problems are files that could not be read, and settings whose effect is not certain.
@@ -89,7 +97,8 @@ func Read(root string) Config {
 	if !found {
 		return Config{}
 	}
-	r.Runtime, r.ConfDir, r.BinDirs = at.runtime, DefaultConfDir, []string{DefaultBinDir}
+	r.searched = nil
+	r.Config = Config{Runtime: at.runtime, ConfDir: DefaultConfDir, BinDirs: []string{DefaultBinDir}}
 	if at.runtime == CRIO {
 		r.crio()
 	} else {
@@ -99,43 +108,59 @@ func Read(root string) Config {
 		r.BinDirs[i] = path.Clean(dir)
 	}
 	r.ConfDir = path.Clean(r.ConfDir)
+	if r.exists(at.socket) {
+		r.Started = r.changed(at.socket)
+	}
 	r.Pending, r.Rivals = r.pending(at), r.rivals(at)
 	return r.Config
 }
 
-// pending compares when the files and their directories changed with when the runtime made its socket, which it does at each
-// start. Without a socket nothing is known.
-func (r *reader) pending(at place) bool {
-	started, ok := r.changed(at.socket)
-	if !ok {
-		return true
+// Doubt returns why it is not known which configuration the pods of the node get, nil if it is.
+func (c Config) Doubt() error {
+	switch {
+	case c.Runtime == "":
+		return errors.New("there is neither a socket nor a configuration file of containerd or CRI-O")
+	case len(c.Rivals) > 0:
+		return fmt.Errorf("several runtimes are on this node: %s, and the sockets %s", strings.Join(c.Files, " "), strings.Join(c.Rivals, " "))
+	case c.Disabled:
+		return fmt.Errorf("containerd's CRI plugin is switched off, so the kubelet has another runtime: %s", strings.Join(c.Files, " "))
 	}
-	for _, file := range r.Files {
-		for _, name := range []string{file, path.Dir(file)} {
-			if when, ok := r.changed(name); ok && when.After(started) {
-				return true
-			}
+	return c.Unread
+}
+
+// pending compares when the files and their directories changed with the runtime's start. Without a socket nothing is known.
+func (r *reader) pending(at place) bool {
+	names := slices.Clone(r.searched)
+	for _, p := range places() {
+		if r.Source == "" && p.socket == at.socket { // it may have had any of them
+			names = append(names, p.file)
 		}
 	}
-	return false
+	for _, file := range r.Files {
+		names = append(names, file, path.Dir(file))
+	}
+	return !r.exists(at.socket) || slices.ContainsFunc(names, func(name string) bool { return r.changed(name).After(r.Started) })
 }
 
-// changed is the time of the last change of a file's status, which no process can set.
-func (r *reader) changed(file string) (when time.Time, ok bool) {
+// changed is the time of the last change of a file's status, which no process can set; that of the directory above if there is none,
+// from which it may have been removed.
+func (r *reader) changed(file string) time.Time {
 	seen, err := hostpath.Resolve(r.root, file)
-	if err != nil {
-		return time.Time{}, false
+	for ; err == nil && len(seen) >= len(r.root); seen = filepath.Dir(seen) {
+		if info, err := os.Stat(seen); err == nil {
+			return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()) //nolint:forcetypeassert // of Linux
+		}
 	}
-	info, err := os.Stat(seen)
-	if err != nil {
-		return time.Time{}, false
-	}
-	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()), true //nolint:forcetypeassert // of Linux
+	return time.Time{}
 }
 
-// rivals are the other runtimes' sockets. Docker brings a containerd to nodes with a distribution's own.
+// rivals are the other runtimes' sockets. Docker brings a containerd to nodes with a distribution's own, and cri-dockerd has no
+// file that says where it looks.
 func (r *reader) rivals(at place) (all []string) {
-	const docker = "/run/containerd/containerd.sock"
+	const docker, dockerd = "/run/containerd/containerd.sock", "/run/cri-dockerd.sock"
+	if r.exists(dockerd) || r.exists("/var"+dockerd) {
+		all = []string{dockerd}
+	}
 	for _, p := range places() {
 		beside := p.socket == docker && at.runtime == Containerd
 		if p.socket != at.socket && !beside && !slices.Contains(all, p.socket) && r.exists(p.socket) {
@@ -150,6 +175,8 @@ type reader struct {
 
 	root string
 	done map[string]bool
+	// searched are the directories in which files were looked for, whether they are there or not.
+	searched []string
 }
 
 func (r *reader) find() (at place, found bool) {
@@ -182,11 +209,18 @@ func (r *reader) exists(file string) bool {
 	if err == nil {
 		_, err = os.Stat(seen)
 	}
-	return err == nil || errors.Is(err, fs.ErrPermission)
+	return !absent(err)
 }
+
+func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) }
 
 func (r *reader) problem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Errorf(format, args...))
+}
+
+func (r *reader) unread(name string, err error) {
+	r.problem("file %q: the runtime's configuration cannot be read: %w", name, err)
+	r.Unread = cmp.Or(r.Unread, r.Problems[len(r.Problems)-1])
 }
 
 // decode reads a file once into a value. It reports whether the file was read.
@@ -197,8 +231,10 @@ func (r *reader) decode(file string, into any) bool {
 	r.done[file] = true
 	if len(r.Files) >= maxFiles {
 		r.problem("file %q: not read: the runtime has more than %d files", file, maxFiles)
+		r.Unread = r.Problems[len(r.Problems)-1]
 		return false
 	}
+	r.Files = append(r.Files, file)
 	seen, err := hostpath.Resolve(r.root, file)
 	var text []byte
 	if err == nil {
@@ -210,11 +246,9 @@ func (r *reader) decode(file string, into any) bool {
 		}
 	}
 	if err != nil {
-		r.problem("file %q: the runtime's configuration cannot be read: %w", file, err)
-		return false
+		r.unread(file, err)
 	}
-	r.Files = append(r.Files, file)
-	return true
+	return err == nil
 }
 
 // glob returns the files of the node that a pattern matches, as filepath.Glob does, sorted.
@@ -226,13 +260,17 @@ func (r *reader) glob(pattern string) []string {
 		return nil
 	}
 	dir, base := path.Split(pattern)
+	r.searched = append(r.searched, path.Clean(dir))
 	var all []string
 	for _, dir := range r.glob(path.Clean(dir)) {
+		var entries []fs.DirEntry
 		seen, err := hostpath.Resolve(r.root, dir)
-		if err != nil {
-			continue
+		if err == nil {
+			entries, err = os.ReadDir(seen) // sorted
 		}
-		entries, _ := os.ReadDir(seen) // sorted
+		if err != nil && !absent(err) {
+			r.unread(dir, err)
+		}
 		for _, e := range entries {
 			if is, _ := filepath.Match(base, e.Name()); is && len(all) <= maxFiles {
 				all = append(all, path.Join(dir, e.Name()))

@@ -187,10 +187,11 @@ func TestWhereTheRuntimeLooks(t *testing.T) {
 			want: crio("/etc/kubernetes/cni/net.d", "/var/lib/cni/bin", "/usr/libexec/cni"), read: []string{"/etc/crio/crio.conf.d/00-default"},
 		},
 		"broken": {
-			files: map[string]string{etc: "version = \n"}, want: containerd("/etc/cni/net.d", "/opt/cni/bin"), says: "the runtime's configuration cannot be read",
+			files: map[string]string{etc: "version = \n"}, want: containerd("/etc/cni/net.d", "/opt/cni/bin"), read: []string{etc},
+			says: "the runtime's configuration cannot be read",
 		},
 		"large": {
-			files: map[string]string{etc: strings.Repeat("# padding\n", 200_000)}, want: containerd("/etc/cni/net.d", "/opt/cni/bin"),
+			files: map[string]string{etc: strings.Repeat("# padding\n", 200_000)}, want: containerd("/etc/cni/net.d", "/opt/cni/bin"), read: []string{etc},
 			says: "cannot be read",
 		},
 		"a link out of the root": {
@@ -203,11 +204,17 @@ func TestWhereTheRuntimeLooks(t *testing.T) {
 			got := runtimeconf.Read(node(t, tc.files))
 			want := tc.want
 			want.Files = tc.read
-			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(runtimeconf.Config{}, "Problems", "Source", "Pending"), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(runtimeconf.Config{}, "Problems", "Source", "Pending", "Started", "Unread", "Disabled"), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 			if len(tc.read) > 0 && got.Source != tc.read[0] {
 				t.Errorf("source %q", got.Source)
+			}
+			if unread := strings.Contains(tc.says, "cannot be read"); unread != (got.Unread != nil) {
+				t.Errorf("unread: %v", got.Unread)
+			}
+			if got.Disabled != strings.Contains(tc.says, "switched off") {
+				t.Errorf("disabled: %v", got.Disabled)
 			}
 			if tc.says == "" && len(got.Problems) > 0 || tc.says != "" && (len(got.Problems) != 1 || !strings.Contains(got.Problems[0].Error(), tc.says)) {
 				t.Errorf("problems %v, want one with %q", got.Problems, tc.says)
@@ -241,6 +248,12 @@ func TestWhatTheRuntimeHasRead(t *testing.T) {
 	for _, change := range []func() error{
 		func() error { return os.WriteFile(root+etc, []byte("version = 2\n#\n"), 0o600) },
 		func() error { return os.WriteFile(root+etc+".new", nil, 0o600) }, // as a drop-in file that comes or goes
+		func() error { return os.WriteFile(root+etc, []byte("imports = ['/a/b/*']\n"), 0o600) },
+		func() error { return os.MkdirAll(root+"/a/b", 0o700) },
+		func() error { return os.WriteFile(root+"/a/b/c", nil, 0o600) },
+		func() error { return os.Remove(root + "/a/b/c") },
+		func() error { return os.RemoveAll(root + "/a") },
+		func() error { return os.Remove(root + etc) },
 	} {
 		if err := change(); err != nil {
 			t.Fatal(err)
@@ -264,6 +277,8 @@ func TestRivals(t *testing.T) {
 		{[]string{plain, k3sSock}, nil},
 		{[]string{plain, crio}, []string{plain}},
 		{[]string{k3sSock, k0s, plain}, []string{k0s}},
+		{[]string{plain, "/run/cri-dockerd.sock"}, []string{"/run/cri-dockerd.sock"}},
+		{[]string{plain, "/var/run/cri-dockerd.sock"}, []string{"/run/cri-dockerd.sock"}},
 	} {
 		files := map[string]string{}
 		for _, socket := range tc.sockets {

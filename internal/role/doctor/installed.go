@@ -34,6 +34,10 @@ func directories(_ context.Context, v *view) check {
 		return warn("name the directories that the runtime uses: cniConfDir and cniBinDir of the chart",
 			"there is neither a socket nor a configuration file of containerd or CRI-O below %s", v.root)
 	}
+	if err := c.Doubt(); err != nil {
+		return warn("see the container runtime's configuration in docs/bypass.md, or name the directories: cniConfDir and cniBinDir of the chart",
+			"where the runtime looks is not known: %v", err)
+	}
 	where := fmt.Sprintf("%s (%s)", c.Runtime, cmp.Or(c.Source, "by its defaults, without a file"))
 	finds := func(dir string) bool {
 		return slices.ContainsFunc(c.BinDirs, func(bin string) bool { return same(v.below(bin), v.seen(dir)) })
