@@ -100,8 +100,8 @@ func TestPrimaryNetworks(t *testing.T) {
 			if n := strings.Count(first, `"type": "istio-cni"`) + strings.Count(first, `"type":"istio-cni"`); n != 1 {
 				t.Errorf("%d entries of istio-cni in %s", n, first)
 			}
-			if files := s.programs(); !slices.Equal(files, []string{s.BinDir()}) {
-				t.Errorf("the plugin is in %q, want it in %s", files, s.BinDir())
+			if dirs := s.programDirs(); !slices.Equal(s.programs(), dirs) {
+				t.Errorf("the plugin is in %q, want it in %q", s.programs(), dirs)
 			}
 			s.checkCapture()
 			s.Uninstall(objects)
@@ -116,10 +116,15 @@ func TestPrimaryNetworks(t *testing.T) {
 	}
 }
 
+// programDirs are the directories of the node that are to have the plugin: the default one, and that of the runtime.
+func (s *scenario) programDirs() []string {
+	return slices.Compact([]string{"/opt/cni/bin", s.BinDir()})
+}
+
 // programs are the directories of the node that have the plugin.
 func (s *scenario) programs() (dirs []string) {
 	s.Helper()
-	for _, dir := range slices.Compact([]string{"/opt/cni/bin", s.BinDir()}) {
+	for _, dir := range s.programDirs() {
 		if _, err := os.Stat(s.NodeFile(dir + "/istio-cni")); err == nil {
 			dirs = append(dirs, dir)
 		}
