@@ -65,6 +65,10 @@ e2e: ## Build a real Kubernetes and run the tests against it (root); PKG= and RU
 e2e-all: ## Run the tests that "make e2e" runs, and those that take long (root); docs/e2e.md has the last result
 	@hack/e2e.sh --all
 
+.PHONY: e2e-oldest
+e2e-oldest: ## Run the tests of nodes and pods on the oldest Kubernetes that the chart supports (root); PKG= and RUN= narrow it
+	@hack/e2e.sh --oldest
+
 .PHONY: lint
 lint: ## Run golangci-lint and shellcheck
 	@hack/lint.sh

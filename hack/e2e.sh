@@ -4,6 +4,7 @@
 #
 #   hack/e2e.sh                             what CI runs
 #   hack/e2e.sh --all                       everything, before a release
+#   hack/e2e.sh --oldest                    node and pods on the oldest Kubernetes
 #   PKG=./taint RUN=TestLegacy hack/e2e.sh  a part
 #
 # KUBE_BIN names an existing kube binary, REFERENCE_BIN and CONTAINERD_BIN
@@ -23,6 +24,11 @@ use_go
 # Packages that take long and that few changes can break: --all runs them.
 release_only=(./nodes ./scale)
 
+kube=()
+if [[ ${1:-} == --oldest ]]; then
+  kube=(--oldest)
+  PKG=${PKG:-./node ./mesh}
+fi
 read -r -a patterns <<<"${PKG:-./...}"
 packages=()
 for pattern in "${patterns[@]}"; do
@@ -38,7 +44,7 @@ if [[ -z ${PKG:-} && ${1:-} != --all ]]; then
 fi
 
 hack/setup.sh e2e
-KUBE_BIN=$(hack/kube.sh)
+KUBE_BIN=$(hack/kube.sh "${kube[@]}")
 env -u IMAGE -u ARCHS hack/image.sh
 pack() { # NAME /PATH=FILE...
   local args=() file

@@ -62,7 +62,8 @@ func (m *Machine) startNode(ctx context.Context) error {
 		m.images = m.images[1:]
 	}
 	return m.begin(Kubelet, "--config="+m.run.path("state", "kubelet.yaml"), "--hostname-override="+m.name,
-		"--kubeconfig="+filepath.Join(m.run.pki(), "kubelet.kubeconfig"), "--node-ip="+m.nodeIP(), "--v=2")
+		"--kubeconfig="+filepath.Join(m.run.pki(), "kubelet.kubeconfig"), "--node-ip="+m.nodeIP(), "--v=2",
+		"--container-runtime-endpoint=unix://"+runtimeSocket) // the field of the configuration is of Kubernetes 1.27
 }
 
 // Recorders is the directory where containerd 2 looks for a CNI plugin first: a program there can record the calls of the plugin of

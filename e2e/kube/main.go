@@ -4,11 +4,11 @@
 // (a link named kube-apiserver), and that it has all its flags. It never selects one by itself.
 //
 // It is a module of its own because k8s.io/kubernetes requires its 31 staging modules at v0.0.0, which needs replace
-// directives (see mkmod.sh), and these should not affect other modules. Start reading at main.
+// directives (see mkmod.sh), and these should not affect other modules. Module oldest builds this file with the oldest Kubernetes
+// that the chart supports; what differs between the two is in kubelet.go. Start reading at main.
 package main
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -28,7 +28,6 @@ import (
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 // Programs that are not run as the servers are.
@@ -44,7 +43,7 @@ func servers() map[string]func() *cobra.Command {
 		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 		"kube-proxy":              proxy.NewProxyCommand,
-		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+		"kubelet":                 kubeletCommand,
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
@@ -116,6 +117,16 @@ func (l *Lab) NodeNamedIs(name string, status core.ConditionStatus) bool {
 	return err == nil && slices.ContainsFunc(found.Status.Conditions, func(c core.NodeCondition) bool {
 		return c.Type == core.NodeReady && c.Status == status
 	})
+}
+
+// NativeSidecars reports whether the cluster has native sidecars: from Kubernetes 1.29 on by default.
+func (l *Lab) NativeSidecars() bool {
+	l.Helper()
+	found, err := l.client.Discovery().ServerVersion()
+	l.Must(err)
+	v, err := version.ParseGeneric(found.GitVersion)
+	l.Must(err)
+	return v.AtLeast(version.MajorMinor(1, 29))
 }
 
 // UntilNodeReady waits until the first node is ready.
