@@ -36,7 +36,7 @@ func (j *job) act(ctx context.Context) error {
 // mode returns the first mode that is switched on, can help and is allowed.
 func (j *job) mode() repair.Mode {
 	mode := j.Settings.Switches.Mode(j.finding)
-	if since := j.refused.Load(); mode != repair.InPlace && since != nil && j.Clock.Since(*since) < refusedFor {
+	if mode != repair.InPlace && j.Clock.Since(j.memory.refusedAt) < refusedFor {
 		return repair.Report
 	}
 	return mode
@@ -162,7 +162,7 @@ func (j *job) label(ctx context.Context) error {
 	return j.fail(ctx, metrics.RepairLabel, ReasonLabelled, ", and cannot be labelled: ", err)
 }
 
-// refusedFor is the time for which deletions and labels are not requested after a refusal beside repair in place: a chart may
+// refusedFor is the time for which the deletion or label of a pod is not requested after a refusal beside repair in place: a chart may
 // give no right to them there, as the reference has them only without repair in place.
 const refusedFor = time.Hour
 
@@ -177,7 +177,8 @@ func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason
 	}
 	j.Metrics.Repaired(t, metrics.RepairFail)
 	if kube.ClassOf(err) == kube.Forbidden && j.Settings.Switches.InPlace {
-		if j.refused.Swap(new(j.Clock.Now())) == nil {
+		j.memory.refusedAt = j.Clock.Now()
+		if !j.refused.Swap(true) {
 			j.Log.InfoContext(ctx, "broken pods that cannot be redirected in place are only reported: the agent has no right to delete or label them",
 				slog.String("error", err.Error()))
 		}

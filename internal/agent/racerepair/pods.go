@@ -47,6 +47,8 @@ type memory struct {
 	repairedAt time.Time
 	// missingSince is the time of the first inspection that found no rules.
 	missingSince time.Time
+	// refusedAt is the time of the last refusal of a deletion or label beside repair in place.
+	refusedAt time.Time
 	// reported has the topics of the events that are recorded once.
 	reported map[string]bool
 	// failures is the number of consecutive failed inspections of the namespace.

@@ -131,8 +131,8 @@ type controller struct {
 	traced map[types.NamespacedName]*tracing
 	// unpublished reports that the right to publish the condition is missing, which is logged once.
 	unpublished atomic.Bool
-	// refused is the time of the last refusal of a deletion or label beside repair in place, nil before the first.
-	refused atomic.Pointer[time.Time]
+	// refused is set after the first refusal of a deletion or label beside repair in place, which alone is logged.
+	refused atomic.Bool
 
 	synced   chan struct{}
 	syncOnce sync.Once

@@ -244,8 +244,8 @@ func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
 	l.noEvents(p)
 }
 
-// TestARefusedSecondMode: charts may give no right to delete or to label beside repair in place. That is said once, and not asked
-// for again with each pod.
+// TestARefusedSecondMode: charts may give no right to delete or to label beside repair in place. That is said once, and no pod's
+// deletion is asked for again.
 func TestARefusedSecondMode(t *testing.T) {
 	t.Parallel()
 	for name, switches := range map[string]repair.Switches{
