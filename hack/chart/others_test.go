@@ -136,7 +136,7 @@ func TestReuseValuesOfAnOlderChart(t *testing.T) {
 func TestReuseValuesOfTheReference(t *testing.T) {
 	t.Parallel()
 	for _, defaults := range []string{
-		`{hub: "", image: install-cni, chained: true, global: {hub: docker.io/istio, tag: 1.24.0}}`,
+		`{hub: "", image: install-cni, chained: true, cniBinDir: /opt/cni/bin, cniConfDir: /etc/cni/net.d, global: {hub: docker.io/istio, tag: 1.24.0}}`,
 		`{hub: "", logLevel: info, privileged: false, psp_cluster_role: "", rollingMaxUnavailable: 1, global: {hub: docker.io/istio}}`,
 	} {
 		before := values(t, "_internal_defaults_do_not_set: "+defaults)
@@ -151,6 +151,34 @@ func TestReuseValuesOfTheReference(t *testing.T) {
 		if image != "r.example/mesh/install-cni:2" || agentConfig(t, r)["EXCLUDE_NAMESPACES"] != "a" {
 			t.Errorf("%s: image %q", defaults, image)
 		}
+		if r, err = reuse(t, before, `{}`, `cni: {hub: r.example/mesh}`); err != nil {
+			t.Fatal(err)
+		}
+		if image = agent(t, r).Spec.Template.Spec.Containers[0].Image; image != "r.example/mesh/install-cni:"+theChart(t).AppVersion() {
+			t.Errorf("%s, with a hub alone: image %q", defaults, image)
+		}
+	}
+}
+
+// TestReuseValuesKeepsNoDirectory: the usual directories among the defaults of another chart are none that the user has set.
+func TestReuseValuesKeepsNoDirectory(t *testing.T) {
+	t.Parallel()
+	before := values(t, `_internal_defaults_do_not_set: {cniBinDir: /opt/cni/bin, cniConfDir: /etc/cni/net.d}`)
+	for platform, want := range map[string]string{"": "/opt/cni/bin", "k3s": "/var/lib/rancher/k3s/data/cni", "k3d": "/var/lib/rancher/k3s/data/cni", "gke": "/home/kubernetes/bin"} {
+		r, err := reuse(t, before, `{}`, fmt.Sprintf("platform: %q", platform))
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := agentConfig(t, r)
+		for _, v := range agent(t, r).Spec.Template.Spec.Volumes {
+			if v.Name == "cni-bin-dir" && (v.HostPath.Path != want || config["MOUNTED_CNI_BIN_DIRS"] != "") {
+				t.Errorf("platform %q: %s, MOUNTED_CNI_BIN_DIRS=%q", platform, v.HostPath.Path, config["MOUNTED_CNI_BIN_DIRS"])
+			}
+		}
+	}
+	r, err := reuse(t, before, `cniBinDir: /opt/cni/bin`, `{}`)
+	if err != nil || agentConfig(t, r)["MOUNTED_CNI_BIN_DIRS"] == "" {
+		t.Errorf("a directory of the user's is not kept: %v", err)
 	}
 }
 

@@ -233,8 +233,9 @@ func TestDirectoriesThatAreSet(t *testing.T) {
 		{`cniConfDir: /c`, "/host/etc/cni/net.d", "", map[string]string{"cni-bin-dir": "/opt/cni/bin", "cni-net-dir": "/c"}},
 		{`cniBinDir: /b`, "", "/host/opt/cni/bin", map[string]string{"cni-bin-dir": "/b", "cni-net-dir": "/etc/cni/net.d"}},
 		{`platform: k3d`, "/host/etc/cni/net.d", "", map[string]string{
-			"cni-bin-dir": "/opt/cni/bin", "cni-net-dir": "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+			"cni-bin-dir": "/var/lib/rancher/k3s/data/cni", "cni-net-dir": "/var/lib/rancher/k3s/agent/etc/cni/net.d",
 		}},
+		{`platform: gke`, "", "", map[string]string{"cni-bin-dir": "/home/kubernetes/bin", "cni-net-dir": "/etc/cni/net.d"}},
 		{`cniBinDirs: [/b, /c]`, "", "/host/opt/cni/bin,/host/cni-bin-2", map[string]string{
 			"cni-bin-dir": "/b", "cni-bin-dir-2": "/c", "cni-net-dir": "/etc/cni/net.d",
 		}},

@@ -87,7 +87,8 @@ cni.binDirs are the directories of plugins on the node, separated by blanks. Wit
 the one here is mounted in case that it may not.
 */}}
 {{- define "cni.binDirs" -}}
-{{- $usual := ternary "/home/kubernetes/bin" "/opt/cni/bin" (contains "-gke" .Capabilities.KubeVersion.Version) -}}
+{{- $usual := get (dict "gke" "/home/kubernetes/bin" "k3s" "/var/lib/rancher/k3s/data/cni" "k3d" "/var/lib/rancher/k3s/data/cni") .Config.platform -}}
+{{- $usual = $usual | default (ternary "/home/kubernetes/bin" "/opt/cni/bin" (contains "-gke" .Capabilities.KubeVersion.Version)) -}}
 {{- join " " (prepend .Config.cniBinDirs .Config.cniBinDir | compact | uniq | default (list $usual)) -}}
 {{- end -}}
 

@@ -34,6 +34,24 @@ NAME.
 {{- end -}}
 {{- end -}}
 
+{{/*
+cni.older takes back defaults of another chart that --reuse-values keeps: the usual directories, as the agent looks for the runtime's
+where none is set, and the tag of the reference's image.
+*/}}
+{{- define "cni.older" -}}
+{{- if eq (toString .given.cniBinDir) "/opt/cni/bin" -}}{{- $_ := set .v "cniBinDir" "" -}}{{- end -}}
+{{- if eq (toString .given.cniConfDir) "/etc/cni/net.d" -}}{{- $_ := set .v "cniConfDir" "" -}}{{- end -}}
+{{- if include "cni.reference" .v.global.hub -}}{{- $_ := set .v.global "tag" "" -}}{{- end -}}
+{{- end -}}
+
+{{/* cni.reference is not empty if a hub is of the reference's images. */}}
+{{- define "cni.reference" -}}
+{{- $hub := toString . -}}
+{{- range list "docker.io/istio" "istio" "gcr.io/istio-release" "gcr.io/istio-testing" "registry.istio.io" -}}
+{{- if or (eq $hub .) (hasPrefix (print . "/") $hub) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "cni.merge" -}}
 {{- if not (hasKey . "Config") -}}
 {{- $defaults := fromYaml (.Files.Get "files/defaults.yaml") -}}
@@ -46,6 +64,7 @@ NAME.
 {{- $global := .Values.global | default dict -}}
 {{- $v := deepCopy $defaults -}}
 {{- include "cni.overlay" (dict "onto" $v "from" (get $own "_internal_defaults_do_not_set" | default dict)) -}}
+{{- include "cni.older" (dict "v" $v "given" (get $own "_internal_defaults_do_not_set" | default dict)) -}}
 {{- range $kind := list "profile" "compatibilityVersion" "platform" -}}
 {{- $name := coalesce (get $.Values $kind) (get $historic $kind) (get $global $kind) | default "" | toString -}}
 {{- include "cni.file" (dict "root" $ "onto" $v "kind" (trimSuffix "Version" $kind) "name" $name) -}}
@@ -87,9 +106,7 @@ NAME.
 {{- fail (printf "healthPort: %d is monitoringPort as well" (int $v.healthPort)) -}}
 {{- end -}}
 {{- $hub := include "cni.hub" . -}}
-{{- range list "docker.io/istio" "istio" "gcr.io/istio-release" "gcr.io/istio-testing" "registry.istio.io" -}}
-{{- if and (not (contains "/" $v.image)) (or (eq $hub .) (hasPrefix (print . "/") $hub)) -}}
-{{- fail (printf "hub: %q has the reference's image: set global.hub (and global.tag) to where the image of this program is" $hub) -}}
-{{- end -}}
+{{- if and (not (contains "/" $v.image)) (include "cni.reference" $hub) -}}
+{{- fail (printf "hub: %q has the reference's image: set global.hub (and global.tag) to where the image of this program is; cni.hub and cni.tag if other charts read global, too" $hub) -}}
 {{- end -}}
 {{- end -}}
