@@ -96,11 +96,11 @@ func (s *scenario) labelledAndDeleted() {
 	s.install("--set=repair.repairPods=false", "--set=repair.labelPods=true")
 	s.UntilRolledOut(lab.Image)
 	s.Until("the label", func() bool { return s.Get(lab.App, "broken").Labels["cni.istio.io/uninitialized"] == "true" })
-	s.quiet()
+	s.quiet(audited)
 	s.change("--set=repair.labelPods=false", "--set=repair.deletePods=true", "--set-string=podAnnotations.rollout=2")
 	s.Until("the deletion", func() bool { return s.Get(lab.App, "broken") == nil })
 	s.captured("whole")
-	s.quiet()
+	s.quiet(audited)
 	s.uninstall()
 	s.RemoveReleased("whole")
 }

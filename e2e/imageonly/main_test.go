@@ -213,6 +213,9 @@ func (s *scenario) log() string {
 // warning is the level of a record, as text or JSON.
 var warning = regexp.MustCompile(`level(=|":")(WARN|ERROR)`)
 
+// audited is what the agent says of a pod that race repair does not redirect, if the audit looks at it before it is gone.
+const audited = "the audit found a problem"
+
 // quiet checks that the log of the agent has no warning except for those that contain one of the texts, and that no refused
 // request was repeated: each of two agents, one after the other, may ask once.
 func (s *scenario) quiet(expected ...string) {

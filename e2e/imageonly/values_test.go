@@ -55,7 +55,7 @@ func (s *scenario) bothModes() {
 	s.install("--set=repair.deletePods=true")
 	s.UntilRolledOut(lab.Image)
 	s.Until("the event", func() bool { return s.Event("job", "BrokenPod", "delete it, so that its owner makes another one") })
-	s.quiet("the pod has a problem")
+	s.quiet("the pod has a problem", audited)
 	s.uninstall()
 	s.RemoveReleased("job")
 }
