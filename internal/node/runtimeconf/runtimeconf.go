@@ -263,19 +263,24 @@ func (r *reader) glob(pattern string) []string {
 	r.searched = append(r.searched, path.Clean(dir))
 	var all []string
 	for _, dir := range r.glob(path.Clean(dir)) {
-		var entries []fs.DirEntry
-		seen, err := hostpath.Resolve(r.root, dir)
-		if err == nil {
-			entries, err = os.ReadDir(seen) // sorted
-		}
-		if err != nil && !absent(err) {
-			r.unread(dir, err)
-		}
-		for _, e := range entries {
+		for _, e := range r.entries(dir) {
 			if is, _ := filepath.Match(base, e.Name()); is && len(all) <= maxFiles {
 				all = append(all, path.Join(dir, e.Name()))
 			}
 		}
 	}
 	return all
+}
+
+// entries returns those of a directory, sorted. One that cannot be read is a problem, unless it is absent.
+func (r *reader) entries(dir string) []fs.DirEntry {
+	var entries []fs.DirEntry
+	seen, err := hostpath.Resolve(r.root, dir)
+	if err == nil {
+		entries, err = os.ReadDir(seen)
+	}
+	if err != nil && !absent(err) {
+		r.unread(dir, err)
+	}
+	return entries
 }
