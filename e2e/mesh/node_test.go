@@ -247,7 +247,7 @@ func (s *scenario) job() {
 // jobPod returns the name of the job's pod, "" as long as it has none.
 func (s *scenario) jobPod() string {
 	s.Helper()
-	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "batch.kubernetes.io/job-name=job"})
+	pods, err := s.Client().CoreV1().Pods(lab.App).List(s.Context(), meta.ListOptions{LabelSelector: "job-name=job"})
 	s.Must(err)
 	if len(pods.Items) == 0 {
 		return ""
