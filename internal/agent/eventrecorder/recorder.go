@@ -103,9 +103,9 @@ type Recorder struct {
 	full    bool // the queue has overflowed since it was empty
 
 	// Only the sending goroutine uses these: failing reports that the last event was not sent, refused has the time.Time of the last
-	// refusal by the namespace of the object, and told reports that a refusal was logged.
-	failing, told bool
-	refused       *lru.Cache
+	// refusal by the namespace of the object, and logged reports that a refusal was logged.
+	failing, logged bool
+	refused         *lru.Cache
 }
 
 // seenEvent is the state of equal events.
@@ -285,8 +285,8 @@ func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 		slog.String("message", event.Message), slog.String("error", err.Error()))
 	if kube.ClassOf(err) == kube.Forbidden {
 		r.refused.Add(event.Object.Namespace, r.options.Clock.Now())
-		log.Log(ctx, first(!r.told, slog.LevelInfo), "events are not recorded where the agent has no right to create them")
-		r.told = true
+		log.Log(ctx, first(!r.logged, slog.LevelInfo), "events are not recorded where the agent has no right to create them")
+		r.logged = true
 		return
 	}
 	log.Log(ctx, first(!r.failing, slog.LevelWarn), "an event was not recorded")

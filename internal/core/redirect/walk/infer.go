@@ -262,7 +262,7 @@ func (g *guess) interfaces(r rule, has map[string]string) {
 func (g *guess) complete(n Namespace) {
 	g.links()
 	slices.Reverse(g.RerouteInterfaces) // the last one comes first, see redirect
-	// Whoever captures nothing has no rule for it. That of everything is more likely to be missing than not to be wanted.
+	// A pod that captures nothing has no rule for it. That of everything is more likely to be missing than not to be wanted.
 	only := !slices.ContainsFunc(g.Outbound.List, func(p netip.Prefix) bool { return p.IsValid() && p.Bits() > 0 })
 	if only && (len(g.Outbound.List) > 0 || len(g.OutboundPorts) == 0) {
 		g.Outbound = redirect.Networks{All: true}
