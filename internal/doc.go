@@ -8,7 +8,7 @@
 // in the tree and needs no tools.
 //
 // A second test reads the source for the texts that the programs show, and
-// holds docs/operations.md to having each text and each metric.
+// holds docs/errors.md to having each text, docs/operations.md each metric.
 //
 // The package has no code, so it never touches anything and nothing imports
 // it. The linter's depguard repeats part of the same rules in the editor.
@@ -70,7 +70,7 @@
 // other packages, and TestContract holds kubetest to the real API server.
 //
 // To add or change a text that a user reads (error, warning, event, readiness):
-// docs/operations.md gets it with its cause and remedy, and a changed one a row in
+// docs/errors.md gets it with its cause and remedy, and a changed one a row in
 // docs/changelog.md; "go test ./internal" names the texts that are missing in
 // the manual, not those that are left over there.
 //

@@ -20,7 +20,10 @@ import (
 )
 
 // manuals are the pages that explain errors. A text counts as explained if one of their code spans or blocks has it.
-var manuals = []string{"../docs/operations.md", "../docs/bypass.md", "../docs/install.md", "../docs/permissions.md"}
+var manuals = []string{"../docs/errors.md", "../docs/operations.md", "../docs/bypass.md", "../docs/install.md", "../docs/permissions.md"}
+
+// metricsPage has the tables of metrics and alerts.
+const metricsPage = "../docs/operations.md"
 
 // all selects every argument of a call.
 const all = -1
@@ -83,7 +86,7 @@ type message struct {
 	text  string
 }
 
-// TestTextsAreInTheManuals holds docs/operations.md to its promise that the text of
+// TestTextsAreInTheManuals holds docs/errors.md to its promise that the text of
 // each error is there. The rule, which is on that page too:
 //
 //   - an error that is a cause, a warning or error of the log, an event, a
@@ -108,7 +111,7 @@ func TestTextsAreInTheManuals(t *testing.T) {
 			used[i] = true
 			continue
 		}
-		t.Errorf("%s: %q is in none of the manuals: put it into docs/operations.md, with what to do", m.where, m.text)
+		t.Errorf("%s: %q is in none of the manuals: put it into docs/errors.md, with what to do", m.where, m.text)
 	}
 	for i, e := range exempt {
 		if !used[i] {
@@ -441,15 +444,15 @@ func TestMetricsAreInTheManual(t *testing.T) {
 	if len(made) < 20 {
 		t.Fatalf("%d metrics in %v: the search does not see them", len(made), files)
 	}
-	page := read(t, manuals[0])
+	page := read(t, metricsPage)
 	for _, name := range slices.Sorted(maps.Keys(made)) {
 		if !regexp.MustCompile(`\| .` + name + `[{` + "`" + `]`).MatchString(page) {
-			t.Errorf("%s is in no table of docs/operations.md", name)
+			t.Errorf("%s is in no table of %s", name, metricsPage)
 		}
 	}
 	for _, name := range ownMetric.FindAllString(page, -1) {
 		if !made[name] && !made[strings.TrimSuffix(name, "_bucket")] {
-			t.Errorf("docs/operations.md speaks of %s, which there is not", name)
+			t.Errorf("%s speaks of %s, which there is not", metricsPage, name)
 		}
 	}
 }

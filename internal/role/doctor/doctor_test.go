@@ -177,7 +177,7 @@ func TestEachFaultIsFound(t *testing.T) {
 			"directories", resultFail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
 		},
 		"Docker's configuration": {
-			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", resultWarn, "CRI plugin is switched off", "docs/bypass.md",
+			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", resultWarn, "CRI plugin is switched off", "docs/errors.md",
 		},
 		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", resultWarn, "neither a socket nor", "cniConfDir"},
 		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", resultWarn, "no valid CNI configuration", "install the pod network"},

@@ -35,7 +35,7 @@ func directories(_ context.Context, v *view) check {
 			"there is neither a socket nor a configuration file of containerd or CRI-O below %s", v.root)
 	}
 	if err := c.Doubt(); err != nil {
-		return warn("see the container runtime's configuration in docs/bypass.md, or name the directories: cniConfDir and cniBinDir of the chart",
+		return warn("see the container runtime's configuration in docs/errors.md, or name the directories: cniConfDir and cniBinDir of the chart",
 			"where the runtime looks is not known: %v", err)
 	}
 	where := fmt.Sprintf("%s (%s)", c.Runtime, cmp.Or(c.Source, "by its defaults, without a file"))
@@ -55,7 +55,7 @@ func directories(_ context.Context, v *view) check {
 			v.installs())
 	}
 	if len(c.Problems) > 0 {
-		return warn("see the container runtime's configuration in docs/bypass.md", "%s: %v", where, errors.Join(c.Problems...))
+		return warn("see the container runtime's configuration in docs/errors.md", "%s: %v", where, errors.Join(c.Problems...))
 	}
 	return ok("%s reads configuration in %s and plugins in %s, where the agent installs", where, c.ConfDir, strings.Join(c.BinDirs, ", "))
 }

@@ -28,7 +28,7 @@ func selfTest(ctx context.Context, v *view) check {
 		source = "made now, with the programs of this file system"
 	}
 	if err := verdict.Err(); err != nil {
-		return fail("load the modules that the text names, or install iptables on the node: see docs/operations.md", "%v (%s)", err, source)
+		return fail("load the modules that the text names, or install iptables on the node: see docs/errors.md", "%v (%s)", err, source)
 	}
 	if text := verdict.Summary(); text != "" {
 		return warn("none if pods do not need it; else load the modules that the text names",
