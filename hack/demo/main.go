@@ -1,11 +1,10 @@
 // Command demo shows istio-cni on one machine, without a cluster: the built plugin runs last in a CNI chain, after
-// the reference plugins bridge and host-local, with a fake HTTPS API server, and packets show which process answers.
-// All of it runs in network namespaces that are removed at the end.
+// the reference plugins bridge and host-local, with a fake HTTPS API server; packets show which process answers, and
+// "istio-cni why" explains them. All of it runs in network namespaces that are removed at the end.
 package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -19,7 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
@@ -33,18 +31,22 @@ func main() {
 
 // Addresses outside of the pod, both in the node's namespace.
 const (
-	outside  = "203.0.113.10"
-	excluded = "198.51.100.7"
+	service  = "203.0.113.10"
+	database = "198.51.100.7"
+	// excluded is the port that an annotation of the pod leaves out.
+	excluded = 5432
 )
 
 // demo is one run of the program.
 type demo struct {
 	*stage
 	printer
-	log  strings.Builder // the plugin's stderr
-	node *chaintest.Node
-	list *libcni.NetworkConfigList
-	bad  int
+	program string
+	log     strings.Builder // the plugin's stderr
+	node    *chaintest.Node
+	list    *libcni.NetworkConfigList
+	dir     string // where the pods' namespaces have names
+	bad     int
 }
 
 func run(program string) (code int) {
@@ -56,88 +58,71 @@ func run(program string) (code int) {
 			code = 1
 		}
 	}()
-	d := &demo{stage: s, printer: newPrinter(os.Stdout)}
-	program, err := filepath.Abs(program)
-	if err != nil {
+	d := &demo{stage: s, printer: newPrinter(os.Stdout), dir: s.TempDir()}
+	var err error
+	if d.program, err = filepath.Abs(program); err != nil {
 		panic(err)
 	}
-	d.title("A node")
-	d.setUp(program)
-	d.title("Three pods are added")
-	mesh := d.pods()
-	d.title("The rules in the injected pod, with their reasons")
-	d.rules(mesh)
-	d.title("Packets: source and responder")
-	d.packets(mesh)
-	d.title("The pod is deleted")
-	if err := d.node.Del(d.list, mesh); err != nil {
+	d.setUp()
+	cart := d.pods()
+	d.packets(cart)
+	d.explain(cart)
+	if err := d.node.Del(d.list, cart); err != nil {
 		panic(err)
 	}
-	d.line("DEL done; the kernel removes the rules with the namespace")
 	if d.bad > 0 {
-		d.line("%s", d.red(fmt.Sprintf("%d answers were not as expected", d.bad)))
+		d.line("\n%s", d.red(fmt.Sprintf("%d results are not as expected", d.bad)))
 		return 1
 	}
-	d.line("%s", d.green("everything as expected"))
+	d.line("\n%s Everything above is removed again. Documentation: docs/index.md;", d.green("All results are as expected."))
+	d.line("for a cluster (helm install): docs/install.md")
 	return 0
 }
 
 // setUp creates the node and prints its CNI chain.
-func (d *demo) setUp(program string) {
-	d.node = chaintest.New(d.stage, program)
+func (d *demo) setUp() {
+	d.title("1. A node without a cluster: network namespaces, a small API server, and this CNI chain")
+	d.node = chaintest.New(d.stage, d.program)
 	d.node.Log = &d.log
-	for _, address := range []string{outside, excluded} {
+	for _, address := range []string{service, database} {
 		netnstest.Run(d.stage, d.node.Netns, "ip", "addr", "add", address+"/32", "dev", "lo")
 	}
 	d.list = d.node.Chain("1.0.0", chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
-	d.line("a network namespace with an API server at %s and this CNI chain:", d.node.API.URL())
-	for i, plugin := range d.list.Plugins {
-		d.line("  %d. %s  %s", i+1, d.bold(plugin.Network.Type), d.dim(compact(plugin.Bytes)))
+	for _, plugin := range d.list.Plugins {
+		d.text("  → " + d.bold(plugin.Network.Type))
 	}
+	d.line("   %s", d.dim("the container runtime runs it for each pod; istio-cni is the last plugin"))
 }
 
-func compact(text []byte) string {
-	const most = 150
-	if len(text) > most {
-		return string(text[:most]) + "…"
-	}
-	return string(text)
-}
-
-// cart adds the annotations of the injected pod.
-func cart(p *kubetest.Pod) {
+// sidecarOf describes the injected pod.
+func sidecarOf(p *kubetest.Pod) {
 	chaintest.Sidecar(p)
-	p.Annotations[sidecar.OutboundExcludeKey] = "198.51.100.0/24"
+	p.Annotations[sidecar.OutboundPortsExcludeKey] = fmt.Sprint(excluded)
 }
 
-// pods adds an injected pod and two others.
-func (d *demo) pods() (mesh chaintest.Pod) {
-	mesh = d.node.NewPod("shop", "cart", cart)
-	for _, pod := range []chaintest.Pod{
-		mesh,
-		d.node.NewPod("shop", "batch", chaintest.PlainPod),
-		d.node.NewPod("kube-system", "coredns", nil),
-	} {
-		requests := len(d.node.API.Requests())
+// pods adds an injected pod and two others, and gives the namespaces of the first two names.
+func (d *demo) pods() (cart chaintest.Pod) {
+	d.title("2. Three pods start. The plugin decides which are redirected to their sidecar, and why")
+	cart = d.node.NewPod("shop", "cart", sidecarOf)
+	batch := d.node.NewPod("shop", "batch", chaintest.PlainPod)
+	for _, pod := range []chaintest.Pod{cart, batch, d.node.NewPod("kube-system", "coredns", nil)} {
 		d.log.Reset()
-		result, err := d.node.Add(d.list, pod)
-		if err != nil {
+		if _, err := d.node.Add(d.list, pod); err != nil {
 			panic(err)
 		}
-		text, _ := json.Marshal(result)
-		d.line("%s", d.bold(pod.Namespace+"/"+pod.Name))
-		d.line("  ADD returned %s", d.dim(compact(text)))
-		d.decision()
-		d.line("  requests to the API server: %d", len(d.node.API.Requests())-requests)
+		d.decision(pod)
+		if err := os.Symlink(pod.Netns, filepath.Join(d.dir, pod.Name)); err != nil {
+			panic(err)
+		}
 	}
-	return mesh
+	d.rules(cart)
+	return cart
 }
 
 // decision prints the plugin's log line about the pod.
-func (d *demo) decision() {
+func (d *demo) decision(pod chaintest.Pod) {
 	for line := range strings.Lines(d.log.String()) {
 		var record struct {
-			Msg     string `json:"msg"`
 			Capture bool   `json:"capture"`
 			Reason  string `json:"reason"`
 			Because string `json:"because"`
@@ -145,18 +130,18 @@ func (d *demo) decision() {
 		if json.Unmarshal([]byte(line), &record) != nil || record.Reason == "" {
 			continue
 		}
-		verdict := d.dim("not captured")
+		verdict := "not redirected"
 		if record.Capture {
-			verdict = d.green("captured")
+			verdict = "redirected    "
 		}
-		d.line("  %s, reason %q: %s", verdict, record.Reason, record.Because)
+		d.expect(record.Capture == (pod.Name == "cart"), fmt.Sprintf("%-20s %s  because %s", pod.Namespace+"/"+pod.Name, verdict, record.Because))
 	}
 }
 
-// rules prints the desired rules with their reasons, and checks that the kernel has exactly these.
+// rules checks that the kernel has exactly the desired rules.
 func (d *demo) rules(pod chaintest.Pod) {
 	described := kubetest.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-	cart(&described)
+	sidecarOf(&described)
 	facts := sidecar.Facts{Namespace: pod.Namespace, Name: pod.Name, Annotations: described.Annotations}
 	for _, c := range described.Containers {
 		container := sidecar.Container{Name: c.Name, Args: c.Args}
@@ -166,65 +151,13 @@ func (d *demo) rules(pod chaintest.Pod) {
 		facts.Containers = append(facts.Containers, container)
 	}
 	want := redirect.Rules(sidecar.Decide(facts, sidecar.Policy{}).Spec, ruleset.IPv4)
-	for line := range strings.Lines(want.Explain()) {
-		if strings.HasPrefix(line, "        ") {
-			line = d.dim(line)
-		}
-		d.text(line)
-	}
-	have, err := ruleset.Parse(ruleset.IPv4, netnstest.Run(d.stage, pod.Netns, "iptables-save"))
+	saved := netnstest.Run(d.stage, pod.Netns, "iptables-save")
+	have, err := ruleset.Parse(ruleset.IPv4, saved)
 	if err != nil {
 		panic(err)
 	}
-	d.expect(have.Equal(want), "iptables-save of the namespace prints exactly these rules")
-}
-
-// packets sends requests as the app, the proxy and a client outside of the pod.
-func (d *demo) packets(pod chaintest.Pod) {
-	world := labtest.Actor{Name: "outside", Namespace: d.node.Netns}
-	app := labtest.Actor{Name: "app", Namespace: pod.Netns, UID: labtest.AppUID, GID: labtest.AppUID}
-	proxy := labtest.Actor{Name: "proxy", Namespace: pod.Netns, UID: redirect.DefaultID, GID: redirect.DefaultID}
-	podIP := d.address(pod)
-	labtest.Serve(d.stage, world,
-		labtest.Service{By: labtest.ByPeer, Via: labtest.TCP, At: at(outside, 80)},
-		labtest.Service{By: labtest.ByPeer, Via: labtest.UDP, At: at(outside, 5000)},
-		labtest.Service{By: labtest.ByPeer, Via: labtest.TCP, At: at(excluded, 80)})
-	labtest.Serve(d.stage, app, labtest.Service{By: labtest.ByApp, Via: labtest.TCP, At: at("0.0.0.0", 8080)})
-	sidecarProxy := labtest.Proxy{
-		Actor: proxy, Mode: redirect.Redirect, Families: []ruleset.Family{ruleset.IPv4},
-		Resolver: func(ruleset.Family) netip.AddrPort { return at(outside, 53) },
-	}
-	sidecarProxy.Start(d.stage)
-	for _, q := range []struct {
-		text string
-		labtest.Expectation
-	}{
-		{"the app calls a service: redirected to the proxy, which knows the original destination", question(app, labtest.TCP, at(outside, 80), labtest.ByOutbound)},
-		{"the app calls an excluded network: not redirected", question(app, labtest.TCP, at(excluded, 80), labtest.ByPeer)},
-		{"UDP is not redirected", question(app, labtest.UDP, at(outside, 5000), labtest.ByPeer)},
-		{"the proxy's own connections are not redirected: no loop", question(proxy, labtest.TCP, at(outside, 80), labtest.ByPeer)},
-		{"a client calls the app: redirected to the proxy", question(world, labtest.TCP, netip.AddrPortFrom(podIP, 8080), labtest.ByInbound)},
-		{"health checks reach the sidecar's own port", question(world, labtest.TCP, netip.AddrPortFrom(podIP, 15021), labtest.ByStatus)},
-		{"the app calls itself: not redirected", question(app, labtest.TCP, at("127.0.0.1", 8080), labtest.ByApp)},
-	} {
-		answer := q.Send(d.Context())
-		err := q.Check(d.Context())
-		d.line("%s", d.bold(q.text))
-		d.line("  asked     %s", q.Request)
-		d.line("  answered  %s", d.cyan(answer.String()))
-		d.expect(err == nil, fmt.Sprintf("expected: %s", q.Want[0].By))
-		if err != nil && !errors.As(err, new(*labtest.Wrong)) {
-			d.line("  %v", err)
-		}
-	}
-}
-
-func question(from labtest.Actor, via labtest.Protocol, to netip.AddrPort, by string) labtest.Expectation {
-	return labtest.Expectation{Request: labtest.Request{From: from, Via: via, To: to}, Want: []labtest.Hop{{By: by}}}
-}
-
-func at(address string, port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(netip.MustParseAddr(address), port)
+	d.expect(have.Equal(want), fmt.Sprintf("iptables-save shows the %d wanted rules in shop/cart, written over netlink, without iptables",
+		strings.Count(saved, "\n-A ")))
 }
 
 // address returns the pod's IPv4 address.

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+)
+
+// Exit codes of "istio-cni why".
+const (
+	asWanted = 0
+	past     = 3
+)
+
+// explain asks istio-cni why about the packets before, a pod without rules, and a rule of another program.
+func (d *demo) explain(cart chaintest.Pod) {
+	d.title("4. Why did the excluded port bypass the sidecar? (exit code 3: past the mesh)")
+	d.why(past, "because excludeOutboundPorts=5432", "cart", "--to", at(database, excluded).String())
+	d.title("5. What happens to a client's packet? (exit code 0: as the mesh wants it)")
+	d.why(asWanted, "is redirected to port 15006", "cart", "--from", at(service, 0).Addr().String(), "--port", "8080")
+	d.title("6. A pod that is outside of the mesh")
+	d.why(past, "no rules of the mesh", "batch")
+	rule := []string{"-t", "nat", "-I", "OUTPUT", "-p", "tcp", "--dport", "80", "-j", "RETURN"}
+	d.title("7. Another program inserts a rule into shop/cart: no error anywhere, but the traffic bypasses the sidecar")
+	d.line("%s", d.dim("$ iptables "+strings.Join(rule, " ")))
+	netnstest.Run(d.stage, cart.Netns, "iptables", rule...)
+	d.send(question{"the app calls the service again", d.app(cart), labtest.TCP, at(service, 80), labtest.ByPeer})
+	d.why(past, "is not the mesh's", "cart", "--to", at(service, 80).String())
+}
+
+// why runs the command about a pod's namespace. Its output must have the text.
+func (d *demo) why(code int, text, pod string, args ...string) {
+	args = append([]string{"why", "--netns", pod}, args...)
+	d.line("%s", d.bold("$ istio-cni "+strings.Join(args, " ")))
+	cmd := exec.CommandContext(d.Context(), d.program, args...) //nolint:gosec // the program that is shown
+	cmd.Dir = d.dir
+	out, err := cmd.CombinedOutput()
+	d.text(string(out))
+	if err != nil && cmd.ProcessState == nil {
+		panic(err)
+	}
+	if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(string(out), text) {
+		d.expect(false, fmt.Sprintf("wanted exit code %d and %q, got exit code %d", code, text, got))
+	}
+}
