@@ -100,7 +100,7 @@ func sidecarOf(p *kubetest.Pod) {
 	p.Annotations[sidecar.OutboundPortsExcludeKey] = fmt.Sprint(excluded)
 }
 
-// pods adds an injected pod and two others, and gives the namespaces of the first two names.
+// pods adds an injected pod and two others, and names their namespaces.
 func (d *demo) pods() (cart chaintest.Pod) {
 	d.title("2. Three pods start. The plugin decides which are redirected to their sidecar, and why")
 	cart = d.node.NewPod("shop", "cart", sidecarOf)

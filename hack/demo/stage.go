@@ -72,7 +72,6 @@ func (p printer) bold(s string) string  { return p.paint("1", s) }
 func (p printer) dim(s string) string   { return p.paint("2", s) }
 func (p printer) red(s string) string   { return p.paint("31", s) }
 func (p printer) green(s string) string { return p.paint("32", s) }
-func (p printer) cyan(s string) string  { return p.paint("36", s) }
 
 func (p printer) text(s string)                   { _, _ = io.WriteString(p.out, s) }
 func (p printer) line(format string, args ...any) { p.text(fmt.Sprintf(format, args...) + "\n") }

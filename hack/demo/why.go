@@ -16,13 +16,13 @@ const (
 	past     = 3
 )
 
-// explain asks istio-cni why about the packets before, a pod without rules, and a rule of another program.
+// explain asks istio-cni why about two of the connections, a pod without rules, and a rule of another program.
 func (d *demo) explain(cart chaintest.Pod) {
 	d.title("4. Why did the excluded port bypass the sidecar? (exit code 3: past the mesh)")
 	d.why(past, "because excludeOutboundPorts=5432", "cart", "--to", at(database, excluded).String())
 	d.title("5. What happens to a client's packet? (exit code 0: as the mesh wants it)")
 	d.why(asWanted, "is redirected to port 15006", "cart", "--from", at(service, 0).Addr().String(), "--port", "8080")
-	d.title("6. A pod that is outside of the mesh")
+	d.title("6. A pod that is outside of the mesh: shop/batch, which has no container istio-proxy")
 	d.why(past, "no rules of the mesh", "batch")
 	rule := []string{"-t", "nat", "-I", "OUTPUT", "-p", "tcp", "--dport", "80", "-j", "RETURN"}
 	d.title("7. Another program inserts a rule into shop/cart: no error anywhere, but the traffic bypasses the sidecar")

@@ -133,6 +133,9 @@ func read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec)
 	return live, err
 }
 
+// unknownPod is the remedy for a namespace without rules: that of a pod outside of the mesh is the same, and in order.
+const unknownPod = "none if the pod is not to be in the mesh (istio-cni why NAMESPACE/NAME has the reason); otherwise restart the pod"
+
 // Alone judges a namespace by its live rules alone: whether they are those of some configuration of the mesh.
 func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err error) {
 	live, err := read(ctx, space, nil)
@@ -144,6 +147,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 	}
 	if live.Wanted == nil {
 		e.Status = status([]audit.Problem{{State: audit.Bypassed, Detail: "the network namespace has no rule of the mesh"}})
+		e.Remedy = unknownPod
 		return e, nil
 	}
 	if err = backend(&space, live.Wanted.Native); err != nil {

@@ -176,7 +176,7 @@ func TestFaultsAreFound(t *testing.T) {
 		{"the catch-all is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT", "DRIFTED", "    - -j ISTIO_REDIRECT    # all other TCP is captured", `("-j ISTIO_REDIRECT") is missing`, 3},
 		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "    - -j ISTIO_OUTPUT    # everything", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
 		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "    ! ", "cannot tell, because rule 1 of nat OUTPUT", 4},
-		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "the network namespace has no rule of the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
+		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "remedy      none if the pod is not to be in the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
 		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "CAPTURED", "not read: table IPv4 other", "cannot tell, because packets pass table IPv4 other", 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
