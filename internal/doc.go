@@ -10,6 +10,13 @@
 // A second test reads the source for the texts that the programs show, and
 // holds docs/errors.md to having each text, docs/operations.md each metric.
 //
+// A third one (pages_test.go) holds README.md, docs/ and .github/ to their commands, each of which has a test that runs it, and to
+// their links. A block of commands has the language sh or console, and before it the line
+//
+//	<!-- test: NAME -->
+//
+// where NAME is one of the table runners.
+//
 // The package has no code, so it never touches anything and nothing imports
 // it. The linter's depguard repeats part of the same rules in the editor.
 //

@@ -55,7 +55,7 @@ func (s *scenario) replaced() {
 	s.captured("theirs")
 	s.unchanged("first", "second")
 	s.RemoveReleased("second")
-	s.documented([]string{"helm", "upgrade", "image=registry.example.com/mesh/install-cni:0.1.0"})
+	s.documented([]string{"helm", "upgrade", "image=$HUB/install-cni:$TAG"})
 	s.UntilRolledOut(lab.Image)
 	s.captured("back")
 	s.unchanged("first", "theirs")

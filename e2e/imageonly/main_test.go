@@ -88,7 +88,7 @@ func (s *scenario) documented(words []string, more ...string) {
 		s.Fatalf("docs/image-only.md has for %q the commands %q", words, found)
 	}
 	here := strings.NewReplacer(
-		"istio/cni", s.Reference.Chart, "-n istio-system", "", "registry.example.com/mesh/install-cni:0.1.0", lab.Image,
+		"istio/cni", s.Reference.Chart, "-n istio-system", "", "$HUB", lab.OursHub, "$TAG", lab.OursTag,
 		// profile=empty is the agent alone: istiod has no image here.
 		"profile=default", "profile=empty",
 	).Replace(found[0])

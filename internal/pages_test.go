@@ -1,0 +1,342 @@
+package internal
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/hack/pages"
+)
+
+// runners are the names that a block of commands may have, and where what runs its blocks reads them: the text in the file.
+var runners = map[string]struct{ file, reads string }{
+	"host":          {"hack/pages/host_test.go", `pages.Of(all, "host")`},
+	"cluster":       {"e2e/docs/docs_test.go", `pages.Of(all, "cluster")`},
+	"e2e/imageonly": {"e2e/imageonly/main_test.go", `pages.Of(all, "e2e/imageonly")`},
+	"e2e/upgrade":   {"e2e/upgrade/main_test.go", `pages.Of(all, "e2e/upgrade")`},
+	"bare":          {"hack/bare.sh", "README.md"},
+	"ci":            {"internal/pages_test.go", `pages.Of(all, "ci")`},
+	"release":       {"hack/release.sh", "release"},
+}
+
+// unfinished are the pages that are being divided or written anew, and the runners that do not exist yet.
+var unfinished = []string{"README.md", "docs/install.md", "docs/operations.md", "docs/bypass.md", "docs/performance.md", "host", "cluster", "e2e/imageonly", "ci"}
+
+// TestCommandsHaveARunner: no block of commands is without a test that runs it.
+func TestCommandsHaveARunner(t *testing.T) {
+	all := readPages(t)
+	used := map[string]bool{}
+	for _, page := range all {
+		for _, b := range page.Blocks {
+			used[b.Runner] = true
+			if why := unrun(b); why != "" && !slices.Contains(unfinished, page.Name) {
+				t.Errorf("%s:%d: %s", b.Page, b.Line, why)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(runners)) {
+		if !used[name] || slices.Contains(unfinished, name) {
+			continue
+		}
+		text, err := os.ReadFile("../" + runners[name].file)
+		if err != nil || !strings.Contains(string(text), runners[name].reads) {
+			t.Errorf("%s does not have %q, which reads the blocks of %q: %v", runners[name].file, runners[name].reads, name, err)
+		}
+	}
+}
+
+func readPages(t *testing.T) []pages.Page {
+	t.Helper()
+	all, err := pages.Read("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 10 {
+		t.Fatalf("%d pages: the search does not find them", len(all))
+	}
+	return all
+}
+
+// unrun returns the reason why a block is not run though it has commands, or "".
+func unrun(b pages.Block) string {
+	names := strings.Join(slices.Sorted(maps.Keys(runners)), ", ")
+	switch _, known := runners[b.Runner]; {
+	case !b.HasCommands() && b.Runner != "":
+		return "a block without commands needs no runner"
+	case !b.HasCommands():
+		return ""
+	case b.Language != "sh" && b.Language != "console":
+		return fmt.Sprintf("it looks like commands: its language must be sh or console, not %q", b.Language)
+	case b.Runner == "":
+		return "the line before a block of commands is <!-- test: NAME -->, with NAME one of " + names
+	case !known:
+		return fmt.Sprintf("there is no runner %q, only %s", b.Runner, names)
+	}
+	if _, err := b.Commands(); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// TestUnrun has each kind of block.
+func TestUnrun(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"run", "<!-- test: host -->\n```sh\nmake x\n```", ""},
+		{"a console", "<!-- test: host -->\n```console\n# istio-cni\n```", ""},
+		{"no commands", "```yaml\na: b\n```", ""},
+		{"no language", "<!-- test: host -->\n```\n$ istio-cni\n```", "it looks like commands"},
+		{"hidden in another language", "```text\nFOO=1 make test\n```", "it looks like commands"},
+		{"indented", "Text:\n\n    kubectl get pods\n", "it looks like commands"},
+		{"indented, deep in a block", "Text:\n\n    a diagram\n\n    helm install x\n", "it looks like commands"},
+		{"text of a list", "- one\n\n    make it so\n", ""},
+		{"in a list", "- one\n\n  ```sh\n  make it\n  ```", "the line before a block"},
+		{"no runner", "```sh\nanything\n```", "the line before a block"},
+		{"a line between", "<!-- test: host -->\n\n```sh\nanything\n```", "the line before a block"},
+		{"an unknown runner", "<!-- test: nobody -->\n```sh\nanything\n```", `there is no runner "nobody"`},
+		{"nothing to run", "<!-- test: host -->\n```yaml\na: b\n```", "a block without commands"},
+		{"a console without a prompt", "<!-- test: host -->\n```console\nanything\n```", "begins with a prompt"},
+		{"not closed", "```sh\nanything", "the line before a block"},
+	} {
+		got := ""
+		for _, b := range pages.Parse("x.md", tt.text).Blocks {
+			got += unrun(b)
+		}
+		if !strings.Contains(got, tt.want) || tt.want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestLinks holds links to what there is: files, and the anchors of pages. External ones are only parsed.
+func TestLinks(t *testing.T) {
+	all := readPages(t)
+	checked := 0
+	for _, page := range all {
+		for _, link := range page.Links {
+			checked++
+			if why := dangling(os.DirFS(".."), all, page.Name, link.Target); why != "" {
+				t.Errorf("%s:%d: %s: %s", page.Name, link.Line, link.Target, why)
+			}
+		}
+	}
+	if checked < 50 {
+		t.Errorf("%d links: the search does not find them", checked)
+	}
+}
+
+// dangling returns what is wrong with the target of a link of a page, or "".
+func dangling(tree fs.FS, all []pages.Page, from, target string) string {
+	to, err := url.Parse(target)
+	switch {
+	case err != nil:
+		return err.Error()
+	case to.Scheme == "mailto" && to.Opaque != "":
+		return ""
+	case to.Scheme != "" && to.Scheme != "https" || to.Scheme == "" && to.Host != "":
+		return "a link is a relative path, or https"
+	case to.Scheme == "https":
+		if !strings.Contains(to.Host, ".") {
+			return "there is no such host"
+		}
+		return ""
+	case path.IsAbs(to.Path):
+		return "it is an absolute path"
+	}
+	name := from
+	if to.Path != "" {
+		name = path.Join(path.Dir(from), to.Path)
+		if _, err := fs.Stat(tree, name); err != nil {
+			return "there is no file " + name
+		}
+	}
+	if to.Fragment == "" {
+		return ""
+	}
+	i := slices.IndexFunc(all, func(p pages.Page) bool { return p.Name == name })
+	if i < 0 {
+		return "an anchor of a file that is no page"
+	}
+	if !slices.Contains(all[i].Anchors, to.Fragment) {
+		return "there is no such heading on " + name
+	}
+	return ""
+}
+
+func TestDangling(t *testing.T) {
+	all := []pages.Page{
+		pages.Parse("README.md", "# The `one`: a (b), c_d -- é!\n\n## Two\n\n## Two\n\n```sh\n# no heading\n```\n\n<a id=\"three\"></a>\n"),
+		pages.Parse("docs/x.md", "## A [link](y) & **bold**\n"),
+	}
+	want := []string{"the-one-a-b-c_d----é", "two", "two-1", "three"}
+	if diff := cmp.Diff(want, all[0].Anchors); diff != "" {
+		t.Errorf("anchors (-want +got):\n%s", diff)
+	}
+	tree := os.DirFS("..")
+	for _, tt := range []struct{ from, target, want string }{
+		{"docs/x.md", "../README.md", ""},
+		{"docs/x.md", "../README.md#two-1", ""},
+		{"docs/x.md", "#a-link--bold", ""},
+		{"docs/x.md", "../internal", ""},
+		{"docs/x.md", "https://kubernetes.io/docs#x", ""},
+		{"docs/x.md", "mailto:a@b.c", ""},
+		{"docs/x.md", "../README.md#two-2", "no such heading"},
+		{"docs/x.md", "#no-heading", "no such heading"},
+		{"docs/x.md", "README.md", "no file docs/README.md"},
+		{"README.md", "docs/images/none.png", "no file"},
+		{"README.md", "../outside", "no file"},
+		{"README.md", "LICENSE#top", "no page"},
+		{"README.md", "/docs", "absolute"},
+		{"README.md", "http://kubernetes.io", "relative path, or https"},
+		{"README.md", "https://kubernetes", "no such host"},
+		{"README.md", "https://%zz", "invalid"},
+	} {
+		if got := dangling(tree, all, tt.from, tt.target); !strings.Contains(got, tt.want) || tt.want == "" && got != "" {
+			t.Errorf("%s in %s: %q, want %q", tt.target, tt.from, got, tt.want)
+		}
+	}
+	page := pages.Parse("x.md", "A [b\nc](one.md), `[no](link)`, [d][e].\n\n[e]: two.md\n<img src=\"three.png\"> ![f](four.png \"g\") <https://five.io>\n\n```\n[no](link)\n```\n")
+	var links []string
+	for _, l := range page.Links {
+		links = append(links, fmt.Sprint(l.Line, " ", l.Target))
+	}
+	want = []string{"2 one.md", "4 two.md", "5 three.png", "5 four.png", "5 https://five.io"}
+	slices.Sort(links)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, links); diff != "" {
+		t.Errorf("links (-want +got):\n%s", diff)
+	}
+}
+
+// pageName is how prose, comments and messages name a page.
+var pageName = regexp.MustCompile(`\b(?:docs|\.github)/[\w-]+\.md\b`)
+
+// TestNamedPagesExist: also those that text and source name without a link.
+func TestNamedPagesExist(t *testing.T) {
+	named := 0
+	err := fs.WalkDir(os.DirFS(".."), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (name == ".git" || name == "bin" || name == "dist") {
+			return fs.SkipDir
+		}
+		if !d.Type().IsRegular() || !slices.Contains([]string{".md", ".go", ".sh", ".yaml", ".yml", ".mod", ".txt", ".tpl", ""}, path.Ext(name)) ||
+			name == "docs/changelog.md" || name == "internal/pages_test.go" {
+			return nil
+		}
+		text, err := os.ReadFile("../" + name)
+		for _, page := range pageName.FindAllString(string(text), -1) {
+			named++
+			if _, err := os.Stat("../" + page); errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s names %s, which there is not", name, page)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if named < 20 {
+		t.Errorf("%d names of pages: the search does not find them", named)
+	}
+}
+
+// registry is the host of a registry of images, and of none that is a variable.
+var registry = regexp.MustCompile(`\b(?:[\w-]+\.)*(?:docker\.io|gcr\.io|ghcr\.io|quay\.io|pkg\.dev|ecr\.aws|azurecr\.io|mcr\.microsoft\.com|registry(?:\.[\w-]+)+)\b`)
+
+// TestRegistriesAreVariables: pages, workflows and templates name no registry, so that a fork changes a variable alone.
+func TestRegistriesAreVariables(t *testing.T) {
+	for _, pattern := range []string{"README.md", "docs/*.md", ".github/*", ".github/*/*"} {
+		names, err := fs.Glob(os.DirFS(".."), pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			if info, err := os.Stat("../" + name); err != nil || info.IsDir() || slices.Contains(unfinished, name) {
+				continue
+			}
+			for _, host := range registry.FindAllString(read(t, "../"+name), -1) {
+				t.Errorf("%s names the registry %s: $HUB stands for it", name, host)
+			}
+		}
+	}
+}
+
+var (
+	makeTarget = regexp.MustCompile(`(?m)(?:^|[;&|]\s*|\s)make ([a-z][a-z0-9-]*)`)
+	declares   = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`)
+	calls      = regexp.MustCompile(`(?m)^[^#\n]*\bmake ([a-z][a-z0-9-]*)`)
+	script     = regexp.MustCompile(`\bhack/[\w-]+\.sh`)
+	body       = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):.*\n(?:\t@hack/setup\.sh\n)?\t@(hack/[\w-]+\.sh[^\n]*)$`)
+)
+
+// TestCIRunsTheMakeTargets: what the blocks of the runner ci call is a target, and CI calls it: .ci/run, a workflow, or the
+// scripts that they call.
+func TestCIRunsTheMakeTargets(t *testing.T) {
+	all := readPages(t)
+	var targets []string
+	for _, m := range declares.FindAllStringSubmatch(read(t, "../Makefile"), -1) {
+		targets = append(targets, m[1])
+	}
+	called := ciTargets(t)
+	for _, blocks := range pages.Of(all, "ci") {
+		for _, b := range blocks {
+			found := makeTarget.FindAllStringSubmatch(withoutComments(b.Text), -1)
+			if len(found) == 0 {
+				t.Errorf("%s:%d: no make target: the runner ci runs nothing else", b.Page, b.Line)
+			}
+			for _, m := range found {
+				switch {
+				case !slices.Contains(targets, m[1]):
+					t.Errorf("%s:%d: make %s is not in the Makefile", b.Page, b.Line, m[1])
+				case !called[m[1]] && !slices.Contains(unfinished, "ci"):
+					t.Errorf("%s:%d: neither .ci/run nor a workflow calls make %s", b.Page, b.Line, m[1])
+				}
+			}
+		}
+	}
+}
+
+var comment = regexp.MustCompile(`(?m)(^|\s)#.*$`)
+
+func withoutComments(text string) string { return comment.ReplaceAllString(text, "") }
+
+// ciTargets are the make targets that CI calls. A target whose body is a script is called by a call of that script, too.
+func ciTargets(t *testing.T) map[string]bool {
+	t.Helper()
+	workflows, err := fs.Glob(os.DirFS(".."), ".github/workflows/*.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := withoutComments(read(t, "../.ci/run"))
+	for _, name := range workflows {
+		text += withoutComments(read(t, "../"+name))
+	}
+	for _, name := range script.FindAllString(text, -1) {
+		text += "\n" + read(t, "../"+name)
+	}
+	found := map[string]bool{}
+	for _, m := range calls.FindAllStringSubmatch(text, -1) {
+		found[m[1]] = true
+	}
+	// hack/bare.sh takes its commands from the README.
+	if strings.Contains(text, "hack/bare.sh") {
+		found["demo"], found["test"] = true, true
+	}
+	for _, m := range body.FindAllStringSubmatch(read(t, "../Makefile"), -1) {
+		if strings.Contains(text, m[2]) {
+			found[m[1]] = true
+		}
+	}
+	return found
+}
