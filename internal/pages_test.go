@@ -30,7 +30,9 @@ var runners = map[string]struct{ file, reads string }{
 }
 
 // unfinished are the pages that are being divided or written anew, and the runners that do not exist yet.
-var unfinished = []string{"README.md", "docs/install.md", "docs/operations.md", "docs/bypass.md", "docs/performance.md", "host", "cluster", "e2e/imageonly", "ci"}
+var unfinished = []string{"README.md", "docs/install.md", "docs/operations.md", "docs/bypass.md", "docs/performance.md", "host", "cluster", "e2e/imageonly", "ci",
+	"docs/index.md", "docs/compared.md", "docs/runbook.md", "docs/reference.md", "docs/iptables.md", "docs/agent.md", "docs/taint.md", "docs/security.md", "docs/support.md",
+	".github/CONTRIBUTING.md", ".github/SECURITY.md"}
 
 // TestCommandsHaveARunner: no block of commands is without a test that runs it.
 func TestCommandsHaveARunner(t *testing.T) {
@@ -39,7 +41,7 @@ func TestCommandsHaveARunner(t *testing.T) {
 	for _, page := range all {
 		for _, b := range page.Blocks {
 			used[b.Runner] = true
-			if why := unrun(b); why != "" && !slices.Contains(unfinished, page.Name) {
+			if why := unrun(b); why != "" && !slices.Contains(unfinished[:5], page.Name) {
 				t.Errorf("%s:%d: %s", b.Page, b.Line, why)
 			}
 		}
@@ -237,7 +239,7 @@ func TestNamedPagesExist(t *testing.T) {
 		text, err := os.ReadFile("../" + name)
 		for _, page := range pageName.FindAllString(string(text), -1) {
 			named++
-			if _, err := os.Stat("../" + page); errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Stat("../" + page); errors.Is(err, fs.ErrNotExist) && !slices.Contains(unfinished, page) {
 				t.Errorf("%s names %s, which there is not", name, page)
 			}
 		}
@@ -262,7 +264,7 @@ func TestRegistriesAreVariables(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range names {
-			if info, err := os.Stat("../" + name); err != nil || info.IsDir() || slices.Contains(unfinished, name) {
+			if info, err := os.Stat("../" + name); err != nil || info.IsDir() || slices.Contains(unfinished[:5], name) {
 				continue
 			}
 			for _, host := range registry.FindAllString(read(t, "../"+name), -1) {
