@@ -73,7 +73,7 @@
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to
-// what is used; docs/permissions.md has the row. kubetest serves it to tests of
+// what is used; docs/security.md has the row. kubetest serves it to tests of
 // other packages, and TestContract holds kubetest to the real API server.
 //
 // To add or change a text that a user reads (error, warning, event, readiness):

@@ -20,7 +20,7 @@ import (
 )
 
 // manuals are the pages that explain errors. A text counts as explained if one of their code spans or blocks has it.
-var manuals = []string{"../docs/errors.md", "../docs/operations.md", "../docs/bypass.md", "../docs/install.md", "../docs/permissions.md"}
+var manuals = []string{"../docs/errors.md", "../docs/operations.md", "../docs/bypass.md", "../docs/install.md", "../docs/security.md"}
 
 // metricsPage has the tables of metrics and alerts.
 const metricsPage = "../docs/operations.md"

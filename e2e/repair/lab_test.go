@@ -59,7 +59,7 @@ func (l *fixture) clear(ctx context.Context) {
 // right is an RBAC rule on one line: verbs and resource.
 type right string
 
-// The rules of all modes, and of each mode (docs/permissions.md).
+// The rules of all modes, and of each mode (docs/security.md).
 const (
 	mayWatch  right = "list,watch pods"
 	mayReport right = "create,patch events"

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -65,7 +66,7 @@ var (
 	inPlace = []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"}
 )
 
-// TestRightsAreThoseOfTheFeatures checks the table of docs/permissions.md.
+// TestRightsAreThoseOfTheFeatures checks the table of docs/security.md.
 func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 	t.Parallel()
 	watchPods := []string{"get /pods", "list /pods", "watch /pods"}
@@ -146,12 +147,38 @@ func TestRightsAreThoseOfTheFeatures(t *testing.T) {
 			} else if has {
 				same(t, "rights of repair", c.repair, rules(t, r, "ClusterRole//istio-cni-repair-role"))
 			}
-			annotations := slices.Collect(maps.Keys(ds.Spec.Template.Annotations))
-			unconfined := slices.ContainsFunc(annotations, func(s string) bool { return strings.Contains(s, "apparmor") })
-			if unconfined != c.unconfined || (s.AllowPrivilegeEscalation == nil) != c.escalation {
-				t.Errorf("unconfined by AppArmor: %t, escalation: %v", unconfined, s.AllowPrivilegeEscalation)
+			if (s.AllowPrivilegeEscalation == nil) != c.escalation {
+				t.Errorf("escalation: %v", s.AllowPrivilegeEscalation)
 			}
+			checkAppArmor(t, ds.Spec.Template, c.unconfined, true)
+			field := agent(t, mustRender(t, c.values, `useAppArmorAnnotation: false`))
+			checkAppArmor(t, field.Spec.Template, c.unconfined, false)
 		})
+	}
+}
+
+// checkAppArmor checks that the only container is unconfined by the annotation or by the field, and never by both, or has
+// neither: then the runtime's default profile applies.
+func checkAppArmor(t *testing.T, pod corev1.PodTemplateSpec, unconfined, annotation bool) {
+	t.Helper()
+	want := map[string]string{}
+	if unconfined && annotation {
+		want["container.apparmor.security.beta.kubernetes.io/"+pod.Spec.Containers[0].Name] = "unconfined"
+	}
+	have := maps.Clone(pod.Annotations)
+	maps.DeleteFunc(have, func(name, _ string) bool { return !strings.Contains(name, "apparmor") })
+	if diff := cmp.Diff(want, have, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("AppArmor's annotations, -want +have:\n%s", diff)
+	}
+	var profile *corev1.AppArmorProfile
+	if unconfined && !annotation {
+		profile = &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeUnconfined}
+	}
+	if diff := cmp.Diff(profile, pod.Spec.Containers[0].SecurityContext.AppArmorProfile); diff != "" {
+		t.Errorf("AppArmor's field, -want +have:\n%s", diff)
+	}
+	if s := pod.Spec.SecurityContext; s != nil && s.AppArmorProfile != nil {
+		t.Errorf("AppArmor's field of the pod: %v", s.AppArmorProfile)
 	}
 }
 
@@ -232,19 +259,21 @@ func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
 	if len(s.Capabilities.Add) != 0 || *s.RunAsUser != 1337 || !*s.RunAsNonRoot || *s.AllowPrivilegeEscalation {
 		t.Errorf("security context %+v", s)
 	}
+	checkAppArmor(t, tainter(t, r).Spec.Template, false, true)
+	checkAppArmor(t, tainter(t, mustRender(t, `{taint: {enabled: true}, useAppArmorAnnotation: false}`)).Spec.Template, false, false)
 	if volumes := tainter(t, r).Spec.Template.Spec.Volumes; len(volumes) != 0 {
 		t.Errorf("volumes %v", volumes)
 	}
 }
 
-// TestPermissionsAreDocumented: the table of docs/permissions.md has each capability and each host directory.
+// TestPermissionsAreDocumented: the table of docs/security.md has each capability and each host directory.
 func TestPermissionsAreDocumented(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(top + "/docs/permissions.md")
+	text, err := os.ReadFile(top + "/docs/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	words := []string{"NET_RAW", "/proc", "pods/eviction", "pods/status", "nodes/status", "securitycontextconstraints"}
+	words := []string{"NET_RAW", "useAppArmorAnnotation", "/proc", "pods/eviction", "pods/status", "nodes/status", "securitycontextconstraints"}
 	for _, list := range [][]corev1.Capability{ofFiles, inPlace} {
 		for _, c := range list {
 			words = append(words, string(c))
@@ -255,7 +284,7 @@ func TestPermissionsAreDocumented(t *testing.T) {
 	}
 	for _, word := range words {
 		if !strings.Contains(string(text), "`"+word+"`") {
-			t.Errorf("docs/permissions.md lacks `%s`", word)
+			t.Errorf("docs/security.md lacks `%s`", word)
 		}
 	}
 }

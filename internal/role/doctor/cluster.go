@@ -157,11 +157,11 @@ func rights(ctx context.Context, v *view) check {
 		}
 	}
 	if len(missing) > 0 && !v.isAgent {
-		return warn("run it in the agent's container (kubectl istio-cni doctor); the rights of each feature are in docs/permissions.md",
+		return warn("run it in the agent's container (kubectl istio-cni doctor); the rights of each feature are in docs/security.md",
 			"the agent (%s) may not: %s, and whether its settings need that does not show here", t.Subject, quoted(missing))
 	}
 	if len(missing) > 0 {
-		return fail("grant them as docs/permissions.md has them, or switch the feature off", "the agent (%s) may not: %s", t.Subject, quoted(missing))
+		return fail("grant them as docs/security.md has them, or switch the feature off", "the agent (%s) may not: %s", t.Subject, quoted(missing))
 	}
 	return ok("the agent (%s) has the %d rights that its features need", t.Subject, len(all))
 }

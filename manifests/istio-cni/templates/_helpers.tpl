@@ -125,7 +125,7 @@ look
 {{- if or (include "cni.audit" .) (contains "repair" (include "cni.repair" .)) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* cni.capabilities are the agent's capabilities, see docs/permissions.md. */}}
+{{/* cni.capabilities are the agent's capabilities, see docs/security.md. */}}
 {{- define "cni.capabilities" -}}
 drop:
 - ALL
