@@ -1,0 +1,96 @@
+package pages_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/hack/pages"
+)
+
+const root = "../.."
+
+// world makes the machine of a page: a network namespace, /etc, /opt/cni, /run and a home directory of its own; nothing stays. Pages
+// with more, as a network namespace of a pod, make it by a block.
+const world = `
+mount --make-rprivate /
+ip link set lo up
+cp -a /etc "$OWN/etc"
+mount --bind "$OWN/etc" /etc
+mkdir -p /opt/cni
+mount -t tmpfs tmpfs /opt
+mount -t tmpfs tmpfs /run
+mkdir -p /run/netns /etc/cni/net.d /opt/cni/bin "$HOME"
+rm -rf /etc/cni/net.d/*
+cp /usr/lib/cni/* /opt/cni/bin/
+`
+
+// TestHost runs the commands of the runner host, page by page.
+func TestHost(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("the commands program network namespaces and need root")
+	}
+	all, err := pages.Read(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := build(t)
+	blocks := pages.Of(all, "host")
+	if len(blocks) == 0 {
+		t.Fatal("no page has commands to run")
+	}
+	for name, blocks := range blocks {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			own := t.TempDir()
+			work := filepath.Join(own, "work")
+			if err := os.Mkdir(work, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			tree, err := filepath.Abs(root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, dir := range []string{"manifests", "hack", "docs"} {
+				if err := os.Symlink(filepath.Join(tree, dir), filepath.Join(work, dir)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			began := time.Now()
+			shell := pages.Shell{
+				Start: []string{"unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash"},
+				Env:   []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + filepath.Join(own, "home"), "OWN=" + own, "LANG=C.UTF-8"},
+				Dir:   work, Setup: world,
+			}
+			results, err := shell.Run(t.Context(), own, blocks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range results {
+				if r.Fault != "" {
+					t.Errorf("%s:%d: %s%s", name, r.Command.Line, r.Command.Text, r.Fault)
+				}
+			}
+			t.Logf("%d commands in %s", len(results), time.Since(began).Round(time.Millisecond))
+		})
+	}
+}
+
+// build builds the program and returns the directory with it, by each of its names.
+func build(t *testing.T) string {
+	t.Helper()
+	bin := t.TempDir()
+	command := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", filepath.Join(bin, "istio-cni"), ".")
+	command.Dir = root
+	command.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	for _, name := range []string{"istio-iptables", "install-cni", "istio-cni-taint", "istio-cni-repair"} {
+		if err := os.Symlink("istio-cni", filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return bin
+}
