@@ -3,6 +3,7 @@ package taint
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -140,12 +141,16 @@ func (e *elector) keep(ctx context.Context) error {
 	}
 }
 
-// renew writes the lease again, until a time at the latest.
+// renew writes the lease again, until a time at the latest. After that time, as in a process that was stopped, it sends nothing.
 func (e *elector) renew(ctx context.Context, until time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(until.Sub(e.options.Clock.Now()), time.Millisecond))
+	left := until.Sub(e.options.Clock.Now())
+	if left <= 0 {
+		return fmt.Errorf("not renewed within %s", e.lease.Deadline)
+	}
+	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
 	return e.rewrite(ctx, e.lease.Identity)
 }

@@ -1,6 +1,7 @@
 package taint
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -81,6 +82,32 @@ func TestLeaderEndsBeforeALeaseThatItCannotRenew(t *testing.T) {
 		t.Errorf("%d patches without the lease", before)
 	}
 	agenttest.Eventually(t, "it stays unready", l.ready)
+}
+
+// TestAStoppedLeaderDoesNotRenew: a process that was stopped for longer than Deadline sends no write of the lease, which another
+// replica has by then.
+func TestAStoppedLeaderDoesNotRenew(t *testing.T) {
+	l := candidate(t)
+	writes := func() (n int) {
+		for _, request := range l.server.Requests() {
+			if strings.HasPrefix(request, "PUT "+leasePath) {
+				n++
+			}
+		}
+		return n
+	}
+	l.run()
+	agenttest.Eventually(t, "it never leads", l.leads)
+	l.server.Edit(leasePath, func(whole object) {
+		spec, _ := whole["spec"].(object)
+		spec["holderIdentity"] = "b"
+	})
+	before := writes()
+	l.clock.Step(20 * time.Second)
+	l.stepUntil("it goes on", func() bool { return !l.leads() })
+	if after := writes(); after != before {
+		t.Errorf("%d writes of the lease after the deadline", after-before)
+	}
 }
 
 func TestDeletedLeaseIsCreatedAgain(t *testing.T) {
