@@ -19,8 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// manuals are the pages that explain errors. A text counts as explained if one of their code spans or blocks has it.
-var manuals = []string{"../docs/errors.md", "../docs/operations.md", "../docs/bypass.md", "../docs/install.md", "../docs/security.md"}
+// textsPage explains errors. A text counts as explained if a row of a table "text" or a code block has it.
+const textsPage = "../docs/errors.md"
 
 // metricsPage has the tables of metrics and alerts.
 const metricsPage = "../docs/operations.md"
@@ -75,6 +75,7 @@ var exempt = []exemption{
 	{"internal/agent/logserver/record.go", "", "a plugin is answered by a status of HTTP alone, and the log has the number"},
 	{"internal/core/redirect/parse.go", "is not a known field", "only a mistake in this program"},
 	{"internal/role/why/print.go", "", "parts of the page, which explains itself; bypass.md shows it"},
+	{"internal/core/settings/settings.go", "(%d bytes, not shown)", "a value in the list of settings"},
 	{"internal/role/tainter/settings.go", "%s in mode legacy, %s in mode untaint", "a line of --help"},
 }
 
@@ -97,7 +98,7 @@ type message struct {
 //     words or behind the wrapped error, the same as above;
 //   - the manual may break a text off with "…" behind 20 characters.
 func TestTextsAreInTheManuals(t *testing.T) {
-	manual := quoted(read(t, manuals...))
+	manual := explanations(read(t, textsPage))
 	found, err := messages(readTree(t, os.DirFS("..")))
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +112,7 @@ func TestTextsAreInTheManuals(t *testing.T) {
 			used[i] = true
 			continue
 		}
-		t.Errorf("%s: %q is in none of the manuals: put it into docs/errors.md, with what to do", m.where, m.text)
+		t.Errorf("%s: %q is not in docs/errors.md: put it into the first cell of a row, with cause and remedy", m.where, m.text)
 	}
 	for i, e := range exempt {
 		if !used[i] {
@@ -119,6 +120,95 @@ func TestTextsAreInTheManuals(t *testing.T) {
 		}
 	}
 	t.Logf("%d texts", len(found))
+}
+
+// foreign are texts of the page that come from other programs and libraries, or that the source makes of smaller pieces.
+var foreign = []string{
+	"EOF",
+	"i/o timeout",
+	"context deadline exceeded",
+	"open …: no such file or directory",
+	"address already in use",
+	"too many levels of symbolic links",
+	"RULE_APPEND failed (Invalid argument)",                 // iptables
+	"invalid configuration: …",                              // client-go
+	"got invalid watch event type: …",                       // client-go
+	"object to decode was longer than maximum allowed size", // client-go
+	"ClientWatchDecoding",                                   // client-go
+	"ARGS: unknown args …",                                  // libcni
+	"incompatible CNI versions; config is \"…\", plugin supports …", // libcni
+	"config version does not allow CHECK",                           // libcni
+	"config version does not allow STATUS",                          // libcni
+	"http: Accept error: …; retrying in …",                          // net/http
+	"… packets were seen",
+}
+
+// TestRowsAreInTheSource finds rows of docs/errors.md whose text the source does not have any more, and texts with two rows: what
+// stands between placeholders ("…", quotes, numbers, punctuation) has to be in a string of the source, in these words.
+func TestRowsAreInTheSource(t *testing.T) {
+	source, err := literals(readTree(t, os.DirFS("..")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source += read(t, "agent/page/page.js")
+	seen, used := map[string]bool{}, map[string]bool{}
+	texts := rowTexts(read(t, textsPage))
+	if len(texts) < 300 {
+		t.Fatalf("only %d texts in %s: the search does not find them", len(texts), textsPage)
+	}
+	for _, text := range texts {
+		if seen[text] {
+			t.Errorf("%q has two rows", text)
+		}
+		seen[text] = true
+		if slices.Contains(foreign, text) {
+			used[text] = true
+		} else if missing := unsourced(text, source); missing != "" {
+			t.Errorf("%q: the source does not have %q: remove the row, or correct it", text, missing)
+		}
+	}
+	for _, text := range foreign {
+		if !used[text] {
+			t.Errorf("%q is in no row: remove it from foreign", text)
+		}
+	}
+}
+
+// literals returns the strings of the programs, one a line, with line ends for placeholders and unknown parts.
+func literals(files map[string]string) (string, error) {
+	var all []string
+	set := token.NewFileSet()
+	for name, text := range files {
+		if strings.HasSuffix(name, "_test.go") || ringOf(path.Dir(name)) == ringSupport {
+			continue
+		}
+		file, err := parser.ParseFile(set, name, text, parser.SkipObjectResolution)
+		if err != nil {
+			return "", err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if e, ok := n.(ast.Expr); ok {
+				if s := (&reader{}).read(e); s != "%s" {
+					all = append(all, strings.ReplaceAll(verb.ReplaceAllString(s, "\n"), "%%", "%"))
+				}
+			}
+			return true
+		})
+	}
+	return strings.Join(all, "\n"), nil
+}
+
+// placeholder is what separates the fixed words of a row's text.
+var placeholder = regexp.MustCompile(`…|\S*\d\S*|["“”:;,()\[\]+]|\s-\s`)
+
+// unsourced returns the first words of a text that the source does not have, "" if it has all.
+func unsourced(text, source string) string {
+	for _, words := range placeholder.Split(text, -1) {
+		if words = strings.TrimSpace(words); len(words) > 1 && !strings.Contains(source, words) {
+			return words
+		}
+	}
+	return ""
 }
 
 func read(t *testing.T, names ...string) string {
@@ -288,16 +378,35 @@ var (
 	blank = regexp.MustCompile(`\s+`)
 )
 
-// quoted returns the code spans and blocks of a page, one a line.
-func quoted(page string) string {
+// explanations returns the code blocks of a page and the code spans of its rows of texts, one a line.
+func explanations(page string) string {
 	var lines []string
 	for _, block := range fence.FindAllString(page, -1) {
 		lines = append(lines, blank.ReplaceAllString(strings.Trim(block, "`"), " "))
 	}
-	for _, s := range span.FindAllString(fence.ReplaceAllString(page, ""), -1) {
-		lines = append(lines, blank.ReplaceAllString(strings.Trim(s, "`"), " "))
+	return strings.Join(append(lines, rowTexts(page)...), "\n")
+}
+
+// rowTexts returns the code spans in the first cells of the tables whose first column is "text".
+func rowTexts(page string) []string {
+	var all []string
+	texts := false
+	for line := range strings.Lines(fence.ReplaceAllString(page, "")) {
+		if !strings.HasPrefix(line, "|") {
+			texts = false
+			continue
+		}
+		cell, _, _ := strings.Cut(strings.ReplaceAll(line[1:], `\|`, "\x00"), "|")
+		if strings.TrimSpace(cell) == "text" {
+			texts = true
+		}
+		for _, s := range span.FindAllString(cell, -1) {
+			if texts {
+				all = append(all, strings.ReplaceAll(strings.Trim(s, "`"), "\x00", "|"))
+			}
+		}
 	}
-	return strings.Join(lines, "\n")
+	return all
 }
 
 // unexplained returns the messages that a manual does not have.
@@ -377,8 +486,9 @@ func inOrder(text string) string {
 
 // TestUnexplained has each kind of text, explained and not.
 func TestUnexplained(t *testing.T) {
-	const page = "Text: no such file in the attic, as prose.\n\n" +
-		"| `the \"…\" of the\nnode is full: …` | `… is still warm` | `no \"type\"` | `taken back … times` |\n\n" +
+	const page = "Text: `no such file in the attic`, as prose.\n\n| text | remedy |\n|---|---|\n" +
+		"| `the \"…\" of the node is full: …`, `… is still warm` | `no such file in the attic`, as remedy |\n" +
+		"| `no \"type\"`, `taken back … times` | |\n\n" +
 		"```console\nwarning: the cellar is flooded\n```\n"
 	tests := []struct {
 		name string
@@ -415,7 +525,7 @@ func TestUnexplained(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, m := range unexplained(found, quoted(page)) {
+		for _, m := range unexplained(found, explanations(page)) {
 			got = append(got, m.text)
 		}
 		if diff := cmp.Diff(test.want, got); diff != "" {
@@ -454,5 +564,27 @@ func TestMetricsAreInTheManual(t *testing.T) {
 		if !made[name] && !made[strings.TrimSuffix(name, "_bucket")] {
 			t.Errorf("%s speaks of %s, which there is not", metricsPage, name)
 		}
+	}
+}
+
+// TestUnsourced has rows whose text the source has, and has not.
+func TestUnsourced(t *testing.T) {
+	const page = "| text | remedy |\n|---|---|\n| `the roof of \"…\" is gone: …`, `lost 3 of 7 tiles` | `no cause` |\n| event `RoofIsGone` | |\n\n| check | |\n|---|---|\n| `no text` | |\n"
+	source, err := literals(map[string]string{
+		"internal/node/x/x.go":      "package x\nvar _ = fmt.Errorf(\"the roof \" + \"of %q is gone: %w\", a, b)\nconst gone = \"RoofIsGone\"",
+		"internal/node/x/x_test.go": "package x\nvar _ = errors.New(\"tiles\")",
+		"internal/node/xtest/x.go":  "package xtest\nvar _ = errors.New(\"tiles\")",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, text := range rowTexts(page) {
+		if missing := unsourced(text, source); missing != "" {
+			got = append(got, missing)
+		}
+	}
+	if diff := cmp.Diff([]string{"lost"}, got); diff != "" {
+		t.Errorf("words that the source does not have (-want +got):\n%s", diff)
 	}
 }
