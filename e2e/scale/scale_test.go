@@ -10,6 +10,7 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,6 +68,7 @@ func TestAHundredPods(t *testing.T) {
 	s := &scenario{lab.Node(t, cluster.Options{Images: []string{found.Image}, BinDir: meteredPlugins}), found}
 	s.meter()
 	s.UntilNodeReady()
+	s.sizes()
 	// As many pods as in a turn: each turn begins while the node still removes what the last one left.
 	s.together(none, "warm", pods)
 	all := map[kind][]result{}
@@ -81,6 +83,18 @@ func TestAHundredPods(t *testing.T) {
 	}
 }
 
+// sizes prints the sizes of the programs that an agent's image has, and puts on a node.
+func (s *scenario) sizes() {
+	s.Helper()
+	size := func(path string) float64 {
+		info, err := os.Stat(path)
+		s.Must(err)
+		return float64(info.Size()) / 1e6
+	}
+	s.Step("programs: ours %.1f MB; the reference's agent %.1f MB, plugin %.1f MB", size(s.IstioCNI),
+		size(filepath.Join(filepath.Dir(s.reference.IstioCNI), "install-cni")), size(s.reference.IstioCNI))
+}
+
 // turn installs a kind, starts the pods and removes both.
 func (s *scenario) turn(k kind, round int) result {
 	s.Helper()
@@ -89,9 +103,8 @@ func (s *scenario) turn(k kind, round int) result {
 	case ours:
 		objects := s.Install("cniBinDir: " + pluginDir)
 		defer s.Uninstall(objects)
-		requests := s.podRequests()
 		r := s.together(k, prefix, pods)
-		s.phases(s.podRequests() - requests)
+		s.phases(r.requests)
 		return r
 	case reference:
 		objects := s.InstallChart(s.reference.Chart, "global: {hub: localhost/reference, tag: e2e}")
@@ -101,9 +114,10 @@ func (s *scenario) turn(k kind, round int) result {
 	return s.together(k, prefix, pods)
 }
 
-// result is what the pods of a turn took until all were ready.
+// result is what the pods of a turn took until all were ready, and the requests about single ones until then.
 type result struct {
-	wall time.Duration
+	wall     time.Duration
+	requests int
 	usage
 }
 
@@ -115,9 +129,9 @@ func (s *scenario) compare(all map[kind][]result, round int) {
 	perPod := func(d time.Duration) float64 { return 1000 * d.Seconds() / pods }
 	for _, k := range []kind{none, ours, reference} {
 		r := all[k][round]
-		s.Step("round %d, %-10s %d pods are ready after %6.2f s, %.2f x; CPU time of the node %6.2f s, %.2f x; a pod: plugin %.1f ms in %.1f, agent %.1f ms",
+		s.Step("round %d, %-10s %d pods are ready after %6.2f s, %.2f x; CPU time of the node %6.2f s, %.2f x; a pod: plugin %.1f ms in %.1f, agent %.1f ms; the agent's memory %.1f MiB, %.1f its own; %d requests for single pods",
 			round, string(k)+":", pods, r.wall.Seconds(), r.wall.Seconds()/base.wall.Seconds(),
-			r.node.Seconds(), r.node.Seconds()/base.node.Seconds(), perPod(r.plugin), perPod(r.call), perPod(r.agent))
+			r.node.Seconds(), r.node.Seconds()/base.node.Seconds(), perPod(r.plugin), perPod(r.call), perPod(r.agent), float64(r.resident)/1024, float64(r.own)/1024, r.requests)
 	}
 }
 
@@ -125,7 +139,7 @@ func (s *scenario) compare(all map[kind][]result, round int) {
 // ready.
 func (s *scenario) together(k kind, prefix string, n int) result {
 	s.Helper()
-	before := s.usage()
+	before, requests := s.usage(), s.podRequests()
 	began := time.Now()
 	for i := range n {
 		template := lab.Injected()
@@ -138,6 +152,7 @@ func (s *scenario) together(k kind, prefix string, n int) result {
 		s.Until(fmt.Sprintf("%d pods", n*step/steps), func() bool { return s.ready() >= n*step/steps })
 	}
 	r := result{wall: time.Since(began), usage: s.usage().minus(before)}
+	r.requests = s.podRequests() - requests
 	want := lab.Redirected
 	if k == none {
 		want = lab.Untouched
@@ -212,7 +227,6 @@ func (s *scenario) phases(requests int) {
 	if total.count < pods {
 		s.Errorf("the agent's histogram has %v calls of the plugin, for %d pods", total.count, pods)
 	}
-	s.Step("%d requests about these pods", requests)
 	// The plugin waits at most 250 ms for the agent and then asks the API server itself.
 	if requests > pods {
 		s.Errorf("%d requests for %d pods", requests, pods)

@@ -28,14 +28,17 @@ func (s *scenario) meter() {
 type usage struct {
 	// node is the CPU time of all processes of the node and of the control plane, which runs there too; agent that of the agent.
 	node, agent time.Duration
+	// resident is the agent's memory now, own the part of it that is not pages of files.
+	resident, own int64 // KiB
 	// plugin is the CPU time of the plugin's ADDs with the programs that they start, call their duration, calls their number.
 	plugin, call time.Duration
 	calls        int
 }
 
+// minus is the usage since before, with the memory of now.
 func (u usage) minus(before usage) usage {
 	return usage{
-		node: u.node - before.node, agent: u.agent - before.agent,
+		node: u.node - before.node, agent: u.agent - before.agent, resident: u.resident, own: u.own,
 		plugin: u.plugin - before.plugin, call: u.call - before.call, calls: u.calls - before.calls,
 	}
 }
@@ -50,6 +53,19 @@ func (s *scenario) usage() (u usage) {
 	// A process may end between the listing and the reading.
 	for line := range strings.Lines(s.OnNode("sh", "-c", "cat /proc/[0-9]*/stat 2>/dev/null; true")) {
 		u.agent += agentTime(line)
+	}
+	const memory = `for p in $(grep -slx install-cni /proc/[0-9]*/comm); do sed -n 's/^\(VmRSS\|RssAnon\):/\1/p' "${p%comm}status" 2>/dev/null; done; true`
+	for line := range strings.Lines(s.OnNode("sh", "-c", memory)) {
+		var name string
+		var kib int64
+		if _, err := fmt.Sscan(line, &name, &kib); err != nil {
+			s.Fatalf("/proc/PID/status: %q: %v", line, err)
+		}
+		if name == "VmRSS" {
+			u.resident += kib
+		} else {
+			u.own += kib
+		}
 	}
 	for line := range strings.Lines(s.OnNode("cat", meteredLog)) {
 		var command string
