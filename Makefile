@@ -70,7 +70,7 @@ e2e-oldest: ## Run the tests of nodes and pods on the oldest Kubernetes that the
 	@hack/e2e.sh --oldest
 
 .PHONY: lint
-lint: ## Run golangci-lint and shellcheck
+lint: ## Run golangci-lint, shellcheck and actionlint
 	@hack/lint.sh
 
 .PHONY: fmt

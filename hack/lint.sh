@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# golangci-lint over the Go code, shellcheck over the scripts.
+# golangci-lint over the Go code, shellcheck over the scripts, actionlint over the workflows.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 hack/setup.sh lint
@@ -15,4 +15,6 @@ for module in hack/chart hack/chart/strict e2e; do
   (cd "$module" && "$tool_bin" run --allow-serial-runners -c "$config" ./...) || status=1
 done
 shellcheck --external-sources --source-path=SCRIPTDIR hack/*.sh .ci/run || status=1
+tool actionlint
+"$tool_bin" || status=1
 exit "$status"

@@ -77,9 +77,18 @@
 // other packages, and TestContract holds kubetest to the real API server.
 //
 // To add or change a text that a user reads (error, warning, event, readiness):
-// docs/errors.md gets it with its cause and remedy, and a changed one a row in
-// docs/changelog.md; "go test ./internal" names the texts that are missing in
-// the manual, not those that are left over there.
+// docs/errors.md gets it with its cause and remedy; "go test ./internal" names
+// the texts that are missing in the manual, not those that are left over there.
+//
+// To add a check of the doctor: a row of checks (role/doctor/doctor.go) and its
+// function, which reads the view and returns ok, or warn or fail with a remedy.
+// Its texts are as above. What it reads needs its right or directory in
+// manifests/examples/doctor.yaml. The test is a node where it fails, in
+// doctor_test.go.
+//
+// To add a metric: one declaration beside the code that counts, in
+// agent/metrics; testdata there has the whole output. The table of metrics gets
+// its row, which TestMetricsAreInTheManual requires.
 //
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request

@@ -1,0 +1,217 @@
+package hack
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+type workflow struct {
+	Permissions map[string]string `json:"permissions"`
+	Concurrency any               `json:"concurrency"`
+	Jobs        map[string]struct {
+		TimeoutMinutes int `json:"timeout-minutes"`
+		Steps          []step
+	} `json:"jobs"`
+}
+
+type step struct {
+	Uses string         `json:"uses"`
+	Run  string         `json:"run"`
+	With map[string]any `json:"with"`
+}
+
+// read decodes a YAML file of the repository.
+func read[T any](t *testing.T, name string) (out T) {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, &out); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return out
+}
+
+func glob(t *testing.T, pattern string, atLeast int) []string {
+	t.Helper()
+	names, err := filepath.Glob(pattern)
+	if err != nil || len(names) < atLeast {
+		t.Fatalf("%s: %q, %v", pattern, names, err)
+	}
+	return names
+}
+
+// TestWorkflows checks what actionlint does not: that a step runs a script or a target of make that exists, and that jobs are
+// bounded and have no right by default but to read.
+func TestWorkflows(t *testing.T) {
+	t.Parallel()
+	for _, name := range glob(t, "../.github/workflows/*", 2) {
+		w := read[workflow](t, name)
+		if diff := cmp.Diff(map[string]string{"contents": "read"}, w.Permissions); diff != "" || w.Concurrency == nil {
+			t.Errorf("%s: concurrency %v, permissions, -want +have:\n%s", name, w.Concurrency, diff)
+		}
+		for id, job := range w.Jobs {
+			if job.TimeoutMinutes == 0 || len(job.Steps) == 0 {
+				t.Errorf("%s: job %s has %d steps and a timeout of %d minutes", name, id, len(job.Steps), job.TimeoutMinutes)
+			}
+			for _, s := range job.Steps {
+				checkStep(t, name+": "+id, s)
+			}
+		}
+	}
+}
+
+func checkStep(t *testing.T, where string, s step) {
+	t.Helper()
+	if strings.HasPrefix(s.Uses, "actions/checkout@") && s.With["persist-credentials"] != false {
+		t.Errorf("%s: the token stays in the checkout for all later steps: set persist-credentials: false", where)
+	}
+	for line := range strings.Lines(s.Run) {
+		if why := notOurs(strings.Fields(line)); why != "" {
+			t.Errorf("%s: %q %s", where, line, why)
+		}
+	}
+}
+
+// notOurs returns why the words of a command are no script of the repository and no target of make, or "".
+func notOurs(words []string) string {
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "sudo" || strings.HasPrefix(w, "--preserve-env=") })
+	if len(words) == 0 {
+		return "has no command"
+	}
+	if words[0] != "make" {
+		info, err := os.Stat("../" + words[0])
+		if err != nil || info.IsDir() || info.Mode()&0o100 == 0 {
+			return "is no script of the repository: put what it does into one below hack/"
+		}
+		return ""
+	}
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		return err.Error()
+	}
+	for _, word := range words[1:] {
+		if !strings.Contains(word, "=") && !strings.Contains(string(makefile), "\n"+word+":") {
+			return "names a target that the Makefile does not have"
+		}
+	}
+	return ""
+}
+
+// TestNotOurs has each kind of command that a workflow may not have.
+func TestNotOurs(t *testing.T) {
+	t.Parallel()
+	for line, allowed := range map[string]bool{
+		"sudo .ci/run": true, "make fuzz FUZZTIME=6m": true, "hack/setup.sh lint": true,
+		"curl -sSfO https://example.org/x": false, "make nothing": false, "hack/nothing.sh": false, "hack": false, "sudo": false,
+	} {
+		if why := notOurs(strings.Fields(line)); (why == "") != allowed {
+			t.Errorf("%q: %q", line, why)
+		}
+	}
+}
+
+var pinned = regexp.MustCompile(`^\s*(?:- )?uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+
+// TestActionsArePinned: a tag can be moved, a commit cannot. The comment is for people and for dependabot.
+func TestActionsArePinned(t *testing.T) {
+	t.Parallel()
+	uses := 0
+	for _, name := range glob(t, "../.github/workflows/*", 2) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, "uses:") {
+				uses++
+				if !pinned.MatchString(strings.TrimRight(line, "\n")) {
+					t.Errorf("%s: want OWNER/ACTION@COMMIT # vX.Y.Z: %s", name, line)
+				}
+			}
+		}
+	}
+	if uses < 5 {
+		t.Errorf("%d actions: the search does not find them", uses)
+	}
+}
+
+// TestDependabotKnowsEveryModule: but for the oldest Kubernetes, which stays old.
+func TestDependabotKnowsEveryModule(t *testing.T) {
+	t.Parallel()
+	config := read[struct {
+		Updates []struct {
+			Ecosystem   string   `json:"package-ecosystem"`
+			Directories []string `json:"directories"`
+		} `json:"updates"`
+	}](t, "../.github/dependabot.yml")
+	var have, want, ecosystems []string
+	for _, u := range config.Updates {
+		ecosystems = append(ecosystems, u.Ecosystem)
+		if u.Ecosystem == "gomod" {
+			have = append(have, u.Directories...)
+		}
+	}
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && slices.Contains([]string{"bin", ".git"}, d.Name()) {
+			return filepath.SkipDir
+		}
+		if d.Name() == "go.mod" && !strings.HasSuffix(path, "/oldest/go.mod") {
+			want = append(want, "/"+strings.TrimPrefix(strings.TrimPrefix(filepath.Dir(path), ".."), "/"))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(have)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("modules, -tree +dependabot.yml:\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"gomod", "github-actions", "docker"}, ecosystems); diff != "" {
+		t.Errorf("ecosystems, -want +have:\n%s", diff)
+	}
+}
+
+// TestIssueForms: GitHub shows no form that lacks one of these, and says nothing.
+func TestIssueForms(t *testing.T) {
+	t.Parallel()
+	type element struct {
+		Type, ID   string
+		Attributes struct{ Label, Value string }
+	}
+	for _, name := range glob(t, "../.github/ISSUE_TEMPLATE/[^c]*.yml", 2) {
+		form := read[struct {
+			Name, Description string
+			Body              []element
+		}](t, name)
+		if form.Name == "" || form.Description == "" || len(form.Body) == 0 {
+			t.Errorf("%s: name %q, description %q, %d elements", name, form.Name, form.Description, len(form.Body))
+		}
+		for _, e := range form.Body {
+			markdown := e.Type == "markdown" && e.Attributes.Value != ""
+			field := slices.Contains([]string{"textarea", "input"}, e.Type) && e.ID != "" && e.Attributes.Label != ""
+			if !markdown && !field {
+				t.Errorf("%s: element %+v", name, e)
+			}
+		}
+	}
+	links := read[struct {
+		Links []struct{ Name, URL, About string } `json:"contact_links"`
+	}](t, "../.github/ISSUE_TEMPLATE/config.yml").Links
+	if !slices.ContainsFunc(links, func(l struct{ Name, URL, About string }) bool {
+		return strings.HasSuffix(l.URL, "/.github/SECURITY.md")
+	}) {
+		t.Errorf("no link to SECURITY.md: %+v", links)
+	}
+}
