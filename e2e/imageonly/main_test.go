@@ -59,16 +59,12 @@ func run(t *testing.T, steps ...step) {
 	s := &scenario{Beside: lab.NodeBeside(t), rules: map[string]string{}}
 	s.networks, s.network = s.Networks(), s.Network()
 	for _, step := range steps {
-		began := time.Now()
-		if !t.Run(step.name, func(t *testing.T) {
+		s.Stage(step.name, func(t *testing.T) {
 			here := *s
 			here.Beside = s.With(t)
 			here.seen = len(here.requests())
 			step.run(&here)
-		}) {
-			t.FailNow() // each step starts from the result of the last
-		}
-		s.Step("%s took %s", step.name, time.Since(began).Round(time.Second))
+		})
 	}
 }
 

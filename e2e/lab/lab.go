@@ -98,6 +98,16 @@ func (l *Lab) With(t *testing.T) *Lab {
 	return sub
 }
 
+// Stage runs a subtest from whose result the next one starts: the test ends if it fails.
+func (l *Lab) Stage(name string, run func(*testing.T)) {
+	l.Helper()
+	began := time.Now()
+	if !l.Run(name, run) {
+		l.FailNow()
+	}
+	l.Step("%s took %s", name, time.Since(began).Round(time.Second))
+}
+
 // Step logs a step of the test.
 func (l *Lab) Step(format string, args ...any) {
 	l.Helper()
