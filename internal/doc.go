@@ -8,7 +8,7 @@
 // in the tree and needs no tools.
 //
 // A second test reads the source for the texts that the programs show, and
-// holds docs/errors.md to having each text, docs/operations.md each metric.
+// holds docs/errors.md to having each text, docs/reference.md each metric.
 //
 // A third one (pages_test.go) holds README.md, docs/ and .github/ to their commands, each of which has a test that runs it, and to
 // their links. A block of commands has the language sh or console, and before it the line
@@ -57,10 +57,10 @@
 // role/tainter/settings.go, role/redirector/settings.go; race repair's in
 // agent/racerepair/settings.go), the field that the row fills, and its use.
 // Flag, variable, default, help and validation come from the row; with Chart
-// set, "make manifests" writes the chart's schema and the manual's table of chart
-// values (and of any value of values.yaml the copy files/defaults.yaml; a new numeric Arg needs a case in hack/settings); the manual's table
-// of flags is written by hand. The test is one more row in settings_test.go of
-// the role.
+// set, "make manifests" writes the chart's schema, and of any value of values.yaml
+// the copy files/defaults.yaml; a new numeric Arg needs a case in hack/settings.
+// It writes the tables of docs/reference.md as well. The test is one more row in
+// settings_test.go of the role.
 //
 // To add a reason not to capture a pod: a row of rules in core/sidecar/reason.go
 // with its text, remedy and condition, and a row of inputs in

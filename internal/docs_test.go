@@ -24,7 +24,7 @@ import (
 const textsPage = "../docs/errors.md"
 
 // metricsPage has the tables of metrics and alerts.
-const metricsPage = "../docs/operations.md"
+const metricsPage = "../docs/reference.md"
 
 // all selects every argument of a call.
 const all = -1

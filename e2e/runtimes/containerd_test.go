@@ -274,6 +274,6 @@ func (s *scenario) inline() {
 	}
 	s.Step("calls of the plugin: %v", count)
 	if count["CHECK"]+count["GC"] > 0 {
-		s.Error("containerd calls commands that docs/operations.md says it does not call")
+		s.Error("containerd calls commands that docs/agent.md says it does not call")
 	}
 }

@@ -19,7 +19,7 @@ type controller struct {
 	account string
 }
 
-// decision is a log line, with the fields for nodes of docs/operations.md.
+// decision is a log line, with the fields of docs/reference.md.
 type decision struct {
 	Msg, Node, Action, Reason, Hold string
 	// Fields of other lines.

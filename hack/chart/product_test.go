@@ -250,10 +250,10 @@ func TestPortsAreThoseOfTheProgram(t *testing.T) {
 	}
 }
 
-// TestDashboardMetricsAreDocumented: docs/operations.md lists each metric of the dashboard.
+// TestDashboardMetricsAreDocumented: docs/reference.md lists each metric of the dashboard.
 func TestDashboardMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
-	docs, err := os.ReadFile(top + "/docs/operations.md")
+	docs, err := os.ReadFile(top + "/docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +275,7 @@ func TestDashboardMetricsAreDocumented(t *testing.T) {
 				asked++
 				plain := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(metric, "_sum"), "_count"), "_bucket")
 				if !strings.Contains(string(docs), "`"+plain+"`") && !strings.Contains(string(docs), "`"+plain+"{") {
-					t.Errorf("panel %q queries %s, which docs/operations.md does not list", p.Title, metric)
+					t.Errorf("panel %q queries %s, which docs/reference.md does not list", p.Title, metric)
 				}
 			}
 		}
@@ -285,10 +285,10 @@ func TestDashboardMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestTheExampleOfAlertsIsThatOfTheManual: the rules are of the operator's API, and docs/operations.md has each expression.
+// TestTheExampleOfAlertsIsThatOfTheManual: the rules are of the operator's API, and docs/reference.md has each expression.
 func TestTheExampleOfAlertsIsThatOfTheManual(t *testing.T) {
 	t.Parallel()
-	docs, err := os.ReadFile(top + "/docs/operations.md")
+	docs, err := os.ReadFile(top + "/docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +299,7 @@ func TestTheExampleOfAlertsIsThatOfTheManual(t *testing.T) {
 			expression += " for " + string(*r.For)
 		}
 		if !strings.Contains(string(docs), "| "+expression) {
-			t.Errorf("%s: docs/operations.md has no alert with %s", r.Alert, expression)
+			t.Errorf("%s: docs/reference.md has no alert with %s", r.Alert, expression)
 		}
 	}
 	if len(rule.Spec.Groups[0].Rules) < 8 {

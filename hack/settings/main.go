@@ -1,11 +1,12 @@
-// Command settings writes what follows from the node agent's table of settings: the schema of the chart's value "agent", the
-// chart's list of live variables, and the table in the manual.
+// Command settings writes what follows from the tables of settings and from the chart's values: the schema of the chart's value
+// "agent", the chart's list of live variables, and the tables in docs/reference.md.
 //
 //	go run ./hack/settings            write
 //	go run ./hack/settings --check    fail if a file is out of step
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -15,20 +16,31 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/role/installer"
+	"github.com/meshcni/istio-cni/internal/role/redirector"
+	"github.com/meshcni/istio-cni/internal/role/tainter"
 )
 
 // part is a text of a file that is written: the second group of the expression.
 type part struct {
 	file, around string
-	text         func([]settings.Setting) (string, error)
+	text         func() (string, error)
 }
 
 func parts() []part {
+	all := settings.All(installer.Settings())
 	return []part{
-		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"additionalProperties": false,\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, schema},
-		{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, liveKeys},
-		{"docs/operations.md", `(<!-- written by hack/settings -->\n)((?s:.*?))(\n<!-- end -->)`, manual},
+		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"additionalProperties": false,\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, func() (string, error) { return schema(all) }},
+		{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, func() (string, error) { return liveKeys(all), nil }},
+		reference("istio-cni install", func() (string, error) { return table(installer.Settings()), nil }),
+		reference("istio-cni iptables", func() (string, error) { return table(redirector.Settings()), nil }),
+		reference("istio-cni taint", func() (string, error) { return table(tainter.Settings()), nil }),
+		reference("values.yaml", values),
 	}
+}
+
+// reference is the table of docs/reference.md that follows from a source.
+func reference(source string, text func() (string, error)) part {
+	return part{"docs/reference.md", `(<!-- written by hack/settings from ` + regexp.QuoteMeta(source) + ` -->\n)((?s:.*?))(\n<!-- end -->)`, text}
 }
 
 func main() {
@@ -44,7 +56,7 @@ func run(check bool) error {
 		if err != nil {
 			return err
 		}
-		text, err := p.text(installer.Settings())
+		text, err := p.text()
 		if err != nil {
 			return err
 		}
@@ -90,24 +102,72 @@ func schema(all []settings.Setting) (string, error) {
 	return strings.Join(lines, ",\n"), nil
 }
 
-func liveKeys(all []settings.Setting) (string, error) {
+func liveKeys(all []settings.Setting) string {
 	var names []string
 	for _, s := range all {
 		if s.Live {
 			names = append(names, s.Env[0])
 		}
 	}
-	return strings.Join(names, " "), nil
+	return strings.Join(names, " ")
 }
 
-func manual(all []settings.Setting) (string, error) {
-	lines := []string{"| chart | flag | environment | meaning |", "|---|---|---|---|"}
-	for _, s := range all {
-		if s.Chart {
-			lines = append(lines, fmt.Sprintf("| `agent.%s` | `%s` | `%s` | %s |", s.ChartName(), s, s.Env[0], use(s)))
+// table is that of a command's flags and variables. Those that are accepted without effect are in its help alone.
+func table(groups []settings.Group) string {
+	lines := []string{"| flag | variable | default | meaning |", "|---|---|---|---|"}
+	for _, g := range groups {
+		if len(groups) > 1 && !g.Rows[0].Ignored {
+			lines = append(lines, "| **"+g.Title+"** | | | |")
+		}
+		for _, s := range g.Rows {
+			if !s.Ignored {
+				lines = append(lines, "| "+strings.Join([]string{flags(s), code(s.Env...), shown(s), meaning(s)}, " | ")+" |")
+			}
 		}
 	}
-	return strings.Join(lines, "\n"), nil
+	return strings.Join(lines, "\n")
+}
+
+func flags(s settings.Setting) string {
+	var names []string
+	for _, name := range append([]string{s.Name}, s.Aliases...) {
+		switch {
+		case len(name) == 1:
+			names = append(names, "-"+name)
+		case name != "":
+			names = append(names, "--"+name)
+		}
+	}
+	return code(names...)
+}
+
+func shown(s settings.Setting) string {
+	if strings.Contains(s.Shown, " ") {
+		return s.Shown
+	}
+	return code(cmp.Or(s.Shown, s.Default))
+}
+
+func meaning(s settings.Setting) string {
+	text := strings.NewReplacer("|", `\|`, "*", `\*`).Replace(s.Use)
+	if s.Live {
+		text += "; live"
+	}
+	if s.Chart {
+		text += "; chart: `agent." + s.ChartName() + "`"
+	}
+	return text
+}
+
+// code has each text in a code span.
+func code(texts ...string) string {
+	var spans []string
+	for _, text := range texts {
+		if text != "" {
+			spans = append(spans, "`"+text+"`")
+		}
+	}
+	return strings.Join(spans, ", ")
 }
 
 func use(s settings.Setting) string {

@@ -10,7 +10,7 @@ import (
 
 // LoadsDropIns reports whether a runtime loads drop-in files, by its name and version as a node reports them
 // (status.nodeInfo.containerRuntimeVersion), such as "containerd://2.2.0". containerd does so since 2.1, its first release with
-// libcni 1.3.0; other runtimes are Unknown. docs/operations.md has the evidence.
+// libcni 1.3.0; other runtimes are Unknown. docs/agent.md has the evidence.
 func LoadsDropIns(runtime string) cniconf.Support {
 	name, text, _ := strings.Cut(runtime, "://")
 	release, err := version.ParseGeneric(text)

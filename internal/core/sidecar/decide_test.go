@@ -310,7 +310,7 @@ func TestTheFirstReasonWins(t *testing.T) {
 // TestReasonsAreExplained: each has a sentence of its own, a word for a metric, and its row in the manual, in the order in
 // which the rules are tried and with the remedy.
 func TestReasonsAreExplained(t *testing.T) {
-	manual, err := os.ReadFile("../../../docs/operations.md")
+	manual, err := os.ReadFile("../../../docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,11 +332,11 @@ func TestReasonsAreExplained(t *testing.T) {
 		}
 		remedy := strings.TrimSpace("| " + r.Remedy())
 		if i >= len(rows) || !strings.HasPrefix(rows[i], "| `"+string(r)+"` | ") || !strings.HasSuffix(strings.ReplaceAll(rows[i], "`", ""), remedy+" |") {
-			t.Errorf("row %d of the reasons in docs/operations.md is not %s with the remedy %q", i, r, r.Remedy())
+			t.Errorf("row %d of the reasons in docs/reference.md is not %s with the remedy %q", i, r, r.Remedy())
 		}
 	}
 	if len(rows) != len(sentences) {
-		t.Errorf("%d reasons, %d rows in docs/operations.md", len(sentences), len(rows))
+		t.Errorf("%d reasons, %d rows in docs/reference.md", len(sentences), len(rows))
 	}
 	if r := sidecar.Reason("x"); r.Sentence() != "" || r.Remedy() != "" {
 		t.Error("an unknown reason is explained")

@@ -48,7 +48,7 @@ type draft struct {
 
 // parse parses arguments. The only error is settings.ErrHelp: build reports invalid arguments with all other problems.
 func parse(args []string, env environment) (input, error) {
-	parsed, err := settings.Parse(Settings(), args, env.getenv)
+	parsed, err := settings.Parse(settings.All(Settings()), args, env.getenv)
 	return input{env, parsed}, err
 }
 
@@ -73,7 +73,7 @@ func (in input) reload(layers ...settings.Layer) (c nodeagent.Config, frozen []s
 	if err != nil {
 		return nodeagent.Config{}, nil, err
 	}
-	if frozen, err = in.Frozen(settings.All(d.groups()), Settings(), layers); err != nil {
+	if frozen, err = in.Frozen(settings.All(d.groups()), settings.All(Settings()), layers); err != nil {
 		return nodeagent.Config{}, nil, err
 	}
 	return d.Config, frozen, nil

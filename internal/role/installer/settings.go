@@ -35,10 +35,8 @@ func (d *draft) groups() []settings.Group {
 	}
 }
 
-// Settings returns the rows of the table for generated files: the chart's schema and the manual.
-func Settings() []settings.Setting {
-	return settings.All(new(draft).groups())
-}
+// Settings returns the table for generated files: the chart's schema and the manual.
+func Settings() []settings.Group { return new(draft).groups() }
 
 func names(of ...string) []string { return of }
 
@@ -67,7 +65,7 @@ func (d *draft) actionSettings() []settings.Setting {
 		},
 		{Name: "cni-enable-install", Default: "true", Use: "false: install nothing, only serve", Value: settings.Bool(&d.Install)},
 		{
-			Name: "cni-enable-reinstall", Default: "true", Chart: true, Use: "false: leave later changes by others alone",
+			Name: "cni-enable-reinstall", Default: "true", Chart: true, Use: "false: leave later changes by others to program and configuration alone, and say so in /readyz",
 			Value: settings.Bool(&d.Reinstall),
 		},
 	}

@@ -159,7 +159,7 @@ func changed(before, after draft) string {
 	return strings.Join(all, "; ")
 }
 
-func table() []settings.Setting { return Settings() }
+func table() []settings.Setting { return settings.All(Settings()) }
 
 // TestEverySettingHasARow: settings without effect have no row. An action is requested by a flag, never by an inherited
 // environment.
