@@ -69,6 +69,10 @@ e2e-all: ## Run the tests that "make e2e" runs, and those that take long (root);
 e2e-oldest: ## Run the tests of nodes and pods on the oldest Kubernetes that the chart supports (root); PKG= and RUN= narrow it
 	@hack/e2e.sh --oldest
 
+.PHONY: arch-test
+arch-test: ## Run the tests of the encoders on ppc64le and s390x, under qemu (root if qemu-user-static is missing)
+	@hack/arch.sh
+
 .PHONY: lint
 lint: ## Run golangci-lint, shellcheck and actionlint
 	@hack/lint.sh

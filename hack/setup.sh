@@ -4,6 +4,7 @@
 #   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
 #   hack/setup.sh e2e     the same, and for a node of Kubernetes: containerd, runc, conntrack
 #   hack/setup.sh containerd  libseccomp and a compiler, for hack/containerd.sh
+#   hack/setup.sh arch    qemu's user mode, for programs of other architectures
 #   hack/setup.sh page    a browser, for e2e/page alone
 #   hack/setup.sh lint    for the linters: Go and shellcheck
 #   hack/setup.sh bare    for hack/bare.sh: Go and debootstrap
@@ -104,6 +105,7 @@ case ${1:-all} in
     want gcc gcc
     want libc6-dev /usr/include/stdlib.h
     ;;
+  arch) want qemu-user-static qemu-s390x-static ;;
   page) want chromium chromium ;;
   lint) want shellcheck shellcheck ;;
   bare)

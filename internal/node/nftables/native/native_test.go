@@ -2,6 +2,7 @@ package native_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"slices"
 	"testing"
 
@@ -133,7 +134,8 @@ func TestEachBitOfARuleIsRead(t *testing.T) {
 
 // setID reports whether the byte is in the number of a set in its transaction, which the kernel forgets.
 func setID(expressions nfnetlink.Attributes, at int) bool {
-	id := []byte{8, 0, unix.NFTA_LOOKUP_SET_ID, 0, 0, 0, 0, 1}
+	id := binary.NativeEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, 8), unix.NFTA_LOOKUP_SET_ID)
+	id = binary.BigEndian.AppendUint32(id, 1)
 	found := bytes.Index(expressions, id)
 	return found >= 0 && at >= found && at < found+len(id)
 }

@@ -93,7 +93,7 @@ func matchCandidates(name string, info view) []ruleset.Match {
 		return []ruleset.Match{ruleset.Mark{Value: info.u32(0), Connection: name == "connmark", Not: info.u8(8) != 0}}
 	case "conntrack":
 		all := ruleset.StateInvalid | ruleset.StateNew | ruleset.StateRelated | ruleset.StateEstablished
-		if states := ruleset.States(info.u8(conntrackState)) & all; states != 0 {
+		if states := ruleset.States(info.u16(conntrackState) & uint16(all)); states != 0 { //nolint:gosec // a byte, by the mask
 			return []ruleset.Match{states}
 		}
 	}
