@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs the benchmarks COUNT times, summarises them, and prints which targets
-# of docs/performance.md are met. With BASE=<revision> it also runs them in a
-# worktree of that revision and compares the two. BENCH=<pattern> and
-# PKG=<packages> select benchmarks, BENCHTIME is the time of each (1s, or
-# 100x). Benchmarks that program the kernel need root.
+# Runs the benchmarks COUNT times, summarises them, prints which targets of
+# docs/performance.md are met, and the other figures of that page. With
+# BASE=<revision> it also runs them in a worktree of that revision and compares
+# the two. BENCH=<pattern> and PKG=<packages> select benchmarks, without the
+# other figures; BENCHTIME is the time of each (1s, or 100x). Benchmarks that
+# program the kernel need root.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
@@ -18,17 +19,26 @@ measure() { # DIRECTORY FILE
   if [[ $(id -u) -eq 0 ]]; then
     exec=(-exec "'$root/hack/in-netns.sh'")
   fi
-  (cd "$1" && go test -tags "$tags" -run '^$' -bench "${BENCH:-.}" -benchtime "${BENCHTIME:-1s}" -benchmem \
+  (cd "$1" && go test -tags "$tags" -run '^$' -bench "${BENCH:-.}" -benchtime "${BENCHTIME:-1s}" \
     -count "${COUNT:-6}" -timeout 90m "${exec[@]}" "${packages[@]}") |
     tee "$2" | grep -E '^(Benchmark|FAIL|panic)|^---' || true
   # The pipe above hides go test's exit status, so it is read from the output.
   ! grep -q '^FAIL' "$2" || die "a benchmark failed, see $2"
 }
 
+# costs prints what tests measure: start, audit, and memory of the agent.
+costs() {
+  go test -v -count 1 -tags "measure,$tags" -exec "'$root/hack/in-netns.sh'" \
+    -run '^Test(TheProgramIsSmall|AStartInitialisesLittle|CostOfTheAudit|StartOfTheAudit|AgentOfManyPods)$' \
+    . ./internal/agent/racerepair ./internal/role/installer >"$out/costs.txt" || die "a measurement failed, see $out/costs.txt"
+  grep -E '_test.go:[0-9]+: ' "$out/costs.txt"
+}
+
 measure "$root" "$out/new.txt"
 if [[ -z ${BASE:-} ]]; then
   "$tool_bin" "$out/new.txt"
   awk -f hack/bench/targets.awk "$out/new.txt"
+  [[ -n ${BENCH:-}${PKG:-} ]] || costs
   exit
 fi
 

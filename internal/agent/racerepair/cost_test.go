@@ -117,7 +117,7 @@ func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the
 		t.Errorf("%d searches in %d inspections", got, n)
 	}
 	allocations := (m2.Mallocs - m.Mallocs) / n
-	if allocations > 2000 {
+	if allocations > 600 {
 		t.Errorf("%d allocations for an unchanged pod", allocations)
 	}
 	t.Logf("first inspection %s, of an unchanged pod %s and %d allocations (%d bytes); memory held for each pod: %d bytes", first, each,

@@ -1,8 +1,6 @@
 //go:build measure
 
-// A measurement that is no part of a plain run:
-//
-//	go test -tags measure,urfave_cli_no_docs -v -run TestAgentOfManyPods ./internal/role/installer
+// A measurement that is no part of a plain run: make bench runs it.
 
 package installer_test
 
