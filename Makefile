@@ -18,7 +18,7 @@ demo: ## Run the plugin in a real CNI chain and show where packets go (root; ins
 	@hack/demo.sh
 
 .PHONY: test
-test: ## Run every test, with the race detector (root; installs packages); PKG= and RUN= narrow it
+test: ## Run the tests of the code, in network namespaces, and of the scripts, with the race detector (root; installs packages); PKG= and RUN= narrow it
 	@hack/test.sh
 
 .PHONY: unit

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the README's first commands, "make demo" and "make test", as a new user does: on a Debian 12 with only make, git and
-# ca-certificates. The exit status is 0 only if both pass.
+# ca-certificates. The exit status is 0 only if both pass, and the demo prints what the README shows of it.
 #
 #   hack/bare.sh             both
 #   hack/bare.sh COMMAND...  another command, for example hack/bare.sh bash
@@ -22,6 +22,10 @@ suite=bookworm
 # commands prints the commands of the README's first block of sh, so that both are in step.
 # shellcheck disable=SC2016 # backquotes of Markdown
 commands() { sed -n '/^```sh/,/^```$/ { s/^\(make [a-z0-9-]*\) .*/\1/p; /^```$/q }' README.md; }
+
+# shown prints the README's console of the demo, which its output must have.
+# shellcheck disable=SC2016
+shown() { sed -n '/^<!-- test: bare -->$/{n;/^```console$/{:line;n;/^```$/q;p;b line}}' README.md; }
 
 # environment prints the proxies and Go module settings of this machine as NAME=VALUE.
 environment() {
@@ -90,11 +94,13 @@ enter() { # DIRECTORY
 
 # inside is the first process of the namespaces.
 inside() { # DIRECTORY COMMAND...
-  local new=$1/root run list settings status=0 started
+  local new=$1/root run list console settings status=0 started
   shift
   find_go || die "no Go with caches and settings to use: run hack/setup.sh"
   list=$(commands)
   [[ $list == $'make demo\nmake test' ]] || die "the README's first commands are no longer make demo and make test: $list"
+  console=$(shown)
+  [[ -n $console ]] || die "the README has no console of the demo"
   mapfile -t settings < <(environment)
   started=$SECONDS
   make_root "$new"
@@ -110,13 +116,17 @@ inside() { # DIRECTORY COMMAND...
   while read -r -a words; do
     say "bare: ${words[*]}"
     started=$SECONDS
-    if "${run[@]}" "${words[@]}" </dev/null; then
+    if "${run[@]}" "${words[@]}" </dev/null | tee -a /tmp/bare.log; then
       say "bare: ${words[*]}: passed in $((SECONDS - started)) s"
     else
       say "bare: ${words[*]}: FAILED with status $? in $((SECONDS - started)) s"
       status=1
     fi
   done <<<"$list"
+  if [[ $(</tmp/bare.log) != *"$console"* ]]; then
+    say "bare: FAILED: the demo does not print what the README shows:"$'\n'"$console"
+    status=1
+  fi
   return "$status"
 }
 

@@ -22,7 +22,7 @@ func run(t *testing.T, env []string, name string, args ...string) (out string, e
 	return string(text), err
 }
 
-// TestMakeListsEveryTarget: "make" without a target lists all targets, as the README says.
+// TestMakeListsEveryTarget: "make" without a target lists all targets.
 func TestMakeListsEveryTarget(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../Makefile")

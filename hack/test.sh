@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets the machine up and runs every test: unit, real network namespaces,
-# scripts. Narrow it with PKG=./internal/core/... and RUN=TestName.
+# Sets the machine up and runs the tests of the main module: unit, real network
+# namespaces, scripts. Narrow it with PKG=./internal/core/... and RUN=TestName.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests program real network namespaces"
