@@ -604,7 +604,7 @@ func TestTestsInTheDocsExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	named := 0
-	for _, page := range append(pages, "../README.md") {
+	for _, page := range append(pages, "../README.md", "../.github/CONTRIBUTING.md") {
 		for _, found := range testName.FindAllStringSubmatch(read(t, page), -1) {
 			named++
 			if !slices.ContainsFunc(dirs[found[2]], func(dir string) bool { return found[1] == "" || strings.HasSuffix("/"+dir, "/"+found[1]) }) {
