@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -67,6 +68,27 @@ func TestWorkflows(t *testing.T) {
 				checkStep(t, name+": "+id, s)
 			}
 		}
+	}
+}
+
+// TestCIHasTheTimeThatItsStepsMayTake: so that a step which hangs is stopped by .ci/run, which names it.
+func TestCIHasTheTimeThatItsStepsMayTake(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../.ci/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := 0
+	for _, step := range regexp.MustCompile(`(?m)^step \S+ (\d+) `).FindAllStringSubmatch(string(text), -1) {
+		minutes, err := strconv.Atoi(step[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += minutes
+	}
+	limit := read[workflow](t, "../.github/workflows/ci.yaml").Jobs["run"].TimeoutMinutes
+	if sum == 0 || sum >= limit {
+		t.Errorf("the steps of .ci/run may take %d minutes, the job %d", sum, limit)
 	}
 }
 
