@@ -28,8 +28,11 @@ import (
 
 func TestMain(m *testing.M) {
 	cluster.Main()
-	os.Exit(m.Run())
+	os.Exit(documented.Main(m))
 }
+
+// documented are the commands of docs/image-only.md.
+var documented = lab.Commands("e2e/imageonly")
 
 const container = "install-cni"
 
@@ -71,29 +74,21 @@ func run(t *testing.T, steps ...step) {
 // documented runs the command of docs/image-only.md that has all these words, on this test's files, with more arguments.
 func (s *scenario) documented(words []string, more ...string) {
 	s.Helper()
-	text, err := os.ReadFile("../../docs/image-only.md")
-	s.Must(err)
-	var found []string
-	for line := range strings.Lines(string(text)) {
-		command := strings.Fields(line)
-		if len(command) > 0 && !slices.ContainsFunc(words, func(word string) bool { return !slices.Contains(command, word) }) {
-			found = append(found, line)
-		}
-	}
-	if len(found) != 1 {
-		s.Fatalf("docs/image-only.md has for %q the commands %q", words, found)
-	}
 	here := strings.NewReplacer(
 		"istio/cni", s.Reference.Chart, "-n istio-system", "", "$HUB", lab.OursHub, "$TAG", lab.OursTag,
 		// profile=empty is the agent alone: istiod has no image here.
 		"profile=default", "profile=empty",
-	).Replace(found[0])
+	).Replace(documented.Find(s.Test, words...))
 	program, args := strings.Fields(here)[0], append(strings.Fields(here)[1:], more...)
 	switch program {
 	case "helm":
 		s.Helm(args...)
 	case "istioctl":
 		s.istioctl(args...)
+	case "kubectl":
+		if r := s.Kubectl(append(args, "--namespace="+lab.Mesh)...); r.Code != 0 {
+			s.Fatal(r)
+		}
 	default:
 		s.Fatalf("the command is %q", here)
 	}
@@ -103,6 +98,7 @@ func (s *scenario) documented(words []string, more ...string) {
 func (s *scenario) install(values ...string) {
 	s.Helper()
 	s.documented([]string{"helm", "install"}, values...)
+	s.documented([]string{"kubectl", "rollout"})
 }
 
 // change upgrades the release to other values.

@@ -11,14 +11,11 @@ package istiod
 import (
 	_ "embed"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"testing"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
@@ -36,8 +33,11 @@ var notReady = core.Taint{Key: "cni.istio.io/not-ready", Value: "true", Effect: 
 
 func TestMain(m *testing.M) {
 	cluster.Main()
-	os.Exit(m.Run())
+	os.Exit(documented.Main(m))
 }
+
+// documented are the commands of docs/install.md.
+var documented = lab.Commands("e2e/istiod")
 
 // scenario is the fixture of the test.
 type scenario struct {
@@ -76,17 +76,13 @@ func (s *scenario) subtest(name string, run func(*scenario)) bool {
 	})
 }
 
-// installIstiod applies what "istioctl manifest generate" prints, without the objects of Istio's own agent, and waits until
-// istiod is ready.
+// installIstiod runs the command of docs/install.md, which leaves out the objects of Istio's own agent, and waits until istiod is
+// ready.
 func (s *scenario) installIstiod() {
 	s.Helper()
-	file := filepath.Join(s.TempDir(), "install.yaml")
-	s.Must(os.WriteFile(file, install, 0o600))
-	text, err := exec.CommandContext(s.Context(), s.istioctl, "manifest", "generate", "--filename="+file).Output()
-	s.Must(err)
-	s.Apply(slices.DeleteFunc(s.Parse(text), func(object *unstructured.Unstructured) bool {
-		return object.GetLabels()["operator.istio.io/component"] == "Cni"
-	}))
+	dir := s.TempDir()
+	s.Must(os.WriteFile(filepath.Join(dir, "istio.yaml"), install, 0o600))
+	s.Bash(dir, filepath.Dir(s.istioctl), documented.Find(s.Test, "istioctl", "manifest"))
 	s.Until("istiod", func() bool {
 		deployment, err := s.Client().AppsV1().Deployments(lab.Mesh).Get(s.Context(), "istiod", meta.GetOptions{})
 		s.Must(err)

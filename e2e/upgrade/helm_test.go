@@ -1,9 +1,7 @@
 package upgrade
 
 import (
-	"os"
 	"path/filepath"
-	"runtime"
 
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
@@ -18,13 +16,15 @@ func (s *scenario) installReference() {
 // upgrade follows the steps of docs/install.md.
 func (s *scenario) upgrade(flags ...string) {
 	s.Helper()
-	values := filepath.Join(s.TempDir(), "my-values.yaml")
-	s.Must(os.WriteFile(values, []byte(s.Helm("get", "values", lab.Release, "--output=yaml")), 0o600))
-	_, file, _, _ := runtime.Caller(0)
-	chart := filepath.Join(filepath.Dir(file), "..", "..", "manifests", "istio-cni")
-	flags = append([]string{"--set=global.hub=" + lab.OursHub, "--set=global.tag=" + lab.OursTag}, flags...)
-	s.Helm(append([]string{"upgrade", lab.Release, chart, "-f=" + values}, flags...)...)
+	dir := s.TempDir()
+	s.bash(dir, documented.Find(s.Test, "helm", "values"))
+	s.bash(dir, documented.Find(s.Test, "helm", "upgrade"), flags...)
 	s.UntilRolledOut(lab.Image)
+}
+
+func (s *scenario) bash(dir, command string, more ...string) {
+	s.Helper()
+	s.Bash(dir, filepath.Dir(s.Reference.Helm), command, more...)
 }
 
 // restarts returns the restart count of a pod's first init container, the validation.

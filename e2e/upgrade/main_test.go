@@ -17,8 +17,11 @@ import (
 
 func TestMain(m *testing.M) {
 	cluster.Main()
-	os.Exit(m.Run())
+	os.Exit(documented.Main(m))
 }
+
+// documented are the commands of docs/install.md.
+var documented = lab.Commands("e2e/upgrade")
 
 // newScenario starts a node that has the image of the reference too.
 func newScenario(t *testing.T) *scenario {

@@ -105,7 +105,7 @@ func (s *scenario) checkGap(underWay *churn) {
 func (s *scenario) rolledBack() {
 	s.Helper()
 	underWay := s.begin("down", "ours-0", "ours-1")
-	s.Helm("rollback", lab.Release, "1")
+	s.bash(s.TempDir(), documented.Find(s.Test, "helm", "rollback"))
 	s.UntilRolledOut(lab.ReferenceImage)
 	// The agent keeps the installation when its successor is the reference.
 	if _, held := underWay.stop(); len(held) > 0 || underWay.missing > 0 {

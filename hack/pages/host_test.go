@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,6 +27,25 @@ mkdir -p /run/netns /etc/cni/net.d /opt/cni/bin "$HOME"
 rm -rf /etc/cni/net.d/*
 cp /usr/lib/cni/* /opt/cni/bin/
 `
+
+// fixtures are what pages show commands about and do not make themselves: a network namespace with the rules of a pod.
+var fixtures = map[string]string{
+	"docs/bypass.md": pod("web", "10.1.0.2", "15020,443"),
+}
+
+func pod(name, address, excluded string) string {
+	return strings.NewReplacer("NAME", name, "ADDRESS", address, "EXCLUDED", excluded).Replace(`
+ip netns add NAME
+ln -s /run/netns/NAME NAME
+ip -n NAME link set lo up
+ip -n NAME link add eth0 type veth peer name veth0
+ip -n NAME link set veth0 up
+ip -n NAME link set eth0 up
+ip -n NAME addr add ADDRESS/24 dev eth0
+ip -n NAME route add default dev eth0
+istio-cni iptables --network-namespace /run/netns/NAME -b '*' -d 15020,15021,15090 -i '*' -o EXCLUDED
+`)
+}
 
 // TestHost runs the commands of the runner host, page by page.
 func TestHost(t *testing.T) {
@@ -61,7 +81,7 @@ func TestHost(t *testing.T) {
 			shell := pages.Shell{
 				Start: []string{"unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash"},
 				Env:   []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + filepath.Join(own, "home"), "OWN=" + own, "LANG=C.UTF-8"},
-				Dir:   work, Setup: world,
+				Dir:   work, Setup: world + fixtures[name],
 			}
 			results, err := shell.Run(t.Context(), own, blocks)
 			if err != nil {

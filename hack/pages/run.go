@@ -14,9 +14,9 @@ import (
 
 // Shell runs the commands of a page in one bash, so that variables and the directory last from block to block.
 //
-// A block of sh ends at the first command that fails, and that is an error. A command of a console has to print what the page
-// shows, and to exit with 0, with the status that a comment behind it names (# exit 3), or with the one that the page shows for
-// "echo $?" behind it. See Same for what is equal.
+// Commands have to succeed; one with the comment "# exit 3" behind it, to exit with that status. A command of a console has to
+// print what the page shows, see Same, and "echo $?" may show its status, too. One with the comment "# until Ctrl-C" is ended after
+// 5 s.
 type Shell struct {
 	// Start is a command that runs bash, with what goes before it.
 	Start []string
@@ -50,7 +50,7 @@ func (s Shell) Run(ctx context.Context, own string, blocks []Block) ([]Result, e
 		for _, c := range commands {
 			results = append(results, Result{Block: b, Command: c, Status: -1})
 			file := filepath.Join(own, strconv.Itoa(len(results)))
-			if err := os.WriteFile(file, []byte(c.Text), 0o600); err != nil {
+			if err := os.WriteFile(file, []byte(c.script(b.Language)), 0o600); err != nil {
 				return nil, err
 			}
 			script += b.script(file) + ended(len(results))
@@ -75,6 +75,22 @@ func (s Shell) Run(ctx context.Context, own string, blocks []Block) ([]Result, e
 	}
 	s.judge(results)
 	return results, nil
+}
+
+var (
+	// endless is a command that a person ends, as the comment behind it says.
+	endless = regexp.MustCompile(`(?m)^(.*\S)\s+# until Ctrl-C.*$`)
+	// fails is one that fails, with the status in the comment.
+	fails = regexp.MustCompile(`(?m)^(.*\S)\s+# exit (\d+)\b.*$`)
+)
+
+// script is the command as it is run: an endless one ends after a while, and one of a block of sh may fail as it should.
+func (c Command) script(language string) string {
+	text := endless.ReplaceAllString(c.Text, "timeout --signal=INT 5 $1 || [[ $$? -eq 124 ]]")
+	if language == "sh" {
+		text = fails.ReplaceAllString(text, "status=0; { $1; } || status=$$?; [[ $$status -eq $2 ]]")
+	}
+	return text
 }
 
 // mark ends the output of a command, with its status.
@@ -139,13 +155,11 @@ func (s Shell) judge(results []Result) {
 	}
 }
 
-var claims = regexp.MustCompile(`# exit (?:status |code )?(\d+)\s*$`)
-
 // expects is the status that the page claims.
 func (c Command) expects(next *Result) int {
 	claim := "0"
-	if m := claims.FindStringSubmatch(c.Text); m != nil {
-		claim = m[1]
+	if m := fails.FindStringSubmatch(c.Text); m != nil {
+		claim = m[2]
 	} else if next != nil && strings.TrimSpace(next.Command.Text) == "echo $?" {
 		claim = strings.TrimSpace(next.Command.Output)
 	}

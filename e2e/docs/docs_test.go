@@ -1,0 +1,220 @@
+// Package docs runs the commands of the documentation that need a cluster: all blocks of the runner "cluster" of README.md and
+// docs/, with the kubectl, the kubectl plugin and the Helm that users have, and "istio-cni" as on a node. See package pages.
+//
+// A page that has "helm install" begins on a cluster without the agent, and if it creates that namespace, too, without
+// istio-system; all others have the agent, and namespace shop with the pods of
+// world. Variables that the pages name are in env.
+//
+// Start reading at TestDocs.
+package docs
+
+import (
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
+	"github.com/meshcni/istio-cni/e2e/pages"
+)
+
+func TestMain(m *testing.M) {
+	cluster.Main()
+	os.Exit(m.Run())
+}
+
+const (
+	root = "../.."
+	shop = "shop"
+	// longest bounds all commands of a page.
+	longest = 4 * time.Minute
+)
+
+// scenario is the cluster, and the directory of programs in PATH.
+type scenario struct {
+	*lab.Beside
+	bin, home string
+}
+
+// TestDocs runs the blocks page by page.
+func TestDocs(t *testing.T) {
+	all, err := pages.Read(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := pages.Of(all, "cluster")
+	if len(blocks) == 0 {
+		t.Fatal("no page has commands to run")
+	}
+	s := newScenario(t)
+	// Pages that install come first: what they leave serves the others.
+	order := slices.SortedFunc(maps.Keys(blocks), func(a, b string) int {
+		if installs(blocks[a]) != installs(blocks[b]) {
+			return map[bool]int{true: -1, false: 1}[installs(blocks[a])]
+		}
+		return strings.Compare(a, b)
+	})
+	for _, name := range order {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			s.with(t).page(blocks[name])
+		})
+	}
+}
+
+func installs(blocks []pages.Block) bool {
+	return slices.ContainsFunc(blocks, func(b pages.Block) bool { return strings.Contains(b.Text, "helm install") })
+}
+
+func newScenario(t *testing.T) *scenario {
+	t.Helper()
+	s := &scenario{Beside: lab.NodeBeside(t), bin: t.TempDir(), home: t.TempDir()}
+	for name, path := range map[string]string{
+		"kubectl": s.Kube, "kubectl-istio_cni": s.Artifacts.Kubectl, "helm": s.Reference.Helm, "istioctl": s.Reference.Istioctl,
+	} {
+		s.Must(os.Symlink(path, filepath.Join(s.bin, name)))
+	}
+	// On the node the program is where the agent has put it.
+	node := s.Command(t.Context(), "/opt/cni/bin/istio-cni").Args
+	s.Must(os.WriteFile(filepath.Join(s.bin, "istio-cni"), []byte("#!/bin/sh\nexec "+strings.Join(node, " ")+" \"$@\"\n"), 0o755))
+	return s
+}
+
+func (s *scenario) with(t *testing.T) *scenario {
+	t.Helper()
+	return &scenario{Beside: s.Beside.With(t), bin: s.bin, home: s.home}
+}
+
+// page runs the blocks of a page in a directory with the files of the repository that pages name.
+func (s *scenario) page(blocks []pages.Block) {
+	s.Helper()
+	work := s.TempDir()
+	tree, err := filepath.Abs(root)
+	s.Must(err)
+	for _, name := range []string{"manifests", "hack", "docs"} {
+		s.Must(os.Symlink(filepath.Join(tree, name), filepath.Join(work, name)))
+	}
+	if installs(blocks) {
+		s.uninstall(!slices.ContainsFunc(blocks, func(b pages.Block) bool { return strings.Contains(b.Text, "create namespace "+lab.Mesh) }))
+	} else {
+		s.installed()
+		s.world()
+	}
+	ctx, cancel := context.WithTimeout(s.Context(), longest)
+	defer cancel()
+	shell := pages.Shell{Start: []string{"bash"}, Env: s.env(), Dir: work, Varies: varies}
+	results, err := shell.Run(ctx, s.TempDir(), blocks)
+	s.Must(err)
+	for _, r := range results {
+		s.Step("%s:%d: %s%s", r.Block.Page, r.Command.Line, r.Command.Text, r.Output)
+		if r.Fault != "" {
+			s.Errorf("%s:%d: %s%s", r.Block.Page, r.Command.Line, r.Command.Text, r.Fault)
+		}
+	}
+}
+
+// varies are the addresses of pods and the hashes in their names.
+var varies = []*regexp.Regexp{
+	regexp.MustCompile(`\b10\.88\.\d+\.\d+\b`),
+	regexp.MustCompile(`\bistio-cni-node-[a-z0-9]{5}\b`),
+}
+
+// env are the variables that pages name.
+func (s *scenario) env() []string {
+	s.Helper()
+	all := []string{
+		"PATH=" + s.bin + ":" + os.Getenv("PATH"), "LANG=C.UTF-8", "KUBECONFIG=" + s.Kubeconfig(),
+		"HOME=" + s.home, "HELM_CACHE_HOME=" + s.home, "HELM_CONFIG_HOME=" + s.home, "HELM_DATA_HOME=" + s.home,
+		"HUB=" + lab.OursHub, "TAG=" + lab.OursTag, "NODE=" + cluster.NodeName, "NS=" + shop, "POD=web-0",
+	}
+	if agent := s.Agent(); agent != nil {
+		all = append(all, "AGENT="+agent.Name)
+	}
+	return all
+}
+
+// kubectl runs kubectl, which must succeed.
+func (s *scenario) kubectl(line string) {
+	s.Helper()
+	if r := s.Kubectl(strings.Fields(line)...); r.Code != 0 {
+		s.Fatalf("kubectl %s: %s", line, r)
+	}
+}
+
+// uninstall removes the agent, by whatever it was installed, and makes its namespace anew, or leaves that to the page.
+func (s *scenario) uninstall(remake bool) {
+	s.Helper()
+	s.kubectl("delete --ignore-not-found -f " + root + "/manifests/istio-cni.yaml")
+	s.Until("the agent to go", func() bool { return s.Agent() == nil })
+	s.kubectl("delete namespace " + lab.Mesh)
+	if remake {
+		s.Must(s.Namespace(s.Context(), lab.Mesh))
+	}
+}
+
+// installed installs the agent as the README does, if it is not there.
+func (s *scenario) installed() {
+	s.Helper()
+	if s.Agent() == nil {
+		s.Must(s.Namespace(s.Context(), lab.Mesh))
+		s.Helm("install", lab.Release, filepath.Join(root, "manifests", "istio-cni"))
+	}
+	s.Until("the agent", func() bool { return lab.Ready(s.Agent()) && s.RolledOut() })
+}
+
+// world has the pods of the pages' examples: web-0 and web are as they should be, orders-5c9 excludes a port, cart-0 has a rule
+// that is not the mesh's, and plain has a proxy, but was not injected.
+func (s *scenario) world() {
+	s.Helper()
+	s.Must(s.Namespace(s.Context(), shop))
+	unlabelled := lab.Injected()
+	unlabelled.Annotations = nil
+	unlabelled.Spec.InitContainers = nil
+	injected := func(changes ...lab.Change) core.PodTemplateSpec {
+		return lab.Injected(append(changes, lab.Annotated(map[string]string{lab.StatusKey: `{"containers":["istio-proxy"],"revision":"default"}`}))...)
+	}
+	for name, template := range map[string]core.PodTemplateSpec{
+		"web-0": injected(), "web": injected(), "cart-0": injected(), "plain": unlabelled,
+		"orders-5c9": injected(lab.Annotated(map[string]string{"traffic.sidecar.istio.io/excludeOutboundPorts": "5432"})),
+	} {
+		if s.Get(shop, name) != nil {
+			continue
+		}
+		template.Name = name
+		_, err := s.Client().CoreV1().Pods(shop).Create(s.Context(), &core.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, meta.CreateOptions{})
+		s.Must(err)
+		s.Until(name, func() bool { return lab.Ready(s.Get(shop, name)) })
+		switch name {
+		case "cart-0":
+			s.inPod(name, "iptables -t nat -I OUTPUT 1 -p tcp --dport 80 -j RETURN")
+		case "orders-5c9":
+			s.traffic()
+		}
+	}
+}
+
+// traffic has orders-5c9 open connections, to a port of the mesh and to the excluded one, until the node ends.
+func (s *scenario) traffic() {
+	s.Helper()
+	const loop = `while sleep 0.2; do for port in 443 5432; do timeout 0.2 bash -c "</dev/tcp/10.9.0.7/$port" 2>/dev/null; done; done`
+	s.Must(s.Command(context.Background(), "sh", "-c", inNamespaceOf, "sh", s.Get(shop, "orders-5c9").Status.PodIP, "bash", "-c", loop).Start())
+}
+
+// inNamespaceOf runs a command on the node in the network namespace with an address.
+const inNamespaceOf = `address=$1; shift; for n in /run/netns/*; do
+  if nsenter --net=$n ip -o addr | grep -qF "inet $address/"; then exec nsenter --net=$n -- "$@"; fi
+done; exit 1`
+
+// inPod runs a command on the node in the network namespace of a pod.
+func (s *scenario) inPod(name, line string) {
+	s.Helper()
+	s.OnNode("sh", append([]string{"-c", inNamespaceOf, "sh", s.Get(shop, name).Status.PodIP}, strings.Fields(line)...)...)
+}

@@ -1,0 +1,1 @@
+../../hack/pages/commands.go
