@@ -12,7 +12,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: ## Run the plugin in a real CNI chain and show where packets go (root; installs packages)
+demo: ## Run the plugin in a real CNI chain, show where packets go, and why (root; installs packages)
 	@hack/setup.sh
 	@hack/build.sh
 	@hack/demo.sh
@@ -86,7 +86,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s) each
 	@hack/fuzz.sh
 
 .PHONY: bench
-bench: ## Run the benchmarks; BASE=<revision> compares two revisions
+bench: ## Run the benchmarks and print the figures of docs/performance.md; BASE=<revision> compares two revisions
 	@hack/bench.sh
 
 .PHONY: vuln
