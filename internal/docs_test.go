@@ -129,14 +129,15 @@ var foreign = []string{
 	"i/o timeout",
 	"context deadline exceeded",
 	"open …: no such file or directory",
+	"failed to find plugin \"istio-cni\" in path …", // libcni
 	"address already in use",
 	"too many levels of symbolic links",
-	"RULE_APPEND failed (Invalid argument)",                 // iptables
-	"invalid configuration: …",                              // client-go
-	"got invalid watch event type: …",                       // client-go
-	"object to decode was longer than maximum allowed size", // client-go
-	"ClientWatchDecoding",                                   // client-go
-	"ARGS: unknown args …",                                  // libcni
+	"RULE_APPEND failed (Invalid argument)",                         // iptables
+	"invalid configuration: …",                                      // client-go
+	"got invalid watch event type: …",                               // client-go
+	"object to decode was longer than maximum allowed size",         // client-go
+	"ClientWatchDecoding",                                           // client-go
+	"ARGS: unknown args …",                                          // libcni
 	"incompatible CNI versions; config is \"…\", plugin supports …", // libcni
 	"config version does not allow CHECK",                           // libcni
 	"config version does not allow STATUS",                          // libcni
@@ -639,4 +640,12 @@ func testDirs(t *testing.T) map[string][]string {
 		t.Fatal(err)
 	}
 	return dirs
+}
+
+// TestTheRunbookIsShort: who is on call reads it under pressure.
+func TestTheRunbookIsShort(t *testing.T) {
+	const most = 200
+	if n := strings.Count(read(t, "../docs/runbook.md"), "\n"); n > most {
+		t.Errorf("docs/runbook.md has %d lines, %d at most", n, most)
+	}
 }
