@@ -149,7 +149,7 @@ func shown(s settings.Setting) string {
 }
 
 func meaning(s settings.Setting) string {
-	text := strings.NewReplacer("|", `\|`, "*", `\*`).Replace(s.Use)
+	text := plain(s.Use)
 	if s.Live {
 		text += "; live"
 	}
@@ -157,6 +157,11 @@ func meaning(s settings.Setting) string {
 		text += "; chart: `agent." + s.ChartName() + "`"
 	}
 	return text
+}
+
+// plain is a text without markup, for a cell.
+func plain(text string) string {
+	return strings.NewReplacer("|", `\|`, "*", `\*`, "__", `\_\_`).Replace(text)
 }
 
 // code has each text in a code span.

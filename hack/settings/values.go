@@ -14,8 +14,8 @@ var (
 	itemLine = regexp.MustCompile(`^ +- ([\w-]+)$`)
 )
 
-// values is the table of the chart's values: each with the comment above it in values.yaml. A value without a comment belongs
-// to the default of the one above it.
+// values is the table of the chart's values that have an effect: each with the comment above it in values.yaml. A value without
+// a comment belongs to the default of the one above it.
 func values() (string, error) {
 	text, err := os.ReadFile("manifests/istio-cni/values.yaml")
 	if err != nil {
@@ -24,7 +24,10 @@ func values() (string, error) {
 	_, body, _ := strings.Cut(string(text), "_internal_defaults_do_not_set:\n")
 	lines := []string{"| value | default | meaning |", "|---|---|---|"}
 	for _, v := range described(strings.Split(body, "\n")) {
-		lines = append(lines, "| `"+v.path+"` | "+code(v.def)+" | "+strings.ReplaceAll(v.comment, "|", `\|`)+" |")
+		if strings.HasPrefix(v.comment, "Accepted") {
+			continue
+		}
+		lines = append(lines, "| `"+v.path+"` | "+code(v.def)+" | "+plain(v.comment)+" |")
 	}
 	return strings.Join(lines, "\n"), nil
 }
