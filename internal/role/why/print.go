@@ -155,7 +155,7 @@ func decision(p *paper, e inspect.Explanation) {
 	} else {
 		p.line("at ADD", "%s, because %s (%s), %s, %s", outcome(r.Captured), sidecar.Reason(r.Reason).Sentence(), r.Reason, sources[r.Source], moment(r.Time))
 		if r.Backend != "" {
-			p.line("", "rules by backend %s", r.Backend)
+			p.line("", "rules by backend %s", backends(r.Backend))
 		}
 		if r.Detail != "" {
 			p.line("", "%s", r.Detail)
@@ -185,8 +185,7 @@ func state(p *paper, e inspect.Explanation) {
 		p.line("since", "%s, checked %s", moment(e.Since), moment(e.Checked))
 	}
 	if e.Backend != "" {
-		tools := strings.Split(e.Backend, ",")
-		p.line("backend", "%s", strings.Join(slices.Compact(tools), ", "))
+		p.line("backend", "%s", backends(e.Backend))
 	}
 	for _, one := range e.Problems {
 		p.line("problem", "%s: %s", one.State, walk.Shown(one.Detail))
@@ -197,6 +196,11 @@ func state(p *paper, e inspect.Explanation) {
 	if e.Remedy != "" {
 		p.line("remedy", "%s", e.Remedy)
 	}
+}
+
+// backends are those of the families, each once.
+func backends(list string) string {
+	return strings.Join(slices.Compact(strings.Split(list, ",")), ", ")
 }
 
 func moment(t time.Time) string { return t.Format(time.RFC3339) }

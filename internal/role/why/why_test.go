@@ -242,7 +242,7 @@ func pod(change func(*inspect.Explanation)) inspect.Explanation {
 		Injected: true, Injection: inspect.Injection{Revision: "default", Proxy: "native sidecar", Setup: sidecar.ValidationContainer},
 		Decision: inspect.Decision{Captured: true, Reason: string(sidecar.Captured), Sentence: sidecar.Captured.Sentence()},
 		Added: &agentapi.Report{
-			Time: agenttest.Start(), Command: "ADD", Reason: string(sidecar.Captured), Captured: true, Source: agentapi.SourceAgent, Backend: "netlink",
+			Time: agenttest.Start(), Command: "ADD", Reason: string(sidecar.Captured), Captured: true, Source: agentapi.SourceAgent, Backend: "netlink,netlink",
 		},
 		Detail: inspect.Detail{
 			Ports: inspect.Ports{Outbound: 15001, Inbound: 15006}, Listeners: []inspect.Listener{{Address: netip.MustParseAddrPort("127.0.0.1:15001"), UID: 1337}},
@@ -263,7 +263,7 @@ func TestThePageOfAPod(t *testing.T) {
 	}{
 		{"captured", func(*inspect.Explanation) {}, 0, []string{
 			"shop/web: CAPTURED", `by revision "default"`, "a native sidecar", "istio-validation only checks", "redirect it, because it has a sidecar (captured), by the node agent's view",
-			"now         the same", "127.0.0.1:15001        uid 1337, outbound traffic ends here",
+			"rules by backend netlink\n", "now         the same", "127.0.0.1:15001        uid 1337, outbound traffic ends here",
 		}, "the pod is in the mesh: it is redirected as wanted"},
 		{"with an exception", func(e *inspect.Explanation) {
 			e.Exceptions = []audit.Exception{{Setting: "traffic.sidecar.istio.io/excludeOutboundPorts", Value: "5432", Traffic: "outbound traffic to these ports"}}
@@ -360,7 +360,7 @@ func TestTheManualShowsTheOutput(t *testing.T) {
 	}
 	_, out, errs := explain(t, 100, "--netns", f.Path(), "--to", "10.2.0.9:443")
 	out = strings.ReplaceAll(out, f.Path(), "/run/netns/web")
-	if !strings.Contains(string(text), "```\n$ istio-cni why --netns /run/netns/web --to 10.2.0.9:443\n"+out+"```\n") {
+	if !strings.Contains(string(text), "```console\n$ istio-cni why --netns /run/netns/web --to 10.2.0.9:443   # exit 3\n"+out+"```\n") {
 		t.Errorf("the manual does not have\n%s%s", out, errs)
 	}
 }
