@@ -174,10 +174,10 @@ func TestPlatforms(t *testing.T) {
 	t.Parallel()
 	want := map[string][]string{
 		"":          {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/netns"},
-		"gke":       {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/netns"},
+		"gke":       {"/home/kubernetes/bin", "/etc/cni/net.d", "/var/run/netns"},
 		"openshift": {"/var/lib/cni/bin", "/etc/cni/multus/net.d", "/var/run/netns"},
-		"k3s":       {"/opt/cni/bin", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
-		"k3d":       {"/opt/cni/bin", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
+		"k3s":       {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
+		"k3d":       {"/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/run/netns"},
 		"microk8s":  {"/var/snap/microk8s/current/opt/cni/bin", "/var/snap/microk8s/current/args/cni-network", "/var/run/netns"},
 		"minikube":  {"/opt/cni/bin", "/etc/cni/net.d", "/var/run/docker/netns"},
 	}
