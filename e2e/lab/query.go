@@ -138,6 +138,9 @@ func (l *Lab) URL(name, family, port string) string {
 	return ""
 }
 
+// tries bounds Exec of a program that exits at once: under load ctr loses its output.
+const tries = 5
+
 // GetFrom requests a URL from the application container of a pod, or from the first node if name is "". It returns the
 // response and whether the status was 200.
 func (l *Lab) GetFrom(name, url string) (string, bool) {
@@ -146,8 +149,6 @@ func (l *Lab) GetFrom(name, url string) (string, bool) {
 		text, err := l.Command(l.Context(), l.Box, "get", url).CombinedOutput()
 		return string(text), err == nil
 	}
-	// Under load ctr loses the output of a program that exits at once.
-	const tries = 5
 	for try := 1; ; try++ {
 		if text, err := l.Exec(App, name, app, "/box", "get", url); err != nil || text != "" || try == tries {
 			return text, err == nil
@@ -240,9 +241,13 @@ func (l *Lab) Decisions(pod string) []Decision { l.Helper(); return l.DecisionsO
 // DecisionsOf is Decisions of the agent in a pod.
 func (l *Lab) DecisionsOf(from *core.Pod, pod string) (all []Decision) {
 	l.Helper()
-	text, err := l.Exec(Mesh, from.Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
-	if err != nil {
-		l.Fatalf("%v: %s", err, text)
+	text := ""
+	for try := 0; text == "" && try < tries; try++ {
+		var err error
+		text, err = l.Exec(Mesh, from.Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
+		if err != nil {
+			l.Fatalf("%v: %s", err, text)
+		}
 	}
 	l.Must(json.Unmarshal([]byte(text), &all))
 	return all
