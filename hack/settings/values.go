@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -23,7 +24,11 @@ func values() (string, error) {
 	}
 	_, body, _ := strings.Cut(string(text), "_internal_defaults_do_not_set:\n")
 	lines := []string{"| value | default | meaning |", "|---|---|---|"}
-	for _, v := range described(strings.Split(body, "\n")) {
+	found, err := described(strings.Split(body, "\n"))
+	if err != nil {
+		return "", err
+	}
+	for _, v := range found {
 		if strings.HasPrefix(v.comment, "Accepted") {
 			continue
 		}
@@ -32,7 +37,7 @@ func values() (string, error) {
 	return strings.Join(lines, "\n"), nil
 }
 
-func described(lines []string) []value {
+func described(lines []string) ([]value, error) {
 	var found []value
 	var path, comment []string
 	for _, line := range lines {
@@ -46,7 +51,10 @@ func described(lines []string) []value {
 			continue
 		}
 		m := keyLine.FindStringSubmatch(line)
-		if m == nil {
+		switch {
+		case m == nil && comment != nil:
+			return nil, fmt.Errorf("values.yaml: want a key behind %q, not %q", comment, line)
+		case m == nil:
 			continue
 		}
 		path = append(path[:min(len(path), len(m[1])/2-1)], m[2])
@@ -55,5 +63,5 @@ func described(lines []string) []value {
 		}
 		comment = nil
 	}
-	return found
+	return found, nil
 }
