@@ -54,6 +54,17 @@ var textArguments = map[string]int{
 	".event":      all,
 	".trouble":    all,
 
+	"http.Error": 1,
+	".onError":   all,
+	".logState":  all,
+	".note":      all,
+	".problem":   0,
+	"warn":       1,
+	"fail":       1,
+	"report":     1,
+	"usage":      all,
+	"append":     all,
+
 	".fail":    all,
 	".unknown": all,
 	".keep":    all,
