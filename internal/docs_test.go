@@ -660,3 +660,17 @@ func TestTheRunbookIsShort(t *testing.T) {
 		t.Errorf("docs/runbook.md has %d lines, %d at most", n, most)
 	}
 }
+
+// TestEveryPageIsInTheIndex: docs/index.md leads to each page.
+func TestEveryPageIsInTheIndex(t *testing.T) {
+	pages, err := filepath.Glob("../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	index := read(t, "../docs/index.md")
+	for _, page := range pages {
+		if name := filepath.Base(page); name != "index.md" && !regexp.MustCompile(`\]\(`+regexp.QuoteMeta(name)+`[)#]`).MatchString(index) {
+			t.Errorf("docs/index.md has no link to %s", name)
+		}
+	}
+}
