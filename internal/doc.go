@@ -78,7 +78,7 @@
 //
 // To add or change a text that a user reads (error, warning, event, readiness):
 // docs/errors.md gets it with its cause and remedy; "go test ./internal" names
-// the texts that are missing in the manual, not those that are left over there.
+// the texts that are missing there, and the rows whose text is gone.
 //
 // To add a check of the doctor: a row of checks (role/doctor/doctor.go) and its
 // function, which reads the view and returns ok, or warn or fail with a remedy.

@@ -63,6 +63,9 @@ var textArguments = map[string]int{
 	"fail":       1,
 	"report":     1,
 	"usage":      all,
+	"mistake":    all,
+	"add":        all,
+	".stop":      all,
 	"append":     all,
 
 	".fail":    all,
@@ -86,6 +89,7 @@ var exempt = []exemption{
 	{"internal/node/nftables/native/", "", "the same"},
 	{"internal/agent/logserver/record.go", "", "a plugin is answered by a status of HTTP alone, and the log has the number"},
 	{"internal/core/redirect/parse.go", "is not a known field", "only a mistake in this program"},
+	{"internal/core/audit/exceptions.go", "", "what an exception lets pass, of the same page"},
 	{"internal/role/why/print.go", "", "parts of the page, which explains itself; bypass.md shows it"},
 	{"internal/core/settings/settings.go", "(%d bytes, not shown)", "a value in the list of settings"},
 	{"internal/role/tainter/settings.go", "%s in mode legacy, %s in mode untaint", "a line of --help"},
@@ -100,7 +104,7 @@ type message struct {
 }
 
 // TestTextsAreInTheManuals holds docs/errors.md to its promise that the text of
-// each error is there. The rule, which is on that page too:
+// each error is there:
 //
 //   - an error that is a cause, a warning or error of the log, an event, a
 //     reason for not being ready: the page has the longest of its fixed parts,
