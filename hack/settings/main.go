@@ -1,5 +1,5 @@
-// Command settings writes what follows from the tables of settings and from the chart's values: the schema of the chart's value
-// "agent", the chart's list of live variables, and the tables in docs/reference.md.
+// Command settings writes what follows from the node agent's settings, the help of commands and the chart's values: the schema
+// of the chart's value "agent", the chart's list of live variables, and the tables in docs/reference.md.
 //
 //	go run ./hack/settings            write
 //	go run ./hack/settings --check    fail if a file is out of step
@@ -32,8 +32,9 @@ func parts() []part {
 		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"additionalProperties": false,\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, func() (string, error) { return schema(all) }},
 		{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, func() (string, error) { return liveKeys(all), nil }},
 		reference("istio-cni install", func() (string, error) { return table(installer.Settings()), nil }),
-		reference("istio-cni iptables", func() (string, error) { return table(redirector.Settings()), nil }),
-		reference("istio-cni taint", func() (string, error) { return table(tainter.Settings()), nil }),
+		reference("istio-cni iptables --help", command(redirector.Run)),
+		reference("istio-cni taint --help", command(tainter.Run)),
+		reference("the --help of other commands", others),
 		reference("values.yaml", values),
 	}
 }
@@ -112,40 +113,24 @@ func liveKeys(all []settings.Setting) string {
 	return strings.Join(names, " ")
 }
 
-// table is that of a command's flags and variables. Those that are accepted without effect are in its help alone.
+// table is that of the node agent's settings. Those that are accepted without effect are in its help alone.
 func table(groups []settings.Group) string {
-	lines := []string{"| flag | variable | default | meaning |", "|---|---|---|---|"}
+	var lines []string
 	for _, g := range groups {
-		if len(groups) > 1 && !g.Rows[0].Ignored {
+		if !g.Rows[0].Ignored {
 			lines = append(lines, "| **"+g.Title+"** | | | |")
 		}
 		for _, s := range g.Rows {
 			if !s.Ignored {
-				lines = append(lines, "| "+strings.Join([]string{flags(s), code(s.Env...), shown(s), meaning(s)}, " | ")+" |")
+				flag := ""
+				if s.Name != "" {
+					flag = s.String()
+				}
+				lines = append(lines, "| "+strings.Join([]string{code(flag), code(s.Env...), standardText(cmp.Or(s.Shown, s.Default)), meaning(s)}, " | ")+" |")
 			}
 		}
 	}
-	return strings.Join(lines, "\n")
-}
-
-func flags(s settings.Setting) string {
-	var names []string
-	for _, name := range append([]string{s.Name}, s.Aliases...) {
-		switch {
-		case len(name) == 1:
-			names = append(names, "-"+name)
-		case name != "":
-			names = append(names, "--"+name)
-		}
-	}
-	return code(names...)
-}
-
-func shown(s settings.Setting) string {
-	if strings.Contains(s.Shown, " ") {
-		return s.Shown
-	}
-	return code(cmp.Or(s.Shown, s.Default))
+	return head + strings.Join(lines, "\n")
 }
 
 func meaning(s settings.Setting) string {

@@ -16,9 +16,6 @@ type specSetting struct {
 
 func names(of ...string) []string { return of }
 
-// Settings returns the table for the manual.
-func Settings() []settings.Group { return new(config).groups() }
-
 // groups is the table of all settings. A variable is spelled like its flag unless the row says otherwise; of several variables
 // the first non-empty one counts.
 func (c *config) groups() []settings.Group {

@@ -39,11 +39,6 @@ func differences() map[string]perMode {
 	}
 }
 
-// Settings returns the table for the help and the manual.
-func Settings() []settings.Group {
-	return []settings.Group{{Title: "Flags", Rows: new(Config).rows()}}
-}
-
 // rows returns all settings, with the defaults of the mode. A variable is spelled like its flag, behind TAINT_, unless the row
 // has another one.
 func (c *Config) rows() []settings.Setting {

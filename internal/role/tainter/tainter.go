@@ -25,13 +25,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // Run runs the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited 255 for
 // a bad command line; here the code is 2 as in the other roles.
 func Run(c applet.Call) int {
-	return service.Run(c, "taint", helpHead, Settings(), func() (service.Service, error) {
+	return service.Run(c, "taint", helpHead, []settings.Group{{Title: "Flags", Rows: new(Config).rows()}}, func() (service.Service, error) {
 		cfg, err := load(c.Args, c.Getenv)
 		if err != nil {
 			return service.Service{}, err
