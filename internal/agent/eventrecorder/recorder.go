@@ -7,7 +7,8 @@
 //   - Events that are equal within ten minutes are one Event in the API, whose count is patched.
 //   - Different events about one object consume tokens of that object's bucket. Warning and Normal events have one bucket each, so
 //     that a repeating failure does not suppress the event of its end.
-//   - A namespace whose events the API server refuses is not asked again for ten minutes. The first refusal is logged.
+//   - A namespace whose events the API server refuses twice, ten seconds apart, is not asked again for ten minutes. The first refusal
+//     is logged. The second request is for an API server that has just started: it refuses all until it has read the roles.
 //   - All events consume tokens of a common bucket, too, and wait for a token.
 //
 // Its memory is bounded, whatever the events are about. It replaces client-go's recorder, which would link 75 more packages
@@ -66,6 +67,8 @@ const (
 	maxObjectName = 253 - 17
 	// refusedFor is the time in which no event of a namespace is sent after a refusal: charts may give no right to events.
 	refusedFor = 10 * time.Minute
+	// refusedAgain is the time before the event that was refused first is sent again.
+	refusedAgain = 10 * time.Second
 	// eventFlush bounds the time in which Shutdown sends queued events.
 	eventFlush = 3 * time.Second
 )
@@ -103,9 +106,10 @@ type Recorder struct {
 	full    bool // the queue has overflowed since it was empty
 
 	// Only the sending goroutine uses these: failing reports that the last event was not sent, refused has the time.Time of the last
-	// refusal by the namespace of the object, and logged reports that a refusal was logged.
+	// refusal by the namespace of the object, lastRefusal that of any, and logged reports that a refusal was logged.
 	failing, logged bool
 	refused         *lru.Cache
+	lastRefusal     time.Time
 }
 
 // seenEvent is the state of equal events.
@@ -240,6 +244,9 @@ func (r *Recorder) send(ctx context.Context) {
 			continue
 		}
 		err := r.write(ctx, now)
+		if kube.ClassOf(err) == kube.Forbidden && r.options.Clock.Since(r.lastRefusal) >= refusedFor && r.pause(refusedAgain) {
+			err = r.write(ctx, now)
+		}
 		r.mu.Lock()
 		s.stored = s.stored || err == nil
 		r.mu.Unlock()
@@ -251,17 +258,21 @@ func (r *Recorder) send(ctx context.Context) {
 func (r *Recorder) wait() bool {
 	now := r.options.Clock.Now()
 	token := r.limiter.ReserveN(now, 1)
-	pause := token.DelayFrom(now)
-	if pause == 0 {
-		return true
+	if delay := token.DelayFrom(now); delay > 0 && !r.pause(delay) {
+		token.CancelAt(now)
+		return false
 	}
-	timer := r.options.Clock.NewTimer(pause)
+	return true
+}
+
+// pause waits, and reports false if Shutdown begins before the end.
+func (r *Recorder) pause(d time.Duration) bool {
+	timer := r.options.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C():
 		return true
 	case <-r.stopping:
-		token.CancelAt(now)
 		return false
 	}
 }
@@ -284,7 +295,8 @@ func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 	log := r.options.Log.With(slog.String("reason", event.Reason), slog.String("object", event.Object.Namespace+"/"+event.Object.Name),
 		slog.String("message", event.Message), slog.String("error", err.Error()))
 	if kube.ClassOf(err) == kube.Forbidden {
-		r.refused.Add(event.Object.Namespace, r.options.Clock.Now())
+		r.lastRefusal = r.options.Clock.Now()
+		r.refused.Add(event.Object.Namespace, r.lastRefusal)
 		log.Log(ctx, first(!r.logged, slog.LevelInfo), "events are not recorded where the agent has no right to create them")
 		r.logged = true
 		return

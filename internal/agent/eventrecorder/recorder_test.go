@@ -94,6 +94,16 @@ func (r *fixture) sends(event kube.Event) {
 	r.all(before + 1)
 }
 
+// sendsAgain records an event that is refused, and steps the clock to its second request.
+func (r *fixture) sendsAgain(event kube.Event) {
+	r.Helper()
+	before := r.got(Sent) + r.got(Failed)
+	r.Record(event)
+	agenttest.Eventually(r.T, "the pause", r.clock.HasWaiters)
+	r.clock.Step(refusedAgain)
+	agenttest.Eventually(r.T, "the second request", func() bool { return r.got(Sent)+r.got(Failed) > before })
+}
+
 // memory stores events in place of an API server.
 type memory struct {
 	mu      sync.Mutex
@@ -241,10 +251,11 @@ func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
 	pod := kube.Event{
 		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: "shop", Name: "web", UID: "u"}, Reason: "R", Type: kube.EventNormal,
 	}
+	r.sendsAgain(nodeEvent("first"))
 	for i := range 3 {
 		r.sends(nodeEvent(fmt.Sprint(i)))
 	}
-	if n := len(server.Requests()); n != 1 {
+	if n := len(server.Requests()); n != 2 {
 		t.Errorf("it asked %d times", n)
 	}
 	r.sends(pod)
@@ -252,8 +263,8 @@ func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
 		t.Errorf("the events of another namespace: %d", len(server.Events()))
 	}
 	r.clock.Step(refusedFor)
-	r.sends(nodeEvent("later"))
-	if n := len(server.Requests()); n != 3 {
+	r.sendsAgain(nodeEvent("later"))
+	if n := len(server.Requests()); n != 5 {
 		t.Errorf("it asked %d times", n)
 	}
 	server.Heal()
@@ -262,6 +273,20 @@ func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
 	r.Shutdown()
 	if r.got(Sent) != 2 || strings.Count(r.log.String(), "no right to create") != 1 || strings.Contains(r.log.String(), "level=WARN") {
 		t.Errorf("log:\n%s", r.log)
+	}
+}
+
+// TestAnAPIServerThatStartsLosesNoEvent: until it has read the roles it refuses every request.
+func TestAnAPIServerThatStartsLosesNoEvent(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	server.FailOn("/namespaces/default/", kubetest.Forbidden, 1)
+	r := newFixture(t, client(t, server))
+	r.Record(nodeEvent("second"))
+	r.sendsAgain(nodeEvent("first"))
+	r.all(2)
+	if r.got(Sent) != 2 || len(server.Events()) != 2 {
+		t.Errorf("%d events are sent, %d stored", r.got(Sent), len(server.Events()))
 	}
 }
 
