@@ -285,10 +285,7 @@ var (
 // scripts that they call.
 func TestCIRunsTheMakeTargets(t *testing.T) {
 	all := readPages(t)
-	var targets []string
-	for _, m := range declares.FindAllStringSubmatch(read(t, "../Makefile"), -1) {
-		targets = append(targets, m[1])
-	}
+	targets := makeTargets(t)
 	called := ciTargets(t)
 	for _, blocks := range pages.Of(all, "ci") {
 		for _, b := range blocks {
@@ -306,6 +303,43 @@ func TestCIRunsTheMakeTargets(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestSpokenTargetsExist: sentences name targets and scripts that there are. hack/pages has the same for the program's commands.
+func TestSpokenTargetsExist(t *testing.T) {
+	checked := 0
+	for _, page := range readPages(t) {
+		if page.Name == "docs/changelog.md" {
+			continue // has targets of the past
+		}
+		for _, span := range page.Spans {
+			if m := spokenTarget.FindStringSubmatch(span.Text); m != nil {
+				checked++
+				if !slices.Contains(makeTargets(t), m[1]) {
+					t.Errorf("%s:%d: %s: there is no such target", page.Name, span.Line, span.Text)
+				}
+			}
+			for _, name := range script.FindAllString(span.Text, -1) {
+				checked++
+				if info, err := os.Stat("../" + name); (err != nil || info.Mode()&0o111 == 0) && name != "hack/lib.sh" && name != "hack/release.sh" {
+					t.Errorf("%s:%d: %s: there is no such script", page.Name, span.Line, span.Text)
+				}
+			}
+		}
+	}
+	if checked < 30 {
+		t.Errorf("%d targets and scripts: the search does not find them", checked)
+	}
+}
+
+var spokenTarget = regexp.MustCompile(`^(?:\w+=\S* )*make ([a-z][a-z0-9-]*)`)
+
+func makeTargets(t *testing.T) (targets []string) {
+	t.Helper()
+	for _, m := range declares.FindAllStringSubmatch(read(t, "../Makefile"), -1) {
+		targets = append(targets, m[1])
+	}
+	return targets
 }
 
 var comment = regexp.MustCompile(`(?m)(^|\s)#.*$`)

@@ -4,6 +4,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,4 +115,52 @@ func build(t *testing.T) string {
 		}
 	}
 	return bin
+}
+
+var (
+	// spoken is a command of the program in a sentence.
+	spoken = regexp.MustCompile(`^(?:kubectl istio-cni|istio-cni) ([a-z]+)\b(.*)$`)
+	flag   = regexp.MustCompile(`(?:^|[\s\[])(--[a-z][a-z0-9_-]*)`)
+)
+
+// sentences begin the texts of the plugin's errors.
+var sentences = []string{"cannot", "refuses", "panicked", "failed"}
+
+// TestSpokenCommands: commands in sentences and tables, whose blocks no runner has, are commands of the program, and their flags are
+// in the help.
+func TestSpokenCommands(t *testing.T) {
+	all, err := pages.Read(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(build(t), "istio-cni")
+	help := map[string]string{}
+	checked := 0
+	for _, page := range all {
+		if page.Name == "docs/changelog.md" {
+			continue // has commands of the past
+		}
+		for _, span := range page.Spans {
+			m := spoken.FindStringSubmatch(span.Text)
+			if m == nil || slices.Contains(sentences, m[1]) {
+				continue
+			}
+			if help[m[1]] == "" {
+				text, _ := exec.CommandContext(t.Context(), program, m[1], "--help").CombinedOutput()
+				help[m[1]] = string(text)
+			}
+			checked++
+			if strings.Contains(help[m[1]], "unknown command") {
+				t.Errorf("%s:%d: %s: there is no such command", page.Name, span.Line, span.Text)
+			}
+			for _, f := range flag.FindAllStringSubmatch(m[2], -1) {
+				if !strings.Contains(help[m[1]], strings.TrimLeft(f[1], "-")) {
+					t.Errorf("%s:%d: %s: %s is not in the help", page.Name, span.Line, span.Text, f[1])
+				}
+			}
+		}
+	}
+	if checked < 50 {
+		t.Errorf("%d commands: the search does not find them", checked)
+	}
 }

@@ -24,6 +24,8 @@ type Page struct {
 	Text   string
 	Blocks []Block
 	Links  []Link
+	// Spans are the code spans of the prose.
+	Spans []Span
 	// Anchors are those of the headings, and explicit ones.
 	Anchors []string
 }
@@ -42,6 +44,12 @@ type Block struct {
 type Link struct {
 	Line   int
 	Target string
+}
+
+// Span is a code span, with its blanks as one each.
+type Span struct {
+	Line int
+	Text string
 }
 
 // Read reads all pages below the root of the repository, in the order of their names.
@@ -95,6 +103,7 @@ func Parse(name, text string) Page {
 	}
 	p.end()
 	p.page.Links = links(strings.Join(p.prose, "\n"))
+	p.page.Spans = spans(strings.Join(p.prose, "\n"))
 	p.page.Anchors = anchors(p.prose)
 	return p.page
 }
@@ -184,6 +193,14 @@ var (
 	attribute  = regexp.MustCompile(`<(?:a|img)\s[^>]*?(?:href|src)="([^"]*)"`)
 	autolink   = regexp.MustCompile(`<((?:https?|mailto):[^>\s]*)>`)
 )
+
+func spans(prose string) (found []Span) {
+	for _, at := range codeSpan.FindAllStringIndex(prose, -1) {
+		text := strings.Join(strings.Fields(strings.Trim(prose[at[0]:at[1]], "`")), " ")
+		found = append(found, Span{Line: 1 + strings.Count(prose[:at[0]], "\n"), Text: text})
+	}
+	return found
+}
 
 // links are those in prose, in the order of lines.
 func links(prose string) (found []Link) {
