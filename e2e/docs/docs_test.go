@@ -65,7 +65,7 @@ func TestDocs(t *testing.T) {
 	})
 	for _, name := range order {
 		t.Run(filepath.Base(name), func(t *testing.T) {
-			s.with(t).page(append(blocks[name], spoken(all, name)...))
+			s.with(t).page(append(spoken(all, name), blocks[name]...))
 		})
 	}
 }
@@ -77,11 +77,14 @@ func installs(blocks []pages.Block) bool {
 // complete is a command in a sentence or a table that is complete with the variables of env.
 var complete = regexp.MustCompile(`^kubectl .*\$(NS|POD|NODE|AGENT)\b`)
 
-// spoken are such commands of a page. They may exit with 3: a pod that is past the mesh.
+// spoken are such commands of a page. They may exit with 3: a pod that is past the mesh. A taint that is removed has to be there.
 func spoken(all []pages.Page, name string) (blocks []pages.Block) {
 	for _, page := range all {
 		for _, span := range page.Spans {
 			if page.Name == name && complete.MatchString(span.Text) {
+				if taint, removed := strings.CutSuffix(span.Text, "-"); removed {
+					span.Text = taint + "=true:NoSchedule && " + span.Text
+				}
 				blocks = append(blocks, pages.Block{Page: name, Line: span.Line, Language: "sh", Text: span.Text + " || [[ $? -eq 3 ]]\n"})
 			}
 		}
@@ -121,7 +124,6 @@ func (s *scenario) page(blocks []pages.Block) {
 		s.uninstall(!slices.ContainsFunc(blocks, func(b pages.Block) bool { return strings.Contains(b.Text, "create namespace "+lab.Mesh) }))
 	} else {
 		s.installed()
-		s.world()
 	}
 	ctx, cancel := context.WithTimeout(s.Context(), longest)
 	defer cancel()
@@ -175,14 +177,15 @@ func (s *scenario) uninstall(remake bool) {
 	}
 }
 
-// installed installs the agent as the README does, if it is not there.
+// installed has the agent be there as a release of Helm, and the pods.
 func (s *scenario) installed() {
 	s.Helper()
-	if s.Agent() == nil {
-		s.Must(s.Namespace(s.Context(), lab.Mesh))
+	if _, err := s.Program(s.Reference.Helm, "status", lab.Release, "--namespace="+lab.Mesh, "--kubeconfig="+s.Kubeconfig()); err != nil {
+		s.uninstall(true)
 		s.Helm("install", lab.Release, filepath.Join(root, "manifests", "istio-cni"))
 	}
 	s.Until("the agent", func() bool { return lab.Ready(s.Agent()) && s.RolledOut() })
+	s.world()
 }
 
 // world has the pods of the pages' examples: web-0 and web are as they should be, orders-5c9 excludes a port, cart-0 has a rule
@@ -210,6 +213,7 @@ func (s *scenario) world() {
 		switch name {
 		case "cart-0":
 			s.inPod(name, "iptables -t nat -I OUTPUT 1 -p tcp --dport 80 -j RETURN")
+			s.Until("the audit", func() bool { return strings.Contains(s.Kubectl("istio-cni", "pods", "--check").Stdout, "foreign-rule") })
 		case "orders-5c9":
 			s.traffic()
 		}
