@@ -238,7 +238,7 @@ func TestNamedPagesExist(t *testing.T) {
 		text, err := os.ReadFile("../" + name)
 		for _, page := range pageName.FindAllString(string(text), -1) {
 			named++
-			if _, err := os.Stat("../" + page); errors.Is(err, fs.ErrNotExist) {
+			if _, missing := os.Stat("../" + page); errors.Is(missing, fs.ErrNotExist) {
 				t.Errorf("%s names %s, which there is not", name, page)
 			}
 		}

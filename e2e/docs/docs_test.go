@@ -108,7 +108,7 @@ func newScenario(t *testing.T) *scenario {
 
 func (s *scenario) with(t *testing.T) *scenario {
 	t.Helper()
-	return &scenario{Beside: s.Beside.With(t), bin: s.bin, home: s.home}
+	return &scenario{Beside: s.With(t), bin: s.bin, home: s.home}
 }
 
 // page runs the blocks of a page in a directory with the files of the repository that pages name.

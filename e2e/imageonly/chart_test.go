@@ -29,6 +29,7 @@ func (s *scenario) installed() {
 	s.Helper()
 	s.broken("early")
 	s.install()
+	s.documented([]string{"kubectl", "rollout"})
 	s.UntilRolledOut(lab.Image)
 	s.captured("first", "second", "third")
 	if d := s.Decision("first"); !d.Captured || d.Source == "" {

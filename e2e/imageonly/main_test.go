@@ -98,7 +98,6 @@ func (s *scenario) documented(words []string, more ...string) {
 func (s *scenario) install(values ...string) {
 	s.Helper()
 	s.documented([]string{"helm", "install"}, values...)
-	s.documented([]string{"kubectl", "rollout"})
 }
 
 // change upgrades the release to other values.

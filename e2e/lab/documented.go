@@ -30,7 +30,7 @@ func (d *Documented) all() (found []string, err error) {
 	for _, blocks := range pages.Of(all, d.runner) {
 		for _, b := range blocks {
 			text := strings.NewReplacer("\\\n", " ", "|\n", "| ").Replace(strings.TrimSpace(b.Text))
-			for _, command := range strings.Split(text, "\n") {
+			for command := range strings.SplitSeq(text, "\n") {
 				command, _, _ = strings.Cut(command, " #")
 				found = append(found, strings.TrimSpace(command))
 			}

@@ -75,7 +75,7 @@ func TestHost(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, dir := range []string{"manifests", "hack", "docs"} {
-				if err := os.Symlink(filepath.Join(tree, dir), filepath.Join(work, dir)); err != nil {
+				if err = os.Symlink(filepath.Join(tree, dir), filepath.Join(work, dir)); err != nil {
 					t.Fatal(err)
 				}
 			}

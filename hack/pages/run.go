@@ -41,7 +41,8 @@ type Result struct {
 // Run runs blocks in a directory for its own files. The error is about the shell itself.
 func (s Shell) Run(ctx context.Context, own string, blocks []Block) ([]Result, error) {
 	var results []Result
-	script := "set -eo pipefail\n" + s.Setup + "\nset +eo pipefail\n" + ended(0)
+	var script strings.Builder
+	script.WriteString("set -eo pipefail\n" + s.Setup + "\nset +eo pipefail\n" + ended(0))
 	for _, b := range blocks {
 		commands, err := b.Commands()
 		if err != nil {
@@ -53,10 +54,10 @@ func (s Shell) Run(ctx context.Context, own string, blocks []Block) ([]Result, e
 			if err := os.WriteFile(file, []byte(c.script(b.Language)), 0o600); err != nil {
 				return nil, err
 			}
-			script += b.script(file) + ended(len(results))
+			script.WriteString(b.script(file) + ended(len(results)))
 		}
 	}
-	text, err := s.bash(ctx, own, script)
+	text, err := s.bash(ctx, own, script.String())
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +127,7 @@ func (s Shell) bash(ctx context.Context, own, script string) (string, error) {
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	group := func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGKILL) }
 	command.Cancel = group
-	if err := command.Start(); err != nil {
+	if err = command.Start(); err != nil {
 		return "", err
 	}
 	_ = command.Wait() // the marks in the output tell
