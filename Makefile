@@ -48,6 +48,10 @@ kubectl-plugin: ## Build "kubectl istio-cni" for six platforms, archives and kre
 image: ## Pack bin/image/istio-cni.tar, an OCI image for amd64 and arm64, without a container engine
 	@hack/image.sh
 
+.PHONY: release
+release: ## Write dist/, everything that a release consists of: VERSION=v0.2.0, HUB=registry/path
+	@hack/release.sh $(FLAGS) "$(VERSION)"
+
 .PHONY: manifests
 manifests: ## Write manifests/istio-cni.yaml, the chart's default rendering
 	@hack/manifests.sh
@@ -107,4 +111,4 @@ deps: ## Rewrite docs/deps.txt, the packages linked into the binary
 
 .PHONY: clean
 clean: ## Remove build results
-	@rm -rf bin coverage.out coverage.html
+	@rm -rf bin dist coverage.out coverage.html

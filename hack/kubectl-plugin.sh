@@ -2,16 +2,13 @@
 # Builds the kubectl plugin "kubectl istio-cni" for linux, darwin and windows, amd64 and arm64, into bin/kubectl-plugin: programs,
 # an archive of each, and istio-cni.yaml, their manifest for krew.
 #
-#   hack/kubectl-plugin.sh            build
-#   hack/kubectl-plugin.sh --check    also build again, and compare
-#
-# PLUGIN_URL is the directory from which krew downloads the archives. The same
-# tree gives the same bytes.
+# RELEASE_VERSION is the version (default that of the chart), PLUGIN_OUT another directory, and PLUGIN_URL the directory from which krew
+# downloads the archives. The same tree gives the same bytes; hack/release.sh has that checked.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
 
-version=v$(sed -n 's/^appVersion: *//p' manifests/istio-cni/Chart.yaml)
+version=${RELEASE_VERSION:-v$(sed -n 's/^appVersion: *//p' manifests/istio-cni/Chart.yaml)}
 home=https://$(go list -m)
 url=${PLUGIN_URL:-$home/releases/download/$version}
 
@@ -22,7 +19,7 @@ one() { # DIRECTORY OS ARCH
   local dir=$1/$2-$3 program=kubectl-istio_cni archive=kubectl-istio_cni-$2-$3.tar.gz
   [[ $2 != windows ]] || program+=.exe
   mkdir -p "$dir"
-  CGO_ENABLED=0 GOOS=$2 GOARCH=$3 go build "-buildvcs=$vcs" -trimpath -ldflags '-s -w' -o "$dir/$program" ./internal/role/fleet/kubectl-istio_cni
+  compile "$dir/$program" "$2" "$3" ./internal/role/fleet/kubectl-istio_cni
   install -m 644 LICENSE "$dir/LICENSE"
   tar --create --format=ustar --sort=name --mtime="@$created" --owner=0 --group=0 --numeric-owner --mode='u=rwX,go=rX' \
     -C "$dir" "$program" LICENSE | gzip -9 -n >"$1/$archive"
@@ -62,24 +59,7 @@ EOF
   done
 }
 
-build() { # DIRECTORY
-  local manifest
-  manifest=$(all "$1")
-  printf '%s\n' "$manifest" >"$1/istio-cni.yaml"
-}
-
-out=$root/bin/kubectl-plugin
-build "$out"
+out=${PLUGIN_OUT:-$root/bin/kubectl-plugin}
+manifest=$(all "$out")
+printf '%s\n' "$manifest" >"$out/istio-cni.yaml"
 say "built $out: $(find "$out" -name '*.tar.gz' | wc -l) archives, and istio-cni.yaml for krew, version $version"
-case ${1:-build} in
-  build) ;;
-  --check)
-    copy=$(mktemp -d)
-    trap 'rm -rf "$copy"' EXIT
-    # A build cache of its own: the second build must not reuse the first.
-    GOCACHE=$copy/cache build "$copy/plugin"
-    diff -r "$out" "$copy/plugin" || die "two builds of the same tree differ"
-    say "kubectl-plugin: two builds give the same bytes"
-    ;;
-  *) die "unknown mode $1" ;;
-esac

@@ -115,8 +115,9 @@ tool() {
   fi
 }
 
-# stamp sets created, the time in seconds of what is built, and vcs, the value of go build -buildvcs. Without a readable git commit
-# programs have no version, and archives and images no timestamp: see hack/build.sh.
+# stamp sets created, the time in seconds of what is built, and vcs, the value of go build -buildvcs. Go derives the version from the
+# checkout, and -buildvcs=auto fails if git refuses the directory (another owner) or there is no commit yet: without a readable
+# commit programs have no version, and archives and images no timestamp.
 # shellcheck disable=SC2034 # the scripts read them
 stamp() { # NAME
   vcs=auto
@@ -129,3 +130,13 @@ stamp() { # NAME
   fi
   created=${SOURCE_DATE_EPOCH:-$created}
 }
+
+# compile builds a program as it is released: static, stripped, without paths of this machine. RELEASE_VERSION is its version, else Go
+# derives one from the checkout. PROGRAM_CACHE is another build cache. Call stamp first.
+compile() { # FILE OS ARCH PACKAGE
+  GOCACHE=${PROGRAM_CACHE:-$(go env GOCACHE)} CGO_ENABLED=0 GOOS=$2 GOARCH=$3 go build "-buildvcs=$vcs" -trimpath -tags "$tags" \
+    -ldflags "-s -w${RELEASE_VERSION:+ -X $(go list -m)/internal/applet.release=$RELEASE_VERSION}" -o "$1" "$4"
+}
+
+# packer builds bin/pack-image.
+packer() { CGO_ENABLED=0 go build -buildvcs=false -trimpath -o bin/pack-image ./hack/image; }

@@ -6,6 +6,7 @@
 #   hack/manifests.sh            write it
 #   hack/manifests.sh --check    fail if it is out of step with the chart
 #   hack/manifests.sh --test     run the chart's tests; ISTIO_CNI names an existing binary, else it is built
+#   hack/manifests.sh --of DIR   print the default rendering of a released chart
 #   hack/manifests.sh --render   print the chart with other values: -f FILE, --namespace NAME, …
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -50,6 +51,13 @@ case ${1:-write} in
     cd hack/chart
     go vet ./...
     exec go test -count=1 "$@" ./...
+    ;;
+  --of)
+    chart --chart "$2" --managed-by kubectl --header 'The default rendering of the chart.
+
+  kubectl create namespace istio-system
+  kubectl label namespace istio-system pod-security.kubernetes.io/enforce=privileged
+  kubectl apply -f istio-cni.yaml'
     ;;
   --render)
     shift

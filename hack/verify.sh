@@ -47,6 +47,7 @@ check 'kubectl plugin on linux, darwin and windows' everywhere
 check go.mod tidy .
 check hack/tools/go.mod tidy hack/tools
 check hack/chart/go.mod tidy hack/chart
+check hack/release/go.mod tidy hack/release
 check e2e/go.mod tidy e2e
 check docs/deps.txt hack/deps.sh check
 check manifests/istio-cni.yaml hack/manifests.sh --check

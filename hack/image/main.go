@@ -18,7 +18,7 @@ func main() {
 	}
 }
 
-// programs is a flag ARCHITECTURE=FILE that may be repeated.
+// programs is a flag ARCHITECTURE=FILE[,LIST] that may be repeated.
 type programs []program
 
 func (p *programs) String() string { return fmt.Sprint(*p) }
@@ -26,9 +26,10 @@ func (p *programs) String() string { return fmt.Sprint(*p) }
 func (p *programs) Set(text string) error {
 	arch, path, found := strings.Cut(text, "=")
 	if !found || arch == "" || path == "" {
-		return errors.New("want ARCHITECTURE=FILE")
+		return errors.New("want ARCHITECTURE=FILE[,LIST]")
 	}
-	*p = append(*p, program{Architecture: arch, Path: path})
+	path, list, _ := strings.Cut(path, ",")
+	*p = append(*p, program{Architecture: arch, Path: path, List: list})
 	return nil
 }
 
@@ -51,7 +52,7 @@ func run(args []string, out, problems io.Writer) error {
 	flags.SetOutput(problems)
 	var order order
 	var seconds int64
-	flags.Var((*programs)(&order.Programs), "program", "`ARCHITECTURE=FILE`, once for each architecture")
+	flags.Var((*programs)(&order.Programs), "program", "`ARCHITECTURE=FILE[,LIST]`, once for each architecture; the list is its bill of materials")
 	flags.Var((*files)(&order.Files), "file", "`/PATH=FILE` in the place of programs: an image of other programs, of which the first is run")
 	flags.StringVar(&order.Name, "name", "", "`REGISTRY/PATH:TAG` of the image")
 	flags.Int64Var(&seconds, "created", 0, "time of everything in the image, `seconds` since 1970")
@@ -72,28 +73,22 @@ func run(args []string, out, problems io.Writer) error {
 	return err
 }
 
-// write writes the tar and the bills of materials to a directory, each file by an atomic rename.
-func (p packed) write(dir, tarName string, at time.Time) error {
+// write writes the tar to a directory by an atomic rename.
+func (p packed) write(dir, name string, at time.Time) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // a result of a build, for everybody
 		return fmt.Errorf("making the output directory: %w", err)
 	}
-	layout, err := p.layout.tar(at)
+	content, err := p.layout.tar(at)
 	if err != nil {
 		return err
 	}
-	files := map[string][]byte{tarName: layout}
-	for arch, text := range p.Lists {
-		files["istio-cni-"+arch+".cdx.json"] = text
+	path := filepath.Join(dir, name)
+	//nolint:gosec,forbidigo // a result of a build, for everybody; written aside
+	if err := os.WriteFile(path+".tmp", content, 0o644); err != nil {
+		return fmt.Errorf("writing %q: %w", name, err)
 	}
-	for name, content := range files {
-		path := filepath.Join(dir, name)
-		//nolint:gosec,forbidigo // a result of a build, for everybody; written aside
-		if err := os.WriteFile(path+".tmp", content, 0o644); err != nil {
-			return fmt.Errorf("writing %q: %w", name, err)
-		}
-		if err := os.Rename(path+".tmp", path); err != nil {
-			return fmt.Errorf("writing %q: %w", name, err)
-		}
+	if err := os.Rename(path+".tmp", path); err != nil {
+		return fmt.Errorf("writing %q: %w", name, err)
 	}
 	return nil
 }

@@ -18,8 +18,11 @@ import (
 	"time"
 )
 
-// program is the program built for one architecture (GOARCH).
-type program struct{ Architecture, Path string }
+// typeList is the media type of the software bill of materials.
+const typeList = "application/vnd.cyclonedx+json"
+
+// program is the program built for one architecture (GOARCH), and its software bill of materials, if there is one.
+type program struct{ Architecture, Path, List string }
 
 // file is a file in an image, and its source.
 type file struct{ Path, Source string }
@@ -42,8 +45,6 @@ type packed struct {
 	layout layout
 	// Digest is that of the index, which references all architectures.
 	Digest string
-	// Lists are the bills of materials, by architecture.
-	Lists map[string][]byte
 }
 
 var imageName = regexp.MustCompile(`^[a-z0-9.:-]+(?:/[a-z0-9._-]+)+:([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})$`)
@@ -57,7 +58,7 @@ func pack(o order) (packed, error) {
 	if (len(o.Programs) == 0) == (len(o.Files) == 0) {
 		return packed{}, errors.New("want programs or files to pack, and not both")
 	}
-	out := packed{layout: newLayout(), Lists: map[string][]byte{}}
+	out := packed{layout: newLayout()}
 	images, attached, err := out.ours(o, tag[1])
 	if len(o.Files) > 0 {
 		images, err = out.others(o)
@@ -87,17 +88,31 @@ func pack(o order) (packed, error) {
 	return out, nil
 }
 
-// ours adds an image and its bill of materials for each architecture.
+// ours adds an image for each architecture, and its bill of materials.
 func (p packed) ours(o order, tag string) (images, attached []descriptor, err error) {
+	known := map[string]bool{}
 	for _, from := range o.Programs {
-		if _, twice := p.Lists[from.Architecture]; twice {
+		if known[from.Architecture] {
 			return nil, nil, fmt.Errorf("there are two programs for %s", from.Architecture)
 		}
-		made, list, err := p.one(from, tag, o.Created)
+		known[from.Architecture] = true
+		made, err := p.one(from, tag, o.Created)
 		if err != nil {
 			return nil, nil, fmt.Errorf("packing for %s: %w", from.Architecture, err)
 		}
-		images, attached = append(images, made), append(attached, list)
+		images = append(images, made)
+		if from.List == "" {
+			continue
+		}
+		text, err := os.ReadFile(from.List)
+		if err != nil {
+			return nil, nil, fmt.Errorf("reading the bill of materials: %w", err)
+		}
+		list, err := p.attach(text, made)
+		if err != nil {
+			return nil, nil, err
+		}
+		attached = append(attached, list)
 	}
 	return images, attached, nil
 }
@@ -118,35 +133,27 @@ func (p packed) others(o order) ([]descriptor, error) {
 	return []descriptor{made}, err
 }
 
-// one adds the image of one architecture and its bill of materials.
-func (p packed) one(from program, tag string, at time.Time) (image, attached descriptor, err error) {
+// one adds the image of one architecture.
+func (p packed) one(from program, tag string, at time.Time) (descriptor, error) {
 	built, err := buildinfo.ReadFile(from.Path)
 	if err != nil {
-		return descriptor{}, descriptor{}, fmt.Errorf("reading the build information: %w", err)
+		return descriptor{}, fmt.Errorf("reading the build information: %w", err)
 	}
 	if arch := setting(built, "GOARCH"); arch != from.Architecture || setting(built, "GOOS") != "linux" {
-		return descriptor{}, descriptor{}, fmt.Errorf("%q is a program for %s/%s", from.Path, setting(built, "GOOS"), arch)
+		return descriptor{}, fmt.Errorf("%q is a program for %s/%s", from.Path, setting(built, "GOOS"), arch)
 	}
 	content, err := os.ReadFile(from.Path)
 	if err != nil {
-		return descriptor{}, descriptor{}, fmt.Errorf("reading the program: %w", err)
+		return descriptor{}, fmt.Errorf("reading the program: %w", err)
 	}
 	// As in Istio's image the default command is the agent, as root, because root owns the node's directories.
-	image, err = p.image(fileSystem(content), from.Architecture, configRun{
+	return p.image(fileSystem(content), from.Architecture, configRun{
 		User:       "0:0",
 		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"},
 		Cmd:        []string{"install-cni"},
 		WorkingDir: "/opt/cni/bin",
 		Labels:     about(built, tag, at),
 	}, at)
-	if err != nil {
-		return descriptor{}, descriptor{}, err
-	}
-	if p.Lists[from.Architecture], err = contents(built, content); err != nil {
-		return descriptor{}, descriptor{}, err
-	}
-	attached, err = p.attach(p.Lists[from.Architecture], image)
-	return image, attached, err
 }
 
 // config is an image configuration.

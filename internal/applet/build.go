@@ -6,6 +6,9 @@ import (
 	"runtime/debug"
 )
 
+// release is the version of a release, which hack/release.sh sets when it links the program.
+var release string //nolint:gochecknoglobals // the linker can set nothing else
+
 // BuildInfo has the Go toolchain's build information of the program.
 type BuildInfo struct{ version, revision, modified string }
 
@@ -27,10 +30,13 @@ func Build() BuildInfo {
 			b.modified = s.Value
 		}
 	}
+	if release != "" {
+		b.version = release
+	}
 	return b
 }
 
-// Version returns the module version.
+// Version returns the version of the release, else that of the module.
 func (b BuildInfo) Version() string { return b.version }
 
 // String returns one line: version, revision, toolchain, platform.
