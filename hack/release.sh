@@ -8,8 +8,10 @@
 #   hack/release.sh --push [DIR]       push image and chart to HUB, and print their digests; no tag is moved
 #   hack/release.sh --sign [DIR]       sign with cosign, without keys: the identity is that of the workflow
 #
-# --dry-run before --push or --sign prints what would be done. Before a version, --dirty allows uncommitted changes, and
-# --unreleased takes the release notes from the changelog's section Unreleased, which prereleases do that have no section.
+# --dry-run before --push or --sign prints what would be done. Before a version, --dirty allows uncommitted changes.
+#
+# Release notes are the changelog's section of the version. Without one, snapshots and prereleases take the section Unreleased,
+# and --unreleased does that for a release.
 #
 # A version with a git tag of its name is built from that commit only; without a tag dist/ is a snapshot, and says so. HUB is
 # registry and path, to which install-cni and charts/cni are pushed: chart and manifest get it as the default of global.hub.
@@ -76,11 +78,8 @@ section() { awk -v want="$1" '/^## / { name = $2; gsub(/[][]/, "", name); on = n
 notes() {
   local text
   text=$(section "$number")
-  if [[ -z $text && $number == *-* ]]; then
-    text=$(section "${number%%-*}")
-    unreleased=yes
-  fi
-  if [[ -z $text && -n $unreleased ]]; then
+  [[ -n $text || $number != *-* ]] || text=$(section "${number%%-*}")
+  if [[ -z $text && ( -n $unreleased || -z $tag || $number == *-* ) ]]; then
     text=$(section Unreleased)
     text=${text:-No changes that a user notices.}
   fi
@@ -188,6 +187,8 @@ check() {
   rm -rf "$work/tree"
   verify dist
   (cd hack/release && RELEASE_DIST=$root/dist go test -count=1 ./...)
+  HUB=${hub:-localhost/istio-cni} hack/release.sh --dry-run --push
+  HUB=${hub:-localhost/istio-cni} hack/release.sh --dry-run --sign
 }
 
 # What is built is not in a file that git sees, which would make the tree dirty.

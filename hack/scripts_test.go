@@ -64,3 +64,48 @@ func TestEndToEndTestsOfNothingFail(t *testing.T) {
 		})
 	}
 }
+
+// aTree is a git repository with what hack/release.sh reads before it builds anything.
+func aTree(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	text := `mkdir -p "$0/docs" && cp -R hack/*.sh "$0" && mkdir "$0/hack" && mv "$0"/*.sh "$0/hack" && cp go.mod "$0" && cd "$0" &&
+		printf '# Changelog\n\n## [Unreleased]\n\n- x\n\n## [1.2.0] - 2026-01-01\n\n- y\n' >docs/changelog.md && echo bin >.gitignore &&
+		git init -q && git add . && git -c user.name=a -c user.email=a@b commit -qm one &&
+		git -c user.name=a -c user.email=a@b commit -qm two --allow-empty`
+	if out, err := run(t, nil, "sh", "-c", text, dir); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return dir
+}
+
+// TestReleasesThatAreRefused: before anything is built.
+func TestReleasesThatAreRefused(t *testing.T) {
+	t.Parallel()
+	tree := aTree(t)
+	for _, c := range []struct{ name, before, args, want string }{
+		{"no version", "", "", "want a version"},
+		{"no v", "", "1.2.0", "want a v at the start"},
+		{"two numbers", "", "v1.2", "no semantic version"},
+		{"zero in front", "", "v1.02.0", "no semantic version"},
+		{"zero in front of a prerelease", "", "v1.2.0-rc.01", "no semantic version"},
+		{"build metadata", "", "v1.2.0+a", "cannot have build metadata"},
+		{"too long", "", "v1.2.0-" + strings.Repeat("a", 128), "longer than the 128"},
+		{"an option that is none", "", "--force v1.2.0", "unknown option --force"},
+		{"changes", "echo >>go.mod", "v1.2.0", "uncommitted changes"},
+		{"a new file", "touch new", "v1.2.0", "uncommitted changes"},
+		{"a tag of another commit", "git tag v1.2.0 HEAD~1", "v1.2.0", "the tag v1.2.0 is commit"},
+		{"a tag, and changes", "git tag v1.2.0; touch new", "--dirty v1.2.0", "there is a tag v1.2.0, and the tree has"},
+		{"a tag without a section", "git tag v1.3.0", "v1.3.0", "no section ## [1.3.0]"},
+		{"a registry with a scheme", "export HUB=https://x", "v1.2.0", "HUB is https://x"},
+		{"a linked worktree", "git worktree add -q wt && cd wt", "v1.2.0", "linked worktree"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			text := `set -e; rm -rf "$0.copy"; cp -R "$0" "$0.copy"; cd "$0.copy"; ` + c.before + "\n" + "hack/release.sh " + c.args
+			out, err := run(t, []string{"HUB="}, "sh", "-c", text, tree)
+			if err == nil || !strings.Contains(out, c.want) {
+				t.Errorf("error %v, want one with %q:\n%s", err, c.want, out)
+			}
+		})
+	}
+}

@@ -86,7 +86,7 @@ func digests(dir string) (map[string]string, error) {
 }
 
 func digest(file string) (string, error) {
-	f, err := os.Open(file)
+	f, err := os.Open(file) //nolint:gosec // of the release
 	if err != nil {
 		return "", err //nolint:wrapcheck // has the name
 	}

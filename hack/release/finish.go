@@ -42,7 +42,7 @@ func seal(o options) error {
 	if err != nil {
 		return fmt.Errorf("writing the provenance: %w", err)
 	}
-	if err := writeFile(filepath.Join(o.Dir, provenanceFile), append(text, '\n')); err != nil {
+	if err = writeFile(filepath.Join(o.Dir, provenanceFile), append(text, '\n')); err != nil {
 		return err
 	}
 	if sums, err = digests(o.Dir); err != nil {
@@ -60,7 +60,7 @@ func packChart(chart []byte, dir, tag string, created time.Time) error {
 	if err != nil {
 		return fmt.Errorf("preparing to push the chart: %w", err)
 	}
-	if _, err := client.Push(chart, ref, helm.PushOptCreationTime(created.Format(time.RFC3339))); err != nil {
+	if _, err = client.Push(chart, ref, helm.PushOptCreationTime(created.Format(time.RFC3339))); err != nil {
 		return fmt.Errorf("packing the chart: %w", err)
 	}
 	parsed, err := name.ParseReference(ref)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -78,42 +79,53 @@ func (o options) open(u upload) (v1.ImageIndex, *v1.IndexManifest, reference, er
 // pushLayout pushes all manifests by their digests, and the tag of the first at the end.
 func pushLayout(ctx context.Context, index v1.ImageIndex, list *v1.IndexManifest, ref reference) error {
 	options := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
-	there, err := remote.Head(ref.tag, options...)
-	var status *transport.Error
-	switch {
-	case err == nil && there.Digest.String() != ref.digest.DigestStr():
-		return fmt.Errorf("the tag exists, with digest %s", there.Digest)
-	case err != nil && !(errors.As(err, &status) && status.StatusCode == http.StatusNotFound):
-		return fmt.Errorf("looking for the tag: %w", err)
+	if err := checkTag(ref, options); err != nil {
+		return err
 	}
 	for _, d := range list.Manifests {
-		to := ref.digest.Repository.Digest(d.Digest.String())
-		if d.MediaType.IsIndex() {
-			images, err := index.ImageIndex(d.Digest)
-			if err != nil {
-				return fmt.Errorf("reading the layout: %w", err)
-			}
-			if err := remote.WriteIndex(to, images, options...); err != nil {
-				return fmt.Errorf("pushing the index: %w", err)
-			}
-			continue
-		}
-		image, err := index.Image(d.Digest)
-		if err != nil {
-			return fmt.Errorf("reading the layout: %w", err)
-		}
-		if err := remote.Write(to, image, options...); err != nil {
-			return fmt.Errorf("pushing a manifest: %w", err)
+		if err := pushOne(index, d, ref.digest.Digest(d.Digest.String()), options); err != nil {
+			return err
 		}
 	}
 	head, err := remote.Get(ref.digest, options...)
 	if err != nil {
 		return fmt.Errorf("reading what was pushed: %w", err)
 	}
-	if err := remote.Tag(ref.tag, head, options...); err != nil {
+	if err = remote.Tag(ref.tag, head, options...); err != nil {
 		return fmt.Errorf("tagging: %w", err)
 	}
 	return nil
+}
+
+// checkTag refuses a tag that exists with another digest.
+func checkTag(ref reference, options []remote.Option) error {
+	there, err := remote.Head(ref.tag, options...)
+	if status := (*transport.Error)(nil); errors.As(err, &status) && status.StatusCode == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("looking for the tag: %w", err)
+	}
+	if there.Digest.String() != ref.digest.DigestStr() {
+		return fmt.Errorf("the tag exists, with digest %s", there.Digest)
+	}
+	return nil
+}
+
+// pushOne pushes one manifest of a layout, and what it references.
+func pushOne(index v1.ImageIndex, d v1.Descriptor, to name.Digest, options []remote.Option) error {
+	if d.MediaType.IsIndex() {
+		images, err := index.ImageIndex(d.Digest)
+		if err == nil {
+			err = remote.WriteIndex(to, images, options...)
+		}
+		return named("the index of the platforms", err)
+	}
+	image, err := index.Image(d.Digest)
+	if err == nil {
+		err = remote.Write(to, image, options...)
+	}
+	return named("manifest "+d.Digest.String(), err)
 }
 
 // sign prints the commands that sign a release without keys, and writes the predicate that one of them attests.
@@ -126,19 +138,19 @@ func sign(o options, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("writing the predicate: %w", err)
 	}
-	if err := writeFile(o.Out, text); err != nil {
+	if err = writeFile(o.Out, text); err != nil {
 		return err
 	}
 	checksums := found{dir: o.Dir}.path(checksumsFile)
-	commands := fmt.Sprintf("cosign sign-blob --yes --bundle %s %s\n", found{dir: o.Dir}.path(signatureFile), checksums)
+	commands := []string{fmt.Sprintf("cosign sign-blob --yes --bundle %s %s", found{dir: o.Dir}.path(signatureFile), checksums)}
 	for _, u := range uploads(o.Hub) {
-		_, _, ref, err := o.open(u)
-		if err != nil {
-			return err
+		_, _, ref, opened := o.open(u)
+		if opened != nil {
+			return opened
 		}
-		commands += fmt.Sprintf("cosign sign --yes --recursive %s\n", ref.digest)
-		commands += fmt.Sprintf("cosign attest --yes --type slsaprovenance1 --predicate %s %s\n", o.Out, ref.digest)
+		commands = append(commands, fmt.Sprintf("cosign sign --yes --recursive %s", ref.digest),
+			fmt.Sprintf("cosign attest --yes --type slsaprovenance1 --predicate %s %s", o.Out, ref.digest))
 	}
-	_, err = io.WriteString(out, commands)
+	_, err = fmt.Fprintln(out, strings.Join(commands, "\n"))
 	return err //nolint:wrapcheck // of writing to stdout
 }

@@ -25,7 +25,7 @@ import (
 // aRelease returns a copy of a release with its parameters. Files are linked, so a test replaces them.
 func aRelease(t *testing.T) options {
 	t.Helper()
-	from := os.Getenv("RELEASE_DIST") //nolint:forbidigo // a test
+	from := os.Getenv("RELEASE_DIST")
 	if from == "" {
 		t.Fatal(`RELEASE_DIST names no release: "hack/release.sh --check" builds one and runs this test`)
 	}
@@ -149,6 +149,7 @@ func TestAChangedReleaseIsRefused(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			o := aRelease(t)
 			file := c.change(t, o)
 			if err := verify(t.Context(), o, io.Discard); err == nil || !strings.Contains(err.Error(), file) {
@@ -245,6 +246,7 @@ func TestAChangedReleaseWithItsChecksumsIsRefused(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			o := aRelease(t)
 			want := c.change(t, &o)
 			if err := os.Remove(filepath.Join(o.Dir, provenanceFile)); err != nil {
@@ -302,7 +304,7 @@ func TestWhatIsPushedIsWhatIsPulled(t *testing.T) {
 		}
 	}
 	f := found{dir: o.Dir}
-	for _, line := range strings.Split(strings.TrimSpace(out.String()), "\n") {
+	for line := range strings.SplitSeq(strings.TrimSpace(out.String()), "\n") {
 		ref, sum, _ := strings.Cut(strings.TrimPrefix(line, "pushed "), "@sha256:")
 		tag, err := name.NewTag(ref)
 		if err != nil {
@@ -376,7 +378,7 @@ func TestATagIsNotMoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := remote.Write(tag, other); err != nil {
+	if err = remote.Write(tag, other); err != nil {
 		t.Fatal(err)
 	}
 	before, err := remote.Head(tag)

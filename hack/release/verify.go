@@ -39,7 +39,7 @@ func verify(ctx context.Context, o options, out io.Writer) error {
 	for _, check := range []func(context.Context) []error{f.programs, f.image, f.chart, f.plugin, f.boms} {
 		faults = append(faults, check(ctx)...)
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err = errors.Join(faults...); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "%s: %d files of release %s, commit %s\n", o.Dir, len(sums)+1, f.version, f.revision)
@@ -48,7 +48,7 @@ func verify(ctx context.Context, o options, out io.Writer) error {
 
 // checkSums compares CHECKSUMS with the files. It names each file that differs.
 func checkSums(dir string) (map[string]string, error) {
-	text, err := os.ReadFile(filepath.Join(dir, checksumsFile))
+	text, err := os.ReadFile(filepath.Join(dir, checksumsFile)) //nolint:gosec // of the release
 	if err != nil {
 		return nil, fmt.Errorf("reading the checksums: %w", err)
 	}

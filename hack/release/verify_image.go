@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -37,7 +38,7 @@ func (f found) image(context.Context) []error {
 	if head.Annotations[label+"ref.name"] != number(f.version) {
 		faults = append(faults, fmt.Errorf("%s/index.json: the tag is %q", imageDir, head.Annotations[label+"ref.name"]))
 	}
-	if err := validate.Index(images); err != nil {
+	if err = validate.Index(images); err != nil {
 		return append(faults, named(imageDir, err))
 	}
 	list, err := images.IndexManifest()
@@ -81,48 +82,53 @@ func (f found) openImage() (head v1.Descriptor, images v1.ImageIndex, attached [
 
 // checkBlobs compares each blob with its name, and finds blobs that nothing references.
 func (f found) checkBlobs(dir string) error {
-	referenced := map[string]bool{dir + "/index.json": true, dir + "/oci-layout": true}
-	var follow func(text []byte) error
-	follow = func(text []byte) error {
-		var m struct {
-			Manifests, Layers []v1.Descriptor
-			Config            *v1.Descriptor
-		}
-		if err := json.Unmarshal(text, &m); err != nil {
-			return fmt.Errorf("reading a manifest: %w", err)
-		}
-		below := append(m.Manifests, m.Layers...)
-		if m.Config != nil {
-			below = append(below, *m.Config)
-		}
-		for _, d := range below {
-			name := dir + "/blobs/sha256/" + d.Digest.Hex
-			content, err := f.read(name)
-			if err != nil {
-				return err
-			}
-			if f.sums[name] != d.Digest.Hex || int64(len(content)) != d.Size {
-				return fmt.Errorf("%s has another digest or size", name)
-			}
-			referenced[name] = true
-			if d.MediaType.IsIndex() || d.MediaType.IsImage() {
-				if err := follow(content); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	}
 	text, err := f.read(dir + "/index.json")
-	if err == nil {
-		err = follow(text)
+	if err != nil {
+		return err
 	}
-	for _, name := range sorted(f.sums) {
-		if err == nil && strings.HasPrefix(name, dir+"/") && !referenced[name] {
-			err = fmt.Errorf("%s is referenced by nothing", name)
+	referenced := map[string]bool{dir + "/index.json": true, dir + "/oci-layout": true}
+	if err = f.follow(dir, text, referenced); err != nil {
+		return err
+	}
+	for _, blob := range sorted(f.sums) {
+		if strings.HasPrefix(blob, dir+"/") && !referenced[blob] {
+			return fmt.Errorf("%s is referenced by nothing", blob)
 		}
 	}
-	return err
+	return nil
+}
+
+// follow checks the blobs that a manifest references, and all below.
+func (f found) follow(dir string, manifest []byte, referenced map[string]bool) error {
+	var m struct {
+		Manifests, Layers []v1.Descriptor
+		Config            *v1.Descriptor
+	}
+	if err := json.Unmarshal(manifest, &m); err != nil {
+		return fmt.Errorf("reading a manifest: %w", err)
+	}
+	below := slices.Concat(m.Manifests, m.Layers)
+	if m.Config != nil {
+		below = append(below, *m.Config)
+	}
+	for _, d := range below {
+		blob := dir + "/blobs/sha256/" + d.Digest.Hex
+		content, err := f.read(blob)
+		if err != nil {
+			return err
+		}
+		if f.sums[blob] != d.Digest.Hex || int64(len(content)) != d.Size {
+			return fmt.Errorf("%s has another digest or size", blob)
+		}
+		referenced[blob] = true
+		if !d.MediaType.IsIndex() && !d.MediaType.IsImage() {
+			continue
+		}
+		if err = f.follow(dir, content, referenced); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkTar compares the tar of the image with the layout.
@@ -136,8 +142,8 @@ func (f found) checkTar() error {
 	if err != nil {
 		return err
 	}
-	for name, sum := range f.sums {
-		name, ours := strings.CutPrefix(name, imageDir+"/")
+	for path, sum := range f.sums {
+		name, ours := strings.CutPrefix(path, imageDir+"/")
 		if !ours {
 			continue
 		}

@@ -168,7 +168,7 @@ func (f found) checkPlugin(ctx context.Context, platform string) error {
 		return fmt.Errorf("reading the build information: %w", err)
 	}
 	system, arch, _ := strings.Cut(platform, "-")
-	if err := f.checkInfo(info, system, arch); err != nil {
+	if err = f.checkInfo(info, system, arch); err != nil {
 		return err
 	}
 	// Programs of other systems cannot run here.
