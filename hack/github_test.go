@@ -55,7 +55,7 @@ func glob(t *testing.T, pattern string, atLeast int) []string {
 // bounded and have no right by default but to read.
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
-	for _, name := range glob(t, "../.github/workflows/*", 2) {
+	for _, name := range glob(t, "../.github/workflows/*", 3) {
 		w := read[workflow](t, name)
 		if diff := cmp.Diff(map[string]string{"contents": "read"}, w.Permissions); diff != "" || w.Concurrency == nil {
 			t.Errorf("%s: concurrency %v, permissions, -want +have:\n%s", name, w.Concurrency, diff)
@@ -148,7 +148,7 @@ var pinned = regexp.MustCompile(`^\s*(?:- )?uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} 
 func TestActionsArePinned(t *testing.T) {
 	t.Parallel()
 	uses := 0
-	for _, name := range glob(t, "../.github/workflows/*", 2) {
+	for _, name := range glob(t, "../.github/workflows/*", 3) {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
