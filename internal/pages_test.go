@@ -27,7 +27,7 @@ var runners = map[string]struct{ file, reads string }{
 	"e2e/upgrade":   {"e2e/upgrade/main_test.go", `lab.Commands("e2e/upgrade")`},
 	"bare":          {"hack/bare.sh", "README.md"},
 	"ci":            {"internal/pages_test.go", `pages.Of(all, "ci")`},
-	"release":       {"hack/release.sh", "release"},
+	"release":       {"internal/pages_test.go", `pages.Of(all, "release")`},
 }
 
 // TestCommandsHaveARunner: no block of commands is without a test that runs it.
@@ -305,6 +305,33 @@ func TestCIRunsTheMakeTargets(t *testing.T) {
 	}
 }
 
+// TestCIRunsTheReleaseCommands: the step of .ci/run calls "hack/release.sh --check", which does what each command of the runner release
+// does: it has the command, or the function that is behind it.
+func TestCIRunsTheReleaseCommands(t *testing.T) {
+	if !strings.Contains(withoutComments(read(t, "../.ci/run")), "hack/release.sh --check") {
+		t.Error(".ci/run does not call hack/release.sh --check")
+	}
+	_, check, _ := strings.Cut(read(t, "../hack/release.sh"), "\ncheck() {")
+	check, _, _ = strings.Cut(check, "\n}\n")
+	all := readPages(t)
+	for _, blocks := range pages.Of(all, "release") {
+		for _, b := range blocks {
+			for line := range strings.Lines(withoutComments(b.Text)) {
+				within := strings.TrimSuffix(strings.TrimSpace(line), " dist")
+				if strings.HasPrefix(within, "make release VERSION=") {
+					within = `build "$1"`
+				}
+				if mode, one := strings.CutPrefix(within, "hack/release.sh --verify"); one && mode == "" {
+					within = "verify dist"
+				}
+				if !strings.Contains(check, within) {
+					t.Errorf("%s:%d: hack/release.sh --check does not run %s", b.Page, b.Line, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+}
+
 // TestSpokenTargetsExist: sentences name targets and scripts that there are. hack/pages has the same for the program's commands.
 func TestSpokenTargetsExist(t *testing.T) {
 	checked := 0
@@ -321,7 +348,7 @@ func TestSpokenTargetsExist(t *testing.T) {
 			}
 			for _, name := range script.FindAllString(span.Text, -1) {
 				checked++
-				if info, err := os.Stat("../" + name); (err != nil || info.Mode()&0o111 == 0) && name != "hack/lib.sh" && name != "hack/release.sh" {
+				if info, err := os.Stat("../" + name); (err != nil || info.Mode()&0o111 == 0) && name != "hack/lib.sh" {
 					t.Errorf("%s:%d: %s: there is no such script", page.Name, span.Line, span.Text)
 				}
 			}
