@@ -170,6 +170,10 @@ func TestAChangedReleaseWithItsChecksumsIsRefused(t *testing.T) {
 			o.Version = "v9.9.9"
 			return "has another version than v9.9.9"
 		}},
+		{"registry", func(_ *testing.T, o *options) string {
+			o.Hub = "elsewhere/mesh"
+			return manifestFile + " has another image than elsewhere/mesh/install-cni:"
+		}},
 		{"revision", func(_ *testing.T, o *options) string {
 			o.Revision = strings.Repeat("0", 40)
 			return programFile("amd64") + ": is a build of"

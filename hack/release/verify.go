@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,8 @@ import (
 
 // found is a release that is verified.
 type found struct {
-	dir, version, revision string
-	sums                   map[string]string
+	dir, version, revision, hub string
+	sums                        map[string]string
 }
 
 // verify checks a release from the outside. All faults are found, unless the files are not those of CHECKSUMS.
@@ -34,7 +35,7 @@ func verify(ctx context.Context, o options, out io.Writer) error {
 	if p.Version == "" {
 		return fmt.Errorf("%s: names no version", provenanceFile)
 	}
-	f := found{o.Dir, p.Version, s.revision(), sums}
+	f := found{o.Dir, p.Version, s.revision(), p.Hub, sums}
 	faults := []error{checkSubjects(s, sums), f.names()}
 	for _, check := range []func(context.Context) []error{f.programs, f.image, f.chart, f.plugin, f.boms} {
 		faults = append(faults, check(ctx)...)
@@ -95,7 +96,15 @@ func (f found) names() error {
 	if notes, err := f.read(notesFile); err == nil && !strings.HasPrefix(string(notes), "#") {
 		faults = append(faults, fmt.Errorf("%s has no heading", notesFile))
 	}
+	if text, err := f.read(manifestFile); err == nil && !strings.Contains(string(text), fmt.Sprintf("image: %q\n", f.imageName())) {
+		faults = append(faults, fmt.Errorf("%s has another image than %s", manifestFile, f.imageName()))
+	}
 	return errors.Join(faults...)
+}
+
+// imageName is the image of chart and manifest; "localhost" is each node itself.
+func (f found) imageName() string {
+	return cmp.Or(f.hub, "localhost/istio-cni") + "/install-cni:" + number(f.version)
 }
 
 func (f found) path(name string) string { return filepath.Join(f.dir, name) }

@@ -35,7 +35,7 @@ func (f found) image(context.Context) []error {
 	if err != nil {
 		return append(faults, named(imageDir, err))
 	}
-	if head.Annotations[label+"ref.name"] != number(f.version) {
+	if head.Annotations[label+"ref.name"] != number(f.version) || head.Annotations["io.containerd.image.name"] != f.imageName() {
 		faults = append(faults, fmt.Errorf("%s/index.json: the tag is %q", imageDir, head.Annotations[label+"ref.name"]))
 	}
 	if err = validate.Index(images); err != nil {
