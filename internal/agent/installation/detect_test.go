@@ -371,6 +371,21 @@ func TestTheRecordIsNotTrusted(t *testing.T) {
 	}
 }
 
+// TestUninstallingByHandFindsTheDirectories that the agent took from the runtime, whatever the flags say.
+func TestUninstallingByHandFindsTheDirectories(t *testing.T) {
+	t.Parallel()
+	n := newFixture(t, "10-net.conflist", conflist)
+	must(t, n.agent().Reconcile())
+	n.put("run/"+installation.DirsName, fmt.Sprintf(`[{"configuration":%q,"programs":[%q]}]`, n.path("net.d"), n.path("bin")), 0o600)
+	n.config.NetDir, n.config.BinDirs = n.path("usual/net.d"), []string{n.path("usual/bin")}
+	must(t, n.agent().Uninstall(t.Context()))
+	for name, text := range n.tree(".") {
+		if strings.Contains(text, `"istio-cni"`) || strings.HasPrefix(name, "bin/") || strings.HasPrefix(name, "run/") {
+			t.Errorf("%s stays: %s", name, text)
+		}
+	}
+}
+
 // TestRunFollowsTheRuntime: while it runs, by events of the files below another root directory.
 func TestRunFollowsTheRuntime(t *testing.T) {
 	t.Parallel()

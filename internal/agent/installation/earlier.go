@@ -131,7 +131,7 @@ func (i *Installation) bins() []string {
 	return all
 }
 
-// recall adds the directories of earlier agents.
+// recall adds the directories of earlier agents. An uninstallation by hand on the node sees them by the paths of the record.
 func (i *Installation) recall() {
 	if i.recorded {
 		return
@@ -141,7 +141,7 @@ func (i *Installation) recall() {
 		i.log.Warn("the record of earlier directories is not usable", slog.String("error", err.Error()))
 	}
 	i.recorded = true
-	if len(all) > 0 && i.at.root == "" {
+	if byHand := i.uninstalled && !i.config.inContainer(); len(all) > 0 && i.at.root == "" && !byHand {
 		i.log.Warn("the directories of an earlier agent are not seen here and stay as they are", slog.Any("directories", all))
 		return
 	}
