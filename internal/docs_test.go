@@ -78,6 +78,9 @@ var textArguments = map[string]int{
 // keys are those of composite literals whose value is a text for a person.
 var keys = []string{"Problem"}
 
+// sentences are functions that return a text for a person, or a part of one.
+var sentences = []string{"Hint", "Fits", "advice", "elsewhere", "why", "Sentence"}
+
 // ruleLanguage is where Sprintf makes iptables' and nft's words, and errors
 // are made by other calls.
 var ruleLanguage = []string{"internal/core/redirect/rules", "internal/core/ruleset", "internal/node/nftables", "internal/node/route"}
@@ -148,6 +151,7 @@ var foreign = []string{
 	"address already in use",
 	"too many levels of symbolic links",
 	"RULE_APPEND failed (Invalid argument)",                         // iptables
+	"required env variables … missing",                              // libcni
 	"invalid configuration: …",                                      // client-go
 	"got invalid watch event type: …",                               // client-go
 	"object to decode was longer than maximum allowed size",         // client-go
@@ -312,6 +316,16 @@ func (r *reader) visit(n ast.Node) bool {
 			return false
 		}
 		r.call(n)
+	case *ast.FuncDecl:
+		if slices.Contains(sentences, n.Name.Name) && n.Body != nil {
+			ast.Inspect(n.Body, r.returned)
+		}
+	case *ast.AssignStmt:
+		for _, value := range n.Rhs {
+			if event.MatchString(r.read(value)) {
+				r.add(value)
+			}
+		}
 	case *ast.KeyValueExpr:
 		if key, ok := n.Key.(*ast.Ident); ok && slices.Contains(keys, key.Name) {
 			r.add(n.Value)
@@ -321,6 +335,23 @@ func (r *reader) visit(n ast.Node) bool {
 		if n.Type != nil {
 			for _, value := range n.Values {
 				r.add(value)
+			}
+		}
+	}
+	return true
+}
+
+// returned adds what a function returns, and the values of a map from reasons to sentences.
+func (r *reader) returned(n ast.Node) bool {
+	switch n := n.(type) {
+	case *ast.ReturnStmt:
+		for _, value := range n.Results {
+			r.add(value)
+		}
+	case *ast.CompositeLit:
+		for _, e := range n.Elts {
+			if pair, ok := e.(*ast.KeyValueExpr); ok {
+				r.add(pair.Value)
 			}
 		}
 	}
@@ -530,6 +561,12 @@ func TestUnexplained(t *testing.T) {
 		{"what goes into a text", `s := fmt.Sprintf("%d of the tiles", n)`, []string{"%d of the tiles"}},
 		{"a CNI error", `types.NewError(7, "the house cannot be used", err.Error())`, []string{"the house cannot be used"}},
 		{"an error of the plugin", `failure(7, "the house cannot be used", err)`, []string{"the house cannot be used"}},
+		{"an event by a variable", `reason := "RoofIsGone"; other := "not a text for a person"`, []string{"RoofIsGone"}},
+		{"what a function returns", `}; func Hint() string { return "close the windows first" `, []string{"close the windows first"}},
+		{
+			"a map of sentences", `}; func Sentence(r Reason) string { return map[Reason]string{Gone: "the roof is gone"}[r] `,
+			[]string{"the roof is gone"},
+		},
 		{"a panic", `panic(fmt.Sprintf("the house of %s burns", x))`, nil},
 	}
 	for _, test := range tests {

@@ -147,13 +147,13 @@ func (j *job) inspect(ctx context.Context) error {
 	if j.memory.repairedAt.IsZero() {
 		var err error
 		if rules, err = j.compare(ctx); err != nil {
-			const text = "it is unknown whether the traffic is redirected: "
+			const unknown = "it is unknown whether the traffic is redirected: "
 			switch j.memory.failures++; {
 			case j.audits(): // which reports it
 			case errors.Is(err, redirection.ErrUninspectable): // which is permanent
-				j.once(ctx, ReasonUnverified, text+cause(ctx, err)+remedy(err))
+				j.once(ctx, ReasonUnverified, unknown+cause(ctx, err)+remedy(err))
 			case j.memory.failures == reportAfter:
-				j.event(kube.EventWarning, ReasonUnverified, text+cause(ctx, err)+remedy(err))
+				j.event(kube.EventWarning, ReasonUnverified, unknown+cause(ctx, err)+remedy(err))
 			}
 			return err
 		}

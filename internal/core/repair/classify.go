@@ -28,15 +28,9 @@ const (
 	RulesDiffer      Reason = "rules-differ"
 )
 
-// Sentence explains the reason, as the end of "the pod …".
+// Sentence explains why a pod is broken, as the end of "the pod …"; "" for a reason of others.
 func (r Reason) Sentence() string {
 	return map[Reason]string{
-		NotLookedAt:      "is not looked at",
-		Passed:           "is left alone by the plugin, too",
-		Proven:           "has found its traffic redirected",
-		NoSandbox:        "has no network just now",
-		Redirected:       "has its rules in place",
-		Unproven:         "has not yet found its traffic redirected",
 		ValidationFailed: "found that its traffic is not redirected",
 		FailedForGood:    "found that its traffic is not redirected, and is not started again",
 		RulesMissing:     "has no rules that redirect its traffic",

@@ -154,7 +154,7 @@ func TestClassify(t *testing.T) {
 			if summary(got) != summary(test.want) {
 				t.Errorf("got %s, want %s", summary(got), summary(test.want))
 			}
-			if got.Reason.Sentence() == "" {
+			if got.Broken && got.Reason.Sentence() == "" {
 				t.Errorf("reason %q has no sentence", got.Reason)
 			}
 		})
@@ -192,7 +192,7 @@ func TestApplyObservation(t *testing.T) {
 				t.Fatalf("it needs no inspection: %s", f.Reason)
 			}
 			f = repair.ApplyObservation(f, p, test.rules)
-			if f.NeedsInspection || f.Reason.Sentence() == "" || f.Reason != test.reason || f.Broken != test.broken || f.Repairable != test.repairable {
+			if f.NeedsInspection || f.Broken && f.Reason.Sentence() == "" || f.Reason != test.reason || f.Broken != test.broken || f.Repairable != test.repairable {
 				t.Errorf("got %+v", f)
 			}
 		})

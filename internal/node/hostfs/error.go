@@ -74,8 +74,8 @@ func Hint(err error) string {
 	case errors.Is(err, errNoDirectory):
 		return "the directory does not exist on this node; " + elsewhere
 	case errors.Is(err, fs.ErrPermission):
-		return "access is refused even to root: look for SELinux or AppArmor denials (there the agent needs to be " +
-			"privileged) and for an immutable attribute (lsattr)"
+		return "access is refused even to root: look for denials of SELinux (the chart's seLinuxOptions.type=spc_t) or AppArmor, " +
+			"and for an immutable attribute (lsattr)"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return "the disk or the quota is full: make room (df and df -i show whether blocks or inodes are used up)"
 	case errors.Is(err, syscall.EIO):

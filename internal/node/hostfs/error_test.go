@@ -36,7 +36,7 @@ func TestHint(t *testing.T) {
 			return err
 		}(), []string{"does not exist", "global.platform"}},
 		{"missing file", missingFile, nil},
-		{"access", failing(syscall.EACCES), []string{"SELinux", "lsattr"}},
+		{"access", failing(syscall.EACCES), []string{"seLinuxOptions.type=spc_t", "AppArmor", "lsattr"}},
 		{"not permitted", failing(syscall.EPERM), []string{"SELinux", "immutable"}},
 		{"no space", failing(syscall.ENOSPC), []string{"full", "df"}},
 		{"quota", failing(syscall.EDQUOT), []string{"quota"}},
