@@ -179,10 +179,11 @@ func TestMemoryUnderAttack(t *testing.T) {
 		})
 	}
 	all.Wait()
-	code, err := post(t.Context(), socket, strings.NewReader("["+quoted+"]"))
-	if code != http.StatusOK || err != nil {
-		t.Errorf("afterwards: %d %v", code, err)
-	}
+	// A slow machine still reads requests whose clients have given up, one at a time.
+	agenttest.Eventually(t, "an ordinary batch arrives afterwards", func() bool {
+		code, _ := post(t.Context(), socket, strings.NewReader("["+quoted+"]"))
+		return code == http.StatusOK
+	})
 	used := peak(t, cmd.Process.Pid) - calm
 	t.Logf("calm %d MiB, under attack %d MiB more", calm>>20, used>>20)
 	if used > most {
