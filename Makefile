@@ -3,6 +3,9 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
+# Variables of the command line are text, which make does not expand, and go to the scripts by the environment.
+$(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(eval override export $(name) := $$(value $(name)))))
+
 # How long each fuzz target runs.
 FUZZTIME ?= 10s
 export FUZZTIME
@@ -50,7 +53,7 @@ image: ## Pack bin/image/istio-cni.tar, an OCI image for amd64 and arm64, withou
 
 .PHONY: release
 release: ## Write dist/, everything that a release consists of: VERSION=v0.2.0, HUB=registry/path
-	@hack/release.sh $(FLAGS) "$(VERSION)"
+	@hack/release.sh $$FLAGS "$$VERSION"
 
 .PHONY: manifests
 manifests: ## Write manifests/istio-cni.yaml, the chart's default rendering

@@ -1,25 +1,22 @@
 #!/usr/bin/env bash
-# Publishes dist/, which hack/release.sh wrote: pushes image and chart to HUB, signs them, and makes the release on GitHub. The
+# Publishes dist/, which hack/release.sh wrote: verifies it, pushes image and chart to HUB, signs them, and makes the release on GitHub. The
 # workflow release runs it, with cosign and gh.
 #
 #   hack/publish.sh            publish
-#   hack/publish.sh --dry-run  print what would be done; needs neither cosign nor gh nor a registry
+#   hack/publish.sh --dry-run  verify, and print what would be done; needs neither cosign nor gh nor a registry
 #
-# HUB is registry and path, HUB_USERNAME and HUB_PASSWORD the account there (without: that of the machine's configuration),
+# HUB is registry and path, those that dist/ was built with; HUB_USERNAME and HUB_PASSWORD the account there (without: that of the machine's configuration),
 # VERSION the tag, GH_TOKEN a token that may write releases.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 case ${1:-} in
-  --dry-run)
-    dry=--dry-run
-    export HUB=${HUB:-localhost/dry-run}
-    ;;
+  --dry-run) dry=--dry-run ;;
   '') dry= ;;
   *) die "unknown option $1" ;;
 esac
 [[ -n ${VERSION:-} ]] || die "VERSION is not set: the tag, such as v0.2.0"
-[[ -n ${HUB:-} ]] || die "HUB is not set: registry and path to push to, in GitHub the repository's variable HUB"
+[[ -n ${HUB:-} || -n $dry ]] || die "HUB is not set: registry and path to push to, in GitHub the repository's variable HUB"
 [[ -f dist/RELEASE_NOTES.md ]] || die "there is no dist/: make release VERSION=$VERSION"
 
 # login writes the account to a configuration that ends with this script.
@@ -34,6 +31,10 @@ login() {
     >"$DOCKER_CONFIG/config.json"
 }
 
+export VERSION
+hack/release.sh --verify dist
+[[ -n $dry ]] || grep -qF "\"tag\": \"$VERSION\"" dist/provenance.intoto.json || die "dist/ is a snapshot, not a build of the tag $VERSION"
+export HUB=${HUB:-localhost/dry-run}
 if [[ -z $dry && -n ${HUB_PASSWORD:-} ]]; then
   login
 fi

@@ -15,11 +15,12 @@ func publishing(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	const recorder = "#!/bin/bash\necho \"${0##*/} $*\" >>calls\n"
 	for name, text := range map[string]string{
-		"hack/release.sh":          recorder + "cat \"${DOCKER_CONFIG:-/nonexistent}/config.json\" >>accounts 2>/dev/null || true\n",
-		"bin/gh":                   recorder,
-		"dist/RELEASE_NOTES.md":    "notes",
-		"dist/istio-cni-0.2.0.tgz": "chart",
-		"dist/image/index.json":    "{}",
+		"hack/release.sh":             recorder + "[[ $* != *--verify* || $HUB != other ]] || { echo refused; exit 1; }\ncat \"${DOCKER_CONFIG:-/nonexistent}/config.json\" >>accounts 2>/dev/null || true\n",
+		"bin/gh":                      recorder,
+		"dist/RELEASE_NOTES.md":       "notes",
+		"dist/provenance.intoto.json": `{"tag": "v0.2.0"}, {"tag": "v0.2.0-rc.1"}`,
+		"dist/istio-cni-0.2.0.tgz":    "chart",
+		"dist/image/index.json":       "{}",
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -44,7 +45,7 @@ func publishing(t *testing.T) (dir string) {
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	const create = "gh release create v0.2.0 --verify-tag --title v0.2.0 --notes-file dist/RELEASE_NOTES.md "
-	const files = "dist/RELEASE_NOTES.md dist/istio-cni-0.2.0.tgz\n"
+	const files = "dist/RELEASE_NOTES.md dist/istio-cni-0.2.0.tgz dist/provenance.intoto.json\n"
 	for name, c := range map[string]struct {
 		args            []string
 		env             []string
@@ -54,18 +55,22 @@ func TestPublish(t *testing.T) {
 	}{
 		"publish": {
 			env:      []string{"VERSION=v0.2.0", "HUB=hub.example:5000/mesh", "HUB_USERNAME=jane", "HUB_PASSWORD=s:cret"},
-			calls:    "release.sh --push dist\nrelease.sh --sign dist\n" + create + files,
+			calls:    "release.sh --verify dist\nrelease.sh --push dist\nrelease.sh --sign dist\n" + create + files,
 			accounts: strings.Repeat(`{"auths": {"hub.example:5000": {"auth": "amFuZTpzOmNyZXQ="}}}`+"\n", 2),
 		},
 		"a prerelease": {
 			env:   []string{"VERSION=v0.2.0-rc.1", "HUB=hub.example/mesh"},
-			calls: "release.sh --push dist\nrelease.sh --sign dist\n" + strings.ReplaceAll(create, "v0.2.0", "v0.2.0-rc.1") + "--prerelease " + files,
+			calls: "release.sh --verify dist\nrelease.sh --push dist\nrelease.sh --sign dist\n" + strings.ReplaceAll(create, "v0.2.0", "v0.2.0-rc.1") + "--prerelease " + files,
 		},
 		"dry run": {
 			args:  []string{"--dry-run"},
 			env:   []string{"VERSION=v0.2.0", "HUB_USERNAME=jane", "HUB_PASSWORD=s:cret"},
-			calls: "release.sh --dry-run --push dist\nrelease.sh --dry-run --sign dist\n",
+			calls: "release.sh --verify dist\nrelease.sh --dry-run --push dist\nrelease.sh --dry-run --sign dist\n",
 			says:  "would run: " + create + files,
+		},
+		"not verified": {env: []string{"VERSION=v0.2.0", "HUB=other"}, calls: "release.sh --verify dist\n", fails: "refused"},
+		"a snapshot": {
+			env: []string{"VERSION=v0.3.0", "HUB=hub.example/mesh"}, calls: "release.sh --verify dist\n", fails: "dist/ is a snapshot",
 		},
 		"no hub":     {env: []string{"VERSION=v0.2.0"}, fails: "HUB is not set"},
 		"no version": {env: []string{"HUB=hub.example/mesh"}, fails: "VERSION is not set"},

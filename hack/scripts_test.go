@@ -98,7 +98,11 @@ func TestReleasesThatAreRefused(t *testing.T) {
 		{"a tag, and changes", "git tag v1.2.0; touch new", "--dirty v1.2.0", "there is a tag v1.2.0, and the tree has"},
 		{"a tag without a section", "git tag v1.3.0", "v1.3.0", "no section ## [1.3.0]"},
 		{"a registry with a scheme", "export HUB=https://x", "v1.2.0", "HUB is https://x"},
-		{"a linked worktree", "git worktree add -q wt && cd wt", "v1.2.0", "linked worktree"},
+		{"another Go", "mkdir hack/release; echo toolchain go1.99.0 >hack/release/go.mod; git add .; " +
+			"git -c user.name=a -c user.email=a@b commit -qm three; export GOPROXY=off", "v1.2.0", "built with go1.99.0 alone"},
+		{"verifying no directory", "", "--verify nothing", ".copy/nothing"},
+		{"verifying an empty directory", "mkdir -p bin/x/image", "--verify bin/x", "bin/x/image"},
+		{"verifying a symbolic link", "mkdir -p bin/x; ln -s /etc/passwd bin/x/CHECKSUMS; ln -s x bin/y", "--verify bin/y", "bin/x/CHECKSUMS"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text := `set -e; rm -rf "$0.copy"; cp -R "$0" "$0.copy"; cd "$0.copy"; ` + c.before + "\n" + "hack/release.sh " + c.args
@@ -107,5 +111,36 @@ func TestReleasesThatAreRefused(t *testing.T) {
 				t.Errorf("error %v, want one with %q:\n%s", err, c.want, out)
 			}
 		})
+	}
+}
+
+// TestVariablesOfMakeAreText: neither make nor a shell runs what is in them.
+func TestVariablesOfMakeAreText(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{`x"; touch FILE; "`, `$(shell touch FILE)`, `$$(touch FILE)`, "`touch FILE`"} {
+		file := t.TempDir() + "/made"
+		for _, name := range []string{"VERSION", "FLAGS", "HUB"} {
+			set := name + "=" + strings.ReplaceAll(value, "FILE", file)
+			for _, args := range [][]string{{"release", "VERSION=", set}, {"--environment-overrides", "release", "VERSION="}} {
+				out, err := run(t, []string{"MAKEFLAGS=", set}, "make", args...)
+				if err == nil {
+					t.Errorf("%s: no error:\n%s", set, out)
+				}
+				if _, err := os.Stat(file); err == nil {
+					t.Fatalf("make %q ran it:\n%s", args, out)
+				}
+			}
+		}
+	}
+}
+
+// TestWhatKilledReleasesLeaveIsRemoved: but not what a running one has.
+func TestWhatKilledReleasesLeaveIsRemoved(t *testing.T) {
+	t.Parallel()
+	text := `cd "$0" && mkdir -p bin/dist.OldOne bin/dist.4194305.x bin/dist.$$.y; hack/release.sh none 2>/dev/null; ls bin; echo $$`
+	out, err := run(t, []string{"HUB="}, "sh", "-c", text, aTree(t))
+	left, pid, _ := strings.Cut(strings.TrimSpace(out), "\n")
+	if err != nil || left != "dist."+pid+".y" {
+		t.Errorf("error %v, left:\n%s", err, out)
 	}
 }

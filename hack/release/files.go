@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -45,6 +46,7 @@ func pluginFile(platform string) string { return "kubectl-istio_cni-" + platform
 func bomFile(program string) string     { return strings.TrimSuffix(program, ".tar.gz") + ".cdx.json" }
 func imageFile(number string) string    { return "istio-cni-image-" + number + ".tar" }
 func chartFile(number string) string    { return "istio-cni-" + number + ".tgz" }
+func chartTar(number string) string     { return "istio-cni-chart-" + number + ".tar" }
 
 // number is a version as charts and image tags have it.
 func number(version string) string { return strings.TrimPrefix(version, "v") }
@@ -52,7 +54,7 @@ func number(version string) string { return strings.TrimPrefix(version, "v") }
 // wanted returns the files of a release outside of the layouts of image and chart.
 func wanted(version string) []string {
 	n := number(version)
-	out := []string{checksumsFile, provenanceFile, manifestFile, krewFile, notesFile, imageFile(n), chartFile(n)}
+	out := []string{checksumsFile, provenanceFile, manifestFile, krewFile, notesFile, imageFile(n), chartFile(n), chartTar(n)}
 	for _, arch := range architectures() {
 		out = append(out, programFile(arch), bomFile(programFile(arch)))
 	}
@@ -83,6 +85,13 @@ func digests(dir string) (map[string]string, error) {
 		return nil, fmt.Errorf("reading the files of the release: %w", err)
 	}
 	return out, nil
+}
+
+// assets returns the digests of the files that a release on GitHub has: all but the layouts, whose tars it has.
+func assets(sums map[string]string) map[string]string {
+	out := maps.Clone(sums)
+	maps.DeleteFunc(out, func(name, _ string) bool { return strings.Contains(name, "/") })
+	return out
 }
 
 func digest(file string) (string, error) {

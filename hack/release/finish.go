@@ -19,16 +19,13 @@ import (
 	helm "helm.sh/helm/v3/pkg/registry"
 )
 
-// finish adds the layout of the chart, the provenance and CHECKSUMS.
-func finish(o options) error {
+// writeChart adds the layout of the chart.
+func writeChart(o options) error {
 	chart, err := os.ReadFile(filepath.Join(o.Dir, chartFile(number(o.Version))))
 	if err != nil {
 		return fmt.Errorf("reading the chart: %w", err)
 	}
-	if err := packChart(chart, filepath.Join(o.Dir, chartDir), number(o.Version), o.Created); err != nil {
-		return err
-	}
-	return seal(o)
+	return packChart(chart, filepath.Join(o.Dir, chartDir), number(o.Version), o.Created)
 }
 
 // seal writes the provenance and CHECKSUMS.
@@ -37,6 +34,7 @@ func seal(o options) error {
 	if err != nil {
 		return err
 	}
+	sums = assets(sums)
 	delete(sums, provenanceFile)
 	text, err := json.MarshalIndent(provenance(o, sums), "", "  ")
 	if err != nil {
@@ -48,7 +46,7 @@ func seal(o options) error {
 	if sums, err = digests(o.Dir); err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(o.Dir, checksumsFile), []byte(checksums(sums)))
+	return writeFile(filepath.Join(o.Dir, checksumsFile), []byte(checksums(assets(sums))))
 }
 
 // packChart pushes a chart as "helm push" does, to a registry in this process, and stores the result as an OCI image layout.

@@ -4,6 +4,8 @@ module github.com/meshcni/istio-cni/hack/release
 
 go 1.26.0
 
+toolchain go1.26.8
+
 tool github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 
 require (

@@ -26,7 +26,7 @@ type options struct {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) == 0 {
-		return errors.New("want bom, finish, verify, push or sign")
+		return errors.New("want bom, chart, finish, verify, push or sign")
 	}
 	var o options
 	var seconds int64
@@ -49,8 +49,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	switch args[0] {
 	case "bom":
 		return writeBOM(o)
+	case "chart":
+		return writeChart(o)
 	case "finish":
-		return finish(o)
+		return seal(o)
 	case "verify":
 		return verify(ctx, o, out)
 	case "push":

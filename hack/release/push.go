@@ -31,8 +31,19 @@ type reference struct {
 	digest name.Digest
 }
 
-// push pushes image and chart with crane's library, and prints their names with digests. A tag that exists is never moved.
+// push pushes image and chart with crane's library, and prints their names with digests. A tag that exists is never moved: both are
+// looked for before anything is pushed.
 func push(ctx context.Context, o options, out io.Writer) error {
+	to := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+	for _, u := range uploads(o.Hub) {
+		_, _, ref, err := o.open(u)
+		if err == nil && !o.DryRun {
+			err = named("pushing "+ref.tag.String(), checkTag(ref, to))
+		}
+		if err != nil {
+			return err
+		}
+	}
 	for _, u := range uploads(o.Hub) {
 		index, list, ref, err := o.open(u)
 		if err != nil {
@@ -41,7 +52,7 @@ func push(ctx context.Context, o options, out io.Writer) error {
 		word := "would push"
 		if !o.DryRun {
 			word = "pushed"
-			err = pushLayout(ctx, index, list, ref)
+			err = pushLayout(index, list, ref, to)
 		}
 		if err != nil {
 			return fmt.Errorf("pushing %s: %w", ref.tag, err)
@@ -77,11 +88,7 @@ func (o options) open(u upload) (v1.ImageIndex, *v1.IndexManifest, reference, er
 }
 
 // pushLayout pushes all manifests by their digests, and the tag of the first at the end.
-func pushLayout(ctx context.Context, index v1.ImageIndex, list *v1.IndexManifest, ref reference) error {
-	options := []remote.Option{remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
-	if err := checkTag(ref, options); err != nil {
-		return err
-	}
+func pushLayout(index v1.ImageIndex, list *v1.IndexManifest, ref reference, options []remote.Option) error {
 	for _, d := range list.Manifests {
 		if err := pushOne(index, d, ref.digest.Digest(d.Digest.String()), options); err != nil {
 			return err

@@ -211,6 +211,10 @@ func TestAChangedReleaseWithItsChecksumsIsRefused(t *testing.T) {
 			replace(t, *o, imageFile(n(*o)), swap("imageLayoutVersion", "imageLayoutversion"))
 			return imageFile(n(*o)) + ": oci-layout differs"
 		}},
+		{"the chart's tar", func(t *testing.T, o *options) string {
+			replace(t, *o, chartTar(n(*o)), swap("imageLayoutVersion", "imageLayoutversion"))
+			return chartTar(n(*o)) + ": oci-layout differs"
+		}},
 		{"the image's tag", func(t *testing.T, o *options) string {
 			replace(t, *o, imageDir+"/index.json", swap(`ref.name":"`+n(*o), `ref.name":"latest`))
 			return "image/index.json: the tag is"
@@ -370,30 +374,37 @@ func checkList(t *testing.T, o options) {
 	}
 }
 
-// TestATagIsNotMoved: a tag with another digest stays.
+// TestATagIsNotMoved: a tag with another digest stays, and nothing is pushed beside it.
 func TestATagIsNotMoved(t *testing.T) {
-	o := aRelease(t)
-	o.Hub = aRegistry(t) + "/mesh"
-	tag, err := name.NewTag(o.Hub + "/install-cni:" + number(o.Version))
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := random.Image(10, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = remote.Write(tag, other); err != nil {
-		t.Fatal(err)
-	}
-	before, err := remote.Head(tag)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := push(t.Context(), o, io.Discard); err == nil || !strings.Contains(err.Error(), "the tag exists") {
-		t.Errorf("error %v", err)
-	}
-	if after, err := remote.Head(tag); err != nil || after.Digest != before.Digest {
-		t.Errorf("the tag was moved to %v, error %v", after, err)
+	for repository, beside := range map[string]string{"install-cni": "charts/cni", "charts/cni": "install-cni"} {
+		t.Run(filepath.Base(repository), func(t *testing.T) {
+			o := aRelease(t)
+			o.Hub = aRegistry(t) + "/mesh"
+			tag, err := name.NewTag(o.Hub + "/" + repository + ":" + number(o.Version))
+			if err != nil {
+				t.Fatal(err)
+			}
+			other, err := random.Image(10, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err = remote.Write(tag, other); err != nil {
+				t.Fatal(err)
+			}
+			before, err := remote.Head(tag)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := push(t.Context(), o, io.Discard); err == nil || !strings.Contains(err.Error(), "the tag exists") {
+				t.Errorf("error %v", err)
+			}
+			if after, err := remote.Head(tag); err != nil || after.Digest != before.Digest {
+				t.Errorf("the tag was moved to %v, error %v", after, err)
+			}
+			if _, err := remote.Head(tag.Registry.Repo("mesh", beside).Tag(number(o.Version))); err == nil {
+				t.Errorf("%s was pushed", beside)
+			}
+		})
 	}
 }
 

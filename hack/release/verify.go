@@ -32,22 +32,25 @@ func verify(ctx context.Context, o options, out io.Writer) error {
 	if o.Version != "" && p.Version != o.Version {
 		return fmt.Errorf("%s: is of version %s, not %s", provenanceFile, p.Version, o.Version)
 	}
+	if o.Hub != "" && p.Hub != o.Hub {
+		return fmt.Errorf("%s: was built for the registry %q, not %q", provenanceFile, p.Hub, o.Hub)
+	}
 	if p.Version == "" {
 		return fmt.Errorf("%s: names no version", provenanceFile)
 	}
 	f := found{o.Dir, p.Version, s.revision(), p.Hub, sums}
-	faults := []error{checkSubjects(s, sums), f.names()}
+	faults := []error{checkSubjects(s, assets(sums)), f.names()}
 	for _, check := range []func(context.Context) []error{f.programs, f.image, f.chart, f.plugin, f.boms} {
 		faults = append(faults, check(ctx)...)
 	}
 	if err = errors.Join(faults...); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "%s: %d files of release %s, commit %s\n", o.Dir, len(sums)+1, f.version, f.revision)
+	_, err = fmt.Fprintf(out, "%s: %d files of release %s, commit %s\n", o.Dir, len(assets(sums))+1, f.version, f.revision)
 	return err //nolint:wrapcheck // of writing to stdout
 }
 
-// checkSums compares CHECKSUMS with the files. It names each file that differs.
+// checkSums compares CHECKSUMS with the files, and returns the digests of all. It names each file that differs.
 func checkSums(dir string) (map[string]string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, checksumsFile)) //nolint:gosec // of the release
 	if err != nil {
@@ -71,12 +74,12 @@ func checkSums(dir string) (map[string]string, error) {
 			faults = append(faults, fmt.Errorf("%s is not the file of %s", name, checksumsFile))
 		}
 	}
-	for _, name := range sorted(have) {
+	for _, name := range sorted(assets(have)) {
 		if want[name] == "" {
 			faults = append(faults, fmt.Errorf("%s is not in %s", name, checksumsFile))
 		}
 	}
-	return want, errors.Join(faults...)
+	return have, errors.Join(faults...)
 }
 
 // names expects the files of a release of this version, and no other outside of the layouts.

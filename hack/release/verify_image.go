@@ -30,7 +30,7 @@ const programPath = "opt/cni/bin/istio-cni"
 
 // image checks the layout of the image, and that its tar has the same files.
 func (f found) image(context.Context) []error {
-	faults := []error{named(imageDir, f.checkBlobs(imageDir)), named(imageFile(number(f.version)), f.checkTar())}
+	faults := []error{named(imageDir, f.checkBlobs(imageDir)), named(imageFile(number(f.version)), f.checkTar(imageFile(number(f.version)), imageDir))}
 	head, images, attached, err := f.openImage()
 	if err != nil {
 		return append(faults, named(imageDir, err))
@@ -131,9 +131,9 @@ func (f found) follow(dir string, manifest []byte, referenced map[string]bool) e
 	return nil
 }
 
-// checkTar compares the tar of the image with the layout.
-func (f found) checkTar() error {
-	file, err := os.Open(f.path(imageFile(number(f.version))))
+// checkTar compares the tar of a layout with the layout.
+func (f found) checkTar(name, dir string) error {
+	file, err := os.Open(f.path(name))
 	if err != nil {
 		return fmt.Errorf("reading the release: %w", err)
 	}
@@ -143,17 +143,17 @@ func (f found) checkTar() error {
 		return err
 	}
 	for path, sum := range f.sums {
-		name, ours := strings.CutPrefix(path, imageDir+"/")
+		name, ours := strings.CutPrefix(path, dir+"/")
 		if !ours {
 			continue
 		}
 		if sumOf(files[name]) != sum {
-			return fmt.Errorf("%s differs from %s/%s", name, imageDir, name)
+			return fmt.Errorf("%s differs from %s/%s", name, dir, name)
 		}
 		delete(files, name)
 	}
 	for name := range files {
-		return fmt.Errorf("%s is not in %s", name, imageDir)
+		return fmt.Errorf("%s is not in %s", name, dir)
 	}
 	return nil
 }
@@ -221,7 +221,8 @@ func (f found) chart(context.Context) []error {
 	}
 	return []error{
 		named(name, err), named(name, lintChart(archive)),
-		named(chartDir, f.checkBlobs(chartDir)), named(chartDir, f.checkChartLayout(loaded.Metadata, sumOf(archive))),
+		named(chartDir, f.checkBlobs(chartDir)), named(chartTar(number(f.version)), f.checkTar(chartTar(number(f.version)), chartDir)),
+		named(chartDir, f.checkChartLayout(loaded.Metadata, sumOf(archive))),
 	}
 }
 
