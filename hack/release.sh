@@ -133,20 +133,29 @@ chart() { # DIRECTORY
   hack/manifests.sh --of "$stage" >"$1/istio-cni.yaml"
 }
 
+# pack packs the image of the programs and bills of materials in a directory.
+pack() { # DIRECTORY OUT NAME
+  local arch args=()
+  for arch in $architectures; do
+    args+=(--program "$arch=$1/istio-cni-linux-$arch,$1/istio-cni-linux-$arch.cdx.json")
+  done
+  packer
+  bin/pack-image "${args[@]}" --name "$3" --created "$created" --out "$2" --tar "istio-cni-image-${3##*:}.tar"
+}
+
 bom() { # PROGRAM FILE
   bin/release bom --program "$1" --version "$version" --out "$2"
 }
 
+architectures='amd64 arm64 ppc64le s390x'
+
 image() { # DIRECTORY
-  local arch args=()
-  for arch in amd64 arm64 ppc64le s390x; do
+  local arch
+  for arch in $architectures; do
     compile "$1/istio-cni-linux-$arch" linux "$arch" .
     bom "$1/istio-cni-linux-$arch" "$1/istio-cni-linux-$arch.cdx.json"
-    args+=(--program "$arch=$1/istio-cni-linux-$arch,$1/istio-cni-linux-$arch.cdx.json")
   done
-  packer
-  bin/pack-image "${args[@]}" --name "${hub:-localhost/istio-cni}/install-cni:$number" --created "$created" \
-    --out "$1" --tar "istio-cni-image-$number.tar"
+  pack "$1" "$1" "${hub:-localhost/istio-cni}/install-cni:$number"
   mkdir "$1/image"
   tar -C "$1/image" -xf "$1/istio-cni-image-$number.tar"
 }
@@ -203,10 +212,14 @@ given() { # [DIRECTORY]
   realpath -e -- "$dir"
 }
 
+provenance() { # DIRECTORY FIELD
+  sed -n "s/^ *\"$2\": \"\([^\"]*\)\",*$/\1/p" "$1/provenance.intoto.json"
+}
+
 # verify checks a copy: a download has neither modes nor the layouts, whose tars it has. What needs no libraries is checked here: the
-# manifest is the chart's rendering.
+# manifest is the chart's rendering, and the image is what its programs make, by the name and time in the provenance.
 verify() { # DIRECTORY
-  local copy=$work/verified/dist odd layout report files
+  local copy=$work/verified/dist odd layout report files name
   odd=$(find "$1" -mindepth 1 \( ! -type d ! -type f -o -type d -empty \))
   [[ -z $odd ]] || die "neither a file nor a directory with files: $odd"
   hack/setup.sh arch
@@ -225,6 +238,15 @@ verify() { # DIRECTORY
   files=("$copy"/istio-cni-*.tgz)
   tar -C "$work/verified" -xzf "${files[0]}"
   hack/manifests.sh --of "$work/verified/cni" | cmp - "$copy/istio-cni.yaml" || die "$1/istio-cni.yaml is not the chart's default rendering"
+  created=$(provenance "$copy" SOURCE_DATE_EPOCH)
+  name=$(provenance "$copy" hub)
+  number=$(provenance "$copy" version)
+  (
+    release_go
+    pack "$copy" "$work/verified/image" "${name:-localhost/istio-cni}/install-cni:${number#v}" >/dev/null
+  )
+  files=("$work/verified/image"/*.tar)
+  cmp "${files[0]}" "$copy/${files[0]##*/}" || die "$1/${files[0]##*/} is not the image of the programs beside it"
   rm -rf "$work/verified"
   say "$1: ${report#"$copy: "}"
 }

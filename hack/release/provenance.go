@@ -6,8 +6,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strconv"
+	"time"
 )
 
 // Types of the provenance: in-toto's statement with SLSA's predicate of version 1.
@@ -106,18 +108,30 @@ func readProvenance(dir string) (statement, error) {
 	return out, nil
 }
 
-// checkSubjects expects the same files and digests in provenance and CHECKSUMS.
-func checkSubjects(s statement, sums map[string]string) error {
+// checkStatement expects the statement that provenance makes of the files of CHECKSUMS.
+func checkStatement(s statement, sums map[string]string) error {
 	want := maps.Clone(sums)
 	delete(want, provenanceFile)
-	for _, one := range s.Subject {
-		if want[one.Name] != one.Digest["sha256"] {
-			return fmt.Errorf("%s: its digest of %s is not that of %s", provenanceFile, one.Name, checksumsFile)
-		}
-		delete(want, one.Name)
+	p := s.Predicate.Definition
+	seconds, err := strconv.ParseInt(p.Internal.Epoch, 10, 64)
+	if err != nil {
+		return fmt.Errorf("%s: reading SOURCE_DATE_EPOCH: %w", provenanceFile, err)
 	}
-	if len(want) > 0 {
-		return fmt.Errorf("%s lacks %v", provenanceFile, sorted(want))
+	if p.External.Tag != "" && (p.External.Tag != p.External.Version || p.Internal.Dirty) {
+		return fmt.Errorf("%s: tag %s is not that of version %s, or its tree was changed", provenanceFile, p.External.Tag, p.External.Version)
+	}
+	built := provenance(options{
+		Version: p.External.Version, Hub: p.External.Hub, Tag: p.External.Tag, Created: time.Unix(seconds, 0), Dirty: p.Internal.Dirty,
+		Revision: s.revision(), Builder: s.Predicate.Run.Builder.ID,
+	}, want)
+	for i, one := range built.Subject {
+		if i >= len(s.Subject) || !reflect.DeepEqual(s.Subject[i], one) {
+			return fmt.Errorf("%s: the file %s, or its digest, is not that of %s", provenanceFile, one.Name, checksumsFile)
+		}
+	}
+	built.Predicate.Definition.Dependencies[1] = p.Dependencies[len(p.Dependencies)-1] // the Go of this program may be another one
+	if !reflect.DeepEqual(s, built) {
+		return fmt.Errorf("%s: has more than the files and the source of this release", provenanceFile)
 	}
 	return nil
 }

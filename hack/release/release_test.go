@@ -5,7 +5,6 @@ import (
 	"context"
 	"io"
 	"log"
-	"maps"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -244,13 +243,23 @@ func TestAChangedReleaseWithItsChecksumsIsRefused(t *testing.T) {
 			replace(t, *o, name, swap(`"id": "Apache-2.0"`, `"id": ""`))
 			return name + ": component"
 		}},
+		{"a license that nobody read", func(t *testing.T, o *options) string {
+			name := bomFile(pluginFile("linux-amd64"))
+			replace(t, *o, name, swap(`"id": "Apache-2.0"`, `"id": "Nonsense-1.0"`))
+			return name + ": component"
+		}},
+		{"a component", func(t *testing.T, o *options) string {
+			name := bomFile(programFile("amd64"))
+			replace(t, *o, name, swap(`"name": "github.com/vishvananda/netns"`, `"name": "github.com/vishvananda/other"`))
+			return name + `: component "github.com/vishvananda/other"`
+		}},
 		{"another program's list", func(t *testing.T, o *options) string {
 			copyOver(t, *o, bomFile(programFile("arm64")), bomFile(programFile("amd64")))
 			return bomFile(programFile("arm64")) + ": is of another program"
 		}},
 		{"the notes", func(t *testing.T, o *options) string {
-			replace(t, *o, notesFile, func([]byte) []byte { return nil })
-			return notesFile + " has no heading"
+			replace(t, *o, notesFile, swap(o.Version, "v0.0.1"))
+			return notesFile + " is not headed"
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -273,21 +282,27 @@ func TestAChangedReleaseWithItsChecksumsIsRefused(t *testing.T) {
 	}
 }
 
-// TestTheProvenanceHasTheChecksums: a subject less, or another digest, is an error.
-func TestTheProvenanceHasTheChecksums(t *testing.T) {
+// TestTheProvenanceIsOfTheRelease: any other statement than that of the files is an error.
+func TestTheProvenanceIsOfTheRelease(t *testing.T) {
 	sums := map[string]string{"a": "1", "b": "2"}
-	if err := checkSubjects(provenance(options{}, sums), sums); err != nil {
+	o := options{Version: "v1.2.3", Tag: "v1.2.3", Revision: "c", Builder: "https://b", Created: time.Unix(1, 0)}
+	if err := checkStatement(provenance(o, sums), sums); err != nil {
 		t.Error(err)
 	}
-	for name, change := range map[string]func(map[string]string){
-		"c": func(m map[string]string) { m["c"] = "3" },
-		"a": func(m map[string]string) { delete(m, "a") },
-		"b": func(m map[string]string) { m["b"] = "3" },
+	for name, change := range map[string]func(*statement){
+		"a subject less": func(s *statement) { s.Subject = s.Subject[1:] },
+		"a digest":       func(s *statement) { s.Subject[0].Digest["sha256"] = "3" },
+		"no digest":      func(s *statement) { s.Subject = append(s.Subject, subject{Name: "c"}) },
+		"a subject more": func(s *statement) { s.Subject = append(s.Subject, subject{"c", map[string]string{"sha256": "3"}}) },
+		"the tag":        func(s *statement) { s.Predicate.Definition.External.Tag = "v9.9.9" },
+		"a changed tree": func(s *statement) { s.Predicate.Definition.Internal.Dirty = true },
+		"the epoch":      func(s *statement) { s.Predicate.Definition.Internal.Epoch = "" },
+		"the source":     func(s *statement) { s.Predicate.Definition.Dependencies[0].URI = "git+https://elsewhere" },
 	} {
-		other := maps.Clone(sums)
-		change(other)
-		if err := checkSubjects(provenance(options{}, sums), other); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: %v", name, err)
+		changed := provenance(o, sums)
+		change(&changed)
+		if err := checkStatement(changed, sums); err == nil {
+			t.Errorf("%s: no error", name)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func verify(ctx context.Context, o options, out io.Writer) error {
 		return fmt.Errorf("%s: names no version", provenanceFile)
 	}
 	f := found{o.Dir, p.Version, s.revision(), p.Hub, sums}
-	faults := []error{checkSubjects(s, assets(sums)), f.names()}
+	faults := []error{checkStatement(s, assets(sums)), f.names()}
 	for _, check := range []func(context.Context) []error{f.programs, f.image, f.chart, f.plugin, f.boms} {
 		faults = append(faults, check(ctx)...)
 	}
@@ -96,8 +96,8 @@ func (f found) names() error {
 			faults = append(faults, fmt.Errorf("%s is no file of release %s", name, f.version))
 		}
 	}
-	if notes, err := f.read(notesFile); err == nil && !strings.HasPrefix(string(notes), "#") {
-		faults = append(faults, fmt.Errorf("%s has no heading", notesFile))
+	if notes, err := f.read(notesFile); err == nil && !strings.HasPrefix(string(notes), "# istio-cni "+f.version+"\n") {
+		faults = append(faults, fmt.Errorf("%s is not headed %q", notesFile, "# istio-cni "+f.version))
 	}
 	if text, err := f.read(manifestFile); err == nil && !strings.Contains(string(text), fmt.Sprintf("image: %q\n", f.imageName())) {
 		faults = append(faults, fmt.Errorf("%s has another image than %s", manifestFile, f.imageName()))
@@ -130,22 +130,24 @@ func named(name string, err error) error {
 
 // boms checks the bill of materials of each program.
 func (f found) boms(context.Context) []error {
-	programs := map[string]string{}
-	for _, arch := range architectures() {
-		programs[bomFile(programFile(arch))] = f.sums[programFile(arch)]
-	}
 	var faults []error
-	for _, platform := range pluginPlatforms() {
-		content, err := f.pluginProgram(platform)
-		faults = append(faults, err)
-		programs[bomFile(pluginFile(platform))] = sumOf(content)
-	}
-	for _, name := range sorted(programs) {
-		text, err := f.read(name)
+	check := func(name string, program []byte, err error) {
+		var text []byte
 		if err == nil {
-			err = checkBOM(text, f.version, programs[name])
+			text, err = f.read(name)
+		}
+		if err == nil {
+			err = checkBOM(text, f.version, program)
 		}
 		faults = append(faults, named(name, err))
+	}
+	for _, arch := range architectures() {
+		program, err := f.read(programFile(arch))
+		check(bomFile(programFile(arch)), program, err)
+	}
+	for _, platform := range pluginPlatforms() {
+		program, err := f.pluginProgram(platform)
+		check(bomFile(pluginFile(platform)), program, err)
 	}
 	return faults
 }
