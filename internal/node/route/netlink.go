@@ -20,6 +20,9 @@ import (
 // The netlink package's functions open a socket for each request, on the calling thread and so in its namespace. A
 // netlink.Handle would keep one, but this package sends too few requests to gain from it.
 
+// The package determines the byte order at its first use, without a lock: that is before there are goroutines here.
+var _ = nl.NativeEndian()
+
 // maxObjects bounds the objects of one listing: root in a namespace can add any number of addresses, routes and policy
 // rules.
 var maxObjects = 1 << 16 //nolint:gochecknoglobals // a constant but for a test

@@ -55,6 +55,9 @@ func Listening() (all []Listener, err error) {
 	return all, nil
 }
 
+// The netlink library determines the byte order at its first use, without a lock: that is before there are goroutines here.
+var _ = nl.NativeEndian()
+
 // Sizes and offsets of linux/inet_diag.h: struct inet_diag_req_v2 and struct inet_diag_msg, which share inet_diag_sockid.
 const (
 	requestSize = 56
