@@ -13,13 +13,13 @@ import (
 // than privileges in the namespace itself.
 type Attachment uint8
 
-// Absent is an address that no interface has. Loopback is one on lo or on an interface that is down, where no packet for it
+// Absent is an address that no interface has. OnLoopback is one on lo or on an interface that is down, where no packet for it
 // arrives from outside. Inside is one on an interface that connects to no other namespace of the node: a dummy, a bridge, or a
 // link to another namespace than the node's. Outside is one on an interface whose other end is in the node's namespace, or
 // on a device of the hardware.
 const (
 	Absent Attachment = iota
-	Loopback
+	OnLoopback
 	Inside
 	Outside
 )
@@ -58,7 +58,7 @@ func attachmentOf(index, node int) (Attachment, error) {
 	attributes := link.Attrs()
 	switch {
 	case attributes.Flags&net.FlagLoopback != 0 || attributes.Flags&net.FlagUp == 0:
-		return Loopback, nil
+		return OnLoopback, nil
 	case attributes.NetNsID < 0 && link.Type() == "device":
 		return Outside, nil
 	case attributes.NetNsID < 0:

@@ -5,7 +5,8 @@
 //	marked packet -> rule "fwmark MARK lookup TABLE" -> route "local default dev lo" in TABLE -> the proxy's socket
 //
 // It promises that Apply may be repeated and leaves exactly one of each, that Check returns no difference exactly when
-// Apply would change nothing, that Remove removes only these, and that Check, Leftovers and Addresses write nothing.
+// Apply would change nothing and lo is the loopback device, that Remove removes only these, and that Check, Leftovers and
+// Addresses write nothing.
 //
 // It never touches a rule with any other selector, a route of any other shape, another address, or the state of a
 // link. All of it happens in the network namespace of the calling thread: run it inside netns.Do.
@@ -71,14 +72,18 @@ func Remove(w Want) error {
 	})
 }
 
-// Check returns the differences of the namespace from the state that Apply sets up, a sentence each.
+// Check returns the differences of the namespace from the state that Apply sets up, a sentence each. One that Apply does not mend is
+// another interface named lo.
 func Check(w Want) ([]string, error) {
-	var missing []string
+	missing, err := checkLoopback()
+	if err != nil {
+		return nil, err
+	}
 	check := func(found []string, err error) error {
 		missing = append(missing, found...)
 		return err
 	}
-	err := w.each(
+	err = w.each(
 		func() error { return check(checkPassthrough()) },
 		func(p Policy) error { return errors.Join(check(p.checkRoute()), check(p.checkRule())) },
 	)

@@ -414,6 +414,29 @@ func TestCheckNamesMissingObjectsAndWritesNothing(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
+// TestCheck_AnotherInterfaceNamedLo: the mesh's rules let everything pass over lo.
+func TestCheck_AnotherInterfaceNamedLo(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ setup, loopback, shown string }{
+		{"", "lo", ""},
+		{"link set lo down; link set lo name lo0", "lo0", "lo0"},
+		{"link set lo down; link set lo name lo0; link add lo type veth peer name veth1", "lo0", "lo0"},
+		{"link set lo down; link set lo name \x1b[2J", "\x1b[2J", `\u001b[2J`},
+	} {
+		path := newNamespace(t, c.setup)
+		var want []string
+		if c.shown != "" {
+			want = []string{"interface lo is not the loopback device (that is " + c.shown + ")"}
+		}
+		same(t, c.setup, want, check(t, path, route.Want{}))
+		in(t, path, func() error {
+			name, err := route.Loopback()
+			same(t, c.setup, c.loopback, name)
+			return err
+		})
+	}
+}
+
 func TestTheAddressWithAWiderPrefixServesAndOneOfAnotherInterfaceDoesNot(t *testing.T) {
 	t.Parallel()
 	for command, missing := range map[string]int{"-6 addr add ::6/64 dev lo": 0, "-6 addr add ::6/128 dev veth0 nodad": 1} {

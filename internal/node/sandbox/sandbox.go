@@ -186,7 +186,7 @@ func (s *search) best() []candidate {
 }
 
 // sound reports whether a candidate may be the pod's if it is the best.
-func (s *search) sound(c candidate) bool { return s.owned[c.Inode()] || c.attached > route.Loopback }
+func (s *search) sound(c candidate) bool { return s.owned[c.Inode()] || c.attached > route.OnLoopback }
 
 // drop closes candidates.
 func (s *search) drop(which func(candidate) bool) {

@@ -1,0 +1,41 @@
+package route
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+)
+
+// Loopback returns the name of the loopback device of the calling thread's namespace, which root in the namespace can change. No other
+// device has IFF_LOOPBACK, and each namespace has one.
+func Loopback() (string, error) { return linkName(loopback) }
+
+// linkName returns the name of an interface. It asks by ioctl (netdevice(7)): a request of rtnetlink would wait for the RTNL mutex.
+func linkName(index uint32) (string, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return "", fmt.Errorf("reading the name of interface %d: %w", index, err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // only read from
+	request, err := unix.NewIfreq("")
+	if err == nil {
+		request.SetUint32(index)
+		err = unix.IoctlIfreq(fd, unix.SIOCGIFNAME, request)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading the name of interface %d: %w", index, err)
+	}
+	return request.Name(), nil
+}
+
+// checkLoopback holds the name to which the rules for loopback traffic refer.
+func checkLoopback() ([]string, error) {
+	const name = "lo"
+	found, err := Loopback()
+	if err != nil || found == name {
+		return nil, err
+	}
+	return []string{"interface lo is not the loopback device (that is " + printable.Text(found, 100) + ")"}, nil
+}
