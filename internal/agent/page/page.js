@@ -240,6 +240,10 @@ function light(p, picture) {
   const lane = picture.lanes[new URLSearchParams(question).get('direction') === 'in' ? 0 : 1];
   const end = a.verdict;
   const taken = end === 'redirected' || end === 'handed-over';
+  if (end === 'not-sent') {
+    Object.assign(lane.boxes[0], {note: 'not sent', bad: true});
+    return;
+  }
   lane.lit = true;
   lane.boxes[0].lit = true;
   lane.passes = end === 'passed';
@@ -249,6 +253,7 @@ function light(p, picture) {
     const proxies = picture.lanes.flatMap(l => l.boxes.filter(b => b.kind === 'proxy'));
     const to = proxies.find(b => b.port === port) ?? lane.boxes.find(b => b.kind === 'proxy');
     to.lit = true;
+    to.bad ||= Boolean(a.deaf);
     lane.redirects = lane.boxes.includes(to);
     if (port && port !== to.port) to.note = `at port ${port}`;
   } else if (lane.passes) {
@@ -399,7 +404,7 @@ function showRules(p) {
 function showAnswer(p) {
   const a = p.answer;
   const hops = hopsOf(p);
-  $('verdict').className = a?.deaf ? 'bad' : {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
+  $('verdict').className = {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
   if (!question) {
     $('verdict').className = 'bad';
     patch($('verdict'), refused);

@@ -53,18 +53,21 @@ func TestExplain(t *testing.T) {
 		o.Reported = func(is func(string) bool) (agentapi.Report, bool) { return report, is(report.UID) }
 	})
 	l.want(audit.Captured, "")
-	_, text, e := l.ask("web", url.Values{"to": {"10.99.0.1:80"}}.Encode())
+	_, text, e := l.ask("web", url.Values{"to": {"10.88.0.1:80"}}.Encode())
 	switch {
 	case e.State != audit.Captured || !e.Injected || e.Injection != (inspect.Injection{Proxy: "container", Setup: sidecar.ValidationContainer}):
 		t.Error(text)
 	case e.Added == nil || e.Added.Source != agentapi.SourceAgent || !e.Decision.Captured || len(e.Chains) == 0:
 		t.Error(text)
-	case e.Answer == nil || !strings.HasPrefix(e.Answer.Sentence, "is redirected to port 15001") || e.Answer.Wanted != inspect.AsWanted || !e.Answer.Deaf:
+	case e.Answer == nil || !strings.HasPrefix(e.Answer.Sentence, "is redirected to port 15001") || e.Answer.Wanted != inspect.Past || !e.Answer.Deaf:
 		t.Errorf("%+v", e.Answer)
 	}
 	netnstest.Run(t, l.path, "iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "--dport", "80", "-j", "RETURN")
-	_, text, e = l.ask("web", url.Values{"to": {"10.99.0.1:80"}}.Encode())
+	_, text, e = l.ask("web", url.Values{"to": {"10.88.0.1:80"}}.Encode())
 	if e.State != audit.ForeignRule || e.Answer == nil || e.Answer.Wanted != inspect.Past || !strings.HasSuffix(e.Answer.Sentence, "is not the mesh's") {
+		t.Error(text)
+	}
+	if _, text, e = l.ask("web", url.Values{"to": {"10.99.0.1:80"}}.Encode()); e.Answer == nil || e.Answer.Verdict != "not-sent" || e.Answer.Wanted != inspect.Past {
 		t.Error(text)
 	}
 	if code, text, _ := l.ask("web", "to=x"); code != http.StatusBadRequest || !strings.Contains(text, "want ADDRESS:PORT") {

@@ -101,12 +101,12 @@ func TestTraceOfAPod(t *testing.T) {
 	for r := range records {
 		if p := r.Packet; p != nil {
 			packets++
-			if p.Wanted != inspect.AsWanted || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: all other TCP") || !p.Deaf || len(p.Hops) < 3 || p.Hops[0].Why == "" {
+			if p.Wanted != inspect.Past || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: all other TCP") || !p.Deaf || len(p.Hops) < 3 || p.Hops[0].Why == "" {
 				t.Errorf("got %+v", p)
 			}
 		}
 		if e := r.End; e != nil {
-			if packets != 1 || e.Packets != 1 || e.Wanted != 1 || e.Lost > 0 || e.Reason != "the time is over" {
+			if packets != 1 || e.Packets != 1 || e.Past != 1 || e.Lost > 0 || e.Reason != "the time is over" {
 				t.Errorf("%d packets, the end is %+v", packets, e)
 			}
 			break

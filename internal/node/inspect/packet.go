@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/route"
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
@@ -92,10 +93,14 @@ type Answer struct {
 	Cut     int `json:"cut,omitempty"`
 }
 
+// notSent is the Verdict of a packet whose way ends before any rule.
+const notSent = "not-sent"
+
 // Wanted says whether the way of a packet is as the mesh wants it.
 type Wanted string
 
-// The packet goes as the mesh wants it, past the mesh, or that is unknown.
+// The packet goes as the mesh wants it; past the mesh or another way than the mesh wants, such as to a port on which nothing listens; or
+// that is unknown.
 const (
 	AsWanted Wanted = "as-wanted"
 	Past     Wanted = "past-the-mesh"
@@ -119,17 +124,20 @@ func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec,
 	if err != nil {
 		return a, err
 	}
-	var p walk.Packet
-	var note string
-	err = space.NetNS.Do(func() (err error) {
-		p, note, err = q.packet()
-		return err
-	})
-	if err != nil {
+	p, err := netns.In(space.NetNS, q.packet)
+	ended := (*route.EndError)(nil)
+	switch errors.As(err, &ended); {
+	case err != nil && ended == nil:
 		return a, err
+	case err != nil && !q.Inbound: // an app's connect looks the route up before any rule sees a packet
+		return Answer{Verdict: notSent, Packet: describe(p), Sentence: "is not sent: " + ended.Error(), Wanted: Past}, nil
 	}
 	r := live.Walk(p)
-	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p) + note, Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
+	if err != nil && r.Verdict != walk.CannotTell {
+		r.Summary = fmt.Sprintf("cannot tell, because the pod has no way for the answer: %s; if it arrives by %s, the packet %s", ended, p.In, r.Summary)
+		r.Verdict, r.Settings = walk.CannotTell, nil
+	}
+	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p), Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
 	hops := r.Hops
 	if a.Cut = max(0, len(hops)-maxHops); a.Cut > 0 {
 		hops = slices.Concat(hops[:maxHops/2], hops[len(hops)-maxHops/2:])
@@ -138,22 +146,34 @@ func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec,
 		a.Hops = append(a.Hops, Hop{h.Hook, h.Table, h.Chain, h.Number, h.Rule, h.Answer.String(), h.Why})
 	}
 	if r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver {
-		err = a.Lands(space, p.Protocol, landing(p, r))
+		return a, a.Lands(space, p.Protocol, landing(p, r))
 	}
-	return a, err
+	return a, nil
 }
 
-// Lands completes the answer for a packet that is redirected or handed over to a socket of the namespace: whether a process listens.
+// Lands completes the answer for a packet that is redirected or handed over: whether a process of the namespace listens. Nothing is
+// known of another host.
 func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.AddrPort) error {
 	a.To = to.String()
+	here := a.Verdict == walk.HandedOver.String()
+	if !here {
+		way, err := netns.In(space.NetNS, func() (route.Way, error) { return route.WayTo(to.Addr(), route.Flow{Protocol: protocol}) })
+		if ended := (*route.EndError)(nil); err != nil && !errors.As(err, &ended) {
+			return err
+		}
+		here = way.Local
+	}
+	if !here || protocol != ruleset.TCP {
+		return nil
+	}
 	all, err := listening(space)
 	if err != nil {
 		return err
 	}
-	heard := slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) })
-	if a.Deaf = !heard && protocol == ruleset.TCP; a.Deaf {
+	if a.Deaf = !slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) }); a.Deaf {
 		fate := map[string]string{walk.Redirected.String(): "is refused", walk.HandedOver.String(): "hangs"}[a.Verdict]
 		a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection %s", to, fate)
+		a.Wanted = Past
 	}
 	return nil
 }
@@ -176,50 +196,56 @@ const client = 40000
 // errOwn says that a packet from the pod's own address does not arrive from outside.
 var errOwn = errors.New("is an address of the pod itself: ask for what a process of the pod sends, by --to")
 
-// packet completes the question by the addresses and routes of the calling thread's namespace. The note says what the rules do
-// not decide.
-func (q Question) packet() (p walk.Packet, note string, err error) {
+// packet completes the question by the addresses and routes of the calling thread's namespace. With a *route.EndError the packet is as
+// complete as it can be. The look-up of a redirected packet, to an address of the pod, is not made.
+func (q Question) packet() (p walk.Packet, err error) {
 	p = walk.Packet{Protocol: unix.IPPROTO_TCP, UID: q.UID, GID: q.GID}
 	if q.UDP {
 		p.Protocol = unix.IPPROTO_UDP
 	}
-	other := q.To.Addr()
 	if q.Inbound {
-		other = q.From
+		return q.arriving(p)
 	}
-	way, err := route.WayTo(other)
-	if errors.Is(err, route.ErrNoRoute) {
-		way, note, err = q.guess(other)
-	}
-	if err != nil {
-		return p, "", err
-	}
-	bare := other.WithZone("")
-	if !q.Inbound {
-		p.Outgoing, p.Out, p.Src, p.Dst = true, way.Link, netip.AddrPortFrom(way.Source, client), netip.AddrPortFrom(bare, q.To.Port())
-		return p, note, nil
-	}
+	way, err := route.WayTo(q.To.Addr(), route.Flow{Protocol: p.Protocol, Source: client, Destination: q.To.Port(), UID: q.UID})
+	p.Outgoing, p.Out, p.Src = true, way.Link, netip.AddrPortFrom(way.Source, client)
+	p.Dst = netip.AddrPortFrom(q.To.Addr().WithZone(""), q.To.Port())
+	return p, err
+}
+
+// arriving completes a packet that arrives: by the interface by which answers leave. The ports and the user of these are not asked for,
+// as the process that answers is not known.
+func (q Question) arriving(p walk.Packet) (walk.Packet, error) {
+	way, err := route.WayTo(q.From, route.Flow{Protocol: p.Protocol})
 	if way.Local {
-		return p, "", fmt.Errorf("from: %s %w", q.From, errOwn)
+		return p, fmt.Errorf("from: %s %w", q.From, errOwn)
 	}
-	p.In, p.Src, p.Dst = way.Link, netip.AddrPortFrom(bare, client), netip.AddrPortFrom(way.Source, q.Port)
-	return p, note, nil
+	if ended := (*route.EndError)(nil); errors.As(err, &ended) {
+		own, failed := address(q.From.Is4())
+		if failed != nil {
+			return p, failed
+		}
+		way = route.Way{Link: "eth0", Source: own}
+	}
+	p.In, p.Src, p.Dst = way.Link, netip.AddrPortFrom(q.From.WithZone(""), client), netip.AddrPortFrom(way.Source, q.Port)
+	return p, err
 }
 
 // errNoAddress says that the namespace has no address of the packet's family.
 var errNoAddress = errors.New("the namespace has no address of the packet's family")
 
-// guess is the way where there is no route: by the interface that every pod has.
-func (q Question) guess(other netip.Addr) (w route.Way, note string, err error) {
+// address is one of the namespace's at which packets arrive.
+func address(ipv4 bool) (netip.Addr, error) {
 	own, err := route.Addresses()
 	if err != nil {
-		return w, "", err
+		return netip.Addr{}, err
 	}
-	i := slices.IndexFunc(own, func(a netip.Addr) bool { return a.Is4() == other.Is4() && !a.IsLoopback() && !a.IsLinkLocalUnicast() })
+	i := slices.IndexFunc(own, func(a netip.Addr) bool {
+		return a.Is4() == ipv4 && !a.IsLoopback() && !a.IsLinkLocalUnicast() && a != redirect.PassthroughAddress(ruleset.IPv6)
+	})
 	if i < 0 {
-		return w, "", fmt.Errorf("%w: %s", errNoAddress, other)
+		return netip.Addr{}, errNoAddress
 	}
-	return route.Way{Link: "eth0", Source: own[i]}, "; the namespace has no route there, and eth0 is assumed", nil
+	return own[i], nil
 }
 
 // describe names the packet.
@@ -228,16 +254,23 @@ func describe(p walk.Packet) string {
 	if p.Protocol == unix.IPPROTO_UDP {
 		protocol = "a UDP packet"
 	}
-	if p.Outgoing {
-		return fmt.Sprintf("%s from %s to %s by interface %s, of a process with uid %d and gid %d", protocol, p.Src.Addr(), p.Dst, p.Out, p.UID, p.GID)
+	way := fmt.Sprintf("from %s to %s", p.Src.Addr(), p.Dst)
+	switch {
+	case p.Outgoing && p.Out == "":
+		way = fmt.Sprintf("to %s", p.Dst)
+	case p.Outgoing:
+		way += " by interface " + p.Out
+	default:
+		return fmt.Sprintf("%s %s, arriving by interface %s", protocol, way, p.In)
 	}
-	return fmt.Sprintf("%s from %s to %s, arriving by interface %s", protocol, p.Src.Addr(), p.Dst, p.In)
+	return fmt.Sprintf("%s %s, of a process with uid %d and gid %d", protocol, way, p.UID, p.GID)
 }
 
 // Judge says whether a result is as the mesh wants it: as the wanted rules have it, unless a setting of the pod lets it past.
 func Judge(r walk.Result) Wanted {
 	redirected := r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver
-	proxys := slices.Contains([]uint16{redirect.OutboundPort, redirect.InboundPort, redirect.DNSPort}, r.To.Port())
+	proxys := slices.Contains([]uint16{redirect.OutboundPort, redirect.InboundPort, redirect.DNSPort}, r.To.Port()) &&
+		(!r.To.Addr().IsValid() || r.To.Addr().IsLoopback())
 	switch {
 	case r.Verdict == walk.CannotTell:
 		return Unknown

@@ -1,17 +1,19 @@
 package route
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
 // Way is how the namespace sends packets to an address.
 type Way struct {
-	// Link is the interface that they leave by, lo for the namespace's own addresses.
+	// Link is the interface that they leave by, the loopback device for the namespace's own addresses.
 	Link string
 	// Source is the address that they have by default.
 	Source netip.Addr
@@ -19,25 +21,143 @@ type Way struct {
 	Local bool
 }
 
-// ErrNoRoute says that the namespace sends no packets to the address.
-var ErrNoRoute = errors.New("no route")
+// Flow is what policy rules can select by besides addresses. The zero value of a field but UID is that of no packet.
+type Flow struct {
+	Protocol            uint8
+	Source, Destination uint16 // ports
+	UID                 uint32
+}
 
-// WayTo returns the way of packets without a mark, as "ip route get" does (RTM_GETROUTE, rtnetlink(7)). A zone of the address is
-// the interface.
-func WayTo(to netip.Addr) (w Way, err error) {
-	options := &netlink.RouteGetOptions{Oif: to.Zone()}
-	routes, err := netlink.RouteGetWithOptions(to.WithZone("").AsSlice(), options)
-	if err == nil && len(routes) == 0 {
-		err = unix.ENETUNREACH
+// EndError says that the routing of the namespace has no way to an address. The Errno is what a connect to it fails with.
+type EndError struct {
+	To    netip.Addr
+	Errno unix.Errno
+}
+
+// ends are the errors of a lookup by which routes and policy rules end a way (fib_props; fib4_rule_action).
+var ends = map[unix.Errno]string{ //nolint:gochecknoglobals // a constant table
+	unix.EINVAL:       "a blackhole route or policy rule ends the way to %s",
+	unix.EHOSTUNREACH: "an unreachable route ends the way to %s",
+	unix.ENETUNREACH:  "no route leads to %s, or a policy rule makes it unreachable",
+	unix.EACCES:       "a prohibit route or policy rule ends the way to %s",
+}
+
+// Error says what ends the way, and how a connect fails.
+func (e *EndError) Error() string {
+	return fmt.Sprintf(ends[e.Errno]+" (%s: %s)", e.To, unix.ErrnoName(e.Errno), e.Errno.Error())
+}
+
+// WayTo returns the way of packets without a mark, as the kernel looks it up when a socket is connected. The error is an *EndError
+// if the way ends at a route or policy rule. A zone of the address is the interface.
+func WayTo(to netip.Addr, f Flow) (w Way, err error) {
+	found, err := f.lookUp(to, netip.Addr{})
+	switch ended := (*EndError)(nil); {
+	case err == nil && to.Is4(): // once more with the source that the socket has then (ip_route_connect)
+		source := found.source
+		found, err = f.lookUp(to, source)
+		found.source = source
+	case errors.As(err, &ended) && to.Is6():
+		found, err = f.lookUpFrom(to, ended)
 	}
 	if err != nil {
-		return w, fmt.Errorf("%w to %s: %w", ErrNoRoute, to, err)
+		return w, err
 	}
-	found := routes[0]
-	link, err := netlink.LinkByIndex(found.LinkIndex)
+	name, err := linkName(found.link)
+	return Way{Link: name, Source: found.source, Local: found.local}, err
+}
+
+// maxSources bounds the addresses that are tried as a source.
+const maxSources = 16
+
+// lookUpFrom looks up an IPv6 route again that was not found without a source (ip6_dst_lookup_tail). Of several addresses it takes
+// the first one that has a way; the kernel may choose another one.
+func (f Flow) lookUpFrom(to netip.Addr, ended *EndError) (lookup, error) {
+	own, err := listAddresses6(maxObjects)
 	if err != nil {
-		return w, fmt.Errorf("%w to %s: looking up its interface: %w", ErrNoRoute, to, err)
+		return lookup{}, err
 	}
-	source, _ := netip.AddrFromSlice(found.Src)
-	return Way{Link: link.Attrs().Name, Source: source.Unmap(), Local: found.Type == unix.RTN_LOCAL}, nil
+	tried := 0
+	for _, a := range own {
+		if a.link == loopback || a.prefix.Addr().IsLinkLocalUnicast() || tried == maxSources {
+			continue
+		}
+		tried++
+		if found, err := f.lookUp(to, a.prefix.Addr()); err == nil || !errors.As(err, &ended) {
+			return found, err
+		}
+	}
+	return lookup{}, ended
+}
+
+// lookup is the kernel's answer.
+type lookup struct {
+	link   uint32
+	source netip.Addr
+	local  bool
+}
+
+// Attributes of linux/rtnetlink.h; of Linux 4.17.
+const (
+	rtaSport = 28 // RTA_SPORT
+	rtaDport = 29 // RTA_DPORT
+)
+
+// lookUp asks as "ip route get" does (RTM_GETROUTE, rtnetlink(7)), by more selectors than package netlink knows.
+func (f Flow) lookUp(to, source netip.Addr) (found lookup, err error) {
+	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Dst_len: uint8(to.BitLen()), Src_len: uint8(source.BitLen())}} //nolint:gosec // at most 128
+	if to.Is6() {
+		head.Family = unix.AF_INET6
+	}
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
+	request.AddData(head)
+	add := func(kind int, value []byte) { request.AddData(nl.NewRtAttr(kind, value)) }
+	add(unix.RTA_DST, to.AsSlice())
+	add(unix.RTA_UID, binary.NativeEndian.AppendUint32(nil, f.UID))
+	if source.IsValid() {
+		add(unix.RTA_SRC, source.AsSlice())
+	}
+	if to.Zone() != "" {
+		link, err := netlink.LinkByName(to.Zone())
+		if err != nil {
+			return found, fmt.Errorf("looking up the route to %s: %w", to, err)
+		}
+		add(unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, uint32(link.Attrs().Index))) //nolint:gosec // is positive
+	}
+	if f.Protocol != 0 {
+		add(unix.RTA_IP_PROTO, []byte{f.Protocol})
+	}
+	if f.Source != 0 {
+		add(rtaSport, binary.BigEndian.AppendUint16(nil, f.Source))
+	}
+	if f.Destination != 0 {
+		add(rtaDport, binary.BigEndian.AppendUint16(nil, f.Destination))
+	}
+	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if errno := unix.Errno(0); errors.As(err, &errno) && ends[errno] != "" {
+		return found, &EndError{To: to, Errno: errno}
+	}
+	for _, one := range answers {
+		err = found.parse(one)
+	}
+	if err != nil {
+		err = fmt.Errorf("looking up the route to %s: %w", to, err)
+	}
+	return found, err
+}
+
+func (l *lookup) parse(message []byte) error {
+	head, attributes, err := parseHead(message)
+	if err != nil {
+		return err
+	}
+	l.local = head.Type == unix.RTN_LOCAL
+	for _, a := range attributes {
+		switch {
+		case a.Attr.Type == unix.RTA_OIF && len(a.Value) == 4:
+			l.link = binary.NativeEndian.Uint32(a.Value)
+		case a.Attr.Type == unix.RTA_PREFSRC:
+			l.source, _ = netip.AddrFromSlice(a.Value)
+		}
+	}
+	return nil
 }

@@ -41,7 +41,7 @@ EXIT CODES:
    %d  packets were seen, and all went as the mesh wants it
    %d  the packets could not be traced
    %d  a bad value or flag
-   3  some went past the mesh
+   3  some went past the mesh, or to a port on which nothing listens
    4  no packet was seen, or the way of some is unknown
 
 `

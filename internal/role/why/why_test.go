@@ -64,7 +64,8 @@ func space(f *labtest.Fixture, b redirect.Backend) redirection.Namespace {
 	return n
 }
 
-// question is about a packet, with the exit code and the beginning of the answer.
+// question is about a packet, with the exit code and the beginning of the answer. With a proxy that listens the code is 0 for one whose
+// answer has an end as well, and the answer has none.
 type question struct {
 	args []string
 	code int
@@ -96,7 +97,7 @@ func questions(mode redirect.Mode) []question {
 	}
 	for i := range all {
 		if strings.HasPrefix(all[i].want, inbound) || strings.Contains(all[i].want, "15001") {
-			all[i].want += "\x00" + refused
+			all[i].want, all[i].code = all[i].want+"\x00"+refused, 3
 		}
 	}
 	return all
@@ -122,7 +123,8 @@ func TestANamespaceIsJudgedByItsRulesAlone(t *testing.T) {
 				if code != 0 || strings.Contains(out, "\n    - ") || strings.Contains(out, "\n    ! ") || strings.Contains(out, "\n    + ") {
 					t.Errorf("exit %d:\n%s", code, out)
 				}
-				for _, q := range questions(mode) {
+				all := questions(mode)
+				for _, q := range all {
 					code, out, errs := explain(t, 0, append(q.args, "--netns", f.Path())...)
 					begin, end, _ := strings.Cut(q.want, "\x00")
 					if end != "" && mode == redirect.TPROXY && strings.Contains(begin, "15001") {
@@ -130,6 +132,14 @@ func TestANamespaceIsJudgedByItsRulesAlone(t *testing.T) {
 					}
 					if code != q.code || !strings.HasPrefix(last(out), begin) || !strings.HasSuffix(last(out), end) {
 						t.Errorf("%v: exit %d, want %d: %s\n%s%s", q.args, code, q.code, q.want, out, errs)
+					}
+				}
+				f.StartProxy(t, f.Proxy(mode), mode)
+				for _, q := range all {
+					begin, _, redirected := strings.Cut(q.want, "\x00")
+					code, out, errs := explain(t, 0, append(q.args, "--netns", f.Path())...)
+					if redirected && (code != 0 || !strings.HasPrefix(last(out), begin) || strings.Contains(last(out), "listens")) {
+						t.Errorf("%v with a proxy: exit %d\n%s%s", q.args, code, out, errs)
 					}
 				}
 			})
@@ -153,7 +163,7 @@ func TestOutputIsBounded(t *testing.T) {
 	netnstest.Run(t, f.Path(), "nft", "add table ip mangle; add chain ip mangle OUTPUT { type route hook output priority -150; }")
 	netnstest.Run(t, f.Path(), "sh", "-c", "nft -f - <<.\n"+script+"add rule ip mangle OUTPUT jump c5\n.\n")
 	code, out, errs := explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
-	if code != 0 || len(out) > 300_000 || !strings.Contains(out, "\n      … 64") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
+	if code != 3 || len(out) > 300_000 || !strings.Contains(out, "\n      … 64") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
 		t.Errorf("exit %d, %d bytes:\n%.2000s%s", code, len(out), out, errs)
 	}
 }
@@ -176,6 +186,7 @@ func TestFaultsAreFound(t *testing.T) {
 		{"the catch-all is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT", "DRIFTED", "    - -j ISTIO_REDIRECT    # all other TCP is captured", `("-j ISTIO_REDIRECT") is missing`, 3},
 		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "    - -j ISTIO_OUTPUT    # everything", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
 		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "    ! ", "cannot tell, because rule 1 of nat OUTPUT", 4},
+		{"a route that ends the way", "ip", redirect.Netlink, "route add prohibit 10.2.0.0/24", "CAPTURED", "all other TCP is captured", "the packet is not sent: a prohibit route or policy rule ends the way to 10.2.0.9 (EACCES: permission denied)", 3},
 		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "remedy      none if the pod is not to be in the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
 		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "CAPTURED", "not read: table IPv4 other", "cannot tell, because packets pass table IPv4 other", 4},
 	} {
