@@ -126,14 +126,14 @@ func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec,
 	}
 	p, err := netns.In(space.NetNS, q.packet)
 	ended := (*route.EndError)(nil)
-	switch errors.As(err, &ended); {
-	case err != nil && ended == nil:
+	switch ends := errors.As(err, &ended); {
+	case err != nil && !ends:
 		return a, err
-	case err != nil && !q.Inbound: // an app's connect looks the route up before any rule sees a packet
+	case ends && !q.Inbound: // an app's connect looks the route up before any rule sees a packet
 		return Answer{Verdict: notSent, Packet: describe(p), Sentence: "is not sent: " + ended.Error(), Wanted: Past}, nil
 	}
 	r := live.Walk(p)
-	if err != nil && r.Verdict != walk.CannotTell {
+	if ended != nil && r.Verdict != walk.CannotTell {
 		r.Summary = fmt.Sprintf("cannot tell, because the pod has no way for the answer: %s; if it arrives by %s, the packet %s", ended, p.In, r.Summary)
 		r.Verdict, r.Settings = walk.CannotTell, nil
 	}
