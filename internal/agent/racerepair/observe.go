@@ -63,7 +63,7 @@ func (j *job) readRules(ctx context.Context, space redirection.Namespace) error 
 	a.version = redirection.Version{}
 	_, report, err := space.AuditAny(ctx, spec)
 	a.rules = rules{
-		problems: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
+		problems: audit.Rules(report.Mesh, report.Diffs, report.Ways), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
 	}
 	switch {
 	case err != nil:
@@ -71,7 +71,7 @@ func (j *job) readRules(ctx context.Context, space redirection.Namespace) error 
 		a.captured = &spec
 	case a.captured != nil && !reflect.DeepEqual(*a.captured, spec):
 		_, before, failed := space.AuditAny(ctx, *a.captured)
-		if failed == nil && before.Clean() && len(before.Foreign) == 0 {
+		if failed == nil && before.Clean() && len(before.Ways) == 0 {
 			detail := "its settings or the plugin's have changed, and the rules are those from before, until it is restarted"
 			a.rules.earlier, a.rules.problems = true, []audit.Problem{{State: audit.Drifted, Detail: detail}}
 		}

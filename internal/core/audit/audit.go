@@ -15,6 +15,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
@@ -193,8 +194,9 @@ func routing(differences []string, add func(State, string)) {
 }
 
 // Rules returns the problems of the rules: mesh says that there are rules of the mesh, diffs are their differences from the
-// wanted ones, and foreign are sentences about foreign rules in other chains and tables.
-func Rules(spec redirect.Spec, mesh bool, diffs []ruleset.Diff, foreign []string) []Problem {
+// wanted ones, and ways the ways of packets that differ. A difference that changes no way of a packet is a problem only if a wanted rule is
+// missing.
+func Rules(mesh bool, diffs []ruleset.Diff, ways []walk.Deviation) []Problem {
 	var all []Problem
 	add := func(state State, detail string) {
 		all = append(all, Problem{state, printable.Text(detail, maxDetail)})
@@ -203,72 +205,56 @@ func Rules(spec redirect.Spec, mesh bool, diffs []ruleset.Diff, foreign []string
 		add(Bypassed, "the network namespace has no rule of the mesh")
 		return all
 	}
-	for i, text := range foreign {
-		if i == maxProblems {
-			add(ForeignRule, fmt.Sprintf("and %d more", len(foreign)-i))
-			break
-		}
-		add(ForeignRule, text)
-	}
 	for _, d := range diffs {
-		foreign, own := split(spec, d)
-		if !foreign.Empty() {
-			add(ForeignRule, foreign.Summary(maxProblems))
+		if missing := incomplete(d); !missing.Empty() {
+			add(Drifted, missing.Summary(maxProblems))
 		}
-		if !own.Empty() {
-			add(Drifted, own.Summary(maxProblems))
+	}
+	drifted := len(all) > 0
+	counts := map[State]int{}
+	for _, way := range ways {
+		state := Drifted
+		switch {
+		case way.Unknown:
+			state = NotInspected
+		case way.Foreign && !changed(diffs, way.Rule):
+			state = ForeignRule
+		case drifted:
+			continue // by the rule that is missing
 		}
+		if counts[state]++; counts[state] <= maxProblems {
+			add(state, way.String())
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Problem) int { return severity(a.State) - severity(b.State) })
+	if more := counts[ForeignRule] - maxProblems; more > 0 {
+		add(ForeignRule, fmt.Sprintf("and %d more", more))
 	}
 	return all
 }
 
-// split divides a difference into foreign rules ahead of ours and the rest.
-func split(spec redirect.Spec, d ruleset.Diff) (foreign, own ruleset.Diff) {
-	foreign, own = d, d
-	foreign.Chains, own.Chains = nil, nil
-	for _, c := range d.Chains {
-		inserted := insertions(spec, c)
-		f, o := c, c
-		f.Absent, f.Stale, f.Lines, o.Lines = false, false, nil, nil
-		for i, l := range c.Lines {
-			switch {
-			case inserted[i]:
-				f.Lines = append(f.Lines, ruleset.Line{Op: ruleset.Foreign, Rule: l.Rule})
-			case l.Op == ruleset.Missing || l.Op == ruleset.Extra:
-				o.Lines = append(o.Lines, l)
-			}
-		}
-		if len(f.Lines) > 0 {
-			foreign.Chains = append(foreign.Chains, f)
-		}
-		if len(o.Lines) > 0 || c.Absent || c.Stale {
-			own.Chains = append(own.Chains, o)
-		}
+// incomplete is the part of a difference in which wanted rules are missing.
+func incomplete(d ruleset.Diff) ruleset.Diff {
+	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(c ruleset.ChainDiff) bool { return !lacks(c) })
+	for i, c := range d.Chains {
+		d.Chains[i].Lines = slices.DeleteFunc(slices.Clone(c.Lines), func(l ruleset.Line) bool { return l.Op == ruleset.Foreign })
 	}
-	return foreign, own
+	return d
 }
 
-// insertions finds the lines of foreign rules that may take traffic: those ahead of ours, and those that were added to a chain of
-// ours ahead of a wanted rule. A chain of ours that lacks a wanted rule, too, is of another configuration or has been changed.
-func insertions(spec redirect.Spec, c ruleset.ChainDiff) map[int]bool {
-	wanted := map[string]bool{}
-	last, changed := -1, c.Absent || c.Stale
-	for i, l := range c.Lines {
-		if l.Op == ruleset.Same || l.Op == ruleset.Missing {
-			last = i
-			wanted[l.Rule.String()] = true
-		}
-		changed = changed || l.Op == ruleset.Missing
-	}
-	found := map[int]bool{}
-	for i, l := range c.Lines {
-		text := l.Rule.String()
-		added := l.Op == ruleset.Extra && !changed && i < last && !wanted[text]
-		if l.Op == ruleset.Foreign || added {
-			found[i] = takes(text, spec, false, func(string) bool { return true })
-		}
-	}
-	return found
+// lacks reports whether a chain lacks a wanted rule.
+func lacks(c ruleset.ChainDiff) bool {
+	return c.Absent || slices.ContainsFunc(c.Lines, func(l ruleset.Line) bool { return l.Op == ruleset.Missing })
+}
+
+// changed reports whether a rule is in a chain of the mesh that lacks wanted rules: it is of another configuration.
+func changed(diffs []ruleset.Diff, h *walk.Hop) bool {
+	return h != nil && slices.ContainsFunc(diffs, func(d ruleset.Diff) bool {
+		return slices.ContainsFunc(d.Chains, func(c ruleset.ChainDiff) bool {
+			own := slices.ContainsFunc(c.Lines, func(l ruleset.Line) bool { return l.Op == ruleset.Extra && l.Rule.String() == h.Rule })
+			return own && lacks(c) && c.Table == h.Table && c.Chain == h.Chain
+		})
+	})
 }
 
 // listener is a port of the proxy that must accept connections.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
@@ -22,15 +23,27 @@ func name(f redirect.Field) string {
 	}[f]
 }
 
-// live returns the wanted rules with changes, compared as a namespace's.
-func live(spec redirect.Spec, change func(*ruleset.Set)) (diffs []ruleset.Diff, mesh bool) {
+// problems are those of the wanted rules with changes, in a namespace with the interface eth0. Other sets are beside them.
+func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.Set) []audit.Problem {
 	want, have := redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv4)
 	change(&have)
 	owned := redirect.Owned(want, have)
+	var diffs []ruleset.Diff
 	if d := ruleset.Compare(want, have, owned); !d.Empty() {
 		diffs = append(diffs, d)
 	}
-	return diffs, len(owned.Chains) > 0
+	n := walk.Namespace{
+		Live: append([]ruleset.Set{have}, others...), Wanted: &walk.Wanted{Spec: spec, Families: v4}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {spec.Mark}},
+	}
+	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations([]string{"eth0"}, []netip.Addr{v4.Host}))
+}
+
+// ahead inserts a rule ahead of those of a chain of nat.
+func ahead(name, rule string) func(*ruleset.Set) {
+	return func(s *ruleset.Set) {
+		rules := chain(s, name)
+		*rules = slices.Insert(*rules, 0, ruleset.Read(rule))
+	}
 }
 
 // chain returns the rules of a chain of table nat.
@@ -47,12 +60,6 @@ func chain(s *ruleset.Set, name string) *[]ruleset.Rule {
 
 func TestRules(t *testing.T) {
 	t.Parallel()
-	ahead := func(rule string) func(*ruleset.Set) {
-		return func(s *ruleset.Set) {
-			rules := chain(s, "OUTPUT")
-			*rules = slices.Insert(*rules, 0, ruleset.Opaque(rule))
-		}
-	}
 	for name, test := range map[string]struct {
 		change func(*ruleset.Set)
 		want   audit.State
@@ -64,16 +71,15 @@ func TestRules(t *testing.T) {
 		"the order": {
 			func(s *ruleset.Set) { r := *chain(s, "ISTIO_OUTPUT"); r[0], r[1] = r[1], r[0] }, audit.Drifted, "missing",
 		},
-		"RETURN ahead":     {ahead("-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
-		"a chain ahead":    {ahead("-g OTHER"), audit.ForeignRule, "-g OTHER"},
-		"LOG ahead":        {ahead("-p tcp -j LOG"), audit.Captured, ""},
-		"a count ahead":    {ahead("-p tcp"), audit.Captured, ""},
+		"RETURN ahead":     {ahead("OUTPUT", "-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
+		"a chain ahead":    {ahead("OUTPUT", "-g OTHER"), audit.ForeignRule, "-g OTHER"},
+		"LOG ahead":        {ahead("OUTPUT", "-p tcp -j LOG"), audit.Captured, ""},
+		"a count ahead":    {ahead("OUTPUT", "-p tcp"), audit.Captured, ""},
 		"the jump is gone": {func(s *ruleset.Set) { *chain(s, "OUTPUT") = nil }, audit.Drifted, "nat/OUTPUT: missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			diffs, mesh := live(redirect.Default(), test.change)
-			got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(redirect.Default(), mesh, diffs, nil), Families: v4})
+			got := problems(redirect.Default(), test.change)
 			if state := audit.StateOf(got); state != test.want || len(got) == 0 != (test.want == audit.Captured) {
 				t.Fatalf("got %v", got)
 			}
@@ -86,13 +92,12 @@ func TestRules(t *testing.T) {
 
 func TestTheMostSeriousStateCounts(t *testing.T) {
 	t.Parallel()
-	diffs, _ := live(redirect.Default(), func(s *ruleset.Set) {
+	rules := problems(redirect.Default(), func(s *ruleset.Set) {
 		*chain(s, "ISTIO_OUTPUT") = nil
-		rules := chain(s, "OUTPUT")
-		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-j ACCEPT"))
+		ahead("OUTPUT", "-p tcp -j REDIRECT --to-ports 1")(s)
 	})
 	o := audit.Observation{
-		Mesh: true, Rules: audit.Rules(redirect.Default(), true, diffs, nil), Routing: []string{"policy rule is missing"},
+		Mesh: true, Rules: rules, Routing: []string{"policy rule is missing"},
 		Families:   redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Bypassed},
 		Accepts:    func(netip.AddrPort) bool { return false },
 		Collisions: make([]audit.Process, 20),
@@ -147,11 +152,10 @@ func TestListeners(t *testing.T) {
 // TestTextsAreBounded: rules, names and lists can be a pod author's.
 func TestTextsAreBounded(t *testing.T) {
 	t.Parallel()
-	diffs, mesh := live(redirect.Default(), func(s *ruleset.Set) {
-		rules := chain(s, "OUTPUT")
-		*rules = slices.Insert(*rules, 0, ruleset.Opaque("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -j ACCEPT"))
-	})
-	got := audit.Assess(redirect.Default(), audit.Observation{Mesh: mesh, Rules: audit.Rules(redirect.Default(), mesh, diffs, nil), Families: v4})
+	got := problems(redirect.Default(), ahead("OUTPUT", "-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -p tcp -j ACCEPT"))
+	if len(got) == 0 {
+		t.Error("no problem")
+	}
 	for _, p := range got {
 		if len(p.Detail) > 1200 || strings.ContainsRune(p.Detail, 0x1b) {
 			t.Errorf("%d bytes: %.100q", len(p.Detail), p.Detail)
@@ -210,86 +214,137 @@ func TestEachStateHasItsTexts(t *testing.T) {
 	}
 }
 
-// TestForeignRules of chains that hold no rule of the mesh, and of those that do.
-func TestForeignRules(t *testing.T) {
+// TestRules_ForeignRules holds single rules of others to whether they may take packets of the mesh, ahead of its rules in nat and in
+// mangle.
+func TestRules_ForeignRules(t *testing.T) {
 	t.Parallel()
 	dns, tproxy := redirect.Default(), redirect.Default()
 	dns.DNS, tproxy.Mode = redirect.DNSAll, redirect.TPROXY
-	for _, test := range []struct {
-		rule         string
-		alone, ahead bool
-		dns, tproxy  bool // of the rule alone
-	}{
-		{"-j ACCEPT", false, true, false, false},
-		{"-p tcp -j RETURN", false, true, false, false},
-		{"! -o lo -j DROP", true, true, true, true},
-		{"-p tcp -j NOTRACK", true, true, true, true},
-		{"-p icmp -j DROP", false, false, false, false},
-		{"! -p icmp -j DROP", true, true, true, true},
-		{"-p udp -j DROP", false, false, true, false},
-		{"-p udp -m udp --dport 5353 -j DROP", false, false, false, false},
-		{"-p udp -m udp --dport 53 -j DROP", false, false, true, false},
-		{"-p udp -m udp --dport 1:60 -j DROP", false, false, true, false},
-		{"-p udp -m udp ! --dport 5353 -j DROP", false, false, true, false},
-		{`-m comment --comment "-p icmp" -j DROP`, true, true, true, true},
-		{`-m comment --comment "a -j LOG b" -j DROP`, true, true, true, true},
-		{`-m comment --comment "a \" -j LOG b" -j DROP`, true, true, true, true},
-		{`-m comment --comment -j -j DROP`, true, true, true, true},
-		{`-m string ! --string "a -p icmp b" --algo bm -j DROP`, true, true, true, true},
-		{`-p tcp -j LOG --log-prefix "a -j DROP b"`, false, false, false, false},
-		{"-j MARK --set-xmark 0x1/0x1", false, false, false, true},
-		{"-j TCPMSS --clamp-mss-to-pmtu", false, false, false, false},
-		{"-g COUNTS", false, true, false, false},
-		{"-j TAKES", true, true, true, true},
-		{"-j MISSING", true, true, true, true},
-		{"[not understood: meta cmp log 01ab]", false, false, false, false},
-		{"[nf_tables: meta cmp counter log 01ab]", false, false, false, false},
-		{"[nf_tables: meta cmp counter immediate 01ab]", true, true, true, true},
-		{"tcp dport 80 counter return", true, true, true, true},
-		{"[not understood: target:LOG 01ab]", false, false, false, false},
-		{"[not understood: target:MIRROR 01ab]", true, true, true, true},
-		{"[not understood: immediate 01ab]", true, true, true, true},
+	const none, nat, mangle, inDNS, inTPROXY = 0, 1, 2, 4, 8
+	for rule, want := range map[string]int{
+		"-j ACCEPT":                                            nat | inDNS,
+		"-p tcp -j RETURN":                                     nat | inDNS,
+		"-p tcp -m tcp --dport 80":                             none,
+		"! -o lo -j DROP":                                      nat | mangle | inDNS | inTPROXY,
+		"-p icmp -j DROP":                                      none,
+		"! -p icmp -j DROP":                                    nat | mangle | inDNS | inTPROXY,
+		"-p udp -j DROP":                                       inDNS,
+		"-p udp -m udp --dport 5353 -j DROP":                   none,
+		"-p udp -m udp --dport 1:60 -j DROP":                   inDNS,
+		`-m comment --comment "-p icmp" -j DROP`:               nat | mangle | inDNS | inTPROXY,
+		`-m comment --comment "a -j LOG b" -j DROP`:            nat | mangle | inDNS | inTPROXY,
+		`-m comment --comment "a \" -j LOG b" -j DROP`:         nat | mangle | inDNS | inTPROXY,
+		`-m comment --comment -j -j DROP`:                      nat | mangle | inDNS | inTPROXY,
+		`-m string ! --string "a -p icmp b" -j DROP`:           nat | mangle | inDNS | inTPROXY,
+		`-p tcp -j LOG --log-prefix "a -j DROP b"`:             none,
+		"-j MARK --set-xmark 0x1/0x1":                          none,
+		"-j CONNMARK --set-xmark 0x80/0x80":                    none,
+		"-j TCPMSS --clamp-mss-to-pmtu":                        none,
+		"-m mark --mark 0x5 -j DROP":                           none,
+		"-o tun0 -j DROP":                                      none,
+		"-d 169.254.20.10/32 -p tcp -j DROP":                   none,
+		"-d 10.96.0.1/32 -p tcp -j DROP":                       nat | mangle | inDNS | inTPROXY,
+		"-p tcp -m tcp --dport 8080 -j DROP":                   nat | mangle | inDNS | inTPROXY,
+		"-m owner --uid-owner 1000 -j DROP":                    nat | mangle | inDNS | inTPROXY,
+		"-m owner --uid-owner 1337 -j DROP":                    nat | mangle | inDNS | inTPROXY,
+		"-m conntrack --ctstate INVALID -j DROP":               none,
+		"-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT": none,
+		"-m set --match-set x dst -j RETURN":                   nat | inDNS,
+		"-j COUNTS":                                            none,
+		"-j TAKES":                                             nat | mangle | inDNS | inTPROXY,
+		"-j MISSING":                                           nat | mangle | inDNS | inTPROXY,
+		"-j QUEUE":                                             nat | mangle | inDNS | inTPROXY,
 	} {
-		for name, spec := range map[string]redirect.Spec{"": redirect.Default(), "dns": dns, "tproxy": tproxy} {
-			want := map[string]bool{"": test.alone, "dns": test.dns, "tproxy": test.tproxy}[name]
-			have := ruleset.Set{Family: ruleset.IPv4, Tables: []ruleset.Table{{Name: "mangle", Chains: []ruleset.Chain{
-				{Name: "OUTPUT", Rules: []ruleset.Rule{ruleset.Opaque(test.rule)}},
-				{Name: "COUNTS", Rules: []ruleset.Rule{ruleset.Opaque("-p tcp"), ruleset.Opaque("-j COUNTS")}},
-				{Name: "TAKES", Rules: []ruleset.Rule{ruleset.Opaque("-j COUNTS"), ruleset.Opaque("-j DROP")}},
-			}}}}
-			if got := audit.Foreign(spec, have, ruleset.Ownership{}, "nft"); len(got) > 0 != want {
-				t.Errorf("%s %q: got %v", name, test.rule, got)
+		for table, bit := range map[string]int{"nat": nat, "mangle": mangle} {
+			for _, c := range []struct {
+				spec redirect.Spec
+				bit  int
+			}{{redirect.Default(), bit}, {dns, inDNS}, {tproxy, inTPROXY}} {
+				if c.bit == inDNS && table != "nat" || c.bit == inTPROXY && table != "mangle" {
+					continue
+				}
+				got := problems(c.spec, func(s *ruleset.Set) { insert(s, table, rule) })
+				if foreign := audit.StateOf(got) == audit.ForeignRule; foreign != (want&c.bit != 0) {
+					t.Errorf("%s %q (%d): got %v", table, rule, c.bit, got)
+				}
 			}
-		}
-		diffs, mesh := live(redirect.Default(), func(s *ruleset.Set) {
-			rules := chain(s, "OUTPUT")
-			*rules = slices.Insert(*rules, 0, ruleset.Opaque(test.rule))
-		})
-		if got := audit.StateOf(audit.Rules(redirect.Default(), mesh, diffs, nil)); got == audit.ForeignRule != test.ahead {
-			t.Errorf("ahead of ours %q: got %s", test.rule, got)
 		}
 	}
 }
 
-// TestRulesInOurChains: one that was added ahead is foreign, any other difference is drift.
-func TestRulesInOurChains(t *testing.T) {
+// insert puts a rule, and chains that it can lead to, ahead of those of the chain OUTPUT of a table.
+func insert(s *ruleset.Set, name, rule string) {
+	i := slices.IndexFunc(s.Tables, func(t ruleset.Table) bool { return t.Name == name })
+	if i < 0 {
+		s.Tables = append(s.Tables, ruleset.Table{Name: name, Chains: []ruleset.Chain{{Name: "OUTPUT", Policy: "ACCEPT"}}})
+		i = len(s.Tables) - 1
+	}
+	t := &s.Tables[i]
+	t.Chains = append(t.Chains,
+		ruleset.Chain{Name: "COUNTS", Policy: "-", Rules: []ruleset.Rule{ruleset.Read("-p tcp"), ruleset.Read("-j LOG")}},
+		ruleset.Chain{Name: "TAKES", Policy: "-", Rules: []ruleset.Rule{ruleset.Read("-j COUNTS"), ruleset.Read("-j DROP")}})
+	for j := range t.Chains {
+		if c := &t.Chains[j]; c.Name == "OUTPUT" {
+			c.Rules = slices.Insert(c.Rules, 0, ruleset.Read(rule))
+		}
+	}
+}
+
+// TestRules_OwnChains: a rule that takes packets is foreign, one that changes nothing is no problem, and a wanted rule that is missing is
+// drift.
+func TestRules_OwnChains(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		change func([]ruleset.Rule) []ruleset.Rule
 		want   audit.State
 	}{
-		"added ahead":        {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 1, ruleset.Opaque("-p tcp -j RETURN")) }, audit.ForeignRule},
-		"added behind":       {func(r []ruleset.Rule) []ruleset.Rule { return append(r, ruleset.Opaque("-p tcp -j RETURN")) }, audit.Drifted},
-		"a wanted one twice": {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, r[0]) }, audit.Drifted},
-		"replaced":           {func(r []ruleset.Rule) []ruleset.Rule { r[1] = ruleset.Opaque("-p tcp -j RETURN"); return r }, audit.Drifted},
-		"a count":            {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, ruleset.Opaque("-p tcp")) }, audit.Drifted},
+		"added ahead":        {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 1, ruleset.Read("-p tcp -j RETURN")) }, audit.ForeignRule},
+		"added behind":       {func(r []ruleset.Rule) []ruleset.Rule { return append(r, ruleset.Read("-p tcp -j RETURN")) }, audit.Captured},
+		"a wanted one twice": {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, r[0]) }, audit.Captured},
+		"all of them twice":  {func(r []ruleset.Rule) []ruleset.Rule { return append(slices.Clone(r), r...) }, audit.Captured},
+		"replaced":           {func(r []ruleset.Rule) []ruleset.Rule { r[1] = ruleset.Read("-p tcp -j RETURN"); return r }, audit.Drifted},
+		"a count":            {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 0, ruleset.Read("-p tcp")) }, audit.Captured},
+		"a log":              {func(r []ruleset.Rule) []ruleset.Rule { return slices.Insert(r, 3, ruleset.Read("-j LOG")) }, audit.Captured},
 	} {
-		diffs, mesh := live(redirect.Default(), func(s *ruleset.Set) {
+		got := problems(redirect.Default(), func(s *ruleset.Set) {
 			rules := chain(s, "ISTIO_OUTPUT")
 			*rules = test.change(*rules)
 		})
-		if got := audit.Rules(redirect.Default(), mesh, diffs, nil); audit.StateOf(got) != test.want || len(got) != 1 {
+		if audit.StateOf(got) != test.want {
 			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}
+
+// TestRules_OtherTables: base chains of any table, hook and priority, behind nat as well.
+func TestRules_OtherTables(t *testing.T) {
+	t.Parallel()
+	rewrites := ruleset.Rule{Matches: []ruleset.Match{ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(15001)}}, Target: ruleset.Other{Text: "tcp dport set 80"}}
+	drop := func(port uint16) ruleset.Rule {
+		return ruleset.NFT("", ruleset.Drop, ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(port)})
+	}
+	away := ruleset.Rule{Matches: []ruleset.Match{ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(9999)}}, Target: ruleset.DNAT(netip.MustParseAddrPort("10.2.0.9:80"))}
+	for _, test := range []struct {
+		name   string
+		hook   ruleset.Hook
+		policy string
+		rules  []ruleset.Rule
+		want   audit.State
+	}{
+		{"redirect ahead", ruleset.Hook{Type: "nat", Name: "output", Priority: -150}, "", []ruleset.Rule{ruleset.NFT("", ruleset.RedirectTo(9090), ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(80)})}, audit.ForeignRule},
+		{"rewriting behind", ruleset.Hook{Type: "route", Name: "output"}, "", []ruleset.Rule{rewrites}, audit.ForeignRule},
+		{"nat behind", ruleset.Hook{Type: "nat", Name: "output"}, "", []ruleset.Rule{away}, audit.ForeignRule},
+		{"drop of the proxy's port", ruleset.Hook{Type: "filter", Name: "input"}, "", []ruleset.Rule{drop(15006)}, audit.ForeignRule},
+		{"drop of another port", ruleset.Hook{Type: "filter", Name: "input"}, "", []ruleset.Rule{drop(22)}, audit.Captured},
+		{"policy", ruleset.Hook{Type: "filter", Name: "input"}, "DROP", []ruleset.Rule{ruleset.NFT("", ruleset.Accept, ruleset.Interface{Name: "lo"})}, audit.ForeignRule},
+		{"policy for some", ruleset.Hook{Type: "filter", Name: "input"}, "DROP", []ruleset.Rule{ruleset.NFT("", ruleset.Accept, ruleset.Network{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Source: true}), ruleset.NFT("", ruleset.Accept, ruleset.Interface{Name: "lo"})}, audit.Captured},
+		{"ingress", ruleset.Hook{Type: "filter", Name: "ingress", Device: "eth0"}, "", []ruleset.Rule{drop(80)}, audit.ForeignRule},
+		{"ingress of another device", ruleset.Hook{Type: "filter", Name: "ingress", Device: "eth1"}, "", []ruleset.Rule{drop(80)}, audit.Captured},
+		{"forward", ruleset.Hook{Type: "filter", Name: "forward"}, "DROP", []ruleset.Rule{drop(80)}, audit.Captured},
+	} {
+		set := ruleset.Set{Family: ruleset.Inet, Tables: []ruleset.Table{{Name: "mine", Chains: []ruleset.Chain{{Name: "c", Policy: test.policy, Hook: &test.hook, Rules: test.rules}}}}}
+		if got := problems(redirect.Default(), func(*ruleset.Set) {}, set); audit.StateOf(got) != test.want {
+			t.Errorf("%s: got %v", test.name, got)
 		}
 	}
 }

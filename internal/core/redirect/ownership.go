@@ -3,7 +3,6 @@ package redirect
 import (
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -62,15 +61,17 @@ type finder struct {
 	leftovers bool
 }
 
-// ourJump reports whether the rule jumps to one of our chains. A jump has no options, so the chain's name ends the rule; in
-// another place, or followed by a quote, the same text is part of a comment.
-func ourJump(spec string) bool {
-	f := strings.Fields(spec)
-	if len(f) < 2 {
-		return false
+// ourJump reports whether a target leads to one of our chains.
+func ourJump(target ruleset.Target) bool {
+	switch t := target.(type) {
+	case ruleset.Jump:
+		return strings.HasPrefix(t.Chain, ChainPrefix)
+	case ruleset.Then:
+		return slices.ContainsFunc(t, ourJump)
+	case ruleset.VerdictMap:
+		return slices.ContainsFunc(t.List, func(v ruleset.VerdictOf) bool { return ourJump(v.Target) })
 	}
-	verb, chain := f[len(f)-2], f[len(f)-1]
-	return (verb == "-j" || verb == "-g") && strings.HasPrefix(chain, ChainPrefix) && !strings.HasSuffix(chain, `"`)
+	return false
 }
 
 // shapes are the rules that the reference writes, or wrote in some version, straight into built-in chains. The DNS rules
@@ -115,7 +116,7 @@ func (c *finder) rules(table string, chain ruleset.Chain) []bool {
 	}
 	marks := make([]bool, len(chain.Rules))
 	for i, r := range chain.Rules {
-		marks[i] = wanted[r.String()] || ourJump(r.String()) || c.leftovers && shaped(table+"/"+chain.Name, r.String())
+		marks[i] = wanted[r.String()] || ourJump(r.Target) || c.leftovers && shaped(table+"/"+chain.Name, r.String())
 	}
 	return marks
 }
@@ -127,12 +128,12 @@ func shaped(chain, spec string) bool {
 }
 
 // returnOf returns the interface of a rule that consists of an interface match and RETURN only.
-func returnOf(spec string) (string, bool) {
-	f := strings.Fields(spec)
-	if len(f) != 4 || f[0] != "-i" && f[0] != "-o" || f[2] != "-j" || f[3] != "RETURN" {
+func returnOf(r ruleset.Rule) (string, bool) {
+	if len(r.Matches) != 1 || r.Target != ruleset.Target(ruleset.Return) {
 		return "", false
 	}
-	return f[1], true
+	i, is := r.Matches[0].(ruleset.Interface)
+	return i.Name, is && !i.Not
 }
 
 // interfaces marks the RETURN rules of excluded interfaces, in nat and, with TPROXY, in mangle, and of virtual machines'
@@ -170,9 +171,9 @@ func (c *finder) returns(table, name string) map[string][]int {
 	places := map[string][]int{}
 	chain, _ := c.have.Table(table).Chain(name)
 	for i, r := range chain.Rules {
-		if x, plain := returnOf(r.String()); plain {
+		if x, plain := returnOf(r); plain {
 			places[x] = append(places[x], i)
-		} else if c.owned.OwnsRule(table, name, i) && !reroutes(r.String()) {
+		} else if c.owned.OwnsRule(table, name, i) && !reroutes(r) {
 			break
 		}
 	}
@@ -186,16 +187,18 @@ func (c *finder) rerouted() {
 	chain, _ := c.have.Table("nat").Chain(prerouting)
 	named := map[string]bool{}
 	for _, r := range chain.Rules {
-		if f := strings.Fields(r.String()); reroutes(r.String()) && slices.Contains(f, "-i") {
-			named[f[slices.Index(f, "-i")+1]] = true
+		for _, m := range r.Matches {
+			if i, is := m.(ruleset.Interface); is && !i.Out && reroutes(r) {
+				named[i.Name] = true
+			}
 		}
 	}
 	if len(named) == 0 && (c.capturesNetworks() || c.asWanted(chain)) {
 		return
 	}
 	for i, r := range chain.Rules {
-		v, plain := returnOf(r.String())
-		if !reroutes(r.String()) && (!plain || len(named) > 0 && !named[v]) {
+		v, plain := returnOf(r)
+		if !reroutes(r) && (!plain || len(named) > 0 && !named[v]) {
 			return
 		}
 		c.owned.Rules["nat"][prerouting][i] = true
@@ -214,12 +217,12 @@ func (c *finder) asWanted(have ruleset.Chain) bool {
 func (c *finder) capturesNetworks() bool {
 	chain, _ := c.have.Table("nat").Chain(output)
 	return slices.ContainsFunc(chain.Rules, func(r ruleset.Rule) bool {
-		return reroutes(r.String()) && !strings.Contains(r.String(), "--dport ")
+		return reroutes(r) && !slices.ContainsFunc(r.Matches, func(m ruleset.Match) bool { _, is := m.(ruleset.Port); return is })
 	})
 }
 
 // reroutes reports whether the rule sends traffic to the proxy's outbound listener.
-func reroutes(spec string) bool { return strings.HasSuffix(spec, "-j "+toProxy) }
+func reroutes(r ruleset.Rule) bool { return r.Target == ruleset.Target(ruleset.Jump{Chain: toProxy}) }
 
 // guardrails marks the rules that the reference adds while it replaces others, and leaves behind when it is killed: all TCP
 // and UDP dropped at the head of all three chains of filter. Only all six rules together count.
@@ -247,7 +250,7 @@ func Marks(have ruleset.Set, owned ruleset.Ownership) []uint32 {
 	for _, chain := range have.Table("mangle").Chains {
 		for i, r := range chain.Rules {
 			if owned.OwnsRule("mangle", chain.Name, i) {
-				marks = append(marks, marksOf(r.String())...)
+				marks = append(marks, marksOf(r)...)
 			}
 		}
 	}
@@ -255,17 +258,18 @@ func Marks(have ruleset.Set, owned ruleset.Ownership) []uint32 {
 	return slices.Compact(marks)
 }
 
-func marksOf(spec string) []uint32 {
+func marksOf(r ruleset.Rule) []uint32 {
 	var marks []uint32
-	option := ""
-	for word := range strings.FieldsSeq(spec) {
-		if slices.Contains([]string{"--set-xmark", "--tproxy-mark", "--mark"}, option) {
-			text, _, _ := strings.Cut(word, "/")
-			if mark, err := strconv.ParseUint(text, 0, 32); err == nil && mark != SelfMark {
-				marks = append(marks, uint32(mark))
-			}
+	for _, m := range r.Matches {
+		if mark, is := m.(ruleset.Mark); is {
+			marks = append(marks, mark.Value)
 		}
-		option = word
 	}
-	return marks
+	switch t := r.Target.(type) {
+	case ruleset.SetMark:
+		marks = append(marks, t.Value)
+	case ruleset.TProxy:
+		marks = append(marks, t.Mark)
+	}
+	return slices.DeleteFunc(marks, func(m uint32) bool { return m == SelfMark })
 }

@@ -57,7 +57,7 @@ func (b builder) rejected(f ruleset.Family) ruleset.Table {
 	return b.table("filter", chain{"INPUT", jump}, chain{outHook, jump}, chain{rejectAll, []ruleset.Rule{
 		b.rule("what comes in over loopback stays in the pod", ruleset.Return, in("lo")),
 		b.rule("what goes out over loopback stays in the pod", ruleset.Return, out("lo")),
-		b.rule("the refusal of an incoming connection gets out", ruleset.Return, ruleset.Reset{}),
+		b.rule("the refusal of an incoming connection gets out", ruleset.Return, ruleset.Reset),
 		b.rule("TCP is refused at once, so that clients try the other family", ruleset.TCPReset, tcp),
 		b.rule("UDP is refused", answer, family, ruleset.Protocol{Number: ruleset.UDP}),
 	}})

@@ -28,7 +28,7 @@ func (b builder) manglePrerouting() []ruleset.Rule {
 		rules = append(rules, b.rule("incoming TCP goes to the rules of the mesh", b.jump(inbound), tcp))
 	}
 	if b.Mode == TPROXY {
-		rules = append(rules, b.rule("the proxy's mark is kept with the connection", ruleset.SaveMark{}, tcp, ruleset.Mark{Value: b.Mark}))
+		rules = append(rules, b.rule("the proxy's mark is kept with the connection", ruleset.CopyMark{}, tcp, ruleset.Mark{Value: b.Mark}))
 	}
 	return rules
 }
@@ -42,11 +42,11 @@ func (b builder) mangleOutput() []ruleset.Rule {
 	b.owners(func(o ruleset.Owner) {
 		for _, p := range b.loopbacks() {
 			rules = append(rules, b.rule("the proxy calls its own pod: the inbound listener must see it",
-				ruleset.SetMark(SelfMark), out("lo"), tcp, notTo(p), o))
+				ruleset.SetMark{Value: SelfMark}, out("lo"), tcp, notTo(p), o))
 		}
 	})
 	return append(rules, b.rule("the app's replies get the connection's mark back and return to the proxy",
-		ruleset.RestoreMark{}, tcp, ruleset.Mark{Value: b.Mark, Connection: true}))
+		ruleset.CopyMark{Restore: true}, tcp, ruleset.Mark{Value: b.Mark, Connection: true}))
 }
 
 // mangleInbound begins with the rules that the reference inserts one by one: in its native tables it inserts the second
@@ -88,7 +88,7 @@ func (b builder) divert() []ruleset.Rule {
 		return nil
 	}
 	return []ruleset.Rule{
-		b.rule("the mark routes the packet to this pod", ruleset.SetMark(b.Mark)),
+		b.rule("the mark routes the packet to this pod", ruleset.SetMark{Value: b.Mark}),
 		b.rule("the packet is accepted, so that no later rule of this table changes it", ruleset.Accept),
 	}
 }

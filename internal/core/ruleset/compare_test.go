@@ -114,9 +114,9 @@ func TestCompareFindsDifferences(t *testing.T) {
 func TestHostileNamesStayOnTheirLine(t *testing.T) {
 	const hostile = "OWN_X\n+ -A FORGED\x1b[2J\u009b\u202e"
 	have := ruleset.New(ruleset.IPv4, ruleset.Table{Name: "nat", Chains: []ruleset.Chain{
-		{Name: hostile, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(hostile)}},
-		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque("-j OWN_A"), ruleset.Opaque(hostile)}},
-		{Name: "OWN_A", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(hostile + strings.Repeat("x", 1<<20))}},
+		{Name: hostile, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Read(hostile)}},
+		{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Read("-j OWN_A"), ruleset.Read(hostile)}},
+		{Name: "OWN_A", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Read(hostile + strings.Repeat("x", 1<<20))}},
 	}})
 	want := nat("OWN_A -j RETURN", "OUTPUT -j OWN_A")
 	d := ruleset.Compare(want, have, own(want, have))

@@ -16,7 +16,7 @@ import (
 func ports(list []int) ruleset.Chain {
 	c := ruleset.Chain{Name: "OWN_IN", Policy: ruleset.NoPolicy}
 	for _, p := range list {
-		c.Rules = append(c.Rules, ruleset.Opaque(fmt.Sprintf("-p tcp -m tcp --dport %d -j RETURN", p)))
+		c.Rules = append(c.Rules, ruleset.Read(fmt.Sprintf("-p tcp -m tcp --dport %d -j RETURN", p)))
 	}
 	return c
 }
@@ -154,9 +154,9 @@ func TestOneChangeInManyRulesIsShown(t *testing.T) {
 
 // TestForeignRulesBehindOursAreBounded: they are notes in a log, and a pod can make very many.
 func TestForeignRulesBehindOursAreBounded(t *testing.T) {
-	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque("-j OWN_OUT")}}
+	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Read("-j OWN_OUT")}}
 	for i := range 1000 {
-		chain.Rules = append(chain.Rules, ruleset.Opaque(fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", i)))
+		chain.Rules = append(chain.Rules, ruleset.Read(fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", i)))
 	}
 	owned := ruleset.Ownership{Rules: map[string]map[string][]bool{"nat": {"OUTPUT": {true}}}}
 	got := ruleset.Compare(natOf(ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: chain.Rules[:1]}), natOf(chain), owned).Others
@@ -191,7 +191,7 @@ func TestSummaryFormatsOnlyTheRulesItNames(t *testing.T) {
 	d := ruleset.Diff{Family: ruleset.IPv4}
 	for i := range 20000 {
 		d.Chains = append(d.Chains, ruleset.ChainDiff{Table: "nat", Chain: fmt.Sprintf("OWN_%0230d", i), Stale: true}, ruleset.ChainDiff{
-			Table: "nat", Chain: "OWN_IN", Lines: []ruleset.Line{{Op: ruleset.Extra, Rule: ruleset.Opaque("-j RETURN")}},
+			Table: "nat", Chain: "OWN_IN", Lines: []ruleset.Line{{Op: ruleset.Extra, Rule: ruleset.Read("-j RETURN")}},
 		})
 	}
 	summary := ""
@@ -207,7 +207,7 @@ func TestSummaryFormatsOnlyTheRulesItNames(t *testing.T) {
 // TestADifferenceIsBounded: neither ten thousands of chains nor ten thousands of rules in one make an endless text.
 func TestADifferenceIsBounded(t *testing.T) {
 	const most = 3 << 20
-	extra := ruleset.Line{Op: ruleset.Extra, Rule: ruleset.Opaque("-m comment --comment " + strings.Repeat("x", 200) + " -j RETURN")}
+	extra := ruleset.Line{Op: ruleset.Extra, Rule: ruleset.Read("-m comment --comment " + strings.Repeat("x", 200) + " -j RETURN")}
 	chains := ruleset.Diff{Family: ruleset.IPv4}
 	for i := range 40000 {
 		chains.Chains = append(chains.Chains, ruleset.ChainDiff{Table: "nat", Chain: fmt.Sprintf("OWN_%0230d", i), Stale: true})

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -82,30 +83,42 @@ type Ports struct {
 	Not      bool
 }
 
-// Reset matches TCP packets with the flag RST.
-type Reset struct{}
+// TCPFlags matches TCP packets of whose flags, under Mask, exactly those of Set are set.
+type TCPFlags struct {
+	Mask, Set uint8
+	Not       bool
+}
 
-// Owner matches the user or, with Group, the group of the socket that sends a packet.
+const tcpReset = 4
+
+// Reset matches TCP packets with the flag RST.
+var Reset = TCPFlags{Mask: tcpReset, Set: tcpReset} //nolint:gochecknoglobals // a constant
+
+// Owner matches the user or, with Group, the group of the socket that sends a packet: from ID to Last, which is ID if 0.
 type Owner struct {
-	ID         uint32
+	ID, Last   uint32
 	Group, Not bool
 }
 
-// Mark matches the mark of a packet or, with Connection, of its connection.
+// Mark matches the mark of a packet or, with Connection, of its connection, under Mask: all bits if 0.
 type Mark struct {
-	Value           uint32
+	Value, Mask     uint32
 	Connection, Not bool
 }
 
 // States matches packets whose connection is in any of the states.
 type States uint8
 
-// States of a connection, with the bits of IP_CT_… and NF_CT_STATE_… (nf_conntrack_common.h).
+// States of a connection, with the bits of IP_CT_… and NF_CT_STATE_… (nf_conntrack_common.h). A packet that conntrack does not follow
+// is untracked. The last two say that the source or the destination of the connection is translated; only iptables asks for them.
 const (
 	StateInvalid States = 1 << iota
 	StateEstablished
 	StateRelated
 	StateNew
+	StateUntracked
+	StateSNAT
+	StateDNAT
 )
 
 // OfFamily matches packets of the family, which iptables' rules have anyway.
@@ -157,8 +170,16 @@ func (p Port) iptables() string {
 	return fmt.Sprintf("-m %s %s%s%s", protocolName(p.Protocol), sign("! ", p.Not), pick("--sport ", "--dport ", p.Source), p.Range.text(":"))
 }
 
+// headerName is the name of a header with ports in nft, any one for 0.
+func headerName(protocol uint8) string {
+	if protocol == 0 {
+		return "th"
+	}
+	return protocolName(protocol)
+}
+
 func (p Port) nft() string {
-	return fmt.Sprintf("%s %s%s%s", protocolName(p.Protocol), pick("sport ", "dport ", p.Source), sign("!= ", p.Not), p.Range)
+	return fmt.Sprintf("%s %s%s%s", headerName(p.Protocol), pick("sport ", "dport ", p.Source), sign("!= ", p.Not), p.Range)
 }
 
 func (p Ports) iptables() string {
@@ -176,43 +197,94 @@ func (p Ports) nft() string {
 // Distinct returns the ports in order and once each, as nft writes them.
 func (p Ports) Distinct() []uint16 { return slices.Compact(slices.Sorted(slices.Values(p.List[:]))) }
 
-func (Reset) iptables() string { return "-m tcp --tcp-flags RST RST" }
-func (Reset) nft() string      { return "tcp flags & rst == rst" }
+// tcpFlagNames are in the order of their bits.
+var tcpFlagNames = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"} //nolint:gochecknoglobals // a constant table
+
+func (f TCPFlags) iptables() string {
+	return fmt.Sprintf("-m tcp %s--tcp-flags %s %s", sign("! ", f.Not), flagNames(f.Mask, ","), flagNames(f.Set, ","))
+}
+
+func (f TCPFlags) nft() string {
+	return strings.ToLower(fmt.Sprintf("tcp flags & %s %s %s", parens(flagNames(f.Mask, " | ")), pick("!=", "==", f.Not), flagNames(f.Set, " | ")))
+}
+
+func flagNames(bits uint8, between string) string {
+	var names []string
+	for i, name := range tcpFlagNames {
+		if bits&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return "NONE"
+	}
+	return strings.Join(names, between)
+}
+
+func parens(text string) string {
+	if strings.Contains(text, " ") {
+		return "(" + text + ")"
+	}
+	return text
+}
+
+// Range is the first and the last ID.
+func (o Owner) Range() (first, last uint32) { return o.ID, cmp.Or(o.Last, o.ID) }
+
+func (o Owner) ids() string {
+	first, last := o.Range()
+	if first == last {
+		return fmt.Sprint(first)
+	}
+	return fmt.Sprintf("%d-%d", first, last)
+}
 
 func (o Owner) iptables() string {
-	return fmt.Sprintf("-m owner %s%s%d", sign("! ", o.Not), pick("--gid-owner ", "--uid-owner ", o.Group), o.ID)
+	return fmt.Sprintf("-m owner %s%s%s", sign("! ", o.Not), pick("--gid-owner ", "--uid-owner ", o.Group), o.ids())
 }
 
 func (o Owner) nft() string {
-	return fmt.Sprintf("meta %s%s%d", pick("skgid ", "skuid ", o.Group), sign("!= ", o.Not), o.ID)
+	return fmt.Sprintf("meta %s%s%s", pick("skgid ", "skuid ", o.Group), sign("!= ", o.Not), o.ids())
 }
 
 func (m Mark) iptables() string {
-	return fmt.Sprintf("-m %s %s--mark 0x%x", pick("connmark", "mark", m.Connection), sign("! ", m.Not), m.Value)
+	text := fmt.Sprintf("-m %s %s--mark 0x%x", pick("connmark", "mark", m.Connection), sign("! ", m.Not), m.Value)
+	if m.Mask != 0 {
+		text += fmt.Sprintf("/0x%x", m.Mask)
+	}
+	return text
 }
 
 func (m Mark) nft() string {
-	return fmt.Sprintf("%s%s0x%08x", pick("ct mark ", "meta mark ", m.Connection), sign("!= ", m.Not), m.Value)
+	name := pick("ct mark ", "meta mark ", m.Connection)
+	if m.Mask != 0 {
+		return fmt.Sprintf("%s& 0x%08x %s 0x%08x", name, m.Mask, pick("!=", "==", m.Not), m.Value)
+	}
+	return fmt.Sprintf("%s%s0x%08x", name, sign("!= ", m.Not), m.Value)
 }
 
 // names returns the states in the order of a dialect.
 func (s States) names(order ...States) string {
-	names := map[States]string{StateInvalid: "INVALID", StateNew: "NEW", StateRelated: "RELATED", StateEstablished: "ESTABLISHED"}
 	var out []string
 	for _, one := range order {
 		if s&one != 0 {
-			out = append(out, names[one])
+			out = append(out, stateNames[one])
 		}
 	}
 	return strings.Join(out, ",")
 }
 
+var stateNames = map[States]string{ //nolint:gochecknoglobals // a constant table
+	StateInvalid: "INVALID", StateNew: "NEW", StateRelated: "RELATED", StateEstablished: "ESTABLISHED", StateUntracked: "UNTRACKED",
+	StateSNAT: "SNAT", StateDNAT: "DNAT",
+}
+
 func (s States) iptables() string {
-	return "-m conntrack --ctstate " + s.names(StateInvalid, StateNew, StateRelated, StateEstablished)
+	return "-m conntrack --ctstate " + s.names(StateInvalid, StateNew, StateRelated, StateEstablished, StateUntracked, StateSNAT, StateDNAT)
 }
 
 func (s States) nft() string {
-	return "ct state " + strings.ToLower(s.names(StateInvalid, StateEstablished, StateRelated, StateNew))
+	return "ct state " + strings.ToLower(s.names(StateInvalid, StateEstablished, StateRelated, StateNew, StateUntracked))
 }
 
 func (OfFamily) iptables() string { return "" }

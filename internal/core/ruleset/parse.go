@@ -101,7 +101,7 @@ func (p *parser) rule(text string) error {
 		return fmt.Errorf("chain %q is not declared", name)
 	}
 	c := &p.table.Chains[i]
-	c.Rules = append(c.Rules, Opaque(strings.TrimLeft(spec, " ")))
+	c.Rules = append(c.Rules, Read(strings.TrimLeft(spec, " ")))
 	return nil
 }
 

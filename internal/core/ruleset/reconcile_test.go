@@ -163,6 +163,6 @@ func fill(r *rand.Rand, t ruleset.Table, c *ruleset.Chain, there bool) {
 				continue
 			}
 		}
-		c.Rules = append(c.Rules, ruleset.Opaque(spec))
+		c.Rules = append(c.Rules, ruleset.Read(spec))
 	}
 }

@@ -8,17 +8,16 @@ import (
 // Rule is one rule without the name of its chain. Its text is the output of iptables-save or, for the native tables, of
 // nft, and rules are equal if their texts are.
 type Rule struct {
-	// Matches and Target are the parts of the rule, in the order of its dialect. A rule that was read has neither.
+	// Matches and Target are the parts of the rule, in the order of its dialect.
 	Matches []Match
 	Target  Target
-	// Why explains the rule to a reader. It is not part of the rule: not printed by String, not compared.
-	Why string
+	// Why explains the rule to a reader. It is not part of the rule: not printed by String, not compared. Nor is Handle, the kernel's
+	// number of a rule of nf_tables that was read, in its table.
+	Why    string
+	Handle uint64
 
 	text string
 }
-
-// Opaque is a rule that was read: only its text is known.
-func Opaque(text string) Rule { return Rule{text: text} }
 
 // String returns the text.
 func (r Rule) String() string { return r.text }
@@ -40,8 +39,14 @@ func IPTables(why string, target Target, matches ...Match) Rule {
 	}
 	slices.SortStableFunc(all, func(a, b Match) int { return matchRank(a) - matchRank(b) })
 	var b strings.Builder
-	for _, m := range all {
-		add(&b, m.iptables())
+	for i, m := range all {
+		text := m.iptables()
+		if number, of := protocolOf(m); of && i > 0 { // one match of iptables can have several options
+			if before, same := protocolOf(all[i-1]); same && before == number {
+				text = strings.TrimPrefix(text, "-m "+protocolName(number)+" ")
+			}
+		}
+		add(&b, text)
 	}
 	if target != nil {
 		add(&b, target.iptables())
@@ -60,6 +65,15 @@ func NFT(why string, target Target, matches ...Match) Rule {
 	}
 	add(&b, target.nft())
 	return Rule{Matches: matches, Target: target, Why: why, text: b.String()}
+}
+
+// Listed returns a rule of nf_tables that was read, with the text of nft for its parts in their order.
+func Listed(matches []Match, target Target, parts []Match) Rule {
+	var b strings.Builder
+	for _, p := range parts {
+		add(&b, p.nft())
+	}
+	return Rule{Matches: matches, Target: target, text: b.String()}
 }
 
 func add(b *strings.Builder, part string) {
@@ -102,8 +116,10 @@ func protocolOf(m Match) (uint8, bool) {
 		return m.Protocol, true
 	case Ports:
 		return m.Protocol, true
-	case Reset:
+	case TCPFlags:
 		return TCP, true
+	case AnyPort:
+		return m.Protocol, m.Protocol != 0
 	}
 	return 0, false
 }

@@ -23,12 +23,18 @@ const (
 	Inet Family = 0
 	IPv4 Family = 4
 	IPv6 Family = 6
+	// Netdev has the tables of the hooks of an interface.
+	Netdev Family = 5
 )
 
-// String returns "IPv4", "IPv6" or "inet".
+// String returns "IPv4", "IPv6", "inet" or "netdev".
 func (f Family) String() string {
-	if f == Inet {
+	switch f {
+	case Inet:
 		return "inet"
+	case Netdev:
+		return "netdev"
+	case IPv4, IPv6:
 	}
 	return fmt.Sprintf("IPv%d", uint8(f))
 }
@@ -39,6 +45,8 @@ func (f Family) String() string {
 type Set struct {
 	Family Family
 	Tables []Table
+	// Tool, if set, is the variant of iptables whose tables these are, see [Diff.Tool].
+	Tool string
 }
 
 // Table is one table with all its chains.
@@ -53,6 +61,9 @@ type Chain struct {
 	// Policy is ACCEPT or DROP for a built-in chain and "-" for any other.
 	Policy string
 	Rules  []Rule
+	// Hook is that of a base chain which does not follow from its names: in a table of another program, or with another hook or
+	// priority than iptables'. It is not part of the text.
+	Hook *Hook
 }
 
 // NoPolicy replaces the policy of a chain that is not built in.
@@ -79,6 +90,8 @@ func Builtin(table, chain string) bool { return slices.Contains(builtins[table],
 type Hook struct {
 	Type, Name string
 	Priority   int32
+	// Device names the interfaces of the hooks ingress and egress, with commas between them.
+	Device string
 }
 
 // priorities of the hooks of a table (NF_IP_PRI_… of include/uapi/linux/netfilter_ipv4.h).

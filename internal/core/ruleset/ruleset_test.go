@@ -19,7 +19,7 @@ func TestNewPutsTablesAndChainsInOrder(t *testing.T) {
 	table := func(name string, chains ...string) ruleset.Table {
 		out := ruleset.Table{Name: name}
 		for _, c := range chains {
-			chain := ruleset.Chain{Name: c, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(c)}}
+			chain := ruleset.Chain{Name: c, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Read(c)}}
 			if ruleset.Builtin(name, c) {
 				chain.Policy = "DROP"
 			}

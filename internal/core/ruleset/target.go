@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -29,20 +30,27 @@ type Jump struct {
 // RedirectTo rewrites the destination to a port of the namespace itself.
 type RedirectTo uint16
 
-// SetMark sets the mark of the packet.
-type SetMark uint32
+// SetMark sets the bits of Mask in the mark of the packet or, with Connection, of its connection, to those of Value. A Mask of 0 is all
+// bits.
+type SetMark struct {
+	Value, Mask uint32
+	Connection  bool
+}
 
-// SaveMark copies the packet's mark to its connection.
-type SaveMark struct{}
+// CopyMark copies the mark of the packet to its connection or, with Restore, the other way, each under its mask: all bits if 0.
+type CopyMark struct {
+	Restore                    bool
+	PacketMask, ConnectionMask uint32
+}
 
-// RestoreMark copies the connection's mark to the packet.
-type RestoreMark struct{}
-
-// TProxy gives the packet to the socket that listens on a port, both addresses kept, marks it and accepts it.
+// TProxy gives the packet to the socket that listens on a port, both addresses kept, marks it under a mask (all bits if 0) and accepts
+// it.
 type TProxy struct {
-	Family Family
-	Port   uint16
-	Mark   uint32
+	Family     Family
+	Port       uint16
+	Mark, Mask uint32
+	// Continues is that of nf_tables alone: it sets no mark, and the next target of the rule follows.
+	Continues bool
 }
 
 // Zone puts the connection into a zone of conntrack.
@@ -67,27 +75,38 @@ func (j Jump) nft() string      { return pick("goto ", "jump ", j.Goto) + j.Chai
 func (r RedirectTo) iptables() string { return fmt.Sprintf("-j REDIRECT --to-ports %d", r) }
 func (r RedirectTo) nft() string      { return fmt.Sprintf("redirect to :%d", r) }
 
+// WholeMark is the mask, all bits if it is 0.
+func WholeMark(mask uint32) uint32 { return cmp.Or(mask, 1<<32-1) }
+
 func (m SetMark) iptables() string {
-	return fmt.Sprintf("-j MARK --set-xmark 0x%x/0xffffffff", uint32(m))
+	return fmt.Sprintf("-j %s --set-xmark 0x%x/0x%x", pick("CONNMARK", "MARK", m.Connection), m.Value, WholeMark(m.Mask))
 }
-func (m SetMark) nft() string { return fmt.Sprintf("meta mark set 0x%08x", uint32(m)) }
 
-func (SaveMark) iptables() string {
-	return "-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff"
+func (m SetMark) nft() string {
+	name := pick("ct mark", "meta mark", m.Connection)
+	if m.Mask != 0 {
+		return fmt.Sprintf("%s set %s & 0x%08x ^ 0x%08x", name, name, ^m.Mask, m.Value)
+	}
+	return fmt.Sprintf("%s set 0x%08x", name, m.Value)
 }
-func (SaveMark) nft() string { return "ct mark set meta mark" }
 
-func (RestoreMark) iptables() string {
-	return "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff"
+func (c CopyMark) iptables() string {
+	return fmt.Sprintf("-j CONNMARK %s --nfmask 0x%x --ctmask 0x%x", pick("--restore-mark", "--save-mark", c.Restore), WholeMark(c.PacketMask), WholeMark(c.ConnectionMask))
 }
-func (RestoreMark) nft() string { return "meta mark set ct mark" }
+
+func (c CopyMark) nft() string {
+	return pick("meta mark set ct mark", "ct mark set meta mark", c.Restore)
+}
 
 func (t TProxy) iptables() string {
 	anyone := pick("::", "0.0.0.0", t.Family == IPv6)
-	return fmt.Sprintf("-j TPROXY --on-port %d --on-ip %s --tproxy-mark 0x%x/0xffffffff", t.Port, anyone, t.Mark)
+	return fmt.Sprintf("-j TPROXY --on-port %d --on-ip %s --tproxy-mark 0x%x/0x%x", t.Port, anyone, t.Mark, WholeMark(t.Mask))
 }
 
 func (t TProxy) nft() string {
+	if t.Continues {
+		return fmt.Sprintf("tproxy %s to :%d", pick("ip6", "ip", t.Family == IPv6), t.Port)
+	}
 	return fmt.Sprintf("tproxy %s to :%d meta mark set 0x%08x counter accept", pick("ip6", "ip", t.Family == IPv6), t.Port, t.Mark)
 }
 
@@ -119,5 +138,5 @@ var neutral = []string{ //nolint:gochecknoglobals // a constant table
 	"SECMARK", "TCPMSS", "TTL", "HL", "DSCP", "TOS", "ECN",
 }
 
-// Neutral reports whether a packet goes on behind a target of iptables as it was; "" is a rule without a target.
-func Neutral(target string) bool { return slices.Contains(neutral, target) }
+// NeutralTarget reports whether a packet goes on behind a target of iptables as it was; "" is a rule without a target.
+func NeutralTarget(name string) bool { return slices.Contains(neutral, name) }

@@ -2,8 +2,6 @@ package follow
 
 import (
 	"context"
-	"slices"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -55,19 +53,21 @@ func (f *follower) count(ctx context.Context, compare bool) error {
 
 // judgeRule judges the packets of a rule that ends their way through the table that redirects; any other decides nothing.
 func (f *follower) judgeRule(h walk.Hop) inspect.Wanted {
-	words := strings.Fields(h.Rule)
-	i := slices.Index(words, "-j")
-	if i < 0 || i+1 == len(words) {
-		return ""
-	}
 	result := walk.Result{Decided: &h}
-	switch target := words[i+1]; {
-	case h.Why != "" && (target == "REDIRECT" || target == "TPROXY"):
+	switch target := h.Target.(type) {
+	case ruleset.RedirectTo, ruleset.TProxy:
+		if h.Why == "" {
+			return ""
+		}
 		return inspect.AsWanted
-	case h.Table == "nat" && (target == "RETURN" || target == "ACCEPT"):
-		result.Verdict = walk.Passed
-	case target == "DROP" || target == "REJECT":
+	case ruleset.Reject:
 		result.Verdict = walk.Dropped
+	case ruleset.Verdict:
+		if result.Verdict = walk.Passed; target == ruleset.Drop {
+			result.Verdict = walk.Dropped
+		} else if h.Table != "nat" {
+			return ""
+		}
 	default:
 		return ""
 	}

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -160,11 +158,10 @@ func protocol(number uint8) string {
 func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 	handle := nftables.Handle{Family: families[e.Family], Table: e.Table, Number: e.Handle}
 	hop, known := f.rules.Rules[handle]
-	if !known && f.rereads < maxRereads && f.ticks-f.reread >= rereadEach && redirect.KnownTable(handle.Family, handle.Table) {
+	if !known && f.rereads < maxRereads && f.ticks-f.reread >= rereadEach {
 		f.reread = f.ticks
 		f.rereads++
 		if rules, err := f.space.Traceable(ctx, f.spec); err == nil {
-			rules.Unread = f.rules.Unread // without the table of the trace
 			f.rules = rules
 			hop, known = rules.Rules[handle]
 		}
@@ -195,7 +192,7 @@ func (p *packet) meet(h walk.Hop, e nftrace.Event) {
 		}
 	case "drop":
 		p.decide(walk.Dropped, cause)
-		if words := strings.Fields(h.Rule); slices.Contains(words, "REJECT") || slices.Contains(words, "reject") {
+		if _, rejects := part[ruleset.Reject](h.Target); rejects {
 			p.verdict = walk.Rejected
 		}
 	case "accept":
@@ -209,12 +206,12 @@ func (p *packet) meet(h walk.Hop, e nftrace.Event) {
 // accept ends the way of the packet through a base chain. The socket that it was given to gets it, also if its destination is
 // changed behind that.
 func (p *packet) accept(h, cause walk.Hop) {
-	port, gives := tproxy(h.Rule)
+	t, gives := part[ruleset.TProxy](h.Target)
 	switch {
 	case gives:
 		p.decide(walk.HandedOver, cause)
-		p.port = port
-	case !diverts(h.Rule):
+		p.port = t.Port
+	case !diverts(h.Target):
 		p.pass(h)
 	case p.verdict != walk.HandedOver:
 		p.decide(walk.Redirected, cause)
@@ -241,26 +238,26 @@ func (p *packet) back() {
 	}
 }
 
-// diverts reports whether the target of a rule changes the destination.
-func diverts(rule string) bool {
-	return slices.ContainsFunc(strings.Fields(rule), func(word string) bool {
-		return slices.Contains([]string{"REDIRECT", "DNAT", "redirect", "dnat"}, word)
-	})
+// part returns the part of a target of nf_tables, of which a rule can have several, that is of a kind.
+func part[T ruleset.Target](t ruleset.Target) (found T, is bool) {
+	if all, several := t.(ruleset.Then); several {
+		for _, one := range all {
+			if found, is = part[T](one); is {
+				return found, is
+			}
+		}
+		return found, false
+	}
+	found, is = t.(T)
+	return found, is
 }
 
-// tproxy returns the port of a rule that hands packets to a socket: "-j TPROXY --on-port N" or, of nft, "tproxy to :N".
-func tproxy(rule string) (port uint16, is bool) {
-	words := strings.Fields(rule)
-	if !slices.Contains(words, "TPROXY") && !slices.Contains(words, "tproxy") {
-		return 0, false
-	}
-	for i, word := range words[1:] {
-		if words[i] == "--on-port" || words[i] == "to" {
-			n, _ := strconv.ParseUint(strings.TrimPrefix(word, ":"), 10, 16)
-			return uint16(n), true
-		}
-	}
-	return 0, true
+// diverts reports whether a target changes the destination.
+func diverts(t ruleset.Target) bool {
+	_, redirects := part[ruleset.RedirectTo](t)
+	_, translates := part[ruleset.DNAT](t)
+	n, is := part[ruleset.NAT](t)
+	return redirects || translates || is && !n.Source
 }
 
 // flush shows the packets of which no event came for a number of ticks.

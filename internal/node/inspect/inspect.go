@@ -93,7 +93,10 @@ func Read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec)
 }
 
 func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err error) {
-	d.Chains, d.Unread, d.Ports = live.Chains(), live.Unread, Ports{redirect.OutboundPort, redirect.InboundPort}
+	d.Chains, d.Ports = live.Chains(), Ports{redirect.OutboundPort, redirect.InboundPort}
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		d.Unread = append(d.Unread, live.Unread[f]...)
+	}
 	if live.Wanted != nil {
 		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
 	}
@@ -159,7 +162,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 		return e, err
 	}
 	e.Status = status(audit.Assess(spec, audit.Observation{
-		Mesh: report.Mesh, Rules: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
+		Mesh: report.Mesh, Rules: audit.Rules(report.Mesh, report.Diffs, report.Ways), Routing: report.Routing, Families: report.Families,
 	}))
 	e.Backend = strings.Join(slices.Compact(report.Tools), ",")
 	e.Exceptions = audit.Exceptions(spec, sidecar.KeysOf(spec))

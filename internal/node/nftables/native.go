@@ -3,7 +3,6 @@ package nftables
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -13,51 +12,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Native returns the native tables. A rule with the same expressions as a wanted rule gets the text of the wanted rule; any
-// other that is understood has the text of nft ahead of its fingerprint, and the rest the fingerprint alone. The chains of a dormant table, and a chain on another hook than its own, appear under other names.
-func (v *View) Native(want ruleset.Set) ruleset.Set {
-	have := v.Set(ruleset.Inet)
-	if len(have.Tables) == 0 {
-		return have
-	}
-	texts := map[string]string{}
-	eachRule(want, func(r *ruleset.Rule) { texts[native.WantedFingerprint(*r)] = r.String() })
-	eachRule(have, func(r *ruleset.Rule) {
-		text, known := texts[r.String()]
-		if !known && r.Target != nil {
-			text, known = readable(*r), true
-		}
-		if known {
-			matches, target := r.Matches, r.Target
-			*r = ruleset.Opaque(text)
-			r.Matches, r.Target = matches, target
-		}
-	})
-	return have
-}
-
-// readable is the text of a rule that is understood: of nft, if a rule with that text has the same expressions.
-func readable(r ruleset.Rule) string {
-	text := ruleset.NFT("", r.Target, r.Matches...)
-	if native.WantedFingerprint(text) == r.String() {
-		return text.String()
-	}
-	return strings.Replace(text.String(), " counter ", " ", 1) + " " + r.String()
-}
-
-func eachRule(s ruleset.Set, do func(*ruleset.Rule)) {
-	for _, t := range s.Tables {
-		for _, c := range t.Chains {
-			for i := range c.Rules {
-				do(&c.Rules[i])
-			}
-		}
-	}
-}
-
 // native replaces each table that differs from the wanted one. Rules of another configuration are deleted with the table.
 func (w *writer) native(want ruleset.Set) error {
-	have := w.view.Native(want)
+	have := w.view.Set(ruleset.Inet)
 	sets := uint32(0)
 	for _, name := range redirect.NativeTables() {
 		w.at = tableKey{ruleset.Inet, name}

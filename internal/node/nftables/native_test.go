@@ -90,7 +90,7 @@ func TestEachDriftOfANativeTableIsFoundAndRepaired(t *testing.T) {
 	want := redirect.NativeRules(spec, treatment(true))
 	tests := []struct{ name, nft, seen string }{
 		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output tcp dport 9 counter accept"},
-		{"an unknown rule", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output [nf_tables: meta cmp payload cmp counter immediate "},
+		{"an unknown rule", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output meta nfproto ipv4 [a match of the network header, see rule handle "},
 		{"a rule less", "flush chain inet istio-proxy-nat istio-redirect", "- -A istio-redirect meta l4proto tcp counter redirect to :15001"},
 		{"a chain more", "add chain inet istio-proxy-raw istio-other", "chain istio-other: the chain is left over and not wanted"},
 		{"a table less", "delete table inet istio-proxy-raw", "istio-proxy-raw chain istio-output-dns: the chain is missing"},
@@ -124,7 +124,7 @@ func sortedTables(list string) string {
 // TestNativeTablesLeaveTheRestAlone has iptables' rules and other tables beside them.
 func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 	p := newPod(t)
-	p.restore(t, ruleset.IPv4, opaque)
+	p.restore(t, ruleset.IPv4, others)
 	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
 	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
 	before := p.run(t, "", "nft", "list", "ruleset")

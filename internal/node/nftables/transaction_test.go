@@ -143,8 +143,8 @@ var refusals = []struct {
 		`IPv6, table raw, chain ISTIO_ZZZ, rule "-p tcp -j TPROXY --on-port 5 --on-ip :: --tproxy-mark 0x1/0xffffffff", target TPROXY: invalid argument`,
 	},
 	{
-		"a rule that was only read", ruleset.Opaque("-m quota --quota 5"),
-		`writing IPv6 rules: table raw, "-A ISTIO_ZZZ -m quota --quota 5": cannot encode rule "-m quota --quota 5": only its text is known`,
+		"a rule that was only read", ruleset.Read("-m quota --quota 5"),
+		`writing IPv6 rules: table raw, "-A ISTIO_ZZZ -m quota --quota 5": cannot encode match {--quota 5}`,
 	},
 }
 

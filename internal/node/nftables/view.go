@@ -4,17 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/native"
+	"github.com/meshcni/istio-cni/internal/node/nftables/decode"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
-	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
 // View is the rules of a namespace at one moment.
@@ -22,84 +21,6 @@ type View struct {
 	session    *Session
 	generation uint32
 	tables     map[tableKey]*table
-	// unread are the other tables of these families.
-	unread []tableKey
-}
-
-// Unread names the tables whose rules are not read, and the chains that iptables or the native tables do not have.
-func (v *View) Unread() []string {
-	var names []string
-	for _, at := range v.unread {
-		names = append(names, fmt.Sprintf("table %s %s", at.family, escaped(at.table)))
-	}
-	names = append(names, v.otherChains(func(tableKey, *chain) bool { return true })...)
-	slices.Sort(names)
-	return names
-}
-
-// otherChains names the chains that iptables or the native tables do not have.
-func (v *View) otherChains(which func(tableKey, *chain) bool) (names []string) {
-	for at, t := range v.tables {
-		for shown, c := range t.chains {
-			if shown != escaped(c.name) && which(at, c) {
-				names = append(names, fmt.Sprintf("chain %s of table %s %s", shown, at.family, at.table))
-			}
-		}
-	}
-	return names
-}
-
-// Hooked names, by family, the tables and chains that Read does not read and that may do something to a packet, at whatever hook; Inet
-// are those of both families, the hooks of an interface (netdev) among them. A table whose rules only match, count, log or accept is left out.
-func (v *View) Hooked(ctx context.Context) (map[ruleset.Family][]string, error) {
-	found := map[ruleset.Family][]string{}
-	for _, f := range families() {
-		found[f] = v.otherChains(func(at tableKey, c *chain) bool { return at.family == f && !v.tables[at].dormant && c.hooked })
-	}
-	v.session.conn.Budget = budget
-	if err := v.session.hookedTables(ctx, found); err != nil {
-		return nil, fmt.Errorf("listing chains of other programs: %w", err)
-	}
-	for f := range found {
-		slices.Sort(found[f])
-	}
-	return found, nil
-}
-
-// hookedTables adds the tables that Read does not read. It reads the rules of a table once, whatever number of chains it has.
-func (s *Session) hookedTables(ctx context.Context, found map[ruleset.Family][]string) error {
-	chains, called, err := s.hookedChains(ctx, func(c hookedChain) bool {
-		return c.passed() && !keyOf(c.family, c.table).known() && !strings.HasPrefix(c.table, redirect.TraceTable)
-	})
-	if err != nil {
-		return err
-	}
-	drops := map[chainKey]bool{}
-	for _, c := range chains {
-		called[chainKey{c.family, c.table, c.name}] = true
-		at := chainKey{c.family, c.table, ""}
-		drops[at] = drops[at] || c.drops
-	}
-	for _, c := range chains {
-		at := chainKey{c.family, c.table, ""}
-		dropping, first := drops[at]
-		if delete(drops, at); !first {
-			continue
-		}
-		takes, err := s.takers(ctx, c, called, true)
-		if err != nil {
-			return err
-		}
-		if dropping || len(takes) > 0 {
-			f := keyOf(c.family, c.table).family
-			name := f.String()
-			if f == otherFamily {
-				f, name = ruleset.Inet, "netdev"
-			}
-			found[f] = append(found[f], fmt.Sprintf("table %s %s", name, escaped(c.table)))
-		}
-	}
-	return nil
 }
 
 // tableKey names a table.
@@ -112,13 +33,29 @@ type tableKey struct {
 type table struct {
 	dormant bool
 	chains  map[string]*chain
-	byName  map[string]*chain     // by the kernel's name: rules come with it
-	sets    map[string]native.Set // of ports, in a native table
+	byName  map[string]*chain // by the kernel's name: rules come with it
+	reader  decode.Table
+}
+
+func newTable(at tableKey, dormant, iptables bool) *table {
+	return &table{
+		dormant: dormant, chains: map[string]*chain{}, byName: map[string]*chain{},
+		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: linkName},
+	}
+}
+
+// linkName is the name of an interface of the current namespace, "" if there is none.
+func linkName(index uint32) string {
+	link, err := net.InterfaceByIndex(int(index))
+	if err != nil {
+		return ""
+	}
+	return link.Name
 }
 
 // known reports whether a table is one that is read.
 func (k tableKey) known() bool {
-	return k.family != otherFamily && redirect.KnownTable(k.family, k.table)
+	return k.family != ruleset.Netdev && redirect.KnownTable(k.family, k.table)
 }
 
 // base returns the hook of a base chain.
@@ -133,9 +70,10 @@ var hooks = map[string]uint32{ //nolint:gochecknoglobals // a constant table
 }
 
 type chain struct {
-	name   string // the kernel's
-	shown  string // in a Set
-	hooked bool
+	name  string // the kernel's
+	shown string // in a Set
+	// hook is that of a base chain which does not follow from its name.
+	hook   *ruleset.Hook
 	policy string
 	rules  []installedRule
 	// byText has the places of rules by their text, from the first removal of one. A chain can have very many of them.
@@ -148,7 +86,8 @@ func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	if c.byText == nil {
 		c.byText = map[string][]int{}
 		for i, r := range c.rules {
-			c.byText[r.text] = append(c.byText[r.text], i)
+			text := r.String()
+			c.byText[text] = append(c.byText[text], i)
 		}
 	}
 	places := c.byText[text]
@@ -158,26 +97,24 @@ func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	c.byText[text] = places[1:]
 	r := &c.rules[places[0]]
 	r.removed = true
-	return r.handle, true
+	return r.Handle, true
 }
 
 // first returns the handle of the first rule that is not removed, 0 if there is none.
 func (c *chain) first() uint64 {
 	for ; c.head < len(c.rules); c.head++ {
 		if r := c.rules[c.head]; !r.removed {
-			return r.handle
+			return r.Handle
 		}
 	}
 	return 0
 }
 
-// installedRule is a rule with the number that the kernel knows it by.
+// installedRule is a rule, with the number that the kernel knows it by.
 type installedRule struct {
-	handle  uint64
-	text    string
+	ruleset.Rule
+
 	removed bool
-	// meaning has the parts of a native rule that is understood.
-	meaning ruleset.Rule
 }
 
 // Set returns the rules of one family. A chain with the name of a built-in one but another hook or type, or in a dormant
@@ -185,21 +122,24 @@ type installedRule struct {
 func (v *View) Set(f ruleset.Family) ruleset.Set {
 	var tables []ruleset.Table
 	for at, t := range v.tables {
-		if at.family != f {
-			continue
+		if at.family == f {
+			tables = append(tables, t.rules(at.table))
 		}
-		out := ruleset.Table{Name: at.table}
-		for shown, c := range t.chains {
-			rules := make([]ruleset.Rule, len(c.rules))
-			for i, r := range c.rules {
-				rules[i] = ruleset.Opaque(r.text)
-				rules[i].Matches, rules[i].Target = r.meaning.Matches, r.meaning.Target
-			}
-			out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules})
-		}
-		tables = append(tables, out)
 	}
 	return ruleset.New(f, tables...)
+}
+
+// rules returns the rules of a table.
+func (t *table) rules(name string) ruleset.Table {
+	out := ruleset.Table{Name: name}
+	for shown, c := range t.chains {
+		rules := make([]ruleset.Rule, len(c.rules))
+		for i, r := range c.rules {
+			rules[i] = r.Rule
+		}
+		out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules, Hook: c.hook})
+	}
+	return out
 }
 
 // Read returns a consistent View of the namespace. It returns ErrChanged if the rules changed while they were read. After
@@ -248,10 +188,9 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
 		f, ours := byProtocol[m.Family]
 		if at := (tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}); ours && at.known() {
-			v.tables[at] = &table{dormant: flags&unix.NFT_TABLE_F_DORMANT != 0, chains: map[string]*chain{}, byName: map[string]*chain{}, sets: map[string]native.Set{}}
+			v.tables[at] = newTable(at, flags&unix.NFT_TABLE_F_DORMANT != 0, f != ruleset.Inet)
 		} else if ours {
 			others[f] = true
-			v.unread = append(v.unread, at)
 		}
 		return nil
 	})
@@ -281,8 +220,8 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 		return fmt.Errorf("listing chains of %s: %w", f, err)
 	}
 	if f == ruleset.Inet {
-		if err := v.readSets(ctx, names); err != nil {
-			return fmt.Errorf("listing sets of ports: %w", err)
+		if err := v.session.readSets(ctx, protocolFamily(f), v.tableOf(f)); err != nil {
+			return err
 		}
 	}
 	if !others {
@@ -294,6 +233,11 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 		}
 	}
 	return nil
+}
+
+// tableOf returns the tables of a family by name.
+func (v *View) tableOf(f ruleset.Family) func(name string) *table {
+	return func(name string) *table { return v.tables[tableKey{f, name}] }
 }
 
 // readRules reads the rules of a table, or of all if the name is "".
@@ -315,39 +259,70 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	if !known {
 		return
 	}
-	c := &chain{name: attributes.Get(unix.NFTA_CHAIN_NAME).Text(), policy: ruleset.NoPolicy}
-	kind, hook := attributes.Get(unix.NFTA_CHAIN_TYPE).Text(), nfnetlink.Attributes(attributes.Get(unix.NFTA_CHAIN_HOOK).Value)
-	number, hooked := hook.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
-	priority, _ := hook.Get(unix.NFTA_HOOK_PRIORITY).Uint32()
-	policy, hasPolicy := attributes.Get(unix.NFTA_CHAIN_POLICY).Uint32()
-	drops := hasPolicy && policy == nfnetlink.Drop
-
+	c, hook, drops := readChain(protocolFamily(f), attributes)
 	want, builtin := at.base(c.name)
-	asWanted := builtin == hooked &&
-		(!builtin || kind == want.Type && number == hooks[want.Name] && int32(priority) == want.Priority) //nolint:gosec // two's complement
-	if f == ruleset.Inet {
+	hooked := hook.Name != ""
+	asWanted := builtin == hooked && (!builtin || hook == want)
+	switch {
+	case f == ruleset.Inet:
 		asWanted = asWanted && !drops && !t.dormant
-	} else {
-		asWanted = asWanted && !t.dormant || !builtin // other chains are foreign
-		if builtin && asWanted {
+	case builtin:
+		asWanted = asWanted && !t.dormant
+		if asWanted {
 			c.policy = policyName(drops)
 		}
+	default:
+		asWanted = !hooked // other chains are foreign
 	}
-	c.hooked, c.shown = hooked, escaped(c.name)
-	if !asWanted {
-		c.shown += fmt.Sprintf("(%s,hook:%d,priority:%d)", kind, number, int32(priority)) //nolint:gosec // as above
+	if hooked && !asWanted && !t.dormant {
+		c.hook, c.policy = &hook, policyName(drops)
+	}
+	if builtin && !asWanted || f == ruleset.Inet && !asWanted {
+		c.shown += fmt.Sprintf("(%s,hook:%s,priority:%d)", hook.Type, hook.Name, hook.Priority)
 	}
 	t.chains[c.shown], t.byName[c.name] = c, c
 }
 
-// escaped returns a chain's name as one word of plain characters. The kernel accepts any bytes; the escaped names are distinct.
-func escaped(name string) string {
-	odd := func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }
-	if strings.IndexFunc(name, odd) < 0 {
-		return name
+// readChain reads a chain. The Hook of one that is no base chain has no name.
+func readChain(family uint8, attributes nfnetlink.Attributes) (c *chain, hook ruleset.Hook, drops bool) {
+	c = &chain{name: attributes.Get(unix.NFTA_CHAIN_NAME).Text(), policy: ruleset.NoPolicy}
+	c.shown = decode.Name(c.name)
+	nested := nfnetlink.Attributes(attributes.Get(unix.NFTA_CHAIN_HOOK).Value)
+	number, hooked := nested.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
+	if !hooked {
+		return c, hook, false
 	}
-	quoted := strconv.QuoteToASCII(name)
-	return strings.ReplaceAll(quoted[1:len(quoted)-1], " ", `\x20`)
+	priority, _ := nested.Get(unix.NFTA_HOOK_PRIORITY).Uint32()
+	policy, hasPolicy := attributes.Get(unix.NFTA_CHAIN_POLICY).Uint32()
+	hook = ruleset.Hook{Type: attributes.Get(unix.NFTA_CHAIN_TYPE).Text(), Priority: int32(priority), Device: devices(nested)} //nolint:gosec // two's complement
+	for name, n := range hooks {
+		if n == number {
+			hook.Name = name
+		}
+	}
+	const inetIngress = 5 // NF_INET_INGRESS, linux/netfilter.h
+	switch {
+	case number == inetIngress, family == unix.NFPROTO_NETDEV && number == 0:
+		hook.Name = "ingress"
+	case family == unix.NFPROTO_NETDEV:
+		hook.Name = "egress"
+	}
+	return c, hook, hasPolicy && policy == nfnetlink.Drop
+}
+
+// devices are the interfaces of a hook of these, with commas between them.
+func devices(hook nfnetlink.Attributes) string {
+	const list = 4 // NFTA_HOOK_DEVS
+	var names []string
+	if name := hook.Get(unix.NFTA_HOOK_DEV).Text(); name != "" {
+		names = append(names, name)
+	}
+	for a := range nfnetlink.Attributes(hook.Get(list).Value).All() {
+		if name := a.Text(); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
 }
 
 func policyName(drops bool) string {
@@ -358,74 +333,51 @@ func policyName(drops bool) string {
 }
 
 func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
-	at := tableKey{f, attributes.Get(unix.NFTA_RULE_TABLE).Text()}
-	t, known := v.tables[at]
-	if !known {
+	if t := v.tables[tableKey{f, attributes.Get(unix.NFTA_RULE_TABLE).Text()}]; t != nil {
+		t.add(attributes)
+	}
+}
+
+// add decodes a rule.
+func (t *table) add(attributes nfnetlink.Attributes) {
+	c := t.byName[attributes.Get(unix.NFTA_RULE_CHAIN).Text()]
+	if c == nil {
 		return
 	}
-	if c := t.byName[attributes.Get(unix.NFTA_RULE_CHAIN).Text()]; c != nil {
-		handle, _ := attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
-		r := v.decode(at, attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, attributes.Get(unix.NFTA_RULE_USERDATA).Value)
-		r.handle = handle
-		c.rules = append(c.rules, r)
-	}
+	handle, _ := attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
+	r := t.reader.Rule(handle, attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, attributes.Get(unix.NFTA_RULE_USERDATA).Value)
+	r.Handle = handle
+	c.rules = append(c.rules, installedRule{Rule: r})
 }
 
-// decode returns the text of a rule of iptables, or the fingerprint of a native one.
-func (v *View) decode(at tableKey, expressions, userdata nfnetlink.Attributes) (out installedRule) {
-	if at.family != ruleset.Inet {
-		r, _ := xtables.Decode(at.family, expressions, userdata)
-		out.text = r.String()
-		return out
-	}
-	sets := v.tables[at].sets
-	out.meaning, _ = native.Decode(expressions, sets)
-	if out.text = native.Fingerprint(expressions, sets); out.text == "" {
-		out.text = xtables.Opaque(expressions, userdata)
-	}
-	return out
-}
-
-// readSets reads the sets that rules of the native tables look up.
-func (v *View) readSets(ctx context.Context, tables []string) error {
-	names := map[string][]string{} // of sets, by table
-	err := v.session.dump(ctx, unix.NFT_MSG_GETSET, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
-		table := m.Attributes.Get(unix.NFTA_SET_TABLE).Text()
-		names[table] = append(names[table], m.Attributes.Get(unix.NFTA_SET_NAME).Text())
+// readSets reads the sets of the tables of a family.
+func (s *Session) readSets(ctx context.Context, family uint8, of func(table string) *table) error {
+	type named struct{ table, set string }
+	var all []named
+	err := s.dump(ctx, unix.NFT_MSG_GETSET, family, nil, func(m nfnetlink.Message) error {
+		at := named{m.Attributes.Get(unix.NFTA_SET_TABLE).Text(), m.Attributes.Get(unix.NFTA_SET_NAME).Text()}
+		if t := of(at.table); t != nil && m.Family == family {
+			t.reader.Sets[at.set] = decode.NewSet(m.Attributes)
+			all = append(all, at)
+		}
 		return nil
 	})
 	if err != nil {
-		return err
+		return fmt.Errorf("listing sets: %w", err)
 	}
-	for _, table := range tables {
-		for _, name := range names[table] {
-			if err := v.readSet(ctx, tableKey{ruleset.Inet, table}, name); err != nil {
-				return err
-			}
+	for _, at := range all {
+		narrow := func(b *nfnetlink.Buffer) {
+			b.String(unix.NFTA_SET_ELEM_LIST_TABLE, at.table)
+			b.String(unix.NFTA_SET_ELEM_LIST_SET, at.set)
+		}
+		set := of(at.table).reader.Sets[at.set]
+		err := s.dump(ctx, unix.NFT_MSG_GETSETELEM, family, narrow, func(m nfnetlink.Message) error {
+			set.Add(m.Attributes.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).Value)
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("listing the elements of a set: %w", err)
 		}
 	}
 	return nil
-}
-
-// maxPorts bounds a set: those of the mesh have two ports, and the text of each rule with a lookup has all ports of the set.
-const maxPorts = 16
-
-// readSet reads the ports in a set. It leaves out a set with other elements or with more, so that rules that look it up stay
-// opaque.
-func (v *View) readSet(ctx context.Context, at tableKey, name string) error {
-	narrow := func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_SET_ELEM_LIST_TABLE, at.table)
-		b.String(unix.NFTA_SET_ELEM_LIST_SET, name)
-	}
-	var ports native.Set
-	whole := true
-	err := v.session.dump(ctx, unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
-		more, ok := native.Ports(m.Attributes.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).Value)
-		ports, whole = append(ports, more...), whole && ok && len(ports)+len(more) <= maxPorts
-		return nil
-	})
-	if err == nil && whole {
-		v.tables[at].sets[name] = ports
-	}
-	return err
 }

@@ -2,8 +2,9 @@ package redirection
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
@@ -13,7 +14,7 @@ import (
 )
 
 // Live reads what decides about packets in the namespace, and writes nothing. The Spec explains the rules; without one, rules
-// have no reasons, and those of native tables no meaning.
+// have no reasons.
 func (n Namespace) Live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, error) {
 	var live walk.Namespace
 	_, err := n.run(ctx, shared, spec, func(p *pass) (err error) {
@@ -23,25 +24,24 @@ func (n Namespace) Live(ctx context.Context, spec *redirect.Spec) (walk.Namespac
 	return live, err
 }
 
-// live reads every place once more, the legacy tables of others as well.
-func (p *pass) live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, error) {
-	out := walk.Namespace{Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}, Hooked: map[ruleset.Family][]string{}}
-	native := ruleset.Set{Family: ruleset.Inet}
+// live reads the tables that were not compared as well.
+func (p *pass) live(ctx context.Context, spec *redirect.Spec) (out walk.Namespace, err error) {
+	out = walk.Namespace{Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{}}
 	if spec != nil {
 		out.Wanted = &walk.Wanted{Spec: *spec, Families: p.report.Families, Native: p.mode.backend == redirect.Native}
-		native = redirect.NativeRules(*spec, p.report.Families)
 	}
 	if p.view != nil {
-		out.Live, out.Unread = append(out.Live, p.view.Native(native)), p.view.Unread()
-		var err error
-		if out.Hooked, err = p.view.Hooked(ctx); err != nil {
-			return out, err
+		if out.Live, err = p.view.Live(ctx); err != nil {
+			return out, fmt.Errorf("reading the rules of other programs: %w", err)
 		}
 	}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		if err := p.liveFamily(ctx, f, &out); err != nil {
+		if err := p.liveLegacy(ctx, f, &out); err != nil {
 			return out, err
 		}
+	}
+	if out.Loopback, err = route.Loopback(); err != nil {
+		return out, err
 	}
 	routing, err := route.Leftovers()
 	if err != nil {
@@ -54,26 +54,44 @@ func (p *pass) live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, e
 	return out, nil
 }
 
-// liveFamily reads the places of iptables' rules of a family.
-func (p *pass) liveFamily(ctx context.Context, f ruleset.Family, out *walk.Namespace) error {
-	legacy := iptables.LegacyInUse(f)
-	if legacy && !p.mode.tools {
+// liveLegacy reads the legacy tables of a family.
+func (p *pass) liveLegacy(ctx context.Context, f ruleset.Family, out *walk.Namespace) error {
+	if i := slices.IndexFunc(p.legacy, func(s ruleset.Set) bool { return s.Family == f }); i >= 0 {
+		out.Live = append(out.Live, p.legacy[i])
+		return nil
+	}
+	filled, err := iptables.LegacyRules(f)
+	if err != nil || len(filled) == 0 {
+		return err
+	}
+	if !p.mode.tools {
 		return errNeedsTools
 	}
-	places, err := p.places(ctx, f, legacy)
-	if errors.Is(err, errLegacy) {
-		name := "legacy tables of " + f.String()
-		out.Unread, out.Hooked[f] = append(out.Unread, name), append(out.Hooked[f], name)
-		places, err = p.places(ctx, f, false)
+	tool, found := p.tools.Legacy(f)
+	if !found {
+		out.Unread[f] = []string{fmt.Sprintf("%s (legacy): rules in the legacy tables %s without iptables-legacy", f, strings.Join(filled, ", "))}
+		return nil
 	}
-	for _, at := range places {
-		var have ruleset.Set
-		if at.tool == nil {
-			have = p.view.Set(f)
-		} else if have, err = at.tool.Read(ctx); err != nil {
-			return err
-		}
-		out.Live = append(out.Live, have)
-	}
+	have, err := tool.Read(ctx)
+	have.Tool = string(iptables.Legacy)
+	out.Live = append(out.Live, have)
 	return err
+}
+
+// walk compares the ways of packets with those that are wanted.
+func (p *pass) walk(ctx context.Context, spec redirect.Spec) error {
+	live, err := p.live(ctx, &spec)
+	if err != nil {
+		return err
+	}
+	links, err := route.Links()
+	if err != nil {
+		return err
+	}
+	own, err := route.Addresses()
+	if err != nil {
+		return err
+	}
+	p.report.Ways = live.Deviations(links, own)
+	return nil
 }

@@ -30,15 +30,8 @@ type pass struct {
 	conflict bool
 	// marks are the packet marks in the present rules of the mesh.
 	marks []uint32
-	// compared are the rules of iptables that were read.
-	compared []compared
-}
-
-// compared are the rules of a place with those of them that are the mesh's.
-type compared struct {
-	have    ruleset.Set
-	owned   ruleset.Ownership
-	dialect string
+	// legacy are the rules of legacy tables that were read.
+	legacy []ruleset.Set
 }
 
 // place is one of the kernel's stores of rules of a family. A packet traverses the rules of every place.
@@ -212,13 +205,14 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err err
 			return err
 		}
 	case want.Family == ruleset.Inet:
-		have = p.view.Native(want)
+		have = p.view.Set(ruleset.Inet)
 	default:
 		have = p.view.Set(want.Family)
 	}
 	ours := p.owned(want, have)
-	if want.Family != ruleset.Inet {
-		p.compared = append(p.compared, compared{have, ours, at.dialect})
+	if at.dialect == string(iptables.Legacy) {
+		have.Tool = at.dialect
+		p.legacy = append(p.legacy, have)
 	}
 	p.marks = append(p.marks, redirect.Marks(have, ours)...)
 	diff := ruleset.Compare(want, have, ours)

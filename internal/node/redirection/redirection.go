@@ -15,6 +15,7 @@ import (
 	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -62,9 +63,8 @@ type Report struct {
 	Diffs []ruleset.Diff
 	// Routing are the differences of addresses, policy rules and routes, a sentence each. Only Verify fills it.
 	Routing []string
-	// Foreign are foreign rules that may take traffic ahead of those of the mesh, in chains and tables without rules of the mesh,
-	// a sentence each. Only Audit fills it.
-	Foreign []string
+	// Ways are the ways of packets that differ from those through the wanted rules, see walk.Namespace.Deviations. Only Audit fills it.
+	Ways []walk.Deviation
 	// Notes are foreign rules behind ours, and other facts for the log that are no difference.
 	Notes []string
 	// Programs are the applied changes.
@@ -102,11 +102,13 @@ func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, erro
 	return n.run(ctx, shared, &spec, func(p *pass) error { return p.checkRouting(routing(spec, p.report.Families)) })
 }
 
-// Audit is Verify, and also finds the foreign rules that may take traffic ahead of those of the mesh.
+// Audit is Verify, and also walks packets through all rules of the namespace.
 func (n Namespace) Audit(ctx context.Context, spec redirect.Spec) (Report, error) {
 	return n.run(ctx, shared, &spec, func(p *pass) error {
-		if err := p.foreign(ctx, spec); err != nil {
-			return err
+		if p.report.Mesh {
+			if err := p.walk(ctx, spec); err != nil {
+				return err
+			}
 		}
 		return p.checkRouting(routing(spec, p.report.Families))
 	})

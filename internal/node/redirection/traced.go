@@ -31,37 +31,28 @@ func (n Namespace) Traceable(ctx context.Context, spec *redirect.Spec) (out Trac
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 			out.Legacy = out.Legacy || iptables.LegacyInUse(f)
 		}
-		if p.view != nil {
-			out.number(p.view, spec)
-		}
+		out.number()
 		return nil
 	})
 	return out, err
 }
 
-// number fills Rules. Those of iptables have the text of the View, whatever tool read them for Live.
-func (t *Traceable) number(v *nftables.View, spec *redirect.Spec) {
-	native := ruleset.Set{Family: ruleset.Inet}
-	if spec != nil {
-		native = redirect.NativeRules(*spec, t.Wanted.Families)
-	}
-	type key struct {
-		family       ruleset.Family
-		table, chain string
-	}
-	rules := map[key][]ruleset.Rule{}
-	for _, s := range []ruleset.Set{v.Set(ruleset.IPv4), v.Set(ruleset.IPv6), v.Native(native)} {
+// number fills Rules.
+func (t *Traceable) number() {
+	reason := t.Reasons()
+	for i, s := range t.Live {
 		for _, table := range s.Tables {
 			for _, c := range table.Chains {
-				rules[key{s.Family, table.Name, c.Name}] = c.Rules
+				for n, r := range c.Rules {
+					if r.Handle == 0 { // of a legacy table
+						continue
+					}
+					t.Rules[nftables.Handle{Family: s.Family, Table: table.Name, Number: r.Handle}] = walk.Hop{
+						Family: s.Family, Table: table.Name, Chain: c.Name, Set: i, Number: n + 1, Rule: r.String(), Target: r.Target, Answer: walk.Yes,
+						Why: reason(table.Name, c.Name, r.String()),
+					}
+				}
 			}
-		}
-	}
-	reason := t.Reasons()
-	for handle, at := range v.Places() {
-		text := rules[key{handle.Family, handle.Table, at.Chain}][at.Number-1].String()
-		t.Rules[handle] = walk.Hop{
-			Table: handle.Table, Chain: at.Chain, Number: at.Number, Rule: text, Answer: walk.Yes, Why: reason(handle.Table, at.Chain, text),
 		}
 	}
 }
@@ -91,7 +82,7 @@ func (n Namespace) LegacyCounts(ctx context.Context) (all []Count, err error) {
 				return err
 			}
 			for _, c := range counted {
-				all = append(all, Count{f, walk.Hop{Table: c.Table, Chain: c.Chain, Number: c.Number, Rule: c.Rule, Answer: walk.Yes}, c.Packets})
+				all = append(all, Count{f, walk.Hop{Table: c.Table, Chain: c.Chain, Number: c.Number, Rule: c.Rule, Target: ruleset.Read(c.Rule).Target, Answer: walk.Yes}, c.Packets})
 			}
 		}
 		return nil

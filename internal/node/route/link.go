@@ -2,6 +2,7 @@ package route
 
 import (
 	"fmt"
+	"net"
 
 	"golang.org/x/sys/unix"
 
@@ -38,4 +39,19 @@ func checkLoopback() ([]string, error) {
 		return nil, err
 	}
 	return []string{"interface lo is not the loopback device (that is " + printable.Text(found, 100) + ")"}, nil
+}
+
+// Links returns the names of the interfaces that are up, without the loopback device.
+func Links() ([]string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return nil, fmt.Errorf("listing the interfaces: %w", err)
+	}
+	var names []string
+	for _, l := range all {
+		if l.Flags&net.FlagLoopback == 0 && l.Flags&net.FlagUp != 0 {
+			names = append(names, l.Name)
+		}
+	}
+	return names, nil
 }

@@ -188,7 +188,7 @@ func state(p *paper, e inspect.Explanation) {
 		p.line("backend", "%s", backends(e.Backend))
 	}
 	for _, one := range e.Problems {
-		p.line("problem", "%s: %s", one.State, walk.Shown(one.Detail))
+		p.line("problem", "%s: %s", one.State, one.Detail)
 	}
 	if e.InspectionError != "" {
 		p.line("not read", "%s", e.InspectionError)
@@ -261,7 +261,7 @@ func rules(p *paper, e inspect.Explanation) {
 	for _, c := range e.Chains {
 		p.print("  " + c.Family + " table " + printable.Text(c.Table, maxLine) + " chain " + c.Chain + "\n")
 		for _, r := range c.Rules {
-			p.rule("    "+signs[r.Op], walk.Shown(r.Text), r.Why)
+			p.rule("    "+signs[r.Op], r.Text, r.Why)
 		}
 		if c.Omitted > 0 {
 			p.wrap("      ", 6, fmt.Sprintf("and %d more rules", c.Omitted))
@@ -298,7 +298,7 @@ func closing(e inspect.Explanation) string {
 	if e.Pod == "" {
 		subject = "the namespace"
 	}
-	why := printable.Text(walk.Shown(e.Why()), maxLine)
+	why := printable.Text(e.Why(), maxLine)
 	switch {
 	case byInit(e):
 		return "the pod is in the mesh: its init container istio-init has set up the redirection"
@@ -378,7 +378,7 @@ func hops(p *paper, a *inspect.Answer) {
 		if h.Answer == "matched" && why == "" {
 			why = "NOT A RULE OF THE MESH"
 		}
-		p.rule(fmt.Sprintf("    %s %2d  ", sign, h.Number), walk.Shown(h.Rule), why)
+		p.rule(fmt.Sprintf("    %s %2d  ", sign, h.Number), h.Rule, why)
 	}
 	skip()
 }

@@ -12,7 +12,7 @@ const (
 	end
 )
 
-// passage are the packets of a chain by how they go on.
+// passage groups the packets of a chain by how they go on.
 type passage [end + 1][]reading
 
 // chain passes a chain: its packets go back to the calling chain, or leave the base chain.
@@ -36,51 +36,110 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 
 // rule passes the packets that are at one rule of a chain.
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
-	text := c.Rules[i].String()
-	r, why := w.read(place{s.table, c.Name, text}, c.Rules[i])
-	h := Hop{Hook: s.hook.Name, Table: s.table, Chain: c.Name, Set: s.set, Number: i + 1, Rule: text, Why: why}
-	hop, matching, rest := w.judge(r, h, p[next])
+	r := c.Rules[i]
+	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
+	h := Hop{
+		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, Number: i + 1, Rule: r.String(), Target: r.Target, Why: want.Why, wanted: wanted,
+	}
+	hop, matching, rest := w.judge(r.Matches, h, p[next])
 	p[next] = rest
-	if len(matching) == 0 {
-		return
-	}
-	if called := s.chains[r.target]; called != nil {
-		w.calls = append(w.calls, hop)
-		q := w.chain(s, called, matching)
-		w.calls = w.calls[:len(w.calls)-1]
-		returned := next
-		if r.goes {
-			returned = back
-		}
-		p[returned], p[leave] = append(p[returned], q[back]...), append(p[leave], q[leave]...)
-	} else {
-		for _, m := range matching {
-			to := w.act(s, r, &m, hop)
-			p[to] = append(p[to], m)
-		}
-	}
+	w.apply(s, r.Target, matching, h, hop, p)
 	p[next], p[back], p[leave], p[end] = w.merge(p[next]), w.merge(p[back]), w.merge(p[leave]), nil
 }
 
 // judge splits the packets by whether a rule matches; where it may, a packet goes both ways. It shows the hop of the packet
 // that no such rule matches.
-func (w *walker) judge(r rule, h Hop, all []reading) (hop int, matching, rest []reading) {
+func (w *walker) judge(matches []ruleset.Match, h Hop, all []reading) (hop int, matching, rest []reading) {
 	hop = -1
 	for _, one := range all {
-		answer := r.judge(one.packet, w.family, h.Hook)
+		answer := w.ask(one.packet, h).all(matches)
 		if one.because < 0 {
 			h.Answer = answer
 			hop = w.show(h)
 		}
-		if answer != Yes {
-			rest = append(rest, one)
-		}
-		if answer == Unknown && one.because < 0 {
-			one.because = hop
-		}
-		if answer != No {
-			matching = append(matching, one)
-		}
+		matching, rest = divide(one, answer, hop, matching, rest)
 	}
 	return hop, matching, rest
+}
+
+// divide puts a packet with those that a rule matches, with the rest, or with both.
+func divide(one reading, answer Answer, hop int, matching, rest []reading) (m, r []reading) {
+	if answer != Yes {
+		rest = append(rest, one)
+	}
+	if answer == Unknown && one.because < 0 {
+		one.because = hop
+	}
+	if answer != No {
+		matching = append(matching, one)
+	}
+	return matching, rest
+}
+
+// ask is the question of a rule. For a rule of the mesh every field has its value.
+func (w *walker) ask(p Packet, h Hop) question {
+	q := question{Packet: p, hook: h.Hook, family: w.family, proxy: w.proxy}
+	if !h.wanted {
+		q.free = p.Free
+	}
+	return q
+}
+
+// apply does what the target of a rule does with the packets that match.
+func (w *walker) apply(s *stage, t ruleset.Target, matching []reading, h Hop, hop int, p *passage) {
+	switch t := t.(type) {
+	case ruleset.Jump:
+		if called := s.chains[t.Chain]; called != nil && len(matching) > 0 {
+			w.call(s, called, t.Goto, matching, hop, p)
+			return
+		}
+	case ruleset.VerdictMap:
+		w.verdictMap(s, t, matching, h, hop, p)
+		return
+	case ruleset.Then:
+		var own passage
+		own[next] = matching
+		for _, one := range t {
+			on := own[next]
+			own[next] = nil
+			w.apply(s, one, on, h, hop, &own)
+		}
+		for i := range own {
+			p[i] = append(p[i], own[i]...)
+		}
+		return
+	}
+	for _, m := range matching {
+		to := w.act(s, t, &m, hop)
+		p[to] = append(p[to], m)
+	}
+}
+
+// call passes the packets through another chain of the table.
+func (w *walker) call(s *stage, called *ruleset.Chain, goes bool, matching []reading, hop int, p *passage) {
+	w.calls = append(w.calls, hop)
+	q := w.chain(s, called, matching)
+	w.calls = w.calls[:len(w.calls)-1]
+	returned := next
+	if goes {
+		returned = back
+	}
+	p[returned], p[leave] = append(p[returned], q[back]...), append(p[leave], q[leave]...)
+}
+
+// verdictMap takes the verdict of the first entry that matches.
+func (w *walker) verdictMap(s *stage, m ruleset.VerdictMap, all []reading, h Hop, hop int, p *passage) {
+	for _, entry := range m.List {
+		var taken, rest []reading
+		for _, one := range all {
+			if w.steps++; w.steps > maxSteps {
+				w.stop("the packet meets more than %d rules", maxSteps)
+				return
+			}
+			taken, rest = divide(one, w.ask(one.packet, h).all(entry.Matches), hop, taken, rest)
+		}
+		w.apply(s, entry.Target, taken, h, hop, p)
+		all = rest
+	}
+	p[next] = append(p[next], all...)
 }

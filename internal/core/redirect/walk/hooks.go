@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -19,17 +20,27 @@ const (
 	maxShown    = 1000
 )
 
-// walker is one walk.
-type walker struct {
+// course is what packets of a family pass. It does not change.
+type course struct {
 	family    ruleset.Family
 	delivered []uint32
-	// state is that of the packet's connection.
-	state ruleset.States
-	// stages are the base chains of each hook in the order of their priorities.
+	// loopback is the name of the loopback device, proxy are the users and groups of the proxy.
+	loopback string
+	proxy    []ruleset.Owner
+	// stages are the base chains of each hook in the order in which packets pass them.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
-	// ambiguous is set if two base chains with rules have the same hook and priority.
+	// ambiguous is set if two base chains with rules have the same hook and priority; reversed has these in the other order.
 	ambiguous bool
+	reversed  *course
+}
+
+// walker is one walk.
+type walker struct {
+	*course
+
+	// state is that of the packet's connection.
+	state ruleset.States
 
 	hops           []Hop
 	omitted, steps int
@@ -43,12 +54,32 @@ type walker struct {
 
 // stage is a base chain.
 type stage struct {
-	set   int
-	table string
-	hook  ruleset.Hook
-	chain *ruleset.Chain
+	set      int
+	family   ruleset.Family
+	table    string
+	hook     ruleset.Hook
+	chain    *ruleset.Chain
+	loopback string
 	// chains are those of its table by name.
 	chains map[string]*ruleset.Chain
+}
+
+// Priorities at which the kernel translates addresses, whatever those of the chains are: these order the chains of nat among each other
+// (net/netfilter/nf_nat_core.c, nf_nat_register_fn; NF_IP_PRI_NAT_DST and _SRC of linux/netfilter_ipv4.h).
+const (
+	natDestination = -100
+	natSource      = 100
+)
+
+// order is the priority at which a packet passes the chain.
+func (s stage) order() int32 {
+	switch {
+	case s.hook.Type != "nat":
+		return s.hook.Priority
+	case destination(s.hook.Name):
+		return natDestination
+	}
+	return natSource
 }
 
 // reading is the packet and its verdict so far, for one choice of the rules that may match.
@@ -64,72 +95,99 @@ type reading struct {
 	// rerouted is the interface it leaves by from now on; looped says that it arrived by lo from the pod itself.
 	rerouted string
 	looped   bool
+	// routed is the mark at the last look-up of the route.
+	routed uint32
 	// Each connection passes nat once for its destination and once for its source.
 	destination, source bool
+	// late says that the packet was ended behind the translation of its destination.
+	late bool
 }
 
-func (n Namespace) walker(p Packet, live []ruleset.Set) *walker {
-	f := familyOf(p.Dst.Addr())
-	w := &walker{family: f, state: p.State, delivered: n.Delivered[f], stages: map[string][]stage{}, wanted: n.Wanted.rules(), passed: map[bool]int{}}
+// course returns what packets of a family pass.
+func (n Namespace) course(f ruleset.Family) *course {
+	c := n.ordered(f, n.Live)
+	if c.ambiguous {
+		live := slices.Clone(n.Live)
+		slices.Reverse(live)
+		c.reversed = n.ordered(f, live)
+	}
+	return c
+}
+
+func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set) *course {
+	c := &course{
+		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: n.Wanted.rules(),
+	}
+	if n.Wanted != nil {
+		c.proxy = n.Wanted.proxy()
+	}
 	for i, set := range live {
-		if set.Family != f && set.Family != ruleset.Inet {
+		if set.Family != f && set.Family != ruleset.Inet && set.Family != ruleset.Netdev {
 			continue
 		}
 		for _, t := range set.Tables {
-			w.table(i, set.Family, t)
+			c.table(i, set.Family, t)
 		}
 	}
-	for _, stages := range w.stages {
-		slices.SortStableFunc(stages, func(a, b stage) int { return cmp.Compare(a.hook.Priority, b.hook.Priority) })
+	for _, stages := range c.stages {
+		slices.SortStableFunc(stages, stage.compare)
 		for i := range stages[1:] {
-			w.ambiguous = w.ambiguous || stages[i].hook.Priority == stages[i+1].hook.Priority
+			c.ambiguous = c.ambiguous || stages[i].compare(stages[i+1]) == 0
 		}
 	}
-	return w
+	return c
+}
+
+// compare orders stages of a hook: 0 is an order that is not known.
+func (s stage) compare(o stage) int {
+	byOrder := cmp.Compare(s.order(), o.order())
+	if byOrder != 0 || s.hook.Type != "nat" || o.hook.Type != "nat" {
+		return byOrder
+	}
+	return cmp.Compare(s.hook.Priority, o.hook.Priority)
 }
 
 // table adds the base chains of a table that decide anything.
-func (w *walker) table(set int, f ruleset.Family, t ruleset.Table) {
+func (w *course) table(set int, f ruleset.Family, t ruleset.Table) {
 	chains := make(map[string]*ruleset.Chain, len(t.Chains))
 	for i := range t.Chains {
 		c := &t.Chains[i]
 		chains[c.Name] = c
 		hook, base := redirect.HookOf(f, t.Name, c.Name)
+		if c.Hook != nil {
+			hook, base = *c.Hook, true
+		}
 		if base && (len(c.Rules) > 0 || c.Policy == string(ruleset.Drop)) {
-			w.stages[hook.Name] = append(w.stages[hook.Name], stage{set, t.Name, hook, c, chains})
+			w.stages[hook.Name] = append(w.stages[hook.Name], stage{set, f, t.Name, hook, c, w.loopback, chains})
 		}
 	}
 }
 
-// walk passes the hooks.
-func (w *walker) walk(p Packet) outcome {
-	all := []reading{{packet: p, because: -1, decided: -1}}
+// walk runs the packet through all hooks.
+func (c *course) walk(p Packet) outcome {
+	w := &walker{course: c, state: p.State, passed: map[bool]int{}}
+	all := []reading{{packet: p, because: -1, decided: -1, routed: p.Mark}}
 	if p.Outgoing {
 		all = w.send(all)
 	} else {
 		all = w.receive(all)
 	}
 	for _, r := range all {
-		w.end(r, max(r.verdict, Passed), r.decided)
+		w.end(nil, r, max(r.verdict, Passed), r.decided)
 	}
 	return w.outcome()
 }
 
-// send passes the hooks of what the pod sends, and those of what it receives by lo.
+// send runs an outgoing packet through output and postrouting, and through the hooks of what arrives if it leaves by lo.
 func (w *walker) send(all []reading) []reading {
-	before := all[0].packet.Mark
 	all = w.hook("output", all)
 	for i := range all {
-		p := &all[i].packet
-		if p.Mark != before && slices.Contains(w.delivered, p.Mark) {
-			p.Out = "lo"
-		}
-		p.Out = cmp.Or(all[i].rerouted, p.Out)
+		all[i].packet.Out = cmp.Or(all[i].rerouted, all[i].packet.Out)
 	}
-	all = w.hook("postrouting", all)
-	looped, gone := split(all, func(r reading) bool { return r.packet.Out == "lo" })
+	all = w.hook("egress", w.hook("postrouting", all))
+	looped, gone := split(all, func(r reading) bool { return r.packet.Out == w.loopback })
 	for i := range looped {
-		looped[i].looped, looped[i].packet.In, looped[i].packet.Out = true, "lo", ""
+		looped[i].looped, looped[i].packet.In, looped[i].packet.Out = true, w.loopback, ""
 	}
 	return append(gone, w.receive(looped)...)
 }
@@ -146,14 +204,14 @@ func split(all []reading, is func(reading) bool) (yes, no []reading) {
 	return yes, no
 }
 
-// receive passes the hooks of what arrives.
+// receive runs a packet that arrives through ingress, prerouting and input, or through forward and postrouting.
 func (w *walker) receive(all []reading) []reading {
-	in, through := split(w.hook("prerouting", all), func(r reading) bool {
+	in, through := split(w.hook("prerouting", w.hook("ingress", all)), func(r reading) bool {
 		return r.packet.Type == local || slices.Contains(w.delivered, r.packet.Mark)
 	})
 	given, through := split(through, func(r reading) bool { return r.verdict == HandedOver })
 	for _, r := range given { // a packet with a socket is not forwarded (net/ipv4/ip_forward.c, ip_forward)
-		w.end(r, Dropped, r.decided)
+		w.end(nil, r, Dropped, r.decided)
 	}
 	for i := range through {
 		through[i].packet.Out = unknown
@@ -163,15 +221,19 @@ func (w *walker) receive(all []reading) []reading {
 
 // hook passes the base chains of a hook.
 func (w *walker) hook(name string, all []reading) []reading {
-	for _, s := range w.stages[name] {
-		pass, skip := split(all, func(r reading) bool { return s.hook.Type != "nat" || r.translatable(name) })
-		if s.hook.Priority < tracking && destination(name) {
+	for i := range w.stages[name] {
+		s := &w.stages[name][i]
+		pass, skip := split(all, func(r reading) bool { return s.passes(r.packet) && (s.hook.Type != "nat" || r.translatable(name)) })
+		if s.hook.Priority < tracking && destination(name) || name == "ingress" {
 			pass = early(pass)
 		}
 		pass = w.base(s, pass)
 		for i := range pass {
-			if p := &pass[i].packet; p.State != Untracked {
+			if p := &pass[i].packet; p.State != ruleset.StateUntracked {
 				p.State = w.state
+			}
+			if s.reroutes() {
+				w.reroute(&pass[i])
 			}
 		}
 		all = w.merge(append(skip, pass...))
@@ -183,6 +245,28 @@ func (w *walker) hook(name string, all []reading) []reading {
 	return all
 }
 
+// passes reports whether a packet passes the chain: those of ingress and egress are of some interfaces.
+func (s stage) passes(p Packet) bool {
+	name := p.In
+	if s.hook.Name == "egress" {
+		name = p.Out
+	}
+	return s.hook.Device == "" || name == unknown || slices.Contains(strings.Split(s.hook.Device, ","), name)
+}
+
+// reroutes reports whether the kernel asks for the route again behind the chain if the packet was changed.
+func (s stage) reroutes() bool { return s.hook.Name == "output" && s.hook.Type == "route" }
+
+// reroute sends a packet to lo if its mark says so.
+func (w *walker) reroute(r *reading) {
+	if p := &r.packet; p.Mark != r.routed {
+		r.routed = p.Mark
+		if slices.Contains(w.delivered, p.Mark) && r.rerouted == "" {
+			r.rerouted = w.loopback
+		}
+	}
+}
+
 // tracking is the priority at which a packet finds its connection (NF_IP_PRI_CONNTRACK, linux/netfilter_ipv4.h).
 const tracking = -200
 
@@ -190,7 +274,7 @@ const tracking = -200
 // zone a template, which is as a new one.
 func early(all []reading) []reading {
 	for i := range all {
-		if p := &all[i].packet; !all[i].looped && all[i].zone == 0 && p.State != Untracked {
+		if p := &all[i].packet; !all[i].looped && all[i].zone == 0 && p.State != ruleset.StateUntracked {
 			p.State = ruleset.StateInvalid
 		}
 	}
@@ -198,7 +282,7 @@ func early(all []reading) []reading {
 }
 
 // connected reports whether a packet has a connection.
-func (p Packet) connected() bool { return p.State&(ruleset.StateInvalid|Untracked) == 0 }
+func (p Packet) connected() bool { return p.State&(ruleset.StateInvalid|ruleset.StateUntracked) == 0 }
 
 // translatable reports whether a packet passes nat: the first one of a connection, once for its destination and once for its
 // source. One that arrives by lo from the pod has passed both (net/netfilter/nf_nat_core.c, nf_nat_inet_fn).
@@ -211,20 +295,20 @@ func (r reading) translatable(hook string) bool {
 func destination(hook string) bool { return hook == "output" || hook == "prerouting" }
 
 // base passes a base chain and its policy.
-func (w *walker) base(s stage, all []reading) []reading {
+func (w *walker) base(s *stage, all []reading) []reading {
 	if len(all) == 0 {
 		return nil
 	}
-	p := w.chain(&s, s.chain, all)
+	p := w.chain(s, s.chain, all)
 	if s.chain.Policy != string(ruleset.Drop) {
 		return append(p[leave], p[back]...)
 	}
 	for _, r := range p[back] {
 		hop := -1
 		if r.because < 0 {
-			hop = w.show(Hop{Hook: s.hook.Name, Table: s.table, Chain: s.chain.Name, Set: s.set, Rule: "policy DROP", Answer: Yes})
+			hop = w.show(Hop{Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: s.chain.Name, Set: s.set, Rule: "policy DROP", Answer: Yes})
 		}
-		w.end(r, Dropped, hop)
+		w.end(s, r, Dropped, hop)
 	}
 	return p[leave]
 }
@@ -249,12 +333,13 @@ func (w *walker) merge(all []reading) []reading {
 	return distinct
 }
 
-// end gives a packet its verdict.
-func (w *walker) end(r reading, v Verdict, hop int) {
+// end gives a packet its verdict at a stage, nil behind all of them.
+func (w *walker) end(s *stage, r reading, v Verdict, hop int) {
+	r.late = s != nil && s.behind()
 	if v != Redirected && v != HandedOver {
 		r.to = netip.AddrPort{}
 	}
-	same := func(e reading) bool { return e.verdict == v && e.to == r.to }
+	same := func(e reading) bool { return e.verdict == v && e.to == r.to && e.late == r.late }
 	if r.because < 0 || !slices.ContainsFunc(w.ended, same) {
 		r.verdict, r.decided = v, hop
 		w.ended = append(w.ended, r)

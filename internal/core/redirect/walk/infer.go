@@ -3,7 +3,6 @@ package walk
 import (
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -26,7 +25,7 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 				chain := strings.ReplaceAll(strings.ToUpper(c.Name), "-", "_")
 				found = found || strings.HasPrefix(chain, redirect.ChainPrefix)
 				for _, r := range c.Rules {
-					g.rule(name+"/"+chain, meaning(t.Name, r))
+					g.rule(name+"/"+chain, partsOf(r))
 				}
 			}
 		}
@@ -68,72 +67,108 @@ func once[T comparable](list []T, value T) []T {
 	return append(list, value)
 }
 
-// has are the conditions of a rule by their options, with "!" ahead of those that are negated.
-func (r rule) has() map[string]string {
-	all := map[string]string{}
-	for _, c := range r.conditions {
-		name := c.option
-		if c.module == "connmark" {
-			name = "conn" + name
-		}
-		if c.not {
-			name = "!" + name
-		}
-		all[name] = c.value
+// parts are what a rule of the mesh can have.
+type parts struct {
+	// chain is that of a jump, as iptables names it; returns says that the target is RETURN, port that of REDIRECT or TPROXY.
+	chain   string
+	returns bool
+	port    uint16
+	tproxy  bool
+
+	in, out string
+	dst     netip.Prefix
+	notDst  netip.Prefix
+	dport   *ruleset.PortRange
+	mark    *uint32
+	states  ruleset.States
+	owners  []ruleset.Owner
+	family  ruleset.Family
+	// matches counts the matches besides those of a protocol and of a family; protocol says that there is one of a protocol.
+	matches  int
+	protocol bool
+}
+
+func partsOf(r ruleset.Rule) (p parts) {
+	switch t := r.Target.(type) {
+	case ruleset.Jump:
+		p.chain = strings.ReplaceAll(strings.ToUpper(t.Chain), "-", "_")
+	case ruleset.Verdict:
+		p.returns = t == ruleset.Return
+	case ruleset.RedirectTo:
+		p.port = uint16(t)
+	case ruleset.TProxy:
+		p.port, p.tproxy = t.Port, true
 	}
-	return all
-}
-
-// port is the target's, 0 without one.
-func (r rule) port() uint16 {
-	to, _ := r.end(netip.AddrPort{})
-	return to.Port()
-}
-
-// portRange reads a port, or a range of ports of either dialect.
-func portRange(text string) (ruleset.PortRange, bool) {
-	from, to, ranged := strings.Cut(strings.Replace(text, "-", ":", 1), ":")
-	if !ranged {
-		to = from
+	for _, m := range r.Matches {
+		p.match(m)
 	}
-	first, ok := number[uint16](from)
-	last, ok2 := number[uint16](to)
-	return ruleset.PortRange{First: first, Last: last}, ok && ok2
+	return p
 }
 
-func number[T uint16 | uint32](text string) (T, bool) {
-	n, err := strconv.ParseUint(text, 0, 32)
-	return T(n), err == nil && uint64(T(n)) == n
+func (p *parts) match(m ruleset.Match) {
+	p.matches++
+	switch m := m.(type) {
+	case ruleset.OfFamily:
+		p.family = ruleset.Family(m)
+		p.matches--
+	case ruleset.Protocol:
+		p.protocol = true
+		p.matches--
+	case ruleset.Interface:
+		if name := &p.in; !m.Not {
+			if m.Out {
+				name = &p.out
+			}
+			*name = m.Name
+		}
+	case ruleset.Network:
+		p.family = familyOf(m.Prefix.Addr())
+		if to := &p.dst; !m.Source {
+			if m.Not {
+				to = &p.notDst
+			}
+			*to = m.Prefix
+		}
+	case ruleset.Port:
+		if !m.Not && !m.Source {
+			p.dport = &m.Range
+		}
+	case ruleset.Mark:
+		if !m.Not && !m.Connection && m.Mask == 0 {
+			p.mark = &m.Value
+		}
+	case ruleset.States:
+		p.states = m
+	case ruleset.Owner:
+		p.owners = append(p.owners, m)
+	}
 }
 
 // rule takes a rule of a chain into account.
-func (g *guess) rule(at string, r rule) {
-	has := r.has()
-	r.target = strings.ReplaceAll(strings.ToUpper(r.target), "-", "_") // as iptables names chains
-	dport, ported := portRange(has["--dport"])
-	g.arrives = g.arrives || strings.HasSuffix(at, "/PREROUTING") && r.target == redirect.ChainPrefix+"INBOUND" && at != "raw/PREROUTING"
+func (g *guess) rule(at string, r parts) {
+	g.arrives = g.arrives || strings.HasSuffix(at, "/PREROUTING") && r.chain == redirect.ChainPrefix+"INBOUND" && at != "raw/PREROUTING"
 	switch at {
 	case "nat/ISTIO_REDIRECT":
-		g.OutboundPort = r.port()
+		g.OutboundPort = r.port
 	case "nat/ISTIO_IN_REDIRECT":
-		g.InboundPort = r.port()
+		g.InboundPort = r.port
 	case "mangle/ISTIO_TPROXY":
-		if r.target == "TPROXY" {
-			g.Mode, g.InboundPort = redirect.TPROXY, r.port()
+		if r.tproxy {
+			g.Mode, g.InboundPort = redirect.TPROXY, r.port
 		}
 	case "nat/ISTIO_INBOUND", "mangle/ISTIO_INBOUND":
-		g.inbound(at, r, dport, ported)
+		g.inbound(at, r)
 	case "nat/ISTIO_OUTPUT":
-		g.output(r, has)
+		g.output(r)
 	case "nat/ISTIO_OUTPUT_DNS":
-		g.dns(has)
+		g.dns(r)
 	case "nat/PREROUTING", "nat/OUTPUT":
-		g.interfaces(r, has)
+		g.interfaces(r)
 	case "mangle/PREROUTING":
-		g.DropInvalid = g.DropInvalid || r.target == redirect.ChainPrefix+"DROP" && strings.Contains(has["--ctstate"], "INVALID")
+		g.DropInvalid = g.DropInvalid || r.chain == redirect.ChainPrefix+"DROP" && r.states&ruleset.StateInvalid != 0
 	case "mangle/OUTPUT":
-		if mark, marked := number[uint32](has["--mark"]); marked && r.target == "RETURN" {
-			g.Mode, g.Mark = redirect.TPROXY, mark
+		if r.mark != nil && r.returns {
+			g.Mode, g.Mark = redirect.TPROXY, *r.mark
 		}
 	case "filter/ISTIO_REJECT":
 		g.SecondFamily = redirect.Reject
@@ -141,50 +176,49 @@ func (g *guess) rule(at string, r rule) {
 }
 
 // inbound reads the ports that arrive.
-func (g *guess) inbound(at string, r rule, dport ruleset.PortRange, ported bool) {
+func (g *guess) inbound(at string, r parts) {
 	table, _, _ := strings.Cut(at, "/")
 	switch {
-	case r.target == "RETURN" && ported && table == "nat" && !g.tunnel:
-		g.TunnelPort, g.tunnel = dport.First, true
-	case r.target == "RETURN" && ported:
-		g.InboundExclude = once(g.InboundExclude, dport)
-	case r.target != "ISTIO_IN_REDIRECT" && r.target != "ISTIO_TPROXY":
-	case ported:
-		g.Inbound.List = once(g.Inbound.List, dport)
+	case r.returns && r.dport != nil && table == "nat" && !g.tunnel:
+		g.TunnelPort, g.tunnel = r.dport.First, true
+	case r.returns && r.dport != nil:
+		g.InboundExclude = once(g.InboundExclude, *r.dport)
+	case r.chain != "ISTIO_IN_REDIRECT" && r.chain != "ISTIO_TPROXY":
+	case r.dport != nil:
+		g.Inbound.List = once(g.Inbound.List, *r.dport)
 	default:
 		g.Inbound.All = true
 	}
 }
 
 // output reads what the pod sends.
-func (g *guess) output(r rule, has map[string]string) {
+func (g *guess) output(r parts) {
 	family := max(g.family, r.family)
 	g.families = once(g.families, family)
-	dport, ported := portRange(has["--dport"])
-	to, networked := has["-d"]
-	network, err := netip.ParsePrefix(to)
+	network, networked := r.dst, r.dst.IsValid()
+	bare := r.matches == 0 && !r.protocol
 	switch {
-	case r.target == "ISTIO_IN_REDIRECT":
-		g.proxy(has)
-	case r.target == "ISTIO_REDIRECT" && ported:
-		g.OutboundPorts = once(g.OutboundPorts, dport)
-	case r.target == "ISTIO_REDIRECT" && networked && err == nil:
+	case r.chain == "ISTIO_IN_REDIRECT":
+		g.proxy(r)
+	case r.chain == "ISTIO_REDIRECT" && r.dport != nil:
+		g.OutboundPorts = once(g.OutboundPorts, *r.dport)
+	case r.chain == "ISTIO_REDIRECT" && networked:
 		g.Outbound.List = once(g.Outbound.List, network)
-	case r.target == "ISTIO_REDIRECT":
+	case r.chain == "ISTIO_REDIRECT":
 		g.Outbound.List = once(g.Outbound.List, everything(family))
-	case r.target != "RETURN":
-	case len(has) == 0 && len(g.own) > 0: // everything, behind the pod's own addresses
+	case !r.returns:
+	case bare && len(g.own) > 0: // everything, behind the pod's own addresses
 		g.OutboundExclude = once(g.OutboundExclude, everything(family))
-	case len(has) == 0:
+	case bare:
 		g.OwnerGroups = redirect.Groups{}
-	case len(has) == 2 && ported:
-		g.OutboundPortsExclude = once(g.OutboundPortsExclude, dport)
-	case len(has) == 1 && (err == nil && network.Addr().IsLoopback() || network == g.Loopback) && !slices.Contains(g.own, familyOf(network.Addr())):
+	case r.matches == 1 && r.dport != nil:
+		g.OutboundPortsExclude = once(g.OutboundPortsExclude, *r.dport)
+	case r.matches == 1 && networked && (network.Addr().IsLoopback() || network == g.Loopback) && !slices.Contains(g.own, familyOf(network.Addr())):
 		g.own = append(g.own, familyOf(network.Addr()))
-	case len(has) == 1 && networked && err == nil:
+	case r.matches == 1 && networked:
 		g.OutboundExclude = once(g.OutboundExclude, network)
-	default:
-		g.owners(r)
+	case len(r.owners) == r.matches:
+		g.groups(r)
 	}
 }
 
@@ -195,36 +229,38 @@ func everything(f ruleset.Family) netip.Prefix {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	case ruleset.IPv6:
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	case ruleset.Inet:
+	case ruleset.Inet, ruleset.Netdev:
 	}
 	return netip.Prefix{}
 }
 
 // proxy reads the identity of the proxy, and the loopback network, from the rule for the proxy's calls of its own pod.
-func (g *guess) proxy(has map[string]string) {
-	if uid, is := number[uint32](has["--uid-owner"]); is {
-		g.UIDs = once(g.UIDs, uid)
+func (g *guess) proxy(r parts) {
+	for _, o := range r.owners {
+		switch {
+		case o.Not:
+		case o.Group:
+			g.GIDs = once(g.GIDs, o.ID)
+		default:
+			g.UIDs = once(g.UIDs, o.ID)
+		}
 	}
-	if gid, is := number[uint32](has["--gid-owner"]); is {
-		g.GIDs = once(g.GIDs, gid)
-	}
-	if own, err := netip.ParsePrefix(has["!-d"]); err == nil && own.Addr().Is4() {
-		g.Loopback = own
+	if r.notDst.IsValid() && r.notDst.Addr().Is4() {
+		g.Loopback = r.notDst
 	}
 }
 
-// owners reads the groups that are not captured, or all that are.
-func (g *guess) owners(r rule) {
+// groups reads the groups that are not captured, or all that are.
+func (g *guess) groups(r parts) {
 	var groups []uint32
-	for _, c := range r.conditions {
-		gid, is := number[uint32](c.value)
+	for _, o := range r.owners {
 		switch {
-		case c.option != "--gid-owner" || !is:
+		case !o.Group:
 			return
-		case c.not:
-			groups = append(groups, gid)
+		case o.Not:
+			groups = append(groups, o.ID)
 		default:
-			g.returned = once(g.returned, gid)
+			g.returned = once(g.returned, o.ID)
 		}
 	}
 	if len(groups) > 0 {
@@ -233,28 +269,24 @@ func (g *guess) owners(r rule) {
 }
 
 // dns reads the resolvers whose queries are captured.
-func (g *guess) dns(has map[string]string) {
-	server, err := netip.ParsePrefix(has["-d"])
-	switch _, only := has["-d"]; {
-	case !only:
+func (g *guess) dns(r parts) {
+	if !r.dst.IsValid() {
 		g.DNS = redirect.DNSAll
-	case err == nil:
-		g.DNS, g.DNSServers = redirect.DNSServers, once(g.DNSServers, server.Addr())
+		return
 	}
+	g.DNS, g.DNSServers = redirect.DNSServers, once(g.DNSServers, r.dst.Addr())
 }
 
 // interfaces reads those that are excluded, and those of virtual machines.
-func (g *guess) interfaces(r rule, has map[string]string) {
-	in, enters := has["-i"]
-	out, leaves := has["-o"]
+func (g *guess) interfaces(r parts) {
 	switch {
-	case r.target == "ISTIO_REDIRECT" && enters:
-		g.RerouteInterfaces = once(g.RerouteInterfaces, in)
-	case r.target != "RETURN" || len(r.conditions) != 1:
-	case enters:
-		g.entering = once(g.entering, in)
-	case leaves:
-		g.leaving = once(g.leaving, out)
+	case r.chain == "ISTIO_REDIRECT" && r.in != "":
+		g.RerouteInterfaces = once(g.RerouteInterfaces, r.in)
+	case !r.returns || r.matches != 1 || r.protocol:
+	case r.in != "":
+		g.entering = once(g.entering, r.in)
+	case r.out != "":
+		g.leaving = once(g.leaving, r.out)
 	}
 }
 
@@ -262,9 +294,9 @@ func (g *guess) interfaces(r rule, has map[string]string) {
 func (g *guess) complete(n Namespace) {
 	g.links()
 	slices.Reverse(g.RerouteInterfaces) // the last one comes first, see redirect
-	// A pod that captures nothing has no rule for it. That of everything is more likely to be missing than not to be wanted.
+	// A pod that captures nothing outbound has no rule for it: that is not a rule that is missing.
 	only := !slices.ContainsFunc(g.Outbound.List, func(p netip.Prefix) bool { return p.IsValid() && p.Bits() > 0 })
-	if only && (len(g.Outbound.List) > 0 || len(g.OutboundPorts) == 0) {
+	if only && len(g.Outbound.List) > 0 {
 		g.Outbound = redirect.Networks{All: true}
 	}
 	if len(g.Inbound.List) == 0 && (g.arrives || len(g.InboundExclude) > 0) {

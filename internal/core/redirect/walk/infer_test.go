@@ -47,7 +47,7 @@ func TestHostileRulesAreInferredInTime(t *testing.T) {
 	const many = 100_000
 	rules := make([]ruleset.Rule, many)
 	for i := range rules {
-		rules[i] = ruleset.Opaque(fmt.Sprintf("-d 10.%d.%d.%d/32 -j RETURN", i>>16, i>>8&255, i&255))
+		rules[i] = ruleset.Read(fmt.Sprintf("-d 10.%d.%d.%d/32 -j RETURN", i>>16, i>>8&255, i&255))
 	}
 	table := ruleset.Table{Name: "nat", Chains: []ruleset.Chain{{Name: "ISTIO_OUTPUT", Policy: ruleset.NoPolicy, Rules: rules}}}
 	spec, _, found := walk.Namespace{Live: []ruleset.Set{{Family: ruleset.IPv4, Tables: []ruleset.Table{table}}}}.Infer()
@@ -62,7 +62,7 @@ func FuzzInfer(f *testing.F) {
 	f.Add("nat", "ISTIO_INBOUND", "-p tcp -m tcp --dport 99999 -j RETURN")
 	f.Add("mangle", "ISTIO_TPROXY", "-j TPROXY --on-port x")
 	f.Fuzz(func(t *testing.T, table, chain, rule string) {
-		chains := []ruleset.Chain{{Name: chain, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Opaque(rule), ruleset.Opaque(rule)}}}
+		chains := []ruleset.Chain{{Name: chain, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Read(rule), ruleset.Read(rule)}}}
 		spec, native, _ := walk.Namespace{Live: []ruleset.Set{{Family: ruleset.IPv4, Tables: []ruleset.Table{{Name: table, Chains: chains}}}}}.Infer()
 		w := walk.Wanted{Spec: spec, Families: redirect.Families{IPv6: redirect.Captured}, Native: native}
 		if len(w.Sets()) == 0 {

@@ -2,164 +2,98 @@ package walk
 
 import (
 	"net/netip"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// rule is the meaning of a live rule.
-type rule struct {
-	// family is the only one that it matches, or Inet.
-	family     ruleset.Family
-	conditions []condition
-	// target is the name behind -j or -g, which goes is set for, and options are the words behind it.
-	target       string
-	options      []string
-	goes, opaque bool
-}
-
-// condition is one option of a match. The zero condition is one that is not known.
-type condition struct {
-	module, option, value string
-	not                   bool
-}
-
 // unknown stands for an interface that is not known.
 const unknown = "?"
 
-// plain are the modules that match whatever has their options; others match by themselves, in ways not known here.
-var plain = []string{ //nolint:gochecknoglobals // a constant table
-	"tcp", "udp", "multiport", "owner", "mark", "connmark", "conntrack", "state", "addrtype", "comment",
+// question is what a rule asks about: a packet at a hook.
+type question struct {
+	Packet
+
+	hook   string
+	family ruleset.Family
+	// free are the fields of the packet that may have any value for this rule; proxy are those that its sender does not have then.
+	free  Fields
+	proxy []ruleset.Owner
 }
 
-// word is one of a rule's text. A comment in quotes is one, and begins like no option.
-var word = sync.OnceValue(func() *regexp.Regexp { //nolint:gochecknoglobals // a compiled pattern
-	return regexp.MustCompile(`"(\\.|[^"\\])*"?|\S+`)
-})
-
-// jump is a rule of which only the expressions are known: those of matches and, at the end, a verdict.
-var jump = sync.OnceValue(func() *regexp.Regexp { //nolint:gochecknoglobals // a compiled pattern
-	return regexp.MustCompile(`^\[not understood:( (meta|payload|ct|socket|fib|rt|exthdr)( bitwise)*( cmp| range)+| match| limit)* immediate [0-9a-f]+\]`)
-})
-
-// parse reads the text of a rule as iptables-save prints it.
-func parse(text string) rule {
-	var r rule
-	if strings.HasPrefix(text, "[") {
-		return parseOpaque(text)
-	}
-	words := strings.Fields(text)
-	if strings.Contains(text, `"`) {
-		words = word().FindAllString(text, -1)
-	}
-	module, not := "", false
-	for len(words) > 0 {
-		name, args := words[0], 0
-		for args+1 < len(words) && words[args+1] != "!" && !strings.HasPrefix(words[args+1], "-") {
-			args++
+// all reports whether all matches hold.
+func (q question) all(matches []ruleset.Match) Answer {
+	answer := Yes
+	for _, m := range matches {
+		if answer = min(answer, q.match(m)); answer == No {
+			break
 		}
-		if name == "--comment" && len(words) > 1 { // which may look like anything
-			args = 1
-		}
-		c := condition{module, name, strings.Join(words[1:1+args], " "), not}
-		switch {
-		case (name == "-j" || name == "-g") && args > 0:
-			r.target, r.options, r.goes = words[1], words[2:], name == "-g"
-			return r
-		case name == "-m" && slices.Contains(plain, c.value):
-			module = c.value
-		case name != "!":
-			r.conditions = append(r.conditions, c)
-		}
-		not, words = name == "!", words[1+args:]
-	}
-	return r
-}
-
-// parseOpaque reads the text of a rule of which only the expressions are known, and where it jumps to.
-func parseOpaque(text string) (r rule) {
-	if known := jump().FindString(text); known != "" {
-		r = parse(text[len(known):])
-	}
-	r.opaque, r.conditions = true, []condition{{}}
-	return r
-}
-
-// number returns an option of the target, "V" or "V/M", and whether it is right; value and mask are 0 without the option.
-func (r rule) number(name string) (value, mask uint32, ok bool) {
-	i := slices.Index(r.options, name)
-	if i < 0 || i+1 >= len(r.options) {
-		return 0, 0, i < 0
-	}
-	return masked(r.options[i+1])
-}
-
-// masked reads a value with a mask, "V/M" or "V".
-func masked(text string) (value, mask uint32, ok bool) {
-	v, m, has := strings.Cut(text, "/")
-	if !has {
-		m = "0xffffffff"
-	}
-	a, err := strconv.ParseUint(v, 0, 32)
-	b, err2 := strconv.ParseUint(m, 0, 32)
-	return uint32(a), uint32(b), err == nil && err2 == nil
-}
-
-// judge reports whether the rule matches a packet.
-func (r rule) judge(p Packet, f ruleset.Family, hook string) Answer {
-	answer := sure(r.family == ruleset.Inet || r.family == f)
-	for _, c := range r.conditions {
-		a := Unknown
-		switch ask, known := options[c.option]; {
-		case strings.HasSuffix(c.option, "id-owner") && hook != "output" && hook != "postrouting":
-			a = sure(c.not) // no sender: what is negated does not hold either
-		case c.option == "--mark" && c.module == "connmark" && !p.connected():
-			a = sure(c.not) // no connection: what is negated does not hold either (net/netfilter/xt_connmark.c)
-		case c.option == "--mark" && c.module == "connmark":
-			a = marked(p.ConnMark, c.value)
-		case known:
-			a = ask(p, c.value)
-		}
-		if c.not {
-			a = Yes - a
-		}
-		answer = min(answer, a)
 	}
 	return answer
 }
 
-// options are those of matches that are understood.
-var options = map[string]func(p Packet, value string) Answer{ //nolint:gochecknoglobals // a constant table
-	"-p": func(p Packet, v string) Answer {
-		return sure(ruleset.IPTables("", nil, ruleset.Protocol{Number: p.Protocol}).String() == "-p "+v)
-	},
-	"-s":              func(p Packet, v string) Answer { return within(p.Src.Addr(), v) },
-	"-d":              func(p Packet, v string) Answer { return within(p.Dst.Addr(), v) },
-	"-i":              func(p Packet, v string) Answer { return link(p.In, v) },
-	"-o":              func(p Packet, v string) Answer { return link(p.Out, v) },
-	"--sport":         func(p Packet, v string) Answer { return port(p.Src, v) },
-	"--dport":         func(p Packet, v string) Answer { return port(p.Dst, v) },
-	"--sports":        func(p Packet, v string) Answer { return port(p.Src, v) },
-	"--dports":        func(p Packet, v string) Answer { return port(p.Dst, v) },
-	"--ports":         func(p Packet, v string) Answer { return max(port(p.Src, v), port(p.Dst, v)) },
-	"--uid-owner":     func(p Packet, v string) Answer { return inRange(p.UID, v) },
-	"--gid-owner":     func(p Packet, v string) Answer { return inRange(p.GID, v) },
-	"--socket-exists": func(p Packet, _ string) Answer { return sure(p.Outgoing) },
-	"--mark":          func(p Packet, v string) Answer { return marked(p.Mark, v) },
-	"--ctstate":       state,
-	"--state":         state,
-	"--tcp-flags":     flags,
-	"--dst-type": func(p Packet, v string) Answer {
-		if p.Type == "" {
-			return Unknown
+// match reports whether a match holds.
+func (q question) match(m ruleset.Match) Answer {
+	switch m := m.(type) {
+	case ruleset.Interface:
+		return not(q.link(m), m.Not)
+	case ruleset.Network:
+		if m.Prefix.Bits() == 0 && !m.Not {
+			return sure(familyOf(m.Prefix.Addr()) == q.family)
 		}
-		return sure(slices.Contains(strings.Split(v, ","), p.Type))
-	},
-	"--comment": func(Packet, string) Answer { return Yes },
+		return not(q.address(m.Source, m.Prefix.Contains, m.Prefix.Masked().Addr(), last(m.Prefix)), m.Not)
+	case ruleset.Addresses:
+		inside := func(a netip.Addr) bool { return m.First.Compare(a) <= 0 && a.Compare(m.Last) <= 0 }
+		return not(q.address(m.Source, inside, m.First, m.Last), m.Not)
+	case ruleset.Protocol:
+		return not(sure(m.Number == 0 || m.Number == q.Protocol), m.Not)
+	case ruleset.Port:
+		return min(q.transport(m.Protocol), not(q.port(m.Source, m.Range), m.Not))
+	case ruleset.Ports:
+		list := ruleset.PortList(m.List[:]...)
+		return q.match(ruleset.AnyPort{Protocol: m.Protocol, List: list, Not: m.Not})
+	case ruleset.AnyPort:
+		return min(q.transport(m.Protocol), not(q.anyPort(m), m.Not))
+	case ruleset.OfFamily:
+		return sure(ruleset.Family(m) == q.family)
+	case ruleset.Comment, ruleset.Counter, ruleset.Neutral:
+		return Yes
+	case ruleset.Not:
+		return Yes - q.match(m.Match)
+	case ruleset.AnyOf:
+		return not(q.anyOf(m), m.Not)
+	}
+	return q.stateful(m)
+}
+
+// stateful is match for what a packet does not carry itself: its socket, its connection and its mark.
+func (q question) stateful(m ruleset.Match) Answer {
+	sends := q.hook == "output" || q.hook == "postrouting"
+	switch m := m.(type) {
+	case ruleset.TCPFlags:
+		return min(q.transport(ruleset.TCP), not(q.flags(m), m.Not))
+	case ruleset.SocketExists:
+		return sure(q.Outgoing)
+	case ruleset.Owner:
+		return q.owner(m, sends)
+	case ruleset.Mark:
+		if m.Connection && !q.connected() {
+			return No // no connection: what is negated does not hold either (net/netfilter/xt_connmark.c)
+		}
+		mark := q.Mark
+		if m.Connection {
+			mark = q.ConnMark
+		}
+		return not(sure(mark&ruleset.WholeMark(m.Mask) == m.Value), m.Not)
+	case ruleset.StateAlias:
+		return q.match(ruleset.States(m))
+	case ruleset.States:
+		return sure((q.State|q.Translated)&m != 0)
+	case ruleset.AddressType:
+		return not(q.addressType(m), m.Not)
+	}
+	return Unknown
 }
 
 func sure(b bool) Answer {
@@ -169,83 +103,152 @@ func sure(b bool) Answer {
 	return No
 }
 
-// anyOf asks about each item of a list.
-func anyOf(list string, is func(string) Answer) Answer {
+func not(a Answer, negated bool) Answer {
+	if negated {
+		return Yes - a
+	}
+	return a
+}
+
+// anyOf reports whether one alternative holds.
+func (q question) anyOf(m ruleset.AnyOf) Answer {
 	answer := No
-	for item := range strings.SplitSeq(list, ",") {
-		answer = max(answer, is(item))
+	for _, one := range m.List {
+		if answer = max(answer, q.all(one)); answer == Yes {
+			break
+		}
 	}
 	return answer
 }
 
-func within(a netip.Addr, network string) Answer {
-	p, err := netip.ParsePrefix(network)
-	if !a.IsValid() || err != nil {
-		return Unknown
+// link compares the interface.
+func (q question) link(m ruleset.Interface) Answer {
+	name := q.In
+	if m.Out {
+		name = q.Out
 	}
-	return sure(p.Contains(a))
-}
-
-func link(name, value string) Answer {
-	begin, open := strings.CutSuffix(value, "+")
+	begin, open := strings.CutSuffix(m.Name, "+")
 	if name == unknown {
 		return Unknown
 	}
-	return sure(name == value || open && strings.HasPrefix(name, begin))
+	return sure(name == m.Name || open && strings.HasPrefix(name, begin))
 }
 
-func port(at netip.AddrPort, list string) Answer {
-	if at.Port() == 0 {
-		return Unknown
-	}
-	return anyOf(list, func(item string) Answer { return inRange(uint32(at.Port()), item) })
-}
-
-// inRange compares a number with another one, or with the ends of a range.
-func inRange(number uint32, text string) Answer {
-	first, last, ranged := strings.Cut(strings.Replace(text, "-", ":", 1), ":")
-	if !ranged {
-		last = first
-	}
-	low, err := strconv.ParseUint(first, 10, 32)
-	high, err2 := strconv.ParseUint(last, 10, 32)
-	if err != nil || err2 != nil {
-		return Unknown
-	}
-	return sure(low <= uint64(number) && uint64(number) <= high)
-}
-
-func marked(mark uint32, value string) Answer {
-	v, m, ok := masked(value)
-	if !ok {
-		return Unknown
-	}
-	return sure(mark&m == v)
-}
-
-// states are those of conntrack by name.
-var states = map[string]ruleset.States{ //nolint:gochecknoglobals // a constant table
-	"INVALID": ruleset.StateInvalid, "ESTABLISHED": ruleset.StateEstablished, "RELATED": ruleset.StateRelated,
-	"NEW": ruleset.StateNew, "UNTRACKED": Untracked,
-}
-
-func state(p Packet, list string) Answer {
-	return anyOf(list, func(name string) Answer {
-		if bit, known := states[name]; known {
-			return sure(p.State&bit != 0)
+// last is the last address of a network.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := range b {
+		if at := p.Bits() - 8*i; at < 8 {
+			b[i] |= 0xff >> max(0, at)
 		}
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// address compares an address with those from first to last.
+func (q question) address(source bool, inside func(netip.Addr) bool, first, last netip.Addr) Answer {
+	a, free := q.Dst.Addr(), q.free&FreeDestination != 0
+	if source {
+		a, free = q.Src.Addr(), q.free&FreeSource != 0
+	}
+	switch {
+	case familyOf(first) != q.family:
+		return No
+	case !a.IsValid():
 		return Unknown
-	})
+	case !free:
+		return sure(inside(a))
+	case q.own(first) && q.own(last):
+		return No
+	}
+	return Unknown
+}
+
+// own reports whether an address is none of another host: a packet to it takes another way, or is none of the mesh's.
+func (q question) own(a netip.Addr) bool {
+	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || q.Outgoing && a == q.Src.Addr() || !q.Outgoing && a == q.Dst.Addr()
+}
+
+// transport reports whether the packet has the protocol whose header a match reads, one with ports if it is 0.
+func (q question) transport(protocol uint8) Answer {
+	return sure(protocol == q.Protocol || protocol == 0)
+}
+
+func (q question) port(source bool, in ruleset.PortRange) Answer {
+	number, free := q.Dst.Port(), q.free&FreeDestinationPort != 0
+	if source {
+		number, free = q.Src.Port(), q.free&FreeSourcePort != 0
+	}
+	if in.First == 0 && in.Last == 1<<16-1 {
+		return Yes
+	}
+	if number == 0 || free {
+		return Unknown
+	}
+	return sure(in.First <= number && number <= in.Last)
+}
+
+func (q question) anyPort(m ruleset.AnyPort) Answer {
+	answer := No
+	for _, one := range m.List {
+		if m.Side != ruleset.SourcePort {
+			answer = max(answer, q.port(false, one))
+		}
+		if m.Side != ruleset.DestinationPort {
+			answer = max(answer, q.port(true, one))
+		}
+	}
+	return answer
 }
 
 // flags compares those of TCP. The first packet of a connection has SYN only.
-func flags(p Packet, value string) Answer {
-	if p.State != ruleset.StateNew {
+func (q question) flags(m ruleset.TCPFlags) Answer {
+	if q.State&(ruleset.StateEstablished|ruleset.StateRelated) != 0 {
 		return Unknown
 	}
-	looked, set, _ := strings.Cut(value, " ")
-	if slices.Contains(strings.Split(looked, ","), "SYN") {
-		return sure(set == "SYN")
+	const syn = 2
+	return sure(syn&m.Mask == m.Set)
+}
+
+// owner compares the sender; a packet without one matches nothing, also what is negated.
+func (q question) owner(m ruleset.Owner, sends bool) Answer {
+	if !sends || !q.Outgoing {
+		return No
 	}
-	return sure(set == "NONE")
+	id, free := q.UID, q.free&FreeUser != 0
+	if m.Group {
+		id = q.GID
+	}
+	if free {
+		return q.otherUser(m)
+	}
+	first, last := m.Range()
+	return not(sure(first <= id && id <= last), m.Not)
+}
+
+// otherUser compares a sender that may be anybody but the proxy.
+func (q question) otherUser(m ruleset.Owner) Answer {
+	first, last := m.Range()
+	if first == last && slices.Contains(q.proxy, ruleset.Owner{ID: first, Group: m.Group}) {
+		return not(No, m.Not)
+	}
+	return Unknown
+}
+
+// addressType compares the type of an address.
+func (q question) addressType(m ruleset.AddressType) Answer {
+	if !m.Source {
+		if q.Type == "" {
+			return Unknown
+		}
+		return sure(m.Has(q.Type))
+	}
+	switch {
+	case q.Outgoing:
+		return sure(m.Has(local))
+	case q.free&FreeSource != 0 || q.Src.Addr().IsValid():
+		return sure(m.Has("UNICAST"))
+	}
+	return Unknown
 }

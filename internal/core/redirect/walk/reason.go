@@ -42,32 +42,6 @@ func each(sets []ruleset.Set, do func(place, ruleset.Rule)) {
 	}
 }
 
-// read returns the meaning and the reason of a live rule. The text of a native table's rule is not parsed: the matches and the
-// target that were read have a text of iptables as well.
-func (w *walker) read(at place, live ruleset.Rule) (rule, string) {
-	return meaning(at.table, live), w.wanted[at].Why
-}
-
-// meaning returns that of a live rule.
-func meaning(table string, known ruleset.Rule) rule {
-	if ruleset.KnownTable(table) {
-		return parse(known.String())
-	}
-	if known.Target == nil {
-		return rule{opaque: true, conditions: []condition{{}}}
-	}
-	r := parse(ruleset.IPTables("", known.Target, known.Matches...).String())
-	for _, m := range known.Matches {
-		switch m := m.(type) {
-		case ruleset.OfFamily:
-			r.family = ruleset.Family(m)
-		case ruleset.Network:
-			r.family = familyOf(m.Prefix.Addr())
-		}
-	}
-	return r
-}
-
 // Setting is a setting of the pod or of the plugin by which a packet passes.
 type Setting struct {
 	// Name is its short name, Key the annotation, "" for one of the plugin.
@@ -171,13 +145,15 @@ func (s setting) value(w *Wanted, rule string) string {
 }
 
 // walk follows a packet through the wanted rules.
-func (w Wanted) walk(p Packet) outcome {
+func (w Wanted) walk(p Packet) outcome { return w.course(familyOf(p.Dst.Addr())).walk(p) }
+
+func (w Wanted) course(f ruleset.Family) *course {
 	n := Namespace{Live: w.Sets(), Delivered: map[ruleset.Family][]uint32{}, Wanted: &w}
 	routing := w.Spec.Routing(w.Families)
 	for _, f := range routing.MarkFamilies {
 		n.Delivered[f] = []uint32{routing.Mark}
 	}
-	return n.walker(p, n.Live).walk(p)
+	return n.course(f)
 }
 
 // settings returns those without which the wanted rules would redirect the packet: a least set of them. decided is the wanted
@@ -224,11 +200,19 @@ type outcome struct {
 	Result
 
 	limit string
+	ended []reading
+	// passed is the hop of the last rule that let the packet pass where the mesh decides, -1 for none.
+	passed int
 }
 
 // outcome joins the readings.
 func (w *walker) outcome() outcome {
-	o := outcome{Result: Result{Hops: w.hops, Omitted: w.omitted}, limit: w.limit}
+	o := outcome{Result: Result{Hops: w.hops, Omitted: w.omitted}, limit: w.limit, ended: w.ended, passed: -1}
+	for _, nat := range []bool{false, true} {
+		if hop, some := w.passed[nat]; some {
+			o.passed = hop
+		}
+	}
 	i := slices.IndexFunc(w.ended, func(r reading) bool { return r.because < 0 })
 	if w.limit != "" || i < 0 {
 		return o
@@ -236,10 +220,8 @@ func (w *walker) outcome() outcome {
 	first := w.ended[i]
 	o.Verdict, o.To, o.Zone, o.Packet = first.verdict, first.to, first.zone, first.packet
 	decided := first.decided
-	for _, nat := range []bool{false, true} {
-		if hop, some := w.passed[nat]; some && o.Verdict == Passed {
-			decided = hop
-		}
+	if o.passed >= 0 && o.Verdict == Passed {
+		decided = o.passed
 	}
 	for _, r := range w.ended {
 		if o.Verdict != CannotTell && (r.verdict != first.verdict || r.to != first.to) {
@@ -272,7 +254,7 @@ func (n Namespace) Explained(r Result, p Packet, cause string) Result {
 	case d == nil && r.Verdict == Passed && p.Protocol != ruleset.TCP:
 		want.Verdict = Passed
 	}
-	return r.completed(n, cause, want, p)
+	return r.completed(cause, want, p)
 }
 
 // settingsOf returns those without which a wanted rule would not be there.
@@ -296,18 +278,18 @@ func (n Namespace) explained(o outcome, p Packet) Result {
 	r := o.Result
 	var want outcome
 	if n.Wanted != nil {
-		want = n.Wanted.walk(p)
+		want = n.Wanted.walk(p.asWanted(n.Loopback))
 		if want.Verdict == Passed && r.Verdict == Passed {
 			r.Settings = n.Wanted.settings(p, want.Decided)
 		}
 	}
-	return r.completed(n, o.limit, want, p)
+	return r.completed(o.limit, want, p)
 }
 
 // completed adds what the wanted rules would do, and the summary.
-func (r Result) completed(n Namespace, limit string, want outcome, p Packet) Result {
+func (r Result) completed(limit string, want outcome, p Packet) Result {
 	r.Expected, r.ExpectedTo = want.Verdict, want.To
-	r.Summary = r.what(p.Outgoing) + r.cause(limit, want, p) + r.unread(n.Unread)
+	r.Summary = r.what(p.Outgoing) + r.cause(limit, want, p)
 	return r
 }
 
@@ -390,23 +372,31 @@ func (r Result) deviation(want outcome) string {
 
 // named names the rule of a hop.
 func (h Hop) named() string {
-	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.Table, printable.Text(h.Chain, maxText), printable.Quote(Shown(h.Rule), maxText))
+	rule := printable.Quote(h.Rule, maxText)
+	if h.Number == 0 {
+		return fmt.Sprintf("the policy of %s %s", h.table(), printable.Text(h.Chain, maxText))
+	}
+	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.table(), printable.Text(h.Chain, maxText), rule)
 }
 
-// Shown is a text with a rule for a person: without the fingerprint behind a rule of a native table that has a text.
-func Shown(text string) string {
-	before, fingerprint, found := strings.Cut(text, " [nf_tables: ")
-	if _, after, ends := strings.Cut(fingerprint, "]"); found && ends && before != "" {
-		return before + after
+// table names the table, with its family if it is none of iptables' tables.
+func (h Hop) table() string {
+	if h.iptables() || redirect.KnownTable(h.Family, h.Table) {
+		return h.Table
 	}
-	return text
+	return "table " + TableName(h.Family, h.Table)
 }
 
-func (r Result) unread(names []string) string {
-	if len(names) == 0 {
-		return ""
-	}
-	return "; not read: " + printable.Text(strings.Join(names, ", "), maxText)
+// iptables reports whether the rule is one of iptables, by the names of its table and chain.
+func (h Hop) iptables() bool {
+	own := h.Hook == "" || ruleset.Builtin(h.Table, strings.ToUpper(h.Chain)) == ruleset.Builtin(h.Table, h.Chain)
+	return own && (h.Family == ruleset.IPv4 || h.Family == ruleset.IPv6) && ruleset.KnownTable(h.Table)
+}
+
+// TableName is the name of a table of nf_tables as nft has it, with its family.
+func TableName(f ruleset.Family, name string) string {
+	family := map[ruleset.Family]string{ruleset.IPv4: "ip", ruleset.IPv6: "ip6", ruleset.Inet: "inet", ruleset.Netdev: "netdev"}[f]
+	return family + " " + printable.Text(name, maxText)
 }
 
 // maxText bounds a text of the pod in a summary.

@@ -2,54 +2,61 @@ package walk
 
 import (
 	"net/netip"
-	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
 // act does what the target of a rule does, other than to lead to a chain.
-func (w *walker) act(s *stage, r rule, p *reading, hop int) onward {
-	switch r.target {
-	case "ACCEPT", "RETURN":
-		if p.because < 0 && destination(s.hook.Name) {
-			w.passed[s.hook.Type == "nat"] = hop
-		}
-		if r.target == "RETURN" {
-			return back
-		}
-		return leave
-	case "DROP":
-		return w.over(*p, Dropped, hop)
-	case "REJECT":
-		return w.over(*p, Rejected, hop)
-	case "SNAT", "MASQUERADE":
-		p.packet.Src, p.source = netip.AddrPort{}, true
-		return leave
-	case "REDIRECT", "DNAT", "TPROXY":
-		if p.divert(s, r, w.cause(hop)) {
-			return leave
-		}
-	case "MARK", "CONNMARK":
-		if p.remark(r) {
-			return next
-		}
-	case "CT", "NOTRACK":
-		p.track(r)
+func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onward {
+	switch t := target.(type) {
+	case nil, ruleset.Neutral:
 		return next
-	default:
-		if ruleset.Neutral(r.target) && !r.opaque {
+	case ruleset.Verdict:
+		return w.verdict(s, t, p, hop)
+	case ruleset.Reject:
+		return w.over(s, *p, Rejected, hop)
+	case ruleset.SetMark, ruleset.CopyMark:
+		p.remark(t)
+		return next
+	case ruleset.NoTrack, ruleset.Zone:
+		p.track(t)
+		return next
+	case ruleset.TProxy:
+		p.handOver(t, w.cause(hop))
+		if t.Continues {
 			return next
 		}
+		return leave
 	}
-	w.end(*p, CannotTell, hop)
+	if n, is := translation(target); is && !n.Range {
+		p.translate(s, n, w.cause(hop))
+		return leave
+	} else if is && n.Source {
+		p.packet.Src, p.source = netip.AddrPort{}, true
+		p.packet.Translated |= ruleset.StateSNAT
+		return leave
+	}
+	w.end(s, *p, CannotTell, hop)
 	return end
 }
 
+// verdict does ACCEPT, RETURN and DROP.
+func (w *walker) verdict(s *stage, v ruleset.Verdict, p *reading, hop int) onward {
+	if v == ruleset.Drop {
+		return w.over(s, *p, Dropped, hop)
+	}
+	if p.because < 0 && destination(s.hook.Name) {
+		w.passed[s.hook.Type == "nat"] = hop
+	}
+	if v == ruleset.Return {
+		return back
+	}
+	return leave
+}
+
 // over ends a packet.
-func (w *walker) over(p reading, v Verdict, hop int) onward {
-	w.end(p, v, w.cause(hop))
+func (w *walker) over(s *stage, p reading, v Verdict, hop int) onward {
+	w.end(s, p, v, w.cause(hop))
 	return end
 }
 
@@ -61,88 +68,120 @@ func (w *walker) cause(hop int) int {
 	return hop
 }
 
-// divert does REDIRECT, DNAT and TPROXY. What the pod sends is redirected to loopback, what arrives to the interface's first
+// translation is what a target translates an address to.
+func translation(t ruleset.Target) (n ruleset.NAT, is bool) {
+	switch t := t.(type) {
+	case ruleset.NAT:
+		return t, true
+	case ruleset.RedirectTo:
+		return ruleset.NAT{Local: true, Port: uint16(t)}, true
+	case ruleset.DNAT:
+		return ruleset.NAT{To: netip.AddrPort(t).Addr(), Port: netip.AddrPort(t).Port()}, true
+	case ruleset.SNAT:
+		return ruleset.NAT{Source: true, Range: true}, true
+	}
+	return n, false
+}
+
+// handOver does TPROXY: the packet goes to a socket, both addresses kept.
+func (r *reading) handOver(t ruleset.TProxy, hop int) {
+	if !t.Continues {
+		r.packet.Mark = r.packet.Mark&^ruleset.WholeMark(t.Mask) ^ t.Mark
+	}
+	r.verdict, r.to, r.decided = HandedOver, netip.AddrPortFrom(netip.Addr{}, t.Port), hop
+}
+
+// translate does REDIRECT and DNAT. What the pod sends is redirected to loopback, what arrives to the interface's first
 // address, which is not known here (net/netfilter/nf_nat_redirect.c).
-func (r *reading) divert(s *stage, t rule, hop int) bool {
+func (r *reading) translate(s *stage, n ruleset.NAT, hop int) {
+	if n.Source {
+		r.packet.Src, r.source = netip.AddrPort{}, true
+		r.packet.Translated |= ruleset.StateSNAT
+		return
+	}
 	p := &r.packet
 	old := p.Dst.Addr()
-	to, ok := t.end(p.Dst)
-	value, mask, ok2 := t.number("--tproxy-mark")
-	if !ok || !ok2 {
-		return false
+	to := netip.AddrPortFrom(n.To, n.Port)
+	if n.Port == 0 {
+		to = netip.AddrPortFrom(n.To, p.Dst.Port())
 	}
-	r.decided = hop
-	if t.target == "TPROXY" {
-		p.Mark = p.Mark&^mask ^ value
-		r.verdict, r.to = HandedOver, to
-		return true
+	r.decided, r.destination = hop, true
+	p.Translated |= ruleset.StateDNAT
+	if n.Port != 0 {
+		p.Free &^= FreeDestinationPort
 	}
-	r.destination = true
+	if n.To.IsValid() || n.Local {
+		p.Free &^= FreeDestination
+	}
+	shown := to
+	if !n.Local && !n.To.IsValid() {
+		shown = netip.AddrPortFrom(old, to.Port())
+	}
 	if r.verdict != HandedOver { // the socket that it was given to gets it
-		r.verdict, r.to = Redirected, to
+		r.verdict, r.to = Redirected, shown
 	}
 	switch p.Dst = to; {
-	case to.Addr() == old: // another port only
-	case to.Addr().IsValid() && !to.Addr().IsLoopback():
+	case !n.Local && (!n.To.IsValid() || n.To == old): // another port only
+		p.Dst = netip.AddrPortFrom(old, to.Port())
+	case !n.Local && !n.To.IsLoopback():
 		p.Type, r.rerouted = "", unknown
 	case s.hook.Name == "output":
-		lo := netip.IPv6Loopback()
-		if old.Is4() {
-			lo = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+		lo := n.To
+		if n.Local {
+			lo = loopback(old)
 		}
-		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, "lo"
+		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, s.loopback
 	default:
 		p.Type = local
 	}
-	return true
 }
 
-// end is where REDIRECT and TPROXY (a port) or DNAT leads to.
-func (r rule) end(old netip.AddrPort) (netip.AddrPort, bool) {
-	text, address := strconv.Itoa(int(old.Port())), netip.Addr{}
-	for i, option := range r.options[:max(0, len(r.options)-1)] {
-		switch value := r.options[i+1]; option {
-		case "--to-destination":
-			if to, err := netip.ParseAddrPort(value); err == nil {
-				return to, true
-			}
-			text, address = strings.TrimPrefix(value, ":"), old.Addr()
-		case "--to-ports", "--on-port":
-			text = value
-		}
+// loopback is the loopback address of the same family.
+func loopback(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
-	port, err := strconv.ParseUint(text, 10, 16)
-	return netip.AddrPortFrom(address, uint16(port)), err == nil
+	return netip.IPv6Loopback()
 }
 
 // remark changes the mark of the packet or of its connection.
-func (r *reading) remark(t rule) bool {
+func (r *reading) remark(target ruleset.Target) {
 	p := &r.packet
-	value, mask, ok := t.number("--set-xmark")
-	packet, _, ok2 := t.number("--nfmask")
-	connection, _, ok3 := t.number("--ctmask")
-	switch {
-	case t.target == "CONNMARK" && !p.connected():
-	case slices.Contains(t.options, "--save-mark"):
-		p.ConnMark = p.ConnMark&^connection ^ p.Mark&packet
-	case slices.Contains(t.options, "--restore-mark"):
-		p.Mark = p.Mark&^packet ^ p.ConnMark&connection
-	case t.target == "MARK":
-		p.Mark = p.Mark&^mask ^ value
-	default:
-		p.ConnMark = p.ConnMark&^mask ^ value
+	switch t := target.(type) {
+	case ruleset.SetMark:
+		mark := &p.Mark
+		if t.Connection {
+			if mark = &p.ConnMark; !p.connected() {
+				return
+			}
+		}
+		*mark = *mark&^ruleset.WholeMark(t.Mask) ^ t.Value
+	case ruleset.CopyMark:
+		packet, connection := ruleset.WholeMark(t.PacketMask), ruleset.WholeMark(t.ConnectionMask)
+		switch {
+		case !p.connected():
+		case t.Restore:
+			p.Mark = p.Mark&^packet ^ p.ConnMark&connection
+		default:
+			p.ConnMark = p.ConnMark&^connection ^ p.Mark&packet
+		}
 	}
-	return ok && ok2 && ok3 && slices.ContainsFunc(t.options, func(o string) bool { return o == "--set-xmark" || o == "--nfmask" })
 }
 
 // track does CT, the first one: a packet that arrives by lo has its connection from the way out, and one with a zone a template
 // (net/netfilter/xt_CT.c, xt_ct_target).
-func (r *reading) track(t rule) {
-	switch zone, _, ok := t.number("--zone"); {
-	case r.looped || r.zone != 0 || r.packet.State == Untracked:
-	case t.target == "NOTRACK" || slices.Contains(t.options, "--notrack"):
-		r.packet.State = Untracked
-	case ok && zone != 0:
-		r.zone, r.packet.State = ruleset.Zone(zone), ruleset.StateNew //nolint:gosec // zones have 16 bits
+func (r *reading) track(target ruleset.Target) {
+	if r.looped || r.zone != 0 || r.packet.State == ruleset.StateUntracked {
+		return
 	}
+	if zone, is := target.(ruleset.Zone); is {
+		r.zone, r.packet.State = zone, ruleset.StateNew
+		return
+	}
+	r.packet.State = ruleset.StateUntracked
+}
+
+// behind reports whether a packet has passed the translation of its destination at a stage.
+func (s stage) behind() bool {
+	return s.hook.Name != "ingress" && (!destination(s.hook.Name) || s.order() > natDestination)
 }

@@ -10,8 +10,8 @@
 package walk
 
 import (
+	"cmp"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -21,20 +21,18 @@ import (
 
 // Namespace is what decides about packets: rules, and the routing by their marks.
 type Namespace struct {
-	// Live are the rules as they were read: by family, those of iptables (nf_tables, legacy or both), and the native
-	// tables. Sets that share a hook and a priority come in any order.
+	// Live are the rules as they were read, of all tables. Sets that share a hook and a priority come in any order.
 	Live []ruleset.Set
-	// Wanted gives the rules their reasons, and the rules of native tables their meaning. Nil knows neither.
+	// Wanted gives the rules their reasons. Nil knows none.
 	Wanted *Wanted
 	// Delivered are the marks that policy routing delivers locally, by family.
 	Delivered map[ruleset.Family][]uint32
 	// Tables are the routing tables of these marks.
 	Tables map[uint32]uint32
-	// Unread names tables that Live does not have; the summary says so.
-	Unread []string
-	// Hooked names, by family, what is not read and may decide about packets; Inet are those of both. With one, no walk of a packet of
-	// the family has an answer.
-	Hooked map[ruleset.Family][]string
+	// Unread names, by family, the tables that could not be read. With one, no walk of a packet of the family has an answer.
+	Unread map[ruleset.Family][]string
+	// Loopback is the name of the loopback device, "" for lo.
+	Loopback string
 }
 
 // Wanted is the configuration that the live rules are explained by.
@@ -52,6 +50,30 @@ func (w Wanted) Sets() []ruleset.Set {
 	return w.Spec.Sets(w.Families)
 }
 
+// proxy are the users and groups whose packets pass.
+func (w Wanted) proxy() []ruleset.Owner {
+	var all []ruleset.Owner
+	for _, id := range w.Spec.UIDs {
+		all = append(all, ruleset.Owner{ID: id})
+	}
+	for _, id := range w.Spec.GIDs {
+		all = append(all, ruleset.Owner{ID: id, Group: true})
+	}
+	return all
+}
+
+// Fields are fields of a packet.
+type Fields uint8
+
+// The fields that can be free, see [Packet.Free].
+const (
+	FreeDestination Fields = 1 << iota
+	FreeDestinationPort
+	FreeSource
+	FreeSourcePort
+	FreeUser
+)
+
 // Packet is a packet where it enters the rules. Of Src and Dst an invalid address and port 0 are not known.
 type Packet struct {
 	// Outgoing is a packet that a process of the pod sends; any other arrives by the interface In.
@@ -64,14 +86,14 @@ type Packet struct {
 	UID, GID uint32
 	// Mark is the packet's, ConnMark that of its connection.
 	Mark, ConnMark uint32
-	// State is that of the connection; 0 is StateNew, and Untracked has none.
-	State ruleset.States
+	// State is that of the connection; 0 is StateNew. Translated says which of its addresses are.
+	State, Translated ruleset.States
 	// Type is that of the destination, as addrtype spells it. "" is the usual one: LOCAL for what arrives and for Out lo.
 	Type string
+	// Free are the fields that stand for any other value, as far as rules are concerned that are not the mesh's: an address of another
+	// host, any port, and a user that is not the proxy.
+	Free Fields
 }
-
-// Untracked is the state of a packet that conntrack does not follow.
-const Untracked ruleset.States = 1 << 6
 
 // Verdict is what becomes of a packet.
 type Verdict uint8
@@ -108,12 +130,16 @@ func (a Answer) String() string { return [...]string{"not-matched", "unknown", "
 // Hop is a rule that the packet meets. Where a rule may match, the hops are those of a packet that it does not match.
 type Hop struct {
 	Hook, Table, Chain string
+	Family             ruleset.Family
 	// Set is the place in Namespace.Live; Number counts the rules of the chain from 1, and is 0 for the policy.
 	Set, Number int
 	Rule        string
+	Target      ruleset.Target
 	Answer      Answer
 	// Why is the rule's reason, "" for a rule that is not wanted.
 	Why string
+
+	wanted bool
 }
 
 // Result is the answer for one packet.
@@ -140,36 +166,55 @@ type Result struct {
 
 // Walk follows the packet.
 func (n Namespace) Walk(p Packet) Result {
-	p = p.completed()
-	w := n.walker(p, n.Live)
-	r := w.walk(p)
-	if w.ambiguous {
-		reversed := slices.Clone(n.Live)
-		slices.Reverse(reversed)
-		if other := n.walker(p, reversed).walk(p); other.Verdict != r.Verdict || other.To != r.To {
+	p = p.completed(n.Loopback)
+	return n.doubted(n.explained(n.course(familyOf(p.Dst.Addr())).either(p), p), familyOf(p.Dst.Addr()))
+}
+
+// either walks in both orders of the sets that share a hook and a priority.
+func (c *course) either(p Packet) outcome {
+	r := c.walk(p)
+	if c.reversed != nil {
+		if other := c.reversed.walk(p); other.Verdict != r.Verdict || other.To != r.To {
 			r.Verdict, r.Decided, r.limit = CannotTell, nil, "two sets of tables are at the same hook, in an order that is not known"
 		}
 	}
-	return n.doubted(n.explained(r, p), familyOf(p.Dst.Addr()))
+	return r
 }
 
-// doubted takes an answer back if packets pass tables that are not read.
+// doubted returns CannotTell if packets pass tables that could not be read.
 func (n Namespace) doubted(r Result, f ruleset.Family) Result {
-	if hooked := slices.Concat(n.Hooked[f], n.Hooked[ruleset.Inet]); len(hooked) > 0 && r.Verdict != CannotTell {
-		r.Summary = "cannot tell, because packets pass " + printable.Text(strings.Join(hooked, ", "), maxText) +
-			", which is not read here; by the tables that are read the packet " + r.Summary
+	if names := n.Unread[f]; len(names) > 0 && r.Verdict != CannotTell {
+		r.Summary = "cannot tell, because packets pass " + printable.Text(strings.Join(names, ", "), maxText) +
+			", which cannot be read here; by the tables that are read the packet " + r.Summary
 		r.Verdict, r.Decided, r.Settings = CannotTell, nil, nil
 	}
 	return r
 }
 
-func (p Packet) completed() Packet {
+// asWanted is the packet as the wanted rules are meant to see it: for them, the loopback device is called lo, and no other one is.
+func (p Packet) asWanted(loopback string) Packet {
+	name := func(link string) string {
+		switch {
+		case loopback == "" || loopback == "lo":
+			return link
+		case link == loopback:
+			return "lo"
+		case link == "lo":
+			return unknown
+		}
+		return link
+	}
+	p.In, p.Out = name(p.In), name(p.Out)
+	return p
+}
+
+func (p Packet) completed(loopback string) Packet {
 	if p.State == 0 {
 		p.State = ruleset.StateNew
 	}
 	switch dst := p.Dst.Addr(); {
 	case p.Type != "":
-	case p.Outgoing == (p.Out == "lo"):
+	case p.Outgoing == (p.Out == cmp.Or(loopback, "lo")):
 		p.Type = local
 	case dst.IsMulticast():
 		p.Type = "MULTICAST"

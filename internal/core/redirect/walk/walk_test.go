@@ -87,7 +87,7 @@ func TestRules(t *testing.T) {
 		a, b       = "nat :A -", "nat :B -"
 		toProxy    = "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"
 		redirected = "redirected 15001 by nat/OUTPUT 1"
-		opaque     = "[not understood: meta cmp immediate 0123]"
+		opaque     = "[a match that is not known]"
 		untracked  = "raw OUTPUT -j CT --notrack"
 	)
 	for _, tt := range []struct {
@@ -144,10 +144,8 @@ func TestRules(t *testing.T) {
 		{"what may match and leads to the same end", "passed by nat/OUTPUT 2", out(), []string{"nat OUTPUT -m quota --quota 5 -j ACCEPT", "nat OUTPUT -j RETURN"}},
 		{"what may match and leads to another end", "cannot-tell by nat/OUTPUT 1", out(), []string{"nat OUTPUT -m quota --quota 5 -j ACCEPT", "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"}},
 		{"what cannot match for one of its conditions", redirected, out(), []string{toProxy, "filter OUTPUT -p udp -m quota --quota 5 -j DROP"}},
-		{"a rule that is a digest", "cannot-tell by nat/OUTPUT 1", out(), []string{"nat OUTPUT " + opaque, toProxy}},
-		{"a digest that leads to a harmless chain", "redirected 15001 by nat/OUTPUT 2", out(), []string{a, "nat OUTPUT " + opaque + " -j A", "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001", "nat A -p udp -j DROP"}},
-		{"a digest that does more than to lead to a chain", "cannot-tell by nat/OUTPUT 1", out(), []string{a, "nat OUTPUT [not understood: meta cmp immediate meta immediate 0123] -j A", "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"}},
-		{"a digest behind the decision", "dropped by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -j DROP", "nat OUTPUT " + opaque}},
+		{"an unknown match that leads to a harmless chain", "redirected 15001 by nat/OUTPUT 2", out(), []string{a, "nat OUTPUT " + opaque + " -j A", "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001", "nat A -p udp -j DROP"}},
+		{"an unknown match behind the decision", "dropped by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -j DROP", "nat OUTPUT " + opaque}},
 		{"a target that is not known", "cannot-tell by nat/OUTPUT 1", out(), []string{"nat OUTPUT -p tcp -j NFQUEUE --queue-num 1"}},
 		{"two readings that meet again", "dropped by filter/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -p tcp -j DROP"}},
 		{"the mark of a reading decides", "cannot-tell by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -m mark --mark 0x1 -j DROP"}},
@@ -243,15 +241,14 @@ func prefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-// asRead are rules without what is lost on the way through the kernel: of those of iptables, all but the text.
+// asRead are rules without what is lost on the way through the kernel: of those of iptables, all but the text and its meaning.
 func asRead(sets []ruleset.Set) []ruleset.Set {
 	for _, s := range sets {
 		for _, t := range s.Tables {
 			for _, c := range t.Chains {
 				for i, r := range c.Rules {
-					c.Rules[i] = ruleset.Opaque(r.String())
-					if s.Family == ruleset.Inet {
-						c.Rules[i].Matches, c.Rules[i].Target = r.Matches, r.Target
+					if c.Rules[i].Why = ""; s.Family != ruleset.Inet {
+						c.Rules[i] = ruleset.Read(r.String())
 					}
 				}
 			}
@@ -284,7 +281,7 @@ func TestDeviations(t *testing.T) {
 				if c := &table.Chains[i]; c.Name == chain && strings.HasPrefix(text, "-D ") {
 					c.Rules = slices.DeleteFunc(c.Rules, func(r ruleset.Rule) bool { return r.String() == text[3:] })
 				} else if c.Name == chain {
-					c.Rules = append([]ruleset.Rule{ruleset.Opaque(text)}, c.Rules...)
+					c.Rules = append([]ruleset.Rule{ruleset.Read(text)}, c.Rules...)
 				}
 			}
 		}
@@ -311,11 +308,12 @@ func TestDeviations(t *testing.T) {
 // TestNativeRulesOfOthers: a rule in a native table that is not understood may do anything, wherever it stands ahead of the end.
 func TestNativeRulesOfOthers(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default(), Native: true}
-	n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w, Unread: []string{"table inet other"}}
+	n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w}
 	chain := &n.Live[0].Tables[0].Chains[1]
-	chain.Rules = append([]ruleset.Rule{ruleset.Opaque("[nf_tables: meta cmp counter immediate 12]")}, chain.Rules...)
+	other := ruleset.Listed([]ruleset.Match{ruleset.Other{Text: "[socket]"}}, ruleset.Drop, []ruleset.Match{ruleset.Other{Text: "[socket]"}, ruleset.Drop})
+	chain.Rules = append([]ruleset.Rule{other}, chain.Rules...)
 	r := n.Walk(out())
-	const want = `cannot tell, because rule 1 of istio-proxy-nat output ("[nf_tables: meta cmp counter immediate 12]") may match; not read: table inet other`
+	const want = `cannot tell, because rule 1 of istio-proxy-nat output ("[socket] drop") may match`
 	if diff := cmp.Diff(want, r.Summary); diff != "" {
 		t.Error(diff)
 	}
@@ -342,7 +340,7 @@ func TestHostileRules(t *testing.T) {
 	repeat := func(format string) []ruleset.Rule {
 		rules := make([]ruleset.Rule, many)
 		for i := range rules {
-			rules[i] = ruleset.Opaque(strings.ReplaceAll(format, "N", fmt.Sprint(i+1)))
+			rules[i] = ruleset.Read(strings.ReplaceAll(format, "N", fmt.Sprint(i+1)))
 		}
 		return rules
 	}
@@ -352,14 +350,14 @@ func TestHostileRules(t *testing.T) {
 		for i := range length {
 			chains = append(chains, ruleset.Chain{Name: fmt.Sprint("C", i), Policy: ruleset.NoPolicy})
 			for range width {
-				chains[i].Rules = append(chains[i].Rules, ruleset.Opaque(fmt.Sprintf("-j C%d", i+1)))
+				chains[i].Rules = append(chains[i].Rules, ruleset.Read(fmt.Sprintf("-j C%d", i+1)))
 			}
 		}
 		return append(chains, ruleset.Chain{Name: fmt.Sprint("C", length), Policy: ruleset.NoPolicy})
 	}
 	circle := ladder(2, 1)
-	circle[1].Rules = []ruleset.Rule{ruleset.Opaque("-m quota --quota 5 -j C0"), ruleset.Opaque("-g C0")}
-	start := []ruleset.Rule{ruleset.Opaque("-j C0")}
+	circle[1].Rules = []ruleset.Rule{ruleset.Read("-m quota --quota 5 -j C0"), ruleset.Read("-g C0")}
+	start := []ruleset.Rule{ruleset.Read("-j C0")}
 	for name, c := range map[string]struct {
 		rules  []ruleset.Rule
 		chains []ruleset.Chain
@@ -374,7 +372,7 @@ func TestHostileRules(t *testing.T) {
 		"chains as deep as a kernel takes": {start, ladder(900, 1), "passed"},
 		"deeper chains":                    {start, ladder(many, 1), "cannot-tell"},
 		"chains that double":               {start, ladder(60, 2), "cannot-tell"},
-		"a chain that is not there":        {[]ruleset.Rule{ruleset.Opaque("-j NOWHERE")}, nil, "cannot-tell by filter/OUTPUT 1"},
+		"a chain that is not there":        {[]ruleset.Rule{ruleset.Read("-j NOWHERE")}, nil, "cannot-tell by filter/OUTPUT 1"},
 	} {
 		table := ruleset.Table{Name: "filter", Chains: append([]ruleset.Chain{{Name: "OUTPUT", Policy: "ACCEPT", Rules: c.rules}}, c.chains...)}
 		n := walk.Namespace{Live: []ruleset.Set{{Family: ruleset.IPv4, Tables: []ruleset.Table{table}}}}
@@ -392,7 +390,7 @@ func FuzzRule(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		chains := []ruleset.Chain{{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Opaque(text)}}}
+		chains := []ruleset.Chain{{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Read(text)}}}
 		set := ruleset.Set{Family: ruleset.IPv4, Tables: []ruleset.Table{{Name: "mangle", Chains: chains}}}
 		if r := (walk.Namespace{Live: []ruleset.Set{set}}).Walk(out()); r.Summary == "" {
 			t.Errorf("%q: no summary", text)

@@ -27,7 +27,7 @@ func Set(lines ...string) ruleset.Set {
 		}
 		c := n.tables[name].add(strings.TrimSuffix(chain, ":"))
 		if isRule {
-			c.Rules = append(c.Rules, ruleset.Opaque(rule))
+			c.Rules = append(c.Rules, ruleset.Read(rule))
 			c.Rules[len(c.Rules)-1].Why = why
 		}
 	}

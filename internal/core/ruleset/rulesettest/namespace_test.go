@@ -35,7 +35,7 @@ func parse(t *testing.T, f ruleset.Family, text string) ruleset.Set {
 }
 
 func op(verb ruleset.Verb, chain, rule string) ruleset.Operation {
-	return ruleset.Operation{Verb: verb, Table: "nat", Chain: chain, Rule: ruleset.Opaque(rule)}
+	return ruleset.Operation{Verb: verb, Table: "nat", Chain: chain, Rule: ruleset.Read(rule)}
 }
 
 func insert(place int, rule string) ruleset.Operation {

@@ -1,10 +1,8 @@
-// Package native writes rules of the tables of nf_tables' own, as the reference's native mode has them, and recognizes
-// them again.
+// Package native writes rules of the tables of nf_tables' own, as the reference's native mode has them.
 //
-// It promises that Encode writes exactly the expressions that nft makes of the rule's text, and that rules have the same
-// Fingerprint only if the kernel treats packets alike by them. It uses no socket, no file and no process.
+// It promises that Encode writes exactly the expressions that nft makes of the rule's text. It uses no socket, no file and no process.
 //
-// Start reading at Encode and Fingerprint. Package redirect decides which rules are wanted.
+// Start reading at Encode. Package decode reads the rules, package redirect decides which ones are wanted.
 package native
 
 import (
@@ -60,13 +58,19 @@ func (e *encoder) match(m ruleset.Match) {
 		e.port(m)
 	case ruleset.Ports:
 		e.ports(m)
-	case ruleset.Reset:
+	case ruleset.TCPFlags:
 		e.needProtocol(ruleset.TCP)
-		e.Reset()
+		e.flags(m)
 	case ruleset.Owner:
+		if m.Last != 0 {
+			e.err = fmt.Errorf("cannot encode match %v", m)
+		}
 		e.meta(m.Group, unix.NFT_META_SKGID, unix.NFT_META_SKUID)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.ID))
 	case ruleset.Mark:
+		if m.Mask != 0 {
+			e.err = fmt.Errorf("cannot encode match %v", m)
+		}
 		e.mark(m.Connection)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
 	case ruleset.States: // ct state & mask != 0
@@ -93,6 +97,14 @@ func (e *encoder) needProtocol(number uint8) {
 		e.Meta(unix.NFT_META_L4PROTO)
 		e.Compare(false, []byte{number})
 	}
+}
+
+// flags compares flags of TCP.
+func (e *encoder) flags(m ruleset.TCPFlags) {
+	if m != ruleset.Reset {
+		e.err = fmt.Errorf("cannot encode match %v", m)
+	}
+	e.Reset()
 }
 
 func (e *encoder) family(f ruleset.Family) {
@@ -218,14 +230,13 @@ func (e *encoder) target(t ruleset.Target) {
 			e.Uint32(unix.NFTA_REDIR_FLAGS, rangeProto)
 		})
 	case ruleset.SetMark:
-		e.immediate(binary.NativeEndian.AppendUint32(nil, uint32(t)))
+		if t.Mask != 0 || t.Connection {
+			e.err = fmt.Errorf("cannot encode target %v", t)
+		}
+		e.immediate(binary.NativeEndian.AppendUint32(nil, t.Value))
 		e.setMark()
-	case ruleset.SaveMark:
-		e.mark(false)
-		e.setCT(unix.NFT_CT_MARK)
-	case ruleset.RestoreMark:
-		e.mark(true)
-		e.setMark()
+	case ruleset.CopyMark:
+		e.copyMark(t)
 	case ruleset.Zone:
 		e.immediate(binary.NativeEndian.AppendUint16(nil, uint16(t)))
 		e.setCT(unix.NFT_CT_ZONE)
@@ -238,13 +249,26 @@ func (e *encoder) target(t ruleset.Target) {
 	}
 }
 
+// copyMark copies a whole mark.
+func (e *encoder) copyMark(t ruleset.CopyMark) {
+	if t != (ruleset.CopyMark{Restore: t.Restore}) {
+		e.err = fmt.Errorf("cannot encode target %v", t)
+	}
+	e.mark(t.Restore)
+	if t.Restore {
+		e.setMark()
+	} else {
+		e.setCT(unix.NFT_CT_MARK)
+	}
+}
+
 func (e *encoder) tproxy(t ruleset.TProxy) {
 	e.immediate(binary.BigEndian.AppendUint16(nil, t.Port))
 	e.Expression("tproxy", func() {
 		e.Uint32(tproxyFamily, uint32(protocolFamily(t.Family)))
 		e.Uint32(tproxyPort, nfnetlink.Register)
 	})
-	e.target(ruleset.SetMark(t.Mark))
+	e.target(ruleset.SetMark{Value: t.Mark, Mask: t.Mask})
 	e.Counter()
 	e.target(ruleset.Accept)
 }

@@ -57,17 +57,3 @@ func (s Set) Fill(b *nfnetlink.Buffer, table string, id uint32) {
 		}
 	})
 }
-
-// Ports reads the elements of a set (NFTA_SET_ELEM_LIST_ELEMENTS). It returns false if there is an element that is no port.
-func Ports(elements nfnetlink.Attributes) (Set, bool) {
-	var ports Set
-	for e := range elements.All() {
-		f, ok := nfnetlink.ReadFields(e.Value)
-		key, ok2 := f.Value(unix.NFTA_SET_ELEM_KEY)
-		if !ok || !ok2 || len(key) != 2 || f.Count() != 0 {
-			return nil, false
-		}
-		ports = append(ports, binary.BigEndian.Uint16(key))
-	}
-	return ports, elements.Check() == nil
-}

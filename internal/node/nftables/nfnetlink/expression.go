@@ -6,7 +6,6 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -232,23 +231,6 @@ func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
-// Label is the name of an expression in the text of a rule, a word. One that writes the packet or its metadata ends with "=".
-func Label(name string, data Fields) string {
-	writes := false
-	switch name {
-	case "payload":
-		writes = data.set[unix.NFTA_PAYLOAD_SREG]
-	case "meta":
-		writes = data.set[unix.NFTA_META_SREG]
-	case "ct":
-		writes = data.set[unix.NFTA_CT_SREG]
-	}
-	if writes {
-		name += "="
-	}
-	return strings.Join(strings.Fields(name), "_")
-}
-
 // Fields are the attributes of an expression by kind. No expression that is decoded has higher kinds.
 type Fields struct {
 	byKind [12]Attribute
@@ -321,19 +303,16 @@ func (f *Fields) Value(kind uint16) ([]byte, bool) {
 // BitwiseOp is NFTA_BITWISE_OP, whose value 0 is NFT_BITWISE_BOOL.
 const BitwiseOp = 6
 
-// BitwiseMask reads the mask of a bitwise expression that only masks one register in place. Kernels from 5.6 on
+// Bitwise reads a bitwise expression that keeps the bits of a mask, and then inverts those of xor. Kernels from 5.6 on
 // name the operation, of which 0 is the only one that there was before.
-func (f *Fields) BitwiseMask() (register uint32, mask []byte, ok bool) {
+func (f *Fields) Bitwise() (source uint32, mask, xor []byte, ok bool) {
 	if op, named := f.Number(BitwiseOp); named && op == 0 {
 		f.drop(BitwiseOp)
 	}
 	mask, ok = f.Value(unix.NFTA_BITWISE_MASK)
 	xor, ok2 := f.Value(unix.NFTA_BITWISE_XOR)
 	n, ok3 := f.Numbers(unix.NFTA_BITWISE_SREG, unix.NFTA_BITWISE_DREG, unix.NFTA_BITWISE_LEN)
-	for _, b := range xor {
-		ok = ok && b == 0
-	}
-	return n[0], mask, ok && ok2 && ok3 && n[0] == n[1] && int64(n[2]) == int64(len(mask))
+	return n[0], mask, xor, ok && ok2 && ok3 && int64(n[2]) == int64(len(mask)) && len(mask) == len(xor)
 }
 
 // Comparison reads a cmp expression. The operation is NFT_CMP_….
@@ -360,12 +339,27 @@ func (f *Fields) ReadVerdict() (Verdict, bool) {
 	if !ok || !ok2 || !ok3 || !ok4 || register != unix.NFT_REG_VERDICT || f.count != 2 || outer.count != 1 {
 		return Verdict{}, false
 	}
-	v := Verdict{int32(code), inner.Text(unix.NFTA_VERDICT_CHAIN)} //nolint:gosec // two's complement
+	v, ok := readVerdict(inner, code)
+	return v, ok && v.Code != unix.NFT_CONTINUE
+}
+
+// ReadData reads data that is a verdict, as the elements of a map have it.
+func ReadData(data Fields) (Verdict, bool) {
+	inner, ok := ReadFields(data.Raw(unix.NFTA_DATA_VERDICT))
+	code, ok2 := inner.Number(unix.NFTA_VERDICT_CODE)
+	if !ok || !ok2 {
+		return Verdict{}, false
+	}
+	return readVerdict(inner, code)
+}
+
+func readVerdict(f Fields, code uint32) (Verdict, bool) {
+	v := Verdict{int32(code), f.Text(unix.NFTA_VERDICT_CHAIN)} //nolint:gosec // two's complement
 	switch v.Code {
-	case Drop, Accept, Return:
-		return v, v.Chain == "" && inner.count == 1
+	case Drop, Accept, Return, unix.NFT_CONTINUE:
+		return v, v.Chain == "" && f.count == 1
 	case Jump, Goto:
-		return v, v.Chain != "" && inner.count == 2
+		return v, v.Chain != "" && f.count == 2
 	}
 	return v, false
 }

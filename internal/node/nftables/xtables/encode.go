@@ -1,11 +1,9 @@
 // Package xtables translates between rules of iptables and the expressions of nf_tables that iptables-nft writes for them.
 //
-// It promises that Encode returns the attributes that iptables-nft 1.8.9 sends for a rule; and that Decode returns exactly
-// the text that iptables-nft-save prints, or reports that it cannot: it never ignores an unknown expression, attribute or
-// bit. It decodes the rules of the mesh, of this program and of earlier ones; other rules are opaque. It uses no socket, no
-// file and no process.
+// It promises that Encode returns the attributes that iptables-nft 1.8.9 sends for a rule; and that a match or target that Encode writes
+// is read only from the bytes that a version of iptables writes for it. It uses no socket, no file and no process.
 //
-// Start reading at Encode and Decode; layout.go has the structs of the kernel's headers.
+// Start reading at Encode, ReadMatch and ReadTarget; layout.go has the structs of the kernel's headers. Package decode reads whole rules.
 package xtables
 
 import (
@@ -18,12 +16,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Encode adds the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_COMPAT of a rule that ruleset.IPTables made. A rule that
-// was only read is an error.
+// Encode adds the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_COMPAT of a rule that ruleset.IPTables made. A match or target that
+// no rule of the mesh has is an error.
 func Encode(b *nfnetlink.Buffer, f ruleset.Family, r ruleset.Rule) error {
-	if r.Matches == nil && r.Target == nil && r.String() != "" {
-		return fmt.Errorf("cannot encode rule %q: only its text is known", r)
-	}
 	e := encoder{Buffer: b, family: f}
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { e.rule(r) })
 	// Some matches and targets of x_tables insist on a protocol.
@@ -104,15 +99,23 @@ func (e *encoder) extension(m ruleset.Match) {
 	case ruleset.Interface, ruleset.Protocol, ruleset.Network, ruleset.OfFamily:
 	case ruleset.Port:
 		e.port(m)
-	case ruleset.Reset:
+	case ruleset.TCPFlags:
+		if m != ruleset.Reset {
+			e.err = fmt.Errorf("cannot encode match %v", m)
+		}
 		e.Reset()
 	default:
-		if mark, ok := m.(ruleset.Mark); ok && !mark.Connection {
+		if mark, ok := m.(ruleset.Mark); ok && !mark.Connection && mark.Mask == 0 {
 			e.Meta(unix.NFT_META_MARK)
 			e.Compare(mark.Not, record{}.u32(mark.Value))
 			return
 		}
-		x := matchLayouts(m)[0]
+		layouts := matchLayouts(m)
+		if len(layouts) == 0 {
+			e.err = fmt.Errorf("cannot encode match %v", m)
+			return
+		}
+		x := layouts[0]
 		e.Expression("match", func() {
 			e.String(unix.NFTA_MATCH_NAME, x.name)
 			e.Uint32(unix.NFTA_MATCH_REV, x.revision)
@@ -141,7 +144,12 @@ func (e *encoder) target(t ruleset.Target) {
 		}
 		e.Verdict(v)
 	default:
-		x := targetLayouts(e.family, t)[0]
+		layouts := targetLayouts(e.family, t)
+		if len(layouts) == 0 {
+			e.err = fmt.Errorf("cannot encode target %v", t)
+			return
+		}
+		x := layouts[0]
 		e.Expression("target", func() {
 			e.String(unix.NFTA_TARGET_NAME, x.name)
 			e.Uint32(unix.NFTA_TARGET_REV, x.revision)

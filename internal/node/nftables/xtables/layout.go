@@ -25,12 +25,18 @@ func matchLayouts(m ruleset.Match) []layout {
 	switch m := m.(type) {
 	case ruleset.Port:
 		return []layout{tcpUDP(m)}
-	case ruleset.Reset:
+	case ruleset.TCPFlags:
+		if m != ruleset.Reset {
+			return nil
+		}
 		return []layout{{key{"tcp", 0}, record{}.u16(0, lastPort, 0, lastPort).u8(0, nfnetlink.TCPReset, nfnetlink.TCPReset, 0).align()}}
 	case ruleset.Ports: // xt_multiport_v1: flags, count, ports[15], pflags[15], invert
 		info := record{}.u8(1, 2).u16(m.List[:]...).fill(multiportInvert).u8(bit(m.Not, 1))
 		return []layout{{key{"multiport", 1}, info.align()}}
 	case ruleset.Owner: // xt_owner_match_info: uid_min, uid_max, gid_min, gid_max, match, invert
+		if m.Last != 0 {
+			return nil
+		}
 		info := record{}.u32(m.ID, m.ID).fill(16).u8(ownerUID, bit(m.Not, ownerUID))
 		if m.Group {
 			info = record{}.fill(8).u32(m.ID, m.ID).u8(ownerGID, bit(m.Not, ownerGID))
@@ -41,8 +47,11 @@ func matchLayouts(m ruleset.Match) []layout {
 		if m.Connection {
 			k.name = "connmark"
 		}
-		return []layout{{k, record{}.u32(m.Value, allBits).u8(bit(m.Not, 1)).align()}}
+		return []layout{{k, record{}.u32(m.Value, ruleset.WholeMark(m.Mask)).u8(bit(m.Not, 1)).align()}}
 	case ruleset.States: // xt_conntrack_mtinfo3, whose bits of states are the kernel's numbers of them
+		if m&^trackedStates != 0 {
+			return nil
+		}
 		info := record{}.fill(conntrackMatch).u16(conntrackByState, 0, uint16(m)).fill(conntrackLength)
 		return []layout{{key{"conntrack", 3}, info.align()}}
 	}
@@ -80,7 +89,7 @@ func tcpUDP(p ruleset.Port) layout {
 func matchCandidates(name string, info view) []ruleset.Match {
 	switch name {
 	case "tcp":
-		return append(portCandidates(ruleset.TCP, info, info.u8(11)), ruleset.Reset{})
+		return append(portCandidates(ruleset.TCP, info, info.u8(11)), ruleset.Reset)
 	case "udp":
 		return portCandidates(ruleset.UDP, info, info.u8(8))
 	case "multiport":
@@ -90,14 +99,24 @@ func matchCandidates(name string, info view) []ruleset.Match {
 			ruleset.Owner{ID: info.u32(0), Not: info.u8(17) != 0}, ruleset.Owner{ID: info.u32(8), Group: true, Not: info.u8(17) != 0},
 		}
 	case "mark", "connmark":
-		return []ruleset.Match{ruleset.Mark{Value: info.u32(0), Connection: name == "connmark", Not: info.u8(8) != 0}}
+		return []ruleset.Match{ruleset.Mark{Value: info.u32(0), Mask: maskOf(info.u32(4)), Connection: name == "connmark", Not: info.u8(8) != 0}}
 	case "conntrack":
-		all := ruleset.StateInvalid | ruleset.StateNew | ruleset.StateRelated | ruleset.StateEstablished
-		if states := ruleset.States(info.u16(conntrackState) & uint16(all)); states != 0 { //nolint:gosec // a byte, by the mask
+		if states := ruleset.States(info.u16(conntrackState) & uint16(trackedStates)); states != 0 { //nolint:gosec // a byte, by the mask
 			return []ruleset.Match{states}
 		}
 	}
 	return nil
+}
+
+// trackedStates are those whose bits are the kernel's.
+const trackedStates = ruleset.StateInvalid | ruleset.StateNew | ruleset.StateRelated | ruleset.StateEstablished
+
+// maskOf is a mask, 0 for all bits.
+func maskOf(bits uint32) uint32 {
+	if bits == allBits {
+		return 0
+	}
+	return bits
 }
 
 // portCandidates leaves out the range of all ports, which is no match.
@@ -123,13 +142,18 @@ func targetLayouts(f ruleset.Family, t ruleset.Target) []layout {
 	case ruleset.SNAT:
 		return natRange{natAddresses, netip.Addr(t), 0}.layouts(f, "SNAT")
 	case ruleset.SetMark: // xt_mark_tginfo2: mark, mask
-		return []layout{{key{"MARK", 2}, record{}.u32(uint32(t), allBits).align()}}
-	case ruleset.SaveMark:
-		return connmark(1)
-	case ruleset.RestoreMark:
-		return connmark(2)
+		if t.Connection {
+			return connmark(0, t.Value, ruleset.WholeMark(t.Mask), 0)
+		}
+		return []layout{{key{"MARK", 2}, record{}.u32(t.Value, ruleset.WholeMark(t.Mask)).align()}}
+	case ruleset.CopyMark:
+		mode := uint8(1)
+		if t.Restore {
+			mode = 2
+		}
+		return connmark(mode, 0, ruleset.WholeMark(t.ConnectionMask), ruleset.WholeMark(t.PacketMask))
 	case ruleset.TProxy: // xt_tproxy_target_info_v1: mark_mask, mark_value, laddr, lport
-		return []layout{{key{"TPROXY", 1}, record{}.u32(allBits, t.Mark).fill(24).be16(t.Port).align()}}
+		return []layout{{key{"TPROXY", 1}, record{}.u32(ruleset.WholeMark(t.Mask), t.Mark).fill(24).be16(t.Port).align()}}
 	case ruleset.Zone: // xt_ct_target_info_v1: flags, zone, ct_events, exp_events, helper[16], timeout[32], a pointer
 		info := record{}.u16(0, uint16(t)).fill(72).align()
 		return []layout{{key{"CT", 2}, info}, {key{"CT", 1}, info}}
@@ -147,13 +171,17 @@ var rejectWith = map[ruleset.Family]map[ruleset.Reject]uint32{ //nolint:gocheckn
 	ruleset.IPv6: {ruleset.PortUnreachableV6: 4, ruleset.TCPReset: 6},
 }
 
-// connmark is CONNMARK with all bits of both marks: xt_connmark_tginfo2 is ctmark, ctmask, nfmask, shift_dir, shift_bits
-// and mode, of which revision 1 lacks the shifts.
-func connmark(mode uint8) []layout {
-	return []layout{
-		{key{"CONNMARK", 2}, record{}.u32(0, allBits, allBits).u8(0, 0, mode).align()},
-		{key{"CONNMARK", 1}, record{}.u32(0, allBits, allBits).u8(mode).align()},
+// connmark is CONNMARK: xt_connmark_tginfo2 is ctmark, ctmask, nfmask, shift_dir, shift_bits and mode, of which revision 1 lacks the
+// shifts. To set a mark, iptables leaves nfmask 0, or has all bits in it.
+func connmark(mode uint8, mark, connection, packet uint32) []layout {
+	all := []layout{
+		{key{"CONNMARK", 2}, record{}.u32(mark, connection, packet).u8(0, 0, mode).align()},
+		{key{"CONNMARK", 1}, record{}.u32(mark, connection, packet).u8(mode).align()},
 	}
+	if mode == 0 && packet == 0 {
+		all = append(all, connmark(mode, mark, connection, allBits)...)
+	}
+	return all
 }
 
 // targetCandidates is matchCandidates for targets.
@@ -164,11 +192,15 @@ func targetCandidates(f ruleset.Family, name string, info view) []ruleset.Target
 	case "DNAT", "SNAT":
 		return natCandidates(f, name, info)
 	case "MARK":
-		return []ruleset.Target{ruleset.SetMark(info.u32(0))}
+		return []ruleset.Target{ruleset.SetMark{Value: info.u32(0), Mask: maskOf(info.u32(4))}}
 	case "CONNMARK":
-		return []ruleset.Target{ruleset.SaveMark{}, ruleset.RestoreMark{}}
+		connection, packet := maskOf(info.u32(4)), maskOf(info.u32(8))
+		return []ruleset.Target{
+			ruleset.SetMark{Value: info.u32(0), Mask: connection, Connection: true},
+			ruleset.CopyMark{ConnectionMask: connection, PacketMask: packet}, ruleset.CopyMark{Restore: true, ConnectionMask: connection, PacketMask: packet},
+		}
 	case "TPROXY":
-		return []ruleset.Target{ruleset.TProxy{Family: f, Port: info.be16(24), Mark: info.u32(4)}}
+		return []ruleset.Target{ruleset.TProxy{Family: f, Port: info.be16(24), Mark: info.u32(4), Mask: maskOf(info.u32(0))}}
 	case "CT":
 		if zone := info.u16(2); zone != 0 {
 			return []ruleset.Target{ruleset.Zone(zone)}

@@ -1,0 +1,325 @@
+package walk
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
+
+// Deviation is a way of packets other than through the wanted rules.
+type Deviation struct {
+	Family ruleset.Family
+	// Packets says which packets, such as "inbound TCP connections", and what becomes of them, or may become.
+	Packets string
+	// Rule is the one that decides, nil if none does. Foreign says that it is not the mesh's.
+	Rule    *Hop
+	Foreign bool
+	// Unknown says that the way cannot be followed.
+	Unknown bool
+
+	tool string
+}
+
+// String is one sentence.
+func (d Deviation) String() string {
+	if d.Rule == nil {
+		return fmt.Sprintf("%s: %s", d.Family, d.Packets)
+	}
+	h, whose := d.Rule, "rule"
+	if d.Foreign {
+		whose = "foreign rule"
+	}
+	at := fmt.Sprintf("%s/%s", h.Table, printable.Text(h.Chain, maxText))
+	rule := printable.Quote("-A "+h.Chain+" "+h.Rule, maxText)
+	switch {
+	case !h.iptables():
+		at, rule = h.place(), printable.Quote(h.Rule, maxText)
+	case d.tool != "":
+		at = "(" + d.tool + ") " + at
+	}
+	if h.Number == 0 {
+		return fmt.Sprintf("%s %s: policy DROP: %s", d.Family, at, d.Packets)
+	}
+	return fmt.Sprintf("%s %s: %s %s: %s", d.Family, at, whose, rule, d.Packets)
+}
+
+// place names the chain of a rule of a table of nf_tables.
+func (h Hop) place() string {
+	return fmt.Sprintf("%s, chain %s", h.table(), printable.Text(h.Chain, maxText))
+}
+
+// canary is a packet that stands for many, such as the first one of any connection of the app to another host.
+type canary struct {
+	Packet
+
+	name string
+}
+
+// Deviations walks canary packets through the live rules and through the wanted ones, of each family that the mesh captures: what the
+// app sends, to other hosts and to its own pod; what arrives; what the proxy sends; and DNS where it is captured. It returns the rules
+// that take some of them another way. A rule that is not the mesh's counts if it may take one of the packets that a canary stands
+// for. A packet that a firewall drops behind the mesh's redirection counts only if all of its kind are dropped. It returns nil if
+// nothing is wanted.
+//
+// Links are the names of the interfaces without the loopback device, own the addresses of the namespace.
+func (n Namespace) Deviations(links []string, own []netip.Addr) (all []Deviation) {
+	if n.Wanted == nil {
+		return nil
+	}
+	if len(links) == 0 {
+		links = []string{unknown}
+	}
+	for _, f := range n.Wanted.captured() {
+		for _, name := range n.Unread[f] {
+			all = append(all, Deviation{Family: f, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
+		}
+		k := cage{live: n.course(f), wanted: n.Wanted.course(f), Wanted: *n.Wanted, family: f}
+		for _, c := range k.canaries(links[:min(len(links), maxLinks)], own) {
+			for _, d := range k.deviations(c, n.Live) {
+				same := func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }
+				if !slices.ContainsFunc(all, same) {
+					all = append(all, d)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// cage compares the ways of canaries of a family.
+type cage struct {
+	Wanted
+
+	family       ruleset.Family
+	live, wanted *course
+}
+
+// maxLinks bounds the interfaces that canaries leave and arrive by.
+const maxLinks = 4
+
+// at is the place of the rule of a hop.
+func (h Hop) at() Hop {
+	return Hop{Family: h.Family, Set: h.Set, Table: h.Table, Chain: h.Chain, Number: h.Number}
+}
+
+// captured are the families that the mesh captures.
+func (w Wanted) captured() (all []ruleset.Family) {
+	if w.Families.HasIPv4 {
+		all = append(all, ruleset.IPv4)
+	}
+	if w.Families.IPv6 == redirect.Captured {
+		all = append(all, ruleset.IPv6)
+	}
+	return all
+}
+
+// deviations compares the ways of a canary, in both orders of the sets that share a hook and a priority.
+func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
+	c.Packet = c.completed(k.live.loopback)
+	want := k.wanted.walk(c.asWanted(k.live.loopback))
+	for _, course := range []*course{k.live, k.live.reversed} {
+		if course == nil {
+			continue
+		}
+		got := course.walk(c.Packet)
+		if got.limit != "" {
+			return []Deviation{{Family: k.family, Packets: c.name + " may go any way: " + got.limit, Unknown: true}}
+		}
+		for _, d := range k.compare(c, got, want) {
+			if d.Rule != nil && d.Rule.Set < len(live) {
+				d.tool = live[d.Rule.Set].Tool
+			}
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// compare returns the ends of a canary that are not the wanted one. A packet that is dropped behind the translation of its destination
+// counts only if none arrives.
+func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
+	wanted := func(r reading) bool { return r.verdict == want.Verdict && r.to == want.To }
+	arrives := slices.ContainsFunc(got.ended, wanted)
+	for _, r := range got.ended {
+		dropped := r.verdict == Dropped || r.verdict == Rejected
+		if wanted(r) || dropped && r.late && arrives {
+			continue
+		}
+		hop := r.decided
+		switch {
+		case r.because >= 0:
+			hop = r.because
+		case r.verdict == Passed:
+			hop = got.passed
+		}
+		d := Deviation{Family: k.family, Packets: c.name + " " + Result{Verdict: r.verdict, To: r.to}.may(r.because >= 0, c.Outgoing)}
+		if hop >= 0 && hop < len(got.Hops) {
+			d.Rule, d.Foreign = &got.Hops[hop], !got.Hops[hop].wanted
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+// may says what becomes, or may become, of packets.
+func (r Result) may(may, outgoing bool) string {
+	way := [...]string{"may go any way", "", "are redirected to " + target(r.To), "are handed over by TPROXY to " + target(r.To), "are dropped", "are rejected"}[r.Verdict]
+	if r.Verdict == Passed {
+		way = map[bool]string{true: "go out unredirected", false: "come in unredirected"}[outgoing]
+	}
+	if may && r.Verdict != CannotTell {
+		return "that it matches " + way
+	}
+	return way
+}
+
+// Addresses and ports of canaries: of documentation networks (RFC 5737, RFC 3849), which no pod has.
+const (
+	httpPort = 80
+	client   = 40000
+	dnsPort  = 53
+)
+
+func elsewhere(f ruleset.Family) netip.Addr {
+	if f == ruleset.IPv6 {
+		return netip.MustParseAddr("2001:db8:7::7")
+	}
+	return netip.MustParseAddr("198.51.100.7")
+}
+
+// address is the first address of the family that other hosts reach.
+func address(f ruleset.Family, own []netip.Addr) netip.Addr {
+	for _, a := range own {
+		if familyOf(a) == f && !a.IsLoopback() && !a.IsLinkLocalUnicast() && a != redirect.PassthroughAddress(f) {
+			return a
+		}
+	}
+	if f == ruleset.IPv6 {
+		return netip.MustParseAddr("2001:db8:8::8")
+	}
+	return netip.MustParseAddr("203.0.113.7")
+}
+
+// canaries are the packets of the family.
+func (k cage) canaries(links []string, own []netip.Addr) (all []canary) {
+	f := k.family
+	self := address(f, own)
+	sender := func(out string, free Fields, proxy bool) Packet {
+		p := Packet{Outgoing: true, Out: out, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(self, client), Free: free | FreeDestinationPort | FreeSourcePort}
+		p.UID, p.GID = k.identity(proxy)
+		if !proxy {
+			p.Free |= FreeUser
+		}
+		return p
+	}
+	for _, link := range links {
+		in := Packet{In: link, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(elsewhere(f), client), Free: FreeDestinationPort | FreeSource | FreeSourcePort}
+		app := sender(link, FreeDestination, false)
+		all = append(all,
+			canary{k.first(app, k.destinations(f), ports(k.Spec.OutboundPorts)), "the app's outbound TCP connections"},
+			canary{k.first(in, []netip.Addr{self}, ports(k.Spec.Inbound.List)), "inbound TCP connections"},
+			canary{to(sender(link, FreeDestination, true), elsewhere(f), httpPort), "the proxy's outbound TCP connections"})
+		all = append(all, k.dns(app, f)...)
+	}
+	lo := k.live.loopback
+	delivery := to(sender(lo, 0, true), loopback(self), httpPort)
+	delivery.Src = netip.AddrPortFrom(loopback(self), client)
+	return append(all,
+		canary{to(sender(lo, 0, false), self, httpPort), "the app's TCP connections to its own pod"},
+		canary{delivery, "the proxy's TCP connections to the app"})
+}
+
+func to(p Packet, a netip.Addr, port uint16) Packet {
+	p.Dst = netip.AddrPortFrom(a, port)
+	return p
+}
+
+// identity is that of the proxy, or one that the mesh captures.
+func (w Wanted) identity(proxy bool) (uid, gid uint32) {
+	other := func(ids []uint32) uint32 {
+		id := uint32(ordinaryID)
+		for slices.Contains(ids, id) {
+			id++
+		}
+		return id
+	}
+	if proxy {
+		uid, gid = other(nil), other(nil)
+		if len(w.Spec.UIDs) > 0 {
+			uid = w.Spec.UIDs[0]
+		}
+		if len(w.Spec.GIDs) > 0 {
+			gid = w.Spec.GIDs[0]
+		}
+		return uid, gid
+	}
+	gid = other(slices.Concat(w.Spec.GIDs, w.Spec.OwnerGroupsExclude))
+	if !w.Spec.OwnerGroups.All && len(w.Spec.OwnerGroups.List) > 0 {
+		gid = w.Spec.OwnerGroups.List[0]
+	}
+	return other(w.Spec.UIDs), gid
+}
+
+// ordinaryID is a user or group of an app.
+const ordinaryID = 4711
+
+// destinations are addresses of other hosts, some that the mesh captures among them.
+func (w Wanted) destinations(f ruleset.Family) []netip.Addr {
+	all := []netip.Addr{elsewhere(f)}
+	for _, p := range w.Spec.Outbound.List {
+		if familyOf(p.Addr()) == f && len(all) < maxTries {
+			all = append(all, last(p).Prev())
+			all = append(all, p.Addr())
+		}
+	}
+	return all
+}
+
+// maxTries bounds the addresses and ports that are tried for a canary that the mesh captures.
+const maxTries = 8
+
+func ports(list []ruleset.PortRange) []uint16 {
+	all := []uint16{httpPort, 8080, 33333}
+	for _, p := range list[:min(len(list), maxTries)] {
+		all = append(all, p.First, p.Last)
+	}
+	return all
+}
+
+// first is the packet to the first address and port of which the wanted rules redirect it, or to the first ones at all.
+func (k cage) first(p Packet, addresses []netip.Addr, ports []uint16) Packet {
+	for _, a := range addresses {
+		for _, port := range ports {
+			q := to(p, a, port)
+			if v := k.wanted.walk(q.completed(k.live.loopback)).Verdict; v == Redirected || v == HandedOver {
+				return q
+			}
+		}
+	}
+	return to(p, addresses[0], ports[0])
+}
+
+// dns are the packets of the app to resolvers, if they are captured.
+func (w Wanted) dns(app Packet, f ruleset.Family) (all []canary) {
+	servers := []netip.Addr{elsewhere(f)}
+	app.Free &^= FreeDestinationPort
+	switch w.Spec.DNS {
+	case redirect.DNSOff:
+		return nil
+	case redirect.DNSServers:
+		app.Free &^= FreeDestination
+		servers = slices.DeleteFunc(slices.Clone(w.Spec.DNSServers), func(a netip.Addr) bool { return familyOf(a) != f })
+	case redirect.DNSAll:
+	}
+	for _, server := range servers[:min(len(servers), maxTries)] {
+		for _, protocol := range []uint8{ruleset.UDP, ruleset.TCP} {
+			app.Protocol = protocol
+			all = append(all, canary{to(app, server, dnsPort), "the app's DNS queries"})
+		}
+	}
+	return all
+}

@@ -1,0 +1,232 @@
+package ruleset
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// The parts of a rule below are of other programs: rules that are read have them, no rule of the mesh does. Their text is for a person.
+
+// Other is a match or a target of which only a text is known, a line.
+type Other struct{ Text string }
+
+func (o Other) iptables() string { return o.Text }
+func (o Other) nft() string      { return o.Text }
+
+// Not matches what its Match does not.
+type Not struct{ Match }
+
+func (n Not) iptables() string { return strings.Replace(n.Match.iptables(), "--", "! --", 1) }
+func (n Not) nft() string      { return "not (" + n.Match.nft() + ")" }
+
+// StateAlias is States by iptables' match state.
+type StateAlias States
+
+func (s StateAlias) iptables() string {
+	return strings.Replace(States(s).iptables(), "-m conntrack --ctstate", "-m state --state", 1)
+}
+func (s StateAlias) nft() string { return States(s).nft() }
+
+// Comment matches everything.
+type Comment struct{ Text string }
+
+func (c Comment) iptables() string { return "-m comment --comment " + quoted(c.Text) }
+func (c Comment) nft() string      { return fmt.Sprintf("comment %q", c.Text) }
+
+// quoted is a word of iptables-save: in quotes, if it has other characters than those of a name. It is one line.
+func quoted(text string) string {
+	if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return strconv.Quote(text)
+	}
+	plain := func(r rune) bool {
+		return r == '_' || r == '-' || r == '.' || r == '/' || r == ':' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+	}
+	if text != "" && strings.Trim(text, "-") == text && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
+		return text
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text) + `"`
+}
+
+// Addresses matches the destination addresses from First to Last or, with Source, the source addresses.
+type Addresses struct {
+	First, Last netip.Addr
+	Source, Not bool
+}
+
+func (a Addresses) iptables() string {
+	return fmt.Sprintf("-m iprange %s%s %s-%s", sign("! ", a.Not), pick("--src-range", "--dst-range", a.Source), a.First, a.Last)
+}
+
+func (a Addresses) nft() string {
+	return fmt.Sprintf("%s %s %s%s-%s", pick("ip6", "ip", a.First.Is6()), pick("saddr", "daddr", a.Source), sign("!= ", a.Not), a.First, a.Last)
+}
+
+// Side names a port of a packet, or both.
+type Side uint8
+
+// The sides of AnyPort.
+const (
+	DestinationPort Side = iota
+	SourcePort
+	EitherPort
+)
+
+// AnyPort matches one of several ports and the protocol, any protocol with ports if it is 0.
+type AnyPort struct {
+	Protocol uint8
+	List     []PortRange
+	Side     Side
+	Not      bool
+}
+
+func (p AnyPort) texts(between string) string {
+	all := make([]string, len(p.List))
+	for i, r := range p.List {
+		all[i] = r.text(between)
+	}
+	return strings.Join(all, ",")
+}
+
+func (p AnyPort) iptables() string {
+	option := [...]string{"--dports", "--sports", "--ports"}[p.Side]
+	return fmt.Sprintf("-m multiport %s%s %s", sign("! ", p.Not), option, p.texts(":"))
+}
+
+func (p AnyPort) nft() string {
+	return fmt.Sprintf("%s %s %s{ %s }", headerName(p.Protocol), [...]string{"dport", "sport", "port"}[p.Side], sign("!= ", p.Not), strings.ReplaceAll(p.texts("-"), ",", ", "))
+}
+
+// AddressType matches the type of the destination address or, with Source, of the source address: the bits of XT_ADDRTYPE_…
+// (linux/netfilter/xt_addrtype.h), which are those of RTN_….
+type AddressType struct {
+	Types       uint16
+	Source, Not bool
+}
+
+// addressTypes are the names in the order of the bits.
+var addressTypes = []string{ //nolint:gochecknoglobals // a constant table
+	"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE", "UNREACHABLE", "PROHIBIT", "THROW", "NAT", "XRESOLVE",
+}
+
+// Has reports whether the type of that name is one of them.
+func (a AddressType) Has(name string) bool {
+	for i, n := range addressTypes {
+		if n == name {
+			return a.Types&(1<<i) != 0
+		}
+	}
+	return false
+}
+
+func (a AddressType) names() string {
+	var names []string
+	for _, name := range addressTypes {
+		if a.Has(name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+func (a AddressType) iptables() string {
+	return fmt.Sprintf("-m addrtype %s%s %s", sign("! ", a.Not), pick("--src-type", "--dst-type", a.Source), a.names())
+}
+
+func (a AddressType) nft() string {
+	return fmt.Sprintf("fib %s type %s%s", pick("saddr", "daddr", a.Source), sign("!= ", a.Not), strings.ToLower(a.names()))
+}
+
+// SocketExists matches packets that a socket of the namespace sends.
+type SocketExists struct{}
+
+func (SocketExists) iptables() string { return "-m owner --socket-exists" }
+func (SocketExists) nft() string      { return "" }
+
+// AnyOf matches if all matches of one of its alternatives do: a look-up in a set of nf_tables. Name is the set's, "" for an anonymous
+// one.
+type AnyOf struct {
+	Of, Name string
+	List     [][]Match
+	Not      bool
+}
+
+func (a AnyOf) iptables() string { return a.nft() }
+
+func (a AnyOf) nft() string {
+	what := "@" + a.Name
+	if a.Name == "" {
+		what = fmt.Sprintf("{ %d elements }", len(a.List))
+	}
+	return a.Of + " " + sign("!= ", a.Not) + what
+}
+
+// NAT translates an address in a way that RedirectTo, DNAT and SNAT do not express. Its first address and port are invalid and 0 if the
+// kernel chooses them, or keeps them.
+type NAT struct {
+	// Source says that it is the source.
+	Source bool
+	To     netip.Addr
+	Port   uint16
+	// Text is that of its tool, Local a redirection to the namespace itself.
+	Text  string
+	Local bool
+	// Range says that there are more addresses or ports, of which the kernel chooses one.
+	Range bool
+}
+
+func (n NAT) iptables() string { return n.Text }
+func (n NAT) nft() string      { return n.Text }
+
+// Neutral leaves the packet as it was, as far as rules and sockets can see.
+type Neutral struct{ Text string }
+
+func (n Neutral) iptables() string { return n.Text }
+func (n Neutral) nft() string      { return n.Text }
+
+// NoTrack keeps conntrack from following the packet.
+type NoTrack struct{}
+
+func (NoTrack) iptables() string { return "-j CT --notrack" }
+func (NoTrack) nft() string      { return "notrack" }
+
+// VerdictMap is the verdict of the first entry that matches; without one the packet goes on with the next rule.
+type VerdictMap struct {
+	Of, Name string
+	List     []VerdictOf
+}
+
+// VerdictOf is an entry of a VerdictMap. All of its matches have to hold.
+type VerdictOf struct {
+	Matches []Match
+	Target  Target
+}
+
+func (m VerdictMap) iptables() string { return m.nft() }
+
+func (m VerdictMap) nft() string {
+	if m.Name != "" {
+		return m.Of + " vmap @" + m.Name
+	}
+	return fmt.Sprintf("%s vmap { %d elements }", m.Of, len(m.List))
+}
+
+// Then are several targets, one after the other.
+type Then []Target
+
+func (t Then) iptables() string { return t.nft() }
+
+func (t Then) nft() string {
+	var b strings.Builder
+	for _, one := range t {
+		add(&b, one.nft())
+	}
+	return b.String()
+}
+
+// Counter counts packets.
+type Counter struct{}
+
+func (Counter) iptables() string { return "" }
+func (Counter) nft() string      { return "counter" }

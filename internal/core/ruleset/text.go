@@ -1,0 +1,436 @@
+package ruleset
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Read returns the rule of a line of iptables-save, without the name of its chain. It keeps the text byte for byte. A match or target
+// that it does not know is an Other, so that a Rule never means less than its text.
+func Read(text string) Rule {
+	r := reader{words: words(text), rule: Rule{text: text}}
+	for len(r.words) > 0 && r.rule.Target == nil {
+		r.option()
+	}
+	return r.rule
+}
+
+// words splits a line. A text in quotes is one word, without its quotes; what follows "--comment" is a word in any case.
+func words(text string) []string {
+	if !strings.ContainsAny(text, `"\`) {
+		return strings.Fields(text)
+	}
+	var all []string
+	for text = strings.TrimLeft(text, " "); text != ""; text = strings.TrimLeft(text, " ") {
+		var b strings.Builder
+		inside, i := false, 0
+		for ; i < len(text) && (inside || text[i] != ' '); i++ {
+			switch {
+			case text[i] == '\\' && inside && i+1 < len(text):
+				i++
+				b.WriteByte(text[i])
+			case text[i] == '"':
+				inside = !inside
+			default:
+				b.WriteByte(text[i])
+			}
+		}
+		all = append(all, b.String())
+		text = text[i:]
+	}
+	return all
+}
+
+// reader reads the words of a rule.
+type reader struct {
+	words []string
+	rule  Rule
+	// module is the match whose options come, "" for one that is not known.
+	module   string
+	protocol uint8
+}
+
+// option reads one option with its values.
+func (r *reader) option() {
+	not := r.words[0] == "!"
+	if not && len(r.words) > 1 {
+		r.words = r.words[1:]
+	}
+	name := r.words[0]
+	values := 0
+	for values+1 < len(r.words) && r.words[values+1] != "!" && !strings.HasPrefix(r.words[values+1], "-") {
+		values++
+	}
+	if name == "--comment" && len(r.words) > 1 { // which may look like anything
+		values = 1
+	}
+	value := strings.Join(r.words[1:1+values], " ")
+	if (name == "-j" || name == "-g") && values > 0 {
+		r.rule.Target = target(name == "-g", r.words[1], r.words[2:])
+		return
+	}
+	r.words = r.words[1+values:]
+	if name == "-m" && slices.Contains(modules, value) {
+		r.module = value
+		return
+	}
+	m := r.match(name, value, not)
+	if m == nil {
+		m = Other{sign("! ", not) + strings.TrimSpace(name+" "+value)}
+	}
+	if _, always := m.(Comment); always && not {
+		m = Other{"! --comment"}
+	}
+	r.rule.Matches = append(r.rule.Matches, m)
+	if name == "-m" { // its options may be named as those of another one
+		r.module = ""
+	}
+}
+
+// modules are the matches that match by their options alone.
+var modules = []string{ //nolint:gochecknoglobals // a constant table
+	"tcp", "udp", "sctp", "dccp", "udplite", "multiport", "owner", "mark", "connmark", "conntrack", "state", "addrtype", "iprange", "comment",
+}
+
+// match reads an option; nil is one that is not known.
+func (r *reader) match(name, value string, not bool) Match {
+	switch name {
+	case "-i", "-o":
+		return Interface{value, name == "-o", not}
+	case "-s", "-d":
+		if p, err := netip.ParsePrefix(value); err == nil {
+			return Network{p, name == "-s", not}
+		}
+		return nil
+	case "--mark":
+		if v, m, ok := masked(value); ok && (r.module == "mark" || r.module == "connmark") {
+			return Mark{v, m, r.module == "connmark", not}
+		}
+		return nil
+	case "-p":
+		number, known := protocolNumber(value)
+		if !known {
+			return nil
+		}
+		if !not {
+			r.protocol = number
+		}
+		return Protocol{number, not}
+	}
+	if of := optionsOf[name]; of == "" || of != r.module && !(of == "ports" && slices.Contains([]string{"tcp", "udp", "sctp", "dccp", "udplite"}, r.module)) {
+		return nil
+	}
+	return r.extension(name, value, not)
+}
+
+// optionsOf has the module of each option that is known.
+var optionsOf = map[string]string{ //nolint:gochecknoglobals // a constant table
+	"--sport": "ports", "--dport": "ports", "--tcp-flags": "tcp", "--sports": "multiport", "--dports": "multiport", "--ports": "multiport",
+	"--uid-owner": "owner", "--gid-owner": "owner", "--socket-exists": "owner", "--ctstate": "conntrack", "--state": "state",
+	"--dst-type": "addrtype", "--src-type": "addrtype", "--src-range": "iprange", "--dst-range": "iprange", "--comment": "comment",
+}
+
+func (r *reader) extension(name, value string, not bool) Match {
+	switch name {
+	case "--sport", "--dport":
+		if p, ok := portRange(value); ok {
+			return Port{r.protocol, p, name == "--sport", not}
+		}
+	case "--sports", "--dports", "--ports":
+		if list, ok := portRanges(value); ok {
+			side := map[string]Side{"--dports": DestinationPort, "--sports": SourcePort, "--ports": EitherPort}[name]
+			return AnyPort{r.protocol, list, side, not}
+		}
+	case "--tcp-flags":
+		mask, set, _ := strings.Cut(value, " ")
+		m, ok := flagBits(mask)
+		s, ok2 := flagBits(set)
+		if ok && ok2 {
+			return TCPFlags{m, s, not}
+		}
+	case "--uid-owner", "--gid-owner":
+		if first, last, ok := idRange(value); ok {
+			return Owner{first, last, name == "--gid-owner", not}
+		}
+	case "--ctstate", "--state":
+		if s, ok := stateBits(value); ok && not {
+			return Not{s}
+		} else if ok {
+			return s
+		}
+	case "--src-range", "--dst-range":
+		if first, last, ok := addressRange(value); ok {
+			return Addresses{first, last, name == "--src-range", not}
+		}
+	case "--src-type", "--dst-type":
+		return addressType(value, name == "--src-type", not)
+	case "--socket-exists":
+		if not {
+			return Not{SocketExists{}}
+		}
+		return SocketExists{}
+	case "--comment":
+		return Comment{value}
+	}
+	return nil
+}
+
+// protocolNumber is the reverse of protocolName. "all" is 0.
+func protocolNumber(name string) (uint8, bool) {
+	for number, n := range protocolNames {
+		if n == name {
+			return number, true
+		}
+	}
+	n, err := strconv.ParseUint(name, 10, 8)
+	return uint8(n), err == nil
+}
+
+// portRange reads a port, or a range of ports of either dialect.
+func portRange(text string) (PortRange, bool) {
+	from, to, ranged := strings.Cut(strings.Replace(text, "-", ":", 1), ":")
+	if !ranged {
+		to = from
+	}
+	first, err := strconv.ParseUint(from, 10, 16)
+	last, err2 := strconv.ParseUint(to, 10, 16)
+	return PortRange{uint16(first), uint16(last)}, err == nil && err2 == nil
+}
+
+func portRanges(text string) (list []PortRange, ok bool) {
+	for one := range strings.SplitSeq(text, ",") {
+		p, ok := portRange(one)
+		if !ok {
+			return nil, false
+		}
+		list = append(list, p)
+	}
+	return list, true
+}
+
+func idRange(text string) (first, last uint32, ok bool) {
+	from, to, ranged := strings.Cut(text, "-")
+	if !ranged {
+		to = from
+	}
+	a, err := strconv.ParseUint(from, 10, 32)
+	b, err2 := strconv.ParseUint(to, 10, 32)
+	if ranged {
+		last = uint32(b)
+	}
+	return uint32(a), last, err == nil && err2 == nil
+}
+
+func addressRange(text string) (first, last netip.Addr, ok bool) {
+	from, to, ranged := strings.Cut(text, "-")
+	if !ranged {
+		to = from
+	}
+	first, err := netip.ParseAddr(from)
+	last, err2 := netip.ParseAddr(to)
+	return first, last, err == nil && err2 == nil
+}
+
+func flagBits(text string) (bits uint8, ok bool) {
+	if text == "NONE" {
+		return 0, true
+	}
+	for name := range strings.SplitSeq(text, ",") {
+		i := slices.Index(tcpFlagNames, name)
+		if i < 0 {
+			return 0, false
+		}
+		bits |= 1 << i
+	}
+	return bits, true
+}
+
+func stateBits(text string) (s States, ok bool) {
+	for name := range strings.SplitSeq(text, ",") {
+		found := false
+		for bit, n := range stateNames {
+			if n == name {
+				s, found = s|bit, true
+			}
+		}
+		if !found {
+			return 0, false
+		}
+	}
+	return s, true
+}
+
+// addressType reads names of types. It returns nil if one is not known.
+func addressType(text string, source, not bool) Match {
+	a := AddressType{Source: source, Not: not}
+	for name := range strings.SplitSeq(text, ",") {
+		i := slices.Index(addressTypes, name)
+		if i < 0 {
+			return nil
+		}
+		a.Types |= 1 << i
+	}
+	return a
+}
+
+// masked reads a value with a mask, "V/M" or "V". A mask of all bits is 0.
+func masked(text string) (value, mask uint32, ok bool) {
+	v, m, has := strings.Cut(text, "/")
+	if !has {
+		m = "0xffffffff"
+	}
+	a, err := strconv.ParseUint(v, 0, 32)
+	b, err2 := strconv.ParseUint(m, 0, 32)
+	if b == 1<<32-1 {
+		b = 0
+	} else if b == 0 {
+		return 0, 0, false // nothing is compared or set
+	}
+	return uint32(a), uint32(b), err == nil && err2 == nil
+}
+
+// target reads the target behind -j, or behind -g.
+func target(goes bool, name string, options []string) Target {
+	text := pick("-g ", "-j ", goes) + strings.Join(append([]string{name}, options...), " ")
+	value := func(option string) string {
+		if i := slices.Index(options, option); i >= 0 && i+1 < len(options) {
+			return options[i+1]
+		}
+		return ""
+	}
+	switch {
+	case goes:
+		return Jump{name, true}
+	case NeutralTarget(name):
+		return Neutral{text}
+	}
+	switch name {
+	case string(Accept), string(Drop), string(Return):
+		return Verdict(name)
+	case "REDIRECT":
+		return redirectTo(text, value("--to-ports"), len(options) <= 2)
+	case "DNAT":
+		return translation(text, value("--to-destination"), false)
+	case "SNAT":
+		if a, err := netip.ParseAddr(value("--to-source")); err == nil && a.Is4() && len(options) == 2 {
+			return SNAT(a)
+		}
+		return NAT{Source: true, Text: text, Range: true}
+	case "MASQUERADE":
+		return NAT{Source: true, Text: text, Range: true}
+	case "MARK":
+		if v, m, ok := masked(value("--set-xmark")); ok {
+			return SetMark{v, m, false}
+		}
+	case "CONNMARK":
+		return connMark(options, value)
+	case "NOTRACK":
+		return NoTrack{}
+	case "CT":
+		return track(text, options, value("--zone"))
+	case "TPROXY":
+		port, ok := portRange(value("--on-port"))
+		mark, mask, ok2 := masked(value("--tproxy-mark"))
+		on, _ := netip.ParseAddr(value("--on-ip"))
+		if ok && ok2 && (!on.IsValid() || on.IsUnspecified()) {
+			return TProxy{Family: ofAddress(on), Port: port.First, Mark: mark, Mask: mask}
+		}
+	case "REJECT":
+		return Reject(value("--reject-with"))
+	case "NFQUEUE", "QUEUE", "SYNPROXY", "NETMAP", "BALANCE", "CLUSTERIP", "DNPT", "SNPT", "RAWDNAT", "RAWSNAT", "XT_BPF":
+	default:
+		if len(options) == 0 {
+			return Jump{name, false}
+		}
+	}
+	return Other{text}
+}
+
+func ofAddress(a netip.Addr) Family {
+	if a.Is6() {
+		return IPv6
+	}
+	return IPv4
+}
+
+func redirectTo(text, ports string, plain bool) Target {
+	p, ok := portRange(ports)
+	if ok && plain && p.First == p.Last {
+		return RedirectTo(p.First)
+	}
+	n := NAT{Text: text, Local: true, Port: p.First, Range: p.First != p.Last}
+	if ports != "" && !ok {
+		return Other{text}
+	}
+	return n
+}
+
+// translation reads ADDRESS, ADDRESS:PORT, :PORT, and ranges of these.
+func translation(text, to string, source bool) Target {
+	if p, err := netip.ParseAddrPort(to); err == nil && text == "-j DNAT --to-destination "+to && p.Addr().Is4() {
+		return DNAT(p)
+	}
+	n := NAT{Source: source, Text: text}
+	if a, err := netip.ParseAddr(strings.Trim(to, "[]")); err == nil {
+		n.To = a
+		return n
+	}
+	if p, err := netip.ParseAddrPort(to); err == nil {
+		n.To, n.Port = p.Addr(), p.Port()
+		return n
+	}
+	if ports, ok := portRange(strings.TrimPrefix(to, ":")); ok && strings.HasPrefix(to, ":") {
+		n.Port, n.Range = ports.First, ports.First != ports.Last
+		return n
+	}
+	n.Range = true
+	return n
+}
+
+func connMark(options []string, value func(string) string) Target {
+	packet, connection := uint32(0), uint32(0)
+	ok := true
+	if text := value("--nfmask"); text != "" {
+		packet, ok = mask(text)
+	}
+	if text := value("--ctmask"); text != "" && ok {
+		connection, ok = mask(text)
+	}
+	switch {
+	case !ok:
+	case slices.Contains(options, "--save-mark"):
+		return CopyMark{false, packet, connection}
+	case slices.Contains(options, "--restore-mark"):
+		return CopyMark{true, packet, connection}
+	default:
+		if v, m, ok := masked(value("--set-xmark")); ok {
+			return SetMark{v, m, true}
+		}
+	}
+	return Other{"-j CONNMARK " + strings.Join(options, " ")}
+}
+
+// mask reads a mask; all bits are 0.
+func mask(text string) (uint32, bool) {
+	n, err := strconv.ParseUint(text, 0, 32)
+	if n == 1<<32-1 {
+		n = 0
+	} else if n == 0 {
+		return 0, false
+	}
+	return uint32(n), err == nil
+}
+
+func track(text string, options []string, zone string) Target {
+	switch number, err := strconv.ParseUint(zone, 0, 16); {
+	case slices.Contains(options, "--notrack"):
+		return NoTrack{}
+	case zone == "":
+		return Neutral{text} // a helper, a timeout, events
+	case err == nil && len(options) == 2 && number != 0:
+		return Zone(number)
+	}
+	return Other{text}
+}

@@ -1,0 +1,212 @@
+package decode
+
+import (
+	"bytes"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// Set is a set or a map of nf_tables.
+type Set struct {
+	// Name is "" for an anonymous set.
+	Name string
+	// Unknown says that the elements are not read.
+	Unknown  bool
+	elements []element
+	interval bool
+}
+
+// element is a range of keys, and for a map of verdicts the verdict.
+type element struct {
+	first, last []byte
+	verdict     *nfnetlink.Verdict
+}
+
+// maxElements bounds a set that is read. Of a larger one no element is known.
+const maxElements = 2048
+
+// NewSet returns a set without elements from the attributes of NFT_MSG_NEWSET.
+func NewSet(attributes nfnetlink.Attributes) *Set {
+	flags, _ := attributes.Get(unix.NFTA_SET_FLAGS).Uint32()
+	s := Set{Name: Name(attributes.Get(unix.NFTA_SET_NAME).Text()), interval: flags&unix.NFT_SET_INTERVAL != 0}
+	if flags&unix.NFT_SET_ANONYMOUS != 0 {
+		s.Name = ""
+	}
+	return &s
+}
+
+// Kinds of the attributes of an element that golang.org/x/sys/unix lacks (enum nft_set_elem_attributes), and the flag of the end of an
+// interval.
+const (
+	elementKeyEnd = 10
+	elementEnds   = 1
+	elementAny    = 2
+)
+
+// Add adds the elements of NFTA_SET_ELEM_LIST_ELEMENTS.
+func (s *Set) Add(elements nfnetlink.Attributes) {
+	for e := range elements.All() {
+		f, ok := nfnetlink.ReadFields(e.Value)
+		flags, _ := f.Number(unix.NFTA_SET_ELEM_FLAGS)
+		if !ok || flags&elementAny != 0 || len(s.elements) >= maxElements {
+			s.Unknown = true
+			return
+		}
+		var one element
+		verdict, _ := nfnetlink.ReadFields(f.Raw(unix.NFTA_SET_ELEM_DATA))
+		if v, is := nfnetlink.ReadData(verdict); is {
+			one.verdict = &v
+		}
+		key, _ := f.Value(unix.NFTA_SET_ELEM_KEY)
+		end, ranged := f.Value(elementKeyEnd)
+		key, end = slices.Clone(key), slices.Clone(end) // of a buffer that is used again
+		one.first, one.last = key, key
+		switch {
+		case ranged:
+			one.last = end
+		case flags&elementEnds != 0:
+			one.first = nil // the key behind the last one of an interval
+			one.last = key
+		}
+		s.elements = append(s.elements, one)
+	}
+	s.Unknown = s.Unknown || elements.Check() != nil
+}
+
+// ranges are the elements with both ends. The kernel lists an interval as two elements, its first key and the one behind its last.
+func (s *Set) ranges() []element {
+	if !s.interval || slices.ContainsFunc(s.elements, func(e element) bool { return e.first != nil && !bytes.Equal(e.first, e.last) }) {
+		return s.elements
+	}
+	sorted := slices.SortedStableFunc(slices.Values(s.elements), func(a, b element) int {
+		if order := bytes.Compare(a.last, b.last); order != 0 {
+			return order
+		}
+		return len(a.first) - len(b.first) // an end comes first
+	})
+	var all []element
+	for i, e := range sorted {
+		if e.first == nil {
+			continue
+		}
+		if e.last = bytes.Repeat([]byte{0xff}, len(e.first)); i+1 < len(sorted) {
+			e.last = before(sorted[i+1].last)
+		}
+		all = append(all, e)
+	}
+	return all
+}
+
+// before is the key before a key.
+func before(key []byte) []byte {
+	key = slices.Clone(key)
+	for i := range slices.Backward(key) {
+		if key[i]--; key[i] != 0xff {
+			break
+		}
+	}
+	return key
+}
+
+// lookup reads a look-up: in a set, in a map of verdicts, or in a map of values.
+func (d *decoder) lookup(f nfnetlink.Fields) {
+	d.nft = true
+	source, _ := f.Number(unix.NFTA_LOOKUP_SREG)
+	flags, _ := f.Number(unix.NFTA_LOOKUP_FLAGS)
+	into, maps := f.Number(unix.NFTA_LOOKUP_DREG)
+	name := f.Text(unix.NFTA_LOOKUP_SET)
+	set := d.table.Sets[name]
+	if set == nil && d.table.Sets != nil {
+		d.table.Sets[name] = nil // so that it is seen which ones are missing
+	}
+	if maps && into != unix.NFT_REG_VERDICT {
+		d.put(into, load{})
+		return
+	}
+	list, of, known := d.alternatives(set, word(source))
+	switch {
+	case maps && known:
+		d.target(ruleset.VerdictMap{Of: of, Name: set.Name, List: list})
+	case maps:
+		d.target(d.other("a map of verdicts " + Name(name)))
+	case !known || flags&^unix.NFT_LOOKUP_F_INV != 0:
+		d.match(d.other("a look-up in the set " + Name(name)))
+	default:
+		d.inSet(list, of, set.Name, flags&unix.NFT_LOOKUP_F_INV != 0)
+	}
+}
+
+// inSet adds the match of a set. One of single ports is that of the mesh.
+func (d *decoder) inSet(list []ruleset.VerdictOf, of, name string, not bool) {
+	var ports []uint16
+	m := ruleset.AnyOf{Of: of, Name: name, Not: not}
+	for _, one := range list {
+		m.List = append(m.List, one.Matches)
+		if p, is := one.Matches[0].(ruleset.Port); is && len(one.Matches) == 1 && p.Range.First == p.Range.Last && !p.Source && p.Protocol != 0 {
+			ports = append(ports, p.Range.First)
+		}
+	}
+	if len(ports) == 2 && len(list) == 2 && name == "" {
+		slices.Sort(ports)
+		p := ruleset.Ports{Protocol: d.protocol, List: [2]uint16(ports), Not: not}
+		d.imply(p)
+		d.match(p)
+		return
+	}
+	d.match(m)
+}
+
+// alternatives are the matches of the elements of a set, for the keys that were loaded from a register on, and what is looked up.
+func (d *decoder) alternatives(set *Set, register uint32) (list []ruleset.VerdictOf, of string, known bool) {
+	if set == nil || set.Unknown {
+		return nil, "", false
+	}
+	for _, e := range set.ranges() {
+		one := ruleset.VerdictOf{Target: verdict(e.verdict)}
+		at := register
+		for first, last := e.first, e.last; len(first) > 0; {
+			l := d.registers[at]
+			if l == nil || l.length == 0 || len(first) < int(l.length) || len(last) != len(first) {
+				return nil, "", false
+			}
+			m := d.condition(*l, false, first[:l.length], last[:l.length])
+			if m == nil {
+				return nil, "", false
+			}
+			one.Matches = append(one.Matches, m)
+			words := (l.length + 3) / 4
+			at += words
+			first, last = first[min(len(first), int(words)*4):], last[min(len(last), int(words)*4):]
+		}
+		if len(one.Matches) == 0 {
+			return nil, "", false
+		}
+		list = append(list, one)
+	}
+	if l := d.registers[register]; l != nil {
+		of = l.named()
+	}
+	return list, of, true
+}
+
+// named is what was loaded, as nft names it.
+func (l load) named() string {
+	switch {
+	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && l.length == 2:
+		return map[uint32]string{nfnetlink.SourcePortOffset: "th sport", nfnetlink.DestinationPortOffset: "th dport"}[l.offset]
+	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_NETWORK_HEADER:
+		return map[uint32]string{12: "ip saddr", 16: "ip daddr", 8: "ip6 saddr", 24: "ip6 daddr"}[l.offset]
+	case l.from == "meta":
+		return map[uint32]string{
+			unix.NFT_META_IIFNAME: "iifname", unix.NFT_META_OIFNAME: "oifname", unix.NFT_META_L4PROTO: "meta l4proto", unix.NFT_META_MARK: "meta mark",
+			unix.NFT_META_SKUID: "meta skuid", unix.NFT_META_SKGID: "meta skgid",
+		}[l.key]
+	case l.from == "ct":
+		return "ct"
+	}
+	return l.name()
+}

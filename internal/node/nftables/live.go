@@ -1,0 +1,166 @@
+package nftables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// Handle is the kernel's number of a rule, in its table.
+type Handle struct {
+	Family ruleset.Family
+	Table  string
+	Number uint64
+}
+
+// liveFamilies are those whose packets the mesh sees, by the kernel's number.
+var liveFamilies = map[uint8]ruleset.Family{ //nolint:gochecknoglobals // a constant table
+	unix.NFPROTO_IPV4: ruleset.IPv4, unix.NFPROTO_IPV6: ruleset.IPv6, unix.NFPROTO_INET: ruleset.Inet, unix.NFPROTO_NETDEV: ruleset.Netdev,
+}
+
+// Live returns the rules of all tables that packets of IP pass, at the moment of the View: those of the View, and those of other
+// programs. Dormant tables are left out. The error is ErrChanged if the rules have changed meanwhile.
+func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
+	v.session.conn.Budget = budget
+	others, err := v.others(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		if err := v.lookedUp(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	var all []ruleset.Set
+	for _, number := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET, unix.NFPROTO_NETDEV} {
+		f := liveFamilies[number]
+		set := v.Set(f)
+		for at, t := range others {
+			if at.family == f {
+				set.Tables = append(set.Tables, t.rules(at.table))
+			}
+		}
+		slices.SortStableFunc(set.Tables, func(a, b ruleset.Table) int { return strings.Compare(a.Name, b.Name) })
+		if len(set.Tables) > 0 {
+			all = append(all, set)
+		}
+	}
+	now, err := v.session.conn.Generation()
+	if err == nil && now != v.generation {
+		err = ErrChanged
+	}
+	return all, err
+}
+
+// lookedUp reads the rules of a family again if some look up sets. Those of the mesh and of iptables do not: their sets are not read with
+// them.
+func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
+	missing := func(t *table) bool { return len(t.reader.Sets) > 0 }
+	var names []string
+	for at, t := range v.tables {
+		if at.family == f && missing(t) {
+			names = append(names, at.table)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	if err := v.session.readSets(ctx, protocolFamily(f), v.tableOf(f)); err != nil {
+		return err
+	}
+	for _, name := range names {
+		for _, c := range v.tables[tableKey{f, name}].chains {
+			c.rules = nil
+		}
+		if err := v.readRules(ctx, f, name); err != nil {
+			return fmt.Errorf("listing rules of %s: %w", f, err)
+		}
+	}
+	return nil
+}
+
+// others reads the tables that the View does not have.
+func (v *View) others(ctx context.Context) (map[tableKey]*table, error) {
+	all := map[tableKey]*table{}
+	err := v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
+		f, seen := liveFamilies[m.Family]
+		at := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}
+		if flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32(); seen && !at.known() && flags&unix.NFT_TABLE_F_DORMANT == 0 {
+			all[at] = newTable(at, false, false)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing nf_tables tables: %w", err)
+	}
+	if len(all) == 0 {
+		return nil, nil
+	}
+	err = v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
+		if t := tableOf(all, m, unix.NFTA_CHAIN_TABLE); t != nil {
+			t.addChain(m.Family, m.Attributes)
+			v.session.conn.Budget.Bytes -= (chainWeight - 1) * len(m.Attributes)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing chains: %w", err)
+	}
+	return all, v.otherRules(ctx, all)
+}
+
+// addChain adds a chain of another program's table.
+func (t *table) addChain(family uint8, attributes nfnetlink.Attributes) {
+	c, hook, drops := readChain(family, attributes)
+	if hook.Name != "" {
+		c.hook, c.policy = &hook, policyName(drops)
+	}
+	t.chains[c.shown], t.byName[c.name] = c, c
+}
+
+// otherRules reads the sets and the rules of tables.
+func (v *View) otherRules(ctx context.Context, all map[tableKey]*table) error {
+	for number, f := range liveFamilies {
+		var names []string
+		for at := range all {
+			if at.family == f {
+				names = append(names, at.table)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		err := v.session.readSets(ctx, number, func(name string) *table { return all[tableKey{f, name}] })
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			narrow := func(b *nfnetlink.Buffer) { b.String(unix.NFTA_RULE_TABLE, name) }
+			err := v.session.dump(ctx, unix.NFT_MSG_GETRULE, number, narrow, func(m nfnetlink.Message) error {
+				if t := tableOf(all, m, unix.NFTA_RULE_TABLE); t != nil {
+					t.add(m.Attributes)
+				}
+				return nil
+			})
+			if err != nil {
+				return fmt.Errorf("listing rules of table %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// tableOf returns the table of a message, nil for another family or table.
+func tableOf(all map[tableKey]*table, m nfnetlink.Message, kind uint16) *table {
+	f, seen := liveFamilies[m.Family]
+	if !seen {
+		return nil
+	}
+	return all[tableKey{f, m.Attributes.Get(kind).Text()}]
+}
