@@ -4,14 +4,20 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/follow"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
@@ -163,7 +169,7 @@ func TestLegacyRulesAreCounted(t *testing.T) {
 					t.Errorf("%s, %s: no %q in %v", mode, name, one, found)
 				}
 			}
-			if end := all[len(all)-1].End; end.Counted == 0 || end.Past == 0 || end.Wanted == 0 || end.Hint != "" {
+			if end := all[len(all)-1].End; end.CountedPast == 0 || end.CountedWanted == 0 || end.Counted < end.CountedPast+end.CountedWanted || end.Hint != "" {
 				t.Errorf("%s: %+v", name, end)
 			}
 		}
@@ -203,5 +209,81 @@ func TestAFloodIsBounded(t *testing.T) {
 	t.Logf("%d packets of %d", packets, sent)
 	if sent < 10_000 || packets < 50 || packets > follow.MaxPackets {
 		t.Errorf("%d packets are shown", packets)
+	}
+}
+
+// slowTools are the legacy tools of the host, of which those that read run a command first.
+func slowTools(t *testing.T, command string) iptables.Host {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(name + suffix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			script := "#!/bin/sh\n"
+			if suffix == "-save" {
+				script += command + "\n"
+			}
+			if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700); err != nil { //nolint:gosec // a program
+				t.Fatal(err)
+			}
+		}
+	}
+	return iptables.Host{Force: iptables.Legacy, Path: dir}
+}
+
+// TestCounters_LastReading: it has its own time, and an error of it hides nothing else.
+func TestCounters_LastReading(t *testing.T) {
+	t.Parallel()
+	broken := filepath.Join(t.TempDir(), "broken")
+	for name, test := range map[string]struct {
+		command string
+		fails   string
+	}{
+		"the time ends during a reading": {command: "sleep 0.5"}, // the second tick of the counters is at 2 s, the end 200 ms later
+		"the tool fails": {
+			command: "if [ -e " + broken + " ]; then echo no memory >&2; exit 1; fi", fails: "reading the counters of IPv4 rules: ",
+		},
+	} {
+		l := newLab(t, legacy, redirect.Redirect)
+		l.space.Tools = slowTools(t, test.command)
+		var all []follow.Record
+		o := follow.Options{Subject: "x", For: 2200 * time.Millisecond, Now: time.Now}
+		err := follow.Run(t.Context(), l.space, &l.spec, o, func(r follow.Record) error {
+			if all = append(all, r); r.Begin == nil {
+				return nil
+			}
+			for _, r := range []labtest.Request{
+				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 80)},
+				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 443)},
+			} {
+				if a := r.Send(t.Context()); len(a.Hops) == 0 {
+					t.Error(a)
+				}
+			}
+			if test.fails != "" {
+				return os.WriteFile(broken, nil, 0o600)
+			}
+			return nil
+		})
+		if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+			t.Errorf("%s: %v", name, err)
+		}
+		end := all[len(all)-1].End
+		if end == nil {
+			t.Errorf("%s: no result: %+v", name, all)
+			continue
+		}
+		got := *end
+		got.Counted = 0 // by several rules each
+		want := follow.End{Reason: "the time is over", Packets: 2, Wanted: 1, ByLegacy: 1}
+		if test.fails == "" {
+			want.CountedWanted, want.CountedPast = 1, 1
+		}
+		if diff := cmp.Diff(want, got); diff != "" || (end.Counted == 0) != (test.fails != "") {
+			t.Errorf("%s: %d (-want +got):\n%s", name, end.Counted, diff)
+		}
 	}
 }
