@@ -1,6 +1,7 @@
 package follow_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
@@ -60,11 +61,11 @@ func TestForeignRules(t *testing.T) {
 		"RETURN": {"iptables-nft -t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "passed", inspect.Past, "rule 1 of nat OUTPUT"},
 		"DNAT":   {"iptables-nft -t nat -I OUTPUT -p tcp -j DNAT --to-destination 10.1.0.9:8080", "redirected", inspect.Past, "is redirected to 10.1.0.9:8080"},
 		"a policy": {
-			"nft add chain ip nat OUTPUT2 { type filter hook output priority 50 \\; policy drop \\; }", "dropped", inspect.Past, "policy DROP",
+			"nft add chain ip nat OUTPUT2 { type filter hook output priority 50 \\; policy drop \\; }", "dropped", inspect.Past, ", because of policy DROP of chain OUTPUT2 of table nat",
 		},
 		"another's table": {
 			"nft add table inet x; nft add chain inet x c { type filter hook output priority -50 \\; }; nft add rule inet x c tcp dport 15001 drop",
-			"dropped", inspect.Past, "handle",
+			"dropped", inspect.Past, ", because of rule with handle 2 of chain c of table x",
 		},
 		"an address of others": {
 			"nft add table inet x; nft add chain inet x c { type nat hook output priority -150 \\; }; nft add rule inet x c tcp dport 80 redirect to :9000",
@@ -111,6 +112,9 @@ func TestWithoutRules(t *testing.T) {
 			}
 		}
 	})
+	if text, err := json.Marshal(all[1]); err != nil || !strings.Contains(string(text), `"hops":[]`) {
+		t.Errorf("got %s, %v", text, err)
+	}
 	if len(all) != 4 || all[3].End.Past != 2 || all[1].Packet.Sentence != "goes out unredirected: no rule takes it" {
 		t.Errorf("got %+v, %+v", all[1].Packet, all[len(all)-1].End)
 	}

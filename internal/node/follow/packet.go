@@ -170,8 +170,7 @@ func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 		}
 	}
 	if !known {
-		rule := fmt.Sprintf("rule with handle %d, which is not read", e.Handle)
-		hop = walk.Hop{Table: e.Table, Chain: e.Chain, Rule: rule, Answer: walk.Yes}
+		hop = walk.Hop{Table: e.Table, Chain: e.Chain, Rule: fmt.Sprintf("rule with handle %d", e.Handle), Answer: walk.Yes}
 	}
 	return hop
 }

@@ -388,8 +388,11 @@ func (r Result) deviation(want outcome) string {
 	return text + "rules differ"
 }
 
-// named names the rule of a hop.
+// named names the rule of a hop, or the policy of a chain.
 func (h Hop) named() string {
+	if h.Number == 0 {
+		return fmt.Sprintf("%s of chain %s of table %s", printable.Text(h.Rule, maxText), printable.Text(h.Chain, maxText), printable.Text(h.Table, maxText))
+	}
 	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.Table, printable.Text(h.Chain, maxText), printable.Quote(Shown(h.Rule), maxText))
 }
 
