@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
@@ -289,5 +290,47 @@ func TestCounters_LastReading(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" || (end.Counted == 0) != (test.fails != "") {
 			t.Errorf("%s: %d (-want +got):\n%s", name, end.Counted, diff)
 		}
+	}
+}
+
+// TestSettings_PacketsOfEveryPod: a setting is no reason for what the mesh would not take without it.
+func TestSettings_PacketsOfEveryPod(t *testing.T) {
+	t.Parallel()
+	for _, backend := range backends() {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, backend, redirect.Redirect)
+			for _, test := range []struct {
+				dns    redirect.DNSCapture
+				via    labtest.Protocol
+				to     netip.AddrPort
+				wanted inspect.Wanted
+				text   string
+			}{
+				{redirect.DNSOff, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), inspect.AsWanted, "as in every pod: the mesh captures TCP, and of UDP only DNS"},
+				{redirect.DNSAll, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), inspect.Past, "excludeOutboundPorts=53"},
+				{redirect.DNSOff, labtest.TCP, labtest.Loopback.Port(ruleset.IPv4, 443), inspect.AsWanted, "as in every pod: the app calls its own pod"},
+			} {
+				l.spec.DNS, l.spec.OutboundPortsExclude = test.dns, ruleset.PortList(53, 443)
+				if _, err := l.space.Apply(t.Context(), l.spec, redirection.Reconcile); err != nil {
+					t.Fatal(err)
+				}
+				all := l.trace(nftrace.Filter{}, func() { labtest.Request{From: l.App(), Via: test.via, To: test.to}.Send(t.Context()) })
+				end := *all[len(all)-1].End
+				var got follow.Packet
+				for _, r := range all {
+					if r.Packet != nil {
+						got = *r.Packet
+					}
+				}
+				name := fmt.Sprintf("%s to %s", test.via, test.to)
+				if past := end.Past > 0 || end.CountedPast > 0; end.Packets != 1 || past != (test.wanted == inspect.Past) && (backend != legacy || test.via == labtest.UDP) {
+					t.Errorf("%s: %+v", name, end)
+				}
+				if backend != legacy && (got.Wanted != test.wanted || !strings.Contains(got.Sentence, test.text)) {
+					t.Errorf("%s: %s, %s", name, got.Wanted, got.Sentence)
+				}
+			}
+		})
 	}
 }

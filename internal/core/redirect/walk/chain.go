@@ -1,6 +1,9 @@
 package walk
 
-import "github.com/meshcni/istio-cni/internal/core/ruleset"
+import (
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
 
 // onward is how a packet goes on after a rule: with the next rule, in the calling chain, behind the base chain, or not.
 type onward uint8
@@ -38,6 +41,7 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	text := c.Rules[i].String()
 	r, why := w.read(place{s.table, c.Name, text}, c.Rules[i])
+	why = redirect.Reason(why, p[next][0].packet.Protocol)
 	h := Hop{Hook: s.hook.Name, Table: s.table, Chain: c.Name, Set: s.set, Number: i + 1, Rule: text, Why: why}
 	hop, matching, rest := w.judge(r, h, p[next])
 	p[next] = rest
