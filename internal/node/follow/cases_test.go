@@ -231,7 +231,7 @@ func slowTools(t *testing.T, command string) iptables.Host {
 			if suffix == "-save" {
 				script += command + "\n"
 			}
-			if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700); err != nil { //nolint:gosec // a program
+			if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}

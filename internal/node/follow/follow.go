@@ -332,6 +332,7 @@ func (e *End) Add(r Record) {
 			e.CountedWanted += r.Count.Packets
 		case inspect.Past:
 			e.CountedPast += r.Count.Packets
+		case inspect.Unknown: // of no rule
 		}
 	}
 }

@@ -30,38 +30,51 @@ func (t *Tracer) removeStale() error {
 	t.conn.Budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxObjects << 10}
 	var stale []string
 	err := t.dump(unix.NFT_MSG_GETTABLE, "", func(_ string, a nfnetlink.Attributes) {
-		flags, _ := a.Get(unix.NFTA_TABLE_FLAGS).Uint32()
-		holds, _ := a.Get(unix.NFTA_TABLE_USE).Uint32()
-		name := a.Get(unix.NFTA_TABLE_NAME).Text()
-		number, found := strings.CutPrefix(name, redirect.TraceTable)
-		number, _, _ = strings.Cut(number, "-")
-		pid, err := strconv.Atoi(number)
-		if found && err == nil && flags == 0 && int(holds) == len(chains()) && (pid == os.Getpid() || errors.Is(unix.Kill(pid, 0), unix.ESRCH)) {
-			stale = append(stale, name)
+		if isStale(a) {
+			stale = append(stale, a.Get(unix.NFTA_TABLE_NAME).Text())
 		}
 	})
 	if err != nil || len(stale) == 0 {
 		return err
 	}
-	parts := map[string]int{} // chains and rules of a trace by table
+	marks := map[string]int{} // chains and rules of a trace by table
 	err = t.dump(unix.NFT_MSG_GETCHAIN, "", func(table string, a nfnetlink.Attributes) {
 		if isMarkChain(a) {
-			parts[table]++
+			marks[table]++
 		}
 	})
-	for i := 0; i < len(stale) && err == nil; i++ {
-		err = t.dump(unix.NFT_MSG_GETRULE, stale[i], func(table string, a nfnetlink.Attributes) {
-			if table == stale[i] && isMark(a.Get(unix.NFTA_RULE_EXPRESSIONS).Value) {
-				parts[table]++
-			} else if table == stale[i] {
-				parts[table] = -len(chains()) - rulesOf // also with as many rules as it needs
+	for _, name := range stale {
+		if err != nil {
+			return err
+		}
+		rules := 0
+		err = t.dump(unix.NFT_MSG_GETRULE, name, func(table string, a nfnetlink.Attributes) {
+			if table != name {
+				return
+			}
+			if rules++; isMark(a.Get(unix.NFTA_RULE_EXPRESSIONS).Value) {
+				marks[name]++
 			}
 		})
+		if rules != rulesOf {
+			marks[name] = 0
+		}
 	}
-	if stale = slices.DeleteFunc(stale, func(name string) bool { return parts[name] != len(chains())+rulesOf }); err != nil || len(stale) == 0 {
+	stale = slices.DeleteFunc(stale, func(name string) bool { return marks[name] != len(chains())+rulesOf })
+	if err != nil || len(stale) == 0 {
 		return err
 	}
 	return t.remove(stale...)
+}
+
+// isStale reports whether a table has no owner, the name of a trace's of a process that is gone, and as many chains and nothing else.
+func isStale(table nfnetlink.Attributes) bool {
+	flags, _ := table.Get(unix.NFTA_TABLE_FLAGS).Uint32()
+	holds, _ := table.Get(unix.NFTA_TABLE_USE).Uint32()
+	number, found := strings.CutPrefix(table.Get(unix.NFTA_TABLE_NAME).Text(), redirect.TraceTable)
+	number, _, _ = strings.Cut(number, "-")
+	pid, err := strconv.Atoi(number)
+	return found && err == nil && flags == 0 && int(holds) == len(chains()) && (pid == os.Getpid() || errors.Is(unix.Kill(pid, 0), unix.ESRCH))
 }
 
 // dump calls each with the tables of the family inet, or with the chains or rules and their tables. A table narrows the list of rules.
