@@ -106,6 +106,20 @@ func (l *auditFixture) want(state audit.State, text string) audit.Status {
 	return s
 }
 
+// TestCheck_EqualVersion: who asks gets what is read then, also of a namespace whose version is that of the last inspection.
+func TestCheck_EqualVersion(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
+	l.want(audit.Captured, "")
+	netnstest.Run(t, l.path, "iptables-nft", "-t", "nat", "-D", "ISTIO_OUTPUT", "1")
+	version, err := l.space(l.path).Version()
+	l.Do(err)
+	l.controller.mu.Lock()
+	l.controller.pods[types.NamespacedName{Namespace: "shop", Name: "web"}].memory.audited.version = version
+	l.controller.mu.Unlock()
+	l.want(audit.Drifted, "missing")
+}
+
 func TestAuditStates(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

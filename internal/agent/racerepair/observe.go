@@ -23,7 +23,8 @@ import (
 // errRefused is the cause for a pod that the plugin would refuse.
 var errRefused = errors.New("the pod's settings are invalid")
 
-// observe compares the namespace with the wanted redirection. It reads the rules only if their version has changed.
+// observe compares the namespace with the wanted redirection. It reads the rules only if their version has changed or a
+// request waits for the result.
 func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.Problem, error) {
 	switch {
 	case j.decision.Outcome == sidecar.Refuse:
@@ -38,7 +39,7 @@ func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.
 		if err != nil {
 			return err
 		}
-		if version != a.version {
+		if j.forced || version != a.version {
 			if err = j.readRules(ctx, space); err != nil {
 				return err
 			}

@@ -265,14 +265,28 @@ func (b builder) ownerGroups() []ruleset.Rule {
 	return []ruleset.Rule{b.rule(why, ruleset.Return, groups...)}
 }
 
+// Reasons of rules that lead all packets to the one that captures TCP.
+const (
+	allOther    = "all other TCP is captured"
+	thisNetwork = "this network is captured"
+)
+
+// Reason returns the reason of a rule for a packet of a protocol.
+func Reason(why string, protocol uint8) string {
+	if protocol != ruleset.TCP && (why == allOther || why == thisNetwork) {
+		return "only TCP is captured here"
+	}
+	return why
+}
+
 func (b builder) captured() []ruleset.Rule {
 	rules := each(b.OutboundPorts, func(p ruleset.PortRange) ruleset.Rule {
 		return b.rule("this outbound port is captured in all other networks", b.jump(toProxy), dport(ruleset.TCP, p))
 	})
 	if b.Outbound.All {
-		return append(rules, b.rule("all other TCP is captured", b.jump(toProxy)))
+		return append(rules, b.rule(allOther, b.jump(toProxy)))
 	}
 	return append(rules, each(b.networks(b.Outbound.List...), func(p netip.Prefix) ruleset.Rule {
-		return b.rule("this network is captured", b.jump(toProxy), to(p))
+		return b.rule(thisNetwork, b.jump(toProxy), to(p))
 	})...)
 }

@@ -1,19 +1,27 @@
 package follow_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/follow"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
@@ -54,11 +62,11 @@ func TestForeignRules(t *testing.T) {
 		"RETURN": {"iptables-nft -t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "passed", inspect.Past, "rule 1 of nat OUTPUT"},
 		"DNAT":   {"iptables-nft -t nat -I OUTPUT -p tcp -j DNAT --to-destination 10.1.0.9:8080", "redirected", inspect.Past, "is redirected to 10.1.0.9:8080"},
 		"a policy": {
-			"nft add chain ip nat OUTPUT2 { type filter hook output priority 50 \\; policy drop \\; }", "dropped", inspect.Past, "policy DROP",
+			"nft add chain ip nat OUTPUT2 { type filter hook output priority 50 \\; policy drop \\; }", "dropped", inspect.Past, ", because of policy DROP of chain OUTPUT2 of table nat",
 		},
 		"another's table": {
 			"nft add table inet x; nft add chain inet x c { type filter hook output priority -50 \\; }; nft add rule inet x c tcp dport 15001 drop",
-			"dropped", inspect.Past, "handle",
+			"dropped", inspect.Past, ", because of rule with handle 2 of chain c of table x",
 		},
 		"an address of others": {
 			"nft add table inet x; nft add chain inet x c { type nat hook output priority -150 \\; }; nft add rule inet x c tcp dport 80 redirect to :9000",
@@ -105,6 +113,9 @@ func TestWithoutRules(t *testing.T) {
 			}
 		}
 	})
+	if text, err := json.Marshal(all[1]); err != nil || !strings.Contains(string(text), `"hops":[]`) {
+		t.Errorf("got %s, %v", text, err)
+	}
 	if len(all) != 4 || all[3].End.Past != 2 || all[1].Packet.Sentence != "goes out unredirected: no rule takes it" {
 		t.Errorf("got %+v, %+v", all[1].Packet, all[len(all)-1].End)
 	}
@@ -163,7 +174,7 @@ func TestLegacyRulesAreCounted(t *testing.T) {
 					t.Errorf("%s, %s: no %q in %v", mode, name, one, found)
 				}
 			}
-			if end := all[len(all)-1].End; end.Counted == 0 || end.Past == 0 || end.Wanted == 0 || end.Hint != "" {
+			if end := all[len(all)-1].End; end.CountedPast == 0 || end.CountedWanted == 0 || end.Counted < end.CountedPast+end.CountedWanted || end.Hint != "" {
 				t.Errorf("%s: %+v", name, end)
 			}
 		}
@@ -203,5 +214,123 @@ func TestAFloodIsBounded(t *testing.T) {
 	t.Logf("%d packets of %d", packets, sent)
 	if sent < 10_000 || packets < 50 || packets > follow.MaxPackets {
 		t.Errorf("%d packets are shown", packets)
+	}
+}
+
+// slowTools are the legacy tools of the host, of which those that read run a command first.
+func slowTools(t *testing.T, command string) iptables.Host {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
+		for _, suffix := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(name + suffix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			script := "#!/bin/sh\n"
+			if suffix == "-save" {
+				script += command + "\n"
+			}
+			if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return iptables.Host{Force: iptables.Legacy, Path: dir}
+}
+
+// TestCounters_LastReading: it has its own time, and an error of it hides nothing else.
+func TestCounters_LastReading(t *testing.T) {
+	t.Parallel()
+	broken := filepath.Join(t.TempDir(), "broken")
+	for name, test := range map[string]struct {
+		command string
+		fails   string
+	}{
+		"the time ends during a reading": {command: "sleep 0.5"}, // the second tick of the counters is at 2 s, the end 200 ms later
+		"the tool fails": {
+			command: "if [ -e " + broken + " ]; then echo no memory >&2; exit 1; fi", fails: "reading the counters of IPv4 rules: ",
+		},
+	} {
+		l := newLab(t, legacy, redirect.Redirect)
+		l.space.Tools = slowTools(t, test.command)
+		var all []follow.Record
+		o := follow.Options{Subject: "x", For: 2200 * time.Millisecond, Now: time.Now}
+		err := follow.Run(t.Context(), l.space, &l.spec, o, func(r follow.Record) error {
+			if all = append(all, r); r.Begin == nil {
+				return nil
+			}
+			for _, r := range []labtest.Request{
+				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 80)},
+				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 443)},
+			} {
+				if a := r.Send(t.Context()); len(a.Hops) == 0 {
+					t.Error(a)
+				}
+			}
+			if test.fails != "" {
+				return os.WriteFile(broken, nil, 0o600)
+			}
+			return nil
+		})
+		if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+			t.Errorf("%s: %v", name, err)
+		}
+		end := all[len(all)-1].End
+		if end == nil {
+			t.Errorf("%s: no result: %+v", name, all)
+			continue
+		}
+		got := *end
+		got.Counted = 0 // by several rules each
+		want := follow.End{Reason: "the time is over", Packets: 2, Wanted: 1, ByLegacy: 1}
+		if test.fails == "" {
+			want.CountedWanted, want.CountedPast = 1, 1
+		}
+		if diff := cmp.Diff(want, got); diff != "" || (end.Counted == 0) != (test.fails != "") {
+			t.Errorf("%s: %d (-want +got):\n%s", name, end.Counted, diff)
+		}
+	}
+}
+
+// TestSettings_PacketsOfEveryPod: a setting is no reason for what the mesh would not take without it.
+func TestSettings_PacketsOfEveryPod(t *testing.T) {
+	t.Parallel()
+	for _, backend := range backends() {
+		t.Run(backend, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, backend, redirect.Redirect)
+			for _, test := range []struct {
+				dns    redirect.DNSCapture
+				via    labtest.Protocol
+				to     netip.AddrPort
+				wanted inspect.Wanted
+				text   string
+			}{
+				{redirect.DNSOff, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), inspect.AsWanted, "as in every pod: the mesh captures TCP, and of UDP only DNS"},
+				{redirect.DNSAll, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), inspect.Past, "excludeOutboundPorts=53"},
+				{redirect.DNSOff, labtest.TCP, labtest.Loopback.Port(ruleset.IPv4, 443), inspect.AsWanted, "as in every pod: the app calls its own pod"},
+			} {
+				l.spec.DNS, l.spec.OutboundPortsExclude = test.dns, ruleset.PortList(53, 443)
+				if _, err := l.space.Apply(t.Context(), l.spec, redirection.Reconcile); err != nil {
+					t.Fatal(err)
+				}
+				all := l.trace(nftrace.Filter{}, func() { labtest.Request{From: l.App(), Via: test.via, To: test.to}.Send(t.Context()) })
+				end := *all[len(all)-1].End
+				var got follow.Packet
+				for _, r := range all {
+					if r.Packet != nil {
+						got = *r.Packet
+					}
+				}
+				name := fmt.Sprintf("%s to %s", test.via, test.to)
+				if past := end.Past > 0 || end.CountedPast > 0; end.Packets != 1 || past != (test.wanted == inspect.Past) && (backend != legacy || test.via == labtest.UDP) {
+					t.Errorf("%s: %+v", name, end)
+				}
+				if backend != legacy && (got.Wanted != test.wanted || !strings.Contains(got.Sentence, test.text)) {
+					t.Errorf("%s: %s, %s", name, got.Wanted, got.Sentence)
+				}
+			}
+		})
 	}
 }

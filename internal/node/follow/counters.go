@@ -1,8 +1,6 @@
 package follow
 
 import (
-	"context"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
@@ -19,12 +17,8 @@ type place struct {
 // maxCounts bounds the rules that are shown of one reading.
 const maxCounts = 100
 
-// count reads the counters of legacy tables and, if compare is set, shows the rules that packets matched since the last reading.
-func (f *follower) count(ctx context.Context, compare bool) error {
-	all, err := f.space.LegacyCounts(ctx)
-	if err != nil {
-		return err
-	}
+// count keeps the counters of legacy tables and, if compare is set, shows the rules that packets matched since the last reading.
+func (f *follower) count(all []redirection.Count, compare bool) error {
 	before := f.counts
 	f.counts = map[place]redirection.Count{}
 	reason, shown := f.rules.Reasons(), 0

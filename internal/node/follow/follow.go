@@ -20,7 +20,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Record is one line of a trace: one of its fields is set. The first has Begin, and the last End or, if the trace failed, Error.
+// Record is one line of a trace: one of its fields is set. The first has Begin, the last End. If the trace failed, the last has Error:
+// behind an End what came before the failure is whole.
 type Record struct {
 	Begin  *Begin  `json:"begin,omitempty"`
 	Packet *Packet `json:"packet,omitempty"`
@@ -64,14 +65,18 @@ type Count struct {
 type End struct {
 	// Reason is why the trace ended.
 	Reason string `json:"reason"`
-	// Packets were seen. Of them, and of the rules that counted packets, Wanted let them go as the mesh wants it, Past let them
-	// past the mesh, and Unknown are those that it is not known of.
-	Packets int `json:"packets"`
-	// Counted are the packets that rules of legacy tables counted.
-	Counted uint64 `json:"counted,omitempty"`
-	Wanted  int    `json:"wanted"`
-	Past    int    `json:"past"`
-	Unknown int    `json:"unknown"`
+	// Packets were seen. Of them, Wanted went as the mesh wants it, Past went past the mesh, ByLegacy are those of which only rules of
+	// legacy tables know it, and Unknown the rest.
+	Packets  int `json:"packets"`
+	Wanted   int `json:"wanted"`
+	Past     int `json:"past"`
+	ByLegacy int `json:"byLegacy,omitempty"`
+	Unknown  int `json:"unknown"`
+	// Counted are the packets that rules of legacy tables counted: a packet counts with each rule that it matched. CountedWanted and
+	// CountedPast are those of the rules that decide.
+	Counted       uint64 `json:"counted,omitempty"`
+	CountedWanted uint64 `json:"countedWanted,omitempty"`
+	CountedPast   uint64 `json:"countedPast,omitempty"`
 	// Lost counts the times that the kernel dropped events.
 	Lost int    `json:"lost"`
 	Hint string `json:"hint,omitempty"`
@@ -145,19 +150,17 @@ func run(
 		note = "the kernel does not trace the rules of legacy tables; the counters of these are read as well"
 	}
 	if note != "" {
-		if err := f.count(ctx, false); err != nil {
+		all, err := space.LegacyCounts(ctx)
+		if err != nil {
 			return errors.Join(err, closed(tracer))
 		}
+		_ = f.count(all, false) // which shows none
 	}
 	begin := Begin{Subject: o.Subject, Packets: words(o.Filter), Until: o.Now().Add(o.For), Note: note}
 	if err := each(Record{Begin: &begin}); err != nil {
 		return errors.Join(err, closed(tracer))
 	}
-	if err := f.follow(ctx, tracer); err != nil {
-		return err
-	}
-	f.end.Hint = f.hint()
-	return each(Record{End: &f.end})
+	return f.follow(ctx, tracer)
 }
 
 func closed(t *nftrace.Tracer) error {
@@ -207,7 +210,7 @@ const (
 // errEnough ends a trace of very many packets.
 var errEnough = fmt.Errorf("%d packets were seen", MaxPackets)
 
-// follow handles events until the trace ends. It closes the tracer, which may be nil.
+// follow handles events until the trace ends, and shows the result. It closes the tracer, which may be nil.
 func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
 	ctx, cancel := context.WithTimeout(ctx, f.For)
 	defer cancel()
@@ -248,7 +251,11 @@ func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
 	case !errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		f.end.Reason = context.Cause(ctx).Error()
 	}
-	return errors.Join(f.last(ctx), traceErr)
+	failed := errors.Join(f.last(ctx), traceErr)
+	if failed == nil {
+		f.end.Hint = f.hint()
+	}
+	return errors.Join(failed, f.each(Record{End: &f.end}))
 }
 
 // emit counts a record and passes it on.
@@ -257,7 +264,7 @@ func (f *follower) emit(r Record) error {
 	return f.each(r)
 }
 
-// last reads the counters once more.
+// last reads the counters once more, whatever ended the trace.
 func (f *follower) last(ctx context.Context) error {
 	if f.counts == nil {
 		return nil
@@ -265,7 +272,11 @@ func (f *follower) last(ctx context.Context) error {
 	const limit = 5 * time.Second
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	return f.count(ctx, true)
+	all, err := f.space.LegacyCounts(ctx)
+	if err != nil {
+		return err
+	}
+	return f.count(all, true)
 }
 
 // loop handles what comes until ctx ends.
@@ -288,7 +299,9 @@ func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <
 			f.ticks++
 			err = f.flush(quiet)
 			if err == nil && f.counts != nil && f.ticks%countEach == 0 {
-				err = f.count(ctx, true)
+				if all, failed := f.space.LegacyCounts(ctx); failed == nil { // the last reading has what this one does not
+					err = f.count(all, true)
+				}
 			}
 		}
 		if err != nil {
@@ -299,21 +312,27 @@ func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <
 
 // Add counts a record.
 func (e *End) Add(r Record) {
-	var w inspect.Wanted
 	switch {
 	case r.Packet != nil:
 		e.Packets++
-		w = r.Packet.Wanted
+		switch r.Packet.Wanted {
+		case inspect.AsWanted:
+			e.Wanted++
+		case inspect.Past:
+			e.Past++
+		case inspect.Unknown:
+			e.Unknown++
+		default:
+			e.ByLegacy++
+		}
 	case r.Count != nil:
 		e.Counted += r.Count.Packets
-		w = r.Count.Wanted
-	}
-	switch w {
-	case inspect.AsWanted:
-		e.Wanted++
-	case inspect.Past:
-		e.Past++
-	case inspect.Unknown:
-		e.Unknown++
+		switch r.Count.Wanted {
+		case inspect.AsWanted:
+			e.CountedWanted += r.Count.Packets
+		case inspect.Past:
+			e.CountedPast += r.Count.Packets
+		case inspect.Unknown: // of no rule
+		}
 	}
 }

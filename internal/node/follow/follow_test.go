@@ -164,6 +164,10 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 		l.Errorf("%s: %d packets: %+v", s.name, seen, all)
 	}
 	got := *all[i].Packet
+	if i := slices.IndexFunc(got.Hops, func(h inspect.Hop) bool { return strings.Contains(h.Why, "TCP is captured") }); i >= 0 && s.Via == labtest.UDP &&
+		got.Hops[i].Why != "only TCP is captured here" {
+		l.Errorf("%s: %+v", s.name, got.Hops[i])
+	}
 	unseen := legacy && s.verdict == walk.HandedOver
 	if got.Deaf {
 		l.Errorf("%s: %s", s.name, got.Sentence)

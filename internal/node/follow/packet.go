@@ -91,9 +91,11 @@ func (f *follower) event(ctx context.Context, e nftrace.Event) error {
 	return nil
 }
 
+// loopback is the index of lo, in every namespace.
+const loopback = 1
+
 // own handles an event of the trace's own table: the packet begins, arrives again by lo, or ends.
 func (f *follower) own(i int, e nftrace.Event) error {
-	const lo = 1 // the index of lo
 	begins := e.Chain == "output" || e.Chain == "prerouting"
 	switch {
 	case begins && e.Handle != 0:
@@ -103,9 +105,9 @@ func (f *follower) own(i int, e nftrace.Event) error {
 			}
 		}
 		return f.begin(e)
-	case begins && e.Packet.In == lo:
+	case begins && e.Packet.In == loopback:
 		i = slices.IndexFunc(f.open, func(p *packet) bool {
-			return p.at == "postrouting" && p.last.Out == lo && p.last.Protocol == e.Packet.Protocol && p.last.Source == e.Packet.Source
+			return p.at == "postrouting" && p.last.Out == loopback && p.last.Protocol == e.Packet.Protocol && p.last.Source == e.Packet.Source
 		})
 		if i >= 0 {
 			f.open[i].id = e.ID
@@ -167,15 +169,14 @@ func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 		}
 	}
 	if !known {
-		rule := fmt.Sprintf("rule with handle %d, which is not read", e.Handle)
-		hop = walk.Hop{Table: e.Table, Chain: e.Chain, Rule: rule, Answer: walk.Yes}
+		hop = walk.Hop{Table: e.Table, Chain: e.Chain, Rule: fmt.Sprintf("rule with handle %d", e.Handle), Answer: walk.Yes}
 	}
 	return hop
 }
 
 // meet adds a rule that the packet matched, and what that means for it.
 func (p *packet) meet(h walk.Hop, e nftrace.Event) {
-	h.Hook = p.hook.Name
+	h.Hook, h.Why = p.hook.Name, redirect.Reason(h.Why, p.first.Protocol)
 	if len(p.hops) < maxHops {
 		p.hops = append(p.hops, h)
 	} else {
@@ -292,11 +293,7 @@ func (f *follower) show(i int) error {
 func (f *follower) explain(p *packet) {
 	r := p.result()
 	cause := f.cause(p, r)
-	as := walk.Packet{Outgoing: p.Outgoing, Protocol: p.first.Protocol, Dst: p.first.Destination}
-	if f.dns(p) || f.rules.Legacy { // that the mesh leaves UDP alone explains nothing
-		as.Protocol = ruleset.TCP
-	}
-	r = f.rules.Explained(r, as, cause)
+	r = f.rules.Explained(r, p.walked(), cause)
 	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(p, r)}
 	if f.toProxy(r.To.Port()) {
 		to := r.To
@@ -313,13 +310,24 @@ func (f *follower) explain(p *packet) {
 	}
 }
 
-// cause says why no rule is known that decided.
+// walked is the packet as it began, as far as the kernel tells.
+func (p *packet) walked() walk.Packet {
+	as := walk.Packet{Outgoing: p.Outgoing, Protocol: p.first.Protocol, Src: p.first.Source, Dst: p.first.Destination}
+	if p.first.Out == loopback {
+		as.Out = "lo"
+	}
+	return as
+}
+
+// cause says why no rule is known that decided; "" is for a packet that the mesh leaves alone.
 func (f *follower) cause(p *packet, r walk.Result) string {
 	switch {
 	case r.Verdict == walk.CannotTell:
 		return "it did not come further than " + p.at + ", and no rule that is read dropped it: see routes, rp_filter and other tables"
 	case r.Verdict == walk.Passed && f.rules.Legacy:
 		return "no rule of nf_tables takes it"
+	case r.Verdict == walk.Passed && p.first.Protocol != ruleset.TCP && !f.rules.Wanted.Takes(p.walked()):
+		return ""
 	case r.Verdict == walk.Passed:
 		return "no rule takes it"
 	case f.rules.Legacy:
@@ -372,8 +380,6 @@ func (f *follower) wanted(p *packet, r walk.Result) inspect.Wanted {
 		return inspect.Past
 	case r.Verdict == walk.Passed && r.Decided == nil && f.rules.Legacy:
 		return ""
-	case r.Verdict == walk.Passed && r.Decided == nil && f.dns(p):
-		return inspect.Past
 	}
 	return inspect.Judge(r)
 }
@@ -385,12 +391,6 @@ func (f *follower) toProxy(port uint16) bool {
 		spec = *f.spec
 	}
 	return slices.Contains([]uint16{spec.OutboundPort, spec.InboundPort, redirect.DNSPort}, port)
-}
-
-// dns reports whether the mesh wants a packet as a query of DNS.
-func (f *follower) dns(p *packet) bool {
-	const port = 53
-	return p.Outgoing && p.first.Destination.Port() == port && f.spec != nil && f.spec.DNS != redirect.DNSOff
 }
 
 // address prints a network, or the address that it consists of.

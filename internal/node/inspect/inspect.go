@@ -8,6 +8,7 @@ package inspect
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/netip"
 	"slices"
@@ -26,10 +27,21 @@ import (
 
 // Detail is the redirection of a namespace.
 type Detail struct {
-	Chains    []walk.Chain `json:"chains"`
-	Unread    []string     `json:"unread,omitempty"`
-	Listeners []Listener   `json:"listeners"`
-	Ports     Ports        `json:"ports"`
+	Chains    List[walk.Chain] `json:"chains"`
+	Unread    []string         `json:"unread,omitempty"`
+	Listeners List[Listener]   `json:"listeners"`
+	Ports     Ports            `json:"ports"`
+}
+
+// List is an array in JSON, also if it is nil.
+type List[T any] []T
+
+// MarshalJSON implements json.Marshaler.
+func (l List[T]) MarshalJSON() ([]byte, error) {
+	if l == nil {
+		l = List[T]{}
+	}
+	return json.Marshal([]T(l))
 }
 
 // Explanation is a pod from injection to kernel.

@@ -78,16 +78,16 @@ const maxHops = 2000
 // Answer is what becomes of a packet.
 type Answer struct {
 	Verdict string `json:"verdict"`
-	// Packet describes the packet.
-	Packet string `json:"packet"`
+	// Packet describes the packet that was asked for; a traced one has its own fields.
+	Packet string `json:"packet,omitempty"`
 	// Sentence is one sentence about it, Wanted whether that is as the mesh wants it.
 	Sentence string   `json:"sentence"`
 	Wanted   Wanted   `json:"wanted"`
 	Settings []string `json:"settings,omitempty"`
 	// To is where it is redirected to, Deaf that nothing listens there.
-	To   string `json:"to,omitempty"`
-	Deaf bool   `json:"deaf,omitempty"`
-	Hops []Hop  `json:"hops"`
+	To   string    `json:"to,omitempty"`
+	Deaf bool      `json:"deaf,omitempty"`
+	Hops List[Hop] `json:"hops"`
 	// Omitted counts rules that do not match and are left out; Cut those that are left out in the middle of very many Hops.
 	Omitted int `json:"omitted,omitempty"`
 	Cut     int `json:"cut,omitempty"`

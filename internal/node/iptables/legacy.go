@@ -2,10 +2,10 @@ package iptables
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"math/bits"
 	"os"
@@ -90,29 +90,33 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 	return false, nil
 }
 
-// LegacyDigest returns a digest of the rules of all legacy tables of the family in the current namespace, without their counters;
-// 0 without tables. It runs no tool.
-func LegacyDigest(f ruleset.Family) (uint64, error) {
-	digest := fnv.New64a()
+// Digest stands for rules: those of two equal ones are equal, whoever wrote them. It is zero without tables.
+type Digest [sha256.Size]byte
+
+// LegacyDigest returns the digest of the rules of all legacy tables of the family in the current namespace, without their counters.
+// It runs no tool.
+func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
+	digest := sha256.New()
 	tables, err := legacyTables(f)
 	if err != nil || len(tables) == 0 {
-		return 0, err
+		return sum, err
 	}
 	l, err := openLegacy(f)
 	if err != nil {
-		return 0, err
+		return sum, err
 	}
 	defer l.close()
 	sizes, err := l.sizes(tables)
 	for _, table := range slices.Sorted(maps.Keys(sizes)) {
 		var entries []byte
 		if entries, err = l.entries(table, sizes[table]); err != nil {
-			return 0, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
+			return sum, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
 		}
 		clearCounters(f, entries[getEntriesHead:])
 		_, _ = digest.Write(entries)
 	}
-	return digest.Sum64(), err
+	digest.Sum(sum[:0])
+	return sum, err
 }
 
 // clearCounters sets the counters of entries to zero: struct ipt_entry (linux/netfilter_ipv4/ip_tables.h) and ip6t_entry

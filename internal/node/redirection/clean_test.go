@@ -196,3 +196,19 @@ func TestCleanRemovesWhatOldVersionsInstalled(t *testing.T) {
 		}
 	})
 }
+
+// TestClean_TablesOfOtherNames: names like those of the mesh in another table are no reason to remove it.
+func TestClean_TablesOfOtherNames(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native} {
+		p := dualPod(t)
+		p.feed(t, "table inet istio-cni-trace-1 {\nchain istio-output { }\nchain ISTIO_OUTPUT { }\nchain output { type nat hook output priority -150; tcp dport 80 redirect to :9090; jump istio-output; jump ISTIO_OUTPUT; }\n}\n",
+			"nft", "-f", "-")
+		before := p.feed(t, "", "nft", "list", "table", "inet", "istio-cni-trace-1")
+		n := p.namespace(byNetlink)
+		n.Backend = backend
+		mustApply(t, n, redirect.Default())
+		mustClean(t, n)
+		equal(t, "another table was changed", before, p.feed(t, "", "nft", "list", "table", "inet", "istio-cni-trace-1"))
+	}
+}

@@ -181,7 +181,7 @@ func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 type Version struct {
 	Namespace  netns.Inode
 	Generation uint32
-	Legacy     [2]uint64
+	Legacy     [2]iptables.Digest
 }
 
 // Version returns the version of the rules in the namespace. It reads no rule.

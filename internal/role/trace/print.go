@@ -112,7 +112,14 @@ func hop(h inspect.Hop) string {
 
 func end(e follow.End) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%d packets: %d as the mesh wants it, %d past the mesh, %d unknown; ended because %s\n", e.Packets, e.Wanted, e.Past, e.Unknown, e.Reason)
+	fmt.Fprintf(&b, "\n%d packets: %d as the mesh wants it, %d past the mesh, %d unknown", e.Packets, e.Wanted, e.Past, e.Unknown)
+	if e.ByLegacy > 0 {
+		fmt.Fprintf(&b, ", %d by rules of legacy tables", e.ByLegacy)
+	}
+	fmt.Fprintf(&b, "; ended because %s\n", e.Reason)
+	if e.Counted > 0 {
+		fmt.Fprintf(&b, "rules of legacy tables counted %d packets as the mesh wants it, %d past the mesh\n", e.CountedWanted, e.CountedPast)
+	}
 	if e.Lost > 0 {
 		fmt.Fprintf(&b, "the kernel dropped messages %d times: packets or rules are missing above\n", e.Lost)
 	}

@@ -99,7 +99,7 @@ func Run(c applet.Call) int {
 		searchPath, _ := c.Getenv("PATH")
 		err = cfg.local(ctx, searchPath, follow.Options{Filter: filter, For: duration, Now: clock}, p)
 	}
-	if err != nil && p.begun && errors.Is(ctx.Err(), context.Canceled) { // Ctrl-C
+	if err != nil && p.begun && !p.ended && errors.Is(ctx.Err(), context.Canceled) { // Ctrl-C
 		err = p.interrupted()
 	}
 	if err != nil {
@@ -157,9 +157,9 @@ func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 // code is the exit code of a trace.
 func code(e follow.End) int {
 	switch {
-	case e.Past > 0:
+	case e.Past > 0 || e.CountedPast > 0:
 		return exitPast
-	case e.Unknown > 0 || e.Wanted == 0:
+	case e.Unknown > 0 || e.Wanted == 0 && e.CountedWanted == 0:
 		return exitUnknown
 	}
 	return applet.ExitOK

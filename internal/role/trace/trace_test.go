@@ -125,6 +125,9 @@ func TestBadInput(t *testing.T) {
 // TestAnAgent that answers in each way, also with what a pod can write.
 func TestAnAgent(t *testing.T) {
 	t.Parallel()
+	const legacy = `{"end":{"reason":"the time is over","packets":2,"wanted":1,"byLegacy":1,"counted":7,"countedWanted":2,"countedPast":1}}`
+	const legacyText = "\n2 packets: 1 as the mesh wants it, 0 past the mesh, 0 unknown, 1 by rules of legacy tables; ended because the time is over\n" +
+		"rules of legacy tables counted 2 packets as the mesh wants it, 1 past the mesh\n"
 	const begin, end = `{"begin":{"subject":"pod a/b","until":"2026-01-01T00:00:00Z"}}`, `{"end":{"packets":1,"wanted":1,"lost":2}}`
 	for name, test := range map[string]struct {
 		status     int
@@ -132,12 +135,14 @@ func TestAnAgent(t *testing.T) {
 		code       int
 		text, errs string
 	}{
-		"whole":    {200, begin + "\n" + end + "\n", 0, "the kernel dropped messages 2 times", ""},
-		"hostile":  {200, `{"packet":{"sentence":"a\u001b[2Jb\u0007","wanted":"past-the-mesh","hops":[{"rule":"\u001b]0;x"}]}}` + "\n" + end + "\n", 0, `b`, ""},
-		"cut":      {200, begin + "\n", 1, "", "the node agent ended the trace before its time"},
-		"an error": {200, begin + "\n" + `{"error":"no route"}` + "\n", 1, "", "no route"},
-		"no JSON":  {200, "x\n", 1, "", "invalid character"},
-		"unknown":  {404, "no such pod on this node", 1, "", "see kubectl get pod -o wide for its node"},
+		"whole":            {200, begin + "\n" + end + "\n", 0, "the kernel dropped messages 2 times", ""},
+		"hostile":          {200, `{"packet":{"sentence":"a\u001b[2Jb\u0007","wanted":"past-the-mesh","hops":[{"rule":"\u001b]0;x"}]}}` + "\n" + end + "\n", 0, `b`, ""},
+		"legacy tables":    {200, begin + "\n" + legacy + "\n", 3, legacyText, ""},
+		"a failed reading": {200, begin + "\n" + legacy + "\n" + `{"error":"reading the counters"}` + "\n", 1, legacyText, ": reading the counters"},
+		"cut":              {200, begin + "\n", 1, "", "the node agent ended the trace before its time"},
+		"an error":         {200, begin + "\n" + `{"error":"no route"}` + "\n", 1, "", "no route"},
+		"no JSON":          {200, "x\n", 1, "", "invalid character"},
+		"unknown":          {404, "no such pod on this node", 1, "", "see kubectl get pod -o wide for its node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -147,6 +147,22 @@ func TestANamespaceIsJudgedByItsRulesAlone(t *testing.T) {
 	}
 }
 
+// TestJSON_EmptyArrays: a script can iterate over what is not there.
+func TestJSON_EmptyArrays(t *testing.T) {
+	t.Parallel()
+	f := labtest.New(t, ruleset.IPv4)
+	code, out, errs := explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String(), "-o", "json")
+	if code != 3 || strings.Contains(out, "null") {
+		t.Errorf("exit %d:\n%s%s", code, out, errs)
+	}
+	text, err := json.Marshal(inspect.Explanation{})
+	for _, want := range []string{`"chains":[]`, `"listeners":[]`} {
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("no %s in %s (%v)", want, text, err)
+		}
+	}
+}
+
 // TestOutputIsBounded: chains that lead to each other several times make a packet match any number of rules.
 func TestOutputIsBounded(t *testing.T) {
 	t.Parallel()

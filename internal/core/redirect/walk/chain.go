@@ -1,6 +1,9 @@
 package walk
 
-import "github.com/meshcni/istio-cni/internal/core/ruleset"
+import (
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+)
 
 // onward is how a packet goes on after a rule: with the next rule, in the calling chain, behind the base chain, or not.
 type onward uint8
@@ -39,7 +42,7 @@ func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	r := c.Rules[i]
 	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
 	h := Hop{
-		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, Number: i + 1, Rule: r.String(), Target: r.Target, Why: want.Why, wanted: wanted,
+		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, Number: i + 1, Rule: r.String(), Target: r.Target, Why: redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted: wanted,
 	}
 	hop, matching, rest := w.judge(r.Matches, h, p[next])
 	p[next] = rest

@@ -159,15 +159,11 @@ func (w Wanted) course(f ruleset.Family) *course {
 // settings returns those without which the wanted rules would redirect the packet: a least set of them. decided is the wanted
 // rule that lets it pass.
 func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
-	standard := redirect.Default()
 	redirects := func(w Wanted) bool {
 		v := w.walk(p).Verdict
 		return v == Redirected || v == HandedOver
 	}
-	without := w
-	for _, s := range settings() {
-		s.reset(&without, &standard)
-	}
+	without := w.plain()
 	if !redirects(without) {
 		return nil
 	}
@@ -185,6 +181,41 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 		}
 	}
 	return names
+}
+
+// plain is the configuration without settings.
+func (w Wanted) plain() Wanted {
+	standard := redirect.Default()
+	for _, s := range settings() {
+		s.reset(&w, &standard)
+	}
+	return w
+}
+
+// stranger is a packet whose process is not known, for one that is not the proxy's.
+func (w Wanted) stranger(p Packet) Packet {
+	for slices.Contains(w.Spec.UIDs, p.UID) {
+		p.UID++
+	}
+	for slices.Contains(w.Spec.GIDs, p.GID) {
+		p.GID++
+	}
+	return p.completed("")
+}
+
+// Takes reports whether the wanted rules redirect a packet of a process that is not known, or would without settings.
+func (w *Wanted) Takes(p Packet) bool {
+	return w != nil && w.plain().walk(w.stranger(p)).Verdict != Passed
+}
+
+// always is the wanted rule that lets a packet pass in every pod, where d does in this one.
+func (w Wanted) always(p Packet, d *Hop) *Hop {
+	if without := w.plain(); d != nil {
+		if _, still := without.rules()[place{d.Table, d.Chain, d.Rule}]; !still {
+			return without.walk(p).Decided
+		}
+	}
+	return d
 }
 
 // restore gives a setting the value of another configuration.
@@ -241,26 +272,30 @@ func (n Namespace) Reasons() func(table, chain, rule string) string {
 }
 
 // Explained completes a result that another than Walk found: of the packet, the verdict with its address, the hops and the rule that
-// decided. cause stands in for a rule where none is known. A wanted rule decides as the wanted rules do; what these would do with
-// any other packet is not known, as such a packet has no process.
+// decided. cause stands in for a rule where none is known; "" says that the mesh leaves such packets alone. A wanted rule decides as the
+// wanted rules do; what these would do with any other packet is not known, as such a packet has no process.
 func (n Namespace) Explained(r Result, p Packet, cause string) Result {
 	var want outcome
 	switch d := r.Decided; {
 	case d != nil && d.Why != "":
-		want.Verdict, want.To = r.Verdict, r.To
-		if r.Verdict == Passed {
-			r.Settings = n.Wanted.settingsOf(*d)
+		want.Verdict, want.To, want.Decided = r.Verdict, r.To, d
+		if r.Verdict == Passed && n.Wanted != nil {
+			r.Settings, want.Decided = n.Wanted.settingsOf(p, d)
 		}
-	case d == nil && r.Verdict == Passed && p.Protocol != ruleset.TCP:
+	case d == nil && r.Verdict == Passed && cause == "":
 		want.Verdict = Passed
 	}
 	return r.completed(cause, want, p)
 }
 
-// settingsOf returns those without which a wanted rule would not be there.
-func (w *Wanted) settingsOf(h Hop) (names []Setting) {
-	if w == nil {
-		return nil
+// settingsOf returns those without which a wanted rule that lets a packet pass would not be there; if it would pass all the same, none,
+// and the rule that lets it pass then. A packet without a destination is any that the rule matches.
+func (w *Wanted) settingsOf(p Packet, h *Hop) (names []Setting, decided *Hop) {
+	switch {
+	case p.Dst.IsValid() && !w.Takes(p):
+		return nil, w.always(w.stranger(p), h)
+	case !p.Dst.IsValid() && w.neverTaken(ruleset.Read(h.Rule)):
+		return nil, h
 	}
 	standard := redirect.Default()
 	for _, s := range settings() {
@@ -270,7 +305,19 @@ func (w *Wanted) settingsOf(h Hop) (names []Setting) {
 			names = append(names, Setting{s.name, sidecar.KeysOf(w.Spec)(s.field), s.value(w, h.Rule)})
 		}
 	}
-	return names
+	return names, h
+}
+
+// neverTaken reports whether a rule matches only UDP that is no DNS to capture.
+func (w *Wanted) neverTaken(r ruleset.Rule) bool {
+	if !slices.Contains(r.Matches, ruleset.Match(ruleset.Protocol{Number: ruleset.UDP})) {
+		return false
+	}
+	dns := question{Packet: Packet{Protocol: ruleset.UDP, Dst: netip.AddrPortFrom(netip.Addr{}, dnsPort)}}
+	return w.Spec.DNS == redirect.DNSOff || slices.ContainsFunc(r.Matches, func(m ruleset.Match) bool {
+		p, is := m.(ruleset.Port)
+		return is && !p.Source && dns.match(p) == No
+	})
 }
 
 // explained completes a Result.
@@ -281,6 +328,9 @@ func (n Namespace) explained(o outcome, p Packet) Result {
 		want = n.Wanted.walk(p.asWanted(n.Loopback))
 		if want.Verdict == Passed && r.Verdict == Passed {
 			r.Settings = n.Wanted.settings(p, want.Decided)
+			if len(r.Settings) == 0 {
+				want.Decided = n.Wanted.always(p, want.Decided)
+			}
 		}
 	}
 	return r.completed(o.limit, want, p)
@@ -325,14 +375,16 @@ func (r Result) cause(limit string, want outcome, p Packet) string {
 		return ", because no rule of the mesh is there"
 	case len(r.Settings) > 0:
 		return ", because " + because(r.Settings)
-	case r.Verdict == want.Verdict && r.To == want.To && d != nil:
-		return map[bool]string{true: ", as in every pod: ", false: ": "}[r.Verdict == Passed] + d.Why
-	case r.Verdict == want.Verdict && r.To == want.To && p.Protocol != ruleset.TCP:
+	case r.Verdict != want.Verdict || r.To != want.To:
+		return r.deviation(want)
+	case r.Verdict != Passed && d != nil:
+		return ": " + d.Why
+	case want.Decided != nil:
+		return ", as in every pod: " + want.Decided.Why
+	case p.Protocol != ruleset.TCP:
 		return ", as in every pod: the mesh captures TCP, and of UDP only DNS where DNS capture is on"
-	case r.Verdict == want.Verdict && r.To == want.To:
-		return ", as in every pod: no rule takes it"
 	}
-	return r.deviation(want)
+	return ", as in every pod: no rule takes it"
 }
 
 func because(all []Setting) string {
@@ -370,11 +422,11 @@ func (r Result) deviation(want outcome) string {
 	return text + "rules differ"
 }
 
-// named names the rule of a hop.
+// named names the rule of a hop, or the policy of a chain.
 func (h Hop) named() string {
 	rule := printable.Quote(h.Rule, maxText)
 	if h.Number == 0 {
-		return fmt.Sprintf("the policy of %s %s", h.table(), printable.Text(h.Chain, maxText))
+		return fmt.Sprintf("%s of chain %s of table %s", printable.Text(h.Rule, maxText), printable.Text(h.Chain, maxText), strings.TrimPrefix(h.table(), "table "))
 	}
 	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.table(), printable.Text(h.Chain, maxText), rule)
 }

@@ -219,6 +219,8 @@ func reasonCases() []struct {
 		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(to("10.0.0.7:53")), "is redirected to port 15053: DNS goes to the sidecar agent"},
 		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53")), "is redirected to port 15053: DNS goes to the sidecar agent"},
 		{func(s *redirect.Spec) { s.DNS, s.OutboundPortsExclude = redirect.DNSAll, ruleset.PortList(53) }, out(ofUDP, to("10.0.0.7:53")), past + "excludeOutboundPorts=53" + annotation + "excludeOutboundPorts)"},
+		{func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(53) }, out(ofUDP, to("10.0.0.7:53")), udp},
+		{func(s *redirect.Spec) { s.DNS = redirect.DNSAll }, out(ofUDP, to("10.0.0.7:53"), user(1337, 5)), always + "the proxy itself is never captured: no loops"},
 		{func(*redirect.Spec) {}, in(), "is redirected to port 15006: every other inbound port is captured"},
 		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(80)} }, in(), "is redirected to port 15006: this inbound port is captured"},
 		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(81, 82, 83, 84)} }, in(), pastIn + "includeInboundPorts=81,82,83,… (1 more)" + annotation + "includeInboundPorts)"},

@@ -78,6 +78,9 @@ func (d *decoder) tproxied() bool {
 	return true
 }
 
+// Trace is the target of a rule that marks packets for a trace.
+var Trace = ruleset.Neutral{Text: "meta nftrace set 1"} //nolint:gochecknoglobals // a constant
+
 // store reads what is set by a constant or by another mark.
 func (d *decoder) store(name string, key uint32, l load) {
 	d.nft = true
@@ -90,7 +93,11 @@ func (d *decoder) store(name string, key uint32, l load) {
 	case name == "ct" && (key == unix.NFT_CT_LABELS || key == unix.NFT_CT_SECMARK || key == unix.NFT_CT_EVENTMASK):
 		d.target(ruleset.Neutral{Text: "ct set"})
 	case name == "meta" && (key == unix.NFT_META_NFTRACE || key == unix.NFT_META_PRIORITY || key == unix.NFT_META_SECMARK):
-		d.target(ruleset.Neutral{Text: map[uint32]string{unix.NFT_META_NFTRACE: "meta nftrace set 1", unix.NFT_META_PRIORITY: "meta priority set"}[key]})
+		t := ruleset.Neutral{Text: "meta priority set"}
+		if key == unix.NFT_META_NFTRACE {
+			t = Trace
+		}
+		d.target(t)
 	default:
 		d.target(d.other(name + " set"))
 	}

@@ -1,21 +1,20 @@
 // Package nftrace follows packets through the nf_tables of a network namespace, by the kernel's packet trace (nftrace).
 //
 // It promises that the table which marks packets is removed when the tracer is closed or its process ends (owner flag, Linux
-// 5.12; before that by name at the end, and at the next start of a trace), that its rules have no verdict, and that at most a
-// fixed number of packets a second is traced. It never changes a table of others, and starts no process.
+// 5.12; before that at the end, and at the next start of a trace), that its rules have no verdict, and that at most a
+// fixed number of packets a second is traced. It never changes a table of others, whatever its name is, and starts no process.
 //
-// Start at Open; event.go has the kernel's messages.
+// Start at Open; event.go has the kernel's messages, stale.go the tables that were left behind.
 package nftrace
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -42,8 +41,11 @@ type Tracer struct {
 	marks, owned bool
 }
 
-// tableName is the table of a process, which has one trace at a time in a namespace.
-func tableName(pid int) string { return redirect.TraceTable + strconv.Itoa(pid) }
+// tableName is the table of a process, which has one trace at a time in a namespace. Nobody else can take the name first.
+func tableName(pid int) string {
+	const random = 8
+	return fmt.Sprintf("%s%d-%s", redirect.TraceTable, pid, rand.Text()[:random])
+}
 
 // ownerFlag is NFT_TABLE_F_OWNER, linux/netfilter/nf_tables.h.
 const ownerFlag = 2
@@ -58,27 +60,29 @@ const (
 const receiveBuffer = 4 << 20
 
 // Open begins a trace in the network namespace of the calling thread.
-func Open(f Filter) (*Tracer, error) {
+func Open(f Filter) (*Tracer, error) { return open(f, ownerFlag) }
+
+func open(f Filter, flags uint32) (*Tracer, error) {
 	conn, err := nfnetlink.Open()
 	if err != nil {
 		return nil, fmt.Errorf("starting a packet trace: %w", err)
 	}
 	t := &Tracer{conn: conn, table: tableName(os.Getpid())}
-	if err := t.begin(f); err != nil {
+	if err := t.begin(f, flags); err != nil {
 		return nil, errors.Join(fmt.Errorf("starting a packet trace: %w", err), t.Close())
 	}
 	return t, nil
 }
 
-func (t *Tracer) begin(f Filter) error {
-	if err := t.removeStale(); err != nil {
-		return err
+func (t *Tracer) begin(f Filter, flags uint32) error {
+	if t.owned = flags == ownerFlag; !t.owned {
+		if err := t.removeStale(); err != nil {
+			return err
+		}
 	}
-	t.owned = true
-	err := t.mark(f, ownerFlag)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // before Linux 5.12
-		t.owned = false
-		err = t.mark(f, 0)
+	err := t.mark(f, flags)
+	if t.owned && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)) { // before Linux 5.12
+		return t.begin(f, 0)
 	}
 	if err != nil {
 		return err
@@ -89,33 +93,6 @@ func (t *Tracer) begin(f Filter) error {
 	}
 	const traceGroup = 9 // NFNLGRP_NFTRACE, linux/netfilter/nfnetlink.h
 	return t.conn.Join(traceGroup)
-}
-
-// maxTables bounds the tables of a namespace among which stale ones are searched: the processes of a pod can make any number.
-const maxTables = 4096
-
-// removeStale removes the tables of processes that are gone, and one with the name of this process: an earlier process had its
-// number. A table with an owner has a live one.
-func (t *Tracer) removeStale() error {
-	if _, err := t.conn.Generation(); err != nil {
-		return err
-	}
-	t.conn.Budget = nfnetlink.Budget{Objects: maxTables, Bytes: maxTables << 10}
-	var stale []string
-	err := t.conn.Dump(context.Background(), unix.NFT_MSG_GETTABLE, unix.NFPROTO_INET, nil, func(m nfnetlink.Message) error {
-		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
-		name := m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()
-		number, found := strings.CutPrefix(name, redirect.TraceTable)
-		pid, err := strconv.Atoi(number)
-		if found && err == nil && flags&ownerFlag == 0 && (pid == os.Getpid() || errors.Is(unix.Kill(pid, 0), unix.ESRCH)) {
-			stale = append(stale, name)
-		}
-		return nil
-	})
-	if err != nil || len(stale) == 0 {
-		return err
-	}
-	return t.remove(stale...)
 }
 
 // Run calls each with every event until ctx ends. lost is called when the kernel dropped events.
@@ -171,6 +148,20 @@ func (t *Tracer) commit(fill func(*nfnetlink.Batch)) error {
 	return err
 }
 
+// base is a base chain of the table.
+type base struct {
+	name     string
+	hook     uint32
+	priority int32
+}
+
+func chains() []base {
+	return []base{
+		{"prerouting", unix.NF_INET_PRE_ROUTING, ahead}, {"output", unix.NF_INET_LOCAL_OUT, ahead},
+		{"input", unix.NF_INET_LOCAL_IN, behind}, {"postrouting", unix.NF_INET_POST_ROUTING, behind},
+	}
+}
+
 // mark creates the table: a chain ahead of all others in each hook at which packets begin, with a rule for each protocol, and a
 // chain without rules behind all others in each hook at which they end. An event of each says where the packet is.
 func (t *Tracer) mark(f Filter, flags uint32) error {
@@ -179,10 +170,9 @@ func (t *Tracer) mark(f Filter, flags uint32) error {
 			b.String(unix.NFTA_TABLE_NAME, t.table)
 			b.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 		})
-		t.chain(batch, "prerouting", unix.NF_INET_PRE_ROUTING, ahead)
-		t.chain(batch, "output", unix.NF_INET_LOCAL_OUT, ahead)
-		t.chain(batch, "input", unix.NF_INET_LOCAL_IN, behind)
-		t.chain(batch, "postrouting", unix.NF_INET_POST_ROUTING, behind)
+		for _, c := range chains() {
+			t.chain(batch, c.name, c.hook, c.priority)
+		}
 		for _, chain := range []string{"prerouting", "output"} {
 			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 				batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -119,22 +120,81 @@ func TestTheFilterSelects(t *testing.T) {
 	}
 }
 
-// TestStaleTablesAreRemoved: those of processes that are gone, of a kernel without owners of tables. Others stay.
-func TestStaleTablesAreRemoved(t *testing.T) {
-	t.Parallel()
-	path := netnstest.New(t)
-	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
-	const gone, alive, odd = "istio-cni-trace-4194999", "istio-cni-trace-1", "istio-cni-trace-x"
-	own := fmt.Sprintf("istio-cni-trace-%d", os.Getpid())
-	for _, name := range []string{gone, alive, odd, own} {
+// traceTable is the script of a table like a trace's but for a policy and the last rule.
+func traceTable(name, policy, last string) string {
+	script := "table inet " + name + " {\n"
+	for chain, priority := range map[string]int{"prerouting": -400, "output": -400, "input": 400, "postrouting": 400} {
+		script += fmt.Sprintf("chain %s { type filter hook %s priority %d; policy %s; }\n", chain, chain, priority, policy)
+	}
+	return script + "}\n" + strings.Repeat("add rule inet "+name+" output meta nftrace set 1\n", 3) + "add " + strings.ReplaceAll(last, "NAME", name) + "\n"
+}
+
+// foreignTables makes tables named as those of traces.
+func foreignTables(t *testing.T, path string) (names []string) {
+	t.Helper()
+	add := func(name, policy, last string) {
+		file := filepath.Join(t.TempDir(), "rules")
+		if err := os.WriteFile(file, []byte(traceTable(name, policy, last)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		netnstest.Run(t, path, "nft", "-f", file)
+		names = append(names, name)
+	}
+	const mark = "rule inet NAME output meta nftrace set 1"
+	for _, process := range []int{os.Getpid(), 4194999} { // this one, and one that is gone
+		name := fmt.Sprintf("istio-cni-trace-%d", process)
 		netnstest.Run(t, path, "nft", "add", "table", "inet", name)
+		names = append(names, name)
+		add(name+"-policy", "drop", mark)
+		for i, last := range []string{
+			"rule inet NAME output tcp dport 9999 drop", "rule inet NAME output meta nftrace set 1 drop", "rule inet NAME output meta mark set 1",
+			"rule inet NAME output tcp dport set 9998", "chain inet NAME other", "rule inet NAME input tcp dport 9999 meta nftrace set 1 counter",
+		} {
+			add(fmt.Sprintf("%s-%d", name, i), "accept", last)
+		}
 	}
-	if len(traced(t, path, nftrace.Filter{}, "tcp", "127.0.0.1:99")) == 0 {
-		t.Error("nothing is traced")
-	}
-	got := strings.Fields(strings.ReplaceAll(netnstest.Run(t, path, "nft", "list", "tables"), "table inet", ""))
-	if diff := cmp.Diff([]string{alive, odd}, got, cmpopts.SortSlices(strings.Compare)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	add("istio-cni-trace-x", "accept", mark)
+	add("istio-cni-trace-1", "accept", mark) // a process that runs
+	return names
+}
+
+// TestStale_OnlyOwnTables: what a trace left behind goes, of a kernel without owners of tables; others stay, whatever their name is.
+func TestStale_OnlyOwnTables(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(nftrace.Filter) (*nftrace.Tracer, error){"owned": nftrace.Open, "before Linux 5.12": nftrace.OpenUnowned} {
+		path := netnstest.New(t)
+		want := foreignTables(t, path)
+		err := netnstest.Open(t, path).Do(func() error {
+			filter := nftrace.Filter{Source: netip.MustParsePrefix("10.0.0.0/8"), Destination: netip.MustParsePrefix("10.1.0.0/12"), Port: 80}
+			left, err := nftrace.OpenUnowned(filter)
+			if err != nil {
+				return err
+			}
+			if err := left.Abandon(); err != nil {
+				return err
+			}
+			if tables := netnstest.Run(t, path, "nft", "list", "tables"); strings.Count(tables, "table") != len(want)+1 {
+				t.Errorf("%s: nothing was left behind:\n%s", name, tables)
+			}
+			tracer, err := nftrace.OpenUnowned(nftrace.Filter{})
+			if err == nil {
+				err = tracer.Close()
+			}
+			if err != nil {
+				return err
+			}
+			if tracer, err = open(nftrace.Filter{}); err == nil {
+				err = tracer.Close()
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		got := strings.Fields(strings.ReplaceAll(netnstest.Run(t, path, "nft", "list", "tables"), "table inet", ""))
+		if diff := cmp.Diff(want, got, cmpopts.SortSlices(strings.Compare)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
 

@@ -1,0 +1,108 @@
+package nftrace
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/decode"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+)
+
+// maxObjects bounds the tables, chains and rules of a namespace among which stale tables are searched: the processes of a pod can make
+// any number.
+const maxObjects = 4096
+
+// rulesOf is the number of rules in the table of a trace.
+const rulesOf = 4
+
+// removeStale removes the tables that traces of processes left behind which are gone, and of an earlier process with the number of
+// this one. A pod can give any table such a name: what is in it tells. A table with an owner goes with its process.
+func (t *Tracer) removeStale() error {
+	if _, err := t.conn.Generation(); err != nil {
+		return err
+	}
+	t.conn.Budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxObjects << 10}
+	var stale []string
+	err := t.dump(unix.NFT_MSG_GETTABLE, "", func(_ string, a nfnetlink.Attributes) {
+		if isStale(a) {
+			stale = append(stale, a.Get(unix.NFTA_TABLE_NAME).Text())
+		}
+	})
+	if err != nil || len(stale) == 0 {
+		return err
+	}
+	marks := map[string]int{} // chains and rules of a trace by table
+	err = t.dump(unix.NFT_MSG_GETCHAIN, "", func(table string, a nfnetlink.Attributes) {
+		if isMarkChain(a) {
+			marks[table]++
+		}
+	})
+	for _, name := range stale {
+		if err != nil {
+			return err
+		}
+		rules := 0
+		err = t.dump(unix.NFT_MSG_GETRULE, name, func(table string, a nfnetlink.Attributes) {
+			if table != name {
+				return
+			}
+			if rules++; isMark(a.Get(unix.NFTA_RULE_EXPRESSIONS).Value) {
+				marks[name]++
+			}
+		})
+		if rules != rulesOf {
+			marks[name] = 0
+		}
+	}
+	stale = slices.DeleteFunc(stale, func(name string) bool { return marks[name] != len(chains())+rulesOf })
+	if err != nil || len(stale) == 0 {
+		return err
+	}
+	return t.remove(stale...)
+}
+
+// isStale reports whether a table has no owner, the name of a trace's of a process that is gone, and as many chains and nothing else.
+func isStale(table nfnetlink.Attributes) bool {
+	flags, _ := table.Get(unix.NFTA_TABLE_FLAGS).Uint32()
+	holds, _ := table.Get(unix.NFTA_TABLE_USE).Uint32()
+	number, found := strings.CutPrefix(table.Get(unix.NFTA_TABLE_NAME).Text(), redirect.TraceTable)
+	number, _, _ = strings.Cut(number, "-")
+	pid, err := strconv.Atoi(number)
+	return found && err == nil && flags == 0 && int(holds) == len(chains()) && (pid == os.Getpid() || errors.Is(unix.Kill(pid, 0), unix.ESRCH))
+}
+
+// dump calls each with the tables of the family inet, or with the chains or rules and their tables. A table narrows the list of rules.
+func (t *Tracer) dump(kind uint16, table string, each func(table string, a nfnetlink.Attributes)) error {
+	narrow := func(b *nfnetlink.Buffer) {
+		if table != "" {
+			b.String(unix.NFTA_RULE_TABLE, table)
+		}
+	}
+	return t.conn.Dump(context.Background(), kind, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
+		each(m.Attributes.Get(unix.NFTA_RULE_TABLE).Text(), m.Attributes) // of chains and tables it has the same number
+		return nil
+	})
+}
+
+// isMarkChain reports whether a chain is as mark makes it.
+func isMarkChain(a nfnetlink.Attributes) bool {
+	hook := nfnetlink.Attributes(a.Get(unix.NFTA_CHAIN_HOOK).Value)
+	number, hooked := hook.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
+	priority, _ := hook.Get(unix.NFTA_HOOK_PRIORITY).Uint32()
+	policy, _ := a.Get(unix.NFTA_CHAIN_POLICY).Uint32()
+	return hooked && policy == nfnetlink.Accept &&
+		slices.Contains(chains(), base{a.Get(unix.NFTA_CHAIN_NAME).Text(), number, int32(priority)}) //nolint:gosec // two's complement
+}
+
+// isMark reports whether a rule does nothing but to mark packets for the trace, whatever packets these are.
+func isMark(expressions nfnetlink.Attributes) bool {
+	return decode.Table{}.Rule(0, expressions, nil).Target == ruleset.Target(decode.Trace)
+}
