@@ -50,8 +50,8 @@ spec:
     the way of a packet through the live rules, checks of all nodes, and a
     bundle for bug reports.
   caveats: |
-    Needs istio-cni's node agent in the cluster, and the right to list pods in
-    its namespace and to create pods/exec there.
+    Needs istio-cni's node agent in the cluster, and the right to list
+    DaemonSets, nodes, and pods in its namespace, and to create pods/exec there.
   platforms:
 EOF
   for os in linux darwin windows; do

@@ -11,7 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/lab"
@@ -103,6 +105,7 @@ func TestTheAudit(t *testing.T) {
 	s.subtest("packets", (*scenario).packets)
 	s.subtest("bundles", (*scenario).bundles)
 	s.subtest("bad input", (*scenario).badInput)
+	s.subtest("tenant", (*scenario).tenant)
 	s.subtest("repaired", (*scenario).repaired)
 }
 
@@ -203,8 +206,32 @@ func (s *scenario) badInput() {
 	s.want(2, "", "unknown command", "dance")
 	s.want(1, "", "node n7: no answer: it has no node agent", "pods", "--node=n7")
 	s.want(1, "", "no node agent was found", "pods", "--agent-selector=a=b")
+	s.want(1, "", `namespace "nowhere" has no pod with a network of its own on the nodes that answered`, "pods", "-n", "nowhere")
+	s.want(1, "[]", `no such decision about a pod with "nobody"`, "decisions", "--pod=nobody", "--json")
 	s.want(1, "", `context was not found for specified context: nowhere`, "pods", "--context=nowhere")
 	s.want(1, "", "container", "pods", "--agent-container=other")
+}
+
+// tenant: a pod with the agents' label is not asked, and a DaemonSet with it in another namespace needs the user's choice.
+func (s *scenario) tenant() {
+	s.Helper()
+	agents := map[string]string{"k8s-app": "istio-cni-node"}
+	labelled := lab.Plain(func(template *core.PodTemplateSpec) { template.Labels = agents })
+	s.Pod("aaa", labelled)
+	s.UntilReady("aaa")
+	s.want(3, "app/lost", "", "pods")
+	s.Remove("aaa") // the DaemonSet would adopt it
+	labelled.Spec.NodeSelector = map[string]string{"none": "none"}
+	sets := s.Client().AppsV1().DaemonSets(lab.App)
+	_, err := sets.Create(s.Context(), &apps.DaemonSet{
+		ObjectMeta: meta.ObjectMeta{Name: "forged", Labels: agents},
+		Spec:       apps.DaemonSetSpec{Selector: &meta.LabelSelector{MatchLabels: agents}, Template: labelled},
+	}, meta.CreateOptions{})
+	s.Must(err)
+	s.want(2, "", "in the namespaces app, istio-system: name that of the agents", "pods")
+	s.want(2, "", "in the namespaces app, istio-system: name that of the agents", "why", "app/fine")
+	s.want(0, "", "", "why", "app/fine", "--agent-namespace="+lab.Mesh)
+	s.Must(sets.Delete(s.Context(), "forged", meta.DeleteOptions{}))
 }
 
 // repaired: in mode repair the audit restores rules, and leaves other faults alone.

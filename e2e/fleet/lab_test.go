@@ -54,10 +54,16 @@ func (s *scenario) pods(flags ...string) map[string]status {
 	if r.Code != 0 && r.Code != 3 {
 		s.Fatal(r)
 	}
-	var all []status
+	var all struct {
+		Nodes []struct{ Name, Agent, Error string }
+		Pods  []status
+	}
 	s.Must(json.Unmarshal([]byte(r.Stdout), &all))
+	if len(all.Nodes) != 1 || all.Nodes[0].Name != cluster.NodeName || !strings.HasPrefix(all.Nodes[0].Agent, lab.Mesh+"/") || all.Nodes[0].Error != "" {
+		s.Errorf("nodes %+v", all.Nodes)
+	}
 	pods := map[string]status{}
-	for _, p := range all {
+	for _, p := range all.Pods {
 		pods[p.Pod] = p
 	}
 	return pods

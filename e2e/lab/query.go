@@ -220,9 +220,9 @@ func (l *Lab) Flows(names ...string) {
 
 // Decision is one decision in the output of "istio-cni decisions".
 type Decision struct {
-	Pod, Reason, Source string
-	Captured            bool
-	Requests            int
+	Namespace, Pod, Reason, Source string
+	Captured                       bool
+	Requests                       int
 }
 
 // Decision returns the agent's decision about a pod, or the zero value if it has none.
@@ -244,13 +244,14 @@ func (l *Lab) DecisionsOf(from *core.Pod, pod string) (all []Decision) {
 	text := ""
 	for try := 0; text == "" && try < tries; try++ {
 		var err error
-		text, err = l.Exec(Mesh, from.Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json", "--pod="+App+pod)
+		// Not by --pod, with which the command fails if there is none.
+		text, err = l.Exec(Mesh, from.Name, agent, "/usr/local/bin/istio-cni", "decisions", "--json")
 		if err != nil {
 			l.Fatalf("%v: %s", err, text)
 		}
 	}
 	l.Must(json.Unmarshal([]byte(text), &all))
-	return all
+	return slices.DeleteFunc(all, func(d Decision) bool { return !strings.Contains(d.Namespace+"/"+d.Pod, App+pod) })
 }
 
 // Output returns the log of a container, or of its previous instance, "" if there is none.

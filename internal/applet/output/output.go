@@ -7,6 +7,8 @@
 package output
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
 	"io"
 
@@ -31,12 +33,63 @@ func Print(w io.Writer, value any, form Form, table func() error) error {
 	if form != JSON && form != YAML {
 		return table()
 	}
-	text, err := json.MarshalIndent(value, "", "  ")
-	if err == nil && form == YAML {
-		text, err = yaml.JSONToYAML(text)
-	}
+	text, err := format(value, form, "")
 	if err == nil {
 		_, err = w.Write(append(printable.Lines(text), '\n'))
 	}
 	return err
+}
+
+// format returns a value as JSON or YAML; lines of JSON behind the first one begin with indent.
+func format(value any, form Form, indent string) ([]byte, error) {
+	text, err := json.MarshalIndent(value, indent, "  ")
+	if err == nil && form == YAML {
+		text, err = yaml.JSONToYAML(text)
+	}
+	return text, err
+}
+
+// List writes rows as JSON or YAML: as a list, or if it has a name as an object with the fields of head and, last, the list. It
+// formats one row at a time: a row of foreign text can become much larger meanwhile.
+func List[T any](w io.Writer, form Form, head any, name string, rows []T) error {
+	out := bufio.NewWriter(w) // Flush returns its first error
+	indent, blank, end := "", "", "\n"
+	if name != "" {
+		text, err := format(head, form, "")
+		if err != nil {
+			return err
+		}
+		blank = " "
+		field := name + ":"
+		if form == JSON {
+			text, field = bytes.TrimSuffix(text, []byte("\n}")), ",\n  \""+name+"\":"
+			indent, end = "  ", "\n}\n"
+		}
+		_, _ = out.Write(append(printable.Lines(text), field...))
+	}
+	for i, row := range rows {
+		text, err := format([]T{row}, form, indent)
+		if err != nil {
+			return err
+		}
+		separator := "\n"
+		switch {
+		case form == JSON:
+			text = text[1 : len(text)-len("\n]")-len(indent)]
+			separator = ","
+			if i == 0 {
+				separator = blank + "["
+			}
+		case i > 0 || name == "":
+			separator = ""
+		}
+		_, _ = out.Write(append([]byte(separator), printable.Lines(text)...))
+	}
+	switch {
+	case len(rows) == 0:
+		_, _ = out.WriteString(blank + "[]" + end)
+	case form == JSON:
+		_, _ = out.WriteString("\n" + indent + "]" + end)
+	}
+	return out.Flush()
 }

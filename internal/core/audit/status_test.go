@@ -35,6 +35,7 @@ func TestTable(t *testing.T) {
 		`shop/a                captured  2d     0s       netlink  is redirected as wanted`,
 		`shop/b                captured  60m    -        -        exceptions by its own â€¦`,
 		`shop/plain            outside   -      -        -        is not injected`,
+		`2 of 4 mesh pods are not redirected as wanted`,
 	}
 	if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), strings.Join(want, "\n"))
@@ -80,7 +81,33 @@ n2           shop/web                 captured       0s     is redirected as waâ
 	if err := audit.Table(&b, all[1:], audit.Style{Width: 80, Paint: paint}, now); err != nil {
 		t.Fatal(err)
 	}
-	if want := "NODE  POD       STATE     SINCE  CHECKED  BACKEND  WHY\nn2    shop/web  <captured>captured</>  0s     0s       netlink  is redirected as wanted\n"; b.String() != want {
+	if want := "NODE  POD       STATE     SINCE  CHECKED  BACKEND  WHY\nn2    shop/web  <captured>captured</>  0s     0s       netlink  is redirected as wanted\n" +
+		"0 of 1 mesh pods are not redirected as wanted\n"; b.String() != want {
 		t.Errorf("got\n%swant\n%s", b.String(), want)
+	}
+}
+
+func TestTable_LastLineCounts(t *testing.T) {
+	t.Parallel()
+	pod := func(s audit.State) audit.Status { return audit.Status{Pod: "a", State: s} }
+	for want, test := range map[string]struct {
+		states   []audit.State
+		selected bool
+	}{
+		"3 of 5 mesh pods are not redirected as wanted": {
+			[]audit.State{audit.Bypassed, audit.NoListener, audit.IPv6Open, audit.Captured, audit.Captured, audit.Outside}, false,
+		},
+		"1 of 3 mesh pods is not redirected as wanted, 2 not inspected": {[]audit.State{audit.NotInspected, audit.Drifted, audit.NotInspected}, false},
+		"0 of 0 mesh pods are not redirected as wanted":                 {[]audit.State{audit.Outside}, false},
+		"2 of 2 listed mesh pods are not redirected as wanted":          {[]audit.State{audit.Drifted, audit.Drifted}, true},
+	} {
+		var all []audit.Status
+		for _, s := range test.states {
+			all = append(all, pod(s))
+		}
+		var b strings.Builder
+		if err := audit.Table(&b, all, audit.Style{Selected: test.selected}, time.Now()); err != nil || !strings.HasSuffix(b.String(), "\n"+want+"\n") {
+			t.Errorf("want %q: %v\n%s", want, err, b.String())
+		}
 	}
 }

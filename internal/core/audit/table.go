@@ -19,6 +19,8 @@ type Style struct {
 	Width int
 	// Paint colours the cell of a state; it may be nil.
 	Paint func(state State, cell string) string
+	// Selected says that the pods were selected by their state, so that their number is not that of all pods.
+	Selected bool
 }
 
 // Columns of the table.
@@ -35,7 +37,7 @@ const (
 // gap separates columns.
 const gap = 2
 
-// Table prints the pods as a table, a line each. now is the time from which ages are counted.
+// Table prints the pods as a table, a line each, and a last line that counts them. now is the time from which ages are counted.
 func Table(w io.Writer, all []Status, style Style, now time.Time) error {
 	lines := [][]string{{"NODE", "POD", "STATE", "SINCE", "CHECKED", "BACKEND", "WHY"}}
 	for _, s := range all {
@@ -63,7 +65,35 @@ func Table(w io.Writer, all []Status, style Style, now time.Time) error {
 			return err
 		}
 	}
-	return nil
+	_, err := io.WriteString(w, count(all, style.Selected)+"\n")
+	return err
+}
+
+// count is a line with the number of pods that are not as wanted.
+func count(all []Status, selected bool) string {
+	var mesh, faulty, unknown int
+	for _, s := range all {
+		switch {
+		case s.State == Outside:
+			continue
+		case s.State == NotInspected:
+			unknown++
+		case s.Faulty():
+			faulty++
+		}
+		mesh++
+	}
+	kind, verb, more := "mesh pods", "are", ""
+	if selected {
+		kind = "listed mesh pods"
+	}
+	if faulty == 1 {
+		verb = "is"
+	}
+	if unknown > 0 {
+		more = fmt.Sprintf(", %d not inspected", unknown)
+	}
+	return fmt.Sprintf("%d of %d %s %s not redirected as wanted%s", faulty, mesh, kind, verb, more)
 }
 
 // fit makes columns narrower until the reason has some room as well. A column of width 0 is left out.

@@ -9,7 +9,6 @@ package decisions
 import (
 	"context"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strings"
@@ -36,7 +35,7 @@ several words are quoted: a pod's author may have written them.
 
 EXIT CODES:
    %d  done
-   %d  the node agent does not answer
+   %d  the node agent does not answer, or has no decision about a pod that --pod names
    %d  a bad value or flag
 
 `
@@ -75,16 +74,18 @@ func Run(c applet.Call) int {
 	if code, done := service.Settings(c, "decisions", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
 		return code
 	}
-	some, err := query(cfg)
-	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
-	}
 	if cfg.asJSON {
 		cfg.output = output.JSON
 	}
-	if err := output.Print(c.Stdout, some, cfg.output, func() error { return show(c.Stdout, some) }); err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: printing: %v\n", err)
+	some, err := query(cfg)
+	if err == nil {
+		err = output.Print(c.Stdout, some, cfg.output, func() error { return cfg.show(c, some) })
+	}
+	if err == nil && len(some) == 0 && cfg.pod != "" {
+		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.pod)
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
 		return applet.ExitError
 	}
 	return applet.ExitOK
@@ -118,8 +119,15 @@ func query(cfg config) ([]agentapi.Report, error) {
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
 
 // show prints decisions; their texts are printable and bounded.
-func show(w io.Writer, some []agentapi.Report) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+func (c *config) show(call applet.Call, some []agentapi.Report) error {
+	switch {
+	case len(some) == 0 && c.pod == "":
+		_, err := fmt.Fprintln(call.Stderr, "the agent of this node holds no such decision")
+		return err
+	case len(some) == 0:
+		return nil
+	}
+	table := tabwriter.NewWriter(call.Stdout, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "TIME\tPOD\tCAPTURED\tREASON\tSOURCE\tBACKEND\tMS\tPROCESSES\tREQUESTS\tDETAIL\tERROR")
 	for _, r := range some {
 		_, _ = fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\t%.1f\t%d\t%d\t%s\t%s\n", r.Time.Format(time.RFC3339), cell(r.Namespace+"/"+r.Pod),

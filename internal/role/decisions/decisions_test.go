@@ -103,7 +103,6 @@ func TestFilters(t *testing.T) {
 		{[]string{"--limit=0"}, []string{"z", "y", "x", "old", "entered-late"}, applet.ExitOK},
 		{[]string{"--since=1h"}, []string{"z", "y", "x"}, applet.ExitOK},
 		{[]string{"--pod=a/", "--limit=1"}, []string{"x"}, applet.ExitOK},
-		{[]string{"--pod=c/"}, []string{}, applet.ExitOK},
 		{[]string{"--limit=-1"}, nil, applet.ExitUsage},
 		{[]string{"--since=soon"}, nil, applet.ExitUsage},
 		{[]string{"--since=-1h"}, nil, applet.ExitUsage},
@@ -121,6 +120,24 @@ func TestFilters(t *testing.T) {
 		}
 		if code != test.code || !slices.Equal(pods, test.pods) || (code != 0) != strings.Contains(stderr, "want a") {
 			t.Errorf("%q: exit code %d, pods %q, %s", test.args, code, pods, stderr)
+		}
+	}
+}
+
+func TestDecisions_NoneListed(t *testing.T) {
+	socket := serve(t, agentapi.Report{Time: time.Now().Add(-time.Hour), Namespace: "a", Pod: "old"})
+	for _, test := range []struct {
+		args           []string
+		code           int
+		stdout, stderr string
+	}{
+		{[]string{"--pod=nobody"}, applet.ExitError, "", "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"},
+		{[]string{"--pod=nobody", "--json"}, applet.ExitError, "[]\n", "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"},
+		{[]string{"--since=1m"}, applet.ExitOK, "", "the agent of this node holds no such decision\n"},
+		{[]string{"--since=1m", "--json"}, applet.ExitOK, "[]\n", ""},
+	} {
+		if code, stdout, stderr := run(t, socket, test.args...); code != test.code || stdout != test.stdout || stderr != test.stderr {
+			t.Errorf("%q: exit code %d, stdout %q, stderr %q", test.args, code, stdout, stderr)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -26,75 +27,162 @@ type agent struct {
 // name is the node, or the pod if it is on none.
 func (a agent) name() string {
 	if a.node == "" {
-		return "of pod " + a.namespace + "/" + a.pod
+		return "of pod " + a.key()
 	}
 	return a.node
 }
 
-// podObject has the fields of a pod that are read.
-type podObject struct {
-	Metadata struct{ Namespace, Name, DeletionTimestamp string }
-	Spec     struct{ NodeName string }
-	Status   struct{ Phase string }
+// key is the pod.
+func (a agent) key() string { return a.namespace + "/" + a.pod }
+
+// object has the fields of a pod or a DaemonSet that are read.
+type object struct {
+	Metadata struct {
+		Namespace, Name, UID, DeletionTimestamp string
+		OwnerReferences                         []struct {
+			UID        string
+			Controller bool
+		}
+	}
+	Spec   struct{ NodeName string }
+	Status struct{ Phase string }
 }
 
-// agents finds the node agents by their labels, one for each node: a running one if there is any. more are arguments for kubectl.
-func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
-	where := []string{"get", "pods", "-o", "json", "-l", f.selector, "--all-namespaces"}
-	if f.namespace != "" {
-		where = append(where[:len(where)-1], "-n", f.namespace)
+// list requests objects from the API server.
+func (f *fleet) list(ctx context.Context, args ...string) ([]object, error) {
+	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get"}, args, []string{"-o", "json", "-l", f.selector})...)
+	if err != nil {
+		return nil, err
 	}
-	text, err := f.kubectl(ctx, append(where, more...)...)
+	var list struct{ Items []object }
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, fmt.Errorf("reading its output: %w", err)
+	}
+	return list.Items, nil
+}
+
+// where is the namespace of the node agents, and the UIDs of their DaemonSets in it. A label says little about a pod or a DaemonSet:
+// whoever may create one in a namespace of his own chooses its labels. So the agents of two namespaces need the user's choice.
+func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err error) {
+	args := []string{"daemonsets.apps", "--all-namespaces"}
+	if f.namespace != "" {
+		args = []string{"daemonsets.apps", "-n", f.namespace}
+	}
+	found, err := f.list(ctx, args...)
+	if err != nil {
+		return "", nil, fmt.Errorf("kubectl get daemonsets.apps: %w", err)
+	}
+	var namespaces []string
+	for _, set := range found {
+		namespaces, sets = append(namespaces, set.Metadata.Namespace), append(sets, set.Metadata.UID)
+	}
+	slices.Sort(namespaces)
+	switch namespaces = slices.Compact(namespaces); len(namespaces) {
+	case 0:
+		return "", nil, f.notFound()
+	case 1:
+		namespace = namespaces[0]
+	default:
+		return "", nil, &usageError{fmt.Errorf("DaemonSets with the label of the node agents are in the namespaces %s: name that of the agents by --agent-namespace",
+			some(namespaces))}
+	}
+	if f.namespace == "" && namespace != "istio-system" && namespace != "kube-system" {
+		_, _ = fmt.Fprintf(f.Stderr, "note: the node agents are those of namespace %s; --agent-namespace=%[1]s confirms that\n", namespace)
+	}
+	return namespace, sets, nil
+}
+
+// notFound is the error if there is no agent.
+func (f *fleet) notFound() error {
+	return fmt.Errorf("no node agent was found by the label selector %q of a DaemonSet and its pods in %s", f.selector, cmp.Or(f.namespace, "all namespaces"))
+}
+
+// some joins the first names.
+func some(names []string) string {
+	const most = 10
+	if more := len(names) - most; more > 0 {
+		names = append(slices.Clone(names[:most]), fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(names, ", ")
+}
+
+// agents finds the node agents, the pods of their DaemonSets, one for each node: a running one if there is any. more are arguments
+// for kubectl.
+func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
+	namespace, sets, err := f.where(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := f.list(ctx, slices.Concat([]string{"pods", "-n", namespace}, more)...)
 	if err != nil {
 		return nil, fmt.Errorf("kubectl get pods: %w", err)
 	}
-	var list struct{ Items []podObject }
-	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, fmt.Errorf("kubectl get pods: reading its output: %w", err)
-	}
 	var all []agent
-	for _, item := range list.Items {
-		a := agent{namespace: item.Metadata.Namespace, pod: item.Metadata.Name, node: item.Spec.NodeName}
+	for _, pod := range pods {
+		owned := false
+		for _, owner := range pod.Metadata.OwnerReferences {
+			owned = owned || owner.Controller && slices.Contains(sets, owner.UID)
+		}
+		a := agent{namespace: pod.Metadata.Namespace, pod: pod.Metadata.Name, node: pod.Spec.NodeName}
 		switch {
-		case item.Status.Phase != "Running":
-			a.problem = "the agent's pod is " + cmp.Or(item.Status.Phase, "in no phase")
-		case item.Metadata.DeletionTimestamp != "":
+		case pod.Status.Phase != "Running":
+			a.problem = "the agent's pod is " + cmp.Or(pod.Status.Phase, "in no phase")
+		case pod.Metadata.DeletionTimestamp != "":
 			a.problem = "the agent's pod is terminating"
 		}
-		if len(f.nodes) == 0 || slices.Contains(f.nodes, a.node) {
+		if owned && (len(f.nodes) == 0 || slices.Contains(f.nodes, a.node)) {
 			all = append(all, a)
 		}
 	}
 	for _, node := range f.nodes {
 		if !slices.ContainsFunc(all, func(a agent) bool { return a.node == node }) {
-			all = append(all, agent{node: node, problem: "it has no node agent"})
+			all = append(all, agent{node: node, problem: noAgent})
 		}
 	}
 	if len(all) == 0 && len(more) == 0 {
-		return nil, fmt.Errorf("no node agent was found by the label selector %q in %s", f.selector, cmp.Or(f.namespace, "all namespaces"))
+		return nil, f.notFound()
 	}
+	return onePerNode(all), nil
+}
+
+// noAgent is the problem of a node.
+const noAgent = "it has no node agent"
+
+// onePerNode leaves one agent for each node. Of two that run nobody knows which one tells the truth.
+func onePerNode(all []agent) (agents []agent) {
 	slices.SortFunc(all, func(a, b agent) int {
 		return cmp.Or(strings.Compare(a.name(), b.name()), strings.Compare(a.problem, b.problem), strings.Compare(a.pod, b.pod))
 	})
-	return slices.CompactFunc(all, func(a, b agent) bool { return a.name() == b.name() }), nil
+	for i, a := range all {
+		switch last := len(agents) - 1; {
+		case i == 0 || a.name() != all[i-1].name():
+			agents = append(agents, a)
+		case a.problem == "" && agents[last].problem == "":
+			agents[last].problem = fmt.Sprintf("more than one node agent runs there: %s and %s", agents[last].key(), a.key())
+		}
+	}
+	return agents
 }
 
 // exec are kubectl's arguments for a command in an agent.
 func (f *fleet) exec(a agent, command ...string) []string {
-	return slices.Concat([]string{"exec", "-n", a.namespace, a.pod, "-c", f.container, "--", "istio-cni"}, command)
+	return slices.Concat([]string{"exec", "-n", a.namespace, "pod/" + a.pod, "-c", f.container, "--", "istio-cni"}, command)
 }
 
-// one runs a command in one agent. Exit codes besides those of ok are errors.
-func (f *fleet) one(ctx context.Context, a agent, ok []int, command ...string) ([]byte, error) {
+// one runs a command in one agent, of whose output most bytes are held. Exit codes besides those of ok are errors, but for an empty
+// list, with which a command says that there is nothing that its flags name.
+func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ...string) (text []byte, code int, err error) {
 	if a.problem != "" {
-		return nil, errors.New(a.problem)
+		return nil, 0, errors.New(a.problem)
 	}
-	text, err := f.kubectl(ctx, f.exec(a, command...)...)
-	var ended *exitError
-	if errors.As(err, &ended) && slices.Contains(ok, ended.code) && len(text) > 0 {
-		err = nil
+	text, err = f.kubectl(ctx, most, f.exec(a, command...)...)
+	if ended, is := errors.AsType[*exitError](err); is {
+		empty := ended.code == applet.ExitError && string(bytes.TrimSpace(text)) == "[]"
+		if code = ended.code; empty || slices.Contains(ok, code) && len(text) > 0 {
+			err = nil
+		}
 	}
-	return text, explained(err, command[0])
+	return text, code, explained(err, command[0])
 }
 
 // unknownCommand is the error of an agent that does not know a command (applet.Program).
@@ -121,6 +209,18 @@ func explained(err error, command string) error {
 	return err
 }
 
+// unreadable is an answer that this program does not understand.
+type unreadable struct{ error }
+
+// versioned has the version of an agent whose answer is unreadable.
+func (f *fleet) versioned(ctx context.Context, a agent, problem error) error {
+	if answer, is := errors.AsType[*unreadable](problem); is {
+		version, _, _ := f.one(ctx, a, maxList, nil, "version")
+		return otherVersion(strings.TrimSpace(string(version)), fmt.Errorf("reading its answer: %w", answer.error))
+	}
+	return problem
+}
+
 // otherVersion is the error of an agent with another version than this program's.
 func otherVersion(version string, cause error) error {
 	own := applet.Build().Version()
@@ -128,36 +228,62 @@ func otherVersion(version string, cause error) error {
 		printable.Text(cmp.Or(version, "unknown"), maxShown), own, cause)
 }
 
-// parallel bounds the processes of kubectl.
-const parallel = 10
+// node is a node in the answer.
+type node struct {
+	// Name is "" for an agent that is on no node.
+	Name  string `json:"name"`
+	Agent string `json:"agent,omitempty"`
+	// Error is why there is no answer, "" if there is one.
+	Error string `json:"error,omitempty"`
+}
 
-// each runs a command in all agents and calls done with the output of each, one call at a time and in no order. It names the
-// nodes that did not answer, and returns their number. If the agents refuse the arguments, the error is a usageError.
-func (f *fleet) each(ctx context.Context, command []string, ok []int, done func(agent, []byte) error) (failed int, err error) {
+// failed reports whether some node did not answer.
+func failed(nodes []node) bool {
+	return slices.ContainsFunc(nodes, func(n node) bool { return n.Error != "" })
+}
+
+// question is a command for all agents.
+type question struct {
+	command []string
+	// ok are the exit codes besides 0 that come with an answer.
+	ok []int
+	// most bounds the output of each agent that is held, parallel the processes of kubectl.
+	most, parallel int
+}
+
+// each runs a command in all agents and calls done with the output and the exit code of each, one call at a time and in no order. It
+// names the nodes that did not answer or have no agent, and returns all of them. If the agents refuse the arguments, the error is a
+// usageError.
+func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []byte, code int) error) ([]node, error) {
 	agents, err := f.agents(ctx)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	var work sync.WaitGroup
 	var mu sync.Mutex
-	var without string
-	if len(f.nodes) == 0 {
-		work.Go(func() { without = f.without(ctx, agents) })
+	var without []node
+	var notice string
+	if len(f.nodes) == 0 && !f.ignoreWithout {
+		work.Go(func() { without, notice = f.without(ctx, agents) })
 	}
 	problems := make([]error, len(agents))
 	answered := 0
-	slots := make(chan struct{}, parallel)
+	slots := make(chan struct{}, q.parallel)
 	f.progress(answered, len(agents))
 	for i, a := range agents {
 		work.Go(func() {
+			// The slot is held until the output is no longer.
 			slots <- struct{}{}
-			text, problem := f.one(ctx, a, ok, command...)
-			<-slots
+			defer func() { <-slots }()
+			text, code, problem := f.one(ctx, a, q.most, q.ok, q.command...)
+			if problem == nil {
+				mu.Lock()
+				problem = done(a, text, code)
+				mu.Unlock()
+			}
+			problem = f.versioned(ctx, a, problem)
 			mu.Lock()
 			defer mu.Unlock()
-			if problem == nil {
-				problem = done(a, text)
-			}
 			problems[i] = problem
 			answered++
 			f.progress(answered, len(agents))
@@ -165,55 +291,56 @@ func (f *fleet) each(ctx context.Context, command []string, ok []int, done func(
 	}
 	work.Wait()
 	if ctx.Err() != nil {
-		return 0, ctx.Err()
+		return nil, ctx.Err()
 	}
-	failed, err = f.report(agents, problems)
-	if without != "" && err == nil {
-		_, _ = fmt.Fprintln(f.Stderr, without)
+	nodes, err := f.report(agents, problems)
+	if err == nil && notice != "" {
+		_, _ = fmt.Fprintf(f.Stderr, "error: %s; --ignore-nodes-without-agent accepts that\n", notice)
 	}
-	return failed, err
+	return append(nodes, without...), err
 }
 
 // report names the nodes that did not answer.
-func (f *fleet) report(agents []agent, problems []error) (failed int, err error) {
+func (f *fleet) report(agents []agent, problems []error) ([]node, error) {
 	refused := slices.IndexFunc(problems, func(err error) bool {
 		ended, is := err.(*exitError) //nolint:errorlint // a wrapped one is explained already
 		return is && ended.code == applet.ExitUsage
 	})
 	if refused >= 0 && !slices.Contains(problems, nil) {
-		return 0, &usageError{problems[refused]}
+		return nil, &usageError{problems[refused]}
 	}
+	nodes := make([]node, len(agents))
 	for i, a := range agents {
+		nodes[i].Name = a.node
+		if a.pod != "" {
+			nodes[i].Agent = a.key()
+		}
 		if problems[i] != nil {
-			failed++
-			_, _ = fmt.Fprintf(f.Stderr, "node %s: no answer: %v\n", a.name(), problems[i])
+			nodes[i].Error = printable.Text(problems[i].Error(), maxShown)
+			_, _ = fmt.Fprintf(f.Stderr, "node %s: no answer: %s\n", printable.Text(a.name(), maxShown), nodes[i].Error)
 		}
 	}
-	return failed, nil
+	return nodes, nil
 }
 
-// without names the nodes that have no agent, for the user to judge: an agent can be meant for some nodes only. It is "" if the
-// user may not list nodes.
-func (f *fleet) without(ctx context.Context, agents []agent) string {
-	text, err := f.kubectl(ctx, "get", "nodes", "-o", "name", "-l", "kubernetes.io/os=linux")
+// without are the nodes that have no agent, whose pods are not seen, and a text about them, "" if there is none.
+func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, notice string) {
+	text, err := f.kubectl(ctx, maxObjects, "get", "nodes", "-o", "name", "-l", "kubernetes.io/os=linux")
 	if err != nil {
-		return ""
+		notice = fmt.Sprintf("the nodes without a node agent are not known: kubectl get nodes: %v", err)
+		return []node{{Error: notice}}, notice
 	}
 	var names []string
 	for line := range strings.Lines(string(text)) {
 		name := strings.TrimPrefix(strings.TrimSpace(line), "node/")
 		if name != "" && !slices.ContainsFunc(agents, func(a agent) bool { return a.node == name }) {
-			names = append(names, name)
+			names, nodes = append(names, name), append(nodes, node{Name: name, Error: noAgent})
 		}
 	}
-	const most = 10
-	switch n := len(names); {
-	case n == 0:
-		return ""
-	case n > most:
-		names = append(names[:most], fmt.Sprintf("and %d more", n-most))
+	if len(names) > 0 {
+		notice = "nodes without a node agent, whose pods are not seen: " + some(names)
 	}
-	return "note: nodes without a node agent, whose pods are not seen: " + strings.Join(names, ", ")
+	return nodes, notice
 }
 
 // progress shows how many nodes have answered, in one line that is overwritten and removed at the end.
@@ -236,7 +363,7 @@ func (f *fleet) helpOfAgent(ctx context.Context, args []string) (int, error) {
 	}
 	for _, a := range agents {
 		var text []byte
-		if text, err = f.one(ctx, a, nil, args[0], "--help"); err == nil {
+		if text, _, err = f.one(ctx, a, maxList, nil, args[0], "--help"); err == nil {
 			_, err = f.Stdout.Write(printable.Lines(text))
 			return applet.ExitOK, err
 		}

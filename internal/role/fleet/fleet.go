@@ -1,9 +1,9 @@
 // Package fleet is the kubectl plugin "kubectl istio-cni": it runs commands of the node agents of a cluster through the user's own
 // kubectl, and merges their answers.
 //
-// It promises that contexts, credentials and credential plugins are kubectl's, that a node which does not answer is named and
-// changes the exit code, that no text of a node reaches the terminal unescaped, and that time, memory and the number of processes
-// are bounded. It never talks to an API server itself and changes nothing. It builds for every system that kubectl runs on.
+// It promises that contexts, credentials and credential plugins are kubectl's, that only pods of the agents' DaemonSet answer, that a
+// node which does not answer is named and changes the exit code, that no text of a node reaches the terminal unescaped or on another
+// node's line, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes nothing. It builds for every system that kubectl runs on.
 //
 // Start at Run; kubectl.go starts the processes, agents.go finds the agents and asks all of them.
 package fleet
@@ -44,10 +44,12 @@ COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has t
    or with -o wide nothing truncated, or json or yaml.
 
 FLAGS:
-   --agent-namespace NAME   namespace of the node agents (default: all namespaces)
-   --agent-selector TEXT    label selector of the node agents (default: k8s-app=istio-cni-node)
+   --agent-namespace NAME   namespace of the node agents (default: that of the only DaemonSets with their label)
+   --agent-selector TEXT    label selector of the node agents and their DaemonSet (default: k8s-app=istio-cni-node)
    --agent-container NAME   their container (default: install-cni)
    --node NAME              only this node; can be repeated
+   --ignore-nodes-without-agent
+                            nodes without a node agent do not change the exit code
    --timeout DURATION       for each answer (default: 30s; 90s for doctor and pods --check, 2m for bundle)
    Flags of kubectl such as --context, --kubeconfig, --as, --token are passed to kubectl.
 
@@ -57,8 +59,9 @@ ENVIRONMENT:
 
 EXIT CODES:
    0  done; of pods and why: as the mesh wants it
-   1  kubectl failed, a node did not answer, or a check failed (doctor)
-   2  a bad flag or command
+   1  kubectl failed; a node did not answer, has no node agent or more than one that runs; a check failed (doctor);
+      no node has a pod of the namespace (pods -n) or a decision about the pod (decisions --pod)
+   2  a bad flag or command, or node agents in more than one namespace without --agent-namespace
    3  some pod is not captured (pods), the packet goes past the mesh (why)
    4  unknown (why)
 `
@@ -81,6 +84,8 @@ type Screen struct {
 type options struct {
 	namespace, selector, container string
 	nodes                          []string
+	// ignoreWithout accepts nodes without an agent.
+	ignoreWithout bool
 	// timeout bounds each process of kubectl; 0 stands for the default of the command.
 	timeout time.Duration
 	// kubectl are flags for kubectl, rest the command and its arguments.
@@ -117,6 +122,9 @@ func parse(args []string) (o options, err error) {
 		switch {
 		case name == "--insecure-skip-tls-verify":
 			o.kubectl = append(o.kubectl, arg)
+			continue
+		case arg == "--ignore-nodes-without-agent":
+			o.ignoreWithout = true
 			continue
 		case !isOwn && !passed[name]:
 			o.rest = append(o.rest, arg)

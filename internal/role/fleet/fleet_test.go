@@ -76,18 +76,31 @@ func fleetOf(nodes int, answers ...answer) []answer {
 		names = append(names, fmt.Sprintf("node/n%d\n", i+1))
 	}
 	return append(answers,
-		answer{For: "get pods -o json -l k8s-app=istio-cni-node", Out: `{"items":[` + strings.Join(items, ",") + `]}`},
+		daemonSets("istio-system"),
+		answer{For: "get pods -n istio-system -o json -l k8s-app=istio-cni-node", Out: list(items...)},
 		answer{For: "get nodes", Out: strings.Join(names, "")},
 	)
 }
 
+// daemonSets are DaemonSets with the agents' label, one in each namespace.
+func daemonSets(namespaces ...string) answer {
+	var items []string
+	for _, namespace := range namespaces {
+		items = append(items, fmt.Sprintf(`{"metadata":{"namespace":%q,"name":"istio-cni-node","uid":"uid-of-%[1]s"}}`, namespace))
+	}
+	return answer{For: "get daemonsets.apps --all-namespaces -o json -l k8s-app=istio-cni-node", Out: list(items...)}
+}
+
+func list(items ...string) string { return `{"items":[` + strings.Join(items, ",") + `]}` }
+
 func agentPod(name, node, phase string) string {
-	return fmt.Sprintf(`{"metadata":{"namespace":"istio-system","name":%q},"spec":{"nodeName":%q},"status":{"phase":%q}}`, name, node, phase)
+	return fmt.Sprintf(`{"metadata":{"namespace":"istio-system","name":%q,"ownerReferences":[{"uid":"uid-of-istio-system","controller":true}]},`+
+		`"spec":{"nodeName":%q},"status":{"phase":%q}}`, name, node, phase)
 }
 
 // of is the answer of an agent to a command.
 func of(agent int, command, out string) answer {
-	return answer{For: fmt.Sprintf("exec -n istio-system agent-%d -c install-cni -- istio-cni %s", agent, command), Out: out}
+	return answer{For: fmt.Sprintf("exec -n istio-system pod/agent-%d -c install-cni -- istio-cni %s", agent, command), Out: out}
 }
 
 // pod is a pod in an agent's answer.
@@ -134,19 +147,53 @@ func TestPodsOfAllNodes(t *testing.T) {
 n2    shop/b  bypassed  -      -        -        is so
 n1    shop/a  captured  -      -        -        is so
 n2    shop/c  captured  -      -        -        is so
+1 of 3 mesh pods is not redirected as wanted
 `, "")
 	if r.stderr != "" {
 		t.Errorf("stderr %q", r.stderr)
 	}
 	// Fields of a newer agent remain.
-	call(kubectl, fleet.Screen{}, 0, "pods", "-ojson").want(t, 3, `"future": {
-      "x": 1
+	call(kubectl, fleet.Screen{}, 0, "pods", "-ojson").want(t, 3, `{
+  "nodes": [
+    {
+      "name": "n1",
+      "agent": "istio-system/agent-1"
     },
-    "namespace": "shop",
-    "node": "n2",
-    "pod": "b"`, "")
-	call(kubectl, fleet.Screen{}, 0, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, "node: n1\n", "")
-	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3", "-o", "json").want(t, 0, "[]\n", "")
+    {
+      "name": "n2",
+      "agent": "istio-system/agent-2"
+    },
+    {
+      "name": "n3",
+      "agent": "istio-system/agent-3"
+    }
+  ],
+  "pods": [
+    {
+      "future": {
+        "x": 1
+      },
+      "namespace": "shop",
+      "node": "n2",
+      "pod": "b",
+      "sentence": "is so",
+      "state": "bypassed"
+    },
+    {
+`, "")
+	call(kubectl, fleet.Screen{}, 0, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, `nodes:
+- agent: istio-system/agent-1
+  name: n1
+pods:
+- future:
+    x: 1
+  namespace: shop
+  node: n1
+  pod: a
+`, "")
+	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3", "-o", "json").want(t, 0, "  \"pods\": []\n}\n", "")
+	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3", "-o", "yaml").want(t, 0, "pods: []\n", "")
+	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3").want(t, 0, "", "no pod of the mesh on the nodes that answered\n")
 	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
 }
 
@@ -154,15 +201,16 @@ n2    shop/c  captured  -      -        -        is so
 func TestFlags(t *testing.T) {
 	t.Parallel()
 	run(t, []answer{
-		{For: "--context=east --as=me --insecure-skip-tls-verify get pods -o json -l a=b -n mesh", Out: `{"items":[` + agentPod("x", "n1", "Running") + `]}`},
-		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system x -c agent -- istio-cni pods -o json --state drifted -n shop", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
-	}, "pods", "--context", "east", "--as=me", "--insecure-skip-tls-verify", "--agent-selector=a=b", "--agent-namespace", "mesh", "--agent-container=agent",
-		"--state", "drifted", "-n", "shop", "-o", "wide").want(t, 3, "shop/a", "")
+		{For: "--context=east --as=me --insecure-skip-tls-verify get daemonsets.apps -n istio-system -o json -l a=b", Out: daemonSets("istio-system").Out},
+		{For: "--context=east --as=me --insecure-skip-tls-verify get pods -n istio-system -o json -l a=b", Out: list(agentPod("x", "n1", "Running"))},
+		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system pod/x -c agent -- istio-cni pods -o json --state drifted -n shop", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
+	}, "pods", "--context", "east", "--as=me", "--insecure-skip-tls-verify", "--agent-selector=a=b", "--agent-namespace", "istio-system", "--agent-container=agent",
+		"--ignore-nodes-without-agent", "--state", "drifted", "-n", "shop", "-o", "wide").want(t, 3, "shop/a", "")
 }
 
 func TestNodesThatDoNotAnswer(t *testing.T) {
 	t.Parallel()
-	const list = "istio-cni redirects the traffic.\nversion v0.0.9, go1.26 linux/amd64\nCNI versions: 1.0.0\n\nCommands:\n"
+	const commands = "istio-cni redirects the traffic.\nversion v0.0.9, go1.26 linux/amd64\nCNI versions: 1.0.0\n\nCommands:\n"
 	items := []string{
 		agentPod("agent-1", "n1", "Running"), agentPod("agent-2", "n2", "Running"), agentPod("agent-3", "n3", "Running"),
 		agentPod("agent-4", "n4", "Running"), agentPod("agent-5", "n5", "Running"), agentPod("agent-6", "n6", "Running"),
@@ -172,21 +220,20 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	}
 	exec := func(agent int) string { return of(agent, "pods", "").For }
 	r := run(t, []answer{
-		{For: "get pods", Out: `{"items":[` + strings.Join(items, ",") + `]}`},
-		{For: "get nodes", Out: "node/n1\nnode/alone\n"},
+		daemonSets("istio-system"), {For: "get pods", Out: list(items...)}, {For: "get nodes", Out: "node/n1\nnode/alone\n"},
 		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
 		{For: exec(2), Hang: true},
-		{For: exec(3), Code: 2, Err: "istio-cni: unknown command \"pods\"\n\n" + list + "command terminated with exit code 2\n"},
+		{For: exec(3), Code: 2, Err: "istio-cni: unknown command \"pods\"\n\n" + commands + "command terminated with exit code 2\n"},
 		{For: exec(4), Code: 126, Err: `error: exec: "istio-cni": executable file not found in $PATH: unknown` + "\n"},
 		{For: exec(5), Code: 1, Err: "Warning: noise\nError from server (Forbidden): pods \"agent-5\" is forbidden\n"},
 		{For: exec(6), Out: "Welcome\n[]"},
 		{For: exec(7), Out: `[{"name":"a","status":"captured"}]`},
 		{For: "istio-cni version", Out: "istio-cni version v0.3.0\n"},
-		{For: exec(10), Out: strings.Repeat("[", 1<<20), Repeat: 64},
+		{For: exec(10), Out: strings.Repeat("[", 1<<20), Repeat: 8},
 		{For: exec(11), Code: 1, Err: strings.Repeat(strings.Repeat("n", 100)+"\n", 10_000) + "error: the last line\n"},
 	}, "pods", "--timeout=8s")
 	own := applet.Build().Version()
-	r.want(t, 1, "n1    shop/a  captured", `node n10: no answer: more than 64 MiB of output
+	r.want(t, 1, "n1    shop/a  captured", `node n10: no answer: more than 8 MiB of output
 node n11: no answer: `)
 	for _, want := range []string{
 		"node n2: no answer: no answer within 8s\n",
@@ -198,7 +245,7 @@ node n11: no answer: `)
 		`upgrade the older one: reading its answer: fields are missing: {"name":"a","status":"captured"}`,
 		"node n8: no answer: the agent's pod is Pending\n",
 		"node of pod istio-system/agent-9: no answer: the agent's pod is Pending\n",
-		"note: nodes without a node agent, whose pods are not seen: alone\n",
+		"error: nodes without a node agent, whose pods are not seen: alone; --ignore-nodes-without-agent accepts that\n",
 	} {
 		if !strings.Contains(r.stderr, want) {
 			t.Errorf("stderr lacks %q:\n%s", want, r.stderr)
@@ -218,10 +265,10 @@ func TestNothingUnprintable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	items := strings.ReplaceAll(`{"items":[`+agentPod("agent-1", "NODE", "Running")+","+agentPod("agent-2", "../NODE", "Running")+`]}`, `NODE"`, string(quoted[1:]))
+	items := strings.ReplaceAll(list(agentPod("agent-1", "NODE", "Running"), agentPod("agent-2", "../NODE", "Running")), `NODE"`, string(quoted[1:]))
 	row := `[{"namespace":"shop","pod":NAME,"state":NAME,"name":NAME,"result":"fail","text":NAME,"remedy":NAME,"reason":NAME,"problems":[{"detail":NAME}]}]`
 	answers := []answer{
-		{For: "get pods", Out: items},
+		daemonSets("istio-system"), {For: "get pods", Out: items},
 		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":` + string(quoted) + `},"spec":{"nodeName":` + string(quoted) + `}}`},
 		{For: "get nodes", Out: "node/" + hostile + "2\n"},
 		{For: "agent-2 -c install-cni -- istio-cni bundle", Out: "\x1f\bx"},
@@ -302,11 +349,12 @@ func TestBadArguments(t *testing.T) {
 
 func TestNoAgentsAndNoKubectl(t *testing.T) {
 	t.Parallel()
-	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app=istio-cni-node" in all namespaces`)
-	run(t, []answer{{For: "get pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
+	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app=istio-cni-node" of a DaemonSet and its pods in all namespaces`)
+	run(t, []answer{daemonSets()}, "pods").want(t, 1, "", "error: no node agent was found")
+	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
 		want(t, 1, "", "error: kubectl get pods: context \"x\" does not exist\n")
-	run(t, []answer{{For: "get pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
-	run(t, []answer{{For: "get pods", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get pods: no answer within 1s\n")
+	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
+	run(t, []answer{{For: "get daemonsets.apps", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get daemonsets.apps: no answer within 1s\n")
 	call("no-such-program", fleet.Screen{}, 0, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
 }
 
@@ -315,9 +363,9 @@ func TestOnePod(t *testing.T) {
 	getPod := func(args, node string) answer {
 		return answer{For: "get pod " + args, Out: fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":%q}}`, node)}
 	}
-	web := getPod("-n shop -o json -- web", "n1")
+	web, sets := getPod("-n shop -o json -- web", "n1"), daemonSets("istio-system")
 	agents := func(items string) answer {
-		return answer{For: "--field-selector=spec.nodeName=n1", Out: `{"items":[` + items + `]}`}
+		return answer{For: "--field-selector=spec.nodeName=n1", Out: list(items)}
 	}
 	n1 := agents(agentPod("agent-1", "n1", "Running"))
 	ended := func(code int, out, stderr string) answer {
@@ -330,25 +378,25 @@ func TestOnePod(t *testing.T) {
 		answers []answer
 		want    result
 	}{
-		"as wanted":         {"why shop/web", []answer{web, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
-		"past the mesh":     {"why -n shop web --to x:1", []answer{web, n1, ended(3, "the page\n", "")}, result{3, "the page\n", ""}},
-		"unknown":           {"why -nshop web", []answer{web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
-		"failed":            {"why shop/web", []answer{web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
-		"a bad flag":        {"why shop/web --x", []answer{web, n1, ended(2, "", "error: x\n")}, result{2, "", "error: x\n"}},
-		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"as wanted":         {"why shop/web", []answer{sets, web, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"past the mesh":     {"why -n shop web --to x:1", []answer{sets, web, n1, ended(3, "the page\n", "")}, result{3, "the page\n", ""}},
+		"unknown":           {"why -nshop web", []answer{sets, web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
+		"failed":            {"why shop/web", []answer{sets, web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
+		"a bad flag":        {"why shop/web --x", []answer{sets, web, n1, ended(2, "", "error: x\n")}, result{2, "", "error: x\n"}},
+		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
 		"no such pod":       {"why shop/web", []answer{{For: "get pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
 		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},
-		"no agent there":    {"trace shop/web", []answer{web, agents("")}, result{1, "", "error: node n1 of pod shop/web has no node agent\n"}},
-		"the agent Pending": {"trace shop/web", []answer{web, agents(agentPod("agent-1", "n1", "Pending"))}, result{1, "", "error: node n1 of pod shop/web: the agent's pod is Pending\n"}},
+		"no agent there":    {"trace shop/web", []answer{sets, web, agents("")}, result{1, "", "error: node n1 of pod shop/web has no node agent\n"}},
+		"the agent Pending": {"trace shop/web", []answer{sets, web, agents(agentPod("agent-1", "n1", "Pending"))}, result{1, "", "error: node n1 of pod shop/web: the agent's pod is Pending\n"}},
 		"an agent without it": {
 			"why shop/web",
-			[]answer{web, n1, ended(2, "", "istio-cni: unknown command \"why\"\n\nabout\nversion v0.0.9\n")},
+			[]answer{sets, web, n1, ended(2, "", "istio-cni: unknown command \"why\"\n\nabout\nversion v0.0.9\n")},
 			result{1, "", "error: node n1: its agent is of another version (version v0.0.9; kubectl-istio_cni has version " + applet.Build().Version() + "), upgrade the older one: it has no command why\n"},
 		},
-		"a bundle":         {"bundle shop/web --since 2h", []answer{web, n1, of(1, "bundle shop/web --since 2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
-		"a page":           {"dashboard shop/web --port 0", []answer{web, n1, {For: "port-forward -n istio-system pod/agent-1 :9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\nForwarding from [::1]:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}}, result{1, "http://127.0.0.1:4711/#shop/web of node n1 (Ctrl-C ends it)\n", "error: lost connection to pod\n"}},
+		"a bundle":         {"bundle shop/web --since 2h", []answer{sets, web, n1, of(1, "bundle shop/web --since 2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
+		"a page":           {"dashboard shop/web --port 0", []answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 :9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\nForwarding from [::1]:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}}, result{1, "http://127.0.0.1:4711/#shop/web of node n1 (Ctrl-C ends it)\n", "error: lost connection to pod\n"}},
 		"a port in use":    {"dashboard", fleetOf(1, answer{For: "port-forward -n istio-system pod/agent-1 9876:9876", Code: 1, Err: "Unable to listen on port 9876\n"}), result{1, "", "Unable to listen on port 9876\n"}},
-		"no running agent": {"dashboard", []answer{agents(""), {For: "get pods", Out: `{"items":[` + agentPod("a", "n1", "Pending") + `]}`}}, result{1, "", "error: no node agent is running\n"}},
+		"no running agent": {"dashboard", []answer{sets, {For: "get pods", Out: list(agentPod("a", "n1", "Pending"))}}, result{1, "", "error: no node agent is running\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -414,7 +462,7 @@ func TestManyPods(t *testing.T) {
 	r := call(kubectl, fleet.Screen{}, 80, "pods")
 	took := time.Since(began)
 	runtime.ReadMemStats(&after)
-	if lines := strings.Count(r.stdout, "\n"); r.code != 3 || lines != nodes*each+1 || r.stderr != "" {
+	if lines := strings.Count(r.stdout, "\n"); r.code != 3 || lines != nodes*each+2 || r.stderr != "" {
 		t.Errorf("exit code %d, %d lines, stderr %q", r.code, lines, r.stderr)
 	}
 	for line := range strings.Lines(r.stdout) {

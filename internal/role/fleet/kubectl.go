@@ -23,9 +23,24 @@ type fleet struct {
 	screen Screen
 }
 
-// Bounds of the output that is held in memory, of the error output, and of what is shown of it.
+// Bounds of what is held in memory, in bytes but for rows and levels.
 const (
-	maxOutput   = 64 << 20
+	// maxObjects bounds an answer of the API server, which is trusted.
+	maxObjects = 64 << 20
+	// maxBundle bounds the bundle of a node, which has 32 MiB of files at most, and atOnce the number that are held.
+	maxBundle = 40 << 20
+	atOnce    = 3
+	// maxList bounds the list of a node, maxRow, maxLevels and maxRows its rows: as YAML a row can be hundreds of times as large, and each
+	// level indents all lines in it. maxAll and maxAllRows bound the rows of all nodes: Kubernetes is made for 150,000 pods.
+	maxList    = 8 << 20
+	maxRow     = 256 << 10
+	maxLevels  = 16
+	maxRows    = 20_000
+	maxAll     = 64 << 20
+	maxAllRows = 200_000
+	// parallel bounds the processes of kubectl, each with a list.
+	parallel = 10
+	// maxProblems bounds the error output, maxShown what is shown of it.
 	maxProblems = 64 << 10
 	maxShown    = 1 << 10
 )
@@ -50,16 +65,16 @@ func (e *exitError) Error() string {
 	return printable.Text(cmp.Or(strings.TrimPrefix(text, "error: "), fmt.Sprintf("kubectl ended with exit code %d", e.code)), maxShown)
 }
 
-// kubectl runs kubectl with the user's flags, for f.timeout at most, and returns its standard output.
-func (f *fleet) kubectl(ctx context.Context, args ...string) ([]byte, error) {
+// kubectl runs kubectl with the user's flags, for f.timeout at most, and returns its standard output, most bytes of it.
+func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, error) {
 	late := fmt.Errorf("no answer within %s", f.timeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, late)
 	defer cancel()
-	out := &limited{}
+	out := &limited{most: most}
 	err := f.start(ctx, out, io.Discard, args...)
 	switch {
 	case out.full:
-		err = fmt.Errorf("more than %d MiB of output", maxOutput>>20)
+		err = fmt.Errorf("more than %d MiB of output", most>>20)
 	case errors.Is(context.Cause(ctx), late):
 		err = late
 	}
@@ -92,14 +107,15 @@ func (f *fleet) start(ctx context.Context, out, problems io.Writer, args ...stri
 	return nil
 }
 
-// limited is a buffer that fails above maxOutput. It has no ReadFrom, by which io.Copy would pass the limit.
+// limited is a buffer that fails above most bytes. It has no ReadFrom, by which io.Copy would pass the limit.
 type limited struct {
+	most int
 	text []byte
 	full bool
 }
 
 func (l *limited) Write(text []byte) (int, error) {
-	if l.full = l.full || len(l.text)+len(text) > maxOutput; l.full {
+	if l.full = l.full || len(l.text)+len(text) > l.most; l.full {
 		return 0, io.ErrShortWrite
 	}
 	l.text = append(l.text, text...)

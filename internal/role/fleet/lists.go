@@ -1,10 +1,13 @@
 package fleet
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -16,63 +19,143 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// row is an object of an agent's answer: the fields that a table shows, and all fields, which JSON and YAML have.
+// row is an object of an agent's answer: the fields that a table shows, and the text, which JSON and YAML have.
 type row[T any] struct {
 	node  string
 	shown T
-	all   map[string]json.RawMessage
+	// text is nil for a table.
+	text json.RawMessage
 }
 
-// gather runs a command, whose answer is a JSON array, in all agents, and returns the rows in no order. Rows without what a table
-// needs, by valid, are those of another version.
-func gather[T any](ctx context.Context, f *fleet, command []string, ok []int, valid func(T) bool) (rows []row[T], failed int, err error) {
-	failed, err = f.each(ctx, command, ok, func(a agent, text []byte) error {
-		some, unreadable := decode(text, valid)
-		if unreadable != nil {
-			version, _ := f.one(ctx, a, nil, "version")
-			return otherVersion(strings.TrimSpace(string(version)), fmt.Errorf("reading its answer: %w", unreadable))
-		}
-		name, unreadable := json.Marshal(a.node)
-		for _, r := range some {
-			r.node, r.all["node"] = a.node, name
-			rows = append(rows, r)
-		}
-		return unreadable
-	})
-	return rows, failed, err
-}
-
-func decode[T any](text []byte, valid func(T) bool) ([]row[T], error) {
-	var objects []json.RawMessage
-	if err := json.Unmarshal(text, &objects); err != nil {
+// MarshalJSON has all fields of the answer, those of a newer agent, too.
+func (r row[T]) MarshalJSON() ([]byte, error) {
+	all := map[string]any{}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(r.text, &fields); err != nil {
 		return nil, err
 	}
-	rows := make([]row[T], len(objects))
-	for i, object := range objects {
-		r := &rows[i]
-		if err := json.Unmarshal(object, &r.shown); err != nil {
-			return nil, err
-		}
-		if err := json.Unmarshal(object, &r.all); err != nil {
-			return nil, err
-		}
-		if r.all == nil || !valid(r.shown) {
-			return nil, fmt.Errorf("fields are missing: %s", printable.Text(string(object), maxShown/4))
-		}
+	for name, value := range fields {
+		all[name] = value
 	}
-	return rows, nil
+	all["node"] = r.node
+	return json.Marshal(all)
 }
 
-// list prints the rows in one of the forms, and is the end of a command.
-func list[T any](f *fleet, rows []row[T], form output.Form, failed, otherwise int, table func() error) (int, error) {
-	objects := make([]map[string]json.RawMessage, len(rows))
-	for i, r := range rows {
-		objects[i] = r.all
+// answers are the answers of all agents to a command that prints a list.
+type answers[T any] struct {
+	form  output.Form
+	nodes []node
+	rows  []row[T]
+	// size is that of the rows' texts in bytes.
+	size int
+	// asked is the number of agents that answered, and nothing that of those which have nothing that the flags name.
+	asked, nothing int
+}
+
+// none reports whether no agent has what the flags name.
+func (a *answers[T]) none() bool { return a.asked > 0 && a.nothing == a.asked }
+
+// add has the rows of a node's answer, whose command ended with an exit code.
+func (a *answers[T]) add(node string, text []byte, code int, fit func(*T) bool) error {
+	rows, size, err := decode(text, a.form == output.JSON || a.form == output.YAML, fit)
+	switch {
+	case err != nil:
+		return err
+	case a.size+size > maxAll || len(a.rows)+len(rows) > maxAllRows:
+		return fmt.Errorf("no room: all nodes have more than %d MiB or %d rows; choose nodes by --node, or rows by the flags of the command",
+			maxAll>>20, maxAllRows)
 	}
-	if failed > 0 {
+	a.asked++
+	if len(rows) == 0 && code == applet.ExitError {
+		a.nothing++
+	}
+	for i := range rows {
+		rows[i].node = node
+	}
+	a.size, a.rows = a.size+size, append(a.rows, rows...)
+	return nil
+}
+
+// gather runs a command, whose answer is a JSON array, in all agents, and has the rows in no order. fit makes a row smaller than its
+// text, and reports whether it has what a table needs: others are of another version.
+func gather[T any](ctx context.Context, f *fleet, form output.Form, command []string, ok []int, fit func(*T) bool) (*answers[T], error) {
+	all := &answers[T]{form: form}
+	nodes, err := f.each(ctx, question{command, ok, maxList, parallel}, func(a agent, text []byte, code int) error {
+		return all.add(a.node, text, code, fit)
+	})
+	all.nodes = nodes
+	return all, err
+}
+
+// decode reads an array row by row. size is that of their texts, which the rows have if keep is set.
+func decode[T any](text []byte, keep bool, fit func(*T) bool) (rows []row[T], size int, err error) {
+	in := json.NewDecoder(bytes.NewReader(text))
+	if begin, err := in.Token(); err != nil {
+		return nil, 0, &unreadable{err}
+	} else if begin != json.Delim('[') {
+		return nil, 0, &unreadable{errors.New("it is no JSON array")}
+	}
+	for in.More() {
+		var r row[T]
+		if err := in.Decode(&r.text); err != nil {
+			return nil, 0, &unreadable{err}
+		}
+		if len(rows) == maxRows || len(r.text) > maxRow || levels(r.text) > maxLevels {
+			return nil, 0, fmt.Errorf("more than %d rows, or a row of more than %d KiB or %d levels", maxRows, maxRow>>10, maxLevels)
+		}
+		if err := json.Unmarshal(r.text, &r.shown); err != nil {
+			return nil, 0, &unreadable{err}
+		}
+		if r.text[0] != '{' || !fit(&r.shown) {
+			return nil, 0, &unreadable{fmt.Errorf("fields are missing: %s", printable.Text(string(r.text), maxShown/4))}
+		}
+		if size += len(r.text); !keep {
+			r.text = nil
+		}
+		rows = append(rows, r)
+	}
+	if _, err := in.Token(); err != nil { // the end of the array
+		return nil, 0, &unreadable{err}
+	}
+	if _, err := in.Token(); err != io.EOF { //nolint:errorlint // as documented
+		return nil, 0, &unreadable{errors.New("there is more than a JSON array")}
+	}
+	return rows, size, nil
+}
+
+// levels is how deep a JSON text is nested.
+func levels(text []byte) (deepest int) {
+	level, quoted := 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{', c == '[':
+			level++
+			deepest = max(deepest, level)
+		case c == '}', c == ']':
+			level--
+		}
+	}
+	return deepest
+}
+
+// print prints the rows in one of the forms, JSON and YAML as an object with the nodes if the list has a name, and is the end of a
+// command.
+func (a *answers[T]) print(f *fleet, name string, otherwise int, table func() error) (int, error) {
+	if failed(a.nodes) {
 		otherwise = applet.ExitError
 	}
-	return otherwise, output.Print(f.Stdout, objects, form, table)
+	if a.form == output.JSON || a.form == output.YAML {
+		head := struct {
+			Nodes []node `json:"nodes"`
+		}{a.nodes}
+		return otherwise, output.List(f.Stdout, a.form, head, name, a.rows)
+	}
+	return otherwise, table()
 }
 
 // takeOutput takes -o from the arguments.
@@ -117,31 +200,65 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 	}
 	// Without -n the pods of all namespaces are listed anyway.
 	args = slices.DeleteFunc(args, func(arg string) bool { return arg == "-A" || arg == "--all-namespaces" })
-	rows, failed, err := gather(ctx, f, slices.Concat([]string{"pods", "-o", "json"}, args), []int{exitBypass}, func(s audit.Status) bool {
-		return s.Pod != "" && s.State != ""
-	})
+	all, err := gather(ctx, f, form, slices.Concat([]string{"pods", "-o", "json"}, args), []int{exitBypass}, fitPod)
 	if err != nil {
 		return 0, err
 	}
-	all := make([]audit.Status, len(rows))
-	for i := range rows {
-		rows[i].shown.Node = rows[i].node
+	shown := make([]audit.Status, len(all.rows))
+	for i := range all.rows {
+		all.rows[i].shown.Node = all.rows[i].node
 	}
-	slices.SortFunc(rows, func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) })
-	for i, r := range rows {
-		all[i] = r.shown
+	slices.SortFunc(all.rows, func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) })
+	for i, r := range all.rows {
+		shown[i] = r.shown
 	}
 	code := applet.ExitOK
-	if slices.ContainsFunc(all, audit.Status.Faulty) {
+	if slices.ContainsFunc(shown, audit.Status.Faulty) {
 		code = exitBypass
 	}
-	return list(f, rows, form, failed, code, func() error {
-		style := audit.Style{Paint: func(s audit.State, cell string) string { return f.paint(colourOf(s), cell) }}
+	selected := slices.ContainsFunc(args, byState)
+	code, err = all.print(f, "pods", code, func() error {
+		switch {
+		case all.none(), len(shown) == 0 && all.asked == 0:
+			return nil
+		case len(shown) == 0:
+			return f.noPod(selected)
+		}
+		style := audit.Style{Selected: selected, Paint: func(s audit.State, cell string) string { return f.paint(colourOf(s), cell) }}
 		if form == output.Table && f.Terminal != nil {
 			style.Width = f.Terminal()
 		}
-		return audit.Table(f.Stdout, all, style, clock())
+		return audit.Table(f.Stdout, shown, style, clock())
 	})
+	if err == nil && all.none() {
+		namespace, _, _ := take(args, "-n", "--namespace")
+		err = fmt.Errorf("namespace %q has no pod with a network of its own on the nodes that answered", namespace)
+	}
+	return code, err
+}
+
+// fitPod leaves what the table shows.
+func fitPod(s *audit.Status) bool {
+	*s = audit.Status{
+		Namespace: s.Namespace, Pod: s.Pod, State: s.State, Sentence: s.Why(), Since: s.Since, Checked: s.Checked, Backend: s.Backend,
+	}
+	return s.Pod != "" && s.State != ""
+}
+
+// byState reports whether an argument of "istio-cni pods" selects pods by their state.
+func byState(arg string) bool {
+	name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+	return name == "bypassing" || name == "state"
+}
+
+// noPod says that no pod is listed.
+func (f *fleet) noPod(selected bool) error {
+	text := "no pod of the mesh"
+	if selected {
+		text = "no pod in such a state"
+	}
+	_, err := fmt.Fprintln(f.Stderr, text+" on the nodes that answered")
+	return err
 }
 
 func colourOf(s audit.State) string {
@@ -164,23 +281,40 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	rows, failed, err := gather(ctx, f, slices.Concat([]string{"decisions", "--json"}, args), nil, func(d decision) bool { return d.Reason != "" || d.Error != "" })
+	all, err := gather(ctx, f, form, slices.Concat([]string{"decisions", "--json"}, args), nil, func(d *decision) bool { return d.Reason != "" || d.Error != "" })
 	if err != nil {
 		return 0, err
 	}
-	slices.SortFunc(rows, func(a, b row[decision]) int {
+	slices.SortFunc(all.rows, func(a, b row[decision]) int {
 		return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
 	})
-	return list(f, rows, form, failed, applet.ExitOK, func() error {
-		table := tabwriter.NewWriter(f.Stdout, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(table, "NODE\tTIME\tPOD\tCAPTURED\tREASON\tSOURCE\tDETAIL")
-		for _, r := range rows {
-			d := r.shown
-			_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%v\t%s\t%s\t%s\n", audit.Cell(r.node), d.Time.UTC().Format(time.RFC3339),
-				audit.Cell(d.Namespace+"/"+d.Pod), d.Captured, audit.Cell(d.Reason), audit.Cell(d.Source), audit.Cell(cmp.Or(d.Error, d.Detail)))
+	code, err := all.print(f, "", applet.ExitOK, func() error {
+		switch {
+		case all.none(), len(all.rows) == 0 && all.asked == 0:
+			return nil
+		case len(all.rows) == 0:
+			_, err := fmt.Fprintln(f.Stderr, "the agents that answered hold no such decision")
+			return err
 		}
-		return table.Flush()
+		return f.decided(all.rows)
 	})
+	if err == nil && all.none() {
+		pod, _, _ := take(args, "", "--pod")
+		err = fmt.Errorf("the agents that answered hold no such decision about a pod with %q in its NAMESPACE/NAME", pod)
+	}
+	return code, err
+}
+
+// decided prints the table of decisions.
+func (f *fleet) decided(rows []row[decision]) error {
+	table := tabwriter.NewWriter(f.Stdout, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "NODE\tTIME\tPOD\tCAPTURED\tREASON\tSOURCE\tDETAIL")
+	for _, r := range rows {
+		d := r.shown
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%v\t%s\t%s\t%s\n", audit.Cell(r.node), d.Time.UTC().Format(time.RFC3339),
+			audit.Cell(d.Namespace+"/"+d.Pod), d.Captured, audit.Cell(d.Reason), audit.Cell(d.Source), audit.Cell(cmp.Or(d.Error, d.Detail)))
+	}
+	return table.Flush()
 }
 
 // check is a result of the command doctor on a node.
@@ -192,18 +326,18 @@ func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	rows, failed, err := gather(ctx, f, slices.Concat([]string{"doctor", "-o", "json"}, args), []int{applet.ExitError}, func(c check) bool {
+	all, err := gather(ctx, f, form, slices.Concat([]string{"doctor", "-o", "json"}, args), []int{applet.ExitError}, func(c *check) bool {
 		return c.Name != "" && c.Result != ""
 	})
 	if err != nil {
 		return 0, err
 	}
-	slices.SortStableFunc(rows, func(a, b row[check]) int { return strings.Compare(a.node, b.node) })
+	slices.SortStableFunc(all.rows, func(a, b row[check]) int { return strings.Compare(a.node, b.node) })
 	code := applet.ExitOK
-	if slices.ContainsFunc(rows, func(r row[check]) bool { return r.shown.Result == "fail" }) {
+	if slices.ContainsFunc(all.rows, func(r row[check]) bool { return r.shown.Result == "fail" }) {
 		code = applet.ExitError
 	}
-	return list(f, rows, form, failed, code, func() error { return f.checks(rows) })
+	return all.print(f, "", code, func() error { return f.checks(all.rows) })
 }
 
 func (f *fleet) checks(rows []row[check]) error {
@@ -214,7 +348,7 @@ func (f *fleet) checks(rows []row[check]) error {
 		if nodes[r.shown] == nil {
 			order = append(order, r.shown)
 		}
-		nodes[r.shown] = append(nodes[r.shown], r.node)
+		nodes[r.shown] = append(nodes[r.shown], printable.Text(r.node, maxShown))
 	}
 	for _, c := range order {
 		where := fmt.Sprintf("%d nodes", len(nodes[c]))
@@ -222,11 +356,12 @@ func (f *fleet) checks(rows []row[check]) error {
 		if len(nodes[c]) <= most {
 			where = strings.Join(nodes[c], ", ")
 		}
-		line := fmt.Sprintf("%s: %s [%s]\n", c.Name, c.Text, where)
+		// A line end in a text would begin a line of another node.
+		line := fmt.Sprintf("%s %s: %s [%s]\n", cmp.Or(signs[c.Result], "?"), printable.Text(c.Name, maxShown), printable.Text(c.Text, 4*maxShown), where)
 		if c.Remedy != "" && c.Result != "ok" {
-			line += "  " + c.Remedy + "\n"
+			line += "  " + printable.Text(c.Remedy, 4*maxShown) + "\n"
 		}
-		if _, err := fmt.Fprintf(f.Stdout, "%s %s", cmp.Or(signs[c.Result], "?"), printable.Lines([]byte(line))); err != nil {
+		if _, err := io.WriteString(f.Stdout, line); err != nil {
 			return err
 		}
 	}

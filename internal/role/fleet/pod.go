@@ -56,11 +56,11 @@ func (f *fleet) target(ctx context.Context, args []string) (a agent, key string,
 	if namespace != "" {
 		get = slices.Insert(get, 2, "-n", namespace)
 	}
-	text, err := f.kubectl(ctx, get...)
+	text, err := f.kubectl(ctx, maxObjects, get...)
 	if err != nil {
 		return a, "", nil, fmt.Errorf("kubectl get pod: %w", err)
 	}
-	var found podObject
+	var found object
 	if err = json.Unmarshal(text, &found); err != nil {
 		return a, "", nil, fmt.Errorf("kubectl get pod: reading its output: %w", err)
 	}
@@ -94,7 +94,7 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		text, err := f.one(ctx, a, partial, slices.Concat([]string{"bundle", key}, rest)...)
+		text, _, err := f.one(ctx, a, maxBundle, partial, slices.Concat([]string{"bundle", key}, rest)...)
 		if err != nil {
 			return 0, fmt.Errorf("node %s: no answer: %w", a.node, err)
 		}
@@ -103,7 +103,8 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	}
 	zipped := gzip.NewWriter(f.Stdout)
 	out := tar.NewWriter(zipped)
-	failed, err := f.each(ctx, slices.Concat([]string{"bundle"}, args), partial, func(a agent, text []byte) error {
+	q := question{slices.Concat([]string{"bundle"}, args), partial, maxBundle, atOnce}
+	nodes, err := f.each(ctx, q, func(a agent, text []byte, _ int) error {
 		// The name is the API server's; a path in it must not leave the directory in which the file is unpacked.
 		name := strings.NewReplacer("/", "_", `\`, "_").Replace(printable.Text(a.node, maxShown/4)) + ".tar.gz"
 		header := &tar.Header{Name: "istio-cni/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: clock(), Format: tar.FormatPAX}
@@ -117,7 +118,7 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 		return 0, err
 	}
 	code := applet.ExitOK
-	if failed > 0 {
+	if failed(nodes) {
 		code = applet.ExitError
 	}
 	return code, errors.Join(out.Close(), zipped.Close())
@@ -188,7 +189,7 @@ func (f *fleet) open(ctx context.Context, a agent, page string, output io.Reader
 			continue
 		}
 		shown = true
-		address := "http://" + printable.Text(local, maxShown) + "/" + page
+		address := "http://" + printable.Text(local, maxShown) + "/" + printable.Text(page, maxShown)
 		_, _ = fmt.Fprintf(f.Stdout, "%s of node %s (Ctrl-C ends it)\n", address, printable.Text(a.node, maxShown))
 		if f.Terminal != nil && f.Terminal() > 0 {
 			f.browse(ctx, address)

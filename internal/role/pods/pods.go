@@ -32,8 +32,8 @@ The node agent inspects each pod of the mesh at its start, after changes and eve
 one of them in detail.
 
 EXIT CODES:
-   %d  every pod is captured
-   %d  the node agent does not answer
+   %d  every pod is captured, or the node has no pod of the mesh
+   %d  the node agent does not answer, or the namespace has no pod here
    %d  a bad value or flag
    3  some pod is not captured
 
@@ -85,8 +85,9 @@ func Run(c applet.Call) int {
 	}
 	all, err := ask(cfg)
 	if err == nil {
+		known := cfg.namespace == "" || slices.ContainsFunc(all, func(s audit.Status) bool { return s.Namespace == cfg.namespace })
 		all = slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.selects(s) })
-		err = show(c, all, cfg.output)
+		err = show(c, all, cfg, known)
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
@@ -135,13 +136,39 @@ func ask(c config) ([]audit.Status, error) {
 // clock is the time of day.
 func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
 
-// show prints the pods.
-func show(c applet.Call, all []audit.Status, form output.Form) error {
-	return output.Print(c.Stdout, all, form, func() error {
-		style := audit.Style{}
-		if form == output.Table && c.Terminal != nil {
+// show prints the pods, or says that there is none. It is an error if the node has no pod of the namespace.
+func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
+	err := output.Print(c.Stdout, all, cfg.output, func() error {
+		switch {
+		case !known:
+			return nil
+		case len(all) == 0:
+			return cfg.none(c)
+		}
+		style := audit.Style{Selected: cfg.byState()}
+		if cfg.output == output.Table && c.Terminal != nil {
 			style.Width = c.Terminal()
 		}
 		return audit.Table(c.Stdout, all, style, clock())
 	})
+	if err == nil && !known {
+		err = fmt.Errorf("namespace %q has no pod with a network of its own on this node", cfg.namespace)
+	}
+	return err
+}
+
+// byState reports whether the flags select pods by their state.
+func (c *config) byState() bool { return c.bypassing || len(c.states) > 0 }
+
+// none says that no pod is listed.
+func (c *config) none(call applet.Call) error {
+	text := "no pod of the mesh on this node"
+	if c.byState() {
+		text = "no pod in such a state on this node"
+	}
+	if c.namespace != "" {
+		text += fmt.Sprintf(", in namespace %q", c.namespace)
+	}
+	_, err := fmt.Fprintln(call.Stderr, text)
+	return err
 }

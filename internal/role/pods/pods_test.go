@@ -51,7 +51,7 @@ func TestSelection(t *testing.T) {
 		"-n shop":                  {3, "a b"},
 		"--state captured":         {0, "a"},
 		"--state captured,drifted": {3, "a b"},
-		"-n nowhere":               {0, ""},
+		"-n nowhere":               {1, ""},
 		"--all":                    {3, "a b c d"},
 		"--state outside":          {0, "d"},
 	} {
@@ -64,8 +64,34 @@ func TestSelection(t *testing.T) {
 		for _, s := range all {
 			names = append(names, s.Pod)
 		}
+		if errs != "" && code != 1 {
+			t.Errorf("%q: stderr %q", args, errs)
+		}
 		if got := strings.Join(names, " "); got != want.pods || code != want.code {
 			t.Errorf("%q: exit code %d, pods %q, want %d, %q", args, code, got, want.code, want.pods)
+		}
+	}
+}
+
+// TestPods_NoneListed: a namespace that is not there is an error, a node without pods of the mesh is not.
+func TestPods_NoneListed(t *testing.T) {
+	t.Parallel()
+	const outside = `[{"namespace":"shop","pod":"d","state":"outside"}]`
+	for name, test := range map[string]struct {
+		body, args string
+		code       int
+		stderr     string
+	}{
+		"a namespace without a pod":  {some, "-n nowhere", 1, "error: namespace \"nowhere\" has no pod with a network of its own on this node\n"},
+		"on a node without any":      {`[]`, "-n shop", 1, "error: namespace \"shop\" has no pod with a network of its own on this node\n"},
+		"a namespace without others": {outside, "-n shop", 0, "no pod of the mesh on this node, in namespace \"shop\"\n"},
+		"a node without pods":        {`[]`, "-o wide", 0, "no pod of the mesh on this node\n"},
+		"a node without others":      {outside, "", 0, "no pod of the mesh on this node\n"},
+		"no such state":              {some, "--state=no-listener", 0, "no pod in such a state on this node\n"},
+	} {
+		code, out, errs := run(0, append(strings.Fields(test.args), serve(t, http.StatusOK, test.body))...)
+		if code != test.code || out != "" || errs != test.stderr {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q", name, code, out, errs)
 		}
 	}
 }
@@ -107,7 +133,7 @@ func TestTheTable(t *testing.T) {
 	}
 	socket := serve(t, http.StatusOK, "["+strings.Join(rows, ",")+"]")
 	code, out, errs := run(80, socket)
-	if lines := strings.Count(out, "\n"); code != 3 || lines != 5001 || errs != "" {
+	if lines := strings.Count(out, "\n"); code != 3 || lines != 5002 || errs != "" {
 		t.Fatalf("exit code %d, %d lines, stderr %q", code, lines, errs)
 	}
 	for line := range strings.Lines(out) {
@@ -115,6 +141,12 @@ func TestTheTable(t *testing.T) {
 		if utf8.RuneCountInString(line) > 80 || strings.ContainsFunc(line, func(r rune) bool { return !printable.Is(r) }) {
 			t.Fatalf("%q", line)
 		}
+	}
+	if !strings.HasSuffix(out, "\n5000 of 5000 mesh pods are not redirected as wanted\n") {
+		t.Errorf("the last line is not the number: %q", out[max(0, len(out)-80):])
+	}
+	if _, selected, _ := run(80, socket, "--bypassing"); !strings.HasSuffix(selected, "\n5000 of 5000 listed mesh pods are not redirected as wanted\n") {
+		t.Errorf("the last line of a selection is not the number: %q", selected[max(0, len(selected)-80):])
 	}
 	if _, wide, _ := run(80, socket, "-o", "wide"); !strings.Contains(wide, "web-4999-with-a-name-that-is-longer-than-the-terminal-has-room-for  drifted") {
 		t.Error("-o wide is truncated")

@@ -1,0 +1,217 @@
+package fleet_test
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/role/fleet"
+)
+
+// podOf is a pod with the agents' label.
+func podOf(namespace, name, node, owners string) string {
+	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"ownerReferences":[%s]},"spec":{"nodeName":%q},"status":{"phase":"Running"}}`,
+		namespace, name, owners, node)
+}
+
+// TestAgents_PodsOfTenants: a label, a name that sorts first and a forged owner do not make an agent.
+func TestAgents_PodsOfTenants(t *testing.T) {
+	t.Parallel()
+	real := agentPod("agent-1", "n1", "Running")
+	others := []string{
+		podOf("istio-system", "aaa", "n1", ""),
+		podOf("istio-system", "aab", "n1", `{"uid":"uid-of-istio-system"}`),
+		podOf("istio-system", "aac", "n1", `{"uid":"uid-of-tenant","controller":true}`),
+	}
+	everywhere := append(others, podOf("tenant", "aaa", "n1", `{"uid":"uid-of-istio-system","controller":true}`), real)
+	captured, page := "["+pod("a", audit.Captured)+"]", "Forwarding from 127.0.0.1:9876 -> 9876\n"
+	forged := func(command, out string) answer {
+		return answer{For: "-c install-cni -- istio-cni " + command, Out: out}
+	}
+	kubectl := standIn(t, []answer{
+		daemonSets("istio-system"),
+		{For: "get pods -n istio-system", Out: list(append(others, real)...)}, {For: "get pods ", Out: list(everywhere...)},
+		{For: "get pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "get nodes", Out: "node/n1\n"},
+		{For: of(1, "pods", "").For, Out: "[" + pod("a", audit.Bypassed) + "]", Code: 3},
+		of(1, "why shop/a", "the page\n"), of(1, "trace shop/a", "a packet\n"),
+		{For: "port-forward -n istio-system pod/agent-1 ", Out: page, Code: 1},
+		forged("pods", captured), forged("why", "forged\n"), forged("trace", "forged\n"), {For: "port-forward", Out: page},
+	})
+	call(kubectl, fleet.Screen{}, 0, "pods").want(t, 3, "shop/a  bypassed", "")
+	call(kubectl, fleet.Screen{}, 0, "why", "-n", "shop", "a").want(t, 0, "the page\n", "")
+	call(kubectl, fleet.Screen{}, 0, "trace", "-n", "shop", "a").want(t, 0, "a packet\n", "")
+	call(kubectl, fleet.Screen{}, 0, "dashboard").want(t, 1, "of node n1", "")
+	call(kubectl, fleet.Screen{}, 0, "dashboard", "-n", "shop", "a").want(t, 1, "of node n1", "")
+}
+
+// everyCommand are the commands that ask agents.
+var everyCommand = []string{"pods", "decisions", "doctor", "bundle", "dashboard", "why shop/a", "trace shop/a", "dashboard shop/a", "bundle shop/a", "pods --help"}
+
+func TestAgents_TwoNamespaces(t *testing.T) {
+	t.Parallel()
+	answers := []answer{
+		daemonSets("istio-system", "tenant"),
+		{For: "get daemonsets.apps -n istio-system", Out: daemonSets("istio-system").Out},
+		{For: "get pods -n tenant", Out: list(podOf("tenant", "x", "n1", `{"uid":"uid-of-tenant","controller":true}`))},
+		{For: "get pods ", Out: list(agentPod("agent-1", "n1", "Running"))},
+		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "get nodes", Out: "node/n1\n"},
+		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"}, {For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
+	}
+	kubectl := standIn(t, answers)
+	for _, args := range everyCommand {
+		r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...)
+		r.want(t, 2, "", "error: DaemonSets with the label of the node agents are in the namespaces istio-system, tenant: name that of the agents by --agent-namespace")
+		if r.stdout != "" {
+			t.Errorf("%s: stdout %q", args, r.stdout)
+		}
+	}
+	call(kubectl, fleet.Screen{}, 0, "pods", "--agent-namespace=istio-system").want(t, 0, "n1    shop/a", "")
+	var many []string
+	for i := range 1000 {
+		many = append(many, fmt.Sprintf("tenant-%03d", i))
+	}
+	run(t, []answer{daemonSets(many...)}, "pods").want(t, 2, "", "tenant-009, and 990 more: name")
+}
+
+// TestAgents_UnusualNamespace: without a DaemonSet of the mesh's usual namespaces the user is told whose answer it is.
+func TestAgents_UnusualNamespace(t *testing.T) {
+	t.Parallel()
+	kubectl := standIn(t, []answer{
+		daemonSets("mesh"), {For: "get daemonsets.apps -n mesh", Out: daemonSets("mesh").Out},
+		{For: "get pods -n mesh", Out: list(podOf("mesh", "x", "n1", `{"uid":"uid-of-mesh","controller":true}`))},
+		{For: "get nodes", Out: "node/n1\n"},
+		{For: "exec -n mesh pod/x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
+	})
+	call(kubectl, fleet.Screen{}, 0, "pods").want(t, 0, "n1    shop/a", "note: the node agents are those of namespace mesh; --agent-namespace=mesh confirms that\n")
+	if r := call(kubectl, fleet.Screen{}, 0, "pods", "--agent-namespace", "mesh"); r.code != 0 || r.stderr != "" {
+		t.Errorf("with the namespace: %+v", r)
+	}
+}
+
+func TestAgents_TwoOnOneNode(t *testing.T) {
+	t.Parallel()
+	kubectl := standIn(t, []answer{
+		daemonSets("istio-system"),
+		{For: "get pods ", Out: list(agentPod("agent-0", "n1", "Pending"), agentPod("agent-2", "n1", "Running"), agentPod("agent-1", "n1", "Running"), agentPod("agent-3", "n1", "Running"))},
+		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "get nodes", Out: "node/n1\n"},
+		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"}, {For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
+	})
+	const both = "more than one node agent runs there: istio-system/agent-1 and istio-system/agent-2\n"
+	for args, want := range map[string]string{
+		"pods":       "node n1: no answer: " + both,
+		"doctor":     "node n1: no answer: " + both,
+		"decisions":  "node n1: no answer: " + both,
+		"why shop/a": "error: node n1 of pod shop/a: " + both, "dashboard shop/a": "error: node n1 of pod shop/a: " + both,
+		"dashboard": "error: no node agent is running\n",
+	} {
+		r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...)
+		if r != (result{1, "", want}) {
+			t.Errorf("%s: %+v, want stderr %q", args, r, want)
+		}
+	}
+}
+
+func TestPods_NodesWithoutAgent(t *testing.T) {
+	t.Parallel()
+	captured := of(1, "pods", "["+pod("a", audit.Captured)+"]")
+	kubectl := standIn(t, append([]answer{{For: "get nodes", Out: "node/n1\nnode/n2\nnode/n3\n"}}, fleetOf(1, captured)...))
+	const notice = "error: nodes without a node agent, whose pods are not seen: n2, n3; --ignore-nodes-without-agent accepts that\n"
+	call(kubectl, fleet.Screen{}, 0, "pods").want(t, 1, "n1    shop/a  captured", notice)
+	call(kubectl, fleet.Screen{}, 0, "pods", "-o", "json").want(t, 1, `    {
+      "name": "n1",
+      "agent": "istio-system/agent-1"
+    },
+    {
+      "name": "n2",
+      "error": "it has no node agent"
+    },
+    {
+      "name": "n3",
+      "error": "it has no node agent"
+    }
+  ],
+  "pods": [
+    {
+      "future"`, notice)
+	if r := call(kubectl, fleet.Screen{}, 0, "pods", "--ignore-nodes-without-agent"); r.code != 0 || r.stderr != "" {
+		t.Errorf("with the flag: %+v", r)
+	}
+	forbidden := standIn(t, append([]answer{{For: "get nodes", Code: 1, Err: "Error from server (Forbidden): nodes is forbidden\n"}}, fleetOf(1, captured)...))
+	call(forbidden, fleet.Screen{}, 0, "pods").want(t, 1, "n1    shop/a  captured",
+		"error: the nodes without a node agent are not known: kubectl get nodes: Error from server (Forbidden): nodes is forbidden; --ignore-nodes-without-agent accepts that\n")
+	call(forbidden, fleet.Screen{}, 0, "pods", "--ignore-nodes-without-agent").want(t, 0, "n1    shop/a  captured", "")
+	failed := standIn(t, fleetOf(2, captured, answer{For: of(2, "pods", "").For, Code: 1, Err: "error: the audit is off\n"}))
+	call(failed, fleet.Screen{}, 0, "pods", "-o", "yaml").want(t, 1, "- agent: istio-system/agent-2\n  error: the audit is off\n  name: n2\n", "node n2: no answer: the audit is off\n")
+}
+
+// TestLists_NoneNamed: what no node has is an error, what one node has not is none.
+func TestLists_NoneNamed(t *testing.T) {
+	t.Parallel()
+	none := func(agent int, command string) answer {
+		return answer{For: of(agent, command, "").For, Out: "[]\n", Code: 1, Err: "error: there is none on this node\ncommand terminated with exit code 1\n"}
+	}
+	kubectl := standIn(t, fleetOf(2,
+		none(1, "pods -o json -n nowhere"), none(2, "pods -o json -n nowhere"), of(1, "pods -o json -n shop", "["+pod("a", audit.Captured)+"]"),
+		none(2, "pods -o json -n shop"), none(1, "pods -o json -n plain"), of(2, "pods -o json -n plain", "[]\n"),
+		of(1, "pods -o json --bypassing", "[]\n"), of(2, "pods -o json --bypassing", "[]\n"),
+		none(1, "decisions --json --pod nobody"), none(2, "decisions --json --pod nobody"), of(1, "decisions --json", "[]\n"), of(2, "decisions --json", "[]\n"),
+	))
+	const nowhere, nobody = "error: namespace \"nowhere\" has no pod with a network of its own on the nodes that answered\n",
+		"error: the agents that answered hold no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"
+	for args, want := range map[string]result{
+		"pods -n nowhere":               {1, "", nowhere},
+		"pods -n plain":                 {0, "", "no pod of the mesh on the nodes that answered\n"},
+		"pods --bypassing":              {0, "", "no pod in such a state on the nodes that answered\n"},
+		"decisions --pod nobody":        {1, "", nobody},
+		"decisions --pod nobody --json": {1, "[]\n", nobody},
+		"decisions":                     {0, "", "the agents that answered hold no such decision\n"},
+	} {
+		if r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...); r != want {
+			t.Errorf("%s: %+v, want %+v", args, r, want)
+		}
+	}
+	call(kubectl, fleet.Screen{}, 0, "pods", "-n", "shop").want(t, 0, "n1    shop/a  captured", "")
+	call(kubectl, fleet.Screen{}, 0, "pods", "-n", "nowhere", "-o", "json").want(t, 1, "\"pods\": []\n}\n", nowhere)
+}
+
+// TestText_OfOneNode: no text of a node begins a line.
+func TestText_OfOneNode(t *testing.T) {
+	t.Parallel()
+	const forged = `x\n✗ primary: forged [n2]\n`
+	kubectl := standIn(t, fleetOf(2,
+		of(1, "doctor", fmt.Sprintf(`[{"name":"a%s","result":"fail","text":"b%[1]s","remedy":"c%[1]s"},{"name":"d","result":"e%[1]s","text":"f"}]`, forged)),
+		of(2, "doctor", `[{"name":"clock","result":"ok","text":"fine"}]`),
+		of(1, "pods", fmt.Sprintf(`[{"namespace":"a%s","pod":"b%[1]s","state":"c%[1]s","sentence":"d%[1]s","backend":"e%[1]s"}]`, forged)),
+		of(2, "pods", "[]"),
+		of(1, "decisions", fmt.Sprintf(`[{"namespace":"a%s","pod":"b%[1]s","reason":"c%[1]s","source":"d%[1]s","detail":"e%[1]s"}]`, forged)),
+		answer{For: of(2, "decisions", "").For, Out: fmt.Sprintf(`[{"time":"%s","reason":"x"}]`, forged)},
+		answer{For: "istio-cni version", Out: "v1\n✗ primary: forged [n2]\n"},
+	))
+	for _, args := range []string{"doctor", "pods", "pods -o yaml", "decisions"} {
+		r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...)
+		if text := "\n" + r.stdout + "\n" + r.stderr; !strings.Contains(text, "forged") || strings.Contains(text, "\n✗ primary") {
+			t.Errorf("%s:%s", args, text)
+		}
+	}
+}
+
+// TestMemory_EndlessAnswers: twelve nodes answer without end.
+func TestMemory_EndlessAnswers(t *testing.T) {
+	endless := answer{For: "istio-cni pods", Out: "[" + strings.Repeat(pod("a", audit.Captured)+",", 10_000), Repeat: 100}
+	kubectl := standIn(t, fleetOf(12, endless))
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	r := call(kubectl, fleet.Screen{}, 0, "pods")
+	runtime.ReadMemStats(&after)
+	if r.code != 1 || strings.Count(r.stderr, ": no answer: more than 8 MiB of output\n") != 12 {
+		t.Errorf("exit code %d, stderr %q", r.code, r.stderr)
+	}
+	if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 12*8*6 { // a slice that grows by quarters allocates five times its size
+		t.Errorf("%d MiB were allocated", mib)
+	}
+}

@@ -1,0 +1,74 @@
+package fleet
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/core/audit"
+)
+
+// allocated is what a function allocates in all, in bytes.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// TestDecode_Bounds: answers of the greatest size cost a small multiple of it, and are refused where they have too many rows.
+func TestDecode_Bounds(t *testing.T) {
+	fill := func(begin, text, end string) []byte {
+		return []byte(begin + strings.Repeat(text, (maxList-len(begin)-len(end))/len(text)) + end)
+	}
+	const small = `{"pod":"a","state":"captured"}`
+	for name, test := range map[string]struct {
+		text []byte
+		want string
+		mib  uint64
+	}{
+		"small rows":       {fill("[", small+",", small+"]"), "more than 20000 rows", 40},
+		"rows of no field": {fill("[", "[],", "[]]"), "cannot unmarshal array", 4},
+		"one row":          {fill(`[{"pod":"a","state":"captured","problems":[`, "{},", `{}]}]`), "a row of more than 256 KiB", 40},
+		"a deep row":       {[]byte(`[{"pod":"a","state":"captured","x":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}]`), "16 levels", 1},
+		"a deep text":      {[]byte(`[{"pod":"a","state":"captured","x":"\"` + strings.Repeat("[", 5000) + `"}]`), "", 1},
+		"nested rows":      {fill("[", "[", ""), "exceeded max depth", 40},
+		"rows of keys":     {fill("["+small, ","+`{"pod":"a","state":"captured"`+strings.Repeat(`,"x":0`, 30_000)+"}", "]"), "", 60},
+	} {
+		var rows []row[audit.Status]
+		var err error
+		cost := allocated(func() { rows, _, err = decode(test.text, true, fitPod) })
+		if len(rows) > maxRows || test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%s: %d rows, %v", name, len(rows), err)
+		}
+		if cost>>20 > test.mib {
+			t.Errorf("%s: %d MiB were allocated", name, cost>>20)
+		}
+	}
+}
+
+// TestAnswers_Bounds: all nodes together have a bound as well.
+func TestAnswers_Bounds(t *testing.T) {
+	t.Parallel()
+	const one = `[{"pod":"a","state":"captured"}]`
+	size := len(one) - len("[]")
+	for name, test := range map[string]struct {
+		before answers[audit.Status]
+		fits   bool
+	}{
+		"bytes":          {answers[audit.Status]{size: maxAll - size}, true},
+		"too many bytes": {answers[audit.Status]{size: maxAll - size + 1}, false},
+		"rows":           {answers[audit.Status]{rows: make([]row[audit.Status], maxAllRows-1)}, true},
+		"too many rows":  {answers[audit.Status]{rows: make([]row[audit.Status], maxAllRows)}, false},
+	} {
+		all := test.before
+		err := all.add("n", []byte(one), 0, fitPod)
+		if test.fits != (err == nil) || !test.fits && !strings.Contains(err.Error(), "no room: all nodes have more than 64 MiB or 200000 rows") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if all.size > maxAll || len(all.rows) > maxAllRows {
+			t.Errorf("%s: %d bytes, %d rows", name, all.size, len(all.rows))
+		}
+	}
+}
