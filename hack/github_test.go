@@ -200,7 +200,7 @@ func TestDependabotKnowsEveryModule(t *testing.T) {
 	if diff := cmp.Diff(want, have); diff != "" {
 		t.Errorf("modules, -tree +dependabot.yml:\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"gomod", "github-actions", "docker"}, ecosystems); diff != "" {
+	if diff := cmp.Diff([]string{"gomod", "gomod", "github-actions", "docker"}, ecosystems); diff != "" {
 		t.Errorf("ecosystems, -want +have:\n%s", diff)
 	}
 }

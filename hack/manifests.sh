@@ -6,6 +6,7 @@
 #   hack/manifests.sh            write it
 #   hack/manifests.sh --check    fail if it is out of step with the chart
 #   hack/manifests.sh --test     run the chart's tests; ISTIO_CNI names an existing binary, else it is built
+#   hack/manifests.sh --helms    build each Helm that docs/support.md names, or those of the arguments, and compare their renderings
 #   hack/manifests.sh --of DIR   print the default rendering of a released chart
 #   hack/manifests.sh --render   print the chart with other values: -f FILE, --namespace NAME, …
 set -euo pipefail
@@ -51,6 +52,20 @@ case ${1:-write} in
     cd hack/chart
     go vet ./...
     exec go test -count=1 "$@" ./...
+    ;;
+  --helms)
+    shift
+    [[ $# -gt 0 ]] || set -- 3.12.0 3.14.4 3.18.4 3.18.6 3.19.0 3.22.0 4.0.0 4.2.4 4.3.1
+    failed=()
+    for version; do
+      if GOBIN=$root/bin/helm/$version GOFLAGS='' CGO_ENABLED=0 go install -trimpath -ldflags '-s -w' "helm.sh/helm/v${version%%.*}/cmd/helm@v$version" &&
+        chart --helm "bin/helm/$version/helm"; then
+        say "Helm $version: passed"
+      else
+        failed+=("$version")
+      fi
+    done
+    [[ ${#failed[@]} -eq 0 ]] || die "failed with Helm ${failed[*]}"
     ;;
   --of)
     chart --chart "$2" --managed-by kubectl --header 'The default rendering of the chart.

@@ -1,5 +1,5 @@
 // Helm, which e2e/upgrade uses to install, upgrade, roll back and uninstall: hack/reference.sh builds it. The version is
-// that of hack/chart, which renders the chart with Helm's engine.
+// the newest 3.x; hack/chart has the engines of older ones.
 module github.com/meshcni/istio-cni/e2e/helm
 
 go 1.26.0

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -41,6 +42,7 @@ func run(args []string, out, problems io.Writer) error {
 	header := flags.String("header", "", "comment `text` above the objects")
 	check := flags.String("check", "", "print nothing: fail if this `file` is not the rendering")
 	all := flags.String("all", "", "print nothing: write each rendering that there is a test of into this new `directory`")
+	helm := flags.String("helm", "", "print nothing: fail if this `program`, a Helm, renders other objects of what there is a test of")
 	var values files
 	flags.Var(&values, "f", "`file` with values, may be given several times")
 	if err := flags.Parse(args); err != nil {
@@ -56,6 +58,9 @@ func run(args []string, out, problems io.Writer) error {
 	}
 	if *all != "" {
 		return writeAll(chart, r, *dir, *all)
+	}
+	if *helm != "" {
+		return compareHelm(context.Background(), chart, r, *dir, *helm)
 	}
 	rendered, err := render(chart, r, given)
 	if err != nil {
