@@ -53,7 +53,7 @@ func program() applet.Program {
 			{Name: "pods", Summary: "lists the pods of this node and whether they are redirected", Run: pods.Run},
 			{Name: "doctor", Summary: "checks what redirection on this node depends on, with a remedy for each fault", Run: doctor.Run},
 			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Run: decisions.Run},
-			{Name: "bundle", Summary: "collects what a bug report needs, without credentials", Run: bundle.Run, Protocol: true},
+			{Name: "bundle", Summary: "collects what a bug report needs", Run: bundle.Run, Protocol: true},
 			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},
 		},
 		Implicit: "plugin", ImplicitVar: "CNI_COMMAND",

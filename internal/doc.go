@@ -39,7 +39,7 @@
 //	the self-test                 node/selfcheck
 //	a setting                     core/settings, and the table of its role
 //	foreign text made safe        core/printable
-//	credentials taken out         core/redact (a bug report: role/bundle)
+//	values of others hidden       core/redact (a bug report: role/bundle)
 //	names and selectors of users  agent/selector
 //
 // To add a rule by an annotation: a field of redirect.Spec (core/redirect/spec.go),

@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// bundle serves the parts of a bug report that only the agent knows, without credentials.
+// bundle serves the parts of a bug report that only the agent knows, without credentials of known forms.
 func (n *node) bundle() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var since time.Time
@@ -23,7 +23,8 @@ func (n *node) bundle() http.Handler {
 				return
 			}
 		}
-		text, isJSON, err := n.part(agentapi.BundlePart(r.PathValue("part")), since)
+		clean := n.redactor()
+		text, isJSON, err := n.part(agentapi.BundlePart(r.PathValue("part")), since, clean)
 		switch {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -32,7 +33,6 @@ func (n *node) bundle() http.Handler {
 			http.Error(w, "there is no such part", http.StatusNotFound)
 			return
 		}
-		clean := n.redactor()
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		if isJSON {
 			w.Header().Set("Content-Type", "application/json")
@@ -55,7 +55,7 @@ func (n *node) redactor() *redact.Redactor {
 }
 
 // part returns a part, nil for an unknown one.
-func (n *node) part(part agentapi.BundlePart, since time.Time) (text []byte, isJSON bool, err error) {
+func (n *node) part(part agentapi.BundlePart, since time.Time, clean *redact.Redactor) (text []byte, isJSON bool, err error) {
 	var value any
 	switch part {
 	case agentapi.BundleMetrics:
@@ -78,20 +78,23 @@ func (n *node) part(part agentapi.BundlePart, since time.Time) (text []byte, isJ
 		}
 		value = changes
 	case agentapi.BundleAgent:
-		value = n.info()
+		value, err = n.info(clean)
 	default:
 		return nil, false, nil
 	}
-	text, err = json.Marshal(value)
+	if err == nil {
+		text, err = json.Marshal(value)
+	}
 	return text, true, err
 }
 
-// info describes the agent.
-func (n *node) info() agentapi.AgentInfo {
+// info describes the agent. An installation's template of the stanza can have any key.
+func (n *node) info(clean *redact.Redactor) (agentapi.AgentInfo, error) {
 	c := n.Config
-	i := agentapi.AgentInfo{Version: n.Version, Node: c.NodeName, Namespace: c.Namespace, Pod: c.PodName, Plugin: json.RawMessage(n.stanza.Load().Element())}
+	stanza, err := clean.Foreign(n.stanza.Load().Element())
+	i := agentapi.AgentInfo{Version: n.Version, Node: c.NodeName, Namespace: c.Namespace, Pod: c.PodName, Plugin: json.RawMessage(stanza)}
 	for _, l := range c.Lines {
 		i.Settings = append(i.Settings, agentapi.Setting{Name: l.Name, Value: l.Value, Origin: l.Origin})
 	}
-	return i
+	return i, err
 }

@@ -1,12 +1,16 @@
 package redact_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redact"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
 const planted = "planted-s3cret-0123456789"
@@ -50,6 +54,12 @@ func TestText(t *testing.T) {
 		"three levels":         `err="msg: \"token: \\\"a ` + planted + `\\\"\""`,
 		"a cut value":          `{"password":"a ` + planted,
 		"a cut inner value":    `{"msg":"{\"password\": \"a ` + planted,
+		"a token's prefix":     "got ghp_" + planted + " of it",
+		"a hook":               "posting to hooks.slack.com/services/" + planted,
+		"a hash":               "root:$6$salt$" + planted + ":1",
+		"an option":            "ran x --token " + planted + " -v",
+		"a rule's comment":     `-A OUTPUT -m comment --comment "a ` + planted + `" -j RETURN`,
+		"a comment, quoted":    `msg="-m comment --comment \"a ` + planted + `\" -j RETURN"`,
 		"a JWT in base64":      "data: ZXlKaGJHY2lPaUpTVXpJMU5pSjku" + strings.ReplaceAll(planted, "-", "+"),
 	} {
 		got := string(r.Text([]byte(text)))
@@ -63,6 +73,7 @@ func TestText(t *testing.T) {
 	for _, text := range []string{
 		"the pod shop/web is captured: it has a sidecar", "token-file=/var/run/secrets/token", "tokenFile: /a/b", "shorter", "keyboard: de",
 		"istio_cni_add_total{reason=\"captured\",source=\"agent\"} 600", "-A OUTPUT -p tcp -j ISTIO_OUTPUT", "service-account-dir = /var/run/secrets",
+		"the pod shop/task-0123456789abcdef", "ran x --token-file /var/run/token",
 	} {
 		if got := string(r.Text([]byte(text))); got != text {
 			t.Errorf("%q became %q", text, got)
@@ -72,21 +83,63 @@ func TestText(t *testing.T) {
 
 func TestJSON(t *testing.T) {
 	r := redact.New()
-	got, err := r.JSON([]byte(`{"name":"db_password","value":"` + planted + `","plugins":[{"type":"calico","etcdToken":"` + planted + `",
-		"secrets":{"a":["` + planted + `"]},"env":[{"name":"MY_SECRET","value":"` + planted + `"},{"name":"MODE","value":"1"},{"Key":"a_token","Value":"` + planted + `"}],
-		"password":12345678901234567890,"policy":"Bearer ` + planted + `","number":12345678901234567890,"kubeconfig":"/etc/x"}],
-		"text":"<&>","token":"","keyFile":"/a","MY_TOKEN=` + planted + `":1}`))
-	if err != nil || strings.Contains(string(got), planted) || strings.Count(string(got), "12345678901234567890") != 1 {
-		t.Fatalf("%v: %s", err, got)
+	got, err := r.JSON([]byte(`{"z":["Bearer ` + planted + `"],"number":12345678901234567890,"text":"<&>","a":{"rule":"--comment \"` + planted + `\" -j RETURN"},"key":null}`))
+	want := `{
+  "z": [
+    "` + redact.Mark + `"
+  ],
+  "number": 12345678901234567890,
+  "text": "<&>",
+  "a": {
+    "rule": "--comment \"` + redact.Mark + `\" -j RETURN"
+  },
+  "key": null
+}
+`
+	if err != nil || string(got) != want {
+		t.Errorf("%v: %s", err, got)
 	}
-	for _, kept := range []string{`"value": "1"`, `"kubeconfig": "/etc/x"`, `"text": "<&>"`, `"token": ""`, `"keyFile": "/a"`, `"type": "calico"`} {
-		if !strings.Contains(string(got), kept) {
-			t.Errorf("no %s in %s", kept, got)
-		}
+}
+
+// TestForeign_KnownKeys: the values of known keys are shown, of others their types and lengths; a key that is no identifier may be a secret.
+func TestForeign_KnownKeys(t *testing.T) {
+	got, err := redact.New().Foreign([]byte(`{"cniVersion":"1.0.0","plugins":[{"type":"calico","mtu":1500,"capabilities":{"portMappings":true},"ipam":
+		{"ranges":[[{"subnet":"10.1.0.0/16"}]]},"etcd_endpoints":"https://h","pin":1234,"args":["a",{"type":"x"}],"none":null,"empty":"","name":"sk-0123456789abcdef"}],
+		"b c":1,"abcdefghijklmnopqrstuvwxyzabcdefg":2,"a1b2":"","ghp_abcdefghijklmnop":false,"type":"` + strings.Repeat("x", 300) + `"}`))
+	want := `{"cniVersion":"1.0.0","plugins":[{"type":"calico","mtu":1500,"capabilities":{"portMappings":true},"ipam":` +
+		`{"ranges":[[{"subnet":"10.1.0.0/16"}]]},"etcd_endpoints":"string of 9 bytes","pin":"number of 4 bytes","args":["string of 1 bytes",{"type":"x"}],` +
+		`"none":null,"empty":"","name":"string of 19 bytes"}],"key of 3 bytes":"number of 1 bytes","key of 33 bytes":"number of 1 bytes","key of 4 bytes":"",` +
+		`"` + redact.Mark + `":false,"type":"string of 300 bytes"}`
+	var flat bytes.Buffer
+	if err == nil {
+		err = json.Compact(&flat, got)
 	}
-	for _, text := range []string{"", "{", "{} {}"} {
-		if _, err := r.JSON([]byte(text)); err == nil {
-			t.Errorf("%q is no document", text)
+	if err != nil || flat.String() != want {
+		t.Errorf("%v: %s", err, flat.String())
+	}
+	stanza := cniconf.Stanza{
+		LogLevel: "info", RunDir: "/run/x", ExcludeNamespaces: []string{"kube-system"}, AgentNamespace: "istio-system", APITimeout: time.Second,
+		Backend: redirect.Native, ForceIptables: "nft", SecondFamily: redirect.Reject,
+	}.Element()
+	if got, err = redact.New().Foreign(stanza); err != nil || !cniconf.Same(got, stanza) {
+		t.Errorf("%v: %s", err, got)
+	}
+}
+
+// TestForeign_Bounds: what is no JSON, too deep or too large is an error that has nothing of it.
+func TestForeign_Bounds(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                          "byte 0",
+		"{} {}":                     "byte 4",
+		`{"token": ` + planted:      "byte 11",
+		`{"token": "` + planted:     "byte 36",
+		"password: " + planted:      "byte 1",
+		strings.Repeat("[", 20_000): "byte 10001",
+		strings.Repeat(`{"a":`, 33) + "1" + strings.Repeat("}", 33): "more than 32 levels",
+		"[" + strings.Repeat("1,", 20_000) + "1]":                   "more than 20000 values",
+	} {
+		if got, err := redact.New().Foreign([]byte(text)); err == nil || !strings.Contains(err.Error(), want) || got != nil {
+			t.Errorf("%.50q: %v, want %s", text, err, want)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path"
 	"strconv"
@@ -81,20 +82,29 @@ func (a *archive) collect(ctx context.Context, name string, get func(context.Con
 	a.add(name, text, err)
 }
 
-// add adds a file without credentials, or notes the error with which it was not had.
+// add adds what is shown of a file, or notes why there is nothing.
 func (a *archive) add(name string, text []byte, err error) {
 	if err != nil {
 		a.miss(name, err)
 		return
 	}
-	var clean []byte
-	if begin := bytes.TrimSpace(text); len(begin) > 0 && (begin[0] == '{' || begin[0] == '[') {
-		clean, err = a.clean.JSON(text)
-	}
-	if clean == nil || err != nil {
-		clean = a.clean.Text(text)
+	clean, err := a.shown(name, text)
+	if err != nil {
+		a.miss(name, fmt.Errorf("left out, %d bytes: %w", len(text), err))
+		return
 	}
 	a.write(name, printable.Lines(clean))
+}
+
+// shown returns what is shown of a file: other programs write the configurations, this one the rest.
+func (a *archive) shown(name string, text []byte) ([]byte, error) {
+	switch {
+	case strings.HasPrefix(name, confs):
+		return a.clean.Foreign(text)
+	case path.Ext(name) == ".json":
+		return a.clean.JSON(text)
+	}
+	return a.clean.Text(text), nil
 }
 
 // within returns the result of get, or the context's error if get does not return before ctx ends: a file may be on a disk that

@@ -1,8 +1,10 @@
 // Package bundle is the role "istio-cni bundle": it writes what a bug report needs as a tar file, compressed by gzip.
 //
-// It promises that no credential is in it: tokens, passwords, keys and certificates of clients are taken out of every file, and
-// annotations of pods are there only as far as they are the mesh's settings. It is bounded in size and time; what is missing is
-// listed with the reason. It changes nothing on the node, and never writes to a terminal.
+// It promises that values which others wrote are in it for known keys only: of a CNI configuration those of the specification, of the
+// reference plugins and of this program, of a pod the annotations that this program reads. Any other value is its type and length. It
+// has no other program's log. In texts of this program credentials of known forms are replaced, and so is the agent's token; a text that
+// quotes a secret of another form keeps it. It is bounded in size and time; what is missing is listed with the reason. It changes
+// nothing on the node, and never writes to a terminal.
 //
 // Start at Run; parts.go has the files.
 package bundle
@@ -21,14 +23,14 @@ import (
 )
 
 const head = `NAME:
-   istio-cni bundle - collects what a bug report needs, without credentials (root)
+   istio-cni bundle - collects what a bug report needs (root)
 
 USAGE:
    istio-cni bundle [NAMESPACE/NAME] [flags] > file.tar.gz
 
 Its README.txt says what each file is, missing.txt what could not be had and why. Rules and differences are those of the named pod,
-else of the pods of this node that are not captured, at most 20. Read it before you pass it on: names of pods, addresses and the
-configuration of the node's CNI are in it.
+else of the pods of this node that are not captured, at most 20. Of configurations of other programs it has the values of known keys,
+of others type and length. Read it before you pass it on: names of pods, addresses and this program's settings and logs are in it.
 
 EXIT CODES:
    %d  done; something may be missing

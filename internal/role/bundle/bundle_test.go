@@ -22,7 +22,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/redact"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
@@ -86,16 +85,23 @@ func TestABundleOfANode(t *testing.T) {
 		`"sysctl": {}, "etcd_password": "`+planted+`", "env": [{"name": "SOME_TOKEN", "value": "`+planted+`"}]`, 1))
 	n.Put(nodetest.NetDir+"/90-bro\x1bken.conf", "password: "+planted+"\n\x1b[2J")
 	n.Put(nodetest.NetDir+"/calico-kubeconfig", "token: "+planted)
-	a := n.Start("--log_as_json")
+	a := n.Start(`CNI_NETWORK_CONFIG={"type":"istio-cni","plugin_log_level":"info","etcd_key":"`+secretPart+`"}`, "--log_as_json")
 	a.AwaitReady()
 	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
 	if _, err := n.Add(mesh); err != nil {
 		t.Fatal(err)
 	}
-	n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":"mesh","uid":%q,"annotations":{
-		"sidecar.istio.io/status":"{}","example.com/private":%q,"traffic.sidecar.istio.io/excludeOutboundPorts":"5432"}},"spec":{"nodeName":%q,
+	annotations := map[string]string{
+		"sidecar.istio.io/status": `{"revision":"default","volumes":["` + secretPart + `"]}`, "traffic.sidecar.istio.io/excludeOutboundPorts": "5432",
+		"example.com/private": planted,
+	}
+	for name, secret := range usual() {
+		annotations["example.com/"+fileName(name)] = secret
+	}
+	annotated, _ := json.Marshal(annotations)
+	n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":"mesh","uid":%q,"annotations":%s},"spec":{"nodeName":%q,
 		"containers":[{"name":"istio-proxy","args":["proxy","sidecar"]}]},
-		"status":{"phase":"Running","startTime":"2026-01-02T03:04:05Z","podIP":"10.77.0.2"}}`, mesh.UID, planted, nodetest.NodeName))
+		"status":{"phase":"Running","startTime":"2026-01-02T03:04:05Z","podIP":"10.77.0.2"}}`, mesh.UID, annotated, nodetest.NodeName))
 	relay(t, n.Path(nodetest.RunDir)+"/log.sock", "the token is "+planted+"-token and 'Authorization: Bearer "+planted+"'")
 	a.AwaitLog("the token is")
 	socket := n.Path(nodetest.RunDir) + "/" + agentapi.SocketName
@@ -109,20 +115,22 @@ func TestABundleOfANode(t *testing.T) {
 		}
 		return nil
 	})
-	if code != applet.ExitOK || stderr != "" || files["missing.txt"] != "" {
+	const broken = "cni/90-bro_ken.conf: left out, 33 bytes: not valid JSON: an error at byte 1\n"
+	if code != applet.ExitOK || stderr != "" || files["missing.txt"] != broken {
 		t.Fatalf("exit code %d, %s, missing %s", code, stderr, files["missing.txt"])
 	}
+	delete(files, "missing.txt")
 	for name, want := range map[string]string{
-		"README.txt": "missing.txt", "version.txt": "version", "agent.json": `"--audit-interval"`, "readiness.json": `"ready": true`,
-		"selftest.json": `"choice"`, "cni-dir.txt": "calico-kubeconfig", "cni/10-bridge.conflist": `"bridge": "cni0"`,
-		"cni/90-bro_ken.conf": redact.Mark, "kubeconfig.yaml": "current-context: istio-cni-context", "history.json": "10-bridge.conflist",
+		"README.txt": "missing.txt", "version.txt": "version", "agent.json": `"etcd_key": "string of 33 bytes"`, "readiness.json": `"ready": true`,
+		"selftest.json": `"choice"`, "cni-dir.txt": "calico-kubeconfig", "cni/10-bridge.conflist": `"etcd_password": "string of 18 bytes"`,
+		"kubeconfig.yaml": "current-context: istio-cni-context", "history.json": "10-bridge.conflist",
 		"audit.json": `"drifted"`, "pods/apps_mesh.json": "--dport 5432 -j RETURN", "decisions.json": `"mesh"`, "agent.log": "the node's pods are synced", "metrics.txt": "istio_cni_add_total",
 		"plugin.log": "redirected the pod",
 	} {
 		if !strings.Contains(files[name], want) {
 			t.Errorf("%s has no %q: %.2000s", name, want, files[name])
 		}
-		if strings.Contains(files[name], planted) {
+		if strings.Contains(files[name], planted) || strings.Contains(files[name], secretPart) {
 			t.Errorf("a secret is in %s", name)
 		}
 		delete(files, name)
@@ -200,12 +208,14 @@ func TestHostileNames(t *testing.T) {
 // TestALongLogOfThePlugin: it may have 10 MiB, and its end is in the bundle.
 func TestALongLogOfThePlugin(t *testing.T) {
 	dir := t.TempDir()
-	text := strings.Repeat("a line\n", 10<<20/7-2) + "the end\n"
+	const record = `{"time":"2026-05-04T03:02:01.000001Z","level":"info","msg":"%s"}` + "\n"
+	one, end := fmt.Sprintf(record, "pod captured"), fmt.Sprintf(record, "the end")
+	text := strings.Repeat(one, 10<<20/len(one)-2) + end
 	if err := os.WriteFile(filepath.Join(dir, "istio-cni.log"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, files, _ := run(t, "--socket="+filepath.Join(dir, "pods.sock"))
-	if got := files["plugin.log"]; len(got) < maxFile-100 || !strings.HasSuffix(got, "a line\nthe end\n") {
+	if got := files["plugin.log"]; len(got) < maxFile-100 || !strings.HasSuffix(got, "\n"+one+end) {
 		t.Errorf("%d bytes: %s", len(got), files["missing.txt"])
 	}
 }

@@ -1,6 +1,7 @@
 package bundle
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -24,7 +25,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-const readme = `A report of one node, for the question why its pods are in the mesh or not. Credentials were taken out.
+const readme = `A report of one node, for the question why its pods are in the mesh or not. What other programs wrote is
+shown for known keys only; a type with a length, such as "string of 40 bytes", stands for any other value.
 
   missing.txt      what could not be had, and why
   version.txt      the program that wrote this
@@ -39,7 +41,7 @@ const readme = `A report of one node, for the question why its pods are in the m
   pods/            a pod in detail: decision, live rules with differences, listeners
   decisions.json   the plugin's decisions, and the pods that it left alone without a report
   agent.log        the agent's log, with the plugin's records
-  plugin.log       the plugin's own file
+  plugin.log       the plugin's records in its own file
   metrics.txt      the agent's metrics
 `
 
@@ -50,6 +52,7 @@ const (
 	maxEntries  = 1000
 	maxSmall    = 1 << 20 // bytes of a file
 	askTimeout  = 15 * time.Second
+	confs       = "cni/" // the configurations of other programs
 	serviceDir  = "/var/run/secrets/kubernetes.io/serviceaccount"
 	pluginsFile = "istio-cni.log"
 )
@@ -78,7 +81,7 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	r.write("version.txt", []byte(applet.Build().String()+"\n"))
 	r.add("agent.json", text, answered)
 	r.collect(ctx, "selftest.json", r.file(selfcheck.FileName))
-	r.collect(ctx, "plugin.log", r.file(pluginsFile))
+	r.collect(ctx, "plugin.log", r.pluginLog)
 	r.directory(ctx)
 	r.add("kubeconfig.yaml", kubeconfig, kubeconfigErr)
 	if gone := (*agentapi.Refusal)(nil); answered == nil || errors.As(answered, &gone) {
@@ -122,6 +125,27 @@ func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
 		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxAll) // the bundle has its last part
 		return text, err
 	}
+}
+
+// pluginLog returns the lines of the plugin's file that are its records, and counts the others, which may be another program's.
+func (r *reporter) pluginLog(ctx context.Context) ([]byte, error) {
+	all, err := r.file(pluginsFile)(ctx)
+	records, others := make([]byte, 0, len(all)), 0
+	for line := range bytes.Lines(all) {
+		var record struct {
+			Time       time.Time
+			Level, Msg string
+		}
+		if json.Unmarshal(line, &record) == nil && !record.Time.IsZero() && record.Level != "" && record.Msg != "" {
+			records = append(records, line...)
+		} else {
+			others++
+		}
+	}
+	if others > 0 {
+		records = fmt.Appendf(records, "left out: %d lines that are no records of the plugin\n", others)
+	}
+	return records, err
 }
 
 // kubeconfig returns the plugin's kubeconfig without credentials, and the credentials that are visible here.
@@ -169,13 +193,13 @@ func (r *reporter) directory(ctx context.Context) {
 	})
 	r.add("cni-dir.txt", found.text, err)
 	for _, name := range found.confs[:min(len(found.confs), maxConfs)] {
-		r.collect(ctx, "cni/"+fileName(strings.ReplaceAll(name, "/", "_")), func(context.Context) ([]byte, error) {
+		r.collect(ctx, confs+fileName(strings.ReplaceAll(string(r.clean.Text([]byte(name))), "/", "_")), func(context.Context) ([]byte, error) {
 			text, _, err := hostfs.ReadFile(filepath.Join(found.dir, name), maxSmall)
 			return text, err
 		})
 	}
 	if more := len(found.confs) - maxConfs; more > 0 {
-		r.miss("cni/", fmt.Errorf("%d more configurations", more))
+		r.miss(confs, fmt.Errorf("%d more configurations", more))
 	}
 }
 

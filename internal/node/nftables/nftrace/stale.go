@@ -104,5 +104,6 @@ func isMarkChain(a nfnetlink.Attributes) bool {
 
 // isMark reports whether a rule does nothing but to mark packets for the trace, whatever packets these are.
 func isMark(expressions nfnetlink.Attributes) bool {
-	return decode.Table{}.Rule(0, expressions, nil).Target == ruleset.Target(decode.Trace)
+	r := decode.Table{}.Rule(0, expressions, nil)
+	return r.Target == ruleset.Target(decode.Trace) && strings.HasSuffix(r.String(), decode.Trace.Text)
 }
