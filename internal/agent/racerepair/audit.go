@@ -88,14 +88,17 @@ type place struct {
 type input struct {
 	spec      redirect.Spec
 	addresses []netip.Addr
-	// running are the IDs of the running containers.
+	// running are the IDs of the running containers, proxy is since when the proxy should be there.
 	running []string
+	proxy   time.Time
 	// plugin are the parts of the plugin's configuration that the Spec does not have.
 	plugin string
 }
 
 func (j *job) input() input {
-	in := input{spec: j.decision.Spec, addresses: j.pod.Addresses, plugin: string(j.conf.Backend) + " " + j.conf.ForceIptables}
+	in := input{
+		spec: j.decision.Spec, addresses: j.pod.Addresses, proxy: j.proxySince(), plugin: string(j.conf.Backend) + " " + j.conf.ForceIptables,
+	}
 	if j.conf.Problems != nil {
 		in.plugin += " " + j.conf.Problems.Error()
 	}

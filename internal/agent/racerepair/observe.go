@@ -80,9 +80,11 @@ func (j *job) readRules(ctx context.Context, space redirection.Namespace) error 
 }
 
 // listeners returns whether addresses are listened on, nil before the proxy has had its time to start. If that is unknown it
-// returns the cause.
+// returns the cause. A pod without listeners is checked until it has some: each start of a proxy that crashes would end the fault.
 func (j *job) listeners(space redirection.Namespace) (accepts func(netip.AddrPort) bool, unknown error) {
-	if began := j.proxySince(); began.IsZero() || j.Clock.Since(began) < startup {
+	began, silent := j.proxySince(), func(p audit.Problem) bool { return p.State == audit.NoListener }
+	early := j.Clock.Since(began) < startup && !slices.ContainsFunc(j.memory.audited.status.Problems, silent)
+	if began.IsZero() || early {
 		return nil, nil
 	}
 	all, err := netns.In(space.NetNS, sockdiag.Listening)
@@ -94,14 +96,33 @@ func (j *job) listeners(space redirection.Namespace) (accepts func(netip.AddrPor
 	}, nil
 }
 
-// proxySince returns since when the proxy runs, the zero time if it does not.
+// proxySince returns since when the proxy should be there: its start, or else the latest of its end, the pod's start and the ends of
+// init containers. It is the zero time for a pod that is just starting.
 func (j *job) proxySince() time.Time {
-	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
-		if c.Name == sidecar.ProxyContainer && c.State.Running {
-			return c.State.Began
+	all := slices.Concat(j.pod.Init, j.pod.Containers)
+	at := slices.IndexFunc(all, func(c repair.Container) bool { return c.Name == sidecar.ProxyContainer })
+	if at < 0 {
+		return time.Time{}
+	}
+	proxy := all[at]
+	if proxy.State.Running {
+		return proxy.State.Began
+	}
+	times := []time.Time{j.pod.Started, proxy.State.Finished, proxy.Last.Finished}
+	for _, c := range j.pod.Init {
+		times = append(times, c.State.Finished)
+	}
+	// The kubelet starts the containers one after the other, with the pull of the image ahead of each: the application may run.
+	starts := !proxy.State.Terminated && slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, proxy.State.Reason)
+	for _, c := range j.pod.Containers {
+		if starts && c.State.Running {
+			starts, times = false, append(times, c.State.Began)
 		}
 	}
-	return time.Time{}
+	if starts {
+		return time.Time{}
+	}
+	return slices.MaxFunc(times, time.Time.Compare)
 }
 
 // searchEvery is the number of inspections after which a known namespace is searched again: the records of the node may

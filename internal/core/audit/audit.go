@@ -58,7 +58,7 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 	},
 	{
 		NoListener, "redirects its traffic to a port of the proxy on which nothing listens",
-		"see the log of the container istio-proxy: the proxy has not started its listeners, or ended",
+		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or ended",
 	},
 	{
 		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not captured",
@@ -112,7 +112,7 @@ type Observation struct {
 	// Families is the treatment of the pod's addresses.
 	Families redirect.Families
 	// Accepts reports whether a listening socket accepts a connection to an address; nil if the listeners are not to be
-	// checked because the proxy does not run.
+	// checked because the proxy is not due yet.
 	Accepts func(netip.AddrPort) bool
 	// Unknown is why the listeners are not known, nil if they are or are not to be checked.
 	Unknown error

@@ -1,0 +1,112 @@
+package racerepair
+
+import (
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+func TestProxySince(t *testing.T) {
+	t.Parallel()
+	at := func(seconds int) time.Time { return agenttest.Start().Add(time.Duration(seconds) * time.Second) }
+	running := func(began int) repair.State { return repair.State{Running: true, Began: at(began)} }
+	ended := func(began, finished int) repair.State {
+		return repair.State{Terminated: true, Began: at(began), Finished: at(finished)}
+	}
+	waiting := func(reason string) repair.State { return repair.State{Reason: reason} }
+	named := func(name string, now, last repair.State) repair.Container {
+		return repair.Container{Name: name, State: now, Last: last}
+	}
+	proxy := func(now, last repair.State) repair.Container { return named("istio-proxy", now, last) }
+	var never repair.State
+	app := named("app", running(9), never)
+	for name, test := range map[string]struct {
+		init, containers []repair.Container
+		want             time.Time
+	}{
+		"no status":        {nil, nil, time.Time{}},
+		"runs":             {nil, []repair.Container{app, proxy(running(7), never)}, at(7)},
+		"runs natively":    {[]repair.Container{proxy(running(7), never)}, nil, at(7)},
+		"runs again":       {nil, []repair.Container{proxy(running(7), ended(2, 4))}, at(7)},
+		"has ended":        {nil, []repair.Container{app, proxy(ended(7, 11), never)}, at(11)},
+		"crashes":          {nil, []repair.Container{app, proxy(waiting("CrashLoopBackOff"), ended(7, 12))}, at(12)},
+		"crashes natively": {[]repair.Container{proxy(waiting("CrashLoopBackOff"), ended(7, 12))}, nil, at(12)},
+		"has no image":     {nil, []repair.Container{proxy(waiting("ImagePullBackOff"), never)}, at(1)},
+		"has no image after init containers": {
+			[]repair.Container{named("x", ended(2, 30), never)}, []repair.Container{proxy(waiting("ErrImagePull"), never)}, at(30),
+		},
+		"has no image natively": {
+			[]repair.Container{named("x", ended(2, 20), never), proxy(waiting("ImagePullBackOff"), never), named("y", waiting("PodInitializing"), never)},
+			[]repair.Container{named("app", waiting("PodInitializing"), never)}, at(20),
+		},
+		"init containers run": {
+			[]repair.Container{named("x", running(2), never)}, []repair.Container{proxy(waiting("PodInitializing"), never)}, time.Time{},
+		},
+		"starts":                       {nil, []repair.Container{proxy(waiting("ContainerCreating"), never)}, time.Time{}},
+		"has no state yet":             {nil, []repair.Container{proxy(never, never)}, time.Time{}},
+		"starts beside an application": {nil, []repair.Container{app, proxy(waiting("ContainerCreating"), never)}, at(9)},
+		"starts again with the pod": {
+			[]repair.Container{named("x", running(50), ended(2, 3))}, []repair.Container{proxy(waiting("PodInitializing"), ended(7, 12))}, time.Time{},
+		},
+	} {
+		j := job{pod: kube.Pod{Started: at(1), Init: test.init, Containers: test.containers}}
+		if got := j.proxySince(); !got.Equal(test.want) {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+// dueAt waits until the pod's next inspection is at a time.
+func (l *auditFixture) dueAt(want time.Time) {
+	l.Helper()
+	var due time.Time
+	agenttest.Until(l.T, func() string { return "the next inspection is at " + due.String() + ", want " + want.String() }, func() bool {
+		l.controller.mu.Lock()
+		defer l.controller.mu.Unlock()
+		due = l.controller.pods[web].audited.due
+		return due.Equal(want)
+	})
+}
+
+// TestAudit_ProxyThatDoesNotRun: it is a fault 15 s after the proxy should be there, without a request, and until something listens.
+func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
+	t.Parallel()
+	for name, proxy := range map[string]state{"crashes": ended(1, agenttest.Start()), "has no image": waiting("ImagePullBackOff")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
+			l.want(audit.Captured, "")
+			l.pod.proxy = proxy
+			l.set(l.pod)
+			l.dueAt(l.clock.Now().Add(startup))
+			l.want(audit.Captured, "")
+			l.step(startup)
+			if s := l.want(audit.NoListener, "127.0.0.1:15001"); len(s.Problems) != 2 {
+				t.Errorf("got %+v", s.Problems)
+			}
+			l.publish(state{"running": object{"startedAt": stamp(l.clock.Now())}}) // and does not listen yet
+			l.dueAt(l.clock.Now().Add(startup))
+			l.want(audit.NoListener, "127.0.0.1:15001")
+			l.wantEvents(l.pod, ReasonNoListener)
+		})
+	}
+}
+
+// TestAudit_PodThatStarts: its proxy is not missed while init containers run and images are pulled, nor is that of a pod that ends.
+func TestAudit_PodThatStarts(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
+	l.clock.Step(time.Hour)
+	l.pod.proxy = waiting("PodInitializing")
+	l.set(l.pod)
+	l.want(audit.Captured, "")
+	l.pod.proxy, l.pod.deleting = ended(0, agenttest.Start()), true
+	l.set(l.pod)
+	agenttest.Eventually(t, "a pod that ends is inspected", func() bool { return l.check().State == "" })
+	l.wantEvents(l.pod)
+}
