@@ -40,5 +40,8 @@ func Trim(keep []string, message string) func(*kube.Pod) {
 			}
 			p.Containers[i] = kept
 		}
+		for i, c := range p.Ephemeral {
+			p.Ephemeral[i] = repair.Container{Name: c.Name, ID: c.ID, State: repair.State{Running: c.State.Running}}
+		}
 	}
 }

@@ -102,7 +102,7 @@ func (j *job) input() input {
 	if j.conf.Problems != nil {
 		in.plugin += " " + j.conf.Problems.Error()
 	}
-	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
+	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers, j.pod.Ephemeral) {
 		if c.State.Running {
 			in.running = append(in.running, c.Name+" "+c.ID)
 		}

@@ -155,8 +155,8 @@ const (
 // collisions lists the processes of the pod that run with an identity of the proxy in another container.
 func (j *job) collisions(ctx context.Context) []audit.Process {
 	names := map[string]string{}
-	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
-		if c.ID != "" && !sidecar.OfTheMesh(c.Name) {
+	for i, c := range slices.Concat(j.pod.Init, j.pod.Containers, j.pod.Ephemeral) {
+		if c.ID != "" && !sidecar.OfTheMesh(c.Name, i < len(j.pod.Init)) {
 			names[c.ID] = c.Name
 		}
 	}

@@ -1,12 +1,17 @@
 package racerepair
 
 import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -109,4 +114,49 @@ func TestAudit_PodThatStarts(t *testing.T) {
 	l.set(l.pod)
 	agenttest.Eventually(t, "a pod that ends is inspected", func() bool { return l.check().State == "" })
 	l.wantEvents(l.pod)
+}
+
+// TestAudit_ContainersWithTheProxysUser: every one counts but the proxy's own and the injector's init containers, by any name.
+func TestAudit_ContainersWithTheProxysUser(t *testing.T) {
+	t.Parallel()
+	ids := map[string]string{ // by the name of the list and of the container
+		"initContainerStatuses istio-validation":  "1",
+		"initContainerStatuses migrate":           "2",
+		"containerStatuses istio-proxy":           "3",
+		"containerStatuses istio-init":            "4",
+		"ephemeralContainerStatuses debugger-x4z": "5",
+	}
+	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{}, func(o *Options) {
+		o.Processes = func(context.Context) (map[string][]audit.Process, error) {
+			var all []audit.Process
+			for _, id := range ids {
+				all = append(all, audit.Process{PID: 7, Container: id, UID: redirect.DefaultID})
+			}
+			return map[string][]audit.Process{"u1": all}, nil
+		}
+	})
+	o := l.pod.object()
+	status := o["status"].(object)
+	delete(status, "initContainerStatuses")
+	for name, id := range ids {
+		list, container, _ := strings.Cut(name, " ")
+		of, _ := status[list].([]object)
+		status[list] = append(of, object{"name": container, "containerID": "containerd://" + id})
+	}
+	data, err := json.Marshal(o)
+	l.Do(err)
+	l.server.Set(data)
+	agenttest.Eventually(t, "the containers are not known", func() bool { return l.check().State == audit.UIDCollision })
+	var got []string
+	for _, p := range l.check().Problems {
+		got = append(got, p.Detail)
+	}
+	slices.Sort(got)
+	var want []string
+	for _, name := range []string{"debugger-x4z", "istio-init", "migrate"} {
+		want = append(want, `process 7 of container "`+name+`" runs with uid 1337 and gid 0`)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
 }

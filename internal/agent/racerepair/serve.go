@@ -144,7 +144,7 @@ func (j *job) inject(e *inspect.Explanation) {
 			e.Injection.Proxy = "native sidecar"
 		case c.Name == sidecar.ProxyContainer:
 			e.Injection.Proxy = "container"
-		case sidecar.OfTheMesh(c.Name):
+		case sidecar.OfTheMesh(c.Name, c.Init):
 			e.Injection.Setup = c.Name
 		}
 	}
