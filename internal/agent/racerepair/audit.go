@@ -138,11 +138,12 @@ func (j *job) audit(ctx context.Context) {
 // verify inspects the pod, sets its status and the time of the next inspection, and reports a change.
 func (j *job) verify(ctx context.Context) {
 	a := &j.memory.audited
-	collisions := j.collisions(ctx) // whose cost is not this pod's
+	byPod, listed := j.podProcesses(ctx, j.forced) // whose cost is not this pod's
+	j.processes, j.listed = byPod[j.pod.Facts.UID], listed
 	began := j.Clock.Now()
-	problems, err := j.observe(ctx, collisions)
+	problems, err := j.observe(ctx)
 	if err == nil {
-		problems = j.restore(ctx, problems, collisions)
+		problems = j.restore(ctx, problems)
 	}
 	a.took = j.Clock.Since(began)
 	if errors.Is(context.Cause(ctx), context.Canceled) { // the controller ends; not the PodTimeout
@@ -216,7 +217,8 @@ func summary(problems []audit.Problem) string {
 
 // stateReasons are the reasons of the events about a change of a state.
 var stateReasons = map[audit.State]EventReason{ //nolint:gochecknoglobals // a constant table
-	audit.Bypassed: ReasonBroken, audit.ForeignRule: ReasonForeignRule, audit.Drifted: ReasonDrifted, audit.NoListener: ReasonNoListener,
+	audit.Bypassed: ReasonBroken, audit.ForeignRule: ReasonForeignRule, audit.Drifted: ReasonDrifted,
+	audit.ForeignListener: ReasonForeignListener, audit.NoListener: ReasonNoListener,
 	audit.UIDCollision: ReasonUIDCollision, audit.IPv6Open: ReasonIPv6Open, audit.NotInspected: ReasonUnverified,
 	audit.Captured: ReasonVerified,
 }
@@ -247,7 +249,7 @@ func (j *job) reportChange(ctx context.Context) {
 // podStates are the states of the gauge of pods that the audit has inspected.
 var podStates = map[audit.State]metrics.PodState{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: metrics.PodBroken, audit.Drifted: metrics.PodDrifted, audit.ForeignRule: metrics.PodDrifted,
-	audit.NotInspected: metrics.PodUnknown, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
+	audit.NotInspected: metrics.PodUnknown, audit.ForeignListener: metrics.PodRedirected, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
 	audit.IPv6Open: metrics.PodRedirected, audit.Captured: metrics.PodRedirected,
 }
 

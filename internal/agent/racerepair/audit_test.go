@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 // auditFixture is a fixture whose controller audits, with one validated pod of the mesh that the plugin has redirected.
@@ -304,8 +305,8 @@ func TestRulesOfAnotherBackend(t *testing.T) {
 func TestAuditOfTheProxy(t *testing.T) {
 	t.Parallel()
 	collision := func(o *Options) {
-		o.Processes = func(context.Context) (map[string][]audit.Process, error) {
-			return map[string][]audit.Process{
+		o.Processes = func(context.Context) (map[string][]sandbox.Process, error) {
+			return map[string][]sandbox.Process{
 				"u1": {{PID: 7, Container: appID, UID: redirect.DefaultID}, {PID: 8, Container: "4567", UID: redirect.DefaultID}, {PID: 9, Container: "pause", UID: redirect.DefaultID}},
 				"u2": {{PID: 10, Container: appID, UID: redirect.DefaultID}},
 			}, nil
