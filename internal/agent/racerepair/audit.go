@@ -199,7 +199,7 @@ func (j *job) setStatus(problems []audit.Problem) {
 		a.repairs = 0
 	}
 	a.status = audit.Status{
-		State: state, Sentence: state.Sentence(), Remedy: state.Remedy(), Since: since, Checked: now, Problems: problems,
+		State: state, Sentence: state.Sentence(), Remedy: state.Remedy(j.Audit.Repair), Since: since, Checked: now, Problems: problems,
 		Backend: a.rules.tools, Exceptions: audit.Exceptions(j.decision.Spec, sidecar.KeysOf(j.decision.Spec)),
 	}
 }
@@ -276,7 +276,7 @@ func (c *Controller) Pods() []audit.Status {
 			all = append(all, named(e))
 		case !e.audited.due.IsZero(): // a pod that is left out would pass for one that is captured
 			s, state := named(e), audit.NotInspected
-			s.State, s.Sentence, s.Remedy = state, state.Sentence(), state.Remedy()
+			s.State, s.Sentence, s.Remedy = state, state.Sentence(), state.Remedy(c.Audit.Repair)
 			s.Problems = []audit.Problem{{State: state, Detail: "it waits for its first inspection"}}
 			all = append(all, s)
 		}

@@ -428,3 +428,25 @@ func TestAuditKeepsNoNamespace(t *testing.T) {
 		t.Errorf("%d descriptors of the namespace are open, pods %+v", open, all)
 	}
 }
+
+// TestAudit_RemedyOfTheMode: what is set already is no remedy, in the list, in the event and in the log.
+func TestAudit_RemedyOfTheMode(t *testing.T) {
+	t.Parallel()
+	const advice = "set audit.mode=repair"
+	for repairs, want := range map[bool]string{false: advice, true: "its events say why audit.mode=repair has not restored the rules"} {
+		l := newAuditFixture(t, AuditSettings{Repair: repairs}, cniconf.NetConf{})
+		l.want(audit.Captured, "")
+		netnstest.Run(t, l.path, "nft", "add table ip nat { flags dormant; }") // which no repair ends
+		s := l.want(audit.Drifted, "nat")
+		if !strings.Contains(s.Remedy, want) {
+			t.Errorf("repairs %v: got %q", repairs, s.Remedy)
+		}
+		if !repairs {
+			l.waitForEvent(l.pod, "Warning", ReasonDrifted, "Remedy: ", want)
+		}
+		l.end()
+		if strings.Contains(l.log.String(), advice) == repairs {
+			t.Errorf("repairs %v: the log has another remedy", repairs)
+		}
+	}
+}

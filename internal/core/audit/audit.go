@@ -97,8 +97,14 @@ func (s State) row() row {
 // Sentence explains the state, as the end of "the pod …".
 func (s State) Sentence() string { return s.row().sentence }
 
-// Remedy is an instruction that ends the state, "" for a captured pod.
-func (s State) Remedy() string { return s.row().remedy }
+// Remedy is an instruction that ends the state, "" for a captured pod. repairs says that the audit repairs.
+func (s State) Remedy(repairs bool) string {
+	remedy := s.row().remedy
+	if rest, _, offered := strings.Cut(remedy, ", or set audit.mode=repair"); repairs && offered {
+		return rest + "; its events say why audit.mode=repair has not restored the rules"
+	}
+	return remedy
+}
 
 // Process is a process that runs with an identity of the proxy in another container than the proxy's.
 type Process struct {

@@ -237,8 +237,11 @@ func TestExceptions(t *testing.T) {
 func TestEachStateHasItsTexts(t *testing.T) {
 	t.Parallel()
 	for _, s := range audit.States() {
-		if s.Sentence() == "" || s.Remedy() == "" != (s == audit.Captured) {
-			t.Errorf("%s: %q, %q", s, s.Sentence(), s.Remedy())
+		for _, repairs := range []bool{false, true} {
+			remedy := s.Remedy(repairs)
+			if s.Sentence() == "" || remedy == "" != (s == audit.Captured) || repairs && strings.Contains(remedy, "set audit.mode") {
+				t.Errorf("%s, repairs %v: %q, %q", s, repairs, s.Sentence(), remedy)
+			}
 		}
 	}
 	if audit.State("x").Sentence() != "" {
