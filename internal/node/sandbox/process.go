@@ -108,32 +108,28 @@ func containerOfCgroups(text string) string {
 	return ""
 }
 
-// readStatus reads the file system ids, the last column of the lines Uid and Gid of proc_pid_status(5), and the number of threads.
-func (p *Process) readStatus(dir string) (threads uint64, ok bool) {
+// readStatus reads the file system ids, the last values of Uid and Gid in proc_pid_status(5), and the number of threads.
+func (p *Process) readStatus(dir string) (threads uint32, ok bool) {
 	status, err := os.ReadFile(dir + "/status") //nolint:gosec // below the procfs
 	if err != nil {
 		return 0, false
 	}
-	found := 0
+	values := map[string]*uint32{"Uid": &p.UID, "Gid": &p.GID, "Threads": &threads}
 	for line := range strings.Lines(string(status)) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 {
+		name, text, _ := strings.Cut(line, ":")
+		value := values[name]
+		if value == nil {
 			continue
 		}
-		last, err := strconv.ParseUint(fields[len(fields)-1], 10, 32)
-		switch id := uint32(last); { //nolint:gosec // of 32 bits
-		case err != nil:
-		case fields[0] == "Uid:" && len(fields) == 5:
-			p.UID = id
-			found++
-		case fields[0] == "Gid:" && len(fields) == 5:
-			p.GID = id
-			found++
-		case fields[0] == "Threads:":
-			threads = last
+		text = strings.TrimSpace(text)
+		n, err := strconv.ParseUint(text[strings.LastIndexByte(text, '\t')+1:], 10, 32)
+		if err != nil {
+			return 0, false
 		}
+		*value = uint32(n)
+		delete(values, name)
 	}
-	return threads, found == 2
+	return threads, len(values) == 0
 }
 
 // IDs converts user and group ids of this process's user namespace to those of another one. The zero value converts none.

@@ -24,7 +24,7 @@ func TestProcessesOfPods(t *testing.T) {
 	const slice = "kubepods-besteffort-pod0f5d3a52_4d64_4b2b_9d5a_6d1d2a3b4c5d.slice"
 	id := strings.Repeat("0123456789abcdef", 4)
 	status := func(uid, gid string) string {
-		return "Name:\tapp Uid:\nUid:\t0\t0\t0\t" + uid + "\nGid:\t0\t0\t0\t" + gid + "\n"
+		return "Name:\tapp Uid:\nUid:\t0\t0\t0\t" + uid + "\nGid:\t0\t0\t0\t" + gid + "\nThreads:\t1\n"
 	}
 	proc := t.TempDir()
 	for process, files := range map[string][]string{ // cgroup, status
