@@ -42,8 +42,9 @@ type Pod struct {
 	Verified Condition
 	// Started is the time at which the kubelet accepted the pod (status.startTime), zero before that.
 	Started time.Time
-	// Init has the statuses of the init containers, native sidecars among them, Containers those of the other containers.
-	Init, Containers []repair.Container
+	// Init has the statuses of the init containers, native sidecars among them, Ephemeral those of ephemeral containers (kubectl
+	// debug), Containers those of the others.
+	Init, Containers, Ephemeral []repair.Container
 }
 
 // RedirectionVerified is the type of the pod condition that the audit publishes.
@@ -76,6 +77,7 @@ func podOf(p *corev1.Pod) Pod {
 		Facts: factsOf(p), Version: p.ResourceVersion, NodeName: p.Spec.NodeName, RestartPolicy: string(p.Spec.RestartPolicy),
 		Phase: string(p.Status.Phase), Deleting: p.DeletionTimestamp != nil, Addresses: addressesOf(&p.Status),
 		Init: containersOf(p.Status.InitContainerStatuses), Containers: containersOf(p.Status.ContainerStatuses),
+		Ephemeral: containersOf(p.Status.EphemeralContainerStatuses),
 	}
 	for _, key := range []string{configHashAnnotation, configMirrorAnnotation} {
 		if uid := p.Annotations[key]; uid != "" {

@@ -51,7 +51,7 @@ func brokenPod() *corev1.Pod {
 				{Name: "young", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
 				{Name: "other"},
 			},
-			EphemeralContainerStatuses: []corev1.ContainerStatus{{Name: "debugger"}},
+			EphemeralContainerStatuses: []corev1.ContainerStatus{{Name: "debugger", ContainerID: "containerd://d"}},
 		},
 	}
 }
@@ -89,6 +89,7 @@ func TestWatchPodsReducesAPod(t *testing.T) {
 			},
 		}},
 		Containers: []repair.Container{{Name: "web", State: repair.State{Running: true, Began: day(3)}}, {Name: "young", State: repair.State{Running: true}}, {Name: "other"}},
+		Ephemeral:  []repair.Container{{Name: "debugger", ID: "d"}},
 	}
 	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(Pod{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

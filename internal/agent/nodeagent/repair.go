@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
-	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -129,11 +128,9 @@ func (n *node) repairOptions(audits, auditOnly bool) racerepair.Options {
 }
 
 // podProcesses lists the processes of the pods of this node by pod UID.
-func (n *node) podProcesses(ctx context.Context) (map[string][]audit.Process, error) {
-	all := map[string][]audit.Process{}
-	err := n.Config.Places.Processes(ctx, func(p sandbox.Process) {
-		all[p.Pod] = append(all[p.Pod], audit.Process{PID: p.PID, Container: p.Container, UID: p.UID, GID: p.GID})
-	})
+func (n *node) podProcesses(ctx context.Context) (map[string][]sandbox.Process, error) {
+	all := map[string][]sandbox.Process{}
+	err := n.Config.Places.Processes(ctx, func(p sandbox.Process) { all[p.Pod] = append(all[p.Pod], p) })
 	return all, err
 }
 

@@ -219,9 +219,9 @@ function boxesOf(p) {
       note: rows.length ? '' : 'no rules', bad: rows.some(r => r.bad) || (!rows.length && states.has('bypassed'))};
   };
   const proxy = port => {
-    const bad = (p.problems ?? []).some(x => x.state === 'no-listener' && x.detail.includes(`:${port},`));
+    const bad = (p.problems ?? []).some(x => ['foreign-listener', 'no-listener'].includes(x.state) && x.detail.includes(`:${port},`));
     const heard = (p.listeners ?? []).some(l => l.address.endsWith(`:${port}`));
-    return {kind: 'proxy', label: `proxy :${port}`, port, bad, note: heard ? 'listens' : 'nothing listens'};
+    return {kind: 'proxy', label: `proxy :${port}`, port, bad, note: heard ? (bad ? 'not the proxy' : 'listens') : 'nothing listens'};
   };
   const some = (...names) => names.filter(n => hooks.has(n) || n === 'prerouting' || n === 'output').map(hook);
   const app = {kind: 'app', label: 'application'};

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
@@ -29,11 +30,18 @@ func Trim(keep []string, message string) func(*kube.Pod) {
 			}
 		}
 		for i, c := range p.Containers {
-			p.Containers[i] = repair.Container{
+			kept := repair.Container{
 				Name: c.Name, ID: c.ID,
-				State: repair.State{Running: c.State.Running, Terminated: c.State.Terminated, Began: c.State.Began},
-				Last:  repair.State{Running: c.Last.Running, Terminated: c.Last.Terminated},
+				State: repair.State{Running: c.State.Running, Terminated: c.State.Terminated, Began: c.State.Began, Finished: c.State.Finished},
+				Last:  repair.State{Running: c.Last.Running, Terminated: c.Last.Terminated, Finished: c.Last.Finished},
 			}
+			if c.Name == sidecar.ProxyContainer { // by which the audit knows that a proxy is just starting
+				kept.State.Reason = c.State.Reason
+			}
+			p.Containers[i] = kept
+		}
+		for i, c := range p.Ephemeral {
+			p.Ephemeral[i] = repair.Container{Name: c.Name, ID: c.ID, State: repair.State{Running: c.State.Running}}
 		}
 	}
 }

@@ -37,7 +37,10 @@ func TestTrimChangesNoDecision(t *testing.T) {
 				}
 			}
 			whole, trimmed := pod(), pod()
-			kept := kube.Pod{Facts: trimmed.Facts, Init: trimmed.Init, Containers: trimmed.Containers}
+			kept := kube.Pod{
+				Facts: trimmed.Facts, Init: trimmed.Init, Containers: trimmed.Containers,
+				Ephemeral: []repair.Container{{Name: "debugger", ID: "d", State: ended(1, "superfluous"), Last: ended(1, "superfluous")}},
+			}
 			Trim([]string{"mark", ""}, message)(&kept)
 			trimmed.Facts = kept.Facts
 			predicate := repair.Predicate{Annotation: sidecar.StatusKey, Container: sidecar.ValidationContainer, Message: message}

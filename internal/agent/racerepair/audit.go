@@ -88,18 +88,21 @@ type place struct {
 type input struct {
 	spec      redirect.Spec
 	addresses []netip.Addr
-	// running are the IDs of the running containers.
+	// running are the IDs of the running containers, proxy is since when the proxy should be there.
 	running []string
+	proxy   time.Time
 	// plugin are the parts of the plugin's configuration that the Spec does not have.
 	plugin string
 }
 
 func (j *job) input() input {
-	in := input{spec: j.decision.Spec, addresses: j.pod.Addresses, plugin: string(j.conf.Backend) + " " + j.conf.ForceIptables}
+	in := input{
+		spec: j.decision.Spec, addresses: j.pod.Addresses, proxy: j.proxySince(), plugin: string(j.conf.Backend) + " " + j.conf.ForceIptables,
+	}
 	if j.conf.Problems != nil {
 		in.plugin += " " + j.conf.Problems.Error()
 	}
-	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
+	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers, j.pod.Ephemeral) {
 		if c.State.Running {
 			in.running = append(in.running, c.Name+" "+c.ID)
 		}
@@ -135,11 +138,12 @@ func (j *job) audit(ctx context.Context) {
 // verify inspects the pod, sets its status and the time of the next inspection, and reports a change.
 func (j *job) verify(ctx context.Context) {
 	a := &j.memory.audited
-	collisions := j.collisions(ctx) // whose cost is not this pod's
+	byPod, listed := j.podProcesses(ctx, j.forced) // whose cost is not this pod's
+	j.processes, j.listed = byPod[j.pod.Facts.UID], listed
 	began := j.Clock.Now()
-	problems, err := j.observe(ctx, collisions)
+	problems, err := j.observe(ctx)
 	if err == nil {
-		problems = j.restore(ctx, problems, collisions)
+		problems = j.restore(ctx, problems)
 	}
 	a.took = j.Clock.Since(began)
 	if errors.Is(context.Cause(ctx), context.Canceled) { // the controller ends; not the PodTimeout
@@ -195,7 +199,7 @@ func (j *job) setStatus(problems []audit.Problem) {
 		a.repairs = 0
 	}
 	a.status = audit.Status{
-		State: state, Sentence: state.Sentence(), Remedy: state.Remedy(), Since: since, Checked: now, Problems: problems,
+		State: state, Sentence: state.Sentence(), Remedy: state.Remedy(j.Audit.Repair), Since: since, Checked: now, Problems: problems,
 		Backend: a.rules.tools, Exceptions: audit.Exceptions(j.decision.Spec, sidecar.KeysOf(j.decision.Spec)),
 	}
 }
@@ -213,7 +217,8 @@ func summary(problems []audit.Problem) string {
 
 // stateReasons are the reasons of the events about a change of a state.
 var stateReasons = map[audit.State]EventReason{ //nolint:gochecknoglobals // a constant table
-	audit.Bypassed: ReasonBroken, audit.ForeignRule: ReasonForeignRule, audit.Drifted: ReasonDrifted, audit.NoListener: ReasonNoListener,
+	audit.Bypassed: ReasonBroken, audit.ForeignRule: ReasonForeignRule, audit.Drifted: ReasonDrifted,
+	audit.ForeignListener: ReasonForeignListener, audit.NoListener: ReasonNoListener,
 	audit.UIDCollision: ReasonUIDCollision, audit.IPv6Open: ReasonIPv6Open, audit.NotInspected: ReasonUnverified,
 	audit.Captured: ReasonVerified,
 }
@@ -244,7 +249,7 @@ func (j *job) reportChange(ctx context.Context) {
 // podStates are the states of the gauge of pods that the audit has inspected.
 var podStates = map[audit.State]metrics.PodState{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: metrics.PodBroken, audit.Drifted: metrics.PodDrifted, audit.ForeignRule: metrics.PodDrifted,
-	audit.NotInspected: metrics.PodUnknown, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
+	audit.NotInspected: metrics.PodUnknown, audit.ForeignListener: metrics.PodRedirected, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
 	audit.IPv6Open: metrics.PodRedirected, audit.Captured: metrics.PodRedirected,
 }
 
@@ -271,7 +276,7 @@ func (c *Controller) Pods() []audit.Status {
 			all = append(all, named(e))
 		case !e.audited.due.IsZero(): // a pod that is left out would pass for one that is captured
 			s, state := named(e), audit.NotInspected
-			s.State, s.Sentence, s.Remedy = state, state.Sentence(), state.Remedy()
+			s.State, s.Sentence, s.Remedy = state, state.Sentence(), state.Remedy(c.Audit.Repair)
 			s.Problems = []audit.Problem{{State: state, Detail: "it waits for its first inspection"}}
 			all = append(all, s)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 // auditFixture is a fixture whose controller audits, with one validated pod of the mesh that the plugin has redirected.
@@ -318,8 +319,8 @@ func TestRulesOfAnotherBackend(t *testing.T) {
 func TestAuditOfTheProxy(t *testing.T) {
 	t.Parallel()
 	collision := func(o *Options) {
-		o.Processes = func(context.Context) (map[string][]audit.Process, error) {
-			return map[string][]audit.Process{
+		o.Processes = func(context.Context) (map[string][]sandbox.Process, error) {
+			return map[string][]sandbox.Process{
 				"u1": {{PID: 7, Container: appID, UID: redirect.DefaultID}, {PID: 8, Container: "4567", UID: redirect.DefaultID}, {PID: 9, Container: "pause", UID: redirect.DefaultID}},
 				"u2": {{PID: 10, Container: appID, UID: redirect.DefaultID}},
 			}, nil
@@ -439,5 +440,27 @@ func TestAuditKeepsNoNamespace(t *testing.T) {
 	}
 	if all := slices.Clone(l.controller.Pods()); open > 4 || len(all) != 1 { // those of this test
 		t.Errorf("%d descriptors of the namespace are open, pods %+v", open, all)
+	}
+}
+
+// TestAudit_RemedyOfTheMode: what is set already is no remedy, in the list, in the event and in the log.
+func TestAudit_RemedyOfTheMode(t *testing.T) {
+	t.Parallel()
+	const advice = "set audit.mode=repair"
+	for repairs, want := range map[bool]string{false: advice, true: "its events say why audit.mode=repair has not restored the rules"} {
+		l := newAuditFixture(t, AuditSettings{Repair: repairs}, cniconf.NetConf{})
+		l.want(audit.Captured, "")
+		netnstest.Run(t, l.path, "nft", "add table ip nat { flags dormant; }") // which no repair ends
+		s := l.want(audit.Drifted, "nat")
+		if !strings.Contains(s.Remedy, want) {
+			t.Errorf("repairs %v: got %q", repairs, s.Remedy)
+		}
+		if !repairs {
+			l.waitForEvent(l.pod, "Warning", ReasonDrifted, "Remedy: ", want)
+		}
+		l.end()
+		if strings.Contains(l.log.String(), advice) == repairs {
+			t.Errorf("repairs %v: the log has another remedy", repairs)
+		}
 	}
 }

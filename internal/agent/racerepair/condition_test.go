@@ -113,7 +113,7 @@ func TestConditionOfAStatus(t *testing.T) {
 	t.Parallel()
 	for state, want := range map[audit.State]string{
 		audit.Captured: "True Captured", audit.Bypassed: "False Bypassed", audit.ForeignRule: "False ForeignRule", audit.Drifted: "False Drifted",
-		audit.NoListener: "False NoListener", audit.UIDCollision: "False UIDCollision", audit.IPv6Open: "False IPv6Open",
+		audit.ForeignListener: "False ForeignListener", audit.NoListener: "False NoListener", audit.UIDCollision: "False UIDCollision", audit.IPv6Open: "False IPv6Open",
 		audit.NotInspected: "Unknown NotInspected", audit.Outside: "Unknown Outside",
 	} {
 		status := audit.Status{State: state, Sentence: state.Sentence()}

@@ -35,10 +35,10 @@ func (l *fixture) occupy(n int, interval time.Duration) *Controller {
 	l.options.Audit, l.options.AuditOnly = AuditSettings{Interval: interval}, true
 	l.options.Clock, l.options.Workers = clock.RealClock{}, 0
 	l.options.Follow = func(ctx context.Context, _ kube.Listener[kube.Pod]) { <-ctx.Done() }
-	l.options.Processes = func(ctx context.Context) (map[string][]audit.Process, error) { // of this machine
-		all := map[string][]audit.Process{}
+	l.options.Processes = func(ctx context.Context) (map[string][]sandbox.Process, error) { // of this machine
+		all := map[string][]sandbox.Process{}
 		err := sandbox.Places{Proc: "/proc", Roots: []string{"/"}}.Processes(ctx, func(p sandbox.Process) {
-			all[p.Pod] = append(all[p.Pod], audit.Process{PID: p.PID, Container: p.Container, UID: p.UID, GID: p.GID})
+			all[p.Pod] = append(all[p.Pod], p)
 		})
 		return all, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 // TestAChangeOfASlowPodWaits: a tenant can fill a namespace with rules, and change an annotation as often as he wants.
@@ -40,10 +41,10 @@ func TestManyProcessesDelayNoPod(t *testing.T) {
 	l.end()
 	lists := 0
 	c := New(l.options)
-	c.Processes = func(context.Context) (map[string][]audit.Process, error) {
+	c.Processes = func(context.Context) (map[string][]sandbox.Process, error) {
 		lists++
 		l.clock.Step(10 * time.Second)
-		return map[string][]audit.Process{}, nil
+		return map[string][]sandbox.Process{}, nil
 	}
 	e := l.controller.pods[web]
 	c.pods[web] = e

@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
 
@@ -25,7 +26,7 @@ var errRefused = errors.New("the pod's settings are invalid")
 
 // observe compares the namespace with the wanted redirection. It reads the rules only if their version has changed or a
 // request waits for the result.
-func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.Problem, error) {
+func (j *job) observe(ctx context.Context) ([]audit.Problem, error) {
 	switch {
 	case j.decision.Outcome == sidecar.Refuse:
 		return nil, fmt.Errorf("%w: %w", errRefused, j.decision.Err)
@@ -33,7 +34,7 @@ func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.
 		return nil, fmt.Errorf("%w: %w", errPolicy, j.conf.Problems)
 	}
 	a, spec := &j.memory.audited, j.decision.Spec
-	o := audit.Observation{Collisions: collisions}
+	var o audit.Observation
 	err := j.knownNamespace(ctx, func(space redirection.Namespace) error {
 		version, err := space.Version()
 		if err != nil {
@@ -51,7 +52,12 @@ func (j *job) observe(ctx context.Context, collisions []audit.Process) ([]audit.
 		if o.Routing, err = space.VerifyRouting(spec, redirection.Report{Families: o.Families}); err != nil {
 			return err
 		}
-		o.Accepts, o.Unknown = j.listeners(space)
+		in, err := j.peers(space)
+		if err != nil {
+			return err
+		}
+		o.Collisions = j.collisions(in)
+		o.Listeners, o.Unknown = j.listeners(space, in)
 		return nil
 	})
 	o.Mesh, o.Rules = a.rules.mesh, a.rules.problems
@@ -80,29 +86,85 @@ func (j *job) readRules(ctx context.Context, space redirection.Namespace) error 
 	return err
 }
 
-// listeners returns whether addresses are listened on, nil before the proxy has had its time to start. If that is unknown it
-// returns the cause.
-func (j *job) listeners(space redirection.Namespace) (accepts func(netip.AddrPort) bool, unknown error) {
-	if began := j.proxySince(); began.IsZero() || j.Clock.Since(began) < startup {
+// peers are the processes of a pod. ids converts to the user namespace whose ids the rules have.
+type peers struct {
+	processes []sandbox.Process
+	ids       sandbox.IDs
+}
+
+// peers returns the pod's processes with the ids of its namespace, none if those are not known.
+func (j *job) peers(space redirection.Namespace) (in peers, err error) {
+	users, own, err := space.NetNS.Users()
+	if known := own; err == nil {
+		if !own {
+			in.ids, known = sandbox.IDsOf(users, j.processes)
+		}
+		if known {
+			in.processes = j.processes
+		}
+	}
+	return in, err
+}
+
+// listeners returns who listens on an address, nil before the proxy has had its time to start. If that is unknown it returns the
+// cause. A pod without listeners is checked until it has some: each start of a proxy that crashes would end the fault.
+func (j *job) listeners(space redirection.Namespace, in peers) (listeners func(netip.AddrPort) []audit.Listener, unknown error) {
+	began, silent := j.proxySince(), func(p audit.Problem) bool { return p.State == audit.NoListener }
+	early := j.Clock.Since(began) < startup && !slices.ContainsFunc(j.memory.audited.status.Problems, silent)
+	if began.IsZero() || early {
 		return nil, nil
 	}
 	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	if err != nil {
 		return nil, err
 	}
-	return func(to netip.AddrPort) bool {
-		return slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) })
+	if j.listed.Before(began) { // the list may lack the proxy
+		in.processes = nil
+	}
+	return func(to netip.AddrPort) (found []audit.Listener) {
+		for _, l := range all {
+			if !l.Accepts(to) {
+				continue
+			}
+			one := audit.Listener{UID: in.ids.UID(l.UID)}
+			for _, p := range in.processes {
+				if p.UID == l.UID {
+					one.GIDs = append(one.GIDs, in.ids.GID(p.GID))
+				}
+			}
+			found = append(found, one)
+		}
+		return found
 	}, nil
 }
 
-// proxySince returns since when the proxy runs, the zero time if it does not.
+// proxySince returns since when the proxy should be there: its start, or else the latest of its end, the pod's start and the ends of
+// init containers. It is the zero time for a pod that is just starting.
 func (j *job) proxySince() time.Time {
-	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
-		if c.Name == sidecar.ProxyContainer && c.State.Running {
-			return c.State.Began
+	all := slices.Concat(j.pod.Init, j.pod.Containers)
+	at := slices.IndexFunc(all, func(c repair.Container) bool { return c.Name == sidecar.ProxyContainer })
+	if at < 0 {
+		return time.Time{}
+	}
+	proxy := all[at]
+	if proxy.State.Running {
+		return proxy.State.Began
+	}
+	times := []time.Time{j.pod.Started, proxy.State.Finished, proxy.Last.Finished}
+	for _, c := range j.pod.Init {
+		times = append(times, c.State.Finished)
+	}
+	// The kubelet starts the containers one after the other, with the pull of the image ahead of each: the application may run.
+	starts := !proxy.State.Terminated && slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, proxy.State.Reason)
+	for _, c := range j.pod.Containers {
+		if starts && c.State.Running {
+			starts, times = false, append(times, c.State.Began)
 		}
 	}
-	return time.Time{}
+	if starts {
+		return time.Time{}
+	}
+	return slices.MaxFunc(times, time.Time.Compare)
 }
 
 // searchEvery is the number of inspections after which a known namespace is searched again: the records of the node may
@@ -133,26 +195,25 @@ const (
 )
 
 // collisions lists the processes of the pod that run with an identity of the proxy in another container.
-func (j *job) collisions(ctx context.Context) []audit.Process {
+func (j *job) collisions(in peers) (all []audit.Process) {
 	names := map[string]string{}
-	for _, c := range slices.Concat(j.pod.Init, j.pod.Containers) {
-		if c.ID != "" && !sidecar.OfTheMesh(c.Name) {
+	for i, c := range slices.Concat(j.pod.Init, j.pod.Containers, j.pod.Ephemeral) {
+		if c.ID != "" && !sidecar.OfTheMesh(c.Name, i < len(j.pod.Init)) {
 			names[c.ID] = c.Name
 		}
 	}
-	var all []audit.Process
-	for _, p := range j.podProcesses(ctx, j.forced)[j.pod.Facts.UID] {
-		spec := j.decision.Spec
-		if name := names[p.Container]; name != "" && (slices.Contains(spec.UIDs, p.UID) || slices.Contains(spec.GIDs, p.GID)) {
-			p.Container = name
-			all = append(all, p)
+	spec := j.decision.Spec
+	for _, p := range in.processes {
+		one := audit.Process{PID: p.PID, Thread: p.Thread, Container: names[p.Container], UID: in.ids.UID(p.UID), GID: in.ids.GID(p.GID)}
+		if one.Container != "" && (slices.Contains(spec.UIDs, one.UID) || slices.Contains(spec.GIDs, one.GID)) {
+			all = append(all, one)
 		}
 	}
 	return all
 }
 
-// podProcesses lists the processes of all pods by pod UID.
-func (c *controller) podProcesses(ctx context.Context, forced bool) map[string][]audit.Process {
+// podProcesses lists the processes of all pods by pod UID, as of a time.
+func (c *controller) podProcesses(ctx context.Context, forced bool) (byPod map[string][]sandbox.Process, listed time.Time) {
 	s := &c.processes
 	s.mu.Lock() // not c.mu: the watch of the pods must not wait for the procfs
 	defer s.mu.Unlock()
@@ -161,15 +222,15 @@ func (c *controller) podProcesses(ctx context.Context, forced bool) map[string][
 		age = scanForced
 	}
 	if c.Processes == nil || s.byPod != nil && began.Sub(s.scanned) < age {
-		return s.byPod
+		return s.byPod, s.began
 	}
 	all, err := c.Processes(ctx)
 	if err != nil {
 		c.Log.WarnContext(ctx, "the processes of the node cannot be listed", slog.String("error", err.Error()))
 	}
-	s.byPod, s.scanned = all, c.Clock.Now()
+	s.byPod, s.began, s.scanned = all, began, c.Clock.Now()
 	s.took = s.scanned.Sub(began)
-	return all
+	return s.byPod, s.began
 }
 
 // The pause between two repairs of a pod is the interval after the first one, doubled up to maxRepairPause. It ends when the pod
@@ -189,7 +250,7 @@ func (j *job) restorable(state audit.State) bool {
 }
 
 // restore writes the wanted rules if need be, and returns the problems that remain.
-func (j *job) restore(ctx context.Context, found []audit.Problem, collisions []audit.Process) []audit.Problem {
+func (j *job) restore(ctx context.Context, found []audit.Problem) []audit.Problem {
 	a, state := &j.memory.audited, audit.StateOf(found)
 	if !j.restorable(state) || !j.unchanged() {
 		return found
@@ -203,7 +264,7 @@ func (j *job) restore(ctx context.Context, found []audit.Problem, collisions []a
 	})
 	left := found
 	if err == nil {
-		left, err = j.observe(ctx, collisions)
+		left, err = j.observe(ctx)
 	}
 	if errors.Is(context.Cause(ctx), context.Canceled) || !j.unchanged() {
 		return found

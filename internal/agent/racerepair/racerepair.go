@@ -35,7 +35,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -79,7 +78,7 @@ type Options struct {
 	// AuditedNode is the node whose pods another controller audits, and counts by state; "" is none.
 	AuditedNode string
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
-	Processes func(context.Context) (map[string][]audit.Process, error)
+	Processes func(context.Context) (map[string][]sandbox.Process, error)
 	// Plugin returns the current configuration of the node's plugin.
 	Plugin func() (cniconf.NetConf, error)
 	// Reported returns the latest decision about a pod, by whether a runtime's UID is the pod's; nil knows none.

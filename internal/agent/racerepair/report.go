@@ -29,11 +29,12 @@ const (
 	ReasonDrifted    EventReason = "DriftedPod"
 	ReasonUnverified EventReason = "UnverifiedPod"
 
-	ReasonForeignRule  EventReason = "ForeignRule"
-	ReasonNoListener   EventReason = "ProxyNotListening"
-	ReasonUIDCollision EventReason = "ProxyUIDCollision"
-	ReasonIPv6Open     EventReason = "IPv6Open"
-	ReasonVerified     EventReason = "VerifiedPod"
+	ReasonForeignRule     EventReason = "ForeignRule"
+	ReasonForeignListener EventReason = "ForeignListener"
+	ReasonNoListener      EventReason = "ProxyNotListening"
+	ReasonUIDCollision    EventReason = "ProxyUIDCollision"
+	ReasonIPv6Open        EventReason = "IPv6Open"
+	ReasonVerified        EventReason = "VerifiedPod"
 )
 
 // event records an event on the pod.

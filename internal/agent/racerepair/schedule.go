@@ -11,6 +11,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 const (
@@ -29,10 +30,10 @@ const (
 
 // processes are those of the node's pods.
 type processes struct {
-	mu      sync.Mutex
-	byPod   map[string][]audit.Process // by pod UID
-	scanned time.Time                  // the end
-	took    time.Duration
+	mu             sync.Mutex
+	byPod          map[string][]sandbox.Process // by pod UID
+	began, scanned time.Time
+	took           time.Duration
 }
 
 // schedule inspects the pods that are due, one at a time, until ctx ends. A pod has no timer of its own.

@@ -125,7 +125,7 @@ func (j *job) complete(e *inspect.Explanation) {
 		e.State, e.Sentence, e.Remedy = audit.Outside, "is not redirected by the plugin: "+e.Decision.Sentence, e.Decision.Remedy
 	default:
 		e.State = audit.NotInspected
-		e.Sentence, e.Remedy = e.State.Sentence(), e.State.Remedy()
+		e.Sentence, e.Remedy = e.State.Sentence(), e.State.Remedy(j.Audit.Repair)
 		e.Problems = []audit.Problem{{State: e.State, Detail: e.InspectionError}}
 	}
 }
@@ -144,7 +144,7 @@ func (j *job) inject(e *inspect.Explanation) {
 			e.Injection.Proxy = "native sidecar"
 		case c.Name == sidecar.ProxyContainer:
 			e.Injection.Proxy = "container"
-		case sidecar.OfTheMesh(c.Name):
+		case sidecar.OfTheMesh(c.Name, c.Init):
 			e.Injection.Setup = c.Name
 		}
 	}

@@ -35,7 +35,10 @@ type job struct {
 	// waiting are closed at the end; a job with any inspects the pod. forced says that a request waits for the result.
 	waiting []chan struct{}
 	forced  bool
-	log     *slog.Logger
+	// processes are the pod's as of the time listed.
+	processes []sandbox.Process
+	listed    time.Time
+	log       *slog.Logger
 }
 
 // reconcile classifies one pod and performs the due action. After an error the caller enqueues the pod again.

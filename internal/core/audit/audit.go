@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -24,14 +25,15 @@ type State string
 
 // The states, the most serious first.
 const (
-	Bypassed     State = "bypassed"
-	ForeignRule  State = "foreign-rule"
-	Drifted      State = "drifted"
-	NoListener   State = "no-listener"
-	UIDCollision State = "uid-collision"
-	IPv6Open     State = "ipv6-open"
-	NotInspected State = "not-inspected"
-	Captured     State = "captured"
+	Bypassed        State = "bypassed"
+	ForeignRule     State = "foreign-rule"
+	Drifted         State = "drifted"
+	ForeignListener State = "foreign-listener"
+	NoListener      State = "no-listener"
+	UIDCollision    State = "uid-collision"
+	IPv6Open        State = "ipv6-open"
+	NotInspected    State = "not-inspected"
+	Captured        State = "captured"
 )
 
 // row is a state with its texts.
@@ -58,8 +60,12 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 		"restart the pod, or set audit.mode=repair to have the rules restored now",
 	},
 	{
+		ForeignListener, "redirects its traffic to a port of the proxy on which a process listens that the rules do not take for the proxy",
+		"end the program that took the proxy's port; if it is the proxy, have it run with the user or group of the rules, and restart the pod",
+	},
+	{
 		NoListener, "redirects its traffic to a port of the proxy on which nothing listens",
-		"see the log of the container istio-proxy: the proxy has not started its listeners, or ended",
+		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or ended",
 	},
 	{
 		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not captured",
@@ -92,15 +98,36 @@ func (s State) row() row {
 // Sentence explains the state, as the end of "the pod …".
 func (s State) Sentence() string { return s.row().sentence }
 
-// Remedy is an instruction that ends the state, "" for a captured pod.
-func (s State) Remedy() string { return s.row().remedy }
+// Remedy is an instruction that ends the state, "" for a captured pod. repairs says that the audit repairs.
+func (s State) Remedy(repairs bool) string {
+	remedy := s.row().remedy
+	if rest, _, offered := strings.Cut(remedy, ", or set audit.mode=repair"); repairs && offered {
+		return rest + "; its events say why audit.mode=repair has not restored the rules"
+	}
+	return remedy
+}
 
 // Process is a process that runs with an identity of the proxy in another container than the proxy's.
 type Process struct {
-	PID       int    `json:"pid"`
+	PID int `json:"pid"`
+	// Thread is the one that has the identity, 0 for the main one.
+	Thread    int    `json:"thread,omitempty"`
 	Container string `json:"container"`
 	UID       uint32 `json:"uid"`
 	GID       uint32 `json:"gid"`
+}
+
+// Listener is a listening socket.
+type Listener struct {
+	UID uint32
+	// GIDs are the groups of the pod's processes of that user, none if they are not known.
+	GIDs []uint32
+}
+
+// foreign reports whether the rules do not take the process that listens for the proxy. The kernel tells no group of a socket.
+func (l Listener) foreign(spec redirect.Spec) bool {
+	ofProxy := func(gid uint32) bool { return slices.Contains(spec.GIDs, gid) }
+	return !slices.Contains(spec.UIDs, l.UID) && len(l.GIDs) > 0 && !slices.ContainsFunc(l.GIDs, ofProxy)
 }
 
 // Observation is the redirection found in a pod's network namespace.
@@ -112,9 +139,9 @@ type Observation struct {
 	Routing []string
 	// Families is the treatment of the pod's addresses.
 	Families redirect.Families
-	// Accepts reports whether a listening socket accepts a connection to an address; nil if the listeners are not to be
-	// checked because the proxy does not run.
-	Accepts func(netip.AddrPort) bool
+	// Listeners lists the sockets that accept a connection to an address; nil if they are not to be checked because the proxy is not
+	// due yet.
+	Listeners func(netip.AddrPort) []Listener
 	// Unknown is why the listeners are not known, nil if they are or are not to be checked.
 	Unknown error
 	// Collisions are processes outside of the proxy that the rules take for the proxy.
@@ -144,19 +171,19 @@ func Assess(spec redirect.Spec, o Observation) []Problem {
 	if o.Mesh {
 		routing(o.Routing, add)
 	}
-	if o.Accepts != nil && o.Mesh {
-		for _, l := range wantedListeners(spec, o.Families) {
-			if !o.Accepts(l.address) {
-				add(NoListener, fmt.Sprintf("nothing listens on %s, to which %s is redirected", l.address, l.traffic))
-			}
-		}
+	if o.Listeners != nil && o.Mesh {
+		listeners(spec, o, add)
 	}
 	for i, p := range o.Collisions {
 		if i == maxProblems {
 			add(UIDCollision, fmt.Sprintf("and %d more processes", len(o.Collisions)-i))
 			break
 		}
-		add(UIDCollision, fmt.Sprintf("process %d of container %q runs with uid %d and gid %d", p.PID, p.Container, p.UID, p.GID))
+		what := fmt.Sprintf("process %d", p.PID)
+		if p.Thread != 0 {
+			what = fmt.Sprintf("thread %d of %s", p.Thread, what)
+		}
+		add(UIDCollision, fmt.Sprintf("%s of container %q runs with uid %d and gid %d", what, p.Container, p.UID, p.GID))
 	}
 	if o.Families.HasIPv6 && o.Families.IPv6 == redirect.Bypassed {
 		add(IPv6Open, "the pod's first address is IPv4, and the plugin's setting second_ip_family is bypass")
@@ -257,10 +284,27 @@ func changed(diffs []ruleset.Diff, h *walk.Hop) bool {
 	})
 }
 
-// listener is a port of the proxy that must accept connections.
+// listeners reports missing listeners of the proxy, and those of other processes.
+func listeners(spec redirect.Spec, o Observation, add func(State, string)) {
+	for _, l := range wantedListeners(spec, o.Families) {
+		all := o.Listeners(l.address)
+		if len(all) == 0 && !l.optional {
+			add(NoListener, fmt.Sprintf("nothing listens on %s, to which %s is redirected", l.address, l.traffic))
+		}
+		if i := slices.IndexFunc(all, func(l Listener) bool { return l.foreign(spec) }); i >= 0 {
+			add(ForeignListener, fmt.Sprintf("uid %d listens on %s, to which %s is redirected; the rules are for a proxy with uid %s or gid %s",
+				all[i].UID, l.address, l.traffic, ids(spec.UIDs), ids(spec.GIDs)))
+		}
+	}
+}
+
+func ids(all []uint32) string { return strings.Trim(fmt.Sprint(all), "[]") }
+
+// listener is a port of the proxy that accepts connections, an optional one perhaps.
 type listener struct {
-	address netip.AddrPort
-	traffic string
+	address  netip.AddrPort
+	traffic  string
+	optional bool
 }
 
 // wantedListeners are the addresses to which the rules redirect: outbound connections to the loopback address (REDIRECT in
@@ -268,9 +312,12 @@ type listener struct {
 func wantedListeners(spec redirect.Spec, f redirect.Families) []listener {
 	var all []listener
 	family := func(loopback, host netip.Addr) {
-		all = append(all, listener{netip.AddrPortFrom(loopback, spec.OutboundPort), "outbound traffic"})
+		all = append(all, listener{address: netip.AddrPortFrom(loopback, spec.OutboundPort), traffic: "outbound traffic"})
 		if host.IsValid() && !spec.Inbound.Empty() {
-			all = append(all, listener{netip.AddrPortFrom(host, spec.InboundPort), "inbound traffic"})
+			all = append(all, listener{address: netip.AddrPortFrom(host, spec.InboundPort), traffic: "inbound traffic"})
+		}
+		if spec.DNS != redirect.DNSOff {
+			all = append(all, listener{netip.AddrPortFrom(loopback, redirect.DNSPort), "DNS traffic", true})
 		}
 	}
 	host4, host6 := f.Host, netip.Addr{}

@@ -98,8 +98,13 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 	})
 	o := audit.Observation{
 		Mesh: true, Rules: rules, Routing: []string{"policy rule is missing"},
-		Families:   redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Bypassed},
-		Accepts:    func(netip.AddrPort) bool { return false },
+		Families: redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Bypassed},
+		Listeners: func(to netip.AddrPort) []audit.Listener {
+			if to.Port() == redirect.InboundPort {
+				return []audit.Listener{{UID: 4711, GIDs: []uint32{0}}}
+			}
+			return nil
+		},
 		Collisions: make([]audit.Process, 20),
 	}
 	got := audit.Assess(redirect.Default(), o)
@@ -108,7 +113,7 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 		states = append(states, p.State)
 	}
 	want := []audit.State{
-		audit.ForeignRule, audit.Drifted, audit.Drifted, audit.NoListener, audit.NoListener,
+		audit.ForeignRule, audit.Drifted, audit.Drifted, audit.NoListener, audit.ForeignListener,
 		audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.UIDCollision, audit.IPv6Open,
 	}
 	if !slices.Equal(states, want) || audit.StateOf(got) != audit.ForeignRule {
@@ -121,8 +126,9 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 
 func TestListeners(t *testing.T) {
 	t.Parallel()
-	none := redirect.Default()
+	none, dns := redirect.Default(), redirect.Default()
 	none.Inbound = redirect.Ports{}
+	dns.DNS = redirect.DNSAll
 	v6 := redirect.Families{HasIPv6: true, Host: netip.MustParseAddr("fd00::5"), IPv6: redirect.Captured}
 	dual := redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Captured}
 	for name, test := range map[string]struct {
@@ -132,19 +138,49 @@ func TestListeners(t *testing.T) {
 	}{
 		"IPv4":       {redirect.Default(), v4, []string{"127.0.0.1:15001", "10.0.0.5:15006"}},
 		"no inbound": {none, v4, []string{"127.0.0.1:15001"}},
+		"DNS":        {dns, v4, []string{"127.0.0.1:15001", "10.0.0.5:15006", "127.0.0.1:15053"}},
 		"IPv6":       {redirect.Default(), v6, []string{"[::1]:15001", "[fd00::5]:15006"}},
 		"dual stack": {redirect.Default(), dual, []string{"127.0.0.1:15001", "10.0.0.5:15006", "[::1]:15001"}},
 	} {
 		var asked []string
-		got := audit.Assess(test.spec, audit.Observation{Mesh: true, Families: test.families, Accepts: func(to netip.AddrPort) bool {
+		got := audit.Assess(test.spec, audit.Observation{Mesh: true, Families: test.families, Listeners: func(to netip.AddrPort) []audit.Listener {
 			asked = append(asked, to.String())
-			return to.Port() == redirect.OutboundPort
+			if to.Port() == redirect.OutboundPort {
+				return []audit.Listener{{UID: redirect.DefaultID}}
+			}
+			return nil
 		}})
 		if !slices.Equal(asked, test.want) {
 			t.Errorf("%s: %q", name, asked)
 		}
-		if len(got) != len(slices.DeleteFunc(test.want, func(s string) bool { return strings.HasSuffix(s, ":15001") })) {
+		if len(got) != len(slices.DeleteFunc(test.want, func(s string) bool { return !strings.HasSuffix(s, ":15006") })) {
 			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// TestAssess_WhoListens: the proxy is known by its user, or by its group where that is known.
+func TestAssess_WhoListens(t *testing.T) {
+	t.Parallel()
+	const id = redirect.DefaultID
+	for name, test := range map[string]struct {
+		listeners []audit.Listener
+		want      audit.State
+	}{
+		"the proxy":                        {[]audit.Listener{{UID: id, GIDs: []uint32{0}}}, audit.Captured},
+		"the proxy, of unknown group":      {[]audit.Listener{{UID: id}}, audit.Captured},
+		"the proxy as root":                {[]audit.Listener{{UID: 0, GIDs: []uint32{0, id}}}, audit.Captured},
+		"root, of unknown group":           {[]audit.Listener{{UID: 0}}, audit.Captured},
+		"root":                             {[]audit.Listener{{UID: 0, GIDs: []uint32{0}}}, audit.ForeignListener},
+		"an application":                   {[]audit.Listener{{UID: 4711, GIDs: []uint32{4711, 5}}}, audit.ForeignListener},
+		"an application besides the proxy": {[]audit.Listener{{UID: id}, {UID: 4711, GIDs: []uint32{5}}}, audit.ForeignListener},
+	} {
+		got := audit.Assess(redirect.Default(), audit.Observation{Mesh: true, Families: v4, Listeners: func(netip.AddrPort) []audit.Listener { return test.listeners }})
+		if state := audit.StateOf(got); state != test.want || len(got) != 0 && len(got) != 2 {
+			t.Errorf("%s: got %v", name, got)
+		}
+		if want := "uid 4711 listens on 127.0.0.1:15001, to which outbound traffic is redirected; the rules are for a proxy with uid 1337 or gid 1337"; name == "an application" && got[0].Detail != want {
+			t.Errorf("got %q", got[0].Detail)
 		}
 	}
 }
@@ -205,8 +241,11 @@ func TestExceptions(t *testing.T) {
 func TestEachStateHasItsTexts(t *testing.T) {
 	t.Parallel()
 	for _, s := range audit.States() {
-		if s.Sentence() == "" || s.Remedy() == "" != (s == audit.Captured) {
-			t.Errorf("%s: %q, %q", s, s.Sentence(), s.Remedy())
+		for _, repairs := range []bool{false, true} {
+			remedy := s.Remedy(repairs)
+			if s.Sentence() == "" || remedy == "" != (s == audit.Captured) || repairs && strings.Contains(remedy, "set audit.mode") {
+				t.Errorf("%s, repairs %v: %q, %q", s, repairs, s.Sentence(), remedy)
+			}
 		}
 	}
 	if audit.State("x").Sentence() != "" {

@@ -108,9 +108,9 @@ func FactsVersion() int {
 	return version
 }
 
-// OfTheMesh reports whether a container is the injector's.
-func OfTheMesh(container string) bool {
-	return container == initContainer || container == ProxyContainer || container == ValidationContainer
+// OfTheMesh reports whether a container is the injector's: the proxy, or an init container of the redirection.
+func OfTheMesh(container string, init bool) bool {
+	return container == ProxyContainer || init && (container == initContainer || container == ValidationContainer)
 }
 
 // KeyOf returns the annotation that sets a field, "" if there is none.

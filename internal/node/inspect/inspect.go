@@ -203,5 +203,5 @@ func backend(space *redirection.Namespace, native bool) error {
 
 func status(problems []audit.Problem) audit.Status {
 	state := audit.StateOf(problems)
-	return audit.Status{State: state, Sentence: state.Sentence(), Remedy: state.Remedy(), Problems: problems}
+	return audit.Status{State: state, Sentence: state.Sentence(), Remedy: state.Remedy(false), Problems: problems}
 }

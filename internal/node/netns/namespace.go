@@ -118,26 +118,25 @@ func (n *Namespace) IsHost() (bool, error) {
 	return err == nil && n.inode == first, nil
 }
 
-// OfOtherUsers reports whether n belongs to another user namespace than that of this process, as that of a pod with
-// hostUsers: false does (NS_GET_USERNS, linux/nsfs.h).
-func (n *Namespace) OfOtherUsers() (bool, error) {
+// Users identifies the user namespace that owns n, whose ids the rules in n have (NS_GET_USERNS, linux/nsfs.h), and reports whether
+// it is that of this process. The pod with hostUsers: false has one of its own.
+func (n *Namespace) Users() (users Inode, own bool, err error) {
 	owner, err := unix.IoctlRetInt(n.FD(), unix.NS_GET_USERNS)
 	if errors.Is(err, unix.EPERM) {
-		return false, nil // the owner is a parent of ours, as in a container whose user namespace is newer than its network
+		return Inode{}, true, nil // the owner is a parent of ours, as in a container whose user namespace is newer than its network
 	}
-	var its Inode
 	if err == nil {
 		defer unix.Close(owner) //nolint:errcheck // nothing was written
-		its, err = InodeOf(fmt.Sprintf("/proc/self/fd/%d", owner))
+		users, err = InodeOf(fmt.Sprintf("/proc/self/fd/%d", owner))
 	}
 	if err != nil {
-		return false, fmt.Errorf("reading the owner of network namespace %q: %w", n.name, err)
+		return Inode{}, false, fmt.Errorf("reading the owner of network namespace %q: %w", n.name, err)
 	}
-	own, err := InodeOf("/proc/self/ns/user")
+	ours, err := InodeOf("/proc/self/ns/user")
 	if err != nil {
-		return false, fmt.Errorf("reading the user namespace of this process: %w", err)
+		return Inode{}, false, fmt.Errorf("reading the user namespace of this process: %w", err)
 	}
-	return its != own, nil
+	return users, users == ours, nil
 }
 
 // checkNet checks the type of a namespace (ioctl NS_GET_NSTYPE, linux/nsfs.h, Linux 4.11). An older kernel returns ENOTTY;

@@ -44,14 +44,16 @@ func (n Namespace) mode() (mode, error) {
 	if b := n.backend(); b != redirect.Auto {
 		return mode{backend: b, tools: b == redirect.Tools}, nil
 	}
-	others, err := n.NetNS.OfOtherUsers()
+	_, own, err := n.NetNS.Users()
 	switch {
-	case others:
-		return mode{backend: redirect.Native}, err
+	case err != nil:
+		return mode{}, err
+	case !own:
+		return mode{backend: redirect.Native}, nil
 	case n.PreferTools:
-		return mode{backend: redirect.Tools, tools: true}, err
+		return mode{backend: redirect.Tools, tools: true}, nil
 	}
-	return mode{backend: redirect.Netlink}, err
+	return mode{backend: redirect.Netlink}, nil
 }
 
 // fallback returns another mode that avoids the error of an attempt, if there is one. The attempt has changed nothing.

@@ -1,13 +1,21 @@
 package sandbox_test
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
 func TestProcessesOfPods(t *testing.T) {
@@ -16,20 +24,20 @@ func TestProcessesOfPods(t *testing.T) {
 	const slice = "kubepods-besteffort-pod0f5d3a52_4d64_4b2b_9d5a_6d1d2a3b4c5d.slice"
 	id := strings.Repeat("0123456789abcdef", 4)
 	status := func(uid, gid string) string {
-		return "Name:\tapp Uid:\nUid:\t0\t0\t0\t" + uid + "\nGid:\t0\t0\t0\t" + gid + "\n"
+		return "Name:\tapp Uid:\nUid:\t0\t0\t0\t" + uid + "\nGid:\t0\t0\t0\t" + gid + "\nThreads:\t1\n"
 	}
 	proc := t.TempDir()
-	for process, files := range map[string][]string{ // cgroup, status, uid_map
-		"1":   {"0::/init.scope", status("0", "0"), ""},
-		"10":  {"0::/kubepods.slice/" + slice + "/cri-containerd-" + id + ".scope", status("1337", "7"), "0 0 4294967295"},
-		"11":  {"0::/kubepods/besteffort/pod" + pod + "/" + id, status("66873", "65536"), "0 65536 65536"},
-		"12":  {"0::/../../" + slice + "/crio-" + id + ".scope/" + strings.Repeat("f", 64), status("0", "0"), ""},
-		"13":  {"0::/kubepods.slice/" + slice + "/short", status("5", "5"), ""},
-		"14":  {"0::/kubepods.slice/" + slice + "/short", "Uid:\tx\t0\t0\tx\n", ""},
-		"abc": {"0::/kubepods.slice/" + slice, status("0", "0"), ""},
+	for process, files := range map[string][]string{ // cgroup, status
+		"1":   {"0::/init.scope", status("0", "0")},
+		"10":  {"0::/kubepods.slice/" + slice + "/cri-containerd-" + id + ".scope", status("1337", "7")},
+		"11":  {"0::/kubepods/besteffort/pod" + pod + "/" + id, status("66873", "65536")},
+		"12":  {"0::/../../" + slice + "/crio-" + id + ".scope/" + strings.Repeat("f", 64), status("0", "0")},
+		"13":  {"0::/kubepods.slice/" + slice + "/short", status("5", "5")},
+		"14":  {"0::/kubepods.slice/" + slice + "/short", "Uid:\tx\t0\t0\tx\n"},
+		"abc": {"0::/kubepods.slice/" + slice, status("0", "0")},
 	} {
 		dir := filepath.Join(proc, process)
-		for name, text := range map[string]string{"cgroup": files[0], "status": files[1], "uid_map": files[2], "gid_map": files[2], "ns/net": ""} {
+		for name, text := range map[string]string{"cgroup": files[0], "status": files[1], "ns/net": ""} {
 			if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o750); err != nil {
 				t.Fatal(err)
 			}
@@ -38,21 +46,113 @@ func TestProcessesOfPods(t *testing.T) {
 			}
 		}
 	}
-	var got []sandbox.Process
-	if err := (sandbox.Places{Proc: proc}).Processes(t.Context(), func(p sandbox.Process) { got = append(got, p) }); err != nil {
+	var got []string
+	if err := (sandbox.Places{Proc: proc}).Processes(t.Context(), func(p sandbox.Process) {
+		got = append(got, fmt.Sprintf("%d %d %s %s %d:%d", p.PID, p.Thread, p.Pod, p.Container, p.UID, p.GID))
+	}); err != nil {
 		t.Fatal(err)
 	}
-	slices.SortFunc(got, func(a, b sandbox.Process) int { return a.PID - b.PID })
-	want := []sandbox.Process{
-		{PID: 10, Pod: pod, Container: id, UID: 1337, GID: 7},
-		{PID: 11, Pod: pod, Container: id, UID: 1337, GID: 0},
-		{PID: 12, Pod: pod, Container: id},
-		{PID: 13, Pod: pod, UID: 5, GID: 5},
+	slices.Sort(got)
+	want := []string{
+		"10 0 " + pod + " " + id + " 1337:7", "11 0 " + pod + " " + id + " 66873:65536", "12 0 " + pod + " " + id + " 0:0", "13 0 " + pod + "  5:5",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("got %+v", got)
+		t.Errorf("got %q", got)
 	}
 	if err := (sandbox.Places{Proc: t.TempDir()}).Processes(t.Context(), nil); err == nil {
 		t.Error("no error without a procfs of the node")
+	}
+}
+
+// pods are UIDs, container is the ID of a container.
+var (
+	pods      = []string{"0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d", "1f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
+	container = strings.Repeat("0123456789abcdef", 4)
+)
+
+// identities are the users and groups of a pod's processes on the node.
+func identities(n *sandboxtest.Node, uid string) (all []string) {
+	n.Helper()
+	n.Do(n.Processes(n.Context(), func(p sandbox.Process) {
+		if p.Pod == uid && p.Container == container {
+			all = append(all, fmt.Sprintf("%d:%d", p.UID, p.GID))
+		}
+	}))
+	slices.Sort(all)
+	return all
+}
+
+// TestProcesses_OneThread runs as another user, as the threads of Linux may.
+func TestProcesses_OneThread(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.New(t)
+	n.Contain(os.Getpid(), pods[0], container)
+	started, end := make(chan struct{}), make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // which ends with the goroutine
+		_, _, _ = unix.RawSyscall(unix.SYS_SETFSGID, 7, 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 1337, 0, 0)
+		close(started)
+		<-end
+	}()
+	<-started
+	defer close(end)
+	if got := identities(n, pods[0]); len(got) != 2 || got[0] != "0:0" || got[1] != "1337:7" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// unshared starts a process in the network namespace of this one and a user namespace of its own, as a user there.
+func unshared(n *sandboxtest.Node, uid string, inside, outside int) {
+	n.Helper()
+	ids := []syscall.SysProcIDMap{{ContainerID: inside, HostID: outside, Size: 1}}
+	process := exec.CommandContext(n.Context(), "sleep", "1000")
+	process.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
+		Credential: &syscall.Credential{Uid: uint32(inside), Gid: uint32(inside)}, //nolint:gosec // the test's own numbers
+	}
+	n.Do(process.Start())
+	n.Cleanup(func() { _ = process.Wait() })
+	n.Contain(process.Process.Pid, uid, container)
+}
+
+// TestProcesses_UserNamespace: the kernel's owner match does not know the ids of a user namespace that a process has made.
+func TestProcesses_UserNamespace(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.New(t)
+	unshared(n, pods[0], 5000, 1337)
+	unshared(n, pods[1], 1337, 2000)
+	for i, want := range []string{"1337:1337", "2000:2000"} {
+		if got := identities(n, pods[i]); len(got) != 1 || got[0] != want {
+			t.Errorf("got %q, want %s", got, want)
+		}
+	}
+}
+
+// TestIDsOf a namespace with users of its own, as the pod with hostUsers: false has.
+func TestIDsOf(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.New(t)
+	process, path := netnstest.Unshared(t, 100000, 65536)
+	n.Contain(process.Process.Pid, pods[0], container)
+	unshared(n, pods[0], 5000, 101337)
+	var all []sandbox.Process
+	n.Do(n.Processes(t.Context(), func(p sandbox.Process) { all = append(all, p) }))
+	users, own, err := netnstest.Open(t, path).Users()
+	n.Do(err)
+	ids, known := sandbox.IDsOf(users, all)
+	if own || !known || len(all) != 2 {
+		t.Fatalf("own %v, known %v, processes %+v", own, known, all)
+	}
+	for id, want := range map[uint32]uint32{100000: 0, 101337: 1337, 165535: 65535, 165536: sandbox.Overflow, 1337: sandbox.Overflow} {
+		if user, group := ids.UID(id), ids.GID(id); user != want || group != want {
+			t.Errorf("%d: user %d, group %d, want %d", id, user, group, want)
+		}
+	}
+	if none := (sandbox.IDs{}); none.UID(5) != 5 || none.GID(5) != 5 {
+		t.Error("the zero value converts ids")
+	}
+	if _, known = sandbox.IDsOf(users, all[:0]); known {
+		t.Error("they are known without a process")
 	}
 }

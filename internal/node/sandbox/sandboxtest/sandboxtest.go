@@ -105,6 +105,17 @@ func (n *Node) Adopt(process *exec.Cmd) (end func()) {
 	return end
 }
 
+// Contain adds a real process to the procfs, in a container of a pod.
+func (n *Node) Contain(pid int, uid, container string) {
+	n.Helper()
+	name := strconv.Itoa(pid)
+	n.Do(os.Mkdir(filepath.Join(n.Proc, name), 0o700))
+	for _, file := range []string{"ns", "status", "task", "uid_map", "gid_map"} {
+		n.Do(os.Symlink(filepath.Join("/proc", name, file), filepath.Join(n.Proc, name, file)))
+	}
+	n.Cgroup(name, "0::/kubepods/burstable/pod"+uid+"/"+container+"\n")
+}
+
 // Mount mounts a namespace in the runtime's directory.
 func (n *Node) Mount(path, name string) string {
 	n.Helper()
