@@ -42,8 +42,14 @@ func (q question) match(m ruleset.Match) Answer {
 		if m.Prefix.Bits() == 0 && !m.Not {
 			return sure(familyOf(m.Prefix.Addr()) == q.family)
 		}
+		if familyOf(m.Prefix.Addr()) != q.family {
+			return No
+		}
 		return not(q.address(m.Source, m.Prefix.Contains, m.Prefix.Masked().Addr(), last(m.Prefix)), m.Not)
 	case ruleset.Addresses:
+		if familyOf(m.First) != q.family {
+			return No
+		}
 		inside := func(a netip.Addr) bool { return m.First.Compare(a) <= 0 && a.Compare(m.Last) <= 0 }
 		return not(q.address(m.Source, inside, m.First, m.Last), m.Not)
 	case ruleset.Protocol:
@@ -153,8 +159,6 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 		a, free = q.Src.Addr(), q.free&FreeSource != 0
 	}
 	switch {
-	case familyOf(first) != q.family:
-		return No
 	case !a.IsValid():
 		return Unknown
 	case !free:
