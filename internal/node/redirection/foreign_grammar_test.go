@@ -15,12 +15,13 @@ import (
 
 var foreignPorts = []string{"80", "80", "443", "53", "8080", "9000", "81", "15001", "15006", "15008", "15020", "5000", "22", "3306"} //nolint:gochecknoglobals // a constant table
 
-// sets makes the sets of iptables' rules: those that have places of the packets, and those that lack them.
+// sets makes the sets of iptables' rules: those that have places of the packets, those that lack them, and those that rules add to.
 func (w *walked) sets(t *testing.T) {
 	t.Helper()
 	for _, f := range families {
 		w.Collect(t, "have"+ends(f), labtest.Far.Addr(f), labtest.Peer.Addr(f), labtest.Pod.Addr(f))
 		w.Collect(t, "lack"+ends(f), elsewhere(f))
+		w.Collect(t, "fill"+ends(f), elsewhere(f))
 	}
 }
 
@@ -98,9 +99,12 @@ func (b nftBase) early() bool {
 // nft is a table with one to three base chains.
 func (w *walked) nft() item {
 	family := pick(w, "ip", "ip", "ip6", "inet", "inet", "inet", "netdev")
-	table := pick(w, "nat", "mangle", "raw", "filter", "mine", "cni", "security", "foreign", "istio-cni-trace-1")
+	table := pick(w, "nat", "mangle", "raw", "filter", "mine", "cni", "security", "foreign", "istio-cni-trace-1", "istio-proxy-nat")
 	var b strings.Builder
 	fmt.Fprintf(&b, "table %s %s {\n", family, table)
+	if w.IntN(20) == 0 {
+		b.WriteString("\tflags dormant\n")
+	}
 	for _, f := range families {
 		kind := map[ruleset.Family]string{ruleset.IPv4: "ipv4_addr", ruleset.IPv6: "ipv6_addr"}[f]
 		have := fmt.Sprintf("%s, %s", labtest.Far.Addr(f), labtest.Peer.Addr(f))
@@ -145,7 +149,7 @@ func (w *walked) nft() item {
 }
 
 func (w *walked) base(family string) nftBase {
-	b := nftBase{family: family, name: pick(w, "mine", "output", "in", "out", "prerouting", "input", "INPUT2", "forward", "post"), kind: "filter"}
+	b := nftBase{family: family, name: pick(w, "mine", "output", "in", "out", "prerouting", "input", "INPUT2", "forward", "post", "LOCAL"), kind: "filter"}
 	b.priority = pick(w, -310, -300, -300, -200, -150, -150, -101, -100, -100, -99, 0, 0, 0, 10, 100, w.IntN(621)-310)
 	b.hook = pick(w, "prerouting", "prerouting", "input", "input", "output", "output", "output", "postrouting", "forward")
 	switch {
@@ -207,6 +211,7 @@ func (w *walked) nftMatch(b nftBase, ip, n string, f ruleset.Family) string {
 		ip + " daddr != @have" + n,
 
 		"meta mark " + pick(w, "0x0", "0x5", "0x4000"), "meta mark & 0xf0000 == " + pick(w, "0x0", "0x40000"), "meta mark != 0x0",
+		ip + " daddr . meta l4proto . th dport { " + w.place(f) + " . tcp . " + w.port() + ", " + w.place(f) + " . udp . 53 }",
 		"ct state " + pick(w, "new", "established,related", "invalid", "untracked"), "ct state != new", "ct state { established, related }",
 		"ct mark " + pick(w, "0x0", "0x80"), "ct mark & 0x80 == 0x80", "ct direction original", "ct status dnat", "ct state new ct status & (dnat | snat) == 0x0",
 		pick(w, "limit rate 10000/second burst 9000 packets", "meta length 1-1500", ip+" "+map[string]string{"ip": "ttl", "ip6": "hoplimit"}[ip]+" > 1", ip+" dscp 0x0"),
@@ -259,6 +264,9 @@ func (w *walked) nftVerdict(b nftBase, f ruleset.Family, protocol string) string
 	}
 	some = append(some, "ct state vmap { established : accept, related : accept, invalid : "+pick(w, "accept", "return")+" }",
 		"meta l4proto vmap { udp : jump logs, "+pick(w, "tcp : jump rets", "icmp : accept")+" }",
+		ip+" daddr . meta l4proto . th dport vmap { "+w.place(f)+" . tcp . "+w.port()+" : "+pick(w, "drop", "accept", "goto logs", "jump drops")+" }",
+		"meta l4proto . th dport vmap { tcp . "+w.port()+" : "+pick(w, "drop", "accept", "goto rets")+", udp . 53 : accept }",
+		"numgen random mod 2 vmap { 0 : jump logs, 1 : jump rets }",
 		ip+" daddr vmap { "+w.place(f)+" : "+pick(w, "accept", "drop", "jump logs")+" }")
 	switch {
 	case b.hook == "prerouting" || b.hook == "input":
@@ -328,7 +336,8 @@ func (w *walked) natVerdict(b nftBase, f ruleset.Family, protocol string, more [
 			if f == ruleset.IPv6 {
 				address = "[" + to + "]:" + w.port()
 			}
-			more = append(more, "redirect to :"+w.port(), "redirect to :9090", "redirect to :8080", "dnat"+inet+"to "+address, "redirect to :15001")
+			more = append(more, "redirect to :"+w.port(), "redirect to :9090", "redirect to :8080", "dnat"+inet+"to "+address, "redirect to :15001",
+				"redirect to :"+protocol+" dport map { 80 : 8080, "+pick(w, "443", "81")+" : 9000 }", "dnat"+inet+"to "+protocol+" dport map { 80 : "+to+", 53 : "+labtest.Peer.Addr(f).String()+" }")
 		}
 	}
 	return pick(w, more...)
@@ -348,6 +357,9 @@ func (w *walked) xtables(variant string) item {
 	fmt.Fprintf(&b, "*%s\n:OWN%d - [0:0]\n:LOGS%d - [0:0]\n:RETS%d - [0:0]\n:VOID%d - [0:0]\n", table, id, id, id, id)
 	fmt.Fprintf(&b, "-A LOGS%d -j LOG --log-prefix \"x \"\n-A LOGS%d\n-A RETS%d -m comment --comment \"goes back\" -j RETURN\n", id, id, id)
 	fmt.Fprintf(&b, "-A OWN%d -p tcp -m multiport --dports 22,3306 -j ACCEPT\n-A OWN%d -j LOGS%d\n", id, id, id)
+	if table != "nat" && w.IntN(12) == 0 {
+		fmt.Fprintf(&b, ":%s DROP [0:0]\n", pick(w, hooks...))
+	}
 	for range 1 + w.IntN(4) {
 		hook := pick(w, hooks...)
 		fmt.Fprintf(&b, "%s %s %s\n", pick(w, "-A", "-I"), hook, w.xtablesRule(f, table, hook, id))
@@ -406,7 +418,15 @@ func (w *walked) xtablesMatch(f ruleset.Family, hook string) string {
 	} else {
 		all = append(all, "-m hl --hl-gt 1")
 	}
-	if w.IntN(100) == 0 {
+	if w.IntN(15) == 0 {
+		rare := []string{"-m tos --tos 0x10", "-m realm --realm 1", "-m cgroup --cgroup 1", "-m ecn --ecn-ip-ect 2", "-m string --algo bm --string none", "-m connbytes --connbytes 9000: --connbytes-dir both --connbytes-mode bytes",
+			"-m connlimit --connlimit-above 9000", "-m time --datestop 2001-01-01", "-m helper --helper ftp", "-m u32 --u32 0&0=1", "-m cpu --cpu 999"}
+		if hook == "PREROUTING" {
+			rare = append(rare, "-m socket --transparent", "-m socket --nowildcard --transparent")
+		}
+		return pick(w, rare...)
+	}
+	if w.IntN(150) == 0 {
 		return pick(w, "-m statistic --mode random --probability 0.5", "-m limit --limit 1/hour", "-m recent --name x --rcheck --seconds 60", "-m hashlimit --hashlimit-above 9000/sec --hashlimit-mode srcip --hashlimit-name x")
 	}
 	if hook == "OUTPUT" || hook == "POSTROUTING" {
@@ -423,7 +443,7 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 	own := func(option, name string) string { return fmt.Sprintf("-%s %s%d", option, name, id) }
 	all := []string{
 		"-j ACCEPT", "-j ACCEPT", "-j RETURN", "-j LOG --log-prefix \"p \"", "-j NFLOG --nflog-group 5", "", own("j", "OWN"), own("j", "LOGS"), own("j", "RETS"), own("j", "VOID"), own("g", "RETS"), own("j", "OWN"),
-		"-j SET --add-set lack" + ends(f) + " src --exist",
+		"-j SET --add-set fill" + ends(f) + " src --exist",
 	}
 	if table == "nat" {
 		ports := ""
@@ -438,18 +458,18 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 		}
 		switch hook {
 		case "OUTPUT", "PREROUTING":
-			all = append(all, "-j REDIRECT"+ports, "-j REDIRECT"+ports, "-j DNAT --to-destination "+to, "-j DNAT --to-destination "+to)
+			all = append(all, "-j REDIRECT"+ports, "-j REDIRECT"+ports, "-j NETMAP --to "+labtest.Far.Network(f).String(), "-j DNAT --to-destination "+to, "-j DNAT --to-destination "+to)
 		case "INPUT":
 			all = append(all, "-j SNAT --to-source "+labtest.Peer.Addr(f).String())
 		default:
-			all = append(all, "-j MASQUERADE", "-j MASQUERADE --random", "-j SNAT --to-source "+labtest.Pod.Addr(f).String())
+			all = append(all, "-j MASQUERADE", "-j SNAT --to-source "+labtest.Pod.Addr(f).String())
 		}
 		return pick(w, all...)
 	}
-	all = append(all, "-j DROP", "-j DROP", "-j TEE --gateway "+pick(w, elsewhere(f), elsewhere(f), labtest.Peer.Addr(f)).String())
+	all = append(all, "-j DROP", "-j DROP", "-j AUDIT --type accept", "-j TEE --gateway "+pick(w, elsewhere(f), elsewhere(f), labtest.Peer.Addr(f)).String())
 	switch table {
 	case "raw":
-		all = append(all, "-j CT --notrack", "-j CT --notrack", "-j CT --zone 5", "-j NOTRACK")
+		all = append(all, "-j CT --notrack", "-j CT --notrack", "-j CT --zone 5", "-j NOTRACK", "-j TRACE")
 	case "mangle":
 		all = append(all, "-j MARK --set-xmark "+pick(w, "0x5/0xffffffff", "0x0/0xf0000", "0x4000/0x4000"), "-j MARK --or-mark 0x4000", "-j MARK --and-mark 0xfffeffff",
 			"-j CONNMARK --set-xmark "+pick(w, "0x80/0x80", "0x7/0xffffffff"), "-j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff", "-j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80",

@@ -363,6 +363,16 @@ func unroutable(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EINVAL, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES}, func(e error) bool { return errors.Is(err, e) })
 }
 
+// verdictOf is the verdict of the walk, if there was one.
+func verdictOf(a inspect.Answer) (v walk.Verdict, known bool) {
+	for v = walk.CannotTell; v <= walk.Rejected; v++ {
+		if a.Verdict == v.String() {
+			return v, true
+		}
+	}
+	return v, false
+}
+
 // disagreement compares the answer with the packet; "" is none.
 func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 	w.family = families[0]
@@ -371,19 +381,18 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 	}
 	arrived := slices.Concat(seen.Pod[a.SourcePort], seen.Peer[a.SourcePort], seen.Guest[a.SourcePort])
 	sent := seen.Sent[a.SourcePort]
-	var verdict walk.Verdict
-	for v := walk.CannotTell; v <= walk.Rejected; v++ {
-		if a.answer.Verdict == v.String() {
-			verdict = v
-		}
-	}
+	verdict, known := verdictOf(a.answer)
 	switch {
-	case verdict == walk.CannotTell:
+	case a.err != nil:
+		return "there is no answer"
+	case known && verdict == walk.CannotTell:
 		return ""
-	case !sent && unroutable(a.got.Err):
-		return "no packet is sent: " + a.got.Err.Error()
-	case !sent && len(a.got.Hops) == 0:
-		return "the test sent no packet"
+	case a.answer.Verdict == "not-sent" && !sent && unroutable(a.got.Err):
+		return ""
+	case !known || !sent:
+		return fmt.Sprintf("the packet is sent: %t, %v", sent, a.got.Err)
+	case a.answer.Deaf && len(a.got.Hops) > 0:
+		return "a process listens"
 	case verdict == walk.Dropped || verdict == walk.Rejected:
 		silent := verdict == walk.Rejected || errors.Is(a.got.Err, labtest.ErrSilent) || errors.Is(a.got.Err, labtest.ErrForbidden)
 		if len(a.got.Hops) > 0 || len(arrived) > 0 || !silent {
