@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
@@ -688,68 +689,90 @@ func captured(t *testing.T, mode redirect.Mode) (w *walked) {
 	return w
 }
 
-// TestState_HarmlessPrograms: what a program leaves that takes no packet is no fault of a pod, wherever it was first.
+// beside is how the mesh's rules get into a namespace that a program uses, too.
+type beside struct {
+	by    iptables.Variant
+	mode  redirect.Mode
+	ahead bool // the program was there first
+}
+
+func (b beside) String() string {
+	return fmt.Sprintf("%s %s %s", map[bool]string{true: "ahead of", false: "behind"}[b.ahead], b.by, b.mode)
+}
+
+// TestState_HarmlessPrograms: what a program leaves that takes no packet is no fault of a pod, wherever it was first, and the way of
+// usual packets is known.
 func TestState_HarmlessPrograms(t *testing.T) {
 	t.Parallel()
-	without := map[iptables.Variant][]string{}
-	for _, v := range []iptables.Variant{byNetlink, byTables, iptables.Legacy} {
-		w := captured(t, redirect.Redirect)
-		w.apply(t, v, w.spec)
-		_, without[v] = w.ways(t)
+	without := map[beside][]string{}
+	for _, by := range []iptables.Variant{byNetlink, byTables, iptables.Legacy} {
+		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
+			w := captured(t, mode)
+			w.apply(t, by, w.spec)
+			_, without[beside{by: by, mode: mode}] = w.ways(t)
+		}
 	}
 	for n, c := range recorded() {
-		beside := byTables
-		if n%2 == 0 && !strings.HasPrefix(c.items[0].command, "nft") {
-			beside = iptables.Legacy
+		cells := []beside{{byNetlink, redirect.Redirect, false}, {byNetlink, redirect.Redirect, true}}
+		if marks := c.items[0].text; strings.Contains(marks, "MARK ") || strings.Contains(marks, "mark set") { // TPROXY is done by them
+			cells = append(cells, beside{byNetlink, redirect.TPROXY, true})
 		}
-		for i, v := range []iptables.Variant{byNetlink, byNetlink, beside} {
-			ahead := i > 0
-			name := map[bool]string{true: "ahead of", false: "behind"}[ahead]
-			t.Run(fmt.Sprintf("%s %s %s", c.program, name, v), func(t *testing.T) {
+		other := beside{byTables, redirect.Redirect, true}
+		if n%2 == 0 && !strings.HasPrefix(c.items[0].command, "nft") {
+			other.by = iptables.Legacy
+		}
+		for _, cell := range append(cells, other) {
+			t.Run(fmt.Sprintf("%s %s", c.program, cell), func(t *testing.T) {
 				t.Parallel()
-				w := captured(t, redirect.Redirect)
-				install := func() {
-					for _, i := range c.items {
-						if v == iptables.Legacy {
-							i.command = strings.Replace(i.command, "-nft-", "-legacy-", 1)
-						}
-						if err := i.install(t.Context(), w.Path()); err != nil {
-							t.Fatal(err)
-						}
-					}
-				}
-				if ahead {
-					install()
-				}
-				w.apply(t, v, w.spec)
-				if !ahead {
-					install()
-				}
-				all, ways := w.ways(t)
-				if diff := cmp.Diff(without[v], ways); diff != "" {
-					t.Errorf("it takes a packet (-without +with):\n%s", diff)
-				}
-				state, problems := stateIn(t, namespaceOf(w.Fixture, v), w.spec)
-				if state != audit.Captured {
-					t.Errorf("the state is %s: %+v", state, problems)
-				}
-				unknown := 0
-				for i := range all {
-					answer, err := inspect.Walk(t.Context(), namespaceOf(w.Fixture, v), &w.spec, all[i].Question)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if answer.Verdict == "cannot-tell" {
-						if unknown++; unknown == 1 {
-							t.Errorf("%s: %s", all[i].command(), answer.Sentence)
-						}
-					}
-				}
-				if unknown > 0 {
-					t.Errorf("%d of %d usual packets have no answer", unknown, len(all))
-				}
+				c.harmless(t, cell, without[beside{by: cell.by, mode: cell.mode}])
 			})
 		}
+	}
+}
+
+func (r remains) install(t *testing.T, w *walked, by iptables.Variant) {
+	t.Helper()
+	for _, i := range r.items {
+		if by == iptables.Legacy {
+			i.command = strings.Replace(i.command, "-nft-", "-legacy-", 1)
+		}
+		if err := i.install(t.Context(), w.Path()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func (r remains) harmless(t *testing.T, at beside, without []string) {
+	t.Helper()
+	w := captured(t, at.mode)
+	if at.ahead {
+		r.install(t, w, at.by)
+	}
+	w.apply(t, at.by, w.spec)
+	if !at.ahead {
+		r.install(t, w, at.by)
+	}
+	n := namespaceOf(w.Fixture, at.by)
+	state, problems := stateIn(t, n, w.spec)
+	all, ways := w.ways(t)
+	if diff := cmp.Diff(without, ways); diff != "" {
+		t.Errorf("it takes a packet (-without +with):\n%s", diff)
+	}
+	if state != audit.Captured {
+		t.Errorf("the state is %s: %+v", state, problems)
+	}
+	var unknown []string
+	for _, a := range all {
+		answer, err := inspect.Walk(t.Context(), n, &w.spec, a.Question)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.Verdict == walk.CannotTell.String() {
+			unknown = append(unknown, a.command()+": "+answer.Sentence)
+		}
+	}
+	if len(unknown) > 0 {
+		t.Errorf("%d of %d usual packets have no answer: %s", len(unknown), len(all), unknown[0])
 	}
 }
 

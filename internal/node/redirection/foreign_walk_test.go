@@ -225,16 +225,20 @@ func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tallies) {
 		sendTogether(t.Context(), late, patient)
 		witness.Look()
 	}
-	shown := false
+	const most = 5
+	wrong := 0
 	for _, a := range all {
 		why := w.disagreement(*a, witness)
 		counts.add(planted, *a, why != "")
 		if why == "" {
 			continue
 		}
+		if wrong++; wrong > most {
+			t.Errorf("%s: %s", a.command(), why)
+			continue
+		}
 		t.Errorf("%s\n%s\nanswer: %s%s\nwent:   %s\n%s", a.command(), why, a.answer.Sentence, errorText(a.err), a.got, metAt(a.answer))
-		if !shown {
-			shown = true
+		if wrong == 1 {
 			t.Logf("to reproduce:\n%s%s\nof %+v", w.script(v, programs, planted), a.command(), spec)
 		}
 	}
