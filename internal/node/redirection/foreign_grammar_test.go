@@ -419,7 +419,7 @@ func (w *walked) xtablesMatch(f ruleset.Family, hook string) string {
 		all = append(all, "-m hl --hl-gt 1")
 	}
 	if w.IntN(15) == 0 {
-		rare := []string{"-m tos --tos 0x10", "-m realm --realm 1", "-m cgroup --cgroup 1", "-m ecn --ecn-ip-ect 2", "-m string --algo bm --string none", "-m connbytes --connbytes 9000: --connbytes-dir both --connbytes-mode bytes",
+		rare := []string{"-m tos --tos 0x10", "-m cgroup --cgroup 1", "-m ecn --ecn-ip-ect 2", "-m string --algo bm --string none", "-m connbytes --connbytes 9000: --connbytes-dir both --connbytes-mode bytes",
 			"-m connlimit --connlimit-above 9000", "-m time --datestop 2001-01-01", "-m helper --helper ftp", "-m u32 --u32 0&0=1", "-m cpu --cpu 999"}
 		if hook == "PREROUTING" {
 			rare = append(rare, "-m socket --transparent", "-m socket --nowildcard --transparent")
@@ -473,7 +473,10 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 	case "mangle":
 		all = append(all, "-j MARK --set-xmark "+pick(w, "0x5/0xffffffff", "0x0/0xf0000", "0x4000/0x4000"), "-j MARK --or-mark 0x4000", "-j MARK --and-mark 0xfffeffff",
 			"-j CONNMARK --set-xmark "+pick(w, "0x80/0x80", "0x7/0xffffffff"), "-j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff", "-j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80",
-			"-j DSCP --set-dscp 0x0a", "-j TOS --set-tos 0x10/0x3f", "-j CLASSIFY --set-class 1:1")
+			"-j DSCP --set-dscp 0x0a", "-j TOS --set-tos 0x10/0x3f")
+		if hook != "PREROUTING" && hook != "INPUT" {
+			all = append(all, "-j CLASSIFY --set-class 1:1")
+		}
 		if protocol == "tcp" && hook != "PREROUTING" && hook != "INPUT" {
 			all = append(all, "--tcp-flags SYN,RST SYN -j TCPMSS --set-mss 1200")
 		}
@@ -493,16 +496,18 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 func (w *walked) routes() item {
 	var b strings.Builder
 	f := pick(w, families...)
-	flag := "-" + ends(f)
-	switch w.IntN(3) {
+	flag, table := "-"+ends(f), 200+w.IntN(100)
+	switch w.IntN(10) {
 	case 0:
-		fmt.Fprintf(&b, "route add %s %s\n", pick(w, "blackhole", "unreachable", "prohibit"), pick(w, labtest.Far, labtest.Private).Network(f))
-	case 1:
-		fmt.Fprintf(&b, "route add default via %s dev eth1 table 100\nrule add %s lookup 100 prio 100\n", viaSide(f),
-			pick(w, "uidrange 1000-1000", "ipproto tcp dport 80", "fwmark 0x5", "uidrange 0-999", "ipproto udp dport 53", "to "+labtest.Far.Network(f).String()))
+		return item{"eth0 named lo", "ip -batch -", "link set lo name lo0\nlink set eth0 name lo\n"}
+	case 1, 2, 3:
+		fmt.Fprintf(&b, "route replace %s %s\n", pick(w, "blackhole", "unreachable", "prohibit"), pick(w, labtest.Far, labtest.Private).Network(f))
+	case 4, 5, 6:
+		fmt.Fprintf(&b, "route replace default via %s dev eth1 table %d\nrule add %s lookup %d\n", viaSide(f), table,
+			pick(w, "uidrange 1000-1000", "ipproto tcp dport 80", "fwmark 0x5", "uidrange 0-999", "ipproto udp dport 53", "to "+labtest.Far.Network(f).String()), table)
 	default:
-		fmt.Fprintf(&b, "route add %s default table 100\nrule add %s lookup 100 prio 100\n", pick(w, "blackhole", "unreachable", "prohibit"),
-			pick(w, "uidrange 1000-1000", "ipproto tcp dport 80", "fwmark 0x5", "uidrange 2000-2999", "ipproto udp dport 53"))
+		fmt.Fprintf(&b, "route replace %s default table %d\nrule add %s lookup %d\n", pick(w, "blackhole", "unreachable", "prohibit"), table,
+			pick(w, "uidrange 1000-1000", "ipproto tcp dport 80", "fwmark 0x5", "uidrange 2000-2999", "ipproto udp dport 53"), table)
 	}
 	return item{"routes", "ip " + flag + " -batch -", b.String()}
 }

@@ -832,6 +832,8 @@ func takers() []taker {
 		{"iptables RETURN ahead", "iptables-nft-restore --noflush", "*nat\n-I OUTPUT -p tcp -m tcp --dport 80 -j RETURN\nCOMMIT\n", web, labtest.ByPeer, audit.ForeignRule, byNetlink},
 		{"iptables-legacy REDIRECT beside", "iptables-legacy-restore --noflush", "*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 15020\nCOMMIT\n", web, "", audit.ForeignRule, ""},
 		{"iptables DROP in raw, behind the mesh's", "iptables-nft-restore --noflush", "*raw\n-A PREROUTING -p tcp -m multiport --dports 1:9999 -m comment --comment x -j DROP\nCOMMIT\n", in, silent, audit.ForeignRule, ""},
+		{"iptables queue behind", "iptables-nft-restore --noflush", "*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -j NFQUEUE --queue-num 5\nCOMMIT\n", web, silent, audit.ForeignRule, ""},
+		{"copies by TEE and a drop", "iptables-nft-restore --noflush", "*mangle\n-A OUTPUT -d 10.2.0.9 -p tcp -j TEE --gateway 10.1.0.1\nCOMMIT\n*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -j DROP\nCOMMIT\n", web, "", audit.ForeignRule, ""},
 		{"copies and a drop", "nft -f -", "table ip x {\nchain y { type filter hook output priority -300; tcp dport 80 dup to 10.1.0.1; }\nchain z { type filter hook output priority 0; tcp dport 15001 drop; }\n}\n", web, "", audit.ForeignRule, ""},
 		{"eth0 named lo", "ip -batch -", "link set lo name lo0\nlink set eth0 name lo\n", out("10.2.0.9:80"), labtest.ByPeer, audit.Drifted, ""},
 	}

@@ -1,6 +1,7 @@
 package labtest
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"regexp"
@@ -67,6 +68,44 @@ func (w *Witness) Look() {
 		}
 	}
 	w.Pod, w.Peer, w.Guest = read(w.l.pod, "seen"), read(w.l.peer, "seen"), read(w.l.guest, "seen")
+}
+
+// Acquaint gives all hosts their neighbours, so that no rule that drops the search for these drops other packets as well.
+func (l *Fixture) Acquaint(tb testing.TB) {
+	tb.Helper()
+	type end struct{ path, link string }
+	find := func(e end) (link netlink.Link) {
+		err := netnstest.At(e.path).Do(func() (err error) {
+			link, err = netlink.LinkByName(e.link)
+			return err
+		})
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return link
+	}
+	know := func(at, other end, places ...Place) {
+		link, hardware := find(at).Attrs().Index, find(other).Attrs().HardwareAddr
+		err := netnstest.At(at.path).Do(func() error {
+			var errs []error
+			for _, f := range l.Families {
+				for _, p := range places {
+					entry := netlink.Neigh{LinkIndex: link, State: netlink.NUD_PERMANENT, IP: net.IP(p.Addr(f).AsSlice()), HardwareAddr: hardware}
+					errs = append(errs, netlink.NeighSet(&entry))
+				}
+			}
+			return errors.Join(errs...)
+		})
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	know(end{l.pod, "eth0"}, end{l.peer, "eth0"}, gateway, Peer, Resolver, OtherResolver)
+	know(end{l.pod, "eth1"}, end{l.peer, "eth1"}, sideGateway, Side)
+	know(end{l.pod, "vm0"}, end{l.guest, "eth0"}, Guest)
+	know(end{l.peer, "eth0"}, end{l.pod, "eth0"}, Pod)
+	know(end{l.peer, "eth1"}, end{l.pod, "eth1"}, PodSide)
+	know(end{l.guest, "eth0"}, end{l.pod, "vm0"}, PodInside)
 }
 
 // Collect makes a set of addresses for iptables, as "ipset create" does, for each family that the addresses are of.
