@@ -352,6 +352,70 @@ COMMIT
 -A ufw6-logging-deny -m limit --limit 3/min --limit-burst 10 -j LOG --log-prefix "[UFW BLOCK] "
 COMMIT
 `),
+		byIPTables("CNI portmap", `*nat
+:CNI-DN-2f1c9a7e5b3d8f604a1be - [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+:CNI-HOSTPORT-MASQ - [0:0]
+:CNI-HOSTPORT-SETMARK - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+-A CNI-DN-2f1c9a7e5b3d8f604a1be -s 10.244.0.0/24 -p tcp -m tcp --dport 18080 -j CNI-HOSTPORT-SETMARK
+-A CNI-DN-2f1c9a7e5b3d8f604a1be -s 127.0.0.1/32 -p tcp -m tcp --dport 18080 -j CNI-HOSTPORT-SETMARK
+-A CNI-DN-2f1c9a7e5b3d8f604a1be -p tcp -m tcp --dport 18080 -j DNAT --to-destination 10.244.0.5:80
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"cbr0\" id: \"0123456789abcdef\"" -m multiport --dports 18080 -j CNI-DN-2f1c9a7e5b3d8f604a1be
+-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
+-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+COMMIT
+`),
+		byIPTables("libvirt", `*mangle
+:LIBVIRT_PRT - [0:0]
+-A POSTROUTING -j LIBVIRT_PRT
+-A LIBVIRT_PRT -o virbr0 -p udp -m udp --dport 68 -j CHECKSUM --checksum-fill
+COMMIT
+*nat
+:LIBVIRT_PRT - [0:0]
+-A POSTROUTING -j LIBVIRT_PRT
+-A LIBVIRT_PRT -s 192.168.122.0/24 -d 224.0.0.0/24 -j RETURN
+-A LIBVIRT_PRT -s 192.168.122.0/24 ! -d 192.168.122.0/24 -p tcp -j MASQUERADE --to-ports 1024-65535
+-A LIBVIRT_PRT -s 192.168.122.0/24 ! -d 192.168.122.0/24 -j MASQUERADE
+COMMIT
+*filter
+:LIBVIRT_FWI - [0:0]
+:LIBVIRT_INP - [0:0]
+:LIBVIRT_OUT - [0:0]
+-A INPUT -j LIBVIRT_INP
+-A FORWARD -j LIBVIRT_FWI
+-A OUTPUT -j LIBVIRT_OUT
+-A LIBVIRT_FWI -d 192.168.122.0/24 -o virbr0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A LIBVIRT_FWI -o virbr0 -j REJECT --reject-with icmp-port-unreachable
+-A LIBVIRT_INP -i virbr0 -p udp -m udp --dport 53 -j ACCEPT
+-A LIBVIRT_INP -i virbr0 -p tcp -m tcp --dport 53 -j ACCEPT
+-A LIBVIRT_OUT -o virbr0 -p udp -m udp --dport 68 -j ACCEPT
+COMMIT
+`),
+		byIPTables("Antrea", `*mangle
+:ANTREA-MANGLE - [0:0]
+:ANTREA-OUTPUT - [0:0]
+-A PREROUTING -m comment --comment "Antrea: jump to Antrea mangle rules" -j ANTREA-MANGLE
+-A OUTPUT -m comment --comment "Antrea: jump to Antrea output rules" -j ANTREA-OUTPUT
+-A ANTREA-OUTPUT -o antrea-gw0 -m comment --comment "Antrea: mark LOCAL output packets" -m addrtype --src-type LOCAL -j MARK --set-xmark 0x80000000/0x80000000
+COMMIT
+*raw
+:ANTREA-OUTPUT - [0:0]
+:ANTREA-PREROUTING - [0:0]
+-A PREROUTING -m comment --comment "Antrea: jump to Antrea prerouting rules" -j ANTREA-PREROUTING
+-A OUTPUT -m comment --comment "Antrea: jump to Antrea output rules" -j ANTREA-OUTPUT
+-A ANTREA-OUTPUT -m comment --comment "Antrea: reserved" -p udp -m udp --dport 6081 -m addrtype --dst-type LOCAL -j CT --notrack
+-A ANTREA-PREROUTING -m comment --comment "Antrea: do not track incoming encapsulation packets" -p udp -m udp --dport 6081 -m addrtype --dst-type LOCAL -j CT --notrack
+COMMIT
+*nat
+:ANTREA-POSTROUTING - [0:0]
+-A POSTROUTING -m comment --comment "Antrea: jump to Antrea postrouting rules" -j ANTREA-POSTROUTING
+-A ANTREA-POSTROUTING -s 10.244.0.0/24 -m comment --comment "Antrea: masquerade Pod to external packets" ! -o antrea-gw0 -m set ! --match-set have4 dst -j MASQUERADE
+-A ANTREA-POSTROUTING -o antrea-gw0 -m comment --comment "Antrea: masquerade LOCAL traffic" -m addrtype ! --src-type LOCAL --limit-iface-out -m addrtype --src-type LOCAL -j MASQUERADE --random-fully
+COMMIT
+`),
 		byIPTables("istio-init's --drop-invalid", `*mangle
 -A PREROUTING -m conntrack --ctstate INVALID -j DROP
 COMMIT
@@ -540,6 +604,39 @@ func recordedNFT() []remains {
 	}
 }
 `),
+		byNFT("systemd-networkd", `table ip io.systemd.nat {
+	set masq_saddr { type ipv4_addr; flags interval; elements = { 192.168.0.0/16 }; }
+	map map_port_ipport { type inet_proto . inet_service : ipv4_addr . inet_service; elements = { tcp . 18082 : 192.168.1.2 . 80 }; }
+	chain prerouting { type nat hook prerouting priority dstnat + 1; policy accept;
+		fib daddr type local dnat ip addr . port to meta l4proto . th dport map @map_port_ipport
+	}
+	chain output { type nat hook output priority -99; policy accept;
+		ip daddr != 127.0.0.0/8 oif "lo" dnat ip addr . port to meta l4proto . th dport map @map_port_ipport
+	}
+	chain postrouting { type nat hook postrouting priority srcnat + 1; policy accept;
+		ip saddr @masq_saddr masquerade
+	}
+}
+`),
+		byNFT("Incus", `table inet incus {
+	chain pstrt.incusbr0 { type nat hook postrouting priority srcnat; policy accept;
+		ip saddr 10.7.0.0/24 ip daddr != 10.7.0.0/24 masquerade
+	}
+	chain fwd.incusbr0 { type filter hook forward priority filter; policy accept;
+		ip version 4 oifname "incusbr0" accept
+		ip version 4 iifname "incusbr0" accept
+	}
+	chain in.incusbr0 { type filter hook input priority filter; policy accept;
+		iifname "incusbr0" tcp dport 53 accept
+		iifname "incusbr0" udp dport { 53, 67 } accept
+		iifname "incusbr0" icmpv6 type { nd-router-solicit, nd-neighbor-solicit } accept
+	}
+	chain out.incusbr0 { type filter hook output priority filter; policy accept;
+		oifname "incusbr0" tcp sport 53 accept
+		oifname "incusbr0" udp sport { 53, 67 } accept
+	}
+}
+`),
 		byNFT("fail2ban (nft)", `table inet f2b-table {
 	set addr-set-sshd { type ipv4_addr; elements = { 203.0.113.5 }; }
 	set addr6-set-sshd { type ipv6_addr; elements = { 2001:db8::5 }; }
@@ -622,7 +719,7 @@ table ip6 crowdsec6 {
 	}
 }
 
-// stateIn is the state of a namespace as the agent judges it, without processes and listeners.
+// stateIn is the state of a namespace as the agent judges it, without processes and listeners. It is the same by the rules alone.
 func stateIn(t *testing.T, n redirection.Namespace, spec redirect.Spec) (audit.State, []audit.Problem) {
 	t.Helper()
 	report, err := n.Audit(t.Context(), spec)
@@ -632,7 +729,15 @@ func stateIn(t *testing.T, n redirection.Namespace, spec redirect.Spec) (audit.S
 	problems := audit.Assess(spec, audit.Observation{
 		Mesh: report.Mesh, Rules: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
 	})
-	return audit.StateOf(problems), problems
+	state := audit.StateOf(problems)
+	alone, err := inspect.Alone(t.Context(), n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if alone.State != state {
+		t.Errorf("by the rules alone the state is %s: %+v; of the pod's configuration it is %s: %+v", alone.State, alone.Problems, state, problems)
+	}
+	return state, problems
 }
 
 // usual are the packets of a pod.
