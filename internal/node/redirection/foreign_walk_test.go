@@ -24,7 +24,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
@@ -278,8 +277,19 @@ func (w *walked) script(v iptables.Variant, programs []redirection.Program, plan
 		}
 		b.WriteString(item{command: command, text: p.Text}.script())
 	}
-	fmt.Fprintf(&b, "# and the routes: %s", strings.ReplaceAll(netnstest.Run(w.tb, w.Path(), "ip", "rule"), "\n", "; "))
-	b.WriteString("\n# sets as of ipset: have4 have6 (places of the packets), lack4 lack6 (none)\n")
+	if w.spec.Mode == redirect.TPROXY {
+		for _, ip := range []string{"ip -4", "ip -6"} {
+			fmt.Fprintf(&b, "%s rule add fwmark %d lookup %d; %s route add local default dev lo table %d\n", ip, w.spec.Mark, w.spec.Table, ip, w.spec.Table)
+		}
+	}
+	for _, f := range families {
+		for _, name := range []string{"have", "lack", "fill"} {
+			fmt.Fprintf(&b, "ipset create %s%s hash:ip family %s\n", name, ends(f), map[ruleset.Family]string{ruleset.IPv4: "inet", ruleset.IPv6: "inet6"}[f])
+		}
+		for _, p := range []labtest.Place{labtest.Far, labtest.Peer, labtest.Pod} {
+			fmt.Fprintf(&b, "ipset add have%s %s\n", ends(f), p.Addr(f))
+		}
+	}
 	for _, i := range planted {
 		fmt.Fprintf(&b, "# %s\n%s", i.kind, i.script())
 	}
