@@ -144,6 +144,21 @@ type SocketExists struct{}
 func (SocketExists) iptables() string { return "-m owner --socket-exists" }
 func (SocketExists) nft() string      { return "" }
 
+// ReversePath matches packets whose source has a route by the interface that they arrive by or, with Missing, has none.
+type ReversePath struct{ Missing bool }
+
+func (r ReversePath) iptables() string { return "-m rpfilter" + sign(" --invert", r.Missing) }
+func (r ReversePath) nft() string {
+	return "fib saddr . iif oif " + pick("missing", "exists", r.Missing)
+}
+
+// Absent matches packets with a part that no first packet of a connection has, or none of TCP and UDP: an extension header of IPv6, a
+// fragment, a type of ICMP.
+type Absent struct{ Text string }
+
+func (a Absent) iptables() string { return a.Text }
+func (a Absent) nft() string      { return a.Text }
+
 // AnyOf matches if all matches of one of its alternatives do: a look-up in a set of nf_tables. Name is the set's, "" for an anonymous
 // one.
 type AnyOf struct {

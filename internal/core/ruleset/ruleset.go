@@ -64,6 +64,8 @@ type Chain struct {
 	// Hook is that of a base chain which does not follow from its names: in a table of another program, or with another hook or
 	// priority than iptables'. It is not part of the text.
 	Hook *Hook
+	// Handle is the kernel's number of the chain in its table, which it counts up; 0 is not known.
+	Handle uint64
 }
 
 // NoPolicy replaces the policy of a chain that is not built in.

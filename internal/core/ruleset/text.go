@@ -72,7 +72,7 @@ func (r *reader) option() {
 		return
 	}
 	r.words = r.words[1+values:]
-	if name == "-m" && slices.Contains(modules, value) {
+	if name == "-m" && (slices.Contains(modules, value) || slices.Contains(AbsentModules(), value)) {
 		r.module = value
 		return
 	}
@@ -92,6 +92,11 @@ func (r *reader) option() {
 // modules are the matches that match by their options alone.
 var modules = []string{ //nolint:gochecknoglobals // a constant table
 	"tcp", "udp", "sctp", "dccp", "udplite", "multiport", "owner", "mark", "connmark", "conntrack", "state", "addrtype", "iprange", "comment",
+}
+
+// AbsentModules are the matches of iptables of parts that no packet has that is asked about, see [Absent].
+func AbsentModules() []string {
+	return []string{"rt", "frag", "hbh", "dst", "mh", "ipv6header", "icmp", "icmp6", "ah", "esp"}
 }
 
 // match reads an option; nil is one that is not known.
@@ -118,6 +123,13 @@ func (r *reader) match(name, value string, not bool) Match {
 			r.protocol = number
 		}
 		return Protocol{number, not}
+	}
+	if slices.Contains(AbsentModules(), r.module) || name == "-f" {
+		if text := strings.TrimSpace("-m " + r.module + " " + name + " " + value); not {
+			return Other{"! " + text}
+		} else {
+			return Absent{text}
+		}
 	}
 	if of := optionsOf[name]; of == "" || of != r.module && !(of == "ports" && slices.Contains([]string{"tcp", "udp", "sctp", "dccp", "udplite"}, r.module)) {
 		return nil

@@ -70,8 +70,9 @@ var hooks = map[string]uint32{ //nolint:gochecknoglobals // a constant table
 }
 
 type chain struct {
-	name  string // the kernel's
-	shown string // in a Set
+	name   string // the kernel's
+	shown  string // in a Set
+	handle uint64
 	// hook is that of a base chain which does not follow from its name.
 	hook   *ruleset.Hook
 	policy string
@@ -137,7 +138,7 @@ func (t *table) rules(name string) ruleset.Table {
 		for i, r := range c.rules {
 			rules[i] = r.Rule
 		}
-		out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules, Hook: c.hook})
+		out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules, Hook: c.hook, Handle: c.handle})
 	}
 	return out
 }
@@ -287,6 +288,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 func readChain(family uint8, attributes nfnetlink.Attributes) (c *chain, hook ruleset.Hook, drops bool) {
 	c = &chain{name: attributes.Get(unix.NFTA_CHAIN_NAME).Text(), policy: ruleset.NoPolicy}
 	c.shown = decode.Name(c.name)
+	c.handle, _ = attributes.Get(unix.NFTA_CHAIN_HANDLE).Uint64()
 	nested := nfnetlink.Attributes(attributes.Get(unix.NFTA_CHAIN_HOOK).Value)
 	number, hooked := nested.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
 	if !hooked {

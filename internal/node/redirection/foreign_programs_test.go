@@ -727,7 +727,7 @@ func stateIn(t *testing.T, n redirection.Namespace, spec redirect.Spec) (audit.S
 		t.Fatal(err)
 	}
 	problems := audit.Assess(spec, audit.Observation{
-		Mesh: report.Mesh, Rules: audit.Rules(spec, report.Mesh, report.Diffs, report.Foreign), Routing: report.Routing, Families: report.Families,
+		Mesh: report.Mesh, Rules: audit.Rules(report.Mesh, report.Diffs, report.Ways), Routing: report.Routing, Families: report.Families,
 	})
 	state := audit.StateOf(problems)
 	alone, err := inspect.Alone(t.Context(), n)

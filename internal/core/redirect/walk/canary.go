@@ -57,17 +57,20 @@ type canary struct {
 	Packet
 
 	name string
+	// wholly says that a rule counts only if it takes all of these packets: what the mesh does not redirect can have other ways, such as
+	// through the address of a service. ownPod is for those to the pod itself, of which some can be for a container network in it.
+	wholly, ownPod bool
 }
 
 // Deviations walks canary packets through the live rules and through the wanted ones, of each family that the mesh captures: what the
 // app sends, to other hosts and to its own pod; what arrives; what the proxy sends; and DNS where it is captured. It returns the rules
 // that take some of them another way. A rule that is not the mesh's counts if it may take one of the packets that a canary stands
 // for. A packet that a firewall drops behind the mesh's redirection counts only if all of its kind are dropped. It returns nil if
-// nothing is wanted.
+// nothing is wanted, or lo is not the loopback device.
 //
 // Links are the names of the interfaces without the loopback device, own the addresses of the namespace.
 func (n Namespace) Deviations(links []string, own []netip.Addr) (all []Deviation) {
-	if n.Wanted == nil {
+	if n.Wanted == nil || n.Loopback != "" && n.Loopback != "lo" { // which package route reports: all other ways follow from that
 		return nil
 	}
 	if len(links) == 0 {
@@ -78,6 +81,7 @@ func (n Namespace) Deviations(links []string, own []netip.Addr) (all []Deviation
 			all = append(all, Deviation{Family: f, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
 		k := cage{live: n.course(f), wanted: n.Wanted.course(f), Wanted: *n.Wanted, family: f}
+		k.sources = k.live.sources()
 		for _, c := range k.canaries(links[:min(len(links), maxLinks)], own) {
 			for _, d := range k.deviations(c, n.Live) {
 				same := func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }
@@ -96,6 +100,8 @@ type cage struct {
 
 	family       ruleset.Family
 	live, wanted *course
+	// sources are the networks behind the namespace.
+	sources []netip.Prefix
 }
 
 // maxLinks bounds the interfaces that canaries leave and arrive by.
@@ -146,7 +152,10 @@ func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
 	arrives := slices.ContainsFunc(got.ended, wanted)
 	for _, r := range got.ended {
 		dropped := r.verdict == Dropped || r.verdict == Rejected
-		if wanted(r) || dropped && r.late && arrives {
+		switch {
+		case wanted(r), dropped && r.late && arrives, c.wholly && arrives:
+			continue
+		case c.ownPod && arrives && (r.verdict != Redirected || k.nested(r.to.Addr())):
 			continue
 		}
 		hop := r.decided
@@ -161,6 +170,50 @@ func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
 			d.Rule, d.Foreign = &got.Hops[hop], !got.Hops[hop].wanted
 		}
 		all = append(all, d)
+	}
+	return all
+}
+
+// nested reports whether an address is in a network that rules of nat name as a source, as programs do that have a network of containers
+// behind the namespace.
+func (k cage) nested(a netip.Addr) bool {
+	for _, n := range k.sources {
+		if n.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// sources are the networks, of more than one address, that rules of nat other than the mesh's match as a source.
+func (c *course) sources() (all []netip.Prefix) {
+	for _, stages := range c.stages {
+		for _, s := range stages {
+			if s.hook.Type != "nat" {
+				continue
+			}
+			for _, chain := range s.chains {
+				for _, r := range chain.Rules {
+					all = append(all, networks(r.Matches)...)
+				}
+			}
+		}
+	}
+	return all
+}
+
+func networks(matches []ruleset.Match) (all []netip.Prefix) {
+	for _, m := range matches {
+		switch m := m.(type) {
+		case ruleset.Network:
+			if m.Source && m.Prefix.Bits() > 0 && !m.Prefix.IsSingleIP() && !m.Prefix.Addr().IsLoopback() {
+				all = append(all, m.Prefix)
+			}
+		case ruleset.AnyOf:
+			for _, one := range m.List {
+				all = append(all, networks(one)...)
+			}
+		}
 	}
 	return all
 }
@@ -220,17 +273,17 @@ func (k cage) canaries(links []string, own []netip.Addr) (all []canary) {
 		in := Packet{In: link, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(elsewhere(f), client), Free: FreeDestinationPort | FreeSource | FreeSourcePort}
 		app := sender(link, FreeDestination, false)
 		all = append(all,
-			canary{k.first(app, k.destinations(f), ports(k.Spec.OutboundPorts)), "the app's outbound TCP connections"},
-			canary{k.first(in, []netip.Addr{self}, ports(k.Spec.Inbound.List)), "inbound TCP connections"},
-			canary{to(sender(link, FreeDestination, true), elsewhere(f), httpPort), "the proxy's outbound TCP connections"})
+			canary{Packet: k.first(app, k.destinations(f), ports(k.Spec.OutboundPorts)), name: "the app's outbound TCP connections"},
+			canary{Packet: k.first(in, []netip.Addr{self}, ports(k.Spec.Inbound.List)), name: "inbound TCP connections"},
+			canary{Packet: to(sender(link, FreeDestination, true), elsewhere(f), httpPort), name: "the proxy's outbound TCP connections", wholly: true})
 		all = append(all, k.dns(app, f)...)
 	}
 	lo := k.live.loopback
 	delivery := to(sender(lo, 0, true), loopback(self), httpPort)
 	delivery.Src = netip.AddrPortFrom(loopback(self), client)
 	return append(all,
-		canary{to(sender(lo, 0, false), self, httpPort), "the app's TCP connections to its own pod"},
-		canary{delivery, "the proxy's TCP connections to the app"})
+		canary{Packet: to(sender(lo, 0, false), self, httpPort), name: "the app's TCP connections to its own pod", ownPod: true},
+		canary{Packet: delivery, name: "the proxy's TCP connections to the app", wholly: true})
 }
 
 func to(p Packet, a netip.Addr, port uint16) Packet {
@@ -318,7 +371,7 @@ func (w Wanted) dns(app Packet, f ruleset.Family) (all []canary) {
 	for _, server := range servers[:min(len(servers), maxTries)] {
 		for _, protocol := range []uint8{ruleset.UDP, ruleset.TCP} {
 			app.Protocol = protocol
-			all = append(all, canary{to(app, server, dnsPort), "the app's DNS queries"})
+			all = append(all, canary{Packet: to(app, server, dnsPort), name: "the app's DNS queries"})
 		}
 	}
 	return all

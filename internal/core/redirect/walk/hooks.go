@@ -108,6 +108,10 @@ func (n Namespace) course(f ruleset.Family) *course {
 	c := n.ordered(f, n.Live)
 	if c.ambiguous {
 		live := slices.Clone(n.Live)
+		for i := range live {
+			live[i].Tables = slices.Clone(live[i].Tables)
+			slices.Reverse(live[i].Tables)
+		}
 		slices.Reverse(live)
 		c.reversed = n.ordered(f, live)
 	}
@@ -138,13 +142,18 @@ func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set) *course {
 	return c
 }
 
-// compare orders stages of a hook: 0 is an order that is not known.
+// compare orders stages of a hook: 0 is an order that is not known. Of two with the same priority the kernel passes the one that was
+// made later first (net/netfilter/core.c, nf_hook_entries_grow). Only chains of one table are numbered in the order in which they were
+// made.
 func (s stage) compare(o stage) int {
-	byOrder := cmp.Compare(s.order(), o.order())
-	if byOrder != 0 || s.hook.Type != "nat" || o.hook.Type != "nat" {
-		return byOrder
+	order := cmp.Compare(s.order(), o.order())
+	if order == 0 && s.hook.Type == "nat" && o.hook.Type == "nat" {
+		order = cmp.Compare(s.hook.Priority, o.hook.Priority)
 	}
-	return cmp.Compare(s.hook.Priority, o.hook.Priority)
+	if order == 0 && s.set == o.set && s.table == o.table {
+		order = cmp.Compare(o.chain.Handle, s.chain.Handle)
+	}
+	return order
 }
 
 // table adds the base chains of a table that decide anything.

@@ -108,6 +108,8 @@ func partsOf(r ruleset.Rule) (p parts) {
 func (p *parts) match(m ruleset.Match) {
 	p.matches++
 	switch m := m.(type) {
+	case ruleset.Counter, ruleset.Comment, ruleset.Neutral:
+		p.matches--
 	case ruleset.OfFamily:
 		p.family = ruleset.Family(m)
 		p.matches--

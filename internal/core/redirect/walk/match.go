@@ -98,6 +98,10 @@ func (q question) stateful(m ruleset.Match) Answer {
 		return sure((q.State|q.Translated)&m != 0)
 	case ruleset.AddressType:
 		return not(q.addressType(m), m.Not)
+	case ruleset.Absent:
+		return No
+	case ruleset.ReversePath:
+		return sure(!m.Missing) // packets are asked about that come from where they can
 	}
 	return Unknown
 }

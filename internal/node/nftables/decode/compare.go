@@ -133,8 +133,10 @@ func (d *decoder) byteorder(f nfnetlink.Fields) {
 
 func (d *decoder) fib(f nfnetlink.Fields) {
 	n, ok := f.Numbers(unix.NFTA_FIB_DREG, unix.NFTA_FIB_RESULT, unix.NFTA_FIB_FLAGS)
-	l := load{from: "fib", length: 4, source: n[2] == unix.NFTA_FIB_F_SADDR}
-	if !ok || n[1] != unix.NFT_FIB_RESULT_ADDRTYPE || n[2] != unix.NFTA_FIB_F_SADDR && n[2] != unix.NFTA_FIB_F_DADDR {
+	l := load{from: "fib", key: n[1], length: 4, source: n[2]&unix.NFTA_FIB_F_SADDR != 0}
+	kind := n[1] == unix.NFT_FIB_RESULT_ADDRTYPE && (n[2] == unix.NFTA_FIB_F_SADDR || n[2] == unix.NFTA_FIB_F_DADDR)
+	back := n[1] == unix.NFT_FIB_RESULT_OIF && n[2]&^(unix.NFTA_FIB_F_MARK|unix.NFTA_FIB_F_PRESENT) == unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF
+	if !ok || !kind && !back {
 		l = load{}
 	}
 	d.put(n[0], l)
@@ -277,7 +279,9 @@ func (d *decoder) condition(l load, negated bool, first, last []byte) ruleset.Ma
 		return d.header(l, negated, first, last)
 	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		return d.transport(l, negated, first, last)
-	case l.from == "fib" && same && l.mask == nil && len(first) == 4:
+	case l.from == "fib" && l.key == unix.NFT_FIB_RESULT_OIF && same && l.mask == nil && len(bytes.Trim(first, "\x00")) == 0:
+		return ruleset.ReversePath{Missing: !negated}
+	case l.from == "fib" && l.key == unix.NFT_FIB_RESULT_ADDRTYPE && same && l.mask == nil && len(first) == 4:
 		if kind := binary.NativeEndian.Uint32(first); kind < 16 {
 			return ruleset.AddressType{Types: 1 << kind, Source: l.source, Not: negated}
 		}
@@ -406,6 +410,8 @@ func (d *decoder) connection(l load, negated bool, first, last []byte) ruleset.M
 		return nil
 	case l.key == unix.NFT_CT_MARK:
 		return mark(l, negated, first, last)
+	case l.key == unix.NFT_CT_STATE && l.mask == nil: // as one of several in a set
+		l.mask, negated = first, !negated
 	case l.key != unix.NFT_CT_STATE && l.key != unix.NFT_CT_STATUS || len(l.mask) != 4 || binary.NativeEndian.Uint32(first) != 0:
 		return nil
 	}

@@ -123,12 +123,14 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	if set == nil && d.table.Sets != nil {
 		d.table.Sets[name] = nil // so that it is seen which ones are missing
 	}
-	if maps && into != unix.NFT_REG_VERDICT {
-		d.put(into, load{})
-		return
-	}
 	list, of, known := d.alternatives(set, word(source))
-	switch {
+	switch value := maps && into != unix.NFT_REG_VERDICT; {
+	case value && known: // a packet without an element does not match
+		d.put(into, load{})
+		d.inSet(list, of, set.Name, false)
+	case value:
+		d.put(into, load{})
+		d.match(d.other("a look-up in the map " + Name(name)))
 	case maps && known:
 		d.target(ruleset.VerdictMap{Of: of, Name: set.Name, List: list})
 	case maps:

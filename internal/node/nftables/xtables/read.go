@@ -59,6 +59,9 @@ func ReadMatch(f ruleset.Family, protocol uint8, fields *nfnetlink.Fields, handl
 // match reads a struct of a match that this program does not write (include/uapi/linux/netfilter/xt_NAME.h).
 func (l layout) match(f ruleset.Family, protocol uint8) ruleset.Match {
 	info := view(l.info)
+	if slices.Contains(ruleset.AbsentModules(), l.name) {
+		return ruleset.Absent{Text: fmt.Sprintf("-m %s [%x]", l.name, l.info)}
+	}
 	switch l.key {
 	case key{"comment", 0}:
 		text, _, _ := bytes.Cut(l.info, []byte{0})
@@ -78,6 +81,11 @@ func (l layout) match(f ruleset.Family, protocol uint8) ruleset.Match {
 		return addressType(info.u16(0), info.u16(2), info.u32(4) != 0, info.u32(8) != 0, false)
 	case key{"iprange", 1}:
 		return addresses(info, f)
+	case key{"rpfilter", 0}: // xt_rpfilter_info: flags
+		const loose, mark, local, inverted = 1, 2, 4, 8
+		if info.u8(0)&^(loose|mark|local|inverted) == 0 {
+			return ruleset.ReversePath{Missing: info.u8(0)&inverted != 0}
+		}
 	case key{"owner", 1}:
 		return owners(info)
 	case key{"conntrack", 1}, key{"conntrack", 2}, key{"conntrack", 3}:
