@@ -38,7 +38,7 @@ func (n *node) startRepair() {
 	}
 	o := n.repairOptions(true, !repairs || !own)
 	if o.Reports = reports; selects && o.Audit.Repair {
-		o.Audit.Repair = false
+		o.Audit.Repair, o.Audit.Restricted = false, true
 		n.Log.Warn("race repair is for selected pods, and which pods these are is known to the API server alone: the audit reports, and restores no rules")
 	}
 	auditor := racerepair.New(o)

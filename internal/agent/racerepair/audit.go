@@ -27,6 +27,8 @@ type AuditSettings struct {
 	Interval time.Duration
 	// Repair writes the rules of a pod that has lost or changed some; otherwise they are only reported.
 	Repair bool
+	// Restricted says that Repair was set and has no effect.
+	Restricted bool
 	// PodCondition publishes [kube.RedirectionVerified] on each pod.
 	PodCondition bool
 }
@@ -199,9 +201,13 @@ func (j *job) setStatus(problems []audit.Problem) {
 		a.repairs = 0
 	}
 	a.status = audit.Status{
-		State: state, Sentence: state.Sentence(), Remedy: state.Remedy(j.Audit.Repair), Since: since, Checked: now, Problems: problems,
+		State: state, Sentence: state.Sentence(), Remedy: j.remedy(state), Since: since, Checked: now, Problems: problems,
 		Backend: a.rules.tools, Exceptions: audit.Exceptions(j.decision.Spec, sidecar.KeysOf(j.decision.Spec)),
 	}
+}
+
+func (c *controller) remedy(s audit.State) string {
+	return s.Remedy(c.Audit.Repair || c.Audit.Restricted)
 }
 
 // summary is the sentence of the most serious state and its first problem.
@@ -276,7 +282,7 @@ func (c *Controller) Pods() []audit.Status {
 			all = append(all, named(e))
 		case !e.audited.due.IsZero(): // a pod that is left out would pass for one that is captured
 			s, state := named(e), audit.NotInspected
-			s.State, s.Sentence, s.Remedy = state, state.Sentence(), state.Remedy(c.Audit.Repair)
+			s.State, s.Sentence, s.Remedy = state, state.Sentence(), c.remedy(state)
 			s.Problems = []audit.Problem{{State: state, Detail: "it waits for its first inspection"}}
 			all = append(all, s)
 		}

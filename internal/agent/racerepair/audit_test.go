@@ -447,20 +447,21 @@ func TestAuditKeepsNoNamespace(t *testing.T) {
 func TestAudit_RemedyOfTheMode(t *testing.T) {
 	t.Parallel()
 	const advice = "set audit.mode=repair"
-	for repairs, want := range map[bool]string{false: advice, true: "its events say why audit.mode=repair has not restored the rules"} {
-		l := newAuditFixture(t, AuditSettings{Repair: repairs}, cniconf.NetConf{})
+	const why = "its events or the log of the agent say why audit.mode=repair has not restored the rules"
+	for mode, want := range map[AuditSettings]string{{}: advice, {Repair: true}: why, {Restricted: true}: why} {
+		l := newAuditFixture(t, mode, cniconf.NetConf{})
 		l.want(audit.Captured, "")
 		netnstest.Run(t, l.path, "nft", "add table ip nat { flags dormant; }") // which no repair ends
 		s := l.want(audit.Drifted, "nat")
 		if !strings.Contains(s.Remedy, want) {
-			t.Errorf("repairs %v: got %q", repairs, s.Remedy)
+			t.Errorf("%+v: got %q", mode, s.Remedy)
 		}
-		if !repairs {
+		if !mode.Repair {
 			l.waitForEvent(l.pod, "Warning", ReasonDrifted, "Remedy: ", want)
 		}
 		l.end()
-		if strings.Contains(l.log.String(), advice) == repairs {
-			t.Errorf("repairs %v: the log has another remedy", repairs)
+		if strings.Contains(l.log.String(), advice) != (want == advice) {
+			t.Errorf("%+v: the log has another remedy", mode)
 		}
 	}
 }

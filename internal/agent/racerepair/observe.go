@@ -118,7 +118,7 @@ func (j *job) listeners(space redirection.Namespace, in peers) (listeners func(n
 	if err != nil {
 		return nil, err
 	}
-	if j.listed.Before(began) { // the list may lack the proxy
+	if j.listed.Before(began.Add(time.Second)) { // the kubelet's times have whole seconds: the list may lack the proxy
 		in.processes = nil
 	}
 	return func(to netip.AddrPort) (found []audit.Listener) {
@@ -212,7 +212,7 @@ func (j *job) collisions(in peers) (all []audit.Process) {
 	return all
 }
 
-// podProcesses lists the processes of all pods by pod UID, as of a time.
+// podProcesses lists the processes of all pods by pod UID. listed is the begin of the search, zero if the list may be incomplete.
 func (c *controller) podProcesses(ctx context.Context, forced bool) (byPod map[string][]sandbox.Process, listed time.Time) {
 	s := &c.processes
 	s.mu.Lock() // not c.mu: the watch of the pods must not wait for the procfs
@@ -222,15 +222,17 @@ func (c *controller) podProcesses(ctx context.Context, forced bool) (byPod map[s
 		age = scanForced
 	}
 	if c.Processes == nil || s.byPod != nil && began.Sub(s.scanned) < age {
-		return s.byPod, s.began
+		return s.byPod, s.listed
 	}
 	all, err := c.Processes(ctx)
 	if err != nil {
 		c.Log.WarnContext(ctx, "the processes of the node cannot be listed", slog.String("error", err.Error()))
 	}
-	s.byPod, s.began, s.scanned = all, began, c.Clock.Now()
-	s.took = s.scanned.Sub(began)
-	return s.byPod, s.began
+	s.byPod, s.listed, s.scanned = all, began, c.Clock.Now()
+	if s.took = s.scanned.Sub(began); err != nil {
+		s.listed = time.Time{}
+	}
+	return s.byPod, s.listed
 }
 
 // The pause between two repairs of a pod is the interval after the first one, doubled up to maxRepairPause. It ends when the pod

@@ -252,7 +252,7 @@ func TestAudit_WhoListens(t *testing.T) {
 	}
 }
 
-// TestListeners_ListFromBefore: a list of processes from before the start of the proxy says nothing about who listens.
+// TestListeners_ListFromBefore: a list of processes from before the proxy ran, or an incomplete one, says nothing about who listens.
 func TestListeners_ListFromBefore(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
@@ -261,7 +261,7 @@ func TestListeners_ListFromBefore(t *testing.T) {
 	began := agenttest.Start()
 	pod := kube.Pod{Containers: []repair.Container{{Name: "istio-proxy", State: repair.State{Running: true, Began: began}}}}
 	l.clock.Step(startup)
-	for listed, want := range map[time.Time]int{began.Add(-time.Second): 0, began: 1} {
+	for listed, want := range map[time.Time]int{{}: 0, began: 0, began.Add(time.Second): 1} {
 		j := &job{controller: l.controller.controller, pod: pod, listed: listed}
 		listeners, err := j.listeners(l.space(l.path), peers{processes: []sandbox.Process{{UID: 4711, GID: 5}}})
 		l.Do(err)

@@ -30,10 +30,10 @@ const (
 
 // processes are those of the node's pods.
 type processes struct {
-	mu             sync.Mutex
-	byPod          map[string][]sandbox.Process // by pod UID
-	began, scanned time.Time
-	took           time.Duration
+	mu              sync.Mutex
+	byPod           map[string][]sandbox.Process // by pod UID
+	listed, scanned time.Time                    // the begin of a complete list, and the end
+	took            time.Duration
 }
 
 // schedule inspects the pods that are due, one at a time, until ctx ends. A pod has no timer of its own.

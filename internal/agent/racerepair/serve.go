@@ -125,7 +125,7 @@ func (j *job) complete(e *inspect.Explanation) {
 		e.State, e.Sentence, e.Remedy = audit.Outside, "is not redirected by the plugin: "+e.Decision.Sentence, e.Decision.Remedy
 	default:
 		e.State = audit.NotInspected
-		e.Sentence, e.Remedy = e.State.Sentence(), e.State.Remedy(j.Audit.Repair)
+		e.Sentence, e.Remedy = e.State.Sentence(), j.remedy(e.State)
 		e.Problems = []audit.Problem{{State: e.State, Detail: e.InspectionError}}
 	}
 }

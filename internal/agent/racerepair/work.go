@@ -35,7 +35,7 @@ type job struct {
 	// waiting are closed at the end; a job with any inspects the pod. forced says that a request waits for the result.
 	waiting []chan struct{}
 	forced  bool
-	// processes are the pod's as of the time listed.
+	// processes are the pod's as of the time listed, zero for an incomplete list.
 	processes []sandbox.Process
 	listed    time.Time
 	log       *slog.Logger

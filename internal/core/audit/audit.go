@@ -98,11 +98,11 @@ func (s State) row() row {
 // Sentence explains the state, as the end of "the pod …".
 func (s State) Sentence() string { return s.row().sentence }
 
-// Remedy is an instruction that ends the state, "" for a captured pod. repairs says that the audit repairs.
+// Remedy is an instruction that ends the state, "" for a captured pod. repairs says that audit.mode=repair is set.
 func (s State) Remedy(repairs bool) string {
 	remedy := s.row().remedy
 	if rest, _, offered := strings.Cut(remedy, ", or set audit.mode=repair"); repairs && offered {
-		return rest + "; its events say why audit.mode=repair has not restored the rules"
+		return rest + "; its events or the log of the agent say why audit.mode=repair has not restored the rules"
 	}
 	return remedy
 }

@@ -124,6 +124,14 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 	}
 }
 
+func TestAssess_ThreadOfAProcess(t *testing.T) {
+	t.Parallel()
+	got := audit.Assess(redirect.Default(), audit.Observation{Collisions: []audit.Process{{PID: 7, Thread: 9, Container: "app", UID: 1337, GID: 5}}})
+	if len(got) != 1 || got[0].Detail != `thread 9 of process 7 of container "app" runs with uid 1337 and gid 5` {
+		t.Errorf("got %v", got)
+	}
+}
+
 func TestListeners(t *testing.T) {
 	t.Parallel()
 	none, dns := redirect.Default(), redirect.Default()
