@@ -34,8 +34,9 @@ func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.S
 	}
 	n := walk.Namespace{
 		Live: append([]ruleset.Set{have}, others...), Wanted: &walk.Wanted{Spec: spec, Families: v4}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {spec.Mark}},
+		Links: []string{"eth0"}, Own: []netip.Addr{v4.Host},
 	}
-	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations([]string{"eth0"}, []netip.Addr{v4.Host}))
+	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations())
 }
 
 // ahead inserts a rule ahead of those of a chain of nat.

@@ -284,6 +284,9 @@ func (s States) iptables() string {
 }
 
 func (s States) nft() string {
+	if s&(StateSNAT|StateDNAT) == s {
+		return "ct status " + strings.ToLower(s.names(StateSNAT, StateDNAT))
+	}
 	return "ct state " + strings.ToLower(s.names(StateInvalid, StateEstablished, StateRelated, StateNew, StateUntracked))
 }
 

@@ -144,12 +144,16 @@ type SocketExists struct{}
 func (SocketExists) iptables() string { return "-m owner --socket-exists" }
 func (SocketExists) nft() string      { return "" }
 
-// ReversePath matches packets whose source has a route by the interface that they arrive by or, with Missing, has none.
-type ReversePath struct{ Missing bool }
+// ReversePath matches packets whose source has a route by the interface that they arrive by or, with Missing, has none. ByMark looks the
+// route up by the packet's mark as well.
+type ReversePath struct{ Missing, ByMark bool }
 
-func (r ReversePath) iptables() string { return "-m rpfilter" + sign(" --invert", r.Missing) }
+func (r ReversePath) iptables() string {
+	return "-m rpfilter" + sign(" --validmark", r.ByMark) + sign(" --invert", r.Missing)
+}
+
 func (r ReversePath) nft() string {
-	return "fib saddr . iif oif " + pick("missing", "exists", r.Missing)
+	return "fib saddr . " + sign("mark . ", r.ByMark) + "iif oif " + pick("missing", "exists", r.Missing)
 }
 
 // Absent matches packets with a part that no first packet of a connection has, or none of TCP and UDP: an extension header of IPv6, a

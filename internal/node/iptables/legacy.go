@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math/bits"
 	"os"
@@ -119,29 +120,23 @@ func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
 	return sum, err
 }
 
-// clearCounters sets the counters of entries to zero: struct ipt_entry (linux/netfilter_ipv4/ip_tables.h) and ip6t_entry
-// (linux/netfilter_ipv6/ip6_tables.h).
+// clearCounters sets the counters of entries to zero.
 func clearCounters(f ruleset.Family, entries []byte) {
-	next, counters := 90, 96 // of ipt_entry: next_offset, counters
+	counters := 96
 	if f == ruleset.IPv6 {
-		next, counters = 142, 152
+		counters = 152
 	}
 	const size = 16 // struct xt_counters
-	for len(entries) >= counters+size {
-		clear(entries[counters : counters+size])
-		length := int(binary.NativeEndian.Uint16(entries[next:]))
-		if length == 0 || length > len(entries) {
-			return
+	for entry := range split(f, entries) {
+		if len(entry) >= counters+size {
+			clear(entry[counters : counters+size])
 		}
-		entries = entries[length:]
 	}
 }
 
-// LegacyRules returns the legacy tables of the family with rules besides the policies, of those that a packet passes up to the
-// translation of its destination.
+// LegacyRules returns the legacy tables of the family that may do something to a packet: those with rules, or with a policy DROP.
 func LegacyRules(f ruleset.Family) (filled []string, err error) {
 	tables, err := legacyTables(f)
-	tables = slices.DeleteFunc(tables, func(t string) bool { return t != "raw" && t != "mangle" && t != "nat" })
 	if err != nil || len(tables) == 0 {
 		return nil, err
 	}
@@ -156,11 +151,54 @@ func LegacyRules(f ruleset.Family) (filled []string, err error) {
 			return nil, fmt.Errorf("querying the size of legacy table %q of %s: %w", table, f, err)
 		}
 		const end = 1 // the entry behind the last chain
-		if int(info.entries) > bits.OnesCount32(info.validHooks)+end {
+		acts := int(info.entries) > bits.OnesCount32(info.validHooks)+end
+		if !acts {
+			entries, err := l.entries(table, info.size)
+			if err != nil {
+				return nil, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
+			}
+			acts = drops(f, entries[getEntriesHead:])
+		}
+		if acts {
 			filled = append(filled, table)
 		}
 	}
 	return filled, nil
+}
+
+// drops reports whether a policy in a table without rules is DROP: a struct xt_standard_target whose verdict is -NF_DROP-1.
+func drops(f ruleset.Family, entries []byte) bool {
+	const nameAt, verdictAt = 2, 32
+	for entry := range split(f, entries) {
+		target := int(binary.NativeEndian.Uint16(entry[nextOffset(f)-2:]))
+		if len(entry) >= target+verdictAt+4 && entry[target+nameAt] == 0 && binary.NativeEndian.Uint32(entry[target+verdictAt:]) == 1<<32-1 {
+			return true
+		}
+	}
+	return false
+}
+
+// nextOffset is the place of next_offset, behind target_offset, in struct ipt_entry (linux/netfilter_ipv4/ip_tables.h) and ip6t_entry
+// (linux/netfilter_ipv6/ip6_tables.h).
+func nextOffset(f ruleset.Family) int {
+	if f == ruleset.IPv6 {
+		return 142
+	}
+	return 90
+}
+
+// split yields the entries of a table.
+func split(f ruleset.Family, entries []byte) iter.Seq[[]byte] {
+	next := nextOffset(f)
+	return func(yield func([]byte) bool) {
+		for len(entries) > next+2 {
+			length := int(binary.NativeEndian.Uint16(entries[next:]))
+			if length <= next || length > len(entries) || !yield(entries[:length]) {
+				return
+			}
+			entries = entries[length:]
+		}
+	}
 }
 
 // LegacyInUse reports whether the namespace has legacy tables of the family, the mesh's or not.

@@ -43,6 +43,12 @@ func (p *pass) live(ctx context.Context, spec *redirect.Spec) (out walk.Namespac
 	if out.Loopback, err = route.Loopback(); err != nil {
 		return out, err
 	}
+	if out.Links, err = route.Links(); err != nil {
+		return out, err
+	}
+	if out.Own, err = route.Addresses(); err != nil {
+		return out, err
+	}
 	routing, err := route.Leftovers()
 	if err != nil {
 		return out, fmt.Errorf("reading the routing by marks: %w", err)
@@ -84,14 +90,6 @@ func (p *pass) walk(ctx context.Context, spec redirect.Spec) error {
 	if err != nil {
 		return err
 	}
-	links, err := route.Links()
-	if err != nil {
-		return err
-	}
-	own, err := route.Addresses()
-	if err != nil {
-		return err
-	}
-	p.report.Ways = live.Deviations(links, own)
+	p.report.Ways = live.Deviations()
 	return nil
 }

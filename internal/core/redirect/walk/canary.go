@@ -67,12 +67,11 @@ type canary struct {
 // that take some of them another way. A rule that is not the mesh's counts if it may take one of the packets that a canary stands
 // for. A packet that a firewall drops behind the mesh's redirection counts only if all of its kind are dropped. It returns nil if
 // nothing is wanted, or lo is not the loopback device.
-//
-// Links are the names of the interfaces without the loopback device, own the addresses of the namespace.
-func (n Namespace) Deviations(links []string, own []netip.Addr) (all []Deviation) {
+func (n Namespace) Deviations() (all []Deviation) {
 	if n.Wanted == nil || n.Loopback != "" && n.Loopback != "lo" { // which package route reports: all other ways follow from that
 		return nil
 	}
+	links := n.Links
 	if len(links) == 0 {
 		links = []string{unknown}
 	}
@@ -82,7 +81,7 @@ func (n Namespace) Deviations(links []string, own []netip.Addr) (all []Deviation
 		}
 		k := cage{live: n.course(f), wanted: n.Wanted.course(f), Wanted: *n.Wanted, family: f}
 		k.sources = k.live.sources()
-		for _, c := range k.canaries(links[:min(len(links), maxLinks)], own) {
+		for _, c := range k.canaries(links[:min(len(links), maxLinks)], n.Own) {
 			for _, d := range k.deviations(c, n.Live) {
 				same := func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }
 				if !slices.ContainsFunc(all, same) {

@@ -27,6 +27,7 @@ type course struct {
 	// loopback is the name of the loopback device, proxy are the users and groups of the proxy.
 	loopback string
 	proxy    []ruleset.Owner
+	own      []netip.Addr
 	// stages are the base chains of each hook in the order in which packets pass them.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
@@ -120,7 +121,7 @@ func (n Namespace) course(f ruleset.Family) *course {
 
 func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set) *course {
 	c := &course{
-		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: n.Wanted.rules(),
+		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: n.Wanted.rules(), own: n.Own,
 	}
 	if n.Wanted != nil {
 		c.proxy = n.Wanted.proxy()

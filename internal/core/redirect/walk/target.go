@@ -2,6 +2,7 @@ package walk
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -29,8 +30,7 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 		return leave
 	}
 	if n, is := translation(target); is && !n.Range {
-		p.translate(s, n, w.cause(hop))
-		return leave
+		return w.translate(s, n, p, hop)
 	} else if is && n.Source {
 		p.packet.Src, p.source = netip.AddrPort{}, true
 		p.packet.Translated |= ruleset.StateSNAT
@@ -66,6 +66,27 @@ func (w *walker) cause(hop int) int {
 		return w.calls[len(w.calls)-1]
 	}
 	return hop
+}
+
+// translate does REDIRECT, DNAT and SNAT. A packet to another host takes the way of its mark; one of the pod to itself has a source
+// that no route leads out.
+func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward {
+	looping := p.packet.Src.Addr().IsLoopback()
+	p.translate(s, n, w.cause(hop))
+	if p.rerouted != unknown {
+		return leave
+	}
+	switch own := slices.Contains(w.own, n.To); {
+	case own && s.hook.Name == "output":
+		p.packet.Type, p.rerouted = local, w.loopback
+	case own:
+		p.packet.Type, p.rerouted = local, ""
+	case s.hook.Name == "output" && slices.Contains(w.delivered, p.packet.Mark):
+		p.rerouted = w.loopback
+	case s.hook.Name == "output" && looping:
+		return w.over(s, *p, Dropped, hop)
+	}
+	return leave
 }
 
 // translation is what a target translates an address to.

@@ -31,8 +31,11 @@ type Namespace struct {
 	Tables map[uint32]uint32
 	// Unread names, by family, the tables that could not be read. With one, no walk of a packet of the family has an answer.
 	Unread map[ruleset.Family][]string
-	// Loopback is the name of the loopback device, "" for lo.
+	// Loopback is the name of the loopback device, "" for lo; Links are the names of the others that are up.
 	Loopback string
+	Links    []string
+	// Own are the addresses of the namespace.
+	Own []netip.Addr
 }
 
 // Wanted is the configuration that the live rules are explained by.

@@ -255,6 +255,9 @@ func (d *decoder) translation(name string, f nfnetlink.Fields) {
 	default:
 		kind, _ := f.Number(unix.NFTA_NAT_TYPE)
 		n.Source = kind == unix.NFT_NAT_SNAT
+		if family, _ := f.Number(unix.NFTA_NAT_FAMILY); d.family == ruleset.Inet { // packets of the other one do not match
+			d.match(ruleset.OfFamily(map[bool]ruleset.Family{true: ruleset.IPv6, false: ruleset.IPv4}[family == unix.NFPROTO_IPV6]))
+		}
 	}
 	port, ported := constant(minPort)
 	lastPort, ranged := constant(maxPort)

@@ -21,8 +21,8 @@ type load struct {
 	mask, xor, constant       []byte
 	// swapped says that a number of the machine was put into the order of bytes of the network.
 	swapped bool
-	// source is a fib of the source address.
-	source bool
+	// source is a fib of the source address, marked one by the packet's mark as well.
+	source, marked bool
 	// register is the first one.
 	register uint32
 }
@@ -133,7 +133,7 @@ func (d *decoder) byteorder(f nfnetlink.Fields) {
 
 func (d *decoder) fib(f nfnetlink.Fields) {
 	n, ok := f.Numbers(unix.NFTA_FIB_DREG, unix.NFTA_FIB_RESULT, unix.NFTA_FIB_FLAGS)
-	l := load{from: "fib", key: n[1], length: 4, source: n[2]&unix.NFTA_FIB_F_SADDR != 0}
+	l := load{from: "fib", key: n[1], length: 4, source: n[2]&unix.NFTA_FIB_F_SADDR != 0, marked: n[2]&unix.NFTA_FIB_F_MARK != 0}
 	kind := n[1] == unix.NFT_FIB_RESULT_ADDRTYPE && (n[2] == unix.NFTA_FIB_F_SADDR || n[2] == unix.NFTA_FIB_F_DADDR)
 	back := n[1] == unix.NFT_FIB_RESULT_OIF && n[2]&^(unix.NFTA_FIB_F_MARK|unix.NFTA_FIB_F_PRESENT) == unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF
 	if !ok || !kind && !back {
@@ -280,7 +280,7 @@ func (d *decoder) condition(l load, negated bool, first, last []byte) ruleset.Ma
 	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		return d.transport(l, negated, first, last)
 	case l.from == "fib" && l.key == unix.NFT_FIB_RESULT_OIF && same && l.mask == nil && len(bytes.Trim(first, "\x00")) == 0:
-		return ruleset.ReversePath{Missing: !negated}
+		return ruleset.ReversePath{Missing: !negated, ByMark: l.marked}
 	case l.from == "fib" && l.key == unix.NFT_FIB_RESULT_ADDRTYPE && same && l.mask == nil && len(first) == 4:
 		if kind := binary.NativeEndian.Uint32(first); kind < 16 {
 			return ruleset.AddressType{Types: 1 << kind, Source: l.source, Not: negated}

@@ -131,7 +131,7 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	case value:
 		d.put(into, load{})
 		d.match(d.other("a look-up in the map " + Name(name)))
-	case maps && known:
+	case maps && set != nil && !set.Unknown: // with elements that may match, if what is looked up is not known
 		d.target(ruleset.VerdictMap{Of: of, Name: set.Name, List: list})
 	case maps:
 		d.target(d.other("a map of verdicts " + Name(name)))
@@ -162,37 +162,45 @@ func (d *decoder) inSet(list []ruleset.VerdictOf, of, name string, not bool) {
 	d.match(m)
 }
 
-// alternatives are the matches of the elements of a set, for the keys that were loaded from a register on, and what is looked up.
+// alternatives are the matches of the elements of a set, for the keys that were loaded from a register on, and what is looked up. They
+// are not known if the set is not, or what it is looked up by.
 func (d *decoder) alternatives(set *Set, register uint32) (list []ruleset.VerdictOf, of string, known bool) {
 	if set == nil || set.Unknown {
 		return nil, "", false
 	}
+	known = true
+	family, protocol := d.family, d.protocol
 	for _, e := range set.ranges() {
-		one := ruleset.VerdictOf{Target: verdict(e.verdict)}
-		at := register
-		for first, last := e.first, e.last; len(first) > 0; {
-			l := d.registers[at]
-			if l == nil || l.length == 0 || len(first) < int(l.length) || len(last) != len(first) {
-				return nil, "", false
-			}
-			m := d.condition(*l, false, first[:l.length], last[:l.length])
-			if m == nil {
-				return nil, "", false
-			}
-			one.Matches = append(one.Matches, m)
-			words := (l.length + 3) / 4
-			at += words
-			first, last = first[min(len(first), int(words)*4):], last[min(len(last), int(words)*4):]
+		matches := d.element(e, register)
+		if known = known && matches != nil; matches == nil {
+			matches = []ruleset.Match{ruleset.Other{Text: "an element"}}
 		}
-		if len(one.Matches) == 0 {
-			return nil, "", false
-		}
-		list = append(list, one)
+		d.family, d.protocol = family, protocol // those of an element are its own
+		list = append(list, ruleset.VerdictOf{Matches: matches, Target: verdict(e.verdict)})
 	}
 	if l := d.registers[register]; l != nil {
 		of = l.named()
 	}
-	return list, of, true
+	return list, of, known
+}
+
+// element is the matches of an element, nil if they are not known.
+func (d *decoder) element(e element, register uint32) (all []ruleset.Match) {
+	for first, last := e.first, e.last; len(first) > 0; {
+		l := d.registers[register]
+		if l == nil || l.length == 0 || len(first) < int(l.length) || len(last) != len(first) {
+			return nil
+		}
+		m := d.condition(*l, false, first[:l.length], last[:l.length])
+		if m == nil {
+			return nil
+		}
+		all = append(all, m)
+		words := (l.length + 3) / 4
+		register += words
+		first, last = first[min(len(first), int(words)*4):], last[min(len(last), int(words)*4):]
+	}
+	return all
 }
 
 // named is what was loaded, as nft names it.

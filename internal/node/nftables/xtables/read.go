@@ -84,7 +84,7 @@ func (l layout) match(f ruleset.Family, protocol uint8) ruleset.Match {
 	case key{"rpfilter", 0}: // xt_rpfilter_info: flags
 		const loose, mark, local, inverted = 1, 2, 4, 8
 		if info.u8(0)&^(loose|mark|local|inverted) == 0 {
-			return ruleset.ReversePath{Missing: info.u8(0)&inverted != 0}
+			return ruleset.ReversePath{Missing: info.u8(0)&inverted != 0, ByMark: info.u8(0)&mark != 0}
 		}
 	case key{"owner", 1}:
 		return owners(info)
