@@ -198,8 +198,11 @@ type NAT struct {
 func (n NAT) iptables() string { return n.Text }
 func (n NAT) nft() string      { return n.Text }
 
-// Neutral leaves the packet as it was, as far as rules and sockets can see.
-type Neutral struct{ Text string }
+// Neutral leaves the packet as it was, as far as rules and sockets can see. One that Copies sends a copy of it elsewhere.
+type Neutral struct {
+	Text   string
+	Copies bool
+}
 
 func (n Neutral) iptables() string { return n.Text }
 func (n Neutral) nft() string      { return n.Text }

@@ -316,7 +316,7 @@ func target(goes bool, name string, options []string) Target {
 	case goes:
 		return Jump{name, true}
 	case NeutralTarget(name):
-		return Neutral{text}
+		return Neutral{text, name == "TEE"}
 	}
 	switch name {
 	case string(Accept), string(Drop), string(Return):
@@ -440,7 +440,7 @@ func track(text string, options []string, zone string) Target {
 	case slices.Contains(options, "--notrack"):
 		return NoTrack{}
 	case zone == "":
-		return Neutral{text} // a helper, a timeout, events
+		return Neutral{Text: text} // a helper, a timeout, events
 	case err == nil && len(options) == 2 && number != 0:
 		return Zone(number)
 	}

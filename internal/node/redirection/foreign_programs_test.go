@@ -847,6 +847,16 @@ func (r remains) install(t *testing.T, w *walked, by iptables.Variant) {
 	}
 }
 
+// published reports whether a problem is about what a program takes, ahead of the mesh or in an order that is not known: the ports that it
+// publishes for containers, and the addresses of services.
+func (b beside) published(program, detail string) bool {
+	of := map[string]string{
+		"program netavark": "chain NETAVARK-HOSTPORT-DNAT", "program docker (nft)": "tcp dport 18081", "program kube-proxy (nft)": "table ip kube-proxy",
+		"program kube-proxy": "nat/KUBE-", "program CNI portmap": "nat/CNI-HOSTPORT-DNAT",
+	}[program]
+	return of != "" && strings.Contains(detail, of) && (b.ahead || strings.Contains(detail, "table "))
+}
+
 func (r remains) harmless(t *testing.T, at beside, without []string) {
 	t.Helper()
 	w := captured(t, at.mode)
@@ -863,8 +873,11 @@ func (r remains) harmless(t *testing.T, at beside, without []string) {
 	if diff := cmp.Diff(without, ways); diff != "" {
 		t.Errorf("it takes a packet (-without +with):\n%s", diff)
 	}
-	if state != audit.Captured {
-		t.Errorf("the state is %s: %+v", state, problems)
+	takes := slices.DeleteFunc(slices.Clone(problems), func(p audit.Problem) bool {
+		return p.State == audit.ForeignRule && at.published(r.program, p.Detail)
+	})
+	if state != audit.Captured && len(takes) > 0 {
+		t.Errorf("the state is %s: %+v", state, takes)
 	}
 	var unknown []string
 	for _, a := range all {

@@ -100,6 +100,8 @@ type reading struct {
 	routed uint32
 	// Each connection passes nat once for its destination and once for its source.
 	destination, source bool
+	// copied is 1 + the hop of the rule that sent a copy elsewhere, 0 without one.
+	copied int
 	// late says that the packet was ended behind the translation of its destination.
 	late bool
 }
@@ -318,7 +320,7 @@ func (w *walker) base(s *stage, all []reading) []reading {
 		if r.because < 0 {
 			hop = w.show(Hop{Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: s.chain.Name, Set: s.set, Rule: "policy DROP", Answer: Yes})
 		}
-		w.end(s, r, Dropped, hop)
+		w.over(s, r, Dropped, hop)
 	}
 	return p[leave]
 }

@@ -10,7 +10,12 @@ import (
 // act does what the target of a rule does, other than to lead to a chain.
 func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onward {
 	switch t := target.(type) {
-	case nil, ruleset.Neutral:
+	case nil:
+		return next
+	case ruleset.Neutral:
+		if t.Copies && p.copied == 0 {
+			p.copied = hop + 1
+		}
 		return next
 	case ruleset.Verdict:
 		return w.verdict(s, t, p, hop)
@@ -56,6 +61,10 @@ func (w *walker) verdict(s *stage, v ruleset.Verdict, p *reading, hop int) onwar
 
 // over ends a packet.
 func (w *walker) over(s *stage, p reading, v Verdict, hop int) onward {
+	if p.copied > 0 { // the copy can be the connection
+		w.end(s, p, CannotTell, p.copied-1)
+		return end
+	}
 	w.end(s, p, v, w.cause(hop))
 	return end
 }
@@ -72,6 +81,10 @@ func (w *walker) cause(hop int) int {
 // that no route leads out.
 func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward {
 	looping := p.packet.Src.Addr().IsLoopback()
+	if s.hook.Name == "prerouting" && n.To.IsLoopback() && !p.looped { // by sysctl and kernel it is dropped, or not
+		w.end(s, *p, CannotTell, hop)
+		return end
+	}
 	p.translate(s, n, w.cause(hop))
 	if p.rerouted != unknown {
 		return leave

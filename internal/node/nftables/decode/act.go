@@ -202,6 +202,9 @@ func (d *decoder) neutral(name string, f nfnetlink.Fields) {
 		d.unknown(name, f)
 	case conditional:
 		d.match(d.other(name))
+	case name == "dup":
+		d.nft = true
+		d.target(ruleset.Neutral{Text: name, Copies: true})
 	default:
 		d.nft = true
 		d.match(ruleset.Neutral{Text: "[" + name + "]"})

@@ -218,7 +218,7 @@ func (l layout) target(f ruleset.Family) ruleset.Target {
 		}
 		return ruleset.Neutral{Text: "-j LOG"}
 	case ruleset.NeutralTarget(l.name) && l.name != "":
-		return ruleset.Neutral{Text: "-j " + l.name}
+		return ruleset.Neutral{Text: "-j " + l.name, Copies: l.name == "TEE"}
 	}
 	switch l.name {
 	case "MASQUERADE":
