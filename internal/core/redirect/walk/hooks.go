@@ -100,6 +100,8 @@ type reading struct {
 	routed uint32
 	// Each connection passes nat once for its destination and once for its source.
 	destination, source bool
+	// given is the destination with which TPROXY gave it to a socket.
+	given netip.Addr
 	// copied is 1 + the hop of the rule that sent a copy elsewhere, 0 without one.
 	copied int
 	// late says that the packet was ended behind the translation of its destination.

@@ -20,9 +20,8 @@ type question struct {
 	// free are the fields of the packet that may have any value for this rule; proxy are those that its sender does not have then.
 	free  Fields
 	proxy []ruleset.Owner
-	// delivered are the marks that have a route to lo alone, looped says that the packet arrived by lo.
+	// delivered are the marks that have a route to lo alone.
 	delivered []uint32
-	looped    bool
 }
 
 // all reports whether all matches hold.
@@ -105,7 +104,7 @@ func (q question) stateful(m ruleset.Match) Answer {
 		return No
 	case ruleset.ReversePath:
 		// Packets are asked about that come from where they can. A mark of the mesh has a route to lo alone.
-		back := !m.ByMark || q.looped || !slices.Contains(q.delivered, q.Mark)
+		back := !m.ByMark || !slices.Contains(q.delivered, q.Mark)
 		return sure(back != m.Missing)
 	}
 	return Unknown

@@ -250,6 +250,9 @@ func (w *walker) outcome() outcome {
 	}
 	first := w.ended[i]
 	o.Verdict, o.To, o.Zone, o.Packet = first.verdict, first.to, first.zone, first.packet
+	if first.verdict == HandedOver {
+		o.Packet.Dst = netip.AddrPortFrom(first.given, o.Packet.Dst.Port())
+	}
 	decided := first.decided
 	if o.passed >= 0 && o.Verdict == Passed {
 		decided = o.passed

@@ -122,7 +122,7 @@ func (r *reading) handOver(t ruleset.TProxy, hop int) {
 	if !t.Continues {
 		r.packet.Mark = r.packet.Mark&^ruleset.WholeMark(t.Mask) ^ t.Mark
 	}
-	r.verdict, r.to, r.decided = HandedOver, netip.AddrPortFrom(netip.Addr{}, t.Port), hop
+	r.verdict, r.to, r.decided, r.given = HandedOver, netip.AddrPortFrom(netip.Addr{}, t.Port), hop, r.packet.Dst.Addr()
 }
 
 // translate does REDIRECT and DNAT. What the pod sends is redirected to loopback, what arrives to the interface's first
