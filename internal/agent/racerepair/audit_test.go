@@ -170,7 +170,7 @@ func TestAuditStates(t *testing.T) {
 		},
 		"a REDIRECT of its own": {
 			redirect.Netlink,
-			[]string{"iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "9999"},
+			[]string{"iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "-m", "owner", "--uid-owner", "1000", "-j", "REDIRECT", "--to-ports", "9999"},
 			audit.ForeignRule,
 			"--to-ports 9999", ReasonForeignRule, true,
 		},
@@ -189,12 +189,12 @@ func TestAuditStates(t *testing.T) {
 		"a table of nftables": {
 			redirect.Netlink,
 			[]string{"nft", "add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 redirect to :9999"},
-			audit.ForeignRule, "table ip x, chain out (hook output, priority -150): rule with handle 2 of chain out (redir)", ReasonForeignRule, false,
+			audit.ForeignRule, "table ip x, chain out (hook output, priority -150): foreign rule", ReasonForeignRule, false,
 		},
 		"a chain that a table of nftables calls": {
 			redirect.Native,
 			[]string{"nft", "add table inet x; add chain inet x y; add rule inet x y drop; add chain inet x in { type filter hook prerouting priority -300; }; add rule inet x in jump y"},
-			audit.ForeignRule, "table inet x, chain in (hook prerouting, priority -300): rule with handle 2 of chain y (immediate)", ReasonForeignRule, false,
+			audit.ForeignRule, "table inet x, chain in (hook prerouting, priority -300): foreign rule", ReasonForeignRule, false,
 		},
 		"a chain beside iptables'": {
 			redirect.Netlink,
@@ -209,12 +209,12 @@ func TestAuditStates(t *testing.T) {
 		"a rule of nft that writes another port": {
 			redirect.Netlink,
 			[]string{"nft", "insert rule ip nat OUTPUT tcp dport set tcp sport"},
-			audit.ForeignRule, "payload=", ReasonForeignRule, true,
+			audit.ForeignRule, "a header of the packet is rewritten", ReasonForeignRule, false,
 		},
 		"a rule of nft that writes another port ahead of native ones": {
 			redirect.Native,
 			[]string{"nft", "insert rule inet istio-proxy-nat output tcp dport set tcp sport"},
-			audit.ForeignRule, "payload=", ReasonForeignRule, true,
+			audit.ForeignRule, "a header of the packet is rewritten", ReasonForeignRule, true,
 		},
 		"a dormant table": {
 			redirect.Netlink, []string{"nft", "add table ip nat { flags dormant; }"}, audit.Drifted, "nat", ReasonDrifted, false,

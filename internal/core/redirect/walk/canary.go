@@ -36,8 +36,10 @@ func (d Deviation) String() string {
 	at := fmt.Sprintf("%s/%s", h.Table, printable.Text(h.Chain, maxText))
 	rule := printable.Quote("-A "+h.Chain+" "+h.Rule, maxText)
 	switch {
-	case !h.iptables():
+	case h.other:
 		at, rule = h.place(), printable.Quote(h.Rule, maxText)
+	case h.Family == ruleset.Inet:
+		rule = printable.Quote(h.Rule, maxText)
 	case d.tool != "":
 		at = "(" + d.tool + ") " + at
 	}
@@ -49,7 +51,7 @@ func (d Deviation) String() string {
 
 // place names the chain of a rule of a table of nf_tables.
 func (h Hop) place() string {
-	return fmt.Sprintf("%s, chain %s", h.table(), printable.Text(h.Chain, maxText))
+	return fmt.Sprintf("%s, chain %s (hook %s, priority %d)", h.table(), printable.Text(h.Chain, maxText), h.Hook, h.priority)
 }
 
 // canary is a packet that stands for many, such as the first one of any connection of the app to another host.
@@ -154,14 +156,14 @@ func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
 		switch {
 		case wanted(r), dropped && r.late && arrives, c.wholly && arrives:
 			continue
-		case c.ownPod && arrives && (r.verdict != Redirected || k.nested(r.to.Addr())):
+		case c.ownPod && arrives && !k.leaves(r):
 			continue
 		}
 		hop := r.decided
 		switch {
 		case r.because >= 0:
 			hop = r.because
-		case r.verdict == Passed:
+		case r.verdict == Passed && hop < 0:
 			hop = got.passed
 		}
 		d := Deviation{Family: k.family, Packets: c.name + " " + Result{Verdict: r.verdict, To: r.to}.may(r.because >= 0, c.Outgoing)}
@@ -171,6 +173,12 @@ func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
 		all = append(all, d)
 	}
 	return all
+}
+
+// leaves reports whether a packet to the pod itself goes to another host, other than one of a network behind the namespace.
+func (k cage) leaves(r reading) bool {
+	to := r.to.Addr()
+	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.own, to) && !k.nested(to)
 }
 
 // nested reports whether an address is in a network that rules of nat name as a source, as programs do that have a network of containers

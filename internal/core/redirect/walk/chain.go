@@ -42,7 +42,8 @@ func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	r := c.Rules[i]
 	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
 	h := Hop{
-		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, Number: i + 1, Rule: r.String(), Target: r.Target, Why: redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted: wanted,
+		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, other: s.other(), priority: s.hook.Priority,
+		Number: i + 1, Rule: r.String(), Target: r.Target, Why: redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted: wanted,
 	}
 	hop, matching, rest := w.judge(r.Matches, h, p[next])
 	p[next] = rest

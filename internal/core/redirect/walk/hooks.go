@@ -72,6 +72,11 @@ const (
 	natSource      = 100
 )
 
+// other reports whether the base chain is none of iptables or of the native tables.
+func (s stage) other() bool {
+	return s.chain.Hook != nil || s.family == ruleset.Netdev || !redirect.KnownTable(s.family, s.table)
+}
+
 // order is the priority at which a packet passes the chain.
 func (s stage) order() int32 {
 	switch {
@@ -119,6 +124,11 @@ func (n Namespace) course(f ruleset.Family) *course {
 		}
 		slices.Reverse(live)
 		c.reversed = n.ordered(f, live)
+		for _, stages := range c.reversed.stages {
+			for i := range stages { // as in Live
+				stages[i].set = len(live) - 1 - stages[i].set
+			}
+		}
 	}
 	return c
 }
@@ -320,7 +330,10 @@ func (w *walker) base(s *stage, all []reading) []reading {
 	for _, r := range p[back] {
 		hop := -1
 		if r.because < 0 {
-			hop = w.show(Hop{Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: s.chain.Name, Set: s.set, Rule: "policy DROP", Answer: Yes})
+			hop = w.show(Hop{
+				Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: s.chain.Name, Set: s.set, other: s.other(), priority: s.hook.Priority,
+				Rule: "policy DROP", Answer: Yes,
+			})
 		}
 		w.over(s, r, Dropped, hop)
 	}

@@ -254,7 +254,7 @@ func (w *walker) outcome() outcome {
 		o.Packet.Dst = netip.AddrPortFrom(first.given, o.Packet.Dst.Port())
 	}
 	decided := first.decided
-	if o.passed >= 0 && o.Verdict == Passed {
+	if o.passed >= 0 && o.Verdict == Passed && decided < 0 {
 		decided = o.passed
 	}
 	for _, r := range w.ended {
@@ -434,18 +434,12 @@ func (h Hop) named() string {
 	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.table(), printable.Text(h.Chain, maxText), rule)
 }
 
-// table names the table, with its family if it is none of iptables' tables.
+// table names the table, with its family if the packet is not in a chain of iptables or of the native tables.
 func (h Hop) table() string {
-	if h.iptables() || redirect.KnownTable(h.Family, h.Table) {
+	if !h.other {
 		return h.Table
 	}
 	return "table " + TableName(h.Family, h.Table)
-}
-
-// iptables reports whether the rule is one of iptables, by the names of its table and chain.
-func (h Hop) iptables() bool {
-	own := h.Hook == "" || ruleset.Builtin(h.Table, strings.ToUpper(h.Chain)) == ruleset.Builtin(h.Table, h.Chain)
-	return own && (h.Family == ruleset.IPv4 || h.Family == ruleset.IPv6) && ruleset.KnownTable(h.Table)
 }
 
 // TableName is the name of a table of nf_tables as nft has it, with its family.

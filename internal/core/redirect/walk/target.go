@@ -25,7 +25,9 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 		p.remark(t)
 		return next
 	case ruleset.NoTrack, ruleset.Zone:
-		p.track(t)
+		if p.track(t); p.packet.State == ruleset.StateUntracked && p.decided < 0 {
+			p.decided = w.cause(hop) // nat does not see it
+		}
 		return next
 	case ruleset.TProxy:
 		p.handOver(t, w.cause(hop))

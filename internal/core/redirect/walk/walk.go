@@ -143,6 +143,9 @@ type Hop struct {
 	Why string
 
 	wanted bool
+	// other says that the base chain is none of iptables or of the native tables; priority is the base chain's.
+	other    bool
+	priority int32
 }
 
 // Result is the answer for one packet.

@@ -102,7 +102,7 @@ func TestRules(t *testing.T) {
 		{"of a known connection", "passed", out(state(ruleset.StateEstablished)), []string{toProxy}},
 		{"of an invalid packet", "passed", out(state(ruleset.StateInvalid)), []string{toProxy}},
 		{"of a related one", redirected, out(state(ruleset.StateRelated)), []string{toProxy}},
-		{"of one that is not tracked", "passed", out(), []string{"raw OUTPUT -j CT --notrack", toProxy}},
+		{"of one that is not tracked", "passed by raw/OUTPUT 1", out(), []string{"raw OUTPUT -j CT --notrack", toProxy}},
 		{"raw: no connection yet", redirected, out(), []string{"raw OUTPUT -m conntrack --ctstate NEW,ESTABLISHED -j DROP", "raw OUTPUT -m connmark ! --mark 0x1 -j DROP", toProxy}},
 		{"raw: which is invalid", "dropped by raw/PREROUTING 1", in(), []string{"raw PREROUTING -m conntrack --ctstate INVALID -j DROP"}},
 		{"raw: no connection to mark", "dropped by filter/OUTPUT 1", out(), []string{"raw OUTPUT -j CONNMARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -m connmark --mark 0x0 -j DROP"}},

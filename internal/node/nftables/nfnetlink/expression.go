@@ -223,11 +223,13 @@ func (b *Buffer) Verdict(v Verdict) {
 	})
 }
 
-// SplitExpression returns the name and the attributes of an element of a rule's expressions, if these are all that it has.
+// SplitExpression returns the name and the attributes of an element of a rule's expressions, if these are all that it has. An expression
+// without attributes has none for them, either.
 func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	parts, complete := ReadFields(element.Value)
 	data, understood := ReadFields(parts.Raw(unix.NFTA_EXPR_DATA))
-	ok = complete && understood && parts.count == 2 && parts.set[unix.NFTA_EXPR_NAME] && element.Kind == unix.NFTA_LIST_ELEM
+	bare := parts.count == 1 || parts.count == 2 && parts.set[unix.NFTA_EXPR_DATA]
+	ok = complete && understood && bare && parts.set[unix.NFTA_EXPR_NAME] && element.Kind == unix.NFTA_LIST_ELEM
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
