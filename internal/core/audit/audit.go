@@ -52,7 +52,7 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 		"restart the pod, or set audit.mode=repair to have the rules written now",
 	},
 	{
-		ForeignRule, "has a foreign rule ahead of those of the mesh that can take its traffic",
+		ForeignRule, "has a foreign rule that takes its traffic, or can take some of it",
 		"find the program that writes the rule (a container with NET_ADMIN, another agent), and restart the pod",
 	},
 	{

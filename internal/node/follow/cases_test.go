@@ -66,7 +66,7 @@ func TestForeignRules(t *testing.T) {
 		},
 		"another's table": {
 			"nft add table inet x; nft add chain inet x c { type filter hook output priority -50 \\; }; nft add rule inet x c tcp dport 15001 drop",
-			"dropped", inspect.Past, ", because of rule with handle 2 of chain c of table x",
+			"dropped", inspect.Past, ", because of rule 1 of table inet x c",
 		},
 		"an address of others": {
 			"nft add table inet x; nft add chain inet x c { type nat hook output priority -150 \\; }; nft add rule inet x c tcp dport 80 redirect to :9000",

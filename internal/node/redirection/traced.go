@@ -47,10 +47,9 @@ func (t *Traceable) number() {
 					if r.Handle == 0 { // of a legacy table
 						continue
 					}
-					t.Rules[nftables.Handle{Family: s.Family, Table: table.Name, Number: r.Handle}] = walk.Hop{
-						Family: s.Family, Table: table.Name, Chain: c.Name, Set: i, Number: n + 1, Rule: r.String(), Target: r.Target, Answer: walk.Yes,
-						Why: reason(table.Name, c.Name, r.String()),
-					}
+					hop := walk.HopOf(s.Family, table.Name, c, n)
+					hop.Set, hop.Why = i, reason(table.Name, c.Name, r.String())
+					t.Rules[nftables.Handle{Family: s.Family, Table: table.Name, Number: r.Handle}] = hop
 				}
 			}
 		}

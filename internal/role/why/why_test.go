@@ -198,13 +198,14 @@ func TestFaultsAreFound(t *testing.T) {
 		{"one in legacy tables", "iptables-legacy", legacy, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "    ! -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
 		{"one in a native table", "nft", redirect.Native, "insert rule inet istio-proxy-nat output tcp dport 80 return", "FOREIGN-RULE", "    ! tcp dport 80 return\n", `rule 1 of istio-proxy-nat output ("tcp dport 80 return") is not the mesh's`, 3},
 		{"a redirect to another port", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j REDIRECT --to-ports 8080", "FOREIGN-RULE", "    ! ", "the packet is redirected to port 8080, though the wanted rules redirect it to port 15001", 3},
-		{"a rule that drops", "iptables-nft", redirect.Netlink, "-t filter -I OUTPUT -p tcp --dport 15001 -j DROP", "CAPTURED", "    ! ", "the packet is dropped, though", 3},
-		{"the catch-all is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT", "DRIFTED", "    - -j ISTIO_REDIRECT    # all other TCP is captured", `("-j ISTIO_REDIRECT") is missing`, 3},
+		{"a rule that drops", "iptables-nft", redirect.Netlink, "-t filter -I OUTPUT -p tcp --dport 15001 -j DROP", "FOREIGN-RULE", "    ! ", "the packet is dropped, though", 3},
+		{"nothing outbound is captured", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT", "CAPTURED", "includeOutboundIPRanges=none", "because includeOutboundIPRanges=", 3},
+		{"the proxy's own rule is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -m owner --uid-owner 1337 -j RETURN", "DRIFTED", "    - -m owner --uid-owner 1337 -j RETURN    # the proxy itself", "the packet is redirected to port 15001", 3},
 		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "    - -j ISTIO_OUTPUT    # everything", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
 		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "    ! ", "cannot tell, because rule 1 of nat OUTPUT", 4},
 		{"a route that ends the way", "ip", redirect.Netlink, "route add prohibit 10.2.0.0/24", "CAPTURED", "all other TCP is captured", "the packet is not sent: a prohibit route or policy rule ends the way to 10.2.0.9 (EACCES: permission denied)", 3},
 		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "remedy      none if the pod is not to be in the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
-		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "CAPTURED", "not read: table IPv4 other", "cannot tell, because packets pass table IPv4 other", 4},
+		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "FOREIGN-RULE", "    ! policy DROP", "the packet is dropped, though the wanted rules redirect it to port 15001: policy DROP of chain x of table ip other", 3},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -41,10 +41,9 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	r := c.Rules[i]
 	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
-	h := Hop{
-		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, other: s.other(), priority: s.hook.Priority,
-		Number: i + 1, Rule: r.String(), Target: r.Target, Why: redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted: wanted,
-	}
+	h := HopOf(s.family, s.table, *c, i)
+	h.Hook, h.Set, h.other, h.priority = s.hook.Name, s.set, s.other(), s.hook.Priority
+	h.Why, h.wanted = redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted
 	hop, matching, rest := w.judge(r.Matches, h, p[next])
 	p[next] = rest
 	w.apply(s, r.Target, matching, h, hop, p)

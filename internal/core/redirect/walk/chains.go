@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -65,7 +66,10 @@ func (c Chain) same(o Chain) bool {
 }
 
 func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {
-	out := Chain{Family: f.String(), Table: table, Chain: printable.Text(c.Name, maxText), Hook: hookOf(f, table, c.Name)}
+	out := Chain{Family: f.String(), Table: printable.Text(table, maxText), Chain: printable.Text(c.Name, maxText), Hook: hookOf(f, table, c.Name)}
+	if c.Hook != nil {
+		out.Hook = fmt.Sprintf("%s, priority %d", c.Hook.Name, c.Hook.Priority)
+	}
 	for _, r := range c.Rules {
 		at := place{table, c.Name, r.String()}
 		want, isWanted := wanted[at]
@@ -83,6 +87,9 @@ func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted
 			continue
 		}
 		out.Rules = append(out.Rules, rule)
+	}
+	if c.Policy == string(ruleset.Drop) {
+		out.Rules = append(out.Rules, Rule{Text: "policy DROP", Op: "foreign"})
 	}
 	return out
 }

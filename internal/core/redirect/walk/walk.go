@@ -148,6 +148,13 @@ type Hop struct {
 	priority int32
 }
 
+// HopOf is the i-th rule of a chain, for a packet that matches it.
+func HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
+	r := c.Rules[i]
+	other := c.Hook != nil || f == ruleset.Netdev || !redirect.KnownTable(f, table)
+	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: other}
+}
+
 // Result is the answer for one packet.
 type Result struct {
 	Verdict Verdict
