@@ -2,7 +2,8 @@ package route
 
 import (
 	"fmt"
-	"net"
+	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -41,16 +42,27 @@ func checkLoopback() ([]string, error) {
 	return []string{"interface lo is not the loopback device (that is " + printable.Text(found, 100) + ")"}, nil
 }
 
-// Links returns the names of the interfaces that are up, without the loopback device.
-func Links() ([]string, error) {
-	all, err := net.Interfaces()
+// Links returns the names of the interfaces that are up, without the loopback device. It reads procfs and asks by ioctl: a list by
+// rtnetlink would wait for the RTNL mutex.
+func Links() (names []string, err error) {
+	text, err := os.ReadFile("/proc/thread-self/net/dev")
 	if err != nil {
 		return nil, fmt.Errorf("listing the interfaces: %w", err)
 	}
-	var names []string
-	for _, l := range all {
-		if l.Flags&net.FlagLoopback == 0 && l.Flags&net.FlagUp != 0 {
-			names = append(names, l.Name)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("listing the interfaces: %w", err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // only read from
+	for line := range strings.Lines(string(text)) {
+		name, _, is := strings.Cut(strings.TrimSpace(line), ":")
+		request, err := unix.NewIfreq(name)
+		if !is || err != nil { // the heading
+			continue
+		}
+		err = unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, request)
+		if flags := request.Uint16(); err == nil && flags&unix.IFF_UP != 0 && flags&unix.IFF_LOOPBACK == 0 {
+			names = append(names, name)
 		}
 	}
 	return names, nil
