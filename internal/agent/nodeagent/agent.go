@@ -137,7 +137,7 @@ func (n *node) ports() []serve.Port {
 	return []serve.Port{
 		{Flag: "--health-port", Number: int(n.Config.HealthPort), Handler: n.health.Handler()},
 		{Flag: "--monitoring-port", Number: int(n.Config.MonitoringPort), Handler: n.metrics.Handler()},
-		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), local),
+		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), n.Config.Profiling, local),
 	}
 }
 
