@@ -131,13 +131,13 @@ func (n *node) ports() []serve.Port {
 	local["/"] = page.Handler(map[string]http.Handler{
 		"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
 		"/api/agent":                   n.self(),
-		"/api/pods":                    n.audited((*racerepair.Controller).Handler),
-		"/api/pods/{namespace}/{name}": n.audited((*racerepair.Controller).PodHandler),
+		"/api/pods":                    n.audited(func(c *racerepair.Controller) http.Handler { return c.Handler(racerepair.Port) }),
+		"/api/pods/{namespace}/{name}": n.audited(func(c *racerepair.Controller) http.Handler { return c.PodHandler(racerepair.Port) }),
 	})
 	return []serve.Port{
 		{Flag: "--health-port", Number: int(n.Config.HealthPort), Handler: n.health.Handler()},
 		{Flag: "--monitoring-port", Number: int(n.Config.MonitoringPort), Handler: n.metrics.Handler()},
-		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), local),
+		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), n.Config.Profiling, local),
 	}
 }
 

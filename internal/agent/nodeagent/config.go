@@ -50,6 +50,8 @@ type Config struct {
 	// IntrospectionAddress, a loopback address, the others on all addresses.
 	HealthPort, MonitoringPort, IntrospectionPort uint16
 	IntrospectionAddress                          string
+	// Profiling serves Go's profiles at IntrospectionPort.
+	Profiling bool
 
 	// ConfigDir is a mounted directory of live configuration and ConfigMap the name of an object; "" is off.
 	ConfigDir, ConfigMap string

@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
@@ -33,8 +34,10 @@ func (n *node) openLookups(ctx context.Context) {
 	}
 	n.lookups = server
 	service := podcache.Service{
-		Store: n.pods, Ring: &n.decisions, Metrics: n.metrics, Audit: n.audited((*racerepair.Controller).Handler),
-		AuditPod: n.audited((*racerepair.Controller).PodHandler), Trace: n.audited((*racerepair.Controller).TraceHandler), Bundle: n.bundle(),
+		Store: n.pods, Ring: &n.decisions, Metrics: n.metrics,
+		Audit:    n.audited(func(c *racerepair.Controller) http.Handler { return c.Handler(racerepair.Socket) }),
+		AuditPod: n.audited(func(c *racerepair.Controller) http.Handler { return c.PodHandler(racerepair.Socket) }),
+		Trace:    n.audited((*racerepair.Controller).TraceHandler), Bundle: n.bundle(),
 	}
 	n.work.Go(func() { server.Serve(n.background, service.Handler()) })
 }

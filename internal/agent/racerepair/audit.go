@@ -48,8 +48,8 @@ type audited struct {
 	status audit.Status
 	// due is the time of the next inspection, zero for a pod that is not inspected.
 	due time.Time
-	// took is the duration of the last inspection.
-	took time.Duration
+	// took is the duration of the last inspection, asked that of the job with it, which a request pays for.
+	took, asked time.Duration
 	// input is what the result rests on besides the namespace.
 	input input
 	// version is that of the rules from which rules was made, the zero version if they have to be read.

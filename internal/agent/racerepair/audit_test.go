@@ -298,7 +298,7 @@ func TestRulesOfAnotherBackend(t *testing.T) {
 			if s := l.want(audit.Captured, ""); s.Backend != backend {
 				t.Errorf("backend %q, %q before", s.Backend, backend)
 			}
-			e, err := l.controller.Explain(t.Context(), types.NamespacedName{Namespace: "shop", Name: "web"}, nil)
+			e, err := l.controller.Explain(t.Context(), Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, nil)
 			if err != nil || len(e.Chains) == 0 {
 				t.Fatalf("got %+v, %v", e, err)
 			}

@@ -16,12 +16,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -82,6 +84,11 @@ func newFixture(t *testing.T, switches repair.Switches, more ...func(*Options)) 
 		}
 	})
 	return l
+}
+
+// Check inspects a pod now, whatever is left of the budget.
+func (c *Controller) Check(ctx context.Context, k types.NamespacedName) (audit.Status, error) {
+	return c.inspected(ctx, Socket, k)
 }
 
 func (l *fixture) plugin() (cniconf.NetConf, error) {

@@ -13,7 +13,7 @@
 //
 // Start reading at Run. pods.go has the cache of pods, work.go the job of one pod, actions.go the actions, report.go the
 // events, policy.go the changes of the plugin's configuration. Of the audit, audit.go has the states, observe.go the
-// inspection and the repair, schedule.go the order of the pods, serve.go the answers.
+// inspection and the repair, schedule.go the order of the pods, serve.go the answers, asked.go their limits.
 package racerepair
 
 import (
@@ -116,8 +116,10 @@ type controller struct {
 	queue   workqueue.TypedDelayingInterface[types.NamespacedName]
 	retries workqueue.TypedRateLimiter[types.NamespacedName]
 	workers sync.WaitGroup
-	// deletions is the token bucket of deletions, budget that of the time of the audit's inspections.
+	// deletions is the token bucket of deletions, budget that of the time of the audit's inspections, asked those of inspections for
+	// requests.
 	deletions, budget *rate.Limiter
+	asked             map[Way]*rate.Limiter
 
 	mu sync.Mutex
 	// pods have one entry per name: a pod of another UID replaces the previous one.
@@ -145,7 +147,7 @@ func newController(o Options) *controller {
 		Options: o, confirmAfter: confirmAfter,
 		queue:     workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
 		retries:   workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](retryBase, retryMax),
-		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst), budget: newBudget(),
+		deletions: rate.NewLimiter(rate.Every(deletionInterval), deletionBurst), budget: newBudget(duty, burst), asked: newAsked(),
 		pods: map[types.NamespacedName]*entry{}, traced: map[types.NamespacedName]*tracing{}, synced: make(chan struct{}),
 		wake: make(chan struct{}, 1), checks: make(chan struct{}, maxChecks), ended: make(chan struct{}),
 	}

@@ -56,8 +56,8 @@ func (c *controller) schedule(ctx context.Context) {
 	}
 }
 
-// newBudget returns the limit of inspections, in microseconds of their time.
-func newBudget() *rate.Limiter {
+// newBudget returns a limit of inspections, in microseconds of their time.
+func newBudget(duty int64, burst time.Duration) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(time.Second.Microseconds()/duty), int(burst.Microseconds()))
 }
 
@@ -100,7 +100,7 @@ var errEnded = errors.New("the node agent ends")
 // ErrNoPod says that the node has no pod of that name.
 var ErrNoPod = errors.New("no such pod on this node")
 
-// inspectNext has a worker inspect a pod, and returns the duration.
+// inspectNext has a worker inspect a pod, and returns the duration. A forced inspection is for a request.
 func (c *controller) inspectNext(ctx context.Context, k types.NamespacedName, forced bool) (time.Duration, error) {
 	c.mu.Lock()
 	e := c.pods[k]
@@ -124,14 +124,19 @@ func (c *controller) inspectNext(ctx context.Context, k types.NamespacedName, fo
 	if e = c.pods[k]; e == nil {
 		return 0, ErrNoPod
 	}
+	if forced {
+		return e.audited.asked, nil
+	}
 	return e.audited.took, nil
 }
 
-// Check inspects a pod now and returns its status, without a state for a pod that has no network or ends.
-func (c *Controller) Check(ctx context.Context, k types.NamespacedName) (audit.Status, error) {
-	if err := c.check(ctx, k, func() bool { return true }); err != nil {
+// inspected inspects a pod now, for a request, and returns its status, without a state for a pod that has no network or ends.
+func (c *controller) inspected(ctx context.Context, by Way, k types.NamespacedName) (audit.Status, error) {
+	took, err := c.inspectNext(ctx, k, true)
+	if err != nil {
 		return audit.Status{}, err
 	}
+	c.charge(by, took)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.pods[k]
@@ -141,32 +146,37 @@ func (c *Controller) Check(ctx context.Context, k types.NamespacedName) (audit.S
 	return named(e), nil
 }
 
-// check inspects a pod for a request when it is its turn, if it is still needed then.
-func (c *controller) check(ctx context.Context, k types.NamespacedName, needed func() bool) error {
+// check inspects a pod for a request about all pods when it is its turn, if it was not inspected since a time.
+func (c *controller) check(ctx context.Context, by Way, k types.NamespacedName, since time.Time) {
 	select {
 	case c.checks <- struct{}{}:
 		defer func() { <-c.checks }()
 	case <-ctx.Done():
-		return ctx.Err()
+		return
 	}
-	if !needed() {
-		return nil
+	if c.checkedBefore(k, since) {
+		_, _ = c.inspected(ctx, by, k) // a pod may be gone; the others have their own state
 	}
-	_, err := c.inspectNext(ctx, k, true)
-	return err
 }
 
-// checkAll inspects all pods of the mesh, maxChecks at a time. Requests at the same time share the inspections.
-func (c *Controller) checkAll(ctx context.Context) {
+// checkAll inspects all pods of the mesh, maxChecks at a time. Requests at the same time share the inspections. If half of the
+// way's budget is used up, the pods keep their last results.
+func (c *Controller) checkAll(ctx context.Context, by Way) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	asked := c.Clock.Now()
+	since := c.Clock.Now()
+	if by == Port {
+		since = since.Add(-sharedFor)
+	}
+	if !c.admit(ctx, by, c.asked[by].Burst()/2) {
+		return
+	}
 	var work sync.WaitGroup
 	keys := make(chan types.NamespacedName)
 	for range maxChecks {
 		work.Go(func() {
 			for k := range keys {
-				_ = c.check(ctx, k, func() bool { return c.checkedBefore(k, asked) }) // a pod may be gone; the others have their own state
+				c.check(ctx, by, k, since)
 			}
 		})
 	}

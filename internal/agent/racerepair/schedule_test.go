@@ -308,7 +308,7 @@ func TestRequestsShareInspections(t *testing.T) {
 	for range 20 {
 		work.Go(func() {
 			w := httptest.NewRecorder()
-			c.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/v1/audit?"+agentapi.CheckParam+"=true", nil))
+			c.Handler(Socket).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/v1/audit?"+agentapi.CheckParam+"=true", nil))
 			if got := strings.Count(w.Body.String(), `"state": "not-inspected"`); got != 2*pods {
 				t.Errorf("%d pods in the answer", got)
 			}
@@ -344,7 +344,7 @@ func TestManyPods(t *testing.T) { //nolint:paralleltest // it measures the memor
 		t.Errorf("%d bytes for each pod", each)
 	}
 	w := httptest.NewRecorder()
-	c.Handler().ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/v1/audit", nil))
+	c.Handler(Socket).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/v1/audit", nil))
 	if got := strings.Count(w.Body.String(), `"drifted"`); got != 2*pods && got != pods {
 		t.Errorf("%d pods in the list", got)
 	}

@@ -24,11 +24,16 @@ import (
 // checkTimeout bounds the inspection of all pods for one request.
 const checkTimeout = time.Minute
 
-// Handler returns the status of all pods as JSON, the most serious state first.
-func (c *Controller) Handler() http.Handler {
+// Handler returns the status of all pods as JSON, the most serious state first. A browser gets an inspection for the port's own
+// page alone.
+func (c *Controller) Handler(by Way) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if now, _ := strconv.ParseBool(r.URL.Query().Get(agentapi.CheckParam)); now {
-			c.checkAll(r.Context())
+			if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" {
+				http.Error(w, "an inspection is not for a link: ask without check", http.StatusForbidden)
+				return
+			}
+			c.checkAll(r.Context(), by)
 		}
 		all := c.Pods()
 		audit.Sort(all)
@@ -37,7 +42,7 @@ func (c *Controller) Handler() http.Handler {
 }
 
 // PodHandler returns one pod in detail as JSON, with the way of a packet if the query has one.
-func (c *Controller) PodHandler() http.Handler {
+func (c *Controller) PodHandler(by Way) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		k := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
 		query := r.URL.Query()
@@ -50,16 +55,17 @@ func (c *Controller) PodHandler() http.Handler {
 			}
 			question = &q
 		}
-		e, err := c.Explain(r.Context(), k, question)
-		if errors.Is(err, ErrNoPod) {
-			http.Error(w, c.elsewhere(r.Context(), k), http.StatusNotFound)
-			return
-		}
-		if err != nil {
+		e, err := c.Explain(r.Context(), by, k, question)
+		switch {
+		case errors.Is(err, ErrNoPod):
+			http.Error(w, c.elsewhere(r.Context(), by, k), http.StatusNotFound)
+		case errors.Is(err, errAsked):
+			http.Error(w, err.Error(), http.StatusTooManyRequests)
+		case err != nil:
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+		default:
+			respond(w, e)
 		}
-		respond(w, e)
 	})
 }
 
@@ -77,11 +83,19 @@ func respond(w http.ResponseWriter, value any) {
 // explainTimeout bounds the reading of a namespace for one request.
 const explainTimeout = 10 * time.Second
 
-// Explain inspects a pod and describes it in detail.
-func (c *Controller) Explain(ctx context.Context, k types.NamespacedName, question *inspect.Question) (e inspect.Explanation, err error) {
+// Explain inspects a pod and describes it in detail, if that is in the budget.
+func (c *Controller) Explain(ctx context.Context, by Way, k types.NamespacedName, question *inspect.Question) (e inspect.Explanation, err error) {
+	if !c.knows(k) {
+		return e, ErrNoPod
+	}
 	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 	defer cancel()
-	if e.Status, err = c.Check(ctx, k); err != nil {
+	done, err := c.turn(ctx, by)
+	if err != nil {
+		return e, err
+	}
+	defer done()
+	if e.Status, err = c.inspected(ctx, by, k); err != nil {
 		return e, err
 	}
 	c.mu.Lock()
@@ -110,7 +124,9 @@ func (c *Controller) Explain(ctx context.Context, k types.NamespacedName, questi
 		}
 	}
 	if e.InspectionError = j.withoutNamespace(); e.InspectionError == "" {
+		began := c.Clock.Now()
 		j.describe(ctx, question, &e)
+		c.charge(by, c.Clock.Since(began))
 	}
 	j.complete(&e)
 	return e, nil
@@ -197,10 +213,16 @@ func (j *job) describe(ctx context.Context, question *inspect.Question, e *inspe
 	}
 }
 
-// elsewhere says where a pod is that this node does not have. It queries the API server.
-func (c *Controller) elsewhere(ctx context.Context, k types.NamespacedName) string {
+func (c *controller) knows(k types.NamespacedName) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.pods[k] != nil
+}
+
+// elsewhere says where a pod is that this node does not have. For root it queries the API server.
+func (c *Controller) elsewhere(ctx context.Context, by Way, k types.NamespacedName) string {
 	text := fmt.Sprintf("%v: %s", ErrNoPod, k)
-	if c.API == nil {
+	if c.API == nil || by == Port {
 		return text
 	}
 	pod, err := c.API.Pod(ctx, kube.PodRef{Namespace: k.Namespace, Name: k.Name})

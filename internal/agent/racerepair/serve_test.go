@@ -23,7 +23,7 @@ import (
 func (l *auditFixture) ask(name, query string) (int, string, inspect.Explanation) {
 	l.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(agentapi.AuditPodPattern, l.controller.PodHandler())
+	mux.Handle(agentapi.AuditPodPattern, l.controller.PodHandler(Socket))
 	w := httptest.NewRecorder()
 	mux.ServeHTTP(w, httptest.NewRequestWithContext(l.Context(), http.MethodGet, "/v1/audit/shop/"+name+"?"+query, nil))
 	var e inspect.Explanation

@@ -54,6 +54,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 	e.waiting, e.forced = nil, false // a later request is for another job: this one may have read the rules by then
 	c.mu.Unlock()
 	defer c.remember(k, j)
+	began := c.Clock.Now()
 	ctx, cancel := c.withTimeout(ctx, c.PodTimeout, "the work on the pod takes more than")
 	defer cancel()
 
@@ -67,6 +68,7 @@ func (c *controller) reconcile(ctx context.Context, k types.NamespacedName) (err
 	}
 	j.memory.broken = j.finding.Broken
 	j.audit(ctx)
+	j.memory.audited.asked = c.Clock.Since(began)
 	j.count()
 	return errors.Join(err, j.publish(ctx))
 }

@@ -12,33 +12,58 @@ import (
 // profileTimeout is enough for a profile of two minutes; the default profile takes 30 s.
 const profileTimeout = 150 * time.Second
 
-// Introspection returns the port of Go's profiler, below /debug/pprof/, and of further handlers by their patterns of
-// http.ServeMux. The port is local: profiles and the command line are not for other pods, and not for pages of other sites in a
-// browser on this host, of which one of the same site and another port may not change anything either.
-func Introspection(flag, host string, number int, more map[string]http.Handler) Port {
+// Introspection returns the port of handlers by their patterns of http.ServeMux and, if profiles is set, of Go's profiler below
+// /debug/pprof/. The port is local: other pods do not reach it. In a browser only the port's own pages, and the user by a typed
+// address, get an answer. A page of another site, or of another port of this host, may only link to the path / and can have no
+// answer in a frame. Programs, which do not say on whose behalf they ask, get every answer.
+func Introspection(flag, host string, number int, profiles bool, more map[string]http.Handler) Port {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	if profiles {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	} else {
+		mux.HandleFunc("/debug/pprof/", func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "profiles are off: set --profiling (PROFILING, the chart's agent.profiling)", http.StatusNotFound)
+		})
+	}
 	for pattern, handler := range more {
 		mux.Handle(pattern, handler)
 	}
-	return Port{Flag: flag, Host: host, Number: number, Handler: onlyLocal(http.NewCrossOriginProtection().Handler(mux)), Local: true, Timeout: profileTimeout}
+	return Port{Flag: flag, Host: host, Number: number, Handler: onlyLocal(mux), Local: true, Timeout: profileTimeout}
 }
 
-// onlyLocal refuses what a browser sends for a page of another site: a Host header that is no loopback name, as the name of a
-// site that resolves to this address (DNS rebinding), and cross-site requests other than a link to here (Fetch Metadata, W3C).
+// onlyLocal refuses what a browser sends for a page of another origin, by the headers Origin and Sec-Fetch-Site (Fetch Metadata, W3C),
+// and a Host header that is no loopback name, such as the name of a site that resolves to this address (DNS rebinding).
 func onlyLocal(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate"; crossSite || !localName(r.Host) {
+		w.Header().Set("Content-Security-Policy", "frame-ancestors 'none'")
+		switch {
+		case !localName(r.Host):
 			http.Error(w, "only for requests to localhost", http.StatusForbidden)
-			return
+		case !ownOrigin(r):
+			http.Error(w, "not for pages of another site or port, which may only link to /", http.StatusForbidden)
+		default:
+			handler.ServeHTTP(w, r)
 		}
-		handler.ServeHTTP(w, r)
 	})
+}
+
+// ownOrigin reports whether a request comes from a page of this port, the user or a program, or is a link to the page.
+func ownOrigin(r *http.Request) bool {
+	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host {
+		return false
+	}
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "same-origin", "none":
+		return true
+	}
+	// The path / has no effect. Other destinations than a document are frames and parts of a page.
+	return r.Method == http.MethodGet && r.URL.Path == "/" &&
+		r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 }
 
 // localName reports whether a Host header names the loopback interface.

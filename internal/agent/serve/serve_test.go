@@ -175,10 +175,10 @@ func TestAllPortsThatCannotBeOpenedAreNamed(t *testing.T) { // W-29
 	}
 }
 
-func TestProfilesAreLocal(t *testing.T) {
+func TestIntrospection_Profiles(t *testing.T) {
 	n := free(t, 3)
 	start(t, Port{Flag: "--health-port", Number: n[0], Handler: http.NotFoundHandler()},
-		Introspection("--ctrlz_port", "localhost", n[1], nil), Introspection("--other", "127.0.0.1", n[2], nil))
+		Introspection("--ctrlz_port", "localhost", n[1], true, nil), Introspection("--other", "127.0.0.1", n[2], false, nil))
 	for _, path := range []string{
 		"/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1",
 	} {
@@ -188,71 +188,78 @@ func TestProfilesAreLocal(t *testing.T) {
 		if code, _, _ := get(t, n[0], path); code != 404 {
 			t.Errorf("%s is answered with %d on a public port", path, code)
 		}
+		if code, body, _ := get(t, n[2], path); code != 404 || !strings.Contains(body, "set --profiling") {
+			t.Errorf("%s is answered with %d %q without the setting", path, code, body)
+		}
 	}
 	for _, host := range []string{"", "0.0.0.0", "::"} {
-		_, err := Open(t.Context(), discard, Introspection("--ctrlz_port", host, free(t, 1)[0], nil))
+		_, err := Open(t.Context(), discard, Introspection("--ctrlz_port", host, free(t, 1)[0], false, nil))
 		if !errors.Is(err, errNotLocal) && !errors.Is(err, syscall.EAFNOSUPPORT) {
 			t.Errorf("host %q is taken for a local one: %v", host, err)
 		}
 	}
 }
 
-// TestOnlyForRequestsToLocalhost: a browser sends the name of the site, and whether another site asks.
-func TestOnlyForRequestsToLocalhost(t *testing.T) {
+// TestIntrospection_Browser: a browser says with Origin and Sec-Fetch-Site which page asks; programs send neither.
+func TestIntrospection_Browser(t *testing.T) {
 	t.Parallel()
-	handler := Introspection("--ctrlz_port", "localhost", 0, map[string]http.Handler{"/": text("page")}).Handler
+	handler := Introspection("--ctrlz_port", "localhost", 0, true, map[string]http.Handler{"GET /": text("page"), "PUT /": text("done")}).Handler
+	type headers = map[string]string
+	navigates := func(site, dest string) headers {
+		return headers{"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": dest}
+	}
+	const nobody, root, everything = "", "GET /", "GET /, PUT /, GET /api/pods?check=true, GET /debug/pprof/cmdline"
 	for _, test := range []struct {
-		host, site, mode string
-		want             int
+		host    string
+		headers headers
+		want    string // the requests that are answered
 	}{
-		{"localhost:9876", "", "", http.StatusOK},
-		{"localhost", "same-origin", "cors", http.StatusOK},
-		{"127.0.0.1:9876", "none", "navigate", http.StatusOK},
-		{"[::1]:9876", "cross-site", "navigate", http.StatusOK}, // a link to the page
-		{"[::1]", "", "", http.StatusOK},
-		{"localhost:9876", "cross-site", "no-cors", http.StatusForbidden},
-		{"evil.example:9876", "same-origin", "cors", http.StatusForbidden},
-		{"localhost.evil.example", "", "", http.StatusForbidden},
-		{"10.0.0.1:9876", "", "", http.StatusForbidden},
-		{"", "", "", http.StatusForbidden},
+		{"localhost:9876", nil, everything},
+		{"[::1]", nil, everything},
+		{"127.0.0.1:9876", nil, everything},
+		{"localhost:9876", navigates("none", "document"), everything}, // a typed address
+		{"localhost:9876", headers{"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, everything},
+		{"localhost:9876", headers{"Origin": "http://localhost:9876"}, everything},
+		{"localhost:9876", headers{"Origin": "http://localhost:9876", "Sec-Fetch-Site": "same-origin"}, everything},
+		{"localhost:9876", navigates("cross-site", "document"), root}, // a link
+		{"localhost:9876", navigates("same-site", "document"), root},
+		{"localhost:9876", navigates("cross-site", "iframe"), nobody},
+		{"localhost:9876", navigates("same-site", "frame"), nobody},
+		{"localhost:9876", navigates("cross-site", ""), nobody},
+		{"localhost:9876", headers{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "document"}, nobody},
+		{"localhost:9876", headers{"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}, nobody},
+		{"localhost:9876", headers{"Sec-Fetch-Site": "cross-site"}, nobody},
+		{"localhost:9876", headers{"Sec-Fetch-Site": "none", "Origin": "http://evil.example"}, nobody},
+		{"localhost:9876", headers{"Origin": "http://localhost:8080"}, nobody},
+		{"localhost:9876", headers{"Origin": "https://localhost:9876"}, nobody},
+		{"localhost:9876", headers{"Origin": "http://localhost:9876.evil.example"}, nobody},
+		{"localhost:9876", headers{"Origin": "null"}, nobody},
+		{"evil.example:9876", headers{"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, nobody},
+		{"localhost.evil.example", nil, nobody},
+		{"10.0.0.1:9876", nil, nobody},
+		{"", nil, nobody},
 	} {
-		for _, path := range []string{"/", "/debug/pprof/cmdline"} {
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+		var answered []string
+		for request := range strings.SplitSeq(everything, ", ") {
+			method, path, _ := strings.Cut(request, " ")
+			r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
 			r.Host = test.host
-			r.Header.Set("Sec-Fetch-Site", test.site)
-			r.Header.Set("Sec-Fetch-Mode", test.mode)
+			for name, value := range test.headers {
+				r.Header.Set(name, value)
+			}
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, r)
-			if w.Code != test.want {
-				t.Errorf("%s of %+v: %d", path, test, w.Code)
+			if w.Code == http.StatusOK {
+				answered = append(answered, request)
+			} else if w.Code != http.StatusForbidden {
+				t.Errorf("%s of %q %v: %d", request, test.host, test.headers, w.Code)
+			}
+			if got := w.Header().Get("Content-Security-Policy"); got != "frame-ancestors 'none'" {
+				t.Errorf("%s of %q %v: the answer has the policy %q", request, test.host, test.headers, got)
 			}
 		}
-	}
-}
-
-// TestOnlyThePortsOwnPagesChangeAnything: a page of another port of this host is of the same site.
-func TestOnlyThePortsOwnPagesChangeAnything(t *testing.T) {
-	t.Parallel()
-	handler := Introspection("--ctrlz_port", "localhost", 0, map[string]http.Handler{"PUT /x": text("done")}).Handler
-	for _, test := range []struct {
-		name, value string
-		want        int
-	}{
-		{"", "", http.StatusOK},
-		{"Sec-Fetch-Site", "same-origin", http.StatusOK},
-		{"Sec-Fetch-Site", "same-site", http.StatusForbidden},
-		{"Sec-Fetch-Site", "cross-site", http.StatusForbidden},
-		{"Origin", "http://localhost:8080", http.StatusForbidden},
-		{"Origin", "http://localhost:9876", http.StatusOK},
-	} {
-		request := httptest.NewRequestWithContext(t.Context(), http.MethodPut, "http://localhost:9876/x", nil)
-		if test.name != "" {
-			request.Header.Set(test.name, test.value)
-		}
-		recorder := httptest.NewRecorder()
-		handler.ServeHTTP(recorder, request)
-		if recorder.Code != test.want {
-			t.Errorf("%s %q: %d, want %d", test.name, test.value, recorder.Code, test.want)
+		if got := strings.Join(answered, ", "); got != test.want {
+			t.Errorf("host %q, %v: answered %q, want %q", test.host, test.headers, got, test.want)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // AuditPattern is the path of the status of all pods of the node, a JSON array of audit.Status. With CheckParam every pod is
-// inspected before the answer.
+// inspected before the answer, unless such requests have used up their budget: then the pods have their last results.
 const AuditPattern = "GET " + auditPath
 
 const auditPath = "/v1/audit"

@@ -268,10 +268,14 @@ func (d *draft) serviceSettings() []settings.Setting {
 		},
 		{Name: "health-port", Arg: "PORT", Default: "8000", Use: "/healthz and /readyz; 0: off", Value: settings.Port(&d.HealthPort, 0)},
 		{Name: "monitoring-port", Arg: "PORT", Default: "15014", Use: "/metrics; 0: off", Value: settings.Port(&d.MonitoringPort, 0)},
-		{Name: "ctrlz_port", Arg: "PORT", FlagOnly: true, Default: "9876", Use: "the page and profiles; 0: off", Value: settings.Port(&d.IntrospectionPort, 0)},
+		{Name: "ctrlz_port", Arg: "PORT", FlagOnly: true, Default: "9876", Use: "the page; 0: off", Value: settings.Port(&d.IntrospectionPort, 0)},
 		{
 			Name: "ctrlz_address", Arg: "ADDRESS", FlagOnly: true, Default: "localhost",
-			Use: "loopback address of the page and the profiles", Value: settings.Checked(&d.IntrospectionAddress, loopback),
+			Use: "loopback address of the page", Value: settings.Checked(&d.IntrospectionAddress, loopback),
+		},
+		{
+			Name: "profiling", Default: "false", Chart: true, Use: "serve Go profiles at /debug/pprof/ of --ctrlz_port",
+			Value: settings.Bool(&d.Profiling),
 		},
 	}
 }

@@ -95,6 +95,7 @@ func rows() []row {
 		{"--monitoring-port", "0", "65536", "MonitoringPort: 15014 -> 0"},
 		{"--ctrlz_port", "9877", "1e3", "IntrospectionPort: 9876 -> 9877"},
 		{"--ctrlz_address", "::1", "0.0.0.0", "IntrospectionAddress: localhost -> ::1"},
+		{"--profiling", "true", "yes", "Profiling: false -> true"},
 		{"--config-map", "other", "a_b", "ConfigMap: istio-cni-config -> other"},
 		{"--config-dir", "/etc/config", "x", "ConfigDir:  -> /etc/config"},
 		{"--pod-namespace", "ns", "a.b", "Namespace:  -> ns; Want.Stanza.AgentNamespace:  -> ns"},
