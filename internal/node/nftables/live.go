@@ -28,9 +28,12 @@ var liveFamilies = map[uint8]ruleset.Family{ //nolint:gochecknoglobals // a cons
 // programs. Dormant tables are left out. The error is ErrChanged if the rules have changed meanwhile.
 func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 	v.session.conn.Budget = budget
-	others, err := v.others(ctx)
-	if err != nil {
-		return nil, err
+	var others map[tableKey]*table
+	if v.others {
+		var err error
+		if others, err = v.otherTables(ctx); err != nil {
+			return nil, err
+		}
 	}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		if err := v.lookedUp(ctx, f); err != nil {
@@ -50,6 +53,9 @@ func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 		if len(set.Tables) > 0 {
 			all = append(all, set)
 		}
+	}
+	if !v.others {
+		return all, nil
 	}
 	now, err := v.session.conn.Generation()
 	if err == nil && now != v.generation {
@@ -85,8 +91,8 @@ func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
 	return nil
 }
 
-// others reads the tables that the View does not have.
-func (v *View) others(ctx context.Context) (map[tableKey]*table, error) {
+// otherTables reads the tables that the View does not have.
+func (v *View) otherTables(ctx context.Context) (map[tableKey]*table, error) {
 	all := map[tableKey]*table{}
 	err := v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		f, seen := liveFamilies[m.Family]

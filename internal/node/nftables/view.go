@@ -21,6 +21,8 @@ type View struct {
 	session    *Session
 	generation uint32
 	tables     map[tableKey]*table
+	// others says that there are tables that Read does not read.
+	others bool
 }
 
 // tableKey names a table.
@@ -188,6 +190,7 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 	err = v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
 		f, ours := byProtocol[m.Family]
+		v.others = v.others || !ours || !(tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}).known()
 		if at := (tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}); ours && at.known() {
 			v.tables[at] = newTable(at, flags&unix.NFT_TABLE_F_DORMANT != 0, f != ruleset.Inet)
 		} else if ours {

@@ -46,12 +46,12 @@ func (p *pass) live(ctx context.Context, spec *redirect.Spec) (out walk.Namespac
 	if out.Links, err = route.Links(); err != nil {
 		return out, err
 	}
-	if out.Own, err = route.Addresses(); err != nil {
+	if out.Own, err = p.addresses(); err != nil {
 		return out, err
 	}
-	routing, err := route.Leftovers()
+	routing, err := p.policyRouting()
 	if err != nil {
-		return out, fmt.Errorf("reading the routing by marks: %w", err)
+		return out, err
 	}
 	for _, policy := range routing.Policy {
 		out.Delivered[policy.Family] = append(out.Delivered[policy.Family], policy.Mark)

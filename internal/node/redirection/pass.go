@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // pass is one reading of a namespace, with the changes that bring it to the desired state.
@@ -30,8 +32,33 @@ type pass struct {
 	conflict bool
 	// marks are the packet marks in the present rules of the mesh.
 	marks []uint32
-	// legacy are the rules of legacy tables that were read.
+	// legacy are the rules of legacy tables that were read; own are the addresses, and policy the policy rules with marks, once they
+	// were read.
 	legacy []ruleset.Set
+	own    []netip.Addr
+	policy *route.Want
+}
+
+// addresses are those of the namespace.
+func (p *pass) addresses() (own []netip.Addr, err error) {
+	if p.own == nil {
+		p.own, err = route.Addresses()
+	}
+	return p.own, err
+}
+
+// policyRouting is what [route.Leftovers] returns.
+func (p *pass) policyRouting() (route.Want, error) {
+	if p.policy == nil {
+		found, err := route.Leftovers()
+		if err != nil {
+			return found, fmt.Errorf("looking for routing of an earlier configuration: %w", err)
+		}
+		p.policy = &found
+	}
+	left := *p.policy
+	left.Policy = slices.Clone(left.Policy)
+	return left, nil
 }
 
 // place is one of the kernel's stores of rules of a family. A packet traverses the rules of every place.
@@ -87,7 +114,7 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 	}
 	wanted := []ruleset.Set{{Family: ruleset.Inet}, {Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
 	if spec != nil {
-		f, err := families(*spec)
+		f, err := p.families(*spec)
 		if err != nil {
 			return err
 		}

@@ -148,7 +148,7 @@ func (n Namespace) VerifyRouting(spec redirect.Spec, earlier Report) (difference
 // to the mesh besides those of the rules found here.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
 	return n.run(ctx, exclusive, nil, func(p *pass) error {
-		left, err := leftovers(append(p.marks, spec.Mark))
+		left, err := p.leftovers(append(p.marks, spec.Mark))
 		if err != nil {
 			return err
 		}
@@ -215,11 +215,11 @@ func (n Namespace) Families(spec redirect.Spec) (redirect.Families, error) {
 	if n.NetNS == nil {
 		return redirect.Families{}, errNoNamespace
 	}
-	return netns.In(n.NetNS, func() (redirect.Families, error) { return families(spec) })
+	return netns.In(n.NetNS, func() (redirect.Families, error) { return new(pass).families(spec) })
 }
 
-func families(spec redirect.Spec) (redirect.Families, error) {
-	addresses, err := route.Addresses()
+func (p *pass) families(spec redirect.Spec) (redirect.Families, error) {
+	addresses, err := p.addresses()
 	if err != nil {
 		return redirect.Families{}, err
 	}
@@ -274,7 +274,7 @@ func (p *pass) stale(want route.Want) (route.Want, error) {
 	if !p.report.Mesh {
 		return route.Want{}, nil
 	}
-	left, err := leftovers(p.marks)
+	left, err := p.leftovers(p.marks)
 	left.PassthroughV6 = left.PassthroughV6 && !want.PassthroughV6
 	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool { return slices.Contains(want.Policy, p) })
 	return left, err
@@ -282,10 +282,10 @@ func (p *pass) stale(want route.Want) (route.Want, error) {
 
 // leftovers finds routing that belongs to the mesh. Policy rules of any TPROXY have the same shape, so only those for the
 // mesh's marks count.
-func leftovers(marks []uint32) (route.Want, error) {
-	left, err := route.Leftovers()
+func (p *pass) leftovers(marks []uint32) (route.Want, error) {
+	left, err := p.policyRouting()
 	if err != nil {
-		return route.Want{}, fmt.Errorf("looking for routing of an earlier configuration: %w", err)
+		return route.Want{}, err
 	}
 	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool {
 		return !slices.Contains(marks, p.Mark) && p.Mark != redirect.DefaultMark

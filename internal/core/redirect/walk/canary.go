@@ -77,11 +77,13 @@ func (n Namespace) Deviations() (all []Deviation) {
 	if len(links) == 0 {
 		links = []string{unknown}
 	}
+	sets := n.Wanted.Sets()
+	rules := rulesOf(sets)
 	for _, f := range n.Wanted.captured() {
 		for _, name := range n.Unread[f] {
 			all = append(all, Deviation{Family: f, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
-		k := cage{live: n.course(f), wanted: n.Wanted.course(f), Wanted: *n.Wanted, family: f}
+		k := cage{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
 		k.sources = k.live.sources()
 		for _, c := range k.canaries(links[:min(len(links), maxLinks)], n.Own) {
 			for _, d := range k.deviations(c, n.Live) {

@@ -113,9 +113,9 @@ type reading struct {
 	late bool
 }
 
-// course returns what packets of a family pass.
-func (n Namespace) course(f ruleset.Family) *course {
-	c := n.ordered(f, n.Live)
+// course returns what packets of a family pass. Wanted are the wanted rules.
+func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *course {
+	c := n.ordered(f, n.Live, wanted)
 	if c.ambiguous {
 		live := slices.Clone(n.Live)
 		for i := range live {
@@ -123,7 +123,7 @@ func (n Namespace) course(f ruleset.Family) *course {
 			slices.Reverse(live[i].Tables)
 		}
 		slices.Reverse(live)
-		c.reversed = n.ordered(f, live)
+		c.reversed = n.ordered(f, live, wanted)
 		for _, stages := range c.reversed.stages {
 			for i := range stages { // as in Live
 				stages[i].set = len(live) - 1 - stages[i].set
@@ -133,9 +133,9 @@ func (n Namespace) course(f ruleset.Family) *course {
 	return c
 }
 
-func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set) *course {
+func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[place]ruleset.Rule) *course {
 	c := &course{
-		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: n.Wanted.rules(), own: n.Own,
+		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: wanted, own: n.Own,
 	}
 	if n.Wanted != nil {
 		c.proxy = n.Wanted.proxy()
@@ -342,6 +342,9 @@ func (w *walker) base(s *stage, all []reading) []reading {
 
 // merge drops equal readings.
 func (w *walker) merge(all []reading) []reading {
+	if len(all) < 2 {
+		return all
+	}
 	var distinct []reading
 	for _, r := range all {
 		i := slices.IndexFunc(distinct, func(d reading) bool {

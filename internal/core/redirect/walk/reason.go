@@ -17,11 +17,16 @@ type place struct{ table, chain, text string }
 
 // rules are those that are wanted.
 func (w *Wanted) rules() map[place]ruleset.Rule {
-	all := map[place]ruleset.Rule{}
 	if w == nil {
-		return all
+		return nil
 	}
-	each(w.Sets(), func(at place, r ruleset.Rule) {
+	return rulesOf(w.Sets())
+}
+
+// rulesOf are the rules of sets by their places.
+func rulesOf(sets []ruleset.Set) map[place]ruleset.Rule {
+	all := map[place]ruleset.Rule{}
+	each(sets, func(at place, r ruleset.Rule) {
 		if _, twice := all[at]; !twice {
 			all[at] = r
 		}
@@ -145,15 +150,19 @@ func (s setting) value(w *Wanted, rule string) string {
 }
 
 // walk follows a packet through the wanted rules.
-func (w Wanted) walk(p Packet) outcome { return w.course(familyOf(p.Dst.Addr())).walk(p) }
+func (w Wanted) walk(p Packet) outcome {
+	sets := w.Sets()
+	return w.course(familyOf(p.Dst.Addr()), sets, rulesOf(sets)).walk(p)
+}
 
-func (w Wanted) course(f ruleset.Family) *course {
-	n := Namespace{Live: w.Sets(), Delivered: map[ruleset.Family][]uint32{}, Wanted: &w}
+// course is what packets pass where the rules are the wanted ones.
+func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]ruleset.Rule) *course {
+	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]uint32{}, Wanted: &w}
 	routing := w.Spec.Routing(w.Families)
 	for _, f := range routing.MarkFamilies {
 		n.Delivered[f] = []uint32{routing.Mark}
 	}
-	return n.course(f)
+	return n.course(f, rules)
 }
 
 // settings returns those without which the wanted rules would redirect the packet: a least set of them. decided is the wanted

@@ -180,7 +180,7 @@ type Result struct {
 // Walk follows the packet.
 func (n Namespace) Walk(p Packet) Result {
 	p = p.completed(n.Loopback)
-	return n.doubted(n.explained(n.course(familyOf(p.Dst.Addr())).either(p), p), familyOf(p.Dst.Addr()))
+	return n.doubted(n.explained(n.course(familyOf(p.Dst.Addr()), n.Wanted.rules()).either(p), p), familyOf(p.Dst.Addr()))
 }
 
 // either walks in both orders of the sets that share a hook and a priority.
