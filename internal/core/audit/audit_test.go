@@ -39,10 +39,10 @@ func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.S
 	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations())
 }
 
-// ahead inserts a rule ahead of those of a chain of nat.
-func ahead(name, rule string) func(*ruleset.Set) {
+// ahead inserts a rule ahead of those of nat OUTPUT.
+func ahead(rule string) func(*ruleset.Set) {
 	return func(s *ruleset.Set) {
-		rules := chain(s, name)
+		rules := chain(s, "OUTPUT")
 		*rules = slices.Insert(*rules, 0, ruleset.Read(rule))
 	}
 }
@@ -72,10 +72,10 @@ func TestRules(t *testing.T) {
 		"the order": {
 			func(s *ruleset.Set) { r := *chain(s, "ISTIO_OUTPUT"); r[0], r[1] = r[1], r[0] }, audit.Drifted, "missing",
 		},
-		"RETURN ahead":     {ahead("OUTPUT", "-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
-		"a chain ahead":    {ahead("OUTPUT", "-g OTHER"), audit.ForeignRule, "-g OTHER"},
-		"LOG ahead":        {ahead("OUTPUT", "-p tcp -j LOG"), audit.Captured, ""},
-		"a count ahead":    {ahead("OUTPUT", "-p tcp"), audit.Captured, ""},
+		"RETURN ahead":     {ahead("-p tcp -j RETURN"), audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN"},
+		"a chain ahead":    {ahead("-g OTHER"), audit.ForeignRule, "-g OTHER"},
+		"LOG ahead":        {ahead("-p tcp -j LOG"), audit.Captured, ""},
+		"a count ahead":    {ahead("-p tcp"), audit.Captured, ""},
 		"the jump is gone": {func(s *ruleset.Set) { *chain(s, "OUTPUT") = nil }, audit.Drifted, "nat/OUTPUT: missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 	t.Parallel()
 	rules := problems(redirect.Default(), func(s *ruleset.Set) {
 		*chain(s, "ISTIO_OUTPUT") = nil
-		ahead("OUTPUT", "-p tcp -j REDIRECT --to-ports 1")(s)
+		ahead("-p tcp -j REDIRECT --to-ports 1")(s)
 	})
 	o := audit.Observation{
 		Mesh: true, Rules: rules, Routing: []string{"policy rule is missing"},
@@ -197,7 +197,7 @@ func TestAssess_WhoListens(t *testing.T) {
 // TestTextsAreBounded: rules, names and lists can be a pod author's.
 func TestTextsAreBounded(t *testing.T) {
 	t.Parallel()
-	got := problems(redirect.Default(), ahead("OUTPUT", "-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -p tcp -j ACCEPT"))
+	got := problems(redirect.Default(), ahead("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -p tcp -j ACCEPT"))
 	if len(got) == 0 {
 		t.Error("no problem")
 	}

@@ -187,12 +187,11 @@ func (c *finder) rerouted() {
 	chain, _ := c.have.Table("nat").Chain(prerouting)
 	named := map[string]bool{}
 	for _, r := range chain.Rules {
-		for _, m := range r.Matches {
-			if i, is := m.(ruleset.Interface); is && !i.Out && reroutes(r) {
-				named[i.Name] = true
-			}
+		if reroutes(r) {
+			named[entering(r)] = true
 		}
 	}
+	delete(named, "")
 	if len(named) == 0 && (c.capturesNetworks() || c.asWanted(chain)) {
 		return
 	}
@@ -203,6 +202,16 @@ func (c *finder) rerouted() {
 		}
 		c.owned.Rules["nat"][prerouting][i] = true
 	}
+}
+
+// entering is the interface by which a rule's packets enter, "" for any.
+func entering(r ruleset.Rule) string {
+	for _, m := range r.Matches {
+		if i, is := m.(ruleset.Interface); is && !i.Out {
+			return i.Name
+		}
+	}
+	return ""
 }
 
 // asWanted reports whether the chain begins with all its wanted rules, at least one: then the rules behind them are no

@@ -58,14 +58,7 @@ func (r *reader) option() {
 	if not && len(r.words) > 1 {
 		r.words = r.words[1:]
 	}
-	name := r.words[0]
-	values := 0
-	for values+1 < len(r.words) && r.words[values+1] != "!" && !strings.HasPrefix(r.words[values+1], "-") {
-		values++
-	}
-	if name == "--comment" && len(r.words) > 1 { // which may look like anything
-		values = 1
-	}
+	name, values := r.words[0], r.values()
 	value := strings.Join(r.words[1:1+values], " ")
 	if (name == "-j" || name == "-g") && values > 0 {
 		r.rule.Target = target(name == "-g", r.words[1], r.words[2:])
@@ -87,6 +80,18 @@ func (r *reader) option() {
 	if name == "-m" { // its options may be named as those of another one
 		r.module = ""
 	}
+}
+
+// values is the number of words behind the first one that belong to it.
+func (r *reader) values() int {
+	if r.words[0] == "--comment" && len(r.words) > 1 { // which may look like anything
+		return 1
+	}
+	n := 0
+	for n+1 < len(r.words) && r.words[n+1] != "!" && !strings.HasPrefix(r.words[n+1], "-") {
+		n++
+	}
+	return n
 }
 
 // modules are the matches that match by their options alone.
@@ -115,26 +120,32 @@ func (r *reader) match(name, value string, not bool) Match {
 		}
 		return nil
 	case "-p":
-		number, known := protocolNumber(value)
-		if !known {
-			return nil
-		}
-		if !not {
-			r.protocol = number
-		}
-		return Protocol{number, not}
+		return r.ofProtocol(value, not)
 	}
 	if slices.Contains(AbsentModules(), r.module) || name == "-f" {
-		if text := strings.TrimSpace("-m " + r.module + " " + name + " " + value); not {
+		text := strings.TrimSpace("-m " + r.module + " " + name + " " + value)
+		if not {
 			return Other{"! " + text}
-		} else {
-			return Absent{text}
 		}
+		return Absent{text}
 	}
-	if of := optionsOf[name]; of == "" || of != r.module && !(of == "ports" && slices.Contains([]string{"tcp", "udp", "sctp", "dccp", "udplite"}, r.module)) {
+	withPorts := []string{"tcp", "udp", "sctp", "dccp", "udplite"}
+	of := optionsOf[name]
+	if known := of != "" && of == r.module || of == "ports" && slices.Contains(withPorts, r.module); !known {
 		return nil
 	}
 	return r.extension(name, value, not)
+}
+
+func (r *reader) ofProtocol(name string, not bool) Match {
+	number, known := protocolNumber(name)
+	if !known {
+		return nil
+	}
+	if !not {
+		r.protocol = number
+	}
+	return Protocol{number, not}
 }
 
 // optionsOf has the module of each option that is known.
@@ -166,27 +177,36 @@ func (r *reader) extension(name, value string, not bool) Match {
 		if first, last, ok := idRange(value); ok {
 			return Owner{first, last, name == "--gid-owner", not}
 		}
-	case "--ctstate", "--state":
-		if s, ok := stateBits(value); ok && not {
-			return Not{s}
-		} else if ok {
-			return s
-		}
 	case "--src-range", "--dst-range":
 		if first, last, ok := addressRange(value); ok {
 			return Addresses{first, last, name == "--src-range", not}
 		}
 	case "--src-type", "--dst-type":
 		return addressType(value, name == "--src-type", not)
-	case "--socket-exists":
-		if not {
-			return Not{SocketExists{}}
-		}
-		return SocketExists{}
 	case "--comment":
 		return Comment{value}
 	}
+	return negated(plainExtension(name, value), not)
+}
+
+// plainExtension reads the options whose matches are not negated by themselves.
+func plainExtension(name, value string) Match {
+	switch name {
+	case "--ctstate", "--state":
+		if s, ok := stateBits(value); ok {
+			return s
+		}
+	case "--socket-exists":
+		return SocketExists{}
+	}
 	return nil
+}
+
+func negated(m Match, not bool) Match {
+	if m == nil || !not {
+		return m
+	}
+	return Not{m}
 }
 
 // protocolNumber is the reverse of protocolName. "all" is 0.
@@ -295,9 +315,10 @@ func masked(text string) (value, mask uint32, ok bool) {
 	}
 	a, err := strconv.ParseUint(v, 0, 32)
 	b, err2 := strconv.ParseUint(m, 0, 32)
-	if b == 1<<32-1 {
+	switch b {
+	case 1<<32 - 1:
 		b = 0
-	} else if b == 0 {
+	case 0:
 		return 0, 0, false // nothing is compared or set
 	}
 	return uint32(a), uint32(b), err == nil && err2 == nil
@@ -318,6 +339,22 @@ func target(goes bool, name string, options []string) Target {
 	case NeutralTarget(name):
 		return Neutral{text, name == "TEE"}
 	}
+	if t := knownTarget(text, name, options, value); t != nil {
+		return t
+	}
+	if len(options) == 0 && !slices.Contains(otherTargets, name) {
+		return Jump{name, false}
+	}
+	return Other{text}
+}
+
+// otherTargets are those that do something that is not known here. Any other name without options is that of a chain.
+var otherTargets = []string{ //nolint:gochecknoglobals // a constant table
+	"NFQUEUE", "QUEUE", "SYNPROXY", "NETMAP", "BALANCE", "CLUSTERIP", "DNPT", "SNPT", "RAWDNAT", "RAWSNAT", "MARK", "CONNMARK", "CT", "TPROXY",
+}
+
+// knownTarget is a target of a meaning that is known, or nil.
+func knownTarget(text, name string, options []string, value func(string) string) Target {
 	switch name {
 	case string(Accept), string(Drop), string(Return):
 		return Verdict(name)
@@ -343,21 +380,22 @@ func target(goes bool, name string, options []string) Target {
 	case "CT":
 		return track(text, options, value("--zone"))
 	case "TPROXY":
-		port, ok := portRange(value("--on-port"))
-		mark, mask, ok2 := masked(value("--tproxy-mark"))
-		on, _ := netip.ParseAddr(value("--on-ip"))
-		if ok && ok2 && (!on.IsValid() || on.IsUnspecified()) {
-			return TProxy{Family: ofAddress(on), Port: port.First, Mark: mark, Mask: mask}
-		}
+		return handOver(value)
 	case "REJECT":
 		return Reject(value("--reject-with"))
-	case "NFQUEUE", "QUEUE", "SYNPROXY", "NETMAP", "BALANCE", "CLUSTERIP", "DNPT", "SNPT", "RAWDNAT", "RAWSNAT", "XT_BPF":
-	default:
-		if len(options) == 0 {
-			return Jump{name, false}
-		}
 	}
-	return Other{text}
+	return nil
+}
+
+// handOver reads the options of TPROXY.
+func handOver(value func(string) string) Target {
+	port, ok := portRange(value("--on-port"))
+	mark, mask, ok2 := masked(value("--tproxy-mark"))
+	on, _ := netip.ParseAddr(value("--on-ip"))
+	if ok && ok2 && (!on.IsValid() || on.IsUnspecified()) {
+		return TProxy{Family: ofAddress(on), Port: port.First, Mark: mark, Mask: mask}
+	}
+	return nil
 }
 
 func ofAddress(a netip.Addr) Family {
@@ -427,9 +465,10 @@ func connMark(options []string, value func(string) string) Target {
 // mask reads a mask; all bits are 0.
 func mask(text string) (uint32, bool) {
 	n, err := strconv.ParseUint(text, 0, 32)
-	if n == 1<<32-1 {
+	switch n {
+	case 1<<32 - 1:
 		n = 0
-	} else if n == 0 {
+	case 0:
 		return 0, false
 	}
 	return uint32(n), err == nil

@@ -40,9 +40,20 @@ func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 			return nil, err
 		}
 	}
-	var all []ruleset.Set
-	for _, number := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6, unix.NFPROTO_INET, unix.NFPROTO_NETDEV} {
-		f := liveFamilies[number]
+	all := v.sets(others)
+	if !v.others {
+		return all, nil
+	}
+	now, err := v.session.conn.Generation()
+	if err == nil && now != v.generation {
+		err = ErrChanged
+	}
+	return all, err
+}
+
+// sets are the rules of the View and of other tables, by family.
+func (v *View) sets(others map[tableKey]*table) (all []ruleset.Set) {
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6, ruleset.Inet, ruleset.Netdev} {
 		set := v.Set(f)
 		for at, t := range others {
 			if at.family == f {
@@ -54,14 +65,7 @@ func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 			all = append(all, set)
 		}
 	}
-	if !v.others {
-		return all, nil
-	}
-	now, err := v.session.conn.Generation()
-	if err == nil && now != v.generation {
-		err = ErrChanged
-	}
-	return all, err
+	return all
 }
 
 // lookedUp reads the rules of a family again if some look up sets. Those of the mesh and of iptables do not: their sets are not read with
@@ -132,31 +136,27 @@ func (t *table) addChain(family uint8, attributes nfnetlink.Attributes) {
 
 // otherRules reads the sets and the rules of tables.
 func (v *View) otherRules(ctx context.Context, all map[tableKey]*table) error {
-	for number, f := range liveFamilies {
-		var names []string
-		for at := range all {
-			if at.family == f {
-				names = append(names, at.table)
-			}
-		}
-		if len(names) == 0 {
-			continue
-		}
-		err := v.session.readSets(ctx, number, func(name string) *table { return all[tableKey{f, name}] })
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			narrow := func(b *nfnetlink.Buffer) { b.String(unix.NFTA_RULE_TABLE, name) }
-			err := v.session.dump(ctx, unix.NFT_MSG_GETRULE, number, narrow, func(m nfnetlink.Message) error {
-				if t := tableOf(all, m, unix.NFTA_RULE_TABLE); t != nil {
-					t.add(m.Attributes)
-				}
-				return nil
-			})
+	done := map[uint8]bool{}
+	for at := range all {
+		number := protocolFamily(at.family)
+		if !done[number] {
+			done[number] = true
+			err := v.session.readSets(ctx, number, func(name string) *table { return all[tableKey{at.family, name}] })
 			if err != nil {
-				return fmt.Errorf("listing rules of table %s: %w", name, err)
+				return err
 			}
+		}
+	}
+	for at, t := range all {
+		narrow := func(b *nfnetlink.Buffer) { b.String(unix.NFTA_RULE_TABLE, at.table) }
+		err := v.session.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(at.family), narrow, func(m nfnetlink.Message) error {
+			if tableOf(all, m, unix.NFTA_RULE_TABLE) == t {
+				t.add(m.Attributes)
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("listing rules of table %s: %w", at.table, err)
 		}
 	}
 	return nil

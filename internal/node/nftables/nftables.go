@@ -115,5 +115,6 @@ func session(do func(*Session) error) error {
 func protocolFamily(f ruleset.Family) uint8 {
 	return map[ruleset.Family]uint8{
 		ruleset.IPv4: unix.NFPROTO_IPV4, ruleset.IPv6: unix.NFPROTO_IPV6, ruleset.Inet: unix.NFPROTO_INET,
+		ruleset.Netdev: unix.NFPROTO_NETDEV,
 	}[f]
 }

@@ -89,8 +89,8 @@ func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	if c.byText == nil {
 		c.byText = map[string][]int{}
 		for i, r := range c.rules {
-			text := r.String()
-			c.byText[text] = append(c.byText[text], i)
+			key := r.String()
+			c.byText[key] = append(c.byText[key], i)
 		}
 	}
 	places := c.byText[text]

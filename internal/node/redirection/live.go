@@ -36,7 +36,7 @@ func (p *pass) live(ctx context.Context, spec *redirect.Spec) (out walk.Namespac
 		}
 	}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		if err := p.liveLegacy(ctx, f, &out); err != nil {
+		if err = p.liveLegacy(ctx, f, &out); err != nil {
 			return out, err
 		}
 	}

@@ -1,6 +1,7 @@
 package walk
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -70,7 +71,7 @@ type canary struct {
 // for. A packet that a firewall drops behind the mesh's redirection counts only if all of its kind are dropped. It returns nil if
 // nothing is wanted, or lo is not the loopback device.
 func (n Namespace) Deviations() (all []Deviation) {
-	if n.Wanted == nil || n.Loopback != "" && n.Loopback != "lo" { // which package route reports: all other ways follow from that
+	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // which package route reports: all other ways follow from that
 		return nil
 	}
 	links := n.Links
@@ -87,14 +88,18 @@ func (n Namespace) Deviations() (all []Deviation) {
 		k.sources = k.live.sources()
 		for _, c := range k.canaries(links[:min(len(links), maxLinks)], n.Own) {
 			for _, d := range k.deviations(c, n.Live) {
-				same := func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }
-				if !slices.ContainsFunc(all, same) {
+				if !slices.ContainsFunc(all, d.same) {
 					all = append(all, d)
 				}
 			}
 		}
 	}
 	return all
+}
+
+// same reports whether both are by one rule.
+func (d Deviation) same(o Deviation) bool {
+	return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at()
 }
 
 // cage compares the ways of canaries of a family.

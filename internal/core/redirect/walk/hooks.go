@@ -172,17 +172,17 @@ func (s stage) compare(o stage) int {
 }
 
 // table adds the base chains of a table that decide anything.
-func (w *course) table(set int, f ruleset.Family, t ruleset.Table) {
+func (c *course) table(set int, f ruleset.Family, t ruleset.Table) {
 	chains := make(map[string]*ruleset.Chain, len(t.Chains))
 	for i := range t.Chains {
-		c := &t.Chains[i]
-		chains[c.Name] = c
-		hook, base := redirect.HookOf(f, t.Name, c.Name)
-		if c.Hook != nil {
-			hook, base = *c.Hook, true
+		chain := &t.Chains[i]
+		chains[chain.Name] = chain
+		hook, base := redirect.HookOf(f, t.Name, chain.Name)
+		if chain.Hook != nil {
+			hook, base = *chain.Hook, true
 		}
-		if base && (len(c.Rules) > 0 || c.Policy == string(ruleset.Drop)) {
-			w.stages[hook.Name] = append(w.stages[hook.Name], stage{set, f, t.Name, hook, c, w.loopback, chains})
+		if base && (len(chain.Rules) > 0 || chain.Policy == string(ruleset.Drop)) {
+			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, c.loopback, chains})
 		}
 	}
 }
@@ -251,20 +251,24 @@ func (w *walker) hook(name string, all []reading) []reading {
 		if s.hook.Priority < tracking && destination(name) || name == "ingress" {
 			pass = early(pass)
 		}
-		pass = w.base(s, pass)
-		for i := range pass {
-			if p := &pass[i].packet; p.State != ruleset.StateUntracked {
-				p.State = w.state
-			}
-			if s.reroutes() {
-				w.reroute(&pass[i])
-			}
-		}
-		all = w.merge(append(skip, pass...))
+		all = w.merge(append(skip, w.leave(s, w.base(s, pass))...))
 	}
 	for i := range all {
 		all[i].destination = all[i].destination || destination(name)
 		all[i].source = all[i].source || name == "input" || name == "postrouting"
+	}
+	return all
+}
+
+// leave is what happens to packets behind a base chain: they have their connection, and perhaps another route.
+func (w *walker) leave(s *stage, all []reading) []reading {
+	for i := range all {
+		if p := &all[i].packet; p.State != ruleset.StateUntracked {
+			p.State = w.state
+		}
+		if s.reroutes() {
+			w.reroute(&all[i])
+		}
 	}
 	return all
 }

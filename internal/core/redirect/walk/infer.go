@@ -117,20 +117,9 @@ func (p *parts) match(m ruleset.Match) {
 		p.protocol = true
 		p.matches--
 	case ruleset.Interface:
-		if name := &p.in; !m.Not {
-			if m.Out {
-				name = &p.out
-			}
-			*name = m.Name
-		}
+		p.link(m)
 	case ruleset.Network:
-		p.family = familyOf(m.Prefix.Addr())
-		if to := &p.dst; !m.Source {
-			if m.Not {
-				to = &p.notDst
-			}
-			*to = m.Prefix
-		}
+		p.network(m)
 	case ruleset.Port:
 		if !m.Not && !m.Source {
 			p.dport = &m.Range
@@ -143,6 +132,27 @@ func (p *parts) match(m ruleset.Match) {
 		p.states = m
 	case ruleset.Owner:
 		p.owners = append(p.owners, m)
+	}
+}
+
+func (p *parts) link(m ruleset.Interface) {
+	switch {
+	case m.Not:
+	case m.Out:
+		p.out = m.Name
+	default:
+		p.in = m.Name
+	}
+}
+
+func (p *parts) network(m ruleset.Network) {
+	p.family = familyOf(m.Prefix.Addr())
+	switch {
+	case m.Source:
+	case m.Not:
+		p.notDst = m.Prefix
+	default:
+		p.dst = m.Prefix
 	}
 }
 

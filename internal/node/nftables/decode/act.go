@@ -73,7 +73,6 @@ func (d *decoder) tproxied() bool {
 	if !is || !marks || m.Connection || m.Mask != 0 {
 		return false
 	}
-	t.Mark = m.Value
 	d.parts = append(d.parts[:n-3], part{target: ruleset.TProxy{Family: t.Family, Port: t.Port, Mark: m.Value}})
 	return true
 }
@@ -236,52 +235,68 @@ func (d *decoder) unknown(name string, f nfnetlink.Fields) {
 
 // translation reads redir, nat and masq.
 func (d *decoder) translation(name string, f nfnetlink.Fields) {
-	constant := func(kind uint16) (value []byte, there bool) {
-		register, there := f.Number(kind)
-		if !there {
-			return nil, false
-		}
-		l := d.registers[word(register)] // an end of a range can be its begin
-		if l == nil {
-			return nil, true
-		}
-		return l.constant, true
-	}
-	n := ruleset.NAT{Local: name == "redir"}
-	minAddress, maxAddress, minPort, maxPort := uint16(unix.NFTA_NAT_REG_ADDR_MIN), uint16(unix.NFTA_NAT_REG_ADDR_MAX), uint16(unix.NFTA_NAT_REG_PROTO_MIN), uint16(unix.NFTA_NAT_REG_PROTO_MAX)
 	switch name {
 	case "masq":
 		d.target(ruleset.NAT{Source: true, Range: true, Text: "masquerade"})
-		return
 	case "redir":
-		minAddress, maxAddress, minPort, maxPort = 0, 0, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX
+		d.redirect(f)
 	default:
-		kind, _ := f.Number(unix.NFTA_NAT_TYPE)
-		n.Source = kind == unix.NFT_NAT_SNAT
-		if family, _ := f.Number(unix.NFTA_NAT_FAMILY); d.family == ruleset.Inet { // packets of the other one do not match
-			d.match(ruleset.OfFamily(map[bool]ruleset.Family{true: ruleset.IPv6, false: ruleset.IPv4}[family == unix.NFPROTO_IPV6]))
-		}
+		d.nat(f)
 	}
-	port, ported := constant(minPort)
-	lastPort, ranged := constant(maxPort)
-	if len(port) == 2 {
-		n.Port = binary.BigEndian.Uint16(port)
+}
+
+// constant is the value of the register that an attribute names. An end of a range can be its begin.
+func (d *decoder) constant(f *nfnetlink.Fields, kind uint16) (value []byte, named bool) {
+	register, named := f.Number(kind)
+	if l := d.registers[word(register)]; named && l != nil {
+		value = l.constant
 	}
-	n.Range = ported && len(port) != 2 || ranged && string(lastPort) != string(port)
-	if minAddress != 0 {
-		address, there := constant(minAddress)
-		last, several := constant(maxAddress)
-		n.To, _ = netip.AddrFromSlice(address)
-		n.Range = n.Range || there && !n.To.IsValid() || several && string(last) != string(address)
+	return value, named
+}
+
+// ports are the ports of a translation: the first one, 0 if it is not known, whether there are any, and whether there are several or
+// unknown ones.
+func (d *decoder) ports(f *nfnetlink.Fields, first, last uint16) (port uint16, named, several bool) {
+	value, named := d.constant(f, first)
+	end, ranged := d.constant(f, last)
+	if len(value) == 2 {
+		port = binary.BigEndian.Uint16(value)
 	}
+	return port, named, named && len(value) != 2 || ranged && string(end) != string(value)
+}
+
+func (d *decoder) redirect(f nfnetlink.Fields) {
+	n := ruleset.NAT{Local: true}
+	named := false
+	n.Port, named, n.Range = d.ports(&f, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX)
 	flags, _ := f.Number(unix.NFTA_REDIR_FLAGS)
-	if name == "redir" && ported && !n.Range && flags == natPorts {
+	if named && !n.Range && flags == natPorts {
 		d.target(ruleset.RedirectTo(n.Port))
 		return
 	}
-	if n.Text = natText(n); name == "redir" && flags&^natPorts != 0 || name == "redir" && ported && flags == 0 {
+	if n.Text = natText(n); flags&^natPorts != 0 || named && flags == 0 {
 		n.Text += fmt.Sprintf(" flags %d", flags)
 	}
+	d.target(n)
+}
+
+func (d *decoder) nat(f nfnetlink.Fields) {
+	kind, _ := f.Number(unix.NFTA_NAT_TYPE)
+	family, _ := f.Number(unix.NFTA_NAT_FAMILY)
+	n := ruleset.NAT{Source: kind == unix.NFT_NAT_SNAT}
+	if d.family == ruleset.Inet { // packets of the other one do not match
+		of := ruleset.IPv4
+		if family == unix.NFPROTO_IPV6 {
+			of = ruleset.IPv6
+		}
+		d.match(ruleset.OfFamily(of))
+	}
+	n.Port, _, n.Range = d.ports(&f, unix.NFTA_NAT_REG_PROTO_MIN, unix.NFTA_NAT_REG_PROTO_MAX)
+	first, named := d.constant(&f, unix.NFTA_NAT_REG_ADDR_MIN)
+	last, ranged := d.constant(&f, unix.NFTA_NAT_REG_ADDR_MAX)
+	n.To, _ = netip.AddrFromSlice(first)
+	n.Range = n.Range || named && !n.To.IsValid() || ranged && string(last) != string(first)
+	n.Text = natText(n)
 	d.target(n)
 }
 

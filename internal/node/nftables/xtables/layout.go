@@ -101,7 +101,7 @@ func matchCandidates(name string, info view) []ruleset.Match {
 	case "mark", "connmark":
 		return []ruleset.Match{ruleset.Mark{Value: info.u32(0), Mask: maskOf(info.u32(4)), Connection: name == "connmark", Not: info.u8(8) != 0}}
 	case "conntrack":
-		if states := ruleset.States(info.u16(conntrackState) & uint16(trackedStates)); states != 0 { //nolint:gosec // a byte, by the mask
+		if states := ruleset.States(info.u16(conntrackState) & uint16(trackedStates)); states != 0 {
 			return []ruleset.Match{states}
 		}
 	}

@@ -235,45 +235,58 @@ func (l layout) target(f ruleset.Family) ruleset.Target {
 	return nil
 }
 
-// translation reads the ranges of REDIRECT and DNAT.
-func (l layout) translation(f ruleset.Family) ruleset.Target {
+// natRanges reads struct nf_nat_ipv4_multi_range_compat (size, flags, min_ip, max_ip, min, max), which revision 0 has for IPv4, or
+// nf_nat_range and nf_nat_range2 (flags, min_addr, max_addr, min_proto, max_proto).
+func (l layout) natRanges(f ruleset.Family) (first, last natRange) {
 	info := view(l.info)
-	n := ruleset.NAT{Local: l.name == "REDIRECT", Text: "-j " + l.name}
-	var flags uint32
-	var first, last netip.Addr
-	var port, lastPort uint16
-	if f == ruleset.IPv4 && l.revision == 0 { // nf_nat_ipv4_multi_range_compat: size, flags, min_ip, max_ip, min, max
-		flags, first, last, port, lastPort = info.u32(4), info.address(8), info.address(12), info.be16(16), info.be16(18)
-	} else { // nf_nat_range and nf_nat_range2: flags, min_addr, max_addr, min_proto, max_proto
-		flags, port, lastPort = info.u32(0), info.be16(36), info.be16(38)
-		first, last = netip.AddrFrom16([16]byte(info.from(4, 16))), netip.AddrFrom16([16]byte(info.from(20, 16)))
-		if f == ruleset.IPv4 {
-			first, last = info.address(4), info.address(20)
-		}
+	if f == ruleset.IPv4 && l.revision == 0 {
+		flags := info.u32(4)
+		return natRange{flags, info.address(8), info.be16(16)}, natRange{flags, info.address(12), info.be16(18)}
 	}
-	if flags&natPorts != 0 {
-		n.Port, n.Range = port, port != lastPort
+	flags := info.u32(0)
+	a, b := info.address(4), info.address(20)
+	if f == ruleset.IPv6 {
+		a, b = netip.AddrFrom16([16]byte(info.from(4, 16))), netip.AddrFrom16([16]byte(info.from(20, 16)))
 	}
-	if flags&natAddresses != 0 && !n.Local {
-		n.To, n.Range = first, n.Range || first != last
+	return natRange{flags, a, info.be16(36)}, natRange{flags, b, info.be16(38)}
+}
+
+// translation reads REDIRECT and DNAT in the forms that this program does not write.
+func (l layout) translation(f ruleset.Family) ruleset.Target {
+	n := ruleset.NAT{Local: l.name == "REDIRECT"}
+	first, last := l.natRanges(f)
+	if first.flags&natPorts != 0 {
+		n.Port, n.Range = first.port, first.port != last.port
 	}
-	multi := f == ruleset.IPv4 && l.revision == 0 && info.u32(0) != 1
-	if multi || !n.Range && n.Port != 0 && (n.Local || n.To.IsValid()) && flags&^(natPorts|natAddresses) == 0 {
+	if first.flags&natAddresses != 0 && !n.Local {
+		n.To, n.Range = first.address, n.Range || first.address != last.address
+	}
+	more := first.flags &^ (natPorts | natAddresses)
+	several := f == ruleset.IPv4 && l.revision == 0 && view(l.info).u32(0) != 1
+	written := n.Local || f == ruleset.IPv4 && n.To.IsValid()
+	if several || written && !n.Range && n.Port != 0 && more == 0 {
 		return nil // one that is written has other bytes
 	}
-	switch {
-	case n.Local && n.Port != 0:
-		n.Text += fmt.Sprintf(" --to-ports %d", n.Port)
-	case !n.Local:
-		n.Text += " --to-destination " + toText(n)
-	}
-	if n.Range && lastPort != port {
-		n.Text += fmt.Sprintf("-%d", lastPort)
-	}
-	if more := flags &^ (natPorts | natAddresses); more != 0 {
+	n.Text = natText(l.name, n, last.port)
+	if more != 0 {
 		n.Text += fmt.Sprintf(" [flags %d]", more)
 	}
 	return n
+}
+
+// natText is the text of iptables.
+func natText(name string, n ruleset.NAT, last uint16) string {
+	text := "-j " + name
+	switch {
+	case n.Local && n.Port != 0:
+		text += fmt.Sprintf(" --to-ports %d", n.Port)
+	case !n.Local:
+		text += " --to-destination " + toText(n)
+	}
+	if n.Range && last != n.Port {
+		text += fmt.Sprintf("-%d", last)
+	}
+	return text
 }
 
 func toText(n ruleset.NAT) string {
