@@ -23,25 +23,34 @@ func Trim(keep []string, message string) func(*kube.Pod) {
 			p.Verified = kube.Condition{}
 		}
 		for i := range p.Init {
-			for _, state := range []*repair.State{&p.Init[i].State, &p.Init[i].Last} {
-				if strings.TrimSpace(state.Message) != message {
-					state.Message = ""
-				}
-			}
+			trimMessage(&p.Init[i].State, message)
+			trimMessage(&p.Init[i].Last, message)
 		}
 		for i, c := range p.Containers {
-			kept := repair.Container{
-				Name: c.Name, ID: c.ID,
-				State: repair.State{Running: c.State.Running, Terminated: c.State.Terminated, Began: c.State.Began, Finished: c.State.Finished},
-				Last:  repair.State{Running: c.Last.Running, Terminated: c.Last.Terminated, Finished: c.Last.Finished},
-			}
-			if c.Name == sidecar.ProxyContainer { // by which the audit knows that a proxy is just starting
-				kept.State.Reason = c.State.Reason
-			}
-			p.Containers[i] = kept
+			p.Containers[i] = trimContainer(c)
 		}
 		for i, c := range p.Ephemeral {
 			p.Ephemeral[i] = repair.Container{Name: c.Name, ID: c.ID, State: repair.State{Running: c.State.Running}}
 		}
 	}
+}
+
+// trimMessage drops the message of a state unless it is the one to keep.
+func trimMessage(state *repair.State, message string) {
+	if strings.TrimSpace(state.Message) != message {
+		state.Message = ""
+	}
+}
+
+// trimContainer returns what is kept of a container that is neither an init container nor ephemeral.
+func trimContainer(c repair.Container) repair.Container {
+	kept := repair.Container{
+		Name: c.Name, ID: c.ID,
+		State: repair.State{Running: c.State.Running, Terminated: c.State.Terminated, Began: c.State.Began, Finished: c.State.Finished},
+		Last:  repair.State{Running: c.Last.Running, Terminated: c.Last.Terminated, Finished: c.Last.Finished},
+	}
+	if c.Name == sidecar.ProxyContainer { // by which the audit knows that a proxy is just starting
+		kept.State.Reason = c.State.Reason
+	}
+	return kept
 }

@@ -143,8 +143,12 @@ func TestRequests_SharedResults(t *testing.T) {
 		step time.Duration // before the request
 		want int64
 	}{
-		{Port, 2 * sharedFor, askedPods}, {Port, sharedFor / 2, 0}, {Socket, time.Millisecond, askedPods},
-		{Socket, time.Millisecond, askedPods}, {Port, time.Millisecond, 0}, {Port, 2 * sharedFor, askedPods},
+		{Port, 2 * sharedFor, askedPods},
+		{Port, sharedFor / 2, 0},
+		{Socket, time.Millisecond, askedPods},
+		{Socket, time.Millisecond, askedPods},
+		{Port, time.Millisecond, 0},
+		{Port, 2 * sharedFor, askedPods},
 	} {
 		l.clock.Step(test.step)
 		if status, inspections := l.ask(test.by, checkAll); status != http.StatusOK || inspections != test.want {

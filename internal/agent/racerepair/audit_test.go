@@ -116,7 +116,7 @@ func TestCheck_EqualVersion(t *testing.T) {
 	version, err := l.space(l.path).Version()
 	l.Do(err)
 	l.controller.mu.Lock()
-	l.controller.pods[types.NamespacedName{Namespace: "shop", Name: "web"}].memory.audited.version = version
+	l.controller.pods[types.NamespacedName{Namespace: "shop", Name: "web"}].audited.version = version
 	l.controller.mu.Unlock()
 	l.want(audit.Drifted, "missing")
 }

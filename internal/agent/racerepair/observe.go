@@ -123,19 +123,23 @@ func (j *job) listeners(space redirection.Namespace, in peers) (listeners func(n
 	}
 	return func(to netip.AddrPort) (found []audit.Listener) {
 		for _, l := range all {
-			if !l.Accepts(to) {
-				continue
+			if l.Accepts(to) {
+				found = append(found, in.listener(l.UID))
 			}
-			one := audit.Listener{UID: in.ids.UID(l.UID)}
-			for _, p := range in.processes {
-				if p.UID == l.UID {
-					one.GIDs = append(one.GIDs, in.ids.GID(p.GID))
-				}
-			}
-			found = append(found, one)
 		}
 		return found
 	}, nil
+}
+
+// listener returns the listener with a UID, and the GIDs of the processes that have the same UID.
+func (in peers) listener(uid uint32) audit.Listener {
+	one := audit.Listener{UID: in.ids.UID(uid)}
+	for _, p := range in.processes {
+		if p.UID == uid {
+			one.GIDs = append(one.GIDs, in.ids.GID(p.GID))
+		}
+	}
+	return one
 }
 
 // proxySince returns since when the proxy should be there: its start, or else the latest of its end, the pod's start and the ends of

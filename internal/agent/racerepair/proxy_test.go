@@ -57,7 +57,8 @@ func TestProxySince(t *testing.T) {
 		},
 		"has no image natively": {
 			[]repair.Container{named("x", ended(2, 20), never), proxy(waiting("ImagePullBackOff"), never), named("y", waiting("PodInitializing"), never)},
-			[]repair.Container{named("app", waiting("PodInitializing"), never)}, at(20),
+			[]repair.Container{named("app", waiting("PodInitializing"), never)},
+			at(20),
 		},
 		"init containers run": {
 			[]repair.Container{named("x", running(2), never)}, []repair.Container{proxy(waiting("PodInitializing"), never)}, time.Time{},

@@ -287,27 +287,40 @@ func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <
 		var err error
 		select {
 		case <-ctx.Done():
-			for len(events) > 0 && err == nil {
-				err = f.event(ctx, <-events)
-			}
-			return err
+			return f.drain(ctx, events)
 		case e := <-events:
 			err = f.event(ctx, e)
 		case <-lost:
 			f.end.Lost++
 		case <-ticker.C:
-			f.ticks++
-			err = f.flush(quiet)
-			if err == nil && f.counts != nil && f.ticks%countEach == 0 {
-				if all, failed := f.space.LegacyCounts(ctx); failed == nil { // the last reading has what this one does not
-					err = f.count(all, true)
-				}
-			}
+			err = f.onTick(ctx)
 		}
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// drain handles the events that are waiting.
+func (f *follower) drain(ctx context.Context, events <-chan nftrace.Event) error {
+	for len(events) > 0 {
+		if err := f.event(ctx, <-events); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onTick ends the packets that are quiet and, each countEach ticks, reads the counters.
+func (f *follower) onTick(ctx context.Context) error {
+	f.ticks++
+	err := f.flush(quiet)
+	if err == nil && f.counts != nil && f.ticks%countEach == 0 {
+		if all, failed := f.space.LegacyCounts(ctx); failed == nil { // the last reading has what this one does not
+			err = f.count(all, true)
+		}
+	}
+	return err
 }
 
 // Add counts a record.

@@ -294,7 +294,7 @@ func (f *follower) explain(p *packet) {
 	r := p.result()
 	cause := f.cause(p, r)
 	r = f.rules.Explained(r, p.walked(), cause)
-	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(p, r)}
+	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(r)}
 	if f.toProxy(r.To.Port()) {
 		to := r.To
 		if !to.Addr().IsValid() {
@@ -371,7 +371,7 @@ func (p *packet) result() walk.Result {
 
 // wanted judges as the walk of a packet is judged, except for what only a real packet shows: it is "" if a rule in a legacy table may
 // have decided.
-func (f *follower) wanted(p *packet, r walk.Result) inspect.Wanted {
+func (f *follower) wanted(r walk.Result) inspect.Wanted {
 	switch {
 	case r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver:
 		if f.toProxy(r.To.Port()) {

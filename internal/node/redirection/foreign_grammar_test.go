@@ -13,7 +13,7 @@ import (
 
 // The grammar of foreign rules. Whatever it makes, the kernel and the tools take.
 
-var foreignPorts = []string{"80", "80", "443", "53", "8080", "9000", "81", "15001", "15006", "15008", "15020", "5000", "22", "3306"} //nolint:gochecknoglobals // a constant table
+var foreignPorts = []string{"80", "80", "443", "53", "8080", "9000", "81", "15001", "15006", "15008", "15020", "5000", "22", "3306"}
 
 // sets makes the sets of iptables' rules: those that have places of the packets, those that lack them, and those that rules add to.
 func (w *walked) sets(t *testing.T) {
@@ -268,10 +268,10 @@ func (w *walked) nftVerdict(b nftBase, f ruleset.Family, protocol string) string
 		"meta l4proto . th dport vmap { tcp . "+w.port()+" : "+pick(w, "drop", "accept", "goto rets")+", udp . 53 : accept }",
 		"numgen random mod 2 vmap { 0 : jump logs, 1 : jump rets }",
 		ip+" daddr vmap { "+w.place(f)+" : "+pick(w, "accept", "drop", "jump logs")+" }")
-	switch {
-	case b.hook == "prerouting" || b.hook == "input":
+	switch b.hook {
+	case "prerouting", "input":
 		some = append(some, `iifname vmap { "lo" : accept, "eth0" : `+pick(w, "jump logs", "jump rets", "jump some")+` }`)
-	case b.hook == "output" || b.hook == "postrouting":
+	case "output", "postrouting":
 		some = append(some, `oifname vmap { "lo" : accept, "eth0" : `+pick(w, "jump logs", "jump rets", "jump some")+` }`)
 	}
 	if nat {
@@ -419,8 +419,10 @@ func (w *walked) xtablesMatch(f ruleset.Family, hook string) string {
 		all = append(all, "-m hl --hl-gt 1")
 	}
 	if w.IntN(15) == 0 {
-		rare := []string{"-m tos --tos 0x10", "-m cgroup --cgroup 1", "-m ecn --ecn-ip-ect 2", "-m string --algo bm --string none", "-m connbytes --connbytes 9000: --connbytes-dir both --connbytes-mode bytes",
-			"-m connlimit --connlimit-above 9000", "-m time --datestop 2001-01-01", "-m helper --helper ftp", "-m u32 --u32 0&0=1", "-m cpu --cpu 999"}
+		rare := []string{
+			"-m tos --tos 0x10", "-m cgroup --cgroup 1", "-m ecn --ecn-ip-ect 2", "-m string --algo bm --string none", "-m connbytes --connbytes 9000: --connbytes-dir both --connbytes-mode bytes", //nolint:misspell // an option of iptables
+			"-m connlimit --connlimit-above 9000", "-m time --datestop 2001-01-01", "-m helper --helper ftp", "-m u32 --u32 0&0=1", "-m cpu --cpu 999",
+		}
 		if hook == "PREROUTING" {
 			rare = append(rare, "-m socket --transparent", "-m socket --nowildcard --transparent")
 		}

@@ -353,9 +353,9 @@ func sendTogether(ctx context.Context, all []*asked, wait time.Duration) {
 	var sending sync.WaitGroup
 	for _, a := range all {
 		sending.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, wait)
+			limited, cancel := context.WithTimeout(ctx, wait)
 			defer cancel()
-			a.got = a.Send(ctx)
+			a.got = a.Send(limited)
 		})
 	}
 	sending.Wait()

@@ -117,9 +117,9 @@ func (f Flow) lookUp(to, source netip.Addr) (found lookup, err error) {
 		add(unix.RTA_SRC, source.AsSlice())
 	}
 	if to.Zone() != "" {
-		link, err := netlink.LinkByName(to.Zone())
-		if err != nil {
-			return found, fmt.Errorf("looking up the route to %s: %w", to, err)
+		link, failed := netlink.LinkByName(to.Zone())
+		if failed != nil {
+			return found, fmt.Errorf("looking up the route to %s: %w", to, failed)
 		}
 		add(unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, uint32(link.Attrs().Index))) //nolint:gosec // is positive
 	}

@@ -49,7 +49,7 @@ func (p Places) Processes(ctx context.Context, each func(Process)) error {
 
 // readProcess reads the identities of a process if it is a pod's.
 func readProcess(ctx context.Context, p Process, each func(Process)) {
-	text, err := os.ReadFile(p.dir + "/cgroup") //nolint:gosec // below the procfs
+	text, err := os.ReadFile(p.dir + "/cgroup")
 	if err != nil {
 		return
 	}

@@ -109,7 +109,7 @@ func unshared(n *sandboxtest.Node, uid string, inside, outside int) {
 	process := exec.CommandContext(n.Context(), "sleep", "1000")
 	process.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
-		Credential: &syscall.Credential{Uid: uint32(inside), Gid: uint32(inside)}, //nolint:gosec // the test's own numbers
+		Credential: &syscall.Credential{Uid: uint32(inside), Gid: uint32(inside)},
 	}
 	n.Do(process.Start())
 	n.Cleanup(func() { _ = process.Wait() })

@@ -48,6 +48,28 @@ type object struct {
 	Status struct{ Phase string }
 }
 
+// controlledBy reports whether one of the UIDs is that of the object's controller.
+func (o *object) controlledBy(uids []string) bool {
+	for _, owner := range o.Metadata.OwnerReferences {
+		if owner.Controller && slices.Contains(uids, owner.UID) {
+			return true
+		}
+	}
+	return false
+}
+
+// agent returns the agent whose pod the object is.
+func (o *object) agent() agent {
+	a := agent{namespace: o.Metadata.Namespace, pod: o.Metadata.Name, node: o.Spec.NodeName}
+	switch {
+	case o.Status.Phase != "Running":
+		a.problem = "the agent's pod is " + cmp.Or(o.Status.Phase, "in no phase")
+	case o.Metadata.DeletionTimestamp != "":
+		a.problem = "the agent's pod is terminating"
+	}
+	return a
+}
+
 // list requests objects from the API server.
 func (f *fleet) list(ctx context.Context, args ...string) ([]object, error) {
 	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get"}, args, []string{"-o", "json", "-l", f.selector})...)
@@ -119,19 +141,8 @@ func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
 	}
 	var all []agent
 	for _, pod := range pods {
-		owned := false
-		for _, owner := range pod.Metadata.OwnerReferences {
-			owned = owned || owner.Controller && slices.Contains(sets, owner.UID)
-		}
-		a := agent{namespace: pod.Metadata.Namespace, pod: pod.Metadata.Name, node: pod.Spec.NodeName}
-		switch {
-		case pod.Status.Phase != "Running":
-			a.problem = "the agent's pod is " + cmp.Or(pod.Status.Phase, "in no phase")
-		case pod.Metadata.DeletionTimestamp != "":
-			a.problem = "the agent's pod is terminating"
-		}
-		if owned && (len(f.nodes) == 0 || slices.Contains(f.nodes, a.node)) {
-			all = append(all, a)
+		if pod.controlledBy(sets) && (len(f.nodes) == 0 || slices.Contains(f.nodes, pod.Spec.NodeName)) {
+			all = append(all, pod.agent())
 		}
 	}
 	for _, node := range f.nodes {

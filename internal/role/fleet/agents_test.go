@@ -10,35 +10,37 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/fleet"
 )
 
-// podOf is a pod with the agents' label.
-func podOf(namespace, name, node, owners string) string {
-	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"ownerReferences":[%s]},"spec":{"nodeName":%q},"status":{"phase":"Running"}}`,
-		namespace, name, owners, node)
+// podOf is a pod of node n1 with the agents' label.
+func podOf(namespace, name, owners string) string {
+	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"ownerReferences":[%s]},"spec":{"nodeName":"n1"},"status":{"phase":"Running"}}`,
+		namespace, name, owners)
 }
 
 // TestAgents_PodsOfTenants: a label, a name that sorts first and a forged owner do not make an agent.
 func TestAgents_PodsOfTenants(t *testing.T) {
 	t.Parallel()
-	real := agentPod("agent-1", "n1", "Running")
+	own := agentPod("agent-1", "n1", "Running")
 	others := []string{
-		podOf("istio-system", "aaa", "n1", ""),
-		podOf("istio-system", "aab", "n1", `{"uid":"uid-of-istio-system"}`),
-		podOf("istio-system", "aac", "n1", `{"uid":"uid-of-tenant","controller":true}`),
+		podOf("istio-system", "aaa", ""),
+		podOf("istio-system", "aab", `{"uid":"uid-of-istio-system"}`),
+		podOf("istio-system", "aac", `{"uid":"uid-of-tenant","controller":true}`),
 	}
-	everywhere := append(others, podOf("tenant", "aaa", "n1", `{"uid":"uid-of-istio-system","controller":true}`), real)
+	everywhere := append(others, podOf("tenant", "aaa", `{"uid":"uid-of-istio-system","controller":true}`), own)
 	captured, page := "["+pod("a", audit.Captured)+"]", "Forwarding from 127.0.0.1:9876 -> 9876\n"
 	forged := func(command, out string) answer {
 		return answer{For: "-c install-cni -- istio-cni " + command, Out: out}
 	}
 	kubectl := standIn(t, []answer{
 		daemonSets("istio-system"),
-		{For: "get pods -n istio-system", Out: list(append(others, real)...)}, {For: "get pods ", Out: list(everywhere...)},
+		{For: "get pods -n istio-system", Out: list(append(others, own)...)},
+		{For: "get pods ", Out: list(everywhere...)},
 		{For: "get pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: of(1, "pods", "").For, Out: "[" + pod("a", audit.Bypassed) + "]", Code: 3},
 		of(1, "why shop/a", "the page\n"), of(1, "trace shop/a", "a packet\n"),
 		{For: "port-forward -n istio-system pod/agent-1 ", Out: page, Code: 1},
-		forged("pods", captured), forged("why", "forged\n"), forged("trace", "forged\n"), {For: "port-forward", Out: page},
+		forged("pods", captured), forged("why", "forged\n"), forged("trace", "forged\n"),
+		{For: "port-forward", Out: page},
 	})
 	call(kubectl, fleet.Screen{}, 0, "pods").want(t, 3, "shop/a  bypassed", "")
 	call(kubectl, fleet.Screen{}, 0, "why", "-n", "shop", "a").want(t, 0, "the page\n", "")
@@ -55,11 +57,12 @@ func TestAgents_TwoNamespaces(t *testing.T) {
 	answers := []answer{
 		daemonSets("istio-system", "tenant"),
 		{For: "get daemonsets.apps -n istio-system", Out: daemonSets("istio-system").Out},
-		{For: "get pods -n tenant", Out: list(podOf("tenant", "x", "n1", `{"uid":"uid-of-tenant","controller":true}`))},
+		{For: "get pods -n tenant", Out: list(podOf("tenant", "x", `{"uid":"uid-of-tenant","controller":true}`))},
 		{For: "get pods ", Out: list(agentPod("agent-1", "n1", "Running"))},
 		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "get nodes", Out: "node/n1\n"},
-		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"}, {For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
+		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"},
+		{For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
 	}
 	kubectl := standIn(t, answers)
 	for _, args := range everyCommand {
@@ -81,8 +84,9 @@ func TestAgents_TwoNamespaces(t *testing.T) {
 func TestAgents_UnusualNamespace(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{
-		daemonSets("mesh"), {For: "get daemonsets.apps -n mesh", Out: daemonSets("mesh").Out},
-		{For: "get pods -n mesh", Out: list(podOf("mesh", "x", "n1", `{"uid":"uid-of-mesh","controller":true}`))},
+		daemonSets("mesh"),
+		{For: "get daemonsets.apps -n mesh", Out: daemonSets("mesh").Out},
+		{For: "get pods -n mesh", Out: list(podOf("mesh", "x", `{"uid":"uid-of-mesh","controller":true}`))},
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: "exec -n mesh pod/x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
 	})
@@ -99,7 +103,8 @@ func TestAgents_TwoOnOneNode(t *testing.T) {
 		{For: "get pods ", Out: list(agentPod("agent-0", "n1", "Pending"), agentPod("agent-2", "n1", "Running"), agentPod("agent-1", "n1", "Running"), agentPod("agent-3", "n1", "Running"))},
 		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "get nodes", Out: "node/n1\n"},
-		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"}, {For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
+		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"},
+		{For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
 	})
 	const both = "more than one node agent runs there: istio-system/agent-1 and istio-system/agent-2\n"
 	for args, want := range map[string]string{

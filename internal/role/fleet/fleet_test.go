@@ -220,7 +220,9 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 	}
 	exec := func(agent int) string { return of(agent, "pods", "").For }
 	r := run(t, []answer{
-		daemonSets("istio-system"), {For: "get pods", Out: list(items...)}, {For: "get nodes", Out: "node/n1\nnode/alone\n"},
+		daemonSets("istio-system"),
+		{For: "get pods", Out: list(items...)},
+		{For: "get nodes", Out: "node/n1\nnode/alone\n"},
 		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
 		{For: exec(2), Hang: true},
 		{For: exec(3), Code: 2, Err: "istio-cni: unknown command \"pods\"\n\n" + commands + "command terminated with exit code 2\n"},
@@ -268,7 +270,8 @@ func TestNothingUnprintable(t *testing.T) {
 	items := strings.ReplaceAll(list(agentPod("agent-1", "NODE", "Running"), agentPod("agent-2", "../NODE", "Running")), `NODE"`, string(quoted[1:]))
 	row := `[{"namespace":"shop","pod":NAME,"state":NAME,"name":NAME,"result":"fail","text":NAME,"remedy":NAME,"reason":NAME,"problems":[{"detail":NAME}]}]`
 	answers := []answer{
-		daemonSets("istio-system"), {For: "get pods", Out: items},
+		daemonSets("istio-system"),
+		{For: "get pods", Out: items},
 		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":` + string(quoted) + `},"spec":{"nodeName":` + string(quoted) + `}}`},
 		{For: "get nodes", Out: "node/" + hostile + "2\n"},
 		{For: "agent-2 -c install-cni -- istio-cni bundle", Out: "\x1f\bx"},

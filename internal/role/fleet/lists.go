@@ -96,31 +96,47 @@ func decode[T any](text []byte, keep bool, fit func(*T) bool) (rows []row[T], si
 		return nil, 0, &unreadable{errors.New("it is no JSON array")}
 	}
 	for in.More() {
-		var r row[T]
-		if err := in.Decode(&r.text); err != nil {
-			return nil, 0, &unreadable{err}
-		}
-		if len(rows) == maxRows || len(r.text) > maxRow || levels(r.text) > maxLevels {
-			return nil, 0, fmt.Errorf("more than %d rows, or a row of more than %d KiB or %d levels", maxRows, maxRow>>10, maxLevels)
-		}
-		if err := json.Unmarshal(r.text, &r.shown); err != nil {
-			return nil, 0, &unreadable{err}
-		}
-		if r.text[0] != '{' || !fit(&r.shown) {
-			return nil, 0, &unreadable{fmt.Errorf("fields are missing: %s", printable.Text(string(r.text), maxShown/4))}
+		r, err := decodeRow(in, len(rows), fit)
+		if err != nil {
+			return nil, 0, err
 		}
 		if size += len(r.text); !keep {
 			r.text = nil
 		}
 		rows = append(rows, r)
 	}
-	if _, err := in.Token(); err != nil { // the end of the array
-		return nil, 0, &unreadable{err}
-	}
-	if _, err := in.Token(); err != io.EOF { //nolint:errorlint // as documented
-		return nil, 0, &unreadable{errors.New("there is more than a JSON array")}
+	if err := decodeEnd(in); err != nil {
+		return nil, 0, err
 	}
 	return rows, size, nil
+}
+
+// decodeRow reads the next row of an array and checks it. before is the number of the rows ahead of it.
+func decodeRow[T any](in *json.Decoder, before int, fit func(*T) bool) (r row[T], err error) {
+	if err = in.Decode(&r.text); err != nil {
+		return r, &unreadable{err}
+	}
+	if before == maxRows || len(r.text) > maxRow || levels(r.text) > maxLevels {
+		return r, fmt.Errorf("more than %d rows, or a row of more than %d KiB or %d levels", maxRows, maxRow>>10, maxLevels)
+	}
+	if err = json.Unmarshal(r.text, &r.shown); err != nil {
+		return r, &unreadable{err}
+	}
+	if r.text[0] != '{' || !fit(&r.shown) {
+		return r, &unreadable{fmt.Errorf("fields are missing: %s", printable.Text(string(r.text), maxShown/4))}
+	}
+	return r, nil
+}
+
+// decodeEnd reads the end of an array, after which nothing may follow.
+func decodeEnd(in *json.Decoder) error {
+	if _, err := in.Token(); err != nil {
+		return &unreadable{err}
+	}
+	if _, err := in.Token(); err != io.EOF {
+		return &unreadable{errors.New("there is more than a JSON array")}
+	}
+	return nil
 }
 
 // levels is how deep a JSON text is nested.
@@ -293,8 +309,8 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 		case all.none(), len(all.rows) == 0 && all.asked == 0:
 			return nil
 		case len(all.rows) == 0:
-			_, err := fmt.Fprintln(f.Stderr, "the agents that answered hold no such decision")
-			return err
+			_, failed := fmt.Fprintln(f.Stderr, "the agents that answered hold no such decision")
+			return failed
 		}
 		return f.decided(all.rows)
 	})

@@ -157,8 +157,10 @@ type base struct {
 
 func chains() []base {
 	return []base{
-		{"prerouting", unix.NF_INET_PRE_ROUTING, ahead}, {"output", unix.NF_INET_LOCAL_OUT, ahead},
-		{"input", unix.NF_INET_LOCAL_IN, behind}, {"postrouting", unix.NF_INET_POST_ROUTING, behind},
+		{"prerouting", unix.NF_INET_PRE_ROUTING, ahead},
+		{"output", unix.NF_INET_LOCAL_OUT, ahead},
+		{"input", unix.NF_INET_LOCAL_IN, behind},
+		{"postrouting", unix.NF_INET_POST_ROUTING, behind},
 	}
 }
 

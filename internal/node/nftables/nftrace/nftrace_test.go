@@ -170,7 +170,7 @@ func TestStale_OnlyOwnTables(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := left.Abandon(); err != nil {
+			if err = left.Abandon(); err != nil {
 				return err
 			}
 			if tables := netnstest.Run(t, path, "nft", "list", "tables"); strings.Count(tables, "table") != len(want)+1 {

@@ -30,43 +30,60 @@ func (t *Tracer) removeStale() error {
 		return err
 	}
 	t.conn.Budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxObjects << 10}
-	var stale []string
-	err := t.dump(unix.NFT_MSG_GETTABLE, "", func(_ string, a nfnetlink.Attributes) {
-		if isStale(a) {
-			stale = append(stale, a.Get(unix.NFTA_TABLE_NAME).Text())
-		}
-	})
+	stale, err := t.namedStale()
 	if err != nil || len(stale) == 0 {
 		return err
 	}
-	marks := map[string]int{} // chains and rules of a trace by table
-	err = t.dump(unix.NFT_MSG_GETCHAIN, "", func(table string, a nfnetlink.Attributes) {
-		if isMarkChain(a) {
-			marks[table]++
-		}
-	})
+	marks, err := t.countChains()
 	for _, name := range stale {
 		if err != nil {
 			return err
 		}
-		rules := 0
-		err = t.dump(unix.NFT_MSG_GETRULE, name, func(table string, a nfnetlink.Attributes) {
-			if table != name {
-				return
-			}
-			if rules++; isMark(a.Get(unix.NFTA_RULE_EXPRESSIONS).Value) {
-				marks[name]++
-			}
-		})
-		if rules != rulesOf {
-			marks[name] = 0
-		}
+		err = t.countRules(name, marks)
 	}
 	stale = slices.DeleteFunc(stale, func(name string) bool { return marks[name] != len(chains())+rulesOf })
 	if err != nil || len(stale) == 0 {
 		return err
 	}
 	return t.remove(stale...)
+}
+
+// namedStale returns the names of the tables for which isStale is true.
+func (t *Tracer) namedStale() (stale []string, err error) {
+	err = t.dump(unix.NFT_MSG_GETTABLE, "", func(_ string, a nfnetlink.Attributes) {
+		if isStale(a) {
+			stale = append(stale, a.Get(unix.NFTA_TABLE_NAME).Text())
+		}
+	})
+	return stale, err
+}
+
+// countChains counts the chains of a trace by table.
+func (t *Tracer) countChains() (map[string]int, error) {
+	marks := map[string]int{}
+	err := t.dump(unix.NFT_MSG_GETCHAIN, "", func(table string, a nfnetlink.Attributes) {
+		if isMarkChain(a) {
+			marks[table]++
+		}
+	})
+	return marks, err
+}
+
+// countRules adds the rules of a trace in a table to marks, and sets its count to 0 if the table does not have rulesOf rules.
+func (t *Tracer) countRules(name string, marks map[string]int) error {
+	rules := 0
+	err := t.dump(unix.NFT_MSG_GETRULE, name, func(table string, a nfnetlink.Attributes) {
+		if table != name {
+			return
+		}
+		if rules++; isMark(a.Get(unix.NFTA_RULE_EXPRESSIONS).Value) {
+			marks[name]++
+		}
+	})
+	if rules != rulesOf {
+		marks[name] = 0
+	}
+	return err
 }
 
 // isStale reports whether a table has no owner, the name of a trace's of a process that is gone, and as many chains and nothing else.

@@ -197,7 +197,8 @@ func targetCandidates(f ruleset.Family, name string, info view) []ruleset.Target
 		connection, packet := maskOf(info.u32(4)), maskOf(info.u32(8))
 		return []ruleset.Target{
 			ruleset.SetMark{Value: info.u32(0), Mask: connection, Connection: true},
-			ruleset.CopyMark{ConnectionMask: connection, PacketMask: packet}, ruleset.CopyMark{Restore: true, ConnectionMask: connection, PacketMask: packet},
+			ruleset.CopyMark{ConnectionMask: connection, PacketMask: packet},
+			ruleset.CopyMark{Restore: true, ConnectionMask: connection, PacketMask: packet},
 		}
 	case "TPROXY":
 		return []ruleset.Target{ruleset.TProxy{Family: f, Port: info.be16(24), Mark: info.u32(4), Mask: maskOf(info.u32(0))}}
