@@ -34,7 +34,7 @@ func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.S
 	}
 	n := walk.Namespace{
 		Live: append([]ruleset.Set{have}, others...), Wanted: &walk.Wanted{Spec: spec, Families: v4}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {spec.Mark}},
-		Links: []string{"eth0"}, Own: []netip.Addr{v4.Host},
+		Links: []string{"eth0", "a", "b", "c", "d", "e", "net11"}, Own: []netip.Addr{v4.Host, netip.MustParseAddr("10.0.1.5")},
 	}
 	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations())
 }
@@ -389,6 +389,13 @@ func TestRules_OtherTables(t *testing.T) {
 		{"ingress", ruleset.Hook{Type: "filter", Name: "ingress", Device: "eth0"}, "", []ruleset.Rule{drop(80)}, audit.ForeignRule},
 		{"ingress of another device", ruleset.Hook{Type: "filter", Name: "ingress", Device: "eth1"}, "", []ruleset.Rule{drop(80)}, audit.Captured},
 		{"forward", ruleset.Hook{Type: "filter", Name: "forward"}, "DROP", []ruleset.Rule{drop(80)}, audit.Captured},
+		{"flags of ECN", ruleset.Hook{Type: "nat", Name: "output", Priority: -150}, "", []ruleset.Rule{ruleset.NFT("", ruleset.RedirectTo(9090), ruleset.TCPFlags{Mask: 0x80, Set: 0x80})}, audit.ForeignRule},
+		{"a second address arrives", ruleset.Hook{Type: "nat", Name: "prerouting", Priority: -150}, "", []ruleset.Rule{ruleset.NFT("", ruleset.RedirectTo(80), ruleset.Network{Prefix: netip.MustParsePrefix("10.0.1.5/32")})}, audit.ForeignRule},
+		{"a second address sends", ruleset.Hook{Type: "nat", Name: "output", Priority: -150}, "", []ruleset.Rule{ruleset.NFT("", ruleset.RedirectTo(80), ruleset.Network{Prefix: netip.MustParsePrefix("10.0.1.5/32"), Source: true})}, audit.ForeignRule},
+		{"an address of another pod", ruleset.Hook{Type: "nat", Name: "prerouting", Priority: -150}, "", []ruleset.Rule{ruleset.NFT("", ruleset.RedirectTo(80), ruleset.Network{Prefix: netip.MustParsePrefix("10.0.1.6/32")})}, audit.Captured},
+		{"the eleventh interface", ruleset.Hook{Type: "nat", Name: "output", Priority: -150}, "", []ruleset.Rule{ruleset.NFT("", ruleset.RedirectTo(80), ruleset.Interface{Name: "net11", Out: true})}, audit.ForeignRule},
+		{"notrack behind conntrack", ruleset.Hook{Type: "filter", Name: "output", Priority: -150}, "", []ruleset.Rule{ruleset.NFT("", ruleset.NoTrack{})}, audit.Captured},
+		{"notrack ahead of conntrack", ruleset.Hook{Type: "filter", Name: "output", Priority: -250}, "", []ruleset.Rule{ruleset.NFT("", ruleset.NoTrack{})}, audit.ForeignRule},
 	} {
 		set := ruleset.Set{Family: ruleset.Inet, Tables: []ruleset.Table{{Name: "mine", Chains: []ruleset.Chain{{Name: "c", Policy: test.policy, Hook: &test.hook, Rules: test.rules}}}}}
 		if got := problems(redirect.Default(), func(*ruleset.Set) {}, set); audit.StateOf(got) != test.want {

@@ -169,6 +169,8 @@ type AnyOf struct {
 	Of, Name string
 	List     [][]Match
 	Not      bool
+	// Changes says that packets add elements.
+	Changes bool
 }
 
 func (a AnyOf) iptables() string { return a.nft() }

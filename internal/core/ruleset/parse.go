@@ -13,8 +13,14 @@ import (
 func Parse(family Family, text string) (Set, error) {
 	p := parser{set: Set{Family: family}}
 	n := 0
+	open := "" // the beginning of a rule with a comment of several lines
 	for line := range strings.SplitSeq(text, "\n") {
 		n++
+		if line = open + line; p.table != nil && quoteIsOpen(line) {
+			open = line + "\n"
+			continue
+		}
+		open = ""
 		if err := p.line(strings.TrimRight(line, " \t\r")); err != nil {
 			return Set{}, fmt.Errorf("parsing %s rules, line %d %s: %w", family, n, printable.Quote(line, maxShown), err)
 		}
@@ -23,6 +29,20 @@ func Parse(family Family, text string) (Set, error) {
 		return Set{}, fmt.Errorf("parsing %s rules: table %q has no COMMIT: the text is cut off", family, p.table.Name)
 	}
 	return p.set.canonical(), nil
+}
+
+// quoteIsOpen reports whether a line ends within quotes.
+func quoteIsOpen(line string) bool {
+	inside := false
+	for i := 0; i < len(line); i++ {
+		switch {
+		case line[i] == '\\' && inside:
+			i++
+		case line[i] == '"':
+			inside = !inside
+		}
+	}
+	return inside
 }
 
 // maxShown keeps an error readable when the input is garbage.
@@ -37,7 +57,7 @@ type parser struct {
 
 func (p *parser) line(line string) error {
 	switch {
-	case line == "" || line[0] == '#':
+	case line == "", line[0] == '#' && p.table == nil:
 		return nil
 	case line[0] == '*':
 		return p.open(line[1:])

@@ -207,3 +207,24 @@ func TestParseRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestParse_CommentOfSeveralLines: iptables-save prints a comment as it is, within its quotes.
+func TestParse_CommentOfSeveralLines(t *testing.T) {
+	t.Parallel()
+	text := "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p tcp -m comment --comment \"a\n#\" -j REDIRECT --to-ports 9090\nCOMMIT\n"
+	s, err := ruleset.Parse(ruleset.IPv4, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ := s.Table("nat").Chain("OUTPUT")
+	if len(c.Rules) != 1 || c.Rules[0].Target != ruleset.Target(ruleset.RedirectTo(9090)) {
+		t.Errorf("read %+v", c.Rules)
+	}
+	for _, broken := range []string{
+		"*nat\n:OUTPUT ACCEPT [0:0]\n# -A OUTPUT -j DROP\nCOMMIT\n", "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -m comment --comment \"a\nCOMMIT\n",
+	} {
+		if _, err := ruleset.Parse(ruleset.IPv4, broken); err == nil {
+			t.Errorf("%q is read", broken)
+		}
+	}
+}

@@ -101,7 +101,7 @@ var modules = []string{ //nolint:gochecknoglobals // a constant table
 
 // AbsentModules are the matches of iptables of parts that no packet has that is asked about, see [Absent].
 func AbsentModules() []string {
-	return []string{"rt", "frag", "hbh", "dst", "mh", "ipv6header", "icmp", "icmp6", "ah", "esp"}
+	return []string{"rt", "frag", "hbh", "dst", "mh", "icmp", "icmp6", "ah", "esp"}
 }
 
 // match reads an option; nil is one that is not known.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -74,10 +75,7 @@ func (n Namespace) Deviations() (all []Deviation) {
 	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // which package route reports: all other ways follow from that
 		return nil
 	}
-	links := n.Links
-	if len(links) == 0 {
-		links = []string{unknown}
-	}
+	links := n.links()
 	sets := n.Wanted.Sets()
 	rules := rulesOf(sets)
 	for _, f := range n.Wanted.captured() {
@@ -86,7 +84,7 @@ func (n Namespace) Deviations() (all []Deviation) {
 		}
 		k := cage{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
 		k.sources = k.live.sources()
-		for _, c := range k.canaries(links[:min(len(links), maxLinks)], n.Own) {
+		for _, c := range k.canaries(links, n.Own) {
 			for _, d := range k.deviations(c, n.Live) {
 				if !slices.ContainsFunc(all, d.same) {
 					all = append(all, d)
@@ -112,8 +110,45 @@ type cage struct {
 	sources []netip.Prefix
 }
 
-// maxLinks bounds the interfaces that canaries leave and arrive by.
+// maxLinks bounds the interfaces that canaries leave and arrive by, and those that rules name.
 const maxLinks = 4
+
+// links are the interfaces that canaries leave and arrive by: those that rules name, and some of the others.
+func (n Namespace) links() (links []string) {
+	if len(n.Links) == 0 {
+		return []string{unknown}
+	}
+	var named []string
+	eachChain(n.Live, func(_ ruleset.Family, _ string, c ruleset.Chain) {
+		if c.Hook != nil && c.Hook.Device != "" {
+			named = append(named, strings.Split(c.Hook.Device, ",")...)
+		}
+		for _, r := range c.Rules {
+			for _, m := range r.Matches {
+				if i, is := m.(ruleset.Interface); is {
+					named = append(named, i.Name)
+				}
+			}
+		}
+	})
+	slices.Sort(named)
+	named = slices.Compact(named)
+	is := func(link string) bool {
+		return slices.ContainsFunc(named, func(name string) bool {
+			begin, open := strings.CutSuffix(name, "+")
+			return name == link || open && strings.HasPrefix(link, begin)
+		})
+	}
+	mentioned, others := n.Links[:0:0], n.Links[:0:0]
+	for _, link := range n.Links {
+		if is(link) {
+			mentioned = append(mentioned, link)
+		} else {
+			others = append(others, link)
+		}
+	}
+	return append(mentioned[:min(len(mentioned), 4*maxLinks)], others[:min(len(others), maxLinks)]...)
+}
 
 // at is the place of the rule of a hop.
 func (h Hop) at() Hop {
@@ -276,7 +311,7 @@ func (k cage) canaries(links []string, own []netip.Addr) (all []canary) {
 	f := k.family
 	self := address(f, own)
 	sender := func(out string, free Fields, proxy bool) Packet {
-		p := Packet{Outgoing: true, Out: out, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(self, client), Free: free | FreeDestinationPort | FreeSourcePort}
+		p := Packet{Outgoing: true, Out: out, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(self, client), Free: free | FreeDestinationPort | FreeSourcePort | FreeOwn}
 		p.UID, p.GID = k.identity(proxy)
 		if !proxy {
 			p.Free |= FreeUser
@@ -284,7 +319,7 @@ func (k cage) canaries(links []string, own []netip.Addr) (all []canary) {
 		return p
 	}
 	for _, link := range links {
-		in := Packet{In: link, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(elsewhere(f), client), Free: FreeDestinationPort | FreeSource | FreeSourcePort}
+		in := Packet{In: link, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(elsewhere(f), client), Free: FreeDestinationPort | FreeSource | FreeSourcePort | FreeOwn}
 		app := sender(link, FreeDestination, false)
 		all = append(all,
 			canary{Packet: k.first(app, k.destinations(f), ports(k.Spec.OutboundPorts)), name: "the app's outbound TCP connections"},

@@ -81,7 +81,7 @@ func divide(one reading, answer Answer, hop int, matching, rest []reading) (m, r
 
 // ask is the question of a rule. For a rule of the mesh every field has its value.
 func (w *walker) ask(p Packet, h Hop) question {
-	q := question{Packet: p, hook: h.Hook, family: w.family, proxy: w.proxy, delivered: w.delivered}
+	q := question{Packet: p, hook: h.Hook, family: w.family, proxy: w.proxy, delivered: w.delivered, mine: w.own, several: w.several}
 	if !h.wanted {
 		q.free = p.Free
 	}

@@ -28,6 +28,7 @@ type course struct {
 	loopback string
 	proxy    []ruleset.Owner
 	own      []netip.Addr
+	several  bool
 	// stages are the base chains of each hook in the order in which packets pass them.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
@@ -135,7 +136,7 @@ func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *cour
 
 func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[place]ruleset.Rule) *course {
 	c := &course{
-		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: wanted, own: n.Own,
+		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
 	}
 	if n.Wanted != nil {
 		c.proxy = n.Wanted.proxy()

@@ -20,8 +20,11 @@ type question struct {
 	// free are the fields of the packet that may have any value for this rule; proxy are those that its sender does not have then.
 	free  Fields
 	proxy []ruleset.Owner
-	// delivered are the marks that have a route to lo alone.
+	// delivered are the marks that have a route to lo alone, mine the addresses of the namespace.
 	delivered []uint32
+	mine      []netip.Addr
+	// several says that there is more than one interface besides lo.
+	several bool
 }
 
 // all reports whether all matches hold.
@@ -101,8 +104,14 @@ func (q question) stateful(m ruleset.Match) Answer {
 	case ruleset.AddressType:
 		return not(q.addressType(m), m.Not)
 	case ruleset.Absent:
+		if q.family == ruleset.IPv6 && q.Outgoing && q.free != 0 { // an app can send extension headers
+			return Unknown
+		}
 		return No
 	case ruleset.ReversePath:
+		if q.free&FreeSource != 0 && q.several {
+			return Unknown
+		}
 		// Packets are asked about that come from where they can. A mark of the mesh has a route to lo alone.
 		back := !m.ByMark || !slices.Contains(q.delivered, q.Mark)
 		return sure(back != m.Missing)
@@ -126,6 +135,9 @@ func not(a Answer, negated bool) Answer {
 
 // anyOf reports whether one alternative holds.
 func (q question) anyOf(m ruleset.AnyOf) Answer {
+	if m.Changes && q.free != 0 {
+		return Unknown
+	}
 	answer := No
 	for _, one := range m.List {
 		if answer = max(answer, q.all(one)); answer == Yes {
@@ -166,15 +178,35 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 	if source {
 		a, free = q.Src.Addr(), q.free&FreeSource != 0
 	}
+	mine := source == q.Outgoing || q.Type == local
 	switch {
 	case !a.IsValid():
 		return Unknown
+	case mine && q.free&FreeOwn != 0 && slices.Contains(q.mine, a):
+		return q.anyOwn(inside)
 	case !free:
 		return sure(inside(a))
 	case q.own(first) && q.own(last):
 		return No
 	}
 	return Unknown
+}
+
+// anyOwn reports whether the addresses of the namespace, one of which the packet has, are inside.
+func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
+	all, some := true, false
+	for _, a := range q.mine {
+		if familyOf(a) == q.family && !a.IsLoopback() {
+			all, some = all && inside(a), some || inside(a)
+		}
+	}
+	switch {
+	case all:
+		return Yes
+	case some:
+		return Unknown
+	}
+	return No
 }
 
 // own reports whether an address is none of another host: a packet to it takes another way, or is none of the mesh's.
@@ -219,8 +251,14 @@ func (q question) flags(m ruleset.TCPFlags) Answer {
 	if q.State&(ruleset.StateEstablished|ruleset.StateRelated) != 0 {
 		return Unknown
 	}
-	const syn = 2
-	return sure(syn&m.Mask == m.Set)
+	const syn, ecn = 2, 0xc0
+	switch {
+	case syn&m.Mask&^ecn != m.Set&^ecn:
+		return No
+	case m.Mask&ecn != 0: // of a connection that asks for ECN they are set
+		return Unknown
+	}
+	return Yes
 }
 
 // owner compares the sender; a packet without one matches nothing, also what is negated.

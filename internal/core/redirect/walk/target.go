@@ -25,6 +25,13 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 		p.remark(t)
 		return next
 	case ruleset.NoTrack, ruleset.Zone:
+		switch {
+		case s.order() > tracking: // it has its connection
+			return next
+		case s.order() == tracking:
+			w.end(s, *p, CannotTell, hop)
+			return end
+		}
 		if p.track(t); p.packet.State == ruleset.StateUntracked && p.decided < 0 {
 			p.decided = w.cause(hop) // nat does not see it
 		}

@@ -75,6 +75,8 @@ const (
 	FreeSource
 	FreeSourcePort
 	FreeUser
+	// FreeOwn is the address of the namespace itself, if it has several.
+	FreeOwn
 )
 
 // Packet is a packet where it enters the rules. Of Src and Dst an invalid address and port 0 are not known.

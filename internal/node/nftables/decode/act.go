@@ -266,9 +266,8 @@ func (d *decoder) ports(f *nfnetlink.Fields, first, last uint16) (port uint16, n
 }
 
 func (d *decoder) redirect(f nfnetlink.Fields) {
-	n := ruleset.NAT{Local: true}
-	named := false
-	n.Port, named, n.Range = d.ports(&f, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX)
+	port, named, several := d.ports(&f, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX)
+	n := ruleset.NAT{Local: true, Port: port, Range: several}
 	flags, _ := f.Number(unix.NFTA_REDIR_FLAGS)
 	if named && !n.Range && flags == natPorts {
 		d.target(ruleset.RedirectTo(n.Port))

@@ -18,6 +18,8 @@ type Set struct {
 	Unknown  bool
 	elements []element
 	interval bool
+	// dynamic says that packets add elements.
+	dynamic bool
 }
 
 // element is a range of keys, and for a map of verdicts the verdict.
@@ -32,7 +34,7 @@ const maxElements = 2048
 // NewSet returns a set without elements from the attributes of NFT_MSG_NEWSET.
 func NewSet(attributes nfnetlink.Attributes) *Set {
 	flags, _ := attributes.Get(unix.NFTA_SET_FLAGS).Uint32()
-	s := Set{Name: Name(attributes.Get(unix.NFTA_SET_NAME).Text()), interval: flags&unix.NFT_SET_INTERVAL != 0}
+	s := Set{Name: Name(attributes.Get(unix.NFTA_SET_NAME).Text()), interval: flags&unix.NFT_SET_INTERVAL != 0, dynamic: flags&unix.NFT_SET_EVAL != 0}
 	if flags&unix.NFT_SET_ANONYMOUS != 0 {
 		s.Name = ""
 	}
@@ -43,8 +45,10 @@ func NewSet(attributes nfnetlink.Attributes) *Set {
 // interval.
 const (
 	elementKeyEnd = 10
-	elementEnds   = 1
-	elementAny    = 2
+
+	elementExpressions = 11
+	elementEnds        = 1
+	elementAny         = 2
 )
 
 // Add adds the elements of NFTA_SET_ELEM_LIST_ELEMENTS.
@@ -52,7 +56,7 @@ func (s *Set) Add(elements nfnetlink.Attributes) {
 	for e := range elements.All() {
 		f, ok := nfnetlink.ReadFields(e.Value)
 		flags, _ := f.Number(unix.NFTA_SET_ELEM_FLAGS)
-		if !ok || flags&elementAny != 0 || len(s.elements) >= maxElements {
+		if !ok || flags&elementAny != 0 || len(s.elements) >= maxElements || conditional(f) {
 			s.Unknown = true
 			return
 		}
@@ -75,6 +79,23 @@ func (s *Set) Add(elements nfnetlink.Attributes) {
 		s.elements = append(s.elements, one)
 	}
 	s.Unknown = s.Unknown || elements.Check() != nil
+}
+
+// conditional reports whether an element matches only as its own expressions say, such as a limit.
+func conditional(f nfnetlink.Fields) bool {
+	counts := func(e nfnetlink.Attributes) bool {
+		name := e.Get(unix.NFTA_EXPR_NAME).Text()
+		return name == "counter" || name == "last"
+	}
+	if one := f.Raw(unix.NFTA_SET_ELEM_EXPR); one != nil && !counts(one) {
+		return true
+	}
+	for e := range nfnetlink.Attributes(f.Raw(elementExpressions)).All() {
+		if !counts(e.Value) {
+			return true
+		}
+	}
+	return false
 }
 
 // ranges are the elements with both ends. The kernel lists an interval as two elements, its first key and the one behind its last.
@@ -127,7 +148,7 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	switch value := maps && into != unix.NFT_REG_VERDICT; {
 	case value && known: // a packet without an element does not match
 		d.put(into, load{})
-		d.inSet(list, of, set.Name, false)
+		d.inSet(list, of, set, false)
 	case value:
 		d.put(into, load{})
 		d.match(d.other("a look-up in the map " + Name(name)))
@@ -138,21 +159,21 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	case !known || flags&^unix.NFT_LOOKUP_F_INV != 0:
 		d.match(d.other("a look-up in the set " + Name(name)))
 	default:
-		d.inSet(list, of, set.Name, flags&unix.NFT_LOOKUP_F_INV != 0)
+		d.inSet(list, of, set, flags&unix.NFT_LOOKUP_F_INV != 0)
 	}
 }
 
 // inSet adds the match of a set. One of single ports is that of the mesh.
-func (d *decoder) inSet(list []ruleset.VerdictOf, of, name string, not bool) {
+func (d *decoder) inSet(list []ruleset.VerdictOf, of string, set *Set, not bool) {
 	var ports []uint16
-	m := ruleset.AnyOf{Of: of, Name: name, Not: not}
+	m := ruleset.AnyOf{Of: of, Name: set.Name, Not: not, Changes: set.dynamic}
 	for _, one := range list {
 		m.List = append(m.List, one.Matches)
 		if p, is := one.Matches[0].(ruleset.Port); is && len(one.Matches) == 1 && p.Range.First == p.Range.Last && !p.Source && p.Protocol != 0 {
 			ports = append(ports, p.Range.First)
 		}
 	}
-	if len(ports) == 2 && len(list) == 2 && name == "" {
+	if len(ports) == 2 && len(list) == 2 && set.Name == "" {
 		slices.Sort(ports)
 		p := ruleset.Ports{Protocol: d.protocol, List: [2]uint16(ports), Not: not}
 		d.imply(p)
