@@ -21,7 +21,7 @@ func NewClock() *clocktesting.FakeClock { return clocktesting.NewFakeClock(Start
 // Until waits for a condition, and fails the test with the text of otherwise after two minutes: the race detector is slow.
 func Until(t *testing.T, otherwise func() string, holds func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(2 * time.Minute)
+	deadline := time.NewTimer(5 * time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

@@ -201,6 +201,31 @@ func split(f ruleset.Family, entries []byte) iter.Seq[[]byte] {
 	}
 }
 
+// counted holds a text of iptables-legacy-save to the kernel's number of rules: names in rules can have line ends, and look like rules.
+func counted(s ruleset.Set) error {
+	l, err := openLegacy(s.Family)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	for _, t := range s.Tables {
+		info, err := l.info(t.Name)
+		if err != nil {
+			return fmt.Errorf("querying the size of legacy table %q of %s: %w", t.Name, s.Family, err)
+		}
+		rules, entries := 0, bits.OnesCount32(info.validHooks)+1 // policies, and the entry behind the last chain
+		for _, c := range t.Chains {
+			if rules += len(c.Rules); c.Policy == ruleset.NoPolicy {
+				entries += 2 // its name, and the return at its end
+			}
+		}
+		if kernel := int(info.entries) - entries; rules != kernel {
+			return fmt.Errorf("%w: iptables-legacy-save prints %d rules of table %q of %s, and the kernel has %d", ErrUninspectable, rules, t.Name, s.Family, kernel)
+		}
+	}
+	return nil
+}
+
 // LegacyInUse reports whether the namespace has legacy tables of the family, the mesh's or not.
 func LegacyInUse(f ruleset.Family) bool {
 	tables, err := legacyTables(f)

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"bytes"
+	"errors"
 	"hash/fnv"
 	"strings"
 	"testing"
@@ -91,5 +92,33 @@ func TestLegacyDigest_ForgedTable(t *testing.T) {
 		if _, again := set(other); again != forged {
 			t.Errorf("%s: the same rules have the digests %x and %x", f, forged, again)
 		}
+	}
+}
+
+// TestRead_RuleOfSeveralLines: a name with a line end makes two rules of one in the text.
+func TestRead_RuleOfSeveralLines(t *testing.T) {
+	t.Parallel()
+	path := netnstest.New(t)
+	for _, rule := range [][]string{{"-A", "OUTPUT", "-p", "tcp", "-j", "ACCEPT"}, {"-N", "U"}, {"-A", "OUTPUT", "!", "-o", "a\n-A U", "-p", "tcp", "-j", "RETURN"}} {
+		err := netnstest.Open(t, path).Do(func() error {
+			tool, found := new(Host).Legacy(ruleset.IPv4)
+			if !found {
+				t.Fatal("no iptables-legacy")
+			}
+			_, err := tool.Read(t.Context())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		netnstest.Run(t, path, "iptables-legacy", append([]string{"-t", "nat"}, rule...)...)
+	}
+	err := netnstest.Open(t, path).Do(func() error {
+		tool, _ := new(Host).Legacy(ruleset.IPv4)
+		_, err := tool.Read(t.Context())
+		return err
+	})
+	if !errors.Is(err, ErrUninspectable) {
+		t.Errorf("got error %v", err)
 	}
 }

@@ -238,7 +238,11 @@ func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
 	if lines := strings.Count(text, "\n"); lines > maxRules {
 		return ruleset.Set{}, fmt.Errorf("reading %s rules: %w", t.Family, overBudget())
 	}
-	return ruleset.Parse(t.Family, text)
+	set, err := ruleset.Parse(t.Family, text)
+	if err == nil && t.Variant == Legacy {
+		err = counted(set)
+	}
+	return set, err
 }
 
 // Apply runs a Program. Each of its tables is one transaction; an error names the line that the kernel or the tool

@@ -42,7 +42,7 @@ type table struct {
 func newTable(at tableKey, dormant, iptables bool) *table {
 	return &table{
 		dormant: dormant, chains: map[string]*chain{}, byName: map[string]*chain{},
-		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: linkName},
+		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: linkName, Expanded: new(int)},
 	}
 }
 

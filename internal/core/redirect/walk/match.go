@@ -182,7 +182,7 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 	switch {
 	case !a.IsValid():
 		return Unknown
-	case mine && q.free&FreeOwn != 0 && slices.Contains(q.mine, a):
+	case mine && q.free&FreeOwn != 0 && !a.IsLoopback() && slices.Contains(q.mine, a):
 		return q.anyOwn(inside)
 	case !free:
 		return sure(inside(a))

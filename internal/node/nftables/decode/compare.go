@@ -41,7 +41,20 @@ func (d *decoder) put(register uint32, l load) {
 		return
 	}
 	l.register = word(register)
+	for at, other := range d.registers { // what is written over is gone
+		if at < l.register+l.words() && l.register < at+other.words() {
+			delete(d.registers, at)
+		}
+	}
 	d.registers[l.register] = &l
+}
+
+// words is the number of registers of 4 bytes that a load fills, all of a large one if its length is not known.
+func (l load) words() uint32 {
+	if l.length == 0 {
+		return 4
+	}
+	return (l.length + 3) / 4
 }
 
 // take returns what a register has, and forgets it; one that is not known has a load that nothing is known of.
@@ -272,8 +285,10 @@ func (l load) name() string {
 // condition is the match of what was loaded, nil if it is not known.
 func (d *decoder) condition(l load, negated bool, first, last []byte) ruleset.Match {
 	same := bytes.Equal(first, last)
+	name := l.from == "meta" && l.length == unix.IFNAMSIZ // of which a beginning can be compared
+	exists := l.from == "fib" && l.key == unix.NFT_FIB_RESULT_OIF
 	switch {
-	case l.xor != nil:
+	case l.xor != nil || len(first) != len(last) || int64(l.length) != int64(len(first)) && !name && !exists:
 		return nil
 	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_NETWORK_HEADER:
 		return d.header(l, negated, first, last)

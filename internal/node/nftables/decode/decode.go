@@ -27,6 +27,8 @@ type Table struct {
 	// Sets are those of the table by name; one that is looked up and missing is nil behind that. Links returns the name of an interface by its index, "" if there is none.
 	Sets  map[string]*Set
 	Links func(index uint32) string
+	// Expanded counts the elements of sets in the rules; nil sets no bound.
+	Expanded *int
 }
 
 // Rule returns the rule of the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_USERDATA. The handle is the kernel's number of the rule.

@@ -242,3 +242,55 @@ func setID(expressions nfnetlink.Attributes, at int) bool {
 	found := bytes.Index(expressions, id)
 	return found >= 0 && at >= found && at < found+len(id)
 }
+
+// TestRule_OverlappingRegisters: a value that is written over is compared by nothing.
+func TestRule_OverlappingRegisters(t *testing.T) {
+	var b nfnetlink.Buffer
+	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
+		b.Expression("payload", func() {
+			b.Uint32(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG32_00+1)
+			b.Uint32(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_NETWORK_HEADER)
+			b.Uint32(unix.NFTA_PAYLOAD_OFFSET, 16)
+			b.Uint32(unix.NFTA_PAYLOAD_LEN, 4)
+		})
+		b.Expression("immediate", func() { // of 16 bytes
+			b.Uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_1)
+			b.Data(unix.NFTA_IMMEDIATE_DATA, []byte{0, 0, 0, 0, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0})
+		})
+		b.Expression("cmp", func() {
+			b.Uint32(unix.NFTA_CMP_SREG, unix.NFT_REG32_00+1)
+			b.Uint32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
+			b.Data(unix.NFTA_CMP_DATA, []byte{127, 0, 0, 1})
+		})
+		b.Verdict(nfnetlink.Verdict{Code: nfnetlink.Return})
+	})
+	data, err := b.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := read(ruleset.IPv4, data[unix.SizeofNlAttr:], nil)
+	if _, other := r.Matches[0].(ruleset.Other); !other {
+		t.Errorf("read as %q", r)
+	}
+}
+
+// TestSet_ElementsWithConditions: an element with a limit of its own matches as that says.
+func TestSet_ElementsWithConditions(t *testing.T) {
+	for name, known := range map[string]bool{"counter": true, "quota": false} {
+		var head, b nfnetlink.Buffer
+		head.String(unix.NFTA_SET_NAME, "s")
+		b.Nested(unix.NFTA_LIST_ELEM, func() {
+			b.Data(unix.NFTA_SET_ELEM_KEY, []byte{ruleset.TCP})
+			b.Nested(unix.NFTA_SET_ELEM_EXPR, func() { b.String(unix.NFTA_EXPR_NAME, name) })
+		})
+		attributes, err := head.Bytes()
+		elements, err2 := b.Bytes()
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		s := decode.NewSet(attributes)
+		if s.Add(elements); s.Unknown == known {
+			t.Errorf("%s: unknown %t", name, s.Unknown)
+		}
+	}
+}

@@ -18,7 +18,7 @@ type Set struct {
 	Unknown  bool
 	elements []element
 	interval bool
-	// dynamic says that packets add elements.
+	// dynamic says that packets add elements, or that elements end.
 	dynamic bool
 }
 
@@ -31,10 +31,13 @@ type element struct {
 // maxElements bounds a set that is read. Of a larger one no element is known.
 const maxElements = 2048
 
+// maxExpanded bounds the elements in all rules of a table: each rule has those of its set.
+const maxExpanded = 50_000
+
 // NewSet returns a set without elements from the attributes of NFT_MSG_NEWSET.
 func NewSet(attributes nfnetlink.Attributes) *Set {
 	flags, _ := attributes.Get(unix.NFTA_SET_FLAGS).Uint32()
-	s := Set{Name: Name(attributes.Get(unix.NFTA_SET_NAME).Text()), interval: flags&unix.NFT_SET_INTERVAL != 0, dynamic: flags&unix.NFT_SET_EVAL != 0}
+	s := Set{Name: Name(attributes.Get(unix.NFTA_SET_NAME).Text()), interval: flags&unix.NFT_SET_INTERVAL != 0, dynamic: flags&(unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT) != 0}
 	if flags&unix.NFT_SET_ANONYMOUS != 0 {
 		s.Name = ""
 	}
@@ -188,6 +191,11 @@ func (d *decoder) inSet(list []ruleset.VerdictOf, of string, set *Set, not bool)
 func (d *decoder) alternatives(set *Set, register uint32) (list []ruleset.VerdictOf, of string, known bool) {
 	if set == nil || set.Unknown {
 		return nil, "", false
+	}
+	if d.table.Expanded != nil {
+		if *d.table.Expanded += len(set.elements); *d.table.Expanded > maxExpanded {
+			return nil, "", false
+		}
 	}
 	known = true
 	family, protocol := d.family, d.protocol
