@@ -114,40 +114,42 @@ type cage struct {
 const maxLinks = 4
 
 // links are the interfaces that canaries leave and arrive by: those that rules name, and some of the others.
-func (n Namespace) links() (links []string) {
+func (n Namespace) links() []string {
 	if len(n.Links) == 0 {
 		return []string{unknown}
 	}
-	var named []string
-	eachChain(n.Live, func(_ ruleset.Family, _ string, c ruleset.Chain) {
-		if c.Hook != nil && c.Hook.Device != "" {
-			named = append(named, strings.Split(c.Hook.Device, ",")...)
-		}
-		for _, r := range c.Rules {
-			for _, m := range r.Matches {
-				if i, is := m.(ruleset.Interface); is {
-					named = append(named, i.Name)
-				}
-			}
-		}
-	})
-	slices.Sort(named)
-	named = slices.Compact(named)
-	is := func(link string) bool {
-		return slices.ContainsFunc(named, func(name string) bool {
+	named := n.namedLinks()
+	var mentioned, others []string
+	for _, link := range n.Links {
+		is := func(name string) bool {
 			begin, open := strings.CutSuffix(name, "+")
 			return name == link || open && strings.HasPrefix(link, begin)
-		})
-	}
-	mentioned, others := n.Links[:0:0], n.Links[:0:0]
-	for _, link := range n.Links {
-		if is(link) {
+		}
+		if slices.ContainsFunc(named, is) {
 			mentioned = append(mentioned, link)
 		} else {
 			others = append(others, link)
 		}
 	}
 	return append(mentioned[:min(len(mentioned), 4*maxLinks)], others[:min(len(others), maxLinks)]...)
+}
+
+// namedLinks are the names of interfaces in the live rules and their hooks.
+func (n Namespace) namedLinks() (named []string) {
+	eachChain(n.Live, func(_ ruleset.Family, _ string, c ruleset.Chain) {
+		if c.Hook != nil && c.Hook.Device != "" {
+			named = append(named, strings.Split(c.Hook.Device, ",")...)
+		}
+		each([]ruleset.Set{{Tables: []ruleset.Table{{Chains: []ruleset.Chain{c}}}}}, func(_ place, r ruleset.Rule) {
+			for _, m := range r.Matches {
+				if i, is := m.(ruleset.Interface); is {
+					named = append(named, i.Name)
+				}
+			}
+		})
+	})
+	slices.Sort(named)
+	return slices.Compact(named)
 }
 
 // at is the place of the rule of a hop.
