@@ -30,7 +30,7 @@ type fault struct {
 	state, reason, words string
 	// backend is the backend whose rules are found, "" for any.
 	backend string
-	// repaired says that the audit repairs the fault in mode repair.
+	// repaired reports whether the audit repairs the fault in mode repair.
 	repaired bool
 }
 

@@ -260,7 +260,7 @@ func (x *exchange) refused(answer metav1.Status) *Error {
 	return failed
 }
 
-// named reports whether a Status says that no object has the call's name.
+// named reports whether a Status reports whether no object has the call's name.
 func (c *call) named(verdict metav1.Status) bool {
 	about := verdict.Details
 	return verdict.Reason == metav1.StatusReasonNotFound && about != nil && c.name != "" && about.Kind == c.resource.plural &&

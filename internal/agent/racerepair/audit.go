@@ -27,7 +27,7 @@ type AuditSettings struct {
 	Interval time.Duration
 	// Repair writes the rules of a pod that has lost or changed some; otherwise they are only reported.
 	Repair bool
-	// Restricted says that Repair was set and has no effect.
+	// Restricted reports whether Repair was set and has no effect.
 	Restricted bool
 	// PodCondition publishes [kube.RedirectionVerified] on each pod.
 	PodCondition bool
@@ -71,9 +71,9 @@ type audited struct {
 type rules struct {
 	problems []audit.Problem
 	mesh     bool
-	// repairable says that writing the wanted rules would change something.
+	// repairable reports whether writing the wanted rules would change something.
 	repairable bool
-	// earlier says that the rules are those of the settings with which the pod was captured last: others apply from its next start
+	// earlier reports whether the rules are those of the settings with which the pod was captured last: others apply from its next start
 	// on, so that nothing is written, as by race repair.
 	earlier bool
 	tools   string

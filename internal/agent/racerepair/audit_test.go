@@ -129,7 +129,7 @@ func TestAuditStates(t *testing.T) {
 		want    audit.State
 		text    string
 		event   EventReason
-		// repaired says that mode repair ends the state.
+		// repaired reports whether mode repair ends the state.
 		repaired bool
 	}{
 		"a rule is deleted": {

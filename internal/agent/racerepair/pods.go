@@ -21,7 +21,7 @@ type entry struct {
 	pod kube.Pod
 	memory
 
-	// waiting are closed after the next inspection. forced says that a request waits for the result.
+	// waiting are closed after the next inspection. forced reports whether a request waits for the result.
 	waiting []chan struct{}
 	forced  bool
 }

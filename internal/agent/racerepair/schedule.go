@@ -94,10 +94,10 @@ func (c *controller) nextDue() (first types.NamespacedName, at time.Time) {
 	return first, at
 }
 
-// errEnded says that the controller ends.
+// errEnded means that the controller ends.
 var errEnded = errors.New("the node agent ends")
 
-// ErrNoPod says that the node has no pod of that name.
+// ErrNoPod means that the node has no pod of that name.
 var ErrNoPod = errors.New("no such pod on this node")
 
 // inspectNext has a worker inspect a pod, and returns the duration. A forced inspection is for a request.

@@ -32,7 +32,7 @@ type job struct {
 	finding repair.Finding
 	// decision is the plugin's about the pod.
 	decision sidecar.Decision
-	// waiting are closed at the end; a job with any inspects the pod. forced says that a request waits for the result.
+	// waiting are closed at the end; a job with any inspects the pod. forced reports whether a request waits for the result.
 	waiting []chan struct{}
 	forced  bool
 	// processes are the pod's as of the time listed, zero for an incomplete list.

@@ -98,7 +98,7 @@ func (s State) row() row {
 // Sentence explains the state, as the end of "the pod …".
 func (s State) Sentence() string { return s.row().sentence }
 
-// Remedy is an instruction that ends the state, "" for a captured pod. repairs says that audit.mode=repair is set.
+// Remedy is an instruction that ends the state, "" for a captured pod. repairs reports whether audit.mode=repair is set.
 func (s State) Remedy(repairs bool) string {
 	remedy := s.row().remedy
 	if rest, _, offered := strings.Cut(remedy, ", or set audit.mode=repair"); repairs && offered {
@@ -132,7 +132,7 @@ func (l Listener) foreign(spec redirect.Spec) bool {
 
 // Observation is the redirection found in a pod's network namespace.
 type Observation struct {
-	// Mesh says that the namespace has rules of the mesh. Rules are the problems of the rules, Routing the differences from the
+	// Mesh reports whether the namespace has rules of the mesh. Rules are the problems of the rules, Routing the differences from the
 	// wanted addresses and routes.
 	Mesh    bool
 	Rules   []Problem
@@ -220,7 +220,7 @@ func routing(differences []string, add func(State, string)) {
 	}
 }
 
-// Rules returns the problems of the rules: mesh says that there are rules of the mesh, diffs are their differences from the
+// Rules returns the problems of the rules: mesh reports whether there are rules of the mesh, diffs are their differences from the
 // wanted ones, and ways the ways of packets that differ. A difference that changes no way of a packet is a problem only if a wanted rule is
 // missing.
 func Rules(mesh bool, diffs []ruleset.Diff, ways []walk.Deviation) []Problem {

@@ -19,7 +19,7 @@ type Style struct {
 	Width int
 	// Paint colours the cell of a state; it may be nil.
 	Paint func(state State, cell string) string
-	// Selected says that the pods were selected by their state, so that their number is not that of all pods.
+	// Selected reports whether the pods were selected by their state, so that their number is not that of all pods.
 	Selected bool
 }
 

@@ -51,7 +51,7 @@ func newForeign() (keys map[string]bool, other *regexp.Regexp) {
 type document struct {
 	*Redactor
 
-	// foreign says that another program wrote it.
+	// foreign reports whether another program wrote it.
 	foreign bool
 	in      *json.Decoder
 	out     bytes.Buffer
@@ -85,7 +85,7 @@ func (r *Redactor) document(text []byte, foreign bool) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// value rewrites one value; shown says that its key is known.
+// value rewrites one value; shown reports whether its key is known.
 func (d *document) value(shown bool, depth int) error {
 	token, err := d.in.Token()
 	if d.values++; err == nil && d.foreign && d.values > maxValues {

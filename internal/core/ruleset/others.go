@@ -169,7 +169,7 @@ type AnyOf struct {
 	Of, Name string
 	List     [][]Match
 	Not      bool
-	// Changes says that packets add elements.
+	// Changes reports whether packets add elements.
 	Changes bool
 }
 
@@ -186,14 +186,14 @@ func (a AnyOf) nft() string {
 // NAT translates an address in a way that RedirectTo, DNAT and SNAT do not express. Its first address and port are invalid and 0 if the
 // kernel chooses them, or keeps them.
 type NAT struct {
-	// Source says that it is the source.
+	// Source reports whether it is the source.
 	Source bool
 	To     netip.Addr
 	Port   uint16
 	// Text is that of its tool, Local a redirection to the namespace itself.
 	Text  string
 	Local bool
-	// Range says that there are more addresses or ports, of which the kernel chooses one.
+	// Range reports whether there are more addresses or ports, of which the kernel chooses one.
 	Range bool
 }
 

@@ -139,7 +139,7 @@ type Report struct {
 	Reason string `json:"reason"`
 	Detail string `json:"detail,omitempty"`
 	Source Source `json:"source"`
-	// Captured says that the pod is redirected, Changed that rules were written for that. Backend wrote or compared them.
+	// Captured reports whether the pod is redirected, Changed that rules were written for that. Backend wrote or compared them.
 	Captured bool   `json:"captured"`
 	Changed  bool   `json:"changed"`
 	Backend  string `json:"backend,omitempty"`

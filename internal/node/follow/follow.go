@@ -103,7 +103,7 @@ type follower struct {
 	rules redirection.Traceable
 	each  func(Record) error
 
-	// blind says that no packet can be seen.
+	// blind reports whether no packet can be seen.
 	blind   bool
 	open    []*packet
 	answers map[flow]bool

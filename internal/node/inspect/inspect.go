@@ -48,7 +48,7 @@ func (l List[T]) MarshalJSON() ([]byte, error) {
 type Explanation struct {
 	audit.Status
 
-	// Injected says that the injector has marked the pod, Injection what it added.
+	// Injected reports whether the injector has marked the pod, Injection what it added.
 	Injected  bool      `json:"injected"`
 	Injection Injection `json:"injection"`
 	// Decision is the plugin's about the pod as it is now, Added the one that the plugin reported when the pod was made; nil if

@@ -193,7 +193,7 @@ func landing(p walk.Packet, r walk.Result) netip.AddrPort {
 // client is an ephemeral port.
 const client = 40000
 
-// errOwn says that a packet from the pod's own address does not arrive from outside.
+// errOwn means that a packet from the pod's own address does not arrive from outside.
 var errOwn = errors.New("is an address of the pod itself: ask for what a process of the pod sends, by --to")
 
 // packet completes the question by the addresses and routes of the calling thread's namespace. With a *route.EndError the packet is as
@@ -230,7 +230,7 @@ func (q Question) arriving(p walk.Packet) (walk.Packet, error) {
 	return p, err
 }
 
-// errNoAddress says that the namespace has no address of the packet's family.
+// errNoAddress means that the namespace has no address of the packet's family.
 var errNoAddress = errors.New("the namespace has no address of the packet's family")
 
 // address is one of the namespace's at which packets arrive.

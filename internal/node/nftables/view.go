@@ -21,7 +21,7 @@ type View struct {
 	session    *Session
 	generation uint32
 	tables     map[tableKey]*table
-	// others says that there are tables that Read does not read.
+	// others reports whether there are tables that Read does not read.
 	others bool
 }
 

@@ -17,7 +17,7 @@ type Traceable struct {
 
 	// Rules are those of nf_tables by the kernel's numbers: place, text and reason.
 	Rules map[nftables.Handle]walk.Hop
-	// Legacy says that there are legacy tables, whose rules the kernel does not trace.
+	// Legacy reports whether there are legacy tables, whose rules the kernel does not trace.
 	Legacy bool
 }
 

@@ -28,7 +28,7 @@ type Flow struct {
 	UID                 uint32
 }
 
-// EndError says that the routing of the namespace has no way to an address. The Errno is what a connect to it fails with.
+// EndError means that the routing of the namespace has no way to an address. The Errno is what a connect to it fails with.
 type EndError struct {
 	To    netip.Addr
 	Errno unix.Errno

@@ -40,7 +40,7 @@ func (l Listener) Accepts(to netip.AddrPort) bool {
 // maxListeners bounds the answer: a process can listen on any number of ports and addresses.
 const maxListeners = 1 << 14
 
-// ErrTooMany says that the namespace has more listening sockets than are read.
+// ErrTooMany means that the namespace has more listening sockets than are read.
 var ErrTooMany = fmt.Errorf("more than %d listening sockets", maxListeners)
 
 // Listening lists the listening TCP sockets of both families in the calling thread's network namespace.

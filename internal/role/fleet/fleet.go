@@ -74,7 +74,7 @@ const (
 
 // Screen is what the user looks at.
 type Screen struct {
-	// Colours says that the standard output shows colours.
+	// Colours reports whether the standard output shows colours.
 	Colours bool
 	// Progress is the standard error if it is a terminal, else nil.
 	Progress io.Writer
@@ -175,7 +175,7 @@ type command struct {
 	run func(context.Context, []string) (int, error)
 	// timeout is the default for each answer.
 	timeout time.Duration
-	// ofAgent says that the agents have it, too.
+	// ofAgent reports whether the agents have it, too.
 	ofAgent bool
 }
 

@@ -267,7 +267,7 @@ func byState(arg string) bool {
 	return name == "bypassing" || name == "state"
 }
 
-// noPod says that no pod is listed.
+// noPod means that no pod is listed.
 func (f *fleet) noPod(selected bool) error {
 	text := "no pod of the mesh"
 	if selected {

@@ -160,7 +160,7 @@ func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
 // byState reports whether the flags select pods by their state.
 func (c *config) byState() bool { return c.bypassing || len(c.states) > 0 }
 
-// none says that no pod is listed.
+// none means that no pod is listed.
 func (c *config) none(call applet.Call) error {
 	text := "no pod of the mesh on this node"
 	if c.byState() {

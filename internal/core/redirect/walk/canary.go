@@ -17,10 +17,10 @@ type Deviation struct {
 	Family ruleset.Family
 	// Packets says which packets, such as "inbound TCP connections", and what becomes of them, or may become.
 	Packets string
-	// Rule is the one that decides, nil if none does. Foreign says that it is not the mesh's.
+	// Rule is the one that decides, nil if none does. Foreign reports whether it is not the mesh's.
 	Rule    *Hop
 	Foreign bool
-	// Unknown says that the way cannot be followed.
+	// Unknown reports whether the way cannot be followed.
 	Unknown bool
 
 	tool string
@@ -61,7 +61,7 @@ type canary struct {
 	Packet
 
 	name string
-	// wholly says that a rule counts only if it takes all of these packets: what the mesh does not redirect can have other ways, such as
+	// wholly reports whether a rule counts only if it takes all of these packets: what the mesh does not redirect can have other ways, such as
 	// through the address of a service. ownPod is for those to the pod itself, of which some can be for a container network in it.
 	wholly, ownPod bool
 }

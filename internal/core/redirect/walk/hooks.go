@@ -99,7 +99,7 @@ type reading struct {
 	verdict Verdict
 	to      netip.AddrPort
 	zone    ruleset.Zone
-	// rerouted is the interface it leaves by from now on; looped says that it arrived by lo from the pod itself.
+	// rerouted is the interface it leaves by from now on; looped reports whether it arrived by lo from the pod itself.
 	rerouted string
 	looped   bool
 	// routed is the mark at the last look-up of the route.
@@ -110,7 +110,7 @@ type reading struct {
 	given netip.Addr
 	// copied is 1 + the hop of the rule that sent a copy elsewhere, 0 without one.
 	copied int
-	// late says that the packet was ended behind the translation of its destination.
+	// late reports whether the packet was ended behind the translation of its destination.
 	late bool
 }
 

@@ -69,7 +69,7 @@ func once[T comparable](list []T, value T) []T {
 
 // parts are what a rule of the mesh can have.
 type parts struct {
-	// chain is that of a jump, as iptables names it; returns says that the target is RETURN, port that of REDIRECT or TPROXY.
+	// chain is that of a jump, as iptables names it; returns reports whether the target is RETURN, port that of REDIRECT or TPROXY.
 	chain   string
 	returns bool
 	port    uint16
@@ -83,7 +83,7 @@ type parts struct {
 	states  ruleset.States
 	owners  []ruleset.Owner
 	family  ruleset.Family
-	// matches counts the matches besides those of a protocol and of a family; protocol says that there is one of a protocol.
+	// matches counts the matches besides those of a protocol and of a family; protocol reports whether there is one of a protocol.
 	matches  int
 	protocol bool
 }

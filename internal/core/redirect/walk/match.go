@@ -23,7 +23,7 @@ type question struct {
 	// delivered are the marks that have a route to lo alone, mine the addresses of the namespace.
 	delivered []uint32
 	mine      []netip.Addr
-	// several says that there is more than one interface besides lo.
+	// several reports whether there is more than one interface besides lo.
 	several bool
 }
 

@@ -145,7 +145,7 @@ type Hop struct {
 	Why string
 
 	wanted bool
-	// other says that the base chain is none of iptables or of the native tables; priority is the base chain's.
+	// other reports whether the base chain is none of iptables or of the native tables; priority is the base chain's.
 	other    bool
 	priority int32
 }

@@ -19,7 +19,7 @@ type load struct {
 	from                      string
 	key, base, offset, length uint32
 	mask, xor, constant       []byte
-	// swapped says that a number of the machine was put into the order of bytes of the network.
+	// swapped reports whether a number of the machine was put into the order of bytes of the network.
 	swapped bool
 	// source is a fib of the source address, marked one by the packet's mark as well.
 	source, marked bool

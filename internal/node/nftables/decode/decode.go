@@ -22,7 +22,7 @@ import (
 type Table struct {
 	// Family is that of the packets, Inet where rules see both.
 	Family ruleset.Family
-	// IPTables says that the rules have the text of iptables-save, where that can express them; otherwise they have nft's.
+	// IPTables reports whether the rules have the text of iptables-save, where that can express them; otherwise they have nft's.
 	IPTables bool
 	// Sets are those of the table by name; one that is looked up and missing is nil behind that. Links returns the name of an interface by its index, "" if there is none.
 	Sets  map[string]*Set
@@ -91,7 +91,7 @@ type decoder struct {
 	// registers have what was loaded, by the number of 4 bytes.
 	registers map[uint32]*load
 	parts     []part
-	// nft says that iptables writes no such rule.
+	// nft reports whether iptables writes no such rule.
 	nft bool
 }
 

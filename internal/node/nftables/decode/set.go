@@ -14,11 +14,11 @@ import (
 type Set struct {
 	// Name is "" for an anonymous set.
 	Name string
-	// Unknown says that the elements are not read.
+	// Unknown reports whether the elements are not read.
 	Unknown  bool
 	elements []element
 	interval bool
-	// dynamic says that packets add elements, or that elements end.
+	// dynamic reports whether packets add elements, or that elements end.
 	dynamic bool
 }
 

@@ -37,7 +37,7 @@ type Filter struct {
 type Tracer struct {
 	conn  *nfnetlink.Conn
 	table string
-	// marks says that the table is there, owned that the kernel removes it with the socket.
+	// marks reports whether the table is there, owned that the kernel removes it with the socket.
 	marks, owned bool
 }
 
