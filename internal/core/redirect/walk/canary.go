@@ -61,8 +61,8 @@ type canary struct {
 	Packet
 
 	name string
-	// wholly reports whether a rule counts only if it takes all of these packets: what the mesh does not redirect can have other ways, such as
-	// through the address of a service. ownPod is for those to the pod itself, of which some can be for a container network in it.
+	// wholly reports whether a rule counts only if it takes all of these packets: what the mesh does not redirect can have other ways,
+	// such as through the address of a service. ownPod is for those to the pod itself, of which some can be for a container network in it.
 	wholly, ownPod bool
 }
 

@@ -3,7 +3,6 @@ package nfnetlink
 import (
 	"bytes"
 	"encoding/binary"
-	"iter"
 	"net/netip"
 	"slices"
 
@@ -251,17 +250,6 @@ func ReadFields(data Attributes) (Fields, bool) {
 		f.count++
 	}
 	return f, data.Check() == nil
-}
-
-// All returns the attributes that are left, by kind.
-func (f *Fields) All() iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for kind, set := range f.set {
-			if set && !yield(uint16(kind), f.byKind[kind].Value) {
-				return
-			}
-		}
-	}
 }
 
 // Count is how many attributes are left.
