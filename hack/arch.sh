@@ -12,8 +12,7 @@ hack/setup.sh arch
 use_go
 
 tests=(
-  core/ruleset core/redirect node/iptables
-  node/nftables/native node/nftables/xtables
+  core/ruleset core/redirect node/nftables/decode
   'node/nftables/nfnetlink NothingIsPassedOver|NoOtherBytes|Attribute'
   'node/route Parse|Explain|Complete|V6Off'
 )

@@ -34,9 +34,12 @@ func allowed() []string { return []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-C
 // writeBOM writes the bill of materials of a Go program by cyclonedx-gomod, from the program's build information. The same
 // program yields the same text: no time, and a serial number that is derived from its digest.
 func writeBOM(o options) error {
-	// The modules are in the cache, as the program has just been built; ours is in no proxy.
-	if err := os.Setenv("GOPROXY", "off"); err != nil {
-		return fmt.Errorf("setting GOPROXY: %w", err)
+	// The modules are in the cache and were compared with go.sum, as the program has just been built; ours is in no proxy. Without a
+	// proxy there is no checksum database, which cyclonedx-gomod would ask as it calls Go outside of the module.
+	for _, name := range []string{"GOPROXY", "GOSUMDB"} {
+		if err := os.Setenv(name, "off"); err != nil {
+			return fmt.Errorf("setting %s: %w", name, err)
+		}
 	}
 	quiet := zerolog.Nop()
 	generator, err := bin.NewGenerator(o.Program, bin.WithIncludeStdlib(true), bin.WithVersionOverride(o.Version),

@@ -291,7 +291,7 @@ func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 		r.failing = false
 		return
 	}
-	r.options.Count(Failed)
+	defer r.options.Count(Failed)
 	log := r.options.Log.With(slog.String("reason", event.Reason), slog.String("object", event.Object.Namespace+"/"+event.Object.Name),
 		slog.String("message", event.Message), slog.String("error", err.Error()))
 	if kube.ClassOf(err) == kube.Forbidden {

@@ -384,11 +384,17 @@ func TestAuditIsPeriodic(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, AuditSettings{}, cniconf.NetConf{})
 	l.want(audit.Captured, "")
-	first := l.controller.Pods()[0].Checked
-	l.clock.Step(80 * time.Second) // the interval and its jitter
-	agenttest.Eventually(t, "no second inspection", func() bool { return l.controller.Pods()[0].Checked.After(first) })
-	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
-	l.clock.Step(80 * time.Second)
+	for _, change := range [][]string{{"nft", "list", "ruleset"}, {"nft", "flush", "ruleset"}} {
+		netnstest.Run(t, l.path, change[0], change[1:]...)
+		last := l.controller.Pods()[0].Checked
+		agenttest.Eventually(t, "no further inspection", func() bool {
+			l.clock.Step(time.Second) // a timer that is set after a step counts from then on
+			return l.controller.Pods()[0].Checked.After(last)
+		})
+		if interval := l.controller.Pods()[0].Checked.Sub(last); interval < 40*time.Second {
+			t.Errorf("inspected again after %s", interval)
+		}
+	}
 	l.waitForEvent(l.pod, "Warning", ReasonBroken, "no rule of the mesh")
 	l.waitForStates(0, 1, 0, 0)
 }

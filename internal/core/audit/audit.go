@@ -232,12 +232,12 @@ func Rules(mesh bool, diffs []ruleset.Diff, ways []walk.Deviation) []Problem {
 		add(Bypassed, "the network namespace has no rule of the mesh")
 		return all
 	}
+	drifted := slices.ContainsFunc(diffs, func(d ruleset.Diff) bool { return slices.ContainsFunc(d.Chains, lacks) })
 	for _, d := range diffs {
-		if missing := incomplete(d); !missing.Empty() {
-			add(Drifted, missing.Summary(maxProblems))
+		if own := incomplete(d); drifted && !own.Empty() {
+			add(Drifted, own.Summary(maxProblems))
 		}
 	}
-	drifted := len(all) > 0
 	counts := map[State]int{}
 	for _, way := range ways {
 		state := Drifted
@@ -260,9 +260,9 @@ func Rules(mesh bool, diffs []ruleset.Diff, ways []walk.Deviation) []Problem {
 	return all
 }
 
-// incomplete is the part of a difference in which wanted rules are missing.
+// incomplete is the part of a difference in which wanted rules are missing, or chains of other rules of the mesh are in their place.
 func incomplete(d ruleset.Diff) ruleset.Diff {
-	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(c ruleset.ChainDiff) bool { return !lacks(c) })
+	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(c ruleset.ChainDiff) bool { return !lacks(c) && !c.Stale })
 	for i, c := range d.Chains {
 		d.Chains[i].Lines = slices.DeleteFunc(slices.Clone(c.Lines), func(l ruleset.Line) bool { return l.Op == ruleset.Foreign })
 	}

@@ -217,8 +217,13 @@ func (t *table) insert(c *ruleset.Chain, place int, r ruleset.Rule) error {
 	if place < 1 || place > len(c.Rules)+1 {
 		return fmt.Errorf("chain %q has %d rules, so nothing can be inserted at %d", c.Name, len(c.Rules), place)
 	}
-	if to := jump(r.String()); to != "" && t.chain(to) == nil {
-		return fmt.Errorf("chain %q does not exist", to)
+	if to := jump(r.String()); to != "" {
+		if target, ok := r.Target.(ruleset.Jump); !ok || target.Chain != to {
+			return fmt.Errorf("rule %q has more than one target", r)
+		}
+		if t.chain(to) == nil {
+			return fmt.Errorf("chain %q does not exist", to)
+		}
 	}
 	r.Why = ""
 	c.Rules = slices.Insert(c.Rules, place-1, r)

@@ -138,6 +138,10 @@ func (e *encoder) target(t ruleset.Target) {
 	case ruleset.Verdict:
 		e.Verdict(nfnetlink.Verdict{Code: codes[t]})
 	case ruleset.Jump:
+		if strings.ContainsRune(t.Chain, '\\') {
+			e.err = fmt.Errorf("cannot encode target %v: the chain's name is escaped", t)
+			return
+		}
 		v := nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: t.Chain}
 		if t.Goto {
 			v.Code = nfnetlink.Goto
