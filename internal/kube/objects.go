@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
@@ -34,6 +36,8 @@ type Pod struct {
 	Addresses []netip.Addr
 	// Phase and RestartPolicy have the API's values: "Pending", "Running"; "Always", "Never".
 	Phase, RestartPolicy string
+	// SchedulerName and ServiceAccount are what field selectors can also select by.
+	SchedulerName, ServiceAccount string
 	// Deleting reports a deletion timestamp, Ready that the condition Ready is true, ReadySince is the condition's last
 	// transition time.
 	Deleting, Ready bool
@@ -45,6 +49,20 @@ type Pod struct {
 	// Init has the statuses of the init containers, native sidecars among them, Ephemeral those of ephemeral containers (kubectl
 	// debug), Containers those of the others.
 	Init, Containers, Ephemeral []repair.Container
+}
+
+// Fields returns the values of the fields by which the API server selects pods (k8s.io/kubernetes/pkg/registry/core/pod.ToSelectableFields),
+// but status.nominatedNodeName, which a pod on a node does not need.
+func (p *Pod) Fields() fields.Set {
+	var address string
+	if len(p.Addresses) > 0 {
+		address = p.Addresses[0].String()
+	}
+	return fields.Set{
+		"metadata.name": p.Facts.Name, "metadata.namespace": p.Facts.Namespace, "spec.nodeName": p.NodeName, "spec.restartPolicy": p.RestartPolicy,
+		"spec.schedulerName": p.SchedulerName, "spec.serviceAccountName": p.ServiceAccount,
+		"spec.hostNetwork": strconv.FormatBool(p.Facts.HostNetwork), "status.phase": p.Phase, "status.podIP": address,
+	}
 }
 
 // RedirectionVerified is the type of the pod condition that the audit publishes.
@@ -75,6 +93,7 @@ const (
 func podOf(p *corev1.Pod) Pod {
 	pod := Pod{
 		Facts: factsOf(p), Version: p.ResourceVersion, NodeName: p.Spec.NodeName, RestartPolicy: string(p.Spec.RestartPolicy),
+		SchedulerName: p.Spec.SchedulerName, ServiceAccount: p.Spec.ServiceAccountName,
 		Phase: string(p.Status.Phase), Deleting: p.DeletionTimestamp != nil, Addresses: addressesOf(&p.Status),
 		Init: containersOf(p.Status.InitContainerStatuses), Containers: containersOf(p.Status.ContainerStatuses),
 		Ephemeral: containersOf(p.Status.EphemeralContainerStatuses),

@@ -13,14 +13,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/logserver"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/nodepods"
 	"github.com/meshcni/istio-cni/internal/agent/page"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
-	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/agent/teardown"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
@@ -65,7 +66,7 @@ type node struct {
 	endKeeping func()
 	relayLevel *slog.LevelVar
 	// audit is nil if it is off or has not begun; noAudit is why it is off.
-	audit   atomic.Pointer[racerepair.Controller]
+	audit   atomic.Pointer[nodepods.Controller]
 	noAudit atomic.Pointer[string]
 	// held is the lock of the node; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
@@ -131,8 +132,8 @@ func (n *node) ports() []serve.Port {
 	local["/"] = page.Handler(map[string]http.Handler{
 		"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
 		"/api/agent":                   n.self(),
-		"/api/pods":                    n.audited(func(c *racerepair.Controller) http.Handler { return c.Handler(racerepair.Port) }),
-		"/api/pods/{namespace}/{name}": n.audited(func(c *racerepair.Controller) http.Handler { return c.PodHandler(racerepair.Port) }),
+		"/api/pods":                    n.audited(func(c *nodepods.Controller) http.Handler { return c.Handler(auditor.Port) }),
+		"/api/pods/{namespace}/{name}": n.audited(func(c *nodepods.Controller) http.Handler { return c.PodHandler(auditor.Port) }),
 	})
 	return []serve.Port{
 		{Flag: "--health-port", Number: int(n.Config.HealthPort), Handler: n.health.Handler()},

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
@@ -65,7 +66,7 @@ type Config struct {
 	RepairEnabled bool
 	Repair        racerepair.Settings
 	// Audit is the verification of the node's pods after their start, which also needs a node name.
-	Audit racerepair.AuditSettings
+	Audit auditor.Settings
 
 	// Lines are the settings in force, without secrets.
 	Lines []settings.Line

@@ -6,8 +6,9 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/agent/nodepods"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
-	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
@@ -19,7 +20,7 @@ func (n *node) openLookups(ctx context.Context) {
 		return
 	}
 	n.pods = podcache.NewStore(podcache.Options{
-		API: n.api, Node: n.Config.NodeName, Log: n.Log, Count: n.metrics.PodSeen, Keep: []string{n.Config.Repair.LabelKey, n.Config.Repair.Predicate.Annotation}, KeepMessage: n.Config.Repair.Predicate.Message,
+		API: n.api, Node: n.Config.NodeName, Log: n.Log, Count: n.metrics.PodSeen, Keep: n.Config.Repair.Keeps(), KeepMessage: n.Config.Repair.Predicate.Message,
 	})
 	n.work.Go(func() { n.pods.Run(n.background) }) // race repair uses the pods as well
 	n.keepDecisions()                              //nolint:contextcheck // it ends with the agent, after ctx
@@ -35,9 +36,9 @@ func (n *node) openLookups(ctx context.Context) {
 	n.lookups = server
 	service := podcache.Service{
 		Store: n.pods, Ring: &n.decisions, Metrics: n.metrics,
-		Audit:    n.audited(func(c *racerepair.Controller) http.Handler { return c.Handler(racerepair.Socket) }),
-		AuditPod: n.audited(func(c *racerepair.Controller) http.Handler { return c.PodHandler(racerepair.Socket) }),
-		Trace:    n.audited((*racerepair.Controller).TraceHandler), Bundle: n.bundle(),
+		Audit:    n.audited(func(c *nodepods.Controller) http.Handler { return c.Handler(auditor.Socket) }),
+		AuditPod: n.audited(func(c *nodepods.Controller) http.Handler { return c.PodHandler(auditor.Socket) }),
+		Trace:    n.audited((*nodepods.Controller).TraceHandler), Bundle: n.bundle(),
 	}
 	n.work.Go(func() { server.Serve(n.background, service.Handler()) })
 }

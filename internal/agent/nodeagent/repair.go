@@ -6,45 +6,56 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/agent/racerepair"
+	"github.com/meshcni/istio-cni/internal/agent/nodepods"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// startRepair runs race repair and the audit for as long as the agent runs, as one controller where both are about the same pods.
+// startRepair runs race repair and the audit for as long as the agent runs. Race repair of another node's pods has a controller of its own.
 // No step of the installation waits for them.
 func (n *node) startRepair() {
 	c := n.Config
 	repairs, audits := c.RepairEnabled && c.Repair.Node != "", n.canAudit()
-	selects := c.Repair.LabelSelectors+c.Repair.FieldSelectors != ""
-	own := c.Repair.Node == c.NodeName && !selects
 	if repairs {
 		n.Log.Info("race repair", slog.Any("modes", c.Repair.Switches.Modes()))
 	}
-	var reports func(kube.Pod) bool
-	if repairs && (!audits || !own) {
-		o := n.repairOptions(false, false)
-		if audits {
-			o.AuditedNode = c.NodeName
+	if repairs && c.Repair.Node != c.NodeName {
+		if c.NodeName != "" {
+			n.Log.Warn("race repair is for another node than this one: no pod can be redirected in place",
+				slog.String("node", c.Repair.Node), slog.String("this", c.NodeName))
 		}
-		other := racerepair.New(o)
-		reports = other.Reports
-		n.work.Go(func() { other.Run(n.background) })
+		o := n.podOptions(c.Repair.Node)
+		o.Repair, o.Follow = &c.Repair, nil
+		n.runPods(o)
+		repairs = false
 	}
-	if !audits {
+	if !repairs && !audits {
 		return
 	}
-	o := n.repairOptions(true, !repairs || !own)
-	if o.Reports = reports; selects && o.Audit.Repair {
-		o.Audit.Repair, o.Audit.Restricted = false, true
-		n.Log.Warn("race repair is for selected pods, and which pods these are is known to the API server alone: the audit reports, and restores no rules")
+	o := n.podOptions(c.NodeName)
+	if repairs {
+		o.Repair = &c.Repair
 	}
-	auditor := racerepair.New(o)
-	n.audit.Store(auditor)
-	n.metrics.ReadAudit(auditor.Pods, clock)
-	n.work.Go(func() { auditor.Run(n.background) })
+	if audits {
+		o.Audit, o.Processes, o.Reported = c.Audit, n.podProcesses, n.decisions.Of
+	}
+	if pods := n.runPods(o); pods != nil && audits {
+		n.audit.Store(pods)
+		n.metrics.ReadAudit(pods.Pods, clock)
+	}
+}
+
+// runPods runs a controller for as long as the agent runs, and returns nil if its settings are invalid.
+func (n *node) runPods(o nodepods.Options) *nodepods.Controller {
+	pods, err := nodepods.New(o)
+	if err != nil {
+		n.Log.Error("race repair and the audit are off", slog.String("error", err.Error()))
+		return nil
+	}
+	n.work.Go(func() { pods.Run(n.background) })
+	return pods
 }
 
 // canAudit reports whether the pods of the node can be audited. If not, the reason is what the commands show, and is logged unless
@@ -70,13 +81,13 @@ func (n *node) canAudit() bool {
 	}
 	reason := "the node agent lacks " + strings.Join(missing, ", ")
 	n.noAudit.Store(&reason)
-	n.Log.Log(n.background, n.lacking(), "the audit is off: no pod of this node is verified while it runs", slog.String("reason", reason))
+	n.Log.Log(n.background, n.missingRightsLevel(), "the audit is off: no pod of this node is verified while it runs", slog.String("reason", reason))
 	return false
 }
 
-// lacking returns the level at which it is logged what the agent lacks. Charts give the right to enter namespaces to repair in place:
+// missingRightsLevel is the log level for missing capabilities. Charts give the right to enter namespaces to repair in place:
 // without that, it is as the operator wishes.
-func (n *node) lacking() slog.Level {
+func (n *node) missingRightsLevel() slog.Level {
 	if n.Config.RepairEnabled && n.Config.Repair.Switches.InPlace {
 		return slog.LevelWarn
 	}
@@ -84,7 +95,7 @@ func (n *node) lacking() slog.Level {
 }
 
 // audited returns a handler of the audit, which may be off or not have begun.
-func (n *node) audited(handler func(*racerepair.Controller) http.Handler) http.Handler {
+func (n *node) audited(handler func(*nodepods.Controller) http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		auditor, reason := n.audit.Load(), n.noAudit.Load()
 		switch {
@@ -98,30 +109,21 @@ func (n *node) audited(handler func(*racerepair.Controller) http.Handler) http.H
 	})
 }
 
-// repairOptions are the options of a controller with or without the audit.
-func (n *node) repairOptions(audits, auditOnly bool) racerepair.Options {
+// podOptions are the options for the pods of a node, without race repair and audit.
+func (n *node) podOptions(of string) nodepods.Options {
 	c := n.Config
-	o := racerepair.Options{
-		API: n.api, Events: n.events, Log: n.Log, Metrics: n.metrics.Repair, Settings: c.Repair, Plugin: n.plugin,
-		Find: c.Places.Find, ToolPath: n.ToolPath, Host: c.NodeName, AuditOnly: auditOnly,
-	}
-	if audits {
-		o.Audit, o.Processes, o.Settings.Node, o.Reported = c.Audit, n.podProcesses, c.NodeName, n.decisions.Of
+	o := nodepods.Options{
+		Env: podwork.Env{Events: n.events, Log: n.Log, Plugin: n.plugin, ToolPath: n.ToolPath, Host: c.NodeName, Node: of},
+		API: n.api, Metrics: n.metrics.Repair,
 	}
 	switch {
-	case c.NodeName != "" && o.Settings.Node != c.NodeName:
-		n.Log.Warn("race repair is for another node than this one: no pod can be redirected in place",
-			slog.String("node", o.Settings.Node), slog.String("this", c.NodeName))
-		o.Find = nil
+	case c.NodeName != "" && of != c.NodeName:
 	case !c.Places.Reachable():
-		o.Find = nil
-		n.Log.Log(n.background, n.lacking(), "the processes of the node are not seen: no pod can be inspected or redirected in place (mount the node's /proc at /host/proc)")
+		n.Log.Log(n.background, n.missingRightsLevel(), "the processes of the node are not seen: no pod can be inspected or redirected in place (mount the node's /proc at /host/proc)")
+	default:
+		o.Find = c.Places.Find
 	}
-	var scoped bool
-	if !audits {
-		scoped = c.Repair.Node != c.NodeName || c.Repair.LabelSelectors+c.Repair.FieldSelectors != ""
-	}
-	if n.pods != nil && !scoped {
+	if n.pods != nil {
 		o.Follow = n.pods.Follow // one watch serves lookups, repair and audit
 	}
 	return o

@@ -8,35 +8,35 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
 // act performs the first enabled action that can help.
-func (j *job) act(ctx context.Context) error {
-	mode := j.mode()
-	if mode != repair.InPlace && j.finding.Failed == (repair.State{}) && !j.confirmed() {
+func (w *work) act(ctx context.Context) error {
+	mode := w.mode()
+	if mode != repair.InPlace && w.finding.Failed == (repair.State{}) && !w.confirmed() {
 		return nil
 	}
 	switch mode {
 	case repair.InPlace:
-		return j.redirect(ctx)
+		return w.redirect(ctx)
 	case repair.Delete:
-		return j.deletePod(ctx)
+		return w.deletePod(ctx)
 	case repair.Label:
-		return j.label(ctx)
+		return w.label(ctx)
 	case repair.Report:
 	}
-	j.once(ctx, ReasonBroken, j.why()+". "+j.advice())
+	w.once(ctx, podwork.ReasonBroken, w.why()+". "+w.advice())
 	return nil
 }
 
 // mode returns the first mode that is switched on, can help and is allowed.
-func (j *job) mode() repair.Mode {
-	mode := j.Settings.Switches.Mode(j.finding)
-	if mode != repair.InPlace && j.Clock.Since(j.memory.refusedAt) < refusedFor {
+func (w *work) mode() repair.Mode {
+	mode := w.Settings.Switches.Mode(w.finding)
+	if mode != repair.InPlace && w.Clock.Since(w.memory.refusedAt) < refusedFor {
 		return repair.Report
 	}
 	return mode
@@ -44,60 +44,60 @@ func (j *job) mode() repair.Mode {
 
 // confirmed reports whether the rules have been missing for confirmAfter. A pod with no other sign of failure is inspected
 // twice before it is deleted or labelled.
-func (j *job) confirmed() bool {
-	now := j.Clock.Now()
-	if j.memory.missingSince.IsZero() {
-		j.memory.missingSince = now
+func (w *work) confirmed() bool {
+	now := w.Clock.Now()
+	if w.memory.missingSince.IsZero() {
+		w.memory.missingSince = now
 	}
-	due := j.memory.missingSince.Add(j.confirmAfter)
+	due := w.memory.missingSince.Add(w.confirmAfter)
 	if due.After(now) {
-		j.queue.AddAfter(j.pod.Key(), due.Sub(now))
+		w.Again(due.Sub(now))
 		return false
 	}
 	return true
 }
 
 // redirect writes the rules into the pod's namespace, as the plugin would have written them at the pod's start.
-func (j *job) redirect(ctx context.Context) error {
-	if j.alreadyRepaired() {
+func (w *work) redirect(ctx context.Context) error {
+	if w.alreadyRepaired() {
 		return nil
 	}
-	before := j.memory.repairedAt
+	before := w.memory.repairedAt
 	var report redirection.Report
-	err := j.inNamespace(ctx, func(space redirection.Namespace) (err error) {
-		report, err = space.Apply(ctx, j.finding.Decision.Spec, redirection.Reconcile)
+	err := w.InNamespace(ctx, func(space redirection.Namespace) (err error) {
+		report, err = space.Apply(ctx, w.finding.Decision.Spec, redirection.Reconcile)
 		return err
 	})
 	if err != nil {
-		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
-		j.event(kube.EventWarning, ReasonRepaired, j.why()+", and cannot be redirected in place: "+cause(ctx, err)+remedy(err)+
+		w.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
+		w.Event(kube.EventWarning, podwork.ReasonRepaired, w.why()+", and cannot be redirected in place: "+podwork.Cause(ctx, err)+
 			". It is tried again; delete the pod, so that it starts anew, if that goes on")
 		return err
 	}
-	j.memory.repairedAt, j.memory.state = j.Clock.Now(), metrics.PodRedirected
-	j.memory.audited.due, j.memory.audited.reported = j.Clock.Now(), audit.Captured
+	w.memory.repairedAt, w.memory.State = w.Clock.Now(), metrics.PodRedirected
+	w.repaired = true
 	if len(report.Programs) > 0 {
-		j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
-		j.log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(j.finding.Reason)),
+		w.Metrics.Repaired(metrics.RepairPod, metrics.RepairSuccess)
+		w.Log.InfoContext(ctx, "redirected the pod in place", slog.String("reason", string(w.finding.Reason)),
 			slog.String("tools", strings.Join(report.Tools, ",")))
-		j.event(kube.EventNormal, ReasonRepaired, j.why()+"; it is redirected now"+j.consequence())
+		w.Event(kube.EventNormal, podwork.ReasonRepaired, w.why()+"; it is redirected now"+w.consequence())
 		return nil
 	}
-	j.Metrics.Repaired(metrics.RepairPod, metrics.RepairSkip)
-	j.log.DebugContext(ctx, "the pod's rules were in place already")
-	if !before.IsZero() && j.finding.SawRules(before) {
-		j.event(kube.EventWarning, ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
+	w.Metrics.Repaired(metrics.RepairPod, metrics.RepairSkip)
+	w.Log.DebugContext(ctx, "the pod's rules were in place already")
+	if !before.IsZero() && w.finding.SawRules(before) {
+		w.Event(kube.EventWarning, podwork.ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
 			"container, and delete the pod if it goes on")
 	}
 	return nil
 }
 
 // consequence returns a sentence for the owner of a redirected pod, "" for a pod without consequences.
-func (j *job) consequence() string {
-	if j.finding.Started {
+func (w *work) consequence() string {
+	if w.finding.Started {
 		return ". Connections that it opened before stay outside of the mesh until they are closed: restart the pod to be sure"
 	}
-	if j.finding.Failed.Finished.IsZero() {
+	if w.finding.Failed.Finished.IsZero() {
 		return ""
 	}
 	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to have it at once"
@@ -112,54 +112,54 @@ const (
 
 // deletePod deletes the pod at its classified version (resourceVersion precondition), by eviction if so configured. A pod that
 // changed meanwhile is classified again.
-func (j *job) deletePod(ctx context.Context) error {
-	if j.memory.deleted { // an eviction updates the pod before its deletion
+func (w *work) deletePod(ctx context.Context) error {
+	if w.memory.deleted { // an eviction updates the pod before its deletion
 		return nil
 	}
-	now := j.Clock.Now()
-	if j.memory.deleteAfter.IsZero() {
-		j.memory.deleteAfter = now.Add(j.deletions.ReserveN(now, 1).DelayFrom(now))
+	now := w.Clock.Now()
+	if w.memory.deleteAfter.IsZero() {
+		w.memory.deleteAfter = now.Add(w.deletions.ReserveN(now, 1).DelayFrom(now))
 	}
-	if j.memory.deleteAfter.After(now) {
-		j.queue.AddAfter(j.pod.Key(), j.memory.deleteAfter.Sub(now))
+	if w.memory.deleteAfter.After(now) {
+		w.Again(w.memory.deleteAfter.Sub(now))
 		return nil
 	}
-	send := j.API.DeletePod
-	if j.Settings.Evict {
-		send = j.API.EvictPod
+	send := w.API.DeletePod
+	if w.Settings.Evict {
+		send = w.API.EvictPod
 	}
-	err := send(ctx, j.pod.Ref())
+	err := send(ctx, w.Pod.Ref())
 	if kube.IsConflict(err) { // the watch delivers the change
-		j.log.DebugContext(ctx, "the pod changed before it was deleted", slog.String("error", err.Error()))
+		w.Log.DebugContext(ctx, "the pod changed before it was deleted", slog.String("error", err.Error()))
 		return err
 	}
 	if err == nil {
-		j.memory.deleted = true
-		j.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
-		j.log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(j.finding.Reason)), slog.Bool("eviction", j.Settings.Evict))
-		j.event(kube.EventWarning, ReasonDeleted, j.why()+": it is deleted, so that another one starts")
+		w.memory.deleted = true
+		w.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
+		w.Log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(w.finding.Reason)), slog.Bool("eviction", w.Settings.Evict))
+		w.Event(kube.EventWarning, podwork.ReasonDeleted, w.why()+": it is deleted, so that another one starts")
 	}
-	return j.fail(ctx, metrics.RepairDelete, ReasonDeleted, ", and cannot be deleted: ", err)
+	return w.fail(ctx, metrics.RepairDelete, podwork.ReasonDeleted, ", and cannot be deleted: ", err)
 }
 
 // label labels the pod, unless the pod has the label with any value.
-func (j *job) label(ctx context.Context) error {
-	name := j.Settings.LabelKey
-	if _, labelled := j.pod.Facts.Labels[name]; labelled {
-		if !j.memory.reported[string(ReasonLabelled)] {
-			j.memory.reported[string(ReasonLabelled)] = true
-			j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSkip)
+func (w *work) label(ctx context.Context) error {
+	name := w.Settings.LabelKey
+	if _, labelled := w.Pod.Facts.Labels[name]; labelled {
+		if !w.memory.reported[string(podwork.ReasonLabelled)] {
+			w.memory.reported[string(podwork.ReasonLabelled)] = true
+			w.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSkip)
 		}
 		return nil
 	}
-	err := j.API.LabelPod(ctx, j.pod.Ref(), name, j.Settings.LabelValue)
+	err := w.API.LabelPod(ctx, w.Pod.Ref(), name, w.Settings.LabelValue)
 	if err == nil {
-		j.memory.reported[string(ReasonLabelled)] = true
-		j.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSuccess)
-		j.log.InfoContext(ctx, "labelled the pod", slog.String("reason", string(j.finding.Reason)), slog.String("label", name))
-		j.event(kube.EventWarning, ReasonLabelled, fmt.Sprintf("%s: it is labelled %s=%s. %s", j.why(), name, j.Settings.LabelValue, j.advice()))
+		w.memory.reported[string(podwork.ReasonLabelled)] = true
+		w.Metrics.Repaired(metrics.RepairLabel, metrics.RepairSuccess)
+		w.Log.InfoContext(ctx, "labelled the pod", slog.String("reason", string(w.finding.Reason)), slog.String("label", name))
+		w.Event(kube.EventWarning, podwork.ReasonLabelled, fmt.Sprintf("%s: it is labelled %s=%s. %s", w.why(), name, w.Settings.LabelValue, w.advice()))
 	}
-	return j.fail(ctx, metrics.RepairLabel, ReasonLabelled, ", and cannot be labelled: ", err)
+	return w.fail(ctx, metrics.RepairLabel, podwork.ReasonLabelled, ", and cannot be labelled: ", err)
 }
 
 // refusedFor is the time for which the deletion or label of a pod is not requested after a refusal beside repair in place: a chart may
@@ -167,38 +167,38 @@ func (j *job) label(ctx context.Context) error {
 const refusedFor = time.Hour
 
 // fail counts and reports the error of an action, if any. A pod that is gone, or replaced by another one, is no failure.
-func (j *job) fail(ctx context.Context, t metrics.RepairType, reason EventReason, what string, err error) error {
+func (w *work) fail(ctx context.Context, t metrics.RepairType, reason podwork.EventReason, what string, err error) error {
 	if err == nil {
 		return nil
 	}
 	if kube.ClassOf(err) == kube.NotFound || kube.IsConflict(err) {
-		j.Metrics.Repaired(t, metrics.RepairSkip)
+		w.Metrics.Repaired(t, metrics.RepairSkip)
 		return nil
 	}
-	j.Metrics.Repaired(t, metrics.RepairFail)
-	if kube.ClassOf(err) == kube.Forbidden && j.Settings.Switches.InPlace {
-		j.memory.refusedAt = j.Clock.Now()
-		if !j.refused.Swap(true) {
-			j.Log.InfoContext(ctx, "broken pods that cannot be redirected in place are only reported: the agent has no right to delete or label them",
+	w.Metrics.Repaired(t, metrics.RepairFail)
+	if kube.ClassOf(err) == kube.Forbidden && w.Settings.Switches.InPlace {
+		w.memory.refusedAt = w.Clock.Now()
+		if !w.refused.Swap(true) {
+			w.Env.Log.InfoContext(ctx, "broken pods that cannot be redirected in place are only reported: the agent has no right to delete or label them",
 				slog.String("error", err.Error()))
 		}
-		j.once(ctx, ReasonBroken, j.why()+". "+j.advice())
+		w.once(ctx, podwork.ReasonBroken, w.why()+". "+w.advice())
 		return nil
 	}
-	j.event(kube.EventWarning, reason, j.why()+what+cause(ctx, err)+remedy(err))
+	w.Event(kube.EventWarning, reason, w.why()+what+podwork.Cause(ctx, err))
 	return err
 }
 
 // reportProblems reports a pod without a repair because the plugin's configuration has problems: its excluded namespaces may be
 // among the unreadable parts, and a recreated pod would not start.
-func (j *job) reportProblems(ctx context.Context) error {
-	text := j.conf.Problems.Error() + ". Correct the configuration of the node agent"
-	j.memory.state = j.state()
-	if j.finding.Broken {
-		j.Metrics.Repaired(metrics.RepairType(j.mode()), metrics.RepairFail) // Report is not counted
-		j.once(ctx, ReasonBroken, j.why()+". Nothing is done about it while the plugin's configuration cannot be used: "+text)
+func (w *work) reportProblems(ctx context.Context) error {
+	text := w.Conf.Problems.Error() + ". Correct the configuration of the node agent"
+	w.memory.State = w.state()
+	if w.finding.Broken {
+		w.Metrics.Repaired(metrics.RepairType(w.mode()), metrics.RepairFail) // Report is not counted
+		w.once(ctx, podwork.ReasonBroken, w.why()+". Nothing is done about it while the plugin's configuration cannot be used: "+text)
 	} else {
-		j.once(ctx, ReasonUnverified, "it is unknown whether the traffic is redirected while the plugin's configuration cannot be used: "+text)
+		w.once(ctx, podwork.ReasonUnverified, "it is unknown whether the traffic is redirected while the plugin's configuration cannot be used: "+text)
 	}
-	return fmt.Errorf("%w: %w", errPolicy, j.conf.Problems)
+	return fmt.Errorf("%w: %w", podwork.ErrPolicy, w.Conf.Problems)
 }

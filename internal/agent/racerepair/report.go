@@ -2,119 +2,46 @@ package racerepair
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
-	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
-
-// component is the source component of the events, as in the reference.
-const component = "cni-repair"
-
-// EventReason is the reason of an event on a pod.
-type EventReason string
-
-// The reasons. The first two are the reference's, which has none for the others.
-const (
-	ReasonDeleted    EventReason = "DeleteBrokenPod"
-	ReasonLabelled   EventReason = "LabelBrokenPod"
-	ReasonRepaired   EventReason = "RepairBrokenPod"
-	ReasonBroken     EventReason = "BrokenPod"
-	ReasonDrifted    EventReason = "DriftedPod"
-	ReasonUnverified EventReason = "UnverifiedPod"
-
-	ReasonForeignRule     EventReason = "ForeignRule"
-	ReasonForeignListener EventReason = "ForeignListener"
-	ReasonNoListener      EventReason = "ProxyNotListening"
-	ReasonUIDCollision    EventReason = "ProxyUIDCollision"
-	ReasonIPv6Open        EventReason = "IPv6Open"
-	ReasonVerified        EventReason = "VerifiedPod"
-)
-
-// event records an event on the pod.
-func (j *job) event(severity kube.EventType, reason EventReason, message string) {
-	facts := j.pod.Facts
-	j.Events.Record(kube.Event{
-		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: facts.Namespace, Name: facts.Name, UID: facts.UID},
-		Reason: string(reason), Message: message, Type: severity, Component: component, Host: j.Host,
-	})
-}
-
-// cause returns the text of an error for an event. Parts that change between two attempts, such as the number of connections
-// and searched places, are in the log alone, so that equal failures are one event.
-func cause(ctx context.Context, err error) string {
-	if over := context.Cause(ctx); over != nil { // the PodTimeout
-		return over.Error()
-	}
-	if search, ok := errors.AsType[*sandbox.Error](err); ok {
-		return "finding the pod's network namespace: " + search.Err.Error()
-	}
-	if call, ok := errors.AsType[*kube.Error](err); ok {
-		text := fmt.Sprintf("the API server was asked to %s %s: %s", call.Verb, call.Object, call.Class)
-		if call.Status != 0 {
-			text += fmt.Sprintf(" (%d)", call.Status)
-		}
-		return strings.TrimRight(text+": "+call.Message, ". :")
-	}
-	return err.Error()
-}
-
-// remedy returns an instruction that ends a failure, "" for a transient failure.
-func remedy(err error) string {
-	switch {
-	case errors.Is(err, kube.ErrDisruptionBudget):
-		return ". A PodDisruptionBudget does not allow it yet: it is retried; raise the budget or delete the pod by hand to have it sooner"
-	case kube.ClassOf(err) == kube.Forbidden:
-		return ". The account of the node agent lacks the permission that its mode of repair needs"
-	case errors.Is(err, sandbox.ErrClaimed):
-		return ". The address is one that its sandbox had before the node was started again, or an error of the primary CNI plugin, or the other pod has added it"
-	case errors.Is(err, sandbox.ErrAmbiguous), errors.Is(err, sandbox.ErrLoopback):
-		return ". A pod that may change its own network can add an address: see which pod is in the namespace that is not this one's"
-	case errors.Is(err, redirection.ErrUninspectable):
-		return ". A container of the pod with the capability NET_ADMIN may have filled it: see what wrote them, and delete the pod"
-	case errors.Is(err, sandbox.ErrNoHost):
-		return ". Let the node agent see the processes of the node: its procfs is expected at /host/proc"
-	}
-	return ""
-}
 
 // once logs and records a warning at most once in the life of the pod.
-func (j *job) once(ctx context.Context, reason EventReason, message string) {
-	topic := string(reason) + " " + string(j.finding.Reason)
-	if j.memory.reported[topic] {
+func (w *work) once(ctx context.Context, reason podwork.EventReason, message string) {
+	topic := string(reason) + " " + string(w.finding.Reason)
+	if w.memory.reported[topic] {
 		return
 	}
-	j.memory.reported[topic] = true
-	j.log.WarnContext(ctx, "the pod has a problem", slog.String("reason", string(j.finding.Reason)), slog.String("message", message))
-	j.event(kube.EventWarning, reason, message)
+	w.memory.reported[topic] = true
+	w.Log.WarnContext(ctx, "the pod has a problem", slog.String("reason", string(w.finding.Reason)), slog.String("message", message))
+	w.Event(kube.EventWarning, reason, message)
 }
 
 // why returns the beginning of an event on a broken pod.
-func (j *job) why() string {
-	text := "the pod " + j.finding.Reason.Sentence()
-	if s := j.finding.Failed; s != (repair.State{}) {
+func (w *work) why() string {
+	text := "the pod " + w.finding.Reason.Sentence()
+	if s := w.finding.Failed; s != (repair.State{}) {
 		text += fmt.Sprintf(" (exit code %d)", s.ExitCode)
 	}
 	return text + ": it started when the CNI plugin did not take part"
 }
 
 // advice returns an instruction for a broken pod that is not repaired.
-func (j *job) advice() string {
+func (w *work) advice() string {
 	switch {
-	case j.finding.Decision.Outcome == sidecar.Refuse:
-		return "Its settings are invalid: correct them and create the pod again: " + j.finding.Decision.Err.Error()
-	case j.finding.Reason == repair.FailedForGood && j.Settings.Switches.InPlace:
+	case w.finding.Decision.Outcome == sidecar.Refuse:
+		return "Its settings are invalid: correct them and create the pod again: " + w.finding.Decision.Err.Error()
+	case w.finding.Reason == repair.FailedForGood && w.Settings.Switches.InPlace:
 		return "It cannot be redirected in place any more: delete it, so that its owner makes another one"
-	case !j.captured():
-		reason := j.finding.Decision.Reason
+	case !w.captured():
+		reason := w.finding.Decision.Reason
 		return "The plugin would not redirect it, as " + reason.Sentence() + ": " + reason.Remedy()
-	case j.Settings.Switches.InPlace && !j.reachable():
+	case w.Settings.Switches.InPlace && !w.Reachable():
 		return "It can be redirected in place on its own node alone: delete it, or let the node agent repair pods"
 	}
 	return "Delete it, so that it starts anew, or switch on the node agent's race repair"

@@ -2,17 +2,19 @@ package racerepair
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/meshcni/istio-cni/internal/agent/selector"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 // Settings are the user's settings of race repair.
@@ -80,89 +82,38 @@ func Rows(s *Settings) []settings.Setting {
 		{Name: "label-selectors", Arg: "SELECTOR", Chart: true, Use: "only pods with these labels", Value: optional(&s.LabelSelectors, selector.Check)},
 		{
 			Name: "field-selectors", Arg: "SELECTOR", Chart: true, Use: "only pods with these fields",
-			Value: settings.Checked(&s.FieldSelectors, selector.CheckFields),
+			Value: settings.Checked(&s.FieldSelectors, checkFields),
 		},
 	}
 }
 
-// AuditRows returns the settings of the audit.
-func AuditRows(a *AuditSettings) []settings.Setting {
-	const report, repaired = "report", "repair"
-	return []settings.Setting{
-		{
-			Name: "audit-interval", Arg: "DURATION", Default: "5m", Use: "time between two inspections of a pod that does not change; 0: no audit",
-			Value: settings.Duration(&a.Interval, 0, 0),
-		},
-		{
-			Name: "audit-mode", Arg: "WHAT", Default: report, Use: "report lost and changed rules, or repair them: report or repair",
-			Value: settings.Of(&a.Repair, func(text string) (bool, error) {
-				if text != report && text != repaired {
-					return false, fmt.Errorf("want %s or %s", report, repaired)
-				}
-				return text == repaired, nil
-			}, func(on bool) string { return map[bool]string{false: report, true: repaired}[on] }),
-		},
-		{
-			Name: "audit-pod-condition", Default: "false", Use: "publish the pod condition " + kube.RedirectionVerified, Value: settings.Bool(&a.PodCondition),
-		},
+// checkFields checks a field selector, and that it names fields by which pods can be selected.
+func checkFields(text string) error {
+	if err := selector.CheckFields(text); err != nil {
+		return err
 	}
+	known := new(kube.Pod).Fields()
+	parsed, err := fields.ParseSelector(text)
+	if err != nil {
+		return err
+	}
+	for _, r := range parsed.Requirements() {
+		if !known.Has(r.Field) {
+			return fmt.Errorf("pods are not selected by the field %q, but by %s", r.Field, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		}
+	}
+	return nil
 }
 
-// PathRows returns the settings of the directories with pods' namespaces; the variables are spelled like the flags.
-func PathRows(p *sandbox.Places) []settings.Setting {
-	return settings.Named("", []settings.Setting{
-		{
-			Name: "cni-cache-dir", Arg: "DIR", Default: "/var/lib/cni/results",
-			Use: "libcni's cache of sandboxes, a path of the host", Value: settings.Text(&p.Cache, settings.AbsolutePath),
-		},
-		{
-			Name: "netns-dirs", Arg: "DIRS", Default: "/var/run/netns,/var/run/docker/netns",
-			Use:   "comma list of directories of the host where container runtimes mount network namespaces",
-			Value: settings.List(&p.Netns, ",", 0, settings.AbsolutePath),
-		},
-		{
-			Name: "host-proc", Arg: "DIR", Default: "/proc",
-			Use: "procfs of the host, a path of the host", Value: settings.Text(&p.Proc, settings.AbsolutePath),
-		},
-		{
-			Name: "host-roots", Arg: "DIRS", Default: "/host,/host/proc/1/root",
-			Use:   "comma list of prefixes under which paths of the host may be seen",
-			Value: settings.List(&p.Roots, ",", 1, settings.AbsolutePath),
-		},
-	}...)
-}
-
-// PluginRows returns the plugin's settings that select pods and the backend of their rules. The agent passes them to the
-// plugin, and may change them while it runs.
-func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
-	rows := settings.Named("", []settings.Setting{
-		{
-			Name: "exclude-namespaces", Arg: "NAMES", Env: []string{"EXCLUDE_NAMESPACES", "EXCLUDED_NAMESPACES"},
-			Use:   "comma list of namespaces whose pods are left alone",
-			Value: settings.List(&stanza.ExcludeNamespaces, ",", 0, settings.Check(selector.CheckNamespace)),
-		},
-		{
-			Name: "second-ip-family", Arg: "WHAT", Default: redirect.Bypass.String(),
-			Use:   "IPv6 of a pod whose first address is IPv4: bypass, capture or reject",
-			Value: settings.Of(&stanza.SecondFamily, redirect.ParseSecondFamily, redirect.SecondFamily.String),
-		},
-		{Name: "native-nftables", Default: "false", Use: "the same as --backend=native", Value: settings.Bool(&stanza.NativeNFTables)},
-		{
-			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
-			Use: "how rules get into a pod: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) " +
-				"or iptables (the programs of the host)",
-			Value: settings.Of(&stanza.Backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
-		},
-		{
-			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of choosing",
-			Value: settings.Checked(&stanza.ForceIptables, func(s string) error {
-				_, err := iptables.ParseVariant(s)
-				return err
-			}),
-		},
-	}...)
-	for i := range rows {
-		rows[i].Live = true
+// Keeps returns the keys of annotations and labels that race repair reads beside those of the plugin, for podcache.Trim. The selectors
+// must be valid.
+func (s *Settings) Keeps() []string {
+	keys := []string{s.LabelKey, s.Predicate.Annotation}
+	if selector, err := labels.Parse(s.LabelSelectors); err == nil {
+		required, _ := selector.Requirements()
+		for _, r := range required {
+			keys = append(keys, r.Key())
+		}
 	}
-	return rows
+	return keys
 }

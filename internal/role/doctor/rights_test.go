@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -33,8 +34,8 @@ func TestTheRightsAreThoseOfTheAgent(t *testing.T) {
 		"evict":         {map[string]bool{"Repair": true, "Evict": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Delete: true}, Evict: true}}},
 		"label":         {map[string]bool{"Repair": true, "Label": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Label: true}}}},
 		"off with ways": {map[string]bool{}, features{repair: racerepair.Settings{Switches: repair.Switches{Delete: true}}}},
-		"audit":         {map[string]bool{"Audit": true}, features{audit: racerepair.AuditSettings{Interval: minutes}}},
-		"condition":     {map[string]bool{"Audit": true, "Condition": true}, features{audit: racerepair.AuditSettings{Interval: minutes, PodCondition: true}}},
+		"audit":         {map[string]bool{"Audit": true}, features{audit: auditor.Settings{Interval: minutes}}},
+		"condition":     {map[string]bool{"Audit": true, "Condition": true}, features{audit: auditor.Settings{Interval: minutes, PodCondition: true}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -53,7 +54,7 @@ type view struct {
 type features struct {
 	repairEnabled     bool
 	repair            racerepair.Settings
-	audit             racerepair.AuditSettings
+	audit             auditor.Settings
 	configMap, daemon string
 }
 
@@ -67,7 +68,7 @@ func (f *features) rows() []settings.Setting {
 		row.Name = "repair-" + row.Name
 		rows = append(rows, row)
 	}
-	return settings.Named("", append(rows, racerepair.AuditRows(&f.audit)...)...)
+	return settings.Named("", append(rows, auditor.Rows(&f.audit)...)...)
 }
 
 // clock is the time of day.

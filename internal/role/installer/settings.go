@@ -9,7 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/agent/teardown"
@@ -22,15 +24,15 @@ import (
 func (d *draft) groups() []settings.Group {
 	return []settings.Group{
 		{Title: "What to do", Rows: settings.Named("", d.actionSettings()...)},
-		{Title: "CNI configuration", Rows: settings.Named("", slices.Concat(d.modeSettings(), d.placeSettings(), racerepair.PathRows(&d.Places))...)},
+		{Title: "CNI configuration", Rows: settings.Named("", slices.Concat(d.modeSettings(), d.placeSettings(), podwork.PathRows(&d.Places))...)},
 		{Title: "Program files", Rows: settings.Named("", d.binarySettings()...)},
-		{Title: "Configuration of the plugin", Rows: settings.Named("", slices.Concat(racerepair.PluginRows(&d.Want.Stanza), live(d.pluginSettings()))...)},
+		{Title: "Configuration of the plugin", Rows: settings.Named("", slices.Concat(podwork.PluginRows(&d.Want.Stanza), live(d.pluginSettings()))...)},
 		{Title: "The plugin's credentials", Rows: settings.Named("", d.kubeconfigSettings()...)},
 		{Title: "The agent's sockets and ports", Rows: settings.Named("", d.serviceSettings()...)},
 		{Title: "The agent and the cluster", Rows: settings.Named("", d.clusterSettings()...)},
 		{Title: "Log", Rows: d.logSettings()},
 		{Title: "Race repair: pods that started without redirection", Rows: settings.Named("", d.repairSettings()...)},
-		{Title: "Audit: the redirection of running pods", Rows: settings.Named("", racerepair.AuditRows(&d.Audit)...)},
+		{Title: "Audit: the redirection of running pods", Rows: settings.Named("", auditor.Rows(&d.Audit)...)},
 		{Title: "Accepted without effect", Rows: ignoredSettings()},
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
@@ -80,7 +81,7 @@ func (c *Config) rows() []settings.Setting {
 		rows = append(rows, row)
 	}
 	logJSON := "true" // as in the reference's command
-	return slices.Concat(rows, racerepair.PluginRows(&c.Stanza), racerepair.PathRows(&c.Places), c.Rows("REPAIR_", "repair", "8002", "15034", logJSON),
+	return slices.Concat(rows, podwork.PluginRows(&c.Stanza), podwork.PathRows(&c.Places), c.Rows("REPAIR_", "repair", "8002", "15034", logJSON),
 		[]settings.Setting{
 			{
 				Name: "agent-namespace", Arg: "NAMESPACE", Env: []string{"POD_NAMESPACE"}, Use: "namespace of the node agent",

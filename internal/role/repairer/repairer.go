@@ -17,7 +17,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
-	"github.com/meshcni/istio-cni/internal/agent/racerepair"
+	"github.com/meshcni/istio-cni/internal/agent/nodepods"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
@@ -48,10 +49,11 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 		return err
 	}
 	defer api.Close()
-	options := racerepair.Options{
-		API: api, Log: log, Metrics: metrics.NewRepair(applet.Build().Version()),
-		Settings: cfg.Repair, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() },
-		ToolPath: path, Host: cfg.Host,
+	options := nodepods.Options{
+		Env: podwork.Env{
+			Log: log, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() }, ToolPath: path, Host: cfg.Host, Node: cfg.Repair.Node,
+		},
+		API: api, Metrics: metrics.NewRepair(applet.Build().Version()), Repair: &cfg.Repair,
 	}
 	options.Events = eventrecorder.New(api, eventrecorder.Options{Log: log, Count: options.Metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	defer options.Events.Shutdown()
@@ -59,13 +61,16 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 		options.Find = cfg.Places.Find
 	}
 	if !cfg.Daemon {
-		return racerepair.Once(ctx, options)
+		return nodepods.Once(ctx, options)
 	}
-	state := health.NewState(health.Options{Log: log}, racerepair.Part)
+	state := health.NewState(health.Options{Log: log}, nodepods.Part)
 	options.Health = state
 	return cfg.Serve(ctx, log, state.Handler(), options.Metrics.Handler(), func(ctx context.Context) error {
-		racerepair.Run(ctx, options)
-		return nil
+		pods, err := nodepods.New(options)
+		if err == nil {
+			pods.Run(ctx)
+		}
+		return err
 	})
 }
 

@@ -1,0 +1,358 @@
+// Package auditor inspects the pods that run, and says of each whether its traffic is redirected: by its rules, its routes, and who listens.
+//
+// It promises one event for each change of a pod's state, and none for a pod that ends; that it takes a share of a core at most, and is
+// never in the way of a repair; that it holds no namespace open between two inspections; and that what a request causes has a budget of
+// its own.
+//
+// Start reading at Reconcile. observe.go has the inspection, restore.go the repair of rules, report.go states and events, condition.go
+// the pod condition, schedule.go the order of the pods, asked.go the limits of requests, processes.go the list of the node's processes.
+package auditor
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/agent/racerepair"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+)
+
+// Options are the dependencies and settings. API, Metrics and Pods are required.
+type Options struct {
+	API      *kube.Client
+	Metrics  *metrics.Repair
+	Settings Settings
+	// Selects reports whether the rules of a pod may be restored; nil selects all pods.
+	Selects func(kube.Pod) bool
+	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
+	Processes func(context.Context) (map[string][]sandbox.Process, error)
+	// Env is that of the turns.
+	Env *podwork.Env
+	// Pods are the pods, see podwork.Controller.
+	Pods Pods
+}
+
+// Pods are the pods of a podwork.Controller, with the audit's memory of each.
+type Pods interface {
+	Each(fn func(kube.Pod, *Memory))
+	Get(k types.NamespacedName, fn func(kube.Pod, *Memory)) bool
+	Enqueue(k types.NamespacedName)
+	Keys() []types.NamespacedName
+	Synced() <-chan struct{}
+}
+
+// Auditor audits pods.
+type Auditor struct {
+	Options
+
+	// budget is the token bucket of the time of inspections, asked those of inspections for requests.
+	budget *rate.Limiter
+	asked  map[Way]*rate.Limiter
+
+	mu sync.Mutex
+	// requested are the inspections that somebody waits for.
+	requested map[types.NamespacedName]*request
+
+	processes processes
+	// wake ends the idle time of the schedule, checks bounds the inspections that requests have caused, ended ends their waits.
+	wake, checks, ended chan struct{}
+	// unpublished reports that the right to publish the condition is missing, which is logged once.
+	unpublished atomic.Bool
+}
+
+// request is an inspection. forced reports whether its result is for a user's request.
+type request struct {
+	waiting []chan struct{}
+	forced  bool
+}
+
+// New returns an Auditor that does nothing before Run.
+func New(o Options) *Auditor {
+	return &Auditor{
+		Options: o, budget: newBudget(duty, burst), asked: newAsked(), requested: map[types.NamespacedName]*request{},
+		wake: make(chan struct{}, 1), checks: make(chan struct{}, maxChecks), ended: make(chan struct{}),
+	}
+}
+
+// Run inspects pods until ctx ends.
+func (a *Auditor) Run(ctx context.Context) {
+	defer close(a.ended)
+	a.schedule(ctx)
+}
+
+// Gone ends the waits for an inspection of a pod that was deleted or replaced.
+func (a *Auditor) Gone(k types.NamespacedName) { a.take(k).release() }
+
+// take returns the request for a pod and forgets it: a later one is for another turn, because this one may have read the rules by then.
+func (a *Auditor) take(k types.NamespacedName) *request {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.requested[k]
+	delete(a.requested, k)
+	return r
+}
+
+func (r *request) release() {
+	if r == nil {
+		return
+	}
+	for _, done := range r.waiting {
+		close(done)
+	}
+}
+
+// work is a turn of a pod.
+type work struct {
+	*Auditor
+	*podwork.Turn
+
+	memory *Memory
+	// repair is what race repair did in this turn.
+	repair racerepair.Result
+	// inspects reports whether somebody waits for an inspection, forced whether for a user's request.
+	inspects, forced bool
+	// processes are the pod's as of the time listed, zero for an incomplete list.
+	processes []sandbox.Process
+	listed    time.Time
+}
+
+// Reconcile inspects the pod of a turn if that was requested, after race repair, and publishes its condition.
+func (a *Auditor) Reconcile(ctx context.Context, t *podwork.Turn, m *Memory, done racerepair.Result) error {
+	r := a.take(t.Pod.Key())
+	t.AtEnd(func() {
+		r.release()
+		select {
+		case a.wake <- struct{}{}:
+		default: // the schedule is to be woken already
+		}
+	})
+	w := &work{Auditor: a, Turn: t, memory: m, repair: done, inspects: r != nil, forced: r != nil && r.forced}
+	if done.Repaired {
+		m.due, m.reported = a.Env.Clock.Now(), audit.Captured
+	}
+	w.audit(ctx)
+	m.asked = a.Env.Clock.Since(t.Began)
+	return w.publish(ctx)
+}
+
+// Settings are the user's settings of the audit.
+type Settings struct {
+	// Interval is the time between two inspections of a pod that does not change, 0 for no audit.
+	Interval time.Duration
+	// Repair writes the rules of a pod that has lost or changed some; otherwise they are only reported.
+	Repair bool
+	// PodCondition publishes [kube.RedirectionVerified] on each pod.
+	PodCondition bool
+}
+
+const (
+	// slowFactor: after an inspection that took slow+d, the pod is not inspected for slowFactor*d.
+	slowFactor = 1000
+	// startup is the time that the proxy has for opening its listeners.
+	startup = 15 * time.Second
+	// confirmation is the time between the two failed inspections after which a pod is not-inspected: the namespace of a pod
+	// that ends is gone before the API server shows that.
+	confirmation = 10 * time.Second
+)
+
+// Memory is what the audit knows of a pod between two turns.
+type Memory struct {
+	status audit.Status
+	// due is the time of the next inspection, zero for a pod that is not inspected.
+	due time.Time
+	// took is the duration of the last inspection, asked that of the job with it, which a request pays for.
+	took, asked time.Duration
+	// input is what the result rests on besides the namespace.
+	input input
+	// version is that of the rules from which rules was made, the zero version if they have to be read.
+	version redirection.Version
+	rules   rules
+	// place is where the namespace was found; after some uses it is searched again.
+	place podwork.Place
+	uses  int
+	// captured is the Spec whose rules the pod had when it was captured last.
+	captured *redirect.Spec
+	// failures is the number of consecutive failed inspections.
+	failures int
+	// reported is the state of the last event, "" before the first inspection.
+	reported audit.State
+	// repairs is the number of repairs since the pod was captured for calm, repairAfter the time of the next one.
+	repairs     int
+	repairAfter time.Time
+	// published is the condition that was written last.
+	published published
+}
+
+// Reset forgets all but the published condition.
+func (m *Memory) Reset() { *m = Memory{published: m.published} }
+
+// Due returns the time of the next inspection, zero for a pod that is not inspected.
+func (m *Memory) Due() time.Time { return m.due }
+
+// State returns the pod's state for the metric; false if the audit has not inspected the pod.
+func (m *Memory) State() (state metrics.PodState, inspected bool) {
+	state, inspected = podStates[m.status.State]
+	return state, inspected
+}
+
+// rules is the result of reading the rules, of bounded size.
+type rules struct {
+	problems []audit.Problem
+	mesh     bool
+	// repairable reports whether writing the wanted rules would change something.
+	repairable bool
+	// earlier: the rules match the settings at the pod's start; changed settings apply after a restart, so that nothing is written.
+	earlier bool
+	tools   string
+}
+
+// input has the inputs of an inspection: a change is inspected at once.
+type input struct {
+	spec      redirect.Spec
+	addresses []netip.Addr
+	// running are the IDs of the running containers, proxy is since when the proxy should be there.
+	running []string
+	proxy   time.Time
+	// plugin are the parts of the plugin's configuration that the Spec does not have.
+	plugin string
+}
+
+func (w *work) input() input {
+	in := input{
+		spec: w.Decision.Spec, addresses: w.Pod.Addresses, proxy: w.proxySince(), plugin: string(w.Conf.Backend) + " " + w.Conf.ForceIptables,
+	}
+	if w.Conf.Problems != nil {
+		in.plugin += " " + w.Conf.Problems.Error()
+	}
+	for _, c := range slices.Concat(w.Pod.Init, w.Pod.Containers, w.Pod.Ephemeral) {
+		if c.State.Running {
+			in.running = append(in.running, c.Name+" "+c.ID)
+		}
+	}
+	return in
+}
+
+// audit inspects the pod if that is requested, and makes a changed pod due.
+func (w *work) audit(ctx context.Context) {
+	m := w.memory
+	if w.Settings.Interval == 0 || !w.Reachable() || !podwork.Inspectable(w.Pod) {
+		m.Reset()
+		return
+	}
+	if w.Decision.Outcome == sidecar.Pass {
+		sentence := "is not redirected by the plugin: " + w.Decision.Reason.Sentence()
+		m.Reset()
+		m.status = audit.Status{State: audit.Outside, Sentence: sentence, Remedy: w.Decision.Reason.Remedy()}
+		return
+	}
+	if in := w.input(); !reflect.DeepEqual(in, m.input) {
+		m.input, m.version, m.place = in, redirection.Version{}, podwork.Place{} // also another sandbox of the same address
+		// A pod that is slow to inspect must not have that at will, by changing an annotation.
+		m.due = w.Clock.Now()
+		if rested := m.status.Checked.Add(duty * m.took); rested.After(m.due) {
+			m.due = rested
+		}
+	}
+	if w.inspects {
+		w.verify(ctx)
+	}
+}
+
+// verify inspects the pod, sets its status and the time of the next inspection, and reports a change.
+func (w *work) verify(ctx context.Context) {
+	m := w.memory
+	byPod, listed := w.podProcesses(ctx, w.forced) // whose cost is not this pod's
+	w.processes, w.listed = byPod[w.Pod.Facts.UID], listed
+	began := w.Clock.Now()
+	problems, err := w.observe(ctx)
+	if err == nil {
+		problems = w.restore(ctx, problems)
+	}
+	m.took = w.Clock.Since(began)
+	if errors.Is(context.Cause(ctx), context.Canceled) { // the controller ends; not the PodTimeout
+		return
+	}
+	if !w.Unchanged() { // the result is about a pod that has ended, or left its namespace, meanwhile
+		m.Reset()
+		return
+	}
+	m.due = w.next(err)
+	if err != nil {
+		m.version, m.place = redirection.Version{}, podwork.Place{}
+		if m.failures++; m.failures == 1 && !permanent(err) {
+			m.due = w.Clock.Now().Add(confirmation)
+			if !w.forced {
+				return
+			}
+		}
+		problems = []audit.Problem{{State: audit.NotInspected, Detail: podwork.Cause(ctx, err)}}
+	} else {
+		m.failures = 0
+	}
+	w.setStatus(problems)
+	if m.failures != 1 || permanent(err) {
+		w.reportChange(ctx)
+	}
+}
+
+// permanent reports whether a failed inspection needs no confirmation.
+func permanent(err error) bool {
+	return errors.Is(err, errRefused) || errors.Is(err, podwork.ErrPolicy) || errors.Is(err, redirection.ErrUninspectable) ||
+		errors.Is(err, sandbox.ErrAmbiguous) || errors.Is(err, sandbox.ErrClaimed) || errors.Is(err, sandbox.ErrLoopback)
+}
+
+// next returns the time of the next inspection, at most the interval from now, unless this one was slow.
+func (w *work) next(err error) time.Time {
+	now, m := w.Clock.Now(), w.memory
+	wait := w.Settings.Interval - time.Duration(rand.Int64N(int64(w.Settings.Interval/5)+1)) //nolint:gosec // jitter
+	if began := w.proxySince(); err == nil && !began.IsZero() && now.Sub(began) < startup {
+		wait = min(wait, startup-now.Sub(began))
+	}
+	return now.Add(max(wait, slowFactor*(m.took-slow)))
+}
+
+// Statuses returns the status of every pod of the node.
+func (a *Auditor) Statuses() []audit.Status {
+	var all []audit.Status
+	a.Pods.Each(func(p kube.Pod, m *Memory) {
+		switch {
+		case m.status.State != "":
+			all = append(all, m.named(p))
+		case !m.due.IsZero(): // omitting the pod would make it look captured
+			s, state := m.named(p), audit.NotInspected
+			s.State, s.Sentence, s.Remedy = state, state.Sentence(), a.Remedy(state)
+			s.Problems = []audit.Problem{{State: state, Detail: "it waits for its first inspection"}}
+			all = append(all, s)
+		}
+	})
+	return all
+}
+
+// named returns the status with the pod's name, without a state for a pod that was not inspected.
+func (m *Memory) named(p kube.Pod) audit.Status {
+	s := m.status
+	s.Namespace, s.Pod, s.UID = p.Facts.Namespace, p.Facts.Name, p.Facts.UID
+	return s
+}
+
+// toolsOf names the tools of a report. Both families mostly have the same.
+func toolsOf(r redirection.Report) string {
+	return strings.Join(slices.Compact(slices.Clone(r.Tools)), ",")
+}

@@ -1,0 +1,82 @@
+package auditor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/kube"
+)
+
+// maxConditionMessage bounds the message of the condition in bytes.
+const maxConditionMessage = 1 << 10
+
+// published is a condition that was written to a version of a pod.
+type published struct {
+	kube.Condition
+
+	version string
+}
+
+// condition returns the condition of a pod with a status: True for a captured pod, Unknown for one that could not be inspected, and
+// False for any other. The reason is the state in CamelCase.
+func condition(s audit.Status) kube.Condition {
+	status := map[audit.State]string{audit.Captured: "True", audit.NotInspected: "Unknown", audit.Outside: "Unknown"}[s.State]
+	c := kube.Condition{
+		Type: kube.RedirectionVerified, Status: cmp.Or(status, "False"), Reason: camelCase(string(s.State)), Message: "the pod " + s.Sentence,
+	}
+	if len(s.Problems) > 0 {
+		c.Message = "the pod " + summary(s.Problems)
+	}
+	c.Message = printable.Text(c.Message, maxConditionMessage)
+	return c
+}
+
+// camelCase converts a state such as "foreign-rule" to a reason of the API. "IPv6" and "UID" keep their letters.
+func camelCase(state string) string {
+	var b strings.Builder
+	for word := range strings.SplitSeq(state, "-") {
+		switch word {
+		case "ipv6":
+			word = "IPv6"
+		case "uid":
+			word = "UID"
+		default:
+			word = strings.ToUpper(word[:1]) + word[1:]
+		}
+		b.WriteString(word)
+	}
+	return b.String()
+}
+
+// publish writes the condition of a pod of the mesh if the pod has another one. A pod outside of the mesh gets none; one that left
+// the mesh does not keep its last one.
+func (w *work) publish(ctx context.Context) error {
+	status, last := w.memory.status, w.memory.published
+	if !w.Settings.PodCondition || status.State == "" || status.State == audit.Outside && w.Pod.Verified.Type == "" {
+		return nil
+	}
+	want := condition(status)
+	if w.Pod.Verified.Says(want) || last.version == w.Pod.Version && last.Says(want) { // not yet in the watch
+		return nil
+	}
+	err := w.API.SetPodCondition(ctx, w.Pod.Ref(), w.Pod.Verified, want, w.Clock.Now())
+	switch class := kube.ClassOf(err); {
+	case err == nil:
+		w.memory.published = published{want, w.Pod.Version}
+		w.unpublished.Store(false)
+	case class == kube.NotFound || kube.IsConflict(err): // another pod of the name
+	case class == kube.Forbidden:
+		if !w.unpublished.Swap(true) {
+			w.Log.WarnContext(ctx, "the pod condition cannot be published: the account of the node agent lacks the right to patch pods/status",
+				slog.String("error", err.Error()))
+		}
+	default:
+		return fmt.Errorf("publishing the pod condition: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+package auditor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/sockdiag"
+)
+
+// errRefused is the cause for a pod that the plugin would refuse.
+var errRefused = errors.New("the pod's settings are invalid")
+
+// observe compares the namespace with the wanted redirection. It reads the rules only if their version has changed or a
+// request waits for the result.
+func (w *work) observe(ctx context.Context) ([]audit.Problem, error) {
+	switch {
+	case w.Decision.Outcome == sidecar.Refuse:
+		return nil, fmt.Errorf("%w: %w", errRefused, w.Decision.Err)
+	case w.Conf.Problems != nil:
+		return nil, fmt.Errorf("%w: %w", podwork.ErrPolicy, w.Conf.Problems)
+	}
+	m, spec := w.memory, w.Decision.Spec
+	var o audit.Observation
+	err := w.knownNamespace(ctx, func(space redirection.Namespace) error {
+		version, err := space.Version()
+		if err != nil {
+			return err
+		}
+		if w.forced || version != m.version {
+			if err = w.readRules(ctx, space); err != nil {
+				return err
+			}
+			m.version = version
+		}
+		if o.Families, err = space.Families(spec); err != nil {
+			return err
+		}
+		if o.Routing, err = space.VerifyRouting(spec, redirection.Report{Families: o.Families}); err != nil {
+			return err
+		}
+		in, err := w.peers(space)
+		if err != nil {
+			return err
+		}
+		o.Collisions = w.collisions(in)
+		o.Listeners, o.Unknown = w.listeners(space, in)
+		return nil
+	})
+	o.Mesh, o.Rules = m.rules.mesh, m.rules.problems
+	return audit.Assess(spec, o), err
+}
+
+// readRules reads and compares the rules, and keeps what is needed of them.
+func (w *work) readRules(ctx context.Context, space redirection.Namespace) error {
+	m, spec := w.memory, w.Decision.Spec
+	m.version = redirection.Version{}
+	_, report, err := space.AuditAny(ctx, spec)
+	m.rules = rules{
+		problems: audit.Rules(report.Mesh, report.Diffs, report.Ways), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
+	}
+	switch {
+	case err != nil:
+	case report.Clean():
+		m.captured = &spec
+	case m.captured != nil && !reflect.DeepEqual(*m.captured, spec):
+		_, before, failed := space.AuditAny(ctx, *m.captured)
+		if failed == nil && before.Clean() && len(before.Ways) == 0 {
+			detail := "its settings or the plugin's have changed, and the rules are those from before, until it is restarted"
+			m.rules.earlier, m.rules.problems = true, []audit.Problem{{State: audit.Drifted, Detail: detail}}
+		}
+	}
+	return err
+}
+
+// peers are the processes of a pod. ids converts to the user namespace whose ids the rules have.
+type peers struct {
+	processes []sandbox.Process
+	ids       sandbox.IDs
+}
+
+// peers returns the pod's processes with the ids of its namespace, none if those are not known.
+func (w *work) peers(space redirection.Namespace) (in peers, err error) {
+	users, own, err := space.NetNS.Users()
+	if known := own; err == nil {
+		if !own {
+			in.ids, known = sandbox.IDsOf(users, w.processes)
+		}
+		if known {
+			in.processes = w.processes
+		}
+	}
+	return in, err
+}
+
+// listeners returns who listens on an address, nil before the proxy has had its time to start. If that is unknown it returns the
+// cause. A pod without listeners is checked until it has some: each start of a proxy that crashes would end the fault.
+func (w *work) listeners(space redirection.Namespace, in peers) (listeners func(netip.AddrPort) []audit.Listener, unknown error) {
+	began, silent := w.proxySince(), func(p audit.Problem) bool { return p.State == audit.NoListener }
+	early := w.Clock.Since(began) < startup && !slices.ContainsFunc(w.memory.status.Problems, silent)
+	if began.IsZero() || early {
+		return nil, nil
+	}
+	all, err := netns.In(space.NetNS, sockdiag.Listening)
+	if err != nil {
+		return nil, err
+	}
+	if w.listed.Before(began.Add(time.Second)) { // the kubelet's times have whole seconds: the list may lack the proxy
+		in.processes = nil
+	}
+	return func(to netip.AddrPort) (found []audit.Listener) {
+		for _, l := range all {
+			if l.Accepts(to) {
+				found = append(found, in.listener(l.UID))
+			}
+		}
+		return found
+	}, nil
+}
+
+// listener returns the listener with a UID, and the GIDs of the processes that have the same UID.
+func (in peers) listener(uid uint32) audit.Listener {
+	one := audit.Listener{UID: in.ids.UID(uid)}
+	for _, p := range in.processes {
+		if p.UID == uid {
+			one.GIDs = append(one.GIDs, in.ids.GID(p.GID))
+		}
+	}
+	return one
+}
+
+// proxySince returns since when the proxy should be there: its start, or else the latest of its end, the pod's start and the ends of
+// init containers. It is the zero time for a pod that is just starting.
+func (w *work) proxySince() time.Time {
+	all := slices.Concat(w.Pod.Init, w.Pod.Containers)
+	at := slices.IndexFunc(all, func(c repair.Container) bool { return c.Name == sidecar.ProxyContainer })
+	if at < 0 {
+		return time.Time{}
+	}
+	proxy := all[at]
+	if proxy.State.Running {
+		return proxy.State.Began
+	}
+	times := []time.Time{w.Pod.Started, proxy.State.Finished, proxy.Last.Finished}
+	for _, c := range w.Pod.Init {
+		times = append(times, c.State.Finished)
+	}
+	// The kubelet starts the containers one after the other, with the pull of the image ahead of each: the application may run.
+	starts := !proxy.State.Terminated && slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, proxy.State.Reason)
+	for _, c := range w.Pod.Containers {
+		if starts && c.State.Running {
+			starts, times = false, append(times, c.State.Began)
+		}
+	}
+	if starts {
+		return time.Time{}
+	}
+	return slices.MaxFunc(times, time.Time.Compare)
+}
+
+// searchEvery is the number of inspections after which a known namespace is searched again: the records of the node may
+// name another one by then.
+const searchEvery = 12
+
+// knownNamespace runs fn, which must only read, with the pod's network namespace. For a user's request, and after searchEvery uses of the
+// known one, it is searched.
+func (w *work) knownNamespace(ctx context.Context, fn func(redirection.Namespace) error) error {
+	m := w.memory
+	if m.uses++; m.place == (podwork.Place{}) || m.uses >= searchEvery || w.forced {
+		m.place, m.uses = podwork.Place{}, 0
+	}
+	w.Place = cmp.Or(w.Place, m.place)
+	err := w.InKnownNamespace(ctx, fn)
+	m.place = w.Place
+	return err
+}
+
+// collisions lists the processes of the pod that run with an identity of the proxy in another container.
+func (w *work) collisions(in peers) (all []audit.Process) {
+	names := map[string]string{}
+	for i, c := range slices.Concat(w.Pod.Init, w.Pod.Containers, w.Pod.Ephemeral) {
+		if c.ID != "" && !sidecar.OfTheMesh(c.Name, i < len(w.Pod.Init)) {
+			names[c.ID] = c.Name
+		}
+	}
+	spec := w.Decision.Spec
+	for _, p := range in.processes {
+		one := audit.Process{PID: p.PID, Thread: p.Thread, Container: names[p.Container], UID: in.ids.UID(p.UID), GID: in.ids.GID(p.GID)}
+		if one.Container != "" && (slices.Contains(spec.UIDs, one.UID) || slices.Contains(spec.GIDs, one.GID)) {
+			all = append(all, one)
+		}
+	}
+	return all
+}

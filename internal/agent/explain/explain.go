@@ -1,0 +1,268 @@
+// Package explain answers questions about the pods of the node over HTTP: the states of all, one in detail with the way of a packet, and
+// a trace of real packets.
+//
+// It promises that an answer is about one pod of one UID; that requests are bounded in time, number and size; and that what a user of
+// the port asks never becomes a request to the API server.
+//
+// Start reading at Explain; trace.go has the traces.
+package explain
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// Options are what an Explainer reads; all but API and Reported are required.
+type Options struct {
+	API     *kube.Client
+	Auditor *auditor.Auditor
+	Env     *podwork.Env
+	// Look returns a turn for a request, see podwork.Controller.
+	Look func(k types.NamespacedName) (t *podwork.Turn, end func())
+	// Present reports whether a pod of the UID is there and has not ended.
+	Present func(k types.NamespacedName, uid string) bool
+	// Reported returns the latest decision about a pod, by whether a runtime's UID is the pod's; nil knows none.
+	Reported func(is func(uid string) bool) (agentapi.Report, bool)
+}
+
+// Explainer answers questions about pods over HTTP.
+type Explainer struct {
+	Options
+
+	mu sync.Mutex
+	// traced are the packet traces of pods.
+	traced map[types.NamespacedName]*tracing
+}
+
+// New returns an Explainer.
+func New(o Options) *Explainer {
+	return &Explainer{Options: o, traced: map[types.NamespacedName]*tracing{}}
+}
+
+// look is a turn of a pod for a request.
+type look struct{ *podwork.Turn }
+
+// Handler returns the status of all pods as JSON, the most serious state first. A browser gets an inspection for the port's own
+// page alone.
+func (x *Explainer) Handler(by auditor.Way) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if now, _ := strconv.ParseBool(r.URL.Query().Get(agentapi.CheckParam)); now {
+			if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" {
+				http.Error(w, "an inspection is not for a link: ask without check", http.StatusForbidden)
+				return
+			}
+			x.Auditor.CheckAll(r.Context(), by)
+		}
+		all := x.Auditor.Statuses()
+		audit.Sort(all)
+		respond(w, all)
+	})
+}
+
+// PodHandler returns one pod in detail as JSON, with the way of a packet if the query has one.
+func (x *Explainer) PodHandler(by auditor.Way) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		k := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
+		query := r.URL.Query()
+		var question *inspect.Question
+		if query.Has("to") || query.Has("from") {
+			q, err := inspect.Parse(query.Get)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			question = &q
+		}
+		e, err := x.Explain(r.Context(), by, k, question)
+		switch {
+		case errors.Is(err, auditor.ErrNoPod):
+			http.Error(w, x.elsewhere(r.Context(), by, k), http.StatusNotFound)
+		case errors.Is(err, auditor.ErrAsked):
+			http.Error(w, err.Error(), http.StatusTooManyRequests)
+		case err != nil:
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		default:
+			respond(w, e)
+		}
+	})
+}
+
+// respond writes JSON that has no control characters.
+func respond(w http.ResponseWriter, value any) {
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(printable.Lines(text), '\n')) // the client may have closed the connection
+}
+
+// explainTimeout bounds the reading of a namespace for one request.
+const explainTimeout = 10 * time.Second
+
+// Explain inspects a pod and describes it in detail, if that is in the budget.
+func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.NamespacedName, question *inspect.Question) (e inspect.Explanation, err error) {
+	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
+	defer cancel()
+	if known := x.Present(k, ""); !known {
+		return e, auditor.ErrNoPod
+	}
+	done, err := x.Auditor.Admit(ctx, by)
+	if err != nil {
+		return e, err
+	}
+	defer done()
+	if e.Status, err = x.Auditor.Inspect(ctx, by, k); err != nil {
+		return e, err
+	}
+	t, end := x.Look(k)
+	if t == nil {
+		return e, auditor.ErrNoPod
+	}
+	defer end()
+	if t.Err != nil {
+		return e, t.Err
+	}
+	l := look{t}
+	l.inject(&e)
+	e.Decision = inspect.Decision{
+		Captured: l.Decision.Outcome == sidecar.Capture, Reason: string(l.Decision.Reason), Sentence: l.Decision.Reason.Sentence(),
+		Detail: l.Decision.Detail, Remedy: l.Decision.Reason.Remedy(),
+	}
+	if l.Decision.Err != nil {
+		e.Decision.Detail = printable.Text(l.Decision.Err.Error(), maxDetail)
+	}
+	if x.Reported != nil {
+		if report, found := x.Reported(l.Pod.Is); found {
+			e.Added = &report
+		}
+	}
+	if e.InspectionError = l.withoutNamespace(); e.InspectionError == "" {
+		began := x.Env.Clock.Now()
+		l.describe(ctx, question, &e)
+		x.Auditor.Charge(by, x.Env.Clock.Since(began))
+	}
+	x.complete(&e, t)
+	return e, nil
+}
+
+// complete gives a pod a state that the audit does not inspect.
+func (x *Explainer) complete(e *inspect.Explanation, t *podwork.Turn) {
+	switch {
+	case e.State != "":
+		return
+	case t.Decision.Outcome == sidecar.Pass:
+		e.State, e.Sentence, e.Remedy = audit.Outside, "is not redirected by the plugin: "+e.Decision.Sentence, e.Decision.Remedy
+	default:
+		e.State = audit.NotInspected
+		e.Sentence, e.Remedy = e.State.Sentence(), x.Auditor.Remedy(e.State)
+		e.Problems = []audit.Problem{{State: e.State, Detail: e.InspectionError}}
+	}
+}
+
+// maxDetail bounds the text of an error about a pod's settings in bytes.
+const maxDetail = 1 << 10
+
+// inject describes the injection.
+func (l look) inject(e *inspect.Explanation) {
+	var status string
+	status, e.Injected = l.Pod.Facts.Annotations[sidecar.StatusKey]
+	e.Injection.Revision = sidecar.Revision(status)
+	for _, c := range l.Pod.Facts.Containers {
+		switch {
+		case c.Name == sidecar.ProxyContainer && c.Init:
+			e.Injection.Proxy = "native sidecar"
+		case c.Name == sidecar.ProxyContainer:
+			e.Injection.Proxy = "container"
+		case sidecar.OfTheMesh(c.Name, c.Init):
+			e.Injection.Setup = c.Name
+		}
+	}
+}
+
+// withoutNamespace is why the pod has no network namespace to be read, "" if it has one.
+func (l look) withoutNamespace() string {
+	switch {
+	case l.Pod.Facts.HostNetwork:
+		return "the pod uses the node's network namespace, which is never inspected"
+	case podwork.PodOf(l.Pod).Ended:
+		return "the pod has ended"
+	case l.Pod.Deleting:
+		return "the pod is being deleted"
+	case len(l.Pod.Addresses) == 0:
+		return "the pod has no address yet"
+	case !l.Reachable():
+		return "the agent does not see the processes of the node (mount the node's /proc at /host/proc)"
+	}
+	return ""
+}
+
+// describe reads the namespace. That of a pod that the plugin does not redirect is judged by its live rules alone.
+func (l look) describe(ctx context.Context, question *inspect.Question, e *inspect.Explanation) {
+	var spec *redirect.Spec
+	if e.Decision.Captured {
+		spec = &l.Decision.Spec
+	}
+	err := l.InNamespace(ctx, func(space redirection.Namespace) (err error) {
+		if spec != nil {
+			if space, _, err = space.AuditAny(ctx, *spec); err == nil {
+				e.Detail, err = inspect.Read(ctx, space, spec)
+			}
+		} else {
+			var alone inspect.Explanation
+			alone, err = inspect.Alone(ctx, space)
+			e.Detail, e.ByRules = alone.Detail, alone.State
+		}
+		if err != nil || question == nil {
+			return err
+		}
+		answer, err := inspect.Walk(ctx, space, spec, *question)
+		if err == nil {
+			e.Answer = &answer
+		}
+		return err
+	})
+	if err != nil {
+		e.InspectionError = podwork.Cause(ctx, err)
+	}
+}
+
+// elsewhere says where a pod is that this node does not have. For root it queries the API server.
+func (x *Explainer) elsewhere(ctx context.Context, by auditor.Way, k types.NamespacedName) string {
+	text := fmt.Sprintf("%v: %s", auditor.ErrNoPod, k)
+	if x.API == nil || by == auditor.Port {
+		return text
+	}
+	pod, err := x.API.Pod(ctx, kube.PodRef{Namespace: k.Namespace, Name: k.Name})
+	switch {
+	case kube.ClassOf(err) == kube.NotFound:
+		return text + "; the cluster has none either"
+	case err != nil:
+		return text + "; its node is not known: " + err.Error()
+	case pod.NodeName == "":
+		return text + "; it is not scheduled to a node yet"
+	case pod.NodeName == x.Env.Node:
+		return text + "; it is on this node, and the agent has not seen it yet: try again"
+	}
+	return fmt.Sprintf("%s; it is on node %s, this one is %s", text, pod.NodeName, x.Env.Node)
+}

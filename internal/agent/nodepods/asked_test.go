@@ -1,0 +1,197 @@
+package nodepods
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+)
+
+// askedFixture is a controller with pods that the schedule has inspected, by a clock that only requests and the test move.
+type askedFixture struct {
+	*fixture
+
+	controller *Controller
+}
+
+const (
+	askedPods = 10
+	askedCost = 4 * time.Millisecond // of an inspection
+
+	// The promises of package auditor: the share of the time of its schedule, what each way has at once, and the age of a shared result.
+	duty        = 100
+	burst       = 500 * time.Millisecond
+	slow        = 100 * time.Millisecond
+	socketBurst = 2 * time.Second
+	portBurst   = time.Second
+	sharedFor   = time.Second
+)
+
+func newAskedFixture(t *testing.T) *askedFixture {
+	t.Helper()
+	l := newFixture(t, nothing, func(o *Options) {
+		o.Audit, o.Repair, o.Workers = auditor.Settings{Interval: time.Hour}, nil, 0
+	})
+	l.options.Find = func(context.Context, sandbox.Pod) (*sandbox.Namespace, error) {
+		l.searches.Add(1)
+		l.clock.Step(askedCost)
+		return nil, &sandbox.Error{Err: sandbox.ErrNotFound}
+	}
+	feed := l.feed()
+	c := l.controllerOf(l.options)
+	l.stops = append(l.stops, agenttest.Go(t, c.Run))
+	feed.crowd(askedPods)
+	agenttest.Eventually(t, "some pod is not inspected at the start", func() bool {
+		l.clock.Step(time.Microsecond) // which ends a pause of the schedule
+		return l.searches.Load() == askedPods
+	})
+	return &askedFixture{fixture: l, controller: c}
+}
+
+// ask requests a path of a way, with headers, and returns the status and the number of inspections until the answer.
+func (l *askedFixture) ask(by auditor.Way, path string, headers ...string) (status int, inspections int64) {
+	l.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(agentapi.AuditPattern, l.controller.Handler(by))
+	mux.Handle(agentapi.AuditPodPattern, l.controller.PodHandler(by))
+	r := httptest.NewRequestWithContext(l.Context(), http.MethodGet, path, nil)
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	before, w := l.searches.Load(), httptest.NewRecorder()
+	mux.ServeHTTP(w, r)
+	return w.Code, l.searches.Load() - before
+}
+
+const (
+	checkAll = "/v1/audit?check=true"
+	onePod   = "/v1/audit/shop/web-0"
+)
+
+// TestRequests_Loop: inspections for requests without end take half a percent of the time, after a burst.
+func TestRequests_Loop(t *testing.T) {
+	t.Parallel()
+	for _, by := range []auditor.Way{auditor.Port, auditor.Socket} {
+		for _, path := range []string{checkAll, onePod} {
+			t.Run(string(by)+path, func(t *testing.T) {
+				t.Parallel()
+				l := newAskedFixture(t)
+				agenttest.Run(t, l.clock)
+				began, before := l.clock.Now(), l.searches.Load()
+				var took, elapsed time.Duration
+				for elapsed < 2*time.Minute && took < 12*time.Second {
+					l.ask(by, path)
+					took, elapsed = time.Duration(l.searches.Load()-before)*askedCost, l.clock.Since(began)
+				}
+				// The schedule has one percent and a burst of its own, and the last request may take a whole round.
+				if most := socketBurst + burst + askedPods*askedCost + elapsed*3/(2*duty); took > most {
+					t.Errorf("the inspections took %s of %s, want at most %s", took, elapsed, most)
+				}
+			})
+		}
+	}
+}
+
+// TestRequests_BudgetUsedUp: whoever uses up the budget of the port, the operator's commands inspect at once.
+func TestRequests_BudgetUsedUp(t *testing.T) {
+	t.Parallel()
+	l := newAskedFixture(t)
+	c := l.controller
+	for range portBurst/slow + 30 {
+		c.auditor.Charge(auditor.Port, slow)
+	}
+	l.clock.Step(2 * sharedFor) // the results are older
+	if status, inspections := l.ask(auditor.Socket, checkAll); status != http.StatusOK || inspections != askedPods {
+		t.Errorf("the list at the socket: %d after %d inspections, want all pods", status, inspections)
+	}
+	if status, inspections := l.ask(auditor.Socket, onePod); status != http.StatusOK || inspections == 0 {
+		t.Errorf("a pod at the socket: %d after %d inspections", status, inspections)
+	}
+	agenttest.Run(t, l.clock) // requests of the port wait
+	if status, inspections := l.ask(auditor.Port, checkAll); status != http.StatusOK || inspections != 0 {
+		t.Errorf("the list at the port: %d after %d inspections, want the last results", status, inspections)
+	}
+	if status, inspections := l.ask(auditor.Port, onePod); status != http.StatusTooManyRequests || inspections != 0 {
+		t.Errorf("a pod at the port: %d after %d inspections", status, inspections)
+	}
+}
+
+// TestRequests_ListThenPods: checks of all pods leave a part of the budget for single ones.
+func TestRequests_ListThenPods(t *testing.T) {
+	t.Parallel()
+	for _, by := range []auditor.Way{auditor.Port, auditor.Socket} {
+		l := newAskedFixture(t)
+		for inspections := int64(askedPods); inspections > 0; l.clock.Step(2 * sharedFor / askedPods) {
+			_, inspections = l.ask(by, checkAll)
+		}
+		if status, inspections := l.ask(by, onePod); status != http.StatusOK || inspections == 0 {
+			t.Errorf("%s: %d after %d inspections", by, status, inspections)
+		}
+	}
+}
+
+// TestRequests_SharedResults: the port has results that are younger than a second, the commands always new ones.
+func TestRequests_SharedResults(t *testing.T) {
+	t.Parallel()
+	l := newAskedFixture(t)
+	for _, test := range []struct {
+		by   auditor.Way
+		step time.Duration // before the request
+		want int64
+	}{
+		{auditor.Port, 2 * sharedFor, askedPods},
+		{auditor.Port, sharedFor / 2, 0},
+		{auditor.Socket, time.Millisecond, askedPods},
+		{auditor.Socket, time.Millisecond, askedPods},
+		{auditor.Port, time.Millisecond, 0},
+		{auditor.Port, 2 * sharedFor, askedPods},
+	} {
+		l.clock.Step(test.step)
+		if status, inspections := l.ask(test.by, checkAll); status != http.StatusOK || inspections != test.want {
+			t.Errorf("%s after %s: %d after %d inspections, want %d", test.by, test.step, status, inspections, test.want)
+		}
+	}
+}
+
+// TestRequests_Browser: a link does not inspect, the port's page and programs do.
+func TestRequests_Browser(t *testing.T) {
+	t.Parallel()
+	l := newAskedFixture(t)
+	for site, want := range map[string]int{
+		"": http.StatusOK, "same-origin": http.StatusOK, "none": http.StatusForbidden, "same-site": http.StatusForbidden, "cross-site": http.StatusForbidden,
+	} {
+		l.clock.Step(2 * sharedFor)
+		status, inspections := l.ask(auditor.Port, checkAll, "Sec-Fetch-Site", site)
+		if status != want || (inspections > 0) != (want == http.StatusOK) {
+			t.Errorf("%q: %d after %d inspections, want %d", site, status, inspections, want)
+		}
+		if status, _ := l.ask(auditor.Port, "/v1/audit", "Sec-Fetch-Site", site); status != http.StatusOK {
+			t.Errorf("%q without an inspection: %d", site, status)
+		}
+	}
+}
+
+// TestRequests_UnknownPods: requests of the port make none to the API server.
+func TestRequests_UnknownPods(t *testing.T) {
+	t.Parallel()
+	l := newAskedFixture(t)
+	for i := range 100 {
+		if status, _ := l.ask(auditor.Port, fmt.Sprintf("/v1/audit/shop/none-%d", i)); status != http.StatusNotFound {
+			t.Fatalf("the answer is %d", status)
+		}
+	}
+	if got := l.requests("/pods/none-"); got != 0 {
+		t.Errorf("%d requests to the API server", got)
+	}
+	l.ask(auditor.Socket, "/v1/audit/shop/none-0")
+	if got := l.requests("/pods/none-"); got != 1 {
+		t.Errorf("%d requests to the API server for root's", got)
+	}
+}

@@ -1,0 +1,501 @@
+package nodepods
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+)
+
+// TestPacketsProveTheRepair has a pod on a veth that runs without redirection, and each way of writing rules that the plugin may
+// use: before the repair the application talks to the peer itself, afterwards to the proxy on 15001, and the proxy
+// (uid 1337) to the peer as ever.
+func TestPacketsProveTheRepair(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		conf cniconf.NetConf
+		// program prints the rule that leads to the mesh's, "" for rules that are not of iptables.
+		program string
+	}{
+		"auto":            {cniconf.NetConf{}, "iptables-nft-save"},
+		"netlink":         {cniconf.NetConf{Backend: redirect.Netlink}, "iptables-nft-save"},
+		"iptables":        {cniconf.NetConf{Backend: redirect.Tools}, "iptables-save"},
+		"iptables nft":    {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "nft"}, "iptables-nft-save"},
+		"iptables legacy": {cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}, "iptables-legacy-save"},
+		"native":          {cniconf.NetConf{Backend: redirect.Native}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			net := labtest.New(t, ruleset.IPv4)
+			net.StartProxy(t, net.Proxy(redirect.Redirect), redirect.Redirect)
+			connect := func(from labtest.Actor, by string) {
+				t.Helper()
+				expected := labtest.Expectation{Request: labtest.Request{
+					From: from, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
+				}, Want: []labtest.Hop{{By: by}}}
+				if err := expected.Check(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			connect(net.App(), "peer")
+			l := newFixture(t, inPlace)
+			l.conf.Store(&test.conf)
+			l.Start(net.Path())
+			p := crashing("web").at(labtest.Pod.Addr(ruleset.IPv4).String())
+			l.set(p)
+			l.run()
+			l.waitForAction(p, repair.InPlace)
+			connect(net.App(), labtest.ByOutbound)
+			connect(net.Proxy(redirect.Redirect), "peer")
+			rules := rulesOf(t, net.Path())
+			if test.program != "" && !strings.Contains(netnstest.Run(t, net.Path(), test.program), "-A OUTPUT -j ISTIO_OUTPUT") || test.program == "" && rules != "" {
+				t.Errorf("rules:\n%s", rules)
+			}
+			l.untouched(l.Host)
+		})
+	}
+}
+
+// TestTheRulesAreThoseOfThePodsSettings, and the pod is neither deleted nor labelled in addition.
+func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, repair.Switches{InPlace: true, Delete: true, Label: true})
+	p := crashing("web").at("10.88.0.2/24")
+	p.annotations = object{sidecar.InboundPortsKey: "8080,9090", "traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
+	path := l.place(p)
+	l.run()
+	l.waitForAction(p, repair.InPlace)
+	l.noWrites()
+	got := netnstest.Run(t, path, "iptables-save")
+	for _, want := range []string{"--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no rule %q in\n%s", want, got)
+		}
+	}
+}
+
+// TestW8APodOfTheSameNameIsAnotherPod is a pod of a StatefulSet that comes back at once, with its address of before and in
+// another namespace: the watch does not deliver the deletion in between.
+func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	first := crashing("db-0").at("10.88.0.2/24")
+	l.place(first)
+	l.run()
+	l.waitForAction(first, repair.InPlace)
+	second := first
+	second.uid = "another-uid"
+	after := l.place(second) // the namespace of before is still there, too
+	l.waitForEvent(second, "Normal", podwork.ReasonRepaired)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
+	l.redirected(after)
+	l.waitForStates(1, 0, 0, 0)
+}
+
+// TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not run again when another agent classifies it.
+func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p, path := l.crashing()
+	stop := l.run()
+	l.waitForAction(p, repair.InPlace)
+	stop()
+	rules, events := rulesOf(t, path), len(l.server.Events())
+	l.options.Metrics = metrics.NewRepair("another")
+	stop = l.run()
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 0)
+	l.waitForStates(1, 0, 0, 0)
+	stop()
+	if got := rulesOf(t, path); got != rules || len(l.server.Events()) != events {
+		t.Errorf("rules are now\n%s\nevents: %v", got, l.events(p))
+	}
+}
+
+// TestPodsThatCannotBeRedirectedInPlace are reported, and no rule is written: W-10, W-11 and settings that the plugin refuses.
+func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
+	t.Parallel()
+	const unfit = "cannot be redirected in place"
+	for name, test := range map[string]struct {
+		change func(p *podSpec)
+		// prepare returns the namespace that must not be touched.
+		prepare func(l *fixture, p podSpec) (path string)
+		reason  podwork.EventReason
+		texts   []string
+	}{
+		"W-11: the node has its address": {nil, func(l *fixture, p podSpec) string {
+			l.IP(l.Host, "address add "+p.ips[0]+" dev lo")
+			l.Mount(l.Host, "host")
+			l.Start(l.Host)
+			return l.Host
+		}, podwork.ReasonRepaired, []string{unfit, "it is on the node's own network", "delete the pod"}},
+		"W-11: the cache names the node's": {nil, func(l *fixture, p podSpec) string {
+			l.cache(p, l.Host)
+			return l.Host
+		}, podwork.ReasonRepaired, []string{unfit, "it is on the node's own network", "delete the pod"}},
+		"W-10: a job that is over": {
+			func(p *podSpec) { p.now, p.last, p.restart = p.last, nil, "Never" },
+			(*fixture).place, podwork.ReasonBroken,
+			[]string{"not started again", unfit + " any more: delete it"},
+		},
+		"bad settings": {
+			func(p *podSpec) { p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"} },
+			(*fixture).place, podwork.ReasonBroken,
+			[]string{"settings are invalid", "many", "create the pod again"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, inPlace)
+			p := crashing("web").at("10.88.0.2/24")
+			if test.change != nil {
+				test.change(&p)
+			}
+			path := test.prepare(l, p)
+			l.set(p)
+			l.run()
+			l.waitForEvent(p, "Warning", test.reason, test.texts...)
+			l.waitForStates(0, 1, 0, 0)
+			if got := l.repaired(metrics.RepairPod, metrics.RepairFail); (got == 1) != (test.reason == podwork.ReasonRepaired) {
+				t.Errorf("%d failures", got)
+			}
+			l.untouched(path)
+		})
+	}
+}
+
+// TestASquatterBlocksNoRepair has another pod add the address of a broken one, which is repaired all the same, where a record
+// tells the two apart. Where none does, the event names both. Package sandbox has all squats and records.
+func TestASquatterBlocksNoRepair(t *testing.T) {
+	t.Parallel()
+	const address = "10.88.0.2/24"
+	evil := podSpec{name: "evil", uid: "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
+	for name, test := range map[string]struct {
+		record func(l *fixture, p podSpec, victim, squatter string)
+		texts  []string // of the event, if the pod is not repaired
+	}{
+		"with the squatter in the cache":     {func(l *fixture, _ podSpec, _, squatter string) { l.cache(evil, squatter) }, nil},
+		"with a process in the pod's cgroup": {func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
+		"without anything": {
+			func(*fixture, podSpec, string, string) {},
+			[]string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, inPlace)
+			p := crashing("web").at(address)
+			p.uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
+			squatter, victim := l.Sandbox("10.88.0.3/24", address), l.Sandbox(address)
+			l.Mount(squatter, "cni-0")
+			l.Mount(victim, "cni-1")
+			test.record(l, p, victim, squatter)
+			l.set(p)
+			l.run()
+			if test.texts == nil {
+				l.waitForAction(p, repair.InPlace)
+			} else {
+				both := []string{sandboxtest.Inode(t, victim).String(), sandboxtest.Inode(t, squatter).String()}
+				l.waitForEvent(p, "Warning", podwork.ReasonRepaired, append(both, test.texts...)...)
+			}
+			if captured(t, victim) != (test.texts == nil) || rulesOf(t, squatter) != "" {
+				t.Error("the wrong namespace was written to")
+			}
+		})
+	}
+}
+
+// TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that
+// has its address now, in the mesh or not, by the API server. That libcni's cache decides as well is shown by sandbox.
+func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	path := l.Sandbox(p.ips...)
+	l.Mount(path, "cni-1")
+	l.Start(path)
+	other := podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24")
+	l.set(other)
+	// Pods that have ended, and those on the node's network, do not count.
+	l.set(podSpec{name: "over", uid: "over", plain: true, phase: "Succeeded"}.at("10.88.0.2/24"))
+	l.set(podSpec{name: "host", uid: "host", plain: true, phase: "Running", host: true}.at("10.88.0.2/24"))
+	l.set(p)
+	l.run()
+	l.waitForEvent(p, "Warning", podwork.ReasonRepaired, "may be another pod's", "pod shop/other has the same ones")
+	l.waitForStates(0, 1, 0, 0)
+	l.untouched(path)
+	l.server.Delete(other.path())
+	l.stepUntilSuccess(metrics.RepairPod)
+	l.redirected(path)
+}
+
+// TestRepairComesBeforeTheValidation inspects namespaces of pods without a failure.
+func TestRepairComesBeforeTheValidation(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p := podSpec{name: "web", uid: "u"}
+	l.set(p)
+	l.run()
+	l.waitForWorker()
+	if l.searches.Load() != 1 { // for the pod that marks the end
+		t.Error("a namespace was searched for before the pod had an address")
+	}
+	p = p.at("10.88.0.2/24")
+	l.place(p)
+	message := l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "no rules", "redirected now").Message
+	if strings.Contains(message, "Connections") || strings.Contains(message, "back-off") {
+		t.Errorf("nothing has run in it yet: %s", message)
+	}
+	l.waitForStates(1, 0, 0, 0)
+	searched := l.searches.Load()
+	p.now = running()
+	l.set(p)
+	l.waitForWorker()
+	p.now = ended(0, agenttest.Start().Add(time.Second))
+	p.phase, p.proxy = "Running", running()
+	l.set(p)
+	l.waitForWorker()
+	l.waitForStates(1, 0, 0, 0)
+	if got := l.searches.Load() - searched; got > 5 { // two pods that mark the end, one search for each
+		t.Errorf("%d searches for a pod that is fine", got)
+	}
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
+}
+
+// otherRules writes the rules of another configuration, as those of an earlier version are.
+func (l *fixture) otherRules(path string) {
+	l.Helper()
+	netnstest.Run(l.T, path, "sh", "-c", `printf '*nat\n:ISTIO_OUTPUT -\n-A OUTPUT -p tcp -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -j RETURN\nCOMMIT\n' | iptables-nft-restore -n`)
+}
+
+// TestRunningPodsKeepTheirRules has rules that differ from the current ones: they are changed before the validation, and reported
+// after it. A pod without rules is redirected while it runs.
+func TestRunningPodsKeepTheirRules(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	runs := podSpec{name: "runs", uid: "u1", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	comes := podSpec{name: "comes", uid: "u2"}.at("10.88.0.3/24")
+	bare := podSpec{name: "bare", uid: "u3", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.4/24")
+	old, young, none := l.place(runs), l.place(comes), l.place(bare)
+	l.otherRules(old)
+	l.otherRules(young)
+	before := rulesOf(t, old)
+	l.run()
+	l.waitForEvent(comes, "Normal", podwork.ReasonRepaired, "other rules")
+	l.waitForEvent(runs, "Warning", podwork.ReasonDrifted, "from its next start on")
+	l.waitForEvent(bare, "Normal", podwork.ReasonRepaired, "no rules", "Connections that it opened before stay outside")
+	l.waitForStates(2, 0, 1, 0)
+	if got := rulesOf(t, old); got != before {
+		t.Errorf("the rules of a running pod were changed:\n%s", got)
+	}
+	l.redirected(young, none)
+	for range 3 {
+		runs.labels = object{"touched": stamp(l.clock.Now())}
+		l.set(runs)
+		l.waitForWorker()
+	}
+	l.oneEvent(runs)
+}
+
+// TestAFailureAfterTheRepairIsInspectedAgain has a validation that goes on failing, for once with the rules in place and then
+// because they were removed.
+func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p, path := l.crashing()
+	l.run()
+	l.waitForAction(p, repair.InPlace)
+
+	p.last = ended(126, l.clock.Now()) // it ran while the rules were written
+	l.set(p)
+	l.waitForWorker()
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 0)
+
+	l.clock.Step(10 * time.Second)
+	p.last = ended(126, l.clock.Now())
+	l.set(p)
+	l.waitForEvent(p, "Warning", podwork.ReasonRepaired, "validation fails although the rules are in place", "delete the pod")
+	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 1)
+
+	netnstest.Run(t, path, "iptables-nft", "-t", "nat", "-F")
+	l.clock.Step(10 * time.Second)
+	p.last = ended(126, l.clock.Now())
+	l.set(p)
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
+	l.redirected(path)
+}
+
+// nodePod is a pod as the controller gets it.
+func (p podSpec) nodePod() kube.Pod {
+	pod := kube.Pod{
+		Facts: sidecar.Facts{
+			Namespace: p.namespace(), Name: p.name, UID: p.uid, Annotations: map[string]string{sidecar.StatusKey: ""},
+			Containers: []sidecar.Container{{Name: sidecar.ValidationContainer, Init: true}, {Name: "istio-proxy", Args: []string{"proxy", "sidecar"}}},
+		},
+		Version: "1", NodeName: node1,
+	}
+	for _, ip := range p.ips {
+		pod.Addresses = append(pod.Addresses, netip.MustParsePrefix(ip).Addr())
+	}
+	return pod
+}
+
+// TestAChangeDuringTheWork comes between the beginning and the end of the work on a pod: a result for the earlier sandbox or pod does
+// not count afterwards.
+func TestAChangeDuringTheWork(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(podSpec) podSpec{
+		"another sandbox": func(p podSpec) podSpec { return p },
+		"another pod":     func(p podSpec) podSpec { p.uid = "another"; return p },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newFixture(t, inPlace)
+			first := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
+			second := change(first).at("10.88.0.3/24")
+			paths := []string{l.Sandbox(first.ips...), l.Sandbox(second.ips...)}
+			l.Mount(paths[0], "first")
+			l.Mount(paths[1], "second")
+			feed := l.feed()
+			var calls atomic.Int64
+			l.options.Plugin = func() (cniconf.NetConf, error) {
+				if calls.Add(1) == 2 { // the first turn; the first call is for the comparison of later configurations
+					feed.listener.OnUpdate(second.nodePod())
+				}
+				return cniconf.NetConf{}, nil
+			}
+			l.run()
+			<-feed.began
+			feed.listener.OnUpdate(first.nodePod())
+			feed.listener.OnSync()
+			for i, path := range paths {
+				agenttest.Eventually(t, fmt.Sprintf("sandbox %d is not redirected", i), func() bool { return captured(t, path) })
+			}
+			l.waitForStates(1, 0, 0, 0)
+			feed.listener.OnDelete(first.nodePod())
+			if name == "another pod" {
+				l.waitForStates(1, 0, 0, 0) // the first pod was replaced
+			}
+			third := second
+			third.uid, third.ips = "third", nil
+			feed.listener.OnUpdate(third.nodePod()) // the end of the second pod was not delivered
+			l.waitForStates(0, 0, 0, 0)
+		})
+	}
+}
+
+// TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice is about modes that are no help but for the mesh.
+func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, deleting)
+	gone, late := podSpec{name: "gone", uid: "u1"}.at("10.88.0.2/24"), podSpec{name: "late", uid: "u2"}.at("10.88.0.3/24")
+	l.place(gone)
+	with := l.place(late)
+	l.run()
+	l.waitForStates(0, 2, 0, 0)
+	l.noWrites()
+	// Another agent writes the rules meanwhile.
+	helper := newFixture(t, inPlace)
+	helper.cache(late, with)
+	helper.set(late)
+	helper.run()
+	helper.waitForEvent(late, "Normal", podwork.ReasonRepaired)
+	agenttest.Eventually(t, "no timer runs for the second inspection", func() bool { return l.clock.Waiters() > 2 })
+	l.clock.Step(3 * time.Second)
+	l.waitForEvent(gone, "Warning", podwork.ReasonDeleted, "no rules")
+	l.waitForStates(1, 0, 0, 0)
+	if _, leaving := l.fetch(late); leaving {
+		t.Error("a pod that is redirected was deleted")
+	}
+	l.noEvents(late)
+}
+
+// TestMissingRulesAreForgottenWhenOtherRulesCome has rules go, come back as others and go again: the second time is not the second inspection.
+func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, deleting)
+	p := podSpec{name: "web", uid: "u", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2/24")
+	path := l.place(p)
+	l.run()
+	l.waitForStates(0, 1, 0, 0)
+	l.otherRules(path)
+	p.labels = object{"touched": "1"}
+	l.set(p)
+	l.waitForStates(0, 0, 1, 0)
+	l.clock.Step(time.Hour)
+	netnstest.Run(t, path, "sh", "-c", "printf '*nat\n:PREROUTING ACCEPT\n:INPUT ACCEPT\n:OUTPUT ACCEPT\n:POSTROUTING ACCEPT\nCOMMIT\n' | iptables-nft-restore")
+	p.labels = object{"touched": "2"}
+	l.set(p)
+	l.waitForStates(0, 1, 0, 0)
+	l.waitForWorker()
+	l.noWrites()
+	l.clock.Step(3 * time.Second)
+	l.waitForEvent(p, "Warning", podwork.ReasonDeleted, "no rules")
+}
+
+// TestANewConfigurationIsUsed changes the configuration of the plugin, which cannot be read at first, while no pod changes.
+func TestANewConfigurationIsUsed(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	l.conf.Store(nil)
+	p, path := l.crashing()
+	l.run()
+	agenttest.Eventually(t, "the error is not logged", func() bool { return strings.Contains(l.log.String(), "it is no JSON") })
+	change := func(conf cniconf.NetConf) {
+		agenttest.Eventually(t, "no timer runs for the configuration", func() bool { return l.clock.Waiters() > 1 })
+		changes := func() int { return strings.Count(l.log.String(), "configuration has changed") }
+		before := changes()
+		l.conf.Store(&conf)
+		l.clock.Step(10 * time.Second)
+		agenttest.Eventually(t, "the change is not seen", func() bool { return changes() > before })
+	}
+	change(cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	l.waitForWorker()
+	l.waitForStates(0, 0, 0, 0)
+	l.untouched(path)
+	if got := l.events(p); len(got) > 0 {
+		t.Errorf("events %v", got)
+	}
+	change(cniconf.NetConf{})
+	l.waitForAction(p, repair.InPlace)
+	change(cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
+	l.waitForStates(0, 0, 0, 0)
+	l.redirected(path)
+}
+
+// TestAPodOfAnotherNodeIsNotSearched has a server that sends more than it was asked for.
+func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	l.run()
+	agenttest.Eventually(t, "no watch", func() bool { return l.server.Watches() > 0 })
+	p := crashing("web").at("10.88.0.2/24")
+	p.node = "node-2"
+	path := l.Sandbox(p.ips...)
+	l.cache(p, path)
+	whole := p.object()
+	whole["metadata"].(object)["resourceVersion"] = "100"
+	data, err := json.Marshal(whole)
+	l.Do(err)
+	l.server.Send("ADDED", data)
+	l.waitForEvent(p, "Warning", podwork.ReasonBroken, "on its own node alone")
+	if l.searches.Load() != 0 || captured(t, path) {
+		t.Error("it was searched for")
+	}
+}

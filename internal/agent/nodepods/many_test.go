@@ -1,0 +1,169 @@
+package nodepods
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+)
+
+// countedTools returns a directory of iptables programs that count their starts.
+func countedTools(t *testing.T) (path string, count func() int) {
+	t.Helper()
+	dir := t.TempDir()
+	record := filepath.Join(dir, "runs")
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, name := range []string{"", "-save", "-restore", "-nft", "-nft-save", "-nft-restore", "-legacy", "-legacy-save", "-legacy-restore"} {
+			script := fmt.Sprintf("#!/bin/sh\necho %[1]s >> %[2]s\nexec /usr/sbin/%[1]s \"$@\"\n", family+name, record)
+			netnstest.WriteProgram(t, filepath.Join(dir, family+name), []byte(script))
+		}
+	}
+	return dir, func() int {
+		text, _ := os.ReadFile(record) // missing before the first run
+		return strings.Count(string(text), "\n")
+	}
+}
+
+// TestManyHealthyPodsCostNothing has an agent start on a full node: neither a search nor a process for a validated pod.
+func TestManyHealthyPodsCostNothing(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })
+	path, runs := countedTools(t)
+	l.options.ToolPath = path
+	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // which takes processes
+	const fine = 250
+	for i := range fine {
+		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, agenttest.Start()), phase: "Running", proxy: running()}
+		l.set(p.at(fmt.Sprintf("10.88.1.%d", i)))
+	}
+	for i := range 50 {
+		l.set(podSpec{name: fmt.Sprintf("plain-%d", i), uid: fmt.Sprint(fine + i), plain: true, phase: "Running"}.at(fmt.Sprintf("10.88.2.%d", i)))
+	}
+	l.run()
+	l.waitForStates(fine, 0, 0, 0)
+	if l.searches.Load() != 0 || runs() != 0 {
+		t.Errorf("%d searches, %d processes", l.searches.Load(), runs())
+	}
+	// The one that is not fine costs one search and no more than the plugin at its start.
+	p := crashing("bad").at("10.88.0.2/24")
+	l.place(p)
+	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
+	if l.searches.Load() != 1 || runs() == 0 || runs() > 6 {
+		t.Errorf("%d searches, %d processes for a pod that is redirected", l.searches.Load(), runs())
+	}
+	l.waitForStates(fine+1, 0, 0, 0)
+	l.noWrites()
+	if n := l.requests("GET /api/v1/pods?"); n > 3 {
+		t.Errorf("%d requests for pods", n)
+	}
+}
+
+// TestDeletionsAreRateLimited has every pod of the node broken: the pods that replace them may be broken, too.
+func TestDeletionsAreRateLimited(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, deleting, func(o *Options) { o.Workers = 0 })
+	const all, deletionsAtOnce = 40, 30
+	for i := range all {
+		l.set(crashing(fmt.Sprintf("web-%d", i)))
+	}
+	l.run()
+	l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, deletionsAtOnce)
+	l.waitForStates(0, all-deletionsAtOnce, 0, 0)
+	for n := deletionsAtOnce + 1; n <= all; n++ {
+		if got := len(l.writes()); got != n-1 {
+			t.Fatalf("%d deletions before the turn of number %d", got, n)
+		}
+		agenttest.Eventually(t, "no timer runs", func() bool { return l.clock.Waiters() > 2 })
+		l.clock.Step(2 * time.Second)
+		l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, n)
+	}
+	l.waitForStates(0, 0, 0, 0)
+}
+
+// TestTheGaugeHasTheStateOfThePod through all that can become of it.
+func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, nothing)
+	path := l.Sandbox("10.88.0.2/24")
+	l.Mount(path, "cni-1")
+	l.run()
+	p := podSpec{name: "web", uid: "u"}
+	for _, step := range []struct {
+		what   string
+		change func()
+		want   []int
+	}{
+		{"no sandbox yet", func() {}, []int{0, 0, 0, 0}},
+		{"an address that no namespace has", func() { p = p.at("10.88.0.9") }, []int{0, 0, 0, 1}},
+		{"rules missing", func() { p = p.at("10.88.0.2") }, []int{0, 1, 0, 0}},
+		{"failed", func() { p.now = ended(126, agenttest.Start()) }, []int{0, 1, 0, 0}},
+		{"waits", func() { p.last, p.now = p.now, waiting("CrashLoopBackOff") }, []int{0, 1, 0, 0}},
+		{"validated", func() { p.now, p.proxy, p.phase = ended(0, agenttest.Start()), running(), "Running" }, []int{1, 0, 0, 0}},
+		{"no more of the mesh", func() { p.plain = true }, []int{0, 0, 0, 0}},
+		{"of the mesh again", func() { p.plain = false }, []int{1, 0, 0, 0}},
+		{"another UID that runs with other rules", func() {
+			p = podSpec{name: "web", uid: "v", unvalidated: true, proxy: running(), phase: "Running"}.at("10.88.0.2")
+			l.otherRules(path)
+		}, []int{0, 0, 1, 0}},
+		{"leaves", func() { p.deleting = true }, []int{0, 0, 0, 0}},
+		{"another UID that is broken", func() { p = crashing("web") }, []int{0, 1, 0, 0}},
+	} {
+		step.change()
+		l.set(p)
+		l.waitForStates(step.want...)
+		if t.Failed() {
+			t.Fatal(step.what)
+		}
+	}
+	l.server.Delete(p.path())
+	l.waitForStates(0, 0, 0, 0)
+	l.set(crashing("web"))
+	l.waitForStates(0, 1, 0, 0)
+	// It vanishes while the watch is away.
+	l.server.BreakWatches()
+	l.server.Delete(p.path())
+	l.server.Compact()
+	l.waitForStates(0, 0, 0, 0)
+}
+
+// TestNothingIsLeftBehind counts goroutines and open files after controllers have ended in the middle of work.
+func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts what all tests together have
+	files := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	l := newFixture(t, inPlace)
+	p := crashing("web").at("10.88.0.2/24")
+	l.place(p)
+	for i := range 10 { // fewer than events may be sent at once
+		l.set(crashing(fmt.Sprintf("lost-%d", i)).at(fmt.Sprintf("192.0.2.%d", i)))
+	}
+	stop := l.run()
+	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
+	stop()
+	goroutines, open := runtime.NumGoroutine(), files()
+	for range 10 {
+		before := l.repaired(metrics.RepairPod, metrics.RepairSkip)
+		stop := l.run()
+		agenttest.Eventually(t, "nothing is done", func() bool { return l.repaired(metrics.RepairPod, metrics.RepairSkip) > before })
+		stop()
+	}
+	agenttest.Until(t, func() string {
+		buffer := make([]byte, 1<<16)
+		return fmt.Sprintf("%d goroutines, %d before; %d files, %d before\n%s", runtime.NumGoroutine(), goroutines, files(), open,
+			buffer[:runtime.Stack(buffer, true)])
+	}, func() bool { return runtime.NumGoroutine() <= goroutines+2 && files() <= open+2 })
+}

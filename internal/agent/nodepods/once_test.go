@@ -1,0 +1,101 @@
+package nodepods
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+)
+
+// once repairs all pods once, while the clock runs. It wants an error with the texts, or no error without texts.
+func (l *fixture) once(texts ...string) {
+	l.Helper()
+	agenttest.Run(l.T, l.clock)
+	err := Once(l.Context(), l.options)
+	if (err == nil) != (texts == nil) {
+		l.Fatalf("error %v", err)
+	}
+	for _, want := range texts {
+		if !strings.Contains(err.Error(), want) {
+			l.Errorf("no %q in %v", want, err)
+		}
+	}
+}
+
+func TestOnceRepairsEachPod(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	p, missing, job := crashing("web").at("10.88.0.2/24"), podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24"), broken("job")
+	job.restart = "Never"
+	paths := []string{l.place(p), l.place(missing)}
+	l.set(job)
+	l.once()
+	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
+	l.waitForEvent(missing, "Normal", podwork.ReasonRepaired)
+	l.waitForEvent(job, "Warning", podwork.ReasonBroken)
+	l.redirected(paths...)
+	if err := Once(t.Context(), l.options); err != nil {
+		t.Errorf("the second time: %v", err)
+	}
+	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
+}
+
+// TestOnceTriesFiveTimes, as the reference does, and names the pods that could not be repaired. With a bad configuration of the
+// plugin it tries nothing.
+func TestOnceTriesFiveTimes(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		switches       repair.Switches
+		fault          kubetest.Fault
+		times, written int
+		problem        string // of the plugin's configuration
+		texts          []string
+	}{
+		{deleting, kubetest.Forbidden, kubetest.Forever, 10, "", []string{"pod shop/a: ", "pod shop/b: ", "delete pods shop/a", "forbidden (403)"}},
+		{labelled, kubetest.ServerError, kubetest.Forever, 10, "", []string{"pod shop/a: ", "patch pods/status shop/a", "server error (500)"}},
+		{deleting, kubetest.Unavailable, 4, 6, "", nil},
+		{deleting, "", 0, 0, "no", []string{"pod shop/a: the plugin's configuration cannot be used: no"}},
+	} {
+		l := newFixture(t, test.switches)
+		l.server.FailOn("/pods/", test.fault, test.times)
+		if test.problem != "" {
+			l.conf.Store(&cniconf.NetConf{Problems: errors.New(test.problem)})
+		}
+		l.set(crashing("a"))
+		l.set(crashing("b"))
+		l.once(test.texts...)
+		if got := len(l.writes()); got != test.written {
+			t.Errorf("%d requests for two pods, want %d", got, test.written)
+		}
+	}
+}
+
+func TestOnceHasNoRateLimitAndNoSecondInspection(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, deleting)
+	const all = 30 + 5
+	for i := range all {
+		l.set(crashing(fmt.Sprintf("web-%d", i)))
+	}
+	missing := podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24") // which is not inspected a second time
+	l.place(missing)
+	if err := Once(t.Context(), l.options); err != nil { // the clock does not move
+		t.Fatal(err)
+	}
+	l.waitForEvent(missing, "Warning", podwork.ReasonDeleted, "no rules")
+	l.waitForCount(metrics.RepairDelete, metrics.RepairSuccess, all+1)
+}
+
+func TestOnceEndsWhenThereIsNoServer(t *testing.T) {
+	t.Parallel()
+	l := newFixture(t, inPlace)
+	l.server.Fail(kubetest.Forbidden, kubetest.Forever)
+	l.once("waiting for the pods", "not done after 2m0s", "watch pods at", "forbidden (403)")
+}

@@ -1,0 +1,201 @@
+package nodepods
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+)
+
+// proxyStartup is the time that the audit gives the proxy for opening its listeners.
+const proxyStartup = 15 * time.Second
+
+// dueAt waits until the pod's next inspection is at a time.
+func (l *auditFixture) dueAt(want time.Time) {
+	l.Helper()
+	var due time.Time
+	agenttest.Until(l.T, func() string { return "the next inspection is at " + due.String() + ", want " + want.String() }, func() bool {
+		l.controller.pods.Get(web, func(_ kube.Pod, m *memory) { due = m.audit.Due() })
+		return due.Equal(want)
+	})
+}
+
+// TestAudit_ProxyThatDoesNotRun: it is a fault 15 s after the proxy should be there, without a request, and until something listens.
+func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
+	t.Parallel()
+	for name, proxy := range map[string]state{"crashes": ended(1, agenttest.Start()), "has no image": waiting("ImagePullBackOff")} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
+			l.want(audit.Captured, "")
+			l.pod.proxy = proxy
+			l.set(l.pod)
+			l.dueAt(l.clock.Now().Add(proxyStartup))
+			l.want(audit.Captured, "")
+			l.step(proxyStartup)
+			if s := l.want(audit.NoListener, "127.0.0.1:15001"); len(s.Problems) != 2 {
+				t.Errorf("got %+v", s.Problems)
+			}
+			l.publish(state{"running": object{"startedAt": stamp(l.clock.Now())}}) // and does not listen yet
+			l.dueAt(l.clock.Now().Add(proxyStartup))
+			l.want(audit.NoListener, "127.0.0.1:15001")
+			l.wantEvents(l.pod, podwork.ReasonNoListener)
+		})
+	}
+}
+
+// TestAudit_PodThatStarts: its proxy is not missed while init containers run and images are pulled, nor is that of a pod that ends.
+func TestAudit_PodThatStarts(t *testing.T) {
+	t.Parallel()
+	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
+	l.clock.Step(time.Hour)
+	l.pod.proxy = waiting("PodInitializing")
+	l.set(l.pod)
+	l.want(audit.Captured, "")
+	l.pod.proxy, l.pod.deleting = ended(0, agenttest.Start()), true
+	l.set(l.pod)
+	agenttest.Eventually(t, "a pod that ends is inspected", func() bool { return l.check().State == "" })
+	l.wantEvents(l.pod)
+}
+
+// TestAudit_ContainersWithTheProxysUser: every one counts but the proxy's own and the injector's init containers, by any name.
+func TestAudit_ContainersWithTheProxysUser(t *testing.T) {
+	t.Parallel()
+	ids := map[string]string{ // by the name of the list and of the container
+		"initContainerStatuses istio-validation":  "1",
+		"initContainerStatuses migrate":           "2",
+		"containerStatuses istio-proxy":           "3",
+		"containerStatuses istio-init":            "4",
+		"ephemeralContainerStatuses debugger-x4z": "5",
+	}
+	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{}, func(o *Options) {
+		o.Processes = func(context.Context) (map[string][]sandbox.Process, error) {
+			var all []sandbox.Process
+			for _, id := range ids {
+				all = append(all, sandbox.Process{PID: 7, Container: id, UID: redirect.DefaultID})
+			}
+			return map[string][]sandbox.Process{"u1": all}, nil
+		}
+	})
+	o := l.pod.object()
+	status := o["status"].(object)
+	delete(status, "initContainerStatuses")
+	for name, id := range ids {
+		list, container, _ := strings.Cut(name, " ")
+		of, _ := status[list].([]object)
+		status[list] = append(of, object{"name": container, "containerID": "containerd://" + id})
+	}
+	data, err := json.Marshal(o)
+	l.Do(err)
+	l.server.Set(data)
+	agenttest.Eventually(t, "the containers are not known", func() bool { return l.check().State == audit.UIDCollision })
+	var got []string
+	for _, p := range l.check().Problems {
+		got = append(got, p.Detail)
+	}
+	slices.Sort(got)
+	var want []string
+	for _, name := range []string{"debugger-x4z", "istio-init", "migrate"} {
+		want = append(want, `process 7 of container "`+name+`" runs with uid 1337 and gid 0`)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// podUID is a UID as the cgroups of processes have it, longID a container's ID.
+const podUID = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
+
+var longID = strings.Repeat("0123456789abcdef", 4)
+
+// contained are processes of the pod "web", which are started with contain.
+type contained struct{ *sandboxtest.Node }
+
+// contain starts a process as a user and a group of this machine.
+func (n contained) contain(uid, gid uint32) {
+	n.Helper()
+	process := exec.CommandContext(n.Context(), "sleep", "1000")
+	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
+	n.Do(process.Start())
+	n.Cleanup(func() { _ = process.Wait() })
+	n.Contain(process.Process.Pid, podUID, longID)
+}
+
+func (n contained) list(ctx context.Context) (map[string][]sandbox.Process, error) {
+	all := map[string][]sandbox.Process{}
+	err := n.Processes(ctx, func(p sandbox.Process) { all["u1"] = append(all["u1"], p) })
+	return all, err
+}
+
+// listen opens the ports of the proxy in a namespace, as a user of this machine.
+func (l *auditFixture) listen(uid uintptr) {
+	l.Helper()
+	l.Do(l.space(l.path).NetNS.Do(func() error {
+		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uid, 0, 0) // of this thread
+		defer func() { _, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 0, 0, 0) }()
+		for _, port := range []string{"15001", "15006"} {
+			socket, err := (&net.ListenConfig{}).Listen(l.Context(), "tcp4", "0.0.0.0:"+port)
+			if err != nil {
+				return err
+			}
+			l.Cleanup(func() { _ = socket.Close() })
+		}
+		return nil
+	}))
+}
+
+// TestAudit_WhoListens on the proxy's ports, by the users and groups of real sockets and processes.
+func TestAudit_WhoListens(t *testing.T) {
+	t.Parallel()
+	const id = redirect.DefaultID
+	for name, test := range map[string]struct {
+		listener  uintptr
+		processes [][2]uint32
+		want      audit.State
+		text      string
+	}{
+		"the proxy":                      {id, [][2]uint32{{id, id}, {0, 0}}, audit.Captured, ""},
+		"a proxy as root with its group": {0, [][2]uint32{{0, 0}, {0, id}}, audit.Captured, ""},
+		"a proxy as root":                {0, [][2]uint32{{0, 0}}, audit.ForeignListener, "uid 0 listens on 127.0.0.1:15001"},
+		"an application":                 {4711, [][2]uint32{{4711, 0}, {0, id}}, audit.ForeignListener, "uid 4711 listens on 127.0.0.1:15001"},
+		"a process that has ended":       {4711, [][2]uint32{{0, 0}}, audit.Captured, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := contained{sandboxtest.New(t)}
+			for _, ids := range test.processes {
+				n.contain(ids[0], ids[1])
+			}
+			l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{}, func(o *Options) { o.Processes = n.list })
+			l.clock.Step(time.Minute)
+			l.listen(test.listener)
+			l.publish(running())
+			agenttest.Eventually(t, "the proxy is not known", func() bool {
+				var containers int
+				l.controller.pod(web, func(p kube.Pod) { containers = len(p.Containers) })
+				return containers > 0
+			})
+			l.want(test.want, test.text)
+			if test.want != audit.Captured {
+				l.waitForEvent(l.pod, "Warning", podwork.ReasonForeignListener, test.text, "Remedy: ")
+			}
+		})
+	}
+}

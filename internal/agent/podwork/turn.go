@@ -1,0 +1,135 @@
+package podwork
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
+)
+
+// Turn is the work on one version of a pod.
+type Turn struct {
+	*Env
+
+	Pod kube.Pod
+	// Conf is the plugin's configuration. Err is set if it cannot be read.
+	Conf cniconf.NetConf
+	Err  error
+	// Decision is the plugin's about the pod.
+	Decision sidecar.Decision
+	Log      *slog.Logger
+	// Began is the begin of the turn.
+	Began time.Time
+
+	// Place is where the namespace was found in this turn, or is known to be from an earlier one.
+	Place Place
+
+	pods  pods
+	found *sandbox.Namespace
+	atEnd []func()
+}
+
+// pods are what a turn reads of the other pods.
+type pods interface {
+	podWithSameIP(kube.Pod) string
+	unchanged(kube.Pod) bool
+	again(kube.Pod, time.Duration)
+}
+
+// Place is a path to a network namespace, and the number by which it is recognised.
+type Place struct {
+	Path  string
+	Inode netns.Inode
+}
+
+func (c *Controller[M]) newTurn(p kube.Pod) *Turn {
+	return &Turn{
+		Env: &c.Env, Pod: p, pods: c, Began: c.Clock.Now(),
+		Log: c.Log.With(slog.String("pod", p.Facts.Namespace+"/"+p.Facts.Name), slog.String("uid", p.Facts.UID)),
+	}
+}
+
+func (c *Controller[M]) again(p kube.Pod, d time.Duration) { c.queue.AddAfter(p.Key(), d) }
+
+// close releases the namespace.
+func (t *Turn) close() {
+	if t.found != nil {
+		t.found.Close()
+		t.found = nil
+	}
+}
+
+// AtEnd calls fn when the memory of the turn is stored. It must not call the Controller.
+func (t *Turn) AtEnd(fn func()) { t.atEnd = append(t.atEnd, fn) }
+
+// Again gives the pod another turn after d.
+func (t *Turn) Again(d time.Duration) { t.pods.again(t.Pod, d) }
+
+// Unchanged reports whether the pod still has the UID and addresses of the turn, and has not begun to end.
+func (t *Turn) Unchanged() bool { return t.pods.unchanged(t.Pod) }
+
+// Reachable reports whether this process can reach the namespaces of the pod's node.
+func (t *Turn) Reachable() bool {
+	return t.Find != nil && t.Node != "" && t.Pod.NodeName == t.Node
+}
+
+// InNamespace runs fn with the pod's network namespace, if the namespace is certain: a namespace that was found by its
+// addresses may belong to another pod that has one of them in the API. A turn searches once.
+func (t *Turn) InNamespace(ctx context.Context, fn func(redirection.Namespace) error) (err error) {
+	if t.found == nil {
+		if t.found, err = t.search(ctx); err != nil {
+			t.found = nil
+			return err
+		}
+	}
+	return fn(t.space(t.found.Namespace))
+}
+
+func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
+	found, err := t.Find(ctx, sandbox.Pod{
+		Namespace: t.Pod.Facts.Namespace, Name: t.Pod.Facts.Name, UID: t.Pod.Facts.UID, Addresses: t.Pod.Addresses,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("finding the pod's network namespace: %w", err)
+	}
+	if other := t.pods.podWithSameIP(t.Pod); other != "" && found.Source != sandbox.FromCache {
+		found.Close()
+		return nil, fmt.Errorf("%w: pod %s has the same ones", sandbox.ErrClaimed, other)
+	}
+	t.Log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source)))
+	t.Place = Place{Path: found.Place, Inode: found.Inode()}
+	return found, nil
+}
+
+// InKnownNamespace is InNamespace for an fn that only reads. It does not search if t.Place still leads to its namespace and no other pod
+// has the pod's addresses.
+func (t *Turn) InKnownNamespace(ctx context.Context, fn func(redirection.Namespace) error) error {
+	if t.found == nil && t.Place.Path != "" && t.pods.podWithSameIP(t.Pod) == "" {
+		if known, err := netns.Open(t.Place.Path); err == nil {
+			defer known.Close()
+			if known.Inode() == t.Place.Inode {
+				return fn(t.space(known))
+			}
+		}
+	}
+	return t.InNamespace(ctx, fn)
+}
+
+// space is a namespace with the plugin's settings.
+func (t *Turn) space(n *netns.Namespace) redirection.Namespace {
+	return redirection.Namespace{
+		NetNS: n, Log: t.Log, Backend: t.Conf.Backend,
+		PreferTools: t.Conf.Backend == redirect.Auto && selfcheck.Recorded(t.Conf.RunDir).PreferTools(),
+		Tools:       iptables.Host{Path: t.ToolPath, Force: iptables.Variant(t.Conf.ForceIptables)},
+	}
+}
