@@ -222,7 +222,7 @@ func summary(problems []audit.Problem) string {
 }
 
 // stateReasons are the reasons of the events about a change of a state.
-var stateReasons = map[audit.State]EventReason{ //nolint:gochecknoglobals // a constant table
+var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: ReasonBroken, audit.ForeignRule: ReasonForeignRule, audit.Drifted: ReasonDrifted,
 	audit.ForeignListener: ReasonForeignListener, audit.NoListener: ReasonNoListener,
 	audit.UIDCollision: ReasonUIDCollision, audit.IPv6Open: ReasonIPv6Open, audit.NotInspected: ReasonUnverified,

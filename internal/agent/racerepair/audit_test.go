@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
@@ -128,7 +129,7 @@ func TestAuditStates(t *testing.T) {
 		change  []string // a command in the namespace
 		want    audit.State
 		text    string
-		event   EventReason
+		event   kube.EventReason
 		// repaired reports whether mode repair ends the state.
 		repaired bool
 	}{

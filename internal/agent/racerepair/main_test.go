@@ -267,7 +267,7 @@ func (l *fixture) events(p podSpec) []corev1.Event {
 }
 
 // waitForEvent waits for an event on a pod with some texts.
-func (l *fixture) waitForEvent(p podSpec, kind string, reason EventReason, texts ...string) corev1.Event {
+func (l *fixture) waitForEvent(p podSpec, kind string, reason kube.EventReason, texts ...string) corev1.Event {
 	l.Helper()
 	var found corev1.Event
 	agenttest.Until(l.T, func() string {
@@ -441,7 +441,7 @@ var (
 	counted = map[repair.Switches]metrics.RepairType{
 		inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
 	}
-	reasons = map[repair.Switches]EventReason{inPlace: ReasonRepaired, deleting: ReasonDeleted, labelled: ReasonLabelled}
+	reasons = map[repair.Switches]kube.EventReason{inPlace: ReasonRepaired, deleting: ReasonDeleted, labelled: ReasonLabelled}
 )
 
 // fetch returns labels and deletion of a pod that the server has.

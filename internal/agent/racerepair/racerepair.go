@@ -41,8 +41,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// Part is the name of race repair in a health.State.
-const Part = "pods"
+// Part is the name of race repair in a health.State. docs/errors.md has the comment.
+const (
+	// The watch of the pods works. If not, no pod is repaired: the reason is the API server's answer.
+	Part health.PartName = "pods"
+)
 
 const (
 	// retryBase is the pause after a failure, doubled up to retryMax.

@@ -46,13 +46,13 @@ func (l *auditFixture) checked() (at time.Time) {
 }
 
 // wantEvents checks the reasons of all events on a pod, after the end of the controller.
-func (l *fixture) wantEvents(p podSpec, want ...EventReason) {
+func (l *fixture) wantEvents(p podSpec, want ...kube.EventReason) {
 	l.Helper()
 	l.end()
-	var got []EventReason
+	var got []kube.EventReason
 	for _, e := range l.events(p) {
 		for range e.Count {
-			got = append(got, EventReason(e.Reason))
+			got = append(got, kube.EventReason(e.Reason))
 		}
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
@@ -67,12 +67,12 @@ func TestOneFaultIsOneEvent(t *testing.T) {
 	for name, test := range map[string]struct {
 		switches repair.Switches
 		mode     AuditSettings
-		want     []EventReason
+		want     []kube.EventReason
 	}{
-		"reports":            {nothing, AuditSettings{}, []EventReason{ReasonBroken}},
-		"repairs in place":   {inPlace, AuditSettings{}, []EventReason{ReasonRepaired}},
-		"both repair":        {inPlace, AuditSettings{Repair: true}, []EventReason{ReasonRepaired}},
-		"the audit restores": {nothing, AuditSettings{Repair: true}, []EventReason{ReasonRepaired}},
+		"reports":            {nothing, AuditSettings{}, []kube.EventReason{ReasonBroken}},
+		"repairs in place":   {inPlace, AuditSettings{}, []kube.EventReason{ReasonRepaired}},
+		"both repair":        {inPlace, AuditSettings{Repair: true}, []kube.EventReason{ReasonRepaired}},
+		"the audit restores": {nothing, AuditSettings{Repair: true}, []kube.EventReason{ReasonRepaired}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
