@@ -66,9 +66,8 @@
 // core/sidecar/inputs.go for each annotation, label, variable or container that
 // it reads, of the next version. The trim of pods, the version of the facts
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
-// test follow. The manual's table of reasons gets the row that
-// TestReasonsAreExplained requires; the tests are one row in TestDecide and one
-// in TestTheFirstReasonWins. No test demands the rows in design.md and parity.md.
+// test follow; "make manifests" writes the row of docs/errors.md. The tests are one
+// row in TestDecide and one in TestTheFirstReasonWins. No test demands the rows in design.md and parity.md.
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to
