@@ -30,7 +30,7 @@ measure() { # DIRECTORY FILE
 costs() {
   go test -v -count 1 -tags "measure,$tags" -exec "'$root/hack/in-netns.sh'" \
     -run '^Test(TheProgramIsSmall|AStartInitialisesLittle|CostOfTheAudit|StartOfTheAudit|AgentOfManyPods)$' \
-    . ./internal/agent/racerepair ./internal/role/installer >"$out/costs.txt" || die "a measurement failed, see $out/costs.txt"
+    . ./internal/agent/nodepods ./internal/role/installer >"$out/costs.txt" || die "a measurement failed, see $out/costs.txt"
   grep -E '_test.go:[0-9]+: ' "$out/costs.txt"
 }
 

@@ -7,8 +7,7 @@
 // one package that owns it. The test reads the import lines of every Go file
 // in the tree and needs no tools.
 //
-// A second test reads the source for the texts that the programs show, and
-// holds docs/errors.md to having each text, docs/reference.md each metric.
+// A second one holds docs/errors.md to having each code, state and reason, docs/reference.md each metric.
 //
 // A third one (pages_test.go) holds README.md, docs/ and .github/ to their commands, each of which has a test that runs it, and to
 // their links. A block of commands has the language sh or console, and before it the line
@@ -26,7 +25,7 @@
 //	the way of a packet           core/redirect/walk
 //	a decision about a pod        core/sidecar
 //	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits
-//	a broken pod                  core/repair, agent/racerepair
+//	a broken pod                  core/repair, agent/racerepair, agent/nodepods
 //	restart or uninstall          agent/teardown
 //	rules into the kernel         node/nftables, node/iptables (by programs), node/redirection (one namespace)
 //	a namespace                   node/netns (opening, entering), node/sandbox (finding a pod's)
@@ -67,22 +66,21 @@
 // core/sidecar/inputs.go for each annotation, label, variable or container that
 // it reads, of the next version. The trim of pods, the version of the facts
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
-// test follow. The manual's table of reasons gets the row that
-// TestReasonsAreExplained requires; the tests are one row in TestDecide and one
-// in TestTheFirstReasonWins. No test demands the rows in design.md and parity.md.
+// test follow; "make manifests" writes the row of docs/errors.md. The tests are one
+// row in TestDecide and one in TestTheFirstReasonWins. No test demands the rows in design.md and parity.md.
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to
 // what is used; docs/security.md has the row. kubetest serves it to tests of
 // other packages, and TestContract holds kubetest to the real API server.
 //
-// To add or change a text that a user reads (error, warning, event, readiness):
-// docs/errors.md gets it with its cause and remedy; "go test ./internal" names
-// the texts that are missing there, and the rows whose text is gone.
+// To add an exit code, a code of a CNI error, an event's reason, a part of readiness, or a state of the audit: its constant, with
+// the sentence for a user in its comment, its table or the command's help. "make manifests" writes it into docs/errors.md.
+// Other texts say themselves what to do; that page explains only those that cannot.
 //
 // To add a check of the doctor: a row of checks (role/doctor/doctor.go) and its
 // function, which reads the view and returns ok, or warn or fail with a remedy.
-// Its texts are as above. What it reads needs its right or directory in
+// What it reads needs its right or directory in
 // manifests/examples/doctor.yaml. The test is a node where it fails, in
 // doctor_test.go.
 //

@@ -22,30 +22,35 @@ const head = "| flag | variable | default | meaning |\n|---|---|---|---|\n"
 // role is a command, as the program runs it.
 type role func(applet.Call) int
 
-// command returns the table of a command's flags.
-func command(r role) func() (string, error) {
+// flags returns the table of a command's flags.
+func flags(r role) func() (string, error) {
 	return func() (string, error) {
 		rows, err := r.rows()
 		return head + rows, err
 	}
 }
 
-// others is the table of the flags of the commands without a table of their own.
+type command struct {
+	name string
+	run  role
+}
+
+// commands are those without a table of flags of their own.
+var commands = []command{ //nolint:gochecknoglobals // a constant table
+	{"pods", pods.Run},
+	{"why", why.Run},
+	{"trace", trace.Run},
+	{"doctor", doctor.Run},
+	{"decisions", decisions.Run},
+	{"bundle", bundle.Run},
+	{"selftest", selftester.Run},
+	{"repair", repairer.Run},
+}
+
+// others is the table of their flags.
 func others() (string, error) {
 	var lines []string
-	for _, c := range []struct {
-		name string
-		run  role
-	}{
-		{"pods", pods.Run},
-		{"why", why.Run},
-		{"trace", trace.Run},
-		{"doctor", doctor.Run},
-		{"decisions", decisions.Run},
-		{"bundle", bundle.Run},
-		{"selftest", selftester.Run},
-		{"repair", repairer.Run},
-	} {
+	for _, c := range commands {
 		rows, err := c.run.rows()
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", c.name, err)
@@ -55,21 +60,30 @@ func others() (string, error) {
 	return head + strings.Join(lines, "\n"), nil
 }
 
-// rows are the flags in a command's --help.
-func (r role) rows() (string, error) {
+// help is a command's --help.
+func (r role) help() (string, error) {
 	var help strings.Builder
 	code := r(applet.Call{
 		Args: []string{"--help"}, Stdout: &help, Stderr: io.Discard, Stdin: strings.NewReader(""),
 		Getenv: func(string) (string, bool) { return "", false },
 	})
+	if code != applet.ExitOK {
+		return "", fmt.Errorf("--help: exit code %d: %s", code, help.String())
+	}
+	return help.String(), nil
+}
+
+// rows are the flags in a command's --help.
+func (r role) rows() (string, error) {
+	help, err := r.help()
 	var lines []string
-	for _, m := range flagHelp.FindAllStringSubmatch(help.String(), -1) {
+	for _, m := range flagHelp.FindAllStringSubmatch(help, -1) {
 		lines = append(lines, row(m[1], m[2]))
 	}
-	if code != applet.ExitOK || lines == nil {
-		return "", fmt.Errorf("--help: exit code %d, and no flags: %s", code, help.String())
+	if err == nil && lines == nil {
+		err = fmt.Errorf("no flags in --help: %s", help)
 	}
-	return strings.Join(lines, "\n"), nil
+	return strings.Join(lines, "\n"), err
 }
 
 var (

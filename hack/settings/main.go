@@ -1,5 +1,6 @@
-// Command settings writes what follows from the node agent's settings, the help of commands and the chart's values: the schema
-// of the chart's value "agent", the chart's list of live variables, and the tables in docs/reference.md.
+// Command settings writes what follows from the node agent's settings, the help of commands, the chart's values and the program's
+// codes: the schema of the chart's value "agent", the chart's list of live variables, and the tables in docs/reference.md and
+// docs/errors.md.
 //
 //	go run ./hack/settings            write
 //	go run ./hack/settings --check    fail if a file is out of step
@@ -28,20 +29,25 @@ type part struct {
 
 func parts() []part {
 	all := settings.All(installer.Settings())
-	return []part{
+	return append([]part{
 		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"additionalProperties": false,\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, func() (string, error) { return schema(all) }},
 		{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, func() (string, error) { return liveKeys(all), nil }},
 		reference("istio-cni install", func() (string, error) { return table(installer.Settings()), nil }),
-		reference("istio-cni iptables --help", command(redirector.Run)),
-		reference("istio-cni taint --help", command(tainter.Run)),
+		reference("istio-cni iptables --help", flags(redirector.Run)),
+		reference("istio-cni taint --help", flags(tainter.Run)),
 		reference("the --help of other commands", others),
 		reference("values.yaml", values),
-	}
+	}, codes()...)
 }
 
 // reference is the table of docs/reference.md that follows from a source.
 func reference(source string, text func() (string, error)) part {
-	return part{"docs/reference.md", `(<!-- written by hack/settings from ` + regexp.QuoteMeta(source) + ` -->\n)((?s:.*?))(\n<!-- end -->)`, text}
+	return written("docs/reference.md", source, text)
+}
+
+// written is the text of a page between two comments, of which the first one names the source.
+func written(page, source string, text func() (string, error)) part {
+	return part{page, `(<!-- written by hack/settings from ` + regexp.QuoteMeta(source) + ` -->\n)((?s:.*?))(\n<!-- end -->)`, text}
 }
 
 func main() {
@@ -63,13 +69,13 @@ func run(check bool) error {
 		}
 		at := regexp.MustCompile(p.around).FindSubmatchIndex(before)
 		if at == nil {
-			return fmt.Errorf("%s has no place for the settings", p.file)
+			return fmt.Errorf("%s has no place for %s", p.file, p.around)
 		}
 		after := string(before[:at[4]]) + text + string(before[at[5]:])
 		switch {
 		case after == string(before):
 		case check:
-			return fmt.Errorf("%s is out of step with the settings: run hack/manifests.sh", p.file)
+			return fmt.Errorf("%s is out of step with the source: run hack/manifests.sh", p.file)
 		default:
 			if err := os.WriteFile(p.file, []byte(after), 0o600); err != nil { //nolint:forbidigo,gosec // the files of the table, which nothing reads at the same time
 				return err

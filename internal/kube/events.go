@@ -21,6 +21,9 @@ const (
 	EventWarning EventType = "Warning"
 )
 
+// EventReason is the reason of an event, one CamelCase word. It is a closed set: docs/errors.md has the comment of each constant.
+type EventReason string
+
 // ObjectRef identifies the object of an event.
 type ObjectRef struct {
 	// Namespace is empty for an object without one.
@@ -36,9 +39,10 @@ func NodeRef(name string) ObjectRef {
 // Event is a Kubernetes Event, which users see in "kubectl describe" of the object and in "kubectl get events".
 type Event struct {
 	Object ObjectRef
-	// Reason is one CamelCase word, Message a sentence of at most 1024 bytes.
-	Reason, Message string
-	Type            EventType
+	Reason EventReason
+	// Message is a sentence of at most 1024 bytes.
+	Message string
+	Type    EventType
 	// Component is the reporting program, Host the node of its process.
 	Component, Host string
 }
@@ -65,7 +69,7 @@ func (c *Client) CreateEvent(ctx context.Context, s EventSeries) error {
 			Kind: s.Object.Kind, Namespace: s.Object.Namespace, Name: s.Object.Name, UID: types.UID(s.Object.UID),
 			APIVersion: s.Object.APIVersion,
 		},
-		Reason: s.Reason, Message: s.Message, Type: string(s.Type), Count: int32(s.Count), //nolint:gosec // never so many
+		Reason: string(s.Reason), Message: s.Message, Type: string(s.Type), Count: int32(s.Count), //nolint:gosec // never so many
 		Source:         corev1.EventSource{Component: s.Component, Host: s.Host},
 		FirstTimestamp: metav1.NewTime(s.First), LastTimestamp: metav1.NewTime(s.Last),
 		ReportingController: s.Component, ReportingInstance: s.Host,

@@ -47,7 +47,7 @@ func summary(problems []audit.Problem) string {
 }
 
 // stateReasons are the reasons of the events about a change of a state.
-var stateReasons = map[audit.State]podwork.EventReason{ //nolint:gochecknoglobals // a constant table
+var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: podwork.ReasonBroken, audit.ForeignRule: podwork.ReasonForeignRule, audit.Drifted: podwork.ReasonDrifted,
 	audit.ForeignListener: podwork.ReasonForeignListener, audit.NoListener: podwork.ReasonNoListener,
 	audit.UIDCollision: podwork.ReasonUIDCollision, audit.IPv6Open: podwork.ReasonIPv6Open, audit.NotInspected: podwork.ReasonUnverified,

@@ -153,7 +153,7 @@ func (r *Recorder) Record(event kube.Event) {
 		r.options.Count(Suppressed)
 	}
 	if overflow {
-		r.options.Log.Warn("events are dropped: too many wait for the API server", slog.String("reason", event.Reason),
+		r.options.Log.Warn("events are dropped: too many wait for the API server", slog.String("reason", string(event.Reason)),
 			slog.String("object", event.Object.Namespace+"/"+event.Object.Name), slog.String("message", event.Message))
 	}
 }
@@ -292,7 +292,7 @@ func (r *Recorder) report(ctx context.Context, event kube.Event, err error) {
 		return
 	}
 	defer r.options.Count(Failed)
-	log := r.options.Log.With(slog.String("reason", event.Reason), slog.String("object", event.Object.Namespace+"/"+event.Object.Name),
+	log := r.options.Log.With(slog.String("reason", string(event.Reason)), slog.String("object", event.Object.Namespace+"/"+event.Object.Name),
 		slog.String("message", event.Message), slog.String("error", err.Error()))
 	if kube.ClassOf(err) == kube.Forbidden {
 		r.lastRefusal = r.options.Clock.Now()

@@ -42,14 +42,17 @@ type State struct {
 	mu    sync.Mutex
 	parts []Part
 	ready bool
-	beats map[string]beat
-	due   map[string]due
+	beats map[PartName]beat
+	due   map[PartName]due
 }
+
+// PartName identifies a part. It is a closed set: probes and operators read it.
+type PartName string
 
 // Part is the last report of a part of the agent. Since is the time of its last change of Ready or Reason. Reason is empty for
 // a ready part. Checked is the time of its last report, zero before the first.
 type Part struct {
-	Name    string    `json:"name"`
+	Name    PartName  `json:"name"`
 	Ready   bool      `json:"ready"`
 	Reason  string    `json:"reason,omitempty"`
 	Since   time.Time `json:"since"`
@@ -70,7 +73,7 @@ type due struct {
 
 // beat is the last heartbeat of a loop.
 type beat struct {
-	Name  string    `json:"name"`
+	Name  PartName  `json:"name"`
 	Last  time.Time `json:"last"`
 	Every string    `json:"every"`
 
@@ -78,14 +81,14 @@ type beat struct {
 }
 
 // NewState returns a state of parts that are not ready yet, in the order of the output. A state without parts is ready.
-func NewState(o Options, parts ...string) *State {
+func NewState(o Options, parts ...PartName) *State {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Now == nil {
 		o.Now = time.Now //nolint:forbidigo // the only clock of the package; callers that need another one pass it
 	}
-	s := &State{options: o, parts: []Part{}, beats: make(map[string]beat), due: make(map[string]due)}
+	s := &State{options: o, parts: []Part{}, beats: make(map[PartName]beat), due: make(map[PartName]due)}
 	for _, name := range parts {
 		s.parts = append(s.parts, Part{Name: name, Reason: starting, Since: o.Now()})
 	}
@@ -94,19 +97,19 @@ func NewState(o Options, parts ...string) *State {
 }
 
 // Ready reports that a part works. A part that NewState did not have is added.
-func (s *State) Ready(part string) {
+func (s *State) Ready(part PartName) {
 	s.report(Part{Name: part, Ready: true})
 }
 
 // NotReady reports that a part does not work, and the reason: a sentence for a person, such as "waiting for a CNI configuration
 // in /host/etc/cni/net.d". An empty reason becomes "unknown".
-func (s *State) NotReady(part, reason string) {
+func (s *State) NotReady(part PartName, reason string) {
 	s.report(Part{Name: part, Reason: cmp.Or(reason, "unknown")})
 }
 
 // Expect sets the deadline of a part's next report: after the deadline the part counts as not ready for this reason, until it
 // reports. A part that is not ready keeps its own reason.
-func (s *State) Expect(part string, within time.Duration, reason string) {
+func (s *State) Expect(part PartName, within time.Duration, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.due[part] = due{at: s.options.Now().Add(within), reason: reason}
@@ -175,7 +178,7 @@ func (s *State) Snapshot() Snapshot {
 
 // Beat is the heartbeat of a loop, which beats again within the given time. The first beat starts the supervision; Rest ends
 // it. A loop beats once before any call that could hang.
-func (s *State) Beat(part string, every time.Duration) {
+func (s *State) Beat(part PartName, every time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.options.Now()
@@ -183,7 +186,7 @@ func (s *State) Beat(part string, every time.Duration) {
 }
 
 // Rest ends the supervision of a loop that has ended on purpose or waits for an event without a deadline.
-func (s *State) Rest(part string) {
+func (s *State) Rest(part PartName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.beats, part)

@@ -24,7 +24,7 @@ type fixture struct {
 	changes []bool
 }
 
-func newFixture(parts ...string) *fixture {
+func newFixture(parts ...PartName) *fixture {
 	b := &fixture{now: time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC)}
 	b.State = NewState(Options{
 		Log:      slog.New(slog.NewTextHandler(&b.log, nil)),
@@ -204,7 +204,7 @@ func TestEndpointsOnlyAnswerReaders(t *testing.T) {
 func TestReportsAndProbesAtTheSameTime(t *testing.T) {
 	s := NewState(Options{}, "a", "b")
 	var all sync.WaitGroup
-	for _, part := range []string{"a", "b"} {
+	for _, part := range []PartName{"a", "b"} {
 		all.Go(func() {
 			for range 100 {
 				s.NotReady(part, "x")

@@ -73,7 +73,7 @@ func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Wr
 			i.log.Warn("backing off", slog.Duration("for", wait), slog.String("error", err.Error()))
 			i.remember("backing off for " + wait.String() + ": " + err.Error())
 			i.report.Metrics.RewriteConflict(other)
-			i.report.Warn("CNIConfigFight", err.Error())
+			i.report.Warn(eventConflict, err.Error())
 		}
 		return err
 	}

@@ -31,11 +31,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Parts of the installation in the health state.
+// Parts of the installation in the health state. docs/errors.md has the comments.
 const (
-	PartBinaries   = "binaries"
-	PartKubeconfig = "kubeconfig"
-	PartConf       = "cni-config"
+	// The program is in the runtime's plugin directories. If not, a directory is missing, read-only or full; see `global.platform`,
+	// `cniBinDir` and `cniConfDir` of the chart.
+	PartBinaries health.PartName = "binaries"
+	// The plugin's credentials are in the run directory. If not, the service account's token or certificate is missing or damaged, or
+	// the run directory cannot be written.
+	PartKubeconfig health.PartName = "kubeconfig"
+	// The configuration that the runtime loads runs the plugin. If not, the primary CNI has written no valid file yet, another program
+	// rewrites it, or another file sorts first.
+	PartConf health.PartName = "cni-config"
+)
+
+// eventConflict is the reason of an event on the node. docs/errors.md has the comments.
+const (
+	// Another program keeps rewriting the CNI configuration; the message names it. See [rewrite conflicts](agent.md#rewrite-conflicts).
+	eventConflict kube.EventReason = "CNIConfigFight"
 )
 
 // Config names the files to install and their directories. Paths are as this process sees them unless said otherwise.
@@ -83,7 +95,7 @@ type Report struct {
 	Health  *health.State
 	Metrics *metrics.Metrics
 	// Warn creates an event on the node.
-	Warn func(reason, message string)
+	Warn func(reason kube.EventReason, message string)
 }
 
 // Installation is the plugin on this node. Its methods are safe for concurrent use.
@@ -100,7 +112,7 @@ type Installation struct {
 	asWanted map[metrics.Artifact]bool
 	rewrites map[metrics.Artifact]*rewrites
 	// unsynced has the parts that failed: their artifacts may be in the desired state in memory and not yet on the disk.
-	unsynced map[string]bool
+	unsynced map[health.PartName]bool
 	// logged is the text of the last logged plan of each directory, so that logPlan does not repeat it.
 	logged      map[string]string
 	uninstalled bool
@@ -140,11 +152,11 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 		report.Metrics = metrics.New("")
 	}
 	if report.Warn == nil {
-		report.Warn = func(string, string) {}
+		report.Warn = func(kube.EventReason, string) {}
 	}
 	return &Installation{
 		log: log, disk: disk, now: now, report: report, config: config, wake: make(chan struct{}, 1),
-		asWanted: map[metrics.Artifact]bool{}, unsynced: map[string]bool{}, rewrites: map[metrics.Artifact]*rewrites{},
+		asWanted: map[metrics.Artifact]bool{}, unsynced: map[health.PartName]bool{}, rewrites: map[metrics.Artifact]*rewrites{},
 		logged: map[string]string{}, mounts: map[string]string{}, mounted: Dirs{Net: config.NetDir, Bins: config.BinDirs},
 	}
 }
@@ -212,7 +224,7 @@ func (i *Installation) Reconcile() error {
 
 // part is one of the three things that Reconcile keeps on the node.
 type part struct {
-	name     string
+	name     health.PartName
 	artifact metrics.Artifact
 	failure  metrics.InstallResult
 	dirs     []string

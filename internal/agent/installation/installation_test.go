@@ -148,7 +148,9 @@ func (n *fixture) tree(dir string) map[string]string {
 func (n *fixture) agent() *installation.Installation {
 	return installation.New(slog.New(slog.NewTextHandler(&n.log, nil)), n.disk, n.config, installation.Report{
 		Health: n.health, Metrics: n.metrics,
-		Warn: func(reason, message string) { n.events = append(n.events, reason+": "+message) },
+		Warn: func(reason kube.EventReason, message string) {
+			n.events = append(n.events, string(reason)+": "+message)
+		},
 	}, func() time.Time { return n.clock })
 }
 
@@ -218,7 +220,7 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		spoil func(n *fixture)
-		part  string
+		part  health.PartName
 	}{
 		{"no directory for the program", func(n *fixture) { n.config.BinDirs = []string{n.path("none")} }, installation.PartBinaries},
 		{"no token", func(n *fixture) { _ = os.Remove(n.path("sa/token")) }, installation.PartKubeconfig},

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
@@ -76,8 +77,11 @@ func waits(err error) bool {
 	return errors.As(err, &waiting)
 }
 
-// partLoop is the loop's name in the health state.
-const partLoop = "install-loop"
+// partLoop is the loop's name in the health state. docs/errors.md has the comments.
+const (
+	// In `/healthz` alone, while it fails: the agent makes no progress, and the liveness probe restarts it.
+	partLoop health.PartName = "install-loop"
+)
 
 // sleep waits for a reason to reconcile. It returns false when the context ends.
 //
@@ -107,7 +111,7 @@ func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest t
 
 // expect makes the parts not ready if no reconciliation ends within this time.
 func (i *Installation) expect(within time.Duration) {
-	for _, part := range []string{PartBinaries, PartKubeconfig, PartConf} {
+	for _, part := range []health.PartName{PartBinaries, PartKubeconfig, PartConf} {
 		i.report.Health.Expect(part, within, notCompared)
 	}
 }

@@ -36,7 +36,7 @@ func modes() []cniconf.Mode {
 }
 
 // waits waits for a part to be not ready for a reason.
-func (n *fixture) waits(part, reason string) {
+func (n *fixture) waits(part health.PartName, reason string) {
 	n.t.Helper()
 	n.until(func() bool {
 		return slices.ContainsFunc(n.health.Snapshot().Parts, func(p health.Part) bool {

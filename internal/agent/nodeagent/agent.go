@@ -37,12 +37,26 @@ const component = "istio-cni"
 // shutdownTimeout bounds the work after SIGTERM: a pod has 30 s by default.
 const shutdownTimeout = 25 * time.Second
 
-// selfTest is the name of the self-test in the agent's health.
-const selfTest = "selftest"
+// selfTest is a part of the agent's health. docs/errors.md has the comments.
+const (
+	// The configured backend redirects packets in a test namespace. If not, the reason names what the kernel lacks; the test is repeated
+	// every 30 s.
+	selfTest health.PartName = "selftest"
+)
+
+// The reasons of events on the node. docs/errors.md has the comments.
+const (
+	// The ConfigMap or `CONFIG_DIR` has a bad value: the last valid content applies.
+	eventRefused kube.EventReason = "CNIConfigRefused"
+	// Pods cannot be redirected on this node, as in part `selftest`.
+	eventSelfTest kube.EventReason = "CNISelfTestFailed"
+	// `pods.sock` cannot be made in the run directory. Pods start as long as the API server answers; mend it and restart the agent.
+	eventSocket kube.EventReason = "CNILookupSocketFailed"
+)
 
 // parts returns the parts of the agent's health that describe the node.
-func parts() []string {
-	return []string{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, selfTest}
+func parts() []health.PartName {
+	return []health.PartName{installation.PartBinaries, installation.PartKubeconfig, installation.PartConf, selfTest}
 }
 
 // node is a running agent.
@@ -318,7 +332,7 @@ func (n *node) shutdown(ctx context.Context) error {
 }
 
 // warn records an event on the node.
-func (n *node) warn(reason, message string) {
+func (n *node) warn(reason kube.EventReason, message string) {
 	if n.Config.NodeName == "" {
 		return
 	}

@@ -158,7 +158,7 @@ func (n *node) apply(from metrics.Source, data map[string]string) {
 		if l.isNew(from, err.Error()) {
 			n.metrics.ConfigRefused(from)
 			n.Log.Error("live configuration is not usable: the last good one stays in force", slog.String("error", err.Error()))
-			n.warn("CNIConfigRefused", "live configuration is not usable, the last good one stays in force: "+err.Error())
+			n.warn(eventRefused, "live configuration is not usable, the last good one stays in force: "+err.Error())
 		}
 		return
 	}

@@ -30,7 +30,7 @@ func (n *node) openLookups(ctx context.Context) {
 	if err != nil {
 		// Plugins work without the server; the node does not work without the plugin.
 		n.Log.ErrorContext(ctx, "plugins cannot query this agent, and query the API server", slog.String("error", err.Error()))
-		n.warn("CNILookupSocketFailed", "plugins cannot query the node agent, and query the API server: "+err.Error())
+		n.warn(eventSocket, "plugins cannot query the node agent, and query the API server: "+err.Error())
 		return
 	}
 	n.lookups = server

@@ -35,7 +35,7 @@ func (n *node) test(ctx context.Context) {
 			return
 		}
 		n.Log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
-		n.warn("CNISelfTestFailed", err.Error())
+		n.warn(eventSelfTest, err.Error())
 		if !kube.Sleep(ctx, retest) {
 			return
 		}

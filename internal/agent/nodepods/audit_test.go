@@ -23,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
@@ -116,7 +117,7 @@ func TestAuditStates(t *testing.T) {
 		change  []string // a command in the namespace
 		want    audit.State
 		text    string
-		event   podwork.EventReason
+		event   kube.EventReason
 		// repaired reports whether mode repair ends the state.
 		repaired bool
 	}{

@@ -136,7 +136,7 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 		change func(p *podSpec)
 		// prepare returns the namespace that must not be touched.
 		prepare func(l *fixture, p podSpec) (path string)
-		reason  podwork.EventReason
+		reason  kube.EventReason
 		texts   []string
 	}{
 		"W-11: the node has its address": {nil, func(l *fixture, p podSpec) string {

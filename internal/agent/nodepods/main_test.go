@@ -314,7 +314,7 @@ func (l *fixture) events(p podSpec) []corev1.Event {
 }
 
 // waitForEvent waits for an event on a pod with some texts.
-func (l *fixture) waitForEvent(p podSpec, kind string, reason podwork.EventReason, texts ...string) corev1.Event {
+func (l *fixture) waitForEvent(p podSpec, kind string, reason kube.EventReason, texts ...string) corev1.Event {
 	l.Helper()
 	var found corev1.Event
 	agenttest.Until(l.T, func() string {
@@ -488,7 +488,7 @@ var (
 	counted = map[repair.Switches]metrics.RepairType{
 		inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
 	}
-	reasons = map[repair.Switches]podwork.EventReason{inPlace: podwork.ReasonRepaired, deleting: podwork.ReasonDeleted, labelled: podwork.ReasonLabelled}
+	reasons = map[repair.Switches]kube.EventReason{inPlace: podwork.ReasonRepaired, deleting: podwork.ReasonDeleted, labelled: podwork.ReasonLabelled}
 )
 
 // fetch returns labels and deletion of a pod that the server has.

@@ -27,8 +27,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// Part is the name of the watch of the pods in a health.State.
-const Part = "pods"
+// Part is the name of the watch of the pods in a health.State. docs/errors.md has the comment.
+const (
+	// The watch of the pods works. If not, no pod is repaired: the reason is the API server's answer.
+	Part health.PartName = "pods"
+)
 
 const (
 	// onceTries bounds the attempts of Once per pod, as in the reference, onceTimeout their time for all pods.

@@ -49,13 +49,13 @@ func (l *auditFixture) checked() (at time.Time) {
 }
 
 // wantEvents checks the reasons of all events on a pod, after the end of the controller.
-func (l *fixture) wantEvents(p podSpec, want ...podwork.EventReason) {
+func (l *fixture) wantEvents(p podSpec, want ...kube.EventReason) {
 	l.Helper()
 	l.end()
-	var got []podwork.EventReason
+	var got []kube.EventReason
 	for _, e := range l.events(p) {
 		for range e.Count {
-			got = append(got, podwork.EventReason(e.Reason))
+			got = append(got, kube.EventReason(e.Reason))
 		}
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
@@ -70,12 +70,12 @@ func TestOneFaultIsOneEvent(t *testing.T) {
 	for name, test := range map[string]struct {
 		switches repair.Switches
 		mode     auditor.Settings
-		want     []podwork.EventReason
+		want     []kube.EventReason
 	}{
-		"reports":            {nothing, auditor.Settings{}, []podwork.EventReason{podwork.ReasonBroken}},
-		"repairs in place":   {inPlace, auditor.Settings{}, []podwork.EventReason{podwork.ReasonRepaired}},
-		"both repair":        {inPlace, auditor.Settings{Repair: true}, []podwork.EventReason{podwork.ReasonRepaired}},
-		"the audit restores": {nothing, auditor.Settings{Repair: true}, []podwork.EventReason{podwork.ReasonRepaired}},
+		"reports":            {nothing, auditor.Settings{}, []kube.EventReason{podwork.ReasonBroken}},
+		"repairs in place":   {inPlace, auditor.Settings{}, []kube.EventReason{podwork.ReasonRepaired}},
+		"both repair":        {inPlace, auditor.Settings{Repair: true}, []kube.EventReason{podwork.ReasonRepaired}},
+		"the audit restores": {nothing, auditor.Settings{Repair: true}, []kube.EventReason{podwork.ReasonRepaired}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

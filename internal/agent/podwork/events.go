@@ -14,32 +14,44 @@ import (
 // component is the source component of the events, as in the reference.
 const component = "cni-repair"
 
-// EventReason is the reason of an event on a pod.
-type EventReason string
-
-// The reasons. The first two are the reference's, which has none for the others.
+// The reasons of events on a pod. docs/errors.md has the comments. The first two are the reference's, which has none for the
+// others.
 const (
-	ReasonDeleted    EventReason = "DeleteBrokenPod"
-	ReasonLabelled   EventReason = "LabelBrokenPod"
-	ReasonRepaired   EventReason = "RepairBrokenPod"
-	ReasonBroken     EventReason = "BrokenPod"
-	ReasonDrifted    EventReason = "DriftedPod"
-	ReasonUnverified EventReason = "UnverifiedPod"
+	// Race repair deleted or evicted the pod, which bypassed the mesh; or the API server refused that.
+	ReasonDeleted kube.EventReason = "DeleteBrokenPod"
+	// Race repair labelled the pod, which bypasses the mesh; or the API server refused that.
+	ReasonLabelled kube.EventReason = "LabelBrokenPod"
+	// Normal: the rules were written into the running pod. Warning: they could not be written, or did not help; delete the pod if the
+	// event is repeated.
+	ReasonRepaired kube.EventReason = "RepairBrokenPod"
+	// The pod bypasses the mesh: `istio-validation` failed, or the network namespace has no rules (`bypassed`). The message says why
+	// nothing was done.
+	ReasonBroken kube.EventReason = "BrokenPod"
+	// The pod has other rules than the wanted ones (`drifted`): restart it.
+	ReasonDrifted kube.EventReason = "DriftedPod"
+	// The network namespace could not be found or read (`not-inspected`).
+	ReasonUnverified kube.EventReason = "UnverifiedPod"
 
-	ReasonForeignRule     EventReason = "ForeignRule"
-	ReasonForeignListener EventReason = "ForeignListener"
-	ReasonNoListener      EventReason = "ProxyNotListening"
-	ReasonUIDCollision    EventReason = "ProxyUIDCollision"
-	ReasonIPv6Open        EventReason = "IPv6Open"
-	ReasonVerified        EventReason = "VerifiedPod"
+	// Another program's rule takes traffic of the pod (`foreign-rule`).
+	ReasonForeignRule kube.EventReason = "ForeignRule"
+	// Another process listens on a port of the proxy (`foreign-listener`).
+	ReasonForeignListener kube.EventReason = "ForeignListener"
+	// Traffic is redirected to a port on which nothing listens (`no-listener`).
+	ReasonNoListener kube.EventReason = "ProxyNotListening"
+	// A process of another container runs with the user or group of the proxy (`uid-collision`).
+	ReasonUIDCollision kube.EventReason = "ProxyUIDCollision"
+	// IPv6 traffic of the pod bypasses the proxy (`ipv6-open`).
+	ReasonIPv6Open kube.EventReason = "IPv6Open"
+	// Normal: the pod is captured again.
+	ReasonVerified kube.EventReason = "VerifiedPod"
 )
 
 // Event records an event on the pod.
-func (t *Turn) Event(severity kube.EventType, reason EventReason, message string) {
+func (t *Turn) Event(severity kube.EventType, reason kube.EventReason, message string) {
 	facts := t.Pod.Facts
 	t.Events.Record(kube.Event{
 		Object: kube.ObjectRef{Kind: "Pod", APIVersion: "v1", Namespace: facts.Namespace, Name: facts.Name, UID: facts.UID},
-		Reason: string(reason), Message: message, Type: severity, Component: component, Host: t.Host,
+		Reason: reason, Message: message, Type: severity, Component: component, Host: t.Host,
 	})
 }
 

@@ -167,7 +167,7 @@ func (w *work) label(ctx context.Context) error {
 const refusedFor = time.Hour
 
 // fail counts and reports the error of an action, if any. A pod that is gone, or replaced by another one, is no failure.
-func (w *work) fail(ctx context.Context, t metrics.RepairType, reason podwork.EventReason, what string, err error) error {
+func (w *work) fail(ctx context.Context, t metrics.RepairType, reason kube.EventReason, what string, err error) error {
 	if err == nil {
 		return nil
 	}

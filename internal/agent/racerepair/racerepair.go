@@ -16,11 +16,10 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -45,8 +44,7 @@ type Options struct {
 type Reconciler struct {
 	Options
 
-	labels labels.Selector
-	fields fields.Selector
+	selected selector.Pods
 	// confirmAfter is 0 for a single turn.
 	confirmAfter time.Duration
 	// deletions is the token bucket of deletions.
@@ -62,15 +60,14 @@ func New(o Options) (*Reconciler, error) {
 		r.confirmAfter = 0
 		r.deletions.SetLimit(rate.Inf)
 	}
-	var err, fieldsErr error
-	r.labels, err = labels.Parse(o.Settings.LabelSelectors)
-	r.fields, fieldsErr = fields.ParseSelector(o.Settings.FieldSelectors)
-	return r, errors.Join(err, fieldsErr)
+	var err error
+	r.selected, err = o.Settings.pods()
+	return r, err
 }
 
 // Selects reports whether the settings select a pod of their node.
 func (r *Reconciler) Selects(p kube.Pod) bool {
-	return r.labels.Matches(labels.Set(p.Facts.Labels)) && r.fields.Matches(p.Fields())
+	return r.selected.Matches(p.Facts.Labels, p.Fields())
 }
 
 // Memory is what is known of a pod between two turns.

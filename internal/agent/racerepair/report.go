@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // once logs and records a warning at most once in the life of the pod.
-func (w *work) once(ctx context.Context, reason podwork.EventReason, message string) {
+func (w *work) once(ctx context.Context, reason kube.EventReason, message string) {
 	topic := string(reason) + " " + string(w.finding.Reason)
 	if w.memory.reported[topic] {
 		return

@@ -1,14 +1,7 @@
 package racerepair
 
 import (
-	"fmt"
-	"maps"
-	"slices"
 	"strconv"
-	"strings"
-
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -87,33 +80,22 @@ func Rows(s *Settings) []settings.Setting {
 	}
 }
 
-// checkFields checks a field selector, and that it names fields by which pods can be selected.
-func checkFields(text string) error {
-	if err := selector.CheckFields(text); err != nil {
-		return err
-	}
-	known := new(kube.Pod).Fields()
-	parsed, err := fields.ParseSelector(text)
-	if err != nil {
-		return err
-	}
-	for _, r := range parsed.Requirements() {
-		if !known.Has(r.Field) {
-			return fmt.Errorf("pods are not selected by the field %q, but by %s", r.Field, strings.Join(slices.Sorted(maps.Keys(known)), ", "))
-		}
-	}
-	return nil
+// pods returns the selector of the settings.
+func (s *Settings) pods() (selector.Pods, error) {
+	return selector.ForPods(s.LabelSelectors, s.FieldSelectors, new(kube.Pod).Fields())
 }
 
-// Keeps returns the keys of annotations and labels that race repair reads beside those of the plugin, for podcache.Trim. The selectors
-// must be valid.
+// checkFields checks a field selector, and that it names fields by which pods can be selected.
+func checkFields(text string) error {
+	_, err := (&Settings{FieldSelectors: text}).pods()
+	return err
+}
+
+// Keeps returns the keys of annotations and labels that race repair reads beside those of the plugin, for podcache.Trim.
 func (s *Settings) Keeps() []string {
 	keys := []string{s.LabelKey, s.Predicate.Annotation}
-	if selector, err := labels.Parse(s.LabelSelectors); err == nil {
-		required, _ := selector.Requirements()
-		for _, r := range required {
-			keys = append(keys, r.Key())
-		}
+	if pods, err := s.pods(); err == nil { // else nothing is repaired
+		keys = append(keys, pods.Keys()...)
 	}
 	return keys
 }

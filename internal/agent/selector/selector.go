@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode"
@@ -87,6 +88,44 @@ func CheckFields(text string) error {
 		}
 	}
 	return errors.Join(wrong...)
+}
+
+// Pods selects pods by labels and fields, as the API server does.
+type Pods struct {
+	labels labels.Selector
+	fields fields.Selector
+}
+
+// ForPods returns the selector of two texts in the forms of Check and CheckFields; empty texts select all pods. A field by which pods
+// cannot be selected, which known does not have, is an error.
+func ForPods(labelText, fieldText string, known fields.Set) (p Pods, err error) {
+	if p.labels, err = labels.Parse(labelText); err != nil {
+		return p, fmt.Errorf("selector %q: %s", clean(labelText), clean(err.Error()))
+	}
+	if err = CheckFields(fieldText); err != nil {
+		return p, err
+	}
+	p.fields, err = fields.ParseSelector(fieldText)
+	for _, r := range p.fields.Requirements() {
+		if !known.Has(r.Field) {
+			return p, fmt.Errorf("pods are not selected by the field %q, but by %s", clean(r.Field), strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		}
+	}
+	return p, err
+}
+
+// Matches reports whether the labels and fields of a pod match.
+func (p Pods) Matches(l map[string]string, f fields.Set) bool {
+	return p.labels.Matches(labels.Set(l)) && p.fields.Matches(f)
+}
+
+// Keys returns the keys of the labels that decide.
+func (p Pods) Keys() (keys []string) {
+	required, _ := p.labels.Requirements()
+	for _, r := range required {
+		keys = append(keys, r.Key())
+	}
+	return keys
 }
 
 // CheckLabel validates the key and value of a label.

@@ -27,17 +27,24 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// The parts of the controller's health.
+// The parts of the controller's health. docs/errors.md has the comments.
 const (
-	PartElection     = "election"
-	PartRequirements = "requirements"
-	PartCaches       = "caches"
-	// PartWrites exists only after the API server refused a change of a node.
-	PartWrites = "writes"
+	// One replica has the lease. If not, no node is changed: the API server is away, or the account has no right to leases in that
+	// namespace.
+	PartElection health.PartName = "election"
+	// The ConfigMap of the legacy mode was read. If not, it is missing or invalid, and no node is changed.
+	PartRequirements health.PartName = "requirements"
+	// Nodes and pods are known and watched. If not, the API server is away, or the account has no right to `list` and `watch` them.
+	PartCaches health.PartName = "caches"
+	// Listed once the API server has refused a change of a node: grant `patch` on `nodes`, and on `nodes/status` for
+	// `--node-condition`.
+	PartWrites health.PartName = "writes"
 )
 
 // Parts returns the parts that must be ready from the start.
-func Parts() []string { return []string{PartElection, PartRequirements, PartCaches} }
+func Parts() []health.PartName {
+	return []health.PartName{PartElection, PartRequirements, PartCaches}
+}
 
 // Component is the source of the controller's events.
 const Component = "istio-cni-taint"
@@ -52,11 +59,14 @@ const (
 	workers  = 4
 )
 
-// Reasons of events.
+// The reasons of events. docs/errors.md has the comments.
 const (
-	eventTainted      = "MeshCNINotReady"
-	eventUntainted    = "MeshCNIReady"
-	eventRequirements = "InvalidTaintRequirements"
+	// The taint was put on a running node (`--add`); the message has the reason from the table above.
+	eventTainted kube.EventReason = "MeshCNINotReady"
+	// Normal: the taint was removed from the node.
+	eventUntainted kube.EventReason = "MeshCNIReady"
+	// On the ConfigMap, which is missing or cannot be used; the message names the key.
+	eventRequirements kube.EventReason = "InvalidTaintRequirements"
 )
 
 // Options are the dependencies and settings of a controller. API, Log, Health and Metrics are required.
@@ -100,7 +110,7 @@ func Run(ctx context.Context, o Options) {
 }
 
 // event records an event of the controller.
-func (o Options) event(object kube.ObjectRef, kind kube.EventType, reason, message string) {
+func (o Options) event(object kube.ObjectRef, kind kube.EventType, reason kube.EventReason, message string) {
 	o.Events.Record(kube.Event{Object: object, Reason: reason, Message: message, Type: kind, Component: Component, Host: o.Host})
 }
 

@@ -58,7 +58,7 @@ const (
 )
 
 // rules are in the order in which they are tried: the first that applies wins. The metrics, the reports of plugins and the
-// test of docs/reference.md take the reasons from here.
+// table in docs/errors.md take the reasons from here.
 var rules = []rule{ //nolint:gochecknoglobals // a constant table
 	{NotKubernetes, "the runtime named no Kubernetes pod", "", byName, func(s subject) (string, bool) {
 		return "", s.Namespace == "" || s.Name == ""

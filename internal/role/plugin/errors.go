@@ -12,10 +12,28 @@ import (
 
 // Codes of errors that the CNI specification leaves to plugins (100 and above), for the field "code".
 const (
-	codeSettings  = 100 // the pod's annotations or securityContext are invalid
-	codeProgram   = 101 // the namespace could not be programmed
-	codeDifferent = 102 // CHECK: the namespace differs from the desired state
+	codeSettings  = 100
+	codeProgram   = 101
+	codeDifferent = 102
 )
+
+// codes are the codes of errors of the plugin, and of the CNI library before it calls the plugin.
+var codes = []struct { //nolint:gochecknoglobals // a constant table
+	code  uint
+	means string
+}{
+	{types.ErrIncompatibleCNIVersion, "the list's cniVersion is not supported, or too low for CHECK (0.4.0) or STATUS (1.1.0)"},
+	{types.ErrInvalidEnvironmentVariables, "a variable CNI_* is missing (CNI_NETNS as well), or CNI_ARGS cannot be read"},
+	{types.ErrIOFailure, "the kubeconfig cannot be used: see whether the node agent runs on this node"},
+	{types.ErrDecodingFailure, "the configuration on stdin, or prevResult in it, cannot be decoded"},
+	{types.ErrInvalidNetworkConfig, "the network has no name, or a key of the configuration is invalid and the pod is to be captured"},
+	{types.ErrInvalidNetNS, "CNI_NETNS is not a network namespace, or it is the node's own"},
+	{types.ErrTryAgainLater, "try again later: no answer about the pod from the node agent or the API server, or time ran out"},
+	{codeSettings, "the pod's annotations or securityContext are invalid: create the pod again with valid ones"},
+	{codeProgram, "the pod's network namespace could not be programmed: the details name what the kernel refused"},
+	{codeDifferent, "CHECK: the pod's network namespace differs from the wanted state"},
+	{types.ErrInternal, "a fault of the plugin: report it with the details, which have the stack"},
+}
 
 // failure returns the specification's error object: the failed action, and its cause. The runtime, and so `kubectl describe
 // pod`, shows "msg; details" of it.

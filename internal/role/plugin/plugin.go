@@ -103,7 +103,13 @@ specification, reads its configuration from stdin, and answers on stdout. Its lo
 Configuration, as the last entry of "plugins" in the node's conflist:
   {"type": "istio-cni", "cni_agent_run_dir": "/var/run/istio-cni", "exclude_namespaces": ["kube-system"]}
 
-Exit codes: 0 done; 1 an error, printed as the CNI error object.
+EXIT CODES:
+   %d  done
+   %d  failed: the CNI error object is on stdout
+   %d  a wrong argument
+
+CODES OF THE CNI ERROR OBJECT:
+%s
 Supported CNI versions: %s
 `
 
@@ -114,7 +120,11 @@ func usage(c applet.Call) int {
 		w, code = c.Stderr, applet.ExitUsage
 		_, _ = fmt.Fprintf(w, "istio-cni plugin takes no arguments, got %q\n\n", c.Args)
 	}
-	_, _ = fmt.Fprintf(w, usageText, strings.Join(cniconf.Versions(), " "))
+	var lines strings.Builder
+	for _, row := range codes {
+		fmt.Fprintf(&lines, "   %-3d  %s\n", row.code, row.means)
+	}
+	_, _ = fmt.Fprintf(w, usageText, applet.ExitOK, applet.ExitError, applet.ExitUsage, lines.String(), strings.Join(cniconf.Versions(), " "))
 	return code
 }
 

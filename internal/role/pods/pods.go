@@ -33,7 +33,7 @@ one of them in detail.
 
 EXIT CODES:
    %d  every pod is captured, or the node has no pod of the mesh
-   %d  the node agent does not answer, or the namespace has no pod here
+   %d  the node agent does not answer, its audit is off, or the namespace has no pod here
    %d  a bad value or flag
    3  some pod is not captured
 

@@ -39,7 +39,7 @@ USAGE:
 
 EXIT CODES:
    0    done, or nothing to do
-   1    a bad value, or the namespace could not be programmed
+   1    a bad value, or the namespace could not be programmed or holds other rules of the mesh
    3    --verify: the namespace differs from the desired state
    126  --run-validation: traffic is not redirected
    255  an unknown flag or a stray argument

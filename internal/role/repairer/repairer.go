@@ -94,7 +94,7 @@ does the same by itself (REPAIR_ENABLED).
 
 EXIT CODES:
    %d  done
-   %d  failed: some pod could not be repaired
+   %d  failed: some pod could not be repaired, or pods could not be listed
    %d  a bad value or flag; no request was sent, nothing was changed
 
 A flag beats the environment, and that beats the default. An empty variable counts as unset, an empty flag as the empty
