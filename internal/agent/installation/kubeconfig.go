@@ -2,7 +2,6 @@ package installation
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -55,10 +54,8 @@ func (i *Installation) kubeconfig() (bool, error) {
 	if err := i.rewriteFile(metrics.Kubeconfig, file, write); err != nil {
 		return false, err
 	}
-	i.remember("wrote kubeconfig " + file)
 	server := net.JoinHostPort(i.config.Server.Host, i.config.Server.Port)
-	i.log.Info("wrote kubeconfig", slog.String("file", file), slog.String("server", server),
-		slog.Int("ca_bytes", len(authority)))
+	i.did("wrote kubeconfig", slog.String("file", file), slog.String("server", server), slog.Int("ca_bytes", len(authority)))
 	return true, nil
 }
 
@@ -140,7 +137,7 @@ func (c Config) kubeconfigFile() (string, error) {
 	case within(file, c.RunDir):
 		return file, nil
 	case within(file, c.HostNetDir):
-		return filepath.Join(cmp.Or(c.KubeconfigDir, c.NetDir), strings.TrimPrefix(file, c.HostNetDir)), nil
+		return filepath.Join(c.NetDir, strings.TrimPrefix(file, c.HostNetDir)), nil
 	default:
 		return "", fmt.Errorf("the stanza sends the plugin to %q for its kubeconfig, which is neither in the run directory %q nor in the "+
 			"configuration directory %q", file, c.RunDir, c.HostNetDir)
@@ -158,10 +155,18 @@ func within(file, dir string) bool {
 }
 
 // dropOldKubeconfig removes the kubeconfig that versions before 1.23 wrote into the configuration directory.
-func (i *Installation) dropOldKubeconfig() error {
-	file, err := i.config.kubeconfigFile()
-	if err != nil || filepath.Clean(file) == filepath.Clean(i.config.OldKubeconfig) {
+func (c confDir) dropOldKubeconfig() error {
+	file, err := c.config.kubeconfigFile()
+	if err != nil || filepath.Clean(file) == filepath.Clean(c.oldKubeconfig()) {
 		return err
 	}
-	return i.remove(i.config.OldKubeconfig)
+	return c.remove(c.oldKubeconfig())
+}
+
+// oldKubeconfig returns the path of that kubeconfig, which is the configured one only for the configured directory.
+func (c confDir) oldKubeconfig() string {
+	if c.path == c.config.NetDir || c.config.OldKubeconfig == "" {
+		return c.config.OldKubeconfig
+	}
+	return filepath.Join(c.path, filepath.Base(c.config.OldKubeconfig))
 }
