@@ -25,6 +25,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
@@ -127,7 +129,7 @@ type Installation struct {
 // New returns an Installation and changes no file. A nil now is the system's clock.
 func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now func() time.Time) *Installation {
 	if now == nil {
-		now = time.Now //nolint:forbidigo // the clock that tests replace
+		now = clock.RealClock{}.Now
 	}
 	if disk.Compared == nil {
 		disk.Compared = &hostfs.Comparisons{}

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -13,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// startRepair runs race repair and the audit for as long as the agent runs, as one controller where both are about the same pods.
+// startRepair runs race repair and the audit while the agent runs, in one controller if both are about the same pods.
 // No step of the installation waits for them.
 func (n *node) startRepair() {
 	c := n.Config
@@ -39,22 +41,22 @@ func (n *node) startRepair() {
 	o := n.repairOptions(true, !repairs || !own)
 	if o.Reports = reports; selects && o.Audit.Repair {
 		o.Audit.Repair, o.Audit.Restricted = false, true
-		n.Log.Warn("race repair is for selected pods, and which pods these are is known to the API server alone: the audit reports, and restores no rules")
+		n.Log.Warn("repair uses label or field selectors: the audit reports, and restores no rules")
 	}
 	auditor := racerepair.New(o)
 	n.audit.Store(auditor)
-	n.metrics.ReadAudit(auditor.Pods, clock)
+	n.metrics.ReadAudit(auditor.Pods, clock.RealClock{}.Now)
 	n.work.Go(func() { auditor.Run(n.background) })
 }
 
-// canAudit reports whether the pods of the node can be audited. If not, the reason is what the commands show, and is logged unless
-// it is the user's wish.
+// canAudit reports whether the pods of the node can be audited. If not, commands show the reason, and the log has it unless the
+// user switched the audit off.
 func (n *node) canAudit() bool {
 	if n.Config.Audit.Interval == 0 {
 		n.noAudit.Store(new("it is switched off (--audit-interval=0)"))
 		return false
 	}
-	lacking, err := netns.Lacking()
+	capabilities, err := netns.Lacking()
 	if err != nil {
 		n.Log.Warn("the capabilities of the agent are not known", slog.String("error", err.Error()))
 	}
@@ -65,25 +67,25 @@ func (n *node) canAudit() bool {
 	if !n.Config.Places.Reachable() {
 		missing = append(missing, "/proc of the node, at /host/proc")
 	}
-	if missing = append(missing, lacking...); len(missing) == 0 {
+	if missing = append(missing, capabilities...); len(missing) == 0 {
 		return true
 	}
 	reason := "the node agent lacks " + strings.Join(missing, ", ")
 	n.noAudit.Store(&reason)
-	n.Log.Log(n.background, n.lacking(), "the audit is off: no pod of this node is verified while it runs", slog.String("reason", reason))
+	n.Log.Log(n.background, n.missingRightsLevel(), "the audit is off: no pod of this node is verified while it runs",
+		slog.String("reason", reason))
 	return false
 }
 
-// lacking returns the level at which it is logged what the agent lacks. Charts give the right to enter namespaces to repair in place:
-// without that, it is as the operator wishes.
-func (n *node) lacking() slog.Level {
+// missingRightsLevel is the log level for missing capabilities: charts give them for the repair in place only.
+func (n *node) missingRightsLevel() slog.Level {
 	if n.Config.RepairEnabled && n.Config.Repair.Switches.InPlace {
 		return slog.LevelWarn
 	}
 	return slog.LevelInfo
 }
 
-// audited returns a handler of the audit, which may be off or not have begun.
+// audited returns a handler of the audit, which can be off or not have begun.
 func (n *node) audited(handler func(*racerepair.Controller) http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		auditor, reason := n.audit.Load(), n.noAudit.Load()
@@ -115,7 +117,8 @@ func (n *node) repairOptions(audits, auditOnly bool) racerepair.Options {
 		o.Find = nil
 	case !c.Places.Reachable():
 		o.Find = nil
-		n.Log.Log(n.background, n.lacking(), "the processes of the node are not seen: no pod can be inspected or redirected in place (mount the node's /proc at /host/proc)")
+		n.Log.Log(n.background, n.missingRightsLevel(), "the processes of the node are not seen: no pod can be inspected or redirected in place "+
+			"(mount the node's /proc at /host/proc)")
 	}
 	var scoped bool
 	if !audits {
