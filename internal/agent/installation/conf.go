@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// attempts bounds how often one reconciliation computes the plan, because another program may change the directory meanwhile.
+// attempts bounds how often one reconciliation computes the plan, because another program can change the directory meanwhile.
 const attempts = 5
 
 // confDir is one configuration directory of the installation.
@@ -168,7 +168,7 @@ func (c confDir) unchanged(dir cniconf.Dir, s cniconf.Step) error {
 	return nil
 }
 
-// dropInDirMode lets other programs of the node read the plugins' configuration, as in the directory above.
+// dropInDirMode lets other programs of the node read the plugins' configuration, like the directory above.
 const dropInDirMode = 0o755
 
 func (c confDir) step(dir cniconf.Dir, s cniconf.Step) error {
@@ -194,7 +194,7 @@ func (c confDir) step(dir cniconf.Dir, s cniconf.Step) error {
 	case cniconf.OpRemove:
 		return c.disk.Remove(file)
 	case cniconf.OpRemoveDir:
-		// Another program may have added a file since the plan; the directory then stays.
+		// Another program can have added a file since the plan; the directory then stays.
 		if err := c.disk.Remove(file); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
 			return err
 		}

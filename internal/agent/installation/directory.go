@@ -106,7 +106,7 @@ func (c confDir) sweepConf(d cniconf.Dir) {
 	}
 }
 
-// temporary returns the names of files that a crash may have left half written: the present files, and their names after a
+// temporary returns the names of files that a crash can have left half written: the present files, and their names after a
 // step.
 func temporary(d cniconf.Dir, want cniconf.Want) []string {
 	out := []string{want.ConfName, want.OwnedName, cniconf.OwnedName, cniconf.StandaloneName, triggerName}

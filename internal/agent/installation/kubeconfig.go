@@ -70,7 +70,7 @@ func (i *Installation) RenewKubeconfig() error {
 	return err
 }
 
-// Names in the kubeconfig for the plugin, as in every version of the reference.
+// Names in the kubeconfig for the plugin, equal in every version of Istio.
 const (
 	clusterName = "local"
 	userName    = "istio-cni"
@@ -95,7 +95,7 @@ func (i *Installation) kubeconfigText() (text, authority []byte, err error) {
 }
 
 // encodeKubeconfig encodes a kubeconfig for the plugin and kubectl, with authority and token inline. White space around the
-// token is trimmed, as kubectl would send it and the API server would reject the token. An error never holds the token.
+// token is trimmed: kubectl would send it, and the API server would reject the token. An error never holds the token.
 func encodeKubeconfig(server kube.Address, skipVerify bool, authority, token []byte) ([]byte, error) {
 	at, err := server.URL()
 	trimmed := strings.TrimSpace(string(token))

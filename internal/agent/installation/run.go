@@ -22,7 +22,7 @@ const (
 	longestRetry = 30 * time.Second
 )
 
-// comparing bounds a reconciliation before the parts count as not ready: a system call on the node's files may hang for any
+// comparing bounds a reconciliation before the parts count as not ready: a system call on the node's files can hang for any
 // time, on a frozen disk or on a file server that does not answer.
 const comparing = 15 * time.Second
 

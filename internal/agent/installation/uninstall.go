@@ -156,7 +156,7 @@ func (i *Installation) removeProgram(ctx context.Context) error {
 	case <-ctx.Done():
 		i.keep("the agent is shutting down")
 		return nil
-	case <-time.NewTimer(i.config.GracePeriod).C: // pods may be in creation whose runtime has read the configuration already
+	case <-time.NewTimer(i.config.GracePeriod).C: // for pods in creation the runtime has read the configuration already
 	}
 	if why := i.needed(); why != "" {
 		i.keep(why)
@@ -235,7 +235,7 @@ func (c Config) neededBy(entry string, data []byte, err error) error {
 	return nil
 }
 
-// alive reports whether the sandbox with this network namespace may still exist: the runtime removes the file with the sandbox.
+// alive reports whether the sandbox with this network namespace can still exist: the runtime removes the file with the sandbox.
 func (c Config) alive(netns string) bool {
 	if netns == "" || strings.HasPrefix(netns, "/proc/") {
 		return true
