@@ -84,7 +84,7 @@ var owners = map[string][]string{
 	"k8s.io/apimachinery/pkg/util/wait":    {"internal/agent", "internal/kube"},
 	"k8s.io/client-go/tools/clientcmd":     {"internal/agent/installation", "internal/kube"},
 	"k8s.io/client-go/util/workqueue":      {"internal/agent"},
-	"k8s.io/utils/clock":                   {"internal/agent"},
+	"k8s.io/utils/clock":                   {"internal/agent", "internal/role/plugin"},
 	"k8s.io/utils/lru":                     {"internal/agent/eventrecorder"},
 	"sigs.k8s.io":                          {"internal/agent/selector", "internal/agent/taint", "internal/applet/output"},
 }

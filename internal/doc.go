@@ -30,7 +30,7 @@
 //	rules into the kernel         node/nftables, node/iptables (by programs), node/redirection (one namespace)
 //	a namespace                   node/netns (opening, entering), node/sandbox (finding a pod's)
 //	the CNI configuration         core/cniconf, agent/installation
-//	the runtime's configuration   node/runtimeconf
+//	the runtime's configuration   node/runtimeconf, agent/runtimedirs (which directories get the plugin)
 //	a file of the node            node/hostfs (writing), node/hostpath (paths), node/cnicache (libcni's cache)
 //	an API call                   kube (a watch, the pages of a list: watch.go); an event agent/eventrecorder
 //	plugin and agent              node/agentapi, agent/podcache

@@ -95,7 +95,7 @@ func (c *controller) decided(node string) string {
 	c.fixture.Helper()
 	last := ""
 	for _, line := range c.log() {
-		if line.Msg == "decided" && line.Node == node {
+		if line.Msg == "taint decision" && line.Node == node {
 			last = line.String()
 		}
 	}

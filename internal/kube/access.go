@@ -14,10 +14,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Right is what an RBAC rule allows. Group is "" for the core API; an empty Namespace means all namespaces, an empty Name all objects.
-type Right struct{ Verb, Group, Resource, Subresource, Namespace, Name string }
+// Right is what an RBAC rule allows. Group is "" for the core API; an empty Namespace means all namespaces, an empty Name all
+// objects. Its JSON is the ResourceAttributes of a SelfSubjectAccessReview.
+type Right struct {
+	Verb        string `json:"verb"`
+	Group       string `json:"group"`
+	Resource    string `json:"resource"`
+	Subresource string `json:"subresource,omitempty"`
+	Namespace   string `json:"namespace,omitempty"`
+	Name        string `json:"name,omitempty"`
+}
 
-// String is the right as "kubectl auth can-i" takes it.
+// String returns the right in the words of "kubectl auth can-i".
 func (r Right) String() string {
 	text := r.Verb + " " + strings.TrimSuffix(r.Resource+"."+r.Group, ".")
 	if r.Subresource != "" {
@@ -32,44 +40,24 @@ func (r Right) String() string {
 	return text
 }
 
-// accessReview is a SelfSubjectAccessReview (k8s.io/api/authorization/v1), without its package: each start of the plugin would pay.
-type accessReview struct {
-	Kind       string `json:"kind"`
-	APIVersion string `json:"apiVersion"`
-	Spec       struct {
-		ResourceAttributes struct {
-			Namespace   string `json:"namespace,omitempty"`
-			Verb        string `json:"verb"`
-			Group       string `json:"group"`
-			Resource    string `json:"resource"`
-			Subresource string `json:"subresource,omitempty"`
-			Name        string `json:"name,omitempty"`
-		} `json:"resourceAttributes"`
-	} `json:"spec"`
-	Status struct {
-		Allowed bool `json:"allowed"`
-	} `json:"status"`
-}
-
 // Allowed reports whether the client's identity has a right, by POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews, which
 // every authenticated identity may send. now is the time in the response's header Date, in whole seconds; it is zero without one.
 func (c *Client) Allowed(ctx context.Context, right Right) (allowed bool, now time.Time, err error) {
-	review := accessReview{Kind: "SelfSubjectAccessReview", APIVersion: "authorization.k8s.io/v1"}
-	of := &review.Spec.ResourceAttributes
-	of.Namespace, of.Verb, of.Group, of.Resource = right.Namespace, right.Verb, right.Group, right.Resource
-	of.Subresource, of.Name = right.Subresource, right.Name
-	what := &call{
-		verb: "create", resource: apiResource{"authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"},
-		body: review, asJSON: true,
-	}
-	body, x, err := c.transmit(ctx, what)
+	// Package k8s.io/api/authorization/v1 would cost each start of the plugin.
+	reviews := apiResource{"authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"}
+	body, x, err := c.transmit(ctx, &call{verb: "create", resource: reviews, asJSON: true, body: map[string]any{
+		"kind": reviews.kind, "apiVersion": reviews.group + "/" + reviews.version, "spec": map[string]any{"resourceAttributes": right},
+	}})
 	now, _ = http.ParseTime(x.date)
 	if err != nil {
 		return false, now, err
 	}
-	var answer accessReview
-	if err := json.Unmarshal(body, &answer); err != nil || answer.Kind != review.Kind {
-		return false, now, x.fail(Undecodable, fmt.Errorf("requested %s, got kind %q", review.Kind, answer.Kind))
+	var answer struct {
+		Kind   string
+		Status struct{ Allowed bool }
+	}
+	if err := json.Unmarshal(body, &answer); err != nil || answer.Kind != reviews.kind {
+		return false, now, x.fail(Undecodable, fmt.Errorf("requested %s, got kind %q", reviews.kind, answer.Kind))
 	}
 	return answer.Status.Allowed, now, nil
 }
@@ -114,7 +102,7 @@ type Token struct {
 	Expires time.Time
 }
 
-// Namespace is that of a service account, "" for another subject.
+// Namespace returns the namespace of a service account, "" for another subject.
 func (t Token) Namespace() string {
 	parts := strings.Split(t.Subject, ":")
 	if len(parts) != 4 || parts[1] != "serviceaccount" { //nolint:mnd // as above

@@ -53,7 +53,7 @@ func retryAfter(seconds int) exchangeFunc {
 // slowly delays an exchangeFunc.
 func slowly(by time.Duration, e exchangeFunc) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
-		if !Sleep(r.Context(), by) {
+		if !sleep(r.Context(), by) {
 			return nil, r.Context().Err()
 		}
 		return e(r)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
@@ -76,7 +75,7 @@ type Client struct {
 
 // NewClient checks the configuration. It sends no request. A kubeconfig is read at once, and an error has the class
 // InvalidConfig; the error of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without a kubeconfig NewClient checks
-// the address and reads no file: the files may appear after the start of the node.
+// the address and reads no file: the files can appear after the start of the node.
 func NewClient(config Config) (*Client, error) {
 	config.Timeout = cmp.Or(config.Timeout, 10*time.Second)
 	config.IdleTimeout = cmp.Or(config.IdleTimeout, 150*time.Second)
@@ -100,7 +99,8 @@ func (c *Client) Server() string {
 	if c.current != nil {
 		return c.current.server.Redacted()
 	}
-	return cmp.Or(c.config.Server.Protocol, "https") + "://" + net.JoinHostPort(c.config.Server.Host, c.config.Server.Port)
+	server, _ := c.config.Server.URL() // valid, or there would be no client
+	return server.String()
 }
 
 // Requests returns the number of requests sent.
@@ -194,7 +194,7 @@ func newEndpoint(config *rest.Config, content []byte, once bool) (*endpoint, err
 	server, _, err := rest.DefaultServerUrlFor(config)
 	switch {
 	case err != nil:
-		return nil, errors.New("the server is not a URL that can be used") // the cause quotes the URL, which may have a password
+		return nil, errors.New("the server is not a URL that can be used") // the cause quotes the URL, which can have a password
 	case server.Scheme != "http" && server.Scheme != "https":
 		return nil, fmt.Errorf("the server's scheme %q is neither http nor https", server.Scheme)
 	}
@@ -239,7 +239,7 @@ type call struct {
 	options         *metav1.ListOptions
 	patch           types.PatchType
 	body            any  // encoded as JSON, nil for none
-	asJSON          bool // the response is of a type that is not among the codecs
+	asJSON          bool // the codecs do not know the type of the response
 }
 
 // String returns the resource, namespace and name, for messages.
@@ -249,7 +249,7 @@ func (c *call) String() string {
 
 var errNoSegment = errors.New("the namespace or the name is not valid")
 
-// validName reports whether a text may be the name of an object or of its namespace.
+// validName reports whether a text can be the name of an object or of its namespace.
 func validName(text string) bool { return len(validation.IsDNS1123Subdomain(text)) == 0 }
 
 // request builds client-go's request, which is sent once.
@@ -258,12 +258,9 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 		"create": http.MethodPost, "delete": http.MethodDelete, "update": http.MethodPut, "patch": http.MethodPatch,
 	}[c.verb]
 	r := to.Verb(cmp.Or(verb, http.MethodGet)).AbsPath(c.resource.path()...).MaxRetries(0).WarningHandlerWithContext(rest.NoWarnings{})
-	r = r.NamespaceIfScoped(c.namespace, c.namespace != "").Resource(c.resource.plural)
+	r = r.NamespaceIfScoped(c.namespace, c.namespace != "").Resource(c.resource.plural).SubResource(c.part)
 	if c.name != "" {
 		r = r.Name(c.name)
-	}
-	if c.part != "" {
-		r = r.SubResource(c.part)
 	}
 	if c.asJSON {
 		r = r.SetHeader("Accept", runtime.ContentTypeJSON)
@@ -378,7 +375,7 @@ type exchange struct {
 	call   *call
 	// secrets are the credentials of the request.
 	secrets []string
-	// limit bounds a response, or an event of a watch, in bytes; left is the number of bytes that may still be read.
+	// limit bounds a response, or an event of a watch, in bytes; left is the number of bytes left to read.
 	limit int64
 	left  atomic.Int64
 	// received is called when a part of a watch arrives, done when the watch ends; both are nil for other requests.
@@ -476,16 +473,4 @@ func (b *boundedBody) Close() error {
 		b.of.done()
 	}
 	return b.ReadCloser.Close()
-}
-
-// Sleep waits, for instance between two requests, and returns false if ctx ended first.
-func Sleep(ctx context.Context, wait time.Duration) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }

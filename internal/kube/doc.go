@@ -7,8 +7,9 @@
 //
 // It never changes anything in the cluster except for the taint controller ([Client.PatchTaints], [Client.PatchCondition], the
 // Lease of [Client.WriteLease]), race repair ([Client.DeletePod], [Client.EvictPod], [Client.LabelPod]), the audit
-// ([Client.SetPodCondition]) and events ([Client.CreateEvent], [Client.CountEvent]). It follows no redirect (net/http would forward the token), logs nothing, lets
-// client-go log nothing, and returns a pod as a [Pod] with [sidecar.Facts], other objects as small structs. It links no typed or dynamic client, as each start of the plugin would pay for it.
+// ([Client.SetPodCondition]) and events ([Client.CreateEvent], [Client.CountEvent]). It follows no redirect (net/http would
+// forward the token), logs nothing, lets client-go log nothing, and returns a pod as a [Pod] with [sidecar.Facts], other objects
+// as small structs. It links no typed or dynamic client, because each start of the plugin would pay for it.
 //
 // Start reading at [Client] in client.go: the requests, and [Client.Lookup] in lookup.go: the retries. error.go has the classes
 // of failures, kubeconfig.go the file. watch.go has client-go's reflector and its bounds, objects.go the reduced objects,

@@ -27,7 +27,7 @@ type Class string
 // The classes. The comment is the number of attempts of a look-up.
 const (
 	NotFound        Class = "not found"                     // within the budget
-	WrongPod        Class = "response is about another pod" // within the budget: the server may lag behind
+	WrongPod        Class = "response is about another pod" // within the budget: the server can lag behind
 	TooManyRequests Class = "too many requests"             // within the budget, not before Retry-After
 	ServerError     Class = "server error"                  // within the budget
 	Timeout         Class = "no response in time"           // within the budget
@@ -101,7 +101,7 @@ var ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it")
 // Unwrap returns the last cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Transient reports whether a retry may succeed.
+// Transient reports whether a retry can succeed.
 func (e *Error) Transient() bool {
 	attempts, _ := e.policy()
 	return attempts == 0 && e.Class != NotFound
@@ -183,7 +183,7 @@ const (
 	agentRewrites = "the node agent (istio-cni-node) rewrites the file: check that its pod runs on this node"
 )
 
-// invalid returns the error of a call that is not sent.
+// invalid returns the error of a call that was not sent.
 func (c *Client) invalid(what *call, err error) *Error {
 	return (&exchange{client: c, call: what}).fail(InvalidKey, err)
 }
@@ -212,13 +212,13 @@ func (x *exchange) failure(ctx context.Context, err error) *Error {
 		err = x.broken
 	}
 	if cause := context.Cause(ctx); cause != nil {
-		err = cause // net/http may report a closed connection instead
+		err = cause // net/http can report a closed connection instead
 	}
 	if tooLarge, ok := errors.AsType[errTooLarge](err); ok {
 		return x.fail(TooLarge, tooLarge)
 	}
 	if outer, ok := errors.AsType[*url.Error](err); ok {
-		err = outer.Err // the message has the URL already, which may contain a password
+		err = outer.Err // the message has the URL already, which can contain a password
 	}
 	at, _ := x.stage.Load().(stage)
 	return x.fail(classify(err, at), fmt.Errorf("%s: %w", at, err))
@@ -275,22 +275,16 @@ func (x *exchange) redact(text string) string {
 }
 
 func classOf(status int32) Class {
-	switch {
-	case status == http.StatusUnauthorized:
-		return Unauthorized
-	case status == http.StatusForbidden:
-		return Forbidden
-	case status == http.StatusNotFound:
-		return NotFound
-	case status == http.StatusTooManyRequests:
-		return TooManyRequests
-	case status >= http.StatusInternalServerError:
+	if status >= http.StatusInternalServerError {
 		return ServerError
 	}
-	return Rejected
+	return cmp.Or(map[int32]Class{
+		http.StatusUnauthorized: Unauthorized, http.StatusForbidden: Forbidden, http.StatusNotFound: NotFound,
+		http.StatusTooManyRequests: TooManyRequests,
+	}[status], Rejected)
 }
 
-// classify returns the class of a request without a response. The order matters: a reset may happen in a handshake.
+// classify returns the class of a request without a response. The order matters: a reset can happen in a handshake.
 func classify(err error, at stage) Class {
 	var (
 		dns       *net.DNSError

@@ -67,11 +67,10 @@ func (c *Client) WriteLease(ctx context.Context, lease Lease) (Lease, error) {
 		what.verb, what.name = "create", ""
 	}
 	object.TypeMeta = metav1.TypeMeta{Kind: what.resource.kind, APIVersion: coordinationv1.SchemeGroupVersion.String()}
-	seconds, transitions := int32(lease.Duration/time.Second), int32(lease.Transitions) //nolint:gosec // small numbers
-	acquired, renewed := metav1.NewMicroTime(lease.Acquired), metav1.NewMicroTime(lease.Renewed)
 	spec := &object.Spec
-	spec.HolderIdentity, spec.LeaseDurationSeconds, spec.LeaseTransitions = &lease.Holder, &seconds, &transitions
-	spec.AcquireTime, spec.RenewTime = &acquired, &renewed
+	spec.HolderIdentity, spec.LeaseDurationSeconds = &lease.Holder, new(int32(lease.Duration/time.Second)) //nolint:gosec // a small number
+	spec.AcquireTime, spec.RenewTime = new(metav1.NewMicroTime(lease.Acquired)), new(metav1.NewMicroTime(lease.Renewed))
+	spec.LeaseTransitions = new(int32(lease.Transitions)) //nolint:gosec // a small number
 	what.body = object
 	written, err := fetch[*coordinationv1.Lease](ctx, c, what)
 	if err != nil {

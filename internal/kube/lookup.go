@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// maxAttempt bounds one attempt, as does a third of the budget, so that a hanging attempt leaves time for others.
+	// maxAttempt and a third of the budget bound one attempt, so that a hanging attempt leaves time for others.
 	maxAttempt = 3 * time.Second
 	// minPause and maxPause are the shortest first and the longest last pause between two attempts.
 	minPause = 25 * time.Millisecond
@@ -41,7 +41,7 @@ func (c *Client) Lookup(ctx context.Context, key PodRef, budget time.Duration) (
 		}
 		l.record(err, limited.Err() != nil)
 		pause, again := l.pause()
-		if !again || !Sleep(limited, pause) {
+		if !again || !sleep(limited, pause) {
 			break
 		}
 	}
@@ -56,6 +56,14 @@ func (c *Client) Lookup(ctx context.Context, key PodRef, budget time.Duration) (
 	failed.File, failed.Attempts = c.config.Kubeconfig, l.attempts
 	failed.Elapsed = total - time.Until(deadline)
 	return sidecar.Facts{}, &failed
+}
+
+// sleep returns false if ctx ends before the pause.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	pausing, end := context.WithTimeout(ctx, pause)
+	defer end()
+	<-pausing.Done()
+	return ctx.Err() == nil
 }
 
 // lookup is the state of one call of [Client.Lookup].

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/utils/ptr"
 
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/core/repair"
@@ -46,8 +47,8 @@ type Pod struct {
 	Verified Condition
 	// Started is the time at which the kubelet accepted the pod (status.startTime), zero before that.
 	Started time.Time
-	// Init has the statuses of the init containers, native sidecars among them, Ephemeral those of ephemeral containers (kubectl
-	// debug), Containers those of the others.
+	// Init has the statuses of the init containers, native sidecars among them, Ephemeral the statuses of ephemeral containers
+	// (kubectl debug), Containers all others.
 	Init, Containers, Ephemeral []repair.Container
 }
 
@@ -96,15 +97,12 @@ func podOf(p *corev1.Pod) Pod {
 		SchedulerName: p.Spec.SchedulerName, ServiceAccount: p.Spec.ServiceAccountName,
 		Phase: string(p.Status.Phase), Deleting: p.DeletionTimestamp != nil, Addresses: addressesOf(&p.Status),
 		Init: containersOf(p.Status.InitContainerStatuses), Containers: containersOf(p.Status.ContainerStatuses),
-		Ephemeral: containersOf(p.Status.EphemeralContainerStatuses),
+		Ephemeral: containersOf(p.Status.EphemeralContainerStatuses), Started: ptr.Deref(p.Status.StartTime, metav1.Time{}).UTC(),
 	}
 	for _, key := range []string{configHashAnnotation, configMirrorAnnotation} {
 		if uid := p.Annotations[key]; uid != "" {
 			pod.aliases = append(pod.aliases, uid)
 		}
-	}
-	if p.Status.StartTime != nil {
-		pod.Started = p.Status.StartTime.UTC()
 	}
 	if owner := metav1.GetControllerOfNoCopy(p); owner != nil && owner.Kind == "DaemonSet" {
 		pod.DaemonSet = owner.Name
@@ -122,18 +120,16 @@ func podOf(p *corev1.Pod) Pod {
 
 // factsOf reduces a pod to the fields that decide. A variable with valueFrom keeps its place and has an empty value.
 func factsOf(p *corev1.Pod) sidecar.Facts {
+	security := ptr.Deref(p.Spec.SecurityContext, corev1.PodSecurityContext{})
 	facts := sidecar.Facts{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), HostNetwork: p.Spec.HostNetwork,
-		Labels: p.Labels, Annotations: p.Annotations,
+		Labels: p.Labels, Annotations: p.Annotations, RunAsUser: security.RunAsUser, RunAsGroup: security.RunAsGroup,
 		Containers: make([]sidecar.Container, 0, len(p.Spec.InitContainers)+len(p.Spec.Containers)),
 	}
-	if security := p.Spec.SecurityContext; security != nil {
-		facts.RunAsUser, facts.RunAsGroup = security.RunAsUser, security.RunAsGroup
-	}
 	for i, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		container := sidecar.Container{Name: c.Name, Args: c.Args, Init: i < len(p.Spec.InitContainers)}
-		if security := c.SecurityContext; security != nil {
-			container.RunAsUser, container.RunAsGroup = security.RunAsUser, security.RunAsGroup
+		security := ptr.Deref(c.SecurityContext, corev1.SecurityContext{})
+		container := sidecar.Container{
+			Name: c.Name, Args: c.Args, Init: i < len(p.Spec.InitContainers), RunAsUser: security.RunAsUser, RunAsGroup: security.RunAsGroup,
 		}
 		for _, variable := range c.Env {
 			container.Env = append(container.Env, sidecar.EnvVar{Name: variable.Name, Value: variable.Value})

@@ -11,15 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// ownTolerations are those against NoExecute that the DaemonSet controller adds to each of its pods
-// (k8s.io/kubernetes/pkg/controller/daemon/util.AddOrUpdateDaemonPodTolerations).
-func ownTolerations() []corev1.Toleration {
-	return []corev1.Toleration{
-		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
-		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
-	}
-}
-
 // Fits reports whether the DaemonSet controller would keep a pod of the DaemonSet on this node, and if not, why not. It
 // evaluates nodeName, nodeSelector, the required node affinity and taints with the effect NoExecute. A requirement or a
 // toleration that this program cannot evaluate, such as one with an unknown operator, counts as met.
@@ -39,7 +30,12 @@ func (d DaemonSet) Fits(node Node) (fits bool, why string) {
 			return false, "no term of its required node affinity matches"
 		}
 	}
-	tolerations := append(ownTolerations(), wants.Tolerations...)
+	// The DaemonSet controller adds the first two to each of its pods
+	// (k8s.io/kubernetes/pkg/controller/daemon/util.AddOrUpdateDaemonPodTolerations).
+	tolerations := append([]corev1.Toleration{
+		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
+	}, wants.Tolerations...)
 	for _, taint := range node.Taints {
 		tolerated := slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) })
 		if taint.Effect == corev1.TaintEffectNoExecute && !tolerated {

@@ -49,7 +49,7 @@ type PodScope struct {
 	Node string
 	// LabelSelector and FieldSelector have kubectl's syntax, empty for no restriction.
 	LabelSelector, FieldSelector string
-	// Transform may drop fields of a pod that the caller does not need before the pod is stored, unless nil.
+	// Transform drops fields of a pod that the caller does not need before the pod is stored, unless nil.
 	Transform func(*Pod)
 }
 
@@ -185,15 +185,15 @@ type reflector[O metav1.Object, T any] struct {
 	listed  int
 }
 
-// fails reports an error of another class than the last one, waits for the server's Retry-After, and returns the error to
-// client-go.
-func (r *reflector[O, T]) fails(ctx context.Context, err error) error {
+// delay reports an error of another class than the last one and returns it after the server's Retry-After, so that client-go
+// retries no earlier.
+func (r *reflector[O, T]) delay(ctx context.Context, err error) error {
 	failed, ok := errors.AsType[*Error](err)
 	if !ok || ctx.Err() != nil {
 		return err
 	}
 	r.state(failed.Class, err)
-	Sleep(ctx, RetryAfter(err))
+	sleep(ctx, RetryAfter(err))
 	return err
 }
 
@@ -229,7 +229,7 @@ func (r *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) 
 		page, err = r.page(ctx, r.call("list", r.limited(options)))
 	}
 	if err != nil {
-		return nil, r.fails(ctx, err)
+		return nil, r.delay(ctx, err)
 	}
 	return page, nil
 }
@@ -313,7 +313,7 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	x.done = func() {
 		silence.Stop()
 		if errors.Is(context.Cause(ctx), errSilent) && listing.Load() {
-			_ = r.fails(parent, x.fail(Timeout, errSilent)) // before client-go learns of the end and lists again
+			_ = r.delay(parent, x.fail(Timeout, errSilent)) // before client-go learns of the end and lists again
 		}
 		cancel(nil)
 	}
@@ -327,7 +327,7 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		if failed.Class == Rejected && (failed.Status == http.StatusGone || streams) {
 			return nil, err // the version has expired, or the server does not stream lists: client-go lists
 		}
-		return nil, r.fails(parent, err)
+		return nil, r.delay(parent, err)
 	}
 	x.received()
 	if !streams {
@@ -395,7 +395,7 @@ func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.E
 		err = x.fail(Undecodable, err)
 	}
 	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-		_ = r.fails(ctx, err)
+		_ = r.delay(ctx, err)
 	}
 	status := apierrors.NewInternalError(err)
 	if answer, ok := errors.AsType[*apierrors.StatusError](err); ok {
@@ -407,7 +407,7 @@ func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.E
 // decodingCause is client-go's cause of an event that it cannot decode.
 const decodingCause = "ClientWatchDecoding"
 
-// Add implements the store of client-go's reflector, as do the four methods below.
+// Add and the four methods below implement the store of client-go's reflector.
 func (r *reflector[O, T]) Add(object any) error { return r.Update(object) }
 
 // Update stores a new or changed object.

@@ -478,7 +478,7 @@ type silent struct {
 }
 
 func (s silent) Read([]byte) (int, error) {
-	if Sleep(s.ctx, s.span) {
+	if sleep(s.ctx, s.span) {
 		return 0, io.EOF
 	}
 	return 0, s.ctx.Err()

@@ -163,6 +163,5 @@ func (c *Client) changePod(ctx context.Context, ref PodRef, version string, what
 }
 
 func (r PodRef) preconditions() *metav1.Preconditions {
-	uid := types.UID(r.UID)
-	return &metav1.Preconditions{UID: &uid, ResourceVersion: &r.Version}
+	return &metav1.Preconditions{UID: new(types.UID(r.UID)), ResourceVersion: &r.Version}
 }

@@ -22,7 +22,7 @@ const (
 	rewriteInterval = 30 * time.Second
 )
 
-// rewrites are those of one artifact.
+// rewrites limits the rewrites of one artifact.
 type rewrites struct {
 	*rate.Limiter
 
@@ -85,7 +85,7 @@ func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Wr
 	return nil
 }
 
-// rewriteFile is rewrite for a file that this program owns. A missing file is written at once, as pods need the file.
+// rewriteFile is rewrite for a file that this program owns. A missing file is written at once because pods need it.
 func (i *Installation) rewriteFile(a metrics.Artifact, file string, write func() error) error {
 	if _, err := os.Lstat(file); err != nil {
 		return write() // write reports the error that Lstat met

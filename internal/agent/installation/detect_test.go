@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
 )
 
 const (
@@ -51,7 +52,7 @@ func newMachine(t *testing.T, files map[string]string) *machine {
 	m.config.HostRoots = []string{m.path("mounts"), fmt.Sprintf("/proc/%d/root%s", os.Getpid(), m.path("node"))}
 	m.config.NetDir, m.config.BinDirs = m.path("mounts/etc/cni/net.d"), []string{m.path("mounts/opt/cni/bin")}
 	m.config.OldKubeconfig = m.config.NetDir + "/ZZZ-istio-cni-kubeconfig"
-	m.config.Detect = installation.Detect{Net: true, Bin: true}
+	m.config.Detect = runtimedirs.Detect{Net: true, Bin: true}
 	return m
 }
 
@@ -187,7 +188,7 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 			if diff := cmp.Diff(before, m.tree("node")); diff != "" {
 				t.Errorf("after the uninstallation, -want +got:\n%s", diff)
 			}
-			if m.there("run/" + installation.DirsName) {
+			if m.there("run/" + runtimedirs.RecordName) {
 				t.Error("the record stays")
 			}
 		})
@@ -198,7 +199,7 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 func TestInstallsWhereItIsTold(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(m *machine){
-		"both are set": func(m *machine) { m.config.Detect = installation.Detect{} },
+		"both are set": func(m *machine) { m.config.Detect = runtimedirs.Detect{} },
 		"others are mounted": func(m *machine) {
 			for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin"} {
 				must(m.t, os.Remove(m.path("mounts"+dir)))
@@ -338,19 +339,19 @@ func TestLeavesTheDefaultsOfAnotherVersion(t *testing.T) {
 	m := newMachine(t, map[string]string{"/srv/bin/": ""})
 	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 	m.put("node/srv/conf/10-net.conflist", conflist, 0o644)
-	m.config.Detect = installation.Detect{}
+	m.config.Detect = runtimedirs.Detect{}
 	must(t, m.agent().Reconcile())
 	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
-	m.config.Detect = installation.Detect{Net: true, Bin: true}
+	m.config.Detect = runtimedirs.Detect{Net: true, Bin: true}
 	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
 	m.start(containerdSock)
 	must(t, m.agent().Reconcile())
 	m.installedIn("/srv/conf", "/srv/bin")
 
-	m.config.Detect = installation.Detect{} // and the other way, as the user says it
+	m.config.Detect = runtimedirs.Detect{} // and the other way, as the user says it
 	must(t, m.agent().Reconcile())
 	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
-	if m.there("run/" + installation.DirsName) {
+	if m.there("run/" + runtimedirs.RecordName) {
 		t.Error("the record stays although there are only directories that were set")
 	}
 }
@@ -361,11 +362,11 @@ func TestTheRecordIsNotTrusted(t *testing.T) {
 	for _, text := range []string{"{", `[{"configuration":"../x"}]`, `[{}]`, strings.Repeat(" ", 2<<20)} {
 		m := newMachine(t, map[string]string{containerdSock: ""})
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
-		m.put("run/"+installation.DirsName, text, 0o600)
+		m.put("run/"+runtimedirs.RecordName, text, 0o600)
 		must(t, m.agent().Reconcile())
 		m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
 		must(t, m.agent().Uninstall(t.Context()))
-		if m.there("run/" + installation.DirsName) {
+		if m.there("run/" + runtimedirs.RecordName) {
 			t.Errorf("%.20q: the record stays", text)
 		}
 	}
@@ -376,7 +377,7 @@ func TestUninstallingByHandFindsTheDirectories(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-net.conflist", conflist)
 	must(t, n.agent().Reconcile())
-	n.put("run/"+installation.DirsName, fmt.Sprintf(`[{"configuration":%q,"programs":[%q]}]`, n.path("net.d"), n.path("bin")), 0o600)
+	n.put("run/"+runtimedirs.RecordName, fmt.Sprintf(`[{"configuration":%q,"programs":[%q]}]`, n.path("net.d"), n.path("bin")), 0o600)
 	n.config.NetDir, n.config.BinDirs = n.path("usual/net.d"), []string{n.path("usual/bin")}
 	must(t, n.agent().Uninstall(t.Context()))
 	for name, text := range n.tree(".") {

@@ -16,18 +16,18 @@ import (
 
 // readDir reads the configuration directory as far as a plan needs the files, and returns the names of all other files. An
 // unreadable file counts as empty: a runtime skips such a file, too.
-func (i *Installation) readDir() (d cniconf.Dir, others []string, err error) {
-	entries, err := os.ReadDir(i.config.NetDir)
+func (c confDir) readDir() (d cniconf.Dir, others []string, err error) {
+	entries, err := os.ReadDir(c.path)
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the CNI configuration: %w", err)
 	}
-	d, i.links = cniconf.Dir{}, nil
+	d, c.links = cniconf.Dir{}, nil
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case i.isDir(name):
-			i.readDropIns(d, name)
-		case cniconf.Candidate(name) || cniconf.Saved(name) || name == i.config.Want.ConfName:
-			if err = i.readInto(d, name); err != nil {
+		case c.isDir(name):
+			c.readDropIns(d, name)
+		case cniconf.Candidate(name) || cniconf.Saved(name) || name == c.config.Want.ConfName:
+			if err = c.readInto(d, name); err != nil {
 				return d, others, err
 			}
 		default:
@@ -38,8 +38,8 @@ func (i *Installation) readDir() (d cniconf.Dir, others []string, err error) {
 }
 
 // isDir reports whether an entry is a directory, or a symbolic link to a directory, which runtimes follow.
-func (i *Installation) isDir(name string) bool {
-	dir := filepath.Join(i.config.NetDir, name)
+func (c confDir) isDir(name string) bool {
+	dir := filepath.Join(c.path, name)
 	if followed, err := hostpath.Follow(dir); err == nil {
 		dir = followed
 	}
@@ -47,8 +47,8 @@ func (i *Installation) isDir(name string) bool {
 	return err == nil && info.IsDir()
 }
 
-func (i *Installation) readInto(d cniconf.Dir, name string) error {
-	file := filepath.Join(i.config.NetDir, name)
+func (c confDir) readInto(d cniconf.Dir, name string) error {
+	file := filepath.Join(c.path, name)
 	data, mode, err := hostfs.ReadFile(file, maxConf)
 	target, notLink := os.Readlink(file)
 	unseen := ""
@@ -62,20 +62,20 @@ func (i *Installation) readInto(d cniconf.Dir, name string) error {
 	case errors.Is(err, fs.ErrPermission):
 		return err
 	case err != nil:
-		i.log.Debug("a file in the CNI configuration cannot be read", slog.String("file", name), slog.Any("error", err))
+		c.log.Debug("a file in the CNI configuration cannot be read", slog.String("file", name), slog.Any("error", err))
 	}
 	if notLink == nil {
-		i.links = append(i.links, file)
+		c.links = append(c.links, file)
 	}
 	d[name] = cniconf.File{Data: data, Mode: uint32(mode.Perm()), Link: notLink == nil, Unseen: unseen}
 	return nil
 }
 
 // readDropIns reads the drop-in files below a directory; a directory that cannot be listed counts as empty.
-func (i *Installation) readDropIns(d cniconf.Dir, network string) {
-	names, _ := hostfs.List(filepath.Join(i.config.NetDir, network), func(name string) bool { return filepath.Ext(name) == ".conf" })
+func (c confDir) readDropIns(d cniconf.Dir, network string) {
+	names, _ := hostfs.List(filepath.Join(c.path, network), func(name string) bool { return filepath.Ext(name) == ".conf" })
 	for _, name := range names {
-		_ = i.readInto(d, network+"/"+name) // a file without read permission counts as absent
+		_ = c.readInto(d, network+"/"+name) // a file without read permission counts as absent
 	}
 }
 
@@ -91,22 +91,22 @@ func (i *Installation) logSweep(removed []string, err error) {
 
 // sweepConf sweeps the configuration directory, the directories of drop-in files, and the directories of the targets of links.
 // In the first two no other program writes under names of this program's temporary files, so all of these go.
-func (i *Installation) sweepConf(d cniconf.Dir) {
-	i.logSweep(i.disk.SweepOwn(i.config.NetDir, temporary(d, i.config.Want)...))
-	entries, _ := os.ReadDir(i.config.NetDir)
+func (c confDir) sweepConf(d cniconf.Dir) {
+	c.logSweep(c.disk.SweepOwn(c.path, temporary(d, c.config.Want)...))
+	entries, _ := os.ReadDir(c.path)
 	for _, e := range entries {
-		if i.isDir(e.Name()) {
-			i.logSweep(i.disk.SweepOwn(filepath.Join(i.config.NetDir, e.Name()), cniconf.DropInName))
+		if c.isDir(e.Name()) {
+			c.logSweep(c.disk.SweepOwn(filepath.Join(c.path, e.Name()), cniconf.DropInName))
 		}
 	}
-	for _, link := range i.links {
+	for _, link := range c.links {
 		if target, err := hostpath.Follow(link); err == nil {
-			i.sweep(filepath.Dir(target), filepath.Base(target))
+			c.sweep(filepath.Dir(target), filepath.Base(target))
 		}
 	}
 }
 
-// temporary returns the names of files that a crash may have left half written: the present files, and their names after a
+// temporary returns the names of files that a crash can have left half written: the present files, and their names after a
 // step.
 func temporary(d cniconf.Dir, want cniconf.Want) []string {
 	out := []string{want.ConfName, want.OwnedName, cniconf.OwnedName, cniconf.StandaloneName, triggerName}

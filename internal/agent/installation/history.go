@@ -1,6 +1,7 @@
 package installation
 
 import (
+	"log/slog"
 	"slices"
 	"time"
 )
@@ -24,7 +25,14 @@ func (i *Installation) History() []Change {
 	return latest
 }
 
-// remember adds a change to the history. It has a lock of its own, as mu is held while a disk hangs.
+// did logs and remembers a change of a file. The history has the object alone, the log also other attributes.
+func (i *Installation) did(change string, object slog.Attr, others ...any) {
+	i.log.With(object).Info(change, others...) //nolint:sloglint // the message is the caller's
+	i.changes++
+	i.remember(change + ": " + object.Value.String())
+}
+
+// remember adds a change to the history. It has a lock of its own because mu is held while a disk hangs.
 func (i *Installation) remember(what string) {
 	i.historyMu.Lock()
 	defer i.historyMu.Unlock()

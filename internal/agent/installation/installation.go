@@ -8,8 +8,9 @@
 //
 // It never talks to the API server, and never decides when to uninstall.
 //
-// Start at Installation.Reconcile. Run repeats it; history.go has what it changed, conf.go the configuration, detect.go the runtime's directories and earlier.go those of before, conflict.go other writers, cache.go the
-// sandboxes that still need the program.
+// Start at Installation.Reconcile, which brings the plugin into the target that package runtimedirs finds. Run repeats it; conf.go
+// has the configuration, conflict.go other writers, uninstall.go the removal and the sandboxes that still need the program,
+// history.go the changes.
 package installation
 
 import (
@@ -24,11 +25,15 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
 // Parts of the installation in the health state. docs/errors.md has the comments.
@@ -63,10 +68,8 @@ type Config struct {
 
 	// NetDir is the directory of CNI configurations, HostNetDir the same as the plugin sees it.
 	NetDir, HostNetDir string
-	// KubeconfigDir is HostNetDir as this process sees it if NetDir is another directory, which Detect may make of it.
-	KubeconfigDir string
-	// Detect makes the runtime's own directories those of the installation.
-	Detect Detect
+	// Detect replaces NetDir and BinDirs by the runtime's own directories.
+	Detect runtimedirs.Detect
 	// RunDir is the run directory, under the same path for this process and the plugin.
 	RunDir     string
 	RunDirMode fs.FileMode
@@ -125,13 +128,12 @@ type Installation struct {
 	// dropIn is the directory of the network that has a drop-in file.
 	dropIn string
 
-	// mounted are the directories of the settings, at is the last look at the node. earlier are directories that are to be cleaned, as
-	// far as they are known: recorded reports that the record was read.
-	mounted  Dirs
-	at       location
-	earlier  []Dirs
-	recorded bool
+	// dirs finds the target; target is the last one.
+	dirs   *runtimedirs.Finder
+	target runtimedirs.Target
 
+	// changes counts the changes of files.
+	changes   int
 	historyMu sync.Mutex
 	history   []Change
 }
@@ -139,12 +141,11 @@ type Installation struct {
 // New returns an Installation and changes no file. A nil now is the system's clock.
 func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now func() time.Time) *Installation {
 	if now == nil {
-		now = time.Now //nolint:forbidigo // the clock that tests replace
+		now = clock.RealClock{}.Now
 	}
 	if disk.Compared == nil {
 		disk.Compared = &hostfs.Comparisons{}
 	}
-	config.KubeconfigDir = config.NetDir
 	if report.Health == nil {
 		report.Health = health.NewState(health.Options{})
 	}
@@ -154,11 +155,27 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	if report.Warn == nil {
 		report.Warn = func(kube.EventReason, string) {}
 	}
+	mounted := runtimedirs.Dirs{Net: config.NetDir, Bins: config.BinDirs}
 	return &Installation{
 		log: log, disk: disk, now: now, report: report, config: config, wake: make(chan struct{}, 1),
 		asWanted: map[metrics.Artifact]bool{}, unsynced: map[health.PartName]bool{}, rewrites: map[metrics.Artifact]*rewrites{},
-		logged: map[string]string{}, mounts: map[string]string{}, mounted: Dirs{Net: config.NetDir, Bins: config.BinDirs},
+		logged: map[string]string{}, mounts: map[string]string{}, target: runtimedirs.Target{Dirs: mounted},
+		dirs: runtimedirs.NewFinder(log, disk, runtimedirs.Settings{
+			Mounted: mounted, HostNet: config.HostNetDir, Detect: config.Detect, Standalone: config.Want.Mode == cniconf.Standalone,
+			Host: config.host(), RunDir: config.RunDir, RunDirMode: config.RunDirMode,
+		}),
 	}
+}
+
+// host returns where this process sees the node's file system: in a container below HostRoots, where it has its directories.
+func (c Config) host() (view hostpath.View) {
+	inContainer := slices.ContainsFunc(append(slices.Clone(c.BinDirs), c.NetDir), func(dir string) bool {
+		return slices.ContainsFunc(c.HostRoots, func(root string) bool { return within(dir, root) })
+	})
+	if inContainer {
+		view.Roots = c.HostRoots
+	}
+	return view
 }
 
 // Update replaces the stanza in the desired state and wakes Run, which writes the stanza.
@@ -192,7 +209,7 @@ type WaitingError struct{ For string }
 func (e *WaitingError) Error() string { return e.For }
 
 // Reconcile brings program, kubeconfig and configuration into their desired state, each of them whatever the result of the
-// others. It inserts no stanza before program and kubeconfig exist, as such a stanza would stop every pod of the node; a stanza
+// others. It inserts no stanza before program and kubeconfig exist: such a stanza would stop every pod of the node. A stanza
 // that is there stays. The error joins the errors of the parts; a WaitingError among them needs no action.
 func (i *Installation) Reconcile() error {
 	i.mu.Lock()
@@ -200,9 +217,10 @@ func (i *Installation) Reconcile() error {
 	if i.uninstalled {
 		return errors.New("the plugin was uninstalled")
 	}
-	i.locate()
-	if err := i.settle(); err != nil {
-		return err
+	target, err := i.dirs.Settle()
+	i.retarget(target)
+	if err != nil {
+		return withHint(err)
 	}
 	var errs []error
 	anyChanged := false
@@ -222,6 +240,14 @@ func (i *Installation) Reconcile() error {
 	return i.clean()
 }
 
+// retarget changes the target. In other directories the files are missing because nobody wrote them yet.
+func (i *Installation) retarget(t runtimedirs.Target) {
+	if !t.Equal(i.target.Dirs) {
+		i.asWanted[metrics.Config], i.asWanted[metrics.Binary] = false, false
+	}
+	i.target = t
+}
+
 // part is one of the three things that Reconcile keeps on the node.
 type part struct {
 	name     health.PartName
@@ -232,11 +258,10 @@ type part struct {
 }
 
 func (i *Installation) parts() []part {
-	c := i.config
 	return []part{
-		{PartBinaries, metrics.Binary, metrics.CopyBinariesFailure, i.bins(), i.binaries},
-		{PartKubeconfig, metrics.Kubeconfig, metrics.CreateKubeconfigFailure, []string{c.RunDir}, i.kubeconfig},
-		{PartConf, metrics.Config, metrics.CreateCNIConfigFailure, i.nets(), i.confs},
+		{PartBinaries, metrics.Binary, metrics.CopyBinariesFailure, i.target.AllBins(), i.binaries},
+		{PartKubeconfig, metrics.Kubeconfig, metrics.CreateKubeconfigFailure, []string{i.config.RunDir}, i.kubeconfig},
+		{PartConf, metrics.Config, metrics.CreateCNIConfigFailure, i.target.Nets(), i.confs},
 	}
 }
 
@@ -270,7 +295,7 @@ func oneOrAll(errs []error) error {
 
 // usable returns an error unless the program and the kubeconfig exist, which the plugin needs for every pod.
 func (i *Installation) usable() error {
-	for _, dir := range i.bins() {
+	for _, dir := range i.target.AllBins() {
 		if file := filepath.Join(dir, cniconf.PluginType); !executable(file) {
 			return &WaitingError{For: fmt.Sprintf("waiting for the program %q before the stanza is put in", file)}
 		}
@@ -312,7 +337,7 @@ func (i *Installation) failed(p part, err error) {
 func (i *Installation) binaries() (changed bool, err error) {
 	names := append([]string{cniconf.PluginType}, Links()...)
 	var errs []error
-	for _, dir := range i.bins() {
+	for _, dir := range i.target.AllBins() {
 		i.sweep(dir, names...)
 		for _, name := range names {
 			file := filepath.Join(dir, name)
@@ -322,8 +347,7 @@ func (i *Installation) binaries() (changed bool, err error) {
 				break
 			}
 			if did {
-				i.log.Info("installed program", slog.String("file", file))
-				i.remember("installed program " + file)
+				i.did("installed program", slog.String("file", file))
 			}
 			changed = changed || did
 		}

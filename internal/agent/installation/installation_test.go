@@ -360,7 +360,7 @@ func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 
 // stays reports whether an uninstallation logged that the program stays.
 func (n *fixture) stays() bool {
-	return strings.Contains(n.log.String(), `msg="the program stays for the removal of pods" files=[`+n.path("bin/istio-cni")+"]")
+	return strings.Contains(n.log.String(), `msg="keeping the plugin binary" files=[`+n.path("bin/istio-cni")+"]")
 }
 
 func TestRewriteConflictBacksOffAndNamesTheOtherWriter(t *testing.T) {

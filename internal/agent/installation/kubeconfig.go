@@ -2,7 +2,6 @@ package installation
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -55,10 +54,8 @@ func (i *Installation) kubeconfig() (bool, error) {
 	if err := i.rewriteFile(metrics.Kubeconfig, file, write); err != nil {
 		return false, err
 	}
-	i.remember("wrote kubeconfig " + file)
 	server := net.JoinHostPort(i.config.Server.Host, i.config.Server.Port)
-	i.log.Info("wrote kubeconfig", slog.String("file", file), slog.String("server", server),
-		slog.Int("ca_bytes", len(authority)))
+	i.did("wrote kubeconfig", slog.String("file", file), slog.String("server", server), slog.Int("ca_bytes", len(authority)))
 	return true, nil
 }
 
@@ -73,7 +70,7 @@ func (i *Installation) RenewKubeconfig() error {
 	return err
 }
 
-// Names in the kubeconfig for the plugin, as in every version of the reference.
+// Names in the kubeconfig for the plugin, equal in every version of Istio.
 const (
 	clusterName = "local"
 	userName    = "istio-cni"
@@ -98,7 +95,7 @@ func (i *Installation) kubeconfigText() (text, authority []byte, err error) {
 }
 
 // encodeKubeconfig encodes a kubeconfig for the plugin and kubectl, with authority and token inline. White space around the
-// token is trimmed, as kubectl would send it and the API server would reject the token. An error never holds the token.
+// token is trimmed: kubectl would send it, and the API server would reject the token. An error never holds the token.
 func encodeKubeconfig(server kube.Address, skipVerify bool, authority, token []byte) ([]byte, error) {
 	at, err := server.URL()
 	trimmed := strings.TrimSpace(string(token))
@@ -140,7 +137,7 @@ func (c Config) kubeconfigFile() (string, error) {
 	case within(file, c.RunDir):
 		return file, nil
 	case within(file, c.HostNetDir):
-		return filepath.Join(cmp.Or(c.KubeconfigDir, c.NetDir), strings.TrimPrefix(file, c.HostNetDir)), nil
+		return filepath.Join(c.NetDir, strings.TrimPrefix(file, c.HostNetDir)), nil
 	default:
 		return "", fmt.Errorf("the stanza sends the plugin to %q for its kubeconfig, which is neither in the run directory %q nor in the "+
 			"configuration directory %q", file, c.RunDir, c.HostNetDir)
@@ -158,10 +155,18 @@ func within(file, dir string) bool {
 }
 
 // dropOldKubeconfig removes the kubeconfig that versions before 1.23 wrote into the configuration directory.
-func (i *Installation) dropOldKubeconfig() error {
-	file, err := i.config.kubeconfigFile()
-	if err != nil || filepath.Clean(file) == filepath.Clean(i.config.OldKubeconfig) {
+func (c confDir) dropOldKubeconfig() error {
+	file, err := c.config.kubeconfigFile()
+	if err != nil || filepath.Clean(file) == filepath.Clean(c.oldKubeconfig()) {
 		return err
 	}
-	return i.remove(i.config.OldKubeconfig)
+	return c.remove(c.oldKubeconfig())
+}
+
+// oldKubeconfig returns the path of that kubeconfig, which is the configured one only for the configured directory.
+func (c confDir) oldKubeconfig() string {
+	if c.path == c.config.NetDir || c.config.OldKubeconfig == "" {
+		return c.config.OldKubeconfig
+	}
+	return filepath.Join(c.path, filepath.Base(c.config.OldKubeconfig))
 }

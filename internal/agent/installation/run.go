@@ -23,7 +23,7 @@ const (
 	longestRetry = 30 * time.Second
 )
 
-// comparing bounds a reconciliation before the parts count as not ready: a system call on the node's files may hang for any
+// comparing bounds a reconciliation before the parts count as not ready: a system call on the node's files can hang for any
 // time, on a frozen disk or on a file server that does not answer.
 const comparing = 15 * time.Second
 
@@ -86,7 +86,7 @@ const (
 // sleep waits for a reason to reconcile. It returns false when the context ends.
 //
 // The loop counts as alive only while it sleeps. A call that hangs on the node's files makes the agent not ready, see
-// comparing, and keeps it alive: no restart helps, as the kernel ends no process in such a call and the next process would make
+// comparing, and keeps it alive: no restart helps, because the kernel ends no process in such a call and the next process makes
 // the same call; a restart would also close the sockets and stop the repair of pods, which need none of these files.
 func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest time.Duration) bool {
 	i.report.Health.Beat(partLoop, longest)
@@ -120,19 +120,19 @@ func (i *Installation) expect(within time.Duration) {
 func (i *Installation) watched() []hostfs.Path {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	c := i.config
+	c, t := i.config, i.target
 	kubeconfig, _ := c.kubeconfigFile() // empty without a kubeconfig
-	names := slices.Concat([]string{c.Token, c.CA, c.OldKubeconfig, kubeconfig}, i.links, i.at.runtimeFiles())
-	for _, dir := range i.bins() {
+	names := slices.Concat([]string{c.Token, c.CA, confDir{i, t.Net}.oldKubeconfig(), kubeconfig}, i.links, t.RuntimeFiles)
+	for _, dir := range t.AllBins() {
 		for _, name := range append(Links(), cniconf.PluginType) {
 			names = append(names, filepath.Join(dir, name))
 		}
 	}
 	if i.dropIn != "" {
-		names = append(names, filepath.Join(c.NetDir, i.dropIn))
+		names = append(names, filepath.Join(t.Net, i.dropIn))
 	}
 	var paths []hostfs.Path
-	for _, dir := range i.nets() {
+	for _, dir := range t.Nets() {
 		paths = append(paths, hostfs.Path{Name: dir, Only: func(name string) bool {
 			return cniconf.Candidate(name) || cniconf.Saved(name) || name == c.Want.ConfName || !strings.Contains(name, ".")
 		}})
@@ -152,7 +152,7 @@ const deleted = "//deleted"
 func (i *Installation) gone() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	for _, dir := range append([]string{i.config.NetDir, i.config.RunDir}, i.config.BinDirs...) {
+	for _, dir := range append([]string{i.target.Net, i.config.RunDir}, i.target.Bins...) {
 		from := hostfs.MountedFrom(dir)
 		before, known := i.mounts[dir]
 		if known && before != from || strings.HasSuffix(from, deleted) {
@@ -169,8 +169,8 @@ func (i *Installation) Served() bool {
 	i.expect(comparing)
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.locate()
-	dir, _, err := i.readDir()
+	i.retarget(i.dirs.Find())
+	dir, _, err := confDir{i, i.target.Net}.readDir()
 	return err == nil && named(dir) && i.usable() == nil
 }
 
@@ -178,9 +178,9 @@ func (i *Installation) Served() bool {
 func (i *Installation) Plan() ([]string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.locate()
+	i.retarget(i.dirs.Find())
 	var lines []string
-	for _, dir := range i.config.BinDirs {
+	for _, dir := range i.target.Bins {
 		file := filepath.Join(dir, cniconf.PluginType)
 		switch same, err := i.disk.Identical(i.config.Source, file, programMode); {
 		case err != nil:
@@ -189,7 +189,7 @@ func (i *Installation) Plan() ([]string, error) {
 			lines = append(lines, fmt.Sprintf("copy %q to %q", i.config.Source, file))
 		}
 	}
-	dir, _, err := i.readDir()
+	dir, _, err := confDir{i, i.target.Net}.readDir()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return lines, withHint(err)
 	}
@@ -210,25 +210,21 @@ func (i *Installation) Plan() ([]string, error) {
 func (i *Installation) PlanUninstall() ([]string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.gather()
+	i.target = i.dirs.All()
 	var lines []string
-	err := i.eachNet(func() error {
-		dir, _, err := i.readDir()
+	for _, path := range i.target.Nets() {
+		dir, _, err := confDir{i, path}.readDir()
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return withHint(err)
+			return nil, withHint(err)
 		}
 		for _, s := range i.config.Want.Uninstall(dir).Steps {
 			lines = append(lines, s.String())
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
 	}
 	if why := i.needed(); why != "" {
-		return append(lines, "the program stays: "+why), nil
+		return append(lines, "keeping the plugin binary: "+why), nil
 	}
-	for _, dir := range i.config.BinDirs {
+	for _, dir := range i.target.AllBins() {
 		lines = append(lines, fmt.Sprintf("remove %q", filepath.Join(dir, cniconf.PluginType)))
 	}
 	return lines, nil

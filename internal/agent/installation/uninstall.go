@@ -10,36 +10,36 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // Uninstall removes the stanza first, so that no new pod meets it, then the kubeconfig, and the program last, and only if no
-// sandbox needs it for DEL: it logs why the program stays. It continues after an error and joins all errors. After it,
+// sandbox needs it for DEL: it logs why it keeps the program. It continues after an error and joins all errors. After it,
 // Reconcile only returns an error.
 func (i *Installation) Uninstall(ctx context.Context) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.uninstalled = true
-	i.gather()
-	if err := i.eachNet(i.removeConf); err != nil {
-		// The next pod would meet the stanza and fail without the kubeconfig and the program.
-		i.keep("the configuration still names it")
-		return err
-	}
-	err := i.eachNet(func() error {
-		if file := i.stillNamed(); file != "" {
-			i.keep("file " + file + " still names it")
-			return fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file)
+	i.target = i.dirs.All()
+	for _, path := range i.target.Nets() {
+		if err := (confDir{i, path}).uninstall(); err != nil {
+			// The next pod would meet the stanza and fail without the kubeconfig and the program.
+			i.keep("the configuration still names it")
+			return err
 		}
-		return nil
-	})
-	errs := []error{i.remove(i.config.OldKubeconfig), err}
-	if err != nil {
-		return errors.Join(errs...)
+	}
+	errs := []error{i.remove(confDir{i, i.target.Net}.oldKubeconfig())}
+	for _, path := range i.target.Nets() {
+		if file := (confDir{i, path}).stillNamed(); file != "" {
+			i.keep("file " + file + " still names it")
+			return errors.Join(append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file))...)
+		}
 	}
 	if file, unknown := i.config.kubeconfigFile(); unknown == nil {
 		errs = append(errs, i.remove(file))
@@ -48,28 +48,28 @@ func (i *Installation) Uninstall(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return i.remove(filepath.Join(i.config.RunDir, DirsName))
+	return i.remove(filepath.Join(i.config.RunDir, runtimedirs.RecordName))
 }
 
-// removeConf removes the stanza from the configuration. It retries after an error, as
-// another program may have written the same files, and a disk that cannot sync may have done all other steps: without steps,
-// a retry syncs the directory, so that the stanza does not reappear after a power loss.
-func (i *Installation) removeConf() (err error) {
+// uninstall removes the stanza from the configuration. It retries after an error: another program can have written the same
+// files, and a disk that cannot sync can have done all other steps. Without steps a retry syncs the directory, so that the
+// stanza does not reappear after a power loss.
+func (c confDir) uninstall() (err error) {
 	for range attempts {
-		dir, others, read := i.readDir()
+		dir, others, read := c.readDir()
 		if errors.Is(read, fs.ErrNotExist) {
 			return nil
 		}
 		if read != nil {
 			return withHint(read)
 		}
-		i.sweepConf(dir)
-		steps := withReload(i.config.Want.Uninstall(dir).Steps, others)
+		c.sweepConf(dir)
+		steps := withReload(c.config.Want.Uninstall(dir).Steps, others)
 		switch {
 		case len(steps) > 0:
-			_, err = i.apply(dir, steps)
+			_, err = c.apply(dir, steps)
 		case err != nil:
-			err = i.disk.SyncDir(i.config.NetDir)
+			err = c.disk.SyncDir(c.path)
 		default:
 			return nil
 		}
@@ -82,11 +82,11 @@ func (i *Installation) removeConf() (err error) {
 
 // stillNamed returns a file of the configuration that names the plugin in a form that cannot be removed: malformed JSON, or a
 // copy within another configuration. Without the program, the runtime would fail on such a file.
-func (i *Installation) stillNamed() string {
-	files, err := filepath.Glob(filepath.Join(i.config.NetDir, "*"))
-	more, errMore := filepath.Glob(filepath.Join(i.config.NetDir, "*", "*.conf"))
+func (c confDir) stillNamed() string {
+	files, err := filepath.Glob(filepath.Join(c.path, "*"))
+	more, errMore := filepath.Glob(filepath.Join(c.path, "*", "*.conf"))
 	if err != nil || errMore != nil {
-		return i.config.NetDir
+		return c.path
 	}
 	for _, file := range append(files, more...) {
 		data, _, err := hostfs.ReadFile(file, maxConf)
@@ -105,8 +105,48 @@ func (i *Installation) remove(file string) error {
 	if err := i.disk.Remove(file); err != nil {
 		return withHint(err)
 	}
-	i.log.Info("removed", slog.String("file", file))
-	i.remember("removed " + file)
+	i.did("removed", slog.String("file", file))
+	return nil
+}
+
+// clean uninstalls from previous directories once the runtime has restarted with the new configuration.
+func (i *Installation) clean() error {
+	if len(i.target.Obsolete) == 0 {
+		return nil
+	}
+	for _, d := range i.target.Obsolete {
+		if err := i.cleanDirs(d); err != nil {
+			return err
+		}
+	}
+	return withHint(i.dirs.Cleaned())
+}
+
+// cleanDirs uninstalls from previous directories. Programs stay in mounted directories, where others than the runtime may look
+// for them.
+func (i *Installation) cleanDirs(d runtimedirs.Dirs) error {
+	before := i.changes
+	if previous := (confDir{i, d.Net}); d.Net != i.target.Net {
+		if err := previous.uninstall(); err != nil {
+			return err
+		}
+		if file := previous.stillNamed(); file != "" {
+			return fmt.Errorf("file %q of an earlier directory still names the plugin, or cannot be read", file)
+		}
+		if err := previous.dropOldKubeconfig(); err != nil {
+			return err
+		}
+	}
+	bins := slices.DeleteFunc(slices.Clone(d.Bins), func(dir string) bool {
+		return slices.Contains(i.target.Bins, dir) || slices.Contains(i.config.BinDirs, dir)
+	})
+	if err := i.removeCopies(bins); err != nil {
+		return err
+	}
+	if i.changes > before {
+		i.log.Info("removed the plugin from directories in which the runtime does not look any more", slog.String("configuration", d.Net),
+			slog.Any("programs", bins))
+	}
 	return nil
 }
 
@@ -116,18 +156,18 @@ func (i *Installation) removeProgram(ctx context.Context) error {
 	case <-ctx.Done():
 		i.keep("the agent is shutting down")
 		return nil
-	case <-time.NewTimer(i.config.GracePeriod).C: // pods may be in creation whose runtime has read the configuration already
+	case <-time.NewTimer(i.config.GracePeriod).C: // for pods in creation the runtime has read the configuration already
 	}
 	if why := i.needed(); why != "" {
 		i.keep(why)
 		return nil
 	}
-	return i.removeCopies()
+	return i.removeCopies(i.target.AllBins())
 }
 
-func (i *Installation) removeCopies() error {
+func (i *Installation) removeCopies(bins []string) error {
 	var errs []error
-	for _, dir := range i.config.BinDirs {
+	for _, dir := range bins {
 		for _, name := range Links() {
 			if slices.Contains(i.config.Skip, name) {
 				continue
@@ -155,13 +195,13 @@ func (i *Installation) made(file string) bool {
 // keep logs the copies of the program that stay.
 func (i *Installation) keep(why string) {
 	var files []string
-	for _, dir := range i.config.BinDirs {
+	for _, dir := range i.target.AllBins() {
 		if file := filepath.Join(dir, cniconf.PluginType); exists(file) {
 			files = append(files, file)
 		}
 	}
 	if len(files) > 0 {
-		i.log.Warn("the program stays for the removal of pods", slog.Any("files", files), slog.String("why", why))
+		i.log.Warn("keeping the plugin binary", slog.Any("files", files), slog.String("why", why))
 	}
 }
 
@@ -169,7 +209,7 @@ func (i *Installation) keep(why string) {
 func (i *Installation) needed() string {
 	// Multus keeps its own cache for the plugins that it runs.
 	for _, cache := range []string{i.config.CacheDir, filepath.Join(filepath.Dir(i.config.CacheDir), "multus", "results")} {
-		dir, seen := i.config.onHost(cache)
+		dir, seen := i.config.host().Find(cache)
 		if !seen && cache == i.config.CacheDir {
 			return fmt.Sprintf("libcni's cache %q of the host cannot be seen from here", cache)
 		}
@@ -189,8 +229,21 @@ func (c Config) neededBy(entry string, data []byte, err error) error {
 	switch {
 	case !ok:
 		return fmt.Errorf("entry %q of libcni's cache cannot be read", entry)
-	case sandbox.Uses(cniconf.PluginType) && c.alive(sandbox):
+	case sandbox.Uses(cniconf.PluginType) && c.alive(sandbox.NetNS):
 		return fmt.Errorf("sandbox %q was made with it and is still there", entry)
 	}
 	return nil
+}
+
+// alive reports whether the sandbox with this network namespace can still exist: the runtime removes the file with the sandbox.
+func (c Config) alive(netns string) bool {
+	if netns == "" || strings.HasPrefix(netns, "/proc/") {
+		return true
+	}
+	file, seen := c.host().Find(netns)
+	if !seen {
+		return true
+	}
+	_, err := os.Stat(file)
+	return !os.IsNotExist(err)
 }

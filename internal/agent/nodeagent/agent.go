@@ -2,7 +2,6 @@ package nodeagent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +11,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
@@ -75,7 +77,7 @@ type node struct {
 	// pods and lookups are nil where the node's pods cannot be watched.
 	pods    *podcache.Store
 	lookups *unixsock.Server
-	// decisions has the decisions of plugins. endKeeping stops the writing of their file, nil where there are none.
+	// decisions has the decisions of plugins. endKeeping stops the writing of their file, nil without an API.
 	decisions  podcache.Ring
 	endKeeping func()
 	relayLevel *slog.LevelVar
@@ -86,7 +88,7 @@ type node struct {
 	held *hostfs.FileLock
 
 	work sync.WaitGroup
-	// background ends with the agent; its goroutines may be slow or fail for ever.
+	// background ends with the agent; its goroutines can be slow or fail for ever.
 	background context.Context //nolint:containedctx // the life of the agent
 	live       live
 	// left reports that the agent is ending: removed files then stay removed.
@@ -115,7 +117,7 @@ func (o Options) stay(ctx context.Context) error {
 	if !n.Config.Install {
 		required = nil
 	}
-	n.health = health.NewState(health.Options{Log: n.Log, Now: clock, OnChange: n.metrics.SetReady}, required...)
+	n.health = health.NewState(health.Options{Log: n.Log, Now: clock.RealClock{}.Now, OnChange: n.metrics.SetReady}, required...)
 	servers, err := serve.Open(ctx, n.Log, n.ports()...)
 	if err != nil {
 		return err
@@ -159,8 +161,7 @@ func (n *node) ports() []serve.Port {
 // self returns a handler of the agent's name and version for the page.
 func (n *node) self() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(map[string]string{"node": n.Config.NodeName, "version": n.Version}) // the client may have closed the connection
+		answer(w, map[string]string{"node": n.Config.NodeName, "version": n.Version})
 	})
 }
 
@@ -170,24 +171,26 @@ func (n *node) lock(context.Context) (err error) {
 	return err
 }
 
-// await calls open until no other agent holds the lock or the socket: the previous agent may still be ending. It returns false
+// await calls open until no other agent holds the lock or the socket: the previous agent can still be ending. It returns false
 // if ctx ended meanwhile.
 func (n *node) await(ctx context.Context, open func(context.Context) error) (opened bool, err error) {
-	for reported := false; ; {
-		err := open(ctx)
+	reported := false
+	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (done bool, _ error) {
+		err = open(ctx)
 		busy := (*hostfs.HeldError)(nil)
 		if !errors.As(err, &busy) && !errors.Is(err, unixsock.ErrServed) {
-			return err == nil, err
+			opened = err == nil
+			return true, nil
 		}
 		n.standBy(err)
 		if !reported {
 			n.Log.InfoContext(ctx, "waiting for another node agent to end", slog.String("reason", err.Error()))
 			reported = true
 		}
-		if !kube.Sleep(ctx, time.Second) {
-			return false, nil
-		}
-	}
+		err = nil
+		return false, nil
+	})
+	return opened, err
 }
 
 // standBy reports the readiness of the node while another agent serves it: a rollout that starts the new agent first ends the
@@ -317,7 +320,7 @@ func (n *node) shutdown(ctx context.Context) error {
 	verdict := teardown.ShouldUninstall(ctx, n.api, teardown.Self{
 		Namespace: n.Config.Namespace, DaemonSet: n.Config.DaemonSet, NodeName: n.Config.NodeName, PodName: n.Config.PodName,
 	}, n.Config.UninstallOnExit)
-	n.Log.InfoContext(ctx, "decided", slog.Bool("uninstall", verdict.Uninstall), slog.String("reason", string(verdict.Reason)),
+	n.Log.InfoContext(ctx, "teardown decision", slog.Bool("uninstall", verdict.Uninstall), slog.String("reason", string(verdict.Reason)),
 		slog.String("detail", verdict.Detail))
 	if !verdict.Uninstall {
 		return nil
@@ -342,22 +345,21 @@ func (n *node) warn(reason kube.EventReason, message string) {
 	})
 }
 
-// runtimeRetry is the pause after a failed request for the node's runtime.
+// runtimeRetry is the time between two requests for the node's runtime.
 const runtimeRetry = 30 * time.Second
 
 // askRuntime determines, for mode auto, whether the runtime loads drop-in files.
 func (n *node) askRuntime() {
-	for {
-		state, err := n.api.Node(n.background, n.Config.NodeName)
-		if err == nil {
-			known := installation.LoadsDropIns(state.Runtime)
-			n.Log.Info("the runtime is known", slog.String("runtime", state.Runtime), slog.Bool("loads drop-in files", known == cniconf.Loaded))
-			n.installation.DropIns(known)
-			return
+	_ = wait.PollUntilContextCancel(n.background, runtimeRetry, true, func(ctx context.Context) (known bool, _ error) {
+		state, err := n.api.Node(ctx, n.Config.NodeName)
+		if err != nil {
+			n.Log.DebugContext(ctx, "the node's runtime is not known yet", slog.String("error", err.Error()))
+			return false, nil
 		}
-		n.Log.Debug("the node's runtime is not known yet", slog.String("error", err.Error()))
-		if !kube.Sleep(n.background, runtimeRetry) {
-			return
-		}
-	}
+		dropIns := installation.LoadsDropIns(state.Runtime)
+		n.Log.InfoContext(ctx, "the runtime is known", slog.String("runtime", state.Runtime),
+			slog.Bool("loads drop-in files", dropIns == cniconf.Loaded))
+		n.installation.DropIns(dropIns)
+		return true, nil
+	})
 }

@@ -43,11 +43,11 @@ func (n *node) bundle() http.Handler {
 		} else {
 			text = clean.Text(text)
 		}
-		_, _ = w.Write(printable.Lines(text)) //nolint:gosec // no HTML, and the client may have closed the connection
+		_, _ = w.Write(printable.Lines(text)) //nolint:gosec // no HTML, and the client can have closed the connection
 	})
 }
 
-// redactor knows the token of the agent's own account, which is that of the plugin as well.
+// redactor knows the token of the agent's own account, which the plugin has as well.
 func (n *node) redactor() *redact.Redactor {
 	const maxToken = 1 << 20
 	token, _, _ := hostfs.ReadFile(n.Config.Token, maxToken) // without the file there is no secret

@@ -21,8 +21,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// GracePeriod is the time between the removal of the stanza and that of the program: runtimes reload a configuration within a
-// second, and the runtime of a pod that is being created has read the old one.
+// GracePeriod is the time between the removal of the stanza and the removal of the program: runtimes reload a configuration within
+// a second, and for a pod in creation the runtime has read the old one.
 const GracePeriod = 2 * time.Second
 
 // LogSocketName is the name of the log socket in the run directory, for the agent and the plugin.
@@ -57,10 +57,10 @@ type Config struct {
 	// ConfigDir is a mounted directory of live configuration and ConfigMap the name of an object; "" is off.
 	ConfigDir, ConfigMap string
 	// Namespace, PodName and DaemonSet are the agent's own; the first two are "" if unknown. NodeName is the Kubernetes name of
-	// this node, "" if unknown: the host name may differ.
+	// this node, "" if unknown: the host name can differ.
 	Namespace, PodName, DaemonSet, NodeName string
 
-	// AgentLevel is the level of the agent's own log; PluginLevel, independent of it, that of the plugin's log, relayed or not.
+	// AgentLevel is the level of the agent's own log, PluginLevel the level of the plugin's log, relayed or not.
 	AgentLevel, PluginLevel pluginlog.Level
 	// RepairEnabled enables race repair, which also needs a node name.
 	RepairEnabled bool
@@ -91,7 +91,7 @@ func (c Config) String() string {
 	return text.String()
 }
 
-// LogValue returns the text of String, as a handler of log/slog would otherwise encode each field.
+// LogValue returns the text of String because a handler of log/slog would otherwise encode each field.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // clientConfig returns the agent's own access to the API server.

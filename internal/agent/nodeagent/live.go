@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
@@ -30,7 +32,7 @@ type live struct {
 	seen map[string]string
 	// reported is the last message about each source, which is not repeated.
 	reported map[metrics.Source]string
-	// levels are those in force by scope, configured those of the configuration, and stanza is the configuration's.
+	// levels are the levels in force by scope. The configuration has the levels configured, and stanza.
 	levels, configured map[string]pluginlog.Level
 	stanza             cniconf.Stanza
 }
@@ -48,7 +50,7 @@ func (n *node) startWatches() {
 		n.work.Go(func() { n.onChange([]string{n.Config.ConfigDir}, n.readDirectory) })
 	}
 	if n.api == nil {
-		n.canAudit() // which says why not
+		n.canAudit() // logs the reason
 		return
 	}
 	if n.Config.ConfigMap != "" && n.Config.Namespace != "" {
@@ -60,45 +62,48 @@ func (n *node) startWatches() {
 	n.startRepair()
 }
 
-// The pauses after a refusal of the ConfigMap: a role may come a moment after the agent, later it is asked for rarely. The chart of
-// the reference gives no such right.
+// The pauses after a refusal of the ConfigMap: a role can come a moment after the agent, later requests are rare. Istio's chart
+// gives no such right.
 const (
 	firstRefusalPause = time.Minute
 	laterRefusalPause = time.Hour
 )
 
-// watchConfigMap follows the ConfigMap. An agent that has no right to it says so once.
+// watchConfigMap follows the ConfigMap. It logs once that the agent has no right to it.
 func (n *node) watchConfigMap() {
-	for pause := firstRefusalPause; n.followConfigMap(pause == firstRefusalPause); pause = laterRefusalPause {
-		if !kube.Sleep(n.background, pause) {
-			return
-		}
-	}
+	first := true
+	pauses := wait.Backoff{Duration: firstRefusalPause, Factor: float64(laterRefusalPause / firstRefusalPause), Steps: 1}
+	_ = pauses.DelayFunc().Until(n.background, true, true, func(ctx context.Context) (done bool, _ error) {
+		refused := n.followConfigMap(ctx, first)
+		first = false
+		return !refused, nil
+	})
 }
 
-// followConfigMap applies the ConfigMap until the agent ends, or until the API server refuses it before it was read at all: only then
-// it returns true.
-func (n *node) followConfigMap(first bool) (refused bool) {
-	ctx, end := context.WithCancel(n.background)
+// followConfigMap applies the ConfigMap until the agent ends. It returns true if the API server refuses the ConfigMap before the
+// agent has read it.
+func (n *node) followConfigMap(ctx context.Context, first bool) (refused bool) {
+	ctx, end := context.WithCancel(ctx)
 	defer end()
 	read := false
 	n.api.WatchConfigMap(ctx, n.Config.Namespace, n.Config.ConfigMap, func(data map[string]string) {
 		read = true
-		n.Log.Info("live configuration", slog.String("configmap", n.Config.ConfigMap), slog.Bool("present", data != nil))
+		n.Log.InfoContext(ctx, "live configuration",
+			slog.String("configmap", n.Config.ConfigMap), slog.Bool("present", data != nil))
 		n.apply(metrics.SourceConfigMap, data)
 	}, func(err error) {
 		switch {
 		case err == nil:
-			n.Log.Info("the ConfigMap can be read again", slog.String("configmap", n.Config.ConfigMap))
+			n.Log.InfoContext(ctx, "the ConfigMap can be read again", slog.String("configmap", n.Config.ConfigMap))
 		case !read && kube.ClassOf(err) == kube.Forbidden:
 			refused = true
 			end()
 			if first {
-				n.Log.Info("live configuration is off: the agent has no right to list and watch its ConfigMap, whose changes take a restart of the agent",
-					slog.String("configmap", n.Config.ConfigMap))
+				n.Log.InfoContext(ctx, "live configuration is off: the agent has no right to list and watch its ConfigMap, "+
+					"whose changes take a restart of the agent", slog.String("configmap", n.Config.ConfigMap))
 			}
 		default:
-			n.Log.Warn("the ConfigMap cannot be read: its last content stays in force",
+			n.Log.WarnContext(ctx, "the ConfigMap cannot be read: its last content stays in force",
 				slog.String("configmap", n.Config.ConfigMap), slog.String("error", err.Error()))
 		}
 	})
@@ -152,7 +157,7 @@ func (n *node) apply(from metrics.Source, data map[string]string) {
 	cfg, frozen, err := n.Reload(
 		settings.Layer{Name: "directory " + n.Config.ConfigDir, Data: l.data[metrics.SourceDirectory]},
 		settings.Layer{Name: "ConfigMap " + n.Config.ConfigMap, Data: l.data[metrics.SourceConfigMap]},
-		settings.Layer{Name: "live configuration of before", Data: l.removed()})
+		settings.Layer{Name: "previous live configuration", Data: l.removed()})
 	if err != nil {
 		l.data[from] = before
 		if l.isNew(from, err.Error()) {

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
@@ -82,7 +84,7 @@ func (n *node) scopeHandlers() map[string]http.Handler {
 
 func answer(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v) // the client may have closed the connection
+	_ = json.NewEncoder(w).Encode(v) // the client can have closed the connection
 }
 
 func (n *node) scopeInfos() []scopeInfo {
@@ -144,7 +146,7 @@ func (n *node) setLevels(ctx context.Context, names []string, level pluginlog.Le
 		n.live.levels[name] = level
 	}
 	n.enforce()
-	record := slog.NewRecord(clock(), slog.LevelInfo, "a request to the introspection port set the log level", 0)
+	record := slog.NewRecord(clock.RealClock{}.Now(), slog.LevelInfo, "a request to the introspection port set the log level", 0)
 	record.Add(slog.String("scopes", strings.Join(names, ", ")), slog.String("output_level", level.String()))
 	_ = n.Log.Handler().Handle(ctx, record) // whatever the level is now
 }

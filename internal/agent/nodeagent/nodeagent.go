@@ -19,7 +19,6 @@ import (
 	"os"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
@@ -37,15 +36,12 @@ type Options struct {
 	Recent *logbuffer.Buffer
 	// Stdout receives the lines of a dry run.
 	Stdout io.Writer
-	// Version is the version of the program, ToolPath the search path of iptables, as in $PATH.
+	// Version is the version of the program, ToolPath the search path of iptables in the form of $PATH.
 	Version, ToolPath string
 	// Reload computes the configuration with live values; the first layer that has a key counts. Frozen are the changed keys
 	// that require a restart. On an error the last good configuration stays in force.
 	Reload func(layers ...settings.Layer) (c Config, frozen []string, err error)
 }
-
-// clock is the time of day, for records, events and health.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the source of every clock below
 
 // Run performs the configured action. It ends with the action or, for Stay, with ctx.
 func Run(ctx context.Context, o Options) error {

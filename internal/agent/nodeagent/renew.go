@@ -12,12 +12,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// renewal bounds the request for it.
-const renewal = 5 * time.Second
+// renewalTimeout bounds the request that tries the plugin's token.
+const renewalTimeout = 5 * time.Second
 
-// RenewCredentials gives the plugin of an earlier agent, of whichever make, this agent's token if the API server refuses the one that
-// it has: a token ends with its pod, and the node's pods would fail while an agent in its place does not start. It changes nothing
-// else, and nothing on a node without a kubeconfig.
+// RenewCredentials gives the plugin of an earlier agent, ours or Istio's, this agent's token if the API server refuses the plugin's
+// own: a token ends with its pod, and the node's pods would fail until an agent starts. It changes nothing else, and nothing on a
+// node without a kubeconfig.
 func (o Options) RenewCredentials(ctx context.Context) error {
 	i := o.installation(installation.Report{})
 	file, err := i.KubeconfigFile()
@@ -27,7 +27,7 @@ func (o Options) RenewCredentials(ctx context.Context) error {
 	if _, err = os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, renewal)
+	ctx, cancel := context.WithTimeout(ctx, renewalTimeout)
 	defer cancel()
 	api, err := kube.NewClient(kube.Config{Kubeconfig: file})
 	if err == nil {

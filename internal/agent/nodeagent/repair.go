@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/agent/nodepods"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -43,7 +45,7 @@ func (n *node) startRepair() {
 	}
 	if pods := n.runPods(o); pods != nil && audits {
 		n.audit.Store(pods)
-		n.metrics.ReadAudit(pods.Pods, clock)
+		n.metrics.ReadAudit(pods.Pods, clock.RealClock{}.Now)
 	}
 }
 
@@ -58,14 +60,14 @@ func (n *node) runPods(o nodepods.Options) *nodepods.Controller {
 	return pods
 }
 
-// canAudit reports whether the pods of the node can be audited. If not, the reason is what the commands show, and is logged unless
-// it is the user's wish.
+// canAudit reports whether the pods of the node can be audited. If not, commands show the reason, and the log has it unless the
+// user switched the audit off.
 func (n *node) canAudit() bool {
 	if n.Config.Audit.Interval == 0 {
 		n.noAudit.Store(new("it is switched off (--audit-interval=0)"))
 		return false
 	}
-	lacking, err := netns.Lacking()
+	capabilities, err := netns.Lacking()
 	if err != nil {
 		n.Log.Warn("the capabilities of the agent are not known", slog.String("error", err.Error()))
 	}
@@ -76,7 +78,7 @@ func (n *node) canAudit() bool {
 	if !n.Config.Places.Reachable() {
 		missing = append(missing, "/proc of the node, at /host/proc")
 	}
-	if missing = append(missing, lacking...); len(missing) == 0 {
+	if missing = append(missing, capabilities...); len(missing) == 0 {
 		return true
 	}
 	reason := "the node agent lacks " + strings.Join(missing, ", ")

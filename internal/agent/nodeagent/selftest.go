@@ -5,41 +5,43 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/kube"
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// retest is the pause after a self-test that failed: a kernel module may be loaded meanwhile.
+// retest is the time between two self-tests: after a failed one a kernel module can appear.
 const retest = 30 * time.Second
 
-// test sends real packets to determine whether and how pods can be redirected on this node, and records the result for the
-// plugin. A node that fails the test is not ready; a node where the test cannot run, for lack of privilege, may be ready.
+// test tests until the node passes, the test cannot run, or ctx ends.
 func (n *node) test(ctx context.Context) {
-	for ctx.Err() == nil {
-		verdict, err := selfcheck.Run(ctx, n.ToolPath, n.Log)
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil {
-			n.Log.WarnContext(ctx, "it could not be tried whether pods can be redirected on this node", slog.String("error", err.Error()))
-			n.ready(nil)
-			return
-		}
-		n.verdict.Store(&verdict)
-		n.record(ctx)
-		err = n.checkVerdict()
-		if err == nil {
-			n.Log.InfoContext(ctx, "self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
-				slog.String("problems", verdict.Summary()))
-			return
-		}
-		n.Log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
-		n.warn(eventSelfTest, err.Error())
-		if !kube.Sleep(ctx, retest) {
-			return
-		}
+	_ = wait.PollUntilContextCancel(ctx, retest, true, func(ctx context.Context) (bool, error) { return n.testOnce(ctx), nil })
+}
+
+// testOnce sends real packets to determine whether and how pods can be redirected on this node, and records the result for the
+// plugin. A node that fails the test is not ready; a node where the test cannot run, for lack of privilege, can be ready.
+func (n *node) testOnce(ctx context.Context) (done bool) {
+	verdict, err := selfcheck.Run(ctx, n.ToolPath, n.Log)
+	if ctx.Err() != nil {
+		return true
 	}
+	if err != nil {
+		n.Log.WarnContext(ctx, "self-test failed to run", slog.String("error", err.Error()))
+		n.ready(nil)
+		return true
+	}
+	n.verdict.Store(&verdict)
+	n.record(ctx)
+	err = n.checkVerdict()
+	if err == nil {
+		n.Log.InfoContext(ctx, "self-test passed: pods can be redirected on this node", slog.String("auto", string(verdict.Choice)),
+			slog.String("problems", verdict.Summary()))
+		return true
+	}
+	n.Log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
+	n.warn(eventSelfTest, err.Error())
+	return false
 }
 
 // record writes the verdict to its file unless the file has the verdict already.

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
@@ -93,8 +92,14 @@ func readKept(text []byte) (all []agentapi.Report, err error) {
 func (r *Ring) Keep(ctx context.Context, file string, log *slog.Logger) {
 	var saved uint64
 	problem := ""
+	interval := time.NewTicker(saveInterval)
+	defer interval.Stop()
 	for running := true; running; {
-		running = kube.Sleep(ctx, saveInterval)
+		select {
+		case <-ctx.Done():
+			running = false
+		case <-interval.C:
+		}
 		changes, err := r.save(file, saved)
 		if err == nil {
 			saved, problem = changes, ""

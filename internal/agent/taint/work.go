@@ -53,7 +53,7 @@ func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, r
 		if decision.Reason.Good() && decision.Action == readiness.Keep { // the many nodes in their desired state
 			level = slog.LevelDebug
 		}
-		t.options.Log.LogAttrs(ctx, level, "decided", slog.String("node", name),
+		t.options.Log.LogAttrs(ctx, level, "taint decision", slog.String("node", name),
 			slog.String("action", string(decision.Action)), slog.String("reason", string(decision.Reason)),
 			slog.String("requirement", decision.Requirement), slog.String("hold", string(decision.NoActionReason)))
 	}

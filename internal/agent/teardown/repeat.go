@@ -66,7 +66,10 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
 		return false
 	}
-	return kube.Sleep(ctx, wait)
+	pausing, end := context.WithTimeout(ctx, wait)
+	defer end()
+	<-pausing.Done()
+	return ctx.Err() == nil
 }
 
 // unconfirmed marks an error after a refusal that came only once.

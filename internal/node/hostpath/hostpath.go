@@ -84,6 +84,9 @@ func (v View) Existing(paths ...string) []string {
 // Find returns the path at which a file of the node is visible if it exists. It reports whether such a file would be
 // visible: this process sees its directory, or the node's whole file system.
 func (v View) Find(file string) (string, bool) {
+	if len(v.Roots) == 0 {
+		return file, true
+	}
 	for _, root := range v.Roots {
 		for _, seen := range below(root, filepath.Clean(file)) {
 			if exists(filepath.Dir(seen)) || exists(filepath.Join(root, "usr")) {

@@ -67,6 +67,9 @@ func TestTheViewOfTheNodeItself(t *testing.T) {
 func TestAFileThatMayBeAbsentIsFound(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
+	if got, seen := (View{}).Find("/var/run/netns/a"); got != "/var/run/netns/a" || !seen {
+		t.Errorf("without roots: got %q, %v", got, seen)
+	}
 	v := View{Roots: []string{root + "/none", root}}
 	if got, seen := v.Find("/var/run/netns/a"); seen {
 		t.Errorf("nothing of the node is seen, and %q is", got)

@@ -98,7 +98,8 @@ func (r *reader) apply(s *criPlugin) {
 	}
 }
 
-// imports are the files that a list of imports means, as resolveImports has them: relative to the file, patterns with "*".
+// imports returns the files of a list of imports by the rules of containerd's resolveImports: relative to the file, patterns
+// with "*".
 func (r *reader) imports(file string, list []string) (all []string) {
 	for _, one := range list {
 		if !path.IsAbs(one) {

@@ -13,8 +13,8 @@ import (
 // maxArguments bounds the command line of a runtime, in bytes.
 const maxArguments = 64 << 10
 
-// started are the main files with which containerds of the node were started, by their sockets: k3s with another --data-dir, or a
-// unit of the user's own. A process counts if it is root's and in the mount namespace of the node's first process, as a pod can run a
+// started returns the main files of the running containerds by their sockets: k3s with another --data-dir, or a unit of the
+// user's own. A process counts if it is root's and in the mount namespace of the node's first process, because a pod can run a
 // program of any name.
 func (r *reader) started() map[string]string {
 	files := map[string]string{}

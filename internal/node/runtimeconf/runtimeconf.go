@@ -1,10 +1,10 @@
-// Package runtimeconf reads where the node's container runtime looks for CNI configuration and plugins: containerd 1 and 2, also
-// those of k3s, RKE2, MicroK8s, k0s and Talos, and CRI-O.
+// Package runtimeconf reads where the node's container runtime looks for CNI configuration and plugins: containerd 1 and 2, with
+// the files of k3s, RKE2, MicroK8s, k0s and Talos, and CRI-O.
 //
 // It promises the values that the runtime has after its own rules (versions of the file, imports, drop-in files, defaults), that
-// links of the node are followed below the given root only, and bounds for files and their number. Nothing is an error: what
-// could not be read is Unread and among the Problems, and the runtime's defaults count. It never starts or queries a runtime, and
-// writes nothing.
+// links of the node are followed below the given root only, and bounds for files and their number. Nothing is an error: a file
+// that cannot be read is Unread and among the Problems, and the runtime's defaults count. It never starts or queries a runtime,
+// and writes nothing.
 //
 // Start at Read; containerd.go and crio.go have the rules of each runtime, process.go where a running containerd has its file.
 package runtimeconf
@@ -32,8 +32,8 @@ import (
 type Config struct {
 	// Runtime is Containerd or CRIO, "" if there is neither.
 	Runtime string
-	// Source is the runtime's main file, "" if it runs by its defaults. Files are all that it names, Source among them, and Unread is
-	// why one of them or of their directories could not be read: the runtime may have values of before that.
+	// Source is the runtime's main file, "" if it runs by its defaults. Files are all that it names, Source among them. Unread is the
+	// error of reading one of them or their directories: the runtime may still use older values.
 	Source string
 	Files  []string
 	Unread error
@@ -42,7 +42,7 @@ type Config struct {
 	BinDirs []string
 	// MaxConfNum is the number of configurations that the runtime loads; 0 is all of them.
 	MaxConfNum int
-	// Pending reports that a file was changed or removed after the runtime was started, which may have the values of before then.
+	// Pending reports that a file was changed or removed after the runtime's start: the runtime may still use older values.
 	Pending bool
 	// Started is when the runtime made its socket, which it does at each start; zero without one.
 	Started time.Time
@@ -115,7 +115,7 @@ func Read(root string) Config {
 	return r.Config
 }
 
-// Doubt returns why it is not known which configuration the pods of the node get, nil if it is.
+// Doubt returns an error if it is not known which configuration the pods of the node get.
 func (c Config) Doubt() error {
 	switch {
 	case c.Runtime == "":
@@ -132,7 +132,7 @@ func (c Config) Doubt() error {
 func (r *reader) pending(at place) bool {
 	names := slices.Clone(r.searched)
 	for _, p := range places() {
-		if r.Source == "" && p.socket == at.socket { // it may have had any of them
+		if r.Source == "" && p.socket == at.socket { // it can have had any of them
 			names = append(names, p.file)
 		}
 	}
@@ -142,8 +142,8 @@ func (r *reader) pending(at place) bool {
 	return !r.exists(at.socket) || slices.ContainsFunc(names, func(name string) bool { return r.changed(name).After(r.Started) })
 }
 
-// changed is the time of the last change of a file's status, which no process can set; that of the directory above if there is none,
-// from which it may have been removed.
+// changed returns the time of the last change of a file's status, which no process can set. For a missing file it is the time of
+// the directory above: the file can have been removed from there.
 func (r *reader) changed(file string) time.Time {
 	seen, err := hostpath.Resolve(r.root, file)
 	for ; err == nil && len(seen) >= len(r.root); seen = filepath.Dir(seen) {
@@ -251,7 +251,7 @@ func (r *reader) decode(file string, into any) bool {
 	return err == nil
 }
 
-// glob returns the files of the node that a pattern matches, as filepath.Glob does, sorted.
+// glob returns the files of the node that a pattern of filepath.Glob matches, sorted.
 func (r *reader) glob(pattern string) []string {
 	if !strings.ContainsAny(pattern, `*?[\`) {
 		if r.exists(pattern) {
@@ -272,7 +272,7 @@ func (r *reader) glob(pattern string) []string {
 	return all
 }
 
-// entries returns those of a directory, sorted. One that cannot be read is a problem, unless it is absent.
+// entries returns the sorted entries of a directory. A directory that cannot be read is a problem, unless it is absent.
 func (r *reader) entries(dir string) []fs.DirEntry {
 	var entries []fs.DirEntry
 	seen, err := hostpath.Resolve(r.root, dir)

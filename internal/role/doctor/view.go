@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
-	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
+	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -109,7 +109,7 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 
 // readDirs takes the directories that the agent has found on the node instead of those of its settings.
 func (v *view) readDirs() {
-	recorded, _ := installation.ReadDirs(v.runDir) // a damaged record is in the agent's log
+	recorded, _ := runtimedirs.ReadRecord(v.runDir) // a damaged record is in the agent's log
 	if len(recorded) == 0 || v.root == "" {
 		return
 	}

@@ -7,8 +7,8 @@ import (
 	"path"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/nodeagent"
+	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
@@ -96,7 +96,7 @@ func (d *draft) places() {
 	d.Want.FileMode = uint32(mode)
 	d.GracePeriod = nodeagent.GracePeriod
 	d.CacheDir, d.HostRoots = d.Places.Cache, d.Places.Roots
-	d.Detect = installation.Detect{
+	d.Detect = runtimedirs.Detect{
 		Net: !d.at("mounted-cni-net-dir").Given() && path.Clean(d.HostNetDir) == runtimeconf.DefaultConfDir,
 		Bin: !d.at("mounted-cni-bin-dirs").Given(),
 	}

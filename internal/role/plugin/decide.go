@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/utils/clock"
+
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -35,9 +37,6 @@ const (
 	maxNamed   = 253
 )
 
-// clock returns the time of day, for durations and reports.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the plugin's only clock besides the log's
-
 // call is one call of the runtime about one pod, and its report.
 type call struct {
 	plugin *plugin
@@ -51,7 +50,7 @@ type call struct {
 }
 
 func (p *plugin) begin(command, container string) *call {
-	now := clock()
+	now := clock.RealClock{}.Now()
 	return &call{plugin: p, began: p.began, mark: now, report: agentapi.Report{
 		// Local time would need the file of the node's time zone to be printed.
 		Time: p.began.UTC(), Command: command, Container: container, Source: agentapi.SourceNone,
@@ -67,7 +66,7 @@ func (c *call) about(pod podArgs) {
 
 // phase records the time since the last phase.
 func (c *call) phase(p agentapi.Phase) {
-	now := clock()
+	now := clock.RealClock{}.Now()
 	c.report.Seconds[p] = now.Sub(c.mark).Seconds()
 	c.mark = now
 }
@@ -137,7 +136,7 @@ func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Fac
 	if err != nil {
 		return sidecar.Facts{}, err
 	}
-	left := conf.APITimeout - clock().Sub(c.mark)
+	left := conf.APITimeout - clock.RealClock{}.Now().Sub(c.mark)
 	key := kube.PodRef{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID}
 	facts, err := client.Lookup(ctx, key, left)
 	c.report.Requests = client.Requests()
@@ -174,7 +173,7 @@ func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
 	if failed != nil {
 		c.report.Error = oneLine(failed.Error())
 	}
-	c.report.Seconds[agentapi.PhaseTotal] = clock().Sub(c.began).Seconds()
+	c.report.Seconds[agentapi.PhaseTotal] = clock.RealClock{}.Now().Sub(c.began).Seconds()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
 	if err := c.deliver(ctx, conf); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -20,6 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
+	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -65,7 +66,7 @@ func Run(c applet.Call) int {
 	}
 	log := pluginlog.New(c.Stderr, logScope)
 	defer log.Close()
-	p := &plugin{log: log, path: env.path, override: env.override, began: clock()}
+	p := &plugin{log: log, path: env.path, override: env.override, began: clock.RealClock{}.Now()}
 	if env.command == "DEL" || env.command == "GC" {
 		// The kernel removes the rules with the namespace. DEL and GC read nothing, so that nothing can be missing.
 		log.Logger().Debug("nothing to do", "command", env.command, "container", printable.Text(env.container, maxNamed))

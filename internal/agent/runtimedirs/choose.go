@@ -1,0 +1,211 @@
+package runtimedirs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
+)
+
+// look is the result of one look at the node.
+type look struct {
+	// root is where the node's whole file system is seen, "" if it is not.
+	root    string
+	runtime runtimeconf.Config
+	// detect says which directories the runtime decides.
+	detect Detect
+	// unknown is the error that kept us from using the runtime's configuration directory. kept reports that previous directories
+	// stay in use for that reason.
+	unknown error
+	kept    bool
+}
+
+func (l look) detects() bool { return l.detect.Net || l.detect.Bin }
+
+// choose reads the runtime's configuration and chooses the directories.
+func (f *Finder) choose() {
+	last, l := f.chosen, look{}
+	if len(f.Host.Roots) > 0 {
+		l.root = hostpath.Whole(f.Host.Roots...)
+	}
+	if l.root != "" {
+		l.runtime = runtimeconf.Read(l.root)
+	}
+	l.detect = f.detects(l)
+	dirs := f.Mounted
+	if l.detects() {
+		dirs, l.unknown = f.decide(l)
+	}
+	f.chosen = dirs
+	if l.unknown == nil {
+		f.known = l.runtime
+	} else {
+		f.chosen = f.keep(l, last, dirs)
+		l.kept = !f.chosen.Equal(dirs)
+		if l.runtime.Disabled || len(l.runtime.Rivals) > 0 { // the kubelet may have another runtime by now
+			f.addPrevious(f.Mounted)
+		}
+	}
+	f.look = l
+	if f.recalled {
+		f.addPrevious(last)
+	}
+}
+
+// addPrevious adds directories to the previous ones, unless they are the chosen ones.
+func (f *Finder) addPrevious(d Dirs) {
+	if !d.Equal(f.chosen) && !slices.ContainsFunc(f.previous, d.Equal) {
+		f.previous = append(f.previous, d)
+	}
+}
+
+// detects returns the directories that the runtime decides: where nothing or the node's default directory is mounted.
+func (f *Finder) detects(l look) (d Detect) {
+	byDefault := func(mounted, usual string) bool {
+		return l.root == "" || !isDirectory(mounted) || l.is(usual, mounted)
+	}
+	d.Net = f.Detect.Net && !f.Standalone && byDefault(f.Mounted.Net, runtimeconf.DefaultConfDir)
+	d.Bin = f.Detect.Bin && len(f.Mounted.Bins) == 1 && byDefault(f.Mounted.Bins[0], runtimeconf.DefaultBinDir)
+	return d
+}
+
+// doubt returns why it is not known where the node's runtime looks. A file that was removed since the last look still counts:
+// the runtime may have read it.
+func (f *Finder) doubt(l look) error {
+	if l.root == "" {
+		return errors.New("the node's file system is not seen here: that takes /proc of the node and the capability SYS_PTRACE")
+	}
+	for _, file := range f.known.Files {
+		seen, err := hostpath.Resolve(l.root, file)
+		if err == nil {
+			_, err = os.Stat(seen)
+		}
+		if errors.Is(err, fs.ErrNotExist) && l.runtime.Started.Equal(f.known.Started) {
+			return fmt.Errorf("file %q of the runtime was removed, and the runtime was not started again since", file)
+		}
+	}
+	return l.runtime.Doubt()
+}
+
+// decide returns the directories by the runtime's configuration. With an error the configuration directory is the mounted one.
+func (f *Finder) decide(l look) (d Dirs, unknown error) {
+	d, unknown = f.Mounted, f.doubt(l)
+	if l.detect.Bin && l.runtime.Runtime != "" {
+		all, err := f.programs(l)
+		if err != nil {
+			return f.Mounted, err
+		}
+		d.Bins = all
+	}
+	if !l.detect.Net || unknown != nil {
+		return d, unknown
+	}
+	dir, err := l.trusted(l.runtime.ConfDir)
+	if err != nil {
+		return f.Mounted, err
+	}
+	d.Net = f.throughMount(dir)
+	return d, nil
+}
+
+// programs returns the directories that get the program: all in which the runtime looks, and the mounted one, where another
+// runtime or multus may look. Directories that cannot be written are left out, except for the runtime's only one.
+func (f *Finder) programs(l look) (all []string, err error) {
+	found := false
+	if mounted := f.Mounted.Bins[0]; writable(mounted) {
+		all = append(all, mounted)
+	}
+	for at, dir := range l.runtime.BinDirs {
+		seen, err := l.trusted(dir)
+		if err != nil {
+			return nil, err
+		}
+		seen = f.throughMount(seen)
+		found = found || writable(seen)
+		if (writable(seen) || !found && at == len(l.runtime.BinDirs)-1) && !slices.Contains(all, seen) {
+			all = append(all, seen)
+		}
+	}
+	return all, nil
+}
+
+// keep returns the directories to use in doubt: the last ones, or those of the previous agent, or else the default ones.
+func (f *Finder) keep(l look, last, byDefault Dirs) Dirs {
+	if f.recalled {
+		return last
+	}
+	all, err := ReadRecord(f.RunDir)
+	if err != nil || len(all) == 0 || l.root == "" {
+		return byDefault
+	}
+	for _, dir := range append([]string{all[0].Net}, all[0].Bins...) {
+		if _, err := l.trusted(dir); err != nil {
+			return byDefault
+		}
+	}
+	recorded := f.here(l, all[0])
+	if l.detect.Net {
+		byDefault.Net = recorded.Net
+	}
+	if l.detect.Bin && len(recorded.Bins) > 0 {
+		byDefault.Bins = recorded.Bins
+	}
+	return byDefault
+}
+
+// trusted returns where a directory of the node is seen. It is an error if other users than root can change the way to it.
+func (l look) trusted(dir string) (string, error) {
+	seen, err := hostpath.Resolve(l.root, dir)
+	if err != nil {
+		return "", err
+	}
+	const others = fs.FileMode(0o002)
+	for at := seen; len(at) > len(l.root); at = filepath.Dir(at) {
+		if info, err := os.Stat(at); err == nil && info.Mode()&others != 0 {
+			return "", fmt.Errorf("directory %q of the runtime: every user of the node may write to %q", dir, strings.TrimPrefix(at, l.root))
+		}
+	}
+	return seen, nil
+}
+
+// is reports whether a directory of the node is the one that this process sees at a path.
+func (l look) is(dir, seen string) bool {
+	at, err := hostpath.Resolve(l.root, dir)
+	return err == nil && same(at, seen)
+}
+
+// throughMount returns the mounted directory that is the same as this one, else this one.
+func (f *Finder) throughMount(dir string) string {
+	for _, mounted := range append([]string{f.Mounted.Net}, f.Mounted.Bins...) {
+		if same(mounted, dir) {
+			return mounted
+		}
+	}
+	return dir
+}
+
+// same reports whether two paths are one directory, which may be mounted twice.
+func same(a, b string) bool {
+	one, err := os.Stat(a)
+	other, otherErr := os.Stat(b)
+	return err == nil && otherErr == nil && os.SameFile(one, other)
+}
+
+func isDirectory(dir string) bool {
+	info, err := os.Stat(dir)
+	return err == nil && info.IsDir()
+}
+
+// writable reports whether a directory exists and is not on a read-only file system.
+func writable(dir string) bool {
+	const readOnly = 1 // ST_RDONLY, statfs(2)
+	var s syscall.Statfs_t
+	return isDirectory(dir) && (syscall.Statfs(dir, &s) != nil || s.Flags&readOnly == 0)
+}

@@ -1,0 +1,179 @@
+package runtimedirs_test
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
+)
+
+// node is the file system of a node, which the agent sees below one root. Its default directories are mounted elsewhere as well.
+type node struct {
+	t        *testing.T
+	root     string
+	settings runtimedirs.Settings
+	log      agenttest.Buffer
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, root: t.TempDir()}
+	mounts := t.TempDir()
+	n.mkdir("/usr", "/etc/cni/net.d", "/opt/cni/bin", "/a/conf", "/a/bin", "/b/conf", "/b/bin")
+	n.settings = runtimedirs.Settings{
+		Mounted: runtimedirs.Dirs{Net: mounts + "/conf", Bins: []string{mounts + "/bin"}}, HostNet: "/etc/cni/net.d",
+		Detect: runtimedirs.Detect{Net: true, Bin: true}, Host: hostpath.View{Roots: []string{n.root}}, RunDir: t.TempDir(), RunDirMode: 0o700,
+	}
+	for link, dir := range map[string]string{n.settings.Mounted.Net: "/etc/cni/net.d", n.settings.Mounted.Bins[0]: "/opt/cni/bin"} {
+		if err := os.Symlink(n.root+dir, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.configure("/a")
+	n.start()
+	return n
+}
+
+func (n *node) mkdir(dirs ...string) {
+	n.t.Helper()
+	for _, dir := range dirs {
+		if err := os.MkdirAll(n.root+dir, 0o755); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+func (n *node) write(file, text string) {
+	n.t.Helper()
+	n.mkdir(filepath.Dir(file))
+	if err := os.WriteFile(n.root+file, []byte(text), 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond) // more than a step of the file system's clock
+}
+
+// configure writes a configuration of containerd with the directories conf and bin below a directory.
+func (n *node) configure(dir string) {
+	n.t.Helper()
+	n.write("/etc/containerd/config.toml", strings.ReplaceAll(
+		"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['DIR/bin']\nconf_dir = 'DIR/conf'\n", "DIR", dir))
+}
+
+// start makes the socket of containerd anew.
+func (n *node) start() {
+	n.t.Helper()
+	_ = os.Remove(n.root + "/run/containerd/containerd.sock")
+	n.write("/run/containerd/containerd.sock", "")
+}
+
+func (n *node) finder() *runtimedirs.Finder {
+	return runtimedirs.NewFinder(slog.New(slog.NewTextHandler(&n.log, nil)), hostfs.Disk{}, n.settings)
+}
+
+// dirs are the directories conf and bin below a directory of the node, with the mounted program directory before them.
+func (n *node) dirs(dir string) runtimedirs.Dirs {
+	return runtimedirs.Dirs{Net: n.root + dir + "/conf", Bins: []string{n.settings.Mounted.Bins[0], n.root + dir + "/bin"}}
+}
+
+// settles checks the target without the files of the runtime.
+func (n *node) settles(f *runtimedirs.Finder, want runtimedirs.Target) {
+	n.t.Helper()
+	got, err := f.Settle()
+	got.RuntimeFiles = nil
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		n.t.Errorf("%v (-want +got):\n%s\n%s", err, diff, n.log.String())
+	}
+}
+
+func TestFinder_RuntimeMoves(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	mounted, a, b := n.settings.Mounted, n.dirs("/a"), n.dirs("/b")
+	f := n.finder()
+	n.settles(f, runtimedirs.Target{Dirs: a, Obsolete: []runtimedirs.Dirs{mounted}})
+	if err := f.Cleaned(); err != nil {
+		t.Fatal(err)
+	}
+	n.settles(f, runtimedirs.Target{Dirs: a})
+
+	n.configure("/b")
+	n.settles(f, runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]})
+	f = n.finder() // the next agent
+	n.settles(f, runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]})
+	if diff := cmp.Diff(runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]}, n.finder().All()); diff != "" {
+		t.Errorf("for an uninstallation, -want +got:\n%s", diff)
+	}
+	n.start()
+	n.settles(f, runtimedirs.Target{Dirs: b, Obsolete: []runtimedirs.Dirs{a}})
+}
+
+func TestFinder_DoubtMovesNothing(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	f := n.finder()
+	n.settles(f, runtimedirs.Target{Dirs: n.dirs("/a"), Obsolete: []runtimedirs.Dirs{n.settings.Mounted}})
+	if err := f.Cleaned(); err != nil {
+		t.Fatal(err)
+	}
+	n.write("/etc/containerd/config.toml", "version = \n")
+	for _, f := range []*runtimedirs.Finder{f, n.finder()} {
+		n.settles(f, runtimedirs.Target{Dirs: n.dirs("/a")})
+	}
+	if err := os.Remove(n.settings.RunDir + "/" + runtimedirs.RecordName); err != nil {
+		t.Fatal(err)
+	}
+	n.settles(n.finder(), runtimedirs.Target{Dirs: n.settings.Mounted})
+}
+
+func TestFinder_Find(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		set  func(n *node)
+		want func(n *node) runtimedirs.Dirs
+	}{
+		"by default": {func(*node) {}, func(n *node) runtimedirs.Dirs { return n.dirs("/a") }},
+		"standalone": {func(n *node) { n.settings.Standalone = true }, func(n *node) runtimedirs.Dirs {
+			return runtimedirs.Dirs{Net: n.settings.Mounted.Net, Bins: n.dirs("/a").Bins}
+		}},
+		"set by the user":       {func(n *node) { n.settings.Detect = runtimedirs.Detect{} }, func(n *node) runtimedirs.Dirs { return n.settings.Mounted }},
+		"outside a container":   {func(n *node) { n.settings.Host = hostpath.View{} }, func(n *node) runtimedirs.Dirs { return n.settings.Mounted }},
+		"the default directory": {func(n *node) { n.configure("/opt/cni") }, func(n *node) runtimedirs.Dirs { return n.settings.Mounted }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.mkdir("/opt/cni")
+			_ = os.Symlink("/etc/cni/net.d", n.root+"/opt/cni/conf")
+			tc.set(n)
+			f := n.finder()
+			if diff := cmp.Diff(tc.want(n), f.Find().Dirs); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if _, err := os.Stat(n.settings.RunDir + "/" + runtimedirs.RecordName); err == nil {
+				t.Error("Find has written the record")
+			}
+		})
+	}
+}
+
+func TestReadRecord_NotUsable(t *testing.T) {
+	t.Parallel()
+	for text, fails := range map[string]bool{"{": true, strings.Repeat(" ", 2<<20): true, `[{"configuration":"../x"}]`: false, "[{}]": false} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, runtimedirs.RecordName), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := runtimedirs.ReadRecord(dir); len(all) > 0 || fails != (err != nil) {
+			t.Errorf("%.20q: got %v, %v", text, all, err)
+		}
+	}
+}
