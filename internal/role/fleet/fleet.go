@@ -41,7 +41,7 @@ COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has t
                           --port N is the port on localhost (9876; 0 for any)
    version                the version of this program
    POD is NAMESPACE/NAME, or a name in -n NS or in the namespace of kubectl's context. pods, decisions and doctor print a table,
-   or with -o wide nothing truncated, or json or yaml.
+   or with -o json or yaml an object or a list.
 
 FLAGS:
    --agent-namespace NAME   namespace of the node agents (default: that of the only DaemonSets with their label)

@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -184,8 +184,8 @@ func takeOutput(args []string) (form output.Form, rest []string, err error) {
 		text, rest = string(output.JSON), slices.Delete(rest, i, i+1)
 	}
 	form = cmp.Or(output.Form(text), output.Table)
-	if !slices.Contains([]output.Form{output.Table, output.Wide, output.JSON, output.YAML}, form) {
-		return "", nil, &usageError{fmt.Errorf("flag -o: value %q: want table, wide, json or yaml", text)}
+	if !slices.Contains([]output.Form{output.Table, output.JSON, output.YAML}, form) {
+		return "", nil, &usageError{fmt.Errorf("flag -o: value %q: want table, json or yaml", text)}
 	}
 	return form, rest, nil
 }
@@ -240,11 +240,7 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 		case len(shown) == 0:
 			return f.noPod(selected)
 		}
-		style := audit.Style{Selected: selected, Paint: func(s audit.State, cell string) string { return f.paint(colourOf(s), cell) }}
-		if form == output.Table && f.Terminal != nil {
-			style.Width = f.Terminal()
-		}
-		return audit.Table(f.Stdout, shown, style, clock())
+		return output.Pods(f.Stdout, shown, selected)
 	})
 	if err == nil && all.none() {
 		namespace, _, _ := take(args, "-n", "--namespace")
@@ -275,13 +271,6 @@ func (f *fleet) noPod(selected bool) error {
 	}
 	_, err := fmt.Fprintln(f.Stderr, text+" on the nodes that answered")
 	return err
-}
-
-func colourOf(s audit.State) string {
-	if colour, known := map[audit.State]string{audit.Captured: green, audit.Outside: green, audit.NotInspected: yellow}[s]; known {
-		return colour
-	}
-	return red
 }
 
 // decision has the fields of a plugin's report that the table shows.
@@ -323,14 +312,15 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 
 // decided prints the table of decisions.
 func (f *fleet) decided(rows []row[decision]) error {
-	table := tabwriter.NewWriter(f.Stdout, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "NODE\tTIME\tPOD\tCAPTURED\tREASON\tSOURCE\tDETAIL")
+	table := [][]string{{"NODE", "TIME", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"}}
 	for _, r := range rows {
 		d := r.shown
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%v\t%s\t%s\t%s\n", audit.Cell(r.node), d.Time.UTC().Format(time.RFC3339),
-			audit.Cell(d.Namespace+"/"+d.Pod), d.Captured, audit.Cell(d.Reason), audit.Cell(d.Source), audit.Cell(cmp.Or(d.Error, d.Detail)))
+		table = append(table, []string{
+			output.Cell(r.node), d.Time.UTC().Format(time.RFC3339), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
+			output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
+		})
 	}
-	return table.Flush()
+	return output.Columns(f.Stdout, table)
 }
 
 // check is a result of the command doctor on a node.
