@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -52,8 +51,8 @@ type accessReview struct {
 }
 
 // Allowed reports whether the client's identity has a right, by POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews, which
-// every authenticated identity may send. now is the time in the response's header Date, in whole seconds; it is zero without one.
-func (c *Client) Allowed(ctx context.Context, right Right) (allowed bool, now time.Time, err error) {
+// every authenticated identity may send.
+func (c *Client) Allowed(ctx context.Context, right Right) (bool, error) {
 	review := accessReview{Kind: "SelfSubjectAccessReview", APIVersion: "authorization.k8s.io/v1"}
 	of := &review.Spec.ResourceAttributes
 	of.Namespace, of.Verb, of.Group, of.Resource = right.Namespace, right.Verb, right.Group, right.Resource
@@ -63,15 +62,14 @@ func (c *Client) Allowed(ctx context.Context, right Right) (allowed bool, now ti
 		body: review, asJSON: true,
 	}
 	body, x, err := c.transmit(ctx, what)
-	now, _ = http.ParseTime(x.date)
 	if err != nil {
-		return false, now, err
+		return false, err
 	}
 	var answer accessReview
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Kind != review.Kind {
-		return false, now, x.fail(Undecodable, fmt.Errorf("requested %s, got kind %q", review.Kind, answer.Kind))
+		return false, x.fail(Undecodable, fmt.Errorf("requested %s, got kind %q", review.Kind, answer.Kind))
 	}
-	return answer.Status.Allowed, now, nil
+	return answer.Status.Allowed, nil
 }
 
 // ConfigMap fetches the text of a ConfigMap: GET /api/v1/namespaces/NAMESPACE/configmaps/NAME.
