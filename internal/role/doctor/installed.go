@@ -200,5 +200,8 @@ func (c cilium) exclusive() bool { return c.whole && c.data["cni-exclusive"] != 
 func (v *view) present() bool {
 	n := v.network()
 	return slices.Contains(n.loaded.Types, "cilium-cni") || slices.ContainsFunc(n.names, func(name string) bool { return strings.Contains(name, "cilium") }) ||
-		slices.ContainsFunc(v.pluginDirs(), func(dir string) bool { return exists(filepath.Join(dir, "cilium-cni")) })
+		slices.ContainsFunc(v.pluginDirs(), func(dir string) bool {
+			_, err := os.Stat(filepath.Join(dir, "cilium-cni"))
+			return err == nil
+		})
 }

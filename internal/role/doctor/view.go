@@ -140,11 +140,6 @@ func (c *config) findRoot(container bool) string {
 	return hostpath.Whole("/host", "/host/proc/1/root")
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
 // below is where a path of the node is seen.
 func (v *view) below(path string) string {
 	seen, err := hostpath.Resolve(v.root, path)
@@ -194,7 +189,7 @@ func (v *view) clients(account kube.Config) {
 		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.shown(v.kubeconfig))
 	}
 	v.api, v.noAPI = v.agent, v.noAgent
-	if account.Server.Host == "" || !exists(account.TokenFile) {
+	if _, err := os.Stat(account.TokenFile); account.Server.Host == "" || err != nil {
 		return
 	}
 	account.Timeout = maxRequest

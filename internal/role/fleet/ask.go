@@ -73,7 +73,8 @@ func explained(err error, command string) error {
 
 // otherVersion is the error of an agent with another version than this program's.
 func otherVersion(cause error) error {
-	return fmt.Errorf("its agent is of another version than kubectl-istio_cni (%s), upgrade the older one: %w", applet.Build().Version(), cause)
+	own := applet.Build().Version()
+	return fmt.Errorf("its agent is of another version than kubectl-istio_cni (%s), upgrade the older one: %w", own, cause)
 }
 
 // node is a node in the answer.

@@ -168,7 +168,7 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 	case all.asked > 0 && !none:
 		_, err = fmt.Fprintln(f.Stderr, l.empty)
 	}
-	if err == nil && none {
+	if err == nil && none && l.nothing != "" {
 		value, _, _ := last(args, l.flags[0], l.flags[1], "")
 		err = fmt.Errorf(l.nothing, value)
 	}
@@ -218,7 +218,8 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 			}
 			return output.Pods(f.Stdout, all, selected)
 		},
-		empty: empty, nothing: "namespace %q has no pod with a network of its own on the nodes that answered", flags: [2]string{"--namespace", "-n"},
+		empty: empty, nothing: "namespace %q has no pod with a network of its own on the nodes that answered",
+		flags: [2]string{"--namespace", "-n"},
 	})
 }
 
@@ -226,7 +227,8 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 func fitPod(r *row[audit.Status]) bool {
 	s := r.shown
 	r.shown = audit.Status{
-		Node: r.node, Namespace: s.Namespace, Pod: s.Pod, State: s.State, Sentence: s.Why(), Since: s.Since, Checked: s.Checked, Backend: s.Backend,
+		Node: r.node, Namespace: s.Namespace, Pod: s.Pod,
+		State: s.State, Sentence: s.Why(), Since: s.Since, Checked: s.Checked, Backend: s.Backend,
 	}
 	return s.Pod != "" && s.State != ""
 }
