@@ -74,7 +74,6 @@ var owners = map[string][]string{
 	"github.com/vishvananda/netlink":       {"internal/node/route", "internal/node/selfcheck", "internal/node/sockdiag"},
 	"github.com/vishvananda/netns":         {"internal/node/netns"},
 	"golang.org/x/sys":                     {"internal/node"},
-	"golang.org/x/sys/windows":             {"internal/applet/terminal"},
 	"golang.org/x/term":                    {"internal/applet/terminal"},
 	"github.com/go-logr/logr":              {"internal/kube"},
 	"golang.org/x/time/rate":               {"internal/agent", "internal/kube"},

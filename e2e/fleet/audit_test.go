@@ -154,7 +154,7 @@ func (s *scenario) commands() {
 	if r := s.want(3, "", "", "pods", "--bypassing", "--check", "-n", lab.App); strings.Contains(r.Stdout, "app/fine") || !strings.Contains(r.Stdout, "app/lost") {
 		s.Errorf("--bypassing: %s", r)
 	}
-	s.want(3, "app/ahead", "", "pods", "--state", "foreign-rule", "-o", "wide")
+	s.want(3, "app/ahead", "", "pods", "--state", "foreign-rule")
 	s.want(0, "captured", "", "pods", "--state=captured", "-o", "yaml", "--node", cluster.NodeName)
 	s.want(0, "", "", "why", "-n", lab.App, "fine")
 	s.want(3, "RETURN", "", "why", "app/ahead")

@@ -71,7 +71,7 @@ func exitCodes() (rows [][]string, err error) {
 	all := append([]command{
 		{"plugin", plugin.Run}, {"iptables", redirector.Run}, {"install", installer.Run}, {"taint", tainter.Run},
 	}, commands...)
-	all = append(all, command{"kubectl istio-cni", func(c applet.Call) int { return fleet.Run(c, fleet.Screen{}) }})
+	all = append(all, command{"kubectl istio-cni", func(c applet.Call) int { return fleet.Run(c, nil) }})
 	for _, c := range all {
 		found, err := section(c.run, "EXIT CODES")
 		if err != nil {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -41,25 +40,24 @@ func (r Right) String() string {
 }
 
 // Allowed reports whether the client's identity has a right, by POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews, which
-// every authenticated identity may send. now is the time in the response's header Date, in whole seconds; it is zero without one.
-func (c *Client) Allowed(ctx context.Context, right Right) (allowed bool, now time.Time, err error) {
+// every authenticated identity may send.
+func (c *Client) Allowed(ctx context.Context, right Right) (bool, error) {
 	// Package k8s.io/api/authorization/v1 would cost each start of the plugin.
 	reviews := apiResource{"authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"}
 	body, x, err := c.transmit(ctx, &call{verb: "create", resource: reviews, asJSON: true, body: map[string]any{
 		"kind": reviews.kind, "apiVersion": reviews.group + "/" + reviews.version, "spec": map[string]any{"resourceAttributes": right},
 	}})
-	now, _ = http.ParseTime(x.date)
 	if err != nil {
-		return false, now, err
+		return false, err
 	}
 	var answer struct {
 		Kind   string
 		Status struct{ Allowed bool }
 	}
 	if err := json.Unmarshal(body, &answer); err != nil || answer.Kind != reviews.kind {
-		return false, now, x.fail(Undecodable, fmt.Errorf("requested %s, got kind %q", reviews.kind, answer.Kind))
+		return false, x.fail(Undecodable, fmt.Errorf("requested %s, got kind %q", reviews.kind, answer.Kind))
 	}
-	return answer.Status.Allowed, now, nil
+	return answer.Status.Allowed, nil
 }
 
 // ConfigMap fetches the text of a ConfigMap: GET /api/v1/namespaces/NAMESPACE/configmaps/NAME.

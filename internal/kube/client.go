@@ -382,8 +382,6 @@ type exchange struct {
 	received, done func()
 	// unsent is the error of a request without a response, broken the error that ended a response early.
 	unsent, broken error
-	// date is the response's header Date.
-	date string
 
 	// stage is set by hooks that run in goroutines of net/http, some of them after the end of the request.
 	stage atomic.Value
@@ -432,7 +430,6 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	x.left.Store(x.limit)
-	x.date = response.Header.Get("Date")
 	response.Body = &boundedBody{response.Body, x}
 	return response, nil
 }

@@ -1,9 +1,9 @@
 // Package output prints a result in the form that a command's flag -o names.
 //
-// It promises that no control character of a value reaches the output, and that JSON and YAML have the same fields. It never decides
-// what a table looks like.
+// It promises that no control character of a value reaches the output, that JSON and YAML have the same fields, and that a cell of a
+// table cannot imitate another one.
 //
-// Start at Print.
+// Start at Print; pods.go has the tables.
 package output
 
 import (
@@ -20,10 +20,9 @@ import (
 // Form is a value of the flag -o.
 type Form string
 
-// The forms. Wide is a table with nothing truncated.
+// The forms.
 const (
 	Table Form = "table"
-	Wide  Form = "wide"
 	JSON  Form = "json"
 	YAML  Form = "yaml"
 )

@@ -1,6 +1,6 @@
 // Package terminal describes the terminal behind a file.
 //
-// It promises that a pipe or a file has no columns and no colours. It never writes.
+// It promises that a pipe or a file has no columns. It never writes.
 //
 // Start at Columns.
 package terminal
@@ -24,13 +24,4 @@ func Columns(f *os.File) int {
 		return width
 	}
 	return usual
-}
-
-// Colours reports whether the file is a terminal that shows colours and the user wants them (https://no-color.org).
-func Colours(f *os.File, getenv func(string) (string, bool)) bool {
-	if text, _ := getenv("NO_COLOR"); text != "" {
-		return false
-	}
-	kind, known := getenv("TERM")
-	return kind != "dumb" && Columns(f) > 0 && sequences(f, known)
 }

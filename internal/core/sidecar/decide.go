@@ -8,11 +8,7 @@
 // is a row in reason.go, and a row in inputs.go for each key that it reads.
 package sidecar
 
-import (
-	"fmt"
-
-	"github.com/meshcni/istio-cni/internal/core/redirect"
-)
+import "github.com/meshcni/istio-cni/internal/core/redirect"
 
 // Outcome is the action on the pod.
 type Outcome uint8
@@ -46,16 +42,6 @@ type Decision struct {
 	Warnings []string
 	// Err holds every invalid setting if the Outcome is Refuse.
 	Err error
-}
-
-// String is one sentence for a log or a person.
-func (d Decision) String() string {
-	verb := map[Outcome]string{Pass: "not captured", Capture: "captured", Refuse: "refused"}[d.Outcome]
-	text := fmt.Sprintf("%s (%s): %s", verb, d.Reason, d.Reason.Sentence())
-	if d.Detail != "" {
-		text += fmt.Sprintf(" (%s)", d.Detail)
-	}
-	return text
 }
 
 // Early decides by the pod's name alone, before anything else of the pod is read. It returns false if the decision needs

@@ -2,7 +2,6 @@ package sidecar_test
 
 import (
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -41,8 +40,8 @@ func FuzzDecide(f *testing.F) {
 		)
 		shape(&facts, &policy, bits, text2, role)
 		d := sidecar.Decide(facts, policy)
-		if !slices.Contains(sidecar.Reasons(), d.Reason) || d.Reason.Sentence() == "" || !strings.Contains(d.String(), string(d.Reason)) {
-			t.Errorf("decision %s has reason %q", d, d.Reason)
+		if !slices.Contains(sidecar.Reasons(), d.Reason) || d.Reason.Sentence() == "" {
+			t.Errorf("the decision has reason %q", d.Reason)
 		}
 		wellFormed(t, d)
 		trimmedAlike(t, facts, policy)

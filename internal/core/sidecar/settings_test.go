@@ -149,7 +149,7 @@ func TestSettings(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			d := sidecar.Decide(pod(test.changes...))
 			if d.Reason != sidecar.Captured || d.Err != nil || len(d.Warnings) > 0 {
-				t.Fatalf("the pod is %s, error %v, warnings %q", d, d.Err, d.Warnings)
+				t.Fatalf("the pod is %s, error %v, warnings %q", d.Reason, d.Err, d.Warnings)
 			}
 			want := redirect.Default()
 			test.want(&want)
@@ -211,11 +211,11 @@ func TestListsThatAreTooLongRefuseThePod(t *testing.T) {
 	} {
 		list := func(n int) string { return strings.TrimSuffix(strings.Repeat(test.entry, n), ",") }
 		if d := sidecar.Decide(pod(annotation(key, list(test.most)))); d.Outcome != sidecar.Capture {
-			t.Errorf("%s with %d entries: %s %v", key, test.most, d, d.Err)
+			t.Errorf("%s with %d entries: %s %v", key, test.most, d.Reason, d.Err)
 		}
 		d := sidecar.Decide(pod(annotation(key, list(n))))
 		if d.Reason != sidecar.InvalidSettings || d.Outcome != sidecar.Refuse {
-			t.Fatalf("%s with %d entries: %s", key, n, d)
+			t.Fatalf("%s with %d entries: %s", key, n, d.Reason)
 		}
 		text := fmt.Sprint(d.Err)
 		prefix, suffix := fmt.Sprintf("annotation %q: value %q", key, test.entry)[:len(key)+20], fmt.Sprintf(": lists %d entries, more than %d", n, test.most)

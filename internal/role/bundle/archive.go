@@ -2,7 +2,6 @@ package bundle
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -17,11 +16,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redact"
 )
 
-// The bounds of the bundle, in bytes before compression.
+// maxAll bounds the bundle in bytes before compression, of which reserve is for missing.txt.
 const (
 	maxAll  = 32 << 20
-	maxFile = 8 << 20
-	// reserve is for missing.txt.
 	reserve = 1 << 20
 )
 
@@ -71,10 +68,7 @@ func (a *archive) miss(name string, why error) {
 	a.missing = append(a.missing, printable.Text(name, most)+": "+string(a.clean.Text([]byte(printable.Text(why.Error(), most)))))
 }
 
-var (
-	errRoom = errors.New("no room is left: a bundle has 32 MiB at most")
-	errLong = errors.New("cut to its last 8 MiB")
-)
+var errRoom = errors.New("no room is left: a bundle has 32 MiB at most")
 
 // collect adds a file that get returns, or notes its error, or that it did not return until ctx ended.
 func (a *archive) collect(ctx context.Context, name string, get func(context.Context) ([]byte, error)) {
@@ -132,11 +126,6 @@ func within[T any](ctx context.Context, get func(context.Context) (T, error)) (v
 
 // write adds a file as it is.
 func (a *archive) write(name string, text []byte) {
-	if len(text) > maxFile {
-		a.miss(name, errLong)
-		text = text[len(text)-maxFile:]
-		text = text[bytes.IndexByte(text, '\n')+1:]
-	}
 	if len(text) > a.left {
 		a.miss(name, errRoom)
 		return

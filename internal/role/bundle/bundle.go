@@ -29,7 +29,7 @@ USAGE:
    istio-cni bundle [NAMESPACE/NAME] [flags] > file.tar.gz
 
 Its README.txt says what each file is, missing.txt what could not be had and why. Rules and differences are those of the named pod,
-else of the pods of this node that are not captured, at most 20. Of configurations of other programs it has the values of known keys,
+else of the pods of this node that are not captured. Of configurations of other programs it has the values of known keys,
 of others type and length. Read it before you pass it on: names of pods, addresses and this program's settings and logs are in it.
 
 EXIT CODES:
@@ -51,7 +51,7 @@ func (c *config) rows() []settings.Setting {
 	const since = 2 * time.Hour
 	return []settings.Setting{
 		{
-			Name: "since", Arg: "DURATION", Default: since.String(), Use: "log, decisions and changes of the last DURATION",
+			Name: "since", Arg: "DURATION", Default: since.String(), Use: "log and decisions of the last DURATION",
 			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
 		{
@@ -99,6 +99,3 @@ func usage(c applet.Call, problem string) int {
 	_, _ = fmt.Fprintf(c.Stderr, "error: %s; see istio-cni bundle --help\n", problem)
 	return applet.ExitUsage
 }
-
-// clock is the time of day.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role

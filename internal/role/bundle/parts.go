@@ -36,7 +36,6 @@ shown for known keys only; a type with a length, such as "string of 40 bytes", s
   cni-dir.txt      the directory of CNI configurations
   cni/             its configurations
   kubeconfig.yaml  the plugin's access to the API server
-  history.json     the agent's changes of the node's files, the latest first
   audit.json       the state of each pod of the node
   pods/            a pod in detail: decision, live rules with differences, listeners
   decisions.json   the plugin's decisions, and the pods that it left alone without a report
@@ -45,12 +44,7 @@ shown for known keys only; a type with a length, such as "string of 40 bytes", s
   metrics.txt      the agent's metrics
 `
 
-// The bounds of single parts.
 const (
-	maxPods     = 20
-	maxConfs    = 64
-	maxEntries  = 1000
-	maxSmall    = 1 << 20 // bytes of a file
 	askTimeout  = 15 * time.Second
 	confs       = "cni/" // the configurations of other programs
 	serviceDir  = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -62,12 +56,15 @@ type reporter struct {
 	config
 	*archive
 
+	// from is the time from which on the bundle has records.
+	from time.Time
 	info agentapi.AgentInfo
 }
 
-// write writes a bundle. Answered is the error of the agent, nil if it answers.
+// write writes a bundle. Answered is the error of the agent, nil if it answers. What a tenant can make long comes last.
 func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
-	r := reporter{config: c}
+	began := time.Now() //nolint:forbidigo // the only clock of the role
+	r := reporter{config: c, from: began.Add(-c.since)}
 	text, answered := within(ctx, r.part(agentapi.BundleAgent))
 	if answered == nil {
 		if answered = json.Unmarshal(text, &r.info); answered != nil {
@@ -76,23 +73,23 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	}
 	host, _ := os.Hostname()
 	kubeconfig, secrets, kubeconfigErr := r.kubeconfig(ctx)
-	r.archive = newArchive(w, cmp.Or(c.node, r.info.Node, host), clock(), secrets)
+	r.archive = newArchive(w, cmp.Or(c.node, r.info.Node, host), began, secrets)
 	r.write("README.txt", []byte(readme))
 	r.write("version.txt", []byte(applet.Build().String()+"\n"))
 	r.add("agent.json", text, answered)
 	r.collect(ctx, "selftest.json", r.file(selfcheck.FileName))
-	r.collect(ctx, "plugin.log", r.pluginLog)
 	r.directory(ctx)
 	r.add("kubeconfig.yaml", kubeconfig, kubeconfigErr)
 	if gone := (*agentapi.Refusal)(nil); answered == nil || errors.As(answered, &gone) {
 		r.collect(ctx, "readiness.json", r.part(agentapi.BundleReadiness))
-		r.collect(ctx, "history.json", r.part(agentapi.BundleHistory))
-		r.pods(ctx)
-		r.collect(ctx, "decisions.json", r.decisions)
-		r.collect(ctx, "agent.log", r.part(agentapi.BundleLog))
 		r.collect(ctx, "metrics.txt", r.part(agentapi.BundleMetrics))
-		answered = nil
+		r.collect(ctx, "agent.log", r.part(agentapi.BundleLog))
+		r.collect(ctx, "decisions.json", r.decisions)
+		r.collect(ctx, "plugin.log", r.pluginLog)
+		r.pods(ctx)
+		return nil, r.close()
 	}
+	r.collect(ctx, "plugin.log", r.pluginLog)
 	return answered, r.close()
 }
 
@@ -112,7 +109,7 @@ func (r *reporter) ask(ctx context.Context, request func(context.Context, *agent
 func (r *reporter) part(part agentapi.BundlePart) func(context.Context) ([]byte, error) {
 	return func(ctx context.Context) (text []byte, err error) {
 		err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
-			text, err = a.Bundle(ctx, part, clock().Add(-r.since))
+			text, err = a.Bundle(ctx, part, r.from)
 			return err
 		})
 		return text, err
@@ -122,7 +119,7 @@ func (r *reporter) part(part agentapi.BundlePart) func(context.Context) ([]byte,
 // file returns a file of the run directory.
 func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
 	return func(context.Context) ([]byte, error) {
-		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxAll) // the bundle has its last part
+		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxAll)
 		return text, err
 	}
 }
@@ -151,7 +148,7 @@ func (r *reporter) pluginLog(ctx context.Context) ([]byte, error) {
 // kubeconfig returns the plugin's kubeconfig without credentials, and the credentials that are visible here.
 func (r *reporter) kubeconfig(ctx context.Context) (clean []byte, secrets []string, err error) {
 	token, _ := within(ctx, func(context.Context) (token []byte, err error) {
-		token, _, err = hostfs.ReadFile(filepath.Join(serviceDir, "token"), maxSmall)
+		token, _, err = hostfs.ReadFile(filepath.Join(serviceDir, "token"), maxAll)
 		return token, err
 	})
 	text, err := within(ctx, r.file(cniconf.KubeconfigName))
@@ -192,14 +189,11 @@ func (r *reporter) directory(ctx context.Context) {
 		return listing{}, errors.Join(errs...)
 	})
 	r.add("cni-dir.txt", found.text, err)
-	for _, name := range found.confs[:min(len(found.confs), maxConfs)] {
+	for _, name := range found.confs {
 		r.collect(ctx, confs+fileName(strings.ReplaceAll(string(r.clean.Text([]byte(name))), "/", "_")), func(context.Context) ([]byte, error) {
-			text, _, err := hostfs.ReadFile(filepath.Join(found.dir, name), maxSmall)
+			text, _, err := hostfs.ReadFile(filepath.Join(found.dir, name), maxAll)
 			return text, err
 		})
-	}
-	if more := len(found.confs) - maxConfs; more > 0 {
-		r.miss(confs, fmt.Errorf("%d more configurations", more))
 	}
 }
 
@@ -211,28 +205,18 @@ type listing struct {
 }
 
 func list(dir string) (listing, error) {
-	l := listing{dir: dir, text: []byte(printable.Quote(dir, maxSmall) + "\n")}
+	l := listing{dir: dir, text: []byte(printable.Quote(dir, maxAll) + "\n")}
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return l, err
-	}
-	names := make([]string, 0, len(entries))
 	for _, e := range entries {
-		names = append(names, e.Name())
+		l.entry(e.Name())
 		if e.IsDir() {
 			below, _ := os.ReadDir(filepath.Join(dir, e.Name())) // of another program, if it cannot be read
 			for _, b := range below {
-				names = append(names, e.Name()+"/"+b.Name())
+				l.entry(e.Name() + "/" + b.Name())
 			}
 		}
 	}
-	for _, name := range names[:min(len(names), maxEntries)] {
-		l.entry(name)
-	}
-	if more := len(names) - maxEntries; more > 0 {
-		l.text = fmt.Appendf(l.text, "and %d more\n", more)
-	}
-	return l, nil
+	return l, err
 }
 
 // entry adds an entry, unless it was removed meanwhile.
@@ -242,9 +226,9 @@ func (l *listing) entry(name string) {
 	if err != nil {
 		return
 	}
-	l.text = fmt.Appendf(l.text, "%s %8d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), printable.Quote(name, maxSmall))
+	l.text = fmt.Appendf(l.text, "%s %8d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), printable.Quote(name, maxAll))
 	if target, err := os.Readlink(file); err == nil {
-		l.text = fmt.Appendf(l.text, " -> %s", printable.Quote(target, maxSmall))
+		l.text = fmt.Appendf(l.text, " -> %s", printable.Quote(target, maxAll))
 	}
 	l.text = append(l.text, '\n')
 	if !info.IsDir() && (cniconf.Candidate(name) || cniconf.Saved(name)) {
@@ -273,7 +257,7 @@ func (r *reporter) pods(ctx context.Context) {
 			}
 		}
 	}
-	for _, pod := range wanted[:min(len(wanted), maxPods)] {
+	for _, pod := range wanted {
 		namespace, name, _ := strings.Cut(pod, "/")
 		r.collect(ctx, "pods/"+fileName(namespace+"_"+name)+".json", func(ctx context.Context) (text []byte, err error) {
 			err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
@@ -283,9 +267,6 @@ func (r *reporter) pods(ctx context.Context) {
 			return text, err
 		})
 	}
-	if len(wanted) > maxPods {
-		r.miss("pods/", fmt.Errorf("%d more pods that are not captured: name one", len(wanted)-maxPods))
-	}
 }
 
 func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {
@@ -294,10 +275,9 @@ func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {
 		all, err = a.Decisions(ctx, askTimeout)
 		return err
 	})
-	from := clock().Add(-r.since)
 	all = slices.DeleteFunc(all, func(one agentapi.Report) bool {
 		// An entry of the watch has the time of the pod's start, and is news as long as the pod is there.
-		return one.Time.Before(from) && one.Source != agentapi.SourceWatch && r.pod != one.Namespace+"/"+one.Pod
+		return one.Time.Before(r.from) && one.Source != agentapi.SourceWatch && r.pod != one.Namespace+"/"+one.Pod
 	})
 	if err == nil {
 		text, err = json.Marshal(all)

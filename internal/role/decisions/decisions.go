@@ -11,8 +11,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -103,9 +103,8 @@ func query(cfg config) ([]agentapi.Report, error) {
 	all, err := agent.Decisions(context.Background(), timeout)
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
 	some := []agentapi.Report{}
-	began := clock()
 	for _, r := range all {
-		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || began.Sub(r.Time) <= cfg.since) {
+		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || time.Since(r.Time) <= cfg.since) {
 			some = append(some, r)
 		}
 		if cfg.limit > 0 && len(some) == cfg.limit {
@@ -114,9 +113,6 @@ func query(cfg config) ([]agentapi.Report, error) {
 	}
 	return some, err
 }
-
-// clock is the time of day.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
 
 // show prints decisions; their texts are printable and bounded.
 func (c *config) show(call applet.Call, some []agentapi.Report) error {
@@ -127,14 +123,15 @@ func (c *config) show(call applet.Call, some []agentapi.Report) error {
 	case len(some) == 0:
 		return nil
 	}
-	table := tabwriter.NewWriter(call.Stdout, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "TIME\tPOD\tCAPTURED\tREASON\tSOURCE\tBACKEND\tMS\tPROCESSES\tREQUESTS\tDETAIL\tERROR")
+	rows := [][]string{{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "PROCESSES", "REQUESTS", "DETAIL", "ERROR"}}
 	for _, r := range some {
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%v\t%s\t%s\t%s\t%.1f\t%d\t%d\t%s\t%s\n", r.Time.Format(time.RFC3339), cell(r.Namespace+"/"+r.Pod),
-			r.Captured, cell(r.Reason), cell(string(r.Source)), cell(r.Backend), 1000*r.Seconds[agentapi.PhaseTotal], r.Processes, r.Requests,
-			cell(r.Detail), cell(r.Error))
+		rows = append(rows, []string{
+			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(string(r.Source)),
+			cell(r.Backend), fmt.Sprintf("%.1f", 1000*r.Seconds[agentapi.PhaseTotal]), strconv.Itoa(r.Processes), strconv.Itoa(r.Requests),
+			cell(r.Detail), cell(r.Error),
+		})
 	}
-	return table.Flush()
+	return output.Columns(call.Stdout, rows)
 }
 
 // cell formats a text as one cell that cannot imitate another: quoted unless it is one plain word.

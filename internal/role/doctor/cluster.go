@@ -5,11 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/core/readiness"
-	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
@@ -74,13 +71,13 @@ func token(ctx context.Context, v *view) check {
 	if v.agent == nil {
 		return warn("none before the installation; else see the agent's log", "%v", v.noAgent)
 	}
-	if _, _, err := v.agent.Allowed(ctx, kube.Right{Verb: "get", Resource: "pods"}); kube.ClassOf(err) == kube.Unauthorized {
+	if _, err := v.agent.Allowed(ctx, kube.Right{Verb: "get", Resource: "pods"}); kube.ClassOf(err) == kube.Unauthorized {
 		return fail(remedy, "the API server refuses the token in %s", v.shown(v.kubeconfig))
 	} else if err != nil {
 		return warn("see whether this node reaches the API server", "the token in %s cannot be tried: %v", v.shown(v.kubeconfig), err)
 	}
 	t, err := v.agent.Token()
-	left := t.Expires.Sub(v.now()).Round(time.Second)
+	left := time.Until(t.Expires).Round(time.Second)
 	const soon = 5 * time.Minute // the kubelet renews a token when a fifth of its time is left, at least two minutes
 	switch {
 	case err != nil:
@@ -148,7 +145,7 @@ func rights(ctx context.Context, v *view) check {
 	var missing []string
 	all := v.features.wanted(namespace)
 	for _, right := range all {
-		allowed, _, err := v.agent.Allowed(ctx, right)
+		allowed, err := v.agent.Allowed(ctx, right)
 		if err != nil {
 			return warn("see whether this node reaches the API server", "the agent's rights cannot be reviewed: %v", err)
 		}
@@ -203,58 +200,4 @@ func injection(ctx context.Context, v *view) check {
 		return warn("start a pod with a sidecar on this node", "no pod on node %s was injected by istiod, so its setting pilot.cni.enabled does not show", v.node)
 	}
 	return ok("istiod injects istio-validation (pilot.cni.enabled), as of %s on this node", plural(len(validated), "pod"))
-}
-
-// taints looks for a taint that should be gone because the agent is ready.
-func taints(ctx context.Context, v *view) check {
-	if v.api == nil {
-		return noCluster(v.noAPI)
-	}
-	n, err := v.api.Node(ctx, v.node)
-	if err != nil {
-		return noCluster(err)
-	}
-	keys := []string{readiness.UntaintKey, repair.BrokenLabel, readiness.LegacyKey}
-	for _, t := range n.Taints {
-		if !slices.Contains(keys, t.Key) {
-			continue
-		}
-		if err := v.agentErr(); err != nil {
-			return warn("see why the agent is not ready; the taint goes then", "node %s has the taint %s, and no agent answers: %v", v.node, t.Key, err)
-		}
-		return fail("run a taint controller: taint.enabled=true of the chart, or PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS=true of istiod; by hand: "+
-			fmt.Sprintf("kubectl taint node %s %s-", v.node, t.Key), "node %s has the taint %s although its agent answers: pods wait for it", v.node, t.Key)
-	}
-	return ok("node %s has none of the taints %s", v.node, strings.Join(keys, ", "))
-}
-
-// clockOf compares the clock of this node with the API server's.
-func clockOf(ctx context.Context, v *view) check {
-	if v.api == nil {
-		return noCluster(v.noAPI)
-	}
-	before := v.now()
-	_, server, err := v.api.Allowed(ctx, kube.Right{Verb: "get", Resource: "pods"})
-	after := v.now()
-	if server.IsZero() {
-		return noCluster(fmt.Errorf("no response with a header Date: %w", err))
-	}
-	// The header has whole seconds, and was written between the two readings.
-	const second, most = time.Second, 5 * time.Second
-	var off time.Duration
-	switch {
-	case server.Add(second).Before(before):
-		off = before.Sub(server.Add(second))
-	case server.After(after):
-		off = after.Sub(server)
-	}
-	if off.Abs() > most {
-		direction := "ahead of"
-		if off < 0 {
-			direction = "behind"
-		}
-		return warn("synchronise the clocks (NTP): tokens and certificates are refused, and times in reports are wrong",
-			"the clock of this node is %s %s the API server's", off.Abs().Round(second), direction)
-	}
-	return ok("the clock of this node agrees with the API server's")
 }

@@ -157,17 +157,11 @@ func checks() []named {
 	return []named{
 		{"directories", directories},
 		{"primary", primary},
-		{"cni-version", cniVersion},
-		{"version", version},
 		{"socket-lb", socketLB},
 		{"self-test", selfTest},
-		{"kernel", kernel},
-		{"inotify", inotify},
 		{"token", token},
 		{"rights", rights},
 		{"injection", injection},
-		{"taint", taints},
-		{"clock", clockOf},
 	}
 }
 

@@ -1,13 +1,10 @@
 package doctor
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // noRoot is the result of a check for which the node's file system is needed.
@@ -176,54 +172,6 @@ func files(names []string) string {
 	return ": " + quoted(names)
 }
 
-// cniVersion looks at the version of the loaded configuration, from which the use of STATUS follows.
-func cniVersion(_ context.Context, v *view) check {
-	n := v.network()
-	known, statusFrom := cniconf.Versions(), "1.1.0"
-	given := cmp.Or(n.loaded.Version, known[0])
-	at := slices.Index(known, given)
-	switch {
-	case n.primary == "":
-		return warn("see the check primary", "no CNI configuration is loaded, so it has no version")
-	case at < 0:
-		return fail("set a cniVersion out of this list in the pod network's configuration",
-			"%s has cniVersion %s; the plugin serves %s", n.primary, given, strings.Join(known, " "))
-	case at < slices.Index(known, statusFrom):
-		return ok("%s has cniVersion %s: the runtime does not call STATUS", n.primary, given)
-	}
-	return ok("%s has cniVersion %s: the runtime calls STATUS, to which the plugin always answers success", n.primary, given)
-}
-
-// version compares the installed plugin with this program, byte by byte: the agent and the plugin are one program.
-func version(_ context.Context, v *view) check {
-	own, err := digest(v.executable)
-	if err != nil {
-		return warn("run it as root", "this program cannot read itself: %v", err)
-	}
-	var found []string
-	for _, dir := range v.pluginDirs() {
-		file := filepath.Join(dir, cniconf.PluginType)
-		if rest, err := filepath.Rel(v.root, file); v.root != "" && err == nil && filepath.IsLocal(rest) {
-			file = v.below(rest) // it may be a link of the node
-		}
-		installed, err := digest(file)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			continue
-		case err != nil:
-			return warn("run it as root", "the installed plugin cannot be read: %v", err)
-		case !bytes.Equal(own, installed):
-			return warn("restart the agent of this node: it installs its own version, unless updateCniBinaries or skipCniBinaries forbids it",
-				"the plugin %s is another build than this program: %.4x, not %.4x", v.shown(file), installed, own)
-		}
-		found = append(found, v.shown(file))
-	}
-	if len(found) == 0 {
-		return warn("install the chart", "no plugin %s where the runtime looks", cniconf.PluginType)
-	}
-	return ok("the plugin %s is the same program as this one", strings.Join(found, ", "))
-}
-
 // pluginDirs are the directories in which the runtime finds plugins, else those of the agent.
 func (v *view) pluginDirs() (dirs []string) {
 	if v.root != "" && v.runtime().Runtime != "" {
@@ -236,21 +184,6 @@ func (v *view) pluginDirs() (dirs []string) {
 		dirs = append(dirs, v.seen(dir))
 	}
 	return dirs
-}
-
-// digest is the SHA-256 of a regular file. Another kind is an error: opening a pipe may hang, and a device may not end.
-func digest(file string) ([]byte, error) {
-	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("file %q: %w", file, hostfs.ErrNotRegular)
-	}
-	from, err := os.Open(file) //nolint:gosec // a file of this program
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = from.Close() }() // only read
-	sum := sha256.New()
-	_, err = io.Copy(sum, from)
-	return sum.Sum(nil), err
 }
 
 // cilium is Cilium's configuration. Only a whole one has all keys.
@@ -267,5 +200,8 @@ func (c cilium) exclusive() bool { return c.whole && c.data["cni-exclusive"] != 
 func (v *view) present() bool {
 	n := v.network()
 	return slices.Contains(n.loaded.Types, "cilium-cni") || slices.ContainsFunc(n.names, func(name string) bool { return strings.Contains(name, "cilium") }) ||
-		slices.ContainsFunc(v.pluginDirs(), func(dir string) bool { return exists(filepath.Join(dir, "cilium-cni")) })
+		slices.ContainsFunc(v.pluginDirs(), func(dir string) bool {
+			_, err := os.Stat(filepath.Join(dir, "cilium-cni"))
+			return err == nil
+		})
 }

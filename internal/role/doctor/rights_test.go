@@ -18,9 +18,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/repair"
 )
 
-// TestTheRightsAreThoseOfTheAgent compares the reviewed rights with e2e/rights/agent.yaml, to which the agent's requests and the
+// TestRights_ThoseOfTheAgent compares the reviewed rights with e2e/rights/agent.yaml, to which the agent's requests and the
 // chart are held.
-func TestTheRightsAreThoseOfTheAgent(t *testing.T) {
+func TestRights_ThoseOfTheAgent(t *testing.T) {
 	t.Parallel()
 	const minutes = 5 * time.Minute
 	for name, tc := range map[string]struct {
@@ -84,8 +84,8 @@ func granted(t *testing.T, with map[string]bool) (all []string) {
 	return slices.Compact(all)
 }
 
-// TestInTheAgentsContainer: its settings are those of the agent, which is the first process there.
-func TestInTheAgentsContainer(t *testing.T) {
+// TestRights_InTheAgentsContainer: its settings are those of the agent, which is the first process there.
+func TestRights_InTheAgentsContainer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args, env, denied string
@@ -105,7 +105,7 @@ func TestInTheAgentsContainer(t *testing.T) {
 			w.put("/p/1/cmdline", strings.ReplaceAll(tc.args, " ", "\x00")+"\x00")
 			v := newView(config{hostRoot: w.root, runDir: "/var/run/istio-cni"}, func(string) (string, bool) { return "", false })
 			defer v.close()
-			v.kernel = w.path("/p")
+			v.proc = w.path("/p")
 			v.readFeatures(func(name string) (string, bool) { return map[string]string{tc.env: "true"}[name], name == tc.env })
 			if got := rights(t.Context(), v); got.Result != tc.want || !strings.Contains(got.Text, tc.text) {
 				t.Errorf("got %+v", got)
@@ -114,8 +114,8 @@ func TestInTheAgentsContainer(t *testing.T) {
 	}
 }
 
-// TestAsAJob: before the installation the command has the rights of its own account.
-func TestAsAJob(t *testing.T) {
+// TestDoctor_AsAJob: before the installation the command has the rights of its own account.
+func TestDoctor_AsAJob(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.remove(runDir + "/istio-cni-kubeconfig")
@@ -124,7 +124,7 @@ func TestAsAJob(t *testing.T) {
 	w.env["KUBERNETES_SERVICE_HOST"], w.env["KUBERNETES_SERVICE_PORT"] = w.api.Address()
 	w.args = []string{"--service-account-dir", w.path("/account")}
 	code, all := w.checks()
-	for name, want := range map[string]result{"token": resultWarn, "rights": resultWarn, "injection": resultOK, "taint": resultOK, "clock": resultOK, "socket-lb": resultOK} {
+	for name, want := range map[string]result{"token": resultWarn, "rights": resultWarn, "injection": resultOK, "socket-lb": resultOK} {
 		if all[name].Result != want {
 			t.Errorf("%+v, want %s", all[name], want)
 		}

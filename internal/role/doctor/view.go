@@ -29,10 +29,10 @@ import (
 type view struct {
 	config
 
-	// root is where the node's file system is seen, "" if it is not; proc is a procfs of the node's processes, "" if there is none.
-	root, proc string
-	// kernel is the procfs of this process.
-	kernel string
+	// root is where the node's file system is seen, "" if it is not.
+	root string
+	// proc is the procfs of this process.
+	proc string
 	// searchPath is $PATH, for iptables.
 	searchPath string
 	// api has this process' identity, else the agent's; agent has the agent's. They are nil with a reason.
@@ -40,14 +40,12 @@ type view struct {
 	noAPI, noAgent error
 	kubeconfig     string
 	// features are the agent's if isAgent is set, else those of this environment and the defaults.
-	features   features
-	isAgent    bool
-	now        func() time.Time
-	executable string
-	runtime    func() runtimeconf.Config
-	network    func() network
-	cilium     func() cilium
-	agentErr   func() error
+	features features
+	isAgent  bool
+	runtime  func() runtimeconf.Config
+	network  func() network
+	cilium   func() cilium
+	agentErr func() error
 }
 
 // features are the agent's settings on which its rights depend, from its environment.
@@ -71,22 +69,13 @@ func (f *features) rows() []settings.Setting {
 	return settings.Named("", append(rows, auditor.Rows(&f.audit)...)...)
 }
 
-// clock is the time of day.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
-
 func newView(c config, getenv func(string) (string, bool)) *view {
-	v := &view{config: c, now: clock, kernel: "/proc"}
+	v := &view{config: c, proc: "/proc"}
 	v.readFeatures(getenv)
 	v.searchPath, _ = getenv("PATH")
-	v.executable, _ = os.Executable()
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	v.root = c.findRoot(host != "")
-	roots := []string{"/host"}
-	if c.hostRoot != "" {
-		roots = []string{c.hostRoot}
-	}
-	v.proc = hostpath.Detect(roots, "/proc").Proc
 	v.runDir = v.seen(c.runDir)
 	v.readDirs()
 	if v.node == "" {
@@ -125,7 +114,7 @@ func (v *view) readDirs() {
 // readFeatures reads the settings that the agent has: in its container they are in the environment and in the arguments of the first
 // process. Other flags of the agent are no mistake, and the agent itself reports invalid values.
 func (v *view) readFeatures(getenv func(string) (string, bool)) {
-	text, _, _ := hostfs.ReadFile(v.kernel+"/1/cmdline", maxConf) // arguments that end with a zero, proc_pid_cmdline(5)
+	text, _, _ := hostfs.ReadFile(v.proc+"/1/cmdline", maxConf) // arguments that end with a zero, proc_pid_cmdline(5)
 	args := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
 	switch name := filepath.Base(args[0]); {
 	case name == "install-cni":
@@ -150,11 +139,6 @@ func (c *config) findRoot(container bool) string {
 		return "/"
 	}
 	return hostpath.Whole("/host", "/host/proc/1/root")
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // below is where a path of the node is seen.
@@ -206,7 +190,7 @@ func (v *view) clients(account kube.Config) {
 		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.shown(v.kubeconfig))
 	}
 	v.api, v.noAPI = v.agent, v.noAgent
-	if account.Server.Host == "" || !exists(account.TokenFile) {
+	if _, err := os.Stat(account.TokenFile); account.Server.Host == "" || err != nil {
 		return
 	}
 	account.Timeout = maxRequest

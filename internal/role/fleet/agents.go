@@ -1,19 +1,13 @@
 package fleet
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-
-	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // agent is the pod of a node agent.
@@ -70,8 +64,8 @@ func (o *object) agent() agent {
 	return a
 }
 
-// list requests objects from the API server.
-func (f *fleet) list(ctx context.Context, args ...string) ([]object, error) {
+// objects requests objects from the API server.
+func (f *fleet) objects(ctx context.Context, args ...string) ([]object, error) {
 	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get"}, args, []string{"-o", "json", "-l", f.selector})...)
 	if err != nil {
 		return nil, err
@@ -90,7 +84,7 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	if f.namespace != "" {
 		args = []string{"daemonsets.apps", "-n", f.namespace}
 	}
-	found, err := f.list(ctx, args...)
+	found, err := f.objects(ctx, args...)
 	if err != nil {
 		return "", nil, fmt.Errorf("kubectl get daemonsets.apps: %w", err)
 	}
@@ -135,7 +129,7 @@ func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods, err := f.list(ctx, slices.Concat([]string{"pods", "-n", namespace}, more)...)
+	pods, err := f.objects(ctx, slices.Concat([]string{"pods", "-n", namespace}, more)...)
 	if err != nil {
 		return nil, fmt.Errorf("kubectl get pods: %w", err)
 	}
@@ -175,210 +169,15 @@ func onePerNode(all []agent) (agents []agent) {
 	return agents
 }
 
-// exec are kubectl's arguments for a command in an agent.
-func (f *fleet) exec(a agent, command ...string) []string {
-	return slices.Concat([]string{"exec", "-n", a.namespace, "pod/" + a.pod, "-c", f.container, "--", "istio-cni"}, command)
-}
-
-// one runs a command in one agent, of whose output most bytes are held. Exit codes besides those of ok are errors, but for an empty
-// list, with which a command says that there is nothing that its flags name.
-func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ...string) (text []byte, code int, err error) {
-	if a.problem != "" {
-		return nil, 0, errors.New(a.problem)
-	}
-	text, err = f.kubectl(ctx, most, f.exec(a, command...)...)
-	if ended, is := errors.AsType[*exitError](err); is {
-		empty := ended.code == applet.ExitError && string(bytes.TrimSpace(text)) == "[]"
-		if code = ended.code; empty || slices.Contains(ok, code) && len(text) > 0 {
-			err = nil
-		}
-	}
-	return text, code, explained(err, command[0])
-}
-
-// unknownCommand is the error of an agent that does not know a command (applet.Program).
-const unknownCommand = ": unknown command "
-
-// explained names the cause where the agent is of another version.
-func explained(err error, command string) error {
-	var ended *exitError
-	if !errors.As(err, &ended) {
-		return err
-	}
-	if strings.Contains(ended.stderr, unknownCommand) {
-		version := ""
-		for line := range strings.Lines(ended.stderr) {
-			if strings.HasPrefix(line, "version ") {
-				version = strings.TrimSpace(line)
-			}
-		}
-		return otherVersion(version, fmt.Errorf("it has no command %s", command))
-	}
-	if strings.Contains(ended.stderr, "executable file not found") {
-		return fmt.Errorf("its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: %w", err)
-	}
-	return err
-}
-
-// unreadable is an answer that this program does not understand.
-type unreadable struct{ error }
-
-// versioned has the version of an agent whose answer is unreadable.
-func (f *fleet) versioned(ctx context.Context, a agent, problem error) error {
-	if answer, is := errors.AsType[*unreadable](problem); is {
-		version, _, _ := f.one(ctx, a, maxList, nil, "version")
-		return otherVersion(strings.TrimSpace(string(version)), fmt.Errorf("reading its answer: %w", answer.error))
-	}
-	return problem
-}
-
-// otherVersion is the error of an agent with another version than this program's.
-func otherVersion(version string, cause error) error {
-	own := applet.Build().Version()
-	return fmt.Errorf("its agent is of another version (%s; kubectl-istio_cni has version %s), upgrade the older one: %w",
-		printable.Text(cmp.Or(version, "unknown"), maxShown), own, cause)
-}
-
-// node is a node in the answer.
-type node struct {
-	// Name is "" for an agent that is on no node.
-	Name  string `json:"name"`
-	Agent string `json:"agent,omitempty"`
-	// Error is why there is no answer, "" if there is one.
-	Error string `json:"error,omitempty"`
-}
-
-// failed reports whether some node did not answer.
-func failed(nodes []node) bool {
-	return slices.ContainsFunc(nodes, func(n node) bool { return n.Error != "" })
-}
-
-// question is a command for all agents.
-type question struct {
-	command []string
-	// ok are the exit codes besides 0 that come with an answer.
-	ok []int
-	// most bounds the output of each agent that is held, parallel the processes of kubectl.
-	most, parallel int
-}
-
-// each runs a command in all agents and calls done with the output and the exit code of each, one call at a time and in no order. It
-// names the nodes that did not answer or have no agent, and returns all of them. If the agents refuse the arguments, the error is a
-// usageError.
-func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []byte, code int) error) ([]node, error) {
+// running finds an agent that runs.
+func (f *fleet) running(ctx context.Context) (agent, error) {
 	agents, err := f.agents(ctx)
 	if err != nil {
-		return nil, err
+		return agent{}, err
 	}
-	var work sync.WaitGroup
-	var mu sync.Mutex
-	var without []node
-	var notice string
-	if len(f.nodes) == 0 && !f.ignoreWithout {
-		work.Go(func() { without, notice = f.without(ctx, agents) })
+	at := slices.IndexFunc(agents, func(a agent) bool { return a.problem == "" })
+	if at < 0 {
+		return agent{}, errors.New("no node agent is running")
 	}
-	problems := make([]error, len(agents))
-	answered := 0
-	slots := make(chan struct{}, q.parallel)
-	f.progress(answered, len(agents))
-	for i, a := range agents {
-		work.Go(func() {
-			// The slot is held until the output is no longer.
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			text, code, problem := f.one(ctx, a, q.most, q.ok, q.command...)
-			if problem == nil {
-				mu.Lock()
-				problem = done(a, text, code)
-				mu.Unlock()
-			}
-			problem = f.versioned(ctx, a, problem)
-			mu.Lock()
-			defer mu.Unlock()
-			problems[i] = problem
-			answered++
-			f.progress(answered, len(agents))
-		})
-	}
-	work.Wait()
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	nodes, err := f.report(agents, problems)
-	if err == nil && notice != "" {
-		_, _ = fmt.Fprintf(f.Stderr, "error: %s; --ignore-nodes-without-agent accepts that\n", notice)
-	}
-	return append(nodes, without...), err
-}
-
-// report names the nodes that did not answer.
-func (f *fleet) report(agents []agent, problems []error) ([]node, error) {
-	refused := slices.IndexFunc(problems, func(err error) bool {
-		ended, is := err.(*exitError) //nolint:errorlint // a wrapped one is explained already
-		return is && ended.code == applet.ExitUsage
-	})
-	if refused >= 0 && !slices.Contains(problems, nil) {
-		return nil, &usageError{problems[refused]}
-	}
-	nodes := make([]node, len(agents))
-	for i, a := range agents {
-		nodes[i].Name = a.node
-		if a.pod != "" {
-			nodes[i].Agent = a.key()
-		}
-		if problems[i] != nil {
-			nodes[i].Error = printable.Text(problems[i].Error(), maxShown)
-			_, _ = fmt.Fprintf(f.Stderr, "node %s: no answer: %s\n", printable.Text(a.name(), maxShown), nodes[i].Error)
-		}
-	}
-	return nodes, nil
-}
-
-// without are the nodes that have no agent, whose pods are not seen, and a text about them, "" if there is none.
-func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, notice string) {
-	text, err := f.kubectl(ctx, maxObjects, "get", "nodes", "-o", "name", "-l", "kubernetes.io/os=linux")
-	if err != nil {
-		notice = fmt.Sprintf("the nodes without a node agent are not known: kubectl get nodes: %v", err)
-		return []node{{Error: notice}}, notice
-	}
-	var names []string
-	for line := range strings.Lines(string(text)) {
-		name := strings.TrimPrefix(strings.TrimSpace(line), "node/")
-		if name != "" && !slices.ContainsFunc(agents, func(a agent) bool { return a.node == name }) {
-			names, nodes = append(names, name), append(nodes, node{Name: name, Error: noAgent})
-		}
-	}
-	if len(names) > 0 {
-		notice = "nodes without a node agent, whose pods are not seen: " + some(names)
-	}
-	return nodes, notice
-}
-
-// progress shows how many nodes have answered, in one line that is overwritten and removed at the end.
-func (f *fleet) progress(answered, all int) {
-	if f.screen.Progress == nil || all == 1 {
-		return
-	}
-	text := strconv.Itoa(answered) + "/" + strconv.Itoa(all) + " nodes"
-	if answered == all {
-		text = strings.Repeat(" ", len(text)) + "\r"
-	}
-	_, _ = fmt.Fprint(f.screen.Progress, "\r"+text)
-}
-
-// helpOfAgent shows the help of a command as the first agent that answers has it.
-func (f *fleet) helpOfAgent(ctx context.Context, args []string) (int, error) {
-	agents, err := f.agents(ctx)
-	if err != nil {
-		return 0, err
-	}
-	for _, a := range agents {
-		var text []byte
-		if text, _, err = f.one(ctx, a, maxList, nil, args[0], "--help"); err == nil {
-			_, err = f.Stdout.Write(printable.Lines(text))
-			return applet.ExitOK, err
-		}
-		err = fmt.Errorf("node %s: no answer: %w", a.name(), err)
-	}
-	return 0, err
+	return agents[at], nil
 }

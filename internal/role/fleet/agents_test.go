@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/role/fleet"
 )
 
 // podOf is a pod of node n1 with the agents' label.
@@ -42,11 +41,11 @@ func TestAgents_PodsOfTenants(t *testing.T) {
 		forged("pods", captured), forged("why", "forged\n"), forged("trace", "forged\n"),
 		{For: "port-forward", Out: page},
 	})
-	call(kubectl, fleet.Screen{}, 0, "pods").want(t, 3, "shop/a  bypassed", "")
-	call(kubectl, fleet.Screen{}, 0, "why", "-n", "shop", "a").want(t, 0, "the page\n", "")
-	call(kubectl, fleet.Screen{}, 0, "trace", "-n", "shop", "a").want(t, 0, "a packet\n", "")
-	call(kubectl, fleet.Screen{}, 0, "dashboard").want(t, 1, "of node n1", "")
-	call(kubectl, fleet.Screen{}, 0, "dashboard", "-n", "shop", "a").want(t, 1, "of node n1", "")
+	call(kubectl, nil, "pods").want(t, 3, "shop/a  bypassed", "")
+	call(kubectl, nil, "why", "-n", "shop", "a").want(t, 0, "the page\n", "")
+	call(kubectl, nil, "trace", "-n", "shop", "a").want(t, 0, "a packet\n", "")
+	call(kubectl, nil, "dashboard").want(t, 1, "of node n1", "")
+	call(kubectl, nil, "dashboard", "-n", "shop", "a").want(t, 1, "of node n1", "")
 }
 
 // everyCommand are the commands that ask agents.
@@ -66,13 +65,13 @@ func TestAgents_TwoNamespaces(t *testing.T) {
 	}
 	kubectl := standIn(t, answers)
 	for _, args := range everyCommand {
-		r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...)
+		r := call(kubectl, nil, strings.Fields(args)...)
 		r.want(t, 2, "", "error: DaemonSets with the label of the node agents are in the namespaces istio-system, tenant: name that of the agents by --agent-namespace")
 		if r.stdout != "" {
 			t.Errorf("%s: stdout %q", args, r.stdout)
 		}
 	}
-	call(kubectl, fleet.Screen{}, 0, "pods", "--agent-namespace=istio-system").want(t, 0, "n1    shop/a", "")
+	call(kubectl, nil, "pods", "--agent-namespace=istio-system").want(t, 0, "n1    shop/a", "")
 	var many []string
 	for i := range 1000 {
 		many = append(many, fmt.Sprintf("tenant-%03d", i))
@@ -90,8 +89,8 @@ func TestAgents_UnusualNamespace(t *testing.T) {
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: "exec -n mesh pod/x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
 	})
-	call(kubectl, fleet.Screen{}, 0, "pods").want(t, 0, "n1    shop/a", "note: the node agents are those of namespace mesh; --agent-namespace=mesh confirms that\n")
-	if r := call(kubectl, fleet.Screen{}, 0, "pods", "--agent-namespace", "mesh"); r.code != 0 || r.stderr != "" {
+	call(kubectl, nil, "pods").want(t, 0, "n1    shop/a", "note: the node agents are those of namespace mesh; --agent-namespace=mesh confirms that\n")
+	if r := call(kubectl, nil, "pods", "--agent-namespace", "mesh"); r.code != 0 || r.stderr != "" {
 		t.Errorf("with the namespace: %+v", r)
 	}
 }
@@ -114,7 +113,7 @@ func TestAgents_TwoOnOneNode(t *testing.T) {
 		"why shop/a": "error: node n1 of pod shop/a: " + both, "dashboard shop/a": "error: node n1 of pod shop/a: " + both,
 		"dashboard": "error: no node agent is running\n",
 	} {
-		r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...)
+		r := call(kubectl, nil, strings.Fields(args)...)
 		if r != (result{1, "", want}) {
 			t.Errorf("%s: %+v, want stderr %q", args, r, want)
 		}
@@ -126,8 +125,8 @@ func TestPods_NodesWithoutAgent(t *testing.T) {
 	captured := of(1, "pods", "["+pod("a", audit.Captured)+"]")
 	kubectl := standIn(t, append([]answer{{For: "get nodes", Out: "node/n1\nnode/n2\nnode/n3\n"}}, fleetOf(1, captured)...))
 	const notice = "error: nodes without a node agent, whose pods are not seen: n2, n3; --ignore-nodes-without-agent accepts that\n"
-	call(kubectl, fleet.Screen{}, 0, "pods").want(t, 1, "n1    shop/a  captured", notice)
-	call(kubectl, fleet.Screen{}, 0, "pods", "-o", "json").want(t, 1, `    {
+	call(kubectl, nil, "pods").want(t, 1, "n1    shop/a  captured", notice)
+	call(kubectl, nil, "pods", "-o", "json").want(t, 1, `    {
       "name": "n1",
       "agent": "istio-system/agent-1"
     },
@@ -143,15 +142,15 @@ func TestPods_NodesWithoutAgent(t *testing.T) {
   "pods": [
     {
       "future"`, notice)
-	if r := call(kubectl, fleet.Screen{}, 0, "pods", "--ignore-nodes-without-agent"); r.code != 0 || r.stderr != "" {
+	if r := call(kubectl, nil, "pods", "--ignore-nodes-without-agent"); r.code != 0 || r.stderr != "" {
 		t.Errorf("with the flag: %+v", r)
 	}
 	forbidden := standIn(t, append([]answer{{For: "get nodes", Code: 1, Err: "Error from server (Forbidden): nodes is forbidden\n"}}, fleetOf(1, captured)...))
-	call(forbidden, fleet.Screen{}, 0, "pods").want(t, 1, "n1    shop/a  captured",
+	call(forbidden, nil, "pods").want(t, 1, "n1    shop/a  captured",
 		"error: the nodes without a node agent are not known: kubectl get nodes: Error from server (Forbidden): nodes is forbidden; --ignore-nodes-without-agent accepts that\n")
-	call(forbidden, fleet.Screen{}, 0, "pods", "--ignore-nodes-without-agent").want(t, 0, "n1    shop/a  captured", "")
+	call(forbidden, nil, "pods", "--ignore-nodes-without-agent").want(t, 0, "n1    shop/a  captured", "")
 	failed := standIn(t, fleetOf(2, captured, answer{For: of(2, "pods", "").For, Code: 1, Err: "error: the audit is off\n"}))
-	call(failed, fleet.Screen{}, 0, "pods", "-o", "yaml").want(t, 1, "- agent: istio-system/agent-2\n  error: the audit is off\n  name: n2\n", "node n2: no answer: the audit is off\n")
+	call(failed, nil, "pods", "-o", "yaml").want(t, 1, "- agent: istio-system/agent-2\n  error: the audit is off\n  name: n2\n", "node n2: no answer: the audit is off\n")
 }
 
 // TestLists_NoneNamed: what no node has is an error, what one node has not is none.
@@ -176,12 +175,12 @@ func TestLists_NoneNamed(t *testing.T) {
 		"decisions --pod nobody --json": {1, "[]\n", nobody},
 		"decisions":                     {0, "", "the agents that answered hold no such decision\n"},
 	} {
-		if r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...); r != want {
+		if r := call(kubectl, nil, strings.Fields(args)...); r != want {
 			t.Errorf("%s: %+v, want %+v", args, r, want)
 		}
 	}
-	call(kubectl, fleet.Screen{}, 0, "pods", "-n", "shop").want(t, 0, "n1    shop/a  captured", "")
-	call(kubectl, fleet.Screen{}, 0, "pods", "-n", "nowhere", "-o", "json").want(t, 1, "\"pods\": []\n}\n", nowhere)
+	call(kubectl, nil, "pods", "-n", "shop").want(t, 0, "n1    shop/a  captured", "")
+	call(kubectl, nil, "pods", "-n", "nowhere", "-o", "json").want(t, 1, "\"pods\": []\n}\n", nowhere)
 }
 
 // TestText_OfOneNode: no text of a node begins a line.
@@ -195,10 +194,9 @@ func TestText_OfOneNode(t *testing.T) {
 		of(2, "pods", "[]"),
 		of(1, "decisions", fmt.Sprintf(`[{"namespace":"a%s","pod":"b%[1]s","reason":"c%[1]s","source":"d%[1]s","detail":"e%[1]s"}]`, forged)),
 		answer{For: of(2, "decisions", "").For, Out: fmt.Sprintf(`[{"time":"%s","reason":"x"}]`, forged)},
-		answer{For: "istio-cni version", Out: "v1\n✗ primary: forged [n2]\n"},
 	))
 	for _, args := range []string{"doctor", "pods", "pods -o yaml", "decisions"} {
-		r := call(kubectl, fleet.Screen{}, 0, strings.Fields(args)...)
+		r := call(kubectl, nil, strings.Fields(args)...)
 		if text := "\n" + r.stdout + "\n" + r.stderr; !strings.Contains(text, "forged") || strings.Contains(text, "\n✗ primary") {
 			t.Errorf("%s:%s", args, text)
 		}
@@ -211,7 +209,7 @@ func TestMemory_EndlessAnswers(t *testing.T) {
 	kubectl := standIn(t, fleetOf(12, endless))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	r := call(kubectl, fleet.Screen{}, 0, "pods")
+	r := call(kubectl, nil, "pods")
 	runtime.ReadMemStats(&after)
 	if r.code != 1 || strings.Count(r.stderr, ": no answer: more than 8 MiB of output\n") != 12 {
 		t.Errorf("exit code %d, stderr %q", r.code, r.stderr)

@@ -3,9 +3,10 @@
 //
 // It promises that contexts, credentials and credential plugins are kubectl's, that only pods of the agents' DaemonSet answer, that a
 // node which does not answer is named and changes the exit code, that no text of a node reaches the terminal unescaped or on another
-// node's line, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes nothing. It builds for every system that kubectl runs on.
+// node's line, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes
+// nothing. It builds for every system that kubectl runs on.
 //
-// Start at Run; kubectl.go starts the processes, agents.go finds the agents and asks all of them.
+// Start at Run; kubectl.go starts the processes, agents.go finds the agents, ask.go asks all of them, lists.go merges their lists.
 package fleet
 
 import (
@@ -37,11 +38,11 @@ COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has t
    decisions              the last calls of the plugin on all nodes
    doctor                 checks of all nodes
    bundle [[-n NS] POD]   a tar.gz file for a bug report, to standard output
-   dashboard [POD]        forwards the page of an agent to localhost and opens it;
-                          --port N is the port on localhost (9876; 0 for any)
+   dashboard [POD]        forwards the page of an agent to localhost;
+                          --port N is the port on localhost (9876)
    version                the version of this program
    POD is NAMESPACE/NAME, or a name in -n NS or in the namespace of kubectl's context. pods, decisions and doctor print a table,
-   or with -o wide nothing truncated, or json or yaml.
+   or with -o json or yaml an object or a list.
 
 FLAGS:
    --agent-namespace NAME   namespace of the node agents (default: that of the only DaemonSets with their label)
@@ -54,8 +55,7 @@ FLAGS:
    Flags of kubectl such as --context, --kubeconfig, --as, --token are passed to kubectl.
 
 ENVIRONMENT:
-   KUBECTL    the program to run (default: kubectl, by PATH)
-   NO_COLOR   no colours on a terminal
+   KUBECTL   the program to run (default: kubectl, by PATH)
 
 EXIT CODES:
    0  done; of pods and why: as the mesh wants it
@@ -72,12 +72,12 @@ const (
 	exitUnknown = 4
 )
 
-// Screen is what the user looks at.
-type Screen struct {
-	// Colours reports whether the standard output shows colours.
-	Colours bool
-	// Progress is the standard error if it is a terminal, else nil.
-	Progress io.Writer
+// fleet is one run of the plugin.
+type fleet struct {
+	applet.Call
+	options
+	// progress is a terminal, or nil.
+	progress io.Writer
 }
 
 // options are the flags of this program and those for kubectl.
@@ -93,78 +93,84 @@ type options struct {
 }
 
 // passed are kubectl's flags with a value that select the cluster and the user (kubectl options).
-var passed = map[string]bool{ //nolint:gochecknoglobals // a constant table
-	"--context": true, "--kubeconfig": true, "--cluster": true, "--user": true, "--as": true, "--as-group": true, "--as-uid": true,
-	"--token": true, "--server": true, "-s": true, "--certificate-authority": true, "--client-certificate": true, "--client-key": true,
-	"--tls-server-name": true, "--request-timeout": true, "--cache-dir": true,
+var passed = []string{ //nolint:gochecknoglobals // a constant table
+	"--context", "--kubeconfig", "--cluster", "--user", "--as", "--as-group", "--as-uid", "--token", "--server", "-s",
+	"--certificate-authority", "--client-certificate", "--client-key", "--tls-server-name", "--request-timeout", "--cache-dir",
 }
 
 // parse divides the arguments.
 func parse(args []string) (o options, err error) {
 	o = options{selector: "k8s-app=istio-cni-node", container: "install-cni"}
-	own := map[string]func(string) error{
-		"--agent-namespace": func(v string) error { o.namespace = v; return nil },
-		"--agent-selector":  func(v string) error { o.selector = v; return nil },
-		"--agent-container": func(v string) error { o.container = v; return nil },
-		"--node":            func(v string) error { o.nodes = append(o.nodes, v); return nil },
-		"--timeout": func(v string) error {
-			if o.timeout, err = time.ParseDuration(v); err != nil || o.timeout <= 0 {
-				return fmt.Errorf("flag --timeout: value %q: want a duration such as 30s", v)
-			}
-			return nil
-		},
-	}
-	for len(args) > 0 {
-		arg := args[0]
-		args = args[1:]
-		name, value, attached := strings.Cut(arg, "=")
-		set, isOwn := own[name]
-		switch {
-		case name == "--insecure-skip-tls-verify":
-			o.kubectl = append(o.kubectl, arg)
-			continue
-		case arg == "--ignore-nodes-without-agent":
-			o.ignoreWithout = true
-			continue
-		case !isOwn && !passed[name]:
-			o.rest = append(o.rest, arg)
-			continue
-		case !attached && len(args) == 0:
-			return o, fmt.Errorf("flag %s needs a value", name)
-		case !attached:
-			value, args = args[0], args[1:]
+	for _, name := range passed {
+		var values []string
+		if values, args, err = take(args, name, ""); err != nil {
+			return o, err
 		}
-		if passed[name] {
+		for _, value := range values {
 			o.kubectl = append(o.kubectl, name+"="+value)
-		} else if err := set(value); err != nil {
+		}
+	}
+	timeout := ""
+	for _, own := range []struct {
+		name  string
+		value *string
+	}{
+		{"--agent-namespace", &o.namespace}, {"--agent-selector", &o.selector}, {"--agent-container", &o.container}, {"--timeout", &timeout},
+	} {
+		if *own.value, args, err = last(args, own.name, "", *own.value); err != nil {
 			return o, err
 		}
 	}
-	return o, nil
+	if timeout != "" {
+		if o.timeout, err = time.ParseDuration(timeout); err != nil || o.timeout <= 0 {
+			return o, fmt.Errorf("flag --timeout: value %q: want a duration such as 30s", timeout)
+		}
+	}
+	o.nodes, args, err = take(args, "--node", "")
+	for _, arg := range args {
+		switch name, _, _ := strings.Cut(arg, "="); {
+		case name == "--insecure-skip-tls-verify":
+			o.kubectl = append(o.kubectl, arg)
+		case arg == "--ignore-nodes-without-agent":
+			o.ignoreWithout = true
+		default:
+			o.rest = append(o.rest, arg)
+		}
+	}
+	return o, err
 }
 
-// take removes a flag with a value from the arguments, in the forms "-n V", "-nV", "-n=V", "--namespace V" and "--namespace=V". short
-// can be "". The last value counts.
-func take(args []string, short, long string) (value string, rest []string, err error) {
+// take removes a flag with a value from the arguments, in the forms "--namespace V" and "--namespace=V" and, unless short is "", also
+// "-n V", "-n=V" and "-nV".
+func take(args []string, long, short string) (values, rest []string, err error) {
 	for i := 0; i < len(args); i++ {
-		name, text, attached := strings.Cut(args[i], "=")
+		name, value, attached := strings.Cut(args[i], "=")
 		switch isShort := short != "" && strings.HasPrefix(args[i], short); {
 		case name == long, isShort && name == short:
 		case isShort:
-			text, attached = args[i][len(short):], true
+			value, attached = args[i][len(short):], true
 		default:
 			rest = append(rest, args[i])
 			continue
 		}
 		if !attached {
 			if i++; i == len(args) {
-				return "", nil, &usageError{fmt.Errorf("flag %s needs a value", name)}
+				return nil, nil, &usageError{fmt.Errorf("flag %s needs a value", name)}
 			}
-			text = args[i]
+			value = args[i]
 		}
-		value = text
+		values = append(values, value)
 	}
-	return value, rest, nil
+	return values, rest, nil
+}
+
+// last is take for a flag whose last value counts; without one it has the value otherwise.
+func last(args []string, long, short, otherwise string) (value string, rest []string, err error) {
+	values, rest, err := take(args, long, short)
+	if len(values) > 0 {
+		otherwise = values[len(values)-1]
+	}
+	return otherwise, rest, err
 }
 
 // isHelp reports whether an argument asks for the help.
@@ -196,48 +202,48 @@ func (f *fleet) commands() map[string]command {
 	}
 }
 
-// Run runs the plugin and returns the exit code.
-func Run(c applet.Call, screen Screen) int {
+// Run runs the plugin and returns the exit code. Progress is a terminal, or nil.
+func Run(c applet.Call, progress io.Writer) int {
 	c.Stderr = printable.NewWriter(c.Stderr)
-	fail := func(code int, err error) int {
-		more := ""
-		if code == applet.ExitUsage {
-			more = "; see kubectl istio-cni --help"
-		}
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v%s\n", err, more)
-		return code
-	}
-	o, err := parse(c.Args)
-	if err != nil {
-		return fail(applet.ExitUsage, err)
-	}
-	if len(o.rest) == 0 || o.rest[0] == "help" || isHelp(o.rest[0]) {
-		_, _ = io.WriteString(c.Stdout, help)
-		return applet.ExitOK
-	}
-	f := &fleet{options: o, Call: c, screen: screen}
-	chosen, known := f.commands()[o.rest[0]]
-	if !known {
-		return fail(applet.ExitUsage, fmt.Errorf("unknown command %q", o.rest[0]))
-	}
-	f.timeout = cmp.Or(f.timeout, chosen.timeout)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	run, args := chosen.run, o.rest[1:]
-	if chosen.ofAgent && slices.ContainsFunc(args, isHelp) {
-		run, args = f.helpOfAgent, o.rest[:1]
+	f := &fleet{Call: c, progress: progress}
+	code, err := f.run(ctx)
+	if err == nil {
+		return code
 	}
-	code, err := run(ctx, args)
-	var usage *usageError
-	switch {
-	case ctx.Err() != nil && err != nil:
-		return fail(applet.ExitError, errors.New("interrupted"))
-	case errors.As(err, &usage):
-		return fail(applet.ExitUsage, err)
-	case err != nil:
-		return fail(applet.ExitError, err)
+	code, more := applet.ExitError, ""
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	} else if _, is := errors.AsType[*usageError](err); is {
+		code, more = applet.ExitUsage, "; see kubectl istio-cni --help"
 	}
+	_, _ = fmt.Fprintf(c.Stderr, "error: %v%s\n", err, more)
 	return code
+}
+
+func (f *fleet) run(ctx context.Context) (code int, err error) {
+	if f.options, err = parse(f.Args); err != nil {
+		return 0, &usageError{err}
+	}
+	if len(f.rest) == 0 || f.rest[0] == "help" || isHelp(f.rest[0]) {
+		_, err = io.WriteString(f.Stdout, help)
+		return applet.ExitOK, err
+	}
+	name, args := f.rest[0], f.rest[1:]
+	chosen, known := f.commands()[name]
+	if !known {
+		return 0, &usageError{fmt.Errorf("unknown command %q", name)}
+	}
+	f.timeout = cmp.Or(f.timeout, chosen.timeout)
+	if chosen.ofAgent && slices.ContainsFunc(args, isHelp) {
+		a, err := f.running(ctx)
+		if err != nil {
+			return 0, err
+		}
+		return f.pass(ctx, a, name, "--help")
+	}
+	return chosen.run(ctx, args)
 }
 
 // usageError is a wrong argument.

@@ -115,15 +115,20 @@ type result struct {
 
 func run(t *testing.T, answers []answer, args ...string) result {
 	t.Helper()
-	return call(standIn(t, answers), fleet.Screen{}, 0, args...)
+	return call(standIn(t, answers), nil, args...)
 }
 
-func call(kubectl string, screen fleet.Screen, columns int, args ...string) result {
+// call runs the plugin, with a terminal if progress is not nil.
+func call(kubectl string, progress io.Writer, args ...string) result {
 	var stdout, stderr bytes.Buffer
+	columns := 0
+	if progress != nil {
+		columns = 80
+	}
 	code := fleet.Run(applet.Call{
 		Args: args, Stdout: &stdout, Stderr: &stderr, Terminal: func() int { return columns },
 		Getenv: func(name string) (string, bool) { return kubectl, name == "KUBECTL" },
-	}, screen)
+	}, progress)
 	return result{code, stdout.String(), stderr.String()}
 }
 
@@ -134,7 +139,7 @@ func (r result) want(t *testing.T, code int, stdout, stderr string) {
 	}
 }
 
-func TestPodsOfAllNodes(t *testing.T) {
+func TestPods_AllNodes(t *testing.T) {
 	t.Parallel()
 	answers := fleetOf(3,
 		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
@@ -142,7 +147,7 @@ func TestPodsOfAllNodes(t *testing.T) {
 		of(3, "pods -o json", "[]"),
 	)
 	kubectl := standIn(t, answers)
-	r := call(kubectl, fleet.Screen{}, 0, "pods")
+	r := call(kubectl, nil, "pods")
 	r.want(t, 3, `NODE  POD     STATE     SINCE  CHECKED  BACKEND  WHY
 n2    shop/b  bypassed  -      -        -        is so
 n1    shop/a  captured  -      -        -        is so
@@ -153,7 +158,7 @@ n2    shop/c  captured  -      -        -        is so
 		t.Errorf("stderr %q", r.stderr)
 	}
 	// Fields of a newer agent remain.
-	call(kubectl, fleet.Screen{}, 0, "pods", "-ojson").want(t, 3, `{
+	call(kubectl, nil, "pods", "-ojson").want(t, 3, `{
   "nodes": [
     {
       "name": "n1",
@@ -181,7 +186,7 @@ n2    shop/c  captured  -      -        -        is so
     },
     {
 `, "")
-	call(kubectl, fleet.Screen{}, 0, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, `nodes:
+	call(kubectl, nil, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, `nodes:
 - agent: istio-system/agent-1
   name: n1
 pods:
@@ -191,24 +196,27 @@ pods:
   node: n1
   pod: a
 `, "")
-	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3", "-o", "json").want(t, 0, "  \"pods\": []\n}\n", "")
-	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3", "-o", "yaml").want(t, 0, "pods: []\n", "")
-	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n3").want(t, 0, "", "no pod of the mesh on the nodes that answered\n")
-	call(kubectl, fleet.Screen{}, 0, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
+	call(kubectl, nil, "pods", "--node=n3", "-o", "json").want(t, 0, "  \"pods\": []\n}\n", "")
+	call(kubectl, nil, "pods", "--node=n3", "-o", "yaml").want(t, 0, "pods: []\n", "")
+	call(kubectl, nil, "pods", "--node=n3").want(t, 0, "", "no pod of the mesh on the nodes that answered\n")
+	call(kubectl, nil, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
 }
 
-// TestFlags: those of kubectl reach kubectl, those of the command reach the agents.
-func TestFlags(t *testing.T) {
+// TestRun_Flags: those of kubectl reach kubectl, those of the command reach the agents.
+func TestRun_Flags(t *testing.T) {
 	t.Parallel()
 	run(t, []answer{
 		{For: "--context=east --as=me --insecure-skip-tls-verify get daemonsets.apps -n istio-system -o json -l a=b", Out: daemonSets("istio-system").Out},
 		{For: "--context=east --as=me --insecure-skip-tls-verify get pods -n istio-system -o json -l a=b", Out: list(agentPod("x", "n1", "Running"))},
 		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system pod/x -c agent -- istio-cni pods -o json --state drifted -n shop", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
 	}, "pods", "--context", "east", "--as=me", "--insecure-skip-tls-verify", "--agent-selector=a=b", "--agent-namespace", "istio-system", "--agent-container=agent",
-		"--ignore-nodes-without-agent", "--state", "drifted", "-n", "shop", "-o", "wide").want(t, 3, "shop/a", "")
+		"--ignore-nodes-without-agent", "--state", "drifted", "-n", "shop", "-o", "table").want(t, 3, "shop/a", "")
 }
 
-func TestNodesThatDoNotAnswer(t *testing.T) {
+// other is the beginning of the error of an agent of another version.
+var other = "its agent is of another version than kubectl-istio_cni (" + applet.Build().Version() + "), upgrade the older one: "
+
+func TestPods_NodesThatDoNotAnswer(t *testing.T) {
 	t.Parallel()
 	const commands = "istio-cni redirects the traffic.\nversion v0.0.9, go1.26 linux/amd64\nCNI versions: 1.0.0\n\nCommands:\n"
 	items := []string{
@@ -230,21 +238,18 @@ func TestNodesThatDoNotAnswer(t *testing.T) {
 		{For: exec(5), Code: 1, Err: "Warning: noise\nError from server (Forbidden): pods \"agent-5\" is forbidden\n"},
 		{For: exec(6), Out: "Welcome\n[]"},
 		{For: exec(7), Out: `[{"name":"a","status":"captured"}]`},
-		{For: "istio-cni version", Out: "istio-cni version v0.3.0\n"},
 		{For: exec(10), Out: strings.Repeat("[", 1<<20), Repeat: 8},
 		{For: exec(11), Code: 1, Err: strings.Repeat(strings.Repeat("n", 100)+"\n", 10_000) + "error: the last line\n"},
 	}, "pods", "--timeout=8s")
-	own := applet.Build().Version()
 	r.want(t, 1, "n1    shop/a  captured", `node n10: no answer: more than 8 MiB of output
 node n11: no answer: `)
 	for _, want := range []string{
 		"node n2: no answer: no answer within 8s\n",
-		"node n3: no answer: its agent is of another version (version v0.0.9, go1.26 linux/amd64; kubectl-istio_cni has version " + own + "), upgrade the older one: it has no command pods\n",
+		"node n3: no answer: " + other + "it has no command pods\n",
 		"node n4: no answer: its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: exec: \"istio-cni\": executable",
 		"node n5: no answer: Warning: noise; Error from server (Forbidden): pods \"agent-5\" is forbidden\n",
-		"node n6: no answer: its agent is of another version (istio-cni version v0.3.0; kubectl-istio_cni has version " + own + "), upgrade the older one: reading its answer: invalid character 'W'",
-		"node n7: no answer: its agent is of another version (istio-cni version v0.3.0; ",
-		`upgrade the older one: reading its answer: fields are missing: {"name":"a","status":"captured"}`,
+		"node n6: no answer: " + other + "reading its answer: invalid character 'W'",
+		"node n7: no answer: " + other + `reading its answer: fields are missing: {"name":"a","status":"captured"}`,
 		"node n8: no answer: the agent's pod is Pending\n",
 		"node of pod istio-system/agent-9: no answer: the agent's pod is Pending\n",
 		"error: nodes without a node agent, whose pods are not seen: alone; --ignore-nodes-without-agent accepts that\n",
@@ -261,7 +266,7 @@ node n11: no answer: `)
 // hostile is a text with what must not reach a terminal.
 const hostile = "a\x1b[2J\u009b2J\x7f\u202e\rb"
 
-func TestNothingUnprintable(t *testing.T) {
+func TestRun_NothingUnprintable(t *testing.T) {
 	t.Parallel()
 	quoted, err := json.Marshal(hostile)
 	if err != nil {
@@ -322,12 +327,12 @@ func members(t *testing.T, text string) (names []string) {
 	}
 }
 
-func TestBadArguments(t *testing.T) {
+func TestRun_BadArguments(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
 		"dance":                 `unknown command "dance"`,
 		"pods -o":               "flag -o needs a value",
-		"pods -o xml":           `flag -o: value "xml": want table, wide, json or yaml`,
+		"pods -o xml":           `flag -o: value "xml": want table, json or yaml`,
 		"pods --timeout 5":      `flag --timeout: value "5": want a duration such as 30s`,
 		"pods --context":        "flag --context needs a value",
 		"why":                   "name a pod before the flags",
@@ -346,11 +351,11 @@ func TestBadArguments(t *testing.T) {
 	}
 	run(t, nil).want(t, 0, "kubectl istio-cni COMMAND", "")
 	run(t, nil, "--help").want(t, 0, "EXIT CODES", "")
-	run(t, fleetOf(2, answer{For: "agent-1", Code: 1}, of(2, "pods --help", "the flags\n")), "pods", "--help").want(t, 0, "the flags\n", "")
+	run(t, fleetOf(2, of(1, "pods --help", "the flags\n")), "pods", "--help").want(t, 0, "the flags\n", "")
 	run(t, nil, "version").want(t, 0, "istio-cni version ", "")
 }
 
-func TestNoAgentsAndNoKubectl(t *testing.T) {
+func TestRun_NoAgentOrKubectl(t *testing.T) {
 	t.Parallel()
 	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app=istio-cni-node" of a DaemonSet and its pods in all namespaces`)
 	run(t, []answer{daemonSets()}, "pods").want(t, 1, "", "error: no node agent was found")
@@ -358,10 +363,10 @@ func TestNoAgentsAndNoKubectl(t *testing.T) {
 		want(t, 1, "", "error: kubectl get pods: context \"x\" does not exist\n")
 	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
 	run(t, []answer{{For: "get daemonsets.apps", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get daemonsets.apps: no answer within 1s\n")
-	call("no-such-program", fleet.Screen{}, 0, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
+	call("no-such-program", nil, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
 }
 
-func TestOnePod(t *testing.T) {
+func TestRun_OnePod(t *testing.T) {
 	t.Parallel()
 	getPod := func(args, node string) answer {
 		return answer{For: "get pod " + args, Out: fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":%q}}`, node)}
@@ -394,11 +399,18 @@ func TestOnePod(t *testing.T) {
 		"an agent without it": {
 			"why shop/web",
 			[]answer{sets, web, n1, ended(2, "", "istio-cni: unknown command \"why\"\n\nabout\nversion v0.0.9\n")},
-			result{1, "", "error: node n1: its agent is of another version (version v0.0.9; kubectl-istio_cni has version " + applet.Build().Version() + "), upgrade the older one: it has no command why\n"},
+			result{1, "", "error: node n1: " + other + "it has no command why\n"},
 		},
-		"a bundle":         {"bundle shop/web --since 2h", []answer{sets, web, n1, of(1, "bundle shop/web --since 2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
-		"a page":           {"dashboard shop/web --port 0", []answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 :9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\nForwarding from [::1]:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}}, result{1, "http://127.0.0.1:4711/#shop/web of node n1 (Ctrl-C ends it)\n", "error: lost connection to pod\n"}},
-		"a port in use":    {"dashboard", fleetOf(1, answer{For: "port-forward -n istio-system pod/agent-1 9876:9876", Code: 1, Err: "Unable to listen on port 9876\n"}), result{1, "", "Unable to listen on port 9876\n"}},
+		"a bundle": {"bundle shop/web --since 2h", []answer{sets, web, n1, of(1, "bundle shop/web --since 2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
+		"a page": {
+			"dashboard shop/web --port 4711",
+			[]answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 4711:9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}},
+			result{1, "http://localhost:4711/#shop/web of node n1 while kubectl forwards the port (Ctrl-C ends it)\nForwarding from 127.0.0.1:4711 -> 9876\n", "error: lost connection to pod\n"},
+		},
+		"a port in use": {
+			"dashboard", fleetOf(1, answer{For: "port-forward -n istio-system pod/agent-1 9876:9876", Code: 1, Err: "Unable to listen on port 9876\n"}),
+			result{1, "http://localhost:9876/ of node n1 while kubectl forwards the port (Ctrl-C ends it)\n", "Unable to listen on port 9876\n"},
+		},
 		"no running agent": {"dashboard", []answer{sets, {For: "get pods", Out: list(agentPod("a", "n1", "Pending"))}}, result{1, "", "error: no node agent is running\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -410,47 +422,39 @@ func TestOnePod(t *testing.T) {
 	}
 }
 
-func TestTerminal(t *testing.T) {
+func TestTerminal_Progress(t *testing.T) {
 	t.Parallel()
-	answers := fleetOf(2,
-		answer{For: of(1, "pods", "").For, Code: 3, Out: "[" + pod("a-pod-with-a-long-name-of-a-deployment-7d9f6b5c4d-x2x9z", audit.Bypassed) + "]"},
-		of(2, "pods", "["+pod("b", audit.Captured)+"]"),
-		of(1, "doctor", `[{"name":"runtime","result":"fail","text":"no","remedy":"do"},{"name":"clock","result":"ok","text":"fine"}]`),
-		of(2, "doctor", `[{"name":"clock","result":"ok","text":"fine"}]`),
-	)
-	kubectl := standIn(t, answers)
+	doctor := `[{"name":"runtime","result":"fail","text":"no","remedy":"do"},{"name":"clock","result":"ok","text":"fine"}]`
+	kubectl := standIn(t, fleetOf(2, of(1, "doctor", doctor), of(2, "doctor", `[{"name":"clock","result":"ok","text":"fine"}]`)))
 	var progress bytes.Buffer
-	screen := fleet.Screen{Colours: true, Progress: &progress}
-	call(kubectl, screen, 80, "pods").want(t, 3, "n1    shop/a-pod-with-a…-7d9f6b5c4d-x2x9z  \x1b[31mbypassed\x1b[0m  -      is so\nn2    shop/b                               \x1b[32mcaptured\x1b[0m  -", "")
+	call(kubectl, &progress, "doctor").want(t, 1, "✗ runtime: no [n1]\n    do\n✓ clock: fine [n1, n2]\n", "")
 	if text := progress.String(); !strings.HasPrefix(text, "\r0/2 nodes\r1/2 nodes\r   ") || !strings.HasSuffix(text, " \r") {
 		t.Errorf("progress %q", text)
 	}
-	call(kubectl, screen, 80, "pods", "-o", "wide").want(t, 3, "a-pod-with-a-long-name-of-a-deployment-7d9f6b5c4d-x2x9z", "")
-	call(kubectl, screen, 80, "doctor").want(t, 1, "\x1b[31m✗\x1b[0m runtime: no [n1]\n  do\n\x1b[32m✓\x1b[0m clock: fine [n1, n2]\n", "")
-	call(kubectl, screen, 80, "bundle").want(t, 2, "", "redirect the standard output to a file")
-	plain := call(kubectl, fleet.Screen{}, 0, "pods")
-	plain.want(t, 3, "bypassed", "")
-	if strings.Contains(plain.stdout+plain.stderr, "\x1b") || strings.Contains(plain.stderr, "nodes") {
-		t.Errorf("in a pipe: %q, %q", plain.stdout, plain.stderr)
+	call(kubectl, &progress, "bundle").want(t, 2, "", "redirect the standard output to a file")
+	plain := call(kubectl, nil, "doctor")
+	plain.want(t, 1, "✗ runtime", "")
+	if plain.stderr != "" {
+		t.Errorf("in a pipe: %q", plain.stderr)
 	}
 }
 
-func TestDecisions(t *testing.T) {
+func TestDecisions_Table(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, fleetOf(2,
 		of(1, "decisions --json --since 1h", `[{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"seconds":{"total":1}}]`),
 		of(2, "decisions --json --since 1h", `[{"time":"2026-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
 	))
-	call(kubectl, fleet.Screen{}, 0, "decisions", "--since", "1h").want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
+	call(kubectl, nil, "decisions", "--since", "1h").want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
 n2    2026-11-22T13:00:00Z  shop/b  false     mode-none  -       two\x20words
 n1    2026-11-22T12:00:00Z  shop/a  true      captured   -       -
 `, "")
-	call(kubectl, fleet.Screen{}, 0, "decisions", "--since=1h", "--json").want(t, 1, "", "no answer")
-	call(kubectl, fleet.Screen{}, 0, "decisions", "--json", "--since", "1h").want(t, 0, `"total": 1`, "")
+	call(kubectl, nil, "decisions", "--since=1h", "--json").want(t, 1, "", "no answer")
+	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"total": 1`, "")
 }
 
-// TestManyPods: 5,000 pods of 46 nodes, each with a full list of problems.
-func TestManyPods(t *testing.T) {
+// TestPods_Many: 5,000 pods of 46 nodes, each with a full list of problems.
+func TestPods_Many(t *testing.T) {
 	t.Parallel()
 	const nodes, each = 46, 109
 	detail := strings.Repeat("x", 1000)
@@ -462,16 +466,11 @@ func TestManyPods(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	began := time.Now()
-	r := call(kubectl, fleet.Screen{}, 80, "pods")
+	r := call(kubectl, nil, "pods")
 	took := time.Since(began)
 	runtime.ReadMemStats(&after)
 	if lines := strings.Count(r.stdout, "\n"); r.code != 3 || lines != nodes*each+2 || r.stderr != "" {
 		t.Errorf("exit code %d, %d lines, stderr %q", r.code, lines, r.stderr)
-	}
-	for line := range strings.Lines(r.stdout) {
-		if len([]rune(strings.TrimSuffix(line, "\n"))) > 80 {
-			t.Fatalf("%q", line)
-		}
 	}
 	if text, err := os.ReadFile(filepath.Join(filepath.Dir(kubectl), "too-many")); err == nil {
 		t.Errorf("%s processes of kubectl at once", text)

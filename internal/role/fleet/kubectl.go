@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,16 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
-
-// fleet is one run of the plugin.
-type fleet struct {
-	applet.Call
-	options
-	screen Screen
-}
 
 // Bounds of what is held in memory, in bytes but for rows and levels.
 const (
@@ -52,7 +43,7 @@ type exitError struct {
 	stderr string
 }
 
-// Error has the last lines, without those that only repeat the exit code.
+// Error has the last lines.
 func (e *exitError) Error() string {
 	const most = 3
 	var lines []string
@@ -71,7 +62,7 @@ func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, 
 	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, late)
 	defer cancel()
 	out := &limited{most: most}
-	err := f.start(ctx, out, io.Discard, args...)
+	_, err := f.start(ctx, out, args...)
 	switch {
 	case out.full:
 		err = fmt.Errorf("more than %d MiB of output", most>>20)
@@ -81,8 +72,9 @@ func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, 
 	return out.text, err
 }
 
-// start runs kubectl until it ends or the context does. The error is an exitError if it began.
-func (f *fleet) start(ctx context.Context, out, problems io.Writer, args ...string) error {
+// start runs kubectl until it ends or the context does, and returns the beginning of its error output, without the line that repeats
+// the exit code of a command in a container. The error is an exitError if kubectl began.
+func (f *fleet) start(ctx context.Context, out io.Writer, args ...string) (stderr string, err error) {
 	program := "kubectl"
 	if other, _ := f.Getenv("KUBECTL"); other != "" {
 		program = other
@@ -91,75 +83,41 @@ func (f *fleet) start(ctx context.Context, out, problems io.Writer, args ...stri
 	// A credential plugin that outlives kubectl holds its pipes.
 	const patience = 2 * time.Second
 	cmd.WaitDelay = patience
-	stderr := &notices{to: problems}
-	cmd.Stdout, cmd.Stderr = out, stderr
-	err := cmd.Run()
-	stderr.end()
+	problems := &limited{most: maxProblems, drops: true}
+	cmd.Stdout, cmd.Stderr = out, problems
+	err = cmd.Run()
+	for line := range strings.Lines(string(problems.text)) {
+		if !strings.HasPrefix(line, "command terminated with exit code ") {
+			stderr += line
+		}
+	}
 	var ended *exec.ExitError
 	switch {
 	case errors.As(err, &ended):
-		return &exitError{ended.ExitCode(), stderr.text.String()}
+		err = &exitError{ended.ExitCode(), stderr}
 	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("%w (install kubectl, or name it by the variable KUBECTL)", err)
+		err = fmt.Errorf("%w (install kubectl, or name it by the variable KUBECTL)", err)
 	case err != nil:
-		return fmt.Errorf("running kubectl: %w", err)
+		err = fmt.Errorf("running kubectl: %w", err)
 	}
-	return nil
+	return stderr, err
 }
 
-// limited is a buffer that fails above most bytes. It has no ReadFrom, by which io.Copy would pass the limit.
+// limited is a buffer of most bytes. Further ones are dropped or, as drops says, an error. It has no ReadFrom, by which io.Copy would
+// pass the limit.
 type limited struct {
-	most int
-	text []byte
-	full bool
+	most        int
+	text        []byte
+	drops, full bool
 }
 
 func (l *limited) Write(text []byte) (int, error) {
-	if l.full = l.full || len(l.text)+len(text) > l.most; l.full {
+	l.full = l.full || len(l.text)+len(text) > l.most
+	switch {
+	case !l.full:
+		l.text = append(l.text, text...)
+	case !l.drops:
 		return 0, io.ErrShortWrite
 	}
-	l.text = append(l.text, text...)
 	return len(text), nil
-}
-
-// notices passes the error output of kubectl on, line by line, and keeps its beginning. It drops the line by which kubectl repeats the
-// exit code, and everything from an agent that does not know the command, as a list of its commands follows.
-type notices struct {
-	to      io.Writer
-	text    bytes.Buffer
-	partial []byte
-	unknown bool
-}
-
-func (n *notices) Write(text []byte) (int, error) {
-	n.partial = append(n.partial, text...)
-	for {
-		at := bytes.IndexByte(n.partial, '\n')
-		if at < 0 && len(n.partial) < maxProblems {
-			return len(text), nil
-		}
-		if at < 0 {
-			at = len(n.partial) - 1
-		}
-		n.line(n.partial[:at+1])
-		n.partial = n.partial[at+1:]
-	}
-}
-
-func (n *notices) line(text []byte) {
-	if bytes.HasPrefix(text, []byte("command terminated with exit code ")) {
-		return
-	}
-	if n.text.Len()+len(text) <= maxProblems {
-		n.text.Write(text)
-	}
-	if n.unknown = n.unknown || bytes.Contains(text, []byte(unknownCommand)); !n.unknown {
-		_, _ = n.to.Write(text)
-	}
-}
-
-func (n *notices) end() {
-	if len(n.partial) > 0 {
-		n.line(n.partial)
-	}
 }

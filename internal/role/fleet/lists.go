@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -29,35 +29,31 @@ type row[T any] struct {
 
 // MarshalJSON has all fields of the answer, those of a newer agent, too.
 func (r row[T]) MarshalJSON() ([]byte, error) {
-	all := map[string]any{}
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(r.text, &fields); err != nil {
+	fields := map[string]json.RawMessage{}
+	err := json.Unmarshal(r.text, &fields)
+	if err == nil {
+		fields["node"], err = json.Marshal(r.node)
+	}
+	if err != nil {
 		return nil, err
 	}
-	for name, value := range fields {
-		all[name] = value
-	}
-	all["node"] = r.node
-	return json.Marshal(all)
+	return json.Marshal(fields)
 }
 
 // answers are the answers of all agents to a command that prints a list.
 type answers[T any] struct {
-	form  output.Form
-	nodes []node
-	rows  []row[T]
+	// keep keeps the texts of the rows.
+	keep bool
+	rows []row[T]
 	// size is that of the rows' texts in bytes.
 	size int
 	// asked is the number of agents that answered, and nothing that of those which have nothing that the flags name.
 	asked, nothing int
 }
 
-// none reports whether no agent has what the flags name.
-func (a *answers[T]) none() bool { return a.asked > 0 && a.nothing == a.asked }
-
 // add has the rows of a node's answer, whose command ended with an exit code.
-func (a *answers[T]) add(node string, text []byte, code int, fit func(*T) bool) error {
-	rows, size, err := decode(text, a.form == output.JSON || a.form == output.YAML, fit)
+func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) bool) error {
+	rows, size, err := decode(node, text, a.keep, fit)
 	switch {
 	case err != nil:
 		return err
@@ -69,75 +65,44 @@ func (a *answers[T]) add(node string, text []byte, code int, fit func(*T) bool) 
 	if len(rows) == 0 && code == applet.ExitError {
 		a.nothing++
 	}
-	for i := range rows {
-		rows[i].node = node
-	}
 	a.size, a.rows = a.size+size, append(a.rows, rows...)
 	return nil
 }
 
-// gather runs a command, whose answer is a JSON array, in all agents, and has the rows in no order. fit makes a row smaller than its
-// text, and reports whether it has what a table needs: others are of another version.
-func gather[T any](ctx context.Context, f *fleet, form output.Form, command []string, ok []int, fit func(*T) bool) (*answers[T], error) {
-	all := &answers[T]{form: form}
-	nodes, err := f.each(ctx, question{command, ok, maxList, parallel}, func(a agent, text []byte, code int) error {
-		return all.add(a.node, text, code, fit)
-	})
-	all.nodes = nodes
-	return all, err
-}
-
-// decode reads an array row by row. size is that of their texts, which the rows have if keep is set.
-func decode[T any](text []byte, keep bool, fit func(*T) bool) (rows []row[T], size int, err error) {
+// decode reads a node's array row by row. size is that of their texts, which the rows have if keep is set. fit makes a row smaller than
+// its text, and reports whether it has what a table needs: others are of another version.
+func decode[T any](node string, text []byte, keep bool, fit func(*row[T]) bool) (rows []row[T], size int, err error) {
+	if !json.Valid(text) {
+		return nil, 0, unreadable(json.Unmarshal(text, &json.RawMessage{}))
+	}
 	in := json.NewDecoder(bytes.NewReader(text))
-	if begin, err := in.Token(); err != nil {
-		return nil, 0, &unreadable{err}
-	} else if begin != json.Delim('[') {
-		return nil, 0, &unreadable{errors.New("it is no JSON array")}
+	if begin, err := in.Token(); begin != json.Delim('[') {
+		return nil, 0, unreadable(cmp.Or(err, errors.New("it is no JSON array")))
 	}
 	for in.More() {
-		r, err := decodeRow(in, len(rows), fit)
-		if err != nil {
-			return nil, 0, err
+		r := row[T]{node: node}
+		if err := in.Decode(&r.text); err != nil {
+			return nil, 0, unreadable(err)
+		}
+		if len(rows) == maxRows || len(r.text) > maxRow || levels(r.text) > maxLevels {
+			return nil, 0, fmt.Errorf("more than %d rows, or a row of more than %d KiB or %d levels", maxRows, maxRow>>10, maxLevels)
+		}
+		if err := json.Unmarshal(r.text, &r.shown); err != nil {
+			return nil, 0, unreadable(err)
+		}
+		if r.text[0] != '{' || !fit(&r) {
+			return nil, 0, unreadable(fmt.Errorf("fields are missing: %s", printable.Text(string(r.text), maxShown/4)))
 		}
 		if size += len(r.text); !keep {
 			r.text = nil
 		}
 		rows = append(rows, r)
 	}
-	if err := decodeEnd(in); err != nil {
-		return nil, 0, err
-	}
 	return rows, size, nil
 }
 
-// decodeRow reads the next row of an array and checks it. before is the number of the rows ahead of it.
-func decodeRow[T any](in *json.Decoder, before int, fit func(*T) bool) (r row[T], err error) {
-	if err = in.Decode(&r.text); err != nil {
-		return r, &unreadable{err}
-	}
-	if before == maxRows || len(r.text) > maxRow || levels(r.text) > maxLevels {
-		return r, fmt.Errorf("more than %d rows, or a row of more than %d KiB or %d levels", maxRows, maxRow>>10, maxLevels)
-	}
-	if err = json.Unmarshal(r.text, &r.shown); err != nil {
-		return r, &unreadable{err}
-	}
-	if r.text[0] != '{' || !fit(&r.shown) {
-		return r, &unreadable{fmt.Errorf("fields are missing: %s", printable.Text(string(r.text), maxShown/4))}
-	}
-	return r, nil
-}
-
-// decodeEnd reads the end of an array, after which nothing may follow.
-func decodeEnd(in *json.Decoder) error {
-	if _, err := in.Token(); err != nil {
-		return &unreadable{err}
-	}
-	if _, err := in.Token(); err != io.EOF {
-		return &unreadable{errors.New("there is more than a JSON array")}
-	}
-	return nil
-}
+// unreadable is the error of an answer that this program does not understand.
+func unreadable(err error) error { return otherVersion(fmt.Errorf("reading its answer: %w", err)) }
 
 // levels is how deep a JSON text is nested.
 func levels(text []byte) (deepest int) {
@@ -159,104 +124,111 @@ func levels(text []byte) (deepest int) {
 	return deepest
 }
 
-// print prints the rows in one of the forms, JSON and YAML as an object with the nodes if the list has a name, and is the end of a
-// command.
-func (a *answers[T]) print(f *fleet, name string, otherwise int, table func() error) (int, error) {
-	if failed(a.nodes) {
-		otherwise = applet.ExitError
+// listing is what one command that lists has of its own.
+type listing[T any] struct {
+	// command is the agent's with the flag for JSON, answered has its exit codes besides 0 with which it answers.
+	command  []string
+	answered []int
+	// field is the name of the rows in JSON and YAML, beside the nodes; without one the document is the array of the rows.
+	field string
+	// fit is that of decode, compare orders rows.
+	fit     func(*row[T]) bool
+	compare func(a, b row[T]) int
+	// bad reports whether a row changes the exit code to badCode.
+	bad     func(T) bool
+	badCode int
+	table   func(rows []row[T]) error
+	// empty says that there is no row, nothing that no node has what the value of the flags names.
+	empty, nothing string
+	flags          [2]string
+}
+
+// list runs a command in all agents and prints their rows.
+func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (int, error) {
+	form, args, err := takeOutput(args)
+	if err != nil {
+		return 0, err
 	}
-	if a.form == output.JSON || a.form == output.YAML {
+	all := answers[T]{keep: form != output.Table}
+	q := question{slices.Concat(l.command, args), l.answered, maxList, parallel}
+	nodes, err := f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
+	if err != nil {
+		return 0, err
+	}
+	slices.SortStableFunc(all.rows, l.compare)
+	none := all.asked > 0 && all.nothing == all.asked
+	switch {
+	case form != output.Table:
 		head := struct {
 			Nodes []node `json:"nodes"`
-		}{a.nodes}
-		return otherwise, output.List(f.Stdout, a.form, head, name, a.rows)
+		}{nodes}
+		err = output.List(f.Stdout, form, head, l.field, all.rows)
+	case len(all.rows) > 0:
+		err = l.table(all.rows)
+	case all.asked > 0 && !none:
+		_, err = fmt.Fprintln(f.Stderr, l.empty)
 	}
-	return otherwise, table()
+	if err == nil && none && l.nothing != "" {
+		value, _, _ := last(args, l.flags[0], l.flags[1], "")
+		err = fmt.Errorf(l.nothing, value)
+	}
+	code := applet.ExitOK
+	switch {
+	case failed(nodes):
+		code = applet.ExitError
+	case slices.ContainsFunc(all.rows, func(r row[T]) bool { return l.bad(r.shown) }):
+		code = l.badCode
+	}
+	return code, err
 }
 
 // takeOutput takes -o from the arguments.
 func takeOutput(args []string) (form output.Form, rest []string, err error) {
-	text, rest, err := take(args, "-o", "--output")
+	text, rest, err := last(args, "--output", "-o", string(output.Table))
 	if err != nil {
 		return "", nil, err
 	}
 	if i := slices.Index(rest, "--json"); i >= 0 {
 		text, rest = string(output.JSON), slices.Delete(rest, i, i+1)
 	}
-	form = cmp.Or(output.Form(text), output.Table)
-	if !slices.Contains([]output.Form{output.Table, output.Wide, output.JSON, output.YAML}, form) {
-		return "", nil, &usageError{fmt.Errorf("flag -o: value %q: want table, wide, json or yaml", text)}
+	form = output.Form(text)
+	if !slices.Contains([]output.Form{output.Table, output.JSON, output.YAML}, form) {
+		return "", nil, &usageError{fmt.Errorf("flag -o: value %q: want table, json or yaml", text)}
 	}
 	return form, rest, nil
 }
 
-// clock is the time of day.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the plugin
-
-// The colours of ANSI terminals (ECMA-48, SGR).
-const (
-	red    = "31"
-	green  = "32"
-	yellow = "33"
-)
-
-// paint colours a text that is printable.
-func (f *fleet) paint(colour, text string) string {
-	if !f.screen.Colours {
-		return text
-	}
-	return "\x1b[" + colour + "m" + text + "\x1b[0m"
-}
-
 // pods lists the pods of all nodes.
 func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
-	form, args, err := takeOutput(args)
-	if err != nil {
-		return 0, err
-	}
 	// Without -n the pods of all namespaces are listed anyway.
 	args = slices.DeleteFunc(args, func(arg string) bool { return arg == "-A" || arg == "--all-namespaces" })
-	all, err := gather(ctx, f, form, slices.Concat([]string{"pods", "-o", "json"}, args), []int{exitBypass}, fitPod)
-	if err != nil {
-		return 0, err
-	}
-	shown := make([]audit.Status, len(all.rows))
-	for i := range all.rows {
-		all.rows[i].shown.Node = all.rows[i].node
-	}
-	slices.SortFunc(all.rows, func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) })
-	for i, r := range all.rows {
-		shown[i] = r.shown
-	}
-	code := applet.ExitOK
-	if slices.ContainsFunc(shown, audit.Status.Faulty) {
-		code = exitBypass
-	}
+	empty := "no pod of the mesh on the nodes that answered"
 	selected := slices.ContainsFunc(args, byState)
-	code, err = all.print(f, "pods", code, func() error {
-		switch {
-		case all.none(), len(shown) == 0 && all.asked == 0:
-			return nil
-		case len(shown) == 0:
-			return f.noPod(selected)
-		}
-		style := audit.Style{Selected: selected, Paint: func(s audit.State, cell string) string { return f.paint(colourOf(s), cell) }}
-		if form == output.Table && f.Terminal != nil {
-			style.Width = f.Terminal()
-		}
-		return audit.Table(f.Stdout, shown, style, clock())
-	})
-	if err == nil && all.none() {
-		namespace, _, _ := take(args, "-n", "--namespace")
-		err = fmt.Errorf("namespace %q has no pod with a network of its own on the nodes that answered", namespace)
+	if selected {
+		empty = "no pod in such a state on the nodes that answered"
 	}
-	return code, err
+	return list(ctx, f, args, listing[audit.Status]{
+		command: []string{"pods", "-o", "json"}, answered: []int{exitBypass}, field: "pods", fit: fitPod,
+		compare: func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) },
+		bad:     audit.Status.Faulty, badCode: exitBypass,
+		table: func(rows []row[audit.Status]) error {
+			var all []audit.Status
+			for _, r := range rows {
+				all = append(all, r.shown)
+			}
+			return output.Pods(f.Stdout, all, selected)
+		},
+		empty: empty, nothing: "namespace %q has no pod with a network of its own on the nodes that answered",
+		flags: [2]string{"--namespace", "-n"},
+	})
 }
 
 // fitPod leaves what the table shows.
-func fitPod(s *audit.Status) bool {
-	*s = audit.Status{
-		Namespace: s.Namespace, Pod: s.Pod, State: s.State, Sentence: s.Why(), Since: s.Since, Checked: s.Checked, Backend: s.Backend,
+func fitPod(r *row[audit.Status]) bool {
+	s := r.shown
+	r.shown = audit.Status{
+		Node: r.node, Namespace: s.Namespace, Pod: s.Pod,
+		State: s.State, Sentence: s.Why(), Since: s.Since, Checked: s.Checked, Backend: s.Backend,
 	}
 	return s.Pod != "" && s.State != ""
 }
@@ -265,23 +237,6 @@ func fitPod(s *audit.Status) bool {
 func byState(arg string) bool {
 	name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 	return name == "bypassing" || name == "state"
-}
-
-// noPod means that no pod is listed.
-func (f *fleet) noPod(selected bool) error {
-	text := "no pod of the mesh"
-	if selected {
-		text = "no pod in such a state"
-	}
-	_, err := fmt.Fprintln(f.Stderr, text+" on the nodes that answered")
-	return err
-}
-
-func colourOf(s audit.State) string {
-	if colour, known := map[audit.State]string{audit.Captured: green, audit.Outside: green, audit.NotInspected: yellow}[s]; known {
-		return colour
-	}
-	return red
 }
 
 // decision has the fields of a plugin's report that the table shows.
@@ -293,44 +248,26 @@ type decision struct {
 
 // decisions lists the last calls of the plugin on all nodes, the latest first.
 func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
-	form, args, err := takeOutput(args)
-	if err != nil {
-		return 0, err
-	}
-	all, err := gather(ctx, f, form, slices.Concat([]string{"decisions", "--json"}, args), nil, func(d *decision) bool { return d.Reason != "" || d.Error != "" })
-	if err != nil {
-		return 0, err
-	}
-	slices.SortFunc(all.rows, func(a, b row[decision]) int {
-		return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
+	return list(ctx, f, args, listing[decision]{
+		command: []string{"decisions", "--json"}, fit: func(r *row[decision]) bool { return r.shown.Reason != "" || r.shown.Error != "" },
+		compare: func(a, b row[decision]) int {
+			return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
+		},
+		bad: func(decision) bool { return false },
+		table: func(rows []row[decision]) error {
+			table := [][]string{{"NODE", "TIME", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"}}
+			for _, r := range rows {
+				d := r.shown
+				table = append(table, []string{
+					output.Cell(r.node), d.Time.UTC().Format(time.RFC3339), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
+					output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
+				})
+			}
+			return output.Columns(f.Stdout, table)
+		},
+		empty:   "the agents that answered hold no such decision",
+		nothing: "the agents that answered hold no such decision about a pod with %q in its NAMESPACE/NAME", flags: [2]string{"--pod"},
 	})
-	code, err := all.print(f, "", applet.ExitOK, func() error {
-		switch {
-		case all.none(), len(all.rows) == 0 && all.asked == 0:
-			return nil
-		case len(all.rows) == 0:
-			_, failed := fmt.Fprintln(f.Stderr, "the agents that answered hold no such decision")
-			return failed
-		}
-		return f.decided(all.rows)
-	})
-	if err == nil && all.none() {
-		pod, _, _ := take(args, "", "--pod")
-		err = fmt.Errorf("the agents that answered hold no such decision about a pod with %q in its NAMESPACE/NAME", pod)
-	}
-	return code, err
-}
-
-// decided prints the table of decisions.
-func (f *fleet) decided(rows []row[decision]) error {
-	table := tabwriter.NewWriter(f.Stdout, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(table, "NODE\tTIME\tPOD\tCAPTURED\tREASON\tSOURCE\tDETAIL")
-	for _, r := range rows {
-		d := r.shown
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%v\t%s\t%s\t%s\n", audit.Cell(r.node), d.Time.UTC().Format(time.RFC3339),
-			audit.Cell(d.Namespace+"/"+d.Pod), d.Captured, audit.Cell(d.Reason), audit.Cell(d.Source), audit.Cell(cmp.Or(d.Error, d.Detail)))
-	}
-	return table.Flush()
 }
 
 // check is a result of the command doctor on a node.
@@ -338,26 +275,17 @@ type check struct{ Name, Result, Text, Remedy string }
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
-	form, args, err := takeOutput(args)
-	if err != nil {
-		return 0, err
-	}
-	all, err := gather(ctx, f, form, slices.Concat([]string{"doctor", "-o", "json"}, args), []int{applet.ExitError}, func(c *check) bool {
-		return c.Name != "" && c.Result != ""
+	return list(ctx, f, args, listing[check]{
+		command: []string{"doctor", "-o", "json"}, answered: []int{applet.ExitError},
+		fit:     func(r *row[check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
+		compare: func(a, b row[check]) int { return strings.Compare(a.node, b.node) },
+		bad:     func(c check) bool { return c.Result == "fail" }, badCode: applet.ExitError,
+		table: f.checks,
 	})
-	if err != nil {
-		return 0, err
-	}
-	slices.SortStableFunc(all.rows, func(a, b row[check]) int { return strings.Compare(a.node, b.node) })
-	code := applet.ExitOK
-	if slices.ContainsFunc(all.rows, func(r row[check]) bool { return r.shown.Result == "fail" }) {
-		code = applet.ExitError
-	}
-	return all.print(f, "", code, func() error { return f.checks(all.rows) })
 }
 
+// checks prints a line for each result, with its nodes.
 func (f *fleet) checks(rows []row[check]) error {
-	signs := map[string]string{"ok": f.paint(green, "✓"), "warn": f.paint(yellow, "!"), "fail": f.paint(red, "✗")}
 	var order []check
 	nodes := map[check][]string{}
 	for _, r := range rows {
@@ -366,6 +294,7 @@ func (f *fleet) checks(rows []row[check]) error {
 		}
 		nodes[r.shown] = append(nodes[r.shown], printable.Text(r.node, maxShown))
 	}
+	var b strings.Builder
 	for _, c := range order {
 		where := fmt.Sprintf("%d nodes", len(nodes[c]))
 		const most = 3
@@ -373,13 +302,12 @@ func (f *fleet) checks(rows []row[check]) error {
 			where = strings.Join(nodes[c], ", ")
 		}
 		// A line end in a text would begin a line of another node.
-		line := fmt.Sprintf("%s %s: %s [%s]\n", cmp.Or(signs[c.Result], "?"), printable.Text(c.Name, maxShown), printable.Text(c.Text, 4*maxShown), where)
+		sign := cmp.Or(map[string]string{"ok": "✓", "warn": "!", "fail": "✗"}[c.Result], "?")
+		fmt.Fprintf(&b, "%s %s: %s [%s]\n", sign, printable.Text(c.Name, maxShown), printable.Text(c.Text, 4*maxShown), where)
 		if c.Remedy != "" && c.Result != "ok" {
-			line += "  " + printable.Text(c.Remedy, 4*maxShown) + "\n"
-		}
-		if _, err := io.WriteString(f.Stdout, line); err != nil {
-			return err
+			fmt.Fprintf(&b, "    %s\n", printable.Text(c.Remedy, 4*maxShown))
 		}
 	}
-	return nil
+	_, err := io.WriteString(f.Stdout, b.String())
+	return err
 }

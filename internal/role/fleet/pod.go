@@ -2,17 +2,15 @@ package fleet
 
 import (
 	"archive/tar"
-	"bufio"
 	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -24,24 +22,13 @@ func (f *fleet) onePod(ctx context.Context, command string, args []string) (int,
 	if err != nil {
 		return 0, err
 	}
-	err = f.start(ctx, printable.NewWriter(f.Stdout), f.Stderr, f.exec(a, slices.Concat([]string{command, key}, rest)...)...)
-	if ended, is := errors.AsType[*exitError](err); is {
-		if better := explained(err, command); better != err { //nolint:errorlint // the same one is not explained
-			return 0, fmt.Errorf("node %s: %w", a.node, better)
-		}
-		// The error output is passed on already.
-		if slices.Contains([]int{applet.ExitUsage, exitBypass, exitUnknown}, ended.code) {
-			return ended.code, nil
-		}
-		return applet.ExitError, nil
-	}
-	return applet.ExitOK, err
+	return f.pass(ctx, a, slices.Concat([]string{command, key}, rest)...)
 }
 
 // target finds the agent on the node of the pod that the arguments name, as NAMESPACE/NAME or as NAME with -n NAMESPACE. key is the pod
 // as the agent's commands take it, rest are the other arguments.
 func (f *fleet) target(ctx context.Context, args []string) (a agent, key string, rest []string, err error) {
-	namespace, rest, err := take(args, "-n", "--namespace")
+	namespace, rest, err := last(args, "--namespace", "-n", "")
 	if err != nil {
 		return a, "", nil, err
 	}
@@ -101,13 +88,14 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 		_, err = f.Stdout.Write(text)
 		return applet.ExitOK, err
 	}
+	now := time.Now() //nolint:forbidigo // the only clock of the plugin
 	zipped := gzip.NewWriter(f.Stdout)
 	out := tar.NewWriter(zipped)
 	q := question{slices.Concat([]string{"bundle"}, args), partial, maxBundle, atOnce}
 	nodes, err := f.each(ctx, q, func(a agent, text []byte, _ int) error {
 		// The name is the API server's; a path in it must not leave the directory in which the file is unpacked.
 		name := strings.NewReplacer("/", "_", `\`, "_").Replace(printable.Text(a.node, maxShown/4)) + ".tar.gz"
-		header := &tar.Header{Name: "istio-cni/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: clock(), Format: tar.FormatPAX}
+		header := &tar.Header{Name: "istio-cni/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: now, Format: tar.FormatPAX}
 		if err := out.WriteHeader(header); err != nil {
 			return err
 		}
@@ -124,98 +112,34 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	return code, errors.Join(out.Close(), zipped.Close())
 }
 
-// pagePort is the port of an agent's page.
-const pagePort = "9876"
-
-// dashboard forwards the page of an agent, of a pod's node if one is named, and opens it.
+// dashboard forwards the page of an agent, of a pod's node if one is named, until the user ends it.
 func (f *fleet) dashboard(ctx context.Context, args []string) (int, error) {
-	port, args, err := take(args, "", "--port")
+	const pagePort = "9876" // of an agent
+	port, args, err := last(args, "--port", "", pagePort)
 	if err != nil {
 		return 0, err
 	}
-	switch port {
-	case "":
-		port = pagePort
-	case "0":
-		port = "" // kubectl chooses one
+	var a agent
+	page := "" // the fragment that chooses the pod
+	if len(args) == 0 {
+		a, err = f.running(ctx)
+	} else {
+		a, page, _, err = f.target(ctx, args)
+		page = "#" + page
 	}
-	a, page, err := f.pageOf(ctx, args)
 	if err != nil {
 		return 0, err
 	}
-	lines, out := io.Pipe()
-	opened := make(chan struct{})
-	go func() {
-		defer close(opened)
-		f.open(ctx, a, page, lines)
-	}()
-	err = f.start(ctx, out, f.Stderr, "port-forward", "-n", a.namespace, "pod/"+a.pod, port+":"+pagePort)
-	_ = out.Close()
-	<-opened
-	if ctx.Err() != nil {
+	out := printable.NewWriter(f.Stdout)
+	_, _ = fmt.Fprintf(out, "http://localhost:%s/%s of node %s while kubectl forwards the port (Ctrl-C ends it)\n", port,
+		printable.Text(page, maxShown), printable.Text(a.node, maxShown))
+	stderr, err := f.start(ctx, out, "port-forward", "-n", a.namespace, "pod/"+a.pod, port+":"+pagePort)
+	_, _ = io.WriteString(f.Stderr, stderr)
+	switch _, ended := errors.AsType[*exitError](err); {
+	case ctx.Err() != nil:
 		return applet.ExitOK, nil //nolint:nilerr // the user ended it
-	}
-	if ended := (*exitError)(nil); errors.As(err, &ended) {
+	case ended:
 		err = nil // its error output is passed on already
 	}
 	return applet.ExitError, err
-}
-
-// pageOf is the agent whose page is shown, and the fragment that chooses the pod.
-func (f *fleet) pageOf(ctx context.Context, args []string) (a agent, page string, err error) {
-	if len(args) > 0 {
-		a, page, _, err = f.target(ctx, args)
-		return a, "#" + page, err
-	}
-	agents, err := f.agents(ctx)
-	if err != nil {
-		return a, "", err
-	}
-	at := slices.IndexFunc(agents, func(a agent) bool { return a.problem == "" })
-	if at < 0 {
-		return a, "", errors.New("no node agent is running")
-	}
-	return agents[at], "", nil
-}
-
-// open reads kubectl's output, and shows the address once the port is forwarded.
-func (f *fleet) open(ctx context.Context, a agent, page string, output io.Reader) {
-	shown := false
-	for lines := bufio.NewScanner(output); lines.Scan(); {
-		// "Forwarding from 127.0.0.1:9876 -> 9876", and a line for [::1]
-		local, isForward := strings.CutPrefix(lines.Text(), "Forwarding from ")
-		local, _, _ = strings.Cut(local, " ")
-		if !isForward || shown {
-			continue
-		}
-		shown = true
-		address := "http://" + printable.Text(local, maxShown) + "/" + printable.Text(page, maxShown)
-		_, _ = fmt.Fprintf(f.Stdout, "%s of node %s (Ctrl-C ends it)\n", address, printable.Text(a.node, maxShown))
-		if f.Terminal != nil && f.Terminal() > 0 {
-			f.browse(ctx, address)
-		}
-	}
-	_, _ = io.Copy(io.Discard, output)
-}
-
-// browse opens an address in the user's browser, if there is one.
-func (f *fleet) browse(ctx context.Context, address string) {
-	command := []string{"xdg-open"}
-	switch runtime.GOOS {
-	case "darwin":
-		command = []string{"open"}
-	case "windows":
-		command = []string{"rundll32", "url.dll,FileProtocolHandler"}
-	default:
-		// Without a graphical session it would start a browser in this terminal.
-		x11, _ := f.Getenv("DISPLAY")
-		wayland, _ := f.Getenv("WAYLAND_DISPLAY")
-		if x11 == "" && wayland == "" {
-			return
-		}
-	}
-	opener := exec.CommandContext(context.WithoutCancel(ctx), command[0], append(command[1:], address)...) //nolint:gosec // constants, and kubectl's address
-	if opener.Start() == nil {
-		go func() { _ = opener.Wait() }()
-	}
 }

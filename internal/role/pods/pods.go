@@ -70,8 +70,8 @@ func (c *config) rows() []settings.Setting {
 		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&c.all)},
 		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&c.check)},
 		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, wide (nothing truncated), json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.Wide, output.JSON, output.YAML),
+			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
+			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
 		},
 		agentapi.SocketSetting(&c.socket),
 	}
@@ -133,9 +133,6 @@ func ask(c config) ([]audit.Status, error) {
 	return all, err
 }
 
-// clock is the time of day.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
-
 // show prints the pods, or says that there is none. It is an error if the node has no pod of the namespace.
 func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
 	err := output.Print(c.Stdout, all, cfg.output, func() error {
@@ -145,11 +142,7 @@ func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
 		case len(all) == 0:
 			return cfg.none(c)
 		}
-		style := audit.Style{Selected: cfg.byState()}
-		if cfg.output == output.Table && c.Terminal != nil {
-			style.Width = c.Terminal()
-		}
-		return audit.Table(c.Stdout, all, style, clock())
+		return output.Pods(c.Stdout, all, cfg.byState())
 	})
 	if err == nil && !known {
 		err = fmt.Errorf("namespace %q has no pod with a network of its own on this node", cfg.namespace)

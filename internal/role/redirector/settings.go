@@ -14,8 +14,6 @@ type specSetting struct {
 	field redirect.Field
 }
 
-func names(of ...string) []string { return of }
-
 // groups is the table of all settings. A variable is spelled like its flag unless the row says otherwise; of several variables
 // the first non-empty one counts.
 func (c *config) groups() []settings.Group {
@@ -34,7 +32,7 @@ func (c *config) groups() []settings.Group {
 func spec(field redirect.Field, name, alias, arg, shown, use string) specSetting {
 	s := settings.Setting{Name: name, Arg: arg, Shown: shown, Use: use, Value: settings.Text(new(string), nil)}
 	if alias != "" {
-		s.Aliases = names(alias)
+		s.Aliases = []string{alias}
 	}
 	return specSetting{settings.Named("", s)[0], field}
 }
@@ -42,7 +40,7 @@ func spec(field redirect.Field, name, alias, arg, shown, use string) specSetting
 // variable returns a row of specSettings without a flag.
 func variable(field redirect.Field, name, arg, shown, use string) specSetting {
 	s := spec(field, "", "", arg, shown, use)
-	s.Env = names(name)
+	s.Env = []string{name}
 	s.KeepEmpty = field == redirect.FieldOwnerGroups
 	return s
 }
@@ -85,7 +83,7 @@ func specSettings() []specSetting {
 
 func (c *config) actionSettings() []settings.Setting {
 	return []settings.Setting{
-		{Name: "dry-run", Aliases: names("n"), Use: "print the text for iptables-restore and touch nothing", Value: settings.Bool(&c.dryRun)},
+		{Name: "dry-run", Aliases: []string{"n"}, Use: "print the text for iptables-restore and touch nothing", Value: settings.Bool(&c.dryRun)},
 		{Name: "explain", FlagOnly: true, Use: "print the rules with their reasons and touch nothing", Value: settings.Bool(&c.explain)},
 		{Name: "verify", FlagOnly: true, Use: "compare the namespace with the desired rules; exit 3 if they differ", Value: settings.Bool(&c.verify)},
 		{Name: "reconcile", Use: "replace rules of the mesh that are not the desired ones", Value: settings.Bool(&c.reconcile)},
@@ -93,27 +91,31 @@ func (c *config) actionSettings() []settings.Setting {
 		{Name: "force-apply", Use: "the same as --reconcile", Value: settings.Bool(&c.force)},
 		{Name: "skip-rule-apply", Use: "change no rules and no routes", Value: settings.Bool(&c.skip)},
 		{Name: "run-validation", Use: "probe whether traffic is redirected; exit 126 if not", Value: settings.Bool(&c.validate)},
-		{Env: names("DRY_RUN_FILE_PATH"), Arg: "FILE", Use: "file that --dry-run writes its text to as well", Value: settings.Text(&c.dryRunFile, nil)},
+		{
+			Env: []string{"DRY_RUN_FILE_PATH"}, Arg: "FILE", Use: "file that --dry-run writes its text to as well",
+			Value: settings.Text(&c.dryRunFile, nil),
+		},
 	}
 }
 
 func (c *config) captureSettings() []settings.Setting {
 	return []settings.Setting{
 		{
-			Name: "redirect-dns", Env: names("ISTIO_META_DNS_CAPTURE", "REDIRECT_DNS"), Use: "capture DNS sent to the servers in /etc/resolv.conf",
+			Name: "redirect-dns", Env: []string{"ISTIO_META_DNS_CAPTURE", "REDIRECT_DNS"},
+			Use:   "capture DNS sent to the servers in /etc/resolv.conf",
 			Value: settings.Bool(&c.dns),
 		},
 		{Name: "capture-all-dns", Use: "with --redirect-dns: capture all DNS", Value: settings.Bool(&c.allDNS)},
 		{
-			Name: "drop-invalid", Env: names("INVALID_DROP", "DROP_INVALID"), Use: "drop packets that fit no connection",
+			Name: "drop-invalid", Env: []string{"INVALID_DROP", "DROP_INVALID"}, Use: "drop packets that fit no connection",
 			Value: settings.Bool(&c.dropInvalid),
 		},
 		{
-			Name: "dual-stack", Env: names("ISTIO_DUAL_STACK", "DUAL_STACK"), Use: "capture IPv6, whatever the addresses are",
+			Name: "dual-stack", Env: []string{"ISTIO_DUAL_STACK", "DUAL_STACK"}, Use: "capture IPv6, whatever the addresses are",
 			Value: settings.Bool(&c.dualStack),
 		},
 		{
-			Env: names("ENVOY_USER"), Arg: "USER", Default: "istio-proxy", Use: "user whose id is the default of --proxy-uid",
+			Env: []string{"ENVOY_USER"}, Arg: "USER", Default: "istio-proxy", Use: "user whose id is the default of --proxy-uid",
 			Value: settings.Text(&c.proxyUser, nil),
 		},
 	}
@@ -131,7 +133,7 @@ func (c *config) meansSettings() []settings.Setting {
 			Value: settings.Text(&c.netns, nil),
 		},
 		{
-			Name: "backend", Arg: "WAY", Env: names("CNI_BACKEND"), Default: string(redirect.Auto),
+			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
 			Use: "how rules get into the namespace: auto, netlink (those of iptables-nft, without a process), native (tables of " +
 				"nftables' own) or iptables (the programs of the host)",
 			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
@@ -154,11 +156,11 @@ func (c *config) meansSettings() []settings.Setting {
 
 // historic flags are accepted without effect: they belonged to earlier versions of the reference, or to its logging.
 func historic() []settings.Setting {
-	rows := []settings.Setting{{Name: "restore-format", Aliases: names("f")}}
-	for _, name := range names("clean", "host-nsenter-exec", "iptables-trace-logging", "log_as_json") {
+	rows := []settings.Setting{{Name: "restore-format", Aliases: []string{"f"}}}
+	for _, name := range []string{"clean", "host-nsenter-exec", "iptables-trace-logging", "log_as_json"} {
 		rows = append(rows, settings.Setting{Name: name})
 	}
-	for _, name := range names("output-paths", "iptables-version", "log_target", "log_output_level", "log_stacktrace_level", "log_caller") {
+	for _, name := range []string{"output-paths", "iptables-version", "log_target", "log_output_level", "log_stacktrace_level", "log_caller"} {
 		rows = append(rows, settings.Setting{Name: name, Arg: "TEXT"})
 	}
 	return rows

@@ -97,7 +97,8 @@ func Run(c applet.Call) int {
 		err = cfg.ask(ctx, query, p)
 	} else {
 		searchPath, _ := c.Getenv("PATH")
-		err = cfg.local(ctx, searchPath, follow.Options{Filter: filter, For: duration, Now: clock}, p)
+		now := time.Now //nolint:forbidigo // the only clock of the role
+		err = cfg.local(ctx, searchPath, follow.Options{Filter: filter, For: duration, Now: now}, p)
 	}
 	if err != nil && p.begun && !p.ended && errors.Is(ctx.Err(), context.Canceled) { // Ctrl-C
 		err = p.interrupted()
@@ -108,9 +109,6 @@ func Run(c applet.Call) int {
 	}
 	return code(p.end)
 }
-
-// clock is the time of day.
-func clock() time.Time { return time.Now() } //nolint:forbidigo // the only clock of the role
 
 // query has the selected packets as parameters.
 func (c *config) query() url.Values {

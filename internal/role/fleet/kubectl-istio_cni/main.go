@@ -2,6 +2,7 @@
 package main
 
 import (
+	"io"
 	"os"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -10,12 +11,12 @@ import (
 )
 
 func main() {
-	screen := fleet.Screen{Colours: terminal.Colours(os.Stdout, os.LookupEnv)}
+	var progress io.Writer
 	if terminal.Columns(os.Stderr) > 0 {
-		screen.Progress = os.Stderr
+		progress = os.Stderr
 	}
 	os.Exit(fleet.Run(applet.Call{
 		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv,
 		Terminal: func() int { return terminal.Columns(os.Stdout) },
-	}, screen))
+	}, progress))
 }

@@ -1,0 +1,202 @@
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+)
+
+// exec are kubectl's arguments for a command in an agent.
+func (f *fleet) exec(a agent, command ...string) []string {
+	return slices.Concat([]string{"exec", "-n", a.namespace, "pod/" + a.pod, "-c", f.container, "--", "istio-cni"}, command)
+}
+
+// one runs a command in one agent, of whose output most bytes are held. Exit codes besides those of ok are errors, but for an empty
+// list, with which a command says that there is nothing that its flags name.
+func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ...string) (text []byte, code int, err error) {
+	if a.problem != "" {
+		return nil, 0, errors.New(a.problem)
+	}
+	text, err = f.kubectl(ctx, most, f.exec(a, command...)...)
+	if ended, is := errors.AsType[*exitError](err); is {
+		empty := ended.code == applet.ExitError && string(bytes.TrimSpace(text)) == "[]"
+		if code = ended.code; empty || slices.Contains(ok, code) && len(text) > 0 {
+			return text, code, nil
+		}
+	}
+	if cause := explained(err, command[0]); cause != nil {
+		err = cause
+	}
+	return text, code, err
+}
+
+// pass runs a command in an agent and passes its outputs on.
+func (f *fleet) pass(ctx context.Context, a agent, command ...string) (int, error) {
+	stderr, err := f.start(ctx, printable.NewWriter(f.Stdout), f.exec(a, command...)...)
+	if cause := explained(err, command[0]); cause != nil {
+		return 0, fmt.Errorf("node %s: %w", a.name(), cause)
+	}
+	_, _ = io.WriteString(f.Stderr, stderr)
+	ended, is := errors.AsType[*exitError](err)
+	switch {
+	case !is:
+		return applet.ExitOK, err
+	case slices.Contains([]int{applet.ExitUsage, exitBypass, exitUnknown}, ended.code):
+		return ended.code, nil
+	}
+	return applet.ExitError, nil
+}
+
+// unknownCommand is the error of an agent that does not know a command (applet.Program).
+const unknownCommand = ": unknown command "
+
+// explained returns an error that names the cause if kubectl ended because the agent is of another version, else nil.
+func explained(err error, command string) error {
+	ended, is := errors.AsType[*exitError](err)
+	switch {
+	case is && strings.Contains(ended.stderr, unknownCommand):
+		return otherVersion(fmt.Errorf("it has no command %s", command))
+	case is && strings.Contains(ended.stderr, "executable file not found"):
+		return fmt.Errorf("its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: %w", err)
+	}
+	return nil
+}
+
+// otherVersion is the error of an agent with another version than this program's.
+func otherVersion(cause error) error {
+	own := applet.Build().Version()
+	return fmt.Errorf("its agent is of another version than kubectl-istio_cni (%s), upgrade the older one: %w", own, cause)
+}
+
+// node is a node in the answer.
+type node struct {
+	// Name is "" for an agent that is on no node.
+	Name  string `json:"name"`
+	Agent string `json:"agent,omitempty"`
+	// Error is why there is no answer, "" if there is one.
+	Error string `json:"error,omitempty"`
+}
+
+// failed reports whether some node did not answer.
+func failed(nodes []node) bool {
+	return slices.ContainsFunc(nodes, func(n node) bool { return n.Error != "" })
+}
+
+// question is a command for all agents.
+type question struct {
+	command []string
+	// ok are the exit codes besides 0 that come with an answer.
+	ok []int
+	// most bounds the output of each agent that is held, parallel the processes of kubectl.
+	most, parallel int
+}
+
+// each runs a command in all agents and calls done with the output and the exit code of each, one call at a time and in no order. It
+// names the nodes that did not answer or have no agent, and returns all of them. If the agents refuse the arguments, the error is a
+// usageError.
+func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []byte, code int) error) ([]node, error) {
+	agents, err := f.agents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var work sync.WaitGroup
+	var mu sync.Mutex
+	var without []node
+	var notice string
+	if len(f.nodes) == 0 && !f.ignoreWithout {
+		work.Go(func() { without, notice = f.without(ctx, agents) })
+	}
+	problems := make([]error, len(agents))
+	answered := 0
+	slots := make(chan struct{}, q.parallel)
+	f.show(answered, len(agents))
+	for i, a := range agents {
+		work.Go(func() {
+			// The slot is held until the output is no longer.
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			text, code, problem := f.one(ctx, a, q.most, q.ok, q.command...)
+			mu.Lock()
+			defer mu.Unlock()
+			if problem == nil {
+				problem = done(a, text, code)
+			}
+			problems[i] = problem
+			answered++
+			f.show(answered, len(agents))
+		})
+	}
+	work.Wait()
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	nodes, err := f.report(agents, problems)
+	if err == nil && notice != "" {
+		_, _ = fmt.Fprintf(f.Stderr, "error: %s; --ignore-nodes-without-agent accepts that\n", notice)
+	}
+	return append(nodes, without...), err
+}
+
+// report names the nodes that did not answer.
+func (f *fleet) report(agents []agent, problems []error) ([]node, error) {
+	refused := slices.IndexFunc(problems, func(err error) bool {
+		ended, is := errors.AsType[*exitError](err)
+		return is && ended.code == applet.ExitUsage
+	})
+	if refused >= 0 && !slices.Contains(problems, nil) {
+		return nil, &usageError{problems[refused]}
+	}
+	nodes := make([]node, len(agents))
+	for i, a := range agents {
+		nodes[i].Name = a.node
+		if a.pod != "" {
+			nodes[i].Agent = a.key()
+		}
+		if problems[i] != nil {
+			nodes[i].Error = printable.Text(problems[i].Error(), maxShown)
+			_, _ = fmt.Fprintf(f.Stderr, "node %s: no answer: %s\n", printable.Text(a.name(), maxShown), nodes[i].Error)
+		}
+	}
+	return nodes, nil
+}
+
+// without are the nodes that have no agent, whose pods are not seen, and a text about them, "" if there is none.
+func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, notice string) {
+	text, err := f.kubectl(ctx, maxObjects, "get", "nodes", "-o", "name", "-l", "kubernetes.io/os=linux")
+	if err != nil {
+		notice = fmt.Sprintf("the nodes without a node agent are not known: kubectl get nodes: %v", err)
+		return []node{{Error: notice}}, notice
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		name := strings.TrimPrefix(strings.TrimSpace(line), "node/")
+		if name != "" && !slices.ContainsFunc(agents, func(a agent) bool { return a.node == name }) {
+			names, nodes = append(names, name), append(nodes, node{Name: name, Error: noAgent})
+		}
+	}
+	if len(names) > 0 {
+		notice = "nodes without a node agent, whose pods are not seen: " + some(names)
+	}
+	return nodes, notice
+}
+
+// show shows how many nodes have answered, in one line that is overwritten and removed at the end.
+func (f *fleet) show(answered, all int) {
+	if f.progress == nil || all == 1 {
+		return
+	}
+	text := strconv.Itoa(answered) + "/" + strconv.Itoa(all) + " nodes"
+	if answered == all {
+		text = strings.Repeat(" ", len(text)) + "\r"
+	}
+	_, _ = fmt.Fprint(f.progress, "\r"+text)
+}
