@@ -3,7 +3,7 @@
 // It promises that no control character of a value reaches the output, that JSON and YAML have the same fields, and that a cell of a
 // table cannot imitate another one.
 //
-// Start at Print; pods.go has the tables.
+// Start at Print; pods.go and checks.go have the tables.
 package output
 
 import (

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
@@ -195,9 +196,9 @@ func injection(ctx context.Context, v *view) check {
 	case len(own) > 0 && len(validated) == 0:
 		return fail(remedy, "istiod injects istio-init, not istio-validation: pilot.cni.enabled is off, and the plugin leaves these pods alone: %s", quoted(own))
 	case len(own) > 0:
-		return warn(remedy, "%s injected with pilot.cni.enabled, and %d without it: %s", plural(len(validated), "pod"), len(own), quoted(own))
+		return warn(remedy, "%s injected with pilot.cni.enabled, and %d without it: %s", output.Plural(len(validated), "pod"), len(own), quoted(own))
 	case len(validated) == 0:
 		return warn("start a pod with a sidecar on this node", "no pod on node %s was injected by istiod, so its setting pilot.cni.enabled does not show", v.node)
 	}
-	return ok("istiod injects istio-validation (pilot.cni.enabled), as of %s on this node", plural(len(validated), "pod"))
+	return ok("istiod injects istio-validation (pilot.cni.enabled), as of %s on this node", output.Plural(len(validated), "pod"))
 }

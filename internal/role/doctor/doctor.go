@@ -10,7 +10,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -46,33 +45,19 @@ const (
 	grace   = time.Second
 )
 
-// result is the outcome of a check.
-type result string
-
-const (
-	resultOK   result = "ok"
-	resultWarn result = "warn"
-	resultFail result = "fail"
-)
-
 // check is one line of the output. The command "kubectl istio-cni doctor" reads it as JSON.
-type check struct {
-	Name   string `json:"name"`
-	Result result `json:"result"`
-	Text   string `json:"text"`
-	Remedy string `json:"remedy,omitempty"`
-}
+type check = output.Check
 
 func ok(format string, args ...any) check {
-	return check{Result: resultOK, Text: fmt.Sprintf(format, args...)}
+	return check{Result: output.OK, Text: fmt.Sprintf(format, args...)}
 }
 
 func warn(remedy, format string, args ...any) check {
-	return check{Result: resultWarn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+	return check{Result: output.Warn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 func fail(remedy, format string, args ...any) check {
-	return check{Result: resultFail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+	return check{Result: output.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 type config struct {
@@ -136,11 +121,11 @@ func Run(c applet.Call) int {
 	v := newView(cfg, c.Getenv)
 	defer v.close()
 	all := run(ctx, end, v, checks())
-	if err := output.Print(c.Stdout, all, cfg.output, func() error { return table(c.Stdout, all) }); err != nil {
+	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
 		return applet.ExitError
 	}
-	if slices.ContainsFunc(all, func(c check) bool { return c.Result == resultFail }) {
+	if slices.ContainsFunc(all, func(c check) bool { return c.Result == output.Fail }) {
 		return applet.ExitError
 	}
 	return applet.ExitOK
@@ -191,30 +176,6 @@ func run(ctx, end context.Context, v *view, list []named) []check {
 
 // maxText bounds a sentence, which may quote files and servers.
 const maxText = 2000
-
-// table prints a line for each check, with the remedy of what is not right below it, and counts.
-func table(w io.Writer, all []check) error {
-	signs := map[result]string{resultOK: "✓", resultWarn: "!", resultFail: "✗"}
-	count := map[result]int{}
-	var b strings.Builder
-	for _, c := range all {
-		count[c.Result]++
-		fmt.Fprintf(&b, "%s %s: %s\n", signs[c.Result], c.Name, c.Text)
-		if c.Result != resultOK && c.Remedy != "" {
-			fmt.Fprintf(&b, "    %s\n", c.Remedy)
-		}
-	}
-	fmt.Fprintf(&b, "%d ok, %s, %s\n", count[resultOK], plural(count[resultWarn], "warning"), plural(count[resultFail], "failure"))
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
 
 // quoted lists texts, the first few of many.
 func quoted(list []string) string {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
@@ -132,7 +133,7 @@ func TestDoctor_NodeInOrder(t *testing.T) {
 	w := newWorld(t)
 	code, all := w.checks()
 	for _, c := range all {
-		if c.Result != resultOK || c.Text == "" {
+		if c.Result != output.OK || c.Text == "" {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -147,51 +148,51 @@ func TestDoctor_Faults(t *testing.T) {
 	for name, tc := range map[string]struct {
 		happen       func(*world)
 		check        string
-		result       result
+		result       output.Result
 		text, remedy string
 	}{
 		"another plugin directory": {
 			func(w *world) {
 				w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n")
 			},
-			"directories", resultFail, "plugins in /usr/lib/cni; the agent installs into /etc/cni/net.d and /opt/cni/bin", "cniBinDir=/usr/lib/cni",
+			"directories", output.Fail, "plugins in /usr/lib/cni; the agent installs into /etc/cni/net.d and /opt/cni/bin", "cniBinDir=/usr/lib/cni",
 		},
 		"another configuration directory": {
 			func(w *world) {
 				w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/etc/x'\n")
 			},
-			"directories", resultFail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
+			"directories", output.Fail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
 		},
 		"Docker's configuration": {
-			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", resultWarn, "CRI plugin is switched off", "docs/errors.md",
+			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", output.Warn, "CRI plugin is switched off", "docs/errors.md",
 		},
-		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", resultWarn, "neither a socket nor", "cniConfDir"},
-		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", resultWarn, "no valid CNI configuration", "install the pod network"},
+		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", output.Warn, "neither a socket nor", "cniConfDir"},
+		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", output.Warn, "no valid CNI configuration", "install the pod network"},
 		"not installed": {
-			func(w *world) { w.put(listFile, pureList); w.remove(runDir) }, "primary", resultWarn, "not installed yet", "install the chart",
+			func(w *world) { w.put(listFile, pureList); w.remove(runDir) }, "primary", output.Warn, "not installed yet", "install the chart",
 		},
 		"not installed by a running agent": {
-			func(w *world) { w.put(listFile, pureList) }, "primary", resultFail, "although the agent runs", "readiness",
+			func(w *world) { w.put(listFile, pureList) }, "primary", output.Fail, "although the agent runs", "readiness",
 		},
 		"a file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", pureList) }, "primary", resultFail,
+			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", pureList) }, "primary", output.Fail,
 			"the runtime loads 00-other.conflist with bridge, and the plugin is in 10-bridge.conflist", "cniConfFileName",
 		},
 		"a broken file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", "{") }, "primary", resultWarn, "00-other.conflist", "correct or remove",
+			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", "{") }, "primary", output.Warn, "00-other.conflist", "correct or remove",
 		},
 		"multus": {
 			func(w *world) {
 				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
 				w.put(listFile, pureList)
 			},
-			"primary", resultWarn, "multus delegates", "values-multus.yaml",
+			"primary", output.Warn, "multus delegates", "values-multus.yaml",
 		},
 		"multus and a file of ours": {
 			func(w *world) {
 				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`)
 			},
-			"primary", resultOK, "the plugin is in one of them", "",
+			"primary", output.OK, "the plugin is in one of them", "",
 		},
 		"OpenShift": {
 			func(w *world) {
@@ -202,58 +203,58 @@ func TestDoctor_Faults(t *testing.T) {
 				w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
 				w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
 			},
-			"directories", resultOK, "cri-o (/etc/crio/crio.conf.d/00-default) reads configuration in /etc/kubernetes/cni/net.d", "",
+			"directories", output.OK, "cri-o (/etc/crio/crio.conf.d/00-default) reads configuration in /etc/kubernetes/cni/net.d", "",
 		},
 		"Cilium alone in the directory": {
 			func(w *world) {
 				w.cilium(map[string]string{"cni-exclusive": "true"})
 				w.put("/etc/cni/net.d/10-b.conflist.cilium_bak", "")
 			},
-			"primary", resultWarn, "renames what others write: 10-b.conflist.cilium_bak", "cni.exclusive=false",
+			"primary", output.Warn, "renames what others write: 10-b.conflist.cilium_bak", "cni.exclusive=false",
 		},
 		"Cilium has removed the plugin": {
 			func(w *world) {
 				w.cilium(map[string]string{})
 				w.put("/etc/cni/net.d/05-cilium.conflist", `{"cniVersion": "0.3.1", "name": "cilium", "plugins": [{"type": "cilium-cni"}]}`)
 			},
-			"primary", resultFail, "Cilium keeps the directory to itself", "cni.exclusive=false",
+			"primary", output.Fail, "Cilium keeps the directory to itself", "cni.exclusive=false",
 		},
 		"Cilium beside others": {
-			func(w *world) { w.cilium(map[string]string{"cni-exclusive": "false", "bpf-lb-sock": "false"}) }, "primary", resultOK, "cilium-cni", "",
+			func(w *world) { w.cilium(map[string]string{"cni-exclusive": "false", "bpf-lb-sock": "false"}) }, "primary", output.OK, "cilium-cni", "",
 		},
 		"Cilium's socket load balancing": {
-			func(w *world) { w.cilium(map[string]string{"kube-proxy-replacement": "true"}) }, "socket-lb", resultFail, "kube-proxy-replacement=true", "socketLB.hostNamespaceOnly=true",
+			func(w *world) { w.cilium(map[string]string{"kube-proxy-replacement": "true"}) }, "socket-lb", output.Fail, "kube-proxy-replacement=true", "socketLB.hostNamespaceOnly=true",
 		},
 		"Cilium's socket load balancing for the node alone": {
 			func(w *world) {
 				w.cilium(map[string]string{"kube-proxy-replacement": "true", "bpf-lb-sock-hostns-only": "true"})
-			}, "socket-lb", resultOK, "leaves the sockets", "",
+			}, "socket-lb", output.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node": {
 			func(w *world) {
 				w.cilium(nil)
 				w.put("/run/cilium/state/agent-runtime-config.json", `{"EnableSocketLB": true, "BPFSocketLBHostnsOnly": false}`)
 			},
-			"socket-lb", resultFail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
+			"socket-lb", output.Fail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
 		},
 		"Cilium's settings on the node, in order": {
 			func(w *world) {
 				w.cilium(nil)
 				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": true}`)
 			},
-			"socket-lb", resultOK, "leaves the sockets", "",
+			"socket-lb", output.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node, of a later release": {
 			func(w *world) {
 				w.cilium(nil)
 				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": false}`)
 			},
-			"socket-lb", resultWarn, "is not known", "kubectl -n kube-system get configmap",
+			"socket-lb", output.Warn, "is not known", "kubectl -n kube-system get configmap",
 		},
-		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", resultWarn, "is not known", "kubectl -n kube-system get configmap"},
+		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", output.Warn, "is not known", "kubectl -n kube-system get configmap"},
 		"a pipe as the first configuration": {
 			func(w *world) { w.must(syscall.Mkfifo(w.path("/etc/cni/net.d/00-a.conf"), 0o600)) },
-			"primary", resultWarn, "cannot be used (reading", "correct or remove",
+			"primary", output.Warn, "cannot be used (reading", "correct or remove",
 		},
 		"a kernel without NAT": {
 			func(w *world) {
@@ -262,30 +263,30 @@ func TestDoctor_Faults(t *testing.T) {
 					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_NAT"}]}`,
 					`"choice": "netlink"`, `"choice": ""`).Replace(string(text)))
 			},
-			"self-test", resultFail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
+			"self-test", output.Fail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
 		},
-		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", resultFail, "has expired", "the agent's log"},
-		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", resultWarn, "expires in", "the agent's log"},
-		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", resultFail, "refuses the token", "the agent's log"},
-		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token", resultWarn, "has written no kubeconfig", "before the installation"},
+		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", output.Fail, "has expired", "the agent's log"},
+		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", output.Warn, "expires in", "the agent's log"},
+		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", output.Fail, "refuses the token", "the agent's log"},
+		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token", output.Warn, "has written no kubeconfig", "before the installation"},
 		"a right that is missing, for unknown settings": {
-			func(w *world) { w.api.Deny("watch pods") }, "rights", resultWarn, "may not: watch pods, and whether", "kubectl istio-cni doctor",
+			func(w *world) { w.api.Deny("watch pods") }, "rights", output.Warn, "may not: watch pods, and whether", "kubectl istio-cni doctor",
 		},
-		"a right of a feature that is off": {func(w *world) { w.api.Deny("delete pods") }, "rights", resultOK, "rights that its features need", ""},
-		"an API server that hangs":         {func(w *world) { w.api.Fail(kubetest.Hang, kubetest.Forever) }, "injection", resultWarn, "the API server cannot be asked", "run it"},
-		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", resultWarn, "cannot be reviewed", "reaches the API server"},
-		"pilot.cni.enabled is off":         {func(w *world) { w.pod("web", "istio-init") }, "injection", resultFail, "shop/web", "pilot.cni.enabled=true"},
+		"a right of a feature that is off": {func(w *world) { w.api.Deny("delete pods") }, "rights", output.OK, "rights that its features need", ""},
+		"an API server that hangs":         {func(w *world) { w.api.Fail(kubetest.Hang, kubetest.Forever) }, "injection", output.Warn, "the API server cannot be asked", "run it"},
+		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", output.Warn, "cannot be reviewed", "reaches the API server"},
+		"pilot.cni.enabled is off":         {func(w *world) { w.pod("web", "istio-init") }, "injection", output.Fail, "shop/web", "pilot.cni.enabled=true"},
 		"a pod from before": {
-			func(w *world) { w.pod("old", "istio-init") }, "injection", resultWarn, "1 pod injected with pilot.cni.enabled, and 1 without it: shop/old", "restart these pods",
+			func(w *world) { w.pod("old", "istio-init") }, "injection", output.Warn, "1 pod injected with pilot.cni.enabled, and 1 without it: shop/old", "restart these pods",
 		},
 		"a pod from before that has ended": {
 			func(w *world) {
 				w.api.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": "job"}, "status": {"phase": "Succeeded"},
 					"spec": {"nodeName": "node-1", "initContainers": [{"name": "istio-init"}], "containers": [{"name": "istio-proxy"}]}}`))
 			},
-			"injection", resultOK, "as of 1 pod", "",
+			"injection", output.OK, "as of 1 pod", "",
 		},
-		"no pod of the mesh": {func(w *world) { w.pod("web", "app-init") }, "injection", resultWarn, "does not show", "start a pod"},
+		"no pod of the mesh": {func(w *world) { w.pod("web", "app-init") }, "injection", output.Warn, "does not show", "start a pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -293,10 +294,10 @@ func TestDoctor_Faults(t *testing.T) {
 			tc.happen(w)
 			code, all := w.checks()
 			got := all[tc.check]
-			if got.Result != tc.result || !strings.Contains(got.Text, tc.text) || !strings.Contains(got.Remedy, tc.remedy) || (got.Remedy == "") != (tc.result == resultOK) {
+			if got.Result != tc.result || !strings.Contains(got.Text, tc.text) || !strings.Contains(got.Remedy, tc.remedy) || (got.Remedy == "") != (tc.result == output.OK) {
 				t.Errorf("got %+v", got)
 			}
-			if tc.result == resultFail && code != applet.ExitError {
+			if tc.result == output.Fail && code != applet.ExitError {
 				t.Errorf("exit code %d", code)
 			}
 		})
@@ -312,11 +313,11 @@ func TestDirectories_MountedElsewhere(t *testing.T) {
 		os.Symlink("../var/lib/rancher/k3s/data/cni", w.path("/mounted/bin")), os.Symlink("../etc/cni/net.d", w.path("/mounted/net")))
 	v := newView(config{hostRoot: w.root, netDir: w.path("/mounted/net"), binDirs: []string{w.path("/mounted/bin")}}, func(string) (string, bool) { return "", false })
 	v.hostRoot = "" // it is seen at the first process of the node
-	if c := directories(t.Context(), v); c.Result != resultOK {
+	if c := directories(t.Context(), v); c.Result != output.OK {
 		t.Errorf("%+v", c)
 	}
 	v.binDirs = []string{w.path("/opt/cni/bin")}
-	if c := directories(t.Context(), v); c.Result != resultFail || !strings.HasSuffix(c.Text, "as mounted in its container") {
+	if c := directories(t.Context(), v); c.Result != output.Fail || !strings.HasSuffix(c.Text, "as mounted in its container") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -329,7 +330,7 @@ func TestMultus_AnotherDirectory(t *testing.T) {
 	w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
 	w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
 	w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
-	if _, all := w.checks(); all["directories"].Result != resultOK || all["primary"].Result != resultOK {
+	if _, all := w.checks(); all["directories"].Result != output.OK || all["primary"].Result != output.OK {
 		t.Errorf("%+v, %+v", all["directories"], all["primary"])
 	}
 }
@@ -341,7 +342,7 @@ func TestDoctor_NothingSeen(t *testing.T) {
 	w.root = t.TempDir()
 	code, all := w.checks()
 	for name, c := range all {
-		if c.Result == resultFail || c.Text == "" || c.Result == resultWarn && c.Remedy == "" {
+		if c.Result == output.Fail || c.Text == "" || c.Result == output.Warn && c.Remedy == "" {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
@@ -382,7 +383,7 @@ func TestRun_HangingCheck(t *testing.T) {
 	hang := make(chan struct{})
 	defer close(hang)
 	all := run(ctx, ctx, nil, []named{{"hang", func(context.Context, *view) check { <-hang; return check{} }}})
-	if len(all) != 1 || all[0].Result != resultWarn || all[0].Name != "hang" || all[0].Remedy == "" {
+	if len(all) != 1 || all[0].Result != output.Warn || all[0].Name != "hang" || all[0].Remedy == "" {
 		t.Errorf("got %+v", all)
 	}
 	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
@@ -396,17 +397,17 @@ func TestDirectories_FoundByAgent(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		happen func(*world)
-		result result
+		result output.Result
 		text   string
 	}{
 		"recorded": {func(w *world) {
 			w.put(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)
-		}, resultOK, "/srv/bin, where the agent installs"},
-		"before the installation": {func(w *world) { w.remove(runDir) }, resultOK, "where an agent installs whose cniConfDir and cniBinDir are not set"},
+		}, output.OK, "/srv/bin, where the agent installs"},
+		"before the installation": {func(w *world) { w.remove(runDir) }, output.OK, "where an agent installs whose cniConfDir and cniBinDir are not set"},
 		"set": {func(w *world) {
 			w.remove(runDir)
 			w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
-		}, resultFail, "the agent installs into /etc/cni/net.d and /other"},
+		}, output.Fail, "the agent installs into /etc/cni/net.d and /other"},
 	} {
 		w := newWorld(t)
 		w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/srv/bin']\nconf_dir = '/srv/conf'\n")

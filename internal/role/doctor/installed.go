@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
@@ -82,7 +83,7 @@ func primary(_ context.Context, v *view) check {
 	if n.has(n.primary) {
 		return rivals(v, n, text+drops(n))
 	}
-	if c := rivals(v, n, text); c.Result != resultOK {
+	if c := rivals(v, n, text); c.Result != output.OK {
 		return c
 	}
 	if n.delegates() {

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 )
 
@@ -89,14 +90,14 @@ func TestRights_InTheAgentsContainer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args, env, denied string
-		want              result
+		want              output.Result
 		text              string
 	}{
-		"a right that is missing":     {"install-cni", "", "list configmaps", resultFail, "(system:serviceaccount:istio-system:istio-cni) may not: list configmaps istio-cni-config in namespace istio-system"},
-		"without live settings":       {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", resultOK, "rights that its features need"},
-		"the right of a feature":      {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", resultFail, "may not: delete pods"},
-		"a feature that is off":       {"istio-cni install", "", "delete pods", resultOK, "rights that its features need"},
-		"another one's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", resultWarn, "may not: delete pods, and whether"},
+		"a right that is missing":     {"install-cni", "", "list configmaps", output.Fail, "(system:serviceaccount:istio-system:istio-cni) may not: list configmaps istio-cni-config in namespace istio-system"},
+		"without live settings":       {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", output.OK, "rights that its features need"},
+		"the right of a feature":      {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", output.Fail, "may not: delete pods"},
+		"a feature that is off":       {"istio-cni install", "", "delete pods", output.OK, "rights that its features need"},
+		"another one's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", output.Warn, "may not: delete pods, and whether"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -124,7 +125,7 @@ func TestDoctor_AsAJob(t *testing.T) {
 	w.env["KUBERNETES_SERVICE_HOST"], w.env["KUBERNETES_SERVICE_PORT"] = w.api.Address()
 	w.args = []string{"--service-account-dir", w.path("/account")}
 	code, all := w.checks()
-	for name, want := range map[string]result{"token": resultWarn, "rights": resultWarn, "injection": resultOK, "socket-lb": resultOK} {
+	for name, want := range map[string]output.Result{"token": output.Warn, "rights": output.Warn, "injection": output.OK, "socket-lb": output.OK} {
 		if all[name].Result != want {
 			t.Errorf("%+v, want %s", all[name], want)
 		}

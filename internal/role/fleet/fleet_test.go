@@ -427,7 +427,7 @@ func TestTerminal_Progress(t *testing.T) {
 	doctor := `[{"name":"runtime","result":"fail","text":"no","remedy":"do"},{"name":"clock","result":"ok","text":"fine"}]`
 	kubectl := standIn(t, fleetOf(2, of(1, "doctor", doctor), of(2, "doctor", `[{"name":"clock","result":"ok","text":"fine"}]`)))
 	var progress bytes.Buffer
-	call(kubectl, &progress, "doctor").want(t, 1, "✗ runtime: no [n1]\n    do\n✓ clock: fine [n1, n2]\n", "")
+	call(kubectl, &progress, "doctor").want(t, 1, "✗ runtime: no [n1]\n    do\n✓ clock: fine [n1, n2]\n1 ok, 0 warnings, 1 failure\n", "")
 	if text := progress.String(); !strings.HasPrefix(text, "\r0/2 nodes\r1/2 nodes\r   ") || !strings.HasSuffix(text, " \r") {
 		t.Errorf("progress %q", text)
 	}

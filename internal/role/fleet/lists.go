@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -270,44 +269,37 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 	})
 }
 
-// check is a result of the command doctor on a node.
-type check struct{ Name, Result, Text, Remedy string }
-
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
-	return list(ctx, f, args, listing[check]{
+	return list(ctx, f, args, listing[output.Check]{
 		command: []string{"doctor", "-o", "json"}, answered: []int{applet.ExitError},
-		fit:     func(r *row[check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
-		compare: func(a, b row[check]) int { return strings.Compare(a.node, b.node) },
-		bad:     func(c check) bool { return c.Result == "fail" }, badCode: applet.ExitError,
+		fit:     func(r *row[output.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
+		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
+		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,
 		table: f.checks,
 	})
 }
 
-// checks prints a line for each result, with its nodes.
-func (f *fleet) checks(rows []row[check]) error {
-	var order []check
-	nodes := map[check][]string{}
+// checks prints each result once, with its nodes. A line end in a text would begin a line of another node.
+func (f *fleet) checks(rows []row[output.Check]) error {
+	var all []output.Check
+	nodes := map[output.Check][]string{}
 	for _, r := range rows {
 		if nodes[r.shown] == nil {
-			order = append(order, r.shown)
+			all = append(all, r.shown)
 		}
 		nodes[r.shown] = append(nodes[r.shown], printable.Text(r.node, maxShown))
 	}
-	var b strings.Builder
-	for _, c := range order {
+	for i, c := range all {
 		where := fmt.Sprintf("%d nodes", len(nodes[c]))
 		const most = 3
 		if len(nodes[c]) <= most {
 			where = strings.Join(nodes[c], ", ")
 		}
-		// A line end in a text would begin a line of another node.
-		sign := cmp.Or(map[string]string{"ok": "✓", "warn": "!", "fail": "✗"}[c.Result], "?")
-		fmt.Fprintf(&b, "%s %s: %s [%s]\n", sign, printable.Text(c.Name, maxShown), printable.Text(c.Text, 4*maxShown), where)
-		if c.Remedy != "" && c.Result != "ok" {
-			fmt.Fprintf(&b, "    %s\n", printable.Text(c.Remedy, 4*maxShown))
+		all[i] = output.Check{
+			Name: printable.Text(c.Name, maxShown), Result: c.Result,
+			Text: printable.Text(c.Text, 4*maxShown) + " [" + where + "]", Remedy: printable.Text(c.Remedy, 4*maxShown),
 		}
 	}
-	_, err := io.WriteString(f.Stdout, b.String())
-	return err
+	return output.Checks(f.Stdout, all)
 }
