@@ -69,7 +69,7 @@ e2e: ## Build a real Kubernetes and run the tests against it (root); PKG= and RU
 	@hack/e2e.sh
 
 .PHONY: e2e-all
-e2e-all: ## Run the tests that "make e2e" runs, and those that take long (root); docs/e2e.md has the last result
+e2e-all: ## Run the tests that "make e2e" runs, and those that take long (root)
 	@hack/e2e.sh --all
 
 .PHONY: e2e-oldest
@@ -93,7 +93,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (10s) each
 	@hack/fuzz.sh
 
 .PHONY: bench
-bench: ## Run the benchmarks and print the figures of docs/performance.md; BASE=<revision> compares two revisions
+bench: ## Run the benchmarks and print which targets are met; BASE=<revision> compares two revisions
 	@hack/bench.sh
 
 .PHONY: vuln

@@ -24,22 +24,6 @@ const (
 	mostInitBytes = 784_000
 )
 
-// TestThePageHasTheBudgets: what docs/performance.md says a start costs at most is what the tests here allow.
-func TestThePageHasTheBudgets(t *testing.T) {
-	t.Parallel()
-	page, err := os.ReadFile("docs/performance.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, budget := range []string{
-		fmt.Sprintf("| %d MB |", mostBytes/1_000_000), fmt.Sprintf("| %d |", mostInits), fmt.Sprintf("| %d, %d KB |", mostAllocs, mostInitBytes/1000),
-	} {
-		if !strings.Contains(string(page), budget) {
-			t.Errorf("docs/performance.md does not have %q", budget)
-		}
-	}
-}
-
 func TestTheProgramIsSmall(t *testing.T) {
 	t.Parallel()
 	info, err := os.Stat(chaintest.Build(t, t.TempDir()))

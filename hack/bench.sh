@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the benchmarks COUNT times, summarises them, prints which targets of
-# docs/performance.md are met, and the other figures of that page. With
+# Runs the benchmarks COUNT times, summarises them, and prints which targets
+# are met, and what a start, the audit and the agent's memory cost. With
 # BASE=<revision> it also runs them in a worktree of that revision and compares
 # the two. BENCH=<pattern> and PKG=<packages> select benchmarks, without the
 # other figures; BENCHTIME is the time of each (1s, or 100x). Benchmarks that

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds all programs of the tests against a real Kubernetes, and runs e2e/.
-# See docs/e2e.md.
+# See e2e/README.md.
 #
 #   hack/e2e.sh                             what CI runs
 #   hack/e2e.sh --all                       everything, before a release

@@ -9,8 +9,8 @@
 //
 // A second one holds docs/errors.md to having each code, state and reason, docs/reference.md each metric.
 //
-// A third one (pages_test.go) holds README.md, docs/ and .github/ to their commands, each of which has a test that runs it, and to
-// their links. A block of commands has the language sh or console, and before it the line
+// A third one (pages_test.go) holds README.md, docs/, .github/ and the pages of internal and e2e to their commands, each of which
+// has a test that runs it, and to their links. A block of commands has the language sh or console, and before it the line
 //
 //	<!-- test: NAME -->
 //
@@ -49,8 +49,8 @@
 // which byte parity with the real tools runs through; the rule in both
 // reference texts (redirect/referencetest, nftables/native_reference_test.go); a
 // case of node/redirection's packets. No test demands these: a row in
-// redirect/bounds_test.go, in sidecar's TestSettings and in parity.md, and a row
-// in role/redirector/settings.go, without which --verify cannot express the rule.
+// redirect/bounds_test.go, in sidecar's TestSettings, and a row in
+// role/redirector/settings.go, without which --verify cannot express the rule.
 //
 // To add a setting: a row in the table of its role (role/installer/settings.go,
 // role/tainter/settings.go, role/redirector/settings.go; race repair's in
@@ -67,7 +67,7 @@
 // it reads, of the next version. The trim of pods, the version of the facts
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
 // test follow; "make manifests" writes the row of docs/errors.md. The tests are one
-// row in TestDecide and one in TestTheFirstReasonWins. No test demands the rows in design.md and parity.md.
+// row in TestDecide and one in TestTheFirstReasonWins.
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to
@@ -85,8 +85,7 @@
 // doctor_test.go.
 //
 // To add a metric: one declaration beside the code that counts, in
-// agent/metrics; testdata there has the whole output. The table of metrics gets
-// its row, which TestMetricsAreInTheManual requires.
+// agent/metrics. "make manifests" writes the manual's table of metrics.
 //
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request

@@ -1,7 +1,6 @@
 package internal
 
 import (
-	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -119,57 +118,6 @@ func TestMetricsAreInTheManual(t *testing.T) {
 			t.Errorf("%s speaks of %s, which there is not", metricsPage, name)
 		}
 	}
-}
-
-var (
-	testName = regexp.MustCompile("`(?:([a-z0-9_/]+)\\.)?((?:Test|Fuzz)[A-Z0-9]\\w*)")
-	testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z0-9]\w*)\(\w+ \*testing\.[TF]\)`)
-)
-
-// TestTestsInTheDocsExist: each test that a page names is in the tree; one with a package, such as mesh.TestANewNode or
-// hack/chart.TestImage, in a directory whose path ends so.
-func TestTestsInTheDocsExist(t *testing.T) {
-	dirs := testDirs(t)
-	pages, err := filepath.Glob("../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	named := 0
-	for _, page := range append(pages, "../README.md", "../.github/CONTRIBUTING.md") {
-		for _, found := range testName.FindAllStringSubmatch(read(t, page), -1) {
-			named++
-			if !slices.ContainsFunc(dirs[found[2]], func(dir string) bool { return found[1] == "" || strings.HasSuffix("/"+dir, "/"+found[1]) }) {
-				t.Errorf("%s: there is no %s; tests of that name are in %q", page, strings.Trim(found[0], "`"), dirs[found[2]])
-			}
-		}
-	}
-	if named < 100 {
-		t.Errorf("%d names of tests in the pages: the search does not find them", named)
-	}
-}
-
-// testDirs returns the directories of each test, of all modules.
-func testDirs(t *testing.T) map[string][]string {
-	t.Helper()
-	dirs := map[string][]string{}
-	tree := os.DirFS("..")
-	err := fs.WalkDir(tree, ".", func(name string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && (name == "bin" || name == ".git") {
-			return fs.SkipDir
-		}
-		if err != nil || path.Ext(name) != ".go" {
-			return err
-		}
-		text, err := fs.ReadFile(tree, name)
-		for _, found := range testFunc.FindAllSubmatch(text, -1) {
-			dirs[string(found[1])] = append(dirs[string(found[1])], path.Dir(name))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dirs
 }
 
 // TestTheRunbookIsShort: who is on call reads it under pressure.

@@ -219,7 +219,7 @@ func TestDangling(t *testing.T) {
 }
 
 // pageName is how prose, comments and messages name a page.
-var pageName = regexp.MustCompile(`\b(?:docs|\.github)/[\w-]+\.md\b`)
+var pageName = regexp.MustCompile(`\b(?:docs|\.github|internal|e2e)/[\w-]+\.md\b`)
 
 // TestNamedPagesExist: also those that text and source name without a link.
 func TestNamedPagesExist(t *testing.T) {

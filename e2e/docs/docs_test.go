@@ -210,21 +210,11 @@ func (s *scenario) world() {
 		_, err := s.Client().CoreV1().Pods(shop).Create(s.Context(), &core.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}, meta.CreateOptions{})
 		s.Must(err)
 		s.Until(name, func() bool { return lab.Ready(s.Get(shop, name)) })
-		switch name {
-		case "cart-0":
+		if name == "cart-0" {
 			s.inPod(name, "iptables -t nat -I OUTPUT 1 -p tcp --dport 80 -j RETURN")
 			s.Until("the audit", func() bool { return strings.Contains(s.Kubectl("istio-cni", "pods", "--check").Stdout, "foreign-rule") })
-		case "orders-5c9":
-			s.traffic()
 		}
 	}
-}
-
-// traffic has orders-5c9 open connections, to a port of the mesh and to the excluded one, until the node ends.
-func (s *scenario) traffic() {
-	s.Helper()
-	const loop = `while sleep 0.2; do for port in 443 5432; do timeout 0.2 bash -c "</dev/tcp/10.9.0.7/$port" 2>/dev/null; done; done`
-	s.Must(s.Command(context.Background(), "sh", "-c", inNamespaceOf, "sh", s.Get(shop, "orders-5c9").Status.PodIP, "bash", "-c", loop).Start())
 }
 
 // inNamespaceOf runs a command on the node in the network namespace with an address.

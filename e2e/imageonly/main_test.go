@@ -1,5 +1,5 @@
 // Package imageonly installs this program's image by Istio's own chart and by istioctl, which are unchanged: only hub, tag and
-// image are ours. The commands are those of docs/image-only.md.
+// image are ours. The commands are those of docs/install.md.
 //
 // Each test starts one node. Its steps follow each other, and each installation ends with the node's CNI configuration byte for
 // byte as it was before. The agents' logs and the API server's audit log are checked in each step: what that chart's rights do
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	os.Exit(documented.Main(m))
 }
 
-// documented are the commands of docs/image-only.md.
+// documented are the commands of docs/install.md.
 var documented = lab.Commands("e2e/imageonly")
 
 const container = "install-cni"
@@ -71,7 +71,7 @@ func run(t *testing.T, steps ...step) {
 	}
 }
 
-// documented runs the command of docs/image-only.md that has all these words, on this test's files, with more arguments.
+// documented runs the command of docs/install.md that has all these words, on this test's files, with more arguments.
 func (s *scenario) documented(words []string, more ...string) {
 	s.Helper()
 	here := strings.NewReplacer(

@@ -19,8 +19,8 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// TestMemoryAndTraffic measures the cost of a node with 250 of the 10,000 pods in the cluster; docs/e2e.md has the
-// figures. The test asserts the traffic; the bound of the memory is far above the measured value.
+// TestMemoryAndTraffic measures the cost of a node with 250 of the 10,000 pods in the cluster: 27 MiB, 9 of them
+// anonymous, and 111 MiB without --node-name. The test asserts the traffic; the bound of the memory is far above these.
 func TestMemoryAndTraffic(t *testing.T) {
 	const pods, nodes = 10_000, 40
 	l := newFixture(t)

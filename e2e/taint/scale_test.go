@@ -28,7 +28,7 @@ func (l *fixture) tainted() (count int) {
 	return count
 }
 
-// TestManyNodesAndPods counts the requests for 500 nodes and 5,000 pods; docs/e2e.md has the times.
+// TestManyNodesAndPods counts the requests for 500 nodes and 5,000 pods; the times are only logged.
 func TestManyNodesAndPods(t *testing.T) {
 	l := newFixture(t)
 	const nodes, pods = 500, 5000

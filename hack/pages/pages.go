@@ -1,4 +1,4 @@
-// Package pages reads the pages of the documentation: README.md, docs/ and .github/.
+// Package pages reads the pages of the documentation: README.md, docs/, .github/, and those of internal and e2e.
 //
 // A block with commands has the language sh (commands alone) or console (a prompt, "$ " or "# ", a command, and its output).
 // The line before the block is
@@ -55,7 +55,7 @@ type Span struct {
 // Read reads all pages below the root of the repository, in the order of their names.
 func Read(root string) ([]Page, error) {
 	var found []Page
-	for _, pattern := range []string{"README.md", "docs/*.md", ".github/*.md", ".github/ISSUE_TEMPLATE/*.md"} {
+	for _, pattern := range []string{"README.md", "docs/*.md", ".github/*.md", ".github/ISSUE_TEMPLATE/*.md", "internal/*.md", "e2e/*.md"} {
 		names, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
 		if err != nil {
 			return nil, err

@@ -37,6 +37,8 @@ func parts() []part {
 		reference("istio-cni taint --help", flags(tainter.Run)),
 		reference("the --help of other commands", others),
 		reference("values.yaml", values),
+		reference("the agent's metrics", agentMetrics),
+		reference("the taint controller's metrics", taintMetrics),
 	}, codes()...)
 }
 

@@ -83,7 +83,7 @@ func cpu(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestCostOfTheAudit measures a full node; with -v it prints the numbers of docs/performance.md. It asserts none that depends on the
+// TestCostOfTheAudit measures a full node; with -v it prints the numbers. It asserts none that depends on the
 // speed of the machine.
 func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
 	l := newFixture(t, nothing)

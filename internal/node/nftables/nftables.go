@@ -35,7 +35,7 @@ var ErrUninspectable = nfnetlink.ErrUninspectable
 // twice the number that a pod can cause by its annotations.
 var budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxBytes} //nolint:gochecknoglobals // a constant
 
-// The numbers of the budget; docs/design.md names them.
+// The numbers of the budget; docs/compared.md names them.
 const (
 	maxObjects  = 50_000
 	maxBytes    = 32 << 20

@@ -46,7 +46,7 @@ func Addresses() ([]netip.Addr, error) {
 }
 
 // listAddresses lists the addresses of both families without the kernel's RTNL mutex where that is possible. A busy node holds that
-// mutex, one for all namespaces, most of the time: every interface that comes or goes waits with it for RCU (docs/performance.md). A
+// mutex, one for all namespaces, most of the time: every interface that comes or goes waits with it for RCU. A
 // request for the addresses of all families takes it, one for those of IPv4 does not since Linux 6.9, and the file of
 // procfs for IPv6 never does.
 func listAddresses() ([]address, error) {
