@@ -125,17 +125,13 @@ chart() { # DIRECTORY
   hack/manifests.sh --of "$stage" >"$1/istio-cni.yaml"
 }
 
-bom() { # PROGRAM FILE
-  bin/bom --program "$1" --version "$version" --out "$2"
-}
-
 architectures='amd64 arm64 ppc64le s390x'
 
 image() { # DIRECTORY
   local arch args=()
   for arch in $architectures; do
     compile "$1/istio-cni-linux-$arch" linux "$arch" .
-    bom "$1/istio-cni-linux-$arch" "$1/istio-cni-linux-$arch.cdx.json"
+    programs+=("$1/istio-cni-linux-$arch=$1/istio-cni-linux-$arch.cdx.json")
     args+=(--program "$arch=$1/istio-cni-linux-$arch")
   done
   packer
@@ -150,22 +146,24 @@ plugin() { # DIRECTORY
   cp "$work/plugin/istio-cni.yaml" "$1/kubectl-istio_cni.yaml"
   for file in "$work/plugin"/*/kubectl-istio_cni*; do
     platform=$(basename "$(dirname "$file")")
-    bom "$file" "$1/kubectl-istio_cni-$platform.cdx.json"
+    programs+=("$file=$1/kubectl-istio_cni-$platform.cdx.json")
   done
 }
 
-# write writes the files of a release into a directory, from the tree in which it is called.
+# write writes the files of a release into a directory, from the tree in which it is called. Image and plugin add to programs those that
+# get a bill of materials.
 write() { # DIRECTORY
-  local out=$1
+  local out=$1 programs=()
   mkdir "$out"
   notes >"$out/RELEASE_NOTES.md"
   release_go
   stamp release
-  (cd hack/release && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o ../../bin/bom ./bom)
   export RELEASE_VERSION=$version
   chart "$out"
   image "$out"
   plugin "$out"
+  (cd hack/release && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o ../../bin/bom ./bom)
+  bin/bom --version "$version" "${programs[@]}"
   (cd "$out" && sha256sum -- * >"$work/CHECKSUMS")
   mv "$work/CHECKSUMS" "$out"
   chmod -R u=rwX,go=rX "$out"

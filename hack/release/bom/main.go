@@ -1,5 +1,5 @@
-// Command bom writes the software bill of materials of a Go program, with licenses, by cyclonedx-gomod. The same program yields
-// the same text.
+// Command bom writes the software bills of materials of Go programs, with licenses, by cyclonedx-gomod. The same program yields the
+// same text.
 package main
 
 import (
@@ -11,44 +11,69 @@ import (
 
 	cdx "github.com/CycloneDX/cyclonedx-go"
 	"github.com/CycloneDX/cyclonedx-gomod/pkg/generate/bin"
+	"github.com/CycloneDX/cyclonedx-gomod/pkg/licensedetect"
 	"github.com/CycloneDX/cyclonedx-gomod/pkg/licensedetect/local"
 	"github.com/google/uuid"
 	"github.com/rs/zerolog"
 )
 
 func main() {
-	program := flag.String("program", "", "`file` of the program")
-	version := flag.String("version", "", "`version` of the program")
-	out := flag.String("out", "", "`file` to write")
+	version := flag.String("version", "", "`version` of the programs; the arguments are PROGRAM=FILE, the file being what is written")
 	flag.Parse()
-	if err := write(*program, *version, *out); err != nil {
+	if err := run(*version, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "bom:", err)
 		os.Exit(1) //nolint:forbidigo // this is a main.go, too
 	}
 }
 
-// write writes a bill of materials from the program's build information. Its serial number is derived from the program.
-func write(program, version, out string) error {
-	// The modules are in the cache and were compared with go.sum, because the program has just been built; ours is in no proxy. Without
+func run(version string, programs []string) error {
+	// The modules are in the cache and were compared with go.sum, because the programs have just been built; ours is in no proxy. Without
 	// a proxy there is no checksum database, which cyclonedx-gomod would ask because it calls Go outside of the module.
 	for _, name := range []string{"GOPROXY", "GOSUMDB"} {
 		if err := os.Setenv(name, "off"); err != nil {
 			return fmt.Errorf("setting %s: %w", name, err)
 		}
 	}
-	quiet := zerolog.Nop()
-	generator, err := bin.NewGenerator(program, bin.WithIncludeStdlib(true), bin.WithVersionOverride(version),
-		bin.WithLicenseDetector(local.NewDetector(quiet)), bin.WithLogger(quiet))
+	known := detector{local.NewDetector(zerolog.Nop()), map[string][]cdx.License{}}
+	for _, arg := range programs {
+		program, file, _ := strings.Cut(arg, "=")
+		if err := write(program, file, version, known); err != nil {
+			return fmt.Errorf("%s: %w", program, err)
+		}
+	}
+	return nil
+}
+
+// detector reads the licenses of each module once: programs share modules.
+type detector struct {
+	licensedetect.Detector
+	known map[string][]cdx.License
+}
+
+func (d detector) Detect(path, version, dir string) ([]cdx.License, error) {
+	if found, known := d.known[dir]; known {
+		return found, nil
+	}
+	found, err := d.Detector.Detect(path, version, dir)
+	d.known[dir] = found
+	return found, err
+}
+
+// write writes a bill of materials from the program's build information. Its serial number is derived from the program.
+func write(program, file, version string, known detector) error {
+	// The long form of package URLs has the platform of this machine, not the program's.
+	generator, err := bin.NewGenerator(program, bin.WithIncludeStdlib(true), bin.WithVersionOverride(version), bin.WithShortPURLS(true),
+		bin.WithLicenseDetector(known), bin.WithLogger(zerolog.Nop()))
 	if err != nil {
 		return fmt.Errorf("preparing: %w", err)
 	}
 	bom, err := generator.Generate()
 	if err != nil {
-		return fmt.Errorf("reading %s: %w", program, err)
+		return fmt.Errorf("reading the modules: %w", err)
 	}
 	content, err := os.ReadFile(program) //nolint:gosec // who calls it names the program
 	if err != nil {
-		return fmt.Errorf("reading the program: %w", err)
+		return err
 	}
 	bom.SerialNumber = uuid.NewSHA1(uuid.NameSpaceURL, content).URN()
 	if err = license(bom.Metadata.Component); err != nil {
@@ -59,14 +84,14 @@ func write(program, version, out string) error {
 			return err
 		}
 	}
-	file, err := os.Create(out) //nolint:gosec // who calls it names the file
+	out, err := os.Create(file) //nolint:gosec // who calls it names the file
 	if err != nil {
-		return fmt.Errorf("writing: %w", err)
+		return err
 	}
-	if err = cdx.NewBOMEncoder(file, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom); err != nil {
-		return fmt.Errorf("writing %s: %w", out, err)
+	if err = cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom); err != nil {
+		return fmt.Errorf("writing %s: %w", file, err)
 	}
-	return file.Close()
+	return out.Close()
 }
 
 // licenses are those that were read by hand: of what is not in the module cache, and where the detector is wrong, or reads one of

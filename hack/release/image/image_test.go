@@ -163,7 +163,7 @@ func TestRun_Programs(t *testing.T) {
 			t.Errorf("-want +have:\n%s", diff)
 		}
 		entries := []string{"5 755 opt 0", "5 755 opt/cni 0", "5 755 opt/cni/bin 0", line(t, "opt/cni/bin/istio-cni", program(t, arch))}
-		for _, name := range strings.FieldsSeq(`opt/cni/bin/istio-cni-repair opt/cni/bin/istio-cni-taint opt/cni/bin/istio-iptables
+		for name := range strings.FieldsSeq(`opt/cni/bin/istio-cni-repair opt/cni/bin/istio-cni-taint opt/cni/bin/istio-iptables
 			opt/local/ opt/local/bin/ opt/local/bin/istio-cni-taint usr/ usr/local/ usr/local/bin/ usr/local/bin/install-cni
 			usr/local/bin/istio-cni usr/local/bin/istio-cni-repair usr/local/bin/istio-cni-taint usr/local/bin/istio-iptables`) {
 			entry := "2 777 " + name + " 0 /opt/cni/bin/istio-cni"
