@@ -3,7 +3,7 @@
 # clone of the commit, with the Go that the line toolchain of hack/release/go.mod names. hack/publish.sh pushes it.
 #
 #   hack/release.sh v0.2.0             write dist/
-#   hack/release.sh --check [VERSION]  also write it again elsewhere, with an empty build cache, compare, and publish it to a registry
+#   hack/release.sh --check [VERSION]  also write it again elsewhere, with an empty build cache for the image, compare, and publish it to a registry
 #                                      on loopback; the default is a prerelease of the chart's version
 #
 # Before a version: --tagged fails without a git tag of the version's name, --dirty adds uncommitted changes of files that git knows.
@@ -57,9 +57,8 @@ check_version() {
   local part='(0|[1-9][0-9]*)' word='(0|[1-9][0-9]*|[0-9]*[A-Za-z-][0-9A-Za-z-]*)'
   version=$1
   [[ -n $version ]] || die "want a version: make release VERSION=v0.2.0"
-  [[ $version == v* ]] || die "version $version: want a v at the start, such as v0.2.0"
-  [[ $version != *+* ]] || die "version $version: image tags cannot have build metadata (+)"
-  [[ $version =~ ^v$part\.$part\.$part(-$word(\.$word)*)?$ ]] || die "version $version is no semantic version, such as v0.2.0 or v0.2.0-rc.1"
+  # An image tag cannot have build metadata (+).
+  [[ $version =~ ^v$part\.$part\.$part(-$word(\.$word)*)?$ ]] || die "version $version: want v and a semantic version without +, such as v0.2.0-rc.1"
   number=${version#v}
   [[ ${#number} -le 128 ]] || die "version $version is longer than the 128 characters of an image tag"
 }
@@ -141,7 +140,8 @@ image() { # DIRECTORY
 
 plugin() { # DIRECTORY
   local file platform
-  PLUGIN_OUT=$work/plugin hack/kubectl-plugin.sh
+  # With the machine's cache, in the second build of --check too: a cold one for three more systems takes minutes.
+  PROGRAM_CACHE='' PLUGIN_OUT=$work/plugin hack/kubectl-plugin.sh
   cp "$work/plugin"/*.tar.gz "$1/"
   cp "$work/plugin/istio-cni.yaml" "$1/kubectl-istio_cni.yaml"
   for file in "$work/plugin"/*/kubectl-istio_cni*; do
@@ -219,8 +219,8 @@ loopback() {
   fi
 }
 
-# check builds again in another directory with a build cache of its own: the second build must not reuse the first. What must not
-# matter is different: ignored files, another tag, settings of Go.
+# check builds again in another directory, the image's programs with a build cache of their own. What must not matter is different:
+# ignored files, another tag, settings of Go.
 check() {
   local flags=(${unreleased:+--unreleased}) again=$work/again arch
   if [[ -z $1 ]]; then

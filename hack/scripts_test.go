@@ -85,11 +85,11 @@ func TestReleasesThatAreRefused(t *testing.T) {
 	tree := aTree(t)
 	for _, c := range []struct{ name, before, args, want string }{
 		{"no version", "", "", "want a version"},
-		{"no v", "", "1.2.0", "want a v at the start"},
-		{"two numbers", "", "v1.2", "no semantic version"},
-		{"zero in front", "", "v1.02.0", "no semantic version"},
-		{"zero in front of a prerelease", "", "v1.2.0-rc.01", "no semantic version"},
-		{"build metadata", "", "v1.2.0+a", "cannot have build metadata"},
+		{"no v", "", "1.2.0", "want v and a semantic version"},
+		{"two numbers", "", "v1.2", "want v and a semantic version"},
+		{"zero in front", "", "v1.02.0", "want v and a semantic version"},
+		{"zero in front of a prerelease", "", "v1.2.0-rc.01", "want v and a semantic version"},
+		{"build metadata", "", "v1.2.0+a", "without +"},
 		{"too long", "", "v1.2.0-" + strings.Repeat("a", 128), "longer than the 128"},
 		{"an option that is none", "", "--force v1.2.0", "unknown option --force"},
 		{"changes", "echo >>go.mod", "v1.2.0", "uncommitted changes"},

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -76,13 +77,12 @@ func write(program, file, version string, known detector) error {
 		return err
 	}
 	bom.SerialNumber = uuid.NewSHA1(uuid.NameSpaceURL, content).URN()
-	if err = license(bom.Metadata.Component); err != nil {
-		return err
-	}
+	err = license(bom.Metadata.Component)
 	for i := range *bom.Components {
-		if err = license(&(*bom.Components)[i]); err != nil {
-			return err
-		}
+		err = errors.Join(err, license(&(*bom.Components)[i]))
+	}
+	if err != nil {
+		return err
 	}
 	out, err := os.Create(file) //nolint:gosec // who calls it names the file
 	if err != nil {
@@ -111,20 +111,19 @@ func allowed() []string { return []string{"Apache-2.0", "BSD-2-Clause", "BSD-3-C
 
 // license asserts the license that was read, or the detected one, which is only evidence, if it is allowed.
 func license(c *cdx.Component) error {
-	detected := c.Evidence
-	c.Evidence = nil
-	read, known := licenses()[c.Name]
+	read, detected := licenses()[c.Name], cdx.Licenses{}
+	if c.Evidence != nil && c.Evidence.Licenses != nil {
+		detected, c.Evidence = *c.Evidence.Licenses, nil
+	}
 	switch {
 	case strings.Contains(read, " "):
 		c.Licenses = &cdx.Licenses{{Expression: read}}
-	case known:
+	case read != "":
 		c.Licenses = &cdx.Licenses{{License: &cdx.License{ID: read}}}
-	case detected == nil || detected.Licenses == nil || len(*detected.Licenses) != 1:
-		return fmt.Errorf("%s has no license that was detected, or several: read it, and add it to licenses", c.Name)
-	case !slices.Contains(allowed(), (*detected.Licenses)[0].License.ID):
-		return fmt.Errorf("%s has the license %s: read it, and add it to licenses or allowed", c.Name, (*detected.Licenses)[0].License.ID)
+	case len(detected) == 1 && slices.Contains(allowed(), detected[0].License.ID):
+		c.Licenses = &detected
 	default:
-		c.Licenses = detected.Licenses
+		return fmt.Errorf("%s has no allowed license, or several: read them, and change licenses or allowed", c.Name)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"archive/tar"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,133 +21,92 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// built returns a directory with a small program for each of two architectures.
-var built = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "image")
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// built is a directory with a small program for each of two architectures, named like these.
+var built string
+
+func TestMain(m *testing.M) {
+	built = must(os.MkdirTemp("", "image"))
+	defer func() { _ = os.RemoveAll(built) }()
 	for name, text := range map[string]string{"go.mod": "module example.com/nothing\n\ngo 1.26\n", "main.go": "package main\n\nfunc main() {}\n"} {
-		err = errors.Join(err, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+		must(0, os.WriteFile(filepath.Join(built, name), []byte(text), 0o600))
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
 		build := exec.Command("go", "build", "-trimpath", "-o", arch, ".")
-		build.Dir, build.Env = dir, append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
-		err = errors.Join(err, build.Run())
+		build.Dir, build.Env = built, append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
+		must(build.CombinedOutput())
 	}
-	return dir, err
-})
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if dir, err := built(); err == nil {
-		_ = os.RemoveAll(dir)
-	}
-	os.Exit(code)
+	m.Run()
 }
 
-func program(t *testing.T, arch string) string {
-	t.Helper()
-	dir, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(dir, arch)
-}
-
-// packed writes an image of programs or files, reads it from the tar, and returns the descriptor of the index of architectures, the
-// index, and its images.
-func packed(t *testing.T, args ...string) (head v1.Descriptor, index []v1.Descriptor, images []v1.Image) {
+// packed writes an image, and returns the layout's index and the index of the architectures, read from the tar.
+func packed(t *testing.T, args ...string) (all, whole v1.ImageIndex) {
 	t.Helper()
 	dir := t.TempDir()
 	args = append(args, "--name", "registry.example/mesh/install-cni:1.2.3", "--created", "1700000000", "--out", dir, "--tar", "a.tar")
 	if err := run(args, io.Discard, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	if err := exec.CommandContext(t.Context(), "tar", "-C", dir, "-xf", filepath.Join(dir, "a.tar")).Run(); err != nil {
-		t.Fatal(err)
+	must(exec.CommandContext(t.Context(), "tar", "-C", dir, "-xf", filepath.Join(dir, "a.tar")).CombinedOutput())
+	all = must(layout.ImageIndexFromPath(dir))
+	if err := validate.Index(all); err != nil {
+		t.Error(err)
 	}
-	all, err := layout.ImageIndexFromPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	list, err := all.IndexManifest()
-	if invalid := validate.Index(all); err != nil || invalid != nil || len(list.Manifests) != 1 {
-		t.Fatalf("%+v, errors %v, %v", list, err, invalid)
-	}
-	whole, err := all.ImageIndex(list.Manifests[0].Digest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest, err := whole.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range manifest.Manifests {
-		image, err := whole.Image(d.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		images = append(images, image)
-	}
-	return list.Manifests[0], manifest.Manifests, images
+	return all, must(all.ImageIndex(must(all.IndexManifest()).Manifests[0].Digest))
 }
 
-func configOf(t *testing.T, image v1.Image) *v1.ConfigFile {
+// imageOf returns the image of an architecture, and its configuration.
+func imageOf(t *testing.T, whole v1.ImageIndex, arch string) (v1.Image, *v1.ConfigFile) {
 	t.Helper()
-	config, err := image.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
+	for _, d := range must(whole.IndexManifest()).Manifests {
+		image := must(whole.Image(d.Digest))
+		config := must(image.ConfigFile())
+		if d.Platform.OS == "linux" && d.Platform.Architecture == arch && d.Platform.Equals(*config.Platform()) {
+			return image, config
+		}
 	}
-	return config
+	t.Fatalf("no image for %s: %+v", arch, must(whole.IndexManifest()))
+	return nil, nil
 }
 
-// checkFiles expects kind, mode, name, and size or target of each entry of the one layer. All are root's, of the image's time.
+// checkFiles expects mode, name, and size or target of each entry. All are root's, with the image's time.
 func checkFiles(t *testing.T, image v1.Image, want ...string) {
 	t.Helper()
 	var have []string
-	all := mutate.Extract(image)
-	for reader := tar.NewReader(all); ; {
-		h, err := reader.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	reader := tar.NewReader(mutate.Extract(image))
+	h, err := reader.Next()
+	for ; err == nil; h, err = reader.Next() {
 		if h.Uid != 0 || h.Gid != 0 || h.ModTime.Unix() != 1_700_000_000 {
 			t.Errorf("%+v", h)
 		}
-		have = append(have, strings.TrimSpace(fmt.Sprintf("%c %o %s %d %s", h.Typeflag, h.Mode, h.Name, h.Size, h.Linkname)))
+		have = append(have, strings.TrimSpace(fmt.Sprintf("%s %s %d %s", h.FileInfo().Mode(), h.Name, h.Size, h.Linkname)))
 	}
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("files, -want +have:\n%s", diff)
+	if diff := cmp.Diff(want, have); diff != "" || !errors.Is(err, io.EOF) {
+		t.Errorf("error %v, files, -want +have:\n%s", err, diff)
 	}
 }
 
-// line is the line of checkFiles for a program.
-func line(t *testing.T, name, file string) string {
-	t.Helper()
-	info, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("0 755 %s %d", name, info.Size())
+// program is an entry of checkFiles.
+func program(name, file string) string {
+	return fmt.Sprintf("-rwxr-xr-x %s %d", name, must(os.Stat(file)).Size())
 }
 
 // TestRun_Programs: each architecture has the program, and links to it with the names of the roles.
 func TestRun_Programs(t *testing.T) {
 	t.Parallel()
-	head, index, images := packed(t, "--program", "amd64="+program(t, "amd64"), "--program", "arm64="+program(t, "arm64"))
-	names := map[string]string{
-		"io.containerd.image.name":          "registry.example/mesh/install-cni:1.2.3",
-		"org.opencontainers.image.ref.name": "1.2.3",
+	all, whole := packed(t, "--program", "amd64="+built+"/amd64", "--program", "arm64="+built+"/arm64")
+	names := map[string]string{"io.containerd.image.name": "registry.example/mesh/install-cni:1.2.3", label + "ref.name": "1.2.3"}
+	if diff := cmp.Diff(names, must(all.IndexManifest()).Manifests[0].Annotations); diff != "" {
+		t.Errorf("annotations -want +have:\n%s", diff)
 	}
-	if diff := cmp.Diff(names, head.Annotations); diff != "" || len(images) != 2 {
-		t.Errorf("%d images, annotations -want +have:\n%s", len(images), diff)
-	}
-	for i, arch := range []string{"amd64", "arm64"} {
-		config := configOf(t, images[i])
-		if p := index[i].Platform; p.OS != "linux" || p.Architecture != arch || !p.Equals(*config.Platform()) || config.Created.Unix() != 1_700_000_000 {
-			t.Errorf("platform %v, configuration %+v", p, config)
-		}
+	for _, arch := range []string{"amd64", "arm64"} {
+		image, config := imageOf(t, whole, arch)
 		want := v1.Config{
 			User: "0:0", Cmd: []string{"install-cni"}, WorkingDir: "/opt/cni/bin",
 			Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/cni/bin"},
@@ -159,84 +116,66 @@ func TestRun_Programs(t *testing.T) {
 				label + "source":      "https://example.com/nothing", label + "revision": "", label + "created": "2023-11-14T22:13:20Z",
 			},
 		}
-		if diff := cmp.Diff(want, config.Config); diff != "" {
-			t.Errorf("-want +have:\n%s", diff)
+		if diff := cmp.Diff(want, config.Config); diff != "" || config.Created.Unix() != 1_700_000_000 {
+			t.Errorf("created %v, -want +have:\n%s", config.Created, diff)
 		}
-		entries := []string{"5 755 opt 0", "5 755 opt/cni 0", "5 755 opt/cni/bin 0", line(t, "opt/cni/bin/istio-cni", program(t, arch))}
-		for name := range strings.FieldsSeq(`opt/cni/bin/istio-cni-repair opt/cni/bin/istio-cni-taint opt/cni/bin/istio-iptables
-			opt/local/ opt/local/bin/ opt/local/bin/istio-cni-taint usr/ usr/local/ usr/local/bin/ usr/local/bin/install-cni
-			usr/local/bin/istio-cni usr/local/bin/istio-cni-repair usr/local/bin/istio-cni-taint usr/local/bin/istio-iptables`) {
-			entry := "2 777 " + name + " 0 /opt/cni/bin/istio-cni"
+		var entries []string
+		for name := range strings.FieldsSeq(`opt/ opt/cni/ opt/cni/bin/ opt/cni/bin/istio-cni opt/cni/bin/istio-cni-repair
+			opt/cni/bin/istio-cni-taint opt/cni/bin/istio-iptables opt/local/ opt/local/bin/ opt/local/bin/istio-cni-taint
+			usr/ usr/local/ usr/local/bin/ usr/local/bin/install-cni usr/local/bin/istio-cni usr/local/bin/istio-cni-repair
+			usr/local/bin/istio-cni-taint usr/local/bin/istio-iptables`) {
+			entry := "Lrwxrwxrwx " + name + " 0 /opt/cni/bin/istio-cni"
 			if dir, is := strings.CutSuffix(name, "/"); is {
-				entry = "5 755 " + dir + " 0"
+				entry = "drwxr-xr-x " + dir + " 0"
+			} else if name == "opt/cni/bin/istio-cni" {
+				entry = program(name, built+"/"+arch)
 			}
 			entries = append(entries, entry)
 		}
-		checkFiles(t, images[i], entries...)
+		checkFiles(t, image, entries...)
 	}
 }
 
 // TestRun_Files: the files have the given paths, and the first one is the entrypoint.
 func TestRun_Files(t *testing.T) {
 	t.Parallel()
-	amd64, arm64 := program(t, "amd64"), program(t, "arm64")
-	_, index, images := packed(t, "--file", "/bin/first="+amd64, "--file", "/second="+arm64)
-	config := configOf(t, images[0]).Config
-	if diff := cmp.Diff(v1.Config{Entrypoint: []string{"/bin/first"}, Env: []string{"PATH=/usr/local/bin:/bin"}}, config); diff != "" {
+	_, whole := packed(t, "--file", "/second/first="+built+"/amd64", "--file", "/other="+built+"/arm64")
+	image, config := imageOf(t, whole, runtime.GOARCH)
+	want := v1.Config{Entrypoint: []string{"/second/first"}, Env: []string{"PATH=/usr/local/bin:/bin"}}
+	if diff := cmp.Diff(want, config.Config); diff != "" {
 		t.Errorf("-want +have:\n%s", diff)
 	}
-	if len(index) != 1 || index[0].Platform.Architecture != runtime.GOARCH {
-		t.Errorf("%+v", index)
-	}
-	checkFiles(t, images[0], "5 755 bin 0", line(t, "bin/first", amd64), line(t, "second", arm64))
+	checkFiles(t, image, program("other", built+"/arm64"), "drwxr-xr-x second 0", program("second/first", built+"/amd64"))
 }
 
 // TestRun_SameBytes: path and modification time of a program have no effect, the image's time has.
 func TestRun_SameBytes(t *testing.T) {
 	t.Parallel()
-	content, err := os.ReadFile(program(t, "amd64"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir := t.TempDir()
 	other := filepath.Join(dir, "other")
-	if err := errors.Join(os.WriteFile(other, content, 0o600), os.Chtimes(other, time.Unix(1, 0), time.Unix(2, 0))); err != nil {
-		t.Fatal(err)
-	}
-	written := func(program, created string) []byte {
+	must(0, os.WriteFile(other, must(os.ReadFile(built+"/amd64")), 0o600))
+	must(0, os.Chtimes(other, time.Unix(1, 0), time.Unix(2, 0)))
+	written := func(program, created string) string {
 		args := []string{"--program", "amd64=" + program, "--created", created, "--name", "x.example/y:1", "--out", dir, "--tar", "a.tar"}
-		if err := run(args, io.Discard, io.Discard); err != nil {
-			t.Fatal(err)
-		}
-		content, err := os.ReadFile(filepath.Join(dir, "a.tar"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return content
+		must(0, run(args, io.Discard, io.Discard))
+		return string(must(os.ReadFile(filepath.Join(dir, "a.tar"))))
 	}
-	first := written(program(t, "amd64"), "1")
-	if !bytes.Equal(first, written(other, "1")) {
-		t.Error("path or time of the program have an effect")
-	}
-	if bytes.Equal(first, written(program(t, "amd64"), "2")) {
-		t.Error("the image's time has no effect")
+	first := written(built+"/amd64", "1")
+	if first != written(other, "1") || first == written(other, "2") {
+		t.Error("path or time of the program has an effect, or the image's time has none")
 	}
 }
 
 func TestRun_InvalidInput(t *testing.T) {
 	t.Parallel()
-	file := program(t, "amd64")
-	good := "amd64=" + file
 	for want, args := range map[string][]string{
-		"want REGISTRY/PATH:TAG":   {"--program", good, "--name", "registry.example/x"},
+		"REGISTRY/PATH:TAG":        {"--name", "registry.example/x"},
 		"want programs or files":   {},
-		"not both":                 {"--program", good, "--file", "/x=" + file},
-		"want /PATH=FILE":          {"--file", "x=" + file},
+		"not both":                 {"--program", "amd64=x", "--file", "/x=x"},
 		"want NAME=FILE":           {"--program", "amd64"},
 		"no such file":             {"--program", "amd64=/nonexistent"},
 		"the build information":    {"--program", "amd64=image_test.go"},
-		"is a program for linux/":  {"--program", "amd64=" + program(t, "arm64")},
-		"two programs for amd64":   {"--program", good, "--program", good},
+		"is a program for linux/":  {"--program", "amd64=" + built + "/arm64"},
 		"flag provided but not de": {"--bogus"},
 	} {
 		err := run(append([]string{"--name", "x.example/y:1", "--out", t.TempDir()}, args...), io.Discard, io.Discard)
@@ -249,19 +188,14 @@ func TestRun_InvalidInput(t *testing.T) {
 // TestDockerfile_SameImage compares the Dockerfile's text with the packed image.
 func TestDockerfile_SameImage(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../../Dockerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
-	loop := regexp.MustCompile(`(?s)for link in(.*?); do`).FindStringSubmatch(string(text))
-	if loop == nil {
-		t.Fatal("no links in the Dockerfile")
-	}
+	text := string(must(os.ReadFile("../../../Dockerfile")))
+	loop := regexp.MustCompile(`(?s)for link in(.*?); do`).FindStringSubmatch(text)
 	if diff := cmp.Diff(links(), strings.Fields(strings.ReplaceAll(loop[1], "\\\n", " "))); diff != "" {
 		t.Errorf("links, -here +Dockerfile:\n%s", diff)
 	}
-	_, _, images := packed(t, "--program", "amd64="+program(t, "amd64"))
-	c := configOf(t, images[0]).Config
+	_, whole := packed(t, "--program", "amd64="+built+"/amd64")
+	_, config := imageOf(t, whole, "amd64")
+	c := config.Config
 	wanted := []string{
 		"FROM scratch", "USER " + c.User, "WORKDIR " + c.WorkingDir, `CMD ["` + c.Cmd[0] + `"]`, "ENV " + c.Env[0],
 		"ln -s /" + programPath + " ", "-o /rootfs/" + programPath + " ",
@@ -270,7 +204,7 @@ func TestDockerfile_SameImage(t *testing.T) {
 		wanted = append(wanted, label+name+`="`+c.Labels[label+name]+`"`)
 	}
 	for _, want := range wanted {
-		if !strings.Contains(string(text), want) {
+		if !strings.Contains(text, want) {
 			t.Errorf("the Dockerfile has no %q", want)
 		}
 	}
