@@ -12,8 +12,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 [[ -n ${HUB:-} ]] || die "HUB is not set: the registry and path to push to, in GitHub the repository's variable HUB"
-tar=$(find dist -maxdepth 1 -name 'istio-cni-image-*.tar')
-[[ -f $tar ]] || die "there is no dist/, or it has no image: make release"
+tar=$(compgen -G 'dist/istio-cni-image-*.tar') || die "there is no dist/, or it has no image: make release"
 number=${tar#dist/istio-cni-image-}
 number=${number%.tar}
 image=$HUB/install-cni:$number chart=$HUB/charts/cni:$number package=dist/istio-cni-$number.tgz

@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) {
 		must(0, os.WriteFile(filepath.Join(built, name), []byte(text), 0o600))
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
-		build := exec.Command("go", "build", "-trimpath", "-o", arch, ".")
+		build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-o", arch, ".")
 		build.Dir, build.Env = built, append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
 		must(build.CombinedOutput())
 	}
