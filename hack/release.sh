@@ -3,8 +3,8 @@
 # clone of the commit, with the Go that the line toolchain of hack/release/go.mod names. hack/publish.sh pushes it.
 #
 #   hack/release.sh v0.2.0             write dist/
-#   hack/release.sh --check [VERSION]  also write it again elsewhere, with an empty build cache for the image, compare, and publish it to a registry
-#                                      on loopback; the default is a prerelease of the chart's version
+#   hack/release.sh --check [VERSION]  also write it again elsewhere, with an empty build cache for amd64, compare, and
+#                                      publish it to a registry on loopback; the default is a prerelease of the chart's version
 #
 # Before a version: --tagged fails without a git tag of the version's name, --dirty adds uncommitted changes of files that git knows.
 #
@@ -132,6 +132,8 @@ image() { # DIRECTORY
     compile "$1/istio-cni-linux-$arch" linux "$arch" .
     programs+=("$1/istio-cni-linux-$arch=$1/istio-cni-linux-$arch.cdx.json")
     args+=(--program "$arch=$1/istio-cni-linux-$arch")
+    # One platform shows whether the cache matters. Filling it takes a minute for each.
+    unset PROGRAM_CACHE
   done
   packer
   bin/pack-image "${args[@]}" --name "${hub:-localhost/istio-cni}/install-cni:$number" --created "$created" \
@@ -140,8 +142,7 @@ image() { # DIRECTORY
 
 plugin() { # DIRECTORY
   local file platform
-  # With the machine's cache, in the second build of --check too: a cold one for three more systems takes minutes.
-  PROGRAM_CACHE='' PLUGIN_OUT=$work/plugin hack/kubectl-plugin.sh
+  PLUGIN_OUT=$work/plugin hack/kubectl-plugin.sh
   cp "$work/plugin"/*.tar.gz "$1/"
   cp "$work/plugin/istio-cni.yaml" "$1/kubectl-istio_cni.yaml"
   for file in "$work/plugin"/*/kubectl-istio_cni*; do
@@ -219,8 +220,8 @@ loopback() {
   fi
 }
 
-# check builds again in another directory, the image's programs with a build cache of their own. What must not matter is different:
-# ignored files, another tag, settings of Go.
+# check builds again in another directory. What must not matter is different: the build cache of one program, ignored files, another tag,
+# settings of Go.
 check() {
   local flags=(${unreleased:+--unreleased}) again=$work/again arch
   if [[ -z $1 ]]; then
