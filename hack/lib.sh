@@ -139,4 +139,11 @@ compile() { # FILE OS ARCH PACKAGE
 }
 
 # packer builds bin/pack-image.
-packer() { CGO_ENABLED=0 go build -buildvcs=false -trimpath -o bin/pack-image ./hack/image; }
+packer() { (cd hack/release && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o ../../bin/pack-image ./image); }
+
+# registry_tools builds crane and Helm, and puts them first in PATH.
+registry_tools() {
+  (cd hack/release && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o ../../bin/publish/ github.com/google/go-containerregistry/cmd/crane)
+  (cd e2e/helm && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o ../../bin/publish/ helm.sh/helm/v3/cmd/helm)
+  PATH=$root/bin/publish:$PATH
+}

@@ -1,55 +1,53 @@
 #!/usr/bin/env bash
-# Publishes dist/, which hack/release.sh wrote: verifies it, pushes image and chart to HUB, signs them, and makes the release on GitHub. The
-# workflow release runs it, with cosign and gh.
+# Pushes image and chart of dist/, which hack/release.sh wrote, with crane and Helm. It never moves a tag: one that exists with other
+# content is an error, before anything is pushed.
 #
-#   hack/publish.sh            publish
-#   hack/publish.sh --dry-run  verify, and print what would be done; needs neither cosign nor gh nor a registry
+#   hack/publish.sh         push
+#   hack/publish.sh --sign  also sign both with cosign, without keys, and attest the bills of materials of the image; the identity is the
+#                           workflow's
 #
-# HUB is registry and path, those that dist/ was built with; HUB_USERNAME and HUB_PASSWORD the account there (without: that of the machine's configuration),
-# VERSION the tag, GH_TOKEN a token that may write releases.
+# HUB is the registry and path that dist/ was built with; HUB_USERNAME and HUB_PASSWORD are the account there (default: the
+# machine's configuration). In a workflow the digests are the outputs image and chart.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-case ${1:-} in
-  --dry-run) dry=--dry-run ;;
-  '') dry= ;;
-  *) die "unknown option $1" ;;
-esac
-[[ -n ${VERSION:-} ]] || die "VERSION is not set: the tag, such as v0.2.0"
-[[ -n ${HUB:-} || -n $dry ]] || die "HUB is not set: registry and path to push to, in GitHub the repository's variable HUB"
-[[ -f dist/RELEASE_NOTES.md ]] || die "there is no dist/: make release VERSION=$VERSION"
+[[ -n ${HUB:-} ]] || die "HUB is not set: the registry and path to push to, in GitHub the repository's variable HUB"
+tar=$(compgen -G 'dist/istio-cni-image-*.tar') || die "there is no dist/, or it has no image: make release"
+number=${tar#dist/istio-cni-image-}
+number=${number%.tar}
+image=$HUB/install-cni:$number chart=$HUB/charts/cni:$number package=dist/istio-cni-$number.tgz
+layout=$(mktemp -d)
+trap 'rm -rf "$layout"' EXIT
+tar -C "$layout" -xf "$tar"
+use_go
+registry_tools
 
-# login writes the account to a configuration that ends with this script.
-login() {
-  local registry=${HUB%%/*}
-  # The name under which clients look for the account of Docker Hub.
-  [[ $registry != docker.io ]] || registry=https://index.docker.io/v1/
-  DOCKER_CONFIG=$(mktemp -d)
-  export DOCKER_CONFIG
-  trap 'rm -rf "$DOCKER_CONFIG"' EXIT
-  printf '{"auths": {"%s": {"auth": "%s"}}}\n' "$registry" "$(printf '%s:%s' "$HUB_USERNAME" "$HUB_PASSWORD" | base64 -w0)" \
-    >"$DOCKER_CONFIG/config.json"
+# unmoved refuses a tag that exists with another digest, or without the layer.
+unmoved() { # TAG DIGEST
+  local there
+  if there=$(crane digest "$1" 2>&1 && crane manifest "$1"); then
+    [[ $there == *"$2"* ]] || die "the tag $1 exists, with other content"
+  else
+    [[ $there == *_UNKNOWN* ]] || die "looking for the tag $1: $there"
+  fi
 }
 
-export VERSION
-hack/release.sh --verify dist
-[[ -n $dry ]] || grep -qF "\"tag\": \"$VERSION\"" dist/provenance.intoto.json || die "dist/ is a snapshot, not a build of the tag $VERSION"
-export HUB=${HUB:-localhost/dry-run}
-if [[ -z $dry && -n ${HUB_PASSWORD:-} ]]; then
-  login
+if [[ -n ${HUB_PASSWORD:-} ]]; then
+  crane auth login "${HUB%%/*}" --username "$HUB_USERNAME" --password-stdin <<<"$HUB_PASSWORD"
 fi
-hack/release.sh ${dry:+"$dry"} --push dist
-hack/release.sh ${dry:+"$dry"} --sign dist
-
-# Signing wrote a file into dist/, so the list is of now. Directories are in archives beside them.
-mapfile -t files < <(find dist -maxdepth 1 -type f | LC_ALL=C sort)
-command=(gh release create "$VERSION" --verify-tag --title "$VERSION" --notes-file dist/RELEASE_NOTES.md)
-if [[ $VERSION == *-* ]]; then
-  command+=(--prerelease)
-fi
-command+=("${files[@]}")
-if [[ -n $dry ]]; then
-  say "would run: ${command[*]}"
-else
-  "${command[@]}"
-fi
+unmoved "$image" "$(grep -o 'sha256:[0-9a-f]*' "$layout/index.json")"
+unmoved "$chart" "$(sha256sum <"$package" | cut -d' ' -f1)"
+pushed=$(crane push "$layout" "$image")
+# Helm writes the time of the file into the manifest.
+touch -d "$(tar --utc --full-time -tvzf "$package" | awk 'NR == 1 { print $4, $5, "UTC" }')" "$package"
+plain=()
+[[ $HUB != localhost:* ]] || plain=(--plain-http)
+helm push "${plain[@]}" "$package" "oci://$HUB/charts"
+digest=$(crane digest "$chart")
+printf '%s\n' "image=${pushed#*@}" "chart=$digest" | tee -a "${GITHUB_OUTPUT:-/dev/null}"
+[[ ${1:-} == --sign ]] || exit 0
+cosign sign --yes --recursive "$pushed" "${chart%:*}@$digest"
+for bom in dist/istio-cni-linux-*.cdx.json; do
+  arch=$(basename "${bom#dist/istio-cni-linux-}" .cdx.json)
+  cosign attest --yes --type cyclonedx --predicate "$bom" "${image%:*}@$(crane digest --platform "linux/$arch" "$pushed")"
+done
