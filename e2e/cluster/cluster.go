@@ -88,8 +88,9 @@ const (
 	apiPort      = "443" // then the Service's address and port on lo are the API server's own
 )
 
-// timeout bounds each wait for a server. It is generous because other work may share the CPUs.
-const timeout = 2 * time.Minute
+// Timeout bounds each wait. It is generous: other work may share the CPUs, and the kubelet retries a failed init container after
+// up to 80 seconds.
+const Timeout = 3 * time.Minute
 
 // Cluster is a running cluster. Methods of Machine concern its first machine.
 type Cluster struct {
@@ -275,9 +276,9 @@ func finish(command *exec.Cmd) error {
 	return nil
 }
 
-// Until polls done until it returns true or an error, ctx is done, or two minutes have passed.
+// Until polls done until it returns true or an error, ctx is done, or [Timeout] has passed.
 func Until(ctx context.Context, what string, done func() (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

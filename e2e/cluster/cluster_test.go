@@ -97,22 +97,7 @@ func namespaceOf(t *testing.T, pid int) string {
 	return at
 }
 
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("timed out waiting for %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
-func TestTheAPIServerIsKilledAndComesBackWithItsData(t *testing.T) {
+func TestAPIServer_KilledAndRestarted(t *testing.T) {
 	c := start(t, t.TempDir())
 	client := c.Client().CoreV1().ConfigMaps("default")
 	config := &core.ConfigMap{ObjectMeta: meta.ObjectMeta{Name: "kept"}, Data: map[string]string{"k": "v"}}
@@ -143,7 +128,7 @@ func TestTheAPIServerIsKilledAndComesBackWithItsData(t *testing.T) {
 	}
 }
 
-func TestServiceAccountRequestsAreAuthorizedAndAudited(t *testing.T) {
+func TestRequests_AuthorizedAndAudited(t *testing.T) {
 	c := start(t, t.TempDir())
 	if err := c.Namespace(t.Context(), "shop", "clerk", "other"); err != nil {
 		t.Fatal(err)
@@ -178,7 +163,7 @@ func TestServiceAccountRequestsAreAuthorizedAndAudited(t *testing.T) {
 	}
 }
 
-func TestStopLeavesNothing(t *testing.T) {
+func TestStop_LeavesNothing(t *testing.T) {
 	parent := t.TempDir()
 	c := start(t, parent)
 	namespace := namespaceOf(t, c.Pid())
@@ -196,8 +181,8 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestAKilledTestLeavesNoProcess kills a test process that has started a cluster, while another cluster runs.
-func TestAKilledTestLeavesNoProcess(t *testing.T) {
+// TestStop_KilledTest kills a test process that has started a cluster, while another cluster runs.
+func TestStop_KilledTest(t *testing.T) {
 	parent := t.TempDir()
 	neighbour := start(t, parent)
 	command := exec.CommandContext(t.Context(), os.Args[0])
@@ -220,11 +205,14 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	if n := inside(t, namespace); n < 3 {
 		t.Fatalf("%d processes", n)
 	}
-	if err := command.Process.Kill(); err != nil {
+	if err = command.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = command.Wait()
-	until(t, "the end of all processes", func() bool { return inside(t, namespace) == 0 })
+	err = cluster.Until(t.Context(), "the end of all processes", func() (bool, error) { return inside(t, namespace) == 0, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := os.Stat(dir); err != nil {
 		t.Errorf("the directory does not exist any more, so the next checks show nothing: %v", err)
 	}
@@ -241,7 +229,7 @@ func TestAKilledTestLeavesNoProcess(t *testing.T) {
 	}
 }
 
-func TestStartNamesMissingPrerequisites(t *testing.T) {
+func TestStart_MissingPrerequisites(t *testing.T) {
 	_, err := cluster.Start(t.Context(), cluster.Options{Kube: "/nonexistent", Tier: "huge"})
 	if err == nil || !strings.Contains(err.Error(), "hack/kube.sh") || !strings.Contains(err.Error(), `not "huge"`) {
 		t.Errorf("got %v", err)
@@ -256,7 +244,7 @@ func TestStartNamesMissingPrerequisites(t *testing.T) {
 	}
 }
 
-func TestStartReturnsTheLogOfAServerThatExits(t *testing.T) {
+func TestStart_ServerExits(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "kube")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\necho \"$1 has no licence\"\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)

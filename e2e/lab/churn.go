@@ -105,7 +105,7 @@ func (c *Churn) runPod(name, node string, inMesh bool) {
 		template, kind = Plain(On(node)), plainOn+node
 		name += "-plain"
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*cluster.Timeout)
 	defer cancel()
 	err := c.live(ctx, name, template, inMesh)
 	c.mu.Lock()

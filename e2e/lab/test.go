@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/program"
 )
 
 // Shared runs the tests of a package on one cluster, which start creates. When a test fails, the servers' logs are
@@ -53,7 +56,7 @@ func ControlPlane(m *testing.M, name string, to *Cluster) int {
 	})
 }
 
-// Test extends testing.T with waits.
+// Test extends testing.T with waits and programs.
 type Test struct {
 	*testing.T
 	// OnTimeout, if set, logs the state when Until times out.
@@ -68,25 +71,55 @@ func (t Test) Must(err error) {
 	}
 }
 
-// Timeout bounds Until: the kubelet retries a failed init container after up to 80 seconds.
-const Timeout = 3 * time.Minute
-
-// Until polls a condition.
+// Until polls a condition. It also works in cleanups.
 func (t Test) Until(what string, holds func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(Timeout)
-	defer deadline.Stop()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !holds() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			if t.OnTimeout != nil {
-				t.OnTimeout()
-			}
-			t.Fatalf("timed out waiting for %s", what)
+	// t.Context is cancelled before cleanups run.
+	err := cluster.Until(context.WithoutCancel(t.Context()), what, func() (bool, error) { return holds(), nil })
+	if err == nil {
+		return
+	}
+	if t.OnTimeout != nil {
+		t.OnTimeout()
+	}
+	t.Fatal(err)
+}
+
+// Start starts a program, which is killed when the test ends. A test that fails logs its output.
+func (t Test) Start(env []string, path string, args ...string) *program.Program {
+	t.Helper()
+	p, err := program.Start(env, path, args...)
+	t.Must(err)
+	t.Cleanup(func() {
+		p.Signal(os.Kill)
+		<-p.Ended()
+		if t.Failed() {
+			t.Logf("the output of %q:\n%s", strings.Join(args, " "), strings.Join(p.Lines(), "\n"))
 		}
+	})
+	return p
+}
+
+// End waits until a program has exited, and returns its exit status.
+func (t Test) End(p *program.Program) int {
+	t.Helper()
+	t.Until("the end of the program", func() bool {
+		select {
+		case <-p.Ended():
+			return true
+		default:
+			return false
+		}
+	})
+	return p.Status()
+}
+
+// Stop sends SIGTERM, as the kubelet does, and checks that the exit status is 0.
+func (t Test) Stop(p *program.Program) {
+	t.Helper()
+	p.Signal(unix.SIGTERM)
+	if status := t.End(p); status != 0 {
+		t.Errorf("exit status %d", status)
 	}
 }
 

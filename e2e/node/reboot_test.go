@@ -8,35 +8,25 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/meshcni/istio-cni/e2e/lab"
-	"github.com/meshcni/istio-cni/e2e/program"
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
 // flag is a file on the node whose existence makes the agent ready.
 const flag = "/var/log/agent-may-be-ready"
 
-// TestARebootOfTheNode, T-4 and T-5: the node loses power. The controller runs outside of it, adds the taint after
+// TestTaint_Reboot, T-4 and T-5: the node loses power. The controller runs outside of it, adds the taint after
 // the reboot although the API still reports the agent ready, and removes it when the agent is ready again.
-func TestARebootOfTheNode(t *testing.T) {
+func TestTaint_Reboot(t *testing.T) {
 	l := newFixture(t, "reboot")
 	l.setFlag(true)
 	l.deployFlaggedAgent()
 	l.Until("the agent", func() bool { return l.isReady("k8s-app=istio-cni-node") })
-	l.grant(rights.Taint{Lease: "istio-node-untaint"})
-	kubeconfig, err := shared.AccountKubeconfig(t.Context(), l.namespace, "istio-cni-taint")
+	l.Must(shared.Namespace(t.Context(), l.namespace, lab.TaintAccount))
+	l.GrantTaint(l.client, l.namespace, rights.Taint{Lease: "istio-node-untaint"})
+	kubeconfig, err := shared.AccountKubeconfig(t.Context(), l.namespace, lab.TaintAccount)
 	l.Must(err)
-	p, err := program.Start([]string{"TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0"}, shared.IstioCNI, "taint", "--kubeconfig="+kubeconfig,
+	l.Start([]string{"TAINT_HEALTH_PORT=0", "TAINT_MONITORING_PORT=0"}, shared.IstioCNI, "taint", "--kubeconfig="+kubeconfig,
 		"--namespace="+l.namespace, "--lease-namespace="+l.namespace, "--add", "--hysteresis=1h")
-	l.Must(err)
-	t.Cleanup(func() {
-		p.Signal(os.Kill)
-		<-p.Ended()
-		if t.Failed() {
-			for _, line := range p.Lines() {
-				t.Log(line)
-			}
-		}
-	})
 	l.Until("the taint to go", func() bool { return !l.startupTaint() })
 	before := l.node().Status.NodeInfo.BootID
 

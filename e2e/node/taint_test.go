@@ -7,7 +7,6 @@ import (
 
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
-	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -17,10 +16,10 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// TestTheTaintKeepsPodsAwayUntilTheAgentIsReady shows the controller's purpose: the node registers with the taint, an
+// TestTaint_UntilTheAgentIsReady shows the controller's purpose: the node registers with the taint, an
 // application stays Pending until the agent is ready, and the controller runs as a pod with its ServiceAccount and
 // RBAC rules.
-func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
+func TestTaint_UntilTheAgentIsReady(t *testing.T) {
 	l := newFixture(t, "mesh")
 	l.put()
 	l.Until("the node with its taint", func() bool { return l.startupTaint() })
@@ -30,7 +29,8 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 			return c.Type == core.PodScheduled && c.Status == core.ConditionFalse && c.Reason == core.PodReasonUnschedulable
 		})
 	})
-	l.grant(rights.Taint{Lease: "istio-node-untaint"})
+	l.Must(shared.Namespace(t.Context(), l.namespace, lab.TaintAccount))
+	l.GrantTaint(l.client, l.namespace, rights.Taint{Lease: "istio-node-untaint"})
 	l.deployController()
 	l.Until("the controller", func() bool { return l.isReady("app=taint") })
 	if !l.startupTaint() || l.get("application").Spec.NodeName != "" {
@@ -47,7 +47,7 @@ func TestTheTaintKeepsPodsAwayUntilTheAgentIsReady(t *testing.T) {
 			return e.InvolvedObject.Kind == "Node" && e.Reason == "MeshCNIReady" && e.Source.Component == "istio-cni-taint"
 		})
 	})
-	requests, err := shared.Requests(l.namespace, "istio-cni-taint")
+	requests, err := shared.Requests(l.namespace, lab.TaintAccount)
 	l.Must(err)
 	for _, r := range requests {
 		if r.Status == 403 {
@@ -81,41 +81,6 @@ func (l *fixture) isReady(selector string) bool {
 	return len(pods.Items) > 0 && !slices.ContainsFunc(pods.Items, func(p core.Pod) bool { return !ready(&p) })
 }
 
-// grant creates the controller's ServiceAccount, roles and bindings, as the chart does.
-func (l *fixture) grant(of rights.Taint) {
-	l.Helper()
-	ctx := l.Context()
-	account := &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: "istio-cni-taint"}}
-	_, err := l.client.CoreV1().ServiceAccounts(l.namespace).Create(ctx, account, meta.CreateOptions{})
-	l.Must(err)
-	subjects := []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: l.namespace, Name: account.Name}}
-	roles, err := of.Roles()
-	l.Must(err)
-	for _, role := range roles {
-		// The name is per test, so that no test has the roles of another.
-		name := role.Name + "-" + l.namespace
-		object, ref := meta.ObjectMeta{Name: name}, rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "Role", Name: name}
-		if role.Name == rights.TaintNodes {
-			ref.Kind = "ClusterRole"
-			_, err = l.client.RbacV1().ClusterRoles().Create(ctx, &rbac.ClusterRole{ObjectMeta: object, Rules: role.Rules}, meta.CreateOptions{})
-			l.Must(err)
-			binding := &rbac.ClusterRoleBinding{ObjectMeta: object, RoleRef: ref, Subjects: subjects}
-			_, err = l.client.RbacV1().ClusterRoleBindings().Create(ctx, binding, meta.CreateOptions{})
-			l.Must(err)
-			continue
-		}
-		namespace := l.namespace
-		if role.Name == rights.TaintEvents {
-			namespace = meta.NamespaceDefault
-		}
-		_, err = l.client.RbacV1().Roles(namespace).Create(ctx, &rbac.Role{ObjectMeta: object, Rules: role.Rules}, meta.CreateOptions{})
-		l.Must(err)
-		binding := &rbac.RoleBinding{ObjectMeta: object, RoleRef: ref, Subjects: subjects}
-		_, err = l.client.RbacV1().RoleBindings(namespace).Create(ctx, binding, meta.CreateOptions{})
-		l.Must(err)
-	}
-}
-
 // deployController creates two replicas of the controller without any privileges on the node.
 func (l *fixture) deployController() {
 	l.Helper()
@@ -135,7 +100,7 @@ func (l *fixture) deployController() {
 	deployment := &apps.Deployment{ObjectMeta: meta.ObjectMeta{Name: "istio-cni-taint"}, Spec: apps.DeploymentSpec{
 		Replicas: &replicas, Selector: &meta.LabelSelector{MatchLabels: labels},
 		Template: core.PodTemplateSpec{ObjectMeta: meta.ObjectMeta{Labels: labels}, Spec: core.PodSpec{
-			ServiceAccountName: "istio-cni-taint", Tolerations: anyTaint(), Containers: []core.Container{c}, TerminationGracePeriodSeconds: &grace,
+			ServiceAccountName: lab.TaintAccount, Tolerations: anyTaint(), Containers: []core.Container{c}, TerminationGracePeriodSeconds: &grace,
 		}},
 	}}
 	_, err := l.client.AppsV1().Deployments(l.namespace).Create(l.Context(), deployment, meta.CreateOptions{})

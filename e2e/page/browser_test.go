@@ -19,6 +19,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
@@ -54,7 +55,7 @@ func open(t *testing.T, origin string) *browser {
 	t.Cleanup(end)
 	tab, endTab := chromedp.NewContext(program)
 	t.Cleanup(endTab)
-	limited, endTime := context.WithTimeout(tab, lab.Timeout)
+	limited, endTime := context.WithTimeout(tab, cluster.Timeout)
 	t.Cleanup(endTime)
 	b := &browser{Test: lab.Test{T: t}, ctx: limited, origin: origin}
 	b.Must(chromedp.Listen(limited, b.request))

@@ -74,8 +74,8 @@ func agent(t *testing.T) (image string, config map[string]string) {
 	return containers[0].(map[string]any)["image"].(string), config
 }
 
-// TestReuseValuesOfTheReferencesRelease upgrades a release of the reference's chart with the values that Helm has of it.
-func TestReuseValuesOfTheReferencesRelease(t *testing.T) {
+// TestHelm_UpgradeFromTheReference upgrades a release of the reference's chart with the values that Helm has of it.
+func TestHelm_UpgradeFromTheReference(t *testing.T) {
 	mustHelm(t, "install", release, shared.reference.Chart, "--set=excludeNamespaces={a,b},pilot.x=y,variant=distroless")
 	t.Cleanup(func() { mustHelm(t, "uninstall", release) })
 	upgrade := []string{"upgrade", release, ours()}
@@ -98,8 +98,8 @@ func TestReuseValuesOfTheReferencesRelease(t *testing.T) {
 	mustHelm(t, "rollback", release, "1")
 }
 
-// TestTheValuesOfTheReferencesCharts gives whole values files of other charts, as they are and without the prefix of defaults.
-func TestTheValuesOfTheReferencesCharts(t *testing.T) {
+// TestHelm_ValuesOfOtherCharts gives whole values files of other charts, as they are and without the prefix of defaults.
+func TestHelm_ValuesOfOtherCharts(t *testing.T) {
 	tried := 0
 	err := filepath.WalkDir(shared.reference.Charts, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Base(path) != "values.yaml" {
@@ -136,8 +136,8 @@ func TestTheValuesOfTheReferencesCharts(t *testing.T) {
 	}
 }
 
-// TestAnAccountForOneNamespace installs what is in the release's namespace by an account that may do nothing elsewhere.
-func TestAnAccountForOneNamespace(t *testing.T) {
+// TestHelm_AccountOfOneNamespace installs what is in the release's namespace by an account that may do nothing elsewhere.
+func TestHelm_AccountOfOneNamespace(t *testing.T) {
 	binding := &object{Object: map[string]any{
 		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
 		"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": "limited", "namespace": "istio-system"}},

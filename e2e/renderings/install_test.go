@@ -2,7 +2,6 @@ package renderings
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -92,9 +91,9 @@ func each(objects []*object, do func(*object)) {
 	all.Wait()
 }
 
-// TestEveryRenderingInstalls creates the objects of each rendering in an empty cluster, creates a pod of each
+// TestInstall creates the objects of each rendering in an empty cluster, creates a pod of each
 // template by dry run, and deletes the objects.
-func TestEveryRenderingInstalls(t *testing.T) {
+func TestInstall(t *testing.T) {
 	a, names, different := newAccount(), 0, 0
 	for _, r := range shared.renderings {
 		t.Run(r.name(), func(t *testing.T) {
@@ -151,36 +150,14 @@ func tryPods(t *testing.T, r rendering, a *account) {
 		}
 		a.pods++
 		a.warned(t)
-		checkAppArmor(t, pod, made)
 		for _, problem := range missing("", pod.Object, made.Object) {
 			t.Errorf("pod %s: %s", pod.GetGenerateName(), problem)
 		}
 	}
 }
 
-// checkAppArmor checks that the server converts the deprecated annotation to the field appArmorProfile.
-func checkAppArmor(t *testing.T, pod, made *object) {
-	t.Helper()
-	for name, profile := range pod.GetAnnotations() {
-		container, is := strings.CutPrefix(name, "container.apparmor.security.beta.kubernetes.io/")
-		if !is {
-			continue
-		}
-		all, _, err := unstructured.NestedSlice(made.Object, "spec", "containers")
-		at := slices.IndexFunc(all, func(c any) bool { return c.(map[string]any)["name"] == container })
-		if err != nil || at < 0 {
-			t.Errorf("pod %s has an annotation for container %q, which does not exist: error %v", pod.GetGenerateName(), container, err)
-			continue
-		}
-		kind, _, err := unstructured.NestedString(all[at].(map[string]any), "securityContext", "appArmorProfile", "type")
-		if profile != "unconfined" || kind != "Unconfined" {
-			t.Errorf("pod %s: %s is %q, the server converted it to %q, error %v", pod.GetGenerateName(), name, profile, kind, err)
-		}
-	}
-}
-
-// TestUnknownFieldsAreRejected shows that the tests of this file can fail.
-func TestUnknownFieldsAreRejected(t *testing.T) {
+// TestInstall_UnknownFields shows that the tests of this file can fail.
+func TestInstall_UnknownFields(t *testing.T) {
 	r, err := byName(shared.renderings, `everything on "openshift"`)
 	if err != nil {
 		t.Fatal(err)

@@ -2,7 +2,8 @@
 //
 // The chart program has the list of renderings (hack/chart/list.go). Each is installed with strict field validation, compared
 // with the stored objects, and deleted; each is also an upgrade of the default rendering, and the other way round. Pods of
-// each template are created by dry run. Helm itself installs and upgrades releases, among them one of the reference's chart. No pod runs: e2e/mesh tests the agent on a node, e2e/node the controller. All tests
+// each template are created by dry run. Helm itself installs and upgrades releases, among them one of the reference's chart. No
+// pod runs: e2e/mesh tests the agent on a node, e2e/node the controller. All tests
 // share one API server and run sequentially, as all renderings have the same object names.
 //
 // Start reading at install_test.go; server_test.go has the client.
@@ -18,6 +19,7 @@ import (
 
 	"github.com/meshcni/istio-cni/e2e/artifacts"
 	"github.com/meshcni/istio-cni/e2e/cluster"
+	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
 // shared is the state of all tests.
@@ -32,39 +34,20 @@ var shared struct {
 
 func TestMain(m *testing.M) {
 	cluster.Main()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) (status int) {
-	ctx := context.Background()
-	found, err := artifacts.Find()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	if shared.reference, err = artifacts.FindReference(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	c, err := cluster.Start(ctx, cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() {
-		if status != 0 {
-			err = errors.Join(err, c.CollectLogs(filepath.Join(found.Logs, "renderings")))
+	os.Exit(lab.Shared(m, "renderings", func(ctx context.Context, found artifacts.Artifacts) (*cluster.Cluster, error) {
+		c, err := cluster.Start(ctx, cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
+		if err != nil {
+			return nil, err
 		}
-		if stopped := c.Stop(); err != nil || stopped != nil {
-			fmt.Fprintln(os.Stderr, err, stopped)
-			status = 1
+		shared.cluster, shared.fresh = c, map[string]stored{}
+		if shared.reference, err = artifacts.FindReference(); err == nil {
+			err = prepare(ctx, c, found)
 		}
-	}()
-	if err = prepare(ctx, c, found); err != nil {
-		return 1
-	}
-	shared.cluster, shared.fresh = c, map[string]stored{}
-	return m.Run()
+		if err != nil {
+			return nil, errors.Join(err, c.Stop())
+		}
+		return c, nil
+	}))
 }
 
 // prepare renders the chart for the API server's version and creates the objects that an administrator provides:

@@ -109,8 +109,8 @@ func (with tool) upgrade(t *testing.T, from, to rendering) {
 	}
 }
 
-// TestEveryRenderingIsAnUpgrade upgrades the default rendering to each other one, and back.
-func TestEveryRenderingIsAnUpgrade(t *testing.T) {
+// TestUpgrade upgrades the default rendering to each other one, and back.
+func TestUpgrade(t *testing.T) {
 	start, err := byName(shared.renderings, `defaults on ""`)
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +140,7 @@ func TestEveryRenderingIsAnUpgrade(t *testing.T) {
 	}
 }
 
-// installed returns the stored objects of a fresh installation of a rendering, from TestEveryRenderingInstalls or by
+// installed returns the stored objects of a fresh installation of a rendering, from TestInstall or by
 // installing it.
 func installed(t *testing.T, r rendering) stored {
 	t.Helper()
@@ -153,8 +153,8 @@ func installed(t *testing.T, r rendering) stored {
 	return of
 }
 
-// TestImmutableFieldsAreRejected shows that the test above can fail.
-func TestImmutableFieldsAreRejected(t *testing.T) {
+// TestUpgrade_ImmutableFields shows that the test above can fail.
+func TestUpgrade_ImmutableFields(t *testing.T) {
 	start, err := byName(shared.renderings, `defaults on ""`)
 	if err != nil {
 		t.Fatal(err)

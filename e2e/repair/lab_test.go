@@ -11,7 +11,6 @@ import (
 	authorization "k8s.io/api/authorization/v1"
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -35,24 +34,26 @@ var fixtures atomic.Int64
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	n := fixtures.Add(1)
-	l := &fixture{Test: lab.Test{T: t}, client: shared.Client(), mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n)}
+	l := &fixture{
+		Test: lab.Test{T: t}, client: shared.Client(),
+		mesh: fmt.Sprintf("mesh-%d", n), app: fmt.Sprintf("app-%d", n), other: fmt.Sprintf("other-%d", n),
+	}
 	l.Must(shared.Namespace(t.Context(), l.mesh, account))
 	l.Must(shared.Namespace(t.Context(), l.app))
 	l.Must(shared.Namespace(t.Context(), l.other))
-	// t.Context is cancelled before cleanups run.
-	t.Cleanup(func() { l.clear(context.Background()) })
+	t.Cleanup(l.clear)
 	return l
 }
 
 // clear deletes the pods with grace period 0, also those that are terminating.
-func (l *fixture) clear(ctx context.Context) {
+func (l *fixture) clear() {
 	l.Helper()
-	now := int64(0)
+	now, ctx := int64(0), context.Background() // t.Context is cancelled before cleanups run
 	for _, namespace := range []string{l.app, l.other} {
-		err := l.client.CoreV1().Pods(namespace).DeleteCollection(ctx, meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
-		if err != nil {
-			l.Errorf("clearing: %v", err)
-		}
+		l.Until("the pods to be deleted", func() bool { // a request about many pods can time out
+			err := l.client.CoreV1().Pods(namespace).DeleteCollection(ctx, meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
+			return err == nil
+		})
 	}
 }
 
@@ -77,22 +78,11 @@ func (r right) rule() rbac.PolicyRule {
 // token.
 func (l *fixture) grant(rights ...right) string {
 	l.Helper()
-	name := account + "-" + l.mesh
-	var rules []rbac.PolicyRule
+	role := rbac.Role{ObjectMeta: meta.ObjectMeta{Name: account + "-" + l.mesh}}
 	for _, r := range rights {
-		rules = append(rules, r.rule())
+		role.Rules = append(role.Rules, r.rule())
 	}
-	// For ClusterRoles an update creates a missing object.
-	role := &rbac.ClusterRole{ObjectMeta: meta.ObjectMeta{Name: name}, Rules: rules}
-	_, err := l.client.RbacV1().ClusterRoles().Update(l.Context(), role, meta.UpdateOptions{})
-	l.Must(err)
-	_, err = l.client.RbacV1().ClusterRoleBindings().Create(l.Context(), &rbac.ClusterRoleBinding{
-		ObjectMeta: meta.ObjectMeta{Name: name}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects: []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: l.mesh, Name: account}},
-	}, meta.CreateOptions{})
-	if !apierrors.IsAlreadyExists(err) {
-		l.Must(err)
-	}
+	l.Bind(l.client, role, "", rbac.Subject{Kind: rbac.ServiceAccountKind, Namespace: l.mesh, Name: account})
 	for _, r := range rights {
 		l.Until("the API server to allow "+string(r), func() bool { return l.allowed(r) })
 	}

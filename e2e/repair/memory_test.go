@@ -1,10 +1,8 @@
 package repair
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -41,7 +39,7 @@ func TestMemoryAndTraffic(t *testing.T) {
 	l.resident(d)
 
 	// Only changes of pods on the node are sent.
-	lab.InParallel(pods/10, func(i int) { l.annotateIfPresent(fmt.Sprintf("many-%05d", i), "again") })
+	lab.InParallel(pods/10, func(i int) { l.annotate(fmt.Sprintf("many-%05d", i), "again") })
 	l.pod("late", broken(), on(nodeOf(7)))
 	l.Until("the late pod", func() bool { return l.labelled("late") == "true" })
 	after := through.received()
@@ -82,7 +80,7 @@ func nodeOf(i int) string { return fmt.Sprintf("node-%02d", i) }
 // resident logs and returns the resident set size of the process in bytes.
 func (l *fixture) resident(d *repairer) int {
 	l.Helper()
-	text, err := os.ReadFile(filepath.Join(l.process(d), "status"))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.PID()))
 	l.Must(err)
 	got := map[string]int{}
 	for line := range strings.Lines(string(text)) {
@@ -97,33 +95,17 @@ func (l *fixture) resident(d *repairer) int {
 	return got["VmRSS"] << 10
 }
 
-// process returns the program's directory in /proc, found by its kubeconfig, which no other process has.
-func (l *fixture) process(d *repairer) string {
-	l.Helper()
-	all, err := filepath.Glob("/proc/[0-9]*")
-	l.Must(err)
-	for _, dir := range all {
-		// The process may have exited meanwhile.
-		if text, err := os.ReadFile(filepath.Join(dir, "cmdline")); err == nil && strings.Contains(string(text), "\x00"+d.kubeconfig+"\x00") {
-			return dir
-		}
-	}
-	l.Fatal("the process of the program was not found")
-	return ""
-}
-
 func mib(kib int) float64 { const unit = 1024; return float64(kib) / unit }
 
 // createPods creates injected pods, spread evenly over the nodes. Only those on node 7 have a status, and one of them
 // is broken. It returns the size of a pod in JSON.
 func (l *fixture) createPods(pods, nodes int) (size int) {
 	l.Helper()
-	l.Cleanup(func() { l.deletePods() })
 	lab.InParallel(pods, func(i int) {
 		pod := injected(fmt.Sprintf("many-%05d", i), nodeOf(i%nodes))
 		made, err := l.client.CoreV1().Pods(l.app).Create(l.Context(), pod, meta.CreateOptions{})
 		if err == nil && i%nodes == 7 {
-			status(ended(0, ""), core.ContainerState{})(pod)
+			status(ended(0), core.ContainerState{})(pod)
 			if i == 7 {
 				broken()(pod)
 			}
@@ -142,15 +124,6 @@ func (l *fixture) createPods(pods, nodes int) (size int) {
 		l.FailNow()
 	}
 	return size
-}
-
-// deletePods deletes the pods of the test and waits for the response.
-func (l *fixture) deletePods() {
-	now := int64(0)
-	err := l.client.CoreV1().Pods(l.app).DeleteCollection(context.Background(), meta.DeleteOptions{GracePeriodSeconds: &now}, meta.ListOptions{})
-	if err != nil {
-		l.Errorf("removing the pods: %v", err)
-	}
 }
 
 // injected returns a pod with the size of a real injected pod.

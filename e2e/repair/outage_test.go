@@ -11,9 +11,9 @@ import (
 	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
-// TestTheAPIServerCrashes: the API server is killed during a deletion. After its restart that pod and one that broke
+// TestOutage_Crash: the API server is killed during a deletion. After its restart that pod and one that broke
 // meanwhile are deleted, each once.
-func TestTheAPIServerCrashes(t *testing.T) {
+func TestOutage_Crash(t *testing.T) {
 	l := newFixture(t)
 	l.pod("first", broken())
 	l.pod("p")
@@ -22,9 +22,7 @@ func TestTheAPIServerCrashes(t *testing.T) {
 	l.Until("the first to go", func() bool { return l.gone("first") })
 	through.hold(http.MethodDelete, "/pods/p")
 	l.pod("fine")
-	pod := l.get(l.app, "p")
-	broken()(pod)
-	l.report(pod, pod.Status)
+	l.breaks("p")
 	through.waitHeld()
 	l.Must(shared.Kill(cluster.APIServer))
 	through.release()
@@ -47,8 +45,8 @@ func TestTheAPIServerCrashes(t *testing.T) {
 	// A restarted API server denies requests until it has read the roles, so noForbiddenRequests does not apply here.
 }
 
-// TestAStartWithoutAnAPIServer: the daemon waits for the API server.
-func TestAStartWithoutAnAPIServer(t *testing.T) {
+// TestOutage_AtTheStart: the daemon waits for the API server.
+func TestOutage_AtTheStart(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p", broken())
 	kubeconfig := l.grant(mayWatch, mayReport, mayLabel)
@@ -60,16 +58,14 @@ func TestAStartWithoutAnAPIServer(t *testing.T) {
 	d.stop()
 }
 
-// TestTheAPIServerHangs: a request that was pending while the API server was paused is executed once.
-func TestTheAPIServerHangs(t *testing.T) {
+// TestOutage_Hang: a request that was pending while the API server was paused is executed once.
+func TestOutage_Hang(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p")
 	through := l.tap(l.grant(mayWatch, mayReport, mayDelete))
 	through.hold(http.MethodDelete, "/pods/p")
 	d := l.daemon(through.kubeconfig, "--delete-pods")
-	pod := l.get(l.app, "p")
-	broken()(pod)
-	l.report(pod, pod.Status)
+	l.breaks("p")
 	through.waitHeld()
 	l.Must(shared.Pause(cluster.APIServer))
 	through.release()

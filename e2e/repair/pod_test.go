@@ -50,6 +50,14 @@ func (l *fixture) pod(name string, changes ...change) *core.Pod {
 	return l.report(made, pod.Status)
 }
 
+// breaks reports that the validation has failed.
+func (l *fixture) breaks(name string) {
+	l.Helper()
+	pod := l.get(l.app, name)
+	broken()(pod)
+	l.report(pod, pod.Status)
+}
+
 // report patches the status of a pod, as the kubelet does.
 func (l *fixture) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 	l.Helper()
@@ -60,12 +68,14 @@ func (l *fixture) report(pod *core.Pod, status core.PodStatus) *core.Pod {
 	return made
 }
 
-// annotate changes an annotation that the program does not read.
-func (l *fixture) annotate(namespace, name, value string) {
+// annotate changes an annotation that the program does not read, if the pod exists.
+func (l *fixture) annotate(name, value string) {
 	l.Helper()
-	patch := []byte(`{"metadata":{"annotations":{"example.com/touched":"` + value + `"}}}`)
-	_, err := l.client.CoreV1().Pods(namespace).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
-	l.Must(err)
+	patch := []byte(`{"metadata":{"annotations":{"example.com/annotated":"` + value + `"}}}`)
+	_, err := l.client.CoreV1().Pods(l.app).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		l.Errorf("changing pod %s: %v", name, err)
+	}
 }
 
 // get returns a pod, or nil if it does not exist.
@@ -91,9 +101,9 @@ func (l *fixture) labelled(name string) string {
 }
 
 // delete deletes a pod, as another client would.
-func (l *fixture) delete(namespace, name string) {
+func (l *fixture) delete(name string) {
 	l.Helper()
-	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
+	l.Must(l.client.CoreV1().Pods(l.app).Delete(l.Context(), name, meta.DeleteOptions{}))
 }
 
 // States of containers.
@@ -102,13 +112,13 @@ func waiting(reason string) core.ContainerState {
 	return core.ContainerState{Waiting: &core.ContainerStateWaiting{Reason: reason}}
 }
 
-func ended(code int32, message string) core.ContainerState {
+func ended(code int32) core.ContainerState {
 	reason := "Error"
 	if code == 0 {
 		reason = "Completed"
 	}
 	return core.ContainerState{Terminated: &core.ContainerStateTerminated{
-		ExitCode: code, Reason: reason, Message: message, StartedAt: meta.Now(), FinishedAt: meta.Now(),
+		ExitCode: code, Reason: reason, StartedAt: meta.Now(), FinishedAt: meta.Now(),
 	}}
 }
 
@@ -126,13 +136,7 @@ func status(is, last core.ContainerState) change {
 }
 
 // broken is the status that the reference looks for.
-func broken() change { return status(waiting("CrashLoopBackOff"), ended(126, "")) }
-
-func without(annotation string) change {
-	return func(p *core.Pod) { delete(p.Annotations, annotation) }
-}
-
-func annotated(key, value string) change { return func(p *core.Pod) { p.Annotations[key] = value } }
+func broken() change { return status(waiting("CrashLoopBackOff"), ended(126)) }
 
 func labels(all map[string]string) change {
 	return func(p *core.Pod) {
@@ -147,16 +151,11 @@ func on(node string) change { return func(p *core.Pod) { p.Spec.NodeName = node 
 
 func in(namespace string) change { return func(p *core.Pod) { p.Namespace = namespace } }
 
-func phase(phase core.PodPhase) change { return func(p *core.Pod) { p.Status.Phase = phase } }
-
-// annotateIfPresent changes an annotation of a pod if it exists.
-func (l *fixture) annotateIfPresent(name, value string) {
-	patch := []byte(`{"metadata":{"annotations":{"example.com/annotated":"` + value + `"}}}`)
-	_, err := l.client.CoreV1().Pods(l.app).Patch(l.Context(), name, types.MergePatchType, patch, meta.PatchOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		l.Errorf("changing pod %s: %v", name, err)
-	}
+func grace(seconds int64) change {
+	return func(p *core.Pod) { p.Spec.TerminationGracePeriodSeconds = &seconds }
 }
+
+func phase(phase core.PodPhase) change { return func(p *core.Pod) { p.Status.Phase = phase } }
 
 // encode marshals an API object, which cannot fail.
 func encode(object any) string {

@@ -9,8 +9,8 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// TestPodChangesBetweenDecisionAndRequest holds the request back while the pod is replaced or changed.
-func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
+// TestPrecondition_PodChanges holds the request back while the pod is replaced or changed.
+func TestPrecondition_PodChanges(t *testing.T) {
 	none := core.ContainerState{}
 	for _, m := range modes()[:2] { // delete, evict
 		end := "/pods/p"
@@ -25,19 +25,19 @@ func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
 			deleted bool
 		}{
 			{"another pod of the name, in good health", func(l *fixture, pod *core.Pod) *core.Pod {
-				l.delete(pod.Namespace, pod.Name)
-				return l.pod("p", status(ended(0, ""), none))
+				l.delete(pod.Name)
+				return l.pod("p", status(ended(0), none))
 			}, false},
 			{"another pod of the name, that has yet to start", func(l *fixture, pod *core.Pod) *core.Pod {
-				l.delete(pod.Namespace, pod.Name)
+				l.delete(pod.Name)
 				return l.pod("p")
 			}, false},
 			{"the same pod, recovered", func(l *fixture, pod *core.Pod) *core.Pod {
-				status(ended(0, ""), ended(126, ""))(pod)
+				status(ended(0), ended(126))(pod)
 				return l.report(pod, pod.Status)
 			}, false},
 			{"the same pod, still broken", func(l *fixture, pod *core.Pod) *core.Pod {
-				l.annotate(pod.Namespace, pod.Name, "once")
+				l.annotate(pod.Name, "once")
 				return pod
 			}, true},
 		} {
@@ -72,27 +72,25 @@ func TestPodChangesBetweenDecisionAndRequest(t *testing.T) {
 	}
 }
 
-// TestPodRecreatedUnderTheSameNameIsNotLabelled: the patch of a label has only the UID as precondition.
-func TestPodRecreatedUnderTheSameNameIsNotLabelled(t *testing.T) {
+// TestPrecondition_PodIsRecreated: the patch of a label has only the UID as precondition.
+func TestPrecondition_PodIsRecreated(t *testing.T) {
 	l := newFixture(t)
 	l.pod("p", broken())
 	through := l.tap(l.grant(mayWatch, mayReport, mayLabel))
 	through.hold(http.MethodPatch, "/pods/p/status")
 	d := l.daemon(through.kubeconfig, "--label-pods")
 	through.waitHeld()
-	l.delete(l.app, "p")
-	l.pod("p", status(ended(0, ""), core.ContainerState{}))
+	l.delete("p")
+	l.pod("p", status(ended(0), core.ContainerState{}))
 	through.release()
 	// The API server rejects another UID as invalid (422).
 	l.Until("the refusal", func() bool { return l.count("patch", "pods/status", "p", http.StatusUnprocessableEntity) == 1 })
 	// A changed pod with the same UID is labelled.
 	l.pod("q")
 	through.hold(http.MethodPatch, "/pods/q/status")
-	pod := l.get(l.app, "q")
-	broken()(pod)
-	l.report(pod, pod.Status)
+	l.breaks("q")
 	through.waitHeld()
-	l.annotate(l.app, "q", "once")
+	l.annotate("q", "once")
 	through.release()
 	l.Until("the label", func() bool { return l.labelled("q") == "true" })
 	d.stop()
@@ -102,8 +100,8 @@ func TestPodRecreatedUnderTheSameNameIsNotLabelled(t *testing.T) {
 	l.noForbiddenRequests()
 }
 
-// TestASecondWriter changes the pods in a loop while the program deletes them.
-func TestASecondWriter(t *testing.T) {
+// TestPrecondition_SecondWriter changes the pods in a loop while the program deletes them.
+func TestPrecondition_SecondWriter(t *testing.T) {
 	l := newFixture(t)
 	const pods = 5
 	for i := range pods {
@@ -119,7 +117,7 @@ func TestASecondWriter(t *testing.T) {
 					return
 				default:
 				}
-				l.annotateIfPresent(fmt.Sprintf("p-%d", i), fmt.Sprint(n))
+				l.annotate(fmt.Sprintf("p-%d", i), fmt.Sprint(n))
 			}
 		}
 	})

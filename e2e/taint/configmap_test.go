@@ -1,6 +1,8 @@
 package taint
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,96 +12,105 @@ import (
 	"github.com/meshcni/istio-cni/e2e/rights"
 )
 
-// event reports whether an object has an event with this reason whose message contains part.
-func (l *fixture) event(namespace, name, reason, part string) bool {
-	l.Helper()
-	events, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
-	l.Must(err)
-	for _, e := range events.Items {
-		if e.InvolvedObject.Name == name && e.Reason == reason && strings.Contains(e.Message, part) {
-			return true
-		}
-	}
-	return false
-}
-
-// TestRequirementsChange, T-3: the controller watches the ConfigMap; an invalid or missing one changes no taint.
-func TestRequirementsChange(t *testing.T) {
+// TestConfigMap, T-3: the controller watches the ConfigMap; an invalid or missing one changes no taint.
+func TestConfigMap(t *testing.T) {
 	l := newFixture(t)
-	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName}})
+	kubeconfig := l.grant(rights.Taint{Lease: "istio-taint-lock", ConfigMap: configMapName})
 	blue, green := map[string]string{"color": "blue"}, map[string]string{"color": "green"}
 	l.node("blue", nodeState{ready: "True"})
 	l.pod("blue", podState{ready: true, labels: blue})
 	l.node("green", nodeState{ready: "True"})
 	l.pod("green", podState{ready: true, labels: green})
-	are := func(blue, green []string) func() bool {
-		return func() bool { return slices.Equal(l.taints("blue"), blue) && slices.Equal(l.taints("green"), green) }
+	until := func(blue, green []string) {
+		t.Helper()
+		l.untilTaints("blue", blue...)
+		l.untilTaints("green", green...)
 	}
-	none, one := []string{}, []string{legacy}
+	untilRefused := func(words string) {
+		t.Helper()
+		l.Until("an event about "+words, func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", words) })
+	}
+	none, one := []string(nil), []string{legacy}
 
 	c := l.begin(kubeconfig, "--configmap-namespace="+l.mesh, "--configmap-name="+configMapName, "--hysteresis=0", "--leader-elect=false")
-	l.Until("a warning of the missing ConfigMap", func() bool { return c.logged("requirements cannot be used") })
-	l.Until("its event", func() bool {
-		return l.event(l.mesh, configMapName, "InvalidTaintRequirements", "there is no ConfigMap")
-	})
-	if c.patches("") != 0 {
+	untilRefused("there is no ConfigMap")
+	if l.patches("") != 0 {
 		t.Error("nodes were changed without requirements")
 	}
 	l.configMap(l.requires("color=blue"))
-	l.Until("the requirement of blue", are(none, one))
+	until(none, one)
 	l.configMap(l.requires("color=green"))
-	l.Until("the requirement of green", are(one, none))
-	before := c.patches("")
+	until(one, none)
+	before := l.patches("")
 
-	for _, bad := range []struct{ text, message string }{
-		{"- {name: x, selector: 'color in blue', namespace: n}", "selector"},
-		{"- {name: x, selektor: color=blue}", "selektor"},
-		{"{", "decoding"},
-	} {
-		l.configMap(map[string]string{"config": bad.text})
-		l.Until("an event about "+bad.text, func() bool { return l.event(l.mesh, configMapName, "InvalidTaintRequirements", bad.message) })
-	}
+	l.configMap(map[string]string{"config": "- {name: x, selektor: color=blue}"})
+	untilRefused("selektor")
 	// The last valid requirements stay in force, for existing nodes and for changes.
 	l.reportPod("green", podState{labels: green})
-	l.Until("the last valid requirements to stay in force", are(one, one))
+	until(one, one)
 	l.reportPod("green", podState{labels: green, ready: true})
-	l.Until("the last valid requirements to stay in force", are(one, none))
+	until(one, none)
 
-	logged := len(c.log())
+	written := len(c.Lines())
 	l.Must(l.client.CoreV1().ConfigMaps(l.mesh).Delete(l.Context(), configMapName, meta.DeleteOptions{}))
 	l.Until("a warning of the missing ConfigMap", func() bool {
-		return slices.ContainsFunc(c.log()[logged:], func(d decision) bool { return d.Msg == "requirements cannot be used" })
+		return c.logged(written, func(d decision) bool { return d.Msg == "requirements cannot be used" })
 	})
 	l.configMap(map[string]string{"first": l.requires("color=blue")["config"], "second": ""})
-	l.Until("the requirement of blue again", are(none, one))
-	if n := c.patches("") - before; n != 4 {
+	until(none, one)
+	if n := l.patches("") - before; n != 4 {
 		t.Errorf("%d patches, want 4: invalid requirements caused patches", n)
 	}
 	// No requirements: every node meets them.
 	l.configMap(map[string]string{})
-	l.Until("nothing to be required", are(none, none))
-	c.checkRequests()
-	c.stop()
+	until(none, none)
+	l.checkRequests()
+	l.Stop(c.Program)
 }
 
-// TestWrongNamespaceLogsAWarning, T-6: a wrong --namespace is the usual reason for nodes that stay tainted.
-func TestWrongNamespaceLogsAWarning(t *testing.T) {
+// TestOnce, T-1: a single run reads all nodes and pods first (the reference decided on an empty cache), takes no Lease, and does
+// not wait for hysteresis. It has the name and the variables, which have dashes, of the chart of Istio 1.8 to 1.17.
+func TestOnce(t *testing.T) {
 	l := newFixture(t)
-	kubeconfig := l.grant(permissions{Taint: rights.Taint{Lease: "istio-node-untaint"}, pods: []string{l.mesh, l.other}})
-	l.node("a", nodeState{taints: []string{untaint}})
-	l.pod("a", podState{ready: true})
-	c := l.begin(kubeconfig, "--namespace="+l.other, "--leader-elect=false")
-	l.Until("a warning", func() bool {
-		return c.logged("no pod meets the requirement on any node: are namespace and selector those of the agent?")
-	})
-	c.stop()
-	if len(l.taints("a")) != 1 {
-		t.Error("the node was changed")
+	kubeconfig := l.grant(rights.Taint{ConfigMap: configMapName})
+	for name, ready := range map[string]string{"served": "True", "waiting": "True", "down": "False"} {
+		l.node(name, nodeState{ready: ready, taints: []string{legacy}})
 	}
-	c = l.begin(kubeconfig, "--namespace="+l.other+","+l.mesh, "--leader-elect=false")
-	l.Until("the removal", func() bool { return len(l.taints("a")) == 0 })
-	if c.logged("no pod meets the requirement on any node: are namespace and selector those of the agent?") {
-		t.Error("a warning although there is an agent")
+	l.node("clean", nodeState{ready: "True"})
+	l.node("bare", nodeState{ready: "True"})
+	for _, name := range []string{"served", "clean", "down"} {
+		l.pod(name, podState{ready: true})
 	}
-	c.stop()
+	path := filepath.Join(t.TempDir(), "istio-cni-taint")
+	l.Must(os.Symlink(shared.IstioCNI, path))
+	once := func() (status int, out string) {
+		t.Helper()
+		p := l.Start([]string{
+			"TAINT_RUN-AS-DAEMON=false", "TAINT_CONFIGMAP-NAME=" + configMapName, "TAINT_CONFIGMAP-NAMESPACE=" + l.mesh, "KUBECONFIG=" + kubeconfig,
+		}, path)
+		return l.End(p), strings.Join(p.Lines(), "\n")
+	}
+	if status, out := once(); status != 1 || !strings.Contains(out, "there is no ConfigMap") || l.patches("") != 0 {
+		t.Fatalf("without a ConfigMap: exit %d, %d patches: %s", status, l.patches(""), out)
+	}
+	l.configMap(l.requires("k8s-app=istio-cni-node"))
+	for range 2 { // the second run finds no node to change
+		if status, out := once(); status != 0 {
+			t.Fatalf("exit %d: %s", status, out)
+		}
+		for node, want := range map[string][]string{"served": {}, "clean": {}, "waiting": {legacy}, "bare": {legacy}, "down": {legacy}} {
+			if got := l.taints(node); !slices.Equal(got, want) {
+				t.Errorf("node %s: %q, want %q", node, got, want)
+			}
+		}
+		if n := l.patches(""); n != 2 {
+			t.Errorf("%d patches, want one of each node that had to change", n)
+		}
+	}
+	for _, r := range l.requests() {
+		if r.Resource == "leases" {
+			t.Errorf("it asked for a lease: %s %s", r.Verb, r.URI)
+		}
+	}
+	l.checkRequests()
 }

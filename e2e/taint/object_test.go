@@ -18,12 +18,8 @@ type nodeState struct {
 	taints []string
 	// ready is the status of condition Ready: True, False, Unknown, or "" for no condition.
 	ready string
-	boot  string
-	// since is the transition time, by default a day ago; heartbeat is the heartbeat time, by default now.
-	since, heartbeat time.Time
-	// pressure is the status of MemoryPressure with the same heartbeat; later is the status of DiskPressure, whose
-	// heartbeat is an hour later.
-	pressure, later string
+	// since is the transition time, by default a day ago.
+	since time.Time
 }
 
 // podState is an agent pod with the status that the kubelet reports. By default it has the node's name, the label
@@ -38,8 +34,6 @@ type podState struct {
 	since time.Time
 }
 
-func agentLabels() map[string]string { return map[string]string{"k8s-app": "istio-cni-node"} }
-
 // taint parses key=value:effect.
 func taint(text string) core.Taint {
 	head, effect, _ := strings.Cut(text, ":")
@@ -52,11 +46,7 @@ func show(t core.Taint) string {
 	if t.Value != "" {
 		text += "=" + t.Value
 	}
-	text += ":" + string(t.Effect)
-	if t.TimeAdded != nil {
-		text += "@" + t.TimeAdded.UTC().Format(time.RFC3339)
-	}
-	return text
+	return text + ":" + string(t.Effect)
 }
 
 // node creates a node.
@@ -77,47 +67,33 @@ func (l *fixture) report(name string, is nodeState) {
 	if is.since.IsZero() {
 		is.since = time.Now().Add(-24 * time.Hour)
 	}
-	if is.heartbeat.IsZero() {
-		is.heartbeat = time.Now()
+	status := map[string]any{"nodeInfo": map[string]any{"bootID": "boot-1"}}
+	if is.ready != "" {
+		status["conditions"] = []core.NodeCondition{{
+			Type: core.NodeReady, Status: core.ConditionStatus(is.ready), Reason: "Test", Message: "test",
+			LastTransitionTime: meta.NewTime(is.since), LastHeartbeatTime: meta.Now(),
+		}}
 	}
-	if is.boot == "" {
-		is.boot = "boot-1"
-	}
-	status := map[string]any{"nodeInfo": map[string]any{"bootID": is.boot}}
-	var conditions []core.NodeCondition
-	add := func(kind core.NodeConditionType, is string, since, heartbeat time.Time) {
-		if is != "" {
-			conditions = append(conditions, core.NodeCondition{
-				Type: kind, Status: core.ConditionStatus(is), Reason: "Test", Message: "test",
-				LastTransitionTime: meta.NewTime(since), LastHeartbeatTime: meta.NewTime(heartbeat),
-			})
-		}
-	}
-	add(core.NodeMemoryPressure, is.pressure, is.since, is.heartbeat)
-	add(core.NodeReady, is.ready, is.since, is.heartbeat)
-	add(core.NodeDiskPressure, is.later, is.since, is.heartbeat.Add(time.Hour))
-	if conditions != nil {
-		status["conditions"] = conditions
-	}
-	l.patchNode(name, map[string]any{"status": status}, "status")
-}
-
-// patchNode sends a strategic merge patch.
-func (l *fixture) patchNode(name string, patch any, part ...string) {
-	l.Helper()
-	text, err := json.Marshal(patch)
-	l.Must(err)
-	_, err = l.client.CoreV1().Nodes().Patch(l.Context(), name, types.StrategicMergePatchType, text, meta.PatchOptions{}, part...)
-	l.Must(err)
+	l.patchNode(name, types.StrategicMergePatchType, map[string]any{"status": status}, "status")
 }
 
 // setTaints replaces the taints of a node.
 func (l *fixture) setTaints(name string, taints ...core.Taint) {
 	l.Helper()
-	text, err := json.Marshal(map[string]any{"spec": map[string]any{"taints": taints}})
+	l.patchNode(name, types.MergePatchType, map[string]any{"spec": map[string]any{"taints": taints}})
+}
+
+func (l *fixture) patchNode(name string, kind types.PatchType, patch any, part ...string) {
+	l.Helper()
+	text, err := json.Marshal(patch)
 	l.Must(err)
-	_, err = l.client.CoreV1().Nodes().Patch(l.Context(), name, types.MergePatchType, text, meta.PatchOptions{})
+	_, err = l.client.CoreV1().Nodes().Patch(l.Context(), name, kind, text, meta.PatchOptions{}, part...)
 	l.Must(err)
+}
+
+func (l *fixture) deleteNode(name string) {
+	l.Helper()
+	l.Must(l.client.CoreV1().Nodes().Delete(l.Context(), name, meta.DeleteOptions{}))
 }
 
 // admissionTaint is added to each new node by the API server's admission (TaintNodesByCondition). The node lifecycle
@@ -137,6 +113,12 @@ func (l *fixture) taints(name string) []string {
 		l.Errorf("node %s has lost the taint %s, which is not the controller's: %q", name, admissionTaint, all)
 	}
 	return slices.DeleteFunc(all, func(text string) bool { return text == admissionTaint })
+}
+
+// untilTaints waits until a node has these taints.
+func (l *fixture) untilTaints(name string, want ...string) {
+	l.Helper()
+	l.Until(fmt.Sprintf("node %s with taints %q", name, want), func() bool { return slices.Equal(l.taints(name), want) })
 }
 
 // pod creates a pod that is bound to a node.
@@ -165,7 +147,7 @@ func (l *fixture) withDefaults(node string, is podState) podState {
 		is.namespace = l.mesh
 	}
 	if is.labels == nil {
-		is.labels = agentLabels()
+		is.labels = map[string]string{"k8s-app": "istio-cni-node"}
 	}
 	if is.since.IsZero() {
 		is.since = time.Now().Add(-time.Hour)
@@ -190,18 +172,15 @@ func (l *fixture) reportPod(node string, is podState) {
 	l.Must(err)
 }
 
-// deletePod deletes a pod with grace period 0, as the kubelet does after its containers have ended.
-func (l *fixture) deletePod(namespace, name string) {
+// deletePod deletes a node's agent with a grace period: 0, as the kubelet does after its containers have ended, or more. Then
+// the pod stays terminating, as there is no kubelet.
+func (l *fixture) deletePod(name string, grace int64) {
 	l.Helper()
-	now := int64(0)
-	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &now}))
+	l.Must(l.client.CoreV1().Pods(l.mesh).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &grace}))
 }
 
-// terminatePod deletes a pod with its grace period. It stays terminating, as there is no kubelet.
-func (l *fixture) terminatePod(namespace, name string) {
-	l.Helper()
-	l.Must(l.client.CoreV1().Pods(namespace).Delete(l.Context(), name, meta.DeleteOptions{}))
-}
+// configMapName is the name in the chart of Istio 1.8 to 1.17.
+const configMapName = "istio-cni-taint-configmap"
 
 // configMap creates or updates the ConfigMap with the requirements.
 func (l *fixture) configMap(data map[string]string) {
@@ -215,23 +194,17 @@ func (l *fixture) configMap(data map[string]string) {
 	l.Must(err)
 }
 
-// configMapName is the name in the chart of Istio 1.8 to 1.17.
-const configMapName = "istio-cni-taint-configmap"
-
 // requires returns the data of a ConfigMap with one requirement.
 func (l *fixture) requires(selector string) map[string]string {
 	return map[string]string{"config": fmt.Sprintf("- name: istio-cni\n  selector: %s\n  namespace: %s\n", selector, l.mesh)}
 }
 
-// condition returns the status of the controller's node condition.
-func (l *fixture) condition(node string) string {
+// event reports whether an object has an event with this reason whose message contains part.
+func (l *fixture) event(namespace, name, reason, part string) bool {
 	l.Helper()
-	object, err := l.client.CoreV1().Nodes().Get(l.Context(), node, meta.GetOptions{})
+	events, err := l.client.CoreV1().Events(namespace).List(l.Context(), meta.ListOptions{})
 	l.Must(err)
-	for _, c := range object.Status.Conditions {
-		if c.Type == "cni.istio.io/MeshCNIReady" {
-			return string(c.Status)
-		}
-	}
-	return ""
+	return slices.ContainsFunc(events.Items, func(e core.Event) bool {
+		return e.InvolvedObject.Name == name && e.Reason == reason && strings.Contains(e.Message, part)
+	})
 }

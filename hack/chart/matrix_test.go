@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -29,8 +28,8 @@ func eachRendering(t *testing.T, do func(t *testing.T, r rendering)) {
 	}
 }
 
-// TestWriteAll: --all writes exactly one file for each name.
-func TestWriteAll(t *testing.T) {
+// TestAll_Files: --all writes exactly one file for each name.
+func TestAll_Files(t *testing.T) {
 	t.Parallel()
 	to := filepath.Join(t.TempDir(), "all")
 	if err := run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard); err != nil {
@@ -63,77 +62,55 @@ func TestWriteAll(t *testing.T) {
 	}
 }
 
-// TestEveryObjectIsOfTheAPI decodes each rendering strictly into the types of the oldest and the newest Kubernetes.
-func TestEveryObjectIsOfTheAPI(t *testing.T) {
+// TestObjects_OldestKubernetes decodes each rendering strictly into the types of the oldest Kubernetes, and so the examples beside
+// the chart. The API server of e2e/renderings checks them by the newest one, and the custom resources.
+func TestObjects_OldestKubernetes(t *testing.T) {
 	t.Parallel()
-	newest := tool(t, "newest", "strict")
-	oldest := tool(t, "oldest", "strict", "-modfile=oldest.mod")
-	eachRendering(t, func(t *testing.T, r rendering) {
-		var core rendering
+	oldest := tool(t, "oldest", "oldest")
+	decode := func(t *testing.T, r rendering) {
+		t.Helper()
+		var known rendering
 		for _, o := range r.Objects {
-			switch o.Kind {
-			case "PodMonitor":
-				var m monitoringv1.PodMonitor
-				if err := yaml.UnmarshalStrict([]byte(o.Text), &m); err != nil {
-					t.Errorf("%s: %v", o.id(), err)
-				}
-			case "NetworkAttachmentDefinition":
-				if len(o.Fields) != 3 {
-					t.Errorf("%s has more than a head: %s", o.id(), o.Text)
-				}
-			default:
-				core.Objects = append(core.Objects, o)
+			if o.Kind != "PodMonitor" && o.Kind != "NetworkAttachmentDefinition" {
+				known.Objects = append(known.Objects, o)
 			}
 		}
-		text := core.text()
-		if out, code := output(t, nil, text, newest); code != 0 || out != fmt.Sprintln(len(core.Objects), "objects") {
-			t.Errorf("newest: exit %d\n%s", code, out)
-		}
+		text := known.text()
 		// For older versions the chart rejects the field for AppArmor.
 		if strings.Contains(string(text), "appArmorProfile") {
 			return
 		}
-		if out, code := output(t, nil, text, oldest); code != 0 {
-			t.Errorf("oldest: exit %d\n%s", code, out)
-		}
-	})
-}
-
-// TestStrictDecodingRefuses shows that the test above can fail.
-func TestStrictDecodingRefuses(t *testing.T) {
-	t.Parallel()
-	for _, program := range []string{tool(t, "newest", "strict"), tool(t, "oldest", "strict", "-modfile=oldest.mod")} {
-		for _, text := range []string{
-			"apiVersion: apps/v1\nkind: DaemonSet\nspec: {template: {spec: {volume: []}}}\n",
-			"apiVersion: v1\nkind: ConfigMap\ndata: {a: true}\n",
-			"apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\ndata: {a: c}\n",
-			"apiVersion: apps/v1beta1\nkind: DaemonSet\n",
-		} {
-			if out, code := output(t, nil, []byte(text), program); code == 0 {
-				t.Errorf("%q was accepted: %s", text, out)
-			}
+		if out, code := output(t, nil, text, oldest); code != 0 || out != fmt.Sprintln(len(known.Objects), "objects") {
+			t.Errorf("exit %d\n%s", code, out)
 		}
 	}
-	field := "apiVersion: v1\nkind: Pod\nspec: {securityContext: {appArmorProfile: {type: Unconfined}}}\n"
-	if out, code := output(t, nil, []byte(field), tool(t, "oldest", "strict")); code == 0 {
-		t.Errorf("the oldest Kubernetes knows a field of 1.30: %s", out)
+	eachRendering(t, decode)
+	for _, name := range []string{"network-config.yaml", "doctor.yaml"} {
+		decode(t, example(t, name))
 	}
 }
 
-// TestEveryObjectHasANameAndLabels checks constraints of the API server beyond types.
-func TestEveryObjectHasANameAndLabels(t *testing.T) {
+// TestObjects_Refused shows that the test above can fail.
+func TestObjects_Refused(t *testing.T) {
 	t.Parallel()
-	cluster := []string{"ClusterRole", "ClusterRoleBinding"}
+	for _, text := range []string{
+		"apiVersion: apps/v1\nkind: DaemonSet\nspec: {template: {spec: {volume: []}}}\n",
+		"apiVersion: v1\nkind: ConfigMap\ndata: {a: true}\n",
+		"apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\ndata: {a: c}\n",
+		"apiVersion: apps/v1beta1\nkind: DaemonSet\n",
+		"apiVersion: v1\nkind: Pod\nspec: {securityContext: {appArmorProfile: {type: Unconfined}}}\n", // of 1.30
+	} {
+		if out, code := output(t, nil, []byte(text), tool(t, "oldest", "oldest")); code == 0 {
+			t.Errorf("%q was accepted: %s", text, out)
+		}
+	}
+}
+
+// TestObjects_LabelsAndVolumes checks what an API server accepts.
+func TestObjects_LabelsAndVolumes(t *testing.T) {
+	t.Parallel()
 	eachRendering(t, func(t *testing.T, r rendering) {
-		ids := r.ids()
-		slices.Sort(ids)
-		if unique := slices.Compact(slices.Clone(ids)); len(unique) != len(ids) {
-			t.Errorf("duplicate object: %q", ids)
-		}
 		for _, o := range r.Objects {
-			if (o.Namespace == "") != slices.Contains(cluster, o.Kind) {
-				t.Errorf("%s: namespace", o.id())
-			}
 			var head struct {
 				Metadata struct{ Labels map[string]string }
 			}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -12,8 +11,8 @@ import (
 	"helm.sh/helm/v3/pkg/chartutil"
 )
 
-// TestValuesOfOtherChartsAreIgnored: one values file for all charts of the mesh; e2e/renderings takes the real ones.
-func TestValuesOfOtherChartsAreIgnored(t *testing.T) {
+// TestValues_OfOtherCharts: one values file for all charts of the mesh; e2e/renderings takes the real ones.
+func TestValues_OfOtherCharts(t *testing.T) {
 	t.Parallel()
 	defaults := mustRender(t)
 	for values, named := range map[string]string{
@@ -39,7 +38,7 @@ func TestValuesOfOtherChartsAreIgnored(t *testing.T) {
 	}
 }
 
-func TestUnknownNamesAreRefused(t *testing.T) {
+func TestValues_UnknownNames(t *testing.T) {
 	t.Parallel()
 	for values, words := range map[string]string{
 		`repiar: {delete: true}`:   "repiar: neither this chart nor another one of Istio has this value; did you mean repair?",
@@ -56,9 +55,9 @@ func TestUnknownNamesAreRefused(t *testing.T) {
 	}
 }
 
-// TestQuotedValuesAreTaken sets each boolean and number of values.yaml to its default in quotes, and to another value with and
+// TestValues_InQuotes sets each boolean and number of values.yaml to its default in quotes, and to another value with and
 // without them.
-func TestQuotedValuesAreTaken(t *testing.T) {
+func TestValues_InQuotes(t *testing.T) {
 	t.Parallel()
 	const with = "{taint: {enabled: true}, resourceQuotas: {enabled: true}}"
 	tried := 0
@@ -106,8 +105,8 @@ func reuse(t *testing.T, before map[string]any, given, now string) (rendering, e
 	return render(&c, defaultRelease(), chartutil.CoalesceTables(values(t, now), values(t, given)))
 }
 
-// TestReuseValuesOfAnOlderChart: each default in turn is one that the previous release's chart did not have.
-func TestReuseValuesOfAnOlderChart(t *testing.T) {
+// TestReuseValues_OfAnOlderChart: each default in turn is one that the previous release's chart did not have.
+func TestReuseValues_OfAnOlderChart(t *testing.T) {
 	t.Parallel()
 	const given = `{repair: {deletePods: true}, taint: {enabled: true}}`
 	want := mustRender(t, given)
@@ -132,51 +131,31 @@ func TestReuseValuesOfAnOlderChart(t *testing.T) {
 	}
 }
 
-// TestReuseValuesOfTheReference: its defaults have its image, and those of older versions have names that are gone.
-func TestReuseValuesOfTheReference(t *testing.T) {
+// TestReuseValues_OfTheReference: of the defaults of its chart, those of other names are ignored, and the usual directories are none
+// that the user has set. e2e/renderings upgrades a release of its newest chart.
+func TestReuseValues_OfTheReference(t *testing.T) {
 	t.Parallel()
-	for _, defaults := range []string{
-		`{hub: "", image: install-cni, chained: true, cniBinDir: /opt/cni/bin, cniConfDir: /etc/cni/net.d, global: {hub: docker.io/istio, tag: 1.24.0}}`,
-		`{hub: "", logLevel: info, privileged: false, psp_cluster_role: "", rollingMaxUnavailable: 1, global: {hub: docker.io/istio}}`,
+	before := values(t, `_internal_defaults_do_not_set: {hub: "", logLevel: info, privileged: false, psp_cluster_role: "",
+rollingMaxUnavailable: 1, cniBinDir: /opt/cni/bin, cniConfDir: /etc/cni/net.d, global: {hub: docker.io/istio, tag: 1.24.0}}`)
+	const hub = `cni: {hub: r.example/mesh}`
+	for platform, want := range map[string]string{
+		"": "/opt/cni/bin", "k3s": "/var/lib/rancher/k3s/data/cni", "k3d": "/var/lib/rancher/k3s/data/cni", "gke": "/home/kubernetes/bin",
 	} {
-		before := values(t, "_internal_defaults_do_not_set: "+defaults)
-		if _, err := reuse(t, before, `{}`, `{}`); err == nil || !strings.Contains(err.Error(), "set global.hub (and global.tag)") {
-			t.Errorf("%s: error %v", defaults, err)
-		}
-		r, err := reuse(t, before, `excludeNamespaces: [a]`, `global: {hub: r.example/mesh, tag: "2"}`)
+		r, err := reuse(t, before, `{}`, fmt.Sprintf("{platform: %q, %s}", platform, hub))
 		if err != nil {
 			t.Fatal(err)
 		}
-		image := agent(t, r).Spec.Template.Spec.Containers[0].Image
-		if image != "r.example/mesh/install-cni:2" || agentConfig(t, r)["EXCLUDE_NAMESPACES"] != "a" {
-			t.Errorf("%s: image %q", defaults, image)
-		}
-		if r, err = reuse(t, before, `{}`, `cni: {hub: r.example/mesh}`); err != nil {
-			t.Fatal(err)
-		}
-		if image = agent(t, r).Spec.Template.Spec.Containers[0].Image; image != "r.example/mesh/install-cni:"+theChart(t).AppVersion() {
-			t.Errorf("%s, with a hub alone: image %q", defaults, image)
-		}
-	}
-}
-
-// TestReuseValuesKeepsNoDirectory: the usual directories among the defaults of another chart are none that the user has set.
-func TestReuseValuesKeepsNoDirectory(t *testing.T) {
-	t.Parallel()
-	before := values(t, `_internal_defaults_do_not_set: {cniBinDir: /opt/cni/bin, cniConfDir: /etc/cni/net.d}`)
-	for platform, want := range map[string]string{"": "/opt/cni/bin", "k3s": "/var/lib/rancher/k3s/data/cni", "k3d": "/var/lib/rancher/k3s/data/cni", "gke": "/home/kubernetes/bin"} {
-		r, err := reuse(t, before, `{}`, fmt.Sprintf("platform: %q", platform))
-		if err != nil {
-			t.Fatal(err)
-		}
-		config := agentConfig(t, r)
-		for _, v := range agent(t, r).Spec.Template.Spec.Volumes {
+		config, pod := agentConfig(t, r), agent(t, r).Spec.Template.Spec
+		for _, v := range pod.Volumes {
 			if v.Name == "cni-bin-dir" && (v.HostPath.Path != want || config["MOUNTED_CNI_BIN_DIRS"] != "") {
 				t.Errorf("platform %q: %s, MOUNTED_CNI_BIN_DIRS=%q", platform, v.HostPath.Path, config["MOUNTED_CNI_BIN_DIRS"])
 			}
 		}
+		if image := pod.Containers[0].Image; image != "r.example/mesh/install-cni:"+theChart(t).AppVersion() {
+			t.Errorf("with a hub alone: image %q", image)
+		}
 	}
-	r, err := reuse(t, before, `cniBinDir: /opt/cni/bin`, `{}`)
+	r, err := reuse(t, before, `cniBinDir: /opt/cni/bin`, hub)
 	if err != nil || agentConfig(t, r)["MOUNTED_CNI_BIN_DIRS"] == "" {
 		t.Errorf("a directory of the user's is not kept: %v", err)
 	}
@@ -193,9 +172,9 @@ func rawDefaults(t *testing.T) []byte {
 	return nil
 }
 
-// TestOneNamespace: no object of the default rendering is in another namespace than the release's, and in no rendering do two
+// TestObjects_OneNamespace: no object of the default rendering is in another namespace than the release's, and in no rendering do two
 // objects get one name if a tool moves all to one namespace.
-func TestOneNamespace(t *testing.T) {
+func TestObjects_OneNamespace(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		`{}`, `global: {resourceScope: namespace}`, `{provider: multus, networkAttachmentDefinition: false}`, `taint: {enabled: true}`,
@@ -225,20 +204,19 @@ func TestOneNamespace(t *testing.T) {
 	}
 }
 
-// TestPartsShareNoObject: the two releases of a split installation own each object once.
-func TestPartsShareNoObject(t *testing.T) {
+// TestParts_AreTheWhole: the two releases of a split installation own each object once, with the same content.
+func TestParts_AreTheWhole(t *testing.T) {
 	t.Parallel()
 	const all = `{taint: {enabled: true}, provider: multus, resourceQuotas: {enabled: true}, global: {networkPolicy: {enabled: true}}}`
-	count := map[string]int{}
+	whole, parts := mustRender(t, all).Objects, []object(nil)
 	for _, scope := range []string{"cluster", "namespace"} {
-		for _, id := range mustRender(t, all, "global: {resourceScope: "+scope+"}").ids() {
-			count[id]++
-		}
+		parts = append(parts, mustRender(t, all, "global: {resourceScope: "+scope+"}").Objects...)
 	}
-	for id, n := range count {
-		if n != 1 {
-			t.Errorf("%s is in %d parts", id, n)
+	texts := func(objects []object) (out []string) {
+		for _, o := range objects {
+			out = append(out, o.Text)
 		}
+		return out
 	}
-	same(t, "objects", mustRender(t, all).ids(), slices.Collect(maps.Keys(count)))
+	same(t, "objects", texts(whole), texts(parts))
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 )
 
 // TestInventory lists the objects of renderings: those of the reference under its names, and ours.
@@ -59,34 +58,15 @@ monitoring: {podMonitor: {enabled: true}, dashboard: {enabled: true}}}`: slices.
 	}
 }
 
-// TestUpgradeFromTheReference checks the fields that must equal the reference's: the API server rejects a changed
-// selector or roleRef.
-func TestUpgradeFromTheReference(t *testing.T) {
+// TestUpgrade_KeepsNamesOfTheReference checks what other programs know of its pods. e2e/renderings upgrades a release of its chart,
+// and each rendering, on an API server, which rejects a changed selector or roleRef.
+func TestUpgrade_KeepsNamesOfTheReference(t *testing.T) {
 	t.Parallel()
 	eachRendering(t, func(t *testing.T, r rendering) {
-		for binding, role := range map[string]string{
-			"ClusterRoleBinding//istio-cni":                    "istio-cni",
-			"ClusterRoleBinding//istio-cni-repair-rolebinding": "istio-cni-repair-role",
-		} {
-			if !r.has(binding) {
-				continue
-			}
-			b := get[rbacv1.ClusterRoleBinding](t, r, binding)
-			want := rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role}
-			subject := rbacv1.Subject{Kind: "ServiceAccount", Name: "istio-cni", Namespace: "istio-system"}
-			if b.RoleRef != want || len(b.Subjects) != 1 || b.Subjects[0] != subject {
-				t.Errorf("%s: %+v %+v", binding, b.RoleRef, b.Subjects)
-			}
-		}
 		if !r.has("DaemonSet/istio-system/istio-cni-node") {
 			return
 		}
-		ds := agent(t, r)
-		selector := map[string]string{"k8s-app": "istio-cni-node"}
-		if diff := cmp.Diff(selector, ds.Spec.Selector.MatchLabels); diff != "" {
-			t.Error(diff)
-		}
-		pod := ds.Spec.Template
+		pod := agent(t, r).Spec.Template
 		for name, want := range map[string]string{
 			"k8s-app": "istio-cni-node", "sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none",
 		} {
@@ -95,8 +75,7 @@ func TestUpgradeFromTheReference(t *testing.T) {
 			}
 		}
 		c := pod.Spec.Containers[0]
-		if c.Name != "install-cni" || !slices.Equal(c.Command, []string{"install-cni"}) ||
-			pod.Spec.ServiceAccountName != "istio-cni" {
+		if c.Name != "install-cni" || !slices.Equal(c.Command, []string{"install-cni"}) || pod.Spec.ServiceAccountName != "istio-cni" {
 			t.Errorf("container %q runs %q as %q", c.Name, c.Command, pod.Spec.ServiceAccountName)
 		}
 		if pod.Spec.TerminationGracePeriodSeconds == nil || *pod.Spec.TerminationGracePeriodSeconds < 30 {
@@ -105,8 +84,8 @@ func TestUpgradeFromTheReference(t *testing.T) {
 	})
 }
 
-// TestTheReferencesConfigMap checks each key of the reference's ConfigMap and its default value.
-func TestTheReferencesConfigMap(t *testing.T) {
+// TestConfigMap_KeysOfTheReference checks each key of the reference's ConfigMap and its default value.
+func TestConfigMap_KeysOfTheReference(t *testing.T) {
 	t.Parallel()
 	have := agentConfig(t, mustRender(t, `tag: 1.2.3`, `hub: r.example/mesh`))
 	for name, want := range map[string]string{
@@ -128,9 +107,9 @@ func TestTheReferencesConfigMap(t *testing.T) {
 	}
 }
 
-// TestW1TheOwnedFileHasTheNameThatIsRead: the reference's chart sets ISTIO_OWNED_CNI_CONF_FILENAME, which its agent
+// TestConfigMap_OwnedFileName, W-1: the reference's chart sets ISTIO_OWNED_CNI_CONF_FILENAME, which its agent
 // does not read.
-func TestW1TheOwnedFileHasTheNameThatIsRead(t *testing.T) {
+func TestConfigMap_OwnedFileName(t *testing.T) {
 	t.Parallel()
 	const given = `istioOwnedCNIConfigFileName: 01-mesh.conflist`
 	for _, mode := range []string{`istioOwnedCNIConfig: true`, `confMode: owned`} {
@@ -144,8 +123,8 @@ func TestW1TheOwnedFileHasTheNameThatIsRead(t *testing.T) {
 	}
 }
 
-// TestW28AChangeThatTakesARestartRollsTheDaemonSet: a change of any other setting does not.
-func TestW28AChangeThatTakesARestartRollsTheDaemonSet(t *testing.T) {
+// TestChecksum_RollsForSettingsOfARestart, W-28: a change of any other setting does not.
+func TestChecksum_RollsForSettingsOfARestart(t *testing.T) {
 	t.Parallel()
 	sum := func(texts ...string) string {
 		return agent(t, mustRender(t, texts...)).Spec.Template.Annotations["checksum/config"]
@@ -202,8 +181,8 @@ func TestPlatforms(t *testing.T) {
 	}
 }
 
-// TestGKEIsKnownByTheServersVersion: unless cniBinDir is set.
-func TestGKEIsKnownByTheServersVersion(t *testing.T) {
+// TestPlatforms_GKEByVersion: unless cniBinDir is set.
+func TestPlatforms_GKEByVersion(t *testing.T) {
 	t.Parallel()
 	server := defaultRelease()
 	server.Kubernetes = "v1.33.5-gke.1080000"
@@ -221,8 +200,8 @@ func TestGKEIsKnownByTheServersVersion(t *testing.T) {
 	}
 }
 
-// TestDirectoriesThatAreSet: each is mounted, and the agent looks for those alone that are not set.
-func TestDirectoriesThatAreSet(t *testing.T) {
+// TestDirectories_Set: each is mounted, and the agent looks for those alone that are not set.
+func TestDirectories_Set(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		values, net, bins string
@@ -313,8 +292,8 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// TestUsersLabels: labels in values do not duplicate keys and do not override the labels of selectors.
-func TestUsersLabels(t *testing.T) {
+// TestLabels_OfTheUser: labels in values do not duplicate keys and do not override the labels of selectors.
+func TestLabels_OfTheUser(t *testing.T) {
 	t.Parallel()
 	r := mustRender(t, `{podLabels: {k8s-app: x, team: 7, istio.io/dataplane-mode: other},
 daemonSetLabels: {k8s-app: x, release: other},

@@ -15,15 +15,15 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestEveryRightIsUsedAndEveryRequestIsGranted compares the roles of each rendering with e2e/rights. Other tests
+// TestRights_UsedAndEnough compares the roles of each rendering with e2e/rights. Other tests
 // compare these with the requests of running programs: internal/role/installer for the agent, e2e/taint for the
 // controller. An unused rule fails the test, and so does a request without a rule.
-func TestEveryRightIsUsedAndEveryRequestIsGranted(t *testing.T) {
+func TestRights_UsedAndEnough(t *testing.T) {
 	t.Parallel()
 	eachRendering(t, func(t *testing.T, r rendering) {
 		accounts := []string{"istio-cni"}
 		if !r.has("ConfigMap/istio-system/istio-cni-config") || !r.has("ClusterRole//istio-cni") {
-			return // global.resourceScope: see TestPartsOfARenderingAreTheWhole
+			return // global.resourceScope: see TestParts_AreTheWhole
 		}
 		want := map[string][]string{"istio-cni": requests(t, "agent", agentFeatures(t, r))}
 		if r.has("Deployment/istio-system/istio-cni-taint") {
@@ -36,21 +36,6 @@ func TestEveryRightIsUsedAndEveryRequestIsGranted(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestPartsOfARenderingAreTheWhole: the roles with resourceScope cluster and those with namespace together equal
-// those with all.
-func TestPartsOfARenderingAreTheWhole(t *testing.T) {
-	t.Parallel()
-	for _, account := range []string{"istio-cni", "istio-cni-taint"} {
-		part := func(scope string) []string {
-			return granted(t, mustRender(t, "{global: {resourceScope: "+scope+"}, taint: {enabled: true}}"), account)
-		}
-		parts := slices.Compact(slices.Sorted(slices.Values(append(part("cluster"), part("namespace")...))))
-		if diff := cmp.Diff(part("all"), parts); diff != "" {
-			t.Errorf("account %s (-whole +parts):\n%s", account, diff)
-		}
-	}
 }
 
 // agentFeatures returns the template values for e2e/rights/agent.yaml, from the agent's settings.

@@ -31,8 +31,8 @@ func pods(t *testing.T, r rendering) []corev1.PodSpec {
 	return out
 }
 
-// TestNoContainerIsPrivileged checks every rendering of the chart.
-func TestNoContainerIsPrivileged(t *testing.T) {
+// TestContainers_NotPrivileged checks every rendering of the chart.
+func TestContainers_NotPrivileged(t *testing.T) {
 	t.Parallel()
 	eachRendering(t, func(t *testing.T, r rendering) {
 		for _, pod := range pods(t, r) {
@@ -66,8 +66,8 @@ var (
 	inPlace = []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"}
 )
 
-// TestRightsAreThoseOfTheFeatures checks the table of docs/security.md.
-func TestRightsAreThoseOfTheFeatures(t *testing.T) {
+// TestRights_OfTheFeatures checks the table of docs/security.md.
+func TestRights_OfTheFeatures(t *testing.T) {
 	t.Parallel()
 	watchPods := []string{"get /pods", "list /pods", "watch /pods"}
 	repairing := slices.Concat([]string{"create /events", "patch /events"}, watchPods[1:])
@@ -210,7 +210,7 @@ func mounts(ds appsv1.DaemonSet) []string {
 	return out
 }
 
-func TestRightsInNamespaces(t *testing.T) {
+func TestRights_InNamespaces(t *testing.T) {
 	t.Parallel()
 	own := []string{
 		"get apps/daemonsets:istio-cni-node", "list /configmaps:istio-cni-config", "watch /configmaps:istio-cni-config",
@@ -229,7 +229,7 @@ func TestRightsInNamespaces(t *testing.T) {
 	}
 }
 
-func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
+func TestRights_OfTheTaintController(t *testing.T) {
 	t.Parallel()
 	nodes := []string{"list /nodes", "patch /nodes", "watch /nodes", "create /events", "patch /events"}
 	lease := func(name string) []string {
@@ -266,8 +266,8 @@ func TestTheTaintControllerHasNoRightsToSpare(t *testing.T) {
 	}
 }
 
-// TestPermissionsAreDocumented: the table of docs/security.md has each capability and each host directory.
-func TestPermissionsAreDocumented(t *testing.T) {
+// TestPermissions_Documented: the table of docs/security.md has each capability and each host directory.
+func TestPermissions_Documented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(top + "/docs/security.md")
 	if err != nil {

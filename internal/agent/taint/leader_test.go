@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
@@ -32,9 +33,9 @@ func candidate(t *testing.T) *fixture {
 
 func (l *fixture) leads() bool { return l.metric("istio_cni_taint_leader") == 1 }
 
-// TestRenewalKeepsForeignFields: e2e/taint TestClientGoLeaderElectionOnTheSameLease and TestLeaderReleasesTheLeaseOnSIGTERM show
-// the lease of each other moment.
-func TestRenewalKeepsForeignFields(t *testing.T) {
+// TestLease_ForeignFields: a renewal keeps the fields of other writers. e2e/taint TestLease_SharedWithClientGo shows the other
+// moments of a lease.
+func TestLease_ForeignFields(t *testing.T) {
 	l := candidate(t)
 	l.run()
 	agenttest.Eventually(t, "it never leads", l.leads)
@@ -60,14 +61,24 @@ func TestRenewalKeepsForeignFields(t *testing.T) {
 	}
 }
 
-func TestLeaderEndsBeforeALeaseThatItCannotRenew(t *testing.T) {
+// TestLease_NotRenewed: the leader stops before its lease is over, also if the requests get no response.
+func TestLease_NotRenewed(t *testing.T) {
+	for _, fault := range []kubetest.Fault{kubetest.ServerError, kubetest.Hang} {
+		t.Run(string(fault), func(t *testing.T) { testNotRenewed(t, fault) })
+	}
+}
+
+func testNotRenewed(t *testing.T, fault kubetest.Fault) {
 	l := candidate(t)
+	if fault == kubetest.Hang { // a request ends in real time
+		l.options.Lease.Deadline, l.options.Lease.Retry = 2*time.Second, time.Second
+	}
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
 	l.pod("n", "agent", "False", yesterday())
 	l.run()
 	agenttest.Eventually(t, "it never leads", l.leads)
-	l.server.FailOn("PUT "+leasePath, kubetest.ServerError, kubetest.Forever)
-	l.server.FailOn("GET "+leasePath, kubetest.ServerError, kubetest.Forever)
+	l.server.FailOn("PUT "+leasePath, fault, kubetest.Forever)
+	l.server.FailOn("GET "+leasePath, fault, kubetest.Forever)
 	l.stepUntil("it goes on", func() bool { return !l.leads() })
 	if l.ready() {
 		t.Error("it is ready")
@@ -84,9 +95,9 @@ func TestLeaderEndsBeforeALeaseThatItCannotRenew(t *testing.T) {
 	agenttest.Eventually(t, "it stays unready", l.ready)
 }
 
-// TestAStoppedLeaderDoesNotRenew: a process that was stopped for longer than Deadline sends no write of the lease, which another
+// TestLease_StoppedProcess: a process that was stopped for longer than Deadline sends no write of the lease, which another
 // replica has by then.
-func TestAStoppedLeaderDoesNotRenew(t *testing.T) {
+func TestLease_StoppedProcess(t *testing.T) {
 	l := candidate(t)
 	writes := func() (n int) {
 		for _, request := range l.server.Requests() {
@@ -98,10 +109,7 @@ func TestAStoppedLeaderDoesNotRenew(t *testing.T) {
 	}
 	l.run()
 	agenttest.Eventually(t, "it never leads", l.leads)
-	l.server.Edit(leasePath, func(whole object) {
-		spec, _ := whole["spec"].(object)
-		spec["holderIdentity"] = "b"
-	})
+	l.takeLease()
 	before := writes()
 	l.clock.Step(20 * time.Second)
 	l.stepUntil("it goes on", func() bool { return !l.leads() })
@@ -110,7 +118,7 @@ func TestAStoppedLeaderDoesNotRenew(t *testing.T) {
 	}
 }
 
-func TestDeletedLeaseIsCreatedAgain(t *testing.T) {
+func TestLease_Deleted(t *testing.T) {
 	l := candidate(t)
 	l.run()
 	agenttest.Eventually(t, "it never leads", l.leads)
@@ -121,8 +129,8 @@ func TestDeletedLeaseIsCreatedAgain(t *testing.T) {
 	}
 }
 
-// TestClockOfADeadLeaderDoesNotMatter: a lease expires when its duration has passed since it was read.
-func TestClockOfADeadLeaderDoesNotMatter(t *testing.T) {
+// TestLease_WrongClockOfHolder: a lease expires when its duration has passed since it was read.
+func TestLease_WrongClockOfHolder(t *testing.T) {
 	l := candidate(t)
 	l.set(object{
 		"kind": "Lease", "apiVersion": "coordination.k8s.io/v1",
@@ -140,5 +148,46 @@ func TestClockOfADeadLeaderDoesNotMatter(t *testing.T) {
 	}
 	if got := l.leaseSpec()["leaseTransitions"]; got != 8.0 {
 		t.Errorf("%v transitions", got)
+	}
+}
+
+// takeLease writes another holder into the lease.
+func (l *fixture) takeLease() {
+	l.Helper()
+	l.server.Edit(leasePath, func(whole object) {
+		spec, _ := whole["spec"].(object)
+		spec["holderIdentity"] = "b"
+	})
+}
+
+// TestLease_TakenByAnotherHolder: the leader stops at its next renewal, and leads again when the lease is over.
+func TestLease_TakenByAnotherHolder(t *testing.T) {
+	l := candidate(t)
+	l.node("n", nodeSpec{taints: []object{ourTaint()}})
+	l.run()
+	agenttest.Eventually(t, "it never leads", func() bool { return l.leads() && l.decided(readiness.NoAgent) > 0 })
+	l.takeLease()
+	l.stepUntil("it goes on", func() bool { return !l.leads() })
+	lost := l.clock.Now()
+	l.pod("n", "agent", "True", yesterday())
+	l.stepUntil("it never leads again", l.leads)
+	if waited := l.clock.Now().Sub(lost); waited < l.options.Lease.Duration || l.patches() > 1 {
+		t.Errorf("it leads again after %s, %d patches", waited, l.patches())
+	}
+	agenttest.Eventually(t, "the node stays tainted", l.untainted)
+}
+
+// TestLease_EachOutageIsLogged: the lease outlasts both outages, and the log has the start and the end of each.
+func TestLease_EachOutageIsLogged(t *testing.T) {
+	l := candidate(t)
+	l.run()
+	agenttest.Eventually(t, "it never leads", l.leads)
+	for outage := 1; outage <= 2; outage++ {
+		l.server.FailOn("PUT "+leasePath, kubetest.ServerError, 1)
+		l.stepUntil("no outage", func() bool { return strings.Count(l.log.String(), `msg="election fails"`) == outage })
+		l.stepUntil("no end of the outage", func() bool { return strings.Count(l.log.String(), "state=leading") == outage+1 })
+	}
+	if log := l.log.String(); strings.Count(log, "leader changed") != 2 {
+		t.Errorf("the log lacks the errors:\n%s", log)
 	}
 }

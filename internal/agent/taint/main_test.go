@@ -25,6 +25,7 @@ type fixture struct {
 	*testing.T
 	server  *kubetest.Server
 	clock   *clocktesting.FakeClock
+	log     agenttest.Buffer
 	options Options
 }
 
@@ -60,7 +61,7 @@ func newFixture(t *testing.T, policy readiness.Policy) *fixture {
 		l.Fatal(err)
 	}
 	l.Cleanup(api.Close)
-	log := slog.New(slog.DiscardHandler)
+	log := slog.New(slog.NewTextHandler(&l.log, nil))
 	counts := metrics.NewTaint("test")
 	recorder := eventrecorder.New(api, eventrecorder.Options{Log: log, Count: counts.EventReported, Clock: l.clock})
 	l.Cleanup(recorder.Shutdown)
@@ -86,6 +87,8 @@ type nodeSpec struct {
 	taints    []object
 	heartbeat time.Time
 	unready   bool
+	// boot is the boot ID, by default boot-1.
+	boot string
 }
 
 func ourTaint() object {
@@ -101,6 +104,9 @@ func (l *fixture) node(name string, spec nodeSpec) {
 	if spec.heartbeat.IsZero() {
 		spec.heartbeat = l.clock.Now()
 	}
+	if spec.boot == "" {
+		spec.boot = "boot-1"
+	}
 	ready := "True"
 	if spec.unready {
 		ready = "False"
@@ -110,7 +116,7 @@ func (l *fixture) node(name string, spec nodeSpec) {
 		"metadata": object{"name": name, "creationTimestamp": agenttest.Start().Add(-48 * time.Hour).Format(time.RFC3339)},
 		"spec":     object{},
 		"status": object{
-			"nodeInfo": object{"bootID": "boot-1"},
+			"nodeInfo": object{"bootID": spec.boot},
 			"conditions": []object{
 				{"type": "MemoryPressure", "status": "False"},
 				{
@@ -138,9 +144,14 @@ func (l *fixture) set(whole object) {
 // pod makes or changes an agent pod of a node.
 func (l *fixture) pod(node, name, ready string, since time.Time) {
 	l.Helper()
+	l.labelledPod(node, name, ready, since, object{"k8s-app": "istio-cni-node"})
+}
+
+func (l *fixture) labelledPod(node, name, ready string, since time.Time, labels object) {
+	l.Helper()
 	l.set(object{
 		"kind": "Pod", "apiVersion": "v1",
-		"metadata": object{"namespace": "istio-system", "name": name, "labels": object{"k8s-app": "istio-cni-node"}},
+		"metadata": object{"namespace": "istio-system", "name": name, "labels": labels},
 		"spec":     object{"nodeName": node},
 		"status": object{"conditions": []object{
 			{"type": "Ready", "status": ready, "lastTransitionTime": since.Format(time.RFC3339)},
@@ -160,13 +171,16 @@ func (l *fixture) fetch(path string) object {
 	return whole
 }
 
-// untainted reports whether the node "n" has no taint.
-func (l *fixture) untainted() bool {
+// taints returns the taints of the node "n".
+func (l *fixture) taints() []any {
 	l.Helper()
 	spec, _ := l.fetch("/api/v1/nodes/n")["spec"].(object)
 	taints, _ := spec["taints"].([]any)
-	return len(taints) == 0
+	return taints
 }
+
+func (l *fixture) untainted() bool { l.Helper(); return len(l.taints()) == 0 }
+func (l *fixture) tainted() bool   { l.Helper(); return len(l.taints()) > 0 }
 
 // patches counts the requests so far that change nodes.
 func (l *fixture) patches() int {

@@ -2,9 +2,12 @@ package taint
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
@@ -13,8 +16,8 @@ import (
 
 func yesterday() time.Time { return agenttest.Start().Add(-24 * time.Hour) }
 
-// TestResponseWithAnotherChangeIsEvaluated: the node becomes Ready before the patch, and the watch delivers it after the response.
-func TestResponseWithAnotherChangeIsEvaluated(t *testing.T) {
+// TestPatch_ResponseWithAnotherChange: the node becomes Ready before the patch, and the watch delivers it after the response.
+func TestPatch_ResponseWithAnotherChange(t *testing.T) {
 	policy := legacy()
 	policy.Requirements = untaint().Requirements
 	l := newFixture(t, policy)
@@ -30,7 +33,7 @@ func TestResponseWithAnotherChangeIsEvaluated(t *testing.T) {
 	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 }
 
-func TestNodesInTheirDesiredStateCostNoRequest(t *testing.T) {
+func TestNodes_InDesiredState(t *testing.T) {
 	l := newFixture(t, adding())
 	for i := range 10 {
 		l.node(fmt.Sprint("n", i), nodeSpec{taints: []object{otherTaint()}})
@@ -40,6 +43,12 @@ func TestNodesInTheirDesiredStateCostNoRequest(t *testing.T) {
 	agenttest.Eventually(t, "not all are known", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == 10 })
 	agenttest.Eventually(t, "no watches", func() bool { return l.server.Watches() == 2 })
 	before, decisions := len(l.server.Requests()), l.decided(readiness.AgentReady)
+	const agents = "/api/v1/namespaces/istio-system/pods?"
+	if !slices.ContainsFunc(l.server.Requests(), func(r string) bool {
+		return strings.Contains(r, agents) && strings.Contains(r, "labelSelector=k8s-app%3Distio-cni-node")
+	}) {
+		t.Errorf("the API server does not select the agents: %q", l.server.Requests())
+	}
 	for i := range 10 {
 		l.node(fmt.Sprint("n", i), nodeSpec{taints: []object{otherTaint()}, heartbeat: agenttest.Start().Add(time.Minute)})
 		l.pod(fmt.Sprint("n", i), fmt.Sprint("agent-", i), "True", yesterday())
@@ -55,7 +64,7 @@ func TestNodesInTheirDesiredStateCostNoRequest(t *testing.T) {
 	agenttest.Eventually(t, "a deleted node is still counted", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == 9 })
 }
 
-func TestFailedPatchIsRetried(t *testing.T) {
+func TestPatch_Refused(t *testing.T) {
 	l := newFixture(t, untaint())
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
 	l.pod("n", "agent", "True", yesterday())
@@ -69,8 +78,8 @@ func TestFailedPatchIsRetried(t *testing.T) {
 	}
 }
 
-// TestConflictIsCounted: e2e/taint TestASecondWriter shows that both writers lose nothing.
-func TestConflictIsCounted(t *testing.T) {
+// TestPatch_Conflict: the conflict is counted, and the retry keeps the other writer's taint.
+func TestPatch_Conflict(t *testing.T) {
 	l := newFixture(t, untaint())
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
 	l.run()
@@ -81,9 +90,14 @@ func TestConflictIsCounted(t *testing.T) {
 	agenttest.Eventually(t, "there is no conflict", func() bool {
 		return l.metric(`istio_cni_taint_changes_total{change="remove",result="conflict"}`) > 0
 	})
+	l.server.ReleaseWatches()
+	l.stepUntil("the taint is not removed", func() bool { return len(l.taints()) == 1 })
+	if diff := cmp.Diff([]any{otherTaint()}, l.taints()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
-func TestNothingIsDecidedBeforeTheCachesAreSynced(t *testing.T) {
+func TestCaches_NotSynced(t *testing.T) {
 	l := newFixture(t, adding())
 	l.options.Policy.GracePeriod = 0
 	l.node("n", nodeSpec{})
@@ -103,8 +117,8 @@ func requirements(text string) []byte {
 
 const agentRequirement = "- name: istio-cni\n  selector: k8s-app=istio-cni-node\n  namespace: istio-system\n"
 
-// TestBadRequirements checks readiness and metrics; e2e/taint TestRequirementsChange has the taints and the events.
-func TestBadRequirements(t *testing.T) {
+// TestConfigMap_Invalid checks readiness and metrics; e2e/taint TestConfigMap has the taints and the events.
+func TestConfigMap_Invalid(t *testing.T) {
 	l := newFixture(t, legacy())
 	l.options.ConfigMap = ConfigMap{"kube-system", "single"}
 	problems := func(n int, ready bool) {
@@ -125,7 +139,7 @@ func TestBadRequirements(t *testing.T) {
 	problems(3, true)
 }
 
-func TestOnceFails(t *testing.T) {
+func TestOnce_Fails(t *testing.T) {
 	for name, test := range map[string]struct {
 		requirements, part string
 		fault              kubetest.Fault
@@ -153,7 +167,7 @@ func TestOnceFails(t *testing.T) {
 	}
 }
 
-func TestOldVersionFromTheWatchIsIgnored(t *testing.T) {
+func TestWatch_OldVersion(t *testing.T) {
 	l := newFixture(t, untaint())
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
 	l.pod("n", "agent", "True", yesterday())

@@ -1,9 +1,8 @@
-// Command strict reads a YAML stream of Kubernetes objects and decodes each one into the type of the Kubernetes release
+// Command oldest reads a YAML stream of Kubernetes objects and decodes each one into the type of the Kubernetes release
 // that it is built with, as an API server with strict field validation does.
 //
 // It promises to report every object with an unknown or duplicate field, a value of the wrong type, or a kind that the
-// release does not have. It never validates beyond types. go.mod selects the release; oldest.mod selects another. Start
-// reading at run.
+// release does not have. It never validates beyond types. go.mod selects the release. Start reading at run.
 package main
 
 import (

@@ -1,6 +1,6 @@
 // Decodes manifests with the types of the oldest Kubernetes that the chart
-// supports: go run -modfile=oldest.mod .
-module github.com/meshcni/istio-cni/hack/chart/strict
+// supports. The API server of e2e/renderings has the newest ones.
+module github.com/meshcni/istio-cni/hack/chart/oldest
 
 go 1.26.0
 
