@@ -123,7 +123,7 @@ func TestPodKeepsItsBudget(t *testing.T) {
 	}
 }
 
-func TestPodAfterAHang(t *testing.T) {
+func TestPod_AfterHang(t *testing.T) {
 	for name, test := range map[string]struct {
 		first         exchangeFunc
 		budget, pause time.Duration
@@ -153,7 +153,7 @@ func TestPodAfterAHang(t *testing.T) {
 	})
 }
 
-func TestATimeoutNamesTheStageOfTheRequest(t *testing.T) {
+func TestPod_TimeoutNamesStage(t *testing.T) {
 	for _, test := range []struct {
 		class   Class
 		want    string
@@ -219,7 +219,7 @@ func TestPodPauses(t *testing.T) {
 	})
 }
 
-func TestPodEndsWithItsContext(t *testing.T) {
+func TestPod_ContextEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		forever exchangeFunc
 		after   time.Duration

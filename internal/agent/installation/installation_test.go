@@ -44,7 +44,7 @@ type fixture struct {
 	root   string
 	config installation.Config
 	health *health.State
-	// metrics are those of the agent.
+	// metrics are the agent's.
 	metrics *metrics.Metrics
 	events  []string
 	log     agenttest.Buffer
@@ -213,7 +213,7 @@ func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
 	}
 }
 
-func TestOrderKeepsTheNodeAlive(t *testing.T) {
+func TestReconcile_Order(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
@@ -356,7 +356,7 @@ func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 	}
 }
 
-// stays reports whether an uninstallation logged that the program stays.
+// stays reports whether an uninstallation logged that it keeps the program.
 func (n *fixture) stays() bool {
 	return strings.Contains(n.log.String(), `msg="keeping the plugin binary" files=[`+n.path("bin/istio-cni")+"]")
 }
@@ -516,8 +516,8 @@ func TestUninstallKeepsTheFilesOfAStanzaThatStays(t *testing.T) {
 	}
 }
 
-// TestUninstallPassesOverGarbage that does not name the plugin.
-func TestUninstallPassesOverGarbage(t *testing.T) {
+// TestUninstall_MalformedFile: a malformed file that does not name the plugin stays.
+func TestUninstall_MalformedFile(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
 	must(t, n.agent().Reconcile())
@@ -528,8 +528,8 @@ func TestUninstallPassesOverGarbage(t *testing.T) {
 	}
 }
 
-// TestSkippedProgram is one that another program installs.
-func TestSkippedProgram(t *testing.T) {
+// TestReconcile_SkippedProgram: another program installs it.
+func TestReconcile_SkippedProgram(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
 	n.config.Skip = []string{"istio-cni"}
@@ -544,8 +544,8 @@ func TestSkippedProgram(t *testing.T) {
 	}
 }
 
-// TestPartsGoOnWithoutEachOther: a program that cannot be replaced is no reason to let a token expire.
-func TestPartsGoOnWithoutEachOther(t *testing.T) {
+// TestReconcile_FailedPart: a program that cannot be replaced is no reason to let a token expire.
+func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
 	a := n.agent()
@@ -561,8 +561,8 @@ func TestPartsGoOnWithoutEachOther(t *testing.T) {
 	}
 }
 
-// TestMissingFilesDoNotWaitForARewriteConflict: pods need them.
-func TestMissingFilesDoNotWaitForARewriteConflict(t *testing.T) {
+// TestReconcile_MissingFileInConflict: pods need them.
+func TestReconcile_MissingFileInConflict(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
 		n := newFixture(t, "10-b.conflist", conflist)
