@@ -186,7 +186,7 @@ func (n *fixture) count(series string) string {
 	return "none"
 }
 
-func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
+func TestReconcile_WritesOnce(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	a := n.agent()
@@ -240,9 +240,9 @@ func TestReconcile_Order(t *testing.T) {
 	}
 }
 
-// TestW4W5KilledAtEveryCall stops the work at each call that changes a file, as SIGKILL would and as a loss of power would,
+// TestReconcile_KilledAtEveryCall (W-4, W-5) stops the work at each call that changes a file, as SIGKILL and a loss of power would,
 // and examines the node then. From there the node is both uninstalled and installed again: at every call, each of the four.
-func TestW4W5KilledAtEveryCall(t *testing.T) {
+func TestReconcile_KilledAtEveryCall(t *testing.T) {
 	t.Parallel()
 	files := listAndSingle()
 	files["from the reference"] = []string{"10-bridge.conflist", strings.Replace(conflist, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1)}
@@ -305,7 +305,8 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 	return len(log) > at
 }
 
-func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
+// TestUninstall_LivingSandboxes: W-7.
+func TestUninstall_LivingSandboxes(t *testing.T) {
 	t.Parallel()
 	const chained, bridge = `{"plugins":[{"type":"bridge"},{"type":"istio-cni"}]}`, `{"plugins":[{"type":"bridge"}]}`
 	for name, tc := range map[string]struct {
@@ -361,7 +362,7 @@ func (n *fixture) stays() bool {
 	return strings.Contains(n.log.String(), `msg="keeping the plugin binary" files=[`+n.path("bin/istio-cni")+"]")
 }
 
-func TestRewriteConflictBacksOffAndNamesTheOtherWriter(t *testing.T) {
+func TestReconcile_RewriteConflict(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name, file, text, other string
@@ -403,7 +404,7 @@ func TestRewriteConflictBacksOffAndNamesTheOtherWriter(t *testing.T) {
 	}
 }
 
-func TestRunHeals(t *testing.T) {
+func TestRun_Heals(t *testing.T) {
 	t.Parallel()
 	tamper := map[string]func(n *fixture){
 		"stanza taken out": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
@@ -488,8 +489,8 @@ var authority = sync.OnceValue(func() string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 })
 
-// TestUninstallKeepsTheFilesOfAStanzaThatStays: a stanza that cannot be removed needs the program and the kubeconfig.
-func TestUninstallKeepsTheFilesOfAStanzaThatStays(t *testing.T) {
+// TestUninstall_StanzaStays: a stanza that cannot be removed needs the program and the kubeconfig.
+func TestUninstall_StanzaStays(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(n *fixture){
 		"no JSON at the moment": func(n *fixture) {

@@ -116,8 +116,8 @@ func directories(conf, bin string) string {
 	return fmt.Sprintf("version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['%s']\nconf_dir = '%s'\n", bin, conf)
 }
 
-// TestInstallsWhereTheRuntimeLooks: with the configuration files of each runtime, and with nothing left after the uninstallation.
-func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
+// TestReconcile_RuntimeDirectories has the configuration files of each runtime. Nothing is left after the uninstallation.
+func TestReconcile_RuntimeDirectories(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		conf, bin string
@@ -262,9 +262,9 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 	}
 }
 
-// TestFollowsTheRuntime: the old directories are kept until the runtime was started with the new ones, also over a restart of the agent,
-// and an uninstallation in between restores both.
-func TestFollowsTheRuntime(t *testing.T) {
+// TestReconcile_RuntimeMoves: the old directories stay in use until the runtime restarts with the new ones, also after a restart of
+// the agent. An uninstallation in between restores both.
+func TestReconcile_RuntimeMoves(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]string{"": "start", "uninstall": "uninstall"} {
 		for _, restarted := range []bool{false, true} {
