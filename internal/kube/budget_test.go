@@ -93,7 +93,7 @@ func bubble(t *testing.T, name string, test func(*testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
-func TestPodKeepsItsBudget(t *testing.T) {
+func TestPod_Budget(t *testing.T) {
 	for name, forever := range map[string]exchangeFunc{
 		"against a server that hangs":           hangs(),
 		"against a server without the pod":      missing(),
@@ -123,7 +123,7 @@ func TestPodKeepsItsBudget(t *testing.T) {
 	}
 }
 
-func TestPodAfterAHang(t *testing.T) {
+func TestPod_AfterHang(t *testing.T) {
 	for name, test := range map[string]struct {
 		first         exchangeFunc
 		budget, pause time.Duration
@@ -153,7 +153,7 @@ func TestPodAfterAHang(t *testing.T) {
 	})
 }
 
-func TestATimeoutNamesTheStageOfTheRequest(t *testing.T) {
+func TestPod_TimeoutNamesStage(t *testing.T) {
 	for _, test := range []struct {
 		class   Class
 		want    string
@@ -180,7 +180,7 @@ func TestATimeoutNamesTheStageOfTheRequest(t *testing.T) {
 	}
 }
 
-func TestPodPauses(t *testing.T) {
+func TestPod_Pauses(t *testing.T) {
 	bubble(t, "pauses double up to the maximum and are spread below it", func(t *testing.T) {
 		s := script(missing())
 		wantError(t, errorOf(s.Lookup(t.Context(), cart(), time.Hour)), NotFound)
@@ -219,7 +219,7 @@ func TestPodPauses(t *testing.T) {
 	})
 }
 
-func TestPodEndsWithItsContext(t *testing.T) {
+func TestPod_ContextEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		forever exchangeFunc
 		after   time.Duration

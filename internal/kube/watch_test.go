@@ -139,8 +139,8 @@ func TestWatchConfigMap(t *testing.T) {
 	}
 }
 
-// TestWatchListsFromTheWatchCache is about API servers that do not stream lists.
-func TestWatchListsFromTheWatchCache(t *testing.T) {
+// TestWatch_ListFromCache is about API servers that do not stream lists.
+func TestWatch_ListFromCache(t *testing.T) {
 	server, h := newFixture(t, (*kubetest.Server).ListsOnly, nil)
 	h.wants("mode=a")
 	watched(t, server)
@@ -180,8 +180,8 @@ func queryOf(t *testing.T, request string) url.Values {
 	return values
 }
 
-// TestWatchContinuesAfterItsLastEvent ends watches: no change is missed, and no list is requested.
-func TestWatchContinuesAfterItsLastEvent(t *testing.T) {
+// TestWatch_ContinuesAfterEvent ends watches: no change is missed, and no list is requested.
+func TestWatch_ContinuesAfterEvent(t *testing.T) {
 	for name, end := range map[string]func(*kubetest.Server){
 		"after a proper end":                                (*kubetest.Server).CloseWatches,
 		"after an end in the middle of an event":            (*kubetest.Server).BreakWatches,
@@ -209,7 +209,7 @@ func TestWatchContinuesAfterItsLastEvent(t *testing.T) {
 // elsewhere changes an object that no watch is about.
 func elsewhere(s *kubetest.Server) { s.Set(kubetest.ConfigMap("elsewhere", "other", nil)) }
 
-func TestWatchContinuesAfterABookmark(t *testing.T) {
+func TestWatch_ContinuesAfterBookmark(t *testing.T) {
 	server, h := newFixture(t, nil, nil)
 	watched(t, server)
 	elsewhere(server)
@@ -223,7 +223,7 @@ func TestWatchContinuesAfterABookmark(t *testing.T) {
 	}
 }
 
-func TestWatchListsAgainWhenItsVersionExpired(t *testing.T) {
+func TestWatch_ExpiredVersion(t *testing.T) {
 	for name, forget := range map[string]func(*kubetest.Server){
 		"as an event of the watch": func(s *kubetest.Server) {
 			elsewhere(s)
@@ -257,8 +257,8 @@ func TestWatchListsAgainWhenItsVersionExpired(t *testing.T) {
 	}
 }
 
-// TestWatchReportsAFailureOnce has many requests fail.
-func TestWatchReportsAFailureOnce(t *testing.T) {
+// TestWatch_FailureReportedOnce has many requests fail.
+func TestWatch_FailureReportedOnce(t *testing.T) {
 	for _, test := range []struct {
 		fault kubetest.Fault
 		class Class
@@ -291,7 +291,7 @@ func TestWatchReportsAFailureOnce(t *testing.T) {
 	}
 }
 
-func TestWatchReportsABadEvent(t *testing.T) {
+func TestWatch_BadEvent(t *testing.T) {
 	for name, event := range map[string]struct {
 		kind, object string
 		class        Class
@@ -315,7 +315,7 @@ func TestWatchReportsABadEvent(t *testing.T) {
 	}
 }
 
-func TestWatchOfAServerThatHangs(t *testing.T) {
+func TestWatch_HangingServer(t *testing.T) {
 	t.Run("in a watch", func(t *testing.T) {
 		server, h := newFixture(t, nil, func(a *Config) { a.IdleTimeout = 50 * time.Millisecond })
 		agenttest.Eventually(t, "no further watch", func() bool { return len(server.Requests()) > 2 })
@@ -327,7 +327,7 @@ func TestWatchOfAServerThatHangs(t *testing.T) {
 	})
 }
 
-func TestWatchEndsWithItsContext(t *testing.T) {
+func TestWatch_ContextEnds(t *testing.T) {
 	for name, given := range map[string]func(*kubetest.Server){
 		"in a watch": func(*kubetest.Server) {},
 		"in a list":  func(s *kubetest.Server) { s.Fail(kubetest.Hang, kubetest.Forever) },
@@ -347,8 +347,8 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestWatchOfManyObjects watches pods of a server that does not stream lists.
-func TestWatchOfManyObjects(t *testing.T) {
+// TestWatch_ManyObjects watches pods of a server that does not stream lists.
+func TestWatch_ManyObjects(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
 	set := func(name string) { server.Set(kubetest.Pod{Namespace: "shop", Name: name}.JSON(t)) }
@@ -423,7 +423,7 @@ func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []ti
 	return between, h.all()
 }
 
-func TestWatchBacksOff(t *testing.T) {
+func TestWatch_BackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between, reported := pauses(t, 10*time.Minute, answers(http.StatusInternalServerError, nil))
 		for i, pause := range between {
@@ -441,7 +441,7 @@ func TestWatchBacksOff(t *testing.T) {
 	})
 }
 
-func TestWatchObservesRetryAfter(t *testing.T) {
+func TestWatch_RetryAfter(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{7: 7 * time.Second, 1 << 30: maxRetryAfter} {
 		synctest.Test(t, func(t *testing.T) {
 			between, _ := pauses(t, time.Hour, retryAfter(seconds))
@@ -492,7 +492,7 @@ func silentFor(d time.Duration) exchangeFunc {
 	}
 }
 
-func TestWatchesThatEndAtOnceArePaced(t *testing.T) {
+func TestWatch_EndsAtOnce(t *testing.T) {
 	for name, watch := range map[string]exchangeFunc{
 		"with nothing": answers(http.StatusOK, nil),
 		"with a 410":   answers(http.StatusOK, []byte(`{"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "code": 410}}`)),
@@ -513,7 +513,7 @@ func TestWatchesThatEndAtOnceArePaced(t *testing.T) {
 	}
 }
 
-func TestAWatchThatLastedIsOpenedAgainSoon(t *testing.T) {
+func TestWatch_EndsLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between, _ := pauses(t, time.Hour, emptyThen(silentFor(time.Minute)))
 		for i, pause := range between[2:] {
@@ -524,7 +524,7 @@ func TestAWatchThatLastedIsOpenedAgainSoon(t *testing.T) {
 	})
 }
 
-func TestASilentWatchIsClosed(t *testing.T) {
+func TestWatch_Silent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		between, reported := pauses(t, time.Hour, emptyThen(silentFor(24*time.Hour)))
 		for i, pause := range between[2:] {
@@ -544,7 +544,7 @@ func TestASilentWatchIsClosed(t *testing.T) {
 	})
 }
 
-func TestAnEndlessEventIsBounded(t *testing.T) {
+func TestWatch_EndlessEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		endless := func(_ *http.Request) (*http.Response, error) {
 			return &http.Response{StatusCode: http.StatusOK, ContentLength: -1, Body: io.NopCloser(spaces{})}, nil

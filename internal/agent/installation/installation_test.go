@@ -44,7 +44,7 @@ type fixture struct {
 	root   string
 	config installation.Config
 	health *health.State
-	// metrics are those of the agent.
+	// metrics are the agent's.
 	metrics *metrics.Metrics
 	events  []string
 	log     agenttest.Buffer
@@ -188,7 +188,7 @@ func (n *fixture) count(series string) string {
 	return "none"
 }
 
-func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
+func TestReconcile_WritesOnce(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	a := n.agent()
@@ -215,7 +215,7 @@ func TestInstallsOnceAndWritesNothingMore(t *testing.T) {
 	}
 }
 
-func TestOrderKeepsTheNodeAlive(t *testing.T) {
+func TestReconcile_Order(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
@@ -242,9 +242,9 @@ func TestOrderKeepsTheNodeAlive(t *testing.T) {
 	}
 }
 
-// TestW4W5KilledAtEveryCall stops the work at each call that changes a file, as SIGKILL would and as a loss of power would,
+// TestReconcile_KilledAtEveryCall (W-4, W-5) stops the work at each call that changes a file, as SIGKILL and a loss of power would,
 // and examines the node then. From there the node is both uninstalled and installed again: at every call, each of the four.
-func TestW4W5KilledAtEveryCall(t *testing.T) {
+func TestReconcile_KilledAtEveryCall(t *testing.T) {
 	t.Parallel()
 	files := listAndSingle()
 	files["from the reference"] = []string{"10-bridge.conflist", strings.Replace(conflist, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1)}
@@ -307,7 +307,8 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 	return len(log) > at
 }
 
-func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
+// TestUninstall_LivingSandboxes: W-7.
+func TestUninstall_LivingSandboxes(t *testing.T) {
 	t.Parallel()
 	const chained, bridge = `{"plugins":[{"type":"bridge"},{"type":"istio-cni"}]}`, `{"plugins":[{"type":"bridge"}]}`
 	for name, tc := range map[string]struct {
@@ -358,12 +359,12 @@ func TestW7UninstallKeepsTheProgramForLivingSandboxes(t *testing.T) {
 	}
 }
 
-// stays reports whether an uninstallation logged that the program stays.
+// stays reports whether an uninstallation logged that it keeps the program.
 func (n *fixture) stays() bool {
 	return strings.Contains(n.log.String(), `msg="keeping the plugin binary" files=[`+n.path("bin/istio-cni")+"]")
 }
 
-func TestRewriteConflictBacksOffAndNamesTheOtherWriter(t *testing.T) {
+func TestReconcile_RewriteConflict(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name, file, text, other string
@@ -405,7 +406,7 @@ func TestRewriteConflictBacksOffAndNamesTheOtherWriter(t *testing.T) {
 	}
 }
 
-func TestRunHeals(t *testing.T) {
+func TestRun_Heals(t *testing.T) {
 	t.Parallel()
 	tamper := map[string]func(n *fixture){
 		"stanza taken out": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
@@ -490,8 +491,8 @@ var authority = sync.OnceValue(func() string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 })
 
-// TestUninstallKeepsTheFilesOfAStanzaThatStays: a stanza that cannot be removed needs the program and the kubeconfig.
-func TestUninstallKeepsTheFilesOfAStanzaThatStays(t *testing.T) {
+// TestUninstall_StanzaStays: a stanza that cannot be removed needs the program and the kubeconfig.
+func TestUninstall_StanzaStays(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(n *fixture){
 		"no JSON at the moment": func(n *fixture) {
@@ -518,8 +519,8 @@ func TestUninstallKeepsTheFilesOfAStanzaThatStays(t *testing.T) {
 	}
 }
 
-// TestUninstallPassesOverGarbage that does not name the plugin.
-func TestUninstallPassesOverGarbage(t *testing.T) {
+// TestUninstall_MalformedFile: a malformed file that does not name the plugin stays.
+func TestUninstall_MalformedFile(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
 	must(t, n.agent().Reconcile())
@@ -530,8 +531,8 @@ func TestUninstallPassesOverGarbage(t *testing.T) {
 	}
 }
 
-// TestSkippedProgram is one that another program installs.
-func TestSkippedProgram(t *testing.T) {
+// TestReconcile_SkippedProgram: another program installs it.
+func TestReconcile_SkippedProgram(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
 	n.config.Skip = []string{"istio-cni"}
@@ -546,8 +547,8 @@ func TestSkippedProgram(t *testing.T) {
 	}
 }
 
-// TestPartsGoOnWithoutEachOther: a program that cannot be replaced is no reason to let a token expire.
-func TestPartsGoOnWithoutEachOther(t *testing.T) {
+// TestReconcile_FailedPart: a program that cannot be replaced is no reason to let a token expire.
+func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
 	a := n.agent()
@@ -563,8 +564,8 @@ func TestPartsGoOnWithoutEachOther(t *testing.T) {
 	}
 }
 
-// TestMissingFilesDoNotWaitForARewriteConflict: pods need them.
-func TestMissingFilesDoNotWaitForARewriteConflict(t *testing.T) {
+// TestReconcile_MissingFileInConflict: pods need them.
+func TestReconcile_MissingFileInConflict(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
 		n := newFixture(t, "10-b.conflist", conflist)

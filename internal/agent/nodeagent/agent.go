@@ -177,8 +177,7 @@ func (n *node) await(ctx context.Context, open func(context.Context) error) (ope
 	reported := false
 	_ = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (done bool, _ error) {
 		err = open(ctx)
-		busy := (*hostfs.HeldError)(nil)
-		if !errors.As(err, &busy) && !errors.Is(err, unixsock.ErrServed) {
+		if _, held := errors.AsType[*hostfs.HeldError](err); !held && !errors.Is(err, unixsock.ErrServed) {
 			opened = err == nil
 			return true, nil
 		}

@@ -44,8 +44,8 @@ type elector struct {
 	lease   Lease
 	log     *slog.Logger
 
-	// seen is the last observed lease, seenAt the time of its first observation. Only the local clock counts, as the holder's
-	// clock may be wrong.
+	// seen is the last observed lease, seenAt the time of its first observation. Only the local clock counts: the holder's
+	// clock can be wrong.
 	seen   kube.Lease
 	seenAt time.Time
 	// logged is the last logged state.
@@ -141,7 +141,7 @@ func (e *elector) keep(ctx context.Context) error {
 	}
 }
 
-// renew writes the lease again, until a time at the latest. After that time, as in a process that was stopped, it sends nothing.
+// renew writes the lease again, until a time at the latest. After that time, for example in a process that was stopped, it sends nothing.
 func (e *elector) renew(ctx context.Context, until time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -155,8 +155,8 @@ func (e *elector) renew(ctx context.Context, until time.Time) error {
 	return e.rewrite(ctx, e.lease.Identity)
 }
 
-// rewrite writes the lease that this replica holds, for the holder. After a conflict it reads the lease: another client may have
-// written it for another reason, or the last renewal may have succeeded although its response timed out.
+// rewrite writes the lease that this replica holds, for the holder. After a conflict it reads the lease: another client can have
+// written it for another reason, or the last renewal has succeeded although its response timed out.
 func (e *elector) rewrite(ctx context.Context, holder string) error {
 	now := e.options.Clock.Now()
 	err := e.write(ctx, e.seen, holder, now)

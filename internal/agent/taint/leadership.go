@@ -174,7 +174,7 @@ func (t *leadership) configure(ctx context.Context, data map[string]string) {
 	t.mu.Lock()
 	before := t.required != nil
 	t.mu.Unlock()
-	message := err.Error() + "; the requirements of before stay in force"
+	message := err.Error() + "; the previous requirements stay in force"
 	if !before {
 		message = err.Error() + "; no node is changed until there are requirements"
 		t.options.Health.NotReady(PartRequirements, message)
@@ -235,7 +235,7 @@ func (t *leadership) podSetOf(parent context.Context, s source, before map[sourc
 	return set
 }
 
-// transform drops the fields that no decision about a node reads, as each node has such a pod.
+// transform drops the fields that no decision about a node reads, because each node has such a pod.
 func transform(p *kube.Pod) {
 	*p = kube.Pod{
 		Facts:    sidecar.Facts{Namespace: p.Facts.Namespace, Name: p.Facts.Name},

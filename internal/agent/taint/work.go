@@ -76,7 +76,7 @@ func (t *leadership) podsOn(name string) [][]readiness.Pod {
 	return all
 }
 
-// warnOfNone logs once that a requirement selects no pod at all: its namespace or selector may be wrong. It needs the lock.
+// warnOfNone logs once that a requirement selects no pod at all: its namespace or selector can be wrong. It needs the lock.
 func (t *leadership) warnOfNone(ctx context.Context) {
 	for _, requirement := range t.required {
 		none := !slices.ContainsFunc(requirement.sets, func(set *podSet) bool { return len(set.onNode) > 0 })
@@ -169,7 +169,7 @@ func (t *leadership) setRefused(name string, why error) {
 	}
 }
 
-// observe stores the response to a change, unless the watch delivered a newer version. The response may carry changes of other
+// observe stores the response to a change, unless the watch delivered a newer version. The response can carry changes of other
 // clients, which the watch then delivers as known: so the node is evaluated again.
 func (t *leadership) observe(after kube.NodeState) {
 	t.mu.Lock()

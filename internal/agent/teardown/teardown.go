@@ -137,7 +137,7 @@ func (q query) pod(ctx context.Context) (kube.Pod, error) {
 	return q.server.Pod(ctx, kube.PodRef{Namespace: q.self.Namespace, Name: q.self.PodName})
 }
 
-// missing decides when no DaemonSet has the configured name. The agent's own pod may name another one, as the name is a setting
+// missing decides when no DaemonSet has the configured name. The agent's own pod can name another one: the name is a setting
 // that can be wrong. An API server that knows no such pod, or refuses it twice because the permissions were removed as well,
 // confirms the removal; any other failure keeps the installation.
 func (q query) missing(ctx context.Context, notFound error) Verdict {
@@ -183,9 +183,9 @@ func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 	return Verdict{Reason: DaemonSetPresent}
 }
 
-// forbidden decides when the DaemonSet may not be read. Some roles never allow that, but all roles allow to read pods: if that
-// is refused, too, the role, its binding or the account is gone; a 401 must come twice, as the token may have been rotated just
-// now. An uninstallation deletes the DaemonSet a moment before the role, so the request is repeated until ctx ends: a plugin
+// forbidden decides when the API server refuses to show the DaemonSet. Some roles never allow that, but all roles allow to read
+// pods: if that is refused, too, the role, its binding or the account is gone. A 401 must come twice because a rotated token can
+// arrive late. An uninstallation deletes the DaemonSet a moment before the role, so the request is repeated until ctx ends: a plugin
 // whose credentials are revoked fails every pod of the node.
 func (q query) forbidden(ctx context.Context, refusal error) Verdict {
 	readable := false

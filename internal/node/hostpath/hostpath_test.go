@@ -20,7 +20,7 @@ func mkdir(t *testing.T, parts ...string) string {
 	return dir
 }
 
-func TestTheViewOfAContainer(t *testing.T) {
+func TestDetect_Container(t *testing.T) {
 	t.Parallel()
 	node := t.TempDir() // so that no path of the node is one of this machine
 	absent, host := filepath.Join(node, "absent"), mkdir(t, node, "host")
@@ -51,7 +51,7 @@ func TestTheViewOfAContainer(t *testing.T) {
 	}
 }
 
-func TestTheViewOfTheNodeItself(t *testing.T) {
+func TestDetect_Node(t *testing.T) {
 	t.Parallel()
 	node := t.TempDir()
 	mkdir(t, node, "proc/1/ns")
@@ -64,7 +64,7 @@ func TestTheViewOfTheNodeItself(t *testing.T) {
 	}
 }
 
-func TestAFileThatMayBeAbsentIsFound(t *testing.T) {
+func TestView_Find(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	if got, seen := (View{}).Find("/var/run/netns/a"); got != "/var/run/netns/a" || !seen {
@@ -84,7 +84,7 @@ func TestAFileThatMayBeAbsentIsFound(t *testing.T) {
 	}
 }
 
-func TestTheMountTableIsRead(t *testing.T) {
+func TestEachMount(t *testing.T) {
 	t.Parallel()
 	table := filepath.Join(t.TempDir(), "mountinfo")
 	long := "50 1 0:50 / /overlay rw - overlay overlay rw,lowerdir=" + strings.Repeat("/a:", 100_000)

@@ -25,8 +25,8 @@ const (
 	ourProgram     = "/istio-cni"
 )
 
-// machine is a node whose file system is seen as the agent sees it: the default directories are mounted below "mounts", and all of
-// it is below the root directory of a process.
+// machine is a node in the view of the agent: the default directories are mounted below "mounts", and the whole file system is
+// below the root directory of a process.
 type machine struct {
 	*fixture
 }
@@ -47,7 +47,7 @@ func newMachine(t *testing.T, files map[string]string) *machine {
 	}
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin"} {
 		must(t, os.MkdirAll(filepath.Dir(m.path("mounts"+dir)), 0o755))
-		must(t, os.Symlink(m.node(dir), m.path("mounts"+dir))) // one directory at two places, as a mount has it
+		must(t, os.Symlink(m.node(dir), m.path("mounts"+dir))) // one directory at two places, like a mount
 	}
 	m.config.HostRoots = []string{m.path("mounts"), fmt.Sprintf("/proc/%d/root%s", os.Getpid(), m.path("node"))}
 	m.config.NetDir, m.config.BinDirs = m.path("mounts/etc/cni/net.d"), []string{m.path("mounts/opt/cni/bin")}
@@ -116,8 +116,8 @@ func directories(conf, bin string) string {
 	return fmt.Sprintf("version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['%s']\nconf_dir = '%s'\n", bin, conf)
 }
 
-// TestInstallsWhereTheRuntimeLooks: with the configuration files of each runtime, and with nothing left after the uninstallation.
-func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
+// TestReconcile_RuntimeDirectories has the configuration files of each runtime. Nothing is left after the uninstallation.
+func TestReconcile_RuntimeDirectories(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		conf, bin string
@@ -195,8 +195,8 @@ func TestInstallsWhereTheRuntimeLooks(t *testing.T) {
 	}
 }
 
-// TestInstallsWhereItIsTold: a directory that was set is obeyed, and the log says if the runtime does not look there.
-func TestInstallsWhereItIsTold(t *testing.T) {
+// TestReconcile_DirectoriesSetByUser: the user's directories win, and the log has a warning if the runtime does not look there.
+func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(m *machine){
 		"both are set": func(m *machine) { m.config.Detect = runtimedirs.Detect{} },
@@ -223,8 +223,8 @@ func TestInstallsWhereItIsTold(t *testing.T) {
 	}
 }
 
-// TestInstallsIntoTheDefaults: where it cannot be known where the runtime looks, which the log says once.
-func TestInstallsIntoTheDefaults(t *testing.T) {
+// TestReconcile_RuntimeInDoubt installs into the default directories, and logs the reason once.
+func TestReconcile_RuntimeInDoubt(t *testing.T) {
 	t.Parallel()
 	for reason, spoil := range map[string]func(m *machine){
 		"the node's file system is not seen here":   func(m *machine) { m.config.HostRoots = m.config.HostRoots[:1] },
@@ -262,9 +262,9 @@ func TestInstallsIntoTheDefaults(t *testing.T) {
 	}
 }
 
-// TestFollowsTheRuntime: the old directories are kept until the runtime was started with the new ones, also over a restart of the agent,
-// and an uninstallation in between restores both.
-func TestFollowsTheRuntime(t *testing.T) {
+// TestReconcile_RuntimeMoves: the old directories stay in use until the runtime restarts with the new ones, also after a restart of
+// the agent. An uninstallation in between restores both.
+func TestReconcile_RuntimeMoves(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]string{"": "start", "uninstall": "uninstall"} {
 		for _, restarted := range []bool{false, true} {
@@ -311,8 +311,8 @@ func TestFollowsTheRuntime(t *testing.T) {
 	}
 }
 
-// TestFollowsALinkThatMoves: k3s before 1.31.2 has a directory for each of its versions, and starts its runtime with a new file.
-func TestFollowsALinkThatMoves(t *testing.T) {
+// TestReconcile_LinkMoves: k3s before 1.31.2 has a directory for each of its versions, and starts its runtime with a new file.
+func TestReconcile_LinkMoves(t *testing.T) {
 	t.Parallel()
 	const data = "/var/lib/rancher/k3s/data/"
 	m := newMachine(t, map[string]string{
@@ -333,8 +333,9 @@ func TestFollowsALinkThatMoves(t *testing.T) {
 	m.installedIn(k3sConf, data+"2b/bin")
 }
 
-// TestLeavesTheDefaultsOfAnotherVersion: an agent that does not ask the runtime installed there, or the record was lost with a reboot.
-func TestLeavesTheDefaultsOfAnotherVersion(t *testing.T) {
+// TestReconcile_WithoutRecord cleans the default directories: an agent that does not ask the runtime has installed there, or a reboot
+// removed the record.
+func TestReconcile_WithoutRecord(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{"/srv/bin/": ""})
 	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
@@ -356,8 +357,8 @@ func TestLeavesTheDefaultsOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestTheRecordIsNotTrusted: a damaged record is a warning.
-func TestTheRecordIsNotTrusted(t *testing.T) {
+// TestReconcile_DamagedRecord: a damaged record is a warning.
+func TestReconcile_DamagedRecord(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"{", `[{"configuration":"../x"}]`, `[{}]`, strings.Repeat(" ", 2<<20)} {
 		m := newMachine(t, map[string]string{containerdSock: ""})
@@ -372,13 +373,17 @@ func TestTheRecordIsNotTrusted(t *testing.T) {
 	}
 }
 
-// TestUninstallingByHandFindsTheDirectories that the agent took from the runtime, whatever the flags say.
-func TestUninstallingByHandFindsTheDirectories(t *testing.T) {
+// TestUninstall_OutsideContainer finds the directories that the agent took from the runtime, whatever the flags say.
+func TestUninstall_OutsideContainer(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-net.conflist", conflist)
 	must(t, n.agent().Reconcile())
 	n.put("run/"+runtimedirs.RecordName, fmt.Sprintf(`[{"configuration":%q,"programs":[%q]}]`, n.path("net.d"), n.path("bin")), 0o600)
 	n.config.NetDir, n.config.BinDirs = n.path("usual/net.d"), []string{n.path("usual/bin")}
+	plan, err := n.agent().PlanUninstall()
+	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, n.path("bin/istio-cni")) || !strings.Contains(text, "10-net.conflist") {
+		t.Errorf("%v, the plan is\n%s", err, text)
+	}
 	must(t, n.agent().Uninstall(t.Context()))
 	for name, text := range n.tree(".") {
 		if strings.Contains(text, `"istio-cni"`) || strings.HasPrefix(name, "bin/") || strings.HasPrefix(name, "run/") {
@@ -387,8 +392,8 @@ func TestUninstallingByHandFindsTheDirectories(t *testing.T) {
 	}
 }
 
-// TestRunFollowsTheRuntime: while it runs, by events of the files below another root directory.
-func TestRunFollowsTheRuntime(t *testing.T) {
+// TestRun_RuntimeMoves follows events of the files below another root directory.
+func TestRun_RuntimeMoves(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": "", "/two/bin/": ""})
 	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
@@ -422,9 +427,9 @@ func TestRunFollowsTheRuntime(t *testing.T) {
 	m.until(func() bool { return !m.there("node/one/bin"+ourProgram) && !installed("/one")() })
 }
 
-// TestStaysWhereItIs: where it cannot be known any more where the runtime looks, as it runs on with what it has read. The plugin is kept
-// up to date there, also by the next agent.
-func TestStaysWhereItIs(t *testing.T) {
+// TestReconcile_RuntimeNotReadable: if the runtime's files cannot be read any more, the runtime continues with the old ones. The
+// plugin stays there and up to date, with the next agent as well.
+func TestReconcile_RuntimeNotReadable(t *testing.T) {
 	t.Parallel()
 	const dropIn = "/etc/containerd/conf.d/cni.toml"
 	for name, spoil := range map[string]func(m *machine) error{
@@ -483,8 +488,8 @@ func TestStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// TestAnotherRuntimeAppears: the kubelet may have the one or the other.
-func TestAnotherRuntimeAppears(t *testing.T) {
+// TestReconcile_SecondRuntime: the kubelet can have the one or the other.
+func TestReconcile_SecondRuntime(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": ""})
 	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
@@ -506,8 +511,8 @@ func TestAnotherRuntimeAppears(t *testing.T) {
 	m.installedIn("/one/conf", "/one/bin")
 }
 
-// TestBothUntilTheRuntimeIsStarted: the first installation does not know what the running runtime has read.
-func TestBothUntilTheRuntimeIsStarted(t *testing.T) {
+// TestReconcile_RuntimeNotRestarted: the first installation does not know what the running runtime has read.
+func TestReconcile_RuntimeNotRestarted(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist})
 	m.start(containerdSock)
@@ -528,8 +533,9 @@ func TestBothUntilTheRuntimeIsStarted(t *testing.T) {
 	m.installedIn("/srv/conf", "/srv/bin")
 }
 
-// TestBothWhereVersionsDiffer: containerd 1 takes the defaults when an import replaces the section, others keep the directories.
-func TestBothWhereVersionsDiffer(t *testing.T) {
+// TestReconcile_RuntimeVersionsDiffer: if an import replaces the section, containerd 1 takes the defaults, others keep the
+// directories.
+func TestReconcile_RuntimeVersionsDiffer(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{
 		"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist,
@@ -543,8 +549,8 @@ func TestBothWhereVersionsDiffer(t *testing.T) {
 	m.has("/srv/conf", "/srv/bin")
 }
 
-// TestAMountedDirectoryIsMissing: no program is needed where no runtime looks, and nothing is waited for.
-func TestAMountedDirectoryIsMissing(t *testing.T) {
+// TestReconcile_MountedDirectoryMissing waits for no directory in which no runtime looks.
+func TestReconcile_MountedDirectoryMissing(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{containerdFile: directories("/etc/cni/net.d", "/srv/bin"), "/srv/bin/": ""})
 	must(t, os.Remove(m.node("/opt/cni/bin")))
