@@ -40,7 +40,9 @@ func (t Test) GrantTaint(client kubernetes.Interface, namespace string, of right
 	t.Helper()
 	roles, err := of.Roles()
 	t.Must(err)
-	where := map[string][]string{rights.TaintNodes: {""}, rights.TaintPods: append(pods, namespace), rights.TaintEvents: {meta.NamespaceDefault}}
+	where := map[string][]string{
+		rights.TaintNodes: {""}, rights.TaintPods: append(pods, namespace), rights.TaintEvents: {meta.NamespaceDefault},
+	}
 	for _, role := range roles {
 		namespaces, found := where[role.Name]
 		if !found {

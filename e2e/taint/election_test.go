@@ -122,8 +122,9 @@ func TestLease_SharedWithClientGo(t *testing.T) {
 	transitions := *l.lease().LeaseTransitions
 	other.end()
 	l.untilTaints("first")
-	if _, text := get(t, metrics, "/metrics"); !strings.Contains(text, "\nistio_cni_taint_leader 1\n") || *l.lease().LeaseTransitions == transitions {
-		t.Errorf("lease %+v, metrics\n%s", l.lease(), text)
+	_, text := get(t, metrics, "/metrics")
+	if lease := l.lease(); !strings.Contains(text, "\nistio_cni_taint_leader 1\n") || *lease.LeaseTransitions == transitions {
+		t.Errorf("lease %+v, metrics\n%s", lease, text)
 	}
 
 	other = l.elect("client-go-2")
