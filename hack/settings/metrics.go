@@ -16,7 +16,7 @@ var (
 )
 
 // open are labels whose values the page has elsewhere, or that have none of a closed set.
-var open = []string{"reason", "version", "tag", "namespace", "pod"}
+var open = []string{"reason", "version", "tag", "namespace", "pod"} //nolint:gochecknoglobals // a constant
 
 // agentMetrics is the table of the node agent's metrics, but for those of process and Go runtime.
 func agentMetrics() (string, error) {
@@ -25,7 +25,7 @@ func agentMetrics() (string, error) {
 	for _, state := range audit.States() {
 		pods = append(pods, audit.Status{State: state})
 	}
-	m.ReadAudit(func() []audit.Status { return slices.Clone(pods) }, time.Now)
+	m.ReadAudit(func() []audit.Status { return slices.Clone(pods) }, func() time.Time { return time.Time{} })
 	return metricTable(m.Text()), nil
 }
 

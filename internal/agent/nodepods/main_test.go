@@ -291,9 +291,9 @@ func (f *feed) crowd(n int) {
 	f.listener.OnSync()
 }
 
-// pod calls fn with a pod of the controller's, and reports whether there is one.
-func (c *Controller) pod(k types.NamespacedName, fn func(kube.Pod)) bool {
-	return c.pods.Get(k, func(p kube.Pod, _ *memory) { fn(p) })
+// pod calls fn with a pod that the controller has.
+func (c *Controller) pod(k types.NamespacedName, fn func(kube.Pod)) {
+	c.pods.Get(k, func(p kube.Pod, _ *memory) { fn(p) })
 }
 
 // events returns the events about a pod.

@@ -29,9 +29,10 @@ import (
 )
 
 const (
-	// RetryBase is the pause after a failure, doubled up to RetryMax.
+	// RetryBase is the pause after a failure, which is doubled with each further one.
 	RetryBase = 500 * time.Millisecond
-	RetryMax  = 2 * time.Minute
+	// RetryMax is the longest pause.
+	RetryMax = 2 * time.Minute
 )
 
 // Env is what all turns share. Log, Events and Plugin are required.
