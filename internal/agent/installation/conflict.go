@@ -71,7 +71,6 @@ func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Wr
 		if !r.logged {
 			r.logged = true
 			i.log.Warn("backing off", slog.Duration("for", wait), slog.String("error", err.Error()))
-			i.remember("backing off for " + wait.String() + ": " + err.Error())
 			i.report.Metrics.RewriteConflict(other)
 			i.report.Warn(eventConflict, err.Error())
 		}

@@ -9,8 +9,7 @@
 // It never talks to the API server, and never decides when to uninstall.
 //
 // Start at Installation.Reconcile, which brings the plugin into the target that package runtimedirs finds. Run repeats it; conf.go
-// has the configuration, conflict.go other writers, uninstall.go the removal and the sandboxes that still need the program,
-// history.go the changes.
+// has the configuration, conflict.go other writers, uninstall.go the removal and the sandboxes that still need the program.
 package installation
 
 import (
@@ -133,9 +132,7 @@ type Installation struct {
 	target runtimedirs.Target
 
 	// changes counts the changes of files.
-	changes   int
-	historyMu sync.Mutex
-	history   []Change
+	changes int
 }
 
 // New returns an Installation and changes no file. A nil now is the system's clock.
@@ -399,4 +396,10 @@ func withHint(err error) error {
 		return fmt.Errorf("%w (%s)", err, hint)
 	}
 	return err
+}
+
+// did logs and counts a change of a file.
+func (i *Installation) did(change string, object slog.Attr, others ...any) {
+	i.log.With(object).Info(change, others...) //nolint:sloglint // the message is the caller's
+	i.changes++
 }

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redact"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -67,16 +66,6 @@ func (n *node) part(part agentapi.BundlePart, since time.Time, clean *redact.Red
 		return n.Recent.Since(since), false, nil
 	case agentapi.BundleReadiness:
 		value = n.health.Snapshot()
-	case agentapi.BundleHistory:
-		changes := []installation.Change{}
-		if n.installation != nil {
-			for _, c := range n.installation.History() {
-				if !c.Time.Before(since) {
-					changes = append(changes, c)
-				}
-			}
-		}
-		value = changes
 	case agentapi.BundleAgent:
 		value, err = n.info(clean)
 	default:

@@ -22,7 +22,6 @@ type BundlePart string
 // The parts. The agent takes credentials that it knows out of all of them.
 const (
 	BundleAgent     BundlePart = "agent"     // JSON of AgentInfo
-	BundleHistory   BundlePart = "history"   // a JSON array of the agent's changes of the node's files
 	BundleLog       BundlePart = "log"       // the agent's log, as it is on stderr
 	BundleMetrics   BundlePart = "metrics"   // the text of /metrics
 	BundleReadiness BundlePart = "readiness" // the JSON of /readyz
