@@ -242,6 +242,7 @@ check() {
   rm -rf "$work/cache" "$again"
   (cd dist && sha256sum --quiet -c CHECKSUMS)
   use_go
+  (cd hack/release && go test -count=1 ./...)
   for arch in $architectures; do listed "dist/istio-cni-linux-$arch"; done
   "dist/istio-cni-linux-$(go env GOARCH)" version | grep -F "version $1,"
   loopback
