@@ -40,7 +40,7 @@ func (t Table) Rule(handle uint64, expressions nfnetlink.Attributes, userdata []
 			d.target(d.other("a broken expression"))
 			break
 		}
-		d.expression(name, f)
+		d.expression(Name(name), f)
 	}
 	if expressions.Check() != nil {
 		d.target(d.other("broken expressions"))
