@@ -283,6 +283,7 @@ func TestRulesOfAnotherBackend(t *testing.T) {
 			l := newAuditFixture(t, auditor.Settings{Repair: true}, test.then)
 			backend := l.want(audit.Captured, "").Backend
 			l.conf.Store(&test.now)
+			l.waitForWorker() // a turn that is not over would time out by the step
 			l.clock.Step(time.Hour)
 			if s := l.want(audit.Captured, ""); s.Backend != backend {
 				t.Errorf("backend %q, %q before", s.Backend, backend)

@@ -123,7 +123,7 @@ func rows() []row {
 		{"--audit-pod-condition", "true", "yes", "Audit.PodCondition: false -> true"},
 		{"--repair-init-container-exit-code", "55", "256", "Repair.Predicate.ExitCode: 126 -> 55"},
 		{"--repair-label-selectors", "a=b", "a b", "Repair.LabelSelectors:  -> a=b"},
-		{"--repair-field-selectors", "a=b", "a", "Repair.FieldSelectors:  -> a=b"},
+		{"--repair-field-selectors", "spec.schedulerName=b", "a", "Repair.FieldSelectors:  -> spec.schedulerName=b"},
 	}
 }
 
