@@ -96,6 +96,7 @@ func TestUnusualRulesComeBack(t *testing.T) {
 }
 
 // FuzzExpressionsAreReadOnce reads any bytes as expressions. A rule that can be written must be read as the same rule again.
+// Counters and the table's own family are not written.
 func FuzzExpressionsAreReadOnce(f *testing.F) {
 	for _, family := range families {
 		for _, r := range append(rulesOf(family, spectest.Random(1)), more()...) {
@@ -120,7 +121,8 @@ func FuzzExpressionsAreReadOnce(f *testing.F) {
 			if family == ruleset.Inet || err != nil {
 				continue
 			}
-			if got := read(family, again, nil); !got.Equal(r) && !strings.Contains(r.String(), "counter") {
+			unwritten := strings.Contains(r.String(), "counter") || strings.Contains(r.String(), "meta nfproto")
+			if got := read(family, again, nil); !got.Equal(r) && !unwritten {
 				t.Fatalf("%q was written and is read as %q", r, got)
 			}
 		}

@@ -96,7 +96,11 @@ func (e *encoder) network(n ruleset.Network) {
 // 1.8.8, else as a struct of x_tables.
 func (e *encoder) extension(m ruleset.Match) {
 	switch m := m.(type) {
-	case ruleset.Interface, ruleset.Protocol, ruleset.Network, ruleset.OfFamily:
+	case ruleset.Interface, ruleset.Protocol, ruleset.Network:
+	case ruleset.OfFamily: // what the table says already
+		if ruleset.Family(m) != e.family {
+			e.err = fmt.Errorf("cannot encode match %v in a table of %v", m, e.family)
+		}
 	case ruleset.Port:
 		e.port(m)
 	case ruleset.TCPFlags:
