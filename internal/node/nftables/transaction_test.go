@@ -103,7 +103,7 @@ func TestAnotherSpecReplacesTheFirst(t *testing.T) {
 		}
 		for _, want := range wants {
 			have := p.save(t, want.Family)
-			if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
+			if d := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !d.Empty() {
 				t.Errorf("step %d: %s is not as wanted:\n%s", i, want.Family, d)
 			}
 			if !have.Equal(p.read(t, want.Family)) {
@@ -223,7 +223,7 @@ func TestInAUserNamespace(t *testing.T) {
 				t.Errorf("error %v, want %q in it", err, text)
 			}
 		}
-		if err = update(t, native(redirect.NativeRules(redirect.Default(), treatment(true))), nil); err != nil {
+		if err = update(t, native(redirect.Default().NativeSet(treatment(true))), nil); err != nil {
 			t.Errorf("native tables: %v", err)
 		}
 		return

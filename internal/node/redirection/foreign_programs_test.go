@@ -881,7 +881,7 @@ func (r remains) harmless(t *testing.T, at beside, without []string) {
 	}
 	var unknown []string
 	for _, a := range all {
-		answer, err := inspect.Walk(t.Context(), n, &w.spec, a.Question)
+		answer, err := inspect.Walk(t.Context(), n, w.spec, a.Question)
 		if err != nil {
 			t.Fatal(err)
 		}
