@@ -162,10 +162,10 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 	return conf, nil
 }
 
-// namespace returns the pod's network namespace, with the tools of the node and the self-test's preference.
+// namespace returns the pod's network namespace, with the tools of the node and the self-test's choice.
 func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Verdict, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
 	return redirection.Namespace{
-		NetNS: pod, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools(),
+		NetNS: pod, Log: log, Backend: conf.Backend, Auto: found.Choice,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
 }
