@@ -121,11 +121,7 @@ func protocolFamily(f ruleset.Family) byte {
 
 // network compares an address, after its family.
 func (e *encoder) network(n ruleset.Network) {
-	f := ruleset.IPv4
-	if n.Prefix.Addr().Is6() {
-		f = ruleset.IPv6
-	}
-	e.family(f)
+	e.family(ruleset.FamilyOf(n.Prefix.Addr()))
 	e.Network(n.Source, n.Not, n.Prefix)
 }
 
