@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables/decode"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // View is the rules of a namespace at one moment.
@@ -42,17 +42,8 @@ type table struct {
 func newTable(at tableKey, dormant, iptables bool) *table {
 	return &table{
 		dormant: dormant, chains: map[string]*chain{}, byName: map[string]*chain{},
-		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: linkName, Expanded: new(int)},
+		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: route.LinkName, Expanded: new(int)},
 	}
-}
-
-// linkName is the name of an interface of the current namespace, "" if there is none.
-func linkName(index uint32) string {
-	link, err := net.InterfaceByIndex(int(index))
-	if err != nil {
-		return ""
-	}
-	return link.Name
 }
 
 // known reports whether a table is one that is read.

@@ -59,8 +59,11 @@ func (e *encoder) match(m ruleset.Match) {
 	case ruleset.Ports:
 		e.ports(m)
 	case ruleset.TCPFlags:
+		if m != ruleset.Reset {
+			e.err = fmt.Errorf("cannot encode match %v", m)
+		}
 		e.needProtocol(ruleset.TCP)
-		e.flags(m)
+		e.Reset()
 	case ruleset.Owner:
 		if m.Last != 0 {
 			e.err = fmt.Errorf("cannot encode match %v", m)
@@ -74,7 +77,7 @@ func (e *encoder) match(m ruleset.Match) {
 		e.mark(m.Connection)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
 	case ruleset.States: // ct state & mask != 0
-		e.loadCT(unix.NFT_CT_STATE)
+		e.ct(unix.NFT_CT_STATE, unix.NFTA_CT_DREG)
 		e.And(binary.NativeEndian.AppendUint32(nil, uint32(m)))
 		e.Compare(true, make([]byte, 4))
 	default:
@@ -97,14 +100,6 @@ func (e *encoder) needProtocol(number uint8) {
 		e.Meta(unix.NFT_META_L4PROTO)
 		e.Compare(false, []byte{number})
 	}
-}
-
-// flags compares flags of TCP.
-func (e *encoder) flags(m ruleset.TCPFlags) {
-	if m != ruleset.Reset {
-		e.err = fmt.Errorf("cannot encode match %v", m)
-	}
-	e.Reset()
 }
 
 func (e *encoder) family(f ruleset.Family) {
@@ -163,23 +158,17 @@ func (e *encoder) ports(p ruleset.Ports) {
 // mark loads the mark of the packet or of its connection.
 func (e *encoder) mark(connection bool) {
 	if connection {
-		e.loadCT(unix.NFT_CT_MARK)
+		e.ct(unix.NFT_CT_MARK, unix.NFTA_CT_DREG)
 	} else {
 		e.Meta(unix.NFT_META_MARK)
 	}
 }
 
-func (e *encoder) loadCT(key uint32) {
+// ct loads into the register (NFTA_CT_DREG), or sets from it (NFTA_CT_SREG).
+func (e *encoder) ct(key uint32, register uint16) {
 	e.Expression("ct", func() {
 		e.Uint32(unix.NFTA_CT_KEY, key)
-		e.Uint32(unix.NFTA_CT_DREG, nfnetlink.Register)
-	})
-}
-
-func (e *encoder) setCT(key uint32) {
-	e.Expression("ct", func() {
-		e.Uint32(unix.NFTA_CT_KEY, key)
-		e.Uint32(unix.NFTA_CT_SREG, nfnetlink.Register)
+		e.Uint32(register, nfnetlink.Register)
 	})
 }
 
@@ -235,7 +224,7 @@ func (e *encoder) target(t ruleset.Target) {
 		e.copyMark(t)
 	case ruleset.Zone:
 		e.immediate(binary.NativeEndian.AppendUint16(nil, uint16(t)))
-		e.setCT(unix.NFT_CT_ZONE)
+		e.ct(unix.NFT_CT_ZONE, unix.NFTA_CT_SREG)
 	case ruleset.TProxy:
 		e.tproxy(t)
 	case ruleset.Reject:
@@ -254,7 +243,7 @@ func (e *encoder) copyMark(t ruleset.CopyMark) {
 	if t.Restore {
 		e.setMark()
 	} else {
-		e.setCT(unix.NFT_CT_MARK)
+		e.ct(unix.NFT_CT_MARK, unix.NFTA_CT_SREG)
 	}
 }
 

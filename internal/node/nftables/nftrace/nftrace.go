@@ -88,11 +88,8 @@ func (t *Tracer) begin(f Filter, flags uint32) error {
 		return err
 	}
 	t.marks = true
-	if err := t.conn.Buffer(receiveBuffer); err != nil {
-		return err
-	}
 	const traceGroup = 9 // NFNLGRP_NFTRACE, linux/netfilter/nfnetlink.h
-	return t.conn.Join(traceGroup)
+	return t.conn.Join(traceGroup, receiveBuffer)
 }
 
 // Run calls each with every event until ctx ends. lost is called when the kernel dropped events.
