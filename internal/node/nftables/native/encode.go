@@ -48,9 +48,10 @@ func (e *encoder) match(m ruleset.Match) {
 		e.meta(m.Out, unix.NFT_META_OIFNAME, unix.NFT_META_IIFNAME)
 		e.Compare(m.Not, append([]byte(m.Name), make([]byte, max(0, nameLength-len(m.Name)))...))
 	case ruleset.OfFamily:
-		e.family(ruleset.Family(m))
+		e.Family(m == ruleset.OfFamily(ruleset.IPv6))
 	case ruleset.Network:
-		e.network(m)
+		e.Family(m.Prefix.Addr().Is6())
+		e.Network(m.Source, m.Not, m.Prefix)
 	case ruleset.Protocol:
 		e.needProtocol(m.Number)
 	case ruleset.Port:
@@ -100,24 +101,6 @@ func (e *encoder) needProtocol(number uint8) {
 		e.Meta(unix.NFT_META_L4PROTO)
 		e.Compare(false, []byte{number})
 	}
-}
-
-func (e *encoder) family(f ruleset.Family) {
-	e.Meta(unix.NFT_META_NFPROTO)
-	e.Compare(false, []byte{protocolFamily(f)})
-}
-
-func protocolFamily(f ruleset.Family) byte {
-	if f == ruleset.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
-}
-
-// network compares an address, after its family.
-func (e *encoder) network(n ruleset.Network) {
-	e.family(ruleset.FamilyOf(n.Prefix.Addr()))
-	e.Network(n.Source, n.Not, n.Prefix)
 }
 
 // port compares a port, or both ends of a range as nft does.
@@ -172,21 +155,6 @@ func (e *encoder) ct(key uint32, register uint16) {
 	})
 }
 
-func (e *encoder) setMark() {
-	e.Expression("meta", func() {
-		e.Uint32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
-		e.Uint32(unix.NFTA_META_SREG, nfnetlink.Register)
-	})
-}
-
-// immediate loads a value.
-func (e *encoder) immediate(value []byte) {
-	e.Expression("immediate", func() {
-		e.Uint32(unix.NFTA_IMMEDIATE_DREG, nfnetlink.Register)
-		e.Data(unix.NFTA_IMMEDIATE_DATA, value)
-	})
-}
-
 // rangeProto is NF_NAT_RANGE_PROTO_SPECIFIED.
 const rangeProto = 2
 
@@ -209,7 +177,7 @@ func (e *encoder) target(t ruleset.Target) {
 		}
 		e.Verdict(nfnetlink.Verdict{Code: code, Chain: t.Chain})
 	case ruleset.RedirectTo:
-		e.immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
+		e.Immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
 		e.Expression("redir", func() {
 			e.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, nfnetlink.Register)
 			e.Uint32(unix.NFTA_REDIR_FLAGS, rangeProto)
@@ -218,12 +186,12 @@ func (e *encoder) target(t ruleset.Target) {
 		if t.Mask != 0 || t.Connection {
 			e.err = fmt.Errorf("cannot encode target %v", t)
 		}
-		e.immediate(binary.NativeEndian.AppendUint32(nil, t.Value))
-		e.setMark()
+		e.Immediate(binary.NativeEndian.AppendUint32(nil, t.Value))
+		e.SetMeta(unix.NFT_META_MARK)
 	case ruleset.CopyMark:
 		e.copyMark(t)
 	case ruleset.Zone:
-		e.immediate(binary.NativeEndian.AppendUint16(nil, uint16(t)))
+		e.Immediate(binary.NativeEndian.AppendUint16(nil, uint16(t)))
 		e.ct(unix.NFT_CT_ZONE, unix.NFTA_CT_SREG)
 	case ruleset.TProxy:
 		e.tproxy(t)
@@ -241,16 +209,16 @@ func (e *encoder) copyMark(t ruleset.CopyMark) {
 	}
 	e.mark(t.Restore)
 	if t.Restore {
-		e.setMark()
+		e.SetMeta(unix.NFT_META_MARK)
 	} else {
 		e.ct(unix.NFT_CT_MARK, unix.NFTA_CT_SREG)
 	}
 }
 
 func (e *encoder) tproxy(t ruleset.TProxy) {
-	e.immediate(binary.BigEndian.AppendUint16(nil, t.Port))
+	e.Immediate(binary.BigEndian.AppendUint16(nil, t.Port))
 	e.Expression("tproxy", func() {
-		e.Uint32(tproxyFamily, uint32(protocolFamily(t.Family)))
+		e.Uint32(tproxyFamily, uint32(nfnetlink.ProtocolFamily(t.Family == ruleset.IPv6)))
 		e.Uint32(tproxyPort, nfnetlink.Register)
 	})
 	e.target(ruleset.SetMark{Value: t.Mark, Mask: t.Mask})
