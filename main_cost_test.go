@@ -19,9 +19,9 @@ const mostBytes = 28_000_000
 
 // What initialisation may take, as the runtime counts it (GODEBUG=inittrace=1): packages with an init, allocations, bytes.
 const (
-	mostInits     = 210
-	mostAllocs    = 6200
-	mostInitBytes = 784_000
+	mostInits     = 170
+	mostAllocs    = 3800
+	mostInitBytes = 380_000
 )
 
 func TestTheProgramIsSmall(t *testing.T) {
