@@ -95,8 +95,8 @@ var (
 	pure   = []string{"net/netip", "net/url"}
 )
 
-// TestImportsGoDownOnly holds the tree to the tables.
-func TestImportsGoDownOnly(t *testing.T) {
+// TestImports_DownOnly holds the tree to the tables.
+func TestImports_DownOnly(t *testing.T) {
 	files := readTree(t, os.DirFS(".."))
 	if _, ok := files["internal/arch_test.go"]; !ok {
 		t.Fatalf("this file is not among the %d files read: the walk does not see the tree", len(files))
@@ -106,8 +106,8 @@ func TestImportsGoDownOnly(t *testing.T) {
 	}
 }
 
-// TestTheTablesHaveNoStaleRows holds the tables to the tree.
-func TestTheTablesHaveNoStaleRows(t *testing.T) {
+// TestTables_StaleRows holds the tables to the tree.
+func TestTables_StaleRows(t *testing.T) {
 	for _, row := range stale(readTree(t, os.DirFS("..")), append(slices.Collect(maps.Keys(rings)), supportDirs...), owners) {
 		t.Error(row)
 	}
@@ -163,7 +163,7 @@ func importsOf(name, text string) (imports []string, err error) {
 	return imports, nil
 }
 
-func TestStale(t *testing.T) {
+func TestTables_StaleIsFound(t *testing.T) {
 	const lib = "example.com/lib"
 	files := map[string]string{
 		"main.go":                   source(nil),
@@ -357,8 +357,8 @@ func within(name, prefix string) bool {
 	return name == prefix || strings.HasPrefix(name, prefix+"/")
 }
 
-// TestBreaches shows each rule both broken and kept, by imports of a file that are all allowed or all refused for one reason.
-func TestBreaches(t *testing.T) {
+// TestImports_BreachesAreFound shows each rule both broken and kept, by imports of a file that are all allowed or all refused for one reason.
+func TestImports_BreachesAreFound(t *testing.T) {
 	const (
 		inCore, inNode, inRole = "internal/core/sidecar/x.go", "internal/node/redirection/x.go", "internal/role/plugin/x.go"
 

@@ -92,9 +92,9 @@ var (
 	declared  = regexp.MustCompile(`"(istio_cni_[a-z_]+)"`)
 )
 
-// TestMetricsAreInTheManual compares the metrics that there are with those of
+// TestManual_Metrics compares the metrics that there are with those of
 // the tables and of the alerts.
-func TestMetricsAreInTheManual(t *testing.T) {
+func TestManual_Metrics(t *testing.T) {
 	files, err := filepath.Glob("agent/metrics/*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -120,16 +120,16 @@ func TestMetricsAreInTheManual(t *testing.T) {
 	}
 }
 
-// TestTheRunbookIsShort: who is on call reads it under pressure.
-func TestTheRunbookIsShort(t *testing.T) {
+// TestRunbook_Short: who is on call reads it under pressure.
+func TestRunbook_Short(t *testing.T) {
 	const most = 200
 	if n := strings.Count(read(t, "../docs/runbook.md"), "\n"); n > most {
 		t.Errorf("docs/runbook.md has %d lines, %d at most", n, most)
 	}
 }
 
-// TestEveryPageIsInTheIndex: docs/index.md leads to each page.
-func TestEveryPageIsInTheIndex(t *testing.T) {
+// TestIndex_EveryPage: docs/index.md leads to each page.
+func TestIndex_EveryPage(t *testing.T) {
 	pages, err := filepath.Glob("../docs/*.md")
 	if err != nil {
 		t.Fatal(err)
