@@ -152,7 +152,7 @@ func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
 	return all
 }
 
-func TestAnEventHasTheFieldsThatKubectlShows(t *testing.T) {
+func TestEvent_Fields(t *testing.T) {
 	server := kubetest.NewServer(t)
 	r := newFixture(t, client(t, server))
 	r.sends(nodeEvent("another program wrote it"))
@@ -183,7 +183,7 @@ func TestAnEventHasTheFieldsThatKubectlShows(t *testing.T) {
 	}
 }
 
-func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
+func TestRecord_EqualEvents(t *testing.T) {
 	server := kubetest.NewServer(t)
 	r := newFixture(t, client(t, server))
 	r.sends(nodeEvent("same"))
@@ -211,8 +211,8 @@ func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
 	}
 }
 
-// TestAnEventThatTheServerLacksIsCreated by the next equal event.
-func TestAnEventThatTheServerLacksIsCreated(t *testing.T) {
+// TestRecord_EventGoneFromServer by the next equal event.
+func TestRecord_EventGoneFromServer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, after func(*kubetest.Server)
 		failures      int
@@ -242,8 +242,8 @@ func TestAnEventThatTheServerLacksIsCreated(t *testing.T) {
 	}
 }
 
-// TestARefusedNamespaceIsAskedRarely: a chart may give rights in some namespaces, or none.
-func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
+// TestRecord_RefusedNamespace: a chart may give rights in some namespaces, or none.
+func TestRecord_RefusedNamespace(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.FailOn("/namespaces/default/", kubetest.Forbidden, kubetest.Forever)
@@ -276,8 +276,8 @@ func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
 	}
 }
 
-// TestAnAPIServerThatStartsLosesNoEvent: until it has read the roles it refuses every request.
-func TestAnAPIServerThatStartsLosesNoEvent(t *testing.T) {
+// TestRecord_ServerStarts: until it has read the roles it refuses every request.
+func TestRecord_ServerStarts(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.FailOn("/namespaces/default/", kubetest.Forbidden, 1)
@@ -290,7 +290,7 @@ func TestAnAPIServerThatStartsLosesNoEvent(t *testing.T) {
 	}
 }
 
-func TestAnEventThatExistsIsNoFailure(t *testing.T) {
+func TestRecord_EventExists(t *testing.T) {
 	api := client(t, kubetest.NewServer(t))
 	for range 2 {
 		if err := api.CreateEvent(t.Context(), kube.EventSeries{Event: nodeEvent("x"), Name: "node-1.1"}); err != nil {
@@ -299,8 +299,8 @@ func TestAnEventThatExistsIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestEventsOfOneObjectAreBounded, however different they are, and those of another object are not affected.
-func TestEventsOfOneObjectAreBounded(t *testing.T) {
+// TestRecord_BoundPerObject, however different they are, and those of another object are not affected.
+func TestRecord_BoundPerObject(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	for i := range 1000 {
@@ -322,8 +322,8 @@ func TestEventsOfOneObjectAreBounded(t *testing.T) {
 	}
 }
 
-// TestAllEventsTogetherArePaced, and none is lost.
-func TestAllEventsTogetherArePaced(t *testing.T) {
+// TestRecord_Pace, and none is lost.
+func TestRecord_Pace(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	const n = eventBurst + 40
@@ -345,9 +345,9 @@ func TestAllEventsTogetherArePaced(t *testing.T) {
 	}
 }
 
-// TestRecordDoesNotWaitForAServerThatHangs fills the queue: events beyond it are dropped, counted and logged once, and the caches
+// TestRecord_HangingServer fills the queue: events beyond it are dropped, counted and logged once, and the caches
 // stay bounded. Shutdown waits for the flush alone.
-func TestRecordDoesNotWaitForAServerThatHangs(t *testing.T) {
+func TestRecord_HangingServer(t *testing.T) {
 	began := make(chan struct{}, maxQueued)
 	writer := &memory{fail: func(ctx context.Context) error {
 		began <- struct{}{}
@@ -381,7 +381,7 @@ func TestRecordDoesNotWaitForAServerThatHangs(t *testing.T) {
 	}
 }
 
-func TestShutdownSendsQueuedEvents(t *testing.T) {
+func TestShutdown_QueuedEvents(t *testing.T) {
 	server := kubetest.NewServer(t)
 	r := newFixture(t, client(t, server))
 	for i := range 10 {
@@ -397,7 +397,7 @@ func TestShutdownSendsQueuedEvents(t *testing.T) {
 	none.Shutdown()
 }
 
-func TestMessagesAreBoundedAndPrintable(t *testing.T) {
+func TestMessage_Bounds(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	for _, message := range []string{
@@ -415,8 +415,8 @@ func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 	}
 }
 
-// TestEventNamesAreValid for the longest name of an object, and unique.
-func TestEventNamesAreValid(t *testing.T) {
+// TestEvent_Names for the longest name of an object, and unique.
+func TestEvent_Names(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	names := map[string]bool{}
