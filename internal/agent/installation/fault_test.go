@@ -174,7 +174,7 @@ func everyFault(t *testing.T, prepare func() *fixture, work func(*fixture, *inst
 	}
 }
 
-func TestEveryFaultOfAnInstallation(t *testing.T) {
+func TestReconcile_EveryFault(t *testing.T) {
 	t.Parallel()
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
@@ -207,8 +207,8 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 	}
 }
 
-// TestW21EveryFaultOfAnUninstallation: all files are restored that can be, and the error reports the others.
-func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
+// TestUninstall_EveryFault: all files are restored that can be, and the error reports the others.
+func TestUninstall_EveryFault(t *testing.T) {
 	t.Parallel()
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {

@@ -11,9 +11,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 )
 
-// TestADirectoryRemovedUnderItsMountEndsTheAgent: a new container mounts the directory of now, also if the removal was earlier than
+// TestRun_DirectoryRemovedUnderItsMount: a new container mounts the directory of now, also if the removal was earlier than
 // the agent's start, as it may have waited for another agent.
-func TestADirectoryRemovedUnderItsMountEndsTheAgent(t *testing.T) {
+func TestRun_DirectoryRemovedUnderItsMount(t *testing.T) {
 	for _, name := range []string{"net.d", "bin"} {
 		n := newFixture(t)
 		host := n.path("host")

@@ -13,9 +13,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 )
 
-// TestReadinessEndsWhenTheDiskHangs: the stanza is taken out while the disk is frozen. The agent is not ready then,
+// TestReadiness_HangingDisk: the stanza is taken out while the disk is frozen. The agent is not ready then,
 // answers both probes all the time, and is alive: a restart would not help.
-func TestReadinessEndsWhenTheDiskHangs(t *testing.T) {
+func TestReadiness_HangingDisk(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	clock := agenttest.NewClock()

@@ -11,9 +11,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// TestRunWithoutInotify installs and heals while the user has no inotify instance, or no watch, left, and goes back when it
+// TestRun_WithoutInotify installs and heals while the user has no inotify instance, or no watch, left, and goes back when it
 // has. The limits are those of a user namespace of its own.
-func TestRunWithoutInotify(t *testing.T) {
+func TestRun_WithoutInotify(t *testing.T) {
 	namespace := func(cmd *exec.Cmd) {
 		root := []syscall.SysProcIDMap{{Size: 1}}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: root, GidMappings: root}

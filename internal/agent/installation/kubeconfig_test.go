@@ -15,7 +15,7 @@ import (
 
 const secret = "eyJhbGciOi.the-secret.of-the-test"
 
-func TestKubeconfigIsExact(t *testing.T) {
+func TestKubeconfig_Text(t *testing.T) {
 	authority := kubetest.NewServer(t).CA()
 	for _, test := range []struct {
 		address    kube.Address
@@ -57,7 +57,7 @@ users:
 	}
 }
 
-func TestKubeconfigRefuses(t *testing.T) {
+func TestKubeconfig_Refusals(t *testing.T) {
 	authority := string(kubetest.NewServer(t).CA())
 	good := kube.Address{Host: "10.96.0.1", Port: "443"}
 	block := func(kind string) string {
@@ -86,9 +86,9 @@ func TestKubeconfigRefuses(t *testing.T) {
 	}
 }
 
-// TestKubeconfigIsReadByClients compares the text with the results of this program's reader and of kubectl's, for tokens that
+// TestKubeconfig_ReadByClients compares the text with the results of this program's reader and of kubectl's, for tokens that
 // YAML could read as another type.
-func TestKubeconfigIsReadByClients(t *testing.T) {
+func TestKubeconfig_ReadByClients(t *testing.T) {
 	authority := kubetest.NewServer(t).CA()
 	for _, token := range []string{
 		secret, secret + "\n", " " + secret + "\r\n", "12345", "0x10", "1e3", "true", "no", "null", "~", "- a"[2:], "{}",

@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-func TestLoadsDropIns(t *testing.T) {
+func TestReconcile_DropIns(t *testing.T) {
 	t.Parallel()
 	const yes, no, unknown = cniconf.Loaded, cniconf.NotLoaded, cniconf.Unknown
 	for runtime, want := range map[string]cniconf.Support{

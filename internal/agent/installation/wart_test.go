@@ -60,10 +60,10 @@ func (n *fixture) running(a *installation.Installation) (end func()) {
 	})
 }
 
-// TestW2W5W7EachModeInstallsAndUninstalls reads the calls of an installation and of its removal: a file is synced before it takes
+// TestModes_InstallAndUninstall reads the calls of an installation and of its removal: a file is synced before it takes
 // its name, and a directory before anything else is touched, as the order must hold after a loss of power, too; the stanza goes
 // first and the program last, so that a pod that is created or removed meanwhile finds all that it needs; no other file changes.
-func TestW2W5W7EachModeInstallsAndUninstalls(t *testing.T) {
+func TestModes_InstallAndUninstall(t *testing.T) {
 	t.Parallel()
 	podman := strings.Replace(conflist, "net", "podman", 1)
 	for _, mode := range modes() {
@@ -137,8 +137,8 @@ func durable(t *testing.T, calls []string) {
 	}
 }
 
-// TestW6NeitherAnEndNorAnErrorRemovesFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
-func TestW6NeitherAnEndNorAnErrorRemovesFiles(t *testing.T) {
+// TestRun_EndKeepsFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
+func TestRun_EndKeepsFiles(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conf", bridgeConf)
 	end := n.running(n.agent())
@@ -160,9 +160,9 @@ func TestW6NeitherAnEndNorAnErrorRemovesFiles(t *testing.T) {
 	}
 }
 
-// TestW13ReadyAsLongAsTheNodeIsAsWanted makes the changes that happen on a node all the time. The last event is one whose work
+// TestReadiness_FollowsTheNode makes the changes that happen on a node all the time. The last event is one whose work
 // can be seen, so that those before it were seen, too.
-func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
+func TestReadiness_FollowsTheNode(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	var mu sync.Mutex
@@ -241,9 +241,9 @@ func refusing(dirs ...string) hooked {
 	}}
 }
 
-// TestW14ChangesDuringTheInstallationAreSeen changes all that the installation has already looked at, before it comes to
+// TestRun_ChangesDuringInstallation changes all that the installation has already looked at, before it comes to
 // wait for changes. The next reconciliation without any event would be much later.
-func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
+func TestRun_ChangesDuringInstallation(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(n *fixture){
 		"token":         func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
@@ -268,8 +268,8 @@ func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
 	}
 }
 
-// TestW15DirectoriesThatAreMissingAtFirst come later, one by one.
-func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
+// TestRun_DirectoriesMissingAtFirst come later, one by one.
+func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
 	for _, dir := range []string{"net.d", "bin", "sa"} {
@@ -289,8 +289,8 @@ func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
 	n.ends("bridge", "portmap")
 }
 
-// TestW21UninstallContinuesAndReportsEveryError when kubeconfigs and a program directory are refused.
-func TestW21UninstallContinuesAndReportsEveryError(t *testing.T) {
+// TestUninstall_ReportsEveryError when kubeconfigs and a program directory are refused.
+func TestUninstall_ReportsEveryError(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	must(t, os.Mkdir(n.path("bin2"), 0o755))
@@ -310,9 +310,9 @@ func TestW21UninstallContinuesAndReportsEveryError(t *testing.T) {
 	}
 }
 
-// TestW25AfterAReboot the run directory, on a tmpfs, is empty, and the primary CNI has not started yet: pods need the
+// TestReconcile_AfterReboot the run directory, on a tmpfs, is empty, and the primary CNI has not started yet: pods need the
 // credentials before anything else happens.
-func TestW25AfterAReboot(t *testing.T) {
+func TestReconcile_AfterReboot(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
 		n := newFixture(t, "10-bridge.conflist", conflist)
@@ -334,7 +334,7 @@ func TestW25AfterAReboot(t *testing.T) {
 	}
 }
 
-func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
+func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conf", bridgeConf)
 	a := n.agent()
