@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
 )
 
-func TestTheLastLinesAreKept(t *testing.T) {
+func TestBuffer_KeepsLastLines(t *testing.T) {
 	const size = 4 << 10
 	b := logbuffer.New(size)
 	var lines []string
@@ -32,7 +32,7 @@ func TestTheLastLinesAreKept(t *testing.T) {
 	}
 }
 
-func TestSince(t *testing.T) {
+func TestBuffer_Since(t *testing.T) {
 	old, now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	for name, handler := range map[string]func(*logbuffer.Buffer) slog.Handler{
 		"text": func(b *logbuffer.Buffer) slog.Handler { return slog.NewTextHandler(b, nil) },
@@ -53,7 +53,7 @@ func TestSince(t *testing.T) {
 	}
 }
 
-func TestARecordCostsNoAllocation(t *testing.T) {
+func TestBuffer_Allocations(t *testing.T) {
 	b := logbuffer.New(64 << 10)
 	line := []byte(strings.Repeat("x", 300) + "\n")
 	if n := testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }); n != 0 {
@@ -61,7 +61,7 @@ func TestARecordCostsNoAllocation(t *testing.T) {
 	}
 }
 
-func TestManyWriters(t *testing.T) {
+func TestBuffer_ManyWriters(t *testing.T) {
 	b := logbuffer.New(16 << 10)
 	var writers sync.WaitGroup
 	for range 8 {
