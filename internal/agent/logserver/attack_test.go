@@ -52,7 +52,7 @@ func (a attacker) raw(text io.Reader) {
 	a.answered(conn)
 }
 
-func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
+func TestAttack_OrdinaryBatchArrives(t *testing.T) {
 	for name, attack := range map[string]func(a attacker){
 		"endless_record": func(a attacker) {
 			_, _ = a.post(a.T, io.MultiReader(strings.NewReader(`["`), endless{"xxxxxxxx"}))
@@ -105,8 +105,8 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 	}
 }
 
-// TestAHangingLogBoundsTheRequestsThatWait: no more wait than there may be connections, and the agent ends.
-func TestAHangingLogBoundsTheRequestsThatWait(t *testing.T) {
+// TestAttack_HangingLog: no more wait than there may be connections, and the agent ends.
+func TestAttack_HangingLog(t *testing.T) {
 	release, reached := make(chan struct{}), make(chan struct{})
 	b := start(t, func(o *Options) {
 		o.Records = slog.NewTextHandler(hanging{sync.OnceFunc(func() { close(reached) }), release}, nil)
@@ -152,8 +152,8 @@ func peak(t *testing.T, pid int) int {
 	return kib << 10
 }
 
-// TestMemoryUnderAttack attacks an agent in a process of its own.
-func TestMemoryUnderAttack(t *testing.T) {
+// TestAttack_Memory attacks an agent in a process of its own.
+func TestAttack_Memory(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	socket := filepath.Join(dir, "log.sock")
 	cmd := agenttest.Child(t, agentAt+"="+dir)

@@ -23,7 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// agentAt makes this binary, run again by TestMemoryUnderAttack, an agent with its socket in the directory.
+// agentAt makes this binary, run again by TestAttack_Memory, an agent with its socket in the directory.
 const agentAt = "LOGSERVER_TEST_AGENT_AT"
 
 func TestMain(m *testing.M) {

@@ -20,7 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-func TestTheRealPluginIsRelayed(t *testing.T) {
+func TestRelay_Plugin(t *testing.T) {
 	b := start(t, func(o *Options) { o.Level = slog.LevelDebug })
 	l := b.plugin(io.Discard, pluginlog.LevelDebug)
 	log := l.Logger()
@@ -52,8 +52,8 @@ func TestTheRealPluginIsRelayed(t *testing.T) {
 	}
 }
 
-// TestTheReferencesPluginIsRelayed, and of equal keys the last counts.
-func TestTheReferencesPluginIsRelayed(t *testing.T) {
+// TestRelay_ReferencePlugin, and of equal keys the last counts.
+func TestRelay_ReferencePlugin(t *testing.T) {
 	b := start(t, nil)
 	b.mustPost(t,
 		`{"level":"info","time":"2026-05-04T03:02:01.123456Z","msg":"istio-cni cmdAdd with k8s args  \n","pod":"db/0","pod":"web/1"}`,
@@ -68,8 +68,8 @@ func TestTheReferencesPluginIsRelayed(t *testing.T) {
 	}
 }
 
-// TestRelayedLevelIsNotTheAgents: the fixture's agent logs errors only.
-func TestRelayedLevelIsNotTheAgents(t *testing.T) { // W-30
+// TestRelay_Level: the fixture's agent logs errors only.
+func TestRelay_Level(t *testing.T) { // W-30
 	for level, want := range map[slog.Level]string{
 		slog.LevelDebug: "debug info warn error", slog.LevelInfo: "info warn error", slog.LevelWarn: "warn error",
 	} {
@@ -90,8 +90,8 @@ func TestRelayedLevelIsNotTheAgents(t *testing.T) { // W-30
 	}
 }
 
-// TestBodies: a batch that cannot be read is refused as a whole, bad records among good ones are skipped.
-func TestBodies(t *testing.T) {
+// TestRelay_Bodies: a batch that cannot be read is refused as a whole, bad records among good ones are skipped.
+func TestRelay_Bodies(t *testing.T) {
 	good := `"{\"level\":\"info\",\"time\":\"2026-05-04T03:02:01Z\",\"msg\":\"good\"}"`
 	type row struct {
 		name, body string
@@ -164,7 +164,7 @@ func TestBodies(t *testing.T) {
 	}
 }
 
-func TestOnlyPostToLog(t *testing.T) {
+func TestRelay_Methods(t *testing.T) {
 	b := start(t, nil)
 	for target, want := range map[string]int{"GET /log": 405, "POST /": 404, "POST /cmdadd": 404} {
 		method, path, _ := strings.Cut(target, " ")
@@ -182,8 +182,8 @@ var handlers = map[string]func(*bytes.Buffer) slog.Handler{
 	"text": func(b *bytes.Buffer) slog.Handler { return slog.NewTextHandler(printable.NewWriter(b), nil) },
 }
 
-// TestARecordCannotPassForAnother: any record is one line, without control characters.
-func TestARecordCannotPassForAnother(t *testing.T) {
+// TestRelay_ForgedRecord: any record is one line, without control characters.
+func TestRelay_ForgedRecord(t *testing.T) {
 	forged := "x\n" + `{"time":"2026-05-04T03:02:01Z","level":"ERROR","msg":"forged"}` +
 		"\r\x1b[2J\x00\u2028\u0085\u009b\x7f\u202e" + ` level=ERROR`
 	for name, handler := range handlers {
@@ -214,7 +214,7 @@ func TestARecordCannotPassForAnother(t *testing.T) {
 	}
 }
 
-func TestABatchStaysTogether(t *testing.T) {
+func TestRelay_BatchStaysTogether(t *testing.T) {
 	b := start(t, nil)
 	const senders, records = 20, 50
 	var all sync.WaitGroup
@@ -243,8 +243,8 @@ func TestABatchStaysTogether(t *testing.T) {
 	}
 }
 
-// TestRate: of a flood the burst is relayed, and then as many as the rate allows. The log has the number of lost records.
-func TestRate(t *testing.T) {
+// TestRelay_Rate: of a flood the burst is relayed, and then as many as the rate allows. The log has the number of lost records.
+func TestRelay_Rate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(func(o *Options) { o.Records = slog.DiscardHandler })
 		const size = 128 << 10
