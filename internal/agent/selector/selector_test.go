@@ -52,7 +52,7 @@ func TestEnablement(t *testing.T) {
 	}
 }
 
-func TestEnablementRefuses(t *testing.T) {
+func TestEnablement_Refusals(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
 		want       []string
@@ -101,7 +101,7 @@ func TestCheckFields(t *testing.T) {
 	}
 }
 
-func TestASelectorOfAllIsRefused(t *testing.T) {
+func TestEnablement_SelectorOfAll(t *testing.T) {
 	for _, empty := range []string{"", " "} {
 		if Check(empty) == nil {
 			t.Errorf("%q picks everything", empty)
