@@ -126,7 +126,7 @@ func getWithin(t *testing.T, timeout time.Duration, number int, path string) (in
 	return resp.StatusCode, string(body), err
 }
 
-func TestEachPortServesItsOwn(t *testing.T) {
+func TestServe_Ports(t *testing.T) {
 	n := free(t, 2)
 	stop := start(t,
 		Port{Flag: "--health-port", Number: n[0], Handler: text("health")},
@@ -145,7 +145,7 @@ func TestEachPortServesItsOwn(t *testing.T) {
 	}
 }
 
-func TestAllPortsThatCannotBeOpenedAreNamed(t *testing.T) { // W-29
+func TestServe_PortsInUse(t *testing.T) { // W-29
 	health := occupy(t, ":0")
 	monitoring := occupy(t, "127.0.0.1:0")
 	good := free(t, 1)[0]
@@ -264,7 +264,7 @@ func TestIntrospection_Browser(t *testing.T) {
 	}
 }
 
-func TestAHangingRequestDelaysTheEndByABound(t *testing.T) {
+func TestServe_HangingRequestAtTheEnd(t *testing.T) {
 	reached, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
 	n, stop := serveOne(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -282,7 +282,7 @@ func TestAHangingRequestDelaysTheEndByABound(t *testing.T) {
 	}
 }
 
-func TestASilentClientIsCutOff(t *testing.T) {
+func TestServe_SilentClient(t *testing.T) {
 	n := free(t, 1)[0]
 	startLimited(t, discard, time.Millisecond, Port{Flag: "--p", Number: n, Handler: text("x")})
 	if _, err := io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:")); err != nil {
@@ -290,7 +290,7 @@ func TestASilentClientIsCutOff(t *testing.T) {
 	}
 }
 
-func TestAPanicIsLogged(t *testing.T) {
+func TestServe_Panic(t *testing.T) {
 	n := free(t, 1)[0]
 	log := &agenttest.Buffer{}
 	stop := startLimited(t, slog.New(slog.NewTextHandler(log, nil)), headerTimeout,
@@ -306,7 +306,7 @@ func TestAPanicIsLogged(t *testing.T) {
 	}
 }
 
-func TestALostPortEndsServe(t *testing.T) {
+func TestServe_LostPort(t *testing.T) {
 	n := free(t, 2)
 	s, err := Open(t.Context(), discard,
 		Port{Flag: "--a", Number: n[0], Handler: text("")}, Port{Flag: "--b", Number: n[1], Handler: text("")})
@@ -323,8 +323,8 @@ func TestALostPortEndsServe(t *testing.T) {
 	}
 }
 
-// TestAContextThatHasEndedClosesThePorts: no port stays open.
-func TestAContextThatHasEndedClosesThePorts(t *testing.T) {
+// TestServe_EndedContext: no port stays open.
+func TestServe_EndedContext(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	for range 200 {
@@ -342,7 +342,7 @@ func TestAContextThatHasEndedClosesThePorts(t *testing.T) {
 	}
 }
 
-func TestWithAllPortsOffServeWaits(t *testing.T) {
+func TestServe_AllPortsOff(t *testing.T) {
 	if err := start(t, Port{Flag: "--off"})(); err != nil {
 		t.Error(err)
 	}
