@@ -213,9 +213,9 @@ func TestShouldUninstall(t *testing.T) {
 	}
 }
 
-// TestOnlyAnswersUninstall has each class of error for each request in each situation in which it is sent, for ever, and
+// TestDecide_OnlyAnswersUninstall has each class of error for each request in each situation in which it is sent, for ever, and
 // once with silence after it. Only a response of the API server about the very object is a reason to uninstall.
-func TestOnlyAnswersUninstall(t *testing.T) {
+func TestDecide_OnlyAnswersUninstall(t *testing.T) {
 	t.Parallel()
 	classes := []kube.Class{
 		kube.NotFound, kube.Unauthorized, kube.Forbidden, kube.WrongPod, kube.TooManyRequests, kube.ServerError, kube.Timeout,
@@ -252,7 +252,7 @@ func TestOnlyAnswersUninstall(t *testing.T) {
 	}
 }
 
-func TestARefusalIsConfirmedAfterASecond(t *testing.T) {
+func TestDecide_RefusalIsConfirmed(t *testing.T) {
 	t.Parallel()
 	if _, requests := decide(t, self(), fails(set, kube.Unauthorized, forever)); !slices.Equal(requests, []time.Duration{0, time.Second}) {
 		t.Errorf("requests at %v, want at 0s and 1s", requests)
@@ -261,8 +261,8 @@ func TestARefusalIsConfirmedAfterASecond(t *testing.T) {
 
 const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/agent"
 
-// TestARealConnection sends requests to a server with the DaemonSet, the node and the pod.
-func TestARealConnection(t *testing.T) {
+// TestDecide_RealConnection sends requests to a server with the DaemonSet, the node and the pod.
+func TestDecide_RealConnection(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.DaemonSet("istio-system", "agent", `{"nodeSelector": {"kubernetes.io/os": "linux"}}`))
