@@ -26,7 +26,7 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 	return info.Mode()
 }
 
-func TestModes(t *testing.T) {
+func TestOpen_Modes(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		dir, socket fs.FileMode
@@ -59,7 +59,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-func TestALiveSocketIsNotStolen(t *testing.T) {
+func TestOpen_LiveSocket(t *testing.T) {
 	t.Run("served", func(t *testing.T) {
 		b := start(t, nil)
 		_, err := unixsock.Open(t.Context(), agenttest.SocketOptions(b.Path))
@@ -98,7 +98,7 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 	})
 }
 
-func TestWhatIsNoSocketStays(t *testing.T) {
+func TestOpen_NotASocket(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
 		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
@@ -121,7 +121,7 @@ func TestWhatIsNoSocketStays(t *testing.T) {
 	}
 }
 
-func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
+func TestServe_RemovesOwnSocket(t *testing.T) {
 	t.Run("ours", func(t *testing.T) {
 		b := start(t, nil)
 		b.Stop()
@@ -155,7 +155,7 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 	})
 }
 
-func TestASocketThatIsBoundAgainBeforeServeIsServed(t *testing.T) {
+func TestServe_BoundAgain(t *testing.T) {
 	o := agenttest.SocketOptions(filepath.Join(agenttest.SocketDir(t), "log.sock"))
 	s, err := unixsock.Open(t.Context(), o)
 	if err == nil {
@@ -170,7 +170,7 @@ func TestASocketThatIsBoundAgainBeforeServeIsServed(t *testing.T) {
 	}
 }
 
-func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
+func TestServe_FileDeleted(t *testing.T) {
 	b := start(t, nil)
 	for name, harm := range map[string]func() error{
 		"file":      func() error { return os.Remove(b.Path) },

@@ -62,7 +62,7 @@ func answers(t *testing.T, b *agenttest.Socket) {
 	}
 }
 
-func TestUnauthorizedPeersAreRefused(t *testing.T) {
+func TestServe_UnauthorizedPeers(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		dir, mode os.FileMode
@@ -99,8 +99,8 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 	}
 }
 
-// TestMoreClientsThanConnectionsWait: all connections belong to clients that are not slow.
-func TestMoreClientsThanConnectionsWait(t *testing.T) {
+// TestServe_MoreClientsThanConnections: all connections belong to clients that are not slow.
+func TestServe_MoreClientsThanConnections(t *testing.T) {
 	var now, most atomic.Int64
 	b := agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n := now.Add(1); n > most.Load() {
@@ -120,8 +120,8 @@ func TestMoreClientsThanConnectionsWait(t *testing.T) {
 	}
 }
 
-// TestSlowConnectionsAreCutOff: silent and slow connections end with the timeout and leave no goroutine.
-func TestSlowConnectionsAreCutOff(t *testing.T) {
+// TestServe_SlowConnections: silent and slow connections end with the timeout and leave no goroutine.
+func TestServe_SlowConnections(t *testing.T) {
 	for name, begin := range map[string]string{
 		"silent": "", "slow header": "GET / HT", "slow body": "POST / HTTP/1.1\r\nHost: unix\r\nContent-Length: 1000000\r\n\r\n[",
 	} {
@@ -149,7 +149,7 @@ func TestSlowConnectionsAreCutOff(t *testing.T) {
 	}
 }
 
-func TestRequestsOfAConnection(t *testing.T) {
+func TestServe_RequestsOfAConnection(t *testing.T) {
 	for keepAlive, want := range map[bool]int{false: 1, true: 2} {
 		b := start(t, func(o *unixsock.Options) { o.KeepAlive = keepAlive })
 		conn := b.Dial(t)
@@ -163,7 +163,7 @@ func TestRequestsOfAConnection(t *testing.T) {
 	}
 }
 
-func TestItEndsThoughHandlersHang(t *testing.T) {
+func TestServe_HangingHandlersAtTheEnd(t *testing.T) {
 	release, reached := make(chan struct{}), make(chan struct{}, 9)
 	defer close(release)
 	b := agenttest.Serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -178,7 +178,7 @@ func TestItEndsThoughHandlersHang(t *testing.T) {
 	b.Stop()
 }
 
-func TestWithoutFileDescriptorsItWaitsForSome(t *testing.T) {
+func TestServe_NoFileDescriptors(t *testing.T) {
 	b := start(t, func(o *unixsock.Options) { o.Connections = 1 })
 	var usual syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual); err != nil {
