@@ -91,7 +91,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func TestTheMostSeriousStateCounts(t *testing.T) {
+func TestAssess_MostSeriousState(t *testing.T) {
 	t.Parallel()
 	rules := problems(redirect.Default(), func(s *ruleset.Set) {
 		*chain(s, "ISTIO_OUTPUT") = nil
@@ -133,7 +133,7 @@ func TestAssess_ThreadOfAProcess(t *testing.T) {
 	}
 }
 
-func TestListeners(t *testing.T) {
+func TestAssess_Listeners(t *testing.T) {
 	t.Parallel()
 	none, dns := redirect.Default(), redirect.Default()
 	none.Inbound = redirect.Ports{}
@@ -194,8 +194,8 @@ func TestAssess_WhoListens(t *testing.T) {
 	}
 }
 
-// TestTextsAreBounded: rules, names and lists can be a pod author's.
-func TestTextsAreBounded(t *testing.T) {
+// TestTexts_Bounds: rules, names and lists can be a pod author's.
+func TestTexts_Bounds(t *testing.T) {
 	t.Parallel()
 	got := problems(redirect.Default(), ahead("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -p tcp -j ACCEPT"))
 	if len(got) == 0 {
@@ -215,7 +215,7 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 }
 
-func TestExceptions(t *testing.T) {
+func TestAssess_Exceptions(t *testing.T) {
 	t.Parallel()
 	if all := audit.Exceptions(redirect.Default(), name); len(all) != 0 {
 		t.Errorf("of a pod without settings: %v", all)
@@ -247,7 +247,7 @@ func TestExceptions(t *testing.T) {
 	}
 }
 
-func TestEachStateHasItsTexts(t *testing.T) {
+func TestTexts_EachState(t *testing.T) {
 	t.Parallel()
 	for _, s := range audit.States() {
 		for _, repairs := range []bool{false, true} {
