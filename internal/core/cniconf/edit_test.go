@@ -95,7 +95,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-func TestInsertIsFormattedLikeItsNeighbours(t *testing.T) {
+func TestInsert_Format(t *testing.T) {
 	t.Parallel()
 	own := []byte(`{"type":"istio-cni","a":[1]}`)
 	for _, tc := range []struct{ name, list, want string }{
