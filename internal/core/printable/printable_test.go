@@ -28,7 +28,7 @@ func clean(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !printable.Is(r) })
 }
 
-func TestNothingHostilePasses(t *testing.T) {
+func TestText_Hostile(t *testing.T) {
 	for name, bad := range hostile {
 		t.Run(name, func(t *testing.T) {
 			text := "a" + bad + "b"
@@ -51,7 +51,7 @@ func TestNothingHostilePasses(t *testing.T) {
 	}
 }
 
-func TestWhatIsPrintableStays(t *testing.T) {
+func TestText_Printable(t *testing.T) {
 	const text = `Grüße, 世界 "…" \ <&> 🙂`
 	if got := printable.Text(text, 100); got != text {
 		t.Errorf("%q", got)
@@ -67,7 +67,7 @@ func TestWhatIsPrintableStays(t *testing.T) {
 	}
 }
 
-func TestTheBoundHolds(t *testing.T) {
+func TestText_Bound(t *testing.T) {
 	for _, unit := range []string{"x", "\x1b", "世", `"`, "\U000e0041"} {
 		for n := range 120 {
 			text := strings.Repeat(unit, n)
@@ -86,7 +86,7 @@ func TestTheBoundHolds(t *testing.T) {
 }
 
 // A long text costs no more than its bound.
-func TestALongTextIsNotCopied(t *testing.T) {
+func TestText_LongIsNotCopied(t *testing.T) {
 	text := strings.Repeat("\x1b", 8<<20)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
