@@ -45,8 +45,8 @@ func listOf(n int, entry func(int) string) string {
 	return strings.Join(all, ",")
 }
 
-// TestListsAreBounded takes each list up to its bound and refuses it above, whether entries repeat or not.
-func TestListsAreBounded(t *testing.T) {
+// TestParse_LongLists takes each list up to its bound and refuses it above, whether entries repeat or not.
+func TestParse_LongLists(t *testing.T) {
 	for _, l := range lists {
 		for what, entry := range map[string]func(int) string{"different": l.entry, "repeated": sameEntry(l.entry)} {
 			for _, isStrict := range []bool{true, false} {
@@ -70,9 +70,9 @@ func TestListsAreBounded(t *testing.T) {
 	}
 }
 
-// TestNoTextMakesALongError writes texts as long as a pod's annotations may be into every field: the error is short, and reading
+// TestParse_ErrorLength writes texts as long as a pod's annotations may be into every field: the error is short, and reading
 // the text takes memory in proportion to it at most.
-func TestNoTextMakesALongError(t *testing.T) {
+func TestParse_ErrorLength(t *testing.T) {
 	const size = 256 << 10
 	for field := redirect.FieldMode; field <= redirect.FieldSecondFamily; field++ {
 		for what, text := range map[string]string{

@@ -93,7 +93,7 @@ func TestFamiliesOf(t *testing.T) {
 	}
 }
 
-func TestFamiliesOfAPodWithoutAddress(t *testing.T) {
+func TestFamiliesOf_NoAddress(t *testing.T) {
 	for name, have := range map[string][]netip.Addr{
 		"none at all": nil, "loopback only": addresses("127.0.0.1", "::1"), "link-local only": addresses("fe80::1%eth0", "169.254.0.1"), "passthrough only": addresses("::6"), "invalid": {{}},
 	} {

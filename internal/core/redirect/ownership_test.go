@@ -17,8 +17,8 @@ func linesOf(n *rulesettest.Namespace) []string {
 	return rulesettest.Lines(n.Save(), ruleset.Ownership{})
 }
 
-// TestCleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
-func TestCleaningUp(t *testing.T) {
+// TestOwned_CleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
+func TestOwned_CleaningUp(t *testing.T) {
 	// A line that begins with "stays: " must stay, all others go.
 	for name, lines := range map[string][]string{
 		"an empty namespace stays empty": nil,
@@ -114,9 +114,9 @@ func TestCleaningUp(t *testing.T) {
 	}
 }
 
-// TestAForeignReturnIsNoDrift programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
+// TestOwned_ForeignReturn programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
 // ahead of that rule.
-func TestAForeignReturnIsNoDrift(t *testing.T) {
+func TestOwned_ForeignReturn(t *testing.T) {
 	const rule = "nat PREROUTING -i eth7 -j RETURN"
 	for name, w := range map[string]written{
 		"the default": {}, "TPROXY": {redirect.FieldMode: "TPROXY"}, "no inbound port": {redirect.FieldInbound: ""},
@@ -136,8 +136,8 @@ func TestAForeignReturnIsNoDrift(t *testing.T) {
 	}
 }
 
-// TestOwnedIncludesWantedRules keeps a rule that is wanted and of no known shape from being foreign.
-func TestOwnedIncludesWantedRules(t *testing.T) {
+// TestOwned_WantedRules keeps a rule that is wanted and of no known shape from being foreign.
+func TestOwned_WantedRules(t *testing.T) {
 	want := rulesettest.Set("nat OUTPUT -o eth9 -j ACCEPT")
 	have := rulesettest.Set("nat OUTPUT -p udp -j DROP", "nat OUTPUT -o eth9 -j ACCEPT")
 	owned := redirect.Owned(want, have)
@@ -146,8 +146,8 @@ func TestOwnedIncludesWantedRules(t *testing.T) {
 	}
 }
 
-// TestShapesAloneAreNoProofOfTheMesh: to program a namespace must not take away rules that merely look like the mesh's.
-func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
+// TestOwned_ShapesAlone: to program a namespace must not take away rules that merely look like the mesh's.
+func TestOwned_ShapesAlone(t *testing.T) {
 	foreign := []string{
 		"filter INPUT -p udp -j DROP", "filter INPUT -p tcp -j DROP", "filter FORWARD -p udp -j DROP",
 		"filter FORWARD -p tcp -j DROP", "filter OUTPUT -p udp -j DROP", "filter OUTPUT -p tcp -j DROP",
@@ -167,9 +167,9 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	}
 }
 
-// TestAForeignReturnBehindOursStays: the namespace holds exactly what is wanted for a virtual machine's interface, and
+// TestOwned_ForeignReturnBehind: the namespace holds exactly what is wanted for a virtual machine's interface, and
 // nothing in nat PREROUTING marks the end of ours.
-func TestAForeignReturnBehindOursStays(t *testing.T) {
+func TestOwned_ForeignReturnBehind(t *testing.T) {
 	s := redirect.Default()
 	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}
 	want := redirect.Rules(s, ruleset.IPv4)

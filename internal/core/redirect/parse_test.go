@@ -48,7 +48,7 @@ func groupID(name string) (uint32, error) {
 	return 0, fmt.Errorf("unknown group %s", name)
 }
 
-func TestDefault(t *testing.T) {
+func TestDefault_Values(t *testing.T) {
 	want := redirect.Spec{
 		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
 		UIDs: []uint32{1337}, GIDs: []uint32{1337},
@@ -62,7 +62,7 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-func TestDefaultsAreNotShared(t *testing.T) {
+func TestDefault_NotShared(t *testing.T) {
 	d := redirect.Default()
 	d.UIDs[0], d.InboundExclude[0], d.OutboundPortsExclude[0] = 1, ruleset.OnePort(1), ruleset.OnePort(1)
 	redirect.AlwaysExcluded()[0] = ruleset.OnePort(1)
@@ -72,7 +72,7 @@ func TestDefaultsAreNotShared(t *testing.T) {
 	}
 }
 
-func TestParseAcceptsGoodValues(t *testing.T) {
+func TestParse_GoodValues(t *testing.T) {
 	type change = func(*redirect.Spec)
 	none := func(*redirect.Spec) {}
 	outbound := func(texts ...string) change {
@@ -166,8 +166,8 @@ func TestParseAcceptsGoodValues(t *testing.T) {
 	}
 }
 
-// TestParseRefusesBadValues: each error names the source, the value and the problem.
-func TestParseRefusesBadValues(t *testing.T) {
+// TestParse_BadValues: each error names the source, the value and the problem.
+func TestParse_BadValues(t *testing.T) {
 	const (
 		notPort      = "is not a port: want a decimal number from 0 to 65535"
 		notRange     = "is not a range of ports: want FIRST-LAST, like 8000-8100, from 1 to 65535"
@@ -286,8 +286,8 @@ func TestParseRefusesBadValues(t *testing.T) {
 	}
 }
 
-// TestParseConflicts has the values whose validity depends on other fields, besides those of TestParseRefusesBadValues.
-func TestParseConflicts(t *testing.T) {
+// TestParse_Conflicts has the values whose validity depends on other fields, besides those of TestParse_BadValues.
+func TestParse_Conflicts(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		w    written
@@ -325,7 +325,7 @@ func TestParseConflicts(t *testing.T) {
 	}
 }
 
-func TestParseKeepsFieldsWithoutAValue(t *testing.T) {
+func TestParse_FieldsWithoutValue(t *testing.T) {
 	base := redirect.Spec{
 		OutboundPort: 1, InboundPort: 2, TunnelPort: 3, UIDs: []uint32{4}, GIDs: []uint32{5}, Mode: redirect.TPROXY, Mark: 6, Table: 7,
 		Inbound: redirect.Ports{List: ruleset.PortList(8)}, InboundExclude: ruleset.PortList(9), Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
@@ -347,7 +347,7 @@ func TestParseKeepsFieldsWithoutAValue(t *testing.T) {
 	}
 }
 
-func TestAnnotationsAcceptNoGroupNames(t *testing.T) {
+func TestParse_GroupNamesInAnnotations(t *testing.T) {
 	_, err := redirect.Parse(redirect.Default(), written{redirect.FieldOwnerGroups: "istio"}.values(), redirect.Dialect{Strict: true})
 	if want := `test: value "istio": "istio" is not a group: want a number, or a name known here`; fmt.Sprint(err) != want {
 		t.Errorf("error is %v, want %s", err, want)

@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// TestRulesArePrintedReadAndExplained holds for every Spec that there is.
-func TestRulesArePrintedReadAndExplained(t *testing.T) {
+// TestSets_PrintedReadExplained holds for every Spec that there is.
+func TestSets_PrintedReadExplained(t *testing.T) {
 	for name, spec := range anySpecs(200) {
 		for _, f := range families {
 			for _, set := range []ruleset.Set{redirect.Rules(spec, f), redirect.RejectAll(f)} {
@@ -66,9 +66,9 @@ func missing(set ruleset.Set) string {
 	return ""
 }
 
-// TestJumpsLeadToPresentChains: in native tables too, where those of the reference fail with DNS servers of a family that is
+// TestSets_JumpTargets: in native tables too, where those of the reference fail with DNS servers of a family that is
 // not captured.
-func TestJumpsLeadToPresentChains(t *testing.T) {
+func TestSets_JumpTargets(t *testing.T) {
 	for name, spec := range anySpecs(500) {
 		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
 			if to := missing(redirect.NativeRules(spec, redirect.Families{IPv6: treatment})); to != "" {
@@ -112,9 +112,9 @@ COMMIT
 COMMIT
 `
 
-// TestOneConfigurationReplacesAnother goes from any Spec to any other and back to nothing, with and without foreign
+// TestSets_ReplaceEachOther goes from any Spec to any other and back to nothing, with and without foreign
 // rules, ahead of ours or behind.
-func TestOneConfigurationReplacesAnother(t *testing.T) {
+func TestSets_ReplaceEachOther(t *testing.T) {
 	type when uint8
 	const (
 		never when = iota

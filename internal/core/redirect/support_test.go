@@ -57,8 +57,8 @@ func anySpecs(times uint64) iter.Seq2[string, redirect.Spec] {
 	}
 }
 
-// TestLastFieldIsKnown keeps loops over all fields complete.
-func TestLastFieldIsKnown(t *testing.T) {
+// TestField_Last keeps loops over all fields complete.
+func TestField_Last(t *testing.T) {
 	_, err := redirect.Parse(redirect.Default(), redirect.Values{redirect.FieldSecondFamily + 1: {Source: "test", Text: "1"}}, redirect.Dialect{})
 	if err == nil {
 		t.Error("there is a field behind FieldSecondFamily; the loops must reach it")

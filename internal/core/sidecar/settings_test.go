@@ -30,7 +30,7 @@ func podRunAs(user, group *int64) change {
 }
 
 // TestSettings has the Spec for each annotation, environment variable and identity. How a value may be written is for
-// TestParseAcceptsGoodValues of package redirect to show.
+// TestParse_GoodValues of package redirect to show.
 func TestSettings(t *testing.T) {
 	type spec = func(*redirect.Spec)
 	excluding := func(ports ...uint16) spec {
@@ -160,7 +160,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestBadSettingsAreReportedTogether: TestParseRefusesBadValues of package redirect has the values, TestListsThatAreTooLong each key.
+// TestBadSettingsAreReportedTogether: TestParse_BadValues of package redirect has the values, TestListsThatAreTooLong each key.
 func TestBadSettingsAreReportedTogether(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
