@@ -57,8 +57,8 @@ func never(p *repair.Pod) { p.NeverRestarts = true }
 
 var waiting = repair.State{}
 
-// TestReferencePredicate is the reference's own table (compat: race repair, decision table).
-func TestReferencePredicate(t *testing.T) {
+// TestClassify_ReferencePredicate is the reference's own table (compat: race repair, decision table).
+func TestClassify_ReferencePredicate(t *testing.T) {
 	message := func(text string, code int) repair.State {
 		s := ended(code)
 		s.Message = text
@@ -199,7 +199,7 @@ func TestApplyObservation(t *testing.T) {
 	}
 }
 
-func TestModes(t *testing.T) {
+func TestDecide_Modes(t *testing.T) {
 	helpless, repairable := repair.Finding{Broken: true}, repair.Finding{Broken: true, Repairable: true}
 	for _, test := range []struct {
 		s              repair.Switches
@@ -219,7 +219,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-func TestAVerdictIsAboutRulesThatWereThereAllTheTime(t *testing.T) {
+func TestApplyObservation_RulesThatChanged(t *testing.T) {
 	rules := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	at := func(seconds int) time.Time { return rules.Add(time.Duration(seconds) * time.Second) }
 	for _, test := range []struct {
@@ -241,8 +241,8 @@ func TestAVerdictIsAboutRulesThatWereThereAllTheTime(t *testing.T) {
 	}
 }
 
-// TestLaterStatesDecide has the failure of before count only while the present state does not say otherwise.
-func TestLaterStatesDecide(t *testing.T) {
+// TestDecide_LaterStates has the failure of before count only while the present state does not say otherwise.
+func TestDecide_LaterStates(t *testing.T) {
 	f := repair.Classify(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
 		Terminated: true, ExitCode: 126, Finished: time.Unix(10, 0),
 	})), defaults(), sidecar.Policy{})
