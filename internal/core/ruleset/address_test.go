@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-func TestAddressesArePrintedAsByTheTools(t *testing.T) {
+func TestAddress_PrintedAsByTheTools(t *testing.T) {
 	t.Parallel()
 	for given, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1", "0.0.0.0": "0.0.0.0", "fd00:0:0:1::5": "fd00:0:0:1::5", "::": "::", "::1": "::1", "::6": "::6",

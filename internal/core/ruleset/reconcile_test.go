@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// TestReconcileWritesExactly is the text that iptables-restore is fed with, case by case.
-func TestReconcileWritesExactly(t *testing.T) {
+// TestReconcile_Operations is the text that iptables-restore is fed with, case by case.
+func TestReconcile_Operations(t *testing.T) {
 	base := nat("OUTPUT -j OWN_A # out", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN # tcp", "OWN_A -j OWN_B", "OWN_B -j DROP")
 	fresh := program("nat",
 		":OWN_A - [0:0]", ":OWN_B - [0:0]", "-A OWN_A -p tcp -j RETURN", "-A OWN_A -j OWN_B", "-A OWN_B -j DROP",
@@ -99,9 +99,9 @@ func program(table string, lines ...string) string {
 	return "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
-// TestReconcileNeedsNoOwnedForWantedChains keeps a chain that is wanted and there, and that is not owned, from being
+// TestReconcile_OwnedOfWantedChains keeps a chain that is wanted and there, and that is not owned, from being
 // filled twice.
-func TestReconcileNeedsNoOwnedForWantedChains(t *testing.T) {
+func TestReconcile_OwnedOfWantedChains(t *testing.T) {
 	want := nat("OWN_A -j DROP", "OWN_A -j ACCEPT")
 	n := rulesettest.NewNamespace(nat("OWN_A -j ACCEPT"))
 	if err := n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})); err != nil {
