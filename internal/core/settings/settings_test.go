@@ -55,7 +55,7 @@ func read(t *testing.T, args []string, env func(string) (string, bool), layers .
 	return c, origins, nil
 }
 
-func TestArguments(t *testing.T) {
+func TestParse_Arguments(t *testing.T) {
 	t.Parallel()
 	undefined, stray := "reading arguments: flag provided but not defined: -", `: all settings are flags`
 	for _, tc := range []struct {
@@ -106,7 +106,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-func TestTheOperandIsBeforeOrBehindFlags(t *testing.T) {
+func TestParse_OperandPosition(t *testing.T) {
 	t.Parallel()
 	var text string
 	var on bool
@@ -125,7 +125,7 @@ func TestTheOperandIsBeforeOrBehindFlags(t *testing.T) {
 	}
 }
 
-func TestPrecedenceIsFlagLayerEnvironmentDefault(t *testing.T) {
+func TestParse_Precedence(t *testing.T) {
 	t.Parallel()
 	env := environment("NAME=", "OLD-NAME=old", "LIVE=2m", "FROZEN=snow")
 	first := settings.Layer{Name: `ConfigMap "c"`, Data: map[string]string{"LIVE": "3m\n", "FROZEN": "ice", "NAME": "x"}}
@@ -159,7 +159,7 @@ func TestPrecedenceIsFlagLayerEnvironmentDefault(t *testing.T) {
 	}
 }
 
-func TestAllProblemsAreReportedTogether(t *testing.T) {
+func TestParse_AllProblems(t *testing.T) {
 	t.Parallel()
 	c, origins, problems := read(t, []string{"--on=perhaps", "--frozen=rain"}, environment("LIVE=soon"))
 	want := []string{
@@ -178,7 +178,7 @@ func TestAllProblemsAreReportedTogether(t *testing.T) {
 	}
 }
 
-func TestSecretsAreNotShown(t *testing.T) {
+func TestParse_Secrets(t *testing.T) {
 	t.Parallel()
 	var text string
 	rows := []settings.Setting{{
@@ -201,7 +201,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 }
 
-func TestFrozenKeysThatDiffer(t *testing.T) {
+func TestLayer_FrozenKeys(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		args []string
@@ -226,7 +226,7 @@ func TestFrozenKeysThatDiffer(t *testing.T) {
 	}
 }
 
-func TestVariablesThatDiffer(t *testing.T) {
+func TestVariables_Differ(t *testing.T) {
 	t.Parallel()
 	var c config
 	in, _ := settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=b"))
@@ -239,7 +239,7 @@ func TestVariablesThatDiffer(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestSetting_Names(t *testing.T) {
 	t.Parallel()
 	rows := settings.Named("P_", settings.Setting{Name: "a-b"}, settings.Setting{Name: "c", FlagOnly: true}, settings.Setting{Name: "d", Env: []string{"X"}})
 	if diff := cmp.Diff([][]string{{"P_A_B"}, nil, {"X"}}, [][]string{rows[0].Env, rows[1].Env, rows[2].Env}); diff != "" {
@@ -250,7 +250,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestHelp(t *testing.T) {
+func TestHelp_Text(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	settings.Help(&b, settings.Group{Title: "First", Rows: []settings.Setting{
@@ -263,8 +263,8 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestValues has for each type texts with their spelling, and texts that are refused.
-func TestValues(t *testing.T) {
+// TestSetting_Values has for each type texts with their spelling, and texts that are refused.
+func TestSetting_Values(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
