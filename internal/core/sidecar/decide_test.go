@@ -270,8 +270,8 @@ func wellFormed(t *testing.T, d sidecar.Decision) {
 	}
 }
 
-// TestTheFirstReasonWins makes two reasons true at once, for every two that can be.
-func TestTheFirstReasonWins(t *testing.T) {
+// TestDecide_FirstReason makes two reasons true at once, for every two that can be.
+func TestDecide_FirstReason(t *testing.T) {
 	causes := []struct {
 		reason sidecar.Reason
 		cause  change
@@ -311,8 +311,8 @@ func TestTheFirstReasonWins(t *testing.T) {
 	}
 }
 
-// TestReasonsAreExplained: each has a sentence of its own, and is a word for a metric.
-func TestReasonsAreExplained(t *testing.T) {
+// TestReasons_Explained: each has a sentence of its own, and is a word for a metric.
+func TestReasons_Explained(t *testing.T) {
 	sentences := map[string]sidecar.Reason{}
 	for _, r := range sidecar.Reasons() {
 		s := r.Sentence()
@@ -332,8 +332,8 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 }
 
-// TestInputs: an agent of a version delivers the inputs of that version, so that a new one has a later version.
-func TestInputs(t *testing.T) {
+// TestDecide_Inputs: an agent of a version delivers the inputs of that version, so that a new one has a later version.
+func TestDecide_Inputs(t *testing.T) {
 	want := []string{
 		"DISABLE_ENVOY", "INVALID_DROP", "ISTIO_DUAL_STACK", "ISTIO_META_DNS_CAPTURE", "istio-init", "istio-proxy", "istio-validation",
 		sidecar.RerouteInterfacesKey, sidecar.InjectKey, sidecar.InjectKey, sidecar.ModeKey, sidecar.StatusKey, sidecar.InboundPortsExcludeKey,

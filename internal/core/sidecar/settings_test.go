@@ -29,9 +29,9 @@ func podRunAs(user, group *int64) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.RunAsUser, f.RunAsGroup = user, group }
 }
 
-// TestSettings has the Spec for each annotation, environment variable and identity. How a value may be written is for
+// TestDecide_Settings has the Spec for each annotation, environment variable and identity. How a value may be written is for
 // TestParse_GoodValues of package redirect to show.
-func TestSettings(t *testing.T) {
+func TestDecide_Settings(t *testing.T) {
 	type spec = func(*redirect.Spec)
 	excluding := func(ports ...uint16) spec {
 		return func(s *redirect.Spec) { s.InboundExclude = ruleset.PortList(ports...) }
@@ -160,8 +160,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestBadSettingsAreReportedTogether: TestParse_BadValues of package redirect has the values, TestListsThatAreTooLong each key.
-func TestBadSettingsAreReportedTogether(t *testing.T) {
+// TestDecide_BadSettings: TestParse_BadValues of package redirect has the values, TestListsThatAreTooLong each key.
+func TestDecide_BadSettings(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
 		runAs(new(int64(-1)), new(int64(math.MaxUint32))), env("INVALID_DROP", "maybe"),
@@ -183,7 +183,7 @@ func TestBadSettingsAreReportedTogether(t *testing.T) {
 	wellFormed(t, d)
 }
 
-func TestUnreadableSwitchesAreOffWithAWarning(t *testing.T) {
+func TestDecide_UnreadableSwitches(t *testing.T) {
 	changes := []change{env("DISABLE_ENVOY", "maybe")} // without a warning
 	var want []string
 	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
@@ -196,8 +196,8 @@ func TestUnreadableSwitchesAreOffWithAWarning(t *testing.T) {
 	}
 }
 
-// TestListsThatAreTooLongRefuseThePod: the reason names annotation, number and bound, and is short whatever was written.
-func TestListsThatAreTooLongRefuseThePod(t *testing.T) {
+// TestDecide_LongLists: the reason names annotation, number and bound, and is short whatever was written.
+func TestDecide_LongLists(t *testing.T) {
 	const n = 12000
 	port, network, name := "8080,", "10.0.0.0/8,", "eth1,"
 	for key, test := range map[string]struct {
@@ -226,7 +226,7 @@ func TestListsThatAreTooLongRefuseThePod(t *testing.T) {
 	}
 }
 
-func TestAnnotationsOfThisProgramAreNamed(t *testing.T) {
+func TestDecide_OwnAnnotations(t *testing.T) {
 	const istio, own = "traffic.sidecar.istio.io/excludeOutboundPorts", "cni.istio.io/excludeOutboundPorts"
 	for _, test := range []struct {
 		changes []change
@@ -246,14 +246,14 @@ func TestAnnotationsOfThisProgramAreNamed(t *testing.T) {
 	}
 }
 
-func TestInboundPortsWithoutEffectAreAWarning(t *testing.T) {
+func TestDecide_PortsWithoutEffect(t *testing.T) {
 	d := sidecar.Decide(pod(annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")))
 	if !d.Spec.Inbound.All || len(d.Spec.Inbound.List) > 0 || len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], sidecar.MoreInboundPortsKey) {
 		t.Errorf("got %v, warnings %q", d.Spec.Inbound, d.Warnings)
 	}
 }
 
-func TestABadRangeRefusesThePod(t *testing.T) {
+func TestDecide_BadRange(t *testing.T) {
 	for text, want := range map[string]string{
 		"8100-8000": "is not a range of ports", "0-5": "is not a range of ports", "5-65536": "is not a range of ports", "1-2-3": "is not a range of ports",
 		"8000 - 8100": "is not a range of ports", "-5": "is not a port", "5-": "is not a range of ports", "*": "is not allowed here", "http": "is not a port",
