@@ -44,7 +44,7 @@ func connected(t *testing.T, server *kubetest.Server, change func(*Config)) acco
 	return account{api, token, authority}
 }
 
-func TestReducedObjects(t *testing.T) {
+func TestObjects_Reduced(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set([]byte(`{"kind": "DaemonSet", "apiVersion": "apps/v1",
 		"metadata": {"namespace": "istio-system", "name": "istio-cni-node", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -86,7 +86,7 @@ func TestReducedObjects(t *testing.T) {
 	}
 }
 
-func TestClassesOfFailures(t *testing.T) {
+func TestRequest_FailureClasses(t *testing.T) {
 	for _, test := range []struct {
 		fault     kubetest.Fault
 		class     Class
@@ -151,7 +151,7 @@ func TestClassesOfFailures(t *testing.T) {
 	}
 }
 
-func TestACanceledRequestAndAStoppedServer(t *testing.T) {
+func TestRequest_Canceled(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -165,7 +165,7 @@ func TestACanceledRequestAndAStoppedServer(t *testing.T) {
 	}
 }
 
-func TestNothingIsSentForAnInvalidName(t *testing.T) {
+func TestRequest_InvalidName(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	for _, key := range []PodRef{
@@ -209,7 +209,7 @@ func TestNothingIsSentForAnInvalidName(t *testing.T) {
 	}
 }
 
-func TestFilesAreReadAgainAfterAFailure(t *testing.T) {
+func TestClient_FilesReadAgain(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
@@ -233,7 +233,7 @@ func TestFilesAreReadAgainAfterAFailure(t *testing.T) {
 	}
 }
 
-func TestAMissingTokenFileIsReadLater(t *testing.T) {
+func TestClient_MissingTokenFile(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
@@ -253,7 +253,7 @@ func TestAMissingTokenFileIsReadLater(t *testing.T) {
 	}
 }
 
-func TestSkipVerify(t *testing.T) {
+func TestClient_SkipVerify(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	server.Fail(kubetest.UnknownCA, kubetest.Forever)
@@ -263,7 +263,7 @@ func TestSkipVerify(t *testing.T) {
 	}
 }
 
-func TestNewClientRefusesAnAddress(t *testing.T) {
+func TestNewClient_Addresses(t *testing.T) {
 	for want, address := range map[string]Address{
 		"KUBERNETES_SERVICE_HOST": {}, "KUBERNETES_SERVICE_PORT": {Host: "10.96.0.1"}, `port "https"`: {Host: "10.96.0.1", Port: "https"},
 		`port "0"`: {Host: "10.96.0.1", Port: "0"}, `port "65536"`: {Host: "10.96.0.1", Port: "65536"},

@@ -17,7 +17,7 @@ import (
 	"unicode/utf8"
 )
 
-func TestErrorIsOneLine(t *testing.T) {
+func TestError_OneLine(t *testing.T) {
 	failed := &Error{
 		Class: Unauthorized, Verb: "get", Object: "pods shop/cart", Server: "https://10.96.0.1:443",
 		File: "/var/run/istio-cni/istio-cni-kubeconfig", Status: 401, Message: "Unauthorized", Attempts: 2,
@@ -40,7 +40,7 @@ func TestErrorIsOneLine(t *testing.T) {
 	}
 }
 
-func TestEveryClassHasARemedyAndABound(t *testing.T) {
+func TestClass_RemedyAndBound(t *testing.T) {
 	for class, want := range map[Class]int{
 		NotFound: 0, WrongPod: 0, TooManyRequests: 0, ServerError: 0, Timeout: 0, Unreachable: 0, DNS: 0, ConnectionLost: 0,
 		Undecodable: 0, Unauthorized: 2, Forbidden: 2, TLS: 2, Rejected: 1, TooLarge: 1, InvalidKey: 1, Canceled: 1,

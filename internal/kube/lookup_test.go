@@ -52,7 +52,7 @@ func newClient(t *testing.T, kubeconfig string) *Client {
 	return client
 }
 
-func TestPodCostsOneConnectionAndOneRequest(t *testing.T) {
+func TestPod_OneConnectionAndRequest(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	client := newClient(t, server.Kubeconfig(t))
@@ -78,7 +78,7 @@ func TestPodCostsOneConnectionAndOneRequest(t *testing.T) {
 	}
 }
 
-func TestPodRecoversFrom(t *testing.T) {
+func TestPod_Recovers(t *testing.T) {
 	t.Parallel()
 	for fault, times := range map[kubetest.Fault]int{
 		kubetest.NotFound: 5, kubetest.ServerError: 5, kubetest.Unavailable: 5, kubetest.Hang: 1, kubetest.HangMidBody: 1,
@@ -100,7 +100,7 @@ func TestPodRecoversFrom(t *testing.T) {
 	}
 }
 
-func TestPodGivesUpOn(t *testing.T) {
+func TestPod_GivesUp(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		fault              kubetest.Fault
@@ -150,7 +150,7 @@ func wantError(t *testing.T, err error, class Class) Error {
 	return *failed
 }
 
-func TestPodRefusals401And403AreCountedTogether(t *testing.T) {
+func TestPod_401And403AreCountedTogether(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	server.Fail(kubetest.NotFound, 2)
@@ -163,7 +163,7 @@ func TestPodRefusals401And403AreCountedTogether(t *testing.T) {
 	}
 }
 
-func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
+func TestPod_RereadsKubeconfig(t *testing.T) {
 	t.Parallel()
 	t.Run("a token that was rotated", func(t *testing.T) {
 		server := newServer(t)
@@ -206,7 +206,7 @@ func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
 	})
 }
 
-func TestPodAccepts(t *testing.T) {
+func TestPod_Responses(t *testing.T) {
 	t.Parallel()
 	const hash = "0123456789abcdef0123456789abcdef"
 	for name, test := range map[string]struct {
@@ -236,7 +236,7 @@ func TestPodAccepts(t *testing.T) {
 	}
 }
 
-func TestLookupOfARealServerIsCanceled(t *testing.T) {
+func TestPod_Canceled(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	server.Fail(kubetest.Hang, kubetest.Forever)
@@ -250,7 +250,7 @@ func TestLookupOfARealServerIsCanceled(t *testing.T) {
 	}
 }
 
-func TestPodFromAnIPv6Server(t *testing.T) {
+func TestPod_IPv6Server(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServerAt(t, "[::1]:0")
 	server.SetPod(cartPod())
@@ -263,7 +263,7 @@ func TestPodFromAnIPv6Server(t *testing.T) {
 	}
 }
 
-func TestPodOfManyGoroutines(t *testing.T) {
+func TestPod_Concurrent(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	kubeconfig := server.Kubeconfig(t)
@@ -299,7 +299,7 @@ func foreign(t *testing.T, start func(*httptest.Server), user string, handler ht
 	return configured(t, "server: '"+server.URL+"/prefix', insecure-skip-tls-verify: true", user)
 }
 
-func TestServerTextIsBoundedPrintableAndWithoutSecrets(t *testing.T) {
+func TestPod_ServerText(t *testing.T) {
 	t.Parallel()
 	client := foreign(t, (*httptest.Server).StartTLS, "token: "+secret, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
@@ -330,7 +330,7 @@ func requestOf(t *testing.T, start func(*httptest.Server), user string) *http.Re
 	return seen.Load()
 }
 
-func TestPodIsRequestedByHTTP1AndProtobufBehindAPath(t *testing.T) {
+func TestPod_Request(t *testing.T) {
 	t.Parallel()
 	r := requestOf(t, func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, "token: abc, as: alice")
 	got := []string{
@@ -346,14 +346,14 @@ func TestPodIsRequestedByHTTP1AndProtobufBehindAPath(t *testing.T) {
 	}
 }
 
-func TestPodSendsNoTokenInClear(t *testing.T) {
+func TestPod_NoTokenInClear(t *testing.T) {
 	t.Parallel()
 	if got := requestOf(t, (*httptest.Server).Start, "token: abc").Header.Get("Authorization"); got != "" {
 		t.Errorf("Authorization is %q", got)
 	}
 }
 
-func TestPodAuthenticatesByClientCertificateAndPassword(t *testing.T) {
+func TestPod_OtherCredentials(t *testing.T) {
 	t.Parallel()
 	certificate, key, err := cert.GenerateSelfSignedCertKey("node-agent", nil, nil)
 	if err != nil {
@@ -373,7 +373,7 @@ func TestPodAuthenticatesByClientCertificateAndPassword(t *testing.T) {
 	}
 }
 
-func TestPodFromAServerWithoutTLS(t *testing.T) {
+func TestPod_ServerWithoutTLS(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
@@ -381,7 +381,7 @@ func TestPodFromAServerWithoutTLS(t *testing.T) {
 	wantError(t, err, TLS)
 }
 
-func TestPodBoundsTheAnswer(t *testing.T) {
+func TestPod_LongAnswer(t *testing.T) {
 	t.Parallel()
 	var sent atomic.Int64
 	client := foreign(t, (*httptest.Server).StartTLS, "", func(w http.ResponseWriter, _ *http.Request) {
@@ -400,8 +400,8 @@ func TestPodBoundsTheAnswer(t *testing.T) {
 	}
 }
 
-// TestPodThroughAProxyThatFails shows that the proxy is dialed, and that its password is not in the error.
-func TestPodThroughAProxyThatFails(t *testing.T) {
+// TestPod_FailingProxy shows that the proxy is dialed, and that its password is not in the error.
+func TestPod_FailingProxy(t *testing.T) {
 	t.Parallel()
 	proxy := httptest.NewServer(http.NotFoundHandler())
 	proxy.Close()

@@ -41,7 +41,7 @@ func watchedOnce[T any](t *testing.T, watch func(context.Context, Listener[T])) 
 	return *found.Load()
 }
 
-func TestWatchNodesReducesANode(t *testing.T) {
+func TestWatchNodes_ReducedNode(t *testing.T) {
 	_, _, got := newNode(t, twoTaints, "Mine")
 	want := NodeState{
 		UID: "u", Condition: Condition{"Mine", "False", "R", "M", day(4)},
@@ -79,7 +79,7 @@ func newNode(t *testing.T, taints, condition string) (*kubetest.Server, account,
 	return server, api, watchedOnce(t, func(ctx context.Context, l Listener[NodeState]) { api.WatchNodes(ctx, condition, l) })
 }
 
-func TestBefore(t *testing.T) {
+func TestResource_Before(t *testing.T) {
 	for _, test := range []struct {
 		a, b string
 		want bool
@@ -158,7 +158,7 @@ func TestPatchTaints(t *testing.T) {
 	}
 }
 
-func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
+func TestPatchTaints_TestsWhatWasRead(t *testing.T) {
 	const one = `, "taints": [{"key": "b", "effect": "NoExecute"}]`
 	for name, test := range map[string]struct{ before, between string }{
 		"a first taint":         {"", fmt.Sprintf(nodeText, one)},
@@ -207,7 +207,7 @@ func TestPatchCondition(t *testing.T) {
 	}
 }
 
-func TestLeaseConflicts(t *testing.T) {
+func TestLease_Conflicts(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	none, err := api.Lease(t.Context(), "ns", "lock")

@@ -8,8 +8,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// TestFits decodes templates and taints from the JSON of the API.
-func TestFits(t *testing.T) {
+// TestDaemonSet_Fits decodes templates and taints from the JSON of the API.
+func TestDaemonSet_Fits(t *testing.T) {
 	affinity := func(terms string) string {
 		return `{"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [` +
 			terms + `]}}}}`

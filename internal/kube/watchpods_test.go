@@ -65,7 +65,7 @@ func marshaled(t *testing.T, pod *corev1.Pod) []byte {
 	return data
 }
 
-func TestWatchPodsReducesAPod(t *testing.T) {
+func TestWatchPods_ReducedPod(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	pod := brokenPod()
@@ -103,7 +103,7 @@ func TestWatchPodsReducesAPod(t *testing.T) {
 	}
 }
 
-func TestWatchPodsReadsAddresses(t *testing.T) {
+func TestWatchPods_Addresses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ status, want string }{
 		{`{}`, "[]"},
@@ -127,7 +127,7 @@ func decodePod(document []byte) (Pod, error) {
 	return podOf(&p), err
 }
 
-func TestWatchPodsSelectsOnTheServer(t *testing.T) {
+func TestWatchPods_Selectors(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		scope PodScope
@@ -171,7 +171,7 @@ func onNode(t *testing.T, name, node, phase string) []byte {
 	return marshaled(t, pod)
 }
 
-func TestWatchPodsOfANode(t *testing.T) {
+func TestWatchPods_OfANode(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(onNode(t, "a", "node-1", "Pending"))
@@ -205,7 +205,7 @@ func TestWatchPodsOfANode(t *testing.T) {
 	h.wants("set a on node-1", "listed", "set c on node-1", "gone a on node-1", "gone c on node-1")
 }
 
-func TestWatchPodsRefusesASelector(t *testing.T) {
+func TestWatchPods_BadSelector(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)

@@ -53,7 +53,7 @@ func storedPod(t *testing.T, server *kubetest.Server) (pod corev1.Pod) {
 	return pod
 }
 
-func TestPodActions(t *testing.T) {
+func TestPod_Actions(t *testing.T) {
 	t.Parallel()
 	for fault, class := range map[kubetest.Fault]Class{
 		"": "", kubetest.Forbidden: Forbidden, kubetest.Unauthorized: Unauthorized, kubetest.BadRequest: Rejected,
@@ -100,7 +100,7 @@ func TestPodActions(t *testing.T) {
 	}
 }
 
-func TestEvictPodDistinguishesABudgetFromLoad(t *testing.T) {
+func TestEvictPod_BudgetOrLoad(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
