@@ -38,7 +38,7 @@ var (
 	_ = struct{ Name, Value string }(sidecar.EnvVar{})
 )
 
-func TestFactsAreSentWhole(t *testing.T) {
+func TestFacts_SentWhole(t *testing.T) {
 	user := int64(7)
 	facts := sidecar.Facts{
 		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Labels: map[string]string{"l": "1"},
@@ -79,7 +79,7 @@ func dial(t *testing.T, socket string) *agentapi.Agent {
 	return agent
 }
 
-func TestOneConnectionForALookupAndAReport(t *testing.T) {
+func TestClient_OneConnection(t *testing.T) {
 	from := map[string]int{}
 	var connections int
 	ended := make(chan struct{})
@@ -113,7 +113,7 @@ func TestOneConnectionForALookupAndAReport(t *testing.T) {
 	}
 }
 
-func TestDecisionsEnd(t *testing.T) {
+func TestDecisions_End(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer string
 		fails  bool
@@ -134,11 +134,11 @@ func TestDecisionsEnd(t *testing.T) {
 	}
 }
 
-// servedAt names a socket, for the process in which TestOnlyRootIsTrusted serves as another user.
+// servedAt names a socket, for the process in which TestClient_OnlyRootIsTrusted serves as another user.
 const servedAt = "AGENTAPI_TEST_SERVES"
 
-// TestOnlyRootIsTrusted lets another user serve the socket.
-func TestOnlyRootIsTrusted(t *testing.T) {
+// TestClient_OnlyRootIsTrusted lets another user serve the socket.
+func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	if socket := os.Getenv(servedAt); socket != "" {
 		agenttest.Listen(t, socket)
 		_, _ = os.Stdout.WriteString("up\n")
@@ -151,7 +151,7 @@ func TestOnlyRootIsTrusted(t *testing.T) {
 	}
 	socket := filepath.Join(dir, "s")
 	cmd := agenttest.Child(t, servedAt+"="+socket)
-	cmd.Args = append(cmd.Args, "-test.run=^TestOnlyRootIsTrusted$")
+	cmd.Args = append(cmd.Args, "-test.run=^TestClient_OnlyRootIsTrusted$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	in, noInput := cmd.StdinPipe()
 	out, noOutput := cmd.StdoutPipe()
@@ -167,7 +167,7 @@ func TestOnlyRootIsTrusted(t *testing.T) {
 	}
 }
 
-func TestTheContextEndsACall(t *testing.T) {
+func TestClient_ContextEnds(t *testing.T) {
 	socket := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, nil)
 	agent := dial(t, socket)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
