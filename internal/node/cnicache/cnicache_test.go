@@ -73,7 +73,7 @@ func TestWalk(t *testing.T) {
 }
 
 // libcni itself writes the entry, so that its form is not only this package's idea of it.
-func TestParseEntriesOfLibcni(t *testing.T) {
+func TestParse_EntriesOfLibcni(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	cni := libcni.NewCNIConfigWithCacheDir(nil, dir, answering(`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[]}`))
