@@ -47,8 +47,8 @@ func (l lab) one(to string, change func()) follow.Packet {
 	return follow.Packet{}
 }
 
-// TestForeignRules drop, reject, redirect or let pass what the mesh wants; a rule that is added during the trace is known as well.
-func TestForeignRules(t *testing.T) {
+// TestFollow_ForeignRules drop, reject, redirect or let pass what the mesh wants; a rule that is added during the trace is known as well.
+func TestFollow_ForeignRules(t *testing.T) {
 	t.Parallel()
 	const to = "10.2.0.9:80"
 	for name, test := range map[string]struct {
@@ -98,8 +98,8 @@ func TestForeignRules(t *testing.T) {
 	}
 }
 
-// TestWithoutRules: what the mesh wants goes out, DNS as well.
-func TestWithoutRules(t *testing.T) {
+// TestFollow_WithoutRules: what the mesh wants goes out, DNS as well.
+func TestFollow_WithoutRules(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
 	netnstest.Run(t, l.Path(), "nft", "flush", "ruleset")
@@ -121,8 +121,8 @@ func TestWithoutRules(t *testing.T) {
 	}
 }
 
-// TestLegacyRulesAreCounted: with a trace, which has their packets, and without one.
-func TestLegacyRulesAreCounted(t *testing.T) {
+// TestFollow_LegacyRulesAreCounted: with a trace, which has their packets, and without one.
+func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 		l := newLab(t, legacy, mode)
@@ -181,8 +181,8 @@ func TestLegacyRulesAreCounted(t *testing.T) {
 	}
 }
 
-// TestAFloodIsBounded: a pod that sends very many packets costs neither memory nor its own speed.
-func TestAFloodIsBounded(t *testing.T) {
+// TestFollow_Flood: a pod that sends very many packets costs neither memory nor its own speed.
+func TestFollow_Flood(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
 	sent := 0
