@@ -76,7 +76,7 @@ func TestCopy(t *testing.T) {
 	})
 }
 
-func TestCopyOfOtherKindsOfFile(t *testing.T) {
+func TestCopy_OtherKindsOfFile(t *testing.T) {
 	dir := t.TempDir()
 	to := filepath.Join(dir, "to")
 	put(t, to, "old")
@@ -92,7 +92,7 @@ func TestCopyOfOtherKindsOfFile(t *testing.T) {
 	}
 }
 
-func TestComparisonsNoticeEveryChange(t *testing.T) {
+func TestComparisons_EveryChange(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		disk := hostfs.Disk{Compared: &hostfs.Comparisons{}}
 		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
@@ -113,7 +113,7 @@ func TestComparisonsNoticeEveryChange(t *testing.T) {
 }
 
 // Only a change that is some seconds old is trusted, and no process can set the time of a change.
-func TestComparisonsReadAQuietFileOnce(t *testing.T) {
+func TestComparisons_QuietFileIsReadOnce(t *testing.T) {
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 	put(t, from, big)
@@ -142,7 +142,7 @@ func bytesRead(t *testing.T) (n int) {
 	return n
 }
 
-func TestCopyOverARunningProgram(t *testing.T) {
+func TestCopy_OverRunningProgram(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		path, fresh := filepath.Join(dir, "cat"), filepath.Join(dir, "new")
 		_, err := hostfs.Disk{}.Copy("/bin/cat", path, 0o755)
@@ -173,7 +173,7 @@ func TestCopyOverARunningProgram(t *testing.T) {
 }
 
 // A process that is forked holds the open files of its parent until it executes another program.
-func TestACopyCanBeExecutedAtOnceDuringForks(t *testing.T) {
+func TestCopy_ExecutedDuringForks(t *testing.T) {
 	dir := hostfstest.Memory(t)
 	for i, text := range []string{"#!/bin/sh\nexit 0\n", "#!/bin/sh\n\nexit 0\n"} {
 		put(t, filepath.Join(dir, fmt.Sprint(i)), text)

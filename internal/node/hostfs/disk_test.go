@@ -149,7 +149,7 @@ func eachOperation(t *testing.T, fault func(int) *hostfstest.Faults, check func(
 	}
 }
 
-func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
+func TestDisk_KilledAtEachOperation(t *testing.T) {
 	faults := map[string]func(int) *hostfstest.Faults{"killed": hostfstest.KillAt, "power cut": hostfstest.PowerCutAt}
 	for kind, fault := range faults {
 		eachOperation(t, fault, func(t *testing.T, j job, dir, failed string, err error) {
@@ -180,7 +180,7 @@ func dirAfter(t *testing.T, j job, dir string) string {
 	return dir
 }
 
-func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
+func TestDisk_ErrnoAtEachOperation(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO, syscall.EROFS, syscall.EACCES} {
 		fail := func(n int) *hostfstest.Faults { return hostfstest.FailAt(n, errno) }
 		eachOperation(t, fail, func(t *testing.T, j job, dir, failed string, err error) {
@@ -234,7 +234,7 @@ func TestWriteFile(t *testing.T) {
 	})
 }
 
-func TestWriteFileThroughALink(t *testing.T) {
+func TestWriteFile_ThroughLink(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		target := filepath.Join(dir, "real", "f")
 		must(t, each(mkdir(filepath.Dir(target)), write(target, "old"))())
@@ -292,7 +292,7 @@ func TestSymlink(t *testing.T) {
 	}
 }
 
-func TestRemoveOfAMissingFileIsNoError(t *testing.T) {
+func TestRemove_MissingFile(t *testing.T) {
 	dir := t.TempDir()
 	n := hostfstest.Count(func(disk hostfs.Disk) {
 		must(t, disk.Remove(filepath.Join(dir, "missing")))

@@ -58,7 +58,7 @@ func TestHint(t *testing.T) {
 }
 
 // The kernel's own answers, from a file system that is full and one that is read-only.
-func TestErrorsOfRealFileSystems(t *testing.T) {
+func TestDisk_ErrorsOfRealFileSystems(t *testing.T) {
 	t.Parallel()
 	if !ownMounts(t) {
 		return

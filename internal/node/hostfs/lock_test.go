@@ -46,7 +46,7 @@ func TestLock(t *testing.T) {
 	must(t, held.Close())
 }
 
-func TestLockEndsWithItsHolder(t *testing.T) {
+func TestLock_EndsWithItsHolder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	other := agenttest.Child(t, lockVar+"="+path)
 	_, err := other.StdinPipe()
@@ -61,7 +61,7 @@ func TestLockEndsWithItsHolder(t *testing.T) {
 	must(t, held.Close())
 }
 
-func TestLockOfOtherKindsOfFile(t *testing.T) {
+func TestLock_OtherKindsOfFile(t *testing.T) {
 	dir := t.TempDir()
 	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))

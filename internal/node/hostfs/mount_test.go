@@ -11,7 +11,7 @@ import (
 )
 
 // A directory that is moved or removed on the node is still there under its mount, and no longer the one of its name.
-func TestMountedFromChangesWithTheDirectory(t *testing.T) {
+func TestMountedFrom_ChangesWithDirectory(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(dir string) error{
 		"moved": func(dir string) error { return os.Rename(dir, dir+" moved") }, "removed": os.Remove,

@@ -97,9 +97,9 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestReplaceFailsAtEachCall has a process that is killed or a call that fails at each of its calls, with and without
+// TestReplace_FailsAtEachCall has a process that is killed or a call that fails at each of its calls, with and without
 // another writer right before the exchange: the file is whole, and a sweep removes the rest.
-func TestReplaceFailsAtEachCall(t *testing.T) {
+func TestReplace_FailsAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(int) *hostfstest.Faults{
 		"killed": hostfstest.KillAt, "failed": func(n int) *hostfstest.Faults { return hostfstest.FailAt(n, syscall.EIO) },

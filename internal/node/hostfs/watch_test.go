@@ -162,7 +162,7 @@ func changes(dir string) []step {
 	}
 }
 
-func TestWatchReportsEveryKindOfChange(t *testing.T) {
+func TestWatch_EveryKindOfChange(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "d")
 		must(t, os.Mkdir(dir, 0o755))
@@ -176,7 +176,7 @@ func TestWatchReportsEveryKindOfChange(t *testing.T) {
 	})
 }
 
-func TestWatchReportsOnceAfterEachNewSet(t *testing.T) {
+func TestWatch_NewSet(t *testing.T) {
 	dir := unlinked(t, t.TempDir())
 	f := newFixture(t, at(dir, "a"), at(dir, "b"))
 	set := func(paths ...hostfs.Path) op { return func() error { f.Set(paths...); return nil } }
@@ -188,7 +188,7 @@ func TestWatchReportsOnceAfterEachNewSet(t *testing.T) {
 	f.expectEach(t, step{"a file that is in the set again", write(filepath.Join(dir, "b"), "")}, step{"no paths", set()})
 }
 
-func TestWatchIgnoresOtherNames(t *testing.T) {
+func TestWatch_OtherNames(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		conf, bin := filepath.Join(dir, "net.d"), filepath.Join(dir, "bin")
 		must(t, errors.Join(os.Mkdir(conf, 0o755), os.Mkdir(bin, 0o755)))
@@ -211,7 +211,7 @@ func TestWatchIgnoresOtherNames(t *testing.T) {
 	})
 }
 
-func TestWatchOfADirectoryThatIsDeletedAndMadeAgain(t *testing.T) {
+func TestWatch_DirectoryMadeAgain(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "net.d")
 		must(t, os.Mkdir(dir, 0o755))
@@ -234,7 +234,7 @@ func TestWatchOfADirectoryThatIsDeletedAndMadeAgain(t *testing.T) {
 }
 
 // The new directory often gets the inode number of the old one, at once, and the events of both are mixed.
-func TestWatchSurvivesChurn(t *testing.T) {
+func TestWatch_Churn(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "a", "b")
 		f := newFixture(t, at(dir, "f"), at(dir))
@@ -252,7 +252,7 @@ func TestWatchSurvivesChurn(t *testing.T) {
 	})
 }
 
-func TestWatchOfMissingPaths(t *testing.T) {
+func TestWatch_MissingPaths(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		a, x := filepath.Join(base, "a"), filepath.Join(base, "x")
 		dir := filepath.Join(a, "b", "c")
@@ -295,7 +295,7 @@ func (v *volume) swap(tb testing.TB, token string) {
 	must(tb, os.RemoveAll(filepath.Join(v.dir, old)))
 }
 
-func TestWatchOfAKubeletVolume(t *testing.T) {
+func TestWatch_KubeletVolume(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		v := &volume{dir: filepath.Join(base, "serviceaccount")}
 		token := filepath.Join(v.dir, "token")
@@ -323,7 +323,7 @@ func TestWatchOfAKubeletVolume(t *testing.T) {
 	})
 }
 
-func TestWatchFollowsLinks(t *testing.T) {
+func TestWatch_Links(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		one, two, link := filepath.Join(base, "one", "net.d"), filepath.Join(base, "two", "net.d"), filepath.Join(base, "current")
 		must(t, each(mkdir(one), mkdir(two), symlink("one", link), symlink(link+"/../one/./net.d", filepath.Join(base, "conf")),
@@ -344,8 +344,8 @@ func TestWatchFollowsLinks(t *testing.T) {
 	})
 }
 
-// TestWatchBelowTheRootOfAnotherProcess: the events are those of that process' files, also behind absolute links.
-func TestWatchBelowTheRootOfAnotherProcess(t *testing.T) {
+// TestWatch_RootOfAnotherProcess: the events are those of that process' files, also behind absolute links.
+func TestWatch_RootOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	base := unlinked(t, t.TempDir())
 	root := fmt.Sprintf("/proc/%d/root", os.Getpid())
@@ -362,7 +362,7 @@ func TestWatchBelowTheRootOfAnotherProcess(t *testing.T) {
 }
 
 // The queue of the kernel is real, and overflows while the watch does not read it.
-func TestWatchAfterItsQueueOverflowed(t *testing.T) {
+func TestWatch_QueueOverflow(t *testing.T) {
 	dir := filepath.Join(hostfstest.Memory(t), "d")
 	must(t, os.Mkdir(dir, 0o755))
 	l := newFixture(t, at(dir))
@@ -381,7 +381,7 @@ func TestWatchAfterItsQueueOverflowed(t *testing.T) {
 	l.expectEach(t, changes(dir)[1:]...)
 }
 
-func TestWatchLeavesNothingBehind(t *testing.T) {
+func TestWatch_LeavesNothingBehind(t *testing.T) {
 	dir := unlinked(t, t.TempDir())
 	descriptors := func() int { return len(names(t, "/proc/self/fd")) }
 	goroutines, files := runtime.NumGoroutine(), descriptors()
@@ -400,7 +400,7 @@ func TestWatchLeavesNothingBehind(t *testing.T) {
 	}, func() bool { return runtime.NumGoroutine() <= goroutines && descriptors() <= files })
 }
 
-func TestWatchAndMounts(t *testing.T) {
+func TestWatch_Mounts(t *testing.T) {
 	t.Parallel()
 	if !ownMounts(t) {
 		return
