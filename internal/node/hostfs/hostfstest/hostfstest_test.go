@@ -70,7 +70,7 @@ func TestFaults(t *testing.T) {
 }
 
 // The tests of durable writes must find a rename of unsynced content.
-func TestPowerCutEmptiesARenamedUnsyncedFile(t *testing.T) {
+func TestFaults_PowerCutOfRenamedFile(t *testing.T) {
 	dir := t.TempDir()
 	faults := hostfstest.PowerCutAt(4)
 	file, err := faults.Create(filepath.Join(dir, "temp"))
