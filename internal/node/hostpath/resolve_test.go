@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestLinksOfTheNodeStayBelowItsRoot: as the node's own kernel would follow them.
-func TestLinksOfTheNodeStayBelowItsRoot(t *testing.T) {
+// TestView_LinksStayBelowRoot: as the node's own kernel would follow them.
+func TestView_LinksStayBelowRoot(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	mkdir(t, root, "run")

@@ -29,8 +29,8 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// TestFollowBelowAnotherRoot: an absolute link leads below the root, also where the kernel would lead elsewhere.
-func TestFollowBelowAnotherRoot(t *testing.T) {
+// TestFollow_AnotherRoot: an absolute link leads below the root, also where the kernel would lead elsewhere.
+func TestFollow_AnotherRoot(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
