@@ -9,9 +9,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// TestNoToolOfTheWorkingDirectoryIsRun: a tool of the host gets absolute directories only, whatever the caller's PATH is,
+// TestTool_OfTheWorkingDirectory: a tool of the host gets absolute directories only, whatever the caller's PATH is,
 // so that a program that it starts by name is never a file of the working directory.
-func TestNoToolOfTheWorkingDirectoryIsRun(t *testing.T) {
+func TestTool_OfTheWorkingDirectory(t *testing.T) {
 	dir := t.TempDir()
 	tool := filepath.Join(dir, "tool")
 	for _, file := range []string{tool, filepath.Join(dir, "iptables-nft")} {
