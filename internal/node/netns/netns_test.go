@@ -48,7 +48,7 @@ func bindMount(t *testing.T, path string) string {
 	return at
 }
 
-func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
+func TestDo_EveryKindOfPath(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	fd := path[strings.LastIndex(path, "/")+1:]
@@ -89,7 +89,7 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 }
 
 // An empty path, and one of proc's thread-self, are the namespace of the calling thread, wherever that is.
-func TestDoNests(t *testing.T) {
+func TestDo_Nested(t *testing.T) {
 	t.Parallel()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -123,7 +123,7 @@ func TestDoNests(t *testing.T) {
 	}
 }
 
-func TestDoRefusesOtherFiles(t *testing.T) {
+func TestDo_OtherFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	regular := filepath.Join(dir, "regular")
@@ -194,7 +194,7 @@ func unmoved(t *testing.T, fn func()) {
 	}
 }
 
-func TestDoTurnsAPanicIntoAnError(t *testing.T) {
+func TestDo_Panic(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	cause := errors.New("cause")
@@ -232,7 +232,7 @@ func TestDoTurnsAPanicIntoAnError(t *testing.T) {
 }
 
 // Fifty namespaces, in half of which the loopback interface is up: every function must see its own.
-func TestDoKeepsConcurrentCallsApart(t *testing.T) {
+func TestDo_Concurrent(t *testing.T) {
 	t.Parallel()
 	const n = 50
 	paths := make([]string, n)
@@ -275,7 +275,7 @@ func TestDoKeepsConcurrentCallsApart(t *testing.T) {
 }
 
 // The runtime makes threads while a function is in its namespace; none of them may be in it.
-func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
+func TestDo_NoOtherThread(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	var blocked sync.WaitGroup
@@ -313,7 +313,7 @@ func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
 	}
 }
 
-func TestInodesIdentifyNamespaces(t *testing.T) {
+func TestInode_IdentifiesNamespaces(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)
 	bind, host := bindMount(t, path), bindMount(t, "/proc/self/ns/net")
@@ -350,7 +350,7 @@ func TestInodesIdentifyNamespaces(t *testing.T) {
 
 // A process without privileges may work where it is, is refused elsewhere, and gets the isolation that is possible.
 // It is this test binary, run by another user.
-func TestWithoutPrivileges(t *testing.T) {
+func TestDo_WithoutPrivileges(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	}) {

@@ -38,7 +38,7 @@ func tempFile(tb testing.TB, text string) string {
 	return path
 }
 
-func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
+func TestDoIsolated_HidesFilesFromChildrenOnly(t *testing.T) {
 	path := netnstest.New(t)
 	host := read(t, nsswitch)
 	if host == "" {
@@ -78,7 +78,7 @@ func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
 
 // A lock file over which the namespace is mounted is a lock per pod: held on the node it is free in
 // the sandbox, and held in one pod it is free in the next.
-func TestDoIsolatedGivesEachNamespaceItsOwnLock(t *testing.T) {
+func TestDoIsolated_OwnLock(t *testing.T) {
 	t.Parallel()
 	lock := tempFile(t, "")
 	node, err := tryLock(lock)
@@ -127,13 +127,13 @@ func tryLock(path string) (*os.File, error) {
 
 // Where the node's mounts are shared, as systemd makes them, a mount in a copy of the mount namespace appears
 // on the node unless the copy is cut off. This test binary runs again on such a node.
-func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
+func TestDoIsolated_SharedMounts(t *testing.T) {
 	netnstest.New(t) // needs root
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolatedHidesAFile|^TestNothingIsLeft$/^DoIsolated$'`
+	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolatedHidesAFile|^TestDo_LeavesNothing$/^DoIsolated$'`
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", again, self)
 	cmd.Env = append(os.Environ(), "GOCOVERDIR="+t.TempDir())
 	out, err := cmd.CombinedOutput()
@@ -142,7 +142,7 @@ func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
 	}
 }
 
-func TestDoIsolatedRunsTheFunctionWithPartialIsolation(t *testing.T) {
+func TestDoIsolated_PartialIsolation(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	source, target := tempFile(t, "mounted"), tempFile(t, "hidden")
@@ -192,7 +192,7 @@ func mountsOf(t *testing.T, lock string) string {
 	return ours.String()
 }
 
-func TestNothingIsLeft(t *testing.T) {
+func TestDo_LeavesNothing(t *testing.T) {
 	// Not parallel: it counts the files, mounts and threads of the process.
 	path := netnstest.New(t)
 	lock := tempFile(t, "")
