@@ -14,9 +14,9 @@ import (
 // randomSpecs is how many random Specs are tried; a failing test names the seed.
 const randomSpecs = 300
 
-// TestRulesAreThoseOfIptables writes each set of rules twice, with the code under test and with iptables-restore: the
+// TestRules_AsByIptables writes each set of rules twice, with the code under test and with iptables-restore: the
 // kernel must hold the same bytes, iptables-save must print the wanted rules, and both must be read back the same.
-func TestRulesAreThoseOfIptables(t *testing.T) {
+func TestRules_AsByIptables(t *testing.T) {
 	for name, spec := range spectest.Special() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -105,7 +105,7 @@ COMMIT
 COMMIT
 `
 
-func TestForeignRulesAreReadAsIptablesPrintsThem(t *testing.T) {
+func TestRead_ForeignRulesAsIptablesPrints(t *testing.T) {
 	for _, f := range families {
 		p := newPod(t)
 		p.restore(t, f, foreign[f])
@@ -166,7 +166,7 @@ var ofNft = []struct{ rule, want string }{
 	{"th dport 80 return", "th dport 80 return"},
 }
 
-func TestRulesOfNftAreReadOrKeptAsTheyAre(t *testing.T) {
+func TestRead_RulesOfNft(t *testing.T) {
 	p := newPod(t)
 	p.restore(t, ruleset.IPv4, "*nat\n-A OUTPUT -j ACCEPT\nCOMMIT\n")
 	for _, n := range ofNft {
@@ -184,9 +184,9 @@ func TestRulesOfNftAreReadOrKeptAsTheyAre(t *testing.T) {
 	}
 }
 
-// TestForeignRulesStay applies and removes rules among those of others, ahead of and behind ours, and in chains of
+// TestApply_ForeignRulesStay applies and removes rules among those of others, ahead of and behind ours, and in chains of
 // theirs. The kernel must hold the same bytes as before.
-func TestForeignRulesStay(t *testing.T) {
+func TestApply_ForeignRulesStay(t *testing.T) {
 	p := newPod(t)
 	for _, f := range families {
 		p.restore(t, f, foreign[f])
@@ -233,9 +233,9 @@ func TestForeignRulesStay(t *testing.T) {
 	}
 }
 
-// TestAForeignRuleToOurChainIsDeleted has an others rule lead to a chain of ours: it must go first, or
+// TestApply_ForeignJumpToOurChain has an others rule lead to a chain of ours: it must go first, or
 // the kernel would keep the chain.
-func TestAForeignRuleToOurChainIsDeleted(t *testing.T) {
+func TestApply_ForeignJumpToOurChain(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
 	p.run(t, "", "nft", "add rule ip nat OUTPUT tcp dport { 1, 2 } jump ISTIO_OUTPUT")
@@ -245,7 +245,7 @@ func TestAForeignRuleToOurChainIsDeleted(t *testing.T) {
 	}
 }
 
-func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
+func TestRead_ChainOfAnotherHook(t *testing.T) {
 	p := newPod(t)
 	p.run(t, "", "nft", "add table ip nat; add chain ip nat OUTPUT { type filter hook output priority 5; }; add rule ip nat OUTPUT accept")
 	if rules := p.chain(t, "OUTPUT(filter,hook:output,priority:5)"); !slices.Equal(rules, []string{"-j ACCEPT"}) {
@@ -261,7 +261,7 @@ func TestAChainOfAnotherHookIsNotTakenForOurs(t *testing.T) {
 	}
 }
 
-func TestADormantTableIsRefused(t *testing.T) {
+func TestRead_DormantTable(t *testing.T) {
 	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
 	for name, before := range map[string]ruleset.Set{"new": {Family: ruleset.IPv4}, "with the wanted rules": want} {
 		p := newPod(t)

@@ -13,9 +13,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
 )
 
-// TestChainsOfAnyNameAreDistinct: the kernel takes blanks and control characters in a chain's name. No such chain passes
+// TestRead_ChainNames: the kernel takes blanks and control characters in a chain's name. No such chain passes
 // for one of ours, none hides another one, and all that have our prefix go.
-func TestChainsOfAnyNameAreDistinct(t *testing.T) {
+func TestRead_ChainNames(t *testing.T) {
 	names := []string{
 		"ISTIO_OUTPUT", "ISTIO_OUTPUT ", "ISTIO OUTPUT", "ISTIO\tOUTPUT", "ISTIO_\x1b[31m", "ISTIO_OUTPUT\nCOMMIT", `ISTIO_OUTPUT\x20`, `ISTIO_"`, "ISTIO_é", "ISTIO_\xff", " ",
 	}
@@ -46,8 +46,8 @@ func TestChainsOfAnyNameAreDistinct(t *testing.T) {
 	}
 }
 
-// TestASetOfManyPortsIsNotPrinted for each rule that looks into it.
-func TestASetOfManyPortsIsNotPrinted(t *testing.T) {
+// TestRead_SetOfManyPorts for each rule that looks into it.
+func TestRead_SetOfManyPorts(t *testing.T) {
 	var ports []string
 	for i := range 60000 {
 		ports = append(ports, fmt.Sprint(i+1))
@@ -66,8 +66,8 @@ func TestASetOfManyPortsIsNotPrinted(t *testing.T) {
 	}
 }
 
-// TestManyRulesAreRemovedOneByOne: each is found, also where others read the same, and foreign rules stay.
-func TestManyRulesAreRemovedOneByOne(t *testing.T) {
+// TestApply_ManyRulesRemoved: each is found, also where others read the same, and foreign rules stay.
+func TestApply_ManyRulesRemoved(t *testing.T) {
 	const n = 2000
 	text := "*nat\n:ISTIO_A - [0:0]\n:ISTIO_B - [0:0]\n"
 	for i := range n {

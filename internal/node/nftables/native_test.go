@@ -22,9 +22,9 @@ func treatment(ipv6 bool) redirect.Families {
 	return redirect.Families{HasIPv4: true}
 }
 
-// TestNativeTablesAreThoseOfTheReference writes each Spec's tables twice, with the code under test and with nft from the
+// TestNative_TablesOfTheReference writes each Spec's tables twice, with the code under test and with nft from the
 // reference's text: the kernel must hold the same bytes, nft must list the same, and both must be read as the wanted rules.
-func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
+func TestNative_TablesOfTheReference(t *testing.T) {
 	specs := spectest.Special()
 	for seed := range uint64(randomSpecs / 3) {
 		specs[fmt.Sprintf("seed %d", seed)] = spectest.Random(seed)
@@ -62,9 +62,9 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	}
 }
 
-// TestAnotherNativeSpecLeavesNothingOfTheFirst goes from one to the next and back to none. The reference would leave a
+// TestNative_SpecReplaced goes from one to the next and back to none. The reference would leave a
 // table behind that the next one has no rules for, and its rules at work.
-func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
+func TestNative_SpecReplaced(t *testing.T) {
 	p := newPod(t)
 	full := redirect.NativeRules(everything(), treatment(true))
 	for i, want := range []ruleset.Set{
@@ -83,8 +83,8 @@ func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
 	}
 }
 
-// TestEachDriftOfANativeTableIsFoundAndRepaired breaks one thing at a time.
-func TestEachDriftOfANativeTableIsFoundAndRepaired(t *testing.T) {
+// TestNative_EachDrift breaks one thing at a time.
+func TestNative_EachDrift(t *testing.T) {
 	spec := everything()
 	spec.TunnelPort = 15009
 	want := redirect.NativeRules(spec, treatment(true))
@@ -121,8 +121,8 @@ func sortedTables(list string) string {
 	return strings.Join(tables, "")
 }
 
-// TestNativeTablesLeaveTheRestAlone has iptables' rules and other tables beside them.
-func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
+// TestNative_ForeignTables has iptables' rules and other tables beside them.
+func TestNative_ForeignTables(t *testing.T) {
 	p := newPod(t)
 	p.restore(t, ruleset.IPv4, others)
 	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
@@ -136,9 +136,9 @@ func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 	equal(t, "what is left", before, p.run(t, "", "nft", "list", "ruleset"))
 }
 
-// TestOneTransactionGoesFromIptablesToNative moves a pod to native tables: the rules of the one go as those of the other
+// TestNative_FromIptablesInOneTransaction moves a pod to native tables: the rules of the one go as those of the other
 // come. A rule that the kernel refuses leaves all as it was.
-func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
+func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, reconcile(both(redirect.Default())...))
 	want := redirect.NativeRules(redirect.Default(), treatment(true))

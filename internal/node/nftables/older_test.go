@@ -59,8 +59,8 @@ func older() map[string]func(*nfnetlink.Buffer) {
 	}
 }
 
-// TestRulesOfOlderVersionsAreReadAsTheyWereMeant writes such rules and reads them with iptables and the code under test.
-func TestRulesOfOlderVersionsAreReadAsTheyWereMeant(t *testing.T) {
+// TestRead_RulesOfOlderVersions writes such rules and reads them with iptables and the code under test.
+func TestRead_RulesOfOlderVersions(t *testing.T) {
 	for want, fill := range older() {
 		p := newPod(t)
 		p.restore(t, ruleset.IPv4, "*mangle\n-A PREROUTING -j RETURN\nCOMMIT\n")

@@ -53,9 +53,9 @@ func both(s redirect.Spec) []ruleset.Set {
 
 func nothing() []ruleset.Set { return []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}} }
 
-// TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing holds the cost of an ADD: the generation and the list of
+// TestApply_NewNamespace holds the cost of an ADD: the generation and the list of
 // tables are asked for, and all tables of both families go in one request of which only the last message is answered.
-func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
+func TestApply_NewNamespace(t *testing.T) {
 	w := newPod(t).watch(t, reconcile(both(everything())...))
 	if len(w.requests) != 3 {
 		t.Errorf("%d requests were sent, want 3: generation, tables, transaction", len(w.requests))
@@ -76,7 +76,7 @@ func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
 	}
 }
 
-func TestNoTransactionWithoutADifference(t *testing.T) {
+func TestApply_NoDifference(t *testing.T) {
 	p := newPod(t)
 	wants := both(everything())
 	p.apply(t, reconcile(wants...))
@@ -92,8 +92,8 @@ func TestNoTransactionWithoutADifference(t *testing.T) {
 	}
 }
 
-// TestAnotherSpecReplacesTheFirst moves through Specs that share some chains, and back to nothing.
-func TestAnotherSpecReplacesTheFirst(t *testing.T) {
+// TestApply_SpecReplaced moves through Specs that share some chains, and back to nothing.
+func TestApply_SpecReplaced(t *testing.T) {
 	p := newPod(t)
 	first := redirect.Default()
 	for i, wants := range [][]ruleset.Set{both(first), both(everything()), both(first), nothing(), both(everything()), nothing()} {
@@ -148,9 +148,9 @@ var refusals = []struct {
 	},
 }
 
-// TestOneRefusedRuleUndoesAll makes the last rule of the last table of the second family fail: neither a new namespace
+// TestApply_OneRuleRefused makes the last rule of the last table of the second family fail: neither a new namespace
 // nor one with rules is changed, in any table of any family.
-func TestOneRefusedRuleUndoesAll(t *testing.T) {
+func TestApply_OneRuleRefused(t *testing.T) {
 	for _, r := range refusals {
 		t.Run(r.name, func(t *testing.T) {
 			wants := both(everything())
@@ -175,9 +175,9 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 	}
 }
 
-// TestAChangeByAnotherProgramIsDetected lets another program change the rules between reading and writing: nothing is written,
+// TestApply_ChangedByAnotherProgram lets another program change the rules between reading and writing: nothing is written,
 // and a second attempt is not disturbed.
-func TestAChangeByAnotherProgramIsDetected(t *testing.T) {
+func TestApply_ChangedByAnotherProgram(t *testing.T) {
 	p := newPod(t)
 	ours := reconcile(both(redirect.Default())...)
 	err := p.try(t, func(v *nftables.View) nftables.Plan {
@@ -196,7 +196,7 @@ func TestAChangeByAnotherProgramIsDetected(t *testing.T) {
 	}
 }
 
-func TestInUse(t *testing.T) {
+func TestRead_InUse(t *testing.T) {
 	p := newPod(t)
 	p.run(t, "", "nft", "add table ip6 x")
 	for f, want := range map[ruleset.Family]bool{ruleset.IPv4: false, ruleset.IPv6: true} {
@@ -213,9 +213,9 @@ func TestInUse(t *testing.T) {
 // userNamespace makes this test program run as in a pod with a user namespace of its own.
 const userNamespace = "NFTABLES_TEST_USER_NAMESPACE"
 
-// TestInAUserNamespace writes rules where only root is a known user: the kernel refuses iptables' match of uid 1337, and
+// TestApply_UserNamespace writes rules where only root is a known user: the kernel refuses iptables' match of uid 1337, and
 // takes that of nf_tables.
-func TestInAUserNamespace(t *testing.T) {
+func TestApply_UserNamespace(t *testing.T) {
 	if os.Getenv(userNamespace) != "" {
 		err := update(t, reconcile(both(redirect.Default())...), nil)
 		for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
@@ -228,7 +228,7 @@ func TestInAUserNamespace(t *testing.T) {
 		}
 		return
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestInAUserNamespace$", "-test.v")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestApply_UserNamespace$", "-test.v")
 	cmd.Env = append(os.Environ(), userNamespace+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
@@ -236,14 +236,14 @@ func TestInAUserNamespace(t *testing.T) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
 	}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestInAUserNamespace") {
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestApply_UserNamespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// TestConcurrentRunsLeaveTheRulesOfOne lets several write different rules into one namespace at once: the
+// TestApply_Concurrent lets several write different rules into one namespace at once: the
 // rules of one of them are left, all of them.
-func TestConcurrentRunsLeaveTheRulesOfOne(t *testing.T) {
+func TestApply_Concurrent(t *testing.T) {
 	const runs = 4
 	p := newPod(t)
 	var specs []redirect.Spec
