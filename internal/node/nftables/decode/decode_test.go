@@ -82,7 +82,7 @@ func comesBack(t *testing.T, f ruleset.Family, r ruleset.Rule) {
 	}
 }
 
-func TestUnusualRulesComeBack(t *testing.T) {
+func TestRule_Unusual(t *testing.T) {
 	for _, f := range families {
 		for _, r := range more() {
 			comesBack(t, f, r)
@@ -129,9 +129,9 @@ func FuzzExpressionsAreReadOnce(f *testing.F) {
 	})
 }
 
-// TestEachBitOfARuleIsRead changes every single bit of every value of every rule: whatever comes of it, it is not the rule
+// TestRule_EachBit changes every single bit of every value of every rule: whatever comes of it, it is not the rule
 // that it was. Counters do not count.
-func TestEachBitOfARuleIsRead(t *testing.T) {
+func TestRule_EachBit(t *testing.T) {
 	spec := redirect.Default()
 	spec.Mode, spec.DNS, spec.DropInvalid = redirect.TPROXY, redirect.DNSAll, true
 	for _, f := range families {
@@ -149,8 +149,8 @@ func TestEachBitOfARuleIsRead(t *testing.T) {
 	}
 }
 
-// TestOpaqueRulesAreNotWritten: neither rules that were read, nor those that the kernel has no match for.
-func TestOpaqueRulesAreNotWritten(t *testing.T) {
+// TestRule_OpaqueIsNotWritten: neither rules that were read, nor those that the kernel has no match for.
+func TestRule_OpaqueIsNotWritten(t *testing.T) {
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	for _, tt := range []struct {
 		rule ruleset.Rule
