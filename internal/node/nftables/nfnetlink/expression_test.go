@@ -8,9 +8,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// TestNothingIsPassedOver adds an attribute to a comparison: one too many, of a kind that is too high or present twice is
+// TestAttributes_NothingIsPassedOver adds an attribute to a comparison: one too many, of a kind that is too high or present twice is
 // never ignored.
-func TestNothingIsPassedOver(t *testing.T) {
+func TestAttributes_NothingIsPassedOver(t *testing.T) {
 	type result struct{ split, comparison bool }
 	for kind, want := range map[uint16]result{0: {true, true}, 7: {true, false}, 12: {}, unix.NFTA_CMP_OP: {}} {
 		var b nfnetlink.Buffer
@@ -31,8 +31,8 @@ func TestNothingIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestNoOtherBytesAreANetwork: a mask with a hole, an address beyond its mask, none, one that is too long.
-func TestNoOtherBytesAreANetwork(t *testing.T) {
+// TestExpression_NoOtherBytesAreANetwork: a mask with a hole, an address beyond its mask, none, one that is too long.
+func TestExpression_NoOtherBytesAreANetwork(t *testing.T) {
 	for _, bad := range [][2][]byte{{{10, 0, 0, 0}, {255, 0, 255, 0}}, {{10, 1, 0, 0}, {255, 0, 0, 0}}, {{}, nil}, {{1, 2, 3, 4, 5}, nil}} {
 		if p, ok := nfnetlink.ReadNetwork(4, bad[0], bad[1]); ok {
 			t.Errorf("%x is read as %s", bad, p)

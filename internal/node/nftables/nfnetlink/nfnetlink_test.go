@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-func TestAnAttributeThatIsTooLongIsAnError(t *testing.T) {
+func TestAttributes_TooLong(t *testing.T) {
 	var b nfnetlink.Buffer
 	b.Nested(1, func() {
 		for range 20 {
@@ -101,8 +101,8 @@ func tables(conn *nfnetlink.Conn) (names []string, err error) {
 	return names, err
 }
 
-// TestATransactionIsAllOrNothing also holds that the socket is of use after each error.
-func TestATransactionIsAllOrNothing(t *testing.T) {
+// TestTransaction_AllOrNothing also holds that the socket is of use after each error.
+func TestTransaction_AllOrNothing(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		generation, err := conn.Generation()
 		if err != nil {
@@ -135,7 +135,7 @@ func TestATransactionIsAllOrNothing(t *testing.T) {
 	})
 }
 
-func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
+func TestTransaction_ManyErrors(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		batch := begun(t, conn)
 		newTable(batch, "a")
@@ -153,8 +153,8 @@ func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
 	})
 }
 
-// TestALongTransaction is longer than the send buffer of a new socket.
-func TestALongTransaction(t *testing.T) {
+// TestTransaction_Long is longer than the send buffer of a new socket.
+func TestTransaction_Long(t *testing.T) {
 	const many = 10000
 	connected(t, func(conn *nfnetlink.Conn) error {
 		batch := begun(t, conn)
@@ -176,7 +176,7 @@ func TestALongTransaction(t *testing.T) {
 	})
 }
 
-func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
+func TestDump_ErrorOfTheCaller(t *testing.T) {
 	mine := errors.New("enough")
 	connected(t, func(conn *nfnetlink.Conn) error {
 		made(t, conn, "a", "b")
@@ -192,8 +192,8 @@ func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
 	})
 }
 
-// TestADumpKeepsToItsBudget also holds that it is all dumps together that a budget is for.
-func TestADumpKeepsToItsBudget(t *testing.T) {
+// TestDump_Budget also holds that it is all dumps together that a budget is for.
+func TestDump_Budget(t *testing.T) {
 	for _, test := range []struct {
 		budget nfnetlink.Budget
 		dumps  int
@@ -221,8 +221,8 @@ func TestADumpKeepsToItsBudget(t *testing.T) {
 	}
 }
 
-// TestADumpEndsBetweenMessages: the reader does not wait for the end of the list.
-func TestADumpEndsBetweenMessages(t *testing.T) {
+// TestDump_EndsBetweenMessages: the reader does not wait for the end of the list.
+func TestDump_EndsBetweenMessages(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		const many = 5000
 		var names []string
@@ -248,7 +248,7 @@ func TestADumpEndsBetweenMessages(t *testing.T) {
 	})
 }
 
-func TestAnEmptyBatchIsNotSent(t *testing.T) {
+func TestTransaction_Empty(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		conn.Sent = func(request []byte) { t.Errorf("%d bytes were sent", len(request)) }
 		return conn.Batch(5).Commit()
