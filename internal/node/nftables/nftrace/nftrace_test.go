@@ -53,7 +53,7 @@ func traced(t *testing.T, path string, f nftrace.Filter, network, to string) (al
 	return all
 }
 
-func TestTheRulesThatAPacketMeets(t *testing.T) {
+func TestTrace_RulesOfAPacket(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
@@ -94,7 +94,7 @@ func TestTheRulesThatAPacketMeets(t *testing.T) {
 	}
 }
 
-func TestTheFilterSelects(t *testing.T) {
+func TestTrace_Filter(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
@@ -198,8 +198,8 @@ func TestStale_OnlyOwnTables(t *testing.T) {
 	}
 }
 
-// TestAKilledTracerLeavesNoTable: the kernel removes the table with the process.
-func TestAKilledTracerLeavesNoTable(t *testing.T) {
+// TestTrace_Killed: the kernel removes the table with the process.
+func TestTrace_Killed(t *testing.T) {
 	if path := os.Getenv("NFTRACE_NAMESPACE"); path != "" { // the process that is killed
 		err := netnstest.Open(t, path).Do(func() error {
 			tracer, err := nftrace.Open(nftrace.Filter{})
