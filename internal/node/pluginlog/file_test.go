@@ -110,7 +110,7 @@ func backups(t *testing.T, dir string) []string {
 }
 
 // Over one rotation nothing is lost, over many only the oldest.
-func TestManyProcessesWriteAndRotate(t *testing.T) {
+func TestFile_ManyProcesses(t *testing.T) {
 	for name, part := range map[string]float64{"one rotation": 0.6, "many rotations": 0.05} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -141,7 +141,7 @@ func TestManyProcessesWriteAndRotate(t *testing.T) {
 	}
 }
 
-func TestRotation(t *testing.T) {
+func TestFile_Rotation(t *testing.T) {
 	now := clock()
 	stamp := func(age time.Duration) string {
 		return now.Add(-age).UTC().Format(backupName)
@@ -221,14 +221,14 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-func TestDocumentedLimits(t *testing.T) {
+func TestLimits_Documented(t *testing.T) {
 	l := open(options{})
 	if l.maxFile != 10*1024*1024 || maxBackupAge != 2*24*time.Hour || maxKept != 256*1024 {
 		t.Error("a documented limit has changed")
 	}
 }
 
-func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
+func TestFile_FullDisk(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -262,7 +262,7 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 	}
 }
 
-func TestOddRunDirsAreAWarningOnStderr(t *testing.T) {
+func TestFile_OddRunDirs(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -301,7 +301,7 @@ func TestOddRunDirsAreAWarningOnStderr(t *testing.T) {
 	}
 }
 
-func TestHangingFileIsLeftBehind(t *testing.T) {
+func TestFile_Hangs(t *testing.T) {
 	for name, hang := range map[string]func(path string) (release func() error, err error){
 		"never_read": func(pipe string) (func() error, error) { // a pipe without a reader blocks like a dead NFS server
 			return func() error {

@@ -40,7 +40,7 @@ func TestParseLevel(t *testing.T) {
 	}
 }
 
-func TestEverySinkHasTheDocumentedForm(t *testing.T) {
+func TestSinks_Form(t *testing.T) {
 	p := newPlace(t)
 	l := p.open(options{RunDir: p.dir, Scope: "cni-plugin", Now: clock})
 	log := l.Logger().With("pod", "shop/cart-0", "if", "eth0")
@@ -74,7 +74,7 @@ func TestEverySinkHasTheDocumentedForm(t *testing.T) {
 	}
 }
 
-func TestLevelDecidesWhatEachSinkGets(t *testing.T) {
+func TestSinks_Level(t *testing.T) {
 	all := []Level{LevelDebug, LevelInfo, LevelWarn, LevelError, LevelFatal}
 	for at, want := range map[Level]string{
 		LevelDebug: "debug info warn error fatal",
@@ -96,7 +96,7 @@ func TestLevelDecidesWhatEachSinkGets(t *testing.T) {
 	}
 }
 
-func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
+func TestSinks_EarlyRecords(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		configure     bool
@@ -127,7 +127,7 @@ func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
 	}
 }
 
-func TestOneLogServesManyGoroutines(t *testing.T) {
+func TestLog_Concurrent(t *testing.T) {
 	p := newPlace(t)
 	l := p.open(options{RunDir: p.dir})
 	var all sync.WaitGroup
@@ -151,7 +151,7 @@ func TestOneLogServesManyGoroutines(t *testing.T) {
 	}
 }
 
-func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
+func TestLog_FloodOfDebug(t *testing.T) {
 	p := newPlace(t)
 	l := p.open(options{})
 	l.Configure(p.dir, LevelDebug)
@@ -178,7 +178,7 @@ func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
 	}
 }
 
-func TestErrorsAreKeptUpToTheirLimitAndCounted(t *testing.T) {
+func TestLog_FloodOfErrors(t *testing.T) {
 	out := logged(t, options{Level: LevelError}, func(log *slog.Logger) {
 		for range 1000 {
 			log.Warn("not wanted")
@@ -193,7 +193,7 @@ func TestErrorsAreKeptUpToTheirLimitAndCounted(t *testing.T) {
 	}
 }
 
-func TestScopes(t *testing.T) {
+func TestLog_Scopes(t *testing.T) {
 	for text, want := range map[string]Level{
 		"debug": LevelDebug, "default:warn": LevelWarn, "other:debug": LevelInfo, "taint:none, all:debug": LevelNone,
 		"all:error,default:warn": LevelWarn, "default:warn,all:error": LevelWarn, "all:error,other:debug": LevelError,

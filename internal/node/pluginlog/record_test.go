@@ -19,7 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-func TestHandlerObeysSlog(t *testing.T) {
+func TestHandler_ObeysSlog(t *testing.T) {
 	var stderr *agenttest.Buffer
 	var l *Log
 	slogtest.Run(t, func(*testing.T) slog.Handler {
@@ -53,7 +53,7 @@ func (panicking) MarshalJSON() ([]byte, error)    { panic("cannot") }
 func (e torturedError) Error() string             { return fmt.Sprint(*e.int) }
 func (secretive) LogValue() slog.Value            { return slog.StringValue("redacted") }
 
-func TestAttributes(t *testing.T) {
+func TestRecord_Attributes(t *testing.T) {
 	long := strings.Repeat("é", maxText)
 	for _, c := range []struct {
 		name string
@@ -105,7 +105,7 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-func TestLongMessageIsCutBetweenCharacters(t *testing.T) {
+func TestRecord_LongMessage(t *testing.T) {
 	text := "x" + strings.Repeat("é", maxText)
 	out := logged(t, options{}, func(log *slog.Logger) { log.Info(text) }) //nolint:sloglint // not a constant on purpose
 	if msg := decode(t, out)["msg"]; msg != printable.Text(text, maxText) {

@@ -67,7 +67,7 @@ func (a *agent) only(t *testing.T) relayed {
 	return requests[0]
 }
 
-func TestAFailingRelayIsOnlyAWarningOnStderr(t *testing.T) {
+func TestRelay_Fails(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		start func(t *testing.T, dir string)
@@ -94,7 +94,7 @@ func TestAFailingRelayIsOnlyAWarningOnStderr(t *testing.T) {
 	}
 }
 
-func TestHangingRelayIsGivenUp(t *testing.T) {
+func TestRelay_Hangs(t *testing.T) {
 	for name, serve := range map[string]func(net.Conn){
 		"reads_nothing":            func(net.Conn) {},
 		"never_answers":            func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },
@@ -165,7 +165,7 @@ func answer(code int) func(*testing.T, string) {
 	}
 }
 
-func TestFailedSinksAreNoWarningBelowTheLevel(t *testing.T) {
+func TestSinks_FailureBelowTheLevel(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	_ = listen(t, dir).Close()
 	got := logged(t, options{RunDir: dir, Level: LevelError}, func(log *slog.Logger) { log.Error("e") })

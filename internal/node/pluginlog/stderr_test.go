@@ -24,7 +24,7 @@ func (v *valve) Write(p []byte) (int, error) {
 	return v.Buffer.Write(p)
 }
 
-func TestHangingStderrCostsNoMoreThanTheTimeout(t *testing.T) {
+func TestStderr_Hangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now() // the bubble's clock, which moves only while all wait
 		v := &valve{open: make(chan struct{})}
@@ -53,7 +53,7 @@ func TestHangingStderrCostsNoMoreThanTheTimeout(t *testing.T) {
 	})
 }
 
-func TestSlowStderrLosesNothing(t *testing.T) {
+func TestStderr_Slow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &valve{open: make(chan struct{})}
 		l := open(options{Stderr: v})
@@ -74,7 +74,7 @@ func TestSlowStderrLosesNothing(t *testing.T) {
 	})
 }
 
-func TestPluginSurvivesItsStderr(t *testing.T) {
+func TestStderr_Closed(t *testing.T) {
 	for name, prepare := range map[string]func(reader *os.File){
 		"closed_by_the_reader": func(r *os.File) { _ = r.Close() },
 		"never_read":           func(*os.File) {},
