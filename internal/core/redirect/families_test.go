@@ -123,7 +123,7 @@ func TestSets(t *testing.T) {
 	}
 }
 
-// TestRouting is about families that are not captured; TestRoutingIsThatOfTheReference (node/redirection) has the others.
+// TestRouting is about families that are not captured; TestRouting_OfTheReference (node/redirection) has the others.
 func TestRouting(t *testing.T) {
 	for mode, want := range map[string]redirect.Routing{
 		"REDIRECT": {Mark: 1337, Table: 133}, "TPROXY": {MarkFamilies: families[:1], Mark: 1337, Table: 133},

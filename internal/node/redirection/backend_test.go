@@ -35,7 +35,7 @@ func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
 }
 
 // Each backend replaces the rules of each other one in full or removes them, and leaves foreign rules as they are.
-func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
+func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 	t.Parallel()
 	shared := func(t *testing.T) pod {
 		t.Helper()
@@ -79,7 +79,7 @@ func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
 }
 
 // Tables of the reference's native mode are replaced, not added to.
-func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
+func TestApply_NativeTablesOfTheReference(t *testing.T) {
 	t.Parallel()
 	const theirs = `table inet istio-proxy-nat {
 	chain istio-redirect {
@@ -109,7 +109,7 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 
 // The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so that auto selects native tables
 // there.
-func TestPodWithUsersOfItsOwn(t *testing.T) {
+func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	t.Parallel()
 	_, path := netnstest.Unshared(t, 100000, 65536)
 	netnstest.Open(t, path)
@@ -129,7 +129,7 @@ func TestPodWithUsersOfItsOwn(t *testing.T) {
 }
 
 // No program of the host is started beside foreign legacy tables; those stay. Nothing is written twice.
-func TestNoToolOfTheHostIsNeeded(t *testing.T) {
+func TestApply_NoToolOfTheHost(t *testing.T) {
 	t.Parallel()
 	for _, b := range []iptables.Variant{"", byNetlink, byTables} {
 		p := dualPod(t)
@@ -149,7 +149,7 @@ func TestNoToolOfTheHostIsNeeded(t *testing.T) {
 }
 
 // Legacy rules that no tool can remove are an error: they are neither added to nor ignored.
-func TestLegacyRulesAreNeverDoubled(t *testing.T) {
+func TestApply_LegacyRules(t *testing.T) {
 	// The tools are saved from the directory that is covered, for the test alone.
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
 	if !inside {

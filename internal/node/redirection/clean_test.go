@@ -22,7 +22,7 @@ func mustClean(t *testing.T, n redirection.Namespace) redirection.Report {
 
 // After each configuration of the reference cleaning leaves the rules that would be there without it, byte for byte; it does
 // nothing in a namespace without the mesh.
-func TestCleanRemovesWhatTheReferenceInstalled(t *testing.T) {
+func TestClean_ReferenceRules(t *testing.T) {
 	t.Parallel()
 	ways := []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink}
 	never := map[iptables.Variant]string{}
@@ -162,7 +162,7 @@ COMMIT
 `, 0},
 }
 
-func TestCleanRemovesWhatOldVersionsInstalled(t *testing.T) {
+func TestClean_OldVersions(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
 		control := dualPod(t)

@@ -19,7 +19,7 @@ import (
 )
 
 // Runs that overlap in one namespace must not put their rules beside each other's.
-func TestRunsInOneNamespaceWaitForEachOther(t *testing.T) {
+func TestApply_Concurrent(t *testing.T) {
 	for _, v := range variants {
 		t.Run(string(v), func(t *testing.T) {
 			t.Parallel()
@@ -40,7 +40,7 @@ func TestRunsInOneNamespaceWaitForEachOther(t *testing.T) {
 
 // A tool whose parent was killed must have ended when the next run begins. The tool here is a script that takes a second; the
 // parent is a process of this test binary.
-func TestNoToolOfAKilledRunRunsOn(t *testing.T) {
+func TestApply_KilledRun(t *testing.T) {
 	if os.Getenv("PODNET_TEST_APPLY") != "" {
 		n := redirection.Namespace{NetNS: netnstest.Open(t, os.Getenv("PODNET_TEST_APPLY")), Backend: redirect.Tools, Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
 		_, _ = n.Apply(t.Context(), redirect.Default(), redirection.Reconcile)
@@ -50,7 +50,7 @@ func TestNoToolOfAKilledRunRunsOn(t *testing.T) {
 	p, started := newPod(t, "10.1.0.2/24"), filepath.Join(t.TempDir(), "started")
 	n := p.namespace(iptables.NFT)
 	slow := newToolbox(t).add(t, iptables.NFT, multi(t, iptables.NFT), "case $name in *-restore) touch "+started+"; sleep 1;; esac", "iptables-")
-	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestNoToolOfAKilledRunRunsOn$")
+	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestApply_KilledRun$")
 	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.NetNS.Path(), "PODNET_TEST_PATH="+slow.dir)
 	if err := first.Start(); err != nil {
 		t.Fatal(err)

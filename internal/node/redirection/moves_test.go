@@ -9,7 +9,7 @@ import (
 )
 
 // Whatever configuration the reference left, applying another one leaves the rules that it leaves on a fresh pod.
-func TestApplyReplacesEveryOtherConfiguration(t *testing.T) {
+func TestApply_ReplacesConfiguration(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
 		want := map[string]string{}
@@ -39,7 +39,7 @@ func TestApplyReplacesEveryOtherConfiguration(t *testing.T) {
 
 // Replacing a configuration also replaces its addresses, routes and policy rules, and removes the rules of a family that is
 // captured no more.
-func TestApplyReplacesRouting(t *testing.T) {
+func TestApply_ReplacesRouting(t *testing.T) {
 	t.Parallel()
 	mark := func(mark, table uint32) redirect.Spec {
 		return dual(byTPROXY, func(s *redirect.Spec) { s.Mark, s.Table = mark, table })
@@ -77,7 +77,7 @@ func TestApplyReplacesRouting(t *testing.T) {
 }
 
 // Tools without a forced variant stay with the variant that the reference would take: legacy where it is in use.
-func TestToolsStayWithTheVariantInUse(t *testing.T) {
+func TestApply_VariantInUse(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants {
 		p := dualPod(t)

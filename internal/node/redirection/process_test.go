@@ -147,7 +147,7 @@ func (want budget) check(t *testing.T, host iptables.Host, backend redirect.Back
 }
 
 // Where programs are named for their variant a fresh pod costs one process per family, and so does one without a difference.
-func TestApplyStartsNoNeedlessProcess(t *testing.T) {
+func TestProcesses_NoneNeedless(t *testing.T) {
 	t.Parallel()
 	b := newToolbox(t)
 	for _, v := range variants {
@@ -177,7 +177,7 @@ func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 }
 
 // Where there are the plain names only, the target of a link shows the variant; a program that is no link runs with --version.
-func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
+func TestProcesses_PlainNamesOnly(t *testing.T) {
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
 	if !inside {
 		return
@@ -224,7 +224,7 @@ func inMounts(t *testing.T, script string) (dir string, inside bool) {
 
 // Legacy tools lock a file for the whole node. A process that holds it, for as long as the node's own rules take, must not
 // delay pods.
-func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
+func TestApply_LockOfTheNode(t *testing.T) {
 	// A lock of this test's own: the node's real one would stop others on this machine.
 	if _, inside := inMounts(t, "mount -t tmpfs none /run && : >/run/xtables.lock"); !inside {
 		return

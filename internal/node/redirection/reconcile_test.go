@@ -85,7 +85,7 @@ func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
 	}
 }
 
-func TestApplyTwiceChangesNothing(t *testing.T) {
+func TestApply_Twice(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
 		for _, c := range configurations() {
@@ -199,7 +199,7 @@ var drifts = []struct {
 	}},
 }
 
-func TestDriftIsFoundAndHealed(t *testing.T) {
+func TestVerify_Drift(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
 		for _, group := range drifts {
@@ -296,7 +296,7 @@ func findings(diffs []ruleset.Diff) []string {
 }
 
 // The reference commits each table by itself and each family by itself: killed in between, it leaves a part.
-func TestAPartlyAppliedSetIsFoundAndHealed(t *testing.T) {
+func TestVerify_PartlyApplied(t *testing.T) {
 	t.Parallel()
 	spec := dual(byTPROXY, func(s *redirect.Spec) { s.DNS = redirect.DNSAll })
 	only := func(table string, text string) string {

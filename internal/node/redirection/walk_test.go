@@ -26,14 +26,14 @@ import (
 // that answers must be the one at which the walk through the rules, as they are read back, ends.
 
 var (
-	walkSeed  = flag.Uint64("walk.seed", 1, "seed of TestTheWalkAgreesWithTheKernel")
+	walkSeed  = flag.Uint64("walk.seed", 1, "seed of TestWalk_AgreesWithTheKernel")
 	walkSpecs = flag.Int("walk.specs", 5, "number of Specs of each backend there")
 )
 
 const walkPackets = 40 // of each Spec and family
 
-// TestLiveReadsEveryPlace: legacy tables beside those of netlink, the routing by marks, and the names of other tables.
-func TestLiveReadsEveryPlace(t *testing.T) {
+// TestLive_EveryPlace: legacy tables beside those of netlink, the routing by marks, and the names of other tables.
+func TestLive_EveryPlace(t *testing.T) {
 	t.Parallel()
 	p, spec := dualPod(t), dual(byTPROXY)
 	mustApply(t, p.namespace(byNetlink), spec)
@@ -114,7 +114,7 @@ type walked struct {
 	used []string // chains of foreign tables
 }
 
-func TestTheWalkAgreesWithTheKernel(t *testing.T) {
+func TestWalk_AgreesWithTheKernel(t *testing.T) {
 	t.Logf("-walk.seed=%d", *walkSeed)
 	var verdicts [walk.Rejected + 1]atomic.Int64
 	t.Run("backend", func(t *testing.T) {
