@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// TestListsWithoutEndAreNotRead: a process that is root in a namespace can add any number of addresses, routes and rules.
-func TestListsWithoutEndAreNotRead(t *testing.T) {
+// TestList_WithoutEnd: a process that is root in a namespace can add any number of addresses, routes and rules.
+func TestList_WithoutEnd(t *testing.T) {
 	// Not parallel: it changes the bound for all.
 	bound := maxObjects
 	maxObjects = 100

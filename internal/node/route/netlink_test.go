@@ -75,7 +75,7 @@ func TestV6Off(t *testing.T) {
 	}
 }
 
-func TestExplainKeepsTheCause(t *testing.T) {
+func TestExplain_KeepsTheCause(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []error{unix.EPERM, unix.ENETDOWN, unix.EEXIST, unix.EACCES} {
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
@@ -89,7 +89,7 @@ func TestExplainKeepsTheCause(t *testing.T) {
 	}
 }
 
-func TestParseHeadRefusesAMessageWithoutItsHeader(t *testing.T) {
+func TestParseHead_NoHeader(t *testing.T) {
 	t.Parallel()
 	if head, _, err := parseHead(make([]byte, unix.SizeofRtMsg-1)); err == nil {
 		t.Errorf("got %+v", head)

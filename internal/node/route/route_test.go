@@ -171,7 +171,7 @@ func foreign() []string {
 	}
 }
 
-func TestApplyMakesTheObjectsOfTheIPCommand(t *testing.T) {
+func TestApply_AsTheIPCommand(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newNamespace(t), newNamespace(t, byHand()...)
 	apply(t, ours, wantAll())
@@ -189,7 +189,7 @@ func section(state, args string) string {
 	return text
 }
 
-func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
+func TestRemove_AfterApply(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string][]string{"that was empty": nil, "with foreign objects": foreign()} {
 		t.Run(name, func(t *testing.T) {
@@ -213,7 +213,7 @@ func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
 	}
 }
 
-func TestApplyAddsMissingObjects(t *testing.T) {
+func TestApply_MissingObjects(t *testing.T) {
 	t.Parallel()
 	want := newNamespace(t, byHand()...)
 	hand := byHand()
@@ -231,7 +231,7 @@ func TestApplyAddsMissingObjects(t *testing.T) {
 	}
 }
 
-func TestApplyLeavesOneRule(t *testing.T) {
+func TestApply_LeavesOneRule(t *testing.T) {
 	t.Parallel()
 	const ours, add = "from all fwmark 0x539 lookup 133", "rule add fwmark 1337 lookup 133"
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
@@ -294,7 +294,7 @@ func ownRules(t *testing.T, path string) string {
 	return strings.Join(lines, "\n")
 }
 
-func TestARouteOfAnotherMetricServes(t *testing.T) {
+func TestApply_RouteOfAnotherMetric(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, byHand()...)
 	ip(t, path, "-6 route del local default dev lo table 133; -6 route add local default dev lo metric 5 table 133")
@@ -304,7 +304,7 @@ func TestARouteOfAnotherMetricServes(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
-func TestRemoveTakesEveryRepetition(t *testing.T) {
+func TestRemove_Repetitions(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 1")
 	before := state(t, path)
@@ -317,7 +317,7 @@ func TestRemoveTakesEveryRepetition(t *testing.T) {
 
 // The kernel removes the first rule that agrees with the request, which cannot except a narrower one, and adds none where a
 // narrower one has the priority that it chooses.
-func TestANarrowerRuleOfTheSamePriorityStays(t *testing.T) {
+func TestRemove_NarrowerRule(t *testing.T) {
 	t.Parallel()
 	const narrower = "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority "
 	const text = `policy rule "fwmark 0x539 lookup 133" (IPv4)`
@@ -354,7 +354,7 @@ func addRule(t *testing.T, path string, priority uint32, more ...*nl.RtAttr) {
 }
 
 // A selector that the ip command of the machine may not know, and the netlink package does not.
-func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
+func TestRemove_UnknownSelector(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, route133)
 	const dscp = 25 // FRA_DSCP
@@ -374,7 +374,7 @@ func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
-func TestMarksAndTablesOfAnySize(t *testing.T) {
+func TestApply_MarksAndTables(t *testing.T) {
 	t.Parallel()
 	for _, n := range []uint32{1, 252, 256, 1 << 16, 1<<31 - 1, 1 << 31, 1<<32 - 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -398,7 +398,7 @@ func TestMarksAndTablesOfAnySize(t *testing.T) {
 	}
 }
 
-func TestCheckNamesMissingObjectsAndWritesNothing(t *testing.T) {
+func TestCheck_MissingObjects(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t)
 	before := state(t, path)
@@ -437,7 +437,7 @@ func TestCheck_AnotherInterfaceNamedLo(t *testing.T) {
 	}
 }
 
-func TestTheAddressWithAWiderPrefixServesAndOneOfAnotherInterfaceDoesNot(t *testing.T) {
+func TestApply_WiderPrefix(t *testing.T) {
 	t.Parallel()
 	for command, missing := range map[string]int{"-6 addr add ::6/64 dev lo": 0, "-6 addr add ::6/128 dev veth0 nodad": 1} {
 		path := newNamespace(t, "link add veth0 type veth peer name veth1", command)
@@ -508,7 +508,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
+func TestApply_LackingNamespace(t *testing.T) {
 	t.Parallel()
 	const noV6 = "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0"
 	const routeOf = `adding route "local default dev lo table 133" `
@@ -562,7 +562,7 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 	}
 }
 
-func TestAnInvalidWantIsRefusedBeforeAnythingIsDone(t *testing.T) {
+func TestApply_InvalidWant(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t)
 	before := state(t, path)
@@ -586,7 +586,7 @@ func TestAnInvalidWantIsRefusedBeforeAnythingIsDone(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
-func TestAddresses(t *testing.T) {
+func TestAddresses_Read(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t,
 		"link add eth0 type veth peer name veth1", "link add eth1 type veth peer name veth2",
