@@ -10,8 +10,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
 )
 
-// TestTheFileOfARunningContainerd: its --config goes before the usual file of its socket, and that of a pod's process does not.
-func TestTheFileOfARunningContainerd(t *testing.T) {
+// TestRead_RunningContainerd: its --config goes before the usual file of its socket, and that of a pod's process does not.
+func TestRead_RunningContainerd(t *testing.T) {
 	t.Parallel()
 	const other, sock = "/data/k3s/agent/etc/containerd/config.toml", "/run/k3s/containerd/containerd.sock"
 	k3sArgs := "containerd\x00-c\x00" + other + "\x00-a\x00" + sock + "\x00--state\x00/run/k3s/containerd\x00"

@@ -69,8 +69,8 @@ state = "/run/k3s/containerd"
   conf_dir = "/var/lib/rancher/k3s/agent/etc/cni/net.d"
 `
 
-// TestWhereTheRuntimeLooks: as each runtime writes and reads its files.
-func TestWhereTheRuntimeLooks(t *testing.T) {
+// TestRead_Directories: as each runtime writes and reads its files.
+func TestRead_Directories(t *testing.T) {
 	t.Parallel()
 	one6, err := os.ReadFile("testdata/containerd-1.6-default.toml")
 	if err != nil {
@@ -223,8 +223,8 @@ func TestWhereTheRuntimeLooks(t *testing.T) {
 	}
 }
 
-// TestWhatTheRuntimeHasRead: a file that is younger than the socket counts with the next start.
-func TestWhatTheRuntimeHasRead(t *testing.T) {
+// TestRead_ChangedSinceStart: a file that is younger than the socket counts with the next start.
+func TestRead_ChangedSinceStart(t *testing.T) {
 	t.Parallel()
 	const sock = "/run/containerd/containerd.sock"
 	root := node(t, map[string]string{etc: "version = 2\n"})
@@ -268,8 +268,8 @@ func TestWhatTheRuntimeHasRead(t *testing.T) {
 	}
 }
 
-// TestRivals: Docker's containerd is none beside a distribution, and is one beside CRI-O.
-func TestRivals(t *testing.T) {
+// TestRead_Rivals: Docker's containerd is none beside a distribution, and is one beside CRI-O.
+func TestRead_Rivals(t *testing.T) {
 	t.Parallel()
 	const plain, crio, k0s = "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k0s/containerd.sock"
 	for _, tc := range []struct{ sockets, want []string }{
