@@ -33,7 +33,7 @@ func (n *fixture) crowd(namespaces []string, mounts, processes int) {
 	}
 }
 
-func TestEachNamespaceIsEnteredOnce(t *testing.T) {
+func TestFind_EntersEachNamespaceOnce(t *testing.T) {
 	t.Parallel()
 	namespaces := make([]string, 20)
 	for i := range namespaces {
@@ -73,8 +73,8 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 	}
 }
 
-// TestFindLeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
-func TestFindLeavesNothingBehind(t *testing.T) {
+// TestFind_LeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
+func TestFind_LeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
 	n := newFixture(t)

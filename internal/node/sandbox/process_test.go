@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
-func TestProcessesOfPods(t *testing.T) {
+func TestProcesses_OfPods(t *testing.T) {
 	t.Parallel()
 	const pod = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 	const slice = "kubepods-besteffort-pod0f5d3a52_4d64_4b2b_9d5a_6d1d2a3b4c5d.slice"
@@ -129,8 +129,8 @@ func TestProcesses_UserNamespace(t *testing.T) {
 	}
 }
 
-// TestIDsOf a namespace with users of its own, as the pod with hostUsers: false has.
-func TestIDsOf(t *testing.T) {
+// TestProcesses_IDs a namespace with users of its own, as the pod with hostUsers: false has.
+func TestProcesses_IDs(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.New(t)
 	process, path := netnstest.Unshared(t, 100000, 65536)
