@@ -21,7 +21,7 @@ func run(t *testing.T) (Verdict, error) {
 	return Run(t.Context(), "/usr/sbin:/sbin", slog.New(slog.DiscardHandler))
 }
 
-func TestEveryBackendWorksHere(t *testing.T) {
+func TestRun_EveryBackend(t *testing.T) {
 	v, err := run(t)
 	if err != nil {
 		t.Fatal(err)
@@ -37,8 +37,8 @@ func TestEveryBackendWorksHere(t *testing.T) {
 	}
 }
 
-// TestPacketsFailWithoutRules: rules without effect fail the test.
-func TestPacketsFailWithoutRules(t *testing.T) {
+// TestRun_WithoutRules: rules without effect fail the test.
+func TestRun_WithoutRules(t *testing.T) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		s, err := newTestbed(f)
 		if err != nil {
@@ -60,8 +60,8 @@ func TestPacketsFailWithoutRules(t *testing.T) {
 	}
 }
 
-// TestWithoutPrivilegeThereIsNoVerdict runs as a user without capabilities.
-func TestWithoutPrivilegeThereIsNoVerdict(t *testing.T) {
+// TestRun_WithoutPrivilege runs as a user without capabilities.
+func TestRun_WithoutPrivilege(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	}) {
@@ -72,9 +72,9 @@ func TestWithoutPrivilegeThereIsNoVerdict(t *testing.T) {
 	}
 }
 
-// TestEveryBackendWorksInAUserNamespace runs the self-test in a user namespace that is not the first. Its network namespaces
+// TestRun_UserNamespace runs the self-test in a user namespace that is not the first. Its network namespaces
 // belong to the same one, and it knows the proxy's user, so that the kernel takes iptables' owner match.
-func TestEveryBackendWorksInAUserNamespace(t *testing.T) {
+func TestRun_UserNamespace(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 65536}}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
@@ -87,7 +87,7 @@ func TestEveryBackendWorksInAUserNamespace(t *testing.T) {
 	}
 }
 
-func TestTheVerdictChooses(t *testing.T) {
+func TestVerdict_Chooses(t *testing.T) {
 	problem := func(f, m string) Problem { return Problem{Family: f, Mode: m, Text: "no module"} }
 	broken, noIPv6 := []Problem{problem("IPv4", "REDIRECT"), problem("IPv4", "TPROXY")}, []Problem{problem("IPv6", "REDIRECT")}
 	for name, c := range map[string]struct {
@@ -136,7 +136,7 @@ func TestTheVerdictChooses(t *testing.T) {
 	}
 }
 
-func TestAnInvalidVerdictDoesNotCount(t *testing.T) {
+func TestVerdict_Invalid(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`, `{"version":1,"kernel":"another","choice":"","results":[{"backend":"netlink"}]}`} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil {
