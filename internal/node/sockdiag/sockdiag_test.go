@@ -35,7 +35,7 @@ func listen(t *testing.T, network, address string, v6only int) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
-func TestListening(t *testing.T) {
+func TestListeners_Found(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
@@ -68,8 +68,8 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreNoListeners: only sockets in state LISTEN count.
-func TestConnectionsAreNoListeners(t *testing.T) {
+// TestListeners_Connections: only sockets in state LISTEN count.
+func TestListeners_Connections(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
