@@ -49,8 +49,8 @@ func background(t *testing.T, what string, check func() error) (stop func()) {
 	}
 }
 
-// TestAgentFollowsItsConfigMap: so does race repair, whose pod waits while its namespace is excluded.
-func TestAgentFollowsItsConfigMap(t *testing.T) {
+// TestAgent_ConfigMapChanges: so does race repair, whose pod waits while its namespace is excluded.
+func TestAgent_ConfigMapChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := newUnredirected(t, n)
@@ -72,7 +72,7 @@ func TestAgentFollowsItsConfigMap(t *testing.T) {
 	awaitExcluded(t, n, "apps")
 }
 
-func TestAgentFollowsItsConfigDirectory(t *testing.T) {
+func TestAgent_ConfigDirectoryChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.Project("/etc/config", map[string]string{"EXCLUDE_NAMESPACES": "before-the-start"})

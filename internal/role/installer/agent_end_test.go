@@ -13,9 +13,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 )
 
-// TestAgentLeaves: one agent that ends for good, one that may not and one that must not. All situations that decide are in
+// TestAgent_Ends: one agent that ends for good, one that may not and one that must not. All situations that decide are in
 // package teardown.
-func TestAgentLeaves(t *testing.T) {
+func TestAgent_Ends(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args        []string
@@ -73,8 +73,8 @@ func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	}
 }
 
-// TestOnceWaitsForAConfiguration: that it installs, and writes nothing the second time, is in install-once.txtar.
-func TestOnceWaitsForAConfiguration(t *testing.T) {
+// TestOnce_WaitsForConfiguration: that it installs, and writes nothing the second time, is in install-once.txtar.
+func TestOnce_WaitsForConfiguration(t *testing.T) {
 	t.Parallel()
 	n := connected(t)
 	a := n.Start("--once")
@@ -88,7 +88,7 @@ func TestOnceWaitsForAConfiguration(t *testing.T) {
 	}
 }
 
-func TestUninstallByHand(t *testing.T) {
+func TestUninstall_ByHand(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	before := n.Tree(nodetest.NetDir)

@@ -12,8 +12,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// TestAgentWithoutARightToItsConfigMap: the chart of the reference gives none. That is no warning, and is said once.
-func TestAgentWithoutARightToItsConfigMap(t *testing.T) {
+// TestAgent_NoRightToConfigMap: the chart of the reference gives none. That is no warning, and is said once.
+func TestAgent_NoRightToConfigMap(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.API.FailOn("/configmaps", kubetest.Forbidden, 1000)
@@ -41,8 +41,8 @@ func TestAgentWithoutARightToItsConfigMap(t *testing.T) {
 	}
 }
 
-// TestAgentWithoutTheNodesProcesses: a chart that repairs by deletion alone mounts no /proc, and the audit is off without a warning.
-func TestAgentWithoutTheNodesProcesses(t *testing.T) {
+// TestAgent_WithoutNodesProcesses: a chart that repairs by deletion alone mounts no /proc, and the audit is off without a warning.
+func TestAgent_WithoutNodesProcesses(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
@@ -61,9 +61,9 @@ func TestAgentWithoutTheNodesProcesses(t *testing.T) {
 	}
 }
 
-// TestAmbientModeLeavesANodeAsItIs: the agent does not start. A plugin of before it gets credentials that are valid, once its own are
+// TestAmbient_LeavesNodeAsItIs: the agent does not start. A plugin of before it gets credentials that are valid, once its own are
 // not: the token of the previous agent ended with its pod, and pods of the node would fail.
-func TestAmbientModeLeavesANodeAsItIs(t *testing.T) {
+func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	refused := func(want string) {

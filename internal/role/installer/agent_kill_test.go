@@ -17,10 +17,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 )
 
-// TestKilledAgentsLeaveALoadableConfiguration kills agents with SIGKILL while they install, heal and uninstall: at random
+// TestAgent_Killed kills agents with SIGKILL while they install, heal and uninstall: at random
 // instants and right after a random change of the directory. After each kill, and in a loop all the time, a runtime must
 // find the primary's plugins, with ours behind them or without.
-func TestKilledAgentsLeaveALoadableConfiguration(t *testing.T) {
+func TestAgent_Killed(t *testing.T) {
 	t.Parallel()
 	list := primary{"10-bridge.conflist", nodetest.BridgeList, []string{"bridge", "tuning"}}
 	single := primary{"10-bridge.conf", bridgeSingle, []string{"bridge"}}

@@ -44,8 +44,8 @@ func put(t *testing.T, a *nodetest.Agent, scope, body string) (code int, text st
 	return code, text
 }
 
-// TestLevelsOfARunningAgent are set by requests, in the form of the reference's introspection port and of istioctl.
-func TestLevelsOfARunningAgent(t *testing.T) {
+// TestLevels_RunningAgent are set by requests, in the form of the reference's introspection port and of istioctl.
+func TestLevels_RunningAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := n.Start("--log_output_level=info")
@@ -102,9 +102,9 @@ func TestLevelsOfARunningAgent(t *testing.T) {
 	awaitLevels(t, n, a, "info", "info")
 }
 
-// TestLevelsOfTheConfigMap apply without a restart, although charts always pass the flag. A level that a request set holds until
+// TestLevels_ConfigMap apply without a restart, although charts always pass the flag. A level that a request set holds until
 // the configured one changes.
-func TestLevelsOfTheConfigMap(t *testing.T) {
+func TestLevels_ConfigMap(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := n.Start("--log_output_level=info")

@@ -9,8 +9,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 )
 
-// TestSecondAgentWaitsForTheFirst: it takes the node over when the first one has ended, or ends without having done anything.
-func TestSecondAgentWaitsForTheFirst(t *testing.T) {
+// TestAgent_SecondWaits: it takes the node over when the first one has ended, or ends without having done anything.
+func TestAgent_SecondWaits(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, first, second *nodetest.Agent){
 		"SIGTERM":         func(t *testing.T, first, _ *nodetest.Agent) { t.Helper(); ends(t, first) },
@@ -46,9 +46,9 @@ func TestSecondAgentWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-// TestW29APortInUseIsReportedBeforeAnythingIsTouched: an agent that never becomes ready without a reason is worse than an agent
+// TestAgent_PortInUse: an agent that never becomes ready without a reason is worse than an agent
 // that does not start.
-func TestW29APortInUseIsReportedBeforeAnythingIsTouched(t *testing.T) {
+func TestAgent_PortInUse(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	before := n.Tree(".")

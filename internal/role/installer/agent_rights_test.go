@@ -26,9 +26,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// TestTheRightsAreUsedAndEnough uses all features of an agent and compares the requests to the API server with
+// TestAgent_Rights uses all features of an agent and compares the requests to the API server with
 // e2e/rights/agent.yaml, to which the chart is held: no request needs another right, and no right is unused.
-func TestTheRightsAreUsedAndEnough(t *testing.T) {
+func TestAgent_Rights(t *testing.T) {
 	t.Parallel()
 	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true, "Audit": true, "Condition": true}
 	want, used := rights(t, features), map[string]bool{}

@@ -52,9 +52,9 @@ func types(tb testing.TB, n *nodetest.Node) []string {
 
 func withUs() []string { return []string{"bridge", "tuning", "istio-cni"} }
 
-// TestAgentFromNothingToCapturedPods goes from an empty node to pods in and outside of the mesh, with the answers, decisions
+// TestAgent_FromNothing goes from an empty node to pods in and outside of the mesh, with the answers, decisions
 // and log records of the plugin on the way, and on to another API server.
-func TestAgentFromNothingToCapturedPods(t *testing.T) {
+func TestAgent_FromNothing(t *testing.T) {
 	t.Parallel()
 	n := nodetest.New(t, chaintest.Program(t))
 	a := n.Start("--log_as_json")

@@ -16,9 +16,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 )
 
-// TestAgentOfManyPods measures the agent of a node with 250 of 10,000 pods, and of one without any: its memory after the
+// TestAgent_ManyPods measures the agent of a node with 250 of 10,000 pods, and of one without any: its memory after the
 // start, and its work in a minute without changes.
-func TestAgentOfManyPods(t *testing.T) {
+func TestAgent_ManyPods(t *testing.T) {
 	for name, pods := range map[string]int{"idle": 0, "many pods": 10_000} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)

@@ -26,7 +26,7 @@ func configMap(data map[string]string) settings.Layer {
 	return settings.Layer{Name: `ConfigMap "istio-cni-config"`, Data: data}
 }
 
-func TestLiveConfigurationChangesThePlugin(t *testing.T) {
+func TestLive_ChangesPlugin(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster("EXCLUDE_NAMESPACES=old", "AMBIENT_PODS=ignore"))
 	before, err := in.build()
@@ -68,7 +68,7 @@ func TestLiveConfigurationChangesThePlugin(t *testing.T) {
 	}
 }
 
-func TestLiveConfigurationNamesWhatNeedsARestart(t *testing.T) {
+func TestLive_NeedsRestart(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster("KUBECONFIG_MODE=0600", "CHAINED_CNI_PLUGIN=true", "LOG_LEVEL=warn"), "--health-port=9000")
 	c, frozen, err := in.reload(configMap(map[string]string{
@@ -89,7 +89,7 @@ func TestLiveConfigurationNamesWhatNeedsARestart(t *testing.T) {
 	}
 }
 
-func TestLiveProblemsNameSourceKeyAndCause(t *testing.T) {
+func TestLive_Problems(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster())
 	_, _, err := in.reload(configMap(map[string]string{
@@ -112,7 +112,7 @@ func TestLiveProblemsNameSourceKeyAndCause(t *testing.T) {
 	}
 }
 
-func TestAFlagOfThePluginsLevelWinsOverTheConfigMap(t *testing.T) {
+func TestLive_FlagOfPluginLevel(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		args []string

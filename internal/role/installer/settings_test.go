@@ -162,9 +162,9 @@ func changed(before, after draft) string {
 
 func table() []settings.Setting { return settings.All(Settings()) }
 
-// TestEverySettingHasARow: settings without effect have no row. An action is requested by a flag, never by an inherited
+// TestSettings_EveryRow: settings without effect have no row. An action is requested by a flag, never by an inherited
 // environment.
-func TestEverySettingHasARow(t *testing.T) {
+func TestSettings_EveryRow(t *testing.T) {
 	t.Parallel()
 	var have, want, flagsOnly []string
 	seen := map[string]bool{}
@@ -199,7 +199,7 @@ func TestEverySettingHasARow(t *testing.T) {
 	}
 }
 
-func TestSettingsWithoutEffectAreChecked(t *testing.T) {
+func TestSettings_WithoutEffect(t *testing.T) {
 	t.Parallel()
 	before := mustLoad(t, cluster())
 	for _, s := range table() {
@@ -264,8 +264,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestTheChartKnowsTheVersions: the schema lists the versions that the plugin serves.
-func TestTheChartKnowsTheVersions(t *testing.T) {
+// TestChart_Versions: the schema lists the versions that the plugin serves.
+func TestChart_Versions(t *testing.T) {
 	text, err := os.ReadFile("../../../manifests/istio-cni/values.schema.json")
 	if err != nil {
 		t.Fatal(err)
