@@ -74,9 +74,9 @@ func (b place) run(t *testing.T, input []byte, environment []string, args ...str
 	return record, out.String()
 }
 
-// TestNothingOfTheHostIsNeeded: every command of the plugin and of the redirector works without any program of the node,
+// TestAdd_NothingOfTheHost: every command of the plugin and of the redirector works without any program of the node,
 // and starts none.
-func TestNothingOfTheHostIsNeeded(t *testing.T) {
+func TestAdd_NothingOfTheHost(t *testing.T) {
 	for name, at := range map[string]func(*testing.T, *chaintest.Node) place{
 		"a file system with nothing in it": bare,
 		"an empty PATH": func(t *testing.T, n *chaintest.Node) place {
@@ -154,9 +154,9 @@ func everyRule(t *testing.T, ns string) string {
 	return netnstest.Run(t, ns, "nft", "list", "ruleset")
 }
 
-// TestTheHostsProgramsAreNeededByBackendIptables is the proof of the test above: in the same file system the backend
+// TestAdd_BackendIptablesWithoutPrograms is the proof of the test above: in the same file system the backend
 // that starts programs fails, with an error that names the missing programs.
-func TestTheHostsProgramsAreNeededByBackendIptables(t *testing.T) {
+func TestAdd_BackendIptablesWithoutPrograms(t *testing.T) {
 	n := chaintest.New(t, chaintest.Program(t))
 	b := bare(t, n)
 	pod, input := b.pod(t, n, "iptables", chaintest.Sidecar)
@@ -166,9 +166,9 @@ func TestTheHostsProgramsAreNeededByBackendIptables(t *testing.T) {
 	}
 }
 
-// TestWithoutProcThePodIsNotStarted: /proc is all that is needed besides the program. Where it is not there a pod of the
+// TestAdd_WithoutProc: /proc is all that is needed besides the program. Where it is not there a pod of the
 // mesh is refused.
-func TestWithoutProcThePodIsNotStarted(t *testing.T) {
+func TestAdd_WithoutProc(t *testing.T) {
 	n := chaintest.New(t, chaintest.Program(t))
 	b := bare(t, n)
 	pod, input := b.pod(t, n, "auto", chaintest.Sidecar)

@@ -32,8 +32,8 @@ func rules(t *testing.T, p chaintest.Pod) string {
 	return netnstest.Run(t, p.Netns, "iptables-save")
 }
 
-// TestChainCapturesMeshPodsInEveryVersion: the mesh pod is captured, and the result is that of the bridge alone.
-func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
+// TestChain_EveryVersion: the mesh pod is captured, and the result is that of the bridge alone.
+func TestChain_EveryVersion(t *testing.T) {
 	t.Parallel()
 	for _, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
@@ -84,8 +84,8 @@ func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 	}
 }
 
-// TestTheStandaloneFileInEveryVersion runs what the agent writes for multus, which runs the plugin alone, without a result before it.
-func TestTheStandaloneFileInEveryVersion(t *testing.T) {
+// TestStandalone_EveryVersion runs what the agent writes for multus, which runs the plugin alone, without a result before it.
+func TestStandalone_EveryVersion(t *testing.T) {
 	t.Parallel()
 	for at, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestTheStandaloneFileInEveryVersion(t *testing.T) {
 	}
 }
 
-func TestCheckNamesWhatDiffers(t *testing.T) {
+func TestCheck_Differences(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -169,9 +169,9 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestStatusHoldsBackNothing: a failed STATUS makes the runtime report the network as not ready, and then no pod on it
+// TestStatus_Succeeds: a failed STATUS makes the runtime report the network as not ready, and then no pod on it
 // starts, the node agent's neither. So STATUS succeeds on a node on which no pod of the mesh can be served; ADD of such a pod fails.
-func TestStatusHoldsBackNothing(t *testing.T) {
+func TestStatus_Succeeds(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *chaintest.Node) chaintest.Stanza{
 		"a ready node": func(*testing.T, *chaintest.Node) chaintest.Stanza { return nil },
@@ -216,10 +216,10 @@ func TestStatusHoldsBackNothing(t *testing.T) {
 	}
 }
 
-// TestPodsDecidedByNameNeedNothing: a pod that its name excludes, first of all the node agent, starts on a node where nothing
+// TestAdd_DecidedByName: a pod that its name excludes, first of all the node agent, starts on a node where nothing
 // works: the run directory, on a tmpfs, is empty after a boot until the agent has started, or has an empty file after a loss of
 // power. A pod that may be in the mesh waits, as it must not start without redirection.
-func TestPodsDecidedByNameNeedNothing(t *testing.T) {
+func TestAdd_DecidedByName(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "istio-cni-kubeconfig"
 	for name, spoil := range map[string]func(dir string) error{
@@ -255,7 +255,7 @@ func TestPodsDecidedByNameNeedNothing(t *testing.T) {
 	}
 }
 
-func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
+func TestAdd_APIServerFaults(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		fault kubetest.Fault
@@ -302,8 +302,8 @@ func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
 	}
 }
 
-// TestPodsStartWhileTheHostsRulesAreRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
-func TestPodsStartWhileTheHostsRulesAreRewritten(t *testing.T) {
+// TestAdd_HostRulesRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
+func TestAdd_HostRulesRewritten(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, chaintest.Program(t))
 	ctx, cancel := context.WithCancel(t.Context())

@@ -74,9 +74,9 @@ func (f flip) flipping(t *testing.T, pod, node string) string {
 	return path
 }
 
-// TestAPathThatFlipsNeverLeadsToTheNode: the checked namespace is the programmed one, so the rules of a pod never get into the
+// TestAdd_FlippingPath: the checked namespace is the programmed one, so the rules of a pod never get into the
 // namespace of the caller, whatever its path leads to at which moment.
-func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
+func TestAdd_FlippingPath(t *testing.T) {
 	t.Parallel()
 	const others = 20 // calls of each other kind
 	for _, f := range flips() {
@@ -144,9 +144,9 @@ func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
 	}
 }
 
-// TestCNINetnsIsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through
+// TestAdd_NetnsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through
 // the open file. The library looks at it once more after ADD, where the runtime does not allow the plugin's own namespace.
-func TestCNINetnsIsResolvedOnce(t *testing.T) {
+func TestAdd_NetnsResolvedOnce(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {
 		n := chaintest.New(t, chaintest.Program(t))

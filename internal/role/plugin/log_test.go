@@ -13,9 +13,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// TestTheAgentGetsTheLogInOnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
+// TestLog_OnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
 // the file; neither has a secret of the pod or of the API server.
-func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
+func TestLog_OnePost(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, chaintest.Program(t))
 	posts := make(chan []string, 16)

@@ -124,8 +124,8 @@ func chain(n *chaintest.Node, p chaintest.Pod, stanza chaintest.Stanza) error {
 	return err
 }
 
-// TestAnnotationsDecideWithoutAnything: no request, no socket, no file for a pod outside of the mesh, and nothing but the truth for the others.
-func TestAnnotationsDecideWithoutAnything(t *testing.T) {
+// TestLookup_Annotations: no request, no socket, no file for a pod outside of the mesh, and nothing but the truth for the others.
+func TestLookup_Annotations(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name     string
@@ -175,8 +175,8 @@ func TestAnnotationsDecideWithoutAnything(t *testing.T) {
 	}
 }
 
-// TestAgentAnswersInPlaceOfTheServer: with the agent neither the plugin's kubeconfig nor a request of its own is needed.
-func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
+// TestLookup_Agent: with the agent neither the plugin's kubeconfig nor a request of its own is needed.
+func TestLookup_Agent(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
 	a := serveAgent(t, n)
@@ -213,9 +213,9 @@ func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 	}
 }
 
-// TestAgentThatCannotTellIsPassedOver: after any unusable response of the agent the API server decides. Fields that the plugin does
+// TestLookup_AgentCannotTell: after any unusable response of the agent the API server decides. Fields that the plugin does
 // not know make no response unusable.
-func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
+func TestLookup_AgentCannotTell(t *testing.T) {
 	t.Parallel()
 	const newer = "is newer"
 	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
@@ -290,9 +290,9 @@ func recordFailure(t *testing.T, n *chaintest.Node, problem string) {
 	}
 }
 
-// TestNothingWorksOnTheNode: where a self-test saw packets go astray no pod of the mesh starts, unless a
+// TestLookup_NothingWorks: where a self-test saw packets go astray no pod of the mesh starts, unless a
 // backend is set.
-func TestNothingWorksOnTheNode(t *testing.T) {
+func TestLookup_NothingWorks(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
 	recordFailure(t, n, "a connection of the app does not come out")
@@ -310,9 +310,9 @@ func TestNothingWorksOnTheNode(t *testing.T) {
 	}
 }
 
-// TestABusyAgentGetsTheReportLater: an agent that had no processor while a pod was created gets the report all the same, and the
+// TestReport_BusyAgent: an agent that had no processor while a pod was created gets the report all the same, and the
 // pod does not wait for it.
-func TestABusyAgentGetsTheReportLater(t *testing.T) {
+func TestReport_BusyAgent(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
 	busy, reports := make(chan struct{}), make(chan agentapi.Report, 8)
