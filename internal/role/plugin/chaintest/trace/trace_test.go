@@ -27,7 +27,7 @@ func run(t *testing.T, ns, name string, args ...string) *trace.Record {
 	return record
 }
 
-func TestProcessesAndProgramsAreSeen(t *testing.T) {
+func TestTrace_ProcessesAndPrograms(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
 	r := run(t, ns, "sh", "-c", "env true; (exit 0); env false")
@@ -43,7 +43,7 @@ func TestProcessesAndProgramsAreSeen(t *testing.T) {
 }
 
 // Each kind of message is made by the program that is known for it.
-func TestNetlinkMessagesAreSeen(t *testing.T) {
+func TestTrace_NetlinkMessages(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
 	for _, test := range []struct {
@@ -81,7 +81,7 @@ func TestNetlinkMessagesAreSeen(t *testing.T) {
 	}
 }
 
-func TestAProgramThatIsNotThere(t *testing.T) {
+func TestTrace_MissingProgram(t *testing.T) {
 	t.Parallel()
 	if _, err := trace.Run(exec.CommandContext(t.Context(), filepath.Join(t.TempDir(), "none"))); err == nil {
 		t.Error("no error")
