@@ -26,8 +26,8 @@ func reference() racerepair.Settings {
 	}
 }
 
-// TestLoad takes the settings of the reference's command in all their spellings.
-func TestLoad(t *testing.T) {
+// TestLoad_Defaults takes the settings of the reference's command in all their spellings.
+func TestLoad_Defaults(t *testing.T) {
 	t.Parallel()
 	changed := func(change func(*racerepair.Settings)) racerepair.Settings { s := reference(); change(&s); return s }
 	for _, test := range []struct {
@@ -86,7 +86,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestWarnings(t *testing.T) {
+func TestLoad_Warnings(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		args, env []string
@@ -109,8 +109,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestLoadReportsAllProblemsTogether: package service starts no work after that.
-func TestLoadReportsAllProblemsTogether(t *testing.T) {
+// TestLoad_AllProblems: package service starts no work after that.
+func TestLoad_AllProblems(t *testing.T) {
 	t.Parallel()
 	_, err := load([]string{"--node-name=Bad"}, environment("REPAIR_EVICT=x"))
 	if err == nil || !strings.Contains(err.Error(), "REPAIR_EVICT") || !strings.Contains(err.Error(), "--node-name") {
