@@ -56,7 +56,7 @@ func untaintDefaults() Config {
 	}
 }
 
-func TestLoad(t *testing.T) {
+func TestLoad_Settings(t *testing.T) {
 	legacy := func(change func(*Config)) Config { c := legacyDefaults(); change(&c); return c }
 	untaint := func(change func(*Config)) Config { c := untaintDefaults(); change(&c); return c }
 	for _, test := range []struct {
@@ -135,7 +135,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestLoadReportsAllProblemsTogether(t *testing.T) {
+func TestLoad_AllProblems(t *testing.T) {
 	_, err := load([]string{
 		"--configmap-name=x", "--namespace=a", "stray", "--effect=Sometimes", "--hysteresis", "-1s", "--nope", "--selector=a in b", "--taint-name=a b",
 		"--health-port=99999", "--lease-duration=10s", "--add=perhaps", "--node-condition=/",
@@ -159,8 +159,8 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 	}
 }
 
-// TestVariables: variables that a chart of any release sets keep their meaning.
-func TestVariables(t *testing.T) {
+// TestLoad_Variables: variables that a chart of any release sets keep their meaning.
+func TestLoad_Variables(t *testing.T) {
 	var got []string
 	for _, s := range new(Config).rows() {
 		got = append(got, s.Env...)
