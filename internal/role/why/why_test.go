@@ -102,8 +102,8 @@ func questions(mode redirect.Mode) []question {
 	return all
 }
 
-// TestANamespaceIsJudgedByItsRulesAlone holds for each backend and mode, without any knowledge of the pod.
-func TestANamespaceIsJudgedByItsRulesAlone(t *testing.T) {
+// TestWhy_NamespaceByItsRules holds for each backend and mode, without any knowledge of the pod.
+func TestWhy_NamespaceByItsRules(t *testing.T) {
 	t.Parallel()
 	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools, legacy} {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
@@ -162,8 +162,8 @@ func TestJSON_EmptyArrays(t *testing.T) {
 	}
 }
 
-// TestOutputIsBounded: chains that lead to each other several times make a packet match any number of rules.
-func TestOutputIsBounded(t *testing.T) {
+// TestOutput_Bound: chains that lead to each other several times make a packet match any number of rules.
+func TestOutput_Bound(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4)
 	s := spec(redirect.Redirect)
@@ -183,8 +183,8 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 }
 
-// TestFaultsAreFound: rules that are gone, and rules of others, are named, and what they do to a packet.
-func TestFaultsAreFound(t *testing.T) {
+// TestWhy_Faults: rules that are gone, and rules of others, are named, and what they do to a packet.
+func TestWhy_Faults(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, tool        string
@@ -240,8 +240,8 @@ func serve(t *testing.T, status int, body string) string {
 	return "--socket=" + agenttest.Serve(t, handler, func(o *unixsock.Options) { o.KeepAlive = true }).Path
 }
 
-// TestAnswersOfAgents: what the agent lacks is said with what to do.
-func TestAnswersOfAgents(t *testing.T) {
+// TestWhy_AnswersOfAgents: what the agent lacks is said with what to do.
+func TestWhy_AnswersOfAgents(t *testing.T) {
 	for body, want := range map[string]string{
 		"404 page not found\n":                                                           "the agent is of an older version",
 		"the audit is switched off, or has not begun\n":                                  "--pid and --netns need no agent",
@@ -279,8 +279,8 @@ func pod(change func(*inspect.Explanation)) inspect.Explanation {
 	return e
 }
 
-// TestThePageOfAPod holds the parts that only the agent knows, the exit code, and that the answer comes last.
-func TestThePageOfAPod(t *testing.T) {
+// TestPage_OfAPod holds the parts that only the agent knows, the exit code, and that the answer comes last.
+func TestPage_OfAPod(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*inspect.Explanation)
@@ -339,8 +339,8 @@ func TestThePageOfAPod(t *testing.T) {
 	}
 }
 
-// TestBadArguments are refused with the value and the expected form.
-func TestBadArguments(t *testing.T) {
+// TestWhy_BadArguments are refused with the value and the expected form.
+func TestWhy_BadArguments(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                 "name one of NAMESPACE/NAME, --pid and --netns",
 		"web":                              `pod "web": want NAMESPACE/NAME`,
@@ -367,8 +367,8 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// TestTheManualShowsTheOutput holds docs/bypass.md to the program: the way of a packet.
-func TestTheManualShowsTheOutput(t *testing.T) {
+// TestManual_Output holds docs/bypass.md to the program: the way of a packet.
+func TestManual_Output(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/bypass.md")
 	if err != nil {
 		t.Fatal(err)
