@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const module = "github.com/meshcni/istio-cni"
@@ -184,9 +184,7 @@ func TestTables_StaleIsFound(t *testing.T) {
 	} {
 		want = append(want, row+": take it out of internal/arch_test.go")
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("stale rows (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "stale rows", want, got)
 }
 
 // readTree reads the Go files of a module, keyed by path. Modules inside of it
@@ -208,9 +206,7 @@ func readTree(t *testing.T, tree fs.FS) map[string]string {
 		files[name] = string(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return files
 }
 
@@ -440,9 +436,7 @@ func TestImports_BreachesAreFound(t *testing.T) {
 				want = append(want, fmt.Sprintf("%s: imports %q: %s", tt.file, imported, strings.ReplaceAll(tt.why, "*", string(ring))))
 			}
 		}
-		if diff := cmp.Diff(want, breaches(map[string]string{tt.file: source(imports)})); diff != "" {
-			t.Errorf("%s: breaches (-want +got):\n%s", tt.name, diff)
-		}
+		check.Diff(t, fmt.Sprintf("%s: breaches", tt.name), want, breaches(map[string]string{tt.file: source(imports)}))
 	}
 	got := breaches(map[string]string{"internal/util/x.go": source(nil), "pkg/api/x.go": source(nil), "internal/core/x/x.go": "nonsense"})
 	if len(got) != 3 || !strings.HasPrefix(got[0], "internal/core/x/x.go: cannot be parsed: ") ||

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // errorsPage has a table of each kind of codes, which hack/settings writes.
@@ -79,9 +81,7 @@ func read(t *testing.T, names ...string) string {
 	var pages []string
 	for _, name := range names {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		pages = append(pages, string(text))
 	}
 	return strings.Join(pages, "\n")
@@ -96,9 +96,7 @@ var (
 // the tables and of the alerts.
 func TestManual_Metrics(t *testing.T) {
 	files, err := filepath.Glob("agent/metrics/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
 	made := map[string]bool{}
 	for _, found := range declared.FindAllStringSubmatch(read(t, files...), -1) {
@@ -131,9 +129,7 @@ func TestRunbook_Short(t *testing.T) {
 // TestIndex_EveryPage: docs/index.md leads to each page.
 func TestIndex_EveryPage(t *testing.T) {
 	pages, err := filepath.Glob("../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	index := read(t, "../docs/index.md")
 	for _, page := range pages {
 		if name := filepath.Base(page); name != "index.md" && !regexp.MustCompile(`\]\(`+regexp.QuoteMeta(name)+`[)#]`).MatchString(index) {

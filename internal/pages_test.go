@@ -13,9 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/hack/pages"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // runners are the names that a block of commands may have, and where what runs its blocks reads them: the text in the file.
@@ -37,9 +36,7 @@ func TestPages_CommandsHaveARunner(t *testing.T) {
 	for _, page := range all {
 		for _, b := range page.Blocks {
 			used[b.Runner] = true
-			if why := unrun(b); why != "" {
-				t.Errorf("%s:%d: %s", b.Page, b.Line, why)
-			}
+			check.Equal(t, unrun(b), "", b.Page, b.Line)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(runners)) {
@@ -56,9 +53,7 @@ func TestPages_CommandsHaveARunner(t *testing.T) {
 func readPages(t *testing.T) []pages.Page {
 	t.Helper()
 	all, err := pages.Read("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if len(all) < 10 {
 		t.Fatalf("%d pages: the search does not find them", len(all))
 	}
@@ -125,9 +120,7 @@ func TestPages_Links(t *testing.T) {
 	for _, page := range all {
 		for _, link := range page.Links {
 			checked++
-			if why := dangling(os.DirFS(".."), all, page.Name, link.Target); why != "" {
-				t.Errorf("%s:%d: %s: %s", page.Name, link.Line, link.Target, why)
-			}
+			check.Equal(t, dangling(os.DirFS(".."), all, page.Name, link.Target), "", page.Name, link.Line, link.Target)
 		}
 	}
 	if checked < 50 {
@@ -179,9 +172,7 @@ func TestPages_DanglingIsFound(t *testing.T) {
 		pages.Parse("docs/x.md", "## A [link](y) & **bold**\n"),
 	}
 	want := []string{"the-one-a-b-c_d----é", "two", "two-1", "three"}
-	if diff := cmp.Diff(want, all[0].Anchors); diff != "" {
-		t.Errorf("anchors (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "anchors", want, all[0].Anchors)
 	tree := os.DirFS("..")
 	for _, tt := range []struct{ from, target, want string }{
 		{"docs/x.md", "../README.md", ""},
@@ -213,9 +204,7 @@ func TestPages_DanglingIsFound(t *testing.T) {
 	want = []string{"2 one.md", "4 two.md", "5 three.png", "5 four.png", "5 https://five.io"}
 	slices.Sort(links)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, links); diff != "" {
-		t.Errorf("links (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "links", want, links)
 }
 
 // pageName is how prose, comments and messages name a page.
@@ -244,9 +233,7 @@ func TestPages_Named(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if named < 20 {
 		t.Errorf("%d names of pages: the search does not find them", named)
 	}
@@ -259,9 +246,7 @@ var registry = regexp.MustCompile(`\b(?:[\w-]+\.)*(?:docker\.io|gcr\.io|ghcr\.io
 func TestPages_RegistriesAreVariables(t *testing.T) {
 	for _, pattern := range []string{"README.md", "docs/*.md", ".github/*", ".github/*/*"} {
 		names, err := fs.Glob(os.DirFS(".."), pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for _, name := range names {
 			if info, err := os.Stat("../" + name); err != nil || info.IsDir() {
 				continue
@@ -374,9 +359,7 @@ func withoutComments(text string) string { return comment.ReplaceAllString(text,
 func ciTargets(t *testing.T) map[string]bool {
 	t.Helper()
 	workflows, err := fs.Glob(os.DirFS(".."), ".github/workflows/*.y*ml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	text := withoutComments(read(t, "../.ci/run"))
 	for _, name := range workflows {
 		text += withoutComments(read(t, "../"+name))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestAllowed_Reviews(t *testing.T) {
@@ -17,9 +18,7 @@ func TestAllowed_Reviews(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Deny("patch pods/status")
 	c, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer c.Close()
 	for right, want := range map[kube.Right]bool{
 		{Verb: "get", Resource: "pods"}:                                                                         true,
@@ -43,9 +42,7 @@ func TestClient_ObjectsForTheDoctor(t *testing.T) {
 	server.Set([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"a","name":"here"},"spec":{"nodeName":"node-1"}}`))
 	server.Set([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"a","name":"there"},"spec":{"nodeName":"node-2"}}`))
 	c, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer c.Close()
 	data, err := c.ConfigMap(t.Context(), "kube-system", "cilium-config")
 	if err != nil || data["cni-exclusive"] != "true" {
@@ -73,9 +70,7 @@ func TestToken_Claims(t *testing.T) {
 		token := "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln"
 		server.SetToken(token)
 		c, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		got, err := c.Token()
 		if err != nil || got != want || strings.Contains(fmt.Sprint(err), token) {
 			t.Errorf("%s: got %+v, %v", claims, got, err)
@@ -86,9 +81,7 @@ func TestToken_Claims(t *testing.T) {
 		tokenFile, caFile := server.ServiceAccount(t)
 		host, port := server.Address()
 		c, err := kube.NewClient(kube.Config{Server: kube.Address{Host: host, Port: port}, TokenFile: tokenFile, CAFile: caFile})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		if got, err := c.Token(); err == nil || strings.Contains(err.Error(), token) {
 			t.Errorf("%s: %+v, %v", token, got, err)
 		}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node"
@@ -37,9 +38,7 @@ func connected(t *testing.T, server *kubetest.Server, change func(*Config)) acco
 		change(&access)
 	}
 	api, err := NewClient(access)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(api.Close)
 	return account{api, token, authority}
 }
@@ -78,12 +77,8 @@ func TestObjects_Reduced(t *testing.T) {
 	wantRequests := []string{
 		"GET " + setPath, "GET /api/v1/nodes/node-1", "GET /api/v1/namespaces/istio-system/pods/istio-cni-node-x7",
 	}
-	if diff := cmp.Diff(wantRequests, server.Requests()); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
-	if server.Connections() != 1 {
-		t.Errorf("%d connections, want 1", server.Connections())
-	}
+	check.Diff(t, "requests", wantRequests, server.Requests())
+	check.Equal(t, server.Connections(), 1, "connections")
 }
 
 func TestRequest_FailureClasses(t *testing.T) {
@@ -237,9 +232,7 @@ func TestClient_MissingTokenFile(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
-	if err := os.Remove(api.token); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Remove(api.token))
 	_, err := api.Node(t.Context(), "n")
 	if ClassOf(err) != NoCredentials || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), api.token) {
 		t.Errorf("got %v, want NoCredentials that names the file", err)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestError_OneLine(t *testing.T) {
@@ -26,9 +28,7 @@ func TestError_OneLine(t *testing.T) {
 	const want = "get pods shop/cart at API server https://10.96.0.1:443: unauthorized (401) after 2 attempts in 0.1s: " +
 		"Unauthorized. Remedy: the token in /var/run/istio-cni/istio-cni-kubeconfig was refused; the node agent " +
 		"(istio-cni-node) rewrites the file: check that its pod runs on this node"
-	if got := failed.Error(); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	check.Equal(t, failed.Error(), want)
 	failed = &Error{
 		Class: Unreachable, Verb: "get", Object: failed.Object, Server: failed.Server, File: "/f", Attempts: 14, Elapsed: 10 * time.Second,
 		Exhausted: true, Err: errors.New("dial tcp:\n refused"),
@@ -86,9 +86,7 @@ func TestClassify(t *testing.T) {
 		{"cancellation", context.Canceled, waiting, Canceled},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := classify(fmt.Errorf("wrapped: %w", test.err), test.at); got != test.want {
-				t.Errorf("class is %q, want %q", got, test.want)
-			}
+			check.Equal(t, classify(fmt.Errorf("wrapped: %w", test.err), test.at), test.want, "class is")
 		})
 	}
 }

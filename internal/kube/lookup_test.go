@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/util/cert"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const podUID = "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11"
@@ -45,9 +45,7 @@ func newServer(t *testing.T) *kubetest.Server {
 func newClient(t *testing.T, kubeconfig string) *Client {
 	t.Helper()
 	client, err := NewClient(Config{Kubeconfig: kubeconfig, Once: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(client.Close)
 	return client
 }
@@ -57,25 +55,13 @@ func TestPod_OneConnectionAndRequest(t *testing.T) {
 	server := newServer(t)
 	client := newClient(t, server.Kubeconfig(t))
 	got, err := client.Lookup(t.Context(), cart(), 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	want, err := Facts(cartPod().JSON(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("facts (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"GET /api/v1/namespaces/shop/pods/cart"}, server.Requests()); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
-	if n := server.Connections(); n != 1 {
-		t.Errorf("%d connections, want 1", n)
-	}
-	if client.Server() != server.URL() {
-		t.Errorf("Server() is %q, want %q", client.Server(), server.URL())
-	}
+	check.OK(t, err)
+	check.Diff(t, "facts", want, got)
+	check.Diff(t, "requests", []string{"GET /api/v1/namespaces/shop/pods/cart"}, server.Requests())
+	check.Equal(t, server.Connections(), 1, "connections")
+	check.Equal(t, client.Server(), server.URL(), "Server() is")
 }
 
 func TestPod_Recovers(t *testing.T) {
@@ -174,9 +160,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
 			t.Fatal(err)
 		}
-		if n := len(server.Requests()); n != 2 {
-			t.Errorf("%d requests, want 2", n)
-		}
+		check.Equal(t, len(server.Requests()), 2, "requests")
 	})
 	t.Run("a server that has moved, with another authority", func(t *testing.T) {
 		gone, server := newServer(t), newServer(t)
@@ -187,9 +171,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
 			t.Fatal(err)
 		}
-		if client.Server() != server.URL() {
-			t.Errorf("Server() is %s, want %s", client.Server(), server.URL())
-		}
+		check.Equal(t, client.Server(), server.URL(), "Server() is")
 	})
 	t.Run("a file that is damaged by then changes nothing", func(t *testing.T) {
 		server := newServer(t)
@@ -200,9 +182,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
 			t.Fatal(err)
 		}
-		if n := server.Connections(); n != 1 {
-			t.Errorf("%d connections, want 1", n)
-		}
+		check.Equal(t, server.Connections(), 1, "connections")
 	})
 }
 
@@ -341,24 +321,18 @@ func TestPod_Request(t *testing.T) {
 		"HTTP/1.1", "/prefix/api/v1/namespaces/shop/pods/cart",
 		"application/vnd.kubernetes.protobuf,application/json", "", "istio-cni", "Bearer abc", "alice",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("request (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "request", want, got)
 }
 
 func TestPod_NoTokenInClear(t *testing.T) {
 	t.Parallel()
-	if got := requestOf(t, (*httptest.Server).Start, "token: abc").Header.Get("Authorization"); got != "" {
-		t.Errorf("Authorization is %q", got)
-	}
+	check.Equal(t, requestOf(t, (*httptest.Server).Start, "token: abc").Header.Get("Authorization"), "", "Authorization is")
 }
 
 func TestPod_OtherCredentials(t *testing.T) {
 	t.Parallel()
 	certificate, key, err := cert.GenerateSelfSignedCertKey("node-agent", nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	inline := base64.StdEncoding.EncodeToString
 	r := requestOf(t, func(s *httptest.Server) {
 		s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}

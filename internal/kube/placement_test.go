@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestDaemonSet_Fits decodes templates and taints from the JSON of the API.
@@ -61,12 +62,8 @@ func TestDaemonSet_Fits(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var set kube.DaemonSet
 			node := kube.Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}}
-			if err := json.Unmarshal([]byte(test.spec), &set.Template); err != nil {
-				t.Fatal(err)
-			}
-			if err := json.Unmarshal([]byte("["+test.taints+"]"), &node.Taints); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, json.Unmarshal([]byte(test.spec), &set.Template))
+			check.OK(t, json.Unmarshal([]byte("["+test.taints+"]"), &node.Taints))
 			fits, why := set.Fits(node)
 			if fits != (test.why == keep) || !strings.Contains(why, test.why) || (why == "") != fits {
 				t.Errorf("got %v because %q, want %q", fits, why, test.why)

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // fixture is a state with a clock that moves only when the test moves it, with its log and its changes.
@@ -39,9 +39,7 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), method, path, nil))
 	if rec.Code < 400 || rec.Code == http.StatusServiceUnavailable {
-		if got := rec.Header().Get("Content-Type"); got != "application/json" {
-			t.Errorf("content type is %q", got)
-		}
+		check.Equal(t, rec.Header().Get("Content-Type"), "application/json", "content type is")
 	}
 	return rec.Code, strings.TrimSpace(rec.Body.String())
 }
@@ -50,17 +48,13 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 func (b *fixture) expect(t *testing.T, path string, code int, body string) {
 	t.Helper()
 	gotCode, got := get(t, b.Handler(), http.MethodGet, path)
-	if diff := cmp.Diff(fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got))
 }
 
 // changed wants the changes of readiness up to now.
 func (b *fixture) changed(t *testing.T, want ...bool) {
 	t.Helper()
-	if diff := cmp.Diff(want, b.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "changes", want, b.changes)
 }
 
 func TestReadyz_PartsAndReasons(t *testing.T) {

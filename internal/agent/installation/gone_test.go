@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestRun_DirectoryRemovedUnderItsMount: a new container mounts the directory of now, also if the removal was earlier than
@@ -17,10 +18,10 @@ func TestRun_DirectoryRemovedUnderItsMount(t *testing.T) {
 	for _, name := range []string{"net.d", "bin"} {
 		n := newFixture(t)
 		host := n.path("host")
-		must(t, os.Mkdir(host, 0o755))
-		must(t, unix.Mount(host, n.path(name), "", unix.MS_BIND, ""))
+		check.OK(t, os.Mkdir(host, 0o755))
+		check.OK(t, unix.Mount(host, n.path(name), "", unix.MS_BIND, ""))
 		t.Cleanup(func() { _ = unix.Unmount(n.path(name), unix.MNT_DETACH) })
-		must(t, os.Remove(host))
+		check.OK(t, os.Remove(host))
 		if err := n.agent().Run(t.Context()); !errors.Is(err, installation.ErrGone) || !strings.Contains(err.Error(), n.path(name)) {
 			t.Errorf("%s: got %v", name, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestRun_WithoutInotify installs and heals while the user has no inotify instance, or no watch, left, and goes back when it
@@ -19,7 +20,7 @@ func TestRun_WithoutInotify(t *testing.T) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
 	}
 	limit := func(name string, n int) {
-		must(t, os.WriteFile("/proc/sys/user/max_inotify_"+name, fmt.Append(nil, n), 0o600))
+		check.OK(t, os.WriteFile("/proc/sys/user/max_inotify_"+name, fmt.Append(nil, n), 0o600))
 	}
 	if !netnstest.Inside(t, namespace) {
 		return
@@ -31,19 +32,17 @@ func TestRun_WithoutInotify(t *testing.T) {
 			n.running(n.agent())
 			n.until(n.asWanted)
 			for range 3 {
-				must(t, os.Remove(n.path("bin/istio-cni")))
+				check.OK(t, os.Remove(n.path("bin/istio-cni")))
 				n.put("net.d/10-bridge.conflist", conflist, 0o644)
 				n.until(n.asWanted)
 			}
-			if got := n.count("istio_cni_files_polled"); got != "1" {
-				t.Errorf("istio_cni_files_polled is %s, want 1", got)
-			}
+			check.Equal(t, n.count("istio_cni_files_polled"), "1", "istio_cni_files_polled is")
 			if got := strings.Count(n.log.String(), "sysctl fs.inotify"); got != 1 {
 				t.Errorf("%d hints, want one:\n%s", got, n.log.String())
 			}
 			limit(exhausted, 1000)
 			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
-			must(t, os.Remove(n.path("bin/istio-cni")))
+			check.OK(t, os.Remove(n.path("bin/istio-cni")))
 			n.until(n.asWanted)
 		})
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const secret = "eyJhbGciOi.the-secret.of-the-test"
@@ -95,15 +96,11 @@ func TestKubeconfig_ReadByClients(t *testing.T) {
 		"a: b"[0:2], "#x", "'", `"`, `\`, "!tag", "&a", "*a", "%", "@", "`", "a#b", "---", "2001-01-01", "=", "<<", "|", ">",
 	} {
 		text, err := encodeKubeconfig(kube.Address{Host: "::1", Port: "6443"}, false, authority, []byte(token))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		file := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
 		kubetest.Write(t, file, string(text))
 		theirs, err := clientcmd.BuildConfigFromFlags("", file)
-		if err != nil {
-			t.Fatalf("%q: %v", token, err)
-		}
+		check.OK(t, err, token)
 		if want := strings.TrimSpace(token); theirs.BearerToken != want || theirs.Host != "https://[::1]:6443" ||
 			string(theirs.CAData) != string(authority) {
 			t.Errorf("%q: server %q, token %q, authority %q", token, theirs.Host, theirs.BearerToken, theirs.CAData)

@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // ends asserts that the runtime runs the stanza once and last, behind these plugins.
@@ -47,7 +48,7 @@ func (n *fixture) waits(part health.PartName, reason string) {
 
 func (n *fixture) uninstall(a *installation.Installation) {
 	n.t.Helper()
-	must(n.t, a.Uninstall(n.t.Context()))
+	check.OK(n.t, a.Uninstall(n.t.Context()))
 }
 
 // running starts Run and returns a function that ends it; an error of Run fails the test.
@@ -74,7 +75,7 @@ func TestModes_InstallAndUninstall(t *testing.T) {
 			n := newFixture(t, files...)
 			n.config.Want.Mode, n.config.Want.Stanza.AmbientEnabled = mode, len(files) > 2
 			before := n.tree("net.d")
-			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; must(t, n.agent().Reconcile()) })
+			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; check.OK(t, n.agent().Reconcile()) })
 			durable(t, install)
 			if cmp.Equal(before, n.tree("net.d")) || len(install) < 20 {
 				t.Errorf("%s: too little was installed: %q", mode, install)
@@ -149,7 +150,7 @@ func TestRun_EndKeepsFiles(t *testing.T) {
 		t.Errorf("after the end:\n%s", diff)
 	}
 	for _, missing := range []string{"sa/token", "source/istio-cni"} {
-		must(t, os.Remove(n.path(missing)))
+		check.OK(t, os.Remove(n.path(missing)))
 		delete(want, missing)
 		if err := n.agent().Reconcile(); err == nil {
 			t.Errorf("without %s: no error", missing)
@@ -179,7 +180,7 @@ func TestReadiness_FollowsTheNode(t *testing.T) {
 	inodes := func() (out []uint64) {
 		for _, file := range []string{"bin/istio-cni", "net.d/10-bridge.conflist"} {
 			info, err := os.Stat(n.path(file))
-			must(t, err)
+			check.OK(t, err)
 			out = append(out, info.Sys().(*syscall.Stat_t).Ino)
 		}
 		return out
@@ -189,7 +190,7 @@ func TestReadiness_FollowsTheNode(t *testing.T) {
 		n.put("net.d/.05-cilium.conflist123", "half", 0o600)
 		n.put("net.d/calico-kubeconfig", fmt.Sprint(round), 0o600)
 		n.put("sa/namespace", "istio-system", 0o600)
-		must(t, os.Chmod(n.path("net.d/10-bridge.conflist"), 0o644))
+		check.OK(t, os.Chmod(n.path("net.d/10-bridge.conflist"), 0o644))
 		token := fmt.Sprintf("rotated-%d", round)
 		n.put("sa/token", token, 0o600)
 		n.until(func() bool { return strings.Contains(n.read("run/istio-cni-kubeconfig"), token) })
@@ -247,7 +248,7 @@ func TestRun_ChangesDuringInstallation(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(n *fixture){
 		"token":         func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
-		"program":       func(n *fixture) { must(n.t, os.Remove(n.path("bin/istio-cni"))) },
+		"program":       func(n *fixture) { check.OK(n.t, os.Remove(n.path("bin/istio-cni"))) },
 		"configuration": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -273,16 +274,16 @@ func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
 	for _, dir := range []string{"net.d", "bin", "sa"} {
-		must(t, os.RemoveAll(n.path(dir)))
+		check.OK(t, os.RemoveAll(n.path(dir)))
 	}
 	n.running(n.agent())
 	n.waits(installation.PartBinaries, "does not exist")
-	must(t, os.Mkdir(n.path("bin"), 0o755))
+	check.OK(t, os.Mkdir(n.path("bin"), 0o755))
 	n.waits(installation.PartKubeconfig, "waiting for the service account")
 	n.put("sa/ca.crt", authority(), 0o600)
 	n.put("sa/token", "token-1", 0o600)
 	n.waits(installation.PartConf, "waiting for the directory")
-	must(t, os.Mkdir(n.path("net.d"), 0o755))
+	check.OK(t, os.Mkdir(n.path("net.d"), 0o755))
 	n.waits(installation.PartConf, "waiting for a valid CNI configuration")
 	n.put("net.d/10-bridge.conflist", conflist, 0o644)
 	n.until(func() bool { return n.health.Snapshot().Ready })
@@ -293,9 +294,9 @@ func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
 func TestUninstall_ReportsEveryError(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
-	must(t, os.Mkdir(n.path("bin2"), 0o755))
+	check.OK(t, os.Mkdir(n.path("bin2"), 0o755))
 	n.config.BinDirs = []string{n.path("bin"), n.path("bin2")}
-	must(t, n.agent().Reconcile())
+	check.OK(t, n.agent().Reconcile())
 	n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 	n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 	n.disk.Ops = refusing(n.path("old"), n.path("run"), n.path("bin"))
@@ -317,9 +318,9 @@ func TestReconcile_AfterReboot(t *testing.T) {
 	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
 		n := newFixture(t, "10-bridge.conflist", conflist)
 		n.config.Want.Mode = mode
-		must(t, n.agent().Reconcile())
-		must(t, os.RemoveAll(n.path("run")))
-		must(t, os.Remove(n.path("net.d/10-bridge.conflist"))) // as some primary CNIs do until they are ready
+		check.OK(t, n.agent().Reconcile())
+		check.OK(t, os.RemoveAll(n.path("run")))
+		check.OK(t, os.Remove(n.path("net.d/10-bridge.conflist"))) // as some primary CNIs do until they are ready
 		err := n.agent().Reconcile()
 		var waiting *installation.WaitingError
 		if mode == cniconf.Inline && !errors.As(err, &waiting) {
@@ -338,7 +339,7 @@ func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conf", bridgeConf)
 	a := n.agent()
-	must(t, a.Reconcile()) // which gives 10-bridge.conf another name
+	check.OK(t, a.Reconcile()) // which gives 10-bridge.conf another name
 	ours := []string{
 		"net.d/10-bridge.conf.tmp.1", "net.d/10-bridge.conflist.tmp.2837465019", "net.d/02-istio-cni.conflist.tmp.3",
 		"net.d/50-removed.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2",
@@ -352,7 +353,7 @@ func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	for _, name := range slices.Concat(ours, theirs) {
 		n.put(name, "{", 0o600)
 	}
-	must(t, a.Reconcile())
+	check.OK(t, a.Reconcile())
 	for _, name := range ours {
 		if n.there(name) {
 			t.Errorf("%s is left", name)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestBuffer_KeepsLastLines(t *testing.T) {
@@ -41,9 +42,7 @@ func TestBuffer_Since(t *testing.T) {
 		b := logbuffer.New(1 << 16)
 		h := handler(b)
 		for at, message := range map[time.Time]string{old: "long ago", now: "just now"} {
-			if err := h.Handle(t.Context(), slog.NewRecord(at, slog.LevelInfo, message, 0)); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, h.Handle(t.Context(), slog.NewRecord(at, slog.LevelInfo, message, 0)))
 		}
 		_, _ = b.Write([]byte("a stack trace\n"))
 		got := string(b.Since(now))
@@ -56,9 +55,7 @@ func TestBuffer_Since(t *testing.T) {
 func TestBuffer_Allocations(t *testing.T) {
 	b := logbuffer.New(64 << 10)
 	line := []byte(strings.Repeat("x", 300) + "\n")
-	if n := testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	check.Equal(t, testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }), 0, "allocations")
 }
 
 func TestBuffer_ManyWriters(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // endless is a body without end: a batch of a record that goes on and on, or of many small ones.
@@ -141,14 +142,10 @@ func (h hanging) Write(p []byte) (int, error) {
 func peak(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return kib << 10
 }
 
@@ -157,9 +154,7 @@ func TestAttack_Memory(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	socket := filepath.Join(dir, "log.sock")
 	cmd := agenttest.Child(t, agentAt+"="+dir)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	agenttest.Eventually(t, "the agent serves", func() bool {
 		code, _ := post(t.Context(), socket, strings.NewReader("[]"))

@@ -14,10 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestRelay_Plugin(t *testing.T) {
@@ -44,12 +43,8 @@ func TestRelay_Plugin(t *testing.T) {
 	for _, record := range got {
 		delete(record, "time") // which the next test is about
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(map[string]int{"relayed": 5}, b.outcomes()); diff != "" {
-		t.Errorf("counted (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
+	check.Diff(t, "counted", map[string]int{"relayed": 5}, b.outcomes())
 }
 
 // TestRelay_ReferencePlugin, and of equal keys the last counts.
@@ -63,9 +58,7 @@ func TestRelay_ReferencePlugin(t *testing.T) {
 		`"scope":"cni-plugin","pod":"web/1"}` + "\n" +
 		`{"time":"2026-05-04T05:02:01.123456789+02:00","level":"ERROR","msg":"<failed> & gave up",` +
 		`"scope":"cni-plugin","big":12345678901234567890}` + "\n"
-	if diff := cmp.Diff(want, b.records.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, b.records.String())
 }
 
 // TestRelay_Level: the fixture's agent logs errors only.
@@ -80,12 +73,8 @@ func TestRelay_Level(t *testing.T) { // W-30
 			for _, record := range b.relayed(t) {
 				got = append(got, record["msg"].(string))
 			}
-			if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(map[string]int{"relayed": len(got)}, b.outcomes()); diff != "" {
-				t.Errorf("counted (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "result", want, strings.Join(got, " "))
+			check.Diff(t, "counted", map[string]int{"relayed": len(got)}, b.outcomes())
 		})
 	}
 }
@@ -135,9 +124,7 @@ func TestRelay_Bodies(t *testing.T) {
 		"deeply_nested":       line("info", "x", `,"a":`+strings.Repeat("[", 20000)),
 	} {
 		text, err := json.Marshal(record)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		body := "[" + good + "," + string(text) + "," + good + "]"
 		rows = append(rows, row{"record_" + name, body, 200, map[string]int{"relayed": 2, "rejected": 1}})
 	}
@@ -148,17 +135,13 @@ func TestRelay_Bodies(t *testing.T) {
 			if code != c.code || err != nil {
 				t.Errorf("answer %d, %v, want %d", code, err, c.code)
 			}
-			if diff := cmp.Diff(c.want, b.outcomes()); diff != "" {
-				t.Errorf("counted (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "counted", c.want, b.outcomes())
 			for _, record := range b.relayed(t) {
 				if record["msg"] != "good" {
 					t.Errorf("relayed %v", record)
 				}
 			}
-			if got := strings.Count(b.records.String(), "\n"); got != c.want["relayed"] {
-				t.Errorf("%d relayed", got)
-			}
+			check.Equal(t, strings.Count(b.records.String(), "\n"), c.want["relayed"], "relayed")
 			b.ordinary(t)
 		})
 	}
@@ -170,9 +153,7 @@ func TestRelay_Methods(t *testing.T) {
 		method, path, _ := strings.Cut(target, " ")
 		w := httptest.NewRecorder()
 		b.handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, batchOf(t)))
-		if w.Code != want {
-			t.Errorf("%s: %d, want %d", target, w.Code, want)
-		}
+		check.Equal(t, w.Code, want, target)
 	}
 }
 
@@ -194,9 +175,7 @@ func TestRelay_ForgedRecord(t *testing.T) {
 				"level": "info", "time": "2026-05-04T03:02:01Z", "msg": forged,
 				"value": forged, forged: "key", "nested": map[string]any{forged: []string{forged}},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			s.mustPost(t, strings.ReplaceAll(string(record), `\u2028`, "\u2028")) // as it is, like the others
 			s.Stop()
 			if got := strings.Count(out.String(), "\n"); got != 1 || !strings.HasSuffix(out.String(), "\n") {
@@ -251,17 +230,13 @@ func TestRelay_Rate(t *testing.T) {
 		long := line("info", "x", "")
 		long = line("info", strings.Repeat("x", size-len(long)+1), "")
 		body, err := json.Marshal([]string{line("debug", "costs nothing", ""), long, long, long, long})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		expect := func(batches, relayed, dropped int) {
 			t.Helper()
 			for range batches {
 				w := httptest.NewRecorder()
 				b.handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/log", bytes.NewReader(body)))
-				if w.Code != http.StatusOK {
-					t.Error(w.Code)
-				}
+				check.Equal(t, w.Code, http.StatusOK)
 			}
 			if got := b.outcomes(); got["relayed"] != relayed || got["dropped"] != dropped {
 				t.Errorf("counted %v, want %d relayed and %d dropped", got, relayed, dropped)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const (
@@ -133,17 +134,13 @@ func TestLabels_StartAtZero(t *testing.T) {
 	if want := len(addSeries()) + 4 + (buckets+sumAndCount)*len(agentapi.Phases()); adds != want {
 		t.Errorf("%d series of reports, want %d", adds, want)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
 }
 
 // TestNames_OfTheReference: what its dashboards ask a node agent for, and what its own node agent has.
 func TestNames_OfTheReference(t *testing.T) {
 	text, err := os.ReadFile("testdata/reference-names.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	p, agents := scrape(t, New("1.31.0")), 0
 	for line := range strings.Lines(string(text)) {
 		name, program, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -243,9 +240,7 @@ func TestHistogram_HealTimes(t *testing.T) {
 		`_bucket{le="0.5"}`: 3, `_bucket{le="1"}`: 4, `_bucket{le="2.5"}`: 5, `_bucket{le="5"}`: 5, `_bucket{le="10"}`: 5,
 		`_bucket{le="30"}`: 5, `_bucket{le="60"}`: 5, `_bucket{le="+Inf"}`: 6, `_count`: 6, `_sum`: 3602.004,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
 }
 
 // TestProcess_Metrics: the metrics of a process that operators and dashboards query have possible values.

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestEnablement(t *testing.T) {
@@ -42,12 +42,8 @@ func TestEnablement(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := Enablement(test.text)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, string(got)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.OK(t, err)
+			check.Diff(t, "result", test.want, string(got))
 		})
 	}
 }

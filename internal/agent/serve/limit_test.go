@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // kubelet is a probe as the kubelet sends it, on a connection of its own. It has more than the kubelet's second, as the machine
@@ -121,9 +123,7 @@ func TestListener_ProbeIsAnswered(t *testing.T) {
 			n, _ := serveOne(t, mux)
 			a.run(t, n)
 			for i := range 20 {
-				if err := kubelet(t, n); err != nil {
-					t.Fatalf("probe %d: %v", i, err)
-				}
+				check.OK(t, kubelet(t, n), "probe", i)
 			}
 			if got, most := runtime.NumGoroutine(), 2*a.connections+maxWaiting+maxAnswered+200; got > most {
 				t.Errorf("%d goroutines, of which the attacker has up to %d", got, 2*a.connections)
@@ -154,9 +154,7 @@ func TestListener_CompleteRequest(t *testing.T) {
 		t.Error(err)
 	}
 	close(release)
-	if got := <-answer; got != "slow<nil>" {
-		t.Errorf("got %s", got)
-	}
+	check.Equal(t, <-answer, "slow<nil>")
 }
 
 // fakeConn is a connection from an address.
@@ -202,9 +200,7 @@ func TestListener_Eviction(t *testing.T) {
 		}
 		l.state(all[step.conn], step.state)
 		for name, conn := range all {
-			if conn.closed != (name == step.evicted) {
-				t.Errorf("step %d: %s is closed: %v", i, name, conn.closed)
-			}
+			check.Equal(t, conn.closed, name == step.evicted, "step", i, name, "is closed")
 			conn.closed = false
 		}
 	}

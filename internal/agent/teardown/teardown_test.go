@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func self() Self {
@@ -269,13 +270,9 @@ func TestDecide_RealConnection(t *testing.T) {
 	server.Set(kubetest.Node("node-1", map[string]string{"kubernetes.io/os": "linux"}, ""))
 	server.Set(kubetest.Pod{Namespace: "istio-system", Name: "agent-x7"}.JSON(t))
 	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(api.Close)
-	if got := ShouldUninstall(t.Context(), api, self(), Auto); got != (Verdict{Reason: DaemonSetPresent}) {
-		t.Errorf("got %+v, want to keep", got)
-	}
+	check.Equal(t, ShouldUninstall(t.Context(), api, self(), Auto), (Verdict{Reason: DaemonSetPresent}))
 	server.Delete(setPath)
 	if got := ShouldUninstall(t.Context(), api, self(), Auto); !got.Uninstall || got.Reason != DaemonSetGone {
 		t.Errorf("got %+v, want to uninstall", got)
@@ -298,9 +295,7 @@ func TestDecide_RealConnection(t *testing.T) {
 		{api, Self{DaemonSet: "agent"}, Auto, Verdict{Reason: NotConfigured}},
 		{api, Self{Namespace: "istio-system"}, Auto, Verdict{Reason: NotConfigured}},
 	} {
-		if got := ShouldUninstall(t.Context(), tc.api, tc.self, tc.policy); got != tc.want {
-			t.Errorf("%s of %+v: got %+v, want %+v", tc.policy, tc.self, got, tc.want)
-		}
+		check.Equal(t, ShouldUninstall(t.Context(), tc.api, tc.self, tc.policy), tc.want, tc.policy, "of", tc.self)
 	}
 	if more := server.Requests()[before:]; len(more) > 0 {
 		t.Errorf("requests %q although none was needed", more)

@@ -15,14 +15,13 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func modeOf(t *testing.T, path string) fs.FileMode {
 	t.Helper()
 	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return info.Mode()
 }
 
@@ -41,14 +40,10 @@ func TestOpen_Modes(t *testing.T) {
 			above := filepath.Join(agenttest.SocketDir(t), "above")
 			dir := filepath.Join(above, "istio-cni")
 			if c.exists {
-				if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o711)); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o711)))
 			}
 			b := start(t, func(o *unixsock.Options) { o.Path, o.DirMode, o.Mode = filepath.Join(dir, "log.sock"), c.dir, c.socket })
-			if got := modeOf(t, dir).Perm(); got != c.want {
-				t.Errorf("directory has %v, want %v", got, c.want)
-			}
+			check.Equal(t, modeOf(t, dir).Perm(), c.want, "directory has")
 			if got := modeOf(t, b.Path); got.Perm() != c.socket || got.Type() != fs.ModeSocket {
 				t.Errorf("socket has %v, want %v", got, c.socket)
 			}
@@ -72,13 +67,9 @@ func TestOpen_LiveSocket(t *testing.T) {
 	t.Run("queue_full", func(t *testing.T) {
 		path := filepath.Join(agenttest.SocketDir(t), "log.sock")
 		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		defer func() { _ = syscall.Close(fd) }()
-		if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Listen(fd, 0)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Listen(fd, 0)))
 		var full error
 		for full == nil {
 			var conn net.Conn
@@ -106,17 +97,13 @@ func TestOpen_NotASocket(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(agenttest.SocketDir(t), "log.sock")
-			if err := put(path); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, put(path))
 			before := modeOf(t, path)
 			_, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path))
 			if err == nil || !strings.Contains(err.Error(), path) || errors.Is(err, unixsock.ErrServed) {
 				t.Errorf("got %v", err)
 			}
-			if after := modeOf(t, path); after != before {
-				t.Errorf("it was %v and is %v", before, after)
-			}
+			check.Equal(t, modeOf(t, path), before, "it was")
 		})
 	}
 }
@@ -138,9 +125,7 @@ func TestServe_RemovesOwnSocket(t *testing.T) {
 	})
 	t.Run("another's", func(t *testing.T) {
 		b := start(t, nil)
-		if err := os.Remove(b.Path); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Remove(b.Path))
 		agenttest.Listen(t, b.Path)
 		if b.Listening() {
 			t.Error("another's socket is taken for ours")
@@ -161,9 +146,7 @@ func TestServe_BoundAgain(t *testing.T) {
 	if err == nil {
 		err = errors.Join(os.Remove(o.Path), s.Rebind(t.Context()))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	agenttest.Go(t, func(ctx context.Context) { s.Serve(ctx, hello) })
 	if got, err := get(t.Context(), o.Path); got != "hello" || err != nil {
 		t.Errorf("answer %q, %v", got, err)
@@ -180,9 +163,7 @@ func TestServe_FileDeleted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := b.Dial(t)
-			if err := harm(); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, harm())
 			if b.Listening() {
 				t.Fatal("it did not notice")
 			}
@@ -190,9 +171,7 @@ func TestServe_FileDeleted(t *testing.T) {
 				t.Fatalf("not made again: %v", err)
 			}
 			answers(t, b)
-			if got := modeOf(t, b.Path).Perm(); got != 0o600 {
-				t.Errorf("it has %v", got)
-			}
+			check.Equal(t, modeOf(t, b.Path).Perm(), 0o600, "it has")
 			if err := b.Rebind(t.Context()); err != nil {
 				t.Errorf("once more: %v", err)
 			}

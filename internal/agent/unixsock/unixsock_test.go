@@ -17,6 +17,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // clientOf makes this binary, run again by one of its tests, a client of the socket.
@@ -75,9 +76,7 @@ func TestServe_UnauthorizedPeers(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var refused atomic.Int64
 			b := start(t, func(o *unixsock.Options) { o.Mode, o.UnauthorizedPeer = c.mode, func() { refused.Add(1) } })
-			if err := os.Chmod(b.Dir, c.dir); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.Chmod(b.Dir, c.dir))
 			for range 3 {
 				cmd := agenttest.Child(t, clientOf+"="+b.Path)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
@@ -88,9 +87,7 @@ func TestServe_UnauthorizedPeers(t *testing.T) {
 					t.Errorf("%v: %s", err, out)
 				}
 			}
-			if got := refused.Load(); got != c.refused {
-				t.Errorf("%d refused", got)
-			}
+			check.Equal(t, refused.Load(), c.refused, "refused")
 			if got := strings.Count(b.Log.String(), "uid=1337"); got != int(min(c.refused, 1)) {
 				t.Errorf("logged %d times: %s", got, b.Log.String())
 			}
@@ -181,13 +178,9 @@ func TestServe_HangingHandlersAtTheEnd(t *testing.T) {
 func TestServe_NoFileDescriptors(t *testing.T) {
 	b := start(t, func(o *unixsock.Options) { o.Connections = 1 })
 	var usual syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual))
 	limit := func(n uint64) {
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: usual.Max}); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: usual.Max}))
 	}
 	t.Cleanup(func() { limit(usual.Cur) })
 	first, second := b.Dial(t), b.Dial(t) // the second one waits in the backlog

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestList_Forms(t *testing.T) {
@@ -23,18 +24,14 @@ func TestList_Forms(t *testing.T) {
 			for _, err := range []error{
 				output.List(&list, form, nil, "", rows), output.List(&object, form, head, "pods", rows), output.Print(&want, rows, form, nil),
 			} {
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, err)
 			}
 			if got := strings.TrimSpace(list.String()); got != strings.TrimSpace(want.String()) {
 				t.Errorf("a list in %s: got\n%s\nwant\n%s", form, got, &want)
 			}
 			want.Reset()
 			// The fields are in the order of the alphabet in both.
-			if err := output.Print(&want, map[string]any{"nodes": head["nodes"], "pods": rows}, form, nil); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, output.Print(&want, map[string]any{"nodes": head["nodes"], "pods": rows}, form, nil))
 			if got := strings.TrimSpace(object.String()); got != strings.TrimSpace(want.String()) {
 				t.Errorf("an object in %s: got\n%s\nwant\n%s", form, got, &want)
 			}
@@ -58,9 +55,7 @@ func TestList_RowByRow(t *testing.T) {
 	for _, form := range []output.Form{output.JSON, output.YAML} {
 		var out bytes.Buffer
 		var seen []int
-		if err := output.List(&out, form, nil, "", []probe{{&out, &seen}, {&out, &seen}, {&out, &seen}}); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, output.List(&out, form, nil, "", []probe{{&out, &seen}, {&out, &seen}, {&out, &seen}}))
 		if len(seen) != 3 || seen[1] < 60<<10 || seen[2] < 120<<10 {
 			t.Errorf("%s: %d bytes were written before each row", form, seen)
 		}

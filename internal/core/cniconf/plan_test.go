@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func stanza() cniconf.Stanza {
@@ -213,9 +214,7 @@ func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Pla
 	unserved := slices.Contains([]string{"9.9.9", "latest"}, before.Version)
 	same := func(i int, work string, want, got cniconf.Dir) {
 		t.Helper()
-		if diff := cmp.Diff(texts(want), texts(got)); diff != "" {
-			t.Errorf("stopped after %d steps, %s leads elsewhere (-want +got):\n%s", i, work, diff)
-		}
+		check.Diff(t, fmt.Sprintf("stopped after %d steps, %s leads elsewhere", i, work), texts(want), texts(got))
 	}
 	for i, d := range dirs {
 		agree(t, d)
@@ -330,9 +329,7 @@ func agree(t *testing.T, d cniconf.Dir) {
 		}
 	}
 	loaded, err := load(filepath.Join(root, first))
-	if err != nil {
-		t.Fatalf("libcni does not load %s: %v", first, err)
-	}
+	check.OK(t, err, "libcni does not load", first)
 	var got []string
 	for _, p := range loaded.Plugins {
 		got = append(got, p.Network.Type)
@@ -344,15 +341,8 @@ func agree(t *testing.T, d cniconf.Dir) {
 
 func put(t *testing.T, file string, data []byte) {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
-	must(t, os.WriteFile(file, data, 0o600))
-}
-
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	check.OK(t, os.WriteFile(file, data, 0o600))
 }
 
 // load reads a file as containerd and CRI-O do.
@@ -388,7 +378,7 @@ func shapes(t *testing.T) map[string]cniconf.Dir {
 			}
 			return err
 		})
-		must(t, err)
+		check.OK(t, err)
 		out[filepath.Base(root)] = dir(files...)
 	}
 	return out
@@ -407,7 +397,7 @@ func TestPlan_BrokenFiles(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(file)
-		must(t, err)
+		check.OK(t, err)
 		d := dir(name, string(text))
 		agree(t, d)
 		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned, cniconf.DropIn} {
@@ -478,9 +468,7 @@ func TestPlan_NamedConf(t *testing.T) {
 		if again := w.Plan(done); len(again.Steps) > 0 || again.Problem != nil {
 			t.Errorf("%s: a second run changes more: %+v", name, again)
 		}
-		if diff := cmp.Diff(tc.back, files(texts(removed(w, done)))); diff != "" {
-			t.Errorf("%s: after removal (-want +got):\n%s", name, diff)
-		}
+		check.Diff(t, fmt.Sprintf("%s: after removal", name), tc.back, files(texts(removed(w, done))))
 	}
 	w := want(cniconf.Inline)
 	if plan := w.Plan(single); plan.Waiting == "" || len(plan.Steps) > 0 {
@@ -568,9 +556,7 @@ func TestPlan_OwnedCopy(t *testing.T) {
 	w := want(cniconf.Owned)
 	w.OwnedName = "00-mine.conflist"
 	owned := installed(w, start)
-	if diff := cmp.Diff(texts(start), texts(removed(want(cniconf.Inline), owned))); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", texts(start), texts(removed(want(cniconf.Inline), owned)))
 	w.OwnedName = "01-new.conflist"
 	if got := types(installed(w, owned)); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
 		t.Errorf("the runtime runs %q", got)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func addresses(texts ...string) []netip.Addr {
@@ -75,18 +76,14 @@ func TestFamiliesOf(t *testing.T) {
 			} {
 				for _, kernel := range []bool{true, false} {
 					got, err := setting.spec.FamiliesOf(test.have, kernel)
-					if err != nil {
-						t.Fatal(err)
-					}
+					check.OK(t, err)
 					want := redirect.Families{
 						IPv6: setting.want, HasIPv4: test.want.has4, HasIPv6: test.want.has6, Host: netip.MustParseAddr(test.want.host),
 					}
 					if !kernel && want.Host.Is4() {
 						want.IPv6 = redirect.Unused
 					}
-					if got != want {
-						t.Errorf("%s, kernel with IPv6 %v: families are %+v, want %+v", setting.name, kernel, got, want)
-					}
+					check.Equal(t, got, want, setting.name, "kernel with IPv6", kernel, "families are")
 				}
 			}
 		})

@@ -5,11 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // linesOf are the lines of all that is in a namespace.
@@ -107,9 +106,7 @@ func TestOwned_CleaningUp(t *testing.T) {
 			}
 			n := rulesettest.NewNamespace(rulesettest.Set(all...))
 			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) })
-			if diff := cmp.Diff(rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n)); diff != "" {
-				t.Errorf("what is left (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "what is left", rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n))
 		})
 	}
 }
@@ -129,9 +126,7 @@ func TestOwned_ForeignReturn(t *testing.T) {
 				t.Error("the foreign rule is gone")
 			}
 			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, redirect.Owned)
-			if diff := cmp.Diff([]string{rule}, linesOf(n)); diff != "" {
-				t.Errorf("what is left (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "what is left", []string{rule}, linesOf(n))
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // specs compares Specs: an empty list is the same as none.
@@ -57,9 +58,7 @@ func TestDefault_Values(t *testing.T) {
 		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: ruleset.PortList(15020),
 		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
 	}
-	if diff := cmp.Diff(want, redirect.Default(), specs); diff != "" {
-		t.Errorf("Default (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "Default", want, redirect.Default(), specs)
 }
 
 func TestDefault_NotShared(t *testing.T) {
@@ -153,14 +152,10 @@ func TestParse_GoodValues(t *testing.T) {
 		t.Run(fmt.Sprintf("%d %.40q", test.field, test.text), func(t *testing.T) {
 			test.in.each(t, func(t *testing.T, d redirect.Dialect) {
 				got, err := redirect.Parse(redirect.Default(), written{test.field: test.text}.values(), d)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, err)
 				want := redirect.Default()
 				test.want(&want)
-				if diff := cmp.Diff(want, got, specs); diff != "" {
-					t.Errorf("Spec (-want +got):\n%s", diff)
-				}
+				check.Diff(t, "Spec", want, got, specs)
 			})
 		})
 	}
@@ -337,14 +332,10 @@ func TestParse_FieldsWithoutValue(t *testing.T) {
 		t.Fatal("base must have a value in every field")
 	}
 	got, err := redirect.Parse(base, written{redirect.FieldMark: "60"}.values(), redirect.Dialect{Strict: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	want := base
 	want.Mark = 60
-	if diff := cmp.Diff(want, got, specs); diff != "" {
-		t.Errorf("Spec (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "Spec", want, got, specs)
 }
 
 func TestParse_GroupNamesInAnnotations(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func defaults() repair.Predicate {
@@ -151,9 +152,7 @@ func TestClassify(t *testing.T) {
 			if got.Broken != (got.Failed != repair.State{}) {
 				t.Errorf("broken %v by %+v", got.Broken, got.Failed)
 			}
-			if summary(got) != summary(test.want) {
-				t.Errorf("got %s, want %s", summary(got), summary(test.want))
-			}
+			check.Equal(t, summary(got), summary(test.want))
 			if got.Broken && got.Reason.Sentence() == "" {
 				t.Errorf("reason %q has no sentence", got.Reason)
 			}
@@ -235,9 +234,7 @@ func TestApplyObservation_RulesThatChanged(t *testing.T) {
 		{"its beginning is not known, and it ended before", repair.State{Finished: at(-1)}, false},
 		{"nothing is known", repair.State{}, false},
 	} {
-		if got := (repair.Finding{Failed: test.run}).SawRules(rules); got != test.about {
-			t.Errorf("%s: %v", test.name, got)
-		}
+		check.Equal(t, (repair.Finding{Failed: test.run}).SawRules(rules), test.about, test.name)
 	}
 }
 

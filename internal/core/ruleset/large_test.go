@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // ports is a chain of the mesh with a rule for each port.
@@ -144,12 +143,8 @@ func TestDiff_OneChangeInManyRules(t *testing.T) {
 	d := ruleset.Compare(natOf(ports(list)), natOf(ports(changed)), ownIn())
 	want := `IPv4 nat/OWN_IN: not wanted "-A OWN_IN -p tcp -m tcp --dport 7 -j RETURN"; ` +
 		`IPv4 nat/OWN_IN: missing "-A OWN_IN -p tcp -m tcp --dport 22000 -j RETURN"`
-	if diff := cmp.Diff(want, d.Summary(5)); diff != "" {
-		t.Errorf("Summary (-want +got):\n%s", diff)
-	}
-	if n := strings.Count(d.String(), "\n"); n != 24002 {
-		t.Errorf("String has %d lines", n)
-	}
+	check.Diff(t, "Summary", want, d.Summary(5))
+	check.Equal(t, strings.Count(d.String(), "\n"), 24002, "String has")
 }
 
 // TestCompare_ForeignRulesBehind: they are notes in a log, and a pod can make very many.

@@ -5,10 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestReconcile_Operations is the text that iptables-restore is fed with, case by case.
@@ -83,9 +82,7 @@ func TestReconcile_Operations(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := ruleset.Reconcile(test.want, test.have, own(test.want, test.have))
-			if diff := cmp.Diff(test.program, p.String()); diff != "" {
-				t.Errorf("program (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "program", test.program, p.String())
 			if p.Empty() != (test.program == "") || p.Family != ruleset.IPv4 {
 				t.Errorf("Empty is %t, Family is %s", p.Empty(), p.Family)
 			}
@@ -104,12 +101,8 @@ func program(table string, lines ...string) string {
 func TestReconcile_OwnedOfWantedChains(t *testing.T) {
 	want := nat("OWN_A -j DROP", "OWN_A -j ACCEPT")
 	n := rulesettest.NewNamespace(nat("OWN_A -j ACCEPT"))
-	if err := n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want.String(), n.Save().String()); diff != "" {
-		t.Errorf("restored (-want +got):\n%s", diff)
-	}
+	check.OK(t, n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})))
+	check.Diff(t, "restored", want.String(), n.Save().String())
 }
 
 var (

@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestNew_Order also wants the missing built-in chains.
@@ -45,9 +46,7 @@ func TestNew_Order(t *testing.T) {
 		"raw: PREROUTING ACCEPT [] OUTPUT DROP [OUTPUT] B - [B]",
 		"security: INPUT ACCEPT [] FORWARD ACCEPT [] OUTPUT ACCEPT []",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("tables (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "tables", want, got)
 }
 
 func TestNew_Arguments(t *testing.T) {
@@ -110,13 +109,9 @@ func TestParse_OutputOfTheTools(t *testing.T) {
 		for _, file := range files {
 			t.Run(filepath.Base(file), func(t *testing.T) {
 				text, err := os.ReadFile(file)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, err)
 				set, err := ruleset.Parse(f, string(text))
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, err)
 				rulesettest.Golden(t, filepath.Join("canonical", family+".txt"), set.String())
 
 				rules := func(line string) bool { return strings.Contains(line, "-A ") }
@@ -155,9 +150,7 @@ func TestParse_OtherLines(t *testing.T) {
 		{"a rule that matches all and does nothing", "*other\n:A - [0:0]\n[1:2] -A A\nCOMMIT\n", "*other\n:A - [0:0]\n-A A\nCOMMIT\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, parse(t, test.text).String()); diff != "" {
-				t.Errorf("read as (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "read as", test.want, parse(t, test.text).String())
 		})
 	}
 }
@@ -213,9 +206,7 @@ func TestParse_CommentOfSeveralLines(t *testing.T) {
 	t.Parallel()
 	text := "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p tcp -m comment --comment \"a\n#\" -j REDIRECT --to-ports 9090\nCOMMIT\n"
 	s, err := ruleset.Parse(ruleset.IPv4, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	c, _ := s.Table("nat").Chain("OUTPUT")
 	if len(c.Rules) != 1 || c.Rules[0].Target != ruleset.Target(ruleset.RedirectTo(9090)) {
 		t.Errorf("read %+v", c.Rules)

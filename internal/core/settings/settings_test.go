@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // config has a text, a switch, a live setting and a frozen one.
@@ -45,9 +46,7 @@ func read(t *testing.T, args []string, env func(string) (string, bool), layers .
 	t.Helper()
 	var c config
 	in, err := settings.Parse(c.rows(), args, env)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	origins, err := in.Read(c.rows(), layers...)
 	if err != nil {
 		return c, origins, strings.Split(err.Error(), "\n")
@@ -119,9 +118,7 @@ func TestParse_OperandPosition(t *testing.T) {
 		"--to=x pod": "pod;--to=x", "--to x": ";--to,x", "--to": ";--to", "pod other": "pod;other", "": ";",
 	} {
 		operand, rest := settings.Operand(rows, strings.Fields(args))
-		if got := operand + ";" + strings.Join(rest, ","); got != want {
-			t.Errorf("%q: got %q, want %q", args, got, want)
-		}
+		check.Equal(t, operand+";"+strings.Join(rest, ","), want, args)
 	}
 }
 
@@ -166,9 +163,7 @@ func TestParse_AllProblems(t *testing.T) {
 		`flag --on: value "perhaps": want true or false`, `environment variable LIVE: value "soon": want a duration such as 90s or 2m, of 1s or more`,
 		`flag --frozen: value "rain": want one of ice, snow`,
 	}
-	if diff := cmp.Diff(want, problems); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, problems)
 	if c.live != time.Minute || c.frozen != "ice" || origins.Flag("name").Given() {
 		t.Errorf("bad values do not give way to defaults: %+v", c)
 	}
@@ -258,9 +253,7 @@ func TestHelp_Text(t *testing.T) {
 	}}, settings.Group{Title: "Second", Rows: []settings.Setting{{Name: "cc", Default: "1", Shown: "one", Use: "switch"}}})
 	want := "FIRST:\n   -a X, --bb X, -c X, $A\n      " + strings.TrimSpace(strings.Repeat("word ", 20)) + "\n      word word word word word (default: 1)\n" +
 		"\nSECOND:\n   --cc\n      switch (default: one)\n"
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, b.String())
 }
 
 // TestSetting_Values has for each type texts with their spelling, and texts that are refused.

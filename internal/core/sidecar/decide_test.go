@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // change alters the facts of a pod, or the policy.
@@ -256,9 +257,7 @@ func shown(d sidecar.Decision) string {
 func wellFormed(t *testing.T, d sidecar.Decision) {
 	t.Helper()
 	outcome := map[sidecar.Reason]sidecar.Outcome{sidecar.Captured: sidecar.Capture, sidecar.InvalidSettings: sidecar.Refuse}[d.Reason]
-	if d.Outcome != outcome {
-		t.Errorf("outcome of %s is %d, want %d", d.Reason, d.Outcome, outcome)
-	}
+	check.Equal(t, d.Outcome, outcome, "outcome of", d.Reason)
 	if !slices.Contains(sidecar.Reasons(), d.Reason) {
 		t.Errorf("reason %q is not one of Reasons", d.Reason)
 	}
@@ -340,7 +339,5 @@ func TestDecide_Inputs(t *testing.T) {
 		sidecar.ExcludeInterfacesKey, sidecar.OutboundExcludeKey, sidecar.OutboundPortsExcludeKey, sidecar.InboundPortsKey, sidecar.OutboundKey,
 		sidecar.OutboundPortsKey, sidecar.KubevirtInterfacesKey,
 	}
-	if diff := cmp.Diff(want, sidecar.InputsOf(1)); diff != "" {
-		t.Errorf("inputs of version 1 (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "inputs of version 1", want, sidecar.InputsOf(1))
 }

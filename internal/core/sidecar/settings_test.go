@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // specs compares Specs: an empty list is the same as none.
@@ -153,9 +154,7 @@ func TestDecide_Settings(t *testing.T) {
 			}
 			want := redirect.Default()
 			test.want(&want)
-			if diff := cmp.Diff(want, d.Spec, specs); diff != "" {
-				t.Errorf("Spec (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "Spec", want, d.Spec, specs)
 		})
 	}
 }
@@ -174,9 +173,7 @@ func TestDecide_BadSettings(t *testing.T) {
 		`securityContext.runAsUser of container "istio-proxy" or its pod: value -1 is not a user or group id`,
 		`securityContext.runAsGroup of container "istio-proxy" or its pod: value 4294967295 is not a user or group id`,
 	}
-	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(d.Err), "\n")); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "problems", want, strings.Split(fmt.Sprint(d.Err), "\n"))
 	if len(d.Warnings) != 1 {
 		t.Errorf("warnings are %q, want one", d.Warnings)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The fields of the facts. If a conversion fails because of a new field, raise sidecar.FactsVersion: an older agent does not
@@ -46,9 +47,7 @@ func TestFacts_SentWhole(t *testing.T) {
 		Containers: []sidecar.Container{{Name: "x", Init: true, Args: []string{"y"}, Env: []sidecar.EnvVar{{Name: "E", Value: "v"}}, RunAsGroup: &user}},
 	}
 	text, err := agentapi.PrintPod(facts, "asked")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	got, err := agentapi.ReadPod(text, agentapi.Key{Namespace: "a", Name: "b", UID: "asked"})
 	if err != nil || !reflect.DeepEqual(got, facts) {
 		t.Errorf("got %+v, %v", got, err)
@@ -72,9 +71,7 @@ func serve(t *testing.T, handler http.HandlerFunc, state func(net.Conn, http.Con
 func dial(t *testing.T, socket string) *agentapi.Agent {
 	t.Helper()
 	agent, err := agentapi.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = agent.Close() })
 	return agent
 }
@@ -146,18 +143,14 @@ func TestClient_OnlyRootIsTrusted(t *testing.T) {
 		return
 	}
 	dir := agenttest.SocketDir(t)
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Chmod(dir, 0o777))
 	socket := filepath.Join(dir, "s")
 	cmd := agenttest.Child(t, servedAt+"="+socket)
 	cmd.Args = append(cmd.Args, "-test.run=^TestClient_OnlyRootIsTrusted$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	in, noInput := cmd.StdinPipe()
 	out, noOutput := cmd.StdoutPipe()
-	if err := errors.Join(noInput, noOutput, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, errors.Join(noInput, noOutput, cmd.Start()))
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()
 	if _, err := out.Read(make([]byte, 8)); err != nil {
 		t.Fatal(err)

@@ -23,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // one traces the first packet of a connection of the app to an address.
@@ -149,9 +150,7 @@ func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for name, all := range map[string][]follow.Record{"legacy tables": seen, "the kernel has no nf_tables": blind} {
 			if !strings.Contains(all[0].Begin.Note, name) {
 				t.Errorf("%s: note %q", name, all[0].Begin.Note)
@@ -224,16 +223,12 @@ func slowTools(t *testing.T, command string) iptables.Host {
 	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
 			path, err := exec.LookPath(name + suffix)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			script := "#!/bin/sh\n"
 			if suffix == "-save" {
 				script += command + "\n"
 			}
-			if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700))
 		}
 	}
 	return iptables.Host{Force: iptables.Legacy, Path: dir}

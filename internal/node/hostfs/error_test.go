@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestHint(t *testing.T) {
@@ -64,17 +65,17 @@ func TestDisk_ErrorsOfRealFileSystems(t *testing.T) {
 		return
 	}
 	dir := t.TempDir()
-	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
-	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+	check.OK(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"))
+	t.Cleanup(func() { check.OK(t, unix.Unmount(dir, 0)) })
 	path := filepath.Join(dir, "f")
-	must(t, hostfs.Disk{}.WriteFile(path, []byte("old"), 0o600))
-	check := func(want syscall.Errno) {
+	check.OK(t, hostfs.Disk{}.WriteFile(path, []byte("old"), 0o600))
+	fails := func(want syscall.Errno) {
 		err := hostfs.Disk{}.WriteFile(path, make([]byte, 100<<10), 0o600)
 		if !errors.Is(err, want) || hostfs.Hint(err) == "" || len(names(t, dir)) != 1 || content(path) != "old" {
 			t.Errorf("error %v, want %v; files %q, content %q", err, want, names(t, dir), content(path))
 		}
 	}
-	check(syscall.ENOSPC)
-	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	check(syscall.EROFS)
+	fails(syscall.ENOSPC)
+	check.OK(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	fails(syscall.EROFS)
 }

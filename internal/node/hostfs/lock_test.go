@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func wantHeld(t *testing.T, path string, pid int) {
@@ -28,43 +29,43 @@ func TestLock(t *testing.T) {
 	umask(t, 0)
 	path := filepath.Join(t.TempDir(), "lock")
 	put(t, path, "1234567 left by a holder with a long number\n")
-	must(t, os.Chmod(path, 0o666))
+	check.OK(t, os.Chmod(path, 0o666))
 	held, err := hostfs.Lock(path)
-	must(t, err)
+	check.OK(t, err)
 	if got := content(path); got != fmt.Sprintln(os.Getpid()) || modeOf(t, path) != 0o600 {
 		t.Errorf("content %q, mode %v", got, modeOf(t, path))
 	}
 	wantHeld(t, path, os.Getpid())
 	// A program that is started while the lock is held does not hold it.
 	child := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
-	must(t, child.Start())
-	must(t, held.Close())
+	check.OK(t, child.Start())
+	check.OK(t, held.Close())
 	held, err = hostfs.Lock(path)
-	must(t, err)
-	must(t, child.Process.Kill())
+	check.OK(t, err)
+	check.OK(t, child.Process.Kill())
 	_ = child.Wait()
-	must(t, held.Close())
+	check.OK(t, held.Close())
 }
 
 func TestLock_EndsWithItsHolder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	other := agenttest.Child(t, lockVar+"="+path)
 	_, err := other.StdinPipe()
-	must(t, err)
-	must(t, other.Start())
+	check.OK(t, err)
+	check.OK(t, other.Start())
 	agenttest.Eventually(t, "the other process holds it", func() bool { return content(path) == fmt.Sprintln(other.Process.Pid) })
 	wantHeld(t, path, other.Process.Pid)
-	must(t, other.Process.Kill())
+	check.OK(t, other.Process.Kill())
 	_ = other.Wait()
 	held, err := hostfs.Lock(path)
-	must(t, err)
-	must(t, held.Close())
+	check.OK(t, err)
+	check.OK(t, held.Close())
 }
 
 func TestLock_OtherKindsOfFile(t *testing.T) {
 	dir := t.TempDir()
-	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
-	must(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
+	check.OK(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	check.OK(t, os.Symlink("elsewhere", filepath.Join(dir, "link")))
 	for name, want := range map[string]error{"pipe": hostfs.ErrNotRegular, "link": syscall.ELOOP, "": syscall.EISDIR} {
 		if _, err := hostfs.Lock(filepath.Join(dir, name)); !errors.Is(err, want) {
 			t.Errorf("%q: error %v, want %v", name, err, want)

@@ -10,9 +10,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestReadFile(t *testing.T) {
@@ -20,15 +19,15 @@ func TestReadFile(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	put(t, at("f"), "12345")
 	put(t, at("empty"), "")
-	must(t, errors.Join(os.Chmod(at("f"), 0o640), os.Chmod(at("empty"), 0o640), os.Symlink("f", at("link"))))
+	check.OK(t, errors.Join(os.Chmod(at("f"), 0o640), os.Chmod(at("empty"), 0o640), os.Symlink("f", at("link"))))
 	for name, want := range map[string]string{"f": "12345", "link": "12345", "empty": ""} {
 		if data, mode, err := hostfs.ReadFile(at(name), int64(len(want))); string(data) != want || mode != 0o640 || err != nil {
 			t.Errorf("%s: %q, mode %v, error %v", name, data, mode, err)
 		}
 	}
-	must(t, errors.Join(syscall.Mkfifo(at("pipe"), 0o600), os.Symlink("pipe", at("pipelink"))))
+	check.OK(t, errors.Join(syscall.Mkfifo(at("pipe"), 0o600), os.Symlink("pipe", at("pipelink"))))
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", at("socket"))
-	must(t, err)
+	check.OK(t, err)
 	defer func() { _ = listener.Close() }()
 	for name, want := range map[string]error{
 		at("f"):             hostfs.ErrTooLarge,
@@ -57,14 +56,12 @@ func TestList(t *testing.T) {
 	for _, name := range []string{"b.conf", "a.conflist", "B.conf", "10.json", "9.conf", "b.txt", ".conf"} {
 		put(t, filepath.Join(dir, name), "")
 	}
-	must(t, os.Mkdir(filepath.Join(dir, "d.conf"), 0o755))
-	must(t, os.Symlink("missing", filepath.Join(dir, "l.conf")))
+	check.OK(t, os.Mkdir(filepath.Join(dir, "d.conf"), 0o755))
+	check.OK(t, os.Symlink("missing", filepath.Join(dir, "l.conf")))
 	got, err := hostfs.List(dir, func(name string) bool { return !strings.HasSuffix(name, ".txt") })
-	must(t, err)
+	check.OK(t, err)
 	want := []string{".conf", "10.json", "9.conf", "B.conf", "a.conflist", "b.conf", "l.conf"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
 	if got, err := hostfs.List(dir, nil); len(got) != len(want)+1 || err != nil {
 		t.Errorf("all: %q, error %v", got, err)
 	}

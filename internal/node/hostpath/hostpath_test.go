@@ -9,14 +9,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func mkdir(t *testing.T, parts ...string) string {
 	t.Helper()
 	dir := filepath.Join(parts...)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.MkdirAll(dir, 0o700))
 	return dir
 }
 
@@ -38,9 +38,7 @@ func TestDetect_Container(t *testing.T) {
 		"/var/lib/cni/":    {host + "/var/lib/cni", v.Proc + "/1/root/var/lib/cni"},
 		"/var/run/netns/a": {host + "/run/netns/a", host + "/var/run/netns/a", v.Proc + "/1/root/run/netns/a", v.Proc + "/1/root/var/run/netns/a"},
 	} {
-		if diff := cmp.Diff(want, v.Candidates(path)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", path, diff)
-		}
+		check.Diff(t, path, want, v.Candidates(path))
 	}
 	if got := v.Existing(node + "/netns"); !slices.Equal(got, []string{node + "/netns"}) {
 		t.Errorf("before the runtime makes its directory: %q", got)
@@ -91,9 +89,7 @@ func TestEachMount(t *testing.T) {
 	text := strings.Join([]string{
 		long, "91 25 0:4 net:[1] /run/netns/cni-1 rw shared:13 - nsfs nsfs rw", `91 25 0:4 / /run/a\040b\011c\012d\134e rw - tmpfs tmpfs rw`, "91 25 0:4", "",
 	}, "\n")
-	if err := os.WriteFile(table, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(table, []byte(text), 0o600))
 	var got []Mount
 	err := EachMount(table, func(m Mount) error { got = append(got, m); return nil })
 	want := []Mount{

@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // lab is a pod that is redirected, of one family.
@@ -59,9 +60,7 @@ func (l lab) ask(t *testing.T, q labtest.Request) (inspect.Answer, labtest.Answe
 	t.Helper()
 	of := inspect.Question{To: q.To, UID: uint32(q.From.UID), GID: uint32(q.From.GID), UDP: q.Via == labtest.UDP}
 	a, err := inspect.Walk(t.Context(), l.space, nil, of)
-	if err != nil {
-		t.Fatalf("%s: %v", q, err)
-	}
+	check.OK(t, err, q)
 	return a, q.Send(t.Context())
 }
 
@@ -196,8 +195,6 @@ func TestJudge_PortOfAnotherHost(t *testing.T) {
 	t.Parallel()
 	for to, want := range map[string]inspect.Wanted{"127.0.0.1:15001": inspect.AsWanted, "10.77.0.1:15001": inspect.Past} {
 		r := walk.Result{Verdict: walk.Redirected, To: netip.MustParseAddrPort(to), Expected: walk.Passed}
-		if got := inspect.Judge(r); got != want {
-			t.Errorf("to %s: %s, want %s", to, got, want)
-		}
+		check.Equal(t, inspect.Judge(r), want, "to", to)
 	}
 }

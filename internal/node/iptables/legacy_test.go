@@ -9,6 +9,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // relation are small numbers whose sum, each times a power of FNV's prime, is 0 of 64 bits; they were found by lattice reduction.
@@ -67,9 +68,7 @@ func TestLegacyDigest_ForgedTable(t *testing.T) {
 				}
 				return err
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			return entries, digest
 		}
 		sum := func(b []byte) uint64 {
@@ -108,9 +107,7 @@ func TestRead_RuleOfSeveralLines(t *testing.T) {
 			_, err := tool.Read(t.Context())
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		netnstest.Run(t, path, "iptables-legacy", append([]string{"-t", "nat"}, rule...)...)
 	}
 	err := netnstest.Open(t, path).Do(func() error {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const thread = "/proc/thread-self/ns/net"
@@ -54,16 +55,12 @@ func TestDo_EveryKindOfPath(t *testing.T) {
 	fd := path[strings.LastIndex(path, "/")+1:]
 
 	child := exec.CommandContext(t.Context(), "sleep", "1000")
-	if err := netns.Do(path, child.Start); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, netns.Do(path, child.Start))
 	defer func() { _, _ = child.Process.Kill(), child.Wait() }()
 
 	link := filepath.Join(t.TempDir(), "link")
 	bind := bindMount(t, path)
-	if err := os.Symlink(bind, link); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Symlink(bind, link))
 	err := netns.Do(path, func() error {
 		for name, p := range map[string]string{
 			"open file of a process":    path,
@@ -75,9 +72,7 @@ func TestDo_EveryKindOfPath(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				unmoved(t, func() {
-					if err := netns.Do(p, func() error { in(t, path); return nil }); err != nil {
-						t.Fatal(err)
-					}
+					check.OK(t, netns.Do(p, func() error { in(t, path); return nil }))
 				})
 			})
 		}
@@ -127,21 +122,13 @@ func TestDo_OtherFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	regular := filepath.Join(dir, "regular")
-	if err := os.WriteFile(regular, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(regular, []byte("x"), 0o600))
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Mkfifo(fifo, 0o600))
 	unmounted := bindMount(t, netnstest.New(t))
-	if err := unix.Unmount(unmounted, unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Unmount(unmounted, unix.MNT_DETACH))
 	dangling := filepath.Join(dir, "dangling")
-	if err := os.Symlink(filepath.Join(dir, "absent"), dangling); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Symlink(filepath.Join(dir, "absent"), dangling))
 	tests := []struct {
 		name, path, part string
 		is               error
@@ -189,9 +176,7 @@ func unmoved(t *testing.T, fn func()) {
 	t.Helper()
 	before := inode(t, thread)
 	fn()
-	if after := inode(t, thread); after != before {
-		t.Errorf("the caller was moved from %s to %s", before, after)
-	}
+	check.Equal(t, inode(t, thread), before, "the caller was moved from")
 }
 
 func TestDo_Panic(t *testing.T) {
@@ -256,12 +241,8 @@ func TestDo_Concurrent(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if up := lo.Flags&net.FlagUp != 0; up != (i%2 == 0) {
-						t.Errorf("namespace %d: lo up is %v", i, up)
-					}
-					if got := inode(t, "/proc/self/ns/net"); got != host {
-						t.Errorf("the process appears to be in %s, want %s", got, host)
-					}
+					check.Equal(t, lo.Flags&net.FlagUp != 0, i%2 == 0, "namespace", i, "lo up is")
+					check.Equal(t, inode(t, "/proc/self/ns/net"), host, "the process appears to be in")
 					return nil
 				})
 				if err != nil {
@@ -308,9 +289,7 @@ func TestDo_NoOtherThread(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 }
 
 func TestInode_IdentifiesNamespaces(t *testing.T) {
@@ -319,9 +298,7 @@ func TestInode_IdentifiesNamespaces(t *testing.T) {
 	bind, host := bindMount(t, path), bindMount(t, "/proc/self/ns/net")
 	check := func(a, b string, same, host bool) {
 		n := netnstest.Open(t, b)
-		if got := netnstest.Open(t, a).Inode() == n.Inode(); got != same {
-			t.Errorf("%q is %q: %v, want %v", a, b, got, same)
-		}
+		check.Equal(t, netnstest.Open(t, a).Inode() == n.Inode(), same, a, "is", b)
 		if got, err := n.IsHost(); err != nil || got != host {
 			t.Errorf("%q is the host's: %v, %v, want %v", b, got, err, host)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // foreign are rules of other programs, as iptables-restore takes them and iptables-save prints them.
@@ -178,9 +179,7 @@ func TestRead_RulesOfNft(t *testing.T) {
 	}
 	for i, n := range ofNft {
 		got := regexp.MustCompile(`handle [0-9]+`).ReplaceAllString(rules[i+1], "handle HANDLE")
-		if got != n.want {
-			t.Errorf("%s: read as %q, want %q", n.rule, got, n.want)
-		}
+		check.Equal(t, got, n.want, n.rule, "read as")
 	}
 }
 
@@ -211,9 +210,7 @@ func TestApply_ForeignRulesStay(t *testing.T) {
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -I OUTPUT 1 -p tcp -m limit --limit 7/min -j ACCEPT")...)
 	p.apply(t, reconcile(want4))
 	wantOut, _ := want4.Table("nat").Chain("OUTPUT")
-	if diff := cmp.Diff(specs(wantOut.Rules), p.chain(t, "OUTPUT")[:len(wantOut.Rules)]); diff != "" {
-		t.Errorf("head of nat OUTPUT (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "head of nat OUTPUT", specs(wantOut.Rules), p.chain(t, "OUTPUT")[:len(wantOut.Rules)])
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -D OUTPUT -p tcp -m limit --limit 7/min -j ACCEPT")...)
 
 	p.apply(t, func(v *nftables.View) (out nftables.Plan) {

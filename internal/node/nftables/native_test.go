@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // treatment is families with IPv6 captured or not there.
@@ -71,12 +72,8 @@ func TestNative_SpecReplaced(t *testing.T) {
 		full, redirect.NativeRules(redirect.Default(), treatment(true)), redirect.NativeRules(redirect.Default(), treatment(false)), full,
 		{Family: ruleset.Inet},
 	} {
-		if n := len(p.watch(t, native(want)).writes()); n != 1 {
-			t.Errorf("step %d: %d transactions, want 1", i, n)
-		}
-		if n := len(p.watch(t, native(want)).writes()); n != 0 {
-			t.Errorf("step %d: %d transactions to do nothing", i, n)
-		}
+		check.Equal(t, len(p.watch(t, native(want)).writes()), 1, "step", i)
+		check.Equal(t, len(p.watch(t, native(want)).writes()), 0, "step", i)
 		fresh := newPod(t)
 		fresh.apply(t, native(want))
 		equal(t, fmt.Sprintf("step %d", i), fresh.run(t, "", "nft", "list", "ruleset"), p.run(t, "", "nft", "list", "ruleset"))
@@ -160,9 +157,7 @@ func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 		t.Errorf("error %v, want %q in it", err, text)
 	}
 	equal(t, "after the refusal", before, p.run(t, "", "nft", "list", "ruleset"))
-	if n := len(p.watch(t, move(want)).writes()); n != 1 {
-		t.Errorf("%d transactions, want 1", n)
-	}
+	check.Equal(t, len(p.watch(t, move(want)).writes()), 1, "transactions")
 	for _, f := range families {
 		if set := p.read(t, f); !set.Empty() {
 			t.Errorf("%s rules of iptables are left:\n%s", f, set)

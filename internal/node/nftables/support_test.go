@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -17,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
@@ -32,9 +32,7 @@ func newPod(tb testing.TB) pod {
 // do runs the code under test in the namespace.
 func (p pod) do(tb testing.TB, fn func() error) {
 	tb.Helper()
-	if err := netns.Do(string(p), fn); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, netns.Do(string(p), fn))
 }
 
 // run runs a command, which must succeed, with a text on its standard input.
@@ -62,9 +60,7 @@ func program(f ruleset.Family, suffix string) string {
 func (p pod) save(tb testing.TB, f ruleset.Family) ruleset.Set {
 	tb.Helper()
 	set, err := ruleset.Parse(f, p.run(tb, "", program(f, "-save")))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	return set
 }
 
@@ -214,9 +210,7 @@ func chainOf(line string) string {
 // equal compares texts by line.
 func equal(tb testing.TB, what, want, got string) {
 	tb.Helper()
-	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" {
-		tb.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	check.Diff(tb, what, strings.Split(want, "\n"), strings.Split(got, "\n"))
 }
 
 // everything is a Spec with every kind of rule.

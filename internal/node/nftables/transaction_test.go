@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // message is the head of a netlink message that was sent.
@@ -57,9 +58,7 @@ func nothing() []ruleset.Set { return []ruleset.Set{{Family: ruleset.IPv4}, {Fam
 // tables are asked for, and all tables of both families go in one request of which only the last message is answered.
 func TestApply_NewNamespace(t *testing.T) {
 	w := newPod(t).watch(t, reconcile(both(everything())...))
-	if len(w.requests) != 3 {
-		t.Errorf("%d requests were sent, want 3: generation, tables, transaction", len(w.requests))
-	}
+	check.Equal(t, len(w.requests), 3, "requests were sent")
 	writes := w.writes()
 	if len(writes) != 1 {
 		t.Fatalf("%d transactions were sent, want 1", len(writes))
@@ -98,9 +97,7 @@ func TestApply_SpecReplaced(t *testing.T) {
 	first := redirect.Default()
 	for i, wants := range [][]ruleset.Set{both(first), both(everything()), both(first), nothing(), both(everything()), nothing()} {
 		w := p.watch(t, reconcile(wants...))
-		if len(w.writes()) != 1 {
-			t.Errorf("step %d: %d transactions, want 1", i, len(w.writes()))
-		}
+		check.Equal(t, len(w.writes()), 1, "step", i)
 		for _, want := range wants {
 			have := p.save(t, want.Family)
 			if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
@@ -202,9 +199,7 @@ func TestRead_InUse(t *testing.T) {
 	for f, want := range map[ruleset.Family]bool{ruleset.IPv4: false, ruleset.IPv6: true} {
 		p.do(t, func() error {
 			got, err := nftables.InUse(t.Context(), f)
-			if got != want {
-				t.Errorf("%s in use: %v, want %v", f, got, want)
-			}
+			check.Equal(t, got, want, f, "in use")
 			return err
 		})
 	}

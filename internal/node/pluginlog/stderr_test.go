@@ -7,9 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // valve is a writer that blocks until it is opened, or for each write.
@@ -37,9 +36,7 @@ func TestStderr_Hangs(t *testing.T) {
 		for range 50 {
 			log.Debug("late")
 		}
-		if got := time.Since(began); got != 0 {
-			t.Errorf("100 records took %v", got)
-		}
+		check.Equal(t, time.Since(began), 0, "100 records took")
 		l.Close()
 		if got := time.Since(began); got != DefaultTimeout || got >= 100*time.Millisecond {
 			t.Errorf("with Close it took %v, want the timeout of %v", got, DefaultTimeout)
@@ -47,9 +44,7 @@ func TestStderr_Hangs(t *testing.T) {
 		close(v.open)
 		synctest.Wait()
 		want := append(strings.Fields(strings.Repeat("early ", 50)), strings.Fields(strings.Repeat("late ", 50))...)
-		if diff := cmp.Diff(want, messages(t, v.String())); diff != "" {
-			t.Errorf("written in the end (-want +got):\n%s", diff)
-		}
+		check.Diff(t, "written in the end", want, messages(t, v.String()))
 	})
 }
 
@@ -68,9 +63,7 @@ func TestStderr_Slow(t *testing.T) {
 		l.Logger().Info("b")
 		l.Logger().Info("c")
 		l.Close()
-		if diff := cmp.Diff([]string{"a", "b", "c"}, messages(t, v.String())); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		check.Diff(t, "result", []string{"a", "b", "c"}, messages(t, v.String()))
 	})
 }
 
@@ -81,9 +74,7 @@ func TestStderr_Closed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			reader, writer, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			defer func() { _ = reader.Close() }()
 			prepare(reader)
 			cmd := agenttest.Child(t, roleVariable+"=talker")

@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/route"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func v4(mark, table uint32) route.Policy {
@@ -84,9 +85,7 @@ func settled(state string) bool {
 
 func in(t *testing.T, path string, fn func() error) {
 	t.Helper()
-	if err := netns.Do(path, fn); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, netns.Do(path, fn))
 }
 
 func apply(t *testing.T, path string, w route.Want) {
@@ -99,7 +98,7 @@ func remove(t *testing.T, path string, w route.Want) {
 	in(t, path, func() error { return route.Remove(w) })
 }
 
-func check(t *testing.T, path string, w route.Want) []string {
+func checked(t *testing.T, path string, w route.Want) []string {
 	t.Helper()
 	var missing []string
 	in(t, path, func() (err error) { missing, err = route.Check(w); return err })
@@ -109,16 +108,14 @@ func check(t *testing.T, path string, w route.Want) []string {
 // complete fails if Check finds a difference.
 func complete(t *testing.T, path string, w route.Want) {
 	t.Helper()
-	if missing := check(t, path, w); missing != nil {
+	if missing := checked(t, path, w); missing != nil {
 		t.Errorf("Check returns %q", missing)
 	}
 }
 
 func same[T any](t *testing.T, what string, want, got T) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	check.Diff(t, what, want, got)
 }
 
 func leftovers(t *testing.T, path string) route.Want {
@@ -220,7 +217,7 @@ func TestApply_MissingObjects(t *testing.T) {
 	for bits := range 1 << len(hand) {
 		setup := slices.DeleteFunc(byHand(), func(c string) bool { return bits&(1<<slices.Index(hand, c)) == 0 })
 		path := newNamespace(t, setup...)
-		missing := check(t, path, wantAll())
+		missing := checked(t, path, wantAll())
 		if len(missing) != len(hand)-len(setup) {
 			t.Errorf("with %q Check returns %q", setup, missing)
 		}
@@ -266,7 +263,7 @@ func TestApply_LeavesOneRule(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			path := newNamespace(t, tt.setup, route133)
-			missing := check(t, path, w)
+			missing := checked(t, path, w)
 			if (len(missing) == 0) != (tt.part == "") || !strings.Contains(fmt.Sprint(missing), tt.part) {
 				t.Errorf("Check returns %q, want %q", missing, tt.part)
 			}
@@ -364,7 +361,7 @@ func TestRemove_UnknownSelector(t *testing.T) {
 		t.Errorf("Leftovers gives %v", got)
 	}
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
-	if missing := check(t, path, w); len(missing) != 1 {
+	if missing := checked(t, path, w); len(missing) != 1 {
 		t.Errorf("Check returns %q", missing)
 	}
 	apply(t, path, w)
@@ -409,7 +406,7 @@ func TestCheck_MissingObjects(t *testing.T) {
 		`route "local default dev lo table 133" (IPv6) is missing`,
 		`policy rule "fwmark 0x539 lookup 133" (IPv6) is missing`,
 	}
-	same(t, "difference", want, check(t, path, wantAll()))
+	same(t, "difference", want, checked(t, path, wantAll()))
 	complete(t, path, route.Want{})
 	same(t, "changed", before, state(t, path))
 }
@@ -428,7 +425,7 @@ func TestCheck_AnotherInterfaceNamedLo(t *testing.T) {
 		if c.shown != "" {
 			want = []string{"interface lo is not the loopback device (that is " + c.shown + ")"}
 		}
-		same(t, c.setup, want, check(t, path, route.Want{}))
+		same(t, c.setup, want, checked(t, path, route.Want{}))
 		in(t, path, func() error {
 			name, err := route.Loopback()
 			same(t, c.setup, c.loopback, name)
@@ -442,7 +439,7 @@ func TestApply_WiderPrefix(t *testing.T) {
 	for command, missing := range map[string]int{"-6 addr add ::6/64 dev lo": 0, "-6 addr add ::6/128 dev veth0 nodad": 1} {
 		path := newNamespace(t, "link add veth0 type veth peer name veth1", command)
 		before, w := state(t, path), route.Want{PassthroughV6: true}
-		if got := check(t, path, w); len(got) != missing {
+		if got := checked(t, path, w); len(got) != missing {
 			t.Errorf("%s: Check returns %q", command, got)
 		}
 		if missing == 0 {
@@ -549,11 +546,9 @@ func TestApply_LackingNamespace(t *testing.T) {
 			}
 			for _, family := range []string{"-4", "-6"} {
 				got := strings.Contains(ip(t, path, family+" rule"), "fwmark 0x539 lookup 133")
-				if got != (tt.rules == family) {
-					t.Errorf("ip %s rule has the rule: %v", family, got)
-				}
+				check.Equal(t, got, tt.rules == family, "ip", family, "rule has the rule")
 			}
-			if missing := check(t, path, wantAll()); len(missing) == 0 {
+			if missing := checked(t, path, wantAll()); len(missing) == 0 {
 				t.Error("Check finds nothing missing")
 			}
 			remove(t, path, wantAll())

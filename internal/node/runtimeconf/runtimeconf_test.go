@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const (
@@ -26,16 +27,12 @@ func node(t *testing.T, files map[string]string) string {
 	root := t.TempDir()
 	for name, text := range files {
 		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
 		write := func() error { return os.WriteFile(file, []byte(text), 0o600) }
 		if target, link := strings.CutPrefix(text, "->"); link {
 			write = func() error { return os.Symlink(target, file) }
 		}
-		if err := write(); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, write())
 	}
 	return root
 }
@@ -73,9 +70,7 @@ state = "/run/k3s/containerd"
 func TestRead_Directories(t *testing.T) {
 	t.Parallel()
 	one6, err := os.ReadFile("testdata/containerd-1.6-default.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	crio := func(conf string, bins ...string) runtimeconf.Config {
 		return runtimeconf.Config{Runtime: runtimeconf.CRIO, ConfDir: conf, BinDirs: bins}
 	}
@@ -213,9 +208,7 @@ func TestRead_Directories(t *testing.T) {
 			if unread := strings.Contains(tc.says, "cannot be read"); unread != (got.Unread != nil) {
 				t.Errorf("unread: %v", got.Unread)
 			}
-			if got.Disabled != strings.Contains(tc.says, "switched off") {
-				t.Errorf("disabled: %v", got.Disabled)
-			}
+			check.Equal(t, got.Disabled, strings.Contains(tc.says, "switched off"), "disabled")
 			if tc.says == "" && len(got.Problems) > 0 || tc.says != "" && (len(got.Problems) != 1 || !strings.Contains(got.Problems[0].Error(), tc.says)) {
 				t.Errorf("problems %v, want one with %q", got.Problems, tc.says)
 			}
@@ -234,9 +227,7 @@ func TestRead_ChangedSinceStart(t *testing.T) {
 	}
 	start := func() {
 		_ = os.Remove(root + sock)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(root+sock), 0o700), os.WriteFile(root+sock, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, errors.Join(os.MkdirAll(filepath.Dir(root+sock), 0o700), os.WriteFile(root+sock, nil, 0o600)))
 	}
 	if !pending() {
 		t.Error("the runtime does not run, and has read its files")
@@ -255,9 +246,7 @@ func TestRead_ChangedSinceStart(t *testing.T) {
 		func() error { return os.RemoveAll(root + "/a") },
 		func() error { return os.Remove(root + etc) },
 	} {
-		if err := change(); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, change())
 		if !pending() {
 			t.Error("a change after the start counts as read")
 		}

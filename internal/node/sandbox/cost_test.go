@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // crowd gives few namespaces many names: mounts, lines of the mount table, and processes.
@@ -65,9 +66,7 @@ func TestFind_EntersEachNamespaceOnce(t *testing.T) {
 		}
 		for _, times := range []map[netns.Inode]int{opened, entered} {
 			for inode, n := range times {
-				if n != 1 {
-					t.Errorf("%s: %s was opened or entered %d times", address, inode, n)
-				}
+				check.Equal(t, n, 1, address, inode, "was opened or entered")
 			}
 		}
 	}
@@ -104,9 +103,7 @@ func TestFind_LeavesNothingBehind(t *testing.T) {
 		})
 	}
 	work.Wait()
-	if after := open(t, "/proc/self/fd/*", all); after != before {
-		t.Errorf("%d open files are of the namespaces, want %d", after, before)
-	}
+	check.Equal(t, open(t, "/proc/self/fd/*", all), before)
 	found, err := n.Find(t.Context(), podOf("10.78.1.2"))
 	n.Do(err)
 	defer found.Close()

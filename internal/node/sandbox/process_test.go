@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestProcesses_OfPods(t *testing.T) {
@@ -38,20 +39,14 @@ func TestProcesses_OfPods(t *testing.T) {
 	} {
 		dir := filepath.Join(proc, process)
 		for name, text := range map[string]string{"cgroup": files[0], "status": files[1], "ns/net": ""} {
-			if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o750); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o750))
+			check.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 	}
 	var got []string
-	if err := (sandbox.Places{Proc: proc}).Processes(t.Context(), func(p sandbox.Process) {
+	check.OK(t, (sandbox.Places{Proc: proc}).Processes(t.Context(), func(p sandbox.Process) {
 		got = append(got, fmt.Sprintf("%d %d %s %s %d:%d", p.PID, p.Thread, p.Pod, p.Container, p.UID, p.GID))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	slices.Sort(got)
 	want := []string{
 		"10 0 " + pod + " " + id + " 1337:7", "11 0 " + pod + " " + id + " 66873:65536", "12 0 " + pod + " " + id + " 0:0", "13 0 " + pod + "  5:5",

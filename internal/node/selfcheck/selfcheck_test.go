@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func run(t *testing.T) (Verdict, error) {
@@ -23,15 +24,11 @@ func run(t *testing.T) (Verdict, error) {
 
 func TestRun_EveryBackend(t *testing.T) {
 	v, err := run(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if len(v.Results) != 3 || v.Choice != redirect.Netlink || v.Kernel == "" {
 		t.Errorf("got %+v", v)
 	}
-	if v.Summary() != "" {
-		t.Errorf("problems: %s", v.Summary())
-	}
+	check.Equal(t, v.Summary(), "", "problems")
 	if !strings.Contains(v.Text(), "backend auto is netlink") {
 		t.Errorf("got %s", v.Text())
 	}
@@ -41,9 +38,7 @@ func TestRun_EveryBackend(t *testing.T) {
 func TestRun_WithoutRules(t *testing.T) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		s, err := newTestbed(f)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		defer s.close()
 		err = s.packets(t.Context())
 		if err == nil {
@@ -113,9 +108,7 @@ func TestVerdict_Chooses(t *testing.T) {
 				{Backend: redirect.Tools, Problems: c.tools, Untried: c.untried},
 			}}
 			v.choose()
-			if v.Choice != c.want {
-				t.Errorf("chose %q, want %q", v.Choice, c.want)
-			}
+			check.Equal(t, v.Choice, c.want, "chose")
 			if err := v.Served(""); (err != nil) != (c.want == "") {
 				t.Errorf("auto is served: %v", err)
 			}
@@ -126,9 +119,7 @@ func TestVerdict_Chooses(t *testing.T) {
 				t.Errorf("tools: %v, text %s", v.Served(redirect.Tools), v.Text())
 			}
 			dir := t.TempDir()
-			if err := v.Record(hostfs.Disk{}, dir); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, v.Record(hostfs.Disk{}, dir))
 			if got := Recorded(dir); got.PreferTools() != c.prefer || (got.Served(redirect.Auto) != nil) != (c.want == "") || got.Text() != v.Text() {
 				t.Errorf("recorded %+v", got)
 			}
@@ -139,9 +130,7 @@ func TestVerdict_Chooses(t *testing.T) {
 func TestVerdict_Invalid(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`, `{"version":1,"kernel":"another","choice":"","results":[{"backend":"netlink"}]}`} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600))
 		if got := Recorded(dir); len(got.Results) > 0 || got.PreferTools() || got.Served(redirect.Auto) != nil {
 			t.Errorf("%s: %+v", text, got)
 		}

@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestMain(m *testing.M) { chaintest.Main(m) }
@@ -44,9 +45,7 @@ func run(t *testing.T, args ...string) (code int, files map[string]string, stder
 func unpack(t *testing.T, from io.Reader) map[string]string {
 	t.Helper()
 	plain, err := gzip.NewReader(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	files := map[string]string{}
 	dir := ""
 	for in := tar.NewReader(plain); ; {
@@ -54,9 +53,7 @@ func unpack(t *testing.T, from io.Reader) map[string]string {
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		text, err := io.ReadAll(in)
 		first, name, _ := strings.Cut(header.Name, "/")
 		if dir == "" {
@@ -143,17 +140,13 @@ func TestBundle_OfANode(t *testing.T) {
 func relay(t *testing.T, socket, message string) {
 	t.Helper()
 	agent, err := agentapi.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer agent.Close() //nolint:errcheck // all is said
 	line, err := json.Marshal(map[string]string{"level": "info", "time": time.Now().Format(time.RFC3339Nano), "msg": message})
 	if err == nil {
 		err = agent.Log(t.Context(), []string{string(line)})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 }
 
 // fake is an agent with the given answers by path.
@@ -218,9 +211,7 @@ func TestBundle_ManyPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	plain, err := gzip.NewReader(&out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	found := 0
 	for in := tar.NewReader(plain); ; {
 		header, err := in.Next()
@@ -235,9 +226,7 @@ func TestBundle_ManyPods(t *testing.T) {
 			t.Errorf("%s is behind %d pods", header.Name, found)
 		}
 	}
-	if found != pods {
-		t.Errorf("%d pods", found)
-	}
+	check.Equal(t, found, pods, "pods")
 }
 
 func TestBundle_NoAgent(t *testing.T) {
@@ -247,9 +236,7 @@ func TestBundle_NoAgent(t *testing.T) {
 		dir + "/selftest.json": `{"choice":"netlink"}`, net + "/10-x.conf": `{"type":"bridge"}`,
 		dir + "/istio-cni-kubeconfig": "not YAML: [ " + planted,
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	code, files, stderr := run(t, "--socket="+dir+"/pods.sock", "--net-dir="+net)
 	if code != applet.ExitError || !strings.Contains(stderr, "connecting to the node agent") || files["selftest.json"] == "" || files["cni/10-x.conf"] == "" {
@@ -318,9 +305,7 @@ func TestArchive_Bounds(t *testing.T) {
 		a.write(fmt.Sprint(i), bytes.Repeat([]byte("line\n"), 2<<20))
 	}
 	a.write("small", []byte("x"))
-	if err := a.close(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, a.close())
 	files := unpack(t, &out)
 	sum := 0
 	for _, text := range files {

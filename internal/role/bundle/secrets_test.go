@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // secretPart is in each of the secrets below.
@@ -78,9 +79,7 @@ func TestSecrets_OfOtherPrograms(t *testing.T) {
 			}
 			for name := range net {
 				conf := cniconf.Candidate(name)
-				if shown := strings.Contains(files["cni/"+name], `"bridge": "cni0"`); shown != (conf && kind == "valid") {
-					t.Errorf("%s is shown: %t", name, shown)
-				}
+				check.Equal(t, strings.Contains(files["cni/"+name], `"bridge": "cni0"`), conf && kind == "valid", name, "is shown")
 				_, left, _ := strings.Cut(files["missing.txt"], "cni/"+name+": left out, ")
 				left, _, _ = strings.Cut(left, "\n")
 				if said := strings.Contains(left, " bytes: not valid JSON: an error at byte "); said != (conf && kind != "valid") {
@@ -93,7 +92,5 @@ func TestSecrets_OfOtherPrograms(t *testing.T) {
 
 func put(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(file, []byte(text), 0o600))
 }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // events are those that the API server has.
@@ -20,9 +21,7 @@ func events(t *testing.T, n *nodetest.Node) []corev1.Event {
 	var all []corev1.Event
 	for _, text := range n.API.Events() {
 		var one corev1.Event
-		if err := json.Unmarshal(text, &one); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, json.Unmarshal(text, &one))
 		all = append(all, one)
 	}
 	return all
@@ -122,9 +121,7 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 		t.Error(err)
 	}
 	// One bad content is one problem, however many events the kubelet's exchange makes.
-	if got := a.Metric(`istio_cni_config_problems_total{source="` + source + `"}`); got != "1" {
-		t.Errorf("1 bad content was counted as %s", got)
-	}
+	check.Equal(t, a.Metric(`istio_cni_config_problems_total{source="`+source+`"}`), "1", "1 bad content was counted as")
 	stopAsking()
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestAgent_Ends: one agent that ends for good, one that may not and one that must not. All situations that decide are in
@@ -51,9 +52,7 @@ func ends(t *testing.T, a *nodetest.Agent) bool {
 	t.Helper()
 	a.Terminate()
 	code := a.Wait()
-	if code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	check.Equal(t, code, 0, "exit code")
 	return code == 0
 }
 
@@ -83,9 +82,7 @@ func TestOnce_WaitsForConfiguration(t *testing.T) {
 	if code := a.Wait(); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
-	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-		t.Errorf("the runtime loads: -want +got:\n%s", diff)
-	}
+	check.Diff(t, "the runtime loads", withUs(), types(t, n))
 }
 
 func TestUninstall_ByHand(t *testing.T) {
@@ -97,9 +94,7 @@ func TestUninstall_ByHand(t *testing.T) {
 	// Sockets, lock, verdict and kubeconfig come back after their removal: the agent still holds the node.
 	files, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*"))
 	for _, file := range files {
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Remove(file))
 	}
 	nodetest.Await(t, "the run directory", func() error {
 		if now, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*")); len(files) < 5 || !slices.Equal(now, files) {
@@ -110,9 +105,7 @@ func TestUninstall_ByHand(t *testing.T) {
 	if code, u := n.Run("--uninstall"); code != 1 || !strings.Contains(u.Log(), "a node agent is at work here and would install again") {
 		t.Errorf("beside an agent: exit code %d, %s", code, u.Log())
 	}
-	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-		t.Errorf("the refused uninstallation did something: -want +got:\n%s", diff)
-	}
+	check.Diff(t, "the refused uninstallation did something", withUs(), types(t, n))
 	if !ends(t, a) {
 		return
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestAgent_Killed kills agents with SIGKILL while they install, heal and uninstall: at random
@@ -123,9 +124,7 @@ func (k *killer) tampered(refused bool) *nodetest.Agent {
 	a.AwaitReady()
 	for name := range k.n.Tree(nodetest.NetDir) {
 		if name == "zzz-istio-cni.conf" || strings.HasSuffix(name, "/zzz-istio-cni.conf") {
-			if err := os.Remove(k.n.Path(path.Join(nodetest.NetDir, name))); err != nil {
-				k.t.Fatal(err)
-			}
+			check.OK(k.t, os.Remove(k.n.Path(path.Join(nodetest.NetDir, name))))
 			return a
 		}
 	}
@@ -138,13 +137,9 @@ func (k *killer) tampered(refused bool) *nodetest.Agent {
 func (k *killer) kill(doing string, a *nodetest.Agent) {
 	k.t.Helper()
 	watch, err := fsnotify.NewWatcher()
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	check.OK(k.t, err)
 	defer func() { _ = watch.Close() }()
-	if err := errors.Join(watch.Add(k.n.Path(nodetest.NetDir)), watch.Add(k.n.Path(nodetest.BinDir))); err != nil {
-		k.t.Fatal(err)
-	}
+	check.OK(k.t, errors.Join(watch.Add(k.n.Path(nodetest.NetDir)), watch.Add(k.n.Path(nodetest.BinDir))))
 	events := make(chan fsnotify.Event)
 	if k.random.IntN(3) > 0 {
 		events = watch.Events
@@ -189,9 +184,7 @@ func (k *killer) installed(refused bool) {
 		})
 	} else {
 		a.AwaitReady()
-		if diff := cmp.Diff(append(slices.Clone(k.types), "istio-cni"), types(k.t, k.n)); diff != "" {
-			k.t.Errorf("after all the runtime loads: -want +got:\n%s", diff)
-		}
+		check.Diff(k.t, "after all the runtime loads", append(slices.Clone(k.types), "istio-cni"), types(k.t, k.n))
 	}
 	for _, dir := range []string{nodetest.NetDir, nodetest.BinDir} {
 		for name := range k.n.Tree(dir) {

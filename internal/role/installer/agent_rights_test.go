@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestAgent_Rights uses all features of an agent and compares the requests to the API server with
@@ -80,9 +81,7 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 	token, authority := server.ServiceAccount(t)
 	host, port := server.Address()
 	api, err := kube.NewClient(kube.Config{Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer api.Close()
 	clock := clocktesting.NewFakeClock(time.Now())
 	events := eventrecorder.New(api, eventrecorder.Options{
@@ -106,13 +105,9 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 func rights(t *testing.T, features map[string]bool) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	var out bytes.Buffer
-	if err := template.Must(template.New("agent").Parse(string(text))).Execute(&out, features); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, template.Must(template.New("agent").Parse(string(text))).Execute(&out, features))
 	all := map[string]bool{}
 	for document := range strings.SplitSeq(out.String(), "\n---\n") {
 		var role struct {
@@ -138,9 +133,7 @@ func asked(t *testing.T, server *kubetest.Server) map[string]bool {
 	for _, request := range server.Requests() {
 		method, rest, _ := strings.Cut(request, " ")
 		at, err := url.Parse(rest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for _, right := range needs(method, at) {
 			all[right] = true
 		}

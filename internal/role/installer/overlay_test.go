@@ -10,14 +10,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func started(t *testing.T, env map[string]string, args ...string) input {
 	t.Helper()
 	in, err := parse(args, around(env))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return in
 }
 
@@ -30,9 +29,7 @@ func TestLive_ChangesPlugin(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster("EXCLUDE_NAMESPACES=old", "AMBIENT_PODS=ignore"))
 	before, err := in.build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	c, frozen, err := in.reload(configMap(map[string]string{
 		"EXCLUDED_NAMESPACES": "a,b\n", "AMBIENT_ENABLED": "true", "AMBIENT_ENABLEMENT_SELECTOR": selectorYAML,
 		"NATIVE_NFTABLES":                "true\n", // as a file has it
@@ -51,9 +48,7 @@ func TestLive_ChangesPlugin(t *testing.T) {
 	stanza.SecondFamily, stanza.APITimeout, stanza.ForceIptables = redirect.Capture, 5*time.Second, "legacy"
 	stanza.Backend = redirect.Native
 	c.Lines = want.Lines
-	if diff := cmp.Diff(want, c); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, c)
 	again, _, err := in.reload()
 	if diff := cmp.Diff(before.String(), again.String()); err != nil || diff != "" {
 		t.Errorf("error %v, without it -before +after:\n%s", err, diff)

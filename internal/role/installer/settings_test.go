@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // row has a text of a setting with its changes of the configuration, and a text that is refused, "" for none.
@@ -194,9 +195,7 @@ func TestSettings_EveryRow(t *testing.T) {
 		t.Errorf("rows and settings differ, -rows +settings:\n%s", diff)
 	}
 	want = []string{"once", "uninstall", "dry-run", "ctrlz_port", "ctrlz_address", "log_output_level", "log_as_json"}
-	if diff := cmp.Diff(want, flagsOnly); diff != "" {
-		t.Errorf("settings without a variable, -want +got:\n%s", diff)
-	}
+	check.Diff(t, "settings without a variable,", want, flagsOnly)
 }
 
 func TestSettings_WithoutEffect(t *testing.T) {
@@ -214,9 +213,7 @@ func TestSettings_WithoutEffect(t *testing.T) {
 			good, bad = "fd16::1", "169.254.7"
 		}
 		for _, name := range s.Env {
-			if got := changed(before, mustLoad(t, cluster(name+"="+good))); got != "" {
-				t.Errorf("%s changes %s", name, got)
-			}
+			check.Equal(t, changed(before, mustLoad(t, cluster(name+"="+good))), "", name, "changes")
 			if bad != "" {
 				mustFail(t, cluster(name+"="+bad), nil, "environment variable "+name+": value ")
 			}
@@ -267,9 +264,7 @@ func TestSettings(t *testing.T) {
 // TestChart_Versions: the schema lists the versions that the plugin serves.
 func TestChart_Versions(t *testing.T) {
 	text, err := os.ReadFile("../../../manifests/istio-cni/values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if enum := `"confVersion": {"enum": ["", "` + strings.Join(cniconf.Versions(), `", "`) + `"]}`; !strings.Contains(string(text), enum) {
 		t.Errorf("the schema has not %s", enum)
 	}

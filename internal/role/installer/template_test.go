@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // chart2020 is a template as a chart of the shell-script era hands it over, with its colons in the wrong place.
@@ -59,9 +58,7 @@ func TestTemplate_Placeholders(t *testing.T) {
 	c := mustLoad(t, cluster("LOG_LEVEL=debug"), "--service-account-dir="+dir,
 		`--cni-network-config={"type":"istio-cni","x":["__SERVICEACCOUNT_TOKEN__","___LOG_LEVEL___","__dirname__","__POD_NAMESPACE__"]}`)
 	want := `{"type":"istio-cni","x":["aaa.bbb__POD_NAMESPACE__ccc","_debug_","__dirname__","istio-system"]}` // a replacement is not expanded
-	if diff := cmp.Diff(want, string(c.Want.Stanza.Template)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, string(c.Want.Stanza.Template))
 }
 
 func TestTemplate_StaysAsWritten(t *testing.T) {
@@ -144,9 +141,7 @@ func TestTemplate_Caveats(t *testing.T) {
 		`the template makes the plugin read kubeconfig "/elsewhere"; the agent writes "/var/run/istio-cni/istio-cni-kubeconfig" ` +
 			`and, on the host, "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
 	}
-	if diff := cmp.Diff(want, c.warnings); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, c.warnings)
 }
 
 // FuzzTemplate: no template causes a panic, puts the token into an error, a warning or the printed configuration,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func environment(pairs ...string) func(string) (string, bool) {
@@ -76,9 +77,7 @@ func TestLoad_Defaults(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			cfg, err := load(test.args, environment(test.env...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			if diff := cmp.Diff(test.want, cfg.Repair); diff != "" || cfg.Daemon != test.daemon {
 				t.Errorf("daemon %v; (-want +got):\n%s", cfg.Daemon, diff)
 			}
@@ -100,9 +99,7 @@ func TestLoad_Warnings(t *testing.T) {
 		{[]string{"--repair-pods", "--node-name=a"}, nil, "", false},
 	} {
 		cfg, err := load(test.args, environment(test.env...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		if got := strings.Join(cfg.Warnings, "\n"); !strings.Contains(got, test.want) || test.want == "" && got != "" || cfg.elsewhere() != test.elsewhere {
 			t.Errorf("%q: warnings %q, elsewhere %v", test.args, got, cfg.elsewhere())
 		}

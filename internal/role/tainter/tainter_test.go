@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // cluster returns the environment of a container in Kubernetes, with more variables.
@@ -125,12 +125,8 @@ func TestLoad_Settings(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := load(test.args, test.env)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.OK(t, err)
+			check.Diff(t, "result", test.want, got, cmpopts.IgnoreUnexported(Config{}))
 		})
 	}
 }
@@ -171,7 +167,5 @@ func TestLoad_Variables(t *testing.T) {
 		TAINT_NODE_CONDITION TAINT_LEADER_ELECT TAINT_LEASE_NAMESPACE TAINT_LEASE_NAME TAINT_LEASE_DURATION TAINT_RENEW_DEADLINE
 		TAINT_RETRY_PERIOD KUBECONFIG TAINT_HEALTH_PORT TAINT_MONITORING_PORT LOG_LEVEL LOG_AS_JSON POD_NAMESPACE POD_NAME HOSTNAME
 		KUBERNETES_NODE_NAME NODE_NAME`)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
 }

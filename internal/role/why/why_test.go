@@ -26,6 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/role/why"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // why runs the command on a terminal of so many columns, 0 for none.
@@ -318,9 +319,7 @@ func TestPage_OfAPod(t *testing.T) {
 		{"a hostile name", func(e *inspect.Explanation) { e.Pod, e.Unread = hostile, []string{hostile} }, 0, nil, ""},
 	} {
 		text, err := json.Marshal(pod(tt.change))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		socket := serve(t, http.StatusOK, string(text))
 		code, out, errs := explain(t, 0, "shop/web", socket)
 		missing := slices.DeleteFunc(tt.page, func(part string) bool { return strings.Contains(out, part) })
@@ -370,9 +369,7 @@ func TestWhy_BadArguments(t *testing.T) {
 // TestManual_Output holds docs/bypass.md to the program: the way of a packet.
 func TestManual_Output(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/bypass.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	f := labtest.New(t, ruleset.IPv4)
 	s := redirect.Default()
 	s.OutboundPortsExclude = append(s.OutboundPortsExclude, ruleset.OnePort(443))
