@@ -8,15 +8,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // mustClean removes the rules and routing of the mesh.
 func mustClean(t *testing.T, n redirection.Namespace) redirection.Report {
 	t.Helper()
 	r, err := n.Clean(t.Context(), redirect.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return r
 }
 
@@ -55,9 +54,7 @@ func TestClean_ReferenceRules(t *testing.T) {
 			alone := dualPod(t) // without foreign rules
 			alone.reference(t, v, c.spec, families...)
 			mustClean(t, alone.namespace(v))
-			if left := filled(alone.save(t, v, ruleset.IPv4) + alone.save(t, v, ruleset.IPv6)); left != "" {
-				t.Errorf("still there is\n%s", left)
-			}
+			check.Equal(t, filled(alone.save(t, v, ruleset.IPv4)+alone.save(t, v, ruleset.IPv6)), "", "still there is")
 		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Runs that overlap in one namespace must not put their rules beside each other's.
@@ -52,13 +53,9 @@ func TestApply_KilledRun(t *testing.T) {
 	slow := newToolbox(t).add(t, iptables.NFT, multi(t, iptables.NFT), "case $name in *-restore) touch "+started+"; sleep 1;; esac", "iptables-")
 	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestApply_KilledRun$")
 	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.NetNS.Path(), "PODNET_TEST_PATH="+slow.dir)
-	if err := first.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, first.Start())
 	agenttest.Eventually(t, "the start of the tool", func() bool { _, err := os.Stat(started); return err == nil })
-	if err := first.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, first.Process.Kill())
 	_ = first.Wait()
 	mustApply(t, n, redirect.Default())
 	time.Sleep(1500 * time.Millisecond) // long enough for an orphaned tool to write its rules now

@@ -10,13 +10,13 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families.
@@ -73,9 +73,7 @@ func (b toolbox) started(t *testing.T) []string {
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(b.log); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.RemoveAll(b.log))
 	if len(text) == 0 {
 		return nil
 	}
@@ -89,9 +87,7 @@ func multi(t *testing.T, v iptables.Variant) string {
 	if err == nil {
 		link, err = filepath.EvalSymlinks(link)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return link
 }
 
@@ -137,12 +133,8 @@ func (want budget) check(t *testing.T, host iptables.Host, backend redirect.Back
 		{"the second Apply", func() error { _, err := n.Apply(t.Context(), spec, 0); return err }, want.again},
 		{"Verify", func() error { verified(t, n, spec); return nil }, want.again},
 	} {
-		if err := step.do(); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(step.want, b.started(t)); diff != "" {
-			t.Errorf("%s of a pod with both families: %t starts (-want +got):\n%s", step.name, want.both, diff)
-		}
+		check.OK(t, step.do())
+		check.Diff(t, fmt.Sprintf("%s of a pod with both families: %t starts", step.name, want.both), step.want, b.started(t))
 	}
 }
 
@@ -207,9 +199,7 @@ func inMounts(t *testing.T, script string) (dir string, inside bool) {
 	t.Helper()
 	const variable = "PODNET_TEST_DIR"
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	dir = t.TempDir()
 	inside = netnstest.Inside(t, func(cmd *exec.Cmd) {
 		script += ` && exec "$0" -test.v -test.run="^$1\$"`
@@ -230,13 +220,9 @@ func TestApply_LockOfTheNode(t *testing.T) {
 		return
 	}
 	lock, err := os.Open("/run/xtables.lock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer lock.Close() //nolint:errcheck // a test
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	held := func() {
 		t.Helper()
 		const list = "! env -u XTABLES_LOCKFILE iptables-legacy --wait=1 -L 2>&1"

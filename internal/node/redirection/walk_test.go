@@ -20,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The walk is compared with real packets: random Specs and foreign rules are applied, random packets are sent, and the listener
@@ -42,9 +43,7 @@ func TestLive_EveryPlace(t *testing.T) {
 	packet := walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort("10.2.0.9:80")}
 	for _, of := range []*redirect.Spec{&spec, nil} {
 		live, err := p.namespace("").Live(t.Context(), of)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		packet.Dst = netip.AddrPortFrom(packet.Dst.Addr(), 80)
 		if r := live.Walk(packet); r.Verdict != walk.Redirected || (of == nil) != (r.Decided.Why == "") {
 			t.Error(r.Summary)
@@ -92,9 +91,7 @@ func TestWalk_TablesOfOthers(t *testing.T) {
 	} {
 		p.feed(t, c.table, "nft", "-f", "-")
 		live, err := p.namespace(byNetlink).Live(t.Context(), &spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for to, want := range map[string]walk.Verdict{"10.2.0.9:80": c.v4, "[fd00:2::9]:80": c.v6} {
 			r := live.Walk(walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort(to)})
 			if r.Verdict != want {
@@ -155,9 +152,7 @@ func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejec
 		t.Fatal(err)
 	}
 	alone, err := namespaceOf(w.Fixture, v).Live(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for _, w.family = range families {
 		for range walkPackets {
 			q, p := w.packet()
