@@ -27,7 +27,7 @@ func name(f redirect.Field) string {
 func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.Set) []audit.Problem {
 	want, have := redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv4)
 	change(&have)
-	owned := redirect.Owned(want, have)
+	owned := redirect.Sidecar().Owned(want, have)
 	var diffs []ruleset.Diff
 	if d := ruleset.Compare(want, have, owned); !d.Empty() {
 		diffs = append(diffs, d)

@@ -68,11 +68,11 @@ func FuzzOwned(f *testing.F) {
 			return // no kernel has such rules
 		}
 		nothing := ruleset.Set{Family: ruleset.IPv4}
-		foreigners := rulesettest.Lines(rulesettest.NewNamespace(have).Save(), redirect.Owned(nothing, have))
-		n.Reach(t, nothing, redirect.Owned)
+		foreigners := rulesettest.Lines(rulesettest.NewNamespace(have).Save(), redirect.Sidecar().Owned(nothing, have))
+		n.Reach(t, nothing, redirect.Sidecar().Owned)
 		if diff := cmp.Diff(foreigners, linesOf(n)); diff != "" {
 			t.Errorf("what was not owned has changed (-before +after):\n%s", diff)
 		}
-		rulesettest.NewNamespace(have).Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Owned)
+		rulesettest.NewNamespace(have).Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Sidecar().Owned)
 	})
 }

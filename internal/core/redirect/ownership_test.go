@@ -105,7 +105,7 @@ func TestOwned_CleaningUp(t *testing.T) {
 				}
 			}
 			n := rulesettest.NewNamespace(rulesettest.Set(all...))
-			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) })
+			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, func(_, have ruleset.Set) ruleset.Ownership { return redirect.Sidecar().AllOwned(have) })
 			check.Diff(t, "what is left", rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n))
 		})
 	}
@@ -121,11 +121,11 @@ func TestOwned_ForeignReturn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := rulesettest.NewNamespace(rulesettest.Set(rule))
-			n.Reach(t, redirect.Rules(w.spec(t), ruleset.IPv4), redirect.Owned)
+			n.Reach(t, redirect.Rules(w.spec(t), ruleset.IPv4), redirect.Sidecar().Owned)
 			if !slices.Contains(linesOf(n), rule) {
 				t.Error("the foreign rule is gone")
 			}
-			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, redirect.Owned)
+			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, redirect.Sidecar().Owned)
 			check.Diff(t, "what is left", []string{rule}, linesOf(n))
 		})
 	}
@@ -135,7 +135,7 @@ func TestOwned_ForeignReturn(t *testing.T) {
 func TestOwned_WantedRules(t *testing.T) {
 	want := rulesettest.Set("nat OUTPUT -o eth9 -j ACCEPT")
 	have := rulesettest.Set("nat OUTPUT -p udp -j DROP", "nat OUTPUT -o eth9 -j ACCEPT")
-	owned := redirect.Owned(want, have)
+	owned := redirect.Sidecar().Owned(want, have)
 	if owned.OwnsRule("nat", "OUTPUT", 0) || !owned.OwnsRule("nat", "OUTPUT", 1) {
 		t.Errorf("owned is %+v, want the second rule of nat/OUTPUT only", owned.Rules)
 	}
@@ -153,7 +153,7 @@ func TestOwned_ShapesAlone(t *testing.T) {
 		"raw OUTPUT -p udp -m udp --dport 53 -j CT --zone 2",
 	}
 	n := rulesettest.NewNamespace(rulesettest.Set(foreign...))
-	n.Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Owned)
+	n.Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Sidecar().Owned)
 	after := linesOf(n)
 	for _, rule := range foreign {
 		if !slices.Contains(after, rule) {
@@ -171,7 +171,7 @@ func TestOwned_ForeignReturnBehind(t *testing.T) {
 	n := rulesettest.NewNamespace(want)
 	add(t, n, "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
 	have := n.Save()
-	if diff := ruleset.Compare(want, have, redirect.Owned(want, have)); !diff.Empty() {
+	if diff := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !diff.Empty() {
 		t.Errorf("a foreign rule is a difference:\n%s", diff)
 	}
 }

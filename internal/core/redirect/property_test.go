@@ -71,7 +71,7 @@ func missing(set ruleset.Set) string {
 func TestSets_JumpTargets(t *testing.T) {
 	for name, spec := range anySpecs(500) {
 		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
-			if to := missing(redirect.NativeRules(spec, redirect.Families{IPv6: treatment})); to != "" {
+			if to := missing(spec.NativeSet(redirect.Families{IPv6: treatment})); to != "" {
 				t.Errorf("%s, IPv6 treatment %d: %s is not there", name, treatment, to)
 			}
 		}
@@ -130,13 +130,13 @@ func TestSets_ReplaceEachOther(t *testing.T) {
 					if foreigners == first {
 						add(t, n, foreign)
 					}
-					n.Reach(t, redirect.Rules(before, f), redirect.Owned)
+					n.Reach(t, redirect.Rules(before, f), redirect.Sidecar().Owned)
 					if foreigners == last {
 						add(t, n, foreign)
 					}
-					n.Reach(t, redirect.Rules(after, f), redirect.Owned)
-					n.Reach(t, redirect.RejectAll(f), redirect.Owned)
-					n.Reach(t, ruleset.Set{Family: f}, redirect.Owned)
+					n.Reach(t, redirect.Rules(after, f), redirect.Sidecar().Owned)
+					n.Reach(t, redirect.RejectAll(f), redirect.Sidecar().Owned)
+					n.Reach(t, ruleset.Set{Family: f}, redirect.Sidecar().Owned)
 					want := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners != never {
 						add(t, want, foreign)

@@ -144,7 +144,7 @@ func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 		unsupported := func(nftrace.Filter) (*nftrace.Tracer, error) {
 			return nil, fmt.Errorf("opening: %w", nftrace.ErrUnsupported)
 		}
-		err := follow.RunWith(t.Context(), l.space, &l.spec, o, unsupported, func(r follow.Record) error {
+		err := follow.RunWith(t.Context(), l.space, l.spec, o, unsupported, func(r follow.Record) error {
 			if blind = append(blind, r); r.Begin != nil {
 				send()
 			}
@@ -251,7 +251,7 @@ func TestCounters_LastReading(t *testing.T) {
 		l.space.Tools = slowTools(t, test.command)
 		var all []follow.Record
 		o := follow.Options{Subject: "x", For: 2200 * time.Millisecond, Now: time.Now}
-		err := follow.Run(t.Context(), l.space, &l.spec, o, func(r follow.Record) error {
+		err := follow.Run(t.Context(), l.space, l.spec, o, func(r follow.Record) error {
 			if all = append(all, r); r.Begin == nil {
 				return nil
 			}

@@ -95,9 +95,9 @@ type Ports struct {
 	Inbound  uint16 `json:"inbound"`
 }
 
-// Read describes a namespace. The Spec is the wanted redirection; nil is unknown.
-func Read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec) (d Detail, err error) {
-	live, err := read(ctx, space, spec)
+// Read describes a namespace. Nil is what is wanted if that is not known.
+func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (d Detail, err error) {
+	live, err := read(ctx, space, want)
 	if err != nil {
 		return d, err
 	}
@@ -127,10 +127,10 @@ func listening(space redirection.Namespace) (all []sockdiag.Listener, err error)
 	return all, err
 }
 
-// read reads the live rules. Without a Spec, the wanted rules are those of the one that is inferred, if there are rules of the mesh.
-func read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec) (walk.Namespace, error) {
-	live, err := space.Live(ctx, spec)
-	if err != nil || spec != nil {
+// read reads the live rules. If it is not known what is wanted, it is what Infer finds.
+func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (walk.Namespace, error) {
+	live, err := space.Live(ctx, want)
+	if err != nil || want != nil {
 		return live, err
 	}
 	inferred, native, found := live.Infer()
@@ -189,7 +189,7 @@ func backend(space *redirection.Namespace, native bool) error {
 	}
 	return space.NetNS.Do(func() error {
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			found, err := iptables.LegacyMesh(f)
+			found, err := iptables.LegacyHas(f, redirect.Sidecar().ChainPrefix)
 			if err != nil {
 				return err
 			}

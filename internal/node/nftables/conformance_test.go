@@ -41,7 +41,7 @@ func conform(t *testing.T, wants ...ruleset.Set) {
 	for _, want := range wants {
 		f := want.Family
 		none := ruleset.Set{Family: f}
-		theirs.restore(t, f, ruleset.Reconcile(want, none, redirect.Owned(want, none)).String())
+		theirs.restore(t, f, ruleset.Reconcile(want, none, redirect.Sidecar().Owned(want, none)).String())
 		equal(t, "what iptables-save prints, "+f.String(), want.String(), ours.save(t, f).String())
 		equal(t, "what is read, "+f.String(), want.String(), ours.read(t, f).String())
 		equal(t, "what is read of iptables' rules, "+f.String(), want.String(), theirs.read(t, f).String())

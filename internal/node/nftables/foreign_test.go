@@ -202,7 +202,7 @@ func TestApply_ForeignRulesStay(t *testing.T) {
 	p.apply(t, reconcile(want4, want6))
 	for _, want := range []ruleset.Set{want4, want6} {
 		have := p.read(t, want.Family)
-		if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
+		if d := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !d.Empty() {
 			t.Errorf("%s is not as wanted:\n%s", want.Family, d)
 		}
 	}
@@ -215,7 +215,7 @@ func TestApply_ForeignRulesStay(t *testing.T) {
 
 	p.apply(t, func(v *nftables.View) (out nftables.Plan) {
 		for _, f := range families {
-			out.Programs = append(out.Programs, ruleset.Reconcile(ruleset.Set{Family: f}, v.Set(f), redirect.AllOwned(v.Set(f))))
+			out.Programs = append(out.Programs, ruleset.Reconcile(ruleset.Set{Family: f}, v.Set(f), redirect.Sidecar().AllOwned(v.Set(f))))
 		}
 		return out
 	})

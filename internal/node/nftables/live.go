@@ -101,7 +101,7 @@ func (v *View) otherTables(ctx context.Context) (map[tableKey]*table, error) {
 	err := v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		f, seen := liveFamilies[m.Family]
 		at := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}
-		if flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32(); seen && !at.known() && flags&unix.NFT_TABLE_F_DORMANT == 0 {
+		if flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32(); seen && !v.known(at) && flags&unix.NFT_TABLE_F_DORMANT == 0 {
 			all[at] = newTable(at, false, false)
 		}
 		return nil

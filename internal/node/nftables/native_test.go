@@ -34,13 +34,13 @@ func TestNative_TablesOfTheReference(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, ipv6 := range []bool{false, true} {
-				conformNative(t, redirect.NativeRules(spec, treatment(ipv6)), nftScript(spec, ipv6))
+				conformNative(t, spec.NativeSet(treatment(ipv6)), nftScript(spec, ipv6))
 			}
 		})
 	}
 	for _, other := range []redirect.Treatment{redirect.Rejected, redirect.Bypassed} { // which the reference does not have
-		want := redirect.NativeRules(everything(), redirect.Families{IPv6: other, HasIPv4: true})
-		conformNative(t, want, redirect.NativeScript(want))
+		want := everything().NativeSet(redirect.Families{IPv6: other, HasIPv4: true})
+		conformNative(t, want, redirect.Sidecar().NativeScript(want))
 	}
 }
 
@@ -49,7 +49,7 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	ours, theirs, scripted := newPod(t), newPod(t), newPod(t)
 	ours.apply(t, native(want))
 	theirs.run(t, script, "nft", "-f", "-")
-	scripted.run(t, redirect.NativeScript(want), "nft", "-f", "-")
+	scripted.run(t, redirect.Sidecar().NativeScript(want), "nft", "-f", "-")
 	list := theirs.run(t, "", "nft", "list", "ruleset")
 	equal(t, "what nft lists", list, ours.run(t, "", "nft", "list", "ruleset"))
 	equal(t, "what nft lists of our script", list, scripted.run(t, "", "nft", "list", "ruleset"))
@@ -67,9 +67,9 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 // table behind that the next one has no rules for, and its rules at work.
 func TestNative_SpecReplaced(t *testing.T) {
 	p := newPod(t)
-	full := redirect.NativeRules(everything(), treatment(true))
+	full := everything().NativeSet(treatment(true))
 	for i, want := range []ruleset.Set{
-		full, redirect.NativeRules(redirect.Default(), treatment(true)), redirect.NativeRules(redirect.Default(), treatment(false)), full,
+		full, redirect.Default().NativeSet(treatment(true)), redirect.Default().NativeSet(treatment(false)), full,
 		{Family: ruleset.Inet},
 	} {
 		check.Equal(t, len(p.watch(t, native(want)).writes()), 1, "step", i)
@@ -84,7 +84,7 @@ func TestNative_SpecReplaced(t *testing.T) {
 func TestNative_EachDrift(t *testing.T) {
 	spec := everything()
 	spec.TunnelPort = 15009
-	want := redirect.NativeRules(spec, treatment(true))
+	want := spec.NativeSet(treatment(true))
 	tests := []struct{ name, nft, seen string }{
 		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output tcp dport 9 counter accept"},
 		{"an unknown rule", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output meta nfproto ipv4 [a match of the network header, see rule handle "},
@@ -125,7 +125,7 @@ func TestNative_ForeignTables(t *testing.T) {
 	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
 	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
 	before := p.run(t, "", "nft", "list", "ruleset")
-	p.apply(t, native(redirect.NativeRules(everything(), treatment(true))))
+	p.apply(t, native(everything().NativeSet(treatment(true))))
 	if during := p.run(t, "", "nft", "list", "ruleset"); !strings.HasPrefix(during, strings.TrimSpace(before)) || during == before {
 		t.Errorf("with native tables:\n%s", during)
 	}
@@ -138,7 +138,7 @@ func TestNative_ForeignTables(t *testing.T) {
 func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, reconcile(both(redirect.Default())...))
-	want := redirect.NativeRules(redirect.Default(), treatment(true))
+	want := redirect.Default().NativeSet(treatment(true))
 	move := func(to ruleset.Set) plan {
 		return func(v *nftables.View) nftables.Plan {
 			out := reconcile(nothing()...)(v)

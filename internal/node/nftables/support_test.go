@@ -81,7 +81,7 @@ func reconcile(wants ...ruleset.Set) plan {
 		var p nftables.Plan
 		for _, want := range wants {
 			have := v.Set(want.Family)
-			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
+			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Sidecar().Owned(want, have)))
 		}
 		return p
 	}
@@ -100,7 +100,7 @@ func update(tb testing.TB, change plan, sent func([]byte)) error {
 		return err
 	}
 	s.OnSend(sent)
-	v, err := s.Read(tb.Context())
+	v, err := s.Read(tb.Context(), redirect.Sidecar())
 	if err == nil {
 		err = v.Apply(change(v))
 	}
@@ -126,7 +126,7 @@ func (p pod) view(tb testing.TB) (v *nftables.View) {
 		if err != nil {
 			return err
 		}
-		v, err = s.Read(tb.Context())
+		v, err = s.Read(tb.Context(), redirect.Sidecar())
 		return errors.Join(err, s.Close())
 	})
 	return v

@@ -100,7 +100,7 @@ func TestApply_SpecReplaced(t *testing.T) {
 		check.Equal(t, len(w.writes()), 1, "step", i)
 		for _, want := range wants {
 			have := p.save(t, want.Family)
-			if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
+			if d := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !d.Empty() {
 				t.Errorf("step %d: %s is not as wanted:\n%s", i, want.Family, d)
 			}
 			if !have.Equal(p.read(t, want.Family)) {
@@ -218,7 +218,7 @@ func TestApply_UserNamespace(t *testing.T) {
 				t.Errorf("error %v, want %q in it", err, text)
 			}
 		}
-		if err = update(t, native(redirect.NativeRules(redirect.Default(), treatment(true))), nil); err != nil {
+		if err = update(t, native(redirect.Default().NativeSet(treatment(true))), nil); err != nil {
 			t.Errorf("native tables: %v", err)
 		}
 		return

@@ -19,6 +19,7 @@ import (
 // View is the rules of a namespace at one moment.
 type View struct {
 	session    *Session
+	owner      redirect.Owner
 	generation uint32
 	tables     map[tableKey]*table
 	// others reports whether there are tables that Read does not read.
@@ -55,14 +56,12 @@ func linkName(index uint32) string {
 	return link.Name
 }
 
-// known reports whether a table is one that is read.
-func (k tableKey) known() bool {
-	return k.family != ruleset.Netdev && redirect.KnownTable(k.family, k.table)
-}
+// known reports whether a table is one that Read reads.
+func (v *View) known(k tableKey) bool { return v.owner.KnownTable(k.family, k.table) }
 
 // base returns the hook of a base chain.
-func (k tableKey) base(chain string) (ruleset.Hook, bool) {
-	return redirect.HookOf(k.family, k.table, chain)
+func (v *View) base(k tableKey, chain string) (ruleset.Hook, bool) {
+	return v.owner.HookOf(k.family, k.table, chain)
 }
 
 // hooks are the kernel's numbers.
@@ -145,16 +144,16 @@ func (t *table) rules(name string) ruleset.Table {
 	return out
 }
 
-// Read returns a consistent View of the namespace. It returns ErrChanged if the rules changed while they were read. After
+// Read returns a consistent View of the namespace: of iptables' tables and of the owner's native ones. It returns ErrChanged if the rules changed while they were read. After
 // ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without tables Read sends one
 // request besides that for the generation.
-func (s *Session) Read(ctx context.Context) (*View, error) {
+func (s *Session) Read(ctx context.Context, owner redirect.Owner) (*View, error) {
 	s.conn.Budget = budget
 	generation, err := s.conn.Generation()
 	if err != nil {
 		return nil, unsupported(err)
 	}
-	v := &View{session: s, generation: generation, tables: map[tableKey]*table{}}
+	v := &View{session: s, owner: owner, generation: generation, tables: map[tableKey]*table{}}
 	others, err := v.readTables(ctx)
 	if err != nil || len(v.tables) == 0 {
 		return v, err
@@ -190,8 +189,10 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 	err = v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
 		f, ours := byProtocol[m.Family]
-		v.others = v.others || !ours || !(tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}).known()
-		if at := (tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}); ours && at.known() {
+		at := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}
+		known := ours && v.known(at)
+		v.others = v.others || !known
+		if known {
 			v.tables[at] = newTable(at, flags&unix.NFT_TABLE_F_DORMANT != 0, f != ruleset.Inet)
 		} else if ours {
 			others[f] = true
@@ -264,7 +265,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 		return
 	}
 	c, hook, drops := readChain(protocolFamily(f), attributes)
-	want, builtin := at.base(c.name)
+	want, builtin := v.base(at, c.name)
 	hooked := hook.Name != ""
 	asWanted := builtin == hooked && (!builtin || hook == want)
 	switch {

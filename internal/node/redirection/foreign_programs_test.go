@@ -203,7 +203,7 @@ func (i item) harmless(t *testing.T, at beside, without []string) {
 	}
 	var unknown []string
 	for _, a := range all {
-		answer, err := inspect.Walk(t.Context(), n, &w.spec, a.Question)
+		answer, err := inspect.Walk(t.Context(), n, w.spec, a.Question)
 		check.OK(t, err)
 		if answer.Verdict == walk.CannotTell.String() {
 			unknown = append(unknown, a.command()+": "+answer.Sentence)

@@ -340,7 +340,7 @@ func (w *walked) question() (a asked) {
 func (w *walked) ask(t *testing.T, v iptables.Variant, spec redirect.Spec, all []*asked) {
 	t.Helper()
 	for i := range all {
-		of := &spec
+		var of redirect.Wanted = spec
 		if w.Rand != nil && w.IntN(3) == 0 { // as of a namespace of which nothing is known
 			of = nil
 		}

@@ -375,7 +375,7 @@ func TestVerify_AnotherInterfaceNamedLo(t *testing.T) {
 	pod(s.Path()).feed(t, swap+"route add default via "+labtest.Resolver.Addr(f).String()+"\n", "ip", "-batch", "-")
 	answers(labtest.ByPeer)
 	const want = "interface lo is not the loopback device (that is lo0)"
-	for name, compare := range map[string]func(context.Context, redirect.Spec) (redirection.Report, error){"Verify": space.Verify, "Audit": space.Audit} {
+	for name, compare := range map[string]func(context.Context, redirect.Wanted) (redirection.Report, error){"Verify": space.Verify, "Audit": space.Audit} {
 		if r, err := compare(t.Context(), spec); err != nil || r.Clean() || !slices.Equal(r.Routing, []string{want}) {
 			t.Errorf("%s: %q, %v", name, r.Routing, err)
 		}

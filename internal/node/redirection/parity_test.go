@@ -53,7 +53,7 @@ func TestRules_OfTheReference(t *testing.T) {
 func install(tb testing.TB, p pod, v iptables.Variant, want ruleset.Set) {
 	tb.Helper()
 	have := ruleset.Set{Family: want.Family}
-	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Owned(want, have)).String())
+	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Sidecar().Owned(want, have)).String())
 }
 
 // The reference does not reject the second family; the rules must still be as the kernel's tools print them.

@@ -76,12 +76,12 @@ const (
 	exclusive access = true
 )
 
-// run reads the namespace, compares it with the Spec (nil: no rules of the mesh) and passes the result to fn.
-func (n Namespace) run(ctx context.Context, a access, spec *redirect.Spec, fn func(*pass) error) (Report, error) {
+// run reads the namespace, compares it with what is wanted (nil: no rules of the owner) and passes the result to fn.
+func (n Namespace) run(ctx context.Context, a access, owner redirect.Owner, want redirect.Wanted, fn func(*pass) error) (Report, error) {
 	var r Report
 	err := n.retry(ctx, a, func(n Namespace, m mode) error {
 		r = Report{}
-		p, failed := n.inspect(ctx, m, spec)
+		p, failed := n.inspect(ctx, m, owner, want)
 		if failed != nil {
 			return failed
 		}

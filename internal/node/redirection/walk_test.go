@@ -41,7 +41,7 @@ func TestLive_EveryPlace(t *testing.T) {
 	p.iptables(t, iptables.Legacy, ruleset.IPv4, "-t raw -A OUTPUT -p tcp --dport 9 -j DROP")
 	p.run(t, "nft", "add table inet other")
 	packet := walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort("10.2.0.9:80")}
-	for _, of := range []*redirect.Spec{&spec, nil} {
+	for _, of := range []redirect.Wanted{spec, nil} {
 		live, err := p.namespace("").Live(t.Context(), of)
 		check.OK(t, err)
 		packet.Dst = netip.AddrPortFrom(packet.Dst.Addr(), 80)
@@ -90,7 +90,7 @@ func TestWalk_TablesOfOthers(t *testing.T) {
 		{"not known", "table ip t { chain a { type filter hook output priority -150; meta cgroup 7 drop; }\n}", walk.CannotTell, passes},
 	} {
 		p.feed(t, c.table, "nft", "-f", "-")
-		live, err := p.namespace(byNetlink).Live(t.Context(), &spec)
+		live, err := p.namespace(byNetlink).Live(t.Context(), spec)
 		check.OK(t, err)
 		for to, want := range map[string]walk.Verdict{"10.2.0.9:80": c.v4, "[fd00:2::9]:80": c.v6} {
 			r := live.Walk(walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort(to)})
@@ -148,7 +148,7 @@ func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejec
 		theirs += w.plantNative(t)
 	}
 	var err error
-	if w.live, err = namespaceOf(w.Fixture, v).Live(t.Context(), &spec); err != nil {
+	if w.live, err = namespaceOf(w.Fixture, v).Live(t.Context(), spec); err != nil {
 		t.Fatal(err)
 	}
 	alone, err := namespaceOf(w.Fixture, v).Live(t.Context(), nil)

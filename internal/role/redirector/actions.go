@@ -171,7 +171,7 @@ func (r run) show() error {
 	var b strings.Builder
 	sets := r.spec.Sets(families)
 	if r.backend == redirect.Native {
-		sets = []ruleset.Set{redirect.NativeRules(r.spec, families)}
+		sets = []ruleset.Set{r.spec.NativeSet(families)}
 	}
 	for _, set := range sets {
 		b.WriteString(r.text(set, families))
@@ -227,11 +227,11 @@ func (r run) text(set ruleset.Set, families redirect.Families) string {
 	case r.explain:
 		return set.Explain() + "\n"
 	case r.backend == redirect.Native:
-		return fmt.Sprintf("# %s: nft -f\n%s", set.Family, redirect.NativeScript(set))
+		return fmt.Sprintf("# %s: nft -f\n%s", set.Family, redirect.Sidecar().NativeScript(set))
 	}
 	none := ruleset.Set{Family: set.Family}
 	return fmt.Sprintf("# %s: %s --noflush\n%s", set.Family, iptables.Names(set.Family),
-		ruleset.Reconcile(set, none, redirect.Owned(set, none)))
+		ruleset.Reconcile(set, none, redirect.Sidecar().Owned(set, none)))
 }
 
 // routing prints the routes and addresses besides the rules, as comments, so that iptables-restore accepts the text.

@@ -265,7 +265,7 @@ func TestWalk_Reasons(t *testing.T) {
 		for _, c := range reasonCases() {
 			w := walk.Wanted{Spec: redirect.Default(), Families: redirect.Families{IPv6: redirect.Captured}, Native: native}
 			c.set(&w.Spec)
-			n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
+			n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
 			r := n.Walk(c.p)
 			if diff := cmp.Diff(c.want, r.Summary); diff != "" || r.Verdict != r.Expected || r.To != r.ExpectedTo {
 				t.Errorf("native %t: %s\nexpected %s\n%+v", native, diff, r.Expected, r.Hops)
@@ -299,7 +299,7 @@ func TestWalk_Deviations(t *testing.T) {
 		{func(sets []ruleset.Set) { sets[0].Tables = nil }, `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
 	} {
 		w := walk.Wanted{Spec: redirect.Default()}
-		n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w}
+		n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w}
 		c.change(n.Live)
 		if diff := cmp.Diff(c.want, n.Walk(out()).Summary); diff != "" {
 			t.Error(diff)
@@ -310,7 +310,7 @@ func TestWalk_Deviations(t *testing.T) {
 // TestWalk_NativeRulesOfOthers: a rule in a native table that is not understood may do anything, wherever it stands ahead of the end.
 func TestWalk_NativeRulesOfOthers(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default(), Native: true}
-	n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w}
+	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w}
 	chain := &n.Live[0].Tables[0].Chains[1]
 	other := ruleset.Listed([]ruleset.Match{ruleset.Other{Text: "[socket]"}}, ruleset.Drop, []ruleset.Match{ruleset.Other{Text: "[socket]"}, ruleset.Drop})
 	chain.Rules = append([]ruleset.Rule{other}, chain.Rules...)
@@ -329,7 +329,7 @@ func TestWalk_TwoSets(t *testing.T) {
 	first := live(t, ruleset.IPv4, "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
 	for want, rule := range map[string]string{"redirected": "nat OUTPUT -p tcp -j LOG", "cannot-tell": "nat OUTPUT -p tcp -j REDIRECT --to-ports 1"} {
 		for _, sets := range [][]ruleset.Set{{first, live(t, ruleset.IPv4, rule)}, {live(t, ruleset.IPv4, rule), first}} {
-			if r := (walk.Namespace{Live: sets}).Walk(out()); r.Verdict.String() != want {
+			if r := (walk.Namespace{Owner: redirect.Sidecar(), Live: sets}).Walk(out()); r.Verdict.String() != want {
 				t.Errorf("%s: %s, want %s", rule, r.Summary, want)
 			}
 		}

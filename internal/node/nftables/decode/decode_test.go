@@ -165,7 +165,7 @@ func TestRule_OpaqueIsNotWritten(t *testing.T) {
 func nativeRules(s redirect.Spec) []ruleset.Rule {
 	var out []ruleset.Rule
 	for _, t := range []redirect.Treatment{redirect.Captured, redirect.Rejected, redirect.Unused, redirect.Bypassed} {
-		out = append(out, rulesettest.Rules(redirect.NativeRules(s, redirect.Families{IPv6: t, HasIPv4: true}))...)
+		out = append(out, rulesettest.Rules(s.NativeSet(redirect.Families{IPv6: t, HasIPv4: true}))...)
 	}
 	return out
 }
