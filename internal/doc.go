@@ -49,7 +49,7 @@
 // which byte parity with the real tools runs through; the rule in both
 // reference texts (redirect/referencetest, nftables/native_reference_test.go); a
 // case of node/redirection's packets. No test demands these: a row in
-// redirect/bounds_test.go, in sidecar's TestDecide_Settings, and a row in
+// redirect/parse_test.go, in sidecar's TestDecide_Settings, and a row in
 // role/redirector/settings.go, without which --verify cannot express the rule.
 //
 // To add a setting: a row in the table of its role (role/installer/settings.go,

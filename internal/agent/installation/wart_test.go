@@ -5,15 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -21,6 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -362,6 +368,117 @@ func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	for _, name := range theirs {
 		if !n.there(name) {
 			t.Errorf("%s of another program was removed", name)
+		}
+	}
+}
+
+// TestRun_DirectoryRemovedUnderItsMount: a new container mounts the directory of now, also if the removal was earlier than
+// the agent's start, as it may have waited for another agent.
+func TestRun_DirectoryRemovedUnderItsMount(t *testing.T) {
+	for _, name := range []string{"net.d", "bin"} {
+		n := newFixture(t)
+		host := n.path("host")
+		check.OK(t, os.Mkdir(host, 0o755))
+		check.OK(t, unix.Mount(host, n.path(name), "", unix.MS_BIND, ""))
+		t.Cleanup(func() { _ = unix.Unmount(n.path(name), unix.MNT_DETACH) })
+		check.OK(t, os.Remove(host))
+		if err := n.agent().Run(t.Context()); !errors.Is(err, installation.ErrGone) || !strings.Contains(err.Error(), n.path(name)) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// TestReadiness_HangingDisk: the stanza is taken out while the disk is frozen. The agent is not ready then,
+// answers both probes all the time, and is alive: a restart would not help.
+func TestReadiness_HangingDisk(t *testing.T) {
+	t.Parallel()
+	n := newFixture(t, "10-bridge.conflist", conflist)
+	clock := agenttest.NewClock()
+	var disk sync.RWMutex // locked, no file can be made: as with fsfreeze(8), the call does not return
+	n.disk.Ops = hooked{before: func(string, string) error {
+		disk.RLock()
+		defer disk.RUnlock()
+		return nil
+	}}
+	n.health = health.NewState(health.Options{Now: clock.Now}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
+	probe := func(path string) (int, string) {
+		answer := httptest.NewRecorder()
+		n.health.Handler().ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return answer.Code, answer.Body.String()
+	}
+	ready := func() bool { code, _ := probe("/readyz"); return code == http.StatusOK }
+	n.running(n.agent())
+	n.until(func() bool { return ready() && len(n.loaded()) == 3 })
+
+	disk.Lock()
+	thaw := sync.OnceFunc(disk.Unlock)
+	defer thaw()
+	n.put("net.d/10-bridge.conflist", conflist, 0o644)
+	n.until(func() bool { // in small steps: a comparison that ends in time is no hang
+		clock.Step(100 * time.Millisecond)
+		return !ready()
+	})
+	if _, body := probe("/readyz"); !strings.Contains(body, "no comparison with the node's files was completed in time") {
+		t.Errorf("not ready: %s", body)
+	}
+	clock.Step(time.Hour)
+	if code, body := probe("/healthz"); code != http.StatusOK {
+		t.Errorf("not alive: %s", body)
+	}
+	if got := n.loaded(); len(got) != 2 {
+		t.Errorf("the runtime runs %q: the disk was not frozen", got)
+	}
+	thaw()
+	n.until(func() bool { return ready() && len(n.loaded()) == 3 })
+}
+
+// TestRun_WithoutInotify installs and heals while the user has no inotify instance, or no watch, left, and goes back when it
+// has. The limits are those of a user namespace of its own.
+func TestRun_WithoutInotify(t *testing.T) {
+	namespace := func(cmd *exec.Cmd) {
+		root := []syscall.SysProcIDMap{{Size: 1}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
+	}
+	limit := func(name string, n int) {
+		check.OK(t, os.WriteFile("/proc/sys/user/max_inotify_"+name, fmt.Append(nil, n), 0o600))
+	}
+	if !netnstest.Inside(t, namespace) {
+		return
+	}
+	for _, exhausted := range []string{"instances", "watches"} {
+		t.Run(exhausted, func(t *testing.T) {
+			limit(exhausted, 0)
+			n := newFixture(t, "10-bridge.conflist", conflist)
+			n.running(n.agent())
+			n.until(n.asWanted)
+			for range 3 {
+				check.OK(t, os.Remove(n.path("bin/istio-cni")))
+				n.put("net.d/10-bridge.conflist", conflist, 0o644)
+				n.until(n.asWanted)
+			}
+			check.Equal(t, n.count("istio_cni_files_polled"), "1", "istio_cni_files_polled is")
+			if got := strings.Count(n.log.String(), "sysctl fs.inotify"); got != 1 {
+				t.Errorf("%d hints, want one:\n%s", got, n.log.String())
+			}
+			limit(exhausted, 1000)
+			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
+			check.OK(t, os.Remove(n.path("bin/istio-cni")))
+			n.until(n.asWanted)
+		})
+	}
+}
+
+func TestReconcile_DropIns(t *testing.T) {
+	t.Parallel()
+	const yes, no, unknown = cniconf.Loaded, cniconf.NotLoaded, cniconf.Unknown
+	for runtime, want := range map[string]cniconf.Support{
+		"containerd://1.6.20": no, "containerd://1.7.35": no, "containerd://2.0.14": no, "containerd://2.1.3": yes,
+		"containerd://2.1.4-k3s2": yes, "containerd://2.4.2+unknown": yes, "containerd://2.10.0": yes, "containerd://3.0.0": yes,
+		"containerd://v2.2.0": yes, "cri-o://1.34.0": unknown, "docker://28.0.0": unknown, "": unknown, "containerd://": unknown,
+		"containerd://2": unknown, "containerd://x.y": unknown, "containerd://2.x": unknown,
+	} {
+		if got := installation.LoadsDropIns(runtime); got != want {
+			t.Errorf("%q: %v, want %v", runtime, got, want)
 		}
 	}
 }

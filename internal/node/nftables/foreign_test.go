@@ -1,16 +1,22 @@
 package nftables_test
 
 import (
+	"encoding/binary"
+	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -269,4 +275,167 @@ func TestRead_DormantTable(t *testing.T) {
 			t.Errorf("%s: got error %v", name, err)
 		}
 	}
+}
+
+// TestRead_ChainNames: the kernel takes blanks and control characters in a chain's name. No such chain passes
+// for one of ours, none hides another one, and all that have our prefix go.
+func TestRead_ChainNames(t *testing.T) {
+	names := []string{
+		"ISTIO_OUTPUT", "ISTIO_OUTPUT ", "ISTIO OUTPUT", "ISTIO\tOUTPUT", "ISTIO_\x1b[31m", "ISTIO_OUTPUT\nCOMMIT", `ISTIO_OUTPUT\x20`, `ISTIO_"`, "ISTIO_é", "ISTIO_\xff", " ",
+	}
+	p := newPod(t)
+	for _, name := range names {
+		nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "nat", name, 1, 1)
+	}
+	var seen []string
+	for _, c := range p.read(t, ruleset.IPv4).Table("nat").Chains {
+		if ruleset.Builtin("nat", c.Name) {
+			continue
+		}
+		seen = append(seen, c.Name)
+		if len(c.Rules) != 1 || strings.ContainsFunc(c.Name, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
+			t.Errorf("chain %q has %d rules", c.Name, len(c.Rules))
+		}
+	}
+	slices.Sort(seen)
+	if len(slices.Compact(seen)) != len(names) {
+		t.Errorf("%d chains are %q", len(names), seen)
+	}
+	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
+	p.apply(t, reconcile(want))
+	for _, c := range p.read(t, ruleset.IPv4).Table("nat").Chains {
+		if _, wanted := want.Table("nat").Chain(c.Name); strings.HasPrefix(c.Name, "ISTIO_") && !wanted {
+			t.Errorf("chain %q is left", c.Name)
+		}
+	}
+}
+
+// TestRead_SetOfManyPorts for each rule that looks into it.
+func TestRead_SetOfManyPorts(t *testing.T) {
+	var ports []string
+	for i := range 60000 {
+		ports = append(ports, fmt.Sprint(i+1))
+	}
+	p := newPod(t)
+	p.run(t, "add table inet istio-proxy-nat\nadd chain inet istio-proxy-nat istio-output\n"+
+		"add set inet istio-proxy-nat many { type inet_service; }\nadd element inet istio-proxy-nat many { "+strings.Join(ports, ", ")+" }\n"+
+		strings.Repeat("add rule inet istio-proxy-nat istio-output tcp dport @many accept\n", 100), "nft", "-f", "-")
+	chain, _ := p.read(t, 0).Table("istio-proxy-nat").Chain("istio-output")
+	size := 0
+	for _, r := range chain.Rules {
+		size += len(r.String())
+	}
+	if len(chain.Rules) != 100 || size > 100<<10 {
+		t.Errorf("%d rules take %d bytes", len(chain.Rules), size)
+	}
+}
+
+// TestApply_ManyRulesRemoved: each is found, also where others read the same, and foreign rules stay.
+func TestApply_ManyRulesRemoved(t *testing.T) {
+	const n = 2000
+	text := "*nat\n:ISTIO_A - [0:0]\n:ISTIO_B - [0:0]\n"
+	for i := range n {
+		text += fmt.Sprintf("-A OUTPUT -j ISTIO_%c\n-A OUTPUT -p tcp -m tcp --dport %d -j ACCEPT\n", "AB"[i%2], i+1)
+	}
+	p := newPod(t)
+	p.restore(t, ruleset.IPv4, text+"COMMIT\n")
+	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
+	p.apply(t, reconcile(want))
+	rules := p.chain(t, "OUTPUT")
+	first, _ := want.Table("nat").Chain("OUTPUT")
+	if len(rules) != len(first.Rules)+n || rules[0] != first.Rules[0].String() || rules[n] != fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", n) {
+		t.Errorf("%d rules, the first is %q, the last %q", len(rules), rules[0], rules[len(rules)-1])
+	}
+}
+
+// structOf is a struct of 16-bit or 32-bit numbers and then bytes, filled up to 16 bytes.
+func structOf[T uint16 | uint32](numbers []T, bytes ...byte) []byte {
+	out, _ := binary.Append(nil, binary.NativeEndian, numbers)
+	out = append(out, bytes...)
+	return append(out, make([]byte, 16-len(out))...)
+}
+
+// older are rules as versions of iptables-nft before 1.8.8 wrote them, which compared ports and marks by x_tables, the
+// protocol of IPv4 in its header, and networks always with a mask.
+func older() map[string]func(*nfnetlink.Buffer) {
+	match := func(b *nfnetlink.Buffer, name string, revision uint32, info []byte) {
+		b.Expression("match", func() {
+			b.String(unix.NFTA_MATCH_NAME, name)
+			b.Uint32(unix.NFTA_MATCH_REV, revision)
+			b.Attribute(unix.NFTA_MATCH_INFO, info)
+		})
+	}
+	tcpStruct := func(numbers []uint16, bytes ...byte) func(*nfnetlink.Buffer) {
+		return func(b *nfnetlink.Buffer) {
+			b.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 9, 1)
+			b.Compare(false, []byte{ruleset.TCP})
+			match(b, "tcp", 0, structOf(numbers, bytes...))
+		}
+	}
+	return map[string]func(*nfnetlink.Buffer){
+		"-p tcp -m tcp --dport 80 -j ACCEPT":          tcpStruct([]uint16{0, 65535, 80, 80}),
+		"-p tcp -m tcp ! --sport 3 -j ACCEPT":         tcpStruct([]uint16{3, 3, 0, 65535}, 0, 0, 0, 1),
+		"-p tcp -m tcp --tcp-flags RST RST -j ACCEPT": tcpStruct([]uint16{0, 65535, 0, 65535}, 0, 4, 4, 0),
+		"-p udp -m udp --dport 53 -j ACCEPT": func(b *nfnetlink.Buffer) {
+			b.Meta(unix.NFT_META_L4PROTO)
+			b.Compare(false, []byte{ruleset.UDP})
+			match(b, "udp", 0, structOf([]uint16{0, 65535, 53, 53}))
+		},
+		"-m mark --mark 0x539 -j ACCEPT": func(b *nfnetlink.Buffer) { match(b, "mark", 1, structOf([]uint32{0x539, 0xffffffff})) },
+		"-m mark ! --mark 0x1 -j ACCEPT": func(b *nfnetlink.Buffer) { match(b, "mark", 1, structOf([]uint32{1, 0xffffffff}, 1)) },
+		"-d 10.0.0.0/8 -j ACCEPT": func(b *nfnetlink.Buffer) {
+			b.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, 16, 4)
+			b.And([]byte{255, 0, 0, 0})
+			b.Compare(false, []byte{10, 0, 0, 0})
+		},
+		"-i eth0 -j ACCEPT": func(b *nfnetlink.Buffer) {
+			b.Meta(unix.NFT_META_IIFNAME)
+			b.Compare(false, append([]byte("eth0"), make([]byte, 12)...))
+		},
+	}
+}
+
+// TestRead_RulesOfOlderVersions writes such rules and reads them with iptables and the code under test.
+func TestRead_RulesOfOlderVersions(t *testing.T) {
+	for want, fill := range older() {
+		p := newPod(t)
+		p.restore(t, ruleset.IPv4, "*mangle\n-A PREROUTING -j RETURN\nCOMMIT\n")
+		protocol := uint32(ruleset.TCP)
+		if strings.Contains(want, "udp") {
+			protocol = uint32(ruleset.UDP)
+		}
+		p.do(t, func() error { return writeRaw(protocol, fill) })
+		for who, set := range map[string]ruleset.Set{"iptables": p.save(t, ruleset.IPv4), "this package": p.read(t, ruleset.IPv4)} {
+			chain, _ := set.Table("mangle").Chain("PREROUTING")
+			if len(chain.Rules) != 2 || chain.Rules[1].String() != want {
+				t.Errorf("%s reads %q, want %q", who, specs(chain.Rules), want)
+			}
+		}
+	}
+}
+
+// writeRaw appends a rule that accepts packets of a protocol to mangle PREROUTING.
+func writeRaw(protocol uint32, fill func(*nfnetlink.Buffer)) error {
+	conn, err := nfnetlink.Open()
+	if err != nil {
+		return err
+	}
+	generation, err := conn.Generation()
+	if err != nil {
+		return err
+	}
+	batch := conn.Batch(generation)
+	batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
+		b.String(unix.NFTA_RULE_TABLE, "mangle")
+		b.String(unix.NFTA_RULE_CHAIN, "PREROUTING")
+		b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
+			fill(b)
+			b.Verdict(nfnetlink.Verdict{Code: nfnetlink.Accept})
+		})
+		b.Nested(unix.NFTA_RULE_COMPAT, func() {
+			b.Uint32(unix.NFTA_RULE_COMPAT_PROTO, protocol)
+			b.Uint32(unix.NFTA_RULE_COMPAT_FLAGS, 0)
+		})
+	})
+	return errors.Join(batch.Commit(), conn.Close())
 }
