@@ -348,9 +348,7 @@ func TestRecord_HangingServer(t *testing.T) {
 	}
 	r.Shutdown()
 	r.Record(event(n + 1))
-	if got := strings.Count(r.log.String(), "events are dropped"); got != 1 {
-		t.Errorf("the drops are logged %d times:\n%s", got, r.log)
-	}
+	check.Equal(t, strings.Count(r.log.String(), "events are dropped"), 1, "the drops are logged", "times", &r.log)
 	if got := writer.requests(); got > eventBurst {
 		t.Errorf("%d requests at the end, want no more than the bucket has", got)
 	}

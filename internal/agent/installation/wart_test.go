@@ -139,9 +139,7 @@ func durable(t *testing.T, calls []string) {
 			}
 		}
 	}
-	if loose != "" {
-		t.Errorf("at the end the names in %q may be lost: %q", loose, calls)
-	}
+	check.Equal(t, loose, "", "at the end the names in", "may be lost", calls)
 }
 
 // TestRun_EndKeepsFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
@@ -208,9 +206,7 @@ func TestReadiness_FollowsTheNode(t *testing.T) {
 	if diff := cmp.Diff(before, inodes()); diff != "" {
 		t.Errorf("files that were as wanted were written again (inodes):\n%s", diff)
 	}
-	if n.there("net.d/.05-cilium.conflist123") != true {
-		t.Error("another program's temporary file was removed")
-	}
+	check.Equal(t, n.there("net.d/.05-cilium.conflist123"), true, "another program's temporary file was removed")
 }
 
 // hooked is a disk on which something happens before a file is made or removed, and before a directory is synced.
@@ -477,8 +473,6 @@ func TestReconcile_DropIns(t *testing.T) {
 		"containerd://v2.2.0": yes, "cri-o://1.34.0": unknown, "docker://28.0.0": unknown, "": unknown, "containerd://": unknown,
 		"containerd://2": unknown, "containerd://x.y": unknown, "containerd://2.x": unknown,
 	} {
-		if got := installation.LoadsDropIns(runtime); got != want {
-			t.Errorf("%q: %v, want %v", runtime, got, want)
-		}
+		check.Equal(t, installation.LoadsDropIns(runtime), want, runtime)
 	}
 }

@@ -65,9 +65,7 @@ func TestBuffer_ManyWriters(t *testing.T) {
 		writers.Go(func() {
 			for range 1000 {
 				_, _ = b.Write([]byte("one whole line\n"))
-				if len(b.Since(time.Time{}))%len("one whole line\n") != 0 {
-					t.Error("a torn line")
-				}
+				check.Equal(t, len(b.Since(time.Time{}))%len("one whole line\n"), 0, "a torn line")
 			}
 		})
 	}

@@ -217,9 +217,7 @@ func TestRelay_BatchStaysTogether(t *testing.T) {
 			changes++
 		}
 	}
-	if changes != senders-1 {
-		t.Errorf("the sender changes %d times in %d batches", changes, senders)
-	}
+	check.Equal(t, changes, senders-1, "the sender changes", "times in", senders, "batches")
 }
 
 // TestRelay_Rate: of a flood the burst is relayed, and then as many as the rate allows. The log has the number of lost records.

@@ -218,9 +218,7 @@ func TestAgent_Counters(t *testing.T) {
 		step{m.LogConnectionRefused, changes{`log_connections_refused_total{reason="stranger"}`: 1}},
 		step{func() { m.SetReady(true) }, changes{ready: 1}},
 	)
-	if got := scrape(t, New("v")).samples["istio_cni_install_ready"]; got != 0 {
-		t.Error("another agent in the process became ready as well")
-	}
+	check.Equal(t, scrape(t, New("v")).samples["istio_cni_install_ready"], 0, "another agent in the process became ready as well")
 }
 
 func TestHistogram_HealTimes(t *testing.T) {

@@ -83,9 +83,7 @@ func TestOpen_LiveSocket(t *testing.T) {
 		if _, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path)); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("got %v, where a client has %v", err, full)
 		}
-		if modeOf(t, path).Type() != fs.ModeSocket {
-			t.Error("the socket is gone")
-		}
+		check.Equal(t, modeOf(t, path).Type(), fs.ModeSocket, "the socket is gone")
 	})
 }
 
@@ -134,9 +132,7 @@ func TestServe_RemovesOwnSocket(t *testing.T) {
 			t.Errorf("rebound over it: %v", err)
 		}
 		b.Stop()
-		if modeOf(t, b.Path).Type() != fs.ModeSocket {
-			t.Error("it was removed")
-		}
+		check.Equal(t, modeOf(t, b.Path).Type(), fs.ModeSocket, "it was removed")
 	})
 }
 

@@ -29,15 +29,11 @@ func TestList_Forms(t *testing.T) {
 			} {
 				check.OK(t, err)
 			}
-			if got := strings.TrimSpace(list.String()); got != strings.TrimSpace(want.String()) {
-				t.Errorf("a list in %s: got\n%s\nwant\n%s", form, got, &want)
-			}
+			check.Equal(t, strings.TrimSpace(list.String()), strings.TrimSpace(want.String()), "a list in", form, "want", &want)
 			want.Reset()
 			// The fields are in the order of the alphabet in both.
 			check.OK(t, output.Print(&want, map[string]any{"nodes": head["nodes"], "pods": rows}, form, nil))
-			if got := strings.TrimSpace(object.String()); got != strings.TrimSpace(want.String()) {
-				t.Errorf("an object in %s: got\n%s\nwant\n%s", form, got, &want)
-			}
+			check.Equal(t, strings.TrimSpace(object.String()), strings.TrimSpace(want.String()), "an object in", form, "want", &want)
 		}
 	}
 }
@@ -86,9 +82,7 @@ func TestPods_Columns(t *testing.T) {
 	}
 	audit.Sort(all)
 	var b strings.Builder
-	if err := output.Pods(&b, all, false); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, output.Pods(&b, all, false))
 	got := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 	want := []string{
 		`POD                   STATE     SINCE  CHECKED  BACKEND  WHY`,

@@ -20,9 +20,7 @@ func TestColumns_Terminal(t *testing.T) {
 	reader, writer, err := os.Pipe()
 	check.OK(t, err)
 	t.Cleanup(func() { _, _ = reader.Close(), writer.Close() })
-	if terminal.Columns(writer) != 0 {
-		t.Error("a pipe is a terminal")
-	}
+	check.Equal(t, terminal.Columns(writer), 0, "a pipe is a terminal")
 }
 
 // open makes a pseudoterminal.

@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var v4 = redirect.Families{HasIPv4: true, Host: netip.MustParseAddr("10.0.0.5")}
@@ -120,9 +121,7 @@ func TestAssess_MostSeriousState(t *testing.T) {
 	if !slices.Equal(states, want) || audit.StateOf(got) != audit.ForeignRule {
 		t.Errorf("got %v", got)
 	}
-	if text := got[10].Detail; text != "and 15 more processes" {
-		t.Errorf("got %q", text)
-	}
+	check.Equal(t, got[10].Detail, "and 15 more processes")
 }
 
 func TestAssess_ThreadOfAProcess(t *testing.T) {
@@ -257,9 +256,7 @@ func TestTexts_EachState(t *testing.T) {
 			}
 		}
 	}
-	if audit.State("x").Sentence() != "" {
-		t.Error("an unknown state has a sentence")
-	}
+	check.Equal(t, audit.State("x").Sentence(), "", "an unknown state has a sentence")
 }
 
 // TestRules_ForeignRules holds single rules of others to whether they may take packets of the mesh, ahead of its rules in nat and in

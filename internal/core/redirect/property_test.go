@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestSets_PrintedReadExplained holds for every Spec that there is.
@@ -21,9 +22,7 @@ func TestSets_PrintedReadExplained(t *testing.T) {
 	for name, spec := range anySpecs(200) {
 		for _, f := range families {
 			for _, set := range []ruleset.Set{redirect.Rules(spec, f), redirect.RejectAll(f)} {
-				if problem := wrongWith(set); problem != "" {
-					t.Errorf("%s, %s: %s\n%s", name, f, problem, set)
-				}
+				check.Equal(t, wrongWith(set), "", name, f, set)
 			}
 		}
 	}
@@ -76,9 +75,7 @@ func missing(set ruleset.Set) string {
 func TestSets_JumpTargets(t *testing.T) {
 	for name, spec := range anySpecs(500) {
 		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
-			if to := missing(spec.NativeSet(redirect.Families{IPv6: treatment})); to != "" {
-				t.Errorf("%s, IPv6 treatment %d: %s is not there", name, treatment, to)
-			}
+			check.Equal(t, missing(spec.NativeSet(redirect.Families{IPv6: treatment})), "", name, "IPv6 treatment", treatment)
 		}
 	}
 }
@@ -146,9 +143,7 @@ func TestSets_ReplaceEachOther(t *testing.T) {
 					if foreigners != never {
 						add(t, want, foreign)
 					}
-					if diff := cmp.Diff(linesOf(want), linesOf(n)); diff != "" {
-						t.Errorf("%s, %s: the namespace was not given back as it was (-want +got):\n%s", spec, f, diff)
-					}
+					check.Diff(t, fmt.Sprintf("%s, %s: the namespace was not given back as it was", spec, f), linesOf(want), linesOf(n))
 				}
 				before = after
 			}
@@ -185,9 +180,7 @@ func (w written) values() redirect.Values {
 func (w written) spec(tb testing.TB) redirect.Spec {
 	tb.Helper()
 	s, err := redirect.Parse(redirect.Default(), w.values(), redirect.Dialect{Strict: true})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	return s
 }
 

@@ -149,9 +149,7 @@ func TestClassify(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := repair.Classify(pod(test.pod...), defaults(), sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}})
-			if got.Broken != (got.Failed != repair.State{}) {
-				t.Errorf("broken %v by %+v", got.Broken, got.Failed)
-			}
+			check.Equal(t, got.Broken, (got.Failed != repair.State{}), "broken", "by", got.Failed)
 			check.Equal(t, summary(got), summary(test.want))
 			if got.Broken && got.Reason.Sentence() == "" {
 				t.Errorf("reason %q has no sentence", got.Reason)

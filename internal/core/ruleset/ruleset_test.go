@@ -233,18 +233,14 @@ func TestAddress_PrintedAsByTheTools(t *testing.T) {
 		"::1:0:a00:1":   "::1:0:a00:1",
 		"64:ff9b::a0:1": "64:ff9b::a0:1",
 	} {
-		if got := ruleset.Address(netip.MustParseAddr(given)); got != want {
-			t.Errorf("%s is printed %s, want %s", given, got, want)
-		}
+		check.Equal(t, ruleset.Address(netip.MustParseAddr(given)), want, given, "is printed")
 	}
 }
 
 func parse(tb testing.TB, text string) ruleset.Set {
 	tb.Helper()
 	set, err := ruleset.Parse(ruleset.IPv4, text)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	return set
 }
 

@@ -243,9 +243,7 @@ func trimmedAlike(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	if shown(whole) != shown(trimmed) || !slices.Equal(whole.Warnings, trimmed.Warnings) || cmp.Diff(whole.Spec, trimmed.Spec, specs) != "" {
 		t.Errorf("the pod is %s, %+v; trimmed %s, %+v", shown(whole), whole.Spec, shown(trimmed), trimmed.Spec)
 	}
-	if cmp.Diff(sidecar.Facts{}, f) != before {
-		t.Error("the facts were changed")
-	}
+	check.Equal(t, cmp.Diff(sidecar.Facts{}, f), before, "the facts were changed")
 }
 
 // shown is what a decision says of the pod.

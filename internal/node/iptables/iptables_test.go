@@ -128,9 +128,7 @@ func TestTool_OfTheWorkingDirectory(t *testing.T) {
 	dir := t.TempDir()
 	tool := filepath.Join(dir, "tool")
 	for _, file := range []string{tool, filepath.Join(dir, "iptables-nft")} {
-		if err := os.WriteFile(file, []byte("#!/bin/sh\nprintf %s \"$PATH\"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(file, []byte("#!/bin/sh\nprintf %s \"$PATH\"\n"), 0o700))
 	}
 	t.Chdir(dir)
 	for path, want := range map[string]string{

@@ -120,7 +120,7 @@ func TestDoIsolated_SharedMounts(t *testing.T) {
 	netnstest.New(t) // needs root
 	self, err := os.Executable()
 	check.OK(t, err)
-	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolatedHidesAFile|^TestDo_LeavesNothing$/^DoIsolated$'`
+	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolated_HidesFiles|^TestDo_LeavesNothing$/^DoIsolated$'`
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", again, self)
 	cmd.Env = append(os.Environ(), "GOCOVERDIR="+t.TempDir())
 	out, err := cmd.CombinedOutput()

@@ -227,9 +227,7 @@ func TestApply_ForeignRulesStay(t *testing.T) {
 	})
 	for i, f := range families {
 		left := slices.DeleteFunc(p.kernel(t, f), func(line string) bool { return !slices.Contains(before[i], line) })
-		if diff := cmp.Diff(before[i], left); diff != "" {
-			t.Errorf("%s: rules that were there (-before +after):\n%s", f, diff)
-		}
+		check.Diff(t, fmt.Sprintf("%s: rules that were there", f), before[i], left)
 		if strings.Contains(p.save(t, f).String()+p.read(t, f).String(), "ISTIO") {
 			t.Errorf("%s: rules of ours are left", f)
 		}
@@ -259,9 +257,7 @@ func TestRead_ChainOfAnotherHook(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `chain "OUTPUT" is not the built-in one`) {
 		t.Errorf("got error %v", err)
 	}
-	if diff := cmp.Diff(before, p.kernel(t, ruleset.IPv4)); diff != "" {
-		t.Errorf("a refused change left something (-before +after):\n%s", diff)
-	}
+	check.Diff(t, "a refused change left something", before, p.kernel(t, ruleset.IPv4))
 }
 
 func TestRead_DormantTable(t *testing.T) {

@@ -166,9 +166,7 @@ func TestApply_OneRuleRefused(t *testing.T) {
 					t.Errorf("the error is %q, want %q in it", err, r.want)
 				}
 				after := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
-				if diff := cmp.Diff(before, after); diff != "" {
-					t.Errorf("something was left (-before +after):\n%s", diff)
-				}
+				check.Diff(t, "something was left", before, after)
 			}
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"path"
 	"slices"
@@ -25,25 +26,33 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// programs holds rules that were written by hand after the sets of these programs.
-//
-//go:embed testdata/programs
-var programs embed.FS
+//go:embed testdata
+var testdata embed.FS
+
+// texts are the files of testdata that match, by name.
+func texts(pattern string) map[string]string {
+	files, err := fs.Glob(testdata, "testdata/"+pattern)
+	all := map[string]string{}
+	for _, file := range files {
+		text, failed := testdata.ReadFile(file)
+		all[path.Base(file)], err = string(text), errors.Join(err, failed)
+	}
+	if err != nil || len(all) == 0 {
+		panic(fmt.Sprint(pattern, ": ", err))
+	}
+	return all
+}
 
 // restoring is the command of a file, by its extension.
 var restoring = map[string]string{
 	".iptables": "iptables-nft-restore --noflush", ".ip6tables": "ip6tables-nft-restore --noflush", ".nft": "nft -f -",
 }
 
-// recorded are what known programs leave in a namespace, which takes none of the pod's traffic.
+// recorded are what known programs leave in a namespace, which takes none of the pod's traffic. Their rules are written by hand.
 func recorded() (all []item) {
-	files, err := fs.Glob(programs, "testdata/programs/*")
-	for _, file := range files {
-		text, failed := programs.ReadFile(file)
-		if err = errors.Join(err, failed); err != nil {
-			panic(err)
-		}
-		all = append(all, item{"program " + path.Base(file), restoring[path.Ext(file)], string(text)})
+	rules := texts("programs/*")
+	for _, name := range slices.Sorted(maps.Keys(rules)) {
+		all = append(all, item{"program " + name, restoring[path.Ext(name)], rules[name]})
 	}
 	return all
 }
@@ -59,9 +68,7 @@ func stateIn(t *testing.T, n redirection.Namespace, spec redirect.Spec) (audit.S
 	state := audit.StateOf(problems)
 	alone, err := inspect.Alone(t.Context(), n)
 	check.OK(t, err)
-	if alone.State != state {
-		t.Errorf("by the rules alone the state is %s: %+v; of the pod's configuration it is %s: %+v", alone.State, alone.Problems, state, problems)
-	}
+	check.Equal(t, alone.State, state, "by the rules alone the state is", alone.Problems, "of the pod's configuration it is", problems)
 	return state, problems
 }
 
@@ -295,9 +302,7 @@ func TestState_Takers(t *testing.T) {
 					a.Request.From, a.Source, a.Request.To = w.Peer(), c.question.From, labtest.Pod.Port(ruleset.IPv4, c.question.Port)
 				}
 				state, problems := stateIn(t, namespaceOf(w.Fixture, v), w.spec)
-				if state != c.state {
-					t.Errorf("the state is %s, want %s: %+v", state, c.state, problems)
-				}
+				check.Equal(t, state, c.state, "the state is", problems)
 				all := []*asked{&a}
 				w.ask(t, v, w.spec, all)
 				witness := w.Watch(t)

@@ -301,7 +301,5 @@ func TestApply_KilledRun(t *testing.T) {
 	mustApply(t, n, redirect.Default())
 	time.Sleep(1500 * time.Millisecond) // long enough for an orphaned tool to write its rules now
 	rules := p.save(t, iptables.NFT, ruleset.IPv4)
-	if jumps := strings.Count(rules, "-A OUTPUT -j ISTIO_OUTPUT"); jumps != 1 {
-		t.Errorf("%d jumps:\n%s", jumps, rules)
-	}
+	check.Equal(t, strings.Count(rules, "-A OUTPUT -j ISTIO_OUTPUT"), 1, "jumps", rules)
 }

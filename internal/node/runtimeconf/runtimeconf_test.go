@@ -302,9 +302,7 @@ func TestRead_RunningContainerd(t *testing.T) {
 			sock: "", "/proc/1/ns/mnt": "->mnt:[1]", "/proc/77/ns/mnt": "->" + tc.mounts, "/proc/77/comm": tc.comm, "/proc/77/cmdline": tc.args,
 			other: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/data/bin']\n",
 		})
-		if err := os.Chown(root+"/proc/77", tc.uid, 0); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Chown(root+"/proc/77", tc.uid, 0))
 		if diff := cmp.Diff([]string{tc.want}, runtimeconf.Read(root).BinDirs, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%s, -want +got:\n%s", name, diff)
 		}

@@ -107,9 +107,7 @@ func TestFind_LeavesNothingBehind(t *testing.T) {
 	found, err := n.Find(t.Context(), podOf("10.78.1.2"))
 	n.Do(err)
 	defer found.Close()
-	if after := open(t, "/proc/self/fd/*", all); after != before+1 {
-		t.Errorf("%d open files are of the namespaces, want one more than %d", after, before)
-	}
+	check.Equal(t, open(t, "/proc/self/fd/*", all), before+1, "open files are of the namespaces, want one more than", before)
 	if threads := open(t, "/proc/self/task/*/ns/net", all); threads > 0 {
 		t.Errorf("%d threads are in the namespaces", threads)
 	}

@@ -113,9 +113,7 @@ func TestAgents_TwoOnOneNode(t *testing.T) {
 		"dashboard": "error: no node agent is running\n",
 	} {
 		r := call(kubectl, nil, strings.Fields(args)...)
-		if r != (result{1, "", want}) {
-			t.Errorf("%s: %+v, want stderr %q", args, r, want)
-		}
+		check.Equal(t, r, (result{1, "", want}), args, "want stderr", want)
 	}
 }
 

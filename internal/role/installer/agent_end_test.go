@@ -61,9 +61,7 @@ func ends(t *testing.T, a *nodetest.Agent) bool {
 // restored wants the node as it was before, except for a lock and the plugin's log in the run directory.
 func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	t.Helper()
-	if diff := cmp.Diff(before, n.Tree(nodetest.NetDir)); diff != "" {
-		t.Errorf("the configuration is not what it was: -before +after:\n%s", diff)
-	}
+	check.Diff(t, "the configuration is not what it was", before, n.Tree(nodetest.NetDir))
 	if left := n.Tree(nodetest.BinDir); len(left) != 0 {
 		t.Errorf("%d programs are left", len(left))
 	}
@@ -152,9 +150,7 @@ func TestAgent_SecondWaits(t *testing.T) {
 			if err := first.Ready(); err != nil {
 				t.Errorf("the first one: %v", err)
 			}
-			if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-				t.Errorf("it took the first one's work away: -want +got:\n%s", diff)
-			}
+			check.Diff(t, "it took the first one's work away", withUs(), types(t, n))
 		})
 	}
 }
@@ -175,9 +171,7 @@ func TestAgent_PortInUse(t *testing.T) {
 			t.Errorf("%s: exit code %d, log %s", flag, code, a.Log())
 		}
 	}
-	if diff := cmp.Diff(before, n.Tree(".")); diff != "" {
-		t.Errorf("it touched: -before +after:\n%s", diff)
-	}
+	check.Diff(t, "it touched", before, n.Tree("."))
 }
 
 // TestAgent_NoRightToConfigMap: the chart of the reference gives none. That is no warning, and is said once.
@@ -241,9 +235,7 @@ func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
 		if code != applet.ExitUsage || !strings.Contains(a.Log(), "ambient mode is not supported") || strings.Contains(a.Log(), `level=INFO msg="wrote kubeconfig"`) != (want != "") {
 			t.Errorf("exit %d; log:\n%s", code, a.Log())
 		}
-		if diff := cmp.Diff(before, n.Tree(nodetest.NetDir)); diff != "" {
-			t.Errorf("configuration: -before +after\n%s", diff)
-		}
+		check.Diff(t, "configuration", before, n.Tree(nodetest.NetDir))
 		if want != "" && !strings.Contains(n.Read(kubeconfig), want) {
 			t.Errorf("kubeconfig:\n%s", n.Read(kubeconfig))
 		}

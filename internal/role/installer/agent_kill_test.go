@@ -61,9 +61,7 @@ func TestAgent_Killed(t *testing.T) {
 				t.Errorf("uninstall ends with %d: %s", code, a.Log())
 			}
 			stopReading()
-			if diff := cmp.Diff(k.before, n.Tree(nodetest.NetDir)); diff != "" {
-				t.Errorf("uninstall left another configuration: -before +after:\n%s", diff)
-			}
+			check.Diff(t, "uninstall left another configuration", k.before, n.Tree(nodetest.NetDir))
 			if diff := cmp.Diff(map[string]string{}, n.Tree(nodetest.BinDir)); diff != "" {
 				t.Errorf("programs are left: %s", diff)
 			}
