@@ -195,7 +195,7 @@ func TestRequest_InvalidName(t *testing.T) {
 			wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", UID: "u"}), InvalidKey)
 		}
 	}
-	wantError(t, errorOf(api.Node(t.Context(), "")), InvalidKey)
+	wantError(t, check.Err(api.Node(t.Context(), "")), InvalidKey)
 	h := &calls{t: t}
 	api.WatchConfigMap(t.Context(), "", "a", nil, h.onError)
 	h.wants("error: " + string(InvalidKey))

@@ -76,9 +76,7 @@ func TestPod_Recovers(t *testing.T) {
 			t.Parallel()
 			server := newServer(t)
 			server.Fail(fault, times)
-			if _, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, check.Err(newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient)))
 			if made := max(len(server.Requests()), server.Connections()); made < times+1 {
 				t.Errorf("%d attempts reached the server, want %d: the fault was not consumed", made, times+1)
 			}
@@ -157,9 +155,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		client := newClient(t, kubeconfig)
 		server.SetToken("rotated-token")
 		server.WriteKubeconfig(t, kubeconfig)
-		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 		check.Equal(t, len(server.Requests()), 2, "requests")
 	})
 	t.Run("a server that has moved, with another authority", func(t *testing.T) {
@@ -168,9 +164,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		client := newClient(t, kubeconfig)
 		gone.Stop()
 		server.WriteKubeconfig(t, kubeconfig)
-		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 		check.Equal(t, client.Server(), server.URL(), "Server() is")
 	})
 	t.Run("a file that is damaged by then changes nothing", func(t *testing.T) {
@@ -179,9 +173,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		kubeconfig := server.Kubeconfig(t)
 		client := newClient(t, kubeconfig)
 		kubetest.Write(t, kubeconfig, "")
-		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 		check.Equal(t, server.Connections(), 1, "connections")
 	})
 }
@@ -235,9 +227,7 @@ func TestPod_IPv6Server(t *testing.T) {
 	server := kubetest.NewServerAt(t, "[::1]:0")
 	server.SetPod(cartPod())
 	client := newClient(t, server.Kubeconfig(t))
-	if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 	if !strings.HasPrefix(client.Server(), "https://[::1]:") {
 		t.Errorf("Server() is %q", client.Server())
 	}
@@ -304,9 +294,7 @@ func requestOf(t *testing.T, start func(*httptest.Server), user string) *http.Re
 		seen.Store(r)
 		w.Write(cartPod().JSON(t)) //nolint:errcheck // the client reports it
 	})
-	if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 	return seen.Load()
 }
 

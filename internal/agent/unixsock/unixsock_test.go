@@ -150,9 +150,7 @@ func TestServe_RequestsOfAConnection(t *testing.T) {
 	for keepAlive, want := range map[bool]int{false: 1, true: 2} {
 		b := start(t, func(o *unixsock.Options) { o.KeepAlive = keepAlive })
 		conn := b.Dial(t)
-		if _, err := io.WriteString(conn, request+strings.Replace(request, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(io.WriteString(conn, request+strings.Replace(request, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1))))
 		answers, _ := io.ReadAll(conn) // a reset is an end as well
 		if got := strings.Count(string(answers), "HTTP/1.1 200 OK"); got != want {
 			t.Errorf("keep-alive %v: answers %q", keepAlive, answers)

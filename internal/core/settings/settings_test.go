@@ -211,9 +211,7 @@ func TestLayer_FrozenKeys(t *testing.T) {
 	} {
 		var c, scratch config
 		in, _ := settings.Parse(c.rows(), tc.args, environment())
-		if _, err := in.Read(c.rows()); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(in.Read(c.rows())))
 		keys, err := in.Frozen(c.rows(), scratch.rows(), []settings.Layer{{Name: "l", Data: tc.data}})
 		if diff := cmp.Diff(tc.want, keys); diff != "" || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("%v: error %v, -want +got:\n%s", tc.data, err, diff)

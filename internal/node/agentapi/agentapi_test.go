@@ -152,9 +152,7 @@ func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	out, noOutput := cmd.StdoutPipe()
 	check.OK(t, errors.Join(noInput, noOutput, cmd.Start()))
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()
-	if _, err := out.Read(make([]byte, 8)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(out.Read(make([]byte, 8))))
 	if _, err := agentapi.Dial(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "user 1337") {
 		t.Errorf("got %v", err)
 	}

@@ -91,9 +91,7 @@ func TestFollow_ForeignRules(t *testing.T) {
 					t.Errorf("%v: %s, %s: %s\n%+v", during, got.Verdict, got.Wanted, got.Sentence, got.Hops)
 				}
 				netnstest.Run(t, l.Path(), "sh", "-c", "nft flush ruleset")
-				if _, err := l.space.Apply(t.Context(), l.spec, 0); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(l.space.Apply(t.Context(), l.spec, 0)))
 			}
 		})
 	}
@@ -307,9 +305,7 @@ func TestSettings_PacketsOfEveryPod(t *testing.T) {
 				{redirect.DNSOff, labtest.TCP, labtest.Loopback.Port(ruleset.IPv4, 443), inspect.AsWanted, "as in every pod: the app calls its own pod"},
 			} {
 				l.spec.DNS, l.spec.OutboundPortsExclude = test.dns, ruleset.PortList(53, 443)
-				if _, err := l.space.Apply(t.Context(), l.spec, redirection.Reconcile); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(l.space.Apply(t.Context(), l.spec, redirection.Reconcile)))
 				all := l.trace(nftrace.Filter{}, func() { labtest.Request{From: l.App(), Via: test.via, To: test.to}.Send(t.Context()) })
 				end := *all[len(all)-1].End
 				var got follow.Packet

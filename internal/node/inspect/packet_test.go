@@ -32,9 +32,7 @@ func newLab(t *testing.T, f ruleset.Family) lab {
 	t.Helper()
 	l := lab{Fixture: labtest.New(t, f), family: f}
 	l.space = redirection.Namespace{NetNS: l.NetNS(), Backend: redirect.Netlink, Log: slog.New(slog.DiscardHandler)}
-	if _, err := l.space.Apply(t.Context(), redirect.Default(), redirection.Reconcile); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(l.space.Apply(t.Context(), redirect.Default(), redirection.Reconcile)))
 	return l
 }
 

@@ -1,6 +1,7 @@
 package nftables_test
 
 import (
+	_ "embed" // files of testdata
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -20,97 +21,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// foreign are rules of other programs, as iptables-restore takes them and iptables-save prints them.
-var foreign = map[ruleset.Family]string{
-	ruleset.IPv4: `*filter
-:DOCKER-USER - [0:0]
-:DOCKER-USER2 - [0:0]
--A INPUT -p icmp -j ACCEPT
--A INPUT ! -p tcp -j DROP
--A INPUT -p gre -j ACCEPT
--A INPUT -p tcp -m multiport ! --dports 1,2 -j ACCEPT
--A INPUT -m conntrack --ctstate INVALID,NEW,RELATED,ESTABLISHED -j ACCEPT
--A INPUT -p tcp -m tcp --tcp-flags RST RST -j ACCEPT
--A INPUT -m mark ! --mark 0x1 -j ACCEPT
--A INPUT -m connmark ! --mark 0x1 -j ACCEPT
--A INPUT -i abcdefghijklmno -j ACCEPT
--A INPUT ! -i abcdefghijklmn+ -j ACCEPT
--A INPUT -p tcp -m tcp ! --sport 5 -j REJECT --reject-with tcp-reset
--A INPUT
--A FORWARD -j DOCKER-USER
--A OUTPUT -m owner ! --gid-owner 3 -j ACCEPT
--A DOCKER-USER -g DOCKER-USER2
-COMMIT
-*mangle
--A FORWARD -p tcp -j MARK --set-xmark 0x0/0xffffffff
-COMMIT
-*nat
-:DOCKER - [0:0]
--A POSTROUTING -p udp -m udp --dport 53 -j SNAT --to-source 127.0.0.1
--A POSTROUTING -p udp -m udp --dport 1:2 -j SNAT --to-source 127.0.0.1
--A POSTROUTING -p tcp -m tcp ! --sport 1:65535 -j SNAT --to-source 127.0.0.1
--A DOCKER -i docker0 -j RETURN
--A DOCKER ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
--A DOCKER -d 10.0.0.10/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.1:15053
-COMMIT
-`,
-	ruleset.IPv6: `*filter
--A INPUT -s ::/1 -j ACCEPT
--A INPUT -d fd00::/64 -p ipv6-icmp -j ACCEPT
--A INPUT ! -d ::1.2.3.0/127 -j ACCEPT
-COMMIT
-`,
-}
-
-// others are rules of other programs: no rule of the mesh is like them, and no two of them are alike. Not all of them are decoded.
-const others = `*filter
--A INPUT -m limit --limit 5/min -j ACCEPT
--A INPUT -p icmp -m icmp --icmp-type 8 -j ACCEPT
--A INPUT -f -j ACCEPT
--A INPUT -d 10.0.0.0/255.0.255.0 -j ACCEPT
--A INPUT -m recent --set --name x --mask 255.255.255.255 --rsource
--A OUTPUT -m owner --socket-exists -j ACCEPT
--A OUTPUT -m owner --uid-owner 1-5 -j ACCEPT
--A OUTPUT -m owner --uid-owner 1 --gid-owner 2 -j ACCEPT
--A OUTPUT -p tcp -m tcp --tcp-option 7 -j ACCEPT
--A INPUT -p tcp -m tcp -j ACCEPT
--A INPUT -p tcp -m tcp --sport 1 --dport 2 -j ACCEPT
--A INPUT -p tcp -m tcp --dport 0:2 -j ACCEPT
--A INPUT -p tcp -m tcp --tcp-flags SYN,ACK SYN -j ACCEPT
--A OUTPUT -p tcp -m owner --uid-owner 5 -m tcp --dport 80 -j ACCEPT
--A INPUT -p tcp -m multiport --sports 1,2 -j ACCEPT
--A INPUT -p tcp -m multiport --dports 1,2,3 -j ACCEPT
--A INPUT -p sctp -m multiport --dports 1,2 -j ACCEPT
--A INPUT -m state --state NEW -j ACCEPT
--A INPUT -m conntrack --ctstate NEW --ctproto 6 -j ACCEPT
--A INPUT -m conntrack ! --ctstate NEW -j ACCEPT
--A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT
--A INPUT -m mark --mark 0x1/0xff -j ACCEPT
--A INPUT -m connmark --mark 0x1/0xff -j ACCEPT
--A INPUT -m socket --transparent --nowildcard -j ACCEPT
--A INPUT -m comment --comment "it\'s \"quoted\" \\ twice" -j ACCEPT
--A INPUT -m addrtype --dst-type LOCAL -j ACCEPT
--A INPUT -j NFLOG --nflog-group 3
--A INPUT -j LOG --log-prefix "a \"b\" c"
--A INPUT -j REJECT --reject-with icmp-admin-prohibited
-COMMIT
-*mangle
--A FORWARD -p tcp -j MARK --set-xmark 0x0/0x1
--A FORWARD -j CONNMARK --set-xmark 0x1/0xff
--A FORWARD -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff00
-COMMIT
-*nat
--A OUTPUT -p tcp -j REDIRECT --to-ports 5 --random
--A OUTPUT -p tcp -j REDIRECT --to-ports 5-6
--A OUTPUT -p tcp -j DNAT --to-destination 172.17.0.2
--A POSTROUTING -j MASQUERADE --random
--A POSTROUTING -p tcp -j MASQUERADE --to-ports 5-6
-COMMIT
-*raw
--A OUTPUT -j CT --notrack
--A OUTPUT -p udp -j CT --zone-orig 5
-COMMIT
-`
+var (
+	//go:embed testdata/foreign.iptables
+	foreign4 string
+	//go:embed testdata/foreign.ip6tables
+	foreign6 string
+	// foreign are rules of other programs, as iptables-restore takes them and iptables-save prints them.
+	foreign = map[ruleset.Family]string{ruleset.IPv4: foreign4, ruleset.IPv6: foreign6}
+	// others are rules of other programs: no rule of the mesh is like them, and no two of them are alike. Not all are decoded.
+	//
+	//go:embed testdata/others.iptables
+	others string
+)
 
 func TestRead_ForeignRulesAsIptablesPrints(t *testing.T) {
 	for _, f := range families {

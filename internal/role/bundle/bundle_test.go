@@ -86,9 +86,7 @@ func TestBundle_OfANode(t *testing.T) {
 	a := n.Start(`CNI_NETWORK_CONFIG={"type":"istio-cni","plugin_log_level":"info","etcd_key":"`+secretPart+`"}`, "--log_as_json")
 	a.AwaitReady()
 	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
-	if _, err := n.Add(mesh); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(n.Add(mesh)))
 	annotations := map[string]string{
 		"sidecar.istio.io/status": `{"revision":"default","volumes":["` + secretPart + `"]}`, "traffic.sidecar.istio.io/excludeOutboundPorts": "5432",
 		"example.com/private": planted,
@@ -208,9 +206,7 @@ func TestBundle_ManyPods(t *testing.T) {
 	text, _ := json.Marshal(all)
 	answers["/v1/audit"] = string(text)
 	var out bytes.Buffer
-	if _, err := write(t.Context(), &out, config{socket: fake(t, answers), netDir: t.TempDir()}); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(write(t.Context(), &out, config{socket: fake(t, answers), netDir: t.TempDir()})))
 	plain, err := gzip.NewReader(&out)
 	check.OK(t, err)
 	found := 0

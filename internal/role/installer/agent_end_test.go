@@ -188,9 +188,7 @@ func TestAgent_NoRightToConfigMap(t *testing.T) {
 		}
 		return a.Running()
 	})
-	if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))))
 	ends(t, a)
 	refused := 0
 	for _, request := range n.API.Requests() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // awaitLevels waits for the levels that the introspection port shows, and for the plugin's in the stanza that the runtime loads.
@@ -38,9 +39,7 @@ func awaitLevels(t *testing.T, n *nodetest.Node, a *nodetest.Agent, agent, plugi
 func put(t *testing.T, a *nodetest.Agent, scope, body string) (code int, text string) {
 	t.Helper()
 	code, text, err := a.Send(http.MethodPut, "9876", "/scopej/"+scope, body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return code, text
 }
 
@@ -56,9 +55,7 @@ func TestLevels_RunningAgent(t *testing.T) {
 	}
 	awaitLevels(t, n, a, "info", "debug")
 	a.AwaitLog("a request to the introspection port set the log level")
-	if _, err := n.Add(n.NewPod("apps", "web", chaintest.Sidecar)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(n.Add(n.NewPod("apps", "web", chaintest.Sidecar))))
 	nodetest.Await(t, "a debug record of the plugin in the agent's log", func() error {
 		for line := range strings.Lines(a.Log()) {
 			if strings.Contains(line, "level=DEBUG") && strings.Contains(line, "scope=cni-plugin") {

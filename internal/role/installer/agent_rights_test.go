@@ -46,9 +46,7 @@ func TestAgent_Rights(t *testing.T) {
 		n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
 		a := n.Start(append([]string{"REPAIR_ENABLED=true"}, ways...)...)
 		a.AwaitReady()
-		if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))))
 		nodetest.Await(t, "the events, and the watches", func() error {
 			now := asked(t, n.API)
 			if len(p.events(t, n)) == 0 || !now["watch /configmaps:istio-cni-config"] || name == "audit" && !now["patch /pods/status"] {

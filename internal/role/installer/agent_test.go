@@ -80,9 +80,7 @@ func TestAgent_FromNothing(t *testing.T) {
 	}
 	mesh, plain := n.NewPod("apps", "mesh", chaintest.Sidecar), n.NewPod("apps", "plain", chaintest.PlainPod)
 	for _, p := range []chaintest.Pod{mesh, plain} {
-		if _, err := n.Add(p); err != nil {
-			t.Fatalf("ADD of pod %s: %v", p.Name, err)
-		}
+		check.OK(t, check.Err(n.Add(p)), "ADD of pod", p.Name)
 	}
 	if !mesh.Captured(t) || plain.Captured(t) {
 		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(t), plain.Captured(t))

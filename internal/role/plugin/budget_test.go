@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // What a call may take is counted by the kernel's word (ptrace) and by the API server's, not by the program's own.
@@ -92,13 +93,9 @@ func (s fixture) describe(describe func(*kubetest.Pod)) {
 func (*agent) wake(tb testing.TB, s fixture) {
 	tb.Helper()
 	client, err := agentapi.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentapi.SocketName))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	defer client.Close() //nolint:errcheck // all is said
-	if _, err := client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, check.Err(client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID})))
 }
 
 // do runs a command that must succeed within the budget.
@@ -201,18 +198,14 @@ func TestBudget_MeshPod(t *testing.T) {
 func TestBudget_NothingReadTwice(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, nil)
 	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
-	if err := os.WriteFile(verdict, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(verdict, []byte("{}"), 0o600))
 	for _, c := range []struct {
 		command string
 		want    budget
 	}{{"ADD", budget{questions: 2, batches: 1}}, {"CHECK", budget{questions: 1}}} {
 		r := s.do(t, c.command, c.want)
 		for _, file := range []string{verdict, "ip_tables_names", "ip6_tables_names"} {
-			if n := opened(r, file); n != 1 {
-				t.Errorf("%s opens %q %d times", c.command, file, n)
-			}
+			check.Equal(t, opened(r, file), 1, c.command, "opens", file)
 		}
 		if n := opened(r, "/etc/localtime"); n > 0 {
 			t.Errorf("%s reads the node's time zone", c.command)

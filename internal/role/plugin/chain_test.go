@@ -22,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestMain(m *testing.M) { chaintest.Main(m) }
@@ -44,17 +45,11 @@ func TestChain_EveryVersion(t *testing.T) {
 			short.Plugins = list.Plugins[:1]
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-			if _, err := node.Add(&short, mesh); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, check.Err(node.Add(&short, mesh)))
 			before, err := node.Cached(&short, mesh)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			after, err := node.Ours(list, mesh, before)
-			if err != nil {
-				t.Fatalf("ADD of a mesh pod: %v", err)
-			}
+			check.OK(t, err, "ADD of a mesh pod")
 			var want, got any
 			if err = errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
 				t.Fatal(err)
@@ -93,13 +88,9 @@ func TestStandalone_EveryVersion(t *testing.T) {
 			node := chaintest.New(t, chaintest.Program(t))
 			text := cniconf.Stanza{CNIVersion: version, RunDir: node.RunDir, LogLevel: "debug"}.Single()
 			text, err := cniconf.Convert(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			list, err := libcni.NetworkConfFromBytes(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			addressed(t, mesh)
 			result, err := node.Add(list, mesh)
@@ -134,9 +125,7 @@ func TestCheck_Differences(t *testing.T) {
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
 			for _, pod := range []chaintest.Pod{mesh, plain} {
-				if _, err := node.Add(list, pod); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(node.Add(list, pod)))
 				if err := node.Check(list, pod); err != nil {
 					t.Errorf("CHECK right after ADD: %v", err)
 				}
@@ -148,12 +137,8 @@ func TestCheck_Differences(t *testing.T) {
 				t.Errorf("CHECK of a pod without its jump: %v", err)
 			}
 			before, err := node.Cached(list, mesh)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := node.Ours(list, mesh, before); err != nil {
-				t.Fatalf("ADD of istio-cni again: %v", err)
-			}
+			check.OK(t, err)
+			check.OK(t, check.Err(node.Ours(list, mesh, before)), "ADD of istio-cni again")
 			if err := node.Check(list, mesh); err != nil {
 				t.Errorf("CHECK after the repair: %v", err)
 			}
@@ -177,16 +162,12 @@ func TestStatus_Succeeds(t *testing.T) {
 		"a ready node": func(*testing.T, *chaintest.Node) chaintest.Stanza { return nil },
 		"after a reboot": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
 			t.Helper()
-			if err := os.RemoveAll(n.RunDir); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.RemoveAll(n.RunDir))
 			return nil
 		},
 		"a damaged kubeconfig": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
 			t.Helper()
-			if err := os.Truncate(filepath.Join(n.RunDir, "istio-cni-kubeconfig"), 0); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.Truncate(filepath.Join(n.RunDir, "istio-cni-kubeconfig"), 0))
 			return nil
 		},
 		"an API server that is gone": func(_ *testing.T, n *chaintest.Node) chaintest.Stanza { n.API.Stop(); return nil },
@@ -230,9 +211,7 @@ func TestAdd_DecidedByName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
-			if err := spoil(node.RunDir); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, spoil(node.RunDir))
 			stanza := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "never"}
 			for _, pod := range []chaintest.Pod{
 				node.NewPod("kube-system", "coredns", nil), node.NewPod("istio-system", "istio-cni-node-x2x4", nil), node.NewPod("", "", nil),
@@ -241,9 +220,7 @@ func TestAdd_DecidedByName(t *testing.T) {
 					t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
 				}
 			}
-			if n := len(node.API.Requests()); n != 0 {
-				t.Errorf("%d requests for pods that need none", n)
-			}
+			check.Equal(t, len(node.API.Requests()), 0, "requests for pods that need none")
 			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil {
 				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
 			}

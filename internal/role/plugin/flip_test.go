@@ -15,6 +15,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // flip changes the target of a path repeatedly: the pod's namespace and the node's own in turns.
@@ -32,16 +33,12 @@ func flips() []flip {
 			link := func(target string) error {
 				return errors.Join(os.Symlink(target, path+".new"), os.Rename(path+".new", path))
 			}
-			if err := link(pod); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, link(pod))
 			return func() error { return errors.Join(link(node), link(pod)) }
 		}},
 		{"a bind mount", 60, func(t *testing.T, path, pod, node string) func() error {
 			t.Helper()
-			if err := errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount(pod, path, "", unix.MS_BIND, "")); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount(pod, path, "", unix.MS_BIND, "")))
 			t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 			return func() error {
 				err := unix.Mount(node, path, "", unix.MS_BIND, "")
@@ -88,9 +85,7 @@ func TestAdd_FlippingPath(t *testing.T) {
 			addressed(t, pod)
 			addressed(t, chaintest.Pod{Netns: n.Netns}) // with which it could be programmed
 			input, err := chaintest.Input(list, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			node, before := n.Netns, everyRule(t, n.Netns)
 			pod.Netns = f.flipping(t, pod.Netns, node)
 			programmed, refused := 0, 0
@@ -119,9 +114,7 @@ func TestAdd_FlippingPath(t *testing.T) {
 			for _, mode := range []string{"REDIRECT", "TPROXY"} {
 				byHand(t, n, others, pod.Netns, mode)
 			}
-			if after := everyRule(t, node); after != before {
-				t.Errorf("the node's own namespace was programmed:\n%s", after)
-			}
+			check.Equal(t, everyRule(t, node), before, "the node's own namespace was programmed")
 		})
 	}
 }
@@ -138,9 +131,7 @@ func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 	}
 }
 
@@ -153,14 +144,10 @@ func TestAdd_NetnsResolvedOnce(t *testing.T) {
 		pod := n.NewPod("shop", "web", chaintest.Sidecar)
 		addressed(t, pod)
 		link := filepath.Join(t.TempDir(), "resolved-once")
-		if err := os.Symlink(pod.Netns, link); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Symlink(pod.Netns, link))
 		pod.Netns = link
 		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for _, call := range []string{"ADD", "CHECK", "DEL"} {
 			r, out := n.Traced(call, pod, input, "CNI_NETNS_OVERRIDE=1")
 			if r.Status.ExitStatus() != 0 {

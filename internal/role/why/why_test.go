@@ -111,9 +111,7 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 			t.Run(string(b)+"/"+mode.String(), func(t *testing.T) {
 				t.Parallel()
 				f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
-				if _, err := space(f, b).Apply(t.Context(), spec(mode), redirection.Reconcile); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(mode), redirection.Reconcile)))
 				code, out, errs := explain(t, 80, "--netns", f.Path())
 				for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
 					if !strings.Contains(out, want) {
@@ -169,9 +167,7 @@ func TestOutput_Bound(t *testing.T) {
 	f := labtest.New(t, ruleset.IPv4)
 	s := spec(redirect.Redirect)
 	s.DualStack = false
-	if _, err := space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
 	script := "add chain ip mangle c0\n"
 	for i := range 5 {
 		script += fmt.Sprintf("add chain ip mangle c%d\n", i+1) + strings.Repeat(fmt.Sprintf("add rule ip mangle c%d jump c%d\n", i+1, i), 9)
@@ -212,9 +208,7 @@ func TestWhy_Faults(t *testing.T) {
 			f := labtest.New(t, ruleset.IPv4)
 			s := spec(redirect.Redirect)
 			s.DualStack, s.DNS = false, redirect.DNSOff
-			if _, err := space(f, tt.backend).Apply(t.Context(), s, redirection.Reconcile); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, check.Err(space(f, tt.backend).Apply(t.Context(), s, redirection.Reconcile)))
 			if strings.Contains(tt.args, " ip other ") {
 				netnstest.Run(t, f.Path(), "nft", "add", "table", "ip", "other")
 			}
@@ -373,9 +367,7 @@ func TestManual_Output(t *testing.T) {
 	f := labtest.New(t, ruleset.IPv4)
 	s := redirect.Default()
 	s.OutboundPortsExclude = append(s.OutboundPortsExclude, ruleset.OnePort(443))
-	if _, err := space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
 	_, out, errs := explain(t, 100, "--netns", f.Path(), "--to", "10.2.0.9:443")
 	out = strings.ReplaceAll(out, f.Path(), "/run/netns/web")
 	if !strings.Contains(string(text), "```console\n$ istio-cni why --netns /run/netns/web --to 10.2.0.9:443   # exit 3\n"+out+"```\n") {

@@ -18,6 +18,9 @@ func OK(tb testing.TB, err error, subject ...any) {
 	}
 }
 
+// Err is the error of a call whose other result does not matter.
+func Err[T any](_ T, err error) error { return err }
+
 // Equal fails the test if the value of the subject is another one.
 func Equal[T comparable](tb testing.TB, got, want T, subject ...any) {
 	tb.Helper()

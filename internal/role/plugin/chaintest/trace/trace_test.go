@@ -12,18 +12,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // run traces a command in a network namespace of its own.
 func run(t *testing.T, ns, name string, args ...string) *trace.Record {
 	t.Helper()
 	var record *trace.Record
-	if err := netns.Do(ns, func() (err error) {
+	check.OK(t, netns.Do(ns, func() (err error) {
 		record, err = trace.Run(exec.CommandContext(t.Context(), name, args...))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return record
 }
 
@@ -74,9 +73,7 @@ func TestTrace_NetlinkMessages(t *testing.T) {
 			"batch":   {slices.ContainsFunc(all, trace.Message.BeginsBatch), test.batch},
 			"removes": {slices.ContainsFunc(all, trace.Message.Removes), test.removing},
 		} {
-			if got.got != got.want {
-				t.Errorf("%s: %s is %t; messages %+v", test.command, what, got.got, all)
-			}
+			check.Equal(t, got.got, got.want, test.command, what, "is", "messages", all)
 		}
 	}
 }
