@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/base64"
 	"errors"
@@ -205,20 +204,6 @@ func TestPod_Responses(t *testing.T) {
 				t.Errorf("got %v, want class %q", err, want)
 			}
 		})
-	}
-}
-
-func TestPod_Canceled(t *testing.T) {
-	t.Parallel()
-	server := newServer(t)
-	server.Fail(kubetest.Hang, kubetest.Forever)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	time.AfterFunc(200*time.Millisecond, cancel) // the request has begun by then, or is never sent
-	_, err := newClient(t, server.Kubeconfig(t)).Lookup(ctx, cart(), time.Hour)
-	wantError(t, err, Canceled)
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("error is not context.Canceled: %v", err)
 	}
 }
 

@@ -8,9 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
@@ -22,7 +19,6 @@ type node struct {
 	t        *testing.T
 	root     string
 	settings runtimedirs.Settings
-	log      agenttest.Buffer
 }
 
 func newNode(t *testing.T) *node {
@@ -71,56 +67,12 @@ func (n *node) start() {
 }
 
 func (n *node) finder() *runtimedirs.Finder {
-	return runtimedirs.NewFinder(slog.New(slog.NewTextHandler(&n.log, nil)), hostfs.Disk{}, n.settings)
+	return runtimedirs.NewFinder(slog.New(slog.DiscardHandler), hostfs.Disk{}, n.settings)
 }
 
 // dirs are the directories conf and bin below a directory of the node, with the mounted program directory before them.
 func (n *node) dirs(dir string) runtimedirs.Dirs {
 	return runtimedirs.Dirs{Net: n.root + dir + "/conf", Bins: []string{n.settings.Mounted.Bins[0], n.root + dir + "/bin"}}
-}
-
-// settles checks the target without the files of the runtime.
-func (n *node) settles(f *runtimedirs.Finder, want runtimedirs.Target) {
-	n.t.Helper()
-	got, err := f.Settle()
-	got.RuntimeFiles = nil
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		n.t.Errorf("%v (-want +got):\n%s\n%s", err, diff, n.log.String())
-	}
-}
-
-func TestFinder_RuntimeMoves(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	mounted, a, b := n.settings.Mounted, n.dirs("/a"), n.dirs("/b")
-	f := n.finder()
-	n.settles(f, runtimedirs.Target{Dirs: a, Obsolete: []runtimedirs.Dirs{mounted}})
-	check.OK(t, f.Cleaned())
-	n.settles(f, runtimedirs.Target{Dirs: a})
-
-	n.configure("/b")
-	n.settles(f, runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]})
-	f = n.finder() // the next agent
-	n.settles(f, runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]})
-	if diff := cmp.Diff(runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]}, n.finder().All()); diff != "" {
-		t.Errorf("for an uninstallation, -want +got:\n%s", diff)
-	}
-	n.start()
-	n.settles(f, runtimedirs.Target{Dirs: b, Obsolete: []runtimedirs.Dirs{a}})
-}
-
-func TestFinder_DoubtMovesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	f := n.finder()
-	n.settles(f, runtimedirs.Target{Dirs: n.dirs("/a"), Obsolete: []runtimedirs.Dirs{n.settings.Mounted}})
-	check.OK(t, f.Cleaned())
-	n.write("/etc/containerd/config.toml", "version = \n")
-	for _, f := range []*runtimedirs.Finder{f, n.finder()} {
-		n.settles(f, runtimedirs.Target{Dirs: n.dirs("/a")})
-	}
-	check.OK(t, os.Remove(n.settings.RunDir+"/"+runtimedirs.RecordName))
-	n.settles(n.finder(), runtimedirs.Target{Dirs: n.settings.Mounted})
 }
 
 func TestFinder_Find(t *testing.T) {
@@ -149,16 +101,5 @@ func TestFinder_Find(t *testing.T) {
 				t.Error("Find has written the record")
 			}
 		})
-	}
-}
-
-func TestReadRecord_NotUsable(t *testing.T) {
-	t.Parallel()
-	for text, fails := range map[string]bool{"{": true, strings.Repeat(" ", 2<<20): true, `[{"configuration":"../x"}]`: false, "[{}]": false} {
-		dir := t.TempDir()
-		check.OK(t, os.WriteFile(filepath.Join(dir, runtimedirs.RecordName), []byte(text), 0o600))
-		if all, err := runtimedirs.ReadRecord(dir); len(all) > 0 || fails != (err != nil) {
-			t.Errorf("%.20q: got %v, %v", text, all, err)
-		}
 	}
 }

@@ -3,7 +3,6 @@ package nftables_test
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -38,17 +37,7 @@ func (p pod) do(tb testing.TB, fn func() error) {
 // run runs a command, which must succeed, with a text on its standard input.
 func (p pod) run(tb testing.TB, stdin, name string, args ...string) string {
 	tb.Helper()
-	var out []byte
-	err := netns.Do(string(p), func() (err error) {
-		cmd := exec.CommandContext(tb.Context(), name, args...)
-		cmd.Stdin = strings.NewReader(stdin)
-		out, err = cmd.CombinedOutput()
-		return err
-	})
-	if err != nil {
-		tb.Fatalf("running %s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, stdin)
-	}
-	return string(out)
+	return netnstest.Feed(tb, string(p), stdin, name, args...)
 }
 
 // program is iptables-nft or ip6tables-nft, with a suffix.
