@@ -5,11 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // linesOf are the lines of all that is in a namespace.
@@ -17,8 +16,8 @@ func linesOf(n *rulesettest.Namespace) []string {
 	return rulesettest.Lines(n.Save(), ruleset.Ownership{})
 }
 
-// TestCleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
-func TestCleaningUp(t *testing.T) {
+// TestOwned_CleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
+func TestOwned_CleaningUp(t *testing.T) {
 	// A line that begins with "stays: " must stay, all others go.
 	for name, lines := range map[string][]string{
 		"an empty namespace stays empty": nil,
@@ -107,16 +106,14 @@ func TestCleaningUp(t *testing.T) {
 			}
 			n := rulesettest.NewNamespace(rulesettest.Set(all...))
 			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, func(_, have ruleset.Set) ruleset.Ownership { return redirect.Sidecar().AllOwned(have) })
-			if diff := cmp.Diff(rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n)); diff != "" {
-				t.Errorf("what is left (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "what is left", rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n))
 		})
 	}
 }
 
-// TestAForeignReturnIsNoDrift programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
+// TestOwned_ForeignReturn programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
 // ahead of that rule.
-func TestAForeignReturnIsNoDrift(t *testing.T) {
+func TestOwned_ForeignReturn(t *testing.T) {
 	const rule = "nat PREROUTING -i eth7 -j RETURN"
 	for name, w := range map[string]written{
 		"the default": {}, "TPROXY": {redirect.FieldMode: "TPROXY"}, "no inbound port": {redirect.FieldInbound: ""},
@@ -129,15 +126,13 @@ func TestAForeignReturnIsNoDrift(t *testing.T) {
 				t.Error("the foreign rule is gone")
 			}
 			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, redirect.Sidecar().Owned)
-			if diff := cmp.Diff([]string{rule}, linesOf(n)); diff != "" {
-				t.Errorf("what is left (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "what is left", []string{rule}, linesOf(n))
 		})
 	}
 }
 
-// TestOwnedIncludesWantedRules keeps a rule that is wanted and of no known shape from being foreign.
-func TestOwnedIncludesWantedRules(t *testing.T) {
+// TestOwned_WantedRules keeps a rule that is wanted and of no known shape from being foreign.
+func TestOwned_WantedRules(t *testing.T) {
 	want := rulesettest.Set("nat OUTPUT -o eth9 -j ACCEPT")
 	have := rulesettest.Set("nat OUTPUT -p udp -j DROP", "nat OUTPUT -o eth9 -j ACCEPT")
 	owned := redirect.Sidecar().Owned(want, have)
@@ -146,8 +141,8 @@ func TestOwnedIncludesWantedRules(t *testing.T) {
 	}
 }
 
-// TestShapesAloneAreNoProofOfTheMesh: to program a namespace must not take away rules that merely look like the mesh's.
-func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
+// TestOwned_ShapesAlone: to program a namespace must not take away rules that merely look like the mesh's.
+func TestOwned_ShapesAlone(t *testing.T) {
 	foreign := []string{
 		"filter INPUT -p udp -j DROP", "filter INPUT -p tcp -j DROP", "filter FORWARD -p udp -j DROP",
 		"filter FORWARD -p tcp -j DROP", "filter OUTPUT -p udp -j DROP", "filter OUTPUT -p tcp -j DROP",
@@ -167,9 +162,9 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	}
 }
 
-// TestAForeignReturnBehindOursStays: the namespace holds exactly what is wanted for a virtual machine's interface, and
+// TestOwned_ForeignReturnBehind: the namespace holds exactly what is wanted for a virtual machine's interface, and
 // nothing in nat PREROUTING marks the end of ours.
-func TestAForeignReturnBehindOursStays(t *testing.T) {
+func TestOwned_ForeignReturnBehind(t *testing.T) {
 	s := redirect.Default()
 	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}
 	want := redirect.Rules(s, ruleset.IPv4)

@@ -124,8 +124,8 @@ func (l lab) requests(f ruleset.Family) []sent {
 	}
 }
 
-// TestPacketsAreExplained compares a trace with the packets that were sent, with their fate without it, and with the walk of each.
-func TestPacketsAreExplained(t *testing.T) {
+// TestFollow_PacketsAreExplained compares a trace with the packets that were sent, with their fate without it, and with the walk of each.
+func TestFollow_PacketsAreExplained(t *testing.T) {
 	for _, backend := range backends() {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 			t.Run(backend+"/"+mode.String(), func(t *testing.T) {

@@ -15,9 +15,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
 
-// TestRulesThatKeepChangingAreGivenUpAfterOneBound: all attempts together are bounded once, also if they fail for different
+// TestApply_RulesKeepChanging: all attempts together are bounded once, also if they fail for different
 // reasons in turns, and the last error names the cause.
-func TestRulesThatKeepChangingAreGivenUpAfterOneBound(t *testing.T) {
+func TestApply_RulesKeepChanging(t *testing.T) {
 	t.Parallel()
 	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler)}
 	for _, a := range []access{shared, exclusive} {
@@ -45,7 +45,7 @@ func TestRulesThatKeepChangingAreGivenUpAfterOneBound(t *testing.T) {
 	}
 }
 
-func TestOtherErrorsAndTheEndOfTheContextEndTheAttempts(t *testing.T) {
+func TestApply_EndsAttempts(t *testing.T) {
 	t.Parallel()
 	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -77,7 +77,7 @@ func TestOtherErrorsAndTheEndOfTheContextEndTheAttempts(t *testing.T) {
 	}
 }
 
-func TestALostNamespaceIsAnError(t *testing.T) {
+func TestApply_LostNamespace(t *testing.T) {
 	t.Parallel()
 	n := Namespace{Log: slog.New(slog.DiscardHandler)}
 	spec := redirect.Default()
