@@ -2,6 +2,7 @@ package renderings
 
 import (
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -11,8 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/e2e/cluster"
 )
 
 const (
@@ -133,6 +138,61 @@ func TestHelm_ValuesOfOtherCharts(t *testing.T) {
 	})
 	if err != nil || tried < 14 {
 		t.Errorf("%d files, error %v", tried, err)
+	}
+}
+
+// TestHelm_NewNodesAreTainted: the first event of a new Node has the taint, once, beside its others. A node that has it is not changed.
+func TestHelm_NewNodesAreTainted(t *testing.T) {
+	mustHelm(t, "install", release, ours(), image, "--set=taint.newNodes=true")
+	t.Cleanup(func() { mustHelm(t, "uninstall", release) })
+	node := func(name string, taints ...any) *object {
+		o := &object{Object: map[string]any{"spec": map[string]any{}}}
+		o.SetAPIVersion("v1")
+		o.SetKind("Node")
+		o.SetName(name)
+		if len(taints) > 0 {
+			o.Object["spec"] = map[string]any{"taints": taints}
+		}
+		return o
+	}
+	// The server gives each new Node the first taint.
+	const notReady = "map[effect:NoSchedule key:node.kubernetes.io/not-ready]"
+	taints := func(o *object) string {
+		all := fmt.Sprint(o.Object["spec"].(map[string]any)["taints"])
+		return strings.Replace(strings.Replace(all, notReady+" ", "", 1), " "+notReady, "", 1)
+	}
+	const added = "map[effect:NoSchedule key:cni.istio.io/not-ready value:true]"
+	err := cluster.Until(t.Context(), "the policy is in force", func() (bool, error) {
+		o, err := shared.server.create(t.Context(), node("tried"), metav1.DryRunAll)
+		return err == nil && taints(o) == "["+added+"]", err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := map[string]any{"key": "a", "effect": "NoSchedule"}
+	already := map[string]any{"key": "cni.istio.io/not-ready", "effect": "NoExecute"}
+	for name, c := range map[string]struct {
+		taints []any
+		want   string
+	}{
+		"bare":    {nil, "[" + added + "]"},
+		"other":   {[]any{other}, "[map[effect:NoSchedule key:a] " + added + "]"},
+		"already": {[]any{already}, "[map[effect:NoExecute key:cni.istio.io/not-ready]]"},
+	} {
+		o := node(name, c.taints...)
+		events, err := shared.server.watch(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := shared.server.create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { uninstall(t, []*object{o}) })
+		first := <-events.ResultChan()
+		events.Stop()
+		if got := taints(first.Object.(*object)); first.Type != watch.Added || got != c.want {
+			t.Errorf("%s: %s, taints %s, want %s", name, first.Type, got, c.want)
+		}
 	}
 }
 

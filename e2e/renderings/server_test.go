@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -93,6 +94,15 @@ func (s *server) get(ctx context.Context, o *object) (*object, error) {
 		return nil, err
 	}
 	return place.Get(ctx, o.GetName(), metav1.GetOptions{})
+}
+
+// watch sends the events of an object from now on.
+func (s *server) watch(ctx context.Context, o *object) (watch.Interface, error) {
+	place, err := s.of(o)
+	if err != nil {
+		return nil, err
+	}
+	return place.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + o.GetName()})
 }
 
 // patch patches an object, with the same field validation as create.

@@ -102,6 +102,9 @@ where none is set, and the tag of the reference's image.
 {{- if and (not $v.useAppArmorAnnotation) (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- fail (printf "useAppArmorAnnotation: false needs Kubernetes 1.30, this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
+{{- if and $v.taint.newNodes (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "taint.newNodes: true needs Kubernetes 1.36 (MutatingAdmissionPolicy), this is %s; helm template takes it from --kube-version" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- if eq (int $v.healthPort) (int $v.monitoringPort) -}}
 {{- fail (printf "healthPort: %d is monitoringPort as well" (int $v.healthPort)) -}}
 {{- end -}}
