@@ -8,6 +8,7 @@ package native
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +58,7 @@ func (e *encoder) match(m ruleset.Match) {
 	case ruleset.Port:
 		e.needProtocol(m.Protocol)
 		e.port(m)
-	case ruleset.Ports:
+	case ruleset.AnyPort:
 		e.ports(m)
 	case ruleset.TCPFlags:
 		if m != ruleset.Reset {
@@ -118,11 +119,14 @@ func (e *encoder) port(p ruleset.Port) {
 }
 
 // ports adds a lookup of the port in a set, or a comparison if there is only one distinct port, as nft does.
-func (e *encoder) ports(p ruleset.Ports) {
+func (e *encoder) ports(p ruleset.AnyPort) {
 	e.needProtocol(p.Protocol)
 	list := p.Distinct()
+	if p.Side != ruleset.DestinationPort || slices.ContainsFunc(list, func(r ruleset.PortRange) bool { return r.First != r.Last }) {
+		e.err = fmt.Errorf("cannot encode match %v", p)
+	}
 	if len(list) == 1 {
-		e.Port(false, p.Not, list[0])
+		e.Port(false, p.Not, list[0].First)
 		return
 	}
 	e.LoadPort(false)
