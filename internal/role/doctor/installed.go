@@ -16,16 +16,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
-// noRoot is the result of a check for which the node's file system is needed.
-func noRoot() check {
-	return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
-		"the node's file system is not seen here, so the container runtime's configuration cannot be read")
-}
-
 // directories compares where the runtime looks with where the agent installs.
 func directories(_ context.Context, v *view) check {
 	if v.root == "" {
-		return noRoot()
+		return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
+			"the node's file system is not seen here, so the container runtime's configuration cannot be read")
 	}
 	c := v.runtime()
 	if c.Runtime == "" {

@@ -29,14 +29,17 @@ func (a agent) name() string {
 // key is the pod.
 func (a agent) key() string { return a.namespace + "/" + a.pod }
 
+// reference names an owner.
+type reference struct {
+	UID        string
+	Controller bool
+}
+
 // object has the fields of a pod or a DaemonSet that are read.
 type object struct {
 	Metadata struct {
 		Namespace, Name, UID, DeletionTimestamp string
-		OwnerReferences                         []struct {
-			UID        string
-			Controller bool
-		}
+		OwnerReferences                         []reference
 	}
 	Spec   struct{ NodeName string }
 	Status struct{ Phase string }
@@ -44,12 +47,7 @@ type object struct {
 
 // controlledBy reports whether one of the UIDs is that of the object's controller.
 func (o *object) controlledBy(uids []string) bool {
-	for _, owner := range o.Metadata.OwnerReferences {
-		if owner.Controller && slices.Contains(uids, owner.UID) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.Metadata.OwnerReferences, func(r reference) bool { return r.Controller && slices.Contains(uids, r.UID) })
 }
 
 // agent returns the agent whose pod the object is.
