@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
@@ -159,7 +160,7 @@ func files(names []string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return ": " + quoted(names)
+	return ": " + printable.Some(names, mostNames)
 }
 
 // pluginDirs are the directories in which the runtime finds plugins, else those of the agent.

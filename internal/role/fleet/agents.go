@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // agent is the pod of a node agent.
@@ -98,7 +100,7 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 		namespace = namespaces[0]
 	default:
 		return "", nil, &usageError{fmt.Errorf("DaemonSets with the label of the node agents are in the namespaces %s: name that of the agents by --agent-namespace",
-			some(namespaces))}
+			printable.Some(namespaces, mostNames))}
 	}
 	if f.namespace == "" && namespace != "istio-system" && namespace != "kube-system" {
 		_, _ = fmt.Fprintf(f.Stderr, "note: the node agents are those of namespace %s; --agent-namespace=%[1]s confirms that\n", namespace)
@@ -111,14 +113,8 @@ func (f *fleet) notFound() error {
 	return fmt.Errorf("no node agent was found by the label selector %q of a DaemonSet and its pods in %s", f.selector, cmp.Or(f.namespace, "all namespaces"))
 }
 
-// some joins the first names.
-func some(names []string) string {
-	const most = 10
-	if more := len(names) - most; more > 0 {
-		names = append(slices.Clone(names[:most]), fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(names, ", ")
-}
+// mostNames bounds the names in a message.
+const mostNames = 10
 
 // agents finds the node agents, the pods of their DaemonSets, one for each node: a running one if there is any. more are arguments
 // for kubectl.
