@@ -159,15 +159,6 @@ func (e *encoder) ct(key uint32, register uint16) {
 	})
 }
 
-// rangeProto is NF_NAT_RANGE_PROTO_SPECIFIED.
-const rangeProto = 2
-
-// Kinds of the attributes of a tproxy expression (NFTA_TPROXY_…).
-const (
-	tproxyFamily = 1
-	tproxyPort   = 3
-)
-
 func (e *encoder) target(t ruleset.Target) {
 	switch t := t.(type) {
 	case ruleset.Verdict:
@@ -184,7 +175,7 @@ func (e *encoder) target(t ruleset.Target) {
 		e.Immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
 		e.Expression("redir", func() {
 			e.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, nfnetlink.Register)
-			e.Uint32(unix.NFTA_REDIR_FLAGS, rangeProto)
+			e.Uint32(unix.NFTA_REDIR_FLAGS, nfnetlink.NATPorts)
 		})
 	case ruleset.SetMark:
 		if t.Mask != 0 || t.Connection {
@@ -222,8 +213,8 @@ func (e *encoder) copyMark(t ruleset.CopyMark) {
 func (e *encoder) tproxy(t ruleset.TProxy) {
 	e.Immediate(binary.BigEndian.AppendUint16(nil, t.Port))
 	e.Expression("tproxy", func() {
-		e.Uint32(tproxyFamily, uint32(nfnetlink.ProtocolFamily(t.Family == ruleset.IPv6)))
-		e.Uint32(tproxyPort, nfnetlink.Register)
+		e.Uint32(nfnetlink.TProxyFamily, uint32(nfnetlink.ProtocolFamily(t.Family == ruleset.IPv6)))
+		e.Uint32(nfnetlink.TProxyPort, nfnetlink.Register)
 	})
 	e.target(ruleset.SetMark{Value: t.Mark, Mask: t.Mask})
 	e.Counter()

@@ -273,23 +273,20 @@ type record []byte
 func (r record) u8(values ...uint8) record { return append(r, values...) }
 
 func (r record) u16(values ...uint16) record {
-	for _, v := range values {
-		r = binary.NativeEndian.AppendUint16(r, v)
-	}
-	return r
+	return numbers(r, binary.NativeEndian.AppendUint16, values)
 }
-
 func (r record) u32(values ...uint32) record {
-	for _, v := range values {
-		r = binary.NativeEndian.AppendUint32(r, v)
-	}
-	return r
+	return numbers(r, binary.NativeEndian.AppendUint32, values)
 }
 
 // be16 adds values in the byte order of packets.
 func (r record) be16(values ...uint16) record {
+	return numbers(r, binary.BigEndian.AppendUint16, values)
+}
+
+func numbers[T uint16 | uint32](r record, add func([]byte, T) []byte, values []T) record {
 	for _, v := range values {
-		r = binary.BigEndian.AppendUint16(r, v)
+		r = add(r, v)
 	}
 	return r
 }
