@@ -96,9 +96,9 @@ type Ports struct {
 	Inbound  uint16 `json:"inbound"`
 }
 
-// Read describes a namespace. The Spec is the wanted redirection; nil is unknown.
-func Read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec) (d Detail, err error) {
-	live, err := read(ctx, space, spec)
+// Read describes a namespace. Nil is what is wanted if that is not known.
+func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (d Detail, err error) {
+	live, err := read(ctx, space, want)
 	if err != nil {
 		return d, err
 	}
@@ -120,10 +120,10 @@ func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err err
 	return d, err
 }
 
-// read reads the live rules. Without a Spec, the wanted rules are those of the one that is inferred, if there are rules of the mesh.
-func read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec) (walk.Namespace, error) {
-	live, err := space.Live(ctx, spec)
-	if err != nil || spec != nil {
+// read reads the live rules. If it is not known what is wanted, it is what Infer finds.
+func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (walk.Namespace, error) {
+	live, err := space.Live(ctx, want)
+	if err != nil || want != nil {
 		return live, err
 	}
 	inferred, native, found := live.Infer()
@@ -142,13 +142,13 @@ func read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec)
 }
 
 // Inferred returns the Spec by which the rules of a namespace were most likely made, and sets its backend to the one that made them.
-// The Spec is nil if the namespace has no rule of the mesh.
-func Inferred(ctx context.Context, space *redirection.Namespace) (*redirect.Spec, error) {
+// It is nil if the namespace has no rule of the mesh.
+func Inferred(ctx context.Context, space *redirection.Namespace) (redirect.Wanted, error) {
 	live, err := read(ctx, *space, nil)
 	if err != nil || live.Wanted == nil {
 		return nil, err
 	}
-	return &live.Wanted.Spec, backend(space, live.Wanted.Native)
+	return live.Wanted.Spec, backend(space, live.Wanted.Native)
 }
 
 // unknownPod is the remedy for a namespace without rules: that of a pod outside of the mesh is the same, and in order.
@@ -192,7 +192,7 @@ func backend(space *redirection.Namespace, native bool) error {
 	}
 	return space.NetNS.Do(func() error {
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			found, err := iptables.LegacyMesh(f)
+			found, err := iptables.LegacyHas(f, redirect.Sidecar().ChainPrefix)
 			if err != nil {
 				return err
 			}

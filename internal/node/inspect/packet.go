@@ -119,8 +119,8 @@ type Hop struct {
 }
 
 // Walk follows a packet through the live rules.
-func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec, q Question) (a Answer, err error) {
-	live, err := read(ctx, space, spec)
+func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted, q Question) (a Answer, err error) {
+	live, err := read(ctx, space, want)
 	if err != nil {
 		return a, err
 	}

@@ -19,6 +19,7 @@ import (
 // View is the rules of a namespace at one moment.
 type View struct {
 	session    *Session
+	owner      redirect.Owner
 	generation uint32
 	tables     map[tableKey]*table
 	// others are the tables of other programs that packets of IP pass, which Read does not read.
@@ -46,14 +47,12 @@ func newTable(at tableKey, dormant, iptables bool) *table {
 	}
 }
 
-// known reports whether a table is one that is read.
-func (k tableKey) known() bool {
-	return k.family != ruleset.Netdev && redirect.KnownTable(k.family, k.table)
-}
+// known reports whether a table is one that Read reads.
+func (v *View) known(k tableKey) bool { return v.owner.KnownTable(k.family, k.table) }
 
 // base returns the hook of a base chain.
-func (k tableKey) base(chain string) (ruleset.Hook, bool) {
-	return redirect.HookOf(k.family, k.table, chain)
+func (v *View) base(k tableKey, chain string) (ruleset.Hook, bool) {
+	return v.owner.HookOf(k.family, k.table, chain)
 }
 
 // hooks are the kernel's numbers.
@@ -136,16 +135,16 @@ func (t *table) rules(name string) ruleset.Table {
 	return out
 }
 
-// Read returns a consistent View of the namespace. It returns ErrChanged if the rules changed while they were read. After
+// Read returns a consistent View of the namespace: of iptables' tables and of the owner's native ones. It returns ErrChanged if the rules changed while they were read. After
 // ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without tables Read sends one
 // request besides that for the generation.
-func (s *Session) Read(ctx context.Context) (*View, error) {
+func (s *Session) Read(ctx context.Context, owner redirect.Owner) (*View, error) {
 	s.conn.Budget = budget
 	generation, err := s.conn.Generation()
 	if err != nil {
 		return nil, unsupported(err)
 	}
-	v := &View{session: s, generation: generation, tables: map[tableKey]*table{}}
+	v := &View{session: s, owner: owner, generation: generation, tables: map[tableKey]*table{}}
 	others, err := v.readTables(ctx)
 	if err != nil || len(v.tables) == 0 {
 		return v, err
@@ -180,7 +179,7 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 		at, dormant := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}, flags&unix.NFT_TABLE_F_DORMANT != 0
 		switch {
 		case !live:
-		case at.known():
+		case v.known(at):
 			v.tables[at] = newTable(at, dormant, f != ruleset.Inet)
 		default:
 			if others[f] = true; !dormant {
@@ -261,7 +260,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 		return
 	}
 	c, hook, drops := readChain(protocolFamily(f), attributes)
-	want, builtin := at.base(c.name)
+	want, builtin := v.base(at, c.name)
 	hooked := hook.Name != ""
 	asWanted := builtin == hooked && (!builtin || hook == want)
 	switch {

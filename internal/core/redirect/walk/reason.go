@@ -141,7 +141,7 @@ func (w Wanted) walk(p Packet) outcome {
 
 // course is what packets pass where the rules are the wanted ones.
 func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]ruleset.Rule) *course {
-	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]uint32{}, Wanted: &w}
+	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]uint32{}, Owner: w.Spec.Owner(), Wanted: &w}
 	routing := w.Spec.Routing(w.Families)
 	for _, f := range routing.MarkFamilies {
 		n.Delivered[f] = []uint32{routing.Mark}
