@@ -275,6 +275,7 @@ func (r record) u8(values ...uint8) record { return append(r, values...) }
 func (r record) u16(values ...uint16) record {
 	return numbers(r, binary.NativeEndian.AppendUint16, values)
 }
+
 func (r record) u32(values ...uint32) record {
 	return numbers(r, binary.NativeEndian.AppendUint32, values)
 }
