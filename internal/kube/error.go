@@ -208,12 +208,7 @@ func (x *exchange) failure(ctx context.Context, err error) *Error {
 	if answer, ok := errors.AsType[*apierrors.StatusError](err); ok && x.broken == nil {
 		return x.refused(answer.ErrStatus)
 	}
-	if x.broken != nil {
-		err = x.broken
-	}
-	if cause := context.Cause(ctx); cause != nil {
-		err = cause // net/http can report a closed connection instead
-	}
+	err = cmp.Or(context.Cause(ctx), x.broken, err) // net/http can report a closed connection instead of the cause
 	if tooLarge, ok := errors.AsType[errTooLarge](err); ok {
 		return x.fail(TooLarge, tooLarge)
 	}

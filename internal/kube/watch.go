@@ -302,13 +302,8 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	ctx, cancel := context.WithCancelCause(parent)
 	ctx, request, x, err := r.client.begin(ctx, r.call("watch", options))
 	silence := time.AfterFunc(r.client.config.Timeout, func() { cancel(errSilent) })
-	x.received = func() {
-		limit := r.client.config.IdleTimeout
-		if listing.Load() {
-			limit = r.client.config.Timeout
-		}
-		silence.Reset(limit)
-	}
+	limits := map[bool]time.Duration{true: r.client.config.Timeout, false: r.client.config.IdleTimeout}
+	x.received = func() { silence.Reset(limits[listing.Load()]) }
 	x.done = func() {
 		silence.Stop()
 		if errors.Is(context.Cause(ctx), errSilent) && listing.Load() {
@@ -336,12 +331,18 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		r.works()
 	}
 	return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
-		if is, err := meta.Accessor(event.Object); err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
-			listing.Store(false) // the bookmark at the end of the initial list
+		if endsList(event) {
+			listing.Store(false)
 			x.received()
 		}
 		return r.reduce(parent, x, event), true
 	}), nil
+}
+
+// endsList reports whether an event is the bookmark at the end of an initial list.
+func endsList(event watch.Event) bool {
+	is, err := meta.Accessor(event.Object)
+	return err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
 
 // reduce returns an event with its object reduced. An event that cannot be decoded becomes an ERROR, after which client-go

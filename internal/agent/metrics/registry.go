@@ -30,7 +30,6 @@ type family struct {
 	mu      sync.Mutex
 	series  []string
 	samples map[string]*sample
-	read    func() int // computes a gauge's value, unless nil
 	// list computes the series of a gauge on each scrape, unless nil.
 	list func() []point
 }
@@ -110,14 +109,7 @@ func (f *family) observe(v float64, labels string) {
 	})
 }
 
-// readBy sets the function that computes a gauge's value on each scrape; with nil the value is the stored one, 0.
-func (f *family) readBy(read func() int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.read = read
-}
-
-// listBy sets the function that computes the series of a gauge on each scrape.
+// listBy sets the function that computes the series of a gauge on each scrape; with nil the stored ones count.
 func (f *family) listBy(list func() []point) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -145,13 +137,9 @@ func (f *family) write(b *bytes.Buffer) {
 		return
 	}
 	for _, labels := range f.series {
-		s := f.samples[labels]
-		switch {
-		case f.kind == histogram:
+		if s := f.samples[labels]; f.kind == histogram {
 			f.writeHistogram(b, labels, s)
-		case f.read != nil:
-			writeSample(b, f.name, labels, float64(f.read()))
-		default:
+		} else {
 			writeSample(b, f.name, labels, s.value)
 		}
 	}

@@ -67,7 +67,7 @@ func NewTaint(version string) *Taint {
 func (m *Taint) SetLeader(leader bool) {
 	m.leader.setBool(leader)
 	if !leader {
-		m.queue.readBy(nil)
+		m.queue.listBy(nil)
 		m.nodes.reset()
 	}
 }
@@ -95,4 +95,6 @@ func (m *Taint) WatchFailed(f Watched) { m.troubles.add(1, label("resource", f))
 func (m *Taint) EventReported(r eventrecorder.Result) { m.events.add(1, label("result", r)) }
 
 // ReadQueue sets the function that counts the nodes in the queue.
-func (m *Taint) ReadQueue(count func() int) { m.queue.readBy(count) }
+func (m *Taint) ReadQueue(count func() int) {
+	m.queue.listBy(func() []point { return []point{{"", float64(count())}} })
+}

@@ -147,7 +147,9 @@ func (n *node) ports() []serve.Port {
 	local := n.scopeHandlers()
 	local["/"] = page.Handler(map[string]http.Handler{
 		"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
-		"/api/agent":                   n.self(),
+		"/api/agent": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			answer(w, map[string]string{"node": n.Config.NodeName, "version": n.Version}) // for the page
+		}),
 		"/api/pods":                    n.audited(func(c *nodepods.Controller) http.Handler { return c.Handler(auditor.Port) }),
 		"/api/pods/{namespace}/{name}": n.audited(func(c *nodepods.Controller) http.Handler { return c.PodHandler(auditor.Port) }),
 	})
@@ -156,13 +158,6 @@ func (n *node) ports() []serve.Port {
 		{Flag: "--monitoring-port", Number: int(n.Config.MonitoringPort), Handler: n.metrics.Handler()},
 		serve.Introspection("--ctrlz_port", n.Config.IntrospectionAddress, int(n.Config.IntrospectionPort), n.Config.Profiling, local),
 	}
-}
-
-// self returns a handler of the agent's name and version for the page.
-func (n *node) self() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, map[string]string{"node": n.Config.NodeName, "version": n.Version})
-	})
 }
 
 // lock acquires the node's lock. The relay's socket locks the node as well: agents of the reference do not know the lock.

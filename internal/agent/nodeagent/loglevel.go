@@ -15,14 +15,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// scopes are the log's scopes and what they are about, in the order of their names.
-func scopes() [][2]string {
-	return [][2]string{
-		{scopeAgent, "the node agent, with race repair and audit"},
-		{scopePlugin, "the plugin on this node: what it logs from its next call on, and what is relayed"},
-	}
-}
-
 // The scopes have the reference's names.
 const (
 	scopeAgent  = "cni-agent"
@@ -93,7 +85,10 @@ func (n *node) scopeInfos() []scopeInfo {
 	n.live.mu.Lock()
 	defer n.live.mu.Unlock()
 	var infos []scopeInfo
-	for _, s := range scopes() {
+	for _, s := range [][2]string{ // in the order of their names
+		{scopeAgent, "the node agent, with race repair and audit"},
+		{scopePlugin, "the plugin on this node: what it logs from its next call on, and what is relayed"},
+	} {
 		infos = append(infos, scopeInfo{Name: s[0], Description: s[1], OutputLevel: n.live.levels[s[0]].String(), StackTraceLevel: "none"})
 	}
 	return infos

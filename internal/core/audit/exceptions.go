@@ -1,10 +1,9 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -34,58 +33,42 @@ func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
 		}
 	}
 	if !s.Inbound.All {
-		add(redirect.FieldInbound, orNone(ports(s.Inbound.List)), "inbound connections to any other port")
+		add(redirect.FieldInbound, cmp.Or(join(s.Inbound.List), "none"), "inbound connections to any other port")
 	}
 	own := slices.DeleteFunc(slices.Clone(s.InboundExclude), func(p ruleset.PortRange) bool { return slices.Contains(redirect.AlwaysExcluded(), p) })
 	if s.Inbound.All {
-		add(redirect.FieldInboundExclude, ports(own), "inbound connections to these ports")
+		add(redirect.FieldInboundExclude, join(own), "inbound connections to these ports")
 	}
 	if !s.Outbound.All {
 		traffic := "outbound connections to any other address"
 		if len(s.OutboundPorts) > 0 {
-			traffic += ", except to the ports " + ports(s.OutboundPorts)
+			traffic += ", except to the ports " + join(s.OutboundPorts)
 		}
-		add(redirect.FieldOutbound, orNone(networks(s.Outbound.List)), traffic)
+		add(redirect.FieldOutbound, cmp.Or(join(s.Outbound.List), "none"), traffic)
 	}
-	add(redirect.FieldOutboundExclude, networks(s.OutboundExclude), "outbound connections to these addresses")
+	add(redirect.FieldOutboundExclude, join(s.OutboundExclude), "outbound connections to these addresses")
 	defaults := redirect.Default().OutboundPortsExclude
 	own = slices.DeleteFunc(slices.Clone(s.OutboundPortsExclude), func(p ruleset.PortRange) bool { return slices.Contains(defaults, p) })
-	add(redirect.FieldOutboundPortsExclude, ports(own), "outbound traffic to these ports")
+	add(redirect.FieldOutboundPortsExclude, join(own), "outbound traffic to these ports")
 	add(redirect.FieldExcludeInterfaces, strings.Join(s.ExcludeInterfaces, ","), "traffic of these interfaces")
 	if !s.OwnerGroups.All {
-		add(redirect.FieldOwnerGroups, orNone(numbers(s.OwnerGroups.List)), "outbound traffic of processes of any other group")
+		add(redirect.FieldOwnerGroups, cmp.Or(join(s.OwnerGroups.List), "none"), "outbound traffic of processes of any other group")
 	}
-	add(redirect.FieldOwnerGroupsExclude, numbers(s.OwnerGroupsExclude), "outbound traffic of processes of these groups")
+	add(redirect.FieldOwnerGroupsExclude, join(s.OwnerGroupsExclude), "outbound traffic of processes of these groups")
 	return all
 }
-
-// orNone is the text of a list that may be empty.
-func orNone(text string) string {
-	if text == "" {
-		return "none"
-	}
-	return text
-}
-
-func ports(all []ruleset.PortRange) string { return join(all, ruleset.PortRange.String) }
-
-func numbers(all []uint32) string {
-	return join(all, func(n uint32) string { return strconv.FormatUint(uint64(n), 10) })
-}
-
-func networks(all []netip.Prefix) string { return join(all, netip.Prefix.String) }
 
 // maxItems bounds the items of a list that are formatted.
 const maxItems = 50
 
-func join[T any](all []T, text func(T) string) string {
+func join[T any](all []T) string {
 	some := make([]string, 0, min(len(all), maxItems+1))
 	for i, one := range all {
 		if i == maxItems {
 			some = append(some, fmt.Sprintf("and %d more", len(all)-i))
 			break
 		}
-		some = append(some, text(one))
+		some = append(some, fmt.Sprint(one))
 	}
 	return strings.Join(some, ",")
 }

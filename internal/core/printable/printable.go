@@ -13,6 +13,7 @@ package printable
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,6 +41,14 @@ func Text(text string, most int) string {
 func Quote(text string, most int) string {
 	quoted := appendText([]byte{'"'}, text, most-1, `"\`)
 	return string(append(quoted, '"'))
+}
+
+// Some joins the first texts, which are safe already, and the number of the others.
+func Some(texts []string, most int) string {
+	if more := len(texts) - most; more > 0 {
+		texts = append(slices.Clone(texts[:most]), fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(texts, ", ")
 }
 
 // appendText appends the escaped text to dst, which does not become longer than most. The runes of special get a backslash.

@@ -232,7 +232,7 @@ func (b builder) proxyOwner(o ruleset.Owner) []ruleset.Rule {
 	if b.capturesDNS() {
 		other = append(other, ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(dnsPort), Not: true})
 		if !o.Group {
-			ports = ruleset.Ports{Protocol: ruleset.TCP, List: [2]uint16{dnsPort, b.TunnelPort}, Not: true}
+			ports = ruleset.AnyPort{Protocol: ruleset.TCP, List: ruleset.PortList(dnsPort, b.TunnelPort), Not: true}
 		}
 	}
 	var rules []ruleset.Rule

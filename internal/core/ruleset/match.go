@@ -76,10 +76,21 @@ type Port struct {
 	Source, Not bool
 }
 
-// Ports matches one of several destination ports, and the protocol.
-type Ports struct {
+// Side names a port of a packet, or both.
+type Side uint8
+
+// The sides of AnyPort.
+const (
+	DestinationPort Side = iota
+	SourcePort
+	EitherPort
+)
+
+// AnyPort matches one of several ports and the protocol, any protocol with ports if it is 0.
+type AnyPort struct {
 	Protocol uint8
-	List     [2]uint16
+	List     []PortRange
+	Side     Side
 	Not      bool
 }
 
@@ -182,20 +193,34 @@ func (p Port) nft() string {
 	return fmt.Sprintf("%s %s%s%s", headerName(p.Protocol), pick("sport ", "dport ", p.Source), sign("!= ", p.Not), p.Range)
 }
 
-func (p Ports) iptables() string {
-	return fmt.Sprintf("-m multiport %s--dports %d,%d", sign("! ", p.Not), p.List[0], p.List[1])
+func texts(list []PortRange, between, separator string) string {
+	all := make([]string, len(list))
+	for i, r := range list {
+		all[i] = r.text(between)
+	}
+	return strings.Join(all, separator)
 }
 
-func (p Ports) nft() string {
-	ports := p.Distinct()
-	if len(ports) == 1 {
-		return Port{Protocol: p.Protocol, Range: OnePort(ports[0]), Not: p.Not}.nft()
+func (p AnyPort) iptables() string {
+	option := [...]string{"--dports", "--sports", "--ports"}[p.Side]
+	return fmt.Sprintf("-m multiport %s%s %s", sign("! ", p.Not), option, texts(p.List, ":", ","))
+}
+
+func (p AnyPort) nft() string {
+	list := p.Distinct()
+	if len(list) == 1 && p.Side != EitherPort {
+		return Port{Protocol: p.Protocol, Range: list[0], Source: p.Side == SourcePort, Not: p.Not}.nft()
 	}
-	return fmt.Sprintf("%s dport %s{ %d, %d }", protocolName(p.Protocol), sign("!= ", p.Not), ports[0], ports[1])
+	side := [...]string{"dport", "sport", "port"}[p.Side]
+	return fmt.Sprintf("%s %s %s{ %s }", headerName(p.Protocol), side, sign("!= ", p.Not), texts(list, "-", ", "))
 }
 
 // Distinct returns the ports in order and once each, as nft writes them.
-func (p Ports) Distinct() []uint16 { return slices.Compact(slices.Sorted(slices.Values(p.List[:]))) }
+func (p AnyPort) Distinct() []PortRange {
+	return slices.Compact(slices.SortedFunc(slices.Values(p.List), func(a, b PortRange) int {
+		return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
+	}))
+}
 
 // tcpFlagNames are in the order of their bits.
 var tcpFlagNames = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR"} //nolint:gochecknoglobals // a constant table

@@ -64,41 +64,6 @@ func (a Addresses) nft() string {
 	return fmt.Sprintf("%s %s %s%s-%s", pick("ip6", "ip", a.First.Is6()), pick("saddr", "daddr", a.Source), sign("!= ", a.Not), a.First, a.Last)
 }
 
-// Side names a port of a packet, or both.
-type Side uint8
-
-// The sides of AnyPort.
-const (
-	DestinationPort Side = iota
-	SourcePort
-	EitherPort
-)
-
-// AnyPort matches one of several ports and the protocol, any protocol with ports if it is 0.
-type AnyPort struct {
-	Protocol uint8
-	List     []PortRange
-	Side     Side
-	Not      bool
-}
-
-func (p AnyPort) texts(between string) string {
-	all := make([]string, len(p.List))
-	for i, r := range p.List {
-		all[i] = r.text(between)
-	}
-	return strings.Join(all, ",")
-}
-
-func (p AnyPort) iptables() string {
-	option := [...]string{"--dports", "--sports", "--ports"}[p.Side]
-	return fmt.Sprintf("-m multiport %s%s %s", sign("! ", p.Not), option, p.texts(":"))
-}
-
-func (p AnyPort) nft() string {
-	return fmt.Sprintf("%s %s %s{ %s }", headerName(p.Protocol), [...]string{"dport", "sport", "port"}[p.Side], sign("!= ", p.Not), strings.ReplaceAll(p.texts("-"), ",", ", "))
-}
-
 // AddressType matches the type of the destination address or, with Source, of the source address: the bits of XT_ADDRTYPE_…
 // (linux/netfilter/xt_addrtype.h), which are those of RTN_….
 type AddressType struct {

@@ -114,8 +114,6 @@ func protocolOf(m Match) (uint8, bool) {
 	switch m := m.(type) {
 	case Port:
 		return m.Protocol, true
-	case Ports:
-		return m.Protocol, true
 	case TCPFlags:
 		return TCP, true
 	case AnyPort:

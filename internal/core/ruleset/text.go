@@ -167,12 +167,7 @@ func (r *reader) extension(name, value string, not bool) (m Match) {
 			return AnyPort{r.protocol, list, side, not}
 		}
 	case "--tcp-flags":
-		mask, set, _ := strings.Cut(value, " ")
-		m, ok := flagBits(mask)
-		s, ok2 := flagBits(set)
-		if ok && ok2 {
-			return TCPFlags{m, s, not}
-		}
+		return tcpFlags(value, not)
 	case "--uid-owner", "--gid-owner":
 		if first, last, ok := idRange(value); ok {
 			return Owner{first, last, name == "--gid-owner", not}
@@ -250,6 +245,16 @@ func idRange(text string) (first, last uint32, ok bool) {
 		b = 0
 	}
 	return uint32(a), uint32(b), ok //nolint:gosec // 32 bits
+}
+
+func tcpFlags(text string, not bool) Match {
+	mask, set, _ := strings.Cut(text, " ")
+	m, ok := flagBits(mask)
+	s, ok2 := flagBits(set)
+	if !ok || !ok2 {
+		return nil
+	}
+	return TCPFlags{m, s, not}
 }
 
 func flagBits(text string) (uint8, bool) {

@@ -272,7 +272,11 @@ func (in Input) Frozen(inForce, scratch []Setting, layers []Layer) (keys []strin
 }
 
 // Line is a setting in force, for people.
-type Line struct{ Name, Value, Origin string }
+type Line struct {
+	Name   string `json:"name"`
+	Value  string `json:"value"`
+	Origin string `json:"origin"`
+}
 
 // String is one line of text.
 func (l Line) String() string { return fmt.Sprintf("%s = %q (%s)", l.Name, l.Value, l.Origin) }

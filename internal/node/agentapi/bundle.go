@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // BundlePattern is the path of a part of a bug report, with SinceParam where the part has a time.
@@ -28,20 +30,13 @@ const (
 
 // AgentInfo is the agent's version, place and configuration.
 type AgentInfo struct {
-	Version   string    `json:"version"`
-	Node      string    `json:"node"`
-	Namespace string    `json:"namespace"`
-	Pod       string    `json:"pod"`
-	Settings  []Setting `json:"settings"`
+	Version   string          `json:"version"`
+	Node      string          `json:"node"`
+	Namespace string          `json:"namespace"`
+	Pod       string          `json:"pod"`
+	Settings  []settings.Line `json:"settings"`
 	// Plugin is the stanza that is in force.
 	Plugin any `json:"plugin,omitempty"`
-}
-
-// Setting is a setting in force and where its value comes from. A secret is not shown.
-type Setting struct {
-	Name   string `json:"name"`
-	Value  string `json:"value"`
-	Origin string `json:"origin"`
 }
 
 // MaxPart bounds an answer of Bundle, in bytes.

@@ -141,6 +141,16 @@ func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	return live, err
 }
 
+// Inferred returns the Spec by which the rules of a namespace were most likely made, and sets its backend to the one that made them.
+// It is nil if the namespace has no rule of the mesh.
+func Inferred(ctx context.Context, space *redirection.Namespace) (redirect.Wanted, error) {
+	live, err := read(ctx, *space, nil)
+	if err != nil || live.Wanted == nil {
+		return nil, err
+	}
+	return live.Wanted.Spec, backend(space, live.Wanted.Native)
+}
+
 // unknownPod is the remedy for a namespace without rules: that of a pod outside of the mesh is the same, and in order.
 const unknownPod = "none if the pod is not to be in the mesh (istio-cni why NAMESPACE/NAME has the reason); otherwise restart the pod"
 

@@ -29,7 +29,7 @@ var liveFamilies = map[uint8]ruleset.Family{ //nolint:gochecknoglobals // a cons
 func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 	v.session.conn.Budget = budget
 	var others map[tableKey]*table
-	if v.others {
+	if len(v.others) > 0 {
 		var err error
 		if others, err = v.otherTables(ctx); err != nil {
 			return nil, err
@@ -41,7 +41,7 @@ func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 		}
 	}
 	all := v.sets(others)
-	if !v.others {
+	if len(v.others) == 0 {
 		return all, nil
 	}
 	now, err := v.session.conn.Generation()
@@ -98,21 +98,10 @@ func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
 // otherTables reads the tables that the View does not have.
 func (v *View) otherTables(ctx context.Context) (map[tableKey]*table, error) {
 	all := map[tableKey]*table{}
-	err := v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
-		f, seen := liveFamilies[m.Family]
-		at := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}
-		if flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32(); seen && !v.known(at) && flags&unix.NFT_TABLE_F_DORMANT == 0 {
-			all[at] = newTable(at, false, false)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listing nf_tables tables: %w", err)
+	for _, at := range v.others {
+		all[at] = newTable(at, false, false)
 	}
-	if len(all) == 0 {
-		return nil, nil
-	}
-	err = v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
+	err := v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		f, seen := liveFamilies[m.Family]
 		if t := all[tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}]; seen && t != nil {
 			t.addChain(m.Family, m.Attributes)

@@ -23,7 +23,7 @@ func TestRefusal_MissingKernelOptions(t *testing.T) {
 		rule               ruleset.Rule
 	}{
 		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_OWNER (xt_owner) and CONFIG_NFT_COMPAT (nft_compat)", compat("", ruleset.Return, ruleset.Owner{ID: 5})},
-		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_MULTIPORT (xt_multiport)", compat("", ruleset.Return, ruleset.Ports{Protocol: ruleset.TCP})},
+		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_MULTIPORT (xt_multiport)", compat("", ruleset.Return, ruleset.AnyPort{Protocol: ruleset.TCP, List: ruleset.PortList(0, 0)})},
 		{"match\x00", "CONFIG_NETFILTER_XT_CONNMARK (xt_connmark)", compat("", ruleset.Return, ruleset.Mark{Value: 5, Connection: true})},
 		{"match\x00", "CONFIG_NETFILTER_XT_MATCH_CONNTRACK (xt_conntrack)", compat("", ruleset.Return, ruleset.StateNew)},
 		{"target\x00", "CONFIG_NETFILTER_XT_TARGET_REDIRECT (xt_REDIRECT)", compat("", ruleset.RedirectTo(5))},

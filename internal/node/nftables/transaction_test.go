@@ -133,7 +133,7 @@ var refusals = []struct {
 		`IPv6, table raw, chain ISTIO_ZZZ, rule "-p tcp -j NOWHERE", immediate: no such file or directory; the chain it leads to does not exist`,
 	},
 	{
-		"a match that insists on a protocol", ruleset.IPTables("", ruleset.Return, ruleset.Ports{List: [2]uint16{5, 6}}),
+		"a match that insists on a protocol", ruleset.IPTables("", ruleset.Return, ruleset.AnyPort{List: ruleset.PortList(5, 6)}, ruleset.Protocol{}),
 		`IPv6, table raw, chain ISTIO_ZZZ, rule "-p 0 -m multiport --dports 5,6 -j RETURN", match multiport: invalid argument`,
 	},
 	{

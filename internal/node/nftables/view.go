@@ -22,8 +22,8 @@ type View struct {
 	owner      redirect.Owner
 	generation uint32
 	tables     map[tableKey]*table
-	// others reports whether there are tables that Read does not read.
-	others bool
+	// others are the tables of other programs that packets of IP pass, which Read does not read.
+	others []tableKey
 }
 
 // tableKey names a table.
@@ -173,20 +173,18 @@ func (s *Session) dump(ctx context.Context, kind uint16, family uint8, fill func
 // readTables records the tables that are known, and reports in which families there are others.
 func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, err error) {
 	others = map[ruleset.Family]bool{}
-	byProtocol := map[uint8]ruleset.Family{}
-	for _, f := range families() {
-		byProtocol[protocolFamily(f)] = f
-	}
 	err = v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
-		f, ours := byProtocol[m.Family]
-		at := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}
-		known := ours && v.known(at)
-		v.others = v.others || !known
-		if known {
-			v.tables[at] = newTable(at, flags&unix.NFT_TABLE_F_DORMANT != 0, f != ruleset.Inet)
-		} else if ours {
-			others[f] = true
+		f, live := liveFamilies[m.Family]
+		at, dormant := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}, flags&unix.NFT_TABLE_F_DORMANT != 0
+		switch {
+		case !live:
+		case v.known(at):
+			v.tables[at] = newTable(at, dormant, f != ruleset.Inet)
+		default:
+			if others[f] = true; !dormant {
+				v.others = append(v.others, at)
+			}
 		}
 		return nil
 	})

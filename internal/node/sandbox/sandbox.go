@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/route"
@@ -207,13 +208,10 @@ func (s *search) fail(best []candidate) *Error {
 	switch {
 	case len(best) > 1:
 		var names []string
-		for _, c := range best[:min(len(best), maxNamed)] {
+		for _, c := range best {
 			names = append(names, c.String())
 		}
-		if more := len(best) - len(names); more > 0 {
-			names = append(names, fmt.Sprintf("and %d more", more))
-		}
-		return s.failed(fmt.Errorf("%w: %s", ErrAmbiguous, strings.Join(names, ", ")))
+		return s.failed(fmt.Errorf("%w: %s", ErrAmbiguous, printable.Some(names, maxNamed)))
 	case len(best) == 1:
 		return s.failed(fmt.Errorf("%w: %s", ErrLoopback, best[0]))
 	case s.claim != "":

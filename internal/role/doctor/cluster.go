@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
@@ -156,10 +157,10 @@ func rights(ctx context.Context, v *view) check {
 	}
 	if len(missing) > 0 && !v.isAgent {
 		return warn("run it in the agent's container (kubectl istio-cni doctor); the rights of each feature are in docs/security.md",
-			"the agent (%s) may not: %s, and whether its settings need that does not show here", t.Subject, quoted(missing))
+			"the agent (%s) may not: %s, and whether its settings need that does not show here", t.Subject, printable.Some(missing, mostNames))
 	}
 	if len(missing) > 0 {
-		return fail("grant them as docs/security.md has them, or switch the feature off", "the agent (%s) may not: %s", t.Subject, quoted(missing))
+		return fail("grant them as docs/security.md has them, or switch the feature off", "the agent (%s) may not: %s", t.Subject, printable.Some(missing, mostNames))
 	}
 	return ok("the agent (%s) has the %d rights that its features need", t.Subject, len(all))
 }
@@ -194,9 +195,9 @@ func injection(ctx context.Context, v *view) check {
 	const remedy = "set pilot.cni.enabled=true (values.pilot.cni.enabled) for istiod and its webhook, and restart these pods"
 	switch {
 	case len(own) > 0 && len(validated) == 0:
-		return fail(remedy, "istiod injects istio-init, not istio-validation: pilot.cni.enabled is off, and the plugin leaves these pods alone: %s", quoted(own))
+		return fail(remedy, "istiod injects istio-init, not istio-validation: pilot.cni.enabled is off, and the plugin leaves these pods alone: %s", printable.Some(own, mostNames))
 	case len(own) > 0:
-		return warn(remedy, "%s injected with pilot.cni.enabled, and %d without it: %s", output.Plural(len(validated), "pod"), len(own), quoted(own))
+		return warn(remedy, "%s injected with pilot.cni.enabled, and %d without it: %s", output.Plural(len(validated), "pod"), len(own), printable.Some(own, mostNames))
 	case len(validated) == 0:
 		return warn("start a pod with a sidecar on this node", "no pod on node %s was injected by istiod, so its setting pilot.cni.enabled does not show", v.node)
 	}

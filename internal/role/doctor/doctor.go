@@ -177,11 +177,5 @@ func run(ctx, end context.Context, v *view, list []named) []check {
 // maxText bounds a sentence, which may quote files and servers.
 const maxText = 2000
 
-// quoted lists texts, the first few of many.
-func quoted(list []string) string {
-	const most = 5
-	if len(list) > most {
-		return strings.Join(list[:most], ", ") + fmt.Sprintf(" and %d more", len(list)-most)
-	}
-	return strings.Join(list, ", ")
-}
+// mostNames bounds the names in a sentence.
+const mostNames = 5

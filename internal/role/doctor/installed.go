@@ -13,19 +13,15 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
-
-// noRoot is the result of a check for which the node's file system is needed.
-func noRoot() check {
-	return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
-		"the node's file system is not seen here, so the container runtime's configuration cannot be read")
-}
 
 // directories compares where the runtime looks with where the agent installs.
 func directories(_ context.Context, v *view) check {
 	if v.root == "" {
-		return noRoot()
+		return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
+			"the node's file system is not seen here, so the container runtime's configuration cannot be read")
 	}
 	c := v.runtime()
 	if c.Runtime == "" {
@@ -164,7 +160,7 @@ func files(names []string) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return ": " + quoted(names)
+	return ": " + printable.Some(names, mostNames)
 }
 
 // pluginDirs are the directories in which the runtime finds plugins, else those of the agent.

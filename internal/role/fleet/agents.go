@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
 // agent is the pod of a node agent.
@@ -29,14 +31,17 @@ func (a agent) name() string {
 // key is the pod.
 func (a agent) key() string { return a.namespace + "/" + a.pod }
 
+// reference names an owner.
+type reference struct {
+	UID        string
+	Controller bool
+}
+
 // object has the fields of a pod or a DaemonSet that are read.
 type object struct {
 	Metadata struct {
 		Namespace, Name, UID, DeletionTimestamp string
-		OwnerReferences                         []struct {
-			UID        string
-			Controller bool
-		}
+		OwnerReferences                         []reference
 	}
 	Spec   struct{ NodeName string }
 	Status struct{ Phase string }
@@ -44,12 +49,7 @@ type object struct {
 
 // controlledBy reports whether one of the UIDs is that of the object's controller.
 func (o *object) controlledBy(uids []string) bool {
-	for _, owner := range o.Metadata.OwnerReferences {
-		if owner.Controller && slices.Contains(uids, owner.UID) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.Metadata.OwnerReferences, func(r reference) bool { return r.Controller && slices.Contains(uids, r.UID) })
 }
 
 // agent returns the agent whose pod the object is.
@@ -100,7 +100,7 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 		namespace = namespaces[0]
 	default:
 		return "", nil, &usageError{fmt.Errorf("DaemonSets with the label of the node agents are in the namespaces %s: name that of the agents by --agent-namespace",
-			some(namespaces))}
+			printable.Some(namespaces, mostNames))}
 	}
 	if f.namespace == "" && namespace != "istio-system" && namespace != "kube-system" {
 		_, _ = fmt.Fprintf(f.Stderr, "note: the node agents are those of namespace %s; --agent-namespace=%[1]s confirms that\n", namespace)
@@ -113,14 +113,8 @@ func (f *fleet) notFound() error {
 	return fmt.Errorf("no node agent was found by the label selector %q of a DaemonSet and its pods in %s", f.selector, cmp.Or(f.namespace, "all namespaces"))
 }
 
-// some joins the first names.
-func some(names []string) string {
-	const most = 10
-	if more := len(names) - most; more > 0 {
-		names = append(slices.Clone(names[:most]), fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(names, ", ")
-}
+// mostNames bounds the names in a message.
+const mostNames = 10
 
 // agents finds the node agents, the pods of their DaemonSets, one for each node: a running one if there is any. more are arguments
 // for kubectl.

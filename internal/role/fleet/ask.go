@@ -184,7 +184,7 @@ func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, noti
 		}
 	}
 	if len(names) > 0 {
-		notice = "nodes without a node agent, whose pods are not seen: " + some(names)
+		notice = "nodes without a node agent, whose pods are not seen: " + printable.Some(names, mostNames)
 	}
 	return nodes, notice
 }

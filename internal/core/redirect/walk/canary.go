@@ -39,7 +39,8 @@ func (d Deviation) String() string {
 	rule := printable.Quote("-A "+h.Chain+" "+h.Rule, maxText)
 	switch {
 	case h.other:
-		at, rule = h.place(), printable.Quote(h.Rule, maxText)
+		at = fmt.Sprintf("%s, chain %s (hook %s, priority %d)", h.table(), printable.Text(h.Chain, maxText), h.Hook, h.priority)
+		rule = printable.Quote(h.Rule, maxText)
 	case h.Family == ruleset.Inet:
 		rule = printable.Quote(h.Rule, maxText)
 	case d.tool != "":
@@ -49,11 +50,6 @@ func (d Deviation) String() string {
 		return fmt.Sprintf("%s %s: policy DROP: %s", d.Family, at, d.Packets)
 	}
 	return fmt.Sprintf("%s %s: %s %s: %s", d.Family, at, whose, rule, d.Packets)
-}
-
-// place names the chain of a rule of a table of nf_tables.
-func (h Hop) place() string {
-	return fmt.Sprintf("%s, chain %s (hook %s, priority %d)", h.table(), printable.Text(h.Chain, maxText), h.Hook, h.priority)
 }
 
 // canary is a packet that stands for many, such as the first one of any connection of the app to another host.
@@ -86,18 +82,13 @@ func (n Namespace) Deviations() (all []Deviation) {
 		k.sources = k.live.sources()
 		for _, c := range k.canaries(links, n.Own) {
 			for _, d := range k.deviations(c, n.Live) {
-				if !slices.ContainsFunc(all, d.same) {
+				if !slices.ContainsFunc(all, func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }) {
 					all = append(all, d)
 				}
 			}
 		}
 	}
 	return all
-}
-
-// same reports whether both are by one rule.
-func (d Deviation) same(o Deviation) bool {
-	return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at()
 }
 
 // cage compares the ways of canaries of a family.
@@ -228,12 +219,7 @@ func (k cage) leaves(r reading) bool {
 // nested reports whether an address is in a network that rules of nat name as a source, as programs do that have a network of containers
 // behind the namespace.
 func (k cage) nested(a netip.Addr) bool {
-	for _, n := range k.sources {
-		if n.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
 // sources are the networks, of more than one address, that rules of nat other than the mesh's match as a source.

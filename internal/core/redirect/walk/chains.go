@@ -50,18 +50,16 @@ func (n Namespace) Chains() []Chain {
 		}
 	})
 	for _, missing := range n.missing(left) {
-		if i := slices.IndexFunc(all, missing.same); i < 0 {
+		same := func(c Chain) bool {
+			return c.Family == missing.Family && c.Table == missing.Table && c.Chain == missing.Chain
+		}
+		if i := slices.IndexFunc(all, same); i < 0 {
 			all = append(all, missing)
 		} else {
 			all[i].Rules = append(all[i].Rules, missing.Rules...)
 		}
 	}
 	return all
-}
-
-// same reports whether both are one chain of the kernel.
-func (c Chain) same(o Chain) bool {
-	return c.Family == o.Family && c.Table == o.Table && c.Chain == o.Chain
 }
 
 func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {

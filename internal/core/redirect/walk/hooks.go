@@ -269,7 +269,7 @@ func (w *walker) leave(s *stage, all []reading) []reading {
 		if p := &all[i].packet; p.State != ruleset.StateUntracked {
 			p.State = w.state
 		}
-		if s.reroutes() {
+		if s.hook.Name == "output" && s.hook.Type == "route" { // the kernel asks for the route again
 			w.reroute(&all[i])
 		}
 	}
@@ -284,9 +284,6 @@ func (s stage) passes(p Packet) bool {
 	}
 	return s.hook.Device == "" || name == unknown || slices.Contains(strings.Split(s.hook.Device, ","), name)
 }
-
-// reroutes reports whether the kernel asks for the route again behind the chain if the packet was changed.
-func (s stage) reroutes() bool { return s.hook.Name == "output" && s.hook.Type == "route" }
 
 // reroute sends a packet to lo if its mark says so.
 func (w *walker) reroute(r *reading) {

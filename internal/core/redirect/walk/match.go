@@ -61,9 +61,6 @@ func (q question) match(m ruleset.Match) Answer {
 		return not(sure(m.Number == 0 || m.Number == q.Protocol), m.Not)
 	case ruleset.Port:
 		return min(q.transport(m.Protocol), not(q.port(m.Source, m.Range), m.Not))
-	case ruleset.Ports:
-		list := ruleset.PortList(m.List[:]...)
-		return q.match(ruleset.AnyPort{Protocol: m.Protocol, List: list, Not: m.Not})
 	case ruleset.AnyPort:
 		return min(q.transport(m.Protocol), not(q.anyPort(m), m.Not))
 	case ruleset.OfFamily:

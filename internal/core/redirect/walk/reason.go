@@ -58,9 +58,6 @@ type Setting struct {
 // String is NAME=VALUE.
 func (s Setting) String() string { return s.Name + "=" + s.Value }
 
-// Texts are the settings as texts.
-func Texts(all []Setting) []string { return texts(all) }
-
 // setting is one by which packets can pass: its items as texts, and how its value is taken from another configuration.
 type setting struct {
 	field redirect.Field
@@ -93,7 +90,7 @@ func settings() []setting {
 func set[T any](field redirect.Field, name string, at func(*redirect.Spec) (*bool, *[]T)) setting {
 	return setting{field, name, func(s *redirect.Spec) []string {
 		_, list := at(s)
-		return texts(*list)
+		return Texts(*list)
 	}, func(w, from *Wanted) {
 		all, list := at(&w.Spec)
 		fromAll, fromList := at(&from.Spec)
@@ -105,7 +102,8 @@ func list[T any](field redirect.Field, name string, at func(*redirect.Spec) *[]T
 	return set(field, name, func(s *redirect.Spec) (*bool, *[]T) { return new(bool), at(s) })
 }
 
-func texts[T any](list []T) []string {
+// Texts are the items as texts.
+func Texts[T any](list []T) []string {
 	all := make([]string, len(list))
 	for i, one := range list {
 		all[i] = fmt.Sprint(one)

@@ -143,14 +143,8 @@ func (d *decoder) rewrite(base, offset, length uint32) {
 	d.target(d.other("a header of the packet is rewritten"))
 }
 
-// Attributes that golang.org/x/sys/unix lacks (enum nft_tproxy_attributes), and the flag of ports of a translation.
-const (
-	tproxyFamily   = 1
-	tproxyAddress  = 2
-	tproxyPort     = 3
-	natPorts       = 2 // NF_NAT_RANGE_PROTO_SPECIFIED
-	dynsetElements = 10
-)
+// dynsetElements is an attribute that golang.org/x/sys/unix lacks.
+const dynsetElements = 10
 
 // act reads an expression that does something.
 func (d *decoder) act(name string, f nfnetlink.Fields) {
@@ -269,11 +263,11 @@ func (d *decoder) redirect(f nfnetlink.Fields) {
 	port, named, several := d.ports(&f, unix.NFTA_REDIR_REG_PROTO_MIN, unix.NFTA_REDIR_REG_PROTO_MAX)
 	n := ruleset.NAT{Local: true, Port: port, Range: several}
 	flags, _ := f.Number(unix.NFTA_REDIR_FLAGS)
-	if named && !n.Range && flags == natPorts {
+	if named && !n.Range && flags == nfnetlink.NATPorts {
 		d.target(ruleset.RedirectTo(n.Port))
 		return
 	}
-	if n.Text = natText(n); flags&^natPorts != 0 || named && flags == 0 {
+	if n.Text = natText(n); flags&^nfnetlink.NATPorts != 0 || named && flags == 0 {
 		n.Text += fmt.Sprintf(" flags %d", flags)
 	}
 	d.target(n)
@@ -321,9 +315,9 @@ func natText(n ruleset.NAT) string {
 }
 
 func (d *decoder) tproxy(f nfnetlink.Fields) {
-	family, _ := f.Number(tproxyFamily)
-	register, ported := f.Number(tproxyPort)
-	_, addressed := f.Number(tproxyAddress)
+	family, _ := f.Number(nfnetlink.TProxyFamily)
+	register, ported := f.Number(nfnetlink.TProxyPort)
+	_, addressed := f.Number(nfnetlink.TProxyAddress)
 	port := d.take(register).constant
 	t := ruleset.TProxy{Family: ruleset.IPv4}
 	if family == unix.NFPROTO_IPV6 {

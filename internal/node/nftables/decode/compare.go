@@ -253,8 +253,6 @@ func (d *decoder) imply(m ruleset.Match) {
 		implied = ruleset.Protocol{Number: m.Protocol}
 	case ruleset.AnyPort:
 		implied = ruleset.Protocol{Number: m.Protocol}
-	case ruleset.Ports:
-		implied = ruleset.Protocol{Number: m.Protocol}
 	case ruleset.TCPFlags:
 		implied = ruleset.Protocol{Number: ruleset.TCP}
 	case ruleset.Network, ruleset.Addresses:

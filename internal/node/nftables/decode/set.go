@@ -177,8 +177,7 @@ func (d *decoder) inSet(list []ruleset.VerdictOf, of string, set *Set, not bool)
 		}
 	}
 	if len(ports) == 2 && len(list) == 2 && set.Name == "" {
-		slices.Sort(ports)
-		p := ruleset.Ports{Protocol: d.protocol, List: [2]uint16(ports), Not: not}
+		p := ruleset.AnyPort{Protocol: d.protocol, List: ruleset.PortList(ports...), Not: not}
 		d.imply(p)
 		d.match(p)
 		return

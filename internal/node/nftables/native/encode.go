@@ -8,6 +8,7 @@ package native
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +58,7 @@ func (e *encoder) match(m ruleset.Match) {
 	case ruleset.Port:
 		e.needProtocol(m.Protocol)
 		e.port(m)
-	case ruleset.Ports:
+	case ruleset.AnyPort:
 		e.ports(m)
 	case ruleset.TCPFlags:
 		if m != ruleset.Reset {
@@ -118,11 +119,14 @@ func (e *encoder) port(p ruleset.Port) {
 }
 
 // ports adds a lookup of the port in a set, or a comparison if there is only one distinct port, as nft does.
-func (e *encoder) ports(p ruleset.Ports) {
+func (e *encoder) ports(p ruleset.AnyPort) {
 	e.needProtocol(p.Protocol)
 	list := p.Distinct()
+	if p.Side != ruleset.DestinationPort || slices.ContainsFunc(list, func(r ruleset.PortRange) bool { return r.First != r.Last }) {
+		e.err = fmt.Errorf("cannot encode match %v", p)
+	}
 	if len(list) == 1 {
-		e.Port(false, p.Not, list[0])
+		e.Port(false, p.Not, list[0].First)
 		return
 	}
 	e.LoadPort(false)
@@ -155,15 +159,6 @@ func (e *encoder) ct(key uint32, register uint16) {
 	})
 }
 
-// rangeProto is NF_NAT_RANGE_PROTO_SPECIFIED.
-const rangeProto = 2
-
-// Kinds of the attributes of a tproxy expression (NFTA_TPROXY_…).
-const (
-	tproxyFamily = 1
-	tproxyPort   = 3
-)
-
 func (e *encoder) target(t ruleset.Target) {
 	switch t := t.(type) {
 	case ruleset.Verdict:
@@ -180,7 +175,7 @@ func (e *encoder) target(t ruleset.Target) {
 		e.Immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
 		e.Expression("redir", func() {
 			e.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, nfnetlink.Register)
-			e.Uint32(unix.NFTA_REDIR_FLAGS, rangeProto)
+			e.Uint32(unix.NFTA_REDIR_FLAGS, nfnetlink.NATPorts)
 		})
 	case ruleset.SetMark:
 		if t.Mask != 0 || t.Connection {
@@ -218,8 +213,8 @@ func (e *encoder) copyMark(t ruleset.CopyMark) {
 func (e *encoder) tproxy(t ruleset.TProxy) {
 	e.Immediate(binary.BigEndian.AppendUint16(nil, t.Port))
 	e.Expression("tproxy", func() {
-		e.Uint32(tproxyFamily, uint32(nfnetlink.ProtocolFamily(t.Family == ruleset.IPv6)))
-		e.Uint32(tproxyPort, nfnetlink.Register)
+		e.Uint32(nfnetlink.TProxyFamily, uint32(nfnetlink.ProtocolFamily(t.Family == ruleset.IPv6)))
+		e.Uint32(nfnetlink.TProxyPort, nfnetlink.Register)
 	})
 	e.target(ruleset.SetMark{Value: t.Mark, Mask: t.Mask})
 	e.Counter()

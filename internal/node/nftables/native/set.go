@@ -10,12 +10,12 @@ import (
 )
 
 // Set is a set of ports that a rule looks up. The kernel requires the set ahead of the rule, in the same transaction.
-type Set []uint16
+type Set []ruleset.PortRange
 
 // SetOf returns the set that a rule needs, nil if it needs none.
 func SetOf(r ruleset.Rule) Set {
 	for _, m := range r.Matches {
-		if p, ok := m.(ruleset.Ports); ok && len(p.Distinct()) > 1 {
+		if p, ok := m.(ruleset.AnyPort); ok && len(p.Distinct()) > 1 {
 			return p.Distinct()
 		}
 	}
@@ -53,7 +53,7 @@ func (s Set) Fill(b *nfnetlink.Buffer, table string, id uint32) {
 	b.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
 	b.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 		for _, port := range s {
-			b.Nested(unix.NFTA_LIST_ELEM, func() { b.Data(unix.NFTA_SET_ELEM_KEY, binary.BigEndian.AppendUint16(nil, port)) })
+			b.Nested(unix.NFTA_LIST_ELEM, func() { b.Data(unix.NFTA_SET_ELEM_KEY, binary.BigEndian.AppendUint16(nil, port.First)) })
 		}
 	})
 }

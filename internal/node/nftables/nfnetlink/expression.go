@@ -214,6 +214,15 @@ func netmask(bits, length int) []byte {
 	return m
 }
 
+// Attributes that golang.org/x/sys/unix lacks (enum nft_tproxy_attributes), and the flag of ports of a translation
+// (NF_NAT_RANGE_PROTO_SPECIFIED).
+const (
+	TProxyFamily  = 1
+	TProxyAddress = 2
+	TProxyPort    = 3
+	NATPorts      = 2
+)
+
 // Counter counts from zero.
 func (b *Buffer) Counter() {
 	b.Expression("counter", func() {

@@ -30,8 +30,11 @@ func matchLayouts(m ruleset.Match) []layout {
 			return nil
 		}
 		return []layout{{key{"tcp", 0}, record{}.u16(0, lastPort, 0, lastPort).u8(0, nfnetlink.TCPReset, nfnetlink.TCPReset, 0).align()}}
-	case ruleset.Ports: // xt_multiport_v1: flags, count, ports[15], pflags[15], invert
-		info := record{}.u8(1, 2).u16(m.List[:]...).fill(multiportInvert).u8(bit(m.Not, 1))
+	case ruleset.AnyPort: // xt_multiport_v1: flags, count, ports[15], pflags[15], invert
+		if m.Side != ruleset.DestinationPort || len(m.List) != 2 || m.List[0].First != m.List[0].Last || m.List[1].First != m.List[1].Last {
+			return nil
+		}
+		info := record{}.u8(1, 2).u16(m.List[0].First, m.List[1].First).fill(multiportInvert).u8(bit(m.Not, 1))
 		return []layout{{key{"multiport", 1}, info.align()}}
 	case ruleset.Owner: // xt_owner_match_info: uid_min, uid_max, gid_min, gid_max, match, invert
 		if m.Last != 0 {
@@ -93,7 +96,7 @@ func matchCandidates(name string, info view) []ruleset.Match {
 	case "udp":
 		return portCandidates(ruleset.UDP, info, info.u8(8))
 	case "multiport":
-		return []ruleset.Match{ruleset.Ports{List: [2]uint16{info.u16(2), info.u16(4)}, Not: info.u8(multiportInvert) != 0}}
+		return []ruleset.Match{ruleset.AnyPort{List: ruleset.PortList(info.u16(2), info.u16(4)), Not: info.u8(multiportInvert) != 0}}
 	case "owner":
 		return []ruleset.Match{
 			ruleset.Owner{ID: info.u32(0), Not: info.u8(17) != 0}, ruleset.Owner{ID: info.u32(8), Group: true, Not: info.u8(17) != 0},
@@ -270,23 +273,21 @@ type record []byte
 func (r record) u8(values ...uint8) record { return append(r, values...) }
 
 func (r record) u16(values ...uint16) record {
-	for _, v := range values {
-		r = binary.NativeEndian.AppendUint16(r, v)
-	}
-	return r
+	return numbers(r, binary.NativeEndian.AppendUint16, values)
 }
 
 func (r record) u32(values ...uint32) record {
-	for _, v := range values {
-		r = binary.NativeEndian.AppendUint32(r, v)
-	}
-	return r
+	return numbers(r, binary.NativeEndian.AppendUint32, values)
 }
 
 // be16 adds values in the byte order of packets.
 func (r record) be16(values ...uint16) record {
+	return numbers(r, binary.BigEndian.AppendUint16, values)
+}
+
+func numbers[T uint16 | uint32](r record, add func([]byte, T) []byte, values []T) record {
 	for _, v := range values {
-		r = binary.BigEndian.AppendUint16(r, v)
+		r = add(r, v)
 	}
 	return r
 }

@@ -43,7 +43,7 @@ func ReadMatch(f ruleset.Family, protocol uint8, fields *nfnetlink.Fields, handl
 		if !l.is(matchLayouts(m)) {
 			continue
 		}
-		if ports, is := m.(ruleset.Ports); is {
+		if ports, is := m.(ruleset.AnyPort); is {
 			ports.Protocol = protocol
 			return ports
 		}
@@ -109,9 +109,6 @@ func multiport(info view, protocol uint8) ruleset.Match {
 			r.Last = info.u16(2 + 2*i)
 		}
 		m.List = append(m.List, r)
-	}
-	if m.Side == ruleset.DestinationPort && count == 2 && len(m.List) == 2 {
-		return nil // as ruleset.Ports has it, with other bytes
 	}
 	return m
 }
