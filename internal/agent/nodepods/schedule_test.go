@@ -321,6 +321,7 @@ func TestTriggers(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
 	l.want(audit.Captured, "")
+	l.waitForWorker() // a step of the clock in a turn would make the pod a slow one
 	state := func() audit.State { return l.controller.Pods()[0].State }
 	times := map[time.Time]bool{l.checked(): true}
 	for i := range 5 {
