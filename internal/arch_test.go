@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const module = "github.com/meshcni/istio-cni"
@@ -37,6 +37,7 @@ const (
 // rings places each directory, subdirectories included.
 var rings = map[string]ring{
 	".":               ringMain,
+	"internal/early":  ringMain,
 	"internal/applet": ringApplet,
 	"internal/core":   ringCore,
 	"internal/node":   ringNode,
@@ -95,8 +96,8 @@ var (
 	pure   = []string{"net/netip", "net/url"}
 )
 
-// TestImportsGoDownOnly holds the tree to the tables.
-func TestImportsGoDownOnly(t *testing.T) {
+// TestImports_DownOnly holds the tree to the tables.
+func TestImports_DownOnly(t *testing.T) {
 	files := readTree(t, os.DirFS(".."))
 	if _, ok := files["internal/arch_test.go"]; !ok {
 		t.Fatalf("this file is not among the %d files read: the walk does not see the tree", len(files))
@@ -106,8 +107,8 @@ func TestImportsGoDownOnly(t *testing.T) {
 	}
 }
 
-// TestTheTablesHaveNoStaleRows holds the tables to the tree.
-func TestTheTablesHaveNoStaleRows(t *testing.T) {
+// TestTables_StaleRows holds the tables to the tree.
+func TestTables_StaleRows(t *testing.T) {
 	for _, row := range stale(readTree(t, os.DirFS("..")), append(slices.Collect(maps.Keys(rings)), supportDirs...), owners) {
 		t.Error(row)
 	}
@@ -163,7 +164,7 @@ func importsOf(name, text string) (imports []string, err error) {
 	return imports, nil
 }
 
-func TestStale(t *testing.T) {
+func TestTables_StaleIsFound(t *testing.T) {
 	const lib = "example.com/lib"
 	files := map[string]string{
 		"main.go":                   source(nil),
@@ -184,9 +185,7 @@ func TestStale(t *testing.T) {
 	} {
 		want = append(want, row+": take it out of internal/arch_test.go")
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("stale rows (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "stale rows", want, got)
 }
 
 // readTree reads the Go files of a module, keyed by path. Modules inside of it
@@ -208,9 +207,7 @@ func readTree(t *testing.T, tree fs.FS) map[string]string {
 		files[name] = string(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return files
 }
 
@@ -357,8 +354,8 @@ func within(name, prefix string) bool {
 	return name == prefix || strings.HasPrefix(name, prefix+"/")
 }
 
-// TestBreaches shows each rule both broken and kept, by imports of a file that are all allowed or all refused for one reason.
-func TestBreaches(t *testing.T) {
+// TestImports_BreachesAreFound shows each rule both broken and kept, by imports of a file that are all allowed or all refused for one reason.
+func TestImports_BreachesAreFound(t *testing.T) {
 	const (
 		inCore, inNode, inRole = "internal/core/sidecar/x.go", "internal/node/redirection/x.go", "internal/role/plugin/x.go"
 
@@ -440,9 +437,7 @@ func TestBreaches(t *testing.T) {
 				want = append(want, fmt.Sprintf("%s: imports %q: %s", tt.file, imported, strings.ReplaceAll(tt.why, "*", string(ring))))
 			}
 		}
-		if diff := cmp.Diff(want, breaches(map[string]string{tt.file: source(imports)})); diff != "" {
-			t.Errorf("%s: breaches (-want +got):\n%s", tt.name, diff)
-		}
+		check.Diff(t, fmt.Sprintf("%s: breaches", tt.name), want, breaches(map[string]string{tt.file: source(imports)}))
 	}
 	got := breaches(map[string]string{"internal/util/x.go": source(nil), "pkg/api/x.go": source(nil), "internal/core/x/x.go": "nonsense"})
 	if len(got) != 3 || !strings.HasPrefix(got[0], "internal/core/x/x.go: cannot be parsed: ") ||

@@ -33,6 +33,7 @@
 //	the runtime's configuration   node/runtimeconf, agent/runtimedirs (which directories get the plugin)
 //	a file of the node            node/hostfs (writing), node/hostpath (paths), node/cnicache (libcni's cache)
 //	an API call                   kube (a watch, the pages of a list: watch.go); an event agent/eventrecorder
+//	the start of a process        early (the plugin before client-go), applet (which role)
 //	plugin and agent              node/agentapi, agent/podcache; agent/decisions (what was decided)
 //	the agent as a whole          agent/nodeagent
 //	the self-test                 node/selfcheck
@@ -49,7 +50,7 @@
 // which byte parity with the real tools runs through; the rule in both
 // reference texts (redirect/referencetest, nftables/native_reference_test.go); a
 // case of node/redirection's packets. No test demands these: a row in
-// redirect/bounds_test.go, in sidecar's TestSettings, and a row in
+// redirect/parse_test.go, in sidecar's TestDecide_Settings, and a row in
 // role/redirector/settings.go, without which --verify cannot express the rule.
 //
 // To add a setting: a row in the table of its role (role/installer/settings.go,
@@ -67,7 +68,7 @@
 // it reads, of the next version. The trim of pods, the version of the facts
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
 // test follow; "make manifests" writes the row of docs/errors.md. The tests are one
-// row in TestDecide and one in TestTheFirstReasonWins.
+// row in TestDecide and one in TestDecide_FirstReason.
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // errorsPage has a table of each kind of codes, which hack/settings writes.
@@ -79,9 +81,7 @@ func read(t *testing.T, names ...string) string {
 	var pages []string
 	for _, name := range names {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		pages = append(pages, string(text))
 	}
 	return strings.Join(pages, "\n")
@@ -92,13 +92,11 @@ var (
 	declared  = regexp.MustCompile(`"(istio_cni_[a-z_]+)"`)
 )
 
-// TestMetricsAreInTheManual compares the metrics that there are with those of
+// TestManual_Metrics compares the metrics that there are with those of
 // the tables and of the alerts.
-func TestMetricsAreInTheManual(t *testing.T) {
+func TestManual_Metrics(t *testing.T) {
 	files, err := filepath.Glob("agent/metrics/*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	files = slices.DeleteFunc(files, func(name string) bool { return strings.HasSuffix(name, "_test.go") })
 	made := map[string]bool{}
 	for _, found := range declared.FindAllStringSubmatch(read(t, files...), -1) {
@@ -120,20 +118,18 @@ func TestMetricsAreInTheManual(t *testing.T) {
 	}
 }
 
-// TestTheRunbookIsShort: who is on call reads it under pressure.
-func TestTheRunbookIsShort(t *testing.T) {
+// TestRunbook_Short: who is on call reads it under pressure.
+func TestRunbook_Short(t *testing.T) {
 	const most = 200
 	if n := strings.Count(read(t, "../docs/runbook.md"), "\n"); n > most {
 		t.Errorf("docs/runbook.md has %d lines, %d at most", n, most)
 	}
 }
 
-// TestEveryPageIsInTheIndex: docs/index.md leads to each page.
-func TestEveryPageIsInTheIndex(t *testing.T) {
+// TestIndex_EveryPage: docs/index.md leads to each page.
+func TestIndex_EveryPage(t *testing.T) {
 	pages, err := filepath.Glob("../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	index := read(t, "../docs/index.md")
 	for _, page := range pages {
 		if name := filepath.Base(page); name != "index.md" && !regexp.MustCompile(`\]\(`+regexp.QuoteMeta(name)+`[)#]`).MatchString(index) {

@@ -13,9 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/hack/pages"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // runners are the names that a block of commands may have, and where what runs its blocks reads them: the text in the file.
@@ -30,16 +29,14 @@ var runners = map[string]struct{ file, reads string }{
 	"release":       {"internal/pages_test.go", `pages.Of(all, "release")`},
 }
 
-// TestCommandsHaveARunner: no block of commands is without a test that runs it.
-func TestCommandsHaveARunner(t *testing.T) {
+// TestPages_CommandsHaveARunner: no block of commands is without a test that runs it.
+func TestPages_CommandsHaveARunner(t *testing.T) {
 	all := readPages(t)
 	used := map[string]bool{}
 	for _, page := range all {
 		for _, b := range page.Blocks {
 			used[b.Runner] = true
-			if why := unrun(b); why != "" {
-				t.Errorf("%s:%d: %s", b.Page, b.Line, why)
-			}
+			check.Equal(t, unrun(b), "", b.Page, b.Line)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(runners)) {
@@ -56,9 +53,7 @@ func TestCommandsHaveARunner(t *testing.T) {
 func readPages(t *testing.T) []pages.Page {
 	t.Helper()
 	all, err := pages.Read("..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if len(all) < 10 {
 		t.Fatalf("%d pages: the search does not find them", len(all))
 	}
@@ -88,8 +83,8 @@ func unrun(b pages.Block) string {
 	return ""
 }
 
-// TestUnrun has each kind of block.
-func TestUnrun(t *testing.T) {
+// TestPages_UnrunIsFound has each kind of block.
+func TestPages_UnrunIsFound(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"run", "<!-- test: host -->\n```sh\nmake x\n```", ""},
 		{"a console", "<!-- test: host -->\n```console\n# istio-cni\n```", ""},
@@ -118,16 +113,14 @@ func TestUnrun(t *testing.T) {
 	}
 }
 
-// TestLinks holds links to what there is: files, and the anchors of pages. External ones are only parsed.
-func TestLinks(t *testing.T) {
+// TestPages_Links holds links to what there is: files, and the anchors of pages. External ones are only parsed.
+func TestPages_Links(t *testing.T) {
 	all := readPages(t)
 	checked := 0
 	for _, page := range all {
 		for _, link := range page.Links {
 			checked++
-			if why := dangling(os.DirFS(".."), all, page.Name, link.Target); why != "" {
-				t.Errorf("%s:%d: %s: %s", page.Name, link.Line, link.Target, why)
-			}
+			check.Equal(t, dangling(os.DirFS(".."), all, page.Name, link.Target), "", page.Name, link.Line, link.Target)
 		}
 	}
 	if checked < 50 {
@@ -173,15 +166,13 @@ func dangling(tree fs.FS, all []pages.Page, from, target string) string {
 	return ""
 }
 
-func TestDangling(t *testing.T) {
+func TestPages_DanglingIsFound(t *testing.T) {
 	all := []pages.Page{
 		pages.Parse("README.md", "# The `one`: a (b), c_d -- é!\n\n## Two\n\n## Two\n\n```sh\n# no heading\n```\n\n<a id=\"three\"></a>\n"),
 		pages.Parse("docs/x.md", "## A [link](y) & **bold**\n"),
 	}
 	want := []string{"the-one-a-b-c_d----é", "two", "two-1", "three"}
-	if diff := cmp.Diff(want, all[0].Anchors); diff != "" {
-		t.Errorf("anchors (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "anchors", want, all[0].Anchors)
 	tree := os.DirFS("..")
 	for _, tt := range []struct{ from, target, want string }{
 		{"docs/x.md", "../README.md", ""},
@@ -213,16 +204,14 @@ func TestDangling(t *testing.T) {
 	want = []string{"2 one.md", "4 two.md", "5 three.png", "5 four.png", "5 https://five.io"}
 	slices.Sort(links)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, links); diff != "" {
-		t.Errorf("links (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "links", want, links)
 }
 
 // pageName is how prose, comments and messages name a page.
 var pageName = regexp.MustCompile(`\b(?:docs|\.github|internal|e2e)/[\w-]+\.md\b`)
 
-// TestNamedPagesExist: also those that text and source name without a link.
-func TestNamedPagesExist(t *testing.T) {
+// TestPages_Named: also those that text and source name without a link.
+func TestPages_Named(t *testing.T) {
 	named := 0
 	err := fs.WalkDir(os.DirFS(".."), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -244,9 +233,7 @@ func TestNamedPagesExist(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if named < 20 {
 		t.Errorf("%d names of pages: the search does not find them", named)
 	}
@@ -255,13 +242,11 @@ func TestNamedPagesExist(t *testing.T) {
 // registry is the host of a registry of images, and of none that is a variable.
 var registry = regexp.MustCompile(`\b(?:[\w-]+\.)*(?:docker\.io|gcr\.io|ghcr\.io|quay\.io|pkg\.dev|ecr\.aws|azurecr\.io|mcr\.microsoft\.com|registry(?:\.[\w-]+)+)\b`)
 
-// TestRegistriesAreVariables: pages, workflows and templates name no registry, so that a fork changes a variable alone.
-func TestRegistriesAreVariables(t *testing.T) {
+// TestPages_RegistriesAreVariables: pages, workflows and templates name no registry, so that a fork changes a variable alone.
+func TestPages_RegistriesAreVariables(t *testing.T) {
 	for _, pattern := range []string{"README.md", "docs/*.md", ".github/*", ".github/*/*"} {
 		names, err := fs.Glob(os.DirFS(".."), pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for _, name := range names {
 			if info, err := os.Stat("../" + name); err != nil || info.IsDir() {
 				continue
@@ -281,9 +266,9 @@ var (
 	body       = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):.*\n(?:\t@hack/setup\.sh\n)?\t@(hack/[\w-]+\.sh[^\n]*)$`)
 )
 
-// TestCIRunsTheMakeTargets: what the blocks of the runner ci call is a target, and CI calls it: .ci/run, a workflow, or the
+// TestCI_MakeTargets: what the blocks of the runner ci call is a target, and CI calls it: .ci/run, a workflow, or the
 // scripts that they call.
-func TestCIRunsTheMakeTargets(t *testing.T) {
+func TestCI_MakeTargets(t *testing.T) {
 	all := readPages(t)
 	targets := makeTargets(t)
 	called := ciTargets(t)
@@ -305,9 +290,9 @@ func TestCIRunsTheMakeTargets(t *testing.T) {
 	}
 }
 
-// TestCIRunsTheReleaseCommands: the step of .ci/run calls "hack/release.sh --check", which does what each command of the runner release
+// TestCI_ReleaseCommands: the step of .ci/run calls "hack/release.sh --check", which does what each command of the runner release
 // does: it has the command, or the function that is behind it.
-func TestCIRunsTheReleaseCommands(t *testing.T) {
+func TestCI_ReleaseCommands(t *testing.T) {
 	if !strings.Contains(withoutComments(read(t, "../.ci/run")), "hack/release.sh --check") {
 		t.Error(".ci/run does not call hack/release.sh --check")
 	}
@@ -329,8 +314,8 @@ func TestCIRunsTheReleaseCommands(t *testing.T) {
 	}
 }
 
-// TestSpokenTargetsExist: sentences name targets and scripts that there are. hack/pages has the same for the program's commands.
-func TestSpokenTargetsExist(t *testing.T) {
+// TestPages_MakeTargetsExist: sentences name targets and scripts that there are. hack/pages has the same for the program's commands.
+func TestPages_MakeTargetsExist(t *testing.T) {
 	checked := 0
 	for _, page := range readPages(t) {
 		if page.Name == "docs/changelog.md" {
@@ -374,9 +359,7 @@ func withoutComments(text string) string { return comment.ReplaceAllString(text,
 func ciTargets(t *testing.T) map[string]bool {
 	t.Helper()
 	workflows, err := fs.Glob(os.DirFS(".."), ".github/workflows/*.y*ml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	text := withoutComments(read(t, "../.ci/run"))
 	for _, name := range workflows {
 		text += withoutComments(read(t, "../"+name))

@@ -17,7 +17,7 @@ type row struct {
 	broken bool
 }
 
-// table has pods that API servers store differently. TestReferencePredicate and TestClassify of internal/core/repair have all
+// table has pods that API servers store differently. TestClassify_ReferencePredicate and TestClassify of internal/core/repair have all
 // conditions.
 func table(l *fixture) []row {
 	none, failed := core.ContainerState{}, ended(126)

@@ -11,9 +11,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// TestOutputsArePrintable: untrusted text in the output or the log of a role has no control characters. The handlers of
+// TestApplet_PrintableOutput: untrusted text in the output or the log of a role has no control characters. The handlers of
 // log/slog leave DEL (both), and what is neither ASCII nor printable (JSON), as it is.
-func TestOutputsArePrintable(t *testing.T) {
+func TestApplet_PrintableOutput(t *testing.T) {
 	const hostile = "a\x1b[2J\u009b2J\x7f\u202e\u200b\xff\rb"
 	noEnvironment := func(string) (string, bool) { return "", false }
 	for name, show := range map[string]func(io.Writer){

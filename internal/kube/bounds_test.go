@@ -35,8 +35,8 @@ func heavy(t *testing.T, name string, size int) []byte {
 	return bytes.Replace(pod.JSON(t), []byte("PAYLOAD"), bytes.Repeat([]byte(`\u003c`), size/6), 1)
 }
 
-// TestNoObjectHidesAnother has a pod as large as the API server's store accepts, and larger than that.
-func TestNoObjectHidesAnother(t *testing.T) {
+// TestWatch_NoObjectHidesAnother has a pod as large as the API server's store accepts, and larger than that.
+func TestWatch_NoObjectHidesAnother(t *testing.T) {
 	t.Parallel()
 	small := kubetest.Pod{Namespace: "shop", Name: "small"}
 	t.Run("1.45 M characters that JSON escapes", func(t *testing.T) {
@@ -89,8 +89,8 @@ func TestNoObjectHidesAnother(t *testing.T) {
 	})
 }
 
-// TestAListEnds is about servers and proxies that send a next page for ever.
-func TestAListEnds(t *testing.T) {
+// TestWatch_EndlessList is about servers and proxies that send a next page for ever.
+func TestWatch_EndlessList(t *testing.T) {
 	page := func(items, next string) []byte {
 		return []byte(`{"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5", "continue": "` + next + `"}, "items": [` + items + `]}`)
 	}
@@ -129,8 +129,8 @@ func TestAListEnds(t *testing.T) {
 	}
 }
 
-// TestATokenThatComesBackIsRedacted has a server repeat the credential wherever it can.
-func TestATokenThatComesBackIsRedacted(t *testing.T) {
+// TestError_TokenRedacted has a server repeat the credential wherever it can.
+func TestError_TokenRedacted(t *testing.T) {
 	t.Parallel()
 	const status = `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500, "reason": "TOKEN", "message": "no TOKEN"}`
 	for name, answer := range map[string]struct{ list, watch string }{

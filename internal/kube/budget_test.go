@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The tests of this file run in bubbles of synctest, whose clock advances only while all goroutines wait, so that pauses and
@@ -183,7 +185,7 @@ func TestPod_TimeoutNamesStage(t *testing.T) {
 func TestPod_Pauses(t *testing.T) {
 	bubble(t, "pauses double up to the maximum and are spread below it", func(t *testing.T) {
 		s := script(missing())
-		wantError(t, errorOf(s.Lookup(t.Context(), cart(), time.Hour)), NotFound)
+		wantError(t, check.Err(s.Lookup(t.Context(), cart(), time.Hour)), NotFound)
 		full := 50 * time.Millisecond
 		for i := 1; i < 100; i++ {
 			if pause := s.began[i] - s.began[i-1]; pause < full/2 || pause > full {
@@ -194,7 +196,7 @@ func TestPod_Pauses(t *testing.T) {
 	})
 	bubble(t, "pauses differ", func(t *testing.T) {
 		s := script(missing())
-		wantError(t, errorOf(s.Lookup(t.Context(), cart(), 10*time.Minute)), NotFound)
+		wantError(t, check.Err(s.Lookup(t.Context(), cart(), 10*time.Minute)), NotFound)
 		seen := map[time.Duration]bool{}
 		for i := 10; i < 109; i++ {
 			seen[s.began[i]-s.began[i-1]] = true
@@ -205,7 +207,7 @@ func TestPod_Pauses(t *testing.T) {
 	})
 	bubble(t, "the end of the budget is used for a request rather than for a pause", func(t *testing.T) {
 		s := script(missing())
-		wantError(t, errorOf(s.Lookup(t.Context(), cart(), 10*time.Second)), NotFound)
+		wantError(t, check.Err(s.Lookup(t.Context(), cart(), 10*time.Second)), NotFound)
 		if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= 10*time.Second {
 			t.Errorf("the last attempt began at %v", last)
 		}
@@ -252,5 +254,3 @@ func TestPod_ContextEnds(t *testing.T) {
 		}
 	})
 }
-
-func errorOf[T any](_ T, err error) error { return err }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/istio-cni-node"
@@ -37,14 +38,12 @@ func connected(t *testing.T, server *kubetest.Server, change func(*Config)) acco
 		change(&access)
 	}
 	api, err := NewClient(access)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(api.Close)
 	return account{api, token, authority}
 }
 
-func TestReducedObjects(t *testing.T) {
+func TestObjects_Reduced(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set([]byte(`{"kind": "DaemonSet", "apiVersion": "apps/v1",
 		"metadata": {"namespace": "istio-system", "name": "istio-cni-node", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
@@ -78,15 +77,11 @@ func TestReducedObjects(t *testing.T) {
 	wantRequests := []string{
 		"GET " + setPath, "GET /api/v1/nodes/node-1", "GET /api/v1/namespaces/istio-system/pods/istio-cni-node-x7",
 	}
-	if diff := cmp.Diff(wantRequests, server.Requests()); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
-	if server.Connections() != 1 {
-		t.Errorf("%d connections, want 1", server.Connections())
-	}
+	check.Diff(t, "requests", wantRequests, server.Requests())
+	check.Equal(t, server.Connections(), 1, "connections")
 }
 
-func TestClassesOfFailures(t *testing.T) {
+func TestRequest_FailureClasses(t *testing.T) {
 	for _, test := range []struct {
 		fault     kubetest.Fault
 		class     Class
@@ -151,7 +146,7 @@ func TestClassesOfFailures(t *testing.T) {
 	}
 }
 
-func TestACanceledRequestAndAStoppedServer(t *testing.T) {
+func TestRequest_Canceled(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -165,7 +160,7 @@ func TestACanceledRequestAndAStoppedServer(t *testing.T) {
 	}
 }
 
-func TestNothingIsSentForAnInvalidName(t *testing.T) {
+func TestRequest_InvalidName(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	for _, key := range []PodRef{
@@ -200,7 +195,7 @@ func TestNothingIsSentForAnInvalidName(t *testing.T) {
 			wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", UID: "u"}), InvalidKey)
 		}
 	}
-	wantError(t, errorOf(api.Node(t.Context(), "")), InvalidKey)
+	wantError(t, check.Err(api.Node(t.Context(), "")), InvalidKey)
 	h := &calls{t: t}
 	api.WatchConfigMap(t.Context(), "", "a", nil, h.onError)
 	h.wants("error: " + string(InvalidKey))
@@ -209,7 +204,7 @@ func TestNothingIsSentForAnInvalidName(t *testing.T) {
 	}
 }
 
-func TestFilesAreReadAgainAfterAFailure(t *testing.T) {
+func TestClient_FilesReadAgain(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
@@ -233,13 +228,11 @@ func TestFilesAreReadAgainAfterAFailure(t *testing.T) {
 	}
 }
 
-func TestAMissingTokenFileIsReadLater(t *testing.T) {
+func TestClient_MissingTokenFile(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	api := connected(t, server, nil)
-	if err := os.Remove(api.token); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Remove(api.token))
 	_, err := api.Node(t.Context(), "n")
 	if ClassOf(err) != NoCredentials || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), api.token) {
 		t.Errorf("got %v, want NoCredentials that names the file", err)
@@ -253,7 +246,7 @@ func TestAMissingTokenFileIsReadLater(t *testing.T) {
 	}
 }
 
-func TestSkipVerify(t *testing.T) {
+func TestClient_SkipVerify(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Node("n", nil, ""))
 	server.Fail(kubetest.UnknownCA, kubetest.Forever)
@@ -263,7 +256,7 @@ func TestSkipVerify(t *testing.T) {
 	}
 }
 
-func TestNewClientRefusesAnAddress(t *testing.T) {
+func TestNewClient_Addresses(t *testing.T) {
 	for want, address := range map[string]Address{
 		"KUBERNETES_SERVICE_HOST": {}, "KUBERNETES_SERVICE_PORT": {Host: "10.96.0.1"}, `port "https"`: {Host: "10.96.0.1", Port: "https"},
 		`port "0"`: {Host: "10.96.0.1", Port: "0"}, `port "65536"`: {Host: "10.96.0.1", Port: "65536"},

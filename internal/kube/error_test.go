@@ -15,9 +15,11 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-func TestErrorIsOneLine(t *testing.T) {
+func TestError_OneLine(t *testing.T) {
 	failed := &Error{
 		Class: Unauthorized, Verb: "get", Object: "pods shop/cart", Server: "https://10.96.0.1:443",
 		File: "/var/run/istio-cni/istio-cni-kubeconfig", Status: 401, Message: "Unauthorized", Attempts: 2,
@@ -26,9 +28,7 @@ func TestErrorIsOneLine(t *testing.T) {
 	const want = "get pods shop/cart at API server https://10.96.0.1:443: unauthorized (401) after 2 attempts in 0.1s: " +
 		"Unauthorized. Remedy: the token in /var/run/istio-cni/istio-cni-kubeconfig was refused; the node agent " +
 		"(istio-cni-node) rewrites the file: check that its pod runs on this node"
-	if got := failed.Error(); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
+	check.Equal(t, failed.Error(), want)
 	failed = &Error{
 		Class: Unreachable, Verb: "get", Object: failed.Object, Server: failed.Server, File: "/f", Attempts: 14, Elapsed: 10 * time.Second,
 		Exhausted: true, Err: errors.New("dial tcp:\n refused"),
@@ -40,7 +40,7 @@ func TestErrorIsOneLine(t *testing.T) {
 	}
 }
 
-func TestEveryClassHasARemedyAndABound(t *testing.T) {
+func TestClass_RemedyAndBound(t *testing.T) {
 	for class, want := range map[Class]int{
 		NotFound: 0, WrongPod: 0, TooManyRequests: 0, ServerError: 0, Timeout: 0, Unreachable: 0, DNS: 0, ConnectionLost: 0,
 		Undecodable: 0, Unauthorized: 2, Forbidden: 2, TLS: 2, Rejected: 1, TooLarge: 1, InvalidKey: 1, Canceled: 1,
@@ -86,9 +86,7 @@ func TestClassify(t *testing.T) {
 		{"cancellation", context.Canceled, waiting, Canceled},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := classify(fmt.Errorf("wrapped: %w", test.err), test.at); got != test.want {
-				t.Errorf("class is %q, want %q", got, test.want)
-			}
+			check.Equal(t, classify(fmt.Errorf("wrapped: %w", test.err), test.at), test.want, "class is")
 		})
 	}
 }

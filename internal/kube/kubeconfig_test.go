@@ -19,7 +19,7 @@ func kubeconfigText(cluster, user string) string {
 
 const secret = "eyJhbGciOi.the-secret.of-the-test"
 
-func TestNewClientRefuses(t *testing.T) {
+func TestKubeconfig_Refusals(t *testing.T) {
 	good := "server: 'https://10.0.0.1:443'"
 	for _, test := range []struct{ name, text, want string }{
 		{"an empty file", "", "the file is empty"},
@@ -81,7 +81,7 @@ func TestNewClientRefuses(t *testing.T) {
 	}
 }
 
-func TestNewClientDistinguishesAMissingFileFromAnUnreadableOne(t *testing.T) {
+func TestKubeconfig_MissingOrUnreadable(t *testing.T) {
 	dir := t.TempDir()
 	missing := filepath.Join(dir, "istio-cni-kubeconfig")
 	_, err := NewClient(Config{Kubeconfig: missing})
@@ -115,7 +115,7 @@ func FuzzKubeconfig(f *testing.F) {
 	})
 }
 
-func TestWithoutCredentials(t *testing.T) {
+func TestKubeconfig_NoCredentials(t *testing.T) {
 	const planted = "pl4nted"
 	clean, secrets, err := WithoutCredentials([]byte(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}],
 		"clusters":[{"name":"k","cluster":{"server":"https://me:pl4nted@10.0.0.1:6443","certificate-authority-data":"cGw0bnRlZA==","proxy-url":"http://me:pl4nted@proxy"}}],

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/base64"
 	"errors"
@@ -15,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/util/cert"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const podUID = "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11"
@@ -45,40 +44,26 @@ func newServer(t *testing.T) *kubetest.Server {
 func newClient(t *testing.T, kubeconfig string) *Client {
 	t.Helper()
 	client, err := NewClient(Config{Kubeconfig: kubeconfig, Once: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(client.Close)
 	return client
 }
 
-func TestPodCostsOneConnectionAndOneRequest(t *testing.T) {
+func TestPod_OneConnectionAndRequest(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	client := newClient(t, server.Kubeconfig(t))
 	got, err := client.Lookup(t.Context(), cart(), 10*time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	want, err := Facts(cartPod().JSON(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("facts (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"GET /api/v1/namespaces/shop/pods/cart"}, server.Requests()); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
-	if n := server.Connections(); n != 1 {
-		t.Errorf("%d connections, want 1", n)
-	}
-	if client.Server() != server.URL() {
-		t.Errorf("Server() is %q, want %q", client.Server(), server.URL())
-	}
+	check.OK(t, err)
+	check.Diff(t, "facts", want, got)
+	check.Diff(t, "requests", []string{"GET /api/v1/namespaces/shop/pods/cart"}, server.Requests())
+	check.Equal(t, server.Connections(), 1, "connections")
+	check.Equal(t, client.Server(), server.URL(), "Server() is")
 }
 
-func TestPodRecoversFrom(t *testing.T) {
+func TestPod_Recovers(t *testing.T) {
 	t.Parallel()
 	for fault, times := range map[kubetest.Fault]int{
 		kubetest.NotFound: 5, kubetest.ServerError: 5, kubetest.Unavailable: 5, kubetest.Hang: 1, kubetest.HangMidBody: 1,
@@ -90,9 +75,7 @@ func TestPodRecoversFrom(t *testing.T) {
 			t.Parallel()
 			server := newServer(t)
 			server.Fail(fault, times)
-			if _, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, check.Err(newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient)))
 			if made := max(len(server.Requests()), server.Connections()); made < times+1 {
 				t.Errorf("%d attempts reached the server, want %d: the fault was not consumed", made, times+1)
 			}
@@ -100,7 +83,7 @@ func TestPodRecoversFrom(t *testing.T) {
 	}
 }
 
-func TestPodGivesUpOn(t *testing.T) {
+func TestPod_GivesUp(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		fault              kubetest.Fault
@@ -150,7 +133,7 @@ func wantError(t *testing.T, err error, class Class) Error {
 	return *failed
 }
 
-func TestPodRefusals401And403AreCountedTogether(t *testing.T) {
+func TestPod_401And403AreCountedTogether(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	server.Fail(kubetest.NotFound, 2)
@@ -163,7 +146,7 @@ func TestPodRefusals401And403AreCountedTogether(t *testing.T) {
 	}
 }
 
-func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
+func TestPod_RereadsKubeconfig(t *testing.T) {
 	t.Parallel()
 	t.Run("a token that was rotated", func(t *testing.T) {
 		server := newServer(t)
@@ -171,12 +154,8 @@ func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
 		client := newClient(t, kubeconfig)
 		server.SetToken("rotated-token")
 		server.WriteKubeconfig(t, kubeconfig)
-		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-			t.Fatal(err)
-		}
-		if n := len(server.Requests()); n != 2 {
-			t.Errorf("%d requests, want 2", n)
-		}
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+		check.Equal(t, len(server.Requests()), 2, "requests")
 	})
 	t.Run("a server that has moved, with another authority", func(t *testing.T) {
 		gone, server := newServer(t), newServer(t)
@@ -184,12 +163,8 @@ func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
 		client := newClient(t, kubeconfig)
 		gone.Stop()
 		server.WriteKubeconfig(t, kubeconfig)
-		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-			t.Fatal(err)
-		}
-		if client.Server() != server.URL() {
-			t.Errorf("Server() is %s, want %s", client.Server(), server.URL())
-		}
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+		check.Equal(t, client.Server(), server.URL(), "Server() is")
 	})
 	t.Run("a file that is damaged by then changes nothing", func(t *testing.T) {
 		server := newServer(t)
@@ -197,16 +172,12 @@ func TestPodRereadsTheKubeconfigBeforeTheSecondAttempt(t *testing.T) {
 		kubeconfig := server.Kubeconfig(t)
 		client := newClient(t, kubeconfig)
 		kubetest.Write(t, kubeconfig, "")
-		if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-			t.Fatal(err)
-		}
-		if n := server.Connections(); n != 1 {
-			t.Errorf("%d connections, want 1", n)
-		}
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+		check.Equal(t, server.Connections(), 1, "connections")
 	})
 }
 
-func TestPodAccepts(t *testing.T) {
+func TestPod_Responses(t *testing.T) {
 	t.Parallel()
 	const hash = "0123456789abcdef0123456789abcdef"
 	for name, test := range map[string]struct {
@@ -236,34 +207,18 @@ func TestPodAccepts(t *testing.T) {
 	}
 }
 
-func TestLookupOfARealServerIsCanceled(t *testing.T) {
-	t.Parallel()
-	server := newServer(t)
-	server.Fail(kubetest.Hang, kubetest.Forever)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	time.AfterFunc(200*time.Millisecond, cancel) // the request has begun by then, or is never sent
-	_, err := newClient(t, server.Kubeconfig(t)).Lookup(ctx, cart(), time.Hour)
-	wantError(t, err, Canceled)
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("error is not context.Canceled: %v", err)
-	}
-}
-
-func TestPodFromAnIPv6Server(t *testing.T) {
+func TestPod_IPv6Server(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServerAt(t, "[::1]:0")
 	server.SetPod(cartPod())
 	client := newClient(t, server.Kubeconfig(t))
-	if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 	if !strings.HasPrefix(client.Server(), "https://[::1]:") {
 		t.Errorf("Server() is %q", client.Server())
 	}
 }
 
-func TestPodOfManyGoroutines(t *testing.T) {
+func TestPod_Concurrent(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	kubeconfig := server.Kubeconfig(t)
@@ -299,7 +254,7 @@ func foreign(t *testing.T, start func(*httptest.Server), user string, handler ht
 	return configured(t, "server: '"+server.URL+"/prefix', insecure-skip-tls-verify: true", user)
 }
 
-func TestServerTextIsBoundedPrintableAndWithoutSecrets(t *testing.T) {
+func TestPod_ServerText(t *testing.T) {
 	t.Parallel()
 	client := foreign(t, (*httptest.Server).StartTLS, "token: "+secret, func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
@@ -324,13 +279,11 @@ func requestOf(t *testing.T, start func(*httptest.Server), user string) *http.Re
 		seen.Store(r)
 		w.Write(cartPod().JSON(t)) //nolint:errcheck // the client reports it
 	})
-	if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 	return seen.Load()
 }
 
-func TestPodIsRequestedByHTTP1AndProtobufBehindAPath(t *testing.T) {
+func TestPod_Request(t *testing.T) {
 	t.Parallel()
 	r := requestOf(t, func(s *httptest.Server) { s.EnableHTTP2 = true; s.StartTLS() }, "token: abc, as: alice")
 	got := []string{
@@ -341,24 +294,18 @@ func TestPodIsRequestedByHTTP1AndProtobufBehindAPath(t *testing.T) {
 		"HTTP/1.1", "/prefix/api/v1/namespaces/shop/pods/cart",
 		"application/vnd.kubernetes.protobuf,application/json", "", "istio-cni", "Bearer abc", "alice",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("request (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "request", want, got)
 }
 
-func TestPodSendsNoTokenInClear(t *testing.T) {
+func TestPod_NoTokenInClear(t *testing.T) {
 	t.Parallel()
-	if got := requestOf(t, (*httptest.Server).Start, "token: abc").Header.Get("Authorization"); got != "" {
-		t.Errorf("Authorization is %q", got)
-	}
+	check.Equal(t, requestOf(t, (*httptest.Server).Start, "token: abc").Header.Get("Authorization"), "", "Authorization is")
 }
 
-func TestPodAuthenticatesByClientCertificateAndPassword(t *testing.T) {
+func TestPod_OtherCredentials(t *testing.T) {
 	t.Parallel()
 	certificate, key, err := cert.GenerateSelfSignedCertKey("node-agent", nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	inline := base64.StdEncoding.EncodeToString
 	r := requestOf(t, func(s *httptest.Server) {
 		s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, ClientAuth: tls.RequestClientCert}
@@ -373,7 +320,7 @@ func TestPodAuthenticatesByClientCertificateAndPassword(t *testing.T) {
 	}
 }
 
-func TestPodFromAServerWithoutTLS(t *testing.T) {
+func TestPod_ServerWithoutTLS(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
@@ -381,7 +328,7 @@ func TestPodFromAServerWithoutTLS(t *testing.T) {
 	wantError(t, err, TLS)
 }
 
-func TestPodBoundsTheAnswer(t *testing.T) {
+func TestPod_LongAnswer(t *testing.T) {
 	t.Parallel()
 	var sent atomic.Int64
 	client := foreign(t, (*httptest.Server).StartTLS, "", func(w http.ResponseWriter, _ *http.Request) {
@@ -400,8 +347,8 @@ func TestPodBoundsTheAnswer(t *testing.T) {
 	}
 }
 
-// TestPodThroughAProxyThatFails shows that the proxy is dialed, and that its password is not in the error.
-func TestPodThroughAProxyThatFails(t *testing.T) {
+// TestPod_FailingProxy shows that the proxy is dialed, and that its password is not in the error.
+func TestPod_FailingProxy(t *testing.T) {
 	t.Parallel()
 	proxy := httptest.NewServer(http.NotFoundHandler())
 	proxy.Close()

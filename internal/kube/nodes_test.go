@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const nodeText = `{"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n", "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"},
@@ -41,7 +42,7 @@ func watchedOnce[T any](t *testing.T, watch func(context.Context, Listener[T])) 
 	return *found.Load()
 }
 
-func TestWatchNodesReducesANode(t *testing.T) {
+func TestWatchNodes_ReducedNode(t *testing.T) {
 	_, _, got := newNode(t, twoTaints, "Mine")
 	want := NodeState{
 		UID: "u", Condition: Condition{"Mine", "False", "R", "M", day(4)},
@@ -50,9 +51,7 @@ func TestWatchNodesReducesANode(t *testing.T) {
 			Taints: []readiness.Taint{{Key: "a", Value: "v", Effect: "NoExecute"}, {Key: "ours", Effect: "NoSchedule"}},
 		},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(NodeState{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got, cmpopts.IgnoreUnexported(NodeState{}))
 	for name, change := range map[string]func(*NodeState){
 		"taints": func(n *NodeState) { n.Taints = n.Taints[:1] }, "boot": func(n *NodeState) { n.BootID = "c" },
 		"ready": func(n *NodeState) { n.Ready = false }, "condition": func(n *NodeState) { n.Condition.Status = "True" },
@@ -79,16 +78,14 @@ func newNode(t *testing.T, taints, condition string) (*kubetest.Server, account,
 	return server, api, watchedOnce(t, func(ctx context.Context, l Listener[NodeState]) { api.WatchNodes(ctx, condition, l) })
 }
 
-func TestBefore(t *testing.T) {
+func TestResource_Before(t *testing.T) {
 	for _, test := range []struct {
 		a, b string
 		want bool
 	}{
 		{"9", "10", true}, {"10", "9", false}, {"10", "10", false}, {"a", "b", false}, {"", "1", false},
 	} {
-		if got := (NodeState{version: test.a}).Before(NodeState{version: test.b}); got != test.want {
-			t.Errorf("%q before %q: %t", test.a, test.b, got)
-		}
+		check.Equal(t, (NodeState{version: test.a}).Before(NodeState{version: test.b}), test.want, test.a, "before", test.b)
 	}
 	if (NodeState{UID: "a", version: "1"}).Before(NodeState{UID: "b", version: "2"}) {
 		t.Error("another node of the name")
@@ -139,14 +136,10 @@ func TestPatchTaints(t *testing.T) {
 					CIDR   string `json:"podCIDR"`
 				}
 			}
-			if err := json.Unmarshal(server.Object("/api/v1/nodes/n"), &whole); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, json.Unmarshal(server.Object("/api/v1/nodes/n"), &whole))
 			var want any
 			if test.want != "" {
-				if err := json.Unmarshal([]byte(test.want), &want); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, json.Unmarshal([]byte(test.want), &want))
 			}
 			if diff := cmp.Diff(want, whole.Spec.Taints); diff != "" || whole.Spec.CIDR == "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -158,7 +151,7 @@ func TestPatchTaints(t *testing.T) {
 	}
 }
 
-func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
+func TestPatchTaints_TestsWhatWasRead(t *testing.T) {
 	const one = `, "taints": [{"key": "b", "effect": "NoExecute"}]`
 	for name, test := range map[string]struct{ before, between string }{
 		"a first taint":         {"", fmt.Sprintf(nodeText, one)},
@@ -177,9 +170,7 @@ func TestPatchTaintsTestsWhatWasRead(t *testing.T) {
 			if !sent || !IsConflict(err) {
 				t.Errorf("sent %t, %v", sent, err)
 			}
-			if got := string(server.Object("/api/v1/nodes/n")); got != was {
-				t.Errorf("the node is %s", got)
-			}
+			check.Equal(t, string(server.Object("/api/v1/nodes/n")), was, "the node is")
 		})
 	}
 }
@@ -207,7 +198,7 @@ func TestPatchCondition(t *testing.T) {
 	}
 }
 
-func TestLeaseConflicts(t *testing.T) {
+func TestLease_Conflicts(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	none, err := api.Lease(t.Context(), "ns", "lock")

@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-func TestFacts(t *testing.T) {
+func TestPod_Facts(t *testing.T) {
 	for name, test := range map[string]struct {
 		metadata, spec string // members of JSON objects
 		want           sidecar.Facts
@@ -59,7 +59,7 @@ func TestFacts(t *testing.T) {
 	}
 }
 
-func TestPodRefusesAResponse(t *testing.T) {
+func TestPod_BadResponses(t *testing.T) {
 	for name, document := range map[string]string{
 		"half a document":           `{"kind":"Pod","apiVersion":"v1","metadata":{"na`,
 		"two documents":             `{"kind":"Pod"}{"kind":"Pod"}`,

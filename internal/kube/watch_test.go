@@ -18,6 +18,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const mapPath = "/api/v1/namespaces/istio-system/configmaps/istio-cni-config"
@@ -134,9 +135,7 @@ func TestWatchConfigMap(t *testing.T) {
 	wantsTimeout(t, query)
 	const want = "allowWatchBookmarks=true&fieldSelector=metadata.name%3Distio-cni-config&" +
 		"resourceVersionMatch=NotOlderThan&sendInitialEvents=true&watch=true"
-	if got := query.Encode(); got != want {
-		t.Errorf("the query is %q, want %q", got, want)
-	}
+	check.Equal(t, query.Encode(), want, "the query is")
 }
 
 // TestWatch_ListFromCache is about API servers that do not stream lists.
@@ -174,9 +173,7 @@ func queryOf(t *testing.T, request string) url.Values {
 	t.Helper()
 	_, query, _ := strings.Cut(request, "?")
 	values, err := url.ParseQuery(query)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return values
 }
 
@@ -196,9 +193,7 @@ func TestWatch_ContinuesAfterEvent(t *testing.T) {
 			server.Set(config("c"))
 			h.wants("mode=a", "mode=b", "mode=c")
 			watched(t, server)
-			if got := len(lists(server)); got != 1 {
-				t.Errorf("%d lists, want 1", got)
-			}
+			check.Equal(t, len(lists(server)), 1, "lists")
 			if all := watches(server); len(all) < 1 || queryOf(t, all[0]).Get("resourceVersion") != "3" {
 				t.Errorf("watches: %q, want the first from version 3", all)
 			}
@@ -218,9 +213,7 @@ func TestWatch_ContinuesAfterBookmark(t *testing.T) {
 	server.CloseWatches()
 	server.Set(config("b"))
 	h.wants("mode=a", "mode=b")
-	if got := len(lists(server)); got != 1 {
-		t.Errorf("%d lists, want 1: the bookmark was newer than the compaction", got)
-	}
+	check.Equal(t, len(lists(server)), 1, "lists")
 }
 
 func TestWatch_ExpiredVersion(t *testing.T) {
@@ -308,9 +301,7 @@ func TestWatch_BadEvent(t *testing.T) {
 			h.wants("mode=a") // the stream is read ahead of it
 			server.Send(event.kind, []byte(event.object))
 			h.wants("mode=a", "error: "+string(event.class), "works")
-			if got := len(lists(server)); got != 2 {
-				t.Errorf("%d lists, want 2", got)
-			}
+			check.Equal(t, len(lists(server)), 2, "lists")
 		})
 	}
 }
@@ -367,9 +358,7 @@ func TestWatch_ManyObjects(t *testing.T) {
 	want := []string{"set a uid-2", "set b uid-3", "set c uid-4", "set d uid-5", "synced"}
 	h.wants(want...)
 	watched(t, server)
-	if got := len(lists(server)); got != 2 {
-		t.Errorf("%d requests for lists, want one that is refused and one of a page", got)
-	}
+	check.Equal(t, len(lists(server)), 2, "requests for lists")
 	set("e")
 	remove("a")
 	want = append(want, "set e uid-6", "gone a uid-2")
@@ -435,9 +424,7 @@ func TestWatch_BackOff(t *testing.T) {
 		if len(between) < 20 || len(between) > 120 {
 			t.Errorf("%d requests in 10 minutes", len(between))
 		}
-		if diff := cmp.Diff([]string{"error: " + string(ServerError)}, reported); diff != "" {
-			t.Errorf("calls (-want +got):\n%s", diff)
-		}
+		check.Diff(t, "calls", []string{"error: " + string(ServerError)}, reported)
 	})
 }
 
@@ -506,9 +493,7 @@ func TestWatch_EndsAtOnce(t *testing.T) {
 			if len(between) > burst+10*60/3 {
 				t.Errorf("%d requests in 10 minutes", len(between))
 			}
-			if diff := cmp.Diff([]string{"absent"}, reported); diff != "" {
-				t.Errorf("calls (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "calls", []string{"absent"}, reported)
 		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // brokenPod returns a pod as the API server has it when its redirection is missing.
@@ -59,13 +60,11 @@ func brokenPod() *corev1.Pod {
 func marshaled(t *testing.T, pod *corev1.Pod) []byte {
 	t.Helper()
 	data, err := json.Marshal(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return data
 }
 
-func TestWatchPodsReducesAPod(t *testing.T) {
+func TestWatchPods_ReducedPod(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	pod := brokenPod()
@@ -91,19 +90,15 @@ func TestWatchPodsReducesAPod(t *testing.T) {
 		Containers: []repair.Container{{Name: "web", State: repair.State{Running: true, Began: day(3)}}, {Name: "young", State: repair.State{Running: true}}, {Name: "other"}},
 		Ephemeral:  []repair.Container{{Name: "debugger", ID: "d"}},
 	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(Pod{})); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(Pod{}))
 	wantRef := PodRef{Namespace: "shop", Name: "web-1", UID: "u1", Version: "2"}
-	if ref := got.Ref(); ref != wantRef {
-		t.Errorf("its reference is %+v, want %+v", ref, wantRef)
-	}
+	check.Equal(t, got.Ref(), wantRef, "its reference is")
 	if facts, err := Facts(marshaled(t, pod)); err != nil || !cmp.Equal(facts, got.Facts) {
 		t.Errorf("the plugin reads %+v (%v), the agent %+v", facts, err, got.Facts)
 	}
 }
 
-func TestWatchPodsReadsAddresses(t *testing.T) {
+func TestWatchPods_Addresses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ status, want string }{
 		{`{}`, "[]"},
@@ -127,7 +122,7 @@ func decodePod(document []byte) (Pod, error) {
 	return podOf(&p), err
 }
 
-func TestWatchPodsSelectsOnTheServer(t *testing.T) {
+func TestWatchPods_Selectors(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		scope PodScope
@@ -171,7 +166,7 @@ func onNode(t *testing.T, name, node, phase string) []byte {
 	return marshaled(t, pod)
 }
 
-func TestWatchPodsOfANode(t *testing.T) {
+func TestWatchPods_OfANode(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(onNode(t, "a", "node-1", "Pending"))
@@ -205,16 +200,14 @@ func TestWatchPodsOfANode(t *testing.T) {
 	h.wants("set a on node-1", "listed", "set c on node-1", "gone a on node-1", "gone c on node-1")
 }
 
-func TestWatchPodsRefusesASelector(t *testing.T) {
+func TestWatchPods_BadSelector(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	api := connected(t, server, nil)
 	for _, node := range []string{"node-1,metadata.name=x", "node 1", "a=b", "../x", "Node-1"} {
 		h := &calls{t: t}
 		api.WatchPods(t.Context(), PodScope{Node: node}, Listener[Pod]{OnError: h.onError})
-		if diff := cmp.Diff([]string{"error: " + string(InvalidKey)}, h.all()); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", node, diff)
-		}
+		check.Diff(t, node, []string{"error: " + string(InvalidKey)}, h.all())
 	}
 	if all := server.Requests(); len(all) > 0 {
 		t.Errorf("requests were sent: %q", all)

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const podAt = "/api/v1/namespaces/shop/pods/web-1"
@@ -47,13 +48,11 @@ func newPod(t *testing.T, server *kubetest.Server) PodRef {
 
 func storedPod(t *testing.T, server *kubetest.Server) (pod corev1.Pod) {
 	t.Helper()
-	if err := json.Unmarshal(server.Object(podAt), &pod); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, json.Unmarshal(server.Object(podAt), &pod))
 	return pod
 }
 
-func TestPodActions(t *testing.T) {
+func TestPod_Actions(t *testing.T) {
 	t.Parallel()
 	for fault, class := range map[kubetest.Fault]Class{
 		"": "", kubetest.Forbidden: Forbidden, kubetest.Unauthorized: Unauthorized, kubetest.BadRequest: Rejected,
@@ -74,9 +73,7 @@ func TestPodActions(t *testing.T) {
 					t.Fatalf("requests %q, %v, want %q and class %q", got, err, action.request, class)
 				}
 				pod, done := storedPod(t, server), fault == ""
-				if deleted := pod.DeletionTimestamp != nil; deleted != (done && action.verb != "patch") {
-					t.Errorf("deleted: %t", deleted)
-				}
+				check.Equal(t, pod.DeletionTimestamp != nil, done && action.verb != "patch", "deleted")
 				want := map[string]string{"app": "web"}
 				if done && action.name == "label" {
 					want["cni.istio.io/uninitialized"] = "true"
@@ -100,7 +97,7 @@ func TestPodActions(t *testing.T) {
 	}
 }
 
-func TestEvictPodDistinguishesABudgetFromLoad(t *testing.T) {
+func TestEvictPod_BudgetOrLoad(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string
@@ -150,9 +147,7 @@ func TestSetPodCondition(t *testing.T) {
 		{Condition{Type: RedirectionVerified, Status: "False", Reason: "Bypassed", Message: "n"}, day(2)},
 		{Condition{Type: RedirectionVerified, Status: "False", Reason: "Drifted"}, day(2)},
 	} {
-		if err := api.SetPodCondition(t.Context(), ref, has, step.want, day(i+1)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, api.SetPodCondition(t.Context(), ref, has, step.want, day(i+1)))
 		stored := storedPod(t, server)
 		has = podOf(&stored).Verified
 		if step.want.Since = step.since; has != step.want || len(stored.Status.Conditions) != 3 || !podOf(&stored).Ready {

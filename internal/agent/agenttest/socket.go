@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Go runs a function until the test ends or stop is called: then its context ends, and the function must return.
@@ -70,9 +71,7 @@ func Serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *
 func Listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	listener.SetUnlinkOnClose(false)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener
@@ -82,9 +81,7 @@ func Listen(t *testing.T, path string) *net.UnixListener {
 func (s *Socket) Dial(t *testing.T) net.Conn {
 	t.Helper()
 	conn, err := Dial(t.Context(), s.Path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }

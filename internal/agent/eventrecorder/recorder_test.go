@@ -12,7 +12,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -21,14 +20,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func client(t *testing.T, server *kubetest.Server) *kube.Client {
 	t.Helper()
 	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(api.Close)
 	return api
 }
@@ -144,15 +142,13 @@ func eventsOn(t *testing.T, server *kubetest.Server) []corev1.Event {
 		decoder := json.NewDecoder(strings.NewReader(string(data)))
 		decoder.DisallowUnknownFields()
 		var event corev1.Event
-		if err := decoder.Decode(&event); err != nil {
-			t.Fatalf("decoding %s: %v", data, err)
-		}
+		check.OK(t, decoder.Decode(&event), "decoding", data)
 		all = append(all, event)
 	}
 	return all
 }
 
-func TestAnEventHasTheFieldsThatKubectlShows(t *testing.T) {
+func TestEvent_Fields(t *testing.T) {
 	server := kubetest.NewServer(t)
 	r := newFixture(t, client(t, server))
 	r.sends(nodeEvent("another program wrote it"))
@@ -167,9 +163,7 @@ func TestAnEventHasTheFieldsThatKubectlShows(t *testing.T) {
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		ReportingController: "istio-cni-node", ReportingInstance: "node-1",
 	}}
-	if diff := cmp.Diff(want, eventsOn(t, server)); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "events", want, eventsOn(t, server))
 	if got := server.Requests(); len(got) != 1 || got[0] != "POST /api/v1/namespaces/default/events" {
 		t.Errorf("requests: %q", got)
 	}
@@ -183,7 +177,7 @@ func TestAnEventHasTheFieldsThatKubectlShows(t *testing.T) {
 	}
 }
 
-func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
+func TestRecord_EqualEvents(t *testing.T) {
 	server := kubetest.NewServer(t)
 	r := newFixture(t, client(t, server))
 	r.sends(nodeEvent("same"))
@@ -191,9 +185,7 @@ func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
 		r.clock.Step(100 * time.Microsecond)
 		r.Record(nodeEvent("same"))
 	}
-	if got := r.got(Suppressed); got != 1000 {
-		t.Errorf("%d events were suppressed, want 1000", got)
-	}
+	check.Equal(t, r.got(Suppressed), 1000, "events were suppressed")
 	r.clock.Step(eventUpdate)
 	r.sends(nodeEvent("same"))
 	got := eventsOn(t, server)
@@ -211,8 +203,8 @@ func TestEqualEventsAreOneThatIsCounted(t *testing.T) {
 	}
 }
 
-// TestAnEventThatTheServerLacksIsCreated by the next equal event.
-func TestAnEventThatTheServerLacksIsCreated(t *testing.T) {
+// TestRecord_EventGoneFromServer by the next equal event.
+func TestRecord_EventGoneFromServer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before, after func(*kubetest.Server)
 		failures      int
@@ -242,8 +234,8 @@ func TestAnEventThatTheServerLacksIsCreated(t *testing.T) {
 	}
 }
 
-// TestARefusedNamespaceIsAskedRarely: a chart may give rights in some namespaces, or none.
-func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
+// TestRecord_RefusedNamespace: a chart may give rights in some namespaces, or none.
+func TestRecord_RefusedNamespace(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.FailOn("/namespaces/default/", kubetest.Forbidden, kubetest.Forever)
@@ -255,18 +247,14 @@ func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
 	for i := range 3 {
 		r.sends(nodeEvent(fmt.Sprint(i)))
 	}
-	if n := len(server.Requests()); n != 2 {
-		t.Errorf("it asked %d times", n)
-	}
+	check.Equal(t, len(server.Requests()), 2, "it asked")
 	r.sends(pod)
 	if r.got(Sent) != 1 || len(server.Events()) != 1 {
 		t.Errorf("the events of another namespace: %d", len(server.Events()))
 	}
 	r.clock.Step(refusedFor)
 	r.sendsAgain(nodeEvent("later"))
-	if n := len(server.Requests()); n != 5 {
-		t.Errorf("it asked %d times", n)
-	}
+	check.Equal(t, len(server.Requests()), 5, "it asked")
 	server.Heal()
 	r.clock.Step(refusedFor)
 	r.sends(nodeEvent("allowed"))
@@ -276,8 +264,8 @@ func TestARefusedNamespaceIsAskedRarely(t *testing.T) {
 	}
 }
 
-// TestAnAPIServerThatStartsLosesNoEvent: until it has read the roles it refuses every request.
-func TestAnAPIServerThatStartsLosesNoEvent(t *testing.T) {
+// TestRecord_ServerStarts: until it has read the roles it refuses every request.
+func TestRecord_ServerStarts(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.FailOn("/namespaces/default/", kubetest.Forbidden, 1)
@@ -290,26 +278,22 @@ func TestAnAPIServerThatStartsLosesNoEvent(t *testing.T) {
 	}
 }
 
-func TestAnEventThatExistsIsNoFailure(t *testing.T) {
+func TestRecord_EventExists(t *testing.T) {
 	api := client(t, kubetest.NewServer(t))
 	for range 2 {
-		if err := api.CreateEvent(t.Context(), kube.EventSeries{Event: nodeEvent("x"), Name: "node-1.1"}); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, api.CreateEvent(t.Context(), kube.EventSeries{Event: nodeEvent("x"), Name: "node-1.1"}))
 	}
 }
 
-// TestEventsOfOneObjectAreBounded, however different they are, and those of another object are not affected.
-func TestEventsOfOneObjectAreBounded(t *testing.T) {
+// TestRecord_BoundPerObject, however different they are, and those of another object are not affected.
+func TestRecord_BoundPerObject(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	for i := range 1000 {
 		r.Record(nodeEvent(fmt.Sprint("variation ", i)))
 	}
 	r.all(objectBurst)
-	if got := r.got(Suppressed); got != 1000-objectBurst {
-		t.Errorf("%d events were suppressed", got)
-	}
+	check.Equal(t, r.got(Suppressed), 1000-objectBurst, "events were suppressed")
 	r.sends(eventOf("node-2", "x"))
 	end := nodeEvent("it is over")
 	end.Type = kube.EventNormal
@@ -317,13 +301,11 @@ func TestEventsOfOneObjectAreBounded(t *testing.T) {
 	r.clock.Step(objectInterval)
 	r.sends(nodeEvent("later"))
 	r.Record(nodeEvent("one too many"))
-	if got := writer.requests(); got != objectBurst+3 {
-		t.Errorf("%d requests, want %d", got, objectBurst+3)
-	}
+	check.Equal(t, writer.requests(), objectBurst+3)
 }
 
-// TestAllEventsTogetherArePaced, and none is lost.
-func TestAllEventsTogetherArePaced(t *testing.T) {
+// TestRecord_Pace, and none is lost.
+func TestRecord_Pace(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	const n = eventBurst + 40
@@ -340,14 +322,12 @@ func TestAllEventsTogetherArePaced(t *testing.T) {
 		r.clock.Step(time.Millisecond)
 		r.all(i + 1)
 	}
-	if got := r.got(Suppressed); got != 0 {
-		t.Errorf("%d events were suppressed", got)
-	}
+	check.Equal(t, r.got(Suppressed), 0, "events were suppressed")
 }
 
-// TestRecordDoesNotWaitForAServerThatHangs fills the queue: events beyond it are dropped, counted and logged once, and the caches
+// TestRecord_HangingServer fills the queue: events beyond it are dropped, counted and logged once, and the caches
 // stay bounded. Shutdown waits for the flush alone.
-func TestRecordDoesNotWaitForAServerThatHangs(t *testing.T) {
+func TestRecord_HangingServer(t *testing.T) {
 	began := make(chan struct{}, maxQueued)
 	writer := &memory{fail: func(ctx context.Context) error {
 		began <- struct{}{}
@@ -362,17 +342,13 @@ func TestRecordDoesNotWaitForAServerThatHangs(t *testing.T) {
 	for i := range n {
 		r.Record(event(1 + i))
 	}
-	if got := r.got(Suppressed); got != n-maxQueued {
-		t.Errorf("%d events were dropped, want %d", got, n-maxQueued)
-	}
+	check.Equal(t, r.got(Suppressed), n-maxQueued)
 	if seen, objects := r.seen.Len(), r.objects.Len(); seen > maxRemembered || objects > maxRemembered {
 		t.Errorf("%d events and %d objects are remembered", seen, objects)
 	}
 	r.Shutdown()
 	r.Record(event(n + 1))
-	if got := strings.Count(r.log.String(), "events are dropped"); got != 1 {
-		t.Errorf("the drops are logged %d times:\n%s", got, r.log)
-	}
+	check.Equal(t, strings.Count(r.log.String(), "events are dropped"), 1, "the drops are logged", "times", &r.log)
 	if got := writer.requests(); got > eventBurst {
 		t.Errorf("%d requests at the end, want no more than the bucket has", got)
 	}
@@ -381,7 +357,7 @@ func TestRecordDoesNotWaitForAServerThatHangs(t *testing.T) {
 	}
 }
 
-func TestShutdownSendsQueuedEvents(t *testing.T) {
+func TestShutdown_QueuedEvents(t *testing.T) {
 	server := kubetest.NewServer(t)
 	r := newFixture(t, client(t, server))
 	for i := range 10 {
@@ -389,15 +365,13 @@ func TestShutdownSendsQueuedEvents(t *testing.T) {
 	}
 	r.Shutdown()
 	r.Shutdown()
-	if got := len(eventsOn(t, server)); got != 10 {
-		t.Errorf("%d events, want 10", got)
-	}
+	check.Equal(t, len(eventsOn(t, server)), 10, "events")
 	var none *Recorder
 	none.Record(nodeEvent("x"))
 	none.Shutdown()
 }
 
-func TestMessagesAreBoundedAndPrintable(t *testing.T) {
+func TestMessage_Bounds(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	for _, message := range []string{
@@ -410,13 +384,11 @@ func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 			t.Errorf("a message of %d bytes, valid %v", len(event.Message), utf8.ValidString(event.Message))
 		}
 	}
-	if got := writer.created[2].Message; got != `a\u001b[2Jb\nc\u0000d\u202e\ufffd` {
-		t.Errorf("message %q", got)
-	}
+	check.Equal(t, writer.created[2].Message, `a\u001b[2Jb\nc\u0000d\u202e\ufffd`, "message")
 }
 
-// TestEventNamesAreValid for the longest name of an object, and unique.
-func TestEventNamesAreValid(t *testing.T) {
+// TestEvent_Names for the longest name of an object, and unique.
+func TestEvent_Names(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
 	names := map[string]bool{}
@@ -431,7 +403,5 @@ func TestEventNamesAreValid(t *testing.T) {
 			t.Errorf("%s: %v", event.Name, problems)
 		}
 	}
-	if len(names) != 4 {
-		t.Errorf("%d names for 4 events", len(names))
-	}
+	check.Equal(t, len(names), 4, "names for 4 events")
 }

@@ -217,14 +217,14 @@ func (l look) withoutNamespace() string {
 
 // describe reads the namespace. That of a pod that the plugin does not redirect is judged by its live rules alone.
 func (l look) describe(ctx context.Context, question *inspect.Question, e *inspect.Explanation) {
-	var spec *redirect.Spec
+	var want redirect.Wanted
 	if e.Decision.Captured {
-		spec = &l.Decision.Spec
+		want = l.Decision.Spec
 	}
 	err := l.InNamespace(ctx, func(space redirection.Namespace) (err error) {
-		if spec != nil {
-			if space, _, err = space.AuditAny(ctx, *spec); err == nil {
-				e.Detail, err = inspect.Read(ctx, space, spec)
+		if want != nil {
+			if space, _, err = space.AuditAny(ctx, want); err == nil {
+				e.Detail, err = inspect.Read(ctx, space, want)
 			}
 		} else {
 			var alone inspect.Explanation
@@ -234,7 +234,7 @@ func (l look) describe(ctx context.Context, question *inspect.Question, e *inspe
 		if err != nil || question == nil {
 			return err
 		}
-		answer, err := inspect.Walk(ctx, space, spec, *question)
+		answer, err := inspect.Walk(ctx, space, want, *question)
 		if err == nil {
 			e.Answer = &answer
 		}

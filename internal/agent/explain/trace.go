@@ -126,7 +126,7 @@ func (x *Explainer) trace(ctx context.Context, k types.NamespacedName, o follow.
 		if space, _, err = space.AuditAny(ctx, pod.Decision.Spec); err != nil {
 			return err
 		}
-		return follow.Run(ctx, space, &pod.Decision.Spec, o, out.send)
+		return follow.Run(ctx, space, pod.Decision.Spec, o, out.send)
 	})
 }
 

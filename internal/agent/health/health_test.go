@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // fixture is a state with a clock that moves only when the test moves it, with its log and its changes.
@@ -39,9 +39,7 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), method, path, nil))
 	if rec.Code < 400 || rec.Code == http.StatusServiceUnavailable {
-		if got := rec.Header().Get("Content-Type"); got != "application/json" {
-			t.Errorf("content type is %q", got)
-		}
+		check.Equal(t, rec.Header().Get("Content-Type"), "application/json", "content type is")
 	}
 	return rec.Code, strings.TrimSpace(rec.Body.String())
 }
@@ -50,20 +48,16 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 func (b *fixture) expect(t *testing.T, path string, code int, body string) {
 	t.Helper()
 	gotCode, got := get(t, b.Handler(), http.MethodGet, path)
-	if diff := cmp.Diff(fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got))
 }
 
 // changed wants the changes of readiness up to now.
 func (b *fixture) changed(t *testing.T, want ...bool) {
 	t.Helper()
-	if diff := cmp.Diff(want, b.changes); diff != "" {
-		t.Errorf("changes (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "changes", want, b.changes)
 }
 
-func TestReadyzNamesPartsAndReasons(t *testing.T) {
+func TestReadyz_PartsAndReasons(t *testing.T) {
 	b := newFixture("binaries", "cni-config")
 	b.expect(t, "/readyz", 503, `{"ready":false,"parts":[`+
 		`{"name":"binaries","ready":false,"reason":"starting","since":"2026-05-04T03:02:01Z"},`+
@@ -85,8 +79,8 @@ func TestReadyzNamesPartsAndReasons(t *testing.T) {
 		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z","checked":"2026-05-04T03:02:03Z"}]}`)
 }
 
-// TestAnOverduePartIsNotReady: a part that has to report and does not is not ready.
-func TestAnOverduePartIsNotReady(t *testing.T) {
+// TestReadyz_OverduePart: a part that has to report and does not is not ready.
+func TestReadyz_OverduePart(t *testing.T) {
 	b := newFixture("config", "other")
 	b.Ready("config")
 	b.Ready("other")
@@ -115,7 +109,7 @@ func TestAnOverduePartIsNotReady(t *testing.T) {
 	step(time.Hour, false, "its own reason")
 }
 
-func TestEachChangeIsReportedOnce(t *testing.T) {
+func TestReadyz_ChangesReportedOnce(t *testing.T) {
 	b := newFixture("config")
 	for range 3 {
 		b.NotReady("config", "waiting")
@@ -139,7 +133,7 @@ func TestEachChangeIsReportedOnce(t *testing.T) {
 	b.changed(t, true, false)
 }
 
-func TestReadyNeedsEveryPart(t *testing.T) {
+func TestReadyz_EveryPart(t *testing.T) {
 	b := newFixture("a", "b")
 	b.Ready("a")
 	half := b.Snapshot()
@@ -158,13 +152,13 @@ func TestReadyNeedsEveryPart(t *testing.T) {
 	}
 }
 
-func TestWithoutPartsItIsReady(t *testing.T) {
+func TestReadyz_NoParts(t *testing.T) {
 	b := newFixture()
 	b.expect(t, "/readyz", 200, `{"ready":true,"parts":[]}`)
 	b.changed(t, true)
 }
 
-func TestHealthzReportsMissedHeartbeats(t *testing.T) {
+func TestHealthz_MissedHeartbeats(t *testing.T) {
 	b := newFixture("never-ready")
 	b.expect(t, "/healthz", 200, `{"live":true}`) // not ready, and no loop
 	b.Beat("watch", 10*time.Second)
@@ -183,7 +177,7 @@ func TestHealthzReportsMissedHeartbeats(t *testing.T) {
 	b.expect(t, "/healthz", 200, `{"live":true}`)
 }
 
-func TestEndpointsOnlyAnswerReaders(t *testing.T) {
+func TestEndpoints_Methods(t *testing.T) {
 	b := newFixture()
 	for _, c := range []struct {
 		method, path string
@@ -201,7 +195,7 @@ func TestEndpointsOnlyAnswerReaders(t *testing.T) {
 	}
 }
 
-func TestReportsAndProbesAtTheSameTime(t *testing.T) {
+func TestReadyz_Concurrent(t *testing.T) {
 	s := NewState(Options{}, "a", "b")
 	var all sync.WaitGroup
 	for _, part := range []PartName{"a", "b"} {

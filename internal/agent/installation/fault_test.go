@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // situation is a node and a mode, and the results of an installation and of its removal without a fault.
@@ -32,7 +33,7 @@ func newSituation(t *testing.T, mode cniconf.Mode, files ...string) situation {
 	s := situation{mode: mode, files: files, reference: strings.Contains(strings.Join(files, ""), "istio-cni")}
 	n := s.fixture(t)
 	s.primary = slices.DeleteFunc(n.loaded(), isStanza)
-	must(t, n.agent().Reconcile())
+	check.OK(t, n.agent().Reconcile())
 	s.installed = n.conf()
 	n.uninstall(n.agent())
 	s.back = n.conf()
@@ -174,7 +175,7 @@ func everyFault(t *testing.T, prepare func() *fixture, work func(*fixture, *inst
 	}
 }
 
-func TestEveryFaultOfAnInstallation(t *testing.T) {
+func TestReconcile_EveryFault(t *testing.T) {
 	t.Parallel()
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
@@ -183,7 +184,7 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 			everyFault(t, func() *fixture { return s.fixture(t) }, install, func(n *fixture, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
 				if f.harmless() {
-					must(t, err)
+					check.OK(t, err)
 				} else {
 					f.reported(t, err)
 					if left := n.temps(); len(left) > 0 {
@@ -197,7 +198,7 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 					}
 					return
 				}
-				must(t, a.Reconcile())
+				check.OK(t, a.Reconcile())
 				if diff := cmp.Diff(s.installed, n.conf()); diff != "" || len(n.temps()) > 0 {
 					t.Errorf("%v at %q, and then a second try: temporary files %q\n%s", f.errno, f.call, n.temps(), diff)
 				}
@@ -207,15 +208,15 @@ func TestEveryFaultOfAnInstallation(t *testing.T) {
 	}
 }
 
-// TestW21EveryFaultOfAnUninstallation: all files are restored that can be, and the error reports the others.
-func TestW21EveryFaultOfAnUninstallation(t *testing.T) {
+// TestUninstall_EveryFault: all files are restored that can be, and the error reports the others.
+func TestUninstall_EveryFault(t *testing.T) {
 	t.Parallel()
 	for name, s := range situations(t, listAndSingle()) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			everyFault(t, func() *fixture {
 				n := s.fixture(t)
-				must(t, n.agent().Reconcile())
+				check.OK(t, n.agent().Reconcile())
 				n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 				n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 				return n

@@ -27,6 +27,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const (
@@ -68,7 +69,7 @@ func newFixtureAt(t *testing.T, root string, files ...string) *fixture {
 	n.put("sa/token", "token-1", 0o600)
 	n.put("sa/ca.crt", authority(), 0o600)
 	for _, dir := range []string{"bin", "net.d", "cache/results", "netns"} {
-		must(t, os.MkdirAll(n.path(dir), 0o755))
+		check.OK(t, os.MkdirAll(n.path(dir), 0o755))
 	}
 	for i := 0; i < len(files); i += 2 {
 		n.put("net.d/"+files[i], files[i+1], 0o644)
@@ -91,19 +92,17 @@ func (n *fixture) path(name string) string { return filepath.Join(n.root, name) 
 func (n *fixture) put(name, text string, mode fs.FileMode) {
 	n.t.Helper()
 	file := n.path(name)
-	must(n.t, os.MkdirAll(filepath.Dir(file), 0o755))
+	check.OK(n.t, os.MkdirAll(filepath.Dir(file), 0o755))
 	// By rename, as careful programs do: the content that the agent reads must not depend on the test's timing.
-	must(n.t, os.WriteFile(file+".x", []byte(text), mode))
-	must(n.t, os.Chmod(file+".x", mode))
-	must(n.t, os.Rename(file+".x", file))
+	check.OK(n.t, os.WriteFile(file+".x", []byte(text), mode))
+	check.OK(n.t, os.Chmod(file+".x", mode))
+	check.OK(n.t, os.Rename(file+".x", file))
 }
 
 func (n *fixture) read(name string) string {
 	n.t.Helper()
 	data, err := os.ReadFile(n.path(name))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	check.OK(n.t, err)
 	return string(data)
 }
 
@@ -139,9 +138,7 @@ func (n *fixture) tree(dir string) map[string]string {
 		out[strings.TrimPrefix(file, n.root+"/")] = fmt.Sprintf("%v %s", info.Mode(), data)
 		return err
 	})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	check.OK(n.t, err)
 	return out
 }
 
@@ -160,7 +157,7 @@ func (n *fixture) loaded() []string {
 	n.t.Helper()
 	for {
 		entries, err := os.ReadDir(n.path("net.d"))
-		must(n.t, err)
+		check.OK(n.t, err)
 		d := cniconf.Dir{}
 		for _, e := range entries {
 			var text []byte
@@ -192,7 +189,7 @@ func TestReconcile_WritesOnce(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	a := n.agent()
-	must(t, a.Reconcile())
+	check.OK(t, a.Reconcile())
 	n.ends("bridge", "portmap")
 	for _, link := range installation.Links() {
 		if target, err := os.Readlink(n.path("bin/" + link)); err != nil || target != "istio-cni" {
@@ -202,17 +199,15 @@ func TestReconcile_WritesOnce(t *testing.T) {
 	if !n.asWanted() {
 		t.Errorf("not as wanted: %+v\n%v", n.health.Snapshot(), n.tree("."))
 	}
-	must(t, a.Reconcile())
+	check.OK(t, a.Reconcile())
 	calls := hostfstest.Record(func(d hostfs.Disk) {
 		n.disk = d
-		must(t, n.agent().Reconcile())
+		check.OK(t, n.agent().Reconcile())
 	})
 	if len(calls) > 0 {
 		t.Errorf("a reconciliation of a node in its desired state changes files: %q", calls)
 	}
-	if got := n.count(`istio_cni_installs_total{result="SUCCESS"}`); got != "1" {
-		t.Errorf("%s installs counted, want 1", got)
-	}
+	check.Equal(t, n.count(`istio_cni_installs_total{result="SUCCESS"}`), "1", "installs counted")
 }
 
 func TestReconcile_Order(t *testing.T) {
@@ -271,13 +266,13 @@ func TestReconcile_KilledAtEveryCall(t *testing.T) {
 func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Faults, at int, again bool) bool {
 	t.Helper()
 	n := s.fixture(t)
-	defer func() { must(t, os.RemoveAll(n.root)) }()
+	defer func() { check.OK(t, os.RemoveAll(n.root)) }()
 	if work != "installing" {
-		must(t, n.agent().Reconcile())
+		check.OK(t, n.agent().Reconcile())
 	}
 	if work == "healing" { // after changes by the primary and by the user
 		n.put("net.d/"+s.files[len(s.files)-2], s.files[len(s.files)-1], 0o644)
-		must(t, os.Remove(n.path("bin/istio-cni")))
+		check.OK(t, os.Remove(n.path("bin/istio-cni")))
 	}
 	faults := stop(at)
 	n.disk.Ops = faults
@@ -295,7 +290,7 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 		t.Fatalf("killed after %q: a stanza without a program", log)
 	}
 	if again {
-		must(t, n.agent().Reconcile())
+		check.OK(t, n.agent().Reconcile())
 		if diff := cmp.Diff(s.installed, n.conf()); diff != "" {
 			t.Fatalf("killed after %q, and started again:\n%s", log, diff)
 		}
@@ -327,7 +322,7 @@ func TestUninstall_LivingSandboxes(t *testing.T) {
 	} {
 		n := newFixture(t, "10-bridge.conf", bridgeConf)
 		before := n.tree("net.d")
-		must(t, n.agent().Reconcile())
+		check.OK(t, n.agent().Reconcile())
 		if tc.alive {
 			n.put(tc.netns, "", 0o600)
 		}
@@ -340,7 +335,7 @@ func TestUninstall_LivingSandboxes(t *testing.T) {
 				"kind": "cniCacheV1", "containerId": "c1", "config": []byte(tc.list), "ifName": "eth0", "networkName": "net",
 				"result": map[string]any{"interfaces": []any{map[string]any{"name": "br"}, eth0}},
 			})
-			must(t, err)
+			check.OK(t, err)
 			n.put("cache/results/net-c1-eth0", string(text), 0o600)
 		}
 		if tc.setup != nil {
@@ -414,19 +409,19 @@ func TestRun_Heals(t *testing.T) {
 			n.put("net.d/10-bridge.conflist", strings.Replace(conflist, "portmap", "tuning", 1), 0o644)
 		},
 		"W-3 an earlier file":   func(n *fixture) { n.put("net.d/05-a.conflist", conflist, 0o644) },
-		"W-15 renamed away":     func(n *fixture) { must(n.t, os.Rename(n.path("bin/istio-cni"), n.path("bin/gone"))) },
-		"W-15 chmod":            func(n *fixture) { must(n.t, os.Chmod(n.path("bin/istio-cni"), 0o644)) },
+		"W-15 renamed away":     func(n *fixture) { check.OK(n.t, os.Rename(n.path("bin/istio-cni"), n.path("bin/gone"))) },
+		"W-15 chmod":            func(n *fixture) { check.OK(n.t, os.Chmod(n.path("bin/istio-cni"), 0o644)) },
 		"program replaced":      func(n *fixture) { n.put("bin/istio-cni", "something else", 0o755) },
-		"link removed":          func(n *fixture) { must(n.t, os.Remove(n.path("bin/istio-iptables"))) },
-		"kubeconfig removed":    func(n *fixture) { must(n.t, os.Remove(n.path("run/istio-cni-kubeconfig"))) },
-		"kubeconfig readable":   func(n *fixture) { must(n.t, os.Chmod(n.path("run/istio-cni-kubeconfig"), 0o644)) },
+		"link removed":          func(n *fixture) { check.OK(n.t, os.Remove(n.path("bin/istio-iptables"))) },
+		"kubeconfig removed":    func(n *fixture) { check.OK(n.t, os.Remove(n.path("run/istio-cni-kubeconfig"))) },
+		"kubeconfig readable":   func(n *fixture) { check.OK(n.t, os.Chmod(n.path("run/istio-cni-kubeconfig"), 0o644)) },
 		"run directory removed": func(n *fixture) { n.removeAll("run") },
 		"W-14 token rotated":    func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
 		"W-15 directory made again": func(n *fixture) {
 			n.removeAll("net.d")
 			n.put("net.d/10-bridge.conflist", conflist, 0o644)
 		},
-		"W-15 program directory again": func(n *fixture) { n.removeAll("bin"); must(n.t, os.Mkdir(n.path("bin"), 0o755)) },
+		"W-15 program directory again": func(n *fixture) { n.removeAll("bin"); check.OK(n.t, os.Mkdir(n.path("bin"), 0o755)) },
 		"W-22 half written": func(n *fixture) {
 			n.put("net.d/10-bridge.conflist", conflist[:30], 0o644)
 			n.put("net.d/10-bridge.conflist", conflist, 0o644)
@@ -471,13 +466,6 @@ func (n *fixture) removeAll(dir string) {
 	n.until(func() bool { return os.RemoveAll(n.path(dir)) == nil })
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // until waits for a condition.
 func (n *fixture) until(ok func() bool) {
 	n.t.Helper()
@@ -503,11 +491,11 @@ func TestUninstall_StanzaStays(t *testing.T) {
 		},
 		"W-21 no file can be made": func(n *fixture) { n.disk.Ops = refusing(n.path("net.d")) },
 		"a file that cannot be read": func(n *fixture) {
-			must(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
+			check.OK(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
 		},
 	} {
 		n := newFixture(t, "10-b.conflist", conflist)
-		must(t, n.agent().Reconcile())
+		check.OK(t, n.agent().Reconcile())
 		spoil(n)
 		programs, kubeconfig := n.tree("bin"), n.tree("run")
 		if err := n.agent().Uninstall(t.Context()); err == nil || !strings.Contains(err.Error(), n.path("net.d/")) || !n.stays() {
@@ -523,7 +511,7 @@ func TestUninstall_StanzaStays(t *testing.T) {
 func TestUninstall_MalformedFile(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
-	must(t, n.agent().Reconcile())
+	check.OK(t, n.agent().Reconcile())
 	n.put("net.d/10-b.conflist", conflist[:50], 0o644)
 	n.uninstall(n.agent())
 	if n.there("run/istio-cni-kubeconfig") || n.there("bin/istio-cni") || !n.there("net.d/10-b.conflist") {
@@ -541,7 +529,7 @@ func TestReconcile_SkippedProgram(t *testing.T) {
 		t.Errorf("a stanza without a program: %v", err)
 	}
 	n.put("bin/istio-cni", "theirs", 0o755)
-	must(t, a.Reconcile())
+	check.OK(t, a.Reconcile())
 	if err := a.Uninstall(t.Context()); err != nil || n.read("bin/istio-cni") != "theirs" {
 		t.Errorf("a file of another program: %v", err)
 	}
@@ -552,8 +540,8 @@ func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
 	a := n.agent()
-	must(t, a.Reconcile())
-	must(t, os.Remove(n.path("source/istio-cni")))
+	check.OK(t, a.Reconcile())
+	check.OK(t, os.Remove(n.path("source/istio-cni")))
 	n.put("sa/token", "token-2", 0o600)
 	n.put("net.d/10-b.conflist", conflist, 0o644)
 	if err := a.Reconcile(); err == nil {
@@ -570,10 +558,10 @@ func TestReconcile_MissingFileInConflict(t *testing.T) {
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
 		n := newFixture(t, "10-b.conflist", conflist)
 		a := n.agent()
-		must(t, a.Reconcile())
+		check.OK(t, a.Reconcile())
 		for range 20 {
-			must(t, os.Remove(n.path(file)))
-			must(t, a.Reconcile())
+			check.OK(t, os.Remove(n.path(file)))
+			check.OK(t, a.Reconcile())
 		}
 	}
 }

@@ -11,11 +11,12 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const secret = "eyJhbGciOi.the-secret.of-the-test"
 
-func TestKubeconfigIsExact(t *testing.T) {
+func TestKubeconfig_Text(t *testing.T) {
 	authority := kubetest.NewServer(t).CA()
 	for _, test := range []struct {
 		address    kube.Address
@@ -57,7 +58,7 @@ users:
 	}
 }
 
-func TestKubeconfigRefuses(t *testing.T) {
+func TestKubeconfig_Refusals(t *testing.T) {
 	authority := string(kubetest.NewServer(t).CA())
 	good := kube.Address{Host: "10.96.0.1", Port: "443"}
 	block := func(kind string) string {
@@ -86,24 +87,20 @@ func TestKubeconfigRefuses(t *testing.T) {
 	}
 }
 
-// TestKubeconfigIsReadByClients compares the text with the results of this program's reader and of kubectl's, for tokens that
+// TestKubeconfig_ReadByClients compares the text with the results of this program's reader and of kubectl's, for tokens that
 // YAML could read as another type.
-func TestKubeconfigIsReadByClients(t *testing.T) {
+func TestKubeconfig_ReadByClients(t *testing.T) {
 	authority := kubetest.NewServer(t).CA()
 	for _, token := range []string{
 		secret, secret + "\n", " " + secret + "\r\n", "12345", "0x10", "1e3", "true", "no", "null", "~", "- a"[2:], "{}",
 		"a: b"[0:2], "#x", "'", `"`, `\`, "!tag", "&a", "*a", "%", "@", "`", "a#b", "---", "2001-01-01", "=", "<<", "|", ">",
 	} {
 		text, err := encodeKubeconfig(kube.Address{Host: "::1", Port: "6443"}, false, authority, []byte(token))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		file := filepath.Join(t.TempDir(), "istio-cni-kubeconfig")
 		kubetest.Write(t, file, string(text))
 		theirs, err := clientcmd.BuildConfigFromFlags("", file)
-		if err != nil {
-			t.Fatalf("%q: %v", token, err)
-		}
+		check.OK(t, err, token)
 		if want := strings.TrimSpace(token); theirs.BearerToken != want || theirs.Host != "https://[::1]:6443" ||
 			string(theirs.CAData) != string(authority) {
 			t.Errorf("%q: server %q, token %q, authority %q", token, theirs.Host, theirs.BearerToken, theirs.CAData)

@@ -10,10 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const (
@@ -36,18 +35,18 @@ func newMachine(t *testing.T, files map[string]string) *machine {
 	t.Helper()
 	m := &machine{newFixture(t)}
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/usr", "/run"} {
-		must(t, os.MkdirAll(m.node(dir), 0o755))
+		check.OK(t, os.MkdirAll(m.node(dir), 0o755))
 	}
 	for name, text := range files {
 		if strings.HasSuffix(name, "/") {
-			must(t, os.MkdirAll(m.node(name), 0o755))
+			check.OK(t, os.MkdirAll(m.node(name), 0o755))
 		} else {
 			m.write(name, text)
 		}
 	}
 	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin"} {
-		must(t, os.MkdirAll(filepath.Dir(m.path("mounts"+dir)), 0o755))
-		must(t, os.Symlink(m.node(dir), m.path("mounts"+dir))) // one directory at two places, like a mount
+		check.OK(t, os.MkdirAll(filepath.Dir(m.path("mounts"+dir)), 0o755))
+		check.OK(t, os.Symlink(m.node(dir), m.path("mounts"+dir))) // one directory at two places, like a mount
 	}
 	m.config.HostRoots = []string{m.path("mounts"), fmt.Sprintf("/proc/%d/root%s", os.Getpid(), m.path("node"))}
 	m.config.NetDir, m.config.BinDirs = m.path("mounts/etc/cni/net.d"), []string{m.path("mounts/opt/cni/bin")}
@@ -61,9 +60,9 @@ func (m *machine) node(name string) string { return m.path("node" + name) }
 func (m *machine) write(name, text string) {
 	m.t.Helper()
 	if target, link := strings.CutPrefix(text, "->"); link {
-		must(m.t, os.MkdirAll(filepath.Dir(m.node(name)), 0o755))
+		check.OK(m.t, os.MkdirAll(filepath.Dir(m.node(name)), 0o755))
 		_ = os.Remove(m.node(name))
-		must(m.t, os.Symlink(target, m.node(name)))
+		check.OK(m.t, os.Symlink(target, m.node(name)))
 		return
 	}
 	m.put("node"+name, text, 0o644)
@@ -175,19 +174,17 @@ func TestReconcile_RuntimeDirectories(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t, tc.files)
 			bins := strings.Fields(tc.bin)
-			must(t, os.MkdirAll(m.node(bins[0]), 0o755))
+			check.OK(t, os.MkdirAll(m.node(bins[0]), 0o755))
 			m.put("node"+tc.conf+"/10-net.conflist", conflist, 0o644)
 			before := m.tree("node")
-			must(t, m.agent().Reconcile())
+			check.OK(t, m.agent().Reconcile())
 			m.installedIn(tc.conf, bins...)
 			if !strings.Contains(m.log.String(), "installing where the runtime looks") {
 				t.Errorf("the log does not say where: %s", m.log.String())
 			}
-			must(t, m.agent().Uninstall(t.Context()))
+			check.OK(t, m.agent().Uninstall(t.Context()))
 			delete(before, "node/second/istio-cni") // it was replaced
-			if diff := cmp.Diff(before, m.tree("node")); diff != "" {
-				t.Errorf("after the uninstallation, -want +got:\n%s", diff)
-			}
+			check.Diff(t, "after the uninstallation,", before, m.tree("node"))
 			if m.there("run/" + runtimedirs.RecordName) {
 				t.Error("the record stays")
 			}
@@ -202,8 +199,8 @@ func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 		"both are set": func(m *machine) { m.config.Detect = runtimedirs.Detect{} },
 		"others are mounted": func(m *machine) {
 			for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin"} {
-				must(m.t, os.Remove(m.path("mounts"+dir)))
-				must(m.t, os.MkdirAll(m.path("mounts"+dir), 0o755))
+				check.OK(m.t, os.Remove(m.path("mounts"+dir)))
+				check.OK(m.t, os.MkdirAll(m.path("mounts"+dir), 0o755))
 			}
 			m.put("mounts/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		},
@@ -212,8 +209,8 @@ func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		spoil(m)
 		agent := m.agent()
-		must(t, agent.Reconcile())
-		must(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
 		if m.there("node/srv/bin"+ourProgram) || !m.there("mounts/opt/cni/bin"+ourProgram) {
 			t.Errorf("%s: not where it was told: %v", name, m.tree("."))
 		}
@@ -242,7 +239,7 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 			m.start(containerdSock)
 		},
 		"the runtime's configuration cannot be read": func(m *machine) { m.write(containerdFile, "imports = \n") },
-		"every user of the node may write to":        func(m *machine) { must(m.t, os.Chmod(m.node("/srv"), 0o777)) },
+		"every user of the node may write to":        func(m *machine) { check.OK(m.t, os.Chmod(m.node("/srv"), 0o777)) },
 	} {
 		m := newMachine(t, map[string]string{containerdFile: directories("/srv/conf", "/srv/bin"), containerdSock: "", "/srv/conf/": "", "/srv/bin/": ""})
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
@@ -252,8 +249,8 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 			bins = "/srv/bin"
 		}
 		agent := m.agent()
-		must(t, agent.Reconcile())
-		must(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
 		m.installedIn("/etc/cni/net.d", strings.Fields(bins)...)
 		reason, _, _ = strings.Cut(reason, ": /")
 		if log := m.log.String(); strings.Count(log, "where the runtime looks is not known") != 1 || !strings.Contains(log, reason) {
@@ -274,7 +271,7 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 			m.start(containerdSock)
 			one, two := m.tree("node/one"), m.tree("node/two")
 			agent := m.agent()
-			must(t, agent.Reconcile())
+			check.OK(t, agent.Reconcile())
 			m.installedIn("/one/conf", "/one/bin")
 
 			time.Sleep(20 * time.Millisecond)
@@ -282,7 +279,7 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 			if restarted {
 				agent = m.agent()
 			}
-			must(t, agent.Reconcile())
+			check.OK(t, agent.Reconcile())
 			for _, dir := range []string{"/one", "/two"} {
 				if !m.there("node"+dir+"/bin"+ourProgram) || !strings.Contains(m.read("node"+dir+"/conf/10-net.conflist"), `"istio-cni"`) {
 					t.Errorf("%s, restarted %v: %s is without the plugin, and the runtime may look there:\n%s", name, restarted, dir, m.log.String())
@@ -292,21 +289,17 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 				agent = m.agent()
 			}
 			if end == "uninstall" {
-				must(t, agent.Uninstall(t.Context()))
-				if diff := cmp.Diff(two, m.tree("node/two")); diff != "" {
-					t.Errorf("%s, restarted %v: after the uninstallation, -want +got:\n%s", name, restarted, diff)
-				}
+				check.OK(t, agent.Uninstall(t.Context()))
+				check.Diff(t, fmt.Sprintf("%s, restarted %v: after the uninstallation,", name, restarted), two, m.tree("node/two"))
 			} else {
 				m.start(containerdSock)
-				must(t, agent.Reconcile())
+				check.OK(t, agent.Reconcile())
 				m.installedIn("/two/conf", "/two/bin")
 				if !strings.Contains(m.log.String(), "in which the runtime does not look any more") {
 					t.Errorf("the log does not say that it left: %s", m.log.String())
 				}
 			}
-			if diff := cmp.Diff(one, m.tree("node/one")); diff != "" {
-				t.Errorf("%s, restarted %v: the first directories, -want +got:\n%s", name, restarted, diff)
-			}
+			check.Diff(t, fmt.Sprintf("%s, restarted %v: the first directories,", name, restarted), one, m.tree("node/one"))
 		}
 	}
 }
@@ -321,15 +314,15 @@ func TestReconcile_LinkMoves(t *testing.T) {
 	m.put("node"+k3sConf+"/10-net.conflist", conflist, 0o644)
 	m.start(k3sSock)
 	agent := m.agent()
-	must(t, agent.Reconcile())
+	check.OK(t, agent.Reconcile())
 	m.installedIn(k3sConf, data+"1a/bin")
 	m.write(data+"current", "->"+data+"2b")
 	m.start(k3sSock)
-	must(t, agent.Reconcile())
+	check.OK(t, agent.Reconcile())
 	m.installedIn(k3sConf, data+"2b/bin")
-	must(t, os.RemoveAll(m.node(data+"2b/bin"))) // and the directory itself may be replaced
-	must(t, os.MkdirAll(m.node(data+"2b/bin"), 0o755))
-	must(t, agent.Reconcile())
+	check.OK(t, os.RemoveAll(m.node(data+"2b/bin"))) // and the directory itself may be replaced
+	check.OK(t, os.MkdirAll(m.node(data+"2b/bin"), 0o755))
+	check.OK(t, agent.Reconcile())
 	m.installedIn(k3sConf, data+"2b/bin")
 }
 
@@ -341,16 +334,16 @@ func TestReconcile_WithoutRecord(t *testing.T) {
 	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 	m.put("node/srv/conf/10-net.conflist", conflist, 0o644)
 	m.config.Detect = runtimedirs.Detect{}
-	must(t, m.agent().Reconcile())
+	check.OK(t, m.agent().Reconcile())
 	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
 	m.config.Detect = runtimedirs.Detect{Net: true, Bin: true}
 	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
 	m.start(containerdSock)
-	must(t, m.agent().Reconcile())
+	check.OK(t, m.agent().Reconcile())
 	m.installedIn("/srv/conf", "/srv/bin")
 
 	m.config.Detect = runtimedirs.Detect{} // and the other way, as the user says it
-	must(t, m.agent().Reconcile())
+	check.OK(t, m.agent().Reconcile())
 	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
 	if m.there("run/" + runtimedirs.RecordName) {
 		t.Error("the record stays although there are only directories that were set")
@@ -364,9 +357,9 @@ func TestReconcile_DamagedRecord(t *testing.T) {
 		m := newMachine(t, map[string]string{containerdSock: ""})
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		m.put("run/"+runtimedirs.RecordName, text, 0o600)
-		must(t, m.agent().Reconcile())
+		check.OK(t, m.agent().Reconcile())
 		m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
-		must(t, m.agent().Uninstall(t.Context()))
+		check.OK(t, m.agent().Uninstall(t.Context()))
 		if m.there("run/" + runtimedirs.RecordName) {
 			t.Errorf("%.20q: the record stays", text)
 		}
@@ -377,14 +370,14 @@ func TestReconcile_DamagedRecord(t *testing.T) {
 func TestUninstall_OutsideContainer(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-net.conflist", conflist)
-	must(t, n.agent().Reconcile())
+	check.OK(t, n.agent().Reconcile())
 	n.put("run/"+runtimedirs.RecordName, fmt.Sprintf(`[{"configuration":%q,"programs":[%q]}]`, n.path("net.d"), n.path("bin")), 0o600)
 	n.config.NetDir, n.config.BinDirs = n.path("usual/net.d"), []string{n.path("usual/bin")}
 	plan, err := n.agent().PlanUninstall()
 	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, n.path("bin/istio-cni")) || !strings.Contains(text, "10-net.conflist") {
 		t.Errorf("%v, the plan is\n%s", err, text)
 	}
-	must(t, n.agent().Uninstall(t.Context()))
+	check.OK(t, n.agent().Uninstall(t.Context()))
 	for name, text := range n.tree(".") {
 		if strings.Contains(text, `"istio-cni"`) || strings.HasPrefix(name, "bin/") || strings.HasPrefix(name, "run/") {
 			t.Errorf("%s stays: %s", name, text)
@@ -406,11 +399,11 @@ func TestRun_RuntimeMoves(t *testing.T) {
 		}
 	}
 	m.until(installed("/one"))
-	must(t, os.Remove(m.node("/one/bin"+ourProgram)))
+	check.OK(t, os.Remove(m.node("/one/bin"+ourProgram)))
 	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
 	m.until(installed("/one"))
-	must(t, os.RemoveAll(m.node("/one"))) // no mount holds it
-	must(t, os.MkdirAll(m.node("/one/bin"), 0o755))
+	check.OK(t, os.RemoveAll(m.node("/one"))) // no mount holds it
+	check.OK(t, os.MkdirAll(m.node("/one/bin"), 0o755))
 	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
 	m.until(installed("/one"))
 
@@ -452,35 +445,35 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		m.start(containerdSock)
 		agent := m.agent()
-		must(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
 		m.installedIn("/one/conf", "/one/bin")
 
 		time.Sleep(20 * time.Millisecond)
-		must(t, spoil(m))
+		check.OK(t, spoil(m))
 		for range 2 {
 			m.put("node/one/conf/10-net.conflist", conflist, 0o644) // the pod network writes it anew
 			m.put("node/one/bin"+ourProgram, "old", 0o755)
-			must(t, agent.Reconcile())
+			check.OK(t, agent.Reconcile())
 			m.installedIn("/one/conf", "/one/bin")
 		}
 		m.says("where the runtime looks is not known any more")
 		if !strings.Contains(name, "removed") {
 			agent = m.agent()
 		}
-		must(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
 		m.installedIn("/one/conf", "/one/bin")
 		for _, next := range []*installation.Installation{m.agent(), agent} { // that does not know what was there
 			m.put("node/one/conf/10-net.conflist", conflist, 0o644)
-			must(t, next.Reconcile())
+			check.OK(t, next.Reconcile())
 			m.has("/one/conf", "/one/bin")
 		}
 
-		must(t, os.RemoveAll(m.node("/etc/containerd")))
+		check.OK(t, os.RemoveAll(m.node("/etc/containerd")))
 		m.write(containerdFile, directories("/etc/cni/net.d", "/opt/cni/bin"))
-		must(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
 		m.has("/one/conf", "/one/bin")
 		m.start(containerdSock)
-		must(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
 		m.installedIn("/etc/cni/net.d")
 		if t.Failed() {
 			t.Fatal(name)
@@ -495,19 +488,19 @@ func TestReconcile_SecondRuntime(t *testing.T) {
 	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
 	m.start(containerdSock)
 	agent := m.agent()
-	must(t, agent.Reconcile())
+	check.OK(t, agent.Reconcile())
 	m.write("/run/cri-dockerd.sock", "")
-	must(t, agent.Reconcile())
+	check.OK(t, agent.Reconcile())
 	m.installedIn("/one/conf", "/one/bin")
 	m.says("where the runtime looks is not known any more")
 	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 	for _, next := range []*installation.Installation{agent, m.agent()} {
-		must(t, next.Reconcile())
+		check.OK(t, next.Reconcile())
 		m.has("/one/conf", "/one/bin")
 		m.has("/etc/cni/net.d", "/opt/cni/bin")
 	}
-	must(t, os.Remove(m.node("/run/cri-dockerd.sock")))
-	must(t, agent.Reconcile())
+	check.OK(t, os.Remove(m.node("/run/cri-dockerd.sock")))
+	check.OK(t, agent.Reconcile())
 	m.installedIn("/one/conf", "/one/bin")
 }
 
@@ -520,16 +513,16 @@ func TestReconcile_RuntimeNotRestarted(t *testing.T) {
 	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
 	agent := m.agent()
 	for range 2 {
-		must(t, agent.Reconcile())
+		check.OK(t, agent.Reconcile())
 		m.has("/etc/cni/net.d", "/opt/cni/bin")
 		m.has("/srv/conf", "/srv/bin")
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 	}
-	must(t, agent.Reconcile())
+	check.OK(t, agent.Reconcile())
 	m.has("/etc/cni/net.d", "/opt/cni/bin")
 	m.says("the runtime may look in other directories until it is started again")
 	m.start(containerdSock)
-	must(t, agent.Reconcile())
+	check.OK(t, agent.Reconcile())
 	m.installedIn("/srv/conf", "/srv/bin")
 }
 
@@ -543,8 +536,8 @@ func TestReconcile_RuntimeVersionsDiffer(t *testing.T) {
 		"/etc/containerd/conf.d/99-nvidia.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
 	})
 	m.start(containerdSock)
-	must(t, m.agent().Reconcile())
-	must(t, m.agent().Reconcile())
+	check.OK(t, m.agent().Reconcile())
+	check.OK(t, m.agent().Reconcile())
 	m.has("/etc/cni/net.d", "/opt/cni/bin")
 	m.has("/srv/conf", "/srv/bin")
 }
@@ -553,9 +546,9 @@ func TestReconcile_RuntimeVersionsDiffer(t *testing.T) {
 func TestReconcile_MountedDirectoryMissing(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{containerdFile: directories("/etc/cni/net.d", "/srv/bin"), "/srv/bin/": ""})
-	must(t, os.Remove(m.node("/opt/cni/bin")))
+	check.OK(t, os.Remove(m.node("/opt/cni/bin")))
 	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 	m.start(containerdSock)
-	must(t, m.agent().Reconcile())
+	check.OK(t, m.agent().Reconcile())
 	m.has("/etc/cni/net.d", "/srv/bin")
 }

@@ -5,15 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -21,6 +26,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // ends asserts that the runtime runs the stanza once and last, behind these plugins.
@@ -47,7 +54,7 @@ func (n *fixture) waits(part health.PartName, reason string) {
 
 func (n *fixture) uninstall(a *installation.Installation) {
 	n.t.Helper()
-	must(n.t, a.Uninstall(n.t.Context()))
+	check.OK(n.t, a.Uninstall(n.t.Context()))
 }
 
 // running starts Run and returns a function that ends it; an error of Run fails the test.
@@ -60,10 +67,10 @@ func (n *fixture) running(a *installation.Installation) (end func()) {
 	})
 }
 
-// TestW2W5W7EachModeInstallsAndUninstalls reads the calls of an installation and of its removal: a file is synced before it takes
+// TestModes_InstallAndUninstall reads the calls of an installation and of its removal: a file is synced before it takes
 // its name, and a directory before anything else is touched, as the order must hold after a loss of power, too; the stanza goes
 // first and the program last, so that a pod that is created or removed meanwhile finds all that it needs; no other file changes.
-func TestW2W5W7EachModeInstallsAndUninstalls(t *testing.T) {
+func TestModes_InstallAndUninstall(t *testing.T) {
 	t.Parallel()
 	podman := strings.Replace(conflist, "net", "podman", 1)
 	for _, mode := range modes() {
@@ -74,7 +81,7 @@ func TestW2W5W7EachModeInstallsAndUninstalls(t *testing.T) {
 			n := newFixture(t, files...)
 			n.config.Want.Mode, n.config.Want.Stanza.AmbientEnabled = mode, len(files) > 2
 			before := n.tree("net.d")
-			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; must(t, n.agent().Reconcile()) })
+			install := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; check.OK(t, n.agent().Reconcile()) })
 			durable(t, install)
 			if cmp.Equal(before, n.tree("net.d")) || len(install) < 20 {
 				t.Errorf("%s: too little was installed: %q", mode, install)
@@ -132,13 +139,11 @@ func durable(t *testing.T, calls []string) {
 			}
 		}
 	}
-	if loose != "" {
-		t.Errorf("at the end the names in %q may be lost: %q", loose, calls)
-	}
+	check.Equal(t, loose, "", "at the end the names in", "may be lost", calls)
 }
 
-// TestW6NeitherAnEndNorAnErrorRemovesFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
-func TestW6NeitherAnEndNorAnErrorRemovesFiles(t *testing.T) {
+// TestRun_EndKeepsFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
+func TestRun_EndKeepsFiles(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conf", bridgeConf)
 	end := n.running(n.agent())
@@ -149,7 +154,7 @@ func TestW6NeitherAnEndNorAnErrorRemovesFiles(t *testing.T) {
 		t.Errorf("after the end:\n%s", diff)
 	}
 	for _, missing := range []string{"sa/token", "source/istio-cni"} {
-		must(t, os.Remove(n.path(missing)))
+		check.OK(t, os.Remove(n.path(missing)))
 		delete(want, missing)
 		if err := n.agent().Reconcile(); err == nil {
 			t.Errorf("without %s: no error", missing)
@@ -160,9 +165,9 @@ func TestW6NeitherAnEndNorAnErrorRemovesFiles(t *testing.T) {
 	}
 }
 
-// TestW13ReadyAsLongAsTheNodeIsAsWanted makes the changes that happen on a node all the time. The last event is one whose work
+// TestReadiness_FollowsTheNode makes the changes that happen on a node all the time. The last event is one whose work
 // can be seen, so that those before it were seen, too.
-func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
+func TestReadiness_FollowsTheNode(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	var mu sync.Mutex
@@ -179,7 +184,7 @@ func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 	inodes := func() (out []uint64) {
 		for _, file := range []string{"bin/istio-cni", "net.d/10-bridge.conflist"} {
 			info, err := os.Stat(n.path(file))
-			must(t, err)
+			check.OK(t, err)
 			out = append(out, info.Sys().(*syscall.Stat_t).Ino)
 		}
 		return out
@@ -189,7 +194,7 @@ func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 		n.put("net.d/.05-cilium.conflist123", "half", 0o600)
 		n.put("net.d/calico-kubeconfig", fmt.Sprint(round), 0o600)
 		n.put("sa/namespace", "istio-system", 0o600)
-		must(t, os.Chmod(n.path("net.d/10-bridge.conflist"), 0o644))
+		check.OK(t, os.Chmod(n.path("net.d/10-bridge.conflist"), 0o644))
 		token := fmt.Sprintf("rotated-%d", round)
 		n.put("sa/token", token, 0o600)
 		n.until(func() bool { return strings.Contains(n.read("run/istio-cni-kubeconfig"), token) })
@@ -201,9 +206,7 @@ func TestW13ReadyAsLongAsTheNodeIsAsWanted(t *testing.T) {
 	if diff := cmp.Diff(before, inodes()); diff != "" {
 		t.Errorf("files that were as wanted were written again (inodes):\n%s", diff)
 	}
-	if n.there("net.d/.05-cilium.conflist123") != true {
-		t.Error("another program's temporary file was removed")
-	}
+	check.Equal(t, n.there("net.d/.05-cilium.conflist123"), true, "another program's temporary file was removed")
 }
 
 // hooked is a disk on which something happens before a file is made or removed, and before a directory is synced.
@@ -241,13 +244,13 @@ func refusing(dirs ...string) hooked {
 	}}
 }
 
-// TestW14ChangesDuringTheInstallationAreSeen changes all that the installation has already looked at, before it comes to
+// TestRun_ChangesDuringInstallation changes all that the installation has already looked at, before it comes to
 // wait for changes. The next reconciliation without any event would be much later.
-func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
+func TestRun_ChangesDuringInstallation(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(n *fixture){
 		"token":         func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
-		"program":       func(n *fixture) { must(n.t, os.Remove(n.path("bin/istio-cni"))) },
+		"program":       func(n *fixture) { check.OK(n.t, os.Remove(n.path("bin/istio-cni"))) },
 		"configuration": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -268,34 +271,34 @@ func TestW14ChangesDuringTheInstallationAreSeen(t *testing.T) {
 	}
 }
 
-// TestW15DirectoriesThatAreMissingAtFirst come later, one by one.
-func TestW15DirectoriesThatAreMissingAtFirst(t *testing.T) {
+// TestRun_DirectoriesMissingAtFirst come later, one by one.
+func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
 	for _, dir := range []string{"net.d", "bin", "sa"} {
-		must(t, os.RemoveAll(n.path(dir)))
+		check.OK(t, os.RemoveAll(n.path(dir)))
 	}
 	n.running(n.agent())
 	n.waits(installation.PartBinaries, "does not exist")
-	must(t, os.Mkdir(n.path("bin"), 0o755))
+	check.OK(t, os.Mkdir(n.path("bin"), 0o755))
 	n.waits(installation.PartKubeconfig, "waiting for the service account")
 	n.put("sa/ca.crt", authority(), 0o600)
 	n.put("sa/token", "token-1", 0o600)
 	n.waits(installation.PartConf, "waiting for the directory")
-	must(t, os.Mkdir(n.path("net.d"), 0o755))
+	check.OK(t, os.Mkdir(n.path("net.d"), 0o755))
 	n.waits(installation.PartConf, "waiting for a valid CNI configuration")
 	n.put("net.d/10-bridge.conflist", conflist, 0o644)
 	n.until(func() bool { return n.health.Snapshot().Ready })
 	n.ends("bridge", "portmap")
 }
 
-// TestW21UninstallContinuesAndReportsEveryError when kubeconfigs and a program directory are refused.
-func TestW21UninstallContinuesAndReportsEveryError(t *testing.T) {
+// TestUninstall_ReportsEveryError when kubeconfigs and a program directory are refused.
+func TestUninstall_ReportsEveryError(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
-	must(t, os.Mkdir(n.path("bin2"), 0o755))
+	check.OK(t, os.Mkdir(n.path("bin2"), 0o755))
 	n.config.BinDirs = []string{n.path("bin"), n.path("bin2")}
-	must(t, n.agent().Reconcile())
+	check.OK(t, n.agent().Reconcile())
 	n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 	n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
 	n.disk.Ops = refusing(n.path("old"), n.path("run"), n.path("bin"))
@@ -310,16 +313,16 @@ func TestW21UninstallContinuesAndReportsEveryError(t *testing.T) {
 	}
 }
 
-// TestW25AfterAReboot the run directory, on a tmpfs, is empty, and the primary CNI has not started yet: pods need the
+// TestReconcile_AfterReboot the run directory, on a tmpfs, is empty, and the primary CNI has not started yet: pods need the
 // credentials before anything else happens.
-func TestW25AfterAReboot(t *testing.T) {
+func TestReconcile_AfterReboot(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned} {
 		n := newFixture(t, "10-bridge.conflist", conflist)
 		n.config.Want.Mode = mode
-		must(t, n.agent().Reconcile())
-		must(t, os.RemoveAll(n.path("run")))
-		must(t, os.Remove(n.path("net.d/10-bridge.conflist"))) // as some primary CNIs do until they are ready
+		check.OK(t, n.agent().Reconcile())
+		check.OK(t, os.RemoveAll(n.path("run")))
+		check.OK(t, os.Remove(n.path("net.d/10-bridge.conflist"))) // as some primary CNIs do until they are ready
 		err := n.agent().Reconcile()
 		var waiting *installation.WaitingError
 		if mode == cniconf.Inline && !errors.As(err, &waiting) {
@@ -334,11 +337,11 @@ func TestW25AfterAReboot(t *testing.T) {
 	}
 }
 
-func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
+func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conf", bridgeConf)
 	a := n.agent()
-	must(t, a.Reconcile()) // which gives 10-bridge.conf another name
+	check.OK(t, a.Reconcile()) // which gives 10-bridge.conf another name
 	ours := []string{
 		"net.d/10-bridge.conf.tmp.1", "net.d/10-bridge.conflist.tmp.2837465019", "net.d/02-istio-cni.conflist.tmp.3",
 		"net.d/50-removed.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2",
@@ -352,7 +355,7 @@ func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 	for _, name := range slices.Concat(ours, theirs) {
 		n.put(name, "{", 0o600)
 	}
-	must(t, a.Reconcile())
+	check.OK(t, a.Reconcile())
 	for _, name := range ours {
 		if n.there(name) {
 			t.Errorf("%s is left", name)
@@ -362,5 +365,114 @@ func TestW34TemporaryFilesOfCrashesAreSwept(t *testing.T) {
 		if !n.there(name) {
 			t.Errorf("%s of another program was removed", name)
 		}
+	}
+}
+
+// TestRun_DirectoryRemovedUnderItsMount: a new container mounts the directory of now, also if the removal was earlier than
+// the agent's start, as it may have waited for another agent.
+func TestRun_DirectoryRemovedUnderItsMount(t *testing.T) {
+	for _, name := range []string{"net.d", "bin"} {
+		n := newFixture(t)
+		host := n.path("host")
+		check.OK(t, os.Mkdir(host, 0o755))
+		check.OK(t, unix.Mount(host, n.path(name), "", unix.MS_BIND, ""))
+		t.Cleanup(func() { _ = unix.Unmount(n.path(name), unix.MNT_DETACH) })
+		check.OK(t, os.Remove(host))
+		if err := n.agent().Run(t.Context()); !errors.Is(err, installation.ErrGone) || !strings.Contains(err.Error(), n.path(name)) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// TestReadiness_HangingDisk: the stanza is taken out while the disk is frozen. The agent is not ready then,
+// answers both probes all the time, and is alive: a restart would not help.
+func TestReadiness_HangingDisk(t *testing.T) {
+	t.Parallel()
+	n := newFixture(t, "10-bridge.conflist", conflist)
+	clock := agenttest.NewClock()
+	var disk sync.RWMutex // locked, no file can be made: as with fsfreeze(8), the call does not return
+	n.disk.Ops = hooked{before: func(string, string) error {
+		disk.RLock()
+		defer disk.RUnlock()
+		return nil
+	}}
+	n.health = health.NewState(health.Options{Now: clock.Now}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
+	probe := func(path string) (int, string) {
+		answer := httptest.NewRecorder()
+		n.health.Handler().ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return answer.Code, answer.Body.String()
+	}
+	ready := func() bool { code, _ := probe("/readyz"); return code == http.StatusOK }
+	n.running(n.agent())
+	n.until(func() bool { return ready() && len(n.loaded()) == 3 })
+
+	disk.Lock()
+	thaw := sync.OnceFunc(disk.Unlock)
+	defer thaw()
+	n.put("net.d/10-bridge.conflist", conflist, 0o644)
+	n.until(func() bool { // in small steps: a comparison that ends in time is no hang
+		clock.Step(100 * time.Millisecond)
+		return !ready()
+	})
+	if _, body := probe("/readyz"); !strings.Contains(body, "no comparison with the node's files was completed in time") {
+		t.Errorf("not ready: %s", body)
+	}
+	clock.Step(time.Hour)
+	if code, body := probe("/healthz"); code != http.StatusOK {
+		t.Errorf("not alive: %s", body)
+	}
+	if got := n.loaded(); len(got) != 2 {
+		t.Errorf("the runtime runs %q: the disk was not frozen", got)
+	}
+	thaw()
+	n.until(func() bool { return ready() && len(n.loaded()) == 3 })
+}
+
+// TestRun_WithoutInotify installs and heals while the user has no inotify instance, or no watch, left, and goes back when it
+// has. The limits are those of a user namespace of its own.
+func TestRun_WithoutInotify(t *testing.T) {
+	namespace := func(cmd *exec.Cmd) {
+		root := []syscall.SysProcIDMap{{Size: 1}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
+	}
+	limit := func(name string, n int) {
+		check.OK(t, os.WriteFile("/proc/sys/user/max_inotify_"+name, fmt.Append(nil, n), 0o600))
+	}
+	if !netnstest.Inside(t, namespace) {
+		return
+	}
+	for _, exhausted := range []string{"instances", "watches"} {
+		t.Run(exhausted, func(t *testing.T) {
+			limit(exhausted, 0)
+			n := newFixture(t, "10-bridge.conflist", conflist)
+			n.running(n.agent())
+			n.until(n.asWanted)
+			for range 3 {
+				check.OK(t, os.Remove(n.path("bin/istio-cni")))
+				n.put("net.d/10-bridge.conflist", conflist, 0o644)
+				n.until(n.asWanted)
+			}
+			check.Equal(t, n.count("istio_cni_files_polled"), "1", "istio_cni_files_polled is")
+			if got := strings.Count(n.log.String(), "sysctl fs.inotify"); got != 1 {
+				t.Errorf("%d hints, want one:\n%s", got, n.log.String())
+			}
+			limit(exhausted, 1000)
+			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
+			check.OK(t, os.Remove(n.path("bin/istio-cni")))
+			n.until(n.asWanted)
+		})
+	}
+}
+
+func TestReconcile_DropIns(t *testing.T) {
+	t.Parallel()
+	const yes, no, unknown = cniconf.Loaded, cniconf.NotLoaded, cniconf.Unknown
+	for runtime, want := range map[string]cniconf.Support{
+		"containerd://1.6.20": no, "containerd://1.7.35": no, "containerd://2.0.14": no, "containerd://2.1.3": yes,
+		"containerd://2.1.4-k3s2": yes, "containerd://2.4.2+unknown": yes, "containerd://2.10.0": yes, "containerd://3.0.0": yes,
+		"containerd://v2.2.0": yes, "cri-o://1.34.0": unknown, "docker://28.0.0": unknown, "": unknown, "containerd://": unknown,
+		"containerd://2": unknown, "containerd://x.y": unknown, "containerd://2.x": unknown,
+	} {
+		check.Equal(t, installation.LoadsDropIns(runtime), want, runtime)
 	}
 }

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-func TestTheLastLinesAreKept(t *testing.T) {
+func TestBuffer_KeepsLastLines(t *testing.T) {
 	const size = 4 << 10
 	b := logbuffer.New(size)
 	var lines []string
@@ -32,7 +33,7 @@ func TestTheLastLinesAreKept(t *testing.T) {
 	}
 }
 
-func TestSince(t *testing.T) {
+func TestBuffer_Since(t *testing.T) {
 	old, now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	for name, handler := range map[string]func(*logbuffer.Buffer) slog.Handler{
 		"text": func(b *logbuffer.Buffer) slog.Handler { return slog.NewTextHandler(b, nil) },
@@ -41,9 +42,7 @@ func TestSince(t *testing.T) {
 		b := logbuffer.New(1 << 16)
 		h := handler(b)
 		for at, message := range map[time.Time]string{old: "long ago", now: "just now"} {
-			if err := h.Handle(t.Context(), slog.NewRecord(at, slog.LevelInfo, message, 0)); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, h.Handle(t.Context(), slog.NewRecord(at, slog.LevelInfo, message, 0)))
 		}
 		_, _ = b.Write([]byte("a stack trace\n"))
 		got := string(b.Since(now))
@@ -53,24 +52,20 @@ func TestSince(t *testing.T) {
 	}
 }
 
-func TestARecordCostsNoAllocation(t *testing.T) {
+func TestBuffer_Allocations(t *testing.T) {
 	b := logbuffer.New(64 << 10)
 	line := []byte(strings.Repeat("x", 300) + "\n")
-	if n := testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
+	check.Equal(t, testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }), 0, "allocations")
 }
 
-func TestManyWriters(t *testing.T) {
+func TestBuffer_ManyWriters(t *testing.T) {
 	b := logbuffer.New(16 << 10)
 	var writers sync.WaitGroup
 	for range 8 {
 		writers.Go(func() {
 			for range 1000 {
 				_, _ = b.Write([]byte("one whole line\n"))
-				if len(b.Since(time.Time{}))%len("one whole line\n") != 0 {
-					t.Error("a torn line")
-				}
+				check.Equal(t, len(b.Since(time.Time{}))%len("one whole line\n"), 0, "a torn line")
 			}
 		})
 	}

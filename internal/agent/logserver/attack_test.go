@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // endless is a body without end: a batch of a record that goes on and on, or of many small ones.
@@ -52,7 +53,7 @@ func (a attacker) raw(text io.Reader) {
 	a.answered(conn)
 }
 
-func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
+func TestAttack_OrdinaryBatchArrives(t *testing.T) {
 	for name, attack := range map[string]func(a attacker){
 		"endless_record": func(a attacker) {
 			_, _ = a.post(a.T, io.MultiReader(strings.NewReader(`["`), endless{"xxxxxxxx"}))
@@ -105,8 +106,8 @@ func TestAfterEachAttackAnOrdinaryBatchArrives(t *testing.T) {
 	}
 }
 
-// TestAHangingLogBoundsTheRequestsThatWait: no more wait than there may be connections, and the agent ends.
-func TestAHangingLogBoundsTheRequestsThatWait(t *testing.T) {
+// TestAttack_HangingLog: no more wait than there may be connections, and the agent ends.
+func TestAttack_HangingLog(t *testing.T) {
 	release, reached := make(chan struct{}), make(chan struct{})
 	b := start(t, func(o *Options) {
 		o.Records = slog.NewTextHandler(hanging{sync.OnceFunc(func() { close(reached) }), release}, nil)
@@ -141,25 +142,19 @@ func (h hanging) Write(p []byte) (int, error) {
 func peak(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	kib, err := strconv.Atoi(strings.Fields(rest)[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return kib << 10
 }
 
-// TestMemoryUnderAttack attacks an agent in a process of its own.
-func TestMemoryUnderAttack(t *testing.T) {
+// TestAttack_Memory attacks an agent in a process of its own.
+func TestAttack_Memory(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	socket := filepath.Join(dir, "log.sock")
 	cmd := agenttest.Child(t, agentAt+"="+dir)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	agenttest.Eventually(t, "the agent serves", func() bool {
 		code, _ := post(t.Context(), socket, strings.NewReader("[]"))

@@ -21,9 +21,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// agentAt makes this binary, run again by TestMemoryUnderAttack, an agent with its socket in the directory.
+// agentAt makes this binary, run again by TestAttack_Memory, an agent with its socket in the directory.
 const agentAt = "LOGSERVER_TEST_AGENT_AT"
 
 func TestMain(m *testing.M) {
@@ -99,9 +100,7 @@ func (b *fixture) relayed(t *testing.T) []map[string]any {
 	var records []map[string]any
 	for line := range strings.Lines(b.records.String()) {
 		var record map[string]any
-		if err := json.Unmarshal([]byte(line), &record); err != nil {
-			t.Fatalf("line %q: %v", line, err)
-		}
+		check.OK(t, json.Unmarshal([]byte(line), &record), "line", line)
 		records = append(records, record)
 	}
 	return records
@@ -157,9 +156,7 @@ func post(ctx context.Context, path string, body io.Reader) (int, error) {
 func batchOf(t *testing.T, lines ...string) io.Reader {
 	t.Helper()
 	body, err := json.Marshal(lines)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return bytes.NewReader(body)
 }
 

@@ -14,13 +14,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-func TestTheRealPluginIsRelayed(t *testing.T) {
+func TestRelay_Plugin(t *testing.T) {
 	b := start(t, func(o *Options) { o.Level = slog.LevelDebug })
 	l := b.plugin(io.Discard, pluginlog.LevelDebug)
 	log := l.Logger()
@@ -44,16 +43,12 @@ func TestTheRealPluginIsRelayed(t *testing.T) {
 	for _, record := range got {
 		delete(record, "time") // which the next test is about
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(map[string]int{"relayed": 5}, b.outcomes()); diff != "" {
-		t.Errorf("counted (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
+	check.Diff(t, "counted", map[string]int{"relayed": 5}, b.outcomes())
 }
 
-// TestTheReferencesPluginIsRelayed, and of equal keys the last counts.
-func TestTheReferencesPluginIsRelayed(t *testing.T) {
+// TestRelay_ReferencePlugin, and of equal keys the last counts.
+func TestRelay_ReferencePlugin(t *testing.T) {
 	b := start(t, nil)
 	b.mustPost(t,
 		`{"level":"info","time":"2026-05-04T03:02:01.123456Z","msg":"istio-cni cmdAdd with k8s args  \n","pod":"db/0","pod":"web/1"}`,
@@ -63,13 +58,11 @@ func TestTheReferencesPluginIsRelayed(t *testing.T) {
 		`"scope":"cni-plugin","pod":"web/1"}` + "\n" +
 		`{"time":"2026-05-04T05:02:01.123456789+02:00","level":"ERROR","msg":"<failed> & gave up",` +
 		`"scope":"cni-plugin","big":12345678901234567890}` + "\n"
-	if diff := cmp.Diff(want, b.records.String()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, b.records.String())
 }
 
-// TestRelayedLevelIsNotTheAgents: the fixture's agent logs errors only.
-func TestRelayedLevelIsNotTheAgents(t *testing.T) { // W-30
+// TestRelay_Level: the fixture's agent logs errors only.
+func TestRelay_Level(t *testing.T) { // W-30
 	for level, want := range map[slog.Level]string{
 		slog.LevelDebug: "debug info warn error", slog.LevelInfo: "info warn error", slog.LevelWarn: "warn error",
 	} {
@@ -80,18 +73,14 @@ func TestRelayedLevelIsNotTheAgents(t *testing.T) { // W-30
 			for _, record := range b.relayed(t) {
 				got = append(got, record["msg"].(string))
 			}
-			if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(map[string]int{"relayed": len(got)}, b.outcomes()); diff != "" {
-				t.Errorf("counted (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "result", want, strings.Join(got, " "))
+			check.Diff(t, "counted", map[string]int{"relayed": len(got)}, b.outcomes())
 		})
 	}
 }
 
-// TestBodies: a batch that cannot be read is refused as a whole, bad records among good ones are skipped.
-func TestBodies(t *testing.T) {
+// TestRelay_Bodies: a batch that cannot be read is refused as a whole, bad records among good ones are skipped.
+func TestRelay_Bodies(t *testing.T) {
 	good := `"{\"level\":\"info\",\"time\":\"2026-05-04T03:02:01Z\",\"msg\":\"good\"}"`
 	type row struct {
 		name, body string
@@ -135,9 +124,7 @@ func TestBodies(t *testing.T) {
 		"deeply_nested":       line("info", "x", `,"a":`+strings.Repeat("[", 20000)),
 	} {
 		text, err := json.Marshal(record)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		body := "[" + good + "," + string(text) + "," + good + "]"
 		rows = append(rows, row{"record_" + name, body, 200, map[string]int{"relayed": 2, "rejected": 1}})
 	}
@@ -148,31 +135,25 @@ func TestBodies(t *testing.T) {
 			if code != c.code || err != nil {
 				t.Errorf("answer %d, %v, want %d", code, err, c.code)
 			}
-			if diff := cmp.Diff(c.want, b.outcomes()); diff != "" {
-				t.Errorf("counted (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "counted", c.want, b.outcomes())
 			for _, record := range b.relayed(t) {
 				if record["msg"] != "good" {
 					t.Errorf("relayed %v", record)
 				}
 			}
-			if got := strings.Count(b.records.String(), "\n"); got != c.want["relayed"] {
-				t.Errorf("%d relayed", got)
-			}
+			check.Equal(t, strings.Count(b.records.String(), "\n"), c.want["relayed"], "relayed")
 			b.ordinary(t)
 		})
 	}
 }
 
-func TestOnlyPostToLog(t *testing.T) {
+func TestRelay_Methods(t *testing.T) {
 	b := start(t, nil)
 	for target, want := range map[string]int{"GET /log": 405, "POST /": 404, "POST /cmdadd": 404} {
 		method, path, _ := strings.Cut(target, " ")
 		w := httptest.NewRecorder()
 		b.handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, batchOf(t)))
-		if w.Code != want {
-			t.Errorf("%s: %d, want %d", target, w.Code, want)
-		}
+		check.Equal(t, w.Code, want, target)
 	}
 }
 
@@ -182,8 +163,8 @@ var handlers = map[string]func(*bytes.Buffer) slog.Handler{
 	"text": func(b *bytes.Buffer) slog.Handler { return slog.NewTextHandler(printable.NewWriter(b), nil) },
 }
 
-// TestARecordCannotPassForAnother: any record is one line, without control characters.
-func TestARecordCannotPassForAnother(t *testing.T) {
+// TestRelay_ForgedRecord: any record is one line, without control characters.
+func TestRelay_ForgedRecord(t *testing.T) {
 	forged := "x\n" + `{"time":"2026-05-04T03:02:01Z","level":"ERROR","msg":"forged"}` +
 		"\r\x1b[2J\x00\u2028\u0085\u009b\x7f\u202e" + ` level=ERROR`
 	for name, handler := range handlers {
@@ -194,9 +175,7 @@ func TestARecordCannotPassForAnother(t *testing.T) {
 				"level": "info", "time": "2026-05-04T03:02:01Z", "msg": forged,
 				"value": forged, forged: "key", "nested": map[string]any{forged: []string{forged}},
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			s.mustPost(t, strings.ReplaceAll(string(record), `\u2028`, "\u2028")) // as it is, like the others
 			s.Stop()
 			if got := strings.Count(out.String(), "\n"); got != 1 || !strings.HasSuffix(out.String(), "\n") {
@@ -214,7 +193,7 @@ func TestARecordCannotPassForAnother(t *testing.T) {
 	}
 }
 
-func TestABatchStaysTogether(t *testing.T) {
+func TestRelay_BatchStaysTogether(t *testing.T) {
 	b := start(t, nil)
 	const senders, records = 20, 50
 	var all sync.WaitGroup
@@ -238,30 +217,24 @@ func TestABatchStaysTogether(t *testing.T) {
 			changes++
 		}
 	}
-	if changes != senders-1 {
-		t.Errorf("the sender changes %d times in %d batches", changes, senders)
-	}
+	check.Equal(t, changes, senders-1, "the sender changes", "times in", senders, "batches")
 }
 
-// TestRate: of a flood the burst is relayed, and then as many as the rate allows. The log has the number of lost records.
-func TestRate(t *testing.T) {
+// TestRelay_Rate: of a flood the burst is relayed, and then as many as the rate allows. The log has the number of lost records.
+func TestRelay_Rate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(func(o *Options) { o.Records = slog.DiscardHandler })
 		const size = 128 << 10
 		long := line("info", "x", "")
 		long = line("info", strings.Repeat("x", size-len(long)+1), "")
 		body, err := json.Marshal([]string{line("debug", "costs nothing", ""), long, long, long, long})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		expect := func(batches, relayed, dropped int) {
 			t.Helper()
 			for range batches {
 				w := httptest.NewRecorder()
 				b.handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/log", bytes.NewReader(body)))
-				if w.Code != http.StatusOK {
-					t.Error(w.Code)
-				}
+				check.Equal(t, w.Code, http.StatusOK)
 			}
 			if got := b.outcomes(); got["relayed"] != relayed || got["dropped"] != dropped {
 				t.Errorf("counted %v, want %d relayed and %d dropped", got, relayed, dropped)

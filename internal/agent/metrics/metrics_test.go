@@ -18,6 +18,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const (
@@ -90,7 +91,7 @@ func (p page) own() map[string]float64 {
 	return own
 }
 
-func TestEveryClosedSetStartsAtZero(t *testing.T) {
+func TestLabels_StartAtZero(t *testing.T) {
 	want := map[string]float64{"istio_cni_install_ready": 0, "istio_cni_files_polled": 0, "istio_cni_repair_watch_troubles_total": 0, "istio_cni_audit_oldest_seconds": 0}
 	results := []string{"success", "skip", "fail"}
 	for family, values := range map[string][]string{
@@ -133,17 +134,13 @@ func TestEveryClosedSetStartsAtZero(t *testing.T) {
 	if want := len(addSeries()) + 4 + (buckets+sumAndCount)*len(agentapi.Phases()); adds != want {
 		t.Errorf("%d series of reports, want %d", adds, want)
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
 }
 
-// TestTheNamesOfTheReference: what its dashboards ask a node agent for, and what its own node agent has.
-func TestTheNamesOfTheReference(t *testing.T) {
+// TestNames_OfTheReference: what its dashboards ask a node agent for, and what its own node agent has.
+func TestNames_OfTheReference(t *testing.T) {
 	text, err := os.ReadFile("testdata/reference-names.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	p, agents := scrape(t, New("1.31.0")), 0
 	for line := range strings.Lines(string(text)) {
 		name, program, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -168,14 +165,14 @@ func TestTheNamesOfTheReference(t *testing.T) {
 	}
 }
 
-func TestTheVersionIsEscaped(t *testing.T) {
+func TestVersion_Escaped(t *testing.T) {
 	p := scrape(t, New("1.2 \"quoted\" back\\slash\nline \xff"))
 	if p.samples[`istio_cni_build_info{version="1.2 \"quoted\" back\\slash\nline `+"\ufffd"+`"}`] != 1 {
 		t.Errorf("samples: %v", p.samples)
 	}
 }
 
-func TestTypes(t *testing.T) {
+func TestMetrics_Types(t *testing.T) {
 	for name, m := range map[string]interface{ Handler() http.Handler }{
 		"agent": New("v"), "repair": NewRepair("v"), "taint": NewTaint("v"),
 	} {
@@ -201,7 +198,7 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-func TestTheAgentCountsItsOwn(t *testing.T) {
+func TestAgent_Counters(t *testing.T) {
 	m := New("v")
 	const records, ready = `log_records_total{outcome="dropped"}`, "install_ready"
 	walk(t, m,
@@ -221,12 +218,10 @@ func TestTheAgentCountsItsOwn(t *testing.T) {
 		step{m.LogConnectionRefused, changes{`log_connections_refused_total{reason="stranger"}`: 1}},
 		step{func() { m.SetReady(true) }, changes{ready: 1}},
 	)
-	if got := scrape(t, New("v")).samples["istio_cni_install_ready"]; got != 0 {
-		t.Error("another agent in the process became ready as well")
-	}
+	check.Equal(t, scrape(t, New("v")).samples["istio_cni_install_ready"], 0, "another agent in the process became ready as well")
 }
 
-func TestHealTimesAreAPrometheusHistogram(t *testing.T) {
+func TestHistogram_HealTimes(t *testing.T) {
 	m := New("v")
 	for _, ms := range []time.Duration{0, 1, 2, 1000, 1001, 3_600_000} {
 		m.Healed(Config, ms*time.Millisecond)
@@ -243,13 +238,11 @@ func TestHealTimesAreAPrometheusHistogram(t *testing.T) {
 		`_bucket{le="0.5"}`: 3, `_bucket{le="1"}`: 4, `_bucket{le="2.5"}`: 5, `_bucket{le="5"}`: 5, `_bucket{le="10"}`: 5,
 		`_bucket{le="30"}`: 5, `_bucket{le="60"}`: 5, `_bucket{le="+Inf"}`: 6, `_count`: 6, `_sum`: 3602.004,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
 }
 
-// TestProcess: the metrics of a process that operators and dashboards query have possible values.
-func TestProcess(t *testing.T) {
+// TestProcess_Metrics: the metrics of a process that operators and dashboards query have possible values.
+func TestProcess_Metrics(t *testing.T) {
 	p := scrape(t, New("v"))
 	for name, least := range map[string]float64{
 		"process_cpu_seconds_total": 0.0001, "process_resident_memory_bytes": 1 << 20,
@@ -267,7 +260,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-func TestScrapesAndCountsAtTheSameTime(t *testing.T) {
+func TestScrape_Concurrent(t *testing.T) {
 	m := New("v")
 	var all sync.WaitGroup
 	for range 4 {
@@ -286,7 +279,7 @@ func TestScrapesAndCountsAtTheSameTime(t *testing.T) {
 	}
 }
 
-func TestOnlyReading(t *testing.T) {
+func TestScrape_Methods(t *testing.T) {
 	rec := httptest.NewRecorder()
 	New("v").Handler().ServeHTTP(rec, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/metrics", nil))
 	if rec.Code != http.StatusMethodNotAllowed || rec.Header().Get("Allow") == "" {
@@ -322,7 +315,7 @@ func walk(t *testing.T, m interface{ Handler() http.Handler }, steps ...step) {
 	}
 }
 
-func TestRepairCountsItsOwn(t *testing.T) {
+func TestRepair_Counters(t *testing.T) {
 	m := NewRepair("1.2.3")
 	const broken, redirected = `mesh_pods{state="broken"}`, `mesh_pods{state="redirected"}`
 	walk(t, m,
@@ -342,7 +335,7 @@ func TestRepairCountsItsOwn(t *testing.T) {
 	)
 }
 
-func TestTaintCountsItsOwn(t *testing.T) {
+func TestTaint_Counters(t *testing.T) {
 	m := NewTaint("1.2.3")
 	const none, ready = `taint_nodes{reason="NoAgent"}`, `taint_nodes{reason="AgentReady"}`
 	steps := []step{

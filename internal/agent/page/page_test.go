@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/page"
 )
 
-func TestFilesAndHeaders(t *testing.T) {
+func TestPage_FilesAndHeaders(t *testing.T) {
 	t.Parallel()
 	handler := page.Handler(map[string]http.Handler{"/api/pods": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("[]"))
@@ -45,8 +45,8 @@ func TestFilesAndHeaders(t *testing.T) {
 	}
 }
 
-// TestThePageHasNoInlineCode and inserts no text as HTML: names can be what a pod's author wrote.
-func TestThePageHasNoInlineCode(t *testing.T) {
+// TestPage_NoInlineCode and inserts no text as HTML: names can be what a pod's author wrote.
+func TestPage_NoInlineCode(t *testing.T) {
 	t.Parallel()
 	get := func(path string) string {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)

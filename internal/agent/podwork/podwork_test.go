@@ -21,6 +21,7 @@ func TestRun_IncompleteList(t *testing.T) {
 			Reconcile: func(context.Context, *Turn, *int) error { worked = true; cancel(); return nil },
 			Changed:   func(_, _ *int) {}, OtherSandbox: func(*int) {}, Ended: func(*int) {},
 		})
+		context.AfterFunc(ctx, c.queue.ShutDown) // as in Run
 		c.update(kube.Pod{Facts: sidecar.Facts{Namespace: "shop", Name: "web", UID: "u"}})
 		if complete {
 			close(c.synced)

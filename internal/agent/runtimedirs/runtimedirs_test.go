@@ -8,12 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // node is the file system of a node, which the agent sees below one root. Its default directories are mounted elsewhere as well.
@@ -21,7 +19,6 @@ type node struct {
 	t        *testing.T
 	root     string
 	settings runtimedirs.Settings
-	log      agenttest.Buffer
 }
 
 func newNode(t *testing.T) *node {
@@ -34,9 +31,7 @@ func newNode(t *testing.T) *node {
 		Detect: runtimedirs.Detect{Net: true, Bin: true}, Host: hostpath.View{Roots: []string{n.root}}, RunDir: t.TempDir(), RunDirMode: 0o700,
 	}
 	for link, dir := range map[string]string{n.settings.Mounted.Net: "/etc/cni/net.d", n.settings.Mounted.Bins[0]: "/opt/cni/bin"} {
-		if err := os.Symlink(n.root+dir, link); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Symlink(n.root+dir, link))
 	}
 	n.configure("/a")
 	n.start()
@@ -46,18 +41,14 @@ func newNode(t *testing.T) *node {
 func (n *node) mkdir(dirs ...string) {
 	n.t.Helper()
 	for _, dir := range dirs {
-		if err := os.MkdirAll(n.root+dir, 0o755); err != nil {
-			n.t.Fatal(err)
-		}
+		check.OK(n.t, os.MkdirAll(n.root+dir, 0o755))
 	}
 }
 
 func (n *node) write(file, text string) {
 	n.t.Helper()
 	n.mkdir(filepath.Dir(file))
-	if err := os.WriteFile(n.root+file, []byte(text), 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	check.OK(n.t, os.WriteFile(n.root+file, []byte(text), 0o600))
 	time.Sleep(20 * time.Millisecond) // more than a step of the file system's clock
 }
 
@@ -76,62 +67,12 @@ func (n *node) start() {
 }
 
 func (n *node) finder() *runtimedirs.Finder {
-	return runtimedirs.NewFinder(slog.New(slog.NewTextHandler(&n.log, nil)), hostfs.Disk{}, n.settings)
+	return runtimedirs.NewFinder(slog.New(slog.DiscardHandler), hostfs.Disk{}, n.settings)
 }
 
 // dirs are the directories conf and bin below a directory of the node, with the mounted program directory before them.
 func (n *node) dirs(dir string) runtimedirs.Dirs {
 	return runtimedirs.Dirs{Net: n.root + dir + "/conf", Bins: []string{n.settings.Mounted.Bins[0], n.root + dir + "/bin"}}
-}
-
-// settles checks the target without the files of the runtime.
-func (n *node) settles(f *runtimedirs.Finder, want runtimedirs.Target) {
-	n.t.Helper()
-	got, err := f.Settle()
-	got.RuntimeFiles = nil
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		n.t.Errorf("%v (-want +got):\n%s\n%s", err, diff, n.log.String())
-	}
-}
-
-func TestFinder_RuntimeMoves(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	mounted, a, b := n.settings.Mounted, n.dirs("/a"), n.dirs("/b")
-	f := n.finder()
-	n.settles(f, runtimedirs.Target{Dirs: a, Obsolete: []runtimedirs.Dirs{mounted}})
-	if err := f.Cleaned(); err != nil {
-		t.Fatal(err)
-	}
-	n.settles(f, runtimedirs.Target{Dirs: a})
-
-	n.configure("/b")
-	n.settles(f, runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]})
-	f = n.finder() // the next agent
-	n.settles(f, runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]})
-	if diff := cmp.Diff(runtimedirs.Target{Dirs: b, AlsoNets: []string{a.Net}, AlsoBins: a.Bins[1:]}, n.finder().All()); diff != "" {
-		t.Errorf("for an uninstallation, -want +got:\n%s", diff)
-	}
-	n.start()
-	n.settles(f, runtimedirs.Target{Dirs: b, Obsolete: []runtimedirs.Dirs{a}})
-}
-
-func TestFinder_DoubtMovesNothing(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	f := n.finder()
-	n.settles(f, runtimedirs.Target{Dirs: n.dirs("/a"), Obsolete: []runtimedirs.Dirs{n.settings.Mounted}})
-	if err := f.Cleaned(); err != nil {
-		t.Fatal(err)
-	}
-	n.write("/etc/containerd/config.toml", "version = \n")
-	for _, f := range []*runtimedirs.Finder{f, n.finder()} {
-		n.settles(f, runtimedirs.Target{Dirs: n.dirs("/a")})
-	}
-	if err := os.Remove(n.settings.RunDir + "/" + runtimedirs.RecordName); err != nil {
-		t.Fatal(err)
-	}
-	n.settles(n.finder(), runtimedirs.Target{Dirs: n.settings.Mounted})
 }
 
 func TestFinder_Find(t *testing.T) {
@@ -155,25 +96,10 @@ func TestFinder_Find(t *testing.T) {
 			_ = os.Symlink("/etc/cni/net.d", n.root+"/opt/cni/conf")
 			tc.set(n)
 			f := n.finder()
-			if diff := cmp.Diff(tc.want(n), f.Find().Dirs); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
+			check.Diff(t, "result", tc.want(n), f.Find().Dirs)
 			if _, err := os.Stat(n.settings.RunDir + "/" + runtimedirs.RecordName); err == nil {
 				t.Error("Find has written the record")
 			}
 		})
-	}
-}
-
-func TestReadRecord_NotUsable(t *testing.T) {
-	t.Parallel()
-	for text, fails := range map[string]bool{"{": true, strings.Repeat(" ", 2<<20): true, `[{"configuration":"../x"}]`: false, "[{}]": false} {
-		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, runtimedirs.RecordName), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if all, err := runtimedirs.ReadRecord(dir); len(all) > 0 || fails != (err != nil) {
-			t.Errorf("%.20q: got %v, %v", text, all, err)
-		}
 	}
 }

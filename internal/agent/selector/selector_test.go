@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestEnablement(t *testing.T) {
@@ -42,17 +42,13 @@ func TestEnablement(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := Enablement(test.text)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, string(got)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.OK(t, err)
+			check.Diff(t, "result", test.want, string(got))
 		})
 	}
 }
 
-func TestEnablementRefuses(t *testing.T) {
+func TestEnablement_Refusals(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
 		want       []string
@@ -101,7 +97,7 @@ func TestCheckFields(t *testing.T) {
 	}
 }
 
-func TestASelectorOfAllIsRefused(t *testing.T) {
+func TestEnablement_SelectorOfAll(t *testing.T) {
 	for _, empty := range []string{"", " "} {
 		if Check(empty) == nil {
 			t.Errorf("%q picks everything", empty)

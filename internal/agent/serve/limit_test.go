@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // kubelet is a probe as the kubelet sends it, on a connection of its own. It has more than the kubelet's second, as the machine
@@ -95,8 +97,8 @@ func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
 	<-ctx.Done() // the answer is not read
 }
 
-// TestAProbeIsAnsweredWhateverOthersHold: no connections of others keep the kubelet from an answer within its timeout.
-func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
+// TestListener_ProbeIsAnswered: no connections of others keep the kubelet from an answer within its timeout.
+func TestListener_ProbeIsAnswered(t *testing.T) {
 	const request = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 	for _, a := range []attacker{
 		{name: "128 idle ones", connections: 128},
@@ -121,9 +123,7 @@ func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 			n, _ := serveOne(t, mux)
 			a.run(t, n)
 			for i := range 20 {
-				if err := kubelet(t, n); err != nil {
-					t.Fatalf("probe %d: %v", i, err)
-				}
+				check.OK(t, kubelet(t, n), "probe", i)
 			}
 			if got, most := runtime.NumGoroutine(), 2*a.connections+maxWaiting+maxAnswered+200; got > most {
 				t.Errorf("%d goroutines, of which the attacker has up to %d", got, 2*a.connections)
@@ -132,8 +132,8 @@ func TestAProbeIsAnsweredWhateverOthersHold(t *testing.T) {
 	}
 }
 
-// TestACompleteRequestIsAnswered: waiting connections do not evict a connection that is being answered.
-func TestACompleteRequestIsAnswered(t *testing.T) {
+// TestListener_CompleteRequest: waiting connections do not evict a connection that is being answered.
+func TestListener_CompleteRequest(t *testing.T) {
 	reached, release := make(chan struct{}), make(chan struct{})
 	mux := http.NewServeMux()
 	mux.Handle("/readyz", text("ready"))
@@ -154,9 +154,7 @@ func TestACompleteRequestIsAnswered(t *testing.T) {
 		t.Error(err)
 	}
 	close(release)
-	if got := <-answer; got != "slow<nil>" {
-		t.Errorf("got %s", got)
-	}
+	check.Equal(t, <-answer, "slow<nil>")
 }
 
 // fakeConn is a connection from an address.
@@ -171,8 +169,8 @@ func (c *fakeConn) Close() error { c.closed = true; return nil }
 
 func (c *fakeConn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(c.source), Port: 1} }
 
-// TestEviction: the address with most connections loses its oldest.
-func TestEviction(t *testing.T) {
+// TestListener_Eviction: the address with most connections loses its oldest.
+func TestListener_Eviction(t *testing.T) {
 	t.Parallel()
 	l := &limit{rate: rate.NewLimiter(rate.Inf, 0), waiting: group{most: 4}, answered: group{most: 2}}
 	all := map[string]*fakeConn{}
@@ -202,9 +200,7 @@ func TestEviction(t *testing.T) {
 		}
 		l.state(all[step.conn], step.state)
 		for name, conn := range all {
-			if conn.closed != (name == step.evicted) {
-				t.Errorf("step %d: %s is closed: %v", i, name, conn.closed)
-			}
+			check.Equal(t, conn.closed, name == step.evicted, "step", i, name, "is closed")
 			conn.closed = false
 		}
 	}
@@ -216,8 +212,8 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// TestOneRequestOnAConnection: the server does not read further requests.
-func TestOneRequestOnAConnection(t *testing.T) {
+// TestListener_OneRequestPerConnection: the server does not read further requests.
+func TestListener_OneRequestPerConnection(t *testing.T) {
 	n, _ := serveOne(t, text("x"))
 	in := bufio.NewReader(dial(t, n, strings.Repeat("GET / HTTP/1.1\r\nHost: a\r\n\r\n", 3)))
 	resp, err := http.ReadResponse(in, nil)
@@ -231,8 +227,8 @@ func TestOneRequestOnAConnection(t *testing.T) {
 	}
 }
 
-// TestConnectionsCostABoundedMemory: however many connections are opened, with headers as long as they may be.
-func TestConnectionsCostABoundedMemory(t *testing.T) {
+// TestListener_Memory: however many connections are opened, with headers as long as they may be.
+func TestListener_Memory(t *testing.T) {
 	const bound = 32 << 20
 	n, _ := serveOne(t, text("x"))
 	used := func() uint64 {

@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // tried counts the ports that free has tried. They are below those that the kernel gives to clients, of which tests have many.
@@ -44,9 +43,7 @@ func occupy(t *testing.T, address string) int {
 	t.Helper()
 	var config net.ListenConfig
 	l, err := config.Listen(t.Context(), "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 	return l.Addr().(*net.TCPAddr).Port
 }
@@ -73,9 +70,7 @@ func start(t *testing.T, ports ...Port) (stop func() error) {
 func startLimited(t *testing.T, log *slog.Logger, header time.Duration, ports ...Port) (stop func() error) {
 	t.Helper()
 	s, err := Open(t.Context(), log, ports...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	s.header, s.shutdown = header, 200*time.Millisecond // shorter than the usual ones
 	var ended error
 	end := agenttest.Go(t, func(ctx context.Context) { ended = s.Serve(ctx) })
@@ -93,13 +88,9 @@ func dial(t *testing.T, number int, text string) net.Conn {
 	t.Helper()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", number))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(agenttest.Generous)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, conn.SetDeadline(time.Now().Add(agenttest.Generous)))
 	_, _ = io.WriteString(conn, text) // which the server may not read to its end
 	return conn
 }
@@ -113,9 +104,7 @@ func get(t *testing.T, number int, path string) (int, string, error) {
 func getWithin(t *testing.T, timeout time.Duration, number int, path string) (int, string, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", number, path), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	req.Close = true
 	resp, err := (&http.Client{Timeout: timeout}).Do(req)
 	if err != nil {
@@ -126,7 +115,7 @@ func getWithin(t *testing.T, timeout time.Duration, number int, path string) (in
 	return resp.StatusCode, string(body), err
 }
 
-func TestEachPortServesItsOwn(t *testing.T) {
+func TestServe_Ports(t *testing.T) {
 	n := free(t, 2)
 	stop := start(t,
 		Port{Flag: "--health-port", Number: n[0], Handler: text("health")},
@@ -145,7 +134,7 @@ func TestEachPortServesItsOwn(t *testing.T) {
 	}
 }
 
-func TestAllPortsThatCannotBeOpenedAreNamed(t *testing.T) { // W-29
+func TestServe_PortsInUse(t *testing.T) { // W-29
 	health := occupy(t, ":0")
 	monitoring := occupy(t, "127.0.0.1:0")
 	good := free(t, 1)[0]
@@ -164,9 +153,7 @@ func TestAllPortsThatCannotBeOpenedAreNamed(t *testing.T) { // W-29
 		"--high-port 65536: listen tcp: address 65536: invalid port",
 		fmt.Sprintf("--same-port %d: address already in use", good),
 	}
-	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", want, strings.Split(err.Error(), "\n"))
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		t.Error("the cause is lost")
 	}
@@ -258,13 +245,11 @@ func TestIntrospection_Browser(t *testing.T) {
 				t.Errorf("%s of %q %v: the answer has the policy %q", request, test.host, test.headers, got)
 			}
 		}
-		if got := strings.Join(answered, ", "); got != test.want {
-			t.Errorf("host %q, %v: answered %q, want %q", test.host, test.headers, got, test.want)
-		}
+		check.Equal(t, strings.Join(answered, ", "), test.want, "host", test.host, test.headers, "answered")
 	}
 }
 
-func TestAHangingRequestDelaysTheEndByABound(t *testing.T) {
+func TestServe_HangingRequestAtTheEnd(t *testing.T) {
 	reached, release := make(chan struct{}), make(chan struct{})
 	defer close(release)
 	n, stop := serveOne(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -282,7 +267,7 @@ func TestAHangingRequestDelaysTheEndByABound(t *testing.T) {
 	}
 }
 
-func TestASilentClientIsCutOff(t *testing.T) {
+func TestServe_SilentClient(t *testing.T) {
 	n := free(t, 1)[0]
 	startLimited(t, discard, time.Millisecond, Port{Flag: "--p", Number: n, Handler: text("x")})
 	if _, err := io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:")); err != nil {
@@ -290,7 +275,7 @@ func TestASilentClientIsCutOff(t *testing.T) {
 	}
 }
 
-func TestAPanicIsLogged(t *testing.T) {
+func TestServe_Panic(t *testing.T) {
 	n := free(t, 1)[0]
 	log := &agenttest.Buffer{}
 	stop := startLimited(t, slog.New(slog.NewTextHandler(log, nil)), headerTimeout,
@@ -306,13 +291,11 @@ func TestAPanicIsLogged(t *testing.T) {
 	}
 }
 
-func TestALostPortEndsServe(t *testing.T) {
+func TestServe_LostPort(t *testing.T) {
 	n := free(t, 2)
 	s, err := Open(t.Context(), discard,
 		Port{Flag: "--a", Number: n[0], Handler: text("")}, Port{Flag: "--b", Number: n[1], Handler: text("")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	_ = s.ports[1].listener.Close()
 	err = s.Serve(t.Context())
 	if want := fmt.Sprintf("serving --b %d: ", n[1]); err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -323,26 +306,22 @@ func TestALostPortEndsServe(t *testing.T) {
 	}
 }
 
-// TestAContextThatHasEndedClosesThePorts: no port stays open.
-func TestAContextThatHasEndedClosesThePorts(t *testing.T) {
+// TestServe_EndedContext: no port stays open.
+func TestServe_EndedContext(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	for range 200 {
 		n := free(t, 1)
 		s, err := Open(t.Context(), discard, Port{Flag: "--a", Number: n[0], Handler: text("")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Serve(ended); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
+		check.OK(t, s.Serve(ended))
 		if _, _, err := get(t, n[0], "/"); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Fatalf("the port stays open: %v", err)
 		}
 	}
 }
 
-func TestWithAllPortsOffServeWaits(t *testing.T) {
+func TestServe_AllPortsOff(t *testing.T) {
 	if err := start(t, Port{Flag: "--off"})(); err != nil {
 		t.Error(err)
 	}

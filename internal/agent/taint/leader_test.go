@@ -5,11 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const leasePath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/istio-taint-lock"
@@ -52,9 +51,7 @@ func TestLease_ForeignFields(t *testing.T) {
 	agenttest.Eventually(t, "no timer runs for the renewal", func() bool { return l.clock.Waiters() > 1 })
 	l.clock.Step(5 * time.Second)
 	agenttest.Eventually(t, "it is not renewed", func() bool { return l.leaseSpec()["renewTime"] == want["renewTime"] })
-	if diff := cmp.Diff(want, l.leaseSpec()); diff != "" {
-		t.Errorf("renewed (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "renewed", want, l.leaseSpec())
 	metadata, _ := l.fetch(leasePath)["metadata"].(object)
 	if metadata["annotations"] == nil {
 		t.Error("the annotations are gone")
@@ -89,9 +86,7 @@ func testNotRenewed(t *testing.T, fault kubetest.Fault) {
 	l.server.Heal()
 	l.stepUntil("it never leads again", l.leads)
 	agenttest.Eventually(t, "the node stays tainted", l.untainted)
-	if before != 0 {
-		t.Errorf("%d patches without the lease", before)
-	}
+	check.Equal(t, before, 0, "patches without the lease")
 	agenttest.Eventually(t, "it stays unready", l.ready)
 }
 
@@ -146,9 +141,7 @@ func TestLease_WrongClockOfHolder(t *testing.T) {
 	if waited := l.clock.Now().Sub(agenttest.Start()); waited < 60*time.Second {
 		t.Errorf("a waited for %s only", waited)
 	}
-	if got := l.leaseSpec()["leaseTransitions"]; got != 8.0 {
-		t.Errorf("%v transitions", got)
-	}
+	check.Equal(t, l.leaseSpec()["leaseTransitions"], 8.0, "transitions")
 }
 
 // takeLease writes another holder into the lease.

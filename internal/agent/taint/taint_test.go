@@ -7,11 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func yesterday() time.Time { return agenttest.Start().Add(-24 * time.Hour) }
@@ -73,9 +72,7 @@ func TestPatch_Refused(t *testing.T) {
 	agenttest.Eventually(t, "the failure is not reported", func() bool { return !l.ready() && l.patches() > 0 })
 	l.stepUntil("it is not retried", l.untainted)
 	agenttest.Eventually(t, "it stays unready", l.ready)
-	if l.patches() != 4 {
-		t.Errorf("%d patches, want 4", l.patches())
-	}
+	check.Equal(t, l.patches(), 4, "patches")
 }
 
 // TestPatch_Conflict: the conflict is counted, and the retry keeps the other writer's taint.
@@ -92,9 +89,7 @@ func TestPatch_Conflict(t *testing.T) {
 	})
 	l.server.ReleaseWatches()
 	l.stepUntil("the taint is not removed", func() bool { return len(l.taints()) == 1 })
-	if diff := cmp.Diff([]any{otherTaint()}, l.taints()); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", []any{otherTaint()}, l.taints())
 }
 
 func TestCaches_NotSynced(t *testing.T) {
@@ -106,9 +101,7 @@ func TestCaches_NotSynced(t *testing.T) {
 	l.run()
 	agenttest.Eventually(t, "it is never ready", l.ready)
 	agenttest.Eventually(t, "the node stays tainted", l.untainted)
-	if l.patches() != 0 {
-		t.Errorf("%d patches before the pods were known", l.patches())
-	}
+	check.Equal(t, l.patches(), 0, "patches before the pods were known")
 }
 
 func requirements(text string) []byte {
@@ -179,7 +172,5 @@ func TestWatch_OldVersion(t *testing.T) {
 	l.after(readiness.AgentReady, func() { l.pod("n", "agent", "True", agenttest.Start()) })
 	// The second node comes after all that.
 	l.after(readiness.NoAgent, func() { l.node("m", nodeSpec{}) })
-	if l.patches() != 1 {
-		t.Errorf("%d patches, want 1", l.patches())
-	}
+	check.Equal(t, l.patches(), 1, "patches")
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func self() Self {
@@ -213,9 +214,9 @@ func TestShouldUninstall(t *testing.T) {
 	}
 }
 
-// TestOnlyAnswersUninstall has each class of error for each request in each situation in which it is sent, for ever, and
+// TestDecide_OnlyAnswersUninstall has each class of error for each request in each situation in which it is sent, for ever, and
 // once with silence after it. Only a response of the API server about the very object is a reason to uninstall.
-func TestOnlyAnswersUninstall(t *testing.T) {
+func TestDecide_OnlyAnswersUninstall(t *testing.T) {
 	t.Parallel()
 	classes := []kube.Class{
 		kube.NotFound, kube.Unauthorized, kube.Forbidden, kube.WrongPod, kube.TooManyRequests, kube.ServerError, kube.Timeout,
@@ -252,7 +253,7 @@ func TestOnlyAnswersUninstall(t *testing.T) {
 	}
 }
 
-func TestARefusalIsConfirmedAfterASecond(t *testing.T) {
+func TestDecide_RefusalIsConfirmed(t *testing.T) {
 	t.Parallel()
 	if _, requests := decide(t, self(), fails(set, kube.Unauthorized, forever)); !slices.Equal(requests, []time.Duration{0, time.Second}) {
 		t.Errorf("requests at %v, want at 0s and 1s", requests)
@@ -261,21 +262,17 @@ func TestARefusalIsConfirmedAfterASecond(t *testing.T) {
 
 const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/agent"
 
-// TestARealConnection sends requests to a server with the DaemonSet, the node and the pod.
-func TestARealConnection(t *testing.T) {
+// TestDecide_RealConnection sends requests to a server with the DaemonSet, the node and the pod.
+func TestDecide_RealConnection(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.DaemonSet("istio-system", "agent", `{"nodeSelector": {"kubernetes.io/os": "linux"}}`))
 	server.Set(kubetest.Node("node-1", map[string]string{"kubernetes.io/os": "linux"}, ""))
 	server.Set(kubetest.Pod{Namespace: "istio-system", Name: "agent-x7"}.JSON(t))
 	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(api.Close)
-	if got := ShouldUninstall(t.Context(), api, self(), Auto); got != (Verdict{Reason: DaemonSetPresent}) {
-		t.Errorf("got %+v, want to keep", got)
-	}
+	check.Equal(t, ShouldUninstall(t.Context(), api, self(), Auto), (Verdict{Reason: DaemonSetPresent}))
 	server.Delete(setPath)
 	if got := ShouldUninstall(t.Context(), api, self(), Auto); !got.Uninstall || got.Reason != DaemonSetGone {
 		t.Errorf("got %+v, want to uninstall", got)
@@ -298,9 +295,7 @@ func TestARealConnection(t *testing.T) {
 		{api, Self{DaemonSet: "agent"}, Auto, Verdict{Reason: NotConfigured}},
 		{api, Self{Namespace: "istio-system"}, Auto, Verdict{Reason: NotConfigured}},
 	} {
-		if got := ShouldUninstall(t.Context(), tc.api, tc.self, tc.policy); got != tc.want {
-			t.Errorf("%s of %+v: got %+v, want %+v", tc.policy, tc.self, got, tc.want)
-		}
+		check.Equal(t, ShouldUninstall(t.Context(), tc.api, tc.self, tc.policy), tc.want, tc.policy, "of", tc.self)
 	}
 	if more := server.Requests()[before:]; len(more) > 0 {
 		t.Errorf("requests %q although none was needed", more)

@@ -15,18 +15,17 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func modeOf(t *testing.T, path string) fs.FileMode {
 	t.Helper()
 	info, err := os.Lstat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return info.Mode()
 }
 
-func TestModes(t *testing.T) {
+func TestOpen_Modes(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		dir, socket fs.FileMode
@@ -41,14 +40,10 @@ func TestModes(t *testing.T) {
 			above := filepath.Join(agenttest.SocketDir(t), "above")
 			dir := filepath.Join(above, "istio-cni")
 			if c.exists {
-				if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o711)); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, errors.Join(os.MkdirAll(dir, 0o755), os.Chmod(dir, 0o711)))
 			}
 			b := start(t, func(o *unixsock.Options) { o.Path, o.DirMode, o.Mode = filepath.Join(dir, "log.sock"), c.dir, c.socket })
-			if got := modeOf(t, dir).Perm(); got != c.want {
-				t.Errorf("directory has %v, want %v", got, c.want)
-			}
+			check.Equal(t, modeOf(t, dir).Perm(), c.want, "directory has")
 			if got := modeOf(t, b.Path); got.Perm() != c.socket || got.Type() != fs.ModeSocket {
 				t.Errorf("socket has %v, want %v", got, c.socket)
 			}
@@ -59,7 +54,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-func TestALiveSocketIsNotStolen(t *testing.T) {
+func TestOpen_LiveSocket(t *testing.T) {
 	t.Run("served", func(t *testing.T) {
 		b := start(t, nil)
 		_, err := unixsock.Open(t.Context(), agenttest.SocketOptions(b.Path))
@@ -72,13 +67,9 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 	t.Run("queue_full", func(t *testing.T) {
 		path := filepath.Join(agenttest.SocketDir(t), "log.sock")
 		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		defer func() { _ = syscall.Close(fd) }()
-		if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Listen(fd, 0)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Listen(fd, 0)))
 		var full error
 		for full == nil {
 			var conn net.Conn
@@ -92,13 +83,11 @@ func TestALiveSocketIsNotStolen(t *testing.T) {
 		if _, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path)); !errors.Is(err, unixsock.ErrServed) {
 			t.Errorf("got %v, where a client has %v", err, full)
 		}
-		if modeOf(t, path).Type() != fs.ModeSocket {
-			t.Error("the socket is gone")
-		}
+		check.Equal(t, modeOf(t, path).Type(), fs.ModeSocket, "the socket is gone")
 	})
 }
 
-func TestWhatIsNoSocketStays(t *testing.T) {
+func TestOpen_NotASocket(t *testing.T) {
 	for name, put := range map[string]func(path string) error{
 		"file":      func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
 		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
@@ -106,22 +95,18 @@ func TestWhatIsNoSocketStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(agenttest.SocketDir(t), "log.sock")
-			if err := put(path); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, put(path))
 			before := modeOf(t, path)
 			_, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path))
 			if err == nil || !strings.Contains(err.Error(), path) || errors.Is(err, unixsock.ErrServed) {
 				t.Errorf("got %v", err)
 			}
-			if after := modeOf(t, path); after != before {
-				t.Errorf("it was %v and is %v", before, after)
-			}
+			check.Equal(t, modeOf(t, path), before, "it was")
 		})
 	}
 }
 
-func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
+func TestServe_RemovesOwnSocket(t *testing.T) {
 	t.Run("ours", func(t *testing.T) {
 		b := start(t, nil)
 		b.Stop()
@@ -138,9 +123,7 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 	})
 	t.Run("another's", func(t *testing.T) {
 		b := start(t, nil)
-		if err := os.Remove(b.Path); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Remove(b.Path))
 		agenttest.Listen(t, b.Path)
 		if b.Listening() {
 			t.Error("another's socket is taken for ours")
@@ -149,28 +132,24 @@ func TestTheSocketIsRemovedAtTheEndIfItIsOurs(t *testing.T) {
 			t.Errorf("rebound over it: %v", err)
 		}
 		b.Stop()
-		if modeOf(t, b.Path).Type() != fs.ModeSocket {
-			t.Error("it was removed")
-		}
+		check.Equal(t, modeOf(t, b.Path).Type(), fs.ModeSocket, "it was removed")
 	})
 }
 
-func TestASocketThatIsBoundAgainBeforeServeIsServed(t *testing.T) {
+func TestServe_BoundAgain(t *testing.T) {
 	o := agenttest.SocketOptions(filepath.Join(agenttest.SocketDir(t), "log.sock"))
 	s, err := unixsock.Open(t.Context(), o)
 	if err == nil {
 		err = errors.Join(os.Remove(o.Path), s.Rebind(t.Context()))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	agenttest.Go(t, func(ctx context.Context) { s.Serve(ctx, hello) })
 	if got, err := get(t.Context(), o.Path); got != "hello" || err != nil {
 		t.Errorf("answer %q, %v", got, err)
 	}
 }
 
-func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
+func TestServe_FileDeleted(t *testing.T) {
 	b := start(t, nil)
 	for name, harm := range map[string]func() error{
 		"file":      func() error { return os.Remove(b.Path) },
@@ -180,9 +159,7 @@ func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := b.Dial(t)
-			if err := harm(); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, harm())
 			if b.Listening() {
 				t.Fatal("it did not notice")
 			}
@@ -190,9 +167,7 @@ func TestItComesBackWhenItsFileIsDeleted(t *testing.T) {
 				t.Fatalf("not made again: %v", err)
 			}
 			answers(t, b)
-			if got := modeOf(t, b.Path).Perm(); got != 0o600 {
-				t.Errorf("it has %v", got)
-			}
+			check.Equal(t, modeOf(t, b.Path).Perm(), 0o600, "it has")
 			if err := b.Rebind(t.Context()); err != nil {
 				t.Errorf("once more: %v", err)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // clientOf makes this binary, run again by one of its tests, a client of the socket.
@@ -62,7 +63,7 @@ func answers(t *testing.T, b *agenttest.Socket) {
 	}
 }
 
-func TestUnauthorizedPeersAreRefused(t *testing.T) {
+func TestServe_UnauthorizedPeers(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		dir, mode os.FileMode
@@ -75,9 +76,7 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var refused atomic.Int64
 			b := start(t, func(o *unixsock.Options) { o.Mode, o.UnauthorizedPeer = c.mode, func() { refused.Add(1) } })
-			if err := os.Chmod(b.Dir, c.dir); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.Chmod(b.Dir, c.dir))
 			for range 3 {
 				cmd := agenttest.Child(t, clientOf+"="+b.Path)
 				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
@@ -88,9 +87,7 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 					t.Errorf("%v: %s", err, out)
 				}
 			}
-			if got := refused.Load(); got != c.refused {
-				t.Errorf("%d refused", got)
-			}
+			check.Equal(t, refused.Load(), c.refused, "refused")
 			if got := strings.Count(b.Log.String(), "uid=1337"); got != int(min(c.refused, 1)) {
 				t.Errorf("logged %d times: %s", got, b.Log.String())
 			}
@@ -99,8 +96,8 @@ func TestUnauthorizedPeersAreRefused(t *testing.T) {
 	}
 }
 
-// TestMoreClientsThanConnectionsWait: all connections belong to clients that are not slow.
-func TestMoreClientsThanConnectionsWait(t *testing.T) {
+// TestServe_MoreClientsThanConnections: all connections belong to clients that are not slow.
+func TestServe_MoreClientsThanConnections(t *testing.T) {
 	var now, most atomic.Int64
 	b := agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n := now.Add(1); n > most.Load() {
@@ -120,8 +117,8 @@ func TestMoreClientsThanConnectionsWait(t *testing.T) {
 	}
 }
 
-// TestSlowConnectionsAreCutOff: silent and slow connections end with the timeout and leave no goroutine.
-func TestSlowConnectionsAreCutOff(t *testing.T) {
+// TestServe_SlowConnections: silent and slow connections end with the timeout and leave no goroutine.
+func TestServe_SlowConnections(t *testing.T) {
 	for name, begin := range map[string]string{
 		"silent": "", "slow header": "GET / HT", "slow body": "POST / HTTP/1.1\r\nHost: unix\r\nContent-Length: 1000000\r\n\r\n[",
 	} {
@@ -149,13 +146,11 @@ func TestSlowConnectionsAreCutOff(t *testing.T) {
 	}
 }
 
-func TestRequestsOfAConnection(t *testing.T) {
+func TestServe_RequestsOfAConnection(t *testing.T) {
 	for keepAlive, want := range map[bool]int{false: 1, true: 2} {
 		b := start(t, func(o *unixsock.Options) { o.KeepAlive = keepAlive })
 		conn := b.Dial(t)
-		if _, err := io.WriteString(conn, request+strings.Replace(request, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(io.WriteString(conn, request+strings.Replace(request, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1))))
 		answers, _ := io.ReadAll(conn) // a reset is an end as well
 		if got := strings.Count(string(answers), "HTTP/1.1 200 OK"); got != want {
 			t.Errorf("keep-alive %v: answers %q", keepAlive, answers)
@@ -163,7 +158,7 @@ func TestRequestsOfAConnection(t *testing.T) {
 	}
 }
 
-func TestItEndsThoughHandlersHang(t *testing.T) {
+func TestServe_HangingHandlersAtTheEnd(t *testing.T) {
 	release, reached := make(chan struct{}), make(chan struct{}, 9)
 	defer close(release)
 	b := agenttest.Serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -178,16 +173,12 @@ func TestItEndsThoughHandlersHang(t *testing.T) {
 	b.Stop()
 }
 
-func TestWithoutFileDescriptorsItWaitsForSome(t *testing.T) {
+func TestServe_NoFileDescriptors(t *testing.T) {
 	b := start(t, func(o *unixsock.Options) { o.Connections = 1 })
 	var usual syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &usual))
 	limit := func(n uint64) {
-		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: usual.Max}); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: usual.Max}))
 	}
 	t.Cleanup(func() { limit(usual.Cur) })
 	first, second := b.Dial(t), b.Dial(t) // the second one waits in the backlog

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-func TestRunReportsTheOutcome(t *testing.T) {
+func TestRun_Outcome(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		read, work     error
@@ -51,7 +51,7 @@ func TestRunReportsTheOutcome(t *testing.T) {
 	}
 }
 
-func TestASignalEndsTheWork(t *testing.T) {
+func TestRun_Signal(t *testing.T) {
 	code := service.Run(applet.Call{}, "dance", "", nil, func() (service.Service, error) {
 		return service.Service{Log: slog.New(slog.DiscardHandler), Work: func(ctx context.Context) error {
 			if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {

@@ -8,49 +8,34 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/applet/terminal"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestColumns_Terminal(t *testing.T) {
 	t.Parallel()
 	screen := open(t)
-	if got := terminal.Columns(screen); got != 80 {
-		t.Errorf("a terminal without a size has %d columns", got)
-	}
-	if err := unix.IoctlSetWinsize(int(screen.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 132}); err != nil {
-		t.Fatal(err)
-	}
-	if got := terminal.Columns(screen); got != 132 {
-		t.Errorf("%d columns", got)
-	}
+	check.Equal(t, terminal.Columns(screen), 80, "a terminal without a size has")
+	check.OK(t, unix.IoctlSetWinsize(int(screen.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 132}))
+	check.Equal(t, terminal.Columns(screen), 132, "columns")
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _, _ = reader.Close(), writer.Close() })
-	if terminal.Columns(writer) != 0 {
-		t.Error("a pipe is a terminal")
-	}
+	check.Equal(t, terminal.Columns(writer), 0, "a pipe is a terminal")
 }
 
 // open makes a pseudoterminal.
 func open(t *testing.T) *os.File {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = master.Close() })
 	if err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
 		t.Fatal(err)
 	}
 	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	screen, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = screen.Close() })
 	return screen
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var v4 = redirect.Families{HasIPv4: true, Host: netip.MustParseAddr("10.0.0.5")}
@@ -27,7 +28,7 @@ func name(f redirect.Field) string {
 func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.Set) []audit.Problem {
 	want, have := redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv4)
 	change(&have)
-	owned := redirect.Owned(want, have)
+	owned := redirect.Sidecar().Owned(want, have)
 	var diffs []ruleset.Diff
 	if d := ruleset.Compare(want, have, owned); !d.Empty() {
 		diffs = append(diffs, d)
@@ -91,7 +92,7 @@ func TestRules(t *testing.T) {
 	}
 }
 
-func TestTheMostSeriousStateCounts(t *testing.T) {
+func TestAssess_MostSeriousState(t *testing.T) {
 	t.Parallel()
 	rules := problems(redirect.Default(), func(s *ruleset.Set) {
 		*chain(s, "ISTIO_OUTPUT") = nil
@@ -120,9 +121,7 @@ func TestTheMostSeriousStateCounts(t *testing.T) {
 	if !slices.Equal(states, want) || audit.StateOf(got) != audit.ForeignRule {
 		t.Errorf("got %v", got)
 	}
-	if text := got[10].Detail; text != "and 15 more processes" {
-		t.Errorf("got %q", text)
-	}
+	check.Equal(t, got[10].Detail, "and 15 more processes")
 }
 
 func TestAssess_ThreadOfAProcess(t *testing.T) {
@@ -133,7 +132,7 @@ func TestAssess_ThreadOfAProcess(t *testing.T) {
 	}
 }
 
-func TestListeners(t *testing.T) {
+func TestAssess_Listeners(t *testing.T) {
 	t.Parallel()
 	none, dns := redirect.Default(), redirect.Default()
 	none.Inbound = redirect.Ports{}
@@ -194,8 +193,8 @@ func TestAssess_WhoListens(t *testing.T) {
 	}
 }
 
-// TestTextsAreBounded: rules, names and lists can be a pod author's.
-func TestTextsAreBounded(t *testing.T) {
+// TestTexts_Bounds: rules, names and lists can be a pod author's.
+func TestTexts_Bounds(t *testing.T) {
 	t.Parallel()
 	got := problems(redirect.Default(), ahead("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -p tcp -j ACCEPT"))
 	if len(got) == 0 {
@@ -215,7 +214,7 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 }
 
-func TestExceptions(t *testing.T) {
+func TestAssess_Exceptions(t *testing.T) {
 	t.Parallel()
 	if all := audit.Exceptions(redirect.Default(), name); len(all) != 0 {
 		t.Errorf("of a pod without settings: %v", all)
@@ -247,7 +246,7 @@ func TestExceptions(t *testing.T) {
 	}
 }
 
-func TestEachStateHasItsTexts(t *testing.T) {
+func TestTexts_EachState(t *testing.T) {
 	t.Parallel()
 	for _, s := range audit.States() {
 		for _, repairs := range []bool{false, true} {
@@ -257,9 +256,7 @@ func TestEachStateHasItsTexts(t *testing.T) {
 			}
 		}
 	}
-	if audit.State("x").Sentence() != "" {
-		t.Error("an unknown state has a sentence")
-	}
+	check.Equal(t, audit.State("x").Sentence(), "", "an unknown state has a sentence")
 }
 
 // TestRules_ForeignRules holds single rules of others to whether they may take packets of the mesh, ahead of its rules in nat and in

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // FuzzInsertRemove: Remove undoes Insert to the byte, a second Insert changes nothing, and the bytes of
@@ -17,10 +18,10 @@ import (
 func FuzzInsertRemove(f *testing.F) {
 	for _, pattern := range []string{"testdata/shapes/*/*.conflist", "testdata/shapes/*/*.conf", "testdata/broken/*.conflist"} {
 		files, err := filepath.Glob(pattern)
-		must(f, err)
+		check.OK(f, err)
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			must(f, err)
+			check.OK(f, err)
 			f.Add(text)
 		}
 	}
@@ -37,9 +38,9 @@ func FuzzInsertRemove(f *testing.F) {
 			t.Fatalf("twice is not once (%v):\n%s\n%s", err, with, again)
 		}
 		clean, err := cniconf.Remove(text)
-		must(t, err)
+		check.OK(t, err)
 		back, err := cniconf.Remove(with)
-		must(t, err)
+		check.OK(t, err)
 		if had := !bytes.Equal(clean, text); !had && !bytes.Equal(back, text) {
 			t.Fatalf("not the identity:\n%q\n%q", text, back)
 		}
@@ -58,8 +59,8 @@ func elements(t *testing.T, text []byte) []string {
 	t.Helper()
 	keys := map[string]json.RawMessage{}
 	var plugins []json.RawMessage
-	must(t, json.Unmarshal(text, &keys))
-	must(t, json.Unmarshal(keys["plugins"], &plugins))
+	check.OK(t, json.Unmarshal(text, &keys))
+	check.OK(t, json.Unmarshal(keys["plugins"], &plugins))
 	var out []string
 	for _, p := range plugins {
 		out = append(out, string(p))
@@ -95,7 +96,7 @@ func FuzzPlan(f *testing.F) {
 	})
 }
 
-func TestInsertIsFormattedLikeItsNeighbours(t *testing.T) {
+func TestInsert_Format(t *testing.T) {
 	t.Parallel()
 	own := []byte(`{"type":"istio-cni","a":[1]}`)
 	for _, tc := range []struct{ name, list, want string }{

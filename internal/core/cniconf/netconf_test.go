@@ -78,7 +78,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestParseReportsEveryProblemByItsKey(t *testing.T) {
+func TestParse_ProblemsByKey(t *testing.T) {
 	t.Parallel()
 	got, err := Parse([]byte(`{"name":"n","exclude_namespaces":"kube-system","second_ip_family":"drop","api_timeout":"0s",
 		"force_iptables_binary":"nftables","ambient_enabled":"yes","plugin_log_level":7,"pod_namespace":"istio-system"}`))
@@ -99,7 +99,7 @@ func TestParseReportsEveryProblemByItsKey(t *testing.T) {
 	}
 }
 
-func TestBackendsThatContradict(t *testing.T) {
+func TestParse_ContradictingBackends(t *testing.T) {
 	t.Parallel()
 	for stanza, want := range map[string]string{
 		`{"name":"n","backend":"magic"}`:                                           `key "backend": value "magic": want auto, netlink, native or iptables`,
@@ -114,7 +114,7 @@ func TestBackendsThatContradict(t *testing.T) {
 	}
 }
 
-func TestParseRefusesOtherTexts(t *testing.T) {
+func TestParse_Refusals(t *testing.T) {
 	t.Parallel()
 	for _, stanza := range []string{``, `null garbage`, `[]`, `"x"`, `{"name":7}`, `{"cniVersion":{}}`, `{"name":"n"`} {
 		if _, err := Parse([]byte(stanza)); err == nil || !strings.HasPrefix(err.Error(), "parsing network configuration: ") {

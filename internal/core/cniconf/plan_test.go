@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func stanza() cniconf.Stanza {
@@ -155,9 +156,9 @@ func neighbours(d cniconf.Dir) []string {
 	return slices.DeleteFunc(types(d), func(s string) bool { return s == "istio-cni" })
 }
 
-// TestEveryInstantIsValid takes every place and the configurations of real platforms through every mode, stops after each
+// TestPlan_EveryInstantIsValid takes every place and the configurations of real platforms through every mode, stops after each
 // step as a crash would, and examines the file that a runtime would load, and the results of a second run and of removal.
-func TestEveryInstantIsValid(t *testing.T) {
+func TestPlan_EveryInstantIsValid(t *testing.T) {
 	t.Parallel()
 	platforms := shapes(t)
 	all := places()
@@ -213,9 +214,7 @@ func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Pla
 	unserved := slices.Contains([]string{"9.9.9", "latest"}, before.Version)
 	same := func(i int, work string, want, got cniconf.Dir) {
 		t.Helper()
-		if diff := cmp.Diff(texts(want), texts(got)); diff != "" {
-			t.Errorf("stopped after %d steps, %s leads elsewhere (-want +got):\n%s", i, work, diff)
-		}
+		check.Diff(t, fmt.Sprintf("stopped after %d steps, %s leads elsewhere", i, work), texts(want), texts(got))
 	}
 	for i, d := range dirs {
 		agree(t, d)
@@ -244,8 +243,8 @@ func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Pla
 	}
 }
 
-// TestMovesBetweenModes changes the mode of a directory and must end as if it had begun with it.
-func TestMovesBetweenModes(t *testing.T) {
+// TestPlan_ModeChanges changes the mode of a directory and must end as if it had begun with it.
+func TestPlan_ModeChanges(t *testing.T) {
 	t.Parallel()
 	modes := []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone}
 	for name, start := range places() {
@@ -263,10 +262,10 @@ func TestMovesBetweenModes(t *testing.T) {
 	}
 }
 
-// TestW3W24ThePrimaryConfigurationIsFoundAnewEachTime: another file sorts first from now on, or the original of a
+// TestPlan_PrimaryChanges: another file sorts first from now on, or the original of a
 // converted one, or the one that was copied, is written again. The content of a file of our own outlives a primary that writes
 // its file at boot, before the agent is there.
-func TestW3W24ThePrimaryConfigurationIsFoundAnewEachTime(t *testing.T) {
+func TestPlan_PrimaryChanges(t *testing.T) {
 	t.Parallel()
 	changed := strings.NewReplacer("calico", "cilium", "1.0.0", "0.4.0").Replace(list)
 	macvlan := strings.Replace(bridgeConf, "bridge", "macvlan", 1)
@@ -330,9 +329,7 @@ func agree(t *testing.T, d cniconf.Dir) {
 		}
 	}
 	loaded, err := load(filepath.Join(root, first))
-	if err != nil {
-		t.Fatalf("libcni does not load %s: %v", first, err)
-	}
+	check.OK(t, err, "libcni does not load", first)
 	var got []string
 	for _, p := range loaded.Plugins {
 		got = append(got, p.Network.Type)
@@ -344,15 +341,8 @@ func agree(t *testing.T, d cniconf.Dir) {
 
 func put(t *testing.T, file string, data []byte) {
 	t.Helper()
-	must(t, os.MkdirAll(filepath.Dir(file), 0o755))
-	must(t, os.WriteFile(file, data, 0o600))
-}
-
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	check.OK(t, os.WriteFile(file, data, 0o600))
 }
 
 // load reads a file as containerd and CRI-O do.
@@ -388,14 +378,14 @@ func shapes(t *testing.T) map[string]cniconf.Dir {
 			}
 			return err
 		})
-		must(t, err)
+		check.OK(t, err)
 		out[filepath.Base(root)] = dir(files...)
 	}
 	return out
 }
 
-// TestBrokenFilesCountAsAbsent holds our reading of damaged files to libcni's.
-func TestBrokenFilesCountAsAbsent(t *testing.T) {
+// TestPlan_BrokenFiles holds our reading of damaged files to libcni's.
+func TestPlan_BrokenFiles(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/broken/*.*")
 	if err != nil || len(files) < 10 {
@@ -407,7 +397,7 @@ func TestBrokenFilesCountAsAbsent(t *testing.T) {
 			continue
 		}
 		text, err := os.ReadFile(file)
-		must(t, err)
+		check.OK(t, err)
 		d := dir(name, string(text))
 		agree(t, d)
 		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.Owned, cniconf.DropIn} {
@@ -429,9 +419,9 @@ func TestBrokenFilesCountAsAbsent(t *testing.T) {
 	}
 }
 
-// TestANamedListBecomesAListByItsNameToo: the user named a file of a single plugin's extension that holds a list, which no
+// TestPlan_NamedConf: the user named a file of a single plugin's extension that holds a list, which no
 // runtime reads.
-func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
+func TestPlan_NamedConf(t *testing.T) {
 	t.Parallel()
 	const list = `{"cniVersion":"0.4.0","name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}`
 	other := strings.Replace(list, "calico", "ptp", 1)
@@ -478,9 +468,7 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 		if again := w.Plan(done); len(again.Steps) > 0 || again.Problem != nil {
 			t.Errorf("%s: a second run changes more: %+v", name, again)
 		}
-		if diff := cmp.Diff(tc.back, files(texts(removed(w, done)))); diff != "" {
-			t.Errorf("%s: after removal (-want +got):\n%s", name, diff)
-		}
+		check.Diff(t, fmt.Sprintf("%s: after removal", name), tc.back, files(texts(removed(w, done))))
 	}
 	w := want(cniconf.Inline)
 	if plan := w.Plan(single); plan.Waiting == "" || len(plan.Steps) > 0 {
@@ -492,9 +480,9 @@ func TestANamedListBecomesAListByItsNameToo(t *testing.T) {
 	}
 }
 
-// TestPlansAreTheSameEachTime: a plan that is made again for the same directory, as after a failure half-way, goes on
+// TestPlan_Deterministic: a plan that is made again for the same directory, as after a failure half-way, goes on
 // where the last one stopped.
-func TestPlansAreTheSameEachTime(t *testing.T) {
+func TestPlan_Deterministic(t *testing.T) {
 	t.Parallel()
 	saved := cniconf.File{Data: []byte(bridgeConf), Mode: 0o644}
 	two := with(installed(want(cniconf.Inline), dir("10-a.conf", bridgeConf)), "10-a.json.istio-cni-saved", saved)
@@ -517,8 +505,8 @@ func TestPlansAreTheSameEachTime(t *testing.T) {
 	}
 }
 
-// TestDamagedStanzaIsReplaced: no other program would repair a stanza of this one that keeps the runtime from loading the file.
-func TestDamagedStanzaIsReplaced(t *testing.T) {
+// TestPlan_DamagedStanza: no other program would repair a stanza of this one that keeps the runtime from loading the file.
+func TestPlan_DamagedStanza(t *testing.T) {
 	t.Parallel()
 	for _, damaged := range []string{`{"type":"istio-cni","ipam":"x"}`, `{"type":"istio-cni","x":1e999}`, `{"type":"istio-cni","capabilities":{"a":1}}`} {
 		start := dir("10-a.conflist", `{"name":"n","plugins":[{"type":"calico"},`+damaged+`]}`)
@@ -536,8 +524,8 @@ func TestDamagedStanzaIsReplaced(t *testing.T) {
 	}
 }
 
-// TestBadTemplateTouchesNothing: no stanza may keep the runtime from loading its file.
-func TestBadTemplateTouchesNothing(t *testing.T) {
+// TestPlan_BadTemplate: no stanza may keep the runtime from loading its file.
+func TestPlan_BadTemplate(t *testing.T) {
 	t.Parallel()
 	for _, template := range []string{
 		`{"type":"istio-cni","ipam":"x"}`, `{"type":"istio-cni","ipam":{"type":5}}`, `{"type":"istio-cni","dns":{"nameservers":"x"}}`,
@@ -562,22 +550,20 @@ func TestBadTemplateTouchesNothing(t *testing.T) {
 	}
 }
 
-func TestAnOwnedCopyOfAnyNameIsRemoved(t *testing.T) {
+func TestPlan_OwnedCopy(t *testing.T) {
 	t.Parallel()
 	start := dir("10-calico.conflist", list)
 	w := want(cniconf.Owned)
 	w.OwnedName = "00-mine.conflist"
 	owned := installed(w, start)
-	if diff := cmp.Diff(texts(start), texts(removed(want(cniconf.Inline), owned))); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", texts(start), texts(removed(want(cniconf.Inline), owned)))
 	w.OwnedName = "01-new.conflist"
 	if got := types(installed(w, owned)); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
 		t.Errorf("the runtime runs %q", got)
 	}
 }
 
-func TestAnUnseenFileStopsThePlan(t *testing.T) {
+func TestPlan_UnseenFile(t *testing.T) {
 	t.Parallel()
 	start := dir("10-a.conflist", "", "99-lo.conflist", `{"name":"lo","plugins":[{"type":"loopback"}]}`)
 	start["10-a.conflist"] = cniconf.File{Unseen: "a link to somewhere else"}
@@ -587,7 +573,7 @@ func TestAnUnseenFileStopsThePlan(t *testing.T) {
 	}
 }
 
-func TestW2NoModeWritesOverAFileOfOthers(t *testing.T) {
+func TestPlan_FileOfOthers(t *testing.T) {
 	t.Parallel()
 	for mode, name := range map[cniconf.Mode]string{cniconf.Owned: cniconf.OwnedName, cniconf.Standalone: "YYY-mine.conflist"} {
 		w := want(mode)
@@ -603,8 +589,8 @@ func TestW2NoModeWritesOverAFileOfOthers(t *testing.T) {
 	}
 }
 
-// TestANamedFileHasATwinOfTheOtherKind: a single plugin may have become a list. A file of another extension has no twin.
-func TestANamedFileHasATwinOfTheOtherKind(t *testing.T) {
+// TestPlan_TwinOfNamedFile: a single plugin may have become a list. A file of another extension has no twin.
+func TestPlan_TwinOfNamedFile(t *testing.T) {
 	const single = `{"cniVersion":"1.0.0","name":"net","type":"bridge"}`
 	for name, found := range map[string]string{
 		"10-x.conf": "10-x.conflist", "10-x.json": "10-x.conflist", "10-x.conflist": "10-x.conf", "10-x.v2": "", "10-x": "",
@@ -621,8 +607,8 @@ func TestANamedFileHasATwinOfTheOtherKind(t *testing.T) {
 	}
 }
 
-// TestTheVersionOfTheStandaloneFile: a file of another version is rewritten, and removed by an uninstallation that wants any.
-func TestTheVersionOfTheStandaloneFile(t *testing.T) {
+// TestPlan_StandaloneVersion: a file of another version is rewritten, and removed by an uninstallation that wants any.
+func TestPlan_StandaloneVersion(t *testing.T) {
 	for name, file := range map[string]string{"": cniconf.StandaloneName, "istio-cni.conf": "istio-cni.conf", "own.conflist": "own.conflist"} {
 		want := func(version string) cniconf.Want {
 			return cniconf.Want{Mode: cniconf.Standalone, ConfName: name, Stanza: cniconf.Stanza{CNIVersion: version}, FileMode: 0o600}

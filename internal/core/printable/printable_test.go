@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // hostile are the characters that must never reach a terminal, by their names.
@@ -28,7 +29,7 @@ func clean(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !printable.Is(r) })
 }
 
-func TestNothingHostilePasses(t *testing.T) {
+func TestText_Hostile(t *testing.T) {
 	for name, bad := range hostile {
 		t.Run(name, func(t *testing.T) {
 			text := "a" + bad + "b"
@@ -51,23 +52,15 @@ func TestNothingHostilePasses(t *testing.T) {
 	}
 }
 
-func TestWhatIsPrintableStays(t *testing.T) {
+func TestText_Printable(t *testing.T) {
 	const text = `Grüße, 世界 "…" \ <&> 🙂`
-	if got := printable.Text(text, 100); got != text {
-		t.Errorf("%q", got)
-	}
-	if got := printable.Quote(`a"b\`+"\n", 100); got != `"a\"b\\\n"` {
-		t.Errorf("%s", got)
-	}
-	if got := string(printable.Lines([]byte("a\tb\nc"))); got != "a\tb\nc" {
-		t.Errorf("%q", got)
-	}
-	if got := printable.Text("a\tb\nc", 100); got != `a\tb\nc` {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, printable.Text(text, 100), text)
+	check.Equal(t, printable.Quote(`a"b\`+"\n", 100), `"a\"b\\\n"`)
+	check.Equal(t, string(printable.Lines([]byte("a\tb\nc"))), "a\tb\nc")
+	check.Equal(t, printable.Text("a\tb\nc", 100), `a\tb\nc`)
 }
 
-func TestTheBoundHolds(t *testing.T) {
+func TestText_Bound(t *testing.T) {
 	for _, unit := range []string{"x", "\x1b", "世", `"`, "\U000e0041"} {
 		for n := range 120 {
 			text := strings.Repeat(unit, n)
@@ -80,13 +73,11 @@ func TestTheBoundHolds(t *testing.T) {
 			}
 		}
 	}
-	if got := printable.Text(strings.Repeat("x", 1<<20), 40); got != "xxxxxxxxxxxxxxxx… (1048560 bytes more)" {
-		t.Errorf("%q", got)
-	}
+	check.Equal(t, printable.Text(strings.Repeat("x", 1<<20), 40), "xxxxxxxxxxxxxxxx… (1048560 bytes more)")
 }
 
 // A long text costs no more than its bound.
-func TestALongTextIsNotCopied(t *testing.T) {
+func TestText_LongIsNotCopied(t *testing.T) {
 	text := strings.Repeat("\x1b", 8<<20)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -104,21 +95,13 @@ func FuzzLines(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		document, err := json.MarshalIndent(map[string]string{"k" + text: text}, "", "  ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		var before, after map[string]string
 		safe := printable.Lines(document)
-		if err := json.Unmarshal(document, &before); err != nil {
-			t.Fatal(err)
-		}
-		if err := json.Unmarshal(safe, &after); err != nil {
-			t.Fatalf("%s: %v", safe, err)
-		}
+		check.OK(t, json.Unmarshal(document, &before))
+		check.OK(t, json.Unmarshal(safe, &after), safe)
 		for k, v := range before {
-			if after[k] != v {
-				t.Errorf("%q is %q after it", v, after[k])
-			}
+			check.Equal(t, after[k], v, "after it")
 		}
 		for line := range strings.Lines(string(safe)) {
 			if !clean(strings.TrimSuffix(line, "\n")) {

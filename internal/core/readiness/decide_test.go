@@ -136,7 +136,7 @@ func again(n Node, when time.Time) Node {
 	return n
 }
 
-func TestRollingUpdateAddsNoTaint(t *testing.T) {
+func TestDecide_RollingUpdate(t *testing.T) {
 	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), clean(), unready(), Keep, AgentUnready, WithinGracePeriod},
@@ -151,7 +151,7 @@ func TestRollingUpdateAddsNoTaint(t *testing.T) {
 		step{at(7, 0), tainted(), readyAt(at(7, 0)), Remove, AgentReady, ""})
 }
 
-func TestReadinessFromBeforeAReboot(t *testing.T) {
+func TestDecide_ReadinessBeforeReboot(t *testing.T) {
 	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		// The node is back before its loss was noticed, with the earlier readiness: T-4, T-5.
@@ -161,14 +161,14 @@ func TestReadinessFromBeforeAReboot(t *testing.T) {
 		step{at(1, 31), again(clean(), at(1, 0)), readyAt(at(1, 29)), Keep, AgentReady, AsWanted})
 }
 
-func TestReadinessOfTheOldBootNeverCounts(t *testing.T) {
+func TestDecide_ReadinessOfOldBoot(t *testing.T) {
 	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, AsWanted},
 		step{at(50, 0), again(tainted(), at(1, 0)), ready(), Keep, Rebooted, AsWanted})
 }
 
-func TestReadinessBetweenTheReportsCountsAfterSettling(t *testing.T) {
+func TestDecide_ReadinessBetweenReports(t *testing.T) {
 	between := readyAt(at(0, 30))
 	first := step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted}
 	back := step{at(1, 0), again(tainted(), at(1, 0)), between, Keep, Rebooted, AsWanted}
@@ -185,13 +185,13 @@ func TestReadinessBetweenTheReportsCountsAfterSettling(t *testing.T) {
 	}
 }
 
-func TestRebootedNodeHasNoGracePeriod(t *testing.T) {
+func TestDecide_RebootHasNoGracePeriod(t *testing.T) {
 	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
 		step{at(1, 0), again(clean(), at(1, 0)), none(), Add, NoAgent, ""})
 }
 
-func TestUnobservedRebootIsSuspected(t *testing.T) {
+func TestDecide_UnobservedReboot(t *testing.T) {
 	back := clean()
 	back.ReadySince = at(1, 0)
 	stillTainted := tainted()
@@ -209,7 +209,7 @@ func TestUnobservedRebootIsSuspected(t *testing.T) {
 	}
 }
 
-func TestUnreachableNodeOfTheSameBootCountsAtOnce(t *testing.T) {
+func TestDecide_UnreachableNode(t *testing.T) {
 	gone := clean()
 	gone.Ready, gone.ReadySince = false, at(1, 0)
 	back := tainted()
@@ -222,7 +222,7 @@ func TestUnreachableNodeOfTheSameBootCountsAtOnce(t *testing.T) {
 		step{at(9, 1), back, ready(), Remove, AgentReady, ""})
 }
 
-func TestReasonsAreExplained(t *testing.T) {
+func TestReasons_Explained(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range Reasons() {
 		if seen[string(r)] || r.Sentence() == "" {
@@ -232,8 +232,8 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 }
 
-// TestProperties checks sequences of random changes of a node.
-func TestProperties(t *testing.T) {
+// TestDecide_Properties checks sequences of random changes of a node.
+func TestDecide_Properties(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	policies := []Policy{untaint(), adding(), legacy()}
 	for range 3000 {

@@ -144,8 +144,8 @@ func TestForeign_Bounds(t *testing.T) {
 	}
 }
 
-// TestOnePodCannotHideTheLog: what pods can write takes out no other line.
-func TestOnePodCannotHideTheLog(t *testing.T) {
+// TestForeign_OnePodCannotHideTheLog: what pods can write takes out no other line.
+func TestForeign_OnePodCannotHideTheLog(t *testing.T) {
 	for _, text := range []string{"-----BEGIN A-----", `password=\"`, "token='", `secret: "`, "Authorization: x"} {
 		log := fmt.Sprintf("msg=%q\ntime=\"2026\" msg=important\nmsg=%q\nmsg=end\n", text, text)
 		got := string(redact.New().Text([]byte(log)))

@@ -1,17 +1,10 @@
 package redirect
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-)
-
-// ChainPrefix marks a chain of iptables as the mesh's, NativePrefix a native table.
-const (
-	ChainPrefix  = "ISTIO_"
-	NativePrefix = "istio-proxy-"
 )
 
 // builder is a Spec in one dialect: rules of iptables for one family, or of the native tables for all captured ones.
@@ -49,7 +42,7 @@ type chain struct {
 func (b builder) table(name string, chains ...chain) ruleset.Table {
 	t := ruleset.Table{Name: name}
 	if b.native {
-		t.Name = NativePrefix + name
+		t.Name = nativePrefix + name
 	}
 	for _, c := range chains {
 		policy := ruleset.NoPolicy
@@ -78,14 +71,14 @@ func RejectAll(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, builder{}.rejected(f))
 }
 
-// NativeRules returns the native nf_tables tables that capture a pod by the Spec, for both families at once. They
+// NativeSet returns the native nf_tables tables that capture a pod by the Spec, for both families at once. They
 // differ from the reference's tables where those fail to load or let packets pass: packets in conntrack state invalid are
 // dropped whatever their protocol; so are connections that tproxy cannot hand over, as by iptables' target TPROXY; no rule
 // jumps to a missing chain; and a Rejected family is rejected.
 //
 // A rule without an address matches both families. If IPv6 is Bypassed, the first rule of each base chain returns its
 // packets; the reference captures them even then.
-func NativeRules(s Spec, f Families) ruleset.Set {
+func (s Spec) NativeSet(f Families) ruleset.Set {
 	b := builder{Spec: s, families: []ruleset.Family{ruleset.IPv4}, native: true}
 	if f.IPv6 == Captured {
 		b.families = append(b.families, ruleset.IPv6)
@@ -106,82 +99,9 @@ func (b builder) passIPv6(tables []ruleset.Table) {
 	pass := b.rule("IPv6 bypasses the mesh", ruleset.Return, ruleset.OfFamily(ruleset.IPv6))
 	for _, t := range tables {
 		for i, c := range t.Chains {
-			if _, base := NativeHook(t.Name, c.Name); base {
+			if _, base := Sidecar().HookOf(ruleset.Inet, t.Name, c.Name); base {
 				t.Chains[i].Rules = append([]ruleset.Rule{pass}, c.Rules...)
 			}
 		}
 	}
-}
-
-// TraceTable begins the name of the table of a packet trace, which no Set has.
-const TraceTable = "istio-cni-trace-"
-
-// NativeTables are the names of all native tables, in the order in which they are written. The first three are protocol;
-// the reference cannot refuse a family.
-func NativeTables() []string {
-	return []string{NativePrefix + "nat", NativePrefix + "mangle", NativePrefix + "raw", NativePrefix + "filter"}
-}
-
-// NativeHook returns the hook of a base chain of a native table: that of iptables' chain of the same name.
-func NativeHook(table, chain string) (ruleset.Hook, bool) {
-	upper := strings.ToUpper(chain)
-	if !slices.Contains(NativeTables(), table) || upper == chain || upper != "INPUT" && upper != prerouting && upper != outHook {
-		return ruleset.Hook{}, false
-	}
-	return ruleset.HookOf(strings.TrimPrefix(table, NativePrefix), upper)
-}
-
-// HookOf returns the hook of a base chain: of the native tables in family Inet, else of iptables.
-func HookOf(f ruleset.Family, table, chain string) (ruleset.Hook, bool) {
-	if f == ruleset.Inet {
-		return NativeHook(table, chain)
-	}
-	return ruleset.HookOf(table, chain)
-}
-
-// KnownTable reports whether a table is one whose rules are read: a native one in family Inet, else one of iptables.
-func KnownTable(f ruleset.Family, table string) bool {
-	if f == ruleset.Inet {
-		return slices.Contains(NativeTables(), table)
-	}
-	return ruleset.KnownTable(table)
-}
-
-// OwnedNative marks all of a Set of native tables as the mesh's.
-func OwnedNative(have ruleset.Set) ruleset.Ownership {
-	owned := ruleset.Ownership{Chains: map[string]map[string]bool{}}
-	for _, t := range have.Tables {
-		owned.Chains[t.Name] = map[string]bool{}
-		for _, c := range t.Chains {
-			owned.Chains[t.Name][c.Name] = true
-		}
-	}
-	return owned
-}
-
-// NativeScript prints native tables as a text for "nft -f" that replaces the present tables, as the reference logs it. The
-// text removes tables that the Set does not have.
-func NativeScript(s ruleset.Set) string {
-	var b strings.Builder
-	for _, name := range NativeTables() {
-		fmt.Fprintf(&b, "add table inet %s\ndelete table inet %s\n", name, name)
-		t := s.Table(name)
-		if len(t.Chains) == 0 {
-			continue
-		}
-		fmt.Fprintf(&b, "add table inet %s\n", name)
-		for _, c := range t.Chains {
-			fmt.Fprintf(&b, "add chain inet %s %s", name, c.Name)
-			if h, base := NativeHook(name, c.Name); base {
-				fmt.Fprintf(&b, " { type %s hook %s priority %d; }", h.Type, h.Name, h.Priority)
-			}
-			b.WriteByte('\n')
-		}
-		for _, c := range t.Chains {
-			for _, r := range c.Rules {
-				fmt.Fprintf(&b, "add rule inet %s %s %s\n", name, c.Name, r)
-			}
-		}
-	}
-	return b.String()
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func addresses(texts ...string) []netip.Addr {
@@ -75,25 +76,21 @@ func TestFamiliesOf(t *testing.T) {
 			} {
 				for _, kernel := range []bool{true, false} {
 					got, err := setting.spec.FamiliesOf(test.have, kernel)
-					if err != nil {
-						t.Fatal(err)
-					}
+					check.OK(t, err)
 					want := redirect.Families{
 						IPv6: setting.want, HasIPv4: test.want.has4, HasIPv6: test.want.has6, Host: netip.MustParseAddr(test.want.host),
 					}
 					if !kernel && want.Host.Is4() {
 						want.IPv6 = redirect.Unused
 					}
-					if got != want {
-						t.Errorf("%s, kernel with IPv6 %v: families are %+v, want %+v", setting.name, kernel, got, want)
-					}
+					check.Equal(t, got, want, setting.name, "kernel with IPv6", kernel, "families are")
 				}
 			}
 		})
 	}
 }
 
-func TestFamiliesOfAPodWithoutAddress(t *testing.T) {
+func TestFamiliesOf_NoAddress(t *testing.T) {
 	for name, have := range map[string][]netip.Addr{
 		"none at all": nil, "loopback only": addresses("127.0.0.1", "::1"), "link-local only": addresses("fe80::1%eth0", "169.254.0.1"), "passthrough only": addresses("::6"), "invalid": {{}},
 	} {
@@ -123,7 +120,7 @@ func TestSets(t *testing.T) {
 	}
 }
 
-// TestRouting is about families that are not captured; TestRoutingIsThatOfTheReference (node/redirection) has the others.
+// TestRouting is about families that are not captured; TestRouting_OfTheReference (node/redirection) has the others.
 func TestRouting(t *testing.T) {
 	for mode, want := range map[string]redirect.Routing{
 		"REDIRECT": {Mark: 1337, Table: 133}, "TPROXY": {MarkFamilies: families[:1], Mark: 1337, Table: 133},

@@ -5,12 +5,11 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // FuzzParse writes any text into any field. A refused text must leave the Spec alone and name the problem; an accepted one
@@ -40,9 +39,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for _, family := range families {
-			if problem := wrongWith(redirect.Rules(got, family)); problem != "" {
-				t.Errorf("field %d, value %q, %s: %s", field, text, family, problem)
-			}
+			check.Equal(t, wrongWith(redirect.Rules(got, family)), "", "field", field, "value", text, family)
 		}
 	})
 }
@@ -68,11 +65,9 @@ func FuzzOwned(f *testing.F) {
 			return // no kernel has such rules
 		}
 		nothing := ruleset.Set{Family: ruleset.IPv4}
-		foreigners := rulesettest.Lines(rulesettest.NewNamespace(have).Save(), redirect.Owned(nothing, have))
-		n.Reach(t, nothing, redirect.Owned)
-		if diff := cmp.Diff(foreigners, linesOf(n)); diff != "" {
-			t.Errorf("what was not owned has changed (-before +after):\n%s", diff)
-		}
-		rulesettest.NewNamespace(have).Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Owned)
+		foreigners := rulesettest.Lines(rulesettest.NewNamespace(have).Save(), redirect.Sidecar().Owned(nothing, have))
+		n.Reach(t, nothing, redirect.Sidecar().Owned)
+		check.Diff(t, "what was not owned has changed", foreigners, linesOf(n))
+		rulesettest.NewNamespace(have).Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Sidecar().Owned)
 	})
 }

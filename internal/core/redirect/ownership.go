@@ -16,33 +16,33 @@ import (
 // into built-in chains by their whole shape, and only if one of our chains differs from the wanted one, which shows that
 // another configuration was applied. A plain RETURN for an interface, which any program may use, counts only ahead of the
 // rules that the reference appends, and only in pairs or at the head of the chain.
-func Owned(want, have ruleset.Set) ruleset.Ownership {
-	return find(want, have, otherChain(want, have))
+func (o Owner) Owned(want, have ruleset.Set) ruleset.Ownership {
+	return o.find(want, have, o.otherChain(want, have))
 }
 
 // AllOwned is Owned for the removal of all rules of the mesh. It counts rules of the mesh's shapes as owned even if the
 // namespace has none of our chains, as after an incomplete removal.
-func AllOwned(have ruleset.Set) ruleset.Ownership {
-	return find(ruleset.Set{Family: have.Family}, have, true)
+func (o Owner) AllOwned(have ruleset.Set) ruleset.Ownership {
+	return o.find(ruleset.Set{Family: have.Family}, have, true)
 }
 
 // otherChain reports whether one of our chains differs from the wanted one. Any two configurations differ in at least one
 // chain, so without such a chain the namespace has no rules of another configuration.
-func otherChain(want, have ruleset.Set) bool {
+func (o Owner) otherChain(want, have ruleset.Set) bool {
 	return slices.ContainsFunc(have.Tables, func(t ruleset.Table) bool {
 		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool {
 			wanted, _ := want.Table(t.Name).Chain(c.Name)
-			return strings.HasPrefix(c.Name, ChainPrefix) && (len(wanted.Rules) == 0 || !slices.EqualFunc(wanted.Rules, c.Rules, ruleset.Rule.Equal))
+			return strings.HasPrefix(c.Name, o.ChainPrefix) && (len(wanted.Rules) == 0 || !slices.EqualFunc(wanted.Rules, c.Rules, ruleset.Rule.Equal))
 		})
 	})
 }
 
-func find(want, have ruleset.Set, leftovers bool) ruleset.Ownership {
-	c := finder{want: want, have: have, leftovers: leftovers, owned: ruleset.Ownership{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
+func (o Owner) find(want, have ruleset.Set, leftovers bool) ruleset.Ownership {
+	c := finder{owner: o, want: want, have: have, leftovers: leftovers, owned: ruleset.Ownership{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}}
 	for _, t := range have.Tables {
 		c.owned.Chains[t.Name], c.owned.Rules[t.Name] = map[string]bool{}, map[string][]bool{}
 		for _, chain := range t.Chains {
-			if strings.HasPrefix(chain.Name, ChainPrefix) {
+			if strings.HasPrefix(chain.Name, o.ChainPrefix) {
 				c.owned.Chains[t.Name][chain.Name] = true
 			} else {
 				c.owned.Rules[t.Name][chain.Name] = c.rules(t.Name, chain)
@@ -55,6 +55,7 @@ func find(want, have ruleset.Set, leftovers bool) ruleset.Ownership {
 }
 
 type finder struct {
+	owner      Owner
 	want, have ruleset.Set
 	owned      ruleset.Ownership
 	// leftovers is set if rules of the mesh's shapes are taken for the mesh's.
@@ -62,14 +63,14 @@ type finder struct {
 }
 
 // ourJump reports whether a target leads to one of our chains.
-func ourJump(target ruleset.Target) bool {
+func (o Owner) ourJump(target ruleset.Target) bool {
 	switch t := target.(type) {
 	case ruleset.Jump:
-		return strings.HasPrefix(t.Chain, ChainPrefix)
+		return strings.HasPrefix(t.Chain, o.ChainPrefix)
 	case ruleset.Then:
-		return slices.ContainsFunc(t, ourJump)
+		return slices.ContainsFunc(t, o.ourJump)
 	case ruleset.VerdictMap:
-		return slices.ContainsFunc(t.List, func(v ruleset.VerdictOf) bool { return ourJump(v.Target) })
+		return slices.ContainsFunc(t.List, func(v ruleset.VerdictOf) bool { return o.ourJump(v.Target) })
 	}
 	return false
 }
@@ -116,7 +117,7 @@ func (c *finder) rules(table string, chain ruleset.Chain) []bool {
 	}
 	marks := make([]bool, len(chain.Rules))
 	for i, r := range chain.Rules {
-		marks[i] = wanted[r.String()] || ourJump(r.Target) || c.leftovers && shaped(table+"/"+chain.Name, r.String())
+		marks[i] = wanted[r.String()] || c.owner.ourJump(r.Target) || c.leftovers && shaped(table+"/"+chain.Name, r.String())
 	}
 	return marks
 }

@@ -5,11 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // linesOf are the lines of all that is in a namespace.
@@ -17,8 +16,8 @@ func linesOf(n *rulesettest.Namespace) []string {
 	return rulesettest.Lines(n.Save(), ruleset.Ownership{})
 }
 
-// TestCleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
-func TestCleaningUp(t *testing.T) {
+// TestOwned_CleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
+func TestOwned_CleaningUp(t *testing.T) {
 	// A line that begins with "stays: " must stay, all others go.
 	for name, lines := range map[string][]string{
 		"an empty namespace stays empty": nil,
@@ -106,17 +105,15 @@ func TestCleaningUp(t *testing.T) {
 				}
 			}
 			n := rulesettest.NewNamespace(rulesettest.Set(all...))
-			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, func(_, have ruleset.Set) ruleset.Ownership { return redirect.AllOwned(have) })
-			if diff := cmp.Diff(rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n)); diff != "" {
-				t.Errorf("what is left (-want +got):\n%s", diff)
-			}
+			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, func(_, have ruleset.Set) ruleset.Ownership { return redirect.Sidecar().AllOwned(have) })
+			check.Diff(t, "what is left", rulesettest.Lines(rulesettest.Set(want...), ruleset.Ownership{}), linesOf(n))
 		})
 	}
 }
 
-// TestAForeignReturnIsNoDrift programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
+// TestOwned_ForeignReturn programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
 // ahead of that rule.
-func TestAForeignReturnIsNoDrift(t *testing.T) {
+func TestOwned_ForeignReturn(t *testing.T) {
 	const rule = "nat PREROUTING -i eth7 -j RETURN"
 	for name, w := range map[string]written{
 		"the default": {}, "TPROXY": {redirect.FieldMode: "TPROXY"}, "no inbound port": {redirect.FieldInbound: ""},
@@ -124,30 +121,28 @@ func TestAForeignReturnIsNoDrift(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := rulesettest.NewNamespace(rulesettest.Set(rule))
-			n.Reach(t, redirect.Rules(w.spec(t), ruleset.IPv4), redirect.Owned)
+			n.Reach(t, redirect.Rules(w.spec(t), ruleset.IPv4), redirect.Sidecar().Owned)
 			if !slices.Contains(linesOf(n), rule) {
 				t.Error("the foreign rule is gone")
 			}
-			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, redirect.Owned)
-			if diff := cmp.Diff([]string{rule}, linesOf(n)); diff != "" {
-				t.Errorf("what is left (-want +got):\n%s", diff)
-			}
+			n.Reach(t, ruleset.Set{Family: ruleset.IPv4}, redirect.Sidecar().Owned)
+			check.Diff(t, "what is left", []string{rule}, linesOf(n))
 		})
 	}
 }
 
-// TestOwnedIncludesWantedRules keeps a rule that is wanted and of no known shape from being foreign.
-func TestOwnedIncludesWantedRules(t *testing.T) {
+// TestOwned_WantedRules keeps a rule that is wanted and of no known shape from being foreign.
+func TestOwned_WantedRules(t *testing.T) {
 	want := rulesettest.Set("nat OUTPUT -o eth9 -j ACCEPT")
 	have := rulesettest.Set("nat OUTPUT -p udp -j DROP", "nat OUTPUT -o eth9 -j ACCEPT")
-	owned := redirect.Owned(want, have)
+	owned := redirect.Sidecar().Owned(want, have)
 	if owned.OwnsRule("nat", "OUTPUT", 0) || !owned.OwnsRule("nat", "OUTPUT", 1) {
 		t.Errorf("owned is %+v, want the second rule of nat/OUTPUT only", owned.Rules)
 	}
 }
 
-// TestShapesAloneAreNoProofOfTheMesh: to program a namespace must not take away rules that merely look like the mesh's.
-func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
+// TestOwned_ShapesAlone: to program a namespace must not take away rules that merely look like the mesh's.
+func TestOwned_ShapesAlone(t *testing.T) {
 	foreign := []string{
 		"filter INPUT -p udp -j DROP", "filter INPUT -p tcp -j DROP", "filter FORWARD -p udp -j DROP",
 		"filter FORWARD -p tcp -j DROP", "filter OUTPUT -p udp -j DROP", "filter OUTPUT -p tcp -j DROP",
@@ -158,7 +153,7 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 		"raw OUTPUT -p udp -m udp --dport 53 -j CT --zone 2",
 	}
 	n := rulesettest.NewNamespace(rulesettest.Set(foreign...))
-	n.Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Owned)
+	n.Reach(t, redirect.Rules(redirect.Default(), ruleset.IPv4), redirect.Sidecar().Owned)
 	after := linesOf(n)
 	for _, rule := range foreign {
 		if !slices.Contains(after, rule) {
@@ -167,16 +162,16 @@ func TestShapesAloneAreNoProofOfTheMesh(t *testing.T) {
 	}
 }
 
-// TestAForeignReturnBehindOursStays: the namespace holds exactly what is wanted for a virtual machine's interface, and
+// TestOwned_ForeignReturnBehind: the namespace holds exactly what is wanted for a virtual machine's interface, and
 // nothing in nat PREROUTING marks the end of ours.
-func TestAForeignReturnBehindOursStays(t *testing.T) {
+func TestOwned_ForeignReturnBehind(t *testing.T) {
 	s := redirect.Default()
 	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}
 	want := redirect.Rules(s, ruleset.IPv4)
 	n := rulesettest.NewNamespace(want)
 	add(t, n, "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -i eth8 -j RETURN\nCOMMIT\n")
 	have := n.Save()
-	if diff := ruleset.Compare(want, have, redirect.Owned(want, have)); !diff.Empty() {
+	if diff := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !diff.Empty() {
 		t.Errorf("a foreign rule is a difference:\n%s", diff)
 	}
 }

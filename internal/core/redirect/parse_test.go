@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // specs compares Specs: an empty list is the same as none.
@@ -48,7 +50,7 @@ func groupID(name string) (uint32, error) {
 	return 0, fmt.Errorf("unknown group %s", name)
 }
 
-func TestDefault(t *testing.T) {
+func TestDefault_Values(t *testing.T) {
 	want := redirect.Spec{
 		OutboundPort: 15001, InboundPort: 15006, TunnelPort: 15008,
 		UIDs: []uint32{1337}, GIDs: []uint32{1337},
@@ -57,12 +59,10 @@ func TestDefault(t *testing.T) {
 		Outbound: redirect.Networks{All: true}, OutboundPortsExclude: ruleset.PortList(15020),
 		OwnerGroups: redirect.Groups{All: true}, Loopback: netip.MustParsePrefix("127.0.0.1/32"),
 	}
-	if diff := cmp.Diff(want, redirect.Default(), specs); diff != "" {
-		t.Errorf("Default (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "Default", want, redirect.Default(), specs)
 }
 
-func TestDefaultsAreNotShared(t *testing.T) {
+func TestDefault_NotShared(t *testing.T) {
 	d := redirect.Default()
 	d.UIDs[0], d.InboundExclude[0], d.OutboundPortsExclude[0] = 1, ruleset.OnePort(1), ruleset.OnePort(1)
 	redirect.AlwaysExcluded()[0] = ruleset.OnePort(1)
@@ -72,7 +72,7 @@ func TestDefaultsAreNotShared(t *testing.T) {
 	}
 }
 
-func TestParseAcceptsGoodValues(t *testing.T) {
+func TestParse_GoodValues(t *testing.T) {
 	type change = func(*redirect.Spec)
 	none := func(*redirect.Spec) {}
 	outbound := func(texts ...string) change {
@@ -153,21 +153,17 @@ func TestParseAcceptsGoodValues(t *testing.T) {
 		t.Run(fmt.Sprintf("%d %.40q", test.field, test.text), func(t *testing.T) {
 			test.in.each(t, func(t *testing.T, d redirect.Dialect) {
 				got, err := redirect.Parse(redirect.Default(), written{test.field: test.text}.values(), d)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, err)
 				want := redirect.Default()
 				test.want(&want)
-				if diff := cmp.Diff(want, got, specs); diff != "" {
-					t.Errorf("Spec (-want +got):\n%s", diff)
-				}
+				check.Diff(t, "Spec", want, got, specs)
 			})
 		})
 	}
 }
 
-// TestParseRefusesBadValues: each error names the source, the value and the problem.
-func TestParseRefusesBadValues(t *testing.T) {
+// TestParse_BadValues: each error names the source, the value and the problem.
+func TestParse_BadValues(t *testing.T) {
 	const (
 		notPort      = "is not a port: want a decimal number from 0 to 65535"
 		notRange     = "is not a range of ports: want FIRST-LAST, like 8000-8100, from 1 to 65535"
@@ -286,8 +282,8 @@ func TestParseRefusesBadValues(t *testing.T) {
 	}
 }
 
-// TestParseConflicts has the values whose validity depends on other fields, besides those of TestParseRefusesBadValues.
-func TestParseConflicts(t *testing.T) {
+// TestParse_Conflicts has the values whose validity depends on other fields, besides those of TestParse_BadValues.
+func TestParse_Conflicts(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		w    written
@@ -325,7 +321,7 @@ func TestParseConflicts(t *testing.T) {
 	}
 }
 
-func TestParseKeepsFieldsWithoutAValue(t *testing.T) {
+func TestParse_FieldsWithoutValue(t *testing.T) {
 	base := redirect.Spec{
 		OutboundPort: 1, InboundPort: 2, TunnelPort: 3, UIDs: []uint32{4}, GIDs: []uint32{5}, Mode: redirect.TPROXY, Mark: 6, Table: 7,
 		Inbound: redirect.Ports{List: ruleset.PortList(8)}, InboundExclude: ruleset.PortList(9), Outbound: redirect.Networks{List: prefixes("10.0.0.0/8")},
@@ -337,19 +333,105 @@ func TestParseKeepsFieldsWithoutAValue(t *testing.T) {
 		t.Fatal("base must have a value in every field")
 	}
 	got, err := redirect.Parse(base, written{redirect.FieldMark: "60"}.values(), redirect.Dialect{Strict: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	want := base
 	want.Mark = 60
-	if diff := cmp.Diff(want, got, specs); diff != "" {
-		t.Errorf("Spec (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "Spec", want, got, specs)
 }
 
-func TestAnnotationsAcceptNoGroupNames(t *testing.T) {
+func TestParse_GroupNamesInAnnotations(t *testing.T) {
 	_, err := redirect.Parse(redirect.Default(), written{redirect.FieldOwnerGroups: "istio"}.values(), redirect.Dialect{Strict: true})
 	if want := `test: value "istio": "istio" is not a group: want a number, or a name known here`; fmt.Sprint(err) != want {
 		t.Errorf("error is %v, want %s", err, want)
+	}
+}
+
+// lists are the fields that are lists, with the most entries of each, as in docs/parity.md.
+var lists = []struct {
+	field redirect.Field
+	most  int
+	entry func(int) string
+}{
+	{redirect.FieldOutbound, 1000, networkNumber},
+	{redirect.FieldOutboundExclude, 1000, networkNumber},
+	{redirect.FieldInbound, 1000, portNumber},
+	{redirect.FieldInboundExclude, 1000, portNumber},
+	{redirect.FieldOutboundPorts, 1000, portNumber},
+	{redirect.FieldOutboundPortsExclude, 1000, portNumber},
+	{redirect.FieldExcludeInterfaces, 100, interfaceNumber},
+	{redirect.FieldRerouteInterfaces, 8, interfaceNumber},
+	{redirect.FieldUIDs, 1000, portNumber},
+	{redirect.FieldGIDs, 1000, portNumber},
+	{redirect.FieldOwnerGroups, 49, portNumber},
+	{redirect.FieldOwnerGroupsExclude, 1000, portNumber},
+}
+
+func networkNumber(i int) string   { return fmt.Sprintf("10.%d.%d.0/24", i/256%256, i%256) }
+func portNumber(i int) string      { return fmt.Sprint(1 + i%60000) }
+func interfaceNumber(i int) string { return fmt.Sprintf("x%d", i%100000) }
+func sameEntry(entry func(int) string) func(int) string {
+	return func(int) string { return entry(7) }
+}
+
+func listOf(n int, entry func(int) string) string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = entry(i)
+	}
+	return strings.Join(all, ",")
+}
+
+// TestParse_LongLists takes each list up to its bound and refuses it above, whether entries repeat or not.
+func TestParse_LongLists(t *testing.T) {
+	for _, l := range lists {
+		for what, entry := range map[string]func(int) string{"different": l.entry, "repeated": sameEntry(l.entry)} {
+			for _, isStrict := range []bool{true, false} {
+				d := redirect.Dialect{Strict: isStrict}
+				parse := func(text string) error {
+					_, err := redirect.Parse(redirect.Default(), redirect.Values{l.field: {Source: `annotation "some/key"`, Text: text}}, d)
+					return err
+				}
+				if err := parse(listOf(l.most, entry)); err != nil {
+					t.Errorf("field %d, %d %s entries: %v", l.field, l.most, what, err)
+				}
+				for _, n := range []int{l.most + 1, 12000, 45000} {
+					err := parse(listOf(n, entry))
+					want := fmt.Sprintf("lists %d entries, more than %d", n, l.most)
+					if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), `annotation "some/key": value "`) {
+						t.Errorf("field %d, %d %s entries: error is %.300v, want … %s", l.field, n, what, err, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestParse_ErrorLength writes texts as long as a pod's annotations may be into every field: the error is short, and reading
+// the text takes memory in proportion to it at most.
+func TestParse_ErrorLength(t *testing.T) {
+	const size = 256 << 10
+	for field := redirect.FieldMode; field <= redirect.FieldSecondFamily; field++ {
+		for what, text := range map[string]string{
+			"letters": strings.Repeat("x", size), "commas": strings.Repeat(",", size), "blanks": strings.Repeat(" ", size) + "x", "zeros": strings.Repeat("0", size),
+			"bad entries": listOf(size/2, func(int) string { return "x" }), "some bad entries": listOf(900, func(int) string { return strings.Repeat("-", 290) }),
+			"few bad entries": listOf(5, func(int) string { return strings.Repeat("\x1b", size/5) }), "ports": listOf(size/6, portNumber), "nulls": strings.Repeat("\x00", size),
+			"networks": listOf(size/16, networkNumber), "quotes": strings.Repeat(`"`, size), "bytes": strings.Repeat("\xff", size), "a star": "*" + strings.Repeat(" ", size),
+		} {
+			for _, isStrict := range []bool{true, false} {
+				values := redirect.Values{field: {Source: `annotation "some/key"`, Text: text}}
+				unknown := func(name string) (uint32, error) { return 0, errors.New("unknown group " + name) }
+				var before, after runtime.MemStats
+				runtime.ReadMemStats(&before)
+				_, err := redirect.Parse(redirect.Default(), values, redirect.Dialect{Strict: isStrict, GroupID: unknown})
+				message := fmt.Sprint(err)
+				runtime.ReadMemStats(&after)
+				if len(message) > 2<<10 {
+					t.Errorf("field %d, %s: an error of %d bytes: %.200s", field, what, len(message), message)
+				}
+				if got := after.TotalAlloc - before.TotalAlloc; got > 8*size {
+					t.Errorf("field %d, %s: reading %d bytes allocates %d", field, what, len(text), got)
+				}
+			}
+		}
 	}
 }

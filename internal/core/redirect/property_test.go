@@ -1,24 +1,28 @@
 package redirect_test
 
 import (
+	"fmt"
+	"iter"
+	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestRulesArePrintedReadAndExplained holds for every Spec that there is.
-func TestRulesArePrintedReadAndExplained(t *testing.T) {
+// TestSets_PrintedReadExplained holds for every Spec that there is.
+func TestSets_PrintedReadExplained(t *testing.T) {
 	for name, spec := range anySpecs(200) {
 		for _, f := range families {
 			for _, set := range []ruleset.Set{redirect.Rules(spec, f), redirect.RejectAll(f)} {
-				if problem := wrongWith(set); problem != "" {
-					t.Errorf("%s, %s: %s\n%s", name, f, problem, set)
-				}
+				check.Equal(t, wrongWith(set), "", name, f, set)
 			}
 		}
 	}
@@ -66,14 +70,12 @@ func missing(set ruleset.Set) string {
 	return ""
 }
 
-// TestJumpsLeadToPresentChains: in native tables too, where those of the reference fail with DNS servers of a family that is
+// TestSets_JumpTargets: in native tables too, where those of the reference fail with DNS servers of a family that is
 // not captured.
-func TestJumpsLeadToPresentChains(t *testing.T) {
+func TestSets_JumpTargets(t *testing.T) {
 	for name, spec := range anySpecs(500) {
 		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
-			if to := missing(redirect.NativeRules(spec, redirect.Families{IPv6: treatment})); to != "" {
-				t.Errorf("%s, IPv6 treatment %d: %s is not there", name, treatment, to)
-			}
+			check.Equal(t, missing(spec.NativeSet(redirect.Families{IPv6: treatment})), "", name, "IPv6 treatment", treatment)
 		}
 	}
 }
@@ -112,9 +114,9 @@ COMMIT
 COMMIT
 `
 
-// TestOneConfigurationReplacesAnother goes from any Spec to any other and back to nothing, with and without foreign
+// TestSets_ReplaceEachOther goes from any Spec to any other and back to nothing, with and without foreign
 // rules, ahead of ours or behind.
-func TestOneConfigurationReplacesAnother(t *testing.T) {
+func TestSets_ReplaceEachOther(t *testing.T) {
 	type when uint8
 	const (
 		never when = iota
@@ -130,20 +132,18 @@ func TestOneConfigurationReplacesAnother(t *testing.T) {
 					if foreigners == first {
 						add(t, n, foreign)
 					}
-					n.Reach(t, redirect.Rules(before, f), redirect.Owned)
+					n.Reach(t, redirect.Rules(before, f), redirect.Sidecar().Owned)
 					if foreigners == last {
 						add(t, n, foreign)
 					}
-					n.Reach(t, redirect.Rules(after, f), redirect.Owned)
-					n.Reach(t, redirect.RejectAll(f), redirect.Owned)
-					n.Reach(t, ruleset.Set{Family: f}, redirect.Owned)
+					n.Reach(t, redirect.Rules(after, f), redirect.Sidecar().Owned)
+					n.Reach(t, redirect.RejectAll(f), redirect.Sidecar().Owned)
+					n.Reach(t, ruleset.Set{Family: f}, redirect.Sidecar().Owned)
 					want := rulesettest.NewNamespace(ruleset.Set{Family: f})
 					if foreigners != never {
 						add(t, want, foreign)
 					}
-					if diff := cmp.Diff(linesOf(want), linesOf(n)); diff != "" {
-						t.Errorf("%s, %s: the namespace was not given back as it was (-want +got):\n%s", spec, f, diff)
-					}
+					check.Diff(t, fmt.Sprintf("%s, %s: the namespace was not given back as it was", spec, f), linesOf(want), linesOf(n))
 				}
 				before = after
 			}
@@ -160,5 +160,116 @@ func add(t *testing.T, n *rulesettest.Namespace, text string) {
 	}
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
+
+// written are fields as a person writes them.
+type written map[redirect.Field]string
+
+func (w written) values() redirect.Values {
+	values := redirect.Values{}
+	for field, text := range w {
+		values[field] = redirect.Value{Source: "test", Text: text}
+	}
+	return values
+}
+
+// spec returns the default Spec with some fields written over it, in the strict dialect of annotations.
+func (w written) spec(tb testing.TB) redirect.Spec {
+	tb.Helper()
+	s, err := redirect.Parse(redirect.Default(), w.values(), redirect.Dialect{Strict: true})
+	check.OK(tb, err)
+	return s
+}
+
+var servers = [][]netip.Addr{
+	nil,
+	{netip.MustParseAddr("10.0.0.53")},
+	{netip.MustParseAddr("fd00::53")},
+	{netip.MustParseAddr("10.0.0.53"), netip.MustParseAddr("fd00::53"), netip.MustParseAddr("10.0.0.54")},
+}
+
+// anySpecs are random Specs, the same ones in every run, and those that chance seldom makes. Each has a name for messages.
+func anySpecs(times uint64) iter.Seq2[string, redirect.Spec] {
+	return func(yield func(string, redirect.Spec) bool) {
+		for name, spec := range spectest.Special() {
+			if !yield(name, spec) {
+				return
+			}
+		}
+		for seed := range times {
+			if !yield(fmt.Sprintf("seed %d", seed), spectest.Random(seed)) {
+				return
+			}
+		}
+	}
+}
+
+// TestField_Last keeps loops over all fields complete.
+func TestField_Last(t *testing.T) {
+	_, err := redirect.Parse(redirect.Default(), redirect.Values{redirect.FieldSecondFamily + 1: {Source: "test", Text: "1"}}, redirect.Dialect{})
+	if err == nil {
+		t.Error("there is a field behind FieldSecondFamily; the loops must reach it")
+	}
+}
+
+// TestExplain shows the rules with their reasons, for a person to review. What they do is to be shown by real packets (node/redirection).
+func TestExplain(t *testing.T) {
+	explained := func(t *testing.T, name string, sets ...ruleset.Set) {
+		var got []string
+		for _, set := range sets {
+			got = append(got, set.Explain())
+		}
+		rulesettest.Golden(t, filepath.Join("explain", name+".txt"), strings.Join(got, "\n"))
+	}
+	explained(t, "rejected", redirect.RejectAll(ruleset.IPv4), redirect.RejectAll(ruleset.IPv6))
+	for _, test := range []struct {
+		name  string // of the file
+		w     written
+		tweak func(*redirect.Spec)
+	}{
+		{name: "default"},
+		{name: "inbound-ports", w: written{redirect.FieldInbound: "8080,9090"}},
+		{name: "excluded-ports", w: written{
+			redirect.FieldInboundExclude: "22,15020,15021,15090", redirect.FieldOutboundPortsExclude: "3306,53",
+		}},
+		{name: "outbound-networks-and-ports", w: written{
+			redirect.FieldOutbound: "10.0.0.7/8,fd00::/8", redirect.FieldOutboundExclude: "10.1.0.0/16,fd00:1::/32",
+			redirect.FieldOutboundPorts: "443,8443",
+		}},
+		{name: "nothing", w: written{redirect.FieldInbound: "", redirect.FieldOutbound: "", redirect.FieldOutboundPortsExclude: ""}},
+		{name: "loopback-captured", w: written{redirect.FieldOutbound: "127.0.0.0/8,10.0.0.0/8", redirect.FieldLoopback: "127.0.0.1/24"}},
+		{name: "interfaces", w: written{redirect.FieldExcludeInterfaces: "eth1,net1", redirect.FieldRerouteInterfaces: "vm0,vm1"}},
+		{name: "virtual-machines-and-networks", w: written{
+			redirect.FieldRerouteInterfaces: "vm0,vm1", redirect.FieldOutbound: "10.0.0.0/8,fd00::/8,172.16.0.0/12",
+		}},
+		{name: "owner-groups", w: written{redirect.FieldOwnerGroups: "2000,3000"}},
+		{name: "owner-groups-none", w: written{redirect.FieldOwnerGroups: ""}},
+		{name: "owner-groups-excluded", w: written{redirect.FieldOwnerGroupsExclude: "2000,3000"}},
+		{name: "identities-and-listeners", w: written{
+			redirect.FieldUIDs: "1337,2000", redirect.FieldGIDs: "3000", redirect.FieldOutboundPort: "15101",
+			redirect.FieldInboundPort: "15106", redirect.FieldTunnelPort: "15108",
+		}},
+		{name: "dns-all", tweak: func(s *redirect.Spec) { s.DNS = redirect.DNSAll }},
+		{name: "dns-servers", tweak: func(s *redirect.Spec) { s.DNS, s.DNSServers = redirect.DNSServers, servers[3] }},
+		{name: "dns-servers-of-one-family", tweak: func(s *redirect.Spec) { s.DNS, s.DNSServers = redirect.DNSServers, servers[1] }},
+		{name: "tproxy", w: written{redirect.FieldMode: "TPROXY"}},
+		{
+			name: "tproxy-ports-interfaces-invalid", w: written{
+				redirect.FieldMode: "TPROXY", redirect.FieldInbound: "8080", redirect.FieldExcludeInterfaces: "eth1", redirect.FieldMark: "4000",
+			},
+			tweak: func(s *redirect.Spec) { s.DropInvalid = true },
+		},
+		{name: "tproxy-no-inbound", w: written{redirect.FieldMode: "TPROXY", redirect.FieldInbound: ""}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			spec := test.w.spec(t)
+			if test.tweak != nil {
+				test.tweak(&spec)
+			}
+			explained(t, test.name, redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv6))
+		})
 	}
 }

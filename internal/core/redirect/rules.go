@@ -9,15 +9,15 @@ import (
 
 // Names of our chains, as iptables has them; dialect.go has those of the native tables. All are protocol.
 const (
-	inbound     = ChainPrefix + "INBOUND"
-	output      = ChainPrefix + "OUTPUT"
-	outputDNS   = ChainPrefix + "OUTPUT_DNS"
-	toProxy     = ChainPrefix + "REDIRECT"
-	toInbound   = ChainPrefix + "IN_REDIRECT"
-	divert      = ChainPrefix + "DIVERT"
-	tproxy      = ChainPrefix + "TPROXY"
-	dropInvalid = ChainPrefix + "DROP"
-	rejectAll   = ChainPrefix + "REJECT"
+	inbound     = chainPrefix + "INBOUND"
+	output      = chainPrefix + "OUTPUT"
+	outputDNS   = chainPrefix + "OUTPUT_DNS"
+	toProxy     = chainPrefix + "REDIRECT"
+	toInbound   = chainPrefix + "IN_REDIRECT"
+	divert      = chainPrefix + "DIVERT"
+	tproxy      = chainPrefix + "TPROXY"
+	dropInvalid = chainPrefix + "DROP"
+	rejectAll   = chainPrefix + "REJECT"
 	prerouting  = "PREROUTING"
 	outHook     = "OUTPUT"
 )

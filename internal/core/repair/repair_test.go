@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func defaults() repair.Predicate {
@@ -57,8 +58,8 @@ func never(p *repair.Pod) { p.NeverRestarts = true }
 
 var waiting = repair.State{}
 
-// TestReferencePredicate is the reference's own table (compat: race repair, decision table).
-func TestReferencePredicate(t *testing.T) {
+// TestClassify_ReferencePredicate is the reference's own table (compat: race repair, decision table).
+func TestClassify_ReferencePredicate(t *testing.T) {
 	message := func(text string, code int) repair.State {
 		s := ended(code)
 		s.Message = text
@@ -148,12 +149,8 @@ func TestClassify(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := repair.Classify(pod(test.pod...), defaults(), sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}})
-			if got.Broken != (got.Failed != repair.State{}) {
-				t.Errorf("broken %v by %+v", got.Broken, got.Failed)
-			}
-			if summary(got) != summary(test.want) {
-				t.Errorf("got %s, want %s", summary(got), summary(test.want))
-			}
+			check.Equal(t, got.Broken, (got.Failed != repair.State{}), "broken", "by", got.Failed)
+			check.Equal(t, summary(got), summary(test.want))
 			if got.Broken && got.Reason.Sentence() == "" {
 				t.Errorf("reason %q has no sentence", got.Reason)
 			}
@@ -199,7 +196,7 @@ func TestApplyObservation(t *testing.T) {
 	}
 }
 
-func TestModes(t *testing.T) {
+func TestDecide_Modes(t *testing.T) {
 	helpless, repairable := repair.Finding{Broken: true}, repair.Finding{Broken: true, Repairable: true}
 	for _, test := range []struct {
 		s              repair.Switches
@@ -219,7 +216,7 @@ func TestModes(t *testing.T) {
 	}
 }
 
-func TestAVerdictIsAboutRulesThatWereThereAllTheTime(t *testing.T) {
+func TestApplyObservation_RulesThatChanged(t *testing.T) {
 	rules := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	at := func(seconds int) time.Time { return rules.Add(time.Duration(seconds) * time.Second) }
 	for _, test := range []struct {
@@ -235,14 +232,12 @@ func TestAVerdictIsAboutRulesThatWereThereAllTheTime(t *testing.T) {
 		{"its beginning is not known, and it ended before", repair.State{Finished: at(-1)}, false},
 		{"nothing is known", repair.State{}, false},
 	} {
-		if got := (repair.Finding{Failed: test.run}).SawRules(rules); got != test.about {
-			t.Errorf("%s: %v", test.name, got)
-		}
+		check.Equal(t, (repair.Finding{Failed: test.run}).SawRules(rules), test.about, test.name)
 	}
 }
 
-// TestLaterStatesDecide has the failure of before count only while the present state does not say otherwise.
-func TestLaterStatesDecide(t *testing.T) {
+// TestDecide_LaterStates has the failure of before count only while the present state does not say otherwise.
+func TestDecide_LaterStates(t *testing.T) {
 	f := repair.Classify(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
 		Terminated: true, ExitCode: 126, Finished: time.Unix(10, 0),
 	})), defaults(), sidecar.Policy{})

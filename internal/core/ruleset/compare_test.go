@@ -24,8 +24,8 @@ func wanted() ruleset.Set {
 	)
 }
 
-// TestDiffReadsWell prints each kind of difference: in full, in one line, and with the foreign rules behind ours.
-func TestDiffReadsWell(t *testing.T) {
+// TestDiff_Text prints each kind of difference: in full, in one line, and with the foreign rules behind ours.
+func TestDiff_Text(t *testing.T) {
 	const out, in, tunnels, rest = "OUTPUT -j OWN_OUT", "PREROUTING -p tcp -j OWN_IN", "OWN_IN -p tcp -m tcp --dport 15008 -j RETURN", "OWN_IN -p tcp -j OWN_TO"
 	const lo, all, proxy, foreign = "OWN_OUT -o lo -j RETURN", "OWN_OUT -j OWN_TO", "OWN_TO -p tcp -j REDIRECT --to-ports 15001", "OUTPUT -d 10.0.0.0/8 -j ACCEPT"
 	const leftover = "OUTPUT -m mark --mark 0x99 -j RETURN"
@@ -62,7 +62,7 @@ func TestDiffReadsWell(t *testing.T) {
 	}
 }
 
-func TestSummaryIsNoLongerThanAsked(t *testing.T) {
+func TestSummary_Bound(t *testing.T) {
 	d := ruleset.Compare(wanted(), ruleset.Set{Family: ruleset.IPv4}, ruleset.Ownership{})
 	for most, want := range map[int]string{
 		0: "and 5 more",
@@ -78,8 +78,8 @@ func TestSummaryIsNoLongerThanAsked(t *testing.T) {
 	}
 }
 
-// TestCompareFindsDifferences lists differences, and changes that are none, besides those that TestDiffReadsWell prints.
-func TestCompareFindsDifferences(t *testing.T) {
+// TestCompare_Differences lists differences, and changes that are none, besides those that TestDiff_Text prints.
+func TestCompare_Differences(t *testing.T) {
 	base := []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}
 	for _, test := range []struct {
 		name    string
@@ -110,8 +110,8 @@ func TestCompareFindsDifferences(t *testing.T) {
 	}
 }
 
-// TestHostileNamesStayOnTheirLine: the kernel takes any bytes for a name, and a difference is read by a person.
-func TestHostileNamesStayOnTheirLine(t *testing.T) {
+// TestDiff_HostileNames: the kernel takes any bytes for a name, and a difference is read by a person.
+func TestDiff_HostileNames(t *testing.T) {
 	const hostile = "OWN_X\n+ -A FORGED\x1b[2J\u009b\u202e"
 	have := ruleset.New(ruleset.IPv4, ruleset.Table{Name: "nat", Chains: []ruleset.Chain{
 		{Name: hostile, Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.Read(hostile)}},

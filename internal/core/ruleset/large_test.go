@@ -7,9 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // ports is a chain of the mesh with a rule for each port.
@@ -53,9 +52,9 @@ func allocated(fn func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// TestComparisonTakesMemoryLinearInTheRules compares chains of many rules: one pod can cause the first two pairs by
+// TestCompare_Memory compares chains of many rules: one pod can cause the first two pairs by
 // changing an annotation of 60 and of 120 KB.
-func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
+func TestCompare_Memory(t *testing.T) {
 	const perRule = 1 << 10 // bytes; an alignment of all takes 8 bytes for each pair of rules
 	for _, test := range []struct {
 		name       string
@@ -86,9 +85,9 @@ func TestComparisonTakesMemoryLinearInTheRules(t *testing.T) {
 	}
 }
 
-// TestADifferenceOfLongChainsIsRight compares chains that are too long to be aligned: the lines lead from the present rules
+// TestCompare_LongChains compares chains that are too long to be aligned: the lines lead from the present rules
 // to the wanted ones, as those of short chains do.
-func TestADifferenceOfLongChainsIsRight(t *testing.T) {
+func TestCompare_LongChains(t *testing.T) {
 	ahead := numbers(20000, 3000)
 	for name, test := range map[string]struct {
 		want, have []int
@@ -136,24 +135,20 @@ func TestADifferenceOfLongChainsIsRight(t *testing.T) {
 	}
 }
 
-// TestOneChangeInManyRulesIsShown: equal rules at both ends cost nothing, however many they are.
-func TestOneChangeInManyRulesIsShown(t *testing.T) {
+// TestDiff_OneChangeInManyRules: equal rules at both ends cost nothing, however many they are.
+func TestDiff_OneChangeInManyRules(t *testing.T) {
 	list := numbers(10000, 24000)
 	changed := slices.Clone(list)
 	changed[12000] = 7
 	d := ruleset.Compare(natOf(ports(list)), natOf(ports(changed)), ownIn())
 	want := `IPv4 nat/OWN_IN: not wanted "-A OWN_IN -p tcp -m tcp --dport 7 -j RETURN"; ` +
 		`IPv4 nat/OWN_IN: missing "-A OWN_IN -p tcp -m tcp --dport 22000 -j RETURN"`
-	if diff := cmp.Diff(want, d.Summary(5)); diff != "" {
-		t.Errorf("Summary (-want +got):\n%s", diff)
-	}
-	if n := strings.Count(d.String(), "\n"); n != 24002 {
-		t.Errorf("String has %d lines", n)
-	}
+	check.Diff(t, "Summary", want, d.Summary(5))
+	check.Equal(t, strings.Count(d.String(), "\n"), 24002, "String has")
 }
 
-// TestForeignRulesBehindOursAreBounded: they are notes in a log, and a pod can make very many.
-func TestForeignRulesBehindOursAreBounded(t *testing.T) {
+// TestCompare_ForeignRulesBehind: they are notes in a log, and a pod can make very many.
+func TestCompare_ForeignRulesBehind(t *testing.T) {
 	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Read("-j OWN_OUT")}}
 	for i := range 1000 {
 		chain.Rules = append(chain.Rules, ruleset.Read(fmt.Sprintf("-p tcp -m tcp --dport %d -j ACCEPT", i)))
@@ -165,8 +160,8 @@ func TestForeignRulesBehindOursAreBounded(t *testing.T) {
 	}
 }
 
-// TestParseOfManyChains reads a text of as many chains as rules.
-func TestParseOfManyChains(t *testing.T) {
+// TestParse_ManyChains reads a text of as many chains as rules.
+func TestParse_ManyChains(t *testing.T) {
 	var b strings.Builder
 	const n = 20000
 	b.WriteString("*nat\n")
@@ -185,8 +180,8 @@ func TestParseOfManyChains(t *testing.T) {
 	}
 }
 
-// TestSummaryFormatsOnlyTheRulesItNames: a pod can make chains and rules by the ten thousand, of which a summary names five.
-func TestSummaryFormatsOnlyTheRulesItNames(t *testing.T) {
+// TestSummary_FormatsOnlyNamedRules: a pod can make chains and rules by the ten thousand, of which a summary names five.
+func TestSummary_FormatsOnlyNamedRules(t *testing.T) {
 	const most = 64 << 10
 	d := ruleset.Diff{Family: ruleset.IPv4}
 	for i := range 20000 {
@@ -204,8 +199,8 @@ func TestSummaryFormatsOnlyTheRulesItNames(t *testing.T) {
 	}
 }
 
-// TestADifferenceIsBounded: neither ten thousands of chains nor ten thousands of rules in one make an endless text.
-func TestADifferenceIsBounded(t *testing.T) {
+// TestDiff_Bound: neither ten thousands of chains nor ten thousands of rules in one make an endless text.
+func TestDiff_Bound(t *testing.T) {
 	const most = 3 << 20
 	extra := ruleset.Line{Op: ruleset.Extra, Rule: ruleset.Read("-m comment --comment " + strings.Repeat("x", 200) + " -j RETURN")}
 	chains := ruleset.Diff{Family: ruleset.IPv4}

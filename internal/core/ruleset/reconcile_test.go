@@ -5,14 +5,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestReconcileWritesExactly is the text that iptables-restore is fed with, case by case.
-func TestReconcileWritesExactly(t *testing.T) {
+// TestReconcile_Operations is the text that iptables-restore is fed with, case by case.
+func TestReconcile_Operations(t *testing.T) {
 	base := nat("OUTPUT -j OWN_A # out", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN # tcp", "OWN_A -j OWN_B", "OWN_B -j DROP")
 	fresh := program("nat",
 		":OWN_A - [0:0]", ":OWN_B - [0:0]", "-A OWN_A -p tcp -j RETURN", "-A OWN_A -j OWN_B", "-A OWN_B -j DROP",
@@ -83,9 +82,7 @@ func TestReconcileWritesExactly(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := ruleset.Reconcile(test.want, test.have, own(test.want, test.have))
-			if diff := cmp.Diff(test.program, p.String()); diff != "" {
-				t.Errorf("program (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "program", test.program, p.String())
 			if p.Empty() != (test.program == "") || p.Family != ruleset.IPv4 {
 				t.Errorf("Empty is %t, Family is %s", p.Empty(), p.Family)
 			}
@@ -99,17 +96,13 @@ func program(table string, lines ...string) string {
 	return "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
-// TestReconcileNeedsNoOwnedForWantedChains keeps a chain that is wanted and there, and that is not owned, from being
+// TestReconcile_OwnedOfWantedChains keeps a chain that is wanted and there, and that is not owned, from being
 // filled twice.
-func TestReconcileNeedsNoOwnedForWantedChains(t *testing.T) {
+func TestReconcile_OwnedOfWantedChains(t *testing.T) {
 	want := nat("OWN_A -j DROP", "OWN_A -j ACCEPT")
 	n := rulesettest.NewNamespace(nat("OWN_A -j ACCEPT"))
-	if err := n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want.String(), n.Save().String()); diff != "" {
-		t.Errorf("restored (-want +got):\n%s", diff)
-	}
+	check.OK(t, n.Apply(ruleset.Reconcile(want, n.Save(), ruleset.Ownership{})))
+	check.Diff(t, "restored", want.String(), n.Save().String())
 }
 
 var (

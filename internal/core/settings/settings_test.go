@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // config has a text, a switch, a live setting and a frozen one.
@@ -45,9 +46,7 @@ func read(t *testing.T, args []string, env func(string) (string, bool), layers .
 	t.Helper()
 	var c config
 	in, err := settings.Parse(c.rows(), args, env)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	origins, err := in.Read(c.rows(), layers...)
 	if err != nil {
 		return c, origins, strings.Split(err.Error(), "\n")
@@ -55,7 +54,7 @@ func read(t *testing.T, args []string, env func(string) (string, bool), layers .
 	return c, origins, nil
 }
 
-func TestArguments(t *testing.T) {
+func TestParse_Arguments(t *testing.T) {
 	t.Parallel()
 	undefined, stray := "reading arguments: flag provided but not defined: -", `: all settings are flags`
 	for _, tc := range []struct {
@@ -106,7 +105,7 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-func TestTheOperandIsBeforeOrBehindFlags(t *testing.T) {
+func TestParse_OperandPosition(t *testing.T) {
 	t.Parallel()
 	var text string
 	var on bool
@@ -119,13 +118,11 @@ func TestTheOperandIsBeforeOrBehindFlags(t *testing.T) {
 		"--to=x pod": "pod;--to=x", "--to x": ";--to,x", "--to": ";--to", "pod other": "pod;other", "": ";",
 	} {
 		operand, rest := settings.Operand(rows, strings.Fields(args))
-		if got := operand + ";" + strings.Join(rest, ","); got != want {
-			t.Errorf("%q: got %q, want %q", args, got, want)
-		}
+		check.Equal(t, operand+";"+strings.Join(rest, ","), want, args)
 	}
 }
 
-func TestPrecedenceIsFlagLayerEnvironmentDefault(t *testing.T) {
+func TestParse_Precedence(t *testing.T) {
 	t.Parallel()
 	env := environment("NAME=", "OLD-NAME=old", "LIVE=2m", "FROZEN=snow")
 	first := settings.Layer{Name: `ConfigMap "c"`, Data: map[string]string{"LIVE": "3m\n", "FROZEN": "ice", "NAME": "x"}}
@@ -159,16 +156,14 @@ func TestPrecedenceIsFlagLayerEnvironmentDefault(t *testing.T) {
 	}
 }
 
-func TestAllProblemsAreReportedTogether(t *testing.T) {
+func TestParse_AllProblems(t *testing.T) {
 	t.Parallel()
 	c, origins, problems := read(t, []string{"--on=perhaps", "--frozen=rain"}, environment("LIVE=soon"))
 	want := []string{
 		`flag --on: value "perhaps": want true or false`, `environment variable LIVE: value "soon": want a duration such as 90s or 2m, of 1s or more`,
 		`flag --frozen: value "rain": want one of ice, snow`,
 	}
-	if diff := cmp.Diff(want, problems); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, problems)
 	if c.live != time.Minute || c.frozen != "ice" || origins.Flag("name").Given() {
 		t.Errorf("bad values do not give way to defaults: %+v", c)
 	}
@@ -178,7 +173,7 @@ func TestAllProblemsAreReportedTogether(t *testing.T) {
 	}
 }
 
-func TestSecretsAreNotShown(t *testing.T) {
+func TestParse_Secrets(t *testing.T) {
 	t.Parallel()
 	var text string
 	rows := []settings.Setting{{
@@ -201,7 +196,7 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 }
 
-func TestFrozenKeysThatDiffer(t *testing.T) {
+func TestLayer_FrozenKeys(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		args []string
@@ -216,9 +211,7 @@ func TestFrozenKeysThatDiffer(t *testing.T) {
 	} {
 		var c, scratch config
 		in, _ := settings.Parse(c.rows(), tc.args, environment())
-		if _, err := in.Read(c.rows()); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(in.Read(c.rows())))
 		keys, err := in.Frozen(c.rows(), scratch.rows(), []settings.Layer{{Name: "l", Data: tc.data}})
 		if diff := cmp.Diff(tc.want, keys); diff != "" || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 			t.Errorf("%v: error %v, -want +got:\n%s", tc.data, err, diff)
@@ -226,7 +219,7 @@ func TestFrozenKeysThatDiffer(t *testing.T) {
 	}
 }
 
-func TestVariablesThatDiffer(t *testing.T) {
+func TestVariables_Differ(t *testing.T) {
 	t.Parallel()
 	var c config
 	in, _ := settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=b"))
@@ -239,7 +232,7 @@ func TestVariablesThatDiffer(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestSetting_Names(t *testing.T) {
 	t.Parallel()
 	rows := settings.Named("P_", settings.Setting{Name: "a-b"}, settings.Setting{Name: "c", FlagOnly: true}, settings.Setting{Name: "d", Env: []string{"X"}})
 	if diff := cmp.Diff([][]string{{"P_A_B"}, nil, {"X"}}, [][]string{rows[0].Env, rows[1].Env, rows[2].Env}); diff != "" {
@@ -250,7 +243,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestHelp(t *testing.T) {
+func TestHelp_Text(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	settings.Help(&b, settings.Group{Title: "First", Rows: []settings.Setting{
@@ -258,13 +251,11 @@ func TestHelp(t *testing.T) {
 	}}, settings.Group{Title: "Second", Rows: []settings.Setting{{Name: "cc", Default: "1", Shown: "one", Use: "switch"}}})
 	want := "FIRST:\n   -a X, --bb X, -c X, $A\n      " + strings.TrimSpace(strings.Repeat("word ", 20)) + "\n      word word word word word (default: 1)\n" +
 		"\nSECOND:\n   --cc\n      switch (default: one)\n"
-	if diff := cmp.Diff(want, b.String()); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, b.String())
 }
 
-// TestValues has for each type texts with their spelling, and texts that are refused.
-func TestValues(t *testing.T) {
+// TestSetting_Values has for each type texts with their spelling, and texts that are refused.
+func TestSetting_Values(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name  string

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // change alters the facts of a pod, or the policy.
@@ -242,9 +243,7 @@ func trimmedAlike(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	if shown(whole) != shown(trimmed) || !slices.Equal(whole.Warnings, trimmed.Warnings) || cmp.Diff(whole.Spec, trimmed.Spec, specs) != "" {
 		t.Errorf("the pod is %s, %+v; trimmed %s, %+v", shown(whole), whole.Spec, shown(trimmed), trimmed.Spec)
 	}
-	if cmp.Diff(sidecar.Facts{}, f) != before {
-		t.Error("the facts were changed")
-	}
+	check.Equal(t, cmp.Diff(sidecar.Facts{}, f), before, "the facts were changed")
 }
 
 // shown is what a decision says of the pod.
@@ -256,9 +255,7 @@ func shown(d sidecar.Decision) string {
 func wellFormed(t *testing.T, d sidecar.Decision) {
 	t.Helper()
 	outcome := map[sidecar.Reason]sidecar.Outcome{sidecar.Captured: sidecar.Capture, sidecar.InvalidSettings: sidecar.Refuse}[d.Reason]
-	if d.Outcome != outcome {
-		t.Errorf("outcome of %s is %d, want %d", d.Reason, d.Outcome, outcome)
-	}
+	check.Equal(t, d.Outcome, outcome, "outcome of", d.Reason)
 	if !slices.Contains(sidecar.Reasons(), d.Reason) {
 		t.Errorf("reason %q is not one of Reasons", d.Reason)
 	}
@@ -270,8 +267,8 @@ func wellFormed(t *testing.T, d sidecar.Decision) {
 	}
 }
 
-// TestTheFirstReasonWins makes two reasons true at once, for every two that can be.
-func TestTheFirstReasonWins(t *testing.T) {
+// TestDecide_FirstReason makes two reasons true at once, for every two that can be.
+func TestDecide_FirstReason(t *testing.T) {
 	causes := []struct {
 		reason sidecar.Reason
 		cause  change
@@ -311,8 +308,8 @@ func TestTheFirstReasonWins(t *testing.T) {
 	}
 }
 
-// TestReasonsAreExplained: each has a sentence of its own, and is a word for a metric.
-func TestReasonsAreExplained(t *testing.T) {
+// TestReasons_Explained: each has a sentence of its own, and is a word for a metric.
+func TestReasons_Explained(t *testing.T) {
 	sentences := map[string]sidecar.Reason{}
 	for _, r := range sidecar.Reasons() {
 		s := r.Sentence()
@@ -332,15 +329,13 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 }
 
-// TestInputs: an agent of a version delivers the inputs of that version, so that a new one has a later version.
-func TestInputs(t *testing.T) {
+// TestDecide_Inputs: an agent of a version delivers the inputs of that version, so that a new one has a later version.
+func TestDecide_Inputs(t *testing.T) {
 	want := []string{
 		"DISABLE_ENVOY", "INVALID_DROP", "ISTIO_DUAL_STACK", "ISTIO_META_DNS_CAPTURE", "istio-init", "istio-proxy", "istio-validation",
 		sidecar.RerouteInterfacesKey, sidecar.InjectKey, sidecar.InjectKey, sidecar.ModeKey, sidecar.StatusKey, sidecar.InboundPortsExcludeKey,
 		sidecar.ExcludeInterfacesKey, sidecar.OutboundExcludeKey, sidecar.OutboundPortsExcludeKey, sidecar.InboundPortsKey, sidecar.OutboundKey,
 		sidecar.OutboundPortsKey, sidecar.KubevirtInterfacesKey,
 	}
-	if diff := cmp.Diff(want, sidecar.InputsOf(1)); diff != "" {
-		t.Errorf("inputs of version 1 (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "inputs of version 1", want, sidecar.InputsOf(1))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // specs compares Specs: an empty list is the same as none.
@@ -29,9 +30,9 @@ func podRunAs(user, group *int64) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.RunAsUser, f.RunAsGroup = user, group }
 }
 
-// TestSettings has the Spec for each annotation, environment variable and identity. How a value may be written is for
-// TestParseAcceptsGoodValues of package redirect to show.
-func TestSettings(t *testing.T) {
+// TestDecide_Settings has the Spec for each annotation, environment variable and identity. How a value may be written is for
+// TestParse_GoodValues of package redirect to show.
+func TestDecide_Settings(t *testing.T) {
 	type spec = func(*redirect.Spec)
 	excluding := func(ports ...uint16) spec {
 		return func(s *redirect.Spec) { s.InboundExclude = ruleset.PortList(ports...) }
@@ -153,15 +154,13 @@ func TestSettings(t *testing.T) {
 			}
 			want := redirect.Default()
 			test.want(&want)
-			if diff := cmp.Diff(want, d.Spec, specs); diff != "" {
-				t.Errorf("Spec (-want +got):\n%s", diff)
-			}
+			check.Diff(t, "Spec", want, d.Spec, specs)
 		})
 	}
 }
 
-// TestBadSettingsAreReportedTogether: TestParseRefusesBadValues of package redirect has the values, TestListsThatAreTooLong each key.
-func TestBadSettingsAreReportedTogether(t *testing.T) {
+// TestDecide_BadSettings: TestParse_BadValues of package redirect has the values, TestListsThatAreTooLong each key.
+func TestDecide_BadSettings(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
 		runAs(new(int64(-1)), new(int64(math.MaxUint32))), env("INVALID_DROP", "maybe"),
@@ -174,16 +173,14 @@ func TestBadSettingsAreReportedTogether(t *testing.T) {
 		`securityContext.runAsUser of container "istio-proxy" or its pod: value -1 is not a user or group id`,
 		`securityContext.runAsGroup of container "istio-proxy" or its pod: value 4294967295 is not a user or group id`,
 	}
-	if diff := cmp.Diff(want, strings.Split(fmt.Sprint(d.Err), "\n")); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "problems", want, strings.Split(fmt.Sprint(d.Err), "\n"))
 	if len(d.Warnings) != 1 {
 		t.Errorf("warnings are %q, want one", d.Warnings)
 	}
 	wellFormed(t, d)
 }
 
-func TestUnreadableSwitchesAreOffWithAWarning(t *testing.T) {
+func TestDecide_UnreadableSwitches(t *testing.T) {
 	changes := []change{env("DISABLE_ENVOY", "maybe")} // without a warning
 	var want []string
 	for _, name := range []string{"ISTIO_META_DNS_CAPTURE", "ISTIO_DUAL_STACK", "INVALID_DROP"} {
@@ -196,8 +193,8 @@ func TestUnreadableSwitchesAreOffWithAWarning(t *testing.T) {
 	}
 }
 
-// TestListsThatAreTooLongRefuseThePod: the reason names annotation, number and bound, and is short whatever was written.
-func TestListsThatAreTooLongRefuseThePod(t *testing.T) {
+// TestDecide_LongLists: the reason names annotation, number and bound, and is short whatever was written.
+func TestDecide_LongLists(t *testing.T) {
 	const n = 12000
 	port, network, name := "8080,", "10.0.0.0/8,", "eth1,"
 	for key, test := range map[string]struct {
@@ -226,7 +223,7 @@ func TestListsThatAreTooLongRefuseThePod(t *testing.T) {
 	}
 }
 
-func TestAnnotationsOfThisProgramAreNamed(t *testing.T) {
+func TestDecide_OwnAnnotations(t *testing.T) {
 	const istio, own = "traffic.sidecar.istio.io/excludeOutboundPorts", "cni.istio.io/excludeOutboundPorts"
 	for _, test := range []struct {
 		changes []change
@@ -246,14 +243,14 @@ func TestAnnotationsOfThisProgramAreNamed(t *testing.T) {
 	}
 }
 
-func TestInboundPortsWithoutEffectAreAWarning(t *testing.T) {
+func TestDecide_PortsWithoutEffect(t *testing.T) {
 	d := sidecar.Decide(pod(annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")))
 	if !d.Spec.Inbound.All || len(d.Spec.Inbound.List) > 0 || len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], sidecar.MoreInboundPortsKey) {
 		t.Errorf("got %v, warnings %q", d.Spec.Inbound, d.Warnings)
 	}
 }
 
-func TestABadRangeRefusesThePod(t *testing.T) {
+func TestDecide_BadRange(t *testing.T) {
 	for text, want := range map[string]string{
 		"8100-8000": "is not a range of ports", "0-5": "is not a range of ports", "5-65536": "is not a range of ports", "1-2-3": "is not a range of ports",
 		"8000 - 8100": "is not a range of ports", "-5": "is not a port", "5-": "is not a range of ports", "*": "is not allowed here", "http": "is not a port",

@@ -12,6 +12,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // pair is a certificate and its key.
@@ -36,21 +38,15 @@ func newAuthority(tb testing.TB) pair {
 func (p pair) sign(tb testing.TB, template *x509.Certificate) pair {
 	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatalf("making a key: %v", err)
-	}
+	check.OK(tb, err, "making a key")
 	if p.key == nil {
 		p = pair{key, template}
 	}
 	template.NotBefore = longAgo()
 	der, err := x509.CreateCertificate(rand.Reader, template, p.certificate, &key.PublicKey, p.key)
-	if err != nil {
-		tb.Fatalf("signing a certificate: %v", err)
-	}
+	check.OK(tb, err, "signing a certificate")
 	certificate, err := x509.ParseCertificate(der)
-	if err != nil {
-		tb.Fatalf("reading back a certificate: %v", err)
-	}
+	check.OK(tb, err, "reading back a certificate")
 	return pair{key, certificate}
 }
 

@@ -21,7 +21,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // contractKubeconfig names the administrator's kubeconfig of an API server that the contract is held to in place of the fake
@@ -48,9 +50,9 @@ func TestContract(t *testing.T) {
 		path = c.fake.Kubeconfig(t)
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", path)
-	c.must(err)
+	check.OK(c, err)
 	c.http, err = rest.HTTPClientFor(config)
-	c.must(err)
+	check.OK(c, err)
 	c.url = strings.TrimRight(config.Host, "/")
 	for name, test := range map[string]func(*contract){
 		"Get": testGet, "NotFound": testNotFound, "Unauthorized": testUnauthorized, "List": testList, "Pages": testPages,
@@ -65,13 +67,6 @@ func TestContract(t *testing.T) {
 			one.begin()
 			test(&one)
 		})
-	}
-}
-
-func (c *contract) must(err error) {
-	c.Helper()
-	if err != nil {
-		c.Fatal(err)
 	}
 }
 
@@ -114,16 +109,16 @@ func (c *contract) request(ctx context.Context, method, path, content string, bo
 	if body != nil {
 		var err error
 		text, err = json.Marshal(body)
-		c.must(err)
+		check.OK(c, err)
 	}
 	request, err := http.NewRequestWithContext(ctx, method, c.url+path, bytes.NewReader(text))
-	c.must(err)
+	check.OK(c, err)
 	request.Header.Set("Accept", "application/json")
 	if content != "" {
 		request.Header.Set("Content-Type", content)
 	}
 	response, err := c.http.Do(request)
-	c.must(err)
+	check.OK(c, err)
 	return response
 }
 
@@ -141,7 +136,7 @@ func (c *contract) do(method, path, content string, body any) answer {
 	response := c.request(c.Context(), method, path, content, body)
 	defer response.Body.Close() //nolint:errcheck // it is read
 	text, err := io.ReadAll(response.Body)
-	c.must(err)
+	check.OK(c, err)
 	a := answer{code: response.StatusCode, header: response.Header, text: text}
 	_ = json.Unmarshal(text, &a.body) // the body stays nil then
 	return a
@@ -259,16 +254,16 @@ func testNotFound(c *contract) {
 
 func testUnauthorized(c *contract) {
 	request, err := http.NewRequestWithContext(c.Context(), http.MethodGet, c.url+c.pod("none"), http.NoBody)
-	c.must(err)
+	check.OK(c, err)
 	request.Header.Set("Authorization", "Bearer nonsense")
 	config := &rest.Config{Host: c.url, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 	client, err := rest.HTTPClientFor(config)
-	c.must(err)
+	check.OK(c, err)
 	response, err := client.Do(request)
-	c.must(err)
+	check.OK(c, err)
 	defer response.Body.Close() //nolint:errcheck // it is read
 	var status object
-	c.must(json.NewDecoder(response.Body).Decode(&status))
+	check.OK(c, json.NewDecoder(response.Body).Decode(&status))
 	if response.StatusCode != http.StatusUnauthorized || status["kind"] != "Status" || status["reason"] != "Unauthorized" {
 		c.Errorf("%d %v", response.StatusCode, status)
 	}
@@ -297,24 +292,12 @@ func testList(c *contract) {
 		c.addPod(name, "node-1")
 	}
 	for _, query := range []string{"", "?resourceVersion=0"} {
-		c.eventually(query, func() bool { names, _ := c.names(query); return slices.Equal(names, []string{"a", "b", "c"}) })
+		agenttest.Eventually(c.T, query, func() bool { names, _ := c.names(query); return slices.Equal(names, []string{"a", "b", "c"}) })
 	}
 	// All namespaces have those of this one, too.
 	a := c.want(http.StatusOK, http.MethodGet, "/api/v1/pods?fieldSelector=metadata.namespace%3D"+c.ns, "", nil)
 	if items, _ := a.at("items").([]any); len(items) != 3 {
 		c.Errorf("%d pods of the namespace in all namespaces", len(items))
-	}
-}
-
-// eventually waits for a cache of the server.
-func (c *contract) eventually(what string, holds func() bool) {
-	c.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !holds() {
-		if time.Now().After(deadline) {
-			c.Fatalf("gave up waiting: %s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -409,9 +392,9 @@ func (s stream) next() (change, bool) {
 	if errors.Is(err, io.EOF) && len(line) == 0 {
 		return change{}, false
 	}
-	s.c.must(err)
+	check.OK(s.c, err)
 	var one change
-	s.c.must(json.Unmarshal(line, &one))
+	check.OK(s.c, json.Unmarshal(line, &one))
 	return one, true
 }
 

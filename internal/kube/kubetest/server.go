@@ -28,6 +28,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Forever is a number of times that exceeds every test.
@@ -76,9 +78,7 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	tb.Helper()
 	var config net.ListenConfig
 	listener, err := config.Listen(tb.Context(), "tcp", address)
-	if err != nil {
-		tb.Fatalf("listening on %s: %v", address, err)
-	}
+	check.OK(tb, err, "listening on", address)
 	s := &Server{
 		tb:         tb,
 		issuer:     newAuthority(tb),
@@ -144,22 +144,18 @@ func (s *Server) Kubeconfig(tb testing.TB) string {
 func (s *Server) WriteKubeconfig(tb testing.TB, path string) {
 	tb.Helper()
 	const cluster, user, name = "local", "istio-cni", "istio-cni-context"
-	if err := clientcmd.WriteToFile(clientcmdapi.Config{
+	check.OK(tb, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{cluster: {Server: s.URL(), CertificateAuthorityData: s.CA()}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {Token: s.Token()}},
 		Contexts:       map[string]*clientcmdapi.Context{name: {Cluster: cluster, AuthInfo: user}},
 		CurrentContext: name,
-	}, path); err != nil {
-		tb.Fatal(err)
-	}
+	}, path))
 }
 
 // Address returns the server's host and port, in the form of KUBERNETES_SERVICE_HOST and _PORT.
 func (s *Server) Address() (host, port string) {
 	host, port, err := net.SplitHostPort(s.http.Listener.Addr().String())
-	if err != nil {
-		s.tb.Fatal(err)
-	}
+	check.OK(s.tb, err)
 	return host, port
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The fields of the facts. If a conversion fails because of a new field, raise sidecar.FactsVersion: an older agent does not
@@ -38,7 +39,7 @@ var (
 	_ = struct{ Name, Value string }(sidecar.EnvVar{})
 )
 
-func TestFactsAreSentWhole(t *testing.T) {
+func TestFacts_SentWhole(t *testing.T) {
 	user := int64(7)
 	facts := sidecar.Facts{
 		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Labels: map[string]string{"l": "1"},
@@ -46,9 +47,7 @@ func TestFactsAreSentWhole(t *testing.T) {
 		Containers: []sidecar.Container{{Name: "x", Init: true, Args: []string{"y"}, Env: []sidecar.EnvVar{{Name: "E", Value: "v"}}, RunAsGroup: &user}},
 	}
 	text, err := agentapi.PrintPod(facts, "asked")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	got, err := agentapi.ReadPod(text, agentapi.Key{Namespace: "a", Name: "b", UID: "asked"})
 	if err != nil || !reflect.DeepEqual(got, facts) {
 		t.Errorf("got %+v, %v", got, err)
@@ -72,14 +71,12 @@ func serve(t *testing.T, handler http.HandlerFunc, state func(net.Conn, http.Con
 func dial(t *testing.T, socket string) *agentapi.Agent {
 	t.Helper()
 	agent, err := agentapi.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = agent.Close() })
 	return agent
 }
 
-func TestOneConnectionForALookupAndAReport(t *testing.T) {
+func TestClient_OneConnection(t *testing.T) {
 	from := map[string]int{}
 	var connections int
 	ended := make(chan struct{})
@@ -113,7 +110,7 @@ func TestOneConnectionForALookupAndAReport(t *testing.T) {
 	}
 }
 
-func TestDecisionsEnd(t *testing.T) {
+func TestDecisions_End(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer string
 		fails  bool
@@ -134,11 +131,11 @@ func TestDecisionsEnd(t *testing.T) {
 	}
 }
 
-// servedAt names a socket, for the process in which TestOnlyRootIsTrusted serves as another user.
+// servedAt names a socket, for the process in which TestClient_OnlyRootIsTrusted serves as another user.
 const servedAt = "AGENTAPI_TEST_SERVES"
 
-// TestOnlyRootIsTrusted lets another user serve the socket.
-func TestOnlyRootIsTrusted(t *testing.T) {
+// TestClient_OnlyRootIsTrusted lets another user serve the socket.
+func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	if socket := os.Getenv(servedAt); socket != "" {
 		agenttest.Listen(t, socket)
 		_, _ = os.Stdout.WriteString("up\n")
@@ -146,28 +143,22 @@ func TestOnlyRootIsTrusted(t *testing.T) {
 		return
 	}
 	dir := agenttest.SocketDir(t)
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Chmod(dir, 0o777))
 	socket := filepath.Join(dir, "s")
 	cmd := agenttest.Child(t, servedAt+"="+socket)
-	cmd.Args = append(cmd.Args, "-test.run=^TestOnlyRootIsTrusted$")
+	cmd.Args = append(cmd.Args, "-test.run=^TestClient_OnlyRootIsTrusted$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
 	in, noInput := cmd.StdinPipe()
 	out, noOutput := cmd.StdoutPipe()
-	if err := errors.Join(noInput, noOutput, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, errors.Join(noInput, noOutput, cmd.Start()))
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()
-	if _, err := out.Read(make([]byte, 8)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(out.Read(make([]byte, 8))))
 	if _, err := agentapi.Dial(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "user 1337") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestTheContextEndsACall(t *testing.T) {
+func TestClient_ContextEnds(t *testing.T) {
 	socket := serve(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, nil)
 	agent := dial(t, socket)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)

@@ -13,6 +13,8 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/version"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestParse(t *testing.T) {
@@ -48,9 +50,7 @@ func TestWalk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, text := range map[string]string{"b": "2", "a": "1", "large": strings.Repeat(" ", maxFile+1)} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	if err := errors.Join(os.Mkdir(dir+"/dir", 0o700), os.Symlink("/nowhere", dir+"/dangling")); err != nil { // as an entry that is removed
 		t.Fatal(err)
@@ -73,20 +73,16 @@ func TestWalk(t *testing.T) {
 }
 
 // libcni itself writes the entry, so that its form is not only this package's idea of it.
-func TestParseEntriesOfLibcni(t *testing.T) {
+func TestParse_EntriesOfLibcni(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	cni := libcni.NewCNIConfigWithCacheDir(nil, dir, answering(`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[]}`))
 	list, err := libcni.NetworkConfFromBytes([]byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"a"},{"type":"b"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	_, err = cni.AddNetworkList(t.Context(), list, &libcni.RuntimeConf{ContainerID: "c1", NetNS: "/run/netns/1", IfName: "eth0", Args: [][2]string{
 		{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", "web"}, {"K8S_POD_INFRA_CONTAINER_ID", "c1"}, {"K8S_POD_UID", "u"},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	want := Entry{Kind: Kind, Plugins: []string{"a", "b"}, NetNS: "/run/netns/1", Namespace: "shop", Name: "web", UID: "u"}
 	ofC1 := func(name string) bool { return Of(name, "c1") && !Of(name, "c") && !Of(name, "1") }
 	files, err := Walk(dir+"/results", ofC1, func(_ string, data []byte, err error) error {

@@ -23,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // one traces the first packet of a connection of the app to an address.
@@ -47,8 +48,8 @@ func (l lab) one(to string, change func()) follow.Packet {
 	return follow.Packet{}
 }
 
-// TestForeignRules drop, reject, redirect or let pass what the mesh wants; a rule that is added during the trace is known as well.
-func TestForeignRules(t *testing.T) {
+// TestFollow_ForeignRules drop, reject, redirect or let pass what the mesh wants; a rule that is added during the trace is known as well.
+func TestFollow_ForeignRules(t *testing.T) {
 	t.Parallel()
 	const to = "10.2.0.9:80"
 	for name, test := range map[string]struct {
@@ -90,16 +91,14 @@ func TestForeignRules(t *testing.T) {
 					t.Errorf("%v: %s, %s: %s\n%+v", during, got.Verdict, got.Wanted, got.Sentence, got.Hops)
 				}
 				netnstest.Run(t, l.Path(), "sh", "-c", "nft flush ruleset")
-				if _, err := l.space.Apply(t.Context(), l.spec, 0); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(l.space.Apply(t.Context(), l.spec, 0)))
 			}
 		})
 	}
 }
 
-// TestWithoutRules: what the mesh wants goes out, DNS as well.
-func TestWithoutRules(t *testing.T) {
+// TestFollow_WithoutRules: what the mesh wants goes out, DNS as well.
+func TestFollow_WithoutRules(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
 	netnstest.Run(t, l.Path(), "nft", "flush", "ruleset")
@@ -121,8 +120,8 @@ func TestWithoutRules(t *testing.T) {
 	}
 }
 
-// TestLegacyRulesAreCounted: with a trace, which has their packets, and without one.
-func TestLegacyRulesAreCounted(t *testing.T) {
+// TestFollow_LegacyRulesAreCounted: with a trace, which has their packets, and without one.
+func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 		l := newLab(t, legacy, mode)
@@ -143,15 +142,13 @@ func TestLegacyRulesAreCounted(t *testing.T) {
 		unsupported := func(nftrace.Filter) (*nftrace.Tracer, error) {
 			return nil, fmt.Errorf("opening: %w", nftrace.ErrUnsupported)
 		}
-		err := follow.RunWith(t.Context(), l.space, &l.spec, o, unsupported, func(r follow.Record) error {
+		err := follow.RunWith(t.Context(), l.space, l.spec, o, unsupported, func(r follow.Record) error {
 			if blind = append(blind, r); r.Begin != nil {
 				send()
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for name, all := range map[string][]follow.Record{"legacy tables": seen, "the kernel has no nf_tables": blind} {
 			if !strings.Contains(all[0].Begin.Note, name) {
 				t.Errorf("%s: note %q", name, all[0].Begin.Note)
@@ -181,8 +178,8 @@ func TestLegacyRulesAreCounted(t *testing.T) {
 	}
 }
 
-// TestAFloodIsBounded: a pod that sends very many packets costs neither memory nor its own speed.
-func TestAFloodIsBounded(t *testing.T) {
+// TestFollow_Flood: a pod that sends very many packets costs neither memory nor its own speed.
+func TestFollow_Flood(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
 	sent := 0
@@ -224,16 +221,12 @@ func slowTools(t *testing.T, command string) iptables.Host {
 	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
 		for _, suffix := range []string{"", "-save", "-restore"} {
 			path, err := exec.LookPath(name + suffix)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			script := "#!/bin/sh\n"
 			if suffix == "-save" {
 				script += command + "\n"
 			}
-			if err := os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.WriteFile(filepath.Join(dir, name+suffix), []byte(script+"exec "+path+" \"$@\"\n"), 0o700))
 		}
 	}
 	return iptables.Host{Force: iptables.Legacy, Path: dir}
@@ -256,7 +249,7 @@ func TestCounters_LastReading(t *testing.T) {
 		l.space.Tools = slowTools(t, test.command)
 		var all []follow.Record
 		o := follow.Options{Subject: "x", For: 2200 * time.Millisecond, Now: time.Now}
-		err := follow.Run(t.Context(), l.space, &l.spec, o, func(r follow.Record) error {
+		err := follow.Run(t.Context(), l.space, l.spec, o, func(r follow.Record) error {
 			if all = append(all, r); r.Begin == nil {
 				return nil
 			}
@@ -312,9 +305,7 @@ func TestSettings_PacketsOfEveryPod(t *testing.T) {
 				{redirect.DNSOff, labtest.TCP, labtest.Loopback.Port(ruleset.IPv4, 443), inspect.AsWanted, "as in every pod: the app calls its own pod"},
 			} {
 				l.spec.DNS, l.spec.OutboundPortsExclude = test.dns, ruleset.PortList(53, 443)
-				if _, err := l.space.Apply(t.Context(), l.spec, redirection.Reconcile); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(l.space.Apply(t.Context(), l.spec, redirection.Reconcile)))
 				all := l.trace(nftrace.Filter{}, func() { labtest.Request{From: l.App(), Via: test.via, To: test.to}.Send(t.Context()) })
 				end := *all[len(all)-1].End
 				var got follow.Packet

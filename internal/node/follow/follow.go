@@ -16,6 +16,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
@@ -99,7 +100,7 @@ type follower struct {
 	Options
 
 	space redirection.Namespace
-	spec  *redirect.Spec
+	want  redirect.Wanted
 	rules redirection.Traceable
 	each  func(Record) error
 
@@ -114,31 +115,27 @@ type follower struct {
 	end             End
 }
 
-// Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. The Spec explains the rules; nil
-// stands for the one that is inferred from the rules.
-func Run(ctx context.Context, space redirection.Namespace, spec *redirect.Spec, o Options, each func(Record) error) error {
-	return run(ctx, space, spec, o, nftrace.Open, each)
+// Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. What is wanted explains the rules; nil
+// stands for what is inferred from the rules.
+func Run(ctx context.Context, space redirection.Namespace, want redirect.Wanted, o Options, each func(Record) error) error {
+	return run(ctx, space, want, o, nftrace.Open, each)
 }
 
 // run is Run with the kernel's trace, which some kernels lack.
 func run(
-	ctx context.Context, space redirection.Namespace, spec *redirect.Spec, o Options, open func(nftrace.Filter) (*nftrace.Tracer, error),
+	ctx context.Context, space redirection.Namespace, want redirect.Wanted, o Options, open func(nftrace.Filter) (*nftrace.Tracer, error),
 	each func(Record) error,
 ) (err error) {
-	if spec == nil {
-		if spec, err = inspect.Inferred(ctx, &space); err != nil {
+	if want == nil {
+		if want, err = inspect.Inferred(ctx, &space); err != nil {
 			return err
 		}
 	}
-	f := &follower{Options: o, space: space, spec: spec, each: each, answers: map[flow]bool{}}
-	if f.rules, err = space.Traceable(ctx, spec); err != nil {
+	f := &follower{Options: o, space: space, want: want, each: each, answers: map[flow]bool{}}
+	if f.rules, err = space.Traceable(ctx, want); err != nil {
 		return err
 	}
-	var tracer *nftrace.Tracer
-	err = space.NetNS.Do(func() (err error) {
-		tracer, err = open(o.Filter)
-		return err
-	})
+	tracer, err := netns.In(space.NetNS, func() (*nftrace.Tracer, error) { return open(o.Filter) })
 	note := ""
 	switch {
 	case errors.Is(err, nftrace.ErrUnsupported):

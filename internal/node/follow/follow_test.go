@@ -69,7 +69,7 @@ func (l lab) trace(f nftrace.Filter, do func()) (all []follow.Record) {
 	records, failed := make(chan follow.Record, 2*follow.MaxPackets), make(chan error, 1)
 	o := follow.Options{Subject: "pod shop/web", Filter: f, For: time.Minute, Now: time.Now}
 	go func() {
-		failed <- follow.Run(ctx, l.space, &l.spec, o, func(r follow.Record) error { records <- r; return nil })
+		failed <- follow.Run(ctx, l.space, l.spec, o, func(r follow.Record) error { records <- r; return nil })
 	}()
 	select {
 	case r := <-records:
@@ -124,8 +124,8 @@ func (l lab) requests(f ruleset.Family) []sent {
 	}
 }
 
-// TestPacketsAreExplained compares a trace with the packets that were sent, with their fate without it, and with the walk of each.
-func TestPacketsAreExplained(t *testing.T) {
+// TestFollow_PacketsAreExplained compares a trace with the packets that were sent, with their fate without it, and with the walk of each.
+func TestFollow_PacketsAreExplained(t *testing.T) {
 	for _, backend := range backends() {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 			t.Run(backend+"/"+mode.String(), func(t *testing.T) {
@@ -187,7 +187,7 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 // agree compares a traced packet with the walk of the same one through the live rules.
 func (l lab) agree(s sent, got follow.Packet) {
 	l.Helper()
-	live, err := l.space.Live(l.Context(), &l.spec)
+	live, err := l.space.Live(l.Context(), l.spec)
 	if err != nil {
 		l.Fatal(err)
 	}

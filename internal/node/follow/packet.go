@@ -77,7 +77,7 @@ func (f *follower) event(ctx context.Context, e nftrace.Event) error {
 	p := f.open[i]
 	p.tick = f.ticks
 	if e.Packet.Present() { // the first event of a base chain has it
-		p.hook, _ = redirect.HookOf(families[e.Family], e.Table, e.Chain) // none in a table of others
+		p.hook, _ = f.rules.Owner.HookOf(families[e.Family], e.Table, e.Chain) // none in a table of others
 		p.calls = p.calls[:0]
 	}
 	switch {
@@ -163,7 +163,7 @@ func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 	if !known && f.rereads < maxRereads && f.ticks-f.reread >= rereadEach {
 		f.reread = f.ticks
 		f.rereads++
-		if rules, err := f.space.Traceable(ctx, f.spec); err == nil {
+		if rules, err := f.space.Traceable(ctx, f.want); err == nil {
 			f.rules = rules
 			hop, known = rules.Rules[handle]
 		}
@@ -387,8 +387,8 @@ func (f *follower) wanted(r walk.Result) inspect.Wanted {
 // toProxy reports whether a port is one of the proxy's to which rules of the mesh redirect.
 func (f *follower) toProxy(port uint16) bool {
 	spec := redirect.Default()
-	if f.spec != nil {
-		spec = *f.spec
+	if f.rules.Wanted != nil {
+		spec = f.rules.Wanted.Spec
 	}
 	return slices.Contains([]uint16{spec.OutboundPort, spec.InboundPort, redirect.DNSPort}, port)
 }

@@ -15,11 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestCopy(t *testing.T) {
@@ -54,7 +53,7 @@ func TestCopy(t *testing.T) {
 			{"set user id", chmod(to, fs.ModeSetuid|0o755)},
 		} {
 			t.Run(c.name, func(t *testing.T) {
-				must(t, c.spoil())
+				check.OK(t, c.spoil())
 				if ok, err := (hostfs.Disk{}).Identical(from, to, 0o755); ok || err != nil {
 					t.Errorf("identical %v, error %v", ok, err)
 				}
@@ -63,36 +62,32 @@ func TestCopy(t *testing.T) {
 					t.Errorf("changed %v, error %v", changed, err)
 				}
 				var stat syscall.Stat_t
-				must(t, syscall.Lstat(to, &stat))
+				check.OK(t, syscall.Lstat(to, &stat))
 				if content(to) != big || stat.Mode != syscall.S_IFREG|0o755 || stat.Uid != 0 || stat.Gid != 0 {
 					t.Errorf("%d bytes, %+v", stat.Size, stat)
 				}
 				same(t)
 			})
 		}
-		if diff := cmp.Diff([]string{"from", "to", "to2"}, names(t, dir)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		check.Diff(t, "result", []string{"from", "to", "to2"}, names(t, dir))
 	})
 }
 
-func TestCopyOfOtherKindsOfFile(t *testing.T) {
+func TestCopy_OtherKindsOfFile(t *testing.T) {
 	dir := t.TempDir()
 	to := filepath.Join(dir, "to")
 	put(t, to, "old")
-	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	check.OK(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	for name, want := range map[string]error{"missing": fs.ErrNotExist, "pipe": hostfs.ErrNotRegular, ".": hostfs.ErrNotRegular} {
 		_, err := hostfs.Disk{}.Copy(filepath.Join(dir, name), to, 0o755)
 		if !errors.Is(err, want) || !strings.Contains(fmt.Sprint(err), to) {
 			t.Errorf("%s: error %v, want %v", name, err, want)
 		}
 	}
-	if content(to) != "old" {
-		t.Error(content(to))
-	}
+	check.Equal(t, content(to), "old")
 }
 
-func TestComparisonsNoticeEveryChange(t *testing.T) {
+func TestComparisons_EveryChange(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		disk := hostfs.Disk{Compared: &hostfs.Comparisons{}}
 		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
@@ -102,7 +97,7 @@ func TestComparisonsNoticeEveryChange(t *testing.T) {
 			same       bool
 		}{{from, "aaaa", false}, {to, "aaaa", true}, {to, "bbbb", false}, {to, "aaaa", true}, {from, "bbbb", false}} {
 			put(t, step.file, step.text) // at once: within one step of the clock
-			must(t, os.Chtimes(step.file, old, old))
+			check.OK(t, os.Chtimes(step.file, old, old))
 			for range 2 {
 				if same, err := disk.Identical(from, to, 0o644); same != step.same || err != nil {
 					t.Errorf("%q in %s: identical %v, error %v", step.text, step.file, same, err)
@@ -113,7 +108,7 @@ func TestComparisonsNoticeEveryChange(t *testing.T) {
 }
 
 // Only a change that is some seconds old is trusted, and no process can set the time of a change.
-func TestComparisonsReadAQuietFileOnce(t *testing.T) {
+func TestComparisons_QuietFileIsReadOnce(t *testing.T) {
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 	put(t, from, big)
@@ -138,21 +133,21 @@ func TestComparisonsReadAQuietFileOnce(t *testing.T) {
 func bytesRead(t *testing.T) (n int) {
 	t.Helper()
 	_, err := fmt.Sscanf(content("/proc/self/io"), "rchar: %d", &n)
-	must(t, err)
+	check.OK(t, err)
 	return n
 }
 
-func TestCopyOverARunningProgram(t *testing.T) {
+func TestCopy_OverRunningProgram(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		path, fresh := filepath.Join(dir, "cat"), filepath.Join(dir, "new")
 		_, err := hostfs.Disk{}.Copy("/bin/cat", path, 0o755)
-		must(t, err)
+		check.OK(t, err)
 		var output bytes.Buffer
 		running := exec.CommandContext(t.Context(), path)
 		running.Stdout = &output
 		input, err := running.StdinPipe()
-		must(t, err)
-		must(t, running.Start())
+		check.OK(t, err)
+		check.OK(t, running.Start())
 		if file, busy := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(busy, syscall.ETXTBSY) {
 			_ = file.Close()
 			t.Fatalf("writing to it: error %v, so this test shows nothing", busy)
@@ -162,10 +157,8 @@ func TestCopyOverARunningProgram(t *testing.T) {
 			t.Fatalf("changed %v, error %v", changed, failed)
 		}
 		_, err = io.WriteString(input, "done")
-		must(t, errors.Join(err, input.Close(), running.Wait()))
-		if output.String() != "done" {
-			t.Errorf("the running one prints %q", output.String())
-		}
+		check.OK(t, errors.Join(err, input.Close(), running.Wait()))
+		check.Equal(t, output.String(), "done", "the running one prints")
 		if got, err := exec.CommandContext(t.Context(), path).Output(); string(got) != "new\n" || err != nil {
 			t.Errorf("the new one prints %q, error %v", got, err)
 		}
@@ -173,7 +166,7 @@ func TestCopyOverARunningProgram(t *testing.T) {
 }
 
 // A process that is forked holds the open files of its parent until it executes another program.
-func TestACopyCanBeExecutedAtOnceDuringForks(t *testing.T) {
+func TestCopy_ExecutedDuringForks(t *testing.T) {
 	dir := hostfstest.Memory(t)
 	for i, text := range []string{"#!/bin/sh\nexit 0\n", "#!/bin/sh\n\nexit 0\n"} {
 		put(t, filepath.Join(dir, fmt.Sprint(i)), text)
@@ -188,9 +181,7 @@ func TestACopyCanBeExecutedAtOnceDuringForks(t *testing.T) {
 	path := filepath.Join(dir, "program")
 	for i := range 200 {
 		_, err := hostfs.Disk{}.Copy(filepath.Join(dir, fmt.Sprint(i%2)), path, 0o755)
-		must(t, err)
-		if err := exec.CommandContext(t.Context(), path).Run(); err != nil {
-			t.Fatalf("copy %d: %v", i, err)
-		}
+		check.OK(t, err)
+		check.OK(t, exec.CommandContext(t.Context(), path).Run(), "copy", i)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // A job is a method at work in a directory that prepare has made.
@@ -91,7 +92,7 @@ var temporary = regexp.MustCompile(`^(.*/)?(f|target)(\.istio-cni)?\.tmp\.[0-9]+
 func state(t *testing.T, dir string) (text string, temps int) {
 	t.Helper()
 	var all []string
-	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	check.OK(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == dir {
 			return err
 		}
@@ -115,7 +116,7 @@ func state(t *testing.T, dir string) (text string, temps int) {
 func prepared(t *testing.T, j job) string {
 	t.Helper()
 	dir := hostfstest.Memory(t)
-	must(t, j.prepare(dir)())
+	check.OK(t, j.prepare(dir)())
 	return dir
 }
 
@@ -123,7 +124,7 @@ func prepared(t *testing.T, j job) string {
 func steps(t *testing.T, j job) int {
 	t.Helper()
 	dir := prepared(t, j)
-	n := hostfstest.Count(func(disk hostfs.Disk) { must(t, j.do(disk, dir)) })
+	n := hostfstest.Count(func(disk hostfs.Disk) { check.OK(t, j.do(disk, dir)) })
 	if after, temps := state(t, dir); after != j.states[1] || temps != 0 {
 		t.Fatalf("in the end it is %q with %d temporary files, want %q", after, temps, j.states[1])
 	}
@@ -149,7 +150,7 @@ func eachOperation(t *testing.T, fault func(int) *hostfstest.Faults, check func(
 	}
 }
 
-func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
+func TestDisk_KilledAtEachOperation(t *testing.T) {
 	faults := map[string]func(int) *hostfstest.Faults{"killed": hostfstest.KillAt, "power cut": hostfstest.PowerCutAt}
 	for kind, fault := range faults {
 		eachOperation(t, fault, func(t *testing.T, j job, dir, failed string, err error) {
@@ -161,9 +162,9 @@ func TestKilledAtEachOperationLeavesOldOrNew(t *testing.T) {
 				t.Errorf("%s at %q: left %q", kind, failed, got)
 			}
 			// And the next process completes the job.
-			must(t, j.do(hostfs.Disk{}, dirAfter(t, j, dir)))
+			check.OK(t, j.do(hostfs.Disk{}, dirAfter(t, j, dir)))
 			_, err = hostfs.Disk{}.Sweep(dir, "f", "target")
-			must(t, err)
+			check.OK(t, err)
 			if got, temps := state(t, dir); got != j.states[1] || temps != 0 {
 				t.Errorf("%s at %q: the next run ends with %q and %d temporary files", kind, failed, got, temps)
 			}
@@ -180,7 +181,7 @@ func dirAfter(t *testing.T, j job, dir string) string {
 	return dir
 }
 
-func TestErrnoAtEachOperationLeavesOldAndNothingBehind(t *testing.T) {
+func TestDisk_ErrnoAtEachOperation(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENOSPC, syscall.EIO, syscall.EROFS, syscall.EACCES} {
 		fail := func(n int) *hostfstest.Faults { return hostfstest.FailAt(n, errno) }
 		eachOperation(t, fail, func(t *testing.T, j job, dir, failed string, err error) {
@@ -208,17 +209,15 @@ func TestWriteFile(t *testing.T) {
 		for _, mask := range []int{0, 0o022, 0o077} {
 			umask(t, mask)
 			for _, mode := range []fs.FileMode{0o600, 0o640, 0o644, 0o777, fs.ModeSetuid | 0o755} {
-				must(t, disk.WriteFile(path, nil, mode))
-				if got := modeOf(t, path); got != mode {
-					t.Errorf("umask %o: mode %v, want %v", mask, got, mode)
-				}
+				check.OK(t, disk.WriteFile(path, nil, mode))
+				check.Equal(t, modeOf(t, path), mode, "umask", mask, "mode")
 			}
 		}
 		// The owner is kept, with the bits that chown would clear.
-		must(t, os.Chown(path, 12, 34))
-		must(t, disk.WriteFile(path, []byte("new"), fs.ModeSetuid|0o755))
+		check.OK(t, os.Chown(path, 12, 34))
+		check.OK(t, disk.WriteFile(path, []byte("new"), fs.ModeSetuid|0o755))
 		var stat syscall.Stat_t
-		must(t, syscall.Stat(path, &stat))
+		check.OK(t, syscall.Stat(path, &stat))
 		if stat.Uid != 12 || stat.Gid != 34 || modeOf(t, path) != fs.ModeSetuid|0o755 {
 			t.Errorf("owner %d:%d, mode %v", stat.Uid, stat.Gid, modeOf(t, path))
 		}
@@ -226,38 +225,34 @@ func TestWriteFile(t *testing.T) {
 			t.Errorf("over a directory: %v", err)
 		}
 		pipe := filepath.Join(dir, "pipe")
-		must(t, syscall.Mkfifo(pipe, 0o600))
-		must(t, disk.WriteFile(pipe, []byte("new"), 0o600)) // without waiting for a reader
-		if content(pipe) != "new" {
-			t.Error(content(pipe))
-		}
+		check.OK(t, syscall.Mkfifo(pipe, 0o600))
+		check.OK(t, disk.WriteFile(pipe, []byte("new"), 0o600)) // without waiting for a reader
+		check.Equal(t, content(pipe), "new")
 	})
 }
 
-func TestWriteFileThroughALink(t *testing.T) {
+func TestWriteFile_ThroughLink(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		target := filepath.Join(dir, "real", "f")
-		must(t, each(mkdir(filepath.Dir(target)), write(target, "old"))())
+		check.OK(t, each(mkdir(filepath.Dir(target)), write(target, "old"))())
 		for _, c := range [][2]string{{"relative", "real/f"}, {"absolute", target}, {"twice", "relative"}} {
 			name, to := c[0], c[1]
 			link := filepath.Join(dir, name)
-			must(t, os.Symlink(to, link))
-			must(t, hostfs.Disk{}.WriteFile(link, []byte(name), 0o600))
+			check.OK(t, os.Symlink(to, link))
+			check.OK(t, hostfs.Disk{}.WriteFile(link, []byte(name), 0o600))
 			if got, _ := os.Readlink(link); got != to || content(target) != name {
 				t.Errorf("%s: link to %q, target %q", name, got, content(target))
 			}
 		}
-		if diff := cmp.Diff([]string{"f"}, names(t, filepath.Dir(target))); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		check.Diff(t, "result", []string{"f"}, names(t, filepath.Dir(target)))
 		// A null device of the test's own: wrong code would replace the machine's.
 		null := filepath.Join(dir, "null")
-		must(t, syscall.Mknod(null, syscall.S_IFCHR|0o666, 1<<8|3))
+		check.OK(t, syscall.Mknod(null, syscall.S_IFCHR|0o666, 1<<8|3))
 		for name, to := range map[string]string{
 			"dangling": filepath.Join(dir, "another", "root", "f"), "masked": null, "directory": dir, "loop": "loop",
 		} {
 			link := filepath.Join(dir, name)
-			must(t, os.Symlink(to, link))
+			check.OK(t, os.Symlink(to, link))
 			err := hostfs.Disk{}.WriteFile(link, []byte("new"), 0o600)
 			text := fmt.Sprintf("following symbolic link %q to %q: ", link, to)
 			if err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(hostfs.Hint(err), "let the link be relative") {
@@ -279,7 +274,7 @@ func TestSymlink(t *testing.T) {
 		changed bool
 	}{{"a", true}, {"a", false}, {"b", true}} {
 		changed, err := disk.Symlink(want.target, link)
-		must(t, err)
+		check.OK(t, err)
 		if got, _ := os.Readlink(link); got != want.target || changed != want.changed {
 			t.Errorf("%d: to %q, changed %v", i, got, changed)
 		}
@@ -292,17 +287,15 @@ func TestSymlink(t *testing.T) {
 	}
 }
 
-func TestRemoveOfAMissingFileIsNoError(t *testing.T) {
+func TestRemove_MissingFile(t *testing.T) {
 	dir := t.TempDir()
 	n := hostfstest.Count(func(disk hostfs.Disk) {
-		must(t, disk.Remove(filepath.Join(dir, "missing")))
-		must(t, disk.Remove(filepath.Join(dir, "no", "directory")))
+		check.OK(t, disk.Remove(filepath.Join(dir, "missing")))
+		check.OK(t, disk.Remove(filepath.Join(dir, "no", "directory")))
 	})
-	if n != 2 {
-		t.Errorf("%d operations", n)
-	}
+	check.Equal(t, n, 2, "operations")
 	full := filepath.Join(dir, "full")
-	must(t, os.MkdirAll(filepath.Join(full, "x"), 0o755))
+	check.OK(t, os.MkdirAll(filepath.Join(full, "x"), 0o755))
 	if err := (hostfs.Disk{}).Remove(full); !errors.Is(err, syscall.ENOTEMPTY) {
 		t.Errorf("a directory that is not empty: error %v", err)
 	}
@@ -312,13 +305,11 @@ func TestMkdirAll(t *testing.T) {
 	umask(t, 0o077)
 	dir := t.TempDir()
 	disk := hostfs.Disk{}
-	must(t, disk.MkdirAll(filepath.Join(dir, "a", "b")+"/", 0o750))
+	check.OK(t, disk.MkdirAll(filepath.Join(dir, "a", "b")+"/", 0o750))
 	for path, want := range map[string]fs.FileMode{"a": 0o755, "a/b": 0o750} {
-		if got := modeOf(t, filepath.Join(dir, path)); got != want {
-			t.Errorf("%s: mode %v, want %v", path, got, want)
-		}
+		check.Equal(t, modeOf(t, filepath.Join(dir, path)), want, path, "mode")
 	}
-	if n := hostfstest.Count(func(disk hostfs.Disk) { must(t, disk.MkdirAll(filepath.Join(dir, "a", "b"), 0o700)) }); n != 0 {
+	if n := hostfstest.Count(func(disk hostfs.Disk) { check.OK(t, disk.MkdirAll(filepath.Join(dir, "a", "b"), 0o700)) }); n != 0 {
 		t.Errorf("%d operations for a directory that is there", n)
 	}
 	put(t, filepath.Join(dir, "f"), "")
@@ -349,7 +340,7 @@ func TestSweep(t *testing.T) {
 		all := slices.Sorted(slices.Values(slices.Concat(named, own, kept, dirs)))
 		for _, file := range all {
 			if slices.Contains(dirs, file) {
-				must(t, os.Mkdir(filepath.Join(dir, file), 0o755))
+				check.OK(t, os.Mkdir(filepath.Join(dir, file), 0o755))
 			} else {
 				put(t, filepath.Join(dir, file), "")
 			}

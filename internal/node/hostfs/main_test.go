@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // lockVar makes the test binary another program: one that locks the file of this name until its input ends.
@@ -49,9 +50,7 @@ func onEachFS(t *testing.T, test func(t *testing.T, dir string)) {
 func unlinked(tb testing.TB, path string) string {
 	tb.Helper()
 	path, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	return path
 }
 
@@ -88,17 +87,10 @@ func each(ops ...op) op {
 	}
 }
 
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
 // put writes a file in the simplest way.
 func put(tb testing.TB, path, content string) {
 	tb.Helper()
-	must(tb, os.WriteFile(path, []byte(content), 0o644))
+	check.OK(tb, os.WriteFile(path, []byte(content), 0o644))
 }
 
 // content returns the content of the file, or the error of reading it.
@@ -114,7 +106,7 @@ func content(path string) string {
 func names(tb testing.TB, dir string) []string {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
-	must(tb, err)
+	check.OK(tb, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -125,7 +117,7 @@ func names(tb testing.TB, dir string) []string {
 func modeOf(tb testing.TB, path string) os.FileMode {
 	tb.Helper()
 	info, err := os.Lstat(path)
-	must(tb, err)
+	check.OK(tb, err)
 	return info.Mode() &^ os.ModeType
 }
 
@@ -133,6 +125,6 @@ func modeOf(tb testing.TB, path string) os.FileMode {
 func inode(tb testing.TB, path string) uint64 {
 	tb.Helper()
 	var stat syscall.Stat_t
-	must(tb, syscall.Lstat(path, &stat))
+	check.OK(tb, syscall.Lstat(path, &stat))
 	return stat.Ino
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // writers runs other writers right before the renames of a Disk with flags, one before each.
@@ -97,9 +98,9 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestReplaceFailsAtEachCall has a process that is killed or a call that fails at each of its calls, with and without
+// TestReplace_FailsAtEachCall has a process that is killed or a call that fails at each of its calls, with and without
 // another writer right before the exchange: the file is whole, and a sweep removes the rest.
-func TestReplaceFailsAtEachCall(t *testing.T) {
+func TestReplace_FailsAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(int) *hostfstest.Faults{
 		"killed": hostfstest.KillAt, "failed": func(n int) *hostfstest.Faults { return hostfstest.FailAt(n, syscall.EIO) },
@@ -117,7 +118,7 @@ func TestReplaceFailsAtEachCall(t *testing.T) {
 				err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
 				met = len(faults.Log()) > at
 				_, swept := hostfs.Disk{}.SweepOwn(dir)
-				must(t, swept)
+				check.OK(t, swept)
 				if got := content(file); !slices.Contains([]string{"old", "new", other}, got) || len(names(t, dir)) != 1 || !met && other != "" && got != other {
 					t.Errorf("%s at call %d, other writer %q: content %q, %q, error %v", name, at, other, got, names(t, dir), err)
 				}

@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // A journal is a watch's log.
@@ -47,7 +48,7 @@ func (j *journal) await(t *testing.T, mark int, line string) (lines []string) {
 		lines = nil
 		for text := range strings.Lines(j.String()[mark:]) {
 			var record struct{ Path, Level string }
-			must(t, json.Unmarshal([]byte(text), &record))
+			check.OK(t, json.Unmarshal([]byte(text), &record))
 			lines = append(lines, cmp.Or(record.Path, record.Level))
 		}
 		return slices.Contains(lines, line)
@@ -102,13 +103,13 @@ func (f *fixture) expect(tb testing.TB, change string) {
 func (f *fixture) ignores(t *testing.T, change string, do op) {
 	t.Helper()
 	mark := len(f.log.String())
-	must(t, do())
-	must(t, os.Mkdir(f.sentinel, 0o755))
+	check.OK(t, do())
+	check.OK(t, os.Mkdir(f.sentinel, 0o755))
 	if paths := f.log.await(t, mark, f.sentinel); paths[0] != f.sentinel {
 		t.Errorf("%s: reported %q", change, paths)
 	}
 	f.expect(t, "the sentinel")
-	must(t, os.Remove(f.sentinel))
+	check.OK(t, os.Remove(f.sentinel))
 	f.expect(t, "the sentinel's end")
 }
 
@@ -121,9 +122,7 @@ type step struct {
 func (f *fixture) expectEach(t *testing.T, steps ...step) {
 	t.Helper()
 	for _, s := range steps {
-		if err := s.do(); err != nil {
-			t.Fatalf("%s: %v", s.change, err)
-		}
+		check.OK(t, s.do(), s.change)
 		f.expect(t, s.change)
 	}
 }
@@ -162,10 +161,10 @@ func changes(dir string) []step {
 	}
 }
 
-func TestWatchReportsEveryKindOfChange(t *testing.T) {
+func TestWatch_EveryKindOfChange(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "d")
-		must(t, os.Mkdir(dir, 0o755))
+		check.OK(t, os.Mkdir(dir, 0o755))
 		for name, path := range map[string]hostfs.Path{
 			"directory": at(dir),
 			"filtered":  {Name: dir, Only: func(base string) bool { return base == "f" }},
@@ -176,7 +175,7 @@ func TestWatchReportsEveryKindOfChange(t *testing.T) {
 	})
 }
 
-func TestWatchReportsOnceAfterEachNewSet(t *testing.T) {
+func TestWatch_NewSet(t *testing.T) {
 	dir := unlinked(t, t.TempDir())
 	f := newFixture(t, at(dir, "a"), at(dir, "b"))
 	set := func(paths ...hostfs.Path) op { return func() error { f.Set(paths...); return nil } }
@@ -188,10 +187,10 @@ func TestWatchReportsOnceAfterEachNewSet(t *testing.T) {
 	f.expectEach(t, step{"a file that is in the set again", write(filepath.Join(dir, "b"), "")}, step{"no paths", set()})
 }
 
-func TestWatchIgnoresOtherNames(t *testing.T) {
+func TestWatch_OtherNames(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		conf, bin := filepath.Join(dir, "net.d"), filepath.Join(dir, "bin")
-		must(t, errors.Join(os.Mkdir(conf, 0o755), os.Mkdir(bin, 0o755)))
+		check.OK(t, errors.Join(os.Mkdir(conf, 0o755), os.Mkdir(bin, 0o755)))
 		f := newFixture(t, hostfs.Path{Name: conf, Only: func(base string) bool {
 			return slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(base))
 		}}, at(bin, "istio-cni"))
@@ -211,10 +210,10 @@ func TestWatchIgnoresOtherNames(t *testing.T) {
 	})
 }
 
-func TestWatchOfADirectoryThatIsDeletedAndMadeAgain(t *testing.T) {
+func TestWatch_DirectoryMadeAgain(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "net.d")
-		must(t, os.Mkdir(dir, 0o755))
+		check.OK(t, os.Mkdir(dir, 0o755))
 		f := newFixture(t, at(dir))
 		for i := range 3 {
 			f.expectEach(t,
@@ -228,13 +227,13 @@ func TestWatchOfADirectoryThatIsDeletedAndMadeAgain(t *testing.T) {
 				step{"a file in that", write(filepath.Join(dir, "f2"), "")},
 			)
 			f.ignores(t, "a file in the directory that was renamed away", write(filepath.Join(dir+".old", "f3"), ""))
-			must(t, os.RemoveAll(dir+".old"))
+			check.OK(t, os.RemoveAll(dir+".old"))
 		}
 	})
 }
 
 // The new directory often gets the inode number of the old one, at once, and the events of both are mixed.
-func TestWatchSurvivesChurn(t *testing.T) {
+func TestWatch_Churn(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "a", "b")
 		f := newFixture(t, at(dir, "f"), at(dir))
@@ -244,7 +243,7 @@ func TestWatchSurvivesChurn(t *testing.T) {
 				again = each(again, rename(dir, dir+"2"), rename(dir+"2", dir))
 			}
 			if i%20 != 0 { // most rounds wait for nothing
-				must(t, again())
+				check.OK(t, again())
 				continue
 			}
 			f.expectEach(t, step{"the churn", again}, step{"the file of round " + fmt.Sprint(i), write(filepath.Join(dir, "f"), "")})
@@ -252,7 +251,7 @@ func TestWatchSurvivesChurn(t *testing.T) {
 	})
 }
 
-func TestWatchOfMissingPaths(t *testing.T) {
+func TestWatch_MissingPaths(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		a, x := filepath.Join(base, "a"), filepath.Join(base, "x")
 		dir := filepath.Join(a, "b", "c")
@@ -286,16 +285,16 @@ func (v *volume) swap(tb testing.TB, token string) {
 	v.n++
 	fresh := fmt.Sprintf("..2026_01_02_03_04_05.%d", v.n)
 	data := filepath.Join(v.dir, "..data")
-	must(tb, each(mkdir(filepath.Join(v.dir, fresh)), write(filepath.Join(v.dir, fresh, "token"), token),
+	check.OK(tb, each(mkdir(filepath.Join(v.dir, fresh)), write(filepath.Join(v.dir, fresh, "token"), token),
 		symlink(fresh, data+"_tmp"), rename(data+"_tmp", data))())
 	if old == "" {
-		must(tb, os.Symlink("..data/token", filepath.Join(v.dir, "token")))
+		check.OK(tb, os.Symlink("..data/token", filepath.Join(v.dir, "token")))
 		return
 	}
-	must(tb, os.RemoveAll(filepath.Join(v.dir, old)))
+	check.OK(tb, os.RemoveAll(filepath.Join(v.dir, old)))
 }
 
-func TestWatchOfAKubeletVolume(t *testing.T) {
+func TestWatch_KubeletVolume(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		v := &volume{dir: filepath.Join(base, "serviceaccount")}
 		token := filepath.Join(v.dir, "token")
@@ -306,7 +305,7 @@ func TestWatchOfAKubeletVolume(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				*v = volume{dir: v.dir}
-				must(t, os.RemoveAll(v.dir))
+				check.OK(t, os.RemoveAll(v.dir))
 				f := newFixture(t, path)
 				for i := range 10 {
 					v.swap(t, fmt.Sprint(i))
@@ -323,10 +322,10 @@ func TestWatchOfAKubeletVolume(t *testing.T) {
 	})
 }
 
-func TestWatchFollowsLinks(t *testing.T) {
+func TestWatch_Links(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		one, two, link := filepath.Join(base, "one", "net.d"), filepath.Join(base, "two", "net.d"), filepath.Join(base, "current")
-		must(t, each(mkdir(one), mkdir(two), symlink("one", link), symlink(link+"/../one/./net.d", filepath.Join(base, "conf")),
+		check.OK(t, each(mkdir(one), mkdir(two), symlink("one", link), symlink(link+"/../one/./net.d", filepath.Join(base, "conf")),
 			symlink("conf/f", filepath.Join(base, "f")))())
 		f := newFixture(t, at(link, "net.d"), at(base, "f"))
 		f.expectEach(t,
@@ -344,36 +343,36 @@ func TestWatchFollowsLinks(t *testing.T) {
 	})
 }
 
-// TestWatchBelowTheRootOfAnotherProcess: the events are those of that process' files, also behind absolute links.
-func TestWatchBelowTheRootOfAnotherProcess(t *testing.T) {
+// TestWatch_RootOfAnotherProcess: the events are those of that process' files, also behind absolute links.
+func TestWatch_RootOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	base := unlinked(t, t.TempDir())
 	root := fmt.Sprintf("/proc/%d/root", os.Getpid())
-	must(t, each(mkdir(filepath.Join(base, "one")), mkdir(filepath.Join(base, "two")), symlink(filepath.Join(base, "one"), filepath.Join(base, "current")))())
+	check.OK(t, each(mkdir(filepath.Join(base, "one")), mkdir(filepath.Join(base, "two")), symlink(filepath.Join(base, "one"), filepath.Join(base, "current")))())
 	f := newFixture(t, at(root, base, "current"), at(root, base, "two"))
 	for _, dir := range []string{"one", "two"} {
 		mark := len(f.log.String())
-		must(t, write(filepath.Join(base, dir, "f"), "")())
+		check.OK(t, write(filepath.Join(base, dir, "f"), "")())
 		f.log.await(t, mark, filepath.Join(root, base, dir, "f"))
 		f.expect(t, "a file in "+dir)
 	}
-	must(t, each(remove(filepath.Join(base, "current")), symlink(filepath.Join(base, "two"), filepath.Join(base, "current")))())
+	check.OK(t, each(remove(filepath.Join(base, "current")), symlink(filepath.Join(base, "two"), filepath.Join(base, "current")))())
 	f.expect(t, "another link")
 }
 
 // The queue of the kernel is real, and overflows while the watch does not read it.
-func TestWatchAfterItsQueueOverflowed(t *testing.T) {
+func TestWatch_QueueOverflow(t *testing.T) {
 	dir := filepath.Join(hostfstest.Memory(t), "d")
-	must(t, os.Mkdir(dir, 0o755))
+	check.OK(t, os.Mkdir(dir, 0o755))
 	l := newFixture(t, at(dir))
 	limit := 0
 	_, err := fmt.Sscan(content("/proc/sys/fs/inotify/max_queued_events"), &limit)
-	must(t, err)
+	check.OK(t, err)
 	l.log.stalled.Lock()
 	f, g := filepath.Join(dir, "f"), filepath.Join(dir, "g")
-	must(t, each(rename(dir, dir+"2"), rename(dir+"2", dir), write(f, ""), write(g, ""))()) // it stalls at the first
-	for range 2 * limit {                                                                   // the kernel joins equal events, so they alternate
-		must(t, each(chmod(f, 0o600), chmod(g, 0o600))())
+	check.OK(t, each(rename(dir, dir+"2"), rename(dir+"2", dir), write(f, ""), write(g, ""))()) // it stalls at the first
+	for range 2 * limit {                                                                       // the kernel joins equal events, so they alternate
+		check.OK(t, each(chmod(f, 0o600), chmod(g, 0o600))())
 	}
 	l.log.stalled.Unlock()
 	l.log.await(t, 0, slog.LevelWarn.String())
@@ -381,7 +380,7 @@ func TestWatchAfterItsQueueOverflowed(t *testing.T) {
 	l.expectEach(t, changes(dir)[1:]...)
 }
 
-func TestWatchLeavesNothingBehind(t *testing.T) {
+func TestWatch_LeavesNothingBehind(t *testing.T) {
 	dir := unlinked(t, t.TempDir())
 	descriptors := func() int { return len(names(t, "/proc/self/fd")) }
 	goroutines, files := runtime.NumGoroutine(), descriptors()
@@ -400,16 +399,16 @@ func TestWatchLeavesNothingBehind(t *testing.T) {
 	}, func() bool { return runtime.NumGoroutine() <= goroutines && descriptors() <= files })
 }
 
-func TestWatchAndMounts(t *testing.T) {
+func TestWatch_Mounts(t *testing.T) {
 	t.Parallel()
 	if !ownMounts(t) {
 		return
 	}
 	base := hostfstest.Memory(t)
 	node, seen := filepath.Join(base, "node"), filepath.Join(base, "seen")
-	must(t, each(mkdir(node), mkdir(seen))())
-	must(t, unix.Mount(node, seen, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(seen, 0)) })
+	check.OK(t, each(mkdir(node), mkdir(seen))())
+	check.OK(t, unix.Mount(node, seen, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { check.OK(t, unix.Unmount(seen, 0)) })
 	f := newFixture(t, at(node, "f"), at(seen, "g"))
 	f.expectEach(t, // of one directory, watched once
 		step{"the first path's file", write(filepath.Join(seen, "f"), "")},
@@ -418,5 +417,5 @@ func TestWatchAndMounts(t *testing.T) {
 		step{"a mount", func() error { return unix.Mount("tmpfs", seen, "tmpfs", 0, "") }},
 		step{"a file of the mount", write(filepath.Join(seen, "g"), "")},
 	)
-	must(t, unix.Unmount(seen, 0))
+	check.OK(t, unix.Unmount(seen, 0))
 }

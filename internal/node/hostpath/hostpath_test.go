@@ -6,17 +6,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func mkdir(t *testing.T, parts ...string) string {
 	t.Helper()
 	dir := filepath.Join(parts...)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.MkdirAll(dir, 0o700))
 	return dir
 }
 
@@ -38,9 +39,7 @@ func TestDetect_Container(t *testing.T) {
 		"/var/lib/cni/":    {host + "/var/lib/cni", v.Proc + "/1/root/var/lib/cni"},
 		"/var/run/netns/a": {host + "/run/netns/a", host + "/var/run/netns/a", v.Proc + "/1/root/run/netns/a", v.Proc + "/1/root/var/run/netns/a"},
 	} {
-		if diff := cmp.Diff(want, v.Candidates(path)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", path, diff)
-		}
+		check.Diff(t, path, want, v.Candidates(path))
 	}
 	if got := v.Existing(node + "/netns"); !slices.Equal(got, []string{node + "/netns"}) {
 		t.Errorf("before the runtime makes its directory: %q", got)
@@ -91,9 +90,7 @@ func TestEachMount(t *testing.T) {
 	text := strings.Join([]string{
 		long, "91 25 0:4 net:[1] /run/netns/cni-1 rw shared:13 - nsfs nsfs rw", `91 25 0:4 / /run/a\040b\011c\012d\134e rw - tmpfs tmpfs rw`, "91 25 0:4", "",
 	}, "\n")
-	if err := os.WriteFile(table, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(table, []byte(text), 0o600))
 	var got []Mount
 	err := EachMount(table, func(m Mount) error { got = append(got, m); return nil })
 	want := []Mount{
@@ -108,5 +105,30 @@ func TestEachMount(t *testing.T) {
 	}
 	if err := EachMount(table+"x", nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no table: %v", err)
+	}
+}
+
+// TestView_LinksStayBelowRoot: as the node's own kernel would follow them.
+func TestView_LinksStayBelowRoot(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	mkdir(t, root, "run")
+	mkdir(t, root, "data/rancher/k3s")
+	mkdir(t, root, "var/lib")
+	for link, target := range map[string]string{
+		"var/run": "/run", "var/lib/rancher": "../../data/rancher", "out": "../../../../../../run", "var/lib/twice": "/var/lib/rancher", "loop": "loop",
+	} {
+		check.OK(t, os.Symlink(target, filepath.Join(root, link)))
+	}
+	for path, want := range map[string]string{
+		"/": "/", "/run/a": "/run/a", "/var/run/x.sock": "/run/x.sock", "/var/lib/rancher/k3s/config.toml": "/data/rancher/k3s/config.toml",
+		"/var/lib/twice/k3s": "/data/rancher/k3s", "/out": "/run", "/../../etc": "/etc", "relative/./path": "/relative/path", "/absent/a": "/absent/a",
+	} {
+		if got, err := Resolve(root, path); err != nil || got != filepath.Join(root, want) {
+			t.Errorf("%s: got %q, %v, want %q", path, got, err, want)
+		}
+	}
+	if _, err := Resolve(root, "/loop/a"); !errors.Is(err, syscall.ELOOP) {
+		t.Errorf("a loop: %v", err)
 	}
 }

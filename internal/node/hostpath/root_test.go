@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestRoot(t *testing.T) {
@@ -29,17 +30,13 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// TestFollowBelowAnotherRoot: an absolute link leads below the root, also where the kernel would lead elsewhere.
-func TestFollowBelowAnotherRoot(t *testing.T) {
+// TestFollow_AnotherRoot: an absolute link leads below the root, also where the kernel would lead elsewhere.
+func TestFollow_AnotherRoot(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(file, filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(file, nil, 0o600))
+	check.OK(t, os.Symlink(file, filepath.Join(dir, "link")))
 	root := fmt.Sprintf("/proc/%d/root", os.Getpid())
 	if got, err := hostpath.Follow(root + dir + "/link"); err != nil || got != root+file {
 		t.Errorf("got %q, %v", got, err)
@@ -55,13 +52,7 @@ func TestFollowBelowAnotherRoot(t *testing.T) {
 func TestWhole(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "part/etc/cni"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if got := hostpath.Whole(filepath.Join(dir, "part"), filepath.Join(dir, "none")); got != "" {
-		t.Errorf("%q counts as a whole file system", got)
-	}
-	if got := hostpath.Whole(filepath.Join(dir, "part"), "/"); got != "/" {
-		t.Errorf("got %q, want /", got)
-	}
+	check.OK(t, os.MkdirAll(filepath.Join(dir, "part/etc/cni"), 0o700))
+	check.Equal(t, hostpath.Whole(filepath.Join(dir, "part"), filepath.Join(dir, "none")), "", "counts as a whole file system")
+	check.Equal(t, hostpath.Whole(filepath.Join(dir, "part"), "/"), "/")
 }

@@ -8,15 +8,15 @@ import (
 )
 
 // Inferred returns the Spec by which the rules of a namespace were most likely made, and sets its backend to the one that made them.
-// The Spec is nil if the namespace has no rule of the mesh.
-func Inferred(ctx context.Context, space *redirection.Namespace) (spec *redirect.Spec, err error) {
+// It is nil if the namespace has no rule of the mesh.
+func Inferred(ctx context.Context, space *redirection.Namespace) (want redirect.Wanted, err error) {
 	live, err := space.Live(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
 	inferred, native, found := live.Infer()
 	if found {
-		spec, err = &inferred, backend(space, native)
+		want, err = inferred, backend(space, native)
 	}
-	return spec, err
+	return want, err
 }

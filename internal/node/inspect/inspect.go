@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
@@ -95,9 +96,9 @@ type Ports struct {
 	Inbound  uint16 `json:"inbound"`
 }
 
-// Read describes a namespace. The Spec is the wanted redirection; nil is unknown.
-func Read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec) (d Detail, err error) {
-	live, err := read(ctx, space, spec)
+// Read describes a namespace. Nil is what is wanted if that is not known.
+func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (d Detail, err error) {
+	live, err := read(ctx, space, want)
 	if err != nil {
 		return d, err
 	}
@@ -112,25 +113,17 @@ func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err err
 	if live.Wanted != nil {
 		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
 	}
-	all, err := listening(space)
+	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	for _, l := range all {
 		d.Listeners = append(d.Listeners, Listener{l.Address, l.UID})
 	}
 	return d, err
 }
 
-func listening(space redirection.Namespace) (all []sockdiag.Listener, err error) {
-	err = space.NetNS.Do(func() error {
-		all, err = sockdiag.Listening()
-		return err
-	})
-	return all, err
-}
-
-// read reads the live rules. Without a Spec, the wanted rules are those of the one that is inferred, if there are rules of the mesh.
-func read(ctx context.Context, space redirection.Namespace, spec *redirect.Spec) (walk.Namespace, error) {
-	live, err := space.Live(ctx, spec)
-	if err != nil || spec != nil {
+// read reads the live rules. If it is not known what is wanted, it is what Infer finds.
+func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (walk.Namespace, error) {
+	live, err := space.Live(ctx, want)
+	if err != nil || want != nil {
 		return live, err
 	}
 	inferred, native, found := live.Infer()
@@ -189,7 +182,7 @@ func backend(space *redirection.Namespace, native bool) error {
 	}
 	return space.NetNS.Do(func() error {
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			found, err := iptables.LegacyMesh(f)
+			found, err := iptables.LegacyHas(f, redirect.Sidecar().ChainPrefix)
 			if err != nil {
 				return err
 			}

@@ -119,8 +119,8 @@ type Hop struct {
 }
 
 // Walk follows a packet through the live rules.
-func Walk(ctx context.Context, space redirection.Namespace, spec *redirect.Spec, q Question) (a Answer, err error) {
-	live, err := read(ctx, space, spec)
+func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted, q Question) (a Answer, err error) {
+	live, err := read(ctx, space, want)
 	if err != nil {
 		return a, err
 	}
@@ -166,7 +166,7 @@ func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.Add
 	if !here || protocol != ruleset.TCP {
 		return nil
 	}
-	all, err := listening(space)
+	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	if err != nil {
 		return err
 	}

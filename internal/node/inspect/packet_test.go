@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // lab is a pod that is redirected, of one family.
@@ -31,9 +32,7 @@ func newLab(t *testing.T, f ruleset.Family) lab {
 	t.Helper()
 	l := lab{Fixture: labtest.New(t, f), family: f}
 	l.space = redirection.Namespace{NetNS: l.NetNS(), Backend: redirect.Netlink, Log: slog.New(slog.DiscardHandler)}
-	if _, err := l.space.Apply(t.Context(), redirect.Default(), redirection.Reconcile); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(l.space.Apply(t.Context(), redirect.Default(), redirection.Reconcile)))
 	return l
 }
 
@@ -59,9 +58,7 @@ func (l lab) ask(t *testing.T, q labtest.Request) (inspect.Answer, labtest.Answe
 	t.Helper()
 	of := inspect.Question{To: q.To, UID: uint32(q.From.UID), GID: uint32(q.From.GID), UDP: q.Via == labtest.UDP}
 	a, err := inspect.Walk(t.Context(), l.space, nil, of)
-	if err != nil {
-		t.Fatalf("%s: %v", q, err)
-	}
+	check.OK(t, err, q)
 	return a, q.Send(t.Context())
 }
 
@@ -196,8 +193,6 @@ func TestJudge_PortOfAnotherHost(t *testing.T) {
 	t.Parallel()
 	for to, want := range map[string]inspect.Wanted{"127.0.0.1:15001": inspect.AsWanted, "10.77.0.1:15001": inspect.Past} {
 		r := walk.Result{Verdict: walk.Redirected, To: netip.MustParseAddrPort(to), Expected: walk.Passed}
-		if got := inspect.Judge(r); got != want {
-			t.Errorf("to %s: %s, want %s", to, got, want)
-		}
+		check.Equal(t, inspect.Judge(r), want, "to", to)
 	}
 }

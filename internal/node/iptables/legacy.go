@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
@@ -59,10 +58,10 @@ func overBudget() error {
 	return fmt.Errorf("%w: it holds more than %d rules of iptables, or more than %d MiB of them", ErrUninspectable, maxRules, maxBytes>>20)
 }
 
-// LegacyMesh reports whether the legacy tables of the current namespace hold chains of the mesh, without a tool: it finds
+// LegacyHas reports whether the legacy tables of the current namespace hold chains with the prefix, without a tool: it finds
 // chains by the names in the entries, so it decodes no entry. It returns ErrUninspectable if the tables of the family exceed
 // the bounds, before it reads any of them.
-func LegacyMesh(f ruleset.Family) (bool, error) {
+func LegacyHas(f ruleset.Family, prefix string) (bool, error) {
 	tables, err := legacyTables(f)
 	if err != nil {
 		return false, err
@@ -84,7 +83,7 @@ func LegacyMesh(f ruleset.Family) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
 		}
-		if bytes.Contains(entries, []byte(redirect.ChainPrefix)) {
+		if bytes.Contains(entries, []byte(prefix)) {
 			return true, nil
 		}
 	}

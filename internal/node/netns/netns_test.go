@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const thread = "/proc/thread-self/ns/net"
@@ -48,22 +50,18 @@ func bindMount(t *testing.T, path string) string {
 	return at
 }
 
-func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
+func TestDo_EveryKindOfPath(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	fd := path[strings.LastIndex(path, "/")+1:]
 
 	child := exec.CommandContext(t.Context(), "sleep", "1000")
-	if err := netns.Do(path, child.Start); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, netns.Do(path, child.Start))
 	defer func() { _, _ = child.Process.Kill(), child.Wait() }()
 
 	link := filepath.Join(t.TempDir(), "link")
 	bind := bindMount(t, path)
-	if err := os.Symlink(bind, link); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Symlink(bind, link))
 	err := netns.Do(path, func() error {
 		for name, p := range map[string]string{
 			"open file of a process":    path,
@@ -75,9 +73,7 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				unmoved(t, func() {
-					if err := netns.Do(p, func() error { in(t, path); return nil }); err != nil {
-						t.Fatal(err)
-					}
+					check.OK(t, netns.Do(p, func() error { in(t, path); return nil }))
 				})
 			})
 		}
@@ -89,7 +85,7 @@ func TestDoRunsTheFunctionInTheNamespaceAtEveryKindOfPath(t *testing.T) {
 }
 
 // An empty path, and one of proc's thread-self, are the namespace of the calling thread, wherever that is.
-func TestDoNests(t *testing.T) {
+func TestDo_Nested(t *testing.T) {
 	t.Parallel()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -123,25 +119,17 @@ func TestDoNests(t *testing.T) {
 	}
 }
 
-func TestDoRefusesOtherFiles(t *testing.T) {
+func TestDo_OtherFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	regular := filepath.Join(dir, "regular")
-	if err := os.WriteFile(regular, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(regular, []byte("x"), 0o600))
 	fifo := filepath.Join(dir, "fifo")
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Mkfifo(fifo, 0o600))
 	unmounted := bindMount(t, netnstest.New(t))
-	if err := unix.Unmount(unmounted, unix.MNT_DETACH); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Unmount(unmounted, unix.MNT_DETACH))
 	dangling := filepath.Join(dir, "dangling")
-	if err := os.Symlink(filepath.Join(dir, "absent"), dangling); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Symlink(filepath.Join(dir, "absent"), dangling))
 	tests := []struct {
 		name, path, part string
 		is               error
@@ -189,12 +177,10 @@ func unmoved(t *testing.T, fn func()) {
 	t.Helper()
 	before := inode(t, thread)
 	fn()
-	if after := inode(t, thread); after != before {
-		t.Errorf("the caller was moved from %s to %s", before, after)
-	}
+	check.Equal(t, inode(t, thread), before, "the caller was moved from")
 }
 
-func TestDoTurnsAPanicIntoAnError(t *testing.T) {
+func TestDo_Panic(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	cause := errors.New("cause")
@@ -232,7 +218,7 @@ func TestDoTurnsAPanicIntoAnError(t *testing.T) {
 }
 
 // Fifty namespaces, in half of which the loopback interface is up: every function must see its own.
-func TestDoKeepsConcurrentCallsApart(t *testing.T) {
+func TestDo_Concurrent(t *testing.T) {
 	t.Parallel()
 	const n = 50
 	paths := make([]string, n)
@@ -256,12 +242,8 @@ func TestDoKeepsConcurrentCallsApart(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if up := lo.Flags&net.FlagUp != 0; up != (i%2 == 0) {
-						t.Errorf("namespace %d: lo up is %v", i, up)
-					}
-					if got := inode(t, "/proc/self/ns/net"); got != host {
-						t.Errorf("the process appears to be in %s, want %s", got, host)
-					}
+					check.Equal(t, lo.Flags&net.FlagUp != 0, i%2 == 0, "namespace", i, "lo up is")
+					check.Equal(t, inode(t, "/proc/self/ns/net"), host, "the process appears to be in")
 					return nil
 				})
 				if err != nil {
@@ -275,7 +257,7 @@ func TestDoKeepsConcurrentCallsApart(t *testing.T) {
 }
 
 // The runtime makes threads while a function is in its namespace; none of them may be in it.
-func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
+func TestDo_NoOtherThread(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	var blocked sync.WaitGroup
@@ -308,20 +290,16 @@ func TestDoSharesItsNamespaceWithNoOtherThread(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 }
 
-func TestInodesIdentifyNamespaces(t *testing.T) {
+func TestInode_IdentifiesNamespaces(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)
 	bind, host := bindMount(t, path), bindMount(t, "/proc/self/ns/net")
 	check := func(a, b string, same, host bool) {
 		n := netnstest.Open(t, b)
-		if got := netnstest.Open(t, a).Inode() == n.Inode(); got != same {
-			t.Errorf("%q is %q: %v, want %v", a, b, got, same)
-		}
+		check.Equal(t, netnstest.Open(t, a).Inode() == n.Inode(), same, a, "is", b)
 		if got, err := n.IsHost(); err != nil || got != host {
 			t.Errorf("%q is the host's: %v, %v, want %v", b, got, err, host)
 		}
@@ -350,7 +328,7 @@ func TestInodesIdentifyNamespaces(t *testing.T) {
 
 // A process without privileges may work where it is, is refused elsewhere, and gets the isolation that is possible.
 // It is this test binary, run by another user.
-func TestWithoutPrivileges(t *testing.T) {
+func TestDo_WithoutPrivileges(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	}) {
@@ -371,6 +349,37 @@ func TestWithoutPrivileges(t *testing.T) {
 	if host, err := netnstest.Open(t, "").IsHost(); err != nil || !host {
 		t.Errorf("IsHost: %v, %v", host, err)
 	}
+}
+
+// TestLacking drops one capability after the other from a thread that ends with the test.
+func TestLacking(t *testing.T) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		var want []string
+		for _, drop := range []struct {
+			number int
+			name   string
+		}{{-1, ""}, {unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN"}, {unix.CAP_NET_ADMIN, "CAP_NET_ADMIN"}, {unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE"}} {
+			if drop.number >= 0 {
+				header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+				var data [2]unix.CapUserData
+				if err := unix.Capget(&header, &data[0]); err != nil {
+					t.Error(err)
+				}
+				data[drop.number/32].Effective &^= 1 << (drop.number % 32)
+				if err := unix.Capset(&header, &data[0]); err != nil {
+					t.Error(err)
+				}
+				want = append(want, drop.name)
+			}
+			if got, err := netns.Lacking(); err != nil || !slices.Equal(got, want) {
+				t.Errorf("lacking %q, %v, want %q", got, err, want)
+			}
+		}
+	}()
+	<-done
 }
 
 // TestDo_Again is one entry for all steps, on one thread; a function that has left the namespace, and any other thread, enter again.

@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const nsswitch = "/etc/nsswitch.conf"
@@ -32,13 +33,11 @@ func read(tb testing.TB, path string) string {
 func tempFile(tb testing.TB, text string) string {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "file")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
-func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
+func TestDoIsolated_HidesFilesFromChildrenOnly(t *testing.T) {
 	path := netnstest.New(t)
 	host := read(t, nsswitch)
 	if host == "" {
@@ -57,34 +56,24 @@ func TestDoIsolatedHidesAFileFromChildrenOnly(t *testing.T) {
 		}
 		other := make(chan string)
 		go func() { other <- read(t, nsswitch) }()
-		if got := <-other; got != host {
-			t.Errorf("another thread reads %q", got)
-		}
-		if now := mountsOf(t, path); now != mounts {
-			t.Errorf("the node's mounts changed:\n%s", now)
-		}
+		check.Equal(t, <-other, host, "another thread reads")
+		check.Equal(t, mountsOf(t, path), mounts, "the node's mounts changed")
 		return nil
 	})
 	if isolation != nil || err != nil {
 		t.Fatalf("isolation: %v, error: %v", isolation, err)
 	}
-	if now := mountsOf(t, path); now != mounts {
-		t.Errorf("the node's mounts changed:\n%s", now)
-	}
-	if got := read(t, nsswitch); got != host {
-		t.Errorf("the node reads %q", got)
-	}
+	check.Equal(t, mountsOf(t, path), mounts, "the node's mounts changed")
+	check.Equal(t, read(t, nsswitch), host, "the node reads")
 }
 
 // A lock file over which the namespace is mounted is a lock per pod: held on the node it is free in
 // the sandbox, and held in one pod it is free in the next.
-func TestDoIsolatedGivesEachNamespaceItsOwnLock(t *testing.T) {
+func TestDoIsolated_OwnLock(t *testing.T) {
 	t.Parallel()
 	lock := tempFile(t, "")
 	node, err := tryLock(lock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer node.Close() //nolint:errcheck // a test
 
 	pod, other := bindMount(t, netnstest.New(t)), bindMount(t, netnstest.New(t))
@@ -127,13 +116,11 @@ func tryLock(path string) (*os.File, error) {
 
 // Where the node's mounts are shared, as systemd makes them, a mount in a copy of the mount namespace appears
 // on the node unless the copy is cut off. This test binary runs again on such a node.
-func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
+func TestDoIsolated_SharedMounts(t *testing.T) {
 	netnstest.New(t) // needs root
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolatedHidesAFile|^TestNothingIsLeft$/^DoIsolated$'`
+	check.OK(t, err)
+	again := `mount --make-rshared / && exec "$0" -test.v -test.failfast -test.run='^TestDoIsolated_HidesFiles|^TestDo_LeavesNothing$/^DoIsolated$'`
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", again, self)
 	cmd.Env = append(os.Environ(), "GOCOVERDIR="+t.TempDir())
 	out, err := cmd.CombinedOutput()
@@ -142,7 +129,7 @@ func TestDoIsolatedMountsNothingOnANodeWithSharedMounts(t *testing.T) {
 	}
 }
 
-func TestDoIsolatedRunsTheFunctionWithPartialIsolation(t *testing.T) {
+func TestDoIsolated_PartialIsolation(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	source, target := tempFile(t, "mounted"), tempFile(t, "hidden")
@@ -155,9 +142,7 @@ func TestDoIsolatedRunsTheFunctionWithPartialIsolation(t *testing.T) {
 	}
 	no := errors.New("no")
 	isolation, err := netnstest.Isolated(path, binds, func() error {
-		if got := read(t, target); got != "mounted" {
-			t.Errorf("the bind that could be made reads %q", got)
-		}
+		check.Equal(t, read(t, target), "mounted", "the bind that could be made reads")
 		return no
 	})
 	if err != no { //nolint:errorlint // the very error
@@ -175,9 +160,7 @@ func TestDoIsolatedRunsTheFunctionWithPartialIsolation(t *testing.T) {
 			t.Errorf("isolation lacks %q:\n%v", want, isolation)
 		}
 	}
-	if got := read(t, target); got != "hidden" {
-		t.Errorf("the node reads %q", got)
-	}
+	check.Equal(t, read(t, target), "hidden", "the node reads")
 }
 
 // mountsOf are the mounts that could be ours, at one of the targets. Others come and go on a machine.
@@ -192,7 +175,7 @@ func mountsOf(t *testing.T, lock string) string {
 	return ours.String()
 }
 
-func TestNothingIsLeft(t *testing.T) {
+func TestDo_LeavesNothing(t *testing.T) {
 	// Not parallel: it counts the files, mounts and threads of the process.
 	path := netnstest.New(t)
 	lock := tempFile(t, "")
@@ -226,16 +209,10 @@ func TestNothingIsLeft(t *testing.T) {
 			all.Wait()
 			threads := count(t, "/proc/self/task")
 			for range 200 {
-				if err := fn(); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, fn())
 			}
-			if now := mountsOf(t, lock); now != mounts {
-				t.Errorf("the node's mounts changed from\n%s\nto\n%s", mounts, now)
-			}
-			if now := count(t, "/proc/self/fd"); now != files {
-				t.Errorf("open files: %d, before: %d", now, files)
-			}
+			check.Equal(t, mountsOf(t, lock), mounts, "the node's mounts changed from")
+			check.Equal(t, count(t, "/proc/self/fd"), files, "open files")
 			agenttest.Until(t, func() string { return strays(t) }, func() bool { return strays(t) == "" })
 			agenttest.Until(t, func() string { return fmt.Sprintf("threads: %d, before: %d", count(t, "/proc/self/task"), threads) },
 				func() bool { return count(t, "/proc/self/task") <= threads+slack })
@@ -250,9 +227,7 @@ func strays(tb testing.TB) string {
 	for _, kind := range []string{"net", "mnt"} {
 		own := inode(tb, "/proc/self/ns/"+kind)
 		tasks, err := filepath.Glob("/proc/self/task/*/ns/" + kind)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		check.OK(tb, err)
 		for _, task := range tasks {
 			if id, err := netns.InodeOf(task); err == nil && fmt.Sprint(id.Dev, id) != own {
 				found = append(found, task)
@@ -265,8 +240,6 @@ func strays(tb testing.TB) string {
 func count(tb testing.TB, dir string) int {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	return len(entries)
 }

@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables/native"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
@@ -16,7 +15,7 @@ import (
 func (w *writer) native(want ruleset.Set) error {
 	have := w.view.Set(ruleset.Inet)
 	sets := uint32(0)
-	for _, name := range redirect.NativeTables() {
+	for _, name := range w.view.owner.Native {
 		w.at = tableKey{ruleset.Inet, name}
 		wanted := want.Table(name)
 		_, there := w.view.tables[w.at]

@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // treatment is families with IPv6 captured or not there.
@@ -22,9 +23,9 @@ func treatment(ipv6 bool) redirect.Families {
 	return redirect.Families{HasIPv4: true}
 }
 
-// TestNativeTablesAreThoseOfTheReference writes each Spec's tables twice, with the code under test and with nft from the
+// TestNative_TablesOfTheReference writes each Spec's tables twice, with the code under test and with nft from the
 // reference's text: the kernel must hold the same bytes, nft must list the same, and both must be read as the wanted rules.
-func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
+func TestNative_TablesOfTheReference(t *testing.T) {
 	specs := spectest.Special()
 	for seed := range uint64(randomSpecs / 3) {
 		specs[fmt.Sprintf("seed %d", seed)] = spectest.Random(seed)
@@ -33,13 +34,13 @@ func TestNativeTablesAreThoseOfTheReference(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, ipv6 := range []bool{false, true} {
-				conformNative(t, redirect.NativeRules(spec, treatment(ipv6)), nftScript(spec, ipv6))
+				conformNative(t, spec.NativeSet(treatment(ipv6)), nftScript(spec, ipv6))
 			}
 		})
 	}
 	for _, other := range []redirect.Treatment{redirect.Rejected, redirect.Bypassed} { // which the reference does not have
-		want := redirect.NativeRules(everything(), redirect.Families{IPv6: other, HasIPv4: true})
-		conformNative(t, want, redirect.NativeScript(want))
+		want := everything().NativeSet(redirect.Families{IPv6: other, HasIPv4: true})
+		conformNative(t, want, redirect.Sidecar().NativeScript(want))
 	}
 }
 
@@ -48,7 +49,7 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	ours, theirs, scripted := newPod(t), newPod(t), newPod(t)
 	ours.apply(t, native(want))
 	theirs.run(t, script, "nft", "-f", "-")
-	scripted.run(t, redirect.NativeScript(want), "nft", "-f", "-")
+	scripted.run(t, redirect.Sidecar().NativeScript(want), "nft", "-f", "-")
 	list := theirs.run(t, "", "nft", "list", "ruleset")
 	equal(t, "what nft lists", list, ours.run(t, "", "nft", "list", "ruleset"))
 	equal(t, "what nft lists of our script", list, scripted.run(t, "", "nft", "list", "ruleset"))
@@ -62,32 +63,28 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	}
 }
 
-// TestAnotherNativeSpecLeavesNothingOfTheFirst goes from one to the next and back to none. The reference would leave a
+// TestNative_SpecReplaced goes from one to the next and back to none. The reference would leave a
 // table behind that the next one has no rules for, and its rules at work.
-func TestAnotherNativeSpecLeavesNothingOfTheFirst(t *testing.T) {
+func TestNative_SpecReplaced(t *testing.T) {
 	p := newPod(t)
-	full := redirect.NativeRules(everything(), treatment(true))
+	full := everything().NativeSet(treatment(true))
 	for i, want := range []ruleset.Set{
-		full, redirect.NativeRules(redirect.Default(), treatment(true)), redirect.NativeRules(redirect.Default(), treatment(false)), full,
+		full, redirect.Default().NativeSet(treatment(true)), redirect.Default().NativeSet(treatment(false)), full,
 		{Family: ruleset.Inet},
 	} {
-		if n := len(p.watch(t, native(want)).writes()); n != 1 {
-			t.Errorf("step %d: %d transactions, want 1", i, n)
-		}
-		if n := len(p.watch(t, native(want)).writes()); n != 0 {
-			t.Errorf("step %d: %d transactions to do nothing", i, n)
-		}
+		check.Equal(t, len(p.watch(t, native(want)).writes()), 1, "step", i)
+		check.Equal(t, len(p.watch(t, native(want)).writes()), 0, "step", i)
 		fresh := newPod(t)
 		fresh.apply(t, native(want))
 		equal(t, fmt.Sprintf("step %d", i), fresh.run(t, "", "nft", "list", "ruleset"), p.run(t, "", "nft", "list", "ruleset"))
 	}
 }
 
-// TestEachDriftOfANativeTableIsFoundAndRepaired breaks one thing at a time.
-func TestEachDriftOfANativeTableIsFoundAndRepaired(t *testing.T) {
+// TestNative_EachDrift breaks one thing at a time.
+func TestNative_EachDrift(t *testing.T) {
 	spec := everything()
 	spec.TunnelPort = 15009
-	want := redirect.NativeRules(spec, treatment(true))
+	want := spec.NativeSet(treatment(true))
 	tests := []struct{ name, nft, seen string }{
 		{"a rule more", "add rule inet istio-proxy-nat istio-output tcp dport 9 counter accept", "+ -A istio-output tcp dport 9 counter accept"},
 		{"an unknown rule", "add rule inet istio-proxy-nat istio-output ip ttl 9 counter accept", "+ -A istio-output meta nfproto ipv4 [a match of the network header, see rule handle "},
@@ -121,14 +118,14 @@ func sortedTables(list string) string {
 	return strings.Join(tables, "")
 }
 
-// TestNativeTablesLeaveTheRestAlone has iptables' rules and other tables beside them.
-func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
+// TestNative_ForeignTables has iptables' rules and other tables beside them.
+func TestNative_ForeignTables(t *testing.T) {
 	p := newPod(t)
 	p.restore(t, ruleset.IPv4, others)
 	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
 	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
 	before := p.run(t, "", "nft", "list", "ruleset")
-	p.apply(t, native(redirect.NativeRules(everything(), treatment(true))))
+	p.apply(t, native(everything().NativeSet(treatment(true))))
 	if during := p.run(t, "", "nft", "list", "ruleset"); !strings.HasPrefix(during, strings.TrimSpace(before)) || during == before {
 		t.Errorf("with native tables:\n%s", during)
 	}
@@ -136,12 +133,12 @@ func TestNativeTablesLeaveTheRestAlone(t *testing.T) {
 	equal(t, "what is left", before, p.run(t, "", "nft", "list", "ruleset"))
 }
 
-// TestOneTransactionGoesFromIptablesToNative moves a pod to native tables: the rules of the one go as those of the other
+// TestNative_FromIptablesInOneTransaction moves a pod to native tables: the rules of the one go as those of the other
 // come. A rule that the kernel refuses leaves all as it was.
-func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
+func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, reconcile(both(redirect.Default())...))
-	want := redirect.NativeRules(redirect.Default(), treatment(true))
+	want := redirect.Default().NativeSet(treatment(true))
 	move := func(to ruleset.Set) plan {
 		return func(v *nftables.View) nftables.Plan {
 			out := reconcile(nothing()...)(v)
@@ -160,9 +157,7 @@ func TestOneTransactionGoesFromIptablesToNative(t *testing.T) {
 		t.Errorf("error %v, want %q in it", err, text)
 	}
 	equal(t, "after the refusal", before, p.run(t, "", "nft", "list", "ruleset"))
-	if n := len(p.watch(t, move(want)).writes()); n != 1 {
-		t.Errorf("%d transactions, want 1", n)
-	}
+	check.Equal(t, len(p.watch(t, move(want)).writes()), 1, "transactions")
 	for _, f := range families {
 		if set := p.read(t, f); !set.Empty() {
 			t.Errorf("%s rules of iptables are left:\n%s", f, set)

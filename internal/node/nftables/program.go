@@ -126,7 +126,7 @@ func (w *writer) chain(t *table, o ruleset.Operation) (*chain, error) {
 	if c, there := t.chains[o.Chain]; there {
 		return c, nil
 	}
-	hook, builtin := w.at.base(o.Chain)
+	hook, builtin := w.view.base(w.at, o.Chain)
 	if !builtin && o.Verb != ruleset.EmptyChain {
 		return nil, fmt.Errorf("there is no chain %q", o.Chain)
 	}
@@ -156,7 +156,7 @@ func (w *writer) newChain(name string) {
 	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_CHAIN_TABLE, w.at.table)
 		b.String(unix.NFTA_CHAIN_NAME, name)
-		hook, base := w.at.base(name)
+		hook, base := w.view.base(w.at, name)
 		if !base {
 			return
 		}

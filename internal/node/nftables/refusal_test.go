@@ -14,9 +14,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// TestMissingKernelOptionsAreNamed lets the kernel refuse the expression of each match and target that rules of the mesh use,
+// TestRefusal_MissingKernelOptions lets the kernel refuse the expression of each match and target that rules of the mesh use,
 // as one does that was built without it. No kernel for tests lacks any.
-func TestMissingKernelOptionsAreNamed(t *testing.T) {
+func TestRefusal_MissingKernelOptions(t *testing.T) {
 	compat, plain := ruleset.IPTables, ruleset.NFT
 	for _, tt := range []struct {
 		expression, option string
@@ -60,7 +60,7 @@ func TestMissingKernelOptionsAreNamed(t *testing.T) {
 	}
 }
 
-func TestOtherRefusalsHaveAHint(t *testing.T) {
+func TestRefusal_Hints(t *testing.T) {
 	w := &writer{notes: []note{{tableKey{ruleset.IPv6, "nat"}, "OUTPUT", ""}}}
 	tests := []struct {
 		cause       error
@@ -82,8 +82,8 @@ func TestOtherRefusalsHaveAHint(t *testing.T) {
 	}
 }
 
-// TestWithoutCapabilities drops all capabilities of a thread, which ends with it.
-func TestWithoutCapabilities(t *testing.T) {
+// TestApply_WithoutCapabilities drops all capabilities of a thread, which ends with it.
+func TestApply_WithoutCapabilities(t *testing.T) {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked

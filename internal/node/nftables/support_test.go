@@ -3,12 +3,10 @@ package nftables_test
 import (
 	"errors"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -17,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
@@ -32,25 +31,13 @@ func newPod(tb testing.TB) pod {
 // do runs the code under test in the namespace.
 func (p pod) do(tb testing.TB, fn func() error) {
 	tb.Helper()
-	if err := netns.Do(string(p), fn); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, netns.Do(string(p), fn))
 }
 
 // run runs a command, which must succeed, with a text on its standard input.
 func (p pod) run(tb testing.TB, stdin, name string, args ...string) string {
 	tb.Helper()
-	var out []byte
-	err := netns.Do(string(p), func() (err error) {
-		cmd := exec.CommandContext(tb.Context(), name, args...)
-		cmd.Stdin = strings.NewReader(stdin)
-		out, err = cmd.CombinedOutput()
-		return err
-	})
-	if err != nil {
-		tb.Fatalf("running %s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, stdin)
-	}
-	return string(out)
+	return netnstest.Feed(tb, string(p), stdin, name, args...)
 }
 
 // program is iptables-nft or ip6tables-nft, with a suffix.
@@ -62,9 +49,7 @@ func program(f ruleset.Family, suffix string) string {
 func (p pod) save(tb testing.TB, f ruleset.Family) ruleset.Set {
 	tb.Helper()
 	set, err := ruleset.Parse(f, p.run(tb, "", program(f, "-save")))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	return set
 }
 
@@ -85,7 +70,7 @@ func reconcile(wants ...ruleset.Set) plan {
 		var p nftables.Plan
 		for _, want := range wants {
 			have := v.Set(want.Family)
-			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Owned(want, have)))
+			p.Programs = append(p.Programs, ruleset.Reconcile(want, have, redirect.Sidecar().Owned(want, have)))
 		}
 		return p
 	}
@@ -104,7 +89,7 @@ func update(tb testing.TB, change plan, sent func([]byte)) error {
 		return err
 	}
 	s.OnSend(sent)
-	v, err := s.Read(tb.Context())
+	v, err := s.Read(tb.Context(), redirect.Sidecar())
 	if err == nil {
 		err = v.Apply(change(v))
 	}
@@ -130,7 +115,7 @@ func (p pod) view(tb testing.TB) (v *nftables.View) {
 		if err != nil {
 			return err
 		}
-		v, err = s.Read(tb.Context())
+		v, err = s.Read(tb.Context(), redirect.Sidecar())
 		return errors.Join(err, s.Close())
 	})
 	return v
@@ -214,9 +199,7 @@ func chainOf(line string) string {
 // equal compares texts by line.
 func equal(tb testing.TB, what, want, got string) {
 	tb.Helper()
-	if diff := cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")); diff != "" {
-		tb.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	check.Diff(tb, what, strings.Split(want, "\n"), strings.Split(got, "\n"))
 }
 
 // everything is a Spec with every kind of rule.

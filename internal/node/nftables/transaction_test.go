@@ -3,6 +3,7 @@ package nftables_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -14,8 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // message is the head of a netlink message that was sent.
@@ -53,13 +56,11 @@ func both(s redirect.Spec) []ruleset.Set {
 
 func nothing() []ruleset.Set { return []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}} }
 
-// TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing holds the cost of an ADD: the generation and the list of
+// TestApply_NewNamespace holds the cost of an ADD: the generation and the list of
 // tables are asked for, and all tables of both families go in one request of which only the last message is answered.
-func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
+func TestApply_NewNamespace(t *testing.T) {
 	w := newPod(t).watch(t, reconcile(both(everything())...))
-	if len(w.requests) != 3 {
-		t.Errorf("%d requests were sent, want 3: generation, tables, transaction", len(w.requests))
-	}
+	check.Equal(t, len(w.requests), 3, "requests were sent")
 	writes := w.writes()
 	if len(writes) != 1 {
 		t.Fatalf("%d transactions were sent, want 1", len(writes))
@@ -76,7 +77,7 @@ func TestANewNamespaceIsWrittenByOneRequestThatDeletesNothing(t *testing.T) {
 	}
 }
 
-func TestNoTransactionWithoutADifference(t *testing.T) {
+func TestApply_NoDifference(t *testing.T) {
 	p := newPod(t)
 	wants := both(everything())
 	p.apply(t, reconcile(wants...))
@@ -92,18 +93,16 @@ func TestNoTransactionWithoutADifference(t *testing.T) {
 	}
 }
 
-// TestAnotherSpecReplacesTheFirst moves through Specs that share some chains, and back to nothing.
-func TestAnotherSpecReplacesTheFirst(t *testing.T) {
+// TestApply_SpecReplaced moves through Specs that share some chains, and back to nothing.
+func TestApply_SpecReplaced(t *testing.T) {
 	p := newPod(t)
 	first := redirect.Default()
 	for i, wants := range [][]ruleset.Set{both(first), both(everything()), both(first), nothing(), both(everything()), nothing()} {
 		w := p.watch(t, reconcile(wants...))
-		if len(w.writes()) != 1 {
-			t.Errorf("step %d: %d transactions, want 1", i, len(w.writes()))
-		}
+		check.Equal(t, len(w.writes()), 1, "step", i)
 		for _, want := range wants {
 			have := p.save(t, want.Family)
-			if d := ruleset.Compare(want, have, redirect.Owned(want, have)); !d.Empty() {
+			if d := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !d.Empty() {
 				t.Errorf("step %d: %s is not as wanted:\n%s", i, want.Family, d)
 			}
 			if !have.Equal(p.read(t, want.Family)) {
@@ -148,9 +147,9 @@ var refusals = []struct {
 	},
 }
 
-// TestOneRefusedRuleUndoesAll makes the last rule of the last table of the second family fail: neither a new namespace
+// TestApply_OneRuleRefused makes the last rule of the last table of the second family fail: neither a new namespace
 // nor one with rules is changed, in any table of any family.
-func TestOneRefusedRuleUndoesAll(t *testing.T) {
+func TestApply_OneRuleRefused(t *testing.T) {
 	for _, r := range refusals {
 		t.Run(r.name, func(t *testing.T) {
 			wants := both(everything())
@@ -167,17 +166,15 @@ func TestOneRefusedRuleUndoesAll(t *testing.T) {
 					t.Errorf("the error is %q, want %q in it", err, r.want)
 				}
 				after := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
-				if diff := cmp.Diff(before, after); diff != "" {
-					t.Errorf("something was left (-before +after):\n%s", diff)
-				}
+				check.Diff(t, "something was left", before, after)
 			}
 		})
 	}
 }
 
-// TestAChangeByAnotherProgramIsDetected lets another program change the rules between reading and writing: nothing is written,
+// TestApply_ChangedByAnotherProgram lets another program change the rules between reading and writing: nothing is written,
 // and a second attempt is not disturbed.
-func TestAChangeByAnotherProgramIsDetected(t *testing.T) {
+func TestApply_ChangedByAnotherProgram(t *testing.T) {
 	p := newPod(t)
 	ours := reconcile(both(redirect.Default())...)
 	err := p.try(t, func(v *nftables.View) nftables.Plan {
@@ -196,15 +193,13 @@ func TestAChangeByAnotherProgramIsDetected(t *testing.T) {
 	}
 }
 
-func TestInUse(t *testing.T) {
+func TestRead_InUse(t *testing.T) {
 	p := newPod(t)
 	p.run(t, "", "nft", "add table ip6 x")
 	for f, want := range map[ruleset.Family]bool{ruleset.IPv4: false, ruleset.IPv6: true} {
 		p.do(t, func() error {
 			got, err := nftables.InUse(t.Context(), f)
-			if got != want {
-				t.Errorf("%s in use: %v, want %v", f, got, want)
-			}
+			check.Equal(t, got, want, f, "in use")
 			return err
 		})
 	}
@@ -213,9 +208,9 @@ func TestInUse(t *testing.T) {
 // userNamespace makes this test program run as in a pod with a user namespace of its own.
 const userNamespace = "NFTABLES_TEST_USER_NAMESPACE"
 
-// TestInAUserNamespace writes rules where only root is a known user: the kernel refuses iptables' match of uid 1337, and
+// TestApply_UserNamespace writes rules where only root is a known user: the kernel refuses iptables' match of uid 1337, and
 // takes that of nf_tables.
-func TestInAUserNamespace(t *testing.T) {
+func TestApply_UserNamespace(t *testing.T) {
 	if os.Getenv(userNamespace) != "" {
 		err := update(t, reconcile(both(redirect.Default())...), nil)
 		for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
@@ -223,12 +218,12 @@ func TestInAUserNamespace(t *testing.T) {
 				t.Errorf("error %v, want %q in it", err, text)
 			}
 		}
-		if err = update(t, native(redirect.NativeRules(redirect.Default(), treatment(true))), nil); err != nil {
+		if err = update(t, native(redirect.Default().NativeSet(treatment(true))), nil); err != nil {
 			t.Errorf("native tables: %v", err)
 		}
 		return
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestInAUserNamespace$", "-test.v")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestApply_UserNamespace$", "-test.v")
 	cmd.Env = append(os.Environ(), userNamespace+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
@@ -236,14 +231,14 @@ func TestInAUserNamespace(t *testing.T) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
 	}
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestInAUserNamespace") {
+	if err != nil || !strings.Contains(string(out), "--- PASS: TestApply_UserNamespace") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// TestConcurrentRunsLeaveTheRulesOfOne lets several write different rules into one namespace at once: the
+// TestApply_Concurrent lets several write different rules into one namespace at once: the
 // rules of one of them are left, all of them.
-func TestConcurrentRunsLeaveTheRulesOfOne(t *testing.T) {
+func TestApply_Concurrent(t *testing.T) {
 	const runs = 4
 	p := newPod(t)
 	var specs []redirect.Spec
@@ -265,6 +260,46 @@ func TestConcurrentRunsLeaveTheRulesOfOne(t *testing.T) {
 		have := p.read(t, f)
 		if !slices.ContainsFunc(specs, func(s redirect.Spec) bool { return redirect.Rules(s, f).Equal(have) }) {
 			t.Errorf("%s holds what no run wanted:\n%s", f, have)
+		}
+	}
+}
+
+// randomSpecs is how many random Specs are tried; a failing test names the seed.
+const randomSpecs = 300
+
+// TestRules_AsByIptables writes each set of rules twice, with the code under test and with iptables-restore: the
+// kernel must hold the same bytes, iptables-save must print the wanted rules, and both must be read back the same.
+func TestRules_AsByIptables(t *testing.T) {
+	for name, spec := range spectest.Special() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conform(t, both(spec)...)
+		})
+	}
+	for seed := range uint64(randomSpecs) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			t.Parallel()
+			conform(t, both(spectest.Random(seed))...)
+		})
+	}
+	t.Run("everything is refused", func(t *testing.T) {
+		conform(t, redirect.RejectAll(ruleset.IPv4), redirect.RejectAll(ruleset.IPv6))
+	})
+}
+
+func conform(t *testing.T, wants ...ruleset.Set) {
+	t.Helper()
+	ours, theirs := newPod(t), newPod(t)
+	ours.apply(t, reconcile(wants...))
+	for _, want := range wants {
+		f := want.Family
+		none := ruleset.Set{Family: f}
+		theirs.restore(t, f, ruleset.Reconcile(want, none, redirect.Sidecar().Owned(want, none)).String())
+		equal(t, "what iptables-save prints, "+f.String(), want.String(), ours.save(t, f).String())
+		equal(t, "what is read, "+f.String(), want.String(), ours.read(t, f).String())
+		equal(t, "what is read of iptables' rules, "+f.String(), want.String(), theirs.read(t, f).String())
+		if diff := cmp.Diff(theirs.kernel(t, f), ours.kernel(t, f)); diff != "" {
+			t.Errorf("what the kernel holds, %s (-iptables +ours):\n%s", f, diff)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
@@ -14,11 +13,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables/decode"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // View is the rules of a namespace at one moment.
 type View struct {
 	session    *Session
+	owner      redirect.Owner
 	generation uint32
 	tables     map[tableKey]*table
 	// others reports whether there are tables that Read does not read.
@@ -42,27 +43,16 @@ type table struct {
 func newTable(at tableKey, dormant, iptables bool) *table {
 	return &table{
 		dormant: dormant, chains: map[string]*chain{}, byName: map[string]*chain{},
-		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: linkName, Expanded: new(int)},
+		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: route.LinkName, Expanded: new(int)},
 	}
 }
 
-// linkName is the name of an interface of the current namespace, "" if there is none.
-func linkName(index uint32) string {
-	link, err := net.InterfaceByIndex(int(index))
-	if err != nil {
-		return ""
-	}
-	return link.Name
-}
-
-// known reports whether a table is one that is read.
-func (k tableKey) known() bool {
-	return k.family != ruleset.Netdev && redirect.KnownTable(k.family, k.table)
-}
+// known reports whether a table is one that Read reads.
+func (v *View) known(k tableKey) bool { return v.owner.KnownTable(k.family, k.table) }
 
 // base returns the hook of a base chain.
-func (k tableKey) base(chain string) (ruleset.Hook, bool) {
-	return redirect.HookOf(k.family, k.table, chain)
+func (v *View) base(k tableKey, chain string) (ruleset.Hook, bool) {
+	return v.owner.HookOf(k.family, k.table, chain)
 }
 
 // hooks are the kernel's numbers.
@@ -145,16 +135,16 @@ func (t *table) rules(name string) ruleset.Table {
 	return out
 }
 
-// Read returns a consistent View of the namespace. It returns ErrChanged if the rules changed while they were read. After
+// Read returns a consistent View of the namespace: of iptables' tables and of the owner's native ones. It returns ErrChanged if the rules changed while they were read. After
 // ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without tables Read sends one
 // request besides that for the generation.
-func (s *Session) Read(ctx context.Context) (*View, error) {
+func (s *Session) Read(ctx context.Context, owner redirect.Owner) (*View, error) {
 	s.conn.Budget = budget
 	generation, err := s.conn.Generation()
 	if err != nil {
 		return nil, unsupported(err)
 	}
-	v := &View{session: s, generation: generation, tables: map[tableKey]*table{}}
+	v := &View{session: s, owner: owner, generation: generation, tables: map[tableKey]*table{}}
 	others, err := v.readTables(ctx)
 	if err != nil || len(v.tables) == 0 {
 		return v, err
@@ -190,8 +180,10 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 	err = v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
 		flags, _ := m.Attributes.Get(unix.NFTA_TABLE_FLAGS).Uint32()
 		f, ours := byProtocol[m.Family]
-		v.others = v.others || !ours || !(tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}).known()
-		if at := (tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}); ours && at.known() {
+		at := tableKey{f, m.Attributes.Get(unix.NFTA_TABLE_NAME).Text()}
+		known := ours && v.known(at)
+		v.others = v.others || !known
+		if known {
 			v.tables[at] = newTable(at, flags&unix.NFT_TABLE_F_DORMANT != 0, f != ruleset.Inet)
 		} else if ours {
 			others[f] = true
@@ -232,8 +224,8 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 		names = []string{""}
 	}
 	for _, name := range names {
-		if err := v.readRules(ctx, f, name); err != nil {
-			return fmt.Errorf("listing rules of %s: %w", f, err)
+		if err := v.session.readRules(ctx, f, name, v.tableOf(f)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -245,16 +237,22 @@ func (v *View) tableOf(f ruleset.Family) func(name string) *table {
 }
 
 // readRules reads the rules of a table, or of all if the name is "".
-func (v *View) readRules(ctx context.Context, f ruleset.Family, name string) error {
+func (s *Session) readRules(ctx context.Context, f ruleset.Family, name string, of func(table string) *table) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		if name != "" {
 			b.String(unix.NFTA_RULE_TABLE, name)
 		}
 	}
-	return v.session.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
-		v.addRule(f, m.Attributes)
+	err := s.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
+		if t := of(m.Attributes.Get(unix.NFTA_RULE_TABLE).Text()); t != nil {
+			t.add(m.Attributes)
+		}
 		return nil
 	})
+	if err != nil {
+		return fmt.Errorf("listing rules of %s: %w", f, err)
+	}
+	return nil
 }
 
 func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
@@ -264,7 +262,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 		return
 	}
 	c, hook, drops := readChain(protocolFamily(f), attributes)
-	want, builtin := at.base(c.name)
+	want, builtin := v.base(at, c.name)
 	hooked := hook.Name != ""
 	asWanted := builtin == hooked && (!builtin || hook == want)
 	switch {
@@ -335,12 +333,6 @@ func policyName(drops bool) string {
 		return "DROP"
 	}
 	return "ACCEPT"
-}
-
-func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
-	if t := v.tables[tableKey{f, attributes.Get(unix.NFTA_RULE_TABLE).Text()}]; t != nil {
-		t.add(attributes)
-	}
 }
 
 // add decodes a rule.

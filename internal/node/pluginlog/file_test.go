@@ -16,9 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const (
@@ -53,9 +52,7 @@ func runWriters(t *testing.T, dir string, part float64) (limit int64) {
 	for i := range writers {
 		cmd := agenttest.Child(t, roleVariable+"=writer", "DIR="+dir, "WRITER="+fmt.Sprintf("%02d", i), fmt.Sprintf("LIMIT=%d", limit))
 		cmd.Stderr = &stderr[i]
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, cmd.Start())
 		running = append(running, cmd)
 	}
 	for i, cmd := range running {
@@ -79,9 +76,7 @@ func written(t *testing.T, dir string) map[string][]int {
 		for line := range strings.Lines(content) {
 			record := decode(t, line)
 			n, err := strconv.Atoi(record["number"].(string))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			writer := record["writer"].(string)
 			numbers[writer] = append(numbers[writer], n)
 		}
@@ -92,9 +87,7 @@ func written(t *testing.T, dir string) map[string][]int {
 func names(t *testing.T, dir string) (all []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for _, e := range entries {
 		all = append(all, e.Name())
 	}
@@ -110,7 +103,7 @@ func backups(t *testing.T, dir string) []string {
 }
 
 // Over one rotation nothing is lost, over many only the oldest.
-func TestManyProcessesWriteAndRotate(t *testing.T) {
+func TestFile_ManyProcesses(t *testing.T) {
 	for name, part := range map[string]float64{"one rotation": 0.6, "many rotations": 0.05} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -141,7 +134,7 @@ func TestManyProcessesWriteAndRotate(t *testing.T) {
 	}
 }
 
-func TestRotation(t *testing.T) {
+func TestFile_Rotation(t *testing.T) {
 	now := clock()
 	stamp := func(age time.Duration) string {
 		return now.Add(-age).UTC().Format(backupName)
@@ -201,9 +194,7 @@ func TestRotation(t *testing.T) {
 			for name, content := range c.have {
 				put(t, dir, name, content)
 			}
-			if err := appendFile(filepath.Join(dir, fileName), []byte(c.write), 10, clock()); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, appendFile(filepath.Join(dir, fileName), []byte(c.write), 10, clock()))
 			got := files{}
 			for _, name := range names(t, dir) {
 				got[name] = readFile(t, filepath.Join(dir, name))
@@ -214,21 +205,19 @@ func TestRotation(t *testing.T) {
 				}
 				delete(got, name)
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Diff(t, "result", c.want, got)
 		})
 	}
 }
 
-func TestDocumentedLimits(t *testing.T) {
+func TestLimits_Documented(t *testing.T) {
 	l := open(options{})
 	if l.maxFile != 10*1024*1024 || maxBackupAge != 2*24*time.Hour || maxKept != 256*1024 {
 		t.Error("a documented limit has changed")
 	}
 }
 
-func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
+func TestFile_FullDisk(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -246,9 +235,7 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 			t.Errorf("stderr has no warning of the full disk: %q", stderr[len(stderr)-200:])
 		}
 	}
-	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Remove(filepath.Join(dir, "filler")))
 	_ = logged(t, options{RunDir: dir}, func(log *slog.Logger) { log.Info("room again") })
 	var torn int
 	lines := strings.Split(strings.TrimSuffix(readFile(t, filepath.Join(dir, fileName)), "\n"), "\n")
@@ -262,7 +249,7 @@ func TestFullDiskTearsOneRecordAtMost(t *testing.T) {
 	}
 }
 
-func TestOddRunDirsAreAWarningOnStderr(t *testing.T) {
+func TestFile_OddRunDirs(t *testing.T) {
 	if !inMountNamespace(t) {
 		return
 	}
@@ -286,9 +273,7 @@ func TestOddRunDirsAreAWarningOnStderr(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := c.prepare(t.TempDir())
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			got := logged(t, options{RunDir: dir}, func(log *slog.Logger) { log.Info("a") })
 			warnings := strings.Count(got, "log sink failed")
 			if (warnings > 0) != (c.warning != "") || warnings > 1 && name == "read_only" || !strings.Contains(got, c.warning) {
@@ -301,7 +286,7 @@ func TestOddRunDirsAreAWarningOnStderr(t *testing.T) {
 	}
 }
 
-func TestHangingFileIsLeftBehind(t *testing.T) {
+func TestFile_Hangs(t *testing.T) {
 	for name, hang := range map[string]func(path string) (release func() error, err error){
 		"never_read": func(pipe string) (func() error, error) { // a pipe without a reader blocks like a dead NFS server
 			return func() error {
@@ -323,9 +308,7 @@ func TestHangingFileIsLeftBehind(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t)
 			release, err := hang(filepath.Join(p.dir, fileName))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			l := open(options{Stderr: &p.stderr, RunDir: p.dir, Timeout: time.Second})
 			const records = 200
 			for range records {
@@ -335,16 +318,12 @@ func TestHangingFileIsLeftBehind(t *testing.T) {
 			agenttest.Eventually(t, "stderr has a warning about the file", func() bool {
 				return strings.Contains(p.stderr.String(), fileName+`","error":"context deadline exceeded"`)
 			})
-			if got := len(p.only(t).lines); got != records {
-				t.Errorf("agent has %d records", got)
-			}
+			check.Equal(t, len(p.only(t).lines), records, "agent has")
 			agenttest.Eventually(t, "only the file's goroutine is left", func() bool {
 				left := leftBehind()
 				return len(left) == 1 && strings.Contains(left[0], "pluginlog.appendFile")
 			})
-			if err := release(); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, release())
 			agenttest.Eventually(t, "no goroutine is left", func() bool { return len(leftBehind()) == 0 })
 		})
 	}

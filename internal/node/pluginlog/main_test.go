@@ -13,10 +13,9 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // roleVariable is the role of this binary when one of its tests runs it again.
@@ -52,9 +51,7 @@ func inMountNamespace(t *testing.T) bool {
 func mountTmpfs(t *testing.T, size string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
-		t.Fatalf("mounting tmpfs: %v", err)
-	}
+	check.OK(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size), "mounting tmpfs")
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	return dir
 }
@@ -85,9 +82,7 @@ func closeLog(t *testing.T, l *Log) {
 func decode(t *testing.T, line string) map[string]any {
 	t.Helper()
 	var record map[string]any
-	if err := json.Unmarshal([]byte(line), &record); err != nil {
-		t.Fatalf("line %q: %v", line, err)
-	}
+	check.OK(t, json.Unmarshal([]byte(line), &record), "line", line)
 	return record
 }
 
@@ -167,23 +162,17 @@ func (p *place) want(t *testing.T, stderr, others string) {
 	if others != "" {
 		others += "."
 	}
-	if diff := gocmp.Diff(map[string]string{"stderr": stderr, "file": others, "agent": others}, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	check.Diff(t, "result", map[string]string{"stderr": stderr, "file": others, "agent": others}, got)
 }
 
 func readFile(t *testing.T, path string) string {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return string(content)
 }
 
 func put(t *testing.T, dir, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestParseLevel(t *testing.T) {
@@ -27,9 +28,7 @@ func TestParseLevel(t *testing.T) {
 		}
 	}
 	for level, want := range map[Level]string{-8: "debug", -1: "debug", 2: "info", 4: "warn", 11: "error", 12: "fatal", 100: "fatal"} {
-		if got := level.String(); got != want {
-			t.Errorf("level %d is %q, want the lower name %q", level, got, want)
-		}
+		check.Equal(t, level.String(), want, "level", level)
 	}
 	for _, text := range []string{"INFO", "warning", "trace", " info", "0"} {
 		got, err := ParseLevel(text)
@@ -40,7 +39,7 @@ func TestParseLevel(t *testing.T) {
 	}
 }
 
-func TestEverySinkHasTheDocumentedForm(t *testing.T) {
+func TestSinks_Form(t *testing.T) {
 	p := newPlace(t)
 	l := p.open(options{RunDir: p.dir, Scope: "cni-plugin", Now: clock})
 	log := l.Logger().With("pod", "shop/cart-0", "if", "eth0")
@@ -56,25 +55,17 @@ func TestEverySinkHasTheDocumentedForm(t *testing.T) {
 {"time":"2026-05-04T03:02:01.000001Z","level":"error","msg":"panic\nrecovered","scope":"cni-plugin",` +
 		`"ratio":0.5,"at":"1970-01-01T00:00:00.000000Z","ports":[80,443]}
 `
-	if diff := cmp.Diff(want, p.stderr.String()); diff != "" {
-		t.Errorf("stderr (-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(want, readFile(t, filepath.Join(p.dir, fileName))); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "stderr", want, p.stderr.String())
+	check.Diff(t, "file", want, readFile(t, filepath.Join(p.dir, fileName)))
 	if info, err := os.Stat(filepath.Join(p.dir, fileName)); err != nil || info.Mode() != 0o600 {
 		t.Errorf("mode of the file: %v, %v", info, err)
 	}
 	request := p.only(t)
-	if request.target != "POST /log" {
-		t.Errorf("request is %q", request.target)
-	}
-	if diff := cmp.Diff(want, strings.Join(request.lines, "")); diff != "" {
-		t.Errorf("relayed (-want +got):\n%s", diff)
-	}
+	check.Equal(t, request.target, "POST /log", "request is")
+	check.Diff(t, "relayed", want, strings.Join(request.lines, ""))
 }
 
-func TestLevelDecidesWhatEachSinkGets(t *testing.T) {
+func TestSinks_Level(t *testing.T) {
 	all := []Level{LevelDebug, LevelInfo, LevelWarn, LevelError, LevelFatal}
 	for at, want := range map[Level]string{
 		LevelDebug: "debug info warn error fatal",
@@ -96,7 +87,7 @@ func TestLevelDecidesWhatEachSinkGets(t *testing.T) {
 	}
 }
 
-func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
+func TestSinks_EarlyRecords(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		configure     bool
@@ -127,7 +118,7 @@ func TestEarlyRecordsReachTheSinksConfiguredLater(t *testing.T) {
 	}
 }
 
-func TestOneLogServesManyGoroutines(t *testing.T) {
+func TestLog_Concurrent(t *testing.T) {
 	p := newPlace(t)
 	l := p.open(options{RunDir: p.dir})
 	var all sync.WaitGroup
@@ -143,15 +134,13 @@ func TestOneLogServesManyGoroutines(t *testing.T) {
 	all.Wait()
 	closeLog(t, l)
 	relayed := strings.Join(p.only(t).lines, "")
-	if got := len(messages(t, relayed)); got != 200 {
-		t.Errorf("agent has %d records, want 200", got)
-	}
+	check.Equal(t, len(messages(t, relayed)), 200, "agent has")
 	if relayed != p.stderr.String() || relayed != readFile(t, filepath.Join(p.dir, fileName)) {
 		t.Error("sinks differ in their records or in the order of them")
 	}
 }
 
-func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
+func TestLog_FloodOfDebug(t *testing.T) {
 	p := newPlace(t)
 	l := p.open(options{})
 	l.Configure(p.dir, LevelDebug)
@@ -178,7 +167,7 @@ func TestFloodOfDebugKeepsTheErrorAndIsCounted(t *testing.T) {
 	}
 }
 
-func TestErrorsAreKeptUpToTheirLimitAndCounted(t *testing.T) {
+func TestLog_FloodOfErrors(t *testing.T) {
 	out := logged(t, options{Level: LevelError}, func(log *slog.Logger) {
 		for range 1000 {
 			log.Warn("not wanted")
@@ -193,7 +182,7 @@ func TestErrorsAreKeptUpToTheirLimitAndCounted(t *testing.T) {
 	}
 }
 
-func TestScopes(t *testing.T) {
+func TestLog_Scopes(t *testing.T) {
 	for text, want := range map[string]Level{
 		"debug": LevelDebug, "default:warn": LevelWarn, "other:debug": LevelInfo, "taint:none, all:debug": LevelNone,
 		"all:error,default:warn": LevelWarn, "default:warn,all:error": LevelWarn, "all:error,other:debug": LevelError,

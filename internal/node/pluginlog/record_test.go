@@ -13,13 +13,12 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-func TestHandlerObeysSlog(t *testing.T) {
+func TestHandler_ObeysSlog(t *testing.T) {
 	var stderr *agenttest.Buffer
 	var l *Log
 	slogtest.Run(t, func(*testing.T) slog.Handler {
@@ -32,9 +31,7 @@ func TestHandlerObeysSlog(t *testing.T) {
 		record := decode(t, stderr.String())
 		if strings.HasSuffix(t.Name(), "/zero-time") {
 			// Here the protocol wins over slog: the agent drops a record without a time.
-			if record["time"] != clock().UTC().Format(timeLayout) {
-				t.Errorf("record of the zero time has time %v", record["time"])
-			}
+			check.Equal[any](t, record["time"], clock().UTC().Format(timeLayout), "record of the zero time has time")
 			delete(record, "time")
 		}
 		return record
@@ -53,7 +50,7 @@ func (panicking) MarshalJSON() ([]byte, error)    { panic("cannot") }
 func (e torturedError) Error() string             { return fmt.Sprint(*e.int) }
 func (secretive) LogValue() slog.Value            { return slog.StringValue("redacted") }
 
-func TestAttributes(t *testing.T) {
+func TestRecord_Attributes(t *testing.T) {
 	long := strings.Repeat("é", maxText)
 	for _, c := range []struct {
 		name string
@@ -97,20 +94,16 @@ func TestAttributes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			got := logged(t, options{}, c.log)
 			want := `{"time":"2026-05-04T03:02:01.000001Z","level":"info","msg":"m",` + c.want + "}\n"
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.Diff(t, "result", want, got)
 			decode(t, got)
 		})
 	}
 }
 
-func TestLongMessageIsCutBetweenCharacters(t *testing.T) {
+func TestRecord_LongMessage(t *testing.T) {
 	text := "x" + strings.Repeat("é", maxText)
 	out := logged(t, options{}, func(log *slog.Logger) { log.Info(text) }) //nolint:sloglint // not a constant on purpose
-	if msg := decode(t, out)["msg"]; msg != printable.Text(text, maxText) {
-		t.Errorf("message is %.100q", msg)
-	}
+	check.Equal[any](t, decode(t, out)["msg"], printable.Text(text, maxText), "message is")
 }
 
 func FuzzRecordIsOneJSONLine(f *testing.F) {

@@ -35,7 +35,7 @@ func namespace(t *testing.T, redirected bool) string {
 	return path
 }
 
-func TestRedirectionIsFoundOrReportedAsMissing(t *testing.T) {
+func TestProbe_FoundOrMissing(t *testing.T) {
 	t.Parallel()
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -54,8 +54,8 @@ func TestRedirectionIsFoundOrReportedAsMissing(t *testing.T) {
 	}
 }
 
-// TestAShortTimeoutHasACause: the failure of the first dial is reported although there is no second one.
-func TestAShortTimeoutHasACause(t *testing.T) {
+// TestProbe_ShortTimeout: the failure of the first dial is reported although there is no second one.
+func TestProbe_ShortTimeout(t *testing.T) {
 	t.Parallel()
 	late := errors.New("too late")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, late)
@@ -68,7 +68,7 @@ func TestAShortTimeoutHasACause(t *testing.T) {
 
 // The proxy itself may listen already: one free port is enough, none is an error. Each case has a namespace of its own: a process that
 // another test is just starting holds the sockets of this one open until its program begins, the ports of an ended probe too.
-func TestTakenPorts(t *testing.T) {
+func TestProbe_TakenPorts(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name  string
@@ -93,7 +93,7 @@ func TestTakenPorts(t *testing.T) {
 }
 
 // A connection for another port is answered with that port, as the reference's listener does, and does not count.
-func TestConnectionsForOtherPortsDoNotCount(t *testing.T) {
+func TestProbe_ConnectionsForOtherPorts(t *testing.T) {
 	t.Parallel()
 	path := namespace(t, false)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errors.New("over"))

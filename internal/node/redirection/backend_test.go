@@ -9,6 +9,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
+	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -35,7 +36,7 @@ func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
 }
 
 // Each backend replaces the rules of each other one in full or removes them, and leaves foreign rules as they are.
-func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
+func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 	t.Parallel()
 	shared := func(t *testing.T) pod {
 		t.Helper()
@@ -78,8 +79,40 @@ func TestEveryBackendTakesOverFromEveryOther(t *testing.T) {
 	}
 }
 
+// TestVerifyAny_OtherBackend: rules that were written before auto came to mean another backend are the wanted ones, and are left alone.
+func TestVerifyAny_OtherBackend(t *testing.T) {
+	t.Parallel()
+	for _, from := range []iptables.Variant{byNetlink, byTables, iptables.Legacy} {
+		for _, auto := range []redirect.Backend{"", redirect.Native, redirect.Tools} {
+			p, spec := dualPod(t), dual(byTPROXY)
+			mustApply(t, p.namespace(from), spec)
+			n := p.namespace("")
+			n.Auto = auto
+			if r, err := n.VerifyAny(t.Context(), spec); err != nil || !r.Clean() {
+				t.Errorf("%s, auto is %q: %v, %v", from, auto, r.Diffs, err)
+			}
+			if r, err := n.VerifyAny(t.Context(), dual()); err != nil || r.Clean() {
+				t.Errorf("%s, auto is %q: rules of another configuration are taken for the wanted ones: %v", from, auto, err)
+			}
+		}
+	}
+}
+
+// TestApply_AutoIsNative: the node's choice counts for auto, and for no other backend.
+func TestApply_AutoIsNative(t *testing.T) {
+	t.Parallel()
+	for backend, want := range map[iptables.Variant]string{"": "native", byNetlink: "netlink"} {
+		n := dualPod(t).namespace(backend)
+		n.Auto = redirect.Native
+		if r := mustApply(t, n, dual()); r.Tools[0] != want {
+			t.Errorf("%q writes by %q", backend, r.Tools)
+		}
+		verified(t, n, dual())
+	}
+}
+
 // Tables of the reference's native mode are replaced, not added to.
-func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
+func TestApply_NativeTablesOfTheReference(t *testing.T) {
 	t.Parallel()
 	const theirs = `table inet istio-proxy-nat {
 	chain istio-redirect {
@@ -109,7 +142,7 @@ func TestNativeTablesOfTheReferenceAreMovedOver(t *testing.T) {
 
 // The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so that auto selects native tables
 // there.
-func TestPodWithUsersOfItsOwn(t *testing.T) {
+func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	t.Parallel()
 	_, path := netnstest.Unshared(t, 100000, 65536)
 	netnstest.Open(t, path)
@@ -129,7 +162,7 @@ func TestPodWithUsersOfItsOwn(t *testing.T) {
 }
 
 // No program of the host is started beside foreign legacy tables; those stay. Nothing is written twice.
-func TestNoToolOfTheHostIsNeeded(t *testing.T) {
+func TestApply_NoToolOfTheHost(t *testing.T) {
 	t.Parallel()
 	for _, b := range []iptables.Variant{"", byNetlink, byTables} {
 		p := dualPod(t)
@@ -149,7 +182,7 @@ func TestNoToolOfTheHostIsNeeded(t *testing.T) {
 }
 
 // Legacy rules that no tool can remove are an error: they are neither added to nor ignored.
-func TestLegacyRulesAreNeverDoubled(t *testing.T) {
+func TestApply_LegacyRules(t *testing.T) {
 	// The tools are saved from the directory that is covered, for the test alone.
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
 	if !inside {
@@ -167,6 +200,93 @@ func TestLegacyRulesAreNeverDoubled(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "in the legacy iptables tables") {
 				t.Errorf("%s of %s: %v", what, f, err)
 			}
+		}
+	}
+}
+
+// Whatever configuration the reference left, applying another one leaves the rules that it leaves on a fresh pod.
+func TestApply_ReplacesConfiguration(t *testing.T) {
+	t.Parallel()
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		want := map[string]string{}
+		for _, c := range configurations() {
+			fresh := dualPod(t)
+			mustApply(t, fresh.namespace(v), c.spec)
+			want[c.name] = fresh.rules(t, v)
+		}
+		for _, from := range configurations() {
+			for _, to := range configurations() {
+				t.Run("from "+from.name+" to "+to.name, func(t *testing.T) {
+					t.Parallel()
+					p := dualPod(t)
+					n := p.namespace(v)
+					p.reference(t, v, from.spec, families...)
+					r := mustApply(t, n, to.spec)
+					if (from.name == to.name) != (len(r.Programs) == 0) {
+						t.Errorf("%d programs ran", len(r.Programs))
+					}
+					equal(t, "not as on a fresh pod", want[to.name], filled(p.rules(t, v)))
+					verified(t, n, to.spec)
+				})
+			}
+		}
+	})
+}
+
+// Replacing a configuration also replaces its addresses, routes and policy rules, and removes the rules of a family that is
+// captured no more.
+func TestApply_ReplacesRouting(t *testing.T) {
+	t.Parallel()
+	mark := func(mark, table uint32) redirect.Spec {
+		return dual(byTPROXY, func(s *redirect.Spec) { s.Mark, s.Table = mark, table })
+	}
+	onlyIPv4 := redirect.Default()
+	onlyIPv4.Mode = redirect.TPROXY
+	tests := []struct {
+		name     string
+		from, to redirect.Spec
+	}{
+		{"TPROXY to REDIRECT", dual(byTPROXY), dual()},
+		{"another mark to REDIRECT", mark(7, 300), dual()},
+		{"REDIRECT to TPROXY", dual(), dual(byTPROXY)},
+		{"one mark to another", mark(7, 300), mark(8, 300)},
+		{"one mark and table to another", mark(7, 300), mark(8, 301)},
+		{"one table to another", mark(7, 300), mark(7, 301)},
+		{"both families to one", dual(byTPROXY), onlyIPv4},
+		{"one family to both", onlyIPv4, dual(byTPROXY)},
+		{"TPROXY to TPROXY of no port", dual(byTPROXY), dual(byTPROXY, func(s *redirect.Spec) { s.Inbound = redirect.Ports{} })},
+	}
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		for _, test := range tests {
+			t.Run(test.name, func(t *testing.T) {
+				t.Parallel()
+				fresh, p := dualPod(t), dualPod(t)
+				mustApply(t, fresh.namespace(v), test.to)
+				n := p.namespace(v)
+				mustApply(t, n, test.from)
+				mustApply(t, n, test.to)
+				verified(t, n, test.to)
+				equal(t, "not as on a fresh pod", filled(fresh.saves(t)), filled(p.saves(t)))
+			})
+		}
+	})
+}
+
+// Tools without a forced variant stay with the variant that the reference would take: legacy where it is in use.
+func TestApply_VariantInUse(t *testing.T) {
+	t.Parallel()
+	for _, v := range variants {
+		p := dualPod(t)
+		spec := dual()
+		p.reference(t, v, dual(byTPROXY), families...)
+		n := p.namespace("")
+		n.Backend = redirect.Tools
+		r := mustApply(t, n, spec)
+		if len(r.Tools) != 2 || r.Tools[0] != program(v, ruleset.IPv4, "-restore") || r.Tools[1] != program(v, ruleset.IPv6, "-restore") {
+			t.Errorf("the tools are %q", r.Tools)
+		}
+		for _, f := range families {
+			equal(t, f.String(), redirect.Rules(spec, f).String(), filled(p.save(t, v, f)))
 		}
 	}
 }

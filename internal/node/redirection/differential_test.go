@@ -73,9 +73,9 @@ func localized(spec *redirect.Spec, seed uint64) {
 	}
 }
 
-// TestBackendsAnswerAlike puts random Specs through every backend and compares the answers to all packets. The
+// TestBackends_AnswerAlike puts random Specs through every backend and compares the answers to all packets. The
 // proxy's traffic, but for its calls to its own pod, is never captured.
-func TestBackendsAnswerAlike(t *testing.T) {
+func TestBackends_AnswerAlike(t *testing.T) {
 	const specs = 20
 	for seed := range uint64(specs) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

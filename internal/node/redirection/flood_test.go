@@ -20,7 +20,7 @@ import (
 const mostAllocated = 100 << 20
 
 // A process in a pod can fill its namespace. No backend reads all of it, and none changes it.
-func TestNamespacesThatHoldTooMuchAreNotInspected(t *testing.T) {
+func TestBounds_NamespaceTooLarge(t *testing.T) {
 	type filler func(*testing.T, pod)
 	nft := func(family uint8, table, chain string, chains, rules int) filler {
 		return func(t *testing.T, p pod) { nftablestest.Fill(t, string(p), family, table, chain, chains, rules) }
@@ -86,7 +86,7 @@ func allocated(fn func()) uint64 {
 }
 
 // A namespace may hold as much as the budget allows: it is read, and the missing rules are written.
-func TestNamespacesOfManyRulesAreServed(t *testing.T) {
+func TestBounds_ManyRules(t *testing.T) {
 	p := dualPod(t)
 	nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "nat", "THEIRS", 20_000, 20_000)
 	nftablestest.Fill(t, string(p), unix.NFPROTO_IPV4, "theirs", "theirs", 1, 60_000) // a table that is not read
@@ -101,7 +101,7 @@ func TestNamespacesOfManyRulesAreServed(t *testing.T) {
 }
 
 // Routes are read where rules mark packets, and of those no more than a bound either.
-func TestNamespacesOfTooManyRoutesAreNotInspected(t *testing.T) {
+func TestBounds_TooManyRoutes(t *testing.T) {
 	p := dualPod(t)
 	n := p.namespace("")
 	spec := dual(byTPROXY)
@@ -115,7 +115,7 @@ func TestNamespacesOfTooManyRoutesAreNotInspected(t *testing.T) {
 }
 
 // A tool that prints without end, and one that does not end, are killed: a container of the pod decides their input.
-func TestToolsThatReadTooMuchAreEnded(t *testing.T) {
+func TestBounds_ToolReadsTooMuch(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ does, want string }{
 		"prints without end": {"exec yes -- '-A OUTPUT -p tcp -j ACCEPT'", "more than 50000 rules of iptables"},

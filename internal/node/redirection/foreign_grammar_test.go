@@ -54,7 +54,7 @@ func (w *walked) items() (all []item) {
 		case n < 17:
 			all = append(all, w.routes())
 		default:
-			all = append(all, pick(w, recorded()...).items...)
+			all = append(all, pick(w, recorded()...))
 		}
 	}
 	return all

@@ -78,10 +78,10 @@ func (l lateFixture) reached(t *testing.T, via labtest.Protocol, wanted bool) (s
 	return answer.Hops[0].By, answer.Err
 }
 
-// TestNothingPassesTheSidecarByIPv6OfLater: with reject, capture or dual stack a neighbour never reaches the app past the
+// TestPackets_IPv6OfLater: with reject, capture or dual stack a neighbour never reaches the app past the
 // sidecar by IPv6, whatever addresses the pod had when it was programmed. Without rules it does, which is the check of
 // the harness, and with bypass as well.
-func TestNothingPassesTheSidecarByIPv6OfLater(t *testing.T) {
+func TestPackets_IPv6OfLater(t *testing.T) {
 	capture := func(s *redirect.Spec) { s.SecondFamily = redirect.Capture }
 	settings := []struct {
 		name     string
@@ -154,9 +154,9 @@ func (l lateFixture) agrees(t *testing.T, n redirection.Namespace, spec redirect
 	verified(t, n, spec)
 }
 
-// TestNothingPassesAProxyThatDoesNotListen: before the proxy listens, and after it has ended, a connection to a captured
+// TestPackets_ProxyNotListening: before the proxy listens, and after it has ended, a connection to a captured
 // port ends, whatever the backend and the mode.
-func TestNothingPassesAProxyThatDoesNotListen(t *testing.T) {
+func TestPackets_ProxyNotListening(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
 		lab := labtest.New(t, families...)

@@ -13,22 +13,31 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// Live reads what decides about packets in the namespace, and writes nothing. The Spec explains the rules; without one, rules
+// Live reads what decides about packets in the namespace, and writes nothing. What is wanted explains the rules; if it is nil, rules
 // have no reasons.
-func (n Namespace) Live(ctx context.Context, spec *redirect.Spec) (walk.Namespace, error) {
+func (n Namespace) Live(ctx context.Context, want redirect.Wanted) (walk.Namespace, error) {
 	var live walk.Namespace
-	_, err := n.run(ctx, shared, spec, func(p *pass) (err error) {
-		live, err = p.live(ctx, spec)
+	_, err := n.look(ctx, want, func(p *pass) (err error) {
+		live, err = p.live(ctx, want)
 		return err
 	})
 	return live, err
 }
 
+// look is run for reading; nil is not known, and a sidecar's rules are looked for.
+func (n Namespace) look(ctx context.Context, want redirect.Wanted, fn func(*pass) error) (Report, error) {
+	owner := redirect.Sidecar()
+	if want != nil {
+		owner = want.Owner()
+	}
+	return n.run(ctx, shared, owner, want, fn)
+}
+
 // live reads the tables that were not compared as well.
-func (p *pass) live(ctx context.Context, spec *redirect.Spec) (out walk.Namespace, err error) {
-	out = walk.Namespace{Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{}}
-	if spec != nil {
-		out.Wanted = &walk.Wanted{Spec: *spec, Families: p.report.Families, Native: p.mode.backend == redirect.Native}
+func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespace, err error) {
+	out = walk.Namespace{Owner: p.owner, Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{}}
+	if spec, is := want.(redirect.Spec); is {
+		out.Wanted = &walk.Wanted{Spec: spec, Families: p.report.Families, Native: p.mode.backend == redirect.Native}
 	}
 	if p.view != nil {
 		if out.Live, err = p.view.Live(ctx); err != nil {
@@ -85,8 +94,8 @@ func (p *pass) liveLegacy(ctx context.Context, f ruleset.Family, out *walk.Names
 }
 
 // walk compares the ways of packets with those that are wanted.
-func (p *pass) walk(ctx context.Context, spec redirect.Spec) error {
-	live, err := p.live(ctx, &spec)
+func (p *pass) walk(ctx context.Context, want redirect.Wanted) error {
+	live, err := p.live(ctx, want)
 	if err != nil {
 		return err
 	}

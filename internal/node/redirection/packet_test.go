@@ -271,7 +271,7 @@ func eachCell(t *testing.T, test func(*testing.T, iptables.Variant, redirect.Mod
 }
 
 // TestPackets sends every packet of every case in a dual-stack pod, for each backend and each mode. Netlink writes the rules
-// of iptables-nft byte for byte (TestRulesAreThoseOfTheReference, package nftables), so it is not tested again. In a pod of
+// of iptables-nft byte for byte (TestRules_OfTheReference, package nftables), so it is not tested again. In a pod of
 // one family iptables has that family's rules of the dual-stack pod; native tables, which serve both families, are others.
 func TestPackets(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
@@ -294,8 +294,8 @@ func TestPackets(t *testing.T) {
 	})
 }
 
-// TestPacketsOfTheSecondFamily sends IPv6 packets in a pod whose first address is IPv4.
-func TestPacketsOfTheSecondFamily(t *testing.T) {
+// TestPackets_SecondFamily sends IPv6 packets in a pod whose first address is IPv4.
+func TestPackets_SecondFamily(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
 		for _, c := range secondFamilyCases() {
@@ -307,17 +307,17 @@ func TestPacketsOfTheSecondFamily(t *testing.T) {
 	})
 }
 
-// TestPacketsGoDirectlyWithoutRules is the check of the harness itself: a pod with a proxy that nothing was applied to
+// TestPackets_WithoutRules is the check of the harness itself: a pod with a proxy that nothing was applied to
 // captures nothing.
-func TestPacketsGoDirectlyWithoutRules(t *testing.T) {
+func TestPackets_WithoutRules(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 		newFixture(t, dualStack(mode), families...).sendAll(t, iptables.NFT, direct())
 	}
 }
 
-// TestPacketsFollowTheLastSpec replaces one way to capture by another in a living pod, and then takes that away.
-func TestPacketsFollowTheLastSpec(t *testing.T) {
+// TestPackets_LastSpec replaces one way to capture by another in a living pod, and then takes that away.
+func TestPackets_LastSpec(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
 		first := dualStack(redirect.TPROXY - mode) // the other mode
@@ -336,9 +336,9 @@ func TestPacketsFollowTheLastSpec(t *testing.T) {
 	})
 }
 
-// TestAnswersOfResolversBelongToTheirRequests reads the kernel's table of connections: an answer that got into
+// TestPackets_AnswersOfResolvers reads the kernel's table of connections: an answer that got into
 // another zone than its request has an entry of its own there, and neither has a reply.
-func TestAnswersOfResolversBelongToTheirRequests(t *testing.T) {
+func TestPackets_AnswersOfResolvers(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
 		for _, c := range dnsCases() {
@@ -375,7 +375,7 @@ func TestVerify_AnotherInterfaceNamedLo(t *testing.T) {
 	pod(s.Path()).feed(t, swap+"route add default via "+labtest.Resolver.Addr(f).String()+"\n", "ip", "-batch", "-")
 	answers(labtest.ByPeer)
 	const want = "interface lo is not the loopback device (that is lo0)"
-	for name, compare := range map[string]func(context.Context, redirect.Spec) (redirection.Report, error){"Verify": space.Verify, "Audit": space.Audit} {
+	for name, compare := range map[string]func(context.Context, redirect.Wanted) (redirection.Report, error){"Verify": space.Verify, "Audit": space.Audit} {
 		if r, err := compare(t.Context(), spec); err != nil || r.Clean() || !slices.Equal(r.Routing, []string{want}) {
 			t.Errorf("%s: %q, %v", name, r.Routing, err)
 		}

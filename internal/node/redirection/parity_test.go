@@ -12,7 +12,7 @@ import (
 
 // The reference's rules, fed to the kernel in the reference's order and spelling, and ours leave the same in it; and
 // iptables-save prints ours as String does.
-func TestRulesAreThoseOfTheReference(t *testing.T) {
+func TestRules_OfTheReference(t *testing.T) {
 	t.Parallel()
 	for _, c := range slices.Concat(table(), random(120)) {
 		t.Run(c.name, func(t *testing.T) {
@@ -53,11 +53,11 @@ func TestRulesAreThoseOfTheReference(t *testing.T) {
 func install(tb testing.TB, p pod, v iptables.Variant, want ruleset.Set) {
 	tb.Helper()
 	have := ruleset.Set{Family: want.Family}
-	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Owned(want, have)).String())
+	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Sidecar().Owned(want, have)).String())
 }
 
 // The reference does not reject the second family; the rules must still be as the kernel's tools print them.
-func TestRejectionIsPrintedAsTheKernelHasIt(t *testing.T) {
+func TestRules_Rejection(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants {
 		for _, f := range families {
@@ -70,7 +70,7 @@ func TestRejectionIsPrintedAsTheKernelHasIt(t *testing.T) {
 
 // The routing of the reference, as the ip commands to which it is equivalent, is what Apply makes and Clean removes, with or
 // without rules; that of others stays.
-func TestRoutingIsThatOfTheReference(t *testing.T) {
+func TestRouting_OfTheReference(t *testing.T) {
 	t.Parallel()
 	const (
 		self    = "-6 addr add ::6/128 dev lo\n"

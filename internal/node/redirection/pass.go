@@ -19,7 +19,8 @@ import (
 // pass is one reading of a namespace, with the changes that bring it to the desired state.
 type pass struct {
 	mode    mode
-	clean   bool // all rules of the mesh are removed
+	owner   redirect.Owner
+	clean   bool // all rules of the mode are removed
 	log     *slog.Logger
 	tools   *iptables.Host
 	session *nftables.Session
@@ -86,14 +87,14 @@ var (
 		"remove them", iptables.ErrMissing)
 )
 
-// inspect reads all places and compares them with the Spec; nil means no rules of the mesh. The caller closes the pass.
-func (n Namespace) inspect(ctx context.Context, m mode, spec *redirect.Spec) (*pass, error) {
+// inspect reads all places and compares them with what is wanted; nil means no rules of the owner. The caller closes the pass.
+func (n Namespace) inspect(ctx context.Context, m mode, owner redirect.Owner, want redirect.Wanted) (*pass, error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()
-	p := &pass{mode: m, clean: spec == nil, log: n.Log, tools: &tools}
+	p := &pass{mode: m, owner: owner, clean: want == nil, log: n.Log, tools: &tools}
 	ctx, cancel := context.WithTimeoutCause(ctx, readLimit, errSlow)
 	defer cancel()
-	if err := p.compareAll(ctx, spec); err != nil {
+	if err := p.compareAll(ctx, want); err != nil {
 		p.close()
 		return nil, err
 	}
@@ -107,22 +108,22 @@ func (p *pass) close() {
 	}
 }
 
-func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
+func (p *pass) compareAll(ctx context.Context, want redirect.Wanted) error {
 	legacy, err := p.read(ctx)
 	if err != nil {
 		return err
 	}
 	wanted := []ruleset.Set{{Family: ruleset.Inet}, {Family: ruleset.IPv4}, {Family: ruleset.IPv6}}
-	if spec != nil {
-		f, err := p.families(*spec)
+	if want != nil {
+		f, err := p.families(want)
 		if err != nil {
 			return err
 		}
 		p.report.Families = f
 		if p.mode.backend == redirect.Native {
-			wanted[0] = redirect.NativeRules(*spec, f)
+			wanted[0] = want.NativeSet(f)
 		} else {
-			wanted = append(wanted[:1], spec.Sets(f)...)
+			wanted = append(wanted[:1], want.Sets(f)...)
 		}
 	}
 	for _, want := range wanted {
@@ -136,7 +137,7 @@ func (p *pass) compareAll(ctx context.Context, spec *redirect.Spec) error {
 // read reads, at one moment, the rules that need no tool. It returns the families with rules of the mesh in legacy tables.
 func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 	if p.session, err = nftables.Open(); err == nil {
-		p.view, err = p.session.Read(ctx)
+		p.view, err = p.session.Read(ctx, p.owner)
 	}
 	switch {
 	case errors.Is(err, nftables.ErrUnsupported) && p.mode.backend == redirect.Tools:
@@ -145,7 +146,7 @@ func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 		return nil, fmt.Errorf("reading rules by netlink: %w", err)
 	}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		found, err := iptables.LegacyMesh(f)
+		found, err := iptables.LegacyHas(f, p.owner.ChainPrefix)
 		if err != nil {
 			return nil, err
 		}
@@ -218,9 +219,9 @@ func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
 	case want.Family == ruleset.Inet:
 		return redirect.OwnedNative(have)
 	case p.clean:
-		return redirect.AllOwned(have)
+		return p.owner.AllOwned(have)
 	}
-	return redirect.Owned(want, have)
+	return p.owner.Owned(want, have)
 }
 
 // compare reads a place and adds the change that brings it to the wanted rules.
@@ -256,7 +257,7 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err err
 	p.conflict = p.conflict || present
 	c := change{tool: at.tool, Program: Program{Of: want.Family.String(), By: at.by}}
 	if want.Family == ruleset.Inet {
-		c.native, c.Text = &want, redirect.NativeScript(want)
+		c.native, c.Text = &want, p.owner.NativeScript(want)
 	} else {
 		c.operations = ruleset.Reconcile(want, have, ours)
 		c.Text = c.operations.String()

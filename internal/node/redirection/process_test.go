@@ -2,6 +2,7 @@ package redirection_test
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,14 +10,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families.
@@ -73,9 +77,7 @@ func (b toolbox) started(t *testing.T) []string {
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(b.log); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.RemoveAll(b.log))
 	if len(text) == 0 {
 		return nil
 	}
@@ -89,9 +91,7 @@ func multi(t *testing.T, v iptables.Variant) string {
 	if err == nil {
 		link, err = filepath.EvalSymlinks(link)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return link
 }
 
@@ -137,17 +137,13 @@ func (want budget) check(t *testing.T, host iptables.Host, backend redirect.Back
 		{"the second Apply", func() error { _, err := n.Apply(t.Context(), spec, 0); return err }, want.again},
 		{"Verify", func() error { verified(t, n, spec); return nil }, want.again},
 	} {
-		if err := step.do(); err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(step.want, b.started(t)); diff != "" {
-			t.Errorf("%s of a pod with both families: %t starts (-want +got):\n%s", step.name, want.both, diff)
-		}
+		check.OK(t, step.do())
+		check.Diff(t, fmt.Sprintf("%s of a pod with both families: %t starts", step.name, want.both), step.want, b.started(t))
 	}
 }
 
 // Where programs are named for their variant a fresh pod costs one process per family, and so does one without a difference.
-func TestApplyStartsNoNeedlessProcess(t *testing.T) {
+func TestProcesses_NoneNeedless(t *testing.T) {
 	t.Parallel()
 	b := newToolbox(t)
 	for _, v := range variants {
@@ -177,7 +173,7 @@ func TestApplyStartsNoNeedlessProcess(t *testing.T) {
 }
 
 // Where there are the plain names only, the target of a link shows the variant; a program that is no link runs with --version.
-func TestApplyStartsNoNeedlessProcessOnAHostWithPlainNamesOnly(t *testing.T) {
+func TestProcesses_PlainNamesOnly(t *testing.T) {
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
 	if !inside {
 		return
@@ -207,9 +203,7 @@ func inMounts(t *testing.T, script string) (dir string, inside bool) {
 	t.Helper()
 	const variable = "PODNET_TEST_DIR"
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	dir = t.TempDir()
 	inside = netnstest.Inside(t, func(cmd *exec.Cmd) {
 		script += ` && exec "$0" -test.v -test.run="^$1\$"`
@@ -224,19 +218,15 @@ func inMounts(t *testing.T, script string) (dir string, inside bool) {
 
 // Legacy tools lock a file for the whole node. A process that holds it, for as long as the node's own rules take, must not
 // delay pods.
-func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
+func TestApply_LockOfTheNode(t *testing.T) {
 	// A lock of this test's own: the node's real one would stop others on this machine.
 	if _, inside := inMounts(t, "mount -t tmpfs none /run && : >/run/xtables.lock"); !inside {
 		return
 	}
 	lock, err := os.Open("/run/xtables.lock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer lock.Close() //nolint:errcheck // a test
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	held := func() {
 		t.Helper()
 		const list = "! env -u XTABLES_LOCKFILE iptables-legacy --wait=1 -L 2>&1"
@@ -268,4 +258,48 @@ func TestPodsDoNotWaitForTheLockOfTheNode(t *testing.T) {
 		all.Wait()
 	}
 	held()
+}
+
+// Runs that overlap in one namespace must not put their rules beside each other's.
+func TestApply_Concurrent(t *testing.T) {
+	for _, v := range variants {
+		t.Run(string(v), func(t *testing.T) {
+			t.Parallel()
+			n, spec := dualPod(t).namespace(v), dual(byTPROXY)
+			var runs sync.WaitGroup
+			for range 6 {
+				runs.Go(func() {
+					if _, err := n.Apply(t.Context(), spec, redirection.Reconcile); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			runs.Wait()
+			verified(t, n, spec)
+		})
+	}
+}
+
+// A tool whose parent was killed must have ended when the next run begins. The tool here is a script that takes a second; the
+// parent is a process of this test binary.
+func TestApply_KilledRun(t *testing.T) {
+	if os.Getenv("PODNET_TEST_APPLY") != "" {
+		n := redirection.Namespace{NetNS: netnstest.Open(t, os.Getenv("PODNET_TEST_APPLY")), Backend: redirect.Tools, Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
+		_, _ = n.Apply(t.Context(), redirect.Default(), redirection.Reconcile)
+		return
+	}
+	t.Parallel()
+	p, started := newPod(t, "10.1.0.2/24"), filepath.Join(t.TempDir(), "started")
+	n := p.namespace(iptables.NFT)
+	slow := newToolbox(t).add(t, iptables.NFT, multi(t, iptables.NFT), "case $name in *-restore) touch "+started+"; sleep 1;; esac", "iptables-")
+	first := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestApply_KilledRun$")
+	first.Env = append(os.Environ(), "PODNET_TEST_APPLY="+n.NetNS.Path(), "PODNET_TEST_PATH="+slow.dir)
+	check.OK(t, first.Start())
+	agenttest.Eventually(t, "the start of the tool", func() bool { _, err := os.Stat(started); return err == nil })
+	check.OK(t, first.Process.Kill())
+	_ = first.Wait()
+	mustApply(t, n, redirect.Default())
+	time.Sleep(1500 * time.Millisecond) // long enough for an orphaned tool to write its rules now
+	rules := p.save(t, iptables.NFT, ruleset.IPv4)
+	check.Equal(t, strings.Count(rules, "-A OUTPUT -j ISTIO_OUTPUT"), 1, "jumps", rules)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // dual makes a Spec that captures both families of a dualPod.
@@ -61,9 +62,7 @@ func configurations() []named {
 func mustApply(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.Report {
 	t.Helper()
 	r, err := n.Apply(t.Context(), s, redirection.Reconcile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return r
 }
 
@@ -71,9 +70,7 @@ func mustApply(t *testing.T, n redirection.Namespace, s redirect.Spec) redirecti
 func verify(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.Report {
 	t.Helper()
 	r, err := n.Verify(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return r
 }
 
@@ -85,7 +82,7 @@ func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
 	}
 }
 
-func TestApplyTwiceChangesNothing(t *testing.T) {
+func TestApply_Twice(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
 		for _, c := range configurations() {
@@ -101,9 +98,7 @@ func TestApplyTwiceChangesNothing(t *testing.T) {
 			before := p.saves(t)
 			for _, policy := range []redirection.ConflictPolicy{redirection.Reconcile, redirection.FailOnConflict} {
 				again, err := n.Apply(t.Context(), c.spec, policy)
-				if err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, err)
 				if len(again.Programs) > 0 || len(again.Diffs) > 0 {
 					t.Errorf("%s: the second time %d programs ran for\n%s", c.name, len(again.Programs), again.Diffs)
 				}
@@ -199,7 +194,7 @@ var drifts = []struct {
 	}},
 }
 
-func TestDriftIsFoundAndHealed(t *testing.T) {
+func TestVerify_Drift(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
 		for _, group := range drifts {
@@ -242,9 +237,7 @@ func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Va
 	for _, w := range items(loopback.Replace(d.want)) {
 		want = append(want, f.String()+" "+w)
 	}
-	if diff := cmp.Diff(want, findings(found.Diffs)); diff != "" {
-		t.Errorf("Verify does not find that (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "Verify does not find that", want, findings(found.Diffs))
 	if len(found.Routing) > 0 {
 		t.Errorf("Verify finds routing: %q", found.Routing)
 	}
@@ -296,7 +289,7 @@ func findings(diffs []ruleset.Diff) []string {
 }
 
 // The reference commits each table by itself and each family by itself: killed in between, it leaves a part.
-func TestAPartlyAppliedSetIsFoundAndHealed(t *testing.T) {
+func TestVerify_PartlyApplied(t *testing.T) {
 	t.Parallel()
 	spec := dual(byTPROXY, func(s *redirect.Spec) { s.DNS = redirect.DNSAll })
 	only := func(table string, text string) string {

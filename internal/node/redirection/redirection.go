@@ -1,4 +1,4 @@
-// Package redirection makes a network namespace redirect the traffic that a Spec captures: rules, addresses and routes.
+// Package redirection makes a network namespace redirect the traffic that is to be captured: rules, addresses and routes.
 //
 // It promises that Apply may be repeated, also after an earlier or incomplete run; that rules of other software stay; and
 // that Verify and PlanClean write nothing. It never decides what to capture and never opens a namespace: the
@@ -29,8 +29,8 @@ type Namespace struct {
 	NetNS *netns.Namespace
 	// Backend selects the mechanism that reads and writes rules; "" is redirect.Auto.
 	Backend redirect.Backend
-	// PreferTools resolves auto to Tools where it is not Native: the self-test found that netlink does not work on this node.
-	PreferTools bool
+	// Auto is the backend that auto stands for on this node, by the self-test; "" is Netlink.
+	Auto redirect.Backend
 	// Tools has the search path of the iptables programs, where they are needed.
 	Tools iptables.Host
 	Log   *slog.Logger
@@ -84,70 +84,82 @@ type Program struct {
 // Clean reports whether there was no difference.
 func (r Report) Clean() bool { return len(r.Diffs) == 0 && len(r.Routing) == 0 }
 
-// Apply brings the namespace to the Spec.
-func (n Namespace) Apply(ctx context.Context, spec redirect.Spec, policy ConflictPolicy) (Report, error) {
-	return n.run(ctx, exclusive, &spec, func(p *pass) error {
+// Apply brings the namespace to what is wanted.
+func (n Namespace) Apply(ctx context.Context, want redirect.Wanted, policy ConflictPolicy) (Report, error) {
+	return n.run(ctx, exclusive, want.Owner(), want, func(p *pass) error {
 		if policy == FailOnConflict && p.conflict {
 			return ErrConflict
 		}
 		if err := p.apply(ctx); err != nil {
 			return err
 		}
-		return p.setRouting(routing(spec, p.report.Families))
+		return p.setRouting(routing(want, p.report.Families))
 	})
 }
 
-// Verify compares the namespace with the Spec and writes nothing.
-func (n Namespace) Verify(ctx context.Context, spec redirect.Spec) (Report, error) {
-	return n.run(ctx, shared, &spec, func(p *pass) error { return p.checkRouting(routing(spec, p.report.Families)) })
+// Verify compares the namespace with what is wanted and writes nothing.
+func (n Namespace) Verify(ctx context.Context, want redirect.Wanted) (Report, error) {
+	return n.look(ctx, want, func(p *pass) error { return p.checkRouting(routing(want, p.report.Families)) })
 }
 
 // Audit is Verify, and also walks packets through all rules of the namespace.
-func (n Namespace) Audit(ctx context.Context, spec redirect.Spec) (Report, error) {
-	return n.run(ctx, shared, &spec, func(p *pass) error {
+func (n Namespace) Audit(ctx context.Context, want redirect.Wanted) (Report, error) {
+	return n.look(ctx, want, func(p *pass) error {
 		if p.report.Mesh {
-			if err := p.walk(ctx, spec); err != nil {
+			if err := p.walk(ctx, want); err != nil {
 				return err
 			}
 		}
-		return p.checkRouting(routing(spec, p.report.Families))
+		return p.checkRouting(routing(want, p.report.Families))
 	})
 }
 
 // AuditAny is Audit by the backend of n or, if another one has all wanted rules in the namespace, by that one: a pod keeps the rules
 // of the backend that it started with. It also returns the Namespace with that backend.
-func (n Namespace) AuditAny(ctx context.Context, spec redirect.Spec) (Namespace, Report, error) {
-	report, err := n.Audit(ctx, spec)
+func (n Namespace) AuditAny(ctx context.Context, want redirect.Wanted) (Namespace, Report, error) {
+	return n.byAny(ctx, want, Namespace.Audit)
+}
+
+// VerifyAny is Verify by the backend that AuditAny takes.
+func (n Namespace) VerifyAny(ctx context.Context, want redirect.Wanted) (Report, error) {
+	_, report, err := n.byAny(ctx, want, Namespace.Verify)
+	return report, err
+}
+
+func (n Namespace) byAny(
+	ctx context.Context, want redirect.Wanted, compare func(Namespace, context.Context, redirect.Wanted) (Report, error),
+) (Namespace, Report, error) {
+	report, err := compare(n, ctx, want)
 	if err != nil || report.Clean() || !report.Mesh {
 		return n, report, err
 	}
 	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} {
 		other := n
-		other.Backend, other.PreferTools = backend, false
+		other.Backend, other.Auto = backend, ""
 		if backend == redirect.Tools {
 			other.Tools.Force = iptables.Legacy
 		}
-		if found, err := other.Audit(ctx, spec); err == nil && found.Clean() {
+		if found, err := compare(other, ctx, want); err == nil && found.Clean() {
 			return other, found, nil
 		}
 	}
 	return n, report, nil
 }
 
-// VerifyRouting compares the addresses, policy rules and routes of the namespace with those that the Spec needs, for the
-// families of an earlier report. It reads no rule.
-func (n Namespace) VerifyRouting(spec redirect.Spec, earlier Report) (differences []string, err error) {
+// VerifyRouting compares the addresses, policy rules and routes of the namespace with the wanted ones, for the families of an
+// earlier report. It reads no rule.
+func (n Namespace) VerifyRouting(want redirect.Wanted, earlier Report) (differences []string, err error) {
 	err = n.NetNS.Do(func() (err error) {
-		differences, err = route.Check(routing(spec, earlier.Families))
+		differences, err = route.Check(routing(want, earlier.Families))
 		return err
 	})
 	return differences, err
 }
 
-// Clean removes all rules and routing of the mesh, of any configuration. The Spec only names the mark and table that belong
+// Clean removes all rules and routing of a sidecar, of any configuration. The Spec only names the mark and table that belong
 // to the mesh besides those of the rules found here.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
-	return n.run(ctx, exclusive, nil, func(p *pass) error {
+	return n.run(ctx, exclusive, spec.Owner(), nil, func(p *pass) error {
 		left, err := p.leftovers(append(p.marks, spec.Mark))
 		if err != nil {
 			return err
@@ -168,7 +180,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 
 // PlanClean returns the Programs that Clean would run, and runs none.
 func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
-	return n.run(ctx, shared, nil, func(p *pass) error {
+	return n.look(ctx, nil, func(p *pass) error {
 		for _, c := range p.changes {
 			p.report.Programs = append(p.report.Programs, c.Program)
 		}
@@ -211,26 +223,26 @@ func (n Namespace) HasRules(ctx context.Context) (bool, error) {
 }
 
 // Families returns the treatment of each family of the namespace.
-func (n Namespace) Families(spec redirect.Spec) (redirect.Families, error) {
+func (n Namespace) Families(want redirect.Wanted) (redirect.Families, error) {
 	if n.NetNS == nil {
 		return redirect.Families{}, errNoNamespace
 	}
-	return netns.In(n.NetNS, func() (redirect.Families, error) { return new(pass).families(spec) })
+	return netns.In(n.NetNS, func() (redirect.Families, error) { return new(pass).families(want) })
 }
 
-func (p *pass) families(spec redirect.Spec) (redirect.Families, error) {
+func (p *pass) families(want redirect.Wanted) (redirect.Families, error) {
 	addresses, err := p.addresses()
 	if err != nil {
 		return redirect.Families{}, err
 	}
-	return spec.FamiliesOf(addresses, route.KernelHasIPv6())
+	return want.FamiliesOf(addresses, route.KernelHasIPv6())
 }
 
 // routing returns the wanted addresses, policy rules and routes. If lo has IPv6 disabled and the namespace has no IPv6
 // address, the kernel accepts none for IPv6; the IPv6 rules are for addresses that come later, and the packets that these
 // rules hand to the proxy then go no further.
-func routing(spec redirect.Spec, f redirect.Families) route.Want {
-	want := route.For(spec.Routing(f))
+func routing(of redirect.Wanted, f redirect.Families) route.Want {
+	want := route.For(of.Routing(f))
 	if f.HasIPv6 || route.LoopbackHasIPv6() {
 		return want
 	}
@@ -287,8 +299,9 @@ func (p *pass) leftovers(marks []uint32) (route.Want, error) {
 	if err != nil {
 		return route.Want{}, err
 	}
+	owner := p.owner
 	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool {
-		return !slices.Contains(marks, p.Mark) && p.Mark != redirect.DefaultMark
+		return !slices.Contains(marks, p.Mark) && p.Mark != owner.Mark
 	})
 	return left, nil
 }

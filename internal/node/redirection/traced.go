@@ -21,11 +21,11 @@ type Traceable struct {
 	Legacy bool
 }
 
-// Traceable reads the rules at one moment, and writes nothing. The Spec explains the rules, see Live.
-func (n Namespace) Traceable(ctx context.Context, spec *redirect.Spec) (out Traceable, err error) {
-	_, err = n.run(ctx, shared, spec, func(p *pass) error {
+// Traceable reads the rules at one moment, and writes nothing. What is wanted explains the rules, see Live.
+func (n Namespace) Traceable(ctx context.Context, want redirect.Wanted) (out Traceable, err error) {
+	_, err = n.look(ctx, want, func(p *pass) error {
 		out = Traceable{Rules: map[nftables.Handle]walk.Hop{}}
-		if out.Namespace, err = p.live(ctx, spec); err != nil {
+		if out.Namespace, err = p.live(ctx, want); err != nil {
 			return err
 		}
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
@@ -47,7 +47,7 @@ func (t *Traceable) number() {
 					if r.Handle == 0 { // of a legacy table
 						continue
 					}
-					hop := walk.HopOf(s.Family, table.Name, c, n)
+					hop := t.HopOf(s.Family, table.Name, c, n)
 					hop.Set, hop.Why = i, reason(table.Name, c.Name, r.String())
 					t.Rules[nftables.Handle{Family: s.Family, Table: table.Name, Number: r.Handle}] = hop
 				}

@@ -20,31 +20,30 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The walk is compared with real packets: random Specs and foreign rules are applied, random packets are sent, and the listener
 // that answers must be the one at which the walk through the rules, as they are read back, ends.
 
 var (
-	walkSeed  = flag.Uint64("walk.seed", 1, "seed of TestTheWalkAgreesWithTheKernel")
+	walkSeed  = flag.Uint64("walk.seed", 1, "seed of TestWalk_AgreesWithTheKernel")
 	walkSpecs = flag.Int("walk.specs", 5, "number of Specs of each backend there")
 )
 
 const walkPackets = 40 // of each Spec and family
 
-// TestLiveReadsEveryPlace: legacy tables beside those of netlink, the routing by marks, and the names of other tables.
-func TestLiveReadsEveryPlace(t *testing.T) {
+// TestLive_EveryPlace: legacy tables beside those of netlink, the routing by marks, and the names of other tables.
+func TestLive_EveryPlace(t *testing.T) {
 	t.Parallel()
 	p, spec := dualPod(t), dual(byTPROXY)
 	mustApply(t, p.namespace(byNetlink), spec)
 	p.iptables(t, iptables.Legacy, ruleset.IPv4, "-t raw -A OUTPUT -p tcp --dport 9 -j DROP")
 	p.run(t, "nft", "add table inet other")
 	packet := walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort("10.2.0.9:80")}
-	for _, of := range []*redirect.Spec{&spec, nil} {
+	for _, of := range []redirect.Wanted{spec, nil} {
 		live, err := p.namespace("").Live(t.Context(), of)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		packet.Dst = netip.AddrPortFrom(packet.Dst.Addr(), 80)
 		if r := live.Walk(packet); r.Verdict != walk.Redirected || (of == nil) != (r.Decided.Why == "") {
 			t.Error(r.Summary)
@@ -91,10 +90,8 @@ func TestWalk_TablesOfOthers(t *testing.T) {
 		{"not known", "table ip t { chain a { type filter hook output priority -150; meta cgroup 7 drop; }\n}", walk.CannotTell, passes},
 	} {
 		p.feed(t, c.table, "nft", "-f", "-")
-		live, err := p.namespace(byNetlink).Live(t.Context(), &spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		live, err := p.namespace(byNetlink).Live(t.Context(), spec)
+		check.OK(t, err)
 		for to, want := range map[string]walk.Verdict{"10.2.0.9:80": c.v4, "[fd00:2::9]:80": c.v6} {
 			r := live.Walk(walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort(to)})
 			if r.Verdict != want {
@@ -114,7 +111,7 @@ type walked struct {
 	used []string // chains of foreign tables
 }
 
-func TestTheWalkAgreesWithTheKernel(t *testing.T) {
+func TestWalk_AgreesWithTheKernel(t *testing.T) {
 	t.Logf("-walk.seed=%d", *walkSeed)
 	var verdicts [walk.Rejected + 1]atomic.Int64
 	t.Run("backend", func(t *testing.T) {
@@ -151,13 +148,11 @@ func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejec
 		theirs += w.plantNative(t)
 	}
 	var err error
-	if w.live, err = namespaceOf(w.Fixture, v).Live(t.Context(), &spec); err != nil {
+	if w.live, err = namespaceOf(w.Fixture, v).Live(t.Context(), spec); err != nil {
 		t.Fatal(err)
 	}
 	alone, err := namespaceOf(w.Fixture, v).Live(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for _, w.family = range families {
 		for range walkPackets {
 			q, p := w.packet()
@@ -392,6 +387,36 @@ func met(r walk.Result) string {
 	for _, h := range r.Hops {
 		if h.Answer != walk.No {
 			fmt.Fprintf(&b, "  %s %s: set %d, %s/%s %d: %s    # %s\n", h.Answer, h.Hook, h.Set, h.Table, h.Chain, h.Number, h.Rule, h.Why)
+		}
+	}
+	return b.String()
+}
+
+// Foreign rules, some of which resemble ours. They must be the same after every change of the mesh's rules: early ones are there
+// before the mesh, late ones came after it.
+var early, late = texts("early.*")["early.iptables"], texts("late.*")["late.iptables"]
+
+// plant adds rules to both families.
+func (p pod) plant(tb testing.TB, v iptables.Variant, text string) {
+	tb.Helper()
+	for _, f := range families {
+		p.restore(tb, v, f, text)
+	}
+}
+
+// foreign returns a saved text without the lines of the wanted Sets and without the chains of the mesh.
+func foreign(saved string, wanted ...ruleset.Set) string {
+	ours := map[string]bool{}
+	for _, s := range wanted {
+		for line := range strings.Lines(s.String()) {
+			ours[line] = strings.HasPrefix(line, "-A")
+		}
+	}
+	var b strings.Builder
+	for line := range strings.Lines(saved) {
+		inChain := strings.HasPrefix(line, ":ISTIO_") || strings.HasPrefix(line, "-A ISTIO_")
+		if !ours[line] && !inChain {
+			b.WriteString(line)
 		}
 	}
 	return b.String()

@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/route"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func v4(mark, table uint32) route.Policy {
@@ -84,9 +85,7 @@ func settled(state string) bool {
 
 func in(t *testing.T, path string, fn func() error) {
 	t.Helper()
-	if err := netns.Do(path, fn); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, netns.Do(path, fn))
 }
 
 func apply(t *testing.T, path string, w route.Want) {
@@ -99,7 +98,7 @@ func remove(t *testing.T, path string, w route.Want) {
 	in(t, path, func() error { return route.Remove(w) })
 }
 
-func check(t *testing.T, path string, w route.Want) []string {
+func checked(t *testing.T, path string, w route.Want) []string {
 	t.Helper()
 	var missing []string
 	in(t, path, func() (err error) { missing, err = route.Check(w); return err })
@@ -109,16 +108,14 @@ func check(t *testing.T, path string, w route.Want) []string {
 // complete fails if Check finds a difference.
 func complete(t *testing.T, path string, w route.Want) {
 	t.Helper()
-	if missing := check(t, path, w); missing != nil {
+	if missing := checked(t, path, w); missing != nil {
 		t.Errorf("Check returns %q", missing)
 	}
 }
 
 func same[T any](t *testing.T, what string, want, got T) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
+	check.Diff(t, what, want, got)
 }
 
 func leftovers(t *testing.T, path string) route.Want {
@@ -171,7 +168,7 @@ func foreign() []string {
 	}
 }
 
-func TestApplyMakesTheObjectsOfTheIPCommand(t *testing.T) {
+func TestApply_AsTheIPCommand(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newNamespace(t), newNamespace(t, byHand()...)
 	apply(t, ours, wantAll())
@@ -189,7 +186,7 @@ func section(state, args string) string {
 	return text
 }
 
-func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
+func TestRemove_AfterApply(t *testing.T) {
 	t.Parallel()
 	for name, setup := range map[string][]string{"that was empty": nil, "with foreign objects": foreign()} {
 		t.Run(name, func(t *testing.T) {
@@ -213,14 +210,14 @@ func TestRemoveAfterApplyLeavesTheNamespaceAsItWas(t *testing.T) {
 	}
 }
 
-func TestApplyAddsMissingObjects(t *testing.T) {
+func TestApply_MissingObjects(t *testing.T) {
 	t.Parallel()
 	want := newNamespace(t, byHand()...)
 	hand := byHand()
 	for bits := range 1 << len(hand) {
 		setup := slices.DeleteFunc(byHand(), func(c string) bool { return bits&(1<<slices.Index(hand, c)) == 0 })
 		path := newNamespace(t, setup...)
-		missing := check(t, path, wantAll())
+		missing := checked(t, path, wantAll())
 		if len(missing) != len(hand)-len(setup) {
 			t.Errorf("with %q Check returns %q", setup, missing)
 		}
@@ -231,7 +228,7 @@ func TestApplyAddsMissingObjects(t *testing.T) {
 	}
 }
 
-func TestApplyLeavesOneRule(t *testing.T) {
+func TestApply_LeavesOneRule(t *testing.T) {
 	t.Parallel()
 	const ours, add = "from all fwmark 0x539 lookup 133", "rule add fwmark 1337 lookup 133"
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
@@ -266,7 +263,7 @@ func TestApplyLeavesOneRule(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			path := newNamespace(t, tt.setup, route133)
-			missing := check(t, path, w)
+			missing := checked(t, path, w)
 			if (len(missing) == 0) != (tt.part == "") || !strings.Contains(fmt.Sprint(missing), tt.part) {
 				t.Errorf("Check returns %q, want %q", missing, tt.part)
 			}
@@ -294,7 +291,7 @@ func ownRules(t *testing.T, path string) string {
 	return strings.Join(lines, "\n")
 }
 
-func TestARouteOfAnotherMetricServes(t *testing.T) {
+func TestApply_RouteOfAnotherMetric(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, byHand()...)
 	ip(t, path, "-6 route del local default dev lo table 133; -6 route add local default dev lo metric 5 table 133")
@@ -304,7 +301,7 @@ func TestARouteOfAnotherMetricServes(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
-func TestRemoveTakesEveryRepetition(t *testing.T) {
+func TestRemove_Repetitions(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority 1")
 	before := state(t, path)
@@ -317,7 +314,7 @@ func TestRemoveTakesEveryRepetition(t *testing.T) {
 
 // The kernel removes the first rule that agrees with the request, which cannot except a narrower one, and adds none where a
 // narrower one has the priority that it chooses.
-func TestANarrowerRuleOfTheSamePriorityStays(t *testing.T) {
+func TestRemove_NarrowerRule(t *testing.T) {
 	t.Parallel()
 	const narrower = "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority "
 	const text = `policy rule "fwmark 0x539 lookup 133" (IPv4)`
@@ -354,7 +351,7 @@ func addRule(t *testing.T, path string, priority uint32, more ...*nl.RtAttr) {
 }
 
 // A selector that the ip command of the machine may not know, and the netlink package does not.
-func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
+func TestRemove_UnknownSelector(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, route133)
 	const dscp = 25 // FRA_DSCP
@@ -364,7 +361,7 @@ func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
 		t.Errorf("Leftovers gives %v", got)
 	}
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
-	if missing := check(t, path, w); len(missing) != 1 {
+	if missing := checked(t, path, w); len(missing) != 1 {
 		t.Errorf("Check returns %q", missing)
 	}
 	apply(t, path, w)
@@ -374,7 +371,7 @@ func TestARuleWithAnUnknownSelectorIsForeign(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
-func TestMarksAndTablesOfAnySize(t *testing.T) {
+func TestApply_MarksAndTables(t *testing.T) {
 	t.Parallel()
 	for _, n := range []uint32{1, 252, 256, 1 << 16, 1<<31 - 1, 1 << 31, 1<<32 - 1} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
@@ -398,7 +395,7 @@ func TestMarksAndTablesOfAnySize(t *testing.T) {
 	}
 }
 
-func TestCheckNamesMissingObjectsAndWritesNothing(t *testing.T) {
+func TestCheck_MissingObjects(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t)
 	before := state(t, path)
@@ -409,7 +406,7 @@ func TestCheckNamesMissingObjectsAndWritesNothing(t *testing.T) {
 		`route "local default dev lo table 133" (IPv6) is missing`,
 		`policy rule "fwmark 0x539 lookup 133" (IPv6) is missing`,
 	}
-	same(t, "difference", want, check(t, path, wantAll()))
+	same(t, "difference", want, checked(t, path, wantAll()))
 	complete(t, path, route.Want{})
 	same(t, "changed", before, state(t, path))
 }
@@ -428,7 +425,7 @@ func TestCheck_AnotherInterfaceNamedLo(t *testing.T) {
 		if c.shown != "" {
 			want = []string{"interface lo is not the loopback device (that is " + c.shown + ")"}
 		}
-		same(t, c.setup, want, check(t, path, route.Want{}))
+		same(t, c.setup, want, checked(t, path, route.Want{}))
 		in(t, path, func() error {
 			name, err := route.Loopback()
 			same(t, c.setup, c.loopback, name)
@@ -437,12 +434,12 @@ func TestCheck_AnotherInterfaceNamedLo(t *testing.T) {
 	}
 }
 
-func TestTheAddressWithAWiderPrefixServesAndOneOfAnotherInterfaceDoesNot(t *testing.T) {
+func TestApply_WiderPrefix(t *testing.T) {
 	t.Parallel()
 	for command, missing := range map[string]int{"-6 addr add ::6/64 dev lo": 0, "-6 addr add ::6/128 dev veth0 nodad": 1} {
 		path := newNamespace(t, "link add veth0 type veth peer name veth1", command)
 		before, w := state(t, path), route.Want{PassthroughV6: true}
-		if got := check(t, path, w); len(got) != missing {
+		if got := checked(t, path, w); len(got) != missing {
 			t.Errorf("%s: Check returns %q", command, got)
 		}
 		if missing == 0 {
@@ -508,7 +505,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
+func TestApply_LackingNamespace(t *testing.T) {
 	t.Parallel()
 	const noV6 = "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0"
 	const routeOf = `adding route "local default dev lo table 133" `
@@ -549,11 +546,9 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 			}
 			for _, family := range []string{"-4", "-6"} {
 				got := strings.Contains(ip(t, path, family+" rule"), "fwmark 0x539 lookup 133")
-				if got != (tt.rules == family) {
-					t.Errorf("ip %s rule has the rule: %v", family, got)
-				}
+				check.Equal(t, got, tt.rules == family, "ip", family, "rule has the rule")
 			}
-			if missing := check(t, path, wantAll()); len(missing) == 0 {
+			if missing := checked(t, path, wantAll()); len(missing) == 0 {
 				t.Error("Check finds nothing missing")
 			}
 			remove(t, path, wantAll())
@@ -562,7 +557,7 @@ func TestApplyInANamespaceThatLacksSomething(t *testing.T) {
 	}
 }
 
-func TestAnInvalidWantIsRefusedBeforeAnythingIsDone(t *testing.T) {
+func TestApply_InvalidWant(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t)
 	before := state(t, path)
@@ -586,7 +581,7 @@ func TestAnInvalidWantIsRefusedBeforeAnythingIsDone(t *testing.T) {
 	same(t, "changed", before, state(t, path))
 }
 
-func TestAddresses(t *testing.T) {
+func TestAddresses_Read(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t,
 		"link add eth0 type veth peer name veth1", "link add eth1 type veth peer name veth2",

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const (
@@ -26,16 +27,12 @@ func node(t *testing.T, files map[string]string) string {
 	root := t.TempDir()
 	for name, text := range files {
 		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
 		write := func() error { return os.WriteFile(file, []byte(text), 0o600) }
 		if target, link := strings.CutPrefix(text, "->"); link {
 			write = func() error { return os.Symlink(target, file) }
 		}
-		if err := write(); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, write())
 	}
 	return root
 }
@@ -69,13 +66,11 @@ state = "/run/k3s/containerd"
   conf_dir = "/var/lib/rancher/k3s/agent/etc/cni/net.d"
 `
 
-// TestWhereTheRuntimeLooks: as each runtime writes and reads its files.
-func TestWhereTheRuntimeLooks(t *testing.T) {
+// TestRead_Directories: as each runtime writes and reads its files.
+func TestRead_Directories(t *testing.T) {
 	t.Parallel()
 	one6, err := os.ReadFile("testdata/containerd-1.6-default.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	crio := func(conf string, bins ...string) runtimeconf.Config {
 		return runtimeconf.Config{Runtime: runtimeconf.CRIO, ConfDir: conf, BinDirs: bins}
 	}
@@ -213,9 +208,7 @@ func TestWhereTheRuntimeLooks(t *testing.T) {
 			if unread := strings.Contains(tc.says, "cannot be read"); unread != (got.Unread != nil) {
 				t.Errorf("unread: %v", got.Unread)
 			}
-			if got.Disabled != strings.Contains(tc.says, "switched off") {
-				t.Errorf("disabled: %v", got.Disabled)
-			}
+			check.Equal(t, got.Disabled, strings.Contains(tc.says, "switched off"), "disabled")
 			if tc.says == "" && len(got.Problems) > 0 || tc.says != "" && (len(got.Problems) != 1 || !strings.Contains(got.Problems[0].Error(), tc.says)) {
 				t.Errorf("problems %v, want one with %q", got.Problems, tc.says)
 			}
@@ -223,8 +216,8 @@ func TestWhereTheRuntimeLooks(t *testing.T) {
 	}
 }
 
-// TestWhatTheRuntimeHasRead: a file that is younger than the socket counts with the next start.
-func TestWhatTheRuntimeHasRead(t *testing.T) {
+// TestRead_ChangedSinceStart: a file that is younger than the socket counts with the next start.
+func TestRead_ChangedSinceStart(t *testing.T) {
 	t.Parallel()
 	const sock = "/run/containerd/containerd.sock"
 	root := node(t, map[string]string{etc: "version = 2\n"})
@@ -234,9 +227,7 @@ func TestWhatTheRuntimeHasRead(t *testing.T) {
 	}
 	start := func() {
 		_ = os.Remove(root + sock)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(root+sock), 0o700), os.WriteFile(root+sock, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, errors.Join(os.MkdirAll(filepath.Dir(root+sock), 0o700), os.WriteFile(root+sock, nil, 0o600)))
 	}
 	if !pending() {
 		t.Error("the runtime does not run, and has read its files")
@@ -255,9 +246,7 @@ func TestWhatTheRuntimeHasRead(t *testing.T) {
 		func() error { return os.RemoveAll(root + "/a") },
 		func() error { return os.Remove(root + etc) },
 	} {
-		if err := change(); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, change())
 		if !pending() {
 			t.Error("a change after the start counts as read")
 		}
@@ -268,8 +257,8 @@ func TestWhatTheRuntimeHasRead(t *testing.T) {
 	}
 }
 
-// TestRivals: Docker's containerd is none beside a distribution, and is one beside CRI-O.
-func TestRivals(t *testing.T) {
+// TestRead_Rivals: Docker's containerd is none beside a distribution, and is one beside CRI-O.
+func TestRead_Rivals(t *testing.T) {
 	t.Parallel()
 	const plain, crio, k0s = "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k0s/containerd.sock"
 	for _, tc := range []struct{ sockets, want []string }{
@@ -286,6 +275,36 @@ func TestRivals(t *testing.T) {
 		}
 		if diff := cmp.Diff(tc.want, runtimeconf.Read(node(t, files)).Rivals, cmpopts.EquateEmpty()); diff != "" {
 			t.Errorf("%q, -want +got:\n%s", tc.sockets, diff)
+		}
+	}
+}
+
+// TestRead_RunningContainerd: its --config goes before the usual file of its socket, and that of a pod's process does not.
+func TestRead_RunningContainerd(t *testing.T) {
+	t.Parallel()
+	const other, sock = "/data/k3s/agent/etc/containerd/config.toml", "/run/k3s/containerd/containerd.sock"
+	k3sArgs := "containerd\x00-c\x00" + other + "\x00-a\x00" + sock + "\x00--state\x00/run/k3s/containerd\x00"
+	for name, tc := range map[string]struct {
+		args, mounts, comm string
+		uid                int
+		want               string
+	}{
+		"k3s":                  {args: k3sArgs, mounts: "mnt:[1]", comm: "containerd\n", want: "/data/bin"},
+		"with an equals sign":  {args: "containerd\x00--config=" + other + "\x00--address=/var" + sock + "\x00", mounts: "mnt:[1]", comm: "containerd\n", want: "/data/bin"},
+		"in a pod":             {args: k3sArgs, mounts: "mnt:[2]", comm: "containerd\n", want: "/opt/cni/bin"},
+		"of another user":      {args: k3sArgs, mounts: "mnt:[1]", comm: "containerd\n", uid: 1000, want: "/opt/cni/bin"},
+		"of another name":      {args: k3sArgs, mounts: "mnt:[1]", comm: "containerd-shim\n", want: "/opt/cni/bin"},
+		"of another socket":    {args: "containerd\x00-c\x00" + other + "\x00", mounts: "mnt:[1]", comm: "containerd\n", want: "/opt/cni/bin"},
+		"a relative file":      {args: "containerd\x00-c\x00config.toml\x00-a\x00" + sock, mounts: "mnt:[1]", comm: "containerd\n", want: "/opt/cni/bin"},
+		"a flag without value": {args: "containerd\x00-a\x00" + sock + "\x00-c", mounts: "mnt:[1]", comm: "containerd\n", want: "/opt/cni/bin"},
+	} {
+		root := node(t, map[string]string{
+			sock: "", "/proc/1/ns/mnt": "->mnt:[1]", "/proc/77/ns/mnt": "->" + tc.mounts, "/proc/77/comm": tc.comm, "/proc/77/cmdline": tc.args,
+			other: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/data/bin']\n",
+		})
+		check.OK(t, os.Chown(root+"/proc/77", tc.uid, 0))
+		if diff := cmp.Diff([]string{tc.want}, runtimeconf.Read(root).BinDirs, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s, -want +got:\n%s", name, diff)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // crowd gives few namespaces many names: mounts, lines of the mount table, and processes.
@@ -33,7 +34,7 @@ func (n *fixture) crowd(namespaces []string, mounts, processes int) {
 	}
 }
 
-func TestEachNamespaceIsEnteredOnce(t *testing.T) {
+func TestFind_EntersEachNamespaceOnce(t *testing.T) {
 	t.Parallel()
 	namespaces := make([]string, 20)
 	for i := range namespaces {
@@ -65,16 +66,14 @@ func TestEachNamespaceIsEnteredOnce(t *testing.T) {
 		}
 		for _, times := range []map[netns.Inode]int{opened, entered} {
 			for inode, n := range times {
-				if n != 1 {
-					t.Errorf("%s: %s was opened or entered %d times", address, inode, n)
-				}
+				check.Equal(t, n, 1, address, inode, "was opened or entered")
 			}
 		}
 	}
 }
 
-// TestFindLeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
-func TestFindLeavesNothingBehind(t *testing.T) {
+// TestFind_LeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
+func TestFind_LeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
 	n := newFixture(t)
@@ -104,15 +103,11 @@ func TestFindLeavesNothingBehind(t *testing.T) {
 		})
 	}
 	work.Wait()
-	if after := open(t, "/proc/self/fd/*", all); after != before {
-		t.Errorf("%d open files are of the namespaces, want %d", after, before)
-	}
+	check.Equal(t, open(t, "/proc/self/fd/*", all), before)
 	found, err := n.Find(t.Context(), podOf("10.78.1.2"))
 	n.Do(err)
 	defer found.Close()
-	if after := open(t, "/proc/self/fd/*", all); after != before+1 {
-		t.Errorf("%d open files are of the namespaces, want one more than %d", after, before)
-	}
+	check.Equal(t, open(t, "/proc/self/fd/*", all), before+1, "open files are of the namespaces, want one more than", before)
 	if threads := open(t, "/proc/self/task/*/ns/net", all); threads > 0 {
 		t.Errorf("%d threads are in the namespaces", threads)
 	}

@@ -16,9 +16,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-func TestProcessesOfPods(t *testing.T) {
+func TestProcesses_OfPods(t *testing.T) {
 	t.Parallel()
 	const pod = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 	const slice = "kubepods-besteffort-pod0f5d3a52_4d64_4b2b_9d5a_6d1d2a3b4c5d.slice"
@@ -38,20 +39,14 @@ func TestProcessesOfPods(t *testing.T) {
 	} {
 		dir := filepath.Join(proc, process)
 		for name, text := range map[string]string{"cgroup": files[0], "status": files[1], "ns/net": ""} {
-			if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o750); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o750))
+			check.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 		}
 	}
 	var got []string
-	if err := (sandbox.Places{Proc: proc}).Processes(t.Context(), func(p sandbox.Process) {
+	check.OK(t, (sandbox.Places{Proc: proc}).Processes(t.Context(), func(p sandbox.Process) {
 		got = append(got, fmt.Sprintf("%d %d %s %s %d:%d", p.PID, p.Thread, p.Pod, p.Container, p.UID, p.GID))
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	slices.Sort(got)
 	want := []string{
 		"10 0 " + pod + " " + id + " 1337:7", "11 0 " + pod + " " + id + " 66873:65536", "12 0 " + pod + " " + id + " 0:0", "13 0 " + pod + "  5:5",
@@ -129,8 +124,8 @@ func TestProcesses_UserNamespace(t *testing.T) {
 	}
 }
 
-// TestIDsOf a namespace with users of its own, as the pod with hostUsers: false has.
-func TestIDsOf(t *testing.T) {
+// TestProcesses_IDs a namespace with users of its own, as the pod with hostUsers: false has.
+func TestProcesses_IDs(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.New(t)
 	process, path := netnstest.Unshared(t, 100000, 65536)

@@ -9,7 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-func TestThePodOfACgroup(t *testing.T) {
+func TestCgroup_Pod(t *testing.T) {
 	t.Parallel()
 	const uid, other = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d", "99999999-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 	const under = "0f5d3a52_4d64_4b2b_9d5a_6d1d2a3b4c5d"
@@ -38,7 +38,7 @@ func TestThePodOfACgroup(t *testing.T) {
 	}
 }
 
-func TestNetworkNamespacesAmongMounts(t *testing.T) {
+func TestMounts_NetworkNamespaces(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		mount hostpath.Mount

@@ -121,7 +121,7 @@ func withUID(pod sandbox.Pod, uid string) sandbox.Pod {
 	return pod
 }
 
-func TestFindBySource(t *testing.T) {
+func TestFind_Sources(t *testing.T) {
 	t.Parallel()
 	ns := namespace(t, "10.77.1.5/32", "fd77:1::5/128")
 	pod := podOf("10.77.1.5", "fd77:1::5")
@@ -180,7 +180,7 @@ func TestFindBySource(t *testing.T) {
 	}
 }
 
-func TestFindByTheCache(t *testing.T) {
+func TestFind_Cache(t *testing.T) {
 	t.Parallel()
 	ns, other := namespace(t, "10.77.2.5/32"), namespace(t, "10.77.2.6/32")
 	pod, unaddressed := podOf("10.77.2.5"), podOf()
@@ -236,7 +236,7 @@ func TestFindByTheCache(t *testing.T) {
 	}
 }
 
-func TestFindRefuses(t *testing.T) {
+func TestFind_Refusals(t *testing.T) {
 	t.Parallel()
 	ns, other := namespace(t, "10.77.4.5/32"), namespace(t, "10.77.4.6/32", "10.77.4.7/32")
 	pod, unaddressed := podOf("10.77.4.5"), podOf()
@@ -319,7 +319,7 @@ func TestFindRefuses(t *testing.T) {
 }
 
 // A path that is no namespace, or a further name of a known one, is no problem to report.
-func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
+func TestFind_Silent(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
 	other := namespace(t, "10.77.9.6/32")
@@ -344,7 +344,7 @@ func TestFindIsSilentAboutWhatIsInOrder(t *testing.T) {
 	}
 }
 
-func TestFindNeverReturnsTheNodesOwn(t *testing.T) {
+func TestFind_NodesOwn(t *testing.T) {
 	t.Parallel()
 	pod := podOf("10.77.6.1")
 	onFixtures(t, map[string]func(n *fixture){
@@ -387,7 +387,7 @@ func TestFindNeverReturnsTheNodesOwn(t *testing.T) {
 	})
 }
 
-func TestFindComparesAddresses(t *testing.T) {
+func TestFind_Addresses(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name      string
@@ -414,7 +414,7 @@ func TestFindComparesAddresses(t *testing.T) {
 	}
 }
 
-func TestFindAmongRealProcesses(t *testing.T) {
+func TestFind_RealProcesses(t *testing.T) {
 	t.Parallel()
 	ns, pod := namespace(t, "10.77.8.5/32"), podOf("10.77.8.5")
 	onFixtures(t, map[string]func(n *fixture){

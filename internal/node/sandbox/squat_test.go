@@ -57,9 +57,9 @@ func squats() map[string]func(n *fixture) (path string) {
 // onEth0 is the one squat that by itself equals the victim: the address on the squatter's own interface to the node.
 func onEth0(n *fixture) string { return n.Sandbox(victimAt) }
 
-// TestASquatterIsNeverTakenForThePod: without any record an address on an interface that leads to the node beats one that
+// TestSquatter_Excluded: without any record an address on an interface that leads to the node beats one that
 // does not, wherever the namespaces are named, and in any order.
-func TestASquatterIsNeverTakenForThePod(t *testing.T) {
+func TestSquatter_Excluded(t *testing.T) {
 	t.Parallel()
 	for name, squat := range squats() {
 		for _, from := range []sandbox.Source{sandbox.FromMount, sandbox.FromProc} {
@@ -84,9 +84,9 @@ func TestASquatterIsNeverTakenForThePod(t *testing.T) {
 	}
 }
 
-// TestARecordDecidesAboutASquatter: with a record of the runtime's or the kubelet's even an address on the squatter's own
+// TestSquatter_Record: with a record of the runtime's or the kubelet's even an address on the squatter's own
 // way to the node neither blocks the pod nor passes for it.
-func TestARecordDecidesAboutASquatter(t *testing.T) {
+func TestSquatter_Record(t *testing.T) {
 	t.Parallel()
 	all := squats()
 	all["on its own interface"] = onEth0
@@ -140,8 +140,8 @@ func TestARecordDecidesAboutASquatter(t *testing.T) {
 	}
 }
 
-// TestSquattersThatCannotBeToldApartAreNamed: both, and no more than fit into an event, however many there are.
-func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
+// TestSquatter_Ambiguous: both, and no more than fit into an event, however many there are.
+func TestSquatter_Ambiguous(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
 	victim, squatter := n.Sandbox(victimAt), onEth0(n)
@@ -163,8 +163,8 @@ func TestSquattersThatCannotBeToldApartAreNamed(t *testing.T) {
 	many.finds(podOf("10.77.9.5"), own, sandbox.FromProc)
 }
 
-// TestASquatterAloneIsNotTakenForThePod: the pod's own namespace does not have the address, or is gone.
-func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
+// TestSquatter_Alone: the pod's own namespace does not have the address, or is gone.
+func TestSquatter_Alone(t *testing.T) {
 	t.Parallel()
 	onFixtures(t, map[string]func(n *fixture){
 		"on lo, without a record": func(n *fixture) {
@@ -183,9 +183,9 @@ func TestASquatterAloneIsNotTakenForThePod(t *testing.T) {
 	})
 }
 
-// TestAPathThatFlipsIsNeverAnother: the result is the namespace that was checked, wherever the path of the record leads a
+// TestFind_FlippingPath: the result is the namespace that was checked, wherever the path of the record leads a
 // moment later: the node's namespace, or a squatter's.
-func TestAPathThatFlipsIsNeverAnother(t *testing.T) {
+func TestFind_FlippingPath(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
 	victim := n.Sandbox(victimAt)

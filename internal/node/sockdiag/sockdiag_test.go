@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // listen opens a socket, in the family of the address alone if v6only is set.
@@ -29,28 +30,24 @@ func listen(t *testing.T, network, address string, v6only int) {
 		return err
 	}}
 	l, err := config.Listen(context.WithoutCancel(t.Context()), network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 }
 
-func TestListening(t *testing.T) {
+func TestListeners_Found(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
 	space := netnstest.Open(t, path)
 	var all []sockdiag.Listener
-	if err := space.Do(func() (err error) {
+	check.OK(t, space.Do(func() (err error) {
 		listen(t, "tcp4", "127.0.0.1:15001", 0)
 		listen(t, "tcp4", "0.0.0.0:15006", 0)
 		listen(t, "tcp6", "[::]:15021", 0)
 		listen(t, "tcp6", "[::]:15090", 1)
 		all, err = sockdiag.Listening()
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if len(all) != 4 || slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.UID != uint32(os.Getuid()) }) {
 		t.Errorf("got %+v", all)
 	}
@@ -62,14 +59,12 @@ func TestListening(t *testing.T) {
 		"127.0.0.1:1": false,
 	} {
 		address := netip.MustParseAddrPort(to)
-		if got := slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(address) }); got != want {
-			t.Errorf("%s: accepted %v, want %v", to, got, want)
-		}
+		check.Equal(t, slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(address) }), want, to, "accepted")
 	}
 }
 
-// TestConnectionsAreNoListeners: only sockets in state LISTEN count.
-func TestConnectionsAreNoListeners(t *testing.T) {
+// TestListeners_Connections: only sockets in state LISTEN count.
+func TestListeners_Connections(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")

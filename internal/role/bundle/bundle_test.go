@@ -21,10 +21,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestMain(m *testing.M) { chaintest.Main(m) }
@@ -44,9 +46,7 @@ func run(t *testing.T, args ...string) (code int, files map[string]string, stder
 func unpack(t *testing.T, from io.Reader) map[string]string {
 	t.Helper()
 	plain, err := gzip.NewReader(from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	files := map[string]string{}
 	dir := ""
 	for in := tar.NewReader(plain); ; {
@@ -54,9 +54,7 @@ func unpack(t *testing.T, from io.Reader) map[string]string {
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		text, err := io.ReadAll(in)
 		first, name, _ := strings.Cut(header.Name, "/")
 		if dir == "" {
@@ -88,9 +86,7 @@ func TestBundle_OfANode(t *testing.T) {
 	a := n.Start(`CNI_NETWORK_CONFIG={"type":"istio-cni","plugin_log_level":"info","etcd_key":"`+secretPart+`"}`, "--log_as_json")
 	a.AwaitReady()
 	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
-	if _, err := n.Add(mesh); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(n.Add(mesh)))
 	annotations := map[string]string{
 		"sidecar.istio.io/status": `{"revision":"default","volumes":["` + secretPart + `"]}`, "traffic.sidecar.istio.io/excludeOutboundPorts": "5432",
 		"example.com/private": planted,
@@ -143,17 +139,13 @@ func TestBundle_OfANode(t *testing.T) {
 func relay(t *testing.T, socket, message string) {
 	t.Helper()
 	agent, err := agentapi.Dial(t.Context(), socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer agent.Close() //nolint:errcheck // all is said
 	line, err := json.Marshal(map[string]string{"level": "info", "time": time.Now().Format(time.RFC3339Nano), "msg": message})
 	if err == nil {
 		err = agent.Log(t.Context(), []string{string(line)})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 }
 
 // fake is an agent with the given answers by path.
@@ -214,13 +206,9 @@ func TestBundle_ManyPods(t *testing.T) {
 	text, _ := json.Marshal(all)
 	answers["/v1/audit"] = string(text)
 	var out bytes.Buffer
-	if _, err := write(t.Context(), &out, config{socket: fake(t, answers), netDir: t.TempDir()}); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(write(t.Context(), &out, config{socket: fake(t, answers), netDir: t.TempDir()})))
 	plain, err := gzip.NewReader(&out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	found := 0
 	for in := tar.NewReader(plain); ; {
 		header, err := in.Next()
@@ -235,9 +223,7 @@ func TestBundle_ManyPods(t *testing.T) {
 			t.Errorf("%s is behind %d pods", header.Name, found)
 		}
 	}
-	if found != pods {
-		t.Errorf("%d pods", found)
-	}
+	check.Equal(t, found, pods, "pods")
 }
 
 func TestBundle_NoAgent(t *testing.T) {
@@ -247,9 +233,7 @@ func TestBundle_NoAgent(t *testing.T) {
 		dir + "/selftest.json": `{"choice":"netlink"}`, net + "/10-x.conf": `{"type":"bridge"}`,
 		dir + "/istio-cni-kubeconfig": "not YAML: [ " + planted,
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	code, files, stderr := run(t, "--socket="+dir+"/pods.sock", "--net-dir="+net)
 	if code != applet.ExitError || !strings.Contains(stderr, "connecting to the node agent") || files["selftest.json"] == "" || files["cni/10-x.conf"] == "" {
@@ -318,9 +302,7 @@ func TestArchive_Bounds(t *testing.T) {
 		a.write(fmt.Sprint(i), bytes.Repeat([]byte("line\n"), 2<<20))
 	}
 	a.write("small", []byte("x"))
-	if err := a.close(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, a.close())
 	files := unpack(t, &out)
 	sum := 0
 	for _, text := range files {
@@ -329,4 +311,84 @@ func TestArchive_Bounds(t *testing.T) {
 	if sum > maxAll || files["2"] == "" || files["small"] == "" || files["3"] != "" || !strings.Contains(files["missing.txt"], "3: no room is left") {
 		t.Errorf("%d bytes of %q: %s", sum, slices.Sorted(maps.Keys(files)), files["missing.txt"])
 	}
+}
+
+// secretPart is in each of the secrets below.
+const secretPart = "pl4nted0123456789abcdefABCDEF0123"
+
+// usual are the usual forms of secrets in a text, by their names.
+func usual() map[string]string {
+	return map[string]string{
+		"GitHub": "ghp_" + secretPart, "GitLab": "glpat-" + secretPart, "Slack": "xoxb-" + secretPart, "Slack hook": "https://hooks.slack.com/services/T0/B0/" + secretPart,
+		"Google": "AIza" + secretPart, "Stripe": "sk_live_" + secretPart, "Vault": "hvs." + secretPart, "npm": "npm_" + secretPart, "OpenAI": "sk-" + secretPart,
+		"AWS": "AKIA" + secretPart, "Azure": "AccountName=a;AccountKey=" + secretPart + "==;EndpointSuffix=x", "token flag": "run --token " + secretPart,
+		"password flag": "run --password " + secretPart, "netrc": "machine h login u password " + secretPart, "PSK": `: PSK "` + secretPart + `"`,
+		"sha512crypt": "root:$6$salt$" + secretPart, "bcrypt": "u:$2y$05$" + secretPart, "apr1": "u:$apr1$salt$" + secretPart, "kubeadm": "abcdef.0" + secretPart,
+		"pass": "pass: " + secretPart, "YAML below": "password:\n  " + secretPart, "YAML block": "password: |\n  " + secretPart, "prose": "the token is " + secretPart,
+		"SNMP": "snmp-server community " + secretPart + " RO", "OAuth": "http://localhost/cb?code=" + secretPart, "bearer": "Authorization: Bearer " + secretPart,
+		"JWT": "eyJhbGciOiJSUzI1NiJ9.eyJ" + secretPart + ".s", "PEM": "-----BEGIN EC PRIVATE KEY-----\n" + secretPart + "\n-----END EC PRIVATE KEY-----",
+	}
+}
+
+// members are secrets by the names of JSON members.
+var members = []string{
+	`"args": ["--token", "` + secretPart + `"]`, `"etcd_key": "` + secretPart + `"`, `"etcdKey": "` + secretPart + `"`, `"ipsecKey": "` + secretPart + `"`,
+	`"encryption.key": "` + secretPart + `"`, `"pass": "` + secretPart + `"`, `"communityString": "` + secretPart + `"`, `"headers": ["Authorization", "` + secretPart + `"]`,
+	`"token": {"value": "` + secretPart + `"}`, `"env": [{"name": "DB_PASSWORD", "value": "` + secretPart + `"}]`, `"a": {"credentials": {"b": {"c": "` + secretPart + `"}}}`,
+	`"` + secretPart + `": 1`, `"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"example.com/private": "` + secretPart + `"}}`,
+}
+
+// TestSecrets_OfOtherPrograms: no usual form of a secret is in the bundle if another program wrote it, whether its file is valid or not.
+func TestSecrets_OfOtherPrograms(t *testing.T) {
+	const list = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "cni0", %s}]}`
+	valid, broken, raw := map[string]string{}, map[string]string{}, map[string]string{}
+	log := `{"time":"2026-05-04T03:02:01.000001Z","level":"info","msg":"pod captured"}` + "\n"
+	add := func(name, members string) {
+		valid[name+".conflist"] = fmt.Sprintf(list, members)
+		broken[name+".conflist"] = strings.TrimSuffix(valid[name+".conflist"], "]}")
+		log += "{" + members + "}\n"
+	}
+	for name, secret := range usual() {
+		text, _ := json.Marshal(secret)
+		words, _ := json.Marshal(strings.Fields(secret))
+		add(fileName(name), fmt.Sprintf(`"note": %s, "list": [%s], "words": %s, "text": %q, %s: 1`, text, text, words, `{"a": `+string(text)+`}`, text))
+		raw[fileName(name)+".conf"] = secret
+		log += secret + "\n"
+	}
+	for i, m := range members {
+		add(fmt.Sprint(i), m)
+	}
+	for kind, net := range map[string]map[string]string{"valid": valid, "broken": broken, "raw": raw} {
+		t.Run(kind, func(t *testing.T) {
+			dir, netDir := agenttest.SocketDir(t), t.TempDir()
+			net[pluginsFile], net["other.log"] = log, log
+			for name, text := range net {
+				put(t, filepath.Join(netDir, name), text)
+			}
+			put(t, filepath.Join(dir, pluginsFile), log)
+			_, files, _ := run(t, "--socket="+dir+"/pods.sock", "--net-dir="+netDir)
+			for _, name := range slices.Sorted(maps.Keys(files)) {
+				if strings.Contains(name+files[name], secretPart) {
+					t.Errorf("a secret is in %s", name)
+				}
+			}
+			if !strings.Contains(files["plugin.log"], "pod captured") {
+				t.Errorf("plugin.log: %s", files["plugin.log"])
+			}
+			for name := range net {
+				conf := cniconf.Candidate(name)
+				check.Equal(t, strings.Contains(files["cni/"+name], `"bridge": "cni0"`), conf && kind == "valid", name, "is shown")
+				_, left, _ := strings.Cut(files["missing.txt"], "cni/"+name+": left out, ")
+				left, _, _ = strings.Cut(left, "\n")
+				if said := strings.Contains(left, " bytes: not valid JSON: an error at byte "); said != (conf && kind != "valid") {
+					t.Errorf("%s: missing.txt has %q", name, left)
+				}
+			}
+		})
+	}
+}
+
+func put(t *testing.T, file, text string) {
+	t.Helper()
+	check.OK(t, os.WriteFile(file, []byte(text), 0o600))
 }

@@ -51,8 +51,8 @@ func run(t *testing.T, socket string, args ...string) (code int, stdout, stderr 
 	return code, out.String(), errs.String()
 }
 
-// TestRefusedPodsHideNoDecision: neither the number of refused pods nor the text of their errors hides a decision.
-func TestRefusedPodsHideNoDecision(t *testing.T) {
+// TestDecisions_RefusedPods: neither the number of refused pods nor the text of their errors hides a decision.
+func TestDecisions_RefusedPods(t *testing.T) {
 	refused := make([]agentapi.Report, 512)
 	for i := range refused {
 		refused[i] = agentapi.Report{
@@ -89,7 +89,7 @@ func TestRefusedPodsHideNoDecision(t *testing.T) {
 	}
 }
 
-func TestFilters(t *testing.T) {
+func TestDecisions_Filters(t *testing.T) {
 	now := time.Now()
 	socket := serve(t,
 		agentapi.Report{Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old"}, agentapi.Report{Time: now, Namespace: "a", Pod: "x"},
@@ -143,7 +143,7 @@ func TestDecisions_NoneListed(t *testing.T) {
 	}
 }
 
-func TestNoAgent(t *testing.T) {
+func TestDecisions_NoAgent(t *testing.T) {
 	code, _, stderr := run(t, filepath.Join(t.TempDir(), "none"))
 	if code != applet.ExitError || !strings.Contains(stderr, "is the node agent running") {
 		t.Errorf("exit code %d, %s", code, stderr)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // podOf is a pod of node n1 with the agents' label.
@@ -67,9 +68,7 @@ func TestAgents_TwoNamespaces(t *testing.T) {
 	for _, args := range everyCommand {
 		r := call(kubectl, nil, strings.Fields(args)...)
 		r.want(t, 2, "", "error: DaemonSets with the label of the node agents are in the namespaces istio-system, tenant: name that of the agents by --agent-namespace")
-		if r.stdout != "" {
-			t.Errorf("%s: stdout %q", args, r.stdout)
-		}
+		check.Equal(t, r.stdout, "", args, "stdout")
 	}
 	call(kubectl, nil, "pods", "--agent-namespace=istio-system").want(t, 0, "n1    shop/a", "")
 	var many []string
@@ -114,9 +113,7 @@ func TestAgents_TwoOnOneNode(t *testing.T) {
 		"dashboard": "error: no node agent is running\n",
 	} {
 		r := call(kubectl, nil, strings.Fields(args)...)
-		if r != (result{1, "", want}) {
-			t.Errorf("%s: %+v, want stderr %q", args, r, want)
-		}
+		check.Equal(t, r, (result{1, "", want}), args, "want stderr", want)
 	}
 }
 
@@ -175,9 +172,7 @@ func TestLists_NoneNamed(t *testing.T) {
 		"decisions --pod nobody --json": {1, "[]\n", nobody},
 		"decisions":                     {0, "", "the agents that answered hold no such decision\n"},
 	} {
-		if r := call(kubectl, nil, strings.Fields(args)...); r != want {
-			t.Errorf("%s: %+v, want %+v", args, r, want)
-		}
+		check.Equal(t, call(kubectl, nil, strings.Fields(args)...), want, args)
 	}
 	call(kubectl, nil, "pods", "-n", "shop").want(t, 0, "n1    shop/a  captured", "")
 	call(kubectl, nil, "pods", "-n", "nowhere", "-o", "json").want(t, 1, "\"pods\": []\n}\n", nowhere)

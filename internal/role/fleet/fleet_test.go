@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/role/fleet"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // answer is what the stand-in does for arguments that contain For, joined by spaces.
@@ -36,14 +37,10 @@ func standIn(t *testing.T, answers []answer) (program string) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
 		name = filepath.Join(dir, name)
-		if err := os.WriteFile(name, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(name, []byte(text), mode))
 		return name
 	}
-	if err := os.Mkdir(filepath.Join(dir, "running"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Mkdir(filepath.Join(dir, "running"), 0o700))
 	var b strings.Builder
 	fmt.Fprintf(&b, `#!/bin/sh
 cd %s || exit
@@ -154,9 +151,7 @@ n1    shop/a  captured  -      -        -        is so
 n2    shop/c  captured  -      -        -        is so
 1 of 3 mesh pods is not redirected as wanted
 `, "")
-	if r.stderr != "" {
-		t.Errorf("stderr %q", r.stderr)
-	}
+	check.Equal(t, r.stderr, "", "stderr")
 	// Fields of a newer agent remain.
 	call(kubectl, nil, "pods", "-ojson").want(t, 3, `{
   "nodes": [
@@ -269,9 +264,7 @@ const hostile = "a\x1b[2J\u009b2J\x7f\u202e\rb"
 func TestRun_NothingUnprintable(t *testing.T) {
 	t.Parallel()
 	quoted, err := json.Marshal(hostile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	items := strings.ReplaceAll(list(agentPod("agent-1", "NODE", "Running"), agentPod("agent-2", "../NODE", "Running")), `NODE"`, string(quoted[1:]))
 	row := `[{"namespace":"shop","pod":NAME,"state":NAME,"name":NAME,"result":"fail","text":NAME,"remedy":NAME,"reason":NAME,"problems":[{"detail":NAME}]}]`
 	answers := []answer{
@@ -312,17 +305,13 @@ func TestRun_NothingUnprintable(t *testing.T) {
 func members(t *testing.T, text string) (names []string) {
 	t.Helper()
 	unzipped, err := gzip.NewReader(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for archive := tar.NewReader(unzipped); ; {
 		header, err := archive.Next()
 		if err == io.EOF {
 			return names
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		names = append(names, header.Name)
 	}
 }
@@ -415,9 +404,7 @@ func TestRun_OnePod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if got := run(t, test.answers, strings.Fields(test.args)...); got != test.want {
-				t.Errorf("got %#v, want %#v", got, test.want)
-			}
+			check.Equal(t, run(t, test.answers, strings.Fields(test.args)...), test.want)
 		})
 	}
 }
@@ -434,9 +421,7 @@ func TestTerminal_Progress(t *testing.T) {
 	call(kubectl, &progress, "bundle").want(t, 2, "", "redirect the standard output to a file")
 	plain := call(kubectl, nil, "doctor")
 	plain.want(t, 1, "✗ runtime", "")
-	if plain.stderr != "" {
-		t.Errorf("in a pipe: %q", plain.stderr)
-	}
+	check.Equal(t, plain.stderr, "", "in a pipe")
 }
 
 func TestDecisions_Table(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // events are those that the API server has.
@@ -20,9 +21,7 @@ func events(t *testing.T, n *nodetest.Node) []corev1.Event {
 	var all []corev1.Event
 	for _, text := range n.API.Events() {
 		var one corev1.Event
-		if err := json.Unmarshal(text, &one); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, json.Unmarshal(text, &one))
 		all = append(all, one)
 	}
 	return all
@@ -49,8 +48,8 @@ func background(t *testing.T, what string, check func() error) (stop func()) {
 	}
 }
 
-// TestAgentFollowsItsConfigMap: so does race repair, whose pod waits while its namespace is excluded.
-func TestAgentFollowsItsConfigMap(t *testing.T) {
+// TestAgent_ConfigMapChanges: so does race repair, whose pod waits while its namespace is excluded.
+func TestAgent_ConfigMapChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := newUnredirected(t, n)
@@ -72,7 +71,7 @@ func TestAgentFollowsItsConfigMap(t *testing.T) {
 	awaitExcluded(t, n, "apps")
 }
 
-func TestAgentFollowsItsConfigDirectory(t *testing.T) {
+func TestAgent_ConfigDirectoryChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.Project("/etc/config", map[string]string{"EXCLUDE_NAMESPACES": "before-the-start"})
@@ -122,9 +121,7 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 		t.Error(err)
 	}
 	// One bad content is one problem, however many events the kubelet's exchange makes.
-	if got := a.Metric(`istio_cni_config_problems_total{source="` + source + `"}`); got != "1" {
-		t.Errorf("1 bad content was counted as %s", got)
-	}
+	check.Equal(t, a.Metric(`istio_cni_config_problems_total{source="`+source+`"}`), "1", "1 bad content was counted as")
 	stopAsking()
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// TestDecisionsOutliveTheAgent, also one that is killed, and have pods without a report; uninstall removes their file.
-func TestDecisionsOutliveTheAgent(t *testing.T) {
+// TestAgent_DecisionsOutliveIt, also one that is killed, and have pods without a report; uninstall removes their file.
+func TestAgent_DecisionsOutliveIt(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	first := n.Start()

@@ -9,13 +9,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestAgentLeaves: one agent that ends for good, one that may not and one that must not. All situations that decide are in
+// TestAgent_Ends: one agent that ends for good, one that may not and one that must not. All situations that decide are in
 // package teardown.
-func TestAgentLeaves(t *testing.T) {
+func TestAgent_Ends(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args        []string
@@ -51,18 +54,14 @@ func ends(t *testing.T, a *nodetest.Agent) bool {
 	t.Helper()
 	a.Terminate()
 	code := a.Wait()
-	if code != 0 {
-		t.Errorf("exit code %d", code)
-	}
+	check.Equal(t, code, 0, "exit code")
 	return code == 0
 }
 
 // restored wants the node as it was before, except for a lock and the plugin's log in the run directory.
 func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	t.Helper()
-	if diff := cmp.Diff(before, n.Tree(nodetest.NetDir)); diff != "" {
-		t.Errorf("the configuration is not what it was: -before +after:\n%s", diff)
-	}
+	check.Diff(t, "the configuration is not what it was", before, n.Tree(nodetest.NetDir))
 	if left := n.Tree(nodetest.BinDir); len(left) != 0 {
 		t.Errorf("%d programs are left", len(left))
 	}
@@ -73,8 +72,8 @@ func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	}
 }
 
-// TestOnceWaitsForAConfiguration: that it installs, and writes nothing the second time, is in install-once.txtar.
-func TestOnceWaitsForAConfiguration(t *testing.T) {
+// TestOnce_WaitsForConfiguration: that it installs, and writes nothing the second time, is in install-once.txtar.
+func TestOnce_WaitsForConfiguration(t *testing.T) {
 	t.Parallel()
 	n := connected(t)
 	a := n.Start("--once")
@@ -83,12 +82,10 @@ func TestOnceWaitsForAConfiguration(t *testing.T) {
 	if code := a.Wait(); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
-	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-		t.Errorf("the runtime loads: -want +got:\n%s", diff)
-	}
+	check.Diff(t, "the runtime loads", withUs(), types(t, n))
 }
 
-func TestUninstallByHand(t *testing.T) {
+func TestUninstall_ByHand(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	before := n.Tree(nodetest.NetDir)
@@ -97,9 +94,7 @@ func TestUninstallByHand(t *testing.T) {
 	// Sockets, lock, verdict and kubeconfig come back after their removal: the agent still holds the node.
 	files, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*"))
 	for _, file := range files {
-		if err := os.Remove(file); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Remove(file))
 	}
 	nodetest.Await(t, "the run directory", func() error {
 		if now, _ := filepath.Glob(n.Path(nodetest.RunDir + "/*")); len(files) < 5 || !slices.Equal(now, files) {
@@ -110,9 +105,7 @@ func TestUninstallByHand(t *testing.T) {
 	if code, u := n.Run("--uninstall"); code != 1 || !strings.Contains(u.Log(), "a node agent is at work here and would install again") {
 		t.Errorf("beside an agent: exit code %d, %s", code, u.Log())
 	}
-	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-		t.Errorf("the refused uninstallation did something: -want +got:\n%s", diff)
-	}
+	check.Diff(t, "the refused uninstallation did something", withUs(), types(t, n))
 	if !ends(t, a) {
 		return
 	}
@@ -124,5 +117,139 @@ func TestUninstallByHand(t *testing.T) {
 	restored(t, n, before)
 	if left := n.Tree(nodetest.RunDir); len(left) != 0 {
 		t.Errorf("left in the run directory: %v", left)
+	}
+}
+
+// TestAgent_SecondWaits: it takes the node over when the first one has ended, or ends without having done anything.
+func TestAgent_SecondWaits(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(t *testing.T, first, second *nodetest.Agent){
+		"SIGTERM":         func(t *testing.T, first, _ *nodetest.Agent) { t.Helper(); ends(t, first) },
+		"SIGKILL":         func(_ *testing.T, first, _ *nodetest.Agent) { first.Kill() },
+		"the second ends": func(t *testing.T, _, second *nodetest.Agent) { t.Helper(); ends(t, second) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			first := n.Start()
+			first.AwaitReady()
+			second := n.Start("EXCLUDE_NAMESPACES=namespace-of-the-second", "UNINSTALL_ON_EXIT=always", "--health-port=8001",
+				"--monitoring-port=15015", "--ctrlz_port=9877")
+			second.AwaitLog("waiting for another node agent to end")
+			// The node is served, and a rollout that starts it first waits for nothing else.
+			second.AwaitReady()
+			if strings.Contains(n.Read(listFile), "namespace-of-the-second") {
+				t.Error("both are at work")
+			}
+			end(t, first, second)
+			if second.Running() == nil {
+				second.AwaitReady()
+				awaitExcluded(t, n, "namespace-of-the-second")
+				return
+			}
+			if err := first.Ready(); err != nil {
+				t.Errorf("the first one: %v", err)
+			}
+			check.Diff(t, "it took the first one's work away", withUs(), types(t, n))
+		})
+	}
+}
+
+// TestAgent_PortInUse: an agent that never becomes ready without a reason is worse than an agent
+// that does not start.
+func TestAgent_PortInUse(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	before := n.Tree(".")
+	ports := map[string]string{"--health-port": nodetest.HealthPort, "--monitoring-port": nodetest.MonitoringPort, "--ctrlz_port": "9876"}
+	for _, port := range ports {
+		n.Listen(port)
+	}
+	code, a := n.Run()
+	for flag, port := range ports {
+		if code != 1 || !strings.Contains(a.Log(), flag+" "+port+": address already in use") {
+			t.Errorf("%s: exit code %d, log %s", flag, code, a.Log())
+		}
+	}
+	check.Diff(t, "it touched", before, n.Tree("."))
+}
+
+// TestAgent_NoRightToConfigMap: the chart of the reference gives none. That is no warning, and is said once.
+func TestAgent_NoRightToConfigMap(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.API.FailOn("/configmaps", kubetest.Forbidden, 1000)
+	a := n.Start("EXCLUDE_NAMESPACES=kube-system")
+	a.AwaitReady()
+	const said = `level=INFO msg="live configuration is off: the agent has no right to list and watch its ConfigMap`
+	nodetest.Await(t, "the line", func() error {
+		if !strings.Contains(a.Log(), said) {
+			return notYet("log:\n%s", a.Log())
+		}
+		return a.Running()
+	})
+	check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))))
+	ends(t, a)
+	refused := 0
+	for _, request := range n.API.Requests() {
+		if strings.Contains(request, "/configmaps") {
+			refused++
+		}
+	}
+	if log := a.Log(); refused != 1 || strings.Count(log, "ConfigMap") != 1 || strings.Contains(log, "level=WARN") {
+		t.Errorf("%d requests; log:\n%s", refused, log)
+	}
+}
+
+// TestAgent_WithoutNodesProcesses: a chart that repairs by deletion alone mounts no /proc, and the audit is off without a warning.
+func TestAgent_WithoutNodesProcesses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
+	a.AwaitReady()
+	nodetest.Await(t, "the lines", func() error {
+		for _, line := range []string{`level=INFO msg="the audit is off`, `level=INFO msg="the processes of the node are not seen`} {
+			if strings.Count(a.Log(), line) != 1 {
+				return notYet("%s; log:\n%s", line, a.Log())
+			}
+		}
+		return a.Running()
+	})
+	ends(t, a)
+	if strings.Contains(a.Log(), "level=WARN") {
+		t.Errorf("log:\n%s", a.Log())
+	}
+}
+
+// TestAmbient_LeavesNodeAsItIs: the agent does not start. A plugin of before it gets credentials that are valid, once its own are
+// not: the token of the previous agent ended with its pod, and pods of the node would fail.
+func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	refused := func(want string) {
+		t.Helper()
+		before := n.Tree(nodetest.NetDir)
+		code, a := n.Run("AMBIENT_ENABLED=true")
+		if code != applet.ExitUsage || !strings.Contains(a.Log(), "ambient mode is not supported") || strings.Contains(a.Log(), `level=INFO msg="wrote kubeconfig"`) != (want != "") {
+			t.Errorf("exit %d; log:\n%s", code, a.Log())
+		}
+		check.Diff(t, "configuration", before, n.Tree(nodetest.NetDir))
+		if want != "" && !strings.Contains(n.Read(kubeconfig), want) {
+			t.Errorf("kubeconfig:\n%s", n.Read(kubeconfig))
+		}
+	}
+	refused("")
+	if files := n.Tree(nodetest.RunDir); len(files) != 0 {
+		t.Errorf("a node that had nothing has %v", files)
+	}
+	a := n.Start()
+	a.AwaitReady()
+	ends(t, a)
+	refused("")
+	n.API.SetToken("the-token-of-the-next-pod")
+	n.GrantAccess()
+	refused("the-token-of-the-next-pod")
+	if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
+		t.Errorf("a pod of the mesh: %v", err)
 	}
 }

@@ -15,12 +15,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestKilledAgentsLeaveALoadableConfiguration kills agents with SIGKILL while they install, heal and uninstall: at random
+// TestAgent_Killed kills agents with SIGKILL while they install, heal and uninstall: at random
 // instants and right after a random change of the directory. After each kill, and in a loop all the time, a runtime must
 // find the primary's plugins, with ours behind them or without.
-func TestKilledAgentsLeaveALoadableConfiguration(t *testing.T) {
+func TestAgent_Killed(t *testing.T) {
 	t.Parallel()
 	list := primary{"10-bridge.conflist", nodetest.BridgeList, []string{"bridge", "tuning"}}
 	single := primary{"10-bridge.conf", bridgeSingle, []string{"bridge"}}
@@ -60,9 +61,7 @@ func TestKilledAgentsLeaveALoadableConfiguration(t *testing.T) {
 				t.Errorf("uninstall ends with %d: %s", code, a.Log())
 			}
 			stopReading()
-			if diff := cmp.Diff(k.before, n.Tree(nodetest.NetDir)); diff != "" {
-				t.Errorf("uninstall left another configuration: -before +after:\n%s", diff)
-			}
+			check.Diff(t, "uninstall left another configuration", k.before, n.Tree(nodetest.NetDir))
 			if diff := cmp.Diff(map[string]string{}, n.Tree(nodetest.BinDir)); diff != "" {
 				t.Errorf("programs are left: %s", diff)
 			}
@@ -123,9 +122,7 @@ func (k *killer) tampered(refused bool) *nodetest.Agent {
 	a.AwaitReady()
 	for name := range k.n.Tree(nodetest.NetDir) {
 		if name == "zzz-istio-cni.conf" || strings.HasSuffix(name, "/zzz-istio-cni.conf") {
-			if err := os.Remove(k.n.Path(path.Join(nodetest.NetDir, name))); err != nil {
-				k.t.Fatal(err)
-			}
+			check.OK(k.t, os.Remove(k.n.Path(path.Join(nodetest.NetDir, name))))
 			return a
 		}
 	}
@@ -138,13 +135,9 @@ func (k *killer) tampered(refused bool) *nodetest.Agent {
 func (k *killer) kill(doing string, a *nodetest.Agent) {
 	k.t.Helper()
 	watch, err := fsnotify.NewWatcher()
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	check.OK(k.t, err)
 	defer func() { _ = watch.Close() }()
-	if err := errors.Join(watch.Add(k.n.Path(nodetest.NetDir)), watch.Add(k.n.Path(nodetest.BinDir))); err != nil {
-		k.t.Fatal(err)
-	}
+	check.OK(k.t, errors.Join(watch.Add(k.n.Path(nodetest.NetDir)), watch.Add(k.n.Path(nodetest.BinDir))))
 	events := make(chan fsnotify.Event)
 	if k.random.IntN(3) > 0 {
 		events = watch.Events
@@ -189,9 +182,7 @@ func (k *killer) installed(refused bool) {
 		})
 	} else {
 		a.AwaitReady()
-		if diff := cmp.Diff(append(slices.Clone(k.types), "istio-cni"), types(k.t, k.n)); diff != "" {
-			k.t.Errorf("after all the runtime loads: -want +got:\n%s", diff)
-		}
+		check.Diff(k.t, "after all the runtime loads", append(slices.Clone(k.types), "istio-cni"), types(k.t, k.n))
 	}
 	for _, dir := range []string{nodetest.NetDir, nodetest.BinDir} {
 		for name := range k.n.Tree(dir) {

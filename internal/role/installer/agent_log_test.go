@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // awaitLevels waits for the levels that the introspection port shows, and for the plugin's in the stanza that the runtime loads.
@@ -38,14 +39,12 @@ func awaitLevels(t *testing.T, n *nodetest.Node, a *nodetest.Agent, agent, plugi
 func put(t *testing.T, a *nodetest.Agent, scope, body string) (code int, text string) {
 	t.Helper()
 	code, text, err := a.Send(http.MethodPut, "9876", "/scopej/"+scope, body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return code, text
 }
 
-// TestLevelsOfARunningAgent are set by requests, in the form of the reference's introspection port and of istioctl.
-func TestLevelsOfARunningAgent(t *testing.T) {
+// TestLevels_RunningAgent are set by requests, in the form of the reference's introspection port and of istioctl.
+func TestLevels_RunningAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := n.Start("--log_output_level=info")
@@ -56,9 +55,7 @@ func TestLevelsOfARunningAgent(t *testing.T) {
 	}
 	awaitLevels(t, n, a, "info", "debug")
 	a.AwaitLog("a request to the introspection port set the log level")
-	if _, err := n.Add(n.NewPod("apps", "web", chaintest.Sidecar)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(n.Add(n.NewPod("apps", "web", chaintest.Sidecar))))
 	nodetest.Await(t, "a debug record of the plugin in the agent's log", func() error {
 		for line := range strings.Lines(a.Log()) {
 			if strings.Contains(line, "level=DEBUG") && strings.Contains(line, "scope=cni-plugin") {
@@ -102,9 +99,9 @@ func TestLevelsOfARunningAgent(t *testing.T) {
 	awaitLevels(t, n, a, "info", "info")
 }
 
-// TestLevelsOfTheConfigMap apply without a restart, although charts always pass the flag. A level that a request set holds until
+// TestLevels_ConfigMap apply without a restart, although charts always pass the flag. A level that a request set holds until
 // the configured one changes.
-func TestLevelsOfTheConfigMap(t *testing.T) {
+func TestLevels_ConfigMap(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	a := n.Start("--log_output_level=info")

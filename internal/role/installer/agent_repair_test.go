@@ -76,9 +76,9 @@ func awaitMetric(t *testing.T, a *nodetest.Agent, series, want string) {
 	})
 }
 
-// TestW12NothingWaitsForTheAPIServer has agents install while it is away, and while it never answers; the first one repairs
+// TestAgent_NoAPIServer has agents install while it is away, and while it never answers; the first one repairs
 // when it is there.
-func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
+func TestAgent_NoAPIServer(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(*nodetest.Node){
 		"away":        func(n *nodetest.Node) { n.API.Stop() },
@@ -116,9 +116,9 @@ func TestW12NothingWaitsForTheAPIServer(t *testing.T) {
 	}
 }
 
-// TestW9AgentOfAnUnknownNodeRepairsNothing would otherwise look for pods of other nodes on this one. Neither does one whose
+// TestAgent_UnknownNode would otherwise look for pods of other nodes on this one. Neither does one whose
 // repair is off.
-func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
+func TestAgent_UnknownNode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	p := newUnredirected(t, n)
@@ -144,8 +144,8 @@ func TestW9AgentOfAnUnknownNodeRepairsNothing(t *testing.T) {
 	}
 }
 
-// TestAnAgentThatCannotAuditSaysWhy once in its log, and to each client.
-func TestAnAgentThatCannotAuditSaysWhy(t *testing.T) {
+// TestAgent_CannotAudit once in its log, and to each client.
+func TestAgent_CannotAudit(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	for env, want := range map[string]string{

@@ -24,11 +24,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestTheRightsAreUsedAndEnough uses all features of an agent and compares the requests to the API server with
+// TestAgent_Rights uses all features of an agent and compares the requests to the API server with
 // e2e/rights/agent.yaml, to which the chart is held: no request needs another right, and no right is unused.
-func TestTheRightsAreUsedAndEnough(t *testing.T) {
+func TestAgent_Rights(t *testing.T) {
 	t.Parallel()
 	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true, "Audit": true, "Condition": true}
 	want, used := rights(t, features), map[string]bool{}
@@ -45,9 +46,7 @@ func TestTheRightsAreUsedAndEnough(t *testing.T) {
 		n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
 		a := n.Start(append([]string{"REPAIR_ENABLED=true"}, ways...)...)
 		a.AwaitReady()
-		if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))))
 		nodetest.Await(t, "the events, and the watches", func() error {
 			now := asked(t, n.API)
 			if len(p.events(t, n)) == 0 || !now["watch /configmaps:istio-cni-config"] || name == "audit" && !now["patch /pods/status"] {
@@ -80,9 +79,7 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 	token, authority := server.ServiceAccount(t)
 	host, port := server.Address()
 	api, err := kube.NewClient(kube.Config{Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer api.Close()
 	clock := clocktesting.NewFakeClock(time.Now())
 	events := eventrecorder.New(api, eventrecorder.Options{
@@ -106,13 +103,9 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 func rights(t *testing.T, features map[string]bool) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	var out bytes.Buffer
-	if err := template.Must(template.New("agent").Parse(string(text))).Execute(&out, features); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, template.Must(template.New("agent").Parse(string(text))).Execute(&out, features))
 	all := map[string]bool{}
 	for document := range strings.SplitSeq(out.String(), "\n---\n") {
 		var role struct {
@@ -138,9 +131,7 @@ func asked(t *testing.T, server *kubetest.Server) map[string]bool {
 	for _, request := range server.Requests() {
 		method, rest, _ := strings.Cut(request, " ")
 		at, err := url.Parse(rest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for _, right := range needs(method, at) {
 			all[right] = true
 		}

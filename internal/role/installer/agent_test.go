@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestMain(m *testing.M) { chaintest.Main(m) }
@@ -44,17 +45,15 @@ func newNode(tb testing.TB) *nodetest.Node {
 func types(tb testing.TB, n *nodetest.Node) []string {
 	tb.Helper()
 	list, err := n.Load()
-	if err != nil {
-		tb.Fatalf("loading the configuration: %v", err)
-	}
+	check.OK(tb, err, "loading the configuration")
 	return list.Types()
 }
 
 func withUs() []string { return []string{"bridge", "tuning", "istio-cni"} }
 
-// TestAgentFromNothingToCapturedPods goes from an empty node to pods in and outside of the mesh, with the answers, decisions
+// TestAgent_FromNothing goes from an empty node to pods in and outside of the mesh, with the answers, decisions
 // and log records of the plugin on the way, and on to another API server.
-func TestAgentFromNothingToCapturedPods(t *testing.T) {
+func TestAgent_FromNothing(t *testing.T) {
 	t.Parallel()
 	n := nodetest.New(t, chaintest.Program(t))
 	a := n.Start("--log_as_json")
@@ -81,17 +80,13 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	}
 	mesh, plain := n.NewPod("apps", "mesh", chaintest.Sidecar), n.NewPod("apps", "plain", chaintest.PlainPod)
 	for _, p := range []chaintest.Pod{mesh, plain} {
-		if _, err := n.Add(p); err != nil {
-			t.Fatalf("ADD of pod %s: %v", p.Name, err)
-		}
+		check.OK(t, check.Err(n.Add(p)), "ADD of pod", p.Name)
 	}
 	if !mesh.Captured(t) || plain.Captured(t) {
 		t.Errorf("captured: mesh pod %v, plain pod %v", mesh.Captured(t), plain.Captured(t))
 	}
 	agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	defer agent.Close() //nolint:errcheck // all is said
 	decisions, err := agent.Decisions(t.Context(), time.Minute)
 	if err != nil || len(decisions) != 2 || decisions[0].Source != agentapi.SourceAgent || decisions[1].Source != agentapi.SourceAgent {
@@ -121,9 +116,7 @@ func TestAgentFromNothingToCapturedPods(t *testing.T) {
 	if _, err := n.Add(later); err != nil || !later.Captured(t) {
 		t.Errorf("ADD with the new credentials: %v", err)
 	}
-	if got := a.Metric(`istio_cni_rewrites_total{artifact="kubeconfig"}`); got != "0" {
-		t.Errorf("a rotation counts as tampering: %s", got)
-	}
+	check.Equal(t, a.Metric(`istio_cni_rewrites_total{artifact="kubeconfig"}`), "0", "a rotation counts as tampering")
 	for _, p := range []chaintest.Pod{mesh, plain} {
 		if err := n.Del(p, "pods"); err != nil {
 			t.Errorf("DEL of pod %s: %v", p.Name, err)

@@ -12,8 +12,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// TestProblemsBetweenSettings: a setting alone is in core/settings and in settings_test.go.
-func TestProblemsBetweenSettings(t *testing.T) {
+// TestSettings_Conflicts: a setting alone is in core/settings and in settings_test.go.
+func TestSettings_Conflicts(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		args []string
@@ -44,7 +44,7 @@ func TestProblemsBetweenSettings(t *testing.T) {
 	}
 }
 
-func TestSettingsThatAgree(t *testing.T) {
+func TestSettings_Agree(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name   string
@@ -72,8 +72,8 @@ func TestSettingsThatAgree(t *testing.T) {
 	}
 }
 
-// TestW30LevelsAreSeparate: the level of the plugin's records does not follow the agent's, nor the other way round.
-func TestW30LevelsAreSeparate(t *testing.T) {
+// TestLevels_Separate: the level of the plugin's records does not follow the agent's, nor the other way round.
+func TestLevels_Separate(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		levels        string
@@ -97,8 +97,8 @@ func TestW30LevelsAreSeparate(t *testing.T) {
 	}
 }
 
-// TestW32EmptyVariablesAreUnset: with empty variables the reference wrote standalone files of mode 0.
-func TestW32EmptyVariablesAreUnset(t *testing.T) {
+// TestSettings_EmptyVariables: with empty variables the reference wrote standalone files of mode 0.
+func TestSettings_EmptyVariables(t *testing.T) {
 	t.Parallel()
 	env := cluster()
 	for _, s := range table() {
@@ -120,9 +120,9 @@ func TestW32EmptyVariablesAreUnset(t *testing.T) {
 	}
 }
 
-// TestAmbientModeIsRefused: its pods would start outside of the mesh without a sign. The agent can be uninstalled all
+// TestAmbient_Refused: its pods would start outside of the mesh without a sign. The agent can be uninstalled all
 // the same.
-func TestAmbientModeIsRefused(t *testing.T) {
+func TestAmbient_Refused(t *testing.T) {
 	t.Parallel()
 	template := `{"type":"istio-cni","ambient_enabled":true,"kubernetes":{"kubeconfig":"/var/run/istio-cni/istio-cni-kubeconfig"}}`
 	for _, tc := range []struct {
@@ -149,7 +149,7 @@ func TestAmbientModeIsRefused(t *testing.T) {
 	}
 }
 
-func TestWarnings(t *testing.T) {
+func TestSettings_Warnings(t *testing.T) {
 	t.Parallel()
 	env := cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore", "REPAIR_ENABLED=true", "LOG_UDS_ADDRESS=/run/other.sock", "KUBECONFIG_MODE=644")
 	delete(env, "POD_NAMESPACE")
@@ -178,8 +178,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestTheChartsEnvironment has the environment of the reference's newest chart, value for value.
-func TestTheChartsEnvironment(t *testing.T) {
+// TestSettings_ChartsEnvironment has the environment of the reference's newest chart, value for value.
+func TestSettings_ChartsEnvironment(t *testing.T) {
 	t.Parallel()
 	env := cluster("CURRENT_AGENT_VERSION=1.31", "AMBIENT_ENABLED=false", "AMBIENT_DNS_CAPTURE=true", "AMBIENT_IPV6=true",
 		"AMBIENT_ENABLEMENT_SELECTOR="+selectorYAML, "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP=true",

@@ -14,11 +14,12 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestAgentOfManyPods measures the agent of a node with 250 of 10,000 pods, and of one without any: its memory after the
+// TestAgent_ManyPods measures the agent of a node with 250 of 10,000 pods, and of one without any: its memory after the
 // start, and its work in a minute without changes.
-func TestAgentOfManyPods(t *testing.T) {
+func TestAgent_ManyPods(t *testing.T) {
 	for name, pods := range map[string]int{"idle": 0, "many pods": 10_000} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -67,13 +68,9 @@ func registerPods(t *testing.T, n *nodetest.Node, pods int) {
 func usage(t *testing.T, pid int) string {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	figures := regexp.MustCompile(`(?m)^(VmHWM|VmRSS|RssAnon|RssFile|Threads):.*`).FindAllString(string(status), -1)
 	_, numbers, _ := strings.Cut(string(stat), ") ")
 	ticks := strings.Fields(numbers)[11:13]

@@ -10,14 +10,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func started(t *testing.T, env map[string]string, args ...string) input {
 	t.Helper()
 	in, err := parse(args, around(env))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return in
 }
 
@@ -26,13 +25,11 @@ func configMap(data map[string]string) settings.Layer {
 	return settings.Layer{Name: `ConfigMap "istio-cni-config"`, Data: data}
 }
 
-func TestLiveConfigurationChangesThePlugin(t *testing.T) {
+func TestLive_ChangesPlugin(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster("EXCLUDE_NAMESPACES=old", "AMBIENT_PODS=ignore"))
 	before, err := in.build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	c, frozen, err := in.reload(configMap(map[string]string{
 		"EXCLUDED_NAMESPACES": "a,b\n", "AMBIENT_ENABLED": "true", "AMBIENT_ENABLEMENT_SELECTOR": selectorYAML,
 		"NATIVE_NFTABLES":                "true\n", // as a file has it
@@ -51,9 +48,7 @@ func TestLiveConfigurationChangesThePlugin(t *testing.T) {
 	stanza.SecondFamily, stanza.APITimeout, stanza.ForceIptables = redirect.Capture, 5*time.Second, "legacy"
 	stanza.Backend = redirect.Native
 	c.Lines = want.Lines
-	if diff := cmp.Diff(want, c); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, c)
 	again, _, err := in.reload()
 	if diff := cmp.Diff(before.String(), again.String()); err != nil || diff != "" {
 		t.Errorf("error %v, without it -before +after:\n%s", err, diff)
@@ -68,7 +63,7 @@ func TestLiveConfigurationChangesThePlugin(t *testing.T) {
 	}
 }
 
-func TestLiveConfigurationNamesWhatNeedsARestart(t *testing.T) {
+func TestLive_NeedsRestart(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster("KUBECONFIG_MODE=0600", "CHAINED_CNI_PLUGIN=true", "LOG_LEVEL=warn"), "--health-port=9000")
 	c, frozen, err := in.reload(configMap(map[string]string{
@@ -89,7 +84,7 @@ func TestLiveConfigurationNamesWhatNeedsARestart(t *testing.T) {
 	}
 }
 
-func TestLiveProblemsNameSourceKeyAndCause(t *testing.T) {
+func TestLive_Problems(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster())
 	_, _, err := in.reload(configMap(map[string]string{
@@ -112,7 +107,7 @@ func TestLiveProblemsNameSourceKeyAndCause(t *testing.T) {
 	}
 }
 
-func TestAFlagOfThePluginsLevelWinsOverTheConfigMap(t *testing.T) {
+func TestLive_FlagOfPluginLevel(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		args []string

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // row has a text of a setting with its changes of the configuration, and a text that is refused, "" for none.
@@ -162,9 +163,9 @@ func changed(before, after draft) string {
 
 func table() []settings.Setting { return settings.All(Settings()) }
 
-// TestEverySettingHasARow: settings without effect have no row. An action is requested by a flag, never by an inherited
+// TestSettings_EveryRow: settings without effect have no row. An action is requested by a flag, never by an inherited
 // environment.
-func TestEverySettingHasARow(t *testing.T) {
+func TestSettings_EveryRow(t *testing.T) {
 	t.Parallel()
 	var have, want, flagsOnly []string
 	seen := map[string]bool{}
@@ -194,12 +195,10 @@ func TestEverySettingHasARow(t *testing.T) {
 		t.Errorf("rows and settings differ, -rows +settings:\n%s", diff)
 	}
 	want = []string{"once", "uninstall", "dry-run", "ctrlz_port", "ctrlz_address", "log_output_level", "log_as_json"}
-	if diff := cmp.Diff(want, flagsOnly); diff != "" {
-		t.Errorf("settings without a variable, -want +got:\n%s", diff)
-	}
+	check.Diff(t, "settings without a variable,", want, flagsOnly)
 }
 
-func TestSettingsWithoutEffectAreChecked(t *testing.T) {
+func TestSettings_WithoutEffect(t *testing.T) {
 	t.Parallel()
 	before := mustLoad(t, cluster())
 	for _, s := range table() {
@@ -214,9 +213,7 @@ func TestSettingsWithoutEffectAreChecked(t *testing.T) {
 			good, bad = "fd16::1", "169.254.7"
 		}
 		for _, name := range s.Env {
-			if got := changed(before, mustLoad(t, cluster(name+"="+good))); got != "" {
-				t.Errorf("%s changes %s", name, got)
-			}
+			check.Equal(t, changed(before, mustLoad(t, cluster(name+"="+good))), "", name, "changes")
 			if bad != "" {
 				mustFail(t, cluster(name+"="+bad), nil, "environment variable "+name+": value ")
 			}
@@ -264,12 +261,10 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestTheChartKnowsTheVersions: the schema lists the versions that the plugin serves.
-func TestTheChartKnowsTheVersions(t *testing.T) {
+// TestChart_Versions: the schema lists the versions that the plugin serves.
+func TestChart_Versions(t *testing.T) {
 	text, err := os.ReadFile("../../../manifests/istio-cni/values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if enum := `"confVersion": {"enum": ["", "` + strings.Join(cniconf.Versions(), `", "`) + `"]}`; !strings.Contains(string(text), enum) {
 		t.Errorf("the schema has not %s", enum)
 	}

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // cluster is the environment that Kubernetes gives to each container.
@@ -45,9 +47,7 @@ func buildAround(args []string, env environment) (draft, error) {
 func mustLoad(t *testing.T, env map[string]string, args ...string) draft {
 	t.Helper()
 	d, err := build(args, env)
-	if err != nil {
-		t.Fatalf("%q: %v", args, err)
-	}
+	check.OK(t, err, args)
 	return d
 }
 
@@ -64,8 +64,6 @@ func mustFail(t *testing.T, env map[string]string, args []string, wants ...strin
 func write(tb testing.TB, text string, path ...string) string {
 	tb.Helper()
 	name := filepath.Join(path...)
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, os.WriteFile(name, []byte(text), 0o600))
 	return name
 }

@@ -10,9 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // chart2020 is a template as a chart of the shell-script era hands it over, with its colons in the wrong place.
@@ -30,7 +29,7 @@ const chart2020 = `
 }
 `
 
-func TestTemplateOf2020(t *testing.T) {
+func TestTemplate_Of2020(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, cluster("LOG_LEVEL=info"), "--cni-network-config="+chart2020)
 	conf, err := cniconf.Parse(c.Want.Stanza.Template)
@@ -51,20 +50,18 @@ func TestTemplateOf2020(t *testing.T) {
 	}
 }
 
-// TestPlaceholders: that every one is filled is in install-template.txtar.
-func TestPlaceholders(t *testing.T) {
+// TestTemplate_Placeholders: that every one is filled is in install-template.txtar.
+func TestTemplate_Placeholders(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, "aaa.bbb__POD_NAMESPACE__ccc\n", dir, "token")
 	c := mustLoad(t, cluster("LOG_LEVEL=debug"), "--service-account-dir="+dir,
 		`--cni-network-config={"type":"istio-cni","x":["__SERVICEACCOUNT_TOKEN__","___LOG_LEVEL___","__dirname__","__POD_NAMESPACE__"]}`)
 	want := `{"type":"istio-cni","x":["aaa.bbb__POD_NAMESPACE__ccc","_debug_","__dirname__","istio-system"]}` // a replacement is not expanded
-	if diff := cmp.Diff(want, string(c.Want.Stanza.Template)); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, string(c.Want.Stanza.Template))
 }
 
-func TestATemplateThatIsInOrderStaysAsWritten(t *testing.T) {
+func TestTemplate_StaysAsWritten(t *testing.T) {
 	t.Parallel()
 	const text = `{ "type" : "istio-cni",  "b": 12345678901234567890, "a": "<&>" }`
 	if c := mustLoad(t, cluster(), "--cni-network-config=\n"+text+"\n"); string(c.Want.Stanza.Template) != text {
@@ -72,8 +69,8 @@ func TestATemplateThatIsInOrderStaysAsWritten(t *testing.T) {
 	}
 }
 
-// TestTemplateFiles: install-template.txtar shows that a file goes before the variable, and which files are refused.
-func TestTemplateFiles(t *testing.T) {
+// TestTemplate_Files: install-template.txtar shows that a file goes before the variable, and which files are refused.
+func TestTemplate_Files(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	inline := `--cni-network-config={"type":"istio-cni","from":"variable"}`
@@ -84,7 +81,7 @@ func TestTemplateFiles(t *testing.T) {
 	mustFail(t, cluster(), []string{"--cni-network-config-file=" + write(t, " \n", dir, "empty")}, "the file is empty")
 }
 
-func TestTemplateProblems(t *testing.T) {
+func TestTemplate_Problems(t *testing.T) {
 	t.Parallel()
 	for template, want := range map[string]string{
 		`{"type":`:                               "want a JSON object",
@@ -104,7 +101,7 @@ func TestTemplateProblems(t *testing.T) {
 	}
 }
 
-func TestTokensThatAreRefused(t *testing.T) {
+func TestTemplate_Tokens(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "\n", `se"cret`, "se\\cret", "se cret", "secré", "se\x00cret"} {
 		dir := t.TempDir()
@@ -118,7 +115,7 @@ func TestTokensThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestTheNameOfTheHostIsReadOnlyForATemplate(t *testing.T) {
+func TestTemplate_HostName(t *testing.T) {
 	t.Parallel()
 	env := around(cluster())
 	env.hostname = func() (string, error) { return "", errors.New("no name") }
@@ -134,7 +131,7 @@ func TestTheNameOfTheHostIsReadOnlyForATemplate(t *testing.T) {
 	}
 }
 
-func TestTemplateCaveats(t *testing.T) {
+func TestTemplate_Caveats(t *testing.T) {
 	t.Parallel()
 	c := mustLoad(t, cluster("EXCLUDE_NAMESPACES=a", "API_TIMEOUT=3s"),
 		`--cni-network-config={"type":"istio-cni","kubernetes":{"kubeconfig":"/elsewhere"}}`)
@@ -144,9 +141,7 @@ func TestTemplateCaveats(t *testing.T) {
 		`the template makes the plugin read kubeconfig "/elsewhere"; the agent writes "/var/run/istio-cni/istio-cni-kubeconfig" ` +
 			`and, on the host, "/etc/cni/net.d/ZZZ-istio-cni-kubeconfig"`,
 	}
-	if diff := cmp.Diff(want, c.warnings); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, c.warnings)
 }
 
 // FuzzTemplate: no template causes a panic, puts the token into an error, a warning or the printed configuration,

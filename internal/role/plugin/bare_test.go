@@ -14,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // place is where the program runs: as the only file of a file system, with the agent's directory and an empty /proc in which
@@ -30,14 +31,10 @@ func bare(t *testing.T, n *chaintest.Node) place {
 	b := place{program: "/istio-cni", root: t.TempDir(), runDir: "/run/istio-cni", ns: n.Netns}
 	b.binds = []netns.Bind{{Source: "/proc", Target: filepath.Join(b.root, "proc")}}
 	for _, dir := range []string{"/proc", b.runDir} {
-		if err := os.MkdirAll(filepath.Join(b.root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.MkdirAll(filepath.Join(b.root, dir), 0o755))
 	}
 	// A file that is written now may still be open for writing in a process that another test is just starting.
-	if err := os.Link(chaintest.Program(t), filepath.Join(b.root, b.program)); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Link(chaintest.Program(t), filepath.Join(b.root, b.program)))
 	// The agent's directory is where a runtime's node has it, and here as well: a chroot is its own world.
 	n.API.WriteKubeconfig(t, filepath.Join(b.root, b.runDir, "istio-cni-kubeconfig"))
 	return b
@@ -49,9 +46,7 @@ func (b place) pod(t *testing.T, n *chaintest.Node, backend string, describe fun
 	pod = n.NewPod("shop", "web", describe)
 	addressed(t, pod)
 	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": backend}), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return pod, input
 }
 
@@ -74,9 +69,9 @@ func (b place) run(t *testing.T, input []byte, environment []string, args ...str
 	return record, out.String()
 }
 
-// TestNothingOfTheHostIsNeeded: every command of the plugin and of the redirector works without any program of the node,
+// TestAdd_NothingOfTheHost: every command of the plugin and of the redirector works without any program of the node,
 // and starts none.
-func TestNothingOfTheHostIsNeeded(t *testing.T) {
+func TestAdd_NothingOfTheHost(t *testing.T) {
 	for name, at := range map[string]func(*testing.T, *chaintest.Node) place{
 		"a file system with nothing in it": bare,
 		"an empty PATH": func(t *testing.T, n *chaintest.Node) place {
@@ -154,9 +149,9 @@ func everyRule(t *testing.T, ns string) string {
 	return netnstest.Run(t, ns, "nft", "list", "ruleset")
 }
 
-// TestTheHostsProgramsAreNeededByBackendIptables is the proof of the test above: in the same file system the backend
+// TestAdd_BackendIptablesWithoutPrograms is the proof of the test above: in the same file system the backend
 // that starts programs fails, with an error that names the missing programs.
-func TestTheHostsProgramsAreNeededByBackendIptables(t *testing.T) {
+func TestAdd_BackendIptablesWithoutPrograms(t *testing.T) {
 	n := chaintest.New(t, chaintest.Program(t))
 	b := bare(t, n)
 	pod, input := b.pod(t, n, "iptables", chaintest.Sidecar)
@@ -166,24 +161,20 @@ func TestTheHostsProgramsAreNeededByBackendIptables(t *testing.T) {
 	}
 }
 
-// TestWithoutProcThePodIsNotStarted: /proc is all that is needed besides the program. Where it is not there a pod of the
+// TestAdd_WithoutProc: /proc is all that is needed besides the program. Where it is not there a pod of the
 // mesh is refused.
-func TestWithoutProcThePodIsNotStarted(t *testing.T) {
+func TestAdd_WithoutProc(t *testing.T) {
 	n := chaintest.New(t, chaintest.Program(t))
 	b := bare(t, n)
 	pod, input := b.pod(t, n, "auto", chaintest.Sidecar)
 	// The namespace's file is mounted, as runtimes do.
 	file := filepath.Join(b.root, "netns")
-	if err := os.WriteFile(file, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(file, nil, 0o644))
 	b.binds = []netns.Bind{{Source: pod.Netns, Target: file}}
 	inRoot := pod
 	inRoot.Netns = "/netns"
 	if r, out := b.run(t, input, inRoot.Environ("ADD", "/")); r.Status.ExitStatus() != 1 || !strings.Contains(out, `"code"`) {
 		t.Errorf("ended with %v: %s", r.Status, out)
 	}
-	if all := everyRule(t, pod.Netns); all != "" {
-		t.Errorf("rules are there:\n%s", all)
-	}
+	check.Equal(t, everyRule(t, pod.Netns), "", "rules are there")
 }

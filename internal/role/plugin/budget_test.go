@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // What a call may take is counted by the kernel's word (ptrace) and by the API server's, not by the program's own.
@@ -92,13 +93,9 @@ func (s fixture) describe(describe func(*kubetest.Pod)) {
 func (*agent) wake(tb testing.TB, s fixture) {
 	tb.Helper()
 	client, err := agentapi.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentapi.SocketName))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	defer client.Close() //nolint:errcheck // all is said
-	if _, err := client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, check.Err(client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID})))
 }
 
 // do runs a command that must succeed within the budget.
@@ -162,9 +159,9 @@ func dualStack(p *kubetest.Pod) {
 	p.Containers[1].Env = append(p.Containers[1].Env, kubetest.EnvVar{Name: "ISTIO_DUAL_STACK", Value: "true"})
 }
 
-// TestBudgetOfAMeshPod: no process, one question and one transaction that removes nothing for a new pod; the question
+// TestBudget_MeshPod: no process, one question and one transaction that removes nothing for a new pod; the question
 // alone for one that has its rules, and for CHECK; nothing at all for DEL.
-func TestBudgetOfAMeshPod(t *testing.T) {
+func TestBudget_MeshPod(t *testing.T) {
 	for _, backend := range []string{"auto", "netlink", "native"} {
 		for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
 			for _, withAgent := range []bool{true, false} {
@@ -196,23 +193,19 @@ func TestBudgetOfAMeshPod(t *testing.T) {
 	}
 }
 
-// TestNothingIsReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each read
+// TestBudget_NothingReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each read
 // once, nothing else of the namespace's interfaces, and nothing of the node that only changes how a time is spelled.
-func TestNothingIsReadTwice(t *testing.T) {
+func TestBudget_NothingReadTwice(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, nil)
 	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
-	if err := os.WriteFile(verdict, []byte("{}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(verdict, []byte("{}"), 0o600))
 	for _, c := range []struct {
 		command string
 		want    budget
 	}{{"ADD", budget{questions: 2, batches: 1}}, {"CHECK", budget{questions: 1}}} {
 		r := s.do(t, c.command, c.want)
 		for _, file := range []string{verdict, "ip_tables_names", "ip6_tables_names"} {
-			if n := opened(r, file); n != 1 {
-				t.Errorf("%s opens %q %d times", c.command, file, n)
-			}
+			check.Equal(t, opened(r, file), 1, c.command, "opens", file)
 		}
 		if n := opened(r, "/etc/localtime"); n > 0 {
 			t.Errorf("%s reads the node's time zone", c.command)
@@ -227,10 +220,10 @@ func TestNothingIsReadTwice(t *testing.T) {
 	}
 }
 
-// TestAnADDNeedsNoLockOfTheNode: what the kernel guards by its RTNL mutex, one for all namespaces, waits for every interface of the
+// TestAdd_LockOfTheNode: what the kernel guards by its RTNL mutex, one for all namespaces, waits for every interface of the
 // node that comes or goes. A list of the addresses of all families is such a request; one of IPv4 is none since Linux 6.9.
 // IPv6 addresses are read from procfs, and the one that dual stack needs is written.
-func TestAnADDNeedsNoLockOfTheNode(t *testing.T) {
+func TestAdd_LockOfTheNode(t *testing.T) {
 	list := fmt.Sprint(unix.RTM_GETADDR, " of family ", unix.AF_INET)
 	add := fmt.Sprint(unix.RTM_NEWADDR, " of family ", unix.AF_INET6)
 	for _, c := range []struct {
@@ -284,8 +277,8 @@ func unconnected(t *testing.T, r *trace.Record) {
 	}
 }
 
-// TestBudgetOfAPodOutsideOfTheMesh: the runtime's annotations suffice for the decision.
-func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
+// TestBudget_PodOutsideTheMesh: the runtime's annotations suffice for the decision.
+func TestBudget_PodOutsideTheMesh(t *testing.T) {
 	for _, withAgent := range []bool{true, false} {
 		t.Run(fmt.Sprintf("agent %t", withAgent), func(t *testing.T) {
 			s := newFixture(t, withAgent, "shop", chaintest.PlainPod, delivered(`{"kubernetes.io/config.seen":"x"}`))
@@ -302,8 +295,8 @@ func TestBudgetOfAPodOutsideOfTheMesh(t *testing.T) {
 	}
 }
 
-// TestBudgetOfAnExcludedPod: its name suffices, and only the report is sent.
-func TestBudgetOfAnExcludedPod(t *testing.T) {
+// TestBudget_ExcludedPod: its name suffices, and only the report is sent.
+func TestBudget_ExcludedPod(t *testing.T) {
 	s := newFixture(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
 	r := s.do(t, "ADD", budget{questions: 1})
 	if n := r.Sockets(unix.AF_NETLINK); n > 0 {
@@ -313,9 +306,9 @@ func TestBudgetOfAnExcludedPod(t *testing.T) {
 	s.do(t, "ADD", budget{})
 }
 
-// TestBudgetsSeeTheTools is the proof of the others: where processes are started, files and sockets used and rules removed, it
+// TestBudget_SeesTools is the proof of the others: where processes are started, files and sockets used and rules removed, it
 // is seen.
-func TestBudgetsSeeTheTools(t *testing.T) {
+func TestBudget_SeesTools(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
 	r, stdout := s.node.Traced("ADD", s.pod, s.input)
 	if r.Status.ExitStatus() != 0 || r.Processes == 0 || len(batches(r)) < 2 {

@@ -22,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestMain(m *testing.M) { chaintest.Main(m) }
@@ -32,8 +33,8 @@ func rules(t *testing.T, p chaintest.Pod) string {
 	return netnstest.Run(t, p.Netns, "iptables-save")
 }
 
-// TestChainCapturesMeshPodsInEveryVersion: the mesh pod is captured, and the result is that of the bridge alone.
-func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
+// TestChain_EveryVersion: the mesh pod is captured, and the result is that of the bridge alone.
+func TestChain_EveryVersion(t *testing.T) {
 	t.Parallel()
 	for _, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
@@ -44,17 +45,11 @@ func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 			short.Plugins = list.Plugins[:1]
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-			if _, err := node.Add(&short, mesh); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, check.Err(node.Add(&short, mesh)))
 			before, err := node.Cached(&short, mesh)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			after, err := node.Ours(list, mesh, before)
-			if err != nil {
-				t.Fatalf("ADD of a mesh pod: %v", err)
-			}
+			check.OK(t, err, "ADD of a mesh pod")
 			var want, got any
 			if err = errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
 				t.Fatal(err)
@@ -84,8 +79,8 @@ func TestChainCapturesMeshPodsInEveryVersion(t *testing.T) {
 	}
 }
 
-// TestTheStandaloneFileInEveryVersion runs what the agent writes for multus, which runs the plugin alone, without a result before it.
-func TestTheStandaloneFileInEveryVersion(t *testing.T) {
+// TestStandalone_EveryVersion runs what the agent writes for multus, which runs the plugin alone, without a result before it.
+func TestStandalone_EveryVersion(t *testing.T) {
 	t.Parallel()
 	for at, version := range cniconf.Versions() {
 		t.Run(version, func(t *testing.T) {
@@ -93,13 +88,9 @@ func TestTheStandaloneFileInEveryVersion(t *testing.T) {
 			node := chaintest.New(t, chaintest.Program(t))
 			text := cniconf.Stanza{CNIVersion: version, RunDir: node.RunDir, LogLevel: "debug"}.Single()
 			text, err := cniconf.Convert(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			list, err := libcni.NetworkConfFromBytes(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			addressed(t, mesh)
 			result, err := node.Add(list, mesh)
@@ -124,7 +115,7 @@ func TestTheStandaloneFileInEveryVersion(t *testing.T) {
 	}
 }
 
-func TestCheckNamesWhatDiffers(t *testing.T) {
+func TestCheck_Differences(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"0.4.0", "1.0.0", "1.1.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -134,9 +125,7 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
 			for _, pod := range []chaintest.Pod{mesh, plain} {
-				if _, err := node.Add(list, pod); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(node.Add(list, pod)))
 				if err := node.Check(list, pod); err != nil {
 					t.Errorf("CHECK right after ADD: %v", err)
 				}
@@ -148,12 +137,8 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 				t.Errorf("CHECK of a pod without its jump: %v", err)
 			}
 			before, err := node.Cached(list, mesh)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := node.Ours(list, mesh, before); err != nil {
-				t.Fatalf("ADD of istio-cni again: %v", err)
-			}
+			check.OK(t, err)
+			check.OK(t, check.Err(node.Ours(list, mesh, before)), "ADD of istio-cni again")
 			if err := node.Check(list, mesh); err != nil {
 				t.Errorf("CHECK after the repair: %v", err)
 			}
@@ -169,24 +154,20 @@ func TestCheckNamesWhatDiffers(t *testing.T) {
 	}
 }
 
-// TestStatusHoldsBackNothing: a failed STATUS makes the runtime report the network as not ready, and then no pod on it
+// TestStatus_Succeeds: a failed STATUS makes the runtime report the network as not ready, and then no pod on it
 // starts, the node agent's neither. So STATUS succeeds on a node on which no pod of the mesh can be served; ADD of such a pod fails.
-func TestStatusHoldsBackNothing(t *testing.T) {
+func TestStatus_Succeeds(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *chaintest.Node) chaintest.Stanza{
 		"a ready node": func(*testing.T, *chaintest.Node) chaintest.Stanza { return nil },
 		"after a reboot": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
 			t.Helper()
-			if err := os.RemoveAll(n.RunDir); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.RemoveAll(n.RunDir))
 			return nil
 		},
 		"a damaged kubeconfig": func(t *testing.T, n *chaintest.Node) chaintest.Stanza {
 			t.Helper()
-			if err := os.Truncate(filepath.Join(n.RunDir, "istio-cni-kubeconfig"), 0); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.Truncate(filepath.Join(n.RunDir, "istio-cni-kubeconfig"), 0))
 			return nil
 		},
 		"an API server that is gone": func(_ *testing.T, n *chaintest.Node) chaintest.Stanza { n.API.Stop(); return nil },
@@ -216,10 +197,10 @@ func TestStatusHoldsBackNothing(t *testing.T) {
 	}
 }
 
-// TestPodsDecidedByNameNeedNothing: a pod that its name excludes, first of all the node agent, starts on a node where nothing
+// TestAdd_DecidedByName: a pod that its name excludes, first of all the node agent, starts on a node where nothing
 // works: the run directory, on a tmpfs, is empty after a boot until the agent has started, or has an empty file after a loss of
 // power. A pod that may be in the mesh waits, as it must not start without redirection.
-func TestPodsDecidedByNameNeedNothing(t *testing.T) {
+func TestAdd_DecidedByName(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "istio-cni-kubeconfig"
 	for name, spoil := range map[string]func(dir string) error{
@@ -230,9 +211,7 @@ func TestPodsDecidedByNameNeedNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
-			if err := spoil(node.RunDir); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, spoil(node.RunDir))
 			stanza := chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}, "pod_namespace": "istio-system", "api_timeout": "never"}
 			for _, pod := range []chaintest.Pod{
 				node.NewPod("kube-system", "coredns", nil), node.NewPod("istio-system", "istio-cni-node-x2x4", nil), node.NewPod("", "", nil),
@@ -241,9 +220,7 @@ func TestPodsDecidedByNameNeedNothing(t *testing.T) {
 					t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
 				}
 			}
-			if n := len(node.API.Requests()); n != 0 {
-				t.Errorf("%d requests for pods that need none", n)
-			}
+			check.Equal(t, len(node.API.Requests()), 0, "requests for pods that need none")
 			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil {
 				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
 			}
@@ -255,7 +232,7 @@ func TestPodsDecidedByNameNeedNothing(t *testing.T) {
 	}
 }
 
-func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
+func TestAdd_APIServerFaults(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		fault kubetest.Fault
@@ -302,8 +279,8 @@ func TestFaultsOfTheAPIServerFailTheAddInTime(t *testing.T) {
 	}
 }
 
-// TestPodsStartWhileTheHostsRulesAreRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
-func TestPodsStartWhileTheHostsRulesAreRewritten(t *testing.T) {
+// TestAdd_HostRulesRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
+func TestAdd_HostRulesRewritten(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, chaintest.Program(t))
 	ctx, cancel := context.WithCancel(t.Context())

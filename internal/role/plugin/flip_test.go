@@ -15,6 +15,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // flip changes the target of a path repeatedly: the pod's namespace and the node's own in turns.
@@ -32,16 +33,12 @@ func flips() []flip {
 			link := func(target string) error {
 				return errors.Join(os.Symlink(target, path+".new"), os.Rename(path+".new", path))
 			}
-			if err := link(pod); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, link(pod))
 			return func() error { return errors.Join(link(node), link(pod)) }
 		}},
 		{"a bind mount", 60, func(t *testing.T, path, pod, node string) func() error {
 			t.Helper()
-			if err := errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount(pod, path, "", unix.MS_BIND, "")); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount(pod, path, "", unix.MS_BIND, "")))
 			t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 			return func() error {
 				err := unix.Mount(node, path, "", unix.MS_BIND, "")
@@ -74,9 +71,9 @@ func (f flip) flipping(t *testing.T, pod, node string) string {
 	return path
 }
 
-// TestAPathThatFlipsNeverLeadsToTheNode: the checked namespace is the programmed one, so the rules of a pod never get into the
+// TestAdd_FlippingPath: the checked namespace is the programmed one, so the rules of a pod never get into the
 // namespace of the caller, whatever its path leads to at which moment.
-func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
+func TestAdd_FlippingPath(t *testing.T) {
 	t.Parallel()
 	const others = 20 // calls of each other kind
 	for _, f := range flips() {
@@ -88,9 +85,7 @@ func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
 			addressed(t, pod)
 			addressed(t, chaintest.Pod{Netns: n.Netns}) // with which it could be programmed
 			input, err := chaintest.Input(list, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			node, before := n.Netns, everyRule(t, n.Netns)
 			pod.Netns = f.flipping(t, pod.Netns, node)
 			programmed, refused := 0, 0
@@ -119,9 +114,7 @@ func TestAPathThatFlipsNeverLeadsToTheNode(t *testing.T) {
 			for _, mode := range []string{"REDIRECT", "TPROXY"} {
 				byHand(t, n, others, pod.Netns, mode)
 			}
-			if after := everyRule(t, node); after != before {
-				t.Errorf("the node's own namespace was programmed:\n%s", after)
-			}
+			check.Equal(t, everyRule(t, node), before, "the node's own namespace was programmed")
 		})
 	}
 }
@@ -138,29 +131,23 @@ func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 	}
 }
 
-// TestCNINetnsIsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through
+// TestAdd_NetnsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through
 // the open file. The library looks at it once more after ADD, where the runtime does not allow the plugin's own namespace.
-func TestCNINetnsIsResolvedOnce(t *testing.T) {
+func TestAdd_NetnsResolvedOnce(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {
 		n := chaintest.New(t, chaintest.Program(t))
 		pod := n.NewPod("shop", "web", chaintest.Sidecar)
 		addressed(t, pod)
 		link := filepath.Join(t.TempDir(), "resolved-once")
-		if err := os.Symlink(pod.Netns, link); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Symlink(pod.Netns, link))
 		pod.Netns = link
 		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for _, call := range []string{"ADD", "CHECK", "DEL"} {
 			r, out := n.Traced(call, pod, input, "CNI_NETNS_OVERRIDE=1")
 			if r.Status.ExitStatus() != 0 {

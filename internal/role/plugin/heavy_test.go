@@ -62,9 +62,9 @@ func heaviest(mode string, ipv6, backwards bool) func(*kubetest.Pod) {
 	}
 }
 
-// TestTheHeaviestPod holds each call about a pod whose annotations are all at their bounds to the memory that is promised:
+// TestAdd_HeaviestPod holds each call about a pod whose annotations are all at their bounds to the memory that is promised:
 // for a new pod, for one that has its rules, and for one whose rules are all others.
-func TestTheHeaviestPod(t *testing.T) {
+func TestAdd_HeaviestPod(t *testing.T) {
 	for name, stanza := range backends() {
 		for _, mode := range []string{"REDIRECT", "TPROXY"} {
 			for _, ipv6 := range []bool{false, true} {
@@ -88,8 +88,8 @@ func TestTheHeaviestPod(t *testing.T) {
 	}
 }
 
-// TestAPodWithTooLongAListIsRefused: nothing is done, and the answer is short and names all that is wrong.
-func TestAPodWithTooLongAListIsRefused(t *testing.T) {
+// TestAdd_TooLongList: nothing is done, and the answer is short and names all that is wrong.
+func TestAdd_TooLongList(t *testing.T) {
 	s := newFixture(t, true, "shop", func(p *kubetest.Pod) {
 		chaintest.Sidecar(p)
 		p.Annotations[sidecar.InboundPortsExcludeKey] = list(12000, false, func(i int) string { return strconv.Itoa(10000 + i) })

@@ -11,11 +11,12 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestTheAgentGetsTheLogInOnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
+// TestLog_OnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
 // the file; neither has a secret of the pod or of the API server.
-func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
+func TestLog_OnePost(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, chaintest.Program(t))
 	posts := make(chan []string, 16)
@@ -30,17 +31,13 @@ func TestTheAgentGetsTheLogInOnePost(t *testing.T) {
 		chaintest.Sidecar(p)
 		p.Containers[1].Env = []kubetest.EnvVar{{Name: "INVALID_DROP", Value: "hunter2-in-the-environment"}}
 	})
-	if _, err := node.Add(node.Chain("1.0.0", nil), pod); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(node.Add(node.Chain("1.0.0", nil), pod)))
 	posted := strings.Join(<-posts, "")
 	if len(posts) > 0 {
 		t.Errorf("%d more requests for one ADD", len(posts))
 	}
 	file, err := os.ReadFile(filepath.Join(node.RunDir, "istio-cni.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for _, log := range []string{posted, string(file)} {
 		for _, want := range []string{`"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`, "redirected the pod", "INVALID_DROP"} {
 			if !strings.Contains(log, want) {

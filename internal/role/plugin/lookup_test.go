@@ -27,6 +27,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // agent is the real service on the node's socket, with an API server of its own.
@@ -47,9 +48,7 @@ func (a *agent) settle(tb testing.TB) {
 	tb.Helper()
 	// Connections are taken in their order, so once this one is all others are.
 	mark, err := (&net.Dialer{}).DialContext(tb.Context(), "unix", a.socket)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	_, _ = mark.Write([]byte("nonsense\r\n\r\n"))
 	_, _ = io.ReadAll(mark)
 	_ = mark.Close()
@@ -71,9 +70,7 @@ func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
 	tb.Helper()
 	a := &agent{Server: kubetest.NewServer(tb), socket: filepath.Join(n.RunDir, agentapi.SocketName)}
 	api, err := kube.NewClient(kube.Config{Kubeconfig: a.Kubeconfig(tb)})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	service := podcache.Service{
 		Store: podcache.NewStore(podcache.Options{API: api, Log: slog.New(slog.DiscardHandler)}), Ring: &a.ring, Metrics: metrics.New(""),
 	}
@@ -104,9 +101,7 @@ func serve(tb testing.TB, n *chaintest.Node, socket string, server *http.Server)
 	tb.Helper()
 	var config net.ListenConfig
 	listener, err := config.Listen(tb.Context(), "unix", filepath.Join(n.RunDir, socket))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	go func() { _ = server.Serve(listener) }()
 	tb.Cleanup(func() { _ = server.Close() })
 }
@@ -125,8 +120,8 @@ func chain(n *chaintest.Node, p chaintest.Pod, stanza chaintest.Stanza) error {
 	return err
 }
 
-// TestAnnotationsDecideWithoutAnything: no request, no socket, no file for a pod outside of the mesh, and nothing but the truth for the others.
-func TestAnnotationsDecideWithoutAnything(t *testing.T) {
+// TestLookup_Annotations: no request, no socket, no file for a pod outside of the mesh, and nothing but the truth for the others.
+func TestLookup_Annotations(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name     string
@@ -156,19 +151,11 @@ func TestAnnotationsDecideWithoutAnything(t *testing.T) {
 			pod := n.NewPod("shop", "web", test.describe)
 			stanza := chaintest.Stanza{"plugin_log_level": "info"}
 			maps.Copy(stanza, test.stanza)
-			if err := chain(n, pod, stanza); err != nil {
-				t.Fatal(err)
-			}
-			if got := len(n.API.Requests()); got != test.requests {
-				t.Errorf("%d requests, want %d", got, test.requests)
-			}
-			if got := strings.Contains(rules(t, pod), "ISTIO_OUTPUT"); got != test.captured {
-				t.Errorf("captured %v, want %v", got, test.captured)
-			}
+			check.OK(t, chain(n, pod, stanza))
+			check.Equal(t, len(n.API.Requests()), test.requests)
+			check.Equal(t, strings.Contains(rules(t, pod), "ISTIO_OUTPUT"), test.captured, "captured")
 			files, err := os.ReadDir(n.RunDir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			if test.requests == 0 && len(files) != 1 {
 				t.Errorf("files were made: %v", files)
 			}
@@ -176,29 +163,23 @@ func TestAnnotationsDecideWithoutAnything(t *testing.T) {
 	}
 }
 
-// TestAgentAnswersInPlaceOfTheServer: with the agent neither the plugin's kubeconfig nor a request of its own is needed.
-func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
+// TestLookup_Agent: with the agent neither the plugin's kubeconfig nor a request of its own is needed.
+func TestLookup_Agent(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
 	a := serveAgent(t, n)
 	pod, plain := n.NewPod("shop", "web", nil), n.NewPod("shop", "plain", nil)
 	a.knows(pod, chaintest.Sidecar)
 	a.knows(plain, chaintest.PlainPod)
-	if err := os.Remove(filepath.Join(n.RunDir, "istio-cni-kubeconfig")); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Remove(filepath.Join(n.RunDir, "istio-cni-kubeconfig")))
 	for _, p := range []chaintest.Pod{pod, plain} {
-		if err := chain(n, p, longTimeout()); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, chain(n, p, longTimeout()))
 	}
 	if !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") || strings.Contains(rules(t, plain), "ISTIO") {
 		t.Errorf("the wrong one is captured:\n%s\n%s", rules(t, pod), rules(t, plain))
 	}
 	a.settle(t)
-	if a.calls.Load() != 4 {
-		t.Errorf("the agent was called %d times, want a question and a report of each pod", a.calls.Load())
-	}
+	check.Equal(t, a.calls.Load(), 4, "the agent was called")
 	latest := a.ring.Page(math.MaxUint64, 512)
 	if len(latest) != 2 {
 		t.Fatalf("%d reports", len(latest))
@@ -214,9 +195,9 @@ func TestAgentAnswersInPlaceOfTheServer(t *testing.T) {
 	}
 }
 
-// TestAgentThatCannotTellIsPassedOver: after any unusable response of the agent the API server decides. Fields that the plugin does
+// TestLookup_AgentCannotTell: after any unusable response of the agent the API server decides. Fields that the plugin does
 // not know make no response unusable.
-func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
+func TestLookup_AgentCannotTell(t *testing.T) {
 	t.Parallel()
 	const newer = "is newer"
 	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
@@ -257,9 +238,7 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 			n := chaintest.New(t, chaintest.Program(t))
 			serveSocket(t, n, handler)
 			pod := n.NewPod("shop", "web", chaintest.Sidecar)
-			if err := chain(n, pod, longTimeout()); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, chain(n, pod, longTimeout()))
 			if (len(n.API.Requests()) == 0) != (name == newer) || !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") {
 				t.Errorf("%d requests; rules:\n%s", len(n.API.Requests()), rules(t, pod))
 			}
@@ -281,19 +260,15 @@ func TestAgentThatCannotTellIsPassedOver(t *testing.T) {
 func recordFailure(t *testing.T, n *chaintest.Node, problem string) {
 	t.Helper()
 	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Uname(&name))
 	text := fmt.Appendf(nil, `{"version":1,"kernel":%q,"choice":"","results":[{"backend":"netlink","problems":[
 		{"family":"IPv4","mode":"REDIRECT","text":%q}]}]}`, unix.ByteSliceToString(name.Release[:]), problem)
-	if err := os.WriteFile(filepath.Join(n.RunDir, selfcheck.FileName), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(filepath.Join(n.RunDir, selfcheck.FileName), text, 0o600))
 }
 
-// TestNothingWorksOnTheNode: where a self-test saw packets go astray no pod of the mesh starts, unless a
+// TestLookup_NothingWorks: where a self-test saw packets go astray no pod of the mesh starts, unless a
 // backend is set.
-func TestNothingWorksOnTheNode(t *testing.T) {
+func TestLookup_NothingWorks(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
 	recordFailure(t, n, "a connection of the app does not come out")
@@ -311,9 +286,9 @@ func TestNothingWorksOnTheNode(t *testing.T) {
 	}
 }
 
-// TestABusyAgentGetsTheReportLater: an agent that had no processor while a pod was created gets the report all the same, and the
+// TestReport_BusyAgent: an agent that had no processor while a pod was created gets the report all the same, and the
 // pod does not wait for it.
-func TestABusyAgentGetsTheReportLater(t *testing.T) {
+func TestReport_BusyAgent(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
 	busy, reports := make(chan struct{}), make(chan agentapi.Report, 8)
@@ -325,9 +300,7 @@ func TestABusyAgentGetsTheReportLater(t *testing.T) {
 		}
 	}))
 	pod := n.NewPod("shop", "web", chaintest.Sidecar)
-	if err := chain(n, pod, chaintest.Stanza{}); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, chain(n, pod, chaintest.Stanza{}))
 	close(busy)
 	report := <-reports
 	if report.Pod != "web" || report.Source != agentapi.SourceAPI || !report.Captured || report.Requests != 1 {

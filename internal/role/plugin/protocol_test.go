@@ -26,7 +26,7 @@ func ask(t *testing.T, input string, env ...string) answer {
 	return answer{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
-func TestDelAndGCSucceedWhateverIsMissing(t *testing.T) {
+func TestDelAndGC_Succeed(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{"DEL", "GC"} {
 		for name, tc := range map[string]struct {
@@ -50,7 +50,7 @@ func TestDelAndGCSucceedWhateverIsMissing(t *testing.T) {
 	}
 }
 
-func TestErrorsAreOneCNIObjectOnStdout(t *testing.T) {
+func TestErrors_OneCNIObject(t *testing.T) {
 	t.Parallel()
 	required := []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}
 	for _, tc := range []struct {

@@ -12,9 +12,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// TestEveryCallIsReported: whatever a pod's author or a runtime writes where the plugin quotes it, the agent gets the report, and
+// TestReport_EveryCall: whatever a pod's author or a runtime writes where the plugin quotes it, the agent gets the report, and
 // report, log and the runtime's error are bounded and printable.
-func TestEveryCallIsReported(t *testing.T) {
+func TestReport_EveryCall(t *testing.T) {
 	t.Parallel()
 	const terminal = "\x1b[2J\u009b2J\x7f\u202e\u200b\n"
 	annotated := func(value string) func(*kubetest.Pod) {

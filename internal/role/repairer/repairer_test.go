@@ -8,6 +8,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func environment(pairs ...string) func(string) (string, bool) {
@@ -26,8 +27,8 @@ func reference() racerepair.Settings {
 	}
 }
 
-// TestLoad takes the settings of the reference's command in all their spellings.
-func TestLoad(t *testing.T) {
+// TestLoad_Defaults takes the settings of the reference's command in all their spellings.
+func TestLoad_Defaults(t *testing.T) {
 	t.Parallel()
 	changed := func(change func(*racerepair.Settings)) racerepair.Settings { s := reference(); change(&s); return s }
 	for _, test := range []struct {
@@ -76,9 +77,7 @@ func TestLoad(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			cfg, err := load(test.args, environment(test.env...))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			if diff := cmp.Diff(test.want, cfg.Repair); diff != "" || cfg.Daemon != test.daemon {
 				t.Errorf("daemon %v; (-want +got):\n%s", cfg.Daemon, diff)
 			}
@@ -86,7 +85,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestWarnings(t *testing.T) {
+func TestLoad_Warnings(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		args, env []string
@@ -100,17 +99,15 @@ func TestWarnings(t *testing.T) {
 		{[]string{"--repair-pods", "--node-name=a"}, nil, "", false},
 	} {
 		cfg, err := load(test.args, environment(test.env...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		if got := strings.Join(cfg.Warnings, "\n"); !strings.Contains(got, test.want) || test.want == "" && got != "" || cfg.elsewhere() != test.elsewhere {
 			t.Errorf("%q: warnings %q, elsewhere %v", test.args, got, cfg.elsewhere())
 		}
 	}
 }
 
-// TestLoadReportsAllProblemsTogether: package service starts no work after that.
-func TestLoadReportsAllProblemsTogether(t *testing.T) {
+// TestLoad_AllProblems: package service starts no work after that.
+func TestLoad_AllProblems(t *testing.T) {
 	t.Parallel()
 	_, err := load([]string{"--node-name=Bad"}, environment("REPAIR_EVICT=x"))
 	if err == nil || !strings.Contains(err.Error(), "REPAIR_EVICT") || !strings.Contains(err.Error(), "--node-name") {

@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/agent/taint"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // cluster returns the environment of a container in Kubernetes, with more variables.
@@ -56,7 +56,7 @@ func untaintDefaults() Config {
 	}
 }
 
-func TestLoad(t *testing.T) {
+func TestLoad_Settings(t *testing.T) {
 	legacy := func(change func(*Config)) Config { c := legacyDefaults(); change(&c); return c }
 	untaint := func(change func(*Config)) Config { c := untaintDefaults(); change(&c); return c }
 	for _, test := range []struct {
@@ -125,17 +125,13 @@ func TestLoad(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := load(test.args, test.env)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(test.want, got, cmpopts.IgnoreUnexported(Config{})); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			check.OK(t, err)
+			check.Diff(t, "result", test.want, got, cmpopts.IgnoreUnexported(Config{}))
 		})
 	}
 }
 
-func TestLoadReportsAllProblemsTogether(t *testing.T) {
+func TestLoad_AllProblems(t *testing.T) {
 	_, err := load([]string{
 		"--configmap-name=x", "--namespace=a", "stray", "--effect=Sometimes", "--hysteresis", "-1s", "--nope", "--selector=a in b", "--taint-name=a b",
 		"--health-port=99999", "--lease-duration=10s", "--add=perhaps", "--node-condition=/",
@@ -159,8 +155,8 @@ func TestLoadReportsAllProblemsTogether(t *testing.T) {
 	}
 }
 
-// TestVariables: variables that a chart of any release sets keep their meaning.
-func TestVariables(t *testing.T) {
+// TestLoad_Variables: variables that a chart of any release sets keep their meaning.
+func TestLoad_Variables(t *testing.T) {
 	var got []string
 	for _, s := range new(Config).rows() {
 		got = append(got, s.Env...)
@@ -171,7 +167,5 @@ func TestVariables(t *testing.T) {
 		TAINT_NODE_CONDITION TAINT_LEADER_ELECT TAINT_LEASE_NAMESPACE TAINT_LEASE_NAME TAINT_LEASE_DURATION TAINT_RENEW_DEADLINE
 		TAINT_RETRY_PERIOD KUBECONFIG TAINT_HEALTH_PORT TAINT_MONITORING_PORT LOG_LEVEL LOG_AS_JSON POD_NAMESPACE POD_NAME HOSTNAME
 		KUBERNETES_NODE_NAME NODE_NAME`)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
+	check.Diff(t, "result", want, got)
 }

@@ -43,7 +43,7 @@ func run(first func(), args ...string) (code int, stdout, stderr string) {
 	return code, out.text.String(), errs.String()
 }
 
-func TestANamespace(t *testing.T) {
+func TestTrace_Namespace(t *testing.T) {
 	t.Parallel()
 	l := labtest.New(t, ruleset.IPv4)
 	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)
@@ -93,7 +93,7 @@ func TestANamespace(t *testing.T) {
 	}
 }
 
-func TestBadInput(t *testing.T) {
+func TestTrace_BadInput(t *testing.T) {
 	t.Parallel()
 	none := filepath.Join(t.TempDir(), "none")
 	for name, test := range map[string]struct {
@@ -122,8 +122,8 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestAnAgent that answers in each way, also with what a pod can write.
-func TestAnAgent(t *testing.T) {
+// TestTrace_Agent that answers in each way, also with what a pod can write.
+func TestTrace_Agent(t *testing.T) {
 	t.Parallel()
 	const legacy = `{"end":{"reason":"the time is over","packets":2,"wanted":1,"byLegacy":1,"counted":7,"countedWanted":2,"countedPast":1}}`
 	const legacyText = "\n2 packets: 1 as the mesh wants it, 0 past the mesh, 0 unknown, 1 by rules of legacy tables; ended because the time is over\n" +

@@ -26,6 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/role/why"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // why runs the command on a terminal of so many columns, 0 for none.
@@ -102,17 +103,15 @@ func questions(mode redirect.Mode) []question {
 	return all
 }
 
-// TestANamespaceIsJudgedByItsRulesAlone holds for each backend and mode, without any knowledge of the pod.
-func TestANamespaceIsJudgedByItsRulesAlone(t *testing.T) {
+// TestWhy_NamespaceByItsRules holds for each backend and mode, without any knowledge of the pod.
+func TestWhy_NamespaceByItsRules(t *testing.T) {
 	t.Parallel()
 	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools, legacy} {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 			t.Run(string(b)+"/"+mode.String(), func(t *testing.T) {
 				t.Parallel()
 				f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
-				if _, err := space(f, b).Apply(t.Context(), spec(mode), redirection.Reconcile); err != nil {
-					t.Fatal(err)
-				}
+				check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(mode), redirection.Reconcile)))
 				code, out, errs := explain(t, 80, "--netns", f.Path())
 				for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
 					if !strings.Contains(out, want) {
@@ -162,15 +161,13 @@ func TestJSON_EmptyArrays(t *testing.T) {
 	}
 }
 
-// TestOutputIsBounded: chains that lead to each other several times make a packet match any number of rules.
-func TestOutputIsBounded(t *testing.T) {
+// TestOutput_Bound: chains that lead to each other several times make a packet match any number of rules.
+func TestOutput_Bound(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4)
 	s := spec(redirect.Redirect)
 	s.DualStack = false
-	if _, err := space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
 	script := "add chain ip mangle c0\n"
 	for i := range 5 {
 		script += fmt.Sprintf("add chain ip mangle c%d\n", i+1) + strings.Repeat(fmt.Sprintf("add rule ip mangle c%d jump c%d\n", i+1, i), 9)
@@ -183,8 +180,8 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 }
 
-// TestFaultsAreFound: rules that are gone, and rules of others, are named, and what they do to a packet.
-func TestFaultsAreFound(t *testing.T) {
+// TestWhy_Faults: rules that are gone, and rules of others, are named, and what they do to a packet.
+func TestWhy_Faults(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name, tool        string
@@ -211,9 +208,7 @@ func TestFaultsAreFound(t *testing.T) {
 			f := labtest.New(t, ruleset.IPv4)
 			s := spec(redirect.Redirect)
 			s.DualStack, s.DNS = false, redirect.DNSOff
-			if _, err := space(f, tt.backend).Apply(t.Context(), s, redirection.Reconcile); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, check.Err(space(f, tt.backend).Apply(t.Context(), s, redirection.Reconcile)))
 			if strings.Contains(tt.args, " ip other ") {
 				netnstest.Run(t, f.Path(), "nft", "add", "table", "ip", "other")
 			}
@@ -240,8 +235,8 @@ func serve(t *testing.T, status int, body string) string {
 	return "--socket=" + agenttest.Serve(t, handler, func(o *unixsock.Options) { o.KeepAlive = true }).Path
 }
 
-// TestAnswersOfAgents: what the agent lacks is said with what to do.
-func TestAnswersOfAgents(t *testing.T) {
+// TestWhy_AnswersOfAgents: what the agent lacks is said with what to do.
+func TestWhy_AnswersOfAgents(t *testing.T) {
 	for body, want := range map[string]string{
 		"404 page not found\n":                                                           "the agent is of an older version",
 		"the audit is switched off, or has not begun\n":                                  "--pid and --netns need no agent",
@@ -279,8 +274,8 @@ func pod(change func(*inspect.Explanation)) inspect.Explanation {
 	return e
 }
 
-// TestThePageOfAPod holds the parts that only the agent knows, the exit code, and that the answer comes last.
-func TestThePageOfAPod(t *testing.T) {
+// TestPage_OfAPod holds the parts that only the agent knows, the exit code, and that the answer comes last.
+func TestPage_OfAPod(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(*inspect.Explanation)
@@ -318,9 +313,7 @@ func TestThePageOfAPod(t *testing.T) {
 		{"a hostile name", func(e *inspect.Explanation) { e.Pod, e.Unread = hostile, []string{hostile} }, 0, nil, ""},
 	} {
 		text, err := json.Marshal(pod(tt.change))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		socket := serve(t, http.StatusOK, string(text))
 		code, out, errs := explain(t, 0, "shop/web", socket)
 		missing := slices.DeleteFunc(tt.page, func(part string) bool { return strings.Contains(out, part) })
@@ -339,8 +332,8 @@ func TestThePageOfAPod(t *testing.T) {
 	}
 }
 
-// TestBadArguments are refused with the value and the expected form.
-func TestBadArguments(t *testing.T) {
+// TestWhy_BadArguments are refused with the value and the expected form.
+func TestWhy_BadArguments(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                 "name one of NAMESPACE/NAME, --pid and --netns",
 		"web":                              `pod "web": want NAMESPACE/NAME`,
@@ -367,18 +360,14 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// TestTheManualShowsTheOutput holds docs/bypass.md to the program: the way of a packet.
-func TestTheManualShowsTheOutput(t *testing.T) {
+// TestManual_Output holds docs/bypass.md to the program: the way of a packet.
+func TestManual_Output(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/bypass.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	f := labtest.New(t, ruleset.IPv4)
 	s := redirect.Default()
 	s.OutboundPortsExclude = append(s.OutboundPortsExclude, ruleset.OnePort(443))
-	if _, err := space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
 	_, out, errs := explain(t, 100, "--netns", f.Path(), "--to", "10.2.0.9:443")
 	out = strings.ReplaceAll(out, f.Path(), "/run/netns/web")
 	if !strings.Contains(string(text), "```console\n$ istio-cni why --netns /run/netns/web --to 10.2.0.9:443   # exit 3\n"+out+"```\n") {

@@ -41,7 +41,7 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	r := c.Rules[i]
 	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
-	h := HopOf(s.family, s.table, *c, i)
+	h := hopOf(s.owner, s.family, s.table, *c, i)
 	h.Hook, h.Set, h.other, h.priority = s.hook.Name, s.set, s.other(), s.hook.Priority
 	h.Why, h.wanted = redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted
 	hop, matching, rest := w.judge(r.Matches, h, p[next])

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
@@ -66,7 +65,7 @@ func (c Chain) same(o Chain) bool {
 }
 
 func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {
-	out := Chain{Family: f.String(), Table: printable.Text(table, maxText), Chain: printable.Text(c.Name, maxText), Hook: hookOf(f, table, c.Name)}
+	out := Chain{Family: f.String(), Table: printable.Text(table, maxText), Chain: printable.Text(c.Name, maxText), Hook: n.hookOf(f, table, c.Name)}
 	if c.Hook != nil {
 		out.Hook = fmt.Sprintf("%s, priority %d", c.Hook.Name, c.Hook.Priority)
 	}
@@ -77,7 +76,7 @@ func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted
 		rule := Rule{Text: printable.Text(r.String(), maxText), Why: want.Why}
 		switch {
 		case isWanted:
-		case strings.HasPrefix(strings.ToUpper(c.Name), redirect.ChainPrefix):
+		case strings.HasPrefix(strings.ToUpper(c.Name), n.Owner.ChainPrefix):
 			rule.Op = "extra"
 		default:
 			rule.Op = "foreign"
@@ -101,7 +100,7 @@ func (n Namespace) missing(left map[ruleset.Family]map[place]bool) []Chain {
 	}
 	var all []Chain
 	eachChain(n.Wanted.Sets(), func(f ruleset.Family, table string, c ruleset.Chain) {
-		out := Chain{Family: f.String(), Table: table, Chain: c.Name, Hook: hookOf(f, table, c.Name)}
+		out := Chain{Family: f.String(), Table: table, Chain: c.Name, Hook: n.hookOf(f, table, c.Name)}
 		for _, r := range c.Rules {
 			if left[f][place{table, c.Name, r.String()}] {
 				out.Rules = append(out.Rules, Rule{Text: r.String(), Why: r.Why, Op: "missing"})
@@ -126,7 +125,7 @@ func eachChain(sets []ruleset.Set, do func(f ruleset.Family, table string, c rul
 }
 
 // hookOf is the name of a base chain's hook, "" for any other chain.
-func hookOf(f ruleset.Family, table, chain string) string {
-	hook, _ := redirect.HookOf(f, table, chain)
+func (n Namespace) hookOf(f ruleset.Family, table, chain string) string {
+	hook, _ := n.Owner.HookOf(f, table, chain)
 	return hook.Name
 }

@@ -27,6 +27,7 @@ type course struct {
 	// loopback is the name of the loopback device, proxy are the users and groups of the proxy.
 	loopback string
 	proxy    []ruleset.Owner
+	owner    redirect.Owner
 	own      []netip.Addr
 	several  bool
 	// stages are the base chains of each hook in the order in which packets pass them.
@@ -62,6 +63,7 @@ type stage struct {
 	hook     ruleset.Hook
 	chain    *ruleset.Chain
 	loopback string
+	owner    redirect.Owner
 	// chains are those of its table by name.
 	chains map[string]*ruleset.Chain
 }
@@ -75,7 +77,7 @@ const (
 
 // other reports whether the base chain is none of iptables or of the native tables.
 func (s stage) other() bool {
-	return s.chain.Hook != nil || s.family == ruleset.Netdev || !redirect.KnownTable(s.family, s.table)
+	return s.chain.Hook != nil || !s.owner.KnownTable(s.family, s.table)
 }
 
 // order is the priority at which a packet passes the chain.
@@ -136,7 +138,7 @@ func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *cour
 
 func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[place]ruleset.Rule) *course {
 	c := &course{
-		family: f, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
+		family: f, owner: n.Owner, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
 	}
 	if n.Wanted != nil {
 		c.proxy = n.Wanted.proxy()
@@ -178,12 +180,12 @@ func (c *course) table(set int, f ruleset.Family, t ruleset.Table) {
 	for i := range t.Chains {
 		chain := &t.Chains[i]
 		chains[chain.Name] = chain
-		hook, base := redirect.HookOf(f, t.Name, chain.Name)
+		hook, base := c.owner.HookOf(f, t.Name, chain.Name)
 		if chain.Hook != nil {
 			hook, base = *chain.Hook, true
 		}
 		if base && (len(chain.Rules) > 0 || chain.Policy == string(ruleset.Drop)) {
-			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, c.loopback, chains})
+			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, c.loopback, c.owner, chains})
 		}
 	}
 }

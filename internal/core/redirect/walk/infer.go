@@ -18,12 +18,12 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 	g.UIDs, g.GIDs, g.Mark, g.TunnelPort = nil, nil, 0, 0
 	for _, s := range n.Live {
 		for _, t := range s.Tables {
-			name, ours := strings.CutPrefix(t.Name, redirect.NativePrefix)
+			name, ours := strings.CutPrefix(t.Name, redirect.Sidecar().NativePrefix)
 			native = native || ours
 			for _, c := range t.Chains {
 				g.family, g.tunnel, g.own = s.Family, false, nil
 				chain := strings.ReplaceAll(strings.ToUpper(c.Name), "-", "_")
-				found = found || strings.HasPrefix(chain, redirect.ChainPrefix)
+				found = found || strings.HasPrefix(chain, redirect.Sidecar().ChainPrefix)
 				for _, r := range c.Rules {
 					g.rule(name+"/"+chain, partsOf(r))
 				}
@@ -146,7 +146,7 @@ func (p *parts) link(m ruleset.Interface) {
 }
 
 func (p *parts) network(m ruleset.Network) {
-	p.family = familyOf(m.Prefix.Addr())
+	p.family = ruleset.FamilyOf(m.Prefix.Addr())
 	switch {
 	case m.Source:
 	case m.Not:
@@ -158,7 +158,7 @@ func (p *parts) network(m ruleset.Network) {
 
 // rule takes a rule of a chain into account.
 func (g *guess) rule(at string, r parts) {
-	g.arrives = g.arrives || strings.HasSuffix(at, "/PREROUTING") && r.chain == redirect.ChainPrefix+"INBOUND" && at != "raw/PREROUTING"
+	g.arrives = g.arrives || strings.HasSuffix(at, "/PREROUTING") && r.chain == "ISTIO_INBOUND" && at != "raw/PREROUTING"
 	switch at {
 	case "nat/ISTIO_REDIRECT":
 		g.OutboundPort = r.port
@@ -177,7 +177,7 @@ func (g *guess) rule(at string, r parts) {
 	case "nat/PREROUTING", "nat/OUTPUT":
 		g.interfaces(r)
 	case "mangle/PREROUTING":
-		g.DropInvalid = g.DropInvalid || r.chain == redirect.ChainPrefix+"DROP" && r.states&ruleset.StateInvalid != 0
+		g.DropInvalid = g.DropInvalid || r.chain == "ISTIO_DROP" && r.states&ruleset.StateInvalid != 0
 	case "mangle/OUTPUT":
 		if r.mark != nil && r.returns {
 			g.Mode, g.Mark = redirect.TPROXY, *r.mark
@@ -225,8 +225,8 @@ func (g *guess) output(r parts) {
 		g.OwnerGroups = redirect.Groups{}
 	case r.matches == 1 && r.dport != nil:
 		g.OutboundPortsExclude = once(g.OutboundPortsExclude, *r.dport)
-	case r.matches == 1 && networked && (network.Addr().IsLoopback() || network == g.Loopback) && !slices.Contains(g.own, familyOf(network.Addr())):
-		g.own = append(g.own, familyOf(network.Addr()))
+	case r.matches == 1 && networked && (network.Addr().IsLoopback() || network == g.Loopback) && !slices.Contains(g.own, ruleset.FamilyOf(network.Addr())):
+		g.own = append(g.own, ruleset.FamilyOf(network.Addr()))
 	case r.matches == 1 && networked:
 		g.OutboundExclude = once(g.OutboundExclude, network)
 	case len(r.owners) == r.matches:

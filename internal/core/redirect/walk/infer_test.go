@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// TestTheConfigurationIsInferredFromTheRules: of any Spec, the rules of the inferred one are the same.
-func TestTheConfigurationIsInferredFromTheRules(t *testing.T) {
+// TestInfer_Configuration: of any Spec, the rules of the inferred one are the same.
+func TestInfer_Configuration(t *testing.T) {
 	specs := spectest.Special()
 	for seed := range uint64(300) {
 		specs["seed "+string(rune('0'+seed%10))+string(rune('0'+seed/10%10))+string(rune('0'+seed/100))] = spectest.Random(seed)
@@ -42,8 +42,8 @@ func TestTheConfigurationIsInferredFromTheRules(t *testing.T) {
 	}
 }
 
-// TestHostileRulesAreInferredInTime: a pod can have very many rules in chains of the mesh.
-func TestHostileRulesAreInferredInTime(t *testing.T) {
+// TestInfer_HostileRules: a pod can have very many rules in chains of the mesh.
+func TestInfer_HostileRules(t *testing.T) {
 	const many = 100_000
 	rules := make([]ruleset.Rule, many)
 	for i := range rules {

@@ -23,6 +23,8 @@ import (
 type Namespace struct {
 	// Live are the rules as they were read, of all tables. Sets that share a hook and a priority come in any order.
 	Live []ruleset.Set
+	// Owner tells the mesh's rules from those of others.
+	Owner redirect.Owner
 	// Wanted gives the rules their reasons. Nil knows none.
 	Wanted *Wanted
 	// Delivered are the marks that policy routing delivers locally, by family.
@@ -48,7 +50,7 @@ type Wanted struct {
 // Sets returns the wanted rules.
 func (w Wanted) Sets() []ruleset.Set {
 	if w.Native {
-		return []ruleset.Set{redirect.NativeRules(w.Spec, w.Families)}
+		return []ruleset.Set{w.Spec.NativeSet(w.Families)}
 	}
 	return w.Spec.Sets(w.Families)
 }
@@ -151,9 +153,13 @@ type Hop struct {
 }
 
 // HopOf is the i-th rule of a chain, for a packet that matches it.
-func HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
+func (n Namespace) HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
+	return hopOf(n.Owner, f, table, c, i)
+}
+
+func hopOf(owner redirect.Owner, f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
 	r := c.Rules[i]
-	other := c.Hook != nil || f == ruleset.Netdev || !redirect.KnownTable(f, table)
+	other := c.Hook != nil || !owner.KnownTable(f, table)
 	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: other}
 }
 
@@ -182,7 +188,7 @@ type Result struct {
 // Walk follows the packet.
 func (n Namespace) Walk(p Packet) Result {
 	p = p.completed(n.Loopback)
-	return n.doubted(n.explained(n.course(familyOf(p.Dst.Addr()), n.Wanted.rules()).either(p), p), familyOf(p.Dst.Addr()))
+	return n.doubted(n.explained(n.course(ruleset.FamilyOf(p.Dst.Addr()), n.Wanted.rules()).either(p), p), ruleset.FamilyOf(p.Dst.Addr()))
 }
 
 // either walks in both orders of the sets that share a hook and a priority.
@@ -243,10 +249,3 @@ func (p Packet) completed(loopback string) Packet {
 
 // local is the type of an address of the pod.
 const local = "LOCAL"
-
-func familyOf(a netip.Addr) ruleset.Family {
-	if a.Is6() {
-		return ruleset.IPv6
-	}
-	return ruleset.IPv4
-}

@@ -81,8 +81,8 @@ func short(r walk.Result) string {
 	return text
 }
 
-// TestRules holds the meaning of rules that the random packets of node/redirection do not meet, or seldom.
-func TestRules(t *testing.T) {
+// TestWalk_Rules holds the meaning of rules that the random packets of node/redirection do not meet, or seldom.
+func TestWalk_Rules(t *testing.T) {
 	const (
 		a, b       = "nat :A -", "nat :B -"
 		toProxy    = "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001"
@@ -157,8 +157,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestIPv6: a redirected packet arrives at ::1, and rules of IPv4 do not count.
-func TestIPv6(t *testing.T) {
+// TestWalk_IPv6: a redirected packet arrives at ::1, and rules of IPv4 do not count.
+func TestWalk_IPv6(t *testing.T) {
 	n := walk.Namespace{Live: []ruleset.Set{
 		live(t, ruleset.IPv4, "raw OUTPUT -j DROP"),
 		live(t, ruleset.IPv6, "nat OUTPUT ! -d ::1/128 -p tcp -j REDIRECT --to-ports 15001", "filter INPUT -s fd00::/8 -d ::1/128 -i lo -p tcp -j DROP"),
@@ -168,8 +168,8 @@ func TestIPv6(t *testing.T) {
 	}
 }
 
-// TestZones: the first zone stays, and what comes back by lo has its zone.
-func TestZones(t *testing.T) {
+// TestWalk_Zones: the first zone stays, and what comes back by lo has its zone.
+func TestWalk_Zones(t *testing.T) {
 	set := live(t, ruleset.IPv4, "raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
 	for want, p := range map[ruleset.Zone]walk.Packet{2: out(by("lo")), 3: in()} {
 		if r := (walk.Namespace{Live: []ruleset.Set{set}}).Walk(p); r.Zone != want {
@@ -259,13 +259,13 @@ func asRead(sets []ruleset.Set) []ruleset.Set {
 	return sets
 }
 
-// TestReasons holds both dialects to the same sentences.
-func TestReasons(t *testing.T) {
+// TestWalk_Reasons holds both dialects to the same sentences.
+func TestWalk_Reasons(t *testing.T) {
 	for _, native := range []bool{false, true} {
 		for _, c := range reasonCases() {
 			w := walk.Wanted{Spec: redirect.Default(), Families: redirect.Families{IPv6: redirect.Captured}, Native: native}
 			c.set(&w.Spec)
-			n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
+			n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
 			r := n.Walk(c.p)
 			if diff := cmp.Diff(c.want, r.Summary); diff != "" || r.Verdict != r.Expected || r.To != r.ExpectedTo {
 				t.Errorf("native %t: %s\nexpected %s\n%+v", native, diff, r.Expected, r.Hops)
@@ -274,8 +274,8 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// TestDeviations: where the live rules are others than the wanted ones, the sentence names the rule.
-func TestDeviations(t *testing.T) {
+// TestWalk_Deviations: where the live rules are others than the wanted ones, the sentence names the rule.
+func TestWalk_Deviations(t *testing.T) {
 	rule := func(chain, text string) func([]ruleset.Set) {
 		return func(sets []ruleset.Set) {
 			table := &sets[0].Tables[slices.IndexFunc(sets[0].Tables, func(t ruleset.Table) bool { return t.Name == "nat" })]
@@ -299,7 +299,7 @@ func TestDeviations(t *testing.T) {
 		{func(sets []ruleset.Set) { sets[0].Tables = nil }, `goes out unredirected, though the wanted rules redirect it to port 15001: rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing or out of order`},
 	} {
 		w := walk.Wanted{Spec: redirect.Default()}
-		n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w}
+		n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w}
 		c.change(n.Live)
 		if diff := cmp.Diff(c.want, n.Walk(out()).Summary); diff != "" {
 			t.Error(diff)
@@ -307,10 +307,10 @@ func TestDeviations(t *testing.T) {
 	}
 }
 
-// TestNativeRulesOfOthers: a rule in a native table that is not understood may do anything, wherever it stands ahead of the end.
-func TestNativeRulesOfOthers(t *testing.T) {
+// TestWalk_NativeRulesOfOthers: a rule in a native table that is not understood may do anything, wherever it stands ahead of the end.
+func TestWalk_NativeRulesOfOthers(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default(), Native: true}
-	n := walk.Namespace{Live: asRead(w.Sets()), Wanted: &w}
+	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w}
 	chain := &n.Live[0].Tables[0].Chains[1]
 	other := ruleset.Listed([]ruleset.Match{ruleset.Other{Text: "[socket]"}}, ruleset.Drop, []ruleset.Match{ruleset.Other{Text: "[socket]"}, ruleset.Drop})
 	chain.Rules = append([]ruleset.Rule{other}, chain.Rules...)
@@ -324,20 +324,20 @@ func TestNativeRulesOfOthers(t *testing.T) {
 	}
 }
 
-// TestTwoSets: where two sets of tables have the same hook and priority, the order counts unless both end alike.
-func TestTwoSets(t *testing.T) {
+// TestWalk_TwoSets: where two sets of tables have the same hook and priority, the order counts unless both end alike.
+func TestWalk_TwoSets(t *testing.T) {
 	first := live(t, ruleset.IPv4, "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
 	for want, rule := range map[string]string{"redirected": "nat OUTPUT -p tcp -j LOG", "cannot-tell": "nat OUTPUT -p tcp -j REDIRECT --to-ports 1"} {
 		for _, sets := range [][]ruleset.Set{{first, live(t, ruleset.IPv4, rule)}, {live(t, ruleset.IPv4, rule), first}} {
-			if r := (walk.Namespace{Live: sets}).Walk(out()); r.Verdict.String() != want {
+			if r := (walk.Namespace{Owner: redirect.Sidecar(), Live: sets}).Walk(out()); r.Verdict.String() != want {
 				t.Errorf("%s: %s, want %s", rule, r.Summary, want)
 			}
 		}
 	}
 }
 
-// TestHostileRules: what a pod can fill its tables with, and what no kernel would take, ends in time with an answer.
-func TestHostileRules(t *testing.T) {
+// TestWalk_HostileRules: what a pod can fill its tables with, and what no kernel would take, ends in time with an answer.
+func TestWalk_HostileRules(t *testing.T) {
 	const many = 100_000
 	repeat := func(format string) []ruleset.Rule {
 		rules := make([]ruleset.Rule, many)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var update = flag.Bool("update", false, "rewrite the files in testdata") //nolint:gochecknoglobals // a flag of the test program
@@ -16,17 +18,13 @@ func Golden(tb testing.TB, name, got string) {
 	tb.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-			tb.Fatal(err)
-		}
+		check.OK(tb, os.MkdirAll(filepath.Dir(path), 0o750))
 		if err := os.WriteFile(path, []byte(got), 0o600); err != nil { //nolint:forbidigo // a file of the source tree
 			tb.Fatal(err)
 		}
 	}
 	want, err := os.ReadFile(path) //nolint:gosec // a name that a test gives
-	if err != nil {
-		tb.Fatalf("%v; run the test with -update to write it", err)
-	}
+	check.OK(tb, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		tb.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
 	}

@@ -44,7 +44,7 @@ func insert(place int, rule string) ruleset.Operation {
 	return o
 }
 
-func TestNamespaceActsAsTheTool(t *testing.T) {
+func TestNamespace_ActsAsTheTool(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		ops      []ruleset.Operation
@@ -72,7 +72,7 @@ func TestNamespaceActsAsTheTool(t *testing.T) {
 	}
 }
 
-func TestNamespaceRefusesAsTheTool(t *testing.T) {
+func TestNamespace_RefusesAsTheTool(t *testing.T) {
 	for _, tt := range []struct {
 		op   ruleset.Operation // after a rule of chain A leads to chain B
 		want string

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // left writes a file with the faults and returns the files afterwards.
@@ -70,18 +71,14 @@ func TestFaults(t *testing.T) {
 }
 
 // The tests of durable writes must find a rename of unsynced content.
-func TestPowerCutEmptiesARenamedUnsyncedFile(t *testing.T) {
+func TestFaults_PowerCutOfRenamedFile(t *testing.T) {
 	dir := t.TempDir()
 	faults := hostfstest.PowerCutAt(4)
 	file, err := faults.Create(filepath.Join(dir, "temp"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	_, err = faults.Write(file, []byte("new"))
 	err = errors.Join(err, faults.Close(file), faults.Rename(filepath.Join(dir, "temp"), filepath.Join(dir, "f"), 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if err := faults.SyncDir(dir); !errors.Is(err, hostfstest.ErrKilled) {
 		t.Errorf("error %v", err)
 	}

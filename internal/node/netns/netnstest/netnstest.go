@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // New makes a network namespace with nothing but a loopback interface that is down, and returns a path that
@@ -28,9 +29,7 @@ func New(tb testing.TB) string {
 		tb.Skip("making a network namespace needs root")
 	}
 	n, err := netns.New()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	keep(tb, n.Path(), n)
 	return n.Path()
 }
@@ -61,9 +60,7 @@ func At(path string) *netns.Namespace {
 func Open(tb testing.TB, path string) *netns.Namespace {
 	tb.Helper()
 	n, err := netns.Open(path)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	keep(tb, path, n)
 	return n
 }
@@ -124,9 +121,7 @@ func Unshared(tb testing.TB, host, size int) (process *exec.Cmd, path string) {
 	process = exec.CommandContext(tb.Context(), "sleep", "1000")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: host, Size: size}}
 	process.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids}
-	if err := process.Start(); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, process.Start())
 	tb.Cleanup(func() { _ = process.Wait() })
 	return process, fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
 }
@@ -148,9 +143,7 @@ func Set(tb testing.TB, path, name, value string) {
 	err := netns.Do(path, func() error {
 		return os.WriteFile("/proc/sys/"+name, []byte(value), 0) //nolint:forbidigo // no file of a disk
 	})
-	if err != nil {
-		tb.Fatalf("setting %s in %s: %v", name, path, err)
-	}
+	check.OK(tb, err, "setting", name, "in", path)
 }
 
 // WriteProgram writes a file that the test executes. No process is started meanwhile: it would have the file open for writing

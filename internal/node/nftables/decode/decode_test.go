@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink/nfnetlinktest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // encode returns the expressions of a rule.
@@ -74,15 +75,13 @@ func FuzzRulesComeBack(f *testing.F) {
 func comesBack(t *testing.T, f ruleset.Family, r ruleset.Rule) {
 	t.Helper()
 	expressions, err := encode(f, r)
-	if err != nil {
-		t.Fatalf("%s: %q: %v", f, r, err)
-	}
+	check.OK(t, err, f, r)
 	if got := read(f, expressions, nil); !got.Equal(r) {
 		t.Fatalf("%s: %q came back as %q", f, r, got)
 	}
 }
 
-func TestUnusualRulesComeBack(t *testing.T) {
+func TestRule_Unusual(t *testing.T) {
 	for _, f := range families {
 		for _, r := range more() {
 			comesBack(t, f, r)
@@ -101,9 +100,7 @@ func FuzzExpressionsAreReadOnce(f *testing.F) {
 	for _, family := range families {
 		for _, r := range append(rulesOf(family, spectest.Random(1)), more()...) {
 			expressions, err := encode(family, r)
-			if err != nil {
-				f.Fatal(err)
-			}
+			check.OK(f, err)
 			f.Add([]byte(expressions), []byte("\x00\x03abc"))
 			f.Add([]byte(expressions), []byte("\x01\x03abc"))
 		}
@@ -129,17 +126,15 @@ func FuzzExpressionsAreReadOnce(f *testing.F) {
 	})
 }
 
-// TestEachBitOfARuleIsRead changes every single bit of every value of every rule: whatever comes of it, it is not the rule
+// TestRule_EachBit changes every single bit of every value of every rule: whatever comes of it, it is not the rule
 // that it was. Counters do not count.
-func TestEachBitOfARuleIsRead(t *testing.T) {
+func TestRule_EachBit(t *testing.T) {
 	spec := redirect.Default()
 	spec.Mode, spec.DNS, spec.DropInvalid = redirect.TPROXY, redirect.DNSAll, true
 	for _, f := range families {
 		for _, want := range append(rulesOf(f, spec), more()...) {
 			expressions, err := encode(f, want)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			for at, changed := range nfnetlinktest.Flips(expressions) {
 				if got := read(f, changed, nil); got.Equal(want) {
 					t.Fatalf("%s: %q is read as before when byte %d is changed: %x", f, want, at, changed)
@@ -149,8 +144,8 @@ func TestEachBitOfARuleIsRead(t *testing.T) {
 	}
 }
 
-// TestOpaqueRulesAreNotWritten: neither rules that were read, nor those that the kernel has no match for.
-func TestOpaqueRulesAreNotWritten(t *testing.T) {
+// TestRule_OpaqueIsNotWritten: neither rules that were read, nor those that the kernel has no match for.
+func TestRule_OpaqueIsNotWritten(t *testing.T) {
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	for _, tt := range []struct {
 		rule ruleset.Rule
@@ -170,7 +165,7 @@ func TestOpaqueRulesAreNotWritten(t *testing.T) {
 func nativeRules(s redirect.Spec) []ruleset.Rule {
 	var out []ruleset.Rule
 	for _, t := range []redirect.Treatment{redirect.Captured, redirect.Rejected, redirect.Unused, redirect.Bypassed} {
-		out = append(out, rulesettest.Rules(redirect.NativeRules(s, redirect.Families{IPv6: t, HasIPv4: true}))...)
+		out = append(out, rulesettest.Rules(s.NativeSet(redirect.Families{IPv6: t, HasIPv4: true}))...)
 	}
 	return out
 }
@@ -178,13 +173,9 @@ func nativeRules(s redirect.Spec) []ruleset.Rule {
 func encodeNative(tb testing.TB, r ruleset.Rule) nfnetlink.Attributes {
 	tb.Helper()
 	var b nfnetlink.Buffer
-	if err := native.Encode(&b, r, 1); err != nil {
-		tb.Fatalf("%q: %v", r, err)
-	}
+	check.OK(tb, native.Encode(&b, r, 1), r)
 	data, err := b.Bytes()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	return data[unix.SizeofNlAttr:]
 }
 
@@ -267,9 +258,7 @@ func TestRule_OverlappingRegisters(t *testing.T) {
 		b.Verdict(nfnetlink.Verdict{Code: nfnetlink.Return})
 	})
 	data, err := b.Bytes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	r := read(ruleset.IPv4, data[unix.SizeofNlAttr:], nil)
 	if _, other := r.Matches[0].(ruleset.Other); !other {
 		t.Errorf("read as %q", r)

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-func TestAnAttributeThatIsTooLongIsAnError(t *testing.T) {
+func TestAttributes_TooLong(t *testing.T) {
 	var b nfnetlink.Buffer
 	b.Nested(1, func() {
 		for range 20 {
@@ -101,8 +101,8 @@ func tables(conn *nfnetlink.Conn) (names []string, err error) {
 	return names, err
 }
 
-// TestATransactionIsAllOrNothing also holds that the socket is of use after each error.
-func TestATransactionIsAllOrNothing(t *testing.T) {
+// TestTransaction_AllOrNothing also holds that the socket is of use after each error.
+func TestTransaction_AllOrNothing(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		generation, err := conn.Generation()
 		if err != nil {
@@ -135,7 +135,7 @@ func TestATransactionIsAllOrNothing(t *testing.T) {
 	})
 }
 
-func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
+func TestTransaction_ManyErrors(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		batch := begun(t, conn)
 		newTable(batch, "a")
@@ -153,8 +153,8 @@ func TestMoreErrorsThanTheSocketHoldsAreAnError(t *testing.T) {
 	})
 }
 
-// TestALongTransaction is longer than the send buffer of a new socket.
-func TestALongTransaction(t *testing.T) {
+// TestTransaction_Long is longer than the send buffer of a new socket.
+func TestTransaction_Long(t *testing.T) {
 	const many = 10000
 	connected(t, func(conn *nfnetlink.Conn) error {
 		batch := begun(t, conn)
@@ -176,7 +176,7 @@ func TestALongTransaction(t *testing.T) {
 	})
 }
 
-func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
+func TestDump_ErrorOfTheCaller(t *testing.T) {
 	mine := errors.New("enough")
 	connected(t, func(conn *nfnetlink.Conn) error {
 		made(t, conn, "a", "b")
@@ -192,8 +192,8 @@ func TestAnErrorOfTheCallerEndsADump(t *testing.T) {
 	})
 }
 
-// TestADumpKeepsToItsBudget also holds that it is all dumps together that a budget is for.
-func TestADumpKeepsToItsBudget(t *testing.T) {
+// TestDump_Budget also holds that it is all dumps together that a budget is for.
+func TestDump_Budget(t *testing.T) {
 	for _, test := range []struct {
 		budget nfnetlink.Budget
 		dumps  int
@@ -221,8 +221,8 @@ func TestADumpKeepsToItsBudget(t *testing.T) {
 	}
 }
 
-// TestADumpEndsBetweenMessages: the reader does not wait for the end of the list.
-func TestADumpEndsBetweenMessages(t *testing.T) {
+// TestDump_EndsBetweenMessages: the reader does not wait for the end of the list.
+func TestDump_EndsBetweenMessages(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		const many = 5000
 		var names []string
@@ -248,9 +248,41 @@ func TestADumpEndsBetweenMessages(t *testing.T) {
 	})
 }
 
-func TestAnEmptyBatchIsNotSent(t *testing.T) {
+func TestTransaction_Empty(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		conn.Sent = func(request []byte) { t.Errorf("%d bytes were sent", len(request)) }
 		return conn.Batch(5).Commit()
 	})
+}
+
+// TestAttributes_NothingIsPassedOver adds an attribute to a comparison: one too many, of a kind that is too high or present twice is
+// never ignored.
+func TestAttributes_NothingIsPassedOver(t *testing.T) {
+	type result struct{ split, comparison bool }
+	for kind, want := range map[uint16]result{0: {true, true}, 7: {true, false}, 12: {}, unix.NFTA_CMP_OP: {}} {
+		var b nfnetlink.Buffer
+		b.Expression("cmp", func() {
+			b.Uint32(unix.NFTA_CMP_SREG, nfnetlink.Register)
+			b.Uint32(unix.NFTA_CMP_OP, unix.NFT_CMP_EQ)
+			b.Data(unix.NFTA_CMP_DATA, []byte{1})
+			if kind > 0 {
+				b.Uint32(kind, 1)
+			}
+		})
+		data, err := b.Bytes()
+		name, f, split := nfnetlink.SplitExpression(nfnetlink.Attributes(data).Get(unix.NFTA_LIST_ELEM))
+		_, _, _, comparison := f.Comparison()
+		if got := (result{split, split && comparison}); got != want || name != "cmp" || err != nil {
+			t.Errorf("%q with attribute %d: %+v, want %+v (%v)", name, kind, got, want, err)
+		}
+	}
+}
+
+// TestExpression_NoOtherBytesAreANetwork: a mask with a hole, an address beyond its mask, none, one that is too long.
+func TestExpression_NoOtherBytesAreANetwork(t *testing.T) {
+	for _, bad := range [][2][]byte{{{10, 0, 0, 0}, {255, 0, 255, 0}}, {{10, 1, 0, 0}, {255, 0, 0, 0}}, {{}, nil}, {{1, 2, 3, 4, 5}, nil}} {
+		if p, ok := nfnetlink.ReadNetwork(4, bad[0], bad[1]); ok {
+			t.Errorf("%x is read as %s", bad, p)
+		}
+	}
 }

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // traced dials an address in a namespace with rules while a trace with the filter runs, and returns its events.
@@ -44,16 +44,14 @@ func traced(t *testing.T, path string, f nftrace.Filter, network, to string) (al
 		}
 		return tracer.Close()
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if tables := netnstest.Run(t, path, "nft", "list", "tables"); strings.Contains(tables, fmt.Sprintf("istio-cni-trace-%d", os.Getpid())) {
 		t.Errorf("left behind:\n%s", tables)
 	}
 	return all
 }
 
-func TestTheRulesThatAPacketMeets(t *testing.T) {
+func TestTrace_RulesOfAPacket(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
@@ -64,7 +62,7 @@ func TestTheRulesThatAPacketMeets(t *testing.T) {
 		netnstest.Run(t, path, family, "-t", "nat", "-A", "MESH", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "15001")
 	}
 	for to, want := range map[string]string{
-		"127.0.0.1:80": "jump MESH,accept", "[::1]:80": "jump MESH,accept", "127.0.0.1:81": "jump MESH,return,policy accept",
+		"127.0.0.1:80": "jump,accept", "[::1]:80": "jump,accept", "127.0.0.1:81": "jump,return,policy accept",
 	} {
 		var steps []string
 		var first, last nftrace.Packet
@@ -82,19 +80,19 @@ func TestTheRulesThatAPacketMeets(t *testing.T) {
 			case e.Kind == nftrace.Policy:
 				steps = append(steps, "policy "+e.Verdict)
 			case e.Handle != 0:
-				steps = append(steps, strings.TrimSpace(e.Verdict+" "+e.Target))
+				steps = append(steps, e.Verdict)
 			}
 		}
 		if got := strings.Join(steps, ","); got != want || first.Destination.String() != to || first.Out != 1 || first.Protocol != 6 {
 			t.Errorf("%s: %q, %+v", to, got, first)
 		}
-		if redirected := last.Destination.Port() == 15001; redirected != strings.HasSuffix(want, "MESH,accept") || last.In != 1 || last.Source != first.Source {
+		if redirected := last.Destination.Port() == 15001; redirected != (want == "jump,accept") || last.In != 1 || last.Source != first.Source {
 			t.Errorf("%s: it ends as %+v", to, last)
 		}
 	}
 }
 
-func TestTheFilterSelects(t *testing.T) {
+func TestTrace_Filter(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	netnstest.Run(t, path, "ip", "link", "set", "lo", "up")
@@ -134,9 +132,7 @@ func foreignTables(t *testing.T, path string) (names []string) {
 	t.Helper()
 	add := func(name, policy, last string) {
 		file := filepath.Join(t.TempDir(), "rules")
-		if err := os.WriteFile(file, []byte(traceTable(name, policy, last)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(file, []byte(traceTable(name, policy, last)), 0o600))
 		netnstest.Run(t, path, "nft", "-f", file)
 		names = append(names, name)
 	}
@@ -192,14 +188,12 @@ func TestStale_OnlyOwnTables(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		got := strings.Fields(strings.ReplaceAll(netnstest.Run(t, path, "nft", "list", "tables"), "table inet", ""))
-		if diff := cmp.Diff(want, got, cmpopts.SortSlices(strings.Compare)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		check.Diff(t, name, want, got, cmpopts.SortSlices(strings.Compare))
 	}
 }
 
-// TestAKilledTracerLeavesNoTable: the kernel removes the table with the process.
-func TestAKilledTracerLeavesNoTable(t *testing.T) {
+// TestTrace_Killed: the kernel removes the table with the process.
+func TestTrace_Killed(t *testing.T) {
 	if path := os.Getenv("NFTRACE_NAMESPACE"); path != "" { // the process that is killed
 		err := netnstest.Open(t, path).Do(func() error {
 			tracer, err := nftrace.Open(nftrace.Filter{})
@@ -219,9 +213,7 @@ func TestAKilledTracerLeavesNoTable(t *testing.T) {
 	if err == nil {
 		err = tracer.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "tracing\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
@@ -229,11 +221,7 @@ func TestAKilledTracerLeavesNoTable(t *testing.T) {
 	if tables := netnstest.Run(t, path, "nft", "list", "tables"); !strings.Contains(tables, name) {
 		t.Fatalf("the tables are\n%s", tables)
 	}
-	if err := tracer.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, tracer.Process.Kill())
 	_ = tracer.Wait()
-	if tables := netnstest.Run(t, path, "nft", "list", "tables"); tables != "" {
-		t.Errorf("left behind:\n%s", tables)
-	}
+	check.Equal(t, netnstest.Run(t, path, "nft", "list", "tables"), "", "left behind")
 }

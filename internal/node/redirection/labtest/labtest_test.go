@@ -22,8 +22,8 @@ func by(names ...string) []labtest.Hop {
 	return hops
 }
 
-// TestAProxyReportsFailures requests that a listener in the middle passes the request on to a closed port.
-func TestAProxyReportsFailures(t *testing.T) {
+// TestProxy_ReportsFailures requests that a listener in the middle passes the request on to a closed port.
+func TestProxy_ReportsFailures(t *testing.T) {
 	l := labtest.New(t, ruleset.IPv4)
 	closed := labtest.Pod.Port(ruleset.IPv4, 81)
 	labtest.Serve(t, l.App(), labtest.Service{
@@ -94,8 +94,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestSocketsBelongToTheirActors reads the kernel's list of sockets, which has the owner of each.
-func TestSocketsBelongToTheirActors(t *testing.T) {
+// TestActor_OwnsItsSockets reads the kernel's list of sockets, which has the owner of each.
+func TestActor_OwnsItsSockets(t *testing.T) {
 	l := labtest.New(t, ruleset.IPv4)
 	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)
 	owners := map[string]string{}
@@ -111,8 +111,8 @@ func TestSocketsBelongToTheirActors(t *testing.T) {
 	}
 }
 
-// TestThreadsDropTheIDsOfActors looks for threads that kept the ids of an actor.
-func TestThreadsDropTheIDsOfActors(t *testing.T) {
+// TestActor_ThreadsDropItsIDs looks for threads that kept the ids of an actor.
+func TestActor_ThreadsDropItsIDs(t *testing.T) {
 	t.Run("actors", func(t *testing.T) {
 		l := labtest.New(t, ruleset.IPv4)
 		for range 20 {

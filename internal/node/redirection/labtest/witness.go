@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Witness counts first packets at the ends of their way, which a listener does not see if its answer is lost. A packet is known by
@@ -79,9 +80,7 @@ func (l *Fixture) Acquaint(tb testing.TB) {
 			link, err = netlink.LinkByName(e.link)
 			return err
 		})
-		if err != nil {
-			tb.Fatal(err)
-		}
+		check.OK(tb, err)
 		return link
 	}
 	know := func(at, other end, places ...Place) {
@@ -96,9 +95,7 @@ func (l *Fixture) Acquaint(tb testing.TB) {
 			}
 			return errors.Join(errs...)
 		})
-		if err != nil {
-			tb.Fatal(err)
-		}
+		check.OK(tb, err)
 	}
 	know(end{l.pod, "eth0"}, end{l.peer, "eth0"}, gateway, Peer, Resolver, OtherResolver)
 	know(end{l.pod, "eth1"}, end{l.peer, "eth1"}, sideGateway, Side)
@@ -126,7 +123,5 @@ func (l *Fixture) Collect(tb testing.TB, name string, addresses ...netip.Addr) {
 		}
 		return nil
 	})
-	if err != nil {
-		tb.Fatalf("making the set %s: %v", name, err)
-	}
+	check.OK(tb, err, "making the set", name)
 }

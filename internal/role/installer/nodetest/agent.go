@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The agent's default ports, which are free in a network namespace of its own.
@@ -68,9 +69,7 @@ func (n *Node) Listen(port string) {
 		}
 		return err
 	})
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, err)
 }
 
 // Start starts a node agent as install-cni with arguments. Leading arguments of the form NAME=VALUE are environment variables
@@ -111,9 +110,7 @@ func (n *Node) Start(args ...string) *Agent {
 			started <- err // the error that prevented the start
 		}
 	}()
-	if err := <-started; err != nil {
-		n.tb.Fatalf("starting a node agent: %v", err)
-	}
+	check.OK(n.tb, <-started, "starting a node agent")
 	n.tb.Cleanup(a.cleanup)
 	return a
 }
@@ -160,9 +157,7 @@ func (a *Agent) Kill() {
 // Terminate sends SIGTERM.
 func (a *Agent) Terminate() {
 	a.tb.Helper()
-	if err := a.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		a.tb.Fatalf("terminating the node agent: %v", err)
-	}
+	check.OK(a.tb, a.cmd.Process.Signal(syscall.SIGTERM), "terminating the node agent")
 }
 
 // Wait waits for the process to end by itself and returns its exit code, -1 for the death by a signal.

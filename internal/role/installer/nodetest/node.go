@@ -27,6 +27,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Directories of the host, for [Node.Put] and its like.
@@ -83,13 +84,9 @@ func New(tb testing.TB, program string) *Node {
 	n := &Node{tb: tb, Netns: netnstest.New(tb)}
 	dir := tb.TempDir()
 	n.host, n.container = filepath.Join(dir, "host"), filepath.Join(dir, "container")
-	if err := errors.Join(n.makeHost(), n.makeContainer()); err != nil {
-		tb.Fatalf("making a node: %v", err)
-	}
+	check.OK(tb, errors.Join(n.makeHost(), n.makeContainer()), "making a node")
 	netnstest.Run(tb, n.Netns, "ip", "link", "set", "lo", "up")
-	if err := n.mount(program); err != nil {
-		tb.Fatalf("mounting a node's directories: %v", err)
-	}
+	check.OK(tb, n.mount(program), "mounting a node's directories")
 	tb.Cleanup(func() { _ = n.mounts.Close() })
 	return n
 }
@@ -136,9 +133,7 @@ func (n *Node) inside(name string) string { return filepath.Join(n.container, na
 // Put creates or replaces a file of the host atomically.
 func (n *Node) Put(name, text string) {
 	n.tb.Helper()
-	if err := replace(n.Path(name), text); err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, replace(n.Path(name), text))
 }
 
 func replace(file, text string) error {
@@ -156,9 +151,7 @@ func replace(file, text string) error {
 func (n *Node) Read(name string) string {
 	n.tb.Helper()
 	text, err := os.ReadFile(n.Path(name))
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, err)
 	return string(text)
 }
 
@@ -182,9 +175,7 @@ func (n *Node) Tree(dir string) map[string]string {
 		tree[strings.TrimPrefix(file, root+"/")] = fmt.Sprintf("%s %s%s", info.Mode(), target, content)
 		return err
 	})
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, err)
 	return tree
 }
 
@@ -197,9 +188,7 @@ func (n *Node) StartAPI() {
 		n.API = kubetest.NewServerAt(n.tb, APIAddress)
 		return nil
 	})
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, err)
 	n.API.Set(kubetest.DaemonSet(Namespace, DaemonSet, ""))
 	n.API.Set(kubetest.Node(NodeName, nil, ""))
 	n.API.SetPod(kubetest.Pod{Namespace: Namespace, Name: PodName, UID: "00000000-0000-4000-8000-00000000a9e7"})
@@ -257,7 +246,5 @@ func (n *Node) Project(dir string, files map[string]string) {
 		}
 		errs = append(errs, os.RemoveAll(in(before)))
 	}
-	if err := errors.Join(errs...); err != nil {
-		n.tb.Fatalf("projecting into %s: %v", dir, err)
-	}
+	check.OK(n.tb, errors.Join(errs...), "projecting into", dir)
 }

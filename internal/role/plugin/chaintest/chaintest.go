@@ -29,6 +29,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace" //nolint:depguard // a part of this role's test support
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // SystemPlugins is where Debian keeps the reference plugins.
@@ -48,9 +49,7 @@ func Program(tb testing.TB) string {
 	}
 	built.Do(func() {
 		dir, err := os.MkdirTemp("", "istio-cni-test") //nolint:usetesting // it outlives the first test
-		if err != nil {
-			tb.Fatal(err)
-		}
+		check.OK(tb, err)
 		shared = Build(tb, dir)
 	})
 	if shared == "" {
@@ -88,9 +87,7 @@ func BuildPackage(tb testing.TB, file, pkg string) string {
 		tb.Fatalf("building the program: %v\n%s", err, out)
 	}
 	content, err := os.ReadFile(file + ".linked") //nolint:gosec // the path is the test's
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	netnstest.WriteProgram(tb, file, content)
 	return file
 }
@@ -116,14 +113,10 @@ func New(tb testing.TB, program string) *Node {
 			tb.Fatal(err)
 		}
 	}
-	if err := os.Symlink(program, filepath.Join(n.bin, "istio-cni")); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, os.Symlink(program, filepath.Join(n.bin, "istio-cni")))
 	n.adapter()
 	netnstest.Run(tb, n.Netns, "ip", "link", "set", "lo", "up")
-	if err := netns.Do(n.Netns, func() error { n.API = kubetest.NewServer(tb); return nil }); err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, netns.Do(n.Netns, func() error { n.API = kubetest.NewServer(tb); return nil }))
 	n.API.WriteKubeconfig(tb, filepath.Join(n.RunDir, "istio-cni-kubeconfig"))
 	return n
 }
@@ -167,13 +160,9 @@ func (n *Node) Chain(version string, stanza Stanza) *libcni.NetworkConfigList {
 		},
 	}
 	text, err := json.Marshal(list)
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, err)
 	parsed, err := libcni.NetworkConfFromBytes(text)
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, err)
 	return parsed
 }
 
@@ -363,8 +352,6 @@ func (n *Node) Traced(command string, p Pod, input []byte, extra ...string) (*tr
 		record, err = trace.Run(cmd)
 		return err
 	})
-	if err != nil {
-		n.tb.Fatal(err)
-	}
+	check.OK(n.tb, err)
 	return record, stdout.Bytes()
 }

@@ -12,22 +12,21 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // run traces a command in a network namespace of its own.
 func run(t *testing.T, ns, name string, args ...string) *trace.Record {
 	t.Helper()
 	var record *trace.Record
-	if err := netns.Do(ns, func() (err error) {
+	check.OK(t, netns.Do(ns, func() (err error) {
 		record, err = trace.Run(exec.CommandContext(t.Context(), name, args...))
 		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return record
 }
 
-func TestProcessesAndProgramsAreSeen(t *testing.T) {
+func TestTrace_ProcessesAndPrograms(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
 	r := run(t, ns, "sh", "-c", "env true; (exit 0); env false")
@@ -43,7 +42,7 @@ func TestProcessesAndProgramsAreSeen(t *testing.T) {
 }
 
 // Each kind of message is made by the program that is known for it.
-func TestNetlinkMessagesAreSeen(t *testing.T) {
+func TestTrace_NetlinkMessages(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
 	for _, test := range []struct {
@@ -74,14 +73,12 @@ func TestNetlinkMessagesAreSeen(t *testing.T) {
 			"batch":   {slices.ContainsFunc(all, trace.Message.BeginsBatch), test.batch},
 			"removes": {slices.ContainsFunc(all, trace.Message.Removes), test.removing},
 		} {
-			if got.got != got.want {
-				t.Errorf("%s: %s is %t; messages %+v", test.command, what, got.got, all)
-			}
+			check.Equal(t, got.got, got.want, test.command, what, "is", "messages", all)
 		}
 	}
 }
 
-func TestAProgramThatIsNotThere(t *testing.T) {
+func TestTrace_MissingProgram(t *testing.T) {
 	t.Parallel()
 	if _, err := trace.Run(exec.CommandContext(t.Context(), filepath.Join(t.TempDir(), "none"))); err == nil {
 		t.Error("no error")

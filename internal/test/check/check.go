@@ -1,0 +1,52 @@
+// Package check has the checks that tests of all packages make: no error, the same value, no difference.
+package check
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// OK ends the test if there is an error. The subject, if any, is said before it.
+func OK(tb testing.TB, err error, subject ...any) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(words(subject), err)
+	}
+}
+
+// Err is the error of a call whose other result does not matter.
+func Err[T any](_ T, err error) error { return err }
+
+// Equal fails the test if the value of the subject is another one.
+func Equal[T comparable](tb testing.TB, got, want T, subject ...any) {
+	tb.Helper()
+	if got != want {
+		tb.Errorf("%s got %s, want %s", words(subject), value(got), value(want))
+	}
+}
+
+// Diff fails the test with the difference, if any.
+func Diff(tb testing.TB, subject string, want, got any, options ...cmp.Option) {
+	tb.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		tb.Errorf("%s (-want +got):\n%s", subject, diff)
+	}
+}
+
+func value(v any) string {
+	if text, ok := v.(string); ok {
+		return strconv.Quote(text)
+	}
+	return fmt.Sprint(v)
+}
+
+func words(subject []any) string {
+	if len(subject) == 0 {
+		return ""
+	}
+	return strings.TrimSpace(fmt.Sprintln(subject...)) + ":"
+}
