@@ -211,8 +211,9 @@ func (w *work) inspect(ctx context.Context) error {
 	return nil
 }
 
-// reported takes the report of a plugin that has redirected the pod for the first inspection. That is safe where the pod is audited: the
-// audit inspects it at once as well, and a pod that it finds in another state is inspected here then, and whatever comes later.
+// reported takes the report of a plugin that has redirected the pod for the first inspection. That is safe where the pod is audited: its
+// inspection is due at once as well, within the budget of the audit, and a pod that it finds in another state is inspected here then. A
+// failed validation is acted upon whatever was reported.
 func (w *work) reported() bool {
 	if !w.Audited || w.memory.doubted || !w.captured() {
 		return false
