@@ -374,6 +374,7 @@ func TestSettingsOfARunningPodApplyFromItsNextStart(t *testing.T) {
 	l.publish(nil)
 	agenttest.Eventually(t, "the annotation is no trigger", func() bool { return l.check().State == audit.Drifted })
 	for range 3 {
+		l.waitForWorker() // a turn that is not over would time out by the step
 		l.clock.Step(10 * time.Minute)
 		l.want(audit.Drifted, "until it is restarted")
 	}
