@@ -31,7 +31,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Options are what an Explainer reads; all but API and Reported are required.
+// Options are what an Explainer reads; all but API are required.
 type Options struct {
 	API     *kube.Client
 	Auditor *auditor.Auditor
@@ -40,8 +40,6 @@ type Options struct {
 	Look func(k types.NamespacedName) (t *podwork.Turn, end func())
 	// Present reports whether a pod of the UID is there and has not ended.
 	Present func(k types.NamespacedName, uid string) bool
-	// Reported returns the latest decision about a pod, by whether a runtime's UID is the pod's; nil knows none.
-	Reported func(is func(uid string) bool) (agentapi.Report, bool)
 }
 
 // Explainer answers questions about pods over HTTP.
@@ -152,8 +150,8 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 	if l.Decision.Err != nil {
 		e.Decision.Detail = printable.Text(l.Decision.Err.Error(), maxDetail)
 	}
-	if x.Reported != nil {
-		if report, found := x.Reported(l.Pod.Is); found {
+	if x.Env.Reported != nil {
+		if report, found := x.Env.Reported(l.Pod.Is); found {
 			e.Added = &report
 		}
 	}

@@ -213,7 +213,7 @@ func (i *Installation) needed() string {
 		if !seen && cache == i.config.CacheDir {
 			return fmt.Sprintf("libcni's cache %q of the host cannot be seen from here", cache)
 		}
-		if _, err := cnicache.Walk(dir, i.config.neededBy); seen && err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if _, err := cnicache.Walk(dir, nil, i.config.neededBy); seen && err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err.Error()
 		}
 	}

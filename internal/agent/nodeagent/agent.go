@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
@@ -78,7 +79,7 @@ type node struct {
 	pods    *podcache.Store
 	lookups *unixsock.Server
 	// decisions has the decisions of plugins. endKeeping stops the writing of their file, nil without an API.
-	decisions  podcache.Ring
+	decisions  decisions.Ring
 	endKeeping func()
 	relayLevel *slog.LevelVar
 	// audit is nil if it is off or has not begun; noAudit is why it is off.

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
-	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/teardown"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -109,4 +109,4 @@ func (c Config) watchesRuntime() bool {
 func (c Config) lockFile() string      { return c.RunDir + "/install.lock" }
 func (c Config) podSocket() string     { return path.Join(c.RunDir, agentapi.SocketName) }
 func (c Config) verdictFile() string   { return path.Join(c.RunDir, selfcheck.FileName) }
-func (c Config) decisionsFile() string { return path.Join(c.RunDir, podcache.KeptName) }
+func (c Config) decisionsFile() string { return path.Join(c.RunDir, decisions.KeptName) }

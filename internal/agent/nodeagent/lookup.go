@@ -54,7 +54,7 @@ func (n *node) keepDecisions() {
 		n.decisions.Keep(keeping, n.Config.decisionsFile(), n.Log)
 	})
 	n.work.Go(func() {
-		n.pods.RecordOutside(n.background, &n.decisions, func() (sidecar.Policy, error) {
+		n.decisions.RecordOutside(n.background, n.pods.Follow, func() (sidecar.Policy, error) {
 			conf, err := n.plugin()
 			return conf.Policy(), err
 		})

@@ -41,7 +41,7 @@ func (n *node) startRepair() {
 		o.Repair = &c.Repair
 	}
 	if audits {
-		o.Audit, o.Processes, o.Reported = c.Audit, n.podProcesses, n.decisions.Of
+		o.Audit, o.Processes = c.Audit, n.podProcesses
 	}
 	if pods := n.runPods(o); pods != nil && audits {
 		n.audit.Store(pods)
@@ -126,7 +126,7 @@ func (n *node) podOptions(of string) nodepods.Options {
 		o.Find = c.Places.Find
 	}
 	if n.pods != nil {
-		o.Follow = n.pods.Follow // one watch serves lookups, repair and audit
+		o.Follow, o.Reported = n.pods.Follow, n.decisions.Of // one watch serves lookups, repair and audit
 	}
 	return o
 }

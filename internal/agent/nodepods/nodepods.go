@@ -23,7 +23,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/kube"
-	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
@@ -56,8 +55,6 @@ type Options struct {
 	Audit  auditor.Settings
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
 	Processes func(context.Context) (map[string][]sandbox.Process, error)
-	// Reported returns the latest decision about a pod, by whether a runtime's UID is the pod's; nil knows none.
-	Reported func(is func(uid string) bool) (agentapi.Report, bool)
 
 	// Workers and PodTimeout are those of podwork.
 	Workers    int
@@ -108,7 +105,7 @@ func newController(o Options, once bool) (c *Controller, err error) {
 		API: o.API, Metrics: o.Metrics, Settings: o.Audit, Processes: o.Processes, Env: &c.pods.Env, Pods: audited{c.pods}, Selects: c.selects,
 	})
 	c.Explainer = explain.New(explain.Options{
-		API: o.API, Auditor: c.auditor, Env: &c.pods.Env, Look: c.pods.Look, Present: c.present, Reported: o.Reported,
+		API: o.API, Auditor: c.auditor, Env: &c.pods.Env, Look: c.pods.Look, Present: c.present,
 	})
 	if o.Repair != nil {
 		c.repair, err = racerepair.New(racerepair.Options{
@@ -161,6 +158,9 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, m *memory) 
 		}
 	}
 	auditErr := c.auditor.Reconcile(ctx, t, &m.audit, done)
+	if state, inspected := m.audit.State(); inspected && m.repair.Audit(state) {
+		t.Again(0)
+	}
 	m.state = stateOf(t.Pod, m)
 	return errors.Join(err, auditErr)
 }

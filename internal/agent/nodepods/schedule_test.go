@@ -321,6 +321,7 @@ func TestTriggers(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
 	l.want(audit.Captured, "")
+	l.waitForWorker() // a step of the clock in a turn would make the pod a slow one
 	state := func() audit.State { return l.controller.Pods()[0].State }
 	times := map[time.Time]bool{l.checked(): true}
 	for i := range 5 {
@@ -373,6 +374,7 @@ func TestSettingsOfARunningPodApplyFromItsNextStart(t *testing.T) {
 	l.publish(nil)
 	agenttest.Eventually(t, "the annotation is no trigger", func() bool { return l.check().State == audit.Drifted })
 	for range 3 {
+		l.waitForWorker() // a turn that is not over would time out by the step
 		l.clock.Step(10 * time.Minute)
 		l.want(audit.Drifted, "until it is restarted")
 	}

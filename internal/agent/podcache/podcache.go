@@ -2,12 +2,10 @@
 // request to the API server and no credential on the node.
 //
 // It promises that an answer is about the requested pod, by its UID; that a pod which the watch has not delivered is fetched
-// once, however many plugins request it; that only the fields of a pod which decide are kept; and that the last decisions are
-// known after a restart, with those that plugins do not report. If the cache cannot answer with certainty it returns an error,
-// and the plugin requests the pod from the API server.
+// once, however many plugins request it; and that only the fields of a pod which decide are kept. If the cache cannot answer with
+// certainty it returns an error, and the plugin requests the pod from the API server.
 //
-// Start reading at Store. trim.go has the fields that are kept, serve.go the socket's answers, ring.go the decisions, outside.go
-// those that plugins do not report, keep.go the file of the decisions.
+// Start reading at Store. trim.go has the fields that are kept, serve.go the socket's answers.
 package podcache
 
 import (

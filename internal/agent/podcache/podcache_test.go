@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -180,7 +181,7 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 // newService returns a service; post sends a report to it.
 func newService(t *testing.T) (s *Service, post func(text string) (status int)) {
 	t.Helper()
-	s = &Service{Ring: &Ring{}, Metrics: metrics.New(""), Store: newStore(t, kubetest.NewServer(t))}
+	s = &Service{Ring: &decisions.Ring{}, Metrics: metrics.New(""), Store: newStore(t, kubetest.NewServer(t))}
 	return s, func(text string) int { return s.request(t, http.MethodPost, "/v1/report", text).Code }
 }
 
@@ -311,7 +312,7 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 	if after := used(); after > before+bound {
 		t.Errorf("%d bytes more for %d reports", after-before, reports)
 	}
-	if got := service.Ring.Page(math.MaxUint64, remembered); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
+	if got := service.Ring.Page(math.MaxUint64, 512); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
 		t.Errorf("%d reports, %+v", len(got), got[0])
 	}
 }

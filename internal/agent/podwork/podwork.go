@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
@@ -45,6 +46,8 @@ type Env struct {
 	Plugin func() (cniconf.NetConf, error)
 	// Find finds the network namespace of a pod of this node; nil where the namespaces cannot be reached.
 	Find func(context.Context, sandbox.Pod) (*sandbox.Namespace, error)
+	// Reported returns the latest decision about a pod, by whether a runtime's UID is the pod's; nil knows none.
+	Reported func(is func(uid string) bool) (agentapi.Report, bool)
 	// Node is the node whose pods are worked on, "" for all nodes, whose namespaces cannot be reached.
 	Node string
 	// ToolPath is the search path of iptables, as in $PATH.
@@ -202,6 +205,9 @@ func (e *Env) withTimeout(ctx context.Context, d time.Duration, problem string) 
 
 // Sleep waits for d, by the controller's clock, or the end of ctx.
 func (e *Env) Sleep(ctx context.Context, d time.Duration) {
+	if d <= 0 { // for which a fake clock would wait
+		return
+	}
 	select {
 	case <-ctx.Done():
 	case <-e.Clock.After(d):

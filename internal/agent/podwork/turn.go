@@ -9,6 +9,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -94,9 +95,19 @@ func (t *Turn) InNamespace(ctx context.Context, fn func(redirection.Namespace) e
 	return fn(t.space(t.found.Namespace))
 }
 
+// Report returns the plugin's own latest decision about the pod, if the agent knows one.
+func (t *Turn) Report() (r agentapi.Report, known bool) {
+	if t.Reported == nil {
+		return r, false
+	}
+	r, known = t.Reported(t.Pod.Is)
+	return r, known && r.Command == "ADD"
+}
+
 func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
+	report, _ := t.Report()
 	found, err := t.Find(ctx, sandbox.Pod{
-		Namespace: t.Pod.Facts.Namespace, Name: t.Pod.Facts.Name, UID: t.Pod.Facts.UID, Addresses: t.Pod.Addresses,
+		Namespace: t.Pod.Facts.Namespace, Name: t.Pod.Facts.Name, UID: t.Pod.Facts.UID, Addresses: t.Pod.Addresses, Sandbox: report.Container,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("finding the pod's network namespace: %w", err)

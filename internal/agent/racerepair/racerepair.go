@@ -78,8 +78,10 @@ type Memory struct {
 	deleted bool
 	// deleteAfter is the time at which the rate limit allows the deletion, zero before the first reason to delete.
 	deleteAfter time.Time
-	// repairedAt is the time of the last inspection that found the rules in place, or of the last repair.
+	// repairedAt is the time of the last inspection that found the rules in place, of the last repair, or of the plugin's report.
 	repairedAt time.Time
+	// byReport reports that it is that of the report and no inspection has confirmed it, doubted that a report does not count.
+	byReport, doubted bool
 	// missingSince is the time of the first inspection that found no rules.
 	missingSince time.Time
 	// refusedAt is the time of the last refusal of a deletion or label beside repair in place.
@@ -90,8 +92,21 @@ type Memory struct {
 	failures int
 }
 
+// Audit takes the audit's state of the pod. It returns true if that contradicts the plugin's report: then the pod needs another turn.
+func (m *Memory) Audit(state metrics.PodState) (contradicts bool) {
+	if !m.byReport || state == metrics.PodUnknown {
+		return false
+	}
+	m.byReport = false
+	if contradicts = state != metrics.PodRedirected; contradicts {
+		m.repairedAt, m.doubted = time.Time{}, true
+	}
+	return contradicts
+}
+
 // OtherSandbox resets what describes the pod's network namespace.
 func (m *Memory) OtherSandbox() {
+	m.doubted, m.byReport = m.doubted || !m.repairedAt.IsZero(), false // a report may be about the previous one
 	m.repairedAt, m.missingSince, m.failures = time.Time{}, time.Time{}, 0
 }
 
@@ -171,7 +186,7 @@ func (w *work) inspect(ctx context.Context) error {
 		return nil
 	}
 	rules := repair.InPlaceRules
-	if w.memory.repairedAt.IsZero() {
+	if w.memory.repairedAt.IsZero() && !w.reported() {
 		var err error
 		if rules, err = w.compare(ctx); err != nil {
 			const unknown = "it is unknown whether the traffic is redirected: "
@@ -194,6 +209,20 @@ func (w *work) inspect(ctx context.Context) error {
 		w.once(ctx, podwork.ReasonDrifted, "the pod runs with other rules than the current ones, which apply from its next start on")
 	}
 	return nil
+}
+
+// reported takes the report of a plugin that has redirected the pod for the first inspection. That is safe where the pod is audited: its
+// inspection is due at once as well, within the budget of the audit, and a pod that it finds in another state is inspected here then. A
+// failed validation is acted upon whatever was reported.
+func (w *work) reported() bool {
+	if !w.Audited || w.memory.doubted || !w.captured() {
+		return false
+	}
+	report, known := w.Report()
+	if known = known && report.Captured && report.Error == ""; known {
+		w.memory.repairedAt, w.memory.byReport = report.Time, true
+	}
+	return known
 }
 
 // compare reads the rules in the namespace. If the plugin would refuse the pod, any rules of the mesh are other rules.

@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
@@ -38,10 +39,13 @@ type Entry struct {
 // Uses reports whether a type of plugin made the sandbox.
 func (e Entry) Uses(plugin string) bool { return slices.Contains(e.Plugins, plugin) }
 
-// Walk calls visit with each file of the cache in the order of their names: its content, or the error of reading it. It
-// ends at the first error of visit and returns that. Files is how many there are, zero if the directory cannot be listed.
-func Walk(dir string, visit func(name string, data []byte, err error) error) (files int, err error) {
-	names, err := hostfs.List(dir, nil)
+// Of reports whether a file is about a sandbox, by its name: NETWORK-SANDBOX-INTERFACE.
+func Of(name, sandbox string) bool { return strings.Contains(name, "-"+sandbox+"-") }
+
+// Walk calls visit with each file of the cache, or those that which selects, in the order of their names: its content, or the error of
+// reading it. It ends at the first error of visit and returns that. Files is how many there are, zero if the directory cannot be listed.
+func Walk(dir string, which func(name string) bool, visit func(name string, data []byte, err error) error) (files int, err error) {
+	names, err := hostfs.List(dir, which)
 	if err != nil {
 		return 0, err
 	}

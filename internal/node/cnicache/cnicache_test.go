@@ -56,7 +56,7 @@ func TestWalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	files, err := Walk(dir, func(name string, data []byte, err error) error {
+	files, err := Walk(dir, nil, func(name string, data []byte, err error) error {
 		got = append(got, fmt.Sprintf("%s %s %v", name, data, err != nil))
 		return nil
 	})
@@ -64,10 +64,10 @@ func TestWalk(t *testing.T) {
 		t.Errorf("got %q of %d files, %v", got, files, err)
 	}
 	stop := errors.New("enough")
-	if _, err := Walk(dir, func(string, []byte, error) error { return stop }); !errors.Is(err, stop) {
+	if _, err := Walk(dir, nil, func(string, []byte, error) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("it goes on after %v", err)
 	}
-	if _, err := Walk(dir+"/none", nil); !errors.Is(err, os.ErrNotExist) {
+	if _, err := Walk(dir+"/none", nil, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
 }
@@ -84,7 +84,8 @@ func TestParse_EntriesOfLibcni(t *testing.T) {
 	}})
 	check.OK(t, err)
 	want := Entry{Kind: Kind, Plugins: []string{"a", "b"}, NetNS: "/run/netns/1", Namespace: "shop", Name: "web", UID: "u"}
-	files, err := Walk(dir+"/results", func(_ string, data []byte, err error) error {
+	ofC1 := func(name string) bool { return Of(name, "c1") && !Of(name, "c") && !Of(name, "1") }
+	files, err := Walk(dir+"/results", ofC1, func(_ string, data []byte, err error) error {
 		if got, ok := Parse(data); !ok || !cmp.Equal(got, want) {
 			t.Errorf("got %+v, %v", got, ok)
 		}

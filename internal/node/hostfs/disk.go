@@ -52,6 +52,16 @@ func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
 	return wrapPath("writing", path, err)
 }
 
+// Append appends to an existing regular file, which is no link. A crash can leave a part of the data.
+func (Disk) Append(path string, data []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // the caller's own file
+	if err == nil {
+		_, err = file.Write(data)
+		err = errors.Join(err, file.Close())
+	}
+	return wrapPath("appending to", path, err)
+}
+
 func (d Disk) fill(temp *os.File, data []byte, mode fs.FileMode, old fs.FileInfo) error {
 	if err := d.write(temp, data); err != nil {
 		return err

@@ -387,7 +387,7 @@ func TestDo_Again(t *testing.T) { //nolint:paralleltest // it counts the entries
 	path, other := netnstest.New(t), netnstest.New(t)
 	space := netnstest.Open(t, path)
 	before := netns.Entries()
-	step := func() error { in(t, path); return nil }
+	step := func() error { in(t, path); return nil } //nolint:unparam // as Do takes it
 	err := space.Do(func() error {
 		thread := unix.Gettid()
 		for range 3 {

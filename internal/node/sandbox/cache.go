@@ -11,13 +11,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
 )
 
+// searchSandbox searches the entries about the reported sandbox alone. What it finds is checked as any entry; if it is not the pod's
+// namespace the search goes on as without a report.
+func (s *search) searchSandbox(ctx context.Context) error {
+	err := s.searchEntries(ctx, func(name string) bool { return cnicache.Of(name, s.pod.Sandbox) })
+	s.searched, s.cacheDenies = nil, false // the next stage has them, and newer entries
+	return err
+}
+
 // searchCache searches libcni's cache for the pod's name. A failure there does not end the search.
-func (s *search) searchCache(ctx context.Context) error {
+func (s *search) searchCache(ctx context.Context) error { return s.searchEntries(ctx, nil) }
+
+func (s *search) searchEntries(ctx context.Context, which func(name string) bool) error {
 	if s.places.Cache == "" {
 		return nil
 	}
 	place := Searched{Source: FromCache, Place: s.view.Existing(s.places.Cache)[0]}
-	files, err := cnicache.Walk(place.Place, func(name string, data []byte, err error) error {
+	files, err := cnicache.Walk(place.Place, which, func(name string, data []byte, err error) error {
 		switch {
 		case err != nil:
 			place.fail(err)

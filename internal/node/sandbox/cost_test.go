@@ -132,3 +132,50 @@ func open(t *testing.T, pattern string, paths []string) int {
 	}
 	return count
 }
+
+// TestFind_ReportedSandbox reads one entry of the cache, and all of them if that is not the pod's namespace.
+func TestFind_ReportedSandbox(t *testing.T) { //nolint:paralleltest // it counts what the process reads
+	n := newFixture(t)
+	const entries, size = 200, 4 << 10
+	pod := podOf("10.78.2.1")
+	for i := range entries {
+		other := sandbox.Pod{Namespace: pod.Namespace, Name: fmt.Sprint("other-", i), UID: fmt.Sprint("u", i)}
+		n.Cached(fmt.Sprint("sandbox", i), other, "/nowhere", func(entry map[string]any) { entry["more"] = strings.Repeat("x", size) })
+	}
+	n.Cached("old", pod, n.Kept(namespace(t, "10.78.2.2/32"), "old"))
+	n.Cached("stale", pod, n.Kept(namespace(t, "10.78.2.1/32"), "stale"))
+	current := n.Kept(namespace(t, "10.78.2.1/32"), "current")
+	n.Cached("current", pod, current)
+	for reported, want := range map[string]struct {
+		cause error
+		most  int // bytes
+	}{
+		"current": {nil, 32 << 10},
+		"old":     {sandbox.ErrAmbiguous, entries * 2 * size},
+		"gone":    {sandbox.ErrAmbiguous, entries * 2 * size},
+		"":        {sandbox.ErrAmbiguous, entries * 2 * size},
+	} {
+		pod.Sandbox = reported
+		before := bytesRead(t)
+		found, err := n.Find(t.Context(), pod)
+		if got := bytesRead(t) - before; got > want.most || !errors.Is(err, want.cause) {
+			t.Errorf("sandbox %q: %d bytes were read, %v", reported, got, err)
+		}
+		if err == nil {
+			if found.Inode() != sandboxtest.Inode(t, current) || found.Source != sandbox.FromCache {
+				t.Errorf("sandbox %q: found %s", reported, found.Place)
+			}
+			found.Close()
+		}
+	}
+}
+
+// bytesRead is what this process has read (proc_pid_io(5)).
+func bytesRead(t *testing.T) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/io")
+	if _, scanErr := fmt.Sscanf(string(text), "rchar: %d", &n); err != nil || scanErr != nil {
+		t.Fatal(err, scanErr)
+	}
+	return n
+}

@@ -25,7 +25,7 @@ func (s *search) dropForeign(ctx context.Context) error {
 	}
 	s.walkProcesses(ctx)
 	if s.places.Cache != "" { // a missing cache has no record
-		_, _ = cnicache.Walk(s.view.Existing(s.places.Cache)[0], func(_ string, data []byte, err error) error {
+		_, _ = cnicache.Walk(s.view.Existing(s.places.Cache)[0], nil, func(_ string, data []byte, err error) error {
 			if err == nil {
 				s.readOwner(data)
 			}

@@ -31,6 +31,9 @@ type Pod struct {
 	Namespace, Name, UID string
 	// Addresses are those of status.podIPs. Without any only libcni's cache can identify the pod's namespace.
 	Addresses []netip.Addr
+	// Sandbox is the ID of the pod's sandbox as the plugin reported it, "" where it is not known. Entries of libcni's cache about it are
+	// read first, and no others if they lead to the pod's namespace.
+	Sandbox string
 }
 
 // Places are searched. All but Roots are paths of the node, which are resolved by each search: a runtime makes its
@@ -150,6 +153,9 @@ func (s *search) run(ctx context.Context) (found *Namespace, err error) {
 	defer s.host.Close()
 	defer func() { s.drop(func(c candidate) bool { return c.Namespace != found }) }()
 	stages := []func(context.Context) error{s.searchCache}
+	if s.pod.Sandbox != "" {
+		stages = slices.Insert(stages, 0, s.searchSandbox)
+	}
 	if len(s.pod.Addresses) > 0 {
 		stages = append(stages, s.searchMounts, s.searchProcesses)
 	}

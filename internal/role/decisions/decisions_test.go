@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	ring "github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
@@ -28,7 +29,7 @@ const hostile = "<\x1b[2J\u009b2J\x7f\u202e\u200b\r\n2026-11-22T00:00:00Z  shop/
 // serve returns the socket of an agent that has reports of plugins.
 func serve(t *testing.T, reports ...agentapi.Report) string {
 	t.Helper()
-	service := podcache.Service{Ring: &podcache.Ring{}, Metrics: metrics.New("")}
+	service := podcache.Service{Ring: &ring.Ring{}, Metrics: metrics.New("")}
 	for _, r := range reports {
 		body, err := json.Marshal(r)
 		if err != nil {

@@ -1,3 +1,7 @@
+//go:build measure
+
+// A measurement that is no part of a plain run.
+
 package installer_test
 
 import (
@@ -30,7 +34,7 @@ var before = flag.String("before", "", "a program to measure beside this one") /
 // BenchmarkNewPods measures the CPU time of the node agent, with audit and repair, for each of newPods pods that start: a process that
 // watches an API server in protobuf and serves the plugins, which write real rules by a real chain. A figure needs no more than
 //
-//	go test -run '^$' -bench NewPods -benchtime 4x -count 1 ./internal/role/installer [-args -before /path/of/another/program]
+//	go test -tags measure -run '^$' -bench NewPods -benchtime 4x ./internal/role/installer [-args -before /path/of/another/program]
 //
 // in which the programs take turns.
 func BenchmarkNewPods(b *testing.B) {

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -33,7 +34,7 @@ import (
 type agent struct {
 	*kubetest.Server
 
-	ring podcache.Ring
+	ring decisions.Ring
 	// calls are the requests that it got.
 	calls atomic.Int64
 

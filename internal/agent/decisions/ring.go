@@ -1,4 +1,11 @@
-package podcache
+// Package decisions has the last decisions about the node's pods: what plugins reported, and the pods that they left alone without a
+// report.
+//
+// It promises that neither kind displaces the other; that they are known to the next agent, also if this one is killed; and that no
+// report is dropped for its size or its content.
+//
+// Start reading at Ring. serve.go has the socket's requests, outside.go the pods without a report, keep.go the file.
+package decisions
 
 import (
 	"slices"
@@ -18,8 +25,8 @@ type Ring struct {
 	plugin, watch []agentapi.Report
 	// last is the number of the latest report.
 	last uint64
-	// changes counts the changes, for Keep.
-	changes uint64
+	// unusable reports that the file of the previous agent is to be replaced.
+	unusable bool
 }
 
 // Add stores a trimmed report of a plugin, in place of the oldest if there are too many. It replaces an entry of the watch for
@@ -27,6 +34,15 @@ type Ring struct {
 func (r *Ring) Add(one agentapi.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.add(one)
+}
+
+// add needs the lock.
+func (r *Ring) add(one agentapi.Report) {
+	if one.Source == agentapi.SourceWatch {
+		r.watch = r.push(r.watch, one)
+		return
+	}
 	if decided(one) {
 		r.watch = slices.DeleteFunc(r.watch, func(w agentapi.Report) bool { return w.UID == one.UID })
 	}
@@ -51,7 +67,6 @@ func decided(r agentapi.Report) bool { return r.Error == "" && r.UID != "" }
 // push needs the lock.
 func (r *Ring) push(to []agentapi.Report, one agentapi.Report) []agentapi.Report {
 	r.last++
-	r.changes++
 	one.Number = r.last
 	if len(to) == remembered {
 		to[0] = agentapi.Report{} // its texts are garbage from now on, and not only when append moves the others

@@ -1,4 +1,4 @@
-package podcache
+package decisions
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
@@ -90,46 +91,108 @@ func TestDecisionsOutliveARestart(t *testing.T) {
 	}
 }
 
-// TestTheFileIsWrittenAfterAChangeAndAfterItsRemoval, and not otherwise.
-func TestTheFileIsWrittenAfterAChangeAndAfterItsRemoval(t *testing.T) {
+// TestKeep_Appends: a report costs its own line, and the file is written anew only after its removal or a foreign change.
+func TestKeep_Appends(t *testing.T) {
 	file := filepath.Join(t.TempDir(), KeptName)
 	var r Ring
-	saved, err := r.save(file, 0)
-	if _, missing := os.Stat(file); err != nil || missing == nil {
-		t.Errorf("an empty ring has a file: %v", err)
-	}
-	write := func(want bool) {
+	k := keeper{ring: &r, file: file}
+	save := func() {
 		t.Helper()
-		before, _ := os.Stat(file)
-		if saved, err = r.save(file, saved); err != nil {
+		if err := k.save(); err != nil {
 			t.Fatal(err)
 		}
-		if after, _ := os.Stat(file); os.SameFile(before, after) == want {
-			t.Errorf("written: %v", !want)
+	}
+	if save(); k.size != 0 {
+		t.Error("an empty ring has a file")
+	}
+	var before os.FileInfo
+	wants := func(what string, same bool, pods ...string) {
+		t.Helper()
+		save()
+		after, err := os.Stat(file)
+		if err != nil || before != nil && same && !os.SameFile(before, after) {
+			t.Errorf("%s: it is written anew, %v", what, err)
+		}
+		before = after
+		again, log := restored(file)
+		if got := names(again.Page(math.MaxUint64, 9)); !slices.Equal(got, pods) || log != "" {
+			t.Errorf("%s: the file has %q, %s", what, got, log)
 		}
 	}
 	r.Add(report("a", nil))
-	write(true)
-	write(false)
+	wants("the first one", true, "a")
+	written := before.ModTime()
+	if wants("no change", true, "a"); !before.ModTime().Equal(written) {
+		t.Error("it is written without a change")
+	}
+	r.enterOutside("b")
+	wants("a pod outside", true, "b", "a")
+	r.Add(report("b", nil))
+	wants("its report", true, "b", "a")
+	if text, err := os.ReadFile(file); err != nil || bytes.Count(text, []byte("\n")) != 4 {
+		t.Errorf("the file has %s, %v", text, err)
+	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	write(true)
-	if again, _ := restored(file); len(again.Page(math.MaxUint64, 9)) != 1 {
-		t.Error("the file has no report")
+	wants("a removal", false, "b", "a")
+	if err := os.Truncate(file, 40); err != nil {
+		t.Fatal(err)
+	}
+	wants("a foreign change", false, "b", "a")
+}
+
+// TestRestore_KilledWithinALine: what was complete is there.
+func TestRestore_KilledWithinALine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), KeptName)
+	text, err := printKept([]agentapi.Report{report("a", nil), report("b", nil)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = os.WriteFile(file, text[:len(text)-20], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, log := restored(file)
+	if got := names(r.Page(math.MaxUint64, 9)); !slices.Equal(got, []string{"a"}) || log != "" {
+		t.Errorf("got %q, %s", got, log)
+	}
+	r.Add(report("c", nil))
+	k := keeper{ring: r, file: file}
+	if err = k.save(); err != nil {
+		t.Fatal(err)
+	}
+	if r, log = restored(file); len(r.Page(math.MaxUint64, 9)) != 2 || log != "" {
+		t.Errorf("got %q, %s", names(r.Page(math.MaxUint64, 9)), log)
+	}
+}
+
+// TestRestore_EarlierVersion: an upgrade of the agent loses no decision.
+func TestRestore_EarlierVersion(t *testing.T) {
+	file := filepath.Join(t.TempDir(), KeptName)
+	lines, err := printLines([]agentapi.Report{report("b", nil), outsideOf("a")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err = os.WriteFile(file, append([]byte(`{"version":1,"reports":2}`+"\n"), lines...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, log := restored(file)
+	if got := names(r.Page(math.MaxUint64, 9)); !slices.Equal(got, []string{"b", "a"}) || log != "" {
+		t.Errorf("got %q, %s", got, log)
 	}
 }
 
 func TestAFileThatCannotBeUsedIsReplaced(t *testing.T) {
 	line, _ := json.Marshal(report("a", nil))
 	for text, cause := range map[string]string{
-		"":                          "line 1: EOF",
-		"\x00\x00\x00":              "line 1",
-		`{"version":2,"reports":0}`: "version 2",
-		`[]`:                        "line 1",
-		`{"version":1,"reports":2}` + string(line): "1 reports, and its first line says 2",
-		`{"version":1,"reports":1}{"pod":`:         "line 2",
-		strings.Repeat(" ", maxKept+1):             "at most 4194304 bytes",
+		"":              "line 1: unexpected end",
+		"\x00\x00\x00":  "line 1",
+		`{"version":3}`: "version 3",
+		`[]`:            "line 1",
+		`{"version":1,"reports":2}` + "\n" + string(line): "1 reports, and its first line says 2",
+		`{"version":1,"reports":1}` + "\n" + `{"pod":`:    "line 2",
+		`{"version":2}` + "\n" + `{"pod":` + "\n":         "line 2",
+		strings.Repeat(" ", maxKept+1):                    "at most 4194304 bytes",
 	} {
 		file := filepath.Join(t.TempDir(), KeptName)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -139,7 +202,7 @@ func TestAFileThatCannotBeUsedIsReplaced(t *testing.T) {
 		if strings.Count(log, "\n") != 1 || !strings.Contains(log, cause) || len(r.Page(math.MaxUint64, 9)) != 0 {
 			t.Errorf("%.40q: %s", text, log)
 		}
-		if _, err := r.save(file, 0); err != nil {
+		if err := (&keeper{ring: r, file: file}).save(); err != nil {
 			t.Error(err)
 		}
 		if _, log = restored(file); log != "" {
@@ -162,7 +225,7 @@ func TestTheFileIsBounded(t *testing.T) {
 		one.Trim()
 		r.Add(one)
 	}
-	if _, err := r.save(file, 0); err != nil {
+	if err := (&keeper{ring: &r, file: file}).save(); err != nil {
 		t.Fatal(err)
 	}
 	again, log := restored(file)
@@ -222,12 +285,17 @@ func TestAReportIsNotRepeated(t *testing.T) {
 // TestPodsOutsideAreEntered from the watch of the node: once each, with reason and start, after their ADD.
 func TestPodsOutsideAreEntered(t *testing.T) {
 	server := kubetest.NewServer(t)
-	s := newStore(t, server)
+	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Close)
 	var ring Ring
-	agenttest.Go(t, s.Run)
 	policy := sidecar.Policy{ExcludeNamespaces: []string{"quiet"}}
 	agenttest.Go(t, func(ctx context.Context) {
-		s.RecordOutside(ctx, &ring, func() (sidecar.Policy, error) { return policy, nil })
+		ring.RecordOutside(ctx, func(ctx context.Context, l kube.Listener[kube.Pod]) {
+			api.WatchPods(ctx, kube.PodScope{Node: "n"}, l)
+		}, func() (sidecar.Policy, error) { return policy, nil })
 	})
 	publish := func(namespace, name, metadata, spec, status string) {
 		server.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":%q,"name":%q,"uid":%q%s},

@@ -1,4 +1,4 @@
-package podcache
+package decisions
 
 import (
 	"context"
@@ -27,17 +27,19 @@ type outside struct {
 	entered map[string]sidecar.Reason
 }
 
-// RecordOutside enters each pod that the plugin leaves alone by its own decision into the ring, once per pod and reason, until
-// ctx ends: the plugin does not report pods that the runtime's annotations show to be outside of the mesh, as that would double
+// RecordOutside enters each pod that follow notifies of and that the plugin leaves alone by its own decision, once per pod and reason,
+// until ctx ends: the plugin does not report pods that the runtime's annotations show to be outside of the mesh, as that would double
 // the cost of their ADD. A pod is entered once it has an address, as its ADD is over then.
-func (s *Store) RecordOutside(ctx context.Context, ring *Ring, policy func() (sidecar.Policy, error)) {
+func (r *Ring) RecordOutside(
+	ctx context.Context, follow func(context.Context, kube.Listener[kube.Pod]), policy func() (sidecar.Policy, error),
+) {
 	o := &outside{
-		ring: ring, policy: policy, changed: map[types.NamespacedName]kube.Pod{}, wake: make(chan struct{}, 1),
+		ring: r, policy: policy, changed: map[types.NamespacedName]kube.Pod{}, wake: make(chan struct{}, 1),
 		entered: map[string]sidecar.Reason{},
 	}
 	var worker sync.WaitGroup
 	worker.Go(func() { o.work(ctx) })
-	s.Follow(ctx, kube.Listener[kube.Pod]{
+	follow(ctx, kube.Listener[kube.Pod]{
 		OnUpdate: func(p kube.Pod) {
 			if len(p.Addresses) > 0 && !p.Started.IsZero() {
 				o.change(func() { o.changed[p.Key()] = p })

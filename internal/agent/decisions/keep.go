@@ -1,0 +1,188 @@
+package decisions
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+)
+
+// KeptName is the name of the ring's file in the agent's run directory.
+const KeptName = "decisions.json"
+
+const (
+	// saveInterval is the least time between two writes of the file: a killed agent loses no more than that.
+	saveInterval = 3 * time.Second
+	// maxKept bounds the file, in bytes: when it is full it is written anew, without reports that the ring has dropped, nor the oldest.
+	maxKept  = 4 << 20
+	keptMode = 0o600 // reports quote pods
+	// keptVersion is that of the file's format: a line with kept, and one for each report in their order, to which later ones are
+	// appended. keptReversed is that of agents before: the latest report first, and their number in the first line.
+	keptVersion, keptReversed = 2, 1
+)
+
+// kept is the first line of the file.
+type kept struct {
+	Version int `json:"version"`
+	Reports int `json:"reports,omitempty"`
+}
+
+// Restore reads the reports of the previous agent, before the ring is used. A file that cannot be used is logged and replaced.
+func (r *Ring) Restore(file string, log *slog.Logger) {
+	_, _ = hostfs.Disk{}.Sweep(filepath.Dir(file), filepath.Base(file)) // of a write that was killed; a next start tries again
+	text, _, err := hostfs.ReadFile(file, maxKept)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	var all []agentapi.Report
+	if err == nil {
+		all, err = readKept(text)
+	}
+	if err != nil {
+		log.Warn("the saved decisions cannot be used, and are replaced", slog.String("file", file), slog.String("error", err.Error()))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unusable = err != nil
+	for _, one := range all {
+		one.Trim()
+		r.add(one)
+	}
+}
+
+// readKept parses the file's text. An agent that was killed may have left a part of the last line.
+func readKept(text []byte) (all []agentapi.Report, err error) {
+	first, lines, _ := bytes.Cut(text, []byte("\n"))
+	var head kept
+	if err := json.Unmarshal(first, &head); err != nil {
+		return nil, fmt.Errorf("line 1: %w", err)
+	}
+	if head.Version != keptVersion && head.Version != keptReversed {
+		return nil, fmt.Errorf("it has version %d of the format, and this agent reads version %d", head.Version, keptVersion)
+	}
+	for line := range bytes.Lines(lines) {
+		var one agentapi.Report
+		if err := json.Unmarshal(line, &one); err != nil && (head.Version == keptReversed || bytes.HasSuffix(line, []byte("\n"))) {
+			return nil, fmt.Errorf("line %d: %w", len(all)+2, err)
+		} else if err == nil {
+			all = append(all, one)
+		}
+	}
+	if head.Version == keptReversed {
+		if slices.Reverse(all); len(all) != head.Reports {
+			return nil, fmt.Errorf("it has %d reports, and its first line says %d", len(all), head.Reports)
+		}
+	}
+	return all, nil
+}
+
+// keeper writes the file of a ring.
+type keeper struct {
+	ring *Ring
+	file string
+	// saved is the number of the latest report in the file, size the file's as the keeper left it, 0 before its first write.
+	saved uint64
+	size  int
+}
+
+// Keep writes the file after changes of the ring, and when it is gone, until ctx ends, and then once more.
+func (r *Ring) Keep(ctx context.Context, file string, log *slog.Logger) {
+	k := keeper{ring: r, file: file}
+	problem := ""
+	interval := time.NewTicker(saveInterval)
+	defer interval.Stop()
+	for running := true; running; {
+		select {
+		case <-ctx.Done():
+			running = false
+		case <-interval.C:
+		}
+		err := k.save()
+		if err == nil {
+			problem = ""
+		} else if text := err.Error(); text != problem {
+			problem = text
+			log.WarnContext(ctx, "the decisions cannot be saved: a restart of the agent loses them", slog.String("error", text))
+		}
+	}
+}
+
+// since returns the reports with a number above after, in their order, and the latest number.
+func (r *Ring) since(after uint64) (all []agentapi.Report, last uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, part := range [][]agentapi.Report{r.plugin, r.watch} {
+		from, _ := slices.BinarySearchFunc(part, after+1, func(one agentapi.Report, n uint64) int { return cmp.Compare(one.Number, n) })
+		all = append(all, part[from:]...)
+	}
+	slices.SortFunc(all, func(a, b agentapi.Report) int { return cmp.Compare(a.Number, b.Number) })
+	return all, r.last
+}
+
+// save appends the reports that the file lacks. It writes the file anew the first time, if another process has changed it, and when it is
+// full.
+func (k *keeper) save() error {
+	added, last := k.ring.since(k.saved)
+	info, err := os.Lstat(k.file)
+	ours := err == nil && k.size > 0 && info.Mode().IsRegular() && info.Size() == int64(k.size)
+	if ours && last == k.saved || last == 0 && !k.ring.unusable {
+		return nil
+	}
+	lines, err := printLines(added)
+	if err != nil {
+		return err
+	}
+	if ours && k.size+len(lines) <= maxKept {
+		if err = (hostfs.Disk{}).Append(k.file, lines); err != nil {
+			k.size = 0
+			return err
+		}
+		k.saved, k.size = last, k.size+len(lines)
+		return nil
+	}
+	all, last := k.ring.since(0)
+	text, err := printKept(all)
+	if err == nil {
+		err = hostfs.Disk{}.WriteFile(k.file, text, keptMode)
+	}
+	if err == nil {
+		k.saved, k.size = last, len(text)
+	}
+	return err
+}
+
+func printLines(all []agentapi.Report) ([]byte, error) {
+	var lines bytes.Buffer
+	encoder := json.NewEncoder(&lines)
+	encoder.SetEscapeHTML(false)
+	for _, one := range all {
+		if err := encoder.Encode(one); err != nil {
+			return nil, err
+		}
+	}
+	return lines.Bytes(), nil
+}
+
+// printKept returns the text of a new file, with the latest reports that fit.
+func printKept(all []agentapi.Report) ([]byte, error) {
+	head, err := json.Marshal(kept{Version: keptVersion})
+	if err != nil {
+		return nil, err
+	}
+	lines, err := printLines(all)
+	for err == nil && len(head)+1+len(lines) > maxKept {
+		_, lines, _ = bytes.Cut(lines, []byte("\n"))
+	}
+	return slices.Concat(head, []byte("\n"), lines), err
+}
