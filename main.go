@@ -3,12 +3,18 @@
 package main
 
 import (
+	"context"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/early"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/bundle"
 	"github.com/meshcni/istio-cni/internal/role/decisions"
 	"github.com/meshcni/istio-cni/internal/role/doctor"
@@ -24,19 +30,18 @@ import (
 )
 
 func main() {
-	os.Exit(program().Run(os.Args[0], applet.Call{
-		Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv,
-		Terminal: func() int { return terminal.Columns(os.Stdout) },
-	}))
+	call := applet.Process()
+	call.Terminal = func() int { return terminal.Columns(os.Stdout) }
+	os.Exit(program().Run(os.Args[0], call))
 }
 
 func program() applet.Program {
 	return applet.Program{
-		Name:    "istio-cni",
+		Name:    cniconf.PluginType,
 		About:   "istio-cni redirects the traffic of Istio sidecar pods on a Kubernetes node.",
 		Version: version,
 		Roles: []applet.Role{
-			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: plugin.Run, Protocol: true},
+			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: runPlugin, Protocol: true},
 			{
 				Name: "iptables", Alias: "istio-iptables",
 				Summary: "programs, verifies, explains or removes the rules of a network namespace", Run: redirector.Run,
@@ -56,8 +61,23 @@ func program() applet.Program {
 			{Name: "bundle", Summary: "collects what a bug report needs", Run: bundle.Run, Protocol: true},
 			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},
 		},
-		Implicit: "plugin", ImplicitVar: "CNI_COMMAND",
+		Implicit: "plugin", ImplicitVar: early.Variable,
 	}
+}
+
+func runPlugin(c applet.Call) int { return early.Run(c, lookup) }
+
+// lookup is the plugin's look-up. The plugin does not import client-go, see package early.
+func lookup(ctx context.Context, kubeconfig string, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error) {
+	client, err := kube.NewClient(kube.Config{Kubeconfig: kubeconfig, Once: true})
+	if kube.ClassOf(err) == kube.InvalidConfig {
+		err = plugin.KubeconfigError{Err: err}
+	}
+	if err != nil {
+		return sidecar.Facts{}, 0, err
+	}
+	facts, err := client.Lookup(ctx, kube.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, budget)
+	return facts, client.Requests(), err
 }
 
 // version is called only for output, as a start of the plugin does not need the build information.

@@ -134,8 +134,19 @@ stamp() { # NAME
 # compile builds a program as it is released: static, stripped, without paths of this machine. RELEASE_VERSION is its version, else Go
 # derives one from the checkout. PROGRAM_CACHE is another build cache. Call stamp first.
 compile() { # FILE OS ARCH PACKAGE
+  local linked=$1.linked
   GOCACHE=${PROGRAM_CACHE:-$(go env GOCACHE)} CGO_ENABLED=0 GOOS=$2 GOARCH=$3 go build "-buildvcs=$vcs" -trimpath -tags "$tags" \
-    -ldflags "-s -w${RELEASE_VERSION:+ -X $(go list -m)/internal/applet.release=$RELEASE_VERSION}" -o "$1" "$4"
+    -ldflags "-s -w${RELEASE_VERSION:+ -X $(go list -m)/internal/applet.release=$RELEASE_VERSION}" -o "$linked" "$4"
+  lay "$linked" "$1"
+  rm "$linked"
+}
+
+# lay writes a program anew in large blocks. The linker writes it through a mapping, so that it lies in memory in single pages: each
+# start then costs up to 1.7 times as much.
+lay() { # FROM TO
+  rm -f "$2"
+  dd if="$1" of="$2" bs=64M status=none
+  chmod 755 "$2"
 }
 
 # packer builds bin/pack-image.

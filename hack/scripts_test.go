@@ -2,14 +2,20 @@
 package hack
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 )
 
 // run runs a command in the root of the repository.
@@ -62,6 +68,55 @@ func TestEndToEndTestsOfNothingFail(t *testing.T) {
 				t.Errorf("error %v, want one with %q:\n%s", err, want, out)
 			}
 		})
+	}
+}
+
+// TestAProgramIsLaidInLargeBlocks: the build writes a program anew, so that it has no more page faults than a file that is written at
+// once. How few these are depends on the kernel and its file system.
+func TestAProgramIsLaidInLargeBlocks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	linked, laid := filepath.Join(dir, "linked"), filepath.Join(dir, "laid")
+	content := bytes.Repeat([]byte("istio-cni"), 1<<20)
+	if err := os.WriteFile(linked, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// As the linker: through a mapping.
+	file, err := os.OpenFile(linked, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapped, err := func() ([]byte, error) {
+		if err := file.Truncate(int64(len(content))); err != nil {
+			return nil, err
+		}
+		return unix.Mmap(int(file.Fd()), 0, len(content), unix.PROT_WRITE, unix.MAP_SHARED)
+	}()
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(mapped, content)
+	if err := errors.Join(unix.Munmap(mapped), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(t, nil, "bash", "-c", ". hack/lib.sh && lay $0 $1", linked, laid); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if got, err := os.ReadFile(laid); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("the content differs, error %v", err)
+	}
+	if info, err := os.Stat(laid); err != nil || info.Mode() != 0o755 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	whole := filepath.Join(dir, "whole")
+	if err := os.WriteFile(whole, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before, got, want := hostfstest.PageFaults(t, linked, unix.MADV_NORMAL), hostfstest.PageFaults(t, laid, unix.MADV_NORMAL),
+		hostfstest.PageFaults(t, whole, unix.MADV_NORMAL)
+	t.Logf("page faults: %d as linked, %d as laid, %d written at once", before, got, want)
+	if got > want+want/4+8 {
+		t.Errorf("%d page faults, want about %d", got, want)
 	}
 }
 

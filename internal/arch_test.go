@@ -37,6 +37,7 @@ const (
 // rings places each directory, subdirectories included.
 var rings = map[string]ring{
 	".":               ringMain,
+	"internal/early":  ringMain,
 	"internal/applet": ringApplet,
 	"internal/core":   ringCore,
 	"internal/node":   ringNode,

@@ -33,6 +33,7 @@
 //	the runtime's configuration   node/runtimeconf, agent/runtimedirs (which directories get the plugin)
 //	a file of the node            node/hostfs (writing), node/hostpath (paths), node/cnicache (libcni's cache)
 //	an API call                   kube (a watch, the pages of a list: watch.go); an event agent/eventrecorder
+//	the start of a process        early (the plugin before client-go), applet (which role)
 //	plugin and agent              node/agentapi, agent/podcache
 //	the agent as a whole          agent/nodeagent
 //	the self-test                 node/selfcheck

@@ -67,9 +67,11 @@ func section(r role, title string) ([][]string, error) {
 	return found, err
 }
 
+func runPlugin(c applet.Call) int { return plugin.Run(c, nil) }
+
 func exitCodes() (rows [][]string, err error) {
 	all := append([]command{
-		{"plugin", plugin.Run}, {"iptables", redirector.Run}, {"install", installer.Run}, {"taint", tainter.Run},
+		{"plugin", runPlugin}, {"iptables", redirector.Run}, {"install", installer.Run}, {"taint", tainter.Run},
 	}, commands...)
 	all = append(all, command{"kubectl istio-cni", func(c applet.Call) int { return fleet.Run(c, nil) }})
 	for _, c := range all {
@@ -85,7 +87,7 @@ func exitCodes() (rows [][]string, err error) {
 }
 
 func cniCodes() (rows [][]string, err error) {
-	found, err := section(plugin.Run, "CODES OF THE CNI ERROR OBJECT")
+	found, err := section(runPlugin, "CODES OF THE CNI ERROR OBJECT")
 	for _, m := range found {
 		rows = append(rows, []string{m[1], plain(m[2])})
 	}

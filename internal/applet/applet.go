@@ -9,6 +9,7 @@ package applet
 import (
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -33,6 +34,11 @@ type Call struct {
 	Getenv func(string) (string, bool)
 	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil.
 	Terminal func() int
+}
+
+// Process returns this start of the program.
+func Process() Call {
+	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // roles get it from here
 }
 
 // Role is one of the commands of the program.

@@ -223,13 +223,6 @@ func events() apiResource     { return apiResource{"", "v1", "events", "Event"} 
 func daemonSets() apiResource { return apiResource{"apps", "v1", "daemonsets", "DaemonSet"} }
 func leases() apiResource     { return apiResource{"coordination.k8s.io", "v1", "leases", "Lease"} }
 
-func (r apiResource) path() []string {
-	if r.group == "" {
-		return []string{"/api", r.version}
-	}
-	return []string{"/apis", r.group, r.version}
-}
-
 // call is one request. An empty name means the collection, an empty namespace a cluster-scoped object or all namespaces.
 type call struct {
 	verb            string // as in RBAC
@@ -257,7 +250,11 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	verb := map[string]string{
 		"create": http.MethodPost, "delete": http.MethodDelete, "update": http.MethodPut, "patch": http.MethodPatch,
 	}[c.verb]
-	r := to.Verb(cmp.Or(verb, http.MethodGet)).AbsPath(c.resource.path()...).MaxRetries(0).WarningHandlerWithContext(rest.NoWarnings{})
+	root := "/apis"
+	if c.resource.group == "" {
+		root = "/api"
+	}
+	r := to.Verb(cmp.Or(verb, http.MethodGet)).AbsPath(root, c.resource.group, c.resource.version).MaxRetries(0).WarningHandlerWithContext(rest.NoWarnings{})
 	r = r.NamespaceIfScoped(c.namespace, c.namespace != "").Resource(c.resource.plural).SubResource(c.part)
 	if c.name != "" {
 		r = r.Name(c.name)

@@ -37,7 +37,12 @@ func (d DaemonSet) Fits(node Node) (fits bool, why string) {
 		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
 	}, wants.Tolerations...)
 	for _, taint := range node.Taints {
-		tolerated := slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool { return tolerates(t, taint) })
+		tolerated := slices.ContainsFunc(tolerations, func(t corev1.Toleration) bool {
+			if t.Operator != "" && t.Operator != corev1.TolerationOpEqual {
+				t.Operator = corev1.TolerationOpExists
+			}
+			return t.ToleratesTaint(logr.Discard(), &taint, false)
+		})
 		if taint.Effect == corev1.TaintEffectNoExecute && !tolerated {
 			return false, clean(fmt.Sprintf("it does not tolerate the taint %s=%s:%s", taint.Key, taint.Value, taint.Effect))
 		}
@@ -65,11 +70,4 @@ func (n Node) matches(term corev1.NodeSelectorTerm) bool {
 		}
 	}
 	return len(term.MatchFields)+len(term.MatchExpressions) > 0
-}
-
-func tolerates(toleration corev1.Toleration, taint corev1.Taint) bool {
-	if toleration.Operator != "" && toleration.Operator != corev1.TolerationOpEqual {
-		toleration.Operator = corev1.TolerationOpExists
-	}
-	return toleration.ToleratesTaint(logr.Discard(), &taint, false)
 }

@@ -23,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
@@ -319,7 +318,10 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 	}
 	var events watch.Interface
 	if err == nil {
-		events, err = x.open(ctx, request)
+		events, err = request.Watch(ctx)
+		if err = errors.Join(x.unsent, err); err != nil { // client-go returns an empty watch for a reset connection
+			err = x.failure(ctx, err)
+		}
 	}
 	if failed, ok := errors.AsType[*Error](err); ok {
 		listing.Store(false) // the error below is the report
@@ -334,27 +336,12 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		r.works()
 	}
 	return watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
-		if endsList(event) {
-			listing.Store(false)
+		if is, err := meta.Accessor(event.Object); err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true" {
+			listing.Store(false) // the bookmark at the end of the initial list
 			x.received()
 		}
 		return r.reduce(parent, x, event), true
 	}), nil
-}
-
-// endsList reports whether an event is the bookmark at the end of an initial list.
-func endsList(event watch.Event) bool {
-	is, err := meta.Accessor(event.Object)
-	return err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
-}
-
-// open sends the request of a watch.
-func (x *exchange) open(ctx context.Context, request *rest.Request) (watch.Interface, error) {
-	events, err := request.Watch(ctx)
-	if err = errors.Join(x.unsent, err); err != nil { // client-go returns an empty watch for a reset connection
-		return nil, x.failure(ctx, err)
-	}
-	return events, nil
 }
 
 // reduce returns an event with its object reduced. An event that cannot be decoded becomes an ERROR, after which client-go

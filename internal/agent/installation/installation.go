@@ -175,17 +175,8 @@ func (c Config) host() (view hostpath.View) {
 	return view
 }
 
-// Update replaces the stanza in the desired state and wakes Run, which writes the stanza.
-func (i *Installation) Update(stanza cniconf.Stanza) {
-	i.change(func(w *cniconf.Want) { w.Stanza = stanza })
-}
-
-// DropIns sets whether the node's runtime loads drop-in files, which selects the mode when CNI_CONF_MODE is auto.
-func (i *Installation) DropIns(known cniconf.Support) {
-	i.change(func(w *cniconf.Want) { w.DropIns = known })
-}
-
-func (i *Installation) change(change func(*cniconf.Want)) {
+// Change changes the stanza of the desired state, or whether the node's runtime loads drop-in files, and wakes Run.
+func (i *Installation) Change(change func(*cniconf.Want)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	before := i.config.Want
@@ -297,7 +288,7 @@ func (i *Installation) usable() error {
 			return &WaitingError{For: fmt.Sprintf("waiting for the program %q before the stanza is put in", file)}
 		}
 	}
-	if file, err := i.config.kubeconfigFile(); err != nil || !exists(file) {
+	if file, err := i.config.KubeconfigFile(); err != nil || !exists(file) {
 		return &WaitingError{For: fmt.Sprintf("waiting for the kubeconfig %q before the stanza is put in", file)}
 	}
 	return nil

@@ -31,7 +31,7 @@ var errServiceAccount = errors.New("reading the service account")
 
 // kubeconfig writes the file that the stanza refers to.
 func (i *Installation) kubeconfig() (bool, error) {
-	file, err := i.config.kubeconfigFile()
+	file, err := i.config.KubeconfigFile()
 	if err != nil {
 		return false, err
 	}
@@ -58,9 +58,6 @@ func (i *Installation) kubeconfig() (bool, error) {
 	i.did("wrote kubeconfig", slog.String("file", file), slog.String("server", server), slog.Int("ca_bytes", len(authority)))
 	return true, nil
 }
-
-// KubeconfigFile returns the path of the plugin's kubeconfig, as this process sees it.
-func (i *Installation) KubeconfigFile() (string, error) { return i.config.kubeconfigFile() }
 
 // RenewKubeconfig writes the kubeconfig with the present credentials, and nothing else of the installation.
 func (i *Installation) RenewKubeconfig() error {
@@ -127,8 +124,9 @@ func serviceAccount(err error) error {
 	return fmt.Errorf("%w: %w", errServiceAccount, err)
 }
 
-// kubeconfigFile returns the path of the file that the stanza refers to, as this process sees the path.
-func (c Config) kubeconfigFile() (string, error) {
+// KubeconfigFile returns the path of the file that the stanza refers to, as this process sees the path. An error is about settings that
+// no node can meet.
+func (c Config) KubeconfigFile() (string, error) {
 	conf, err := cniconf.Parse(c.Want.Stanza.Single())
 	if err != nil {
 		return "", err
@@ -144,19 +142,13 @@ func (c Config) kubeconfigFile() (string, error) {
 	}
 }
 
-// Check reports settings that no node can meet.
-func (c Config) Check() error {
-	_, err := c.kubeconfigFile()
-	return err
-}
-
 func within(file, dir string) bool {
 	return strings.HasPrefix(filepath.Clean(file), filepath.Clean(dir)+"/")
 }
 
 // dropOldKubeconfig removes the kubeconfig that versions before 1.23 wrote into the configuration directory.
 func (c confDir) dropOldKubeconfig() error {
-	file, err := c.config.kubeconfigFile()
+	file, err := c.config.KubeconfigFile()
 	if err != nil || filepath.Clean(file) == filepath.Clean(c.oldKubeconfig()) {
 		return err
 	}

@@ -121,7 +121,7 @@ func (i *Installation) watched() []hostfs.Path {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	c, t := i.config, i.target
-	kubeconfig, _ := c.kubeconfigFile() // empty without a kubeconfig
+	kubeconfig, _ := c.KubeconfigFile() // empty without a kubeconfig
 	names := slices.Concat([]string{c.Token, c.CA, confDir{i, t.Net}.oldKubeconfig(), kubeconfig}, i.links, t.RuntimeFiles)
 	for _, dir := range t.AllBins() {
 		for _, name := range append(Links(), cniconf.PluginType) {

@@ -41,7 +41,7 @@ func (i *Installation) Uninstall(ctx context.Context) error {
 			return errors.Join(append(errs, fmt.Errorf("file %q still names the plugin, or cannot be read: fix it and uninstall again", file))...)
 		}
 	}
-	if file, unknown := i.config.kubeconfigFile(); unknown == nil {
+	if file, unknown := i.config.KubeconfigFile(); unknown == nil {
 		errs = append(errs, i.remove(file))
 	}
 	errs = append(errs, i.remove(filepath.Join(i.config.RunDir, cniconf.KubeconfigName)), i.removeProgram(ctx))

@@ -358,7 +358,7 @@ func (n *node) askRuntime() {
 		dropIns := installation.LoadsDropIns(state.Runtime)
 		n.Log.InfoContext(ctx, "the runtime is known", slog.String("runtime", state.Runtime),
 			slog.Bool("loads drop-in files", dropIns == cniconf.Loaded))
-		n.installation.DropIns(dropIns)
+		n.installation.Change(func(w *cniconf.Want) { w.DropIns = dropIns })
 		return true, nil
 	})
 }

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
@@ -69,7 +70,7 @@ func (n *node) enforce() {
 	n.stanza.Store(&stanza)
 	_ = n.checkVerdict() // reported as readiness
 	if n.installation != nil {
-		n.installation.Update(stanza)
+		n.installation.Change(func(w *cniconf.Want) { w.Stanza = stanza })
 	}
 }
 

@@ -19,8 +19,7 @@ const renewalTimeout = 5 * time.Second
 // own: a token ends with its pod, and the node's pods would fail until an agent starts. It changes nothing else, and nothing on a
 // node without a kubeconfig.
 func (o Options) RenewCredentials(ctx context.Context) error {
-	i := o.installation(installation.Report{})
-	file, err := i.KubeconfigFile()
+	file, err := o.Config.KubeconfigFile()
 	if err != nil {
 		return err
 	}
@@ -37,7 +36,7 @@ func (o Options) RenewCredentials(ctx context.Context) error {
 	if kube.ClassOf(err) != kube.Unauthorized {
 		return nil
 	}
-	if err = i.RenewKubeconfig(); err != nil {
+	if err = o.installation(installation.Report{}).RenewKubeconfig(); err != nil {
 		return fmt.Errorf("renewing the plugin's credentials: %w", err)
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
@@ -129,7 +128,7 @@ func (t *Turn) InKnownNamespace(ctx context.Context, fn func(redirection.Namespa
 func (t *Turn) space(n *netns.Namespace) redirection.Namespace {
 	return redirection.Namespace{
 		NetNS: n, Log: t.Log, Backend: t.Conf.Backend,
-		PreferTools: t.Conf.Backend == redirect.Auto && selfcheck.Recorded(t.Conf.RunDir).PreferTools(),
-		Tools:       iptables.Host{Path: t.ToolPath, Force: iptables.Variant(t.Conf.ForceIptables)},
+		Auto:  selfcheck.Recorded(t.Conf.RunDir).Choice,
+		Tools: iptables.Host{Path: t.ToolPath, Force: iptables.Variant(t.Conf.ForceIptables)},
 	}
 }

@@ -205,7 +205,7 @@ func (w *work) compare(ctx context.Context) (rules repair.Rules, err error) {
 			mesh, err = space.HasRules(ctx)
 		} else {
 			var report redirection.Report
-			if report, err = space.Verify(ctx, w.finding.Decision.Spec); err == nil && report.Clean() {
+			if report, err = space.VerifyAny(ctx, w.finding.Decision.Spec); err == nil && report.Clean() {
 				rules = repair.InPlaceRules
 				return nil
 			}

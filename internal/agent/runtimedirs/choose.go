@@ -178,24 +178,17 @@ func (l look) trusted(dir string) (string, error) {
 // is reports whether a directory of the node is the one that this process sees at a path.
 func (l look) is(dir, seen string) bool {
 	at, err := hostpath.Resolve(l.root, dir)
-	return err == nil && same(at, seen)
+	return err == nil && hostpath.Same(at, seen)
 }
 
 // throughMount returns the mounted directory that is the same as this one, else this one.
 func (f *Finder) throughMount(dir string) string {
 	for _, mounted := range append([]string{f.Mounted.Net}, f.Mounted.Bins...) {
-		if same(mounted, dir) {
+		if hostpath.Same(mounted, dir) {
 			return mounted
 		}
 	}
 	return dir
-}
-
-// same reports whether two paths are one directory, which may be mounted twice.
-func same(a, b string) bool {
-	one, err := os.Stat(a)
-	other, otherErr := os.Stat(b)
-	return err == nil && otherErr == nil && os.SameFile(one, other)
 }
 
 func isDirectory(dir string) bool {

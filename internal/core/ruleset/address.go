@@ -15,3 +15,11 @@ func Address(a netip.Addr) string {
 	}
 	return "::" + netip.AddrFrom4([4]byte(raw[12:])).String()
 }
+
+// FamilyOf is the family of an address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is6() {
+		return IPv6
+	}
+	return IPv4
+}

@@ -209,16 +209,29 @@ func (f TCPFlags) nft() string {
 }
 
 func flagNames(bits uint8, between string) string {
-	var names []string
-	for i, name := range tcpFlagNames {
+	return cmp.Or(bitNames(tcpFlagNames, uint16(bits), between), "NONE")
+}
+
+// bitNames joins the names of the bits that are set, in the order of the bits; bitsOf reads such names between commas.
+func bitNames(names []string, bits uint16, between string) string {
+	var set []string
+	for i, name := range names {
 		if bits&(1<<i) != 0 {
-			names = append(names, name)
+			set = append(set, name)
 		}
 	}
-	if len(names) == 0 {
-		return "NONE"
+	return strings.Join(set, between)
+}
+
+func bitsOf(names []string, text string) (bits uint16, ok bool) {
+	for name := range strings.SplitSeq(text, ",") {
+		i := slices.Index(names, name)
+		if i < 0 {
+			return 0, false
+		}
+		bits |= 1 << i
 	}
-	return strings.Join(names, between)
+	return bits, true
 }
 
 func parens(text string) string {
@@ -263,31 +276,26 @@ func (m Mark) nft() string {
 	return fmt.Sprintf("%s%s0x%08x", name, sign("!= ", m.Not), m.Value)
 }
 
-// names returns the states in the order of a dialect.
-func (s States) names(order ...States) string {
-	var out []string
-	for _, one := range order {
+// stateNames are in the order of the bits.
+var stateNames = []string{"INVALID", "ESTABLISHED", "RELATED", "NEW", "UNTRACKED", "SNAT", "DNAT"} //nolint:gochecknoglobals // a constant table
+
+// iptables-save has an order of its own.
+func (s States) iptables() string {
+	var names []string
+	for _, one := range []States{StateInvalid, StateNew, StateRelated, StateEstablished, StateUntracked, StateSNAT, StateDNAT} {
 		if s&one != 0 {
-			out = append(out, stateNames[one])
+			names = append(names, bitNames(stateNames, uint16(one), ""))
 		}
 	}
-	return strings.Join(out, ",")
-}
-
-var stateNames = map[States]string{ //nolint:gochecknoglobals // a constant table
-	StateInvalid: "INVALID", StateNew: "NEW", StateRelated: "RELATED", StateEstablished: "ESTABLISHED", StateUntracked: "UNTRACKED",
-	StateSNAT: "SNAT", StateDNAT: "DNAT",
-}
-
-func (s States) iptables() string {
-	return "-m conntrack --ctstate " + s.names(StateInvalid, StateNew, StateRelated, StateEstablished, StateUntracked, StateSNAT, StateDNAT)
+	return "-m conntrack --ctstate " + strings.Join(names, ",")
 }
 
 func (s States) nft() string {
-	if s&(StateSNAT|StateDNAT) == s {
-		return "ct status " + strings.ToLower(s.names(StateSNAT, StateDNAT))
+	const translated = StateSNAT | StateDNAT
+	if s&translated == s {
+		return "ct status " + strings.ToLower(bitNames(stateNames, uint16(s), ","))
 	}
-	return "ct state " + strings.ToLower(s.names(StateInvalid, StateEstablished, StateRelated, StateNew, StateUntracked))
+	return "ct state " + strings.ToLower(bitNames(stateNames, uint16(s&^translated), ","))
 }
 
 func (OfFamily) iptables() string { return "" }

@@ -3,6 +3,7 @@ package ruleset
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -112,23 +113,11 @@ var addressTypes = []string{ //nolint:gochecknoglobals // a constant table
 
 // Has reports whether the type of that name is one of them.
 func (a AddressType) Has(name string) bool {
-	for i, n := range addressTypes {
-		if n == name {
-			return a.Types&(1<<i) != 0
-		}
-	}
-	return false
+	i := slices.Index(addressTypes, name)
+	return i >= 0 && a.Types&(1<<i) != 0
 }
 
-func (a AddressType) names() string {
-	var names []string
-	for _, name := range addressTypes {
-		if a.Has(name) {
-			names = append(names, name)
-		}
-	}
-	return strings.Join(names, ",")
-}
+func (a AddressType) names() string { return bitNames(addressTypes, a.Types, ",") }
 
 func (a AddressType) iptables() string {
 	return fmt.Sprintf("-m addrtype %s%s %s", sign("! ", a.Not), pick("--src-type", "--dst-type", a.Source), a.names())

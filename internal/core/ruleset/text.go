@@ -155,7 +155,7 @@ var optionsOf = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"--dst-type": "addrtype", "--src-type": "addrtype", "--src-range": "iprange", "--dst-range": "iprange", "--comment": "comment",
 }
 
-func (r *reader) extension(name, value string, not bool) Match {
+func (r *reader) extension(name, value string, not bool) (m Match) {
 	switch name {
 	case "--sport", "--dport":
 		if p, ok := portRange(value); ok {
@@ -178,35 +178,26 @@ func (r *reader) extension(name, value string, not bool) Match {
 			return Owner{first, last, name == "--gid-owner", not}
 		}
 	case "--src-range", "--dst-range":
-		if first, last, ok := addressRange(value); ok {
+		if first, last, _, ok := bounds(value, netip.ParseAddr); ok {
 			return Addresses{first, last, name == "--src-range", not}
 		}
 	case "--src-type", "--dst-type":
-		return addressType(value, name == "--src-type", not)
+		if types, ok := bitsOf(addressTypes, value); ok {
+			return AddressType{types, name == "--src-type", not}
+		}
 	case "--comment":
 		return Comment{value}
-	}
-	return negated(plainExtension(name, value), not)
-}
-
-// plainExtension reads the options whose matches are not negated by themselves.
-func plainExtension(name, value string) Match {
-	switch name {
-	case "--ctstate", "--state":
-		if s, ok := stateBits(value); ok {
-			return s
-		}
 	case "--socket-exists":
-		return SocketExists{}
+		m = SocketExists{}
+	case "--ctstate", "--state":
+		if bits, ok := bitsOf(stateNames, value); ok {
+			m = States(bits) //nolint:gosec // seven names
+		}
 	}
-	return nil
-}
-
-func negated(m Match, not bool) Match {
-	if m == nil || !not {
-		return m
+	if m != nil && not {
+		return Not{m}
 	}
-	return Not{m}
+	return m
 }
 
 // protocolNumber is the reverse of protocolName. "all" is 0.
@@ -220,15 +211,26 @@ func protocolNumber(name string) (uint8, bool) {
 	return uint8(n), err == nil
 }
 
-// portRange reads a port, or a range of ports of either dialect.
-func portRange(text string) (PortRange, bool) {
-	from, to, ranged := strings.Cut(strings.Replace(text, "-", ":", 1), ":")
+// bounds reads "FIRST-LAST", or one value.
+func bounds[T any](text string, parse func(string) (T, error)) (first, last T, ranged, ok bool) {
+	from, to, ranged := strings.Cut(text, "-")
 	if !ranged {
 		to = from
 	}
-	first, err := strconv.ParseUint(from, 10, 16)
-	last, err2 := strconv.ParseUint(to, 10, 16)
-	return PortRange{uint16(first), uint16(last)}, err == nil && err2 == nil
+	first, err := parse(from)
+	last, err2 := parse(to)
+	return first, last, ranged, err == nil && err2 == nil
+}
+
+// decimal parses a number of so many bits.
+func decimal(bits int) func(string) (uint64, error) {
+	return func(text string) (uint64, error) { return strconv.ParseUint(text, 10, bits) }
+}
+
+// portRange reads a port, or a range of ports of either dialect.
+func portRange(text string) (PortRange, bool) {
+	first, last, _, ok := bounds(strings.Replace(text, ":", "-", 1), decimal(16))
+	return PortRange{uint16(first), uint16(last)}, ok //nolint:gosec // 16 bits
 }
 
 func portRanges(text string) (list []PortRange, ok bool) {
@@ -243,85 +245,29 @@ func portRanges(text string) (list []PortRange, ok bool) {
 }
 
 func idRange(text string) (first, last uint32, ok bool) {
-	from, to, ranged := strings.Cut(text, "-")
+	a, b, ranged, ok := bounds(text, decimal(32))
 	if !ranged {
-		to = from
+		b = 0
 	}
-	a, err := strconv.ParseUint(from, 10, 32)
-	b, err2 := strconv.ParseUint(to, 10, 32)
-	if ranged {
-		last = uint32(b)
-	}
-	return uint32(a), last, err == nil && err2 == nil
+	return uint32(a), uint32(b), ok //nolint:gosec // 32 bits
 }
 
-func addressRange(text string) (first, last netip.Addr, ok bool) {
-	from, to, ranged := strings.Cut(text, "-")
-	if !ranged {
-		to = from
-	}
-	first, err := netip.ParseAddr(from)
-	last, err2 := netip.ParseAddr(to)
-	return first, last, err == nil && err2 == nil
-}
-
-func flagBits(text string) (bits uint8, ok bool) {
+func flagBits(text string) (uint8, bool) {
 	if text == "NONE" {
 		return 0, true
 	}
-	for name := range strings.SplitSeq(text, ",") {
-		i := slices.Index(tcpFlagNames, name)
-		if i < 0 {
-			return 0, false
-		}
-		bits |= 1 << i
-	}
-	return bits, true
-}
-
-func stateBits(text string) (s States, ok bool) {
-	for name := range strings.SplitSeq(text, ",") {
-		found := false
-		for bit, n := range stateNames {
-			if n == name {
-				s, found = s|bit, true
-			}
-		}
-		if !found {
-			return 0, false
-		}
-	}
-	return s, true
-}
-
-// addressType reads names of types. It returns nil if one is not known.
-func addressType(text string, source, not bool) Match {
-	a := AddressType{Source: source, Not: not}
-	for name := range strings.SplitSeq(text, ",") {
-		i := slices.Index(addressTypes, name)
-		if i < 0 {
-			return nil
-		}
-		a.Types |= 1 << i
-	}
-	return a
+	bits, ok := bitsOf(tcpFlagNames, text)
+	return uint8(bits), ok //nolint:gosec // eight names
 }
 
 // masked reads a value with a mask, "V/M" or "V". A mask of all bits is 0.
-func masked(text string) (value, mask uint32, ok bool) {
+func masked(text string) (value, bits uint32, ok bool) {
 	v, m, has := strings.Cut(text, "/")
-	if !has {
-		m = "0xffffffff"
+	if bits, ok = 0, true; has {
+		bits, ok = mask(m)
 	}
-	a, err := strconv.ParseUint(v, 0, 32)
-	b, err2 := strconv.ParseUint(m, 0, 32)
-	switch b {
-	case 1<<32 - 1:
-		b = 0
-	case 0:
-		return 0, 0, false // nothing is compared or set
-	}
-	return uint32(a), uint32(b), err == nil && err2 == nil
+	n, err := strconv.ParseUint(v, 0, 32)
+	return uint32(n), bits, ok && err == nil
 }
 
 // target reads the target behind -j, or behind -g.
@@ -361,7 +307,7 @@ func knownTarget(text, name string, options []string, value func(string) string)
 	case "REDIRECT":
 		return redirectTo(text, value("--to-ports"), len(options) <= 2)
 	case "DNAT":
-		return translation(text, value("--to-destination"), false)
+		return translation(text, value("--to-destination"))
 	case "SNAT":
 		if a, err := netip.ParseAddr(value("--to-source")); err == nil && a.Is4() && len(options) == 2 {
 			return SNAT(a)
@@ -393,36 +339,28 @@ func handOver(value func(string) string) Target {
 	mark, mask, ok2 := masked(value("--tproxy-mark"))
 	on, _ := netip.ParseAddr(value("--on-ip"))
 	if ok && ok2 && (!on.IsValid() || on.IsUnspecified()) {
-		return TProxy{Family: ofAddress(on), Port: port.First, Mark: mark, Mask: mask}
+		return TProxy{Family: FamilyOf(on), Port: port.First, Mark: mark, Mask: mask}
 	}
 	return nil
 }
 
-func ofAddress(a netip.Addr) Family {
-	if a.Is6() {
-		return IPv6
-	}
-	return IPv4
-}
-
 func redirectTo(text, ports string, plain bool) Target {
 	p, ok := portRange(ports)
-	if ok && plain && p.First == p.Last {
+	switch {
+	case ok && plain && p.First == p.Last:
 		return RedirectTo(p.First)
-	}
-	n := NAT{Text: text, Local: true, Port: p.First, Range: p.First != p.Last}
-	if ports != "" && !ok {
+	case ports != "" && !ok:
 		return Other{text}
 	}
-	return n
+	return NAT{Text: text, Local: true, Port: p.First, Range: p.First != p.Last}
 }
 
 // translation reads ADDRESS, ADDRESS:PORT, :PORT, and ranges of these.
-func translation(text, to string, source bool) Target {
+func translation(text, to string) Target {
 	if p, err := netip.ParseAddrPort(to); err == nil && text == "-j DNAT --to-destination "+to && p.Addr().Is4() {
 		return DNAT(p)
 	}
-	n := NAT{Source: source, Text: text}
+	n := NAT{Text: text}
 	if a, err := netip.ParseAddr(strings.Trim(to, "[]")); err == nil {
 		n.To = a
 		return n
@@ -469,7 +407,7 @@ func mask(text string) (uint32, bool) {
 	case 1<<32 - 1:
 		n = 0
 	case 0:
-		return 0, false
+		return 0, false // nothing is compared or set
 	}
 	return uint32(n), err == nil
 }

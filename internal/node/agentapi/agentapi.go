@@ -96,10 +96,15 @@ func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
 	if err == nil {
 		facts, err = ReadPod(body, key)
 	}
-	if err != nil {
-		return sidecar.Facts{}, fmt.Errorf("asking the node agent for pod %s/%s: %w", key.Namespace, key.Name, err)
+	return facts, asked(err, "pod %s/%s", key.Namespace, key.Name)
+}
+
+// asked adds to an error what was requested.
+func asked(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
 	}
-	return facts, nil
+	return fmt.Errorf("asking the node agent for %s: %w", fmt.Sprintf(format, args...), err)
 }
 
 // Report sends the result of a call of the runtime, as the last request on the connection. It returns when the kernel
@@ -180,7 +185,7 @@ func (a *Agent) Decisions(ctx context.Context, timeout time.Duration) ([]Report,
 	for before := uint64(math.MaxUint64); before > 0; {
 		page, err := a.page(ctx, before, timeout)
 		if err != nil {
-			return nil, fmt.Errorf("asking the node agent for decisions: %w", err)
+			return nil, asked(err, "decisions")
 		}
 		last := uint64(0) // the end, or an agent that has all on one page
 		for _, r := range page {

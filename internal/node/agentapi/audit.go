@@ -3,7 +3,6 @@ package agentapi
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/url"
 
@@ -32,18 +31,12 @@ func (a *Agent) Audit(ctx context.Context, check bool) (all []audit.Status, err 
 	if err == nil {
 		err = json.Unmarshal(text, &all)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("asking the node agent for the state of its pods: %w", err)
-	}
-	return all, nil
+	return all, asked(err, "the state of its pods")
 }
 
 // AuditPod requests one pod in detail. The answer is JSON.
 func (a *Agent) AuditPod(ctx context.Context, namespace, name string, query url.Values) ([]byte, error) {
 	path := url.URL{Path: auditPath + "/" + namespace + "/" + name, RawQuery: query.Encode()}
 	text, err := a.call(ctx, http.MethodGet, path.String(), nil)
-	if err != nil {
-		return nil, fmt.Errorf("asking the node agent for pod %s/%s: %w", namespace, name, err)
-	}
-	return text, nil
+	return text, asked(err, "pod %s/%s", namespace, name)
 }

@@ -2,7 +2,6 @@ package agentapi
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"net/url"
 	"time"
@@ -52,8 +51,5 @@ const MaxPart = 8 << 20
 func (a *Agent) Bundle(ctx context.Context, part BundlePart, since time.Time) ([]byte, error) {
 	path := bundlePath + string(part) + "?" + url.Values{SinceParam: {since.UTC().Format(time.RFC3339)}}.Encode()
 	text, err := a.callUpTo(ctx, MaxPart, http.MethodGet, path, nil)
-	if err != nil {
-		return nil, fmt.Errorf("asking the node agent for its %s: %w", part, err)
-	}
-	return text, nil
+	return text, asked(err, "its %s", part)
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -16,14 +15,8 @@ import (
 const TracePattern = AuditPodPattern + "/trace"
 
 // Trace requests a packet trace of a pod, and calls each with every line.
-func (a *Agent) Trace(ctx context.Context, namespace, name string, query url.Values, each func(line []byte) error) error {
-	if err := a.trace(ctx, namespace, name, query, each); err != nil {
-		return fmt.Errorf("asking the node agent for a trace of pod %s/%s: %w", namespace, name, err)
-	}
-	return nil
-}
-
-func (a *Agent) trace(ctx context.Context, namespace, name string, query url.Values, each func(line []byte) error) error {
+func (a *Agent) Trace(ctx context.Context, namespace, name string, query url.Values, each func(line []byte) error) (err error) {
+	defer func() { err = asked(err, "a trace of pod %s/%s", namespace, name) }()
 	defer context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })()
 	path := url.URL{Path: auditPath + "/" + namespace + "/" + name + "/trace", RawQuery: query.Encode()}
 	request, err := a.send(ctx, http.MethodGet, path.String(), nil)

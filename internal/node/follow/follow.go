@@ -16,6 +16,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
@@ -134,11 +135,7 @@ func run(
 	if f.rules, err = space.Traceable(ctx, want); err != nil {
 		return err
 	}
-	var tracer *nftrace.Tracer
-	err = space.NetNS.Do(func() (err error) {
-		tracer, err = open(o.Filter)
-		return err
-	})
+	tracer, err := netns.In(space.NetNS, func() (*nftrace.Tracer, error) { return open(o.Filter) })
 	note := ""
 	switch {
 	case errors.Is(err, nftrace.ErrUnsupported):

@@ -117,6 +117,9 @@ func (c *Comparisons) equal(source, target *os.File) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	// A program that was run from an evicted file lies in single pages, with which a start costs up to 1.7 times as much. Read as a
+	// whole it lies in large blocks.
+	dropPageCache(target)
 	if have, _ := digest(target); have != want { // Copy replaces an unreadable copy
 		return false, nil
 	}

@@ -45,3 +45,10 @@ func Whole(roots ...string) string {
 	}
 	return roots[at]
 }
+
+// Same reports whether two paths are one directory, which may be mounted twice.
+func Same(a, b string) bool {
+	one, err := os.Stat(a)
+	other, otherErr := os.Stat(b)
+	return err == nil && otherErr == nil && os.SameFile(one, other)
+}

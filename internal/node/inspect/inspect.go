@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
@@ -112,19 +113,11 @@ func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err err
 	if live.Wanted != nil {
 		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
 	}
-	all, err := listening(space)
+	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	for _, l := range all {
 		d.Listeners = append(d.Listeners, Listener{l.Address, l.UID})
 	}
 	return d, err
-}
-
-func listening(space redirection.Namespace) (all []sockdiag.Listener, err error) {
-	err = space.NetNS.Do(func() error {
-		all, err = sockdiag.Listening()
-		return err
-	})
-	return all, err
 }
 
 // read reads the live rules. If it is not known what is wanted, it is what Infer finds.

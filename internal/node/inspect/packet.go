@@ -166,7 +166,7 @@ func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.Add
 	if !here || protocol != ruleset.TCP {
 		return nil
 	}
-	all, err := listening(space)
+	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	if err != nil {
 		return err
 	}

@@ -88,8 +88,8 @@ func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
 		for _, c := range v.tables[tableKey{f, name}].chains {
 			c.rules = nil
 		}
-		if err := v.readRules(ctx, f, name); err != nil {
-			return fmt.Errorf("listing rules of %s: %w", f, err)
+		if err := v.session.readRules(ctx, f, name, v.tableOf(f)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -113,7 +113,8 @@ func (v *View) otherTables(ctx context.Context) (map[tableKey]*table, error) {
 		return nil, nil
 	}
 	err = v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
-		if t := tableOf(all, m, unix.NFTA_CHAIN_TABLE); t != nil {
+		f, seen := liveFamilies[m.Family]
+		if t := all[tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}]; seen && t != nil {
 			t.addChain(m.Family, m.Attributes)
 			v.session.conn.Budget.Bytes -= (chainWeight - 1) * len(m.Attributes)
 		}
@@ -136,37 +137,26 @@ func (t *table) addChain(family uint8, attributes nfnetlink.Attributes) {
 
 // otherRules reads the sets and the rules of tables.
 func (v *View) otherRules(ctx context.Context, all map[tableKey]*table) error {
-	done := map[uint8]bool{}
+	done := map[ruleset.Family]bool{}
 	for at := range all {
-		number := protocolFamily(at.family)
-		if !done[number] {
-			done[number] = true
-			err := v.session.readSets(ctx, number, func(name string) *table { return all[tableKey{at.family, name}] })
+		if !done[at.family] {
+			done[at.family] = true
+			err := v.session.readSets(ctx, protocolFamily(at.family), func(name string) *table { return all[tableKey{at.family, name}] })
 			if err != nil {
 				return err
 			}
 		}
 	}
 	for at, t := range all {
-		narrow := func(b *nfnetlink.Buffer) { b.String(unix.NFTA_RULE_TABLE, at.table) }
-		err := v.session.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(at.family), narrow, func(m nfnetlink.Message) error {
-			if tableOf(all, m, unix.NFTA_RULE_TABLE) == t {
-				t.add(m.Attributes)
+		err := v.session.readRules(ctx, at.family, at.table, func(name string) *table {
+			if name != at.table {
+				return nil
 			}
-			return nil
+			return t
 		})
 		if err != nil {
-			return fmt.Errorf("listing rules of table %s: %w", at.table, err)
+			return err
 		}
 	}
 	return nil
-}
-
-// tableOf returns the table of a message, nil for another family or table.
-func tableOf(all map[tableKey]*table, m nfnetlink.Message, kind uint16) *table {
-	f, seen := liveFamilies[m.Family]
-	if !seen {
-		return nil
-	}
-	return all[tableKey{f, m.Attributes.Get(kind).Text()}]
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables/decode"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // View is the rules of a namespace at one moment.
@@ -43,17 +43,8 @@ type table struct {
 func newTable(at tableKey, dormant, iptables bool) *table {
 	return &table{
 		dormant: dormant, chains: map[string]*chain{}, byName: map[string]*chain{},
-		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: linkName, Expanded: new(int)},
+		reader: decode.Table{Family: at.family, IPTables: iptables, Sets: map[string]*decode.Set{}, Links: route.LinkName, Expanded: new(int)},
 	}
-}
-
-// linkName is the name of an interface of the current namespace, "" if there is none.
-func linkName(index uint32) string {
-	link, err := net.InterfaceByIndex(int(index))
-	if err != nil {
-		return ""
-	}
-	return link.Name
 }
 
 // known reports whether a table is one that Read reads.
@@ -233,8 +224,8 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 		names = []string{""}
 	}
 	for _, name := range names {
-		if err := v.readRules(ctx, f, name); err != nil {
-			return fmt.Errorf("listing rules of %s: %w", f, err)
+		if err := v.session.readRules(ctx, f, name, v.tableOf(f)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -246,16 +237,22 @@ func (v *View) tableOf(f ruleset.Family) func(name string) *table {
 }
 
 // readRules reads the rules of a table, or of all if the name is "".
-func (v *View) readRules(ctx context.Context, f ruleset.Family, name string) error {
+func (s *Session) readRules(ctx context.Context, f ruleset.Family, name string, of func(table string) *table) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		if name != "" {
 			b.String(unix.NFTA_RULE_TABLE, name)
 		}
 	}
-	return v.session.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
-		v.addRule(f, m.Attributes)
+	err := s.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
+		if t := of(m.Attributes.Get(unix.NFTA_RULE_TABLE).Text()); t != nil {
+			t.add(m.Attributes)
+		}
 		return nil
 	})
+	if err != nil {
+		return fmt.Errorf("listing rules of %s: %w", f, err)
+	}
+	return nil
 }
 
 func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
@@ -336,12 +333,6 @@ func policyName(drops bool) string {
 		return "DROP"
 	}
 	return "ACCEPT"
-}
-
-func (v *View) addRule(f ruleset.Family, attributes nfnetlink.Attributes) {
-	if t := v.tables[tableKey{f, attributes.Get(unix.NFTA_RULE_TABLE).Text()}]; t != nil {
-		t.add(attributes)
-	}
 }
 
 // add decodes a rule.

@@ -79,6 +79,38 @@ func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 	}
 }
 
+// TestVerifyAny_OtherBackend: rules that were written before auto came to mean another backend are the wanted ones, and are left alone.
+func TestVerifyAny_OtherBackend(t *testing.T) {
+	t.Parallel()
+	for _, from := range []iptables.Variant{byNetlink, byTables, iptables.Legacy} {
+		for _, auto := range []redirect.Backend{"", redirect.Native, redirect.Tools} {
+			p, spec := dualPod(t), dual(byTPROXY)
+			mustApply(t, p.namespace(from), spec)
+			n := p.namespace("")
+			n.Auto = auto
+			if r, err := n.VerifyAny(t.Context(), spec); err != nil || !r.Clean() {
+				t.Errorf("%s, auto is %q: %v, %v", from, auto, r.Diffs, err)
+			}
+			if r, err := n.VerifyAny(t.Context(), dual()); err != nil || r.Clean() {
+				t.Errorf("%s, auto is %q: rules of another configuration are taken for the wanted ones: %v", from, auto, err)
+			}
+		}
+	}
+}
+
+// TestApply_AutoIsNative: the node's choice counts for auto, and for no other backend.
+func TestApply_AutoIsNative(t *testing.T) {
+	t.Parallel()
+	for backend, want := range map[iptables.Variant]string{"": "native", byNetlink: "netlink"} {
+		n := dualPod(t).namespace(backend)
+		n.Auto = redirect.Native
+		if r := mustApply(t, n, dual()); r.Tools[0] != want {
+			t.Errorf("%q writes by %q", backend, r.Tools)
+		}
+		verified(t, n, dual())
+	}
+}
+
 // Tables of the reference's native mode are replaced, not added to.
 func TestApply_NativeTablesOfTheReference(t *testing.T) {
 	t.Parallel()

@@ -29,8 +29,8 @@ type Namespace struct {
 	NetNS *netns.Namespace
 	// Backend selects the mechanism that reads and writes rules; "" is redirect.Auto.
 	Backend redirect.Backend
-	// PreferTools resolves auto to Tools where it is not Native: the self-test found that netlink does not work on this node.
-	PreferTools bool
+	// Auto is the backend that auto stands for on this node, by the self-test; "" is Netlink.
+	Auto redirect.Backend
 	// Tools has the search path of the iptables programs, where they are needed.
 	Tools iptables.Host
 	Log   *slog.Logger
@@ -117,17 +117,29 @@ func (n Namespace) Audit(ctx context.Context, want redirect.Wanted) (Report, err
 // AuditAny is Audit by the backend of n or, if another one has all wanted rules in the namespace, by that one: a pod keeps the rules
 // of the backend that it started with. It also returns the Namespace with that backend.
 func (n Namespace) AuditAny(ctx context.Context, want redirect.Wanted) (Namespace, Report, error) {
-	report, err := n.Audit(ctx, want)
+	return n.byAny(ctx, want, Namespace.Audit)
+}
+
+// VerifyAny is Verify by the backend that AuditAny takes.
+func (n Namespace) VerifyAny(ctx context.Context, want redirect.Wanted) (Report, error) {
+	_, report, err := n.byAny(ctx, want, Namespace.Verify)
+	return report, err
+}
+
+func (n Namespace) byAny(
+	ctx context.Context, want redirect.Wanted, compare func(Namespace, context.Context, redirect.Wanted) (Report, error),
+) (Namespace, Report, error) {
+	report, err := compare(n, ctx, want)
 	if err != nil || report.Clean() || !report.Mesh {
 		return n, report, err
 	}
 	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} {
 		other := n
-		other.Backend, other.PreferTools = backend, false
+		other.Backend, other.Auto = backend, ""
 		if backend == redirect.Tools {
 			other.Tools.Force = iptables.Legacy
 		}
-		if found, err := other.Audit(ctx, want); err == nil && found.Clean() {
+		if found, err := compare(other, ctx, want); err == nil && found.Clean() {
 			return other, found, nil
 		}
 	}

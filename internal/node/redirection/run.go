@@ -1,6 +1,7 @@
 package redirection
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,10 +51,9 @@ func (n Namespace) mode() (mode, error) {
 		return mode{}, err
 	case !own:
 		return mode{backend: redirect.Native}, nil
-	case n.PreferTools:
-		return mode{backend: redirect.Tools, tools: true}, nil
 	}
-	return mode{backend: redirect.Netlink}, nil
+	by := cmp.Or(n.Auto, redirect.Netlink)
+	return mode{backend: by, tools: by == redirect.Tools}, nil
 }
 
 // fallback returns another mode that avoids the error of an attempt, if there is one. The attempt has changed nothing.
@@ -62,10 +62,12 @@ func (n Namespace) fallback(m mode, failed error) (mode, bool) {
 	case errors.Is(failed, errNeedsTools) && !m.tools:
 		m.tools = true
 		return m, true
-	case errors.Is(failed, nftables.ErrUnsupported) && n.backend() == redirect.Auto && m.backend != redirect.Tools:
-		return mode{backend: redirect.Tools, tools: true}, true
+	case !errors.Is(failed, nftables.ErrUnsupported) || n.backend() != redirect.Auto || m.backend == redirect.Tools:
+		return m, false
+	case m.backend == redirect.Netlink: // a kernel without nft_compat
+		return mode{backend: redirect.Native, tools: m.tools}, true
 	}
-	return m, false
+	return mode{backend: redirect.Tools, tools: true}, true
 }
 
 // access is whether other runs of this program may work on the namespace at the same time.
@@ -115,7 +117,8 @@ func (n Namespace) retry(ctx context.Context, a access, attempt func(Namespace, 
 		case ctx.Err() != nil || !fallback && !changed:
 			return err
 		case next.backend != m.backend:
-			n.Log.WarnContext(ctx, "the kernel lacks a feature for rules by netlink; using the iptables tools of the host", "cause", err.Error())
+			n.Log.WarnContext(ctx, "the kernel lacks a feature for this backend; trying another one",
+				"backend", string(m.backend), "next", string(next.backend), "cause", err.Error())
 		}
 		m = next
 	}

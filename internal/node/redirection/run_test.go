@@ -28,7 +28,7 @@ func TestApply_RulesKeepChanging(t *testing.T) {
 				switch len(modes) {
 				case 3:
 					return errNeedsTools
-				case 6:
+				case 6, 8:
 					return nftables.ErrUnsupported
 				}
 				return fmt.Errorf("writing rules: %w", cause)
@@ -36,8 +36,8 @@ func TestApply_RulesKeepChanging(t *testing.T) {
 			if !errors.Is(err, cause) || !strings.HasPrefix(err.Error(), "retries exhausted: the rules of the namespace keep changing") {
 				t.Errorf("got error %v", err)
 			}
-			first, then, last := mode{backend: redirect.Netlink}, mode{redirect.Netlink, true}, mode{redirect.Tools, true}
-			want := slices.Concat(slices.Repeat([]mode{first}, 3), slices.Repeat([]mode{then}, 3), slices.Repeat([]mode{last}, attempts-6))
+			want := slices.Concat(slices.Repeat([]mode{{redirect.Netlink, false}}, 3), slices.Repeat([]mode{{redirect.Netlink, true}}, 3),
+				slices.Repeat([]mode{{redirect.Native, true}}, 2), slices.Repeat([]mode{{redirect.Tools, true}}, attempts-8))
 			if !slices.Equal(modes, want) {
 				t.Errorf("the modes of the attempts are %v, want %v", modes, want)
 			}
@@ -58,7 +58,7 @@ func TestApply_EndsAttempts(t *testing.T) {
 		{"done", func(int) error { return nil }, 1},
 		{"another error", func(int) error { return errors.New("no") }, 1},
 		{"one change", func(calls int) error { return map[int]error{1: nftables.ErrChanged}[calls] }, 2},
-		{"a feature that no other mode has", func(int) error { return nftables.ErrUnsupported }, 2},
+		{"a feature that no other mode has", func(int) error { return nftables.ErrUnsupported }, 3},
 		{"the context's end", func(calls int) error {
 			if calls == 2 {
 				cancel()

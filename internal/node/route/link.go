@@ -12,10 +12,10 @@ import (
 
 // Loopback returns the name of the loopback device of the calling thread's namespace, which root in the namespace can change. No other
 // device has IFF_LOOPBACK, and each namespace has one.
-func Loopback() (string, error) { return linkName(loopback) }
+func Loopback() (string, error) { return LinkName(loopback) }
 
-// linkName returns the name of an interface. It asks by ioctl (netdevice(7)): a request of rtnetlink would wait for the RTNL mutex.
-func linkName(index uint32) (string, error) {
+// LinkName returns the name of an interface. It asks by ioctl (netdevice(7)): a request of rtnetlink would wait for the RTNL mutex.
+func LinkName(index uint32) (string, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return "", fmt.Errorf("reading the name of interface %d: %w", index, err)

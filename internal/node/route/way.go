@@ -62,7 +62,7 @@ func WayTo(to netip.Addr, f Flow) (w Way, err error) {
 	if err != nil {
 		return w, err
 	}
-	name, err := linkName(found.link)
+	name, err := LinkName(found.link)
 	return Way{Link: name, Source: found.source, Local: found.local}, err
 }
 

@@ -53,13 +53,7 @@ func (s *search) walkProcesses(ctx context.Context) {
 		return
 	}
 	s.walked = &Searched{Source: FromProc, Place: s.view.Proc}
-	proc, err := os.Open(s.view.Proc)
-	if err != nil {
-		s.walked.Err = err
-		return
-	}
-	defer proc.Close() //nolint:errcheck // only read
-	names, err := proc.Readdirnames(-1)
+	names, err := readNames(s.view.Proc)
 	s.walked.Err = err
 	others, seen := 0, map[netns.Inode]bool{}
 	for _, name := range names {

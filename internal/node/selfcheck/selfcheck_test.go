@@ -84,27 +84,31 @@ func TestRun_UserNamespace(t *testing.T) {
 
 func TestVerdict_Chooses(t *testing.T) {
 	problem := func(f, m string) Problem { return Problem{Family: f, Mode: m, Text: "no module"} }
+	none, tproxy := []Problem(nil), []Problem{problem("IPv4", "TPROXY")}
 	broken, noIPv6 := []Problem{problem("IPv4", "REDIRECT"), problem("IPv4", "TPROXY")}, []Problem{problem("IPv6", "REDIRECT")}
 	for name, c := range map[string]struct {
-		netlink, tools []Problem
-		untried        string // of the tools: the agent's image has none, the node may
-		want           redirect.Backend
-		prefer         bool
+		netlink, native, tools []Problem
+		untried                string // of the tools: the agent's image has none, the node may
+		want                   redirect.Backend
 	}{
-		"all works":                       {nil, nil, "", redirect.Netlink, false},
-		"netlink does not":                {broken, nil, "", redirect.Tools, true},
-		"netlink lacks TPROXY":            {[]Problem{problem("IPv4", "TPROXY")}, nil, "", redirect.Tools, true},
-		"both lack IPv6":                  {noIPv6, noIPv6, "", redirect.Netlink, false},
-		"there are no tools":              {nil, broken, "", redirect.Netlink, false},
-		"netlink lacks IPv6, no tools":    {noIPv6, broken, "", redirect.Netlink, false},
-		"nothing works":                   {broken, broken, "", "", false},
-		"netlink works, tools unknown":    {nil, nil, "no iptables", redirect.Netlink, false},
-		"netlink does not, tools unknown": {broken, nil, "no iptables", redirect.Tools, true},
+		"all works":                             {none, none, none, "", redirect.Netlink},
+		"no nft_compat":                         {broken, none, broken, "", redirect.Native},
+		"no nft_compat, tools unknown":          {broken, none, none, "no iptables", redirect.Native},
+		"no nft_compat, legacy tools work":      {broken, none, none, "", redirect.Native},
+		"no nf_tables":                          {broken, broken, none, "", redirect.Tools},
+		"no nf_tables, tools unknown":           {broken, broken, none, "no iptables", redirect.Tools},
+		"netlink lacks TPROXY":                  {tproxy, none, none, "", redirect.Native},
+		"netlink and native lack TPROXY":        {tproxy, tproxy, none, "", redirect.Tools},
+		"no IPv6":                               {noIPv6, noIPv6, noIPv6, "", redirect.Netlink},
+		"there are no tools":                    {none, none, broken, "", redirect.Netlink},
+		"netlink and native lack IPv6, no tool": {noIPv6, noIPv6, broken, "", redirect.Netlink},
+		"nothing works":                         {broken, broken, broken, "", ""},
+		"netlink works, tools unknown":          {none, none, none, "no iptables", redirect.Netlink},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := Verdict{Version: version, Kernel: kernel(), Results: []Result{
 				{Backend: redirect.Netlink, Problems: c.netlink},
-				{Backend: redirect.Native},
+				{Backend: redirect.Native, Problems: c.native},
 				{Backend: redirect.Tools, Problems: c.tools, Untried: c.untried},
 			}}
 			v.choose()
@@ -112,15 +116,15 @@ func TestVerdict_Chooses(t *testing.T) {
 			if err := v.Served(""); (err != nil) != (c.want == "") {
 				t.Errorf("auto is served: %v", err)
 			}
-			if err := v.Served(redirect.Native); err != nil {
-				t.Errorf("native is not served: %v", err)
+			if err := v.Served(redirect.Native); (err != nil) != (len(c.native) == 2) {
+				t.Errorf("native is served: %v", err)
 			}
 			if c.untried != "" && (v.Served(redirect.Tools) != nil || !strings.Contains(v.Text(), "iptables  was not tried: no iptables")) {
 				t.Errorf("tools: %v, text %s", v.Served(redirect.Tools), v.Text())
 			}
 			dir := t.TempDir()
 			check.OK(t, v.Record(hostfs.Disk{}, dir))
-			if got := Recorded(dir); got.PreferTools() != c.prefer || (got.Served(redirect.Auto) != nil) != (c.want == "") || got.Text() != v.Text() {
+			if got := Recorded(dir); got.Choice != c.want || (got.Served(redirect.Auto) != nil) != (c.want == "") || got.Text() != v.Text() {
 				t.Errorf("recorded %+v", got)
 			}
 		})
@@ -131,11 +135,11 @@ func TestVerdict_Invalid(t *testing.T) {
 	for _, text := range []string{"", "{", "[]", `{"version":2,"choice":"iptables"}`, `{"version":1,"choice":"magic"}`, `{"version":1}`, `{"version":1,"kernel":"another","choice":"","results":[{"backend":"netlink"}]}`} {
 		dir := t.TempDir()
 		check.OK(t, os.WriteFile(filepath.Join(dir, FileName), []byte(text), 0o600))
-		if got := Recorded(dir); len(got.Results) > 0 || got.PreferTools() || got.Served(redirect.Auto) != nil {
+		if got := Recorded(dir); len(got.Results) > 0 || got.Choice != "" || got.Served(redirect.Auto) != nil {
 			t.Errorf("%s: %+v", text, got)
 		}
 	}
-	if got := Recorded(t.TempDir()); len(got.Results) > 0 || got.PreferTools() || got.Served(redirect.Auto) != nil {
+	if got := Recorded(t.TempDir()); len(got.Results) > 0 || got.Choice != "" || got.Served(redirect.Auto) != nil {
 		t.Errorf("without a file: %+v", got)
 	}
 }

@@ -54,14 +54,14 @@ func (r Result) serves() bool {
 }
 
 // choose selects the backend with the fewest problems, the first of equal ones, among those that redirect IPv4 in mode
-// REDIRECT. It never selects Native, which a node uses only on request.
+// REDIRECT.
 func (v *Verdict) choose() {
 	fewest := -1
 	for _, r := range v.Results {
 		if r.Untried != "" && v.Choice == "" {
 			v.Choice = r.Backend // unless another one works
 		}
-		if r.Backend == redirect.Native || r.Untried != "" || !r.serves() {
+		if r.Untried != "" || !r.serves() {
 			continue
 		}
 		if fewest < 0 || len(r.Problems) < fewest {
@@ -161,11 +161,11 @@ func Recorded(runDir string) Verdict {
 	if err != nil || json.Unmarshal(text, &v) != nil || v.Version != version || len(v.Results) == 0 || v.Kernel != kernel() {
 		return Verdict{}
 	}
+	if _, err := redirect.ParseBackend(string(v.Choice)); err != nil {
+		return Verdict{}
+	}
 	return v
 }
-
-// PreferTools reports whether auto means the programs of the host: netlink does not work on this node, and they may.
-func (v Verdict) PreferTools() bool { return v.Choice == redirect.Tools }
 
 // kernel is the release of the running kernel.
 func kernel() string {

@@ -93,27 +93,23 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	return answered, r.close()
 }
 
-// ask sends one request on a connection of its own: the next one needs none that works.
-func (r *reporter) ask(ctx context.Context, request func(context.Context, *agentapi.Agent) error) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	agent, err := agentapi.Dial(ctx, r.socket)
-	if err != nil {
-		return err
+// ask returns a function that sends one request on a connection of its own: the next one needs none that works.
+func ask[T any](r *reporter, request func(context.Context, *agentapi.Agent) (T, error)) func(context.Context) (T, error) {
+	return func(ctx context.Context) (none T, err error) {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		agent, err := agentapi.Dial(ctx, r.socket)
+		if err != nil {
+			return none, err
+		}
+		defer agent.Close() //nolint:errcheck // no more writes follow
+		return request(ctx, agent)
 	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	return request(ctx, agent)
 }
 
 // part returns a part of the agent.
 func (r *reporter) part(part agentapi.BundlePart) func(context.Context) ([]byte, error) {
-	return func(ctx context.Context) (text []byte, err error) {
-		err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
-			text, err = a.Bundle(ctx, part, r.from)
-			return err
-		})
-		return text, err
-	}
+	return ask(r, func(ctx context.Context, a *agentapi.Agent) ([]byte, error) { return a.Bundle(ctx, part, r.from) })
 }
 
 // file returns a file of the run directory.
@@ -238,13 +234,7 @@ func (l *listing) entry(name string) {
 
 // pods adds the state of the pods and, in detail, the named one or those that are not captured.
 func (r *reporter) pods(ctx context.Context) {
-	all, err := within(ctx, func(ctx context.Context) (all []audit.Status, err error) {
-		err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
-			all, err = a.Audit(ctx, false)
-			return err
-		})
-		return all, err
-	})
+	all, err := within(ctx, ask(r, func(ctx context.Context, a *agentapi.Agent) ([]audit.Status, error) { return a.Audit(ctx, false) }))
 	text, _ := json.Marshal(all) // of strings and times
 	r.add("audit.json", text, err)
 	var wanted []string
@@ -259,22 +249,16 @@ func (r *reporter) pods(ctx context.Context) {
 	}
 	for _, pod := range wanted {
 		namespace, name, _ := strings.Cut(pod, "/")
-		r.collect(ctx, "pods/"+fileName(namespace+"_"+name)+".json", func(ctx context.Context) (text []byte, err error) {
-			err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
-				text, err = a.AuditPod(ctx, namespace, name, nil)
-				return err
-			})
-			return text, err
-		})
+		r.collect(ctx, "pods/"+fileName(namespace+"_"+name)+".json", ask(r, func(ctx context.Context, a *agentapi.Agent) ([]byte, error) {
+			return a.AuditPod(ctx, namespace, name, nil)
+		}))
 	}
 }
 
 func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {
-	var all []agentapi.Report
-	err = r.ask(ctx, func(ctx context.Context, a *agentapi.Agent) error {
-		all, err = a.Decisions(ctx, askTimeout)
-		return err
-	})
+	all, err := ask(r, func(ctx context.Context, a *agentapi.Agent) ([]agentapi.Report, error) {
+		return a.Decisions(ctx, askTimeout)
+	})(ctx)
 	all = slices.DeleteFunc(all, func(one agentapi.Report) bool {
 		// An entry of the watch has the time of the pod's start, and is news as long as the pod is there.
 		return one.Time.Before(r.from) && one.Source != agentapi.SourceWatch && r.pod != one.Namespace+"/"+one.Pod

@@ -13,6 +13,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
 // noRoot is the result of a check for which the node's file system is needed.
@@ -57,15 +58,8 @@ func directories(_ context.Context, v *view) check {
 	return ok("%s reads configuration in %s and plugins in %s, where the agent installs", where, c.ConfDir, strings.Join(c.BinDirs, ", "))
 }
 
-// same reports whether two paths are one directory, which may be mounted twice.
-func same(a, b string) bool {
-	one, err := os.Stat(a)
-	other, otherErr := os.Stat(b)
-	if err != nil || otherErr != nil {
-		return a == b
-	}
-	return os.SameFile(one, other)
-}
+// same reports whether two paths are one directory, which may be mounted twice, or may not be there.
+func same(a, b string) bool { return a == b || hostpath.Same(a, b) }
 
 // primary looks at the configuration that the runtime loads, and at the programs that write it besides the agent.
 func primary(_ context.Context, v *view) check {

@@ -35,7 +35,7 @@ func Run(c applet.Call) int {
 		}
 		d, err := in.build()
 		if err == nil && d.Install && d.Action != nodeagent.Uninstall {
-			err = d.Check()
+			_, err = d.KubeconfigFile()
 		}
 		if errors.Is(err, errAmbient) {
 			err = errors.Join(err, d.renewCredentials(c.Stderr))

@@ -48,7 +48,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return failure(types.ErrInvalidNetNS, fmt.Sprintf("istio-cni cannot check pod %s", pod), err)
 	}
 	defer at.Close()
-	report, err := p.namespace(conf, verdict(conf), at, log).Verify(ctx, decision.Spec)
+	report, err := p.namespace(conf, verdict(conf), at, log).VerifyAny(ctx, decision.Spec)
 	if err != nil {
 		return programFailure(pod, err)
 	}

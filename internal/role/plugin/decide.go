@@ -15,7 +15,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
@@ -132,14 +131,10 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 
 // askServer requests the pod from the API server within the rest of api_timeout.
 func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Facts, error) {
-	client, err := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
-	if err != nil {
-		return sidecar.Facts{}, err
-	}
+	lookup := c.plugin.server()
 	left := conf.APITimeout - clock.RealClock{}.Now().Sub(c.mark)
-	key := kube.PodRef{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID}
-	facts, err := client.Lookup(ctx, key, left)
-	c.report.Requests = client.Requests()
+	facts, requests, err := lookup(ctx, conf.Kubeconfig, agentapi.Key{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID}, left)
+	c.report.Requests = requests
 	return facts, err
 }
 

@@ -6,8 +6,6 @@ import (
 	"fmt"
 
 	"github.com/containernetworking/cni/pkg/types"
-
-	"github.com/meshcni/istio-cni/internal/kube"
 )
 
 // Codes of errors that the CNI specification leaves to plugins (100 and above), for the field "code".
@@ -57,7 +55,7 @@ func presentable(err types.Error) *types.Error {
 // lookupFailure maps a failed look-up of the pod. All causes but a broken configuration may be transient.
 func lookupFailure(pod podArgs, err error) error {
 	code := types.ErrTryAgainLater
-	if kube.ClassOf(err) == kube.InvalidConfig {
+	if _, broken := errors.AsType[KubeconfigError](err); broken {
 		code = types.ErrIOFailure
 	}
 	return failure(code, fmt.Sprintf("istio-cni cannot tell whether pod %s is in the mesh", pod), err)

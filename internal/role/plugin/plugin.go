@@ -26,6 +26,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
@@ -40,8 +42,20 @@ const wholeCall = 100 * time.Second
 // logScope is the scope of the plugin's records in the node agent's log.
 const logScope = "cni-plugin"
 
+// Lookup requests a pod from the API server within a budget. It returns the number of requests that it sent, and a [KubeconfigError]
+// if the kubeconfig cannot be used. Package early says why it is not called directly.
+type Lookup func(ctx context.Context, kubeconfig string, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error)
+
+// KubeconfigError is the error of a kubeconfig that cannot be used.
+type KubeconfigError struct{ Err error }
+
+// Error returns the text of the cause.
+func (e KubeconfigError) Error() string { return e.Err.Error() }
+
 // plugin is one invocation.
 type plugin struct {
+	// server returns the look-up once it can be called.
+	server func() Lookup
 	// answer buffers the result until no step can fail any more: stdout must hold one document.
 	answer bytes.Buffer
 	log    *pluginlog.Log
@@ -56,8 +70,8 @@ type plugin struct {
 // softMemoryLimit is the total in bytes above which the garbage collector works harder. Only pods with very long lists reach it.
 const softMemoryLimit = 64 << 20
 
-// Run runs the command in the environment and returns the exit code.
-func Run(c applet.Call) int {
+// Run runs the command in the environment and returns the exit code. It calls server at most once, if it needs the API server.
+func Run(c applet.Call, server func() Lookup) int {
 	// docs/parity.md promises a bound for pods with very long lists, which the pace of the garbage collector alone does not keep.
 	debug.SetMemoryLimit(softMemoryLimit)
 	env := environment(c.Getenv)
@@ -66,7 +80,7 @@ func Run(c applet.Call) int {
 	}
 	log := pluginlog.New(c.Stderr, logScope)
 	defer log.Close()
-	p := &plugin{log: log, path: env.path, override: env.override, began: clock.RealClock{}.Now()}
+	p := &plugin{server: server, log: log, path: env.path, override: env.override, began: clock.RealClock{}.Now()}
 	if env.command == "DEL" || env.command == "GC" {
 		// The kernel removes the rules with the namespace. DEL and GC read nothing, so that nothing can be missing.
 		log.Logger().Debug("nothing to do", "command", env.command, "container", printable.Text(env.container, maxNamed))
@@ -162,10 +176,10 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 	return conf, nil
 }
 
-// namespace returns the pod's network namespace, with the tools of the node and the self-test's preference.
+// namespace returns the pod's network namespace, with the tools of the node and the self-test's choice.
 func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Verdict, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
 	return redirection.Namespace{
-		NetNS: pod, Log: log, Backend: conf.Backend, PreferTools: found.PreferTools(),
+		NetNS: pod, Log: log, Backend: conf.Backend, Auto: found.Choice,
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
 }

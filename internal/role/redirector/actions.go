@@ -9,11 +9,13 @@ import (
 	"os"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // run is one execution of the command.
@@ -25,7 +27,18 @@ type run struct {
 }
 
 func (r run) namespace() redirection.Namespace {
-	return redirection.Namespace{NetNS: r.at, Log: r.log, Backend: r.backend, Tools: iptables.Host{Path: r.path, Force: r.forceIptables}}
+	return redirection.Namespace{
+		NetNS: r.at, Log: r.log, Backend: r.backend, Auto: selfcheck.Recorded(cniconf.DefaultRunDir).Choice,
+		Tools: iptables.Host{Path: r.path, Force: r.forceIptables},
+	}
+}
+
+// differs compares the namespace with the wanted rules: of the given backend, or of any if none is given.
+func (r run) differs(ctx context.Context) (redirection.Report, error) {
+	if r.backend == redirect.Auto && r.forceIptables == "" {
+		return r.namespace().VerifyAny(ctx, r.spec)
+	}
+	return r.namespace().Verify(ctx, r.spec)
 }
 
 // do opens the namespace, once. It only reads it (--dry-run, --explain, --verify), or applies the rules and then validates. The
@@ -90,6 +103,10 @@ func (r run) apply(ctx context.Context) error {
 	}
 	report, err := r.namespace().Apply(ctx, r.spec, policy)
 	if errors.Is(err, redirection.ErrConflict) {
+		if same, failed := r.differs(ctx); failed == nil && same.Clean() { // by another backend
+			r.summarize(same, "the rules are up to date")
+			return nil
+		}
 		printf(r.stderr, "%s", differences(report))
 		return fmt.Errorf("%w: --reconcile replaces them, --cleanup-only removes them", err)
 	}
@@ -134,7 +151,7 @@ func (r run) notes(report redirection.Report) {
 
 // compare prints the differences between the namespace and the desired rules.
 func (r run) compare(ctx context.Context) (code int, err error) {
-	report, err := r.namespace().Verify(ctx, r.spec)
+	report, err := r.differs(ctx)
 	if err != nil {
 		return exitError, err
 	}

@@ -9,10 +9,12 @@ package redirector
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -53,13 +55,49 @@ together.
 func Run(c applet.Call) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	code := exitOK // of the help, which the library prints
-	app := command(c, func(ctx *cli.Context) { code = act(ctx, c) })
-	if err := app.RunContext(ctx, append([]string{app.Name}, detached(c.Args)...)); err != nil {
-		printf(c.Stderr, "error: %v; see %s --help\n", err, app.HelpName)
+	flags, err := parse(c.Args)
+	switch {
+	case err != nil:
+		printf(c.Stderr, "error: %v; see istio-cni iptables --help\n", err)
 		return exitUsage
+	case flags.Args().Present():
+		printf(c.Stderr, "error: stray argument %q: all settings are flags; see istio-cni iptables --help\n", flags.Args().First())
+		return exitUsage
+	case flags.Bool("help"):
+		printf(c.Stdout, "%s", help())
+		return exitOK
 	}
-	return code
+	return act(ctx, flags, c)
+}
+
+// parse parses the arguments by the library's flags. The library's App is not used, since its templates call methods by name, with
+// which the linker keeps every exported method, an eighth of the program.
+func parse(args []string) (*cli.Context, error) {
+	set, all := flag.NewFlagSet("", flag.ContinueOnError), append(flags(), cli.HelpFlag)
+	set.SetOutput(io.Discard)
+	for _, f := range all {
+		if err := f.Apply(set); err != nil {
+			return nil, err
+		}
+	}
+	if err := set.Parse(detached(args)); err != nil {
+		return nil, err
+	}
+	given := map[string]string{}
+	set.Visit(func(f *flag.Flag) { given[f.Name] = f.Value.String() })
+	for _, f := range all {
+		// Each name of a flag has a value of its own.
+		names := slices.DeleteFunc(f.Names(), func(name string) bool { _, is := given[name]; return !is })
+		if len(names) > 1 {
+			return nil, fmt.Errorf("cannot use two forms of the same flag: %s %s", names[1], names[0])
+		}
+		for _, name := range names {
+			if err := set.Set(f.Names()[0], given[name]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return cli.NewContext(nil, set, nil), nil
 }
 
 // detached separates a short flag from an attached value, as in -p15001, which the reference's flag library accepts and this
@@ -83,28 +121,6 @@ func detached(args []string) []string {
 	return out
 }
 
-// command declares the flags to the library. The library must not exit, must not print usage to stdout for a wrong flag, and
-// does not read the environment, as it would not ignore empty variables.
-func command(c applet.Call, action func(*cli.Context)) *cli.App {
-	return &cli.App{
-		Name: "istio-cni iptables", HelpName: "istio-cni iptables",
-		CustomAppHelpTemplate: help(),
-		Writer:                c.Stdout,
-		ErrWriter:             c.Stderr,
-		HideHelpCommand:       true,
-		Flags:                 flags(),
-		ExitErrHandler:        func(*cli.Context, error) {},
-		OnUsageError:          func(_ *cli.Context, err error, _ bool) error { return err },
-		Action: func(ctx *cli.Context) error {
-			if ctx.Args().Present() {
-				return fmt.Errorf("stray argument %q: all settings are flags", ctx.Args().First())
-			}
-			action(ctx)
-			return nil
-		},
-	}
-}
-
 // help returns the text of --help.
 func help() string {
 	var b strings.Builder
@@ -116,6 +132,7 @@ func help() string {
 // rows are all settings, with the historic flags.
 func rows() []settings.Setting { return append(settings.All(new(config).groups()), historic()...) }
 
+// flags declares the settings to the library, which does not read the environment, as it would not ignore empty variables.
 func flags() []cli.Flag {
 	var out []cli.Flag
 	for _, s := range rows() {
@@ -134,15 +151,15 @@ func flags() []cli.Flag {
 func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 
 // act reads the configuration and runs the command.
-func act(ctx *cli.Context, c applet.Call) int {
-	conf, err := read(func(flag string) (string, bool) { return fmt.Sprint(ctx.Value(flag)), ctx.IsSet(flag) }, c.Getenv)
+func act(ctx context.Context, flags *cli.Context, c applet.Call) int {
+	conf, err := read(func(flag string) (string, bool) { return fmt.Sprint(flags.Value(flag)), flags.IsSet(flag) }, c.Getenv)
 	if err != nil {
 		for problem := range strings.SplitSeq(err.Error(), "\n") {
 			printf(c.Stderr, "error: %s\n", problem)
 		}
 		return exitError
 	}
-	if ctx.Bool("clean") {
+	if flags.Bool("clean") {
 		printf(c.Stderr, "warning: --clean does nothing; to remove rules use --cleanup-only\n")
 	}
 	for _, w := range conf.warnings {
@@ -153,7 +170,7 @@ func act(ctx *cli.Context, c applet.Call) int {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: level}))
-	code, err := run{config: conf, stdout: c.Stdout, stderr: c.Stderr, log: log}.do(ctx.Context)
+	code, err := run{config: conf, stdout: c.Stdout, stderr: c.Stderr, log: log}.do(ctx)
 	if err != nil {
 		printf(c.Stderr, "error: %v\n", err)
 	}

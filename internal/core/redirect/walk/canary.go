@@ -298,7 +298,7 @@ func elsewhere(f ruleset.Family) netip.Addr {
 // address is the first address of the family that other hosts reach.
 func address(f ruleset.Family, own []netip.Addr) netip.Addr {
 	for _, a := range own {
-		if familyOf(a) == f && !a.IsLoopback() && !a.IsLinkLocalUnicast() && a != redirect.PassthroughAddress(f) {
+		if ruleset.FamilyOf(a) == f && !a.IsLoopback() && !a.IsLinkLocalUnicast() && a != redirect.PassthroughAddress(f) {
 			return a
 		}
 	}
@@ -375,7 +375,7 @@ const ordinaryID = 4711
 func (w Wanted) destinations(f ruleset.Family) []netip.Addr {
 	all := []netip.Addr{elsewhere(f)}
 	for _, p := range w.Spec.Outbound.List {
-		if familyOf(p.Addr()) == f && len(all) < maxTries {
+		if ruleset.FamilyOf(p.Addr()) == f && len(all) < maxTries {
 			all = append(all, last(p).Prev())
 			all = append(all, p.Addr())
 		}
@@ -416,7 +416,7 @@ func (w Wanted) dns(app Packet, f ruleset.Family) (all []canary) {
 		return nil
 	case redirect.DNSServers:
 		app.Free &^= FreeDestination
-		servers = slices.DeleteFunc(slices.Clone(w.Spec.DNSServers), func(a netip.Addr) bool { return familyOf(a) != f })
+		servers = slices.DeleteFunc(slices.Clone(w.Spec.DNSServers), func(a netip.Addr) bool { return ruleset.FamilyOf(a) != f })
 	case redirect.DNSAll:
 	}
 	for _, server := range servers[:min(len(servers), maxTries)] {

@@ -146,7 +146,7 @@ func (p *parts) link(m ruleset.Interface) {
 }
 
 func (p *parts) network(m ruleset.Network) {
-	p.family = familyOf(m.Prefix.Addr())
+	p.family = ruleset.FamilyOf(m.Prefix.Addr())
 	switch {
 	case m.Source:
 	case m.Not:
@@ -225,8 +225,8 @@ func (g *guess) output(r parts) {
 		g.OwnerGroups = redirect.Groups{}
 	case r.matches == 1 && r.dport != nil:
 		g.OutboundPortsExclude = once(g.OutboundPortsExclude, *r.dport)
-	case r.matches == 1 && networked && (network.Addr().IsLoopback() || network == g.Loopback) && !slices.Contains(g.own, familyOf(network.Addr())):
-		g.own = append(g.own, familyOf(network.Addr()))
+	case r.matches == 1 && networked && (network.Addr().IsLoopback() || network == g.Loopback) && !slices.Contains(g.own, ruleset.FamilyOf(network.Addr())):
+		g.own = append(g.own, ruleset.FamilyOf(network.Addr()))
 	case r.matches == 1 && networked:
 		g.OutboundExclude = once(g.OutboundExclude, network)
 	case len(r.owners) == r.matches:

@@ -45,14 +45,14 @@ func (q question) match(m ruleset.Match) Answer {
 		return not(q.link(m), m.Not)
 	case ruleset.Network:
 		if m.Prefix.Bits() == 0 && !m.Not {
-			return sure(familyOf(m.Prefix.Addr()) == q.family)
+			return sure(ruleset.FamilyOf(m.Prefix.Addr()) == q.family)
 		}
-		if familyOf(m.Prefix.Addr()) != q.family {
+		if ruleset.FamilyOf(m.Prefix.Addr()) != q.family {
 			return No
 		}
 		return not(q.address(m.Source, m.Prefix.Contains, m.Prefix.Masked().Addr(), last(m.Prefix)), m.Not)
 	case ruleset.Addresses:
-		if familyOf(m.First) != q.family {
+		if ruleset.FamilyOf(m.First) != q.family {
 			return No
 		}
 		inside := func(a netip.Addr) bool { return m.First.Compare(a) <= 0 && a.Compare(m.Last) <= 0 }
@@ -196,7 +196,7 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
 	all, some := true, false
 	for _, a := range q.mine {
-		if familyOf(a) == q.family && !a.IsLoopback() {
+		if ruleset.FamilyOf(a) == q.family && !a.IsLoopback() {
 			all, some = all && inside(a), some || inside(a)
 		}
 	}

@@ -61,62 +61,48 @@ func (s Setting) String() string { return s.Name + "=" + s.Value }
 // Texts are the settings as texts.
 func Texts(all []Setting) []string { return texts(all) }
 
-// setting is one by which packets can pass: its items as texts, and what gives it its default.
+// setting is one by which packets can pass: its items as texts, and how its value is taken from another configuration.
 type setting struct {
 	field redirect.Field
 	name  string
-	items func(w *Wanted) []string
-	reset func(w *Wanted, to *redirect.Spec)
+	items func(s *redirect.Spec) []string
+	take  func(w, from *Wanted)
 }
 
 // settings are all of them. The identity of the proxy is none: its packets pass in every pod.
 func settings() []setting {
+	type spec = redirect.Spec
 	return []setting{
+		set(redirect.FieldOutbound, "includeOutboundIPRanges", func(s *spec) (*bool, *[]netip.Prefix) { return &s.Outbound.All, &s.Outbound.List }),
+		list(redirect.FieldOutboundExclude, "excludeOutboundIPRanges", func(s *spec) *[]netip.Prefix { return &s.OutboundExclude }),
+		set(redirect.FieldInbound, "includeInboundPorts", func(s *spec) (*bool, *[]ruleset.PortRange) { return &s.Inbound.All, &s.Inbound.List }),
+		list(redirect.FieldInboundExclude, "excludeInboundPorts", func(s *spec) *[]ruleset.PortRange { return &s.InboundExclude }),
+		list(redirect.FieldOutboundPortsExclude, "excludeOutboundPorts", func(s *spec) *[]ruleset.PortRange { return &s.OutboundPortsExclude }),
+		list(redirect.FieldExcludeInterfaces, "excludeInterfaces", func(s *spec) *[]string { return &s.ExcludeInterfaces }),
+		list(redirect.FieldRerouteInterfaces, "reroute-virtual-interfaces", func(s *spec) *[]string { return &s.RerouteInterfaces }),
+		set(redirect.FieldOwnerGroups, "the captured groups", func(s *spec) (*bool, *[]uint32) { return &s.OwnerGroups.All, &s.OwnerGroups.List }),
+		list(redirect.FieldOwnerGroupsExclude, "the excluded groups", func(s *spec) *[]uint32 { return &s.OwnerGroupsExclude }),
 		{
-			redirect.FieldOutbound, "includeOutboundIPRanges", func(w *Wanted) []string { return texts(w.Spec.Outbound.List) },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.Outbound = to.Outbound },
-		},
-		{
-			redirect.FieldOutboundExclude, "excludeOutboundIPRanges", func(w *Wanted) []string { return texts(w.Spec.OutboundExclude) },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.OutboundExclude = to.OutboundExclude },
-		},
-		{
-			redirect.FieldInbound, "includeInboundPorts", func(w *Wanted) []string { return texts(w.Spec.Inbound.List) },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.Inbound = to.Inbound },
-		},
-		{
-			redirect.FieldInboundExclude, "excludeInboundPorts", func(w *Wanted) []string { return texts(w.Spec.InboundExclude) },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.InboundExclude = to.InboundExclude },
-		},
-		{
-			redirect.FieldOutboundPortsExclude, "excludeOutboundPorts", func(w *Wanted) []string { return texts(w.Spec.OutboundPortsExclude) },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.OutboundPortsExclude = to.OutboundPortsExclude },
-		},
-		{
-			redirect.FieldExcludeInterfaces, "excludeInterfaces", func(w *Wanted) []string { return w.Spec.ExcludeInterfaces },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.ExcludeInterfaces = to.ExcludeInterfaces },
-		},
-		{
-			redirect.FieldRerouteInterfaces, "reroute-virtual-interfaces", func(w *Wanted) []string { return w.Spec.RerouteInterfaces },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.RerouteInterfaces = to.RerouteInterfaces },
-		},
-		{
-			redirect.FieldOwnerGroups, "the captured groups", func(w *Wanted) []string { return texts(w.Spec.OwnerGroups.List) },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.OwnerGroups = to.OwnerGroups },
-		},
-		{
-			redirect.FieldOwnerGroupsExclude, "the excluded groups", func(w *Wanted) []string { return texts(w.Spec.OwnerGroupsExclude) },
-			func(w *Wanted, to *redirect.Spec) { w.Spec.OwnerGroupsExclude = to.OwnerGroupsExclude },
-		},
-		{
-			redirect.FieldSecondFamily, "second_ip_family", func(w *Wanted) []string { return []string{w.Spec.SecondFamily.String()} },
-			func(w *Wanted, _ *redirect.Spec) {
-				if w.Families.IPv6 == redirect.Bypassed {
-					w.Families.IPv6 = redirect.Captured
-				}
-			},
+			redirect.FieldSecondFamily, "second_ip_family", func(s *spec) []string { return []string{s.SecondFamily.String()} },
+			func(w, from *Wanted) { w.Families = from.Families },
 		},
 	}
+}
+
+// set is the setting of all values or of a list, list that of a list alone.
+func set[T any](field redirect.Field, name string, at func(*redirect.Spec) (*bool, *[]T)) setting {
+	return setting{field, name, func(s *redirect.Spec) []string {
+		_, list := at(s)
+		return texts(*list)
+	}, func(w, from *Wanted) {
+		all, list := at(&w.Spec)
+		fromAll, fromList := at(&from.Spec)
+		*all, *list = *fromAll, *fromList
+	}}
+}
+
+func list[T any](field redirect.Field, name string, at func(*redirect.Spec) *[]T) setting {
+	return set(field, name, func(s *redirect.Spec) (*bool, *[]T) { return new(bool), at(s) })
 }
 
 func texts[T any](list []T) []string {
@@ -133,7 +119,7 @@ const maxItems = 3
 // value has the items that are words of the rule, or the first ones.
 func (s setting) value(w *Wanted, rule string) string {
 	words := strings.FieldsFunc(rule, func(r rune) bool { return r == ' ' || r == '"' })
-	all := s.items(w)
+	all := s.items(&w.Spec)
 	some := slices.DeleteFunc(slices.Clone(all), func(item string) bool {
 		return !slices.Contains(words, item) && !slices.Contains(words, strings.Replace(item, "-", ":", 1)) // a range of ports in iptables
 	})
@@ -152,7 +138,7 @@ func (s setting) value(w *Wanted, rule string) string {
 // walk follows a packet through the wanted rules.
 func (w Wanted) walk(p Packet) outcome {
 	sets := w.Sets()
-	return w.course(familyOf(p.Dst.Addr()), sets, rulesOf(sets)).walk(p)
+	return w.course(ruleset.FamilyOf(p.Dst.Addr()), sets, rulesOf(sets)).walk(p)
 }
 
 // course is what packets pass where the rules are the wanted ones.
@@ -182,7 +168,7 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 	}
 	for _, s := range settings() {
 		with := without
-		s.restore(&with, &w)
+		s.take(&with, &w)
 		if redirects(with) {
 			without = with
 		} else {
@@ -194,9 +180,12 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 
 // plain is the configuration without settings.
 func (w Wanted) plain() Wanted {
-	standard := redirect.Default()
+	standard := Wanted{Spec: redirect.Default(), Families: w.Families}
+	if w.Families.IPv6 == redirect.Bypassed {
+		standard.Families.IPv6 = redirect.Captured
+	}
 	for _, s := range settings() {
-		s.reset(&w, &standard)
+		s.take(&w, &standard)
 	}
 	return w
 }
@@ -225,14 +214,6 @@ func (w Wanted) always(p Packet, d *Hop) *Hop {
 		}
 	}
 	return d
-}
-
-// restore gives a setting the value of another configuration.
-func (s setting) restore(w, from *Wanted) {
-	s.reset(w, &from.Spec)
-	if s.field == redirect.FieldSecondFamily {
-		w.Families = from.Families
-	}
 }
 
 // outcome is a Result on its way, and why the walk was given up.
@@ -309,10 +290,10 @@ func (w *Wanted) settingsOf(p Packet, h *Hop) (names []Setting, decided *Hop) {
 	case !p.Dst.IsValid() && w.neverTaken(ruleset.Read(h.Rule)):
 		return nil, h
 	}
-	standard := redirect.Default()
+	plain := w.plain()
 	for _, s := range settings() {
 		without := *w
-		s.reset(&without, &standard)
+		s.take(&without, &plain)
 		if _, still := without.rules()[place{h.Table, h.Chain, h.Rule}]; !still {
 			names = append(names, Setting{s.name, sidecar.KeysOf(w.Spec)(s.field), s.value(w, h.Rule)})
 		}

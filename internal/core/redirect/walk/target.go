@@ -43,7 +43,7 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 		}
 		return leave
 	}
-	if n, is := translation(target); is && !n.Range {
+	if n, is := translation(target); is && !n.Source && !n.Range {
 		return w.translate(s, n, p, hop)
 	} else if is && n.Source {
 		p.packet.Src, p.source = netip.AddrPort{}, true
@@ -86,7 +86,7 @@ func (w *walker) cause(hop int) int {
 	return hop
 }
 
-// translate does REDIRECT, DNAT and SNAT. A packet to another host takes the way of its mark; one of the pod to itself has a source
+// translate does REDIRECT and DNAT. A packet to another host takes the way of its mark; one of the pod to itself has a source
 // that no route leads out.
 func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward {
 	looping := p.packet.Src.Addr().IsLoopback()
@@ -137,11 +137,6 @@ func (r *reading) handOver(t ruleset.TProxy, hop int) {
 // translate does REDIRECT and DNAT. What the pod sends is redirected to loopback, what arrives to the interface's first
 // address, which is not known here (net/netfilter/nf_nat_redirect.c).
 func (r *reading) translate(s *stage, n ruleset.NAT, hop int) {
-	if n.Source {
-		r.packet.Src, r.source = netip.AddrPort{}, true
-		r.packet.Translated |= ruleset.StateSNAT
-		return
-	}
 	p := &r.packet
 	old := p.Dst.Addr()
 	to := netip.AddrPortFrom(n.To, n.Port)

@@ -188,7 +188,7 @@ type Result struct {
 // Walk follows the packet.
 func (n Namespace) Walk(p Packet) Result {
 	p = p.completed(n.Loopback)
-	return n.doubted(n.explained(n.course(familyOf(p.Dst.Addr()), n.Wanted.rules()).either(p), p), familyOf(p.Dst.Addr()))
+	return n.doubted(n.explained(n.course(ruleset.FamilyOf(p.Dst.Addr()), n.Wanted.rules()).either(p), p), ruleset.FamilyOf(p.Dst.Addr()))
 }
 
 // either walks in both orders of the sets that share a hook and a priority.
@@ -249,10 +249,3 @@ func (p Packet) completed(loopback string) Packet {
 
 // local is the type of an address of the pod.
 const local = "LOCAL"
-
-func familyOf(a netip.Addr) ruleset.Family {
-	if a.Is6() {
-		return ruleset.IPv6
-	}
-	return ruleset.IPv4
-}

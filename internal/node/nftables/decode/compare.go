@@ -349,7 +349,8 @@ func (d *decoder) link(index []byte) string {
 	if len(index) != 4 || d.table.Links == nil {
 		return ""
 	}
-	return d.table.Links(binary.NativeEndian.Uint32(index))
+	name, _ := d.table.Links(binary.NativeEndian.Uint32(index)) // "" if there is none
+	return name
 }
 
 func (d *decoder) ofFamily(f ruleset.Family, negated bool) ruleset.Match {

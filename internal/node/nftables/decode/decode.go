@@ -24,9 +24,9 @@ type Table struct {
 	Family ruleset.Family
 	// IPTables reports whether the rules have the text of iptables-save, where that can express them; otherwise they have nft's.
 	IPTables bool
-	// Sets are those of the table by name; one that is looked up and missing is nil behind that. Links returns the name of an interface by its index, "" if there is none.
+	// Sets are those of the table by name; one that is looked up and missing is nil behind that. Links returns the name of an interface by its index.
 	Sets  map[string]*Set
-	Links func(index uint32) string
+	Links func(index uint32) (string, error)
 	// Expanded counts the elements of sets in the rules; nil sets no bound.
 	Expanded *int
 }

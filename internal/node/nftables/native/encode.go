@@ -48,9 +48,10 @@ func (e *encoder) match(m ruleset.Match) {
 		e.meta(m.Out, unix.NFT_META_OIFNAME, unix.NFT_META_IIFNAME)
 		e.Compare(m.Not, append([]byte(m.Name), make([]byte, max(0, nameLength-len(m.Name)))...))
 	case ruleset.OfFamily:
-		e.family(ruleset.Family(m))
+		e.Family(m == ruleset.OfFamily(ruleset.IPv6))
 	case ruleset.Network:
-		e.network(m)
+		e.Family(m.Prefix.Addr().Is6())
+		e.Network(m.Source, m.Not, m.Prefix)
 	case ruleset.Protocol:
 		e.needProtocol(m.Number)
 	case ruleset.Port:
@@ -59,8 +60,11 @@ func (e *encoder) match(m ruleset.Match) {
 	case ruleset.Ports:
 		e.ports(m)
 	case ruleset.TCPFlags:
+		if m != ruleset.Reset {
+			e.err = fmt.Errorf("cannot encode match %v", m)
+		}
 		e.needProtocol(ruleset.TCP)
-		e.flags(m)
+		e.Reset()
 	case ruleset.Owner:
 		if m.Last != 0 {
 			e.err = fmt.Errorf("cannot encode match %v", m)
@@ -74,7 +78,7 @@ func (e *encoder) match(m ruleset.Match) {
 		e.mark(m.Connection)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
 	case ruleset.States: // ct state & mask != 0
-		e.loadCT(unix.NFT_CT_STATE)
+		e.ct(unix.NFT_CT_STATE, unix.NFTA_CT_DREG)
 		e.And(binary.NativeEndian.AppendUint32(nil, uint32(m)))
 		e.Compare(true, make([]byte, 4))
 	default:
@@ -97,36 +101,6 @@ func (e *encoder) needProtocol(number uint8) {
 		e.Meta(unix.NFT_META_L4PROTO)
 		e.Compare(false, []byte{number})
 	}
-}
-
-// flags compares flags of TCP.
-func (e *encoder) flags(m ruleset.TCPFlags) {
-	if m != ruleset.Reset {
-		e.err = fmt.Errorf("cannot encode match %v", m)
-	}
-	e.Reset()
-}
-
-func (e *encoder) family(f ruleset.Family) {
-	e.Meta(unix.NFT_META_NFPROTO)
-	e.Compare(false, []byte{protocolFamily(f)})
-}
-
-func protocolFamily(f ruleset.Family) byte {
-	if f == ruleset.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
-}
-
-// network compares an address, after its family.
-func (e *encoder) network(n ruleset.Network) {
-	f := ruleset.IPv4
-	if n.Prefix.Addr().Is6() {
-		f = ruleset.IPv6
-	}
-	e.family(f)
-	e.Network(n.Source, n.Not, n.Prefix)
 }
 
 // port compares a port, or both ends of a range as nft does.
@@ -167,38 +141,17 @@ func (e *encoder) ports(p ruleset.Ports) {
 // mark loads the mark of the packet or of its connection.
 func (e *encoder) mark(connection bool) {
 	if connection {
-		e.loadCT(unix.NFT_CT_MARK)
+		e.ct(unix.NFT_CT_MARK, unix.NFTA_CT_DREG)
 	} else {
 		e.Meta(unix.NFT_META_MARK)
 	}
 }
 
-func (e *encoder) loadCT(key uint32) {
+// ct loads into the register (NFTA_CT_DREG), or sets from it (NFTA_CT_SREG).
+func (e *encoder) ct(key uint32, register uint16) {
 	e.Expression("ct", func() {
 		e.Uint32(unix.NFTA_CT_KEY, key)
-		e.Uint32(unix.NFTA_CT_DREG, nfnetlink.Register)
-	})
-}
-
-func (e *encoder) setCT(key uint32) {
-	e.Expression("ct", func() {
-		e.Uint32(unix.NFTA_CT_KEY, key)
-		e.Uint32(unix.NFTA_CT_SREG, nfnetlink.Register)
-	})
-}
-
-func (e *encoder) setMark() {
-	e.Expression("meta", func() {
-		e.Uint32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
-		e.Uint32(unix.NFTA_META_SREG, nfnetlink.Register)
-	})
-}
-
-// immediate loads a value.
-func (e *encoder) immediate(value []byte) {
-	e.Expression("immediate", func() {
-		e.Uint32(unix.NFTA_IMMEDIATE_DREG, nfnetlink.Register)
-		e.Data(unix.NFTA_IMMEDIATE_DATA, value)
+		e.Uint32(register, nfnetlink.Register)
 	})
 }
 
@@ -224,7 +177,7 @@ func (e *encoder) target(t ruleset.Target) {
 		}
 		e.Verdict(nfnetlink.Verdict{Code: code, Chain: t.Chain})
 	case ruleset.RedirectTo:
-		e.immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
+		e.Immediate(binary.BigEndian.AppendUint16(nil, uint16(t)))
 		e.Expression("redir", func() {
 			e.Uint32(unix.NFTA_REDIR_REG_PROTO_MIN, nfnetlink.Register)
 			e.Uint32(unix.NFTA_REDIR_FLAGS, rangeProto)
@@ -233,13 +186,13 @@ func (e *encoder) target(t ruleset.Target) {
 		if t.Mask != 0 || t.Connection {
 			e.err = fmt.Errorf("cannot encode target %v", t)
 		}
-		e.immediate(binary.NativeEndian.AppendUint32(nil, t.Value))
-		e.setMark()
+		e.Immediate(binary.NativeEndian.AppendUint32(nil, t.Value))
+		e.SetMeta(unix.NFT_META_MARK)
 	case ruleset.CopyMark:
 		e.copyMark(t)
 	case ruleset.Zone:
-		e.immediate(binary.NativeEndian.AppendUint16(nil, uint16(t)))
-		e.setCT(unix.NFT_CT_ZONE)
+		e.Immediate(binary.NativeEndian.AppendUint16(nil, uint16(t)))
+		e.ct(unix.NFT_CT_ZONE, unix.NFTA_CT_SREG)
 	case ruleset.TProxy:
 		e.tproxy(t)
 	case ruleset.Reject:
@@ -256,16 +209,16 @@ func (e *encoder) copyMark(t ruleset.CopyMark) {
 	}
 	e.mark(t.Restore)
 	if t.Restore {
-		e.setMark()
+		e.SetMeta(unix.NFT_META_MARK)
 	} else {
-		e.setCT(unix.NFT_CT_MARK)
+		e.ct(unix.NFT_CT_MARK, unix.NFTA_CT_SREG)
 	}
 }
 
 func (e *encoder) tproxy(t ruleset.TProxy) {
-	e.immediate(binary.BigEndian.AppendUint16(nil, t.Port))
+	e.Immediate(binary.BigEndian.AppendUint16(nil, t.Port))
 	e.Expression("tproxy", func() {
-		e.Uint32(tproxyFamily, uint32(protocolFamily(t.Family)))
+		e.Uint32(tproxyFamily, uint32(nfnetlink.ProtocolFamily(t.Family == ruleset.IPv6)))
 		e.Uint32(tproxyPort, nfnetlink.Register)
 	})
 	e.target(ruleset.SetMark{Value: t.Mark, Mask: t.Mask})

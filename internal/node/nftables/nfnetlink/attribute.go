@@ -33,16 +33,12 @@ func (b *Buffer) Attribute(kind uint16, value []byte) {
 
 // Uint32 adds an attribute of four bytes.
 func (b *Buffer) Uint32(kind uint16, value uint32) {
-	at := b.open(kind)
-	b.data = binary.BigEndian.AppendUint32(b.data, value)
-	b.close(at)
+	b.Attribute(kind, binary.BigEndian.AppendUint32(make([]byte, 0, 4), value))
 }
 
 // Uint64 adds an attribute of eight bytes.
 func (b *Buffer) Uint64(kind uint16, value uint64) {
-	at := b.open(kind)
-	b.data = binary.BigEndian.AppendUint64(b.data, value)
-	b.close(at)
+	b.Attribute(kind, binary.BigEndian.AppendUint64(make([]byte, 0, 8), value))
 }
 
 // String adds an attribute that ends with a zero byte.

@@ -36,6 +36,36 @@ func (b *Buffer) Meta(key uint32) {
 	})
 }
 
+// SetMeta sets metadata of the packet to the register.
+func (b *Buffer) SetMeta(key uint32) {
+	b.Expression("meta", func() {
+		b.Uint32(unix.NFTA_META_KEY, key)
+		b.Uint32(unix.NFTA_META_SREG, Register)
+	})
+}
+
+// Immediate loads a value.
+func (b *Buffer) Immediate(value []byte) {
+	b.Expression("immediate", func() {
+		b.Uint32(unix.NFTA_IMMEDIATE_DREG, Register)
+		b.Data(unix.NFTA_IMMEDIATE_DATA, value)
+	})
+}
+
+// Family compares the family of the packet.
+func (b *Buffer) Family(ipv6 bool) {
+	b.Meta(unix.NFT_META_NFPROTO)
+	b.Compare(false, []byte{ProtocolFamily(ipv6)})
+}
+
+// ProtocolFamily is the kernel's number of a family (NFPROTO_…).
+func ProtocolFamily(ipv6 bool) byte {
+	if ipv6 {
+		return unix.NFPROTO_IPV6
+	}
+	return unix.NFPROTO_IPV4
+}
+
 // Payload loads a part of the packet.
 func (b *Buffer) Payload(base, offset uint32, length int) {
 	b.Expression("payload", func() {

@@ -9,18 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Join subscribes the Conn to a multicast group of netfilter (NFNLGRP_…). Its next calls are those of Listen.
-func (c *Conn) Join(group int) error {
-	if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
-		return fmt.Errorf("joining netfilter group %d: %w", group, err)
-	}
-	return nil
-}
-
-// Buffer sets how many bytes of messages wait for Listen, in the kernel's count.
-func (c *Conn) Buffer(bytes int) error {
-	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes); err != nil {
-		return fmt.Errorf("making room for %d bytes of messages: %w", bytes, err)
+// Join subscribes the Conn to a multicast group of netfilter (NFNLGRP_…). Its next calls are those of Listen, for which so many bytes of
+// messages wait, in the kernel's count.
+func (c *Conn) Join(group, buffer int) error {
+	err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer)
+	if err = errors.Join(err, unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)); err != nil {
+		return fmt.Errorf("joining netfilter group %d with room for %d bytes: %w", group, buffer, err)
 	}
 	return nil
 }

@@ -32,10 +32,9 @@ type Event struct {
 	Table, Chain string
 	// Handle is the kernel's number of the rule; 0, of kind Rule, is the end of a base chain.
 	Handle uint64
-	// Verdict is the kernel's verdict in words: accept, drop, continue, return, jump, goto, queue, stolen; Target the chain
-	// of a jump.
-	Verdict, Target string
-	Packet          Packet
+	// Verdict is the kernel's verdict in words: accept, drop, continue, return, jump, goto, queue, stolen.
+	Verdict string
+	Packet  Packet
 }
 
 // Packet is the part of a packet that an event carries: the first event of a table has it.
@@ -89,7 +88,8 @@ func parse(m nfnetlink.Message) (e Event, ok bool) {
 		case attrType:
 			e.Kind = kinds[number]
 		case attrVerdict:
-			e.Verdict, e.Target = verdict(a.Value)
+			code, _ := nfnetlink.Attributes(a.Value).Get(unix.NFTA_VERDICT_CODE).Uint32()
+			e.Verdict = verdictName(code)
 		case attrPolicy:
 			e.Verdict = verdictName(number)
 		case attrID:
@@ -106,20 +106,6 @@ func parse(m nfnetlink.Message) (e Event, ok bool) {
 	}
 	e.Packet.addresses(network, transport)
 	return e, e.Kind != ""
-}
-
-// verdict reads the attributes of a verdict.
-func verdict(value nfnetlink.Attributes) (name, target string) {
-	for a := range value.All() {
-		switch a.Kind {
-		case unix.NFTA_VERDICT_CODE:
-			number, _ := a.Uint32()
-			name = verdictName(number)
-		case unix.NFTA_VERDICT_CHAIN:
-			target = a.Text()
-		}
-	}
-	return name, target
 }
 
 // verdictName names a verdict of linux/netfilter.h or enum nft_verdicts. Those of nf_tables are negative; a target of iptables

@@ -88,11 +88,8 @@ func (t *Tracer) begin(f Filter, flags uint32) error {
 		return err
 	}
 	t.marks = true
-	if err := t.conn.Buffer(receiveBuffer); err != nil {
-		return err
-	}
 	const traceGroup = 9 // NFNLGRP_NFTRACE, linux/netfilter/nfnetlink.h
-	return t.conn.Join(traceGroup)
+	return t.conn.Join(traceGroup, receiveBuffer)
 }
 
 // Run calls each with every event until ctx ends. lost is called when the kernel dropped events.
@@ -231,26 +228,15 @@ func (f Filter) rule(b *nfnetlink.Buffer, chain string, protocol uint8) {
 		b.Uint64(unix.NFTA_LIMIT_UNIT, 1)
 		b.Uint32(unix.NFTA_LIMIT_BURST, burst)
 	})
-	b.Expression("immediate", func() {
-		b.Uint32(unix.NFTA_IMMEDIATE_DREG, nfnetlink.Register)
-		b.Data(unix.NFTA_IMMEDIATE_DATA, binary.NativeEndian.AppendUint32(nil, 1)[:1])
-	})
-	b.Expression("meta", func() {
-		b.Uint32(unix.NFTA_META_KEY, unix.NFT_META_NFTRACE)
-		b.Uint32(unix.NFTA_META_SREG, nfnetlink.Register)
-	})
+	b.Immediate(binary.NativeEndian.AppendUint32(nil, 1)[:1])
+	b.SetMeta(unix.NFT_META_NFTRACE)
 }
 
 // loopback is the index of lo, in every namespace.
 const loopback = 1
 
 func matchNetwork(b *nfnetlink.Buffer, network netip.Prefix, source bool) {
-	family := uint8(unix.NFPROTO_IPV4)
-	if network.Addr().Is6() {
-		family = unix.NFPROTO_IPV6
-	}
-	b.Meta(unix.NFT_META_NFPROTO)
-	b.Compare(false, []byte{family})
+	b.Family(network.Addr().Is6())
 	if network.Bits() > 0 {
 		b.Network(source, false, network.Masked())
 	}

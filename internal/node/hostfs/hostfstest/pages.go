@@ -1,0 +1,42 @@
+package hostfstest
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// PageFaults reads a byte of each page of a file through a mapping, with the given advice, and returns the number of page faults. The
+// larger the blocks are in which the file lies in memory, the fewer they are, as far as the kernel and its file system have such.
+func PageFaults(tb testing.TB, path string, advice int) (faults int64) {
+	tb.Helper()
+	file, err := os.Open(path) //nolint:gosec // the path is the test's
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = file.Close() }() // only read
+	info, err := file.Stat()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	pages, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	runtime.LockOSThread()         //nolint:forbidigo // the faults are those of a thread
+	defer runtime.UnlockOSThread() //nolint:forbidigo // as above
+	var before, after unix.Rusage
+	var sum byte
+	err = errors.Join(unix.Madvise(pages, advice), unix.Getrusage(unix.RUSAGE_THREAD, &before))
+	for i := 0; i < len(pages); i += os.Getpagesize() {
+		sum += pages[i]
+	}
+	runtime.KeepAlive(&sum)
+	if err = errors.Join(err, unix.Getrusage(unix.RUSAGE_THREAD, &after), unix.Munmap(pages)); err != nil {
+		tb.Fatal(err)
+	}
+	return after.Minflt - before.Minflt + after.Majflt - before.Majflt
+}

@@ -1,0 +1,54 @@
+package hostfs_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+)
+
+// evict drops the pages of a file that is on the disk.
+func evict(t *testing.T, path string) {
+	t.Helper()
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer file.Close() //nolint:errcheck // nothing is written
+	must(t, file.Sync())
+	must(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
+}
+
+// TestAComparisonMakesAProgramCheapToStart: after it a program that came into memory page by page costs the faults of a file that was
+// read as a whole. How few these are depends on the kernel and its file system.
+func TestAComparisonMakesAProgramCheapToStart(t *testing.T) {
+	dir := t.TempDir()
+	source, program, whole := filepath.Join(dir, "source"), filepath.Join(dir, "program"), filepath.Join(dir, "whole")
+	content := bytes.Repeat([]byte("istio-cni"), 1<<20)
+	put(t, source, string(content))
+	for _, path := range []string{program, whole} {
+		_, err := hostfs.Disk{}.Copy(source, path, 0o755)
+		must(t, err)
+		evict(t, path)
+	}
+	file, err := os.Open(whole)
+	must(t, err)
+	_, err = io.Copy(sha256.New(), file) // in blocks: one read of the size of the file does not make large ones
+	must(t, errors.Join(err, file.Close()))
+	single := hostfstest.PageFaults(t, program, unix.MADV_RANDOM)
+	same, err := hostfs.Disk{}.Identical(source, program, 0o755)
+	if !same || err != nil {
+		t.Fatalf("the copy is the same: %t, %v", same, err)
+	}
+	got, want := hostfstest.PageFaults(t, program, unix.MADV_NORMAL), hostfstest.PageFaults(t, whole, unix.MADV_NORMAL)
+	t.Logf("faults: %d one by one, %d after the comparison, %d of a file read as a whole", single, got, want)
+	if got > want+want/2+8 {
+		t.Errorf("%d page faults after the comparison, want about %d", got, want)
+	}
+}
