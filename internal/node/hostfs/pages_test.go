@@ -13,34 +13,35 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // evict drops the pages of a file that is on the disk.
 func evict(t *testing.T, path string) {
 	t.Helper()
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
-	must(t, err)
+	check.OK(t, err)
 	defer file.Close() //nolint:errcheck // nothing is written
-	must(t, file.Sync())
-	must(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
+	check.OK(t, file.Sync())
+	check.OK(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// TestAComparisonMakesAProgramCheapToStart: after it a program that came into memory page by page costs the faults of a file that was
+// TestIdentical_PageFaults: after it a program that came into memory page by page costs the faults of a file that was
 // read as a whole. How few these are depends on the kernel and its file system.
-func TestAComparisonMakesAProgramCheapToStart(t *testing.T) {
+func TestIdentical_PageFaults(t *testing.T) {
 	dir := t.TempDir()
 	source, program, whole := filepath.Join(dir, "source"), filepath.Join(dir, "program"), filepath.Join(dir, "whole")
 	content := bytes.Repeat([]byte("istio-cni"), 1<<20)
 	put(t, source, string(content))
 	for _, path := range []string{program, whole} {
 		_, err := hostfs.Disk{}.Copy(source, path, 0o755)
-		must(t, err)
+		check.OK(t, err)
 		evict(t, path)
 	}
 	file, err := os.Open(whole)
-	must(t, err)
+	check.OK(t, err)
 	_, err = io.Copy(sha256.New(), file) // in blocks: one read of the size of the file does not make large ones
-	must(t, errors.Join(err, file.Close()))
+	check.OK(t, errors.Join(err, file.Close()))
 	single := hostfstest.PageFaults(t, program, unix.MADV_RANDOM)
 	same, err := hostfs.Disk{}.Identical(source, program, 0o755)
 	if !same || err != nil {
