@@ -5,6 +5,7 @@
 #   hack/setup.sh e2e     the same, and for a node of Kubernetes: containerd, runc, conntrack
 #   hack/setup.sh containerd  libseccomp and a compiler, for hack/containerd.sh
 #   hack/setup.sh arch    qemu's user mode, for programs of other architectures
+#   hack/setup.sh vm      qemu and what hack/vm.sh makes a machine of
 #   hack/setup.sh page    a browser, for e2e/page alone
 #   hack/setup.sh lint    for the linters: Go and shellcheck
 #   hack/setup.sh bare    for hack/bare.sh: Go and debootstrap
@@ -106,6 +107,12 @@ case ${1:-all} in
     want libc6-dev /usr/include/stdlib.h
     ;;
   arch) want qemu-user-static qemu-s390x-static ;;
+  vm)
+    want qemu-system-x86 qemu-system-x86_64
+    want busybox-static busybox
+    want kmod depmod
+    want cpio cpio
+    ;;
   page) want chromium chromium ;;
   lint) want shellcheck shellcheck ;;
   bare)

@@ -549,3 +549,18 @@ func (spaces) Read(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
+
+// TestWatch_Protobuf: the real API server answers in protobuf, with the same events.
+func TestWatch_Protobuf(t *testing.T) {
+	t.Parallel()
+	server, h := newFixture(t, (*kubetest.Server).Protobuf, nil)
+	h.wants("mode=a")
+	watched(t, server)
+	server.Set(config("b"))
+	server.Delete(mapPath)
+	h.wants("mode=a", "mode=b", "absent")
+	server.CloseWatches()
+	watched(t, server)
+	server.Set(config("c"))
+	h.wants("mode=a", "mode=b", "absent", "mode=c")
+}

@@ -203,6 +203,15 @@ type Memory struct {
 // Reset forgets all but the published condition.
 func (m *Memory) Reset() { *m = Memory{published: m.published} }
 
+// rested returns a time, or the later one before which the pod is not inspected: a pod that is slow to inspect must not have that at will,
+// by changing an annotation.
+func (m *Memory) rested(at time.Time) time.Time {
+	if rested := m.status.Checked.Add(duty * m.took); rested.After(at) {
+		return rested
+	}
+	return at
+}
+
 // Due returns the time of the next inspection, zero for a pod that is not inspected.
 func (m *Memory) Due() time.Time { return m.due }
 
@@ -223,33 +232,60 @@ type rules struct {
 	tools   string
 }
 
-// input has the inputs of an inspection: a change is inspected at once.
+// input has the inputs of an inspection.
 type input struct {
+	wanted     wanted
+	containers containers
+}
+
+// wanted is what the namespace is compared with. A change is inspected at once.
+type wanted struct {
 	spec      redirect.Spec
 	addresses []netip.Addr
-	// running are the IDs of the running containers, proxy is since when the proxy should be there.
-	running []string
-	proxy   time.Time
 	// plugin are the parts of the plugin's configuration that the Spec does not have.
 	plugin string
 }
 
-func (w *work) input() input {
-	in := input{
-		spec: w.Decision.Spec, addresses: w.Pod.Addresses, proxy: w.proxySince(), plugin: string(w.Conf.Backend) + " " + w.Conf.ForceIptables,
-	}
-	if w.Conf.Problems != nil {
-		in.plugin += " " + w.Conf.Problems.Error()
-	}
-	for _, c := range slices.Concat(w.Pod.Init, w.Pod.Containers, w.Pod.Ephemeral) {
-		if c.State.Running {
-			in.running = append(in.running, c.Name+" "+c.ID)
-		}
-	}
-	return in
+// containers are those of the pod. A change of a captured pod that is no restart waits, see audit.
+type containers struct {
+	// running are the names of the running containers, ids the IDs of all that have run. proxy is since when the proxy should be there.
+	running []string
+	ids     map[string]string
+	proxy   time.Time
 }
 
-// audit inspects the pod if that is requested, and makes a changed pod due.
+// restarted reports whether a container has been replaced since before: that is how another sandbox of the same address shows, and a
+// proxy that restarts can listen elsewhere.
+func (c containers) restarted(before containers) bool {
+	for name, id := range before.ids {
+		if c.ids[name] != id {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *work) input() input {
+	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: string(w.Conf.Backend) + " " + w.Conf.ForceIptables}
+	if w.Conf.Problems != nil {
+		want.plugin += " " + w.Conf.Problems.Error()
+	}
+	now := containers{proxy: w.proxySince(), ids: map[string]string{}}
+	for _, c := range slices.Concat(w.Pod.Init, w.Pod.Containers, w.Pod.Ephemeral) {
+		if c.State.Running {
+			now.running = append(now.running, c.Name)
+		}
+		if c.ID != "" {
+			now.ids[c.Name] = c.ID
+		}
+	}
+	return input{want, now}
+}
+
+// audit inspects the pod if that is requested, and makes a changed pod due: at once, with a new search and all rules read, or, for
+// containers of a captured pod that start or end the first time, within startup. That is safe: the containers that went on are in the
+// namespace that was inspected, what one of them changes there can come at any later time as well, and the inspection that follows
+// compares the namespace's number and the version of its rules. It is the one that looks for the listeners of the proxy, too.
 func (w *work) audit(ctx context.Context) {
 	m := w.memory
 	if w.Settings.Interval == 0 || !w.Reachable() || !podwork.Inspectable(w.Pod) {
@@ -262,12 +298,16 @@ func (w *work) audit(ctx context.Context) {
 		m.status = audit.Status{State: audit.Outside, Sentence: sentence, Remedy: w.Decision.Reason.Remedy()}
 		return
 	}
-	if in := w.input(); !reflect.DeepEqual(in, m.input) {
-		m.input, m.version, m.place = in, redirection.Version{}, podwork.Place{} // also another sandbox of the same address
-		// A pod that is slow to inspect must not have that at will, by changing an annotation.
-		m.due = w.Clock.Now()
-		if rested := m.status.Checked.Add(duty * m.took); rested.After(m.due) {
-			m.due = rested
+	in, before := w.input(), m.input
+	m.input = in
+	switch now := w.Clock.Now(); {
+	case reflect.DeepEqual(in, before):
+	case m.status.State != audit.Captured || m.failures > 0 || in.containers.restarted(before.containers) || !reflect.DeepEqual(in.wanted, before.wanted):
+		m.version, m.place = redirection.Version{}, podwork.Place{}
+		m.due = m.rested(now)
+	default:
+		if soon := m.rested(now.Add(startup)); soon.Before(m.due) {
+			m.due = soon
 		}
 	}
 	if w.inspects {

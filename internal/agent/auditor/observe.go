@@ -35,32 +35,38 @@ func (w *work) observe(ctx context.Context) ([]audit.Problem, error) {
 	m, spec := w.memory, w.Decision.Spec
 	var o audit.Observation
 	err := w.knownNamespace(ctx, func(space redirection.Namespace) error {
-		version, err := space.Version()
-		if err != nil {
-			return err
-		}
-		if w.forced || version != m.version {
-			if err = w.readRules(ctx, space); err != nil {
-				return err
-			}
-			m.version = version
-		}
-		if o.Families, err = space.Families(spec); err != nil {
-			return err
-		}
-		if o.Routing, err = space.VerifyRouting(spec, redirection.Report{Families: o.Families}); err != nil {
-			return err
-		}
-		in, err := w.peers(space)
-		if err != nil {
-			return err
-		}
-		o.Collisions = w.collisions(in)
-		o.Listeners, o.Unknown = w.listeners(space, in)
-		return nil
+		return space.NetNS.Do(func() error { return w.read(ctx, space, &o) }) // one entry for all
 	})
 	o.Mesh, o.Rules = m.rules.mesh, m.rules.problems
 	return audit.Assess(spec, o), err
+}
+
+// read reads what is observed of a namespace.
+func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.Observation) error {
+	m, spec := w.memory, w.Decision.Spec
+	version, err := space.Version()
+	if err != nil {
+		return err
+	}
+	if w.forced || version != m.version {
+		if err = w.readRules(ctx, space); err != nil {
+			return err
+		}
+		m.version = version
+	}
+	if o.Families, err = space.Families(spec); err != nil {
+		return err
+	}
+	if o.Routing, err = space.VerifyRouting(spec, redirection.Report{Families: o.Families}); err != nil {
+		return err
+	}
+	in, err := w.peers(space)
+	if err != nil {
+		return err
+	}
+	o.Collisions = w.collisions(in)
+	o.Listeners, o.Unknown = w.listeners(space, in)
+	return nil
 }
 
 // readRules reads and compares the rules, and keeps what is needed of them.

@@ -96,7 +96,7 @@ type node struct {
 	// verdict is the result of the self-test, nil before the first result.
 	verdict atomic.Pointer[selfcheck.Verdict]
 	// stanza is the plugin's current configuration.
-	stanza atomic.Pointer[cniconf.Stanza]
+	stanza atomic.Pointer[stanza]
 }
 
 // stay runs the agent: steps with permanent failures come first, then the installation; goroutines beside it use the API

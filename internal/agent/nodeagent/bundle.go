@@ -80,7 +80,7 @@ func (n *node) part(part agentapi.BundlePart, since time.Time, clean *redact.Red
 // info describes the agent. An installation's template of the stanza can have any key.
 func (n *node) info(clean *redact.Redactor) (agentapi.AgentInfo, error) {
 	c := n.Config
-	stanza, err := clean.Foreign(n.stanza.Load().Element())
+	stanza, err := clean.Foreign(n.stanza.Load().written.Element())
 	i := agentapi.AgentInfo{Version: n.Version, Node: c.NodeName, Namespace: c.Namespace, Pod: c.PodName, Plugin: json.RawMessage(stanza)}
 	for _, l := range c.Lines {
 		i.Settings = append(i.Settings, agentapi.Setting{Name: l.Name, Value: l.Value, Origin: l.Origin})

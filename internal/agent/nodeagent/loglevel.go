@@ -65,12 +65,13 @@ func (n *node) configure(c Config) {
 func (n *node) enforce() {
 	n.Level.Set(slog.Level(n.live.levels[scopeAgent]))
 	n.relayLevel.Set(slog.Level(n.live.levels[scopePlugin]))
-	stanza := n.live.stanza
-	stanza.LogLevel = n.live.levels[scopePlugin].String()
-	n.stanza.Store(&stanza)
+	written := n.live.stanza
+	written.LogLevel = n.live.levels[scopePlugin].String()
+	read, err := written.NetConf()
+	n.stanza.Store(&stanza{written, read, err})
 	_ = n.checkVerdict() // reported as readiness
 	if n.installation != nil {
-		n.installation.Change(func(w *cniconf.Want) { w.Stanza = stanza })
+		n.installation.Change(func(w *cniconf.Want) { w.Stanza = written })
 	}
 }
 

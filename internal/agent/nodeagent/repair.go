@@ -138,7 +138,15 @@ func (n *node) podProcesses(ctx context.Context) (map[string][]sandbox.Process, 
 	return all, err
 }
 
-// plugin returns the plugin's current configuration.
+// stanza is a configuration of the plugin, as it is written and as the plugin reads it: each event of a pod needs that.
+type stanza struct {
+	written cniconf.Stanza
+	read    cniconf.NetConf
+	err     error
+}
+
+// plugin returns the plugin's current configuration, which the caller must not change.
 func (n *node) plugin() (cniconf.NetConf, error) {
-	return n.stanza.Load().NetConf()
+	current := n.stanza.Load()
+	return current.read, current.err
 }

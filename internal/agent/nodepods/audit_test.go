@@ -38,6 +38,9 @@ type auditFixture struct {
 	pod        podSpec
 	path       string
 	controller *Controller
+	// restarts ends the ID of the proxy's container, others are the statuses of further containers.
+	restarts string
+	others   []object
 }
 
 // appID is the ID of the application's container.
@@ -63,9 +66,10 @@ func (l *auditFixture) publish(proxy state) {
 	l.Helper()
 	o := l.pod.object()
 	if proxy != nil {
-		o["status"].(object)["containerStatuses"] = []object{
-			{"name": "app", "containerID": "containerd://" + appID, "state": running()}, {"name": "istio-proxy", "containerID": "containerd://4567", "state": proxy},
-		}
+		o["status"].(object)["containerStatuses"] = append([]object{
+			{"name": "app", "containerID": "containerd://" + appID, "state": running()},
+			{"name": "istio-proxy", "containerID": "containerd://4567" + l.restarts, "state": proxy},
+		}, l.others...)
 	}
 	data, err := json.Marshal(o)
 	l.Do(err)

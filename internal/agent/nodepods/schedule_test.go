@@ -315,7 +315,8 @@ func TestRequestsShareInspections(t *testing.T) {
 	}
 }
 
-// TestTriggers: a change that matters is inspected at once, without a step of the clock; any other is not.
+// TestTriggers: a change that matters is inspected at once, without a step of the clock, a container that starts within 15 s; any other
+// change is not.
 func TestTriggers(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
@@ -332,9 +333,13 @@ func TestTriggers(t *testing.T) {
 	if len(times) > 2 { // the one that was due at the start
 		t.Errorf("%d inspections after changes of a label", len(times)-1)
 	}
-	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
+	flush := func() { netnstest.Run(t, l.path, "nft", "flush", "ruleset") }
 	l.publish(running())
-	agenttest.Eventually(t, "a container that starts is no trigger", func() bool { return state() == audit.Bypassed })
+	l.waitForWorker()
+	flush()
+	l.restarts = "2"
+	l.publish(running())
+	agenttest.Eventually(t, "a container that starts again is no trigger", func() bool { return state() == audit.Bypassed })
 	l.program(l.path)
 	l.pod.annotations = object{"traffic.sidecar.istio.io/excludeOutboundPorts": "5432"}
 	l.publish(running())
@@ -342,6 +347,15 @@ func TestTriggers(t *testing.T) {
 	l.pod.annotations = nil
 	l.publish(running())
 	agenttest.Eventually(t, "an annotation that goes is no trigger", func() bool { return state() == audit.Captured })
+	flush()
+	l.others = []object{{"name": "late", "containerID": "containerd://89", "state": running()}}
+	l.publish(running())
+	l.waitForWorker()
+	if got := state(); got != audit.Captured {
+		t.Errorf("a container that starts is inspected at once: %s", got)
+	}
+	l.clock.Step(15 * time.Second)
+	agenttest.Eventually(t, "a container that starts is no trigger", func() bool { return state() == audit.Bypassed })
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
 	agenttest.Eventually(t, "the plugin's configuration is no trigger", func() bool {
 		l.clock.Step(10 * time.Second)

@@ -51,6 +51,7 @@ type Server struct {
 	version     int               // of the last change
 	oldest      int               // the first version that a watch may begin at
 	noStreams   bool
+	protobuf    bool
 	history     []change
 	watches     map[*watch]struct{}
 	faults      []planned

@@ -93,19 +93,20 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, in selection) {
 		s.open(stream, from)
 	}
 	defer s.forget(stream)
-	w.Header().Set("Content-Type", "application/json")
+	contentType, encode := s.encoding(r)
+	w.Header().Set("Content-Type", contentType)
 	w.WriteHeader(http.StatusOK)
 	for _, line := range first {
-		w.Write(line) //nolint:errcheck,gosec // the client may be gone
+		w.Write(encode(line)) //nolint:errcheck,gosec // the client may be gone
 	}
 	first = nil //nolint:ineffassign,wastedassign // a watch may last long
 	control := http.NewResponseController(w)
 	for control.Flush() == nil {
 		select {
 		case line := <-stream.lines:
-			w.Write(line) //nolint:errcheck,gosec // the client may be gone
+			w.Write(encode(line)) //nolint:errcheck,gosec // the client may be gone
 		case <-stream.ended:
-			stream.finish(w, control)
+			stream.finish(w, control, encode)
 			return
 		case <-over.C:
 			return
@@ -118,9 +119,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, in selection) {
 }
 
 // finish sends the remaining lines and ends the stream, properly or with an abort.
-func (w *watch) finish(to http.ResponseWriter, control *http.ResponseController) {
+func (w *watch) finish(to http.ResponseWriter, control *http.ResponseController, encode func([]byte) []byte) {
 	for len(w.lines) > 0 {
-		to.Write(<-w.lines) //nolint:errcheck,gosec // the client may be gone
+		to.Write(encode(<-w.lines)) //nolint:errcheck,gosec // the client may be gone
 	}
 	if w.abort {
 		to.Write([]byte(`{"type":"MODI`)) //nolint:errcheck,gosec // it is about to break anyway

@@ -18,6 +18,8 @@ type Namespace struct {
 	inode   Inode
 	name    string // for messages
 	current bool
+	// thread is one that runs a function of Do, 0 for none.
+	thread atomic.Int64
 }
 
 // Inode identifies a namespace for as long as it lives: a number is used again later. The number alone may repeat on

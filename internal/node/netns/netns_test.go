@@ -381,3 +381,50 @@ func TestLacking(t *testing.T) {
 	}()
 	<-done
 }
+
+// TestDo_Again is one entry for all steps, on one thread; a function that has left the namespace, and any other thread, enter again.
+func TestDo_Again(t *testing.T) { //nolint:paralleltest // it counts the entries of the process
+	path, other := netnstest.New(t), netnstest.New(t)
+	space := netnstest.Open(t, path)
+	before := netns.Entries()
+	step := func() error { in(t, path); return nil }
+	err := space.Do(func() error {
+		thread := unix.Gettid()
+		for range 3 {
+			err := space.Do(func() error {
+				if unix.Gettid() != thread {
+					t.Error("the function is on another thread")
+				}
+				return step()
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if err := space.Do(func() error { panic("no") }); err == nil || !strings.Contains(err.Error(), "panic in a network namespace: no") {
+			t.Errorf("got %v", err)
+		}
+		if got := netns.Entries() - before; got != 1 {
+			t.Errorf("%d entries", got)
+		}
+		elsewhere := make(chan error)
+		go func() { elsewhere <- space.Do(step) }()
+		if err := <-elsewhere; err != nil {
+			return err
+		}
+		if err := unix.Setns(netnstest.Open(t, other).FD(), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		err := space.Do(step)
+		in(t, other)
+		return err
+	})
+	if got := netns.Entries() - before; err != nil || got != 3 {
+		t.Errorf("%d entries, %v", got, err)
+	}
+	unmoved(t, func() {
+		if err := space.Do(step); err != nil || netns.Entries()-before != 4 {
+			t.Errorf("%d entries, %v", netns.Entries()-before, err)
+		}
+	})
+}

@@ -13,6 +13,7 @@ package repairer
 import (
 	"context"
 	"log/slog"
+	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -22,7 +23,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/standalone"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -51,7 +51,7 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 	defer api.Close()
 	options := nodepods.Options{
 		Env: podwork.Env{
-			Log: log, Plugin: func() (cniconf.NetConf, error) { return cfg.Stanza.NetConf() }, ToolPath: path, Host: cfg.Host, Node: cfg.Repair.Node,
+			Log: log, Plugin: sync.OnceValues(cfg.Stanza.NetConf), ToolPath: path, Host: cfg.Host, Node: cfg.Repair.Node,
 		},
 		API: api, Metrics: metrics.NewRepair(applet.Build().Version()), Repair: &cfg.Repair,
 	}
