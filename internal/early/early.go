@@ -6,7 +6,7 @@
 // look-up at the API server. The plugin runs in init, and the process ends with it. Only a call that needs the API server lets
 // initialisation go on, and goes on itself in main.
 //
-// It promises that a call is the same either way. TestACallEndsBeforeClientGo of role/plugin holds the order.
+// It promises that a call is the same either way. TestCommand_EndsBeforeClientGo of role/plugin holds the order.
 package early
 
 import (

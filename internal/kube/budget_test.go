@@ -136,9 +136,7 @@ func TestPod_AfterHang(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			s := script(test.first, answers(http.StatusOK, cartPod().JSON(t)))
-			if _, err := s.Lookup(t.Context(), cart(), test.budget); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, check.Err(s.Lookup(t.Context(), cart(), test.budget)))
 			if len(s.began) != 2 || s.began[1] < test.pause || s.began[1] > test.pause+50*time.Millisecond {
 				t.Errorf("attempts began at %v", s.began)
 			}

@@ -79,9 +79,7 @@ func (r *fixture) got(result Result) int {
 func (r *fixture) all(n int) {
 	r.Helper()
 	agenttest.Eventually(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(Sent)+r.got(Failed) >= n })
-	if got := r.got(Sent) + r.got(Failed); got != n {
-		r.Errorf("%d events were sent, want %d", got, n)
-	}
+	check.Equal(r, r.got(Sent)+r.got(Failed), n)
 }
 
 // sends records an event, which must be sent.

@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // fixture is an API server and a controller.
@@ -57,9 +58,7 @@ func newFixture(t *testing.T, policy readiness.Policy) *fixture {
 		Kubeconfig: l.server.Kubeconfig(t), Timeout: time.Minute, IdleTimeout: time.Hour,
 		Backoff: &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 3, Cap: 4 * time.Millisecond},
 	})
-	if err != nil {
-		l.Fatal(err)
-	}
+	check.OK(l, err)
 	l.Cleanup(api.Close)
 	log := slog.New(slog.NewTextHandler(&l.log, nil))
 	counts := metrics.NewTaint("test")
@@ -135,9 +134,7 @@ func (l *fixture) node(name string, spec nodeSpec) {
 func (l *fixture) set(whole object) {
 	l.Helper()
 	data, err := json.Marshal(whole)
-	if err != nil {
-		l.Fatal(err)
-	}
+	check.OK(l, err)
 	l.server.Set(data)
 }
 
@@ -164,9 +161,7 @@ func (l *fixture) fetch(path string) object {
 	l.Helper()
 	var whole object
 	if data := l.server.Object(path); data != nil {
-		if err := json.Unmarshal(data, &whole); err != nil {
-			l.Fatal(err)
-		}
+		check.OK(l, json.Unmarshal(data, &whole))
 	}
 	return whole
 }

@@ -313,9 +313,7 @@ func testPages(c *contract) {
 		if first == "" {
 			first = version(list)
 		}
-		if version(list) != first {
-			c.Errorf("another resourceVersion on another page: %s after %s", version(list), first)
-		}
+		check.Equal(c, version(list), first, "another resourceVersion on another page")
 		token, _ := at(list, "metadata", "continue").(string)
 		if (token == "") != (len(all) == 3) {
 			c.Fatalf("continue %q after %q", token, all)
@@ -617,9 +615,7 @@ func testPodStatus(c *contract) {
 	}
 	// Without a change, there is no new version.
 	again := c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge", patch(uid(made), mesh))
-	if version(again.body) != version(after.body) {
-		c.Errorf("version %s after a patch that changes nothing, was %s", version(again.body), version(after.body))
-	}
+	check.Equal(c, version(again.body), version(after.body), "version")
 	other := c.do(http.MethodPatch, path, "strategic-merge", patch("another", ready))
 	if other.code != http.StatusConflict && other.code != http.StatusUnprocessableEntity {
 		c.Errorf("another pod of the name: %s", other)

@@ -30,9 +30,7 @@ import (
 func (l lab) one(to string, change func()) follow.Packet {
 	l.Helper()
 	f, _, err := follow.Parse(func(name string) string { return map[string]string{"to": to}[name] })
-	if err != nil {
-		l.Fatal(err)
-	}
+	check.OK(l, err)
 	all := l.trace(f, func() {
 		if change != nil {
 			change()

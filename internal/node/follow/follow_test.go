@@ -22,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The matrix: what wrote the rules, and the mode.
@@ -55,9 +56,7 @@ func newLab(t *testing.T, backend string, mode redirect.Mode) lab {
 	l := lab{Fixture: labtest.New(t, ruleset.IPv4, ruleset.IPv6), T: t, spec: spec}
 	l.StartProxy(t, l.Proxy(mode), mode)
 	l.space = spaceOf(l.Fixture, backend)
-	if _, err := l.space.Apply(t.Context(), spec, redirection.Reconcile); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(l.space.Apply(t.Context(), spec, redirection.Reconcile)))
 	return l
 }
 
@@ -80,9 +79,7 @@ func (l lab) trace(f nftrace.Filter, do func()) (all []follow.Record) {
 	do()
 	time.Sleep(200 * time.Millisecond) // for the kernel's last events
 	cancel()
-	if err := <-failed; err != nil {
-		l.Fatal(err)
-	}
+	check.OK(l, <-failed)
 	close(records)
 	for r := range records {
 		all = append(all, r)
@@ -188,9 +185,7 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 func (l lab) agree(s sent, got follow.Packet) {
 	l.Helper()
 	live, err := l.space.Live(l.Context(), l.spec)
-	if err != nil {
-		l.Fatal(err)
-	}
+	check.OK(l, err)
 	p := walk.Packet{
 		Outgoing: s.outgoing, Out: "eth0", Protocol: ruleset.TCP, Src: netip.MustParseAddrPort(got.Source), Dst: s.To,
 		UID: uint32(s.From.UID), GID: uint32(s.From.GID),

@@ -26,9 +26,9 @@ func evict(t *testing.T, path string) {
 	check.OK(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// TestAComparisonMakesAProgramCheapToStart: after it a program that came into memory page by page costs the faults of a file that was
+// TestIdentical_PageFaults: after it a program that came into memory page by page costs the faults of a file that was
 // read as a whole. How few these are depends on the kernel and its file system.
-func TestAComparisonMakesAProgramCheapToStart(t *testing.T) {
+func TestIdentical_PageFaults(t *testing.T) {
 	dir := t.TempDir()
 	source, program, whole := filepath.Join(dir, "source"), filepath.Join(dir, "program"), filepath.Join(dir, "whole")
 	content := bytes.Repeat([]byte("istio-cni"), 1<<20)

@@ -210,13 +210,6 @@ func TestFile_Rotation(t *testing.T) {
 	}
 }
 
-func TestLimits_Documented(t *testing.T) {
-	l := open(options{})
-	if l.maxFile != 10*1024*1024 || maxBackupAge != 2*24*time.Hour || maxKept != 256*1024 {
-		t.Error("a documented limit has changed")
-	}
-}
-
 func TestFile_FullDisk(t *testing.T) {
 	if !inMountNamespace(t) {
 		return

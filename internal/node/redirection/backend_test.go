@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // everything is all that any tool knows of the namespace's rules.
@@ -134,9 +135,7 @@ func TestApply_NativeTablesOfTheReference(t *testing.T) {
 		t.Error("FailOnConflict replaced native tables")
 	}
 	mustApply(t, p.namespace(""), dual())
-	if left := p.run(t, "nft", "list", "ruleset", "inet"); left != "" {
-		t.Errorf("they stay:\n%s", left)
-	}
+	check.Equal(t, p.run(t, "nft", "list", "ruleset", "inet"), "", "they stay")
 	verified(t, p.namespace(""), dual())
 }
 

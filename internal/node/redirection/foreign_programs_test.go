@@ -181,7 +181,7 @@ func (i item) installBy(t *testing.T, w *walked, by iptables.Variant) {
 func (b beside) published(program, detail string) bool {
 	of := map[string]string{
 		"program netavark.nft": "chain NETAVARK-HOSTPORT-DNAT", "program docker.nft": "tcp dport 18081", "program kube-proxy.nft": "table ip kube-proxy",
-		"program kube-proxy.iptables": "nat/KUBE-", "program cni-portmap.iptables": "nat/CNI-HOSTPORT-DNAT",
+		"program docker.iptables": "nat/DOCKER", "program kube-proxy.iptables": "nat/KUBE-", "program cni-portmap.iptables": "nat/CNI-HOSTPORT-DNAT",
 	}[program]
 	return of != "" && strings.Contains(detail, of) && (b.ahead || strings.Contains(detail, "table "))
 }

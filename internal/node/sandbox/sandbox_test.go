@@ -9,13 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/route"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
@@ -31,14 +31,14 @@ func newFixture(t *testing.T) *fixture {
 // onFixtures runs each test on a node of its own, which is prepared before.
 func onFixtures(t *testing.T, tests map[string]func(n *fixture), prepare ...func(*fixture)) {
 	t.Helper()
-	for name, check := range tests {
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newFixture(t)
 			for _, p := range prepare {
 				p(n)
 			}
-			check(n)
+			test(n)
 		})
 	}
 }
@@ -63,9 +63,7 @@ func (n *fixture) mountedAt(path, at string) {
 func (n *fixture) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 	n.Helper()
 	got, err := n.Find(n.Context(), pod)
-	if err != nil {
-		n.Fatalf("got error %v", err)
-	}
+	check.OK(n, err, "got error")
 	defer got.Close()
 	if sandboxtest.Inode(n.T, got.Path()) != sandboxtest.Inode(n.T, path) || got.Source != from {
 		n.Errorf("got %s of %s, want %s of %s", got.Inode(), got.Source, path, from)
@@ -339,9 +337,7 @@ func TestFind_Silent(t *testing.T) {
 		{Source: sandbox.FromMount, Place: n.Proc + "/1/mountinfo", Entries: 1},
 		{Source: sandbox.FromProc, Place: n.Proc, Entries: 3},
 	}
-	if diff := cmp.Diff(want, n.failure(podOf("10.77.9.5"), sandbox.ErrNotFound).Searched); diff != "" {
-		t.Errorf("searched (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "searched", want, n.failure(podOf("10.77.9.5"), sandbox.ErrNotFound).Searched)
 }
 
 func TestFind_NodesOwn(t *testing.T) {

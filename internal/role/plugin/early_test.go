@@ -43,8 +43,8 @@ func (s fixture) initialised(t *testing.T, name, command string) (found []string
 	return found
 }
 
-// TestACallEndsBeforeClientGo: client-go is initialised for a call that needs the API server, and for no other.
-func TestACallEndsBeforeClientGo(t *testing.T) {
+// TestCommand_EndsBeforeClientGo: client-go is initialised for a call that needs the API server, and for no other.
+func TestCommand_EndsBeforeClientGo(t *testing.T) {
 	for _, test := range []struct {
 		command   string
 		withAgent bool

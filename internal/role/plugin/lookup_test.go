@@ -1,6 +1,7 @@
 package plugin_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
+	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -305,5 +307,116 @@ func TestReport_BusyAgent(t *testing.T) {
 	report := <-reports
 	if report.Pod != "web" || report.Source != agentapi.SourceAPI || !report.Captured || report.Requests != 1 {
 		t.Errorf("it is report %+v", report)
+	}
+}
+
+// TestLog_OnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
+// the file; neither has a secret of the pod or of the API server.
+func TestLog_OnePost(t *testing.T) {
+	t.Parallel()
+	node := chaintest.New(t, chaintest.Program(t))
+	posts := make(chan []string, 16)
+	serve(t, node, logSocket, &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		var batch []string
+		if err := json.NewDecoder(r.Body).Decode(&batch); err != nil || r.Method != http.MethodPost || r.URL.Path != "/log" {
+			t.Errorf("%s %s: %v", r.Method, r.URL, err)
+		}
+		posts <- batch
+	})})
+	pod := node.NewPod("apps", "mesh", func(p *kubetest.Pod) {
+		chaintest.Sidecar(p)
+		p.Containers[1].Env = []kubetest.EnvVar{{Name: "INVALID_DROP", Value: "hunter2-in-the-environment"}}
+	})
+	check.OK(t, check.Err(node.Add(node.Chain("1.0.0", nil), pod)))
+	posted := strings.Join(<-posts, "")
+	if len(posts) > 0 {
+		t.Errorf("%d more requests for one ADD", len(posts))
+	}
+	file, err := os.ReadFile(filepath.Join(node.RunDir, "istio-cni.log"))
+	check.OK(t, err)
+	for _, log := range []string{posted, string(file)} {
+		for _, want := range []string{`"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`, "redirected the pod", "INVALID_DROP"} {
+			if !strings.Contains(log, want) {
+				t.Errorf("the log lacks %s:\n%s", want, log)
+			}
+		}
+		if strings.Contains(log, "hunter2") || strings.Contains(log, node.API.Token()) {
+			t.Errorf("the log has a secret:\n%s", log)
+		}
+	}
+	if !strings.Contains(posted, `"scope":"cni-plugin"`) {
+		t.Errorf("the agent's log lacks the scope:\n%s", posted)
+	}
+}
+
+// TestReport_EveryCall: whatever a pod's author or a runtime writes where the plugin quotes it, the agent gets the report, and
+// report, log and the runtime's error are bounded and printable.
+func TestReport_EveryCall(t *testing.T) {
+	t.Parallel()
+	const terminal = "\x1b[2J\u009b2J\x7f\u202e\u200b\n"
+	annotated := func(value string) func(*kubetest.Pod) {
+		return func(p *kubetest.Pod) {
+			chaintest.Sidecar(p)
+			p.Annotations["traffic.sidecar.istio.io/excludeInboundPorts"] = value
+		}
+	}
+	for _, test := range []struct {
+		name     string
+		describe func(*kubetest.Pod)
+		extra    []string
+		reason   string
+		fails    bool
+	}{
+		{"an annotation that is refused", annotated(strings.Repeat("<"+terminal, 10_000)), nil, "invalid-settings", true},
+		{"an argument of a container", func(p *kubetest.Pod) {
+			chaintest.Sidecar(p)
+			for i := range p.Containers {
+				if p.Containers[i].Name == "istio-proxy" {
+					p.Containers[i].Args = []string{"proxy", strings.Repeat("r", 1_400_000) + terminal}
+				}
+			}
+		}, nil, "not-sidecar", false},
+		// The sandbox has no address: the call fails after the decision.
+		{"a sandbox's name", chaintest.Sidecar, []string{"CNI_CONTAINERID=" + strings.Repeat("c", 120_000)}, "captured", true},
+		{"arguments of the runtime", chaintest.Sidecar, []string{"CNI_ARGS=" + strings.Repeat("a"+terminal, 5000)}, "", true},
+		{"a name", chaintest.Sidecar, []string{"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_UID=u;K8S_POD_NAME=" + strings.Repeat(terminal, 5000)}, "", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			n := chaintest.New(t, chaintest.Program(t))
+			var log bytes.Buffer
+			n.Log = &log
+			a := serveAgent(t, n)
+			// On a busy machine the agent may not answer in time; the plugin then queries the API server.
+			pod := n.NewPod("shop", "web", test.describe)
+			a.knows(pod, test.describe)
+			out, err := n.Ours(n.Chain("1.0.0", longTimeout()), pod, nil, test.extra...)
+			if (err != nil) != test.fails {
+				t.Errorf("%v, %.500s", err, out)
+			}
+			var answer struct{ Msg, Details string }
+			if err := json.Unmarshal(out, &answer); err != nil {
+				t.Errorf("%v, %.500s", err, out)
+			}
+			a.settle(t)
+			latest := a.ring.Page(math.MaxUint64, 512)
+			if len(latest) != 1 {
+				t.Fatalf("%d reports", len(latest))
+			}
+			r := latest[0]
+			if r.Reason != test.reason || (r.Error != "") != test.fails || len(r.Container) > 253 || len(r.Detail) > 1<<10 || len(r.Error) > 4<<10 {
+				t.Errorf("reported %+v", r)
+			}
+			if len(answer.Msg) > 4<<10 || len(answer.Details) > 4<<10 {
+				t.Errorf("an error of %d and %d bytes", len(answer.Msg), len(answer.Details))
+			}
+			all := r.Namespace + r.Pod + r.UID + r.Container + r.Detail + r.Error + answer.Msg + answer.Details + strings.ReplaceAll(log.String(), "\n", "")
+			if strings.ContainsFunc(all, func(c rune) bool { return !printable.Is(c) }) {
+				t.Errorf("not printable: %q", all)
+			}
+			if log.Len() > 64<<10 {
+				t.Errorf("a log of %d bytes", log.Len())
+			}
+		})
 	}
 }

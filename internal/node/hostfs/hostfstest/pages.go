@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // PageFaults reads a byte of each page of a file through a mapping, with the given advice, and returns the number of page faults. The
@@ -14,18 +16,12 @@ import (
 func PageFaults(tb testing.TB, path string, advice int) (faults int64) {
 	tb.Helper()
 	file, err := os.Open(path) //nolint:gosec // the path is the test's
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	defer func() { _ = file.Close() }() // only read
 	info, err := file.Stat()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	pages, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	check.OK(tb, err)
 	runtime.LockOSThread()         //nolint:forbidigo // the faults are those of a thread
 	defer runtime.UnlockOSThread() //nolint:forbidigo // as above
 	var before, after unix.Rusage

@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Node is a node. Its own namespace is another than this process's.
@@ -47,18 +48,14 @@ func New(t *testing.T) *Node {
 // Do fails the test at an error.
 func (n *Node) Do(err error) {
 	n.Helper()
-	if err != nil {
-		n.Fatal(err)
-	}
+	check.OK(n, err)
 }
 
 // Inode is that of the namespace at a path.
 func Inode(t *testing.T, path string) netns.Inode {
 	t.Helper()
 	inode, err := netns.InodeOf(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	return inode
 }
 
