@@ -3,6 +3,7 @@ package logbuffer_test
 import (
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -58,6 +59,20 @@ func TestARecordCostsNoAllocation(t *testing.T) {
 	line := []byte(strings.Repeat("x", 300) + "\n")
 	if n := testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestMemoryGrowsAsItIsNeeded(t *testing.T) {
+	const size = 16 << 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	b := logbuffer.New(size)
+	for range 10 {
+		_, _ = b.Write([]byte("one whole line\n"))
+	}
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > size/16 {
+		t.Errorf("ten short lines take %d bytes", grown)
 	}
 }
 
