@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -30,6 +31,7 @@ import (
 )
 
 func main() {
+	runtime.MemProfileRate = 0 // serve.Introspection sets it again where profiles are read
 	call := applet.Process()
 	call.Terminal = func() int { return terminal.Columns(os.Stdout) }
 	os.Exit(program().Run(os.Args[0], call))

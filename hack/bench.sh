@@ -3,7 +3,10 @@
 # are met, and what a start, the audit and the agent's memory cost. With
 # BASE=<revision> it also runs them in a worktree of that revision and compares
 # the two. BENCH=<pattern> and PKG=<packages> select benchmarks, without the
-# other figures; BENCHTIME is the time of each (1s, or 100x). Benchmarks that
+# other figures; BENCHTIME is the time of each (1s, or 100x). With REFERENCE_BIN,
+# as hack/reference.sh prints it, the plugin is compared with the reference's:
+# each program is written anew, since its layout in memory decides what a start
+# costs, and page faults are printed. Benchmarks that
 # program the kernel need root.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"

@@ -4,6 +4,8 @@ BEGIN {
   target("BenchmarkCommand/VERSION", "x-empty-cpu", 3)
   target("BenchmarkCommand/ADD/mesh-agent", "x-empty-cpu", 5)
   target("BenchmarkCommand/ADD/mesh-api", "x-empty-cpu", 8)
+  target("BenchmarkCommand/VERSION", "x-reference-cpu", 0.1)
+  target("BenchmarkCommand/ADD/mesh-agent", "x-reference-cpu", 0.1)
   target("BenchmarkHundredPods/agent", "p99@8/p50@1", 6)
 }
 

@@ -1,6 +1,6 @@
 // Package logbuffer remembers the last records of a log.
 //
-// It promises that a record costs a copy of its text and no allocation, and that memory is bounded. It never changes, filters or
+// It promises that memory is bounded and grows as it is needed, and that then a record costs a copy of its text alone. It never changes, filters or
 // redacts a record.
 //
 // Start at Buffer.
@@ -16,13 +16,14 @@ import (
 // Buffer has the last lines that were written to it. It is safe for concurrent use.
 type Buffer struct {
 	mu sync.Mutex
-	// before and now have a half of the size each: when now is full, it takes the place of before.
+	// before and now have at most half bytes each: when now is full, it takes the place of before.
 	before, now []byte
+	half        int
 }
 
 // New returns a buffer of size bytes; it has at least the last half of that.
 func New(size int) *Buffer {
-	return &Buffer{before: make([]byte, 0, size/2), now: make([]byte, 0, size/2)}
+	return &Buffer{half: size / 2}
 }
 
 // Write appends one record, which is a line. Of a record that is longer than a half it keeps the beginning.
@@ -30,16 +31,16 @@ func (b *Buffer) Write(line []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	kept := line
-	if len(kept) > cap(b.now) {
-		kept = kept[:cap(b.now)-1]
+	if len(kept) > b.half {
+		kept = append(slices.Clip(line[:b.half-1]), '\n')
 	}
-	if len(b.now)+len(kept) > cap(b.now) {
+	if len(b.now)+len(kept) > b.half {
 		b.before, b.now = b.now, b.before[:0]
 	}
-	b.now = append(b.now, kept...)
-	if len(kept) < len(line) {
-		b.now = append(b.now, '\n')
+	if need := len(b.now) + len(kept); need > cap(b.now) {
+		b.now = append(make([]byte, 0, min(max(need, 2*cap(b.now)), b.half)), b.now...)
 	}
+	b.now = append(b.now, kept...)
 	return len(line), nil
 }
 

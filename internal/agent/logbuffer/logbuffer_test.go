@@ -3,6 +3,7 @@ package logbuffer_test
 import (
 	"fmt"
 	"log/slog"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -56,6 +57,20 @@ func TestBuffer_Allocations(t *testing.T) {
 	b := logbuffer.New(64 << 10)
 	line := []byte(strings.Repeat("x", 300) + "\n")
 	check.Equal(t, testing.AllocsPerRun(10_000, func() { _, _ = b.Write(line) }), 0, "allocations")
+}
+
+func TestBuffer_GrowsAsNeeded(t *testing.T) {
+	const size = 16 << 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	b := logbuffer.New(size)
+	for range 10 {
+		_, _ = b.Write([]byte("one whole line\n"))
+	}
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > size/16 {
+		t.Errorf("ten short lines take %d bytes", grown)
+	}
 }
 
 func TestBuffer_ManyWriters(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -163,9 +164,13 @@ func TestServe_PortsInUse(t *testing.T) { // W-29
 }
 
 func TestIntrospection_Profiles(t *testing.T) {
+	runtime.MemProfileRate = 0 // as main sets it
 	n := free(t, 3)
 	start(t, Port{Flag: "--health-port", Number: n[0], Handler: http.NotFoundHandler()},
 		Introspection("--ctrlz_port", "localhost", n[1], true, nil), Introspection("--other", "127.0.0.1", n[2], false, nil))
+	if runtime.MemProfileRate == 0 {
+		t.Error("there is no heap profile")
+	}
 	for _, path := range []string{
 		"/debug/pprof/", "/debug/pprof/goroutine?debug=1", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1",
 	} {
