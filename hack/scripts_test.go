@@ -87,8 +87,8 @@ func TestAProgramIsLaidInLargeBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	mapped, err := func() ([]byte, error) {
-		if err := file.Truncate(int64(len(content))); err != nil {
-			return nil, err
+		if failed := file.Truncate(int64(len(content))); failed != nil {
+			return nil, failed
 		}
 		return unix.Mmap(int(file.Fd()), 0, len(content), unix.PROT_WRITE, unix.MAP_SHARED)
 	}()
