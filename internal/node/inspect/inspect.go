@@ -190,18 +190,11 @@ func backend(space *redirection.Namespace, native bool) error {
 		space.Backend = redirect.Native
 		return nil
 	}
-	return space.NetNS.Do(func() error {
-		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			found, err := iptables.LegacyHas(f, redirect.Sidecar().ChainPrefix)
-			if err != nil {
-				return err
-			}
-			if found {
-				space.Backend, space.Tools.Force = redirect.Tools, iptables.Legacy
-			}
-		}
-		return nil
-	})
+	legacy, err := space.HasLegacy(redirect.Sidecar())
+	if legacy {
+		space.Backend, space.Tools.Force = redirect.Tools, iptables.Legacy
+	}
+	return err
 }
 
 func status(problems []audit.Problem) audit.Status {

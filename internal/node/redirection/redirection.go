@@ -136,14 +136,30 @@ func (n Namespace) byAny(
 	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} {
 		other := n
 		other.Backend, other.Auto = backend, ""
-		if backend == redirect.Tools {
+		if backend == redirect.Tools { // which start processes: only if there is something for them to read
 			other.Tools.Force = iptables.Legacy
+			if legacy, err := n.HasLegacy(want.Owner()); err != nil || !legacy {
+				break
+			}
 		}
 		if found, err := compare(other, ctx, want); err == nil && found.Clean() {
 			return other, found, nil
 		}
 	}
 	return n, report, nil
+}
+
+// HasLegacy reports whether the legacy tables of the namespace hold chains of the owner. It starts no process.
+func (n Namespace) HasLegacy(owner redirect.Owner) (found bool, err error) {
+	err = n.NetNS.Do(func() error {
+		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+			if found, err = iptables.LegacyHas(f, owner.ChainPrefix); err != nil || found {
+				return err
+			}
+		}
+		return nil
+	})
+	return found, err
 }
 
 // VerifyRouting compares the addresses, policy rules and routes of the namespace with the wanted ones, for the families of an
