@@ -11,6 +11,7 @@ package auditor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -266,7 +267,7 @@ func (c containers) restarted(before containers) bool {
 }
 
 func (w *work) input() input {
-	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: string(w.Conf.Backend) + " " + w.Conf.ForceIptables}
+	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: fmt.Sprint(w.Conf.Backend, w.Conf.ForceIptables, w.Decision.Sandbox)}
 	if w.Conf.Problems != nil {
 		want.plugin += " " + w.Conf.Problems.Error()
 	}

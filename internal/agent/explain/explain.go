@@ -209,6 +209,8 @@ func (l look) withoutNamespace() string {
 		return "the pod is being deleted"
 	case len(l.Pod.Addresses) == 0:
 		return "the pod has no address yet"
+	case l.Decision.Sandbox != "":
+		return "the rules of the sandbox cannot be read from the node: " + l.Decision.Sandbox.Sentence()
 	case !l.Reachable():
 		return "the agent does not see the processes of the node (mount the node's /proc at /host/proc)"
 	}
