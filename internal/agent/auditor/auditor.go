@@ -343,7 +343,7 @@ func (w *work) verify(ctx context.Context) {
 				return
 			}
 		}
-		problems = []audit.Problem{{State: audit.NotInspected, Detail: podwork.Cause(ctx, err)}}
+		problems = []audit.Problem{{State: audit.NotInspected, Detail: podwork.Cause(ctx, err) + w.perhapsSandboxed()}}
 	} else {
 		m.failures = 0
 	}

@@ -52,6 +52,14 @@ func (w *work) sandboxed() string {
 	return fmt.Sprintf("RuntimeClass %q: %s; %s", w.Pod.Facts.RuntimeClass, w.Decision.Sandbox.Sentence(), validation)
 }
 
+// perhapsSandboxed is a hint about a pod that cannot be inspected: gVisor takes the addresses out of the namespace.
+func (w *work) perhapsSandboxed() string {
+	if class := w.Pod.Facts.RuntimeClass; class != "" {
+		return fmt.Sprintf(". If pods of RuntimeClass %q have a network stack of their own, add it to sandboxedRuntimes", class)
+	}
+	return ""
+}
+
 // read reads what is observed of a namespace.
 func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.Observation) error {
 	m, spec := w.memory, w.Decision.Spec

@@ -58,6 +58,8 @@ func TestAudit_Sandboxed(t *testing.T) {
 
 			l.conf.Store(&cniconf.NetConf{SandboxedRuntimes: []string{"other"}})
 			l.want(audit.Captured, "") // which writes the lost rules
+			netnstest.Run(t, l.path, "ip", "address", "flush", "dev", "eth0")
+			l.want(audit.NotInspected, `If pods of RuntimeClass "`+runtime+`" have a network stack of their own, add it to sandboxedRuntimes`)
 		})
 	}
 }
