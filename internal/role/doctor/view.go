@@ -50,6 +50,8 @@ type view struct {
 
 // features are the agent's settings on which its rights depend, from its environment.
 type features struct {
+	// observe is for an agent beside that of another plugin.
+	observe           bool
 	repairEnabled     bool
 	repair            racerepair.Settings
 	audit             auditor.Settings
@@ -58,6 +60,7 @@ type features struct {
 
 func (f *features) rows() []settings.Setting {
 	rows := []settings.Setting{
+		{Name: "cni-observe", Default: "false", Value: settings.Bool(&f.observe)},
 		{Name: "repair-enabled", Default: "true", Value: settings.Bool(&f.repairEnabled)},
 		{Name: "config-map", Default: "istio-cni-config", Value: settings.Text(&f.configMap, nil)},
 		{Name: "daemonset-name", Default: "istio-cni-node", Value: settings.Text(&f.daemon, nil)},
@@ -77,6 +80,10 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	v.root = c.findRoot(host != "")
 	v.runDir = v.seen(c.runDir)
+	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
+	if v.features.observe { // whose own run directory is not the node's
+		v.kubeconfig = filepath.Join(v.below(c.runDir), cniconf.KubeconfigName)
+	}
 	v.readDirs()
 	if v.node == "" {
 		v.node, _ = os.Hostname()
@@ -128,6 +135,8 @@ func (v *view) readFeatures(getenv func(string) (string, bool)) {
 	if in, err := settings.Parse(rows, args, getenv); err == nil {
 		_, _ = in.Read(rows)
 	}
+	f := &v.features
+	f.repairEnabled, f.audit.PodCondition = f.repairEnabled && !f.observe, f.audit.PodCondition && !f.observe
 }
 
 // findRoot returns where the node's file system is seen, "" if it is not. The first process of the node has it as its root directory.
@@ -184,7 +193,6 @@ const maxRequest = 5 * time.Second
 
 // clients makes the clients of the API server.
 func (v *view) clients(account kube.Config) {
-	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
 	v.agent, v.noAgent = kube.NewClient(kube.Config{Kubeconfig: v.kubeconfig, Timeout: maxRequest})
 	if errors.Is(v.noAgent, fs.ErrNotExist) {
 		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.shown(v.kubeconfig))
