@@ -79,11 +79,10 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	v.root = c.findRoot(host != "")
-	v.runDir = v.seen(c.runDir)
-	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
-	if v.features.observe { // whose own run directory is not the node's
-		v.kubeconfig = filepath.Join(v.below(c.runDir), cniconf.KubeconfigName)
+	if v.features.observe && v.hostRoot == "" { // what it looks at is another agent's, and not mounted
+		v.hostRoot = v.root
 	}
+	v.runDir = v.seen(c.runDir)
 	v.readDirs()
 	if v.node == "" {
 		v.node, _ = os.Hostname()
@@ -193,6 +192,7 @@ const maxRequest = 5 * time.Second
 
 // clients makes the clients of the API server.
 func (v *view) clients(account kube.Config) {
+	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
 	v.agent, v.noAgent = kube.NewClient(kube.Config{Kubeconfig: v.kubeconfig, Timeout: maxRequest})
 	if errors.Is(v.noAgent, fs.ErrNotExist) {
 		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.shown(v.kubeconfig))
