@@ -210,7 +210,7 @@ func (l look) withoutNamespace() string {
 	case len(l.Pod.Addresses) == 0:
 		return "the pod has no address yet"
 	case l.Decision.Sandbox != "":
-		return "the rules of the sandbox cannot be read from the node: " + l.Decision.Sandbox.Sentence()
+		return "the rules that count are those of the sandbox, which the node does not see"
 	case !l.Reachable():
 		return "the agent does not see the processes of the node (mount the node's /proc at /host/proc)"
 	}

@@ -48,7 +48,7 @@ func TestAudit_Sandboxed(t *testing.T) {
 			if state := l.pods(metrics.PodUnknown); state != 1 || captured(t, l.path) || l.searches.Load() != searches {
 				t.Errorf("%d unknown pods, captured %v, %d searches", state, captured(t, l.path), l.searches.Load()-searches)
 			}
-			l.explains(test.detail[strings.Index(test.detail, ": ")+2:])
+			l.explains(test.detail)
 
 			l.pod.now = waiting("PodInitializing")
 			l.publish(nil)
@@ -74,7 +74,8 @@ func (l *auditFixture) becomes(state audit.State) {
 func (l *auditFixture) explains(text string) {
 	l.Helper()
 	e, err := l.controller.Explain(l.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, nil)
-	if err != nil || e.State != audit.Sandboxed || !strings.Contains(e.InspectionError, text) || len(e.Chains) != 0 {
+	unseen := strings.Contains(e.InspectionError, "which the node does not see") && len(e.Chains) == 0
+	if err != nil || e.State != audit.Sandboxed || !unseen || !strings.Contains(e.Why(), text) {
 		l.Errorf("got %v, %+v", err, e)
 	}
 }

@@ -52,7 +52,7 @@ func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
 		},
 		{
 			Name: "sandboxed-runtimes", Arg: "PATTERNS",
-			Use: "comma list of patterns of RuntimeClasses whose pods have a network stack of their own; none: " +
+			Use: "comma list of patterns of RuntimeClasses whose pods have a network stack of their own; by default " +
 				strings.Join(cniconf.SandboxedRuntimes(), ","),
 			Value: settings.List(&stanza.SandboxedRuntimes, ",", 0, func(pattern string) (string, error) {
 				_, err := path.Match(pattern, "")

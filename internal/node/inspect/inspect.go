@@ -194,7 +194,7 @@ func withoutAddress(by redirect.Backend) string {
 	copied := "such rules are copied with reproduce-nftables of runsc"
 	switch by {
 	case redirect.Native:
-		copied = "rules of backend native are never copied"
+		copied = "rules of backend native are never copied (add its RuntimeClass to sandboxedRuntimes)"
 	case redirect.Tools:
 		copied = "legacy rules are copied with reproduce-nftables or reproduce-nat of runsc"
 	}

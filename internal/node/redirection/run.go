@@ -40,8 +40,8 @@ func (n Namespace) backend() redirect.Backend {
 	return n.Backend
 }
 
-// mode resolves backend auto. It is Native, for a sandboxed pod as well, in a namespace of another user namespace (a pod with hostUsers: false), where the
-// kernel refuses iptables' owner match (net/netfilter/xt_owner.c, owner_check).
+// mode resolves backend auto. It is Native in a namespace of another user namespace (a pod with hostUsers: false), where the
+// kernel refuses iptables' owner match (net/netfilter/xt_owner.c, owner_check), for a sandboxed pod as well.
 func (n Namespace) mode() (mode, error) {
 	if b := n.backend(); b != redirect.Auto {
 		return mode{backend: b, tools: b == redirect.Tools}, nil
