@@ -3,7 +3,6 @@ package hostfs
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -30,15 +29,8 @@ const (
 // An error means that nothing changed, with one exception: if the fsync of the directory fails after the rename, the new
 // content is in place, complete, and may be the old one again after a loss of power.
 type Disk struct {
-	Ops      Ops          // nil is Kernel
-	Compared *Comparisons // cache of Copy and Identical; nil reads all files each time
-}
-
-func (d Disk) ops() Ops {
-	if d.Ops == nil {
-		return Kernel{}
-	}
-	return d.Ops
+	Before   func(Call) error // is called before each call, which it can refuse; for tests
+	Compared *Comparisons     // cache of Copy and Identical; nil reads all files each time
 }
 
 // WriteFile writes a file of this content and exactly this mode, whatever the umask. A replaced file keeps its owner. A
@@ -47,7 +39,7 @@ func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
 	target, old, err := d.resolve(path)
 	if err == nil {
 		fill := func(temp *os.File) error { return d.fill(temp, data, mode, old) }
-		err = d.replace(target, fill, d.renameOnto(target))
+		err = d.replace(target, fill, d.renameOnto)
 	}
 	return wrapPath("writing", path, err)
 }
@@ -69,7 +61,7 @@ func (d Disk) fill(temp *os.File, data []byte, mode fs.FileMode, old fs.FileInfo
 	if err := d.chownLike(temp, old); err != nil {
 		return err
 	}
-	return wrap("changing mode", d.ops().Chmod(temp, mode)) // after chown, which may clear bits
+	return d.chmod(temp, mode) // after chown, which may clear bits
 }
 
 // resolve returns the path to replace and the file there, nil if there is none.
@@ -104,39 +96,38 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 }
 
 // replace completes a temporary file by fill and renames it by place.
-func (d Disk) replace(path string, fill func(temp *os.File) error, place func(temp string) error) error {
+func (d Disk) replace(path string, fill func(temp *os.File) error, place func(temp, path string) error) error {
 	temp, err := d.create(path)
 	if err != nil {
 		return err
 	}
-	if err = d.complete(temp, fill); err != nil {
-		_ = d.ops().Remove(temp.Name()) // the next sweep tries again
-		return err
-	}
-	return d.place(temp.Name(), path, place)
+	return d.place(temp.Name(), path, d.complete(temp, fill), place)
 }
 
-// place renames a temporary file, or removes it.
-func (d Disk) place(temp, path string, place func(temp string) error) error {
-	if err := place(temp); err != nil {
-		_ = d.ops().Remove(temp) // the next sweep tries again
+// place renames a temporary file, or removes it after an error.
+func (d Disk) place(temp, path string, err error, place func(temp, path string) error) error {
+	if err == nil {
+		err = place(temp, path)
+	}
+	if err != nil {
+		_ = d.remove(temp) // the next sweep tries again
 		return err
 	}
 	return d.SyncDir(filepath.Dir(path))
 }
 
-func (d Disk) renameOnto(path string) func(temp string) error {
-	return func(temp string) error { return wrap("renaming temporary file", d.ops().Rename(temp, path, 0)) }
+func (d Disk) renameOnto(temp, path string) error {
+	return wrap("renaming temporary file", d.rename(temp, path, 0))
 }
 
 // complete fills a temporary file and puts it on the disk.
 func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	err := fill(temp)
 	if err == nil {
-		err = wrap("syncing temporary file", d.ops().Sync(temp))
+		err = wrap("syncing temporary file", d.on("sync", temp.Name(), temp.Sync))
 		dropPageCache(temp)
 	}
-	if closed := d.ops().Close(temp); err == nil {
+	if closed := d.close(temp); err == nil {
 		err = wrap("closing temporary file", closed)
 	}
 	return err
@@ -144,9 +135,11 @@ func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 
 func (d Disk) create(path string) (*os.File, error) {
 	var file *os.File
-	err := beside(path, func(temp string) (err error) {
-		file, err = d.ops().Create(temp)
-		return err
+	err := beside(path, func(temp string) error {
+		return d.on("create", temp, func() (err error) {
+			file, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's path
+			return err
+		})
 	})
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
@@ -165,11 +158,10 @@ func beside(path string, create func(temp string) error) error {
 }
 
 func (d Disk) write(temp *os.File, data []byte) error {
-	n, err := d.ops().Write(temp, data)
-	if err == nil && n < len(data) {
-		err = io.ErrShortWrite
-	}
-	return wrap("writing temporary file", err)
+	return wrap("writing temporary file", d.do(Call{Name: "write", Path: temp.Name(), Data: data}, func() error {
+		_, err := temp.Write(data)
+		return err
+	}))
 }
 
 func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
@@ -181,15 +173,11 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 		return nil
 	}
 	// An agent without CAP_CHOWN makes the file its own, as every program that writes by rename does.
-	if err := d.ops().Chown(temp, int(was.Uid), int(was.Gid)); err != nil && !errors.Is(err, syscall.EPERM) {
-		return wrap("changing owner", err)
+	err := d.on("chown", temp.Name(), func() error { return temp.Chown(int(was.Uid), int(was.Gid)) })
+	if errors.Is(err, syscall.EPERM) {
+		return nil
 	}
-	return nil
-}
-
-// SyncDir makes the names in a directory outlive a loss of power: for changes that an earlier call failed to sync.
-func (d Disk) SyncDir(dir string) error {
-	return wrapPath("syncing directory", dir, d.ops().SyncDir(dir))
+	return wrap("changing owner", err)
 }
 
 // Symlink makes link a symbolic link to target, durably, and reports whether it had to. A file of that name is replaced,
@@ -205,17 +193,17 @@ func (d Disk) symlink(target, link string) error {
 	var temp string
 	err := beside(link, func(name string) error {
 		temp = name
-		return d.ops().Symlink(target, name)
+		return d.do(Call{Name: "symlink", Path: target, To: name}, func() error { return os.Symlink(target, name) })
 	})
 	if err != nil {
 		return wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
 	}
-	return d.place(temp, link, d.renameOnto(link))
+	return d.place(temp, link, nil, d.renameOnto)
 }
 
 // Rename renames a file, durably. A file of that name is replaced.
 func (d Disk) Rename(from, to string) error {
-	err := d.ops().Rename(from, to, 0)
+	err := d.rename(from, to, 0)
 	if err == nil {
 		err = d.SyncDir(filepath.Dir(to))
 	}
@@ -230,7 +218,7 @@ func (d Disk) Rename(from, to string) error {
 
 // Remove removes a file, a link or an empty directory, durably. A missing one is no error.
 func (d Disk) Remove(path string) error {
-	err := d.ops().Remove(path)
+	err := d.remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -261,7 +249,7 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	if err = d.mkdirAll(parent, parentMode); err != nil {
 		return err
 	}
-	err = d.ops().Mkdir(path, mode)
+	err = d.on("mkdir", path, func() error { return os.Mkdir(path, mode) })
 	if errors.Is(err, fs.ErrExist) {
 		if made, statErr := os.Stat(path); statErr == nil && made.IsDir() {
 			return nil // another process was faster
@@ -282,7 +270,7 @@ func (d Disk) chmodDir(path string, mode fs.FileMode) error {
 	if err != nil {
 		return cause(err)
 	}
-	return wrap("changing mode", errors.Join(d.ops().Chmod(dir, mode), d.ops().Close(dir)))
+	return errors.Join(d.chmod(dir, mode), wrap("closing", d.close(dir)))
 }
 
 // Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the
@@ -310,7 +298,7 @@ func (d Disk) sweep(dir string, leftover func(file string, own bool) bool) (remo
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		if err := d.ops().Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := d.remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, wrapPath("removing", path, err))
 			continue
 		}
