@@ -10,7 +10,7 @@ import (
 
 // receive reads one datagram and calls back with each message of objects in it. It reports whether the end of a dump was
 // among them. Answers to older requests are dropped. An error of the callback ends it.
-func (c *Conn) receive(each func(Message) error) (bool, error) {
+func (c *Conn) receive(each func(raw) error) (bool, error) {
 	data, err := c.datagram(0)
 	if err != nil {
 		return false, err
@@ -32,11 +32,7 @@ func (c *Conn) receive(each func(Message) error) (bool, error) {
 			return true, readError(raw.payload).asError()
 		case unix.NLMSG_NOOP:
 		default:
-			m, err := object(raw)
-			if err != nil {
-				return false, err
-			}
-			if err := each(m); err != nil {
+			if err := each(raw); err != nil {
 				return false, err
 			}
 		}
