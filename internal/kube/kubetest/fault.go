@@ -131,9 +131,7 @@ func page(code int) http.HandlerFunc {
 // tooMany responds 429. The API server sends no Retry-After for a budget whose status is not about to be computed again.
 func (s *Server) tooMany(message string, causes ...metav1.StatusCause) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
-		s.mu.Lock()
-		refused := apierrors.NewTooManyRequests(message, s.retryAfter)
-		s.mu.Unlock()
+		refused := apierrors.NewTooManyRequests(message, valueOf(s, func() int { return s.retryAfter }))
 		refused.ErrStatus.Details.Causes = causes
 		refuse(w, refused)
 	}
