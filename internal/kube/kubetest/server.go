@@ -37,12 +37,12 @@ const Forever = 1 << 30
 
 // Server is one API server.
 type Server struct {
-	tb     testing.TB
-	http   *httptest.Server
-	issuer pair
-	behave map[Fault]http.HandlerFunc
-	done   chan struct{}
-	stop   func()
+	tb          testing.TB
+	http        *httptest.Server
+	certificate tls.Certificate
+	behave      map[Fault]http.HandlerFunc
+	done        chan struct{}
+	stop        func()
 
 	mu          sync.Mutex
 	token       string
@@ -81,7 +81,6 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	check.OK(tb, err, "listening on", address)
 	s := &Server{
 		tb:         tb,
-		issuer:     newAuthority(tb),
 		done:       make(chan struct{}),
 		token:      "secret-token-of-the-node-agent",
 		retryAfter: 1,

@@ -258,19 +258,11 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	if err != nil {
 		return cause(err)
 	}
-	if err := d.chmodDir(path, mode); err != nil {
-		return err
+	// The umask may have cleared bits.
+	if err := d.on("chmod", path, func() error { return os.Chmod(path, mode) }); err != nil {
+		return wrap("changing mode", err)
 	}
 	return d.SyncDir(parent)
-}
-
-// chmodDir sets the mode bits that the umask cleared.
-func (d Disk) chmodDir(path string, mode fs.FileMode) error {
-	dir, err := os.Open(path) //nolint:gosec // the caller's path
-	if err != nil {
-		return cause(err)
-	}
-	return errors.Join(d.chmod(dir, mode), wrap("closing", d.close(dir)))
 }
 
 // Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the

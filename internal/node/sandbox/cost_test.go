@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
@@ -133,9 +134,9 @@ func TestFind_ReportedSandbox(t *testing.T) { //nolint:paralleltest // it counts
 		"":        {sandbox.ErrAmbiguous, entries * 2 * size},
 	} {
 		pod.Sandbox = reported
-		before := bytesRead(t)
+		before := hostfstest.BytesRead(t)
 		found, err := n.Find(t.Context(), pod)
-		if got := bytesRead(t) - before; got > want.most || !errors.Is(err, want.cause) {
+		if got := hostfstest.BytesRead(t) - before; got > want.most || !errors.Is(err, want.cause) {
 			t.Errorf("sandbox %q: %d bytes were read, %v", reported, got, err)
 		}
 		if err == nil {
@@ -145,14 +146,4 @@ func TestFind_ReportedSandbox(t *testing.T) { //nolint:paralleltest // it counts
 			found.Close()
 		}
 	}
-}
-
-// bytesRead is what this process has read (proc_pid_io(5)).
-func bytesRead(t *testing.T) (n int) {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/io")
-	if _, scanErr := fmt.Sscanf(string(text), "rchar: %d", &n); err != nil || scanErr != nil {
-		t.Fatal(err, scanErr)
-	}
-	return n
 }
