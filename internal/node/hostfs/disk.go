@@ -36,10 +36,13 @@ type Disk struct {
 // WriteFile writes a file of this content and exactly this mode, whatever the umask. A replaced file keeps its owner. A
 // symbolic link stays, and WriteFile replaces the target of the link; a target that is no regular file is an error.
 func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
+	return d.put(path, data, mode, d.renameOnto)
+}
+
+func (d Disk) put(path string, data []byte, mode fs.FileMode, place func(temp, path string) error) error {
 	target, old, err := d.resolve(path)
 	if err == nil {
-		fill := func(temp *os.File) error { return d.fill(temp, data, mode, old) }
-		err = d.replace(target, fill, d.renameOnto)
+		err = d.replace(target, func(temp *os.File) error { return d.fill(temp, data, mode, old) }, place)
 	}
 	return wrapPath("writing", path, err)
 }

@@ -22,15 +22,7 @@ const maxExchange = 16 << 20
 // out, and exchanges both back if another program wrote it. On file systems without RENAME_EXCHANGE it compares the content
 // right before the rename.
 func (d Disk) Replace(path string, old, data []byte, mode fs.FileMode) error {
-	target, info, err := d.resolve(path)
-	if err == nil && (info == nil) != (old == nil) {
-		err = ErrChanged
-	}
-	if err == nil {
-		fill := func(temp *os.File) error { return d.fill(temp, data, mode, info) }
-		err = d.replace(target, fill, func(temp, _ string) error { return d.exchange(temp, target, old, data) })
-	}
-	return wrapPath("writing", path, err)
+	return d.put(path, data, mode, func(temp, target string) error { return d.exchange(temp, target, old, data) })
 }
 
 // exchange swaps the temporary file, which has the content data, with the file at path and removes the old content. If
