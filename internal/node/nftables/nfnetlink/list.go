@@ -1,6 +1,7 @@
 package nfnetlink
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -42,7 +43,7 @@ func complete(listing func() error) error {
 	return errUnsettled
 }
 
-func list(protocol int, get uint16, body []byte, each func(raw) error) (err error) {
+func list(protocol int, get uint16, body []byte, each func(raw) error) error {
 	c, err := open(protocol)
 	if err != nil {
 		return err
@@ -55,13 +56,5 @@ func list(protocol int, get uint16, body []byte, each func(raw) error) (err erro
 	if err := c.send(b.data); err != nil {
 		return err
 	}
-	for done := false; !done; {
-		if done, err = c.receive(each); err != nil {
-			return err
-		}
-	}
-	if c.interrupted {
-		return ErrChanged
-	}
-	return nil
+	return c.collect(context.Background(), each)
 }

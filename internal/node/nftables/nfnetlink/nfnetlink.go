@@ -173,26 +173,26 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 	if err := c.send(request); err != nil {
 		return err
 	}
-	return c.collect(ctx, each)
+	return c.collect(ctx, func(r raw) error {
+		m, err := object(r)
+		if err == nil {
+			err = c.charge(m)
+		}
+		if err == nil {
+			err = each(m)
+		}
+		return err
+	})
 }
 
 // collect reads a dump. It reads an inconsistent one to its end: the next request needs the socket.
-func (c *Conn) collect(ctx context.Context, each func(Message) error) error {
+func (c *Conn) collect(ctx context.Context, each func(raw) error) error {
 	c.interrupted = false
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		done, err := c.receive(func(r raw) error {
-			m, err := object(r)
-			if err == nil {
-				err = c.charge(m)
-			}
-			if err == nil {
-				err = each(m)
-			}
-			return err
-		})
+		done, err := c.receive(each)
 		switch {
 		case err != nil:
 			return err
