@@ -309,7 +309,8 @@ func FuzzPod(f *testing.F) {
 	f.Fuzz(func(t *testing.T, document []byte) {
 		got, err := answered(document).Pod(t.Context(), PodRef{Namespace: "shop", Name: "cart"})
 		var pod corev1.Pod
-		isPod := utiljson.Unmarshal(document, &pod) == nil && pod.Kind == "Pod" && pod.APIVersion == "v1" && pod.Name == "cart" && pod.Namespace == "shop"
+		isPod := utiljson.Unmarshal(document, &pod) == nil && pod.Kind == "Pod" && pod.APIVersion == "v1" &&
+			pod.Name == "cart" && pod.Namespace == "shop"
 		if want := map[bool]Class{false: Undecodable}[isPod]; ClassOf(err) != want {
 			t.Fatalf("the API's types read the pod: %t; the client: %v", isPod, err)
 		}

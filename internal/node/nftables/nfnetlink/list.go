@@ -22,11 +22,11 @@ func List[T any](protocol int, get uint16, body []byte, limit int, parse func(me
 			if seen++; seen > limit {
 				return fmt.Errorf("%w: it holds more than %d of them", ErrUninspectable, limit)
 			}
-			one, wanted, err := parse(r.payload)
-			if wanted && err == nil {
+			one, wanted, broken := parse(r.payload)
+			if wanted && broken == nil {
 				all = append(all, one)
 			}
-			return err
+			return broken
 		})
 	})
 	return all, err

@@ -17,7 +17,9 @@ func TestList_Changes(t *testing.T) {
 		calls int
 		want  error
 	}{
-		{nil, 1, nil}, {[]error{changed, changed, changed, changed}, 5, nil}, {[]error{changed, unix.EPERM}, 2, unix.EPERM},
+		{nil, 1, nil},
+		{[]error{changed, changed, changed, changed}, 5, nil},
+		{[]error{changed, unix.EPERM}, 2, unix.EPERM},
 		{[]error{changed, changed, changed, changed, changed}, 5, errUnsettled},
 	} {
 		calls := 0

@@ -140,9 +140,9 @@ func (c *Conn) Generation() (uint32, error) {
 	generation, err := uint32(0), error(nil)
 	for generation == 0 && err == nil {
 		_, err = c.receive(func(r raw) error {
-			m, err := object(r)
+			m, broken := object(r)
 			generation, _ = m.Attributes.Get(unix.NFTA_GEN_ID).Uint32()
-			return err
+			return broken
 		})
 	}
 	if errors.Is(err, unix.EINVAL) {
