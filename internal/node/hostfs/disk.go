@@ -42,7 +42,15 @@ func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
 func (d Disk) put(path string, data []byte, mode fs.FileMode, place func(temp, path string) error) error {
 	target, old, err := d.resolve(path)
 	if err == nil {
-		err = d.replace(target, func(temp *os.File) error { return d.fill(temp, data, mode, old) }, place)
+		err = d.replace(target, func(temp *os.File) error {
+			if err := d.write(temp, data); err != nil {
+				return err
+			}
+			if err := d.chownLike(temp, old); err != nil {
+				return err
+			}
+			return d.chmod(temp, mode) // after chown, which may clear bits
+		}, place)
 	}
 	return wrapPath("writing", path, err)
 }
@@ -55,16 +63,6 @@ func (Disk) Append(path string, data []byte) error {
 		err = errors.Join(err, file.Close())
 	}
 	return wrapPath("appending to", path, err)
-}
-
-func (d Disk) fill(temp *os.File, data []byte, mode fs.FileMode, old fs.FileInfo) error {
-	if err := d.write(temp, data); err != nil {
-		return err
-	}
-	if err := d.chownLike(temp, old); err != nil {
-		return err
-	}
-	return d.chmod(temp, mode) // after chown, which may clear bits
 }
 
 // resolve returns the path to replace and the file there, nil if there is none.

@@ -276,6 +276,7 @@ func (s *search) check(path string, from Source) (verdict, error) {
 		n.Close()
 		return result, err
 	}
+	s.owned[n.Inode()] = s.owned[n.Inode()] || from == FromCache
 	s.candidates = append(s.candidates, candidate{&Namespace{n, from, lasting(path)}, path, attached})
 	many := slices.DeleteFunc(slices.Clone(s.candidates), func(c candidate) bool { return c.Source != FromProc || s.owned[c.Inode()] })
 	if len(many) > maxOpen {

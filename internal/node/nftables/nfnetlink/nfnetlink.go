@@ -1,4 +1,5 @@
-// Package nfnetlink talks to the kernel's netfilter by netlink: messages, dumps, and transactions of nf_tables.
+// Package nfnetlink talks to the kernel's netfilter by netlink: messages, dumps, and transactions of nf_tables. [List] reads a dump by
+// another protocol of netlink.
 //
 // It promises that a Batch is one transaction of the kernel, in one system call, of which only the last message requests
 // an acknowledgement, and that a refusal names its message. It never enters a namespace (a Conn belongs to the
