@@ -43,13 +43,14 @@ func (d Disk) put(path string, data []byte, mode fs.FileMode, place func(temp, p
 	target, old, err := d.resolve(path)
 	if err == nil {
 		err = d.replace(target, func(temp *os.File) error {
-			if err := d.write(temp, data); err != nil {
-				return err
+			failed := d.write(temp, data)
+			if failed == nil {
+				failed = d.chownLike(temp, old)
 			}
-			if err := d.chownLike(temp, old); err != nil {
-				return err
+			if failed == nil {
+				failed = d.chmod(temp, mode) // after chown, which may clear bits
 			}
-			return d.chmod(temp, mode) // after chown, which may clear bits
+			return failed
 		}, place)
 	}
 	return wrapPath("writing", path, err)
