@@ -260,8 +260,16 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	if err != nil {
 		return cause(err)
 	}
-	// The umask may have cleared bits.
-	if err := d.on("chmod", path, func() error { return os.Chmod(path, mode) }); err != nil {
+	// The umask may have cleared bits. Another owner of the parent may have put a link there.
+	err = d.on("chmod", path, func() error {
+		dir, err := os.OpenFile(path, syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) //nolint:gosec // the caller's path
+		if err != nil {
+			return err
+		}
+		defer dir.Close() //nolint:errcheck // it was only opened
+		return dir.Chmod(mode)
+	})
+	if err != nil {
 		return wrap("changing mode", err)
 	}
 	return d.SyncDir(parent)
