@@ -143,7 +143,7 @@ func mutations() map[string]mutation {
 		"confVersion":                 {to: `1.0.0`, with: `chained: false`},
 		"networkAttachmentDefinition": {to: `false`, with: `provider: multus`},
 		"excludeNamespaces":           {to: `[a]`}, "secondIPFamily": {to: `reject`}, "apiTimeout": {to: `3s`},
-		"sandboxedRuntimes":           {to: `[a]`},
+		"sandboxedRuntimes":   {to: `[a]`},
 		"forceIptablesBinary": {to: `legacy`}, "backend": {to: `native`}, "uninstallOnExit": {to: `never`}, "healthPort": {to: `8080`},
 		"monitoringPort": {to: `9090`}, "affinity": {to: `{nodeAffinity: {}}`}, "nodeSelector": {to: `{a: b}`},
 		"priorityClassName": {to: `other`}, "tolerations": {to: `[{operator: Exists}]`},
