@@ -128,7 +128,8 @@ func (p *pod) config() []byte {
 // redirect writes the rules of a pod whose traffic is all redirected.
 func (p *pod) redirect(backend ...string) {
 	p.Helper()
-	p.run(p.IstioCNI, append([]string{"iptables", "--network-namespace", p.netns, "--istio-inbound-ports=*", "--istio-service-cidr=*"}, backend...)...)
+	all := []string{"iptables", "--network-namespace", p.netns, "--istio-inbound-ports=*", "--istio-service-cidr=*"}
+	p.run(p.IstioCNI, append(all, backend...)...)
 }
 
 // start starts the sandbox, in it the proxy and the application, and the application of the peer.

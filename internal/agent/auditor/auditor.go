@@ -269,7 +269,8 @@ func (c containers) restarted(before containers) bool {
 }
 
 func (w *work) input() input {
-	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: fmt.Sprint(w.Conf.Backend, w.Conf.ForceIptables, w.Decision.Sandbox)}
+	plugin := fmt.Sprint(w.Conf.Backend, w.Conf.ForceIptables, w.Decision.Sandbox)
+	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: plugin}
 	if w.Conf.Problems != nil {
 		want.plugin += " " + w.Conf.Problems.Error()
 	}

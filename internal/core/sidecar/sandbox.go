@@ -41,8 +41,8 @@ func sandboxOf(class string, p Policy) Sandbox {
 func (s Sandbox) Sentence() string {
 	switch s {
 	case GVisor:
-		return "gVisor has a network stack of its own, which gets a copy of the namespace's nat rules for IPv4 when the sandbox starts if runsc " +
-			"has reproduce-nftables, and none otherwise; rules that are written later have no effect"
+		return "gVisor has a network stack of its own, which gets a copy of the namespace's nat rules for IPv4 when the sandbox starts " +
+			"if runsc has reproduce-nftables, and none otherwise; rules that are written later have no effect"
 	case Kata:
 		return "Kata Containers leads packets past the rules of the network namespace to the kernel of a virtual machine"
 	}
@@ -54,8 +54,8 @@ func (s Sandbox) Remedy() string {
 	const otherwise = "run the pod without this RuntimeClass"
 	switch s {
 	case GVisor:
-		return `unless its istio-validation has found the redirection: set reproduce-nftables = "true" in [runsc_config] of the node's runsc.toml, ` +
-			"which needs iptables-legacy and iptables-nft on the node, and delete the pod"
+		return `unless its istio-validation has found the redirection: set reproduce-nftables = "true" in [runsc_config] ` +
+			"of the node's runsc.toml, which needs iptables-legacy and iptables-nft on the node, and delete the pod"
 	case Kata:
 		return "no setting helps: " + otherwise
 	}
