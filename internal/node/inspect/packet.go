@@ -278,7 +278,7 @@ func Judge(r walk.Result) Wanted {
 		return Past
 	case r.Verdict == r.Expected && r.To == r.ExpectedTo:
 		return AsWanted
-	case redirected && proxys && (r.Expected == walk.Passed || r.Expected == walk.CannotTell):
+	case redirected && proxys && r.Expected == walk.CannotTell:
 		return AsWanted
 	}
 	return Past

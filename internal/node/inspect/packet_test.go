@@ -188,11 +188,20 @@ func TestWalk_Listeners(t *testing.T) {
 	}
 }
 
-// TestJudge_PortOfAnotherHost: the proxy's ports are the pod's.
-func TestJudge_PortOfAnotherHost(t *testing.T) {
+// TestJudge_Redirected: the proxy's ports are the pod's, and a packet that is to pass, such as the proxy's own, is redirected against the
+// mesh's will.
+func TestJudge_Redirected(t *testing.T) {
 	t.Parallel()
-	for to, want := range map[string]inspect.Wanted{"127.0.0.1:15001": inspect.AsWanted, "10.77.0.1:15001": inspect.Past} {
-		r := walk.Result{Verdict: walk.Redirected, To: netip.MustParseAddrPort(to), Expected: walk.Passed}
-		check.Equal(t, inspect.Judge(r), want, "to", to)
+	for _, c := range []struct {
+		to       string
+		expected walk.Verdict
+		want     inspect.Wanted
+	}{
+		{"127.0.0.1:15001", walk.CannotTell, inspect.AsWanted},
+		{"10.77.0.1:15001", walk.CannotTell, inspect.Past},
+		{"127.0.0.1:15001", walk.Passed, inspect.Past},
+	} {
+		r := walk.Result{Verdict: walk.Redirected, To: netip.MustParseAddrPort(c.to), Expected: c.expected}
+		check.Equal(t, inspect.Judge(r), c.want, "to", c.to, "expected", c.expected)
 	}
 }

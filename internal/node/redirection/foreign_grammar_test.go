@@ -267,7 +267,8 @@ func (w *walked) nftVerdict(b nftBase, f ruleset.Family, protocol string) string
 		ip+" daddr . meta l4proto . th dport vmap { "+w.place(f)+" . tcp . "+w.port()+" : "+pick(w, "drop", "accept", "goto logs", "jump drops")+" }",
 		"meta l4proto . th dport vmap { tcp . "+w.port()+" : "+pick(w, "drop", "accept", "goto rets")+", udp . 53 : accept }",
 		"numgen random mod 2 vmap { 0 : jump logs, 1 : jump rets }",
-		ip+" daddr vmap { "+w.place(f)+" : "+pick(w, "accept", "drop", "jump logs")+" }")
+		ip+" daddr vmap { "+w.place(f)+" : "+pick(w, "accept", "drop", "jump logs")+" }",
+		ip+" daddr vmap { "+w.place(f)+" : accept, * : "+pick(w, "drop", "jump logs", "goto rets")+" }")
 	switch b.hook {
 	case "prerouting", "input":
 		some = append(some, `iifname vmap { "lo" : accept, "eth0" : `+pick(w, "jump logs", "jump rets", "jump some")+` }`)

@@ -316,7 +316,8 @@ func (n Namespace) explained(o outcome, p Packet) Result {
 	r := o.Result
 	var want outcome
 	if n.Wanted != nil {
-		want = n.Wanted.walk(p.asWanted(n.Loopback))
+		p = p.asWanted(n.Loopback)
+		want = n.Wanted.walk(p)
 		if want.Verdict == Passed && r.Verdict == Passed {
 			r.Settings = n.Wanted.settings(p, want.Decided)
 			if len(r.Settings) == 0 {

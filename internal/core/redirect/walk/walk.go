@@ -221,7 +221,7 @@ func (p Packet) asWanted(loopback string) Packet {
 		case link == loopback:
 			return "lo"
 		case link == "lo":
-			return unknown
+			return "not lo" // which no rule names
 		}
 		return link
 	}
