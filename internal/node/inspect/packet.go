@@ -208,7 +208,9 @@ func (q Question) packet() (p walk.Packet, err error) {
 	}
 	way, err := route.WayTo(q.To.Addr(), route.Flow{Protocol: p.Protocol, Source: client, Destination: q.To.Port(), UID: q.UID})
 	p.Outgoing, p.Out, p.Src = true, way.Link, netip.AddrPortFrom(way.Source, client)
-	p.Dst = netip.AddrPortFrom(q.To.Addr().WithZone(""), q.To.Port())
+	if p.Dst = netip.AddrPortFrom(q.To.Addr().WithZone(""), q.To.Port()); way.Astray {
+		p.Type = "UNICAST"
+	}
 	return p, err
 }
 
@@ -274,7 +276,7 @@ func Judge(r walk.Result) Wanted {
 	switch {
 	case r.Verdict == walk.CannotTell:
 		return Unknown
-	case len(r.Settings) > 0:
+	case r.Fails != nil, len(r.Settings) > 0:
 		return Past
 	case r.Verdict == r.Expected && r.To == r.ExpectedTo:
 		return AsWanted

@@ -144,6 +144,19 @@ func TestWalk_RouteOfAUserOrPort(t *testing.T) {
 	}
 }
 
+// TestWalk_RouteByLoopback: nothing says what becomes of a packet that is led into the pod, and is for another host.
+func TestWalk_RouteByLoopback(t *testing.T) {
+	t.Parallel()
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		l := newLab(t, f)
+		l.ip(t, "route add NET dev lo src POD")
+		a, kernel := l.ask(t, l.far(l.App(), labtest.TCP, 80))
+		if a.Wanted != inspect.Unknown || len(kernel.Hops) > 0 {
+			t.Errorf("the kernel's answer is %s, inspect's %+v", kernel, a)
+		}
+	}
+}
+
 // TestWalk_NoWayForTheAnswer: by which interface a packet arrives from there is not known.
 func TestWalk_NoWayForTheAnswer(t *testing.T) {
 	t.Parallel()

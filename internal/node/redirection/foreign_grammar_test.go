@@ -216,6 +216,9 @@ func (w *walked) nftMatch(b nftBase, ip, n string, f ruleset.Family) string {
 		"ct mark " + pick(w, "0x0", "0x80"), "ct mark & 0x80 == 0x80", "ct direction original", "ct status dnat", "ct state new ct status & (dnat | snat) == 0x0",
 		pick(w, "limit rate 10000/second burst 9000 packets", "meta length 1-1500", ip+" "+map[string]string{"ip": "ttl", "ip6": "hoplimit"}[ip]+" > 1", ip+" dscp 0x0"),
 	}
+	if f == ruleset.IPv4 {
+		all = append(all, "ip frag-off & 0x1fff != 0", "ip frag-off & 0x1fff == 0")
+	}
 	if b.family == "inet" {
 		all = append(all, "meta nfproto ipv"+n)
 	}

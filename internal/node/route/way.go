@@ -17,8 +17,8 @@ type Way struct {
 	Link string
 	// Source is the address that they have by default.
 	Source netip.Addr
-	// Local reports that the address is the namespace's own.
-	Local bool
+	// Local reports that the address is the namespace's own, Astray that the loopback device leads there though it is not.
+	Local, Astray bool
 }
 
 // Flow is what policy rules can select by besides addresses. The zero value of a field but UID is that of no packet.
@@ -63,7 +63,7 @@ func WayTo(to netip.Addr, f Flow) (w Way, err error) {
 		return w, err
 	}
 	name, err := LinkName(found.link)
-	return Way{Link: name, Source: found.source, Local: found.local}, err
+	return Way{Link: name, Source: found.source, Local: found.local, Astray: found.link == loopback && !found.local}, err
 }
 
 // maxSources bounds the addresses that are tried as a source.
