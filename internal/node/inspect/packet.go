@@ -66,6 +66,8 @@ func Parse(get func(name string) string) (q Question, err error) {
 	q.To = netip.AddrPortFrom(q.To.Addr().Unmap(), q.To.Port())
 	if err != nil || q.To.Port() == 0 || q.To.Addr().IsUnspecified() {
 		errs = append(errs, fmt.Errorf("to: value %q: want ADDRESS:PORT, with a port from 1 to 65535", get("to")))
+	} else if a := q.To.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" { // no socket connects to it
+		errs = append(errs, fmt.Errorf("to: value %q: want the interface of a link-local address, as in [fe80::1%%eth0]:80", get("to")))
 	}
 	return q, errors.Join(errs...)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -141,6 +142,26 @@ func TestWalk_RouteOfAUserOrPort(t *testing.T) {
 				t.Errorf("%s: the kernel's source is %s; no %q in %q", c.request, kernel.Own, want, a.Packet)
 			}
 		}
+	}
+}
+
+// TestWalk_NoHost: TCP does not connect to a broadcast or multicast.
+func TestWalk_NoHost(t *testing.T) {
+	t.Parallel()
+	for f, all := range map[ruleset.Family][]string{ruleset.IPv4: {"255.255.255.255", "224.0.0.1", "10.1.0.255"}, ruleset.IPv6: {"ff0e::1"}} {
+		l := newLab(t, f)
+		for _, to := range all {
+			l.ends(t, labtest.Request{From: l.App(), Via: labtest.TCP, To: netip.AddrPortFrom(netip.MustParseAddr(to), 80)}, unix.ENETUNREACH)
+		}
+	}
+}
+
+// TestParse_LinkLocal: no socket connects to a link-local address of IPv6 without an interface.
+func TestParse_LinkLocal(t *testing.T) {
+	t.Parallel()
+	for to, good := range map[string]bool{"[fe80::1]:80": false, "[fe80::1%eth0]:80": true, "169.254.1.1:80": true} {
+		_, err := inspect.Parse(url.Values{"to": {to}}.Get)
+		check.Equal(t, err == nil, good, to, err)
 	}
 }
 

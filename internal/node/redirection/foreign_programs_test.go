@@ -288,7 +288,7 @@ func takers() []taker {
 		nft("answers dropped by a policy", "table inet x {\nchain y { type filter hook input priority 10; policy drop; ct state new accept; }\n}\n", web, silent),
 		nft("answers to inbound dropped", "table ip x {\nchain y { type filter hook output priority 0; oifname \"eth0\" tcp sport 9000 reject; tcp sport 15006 drop; }\n}\n", in, silent),
 		nft("what follows dropped", "table ip x {\nchain y { type filter hook output priority 0; oifname \"eth0\" ct state established drop; }\n}\n", proxys, ""),
-		{"a zone of one direction", "iptables-nft-restore --noflush", "*raw\n-A OUTPUT -p tcp -j CT --zone 9\nCOMMIT\n", web, silent, audit.ForeignRule, ""},
+		{"a zone", "iptables-nft-restore --noflush", "*raw\n-A OUTPUT -p tcp -j CT --zone 9\nCOMMIT\n", web, labtest.ByOutbound + ", asked for 127.0.0.1:15001", audit.ForeignRule, ""},
 		{"a mark whose route ends", "sh", marking("blackhole default"), web, silent, audit.ForeignRule, ""},
 		{"a mark whose route leads to the pod", "sh", marking("local default dev lo"), proxys, silent, audit.ForeignRule, ""},
 		{"eth0 named lo", "ip -batch -", "link set lo name lo0\nlink set eth0 name lo\n", out("10.2.0.9:80"), labtest.ByPeer, audit.Drifted, ""},

@@ -38,7 +38,7 @@ type EndError struct {
 var ends = map[unix.Errno]string{ //nolint:gochecknoglobals // a constant table
 	unix.EINVAL:       "a blackhole route or policy rule ends the way to %s",
 	unix.EHOSTUNREACH: "an unreachable route ends the way to %s",
-	unix.ENETUNREACH:  "no route leads to %s, or a policy rule makes it unreachable",
+	unix.ENETUNREACH:  "no route leads to %s, a policy rule makes it unreachable, or it is no address of one host",
 	unix.EACCES:       "a prohibit route or policy rule ends the way to %s",
 }
 
@@ -93,7 +93,8 @@ func (f Flow) lookUpFrom(to netip.Addr, ended *EndError) (lookup, error) {
 type lookup struct {
 	link   uint32
 	source netip.Addr
-	local  bool
+	// many are the addresses of a broadcast or multicast.
+	local, many bool
 }
 
 // Attributes of linux/rtnetlink.h; of Linux 4.17.
@@ -139,6 +140,9 @@ func (f Flow) lookUp(to, source netip.Addr) (found lookup, err error) {
 	for _, one := range answers {
 		err = found.parse(one)
 	}
+	if found.many && f.Protocol == unix.IPPROTO_TCP {
+		return found, &EndError{To: to, Errno: unix.ENETUNREACH}
+	}
 	if err != nil {
 		err = fmt.Errorf("looking up the route to %s: %w", to, err)
 	}
@@ -150,7 +154,7 @@ func (l *lookup) parse(message []byte) error {
 	if err != nil {
 		return err
 	}
-	l.local = head.Type == unix.RTN_LOCAL
+	l.local, l.many = head.Type == unix.RTN_LOCAL, head.Type == unix.RTN_BROADCAST || head.Type == unix.RTN_MULTICAST
 	for _, a := range attributes {
 		switch {
 		case a.Attr.Type == unix.RTA_OIF && len(a.Value) == 4:

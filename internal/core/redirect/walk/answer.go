@@ -17,7 +17,7 @@ func (c *course) fails(p Packet, o outcome) *Hop {
 	if h := w.dropped(left); h != nil {
 		return h
 	}
-	if zoned := slices.IndexFunc(o.Hops, isZone); zoned >= 0 && !slices.ContainsFunc(left, func(r reading) bool { return r.zone == o.Zone }) {
+	if zoned := slices.IndexFunc(o.Hops, zones); zoned >= 0 && o.apart(p, left) {
 		return &o.Hops[zoned]
 	}
 	if o.Verdict != Passed || o.Packet.Translated != 0 { // the kernel translates the next packets without a rule
@@ -28,9 +28,22 @@ func (c *course) fails(p Packet, o outcome) *Hop {
 	return w.dropped(w.pass(p))
 }
 
-func isZone(h Hop) bool {
+// apart reports whether the zone of a connection cuts it off: what comes back in another zone is not translated, and nat takes it for a
+// connection that arrives; and the proxy finds the destination of redirected TCP in zone 0 alone (nf_conntrack_proto.c, getorigdst).
+func (o outcome) apart(p Packet, left []reading) bool {
+	switch {
+	case o.Verdict == Passed && p.Protocol != ruleset.TCP:
+		return false
+	case o.Verdict == Redirected && p.Protocol == ruleset.TCP:
+		return true
+	}
+	return !slices.ContainsFunc(left, func(r reading) bool { return r.zone == o.Zone })
+}
+
+// zones reports whether a rule of others puts a packet into a zone.
+func zones(h Hop) bool {
 	_, is := h.Target.(ruleset.Zone)
-	return is && h.Answer == Yes
+	return is && h.Answer == Yes && !h.wanted
 }
 
 // back walks the first packet that comes back on the connection of a packet, and returns where it is left.
