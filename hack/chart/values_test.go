@@ -293,7 +293,7 @@ func TestSchemaRefuses(t *testing.T) {
 	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // set explicitly
 }
 
-// TestSchemaLeavesGlobalsOfOthersAlone: unknown names below global are allowed, as subcharts share them.
+// TestSchemaLeavesGlobalsOfOthersAlone: unknown names below global are allowed, because subcharts share them.
 func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
 	t.Parallel()
 	mustRender(t, `global: {proxy: {image: proxyv2}, meshID: m}`, `enabled: true`)
@@ -311,6 +311,13 @@ func TestTheChartRefuses(t *testing.T) {
 		`{confMode: inline, platform: openshift}`:       "contradicts chained=false",
 		`{confMode: dropin, istioOwnedCNIConfig: true}`: "contradicts istioOwnedCNIConfig=true",
 		`{chained: false, istioOwnedCNIConfig: true}`:   "contradicts chained=false",
+		`{observe: true, repair: {enabled: true}}`:      "repair.enabled=true contradicts observe=true",
+		`{observe: true, audit: {mode: repair}}`:        "audit.mode=repair contradicts observe=true",
+		`{observe: true, audit: {interval: 0}}`:         "audit.interval=0 contradicts observe=true",
+		`{observe: true, audit: {podCondition: true}}`:  "audit.podCondition=true contradicts observe=true",
+		`{cni: {observe: true}, taint: {enabled: yes}}`: "taint.enabled=true contradicts observe=true",
+		`{observe: true, taint: {newNodes: true}}`:      "taint.newNodes=true contradicts observe=true",
+		`{observe: true, hostNetwork: true}`:            "hostNetwork=true contradicts observe=true",
 		`{healthPort: 15014}`:                           "is monitoringPort as well",
 		`global: {hub: docker.io/istio}`:                "has the reference's image",
 		`global: {hub: gcr.io/istio-release}`:           "has the reference's image",
