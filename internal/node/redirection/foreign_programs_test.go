@@ -244,7 +244,7 @@ func takers() []taker {
 	}
 	proxys := inspect.Question{To: web.To, UID: redirect.DefaultID, GID: redirect.DefaultID}
 	marking := func(route string) string {
-		return "ip route add " + route + " table 55\nip rule add fwmark 0x55 lookup 55\niptables-nft -t mangle -A OUTPUT -p tcp --dport 80 -j MARK --set-mark 0x55\n"
+		return "ip route add " + route + " table 55\nip rule add fwmark 0x55 lookup 55\niptables-nft -t mangle -A OUTPUT -p tcp -j MARK --set-mark 0x55\n"
 	}
 	refused, silent := labtest.ErrRefused.Error(), labtest.ErrSilent.Error()
 	redirects := func(table, chain string, priority int) string {

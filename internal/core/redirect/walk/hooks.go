@@ -139,7 +139,8 @@ func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *cour
 
 func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[place]ruleset.Rule) *course {
 	c := &course{
-		family: f, owner: n.Owner, delivered: n.Delivered[f], selected: n.Selected[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
+		family: f, owner: n.Owner, delivered: n.Delivered[f], selected: n.Selected[f], loopback: cmp.Or(n.Loopback, "lo"),
+		stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
 	}
 	if n.Wanted != nil {
 		c.proxy = n.Wanted.proxy()
