@@ -10,7 +10,8 @@ import (
 // dropped, or is in another conntrack zone. It returns nil without one, or if that is not known.
 func (c *course) fails(p Packet, o outcome) *Hop {
 	ends := o.Verdict == Passed || o.Verdict == Redirected || o.Verdict == HandedOver
-	if !ends || o.limit != "" || o.Packet.State == ruleset.StateUntracked || !p.Outgoing && o.Packet.Type != local {
+	hostile := len(o.Hops) > 2*maxShown // so many rules that match: not three times
+	if !ends || hostile || o.limit != "" || o.Packet.State == ruleset.StateUntracked || !p.Outgoing && o.Packet.Type != local {
 		return nil
 	}
 	w, left := c.back(p, o)
