@@ -22,7 +22,7 @@ find_go || hack/setup.sh e2e
 use_go
 
 # Packages that take long and that few changes can break: --all runs them.
-release_only=(./nodes ./scale)
+release_only=(./gvisor ./nodes ./scale)
 
 kube=()
 if [[ ${1:-} == --oldest ]]; then
@@ -94,6 +94,11 @@ fi
 if [[ " ${packages[*]} " == *' ./runtimes '* ]]; then
   CONTAINERD_BIN=$(hack/containerd.sh)
   export CONTAINERD_BIN
+fi
+
+if [[ " ${packages[*]} " == *' ./gvisor '* ]]; then
+  (cd e2e/runsc && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/runsc" gvisor.dev/gvisor/runsc)
+  export E2E_RUNSC_BIN=$root/bin/runsc
 fi
 
 args=(-count=1 -v -timeout "${TIMEOUT:-15m}" -exec "'$root/hack/in-netns.sh'")

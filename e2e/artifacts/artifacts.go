@@ -109,6 +109,19 @@ func FindContainerd() (string, error) {
 	return dir, program(filepath.Join(dir, "containerd"), "CONTAINERD_BIN", "hack/containerd.sh builds it")
 }
 
+// Sandbox has absolute paths of runsc, of the program under test and of Box.
+type Sandbox struct{ Runsc, IstioCNI, Box string }
+
+// FindSandbox reads E2E_RUNSC_BIN, which hack/e2e.sh sets for package gvisor. The defaults are below bin/ too.
+func FindSandbox() (s Sandbox, err error) {
+	_, source, _, _ := runtime.Caller(0)
+	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
+	s.Runsc, s.Box = from("E2E_RUNSC_BIN", bin, "runsc"), from("E2E_BOX_BIN", bin, "box")
+	s.IstioCNI, err = FindProgram()
+	return s, errors.Join(
+		err, program(s.Runsc, "E2E_RUNSC_BIN", "hack/e2e.sh builds it"), program(s.Box, "E2E_BOX_BIN", "hack/e2e.sh builds it"))
+}
+
 // Istiod has absolute paths of istioctl, of the image of its version of istiod, and of the image of the stand-in proxy.
 type Istiod struct{ Istioctl, Pilot, Proxy string }
 

@@ -137,7 +137,7 @@ func options() map[string]string {
 		"shared values": `{pilot: {}, meshConfig: {}, variant: debug, repair: {deletePods: "true"}, healthPort: "8001",
 tolerations: [{operator: Exists, effect: NoExecute, tolerationSeconds: "30"}], updateStrategy: {rollingUpdate: {maxUnavailable: "2"}}}`,
 		"template": `networkConfig: '{"type": "istio-cni", "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"}}'`,
-		"plugin settings": `{secondIPFamily: capture, apiTimeout: 5s, forceIptablesBinary: nft,
+		"plugin settings": `{secondIPFamily: capture, sandboxedRuntimes: [vm-*], apiTimeout: 5s, forceIptablesBinary: nft,
 logging: {level: "default:info,cni-plugin:debug", pluginLevel: warn}, global: {nativeNftables: true}}`,
 		"not live":          `liveConfiguration: false`,
 		"agent's settings":  `agent: {kubeconfigMode: "0640", skipTlsVerify: true, skipCniBinaries: istio-iptables, repairInitContainerExitCode: 55}`,

@@ -192,7 +192,7 @@ func TestProgram_SettingsReachTheNode(t *testing.T) {
 		"standalone": {`{provider: multus, chained: false}`, "YYY-istio-cni.conf", []string{`"type": "istio-cni"`}},
 		"openshift":  {`platform: openshift`, "istio-cni.conf", []string{`"type": "istio-cni"`}},
 		"drop-in":    {`confMode: dropin`, "net/zzz-istio-cni.conf", []string{`"type": "istio-cni"`}},
-		"settings":   {`{secondIPFamily: reject, apiTimeout: 3s}`, "10-bridge.conflist", []string{`"reject"`, `"3s"`}},
+		"settings":   {`{secondIPFamily: reject, sandboxedRuntimes: ["vm-*"], apiTimeout: 3s}`, "10-bridge.conflist", []string{`"reject"`, `"vm-*"`, `"3s"`}},
 		"named":      {`cniConfFileName: 10-calico.conflist`, "10-calico.conflist", []string{`"istio-cni"`}},
 		"template": {
 			`networkConfig: '{"type": "istio-cni", "mine": "__KUBERNETES_NODE_NAME__",

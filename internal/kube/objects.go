@@ -122,7 +122,7 @@ func podOf(p *corev1.Pod) Pod {
 func factsOf(p *corev1.Pod) sidecar.Facts {
 	security := ptr.Deref(p.Spec.SecurityContext, corev1.PodSecurityContext{})
 	facts := sidecar.Facts{
-		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), HostNetwork: p.Spec.HostNetwork,
+		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), HostNetwork: p.Spec.HostNetwork, RuntimeClass: ptr.Deref(p.Spec.RuntimeClassName, ""),
 		Labels: p.Labels, Annotations: p.Annotations, RunAsUser: security.RunAsUser, RunAsGroup: security.RunAsGroup,
 		Containers: make([]sidecar.Container, 0, len(p.Spec.InitContainers)+len(p.Spec.Containers)),
 	}

@@ -11,6 +11,7 @@ package auditor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -268,7 +269,8 @@ func (c containers) restarted(before containers) bool {
 }
 
 func (w *work) input() input {
-	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: string(w.Conf.Backend) + " " + w.Conf.ForceIptables}
+	plugin := fmt.Sprint(w.Conf.Backend, w.Conf.ForceIptables, w.Decision.Sandbox)
+	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: plugin}
 	if w.Conf.Problems != nil {
 		want.plugin += " " + w.Conf.Problems.Error()
 	}
@@ -344,7 +346,7 @@ func (w *work) verify(ctx context.Context) {
 				return
 			}
 		}
-		problems = []audit.Problem{{State: audit.NotInspected, Detail: podwork.Cause(ctx, err)}}
+		problems = []audit.Problem{{State: audit.NotInspected, Detail: podwork.Cause(ctx, err) + w.perhapsSandboxed()}}
 	} else {
 		m.failures = 0
 	}

@@ -22,10 +22,12 @@ type published struct {
 	version string
 }
 
-// condition returns the condition of a pod with a status: True for a captured pod, Unknown for one that could not be inspected, and
-// False for any other. The reason is the state in CamelCase.
+// condition returns the condition of a pod with a status: True for a captured pod, Unknown for one that could not be inspected or is
+// sandboxed, and False for any other. The reason is the state in CamelCase.
 func condition(s audit.Status) kube.Condition {
-	status := map[audit.State]string{audit.Captured: "True", audit.NotInspected: "Unknown", audit.Outside: "Unknown"}[s.State]
+	status := map[audit.State]string{
+		audit.Captured: "True", audit.NotInspected: "Unknown", audit.Sandboxed: "Unknown", audit.Outside: "Unknown",
+	}[s.State]
 	c := kube.Condition{
 		Type: kube.RedirectionVerified, Status: cmp.Or(status, "False"), Reason: camelCase(string(s.State)), Message: "the pod " + s.Sentence,
 	}

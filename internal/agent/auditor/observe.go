@@ -31,6 +31,8 @@ func (w *work) observe(ctx context.Context) ([]audit.Problem, error) {
 		return nil, fmt.Errorf("%w: %w", errRefused, w.Decision.Err)
 	case w.Conf.Problems != nil:
 		return nil, fmt.Errorf("%w: %w", podwork.ErrPolicy, w.Conf.Problems)
+	case w.Decision.Sandbox != "":
+		return []audit.Problem{{State: audit.Sandboxed, Detail: w.sandboxed()}}, nil
 	}
 	m, spec := w.memory, w.Decision.Spec
 	var o audit.Observation
@@ -39,6 +41,23 @@ func (w *work) observe(ctx context.Context) ([]audit.Problem, error) {
 	})
 	o.Mesh, o.Rules = m.rules.mesh, m.rules.problems
 	return audit.Assess(spec, o), err
+}
+
+// sandboxed is what is known of a pod in a sandbox.
+func (w *work) sandboxed() string {
+	validation := "no istio-validation has found the redirection inside"
+	if repair.Validated(podwork.PodOf(w.Pod)) {
+		validation = "its istio-validation has found the redirection inside"
+	}
+	return fmt.Sprintf("RuntimeClass %q: %s; %s", w.Pod.Facts.RuntimeClass, w.Decision.Sandbox.Sentence(), validation)
+}
+
+// perhapsSandboxed is a hint about a pod that cannot be inspected: gVisor takes the addresses out of the namespace.
+func (w *work) perhapsSandboxed() string {
+	if class := w.Pod.Facts.RuntimeClass; class != "" {
+		return fmt.Sprintf(". If pods of RuntimeClass %q have a network stack of their own, add it to sandboxedRuntimes", class)
+	}
+	return ""
 }
 
 // read reads what is observed of a namespace.

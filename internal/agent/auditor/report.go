@@ -24,8 +24,12 @@ func (w *work) setStatus(problems []audit.Problem) {
 	if state == audit.Captured && now.After(m.repairAfter.Add(calm)) {
 		m.repairs = 0
 	}
+	remedy := w.Remedy(state)
+	if state == audit.Sandboxed {
+		remedy = w.Decision.Sandbox.Remedy()
+	}
 	m.status = audit.Status{
-		State: state, Sentence: state.Sentence(), Remedy: w.Remedy(state), Since: since, Checked: now, Problems: problems,
+		State: state, Sentence: state.Sentence(), Remedy: remedy, Since: since, Checked: now, Problems: problems,
 		Backend: m.rules.tools, Exceptions: audit.Exceptions(w.Decision.Spec, sidecar.KeysOf(w.Decision.Spec)),
 	}
 }
@@ -53,8 +57,8 @@ func summary(problems []audit.Problem) string {
 var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: podwork.ReasonBroken, audit.ForeignRule: podwork.ReasonForeignRule, audit.Drifted: podwork.ReasonDrifted,
 	audit.ForeignListener: podwork.ReasonForeignListener, audit.NoListener: podwork.ReasonNoListener,
-	audit.UIDCollision: podwork.ReasonUIDCollision, audit.IPv6Open: podwork.ReasonIPv6Open, audit.NotInspected: podwork.ReasonUnverified,
-	audit.Captured: podwork.ReasonVerified,
+	audit.UIDCollision: podwork.ReasonUIDCollision, audit.IPv6Open: podwork.ReasonIPv6Open, audit.Sandboxed: podwork.ReasonSandboxed,
+	audit.NotInspected: podwork.ReasonUnverified, audit.Captured: podwork.ReasonVerified,
 }
 
 // aboutRules are the states that race repair reports as well, for the pods that it works on.
@@ -82,7 +86,8 @@ func (w *work) reportChange(ctx context.Context) {
 // podStates are the states of the gauge of pods that the audit has inspected.
 var podStates = map[audit.State]metrics.PodState{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: metrics.PodBroken, audit.Drifted: metrics.PodDrifted, audit.ForeignRule: metrics.PodDrifted,
-	audit.NotInspected: metrics.PodUnknown, audit.ForeignListener: metrics.PodRedirected, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
+	audit.NotInspected: metrics.PodUnknown, audit.Sandboxed: metrics.PodUnknown,
+	audit.ForeignListener: metrics.PodRedirected, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
 	audit.IPv6Open: metrics.PodRedirected, audit.Captured: metrics.PodRedirected,
 }
 

@@ -209,6 +209,8 @@ func (l look) withoutNamespace() string {
 		return "the pod is being deleted"
 	case len(l.Pod.Addresses) == 0:
 		return "the pod has no address yet"
+	case l.Decision.Sandbox != "":
+		return "the rules that count are those of the sandbox, which the node does not see"
 	case !l.Reachable():
 		return "the agent does not see the processes of the node (mount the node's /proc at /host/proc)"
 	}

@@ -33,6 +33,7 @@ var (
 	errTraces   = fmt.Errorf("the agent traces %d pods already", maxTraces)
 	errOutside  = errors.New("the plugin leaves the pod alone")
 	errGone     = errors.New("the pod ended")
+	errSandbox  = errors.New("the packets of the pod do not meet the rules of its network namespace")
 	errUnseen   = errors.New("the agent does not see the network namespaces of the node's pods")
 )
 
@@ -57,7 +58,7 @@ func (x *Explainer) TraceHandler() http.Handler {
 			return
 		case errors.Is(err, auditor.ErrNoPod):
 			status = http.StatusNotFound
-		case errors.Is(err, errOutside):
+		case errors.Is(err, errOutside), errors.Is(err, errSandbox):
 			status = http.StatusConflict
 		case errors.Is(err, errTraces):
 			status = http.StatusTooManyRequests
@@ -118,6 +119,8 @@ func (x *Explainer) trace(ctx context.Context, k types.NamespacedName, o follow.
 		return pod.Err
 	case pod.Decision.Outcome != sidecar.Capture:
 		return fmt.Errorf("%w: %s", errOutside, pod.Decision.Reason.Sentence())
+	case pod.Decision.Sandbox != "":
+		return fmt.Errorf("%w: %s", errSandbox, pod.Decision.Sandbox.Sentence())
 	case !pod.Reachable():
 		return errUnseen
 	}

@@ -171,6 +171,7 @@ type podSpec struct {
 	// unvalidated has no validation.
 	unvalidated bool
 	scheduler   string
+	runtime     string
 }
 
 func (p podSpec) namespace() string { return cmp.Or(p.ns, "shop") }
@@ -193,8 +194,8 @@ func (p podSpec) metadata() object {
 
 func (p podSpec) object() object {
 	spec := object{
-		"schedulerName": p.scheduler,
-		"nodeName":      cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
+		"schedulerName": p.scheduler, "runtimeClassName": p.runtime,
+		"nodeName": cmp.Or(p.node, node1), "restartPolicy": cmp.Or(p.restart, "Always"), "hostNetwork": p.host,
 		"containers": []object{{"name": "app"}, {"name": "istio-proxy", "args": []string{"proxy", "sidecar"}}},
 	}
 	status := object{"phase": cmp.Or(p.phase, "Pending")}

@@ -165,9 +165,11 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, m *memory) 
 	return errors.Join(err, auditErr)
 }
 
-// stateOf returns the pod's state for the metric. A pod without a network is not redirected any more, whatever its validation has found.
+// stateOf returns the pod's state for the metric. A failed validation says more than an audit that knows nothing. A pod
+// without a network is not redirected any more, whatever its validation has found.
 func stateOf(p kube.Pod, m *memory) metrics.PodState {
-	if state, inspected := m.audit.State(); inspected {
+	state, inspected := m.audit.State()
+	if inspected && (state != metrics.PodUnknown || m.repair.State != metrics.PodBroken) {
 		return state
 	}
 	if m.repair.State == metrics.PodRedirected && !podwork.Inspectable(p) {

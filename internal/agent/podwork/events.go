@@ -40,6 +40,8 @@ const (
 	ReasonNoListener kube.EventReason = "ProxyNotListening"
 	// A process of another container runs with the user or group of the proxy (`uid-collision`).
 	ReasonUIDCollision kube.EventReason = "ProxyUIDCollision"
+	// The pod runs in a sandbox that the node does not see into (`sandboxed`).
+	ReasonSandboxed kube.EventReason = "SandboxedPod"
 	// IPv6 traffic of the pod bypasses the proxy (`ipv6-open`).
 	ReasonIPv6Open kube.EventReason = "IPv6Open"
 	// Normal: the pod is captured again.

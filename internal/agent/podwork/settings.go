@@ -1,6 +1,9 @@
 package podwork
 
 import (
+	"path"
+	"strings"
+
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -46,6 +49,15 @@ func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
 			Name: "second-ip-family", Arg: "WHAT", Default: redirect.Bypass.String(),
 			Use:   "IPv6 of a pod whose first address is IPv4: bypass, capture or reject",
 			Value: settings.Of(&stanza.SecondFamily, redirect.ParseSecondFamily, redirect.SecondFamily.String),
+		},
+		{
+			Name: "sandboxed-runtimes", Arg: "PATTERNS",
+			Use: "comma list of patterns of RuntimeClasses whose pods have a network stack of their own; by default " +
+				strings.Join(cniconf.SandboxedRuntimes(), ","),
+			Value: settings.List(&stanza.SandboxedRuntimes, ",", 0, func(pattern string) (string, error) {
+				_, err := path.Match(pattern, "")
+				return pattern, err
+			}),
 		},
 		{Name: "native-nftables", Default: "false", Use: "the same as --backend=native", Value: settings.Bool(&stanza.NativeNFTables)},
 		{

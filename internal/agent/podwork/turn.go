@@ -138,7 +138,7 @@ func (t *Turn) InKnownNamespace(ctx context.Context, fn func(redirection.Namespa
 // space is a namespace with the plugin's settings.
 func (t *Turn) space(n *netns.Namespace) redirection.Namespace {
 	return redirection.Namespace{
-		NetNS: n, Log: t.Log, Backend: t.Conf.Backend,
+		NetNS: n, Log: t.Log, Backend: t.Conf.Backend, Sandboxed: t.Decision.Sandbox != "",
 		Auto:  selfcheck.Recorded(t.Conf.RunDir).Choice,
 		Tools: iptables.Host{Path: t.ToolPath, Force: iptables.Variant(t.Conf.ForceIptables)},
 	}

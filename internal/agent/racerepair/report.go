@@ -27,6 +27,9 @@ func (w *work) why() string {
 	if s := w.finding.Failed; s != (repair.State{}) {
 		text += fmt.Sprintf(" (exit code %d)", s.ExitCode)
 	}
+	if sandbox := w.finding.Decision.Sandbox; sandbox != "" {
+		return fmt.Sprintf("%s; RuntimeClass %q: %s", text, w.Pod.Facts.RuntimeClass, sandbox.Sentence())
+	}
 	return text + ": it started when the CNI plugin did not take part"
 }
 
@@ -35,6 +38,8 @@ func (w *work) advice() string {
 	switch {
 	case w.finding.Decision.Outcome == sidecar.Refuse:
 		return "Its settings are invalid: correct them and create the pod again: " + w.finding.Decision.Err.Error()
+	case w.finding.Decision.Sandbox != "":
+		return "It cannot be redirected in place. Remedy: " + w.finding.Decision.Sandbox.Remedy()
 	case w.finding.Reason == repair.FailedForGood && w.Settings.Switches.InPlace:
 		return "It cannot be redirected in place any more: delete it, so that its owner makes another one"
 	case !w.captured():

@@ -33,6 +33,7 @@ const (
 	NoListener      State = "no-listener"
 	UIDCollision    State = "uid-collision"
 	IPv6Open        State = "ipv6-open"
+	Sandboxed       State = "sandboxed"
 	NotInspected    State = "not-inspected"
 	Captured        State = "captured"
 )
@@ -75,6 +76,11 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 	{
 		IPv6Open, "has an IPv6 address whose traffic bypasses the proxy",
 		"set cni.secondIPFamily to capture or reject, or ISTIO_DUAL_STACK for the proxy, and restart the pod",
+	},
+	{
+		Sandboxed, "runs in a sandbox with a network stack of its own, so that the rules in its network namespace do not show where its traffic goes",
+		"gVisor: set reproduce-nftables for runsc and delete the pod, unless its istio-validation has found the redirection; Kata Containers: " +
+			"run the pod without that RuntimeClass",
 	},
 	{NotInspected, "could not be inspected", "see the cause; the pod is inspected again"},
 	{Captured, "is redirected as wanted", ""},

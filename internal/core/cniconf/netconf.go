@@ -29,6 +29,11 @@ const (
 	longestAPITimeout = 90 * time.Second // the whole call must end before runtimes give up
 )
 
+// SandboxedRuntimes are the default patterns of the RuntimeClasses of gVisor (also GKE's) and Kata Containers.
+func SandboxedRuntimes() []string {
+	return []string{"gvisor", "gvisor-*", "runsc", "runsc-*", "kata", "kata-*"}
+}
+
 // NetConf is a stanza, read and completed.
 type NetConf struct {
 	CNIVersion, Name, Type string
@@ -57,6 +62,8 @@ type NetConf struct {
 	SecondFamily  redirect.SecondFamily
 	APITimeout    time.Duration
 	ForceIptables string
+	// SandboxedRuntimes are those of the sidecar.Policy.
+	SandboxedRuntimes []string
 
 	// Problems joins the errors of single settings; the rest of the stanza is read nevertheless. The plugin refuses a pod
 	// of the mesh with such a configuration; other pods start.
@@ -83,7 +90,7 @@ func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
 func (c *NetConf) Policy() sidecar.Policy {
 	return sidecar.Policy{
 		ExcludeNamespaces: c.ExcludeNamespaces, AgentNamespace: c.AgentNamespace,
-		AmbientEnabled: c.AmbientEnabled, SecondFamily: c.SecondFamily,
+		AmbientEnabled: c.AmbientEnabled, SecondFamily: c.SecondFamily, SandboxedRuntimes: c.SandboxedRuntimes,
 	}
 }
 
@@ -100,7 +107,7 @@ func Parse(stanza []byte) (NetConf, error) {
 	if err := json.Unmarshal(stanza, &keys); err != nil {
 		return NetConf{}, fmt.Errorf("parsing network configuration: %w", err)
 	}
-	c := NetConf{APITimeout: DefaultAPITimeout}
+	c := NetConf{APITimeout: DefaultAPITimeout, SandboxedRuntimes: SandboxedRuntimes()}
 	r := reader{keys: keys}
 	r.read("cniVersion", "a string", &c.CNIVersion)
 	r.read("name", "a string", &c.Name)
@@ -193,6 +200,15 @@ func (c *NetConf) places(kubeconfig, socket string) {
 // settings reads the keys that only this program has.
 func (r *reader) settings(c *NetConf) {
 	parse(r, "second_ip_family", &c.SecondFamily, redirect.ParseSecondFamily)
+	var patterns []string
+	if r.read("sandboxed_runtimes", "a list of strings", &patterns) {
+		c.SandboxedRuntimes = patterns
+		for _, pattern := range patterns {
+			if _, err := path.Match(pattern, ""); err != nil {
+				r.bad("sandboxed_runtimes", r.keys["sandboxed_runtimes"], err.Error())
+			}
+		}
+	}
 	parse(r, "api_timeout", &c.APITimeout, func(text string) (time.Duration, error) {
 		d, err := time.ParseDuration(text)
 		if err != nil || d <= 0 || d > longestAPITimeout {

@@ -47,10 +47,10 @@ func TestParse(t *testing.T) {
 		{"nothing but a name, and null lists", `{"name":"n","exclude_namespaces":null,"prevResult":null}`, func(*NetConf) {}},
 		{
 			"this program's own settings",
-			`{"name":"n","second_ip_family":"reject","api_timeout":"1500ms","force_iptables_binary":"legacy","prevResult": {"a":1}}`,
+			`{"name":"n","second_ip_family":"reject","api_timeout":"1500ms","force_iptables_binary":"legacy","prevResult": {"a":1},"sandboxed_runtimes":["a*"]}`,
 			func(c *NetConf) {
 				c.SecondFamily, c.APITimeout, c.ForceIptables, c.Backend = redirect.Reject, 1500*time.Millisecond, "legacy", redirect.Tools
-				c.PrevResult = []byte(`{"a":1}`)
+				c.PrevResult, c.SandboxedRuntimes = []byte(`{"a":1}`), []string{"a*"}
 			},
 		},
 		{
@@ -68,7 +68,7 @@ func TestParse(t *testing.T) {
 	} {
 		want := NetConf{
 			Name: "n", RunDir: DefaultRunDir, Kubeconfig: DefaultRunDir + "/istio-cni-kubeconfig",
-			APITimeout: DefaultAPITimeout, Backend: redirect.Auto,
+			APITimeout: DefaultAPITimeout, SandboxedRuntimes: SandboxedRuntimes(), Backend: redirect.Auto,
 		}
 		tc.change(&want)
 		got, err := Parse([]byte(tc.stanza))
@@ -81,7 +81,8 @@ func TestParse(t *testing.T) {
 func TestParse_ProblemsByKey(t *testing.T) {
 	t.Parallel()
 	got, err := Parse([]byte(`{"name":"n","exclude_namespaces":"kube-system","second_ip_family":"drop","api_timeout":"0s",
-		"force_iptables_binary":"nftables","ambient_enabled":"yes","plugin_log_level":7,"pod_namespace":"istio-system"}`))
+		"force_iptables_binary":"nftables","ambient_enabled":"yes","plugin_log_level":7,"pod_namespace":"istio-system",
+		"sandboxed_runtimes":["a","[b"]}`))
 	if err != nil || got.AgentNamespace != "istio-system" || got.Problems == nil {
 		t.Fatalf("error %v; a good key is lost beside bad ones, or no problems: %+v", err, got)
 	}
@@ -91,6 +92,7 @@ func TestParse_ProblemsByKey(t *testing.T) {
 		`network configuration key "api_timeout": value "0s": want a duration like "10s"`,
 		`network configuration key "force_iptables_binary": value "nftables": want legacy, nft or nothing`,
 		`network configuration key "ambient_enabled": value "yes": want true or false`,
+		`network configuration key "sandboxed_runtimes": value ["a","[b"]: syntax error in pattern`,
 		`network configuration key "plugin_log_level": value 7: want a string`,
 	} {
 		if !strings.Contains(got.Problems.Error(), want) {

@@ -28,6 +28,8 @@ type Stanza struct {
 	APITimeout    time.Duration         `json:"-"` // api_timeout
 	Backend       redirect.Backend      `json:"backend,omitempty"`
 	ForceIptables string                `json:"force_iptables_binary,omitempty"`
+	// SandboxedRuntimes is nil for the default.
+	SandboxedRuntimes []string `json:"sandboxed_runtimes,omitempty"`
 
 	// CNIVersion is that of a file with the stanza alone, "" StandaloneVersion. In a list and beside one it is the list's.
 	CNIVersion string `json:"-"`

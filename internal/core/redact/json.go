@@ -35,7 +35,7 @@ const known = `
 	addSourceHints
 
 	plugin_log_level log_level cni_agent_run_dir ambient_enabled enablement_selectors exclude_namespaces pod_namespace native_nftables
-	enable_ambient_detection_retry second_ip_family api_timeout force_iptables_binary kubernetes kubeconfig log_uds_address
+	enable_ambient_detection_retry second_ip_family sandboxed_runtimes api_timeout force_iptables_binary kubernetes kubeconfig log_uds_address
 	io.kubernetes.cri.pod-annotations`
 
 // newForeign returns the known keys as a set, and the form of other keys that are shown.

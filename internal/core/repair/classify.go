@@ -14,7 +14,7 @@ type Reason string
 // The reasons, in the order in which they are tried. The first five leave the pod alone, Unproven needs an inspection of
 // the pod's namespace, the others mean that the pod is broken.
 const (
-	NotLookedAt Reason = "not-looked-at" // without the annotation, or being deleted
+	NotLookedAt Reason = "not-looked-at" // without the annotation, being deleted, or in a sandbox
 	Passed      Reason = "passed"        // the plugin leaves it alone
 	Proven      Reason = "proven"        // its validation has found the redirection
 	NoSandbox   Reason = "no-sandbox"    // it has no network yet, or not any more
@@ -77,11 +77,12 @@ func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 		f.Reason, f.Broken, f.Failed = FailedForGood, true, failed
 	case broken:
 		f.Reason, f.Broken, f.Failed = ValidationFailed, true, failed
-		f.Repairable = f.Decision.Outcome == sidecar.Capture
-	case validated(pod):
+		f.Repairable = f.repairable()
+	case Validated(pod):
 		f.Reason = Proven
 	case pod.Ended || !pod.Addressed:
 		f.Reason = NoSandbox
+	case f.Decision.Sandbox != "": // whose rules cannot be read
 	default:
 		f.Reason, f.NeedsInspection = Unproven, true
 	}
@@ -92,8 +93,8 @@ func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 // reasons only mean that the pod does not look injected, which a failed validation contradicts. All others are a user's choice.
 func mayBeUninjected(r sidecar.Reason) bool { return r == sidecar.NoProxy || r == sidecar.NotInjected }
 
-// validated reports whether the validation has succeeded since the pod's last start.
-func validated(pod Pod) bool {
+// Validated reports whether the validation has succeeded since the pod's last start.
+func Validated(pod Pod) bool {
 	return slices.ContainsFunc(pod.Init, func(c Container) bool { return c.Name == sidecar.ValidationContainer && c.State.succeeded() })
 }
 
@@ -129,6 +130,11 @@ func ApplyObservation(f Finding, pod Pod, found Rules) Finding {
 	case NoRules:
 		f.Reason, f.Broken = RulesMissing, true
 	}
-	f.Repairable = f.Broken && f.Decision.Outcome == sidecar.Capture
+	f.Repairable = f.Broken && f.repairable()
 	return f
+}
+
+// repairable reports whether rules that are written now can redirect the pod.
+func (f Finding) repairable() bool {
+	return f.Decision.Outcome == sidecar.Capture && f.Decision.Sandbox == ""
 }

@@ -61,9 +61,10 @@ func (s Switches) Modes() []Mode {
 // Mode returns the mode for a finding: the first one that is switched on and can help.
 func (s Switches) Mode(f Finding) Mode {
 	for _, m := range s.Modes() {
-		if m != InPlace || f.Repairable {
-			return m
+		if m == InPlace && !f.Repairable || m == Delete && !f.Decision.Sandbox.Copies() {
+			continue
 		}
+		return m
 	}
 	return Report
 }

@@ -54,6 +54,8 @@ func container(name string, init bool) change {
 	}
 }
 
+func runtime(class string) change { return func(p *repair.Pod) { p.Facts.RuntimeClass = class } }
+
 func never(p *repair.Pod) { p.NeverRestarts = true }
 
 var waiting = repair.State{}
@@ -145,10 +147,15 @@ func TestClassify(t *testing.T) {
 		{"injection switched off", broken(with(sidecar.InjectKey, "false")), passed},
 		// Pods that cannot be redirected in place
 		{"bad settings", broken(with(sidecar.InboundPortsKey, "x")), failed},
+		{"gVisor", broken(runtime("gvisor")), failed},
+		{"in a sandbox, not validated", []change{runtime("kata")}, repair.Finding{Reason: repair.NotLookedAt}},
+		{"in a sandbox, validated", []change{runtime("gvisor"), now(ended(0))}, repair.Finding{Reason: repair.Proven}},
 		{"no proxy to be seen", broken(func(p *repair.Pod) { p.Facts.Containers = nil }), failed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := repair.Classify(pod(test.pod...), defaults(), sidecar.Policy{ExcludeNamespaces: []string{"kube-system"}})
+			got := repair.Classify(pod(test.pod...), defaults(), sidecar.Policy{
+				ExcludeNamespaces: []string{"kube-system"}, SandboxedRuntimes: []string{"gvisor", "kata"},
+			})
 			check.Equal(t, got.Broken, (got.Failed != repair.State{}), "broken", "by", got.Failed)
 			check.Equal(t, summary(got), summary(test.want))
 			if got.Broken && got.Reason.Sentence() == "" {
@@ -213,6 +220,14 @@ func TestDecide_Modes(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%+v: modes %s where rules help and where they do not, want %s", test.s, got, want)
 		}
+	}
+}
+
+// TestMode_Sandbox: a pod of Kata Containers is not deleted, because the next one would be like it.
+func TestMode_Sandbox(t *testing.T) {
+	all := repair.Switches{InPlace: true, Delete: true, Label: true}
+	for sandbox, want := range map[sidecar.Sandbox]repair.Mode{sidecar.GVisor: repair.Delete, sidecar.Kata: repair.Label} {
+		check.Equal(t, all.Mode(repair.Finding{Broken: true, Decision: sidecar.Decision{Sandbox: sandbox}}), want, sandbox)
 	}
 }
 

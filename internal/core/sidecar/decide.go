@@ -28,6 +28,8 @@ type Policy struct {
 	// AmbientEnabled only changes the reason of pods without a sidecar.
 	AmbientEnabled bool
 	SecondFamily   redirect.SecondFamily
+	// SandboxedRuntimes are patterns (path.Match) of the names of RuntimeClasses whose pods have a network stack of their own.
+	SandboxedRuntimes []string
 }
 
 // Decision is the action on a pod with its reason.
@@ -38,6 +40,8 @@ type Decision struct {
 	Detail string
 	// Spec is valid if the Outcome is Capture.
 	Spec redirect.Spec
+	// Sandbox is the pod's if the Outcome is Capture, "" for a pod on the node's kernel.
+	Sandbox Sandbox
 	// Warnings name settings that are ignored, as the reference ignores them.
 	Warnings []string
 	// Err holds every invalid setting if the Outcome is Refuse.
@@ -71,7 +75,7 @@ func Decide(f Facts, p Policy) Decision {
 		return Decision{Outcome: Refuse, Reason: InvalidSettings, Err: err, Warnings: warnings}
 	}
 	spec.SecondFamily = p.SecondFamily
-	return Decision{Outcome: Capture, Reason: Captured, Spec: spec, Warnings: warnings}
+	return Decision{Outcome: Capture, Reason: Captured, Spec: spec, Sandbox: sandboxOf(f.RuntimeClass, p), Warnings: warnings}
 }
 
 // subject is the known part of a pod.

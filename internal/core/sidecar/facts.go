@@ -5,7 +5,9 @@ package sidecar
 type Facts struct {
 	Namespace, Name, UID string
 	// HostNetwork reports that the pod shares the node's network namespace.
-	HostNetwork         bool
+	HostNetwork bool
+	// RuntimeClass is the name of the pod's RuntimeClass, "" for the node's usual runtime.
+	RuntimeClass        string
 	Labels, Annotations map[string]string
 	// RunAsUser and RunAsGroup are the pod-level securityContext; nil means not set.
 	RunAsUser, RunAsGroup *int64

@@ -55,6 +55,7 @@ const (
 	setting         // an annotation that is a field of the Spec
 	variable        // of the proxy's environment
 	container       // by its name
+	field           // of the pod's spec
 )
 
 // input is a part of a pod that a decision reads.
@@ -78,6 +79,7 @@ var inputs = []input{ //nolint:gochecknoglobals // a constant table
 	{kind: container, key: initContainer, since: 1},
 	{kind: container, key: ProxyContainer, since: 1},
 	{kind: container, key: ValidationContainer, since: 1},
+	{kind: field, key: "runtimeClassName", since: 3},
 	{kind: setting, key: ModeKey, since: 1, field: redirect.FieldMode},
 	{kind: setting, key: OutboundKey, since: 1, field: redirect.FieldOutbound},
 	{kind: setting, key: OutboundExcludeKey, since: 1, field: redirect.FieldOutboundExclude},

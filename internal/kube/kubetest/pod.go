@@ -13,6 +13,7 @@ type Pod struct {
 	Namespace, Name, UID string
 	Labels, Annotations  map[string]string
 	Containers           []Container
+	RuntimeClass         string
 }
 
 // Container is the API's type.
@@ -29,7 +30,7 @@ func (p Pod) JSON(tb testing.TB) []byte {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: p.Name, Namespace: p.Namespace, ResourceVersion: "1", UID: types.UID(p.UID), Labels: p.Labels, Annotations: p.Annotations,
 		},
-		Spec:   corev1.PodSpec{NodeName: "node-1", Containers: p.Containers},
+		Spec:   corev1.PodSpec{NodeName: "node-1", Containers: p.Containers, RuntimeClassName: &p.RuntimeClass},
 		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	})
 }

@@ -25,6 +25,7 @@ var (
 	_ = struct {
 		Namespace, Name, UID  string
 		HostNetwork           bool
+		RuntimeClass          string
 		Labels, Annotations   map[string]string
 		RunAsUser, RunAsGroup *int64
 		Containers            []sidecar.Container
@@ -42,7 +43,7 @@ var (
 func TestFacts_SentWhole(t *testing.T) {
 	user := int64(7)
 	facts := sidecar.Facts{
-		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Labels: map[string]string{"l": "1"},
+		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, RuntimeClass: "r", Labels: map[string]string{"l": "1"},
 		Annotations: map[string]string{"n": "<&>"}, RunAsUser: &user,
 		Containers: []sidecar.Container{{Name: "x", Init: true, Args: []string{"y"}, Env: []sidecar.EnvVar{{Name: "E", Value: "v"}}, RunAsGroup: &user}},
 	}

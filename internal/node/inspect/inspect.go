@@ -173,6 +173,11 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 	}
 	spec := live.Wanted.Spec
 	report, err := space.Audit(ctx, spec)
+	if errors.Is(err, redirect.ErrNoAddress) {
+		e.Status = status([]audit.Problem{{State: audit.Sandboxed, Detail: withoutAddress(space.Backend)}})
+		e.Remedy = sidecar.GVisor.Remedy()
+		return e, nil
+	}
 	if err != nil {
 		return e, err
 	}
@@ -182,6 +187,19 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 	e.Backend = strings.Join(slices.Compact(report.Tools), ",")
 	e.Exceptions = audit.Exceptions(spec, sidecar.KeysOf(spec))
 	return e, nil
+}
+
+// withoutAddress explains a namespace that has rules of the mesh by a backend, and no address.
+func withoutAddress(by redirect.Backend) string {
+	copied := "such rules are copied with reproduce-nftables of runsc"
+	switch by {
+	case redirect.Native:
+		copied = "rules of backend native are never copied (add its RuntimeClass to sandboxedRuntimes)"
+	case redirect.Tools:
+		copied = "legacy rules are copied with reproduce-nftables or reproduce-nat of runsc"
+	}
+	return "the network namespace has rules of the mesh and no address: the sandbox of a gVisor pod has taken the addresses, and " + copied +
+		"; or the plugin that assigns addresses has not run"
 }
 
 // backend selects the one whose rules are in the namespace.

@@ -31,6 +31,8 @@ type Namespace struct {
 	Backend redirect.Backend
 	// Auto is the backend that auto stands for on this node, by the self-test; "" is Netlink.
 	Auto redirect.Backend
+	// Sandboxed is set for a pod with a network stack of its own (sidecar.Sandbox): what copies rules into one knows no native tables.
+	Sandboxed bool
 	// Tools has the search path of the iptables programs, where they are needed.
 	Tools iptables.Host
 	Log   *slog.Logger

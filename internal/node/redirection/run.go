@@ -28,9 +28,10 @@ var (
 	errNeedsTools = errors.New("the iptables tools of the host are needed for the legacy tables")
 )
 
-// backend returns the configured backend. A forced variant of the tools selects Tools.
+// backend returns the configured backend. A forced variant of the tools selects Tools. Native is no choice for a sandboxed pod, which
+// would bypass the mesh.
 func (n Namespace) backend() redirect.Backend {
-	switch open := n.Backend == "" || n.Backend == redirect.Auto; {
+	switch open := n.Backend == "" || n.Backend == redirect.Auto || n.Sandboxed && n.Backend == redirect.Native; {
 	case open && n.Tools.Force != "":
 		return redirect.Tools
 	case open:
@@ -40,7 +41,7 @@ func (n Namespace) backend() redirect.Backend {
 }
 
 // mode resolves backend auto. It is Native in a namespace of another user namespace (a pod with hostUsers: false), where the
-// kernel refuses iptables' owner match (net/netfilter/xt_owner.c, owner_check).
+// kernel refuses iptables' owner match (net/netfilter/xt_owner.c, owner_check), for a sandboxed pod as well.
 func (n Namespace) mode() (mode, error) {
 	if b := n.backend(); b != redirect.Auto {
 		return mode{backend: b, tools: b == redirect.Tools}, nil
@@ -53,6 +54,9 @@ func (n Namespace) mode() (mode, error) {
 		return mode{backend: redirect.Native}, nil
 	}
 	by := cmp.Or(n.Auto, redirect.Netlink)
+	if n.Sandboxed && by == redirect.Native {
+		by = redirect.Netlink
+	}
 	return mode{backend: by, tools: by == redirect.Tools}, nil
 }
 
@@ -64,7 +68,7 @@ func (n Namespace) fallback(m mode, failed error) (mode, bool) {
 		return m, true
 	case !errors.Is(failed, nftables.ErrUnsupported) || n.backend() != redirect.Auto || m.backend == redirect.Tools:
 		return m, false
-	case m.backend == redirect.Netlink: // a kernel without nft_compat
+	case m.backend == redirect.Netlink && !n.Sandboxed: // a kernel without nft_compat
 		return mode{backend: redirect.Native, tools: m.tools}, true
 	}
 	return mode{backend: redirect.Tools, tools: true}, true

@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestApply_RulesKeepChanging: all attempts together are bounded once, also if they fail for different
@@ -42,6 +43,58 @@ func TestApply_RulesKeepChanging(t *testing.T) {
 				t.Errorf("the modes of the attempts are %v, want %v", modes, want)
 			}
 		}
+	}
+}
+
+// TestApply_Sandboxed: native rules are written for no sandboxed pod, whoever chose them; another choice of the user counts.
+func TestApply_Sandboxed(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		backend, auto redirect.Backend
+		force         iptables.Variant
+		want          string
+	}{
+		{redirect.Auto, "", "", "netlink"},
+		{redirect.Auto, redirect.Native, "", "netlink"},
+		{redirect.Native, "", "", "netlink"},
+		{redirect.Netlink, redirect.Native, "", "netlink"},
+		{redirect.Tools, redirect.Native, "", "iptables-nft"},
+		{redirect.Auto, redirect.Native, iptables.Legacy, "iptables-legacy"},
+		{redirect.Auto, redirect.Tools, "", "iptables-nft"},
+	} {
+		path := netnstest.New(t)
+		netnstest.Run(t, path, "ip", "address", "add", "10.9.9.9/32", "dev", "lo")
+		n := Namespace{
+			NetNS: netnstest.At(path), Log: slog.New(slog.DiscardHandler), Backend: test.backend, Auto: test.auto,
+			Tools: iptables.Host{Force: test.force}, Sandboxed: true,
+		}
+		report, err := n.Apply(t.Context(), redirect.Default(), Reconcile)
+		if err != nil || len(report.Programs) == 0 || !strings.HasPrefix(report.Programs[0].By, test.want) {
+			t.Errorf("%+v: %v, %+v", test, err, report.Programs)
+		}
+		if report, err = n.VerifyAny(t.Context(), redirect.Default()); err != nil || !report.Clean() {
+			t.Errorf("%+v: verifying: %v, %+v", test, err, report.Diffs)
+		}
+		n.Sandboxed, n.Backend = false, redirect.Native
+		check.OK(t, check.Err(n.Apply(t.Context(), redirect.Default(), Reconcile)))
+		n.Sandboxed, n.Backend = true, test.backend
+		if report, err = n.VerifyAny(t.Context(), redirect.Default()); err != nil || report.Clean() {
+			t.Errorf("%+v: native rules count: %v", test, err)
+		}
+	}
+}
+
+// TestApply_SandboxedKernel: on a kernel without nft_compat the tools of the node are tried, but no native rules.
+func TestApply_SandboxedKernel(t *testing.T) {
+	t.Parallel()
+	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler), Auto: redirect.Native, Sandboxed: true}
+	var modes []mode
+	err := n.retry(t.Context(), shared, func(_ Namespace, m mode) error {
+		modes = append(modes, m)
+		return nftables.ErrUnsupported
+	})
+	if !errors.Is(err, nftables.ErrUnsupported) || !slices.Equal(modes, []mode{{redirect.Netlink, false}, {redirect.Tools, true}}) {
+		t.Errorf("%v after the modes %v", err, modes)
 	}
 }
 

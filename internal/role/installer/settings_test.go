@@ -77,6 +77,7 @@ func rows() []row {
 		{"--backend", "native", "magic", "Want.Stanza.Backend: auto -> native"},
 		{"--native-nftables", "true", "yes", "Want.Stanza.NativeNFTables: false -> true"},
 		{"--second-ip-family", "reject", "Reject", "Want.Stanza.SecondFamily: bypass -> reject"},
+		{"--sandboxed-runtimes", "a, b-*", "a,[", "Want.Stanza.SandboxedRuntimes: [] -> [a b-*]"},
 		{"--cni-conf-version", "1.0.0", "1.2.0", "Want.Stanza.CNIVersion: 0.3.1 -> 1.0.0"},
 		{"--api-timeout", "3s", "1h", "Want.Stanza.APITimeout: 0s -> 3s"},
 		{"--force-iptables-binary", "nft", "nftables", "Want.Stanza.ForceIptables:  -> nft"},

@@ -52,7 +52,7 @@ func (p *plugin) admit(ctx context.Context, conf cniconf.NetConf, args *skel.Cmd
 	case sidecar.Refuse:
 		return refusal(pod, decision)
 	case sidecar.Capture:
-		report, err := p.capture(ctx, conf, pod, args.Netns, decision.Spec, log)
+		report, err := p.capture(ctx, conf, pod, args.Netns, decision, log)
 		call.programmed(report)
 		if err != nil {
 			return err
@@ -77,7 +77,9 @@ func refusal(pod podArgs, d sidecar.Decision) error {
 
 // capture programs the pod's namespace. It replaces the rules of an earlier attempt, since runtimes retry in the same
 // namespace.
-func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, spec redirect.Spec, log *slog.Logger) (redirection.Report, error) {
+func (p *plugin) capture(
+	ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, d sidecar.Decision, log *slog.Logger,
+) (redirection.Report, error) {
 	if conf.Problems != nil {
 		return redirection.Report{}, failure(types.ErrInvalidNetworkConfig, "istio-cni cannot use its configuration for pod "+pod.String(), conf.Problems)
 	}
@@ -90,7 +92,7 @@ func (p *plugin) capture(ctx context.Context, conf cniconf.NetConf, pod podArgs,
 	if err = found.Err(); err != nil {
 		return redirection.Report{}, programFailure(pod, err)
 	}
-	report, err := p.namespace(conf, found, at, log).Apply(ctx, spec, redirection.Reconcile)
+	report, err := p.namespace(conf, found, at, d.Sandbox, log).Apply(ctx, d.Spec, redirection.Reconcile)
 	if err != nil {
 		return report, programFailure(pod, err)
 	}

@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
@@ -48,7 +50,11 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return failure(types.ErrInvalidNetNS, fmt.Sprintf("istio-cni cannot check pod %s", pod), err)
 	}
 	defer at.Close()
-	report, err := p.namespace(conf, verdict(conf), at, log).VerifyAny(ctx, decision.Spec)
+	report, err := p.namespace(conf, verdict(conf), at, decision.Sandbox, log).VerifyAny(ctx, decision.Spec)
+	if decision.Sandbox != "" && errors.Is(err, redirect.ErrNoAddress) {
+		log.InfoContext(ctx, "not checking the pod: its sandbox has taken the addresses out of the network namespace")
+		return nil
+	}
 	if err != nil {
 		return programFailure(pod, err)
 	}
@@ -63,7 +69,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 func (p *plugin) unknown(ctx context.Context, conf cniconf.NetConf, path string, pod podArgs, log *slog.Logger, lookup error) error {
 	if at, err := p.open(path); err == nil {
 		defer at.Close()
-		if ours, err := p.namespace(conf, verdict(conf), at, log).HasRules(ctx); err == nil && ours {
+		if ours, err := p.namespace(conf, verdict(conf), at, "", log).HasRules(ctx); err == nil && ours {
 			return lookupFailure(pod, lookup)
 		}
 	}

@@ -23,10 +23,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -261,11 +263,54 @@ func TestLookup_AgentCannotTell(t *testing.T) {
 // recordFailure writes the verdict of a self-test after which no backend works on this kernel.
 func recordFailure(t *testing.T, n *chaintest.Node, problem string) {
 	t.Helper()
+	recordChoice(t, n, "", problem)
+}
+
+// recordChoice writes the verdict of a self-test after which auto is a backend, because netlink has a problem.
+func recordChoice(t *testing.T, n *chaintest.Node, choice redirect.Backend, problem string) {
+	t.Helper()
 	var name unix.Utsname
 	check.OK(t, unix.Uname(&name))
-	text := fmt.Appendf(nil, `{"version":1,"kernel":%q,"choice":"","results":[{"backend":"netlink","problems":[
-		{"family":"IPv4","mode":"REDIRECT","text":%q}]}]}`, unix.ByteSliceToString(name.Release[:]), problem)
+	text := fmt.Appendf(nil, `{"version":1,"kernel":%q,"choice":%q,"results":[{"backend":"netlink","problems":[
+		{"family":"IPv4","mode":"REDIRECT","text":%q}]}]}`, unix.ByteSliceToString(name.Release[:]), choice, problem)
 	check.OK(t, os.WriteFile(filepath.Join(n.RunDir, selfcheck.FileName), text, 0o600))
+}
+
+// TestSandbox_Dialect: where auto is native a pod of gVisor has the rules of iptables, and CHECK wants them until the sandbox takes the
+// addresses; other pods are native.
+func TestSandbox_Dialect(t *testing.T) {
+	t.Parallel()
+	n := chaintest.New(t, chaintest.Program(t))
+	recordChoice(t, n, redirect.Native, "x")
+	sandboxed := n.NewPod("shop", "agent", func(p *kubetest.Pod) {
+		chaintest.Sidecar(p)
+		p.RuntimeClass = "gvisor"
+	})
+	usual := n.NewPod("shop", "web", chaintest.Sidecar)
+	list := n.Chain("1.0.0", chaintest.Stanza{})
+	for pod, want := range map[string]bool{sandboxed.Netns: true, usual.Netns: false} {
+		p := map[string]chaintest.Pod{sandboxed.Netns: sandboxed, usual.Netns: usual}[pod]
+		check.OK(t, check.Err(n.Add(list, p)))
+		check.OK(t, n.Check(list, p))
+		native := strings.Contains(netnstest.Run(t, p.Netns, "nft", "list", "tables"), "istio-proxy")
+		if got := strings.Contains(rules(t, p), "ISTIO_OUTPUT"); got != want || native == want {
+			t.Errorf("%s: rules of iptables %v, native ones %v", p.Name, got, native)
+		}
+	}
+	netnstest.Run(t, sandboxed.Netns, "iptables", "-t", "nat", "-F", "OUTPUT")
+	if err := n.Check(list, sandboxed); err == nil {
+		t.Error("CHECK misses the lost rules")
+	}
+	for _, p := range []chaintest.Pod{sandboxed, usual} {
+		netnstest.Run(t, p.Netns, "ip", "address", "flush", "dev", "eth0")
+		result, err := n.Cached(list, p)
+		check.OK(t, err)
+		input, err := chaintest.Input(list, result)
+		check.OK(t, err)
+		if _, err := n.Exec("CHECK", p, input); (err == nil) != (p.Name == sandboxed.Name) {
+			t.Errorf("%s without addresses: %v", p.Name, err)
+		}
+	}
 }
 
 // TestLookup_NothingWorks: where a self-test saw packets go astray no pod of the mesh starts, unless a

@@ -177,9 +177,11 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 }
 
 // namespace returns the pod's network namespace, with the tools of the node and the self-test's choice.
-func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Verdict, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
+func (p *plugin) namespace(
+	conf cniconf.NetConf, found selfcheck.Verdict, pod *netns.Namespace, of sidecar.Sandbox, log *slog.Logger,
+) redirection.Namespace {
 	return redirection.Namespace{
-		NetNS: pod, Log: log, Backend: conf.Backend, Auto: found.Choice,
+		NetNS: pod, Log: log, Backend: conf.Backend, Auto: found.Choice, Sandboxed: of != "",
 		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
 	}
 }

@@ -304,7 +304,7 @@ func closing(e inspect.Explanation) string {
 		return "the pod is in the mesh: its init container istio-init has set up the redirection"
 	case e.State == audit.Outside:
 		return subject + " is outside of the mesh, because " + printable.Text(e.Decision.Sentence, maxLine)
-	case e.State == audit.NotInspected:
+	case e.State == audit.NotInspected || e.State == audit.Sandboxed:
 		return "cannot tell whether " + subject + " is in the mesh, because " + why
 	case e.State == audit.Captured && e.Pod == "":
 		return subject + " is redirected as some configuration of the mesh wants it" + except(e)

@@ -170,7 +170,7 @@ func (c *config) explain(ctx context.Context, query url.Values, searchPath strin
 	}
 	defer space.NetNS.Close()
 	e, err := inspect.Alone(ctx, space)
-	if err != nil || len(query) == 0 {
+	if err != nil || len(query) == 0 || e.State == audit.Sandboxed { // whose packets do not meet the rules
 		return e, err
 	}
 	question, err := inspect.Parse(query.Get)
@@ -262,7 +262,7 @@ func code(e inspect.Explanation) int {
 		return applet.ExitOK
 	case e.State == audit.Outside:
 		return exitPast
-	case e.State == audit.NotInspected || e.InspectionError != "":
+	case e.State == audit.NotInspected || e.State == audit.Sandboxed || e.InspectionError != "":
 		return exitUnknown
 	case e.State == audit.Captured:
 		return applet.ExitOK

@@ -225,6 +225,30 @@ func TestWhy_Faults(t *testing.T) {
 	}
 }
 
+// TestWhy_Sandbox: gVisor takes the addresses out of the namespace; which flag of runsc copies the rules depends on their backend.
+func TestWhy_Sandbox(t *testing.T) {
+	t.Parallel()
+	for b, want := range map[redirect.Backend]string{
+		redirect.Netlink: "such rules are copied with reproduce-nftables of runsc", redirect.Native: "rules of backend native are never copied",
+		legacy: "legacy rules are copied with reproduce-nftables or reproduce-nat",
+	} {
+		f := labtest.New(t, ruleset.IPv4)
+		check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(redirect.Redirect), redirection.Reconcile)))
+		netnstest.Run(t, f.Path(), "ip", "address", "flush", "scope", "global")
+		for _, more := range [][]string{nil, {"--to", "10.2.0.9:80"}, {"--from", "10.2.0.9", "--port", "80"}} {
+			code, out, errs := explain(t, 0, append(more, "--netns", f.Path())...)
+			for _, text := range []string{": SANDBOXED", want, `reproduce-nftables = "true"`, "all other TCP is captured"} {
+				if code != 4 || !strings.Contains(out, text) {
+					t.Errorf("%s %q: exit %d, want 4 and %q:\n%s%s", b, more, code, text, out, errs)
+				}
+			}
+			if !strings.HasPrefix(last(out), "cannot tell whether the namespace is in the mesh, because") {
+				t.Errorf("%s: %s", b, last(out))
+			}
+		}
+	}
+}
+
 // serve answers for an agent.
 func serve(t *testing.T, status int, body string) string {
 	t.Helper()
