@@ -117,6 +117,12 @@ type Absent struct{ Text string }
 func (a Absent) iptables() string { return a.Text }
 func (a Absent) nft() string      { return a.Text }
 
+// Reply matches packets from the end of a connection that has not begun it.
+type Reply struct{}
+
+func (Reply) iptables() string { return "-m conntrack --ctdir REPLY" }
+func (Reply) nft() string      { return "ct direction reply" }
+
 // AnyOf matches if all matches of one of its alternatives do: a look-up in a set of nf_tables. Name is the set's, "" for an anonymous
 // one.
 type AnyOf struct {

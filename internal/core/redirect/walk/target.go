@@ -23,6 +23,7 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 		return w.over(s, *p, Rejected, hop)
 	case ruleset.SetMark, ruleset.CopyMark:
 		p.remark(t)
+		p.marked = hop
 		return next
 	case ruleset.NoTrack, ruleset.Zone:
 		switch {

@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 type change func(*walk.Packet)
@@ -305,6 +306,15 @@ func TestWalk_Deviations(t *testing.T) {
 			t.Error(diff)
 		}
 	}
+}
+
+// TestWalk_AnotherInterfaceNamedLo: it is no loopback device, so what the proxy sends by it is to pass, and is redirected by its name.
+func TestWalk_AnotherInterfaceNamedLo(t *testing.T) {
+	w := walk.Wanted{Spec: redirect.Default()}
+	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Loopback: "lo0"}
+	r := n.Walk(out(by("lo"), user(1337, 1337)))
+	check.Equal(t, r.Verdict, walk.Redirected)
+	check.Equal(t, r.Expected, walk.Passed)
 }
 
 // TestWalk_NativeRulesOfOthers: a rule in a native table that is not understood may do anything, wherever it stands ahead of the end.

@@ -90,6 +90,8 @@ func (d *decoder) metadata(name string, f nfnetlink.Fields) {
 // metaLength is the number of bytes of a key of meta or ct.
 func metaLength(name string, key uint32) uint32 {
 	switch {
+	case name == "ct" && key == unix.NFT_CT_DIRECTION:
+		return 1
 	case name == "ct":
 		return 4
 	case key == unix.NFT_META_IIFNAME || key == unix.NFT_META_OIFNAME:
@@ -416,10 +418,19 @@ func link(value []byte, out, negated bool) ruleset.Match {
 	return i
 }
 
+func negatable(m ruleset.Match, negated bool) ruleset.Match {
+	if negated {
+		return ruleset.Not{Match: m}
+	}
+	return m
+}
+
 // connection compares the state, the status or the mark of a connection.
 func (d *decoder) connection(l load, negated bool, first, last []byte) ruleset.Match {
 	d.nft = true
 	switch {
+	case l.key == unix.NFT_CT_DIRECTION && len(first) == 1 && bytes.Equal(first, last) && l.mask == nil:
+		return negatable(ruleset.Reply{}, negated == (first[0] != 0))
 	case len(first) != 4 || !bytes.Equal(first, last):
 		return nil
 	case l.key == unix.NFT_CT_MARK:
@@ -469,6 +480,7 @@ func translated(bits uint32, not bool) ruleset.Match {
 
 // protocolOffset and nextHeader are the places of the protocol in the headers of IPv4 and IPv6.
 const (
+	fragments      = 6
 	protocolOffset = 9
 	nextHeader     = 6
 )
@@ -481,6 +493,9 @@ func (d *decoder) header(l load, negated bool, first, last []byte) ruleset.Match
 	}
 	if at := map[ruleset.Family]uint32{ruleset.IPv4: protocolOffset, ruleset.IPv6: nextHeader}[d.family]; l.offset == at && len(first) == 1 && same && l.mask == nil {
 		return d.ofProtocol(first[0], negated)
+	}
+	if d.family == ruleset.IPv4 && l.offset == fragments && same && bytes.Equal(l.mask, []byte{0x1f, 0xff}) && len(bytes.Trim(first, "\x00")) == 0 {
+		return negatable(ruleset.Absent{Text: "ip frag-off & 0x1fff != 0"}, !negated) // conntrack has joined them
 	}
 	source, destination, length := nfnetlink.AddressOffsets(d.family == ruleset.IPv6)
 	if l.offset != source && l.offset != destination {
