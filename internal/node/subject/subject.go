@@ -86,10 +86,5 @@ func (s *Subject) Ask(ctx context.Context, request func(agent *agentapi.Agent, n
 	if err != nil {
 		return err
 	}
-	agent, err := agentapi.Connect(ctx, s.Socket, "; --pid and --netns need none")
-	if err != nil {
-		return err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	return request(agent, namespace, name)
+	return agentapi.Ask(ctx, s.Socket, "; --pid and --netns need none", func(agent *agentapi.Agent) error { return request(agent, namespace, name) })
 }

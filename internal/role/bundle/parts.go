@@ -95,15 +95,14 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 
 // ask returns a function that sends one request on a connection of its own: the next one needs none that works.
 func ask[T any](r *reporter, request func(context.Context, *agentapi.Agent) (T, error)) func(context.Context) (T, error) {
-	return func(ctx context.Context) (none T, err error) {
+	return func(ctx context.Context) (value T, err error) {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
-		agent, err := agentapi.Dial(ctx, r.socket)
-		if err != nil {
-			return none, err
-		}
-		defer agent.Close() //nolint:errcheck // no more writes follow
-		return request(ctx, agent)
+		err = agentapi.Ask(ctx, r.socket, "", func(agent *agentapi.Agent) (err error) {
+			value, err = request(ctx, agent)
+			return err
+		})
+		return value, err
 	}
 }
 
@@ -256,9 +255,7 @@ func (r *reporter) pods(ctx context.Context) {
 }
 
 func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {
-	all, err := ask(r, func(ctx context.Context, a *agentapi.Agent) ([]agentapi.Report, error) {
-		return a.Decisions(ctx, askTimeout)
-	})(ctx)
+	all, err := ask(r, func(ctx context.Context, a *agentapi.Agent) ([]agentapi.Report, error) { return a.Decisions(ctx) })(ctx)
 	all = slices.DeleteFunc(all, func(one agentapi.Report) bool {
 		// An entry of the watch has the time of the pod's start, and is news as long as the pod is there.
 		return one.Time.Before(r.from) && one.Source != agentapi.SourceWatch && r.pod != one.Namespace+"/"+one.Pod

@@ -40,8 +40,8 @@ EXIT CODES:
 
 `
 
-// timeout bounds the connection, and each page of the response.
-const timeout = 5 * time.Second
+// timeout bounds the request.
+const timeout = 30 * time.Second
 
 type config struct {
 	socket, pod string
@@ -92,17 +92,16 @@ func Run(c applet.Call) int {
 }
 
 // query requests the decisions that the flags select.
-func query(cfg config) ([]agentapi.Report, error) {
+func query(cfg config) (some []agentapi.Report, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	agent, err := agentapi.Connect(ctx, cfg.socket, "")
-	if err != nil {
-		return nil, err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	all, err := agent.Decisions(context.Background(), timeout)
+	var all []agentapi.Report
+	err = agentapi.Ask(ctx, cfg.socket, "", func(agent *agentapi.Agent) (err error) {
+		all, err = agent.Decisions(ctx)
+		return err
+	})
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
-	some := []agentapi.Report{}
+	some = []agentapi.Report{} // an array in JSON
 	for _, r := range all {
 		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || time.Since(r.Time) <= cfg.since) {
 			some = append(some, r)

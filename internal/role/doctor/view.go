@@ -217,11 +217,7 @@ func noCluster(err error) check {
 func (v *view) dialAgent() error {
 	ctx, cancel := context.WithTimeout(context.Background(), maxRequest)
 	defer cancel()
-	agent, err := agentapi.Dial(ctx, filepath.Join(v.runDir, agentapi.SocketName))
-	if err != nil {
-		return err
-	}
-	return agent.Close()
+	return agentapi.Ask(ctx, filepath.Join(v.runDir, agentapi.SocketName), "", func(*agentapi.Agent) error { return nil })
 }
 
 // network is a configuration directory.

@@ -111,19 +111,17 @@ func (c *config) selects(s audit.Status) bool {
 }
 
 // ask requests the pods from the agent.
-func ask(c config) ([]audit.Status, error) {
+func ask(c config) (all []audit.Status, err error) {
 	limit := timeout
 	if c.check {
 		limit = checkTimeout
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	agent, err := agentapi.Connect(ctx, c.socket, "")
-	if err != nil {
-		return nil, err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	all, err := agent.Audit(ctx, c.check)
+	err = agentapi.Ask(ctx, c.socket, "", func(agent *agentapi.Agent) (err error) {
+		all, err = agent.Audit(ctx, c.check)
+		return err
+	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
 		err = fmt.Errorf("%w (the node agent is of a version without the audit)", err)
 	}
