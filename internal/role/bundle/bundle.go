@@ -11,6 +11,7 @@ package bundle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -71,31 +72,24 @@ func Run(c applet.Call) int {
 	c.Stderr = printable.NewWriter(c.Stderr) // the standard output is passed on unchanged
 	var cfg config
 	cfg.pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "bundle", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "bundle", cfg.rows(), head); done {
 		return code
 	}
 	_, _, err := subject.SplitPod(cfg.pod)
 	switch {
 	case cfg.pod != "" && err != nil:
-		return usage(c, err.Error())
+		return c.Refuse("bundle", err)
 	case c.Terminal != nil && c.Terminal() > 0:
-		return usage(c, "the bundle is a compressed tar file: redirect the standard output to a file")
+		return c.Refuse("bundle", errors.New("the bundle is a compressed tar file: redirect the standard output to a file"))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	answered, err := write(ctx, c.Stdout, cfg)
-	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: writing the bundle: %v\n", err)
-		return applet.ExitError
-	}
-	if answered != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v: the bundle has the files of the node only\n", answered)
-		return applet.ExitError
+	switch {
+	case err != nil:
+		return c.Fail(fmt.Errorf("writing the bundle: %w", err))
+	case answered != nil:
+		return c.Fail(fmt.Errorf("%w: the bundle has the files of the node only", answered))
 	}
 	return applet.ExitOK
-}
-
-func usage(c applet.Call, problem string) int {
-	_, _ = fmt.Fprintf(c.Stderr, "error: %s; see istio-cni bundle --help\n", problem)
-	return applet.ExitUsage
 }

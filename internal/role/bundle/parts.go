@@ -75,7 +75,7 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	kubeconfig, secrets, kubeconfigErr := r.kubeconfig(ctx)
 	r.archive = newArchive(w, cmp.Or(c.node, r.info.Node, host), began, secrets)
 	r.write("README.txt", []byte(readme))
-	r.write("version.txt", []byte(applet.Build().String()+"\n"))
+	r.write("version.txt", []byte(applet.Build()+"\n"))
 	r.add("agent.json", text, answered)
 	r.collect(ctx, "selftest.json", r.file(selfcheck.FileName))
 	r.directory(ctx)

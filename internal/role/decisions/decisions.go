@@ -60,10 +60,7 @@ func (c *config) rows() []settings.Setting {
 			Name: "since", Arg: "DURATION", Use: "only those of the last DURATION, such as 10m",
 			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
-		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
 		{Name: "json", Default: "false", Use: "the same as -o json", Value: settings.Bool(&c.asJSON)},
 	}
 }
@@ -71,7 +68,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "decisions", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "decisions", cfg.rows(), head); done {
 		return code
 	}
 	if cfg.asJSON {
@@ -85,8 +82,7 @@ func Run(c applet.Call) int {
 		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.pod)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	return applet.ExitOK
 }

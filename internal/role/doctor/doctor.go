@@ -75,10 +75,7 @@ const (
 // rows are the settings; those of the node agent have its names, variables and defaults.
 func (c *config) rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
-		{
-			Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
 		{
 			Name: "host-root", FlagOnly: true, Arg: "DIR", Use: "where the node's file system is seen; without it /host or that of the node's first process",
 			Value: settings.Text(&c.hostRoot, settings.Optional(settings.AbsolutePath)),
@@ -107,7 +104,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "doctor", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "doctor", cfg.rows(), head); done {
 		return code
 	}
 	if info, err := os.Stat(cfg.hostRoot); cfg.hostRoot != "" && (err != nil || !info.IsDir()) {
@@ -122,8 +119,7 @@ func Run(c applet.Call) int {
 	defer v.close()
 	all := run(ctx, end, v, checks())
 	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, func(c check) bool { return c.Result == output.Fail }) {
 		return applet.ExitError

@@ -73,7 +73,7 @@ func explained(err error, command string) error {
 
 // otherVersion is the error of an agent with another version than this program's.
 func otherVersion(cause error) error {
-	own := applet.Build().Version()
+	own := applet.Version()
 	return fmt.Errorf("its agent is of another version than kubectl-istio_cni (%s), upgrade the older one: %w", own, cause)
 }
 

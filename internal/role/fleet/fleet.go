@@ -197,7 +197,7 @@ func (f *fleet) commands() map[string]command {
 		"trace":     {func(ctx context.Context, args []string) (int, error) { return f.onePod(ctx, "trace", args) }, usual, true},
 		"dashboard": {f.dashboard, usual, false},
 		"version": {func(_ context.Context, args []string) (int, error) {
-			return applet.Build().Run(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr}), nil
+			return applet.PrintVersion(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr}), nil
 		}, usual, false},
 	}
 }

@@ -209,7 +209,7 @@ func TestRun_Flags(t *testing.T) {
 }
 
 // other is the beginning of the error of an agent of another version.
-var other = "its agent is of another version than kubectl-istio_cni (" + applet.Build().Version() + "), upgrade the older one: "
+var other = "its agent is of another version than kubectl-istio_cni (" + applet.Version() + "), upgrade the older one: "
 
 func TestPods_NodesThatDoNotAnswer(t *testing.T) {
 	t.Parallel()

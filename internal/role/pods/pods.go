@@ -69,10 +69,7 @@ func (c *config) rows() []settings.Setting {
 		{Name: "namespace", Aliases: []string{"n"}, Arg: "NAME", Use: "only pods of this namespace", Value: settings.Text(&c.namespace, nil)},
 		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&c.all)},
 		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&c.check)},
-		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
 		agentapi.SocketSetting(&c.socket),
 	}
 }
@@ -80,7 +77,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "pods", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "pods", cfg.rows(), head); done {
 		return code
 	}
 	all, err := ask(cfg)
@@ -90,8 +87,7 @@ func Run(c applet.Call) int {
 		err = show(c, all, cfg, known)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, audit.Status.Faulty) {
 		return exitBypass

@@ -68,10 +68,7 @@ func (c *config) rows() []settings.Setting {
 		{Name: "from", Arg: "ADDRESS", Use: "only packets from this address or network", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Use: "only packets to this port", Value: settings.Text(&c.port, nil)},
 		{Name: "for", Arg: "DURATION", Default: follow.DefaultFor.String(), Use: "how long", Value: settings.Text(&c.duration, nil)},
-		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, or json: an object in each line",
-			Value: settings.Choice(&c.output, output.Table, output.JSON),
-		},
+		output.Flag(&c.output, "table, or json: an object in each line", output.Table, output.JSON),
 	}, c.Rows()...)
 }
 
@@ -79,14 +76,13 @@ func (c *config) rows() []settings.Setting {
 func Run(c applet.Call) int {
 	var cfg config
 	cfg.Pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "trace", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "trace", cfg.rows(), head); done {
 		return code
 	}
 	query := cfg.query()
 	filter, duration, err := follow.Parse(query.Get)
 	if err = errors.Join(cfg.Check(), err); err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v; see istio-cni trace --help\n", err)
-		return applet.ExitUsage
+		return c.Refuse("trace", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
@@ -104,8 +100,7 @@ func Run(c applet.Call) int {
 		err = p.interrupted()
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	return code(p.end)
 }

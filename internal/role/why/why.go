@@ -90,10 +90,7 @@ func (c *config) rows() []settings.Setting {
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a packet of UDP; otherwise the first one of a TCP connection", Value: settings.Bool(&c.udp)},
-		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table (the page), json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table (the page), json or yaml", output.Table, output.JSON, output.YAML),
 	}, c.Rows()...)
 }
 
@@ -109,15 +106,14 @@ func checkID(text string) error {
 func Run(c applet.Call) int {
 	var cfg config
 	cfg.Pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "why", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "why", cfg.rows(), head); done {
 		return code
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	query, err := cfg.check(ctx)
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v; see istio-cni why --help\n", err)
-		return applet.ExitUsage
+		return c.Refuse("why", err)
 	}
 	searchPath, _ := c.Getenv("PATH")
 	e, err := cfg.explain(ctx, query, searchPath)
@@ -125,8 +121,7 @@ func Run(c applet.Call) int {
 		err = cfg.show(c, e)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	return code(e)
 }
