@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // directories compares where the runtime looks with where the agent installs.
@@ -195,4 +197,25 @@ func (v *view) present() bool {
 			_, err := os.Stat(filepath.Join(dir, "cilium-cni"))
 			return err == nil
 		})
+}
+
+// selfTest shows the verdict that the agent has recorded. Without one it makes the test, in namespaces of its own.
+func selfTest(ctx context.Context, v *view) check {
+	verdict, source := selfcheck.Recorded(v.runDir), "recorded by the agent"
+	if len(verdict.Results) == 0 {
+		var err error
+		if verdict, err = selfcheck.Run(ctx, v.searchPath, slog.New(slog.DiscardHandler)); err != nil {
+			return warn("run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN, or see the log of the agent, which makes the test at its start",
+				"no self-test was made: %v", err)
+		}
+		source = "made now, with the programs of this file system"
+	}
+	if err := verdict.Err(); err != nil {
+		return fail("load the modules that the text names, or install iptables on the node: see docs/errors.md", "%v (%s)", err, source)
+	}
+	if text := verdict.Summary(); text != "" {
+		return warn("none if pods do not need it; else load the modules that the text names",
+			"packets are redirected by %s; not everything works: %s (%s)", verdict.Choice, text, source)
+	}
+	return ok("packets are redirected by %s (%s)", verdict.Choice, source)
 }

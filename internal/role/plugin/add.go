@@ -60,7 +60,7 @@ func (p *plugin) admit(ctx context.Context, conf cniconf.NetConf, args *skel.Cmd
 	case sidecar.Pass:
 	}
 	if err := before.PrintTo(&p.answer); err != nil {
-		return fmt.Errorf("printing the result: %w", err)
+		return failure(types.ErrInternal, "istio-cni cannot print the result", err)
 	}
 	return nil
 }

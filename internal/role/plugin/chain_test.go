@@ -1,6 +1,7 @@
 package plugin_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,10 +13,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -352,4 +355,239 @@ func withoutComments(save string) string {
 		}
 	}
 	return b.String()
+}
+
+// answer is one run of the program with exactly this environment and input.
+type answer struct {
+	stdout, stderr string
+	code           int
+}
+
+func ask(t *testing.T, input string, env ...string) answer {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), chaintest.Program(t))
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(input), &stdout, &stderr
+	_ = cmd.Run()
+	return answer{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+func TestDelAndGC_Succeed(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"DEL", "GC"} {
+		for name, tc := range map[string]struct {
+			input string
+			env   []string
+		}{
+			"nothing at all":         {},
+			"garbage for a stanza":   {"{{{", []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/nowhere"}},
+			"a namespace that ended": {`{"cniVersion":"1.0.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
+			"an unknown version":     {`{"cniVersion":"9.9.9","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
+			"unknown arguments":      {`{"cniVersion":"0.4.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x", "CNI_ARGS=a=b=c;;"}},
+		} {
+			t.Run(command+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				got := ask(t, tc.input, slices.Concat(tc.env, []string{"CNI_COMMAND=" + command})...)
+				if got.code != 0 || got.stdout != "" {
+					t.Errorf("exit %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
+				}
+			})
+		}
+	}
+}
+
+func TestErrors_OneCNIObject(t *testing.T) {
+	t.Parallel()
+	required := []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}
+	for _, tc := range []struct {
+		name, command, input string
+		env                  []string
+		code                 uint
+		text                 string
+	}{
+		{"a stanza that is no JSON", "ADD", "{", required, 6, ""},
+		{"a stanza without a name", "ADD", `{"cniVersion":"1.0.0"}`, required, 7, "missing network name"},
+		{"an unknown version", "ADD", `{"cniVersion":"9.9.9","name":"n"}`, required, 1, "incompatible"},
+		{"a missing variable", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, required[:1], 4, "CNI_NETNS"},
+		{"an unknown command", "FLY", `{"cniVersion":"1.0.0","name":"n"}`, required, 4, "FLY"},
+		{"CHECK before 0.4.0", "CHECK", `{"cniVersion":"0.3.1","name":"n"}`, required, 1, ""},
+		{"STATUS before 1.1.0", "STATUS", `{"cniVersion":"1.0.0","name":"n"}`, required, 1, ""},
+		{"a broken prevResult", "ADD", `{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":"no"}}`, required, 6, "prevResult"},
+		{"an argument without value", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=IgnoreUnknown"}), 4, "CNI_ARGS"},
+		{"an unknown argument", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=FOO=1"}), 4, "FOO"},
+		// The CNI library checks the namespace after the command has run: no result may be printed besides its error.
+		{
+			"the plugin's own namespace", "ADD", `{"cniVersion":"1.0.0","name":"n"}`,
+			[]string{"CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=eth0", "CNI_PATH=/x"},
+			8, "",
+		},
+		{
+			"no kubeconfig", "ADD", `{"cniVersion":"1.0.0","name":"n","cni_agent_run_dir":"/nonexistent"}`,
+			slices.Concat(required, []string{"CNI_ARGS=K8S_POD_NAMESPACE=apps;K8S_POD_NAME=web"}), 5, "/nonexistent/istio-cni-kubeconfig",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			got := ask(t, tc.input, slices.Concat(tc.env, []string{"CNI_COMMAND=" + tc.command})...)
+			var object struct {
+				Code    uint   `json:"code"`
+				Msg     string `json:"msg"`
+				Details string `json:"details"`
+			}
+			if err := json.Unmarshal([]byte(got.stdout), &object); err != nil || got.code != 1 {
+				t.Fatalf("exit %d, stdout is not one object (%v): %q", got.code, err, got.stdout)
+			}
+			if object.Code != tc.code || !strings.Contains(object.Msg+object.Details, tc.text) {
+				t.Errorf("got %+v, want code %d and %q", object, tc.code, tc.text)
+			}
+			for line := range strings.Lines(got.stderr) {
+				if !json.Valid([]byte(line)) {
+					t.Errorf("stderr line is not JSON: %q", line)
+				}
+			}
+		})
+	}
+}
+
+// flip changes the target of a path repeatedly: the pod's namespace and the node's own in turns.
+type flip struct {
+	name string
+	adds int // how many are tried
+	// start makes the path lead to the pod, and gives one change there and back.
+	start func(t *testing.T, path, pod, node string) (change func() error)
+}
+
+func flips() []flip {
+	return []flip{
+		{"a symbolic link", 200, func(t *testing.T, path, pod, node string) func() error {
+			t.Helper()
+			link := func(target string) error {
+				return errors.Join(os.Symlink(target, path+".new"), os.Rename(path+".new", path))
+			}
+			check.OK(t, link(pod))
+			return func() error { return errors.Join(link(node), link(pod)) }
+		}},
+		{"a bind mount", 60, func(t *testing.T, path, pod, node string) func() error {
+			t.Helper()
+			check.OK(t, errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount(pod, path, "", unix.MS_BIND, "")))
+			t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+			return func() error {
+				err := unix.Mount(node, path, "", unix.MS_BIND, "")
+				time.Sleep(time.Millisecond) // as long as the path leads to the pod otherwise, more or less
+				return errors.Join(err, unix.Unmount(path, unix.MNT_DETACH))
+			}
+		}},
+	}
+}
+
+// flipping changes a path until the test is over, and gives the path.
+func (f flip) flipping(t *testing.T, pod, node string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "netns")
+	change := f.start(t, path, pod, node)
+	ctx, cancel := context.WithCancel(t.Context())
+	var changing sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		changing.Wait()
+	})
+	changing.Go(func() {
+		for ctx.Err() == nil {
+			if err := change(); err != nil {
+				t.Errorf("changing the path: %v", err)
+				return
+			}
+		}
+	})
+	return path
+}
+
+// TestAdd_FlippingPath: the checked namespace is the programmed one, so the rules of a pod never get into the
+// namespace of the caller, whatever its path leads to at which moment.
+func TestAdd_FlippingPath(t *testing.T) {
+	t.Parallel()
+	const others = 20 // calls of each other kind
+	for _, f := range flips() {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			n := chaintest.New(t, chaintest.Program(t))
+			list := n.Chain("1.0.0", nil)
+			pod := n.NewPod("shop", "web", chaintest.Sidecar)
+			addressed(t, pod)
+			addressed(t, chaintest.Pod{Netns: n.Netns}) // with which it could be programmed
+			input, err := chaintest.Input(list, nil)
+			check.OK(t, err)
+			node, before := n.Netns, everyRule(t, n.Netns)
+			pod.Netns = f.flipping(t, pod.Netns, node)
+			programmed, refused := 0, 0
+			for i := 0; i < f.adds || programmed == 0 || refused == 0; i++ { // both, or the path did not flip
+				out, err := n.Exec("ADD", pod, input)
+				switch {
+				case err == nil:
+					programmed++
+				case strings.Contains(string(out), "namespace") || strings.Contains(string(out), "netns"):
+					refused++
+				default:
+					t.Errorf("ADD: %v", err)
+				}
+			}
+			t.Logf("ADD: %d programmed the pod, %d were refused", programmed, refused)
+			// CHECK compares the pod's namespace or reports that it is the node's; it never compares the node's.
+			for range others {
+				out, err := n.Exec("CHECK", pod, input)
+				if err != nil && !strings.Contains(string(out), "the node's own network namespace") {
+					t.Errorf("CHECK: %v", err)
+				}
+				if out, err := n.Exec("DEL", pod, input); err != nil {
+					t.Errorf("DEL: %v: %s", err, out)
+				}
+			}
+			for _, mode := range []string{"REDIRECT", "TPROXY"} {
+				byHand(t, n, others, pod.Netns, mode)
+			}
+			check.Equal(t, everyRule(t, node), before, "the node's own namespace was programmed")
+		})
+	}
+}
+
+// byHand runs the command "istio-cni iptables" for a path, so often.
+func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
+	t.Helper()
+	for range calls {
+		err := netns.Do(n.Netns, func() error {
+			out, err := exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "-b", "*", "-m", mode,
+				"--network-namespace", path).CombinedOutput()
+			if err != nil && !strings.Contains(string(out), "is the network namespace of this command") {
+				t.Errorf("%v: %s", err, out)
+			}
+			return nil
+		})
+		check.OK(t, err)
+	}
+}
+
+// TestAdd_NetnsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through
+// the open file. The library looks at it once more after ADD, where the runtime does not allow the plugin's own namespace.
+func TestAdd_NetnsResolvedOnce(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {
+		n := chaintest.New(t, chaintest.Program(t))
+		pod := n.NewPod("shop", "web", chaintest.Sidecar)
+		addressed(t, pod)
+		link := filepath.Join(t.TempDir(), "resolved-once")
+		check.OK(t, os.Symlink(pod.Netns, link))
+		pod.Netns = link
+		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
+		check.OK(t, err)
+		for _, call := range []string{"ADD", "CHECK", "DEL"} {
+			r, out := n.Traced(call, pod, input, "CNI_NETNS_OVERRIDE=1")
+			if r.Status.ExitStatus() != 0 {
+				t.Fatalf("%s, %s: %s", backend, call, out)
+			}
+			want := map[string]int{"ADD": 1, "CHECK": 1}[call]
+			if uses := r.Under("resolved-once"); len(uses) != want {
+				t.Errorf("%s, %s: the path is resolved %d times, want %d", backend, call, len(uses), want)
+			}
+		}
+	}
 }

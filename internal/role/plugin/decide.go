@@ -41,7 +41,6 @@ type call struct {
 	plugin *plugin
 	pod    podArgs
 	report agentapi.Report
-	began  time.Time
 	// mark is the end of the last phase.
 	mark time.Time
 	// agent is a working connection to the node agent, nil for none.
@@ -50,7 +49,7 @@ type call struct {
 
 func (p *plugin) begin(command, container string) *call {
 	now := clock.RealClock{}.Now()
-	return &call{plugin: p, began: p.began, mark: now, report: agentapi.Report{
+	return &call{plugin: p, mark: now, report: agentapi.Report{
 		// Local time would need the file of the node's time zone to be printed.
 		Time: p.began.UTC(), Command: command, Container: container, Source: agentapi.SourceNone,
 		Seconds: map[agentapi.Phase]float64{agentapi.PhaseRead: now.Sub(p.began).Seconds()},
@@ -168,7 +167,7 @@ func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
 	if failed != nil {
 		c.report.Error = oneLine(failed.Error())
 	}
-	c.report.Seconds[agentapi.PhaseTotal] = clock.RealClock{}.Now().Sub(c.began).Seconds()
+	c.report.Seconds[agentapi.PhaseTotal] = clock.RealClock{}.Now().Sub(c.plugin.began).Seconds()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
 	if err := c.deliver(ctx, conf); err != nil && !errors.Is(err, fs.ErrNotExist) {
