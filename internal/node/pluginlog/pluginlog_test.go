@@ -86,11 +86,8 @@ func TestRelay_Fails(t *testing.T) {
 		want  string // in the warning; empty means there is none
 	}{
 		{"no_socket", func(*testing.T, string) {}, ""},
-		{"stale_regular_file", func(t *testing.T, dir string) { t.Helper(); put(t, dir, socketName, "") }, "connection refused"},
 		{"stale_socket", func(t *testing.T, dir string) { t.Helper(); _ = listen(t, dir).Close() }, "connection refused"},
 		{"answers_500", answer(http.StatusInternalServerError), "it answers 500"},
-		{"answers_204", answer(http.StatusNoContent), "it answers 204"},
-		{"answers_with_a_redirection", answer(http.StatusTemporaryRedirect), "it answers 307"},
 		{"closes", talkTo(func(c net.Conn) { _ = c.Close() }), socketName},
 		{"other_protocol", reply("SSH-2.0-OpenSSH\r\n"), "malformed HTTP"},
 		{"closes_within_its_answer", reply("HTTP/1.1 200 O"), "unexpected EOF"},
@@ -168,7 +165,6 @@ func answer(code int) func(*testing.T, string) {
 		server := &httptest.Server{Listener: listen(t, dir), Config: &http.Server{
 			Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
-				w.Header().Set("Location", "http://unix/elsewhere")
 				w.WriteHeader(code)
 			}),
 		}}
@@ -279,25 +275,6 @@ func TestStderr_Hangs(t *testing.T) {
 	})
 }
 
-func TestStderr_Slow(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := &valve{open: make(chan struct{})}
-		l := open(options{Stderr: v})
-		go func() {
-			time.Sleep(20 * time.Millisecond)
-			v.open <- struct{}{}
-			time.Sleep(20 * time.Millisecond)
-			close(v.open)
-		}()
-		l.Logger().Info("a")
-		synctest.Wait() // a is being written
-		l.Logger().Info("b")
-		l.Logger().Info("c")
-		l.Close()
-		check.Diff(t, "result", []string{"a", "b", "c"}, messages(t, v.String()))
-	})
-}
-
 func TestStderr_Closed(t *testing.T) {
 	for name, prepare := range map[string]func(reader *os.File){
 		"closed_by_the_reader": func(r *os.File) { _ = r.Close() },
@@ -366,56 +343,31 @@ func TestSinks_Form(t *testing.T) {
 	check.Diff(t, "relayed", want, strings.Join(request.lines, ""))
 }
 
+// TestSinks_Level: the level counts for the records before the configuration as well, and is info without one.
 func TestSinks_Level(t *testing.T) {
-	all := []Level{LevelDebug, LevelInfo, LevelWarn, LevelError, LevelFatal}
+	levels := []Level{LevelDebug, LevelInfo, LevelWarn, LevelError, LevelFatal}
+	const unconfigured = LevelFatal + 1
 	for at, want := range map[Level]string{
-		LevelDebug: "debug info warn error fatal",
-		LevelInfo:  "info warn error fatal",
-		LevelWarn:  "warn error fatal",
-		LevelError: "error fatal",
-		LevelFatal: "fatal",
-		LevelNone:  "",
+		LevelDebug: "debug info warn error fatal", LevelInfo: "info warn error fatal", LevelWarn: "warn error fatal",
+		LevelError: "error fatal", LevelFatal: "fatal", LevelNone: "", unconfigured: "info warn error fatal",
 	} {
-		t.Run(at.String(), func(t *testing.T) {
-			p := newPlace(t)
-			l := p.open(options{RunDir: p.dir, Level: at})
-			for _, level := range all {
+		p := newPlace(t)
+		l := New(&p.stderr, "")
+		l.Timeout = agenttest.Generous
+		all := func() {
+			for _, level := range levels {
 				l.Logger().Log(t.Context(), level.Level(), level.String()) //nolint:sloglint // one of a few
 			}
-			closeLog(t, l)
-			p.want(t, want, want)
-		})
-	}
-}
-
-func TestSinks_EarlyRecords(t *testing.T) {
-	for _, c := range []struct {
-		name          string
-		configure     bool
-		level         Level
-		stderr, sinks string
-	}{
-		{"debug", true, LevelDebug, "a A b B last", "a A b B last"},
-		{"info", true, LevelInfo, "A B last", "A B last"},
-		{"error", true, LevelError, "last", "last"},
-		{"not_configured", false, LevelInfo, "A B last", ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := newPlace(t)
-			l := New(&p.stderr, "")
-			l.Timeout = agenttest.Generous
-			log := l.Logger()
-			log.Debug("a")
-			log.Info("A")
-			if c.configure {
-				l.Configure(p.dir, c.level)
-			}
-			log.Debug("b")
-			log.Info("B")
-			log.Error("last")
-			closeLog(t, l)
-			p.want(t, c.stderr, c.sinks)
-		})
+		}
+		all()
+		sinks := ""
+		if at != unconfigured {
+			l.Configure(p.dir, at)
+			sinks = strings.TrimSpace(want + " " + want)
+		}
+		all()
+		closeLog(t, l)
+		p.want(t, strings.TrimSpace(want+" "+want), sinks)
 	}
 }
 

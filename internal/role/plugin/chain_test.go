@@ -2,29 +2,25 @@ package plugin_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -282,81 +278,6 @@ func TestAdd_APIServerFaults(t *testing.T) {
 	}
 }
 
-// TestAdd_HostRulesRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
-func TestAdd_HostRulesRewritten(t *testing.T) {
-	t.Parallel()
-	node := chaintest.New(t, chaintest.Program(t))
-	ctx, cancel := context.WithCancel(t.Context())
-	rewritten := make(chan error, 1)
-	go func() { rewritten <- rewrite(ctx, node.Netns, t.TempDir()) }()
-	list := node.Chain("1.0.0", nil)
-	pods := make([]chaintest.Pod, 200)
-	for i := range pods {
-		pods[i] = node.NewPod("apps", fmt.Sprintf("mesh-%d", i), chaintest.Sidecar)
-	}
-	var wg sync.WaitGroup
-	work := make(chan chaintest.Pod)
-	for range 16 {
-		wg.Go(func() {
-			for pod := range work {
-				if _, err := node.Add(list, pod); err != nil {
-					t.Errorf("ADD of %s: %v", pod.Name, err)
-				}
-			}
-		})
-	}
-	for _, pod := range pods {
-		work <- pod
-	}
-	close(work)
-	wg.Wait()
-	cancel()
-	if err := <-rewritten; err != nil {
-		t.Errorf("rewriting the node's rules: %v", err)
-	}
-	want := withoutComments(rules(t, pods[0]))
-	for _, pod := range pods {
-		text := withoutComments(rules(t, pod))
-		if text != want || !strings.Contains(text, "-A OUTPUT -j ISTIO_OUTPUT") {
-			t.Fatalf("rules of %s differ from those of the first pod:\n%s", pod.Name, cmp.Diff(want, text))
-		}
-	}
-}
-
-// rewrite writes the node's rules again and again, as kube-proxy or a firewall does, until ctx ends. It has a /run of its own
-// for the lock of the legacy tools.
-func rewrite(ctx context.Context, node, run string) error {
-	var text strings.Builder
-	text.WriteString("*nat\n:CHURN - [0:0]\n-F PREROUTING\n-A PREROUTING -j CHURN\n")
-	for i := range 200 {
-		fmt.Fprintf(&text, "-A CHURN -p tcp -d 10.96.%d.%d/32 --dport 80 -j RETURN\n", i/250, i%250)
-	}
-	text.WriteString("COMMIT\n")
-	isolation, err := netnstest.Isolated(node, []netns.Bind{{Source: run, Target: "/run"}}, func() error {
-		for rounds := 0; ctx.Err() == nil || rounds == 0; rounds++ {
-			for _, variant := range []string{"nft", "legacy"} {
-				cmd := exec.Command("iptables-"+variant+"-restore", "--noflush", "--wait", "60") //nolint:noctx // a round is ended in full
-				cmd.Stdin = strings.NewReader(text.String())
-				if out, wrong := cmd.CombinedOutput(); wrong != nil {
-					return fmt.Errorf("iptables-%s-restore: %w: %s", variant, wrong, out)
-				}
-			}
-		}
-		return nil
-	})
-	return errors.Join(isolation, err)
-}
-
-func withoutComments(save string) string {
-	var b strings.Builder
-	for line := range strings.Lines(save) {
-		if !strings.HasPrefix(line, "#") {
-			b.WriteString(line)
-		}
-	}
-	return b.String()
-}
-
 // answer is one run of the program with exactly this environment and input.
 type answer struct {
 	stdout, stderr string
@@ -449,125 +370,9 @@ func TestErrors_OneCNIObject(t *testing.T) {
 	}
 }
 
-// flip changes the target of a path repeatedly: the pod's namespace and the node's own in turns.
-type flip struct {
-	name string
-	adds int // how many are tried
-	// start makes the path lead to the pod, and gives one change there and back.
-	start func(t *testing.T, path, pod, node string) (change func() error)
-}
-
-func flips() []flip {
-	return []flip{
-		{"a symbolic link", 200, func(t *testing.T, path, pod, node string) func() error {
-			t.Helper()
-			link := func(target string) error {
-				return errors.Join(os.Symlink(target, path+".new"), os.Rename(path+".new", path))
-			}
-			check.OK(t, link(pod))
-			return func() error { return errors.Join(link(node), link(pod)) }
-		}},
-		{"a bind mount", 60, func(t *testing.T, path, pod, node string) func() error {
-			t.Helper()
-			check.OK(t, errors.Join(os.WriteFile(path, nil, 0o600), unix.Mount(pod, path, "", unix.MS_BIND, "")))
-			t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
-			return func() error {
-				err := unix.Mount(node, path, "", unix.MS_BIND, "")
-				time.Sleep(time.Millisecond) // as long as the path leads to the pod otherwise, more or less
-				return errors.Join(err, unix.Unmount(path, unix.MNT_DETACH))
-			}
-		}},
-	}
-}
-
-// flipping changes a path until the test is over, and gives the path.
-func (f flip) flipping(t *testing.T, pod, node string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "netns")
-	change := f.start(t, path, pod, node)
-	ctx, cancel := context.WithCancel(t.Context())
-	var changing sync.WaitGroup
-	t.Cleanup(func() {
-		cancel()
-		changing.Wait()
-	})
-	changing.Go(func() {
-		for ctx.Err() == nil {
-			if err := change(); err != nil {
-				t.Errorf("changing the path: %v", err)
-				return
-			}
-		}
-	})
-	return path
-}
-
-// TestAdd_FlippingPath: the checked namespace is the programmed one, so the rules of a pod never get into the
-// namespace of the caller, whatever its path leads to at which moment.
-func TestAdd_FlippingPath(t *testing.T) {
-	t.Parallel()
-	const others = 20 // calls of each other kind
-	for _, f := range flips() {
-		t.Run(f.name, func(t *testing.T) {
-			t.Parallel()
-			n := chaintest.New(t, chaintest.Program(t))
-			list := n.Chain("1.0.0", nil)
-			pod := n.NewPod("shop", "web", chaintest.Sidecar)
-			addressed(t, pod)
-			addressed(t, chaintest.Pod{Netns: n.Netns}) // with which it could be programmed
-			input, err := chaintest.Input(list, nil)
-			check.OK(t, err)
-			node, before := n.Netns, everyRule(t, n.Netns)
-			pod.Netns = f.flipping(t, pod.Netns, node)
-			programmed, refused := 0, 0
-			for i := 0; i < f.adds || programmed == 0 || refused == 0; i++ { // both, or the path did not flip
-				out, err := n.Exec("ADD", pod, input)
-				switch {
-				case err == nil:
-					programmed++
-				case strings.Contains(string(out), "namespace") || strings.Contains(string(out), "netns"):
-					refused++
-				default:
-					t.Errorf("ADD: %v", err)
-				}
-			}
-			t.Logf("ADD: %d programmed the pod, %d were refused", programmed, refused)
-			// CHECK compares the pod's namespace or reports that it is the node's; it never compares the node's.
-			for range others {
-				out, err := n.Exec("CHECK", pod, input)
-				if err != nil && !strings.Contains(string(out), "the node's own network namespace") {
-					t.Errorf("CHECK: %v", err)
-				}
-				if out, err := n.Exec("DEL", pod, input); err != nil {
-					t.Errorf("DEL: %v: %s", err, out)
-				}
-			}
-			for _, mode := range []string{"REDIRECT", "TPROXY"} {
-				byHand(t, n, others, pod.Netns, mode)
-			}
-			check.Equal(t, everyRule(t, node), before, "the node's own namespace was programmed")
-		})
-	}
-}
-
-// byHand runs the command "istio-cni iptables" for a path, so often.
-func byHand(t *testing.T, n *chaintest.Node, calls int, path, mode string) {
-	t.Helper()
-	for range calls {
-		err := netns.Do(n.Netns, func() error {
-			out, err := exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "-b", "*", "-m", mode,
-				"--network-namespace", path).CombinedOutput()
-			if err != nil && !strings.Contains(string(out), "is the network namespace of this command") {
-				t.Errorf("%v: %s", err, out)
-			}
-			return nil
-		})
-		check.OK(t, err)
-	}
-}
-
-// TestAdd_NetnsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through
-// the open file. The library looks at it once more after ADD, where the runtime does not allow the plugin's own namespace.
+// TestAdd_NetnsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through the open
+// file, so that the checked namespace is the programmed one whatever the path leads to at which moment. The same holds for the command
+// iptables. The library looks at the path once more after ADD, where the runtime does not allow the plugin's own namespace.
 func TestAdd_NetnsResolvedOnce(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {
@@ -579,15 +384,23 @@ func TestAdd_NetnsResolvedOnce(t *testing.T) {
 		pod.Netns = link
 		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
 		check.OK(t, err)
+		once := func(call string, want int, r *trace.Record, out []byte) {
+			t.Helper()
+			if uses := r.Under("resolved-once"); r.Status.ExitStatus() != 0 || len(uses) != want {
+				t.Errorf("%s, %s: %v; the path is resolved %d times, want %d: %s", backend, call, r.Status, len(uses), want, out)
+			}
+		}
 		for _, call := range []string{"ADD", "CHECK", "DEL"} {
 			r, out := n.Traced(call, pod, input, "CNI_NETNS_OVERRIDE=1")
-			if r.Status.ExitStatus() != 0 {
-				t.Fatalf("%s, %s: %s", backend, call, out)
-			}
-			want := map[string]int{"ADD": 1, "CHECK": 1}[call]
-			if uses := r.Under("resolved-once"); len(uses) != want {
-				t.Errorf("%s, %s: the path is resolved %d times, want %d", backend, call, len(uses), want)
-			}
+			once(call, map[string]int{"ADD": 1, "CHECK": 1}[call], r, out)
+		}
+		for _, mode := range []string{"REDIRECT", "TPROXY"} {
+			check.OK(t, netns.Do(n.Netns, func() error {
+				r, err := trace.Run(exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "--backend", backend,
+					"-b", "*", "-m", mode, "--network-namespace", link))
+				once("iptables "+mode, 1, r, nil)
+				return err
+			}))
 		}
 	}
 }
