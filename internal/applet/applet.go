@@ -34,13 +34,21 @@ type Call struct {
 	Stdout, Stderr io.Writer
 	// Getenv reads the environment; roles call it in their configuration only.
 	Getenv func(string) (string, bool)
-	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil.
+	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil; see Columns.
 	Terminal func() int
 }
 
 // Process returns this start of the program.
 func Process() Call {
 	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // roles get it from here
+}
+
+// Columns is the width of the terminal that the standard output is, else 0.
+func (c Call) Columns() int {
+	if c.Terminal == nil {
+		return 0
+	}
+	return c.Terminal()
 }
 
 // Fail prints an error of a command, and returns the exit code.

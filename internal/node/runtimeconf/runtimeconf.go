@@ -228,8 +228,7 @@ func (r *reader) decode(file string, into any) bool {
 	}
 	r.done[file] = true
 	if len(r.Files) >= maxFiles {
-		r.problem("file %q: not read: the runtime has more than %d files", file, maxFiles)
-		r.Unread = r.Problems[len(r.Problems)-1]
+		r.unread(file, fmt.Errorf("the runtime has more than %d files", maxFiles))
 		return false
 	}
 	r.Files = append(r.Files, file)

@@ -93,7 +93,7 @@ func Run(c applet.Call) int {
 	switch {
 	case cfg.pod != "" && err != nil:
 		return c.Refuse("bundle", err)
-	case c.Terminal != nil && c.Terminal() > 0:
+	case c.Columns() > 0:
 		return c.Refuse("bundle", errors.New("the bundle is a compressed tar file: redirect the standard output to a file"))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
