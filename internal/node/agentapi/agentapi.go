@@ -49,7 +49,11 @@ func Dial(ctx context.Context, socket string) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the node agent: %w", err)
 	}
-	if err := servedByRoot(conn); err != nil {
+	peer, err := Peer(conn)
+	if err == nil && peer.Uid != 0 { // its answers decide which pods are left alone
+		err = fmt.Errorf("it is served by user %d, not by root", peer.Uid)
+	}
+	if err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("connecting to the node agent at %q: %w", socket, err)
 	}
@@ -80,18 +84,6 @@ func Ask(ctx context.Context, socket, hint string, request func(*Agent) error) e
 	}
 	defer agent.Close() //nolint:errcheck // no more writes follow
 	return request(agent)
-}
-
-// servedByRoot checks the listener: its answers decide which pods are left alone.
-func servedByRoot(conn net.Conn) error {
-	peer, err := Peer(conn)
-	if err != nil {
-		return err
-	}
-	if peer.Uid != 0 {
-		return fmt.Errorf("it is served by user %d, not by root", peer.Uid)
-	}
-	return nil
 }
 
 // Peer returns the credentials of the process at the other end of a unix socket (SO_PEERCRED): of the client on an accepted

@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -25,14 +24,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
-	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
-	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // wholeCall bounds an invocation: it is below the runtimes' own limits, so that the error in the pod's events is this plugin's
@@ -172,20 +166,4 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 		p.log.Logger().Warn("the configuration cannot be used for pods of the mesh", "cause", conf.Problems.Error())
 	}
 	return conf, nil
-}
-
-// namespace returns the pod's network namespace, with the tools of the node and the self-test's choice.
-func (p *plugin) namespace(conf cniconf.NetConf, found selfcheck.Verdict, pod *netns.Namespace, log *slog.Logger) redirection.Namespace {
-	return redirection.Namespace{
-		NetNS: pod, Log: log, Backend: conf.Backend, Auto: found.Choice,
-		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
-	}
-}
-
-// verdict returns the result of the node agent's self-test, for backend auto. It reads a file.
-func verdict(conf cniconf.NetConf) selfcheck.Verdict {
-	if conf.Backend != redirect.Auto || conf.RunDir == "" {
-		return selfcheck.Verdict{}
-	}
-	return selfcheck.Recorded(conf.RunDir)
 }
