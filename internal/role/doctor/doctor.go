@@ -45,19 +45,16 @@ const (
 	grace   = time.Second
 )
 
-// check is one line of the output. The command "kubectl istio-cni doctor" reads it as JSON.
-type check = output.Check
-
-func ok(format string, args ...any) check {
-	return check{Result: output.OK, Text: fmt.Sprintf(format, args...)}
+func ok(format string, args ...any) output.Check {
+	return output.Check{Result: output.OK, Text: fmt.Sprintf(format, args...)}
 }
 
-func warn(remedy, format string, args ...any) check {
-	return check{Result: output.Warn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+func warn(remedy, format string, args ...any) output.Check {
+	return output.Check{Result: output.Warn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-func fail(remedy, format string, args ...any) check {
-	return check{Result: output.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+func fail(remedy, format string, args ...any) output.Check {
+	return output.Check{Result: output.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 type config struct {
@@ -121,7 +118,7 @@ func Run(c applet.Call) int {
 	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
 		return c.Fail(err)
 	}
-	if slices.ContainsFunc(all, func(c check) bool { return c.Result == output.Fail }) {
+	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {
 		return applet.ExitError
 	}
 	return applet.ExitOK
@@ -130,7 +127,7 @@ func Run(c applet.Call) int {
 // named is a check with its name.
 type named struct {
 	name string
-	make func(context.Context, *view) check
+	make func(context.Context, *view) output.Check
 }
 
 // checks are all of them, in the order of the output.
@@ -147,13 +144,13 @@ func checks() []named {
 }
 
 // run makes all checks at once. One that has not ended with end is left behind: it may hang in the kernel.
-func run(ctx, end context.Context, v *view, list []named) []check {
-	answers := make([]chan check, len(list))
+func run(ctx, end context.Context, v *view, list []named) []output.Check {
+	answers := make([]chan output.Check, len(list))
 	for i, one := range list {
-		answers[i] = make(chan check, 1)
+		answers[i] = make(chan output.Check, 1)
 		go func() { answers[i] <- one.make(ctx, v) }()
 	}
-	all := make([]check, len(list))
+	all := make([]output.Check, len(list))
 	for i, one := range list {
 		select {
 		case all[i] = <-answers[i]:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -16,7 +17,6 @@ import (
 	"text/template"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // world is a node with everything in order, and its API server.
@@ -47,9 +48,7 @@ const (
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	root, err := os.MkdirTemp("", "node") //nolint:usetesting // a short path, for the socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	w := &world{t: t, root: root, api: kubetest.NewServer(t), env: map[string]string{}}
 	w.put(listFile, bridgeList)
@@ -67,11 +66,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) must(errs ...error) {
 	w.t.Helper()
-	for _, err := range errs {
-		if err != nil {
-			w.t.Fatal(err)
-		}
-	}
+	check.OK(w.t, errors.Join(errs...))
 }
 
 func (w *world) path(name string) string { return filepath.Join(w.root, name) }
@@ -122,14 +117,14 @@ func (w *world) run(args ...string) (code int, stdout, stderr string) {
 }
 
 // checks are those of the JSON output, by name.
-func (w *world) checks() (code int, all map[string]check) {
+func (w *world) checks() (code int, all map[string]output.Check) {
 	w.t.Helper()
 	code, text, stderr := w.run("-o", "json")
-	var list []check
+	var list []output.Check
 	if err := json.Unmarshal([]byte(text), &list); err != nil {
 		w.t.Fatalf("%v: %s%s", err, text, stderr)
 	}
-	all = map[string]check{}
+	all = map[string]output.Check{}
 	for _, c := range list {
 		all[c.Name] = c
 	}
@@ -390,11 +385,11 @@ func TestRun_HangingCheck(t *testing.T) {
 	cancel()
 	hang := make(chan struct{})
 	defer close(hang)
-	all := run(ctx, ctx, nil, []named{{"hang", func(context.Context, *view) check { <-hang; return check{} }}})
+	all := run(ctx, ctx, nil, []named{{"hang", func(context.Context, *view) output.Check { <-hang; return output.Check{} }}})
 	if len(all) != 1 || all[0].Result != output.Warn || all[0].Name != "hang" || all[0].Remedy == "" {
 		t.Errorf("got %+v", all)
 	}
-	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
+	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) output.Check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
 	if strings.ContainsAny(all[0].Text, "\x1b\n") || len(all[0].Text) > 2*maxText {
 		t.Errorf("got %.100q of %d bytes", all[0].Text, len(all[0].Text))
 	}
@@ -458,9 +453,7 @@ func TestRights_ThoseOfTheAgent(t *testing.T) {
 				got = append(got, text)
 			}
 			slices.Sort(got)
-			if diff := cmp.Diff(granted(t, tc.granted), slices.Compact(got)); diff != "" {
-				t.Errorf("-granted +reviewed:\n%s", diff)
-			}
+			check.Diff(t, "rights", granted(t, tc.granted), slices.Compact(got))
 		})
 	}
 }
@@ -469,20 +462,14 @@ func TestRights_ThoseOfTheAgent(t *testing.T) {
 func granted(t *testing.T, with map[string]bool) (all []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	var out bytes.Buffer
-	if err := template.Must(template.New("agent").Parse(string(text))).Execute(&out, with); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, template.Must(template.New("agent").Parse(string(text))).Execute(&out, with))
 	for document := range strings.SplitSeq(out.String(), "\n---\n") {
 		var role struct {
 			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
 		}
-		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, yaml.Unmarshal([]byte(document), &role))
 		for _, rule := range role.Rules {
 			for _, verb := range rule.Verbs {
 				all = append(all, verb+" "+rule.APIGroups[0]+"/"+rule.Resources[0]+strings.Join(append([]string{""}, rule.ResourceNames...), ":"))

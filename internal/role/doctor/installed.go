@@ -20,7 +20,7 @@ import (
 )
 
 // directories compares where the runtime looks with where the agent installs.
-func directories(_ context.Context, v *view) check {
+func directories(_ context.Context, v *view) output.Check {
 	if v.root == "" {
 		return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
 			"the node's file system is not seen here, so the container runtime's configuration cannot be read")
@@ -60,7 +60,7 @@ func directories(_ context.Context, v *view) check {
 func same(a, b string) bool { return a == b || hostpath.Same(a, b) }
 
 // primary looks at the configuration that the runtime loads, and at the programs that write it besides the agent.
-func primary(_ context.Context, v *view) check {
+func primary(_ context.Context, v *view) output.Check {
 	n := v.network()
 	const wait = "install the pod network; the agent waits for its configuration"
 	switch {
@@ -98,7 +98,7 @@ func (n network) delegates() bool {
 	return slices.ContainsFunc(n.loaded.Types, func(name string) bool { return strings.HasPrefix(name, "multus") })
 }
 
-func multus(v *view, n network, text string) check {
+func multus(v *view, n network, text string) output.Check {
 	own := v.readNetwork(v.seen(v.netDir))
 	if slices.ContainsFunc(n.files.Names(), n.has) || slices.ContainsFunc(own.files.Names(), own.has) {
 		return ok("%s, which delegates to other files; the plugin is in one of them", text)
@@ -137,7 +137,7 @@ func (n network) has(name string) bool {
 const backup = ".cilium_bak"
 
 // rivals are programs that write the same directory. Whether one does harm depends on the plugin being there nevertheless.
-func rivals(v *view, n network, text string) check {
+func rivals(v *view, n network, text string) output.Check {
 	renamed := slices.DeleteFunc(slices.Clone(n.names), func(name string) bool { return !strings.HasSuffix(name, backup) })
 	here := n.has(n.primary)
 	isCilium := slices.Contains(n.loaded.Types, "cilium-cni")
@@ -200,7 +200,7 @@ func (v *view) present() bool {
 }
 
 // selfTest shows the verdict that the agent has recorded. Without one it makes the test, in namespaces of its own.
-func selfTest(ctx context.Context, v *view) check {
+func selfTest(ctx context.Context, v *view) output.Check {
 	verdict, source := selfcheck.Recorded(v.runDir), "recorded by the agent"
 	if len(verdict.Results) == 0 {
 		var err error

@@ -120,15 +120,14 @@ func levels(text []byte) (deepest int) {
 
 // listing is what one command that lists has of its own.
 type listing[T any] struct {
-	// command is the agent's with the flag for JSON, answered has its exit codes besides 0 with which it answers.
-	command  []string
-	answered []int
+	// command is the agent's with the flag for JSON.
+	command []string
 	// field is the name of the rows in JSON and YAML, beside the nodes; without one the document is the array of the rows.
 	field string
 	// fit is that of decode, compare orders rows.
 	fit     func(*row[T]) bool
 	compare func(a, b row[T]) int
-	// bad reports whether a row changes the exit code to badCode.
+	// bad reports whether a row changes the exit code of the agents and of this program to badCode.
 	bad     func(T) bool
 	badCode int
 	table   func(rows []row[T]) error
@@ -144,7 +143,7 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 		return 0, err
 	}
 	var all answers[T]
-	q := question{slices.Concat(l.command, args), l.answered, maxList, parallel}
+	q := question{slices.Concat(l.command, args), []int{l.badCode}, maxList, parallel}
 	nodes, err := f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
 	if err != nil {
 		return 0, err
@@ -202,7 +201,7 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 		empty = "no pod in such a state on the nodes that answered"
 	}
 	return list(ctx, f, args, listing[audit.Status]{
-		command: []string{"pods", "-o", "json"}, answered: []int{exitBypass}, field: "pods", fit: fitPod,
+		command: []string{"pods", "-o", "json"}, field: "pods", fit: fitPod,
 		compare: func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) },
 		bad:     audit.Status.Faulty, badCode: exitBypass,
 		table: func(rows []row[audit.Status]) error {
@@ -267,7 +266,7 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
 	return list(ctx, f, args, listing[output.Check]{
-		command: []string{"doctor", "-o", "json"}, answered: []int{applet.ExitError},
+		command: []string{"doctor", "-o", "json"},
 		fit:     func(r *row[output.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
 		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,
