@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
-	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -189,16 +188,6 @@ func TestWhy_Faults(t *testing.T) {
 	}
 }
 
-// serve answers for an agent.
-func serve(t *testing.T, status int, body string) string {
-	t.Helper()
-	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(status)
-		_, _ = w.Write([]byte(body))
-	})
-	return "--socket=" + agenttest.Serve(t, handler, func(o *unixsock.Options) { o.KeepAlive = true }).Path
-}
-
 // TestWhy_AnswersOfAgents: what the agent lacks is said with what to do.
 func TestWhy_AnswersOfAgents(t *testing.T) {
 	for body, want := range map[string]string{
@@ -207,7 +196,7 @@ func TestWhy_AnswersOfAgents(t *testing.T) {
 		"no such pod on this node: shop/web; it is on node n2, this one is n1\n":         "run the command there, or kubectl istio-cni why",
 		"no such pod on this node: shop/web; the cluster has none either\x1b[2J\u202e\n": "the cluster has none either",
 	} {
-		code, _, errs := explain(t, 0, "shop/web", serve(t, http.StatusNotFound, body))
+		code, _, errs := explain(t, 0, "shop/web", agenttest.Answer(t, http.StatusNotFound, body))
 		if code != 1 || !strings.Contains(errs, want) || strings.ContainsAny(errs, "\x1b\u202e") {
 			t.Errorf("%q: exit %d: %q", body, code, errs)
 		}
@@ -278,7 +267,7 @@ func TestPage_OfAPod(t *testing.T) {
 	} {
 		text, err := json.Marshal(pod(tt.change))
 		check.OK(t, err)
-		socket := serve(t, http.StatusOK, string(text))
+		socket := agenttest.Answer(t, http.StatusOK, string(text))
 		code, out, errs := explain(t, 0, "shop/web", socket)
 		missing := slices.DeleteFunc(tt.page, func(part string) bool { return strings.Contains(out, part) })
 		if code != tt.code || len(missing) > 0 || !strings.HasPrefix(last(out), tt.last) || strings.ContainsAny(out, "\x1b\u202e\r") {
