@@ -31,7 +31,8 @@ const (
 // Flag is the flag -o of a command.
 func Flag(into *Form, use string, forms ...Form) settings.Setting {
 	return settings.Setting{
-		Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(Table), Use: use, Value: settings.Choice(into, forms...),
+		Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(Table), Use: use,
+		Value: settings.Choice(into, forms...),
 	}
 }
 

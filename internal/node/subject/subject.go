@@ -83,5 +83,7 @@ func (s *Subject) Open(searchPath string) (redirection.Namespace, error) {
 // Ask sends a request about the pod, whose name is checked, to the node agent.
 func (s *Subject) Ask(ctx context.Context, request func(agent *agentapi.Agent, namespace, name string) error) error {
 	namespace, name, _ := strings.Cut(s.Pod, "/")
-	return agentapi.Ask(ctx, s.Socket, "; --pid and --netns need none", func(agent *agentapi.Agent) error { return request(agent, namespace, name) })
+	return agentapi.Ask(ctx, s.Socket, "; --pid and --netns need none", func(agent *agentapi.Agent) error {
+		return request(agent, namespace, name)
+	})
 }

@@ -70,7 +70,8 @@ func refusal(pod podArgs, d sidecar.Decision) error {
 // namespace.
 func (c *call) capture(ctx context.Context, spec redirect.Spec) (redirection.Report, error) {
 	if c.conf.Problems != nil {
-		return redirection.Report{}, failure(types.ErrInvalidNetworkConfig, "istio-cni cannot use its configuration for pod "+c.pod.String(), c.conf.Problems)
+		action := "istio-cni cannot use its configuration for pod " + c.pod.String()
+		return redirection.Report{}, failure(types.ErrInvalidNetworkConfig, action, c.conf.Problems)
 	}
 	at, err := c.open()
 	if err != nil {

@@ -15,6 +15,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 )
 
+// config has all inputs of a run.
+type config struct {
+	spec redirect.Spec
+
+	netns         string
+	forceIptables iptables.Variant
+	path          string // search path of programs
+	dryRunFile    string
+	proxyUser     string
+
+	probePort    uint16
+	probeTimeout time.Duration
+
+	dryRun, explain, verify, reconcile, cleanup, force, skip, validate bool
+	backend                                                            redirect.Backend
+	dns, allDNS, dropInvalid, dualStack, cniMode, native               bool
+
+	warnings []string
+}
+
 // specSetting is the setting of a field of the Spec, which is parsed as a whole.
 type specSetting struct {
 	settings.Setting
@@ -171,26 +191,6 @@ func historic() []settings.Setting {
 		rows = append(rows, settings.Setting{Name: name, Arg: "TEXT"})
 	}
 	return rows
-}
-
-// config has all inputs of a run.
-type config struct {
-	spec redirect.Spec
-
-	netns         string
-	forceIptables iptables.Variant
-	path          string // search path of programs
-	dryRunFile    string
-	proxyUser     string
-
-	probePort    uint16
-	probeTimeout time.Duration
-
-	dryRun, explain, verify, reconcile, cleanup, force, skip, validate bool
-	backend                                                            redirect.Backend
-	dns, allDNS, dropInvalid, dualStack, cniMode, native               bool
-
-	warnings []string
 }
 
 // resolvConf has the DNS servers whose traffic is captured.
