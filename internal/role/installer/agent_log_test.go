@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
@@ -163,7 +162,7 @@ func TestAgent_DecisionsOutliveIt(t *testing.T) {
 			return err
 		}
 		defer agent.Close() //nolint:errcheck // all is said
-		all, err := agent.Decisions(t.Context(), time.Minute)
+		all, err := agent.Decisions(t.Context())
 		var got []string
 		for _, r := range all {
 			got = append(got, fmt.Sprint(r.Pod, " ", r.Reason, " ", r.Source))

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -91,7 +90,7 @@ func TestAgent_FromNothing(t *testing.T) {
 	agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
 	check.OK(t, err)
 	defer agent.Close() //nolint:errcheck // all is said
-	decisions, err := agent.Decisions(t.Context(), time.Minute)
+	decisions, err := agent.Decisions(t.Context())
 	if err != nil || len(decisions) != 2 || decisions[0].Source != agentapi.SourceAgent || decisions[1].Source != agentapi.SourceAgent {
 		t.Errorf("decisions %+v, %v", decisions, err)
 	}

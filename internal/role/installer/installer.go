@@ -49,7 +49,7 @@ func Run(c applet.Call) int {
 		level.Set(d.AgentLevel.Level())
 		options := nodeagent.Options{
 			Config: d.Config, Log: standalone.Logger(io.MultiWriter(recent, c.Stderr), level, d.logJSON), Level: level, Recent: recent, Stdout: c.Stdout,
-			Version: applet.Build().Version(), ToolPath: path, Reload: in.reload,
+			Version: applet.Version(), ToolPath: path, Reload: in.reload,
 		}
 		return service.Service{
 			Config: d.Lines, Warnings: d.warnings, Log: options.Log,

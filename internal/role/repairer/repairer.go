@@ -53,7 +53,7 @@ func act(ctx context.Context, cfg Config, path string, log *slog.Logger) error {
 		Env: podwork.Env{
 			Log: log, Plugin: sync.OnceValues(cfg.Stanza.NetConf), ToolPath: path, Host: cfg.Host, Node: cfg.Repair.Node,
 		},
-		API: api, Metrics: metrics.NewRepair(applet.Build().Version()), Repair: &cfg.Repair,
+		API: api, Metrics: metrics.NewRepair(applet.Version()), Repair: &cfg.Repair,
 	}
 	options.Events = eventrecorder.New(api, eventrecorder.Options{Log: log, Count: options.Metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	defer options.Events.Shutdown()

@@ -61,7 +61,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "selftest", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable); done {
+	if code, done := service.Settings(c, "selftest", cfg.rows(), head, exitUnable); done {
 		return code
 	}
 	path, _ := c.Getenv("PATH")
@@ -73,8 +73,7 @@ func Run(c applet.Call) int {
 		err = show(c.Stdout, verdict, cfg.asJSON)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	if err := verdict.Served(cfg.backend); err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)

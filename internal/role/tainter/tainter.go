@@ -75,7 +75,7 @@ func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
 	options := c.Taint
 	options.API, options.Log = api, log
 	options.Health = health.NewState(health.Options{Log: log}, taint.Parts()...)
-	options.Metrics = metrics.NewTaint(applet.Build().Version())
+	options.Metrics = metrics.NewTaint(applet.Version())
 	options.Events = eventrecorder.New(api, eventrecorder.Options{Log: log, Count: options.Metrics.EventReported})
 	if c.LeaderElect {
 		options.Lease = &c.Lease
