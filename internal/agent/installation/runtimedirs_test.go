@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -179,6 +180,8 @@ func TestReconcile_RuntimeDirectories(t *testing.T) {
 			before := m.tree("node")
 			check.OK(t, m.agent().Reconcile())
 			m.installedIn(tc.conf, bins...)
+			mounted := tc.conf == "/etc/cni/net.d" && tc.bin == "/opt/cni/bin"
+			check.Equal(t, m.there("run/"+runtimedirs.RecordName), !mounted, "the record is there")
 			if !strings.Contains(m.log.String(), "installing where the runtime looks") {
 				t.Errorf("the log does not say where: %s", m.log.String())
 			}
@@ -217,6 +220,23 @@ func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 		if said := strings.Count(m.log.String(), "the runtime looks in other directories than those that are set"); said != 1 {
 			t.Errorf("%s: said %d times: %s", name, said, m.log.String())
 		}
+	}
+}
+
+// TestReconcile_StandaloneDirectories: not the runtime reads the configuration directory, but the runtime runs the program.
+func TestReconcile_StandaloneDirectories(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, map[string]string{containerdFile: directories("/srv/conf", "/srv/bin"), containerdSock: "", "/srv/conf/": "", "/srv/bin/": ""})
+	m.config.Want.Mode = cniconf.Standalone
+	before := m.tree(".")
+	plan, err := m.agent().Plan()
+	if err != nil || !strings.Contains(strings.Join(plan, "\n"), "/srv/bin/istio-cni") {
+		t.Errorf("%v, the plan is %q", err, plan)
+	}
+	check.Diff(t, "after a dry run", before, m.tree("."))
+	check.OK(t, m.agent().Reconcile())
+	if !m.there("node/etc/cni/net.d/"+cniconf.StandaloneName) || !m.there("node/srv/bin"+ourProgram) || len(m.tree("node/srv/conf")) > 0 {
+		t.Errorf("installed:\n%v", m.tree("node"))
 	}
 }
 
