@@ -112,7 +112,7 @@ func named(d cniconf.Dir) bool {
 
 // logPlan logs warnings, the wait and the target file of a plan, unless the last logged plan had the same text.
 func (c confDir) logPlan(plan cniconf.Plan) {
-	text := strings.Join(append(slices.Clone(plan.Warnings), plan.Waiting, plan.File, plan.Mode.String()), "\n")
+	text := strings.Join(append(slices.Clone(plan.Warnings), plan.Waiting, plan.File, string(plan.Mode)), "\n")
 	if text == c.logged[c.path] {
 		return
 	}
@@ -125,7 +125,7 @@ func (c confDir) logPlan(plan cniconf.Plan) {
 	}
 	if plan.File != "" {
 		c.log.Info("target configuration", slog.String("file", filepath.Join(c.path, plan.File)),
-			slog.String("primary", plan.Primary), slog.String("mode", plan.Mode.String()))
+			slog.String("primary", plan.Primary), slog.String("mode", string(plan.Mode)))
 	}
 }
 

@@ -103,31 +103,28 @@ type node struct {
 // stay runs the agent: steps with permanent failures come first, then the installation; goroutines beside it use the API
 // server.
 func (o Options) stay(ctx context.Context) error {
-	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	n := &node{Options: o, background: background, metrics: metrics.New(o.Version), live: newLive(), relayLevel: &slog.LevelVar{}}
+	n := &node{Options: o, metrics: metrics.New(o.Version), live: newLive(), relayLevel: &slog.LevelVar{}}
 	n.configure(n.Config)
+	required := parts()
+	if !n.Config.Install {
+		required = nil
+	}
+	n.health = health.NewState(health.Options{Log: n.Log, Now: clock.RealClock{}.Now, OnChange: n.metrics.SetReady}, required...)
+	return serve.While(ctx, n.Log, n.start, n.ports()...)
+}
+
+// start opens what one agent at a time may have, and runs until ctx ends.
+func (n *node) start(ctx context.Context) (err error) {
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	n.background = background
 	defer func() {
+		end()
 		n.work.Wait()
 		n.events.Shutdown()
 		if n.held != nil {
 			_ = n.held.Close()
 		}
 	}()
-	defer end()
-	required := parts()
-	if !n.Config.Install {
-		required = nil
-	}
-	n.health = health.NewState(health.Options{Log: n.Log, Now: clock.RealClock{}.Now, OnChange: n.metrics.SetReady}, required...)
-	servers, err := serve.Open(ctx, n.Log, n.ports()...)
-	if err != nil {
-		return err
-	}
-	n.work.Go(func() {
-		if failed := servers.Serve(background); failed != nil {
-			n.Log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
-		}
-	})
 	for _, open := range []func(context.Context) error{n.lock, n.openRelay} {
 		if opened, failed := n.await(ctx, open); failed != nil || !opened {
 			return failed
@@ -231,9 +228,6 @@ func (n *node) guardSockets() {
 		}
 		n.record(n.background)
 		for path, server := range sockets {
-			if server.Listening() {
-				continue
-			}
 			if err := server.Rebind(n.background); err != nil {
 				n.Log.Warn("a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
 			}

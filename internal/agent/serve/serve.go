@@ -7,7 +7,7 @@
 //
 // It never serves http.DefaultServeMux, to which any package may add handlers, and does not choose the handlers.
 //
-// Start reading at Open.
+// Start reading at While.
 package serve
 
 import (
@@ -32,6 +32,26 @@ const (
 	maxHeader       = 16 << 10
 	shutdownTimeout = 3 * time.Second
 )
+
+// While opens the ports, answers on them while work runs, and closes them after it. The error is that of the opening or of work; the
+// log has a port that ends before.
+func While(ctx context.Context, log *slog.Logger, work func(context.Context) error, ports ...Port) error {
+	servers, err := Open(ctx, log, ports...)
+	if err != nil {
+		return err
+	}
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if failed := servers.Serve(background); failed != nil {
+			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
+		}
+	})
+	err = work(ctx)
+	end()
+	serving.Wait()
+	return err
+}
 
 // Port is a TCP port to serve on. A number of 0 or less means that the port is disabled.
 type Port struct {

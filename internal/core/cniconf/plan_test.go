@@ -166,7 +166,7 @@ func TestPlan_EveryInstantIsValid(t *testing.T) {
 	for name, start := range all {
 		agree(t, start)
 		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Auto} {
-			t.Run(name+"/"+mode.String(), func(t *testing.T) {
+			t.Run(name+"/"+string(mode), func(t *testing.T) {
 				t.Parallel()
 				w := want(mode)
 				plan := w.Plan(start)

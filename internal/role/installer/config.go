@@ -27,7 +27,7 @@ type input struct {
 type draft struct {
 	nodeagent.Config
 
-	once, uninstall, chained, owned, groupRead, modeGiven bool
+	once, uninstall, chained, owned, groupRead bool
 
 	scopes, liveScopes scopes
 	logJSON            bool

@@ -81,7 +81,7 @@ func (d *draft) modeSettings() []settings.Setting {
 			Use: "where the stanza goes: inline (into the primary configuration), dropin (a file beside it), owned (a copy of it), " +
 				"standalone (a file alone, for multus) or auto (dropin where the runtime loads it, else inline); without it " +
 				"CHAINED_CNI_PLUGIN and ISTIO_OWNED_CNI_CONFIG decide",
-			Value: settings.Of(&d.Want.Mode, d.readMode, cniconf.Mode.String),
+			Value: settings.Choice(&d.Want.Mode, cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone, cniconf.Auto),
 		},
 		{Name: "chained-cni-plugin", Default: "true", Use: "false: mode standalone", Value: settings.Bool(&d.chained)},
 		{Name: "istio-owned-cni-config", Default: "false", Use: "mode owned", Value: settings.Bool(&d.owned)},
@@ -92,12 +92,6 @@ func (d *draft) modeSettings() []settings.Setting {
 			Value: settings.Text(&d.Want.OwnedName, settings.FileName),
 		},
 	}
-}
-
-func (d *draft) readMode(text string) (cniconf.Mode, error) {
-	mode, err := cniconf.ParseMode(text)
-	d.modeGiven = err == nil
-	return mode, err
 }
 
 // placeSettings are files and directories of the network configuration.
