@@ -87,6 +87,15 @@ func newFixtureAt(t *testing.T, root string, files ...string) *fixture {
 	return n
 }
 
+// newInstalled is newFixture after an installation.
+func newInstalled(t *testing.T, files ...string) (*fixture, *installation.Installation) {
+	t.Helper()
+	n := newFixture(t, files...)
+	a := n.agent()
+	check.OK(t, a.Reconcile())
+	return n, a
+}
+
 func (n *fixture) path(name string) string { return filepath.Join(n.root, name) }
 
 func (n *fixture) put(name, text string, mode fs.FileMode) {
@@ -187,9 +196,7 @@ func (n *fixture) count(series string) string {
 
 func TestReconcile_WritesOnce(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-bridge.conflist", conflist)
-	a := n.agent()
-	check.OK(t, a.Reconcile())
+	n, a := newInstalled(t, "10-bridge.conflist", conflist)
 	n.ends("bridge", "portmap")
 	for _, link := range installation.Links() {
 		if target, err := os.Readlink(n.path("bin/" + link)); err != nil || target != "istio-cni" {
@@ -494,8 +501,7 @@ func TestUninstall_StanzaStays(t *testing.T) {
 			check.OK(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
 		},
 	} {
-		n := newFixture(t, "10-b.conflist", conflist)
-		check.OK(t, n.agent().Reconcile())
+		n, _ := newInstalled(t, "10-b.conflist", conflist)
 		spoil(n)
 		programs, kubeconfig := n.tree("bin"), n.tree("run")
 		if err := n.agent().Uninstall(t.Context()); err == nil || !strings.Contains(err.Error(), n.path("net.d/")) || !n.stays() {
@@ -510,8 +516,7 @@ func TestUninstall_StanzaStays(t *testing.T) {
 // TestUninstall_MalformedFile: a malformed file that does not name the plugin stays.
 func TestUninstall_MalformedFile(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-b.conflist", conflist)
-	check.OK(t, n.agent().Reconcile())
+	n, _ := newInstalled(t, "10-b.conflist", conflist)
 	n.put("net.d/10-b.conflist", conflist[:50], 0o644)
 	n.uninstall(n.agent())
 	if n.there("run/istio-cni-kubeconfig") || n.there("bin/istio-cni") || !n.there("net.d/10-b.conflist") {
@@ -538,9 +543,7 @@ func TestReconcile_SkippedProgram(t *testing.T) {
 // TestReconcile_FailedPart: a program that cannot be replaced is no reason to let a token expire.
 func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-b.conflist", conflist)
-	a := n.agent()
-	check.OK(t, a.Reconcile())
+	n, a := newInstalled(t, "10-b.conflist", conflist)
 	check.OK(t, os.Remove(n.path("source/istio-cni")))
 	n.put("sa/token", "token-2", 0o600)
 	n.put("net.d/10-b.conflist", conflist, 0o644)
@@ -556,9 +559,7 @@ func TestReconcile_FailedPart(t *testing.T) {
 func TestReconcile_MissingFileInConflict(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
-		n := newFixture(t, "10-b.conflist", conflist)
-		a := n.agent()
-		check.OK(t, a.Reconcile())
+		n, a := newInstalled(t, "10-b.conflist", conflist)
 		for range 20 {
 			check.OK(t, os.Remove(n.path(file)))
 			check.OK(t, a.Reconcile())

@@ -142,21 +142,15 @@ func durable(t *testing.T, calls []string) {
 	check.Equal(t, loose, "", "at the end the names in", "may be lost", calls)
 }
 
-// TestRun_EndKeepsFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
-func TestRun_EndKeepsFiles(t *testing.T) {
+// TestReconcile_InputsGone: an installation that cannot go on stays as it is.
+func TestReconcile_InputsGone(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-bridge.conf", bridgeConf)
-	end := n.running(n.agent())
-	n.until(func() bool { return n.health.Snapshot().Ready })
+	n, a := newInstalled(t, "10-bridge.conf", bridgeConf)
 	want := n.tree(".")
-	end()
-	if diff := cmp.Diff(want, n.tree(".")); diff != "" {
-		t.Errorf("after the end:\n%s", diff)
-	}
 	for _, missing := range []string{"sa/token", "source/istio-cni"} {
 		check.OK(t, os.Remove(n.path(missing)))
 		delete(want, missing)
-		if err := n.agent().Reconcile(); err == nil {
+		if err := a.Reconcile(); err == nil {
 			t.Errorf("without %s: no error", missing)
 		}
 		if diff := cmp.Diff(want, n.tree(".")); diff != "" {
@@ -339,9 +333,7 @@ func TestReconcile_AfterReboot(t *testing.T) {
 
 func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-bridge.conf", bridgeConf)
-	a := n.agent()
-	check.OK(t, a.Reconcile()) // which gives 10-bridge.conf another name
+	n, a := newInstalled(t, "10-bridge.conf", bridgeConf) // which gives 10-bridge.conf another name
 	ours := []string{
 		"net.d/10-bridge.conf.tmp.1", "net.d/10-bridge.conflist.tmp.2837465019", "net.d/02-istio-cni.conflist.tmp.3",
 		"net.d/50-removed.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2",

@@ -139,7 +139,7 @@ func (h hanging) Write(p []byte) (int, error) {
 
 // TestAttack_Memory measures the heap while clients send the largest bodies.
 func TestAttack_Memory(t *testing.T) {
-	const most = 200 << 20
+	const most = 140 << 20
 	b := start(t, func(o *Options) { o.Records = slog.DiscardHandler })
 	used := func() int {
 		var m runtime.MemStats

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
-	"github.com/meshcni/istio-cni/internal/agent/logserver"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/nodepods"
 	"github.com/meshcni/istio-cni/internal/agent/page"
@@ -197,64 +194,6 @@ func (n *node) standBy(err error) {
 			n.health.Ready(part)
 		} else {
 			n.health.NotReady(part, "waiting for another node agent to end: "+err.Error())
-		}
-	}
-}
-
-func (n *node) openRelay(ctx context.Context) error {
-	server, err := unixsock.Open(ctx, unixsock.Options{
-		Path: n.Config.LogSocket, DirMode: n.Config.RunDirMode, Mode: n.Config.LogSocketMode, Connections: 16, Timeout: 2 * time.Second,
-		UnauthorizedPeer: n.metrics.LogConnectionRefused, Log: n.Log,
-	})
-	if err != nil {
-		return err
-	}
-	n.relay = server
-	relay := logserver.Handler(logserver.Options{Records: n.Log.Handler(), Level: n.relayLevel, Log: n.Log, Metrics: n.metrics})
-	n.work.Go(func() { server.Serve(n.background, relay) })
-	return nil
-}
-
-// guardSockets restores the sockets, the lock and the verdict after their removal.
-func (n *node) guardSockets() {
-	sockets := map[string]*unixsock.Server{n.Config.LogSocket: n.relay}
-	if n.lookups != nil {
-		sockets[n.Config.podSocket()] = n.lookups
-	}
-	paths := slices.AppendSeq([]string{n.Config.lockFile(), n.Config.verdictFile()}, maps.Keys(sockets))
-	n.onChange(paths, func() {
-		if again, err := n.held.Reacquire(n.Config.lockFile()); again || err != nil {
-			n.Log.Warn("the lock was removed, and is taken again", slog.Any("error", err))
-		}
-		n.record(n.background)
-		for path, server := range sockets {
-			if err := server.Rebind(n.background); err != nil {
-				n.Log.Warn("a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
-			}
-		}
-	})
-}
-
-// onChange calls do after each change of files beside the installation, for as long as the agent runs. The installation's own
-// watch logs a missing kernel watch.
-func (n *node) onChange(files []string, do func()) {
-	log := n.Log
-	if n.Config.Install {
-		log = slog.New(slog.DiscardHandler)
-	}
-	watch := hostfs.NewWatch(log)
-	defer watch.Close()
-	var paths []hostfs.Path
-	for _, file := range files {
-		paths = append(paths, hostfs.Path{Name: file})
-	}
-	watch.Set(paths...) // logged, and polled
-	for {
-		select {
-		case <-n.background.Done():
-			return
-		case <-watch.Changed():
-			do()
 		}
 	}
 }

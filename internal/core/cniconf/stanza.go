@@ -1,6 +1,8 @@
 package cniconf
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -38,3 +40,98 @@ type Stanza struct {
 
 // NetConf is the stanza as the plugin reads it, so that the agent decides about pods as the plugin does.
 func (s Stanza) NetConf() (NetConf, error) { return Parse(s.Element()) }
+
+// StandaloneVersion is the CNI version of the reference's standalone file.
+const StandaloneVersion = "0.3.1"
+
+// members are those of the stanza in the order of the reference's standalone file.
+type members struct {
+	CNIVersion   string          `json:"cniVersion"`
+	Name         string          `json:"name"`
+	Type         string          `json:"type"`
+	Capabilities map[string]bool `json:"capabilities"`
+	IPAM         struct{}        `json:"ipam"`
+	DNS          struct{}        `json:"dns"`
+	Stanza
+	SecondFamily string `json:"second_ip_family,omitempty"`
+	APITimeout   string `json:"api_timeout,omitempty"`
+}
+
+func (s Stanza) members() members {
+	if len(s.EnablementSelectors) == 0 {
+		s.EnablementSelectors = json.RawMessage("[]")
+	}
+	if s.Backend == redirect.Auto {
+		s.Backend = ""
+	}
+	m := members{
+		CNIVersion: s.version(), Name: PluginType, Type: PluginType, Capabilities: map[string]bool{PodAnnotations: true}, Stanza: s,
+	}
+	if s.SecondFamily != redirect.Bypass {
+		m.SecondFamily = s.SecondFamily.String()
+	}
+	if s.APITimeout > 0 {
+		m.APITimeout = s.APITimeout.String()
+	}
+	return m
+}
+
+func (s Stanza) version() string { return cmp.Or(s.CNIVersion, StandaloneVersion) }
+
+// Single is the stanza as a file of its own, for a runtime or a meta plugin that runs it alone.
+func (s Stanza) Single() []byte {
+	if s.Template == nil {
+		return encoded(s.members(), "  ")
+	}
+	sorted := s.sorted()
+	for key, value := range map[string]string{"name": PluginType, "cniVersion": s.version()} {
+		if !bytes.HasPrefix(sorted[key], []byte{'"'}) {
+			sorted[key] = json.RawMessage(quoted(value))
+		}
+	}
+	return encoded(sorted, "  ")
+}
+
+// sorted are the members by key, those of a template with the type that a runtime needs.
+func (s Stanza) sorted() map[string]json.RawMessage {
+	text := s.Template
+	if text == nil {
+		text = encoded(s.members(), "")
+	}
+	sorted := map[string]json.RawMessage{}
+	_ = json.Unmarshal(text, &sorted) // an object, as the settings make sure
+	sorted["type"] = json.RawMessage(quoted(PluginType))
+	return sorted
+}
+
+// element are the members as a list has them: without a version, which is the list's.
+func (s Stanza) element(indent string) []byte {
+	sorted := s.sorted()
+	delete(sorted, "cniVersion")
+	return encoded(sorted, indent)
+}
+
+// Element is the stanza as an element of a list, with sorted keys, as the reference writes it.
+func (s Stanza) Element() []byte { return bytes.TrimSpace(s.element("")) }
+
+// DropIn returns the stanza as a file that libcni adds to a network: it has the name and version of the network.
+func (s Stanza) DropIn() []byte { return s.element("  ") }
+
+// list returns a list that runs the stanza alone: a standalone file with the extension of a list must hold one.
+func (s Stanza) list() []byte {
+	list, _ := Convert(s.Single()) // a plugin with a type, as Plan makes sure
+	return list
+}
+
+// encoded is a value in JSON with a newline behind it. Values are strings, truth values, lists of strings and JSON text,
+// none of which fails to encode.
+func encoded(value any, indent string) []byte {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", indent)
+	_ = e.Encode(value)
+	return b.Bytes()
+}
+
+func quoted(text string) string { return string(bytes.TrimSpace(encoded(text, ""))) }

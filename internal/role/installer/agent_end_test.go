@@ -130,9 +130,7 @@ func TestAgent_SecondWaits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
-			first := n.Start()
-			first.AwaitReady()
+			n, first := running(t)
 			second := n.Start("EXCLUDE_NAMESPACES=namespace-of-the-second", "UNINSTALL_ON_EXIT=always", "--health-port=8001",
 				"--monitoring-port=15015", "--ctrlz_port=9877")
 			second.AwaitLog("waiting for another node agent to end")
@@ -204,9 +202,7 @@ func TestAgent_NoRightToConfigMap(t *testing.T) {
 // TestAgent_WithoutNodesProcesses: a chart that repairs by deletion alone mounts no /proc, and the audit is off without a warning.
 func TestAgent_WithoutNodesProcesses(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
-	a.AwaitReady()
+	_, a := running(t, "REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
 	nodetest.Await(t, "the lines", func() error {
 		for _, line := range []string{`level=INFO msg="the audit is off`, `level=INFO msg="the processes of the node are not seen`} {
 			if strings.Count(a.Log(), line) != 1 {

@@ -41,6 +41,15 @@ func newNode(tb testing.TB) *nodetest.Node {
 	return n
 }
 
+// running returns a node with an agent that is ready.
+func running(tb testing.TB, args ...string) (*nodetest.Node, *nodetest.Agent) {
+	tb.Helper()
+	n := newNode(tb)
+	a := n.Start(args...)
+	a.AwaitReady()
+	return n, a
+}
+
 // types returns the plugins that the runtime would run.
 func types(tb testing.TB, n *nodetest.Node) []string {
 	tb.Helper()
