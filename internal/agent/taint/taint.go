@@ -201,7 +201,10 @@ func once(ctx context.Context, o Options, do func(context.Context, *leadership, 
 	case <-t.synced:
 	}
 	var errs []error
-	for _, name := range t.names() {
+	t.mu.Lock()
+	names := slices.Sorted(maps.Keys(t.nodes))
+	t.mu.Unlock()
+	for _, name := range names {
 		err := do(ctx, t, name)
 		if ctx.Err() != nil {
 			errs = append(errs, context.Cause(ctx))
@@ -212,10 +215,4 @@ func once(ctx context.Context, o Options, do func(context.Context, *leadership, 
 		}
 	}
 	return errors.Join(errs...)
-}
-
-func (t *leadership) names() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return slices.Sorted(maps.Keys(t.nodes))
 }

@@ -12,8 +12,8 @@ import (
 // PluginType is the name of this program in a CNI configuration: the "type" of its stanza and the base name of the binary.
 const PluginType = "istio-cni"
 
-// Stanza is the plugin configuration that the node agent writes into the node's CNI configuration. The zero value of a field that
-// only this program has leaves its key out.
+// Stanza is the plugin configuration that the node agent writes into the node's CNI configuration. The zero value and the default of a
+// field that only this program has leave its key out.
 type Stanza struct {
 	LogLevel string `json:"plugin_log_level"`
 	// RunDir is the run directory as the plugin sees it on the host.
@@ -70,7 +70,7 @@ func (s Stanza) members() members {
 	if s.SecondFamily != redirect.Bypass {
 		m.SecondFamily = s.SecondFamily.String()
 	}
-	if s.APITimeout > 0 {
+	if s.APITimeout > 0 && s.APITimeout != DefaultAPITimeout {
 		m.APITimeout = s.APITimeout.String()
 	}
 	return m

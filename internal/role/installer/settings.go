@@ -168,9 +168,8 @@ func (d *draft) pluginSettings() []settings.Setting {
 			Value: settings.Choice(&stanza.CNIVersion, cniconf.Versions()...),
 		},
 		{
-			Name: "api-timeout", Arg: "DURATION",
-			Use:   "time limit of the plugin's look-up of a pod; without it " + cniconf.DefaultAPITimeout.String(),
-			Value: settings.Of(&stanza.APITimeout, readAPITimeout, apiTimeout),
+			Name: "api-timeout", Arg: "DURATION", Default: cniconf.DefaultAPITimeout.String(), Use: "time limit of the plugin's look-up of a pod",
+			Value: settings.Of(&stanza.APITimeout, cniconf.ParseAPITimeout, time.Duration.String),
 		},
 		{
 			Name: "plugin-log-level", Arg: "LEVEL",
@@ -185,24 +184,6 @@ const (
 	ambientRefuse = "refuse"
 	ambientIgnore = "ignore"
 )
-
-// apiTimeout formats the timeout in force: 0 means the plugin's default.
-func apiTimeout(d time.Duration) string {
-	if d == 0 {
-		d = cniconf.DefaultAPITimeout
-	}
-	return d.String()
-}
-
-// readAPITimeout parses the setting with the plugin's own parser.
-func readAPITimeout(text string) (time.Duration, error) {
-	stanza, err := json.Marshal(map[string]string{"api_timeout": text})
-	if err != nil {
-		return 0, fmt.Errorf("encoding: %w", err)
-	}
-	conf, err := cniconf.Parse(stanza)
-	return conf.APITimeout, errors.Join(err, conf.Problems)
-}
 
 func (d *draft) kubeconfigSettings() []settings.Setting {
 	return []settings.Setting{
@@ -314,7 +295,7 @@ func (d *draft) logSettings() []settings.Setting {
 		{
 			Env: names(liveLevels), Arg: "LEVELS", Live: true,
 			Use:   "the same for the scopes that it names, for all of them without a scope; it wins over --log_output_level and needs no restart",
-			Value: settings.Of(&d.liveScopes, readLiveScopes, func(s scopes) string { return s.text }),
+			Value: settings.Of(&d.liveScopes, readScopes, func(s scopes) string { return s.text }),
 		},
 		{Name: "log_as_json", Default: "false", Use: "one JSON object per line", Value: settings.Bool(&d.logJSON)},
 		{

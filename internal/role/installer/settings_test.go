@@ -77,7 +77,7 @@ func rows() []row {
 		{"--native-nftables", "true", "yes", "Want.Stanza.NativeNFTables: false -> true"},
 		{"--second-ip-family", "reject", "Reject", "Want.Stanza.SecondFamily: bypass -> reject"},
 		{"--cni-conf-version", "1.0.0", "1.2.0", "Want.Stanza.CNIVersion: 0.3.1 -> 1.0.0"},
-		{"--api-timeout", "3s", "1h", "Want.Stanza.APITimeout: 0s -> 3s"},
+		{"--api-timeout", "3s", "1h", "Want.Stanza.APITimeout: 10s -> 3s"},
 		{"--force-iptables-binary", "nft", "nftables", "Want.Stanza.ForceIptables:  -> nft"},
 		{"--plugin-log-level", "debug", "loud", "PluginLevel: info -> debug; Want.Stanza.LogLevel: info -> debug"},
 		{"--kubeconfig-mode", "0640", "384", "KubeconfigMode: -rw------- -> -rw-r-----"},
