@@ -6,7 +6,8 @@
 //
 // It never reads arguments or the environment, and never decides about a pod.
 //
-// Start at Run; agent.go has the life of the agent, live.go its live configuration, loglevel.go the log levels.
+// Start at Run; agent.go has the life of the agent, sockets.go its Unix sockets, live.go its live configuration, loglevel.go the log
+// levels.
 package nodeagent
 
 import (
@@ -44,7 +45,7 @@ type Options struct {
 	Log    *slog.Logger
 	// Level is the level of Log.
 	Level *slog.LevelVar
-	// Recent has the last records of Log for bug reports, nil for none.
+	// Recent has the last records of Log for bug reports.
 	Recent *logbuffer.Buffer
 	// Stdout receives the lines of a dry run.
 	Stdout io.Writer

@@ -128,70 +128,56 @@ func (n *node) keepDecisions() {
 	})
 }
 
-// bundle serves the parts of a bug report that only the agent knows, without credentials of known forms.
+// bundle serves the parts of a bug report that only the agent knows, without credentials of known forms and without the token of the
+// agent's own account, which the plugin has as well.
 func (n *node) bundle() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var since time.Time
+		since, err := time.Time{}, error(nil)
 		if text := r.URL.Query().Get(agentapi.SinceParam); text != "" {
-			var err error
-			if since, err = time.Parse(time.RFC3339, text); err != nil {
-				http.Error(w, agentapi.SinceParam+": not a time", http.StatusBadRequest)
-				return
-			}
+			since, err = time.Parse(time.RFC3339, text)
 		}
-		clean := n.redactor()
-		text, isJSON, err := n.part(agentapi.BundlePart(r.PathValue("part")), since, clean)
+		if err != nil {
+			http.Error(w, agentapi.SinceParam+": not a time", http.StatusBadRequest)
+			return
+		}
+		const maxToken = 1 << 20
+		token, _, _ := hostfs.ReadFile(n.Config.Token, maxToken) // without the file there is no secret
+		clean, kind := redact.New(string(token)), "text/plain; charset=utf-8"
+		text, value, err := n.part(agentapi.BundlePart(r.PathValue("part")), since, clean)
+		switch {
+		case err == nil && value != nil:
+			kind = "application/json"
+			if text, err = json.Marshal(value); err == nil {
+				text, err = clean.JSON(text)
+			}
+		case text != nil:
+			text = clean.Text(text)
+		}
 		switch {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
 		case text == nil:
 			http.Error(w, "there is no such part", http.StatusNotFound)
-			return
+		default:
+			w.Header().Set("Content-Type", kind)
+			_, _ = w.Write(printable.Lines(text)) //nolint:gosec // no HTML, and the client can have closed the connection
 		}
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if isJSON {
-			w.Header().Set("Content-Type", "application/json")
-			if text, err = clean.JSON(text); err != nil {
-				http.Error(w, err.Error(), http.StatusInternalServerError)
-				return
-			}
-		} else {
-			text = clean.Text(text)
-		}
-		_, _ = w.Write(printable.Lines(text)) //nolint:gosec // no HTML, and the client can have closed the connection
 	})
 }
 
-// redactor knows the token of the agent's own account, which the plugin has as well.
-func (n *node) redactor() *redact.Redactor {
-	const maxToken = 1 << 20
-	token, _, _ := hostfs.ReadFile(n.Config.Token, maxToken) // without the file there is no secret
-	return redact.New(string(token))
-}
-
-// part returns a part, nil for an unknown one.
-func (n *node) part(part agentapi.BundlePart, since time.Time, clean *redact.Redactor) (text []byte, isJSON bool, err error) {
-	var value any
+// part returns a part as text or as the value of a JSON text, neither of them for an unknown one.
+func (n *node) part(part agentapi.BundlePart, since time.Time, clean *redact.Redactor) (text []byte, value any, err error) {
 	switch part {
 	case agentapi.BundleMetrics:
-		return n.metrics.Text(), false, nil
+		text = n.metrics.Text()
 	case agentapi.BundleLog:
-		if n.Recent == nil {
-			return nil, false, nil
-		}
-		return n.Recent.Since(since), false, nil
+		text = n.Recent.Since(since)
 	case agentapi.BundleReadiness:
 		value = n.health.Snapshot()
 	case agentapi.BundleAgent:
 		value, err = n.info(clean)
-	default:
-		return nil, false, nil
 	}
-	if err == nil {
-		text, err = json.Marshal(value)
-	}
-	return text, true, err
+	return text, value, err
 }
 
 // info describes the agent. An installation's template of the stanza can have any key.

@@ -96,11 +96,13 @@ func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error
 		p.listener = listener
 		s.ports = append(s.ports, p)
 	}
-	if len(errs) > 0 {
-		s.Close()
-		return nil, errors.Join(errs...)
+	if len(errs) == 0 {
+		return s, nil
 	}
-	return s, nil
+	for _, p := range s.ports {
+		_ = p.listener.Close() // the port is closed even with an error
+	}
+	return nil, errors.Join(errs...)
 }
 
 func listen(ctx context.Context, p Port) (net.Listener, error) {
@@ -126,13 +128,6 @@ func address(host string) string {
 		return "127.0.0.1"
 	}
 	return host
-}
-
-// Close closes ports that are not served. After Serve it does nothing.
-func (s *Servers) Close() {
-	for _, p := range s.ports {
-		_ = p.listener.Close() // the port is closed even with an error
-	}
 }
 
 // Serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or the error
