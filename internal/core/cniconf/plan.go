@@ -404,7 +404,7 @@ func (p *planner) standalone() {
 	}
 	data := p.want.Stanza.Single()
 	if path.Ext(name) == extList {
-		data = p.want.Stanza.list()
+		data, _ = Convert(data) // a plugin with a type, as Plan makes sure
 	}
 	p.plan.File = name
 	if p.write(name, data, p.want.FileMode, "the stanza alone"); p.plan.Problem != nil {

@@ -117,12 +117,6 @@ func (s Stanza) Element() []byte { return bytes.TrimSpace(s.element("")) }
 // DropIn returns the stanza as a file that libcni adds to a network: it has the name and version of the network.
 func (s Stanza) DropIn() []byte { return s.element("  ") }
 
-// list returns a list that runs the stanza alone: a standalone file with the extension of a list must hold one.
-func (s Stanza) list() []byte {
-	list, _ := Convert(s.Single()) // a plugin with a type, as Plan makes sure
-	return list
-}
-
 // encoded is a value in JSON with a newline behind it. Values are strings, truth values, lists of strings and JSON text,
 // none of which fails to encode.
 func encoded(value any, indent string) []byte {
