@@ -123,9 +123,7 @@ func (m *machine) has(conf string, bins ...string) {
 // says checks that the log has a text once.
 func (m *machine) says(text string) {
 	m.t.Helper()
-	if said := strings.Count(m.log.String(), text); said != 1 {
-		m.t.Errorf("%q is said %d times: %s", text, said, m.log.String())
-	}
+	check.Equal(m.t, strings.Count(m.log.String(), text), 1, text, "in", m.log.String())
 }
 
 // directories is a containerd's configuration of version 3.
@@ -204,9 +202,7 @@ func TestReconcile_RuntimeDirectories(t *testing.T) {
 			check.OK(t, m.agent().Uninstall(t.Context()))
 			delete(before, "node/second/istio-cni") // it was replaced
 			check.Diff(t, "after the uninstallation,", before, m.tree("node"))
-			if m.there("run/" + runtimedirs.RecordName) {
-				t.Error("the record stays")
-			}
+			check.Equal(t, m.there("run/"+runtimedirs.RecordName), false, "the record stays")
 		})
 	}
 }
@@ -233,9 +229,7 @@ func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 		if m.there("node/srv/bin"+ourProgram) || !m.there("mounts/opt/cni/bin"+ourProgram) {
 			t.Errorf("%s: not where it was told: %v", name, m.tree("."))
 		}
-		if said := strings.Count(m.log.String(), "the runtime looks in other directories than those that are set"); said != 1 {
-			t.Errorf("%s: said %d times: %s", name, said, m.log.String())
-		}
+		m.says("the runtime looks in other directories than those that are set")
 	}
 }
 
@@ -370,9 +364,7 @@ func TestReconcile_WithoutRecord(t *testing.T) {
 
 	m.config.Detect = runtimedirs.Detect{} // and the other way, as the user says it
 	m.installs(m.agent(), "/etc/cni/net.d", "/opt/cni/bin")
-	if m.there("run/" + runtimedirs.RecordName) {
-		t.Error("the record stays although there are only directories that were set")
-	}
+	check.Equal(t, m.there("run/"+runtimedirs.RecordName), false, "the record stays")
 }
 
 // TestReconcile_DamagedRecord: a damaged record is a warning.
@@ -384,9 +376,7 @@ func TestReconcile_DamagedRecord(t *testing.T) {
 		m.put("run/"+runtimedirs.RecordName, text, 0o600)
 		m.installs(m.agent(), "/etc/cni/net.d", "/opt/cni/bin")
 		check.OK(t, m.agent().Uninstall(t.Context()))
-		if m.there("run/" + runtimedirs.RecordName) {
-			t.Errorf("%.20q: the record stays", text)
-		}
+		check.Equal(t, m.there("run/"+runtimedirs.RecordName), false, "the record stays")
 	}
 }
 

@@ -88,9 +88,7 @@ func TestModes_InstallAndUninstall(t *testing.T) {
 			}
 			remove := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) })
 			durable(t, remove)
-			if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-				t.Errorf("%s, %q:\n%s", mode, files[0], diff)
-			}
+			check.Diff(t, fmt.Sprintf("%s, %q", mode, files[0]), before, n.tree("net.d"))
 			var order []string
 			for _, call := range remove {
 				for _, dir := range []string{"net.d", "run", "bin"} {
@@ -153,9 +151,7 @@ func TestReconcile_InputsGone(t *testing.T) {
 		if err := a.Reconcile(); err == nil {
 			t.Errorf("without %s: no error", missing)
 		}
-		if diff := cmp.Diff(want, n.tree(".")); diff != "" {
-			t.Errorf("without %s:\n%s", missing, diff)
-		}
+		check.Diff(t, "without "+missing, want, n.tree("."))
 	}
 }
 
@@ -197,9 +193,7 @@ func TestReadiness_FollowsTheNode(t *testing.T) {
 	if lost != 0 || !n.health.Snapshot().Ready {
 		t.Errorf("readiness was lost %d times: %+v", lost, n.health.Snapshot())
 	}
-	if diff := cmp.Diff(before, inodes()); diff != "" {
-		t.Errorf("files that were as wanted were written again (inodes):\n%s", diff)
-	}
+	check.Diff(t, "inodes of files that were as wanted", before, inodes())
 	check.Equal(t, n.there("net.d/.05-cilium.conflist123"), true, "another program's temporary file was removed")
 }
 
@@ -322,9 +316,7 @@ func TestReconcile_AfterReboot(t *testing.T) {
 		if mode == cniconf.Inline && !errors.As(err, &waiting) {
 			t.Errorf("%s: %v, want to wait", mode, err)
 		}
-		if !n.there("run/istio-cni-kubeconfig") {
-			t.Errorf("%s: no kubeconfig while the primary CNI is away", mode)
-		}
+		check.Equal(t, n.there("run/istio-cni-kubeconfig"), true, mode, "the kubeconfig while the primary CNI is away")
 		if mode == cniconf.Owned && !slices.Contains(n.loaded(), "istio-cni") {
 			t.Errorf("%s: pods may start without redirection: the runtime runs %q", mode, n.loaded())
 		}
@@ -349,14 +341,10 @@ func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	}
 	check.OK(t, a.Reconcile())
 	for _, name := range ours {
-		if n.there(name) {
-			t.Errorf("%s is left", name)
-		}
+		check.Equal(t, n.there(name), false, name, "is left")
 	}
 	for _, name := range theirs {
-		if !n.there(name) {
-			t.Errorf("%s of another program was removed", name)
-		}
+		check.Equal(t, n.there(name), true, name, "of another program")
 	}
 }
 
@@ -445,9 +433,7 @@ func TestRun_WithoutInotify(t *testing.T) {
 				n.until(n.asWanted)
 			}
 			check.Equal(t, n.count("istio_cni_files_polled"), "1", "istio_cni_files_polled is")
-			if got := strings.Count(n.log.String(), "sysctl fs.inotify"); got != 1 {
-				t.Errorf("%d hints, want one:\n%s", got, n.log.String())
-			}
+			check.Equal(t, strings.Count(n.log.String(), "sysctl fs.inotify"), 1, "hints in", n.log.String())
 			limit(exhausted, 1000)
 			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
 			check.OK(t, os.Remove(n.path("bin/istio-cni")))

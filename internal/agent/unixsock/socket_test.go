@@ -161,7 +161,5 @@ func TestServe_FileDeleted(t *testing.T) {
 			_ = before.Close()
 		})
 	}
-	if got := strings.Count(b.Log.String(), "made again"); got != 4 {
-		t.Errorf("logged %d times of 4: %s", got, b.Log.String())
-	}
+	check.Equal(t, strings.Count(b.Log.String(), "made again"), 4, "records in", b.Log.String())
 }

@@ -120,9 +120,7 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 
 	set("shop")
 	awaitExcluded(t, n, "shop")
-	if err := a.Running(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, a.Running())
 	// One bad content is one problem, however many events the kubelet's exchange makes.
 	check.Equal(t, a.Metric(`istio_cni_config_problems_total{source="`+source+`"}`), "1", "1 bad content was counted as")
 	stopAsking()
@@ -185,14 +183,18 @@ func put(t *testing.T, a *nodetest.Agent, scope, body string) (code int, text st
 	return code, text
 }
 
+func accepted(t *testing.T, a *nodetest.Agent, scope, body string) {
+	t.Helper()
+	code, text := put(t, a, scope, body)
+	check.Equal(t, code, http.StatusAccepted, text)
+}
+
 // TestLevels_RunningAgent are set by requests, in the form of the reference's introspection port and of istioctl.
 func TestLevels_RunningAgent(t *testing.T) {
 	t.Parallel()
 	n, a := running(t, "--log_output_level=info")
 	awaitLevels(t, n, a, "info", "info")
-	if code, text := put(t, a, "cni-plugin", `{"name":"cni-plugin","output_level":"debug"}`); code != http.StatusAccepted {
-		t.Fatal(code, text)
-	}
+	accepted(t, a, "cni-plugin", `{"name":"cni-plugin","output_level":"debug"}`)
 	awaitLevels(t, n, a, "info", "debug")
 	a.AwaitLog("a request to the introspection port set the log level")
 	check.OK(t, check.Err(n.Add(n.NewPod("apps", "web", chaintest.Sidecar))))
@@ -206,15 +208,11 @@ func TestLevels_RunningAgent(t *testing.T) {
 	})
 	for _, all := range []string{"all", "default"} {
 		level := map[string]string{"all": "none", "default": "warn"}[all]
-		if code, text := put(t, a, all, `{"output_level":"`+level+`"}`); code != http.StatusAccepted {
-			t.Fatal(code, text)
-		}
+		accepted(t, a, all, `{"output_level":"`+level+`"}`)
 		awaitLevels(t, n, a, level, level)
 	}
 	// istioctl admin log --stack-trace-reset
-	if code, text := put(t, a, "cni-agent", `{"name":"cni-agent","stack_trace_level":"none"}`); code != http.StatusAccepted {
-		t.Error(code, text)
-	}
+	accepted(t, a, "cni-agent", `{"name":"cni-agent","stack_trace_level":"none"}`)
 	for _, bad := range [][3]string{
 		{"cni-agent", `{"output_level":"loud"}`, `output_level "loud": want debug, info, warn, error, fatal or none`},
 		{"cni-agent", `{}`, "want debug, info, warn, error, fatal or none"},
@@ -249,9 +247,7 @@ func TestLevels_ConfigMap(t *testing.T) {
 	awaitLevels(t, n, a, "debug", "error")
 	set("cni-plugin:warn")
 	awaitLevels(t, n, a, "info", "warn")
-	if code, text := put(t, a, "cni-plugin", `{"output_level":"debug"}`); code != http.StatusAccepted {
-		t.Fatal(code, text)
-	}
+	accepted(t, a, "cni-plugin", `{"output_level":"debug"}`)
 	awaitLevels(t, n, a, "info", "debug")
 	n.API.Set(configMap(map[string]string{"LOG_OUTPUT_LEVEL": "cni-plugin:warn", "EXCLUDE_NAMESPACES": "shop"}))
 	awaitExcluded(t, n, "shop")
@@ -270,9 +266,7 @@ func TestAgent_DecisionsOutliveIt(t *testing.T) {
 	t.Parallel()
 	n, first := running(t)
 	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
-	if _, err := n.Add(mesh); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, check.Err(n.Add(mesh)))
 	// The plugin reports no pod that the runtime's annotations show to be outside, and the runtime calls it for none on the host's
 	// network.
 	plain := n.NewPod("apps", "plain", nil)
@@ -321,9 +315,7 @@ func TestAgent_DecisionsOutliveIt(t *testing.T) {
 	second.AwaitReady()
 	nodetest.Await(t, "the decisions of the killed agent", decisions)
 	for _, p := range []chaintest.Pod{mesh, plain} {
-		if err := n.Del(p, "pods"); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, n.Del(p, "pods"))
 	}
 	if ends(t, second) {
 		restored(t, n, map[string]string{"10-bridge.conflist": n.Tree(nodetest.NetDir)["10-bridge.conflist"]})

@@ -62,9 +62,7 @@ func ends(t *testing.T, a *nodetest.Agent) bool {
 func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	t.Helper()
 	check.Diff(t, "the configuration is not what it was", before, n.Tree(nodetest.NetDir))
-	if left := n.Tree(nodetest.BinDir); len(left) != 0 {
-		t.Errorf("%d programs are left", len(left))
-	}
+	check.Equal(t, len(n.Tree(nodetest.BinDir)), 0, "programs that are left")
 	for name := range n.Tree(nodetest.RunDir) {
 		if name != "install.lock" && name != "istio-cni.log" {
 			t.Errorf("file %q is left in the run directory", name)
@@ -79,9 +77,7 @@ func TestOnce_WaitsForConfiguration(t *testing.T) {
 	a := n.Start("--once")
 	a.AwaitLog("waiting for a valid CNI configuration")
 	n.Put(listFile, nodetest.BridgeList)
-	if code := a.Wait(); code != 0 {
-		t.Fatalf("exit code %d", code)
-	}
+	check.Equal(t, a.Wait(), 0, "exit code")
 	check.Diff(t, "the runtime loads", withUs(), types(t, n))
 }
 
@@ -115,9 +111,7 @@ func TestUninstall_ByHand(t *testing.T) {
 		t.Errorf("exit code %d: %s", code, u.Log())
 	}
 	restored(t, n, before)
-	if left := n.Tree(nodetest.RunDir); len(left) != 0 {
-		t.Errorf("left in the run directory: %v", left)
-	}
+	check.Equal(t, len(n.Tree(nodetest.RunDir)), 0, "files left in the run directory")
 }
 
 // TestAgent_SecondWaits: it takes the node over when the first one has ended, or ends without having done anything.
@@ -145,9 +139,7 @@ func TestAgent_SecondWaits(t *testing.T) {
 				awaitExcluded(t, n, "namespace-of-the-second")
 				return
 			}
-			if err := first.Ready(); err != nil {
-				t.Errorf("the first one: %v", err)
-			}
+			check.OK(t, first.Ready(), "the first one")
 			check.Diff(t, "it took the first one's work away", withUs(), types(t, n))
 		})
 	}
@@ -235,9 +227,7 @@ func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
 		}
 	}
 	refused("")
-	if files := n.Tree(nodetest.RunDir); len(files) != 0 {
-		t.Errorf("a node that had nothing has %v", files)
-	}
+	check.Equal(t, len(n.Tree(nodetest.RunDir)), 0, "files of a node that had nothing")
 	a := n.Start()
 	a.AwaitReady()
 	ends(t, a)
@@ -245,7 +235,5 @@ func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
 	n.API.SetToken("the-token-of-the-next-pod")
 	n.GrantAccess()
 	refused("the-token-of-the-next-pod")
-	if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
-		t.Errorf("a pod of the mesh: %v", err)
-	}
+	check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))), "a pod of the mesh")
 }

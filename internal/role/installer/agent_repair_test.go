@@ -16,7 +16,6 @@ import (
 	"text/template"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/yaml"
@@ -104,9 +103,7 @@ func TestAgent_NoAPIServer(t *testing.T) {
 			fail(n)
 			a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", "CNI_CONF_MODE=auto")
 			a.AwaitReady()
-			if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-				t.Fatalf("the runtime loads: -want +got:\n%s", diff)
-			}
+			check.Diff(t, "the runtime loads", withUs(), types(t, n))
 			if name != "away" {
 				return
 			}
@@ -227,9 +224,7 @@ func TestAgent_Rights(t *testing.T) {
 		maps.Copy(used, now)
 	}
 	maps.Copy(used, asked(t, patchedEvent(t)))
-	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(used))); diff != "" {
-		t.Errorf("-granted +asked for:\n%s", diff)
-	}
+	check.Diff(t, "granted, and asked for", want, slices.Sorted(maps.Keys(used)))
 }
 
 // patchedEvent has the agent's recorder report the same again when five minutes have passed.

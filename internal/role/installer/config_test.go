@@ -116,9 +116,7 @@ func TestSettings_EmptyVariables(t *testing.T) {
 		t.Fatalf("only %d variables are tried", len(env))
 	}
 	got, want := mustLoad(t, env), mustLoad(t, cluster())
-	if diff := cmp.Diff(want.String(), got.String()); diff != "" {
-		t.Errorf("-without +empty:\n%s", diff)
-	}
+	check.Diff(t, "with empty variables", want.String(), got.String())
 	if got.Want.Mode != cniconf.Inline || got.KubeconfigMode != 0o600 {
 		t.Errorf("mode %q, kubeconfig mode %s", got.Want.Mode, got.KubeconfigMode)
 	}
@@ -172,14 +170,10 @@ func TestSettings_Warnings(t *testing.T) {
 		}
 	}
 	c = mustLoad(t, env, append(args, "--uninstall")...)
-	if len(c.warnings) > 0 {
-		t.Errorf("warnings of an uninstall: %q", c.warnings)
-	}
+	check.Equal(t, len(c.warnings), 0, "warnings", c.warnings)
 	// What the 1.22 chart sets is no reason to warn.
 	c = mustLoad(t, cluster("LOG_UDS_ADDRESS=/var/run/istio-cni/log.sock", "REPAIR_RUN_AS_DAEMON=true"))
-	if len(c.warnings) > 0 {
-		t.Errorf("warnings %q", c.warnings)
-	}
+	check.Equal(t, len(c.warnings), 0, "warnings", c.warnings)
 }
 
 // TestSettings_ChartsEnvironment has the environment of the reference's newest chart, value for value.

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -192,9 +190,7 @@ func TestSettings_EveryRow(t *testing.T) {
 	}
 	slices.Sort(have)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("rows and settings differ, -rows +settings:\n%s", diff)
-	}
+	check.Diff(t, "rows and settings", want, have)
 	want = []string{"once", "uninstall", "dry-run", "ctrlz_port", "ctrlz_address", "log_output_level", "log_as_json"}
 	check.Diff(t, "settings without a variable,", want, flagsOnly)
 }
