@@ -133,7 +133,7 @@ func (w Want) Plan(d Dir) Plan {
 		p.owned()
 	case DropIn, Auto:
 		p.dropIn()
-	default:
+	case Inline, "":
 		p.inline()
 	}
 	return p.plan
