@@ -8,12 +8,12 @@ package selftester
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
@@ -70,7 +70,14 @@ func Run(c applet.Call) int {
 		err = verdict.Record(hostfs.Disk{}, cfg.record)
 	}
 	if err == nil {
-		err = show(c.Stdout, verdict, cfg.asJSON)
+		form := output.Table
+		if cfg.asJSON {
+			form = output.JSON
+		}
+		err = output.Print(c.Stdout, verdict, form, func() error {
+			_, err := io.WriteString(c.Stdout, verdict.Text())
+			return err
+		})
 	}
 	if err != nil {
 		return c.Fail(err)
@@ -80,14 +87,4 @@ func Run(c applet.Call) int {
 		return exitUnable
 	}
 	return applet.ExitOK
-}
-
-func show(w io.Writer, v selfcheck.Verdict, asJSON bool) error {
-	if asJSON {
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(v)
-	}
-	_, err := io.WriteString(w, v.Text())
-	return err
 }
