@@ -313,12 +313,7 @@ func knownTarget(text, name string, options []string, value func(string) string)
 		return redirectTo(text, value("--to-ports"), len(options) <= 2)
 	case "DNAT":
 		return translation(text, value("--to-destination"))
-	case "SNAT":
-		if a, err := netip.ParseAddr(value("--to-source")); err == nil && a.Is4() && len(options) == 2 {
-			return SNAT(a)
-		}
-		return NAT{Source: true, Text: text, Range: true}
-	case "MASQUERADE":
+	case "SNAT", "MASQUERADE":
 		return NAT{Source: true, Text: text, Range: true}
 	case "MARK":
 		if v, m, ok := masked(value("--set-xmark")); ok {
@@ -362,9 +357,6 @@ func redirectTo(text, ports string, plain bool) Target {
 
 // translation reads ADDRESS, ADDRESS:PORT, :PORT, and ranges of these.
 func translation(text, to string) Target {
-	if p, err := netip.ParseAddrPort(to); err == nil && text == "-j DNAT --to-destination "+to && p.Addr().Is4() {
-		return DNAT(p)
-	}
 	n := NAT{Text: text}
 	if a, err := netip.ParseAddr(strings.Trim(to, "[]")); err == nil {
 		n.To = a

@@ -147,8 +147,11 @@ func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	netnstest.Open(t, path)
 	p, spec := pod(path), redirect.Default()
 	p.feed(t, "link set lo up\nlink add eth0 type veth peer name peer0\naddr add 10.30.0.2/24 dev eth0\n", "ip", "-batch", "-")
-	if _, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile); err == nil {
-		t.Error("the kernel takes the owner match: this test shows nothing")
+	_, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile)
+	for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("by netlink: error %v, want %q in it", err, text)
+		}
 	}
 	r := mustApply(t, p.namespace(""), spec)
 	if len(r.Tools) != 1 || r.Tools[0] != "native" {

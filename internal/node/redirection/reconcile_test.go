@@ -3,6 +3,7 @@ package redirection_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -31,7 +33,9 @@ func byTPROXY(s *redirect.Spec) { s.Mode = redirect.TPROXY }
 
 // configurations differ in their rules of each table.
 func configurations() []named {
-	networks := func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "fd00::/8")} }
+	networks := func(s *redirect.Spec) {
+		s.Outbound = redirect.Networks{List: spectest.Prefixes("10.0.0.0/8", "fd00::/8")}
+	}
 	return []named{
 		{"REDIRECT", dual()},
 		{"TPROXY", dual(byTPROXY)},
@@ -48,7 +52,7 @@ func configurations() []named {
 		})},
 		{"TPROXY of no port", dual(byTPROXY, func(s *redirect.Spec) { s.Inbound, s.Mark = redirect.Ports{}, 9 })},
 		{"DNS servers and groups", dual(func(s *redirect.Spec) {
-			s.DNS, s.DNSServers = redirect.DNSServers, addrs("10.0.0.10", "fd00::a")
+			s.DNS, s.DNSServers = redirect.DNSServers, []netip.Addr{netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("fd00::a")}
 			s.OwnerGroups = redirect.Groups{List: []uint32{1, 2}}
 			s.Inbound = redirect.Ports{List: ruleset.PortList(80)}
 		})},
@@ -80,33 +84,6 @@ func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
 	if r := verify(t, n, s); !r.Clean() {
 		t.Errorf("not clean: routing %q, rules:\n%s", r.Routing, r.Diffs)
 	}
-}
-
-func TestApply_Twice(t *testing.T) {
-	t.Parallel()
-	eachVariant(t, func(t *testing.T, v iptables.Variant) {
-		for _, c := range configurations() {
-			p := dualPod(t)
-			p.plant(t, v, early)
-			theirs := p.rules(t, v)
-			n := p.namespace(v)
-			if first := mustApply(t, n, c.spec); len(first.Programs) != 2 {
-				t.Errorf("%s: the first time %d programs ran", c.name, len(first.Programs))
-			}
-			ours := []ruleset.Set{redirect.Rules(c.spec, ruleset.IPv4), redirect.Rules(c.spec, ruleset.IPv6)}
-			equal(t, c.name+": foreign rules are not as they were", theirs, foreign(p.rules(t, v), ours...))
-			before := p.saves(t)
-			for _, policy := range []redirection.ConflictPolicy{redirection.Reconcile, redirection.FailOnConflict} {
-				again, err := n.Apply(t.Context(), c.spec, policy)
-				check.OK(t, err)
-				if len(again.Programs) > 0 || len(again.Diffs) > 0 {
-					t.Errorf("%s: the second time %d programs ran for\n%s", c.name, len(again.Programs), again.Diffs)
-				}
-			}
-			verified(t, n, c.spec)
-			equal(t, c.name+": changed the second time", before, p.saves(t))
-		}
-	})
 }
 
 // A drift is a change of present rules by another program. Its texts have an item per line.
