@@ -10,22 +10,23 @@ import (
 // Read returns the rule of a line of iptables-save, without the name of its chain. It keeps the text byte for byte. A match or target
 // that it does not know is an Other, so that a Rule never means less than its text.
 func Read(text string) Rule {
-	r := reader{words: words(text), rule: Rule{text: text}}
+	r := reader{rule: Rule{text: text}}
+	r.words, _ = words(text)
 	for len(r.words) > 0 && r.rule.Target == nil {
 		r.option()
 	}
 	return r.rule
 }
 
-// words splits a line. A text in quotes is one word, without its quotes; what follows "--comment" is a word in any case.
-func words(text string) []string {
+// words splits a line, and reports whether it ends within quotes. A text in quotes is one word, without its quotes; what follows
+// "--comment" is a word in any case.
+func words(text string) (all []string, inside bool) {
 	if !strings.ContainsAny(text, `"\`) {
-		return strings.Fields(text)
+		return strings.Fields(text), false
 	}
-	var all []string
 	for text = strings.TrimLeft(text, " "); text != ""; text = strings.TrimLeft(text, " ") {
 		var b strings.Builder
-		inside, i := false, 0
+		i := 0
 		for ; i < len(text) && (inside || text[i] != ' '); i++ {
 			switch {
 			case text[i] == '\\' && inside && i+1 < len(text):
@@ -40,7 +41,7 @@ func words(text string) []string {
 		all = append(all, b.String())
 		text = text[i:]
 	}
-	return all
+	return all, inside
 }
 
 // reader reads the words of a rule.
