@@ -82,7 +82,7 @@ func lookup(ctx context.Context, kubeconfig string, pod agentapi.Key, budget tim
 	return facts, client.Requests(), err
 }
 
-// version is called only for output, as a start of the plugin does not need the build information.
+// version is called only for output: a start of the plugin does not need the build information.
 func version() string {
 	return applet.Build().String() + "\nCNI versions: " + strings.Join(cniconf.Versions(), " ")
 }

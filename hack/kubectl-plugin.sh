@@ -2,7 +2,7 @@
 # Builds the kubectl plugin "kubectl istio-cni" for linux, darwin and windows, amd64 and arm64, into bin/kubectl-plugin: programs,
 # an archive of each, and istio-cni.yaml, their manifest for krew.
 #
-# RELEASE_VERSION is the version (default that of the chart), PLUGIN_OUT another directory, and PLUGIN_URL the directory from which krew
+# RELEASE_VERSION is the version (default: the chart's), PLUGIN_OUT another directory, and PLUGIN_URL the directory from which krew
 # downloads the archives. The same tree gives the same bytes; hack/release.sh has that checked.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"

@@ -80,7 +80,7 @@ check_tree() {
   say "release: there is no tag $version: this is a snapshot of $revision${dirty:+ with uncommitted changes}"
 }
 
-# tree makes a clone of the commit, with no tag but that of the version. Files that git ignores or does not know are not there.
+# tree makes a clone of the commit, with no tag but the version's. Files that git ignores or does not know are not there.
 tree() { # DIRECTORY
   git clone -q --no-tags --no-checkout -c core.autocrlf=false -c core.hooksPath=/dev/null "$root" "$1"
   git -C "$1" checkout -q --detach "$revision"

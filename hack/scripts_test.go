@@ -146,7 +146,7 @@ func TestReleasesThatAreRefused(t *testing.T) {
 		{"zero in front of a prerelease", "", "v1.2.0-rc.01", "want v and a semantic version"},
 		{"build metadata", "", "v1.2.0+a", "without +"},
 		{"too long", "", "v1.2.0-" + strings.Repeat("a", 128), "longer than the 128"},
-		{"an option that is none", "", "--force v1.2.0", "unknown option --force"},
+		{"an unknown option", "", "--force v1.2.0", "unknown option --force"},
 		{"changes", "echo >>go.mod", "v1.2.0", "uncommitted changes"},
 		{"a new file", "touch new", "v1.2.0", "uncommitted changes"},
 		{"a tag of another commit", "git tag v1.2.0 HEAD~1", "v1.2.0", "the tag v1.2.0 is commit"},

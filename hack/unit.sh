@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 use_go
 
-# Left out are packages whose tests need root: internal/node, and those of the agent that own sockets or the node's files.
+# Left out are packages whose tests need root: internal/node, and the agent's packages that own sockets or the node's files.
 packages=(
   ./internal ./internal/core/... ./internal/kube/... ./internal/applet/...
   ./internal/agent/{eventrecorder,health,metrics,selector,serve,standalone,taint,teardown}

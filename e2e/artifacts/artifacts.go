@@ -21,7 +21,7 @@ type Artifacts struct {
 	Kube, IstioCNI, Box, Chart string
 	// Kubectl is the kubectl plugin.
 	Kubectl string
-	// Image is the archive of the program's image as released; BoxImage is that of Box.
+	// Image is the archive of the program's image as released; BoxImage is Box's image.
 	Image, BoxImage string
 	// Contract is the test binary of internal/kube/kubetest, whose tests the fake API server passes.
 	Contract string

@@ -47,7 +47,7 @@ func (c *Cluster) AccountKubeconfig(ctx context.Context, namespace, account stri
 	return path, writeKubeconfig(path, c.address.url(), ca, &clientapi.AuthInfo{Token: answer.Status.Token})
 }
 
-// CollectLogs creates a directory and copies the logs of all servers and the audit log into it, and those of machines that
+// CollectLogs creates a directory and copies the logs of all servers and the audit log into it, and the logs of machines that
 // have joined into directories below it.
 func (c *Cluster) CollectLogs(dir string) error {
 	for _, m := range c.machines {

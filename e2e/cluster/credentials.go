@@ -34,7 +34,7 @@ type authority struct {
 	err    error
 }
 
-// controlPlane writes keys, certificates and kubeconfigs of the servers and of the administrator to dir, and those of the
+// controlPlane writes keys, certificates and kubeconfigs of the servers and of the administrator to dir, and the same for the
 // first kubelet.
 func (a *authority) controlPlane(dir string, at address) error {
 	a.dir = dir

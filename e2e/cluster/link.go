@@ -91,7 +91,7 @@ func (m *Machine) setAddresses(ctx context.Context) error {
 		{"ip", "route", "add", "unreachable", "192.0.2.0/24"},
 	}
 	if m.number == 0 {
-		// The address of the Service "kubernetes" is on lo, as there is no kube-proxy: the API server listens on all
+		// The address of the Service "kubernetes" is on lo because there is no kube-proxy: the API server listens on all
 		// addresses.
 		inside = append(inside, []string{"ip", "addr", "add", serviceIP + "/32", "dev", "lo"})
 	}

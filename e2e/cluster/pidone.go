@@ -178,7 +178,7 @@ func (s *supervisor) execute(o command) reply {
 	return reply{}
 }
 
-// spawn starts a process and keeps only its PID, as reapOne waits for all children. The caller holds the lock, so
+// spawn starts a process and keeps only its PID, because reapOne waits for all children. The caller holds the lock, so
 // that reapOne finds the process.
 func spawn(o command) (pid int, err error) {
 	log, err := os.OpenFile(o.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)

@@ -1,5 +1,5 @@
 // Package contract runs the tests of the unit tests' fake API server against a real API server: the behaviour that unit
-// tests rely on is that of the real one.
+// tests rely on equals the real one's.
 //
 // The tests are TestContract of internal/kube/kubetest, built as a test binary.
 package contract

@@ -26,7 +26,7 @@ type fault struct {
 	changes []lab.Change
 	// script is run on the node in the pod's network namespace.
 	script string
-	// state is the result, reason that of the event, words are in the event and in the pod's first problem.
+	// state is the result, reason the event's, words are in the event and in the pod's first problem.
 	state, reason, words string
 	// backend is the backend whose rules are found, "" for any.
 	backend string
@@ -258,7 +258,7 @@ func (s *scenario) repaired() {
 		}
 	}
 	if rules := s.inPod("ahead", "iptables -t nat -S OUTPUT"); !strings.Contains(rules, "-j ISTIO_OUTPUT\n-A OUTPUT -p tcp -j RETURN\n") {
-		s.Errorf("the foreign rule is not behind those of the mesh:\n%s", rules)
+		s.Errorf("the foreign rule is not behind the mesh's:\n%s", rules)
 	}
 	var others []string
 	for _, f := range faults {

@@ -1,5 +1,5 @@
 // Package imageonly installs this program's image by Istio's own chart and by istioctl, which are unchanged: only hub, tag and
-// image are ours. The commands are those of docs/install.md.
+// image are ours. The commands are from docs/install.md.
 //
 // Each test starts one node. Its steps follow each other, and each installation ends with the node's CNI configuration byte for
 // byte as it was before. The agents' logs and the API server's audit log are checked in each step: what that chart's rights do
@@ -44,7 +44,7 @@ type scenario struct {
 	// network is the primary one of them.
 	networks map[string]string
 	network  lab.NetworkList
-	// rules are those of each pod at its start.
+	// rules has each pod's rules at its start.
 	rules map[string]string
 	// seen is the number of requests of agents before the last two of the current step started, or the only one.
 	seen int

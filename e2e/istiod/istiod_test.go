@@ -35,7 +35,7 @@ func TestIstiod(t *testing.T) {
 	s.subtest("the application waits for the proxy", (*scenario).held)
 	s.subtest("a proxy with the user of an OpenShift namespace", (*scenario).openShift)
 	s.subtest("no problem is reported", (*scenario).noProblems)
-	// Last, as "doctor" tries what the agent has no right to.
+	// Last, because "doctor" tries what the agent has no right to.
 	s.subtest("commands know what istiod injected", (*scenario).commands)
 }
 

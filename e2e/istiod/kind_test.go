@@ -139,7 +139,7 @@ func (s *scenario) wantRules(pod *core.Pod) {
 	group := strconv.FormatInt(*validation.SecurityContext.RunAsGroup, 10)
 	command = slices.Concat(command, []string{s.IstioCNI, "iptables", "--verify", "-g", group}, rulesOf(validation.Args[1:]))
 	if text, err := s.Command(s.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
-		s.Errorf("the rules are not those of %q: %v: %s", validation.Args, err, text)
+		s.Errorf("the rules are not what %q writes: %v: %s", validation.Args, err, text)
 	}
 }
 

@@ -2,7 +2,7 @@
 // taint of the node, with our agent in the place of its own.
 //
 // istiod and istioctl are built from the Go module, at the version of the reference; istioctl prints the manifests, which are
-// applied without those of Istio's own agent. Only images are the test's own: istiod's has the program alone, istio-validation
+// applied without the objects of Istio's own agent. Only images are the test's own: istiod's has the program alone, istio-validation
 // is run by our image, and the proxy is the stand-in of e2e/images/box, which does what the pod needs of pilot-agent.
 //
 // Start reading at TestIstiod. kind_test.go has the pods.

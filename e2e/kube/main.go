@@ -60,7 +60,7 @@ func main() {
 	case name == etcd:
 		etcdmain.Main(os.Args)
 	case name == kubectl:
-		// It prints its errors itself, and its exit code can be that of a command in a container.
+		// It prints its errors itself, and its exit code can come from a command in a container.
 		clientutil.CheckErr(cli.RunNoErrOutput(client.NewDefaultKubectlCommand()))
 	default:
 		fmt.Fprintf(os.Stderr, "usage: kube PROGRAM [flags], with one of %s, %s, %s\n",

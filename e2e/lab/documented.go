@@ -13,13 +13,13 @@ import (
 	"github.com/meshcni/istio-cni/e2e/pages"
 )
 
-// Documented are the commands of the pages that a package runs one by one: those of the blocks with its name.
+// Documented are the commands of the pages that a package runs one by one: the commands in blocks with its name.
 type Documented struct {
 	runner string
 	ran    map[string]bool
 }
 
-// Commands returns those of a runner.
+// Commands returns a runner's commands.
 func Commands(runner string) *Documented {
 	return &Documented{runner: runner, ran: map[string]bool{}}
 }
@@ -76,7 +76,7 @@ func (d *Documented) Main(m *testing.M) (status int) {
 }
 
 // Bash runs a command of the pages with more arguments in a directory, which gets the chart as a checkout has it. The programs are
-// kubectl, and those of the reference's directory.
+// kubectl, and the programs in the reference's directory.
 func (l *Lab) Bash(dir, programs, command string, more ...string) {
 	l.Helper()
 	if err := os.Symlink(filepath.Join(repository(), "manifests"), filepath.Join(dir, "manifests")); err != nil && !os.IsExist(err) {

@@ -8,7 +8,7 @@
 //   - Step logs each step of a test with the time since its start.
 //   - The proxy of an injected pod forwards HTTP and adds a Via header to the response, which shows for both directions whether
 //     a connection passed it. See command box.
-//   - Until polls with a long timeout, as machines may be slow, and fails with the name of the condition.
+//   - Until polls with a long timeout, because machines may be slow, and fails with the name of the condition.
 //
 // It never skips. Start reading at Node; query.go queries pods, pod.go creates them, install.go installs the agent.
 package lab

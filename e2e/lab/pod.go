@@ -105,7 +105,7 @@ func Transparent(template *core.PodTemplateSpec) {
 	proxy.SecurityContext.Capabilities = &core.Capabilities{Add: []core.Capability{"NET_ADMIN"}, Drop: []core.Capability{"ALL"}}
 }
 
-// HostNetwork sets hostNetwork. The pod keeps its injection annotation, as the reference's injection ignores the
+// HostNetwork sets hostNetwork. The pod keeps its injection annotation, because the reference's injection ignores the
 // field.
 func HostNetwork(template *core.PodTemplateSpec) { template.Spec.HostNetwork = true }
 

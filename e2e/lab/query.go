@@ -172,7 +172,7 @@ var (
 )
 
 // Flow sends a request from the node to a pod, and one from the pod to an unassigned address, in a family or, if "",
-// in that of its first address. The pod must respond also where In is false.
+// in the family of its first address. The pod must respond also where In is false.
 func (l *Lab) Flow(name, family string) Flow {
 	l.Helper()
 	in := l.answer(name, l.URL(name, family, AppPort))

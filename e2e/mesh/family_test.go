@@ -8,7 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/e2e/lab"
 )
 
-// TestDualStack: both families are redirected if the proxy has ISTIO_DUAL_STACK, else only that of the pod's first
+// TestDualStack: both families are redirected if the proxy has ISTIO_DUAL_STACK, else only the family of the pod's first
 // address.
 func TestDualStack(t *testing.T) {
 	s := newScenario(t, cluster.Options{Families: cluster.DualStack})

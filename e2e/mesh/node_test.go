@@ -134,7 +134,7 @@ func (s *scenario) captured() {
 		text, _ := s.GetFrom("early", s.URL("late", "", lab.AppPort))
 		return strings.Contains(text, "via outbound early, inbound late") && strings.Contains(text, "hello from late to 127.0.0.6")
 	})
-	s.Step("the application of one pod reaches that of the other by both proxies")
+	s.Step("the application of one pod reaches the other's application through both proxies")
 }
 
 // outside: the plugin and the repairer do not change pods outside of the mesh, and send no requests about them.

@@ -116,7 +116,7 @@ func TestPrimaryNetworks(t *testing.T) {
 	}
 }
 
-// programDirs are the directories of the node that are to have the plugin: the default one, and that of the runtime.
+// programDirs are the directories of the node that are to have the plugin: the default one, and the runtime's.
 func (s *scenario) programDirs() []string {
 	return slices.Compact([]string{"/opt/cni/bin", s.BinDir()})
 }

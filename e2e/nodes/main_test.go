@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 // taintKey is the key of the taint with which kubelets register their nodes.
 const taintKey = "cni.istio.io/not-ready"
 
-// values are those of the chart.
+// values are the chart's values.
 const values = `taint: {enabled: true, add: true, hysteresis: 15s}
 audit: {interval: 5s}
 `

@@ -105,7 +105,7 @@ func (s *scenario) between() {
 		if way != c.way {
 			s.Errorf("%s to %s: %q, want %q", c.from, c.to, text, c.way)
 		}
-		// Without a proxy the address is that of the pod, also on the other node.
+		// Without a proxy the peer sees the pod's address, also on the other node.
 		if from, err := url.Parse(s.URL(c.from, "", lab.AppPort)); c.way == "" && (err != nil || !strings.Contains(text, " to "+from.Hostname())) {
 			s.Errorf("%s to %s: %q, want address %s, %v", c.from, c.to, text, from, err)
 		}

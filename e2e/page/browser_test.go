@@ -26,7 +26,7 @@ import (
 // browser is a tab of a headless Chromium. What its console says, and each request that leaves the page's origin, fails the test.
 type browser struct {
 	lab.Test
-	ctx    context.Context //nolint:containedctx // that of chromedp is the tab
+	ctx    context.Context //nolint:containedctx // chromedp's context is the tab
 	origin string
 
 	mu       sync.Mutex

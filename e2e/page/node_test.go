@@ -54,7 +54,7 @@ func newNode(t *testing.T, pods ...core.Pod) *node {
 	}
 	n.write("net.d/10-net.conflist", `{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}`)
 	n.write("account/token", "t")
-	// The node's namespace is that of the test, and is kept by a process: a thread of this one enters others.
+	// The node's namespace is the test's, and is kept by a process: a thread of this one enters others.
 	first := n.hold("sleep", "1000")
 	n.write("proc/1/mountinfo", "")
 	n.Must(os.Symlink(first+"/ns/net", filepath.Join(dir, "proc/1/ns/net")))

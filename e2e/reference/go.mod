@@ -1,6 +1,6 @@
 // The reference, Istio's own istio-cni, for e2e: hack/reference.sh builds its programs, istiod and istioctl and copies the chart
 // from the module. It is the newest version on the Go module proxy, of release 1.31; istio.io/api, client-go and
-// go-control-plane have the next released versions, as not all proxies have the commits that it requires.
+// go-control-plane have the next released versions, because not all proxies have the commits that it requires.
 module github.com/meshcni/istio-cni/e2e/reference
 
 go 1.26.0

@@ -94,7 +94,7 @@ func TestHelm_UpgradeFromTheReference(t *testing.T) {
 		if have != "r.example/mesh/install-cni:2" || config["EXCLUDE_NAMESPACES"] != "a,b" || config["AUDIT_INTERVAL"] != "5m" {
 			t.Errorf("%s: image %q, configuration %q", how, have, config)
 		}
-		for _, words := range []string{"Ignored, as values of other charts: pilot.", "variant=distroless is ignored"} {
+		for _, words := range []string{"Ignored: values of other charts: pilot.", "variant=distroless is ignored"} {
 			if !strings.Contains(text, words) {
 				t.Errorf("%s: the notes do not have %q", how, words)
 			}

@@ -4,7 +4,7 @@
 // with the stored objects, and deleted; each is also an upgrade of the default rendering, and the other way round. Pods of
 // each template are created by dry run. Helm itself installs and upgrades releases, among them one of the reference's chart. No
 // pod runs: e2e/mesh tests the agent on a node, e2e/node the controller. All tests
-// share one API server and run sequentially, as all renderings have the same object names.
+// share one API server and run sequentially, because all renderings have the same object names.
 //
 // Start reading at install_test.go; server_test.go has the client.
 package renderings

@@ -75,7 +75,7 @@ func threeWay(was, want, live *object) (patch []byte, kind types.PatchType, err 
 }
 
 // upgrade upgrades one rendering to another like Helm: it updates and creates objects, then deletes those that are no
-// longer rendered. Each object must equal that of a fresh installation.
+// longer rendered. Each object must equal the one of a fresh installation.
 func (with tool) upgrade(t *testing.T, from, to rendering) {
 	t.Helper()
 	before, after, want := byID(from.objects), byID(to.objects), installed(t, to)

@@ -24,7 +24,7 @@ const account = "istio-cni-repair"
 type fixture struct {
 	lab.Test
 	client kubernetes.Interface
-	// mesh is the namespace of the program, app that of the pods, other a second one of pods.
+	// mesh is the namespace of the program, app the pods' namespace, other a second one of pods.
 	mesh, app, other string
 }
 

@@ -2,7 +2,7 @@
 // server.
 //
 // Pods are objects without kubelets; the tests update their status as kubelets do. Repair in place needs a node and is tested
-// in e2e/mesh. All tests share one API server and run sequentially; each deletes its pods, as the program reads the pods of all
+// in e2e/mesh. All tests share one API server and run sequentially; each deletes its pods, because the program reads the pods of all
 // namespaces. Tests wait for objects or log lines of the program; the absence of a request is checked in the audit log, after
 // a later change was processed.
 //

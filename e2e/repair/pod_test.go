@@ -23,7 +23,7 @@ const (
 type change func(*core.Pod)
 
 // pod creates an injected pod with a node name, an address and a validation that has not started, and reports its
-// status. It is deleted at once with grace period 0, as there is no kubelet.
+// status. It is deleted at once with grace period 0, because there is no kubelet.
 func (l *fixture) pod(name string, changes ...change) *core.Pod {
 	l.Helper()
 	no, grace, user := false, int64(0), int64(1337)

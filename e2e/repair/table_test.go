@@ -56,7 +56,7 @@ type mode struct {
 	reason string
 	// done reports whether the action was done to a pod.
 	done func(l *fixture, pod string) bool
-	// verb and resource are those of the request of the action.
+	// verb and resource describe the action's request.
 	verb, resource string
 }
 

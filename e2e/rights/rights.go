@@ -1,7 +1,7 @@
 // Package rights has the RBAC rules of the programs of istio-cni.
 //
 // It promises the minimal rules: the tests run the programs with these rules, fail for each request that is not covered, and
-// compare the requests with the rules one by one. The names are those of the chart. It never calls an API server.
+// compare the requests with the rules one by one. The names are the chart's. It never calls an API server.
 //
 // Start reading at taint.yaml.
 package rights

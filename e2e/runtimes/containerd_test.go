@@ -32,12 +32,12 @@ func TestContainerd2(t *testing.T) {
 	before := s.Networks()
 	s.Pod("early", lab.Injected())
 	s.Until("the pod to fail", func() bool { return s.Failed("early") })
-	// Else the agent installs into the first directory of this runtime, that of the recorder.
+	// Else the agent installs into the first directory of this runtime, the recorder's.
 	objects := s.Chart("{confMode: auto, cniBinDir: /opt/cni/bin, audit: {interval: 2s}}")
 	s.Apply(objects)
 	s.UntilAgentReady()
 	s.subtest("the drop-in file", func(s *scenario) { s.dropsIn(before[cluster.PrimaryNetwork]) })
-	s.subtest("a pod of before is repaired", (*scenario).repaired)
+	s.subtest("an earlier pod is repaired", (*scenario).repaired)
 	s.subtest("pods", (*scenario).pods)
 	s.subtest("annotations", (*scenario).annotations)
 	s.subtest("a user namespace", (*scenario).userNamespace)
@@ -178,7 +178,7 @@ func (s *scenario) broken(pod, backend, program string, args ...string) {
 	s.Helper()
 	enter := []string{"--net=" + s.add(pod).variable("CNI_NETNS"), program}
 	s.OnNode("nsenter", append(enter, args...)...)
-	text, _ := s.Exec(lab.Mesh, s.Agent().Name, "install-cni", "/usr/local/bin/istio-cni", "pods", "--check") // fails, as a pod is broken
+	text, _ := s.Exec(lab.Mesh, s.Agent().Name, "install-cni", "/usr/local/bin/istio-cni", "pods", "--check") // fails: a pod is broken
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); len(fields) > 4 && fields[0] == lab.App+"/"+pod && fields[1] == "drifted" && fields[4] == backend {
 			s.Step("the audit has found the lost rules of %s, of backend %s", pod, backend)

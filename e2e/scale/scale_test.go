@@ -1,6 +1,6 @@
 // Package scale creates many pods at once on a node: without a plugin, with this one, and with the reference's agent and plugin.
 //
-// Times and CPU are measured and printed and never asserted, as machines differ and may be busy. The test asserts that all pods
+// Times and CPU are measured and printed and never asserted, because machines differ and may be busy. The test asserts that all pods
 // become ready, that they are redirected from their start if a plugin is in the chain, and the number of requests.
 //
 // Start reading at TestAHundredPods; usage_test.go has the CPU time of the agent and of the runtime's plugins.
@@ -147,7 +147,7 @@ func (s *scenario) together(k kind, prefix string, n int) result {
 		template.Spec.InitContainers = nil
 		s.Pod(fmt.Sprintf("%s-%d", prefix, i), template)
 	}
-	const steps = 4 // each within the limit of Until, as the machine may be busy
+	const steps = 4 // each within the limit of Until: the machine may be busy
 	for step := 1; step <= steps; step++ {
 		s.Until(fmt.Sprintf("%d pods", n*step/steps), func() bool { return s.ready() >= n*step/steps })
 	}

@@ -26,7 +26,7 @@ func (s *scenario) meter() {
 
 // usage is CPU time, and calls of the plugin.
 type usage struct {
-	// node is the CPU time of all processes of the node and of the control plane, which runs there too; agent that of the agent.
+	// node is the CPU time of all processes of the node and of the control plane, which runs there too; agent is the agent's.
 	node, agent time.Duration
 	// resident is the agent's memory now, own the part of it that is not pages of files.
 	resident, own int64 // KiB
@@ -43,7 +43,7 @@ func (u usage) minus(before usage) usage {
 	}
 }
 
-// usage reads the usage since the start of the node, that of the agent since its own.
+// usage reads the usage since the start of the node, and the agent's usage since its own start.
 func (s *scenario) usage() (u usage) {
 	s.Helper()
 	const cgroups = "cat /sys/fs/cgroup/cpuacct/cpuacct.usage 2>/dev/null || sed -n 's/^usage_usec \\(.*\\)/\\1000/p' /sys/fs/cgroup/cpu.stat"

@@ -173,7 +173,7 @@ func (l *fixture) reportPod(node string, is podState) {
 }
 
 // deletePod deletes a node's agent with a grace period: 0, as the kubelet does after its containers have ended, or more. Then
-// the pod stays terminating, as there is no kubelet.
+// the pod stays terminating, because there is no kubelet.
 func (l *fixture) deletePod(name string, grace int64) {
 	l.Helper()
 	l.Must(l.client.CoreV1().Pods(l.mesh).Delete(l.Context(), name, meta.DeleteOptions{GracePeriodSeconds: &grace}))

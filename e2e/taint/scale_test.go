@@ -83,7 +83,7 @@ func TestManyNodesAndPods(t *testing.T) {
 	l.Stop(c.Program)
 	want = map[string]int{"watch nodes": 2, "watch pods": 2, "patch nodes": nodes + 1} // the node of waitSynced
 	if got := ofNodesAndPods(l.requestCounts()); !maps.Equal(got, want) {
-		t.Errorf("requests with those of the next leader %v, want %v", got, want)
+		t.Errorf("requests including the next leader's %v, want %v", got, want)
 	}
 	l.checkRequests()
 }

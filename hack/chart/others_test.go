@@ -28,7 +28,7 @@ func TestValues_OfOtherCharts(t *testing.T) {
 		if diff := cmp.Diff(string(defaults.text()), string(r.text())); diff != "" {
 			t.Errorf("%s changes the rendering:\n%s", values, diff)
 		}
-		notes := "\n\nIgnored, as values of other charts: " + named + ".\n"
+		notes := "\n\nIgnored: values of other charts: " + named + ".\n"
 		if (named != "") != strings.Contains(r.Notes, notes) {
 			t.Errorf("%s: notes %q", values, r.Notes)
 		}
@@ -91,7 +91,7 @@ func TestValues_InQuotes(t *testing.T) {
 	}
 }
 
-// reuse renders the chart as "helm upgrade --reuse-values" does: the defaults are those of the previous release's chart, merged
+// reuse renders the chart as "helm upgrade --reuse-values" does: the defaults come from the previous release's chart, merged
 // with the values of that release.
 func reuse(t *testing.T, before map[string]any, given, now string) (rendering, error) {
 	t.Helper()
@@ -123,7 +123,7 @@ func TestReuseValues_OfAnOlderChart(t *testing.T) {
 			t.Errorf("without %s: error %v\n%s", s.path, err, cmp.Diff(string(want.text()), string(r.text())))
 		}
 	}
-	// A default of then stays, as Helm means it.
+	// An old default stays: Helm does not tell it from a value that the user set.
 	before := values(t, `_internal_defaults_do_not_set: {healthPort: 8001}`)
 	r, err := reuse(t, before, given, `{}`)
 	if err != nil || agentConfig(t, r)["HEALTH_PORT"] != "8001" {
@@ -131,8 +131,8 @@ func TestReuseValues_OfAnOlderChart(t *testing.T) {
 	}
 }
 
-// TestReuseValues_OfTheReference: of the defaults of its chart, those of other names are ignored, and the usual directories are none
-// that the user has set. e2e/renderings upgrades a release of its newest chart.
+// TestReuseValues_OfTheReference: defaults of its chart that have other names are ignored, and the usual directories do not count as
+// set by the user. e2e/renderings upgrades a release of its newest chart.
 func TestReuseValues_OfTheReference(t *testing.T) {
 	t.Parallel()
 	before := values(t, `_internal_defaults_do_not_set: {hub: "", logLevel: info, privileged: false, psp_cluster_role: "",

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestInventory lists the objects of renderings: those of the reference under its names, and ours.
+// TestInventory lists the objects of renderings: the reference's under its names, and ours.
 func TestInventory(t *testing.T) {
 	t.Parallel()
 	// Objects of the reference's chart.

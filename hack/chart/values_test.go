@@ -293,7 +293,7 @@ func TestSchemaRefuses(t *testing.T) {
 	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // set explicitly
 }
 
-// TestSchemaLeavesGlobalsOfOthersAlone: unknown names below global are allowed, as subcharts share them.
+// TestSchemaLeavesGlobalsOfOthersAlone: unknown names below global are allowed, because subcharts share them.
 func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
 	t.Parallel()
 	mustRender(t, `global: {proxy: {image: proxyv2}, meshID: m}`, `enabled: true`)

@@ -37,7 +37,7 @@ func (b Block) HasCommands() bool {
 	return false
 }
 
-// Commands returns the commands of a block. The prompt of a console is that of its first line; a command goes on behind a
+// Commands returns the commands of a block. The prompt of a console is the one in its first line; a command goes on behind a
 // backslash at the end of a line.
 func (b Block) Commands() ([]Command, error) {
 	if b.Language == "sh" {

@@ -16,7 +16,7 @@ import (
 const root = "../.."
 
 // world makes the machine of a page: a network namespace, /etc, /opt/cni, /run and a home directory of its own; nothing stays. Pages
-// with more, as a network namespace of a pod, make it by a block.
+// with more, such as a pod's network namespace, make it by a block.
 const world = `
 mount --make-rprivate /
 ip link set lo up

@@ -1,4 +1,4 @@
-// Package pages reads the pages of the documentation: README.md, docs/, .github/, and those of internal and e2e.
+// Package pages reads the pages of the documentation: README.md, docs/, .github/, internal and e2e.
 //
 // A block with commands has the language sh (commands alone) or console (a prompt, "$ " or "# ", a command, and its output).
 // The line before the block is
@@ -26,11 +26,11 @@ type Page struct {
 	Links  []Link
 	// Spans are the code spans of the prose.
 	Spans []Span
-	// Anchors are those of the headings, and explicit ones.
+	// Anchors has the anchors of headings, and explicit ones.
 	Anchors []string
 }
 
-// Block is a block of code. Line is that of its first line, the fence not counted. An indented block has no language.
+// Block is a block of code. Line is the number of its first line after the fence. An indented block has no language.
 type Block struct {
 	Page     string
 	Line     int
@@ -75,7 +75,7 @@ func Read(root string) ([]Page, error) {
 	return found, nil
 }
 
-// Of returns the blocks of one runner, those of a page together and in their order.
+// Of returns the blocks of one runner, grouped by page, in their order.
 func Of(all []Page, runner string) map[string][]Block {
 	found := map[string][]Block{}
 	for _, page := range all {
@@ -111,7 +111,7 @@ func Parse(name, text string) Page {
 // parser reads a page line by line.
 type parser struct {
 	page  Page
-	prose []string // the lines, those of blocks empty
+	prose []string // the lines; lines of blocks are empty
 
 	number int
 	last   string // the line before

@@ -85,7 +85,7 @@ var (
 	fails = regexp.MustCompile(`(?m)^(.*\S)\s+# exit (\d+)\b.*$`)
 )
 
-// script is the command as it is run: an endless one ends after a while, and one of a block of sh may fail as it should.
+// script is the command as it is run: an endless one ends after a while, and a command in a block of sh may fail where the page says so.
 func (c Command) script(language string) string {
 	text := endless.ReplaceAllString(c.Text, "timeout --signal=INT 5 $1 || [[ $$? -eq 124 ]]")
 	if language == "sh" {
@@ -115,7 +115,7 @@ func (s Shell) bash(ctx context.Context, own, script string) (string, error) {
 	if err := os.WriteFile(path, []byte(script), 0o600); err != nil {
 		return "", err
 	}
-	// A file, as a process in the background keeps a pipe open.
+	// A file, because a process in the background keeps a pipe open.
 	out, err := os.Create(filepath.Join(own, "output"))
 	if err != nil {
 		return "", err

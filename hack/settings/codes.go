@@ -115,7 +115,7 @@ func nodeReasons() (rows [][]string, err error) {
 	return rows, nil
 }
 
-// constants are those of a type in packages of the agents, with their comments.
+// constants returns a type's constants in the agents' packages, with their comments.
 func constants(kind string, packages ...string) func() ([][]string, error) {
 	return func() (rows [][]string, err error) {
 		for _, name := range packages {

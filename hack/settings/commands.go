@@ -92,7 +92,7 @@ var (
 	standard = regexp.MustCompile(`^(.*?)(?: \(default: (.*)\))?$`)
 )
 
-// row is that of a flag in a table.
+// row is a flag's row in a table.
 func row(names, text string) string {
 	var flags, variables []string
 	for name := range strings.SplitSeq(names, ", ") {

@@ -121,7 +121,7 @@ func liveKeys(all []settings.Setting) string {
 	return strings.Join(names, " ")
 }
 
-// table is that of the node agent's settings. Those that are accepted without effect are in its help alone.
+// table is the table of the node agent's settings. Settings that are accepted without effect are in its help alone.
 func table(groups []settings.Group) string {
 	var lines []string
 	for _, g := range groups {

@@ -18,7 +18,7 @@ var (
 // open are labels whose values the page has elsewhere, or that have none of a closed set.
 var open = []string{"reason", "version", "tag", "namespace", "pod"} //nolint:gochecknoglobals // a constant
 
-// agentMetrics is the table of the node agent's metrics, but for those of process and Go runtime.
+// agentMetrics is the table of the node agent's metrics, without the metrics of process and Go runtime.
 func agentMetrics() (string, error) {
 	m := metrics.New("")
 	var pods []audit.Status

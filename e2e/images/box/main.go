@@ -173,7 +173,7 @@ func ask(client *http.Client, url, token string) error {
 		return err
 	}
 	if response.StatusCode != http.StatusOK {
-		// On one line, as under load ctr may pass on only one of a program's two outputs.
+		// On one line: under load ctr may pass on only one of a program's two outputs.
 		return fmt.Errorf("%s: %s via %s", url, response.Status, via)
 	}
 	return nil

@@ -30,7 +30,7 @@ type probe struct {
 	} `json:"httpGet"`
 }
 
-// serveStatus answers the probes of a proxy that listens, and forwards those of the application.
+// serveStatus answers the probes of a proxy that listens, and forwards the application's probes.
 func serveStatus(failed chan<- error) error {
 	all := map[string]probe{}
 	if text := os.Getenv(probers); text != "" {

@@ -30,7 +30,7 @@ func main() {
 	os.Exit(plugin.ProcessState.ExitCode())
 }
 
-// record appends a line in one write, as several plugins run at once.
+// record appends a line in one write, because several plugins run at once.
 func record(line string) error {
 	file, err := os.OpenFile("/run/metered", os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Command empty does nothing. Its run time is that of any Go program, the lower bound in the benchmarks.
+// Command empty does nothing. Its run time is what any Go program takes, the lower bound in the benchmarks.
 package main
 
 func main() {}

@@ -133,15 +133,13 @@ func (n Namespace) byAny(
 	if err != nil || report.Clean() || !report.Mesh {
 		return n, report, err
 	}
-	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} {
+	backends := []redirect.Backend{redirect.Netlink, redirect.Native}
+	if legacy, err := n.HasLegacy(want.Owner()); err == nil && legacy { // the tools start processes: only for something to read
+		backends = append(backends, redirect.Tools)
+	}
+	for _, backend := range backends {
 		other := n
-		other.Backend, other.Auto = backend, ""
-		if backend == redirect.Tools { // which start processes: only if there is something for them to read
-			other.Tools.Force = iptables.Legacy
-			if legacy, err := n.HasLegacy(want.Owner()); err != nil || !legacy {
-				break
-			}
-		}
+		other.Backend, other.Auto, other.Tools.Force = backend, "", iptables.Legacy
 		if found, err := compare(other, ctx, want); err == nil && found.Clean() {
 			return other, found, nil
 		}

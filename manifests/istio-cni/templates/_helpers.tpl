@@ -83,7 +83,7 @@ operator.istio.io/component: Cni
 {{- end -}}
 
 {{/*
-cni.binDirs are the directories of plugins on the node, separated by blanks. Without any the agent looks for those of the runtime, and
+cni.binDirs are the directories of plugins on the node, separated by blanks. Without any the agent looks for the runtime's, and
 the one here is mounted in case that it may not.
 */}}
 {{- define "cni.binDirs" -}}

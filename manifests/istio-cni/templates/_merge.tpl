@@ -4,7 +4,7 @@ Merges the values into .Config. Every template begins with
     {{- include "cni.merge" . }}{{ $v := .Config }}
 
 Precedence, later overrides earlier: defaults (files/defaults.yaml, and _internal_defaults_do_not_set, which with --reuse-values
-is that of the previous release's chart), profile, compatibilityVersion, platform, cni.NAME,
+is the previous release's), profile, compatibilityVersion, platform, cni.NAME,
 NAME.
 */}}
 
@@ -35,7 +35,7 @@ NAME.
 {{- end -}}
 
 {{/*
-cni.older takes back defaults of another chart that --reuse-values keeps: the usual directories, as the agent looks for the runtime's
+cni.older takes back defaults of another chart that --reuse-values keeps: the usual directories, because the agent looks for the runtime's
 where none is set, and the tag of the reference's image.
 */}}
 {{- define "cni.older" -}}

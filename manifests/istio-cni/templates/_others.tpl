@@ -20,7 +20,7 @@ xdsAddress zipkin ztunnel
 {{/*
 cni.others is a space-separated list of the given values that are ignored: those above, names that begin with "x-" or "." (YAML
 anchors), and _internal_defaults_do_not_set if it has values of another chart. Any other unknown name is an error. .given are
-the values, .defaults those of this chart.
+the values, .defaults this chart's defaults.
 */}}
 {{- define "cni.others" -}}
 {{- $own := concat (keys .defaults) (list "_internal_defaults_do_not_set" "cni" "compatibilityVersion" "enabled" "platform" "profile") -}}
