@@ -13,7 +13,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
-	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // everything is all that any tool knows of the namespace's rules.
@@ -110,33 +109,6 @@ func TestApply_AutoIsNative(t *testing.T) {
 		}
 		verified(t, n, dual())
 	}
-}
-
-// Tables of the reference's native mode are replaced, not added to.
-func TestApply_NativeTablesOfTheReference(t *testing.T) {
-	t.Parallel()
-	const theirs = `table inet istio-proxy-nat {
-	chain istio-redirect {
-		meta l4proto tcp counter redirect to :15001
-	}
-	chain output {
-		type nat hook output priority -100; policy accept;
-		jump istio-redirect
-	}
-}
-`
-	p := dualPod(t)
-	p.feed(t, theirs, "nft", "-f", "-")
-	r, err := p.namespace("").Verify(t.Context(), dual())
-	if err != nil || !r.Mesh || r.Clean() {
-		t.Errorf("mesh %v, clean %v, %v", r.Mesh, r.Clean(), err)
-	}
-	if _, err := p.namespace("").Apply(t.Context(), dual(), redirection.FailOnConflict); err == nil {
-		t.Error("FailOnConflict replaced native tables")
-	}
-	mustApply(t, p.namespace(""), dual())
-	check.Equal(t, p.run(t, "nft", "list", "ruleset", "inet"), "", "they stay")
-	verified(t, p.namespace(""), dual())
 }
 
 // The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so that auto selects native tables
