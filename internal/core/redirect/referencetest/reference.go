@@ -252,8 +252,10 @@ func (d *document) dns() {
 		d.add("nat ISTIO_OUTPUT_DNS", "-p udp --dport 53 %s-j REDIRECT --to-port 15053", "%sudp dport 53 counter redirect to :15053", s) // DN3
 	}
 	d.identities(func(kind string, id uint32) { // DZ1, DZ2
-		d.add("raw ISTIO_OUTPUT_DNS", "-p udp --dport 53 -m owner --%s-owner %d -j CT --zone 1", "udp dport 53 meta sk%s %d counter ct zone set 1", kind, id)
-		d.add("raw ISTIO_OUTPUT_DNS", "-p udp --sport 15053 -m owner --%s-owner %d -j CT --zone 2", "udp sport 15053 meta sk%s %d counter ct zone set 2", kind, id)
+		d.add("raw ISTIO_OUTPUT_DNS", "-p udp --dport 53 -m owner --%s-owner %d -j CT --zone 1",
+			"udp dport 53 meta sk%s %d counter ct zone set 1", kind, id)
+		d.add("raw ISTIO_OUTPUT_DNS", "-p udp --sport 15053 -m owner --%s-owner %d -j CT --zone 2",
+			"udp sport 15053 meta sk%s %d counter ct zone set 2", kind, id)
 	})
 	for i := range to {
 		d.add("raw ISTIO_OUTPUT_DNS", "-p udp --dport 53 %s-j CT --zone 2", "udp dport 53 %scounter ct zone set 2", to[i]) // DZ4
@@ -294,8 +296,9 @@ func (d *document) tproxy() {
 				"oifname lo meta l4proto tcp %s daddr != %s sk%s %d counter meta mark set 1338", ip, loopback, kind, id)
 		})
 	})
-	d.add("mangle OUTPUT", "-p tcp -m connmark --mark %d -j CONNMARK --restore-mark", "meta l4proto tcp ct mark %d counter meta mark set ct mark", d.Mark) // M4
-	d.insert(1, "mangle ISTIO_INBOUND", "-p tcp -m mark --mark %d -j RETURN", "meta l4proto tcp mark %d counter return", d.Mark)                           // M5
+	d.add("mangle OUTPUT", "-p tcp -m connmark --mark %d -j CONNMARK --restore-mark",
+		"meta l4proto tcp ct mark %d counter meta mark set ct mark", d.Mark) // M4
+	d.insert(1, "mangle ISTIO_INBOUND", "-p tcp -m mark --mark %d -j RETURN", "meta l4proto tcp mark %d counter return", d.Mark) // M5
 	d.each(func(_, six, ip string) {
 		d.insert(2, "mangle ISTIO_INBOUND", "-p tcp -s %[2]s -i lo -j RETURN", "iifname lo meta l4proto tcp %s saddr %s counter return", ip, six) // M6
 	})

@@ -132,7 +132,8 @@ func layouts(f ruleset.Family, part ruleset.Match) []layout {
 	case ruleset.AnyPort:
 		single := func(r ruleset.PortRange) bool { return r.First == r.Last }
 		if p.Side == ruleset.DestinationPort && len(p.List) == 2 && single(p.List[0]) && single(p.List[1]) {
-			return []layout{pack("multiport", 1, multiportInfo{Side: 1, Count: 2, Ports: [15]uint16{p.List[0].First, p.List[1].First}, Inverted: bit(p.Not, 1)})}
+			ports := [15]uint16{p.List[0].First, p.List[1].First}
+			return []layout{pack("multiport", 1, multiportInfo{Side: 1, Count: 2, Ports: ports, Inverted: bit(p.Not, 1)})}
 		}
 	case ruleset.Owner:
 		switch ids := [2]uint32{p.ID, p.ID}; {

@@ -190,7 +190,8 @@ func (i ownerInfo) match() ruleset.Match {
 func (i conntrackInfo) match() ruleset.Match {
 	const alias, snat, dnat, untracked = 1 << 13, 1 << 6, 1 << 7, 1 << 8
 	//nolint:gosec // few bits of each
-	s := ruleset.States(i.State)&trackedStates | ruleset.States(i.State>>1)&(ruleset.StateSNAT|ruleset.StateDNAT) | ruleset.States(i.State>>4)&ruleset.StateUntracked
+	s := ruleset.States(i.State)&trackedStates | ruleset.States(i.State>>1)&(ruleset.StateSNAT|ruleset.StateDNAT) |
+		ruleset.States(i.State>>4)&ruleset.StateUntracked
 	switch {
 	case i.Match&^alias != conntrackByState || i.Inverted&^(conntrackByState|alias) != 0 || i.State&^(uint16(trackedStates)|snat|dnat|untracked) != 0:
 		return nil
