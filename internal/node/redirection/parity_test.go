@@ -11,6 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // named is a Spec with a description.
@@ -152,6 +153,8 @@ rule add from 10.9.0.0/16 lookup 201
 			if test.spec == nil {
 				ours = pod(others + test.want)
 			} else {
+				missing := verify(t, ours.namespace(iptables.NFT), *test.spec).Routing
+				check.Equal(t, len(missing), strings.Count(test.want, "\n"), "of the routing Verify misses", missing)
 				for range 2 {
 					mustApply(t, ours.namespace(iptables.NFT), *test.spec)
 					equal(t, "not the routing of the reference", want, ours.routing(t))

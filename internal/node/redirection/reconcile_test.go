@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
@@ -263,73 +262,4 @@ func findings(diffs []ruleset.Diff) []string {
 		}
 	}
 	return out
-}
-
-// The reference commits each table by itself and each family by itself: killed in between, it leaves a part.
-func TestVerify_PartlyApplied(t *testing.T) {
-	t.Parallel()
-	spec := dual(byTPROXY, func(s *redirect.Spec) { s.DNS = redirect.DNSAll })
-	only := func(table string, text string) string {
-		for section := range strings.SplitAfterSeq(text, "COMMIT\n") {
-			if strings.HasPrefix(section, "* "+table) {
-				return section
-			}
-		}
-		return ""
-	}
-	eachVariant(t, func(t *testing.T, v iptables.Variant) {
-		fresh := dualPod(t)
-		mustApply(t, fresh.namespace(v), spec)
-		whole := fresh.rules(t, v)
-		for _, half := range []struct {
-			table    string // "" is all of them
-			families []ruleset.Family
-		}{{"mangle", families}, {"nat", families}, {"raw", families}, {"", families[:1]}} {
-			t.Run(fmt.Sprintf("only %s of %s", half.table, half.families), func(t *testing.T) {
-				p := dualPod(t)
-				n := p.namespace(v)
-				var want []string
-				for _, f := range families {
-					for _, table := range []string{"mangle", "nat", "raw"} {
-						if slices.Contains(half.families, f) && (half.table == "" || half.table == table) {
-							p.restore(t, v, f, only(table, referencetest.Restore(spec, f)))
-						} else {
-							want = append(want, f.String()+" "+table)
-						}
-					}
-				}
-				before := p.rules(t, v)
-				r := verify(t, n, spec)
-				if diff := cmp.Diff(want, missing(r.Diffs)); diff != "" {
-					t.Errorf("Verify does not find that (-want +got):\n%s\n%s", diff, r.Diffs)
-				}
-				if len(r.Routing) != 5 {
-					t.Errorf("Verify finds of the routing: %q", r.Routing)
-				}
-				equal(t, "Verify changed something", before, p.rules(t, v))
-				if half.table != "" {
-					if _, err := n.Apply(t.Context(), spec, redirection.FailOnConflict); !errors.Is(err, redirection.ErrConflict) {
-						t.Errorf("Apply with FailOnConflict: %v", err)
-					}
-					equal(t, "FailOnConflict changed something", before, p.rules(t, v))
-				}
-				mustApply(t, n, spec)
-				verified(t, n, spec)
-				equal(t, "not as on a fresh pod", whole, p.rules(t, v))
-			})
-		}
-	})
-}
-
-// missing lists the tables with missing rules and chains, and all other differences.
-func missing(diffs []ruleset.Diff) []string {
-	var out []string
-	for _, d := range findings(diffs) {
-		if words := strings.Fields(d); words[3] == "missing" || words[3] == "absent" {
-			d = words[0] + " " + words[1]
-		}
-		out = append(out, d)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }
