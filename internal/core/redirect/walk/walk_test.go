@@ -179,12 +179,14 @@ func TestWalk_Zones(t *testing.T) {
 	}
 }
 
-// reasonCases are Specs, packets, and the summary.
-func reasonCases() []struct {
+// reasonCase is a Spec, a packet, and the summary.
+type reasonCase struct {
 	set  func(*redirect.Spec)
 	p    walk.Packet
 	want string
-} {
+}
+
+func reasonCases() []reasonCase {
 	const (
 		annotation = " (annotation traffic.sidecar.istio.io/"
 		past       = "goes out unredirected, because "
@@ -193,11 +195,7 @@ func reasonCases() []struct {
 		udp        = always + "the mesh captures TCP, and of UDP only DNS where DNS capture is on"
 	)
 	ofUDP := func(p *walk.Packet) { p.Protocol = ruleset.UDP }
-	return []struct {
-		set  func(*redirect.Spec)
-		p    walk.Packet
-		want string
-	}{
+	return []reasonCase{
 		{func(*redirect.Spec) {}, out(), "is redirected to port 15001: all other TCP is captured"},
 		{func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(5432, 80) }, out(), past + "excludeOutboundPorts=80" + annotation + "excludeOutboundPorts)"},
 		{func(s *redirect.Spec) {

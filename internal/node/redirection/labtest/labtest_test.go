@@ -20,20 +20,6 @@ func by(names ...string) []labtest.Hop {
 	return hops
 }
 
-// TestProxy_ReportsFailures requests that a listener in the middle passes the request on to a closed port.
-func TestProxy_ReportsFailures(t *testing.T) {
-	l := labtest.New(t, ruleset.IPv4)
-	closed := labtest.Pod.Port(ruleset.IPv4, 81)
-	labtest.Serve(t, l.App(), labtest.Service{
-		By: "middle", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 7000),
-		Onward: func(labtest.Hop) labtest.Request { return labtest.Request{From: l.App(), Via: labtest.TCP, To: closed} },
-	})
-	got := labtest.Request{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 7000), Through: true}.Send(t.Context())
-	if len(got.Hops) != 1 || got.Hops[0].By != "middle" || got.Err == nil || got.Err.Error() != "refused" {
-		t.Errorf("want the one in the middle, then refused; got %s", got)
-	}
-}
-
 func TestCompare(t *testing.T) {
 	t.Parallel()
 	addr := netip.MustParseAddrPort
