@@ -94,19 +94,26 @@ func (b *Beside) Pods(names ...string) {
 // Rules returns iptables-save of a pod, without counters.
 func (b *Beside) Rules(name string) (all string) {
 	b.Helper()
-	id := strings.TrimPrefix(b.Get(App, name).Status.ContainerStatuses[0].ContainerID, "containerd://")
-	for line := range strings.Lines(b.OnNode("ctr", "--namespace", "k8s.io", "task", "ls")) {
-		task := strings.Fields(line)
-		if task[0] != id {
-			continue
-		}
-		for line := range strings.Lines(b.OnNode("nsenter", "--net=/proc/"+task[1]+"/ns/net", "--", "iptables-save")) {
-			if line[0] != '#' {
-				all += strings.TrimSpace(strings.Split(line, " [")[0]) + "\n"
-			}
+	for line := range strings.Lines(b.InPod(name, "iptables-save")) {
+		if line[0] != '#' {
+			all += strings.TrimSpace(strings.Split(line, " [")[0]) + "\n"
 		}
 	}
 	return all
+}
+
+// InPod runs a program of the node in the network namespace of a pod, and returns its output.
+func (b *Beside) InPod(name string, command ...string) string {
+	b.Helper()
+	id := strings.TrimPrefix(b.Get(App, name).Status.ContainerStatuses[0].ContainerID, "containerd://")
+	for line := range strings.Lines(b.OnNode("ctr", "--namespace", "k8s.io", "task", "ls")) {
+		task := strings.Fields(line)
+		if task[0] == id {
+			return b.OnNode("nsenter", append([]string{"--net=/proc/" + task[1] + "/ns/net", "--"}, command...)...)
+		}
+	}
+	b.Fatalf("the runtime has no task of %s", name)
+	return ""
 }
 
 // Files returns the file names in a directory of the node.

@@ -1,10 +1,11 @@
 // Package upgrade replaces the reference, Istio's own istio-cni, on a real node and rolls back: with the reference's chart and
 // programs, Helm itself, and pods whose traffic is checked before, during and after each step.
 //
-// It is one scenario: the reference is installed, upgraded to this program, rolled back, upgraded again and uninstalled, while
+// It is one scenario: the reference is installed, observed, upgraded to this program, rolled back, upgraded again and uninstalled, while
 // pods are created and deleted.
 //
-// Start reading at TestFromTheReferenceAndBack; helm_test.go has the helpers.
+// Start reading at TestFromTheReferenceAndBack; helm_test.go has the helpers, observer_test.go
+// the observer.
 package upgrade
 
 import (

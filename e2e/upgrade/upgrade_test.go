@@ -27,7 +27,7 @@ type scenario struct {
 	requestsBefore int
 }
 
-// TestFromTheReferenceAndBack installs the reference, upgrades, rolls back, upgrades again and uninstalls.
+// TestFromTheReferenceAndBack installs the reference, has an observer beside it, upgrades, rolls back, upgrades again and uninstalls.
 func TestFromTheReferenceAndBack(t *testing.T) {
 	s := newScenario(t)
 	for _, step := range []struct {
@@ -35,6 +35,7 @@ func TestFromTheReferenceAndBack(t *testing.T) {
 		run  func(*scenario)
 	}{
 		{"reference", (*scenario).prepared},
+		{"observer", (*scenario).observed},
 		{"upgrade", (*scenario).upgraded},
 		{"rollback", (*scenario).rolledBack},
 		{"upgrade again", (*scenario).upgradedAgain},

@@ -121,6 +121,7 @@ func options() map[string]string {
 		"no audit":           `audit: {interval: 0, podCondition: true}`,
 		"neither":            `{repair: {enabled: false}, audit: {interval: 0}}`,
 		"AppArmor field":     `useAppArmorAnnotation: false`,
+		"observer":           `{observe: true, ambient: {enabled: true}, global: {networkPolicy: {enabled: true}}}`,
 		"SELinux":            `seLinuxOptions: {level: s0}`,
 		"seccomp":            `seccompProfile: {type: Localhost, localhostProfile: cni.json}`,
 		"root's files":       `foreignOwners: false`,

@@ -42,7 +42,7 @@ func TestProgram_VariablesAndFlags(t *testing.T) {
 	flags, variables := helpOf(t, "install")
 	taintFlags, taintVariables := helpOf(t, "taint")
 	eachRendering(t, func(t *testing.T, r rendering) {
-		if r.has("DaemonSet/istio-system/istio-cni-node") {
+		if r.hasAgent() {
 			c := agent(t, r).Spec.Template.Spec.Containers[0]
 			names := slices.Collect(maps.Keys(agentConfig(t, r)))
 			for _, e := range c.Env {
@@ -156,7 +156,7 @@ func TestProgram_AcceptsEveryRendering(t *testing.T) {
 	t.Parallel()
 	program := product(t)
 	eachRendering(t, func(t *testing.T, r rendering) {
-		if r.has("DaemonSet/istio-system/istio-cni-node") {
+		if r.hasAgent() {
 			_, flags := node(t)
 			args := slices.Concat([]string{"install", "--dry-run"}, flags, agent(t, r).Spec.Template.Spec.Containers[0].Args)
 			if text, code := output(t, environment(t, r), nil, program, args...); code != 0 {

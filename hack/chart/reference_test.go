@@ -318,3 +318,49 @@ monitoring: {podMonitor: {enabled: true, labels: {release: prometheus}}}}`)
 		t.Errorf("monitor %v", monitor)
 	}
 }
+
+// TestObserver_BesideTheReference: no object, label or file of the node is one of Istio's agent, and nothing of the node can be written.
+func TestObserver_BesideTheReference(t *testing.T) {
+	t.Parallel()
+	const all = `global: {networkPolicy: {enabled: true}}
+monitoring: {podMonitor: {enabled: true}, dashboard: {enabled: true}}
+resourceQuotas: {enabled: true}
+provider: multus
+`
+	r := mustRender(t, all, `{cni: {observe: "true"}, env: {CNI_OBSERVE: "false", AMBIENT_ENABLED: "true"}}`)
+	others := mustRender(t, all).ids()
+	for _, o := range r.Objects {
+		text := fmt.Sprint(o.Fields["metadata"], o.Fields["spec"])
+		if slices.Contains(others, o.id()) || strings.Contains(text, "istio-cni-node") || strings.Contains(text, "operator.istio.io") {
+			t.Errorf("%s is like that of an agent: %s", o.id(), text)
+		}
+	}
+	same(t, "rights", requests(t, "agent", map[string]bool{"Observe": true, "Live": true, "Audit": true}), granted(t, r, "istio-cni-observer"))
+	config := get[corev1.ConfigMap](t, r, "ConfigMap/istio-system/istio-cni-observer-config").Data
+	check := map[string]string{
+		"CNI_OBSERVE": "true", "REPAIR_ENABLED": "false", "AMBIENT_ENABLED": "false", "CONFIG_MAP": "istio-cni-observer-config",
+		"DAEMONSET_NAME": "istio-cni-observer",
+	}
+	for name, want := range check {
+		if config[name] != want {
+			t.Errorf("%s is %q, want %q", name, config[name], want)
+		}
+	}
+	pod := pods(t, r)[0]
+	if pod.PriorityClassName != "" || pod.HostNetwork {
+		t.Errorf("pod %+v", pod)
+	}
+	same(t, "capabilities", inPlace, pod.Containers[0].SecurityContext.Capabilities.Add)
+	writable := map[string]bool{}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		writable[m.Name] = !m.ReadOnly
+	}
+	for _, v := range pod.Volumes {
+		if v.EmptyDir == nil && (writable[v.Name] || v.HostPath.Path != "/proc" || *v.HostPath.Type != corev1.HostPathDirectory) {
+			t.Errorf("volume %+v", v)
+		}
+	}
+	if class := pods(t, mustRender(t, `{observe: true, priorityClassName: mine}`))[0].PriorityClassName; class != "mine" {
+		t.Errorf("priority class %q", class)
+	}
+}

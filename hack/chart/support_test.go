@@ -174,14 +174,26 @@ func get[T any](t *testing.T, r rendering, id string) T {
 	return out
 }
 
+// name returns a name of an agent's objects, or that of an observer's if there is one.
+func (r rendering) name(ofAgent string) string {
+	if r.has("DaemonSet/istio-system/istio-cni-observer") {
+		return "istio-cni-observer"
+	}
+	return ofAgent
+}
+
+func (r rendering) hasAgent() bool {
+	return r.has("DaemonSet/istio-system/" + r.name("istio-cni-node"))
+}
+
 func agent(t *testing.T, r rendering) appsv1.DaemonSet {
 	t.Helper()
-	return get[appsv1.DaemonSet](t, r, "DaemonSet/istio-system/istio-cni-node")
+	return get[appsv1.DaemonSet](t, r, "DaemonSet/istio-system/"+r.name("istio-cni-node"))
 }
 
 func agentConfig(t *testing.T, r rendering) map[string]string {
 	t.Helper()
-	return get[corev1.ConfigMap](t, r, "ConfigMap/istio-system/istio-cni-config").Data
+	return get[corev1.ConfigMap](t, r, "ConfigMap/istio-system/"+r.name("istio-cni")+"-config").Data
 }
 
 func tainter(t *testing.T, r rendering) appsv1.Deployment {

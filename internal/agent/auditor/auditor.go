@@ -160,6 +160,8 @@ type Settings struct {
 	Repair bool
 	// PodCondition publishes [kube.RedirectionVerified] on each pod.
 	PodCondition bool
+	// Observe is for pods of another plugin.
+	Observe bool
 }
 
 const (

@@ -32,6 +32,9 @@ func (w *work) setStatus(problems []audit.Problem) {
 
 // Remedy returns what to do about a state.
 func (a *Auditor) Remedy(s audit.State) string {
+	if a.Settings.Observe {
+		return s.RemedyBeside()
+	}
 	return s.Remedy(a.Settings.Repair)
 }
 

@@ -91,7 +91,7 @@ func New(version string) *Metrics {
 		installs: r.declare(counter, "istio_cni_installs_total", "Installations of the CNI plugin on this node, by how they ended.",
 			each("result", InstallSuccess, CopyBinariesFailure, CreateKubeconfigFailure, CreateCNIConfigFailure, ReadServiceAccountFailure)...),
 		ready: r.declare(gauge, "istio_cni_install_ready",
-			"1 while the CNI plugin is installed and watched, 0 while pods may start without it."),
+			"1 while the CNI plugin is installed and watched, or for an agent that installs nothing; 0 while pods may start without it."),
 		rewrites: r.declare(counter, "istio_cni_rewrites_total",
 			"Artifacts on the node restored after another program changed or removed them.", each("artifact", Binary, Kubeconfig, Config)...),
 		conflicts: r.declare(counter, "istio_cni_config_fights_total",

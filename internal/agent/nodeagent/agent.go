@@ -117,6 +117,7 @@ func (o Options) stay(ctx context.Context) error {
 	required := parts()
 	if !n.Config.Install {
 		required = nil
+		n.metrics.SetReady(true)
 	}
 	n.health = health.NewState(health.Options{Log: n.Log, Now: clock.RealClock{}.Now, OnChange: n.metrics.SetReady}, required...)
 	servers, err := serve.Open(ctx, n.Log, n.ports()...)
@@ -273,14 +274,16 @@ func (n *node) run(ctx context.Context) error {
 		n.readDirectory() // live configuration applies from the first stanza on
 		n.work.Go(func() { failed <- n.installation.Run(ctx) })
 	} else {
-		n.Log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false)")
+		n.Log.InfoContext(ctx, "nothing is installed (CNI_ENABLE_INSTALL=false or CNI_OBSERVE=true)")
 	}
 	testing, endTest := context.WithCancel(ctx)
 	defer endTest()
 	tested := make(chan struct{})
 	n.work.Go(func() {
 		defer close(tested)
-		n.test(testing)
+		if !n.Config.Observe { // whose test would load kernel modules, and says nothing about another plugin
+			n.test(testing)
+		}
 	})
 	n.startWatches()
 	select {

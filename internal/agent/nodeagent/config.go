@@ -41,6 +41,8 @@ type Config struct {
 	UninstallOnExit teardown.Policy
 	// Install false leaves the node's files unchanged.
 	Install bool
+	// Observe is for an agent beside that of another plugin: it only audits. Install, RepairEnabled and all that writes are off then.
+	Observe bool
 
 	LogSocket     string
 	LogSocketMode fs.FileMode

@@ -53,6 +53,9 @@ func (n *node) keepDecisions() {
 		defer close(kept)
 		n.decisions.Keep(keeping, n.Config.decisionsFile(), n.Log)
 	})
+	if n.Config.Observe { // another plugin's decisions are not known
+		return
+	}
 	n.work.Go(func() {
 		n.decisions.RecordOutside(n.background, n.pods.Follow, func() (sidecar.Policy, error) {
 			conf, err := n.plugin()

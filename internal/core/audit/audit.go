@@ -9,6 +9,7 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -106,6 +107,14 @@ func (s State) Remedy(repairs bool) string {
 	}
 	return remedy
 }
+
+// beside are the remedies that another plugin than ours has, where they differ.
+var beside = map[State]string{ //nolint:gochecknoglobals // a constant table
+	Bypassed: "restart the pod", Drifted: "restart the pod", IPv6Open: "set ISTIO_DUAL_STACK for the proxy, and restart the pod",
+}
+
+// RemedyBeside is Remedy for a pod of another plugin than ours.
+func (s State) RemedyBeside() string { return cmp.Or(beside[s], s.row().remedy) }
 
 // Process is a process that runs with an identity of the proxy in another container than the proxy's.
 type Process struct {

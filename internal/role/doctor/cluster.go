@@ -104,8 +104,12 @@ func (f *features) wanted(namespace string) []kube.Right {
 			}
 		}
 	}
-	add(kube.Right{Resource: "pods"}, "get", "list", "watch")
-	add(kube.Right{Resource: "nodes"}, "get")
+	if !f.observe {
+		add(kube.Right{Resource: "pods"}, "get")
+		add(kube.Right{Resource: "nodes"}, "get")
+		add(kube.Right{Group: "apps", Resource: "daemonsets", Namespace: namespace, Name: f.daemon}, "get")
+	}
+	add(kube.Right{Resource: "pods"}, "list", "watch")
 	audits := f.audit.Interval > 0
 	if f.repairEnabled || audits {
 		add(kube.Right{Resource: "events"}, "create", "patch")
@@ -123,7 +127,6 @@ func (f *features) wanted(namespace string) []kube.Right {
 	if audits && f.audit.PodCondition {
 		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
 	}
-	add(kube.Right{Group: "apps", Resource: "daemonsets", Namespace: namespace, Name: f.daemon}, "get")
 	if f.configMap != "" {
 		add(kube.Right{Resource: "configmaps", Namespace: namespace, Name: f.configMap}, "list", "watch")
 	}
@@ -133,10 +136,14 @@ func (f *features) wanted(namespace string) []kube.Right {
 
 // rights reviews at the API server whether the agent's identity may do what the enabled features do.
 func rights(ctx context.Context, v *view) check {
-	if v.agent == nil {
-		return warn("none before the installation; else see the agent's log", "the agent's rights cannot be reviewed: %v", v.noAgent)
+	agent, err := v.agent, v.noAgent
+	if v.features.observe { // the kubeconfig is of another agent
+		agent, err = v.api, v.noAPI
 	}
-	t, _ := v.agent.Token()
+	if agent == nil {
+		return warn("none before the installation; else see the agent's log", "the agent's rights cannot be reviewed: %v", err)
+	}
+	t, _ := agent.Token()
 	namespace := v.namespace
 	if namespace == "" {
 		namespace = t.Namespace()
@@ -147,7 +154,7 @@ func rights(ctx context.Context, v *view) check {
 	var missing []string
 	all := v.features.wanted(namespace)
 	for _, right := range all {
-		allowed, err := v.agent.Allowed(ctx, right)
+		allowed, err := agent.Allowed(ctx, right)
 		if err != nil {
 			return warn("see whether this node reaches the API server", "the agent's rights cannot be reviewed: %v", err)
 		}

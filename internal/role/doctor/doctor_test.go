@@ -265,6 +265,15 @@ func TestDoctor_Faults(t *testing.T) {
 			},
 			"self-test", output.Fail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
 		},
+		"a kernel without nft_compat": {
+			func(w *world) {
+				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))
+				w.put(runDir+"/selftest.json", strings.NewReplacer(`{"backend": "netlink"}`,
+					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_COMPAT (nft_compat)"}]}, {"backend": "native"}`,
+					`"choice": "netlink"`, `"choice": "native"`).Replace(string(text)))
+			},
+			"self-test", output.Warn, "redirected by native; not everything works: netlink: IPv4 REDIRECT: the kernel needs CONFIG_NFT_COMPAT", "load the modules",
+		},
 		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", output.Fail, "has expired", "the agent's log"},
 		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", output.Warn, "expires in", "the agent's log"},
 		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", output.Fail, "refuses the token", "the agent's log"},
@@ -301,6 +310,26 @@ func TestDoctor_Faults(t *testing.T) {
 				t.Errorf("exit code %d", code)
 			}
 		})
+	}
+}
+
+// TestDoctor_Observer: the directories, the kubeconfig and the plugin are those of another agent.
+func TestDoctor_Observer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.env["CNI_OBSERVE"] = "true"
+	w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n")
+	w.remove(runDir + "/selftest.json")
+	w.api.Deny("get nodes")
+	_, all := w.checks()
+	for _, c := range all {
+		if c.Result != output.OK || strings.Contains(c.Text, "agent installs") {
+			t.Errorf("%+v", c)
+		}
+	}
+	w.put(listFile, pureList)
+	if _, all := w.checks(); all["primary"].Result != output.Fail || !strings.Contains(all["primary"].Remedy, "Istio's agent") {
+		t.Errorf("%+v", all["primary"])
 	}
 }
 

@@ -32,26 +32,28 @@ func directories(_ context.Context, v *view) check {
 		return warn("see the container runtime's configuration in docs/errors.md, or name the directories: cniConfDir and cniBinDir of the chart",
 			"where the runtime looks is not known: %v", err)
 	}
-	where := fmt.Sprintf("%s (%s)", c.Runtime, cmp.Or(c.Source, "by its defaults, without a file"))
+	runtime := fmt.Sprintf("%s (%s)", c.Runtime, cmp.Or(c.Source, "by its defaults, without a file"))
+	where := fmt.Sprintf("%s reads configuration in %s and plugins in %s", runtime, c.ConfDir, strings.Join(c.BinDirs, ", "))
 	finds := func(dir string) bool {
 		return slices.ContainsFunc(c.BinDirs, func(bin string) bool { return same(v.below(bin), v.seen(dir)) })
 	}
 	elsewhere := !same(v.below(c.ConfDir), v.seen(v.netDir)) && !v.network().delegates()
-	elsewhere = elsewhere || !slices.ContainsFunc(v.binDirs, finds)
+	elsewhere = !v.features.observe && (elsewhere || !slices.ContainsFunc(v.binDirs, finds))
 	if elsewhere && v.agentErr() != nil && v.netDir == defaultNetDir && slices.Equal(v.binDirs, []string{defaultBinDir}) {
-		return ok("%s reads configuration in %s and plugins in %s, where an agent installs whose cniConfDir and cniBinDir are not set", where,
-			c.ConfDir, strings.Join(c.BinDirs, ", "))
+		return ok("%s, where an agent installs whose cniConfDir and cniBinDir are not set", where)
 	}
 	if elsewhere {
 		return fail(fmt.Sprintf("leave cniConfDir and cniBinDir unset in the chart, or set cniConfDir=%s and cniBinDir=%s; without it mount these directories at MOUNTED_CNI_NET_DIR and "+
 			"MOUNTED_CNI_BIN_DIRS", c.ConfDir, c.BinDirs[0]),
-			"%s reads configuration in %s and plugins in %s; the agent installs into %s", where, c.ConfDir, strings.Join(c.BinDirs, ", "),
-			v.installs())
+			"%s; the agent installs into %s", where, v.installs())
 	}
 	if len(c.Problems) > 0 {
-		return warn("see the container runtime's configuration in docs/errors.md", "%s: %v", where, errors.Join(c.Problems...))
+		return warn("see the container runtime's configuration in docs/errors.md", "%s: %v", runtime, errors.Join(c.Problems...))
 	}
-	return ok("%s reads configuration in %s and plugins in %s, where the agent installs", where, c.ConfDir, strings.Join(c.BinDirs, ", "))
+	if v.features.observe {
+		return ok("%s", where)
+	}
+	return ok("%s, where the agent installs", where)
 }
 
 // same reports whether two paths are one directory, which may be mounted twice, or may not be there.
@@ -84,6 +86,9 @@ func primary(_ context.Context, v *view) check {
 			return fail("remove the file that sorts first, or name the right one by cniConfFileName (CNI_CONF_NAME)",
 				"%s, and the plugin is in %s, which the runtime does not load", text, name)
 		}
+	}
+	if v.features.observe {
+		return fail("see the log of Istio's agent on this node", "%s, without the plugin istio-cni: pods that start now bypass the mesh", text)
 	}
 	if v.agentErr() == nil {
 		return fail("see the agent's log and its readiness: it names what prevents the installation", "%s, without the plugin, although the agent runs", text)

@@ -97,6 +97,7 @@ func TestRights_InTheAgentsContainer(t *testing.T) {
 		"without live settings":       {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", output.OK, "rights that its features need"},
 		"the right of a feature":      {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", output.Fail, "may not: delete pods"},
 		"a feature that is off":       {"istio-cni install", "", "delete pods", output.OK, "rights that its features need"},
+		"an observer":                 {"install-cni", "CNI_OBSERVE", "get daemonsets", output.OK, "has the 8 rights"},
 		"another one's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", output.Warn, "may not: delete pods, and whether"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -50,6 +50,8 @@ type view struct {
 
 // features are the agent's settings on which its rights depend, from its environment.
 type features struct {
+	// observe is for an agent beside that of another plugin.
+	observe           bool
 	repairEnabled     bool
 	repair            racerepair.Settings
 	audit             auditor.Settings
@@ -58,6 +60,7 @@ type features struct {
 
 func (f *features) rows() []settings.Setting {
 	rows := []settings.Setting{
+		{Name: "cni-observe", Default: "false", Value: settings.Bool(&f.observe)},
 		{Name: "repair-enabled", Default: "true", Value: settings.Bool(&f.repairEnabled)},
 		{Name: "config-map", Default: "istio-cni-config", Value: settings.Text(&f.configMap, nil)},
 		{Name: "daemonset-name", Default: "istio-cni-node", Value: settings.Text(&f.daemon, nil)},
@@ -76,6 +79,9 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	v.root = c.findRoot(host != "")
+	if v.features.observe && v.hostRoot == "" { // what it looks at is another agent's, and not mounted
+		v.hostRoot = v.root
+	}
 	v.runDir = v.seen(c.runDir)
 	v.readDirs()
 	if v.node == "" {
@@ -128,6 +134,8 @@ func (v *view) readFeatures(getenv func(string) (string, bool)) {
 	if in, err := settings.Parse(rows, args, getenv); err == nil {
 		_, _ = in.Read(rows)
 	}
+	f := &v.features
+	f.repairEnabled, f.audit.PodCondition = f.repairEnabled && !f.observe, f.audit.PodCondition && !f.observe
 }
 
 // findRoot returns where the node's file system is seen, "" if it is not. The first process of the node has it as its root directory.

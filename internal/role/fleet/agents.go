@@ -41,6 +41,7 @@ type reference struct {
 type object struct {
 	Metadata struct {
 		Namespace, Name, UID, DeletionTimestamp string
+		Labels                                  map[string]string
 		OwnerReferences                         []reference
 	}
 	Spec   struct{ NodeName string }
@@ -77,6 +78,9 @@ func (f *fleet) objects(ctx context.Context, args ...string) ([]object, error) {
 	return list.Items, nil
 }
 
+// observer is the label of observers, which answer in place of the agents of another plugin in their namespace.
+const observer = "istio-cni-observer"
+
 // where is the namespace of the node agents, and the UIDs of their DaemonSets in it. A label says little about a pod or a DaemonSet:
 // whoever may create one in a namespace of his own chooses its labels. So the agents of two namespaces need the user's choice.
 func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err error) {
@@ -88,9 +92,14 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	if err != nil {
 		return "", nil, fmt.Errorf("kubectl get daemonsets.apps: %w", err)
 	}
+	observes := func(o object) bool { return o.Metadata.Labels["k8s-app"] == observer }
+	beside := slices.ContainsFunc(found, observes)
 	var namespaces []string
 	for _, set := range found {
-		namespaces, sets = append(namespaces, set.Metadata.Namespace), append(sets, set.Metadata.UID)
+		namespaces = append(namespaces, set.Metadata.Namespace)
+		if !beside || observes(set) {
+			sets = append(sets, set.Metadata.UID)
+		}
 	}
 	slices.Sort(namespaces)
 	switch namespaces = slices.Compact(namespaces); len(namespaces) {

@@ -213,3 +213,19 @@ func TestMemory_EndlessAnswers(t *testing.T) {
 		t.Errorf("%d MiB were allocated", mib)
 	}
 }
+
+// TestAgents_Observer: an observer answers, not the agent of another plugin beside it.
+func TestAgents_Observer(t *testing.T) {
+	t.Parallel()
+	kubectl := standIn(t, []answer{
+		{For: "get daemonsets.apps --all-namespaces", Out: list(
+			`{"metadata":{"namespace":"istio-system","uid":"theirs","labels":{"k8s-app":"istio-cni-node"}}}`,
+			`{"metadata":{"namespace":"istio-system","uid":"ours","labels":{"k8s-app":"istio-cni-observer"}}}`)},
+		{For: "get pods -n istio-system", Out: list(
+			podOf("istio-system", "istio-cni-node-x", `{"uid":"theirs","controller":true}`),
+			podOf("istio-system", "istio-cni-observer-x", `{"uid":"ours","controller":true}`))},
+		{For: "get nodes", Out: "node/n1\n"},
+		{For: "exec -n istio-system pod/istio-cni-observer-x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
+	})
+	call(kubectl, nil, "pods").want(t, 0, "n1    shop/a  captured", "")
+}

@@ -46,7 +46,8 @@ COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has t
 
 FLAGS:
    --agent-namespace NAME   namespace of the node agents (default: that of the only DaemonSets with their label)
-   --agent-selector TEXT    label selector of the node agents and their DaemonSet (default: k8s-app=istio-cni-node)
+   --agent-selector TEXT    label selector of the node agents and their DaemonSet
+                            (default: k8s-app in (istio-cni-node, istio-cni-observer); observers, if there are any, answer alone)
    --agent-container NAME   their container (default: install-cni)
    --node NAME              only this node; can be repeated
    --ignore-nodes-without-agent
@@ -100,7 +101,7 @@ var passed = []string{ //nolint:gochecknoglobals // a constant table
 
 // parse divides the arguments.
 func parse(args []string) (o options, err error) {
-	o = options{selector: "k8s-app=istio-cni-node", container: "install-cni"}
+	o = options{selector: "k8s-app in (istio-cni-node, " + observer + ")", container: "install-cni"}
 	for _, name := range passed {
 		var values []string
 		if values, args, err = take(args, name, ""); err != nil {

@@ -74,7 +74,7 @@ func fleetOf(nodes int, answers ...answer) []answer {
 	}
 	return append(answers,
 		daemonSets("istio-system"),
-		answer{For: "get pods -n istio-system -o json -l k8s-app=istio-cni-node", Out: list(items...)},
+		answer{For: "get pods -n istio-system -o json -l k8s-app in (istio-cni-node, istio-cni-observer)", Out: list(items...)},
 		answer{For: "get nodes", Out: strings.Join(names, "")},
 	)
 }
@@ -85,7 +85,7 @@ func daemonSets(namespaces ...string) answer {
 	for _, namespace := range namespaces {
 		items = append(items, fmt.Sprintf(`{"metadata":{"namespace":%q,"name":"istio-cni-node","uid":"uid-of-%[1]s"}}`, namespace))
 	}
-	return answer{For: "get daemonsets.apps --all-namespaces -o json -l k8s-app=istio-cni-node", Out: list(items...)}
+	return answer{For: "get daemonsets.apps --all-namespaces -o json -l k8s-app in (istio-cni-node, istio-cni-observer)", Out: list(items...)}
 }
 
 func list(items ...string) string { return `{"items":[` + strings.Join(items, ",") + `]}` }
@@ -346,7 +346,7 @@ func TestRun_BadArguments(t *testing.T) {
 
 func TestRun_NoAgentOrKubectl(t *testing.T) {
 	t.Parallel()
-	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app=istio-cni-node" of a DaemonSet and its pods in all namespaces`)
+	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app in (istio-cni-node, istio-cni-observer)" of a DaemonSet and its pods in all namespaces`)
 	run(t, []answer{daemonSets()}, "pods").want(t, 1, "", "error: no node agent was found")
 	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
 		want(t, 1, "", "error: kubectl get pods: context \"x\" does not exist\n")

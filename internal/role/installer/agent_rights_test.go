@@ -22,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -69,6 +70,44 @@ func TestAgent_Rights(t *testing.T) {
 	maps.Copy(used, asked(t, patchedEvent(t)))
 	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(used))); diff != "" {
 		t.Errorf("-granted +asked for:\n%s", diff)
+	}
+}
+
+// TestAgent_Observer: it finds a pod that bypasses the mesh, changes no file of the node and no rule, and needs fewer rights.
+func TestAgent_Observer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := newUnredirected(t, n)
+	p.register(n)
+	node := func() map[string]map[string]string {
+		all := map[string]map[string]string{"rules": {"of the pod": netnstest.Run(t, p.Netns, "nft", "list", "ruleset")}}
+		for _, dir := range []string{nodetest.NetDir, nodetest.BinDir, nodetest.RunDir, nodetest.CacheDir} {
+			all[dir] = n.Tree(dir)
+		}
+		return all
+	}
+	before := node()
+	a := n.Start("REPAIR_ENABLED=", "CNI_OBSERVE=true", "CNI_AGENT_RUN_DIR=/tmp/own", "CONFIG_MAP=istio-cni-observer-config")
+	a.AwaitReady()
+	nodetest.Await(t, "the pod's state, its event and the watches", func() error {
+		_, body, err := a.Ask("9876", "/api/pods")
+		if bypassed := strings.Contains(body, `"bypassed"`) && strings.Contains(body, `"remedy": "restart the pod"`); !bypassed || len(p.events(t, n)) == 0 ||
+			!asked(t, n.API)["watch /configmaps:istio-cni-observer-config"] {
+			return notYet("%s%v; log:\n%s", body, err, a.Log())
+		}
+		return a.Running()
+	})
+	check.Equal(t, a.Metric("istio_cni_install_ready"), "1", "ready")
+	ends(t, a)
+	check.Diff(t, "the node has changed", before, node())
+	enough := rights(t, map[string]bool{"Observe": true, "Live": true, "Audit": true})
+	for right := range asked(t, n.API) {
+		if !slices.Contains(enough, right) {
+			t.Errorf("it asks for %q", right)
+		}
+	}
+	if strings.Contains(a.Log(), "self-test") {
+		t.Errorf("a self-test was made:\n%s", a.Log())
 	}
 }
 

@@ -2,9 +2,12 @@ package installer_test
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -126,6 +129,49 @@ func TestAgent_FromNothing(t *testing.T) {
 
 // notYet is the error of a condition that is not met.
 func notYet(format string, args ...any) error { return fmt.Errorf(format, args...) }
+
+// TestAgent_ImmutableNode: nothing needs a program of the node, or writes outside of the directories that such a node lets a pod write.
+func TestAgent_ImmutableNode(t *testing.T) {
+	t.Parallel()
+	n := nodetest.NewImmutable(t, chaintest.Program(t))
+	n.StartAPI()
+	n.GrantAccess()
+	n.Put(listFile, nodetest.BridgeList)
+	check.OK(t, n.OnHost(func() error {
+		for _, program := range []string{"nft", "iptables", "iptables-save", "iptables-nft-restore", "nsenter", "sh"} {
+			for _, dir := range []string{"/usr/sbin/", "/usr/bin/", "/sbin/", "/bin/", "/usr/local/bin/"} {
+				if _, err := os.Stat(dir + program); err == nil {
+					return notYet("the node has %s", dir+program)
+				}
+			}
+		}
+		if err := os.WriteFile("/usr/new", nil, 0o600); !errors.Is(err, syscall.EROFS) {
+			return notYet("its root can be written: %v", err)
+		}
+		return nil
+	}))
+	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true")
+	a.AwaitReady()
+	early, mesh := newUnredirected(t, n), n.NewPod("apps", "mesh", chaintest.Sidecar)
+	early.register(n)
+	list, err := n.Add(mesh)
+	check.OK(t, err)
+	if !mesh.Captured(t) {
+		t.Error("the pod is not captured")
+	}
+	nodetest.Await(t, "the repair in place", func() error {
+		if !early.Captured(t) {
+			return notYet("the pod bypasses the mesh")
+		}
+		return a.Running()
+	})
+	check.OK(t, n.Del(mesh, list.Name))
+	n.API.Delete(nodetest.DaemonSetPath)
+	ends(t, a)
+	if got := types(t, n); len(got) != 2 {
+		t.Errorf("the uninstallation leaves %q", got)
+	}
+}
 
 func configMap(data map[string]string) []byte {
 	return kubetest.ConfigMap(nodetest.Namespace, "istio-cni-config", data)

@@ -22,7 +22,7 @@ func (in input) complete(d *draft) error {
 		d.Source, _ = in.executable() // files reports that it is unknown
 	}
 	d.levels()
-	err := errors.Join(d.action(), d.mode(), d.files(), d.ports(), d.apiServer())
+	err := errors.Join(d.observer(), d.action(), d.mode(), d.files(), d.ports(), d.apiServer())
 	if d.Action != nodeagent.Uninstall {
 		err = errors.Join(err, d.ambient(d.at("ambient-enabled").String(), d.Want.Stanza.AmbientEnabled), in.fillTemplate(d))
 	}
@@ -41,6 +41,27 @@ func (d *draft) action() error {
 		d.Action = nodeagent.Once
 	}
 	return nil
+}
+
+// observer switches off all that changes a node or a pod, unless the user has switched it on.
+func (d *draft) observer() error {
+	if !d.Observe {
+		return nil
+	}
+	d.Audit.Observe = true
+	var errs []error
+	for name, on := range map[string]*bool{
+		"cni-enable-install": &d.Install, "repair-enabled": &d.RepairEnabled, "audit-mode": &d.Audit.Repair,
+		"audit-pod-condition": &d.Audit.PodCondition, "once": &d.once, "uninstall": &d.uninstall,
+	} {
+		if at := d.at(name); *on && at.Given() {
+			errs = append(errs, fmt.Errorf("%s (%s) contradicts %s: an observer changes nothing", at, at.Text, d.at("cni-observe")))
+		} else if *on {
+			*on = false
+			d.derive(name, "--cni-observe")
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // errAmbient is the error for ambient mode, whose pods would silently start outside of the mesh.

@@ -149,6 +149,27 @@ func TestAmbient_Refused(t *testing.T) {
 	}
 }
 
+// TestObserver_Contradictions: an observer changes nothing, whatever else is set.
+func TestObserver_Contradictions(t *testing.T) {
+	t.Parallel()
+	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true"} {
+		name, _, _ := strings.Cut(set, "=")
+		want := "environment variable " + name
+		if _, err := build(nil, cluster("CNI_OBSERVE=true", set)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v", set, err)
+		}
+	}
+	for _, flag := range []string{"--once", "--uninstall"} {
+		if _, err := build([]string{flag}, cluster("CNI_OBSERVE=true")); err == nil || !strings.Contains(err.Error(), "flag "+flag) {
+			t.Errorf("%s: error %v", flag, err)
+		}
+	}
+	c := mustLoad(t, cluster("CNI_OBSERVE=true", "REPAIR_ENABLED=false", "AUDIT_MODE=report"))
+	if c.Install || c.RepairEnabled || c.Audit.Repair || c.Audit.Interval == 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
 func TestSettings_Warnings(t *testing.T) {
 	t.Parallel()
 	env := cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore", "REPAIR_ENABLED=true", "LOG_UDS_ADDRESS=/run/other.sock", "KUBECONFIG_MODE=644")

@@ -65,6 +65,10 @@ func (d *draft) actionSettings() []settings.Setting {
 			Use:   "with ambient mode enabled: refuse to start, or ignore its pods, which are outside of the mesh then",
 			Value: settings.Choice(&d.ambientPods, ambientRefuse, ambientIgnore),
 		},
+		{
+			Name: "cni-observe", Default: "false", Use: "only audit the pods of the node, beside the agent of another plugin: install, repair and write nothing",
+			Value: settings.Bool(&d.Observe),
+		},
 		{Name: "cni-enable-install", Default: "true", Use: "false: install nothing, only serve", Value: settings.Bool(&d.Install)},
 		{
 			Name: "cni-enable-reinstall", Default: "true", Chart: true, Use: "false: leave later changes by others to program and configuration alone, and say so in /readyz",

@@ -48,6 +48,7 @@ func rows() []row {
 		{"--uninstall", "true", "2", "Action: stay -> uninstall"},
 		{"--dry-run", "true", " true", "Action: stay -> once; DryRun: false -> true"},
 		{"--uninstall-on-exit", "never", "Auto", "UninstallOnExit: auto -> never"},
+		{"--cni-observe", "true", "yes", "Audit.Observe: false -> true; Install: true -> false; Observe: false -> true"},
 		{"--cni-enable-install", "false", "yes", "Install: true -> false"},
 		{"--cni-enable-reinstall", "false", "yes", "Reinstall: true -> false"},
 		{"--cni-conf-mode", "dropin", "drop-in", "Want.Mode: inline -> dropin"},

@@ -1,5 +1,9 @@
 {{/* Values derived from several settings. All templates need .Config, see _merge.tpl. */}}
 
+{{/* cni.name is the name of the chart's objects, cni.agent of the DaemonSet: an observer's are not those of Istio's agent. */}}
+{{- define "cni.name" -}}{{ ternary "istio-cni-observer" "istio-cni" .Config.observe }}{{- end -}}
+{{- define "cni.agent" -}}{{ ternary "istio-cni-observer" "istio-cni-node" .Config.observe }}{{- end -}}
+
 {{- define "cni.hub" -}}
 {{- .Config.hub | default .Config.global.hub -}}
 {{- end -}}
@@ -34,7 +38,7 @@ imagePullSecrets:
 
 {{/* cni.networkPolicy is the name of the NetworkPolicy. */}}
 {{- define "cni.networkPolicy" -}}
-{{- if .Config.revision -}}istio-cni-{{ .Config.revision }}{{- else -}}istio-cni{{- end -}}
+{{ include "cni.name" . }}{{ with .Config.revision }}-{{ . }}{{ end }}
 {{- end -}}
 
 {{/* cni.text converts a scalar to a string: Helm decodes integers as floating point numbers. */}}
@@ -57,7 +61,7 @@ imagePullSecrets:
 
 {{/* cni.appLabels are the common labels of objects and pods. */}}
 {{- define "cni.appLabels" -}}
-app.kubernetes.io/name: istio-cni
+app.kubernetes.io/name: {{ include "cni.name" . }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: istio
@@ -68,8 +72,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") 
 {{- define "cni.labels" -}}
 release: {{ .Release.Name | quote }}
 istio.io/rev: {{ .Config.revision | default "default" | quote }}
+{{- if not .Config.observe }}
 install.operator.istio.io/owning-resource: {{ .Config.ownerName | default "unknown" | quote }}
 operator.istio.io/component: Cni
+{{- end }}
 {{ include "cni.appLabels" . }}
 {{- end -}}
 
@@ -244,5 +250,9 @@ CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY NATIVE_NFTABLES CNI_BACKE
 {{- end -}}
 {{- $agent := dict -}}
 {{- range $name, $value := $v.agent -}}{{- $_ := set $agent (snakecase $name | upper) $value -}}{{- end -}}
-{{- include "cni.strings" (list $data $agent $v.env) -}}
+{{- $observer := dict -}}
+{{- if $v.observe -}}
+{{- $observer = dict "CNI_OBSERVE" true "DAEMONSET_NAME" (include "cni.agent" .) "CONFIG_MAP" (printf "%s-config" (include "cni.name" .)) "AMBIENT_ENABLED" false -}}
+{{- end -}}
+{{- include "cni.strings" (list $data $agent $v.env $observer) -}}
 {{- end -}}

@@ -70,10 +70,13 @@ where none is set, and the tag of the reference's image.
 {{- include "cni.file" (dict "root" $ "onto" $v "kind" (trimSuffix "Version" $kind) "name" $name) -}}
 {{- $_ := set $v $kind $name -}}
 {{- end -}}
+{{- if eq (ternary .Values.observe $historic.observe (hasKey .Values "observe") | toString) "true" -}}
+{{- include "cni.overlay" (dict "onto" $v "from" (dict "priorityClassName" "" "foreignOwners" false "repair" (dict "enabled" false))) -}}
+{{- end -}}
 {{- include "cni.overlay" (dict "onto" $v "from" (omit $historic "enabled" "profile" "platform" "compatibilityVersion")) -}}
 {{- include "cni.overlay" (dict "onto" $v "from" (omit $own "_internal_defaults_do_not_set")) -}}
 {{- include "cni.typed" (dict "in" $v "like" $defaults "path" "") -}}
-{{- $_ := set $v "priorityClassName" ($v.priorityClassName | default $defaults.priorityClassName) -}}
+{{- $_ := set $v "priorityClassName" ($v.priorityClassName | default (ternary "" $defaults.priorityClassName $v.observe)) -}}
 {{- include "cni.counts" (list $v.tolerations $v.taint.tolerations $v.affinity $v.taint.affinity $v.updateStrategy) -}}
 {{- $_ := set . "Config" $v -}}
 {{- $_ := set . "Others" $others -}}
@@ -81,13 +84,32 @@ where none is set, and the tag of the reference's image.
 {{- end -}}
 {{- end -}}
 
+{{/* cni.checkObserver rejects what an observer does not do. */}}
+{{- define "cni.checkObserver" -}}
+{{- $v := .Config -}}
+{{- range $what, $on := dict
+  "repair.enabled=true" $v.repair.enabled
+  "audit.mode=repair" (eq $v.audit.mode "repair")
+  "audit.podCondition=true" $v.audit.podCondition
+  "taint.enabled=true" $v.taint.enabled
+  "taint.newNodes=true" $v.taint.newNodes
+  "hostNetwork=true" $v.hostNetwork
+-}}
+{{- if $on -}}{{- fail (printf "%s contradicts observe=true: an observer changes nothing" $what) -}}{{- end -}}
+{{- end -}}
+{{- if not (include "cni.audit" .) -}}
+{{- fail "audit.interval=0 contradicts observe=true: an observer does nothing but audit" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* cni.check rejects values that render but do not work. */}}
 {{- define "cni.check" -}}
 {{- $v := .Config -}}
-{{- if $v.ambient.enabled -}}
+{{- if $v.observe -}}{{- include "cni.checkObserver" . -}}{{- end -}}
+{{- if and $v.ambient.enabled (not $v.observe) -}}
 {{- fail "ambient.enabled: ambient mode is not supported, and its pods would start outside of the mesh: such nodes keep the agent of Istio's own istio-cni; set ambient.enabled=false for the others" -}}
 {{- end -}}
-{{- if and (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
+{{- if and (not $v.observe) (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
 {{- fail "env.AMBIENT_ENABLED: ambient mode is not supported, and the agent does not start with it: such nodes keep the agent of Istio's own istio-cni; set it to false for the others" -}}
 {{- end -}}
 {{- if and $v.confMode (ne $v.confMode "standalone") (not $v.chained) -}}

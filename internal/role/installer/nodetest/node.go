@@ -74,6 +74,8 @@ type Node struct {
 	// host and container are root directories; mounts below them are visible in the mount namespace only.
 	host, container string
 	mounts          *os.File
+	// immutable is for a root that is read-only but for writable, and has no program.
+	immutable bool
 
 	projections atomic.Int64
 }
@@ -81,7 +83,21 @@ type Node struct {
 // New creates a node whose container image has the program. It skips a test that does not run as root.
 func New(tb testing.TB, program string) *Node {
 	tb.Helper()
-	n := &Node{tb: tb, Netns: netnstest.New(tb)}
+	return create(tb, program, false)
+}
+
+// NewImmutable creates a node of an immutable operating system, such as Talos or Bottlerocket: its root is read-only but for /var, /run,
+// /etc/cni and the directory of plugins, and of the machine's programs it has the primary CNI's alone, with their libraries.
+func NewImmutable(tb testing.TB, program string) *Node {
+	tb.Helper()
+	return create(tb, program, true)
+}
+
+func writable() []string { return []string{"/var", "/run", "/etc/cni", BinDir} }
+
+func create(tb testing.TB, program string, immutable bool) *Node {
+	tb.Helper()
+	n := &Node{tb: tb, Netns: netnstest.New(tb), immutable: immutable}
 	dir := tb.TempDir()
 	n.host, n.container = filepath.Join(dir, "host"), filepath.Join(dir, "container")
 	check.OK(tb, errors.Join(n.makeHost(), n.makeContainer()), "making a node")
@@ -95,7 +111,7 @@ func New(tb testing.TB, program string) *Node {
 func (n *Node) makeHost() error {
 	var errs []error
 	for _, dir := range []string{
-		NetDir, BinDir, RunDir, netnsDir, CacheDir, "/usr", "/proc", "/dev", "/tmp", "/etc/alternatives",
+		NetDir, BinDir, RunDir, netnsDir, CacheDir, "/usr/lib", "/usr/lib64", "/proc", "/dev", "/tmp", "/etc/alternatives",
 	} {
 		errs = append(errs, os.MkdirAll(n.Path(dir), dirMode))
 	}
@@ -126,6 +142,9 @@ func (n *Node) makeContainer() error {
 
 // Path returns the test's path of a file of the host.
 func (n *Node) Path(name string) string { return filepath.Join(n.host, name) }
+
+// OnHost runs do with the host's root directory, in its mount and network namespaces.
+func (n *Node) OnHost(do func() error) error { return n.as(n.host, do) }
 
 // inside returns the test's path of a file of the container.
 func (n *Node) inside(name string) string { return filepath.Join(n.container, name) }

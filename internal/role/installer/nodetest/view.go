@@ -43,6 +43,11 @@ func (n *Node) mount(program string) error {
 				return err
 			}
 		}
+		if n.immutable {
+			if err := readOnly(n.host); err != nil {
+				return err
+			}
+		}
 		mounts, err := os.Open("/proc/thread-self/ns/mnt")
 		n.mounts = mounts
 		return err
@@ -61,8 +66,12 @@ func (b bind) mount() error {
 	if b.flags&unix.MS_RDONLY == 0 {
 		return nil
 	}
-	if err := unix.Mount("", b.to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		return fmt.Errorf("making %q read-only: %w", b.to, err)
+	return readOnly(b.to)
+}
+
+func readOnly(mounted string) error {
+	if err := unix.Mount("", mounted, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return fmt.Errorf("making %q read-only: %w", mounted, err)
 	}
 	return nil
 }
@@ -73,8 +82,18 @@ func (n *Node) binds(program string) []bind {
 		// A root directory is a mount, which programs may count on that change how mounts propagate.
 		{from: n.host, to: n.host},
 		{from: n.container, to: n.container},
-		{from: "/usr", to: n.Path("/usr"), flags: unix.MS_RDONLY},
-		{from: "/etc/alternatives", to: n.Path("/etc/alternatives"), flags: unix.MS_RDONLY},
+	}
+	machine := []string{"/usr", "/etc/alternatives"}
+	if n.immutable {
+		machine = []string{"/usr/lib", "/usr/lib64"}
+		for _, dir := range writable() {
+			binds = append(binds, bind{from: n.Path(dir), to: n.Path(dir)})
+		}
+	}
+	for _, dir := range machine {
+		binds = append(binds, bind{from: dir, to: n.Path(dir), flags: unix.MS_RDONLY})
+	}
+	binds = append(binds, []bind{
 		{from: "/proc", to: n.Path("/proc"), flags: unix.MS_REC},
 		{from: "/proc", to: n.inside("/proc"), flags: unix.MS_REC},
 		{from: program, to: n.inside(imageProgram), flags: unix.MS_RDONLY},
@@ -83,7 +102,7 @@ func (n *Node) binds(program string) []bind {
 		{from: n.Path("/var/lib/cni"), to: n.inside("/host/var/lib/cni")},
 		{from: n.Path(netnsDir), to: n.inside("/host/var" + netnsDir)},
 		{from: n.Path(RunDir), to: n.inside("/var" + RunDir)},
-	}
+	}...)
 	for _, device := range devices() {
 		for _, root := range []string{n.host, n.container} {
 			binds = append(binds, bind{from: device, to: filepath.Join(root, device)})
