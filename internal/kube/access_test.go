@@ -1,15 +1,13 @@
-package kube_test
+package kube
 
 import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
@@ -18,10 +16,8 @@ func TestAllowed_Reviews(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
 	server.Deny("patch pods/status")
-	c, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	check.OK(t, err)
-	defer c.Close()
-	for right, want := range map[kube.Right]bool{
+	c := newClient(t, server.Kubeconfig(t))
+	for right, want := range map[Right]bool{
 		{Verb: "get", Resource: "pods"}:                                                                         true,
 		{Verb: "patch", Resource: "pods", Subresource: "status"}:                                                false,
 		{Verb: "get", Group: "apps", Resource: "daemonsets", Namespace: "istio-system", Name: "istio-cni-node"}: true,
@@ -31,7 +27,7 @@ func TestAllowed_Reviews(t *testing.T) {
 		}
 	}
 	server.Fail(kubetest.Unauthorized, 1)
-	if _, err := c.Allowed(t.Context(), kube.Right{Verb: "get", Resource: "pods"}); kube.ClassOf(err) != kube.Unauthorized {
+	if _, err := c.Allowed(t.Context(), Right{Verb: "get", Resource: "pods"}); ClassOf(err) != Unauthorized {
 		t.Errorf("a refused request: %v", err)
 	}
 }
@@ -42,9 +38,7 @@ func TestClient_ObjectsForTheDoctor(t *testing.T) {
 	server.Set(kubetest.ConfigMap("kube-system", "cilium-config", map[string]string{"cni-exclusive": "true"}))
 	server.Set([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"a","name":"here"},"spec":{"nodeName":"node-1"}}`))
 	server.Set([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"a","name":"there"},"spec":{"nodeName":"node-2"}}`))
-	c, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	check.OK(t, err)
-	defer c.Close()
+	c := newClient(t, server.Kubeconfig(t))
 	data, err := c.ConfigMap(t.Context(), "kube-system", "cilium-config")
 	if err != nil || data["cni-exclusive"] != "true" {
 		t.Errorf("got %v, %v", data, err)
@@ -53,7 +47,7 @@ func TestClient_ObjectsForTheDoctor(t *testing.T) {
 	if err != nil || len(pods) != 1 || pods[0].Facts.Name != "here" {
 		t.Errorf("got %+v, %v", pods, err)
 	}
-	if _, err := c.Pods(t.Context(), "Node 1", 500); kube.ClassOf(err) != kube.InvalidKey {
+	if _, err := c.Pods(t.Context(), "Node 1", 500); ClassOf(err) != InvalidKey {
 		t.Errorf("a bad name: %v", err)
 	}
 }
@@ -61,7 +55,7 @@ func TestClient_ObjectsForTheDoctor(t *testing.T) {
 func TestToken_Claims(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
-	for claims, want := range map[string]kube.Token{
+	for claims, want := range map[string]Token{
 		`{"sub":"system:serviceaccount:istio-system:istio-cni","exp":1800000000}`: {
 			Subject: "system:serviceaccount:istio-system:istio-cni", Expires: time.Unix(1800000000, 0),
 		},
@@ -70,27 +64,19 @@ func TestToken_Claims(t *testing.T) {
 	} {
 		token := "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln"
 		server.SetToken(token)
-		c, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-		check.OK(t, err)
-		got, err := c.Token()
+		got, err := newClient(t, server.Kubeconfig(t)).Token()
 		if err != nil || got != want || strings.Contains(fmt.Sprint(err), token) {
 			t.Errorf("%s: got %+v, %v", claims, got, err)
 		}
 	}
 	for _, token := range []string{"opaque", "a.b.c", "e30.bm90IGpzb24.x"} {
 		server.SetToken(token)
-		tokenFile, caFile := server.ServiceAccount(t)
-		host, port := server.Address()
-		c, err := kube.NewClient(kube.Config{Server: kube.Address{Host: host, Port: port}, TokenFile: tokenFile, CAFile: caFile})
-		check.OK(t, err)
-		if got, err := c.Token(); err == nil || strings.Contains(err.Error(), token) {
+		if got, err := connected(t, server, nil).Token(); err == nil || strings.Contains(err.Error(), token) {
 			t.Errorf("%s: %+v, %v", token, got, err)
 		}
 	}
-	if !slices.Equal([]string{
-		kube.Token{Subject: "system:serviceaccount:istio-system:istio-cni"}.Namespace(), kube.Token{Subject: "admin"}.Namespace(),
-	}, []string{"istio-system", ""}) {
-		t.Error("namespaces of subjects")
+	for subject, want := range map[string]string{"system:serviceaccount:istio-system:istio-cni": "istio-system", "admin": ""} {
+		check.Equal(t, Token{Subject: subject}.Namespace(), want, subject, "is of namespace")
 	}
 }
 
@@ -145,8 +131,8 @@ func TestDaemonSet_Fits(t *testing.T) {
 		{"one of two taints tolerated", `{"tolerations": [{"key": "k", "operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}, {"key": "j", "effect": "NoExecute"}`, "j="},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var set kube.DaemonSet
-			node := kube.Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}}
+			var set DaemonSet
+			node := Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}}
 			check.OK(t, json.Unmarshal([]byte(test.spec), &set.Template))
 			check.OK(t, json.Unmarshal([]byte("["+test.taints+"]"), &node.Taints))
 			fits, why := set.Fits(node)

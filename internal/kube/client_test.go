@@ -146,11 +146,36 @@ func TestRequest_FailureClasses(t *testing.T) {
 			if strings.Contains(err.Error(), server.Token()) {
 				t.Errorf("the error shows the token: %v", err)
 			}
+			if !failed.Transient() && test.class != NotFound {
+				lookUpFails(t, server, test.class)
+			}
 			server.Heal()
 			if _, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node"); err != nil && test.class != Timeout {
 				t.Errorf("the next one: %v", err)
 			}
 		})
+	}
+}
+
+// lookUpFails wants a look-up to end after the attempts of the class, with one line for a person.
+func lookUpFails(t *testing.T, server *kubetest.Server, class Class) {
+	t.Helper()
+	before := len(server.Requests())
+	_, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient)
+	failed := wantError(t, err, class)
+	attempts, remedy := failed.policy()
+	sent := attempts
+	if class == TLS {
+		sent = 0
+	}
+	if requests := len(server.Requests()) - before; failed.Attempts != attempts || requests != sent || failed.Exhausted {
+		t.Errorf("%d requests, want %d; exhausted %t: %v", requests, sent, failed.Exhausted, err)
+	}
+	after := map[int]string{1: " after 1 attempt in ", 2: " after 2 attempts in "}[attempts]
+	for _, want := range []string{"get pods shop/cart at API server " + server.URL() + ": " + string(class), after, ". Remedy: " + remedy} {
+		if !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), server.Token()) {
+			t.Errorf("error without %q, or with the token: %v", want, err)
+		}
 	}
 }
 

@@ -498,33 +498,25 @@ func TestWatch_EndsAtOnce(t *testing.T) {
 	}
 }
 
+// TestWatch_EndsLater: a watch that ends, and one that is silent for longer than IdleTimeout, are followed by the next at once.
 func TestWatch_EndsLater(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		between, _ := pauses(t, time.Hour, emptyThen(silentFor(time.Minute)))
-		for i, pause := range between[2:] {
-			if pause < time.Minute || pause > time.Minute+time.Second {
-				t.Errorf("watch %d was followed after %v, want 1m to 1m1s", i, pause)
+	for span, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, 24 * time.Hour: 150 * time.Second} {
+		bubble(t, span.String(), func(t *testing.T) {
+			between, reported := pauses(t, time.Hour, emptyThen(silentFor(span)))
+			for i, pause := range between[2:] {
+				if pause < want || pause > want+time.Second {
+					t.Errorf("watch %d was followed after %v, want %v to a second more", i, pause, want)
+				}
 			}
-		}
-	})
-}
-
-func TestWatch_Silent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		between, reported := pauses(t, time.Hour, emptyThen(silentFor(24*time.Hour)))
-		for i, pause := range between[2:] {
-			if pause < 150*time.Second || pause > 151*time.Second {
-				t.Errorf("watch %d was closed after %v, want 150s to 151s", i, pause)
+			if check.Diff(t, "calls", []string{"absent"}, reported); len(between) < 20 {
+				t.Errorf("%d requests", len(between))
 			}
-		}
-		if diff := cmp.Diff([]string{"absent"}, reported); diff != "" || len(between) < 20 {
-			t.Errorf("%d requests, calls (-want +got):\n%s", len(between), diff)
-		}
-	})
-	synctest.Test(t, func(t *testing.T) {
+		})
+	}
+	bubble(t, "without a response", func(t *testing.T) {
 		between, reported := pauses(t, time.Hour, emptyThen(hangs()))
-		if diff := cmp.Diff([]string{"absent", "error: " + string(Timeout)}, reported); diff != "" || len(between) < 20 {
-			t.Errorf("%d requests, calls (-want +got):\n%s", len(between), diff)
+		if check.Diff(t, "calls", []string{"absent", "error: " + string(Timeout)}, reported); len(between) < 20 {
+			t.Errorf("%d requests", len(between))
 		}
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -21,54 +20,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// brokenPod returns a pod as the API server has it when its redirection is missing.
-func brokenPod() *corev1.Pod {
-	at := func(n int) metav1.Time { return metav1.Time{Time: day(n)} }
-	return &corev1.Pod{
-		TypeMeta: metav1.TypeMeta{Kind: "Pod", APIVersion: "v1"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop", Name: "web-1", UID: types.UID("u1"), ResourceVersion: "1", DeletionTimestamp: new(at(9)),
-			Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"sidecar.istio.io/status": "{}"},
-		},
-		Spec: corev1.PodSpec{
-			NodeName: "node-1", RestartPolicy: corev1.RestartPolicyAlways,
-			InitContainers: []corev1.Container{{Name: "istio-validation", Args: []string{"a"}}},
-			Containers:     []corev1.Container{{Name: "web", Env: []corev1.EnvVar{{Name: "K", Value: "v"}}}},
-		},
-		Status: corev1.PodStatus{
-			Phase: corev1.PodPending, PodIP: "10.0.0.5", PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}, {IP: "fd00::5"}},
-			Conditions: []corev1.PodCondition{
-				{Type: corev1.PodInitialized, Status: corev1.ConditionFalse}, {Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at(4)},
-			},
-			InitContainerStatuses: []corev1.ContainerStatus{{
-				Name: "istio-validation", RestartCount: 3,
-				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off"}},
-				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
-					ExitCode: 126, Signal: 9, Reason: "Error", Message: "no redirection", StartedAt: at(1), FinishedAt: at(2), ContainerID: "c",
-				}},
-			}},
-			ContainerStatuses: []corev1.ContainerStatus{
-				{Name: "web", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(3)}}},
-				{Name: "young", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
-				{Name: "other"},
-			},
-			EphemeralContainerStatuses: []corev1.ContainerStatus{{Name: "debugger", ContainerID: "containerd://d"}},
-		},
-	}
-}
-
-func marshaled(t *testing.T, pod *corev1.Pod) []byte {
-	t.Helper()
-	data, err := json.Marshal(pod)
-	check.OK(t, err)
-	return data
-}
+// brokenPod is a pod as the API server has it when its redirection is missing.
+const brokenPod = `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": "web-1", "uid": "u1",
+	"deletionTimestamp": "2026-01-09T00:00:00Z", "labels": {"app": "web"}, "annotations": {"sidecar.istio.io/status": "{}"}},
+	"spec": {"nodeName": "node-1", "restartPolicy": "Always", "initContainers": [{"name": "istio-validation", "args": ["a"]}],
+		"containers": [{"name": "web", "env": [{"name": "K", "value": "v"}]}]},
+	"status": {"phase": "Pending", "podIP": "10.0.0.5", "podIPs": [{"ip": "10.0.0.5"}, {"ip": "fd00::5"}],
+		"conditions": [{"type": "Initialized", "status": "False"},
+			{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-04T00:00:00Z"}],
+		"initContainerStatuses": [{"name": "istio-validation", "restartCount": 3,
+			"state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+			"lastState": {"terminated": {"exitCode": 126, "signal": 9, "reason": "Error", "message": "no redirection", "containerID": "c",
+				"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-02T00:00:00Z"}}}],
+		"containerStatuses": [{"name": "web", "ready": true, "state": {"running": {"startedAt": "2026-01-03T00:00:00Z"}}},
+			{"name": "young", "state": {"running": {}}}, {"name": "other"}],
+		"ephemeralContainerStatuses": [{"name": "debugger", "containerID": "containerd://d"}]}}`
 
 func TestWatchPods_ReducedPod(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
-	pod := brokenPod()
-	server.Set(marshaled(t, pod))
+	server.Set([]byte(brokenPod))
 	api := connected(t, server, nil)
 	got := watchedOnce(t, func(ctx context.Context, l Listener[Pod]) { api.WatchPods(ctx, PodScope{Node: "node-1"}, l) })
 	want := Pod{
@@ -93,7 +64,7 @@ func TestWatchPods_ReducedPod(t *testing.T) {
 	check.Diff(t, "result", want, got, cmpopts.EquateComparable(netip.Addr{}), cmpopts.IgnoreUnexported(Pod{}))
 	wantRef := PodRef{Namespace: "shop", Name: "web-1", UID: "u1", Version: "2"}
 	check.Equal(t, got.Ref(), wantRef, "its reference is")
-	if facts, err := Facts(marshaled(t, pod)); err != nil || !cmp.Equal(facts, got.Facts) {
+	if facts, err := Facts([]byte(brokenPod)); err != nil || !cmp.Equal(facts, got.Facts) {
 		t.Errorf("the plugin reads %+v (%v), the agent %+v", facts, err, got.Facts)
 	}
 }
@@ -160,10 +131,13 @@ func TestWatchPods_Selectors(t *testing.T) {
 // onNode returns a pod on a node, in a phase.
 func onNode(t *testing.T, name, node, phase string) []byte {
 	t.Helper()
-	pod := brokenPod()
+	var pod corev1.Pod
+	check.OK(t, json.Unmarshal([]byte(brokenPod), &pod))
 	pod.Name, pod.UID, pod.Spec.NodeName, pod.Status.Phase = name, types.UID("u-"+name), node, corev1.PodPhase(phase)
 	pod.DeletionTimestamp = nil
-	return marshaled(t, pod)
+	data, err := json.Marshal(pod)
+	check.OK(t, err)
+	return data
 }
 
 func TestWatchPods_OfANode(t *testing.T) {

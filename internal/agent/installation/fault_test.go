@@ -160,7 +160,7 @@ func everyFault(t *testing.T, prepare func() *fixture, work func(*fixture, *inst
 		for at := 0; ; at++ {
 			n := prepare()
 			faults := hostfstest.FailAt(at, errno)
-			n.disk.Ops = faults
+			n.disk.Before = faults.Before
 			a := n.agent()
 			err := work(n, a)
 			if log := faults.Log(); len(log) > at {

@@ -275,13 +275,13 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 		check.OK(t, os.Remove(n.path("bin/istio-cni")))
 	}
 	faults := stop(at)
-	n.disk.Ops = faults
+	n.disk.Before = faults.Before
 	if work == "uninstalling" {
 		_ = n.agent().Uninstall(t.Context())
 	} else {
 		_ = n.agent().Reconcile()
 	}
-	n.disk.Ops = nil
+	n.disk.Before = nil
 	log := faults.Log()
 	if got := slices.DeleteFunc(n.loaded(), isStanza); !slices.Equal(got, s.primary) {
 		t.Fatalf("killed after %q: the runtime runs %q, want %q\n%v", log, got, s.primary, n.tree("net.d"))
@@ -489,7 +489,7 @@ func TestUninstall_StanzaStays(t *testing.T) {
 		"within a meta plugin": func(n *fixture) {
 			n.put("net.d/00-multus.conf", `{"type":"multus","delegates":[{"plugins":[{"type":"istio-cni"}]}]}`, 0o644)
 		},
-		"W-21 no file can be made": func(n *fixture) { n.disk.Ops = refusing(n.path("net.d")) },
+		"W-21 no file can be made": func(n *fixture) { n.disk.Before = refusing(n.path("net.d")) },
 		"a file that cannot be read": func(n *fixture) {
 			check.OK(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
 		},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -209,39 +208,14 @@ func TestReadiness_FollowsTheNode(t *testing.T) {
 	check.Equal(t, n.there("net.d/.05-cilium.conflist123"), true, "another program's temporary file was removed")
 }
 
-// hooked is a disk on which something happens before a file is made or removed, and before a directory is synced.
-type hooked struct {
-	hostfs.Kernel
-
-	before func(call, path string) error
-}
-
-func (h hooked) Create(path string) (*os.File, error) {
-	if err := h.before("create", path); err != nil {
-		return nil, err
-	}
-	return h.Kernel.Create(path)
-}
-
-func (h hooked) Remove(path string) error {
-	if err := h.before("remove", path); err != nil {
-		return err
-	}
-	return h.Kernel.Remove(path)
-}
-
-func (h hooked) SyncDir(path string) error {
-	return errors.Join(h.before("syncdir", path), h.Kernel.SyncDir(path))
-}
-
-// refusing is a disk that makes and removes no file in some directories.
-func refusing(dirs ...string) hooked {
-	return hooked{before: func(call, path string) error {
-		if call != "syncdir" && slices.Contains(dirs, filepath.Dir(path)) {
-			return &fs.PathError{Op: call, Path: path, Err: syscall.EIO}
+// refusing makes and removes no file in some directories.
+func refusing(dirs ...string) func(hostfs.Call) error {
+	return func(c hostfs.Call) error {
+		if slices.Contains([]string{"create", "remove"}, c.Name) && slices.Contains(dirs, filepath.Dir(c.Path)) {
+			return syscall.EIO
 		}
 		return nil
-	}}
+	}
 }
 
 // TestRun_ChangesDuringInstallation changes all that the installation has already looked at, before it comes to
@@ -258,12 +232,12 @@ func TestRun_ChangesDuringInstallation(t *testing.T) {
 			n := newFixture(t, "10-bridge.conflist", conflist)
 			changed := make(chan struct{})
 			once := sync.OnceFunc(func() { change(n); close(changed) })
-			n.disk.Ops = hooked{before: func(call, path string) error {
-				if call == "syncdir" && path == n.path("net.d") {
+			n.disk.Before = func(c hostfs.Call) error {
+				if c.Name == "syncdir" && c.Path == n.path("net.d") {
 					once()
 				}
 				return nil
-			}}
+			}
 			n.running(n.agent())
 			<-changed
 			n.until(n.asWanted)
@@ -301,7 +275,7 @@ func TestUninstall_ReportsEveryError(t *testing.T) {
 	check.OK(t, n.agent().Reconcile())
 	n.put("old/ZZZ-istio-cni-kubeconfig", "x", 0o600)
 	n.config.OldKubeconfig = n.path("old/ZZZ-istio-cni-kubeconfig")
-	n.disk.Ops = refusing(n.path("old"), n.path("run"), n.path("bin"))
+	n.disk.Before = refusing(n.path("old"), n.path("run"), n.path("bin"))
 	err := n.agent().Uninstall(t.Context())
 	for _, file := range []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni", "bin/istio-iptables"} {
 		if err == nil || !strings.Contains(err.Error(), n.path(file)) {
@@ -391,11 +365,11 @@ func TestReadiness_HangingDisk(t *testing.T) {
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	clock := agenttest.NewClock()
 	var disk sync.RWMutex // locked, no file can be made: as with fsfreeze(8), the call does not return
-	n.disk.Ops = hooked{before: func(string, string) error {
+	n.disk.Before = func(hostfs.Call) error {
 		disk.RLock()
 		defer disk.RUnlock()
 		return nil
-	}}
+	}
 	n.health = health.NewState(health.Options{Now: clock.Now}, installation.PartBinaries, installation.PartKubeconfig, installation.PartConf)
 	probe := func(path string) (int, string) {
 		answer := httptest.NewRecorder()

@@ -546,28 +546,8 @@ func testNodePatch(c *contract) {
 }
 
 func testNodeStatus(c *contract) {
-	const path = "/api/v1/nodes/contract-status"
 	c.addNode("contract-status")
-	before := c.want(http.StatusOK, http.MethodGet, path, "", nil)
-	condition := func(kind, status string) object {
-		return object{"metadata": object{"uid": uid(before.body)}, "status": object{"conditions": []object{{"type": kind, "status": status}}}}
-	}
-	c.want(http.StatusOK, http.MethodPatch, path+"/status", "strategic-merge", condition("Ready", "True"))
-	c.want(http.StatusOK, http.MethodPatch, path+"/status", "strategic-merge", condition("Mesh", "False"))
-	c.want(http.StatusOK, http.MethodPatch, path+"/status", "strategic-merge", condition("Mesh", "True"))
-	got := map[any]any{}
-	list, _ := c.want(http.StatusOK, http.MethodGet, path, "", nil).at("status", "conditions").([]any)
-	for _, one := range list {
-		got[at(one, "type")] = at(one, "status")
-	}
-	if !maps.Equal(got, map[any]any{"Ready": "True", "Mesh": "True"}) {
-		c.Errorf("conditions %v", got)
-	}
-	wrong := condition("Mesh", "False")
-	wrong["metadata"] = object{"uid": "another"}
-	if a := c.do(http.MethodPatch, path+"/status", "strategic-merge", wrong); a.code != http.StatusConflict && a.code != http.StatusUnprocessableEntity {
-		c.Errorf("another node of the name: %s", a)
-	}
+	testStatus(c, "/api/v1/nodes/contract-status")
 }
 
 func testPodLabels(c *contract) {
@@ -590,8 +570,13 @@ func testPodLabels(c *contract) {
 }
 
 func testPodStatus(c *contract) {
-	made := c.addPod("web", "node-1")
-	path := c.pod("web") + "/status"
+	c.addPod("web", "node-1")
+	testStatus(c, c.pod("web"))
+}
+
+func testStatus(c *contract, path string) {
+	made := c.want(http.StatusOK, http.MethodGet, path, "", nil).body
+	path += "/status"
 	patch := func(uid string, conditions ...object) object {
 		return object{"metadata": object{"uid": uid}, "status": object{"conditions": conditions}}
 	}
@@ -607,7 +592,7 @@ func testPodStatus(c *contract) {
 	list, _ := after.at("status", "conditions").([]any)
 	for _, one := range list {
 		condition, _ := one.(object)
-		maps.DeleteFunc(condition, func(_ string, value any) bool { return value == nil }) // lastProbeTime
+		maps.DeleteFunc(condition, func(_ string, value any) bool { return value == nil }) // lastProbeTime, lastHeartbeatTime
 		got[condition["type"]] = condition
 	}
 	if !reflect.DeepEqual(got["Ready"], ready) || !reflect.DeepEqual(got["example.com/Mesh"], mesh) || version(after.body) == version(before.body) {
@@ -618,7 +603,7 @@ func testPodStatus(c *contract) {
 	check.Equal(c, version(again.body), version(after.body), "version")
 	other := c.do(http.MethodPatch, path, "strategic-merge", patch("another", ready))
 	if other.code != http.StatusConflict && other.code != http.StatusUnprocessableEntity {
-		c.Errorf("another pod of the name: %s", other)
+		c.Errorf("another object of the name: %s", other)
 	}
 }
 

@@ -1,7 +1,6 @@
 package kubetest
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/http"
@@ -46,7 +45,6 @@ const (
 	WrongKind    Fault = "200 with a Status"
 	WrongUID     Fault = "the pod with another UID"
 	WrongName    Fault = "a pod of another name"
-	TooLarge     Fault = "a body of 17 MiB"
 )
 
 // Faults of a connection: the certificate that the server presents.
@@ -103,11 +101,6 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		WrongKind: body(marshal(statusOf(metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusOK}))),
 		WrongUID:  func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "uid", "another")) },
 		WrongName: func(w http.ResponseWriter, r *http.Request) { answer(w, s.rewrite(r, "name", "another")) },
-		TooLarge: func(w http.ResponseWriter, _ *http.Request) {
-			const length = 17 << 20
-			w.Header().Set("Content-Length", strconv.Itoa(length))
-			answer(w, bytes.Repeat([]byte(" "), length))
-		},
 	}
 }
 
@@ -131,9 +124,7 @@ func page(code int) http.HandlerFunc {
 // tooMany responds 429. The API server sends no Retry-After for a budget whose status is not about to be computed again.
 func (s *Server) tooMany(message string, causes ...metav1.StatusCause) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
-		s.mu.Lock()
-		refused := apierrors.NewTooManyRequests(message, s.retryAfter)
-		s.mu.Unlock()
+		refused := apierrors.NewTooManyRequests(message, valueOf(s, func() int { return s.retryAfter }))
 		refused.ErrStatus.Details.Causes = causes
 		refuse(w, refused)
 	}

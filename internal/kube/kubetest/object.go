@@ -301,7 +301,5 @@ func (s *Server) Events() [][]byte {
 
 // Object returns the server's object at a path, nil for none.
 func (s *Server) Object(path string) []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.objects[path]
+	return valueOf(s, func() []byte { return s.objects[path] })
 }

@@ -14,11 +14,7 @@ import (
 
 // Protobuf sends the events of later watches in protobuf to clients that accept it, as the real API server does. It is for
 // measurements: the type of an object must be one of Kubernetes.
-func (s *Server) Protobuf() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.protobuf = true
-}
+func (s *Server) Protobuf() { s.locked(func() { s.protobuf = true }) }
 
 // encoding returns the content type of a watch's answer, and what encodes the lines of the JSON stream.
 func (s *Server) encoding(r *http.Request) (contentType string, encode func(line []byte) []byte) {

@@ -37,12 +37,12 @@ const Forever = 1 << 30
 
 // Server is one API server.
 type Server struct {
-	tb     testing.TB
-	http   *httptest.Server
-	issuer pair
-	behave map[Fault]http.HandlerFunc
-	done   chan struct{}
-	stop   func()
+	tb          testing.TB
+	http        *httptest.Server
+	certificate tls.Certificate
+	behave      map[Fault]http.HandlerFunc
+	done        chan struct{}
+	stop        func()
 
 	mu          sync.Mutex
 	token       string
@@ -81,7 +81,6 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	check.OK(tb, err, "listening on", address)
 	s := &Server{
 		tb:         tb,
-		issuer:     newAuthority(tb),
 		done:       make(chan struct{}),
 		token:      "secret-token-of-the-node-agent",
 		retryAfter: 1,
@@ -96,9 +95,7 @@ func NewServerAt(tb testing.TB, address string) *Server {
 		ErrorLog: log.New(io.Discard, "", 0),
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			if state == http.StateNew {
-				s.mu.Lock()
-				s.connections++
-				s.mu.Unlock()
+				s.locked(func() { s.connections++ })
 			}
 		},
 	}
@@ -112,6 +109,19 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	return s
 }
 
+// locked calls a function that needs the lock.
+func (s *Server) locked(do func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do()
+}
+
+// valueOf is locked for a function with a result.
+func valueOf[T any](s *Server, get func() T) (value T) {
+	s.locked(func() { value = get() })
+	return value
+}
+
 // URL returns https://ADDRESS:PORT.
 func (s *Server) URL() string { return "https://" + s.http.Listener.Addr().String() }
 
@@ -119,18 +129,10 @@ func (s *Server) URL() string { return "https://" + s.http.Listener.Addr().Strin
 func (s *Server) Stop() { s.stop() }
 
 // Token returns the bearer token that the server accepts.
-func (s *Server) Token() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.token
-}
+func (s *Server) Token() string { return valueOf(s, func() string { return s.token }) }
 
 // SetToken replaces the accepted token. Existing kubeconfigs keep their token.
-func (s *Server) SetToken(token string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.token = token
-}
+func (s *Server) SetToken(token string) { s.locked(func() { s.token = token }) }
 
 // Kubeconfig writes a kubeconfig as the node agent does, with the authority and the token inline, and returns its path.
 func (s *Server) Kubeconfig(tb testing.TB) string {
@@ -196,32 +198,18 @@ func (s *Server) FailOn(part string, fault Fault, times int) {
 }
 
 // Heal removes all remaining faults.
-func (s *Server) Heal() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.faults = nil
-}
+func (s *Server) Heal() { s.locked(func() { s.faults = nil }) }
 
 // SetRetryAfter sets the Retry-After of [TooMany] and [Budget] in seconds; 1 at the beginning.
-func (s *Server) SetRetryAfter(seconds int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.retryAfter = seconds
-}
+func (s *Server) SetRetryAfter(seconds int) { s.locked(func() { s.retryAfter = seconds }) }
 
 // Requests returns the requests so far, as "METHOD /path?query".
 func (s *Server) Requests() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return append([]string(nil), s.requests...)
+	return valueOf(s, func() []string { return append([]string(nil), s.requests...) })
 }
 
 // Connections returns the number of TCP connections so far.
-func (s *Server) Connections() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.connections
-}
+func (s *Server) Connections() int { return valueOf(s, func() int { return s.connections }) }
 
 // next consumes the next fault if its type is wanted. A fault for some requests only does not delay the faults of others.
 func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {

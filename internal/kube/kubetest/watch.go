@@ -67,10 +67,7 @@ func event(kind string, data []byte) []byte {
 // watch streams the changes after the request's resourceVersion.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, in selection) {
 	initial := r.URL.Query().Get("sendInitialEvents") == "true"
-	s.mu.Lock()
-	listsOnly := s.noStreams
-	s.mu.Unlock()
-	if initial && listsOnly {
+	if initial && valueOf(s, func() bool { return s.noStreams }) {
 		refuse(w, invalid("sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled"))
 		return
 	}
@@ -168,24 +165,12 @@ func (s *Server) bookmark(w *watch, annotations object) []byte {
 }
 
 // ListsOnly disables streaming lists, as in API servers before Kubernetes 1.34.
-func (s *Server) ListsOnly() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.noStreams = true
-}
+func (s *Server) ListsOnly() { s.locked(func() { s.noStreams = true }) }
 
-func (s *Server) forget(stream *watch) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.watches, stream)
-}
+func (s *Server) forget(stream *watch) { s.locked(func() { delete(s.watches, stream) }) }
 
 // Watches returns the number of open streams.
-func (s *Server) Watches() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.watches)
-}
+func (s *Server) Watches() int { return valueOf(s, func() int { return len(s.watches) }) }
 
 // Bookmark sends a bookmark to all watches.
 func (s *Server) Bookmark() {
@@ -206,11 +191,7 @@ func (s *Server) Send(kind string, data []byte) {
 }
 
 // Compact drops the history: a watch from an earlier version gets 410. It does not end open watches.
-func (s *Server) Compact() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history, s.oldest = nil, s.version
-}
+func (s *Server) Compact() { s.locked(func() { s.history, s.oldest = nil, s.version }) }
 
 // CloseWatches ends all open streams properly, after their remaining lines.
 func (s *Server) CloseWatches() { s.endWatches(false) }

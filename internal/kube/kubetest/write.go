@@ -239,8 +239,4 @@ func (s *Server) review(w http.ResponseWriter, r *http.Request, body []byte) {
 }
 
 // Deny makes access reviews deny rights such as "delete pods" and "patch pods/status"; all others are allowed. Requests are not refused.
-func (s *Server) Deny(rights ...string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.denied = append(s.denied, rights...)
-}
+func (s *Server) Deny(rights ...string) { s.locked(func() { s.denied = append(s.denied, rights...) }) }

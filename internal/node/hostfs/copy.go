@@ -74,9 +74,9 @@ func (d Disk) copy(from, to string, mode fs.FileMode) (err error) {
 		if err != nil {
 			return err
 		}
-		return wrap("changing mode", d.ops().Chmod(temp, mode))
+		return d.chmod(temp, mode)
 	}
-	return d.replace(to, fill, d.renameOnto(to))
+	return d.replace(to, fill, d.renameOnto)
 }
 
 // A tempWriter writes to a temporary file by the operations of a Disk.

@@ -116,25 +116,17 @@ func TestComparisons_QuietFileIsReadOnce(t *testing.T) {
 	disk := hostfs.Disk{Compared: &hostfs.Comparisons{}}
 	read := func() (bytes int) {
 		t.Helper()
-		before := bytesRead(t)
+		before := hostfstest.BytesRead(t)
 		if same, err := disk.Identical(from, to, 0o644); !same || err != nil {
 			t.Fatal(same, err)
 		}
-		return bytesRead(t) - before
+		return hostfstest.BytesRead(t) - before
 	}
 	agenttest.Eventually(t, "not read each time", func() bool { return read() <= len(big)/2 })
 	put(t, to, strings.ToUpper(big))
 	if same, err := disk.Identical(from, to, 0o644); same || err != nil {
 		t.Errorf("identical %v, error %v", same, err)
 	}
-}
-
-// bytesRead is how much this process has read, proc_pid_io(5).
-func bytesRead(t *testing.T) (n int) {
-	t.Helper()
-	_, err := fmt.Sscanf(content("/proc/self/io"), "rchar: %d", &n)
-	check.OK(t, err)
-	return n
 }
 
 func TestCopy_OverRunningProgram(t *testing.T) {

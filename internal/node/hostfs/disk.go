@@ -3,7 +3,6 @@ package hostfs
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -30,24 +29,29 @@ const (
 // An error means that nothing changed, with one exception: if the fsync of the directory fails after the rename, the new
 // content is in place, complete, and may be the old one again after a loss of power.
 type Disk struct {
-	Ops      Ops          // nil is Kernel
-	Compared *Comparisons // cache of Copy and Identical; nil reads all files each time
-}
-
-func (d Disk) ops() Ops {
-	if d.Ops == nil {
-		return Kernel{}
-	}
-	return d.Ops
+	Before   func(Call) error // is called before each call, which it can refuse; for tests
+	Compared *Comparisons     // cache of Copy and Identical; nil reads all files each time
 }
 
 // WriteFile writes a file of this content and exactly this mode, whatever the umask. A replaced file keeps its owner. A
 // symbolic link stays, and WriteFile replaces the target of the link; a target that is no regular file is an error.
 func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
+	return d.put(path, data, mode, d.renameOnto)
+}
+
+func (d Disk) put(path string, data []byte, mode fs.FileMode, place func(temp, path string) error) error {
 	target, old, err := d.resolve(path)
 	if err == nil {
-		fill := func(temp *os.File) error { return d.fill(temp, data, mode, old) }
-		err = d.replace(target, fill, d.renameOnto(target))
+		err = d.replace(target, func(temp *os.File) error {
+			failed := d.write(temp, data)
+			if failed == nil {
+				failed = d.chownLike(temp, old)
+			}
+			if failed == nil {
+				failed = d.chmod(temp, mode) // after chown, which may clear bits
+			}
+			return failed
+		}, place)
 	}
 	return wrapPath("writing", path, err)
 }
@@ -60,16 +64,6 @@ func (Disk) Append(path string, data []byte) error {
 		err = errors.Join(err, file.Close())
 	}
 	return wrapPath("appending to", path, err)
-}
-
-func (d Disk) fill(temp *os.File, data []byte, mode fs.FileMode, old fs.FileInfo) error {
-	if err := d.write(temp, data); err != nil {
-		return err
-	}
-	if err := d.chownLike(temp, old); err != nil {
-		return err
-	}
-	return wrap("changing mode", d.ops().Chmod(temp, mode)) // after chown, which may clear bits
 }
 
 // resolve returns the path to replace and the file there, nil if there is none.
@@ -104,39 +98,38 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 }
 
 // replace completes a temporary file by fill and renames it by place.
-func (d Disk) replace(path string, fill func(temp *os.File) error, place func(temp string) error) error {
+func (d Disk) replace(path string, fill func(temp *os.File) error, place func(temp, path string) error) error {
 	temp, err := d.create(path)
 	if err != nil {
 		return err
 	}
-	if err = d.complete(temp, fill); err != nil {
-		_ = d.ops().Remove(temp.Name()) // the next sweep tries again
-		return err
-	}
-	return d.place(temp.Name(), path, place)
+	return d.place(temp.Name(), path, d.complete(temp, fill), place)
 }
 
-// place renames a temporary file, or removes it.
-func (d Disk) place(temp, path string, place func(temp string) error) error {
-	if err := place(temp); err != nil {
-		_ = d.ops().Remove(temp) // the next sweep tries again
+// place renames a temporary file, or removes it after an error.
+func (d Disk) place(temp, path string, err error, place func(temp, path string) error) error {
+	if err == nil {
+		err = place(temp, path)
+	}
+	if err != nil {
+		_ = d.remove(temp) // the next sweep tries again
 		return err
 	}
 	return d.SyncDir(filepath.Dir(path))
 }
 
-func (d Disk) renameOnto(path string) func(temp string) error {
-	return func(temp string) error { return wrap("renaming temporary file", d.ops().Rename(temp, path, 0)) }
+func (d Disk) renameOnto(temp, path string) error {
+	return wrap("renaming temporary file", d.rename(temp, path, 0))
 }
 
 // complete fills a temporary file and puts it on the disk.
 func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	err := fill(temp)
 	if err == nil {
-		err = wrap("syncing temporary file", d.ops().Sync(temp))
+		err = wrap("syncing temporary file", d.on("sync", temp.Name(), temp.Sync))
 		dropPageCache(temp)
 	}
-	if closed := d.ops().Close(temp); err == nil {
+	if closed := d.close(temp); err == nil {
 		err = wrap("closing temporary file", closed)
 	}
 	return err
@@ -144,9 +137,11 @@ func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 
 func (d Disk) create(path string) (*os.File, error) {
 	var file *os.File
-	err := beside(path, func(temp string) (err error) {
-		file, err = d.ops().Create(temp)
-		return err
+	err := beside(path, func(temp string) error {
+		return d.on("create", temp, func() (err error) {
+			file, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's path
+			return err
+		})
 	})
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
@@ -165,11 +160,10 @@ func beside(path string, create func(temp string) error) error {
 }
 
 func (d Disk) write(temp *os.File, data []byte) error {
-	n, err := d.ops().Write(temp, data)
-	if err == nil && n < len(data) {
-		err = io.ErrShortWrite
-	}
-	return wrap("writing temporary file", err)
+	return wrap("writing temporary file", d.do(Call{Name: "write", Path: temp.Name(), Data: data}, func() error {
+		_, err := temp.Write(data)
+		return err
+	}))
 }
 
 func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
@@ -181,15 +175,11 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 		return nil
 	}
 	// An agent without CAP_CHOWN makes the file its own, as every program that writes by rename does.
-	if err := d.ops().Chown(temp, int(was.Uid), int(was.Gid)); err != nil && !errors.Is(err, syscall.EPERM) {
-		return wrap("changing owner", err)
+	err := d.on("chown", temp.Name(), func() error { return temp.Chown(int(was.Uid), int(was.Gid)) })
+	if errors.Is(err, syscall.EPERM) {
+		return nil
 	}
-	return nil
-}
-
-// SyncDir makes the names in a directory outlive a loss of power: for changes that an earlier call failed to sync.
-func (d Disk) SyncDir(dir string) error {
-	return wrapPath("syncing directory", dir, d.ops().SyncDir(dir))
+	return wrap("changing owner", err)
 }
 
 // Symlink makes link a symbolic link to target, durably, and reports whether it had to. A file of that name is replaced,
@@ -205,17 +195,17 @@ func (d Disk) symlink(target, link string) error {
 	var temp string
 	err := beside(link, func(name string) error {
 		temp = name
-		return d.ops().Symlink(target, name)
+		return d.do(Call{Name: "symlink", Path: target, To: name}, func() error { return os.Symlink(target, name) })
 	})
 	if err != nil {
 		return wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
 	}
-	return d.place(temp, link, d.renameOnto(link))
+	return d.place(temp, link, nil, d.renameOnto)
 }
 
 // Rename renames a file, durably. A file of that name is replaced.
 func (d Disk) Rename(from, to string) error {
-	err := d.ops().Rename(from, to, 0)
+	err := d.rename(from, to, 0)
 	if err == nil {
 		err = d.SyncDir(filepath.Dir(to))
 	}
@@ -230,7 +220,7 @@ func (d Disk) Rename(from, to string) error {
 
 // Remove removes a file, a link or an empty directory, durably. A missing one is no error.
 func (d Disk) Remove(path string) error {
-	err := d.ops().Remove(path)
+	err := d.remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -261,7 +251,7 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	if err = d.mkdirAll(parent, parentMode); err != nil {
 		return err
 	}
-	err = d.ops().Mkdir(path, mode)
+	err = d.on("mkdir", path, func() error { return os.Mkdir(path, mode) })
 	if errors.Is(err, fs.ErrExist) {
 		if made, statErr := os.Stat(path); statErr == nil && made.IsDir() {
 			return nil // another process was faster
@@ -270,19 +260,19 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	if err != nil {
 		return cause(err)
 	}
-	if err := d.chmodDir(path, mode); err != nil {
-		return err
+	// The umask may have cleared bits. Another owner of the parent may have put a link there.
+	err = d.on("chmod", path, func() error {
+		dir, err := os.OpenFile(path, syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) //nolint:gosec // the caller's path
+		if err != nil {
+			return err
+		}
+		defer dir.Close() //nolint:errcheck // it was only opened
+		return dir.Chmod(mode)
+	})
+	if err != nil {
+		return wrap("changing mode", err)
 	}
 	return d.SyncDir(parent)
-}
-
-// chmodDir sets the mode bits that the umask cleared.
-func (d Disk) chmodDir(path string, mode fs.FileMode) error {
-	dir, err := os.Open(path) //nolint:gosec // the caller's path
-	if err != nil {
-		return cause(err)
-	}
-	return wrap("changing mode", errors.Join(d.ops().Chmod(dir, mode), d.ops().Close(dir)))
 }
 
 // Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the
@@ -310,7 +300,7 @@ func (d Disk) sweep(dir string, leftover func(file string, own bool) bool) (remo
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		if err := d.ops().Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := d.remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, wrapPath("removing", path, err))
 			continue
 		}

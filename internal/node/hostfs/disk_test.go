@@ -143,7 +143,7 @@ func eachOperation(t *testing.T, fault func(int) *hostfstest.Faults, check func(
 			for n := range steps(t, j) {
 				faults := fault(n)
 				dir := prepared(t, j)
-				err := j.do(hostfs.Disk{Ops: faults}, dir)
+				err := j.do(hostfs.Disk{Before: faults.Before}, dir)
 				check(t, j, dir, faults.Log()[n], err)
 			}
 		})

@@ -10,8 +10,8 @@
 // It never interprets a file, never decides about the content of the node, and follows a symbolic link for writing only to
 // an existing regular file.
 //
-// Every system call that changes the file system is one call of [Ops], so that package hostfstest can end or fail an
-// operation at each of them.
+// Every system call that changes the file system is a [Call], so that package hostfstest can end or fail an operation at each of
+// them.
 //
 // Start reading at [Disk.WriteFile] in disk.go, for the watch at [Watch.Set] in watch.go.
 package hostfs

@@ -1,88 +1,85 @@
 package hostfs
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"os"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Ops are the operations that change the node's files, each one system call as far as the result shows. [Kernel]
-// does them. Reading is not among them.
-type Ops interface {
-	// Create makes a file that must not exist yet, for writing, readable by its owner alone.
-	Create(path string) (*os.File, error)
-	Write(file *os.File, data []byte) (int, error)
-	Chown(file *os.File, uid, gid int) error
-	Chmod(file *os.File, mode fs.FileMode) error
-	Sync(file *os.File) error
-	// Close closes the file even if it fails.
-	Close(file *os.File) error
-	// Rename is renameat2(2): EINVAL is a file system that does not know the flags.
-	Rename(from, to string, flags uint) error
-	// Remove removes a file, a link or an empty directory.
-	Remove(path string) error
-	Symlink(target, link string) error
-	Mkdir(path string, mode fs.FileMode) error
-	// SyncDir makes creations, renames and removals in the directory outlive a loss of power.
-	SyncDir(path string) error
+// A Call is a system call that changes the node's files.
+type Call struct {
+	// Name is create, write, chown, chmod, sync, close, rename, remove, symlink, mkdir or syncdir.
+	Name string
+	// Path is the file or directory, the old name for rename, and the target for symlink.
+	Path string
+	// To is the new name for rename, and the link for symlink.
+	To string
+	// Data is what write writes.
+	Data []byte
+	// Flags are those of rename, see renameat2(2).
+	Flags uint
 }
 
-// Kernel implements Ops by system calls.
-type Kernel struct{}
+// String returns the name and the paths, such as "rename /a/b.tmp.7 /a/b".
+func (c Call) String() string { return strings.TrimSpace(c.Name + " " + c.Path + " " + c.To) }
 
-// Create calls open(2) with O_EXCL, which follows no link.
-func (Kernel) Create(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's path
+// do makes a call, unless Before refuses it.
+func (d Disk) do(c Call, call func() error) error {
+	if d.Before != nil {
+		if err := d.Before(c); err != nil {
+			return err
+		}
+	}
+	return call()
 }
 
-// Write calls write(2) until all is written.
-func (Kernel) Write(file *os.File, data []byte) (int, error) { return file.Write(data) }
-
-// Chown calls fchown(2).
-func (Kernel) Chown(file *os.File, uid, gid int) error { return file.Chown(uid, gid) }
-
-// Chmod calls fchmod(2).
-func (Kernel) Chmod(file *os.File, mode fs.FileMode) error { return file.Chmod(mode) }
-
-// Sync calls fsync(2).
-func (Kernel) Sync(file *os.File) error { return file.Sync() }
-
-// Close calls close(2).
-func (Kernel) Close(file *os.File) error { return file.Close() }
-
-// Rename calls renameat2(2), and rename(2) without flags, which every file system knows.
-func (Kernel) Rename(from, to string, flags uint) error {
-	if flags == 0 {
-		return os.Rename(from, to)
-	}
-	if err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, flags); err != nil {
-		return &os.LinkError{Op: "renameat2", Old: from, New: to, Err: err}
-	}
-	return nil
+// on is do for a call with one path.
+func (d Disk) on(name, path string, call func() error) error {
+	return d.do(Call{Name: name, Path: path}, call)
 }
 
-// Remove calls unlink(2) or rmdir(2).
-func (Kernel) Remove(path string) error { return os.Remove(path) }
+// rename calls renameat2(2), and rename(2) without flags, which every file system knows.
+func (d Disk) rename(from, to string, flags uint) error {
+	return d.do(Call{Name: "rename", Path: from, To: to, Flags: flags}, func() error {
+		if flags == 0 {
+			return os.Rename(from, to)
+		}
+		return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, flags)
+	})
+}
 
-// Symlink calls symlink(2).
-func (Kernel) Symlink(target, link string) error { return os.Symlink(target, link) }
+// remove removes a file, a link or an empty directory.
+func (d Disk) remove(path string) error {
+	return d.on("remove", path, func() error { return os.Remove(path) })
+}
 
-// Mkdir calls mkdir(2), so the umask counts.
-func (Kernel) Mkdir(path string, mode fs.FileMode) error { return os.Mkdir(path, mode) }
+func (d Disk) chmod(file *os.File, mode fs.FileMode) error {
+	return wrap("changing mode", d.on("chmod", file.Name(), func() error { return file.Chmod(mode) }))
+}
 
-// SyncDir calls fsync(2) for a directory. A file system without fsync of directories is no error: it has no better
-// guarantee.
-func (Kernel) SyncDir(path string) (err error) {
-	dir, err := os.Open(path) //nolint:gosec // the caller's path
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dir.Close()) }()
-	if err := dir.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
-		return err
-	}
-	return nil
+// close closes the file even if Before refuses it.
+func (d Disk) close(file *os.File) error {
+	refused := d.on("close", file.Name(), func() error { return nil })
+	return cmp.Or(file.Close(), refused)
+}
+
+// SyncDir makes the names in a directory outlive a loss of power: for changes that an earlier call failed to sync. A file system
+// without fsync of directories is no error: it has no better guarantee.
+func (d Disk) SyncDir(path string) error {
+	return wrapPath("syncing directory", path, d.on("syncdir", path, func() error {
+		dir, err := os.Open(path) //nolint:gosec // the caller's path
+		if err != nil {
+			return err
+		}
+		err = dir.Sync()
+		if errors.Is(err, syscall.EINVAL) || errors.Is(err, errors.ErrUnsupported) {
+			err = nil
+		}
+		return cmp.Or(err, dir.Close())
+	}))
 }

@@ -170,7 +170,7 @@ func TestHint(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "f"), "")
 	failing := func(errno syscall.Errno) error {
-		return hostfs.Disk{Ops: hostfstest.FailAt(0, errno)}.WriteFile(filepath.Join(dir, "f"), nil, 0o600)
+		return hostfs.Disk{Before: hostfstest.FailAt(0, errno).Before}.WriteFile(filepath.Join(dir, "f"), nil, 0o600)
 	}
 	_, _, missingFile := hostfs.ReadFile(filepath.Join(dir, "missing"), 1)
 	for _, c := range []struct {

@@ -22,15 +22,7 @@ const maxExchange = 16 << 20
 // out, and exchanges both back if another program wrote it. On file systems without RENAME_EXCHANGE it compares the content
 // right before the rename.
 func (d Disk) Replace(path string, old, data []byte, mode fs.FileMode) error {
-	target, info, err := d.resolve(path)
-	if err == nil && (info == nil) != (old == nil) {
-		err = ErrChanged
-	}
-	if err == nil {
-		fill := func(temp *os.File) error { return d.fill(temp, data, mode, info) }
-		err = d.replace(target, fill, func(temp string) error { return d.exchange(temp, target, old, data) })
-	}
-	return wrapPath("writing", path, err)
+	return d.put(path, data, mode, func(temp, target string) error { return d.exchange(temp, target, old, data) })
 }
 
 // exchange swaps the temporary file, which has the content data, with the file at path and removes the old content. If
@@ -43,10 +35,10 @@ func (d Disk) exchange(temp, path string, old, data []byte) error {
 	const attempts = 100
 	expected, placed := old, data
 	for n := range attempts {
-		err := d.ops().Rename(temp, path, unix.RENAME_EXCHANGE)
+		err := d.rename(temp, path, unix.RENAME_EXCHANGE)
 		switch {
 		case unsupported(err) && holds(path, old):
-			return wrap("renaming temporary file", d.ops().Rename(temp, path, 0))
+			return wrap("renaming temporary file", d.rename(temp, path, 0))
 		case unsupported(err), errors.Is(err, fs.ErrNotExist):
 			return ErrChanged
 		case err != nil:
@@ -57,7 +49,7 @@ func (d Disk) exchange(temp, path string, old, data []byte) error {
 			return ErrChanged
 		}
 		if err == nil && bytes.Equal(found, expected) {
-			_ = d.ops().Remove(temp) // the next sweep tries again
+			_ = d.remove(temp) // the next sweep tries again
 			return nil
 		}
 		expected, placed = placed, found
@@ -67,7 +59,7 @@ func (d Disk) exchange(temp, path string, old, data []byte) error {
 
 // moveNew renames to a name that must be free.
 func (d Disk) moveNew(from, to string) error {
-	err := d.ops().Rename(from, to, unix.RENAME_NOREPLACE)
+	err := d.rename(from, to, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
 		return ErrChanged
 	}
@@ -77,7 +69,7 @@ func (d Disk) moveNew(from, to string) error {
 	if _, err := os.Lstat(to); err == nil {
 		return ErrChanged
 	}
-	return wrap("renaming", d.ops().Rename(from, to, 0))
+	return wrap("renaming", d.rename(from, to, 0))
 }
 
 // unsupported reports whether a file system knows plain renames only, renameat2(2).

@@ -13,26 +13,22 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// writers runs other writers right before the renames of a Disk with flags, one before each.
-type writers struct {
-	hostfs.Ops
-
-	before []func() error
-	plain  bool // such renames are unknown, as in some file systems
-}
-
-func (w *writers) Rename(from, to string, flags uint) error {
-	if flags != 0 && w.plain {
-		return syscall.EINVAL
-	}
-	if flags != 0 && len(w.before) > 0 {
-		next := w.before[0]
-		w.before = w.before[1:]
-		if err := next(); err != nil {
-			return err
+// among runs other writers right before the renames with flags, one before each, and then before, unless nil. With plain such
+// renames are unknown, as in some file systems.
+func among(plain bool, before func(hostfs.Call) error, writers ...func() error) hostfs.Disk {
+	return hostfs.Disk{Before: func(c hostfs.Call) error {
+		var err error
+		switch {
+		case c.Flags != 0 && plain:
+			err = syscall.EINVAL
+		case c.Flags != 0 && len(writers) > 0:
+			err, writers = writers[0](), writers[1:]
 		}
-	}
-	return w.Ops.Rename(from, to, flags)
+		if err == nil && before != nil {
+			err = before(c)
+		}
+		return err
+	}}
 }
 
 // writing is another writer that replaces the file, or writes in place; a text "-" removes it.
@@ -78,15 +74,15 @@ func TestReplace(t *testing.T) {
 			if tc.there != "-" {
 				put(t, file, tc.there)
 			}
-			ops := &writers{Ops: hostfs.Kernel{}, plain: tc.plain}
+			var writers []func() error
 			for n, text := range strings.Fields(tc.others) {
-				ops.before = append(ops.before, writing(file, text, inPlace && n > 0))
+				writers = append(writers, writing(file, text, inPlace && n > 0))
 			}
 			var old []byte
 			if tc.old != "-" {
 				old = []byte(tc.old)
 			}
-			err := hostfs.Disk{Ops: ops}.Replace(file, old, []byte("new"), 0o640)
+			err := among(tc.plain, nil, writers...).Replace(file, old, []byte("new"), 0o640)
 			if errors.Is(err, hostfs.ErrChanged) != tc.changed || !tc.changed && err != nil {
 				t.Errorf("%s, in place %v: error %v, changed wanted: %v", tc.name, inPlace, err, tc.changed)
 			}
@@ -111,11 +107,11 @@ func TestReplace_FailsAtEachCall(t *testing.T) {
 				file := filepath.Join(dir, "f.conflist")
 				put(t, file, "old")
 				faults := fault(at)
-				ops := &writers{Ops: faults}
+				var writers []func() error
 				if other != "" {
-					ops.before = append(ops.before, writing(file, other, false))
+					writers = append(writers, writing(file, other, false))
 				}
-				err := hostfs.Disk{Ops: ops}.Replace(file, []byte("old"), []byte("new"), 0o600)
+				err := among(false, faults.Before, writers...).Replace(file, []byte("old"), []byte("new"), 0o600)
 				met = len(faults.Log()) > at
 				_, swept := hostfs.Disk{}.SweepOwn(dir)
 				check.OK(t, swept)
@@ -142,8 +138,7 @@ func TestMove(t *testing.T) {
 		dir := t.TempDir()
 		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
 		put(t, from, "a")
-		ops := &writers{Ops: hostfs.Kernel{}, before: []func() error{tc.before(from, to)}}
-		if err := (hostfs.Disk{Ops: ops}).Move(from, to, []byte("a")); errors.Is(err, hostfs.ErrChanged) != tc.changed {
+		if err := among(false, nil, tc.before(from, to)).Move(from, to, []byte("a")); errors.Is(err, hostfs.ErrChanged) != tc.changed {
 			t.Errorf("%s: error %v", tc.name, err)
 		}
 		if got, _ := state(t, dir); got != tc.want {

@@ -33,8 +33,6 @@ const (
 	// pollInterval replaces it while the kernel has no inotify instance, or not enough watches, for this user. All
 	// programs of a user share them, so that they may run out, and be free again, at any time.
 	pollInterval = 2 * time.Second
-	// maxLinks is how many symbolic links a path may contain, as in the kernel.
-	maxLinks = 40
 )
 
 // Watch reports that an entry changed at one of a set of paths, without naming it: the receiver compares all files with
@@ -209,48 +207,25 @@ type watchSet struct {
 // add walks a path. Each directory is watched before its entry is examined, so that a later change of the entry is an
 // event. The walk ends where the next entry is missing or a file, or after too many links.
 func (s *watchSet) add(path Path, watch func(dir string) error) error {
+	var err error
 	root, below := hostpath.Root(path.Name)
-	dir, rest := root, elements(below)
-	for links := 0; links <= maxLinks; {
-		if err := watch(dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-			return nil
-		} else if err != nil {
-			return wrapPath("watching", dir, err)
+	end, failed := hostpath.Walk(root, below, func(dir, name string) bool {
+		if err = watch(dir); err != nil {
+			err = wrapPath("watching", dir, err)
+			return false
 		}
-		if len(rest) == 0 {
-			s.ends[dir] = append(s.ends[dir], path)
-			return nil
-		}
-		next := entry(root, dir, rest[0])
-		s.names[rest[0]] = true
-		rest = rest[1:]
-		if target, err := os.Readlink(next); err == nil {
-			links++
-			rest = append(elements(target), rest...)
-			if filepath.IsAbs(target) {
-				dir = root
-			}
-			continue
-		}
-		if info, err := os.Lstat(next); err != nil || !info.IsDir() {
-			return nil //nolint:nilerr // its appearance is an event
-		}
-		dir = next
+		s.names[name] = true
+		info, missing := os.Lstat(filepath.Join(dir, name)) // its appearance is an event
+		return missing == nil && (info.IsDir() || info.Mode().Type() == fs.ModeSymlink)
+	})
+	if end != "" && failed == nil {
+		s.ends[end] = append(s.ends[end], path)
+		err = wrapPath("watching", end, watch(end))
 	}
-	return nil
-}
-
-// entry is the path of a name in a directory; the root directory's ".." is itself.
-func entry(root, dir, name string) string {
-	if name == ".." && dir == root {
-		return root
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return nil
 	}
-	return filepath.Join(dir, name)
-}
-
-// elements are the names in a path, without those that lead nowhere.
-func elements(path string) []string {
-	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
+	return err
 }
 
 // counts reports whether an event at the path may concern one of the set.

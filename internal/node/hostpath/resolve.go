@@ -14,9 +14,15 @@ const maxLinks = 40
 // Resolve returns where a path of the node is below root, with every link followed as the node itself follows it: an absolute
 // target begins at root again, and ".." does not leave it. Parts that do not exist stay as they are spelled. The error is ELOOP.
 func Resolve(root, path string) (string, error) {
+	return Walk(root, path, func(string, string) bool { return true })
+}
+
+// Walk is Resolve. It calls step with each directory on the way and the name in it that is looked up next. If step returns false
+// the walk ends there, and the result is empty.
+func Walk(root, path string, step func(dir, name string) bool) (string, error) {
 	at, links := "/", 0
 	for rest := strings.Split(path, "/"); len(rest) > 0; {
-		next := rest[0]
+		next, dir := rest[0], filepath.Join(root, at)
 		rest = rest[1:]
 		switch next {
 		case "", ".":
@@ -25,7 +31,10 @@ func Resolve(root, path string) (string, error) {
 			at = filepath.Dir(at)
 			continue
 		}
-		target, err := os.Readlink(filepath.Join(root, at, next))
+		if !step(dir, next) {
+			return "", nil
+		}
+		target, err := os.Readlink(filepath.Join(dir, next))
 		if err != nil { // no link, or absent
 			at = filepath.Join(at, next)
 			continue

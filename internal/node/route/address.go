@@ -20,6 +20,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
 // passthrough is the source address of the proxy's connections to the app. IPv4 needs none on lo: 127.0.0.6 is in 127.0.0.0/8.
@@ -50,7 +51,7 @@ func Addresses() ([]netip.Addr, error) {
 // request for the addresses of all families takes it, one for those of IPv4 does not since Linux 6.9, and the file of
 // procfs for IPv6 never does.
 func listAddresses() ([]address, error) {
-	all, err := list(unix.RTM_NEWADDR, nl.NewIfAddrmsg(unix.AF_INET), parseAddress)
+	all, err := nfnetlink.List(unix.NETLINK_ROUTE, unix.RTM_GETADDR, nl.NewIfAddrmsg(unix.AF_INET).Serialize(), maxObjects, parseAddress)
 	if err != nil {
 		return nil, fmt.Errorf("listing the addresses: %w", err)
 	}
@@ -74,7 +75,7 @@ func listAddresses6(limit int) (all []address, err error) {
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
 		if len(all) == limit {
-			return nil, fmt.Errorf("listing the addresses: %w", tooMany())
+			return nil, fmt.Errorf("listing the addresses: %w: it holds more than %d of them", nfnetlink.ErrUninspectable, maxObjects)
 		}
 		found, err := parseAddress6(lines.Text())
 		if err != nil {

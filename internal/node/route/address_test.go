@@ -10,7 +10,6 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -91,41 +90,6 @@ func TestParseAddress6(t *testing.T) {
 		if got, err := parseAddress6(broken); err == nil {
 			t.Errorf("%q: %v, want an error", broken, got)
 		}
-	}
-}
-
-func TestComplete(t *testing.T) {
-	t.Parallel()
-	interrupted := fmt.Errorf("listing: %w", netlink.ErrDumpInterrupted)
-	for _, tt := range []struct {
-		name  string
-		fails []error // of the first calls; then it succeeds
-		calls int
-		want  error
-	}{
-		{"a complete list is taken at once", nil, 1, nil},
-		{"an interrupted list is requested again", []error{interrupted, unix.EINTR, interrupted, unix.EINTR}, 5, nil},
-		{
-			"an ever interrupted list is given up",
-			[]error{interrupted, interrupted, interrupted, interrupted, interrupted},
-			5, netlink.ErrDumpInterrupted,
-		},
-		{"another error is final", []error{interrupted, unix.EPERM}, 2, unix.EPERM},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			calls := 0
-			err := complete(func() error {
-				calls++
-				if calls <= len(tt.fails) {
-					return tt.fails[calls-1]
-				}
-				return nil
-			})
-			if calls != tt.calls || !errors.Is(err, tt.want) {
-				t.Errorf("got %v in %d calls, want %v in %d", err, calls, tt.want, tt.calls)
-			}
-		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -16,20 +17,25 @@ func Loopback() (string, error) { return LinkName(loopback) }
 
 // LinkName returns the name of an interface. It asks by ioctl (netdevice(7)): a request of rtnetlink would wait for the RTNL mutex.
 func LinkName(index uint32) (string, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return "", fmt.Errorf("reading the name of interface %d: %w", index, err)
-	}
-	defer unix.Close(fd) //nolint:errcheck // only read from
 	request, err := unix.NewIfreq("")
 	if err == nil {
 		request.SetUint32(index)
-		err = unix.IoctlIfreq(fd, unix.SIOCGIFNAME, request)
+		err = ioctl(unix.SIOCGIFNAME, request)
 	}
 	if err != nil {
 		return "", fmt.Errorf("reading the name of interface %d: %w", index, err)
 	}
 	return request.Name(), nil
+}
+
+// ioctl sends a request about an interface, and puts the answer in its place.
+func ioctl(number uint, request *unix.Ifreq) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck // only read from
+	return unix.IoctlIfreq(fd, number, request)
 }
 
 // checkLoopback holds the name to which the rules for loopback traffic refer.
@@ -49,19 +55,18 @@ func Links() (names []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing the interfaces: %w", err)
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("listing the interfaces: %w", err)
-	}
-	defer unix.Close(fd) //nolint:errcheck // only read from
 	for line := range strings.Lines(string(text)) {
 		name, _, is := strings.Cut(strings.TrimSpace(line), ":")
 		request, err := unix.NewIfreq(name)
 		if !is || err != nil { // the heading
 			continue
 		}
-		err = unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, request)
-		if flags := request.Uint16(); err == nil && flags&unix.IFF_UP != 0 && flags&unix.IFF_LOOPBACK == 0 {
+		err = ioctl(unix.SIOCGIFFLAGS, request)
+		switch flags := request.Uint16(); {
+		case errors.Is(err, unix.ENODEV): // it has gone meanwhile
+		case err != nil:
+			return nil, fmt.Errorf("listing the interfaces: %w", err)
+		case flags&unix.IFF_UP != 0 && flags&unix.IFF_LOOPBACK == 0:
 			names = append(names, name)
 		}
 	}

@@ -83,10 +83,7 @@ func Check(w Want) ([]string, error) {
 		missing = append(missing, found...)
 		return err
 	}
-	err = w.each(
-		func() error { return check(checkPassthrough()) },
-		func(p Policy) error { return errors.Join(check(p.checkRoute()), check(p.checkRule())) },
-	)
+	err = w.each(func() error { return check(checkPassthrough()) }, func(p Policy) error { return check(p.check()) })
 	return missing, err
 }
 

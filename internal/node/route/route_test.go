@@ -113,11 +113,6 @@ func complete(t *testing.T, path string, w route.Want) {
 	}
 }
 
-func same[T any](t *testing.T, what string, want, got T) {
-	t.Helper()
-	check.Diff(t, what, want, got)
-}
-
 func leftovers(t *testing.T, path string) route.Want {
 	t.Helper()
 	var w route.Want
@@ -172,7 +167,7 @@ func TestApply_AsTheIPCommand(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newNamespace(t), newNamespace(t, byHand()...)
 	apply(t, ours, wantAll())
-	same(t, "made by the ip command (-) and by Apply (+)", state(t, theirs), state(t, ours))
+	check.Diff(t, "made by the ip command (-) and by Apply (+)", state(t, theirs), state(t, ours))
 	for _, query := range []string{"route get 192.0.2.1 mark 1337", "route get 2001:db8::1 mark 1337"} {
 		if got := ip(t, ours, query); !strings.HasPrefix(got, "local ") || !strings.Contains(got, " dev lo table 133 ") {
 			t.Errorf("ip %s prints %q", query, got)
@@ -201,10 +196,10 @@ func TestRemove_AfterApply(t *testing.T) {
 			for range 3 {
 				apply(t, path, wantAll())
 			}
-			same(t, "applied again", once, state(t, path))
+			check.Diff(t, "applied again", once, state(t, path))
 			for range 2 {
 				remove(t, path, wantAll())
-				same(t, "changed", before, state(t, path))
+				check.Diff(t, "changed", before, state(t, path))
 			}
 		})
 	}
@@ -268,7 +263,7 @@ func TestApply_LeavesOneRule(t *testing.T) {
 				t.Errorf("Check returns %q, want %q", missing, tt.part)
 			}
 			apply(t, path, w)
-			same(t, "difference", tt.want, ownRules(t, path))
+			check.Diff(t, "difference", tt.want, ownRules(t, path))
 			complete(t, path, w)
 			remove(t, path, w)
 			if got := ownRules(t, path); slices.Contains(strings.Split(got, "\n"), "32765: "+ours) {
@@ -298,7 +293,7 @@ func TestApply_RouteOfAnotherMetric(t *testing.T) {
 	before := state(t, path)
 	complete(t, path, wantAll())
 	apply(t, path, wantAll())
-	same(t, "changed", before, state(t, path))
+	check.Diff(t, "changed", before, state(t, path))
 }
 
 func TestRemove_Repetitions(t *testing.T) {
@@ -309,7 +304,7 @@ func TestRemove_Repetitions(t *testing.T) {
 		"-4 rule add fwmark 1337 lookup 133 priority 40000; -6 rule add fwmark 1337 lookup 133 priority 2;"+
 		"-6 route add local default dev lo metric 5 table 133")
 	remove(t, path, wantAll())
-	same(t, "changed", before, state(t, path))
+	check.Diff(t, "changed", before, state(t, path))
 }
 
 // The kernel removes the first rule that agrees with the request, which cannot except a narrower one, and adds none where a
@@ -325,7 +320,7 @@ func TestRemove_NarrowerRule(t *testing.T) {
 	if want := "removing " + text + " at priority 9: "; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want one that starts with %q", err, want)
 	}
-	same(t, "changed", before, state(t, path))
+	check.Diff(t, "changed", before, state(t, path))
 	path = newNamespace(t, narrower+"0")
 	err = netns.Do(path, func() error { return route.Apply(route.Want{Policy: []route.Policy{v4(1337, 133)}}) })
 	if want := "adding " + text + ": file exists: a rule that selects by more"; err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -368,7 +363,7 @@ func TestRemove_UnknownSelector(t *testing.T) {
 	complete(t, path, w)
 	remove(t, path, w)
 	ip(t, path, route133)
-	same(t, "changed", before, state(t, path))
+	check.Diff(t, "changed", before, state(t, path))
 }
 
 func TestApply_MarksAndTables(t *testing.T) {
@@ -388,9 +383,9 @@ func TestApply_MarksAndTables(t *testing.T) {
 					t.Errorf("ip %s rule prints\n%s, want one line %q", family, got, want)
 				}
 			}
-			same(t, "Leftovers, difference", w, leftovers(t, path))
+			check.Diff(t, "Leftovers, difference", w, leftovers(t, path))
 			remove(t, path, w)
-			same(t, "changed", before, state(t, path))
+			check.Diff(t, "changed", before, state(t, path))
 		})
 	}
 }
@@ -406,9 +401,9 @@ func TestCheck_MissingObjects(t *testing.T) {
 		`route "local default dev lo table 133" (IPv6) is missing`,
 		`policy rule "fwmark 0x539 lookup 133" (IPv6) is missing`,
 	}
-	same(t, "difference", want, checked(t, path, wantAll()))
+	check.Diff(t, "difference", want, checked(t, path, wantAll()))
 	complete(t, path, route.Want{})
-	same(t, "changed", before, state(t, path))
+	check.Diff(t, "changed", before, state(t, path))
 }
 
 // TestCheck_AnotherInterfaceNamedLo: the mesh's rules let everything pass over lo.
@@ -425,10 +420,10 @@ func TestCheck_AnotherInterfaceNamedLo(t *testing.T) {
 		if c.shown != "" {
 			want = []string{"interface lo is not the loopback device (that is " + c.shown + ")"}
 		}
-		same(t, c.setup, want, checked(t, path, route.Want{}))
+		check.Diff(t, c.setup, want, checked(t, path, route.Want{}))
 		in(t, path, func() error {
 			name, err := route.Loopback()
-			same(t, c.setup, c.loopback, name)
+			check.Diff(t, c.setup, c.loopback, name)
 			return err
 		})
 	}
@@ -449,7 +444,7 @@ func TestApply_WiderPrefix(t *testing.T) {
 			t.Errorf("%s: Leftovers gives it", command)
 		}
 		remove(t, path, w)
-		same(t, "changed", before, state(t, path))
+		check.Diff(t, "changed", before, state(t, path))
 	}
 }
 
@@ -493,14 +488,14 @@ func TestLeftovers(t *testing.T) {
 			ip(t, path, tt.setup)
 			made := state(t, path)
 			got := leftovers(t, path)
-			same(t, "difference", tt.want, got)
-			same(t, "Leftovers changed something", made, state(t, path))
+			check.Diff(t, "difference", tt.want, got)
+			check.Diff(t, "Leftovers changed something", made, state(t, path))
 			remove(t, path, got)
 			want := made
 			if len(got.Policy) > 0 {
 				want = before
 			}
-			same(t, "after Remove, difference", want, state(t, path))
+			check.Diff(t, "after Remove, difference", want, state(t, path))
 		})
 	}
 }
@@ -552,7 +547,7 @@ func TestApply_LackingNamespace(t *testing.T) {
 				t.Error("Check finds nothing missing")
 			}
 			remove(t, path, wantAll())
-			same(t, "changed", before, state(t, path))
+			check.Diff(t, "changed", before, state(t, path))
 		})
 	}
 }
@@ -578,7 +573,7 @@ func TestApply_InvalidWant(t *testing.T) {
 			return nil
 		})
 	}
-	same(t, "changed", before, state(t, path))
+	check.Diff(t, "changed", before, state(t, path))
 }
 
 func TestAddresses_Read(t *testing.T) {
@@ -592,7 +587,7 @@ func TestAddresses_Read(t *testing.T) {
 	var got []netip.Addr
 	in(t, path, func() (err error) { got, err = route.Addresses(); return err })
 	// Of lo, eth0 and eth1, in each family.
-	same(t, "difference", "[127.0.0.1 10.1.0.1 10.0.0.2 10.0.0.3 ::1 192.0.2.9 fd00::1 fd00::5]", fmt.Sprint(got))
+	check.Diff(t, "difference", "[127.0.0.1 10.1.0.1 10.0.0.2 10.0.0.3 ::1 192.0.2.9 fd00::1 fd00::5]", fmt.Sprint(got))
 	in(t, netnstest.New(t), func() (err error) { got, err = route.Addresses(); return err })
-	same(t, "in an empty namespace", "[]", fmt.Sprint(got))
+	check.Diff(t, "in an empty namespace", "[]", fmt.Sprint(got))
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"syscall"
 
@@ -18,16 +19,17 @@ import (
 // allTables selects the routes of every table in listRoutes.
 const allTables = unix.RT_TABLE_UNSPEC
 
-// A route has the fields that recognising and removing one need.
+// A route has the fields that are used here.
 type route struct {
-	table, priority uint32
-	protocol, scope uint8
-	delivers        bool // it is "local default dev lo"
+	table, priority, link uint32
+	protocol, scope, kind uint8
+	source                netip.Addr
+	delivers              bool // it is "local default dev lo"
 }
 
 // listRoutes returns the routes of a family in one table or in all.
 func listRoutes(f ruleset.Family, table uint32) ([]route, error) {
-	return listFamily(f, unix.RTM_NEWROUTE, "routes", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (route, bool) {
+	return list(f, unix.RTM_GETROUTE, "routes", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (route, bool) {
 		r := parseRoute(head, attributes)
 		cloned := head.Flags&unix.RTM_F_CLONED != 0 // the kernel made it of another one, for a destination
 		return r, head.Family == nlFamily(f) && !cloned && (table == allTables || r.table == table)
@@ -35,9 +37,8 @@ func listRoutes(f ruleset.Family, table uint32) ([]route, error) {
 }
 
 func parseRoute(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) route {
-	r := route{table: uint32(head.Table), protocol: head.Protocol, scope: head.Scope}
+	r := route{table: uint32(head.Table), protocol: head.Protocol, scope: head.Scope, kind: head.Type}
 	everything := head.Dst_len == 0 && head.Tos == 0 && head.Src_len == 0
-	link := uint32(0)
 	for _, a := range attributes {
 		number := uint32(0)
 		if len(a.Value) == 4 {
@@ -49,12 +50,15 @@ func parseRoute(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) route {
 		case unix.RTA_PRIORITY:
 			r.priority = number
 		case unix.RTA_OIF:
-			link = number
-		case unix.RTA_GATEWAY, unix.RTA_PREFSRC, unix.RTA_VIA, unix.RTA_ENCAP, unix.RTA_MULTIPATH:
+			r.link = number
+		case unix.RTA_PREFSRC:
+			r.source, _ = netip.AddrFromSlice(a.Value)
+			everything = false
+		case unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_ENCAP, unix.RTA_MULTIPATH:
 			everything = false
 		}
 	}
-	r.delivers = head.Type == unix.RTN_LOCAL && link == loopback && everything
+	r.delivers = r.kind == unix.RTN_LOCAL && r.link == loopback && everything
 	return r
 }
 
@@ -99,26 +103,12 @@ func (p Policy) removeRoutes() error {
 	return errors.Join(problems...)
 }
 
-func (p Policy) checkRoute() ([]string, error) {
-	there, err := p.routes()
-	if err != nil || len(there) > 0 {
-		return nil, err
-	}
-	return []string{"route " + p.routeText() + " is missing"}, nil
-}
-
 func (p Policy) netlinkRoute() *netlink.Route {
-	everything := map[ruleset.Family]*net.IPNet{
-		ruleset.IPv4: {IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)},
-		ruleset.IPv6: {IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)},
+	everything := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+	if p.Family == ruleset.IPv6 {
+		everything = &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
 	}
-	return &netlink.Route{
-		LinkIndex: loopback,
-		Dst:       everything[p.Family],
-		Table:     int(p.Table),
-		Type:      unix.RTN_LOCAL,
-		Scope:     netlink.SCOPE_HOST,
-	}
+	return &netlink.Route{LinkIndex: loopback, Dst: everything, Table: int(p.Table), Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
 }
 
 // routeText returns the policy's route as arguments of "ip route".

@@ -43,7 +43,7 @@ func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.R
 // It does not use the rule list of package netlink, because that list ignores unknown selectors (DSCP, flow label, port
 // masks, and future ones): a rule with such a selector would count as ours.
 func listRules(f ruleset.Family) ([]rule, error) {
-	rules, err := listFamily(f, unix.RTM_NEWRULE, "policy rules", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (rule, bool) {
+	rules, err := list(f, unix.RTM_GETRULE, "policy rules", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (rule, bool) {
 		return parseRule(head, attributes), true
 	})
 	if errors.Is(err, unix.EAFNOSUPPORT) {
@@ -148,35 +148,26 @@ func (p Policy) removeRules() error {
 	return p.removeEach(found.ours, found.all)
 }
 
+// removeEach removes rules of p. The kernel removes the first rule that agrees with every selector in the request and ignores
+// further selectors of the rule (net/core/fib_rules.c, rule_find), so a request without a priority could remove a narrower
+// rule, and one with a priority still a narrower rule of that priority which comes first.
 func (p Policy) removeEach(doomed, all []rule) error {
 	var problems []error
 	for _, r := range doomed {
-		if err := p.removeRule(r, all); err != nil {
+		first := slices.IndexFunc(all, func(other rule) bool {
+			return other.priority == r.priority && other.lookup && other.mark == p.Mark && other.table == p.Table
+		})
+		err := errors.New("the kernel would remove a rule of the same priority that selects by more than the mark")
+		if !all[first].narrower {
+			request := p.netlinkRule()
+			request.Priority, request.Type, request.Mask = int(r.priority), actionLookup, new(wholeMark)
+			err = explain(p.Family, netlink.RuleDel(request))
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			problems = append(problems, fmt.Errorf("removing policy rule %s at priority %d: %w", p, r.priority, err))
 		}
 	}
 	return errors.Join(problems...)
-}
-
-// removeRule removes one rule. The kernel removes the first rule that agrees with every selector in the request and ignores
-// further selectors of the rule (net/core/fib_rules.c, rule_find), so a request without a priority could remove a narrower
-// rule, and one with a priority still a narrower rule of that priority which comes first.
-func (p Policy) removeRule(doomed rule, all []rule) error {
-	first := slices.IndexFunc(all, func(r rule) bool {
-		return r.priority == doomed.priority && r.lookup && r.mark == p.Mark && r.table == p.Table
-	})
-	if first >= 0 && all[first].narrower {
-		return errors.New("the kernel would remove a rule of the same priority that selects by more than the mark")
-	}
-	r := p.netlinkRule()
-	r.Priority = int(doomed.priority)
-	r.Type = actionLookup
-	mask := wholeMark
-	r.Mask = &mask
-	if err := netlink.RuleDel(r); err != nil && !errors.Is(err, unix.ENOENT) {
-		return explain(p.Family, err)
-	}
-	return nil
 }
 
 func (p Policy) netlinkRule() *netlink.Rule {
@@ -187,22 +178,29 @@ func (p Policy) netlinkRule() *netlink.Rule {
 	return r
 }
 
-func (p Policy) checkRule() ([]string, error) {
-	found, err := p.presence()
+// check returns the differences from what Apply sets up.
+func (p Policy) check() (all []string, err error) {
+	there, err := p.routes()
+	if err == nil && len(there) == 0 {
+		all = append(all, "route "+p.routeText()+" is missing")
+	}
+	found, failed := p.presence()
 	text := "policy rule " + p.String()
 	switch {
-	case err != nil:
-		return nil, err
+	case failed != nil:
 	case len(found.ours) == 0:
-		return []string{text + " is missing"}, nil
+		all = append(all, text+" is missing")
 	case !found.effective:
-		return []string{text + " is missing before the main table, behind which it has no effect"}, nil
+		all = append(all, text+" is missing before the main table, behind which it has no effect")
 	case len(found.ours) > 1:
-		return []string{fmt.Sprintf("%s is there %d times", text, len(found.ours))}, nil
+		all = append(all, fmt.Sprintf("%s is there %d times", text, len(found.ours)))
 	}
-	return nil, nil
+	return all, errors.Join(err, failed)
 }
 
 func nlFamily(f ruleset.Family) uint8 {
-	return map[ruleset.Family]uint8{ruleset.IPv4: unix.AF_INET, ruleset.IPv6: unix.AF_INET6}[f]
+	if f == ruleset.IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -63,7 +64,7 @@ func WayTo(to netip.Addr, f Flow) (w Way, err error) {
 		return w, err
 	}
 	name, err := LinkName(found.link)
-	return Way{Link: name, Source: found.source, Local: found.local}, err
+	return Way{Link: name, Source: found.source, Local: found.kind == unix.RTN_LOCAL}, err
 }
 
 // maxSources bounds the addresses that are tried as a source.
@@ -71,10 +72,10 @@ const maxSources = 16
 
 // lookUpFrom looks up an IPv6 route again that was not found without a source (ip6_dst_lookup_tail). Of several addresses it takes
 // the first one that has a way; the kernel may choose another one.
-func (f Flow) lookUpFrom(to netip.Addr, ended *EndError) (lookup, error) {
+func (f Flow) lookUpFrom(to netip.Addr, ended *EndError) (route, error) {
 	own, err := listAddresses6(maxObjects)
 	if err != nil {
-		return lookup{}, err
+		return route{}, err
 	}
 	tried := 0
 	for _, a := range own {
@@ -86,14 +87,7 @@ func (f Flow) lookUpFrom(to netip.Addr, ended *EndError) (lookup, error) {
 			return found, err
 		}
 	}
-	return lookup{}, ended
-}
-
-// lookup is the kernel's answer.
-type lookup struct {
-	link   uint32
-	source netip.Addr
-	local  bool
+	return route{}, ended
 }
 
 // Attributes of linux/rtnetlink.h; of Linux 4.17.
@@ -103,7 +97,7 @@ const (
 )
 
 // lookUp asks as "ip route get" does (RTM_GETROUTE, rtnetlink(7)), by more selectors than package netlink knows.
-func (f Flow) lookUp(to, source netip.Addr) (found lookup, err error) {
+func (f Flow) lookUp(to, source netip.Addr) (found route, err error) {
 	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Dst_len: uint8(to.BitLen()), Src_len: uint8(source.BitLen())}} //nolint:gosec // at most 128
 	if to.Is6() {
 		head.Family = unix.AF_INET6
@@ -137,27 +131,13 @@ func (f Flow) lookUp(to, source netip.Addr) (found lookup, err error) {
 		return found, &EndError{To: to, Errno: errno}
 	}
 	for _, one := range answers {
-		err = found.parse(one)
+		var attributes []syscall.NetlinkRouteAttr
+		if head, attributes, err = parseHead(one); err == nil {
+			found = parseRoute(head, attributes)
+		}
 	}
 	if err != nil {
 		err = fmt.Errorf("looking up the route to %s: %w", to, err)
 	}
 	return found, err
-}
-
-func (l *lookup) parse(message []byte) error {
-	head, attributes, err := parseHead(message)
-	if err != nil {
-		return err
-	}
-	l.local = head.Type == unix.RTN_LOCAL
-	for _, a := range attributes {
-		switch {
-		case a.Attr.Type == unix.RTA_OIF && len(a.Value) == 4:
-			l.link = binary.NativeEndian.Uint32(a.Value)
-		case a.Attr.Type == unix.RTA_PREFSRC:
-			l.source, _ = netip.AddrFromSlice(a.Value)
-		}
-	}
-	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
@@ -34,42 +35,19 @@ func (n *fixture) crowd(namespaces []string, mounts, processes int) {
 	}
 }
 
-func TestFind_EntersEachNamespaceOnce(t *testing.T) {
-	t.Parallel()
+// TestFind_EntersEachNamespaceOnce: each has to be entered, so the number of entries says that none is entered twice.
+func TestFind_EntersEachNamespaceOnce(t *testing.T) { //nolint:paralleltest // it counts the entries of the process
 	namespaces := make([]string, 20)
 	for i := range namespaces {
 		namespaces[i] = namespace(t, fmt.Sprintf("10.78.0.%d/32", i))
 	}
 	n := newFixture(t)
 	n.crowd(namespaces, 500, 2000)
-	const andTheNodesOwn = 1
-	for address, want := range map[string]struct {
-		cause   error
-		entered int
-	}{
-		"10.78.0.7":  {nil, len(namespaces)},
-		"10.78.0.77": {sandbox.ErrNotFound, len(namespaces) + andTheNodesOwn},
-	} {
-		opened, entered := map[netns.Inode]int{}, map[netns.Inode]int{}
-		found, err := sandbox.FindCounting(t.Context(), n.Places, podOf(address),
-			func(path string) { opened[sandboxtest.Inode(t, path)]++ }, func(path string) { entered[sandboxtest.Inode(t, path)]++ })
-		if !errors.Is(err, want.cause) {
-			t.Fatalf("got %v", err)
-		}
-		if err == nil {
-			found.Close()
-		} else if text := err.Error(); !strings.Contains(text, "entries 500") || !strings.Contains(text, "entries 2001") {
-			t.Errorf("error %q lacks the numbers of entries", text)
-		}
-		if len(opened) != len(namespaces)+andTheNodesOwn || len(entered) != want.entered {
-			t.Errorf("%s: %d namespaces were opened, %d entered", address, len(opened), len(entered))
-		}
-		for _, times := range []map[netns.Inode]int{opened, entered} {
-			for inode, n := range times {
-				check.Equal(t, n, 1, address, inode, "was opened or entered")
-			}
-		}
-	}
+	before := netns.Entries()
+	n.finds(podOf("10.78.0.7"), namespaces[7], sandbox.FromMount)
+	check.Equal(t, netns.Entries()-before, uint64(len(namespaces)), "entries")
+	n.fails(podOf("10.78.0.77"), sandbox.ErrNotFound, "entries 500", "entries 2001")
+	check.Equal(t, netns.Entries()-before, uint64(2*len(namespaces)+1), "entries, those of both searches and of the node's own namespace")
 }
 
 // TestFind_LeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
@@ -156,9 +134,9 @@ func TestFind_ReportedSandbox(t *testing.T) { //nolint:paralleltest // it counts
 		"":        {sandbox.ErrAmbiguous, entries * 2 * size},
 	} {
 		pod.Sandbox = reported
-		before := bytesRead(t)
+		before := hostfstest.BytesRead(t)
 		found, err := n.Find(t.Context(), pod)
-		if got := bytesRead(t) - before; got > want.most || !errors.Is(err, want.cause) {
+		if got := hostfstest.BytesRead(t) - before; got > want.most || !errors.Is(err, want.cause) {
 			t.Errorf("sandbox %q: %d bytes were read, %v", reported, got, err)
 		}
 		if err == nil {
@@ -168,14 +146,4 @@ func TestFind_ReportedSandbox(t *testing.T) { //nolint:paralleltest // it counts
 			found.Close()
 		}
 	}
-}
-
-// bytesRead is what this process has read (proc_pid_io(5)).
-func bytesRead(t *testing.T) (n int) {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/io")
-	if _, scanErr := fmt.Sscanf(string(text), "rchar: %d", &n); err != nil || scanErr != nil {
-		t.Fatal(err, scanErr)
-	}
-	return n
 }

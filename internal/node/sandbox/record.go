@@ -17,9 +17,6 @@ import (
 // dropForeign drops the candidates that a record assigns to other pods: libcni's cache, or the cgroups of the processes in
 // them. A candidate that the cache assigns to this pod by its UID needs no further record.
 func (s *search) dropForeign(ctx context.Context) error {
-	for _, c := range s.candidates {
-		s.owned[c.Inode()] = s.owned[c.Inode()] || c.Source == FromCache
-	}
 	if !slices.ContainsFunc(s.candidates, func(c candidate) bool { return c.Source != FromCache }) {
 		return nil
 	}

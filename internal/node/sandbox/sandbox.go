@@ -81,10 +81,6 @@ type Namespace struct {
 //
 // The caller closes the result. An error is an [Error], or that of ctx.
 func (p Places) Find(ctx context.Context, pod Pod) (*Namespace, error) {
-	return newSearch(p, pod).run(ctx)
-}
-
-func newSearch(p Places, pod Pod) *search {
 	var addresses []netip.Addr // each once and in one spelling: IPv4 as IPv4, IPv6 without a zone
 	for _, address := range pod.Addresses {
 		if address = address.Unmap().WithZone(""); address.IsValid() && !slices.Contains(addresses, address) {
@@ -92,10 +88,11 @@ func newSearch(p Places, pod Pod) *search {
 		}
 	}
 	pod.Addresses = addresses
-	return &search{
-		places: p, view: hostpath.Detect(p.Roots, p.Proc), pod: pod, open: netns.Open, enter: enter, self: podOfProcess("/proc/self"),
+	s := &search{
+		places: p, view: hostpath.Detect(p.Roots, p.Proc), pod: pod, self: podOfProcess("/proc/self"),
 		verdicts: map[netns.Inode]verdict{}, owned: map[netns.Inode]bool{}, foreign: map[netns.Inode]string{},
 	}
+	return s.run(ctx)
 }
 
 // verdict is the result of checking a namespace.
@@ -115,9 +112,6 @@ type search struct {
 	pod    Pod
 	// self is the UID of the pod that this process is of, "" for none.
 	self string
-	// open opens a namespace, enter returns how the pod's addresses are attached inside.
-	open  func(path string) (*netns.Namespace, error)
-	enter func(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error)
 	// verdicts has the verdict about each namespace. The kernel may reuse a number when its namespace ends during the search:
 	// the search misses the new namespace then, as if it were created a moment later.
 	verdicts map[netns.Inode]verdict
@@ -238,7 +232,7 @@ func (s *search) openHost() error {
 	if err != nil {
 		return err
 	}
-	if s.host, err = s.open(path); err != nil {
+	if s.host, err = netns.Open(path); err != nil {
 		return err
 	}
 	s.verdicts[own], s.verdicts[s.host.Inode()] = ofHost, ofHost
@@ -250,7 +244,7 @@ func (s *search) hostHas() bool {
 	if len(s.pod.Addresses) == 0 {
 		return false
 	}
-	has, err := s.enter(s.host, s.pod.Addresses, s.host.FD())
+	has, err := s.enter(s.host)
 	return err == nil && !slices.Contains(has, route.Absent)
 }
 
@@ -267,7 +261,7 @@ func (s *search) check(path string, from Source) (verdict, error) {
 	if known, there := s.verdicts[inode]; there {
 		return known, nil
 	}
-	n, err := s.open(path)
+	n, err := netns.Open(path)
 	if err != nil {
 		s.verdicts[inode] = unusable
 		return unusable, err
@@ -282,6 +276,7 @@ func (s *search) check(path string, from Source) (verdict, error) {
 		n.Close()
 		return result, err
 	}
+	s.owned[n.Inode()] = s.owned[n.Inode()] || from == FromCache
 	s.candidates = append(s.candidates, candidate{&Namespace{n, from, lasting(path)}, path, attached})
 	many := slices.DeleteFunc(slices.Clone(s.candidates), func(c candidate) bool { return c.Source != FromProc || s.owned[c.Inode()] })
 	if len(many) > maxOpen {
@@ -299,9 +294,9 @@ func lasting(path string) string {
 	return path
 }
 
-// enter returns how addresses are attached to the interfaces of a namespace.
-func enter(n *netns.Namespace, of []netip.Addr, node int) ([]route.Attachment, error) {
-	return netns.In(n, func() ([]route.Attachment, error) { return route.Attachments(of, node) })
+// enter returns how the pod's addresses are attached to the interfaces of a namespace.
+func (s *search) enter(n *netns.Namespace) ([]route.Attachment, error) {
+	return netns.In(n, func() ([]route.Attachment, error) { return route.Attachments(s.pod.Addresses, s.host.FD()) })
 }
 
 // compare enters a namespace and compares its addresses with the pod's.
@@ -309,7 +304,7 @@ func (s *search) compare(n *netns.Namespace) (verdict, route.Attachment, error) 
 	if len(s.pod.Addresses) == 0 {
 		return matching, route.Absent, nil
 	}
-	has, err := s.enter(n, s.pod.Addresses, s.host.FD())
+	has, err := s.enter(n)
 	switch {
 	case err != nil:
 		return unusable, route.Absent, err

@@ -12,8 +12,9 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
 // Listener is a listening TCP socket.
@@ -40,13 +41,13 @@ func (l Listener) Accepts(to netip.AddrPort) bool {
 // maxListeners bounds the answer: a process can listen on any number of ports and addresses.
 const maxListeners = 1 << 14
 
-// ErrTooMany means that the namespace has more listening sockets than are read.
-var ErrTooMany = fmt.Errorf("more than %d listening sockets", maxListeners)
-
 // Listening lists the listening TCP sockets of both families in the calling thread's network namespace.
 func Listening() (all []Listener, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		some, err := list(family)
+		some, err := nfnetlink.List(unix.NETLINK_INET_DIAG, unix.SOCK_DIAG_BY_FAMILY, request(family), maxListeners, parse)
+		if errors.Is(err, unix.ENOENT) { // the kernel has no inet_diag for the family
+			err = fmt.Errorf("the kernel has no sock_diag for TCP (CONFIG_INET_DIAG): %w", err)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("listing the listening sockets: %w", err)
 		}
@@ -54,9 +55,6 @@ func Listening() (all []Listener, err error) {
 	}
 	return all, nil
 }
-
-// The netlink library determines the byte order at its first use, without a lock: that is before there are goroutines here.
-var _ = nl.NativeEndian()
 
 // Sizes and offsets of linux/inet_diag.h: struct inet_diag_req_v2 and struct inet_diag_msg, which share inet_diag_sockid.
 const (
@@ -76,52 +74,20 @@ func request(family uint8) []byte {
 	return r
 }
 
-// data is a request's payload.
-type data []byte
-
-func (d data) Len() int          { return len(d) }
-func (d data) Serialize() []byte { return d }
-
-func list(family uint8) (all []Listener, err error) {
-	r := nl.NewNetlinkRequest(unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-	r.AddData(data(request(family)))
-	var broken error
-	err = r.ExecuteIter(unix.NETLINK_INET_DIAG, unix.SOCK_DIAG_BY_FAMILY, func(message []byte) bool {
-		var one Listener
-		if one, broken = parse(message); broken == nil && len(all) == maxListeners {
-			broken = ErrTooMany
-		}
-		all = append(all, one)
-		return broken == nil
-	})
-	if errors.Is(err, unix.ENOENT) { // the kernel has no inet_diag for the family
-		err = fmt.Errorf("the kernel has no sock_diag for TCP (CONFIG_INET_DIAG): %w", err)
-	}
-	return all, errors.Join(err, broken)
-}
-
 // parse reads a struct inet_diag_msg with its attributes.
-func parse(message []byte) (Listener, error) {
+func parse(message []byte) (l Listener, wanted bool, err error) {
 	if len(message) < messageSize {
-		return Listener{}, fmt.Errorf("the kernel's message has %d bytes, at least %d are expected", len(message), messageSize)
+		return l, false, fmt.Errorf("the kernel's message has %d bytes, at least %d are expected", len(message), messageSize)
 	}
 	address := netip.AddrFrom4([4]byte(message[addrOffset:]))
 	if message[0] == unix.AF_INET6 {
 		address = netip.AddrFrom16([16]byte(message[addrOffset:]))
 	}
-	l := Listener{
-		Address: netip.AddrPortFrom(address, binary.BigEndian.Uint16(message[portOffset:])),
-		UID:     binary.NativeEndian.Uint32(message[uidOffset:]),
-	}
-	attributes, err := nl.ParseRouteAttr(message[messageSize:])
-	if err != nil {
-		return Listener{}, fmt.Errorf("reading attributes: %w", err)
-	}
 	const v6Only = 11 // INET_DIAG_SKV6ONLY, linux/inet_diag.h
-	for _, a := range attributes {
-		if a.Attr.Type == v6Only && len(a.Value) > 0 {
-			l.Dual = a.Value[0] == 0
-		}
-	}
-	return l, nil
+	attributes := nfnetlink.Attributes(message[messageSize:])
+	only := attributes.Get(v6Only).Value
+	return Listener{
+		Address: netip.AddrPortFrom(address, binary.BigEndian.Uint16(message[portOffset:])),
+		Dual:    len(only) > 0 && only[0] == 0, UID: binary.NativeEndian.Uint32(message[uidOffset:]),
+	}, true, attributes.Check()
 }

@@ -17,7 +17,7 @@ import (
 func left(t *testing.T, faults *hostfstest.Faults) (files string, err error) {
 	t.Helper()
 	dir := t.TempDir()
-	err = hostfs.Disk{Ops: faults}.WriteFile(filepath.Join(dir, "f"), []byte("12345678"), 0o600)
+	err = hostfs.Disk{Before: faults.Before}.WriteFile(filepath.Join(dir, "f"), []byte("12345678"), 0o600)
 	all, globErr := filepath.Glob(dir + "/*")
 	for _, file := range all {
 		data, readErr := os.ReadFile(file)
@@ -73,13 +73,11 @@ func TestFaults(t *testing.T) {
 // The tests of durable writes must find a rename of unsynced content.
 func TestFaults_PowerCutOfRenamedFile(t *testing.T) {
 	dir := t.TempDir()
-	faults := hostfstest.PowerCutAt(4)
-	file, err := faults.Create(filepath.Join(dir, "temp"))
-	check.OK(t, err)
-	_, err = faults.Write(file, []byte("new"))
-	err = errors.Join(err, faults.Close(file), faults.Rename(filepath.Join(dir, "temp"), filepath.Join(dir, "f"), 0))
-	check.OK(t, err)
-	if err := faults.SyncDir(dir); !errors.Is(err, hostfstest.ErrKilled) {
+	faults, temp := hostfstest.PowerCutAt(2), filepath.Join(dir, "temp")
+	check.OK(t, faults.Before(hostfs.Call{Name: "create", Path: temp}))
+	check.OK(t, os.WriteFile(temp, []byte("new"), 0o600))
+	disk := hostfs.Disk{Before: faults.Before}
+	if err := disk.Rename(temp, filepath.Join(dir, "f")); !errors.Is(err, hostfstest.ErrKilled) { // before it syncs the directory
 		t.Errorf("error %v", err)
 	}
 	if data, err := os.ReadFile(filepath.Join(dir, "f")); len(data) != 0 || err != nil {

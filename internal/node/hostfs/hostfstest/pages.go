@@ -2,6 +2,7 @@ package hostfstest
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"testing"
@@ -35,4 +36,14 @@ func PageFaults(tb testing.TB, path string, advice int) (faults int64) {
 		tb.Fatal(err)
 	}
 	return after.Minflt - before.Minflt + after.Majflt - before.Majflt
+}
+
+// BytesRead returns how much this process has read, proc_pid_io(5).
+func BytesRead(tb testing.TB) (n int) {
+	tb.Helper()
+	text, err := os.ReadFile("/proc/self/io")
+	check.OK(tb, err)
+	_, err = fmt.Sscanf(string(text), "rchar: %d", &n)
+	check.OK(tb, err)
+	return n
 }

@@ -1,4 +1,5 @@
-// Package nfnetlink talks to the kernel's netfilter by netlink: messages, dumps, and transactions of nf_tables.
+// Package nfnetlink talks to the kernel's netfilter by netlink: messages, dumps, and transactions of nf_tables. [List] reads a dump by
+// another protocol of netlink.
 //
 // It promises that a Batch is one transaction of the kernel, in one system call, of which only the last message requests
 // an acknowledgement, and that a refusal names its message. It never enters a namespace (a Conn belongs to the
@@ -61,16 +62,24 @@ type Conn struct {
 
 // Open makes a socket in the network namespace of the calling thread.
 func Open() (*Conn, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	c, err := open(unix.NETLINK_NETFILTER)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, fmt.Errorf("opening a netfilter socket: %w [%w]", ErrUnsupported, err)
+		err = fmt.Errorf("%w [%w]", ErrUnsupported, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening a netfilter socket: %w", err)
 	}
+	return c, nil
+}
+
+func open(protocol int) (*Conn, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
+	if err != nil {
+		return nil, err
+	}
 	c := &Conn{fd: fd, buffer: make([]byte, receiveBuffer)}
 	if err := c.configure(); err != nil {
-		return nil, errors.Join(fmt.Errorf("setting up a netfilter socket: %w", err), c.Close())
+		return nil, errors.Join(fmt.Errorf("setting up the socket: %w", err), c.Close())
 	}
 	return c, nil
 }
@@ -97,6 +106,14 @@ type Message struct {
 
 // begin adds the headers of a message and returns its place.
 func (c *Conn) begin(b *Buffer, kind, flags uint16, family uint8, resource uint16) int {
+	at := c.header(b, kind, flags)
+	b.data = append(b.data, family, unix.NFNETLINK_V0)
+	b.data = binary.BigEndian.AppendUint16(b.data, resource)
+	return at
+}
+
+// header adds a struct nlmsghdr, which finish completes, and returns its place.
+func (c *Conn) header(b *Buffer, kind, flags uint16) int {
 	c.sequence++
 	at := len(b.data)
 	b.data = binary.NativeEndian.AppendUint32(b.data, 0)
@@ -104,8 +121,6 @@ func (c *Conn) begin(b *Buffer, kind, flags uint16, family uint8, resource uint1
 	b.data = binary.NativeEndian.AppendUint16(b.data, flags|unix.NLM_F_REQUEST)
 	b.data = binary.NativeEndian.AppendUint32(b.data, c.sequence)
 	b.data = binary.NativeEndian.AppendUint32(b.data, 0)
-	b.data = append(b.data, family, unix.NFNETLINK_V0)
-	b.data = binary.BigEndian.AppendUint16(b.data, resource)
 	return at
 }
 
@@ -125,9 +140,10 @@ func (c *Conn) Generation() (uint32, error) {
 	}
 	generation, err := uint32(0), error(nil)
 	for generation == 0 && err == nil {
-		_, err = c.receive(func(m Message) error {
+		_, err = c.receive(func(r raw) error {
+			m, broken := object(r)
 			generation, _ = m.Attributes.Get(unix.NFTA_GEN_ID).Uint32()
-			return nil
+			return broken
 		})
 	}
 	if errors.Is(err, unix.EINVAL) {
@@ -158,22 +174,26 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 	if err := c.send(request); err != nil {
 		return err
 	}
-	return c.collect(ctx, each)
+	return c.collect(ctx, func(r raw) error {
+		m, err := object(r)
+		if err == nil {
+			err = c.charge(m)
+		}
+		if err == nil {
+			err = each(m)
+		}
+		return err
+	})
 }
 
 // collect reads a dump. It reads an inconsistent one to its end: the next request needs the socket.
-func (c *Conn) collect(ctx context.Context, each func(Message) error) error {
+func (c *Conn) collect(ctx context.Context, each func(raw) error) error {
 	c.interrupted = false
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		done, err := c.receive(func(m Message) error {
-			if err := c.charge(m); err != nil {
-				return err
-			}
-			return each(m)
-		})
+		done, err := c.receive(each)
 		switch {
 		case err != nil:
 			return err

@@ -10,32 +10,28 @@ import (
 
 // receive reads one datagram and calls back with each message of objects in it. It reports whether the end of a dump was
 // among them. Answers to older requests are dropped. An error of the callback ends it.
-func (c *Conn) receive(each func(Message) error) (bool, error) {
+func (c *Conn) receive(each func(raw) error) (bool, error) {
 	data, err := c.datagram(0)
 	if err != nil {
 		return false, err
 	}
 	for len(data) > 0 {
-		raw, rest, err := next(data)
+		m, rest, err := next(data)
 		if err != nil {
 			return false, err
 		}
 		data = rest
-		if raw.sequence != c.sequence {
+		if m.sequence != c.sequence {
 			continue
 		}
-		c.interrupted = c.interrupted || raw.flags&unix.NLM_F_DUMP_INTR != 0
-		switch raw.kind {
+		c.interrupted = c.interrupted || m.flags&unix.NLM_F_DUMP_INTR != 0
+		switch m.kind {
 		case unix.NLMSG_DONE:
-			return true, doneError(raw.payload)
+			return true, doneError(m.payload)
 		case unix.NLMSG_ERROR:
-			return true, readError(raw.payload).asError()
+			return true, readError(m.payload).asError()
 		case unix.NLMSG_NOOP:
 		default:
-			m, err := object(raw)
-			if err != nil {
-				return false, err
-			}
 			if err := each(m); err != nil {
 				return false, err
 			}
