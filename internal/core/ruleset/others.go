@@ -143,7 +143,7 @@ func (a AnyOf) nft() string {
 	return a.Of + " " + sign("!= ", a.Not) + what
 }
 
-// NAT translates an address in a way that RedirectTo, DNAT and SNAT do not express. Its first address and port are invalid and 0 if the
+// NAT translates an address in a way that RedirectTo does not express. Its first address and port are invalid and 0 if the
 // kernel chooses them, or keeps them.
 type NAT struct {
 	// Source reports whether it is the source.

@@ -35,7 +35,11 @@ func word(register uint32) uint32 {
 	return register - unix.NFT_REG32_00
 }
 
-func (d *decoder) put(register uint32, l load) {
+// put fills a register, if it is known by what.
+func (d *decoder) put(register uint32, l load, known bool) {
+	if !known {
+		l = load{}
+	}
 	if register == unix.NFT_REG_VERDICT {
 		d.target(d.other("a verdict that is computed"))
 		return
@@ -80,11 +84,7 @@ func (d *decoder) metadata(name string, f nfnetlink.Fields) {
 		return
 	}
 	register, ok2 := f.Number(into)
-	l := load{from: name, key: key, length: metaLength(name, key)}
-	if !ok || !ok2 || f.Count() != 2 { // with a direction, too
-		l = load{}
-	}
-	d.put(register, l)
+	d.put(register, load{from: name, key: key, length: metaLength(name, key)}, ok && ok2 && f.Count() == 2) // a direction is one more
 }
 
 // metaLength is the number of bytes of a key of meta or ct.
@@ -113,11 +113,7 @@ func (d *decoder) payload(f nfnetlink.Fields) {
 		return
 	}
 	register, ok4 := f.Number(unix.NFTA_PAYLOAD_DREG)
-	l := load{from: "payload", base: base, offset: offset, length: length}
-	if !ok || !ok2 || !ok3 || !ok4 || f.Count() != 4 {
-		l = load{}
-	}
-	d.put(register, l)
+	d.put(register, load{from: "payload", base: base, offset: offset, length: length}, ok && ok2 && ok3 && ok4 && f.Count() == 4)
 }
 
 // bitwise reads a mask, and what is set by exclusive or behind it.
@@ -132,7 +128,7 @@ func (d *decoder) bitwise(f nfnetlink.Fields) {
 	if !slices.ContainsFunc(xor, func(b byte) bool { return b != 0 }) {
 		l.xor = nil
 	}
-	d.put(into, l)
+	d.put(into, l, true)
 }
 
 func (d *decoder) byteorder(f nfnetlink.Fields) {
@@ -143,7 +139,7 @@ func (d *decoder) byteorder(f nfnetlink.Fields) {
 		l = load{}
 	}
 	l.swapped = true
-	d.put(into, l)
+	d.put(into, l, true)
 }
 
 func (d *decoder) fib(f nfnetlink.Fields) {
@@ -151,10 +147,7 @@ func (d *decoder) fib(f nfnetlink.Fields) {
 	l := load{from: "fib", key: n[1], length: 4, source: n[2]&unix.NFTA_FIB_F_SADDR != 0, marked: n[2]&unix.NFTA_FIB_F_MARK != 0}
 	kind := n[1] == unix.NFT_FIB_RESULT_ADDRTYPE && (n[2] == unix.NFTA_FIB_F_SADDR || n[2] == unix.NFTA_FIB_F_DADDR)
 	back := n[1] == unix.NFT_FIB_RESULT_OIF && n[2]&^(unix.NFTA_FIB_F_MARK|unix.NFTA_FIB_F_PRESENT) == unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF
-	if !ok || !kind && !back {
-		l = load{}
-	}
-	d.put(n[0], l)
+	d.put(n[0], l, ok && (kind || back))
 }
 
 // comparison reads one comparison: of more than equality, as one with a range.
@@ -167,7 +160,7 @@ func (d *decoder) comparison(f nfnetlink.Fields) {
 		return
 	}
 	if op == unix.NFT_CMP_GTE { // a second comparison may follow
-		d.put(register, l)
+		d.put(register, l, true)
 	}
 	switch op {
 	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:

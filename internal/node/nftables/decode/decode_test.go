@@ -59,20 +59,6 @@ func more() []ruleset.Rule {
 	}
 }
 
-// FuzzRulesComeBack takes all rules of a Spec to expressions and back.
-func FuzzRulesComeBack(f *testing.F) {
-	for seed := range uint64(50) {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, seed uint64) {
-		for _, family := range families {
-			for _, r := range rulesOf(family, spectest.Random(seed)) {
-				comesBack(t, family, r)
-			}
-		}
-	})
-}
-
 func comesBack(t *testing.T, f ruleset.Family, r ruleset.Rule) {
 	t.Helper()
 	expressions, err := encode(f, r)
@@ -200,20 +186,6 @@ func readNative(tb testing.TB, expressions nfnetlink.Attributes, of ruleset.Rule
 		t.Sets["__set%d"] = s
 	}
 	return t.Rule(7, expressions, nil)
-}
-
-// FuzzNativeRulesComeBack takes all rules of a Spec to expressions and back.
-func FuzzNativeRulesComeBack(f *testing.F) {
-	for seed := range uint64(50) {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, seed uint64) {
-		for _, r := range nativeRules(spectest.Random(seed)) {
-			if got := readNative(t, encodeNative(t, r), r); !got.Equal(r) {
-				t.Fatalf("%q came back as %q", r, got)
-			}
-		}
-	})
 }
 
 // TestNativeRules_EachBit changes every single bit of every value of every rule of the native tables: whatever comes of it, it is not

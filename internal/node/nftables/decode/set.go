@@ -156,10 +156,10 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	list, of, known := d.alternatives(set, word(source))
 	switch value := maps && into != unix.NFT_REG_VERDICT; {
 	case value && known: // a packet without an element does not match
-		d.put(into, load{})
+		d.put(into, load{}, false)
 		d.inSet(list, of, set, false)
 	case value:
-		d.put(into, load{})
+		d.put(into, load{}, false)
 		d.match(d.other("a look-up in the map " + Name(name)))
 	case maps && set != nil && !set.Unknown: // with elements that may match, if what is looked up is not known
 		d.target(ruleset.VerdictMap{Of: of, Name: set.Name, List: list})
