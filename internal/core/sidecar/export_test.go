@@ -10,7 +10,7 @@ func Keys() (annotations, variables []string) {
 			annotations = append(annotations, in.key)
 		case variable:
 			variables = append(variables, in.key)
-		case label, container:
+		case label, container, field:
 		}
 	}
 	return annotations, variables

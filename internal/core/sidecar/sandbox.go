@@ -45,6 +45,7 @@ func (s Sandbox) Sentence() string {
 			"if runsc has reproduce-nftables, and none otherwise; rules that are written later have no effect"
 	case Kata:
 		return "Kata Containers leads packets past the rules of the network namespace to the kernel of a virtual machine"
+	case Other:
 	}
 	return "it has a network stack of its own, for which the rules in the network namespace may not count"
 }
@@ -58,6 +59,7 @@ func (s Sandbox) Remedy() string {
 			"of the node's runsc.toml, which needs iptables-legacy and iptables-nft on the node, and delete the pod"
 	case Kata:
 		return "no setting helps: " + otherwise
+	case Other:
 	}
 	return "see whether its runtime can take the rules over; otherwise " + otherwise
 }
