@@ -494,7 +494,7 @@ func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
 	data, err := json.Marshal(whole)
 	l.Do(err)
 	l.server.Send("ADDED", data)
-	l.waitForEvent(p, "Warning", podwork.ReasonBroken, "on its own node alone")
+	l.waitForEvent(p, "Warning", podwork.ReasonBroken, "only on its own node")
 	if l.searches.Load() != 0 || captured(t, path) {
 		t.Error("it was searched for")
 	}

@@ -264,7 +264,7 @@ func TestARefusedSecondMode(t *testing.T) {
 			}
 			l.run()
 			for _, pod := range []string{"job-1", "job-2"} {
-				l.waitForEvent(broken(pod), "Warning", podwork.ReasonBroken, "exit code 126", "delete it, so that its owner makes another one")
+				l.waitForEvent(broken(pod), "Warning", podwork.ReasonBroken, "exit code 126", "delete it, so that its owner creates another one")
 			}
 			l.waitForStates(0, 2, 0, 0)
 			for range 5 {
