@@ -14,11 +14,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// short is the length up to which reports are read concurrently, in bytes; longer ones are read one at a time.
+// short is the maximum length, in bytes, of reports that are read concurrently. Longer reports are read one at a time.
 const short = 64 << 10
 
-// read parses a report. Every call counts: of a report that is too long, or that the plugin could not finish, read parses the
-// beginning.
+// read parses a report. It parses the beginning of a report that is too long or incomplete, so that every call is counted.
 func read(r *http.Request, long *sync.Mutex) (agentapi.Report, error) {
 	if r.ContentLength < 0 || r.ContentLength > short {
 		long.Lock()
@@ -38,7 +37,7 @@ func (r *Ring) Receive(counted *metrics.Metrics) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		// Metrics have closed sets of labels: a plugin of another version may have other reasons.
+		// Labels of metrics are closed sets, but a plugin of another version may have other reasons.
 		if !slices.Contains(sidecar.Reasons(), sidecar.Reason(report.Reason)) {
 			report.Detail = report.Reason + " " + report.Detail
 			report.Reason = ""
