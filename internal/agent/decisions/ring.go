@@ -1,8 +1,8 @@
 // Package decisions keeps the last decisions about the node's pods: the plugins' reports, and the pods that plugins left alone
 // without a report.
 //
-// It promises that neither kind displaces the other; that the next agent knows them, even if this one is killed; and that no report
-// is dropped for its size or content.
+// It promises that neither kind displaces the other; that they are known to the next agent, also if this one is killed; and that no
+// report of a plugin is dropped for what its texts quote: plugins cut them, and the ring does so again.
 //
 // Start reading at Ring. serve.go answers the socket's requests, outside.go has the pods without a report, keep.go the file.
 package decisions

@@ -26,6 +26,7 @@ type rule struct {
 	priority, mark, table uint32
 	lookup                bool // leads to a table, rather than somewhere else
 	narrower              bool // selects by something else as well, or not by the whole mark
+	mask                  uint32
 }
 
 // plain reports whether r is "fwmark MARK lookup TABLE", with a mark or without.
@@ -83,12 +84,27 @@ func (r *rule) read(kind uint16, value []byte) {
 	case nl.FRA_FWMARK:
 		r.mark = number
 	case nl.FRA_FWMASK:
+		r.mask = number
 		r.narrower = r.narrower || number != wholeMark
 	case nl.FRA_SUPPRESS_PREFIXLEN, nl.FRA_SUPPRESS_IFGROUP:
 		r.narrower = r.narrower || number != unset
 	default:
 		r.narrower = true
 	}
+}
+
+// MarkSelector is what a policy rule compares a mark with.
+type MarkSelector struct{ Value, Mask uint32 }
+
+// MarkSelectors are those of the policy rules of a family.
+func MarkSelectors(f ruleset.Family) (all []MarkSelector, err error) {
+	rules, err := listRules(f)
+	for _, r := range rules {
+		if s := (MarkSelector{r.mark, r.mask}); r.mask != 0 && !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all, err
 }
 
 // presence holds the rules of a family, and of these the ones of a policy, in the order in which the kernel evaluates them.
