@@ -16,7 +16,7 @@ func Keys() (annotations, variables []string) {
 	return annotations, variables
 }
 
-// InputsOf lists the keys of all inputs of a version, sorted.
+// InputsOf returns the sorted keys of all inputs of a version.
 func InputsOf(version int) []string {
 	var all []string
 	for _, in := range inputs {
