@@ -1,7 +1,7 @@
-// Package standalone has the common parts of controllers that run in a pod of their own or by hand: their settings, the access
+// Package standalone has the common parts of controllers that run in their own pod or by hand: their settings, the access
 // to the API server, and ports that are open while they work.
 //
-// It promises that the ports are open before the work begins and until it has ended. It never chooses the work.
+// It promises that the ports are open from before the work begins until it has ended. It never chooses the work.
 //
 // Start reading at Process.
 package standalone
@@ -60,7 +60,7 @@ func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string
 	}
 }
 
-// ClientConfig returns the access to the API server: a kubeconfig, or without one the service account of the pod. The error
+// ClientConfig returns the access to the API server: a kubeconfig or, without one, the service account of the pod. The error
 // joins the errors of the access and of the ports.
 func (p *Process) ClientConfig(getenv func(string) (string, bool)) (kube.Config, error) {
 	var portErr, serverErr error
