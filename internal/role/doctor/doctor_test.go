@@ -435,7 +435,7 @@ func TestDirectories_FoundByAgent(t *testing.T) {
 		"recorded": {func(w *world) {
 			w.put(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)
 		}, output.OK, "/srv/bin, where the agent installs"},
-		"before the installation": {func(w *world) { w.remove(runDir) }, output.OK, "where an agent installs whose cniConfDir and cniBinDir are not set"},
+		"before the installation": {func(w *world) { w.remove(runDir) }, output.OK, "where an agent without cniConfDir and cniBinDir installs"},
 		"set": {func(w *world) {
 			w.remove(runDir)
 			w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
