@@ -37,7 +37,7 @@ type Process struct {
 func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string) []settings.Setting {
 	return []settings.Setting{
 		{
-			Name: "kubeconfig", Arg: "FILE", Env: []string{"KUBECONFIG"}, Use: "instead of the account of the pod",
+			Name: "kubeconfig", Arg: "FILE", Env: []string{"KUBECONFIG"}, Use: "used instead of the pod's service account",
 			Value: settings.Text(&p.Kubeconfig, nil),
 		},
 		{
@@ -50,7 +50,7 @@ func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string
 		},
 		{
 			Name: "log_output_level", Arg: "LEVEL", Env: []string{"LOG_LEVEL"}, Default: "info",
-			Use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs, of which default and all count",
+			Use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs with this program's scope, default or all",
 			Value: settings.Of(&p.LogLevel, func(s string) (pluginlog.Level, error) {
 				scopes, err := pluginlog.ParseScopes(s)
 				return scopes.Of(scope), err

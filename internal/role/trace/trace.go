@@ -1,6 +1,6 @@
-// Package trace is the role "istio-cni trace": it shows real packets of a pod or network namespace, with the rules that they meet.
+// Package trace is the role "istio-cni trace": it shows real packets of a pod or network namespace, with the rules that they match.
 //
-// It promises that packets go as they would without it, that nothing of it stays, and an exit code for scripts.
+// It promises that packets take the same way as without it, that it leaves nothing behind, and an exit code for scripts.
 //
 // Start at Run.
 package trace
@@ -50,7 +50,7 @@ EXIT CODES:
 
 `
 
-// Exit codes besides those of applet.
+// Exit codes besides the codes of package applet.
 const (
 	exitPast    = 3
 	exitUnknown = 4
@@ -120,7 +120,7 @@ func (c *config) query() url.Values {
 	return query
 }
 
-// local traces a namespace by this process.
+// local traces a namespace in this process.
 func (c *config) local(ctx context.Context, searchPath string, o follow.Options, p *printer) error {
 	space, err := c.Open(searchPath)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *config) local(ctx context.Context, searchPath string, o follow.Options,
 	return follow.Run(ctx, space, nil, o, p.record)
 }
 
-// ask has the node agent trace a pod.
+// ask makes the node agent trace a pod.
 func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 	err := c.Ask(ctx, func(agent *agentapi.Agent, namespace, name string) error {
 		return agent.Trace(ctx, namespace, name, query, func(line []byte) error {
@@ -165,12 +165,12 @@ func code(e follow.End) int {
 // maxLine bounds a text of the pod in a line.
 const maxLine = 2 << 10
 
-// printer shows records as they come.
+// printer prints records as they come.
 type printer struct {
 	w            io.Writer
 	form         output.Form
 	begun, ended bool
-	// end has the records that were shown, or the last one.
+	// end has the end record's counts, or the last record.
 	end follow.End
 }
 
@@ -195,7 +195,7 @@ func (p *printer) record(r follow.Record) error {
 	return err
 }
 
-// interrupted shows the end of a trace that the user ended.
+// interrupted prints the end of a trace that the user interrupted.
 func (p *printer) interrupted() error {
 	end := p.end
 	end.Reason = "it was interrupted"
@@ -242,7 +242,7 @@ func packet(p follow.Packet) string {
 	return b.String()
 }
 
-// hop is a rule in a line; a number of the rule is not known in a table that is not read.
+// hop formats a rule as a line; the rule's number is unknown in a table that is not read.
 func hop(h inspect.Hop) string {
 	line := strings.TrimSpace(fmt.Sprintf("%s %s/%s", h.Hook, h.Table, h.Chain))
 	if h.Number > 0 {
