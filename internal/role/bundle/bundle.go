@@ -38,18 +38,18 @@ import (
 )
 
 const head = `NAME:
-   istio-cni bundle - collects what a bug report needs (root)
+   istio-cni bundle - collects the data for a bug report (root)
 
 USAGE:
    istio-cni bundle [NAMESPACE/NAME] [flags] > file.tar.gz
 
-Its README.txt says what each file is, missing.txt what could not be had and why. Rules and differences are those of the named pod,
-else of the pods of this node that are not captured. Of configurations of other programs it has the values of known keys,
-of others type and length. Read it before you pass it on: names of pods, addresses and this program's settings and logs are in it.
+Its README.txt explains each file, missing.txt lists missing data and the reasons. It has the rules and differences of the named pod
+or, by default, of all pods of this node that are not captured. In other programs' configurations it has the values of known keys only,
+and type and length of other values. Read it before you pass it on: it has names of pods, addresses and this program's settings and logs.
 
 EXIT CODES:
-   %d  done; something may be missing
-   %d  the node agent does not answer (what the node has is written), or the output cannot be written
+   %d  done; parts may be missing
+   %d  the node agent does not answer (the node's files are written), or the output cannot be written
    %d  a bad value or flag
 
 `
@@ -108,14 +108,14 @@ func Run(c applet.Call) int {
 	return applet.ExitOK
 }
 
-const readme = `A report of one node, for the question why its pods are in the mesh or not. What other programs wrote is
-shown for known keys only; a type with a length, such as "string of 40 bytes", stands for any other value.
+const readme = `A report of one node that shows why its pods are in the mesh or not. Texts of other programs have the values of known
+keys only; a type with a length, such as "string of 40 bytes", replaces any other value.
 
-  missing.txt      what could not be had, and why
+  missing.txt      the missing data, and the reasons
   version.txt      the program that wrote this
   agent.json       the node agent: version, settings with their sources, and the plugin's configuration in force
   readiness.json   the parts of the agent's readiness
-  selftest.json    the self-test's verdict: which way of redirecting works on this node
+  selftest.json    the self-test's verdict: the backends that work on this node
   cni-dir.txt      the directory of CNI configurations
   cni/             its configurations
   kubeconfig.yaml  the plugin's access to the API server

@@ -30,7 +30,7 @@ USAGE:
    istio-cni decisions [flags]
 
 The node agent remembers the last 512 calls that plugins reported and, with source watch, the last 512 pods that the plugin leaves
-alone without a report: TIME is the start of the pod then. A restart of the agent keeps them. Long texts are truncated, and texts of
+alone without a report: their TIME is the pod's start. A restart of the agent keeps them. Long texts are truncated, and texts of
 several words are quoted: a pod's author may have written them.
 
 EXIT CODES:

@@ -24,13 +24,13 @@ import (
 )
 
 const head = `NAME:
-   istio-cni doctor - checks what redirection on this node depends on (root)
+   istio-cni doctor - checks the prerequisites of redirection on this node (root)
 
 USAGE:
    istio-cni doctor [flags]
 
 In the node agent's container it needs no flag. On a node, and before the installation: with the node's file system mounted at
-/host, istio-cni doctor --host-root /host (manifests/examples/doctor.yaml). A check that cannot be made there says why, as "!".
+/host, istio-cni doctor --host-root /host (manifests/examples/doctor.yaml). A check that cannot run there gives the reason, marked "!".
 
 EXIT CODES:
    %d  no check failed

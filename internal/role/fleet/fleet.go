@@ -31,7 +31,7 @@ const help = `NAME:
 USAGE:
    kubectl istio-cni COMMAND [flags]
 
-COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has them:
+COMMANDS; "COMMAND --help" shows the flags of a node agent in the cluster:
    pods [-n NS]           pods of all nodes with the state of their redirection
    why [-n NS] POD        a pod from injection to kernel, and the way of a packet
    trace [-n NS] POD      real packets of a pod
@@ -45,9 +45,9 @@ COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has t
    or with -o json or yaml an object or a list.
 
 FLAGS:
-   --agent-namespace NAME   namespace of the node agents (default: that of the only DaemonSets with their label)
+   --agent-namespace NAME   namespace of the node agents (default: the only namespace with DaemonSets of their label)
    --agent-selector TEXT    label selector of the node agents and their DaemonSet
-                            (default: k8s-app in (istio-cni-node, istio-cni-observer); observers, if there are any, answer alone)
+                            (default: k8s-app in (istio-cni-node, istio-cni-observer); if observers exist, only they answer)
    --agent-container NAME   their container (default: install-cni)
    --node NAME              only this node; can be repeated
    --ignore-nodes-without-agent
@@ -56,11 +56,11 @@ FLAGS:
    Flags of kubectl such as --context, --kubeconfig, --as, --token are passed to kubectl.
 
 ENVIRONMENT:
-   KUBECTL   the program to run (default: kubectl, by PATH)
+   KUBECTL   the program to run (default: kubectl, found in PATH)
 
 EXIT CODES:
-   0  done; of pods and why: as the mesh wants it
-   1  kubectl failed; a node did not answer, has no node agent or more than one that runs; a check failed (doctor);
+   0  done; for pods and why: as the mesh wants it
+   1  kubectl failed; a node did not answer, has no node agent or more than one running; a check failed (doctor);
       no node has a pod of the namespace (pods -n) or a decision about the pod (decisions --pod)
    2  a bad flag or command, or node agents in more than one namespace without --agent-namespace
    3  some pod is not captured (pods), the packet goes past the mesh (why)

@@ -162,7 +162,7 @@ EXAMPLES:
    istio-cni install --once --uninstall-on-exit=never
       init container: install, leave everything in place, exit
    istio-cni install --dry-run --mounted-cni-net-dir=/etc/cni/net.d --mounted-cni-bin-dirs=/opt/cni/bin
-      by hand on a node: print what would be done
+      by hand on a node: print the changes without making them
    istio-cni install --uninstall --mounted-cni-net-dir=/etc/cni/net.d --mounted-cni-bin-dirs=/opt/cni/bin
       by hand on a node: uninstall
 

@@ -54,7 +54,7 @@ func (d *draft) actionSettings() []settings.Setting {
 	return []settings.Setting{
 		{Name: "once", FlagOnly: true, Use: "install and exit, as an init container or by hand", Value: settings.Bool(&d.once)},
 		{Name: "uninstall", FlagOnly: true, Use: "remove the installation and exit", Value: settings.Bool(&d.uninstall)},
-		{Name: "dry-run", FlagOnly: true, Use: "print what would be done, once, and change nothing", Value: settings.Bool(&d.DryRun)},
+		{Name: "dry-run", FlagOnly: true, Use: "print the changes once, without making them", Value: settings.Bool(&d.DryRun)},
 		{
 			Name: "uninstall-on-exit", Arg: "WHEN", Default: "auto",
 			Use:   "uninstall at the end: always, never, or auto: when the DaemonSet is gone or no longer meant for this node",

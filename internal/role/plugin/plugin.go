@@ -101,9 +101,9 @@ func Run(c applet.Call, server func() Lookup) int {
 	return applet.ExitError
 }
 
-const usageText = `istio-cni plugin: a CNI plugin, run by the container runtime as the last one of a chain.
+const usageText = `istio-cni plugin: a CNI plugin, run by the container runtime, last in a chain.
 
-It is started with CNI_COMMAND (ADD, DEL, CHECK, STATUS, GC or VERSION) and the other variables of the CNI
+The runtime starts it with CNI_COMMAND (ADD, DEL, CHECK, STATUS, GC or VERSION) and the other variables of the CNI
 specification, reads its configuration from stdin, and answers on stdout. Its log goes to stderr, to the node agent
 (log.sock) and to istio-cni.log, both in cni_agent_run_dir.
 

@@ -29,7 +29,7 @@ USAGE:
    istio-cni pods [flags]
 
 The node agent inspects each pod of the mesh at its start, after changes and every few minutes. "istio-cni why NAMESPACE/NAME" shows
-one of them in detail.
+one pod in detail.
 
 EXIT CODES:
    %d  every pod is captured, or the node has no pod of the mesh

@@ -325,7 +325,7 @@ func probed(f redirect.Families) []ruleset.Family {
 func (r run) notRedirected(cause error) error {
 	return fmt.Errorf(`traffic of this pod is not redirected to the sidecar: %w
 
-If redirection is set up by the istio-cni plugin, the pod most likely started before the plugin was in this node's
+If the istio-cni plugin sets up redirection, the pod most likely started before the plugin was in this node's
 CNI configuration (a new node, or a restart of the node agent). The pod must be created again, or repaired:
   - the node agent does either by itself when cni.repair is enabled (cni.repair.repairPods or cni.repair.deletePods);
   - by hand: kubectl delete pod.

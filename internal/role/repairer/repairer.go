@@ -126,7 +126,7 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 		cfg.Warnings = append(cfg.Warnings, "--repair-pods without --node-name: no pod can be redirected in place, only deleted or labelled")
 	}
 	if cfg.elsewhere() && cfg.Repair.Switches.InPlace {
-		cfg.Warnings = append(cfg.Warnings, fmt.Sprintf("--node-name %s is not the own node, which is %s: no pod can be redirected in place, "+
+		cfg.Warnings = append(cfg.Warnings, fmt.Sprintf("--node-name %s is not this node, %s: no pod can be redirected in place, "+
 			"only deleted or labelled", cfg.Repair.Node, cfg.Host))
 	}
 	if cfg.Host == "" {
@@ -162,7 +162,7 @@ func (c *Config) rows() []settings.Setting {
 
 // helpHead has verbs for the three exit codes.
 const helpHead = `NAME:
-   istio-cni repair - repairs pods that started before the CNI plugin was there
+   istio-cni repair - repairs pods that started before the CNI plugin was installed
 
 USAGE:
    istio-cni repair [flags]   (also: istio-cni-repair [flags])
@@ -171,11 +171,11 @@ EXAMPLES:
    istio-cni repair --node-name=$NODE --repair-pods --kubeconfig=$HOME/.kube/config
       on a node, by hand: redirect broken pods in place, once
    istio-cni repair --delete-pods --evict --run-as-daemon
-      for all nodes: evict broken pods as they come
+      for all nodes: evict broken pods whenever they appear
    istio-cni repair --kubeconfig=$HOME/.kube/config
-      nothing is switched on: make an Event on each broken pod, and no more
+      no action is enabled: only create an Event on each broken pod
 
-Of what is switched on, the first counts that can help a pod: redirecting in place, deleting, labelling. The node agent
+Each pod gets the first enabled action that applies: redirecting in place, deleting, labelling. The node agent
 does the same by itself (REPAIR_ENABLED).
 
 EXIT CODES:

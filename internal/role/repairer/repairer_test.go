@@ -93,7 +93,7 @@ func TestLoad_Warnings(t *testing.T) {
 		elsewhere bool
 	}{
 		{[]string{"--repair-pods"}, nil, "--repair-pods without --node-name", false},
-		{[]string{"--repair-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "--node-name a is not the own node, which is b", true},
+		{[]string{"--repair-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "--node-name a is not this node, b", true},
 		{[]string{"--delete-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "", true},
 		{[]string{"--repair-pods", "--node-name=a"}, []string{"KUBERNETES_NODE_NAME=a"}, "", false},
 		{[]string{"--repair-pods", "--node-name=a"}, nil, "", false},

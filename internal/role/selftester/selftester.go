@@ -25,16 +25,16 @@ import (
 const exitUnable = 3
 
 const head = `NAME:
-   istio-cni selftest - finds out with real packets which way of redirecting pods works on this node (root)
+   istio-cni selftest - tests with real packets which backend redirects pods on this node (root)
 
 USAGE:
    istio-cni selftest [flags]
 
-It works in two network namespaces of its own. The node agent does the same when it starts.
+It works in two temporary network namespaces. The node agent does the same when it starts.
 
 EXIT CODES:
    %d  pods can be redirected
-   %d  it could not be tried
+   %d  the test could not run
    %d  a bad value or flag
    %d  pods cannot be redirected
 

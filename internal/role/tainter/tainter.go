@@ -209,7 +209,7 @@ func (c *Config) checkLease() error {
 
 // helpHead has verbs for the three exit codes.
 const helpHead = `NAME:
-   istio-cni taint - controller: keeps nodes free of new pods by a taint until the CNI agent is ready there
+   istio-cni taint - controller: keeps new pods off a node with a taint until its CNI agent is ready
 
 USAGE:
    istio-cni taint [flags]   (also: istio-cni-taint [flags])
@@ -218,11 +218,11 @@ EXAMPLES:
    istio-cni taint --namespace=kube-system
       instead of istiod's untaint controller: removes cni.istio.io/not-ready from nodes whose agent is ready
    istio-cni taint --add
-      the same, and puts it back when a node is rebooted or its agent is gone for longer than --hysteresis
+      the same, and adds the taint again after a reboot or when the agent is missing for longer than --hysteresis
    istio-cni-taint --configmap-namespace=istio-system --configmap-name=istio-cni-taint-configmap
       instead of the taint controller of Istio 1.8 to 1.17
    istio-cni taint --kubeconfig=$HOME/.kube/config --dry-run
-      by hand: print what would be done
+      by hand: print the changes without making them
 
 EXIT CODES:
    %d  done

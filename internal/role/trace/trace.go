@@ -30,7 +30,7 @@ import (
 )
 
 const head = `NAME:
-   istio-cni trace - packets of a pod with the rules that they meet (root)
+   istio-cni trace - packets of a pod with the rules that they match (root)
 
 USAGE:
    istio-cni trace NAMESPACE/NAME [flags]   by the node agent
@@ -38,15 +38,15 @@ USAGE:
    istio-cni trace --netns PATH [flags]     the same for a path
 
 It shows the first packet of each new TCP connection, and UDP packets, until the time is over or Ctrl-C: at most 50 a second of
-each kind, and 1000 in all. Packets go as without it. The kernel does not trace rules of iptables-legacy: of these it shows the
-ones whose packet counters rise.
+each kind, and 1000 in all. It does not change the packets' way. The kernel does not trace rules of iptables-legacy: for these it shows
+the rules whose packet counters rise.
 
 EXIT CODES:
    %d  packets were seen, and all went as the mesh wants it
    %d  the packets could not be traced
    %d  a bad value or flag
-   3  some went past the mesh, or to a port on which nothing listens
-   4  no packet was seen, or the way of some is unknown
+   3  some packets went past the mesh, or to a port on which nothing listens
+   4  no packet was seen, or the way of some packets is unknown
 
 `
 

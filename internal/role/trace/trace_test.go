@@ -117,7 +117,7 @@ func TestTrace_BadInput(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, %q", name, code, stdout, stderr)
 		}
 	}
-	if code, stdout, _ := run(nil, "--help"); code != 0 || !strings.Contains(stdout, "3  some went past the mesh") {
+	if code, stdout, _ := run(nil, "--help"); code != 0 || !strings.Contains(stdout, "3  some packets went past the mesh") {
 		t.Errorf("%d:\n%s", code, stdout)
 	}
 }

@@ -52,10 +52,10 @@ EXIT CODES:
    %d  as the mesh wants it
    %d  the pod or namespace could not be read
    %d  a bad value or flag
-   3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (by its own wish as
-      well), a packet that no proxy gets because of a setting of the pod, a rule of others, a route that ends its way, or because
-      nothing listens at the proxy's port. What goes past the proxy in every pod (its own traffic, its status ports, loopback, UDP
-      other than captured DNS) is as the mesh wants it.
+   3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (also by its own
+      settings), a packet that no proxy gets because of a setting of the pod, a foreign rule, a route that ends its way, or because
+      nothing listens at the proxy's port. Traffic that passes the proxy in every pod (the proxy's own traffic, its status ports,
+      loopback, UDP other than captured DNS) is as the mesh wants it.
    4  cannot tell
 
 `
