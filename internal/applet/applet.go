@@ -1,6 +1,6 @@
 // Package applet runs the role of a program that has several names.
 //
-// It promises one table of roles, the source of the choice, of the help and of the error for a wrong name. It never exits and
+// It promises that one table of roles is the source of the selection, the help, and the error for a wrong name. It never exits and
 // has no role of its own.
 //
 // Start at Run.
@@ -30,24 +30,24 @@ type Call struct {
 	Args           []string
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Getenv reads the environment; roles call it in their configuration only.
+	// Getenv reads the environment. Roles call it only for their configuration.
 	Getenv func(string) (string, bool)
-	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil.
+	// Terminal returns the columns of a terminal at the standard output, else 0. It may be nil.
 	Terminal func() int
 }
 
 // Process returns this start of the program.
 func Process() Call {
-	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // roles get it from here
+	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // the only place: roles get the environment from a Call
 }
 
 // Role is one of the commands of the program.
 type Role struct {
 	// Name is the first argument that selects the role, Alias the name of a link that selects it, "" for none.
 	Name, Alias string
-	// Summary is one line for a person.
+	// Summary is one line of help.
 	Summary string
-	// Protocol marks a role whose output a program reads: the output is passed on unchanged.
+	// Protocol marks a role whose output a program reads. Run passes that output on unchanged.
 	Protocol bool
 	// Run does the work and returns the exit code.
 	Run func(Call) int
@@ -55,18 +55,18 @@ type Role struct {
 
 // Program is a set of roles under one name.
 type Program struct {
-	// Name is the name of the program, About its description in one line.
+	// Name is the program's name, About its description in one line.
 	Name, About string
-	// Version returns the program's version. It is called only for output, as the build information takes time to read.
+	// Version returns the program's version. Run calls it only for output because reading the build information takes time.
 	Version func() string
 	Roles   []Role
-	// Implicit is the role that the environment variable ImplicitVar selects, whatever the arguments, unless the program was
-	// called by an alias.
+	// Implicit is the role that the environment variable ImplicitVar selects whatever the arguments. An alias has priority
+	// over the variable.
 	Implicit, ImplicitVar string
 }
 
-// Run selects a role by the base name of path, by which the program was started, then by the variable, then by the first
-// argument, and runs the role.
+// Run selects a role by the base name of path, which is the program's path at its start, then by the variable, then by the
+// first argument, and runs the role.
 func (p Program) Run(path string, c Call) int {
 	called := filepath.Base(path)
 	if r, ok := p.find(func(r Role) bool { return r.Alias == called && r.Alias != "" }); ok {
@@ -113,7 +113,7 @@ func (p Program) start(r Role, c Call) int {
 	return r.Run(c)
 }
 
-// about handles a call without arguments: with the help under the program's own name, with an error under another name.
+// about handles a call without arguments: it prints the help under the program's own name, and an error under another name.
 func (p Program) about(called string, c Call) int {
 	if called == p.Name {
 		p.list(c.Stdout)

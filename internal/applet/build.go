@@ -6,7 +6,7 @@ import (
 	"runtime/debug"
 )
 
-// release is the version of a release, which hack/release.sh sets when it links the program.
+// release is the version of a release. hack/release.sh sets it at link time.
 var release string //nolint:gochecknoglobals // the linker can set nothing else
 
 // BuildInfo has the Go toolchain's build information of the program.
@@ -36,7 +36,7 @@ func Build() BuildInfo {
 	return b
 }
 
-// Version returns the version of the release, else that of the module.
+// Version returns the version of the release, else the module's version.
 func (b BuildInfo) Version() string { return b.version }
 
 // String returns one line: version, revision, toolchain, platform.

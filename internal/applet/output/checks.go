@@ -17,7 +17,7 @@ const (
 	Fail Result = "fail"
 )
 
-// Check is what the command doctor says about one subject.
+// Check is the finding of the command doctor about one subject.
 type Check struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
@@ -25,8 +25,8 @@ type Check struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Checks prints a line for each check, whose texts are printable, below it the remedy of what is not in order, and a last line that
-// counts the results.
+// Checks prints one line for each check, the remedy below a check that is not ok, and a last line with the number of each result.
+// The texts must be printable.
 func Checks(w io.Writer, all []Check) error {
 	count := map[Result]int{}
 	var b strings.Builder
@@ -43,7 +43,7 @@ func Checks(w io.Writer, all []Check) error {
 	return err
 }
 
-// Plural returns a number with a noun.
+// Plural returns a number with its noun, in the plural unless n is 1.
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
