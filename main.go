@@ -43,7 +43,10 @@ func program() applet.Program {
 		About:   "istio-cni redirects the traffic of Istio sidecar pods on a Kubernetes node.",
 		Version: version,
 		Roles: []applet.Role{
-			{Name: "plugin", Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: runPlugin, Protocol: true},
+			{
+				Name: "plugin", Variable: early.Variable, Protocol: true,
+				Summary: "CNI plugin: redirects a pod when the runtime creates it", Run: func(c applet.Call) int { return early.Run(c, lookup) },
+			},
 			{
 				Name: "iptables", Alias: "istio-iptables",
 				Summary: "programs, verifies, explains or removes the rules of a network namespace", Run: redirector.Run,
@@ -61,13 +64,10 @@ func program() applet.Program {
 			{Name: "doctor", Summary: "checks what redirection on this node depends on, with a remedy for each fault", Run: doctor.Run},
 			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Run: decisions.Run},
 			{Name: "bundle", Summary: "collects what a bug report needs", Run: bundle.Run, Protocol: true},
-			{Name: "version", Summary: "prints the version", Run: func(c applet.Call) int { return applet.Build().Run(c) }},
+			{Name: "version", Summary: "prints the version", Run: applet.PrintVersion},
 		},
-		Implicit: "plugin", ImplicitVar: early.Variable,
 	}
 }
-
-func runPlugin(c applet.Call) int { return early.Run(c, lookup) }
 
 // lookup is the plugin's look-up. The plugin does not import client-go, see package early.
 func lookup(ctx context.Context, kubeconfig string, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error) {
@@ -84,5 +84,5 @@ func lookup(ctx context.Context, kubeconfig string, pod agentapi.Key, budget tim
 
 // version is called only for output: a start of the plugin does not need the build information.
 func version() string {
-	return applet.Build().String() + "\nCNI versions: " + strings.Join(cniconf.Versions(), " ")
+	return applet.Build() + "\nCNI versions: " + strings.Join(cniconf.Versions(), " ")
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,32 +33,6 @@ func TestTheProgramIsSmall(t *testing.T) {
 	t.Logf("the program has %d bytes", info.Size())
 	if info.Size() >= mostBytes {
 		t.Errorf("%d bytes, want less than %d", info.Size(), mostBytes)
-	}
-}
-
-// TestNothingDearIsLinked: nothing of what docs/deps.txt names, to which make verify compares what is linked, brings in a
-// clientset with the types of all APIs, which costs a start more than everything else together.
-func TestNothingDearIsLinked(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile("docs/deps.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	linked := strings.Fields(string(text))
-	if !slices.Contains(linked, "k8s.io/client-go/rest") {
-		t.Fatal("docs/deps.txt does not have what is linked")
-	}
-	for _, name := range linked {
-		for _, dear := range []string{
-			"k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/client-go/listers", "k8s.io/client-go/dynamic",
-			"k8s.io/client-go/discovery", "k8s.io/client-go/applyconfigurations", "k8s.io/client-go/tools/leaderelection",
-			"k8s.io/client-go/tools/record", "k8s.io/client-go/tools/events", "google.golang.org/protobuf",
-			"github.com/google/gnostic-models", "github.com/spf13/cobra",
-		} {
-			if name == dear || strings.HasPrefix(name, dear+"/") {
-				t.Errorf("%s is linked", name)
-			}
-		}
 	}
 }
 

@@ -47,9 +47,9 @@
 // (rules.go, one description for both dialects), and a row of inputs
 // (core/sidecar/inputs.go). The encoders follow if the match is known to
 // core/ruleset. Tests: the field in spectest.Random and a Spec in its Special,
-// which byte parity with the real tools runs through; the rule in both
-// reference texts (redirect/referencetest, nftables/native_reference_test.go); a
-// case of node/redirection's packets. No test requires these: a row in
+// which byte parity with the real tools runs through; the rule in
+// redirect/referencetest, for iptables and for nft; a case of node/redirection's
+// packets. No test demands these: a row in
 // redirect/parse_test.go, in sidecar's TestDecide_Settings, and a row in
 // role/redirector/settings.go, without which --verify cannot express the rule.
 //

@@ -11,6 +11,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 
@@ -32,7 +34,7 @@ type Call struct {
 	Stdout, Stderr io.Writer
 	// Getenv reads the environment. Roles call it only for their configuration.
 	Getenv func(string) (string, bool)
-	// Terminal returns the columns of a terminal at the standard output, else 0. It may be nil.
+	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil; see Columns.
 	Terminal func() int
 }
 
@@ -41,11 +43,32 @@ func Process() Call {
 	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // the only place: roles get the environment from a Call
 }
 
+// Columns is the width of the terminal that the standard output is, else 0.
+func (c Call) Columns() int {
+	if c.Terminal == nil {
+		return 0
+	}
+	return c.Terminal()
+}
+
+// Fail prints an error of a command, and returns the exit code.
+func (c Call) Fail(err error) int {
+	_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
+	return ExitError
+}
+
+// Refuse prints what is wrong with the arguments of a role, and returns the exit code.
+func (c Call) Refuse(role string, err error) int {
+	_, _ = fmt.Fprintf(c.Stderr, "error: %v; see istio-cni %s --help\n", err, role)
+	return ExitUsage
+}
+
 // Role is one of the commands of the program.
 type Role struct {
-	// Name is the first argument that selects the role, Alias the name of a link that selects it, "" for none.
-	Name, Alias string
-	// Summary is one line of help.
+	// Name is the first argument that selects the role, Alias the name of a link that selects it, Variable an environment variable that
+	// does whatever the arguments, unless the program was called by an alias. The last two can be "".
+	Name, Alias, Variable string
+	// Summary is one line for a person.
 	Summary string
 	// Protocol marks a role whose output a program reads. Run passes that output on unchanged.
 	Protocol bool
@@ -60,9 +83,6 @@ type Program struct {
 	// Version returns the program's version. Run calls it only for output because reading the build information takes time.
 	Version func() string
 	Roles   []Role
-	// Implicit is the role that the environment variable ImplicitVar selects whatever the arguments. An alias has priority
-	// over the variable.
-	Implicit, ImplicitVar string
 }
 
 // Run selects a role by the base name of path, which is the program's path at its start, then by the variable, then by the
@@ -72,10 +92,8 @@ func (p Program) Run(path string, c Call) int {
 	if r, ok := p.find(func(r Role) bool { return r.Alias == called && r.Alias != "" }); ok {
 		return p.start(r, c)
 	}
-	if v, set := c.Getenv(p.ImplicitVar); set && v != "" {
-		if r, ok := p.find(func(r Role) bool { return r.Name == p.Implicit }); ok {
-			return p.start(r, c)
-		}
+	if r, ok := p.find(func(r Role) bool { v, _ := c.Getenv(r.Variable); return v != "" && r.Variable != "" }); ok {
+		return p.start(r, c)
 	}
 	if len(c.Args) == 0 {
 		return p.about(called, c)
@@ -127,9 +145,56 @@ func (p Program) about(called string, c Call) int {
 func (p Program) list(w io.Writer) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s\n\nCommands, by first argument or by the name of a link:\n", p.About, p.Version())
+	var implicit string
 	for _, r := range p.Roles {
 		fmt.Fprintf(&b, "  %s %-10s %-18s %s\n", p.Name, r.Name, r.Alias, r.Summary)
+		if r.Variable != "" {
+			implicit = fmt.Sprintf("With %s set it is the %s. ", r.Variable, r.Name)
+		}
 	}
-	fmt.Fprintf(&b, "\nWith %s set it is the %s. \"%s COMMAND --help\" shows its flags.\n", p.ImplicitVar, p.Implicit, p.Name)
+	fmt.Fprintf(&b, "\n%s\"%s COMMAND --help\" shows its flags.\n", implicit, p.Name)
 	_, _ = io.WriteString(w, b.String())
+}
+
+// release is the version of a release, which hack/release.sh sets when it links the program.
+var release string //nolint:gochecknoglobals // the linker can set nothing else
+
+// Version returns the version of the release, else that of the module.
+func Version() string {
+	info, ok := debug.ReadBuildInfo()
+	switch {
+	case release != "":
+		return release
+	case ok && info.Main.Version != "":
+		return info.Main.Version
+	}
+	return "(devel)"
+}
+
+// Build returns one line: version, revision, toolchain, platform. A build outside version control has no revision.
+func Build() string {
+	settings := map[string]string{}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			settings[s.Key] = s.Value
+		}
+	}
+	text := "version " + Version()
+	if revision := settings["vcs.revision"]; revision != "" {
+		text += ", revision " + revision
+	}
+	if settings["vcs.modified"] == "true" {
+		text += " (modified)"
+	}
+	return fmt.Sprintf("%s, %s %s/%s", text, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// PrintVersion is the role that prints the version.
+func PrintVersion(c Call) int {
+	if len(c.Args) > 0 && c.Args[0] != "--help" && c.Args[0] != "-h" {
+		_, _ = fmt.Fprintf(c.Stderr, "version takes no arguments, got %q\n", c.Args)
+		return ExitUsage
+	}
+	_, _ = fmt.Fprintln(c.Stdout, "istio-cni "+Build())
+	return ExitOK
 }

@@ -67,6 +67,15 @@ func Serve(t *testing.T, handler http.Handler, change func(*unixsock.Options)) *
 	return s
 }
 
+// Answer serves one answer, whatever the request, and returns the flag with its socket for a command that asks the agent.
+func Answer(t *testing.T, status int, body string) (flag string) {
+	t.Helper()
+	return "--socket=" + Serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		_, _ = w.Write([]byte(body))
+	}), nil).Path
+}
+
 // Listen listens on a Unix socket until the test ends. The file stays.
 func Listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()

@@ -2,7 +2,7 @@
 // report.
 //
 // It promises that neither kind displaces the other; that they are known to the next agent, also if this one is killed; and that no
-// report is dropped for its size or its content.
+// report of a plugin is dropped for what its texts quote: plugins cut them, and the ring does so again.
 //
 // Start reading at Ring. serve.go has the socket's requests, outside.go the pods without a report, keep.go the file.
 package decisions

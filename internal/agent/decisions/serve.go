@@ -6,7 +6,6 @@ import (
 	"math"
 	"net/http"
 	"slices"
-	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -14,26 +13,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// short is the length up to which reports are read concurrently, in bytes; longer ones are read one at a time.
-const short = 64 << 10
-
-// read parses a report. Every call counts: of a report that is too long, or that the plugin could not finish, read parses the
-// beginning.
-func read(r *http.Request, long *sync.Mutex) (agentapi.Report, error) {
-	if r.ContentLength < 0 || r.ContentLength > short {
-		long.Lock()
-		defer long.Unlock()
-	}
-	text, _ := io.ReadAll(io.LimitReader(r.Body, agentapi.MaxReport))
-	return agentapi.ReadReport(text)
-}
-
 // Receive returns a handler that adds the reports of plugins.
 func (r *Ring) Receive(counted *metrics.Metrics) http.Handler {
-	var long sync.Mutex
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		report, err := read(request, &long)
-		if err != nil {
+		var report agentapi.Report
+		if err := json.NewDecoder(io.LimitReader(request.Body, agentapi.MaxReport)).Decode(&report); err != nil {
 			counted.ReportRefused()
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
@@ -42,33 +26,26 @@ func (r *Ring) Receive(counted *metrics.Metrics) http.Handler {
 		if !slices.Contains(sidecar.Reasons(), sidecar.Reason(report.Reason)) {
 			report.Detail = report.Reason + " " + report.Detail
 			report.Reason = ""
-			report.Trim()
 		}
+		report.Trim()
 		r.Add(report)
 		counted.Added(report)
 		w.WriteHeader(http.StatusOK)
 	})
 }
 
-// Handler returns the reports as JSON, the latest first: all of them, or the page that the query parameters select.
+// Handler returns all reports as a JSON array, the latest first. It encodes one at a time, to hold no text of all.
 func (r *Ring) Handler() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		before, limit := uint64(math.MaxUint64), 2*remembered
-		query := request.URL.Query()
-		for name, into := range map[string]any{agentapi.BeforeParam: &before, agentapi.LimitParam: &limit} {
-			if text := query.Get(name); text != "" {
-				if err := json.Unmarshal([]byte(text), into); err != nil {
-					http.Error(w, name+": not a number", http.StatusBadRequest)
-					return
-				}
-			}
-		}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		text, err := json.MarshalIndent(r.Page(before, limit), "", "  ")
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-			return
+		_, _ = io.WriteString(w, "[") // the client may have closed the connection
+		for i, one := range r.Page(math.MaxUint64, 2*remembered) {
+			if i > 0 {
+				_, _ = io.WriteString(w, ",\n")
+			}
+			text, _ := json.Marshal(one) // of texts and numbers
+			_, _ = w.Write(printable.Lines(text))
 		}
-		_, _ = w.Write(append(printable.Lines(text), '\n')) // the client may have closed the connection
+		_, _ = io.WriteString(w, "]\n")
 	})
 }

@@ -47,7 +47,7 @@ func situations(t *testing.T, files map[string][]string) map[string]situation {
 	for _, mode := range modes() {
 		for name, files := range files {
 			if mode != cniconf.DropIn || !strings.HasPrefix(name, "single") {
-				out[mode.String()+"/"+name] = newSituation(t, mode, files...)
+				out[string(mode)+"/"+name] = newSituation(t, mode, files...)
 			}
 		}
 	}

@@ -17,8 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
@@ -85,6 +83,15 @@ func newFixtureAt(t *testing.T, root string, files ...string) *fixture {
 		OldKubeconfig: n.path("net.d/ZZZ-istio-cni-kubeconfig"), CacheDir: n.path("cache/results"),
 	}
 	return n
+}
+
+// newInstalled is newFixture after an installation.
+func newInstalled(t *testing.T, files ...string) (*fixture, *installation.Installation) {
+	t.Helper()
+	n := newFixture(t, files...)
+	a := n.agent()
+	check.OK(t, a.Reconcile())
+	return n, a
 }
 
 func (n *fixture) path(name string) string { return filepath.Join(n.root, name) }
@@ -187,9 +194,7 @@ func (n *fixture) count(series string) string {
 
 func TestReconcile_WritesOnce(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-bridge.conflist", conflist)
-	a := n.agent()
-	check.OK(t, a.Reconcile())
+	n, a := newInstalled(t, "10-bridge.conflist", conflist)
 	n.ends("bridge", "portmap")
 	for _, link := range installation.Links() {
 		if target, err := os.Readlink(n.path("bin/" + link)); err != nil || target != "istio-cni" {
@@ -204,9 +209,7 @@ func TestReconcile_WritesOnce(t *testing.T) {
 		n.disk = d
 		check.OK(t, n.agent().Reconcile())
 	})
-	if len(calls) > 0 {
-		t.Errorf("a reconciliation of a node in its desired state changes files: %q", calls)
-	}
+	check.Equal(t, len(calls), 0, "changes of a node in its desired state", calls)
 	check.Equal(t, n.count(`istio_cni_installs_total{result="SUCCESS"}`), "1", "installs counted")
 }
 
@@ -226,9 +229,8 @@ func TestReconcile_Order(t *testing.T) {
 		if err := n.agent().Reconcile(); err == nil {
 			t.Errorf("%s: no error", tc.name)
 		}
-		if got := n.read("net.d/10-bridge.conflist"); got != conflist {
-			t.Errorf("%s: a stanza without its program or kubeconfig stops every pod of the node:\n%s", tc.name, got)
-		}
+		// A stanza without its program or kubeconfig stops every pod of the node.
+		check.Equal(t, n.read("net.d/10-bridge.conflist"), conflist, tc.name)
 		for _, p := range n.health.Snapshot().Parts {
 			if p.Name == tc.part && (p.Ready || p.Reason == "starting") {
 				t.Errorf("%s: part %s has no reason: %+v", tc.name, tc.part, p)
@@ -291,14 +293,10 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 	}
 	if again {
 		check.OK(t, n.agent().Reconcile())
-		if diff := cmp.Diff(s.installed, n.conf()); diff != "" {
-			t.Fatalf("killed after %q, and started again:\n%s", log, diff)
-		}
+		check.Diff(t, fmt.Sprintf("killed after %q, and started again", log), s.installed, n.conf())
 	}
 	n.uninstall(n.agent())
-	if diff := cmp.Diff(s.back, n.conf()); diff != "" {
-		t.Fatalf("killed after %q, and uninstalled:\n%s", log, diff)
-	}
+	check.Diff(t, fmt.Sprintf("killed after %q, and uninstalled", log), s.back, n.conf())
 	return len(log) > at
 }
 
@@ -342,15 +340,11 @@ func TestUninstall_LivingSandboxes(t *testing.T) {
 			tc.setup(n)
 		}
 		n.uninstall(n.agent())
-		if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-			t.Errorf("%s: the node's configuration is not restored:\n%s", name, diff)
-		}
+		check.Diff(t, name+": the node's configuration", before, n.tree("net.d"))
 		if n.there("bin/istio-cni") != tc.stays || n.stays() != tc.stays {
 			t.Errorf("%s: program there: %v, want %v\n%s", name, n.there("bin/istio-cni"), tc.stays, n.log.String())
 		}
-		if n.there("run/istio-cni-kubeconfig") {
-			t.Errorf("%s: the kubeconfig stays", name)
-		}
+		check.Equal(t, n.there("run/istio-cni-kubeconfig"), false, name, "the kubeconfig stays")
 	}
 }
 
@@ -395,9 +389,7 @@ func TestReconcile_RewriteConflict(t *testing.T) {
 			t.Errorf("%s: events %q, want one with %q", tc.name, n.events, tc.want)
 		}
 		n.clock = n.clock.Add(10 * time.Minute)
-		if err := a.Reconcile(); err != nil {
-			t.Errorf("%s: no rewrite after the pause: %v", tc.name, err)
-		}
+		check.OK(t, a.Reconcile(), tc.name, "after the pause")
 	}
 }
 
@@ -494,24 +486,21 @@ func TestUninstall_StanzaStays(t *testing.T) {
 			check.OK(n.t, os.WriteFile(n.path("net.d/20-big.conflist"), make([]byte, 5<<20), 0o600))
 		},
 	} {
-		n := newFixture(t, "10-b.conflist", conflist)
-		check.OK(t, n.agent().Reconcile())
+		n, _ := newInstalled(t, "10-b.conflist", conflist)
 		spoil(n)
 		programs, kubeconfig := n.tree("bin"), n.tree("run")
 		if err := n.agent().Uninstall(t.Context()); err == nil || !strings.Contains(err.Error(), n.path("net.d/")) || !n.stays() {
 			t.Errorf("%s: error %v\n%s", name, err, n.log.String())
 		}
-		if diff := cmp.Diff(programs, n.tree("bin")) + cmp.Diff(kubeconfig, n.tree("run")); diff != "" {
-			t.Errorf("%s: the program or the kubeconfig is missing:\n%s", name, diff)
-		}
+		check.Diff(t, name+": the program", programs, n.tree("bin"))
+		check.Diff(t, name+": the kubeconfig", kubeconfig, n.tree("run"))
 	}
 }
 
 // TestUninstall_MalformedFile: a malformed file that does not name the plugin stays.
 func TestUninstall_MalformedFile(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-b.conflist", conflist)
-	check.OK(t, n.agent().Reconcile())
+	n, _ := newInstalled(t, "10-b.conflist", conflist)
 	n.put("net.d/10-b.conflist", conflist[:50], 0o644)
 	n.uninstall(n.agent())
 	if n.there("run/istio-cni-kubeconfig") || n.there("bin/istio-cni") || !n.there("net.d/10-b.conflist") {
@@ -538,9 +527,7 @@ func TestReconcile_SkippedProgram(t *testing.T) {
 // TestReconcile_FailedPart: a program that cannot be replaced is no reason to let a token expire.
 func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-b.conflist", conflist)
-	a := n.agent()
-	check.OK(t, a.Reconcile())
+	n, a := newInstalled(t, "10-b.conflist", conflist)
 	check.OK(t, os.Remove(n.path("source/istio-cni")))
 	n.put("sa/token", "token-2", 0o600)
 	n.put("net.d/10-b.conflist", conflist, 0o644)
@@ -556,9 +543,7 @@ func TestReconcile_FailedPart(t *testing.T) {
 func TestReconcile_MissingFileInConflict(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {
-		n := newFixture(t, "10-b.conflist", conflist)
-		a := n.agent()
-		check.OK(t, a.Reconcile())
+		n, a := newInstalled(t, "10-b.conflist", conflist)
 		for range 20 {
 			check.OK(t, os.Remove(n.path(file)))
 			check.OK(t, a.Reconcile())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/installation"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -55,6 +56,16 @@ func newMachine(t *testing.T, files map[string]string) *machine {
 	return m
 }
 
+// newMachineAt makes a node whose containerd was started with directories below this one, in which there is a pod network.
+func newMachineAt(t *testing.T, dir string) *machine {
+	t.Helper()
+	m := newMachine(t, map[string]string{
+		containerdFile: directories(dir+"/conf", dir+"/bin"), dir + "/bin/": "", dir + "/conf/10-net.conflist": conflist, "/two/bin/": "",
+	})
+	m.start(containerdSock)
+	return m
+}
+
 func (m *machine) node(name string) string { return m.path("node" + name) }
 
 func (m *machine) write(name, text string) {
@@ -92,6 +103,13 @@ func (m *machine) installedIn(conf string, bins ...string) {
 	m.has(conf, bins...)
 }
 
+// installs reconciles, and checks with installedIn.
+func (m *machine) installs(agent *installation.Installation, conf string, bins ...string) {
+	m.t.Helper()
+	check.OK(m.t, agent.Reconcile())
+	m.installedIn(conf, bins...)
+}
+
 // has checks that the plugin is in these directories.
 func (m *machine) has(conf string, bins ...string) {
 	m.t.Helper()
@@ -105,9 +123,7 @@ func (m *machine) has(conf string, bins ...string) {
 // says checks that the log has a text once.
 func (m *machine) says(text string) {
 	m.t.Helper()
-	if said := strings.Count(m.log.String(), text); said != 1 {
-		m.t.Errorf("%q is said %d times: %s", text, said, m.log.String())
-	}
+	check.Equal(m.t, strings.Count(m.log.String(), text), 1, text, "in", m.log.String())
 }
 
 // directories is a containerd's configuration of version 3.
@@ -177,17 +193,16 @@ func TestReconcile_RuntimeDirectories(t *testing.T) {
 			check.OK(t, os.MkdirAll(m.node(bins[0]), 0o755))
 			m.put("node"+tc.conf+"/10-net.conflist", conflist, 0o644)
 			before := m.tree("node")
-			check.OK(t, m.agent().Reconcile())
-			m.installedIn(tc.conf, bins...)
+			m.installs(m.agent(), tc.conf, bins...)
+			mounted := tc.conf == "/etc/cni/net.d" && tc.bin == "/opt/cni/bin"
+			check.Equal(t, m.there("run/"+runtimedirs.RecordName), !mounted, "the record is there")
 			if !strings.Contains(m.log.String(), "installing where the runtime looks") {
 				t.Errorf("the log does not say where: %s", m.log.String())
 			}
 			check.OK(t, m.agent().Uninstall(t.Context()))
 			delete(before, "node/second/istio-cni") // it was replaced
 			check.Diff(t, "after the uninstallation,", before, m.tree("node"))
-			if m.there("run/" + runtimedirs.RecordName) {
-				t.Error("the record stays")
-			}
+			check.Equal(t, m.there("run/"+runtimedirs.RecordName), false, "the record stays")
 		})
 	}
 }
@@ -205,7 +220,7 @@ func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 			m.put("mounts/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		},
 	} {
-		m := newMachine(t, map[string]string{containerdFile: directories("/srv/conf", "/srv/bin"), containerdSock: "", "/srv/conf/": "", "/srv/bin/": ""})
+		m := newMachineAt(t, "/srv")
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		spoil(m)
 		agent := m.agent()
@@ -214,9 +229,24 @@ func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 		if m.there("node/srv/bin"+ourProgram) || !m.there("mounts/opt/cni/bin"+ourProgram) {
 			t.Errorf("%s: not where it was told: %v", name, m.tree("."))
 		}
-		if said := strings.Count(m.log.String(), "the runtime looks in other directories than those that are set"); said != 1 {
-			t.Errorf("%s: said %d times: %s", name, said, m.log.String())
-		}
+		m.says("the runtime looks in other directories than those that are set")
+	}
+}
+
+// TestReconcile_StandaloneDirectories: not the runtime reads the configuration directory, but the runtime runs the program.
+func TestReconcile_StandaloneDirectories(t *testing.T) {
+	t.Parallel()
+	m := newMachineAt(t, "/srv")
+	m.config.Want.Mode = cniconf.Standalone
+	before := m.tree(".")
+	plan, err := m.agent().Plan()
+	if err != nil || !strings.Contains(strings.Join(plan, "\n"), "/srv/bin/istio-cni") {
+		t.Errorf("%v, the plan is %q", err, plan)
+	}
+	check.Diff(t, "after a dry run", before, m.tree("."))
+	check.OK(t, m.agent().Reconcile())
+	if !m.there("node/etc/cni/net.d/"+cniconf.StandaloneName) || !m.there("node/srv/bin"+ourProgram) || m.read("node/srv/conf/10-net.conflist") != conflist {
+		t.Errorf("installed:\n%v", m.tree("node"))
 	}
 }
 
@@ -241,7 +271,7 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 		"the runtime's configuration cannot be read": func(m *machine) { m.write(containerdFile, "imports = \n") },
 		"every user of the node may write to":        func(m *machine) { check.OK(m.t, os.Chmod(m.node("/srv"), 0o777)) },
 	} {
-		m := newMachine(t, map[string]string{containerdFile: directories("/srv/conf", "/srv/bin"), containerdSock: "", "/srv/conf/": "", "/srv/bin/": ""})
+		m := newMachineAt(t, "/srv")
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		spoil(m)
 		bins := "" // if the runtime is known, and is perhaps not the kubelet's
@@ -250,8 +280,7 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 		}
 		agent := m.agent()
 		check.OK(t, agent.Reconcile())
-		check.OK(t, agent.Reconcile())
-		m.installedIn("/etc/cni/net.d", strings.Fields(bins)...)
+		m.installs(agent, "/etc/cni/net.d", strings.Fields(bins)...)
 		reason, _, _ = strings.Cut(reason, ": /")
 		if log := m.log.String(); strings.Count(log, "where the runtime looks is not known") != 1 || !strings.Contains(log, reason) {
 			t.Errorf("want %q once: %s", reason, log)
@@ -265,14 +294,11 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]string{"": "start", "uninstall": "uninstall"} {
 		for _, restarted := range []bool{false, true} {
-			m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": "", "/two/bin/": ""})
-			m.put("node/one/conf/10-net.conflist", conflist, 0o644)
+			m := newMachineAt(t, "/one")
 			m.put("node/two/conf/10-net.conflist", conflist, 0o644)
-			m.start(containerdSock)
 			one, two := m.tree("node/one"), m.tree("node/two")
 			agent := m.agent()
-			check.OK(t, agent.Reconcile())
-			m.installedIn("/one/conf", "/one/bin")
+			m.installs(agent, "/one/conf", "/one/bin")
 
 			time.Sleep(20 * time.Millisecond)
 			m.write(containerdFile, directories("/two/conf", "/two/bin"))
@@ -293,8 +319,7 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 				check.Diff(t, fmt.Sprintf("%s, restarted %v: after the uninstallation,", name, restarted), two, m.tree("node/two"))
 			} else {
 				m.start(containerdSock)
-				check.OK(t, agent.Reconcile())
-				m.installedIn("/two/conf", "/two/bin")
+				m.installs(agent, "/two/conf", "/two/bin")
 				if !strings.Contains(m.log.String(), "in which the runtime does not look any more") {
 					t.Errorf("the log does not say that it left: %s", m.log.String())
 				}
@@ -314,16 +339,13 @@ func TestReconcile_LinkMoves(t *testing.T) {
 	m.put("node"+k3sConf+"/10-net.conflist", conflist, 0o644)
 	m.start(k3sSock)
 	agent := m.agent()
-	check.OK(t, agent.Reconcile())
-	m.installedIn(k3sConf, data+"1a/bin")
+	m.installs(agent, k3sConf, data+"1a/bin")
 	m.write(data+"current", "->"+data+"2b")
 	m.start(k3sSock)
-	check.OK(t, agent.Reconcile())
-	m.installedIn(k3sConf, data+"2b/bin")
+	m.installs(agent, k3sConf, data+"2b/bin")
 	check.OK(t, os.RemoveAll(m.node(data+"2b/bin"))) // and the directory itself may be replaced
 	check.OK(t, os.MkdirAll(m.node(data+"2b/bin"), 0o755))
-	check.OK(t, agent.Reconcile())
-	m.installedIn(k3sConf, data+"2b/bin")
+	m.installs(agent, k3sConf, data+"2b/bin")
 }
 
 // TestReconcile_WithoutRecord cleans the default directories: an agent that does not ask the runtime has installed there, or a reboot
@@ -334,20 +356,15 @@ func TestReconcile_WithoutRecord(t *testing.T) {
 	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 	m.put("node/srv/conf/10-net.conflist", conflist, 0o644)
 	m.config.Detect = runtimedirs.Detect{}
-	check.OK(t, m.agent().Reconcile())
-	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
+	m.installs(m.agent(), "/etc/cni/net.d", "/opt/cni/bin")
 	m.config.Detect = runtimedirs.Detect{Net: true, Bin: true}
 	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
 	m.start(containerdSock)
-	check.OK(t, m.agent().Reconcile())
-	m.installedIn("/srv/conf", "/srv/bin")
+	m.installs(m.agent(), "/srv/conf", "/srv/bin")
 
 	m.config.Detect = runtimedirs.Detect{} // and the other way, as the user says it
-	check.OK(t, m.agent().Reconcile())
-	m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
-	if m.there("run/" + runtimedirs.RecordName) {
-		t.Error("the record stays although there are only directories that were set")
-	}
+	m.installs(m.agent(), "/etc/cni/net.d", "/opt/cni/bin")
+	check.Equal(t, m.there("run/"+runtimedirs.RecordName), false, "the record stays")
 }
 
 // TestReconcile_DamagedRecord: a damaged record is a warning.
@@ -357,20 +374,16 @@ func TestReconcile_DamagedRecord(t *testing.T) {
 		m := newMachine(t, map[string]string{containerdSock: ""})
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		m.put("run/"+runtimedirs.RecordName, text, 0o600)
-		check.OK(t, m.agent().Reconcile())
-		m.installedIn("/etc/cni/net.d", "/opt/cni/bin")
+		m.installs(m.agent(), "/etc/cni/net.d", "/opt/cni/bin")
 		check.OK(t, m.agent().Uninstall(t.Context()))
-		if m.there("run/" + runtimedirs.RecordName) {
-			t.Errorf("%.20q: the record stays", text)
-		}
+		check.Equal(t, m.there("run/"+runtimedirs.RecordName), false, "the record stays")
 	}
 }
 
 // TestUninstall_OutsideContainer finds the directories that the agent took from the runtime, whatever the flags say.
 func TestUninstall_OutsideContainer(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-net.conflist", conflist)
-	check.OK(t, n.agent().Reconcile())
+	n, _ := newInstalled(t, "10-net.conflist", conflist)
 	n.put("run/"+runtimedirs.RecordName, fmt.Sprintf(`[{"configuration":%q,"programs":[%q]}]`, n.path("net.d"), n.path("bin")), 0o600)
 	n.config.NetDir, n.config.BinDirs = n.path("usual/net.d"), []string{n.path("usual/bin")}
 	plan, err := n.agent().PlanUninstall()
@@ -388,9 +401,7 @@ func TestUninstall_OutsideContainer(t *testing.T) {
 // TestRun_RuntimeMoves follows events of the files below another root directory.
 func TestRun_RuntimeMoves(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": "", "/two/bin/": ""})
-	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
-	m.start(containerdSock)
+	m := newMachineAt(t, "/one")
 	m.running(m.agent())
 	installed := func(dir string) func() bool {
 		return func() bool {
@@ -445,23 +456,20 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		m.start(containerdSock)
 		agent := m.agent()
-		check.OK(t, agent.Reconcile())
-		m.installedIn("/one/conf", "/one/bin")
+		m.installs(agent, "/one/conf", "/one/bin")
 
 		time.Sleep(20 * time.Millisecond)
 		check.OK(t, spoil(m))
 		for range 2 {
 			m.put("node/one/conf/10-net.conflist", conflist, 0o644) // the pod network writes it anew
 			m.put("node/one/bin"+ourProgram, "old", 0o755)
-			check.OK(t, agent.Reconcile())
-			m.installedIn("/one/conf", "/one/bin")
+			m.installs(agent, "/one/conf", "/one/bin")
 		}
 		m.says("where the runtime looks is not known any more")
 		if !strings.Contains(name, "removed") {
 			agent = m.agent()
 		}
-		check.OK(t, agent.Reconcile())
-		m.installedIn("/one/conf", "/one/bin")
+		m.installs(agent, "/one/conf", "/one/bin")
 		for _, next := range []*installation.Installation{m.agent(), agent} { // that does not know what was there
 			m.put("node/one/conf/10-net.conflist", conflist, 0o644)
 			check.OK(t, next.Reconcile())
@@ -473,8 +481,7 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 		check.OK(t, agent.Reconcile())
 		m.has("/one/conf", "/one/bin")
 		m.start(containerdSock)
-		check.OK(t, agent.Reconcile())
-		m.installedIn("/etc/cni/net.d")
+		m.installs(agent, "/etc/cni/net.d")
 		if t.Failed() {
 			t.Fatal(name)
 		}
@@ -484,14 +491,11 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 // TestReconcile_SecondRuntime: the kubelet can have the one or the other.
 func TestReconcile_SecondRuntime(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t, map[string]string{containerdFile: directories("/one/conf", "/one/bin"), "/one/bin/": ""})
-	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
-	m.start(containerdSock)
+	m := newMachineAt(t, "/one")
 	agent := m.agent()
 	check.OK(t, agent.Reconcile())
 	m.write("/run/cri-dockerd.sock", "")
-	check.OK(t, agent.Reconcile())
-	m.installedIn("/one/conf", "/one/bin")
+	m.installs(agent, "/one/conf", "/one/bin")
 	m.says("where the runtime looks is not known any more")
 	m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 	for _, next := range []*installation.Installation{agent, m.agent()} {
@@ -500,8 +504,7 @@ func TestReconcile_SecondRuntime(t *testing.T) {
 		m.has("/etc/cni/net.d", "/opt/cni/bin")
 	}
 	check.OK(t, os.Remove(m.node("/run/cri-dockerd.sock")))
-	check.OK(t, agent.Reconcile())
-	m.installedIn("/one/conf", "/one/bin")
+	m.installs(agent, "/one/conf", "/one/bin")
 }
 
 // TestReconcile_RuntimeNotRestarted: the first installation does not know what the running runtime has read.
@@ -522,8 +525,7 @@ func TestReconcile_RuntimeNotRestarted(t *testing.T) {
 	m.has("/etc/cni/net.d", "/opt/cni/bin")
 	m.says("the runtime may look in other directories until it is started again")
 	m.start(containerdSock)
-	check.OK(t, agent.Reconcile())
-	m.installedIn("/srv/conf", "/srv/bin")
+	m.installs(agent, "/srv/conf", "/srv/bin")
 }
 
 // TestReconcile_RuntimeVersionsDiffer: if an import replaces the section, containerd 1 takes the defaults, others keep the

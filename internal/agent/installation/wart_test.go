@@ -87,9 +87,7 @@ func TestModes_InstallAndUninstall(t *testing.T) {
 			}
 			remove := hostfstest.Record(func(d hostfs.Disk) { n.disk = d; n.uninstall(n.agent()) })
 			durable(t, remove)
-			if diff := cmp.Diff(before, n.tree("net.d")); diff != "" {
-				t.Errorf("%s, %q:\n%s", mode, files[0], diff)
-			}
+			check.Diff(t, fmt.Sprintf("%s, %q", mode, files[0]), before, n.tree("net.d"))
 			var order []string
 			for _, call := range remove {
 				for _, dir := range []string{"net.d", "run", "bin"} {
@@ -141,26 +139,18 @@ func durable(t *testing.T, calls []string) {
 	check.Equal(t, loose, "", "at the end the names in", "may be lost", calls)
 }
 
-// TestRun_EndKeepsFiles is a rollout, a drain or a reboot, and an installation that cannot go on.
-func TestRun_EndKeepsFiles(t *testing.T) {
+// TestReconcile_InputsGone: an installation that cannot go on stays as it is.
+func TestReconcile_InputsGone(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-bridge.conf", bridgeConf)
-	end := n.running(n.agent())
-	n.until(func() bool { return n.health.Snapshot().Ready })
+	n, a := newInstalled(t, "10-bridge.conf", bridgeConf)
 	want := n.tree(".")
-	end()
-	if diff := cmp.Diff(want, n.tree(".")); diff != "" {
-		t.Errorf("after the end:\n%s", diff)
-	}
 	for _, missing := range []string{"sa/token", "source/istio-cni"} {
 		check.OK(t, os.Remove(n.path(missing)))
 		delete(want, missing)
-		if err := n.agent().Reconcile(); err == nil {
+		if err := a.Reconcile(); err == nil {
 			t.Errorf("without %s: no error", missing)
 		}
-		if diff := cmp.Diff(want, n.tree(".")); diff != "" {
-			t.Errorf("without %s:\n%s", missing, diff)
-		}
+		check.Diff(t, "without "+missing, want, n.tree("."))
 	}
 }
 
@@ -202,9 +192,7 @@ func TestReadiness_FollowsTheNode(t *testing.T) {
 	if lost != 0 || !n.health.Snapshot().Ready {
 		t.Errorf("readiness was lost %d times: %+v", lost, n.health.Snapshot())
 	}
-	if diff := cmp.Diff(before, inodes()); diff != "" {
-		t.Errorf("files that were as wanted were written again (inodes):\n%s", diff)
-	}
+	check.Diff(t, "inodes of files that were as wanted", before, inodes())
 	check.Equal(t, n.there("net.d/.05-cilium.conflist123"), true, "another program's temporary file was removed")
 }
 
@@ -302,9 +290,7 @@ func TestReconcile_AfterReboot(t *testing.T) {
 		if mode == cniconf.Inline && !errors.As(err, &waiting) {
 			t.Errorf("%s: %v, want to wait", mode, err)
 		}
-		if !n.there("run/istio-cni-kubeconfig") {
-			t.Errorf("%s: no kubeconfig while the primary CNI is away", mode)
-		}
+		check.Equal(t, n.there("run/istio-cni-kubeconfig"), true, mode, "the kubeconfig while the primary CNI is away")
 		if mode == cniconf.Owned && !slices.Contains(n.loaded(), "istio-cni") {
 			t.Errorf("%s: pods may start without redirection: the runtime runs %q", mode, n.loaded())
 		}
@@ -313,9 +299,7 @@ func TestReconcile_AfterReboot(t *testing.T) {
 
 func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	t.Parallel()
-	n := newFixture(t, "10-bridge.conf", bridgeConf)
-	a := n.agent()
-	check.OK(t, a.Reconcile()) // which gives 10-bridge.conf another name
+	n, a := newInstalled(t, "10-bridge.conf", bridgeConf) // which gives 10-bridge.conf another name
 	ours := []string{
 		"net.d/10-bridge.conf.tmp.1", "net.d/10-bridge.conflist.tmp.2837465019", "net.d/02-istio-cni.conflist.tmp.3",
 		"net.d/50-removed.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2",
@@ -331,14 +315,10 @@ func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	}
 	check.OK(t, a.Reconcile())
 	for _, name := range ours {
-		if n.there(name) {
-			t.Errorf("%s is left", name)
-		}
+		check.Equal(t, n.there(name), false, name, "is left")
 	}
 	for _, name := range theirs {
-		if !n.there(name) {
-			t.Errorf("%s of another program was removed", name)
-		}
+		check.Equal(t, n.there(name), true, name, "of another program")
 	}
 }
 
@@ -427,9 +407,7 @@ func TestRun_WithoutInotify(t *testing.T) {
 				n.until(n.asWanted)
 			}
 			check.Equal(t, n.count("istio_cni_files_polled"), "1", "istio_cni_files_polled is")
-			if got := strings.Count(n.log.String(), "sysctl fs.inotify"); got != 1 {
-				t.Errorf("%d hints, want one:\n%s", got, n.log.String())
-			}
+			check.Equal(t, strings.Count(n.log.String(), "sysctl fs.inotify"), 1, "hints in", n.log.String())
 			limit(exhausted, 1000)
 			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
 			check.OK(t, os.Remove(n.path("bin/istio-cni")))

@@ -2,15 +2,12 @@ package logserver
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -24,36 +21,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// agentAt makes this binary, run again by TestAttack_Memory, an agent with its socket in the directory.
-const agentAt = "LOGSERVER_TEST_AGENT_AT"
-
-func TestMain(m *testing.M) {
-	if dir := os.Getenv(agentAt); dir != "" {
-		playAgent(dir)
-		return
-	}
-	m.Run()
-}
-
-// playAgent serves until the process is killed.
-func playAgent(dir string) {
-	s, err := unixsock.Open(context.Background(), socketOptions(dir))
-	if err != nil {
-		panic(err)
-	}
-	s.Serve(context.Background(), Handler(Options{
-		Records: slog.NewJSONHandler(os.Stdout, nil), Level: slog.LevelInfo, Log: slog.New(slog.DiscardHandler), Metrics: metrics.New(""),
-	}))
-}
-
-// socketOptions are the agent's.
-func socketOptions(dir string) unixsock.Options {
-	o := agenttest.SocketOptions(filepath.Join(dir, "log.sock"))
-	limited(&o)
-	return o
-}
-
-func limited(o *unixsock.Options) { o.Connections, o.Timeout = 16, 2*time.Second }
+// connections is the agent's limit.
+const connections = 16
 
 // fixture is a log server behind its socket, with the relayed records, its own log and its counters.
 type fixture struct {
@@ -68,7 +37,7 @@ type fixture struct {
 func start(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
 	b := newFixture(change)
-	b.Socket = agenttest.Serve(t, b.handler, limited)
+	b.Socket = agenttest.Serve(t, b.handler, func(o *unixsock.Options) { o.Connections, o.Timeout = connections, 2*time.Second })
 	return b
 }
 
@@ -135,16 +104,12 @@ func (b *fixture) ordinary(t *testing.T) {
 // post sends a body as the reference's plugin does: by an http.Client that dials the socket.
 func (b *fixture) post(t *testing.T, body io.Reader) (int, error) {
 	t.Helper()
-	return post(t.Context(), b.Path, body)
-}
-
-func post(ctx context.Context, path string, body io.Reader) (int, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://unix/log", body)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://unix/log", body)
 	if err != nil {
 		return 0, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := agenttest.Client(path).Do(req)
+	resp, err := agenttest.Client(b.Path).Do(req)
 	if err != nil {
 		return 0, err
 	}

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,7 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/agent/health"
 	"github.com/meshcni/istio-cni/internal/agent/installation"
-	"github.com/meshcni/istio-cni/internal/agent/logserver"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/nodepods"
 	"github.com/meshcni/istio-cni/internal/agent/page"
@@ -103,32 +100,29 @@ type node struct {
 // stay runs the agent: steps with permanent failures come first, then the installation; goroutines beside it use the API
 // server.
 func (o Options) stay(ctx context.Context) error {
-	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	n := &node{Options: o, background: background, metrics: metrics.New(o.Version), live: newLive(), relayLevel: &slog.LevelVar{}}
+	n := &node{Options: o, metrics: metrics.New(o.Version), live: newLive(), relayLevel: &slog.LevelVar{}}
 	n.configure(n.Config)
-	defer func() {
-		n.work.Wait()
-		n.events.Shutdown()
-		if n.held != nil {
-			_ = n.held.Close()
-		}
-	}()
-	defer end()
 	required := parts()
 	if !n.Config.Install {
 		required = nil
 		n.metrics.SetReady(true)
 	}
 	n.health = health.NewState(health.Options{Log: n.Log, Now: clock.RealClock{}.Now, OnChange: n.metrics.SetReady}, required...)
-	servers, err := serve.Open(ctx, n.Log, n.ports()...)
-	if err != nil {
-		return err
-	}
-	n.work.Go(func() {
-		if failed := servers.Serve(background); failed != nil {
-			n.Log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
+	return serve.While(ctx, n.Log, n.start, n.ports()...)
+}
+
+// start opens what one agent at a time may have, and runs until ctx ends.
+func (n *node) start(ctx context.Context) (err error) {
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	n.background = background
+	defer func() {
+		end()
+		n.work.Wait()
+		n.events.Shutdown()
+		if n.held != nil {
+			_ = n.held.Close()
 		}
-	})
+	}()
 	for _, open := range []func(context.Context) error{n.lock, n.openRelay} {
 		if opened, failed := n.await(ctx, open); failed != nil || !opened {
 			return failed
@@ -201,67 +195,6 @@ func (n *node) standBy(err error) {
 			n.health.Ready(part)
 		} else {
 			n.health.NotReady(part, "waiting for another node agent to end: "+err.Error())
-		}
-	}
-}
-
-func (n *node) openRelay(ctx context.Context) error {
-	server, err := unixsock.Open(ctx, unixsock.Options{
-		Path: n.Config.LogSocket, DirMode: n.Config.RunDirMode, Mode: n.Config.LogSocketMode, Connections: 16, Timeout: 2 * time.Second,
-		UnauthorizedPeer: n.metrics.LogConnectionRefused, Log: n.Log,
-	})
-	if err != nil {
-		return err
-	}
-	n.relay = server
-	relay := logserver.Handler(logserver.Options{Records: n.Log.Handler(), Level: n.relayLevel, Log: n.Log, Metrics: n.metrics})
-	n.work.Go(func() { server.Serve(n.background, relay) })
-	return nil
-}
-
-// guardSockets restores the sockets, the lock and the verdict after their removal.
-func (n *node) guardSockets() {
-	sockets := map[string]*unixsock.Server{n.Config.LogSocket: n.relay}
-	if n.lookups != nil {
-		sockets[n.Config.podSocket()] = n.lookups
-	}
-	paths := slices.AppendSeq([]string{n.Config.lockFile(), n.Config.verdictFile()}, maps.Keys(sockets))
-	n.onChange(paths, func() {
-		if again, err := n.held.Reacquire(n.Config.lockFile()); again || err != nil {
-			n.Log.Warn("the lock was removed, and is taken again", slog.Any("error", err))
-		}
-		n.record(n.background)
-		for path, server := range sockets {
-			if server.Listening() {
-				continue
-			}
-			if err := server.Rebind(n.background); err != nil {
-				n.Log.Warn("a socket cannot be made again", slog.String("path", path), slog.String("error", err.Error()))
-			}
-		}
-	})
-}
-
-// onChange calls do after each change of files beside the installation, for as long as the agent runs. The installation's own
-// watch logs a missing kernel watch.
-func (n *node) onChange(files []string, do func()) {
-	log := n.Log
-	if n.Config.Install {
-		log = slog.New(slog.DiscardHandler)
-	}
-	watch := hostfs.NewWatch(log)
-	defer watch.Close()
-	var paths []hostfs.Path
-	for _, file := range files {
-		paths = append(paths, hostfs.Path{Name: file})
-	}
-	watch.Set(paths...) // logged, and polled
-	for {
-		select {
-		case <-n.background.Done():
-			return
-		case <-watch.Changed():
-			do()
 		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -70,48 +69,27 @@ func Check(text string) error {
 	return nil
 }
 
-// CheckFields parses a field selector in the form of kubectl's --field-selector ([fields.ParseSelector]). Empty text and empty
-// terms restrict nothing. Only the API server has the list of selectable fields; all of them consist of letters, digits and
-// inner dots.
-func CheckFields(text string) error {
-	selector, err := fields.ParseSelector(text)
-	if err != nil {
-		return fmt.Errorf("field selector %q: %s", clean(text), clean(err.Error()))
-	}
-	var wrong []error
-	for _, term := range selector.Requirements() {
-		letters := !strings.ContainsFunc(term.Field, func(r rune) bool {
-			return r != '.' && (r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r))
-		})
-		if !letters || slices.Contains(strings.Split(term.Field, "."), "") {
-			wrong = append(wrong, fmt.Errorf("field selector %q: %q is not the path of a field", clean(text), clean(term.Field)))
-		}
-	}
-	return errors.Join(wrong...)
-}
-
 // Pods selects pods by labels and fields, as the API server does.
 type Pods struct {
 	labels labels.Selector
 	fields fields.Selector
 }
 
-// ForPods returns the selector of two texts in the forms of Check and CheckFields; empty texts select all pods. A field by which pods
-// cannot be selected, which known does not have, is an error.
+// ForPods returns the selector of two texts in the form of kubectl's --selector and --field-selector ([fields.ParseSelector]); empty
+// texts, and empty terms of the second, select all pods. A field by which pods cannot be selected, which known does not have, is an error.
 func ForPods(labelText, fieldText string, known fields.Set) (p Pods, err error) {
 	if p.labels, err = labels.Parse(labelText); err != nil {
 		return p, fmt.Errorf("selector %q: %s", clean(labelText), clean(err.Error()))
 	}
-	if err = CheckFields(fieldText); err != nil {
-		return p, err
+	if p.fields, err = fields.ParseSelector(fieldText); err != nil {
+		return p, fmt.Errorf("field selector %q: %s", clean(fieldText), clean(err.Error()))
 	}
-	p.fields, err = fields.ParseSelector(fieldText)
 	for _, r := range p.fields.Requirements() {
 		if !known.Has(r.Field) {
 			return p, fmt.Errorf("pods are not selected by the field %q, but by %s", clean(r.Field), strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		}
 	}
-	return p, err
+	return p, nil
 }
 
 // Matches reports whether the labels and fields of a pod match.

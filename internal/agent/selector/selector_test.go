@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/fields"
+
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -83,15 +85,14 @@ func TestEnablement_Refusals(t *testing.T) {
 	}
 }
 
-func TestCheckFields(t *testing.T) {
+func TestForPods_Fields(t *testing.T) {
 	t.Parallel()
+	known := fields.Set{"status.phase": "", "spec.nodeName": "", "a": ""}
 	for _, good := range []string{"", "status.phase=Running", "status.phase!=Failed,spec.nodeName==node-1", `a=b\,c`, ",,a=b"} {
-		if err := CheckFields(good); err != nil {
-			t.Errorf("%q: %v", good, err)
-		}
+		check.OK(t, check.Err(ForPods("", good, known)), good)
 	}
 	for _, bad := range []string{"a", "a=b=c", `a=b\`, "a!b=c", "=b", ".a=b", "a.=b", "a..c=b", " a=b", "a =b", "a=b, c=d", "a/b=c", "é=b"} {
-		if err := CheckFields(bad); err == nil || !strings.Contains(err.Error(), "field selector") {
+		if _, err := ForPods("", bad, known); err == nil || !strings.Contains(err.Error(), "field") {
 			t.Errorf("%q: got %v", bad, err)
 		}
 	}

@@ -150,9 +150,7 @@ func TestListener_CompleteRequest(t *testing.T) {
 	}()
 	<-reached
 	attacker{connections: 3 * maxWaiting}.run(t, n)
-	if err := kubelet(t, n); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, kubelet(t, n))
 	close(release)
 	check.Equal(t, <-answer, "slow<nil>")
 }

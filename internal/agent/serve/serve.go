@@ -7,7 +7,7 @@
 //
 // It never serves http.DefaultServeMux, to which any package may add handlers, and does not choose the handlers.
 //
-// Start reading at Open.
+// Start reading at While.
 package serve
 
 import (
@@ -32,6 +32,26 @@ const (
 	maxHeader       = 16 << 10
 	shutdownTimeout = 3 * time.Second
 )
+
+// While opens the ports, answers on them while work runs, and closes them after it. The error is that of the opening or of work; the
+// log has a port that ends before.
+func While(ctx context.Context, log *slog.Logger, work func(context.Context) error, ports ...Port) error {
+	servers, err := Open(ctx, log, ports...)
+	if err != nil {
+		return err
+	}
+	background, end := context.WithCancel(context.WithoutCancel(ctx))
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if failed := servers.Serve(background); failed != nil {
+			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
+		}
+	})
+	err = work(ctx)
+	end()
+	serving.Wait()
+	return err
+}
 
 // Port is a TCP port to serve on. A number of 0 or less means that the port is disabled.
 type Port struct {
@@ -76,11 +96,13 @@ func Open(ctx context.Context, log *slog.Logger, ports ...Port) (*Servers, error
 		p.listener = listener
 		s.ports = append(s.ports, p)
 	}
-	if len(errs) > 0 {
-		s.Close()
-		return nil, errors.Join(errs...)
+	if len(errs) == 0 {
+		return s, nil
 	}
-	return s, nil
+	for _, p := range s.ports {
+		_ = p.listener.Close() // the port is closed even with an error
+	}
+	return nil, errors.Join(errs...)
 }
 
 func listen(ctx context.Context, p Port) (net.Listener, error) {
@@ -106,13 +128,6 @@ func address(host string) string {
 		return "127.0.0.1"
 	}
 	return host
-}
-
-// Close closes ports that are not served. After Serve it does nothing.
-func (s *Servers) Close() {
-	for _, p := range s.ports {
-		_ = p.listener.Close() // the port is closed even with an error
-	}
 }
 
 // Serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or the error

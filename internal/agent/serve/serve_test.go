@@ -76,11 +76,7 @@ func startLimited(t *testing.T, log *slog.Logger, header time.Duration, ports ..
 	var ended error
 	end := agenttest.Go(t, func(ctx context.Context) { ended = s.Serve(ctx) })
 	stop = func() error { end(); return ended }
-	t.Cleanup(func() {
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { check.OK(t, stop()) })
 	return stop
 }
 
@@ -116,6 +112,14 @@ func getWithin(t *testing.T, timeout time.Duration, number int, path string) (in
 	return resp.StatusCode, string(body), err
 }
 
+// closed fails the test if a port is open.
+func closed(t *testing.T, number int) {
+	t.Helper()
+	if _, _, err := get(t, number, "/"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Fatalf("port %d stays open: %v", number, err)
+	}
+}
+
 func TestServe_Ports(t *testing.T) {
 	n := free(t, 2)
 	stop := start(t,
@@ -127,12 +131,8 @@ func TestServe_Ports(t *testing.T) {
 			t.Errorf("port %d: %d %q %v, want %q", i, code, body, err, want)
 		}
 	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-	if _, _, err := get(t, n[0], "/"); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("after the end: %v", err)
-	}
+	check.OK(t, stop())
+	closed(t, n[0])
 }
 
 func TestServe_PortsInUse(t *testing.T) { // W-29
@@ -158,9 +158,7 @@ func TestServe_PortsInUse(t *testing.T) { // W-29
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		t.Error("the cause is lost")
 	}
-	if _, _, err := get(t, good, "/"); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("the good port stays open: %v", err)
-	}
+	closed(t, good)
 }
 
 func TestIntrospection_Profiles(t *testing.T) {
@@ -246,9 +244,7 @@ func TestIntrospection_Browser(t *testing.T) {
 			} else if w.Code != http.StatusForbidden {
 				t.Errorf("%s of %q %v: %d", request, test.host, test.headers, w.Code)
 			}
-			if got := w.Header().Get("Content-Security-Policy"); got != "frame-ancestors 'none'" {
-				t.Errorf("%s of %q %v: the answer has the policy %q", request, test.host, test.headers, got)
-			}
+			check.Equal(t, w.Header().Get("Content-Security-Policy"), "frame-ancestors 'none'", request, test.host, test.headers)
 		}
 		check.Equal(t, strings.Join(answered, ", "), test.want, "host", test.host, test.headers, "answered")
 	}
@@ -264,9 +260,7 @@ func TestServe_HangingRequestAtTheEnd(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { _, _, err := get(t, n, "/"); done <- err }()
 	<-reached
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, stop())
 	if err := <-done; err == nil {
 		t.Error("the hanging request was answered")
 	}
@@ -275,9 +269,7 @@ func TestServe_HangingRequestAtTheEnd(t *testing.T) {
 func TestServe_SilentClient(t *testing.T) {
 	n := free(t, 1)[0]
 	startLimited(t, discard, time.Millisecond, Port{Flag: "--p", Number: n, Handler: text("x")})
-	if _, err := io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:")); err != nil {
-		t.Errorf("the connection was not closed: %v", err)
-	}
+	check.OK(t, check.Err(io.ReadAll(dial(t, n, "GET / HTTP/1.1\r\nHost:"))), "the connection was not closed")
 }
 
 func TestServe_Panic(t *testing.T) {
@@ -286,9 +278,7 @@ func TestServe_Panic(t *testing.T) {
 	stop := startLimited(t, slog.New(slog.NewTextHandler(log, nil)), headerTimeout,
 		Port{Flag: "--p", Number: n, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("oops") })})
 	_, _, _ = get(t, n, "/")
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, stop())
 	for _, want := range []string{"level=WARN", "oops", "port="} {
 		if got := log.String(); !strings.Contains(got, want) {
 			t.Errorf("log is %q", got)
@@ -306,9 +296,7 @@ func TestServe_LostPort(t *testing.T) {
 	if want := fmt.Sprintf("serving --b %d: ", n[1]); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("got %v, want %q", err, want)
 	}
-	if _, _, err := get(t, n[0], "/"); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("the other port stays open: %v", err)
-	}
+	closed(t, n[0])
 }
 
 // TestServe_EndedContext: no port stays open.
@@ -320,14 +308,10 @@ func TestServe_EndedContext(t *testing.T) {
 		s, err := Open(t.Context(), discard, Port{Flag: "--a", Number: n[0], Handler: text("")})
 		check.OK(t, err)
 		check.OK(t, s.Serve(ended))
-		if _, _, err := get(t, n[0], "/"); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Fatalf("the port stays open: %v", err)
-		}
+		closed(t, n[0])
 	}
 }
 
 func TestServe_AllPortsOff(t *testing.T) {
-	if err := start(t, Port{Flag: "--off"})(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, start(t, Port{Flag: "--off"})())
 }

@@ -13,7 +13,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"sync"
 
 	"github.com/meshcni/istio-cni/internal/agent/serve"
 	"github.com/meshcni/istio-cni/internal/core/settings"
@@ -91,21 +90,7 @@ func Logger(w io.Writer, level slog.Leveler, asJSON bool) *slog.Logger {
 
 // Serve opens the ports, runs work, and closes the ports after work has ended.
 func (p *Process) Serve(ctx context.Context, log *slog.Logger, health, metrics http.Handler, work func(context.Context) error) error {
-	servers, err := serve.Open(ctx, log,
+	return serve.While(ctx, log, work,
 		serve.Port{Flag: "--health-port", Number: int(p.HealthPort), Handler: health},
 		serve.Port{Flag: "--monitoring-port", Number: int(p.MonitoringPort), Handler: metrics})
-	if err != nil {
-		return err
-	}
-	background, end := context.WithCancel(context.WithoutCancel(ctx))
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		if failed := servers.Serve(background); failed != nil {
-			log.ErrorContext(background, "serving health and metrics ended", slog.String("error", failed.Error()))
-		}
-	})
-	err = work(ctx)
-	end()
-	serving.Wait()
-	return err
 }

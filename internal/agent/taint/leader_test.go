@@ -77,9 +77,7 @@ func testNotRenewed(t *testing.T, fault kubetest.Fault) {
 	l.server.FailOn("PUT "+leasePath, fault, kubetest.Forever)
 	l.server.FailOn("GET "+leasePath, fault, kubetest.Forever)
 	l.stepUntil("it goes on", func() bool { return !l.leads() })
-	if l.ready() {
-		t.Error("it is ready")
-	}
+	check.Equal(t, l.ready(), false, "ready")
 	// It changes no node any more.
 	l.pod("n", "agent", "True", agenttest.Start())
 	before := l.patches()
@@ -108,9 +106,7 @@ func TestLease_StoppedProcess(t *testing.T) {
 	before := writes()
 	l.clock.Step(20 * time.Second)
 	l.stepUntil("it goes on", func() bool { return !l.leads() })
-	if after := writes(); after != before {
-		t.Errorf("%d writes of the lease after the deadline", after-before)
-	}
+	check.Equal(t, writes(), before, "writes of the lease after the deadline")
 }
 
 func TestLease_Deleted(t *testing.T) {
@@ -119,9 +115,7 @@ func TestLease_Deleted(t *testing.T) {
 	agenttest.Eventually(t, "it never leads", l.leads)
 	l.server.Delete(leasePath)
 	l.stepUntil("it is not created again", func() bool { return l.leaseSpec()["holderIdentity"] == "a" })
-	if !l.leads() {
-		t.Error("it lost the lease")
-	}
+	check.Equal(t, l.leads(), true, "it leads")
 }
 
 // TestLease_WrongClockOfHolder: a lease expires when its duration has passed since it was read.
@@ -180,7 +174,5 @@ func TestLease_EachOutageIsLogged(t *testing.T) {
 		l.stepUntil("no outage", func() bool { return strings.Count(l.log.String(), `msg="election fails"`) == outage })
 		l.stepUntil("no end of the outage", func() bool { return strings.Count(l.log.String(), "state=leading") == outage+1 })
 	}
-	if log := l.log.String(); strings.Count(log, "leader changed") != 2 {
-		t.Errorf("the log lacks the errors:\n%s", log)
-	}
+	check.Equal(t, strings.Count(l.log.String(), "leader changed"), 2, "errors in", l.log.String())
 }

@@ -56,9 +56,7 @@ func TestNodes_InDesiredState(t *testing.T) {
 	if after := len(l.server.Requests()); after != before || before != 2 {
 		t.Errorf("%d requests, then %d, want 2 at all: %q", before, after, l.server.Requests())
 	}
-	if got := l.decided(readiness.AgentReady); got != decisions+1 {
-		t.Errorf("%d decisions for heartbeats and pods that did not change", got-decisions-1)
-	}
+	check.Equal(t, l.decided(readiness.AgentReady), decisions+1, "decisions, with heartbeats and pods that did not change")
 	l.server.Delete("/api/v1/nodes/n9")
 	agenttest.Eventually(t, "a deleted node is still counted", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == 9 })
 }
@@ -117,9 +115,7 @@ func TestConfigMap_Invalid(t *testing.T) {
 	problems := func(n int, ready bool) {
 		t.Helper()
 		agenttest.Eventually(t, "the bad content is not counted", func() bool { return l.metric("istio_cni_taint_config_problems_total") == n })
-		if l.ready() != ready {
-			t.Errorf("ready %t after problem %d, want %t", !ready, n, ready)
-		}
+		check.Equal(t, l.ready(), ready, "ready after problem", n)
 	}
 	l.server.Set(requirements("\t{"))
 	l.run()

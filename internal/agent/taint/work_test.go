@@ -11,6 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestReboot_TaintedAtOnce: the clock does not move, so no grace period ends.
@@ -79,9 +80,7 @@ func TestRequirements_NoPodOnAnyNode(t *testing.T) {
 	l.pod("n", "agent", "True", yesterday())
 	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 	l.after(readiness.NoAgent, func() { l.node("o", nodeSpec{}) })
-	if log := l.log.String(); strings.Count(log, text) != 1 {
-		t.Errorf("log:\n%s", log)
-	}
+	check.Equal(t, strings.Count(l.log.String(), text), 1, text, "in", l.log.String())
 }
 
 // TestPatch_RefusedForADeletedNode: no later patch can succeed, and the controller is ready again.

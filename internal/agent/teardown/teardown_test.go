@@ -255,9 +255,8 @@ func TestDecide_OnlyAnswersUninstall(t *testing.T) {
 
 func TestDecide_RefusalIsConfirmed(t *testing.T) {
 	t.Parallel()
-	if _, requests := decide(t, self(), fails(set, kube.Unauthorized, forever)); !slices.Equal(requests, []time.Duration{0, time.Second}) {
-		t.Errorf("requests at %v, want at 0s and 1s", requests)
-	}
+	_, requests := decide(t, self(), fails(set, kube.Unauthorized, forever))
+	check.Diff(t, "times of requests", []time.Duration{0, time.Second}, requests)
 }
 
 const setPath = "/apis/apps/v1/namespaces/istio-system/daemonsets/agent"
@@ -297,7 +296,5 @@ func TestDecide_RealConnection(t *testing.T) {
 	} {
 		check.Equal(t, ShouldUninstall(t.Context(), tc.api, tc.self, tc.policy), tc.want, tc.policy, "of", tc.self)
 	}
-	if more := server.Requests()[before:]; len(more) > 0 {
-		t.Errorf("requests %q although none was needed", more)
-	}
+	check.Equal(t, len(server.Requests()), before, "requests although none was needed", server.Requests())
 }

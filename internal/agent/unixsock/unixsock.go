@@ -72,13 +72,6 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 	}, nil
 }
 
-// Listening reports whether the file at the path is still the socket that is served.
-func (s *Server) Listening() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.ended && s.socket.isInPlace()
-}
-
 // Rebind binds the socket again if its file is gone or another one. Connections stay. On an error nothing has changed, and the
 // caller may retry at any time.
 func (s *Server) Rebind(ctx context.Context) error {
@@ -128,8 +121,8 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	}
 }
 
-// accept starts to accept connections of the current socket, and removes a socket that cannot be accepted from: Listening then
-// reports it. It needs the lock.
+// accept starts to accept connections of the current socket, and removes a socket that cannot be accepted from: Rebind then
+// makes it again. It needs the lock.
 func (s *Server) accept() {
 	server, current := s.http, s.socket
 	go func() {

@@ -88,9 +88,7 @@ func TestServe_UnauthorizedPeers(t *testing.T) {
 				}
 			}
 			check.Equal(t, refused.Load(), c.refused, "refused")
-			if got := strings.Count(b.Log.String(), "uid=1337"); got != int(min(c.refused, 1)) {
-				t.Errorf("logged %d times: %s", got, b.Log.String())
-			}
+			check.Equal(t, strings.Count(b.Log.String(), "uid=1337"), int(min(c.refused, 1)), "records in", b.Log.String())
 			answers(t, b)
 		})
 	}
@@ -152,9 +150,7 @@ func TestServe_RequestsOfAConnection(t *testing.T) {
 		conn := b.Dial(t)
 		check.OK(t, check.Err(io.WriteString(conn, request+strings.Replace(request, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1))))
 		answers, _ := io.ReadAll(conn) // a reset is an end as well
-		if got := strings.Count(string(answers), "HTTP/1.1 200 OK"); got != want {
-			t.Errorf("keep-alive %v: answers %q", keepAlive, answers)
-		}
+		check.Equal(t, strings.Count(string(answers), "HTTP/1.1 200 OK"), want, "keep-alive", keepAlive)
 	}
 }
 

@@ -3,7 +3,7 @@
 // It promises that no control character of a value reaches the output, that JSON and YAML have the same fields, and that a table cell
 // cannot imitate another cell.
 //
-// Start at Print; pods.go and checks.go have the tables.
+// Start at Print; tables.go has the tables.
 package output
 
 import (
@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // Form is a value of the flag -o.
@@ -26,6 +27,14 @@ const (
 	JSON  Form = "json"
 	YAML  Form = "yaml"
 )
+
+// Flag is the flag -o of a command.
+func Flag(into *Form, use string, forms ...Form) settings.Setting {
+	return settings.Setting{
+		Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(Table), Use: use,
+		Value: settings.Choice(into, forms...),
+	}
+}
 
 // Print writes value as JSON or YAML. In the other forms it calls table.
 func Print(w io.Writer, value any, form Form, table func() error) error {

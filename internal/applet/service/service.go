@@ -31,12 +31,12 @@ type Service struct {
 	Work func(context.Context) error
 }
 
-// Settings parses the settings of a role that has no Service and no log. If done is true, the role ends with the code: Settings has
-// printed head with the exit codes and the help, or all problems of the command line.
+// Settings parses the settings of a role that works on its own, without a log. If done, the role ends with the code: Settings
+// has printed its help, behind head with the exit codes that all roles share and then its own, or all problems of its command line.
 func Settings(c applet.Call, role string, rows []settings.Setting, head string, codes ...any) (code int, done bool) {
 	in, err := settings.Parse(rows, c.Args, c.Getenv)
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stdout, head, codes...)
+		_, _ = fmt.Fprintf(c.Stdout, head, append([]any{applet.ExitOK, applet.ExitError, applet.ExitUsage}, codes...)...)
 		settings.Help(c.Stdout, settings.Group{Title: "Flags", Rows: rows})
 		return applet.ExitOK, true
 	}
@@ -77,7 +77,7 @@ func Run(c applet.Call, role, head string, groups []settings.Group, read func() 
 	for _, l := range s.Config {
 		configuration = append(configuration, slog.String(strings.TrimLeft(l.Name, "-"), l.Value+" ("+l.Origin+")"))
 	}
-	s.Log.InfoContext(ctx, "starting", slog.String("version", applet.Build().String()), slog.Group("configuration", configuration...))
+	s.Log.InfoContext(ctx, "starting", slog.String("version", applet.Build()), slog.Group("configuration", configuration...))
 	for _, warning := range s.Warnings {
 		s.Log.WarnContext(ctx, "configuration", slog.String("warning", warning))
 	}

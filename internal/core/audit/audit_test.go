@@ -368,7 +368,7 @@ func TestRules_OtherTables(t *testing.T) {
 	drop := func(port uint16) ruleset.Rule {
 		return ruleset.NFT("", ruleset.Drop, ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(port)})
 	}
-	away := ruleset.Rule{Matches: []ruleset.Match{ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(9999)}}, Target: ruleset.DNAT(netip.MustParseAddrPort("10.2.0.9:80"))}
+	away := ruleset.Rule{Matches: []ruleset.Match{ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(9999)}}, Target: ruleset.NAT{To: netip.MustParseAddr("10.2.0.9"), Port: 80}}
 	for _, test := range []struct {
 		name   string
 		hook   ruleset.Hook

@@ -79,7 +79,7 @@ func FuzzPlan(f *testing.F) {
 			return
 		}
 		start := dir(name, string(first), "50-b.conflist", string(second))
-		w := want(cniconf.Mode(mode % 3))
+		w := want([]cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned}[mode%3])
 		plan := w.Plan(start)
 		if plan.Problem != nil || plan.Waiting != "" {
 			return

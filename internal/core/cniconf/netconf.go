@@ -209,19 +209,22 @@ func (r *reader) settings(c *NetConf) {
 			}
 		}
 	}
-	parse(r, "api_timeout", &c.APITimeout, func(text string) (time.Duration, error) {
-		d, err := time.ParseDuration(text)
-		if err != nil || d <= 0 || d > longestAPITimeout {
-			return 0, fmt.Errorf("want a duration like \"10s\", longer than 0 and at most %s", longestAPITimeout)
-		}
-		return d, nil
-	})
+	parse(r, "api_timeout", &c.APITimeout, ParseAPITimeout)
 	parse(r, "force_iptables_binary", &c.ForceIptables, func(text string) (string, error) {
 		if !slices.Contains([]string{"", "legacy", "nft"}, text) {
 			return "", errors.New("want legacy, nft or nothing")
 		}
 		return text, nil
 	})
+}
+
+// ParseAPITimeout reads the time limit of the look-up of a pod.
+func ParseAPITimeout(text string) (time.Duration, error) {
+	d, err := time.ParseDuration(text)
+	if err != nil || d <= 0 || d > longestAPITimeout {
+		return 0, fmt.Errorf("want a duration like \"10s\", longer than 0 and at most %s", longestAPITimeout)
+	}
+	return d, nil
 }
 
 // parse decodes a key that holds a string, and leaves the target alone if the string has no meaning.

@@ -33,11 +33,7 @@ const (
 
 // Candidate reports whether runtimes read a file of this name.
 func Candidate(name string) bool {
-	switch path.Ext(name) {
-	case extList, extSingle, extSingleJSON:
-		return true
-	}
-	return false
+	return slices.Contains([]string{extList, extSingle, extSingleJSON}, path.Ext(name))
 }
 
 // common are the keys of which libcni knows the type; a wrong one makes it refuse the whole file.

@@ -10,33 +10,19 @@ import (
 	"strings"
 )
 
-// Mode selects the file that holds the stanza.
-type Mode uint8
+// Mode selects the file that holds the stanza, by its word in settings; "" is Inline.
+type Mode string
 
 // Inline edits the primary configuration; DropIn puts a file into the directory of its network; Owned makes a copy of the
 // primary configuration with the stanza, which the runtime finds first; Standalone makes a file with the stanza alone, for
 // a meta plugin. Auto is DropIn where the runtime loads such files and the primary configuration allows them, else Inline.
 const (
-	Inline Mode = iota
-	DropIn
-	Owned
-	Standalone
-	Auto
+	Inline     Mode = "inline"
+	DropIn     Mode = "dropin"
+	Owned      Mode = "owned"
+	Standalone Mode = "standalone"
+	Auto       Mode = "auto"
 )
-
-func (m Mode) words() []string { return []string{"inline", "dropin", "owned", "standalone", "auto"} }
-
-// String returns the mode's word in settings.
-func (m Mode) String() string { return m.words()[m] }
-
-// ParseMode reads a mode's word.
-func ParseMode(word string) (Mode, error) {
-	at := slices.Index(Inline.words(), word)
-	if at < 0 {
-		return 0, fmt.Errorf("want %s", strings.Join(Inline.words(), ", "))
-	}
-	return Mode(at), nil //nolint:gosec // one of five
-}
 
 // Names of files that this program makes.
 const (
@@ -147,7 +133,7 @@ func (w Want) Plan(d Dir) Plan {
 		p.owned()
 	case DropIn, Auto:
 		p.dropIn()
-	case Inline:
+	case Inline, "":
 		p.inline()
 	}
 	return p.plan
@@ -418,7 +404,7 @@ func (p *planner) standalone() {
 	}
 	data := p.want.Stanza.Single()
 	if path.Ext(name) == extList {
-		data = p.want.Stanza.list()
+		data, _ = Convert(data) // a plugin with a type, as Plan makes sure
 	}
 	p.plan.File = name
 	if p.write(name, data, p.want.FileMode, "the stanza alone"); p.plan.Problem != nil {

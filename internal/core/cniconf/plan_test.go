@@ -166,7 +166,7 @@ func TestPlan_EveryInstantIsValid(t *testing.T) {
 	for name, start := range all {
 		agree(t, start)
 		for _, mode := range []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Auto} {
-			t.Run(name+"/"+mode.String(), func(t *testing.T) {
+			t.Run(name+"/"+string(mode), func(t *testing.T) {
 				t.Parallel()
 				w := want(mode)
 				plan := w.Plan(start)
@@ -254,9 +254,7 @@ func TestPlan_ModeChanges(t *testing.T) {
 					continue
 				}
 				got := installed(want(to), installed(want(from), start))
-				if diff := cmp.Diff(texts(installed(want(to), start)), texts(got)); diff != "" {
-					t.Errorf("%s, %s (-straight +by way of %s):\n%s", name, to, from, diff)
-				}
+				check.Diff(t, fmt.Sprintf("%s, %s by way of %s", name, to, from), texts(installed(want(to), start)), texts(got))
 			}
 		}
 	}
@@ -293,9 +291,7 @@ func TestPlan_PrimaryChanges(t *testing.T) {
 		if got := types(d); !slices.Equal(got, append(slices.Clone(tc.types), "istio-cni")) {
 			t.Errorf("%s: the runtime runs %q", name, got)
 		}
-		if diff := cmp.Diff(texts(tc.then), texts(removed(w, d))); diff != "" {
-			t.Errorf("%s: after removal:\n%s", name, diff)
-		}
+		check.Diff(t, name+": after removal", texts(tc.then), texts(removed(w, d)))
 	}
 }
 
@@ -514,13 +510,9 @@ func TestPlan_DamagedStanza(t *testing.T) {
 			w := want(cniconf.Inline)
 			w.ConfName = name
 			plan := w.Plan(start)
-			if got := types(end(start, plan.Steps)); !slices.Equal(got, []string{"calico", "istio-cni"}) {
-				t.Errorf("%s: the runtime runs %q after %+v", damaged, got, plan)
-			}
+			check.Diff(t, fmt.Sprintf("%s: types after %+v", damaged, plan), []string{"calico", "istio-cni"}, types(end(start, plan.Steps)))
 		}
-		if got := types(removed(want(cniconf.Inline), start)); !slices.Equal(got, []string{"calico"}) {
-			t.Errorf("%s: after removal the runtime runs %q", damaged, got)
-		}
+		check.Diff(t, damaged+": types after removal", []string{"calico"}, types(removed(want(cniconf.Inline), start)))
 	}
 }
 
@@ -558,9 +550,7 @@ func TestPlan_OwnedCopy(t *testing.T) {
 	owned := installed(w, start)
 	check.Diff(t, "result", texts(start), texts(removed(want(cniconf.Inline), owned)))
 	w.OwnedName = "01-new.conflist"
-	if got := types(installed(w, owned)); !slices.Equal(got, []string{"calico", "portmap", "istio-cni"}) {
-		t.Errorf("the runtime runs %q", got)
-	}
+	check.Diff(t, "types", []string{"calico", "portmap", "istio-cni"}, types(installed(w, owned)))
 }
 
 func TestPlan_UnseenFile(t *testing.T) {

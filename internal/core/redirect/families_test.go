@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -97,25 +96,6 @@ func TestFamiliesOf_NoAddress(t *testing.T) {
 		got, err := redirect.Spec{DualStack: true}.FamiliesOf(have, true)
 		if !errors.Is(err, redirect.ErrNoAddress) || got != (redirect.Families{}) {
 			t.Errorf("%s: families are %+v, error %v, want ErrNoAddress", name, got, err)
-		}
-	}
-}
-
-func TestSets(t *testing.T) {
-	spec := redirect.Default()
-	for _, test := range []struct {
-		treatment redirect.Treatment
-		want      ruleset.Set
-	}{
-		{redirect.Unused, ruleset.Set{Family: ruleset.IPv6}},
-		{redirect.Bypassed, ruleset.Set{Family: ruleset.IPv6}},
-		{redirect.Captured, redirect.Rules(spec, ruleset.IPv6)},
-		{redirect.Rejected, redirect.RejectAll(ruleset.IPv6)},
-	} {
-		got := spec.Sets(redirect.Families{IPv6: test.treatment})
-		want := []ruleset.Set{redirect.Rules(spec, ruleset.IPv4), test.want}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("treatment %d (-want +got):\n%s", test.treatment, diff)
 		}
 	}
 }

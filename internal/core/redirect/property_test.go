@@ -209,14 +209,6 @@ func anySpecs(times uint64) iter.Seq2[string, redirect.Spec] {
 	}
 }
 
-// TestField_Last keeps loops over all fields complete.
-func TestField_Last(t *testing.T) {
-	_, err := redirect.Parse(redirect.Default(), redirect.Values{redirect.FieldSecondFamily + 1: {Source: "test", Text: "1"}}, redirect.Dialect{})
-	if err == nil {
-		t.Error("there is a field behind FieldSecondFamily; the loops must reach it")
-	}
-}
-
 // TestExplain shows the rules with their reasons, for a person to review. What they do is to be shown by real packets (node/redirection).
 func TestExplain(t *testing.T) {
 	explained := func(t *testing.T, name string, sets ...ruleset.Set) {

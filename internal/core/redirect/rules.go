@@ -122,6 +122,14 @@ func each[T any](list []T, rule func(T) ruleset.Rule) []ruleset.Rule {
 	return rules
 }
 
+// when returns the rules if they are wanted.
+func when(wanted bool, rules ...ruleset.Rule) []ruleset.Rule {
+	if wanted {
+		return rules
+	}
+	return nil
+}
+
 // excludedInterfaces returns RETURN rules for the packets that enter, or leave, by excluded interfaces.
 func (b builder) excludedInterfaces(direction func(string) ruleset.Interface) []ruleset.Rule {
 	return each(b.ExcludeInterfaces, func(x string) ruleset.Rule {
@@ -137,11 +145,8 @@ func (b builder) natPrerouting() []ruleset.Rule {
 	})
 	rules = append(rules, b.virtualMachines()...)
 	slices.Reverse(rules)
-	rules = append(rules, b.excludedInterfaces(in)...)
-	if !b.Inbound.Empty() && b.Mode == Redirect {
-		rules = append(rules, b.rule("incoming TCP goes to the rules of the mesh", b.jump(inbound), tcp))
-	}
-	return rules
+	return slices.Concat(rules, b.excludedInterfaces(in),
+		when(!b.Inbound.Empty() && b.Mode == Redirect, b.rule("incoming TCP goes to the rules of the mesh", b.jump(inbound), tcp)))
 }
 
 // virtualMachines returns the rules that send virtual machines' outgoing packets to the proxy, in the order of insertion.

@@ -58,17 +58,11 @@ func (b builder) natOutputDNS() []ruleset.Rule {
 }
 
 func (b builder) rawOutput() []ruleset.Rule {
-	if !b.capturesDNS() {
-		return nil
-	}
-	return []ruleset.Rule{b.rule("DNS gets conntrack zones", b.jump(outputDNS))}
+	return when(b.capturesDNS(), b.rule("DNS gets conntrack zones", b.jump(outputDNS)))
 }
 
 func (b builder) rawPrerouting() []ruleset.Rule {
-	if len(b.dnsServers(from)) == 0 {
-		return nil
-	}
-	return []ruleset.Rule{b.rule("answers of the real resolver get their zone", b.jump(inbound))}
+	return when(len(b.dnsServers(from)) > 0, b.rule("answers of the real resolver get their zone", b.jump(inbound)))
 }
 
 // rawOutputDNS puts the agent's own queries and its answers to the app into zones, then the app's queries.

@@ -17,20 +17,11 @@ import (
 func (s Spec) tproxyInbound() bool { return s.Mode == TPROXY && !s.Inbound.Empty() }
 
 func (b builder) manglePrerouting() []ruleset.Rule {
-	var rules []ruleset.Rule
-	if b.Mode == TPROXY {
-		rules = b.excludedInterfaces(in)
-	}
-	if b.DropInvalid {
-		rules = append(rules, b.rule("packets that fit no connection are dropped", b.jump(dropInvalid), ruleset.StateInvalid))
-	}
-	if b.tproxyInbound() {
-		rules = append(rules, b.rule("incoming TCP goes to the rules of the mesh", b.jump(inbound), tcp))
-	}
-	if b.Mode == TPROXY {
-		rules = append(rules, b.rule("the proxy's mark is kept with the connection", ruleset.CopyMark{}, tcp, ruleset.Mark{Value: b.Mark}))
-	}
-	return rules
+	return slices.Concat(
+		when(b.Mode == TPROXY, b.excludedInterfaces(in)...),
+		when(b.DropInvalid, b.rule("packets that fit no connection are dropped", b.jump(dropInvalid), ruleset.StateInvalid)),
+		when(b.tproxyInbound(), b.rule("incoming TCP goes to the rules of the mesh", b.jump(inbound), tcp)),
+		when(b.Mode == TPROXY, b.rule("the proxy's mark is kept with the connection", ruleset.CopyMark{}, tcp, ruleset.Mark{Value: b.Mark})))
 }
 
 func (b builder) mangleOutput() []ruleset.Rule {
@@ -84,13 +75,9 @@ func (b builder) handOver(matched ruleset.Match) []ruleset.Rule {
 }
 
 func (b builder) divert() []ruleset.Rule {
-	if !b.tproxyInbound() {
-		return nil
-	}
-	return []ruleset.Rule{
+	return when(b.tproxyInbound(),
 		b.rule("the mark routes the packet to this pod", ruleset.SetMark{Value: b.Mark}),
-		b.rule("the packet is accepted, so that no later rule of this table changes it", ruleset.Accept),
-	}
+		b.rule("the packet is accepted, so that no later rule of this table changes it", ruleset.Accept))
 }
 
 // tproxy hands connections over. A connection that the target cannot hand over is dropped by iptables; nf_tables would go
@@ -116,8 +103,5 @@ func (b builder) tproxy() []ruleset.Rule {
 }
 
 func (b builder) dropInvalid() []ruleset.Rule {
-	if !b.DropInvalid {
-		return nil
-	}
-	return []ruleset.Rule{b.rule("packets that fit no connection are dropped", ruleset.Drop)}
+	return when(b.DropInvalid, b.rule("packets that fit no connection are dropped", ruleset.Drop))
 }

@@ -3,7 +3,6 @@ package ruleset_test
 import (
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -127,22 +126,5 @@ func TestDiff_HostileNames(t *testing.T) {
 		if strings.ContainsFunc(strings.ReplaceAll(text, "\n", ""), func(r rune) bool { return !printable.Is(r) }) {
 			t.Errorf("%s is not printable: %.2000q", what, text)
 		}
-	}
-}
-
-func TestOwned(t *testing.T) {
-	owned := ruleset.Ownership{
-		Chains: map[string]map[string]bool{"nat": {"OWN_A": true}},
-		Rules:  map[string]map[string][]bool{"nat": {"OUTPUT": {false, true}}},
-	}
-	got := []bool{
-		owned.OwnsRule("nat", "OWN_A", 0), owned.OwnsRule("nat", "OWN_A", 9), owned.OwnsRule("nat", "OUTPUT", 1),
-		owned.OwnsRule("nat", "OUTPUT", 0), owned.OwnsRule("nat", "OUTPUT", 2), owned.OwnsRule("nat", "INPUT", 0), owned.OwnsRule("raw", "OWN_A", 0),
-	}
-	if want := []bool{true, true, true, false, false, false, false}; !slices.Equal(got, want) {
-		t.Errorf("owned are %t, want %t", got, want)
-	}
-	if (ruleset.Ownership{}).OwnsChain("nat", "OWN_A") {
-		t.Error("the zero Owned owns a chain")
 	}
 }

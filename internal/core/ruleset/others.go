@@ -117,6 +117,12 @@ type Absent struct{ Text string }
 func (a Absent) iptables() string { return a.Text }
 func (a Absent) nft() string      { return a.Text }
 
+// Reply matches packets from the end of a connection that has not begun it.
+type Reply struct{}
+
+func (Reply) iptables() string { return "-m conntrack --ctdir REPLY" }
+func (Reply) nft() string      { return "ct direction reply" }
+
 // AnyOf matches if all matches of one of its alternatives do: a look-up in a set of nf_tables. Name is the set's, "" for an anonymous
 // one.
 type AnyOf struct {
@@ -137,7 +143,7 @@ func (a AnyOf) nft() string {
 	return a.Of + " " + sign("!= ", a.Not) + what
 }
 
-// NAT translates an address in a way that RedirectTo, DNAT and SNAT do not express. Its first address and port are invalid and 0 if the
+// NAT translates an address in a way that RedirectTo does not express. Its first address and port are invalid and 0 if the
 // kernel chooses them, or keeps them.
 type NAT struct {
 	// Source reports whether it is the source.

@@ -16,7 +16,8 @@ func Parse(family Family, text string) (Set, error) {
 	open := "" // the beginning of a rule with a comment of several lines
 	for line := range strings.SplitSeq(text, "\n") {
 		n++
-		if line = open + line; p.table != nil && quoteIsOpen(line) {
+		line = open + line
+		if _, inside := words(line); inside && p.table != nil {
 			open = line + "\n"
 			continue
 		}
@@ -29,20 +30,6 @@ func Parse(family Family, text string) (Set, error) {
 		return Set{}, fmt.Errorf("parsing %s rules: table %q has no COMMIT: the text is cut off", family, p.table.Name)
 	}
 	return p.set.canonical(), nil
-}
-
-// quoteIsOpen reports whether a line ends within quotes.
-func quoteIsOpen(line string) bool {
-	inside := false
-	for i := 0; i < len(line); i++ {
-		switch {
-		case line[i] == '\\' && inside:
-			i++
-		case line[i] == '"':
-			inside = !inside
-		}
-	}
-	return inside
 }
 
 // maxShown keeps an error readable when the input is garbage.

@@ -64,19 +64,6 @@ func TestNew_Arguments(t *testing.T) {
 	}
 }
 
-func TestSet_AbsentTableAndChain(t *testing.T) {
-	set := nat("OUTPUT -j OWN_A", "OWN_A:")
-	if got := set.Table("raw"); got.Name != "raw" || got.Chains != nil {
-		t.Errorf("absent table is %+v", got)
-	}
-	if got, there := set.Table("nat").Chain("X"); there || got.Name != "X" || got.Policy != ruleset.NoPolicy || got.Rules != nil {
-		t.Errorf("absent chain is %+v, there %t", got, there)
-	}
-	if got, there := set.Table("nat").Chain("OUTPUT"); !there || len(got.Rules) != 1 {
-		t.Errorf("chain OUTPUT is %+v, there %t", got, there)
-	}
-}
-
 func TestSet_EmptyAndEqual(t *testing.T) {
 	dropped := nat("OUTPUT -j DROP # one reason")
 	for _, test := range []struct {

@@ -3,7 +3,6 @@ package ruleset
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 )
@@ -120,17 +119,6 @@ func (r Reject) nft() string {
 		TCPReset: "tcp reset", PortUnreachable: "icmp port-unreachable", PortUnreachableV6: "icmpv6 port-unreachable",
 	}[r]
 }
-
-// DNAT rewrites the destination. Only rules of earlier versions of the reference have it.
-type DNAT netip.AddrPort
-
-// SNAT rewrites the source. Only rules of earlier versions of the reference have it.
-type SNAT netip.Addr
-
-func (d DNAT) iptables() string { return "-j DNAT --to-destination " + netip.AddrPort(d).String() }
-func (s SNAT) iptables() string { return "-j SNAT --to-source " + netip.Addr(s).String() }
-func (DNAT) nft() string        { return "" }
-func (SNAT) nft() string        { return "" }
 
 // neutral are the targets of iptables after which a packet goes on as it was, as far as rules and sockets can see.
 var neutral = []string{ //nolint:gochecknoglobals // a constant table

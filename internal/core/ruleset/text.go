@@ -10,22 +10,23 @@ import (
 // Read returns the rule of a line of iptables-save, without the name of its chain. It keeps the text byte for byte. A match or target
 // that it does not know is an Other, so that a Rule never means less than its text.
 func Read(text string) Rule {
-	r := reader{words: words(text), rule: Rule{text: text}}
+	r := reader{rule: Rule{text: text}}
+	r.words, _ = words(text)
 	for len(r.words) > 0 && r.rule.Target == nil {
 		r.option()
 	}
 	return r.rule
 }
 
-// words splits a line. A text in quotes is one word, without its quotes; what follows "--comment" is a word in any case.
-func words(text string) []string {
+// words splits a line, and reports whether it ends within quotes. A text in quotes is one word, without its quotes; what follows
+// "--comment" is a word in any case.
+func words(text string) (all []string, inside bool) {
 	if !strings.ContainsAny(text, `"\`) {
-		return strings.Fields(text)
+		return strings.Fields(text), false
 	}
-	var all []string
 	for text = strings.TrimLeft(text, " "); text != ""; text = strings.TrimLeft(text, " ") {
 		var b strings.Builder
-		inside, i := false, 0
+		i := 0
 		for ; i < len(text) && (inside || text[i] != ' '); i++ {
 			switch {
 			case text[i] == '\\' && inside && i+1 < len(text):
@@ -40,7 +41,7 @@ func words(text string) []string {
 		all = append(all, b.String())
 		text = text[i:]
 	}
-	return all
+	return all, inside
 }
 
 // reader reads the words of a rule.
@@ -313,12 +314,7 @@ func knownTarget(text, name string, options []string, value func(string) string)
 		return redirectTo(text, value("--to-ports"), len(options) <= 2)
 	case "DNAT":
 		return translation(text, value("--to-destination"))
-	case "SNAT":
-		if a, err := netip.ParseAddr(value("--to-source")); err == nil && a.Is4() && len(options) == 2 {
-			return SNAT(a)
-		}
-		return NAT{Source: true, Text: text, Range: true}
-	case "MASQUERADE":
+	case "SNAT", "MASQUERADE":
 		return NAT{Source: true, Text: text, Range: true}
 	case "MARK":
 		if v, m, ok := masked(value("--set-xmark")); ok {
@@ -362,9 +358,6 @@ func redirectTo(text, ports string, plain bool) Target {
 
 // translation reads ADDRESS, ADDRESS:PORT, :PORT, and ranges of these.
 func translation(text, to string) Target {
-	if p, err := netip.ParseAddrPort(to); err == nil && text == "-j DNAT --to-destination "+to && p.Addr().Is4() {
-		return DNAT(p)
-	}
 	n := NAT{Text: text}
 	if a, err := netip.ParseAddr(strings.Trim(to, "[]")); err == nil {
 		n.To = a

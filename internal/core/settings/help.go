@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -48,11 +49,8 @@ func (s Setting) describe(w io.Writer) {
 	}
 	_, _ = fmt.Fprintf(w, "   %s\n", strings.Join(names, ", "))
 	use := s.Use
-	switch {
-	case s.Shown != "":
-		use += " (default: " + s.Shown + ")"
-	case s.Default != "":
-		use += " (default: " + s.Default + ")"
+	if shown := cmp.Or(s.Shown, s.Default); shown != "" {
+		use += " (default: " + shown + ")"
 	}
 	for _, line := range wrapped(use) {
 		_, _ = fmt.Fprintf(w, "      %s\n", line)

@@ -10,6 +10,7 @@
 package settings
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -107,43 +108,29 @@ func Dashed(prefix, name string) []string {
 	return slices.Compact([]string{upper, strings.ReplaceAll(upper, "-", "_")})
 }
 
-// Kind is the kind of source of a text.
-type Kind uint8
-
-// Kinds. A Derived value follows from that of another setting.
+// Sources of texts. A Derived value follows from that of another setting.
 const (
-	FromDefault Kind = iota
-	FromEnvironment
-	FromLayer
-	FromFlag
-	Derived
+	FromFlag        = "flag"
+	FromEnvironment = "environment variable"
+	Derived         = "derived from"
 )
 
 // Origin is a text with its source.
 type Origin struct {
-	Kind Kind
+	// Source is one of the constants, the name of a layer of live configuration and "key", or "" for the default.
+	Source string
 	// Name is the flag with its dashes, the variable, the key of the layer, or the setting that another is derived from.
 	Name string
-	// Layer is the name of the layer of live configuration.
-	Layer string
-	Text  string
+	Text string
 }
 
 // Given reports whether the text was given and is not the default.
-func (o Origin) Given() bool { return o.Kind != FromDefault }
+func (o Origin) Given() bool { return o.Source != "" }
 
 // String names the source.
 func (o Origin) String() string {
-	switch o.Kind {
-	case FromFlag:
-		return "flag " + o.Name
-	case FromLayer:
-		return o.Layer + " key " + o.Name
-	case FromEnvironment:
-		return "environment variable " + o.Name
-	case Derived:
-		return "derived from " + o.Name
-	case FromDefault:
+	if o.Given() {
+		return o.Source + " " + o.Name
 	}
 	return "default"
 }
@@ -160,7 +147,7 @@ func (s Setting) text(layers []Layer) (Origin, bool) {
 	for _, l := range layers {
 		for _, key := range slices.Concat(s.Env, s.Keys) {
 			if text, ok := l.Data[key]; ok {
-				return Origin{Kind: FromLayer, Name: key, Layer: l.Name, Text: strings.TrimSpace(text)}, true
+				return Origin{Source: l.Name + " key", Name: key, Text: strings.TrimSpace(text)}, true
 			}
 		}
 	}
@@ -185,7 +172,7 @@ func (in Input) flag(s Setting) (Origin, bool) {
 		case !s.Repeated:
 			texts = texts[len(texts)-1:]
 		}
-		return Origin{Kind: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}, true
+		return Origin{Source: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}, true
 	}
 	return Origin{}, false
 }
@@ -198,15 +185,15 @@ func (in Input) Find(s Setting, layers ...Layer) Origin {
 	}
 	if s.Live {
 		if found, ok := s.text(layers); ok {
-			if found.Text == "" {
-				found.Text = s.Default
+			if found.Text = cmp.Or(found.Text, s.Default); found.Text == "" {
+				return Origin{}
 			}
 			return found
 		}
 	}
 	for _, name := range s.Env {
 		if text, set := in.getenv(name); text != "" || set && s.KeepEmpty {
-			return Origin{Kind: FromEnvironment, Name: name, Text: text}
+			return Origin{Source: FromEnvironment, Name: name, Text: text}
 		}
 	}
 	return Origin{Text: s.Default}
@@ -225,11 +212,11 @@ func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
 	problems := slices.Clone(in.mistakes)
 	for _, s := range rows {
 		at := in.Find(s, layers...)
-		if at.Text == "" && (!at.Given() || at.Kind == FromLayer) {
-			at = Origin{}
-		} else if err := s.Value.Set(at.Text); err != nil {
-			problems = append(problems, fmt.Errorf("%s: value %s: %w", at, s.quote(at.Text), err))
-			_ = s.Value.Set(s.Default) // a value whose default is empty stays as it is
+		if at.Text != "" || at.Given() {
+			if err := s.Value.Set(at.Text); err != nil {
+				problems = append(problems, fmt.Errorf("%s: value %s: %w", at, s.quote(at.Text), err))
+				_ = s.Value.Set(s.Default) // a value whose default is empty stays as it is
+			}
 		}
 		origins[s.String()] = at
 	}
@@ -238,7 +225,7 @@ func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
 
 // Disagreement returns a sentence about variables of one setting that differ, "" if they agree or if none of them counts.
 func (in Input) Disagreement(s Setting, used Origin) string {
-	if used.Kind != FromEnvironment {
+	if used.Source != FromEnvironment {
 		return ""
 	}
 	for _, name := range s.Env {
@@ -254,7 +241,7 @@ func (in Input) Disagreement(s Setting, used Origin) string {
 func (in Input) Frozen(inForce, scratch []Setting, layers []Layer) (keys []string, err error) {
 	var problems []error
 	for i, s := range inForce {
-		if s.Live || s.Ignored || in.Find(s).Kind == FromFlag {
+		if s.Live || s.Ignored || in.Find(s).Source == FromFlag {
 			continue
 		}
 		wanted, ok := s.text(layers)

@@ -224,9 +224,8 @@ func TestVariables_Differ(t *testing.T) {
 	var c config
 	in, _ := settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=b"))
 	origins, _ := in.Read(c.rows())
-	if got := in.Disagreement(c.rows()[0], origins.Flag("name")); got != "environment variables NAME and OLD-NAME differ: the first one counts" {
-		t.Errorf("%q", got)
-	}
+	const want = "environment variables NAME and OLD-NAME differ: the first one counts"
+	check.Equal(t, in.Disagreement(c.rows()[0], origins.Flag("name")), want)
 	if in, _ = settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=a")); in.Disagreement(c.rows()[0], in.Find(c.rows()[0])) != "" {
 		t.Error("the same text twice is no disagreement")
 	}
@@ -235,12 +234,8 @@ func TestVariables_Differ(t *testing.T) {
 func TestSetting_Names(t *testing.T) {
 	t.Parallel()
 	rows := settings.Named("P_", settings.Setting{Name: "a-b"}, settings.Setting{Name: "c", FlagOnly: true}, settings.Setting{Name: "d", Env: []string{"X"}})
-	if diff := cmp.Diff([][]string{{"P_A_B"}, nil, {"X"}}, [][]string{rows[0].Env, rows[1].Env, rows[2].Env}); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]string{"P_A-B", "P_A_B"}, settings.Dashed("P_", "a-b")); diff != "" {
-		t.Error(diff)
-	}
+	check.Diff(t, "named", [][]string{{"P_A_B"}, nil, {"X"}}, [][]string{rows[0].Env, rows[1].Env, rows[2].Env})
+	check.Diff(t, "dashed", []string{"P_A-B", "P_A_B"}, settings.Dashed("P_", "a-b"))
 }
 
 func TestHelp_Text(t *testing.T) {

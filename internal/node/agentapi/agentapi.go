@@ -17,15 +17,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
+	"path"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -46,7 +49,11 @@ func Dial(ctx context.Context, socket string) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the node agent: %w", err)
 	}
-	if err := servedByRoot(conn); err != nil {
+	peer, err := Peer(conn)
+	if err == nil && peer.Uid != 0 { // its answers decide which pods are left alone
+		err = fmt.Errorf("it is served by user %d, not by root", peer.Uid)
+	}
+	if err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("connecting to the node agent at %q: %w", socket, err)
 	}
@@ -57,16 +64,26 @@ func Dial(ctx context.Context, socket string) (*Agent, error) {
 // Close ends the connection.
 func (a *Agent) Close() error { return a.conn.Close() }
 
-// servedByRoot checks the listener: its answers decide which pods are left alone.
-func servedByRoot(conn net.Conn) error {
-	peer, err := Peer(conn)
+// SocketSetting is the flag --socket of a command that queries the node agent.
+func SocketSetting(socket *string) settings.Setting {
+	return settings.Setting{
+		Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, SocketName),
+		Use: "the node agent's socket, in its run directory", Value: settings.Text(socket, nil),
+	}
+}
+
+// Ask sends a command's request on a connection of its own. The error of a missing agent says what may be wrong; hint is more of that,
+// and may be "".
+func Ask(ctx context.Context, socket, hint string, request func(*Agent) error) error {
+	agent, err := Dial(ctx, socket)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME%s)", err, hint)
+	}
 	if err != nil {
 		return err
 	}
-	if peer.Uid != 0 {
-		return fmt.Errorf("it is served by user %d, not by root", peer.Uid)
-	}
-	return nil
+	defer agent.Close() //nolint:errcheck // no more writes follow
+	return request(agent)
 }
 
 // Peer returns the credentials of the process at the other end of a unix socket (SO_PEERCRED): of the client on an accepted
@@ -88,15 +105,48 @@ func Peer(conn net.Conn) (*unix.Ucred, error) {
 	return peer, errors.Join(err, inner)
 }
 
-// Pod requests the facts of a pod. An error is a [Refusal] if the agent answers with an error.
-func (a *Agent) Pod(ctx context.Context, key Key) (sidecar.Facts, error) {
-	at := url.URL{Path: podPath + key.Namespace + "/" + key.Name, RawQuery: url.Values{"uid": {key.UID}}.Encode()}
-	var facts sidecar.Facts
-	body, err := a.call(ctx, http.MethodGet, at.String(), nil)
-	if err == nil {
-		facts, err = ReadPod(body, key)
+// send writes one request. There is no http.Client: its transport may outlive the call.
+func (a *Agent) send(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
 	}
-	return facts, asked(err, "pod %s/%s", key.Namespace, key.Name)
+	if deadline, ok := ctx.Deadline(); ok {
+		if err = a.conn.SetDeadline(deadline); err != nil {
+			return nil, err
+		}
+	}
+	return request, request.Write(a.conn)
+}
+
+// call sends one request on the connection. It passes the body of the answer, most bytes of it, to read.
+func (a *Agent) call(ctx context.Context, most int64, method, path string, body []byte, read func(io.Reader) error) error {
+	defer context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })()
+	request, err := a.send(ctx, method, path, body)
+	if err != nil {
+		return err
+	}
+	a.limited.N = most
+	response, err := http.ReadResponse(a.in, request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close() //nolint:errcheck // only read from
+	if response.StatusCode != http.StatusOK {
+		text, err := io.ReadAll(response.Body)
+		return errors.Join(err, refusal(response.StatusCode, text))
+	}
+	return read(response.Body)
+}
+
+// get requests what is at a path, most bytes of it.
+func (a *Agent) get(ctx context.Context, most int64, path string, query url.Values) (text []byte, err error) {
+	at := url.URL{Path: path, RawQuery: query.Encode()}
+	err = a.call(ctx, most, http.MethodGet, at.String(), nil, func(body io.Reader) (err error) {
+		text, err = io.ReadAll(body)
+		return err
+	})
+	return text, err
 }
 
 // asked adds to an error what was requested.
@@ -105,6 +155,15 @@ func asked(err error, format string, args ...any) error {
 		return nil
 	}
 	return fmt.Errorf("asking the node agent for %s: %w", fmt.Sprintf(format, args...), err)
+}
+
+// Pod requests the facts of a pod. An error is a [Refusal] if the agent answers with an error.
+func (a *Agent) Pod(ctx context.Context, key Key) (facts sidecar.Facts, err error) {
+	text, err := a.get(ctx, maxAnswer, podPath+key.Namespace+"/"+key.Name, url.Values{"uid": {key.UID}})
+	if err == nil {
+		facts, err = ReadPod(text, key)
+	}
+	return facts, asked(err, "pod %s/%s", key.Namespace, key.Name)
 }
 
 // Report sends the result of a call of the runtime, as the last request on the connection. It returns when the kernel
@@ -126,7 +185,10 @@ func (a *Agent) Report(ctx context.Context, r Report) error {
 func (a *Agent) Log(ctx context.Context, lines []string) error {
 	text, err := json.Marshal(lines)
 	if err == nil {
-		_, err = a.call(ctx, http.MethodPost, logPath, text)
+		err = a.call(ctx, maxAnswer, http.MethodPost, logPath, text, func(body io.Reader) error {
+			_, err := io.Copy(io.Discard, body)
+			return err
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("posting to %q: %w", a.socket, err)
@@ -134,81 +196,60 @@ func (a *Agent) Log(ctx context.Context, lines []string) error {
 	return nil
 }
 
-// send writes one request. There is no http.Client: its transport may outlive the call.
-func (a *Agent) send(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	if deadline, ok := ctx.Deadline(); ok {
-		if err = a.conn.SetDeadline(deadline); err != nil {
-			return nil, err
-		}
-	}
-	return request, request.Write(a.conn)
-}
-
-// call sends one request on the connection and reads the whole answer.
-func (a *Agent) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
-	return a.callUpTo(ctx, maxAnswer, method, path, body)
-}
-
-// callUpTo is call with another bound of the answer, in bytes.
-func (a *Agent) callUpTo(ctx context.Context, most int64, method, path string, body []byte) ([]byte, error) {
-	stop := context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	request, err := a.send(ctx, method, path, body)
-	if err != nil {
-		return nil, err
-	}
-	a.limited.N = most
-	response, err := http.ReadResponse(a.in, request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close() //nolint:errcheck // only read from
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, refusal(response.StatusCode, text)
-	}
-	return text, nil
-}
-
-// Decisions returns the reports that the agent holds, the latest first. It requests them in pages, so that the bounds of an
-// answer's size and time apply to each page, whatever the number and size of the reports; timeout is that of one page. The
-// result has no report that arrives meanwhile.
-func (a *Agent) Decisions(ctx context.Context, timeout time.Duration) ([]Report, error) {
-	var all []Report
-	for before := uint64(math.MaxUint64); before > 0; {
-		page, err := a.page(ctx, before, timeout)
-		if err != nil {
-			return nil, asked(err, "decisions")
-		}
-		last := uint64(0) // the end, or an agent that has all on one page
-		for _, r := range page {
-			r.Trim()
-			all = append(all, r)
-			last = r.Number
-		}
-		if last >= before {
-			return nil, fmt.Errorf("asking the node agent for decisions: it answers with number %d when asked for those below %d", last, before)
-		}
-		before = last
-	}
-	return all, nil
-}
-
-// page requests the decisions below a number.
-func (a *Agent) page(ctx context.Context, before uint64, timeout time.Duration) (page []Report, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	query := url.Values{BeforeParam: {strconv.FormatUint(before, 10)}, LimitParam: {strconv.Itoa(decisionsPage)}}
-	text, err := a.call(ctx, http.MethodGet, decisionsPath+"?"+query.Encode(), nil)
+// Decisions returns the reports that the agent holds, the latest first.
+func (a *Agent) Decisions(ctx context.Context) (all []Report, err error) {
+	text, err := a.get(ctx, maxDecisions, decisionsPath, nil)
 	if err == nil {
-		err = json.Unmarshal(text, &page)
+		err = json.Unmarshal(text, &all)
 	}
-	return page, err
+	for i := range all {
+		all[i].Trim()
+	}
+	return all, asked(err, "decisions")
+}
+
+// Audit requests the status of all pods of the node, by an inspection of each if check is set.
+func (a *Agent) Audit(ctx context.Context, check bool) (all []audit.Status, err error) {
+	query := url.Values{}
+	if check {
+		query.Set(CheckParam, "true")
+	}
+	text, err := a.get(ctx, maxAnswer, auditPath, query)
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	return all, asked(err, "the state of its pods")
+}
+
+// AuditPod requests one pod in detail. The answer is JSON.
+func (a *Agent) AuditPod(ctx context.Context, namespace, name string, query url.Values) ([]byte, error) {
+	text, err := a.get(ctx, maxAnswer, auditPath+"/"+namespace+"/"+name, query)
+	return text, asked(err, "pod %s/%s", namespace, name)
+}
+
+// Trace requests a packet trace of a pod, and calls each with every line.
+func (a *Agent) Trace(ctx context.Context, namespace, name string, query url.Values, each func(line []byte) error) error {
+	at := url.URL{Path: auditPath + "/" + namespace + "/" + name + "/trace", RawQuery: query.Encode()}
+	err := a.call(ctx, maxAnswer, http.MethodGet, at.String(), nil, func(body io.Reader) error {
+		for lines := bufio.NewReader(body); ; {
+			a.limited.N = maxAnswer // of each line
+			line, err := lines.ReadBytes('\n')
+			if errors.Is(err, io.EOF) && len(line) == 0 {
+				return nil
+			}
+			if err == nil {
+				err = each(line)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	})
+	return asked(err, "a trace of pod %s/%s", namespace, name)
+}
+
+// Bundle requests a part of a bug report, with records from a time on.
+func (a *Agent) Bundle(ctx context.Context, part BundlePart, since time.Time) ([]byte, error) {
+	text, err := a.get(ctx, MaxPart, bundlePath+string(part), url.Values{SinceParam: {since.UTC().Format(time.RFC3339)}})
+	return text, asked(err, "its %s", part)
 }

@@ -111,27 +111,6 @@ func TestClient_OneConnection(t *testing.T) {
 	}
 }
 
-func TestDecisions_End(t *testing.T) {
-	for name, test := range map[string]struct {
-		answer string
-		fails  bool
-	}{
-		"no decision":                 {"[]", false},
-		"an agent without numbers":    {`[{"pod":"a"},{"pod":"b"}]`, false},
-		"an agent that starts again":  {`[{"number":7},{"number":6}]`, true},
-		"an agent that sends no JSON": {"no", true},
-	} {
-		requests := 0
-		socket := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-			requests++
-			_, _ = w.Write([]byte(test.answer))
-		}, nil)
-		if _, err := dial(t, socket).Decisions(t.Context(), time.Minute); (err != nil) != test.fails || requests > 2 {
-			t.Errorf("%s: %v, %d requests", name, err, requests)
-		}
-	}
-}
-
 // servedAt names a socket, for the process in which TestClient_OnlyRootIsTrusted serves as another user.
 const servedAt = "AGENTAPI_TEST_SERVES"
 

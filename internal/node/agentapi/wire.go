@@ -1,13 +1,13 @@
 package agentapi
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -20,32 +20,68 @@ const (
 	podPath       = "/v1/pods/"
 	reportPath    = "/v1/report"
 	decisionsPath = "/v1/decisions"
+	auditPath     = "/v1/audit"
+	bundlePath    = "/v1/bundle/"
+	logPath       = "/log" // the reference's, for the socket log.sock
 )
-
-// logPath is the reference's, for the socket log.sock.
-const logPath = "/log"
 
 // Patterns are the paths for a server's mux.
 const (
-	PodPattern       = "GET " + podPath + "{namespace}/{name}"
-	ReportPattern    = "POST " + reportPath
+	PodPattern    = "GET " + podPath + "{namespace}/{name}"
+	ReportPattern = "POST " + reportPath
+	LogPattern    = "POST " + logPath
+	// DecisionsPattern answers with a JSON array of all reports that the agent holds, the latest first.
 	DecisionsPattern = "GET " + decisionsPath
-	LogPattern       = "POST " + logPath
+	// AuditPattern answers with the status of all pods of the node, a JSON array of audit.Status. With CheckParam every pod is
+	// inspected before the answer, unless such requests have used up their budget: then the pods have their last results.
+	AuditPattern = "GET " + auditPath
+	// AuditPodPattern answers with one pod in detail, an inspect.Explanation. The parameters of inspect.Parse add the way of a packet.
+	AuditPodPattern = AuditPattern + "/{namespace}/{name}"
+	// TracePattern answers with a packet trace of a pod: a JSON object in each line, a follow.Record, until the trace ends or the
+	// client closes the connection. The parameters are those of follow.Parse.
+	TracePattern = AuditPodPattern + "/trace"
+	// BundlePattern answers with a part of a bug report, with SinceParam where the part has a time.
+	BundlePattern = "GET " + bundlePath + "{part}"
 )
 
-// The parameters of a request for decisions. The answer is a JSON array of reports, the latest first: at most LimitParam of
-// those with a number below BeforeParam. Without parameters it has all reports that the agent holds.
+// Parameters: CheckParam is a boolean, SinceParam the time from which on records are wanted, in RFC 3339.
 const (
-	BeforeParam = "before"
-	LimitParam  = "limit"
+	CheckParam = "check"
+	SinceParam = "since"
 )
 
-// maxAnswer bounds an answer. The API server's store accepts objects of 1.5 MiB, and facts are far smaller; so is a page of
-// decisions, whose reports are trimmed.
-const maxAnswer = 4 << 20
+// The bounds of answers, in bytes. The API server's store accepts objects of 1.5 MiB, and facts are far smaller. The agent holds 1024
+// reports at most, which are trimmed. MaxPart is of a part of a bug report.
+const (
+	maxAnswer    = 4 << 20
+	maxDecisions = 64 << 20
+	MaxPart      = 8 << 20
+)
 
-// decisionsPage is the number of decisions of one request.
-const decisionsPage = 64
+// MaxReport bounds a report, in bytes. A trimmed one is smaller.
+const MaxReport = 64 << 10
+
+// BundlePart names what the agent knows for a bug report. It is a closed set.
+type BundlePart string
+
+// The parts. The agent takes credentials that it knows out of all of them.
+const (
+	BundleAgent     BundlePart = "agent"     // JSON of AgentInfo
+	BundleLog       BundlePart = "log"       // the agent's log, as it is on stderr
+	BundleMetrics   BundlePart = "metrics"   // the text of /metrics
+	BundleReadiness BundlePart = "readiness" // the JSON of /readyz
+)
+
+// AgentInfo is the agent's version, place and configuration.
+type AgentInfo struct {
+	Version   string          `json:"version"`
+	Node      string          `json:"node"`
+	Namespace string          `json:"namespace"`
+	Pod       string          `json:"pod"`
+	Settings  []settings.Line `json:"settings"`
+	// Plugin is the stanza that is in force.
+	Plugin any `json:"plugin,omitempty"`
+}
 
 // Key names a pod. UID is that of the runtime, and is required: names are used again.
 type Key struct{ Namespace, Name, UID string }
@@ -126,7 +162,7 @@ const (
 
 // Report is the result of one call of the runtime, or, with SourceWatch, a pod that the plugin leaves alone without a report.
 type Report struct {
-	// Number is the agent's count of reports, by which they are paged.
+	// Number is the agent's count of reports.
 	Number uint64 `json:"number,omitempty"`
 	// Time is that of the call, or the pod's start with SourceWatch. Command is "" then.
 	Time      time.Time `json:"time"`
@@ -176,46 +212,4 @@ func (r *Report) Trim() {
 		}
 	}
 	r.Seconds = seconds
-}
-
-// MaxReport bounds the bytes of a report that are read. A trimmed one is far smaller, one of an older plugin may not be.
-const MaxReport = 2 << 20
-
-// ReadReport reads a report and trims it. Of one that is too long, cut short or has a value of another type, the
-// readable members are kept and its detail has a note; only a text that does not begin as a report is an error.
-func ReadReport(text []byte) (Report, error) {
-	var r Report
-	err := json.Unmarshal(text, &r)
-	if err != nil {
-		var members int
-		if r, members = readMembers(text); members == 0 && len(text) < MaxReport {
-			return Report{}, fmt.Errorf("not a report: %w", err)
-		}
-		r.Detail = damaged + " " + r.Detail
-	}
-	r.Trim()
-	return r, nil
-}
-
-// damaged is the note in the detail of a report of which some members could not be read.
-const damaged = "[the report is too long or damaged: some of it is missing]"
-
-// readMembers reads an object's members one by one, as far as they go and fit, and counts them.
-func readMembers(text []byte) (r Report, members int) {
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	if open, err := decoder.Token(); err != nil || open != json.Delim('{') {
-		return r, 0
-	}
-	for decoder.More() {
-		key, err := decoder.Token()
-		name, isName := key.(string)
-		var value json.RawMessage
-		if err != nil || !isName || decoder.Decode(&value) != nil {
-			break
-		}
-		if one, err := json.Marshal(map[string]json.RawMessage{name: value}); err == nil && json.Unmarshal(one, &r) == nil {
-			members++
-		}
-	}
-	return r, members
 }

@@ -46,6 +46,16 @@ func (l lab) one(to string, change func()) follow.Packet {
 	return follow.Packet{}
 }
 
+// send sends requests, each of which is answered.
+func (l lab) send(all ...labtest.Request) {
+	l.Helper()
+	for _, r := range all {
+		if a := r.Send(l.Context()); len(a.Hops) == 0 {
+			l.Error(a)
+		}
+	}
+}
+
 // TestFollow_ForeignRules drop, reject, redirect or let pass what the mesh wants; a rule that is added during the trace is known as well.
 func TestFollow_ForeignRules(t *testing.T) {
 	t.Parallel()
@@ -101,14 +111,8 @@ func TestFollow_WithoutRules(t *testing.T) {
 	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
 	netnstest.Run(t, l.Path(), "nft", "flush", "ruleset")
 	all := l.trace(nftrace.Filter{}, func() {
-		for _, r := range []labtest.Request{
-			{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 80)},
-			{From: l.App(), Via: labtest.UDP, To: labtest.Resolver.Port(ruleset.IPv4, 53)},
-		} {
-			if a := r.Send(t.Context()); len(a.Hops) == 0 {
-				t.Error(a)
-			}
-		}
+		l.send(labtest.Request{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 80)},
+			labtest.Request{From: l.App(), Via: labtest.UDP, To: labtest.Resolver.Port(ruleset.IPv4, 53)})
 	})
 	if text, err := json.Marshal(all[1]); err != nil || !strings.Contains(string(text), `"hops":[]`) {
 		t.Errorf("got %s, %v", text, err)
@@ -124,15 +128,9 @@ func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 		l := newLab(t, legacy, mode)
 		send := func() {
-			for _, r := range []labtest.Request{
-				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv6, 80)},
-				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 443)},
-				{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 80)},
-			} {
-				if a := r.Send(t.Context()); len(a.Hops) == 0 {
-					t.Error(a)
-				}
-			}
+			l.send(labtest.Request{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv6, 80)},
+				labtest.Request{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 443)},
+				labtest.Request{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 80)})
 		}
 		seen := l.trace(nftrace.Filter{}, send)
 		var blind []follow.Record
@@ -251,14 +249,8 @@ func TestCounters_LastReading(t *testing.T) {
 			if all = append(all, r); r.Begin == nil {
 				return nil
 			}
-			for _, r := range []labtest.Request{
-				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 80)},
-				{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 443)},
-			} {
-				if a := r.Send(t.Context()); len(a.Hops) == 0 {
-					t.Error(a)
-				}
-			}
+			l.send(labtest.Request{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 80)},
+				labtest.Request{From: l.App(), Via: labtest.TCP, To: labtest.Far.Port(ruleset.IPv4, 443)})
 			if test.fails != "" {
 				return os.WriteFile(broken, nil, 0o600)
 			}

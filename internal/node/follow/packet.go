@@ -256,9 +256,8 @@ func part[T ruleset.Target](t ruleset.Target) (found T, is bool) {
 // diverts reports whether a target changes the destination.
 func diverts(t ruleset.Target) bool {
 	_, redirects := part[ruleset.RedirectTo](t)
-	_, translates := part[ruleset.DNAT](t)
 	n, is := part[ruleset.NAT](t)
-	return redirects || translates || is && !n.Source
+	return redirects || is && !n.Source
 }
 
 // flush shows the packets of which no event came for a number of ticks.

@@ -66,6 +66,8 @@ func Parse(get func(name string) string) (q Question, err error) {
 	q.To = netip.AddrPortFrom(q.To.Addr().Unmap(), q.To.Port())
 	if err != nil || q.To.Port() == 0 || q.To.Addr().IsUnspecified() {
 		errs = append(errs, fmt.Errorf("to: value %q: want ADDRESS:PORT, with a port from 1 to 65535", get("to")))
+	} else if a := q.To.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" { // no socket connects to it
+		errs = append(errs, fmt.Errorf("to: value %q: want the interface of a link-local address, as in [fe80::1%%eth0]:80", get("to")))
 	}
 	return q, errors.Join(errs...)
 }
@@ -208,7 +210,9 @@ func (q Question) packet() (p walk.Packet, err error) {
 	}
 	way, err := route.WayTo(q.To.Addr(), route.Flow{Protocol: p.Protocol, Source: client, Destination: q.To.Port(), UID: q.UID})
 	p.Outgoing, p.Out, p.Src = true, way.Link, netip.AddrPortFrom(way.Source, client)
-	p.Dst = netip.AddrPortFrom(q.To.Addr().WithZone(""), q.To.Port())
+	if p.Dst = netip.AddrPortFrom(q.To.Addr().WithZone(""), q.To.Port()); way.Astray {
+		p.Type = "UNICAST"
+	}
 	return p, err
 }
 
@@ -274,11 +278,11 @@ func Judge(r walk.Result) Wanted {
 	switch {
 	case r.Verdict == walk.CannotTell:
 		return Unknown
-	case len(r.Settings) > 0:
+	case r.Fails != nil, len(r.Settings) > 0:
 		return Past
 	case r.Verdict == r.Expected && r.To == r.ExpectedTo:
 		return AsWanted
-	case redirected && proxys && (r.Expected == walk.Passed || r.Expected == walk.CannotTell):
+	case redirected && proxys && r.Expected == walk.CannotTell:
 		return AsWanted
 	}
 	return Past

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -144,6 +145,39 @@ func TestWalk_RouteOfAUserOrPort(t *testing.T) {
 	}
 }
 
+// TestWalk_NoHost: TCP does not connect to a broadcast or multicast.
+func TestWalk_NoHost(t *testing.T) {
+	t.Parallel()
+	for f, all := range map[ruleset.Family][]string{ruleset.IPv4: {"255.255.255.255", "224.0.0.1", "10.1.0.255"}, ruleset.IPv6: {"ff0e::1"}} {
+		l := newLab(t, f)
+		for _, to := range all {
+			l.ends(t, labtest.Request{From: l.App(), Via: labtest.TCP, To: netip.AddrPortFrom(netip.MustParseAddr(to), 80)}, unix.ENETUNREACH)
+		}
+	}
+}
+
+// TestParse_LinkLocal: no socket connects to a link-local address of IPv6 without an interface.
+func TestParse_LinkLocal(t *testing.T) {
+	t.Parallel()
+	for to, good := range map[string]bool{"[fe80::1]:80": false, "[fe80::1%eth0]:80": true, "169.254.1.1:80": true} {
+		_, err := inspect.Parse(url.Values{"to": {to}}.Get)
+		check.Equal(t, err == nil, good, to, err)
+	}
+}
+
+// TestWalk_RouteByLoopback: nothing says what becomes of a packet that is led into the pod, and is for another host.
+func TestWalk_RouteByLoopback(t *testing.T) {
+	t.Parallel()
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		l := newLab(t, f)
+		l.ip(t, "route add NET dev lo src POD")
+		a, kernel := l.ask(t, l.far(l.App(), labtest.TCP, 80))
+		if a.Wanted != inspect.Unknown || len(kernel.Hops) > 0 {
+			t.Errorf("the kernel's answer is %s, inspect's %+v", kernel, a)
+		}
+	}
+}
+
 // TestWalk_NoWayForTheAnswer: by which interface a packet arrives from there is not known.
 func TestWalk_NoWayForTheAnswer(t *testing.T) {
 	t.Parallel()
@@ -188,11 +222,20 @@ func TestWalk_Listeners(t *testing.T) {
 	}
 }
 
-// TestJudge_PortOfAnotherHost: the proxy's ports are the pod's.
-func TestJudge_PortOfAnotherHost(t *testing.T) {
+// TestJudge_Redirected: the proxy's ports are the pod's, and a packet that is to pass, such as the proxy's own, is redirected against the
+// mesh's will.
+func TestJudge_Redirected(t *testing.T) {
 	t.Parallel()
-	for to, want := range map[string]inspect.Wanted{"127.0.0.1:15001": inspect.AsWanted, "10.77.0.1:15001": inspect.Past} {
-		r := walk.Result{Verdict: walk.Redirected, To: netip.MustParseAddrPort(to), Expected: walk.Passed}
-		check.Equal(t, inspect.Judge(r), want, "to", to)
+	for _, c := range []struct {
+		to       string
+		expected walk.Verdict
+		want     inspect.Wanted
+	}{
+		{"127.0.0.1:15001", walk.CannotTell, inspect.AsWanted},
+		{"10.77.0.1:15001", walk.CannotTell, inspect.Past},
+		{"127.0.0.1:15001", walk.Passed, inspect.Past},
+	} {
+		r := walk.Result{Verdict: walk.Redirected, To: netip.MustParseAddrPort(c.to), Expected: c.expected}
+		check.Equal(t, inspect.Judge(r), c.want, "to", c.to, "expected", c.expected)
 	}
 }

@@ -61,33 +61,9 @@ func overBudget() error {
 // LegacyHas reports whether the legacy tables of the current namespace hold chains with the prefix, without a tool: it finds
 // chains by the names in the entries, so it decodes no entry. It returns ErrUninspectable if the tables of the family exceed
 // the bounds, before it reads any of them.
-func LegacyHas(f ruleset.Family, prefix string) (bool, error) {
-	tables, err := legacyTables(f)
-	if err != nil {
-		return false, err
-	}
-	if len(tables) == 0 {
-		return false, nil
-	}
-	l, err := openLegacy(f)
-	if err != nil {
-		return false, err
-	}
-	defer l.close()
-	sizes, err := l.sizes(tables)
-	if err != nil {
-		return false, err
-	}
-	for table, size := range sizes {
-		entries, err := l.entries(table, size)
-		if err != nil {
-			return false, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
-		}
-		if bytes.Contains(entries, []byte(prefix)) {
-			return true, nil
-		}
-	}
-	return false, nil
+func LegacyHas(f ruleset.Family, prefix string) (found bool, err error) {
+	err = eachLegacy(f, func(entries []byte) { found = found || bytes.Contains(entries, []byte(prefix)) })
+	return found && err == nil, err
 }
 
 // Digest stands for rules: those of two equal ones are equal, whoever wrote them. It is zero without tables.
@@ -96,27 +72,45 @@ type Digest [sha256.Size]byte
 // LegacyDigest returns the digest of the rules of all legacy tables of the family in the current namespace, without their counters.
 // It runs no tool.
 func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
-	digest := sha256.New()
+	digest, some := sha256.New(), false
+	err = eachLegacy(f, func(entries []byte) {
+		some = true
+		clearCounters(f, entries[getEntriesHead:])
+		_, _ = digest.Write(entries)
+	})
+	if some {
+		digest.Sum(sum[:0])
+	}
+	return sum, err
+}
+
+// eachLegacy calls do with the head and the entries of each legacy table, by name.
+func eachLegacy(f ruleset.Family, do func(entries []byte)) error {
+	return inLegacy(f, func(l legacy, tables []string) error {
+		sizes, err := l.sizes(tables)
+		for _, table := range slices.Sorted(maps.Keys(sizes)) {
+			entries, err := l.entries(table, sizes[table])
+			if err != nil {
+				return err
+			}
+			do(entries)
+		}
+		return err
+	})
+}
+
+// inLegacy calls do with the names of the legacy tables and a socket, if there are any.
+func inLegacy(f ruleset.Family, do func(l legacy, tables []string) error) error {
 	tables, err := legacyTables(f)
 	if err != nil || len(tables) == 0 {
-		return sum, err
+		return err
 	}
 	l, err := openLegacy(f)
 	if err != nil {
-		return sum, err
+		return err
 	}
 	defer l.close()
-	sizes, err := l.sizes(tables)
-	for _, table := range slices.Sorted(maps.Keys(sizes)) {
-		var entries []byte
-		if entries, err = l.entries(table, sizes[table]); err != nil {
-			return sum, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
-		}
-		clearCounters(f, entries[getEntriesHead:])
-		_, _ = digest.Write(entries)
-	}
-	digest.Sum(sum[:0])
-	return sum, err
+	return do(l, tables)
 }
 
 // clearCounters sets the counters of entries to zero.
@@ -135,34 +129,28 @@ func clearCounters(f ruleset.Family, entries []byte) {
 
 // LegacyRules returns the legacy tables of the family that may do something to a packet: those with rules, or with a policy DROP.
 func LegacyRules(f ruleset.Family) (filled []string, err error) {
-	tables, err := legacyTables(f)
-	if err != nil || len(tables) == 0 {
-		return nil, err
-	}
-	l, err := openLegacy(f)
-	if err != nil {
-		return nil, err
-	}
-	defer l.close()
-	for _, table := range tables {
-		info, err := l.info(table)
-		if err != nil {
-			return nil, fmt.Errorf("querying the size of legacy table %q of %s: %w", table, f, err)
-		}
-		const end = 1 // the entry behind the last chain
-		acts := int(info.entries) > bits.OnesCount32(info.validHooks)+end
-		if !acts {
-			entries, err := l.entries(table, info.size)
+	err = inLegacy(f, func(l legacy, tables []string) error {
+		for _, table := range tables {
+			info, err := l.info(table)
 			if err != nil {
-				return nil, fmt.Errorf("reading legacy table %q of %s: %w", table, f, err)
+				return err
 			}
-			acts = drops(f, entries[getEntriesHead:])
+			const end = 1 // the entry behind the last chain
+			acts := int(info.entries) > bits.OnesCount32(info.validHooks)+end
+			if !acts {
+				entries, err := l.entries(table, info.size)
+				if err != nil {
+					return err
+				}
+				acts = drops(f, entries[getEntriesHead:])
+			}
+			if acts {
+				filled = append(filled, table)
+			}
 		}
-		if acts {
-			filled = append(filled, table)
-		}
-	}
-	return filled, nil
+		return nil
+	})
+	return filled, err
 }
 
 // drops reports whether a policy in a table without rules is DROP: a struct xt_standard_target whose verdict is -NF_DROP-1.
@@ -210,7 +198,7 @@ func counted(s ruleset.Set) error {
 	for _, t := range s.Tables {
 		info, err := l.info(t.Name)
 		if err != nil {
-			return fmt.Errorf("querying the size of legacy table %q of %s: %w", t.Name, s.Family, err)
+			return err
 		}
 		rules, entries := 0, bits.OnesCount32(info.validHooks)+1 // policies, and the entry behind the last chain
 		for _, c := range t.Chains {
@@ -269,6 +257,9 @@ func (l legacy) info(table string) (getInfo, error) {
 	var info getInfo
 	copy(info.name[:tableNameLen-1], table)
 	err := getsockopt(l.fd, l.level, soGetInfo, unsafe.Pointer(&info), uint32(unsafe.Sizeof(info))) //nolint:gosec // a struct of the kernel
+	if err != nil {
+		err = fmt.Errorf("querying the size of legacy table %q of %s: %w", table, l.family, err)
+	}
 	return info, err
 }
 
@@ -279,7 +270,7 @@ func (l legacy) sizes(tables []string) (map[string]uint32, error) {
 	for _, table := range tables {
 		info, err := l.info(table)
 		if err != nil {
-			return nil, fmt.Errorf("querying the size of legacy table %q of %s: %w", table, l.family, err)
+			return nil, err
 		}
 		sizes[table] = info.size
 		rules, total = rules+int(info.entries), total+int(info.size)
@@ -295,10 +286,13 @@ func (l legacy) entries(table string, size uint32) ([]byte, error) {
 	copy(buffer[:tableNameLen-1], table)
 	binary.NativeEndian.PutUint32(buffer[tableNameLen:], size)
 	err := getsockopt(l.fd, l.level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
-	if errors.Is(err, unix.EAGAIN) {
-		return nil, ErrChanged // the table has another size by now
+	if errors.Is(err, unix.EAGAIN) {                                                                // the table has another size by now
+		err = ErrChanged
 	}
-	return buffer, err
+	if err != nil {
+		return nil, fmt.Errorf("reading legacy table %q of %s: %w", table, l.family, err)
+	}
+	return buffer, nil
 }
 
 func getsockopt(fd, level, option int, value unsafe.Pointer, size uint32) error {

@@ -132,7 +132,10 @@ func choice(t, other Tool, alsoOther bool) Choice {
 func Names(f ruleset.Family) string { return base(f) + "-restore" }
 
 func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
-	name := base(f) + "-" + string(v)
+	return h.named(f, v, base(f)+"-"+string(v))
+}
+
+func (h *Host) named(f ruleset.Family, v Variant, name string) (Tool, bool) {
 	save, ok := h.look(name + "-save")
 	restore, ok2 := h.look(name + "-restore")
 	program, ok3 := h.look(name)
@@ -142,23 +145,20 @@ func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
 // plain finds the tools without a variant in their name, and their variant by --version.
 func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
 	name := base(f)
-	program, ok := h.look(name)
-	save, ok2 := h.look(name + "-save")
-	restore, ok3 := h.look(name + "-restore")
-	if !ok || !ok2 || !ok3 {
+	t, ok := h.named(f, Legacy, name)
+	if !ok {
 		return Tool{}, h.missing(f, name)
 	}
-	t := Tool{Family: f, Variant: Legacy, save: save, restore: restore, program: program, host: h}
 	// On most systems the plain name is a link to a program that is named for its variant.
-	if target, err := filepath.EvalSymlinks(restore); err == nil && strings.Contains(filepath.Base(target), "legacy") {
+	if target, err := filepath.EvalSymlinks(t.restore); err == nil && strings.Contains(filepath.Base(target), "legacy") {
 		return t, nil
 	} else if err == nil && strings.Contains(filepath.Base(target), "nft") {
 		t.Variant = NFT
 		return t, nil
 	}
-	text, err := t.run(ctx, restore, "", "--version")
+	text, err := t.run(ctx, t.restore, "", "--version")
 	if err != nil {
-		return Tool{}, fmt.Errorf("detecting the variant of %q: %w", restore, err)
+		return Tool{}, fmt.Errorf("detecting the variant of %q: %w", t.restore, err)
 	}
 	if strings.Contains(text, "nf_tables") {
 		t.Variant = NFT

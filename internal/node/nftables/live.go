@@ -28,7 +28,7 @@ var liveFamilies = map[uint8]ruleset.Family{ //nolint:gochecknoglobals // a cons
 // programs. Dormant tables are left out. The error is ErrChanged if the rules have changed meanwhile.
 func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 	v.session.conn.Budget = budget
-	var others map[tableKey]*table
+	var others tables
 	if len(v.others) > 0 {
 		var err error
 		if others, err = v.otherTables(ctx); err != nil {
@@ -52,14 +52,10 @@ func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 }
 
 // sets are the rules of the View and of other tables, by family.
-func (v *View) sets(others map[tableKey]*table) (all []ruleset.Set) {
+func (v *View) sets(others tables) (all []ruleset.Set) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6, ruleset.Inet, ruleset.Netdev} {
 		set := v.Set(f)
-		for at, t := range others {
-			if at.family == f {
-				set.Tables = append(set.Tables, t.rules(at.table))
-			}
-		}
+		set.Tables = append(set.Tables, others.rules(f)...)
 		slices.SortStableFunc(set.Tables, func(a, b ruleset.Table) int { return strings.Compare(a.Name, b.Name) })
 		if len(set.Tables) > 0 {
 			all = append(all, set)
@@ -71,33 +67,24 @@ func (v *View) sets(others map[tableKey]*table) (all []ruleset.Set) {
 // lookedUp reads the rules of a family again if some look up sets. Those of the mesh and of iptables do not: their sets are not read with
 // them.
 func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
-	missing := func(t *table) bool { return len(t.reader.Sets) > 0 }
-	var names []string
-	for at, t := range v.tables {
-		if at.family == f && missing(t) {
-			names = append(names, at.table)
-		}
-	}
+	names := v.tables.names(f, func(t *table) bool { return len(t.reader.Sets) > 0 })
 	if len(names) == 0 {
 		return nil
 	}
-	if err := v.session.readSets(ctx, protocolFamily(f), v.tableOf(f)); err != nil {
-		return err
-	}
 	for _, name := range names {
-		for _, c := range v.tables[tableKey{f, name}].chains {
+		for _, c := range v.tables.of(f)(name).chains {
 			c.rules = nil
 		}
-		if err := v.session.readRules(ctx, f, name, v.tableOf(f)); err != nil {
-			return err
-		}
 	}
-	return nil
+	if err := v.session.readSets(ctx, protocolFamily(f), v.tables.of(f)); err != nil {
+		return err
+	}
+	return v.session.readRules(ctx, f, v.tables, names...)
 }
 
 // otherTables reads the tables that the View does not have.
-func (v *View) otherTables(ctx context.Context) (map[tableKey]*table, error) {
-	all := map[tableKey]*table{}
+func (v *View) otherTables(ctx context.Context) (tables, error) {
+	all := tables{}
 	for _, at := range v.others {
 		all[at] = newTable(at, false, false)
 	}
@@ -125,25 +112,16 @@ func (t *table) addChain(family uint8, attributes nfnetlink.Attributes) {
 }
 
 // otherRules reads the sets and the rules of tables.
-func (v *View) otherRules(ctx context.Context, all map[tableKey]*table) error {
-	done := map[ruleset.Family]bool{}
-	for at := range all {
-		if !done[at.family] {
-			done[at.family] = true
-			err := v.session.readSets(ctx, protocolFamily(at.family), func(name string) *table { return all[tableKey{at.family, name}] })
-			if err != nil {
-				return err
-			}
+func (v *View) otherRules(ctx context.Context, all tables) error {
+	for _, f := range liveFamilies {
+		names := all.names(f, every)
+		if len(names) == 0 {
+			continue
 		}
-	}
-	for at, t := range all {
-		err := v.session.readRules(ctx, at.family, at.table, func(name string) *table {
-			if name != at.table {
-				return nil
-			}
-			return t
-		})
-		if err != nil {
+		if err := v.session.readSets(ctx, protocolFamily(f), all.of(f)); err != nil {
+			return err
+		}
+		if err := v.session.readRules(ctx, f, all, names...); err != nil {
 			return err
 		}
 	}

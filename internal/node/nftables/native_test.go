@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
@@ -34,7 +35,7 @@ func TestNative_TablesOfTheReference(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, ipv6 := range []bool{false, true} {
-				conformNative(t, spec.NativeSet(treatment(ipv6)), nftScript(spec, ipv6))
+				conformNative(t, spec.NativeSet(treatment(ipv6)), referencetest.Script(spec, ipv6))
 			}
 		})
 	}

@@ -4,11 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -202,37 +199,6 @@ func TestRead_InUse(t *testing.T) {
 			check.Equal(t, got, want, f, "in use")
 			return err
 		})
-	}
-}
-
-// userNamespace makes this test program run as in a pod with a user namespace of its own.
-const userNamespace = "NFTABLES_TEST_USER_NAMESPACE"
-
-// TestApply_UserNamespace writes rules where only root is a known user: the kernel refuses iptables' match of uid 1337, and
-// takes that of nf_tables.
-func TestApply_UserNamespace(t *testing.T) {
-	if os.Getenv(userNamespace) != "" {
-		err := update(t, reconcile(both(redirect.Default())...), nil)
-		for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
-			if err == nil || !strings.Contains(err.Error(), text) {
-				t.Errorf("error %v, want %q in it", err, text)
-			}
-		}
-		if err = update(t, native(redirect.Default().NativeSet(treatment(true))), nil); err != nil {
-			t.Errorf("native tables: %v", err)
-		}
-		return
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestApply_UserNamespace$", "-test.v")
-	cmd.Env = append(os.Environ(), userNamespace+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
-		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
-		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}},
-	}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestApply_UserNamespace") {
-		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -21,7 +21,7 @@ type View struct {
 	session    *Session
 	owner      redirect.Owner
 	generation uint32
-	tables     map[tableKey]*table
+	tables     tables
 	// others are the tables of other programs that packets of IP pass, which Read does not read.
 	others []tableKey
 }
@@ -31,6 +31,26 @@ type tableKey struct {
 	family ruleset.Family
 	table  string
 }
+
+// tables are tables by their keys.
+type tables map[tableKey]*table
+
+// of returns the tables of a family by name.
+func (t tables) of(f ruleset.Family) func(name string) *table {
+	return func(name string) *table { return t[tableKey{f, name}] }
+}
+
+// names are those of the tables of a family for which is holds.
+func (t tables) names(f ruleset.Family, is func(*table) bool) (names []string) {
+	for at, one := range t {
+		if at.family == f && is(one) {
+			names = append(names, at.table)
+		}
+	}
+	return names
+}
+
+func every(*table) bool { return true }
 
 // table is one of those that iptables knows, or a native one. Its chains are by the name they have in a Set.
 type table struct {
@@ -113,13 +133,15 @@ type installedRule struct {
 // Set returns the rules of one family. A chain with the name of a built-in one but another hook or type, or in a dormant
 // table, gets a name with these: packets would not reach our rules there.
 func (v *View) Set(f ruleset.Family) ruleset.Set {
-	var tables []ruleset.Table
-	for at, t := range v.tables {
-		if at.family == f {
-			tables = append(tables, t.rules(at.table))
-		}
+	return ruleset.New(f, v.tables.rules(f)...)
+}
+
+// rules returns the rules of a family.
+func (t tables) rules(f ruleset.Family) (all []ruleset.Table) {
+	for _, name := range t.names(f, every) {
+		all = append(all, t.of(f)(name).rules(name))
 	}
-	return ruleset.New(f, tables...)
+	return all
 }
 
 // rules returns the rules of a table.
@@ -144,7 +166,7 @@ func (s *Session) Read(ctx context.Context, owner redirect.Owner) (*View, error)
 	if err != nil {
 		return nil, unsupported(err)
 	}
-	v := &View{session: s, owner: owner, generation: generation, tables: map[tableKey]*table{}}
+	v := &View{session: s, owner: owner, generation: generation, tables: tables{}}
 	others, err := v.readTables(ctx)
 	if err != nil || len(v.tables) == 0 {
 		return v, err
@@ -196,12 +218,7 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 
 // readFamily reads chains and rules. Tables of others may be huge: beside such, the rules are listed table by table.
 func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) error {
-	var names []string
-	for at := range v.tables {
-		if at.family == f {
-			names = append(names, at.table)
-		}
-	}
+	names := v.tables.names(f, every)
 	if len(names) == 0 {
 		return nil
 	}
@@ -214,41 +231,34 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 		return fmt.Errorf("listing chains of %s: %w", f, err)
 	}
 	if f == ruleset.Inet {
-		if err := v.session.readSets(ctx, protocolFamily(f), v.tableOf(f)); err != nil {
+		if err := v.session.readSets(ctx, protocolFamily(f), v.tables.of(f)); err != nil {
 			return err
 		}
 	}
 	if !others {
 		names = []string{""}
 	}
+	return v.session.readRules(ctx, f, v.tables, names...)
+}
+
+// readRules reads the rules of tables by their names, of which "" is all.
+func (s *Session) readRules(ctx context.Context, f ruleset.Family, all tables, names ...string) error {
 	for _, name := range names {
-		if err := v.session.readRules(ctx, f, name, v.tableOf(f)); err != nil {
-			return err
+		narrow := func(b *nfnetlink.Buffer) {
+			if name != "" {
+				b.String(unix.NFTA_RULE_TABLE, name)
+			}
 		}
-	}
-	return nil
-}
-
-// tableOf returns the tables of a family by name.
-func (v *View) tableOf(f ruleset.Family) func(name string) *table {
-	return func(name string) *table { return v.tables[tableKey{f, name}] }
-}
-
-// readRules reads the rules of a table, or of all if the name is "".
-func (s *Session) readRules(ctx context.Context, f ruleset.Family, name string, of func(table string) *table) error {
-	narrow := func(b *nfnetlink.Buffer) {
-		if name != "" {
-			b.String(unix.NFTA_RULE_TABLE, name)
+		err := s.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
+			of := m.Attributes.Get(unix.NFTA_RULE_TABLE).Text()
+			if t := all.of(f)(of); t != nil && (name == "" || name == of) {
+				t.add(m.Attributes)
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("listing rules of %s: %w", f, err)
 		}
-	}
-	err := s.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
-		if t := of(m.Attributes.Get(unix.NFTA_RULE_TABLE).Text()); t != nil {
-			t.add(m.Attributes)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("listing rules of %s: %w", f, err)
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"slices"
 	"strings"
 )
 
@@ -22,30 +21,24 @@ const (
 	LevelNone  = Level(math.MaxInt)
 )
 
-type namedLevel struct {
+// levels are the named ones, ascending.
+var levels = []struct { //nolint:gochecknoglobals // a constant table
 	name  string
 	level Level
-}
-
-// levels are the named ones, ascending.
-func levels() []namedLevel {
-	return []namedLevel{
-		{"debug", LevelDebug}, {"info", LevelInfo}, {"warn", LevelWarn}, {"error", LevelError}, {"fatal", LevelFatal}, {"none", LevelNone},
-	}
-}
+}{{"debug", LevelDebug}, {"info", LevelInfo}, {"warn", LevelWarn}, {"error", LevelError}, {"fatal", LevelFatal}, {"none", LevelNone}}
 
 // ParseLevel reads the value of plugin_log_level. An empty value is info. So is an unknown one, with an error that the
 // caller logs: the reference treats an unknown value as "none" and logs no record.
 func ParseLevel(s string) (Level, error) {
-	at := slices.IndexFunc(levels(), func(l namedLevel) bool { return l.name == s })
-	switch {
-	case at >= 0:
-		return levels()[at].level, nil
-	case s == "":
-		return LevelInfo, nil
-	default:
-		return LevelInfo, fmt.Errorf("parsing log level %q: want one of debug, info, warn, error, fatal, none", s)
+	for _, l := range levels {
+		if l.name == s {
+			return l.level, nil
+		}
 	}
+	if s == "" {
+		return LevelInfo, nil
+	}
+	return LevelInfo, fmt.Errorf("parsing log level %q: want one of debug, info, warn, error, fatal, none", s)
 }
 
 // Scopes are levels by scope, the name of a part of the program.
@@ -88,7 +81,7 @@ func (l Level) Level() slog.Level {
 // String returns the name of the level. A level between two named ones has the name of the lower.
 func (l Level) String() string {
 	name := "debug"
-	for _, named := range levels() {
+	for _, named := range levels {
 		if l >= named.level {
 			name = named.name
 		}

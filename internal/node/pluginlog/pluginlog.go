@@ -10,7 +10,7 @@
 // It never touches stdout, never creates the run directory, never starts a process, and offers no way to dump an
 // environment or a whole configuration. It does not serve the socket; that is the agent's work.
 //
-// Start reading at Log. The line is made in record.go; file and socket have a file each.
+// Start reading at Log. The line is made in record.go; file.go has the rolling file.
 package pluginlog
 
 import (
@@ -23,10 +23,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
 // DefaultTimeout is the delay that all sinks together may cause. It leaves a fifth of the promised 100 ms for a
@@ -238,4 +241,17 @@ func (l *Log) deliver(ctx context.Context) {
 		})
 	}
 	sinks.Wait()
+}
+
+// socketName is the name of the node agent's log socket, in the run directory.
+const socketName = "log.sock"
+
+// relay sends lines to the node agent in one request. An error that is fs.ErrNotExist means that there is no agent.
+func relay(ctx context.Context, socket string, lines []byte) error {
+	agent, err := agentapi.Dial(ctx, socket)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = agent.Close() }()
+	return agent.Log(ctx, slices.Collect(strings.Lines(string(lines))))
 }

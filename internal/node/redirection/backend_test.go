@@ -13,7 +13,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
-	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // everything is all that any tool knows of the namespace's rules.
@@ -112,33 +111,6 @@ func TestApply_AutoIsNative(t *testing.T) {
 	}
 }
 
-// Tables of the reference's native mode are replaced, not added to.
-func TestApply_NativeTablesOfTheReference(t *testing.T) {
-	t.Parallel()
-	const theirs = `table inet istio-proxy-nat {
-	chain istio-redirect {
-		meta l4proto tcp counter redirect to :15001
-	}
-	chain output {
-		type nat hook output priority -100; policy accept;
-		jump istio-redirect
-	}
-}
-`
-	p := dualPod(t)
-	p.feed(t, theirs, "nft", "-f", "-")
-	r, err := p.namespace("").Verify(t.Context(), dual())
-	if err != nil || !r.Mesh || r.Clean() {
-		t.Errorf("mesh %v, clean %v, %v", r.Mesh, r.Clean(), err)
-	}
-	if _, err := p.namespace("").Apply(t.Context(), dual(), redirection.FailOnConflict); err == nil {
-		t.Error("FailOnConflict replaced native tables")
-	}
-	mustApply(t, p.namespace(""), dual())
-	check.Equal(t, p.run(t, "nft", "list", "ruleset", "inet"), "", "they stay")
-	verified(t, p.namespace(""), dual())
-}
-
 // The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so that auto selects native tables
 // there.
 func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
@@ -147,8 +119,11 @@ func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	netnstest.Open(t, path)
 	p, spec := pod(path), redirect.Default()
 	p.feed(t, "link set lo up\nlink add eth0 type veth peer name peer0\naddr add 10.30.0.2/24 dev eth0\n", "ip", "-batch", "-")
-	if _, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile); err == nil {
-		t.Error("the kernel takes the owner match: this test shows nothing")
+	_, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile)
+	for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("by netlink: error %v, want %q in it", err, text)
+		}
 	}
 	r := mustApply(t, p.namespace(""), spec)
 	if len(r.Tools) != 1 || r.Tools[0] != "native" {

@@ -33,7 +33,7 @@ func TestClean_ReferenceRules(t *testing.T) {
 		never[v] = filled(control.rules(t, v))
 		hasRules(t, control.namespace(v), false)
 	}
-	for i, c := range slices.Concat(configurations(), table(), random(40)) {
+	for i, c := range slices.Concat(configurations(), many(40)) {
 		v := ways[i%len(ways)]
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

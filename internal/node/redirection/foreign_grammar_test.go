@@ -216,6 +216,9 @@ func (w *walked) nftMatch(b nftBase, ip, n string, f ruleset.Family) string {
 		"ct mark " + pick(w, "0x0", "0x80"), "ct mark & 0x80 == 0x80", "ct direction original", "ct status dnat", "ct state new ct status & (dnat | snat) == 0x0",
 		pick(w, "limit rate 10000/second burst 9000 packets", "meta length 1-1500", ip+" "+map[string]string{"ip": "ttl", "ip6": "hoplimit"}[ip]+" > 1", ip+" dscp 0x0"),
 	}
+	if f == ruleset.IPv4 {
+		all = append(all, "ip frag-off & 0x1fff != 0", "ip frag-off & 0x1fff == 0")
+	}
 	if b.family == "inet" {
 		all = append(all, "meta nfproto ipv"+n)
 	}
@@ -267,7 +270,8 @@ func (w *walked) nftVerdict(b nftBase, f ruleset.Family, protocol string) string
 		ip+" daddr . meta l4proto . th dport vmap { "+w.place(f)+" . tcp . "+w.port()+" : "+pick(w, "drop", "accept", "goto logs", "jump drops")+" }",
 		"meta l4proto . th dport vmap { tcp . "+w.port()+" : "+pick(w, "drop", "accept", "goto rets")+", udp . 53 : accept }",
 		"numgen random mod 2 vmap { 0 : jump logs, 1 : jump rets }",
-		ip+" daddr vmap { "+w.place(f)+" : "+pick(w, "accept", "drop", "jump logs")+" }")
+		ip+" daddr vmap { "+w.place(f)+" : "+pick(w, "accept", "drop", "jump logs")+" }",
+		ip+" daddr vmap { "+w.place(f)+" : accept, * : "+pick(w, "drop", "jump logs", "goto rets")+" }")
 	switch b.hook {
 	case "prerouting", "input":
 		some = append(some, `iifname vmap { "lo" : accept, "eth0" : `+pick(w, "jump logs", "jump rets", "jump some")+` }`)

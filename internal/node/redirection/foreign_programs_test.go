@@ -242,6 +242,10 @@ func takers() []taker {
 	nft := func(name, text string, q inspect.Question, want string) taker {
 		return taker{name, "nft -f -", text, q, want, audit.ForeignRule, ""}
 	}
+	proxys := inspect.Question{To: web.To, UID: redirect.DefaultID, GID: redirect.DefaultID}
+	marking := func(route string) string {
+		return "ip route add " + route + " table 55\nip rule add fwmark 0x55 lookup 55\niptables-nft -t mangle -A OUTPUT -p tcp -j MARK --set-mark 0x55\n"
+	}
 	refused, silent := labtest.ErrRefused.Error(), labtest.ErrSilent.Error()
 	redirects := func(table, chain string, priority int) string {
 		return fmt.Sprintf("table %s {\nchain %s { type nat hook output priority %d; tcp dport 80 redirect to :9090; }\n}\n", table, chain, priority)
@@ -280,6 +284,13 @@ func takers() []taker {
 		{"iptables queue behind", "iptables-nft-restore --noflush", "*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -j NFQUEUE --queue-num 5\nCOMMIT\n", web, silent, audit.ForeignRule, ""},
 		{"copies by TEE and a drop", "iptables-nft-restore --noflush", "*mangle\n-A OUTPUT -d 10.2.0.9 -p tcp -j TEE --gateway 10.1.0.1\nCOMMIT\n*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -j DROP\nCOMMIT\n", web, "", audit.ForeignRule, ""},
 		{"copies and a drop", "nft -f -", "table ip x {\nchain y { type filter hook output priority -300; tcp dport 80 dup to 10.1.0.1; }\nchain z { type filter hook output priority 0; tcp dport 15001 drop; }\n}\n", web, "", audit.ForeignRule, ""},
+		nft("answers dropped", "table inet x {\nchain y { type filter hook output priority 0; ct state established drop; }\n}\n", web, silent),
+		nft("answers dropped by a policy", "table inet x {\nchain y { type filter hook input priority 10; policy drop; ct state new accept; }\n}\n", web, silent),
+		nft("answers to inbound dropped", "table ip x {\nchain y { type filter hook output priority 0; oifname \"eth0\" tcp sport 9000 reject; tcp sport 15006 drop; }\n}\n", in, silent),
+		nft("what follows dropped", "table ip x {\nchain y { type filter hook output priority 0; oifname \"eth0\" ct state established drop; }\n}\n", proxys, ""),
+		{"a zone", "iptables-nft-restore --noflush", "*raw\n-A OUTPUT -p tcp -j CT --zone 9\nCOMMIT\n", web, labtest.ByOutbound + ", asked for 127.0.0.1:15001", audit.ForeignRule, ""},
+		{"a mark whose route ends", "sh", marking("blackhole default"), web, silent, audit.ForeignRule, ""},
+		{"a mark whose route leads to the pod", "sh", marking("local default dev lo"), proxys, silent, audit.ForeignRule, ""},
 		{"eth0 named lo", "ip -batch -", "link set lo name lo0\nlink set eth0 name lo\n", out("10.2.0.9:80"), labtest.ByPeer, audit.Drifted, ""},
 	}
 }
@@ -298,6 +309,7 @@ func TestState_Takers(t *testing.T) {
 				w.apply(t, v, w.spec)
 				check.OK(t, (item{c.name, c.command, c.text}).install(t.Context(), w.Path()))
 				a := asked{Question: c.question, Request: labtest.Request{From: w.App(), Via: tcp, To: c.question.To, SourcePort: w.FreshPort()}}
+				a.Request.From.UID, a.Request.From.GID = int(c.question.UID), int(c.question.GID)
 				if c.question.Inbound {
 					a.Request.From, a.Source, a.Request.To = w.Peer(), c.question.From, labtest.Pod.Port(ruleset.IPv4, c.question.Port)
 				}
@@ -312,8 +324,8 @@ func TestState_Takers(t *testing.T) {
 				if went == labtest.ByOutbound || went == labtest.ByInbound || c.want != "" && went != c.want {
 					t.Errorf("the packet ends at %q, want %q: this test shows nothing", went, c.want)
 				}
-				if why := w.disagreement(a, witness); why != "" {
-					t.Errorf("%s\n%s\nanswer: %s\nwent:   %s", a.command(), why, a.answer.Sentence, a.got)
+				if why := w.disagreement(a, witness); why != "" || a.answer.Wanted == inspect.AsWanted {
+					t.Errorf("%s\n%s\nanswer: %s: %s\nwent:   %s", a.command(), why, a.answer.Wanted, a.answer.Sentence, a.got)
 				}
 			})
 		}

@@ -35,7 +35,10 @@ func (n Namespace) look(ctx context.Context, want redirect.Wanted, fn func(*pass
 
 // live reads the tables that were not compared as well.
 func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespace, err error) {
-	out = walk.Namespace{Owner: p.owner, Delivered: map[ruleset.Family][]uint32{}, Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{}}
+	out = walk.Namespace{
+		Owner: p.owner, Delivered: map[ruleset.Family][]uint32{}, Selected: map[ruleset.Family][]ruleset.Mark{},
+		Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{},
+	}
 	if spec, is := want.(redirect.Spec); is {
 		out.Wanted = &walk.Wanted{Spec: spec, Families: p.report.Families, Native: p.mode.backend == redirect.Native}
 	}
@@ -47,6 +50,13 @@ func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespa
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		if err = p.liveLegacy(ctx, f, &out); err != nil {
 			return out, err
+		}
+		selectors, err := route.MarkSelectors(f)
+		if err != nil {
+			return out, err
+		}
+		for _, s := range selectors {
+			out.Selected[f] = append(out.Selected[f], ruleset.Mark{Value: s.Value, Mask: s.Mask})
 		}
 	}
 	if out.Loopback, err = route.Loopback(); err != nil {

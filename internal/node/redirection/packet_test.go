@@ -1,11 +1,9 @@
 package redirection_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -353,34 +351,4 @@ func TestPackets_AnswersOfResolvers(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestVerify_AnotherInterfaceNamedLo: all rules are there, and what the pod sends passes by the one for loopback traffic.
-func TestVerify_AnotherInterfaceNamedLo(t *testing.T) {
-	t.Parallel()
-	const f = ruleset.IPv4
-	spec := redirect.Default()
-	s := newFixture(t, spec, f)
-	space := namespaceOf(s.Fixture, byNetlink)
-	mustApply(t, space, spec)
-	answers := func(by string) {
-		t.Helper()
-		q := labtest.Expectation{Request: labtest.Request{From: s.App(), Via: tcp, To: labtest.Far.Port(f, 80)}, Want: []labtest.Hop{{By: by}}}
-		if err := q.Check(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
-	answers(labtest.ByOutbound)
-	swap := "link set lo down\nlink set lo name lo0\nlink set lo0 up\nlink set eth0 down\nlink set eth0 name lo\nlink set lo up\n"
-	pod(s.Path()).feed(t, swap+"route add default via "+labtest.Resolver.Addr(f).String()+"\n", "ip", "-batch", "-")
-	answers(labtest.ByPeer)
-	const want = "interface lo is not the loopback device (that is lo0)"
-	for name, compare := range map[string]func(context.Context, redirect.Wanted) (redirection.Report, error){"Verify": space.Verify, "Audit": space.Audit} {
-		if r, err := compare(t.Context(), spec); err != nil || r.Clean() || !slices.Equal(r.Routing, []string{want}) {
-			t.Errorf("%s: %q, %v", name, r.Routing, err)
-		}
-	}
-	if got, err := space.VerifyRouting(spec, redirection.Report{}); err != nil || !slices.Equal(got, []string{want}) {
-		t.Errorf("VerifyRouting: %q, %v", got, err)
-	}
 }

@@ -227,15 +227,10 @@ func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
 // compare reads a place and adds the change that brings it to the wanted rules.
 func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err error) {
 	var have ruleset.Set
-	switch {
-	case at.tool != nil:
-		if have, err = at.tool.Read(ctx); err != nil {
-			return err
-		}
-	case want.Family == ruleset.Inet:
-		have = p.view.Set(ruleset.Inet)
-	default:
+	if at.tool == nil {
 		have = p.view.Set(want.Family)
+	} else if have, err = at.tool.Read(ctx); err != nil {
+		return err
 	}
 	ours := p.owned(want, have)
 	if at.dialect == string(iptables.Legacy) {

@@ -3,6 +3,7 @@ package redirection_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/core/redirect/referencetest"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -31,7 +32,9 @@ func byTPROXY(s *redirect.Spec) { s.Mode = redirect.TPROXY }
 
 // configurations differ in their rules of each table.
 func configurations() []named {
-	networks := func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: prefixes("10.0.0.0/8", "fd00::/8")} }
+	networks := func(s *redirect.Spec) {
+		s.Outbound = redirect.Networks{List: spectest.Prefixes("10.0.0.0/8", "fd00::/8")}
+	}
 	return []named{
 		{"REDIRECT", dual()},
 		{"TPROXY", dual(byTPROXY)},
@@ -48,7 +51,7 @@ func configurations() []named {
 		})},
 		{"TPROXY of no port", dual(byTPROXY, func(s *redirect.Spec) { s.Inbound, s.Mark = redirect.Ports{}, 9 })},
 		{"DNS servers and groups", dual(func(s *redirect.Spec) {
-			s.DNS, s.DNSServers = redirect.DNSServers, addrs("10.0.0.10", "fd00::a")
+			s.DNS, s.DNSServers = redirect.DNSServers, []netip.Addr{netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("fd00::a")}
 			s.OwnerGroups = redirect.Groups{List: []uint32{1, 2}}
 			s.Inbound = redirect.Ports{List: ruleset.PortList(80)}
 		})},
@@ -80,33 +83,6 @@ func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
 	if r := verify(t, n, s); !r.Clean() {
 		t.Errorf("not clean: routing %q, rules:\n%s", r.Routing, r.Diffs)
 	}
-}
-
-func TestApply_Twice(t *testing.T) {
-	t.Parallel()
-	eachVariant(t, func(t *testing.T, v iptables.Variant) {
-		for _, c := range configurations() {
-			p := dualPod(t)
-			p.plant(t, v, early)
-			theirs := p.rules(t, v)
-			n := p.namespace(v)
-			if first := mustApply(t, n, c.spec); len(first.Programs) != 2 {
-				t.Errorf("%s: the first time %d programs ran", c.name, len(first.Programs))
-			}
-			ours := []ruleset.Set{redirect.Rules(c.spec, ruleset.IPv4), redirect.Rules(c.spec, ruleset.IPv6)}
-			equal(t, c.name+": foreign rules are not as they were", theirs, foreign(p.rules(t, v), ours...))
-			before := p.saves(t)
-			for _, policy := range []redirection.ConflictPolicy{redirection.Reconcile, redirection.FailOnConflict} {
-				again, err := n.Apply(t.Context(), c.spec, policy)
-				check.OK(t, err)
-				if len(again.Programs) > 0 || len(again.Diffs) > 0 {
-					t.Errorf("%s: the second time %d programs ran for\n%s", c.name, len(again.Programs), again.Diffs)
-				}
-			}
-			verified(t, n, c.spec)
-			equal(t, c.name+": changed the second time", before, p.saves(t))
-		}
-	})
 }
 
 // A drift is a change of present rules by another program. Its texts have an item per line.
@@ -286,73 +262,4 @@ func findings(diffs []ruleset.Diff) []string {
 		}
 	}
 	return out
-}
-
-// The reference commits each table by itself and each family by itself: killed in between, it leaves a part.
-func TestVerify_PartlyApplied(t *testing.T) {
-	t.Parallel()
-	spec := dual(byTPROXY, func(s *redirect.Spec) { s.DNS = redirect.DNSAll })
-	only := func(table string, text string) string {
-		for section := range strings.SplitAfterSeq(text, "COMMIT\n") {
-			if strings.HasPrefix(section, "* "+table) {
-				return section
-			}
-		}
-		return ""
-	}
-	eachVariant(t, func(t *testing.T, v iptables.Variant) {
-		fresh := dualPod(t)
-		mustApply(t, fresh.namespace(v), spec)
-		whole := fresh.rules(t, v)
-		for _, half := range []struct {
-			table    string // "" is all of them
-			families []ruleset.Family
-		}{{"mangle", families}, {"nat", families}, {"raw", families}, {"", families[:1]}} {
-			t.Run(fmt.Sprintf("only %s of %s", half.table, half.families), func(t *testing.T) {
-				p := dualPod(t)
-				n := p.namespace(v)
-				var want []string
-				for _, f := range families {
-					for _, table := range []string{"mangle", "nat", "raw"} {
-						if slices.Contains(half.families, f) && (half.table == "" || half.table == table) {
-							p.restore(t, v, f, only(table, referencetest.Restore(spec, f)))
-						} else {
-							want = append(want, f.String()+" "+table)
-						}
-					}
-				}
-				before := p.rules(t, v)
-				r := verify(t, n, spec)
-				if diff := cmp.Diff(want, missing(r.Diffs)); diff != "" {
-					t.Errorf("Verify does not find that (-want +got):\n%s\n%s", diff, r.Diffs)
-				}
-				if len(r.Routing) != 5 {
-					t.Errorf("Verify finds of the routing: %q", r.Routing)
-				}
-				equal(t, "Verify changed something", before, p.rules(t, v))
-				if half.table != "" {
-					if _, err := n.Apply(t.Context(), spec, redirection.FailOnConflict); !errors.Is(err, redirection.ErrConflict) {
-						t.Errorf("Apply with FailOnConflict: %v", err)
-					}
-					equal(t, "FailOnConflict changed something", before, p.rules(t, v))
-				}
-				mustApply(t, n, spec)
-				verified(t, n, spec)
-				equal(t, "not as on a fresh pod", whole, p.rules(t, v))
-			})
-		}
-	})
-}
-
-// missing lists the tables with missing rules and chains, and all other differences.
-func missing(diffs []ruleset.Diff) []string {
-	var out []string
-	for _, d := range findings(diffs) {
-		if words := strings.Fields(d); words[3] == "missing" || words[3] == "absent" {
-			d = words[0] + " " + words[1]
-		}
-		out = append(out, d)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }

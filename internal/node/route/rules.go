@@ -26,6 +26,7 @@ type rule struct {
 	priority, mark, table uint32
 	lookup                bool // the action is a table lookup
 	narrower              bool // it has another selector, or a partial mask of the mark
+	mask                  uint32
 }
 
 // plain reports whether r is "fwmark MARK lookup TABLE" or "lookup TABLE".
@@ -83,12 +84,27 @@ func (r *rule) read(kind uint16, value []byte) {
 	case nl.FRA_FWMARK:
 		r.mark = number
 	case nl.FRA_FWMASK:
+		r.mask = number
 		r.narrower = r.narrower || number != wholeMark
 	case nl.FRA_SUPPRESS_PREFIXLEN, nl.FRA_SUPPRESS_IFGROUP:
 		r.narrower = r.narrower || number != unset
 	default:
 		r.narrower = true
 	}
+}
+
+// MarkSelector is the mark and the mask that a policy rule compares.
+type MarkSelector struct{ Value, Mask uint32 }
+
+// MarkSelectors returns the selectors of a family's policy rules.
+func MarkSelectors(f ruleset.Family) (all []MarkSelector, err error) {
+	rules, err := listRules(f)
+	for _, r := range rules {
+		if s := (MarkSelector{r.mark, r.mask}); r.mask != 0 && !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all, err
 }
 
 // presence has the rules of a family, and those among them that are a policy's, in the kernel's evaluation order.

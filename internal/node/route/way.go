@@ -18,8 +18,8 @@ type Way struct {
 	Link string
 	// Source is the default source address.
 	Source netip.Addr
-	// Local reports that the address is the namespace's own.
-	Local bool
+	// Local reports that the address is the namespace's own, Astray that the loopback device leads there though it is not.
+	Local, Astray bool
 }
 
 // Flow has the selectors of policy rules besides addresses. The zero value of a field except UID means unset.
@@ -39,7 +39,7 @@ type EndError struct {
 var ends = map[unix.Errno]string{ //nolint:gochecknoglobals // a constant table
 	unix.EINVAL:       "a blackhole route or policy rule ends the way to %s",
 	unix.EHOSTUNREACH: "an unreachable route ends the way to %s",
-	unix.ENETUNREACH:  "no route leads to %s, or a policy rule makes it unreachable",
+	unix.ENETUNREACH:  "no route leads to %s, a policy rule makes it unreachable, or it is no address of one host",
 	unix.EACCES:       "a prohibit route or policy rule ends the way to %s",
 }
 
@@ -64,7 +64,8 @@ func WayTo(to netip.Addr, f Flow) (w Way, err error) {
 		return w, err
 	}
 	name, err := LinkName(found.link)
-	return Way{Link: name, Source: found.source, Local: found.kind == unix.RTN_LOCAL}, err
+	local := found.kind == unix.RTN_LOCAL
+	return Way{Link: name, Source: found.source, Local: local, Astray: found.link == loopback && !local}, err
 }
 
 // maxSources bounds the number of source addresses to try.
@@ -135,6 +136,9 @@ func (f Flow) lookUp(to, source netip.Addr) (found route, err error) {
 		if head, attributes, err = parseHead(one); err == nil {
 			found = parseRoute(head, attributes)
 		}
+	}
+	if many := found.kind == unix.RTN_BROADCAST || found.kind == unix.RTN_MULTICAST; many && f.Protocol == unix.IPPROTO_TCP {
+		return found, &EndError{To: to, Errno: unix.ENETUNREACH}
 	}
 	if err != nil {
 		err = fmt.Errorf("looking up the route to %s: %w", to, err)

@@ -6,7 +6,7 @@
 // that cannot be read is Unread and among the Problems, and the runtime's defaults count. It never starts or queries a runtime,
 // and writes nothing.
 //
-// Start at Read; containerd.go and crio.go have the rules of each runtime, process.go where a running containerd has its file.
+// Start at Read; runtimes.go has the rules of each runtime, and where a running containerd has its file.
 package runtimeconf
 
 import (
@@ -40,8 +40,6 @@ type Config struct {
 	// ConfDir is the configuration directory, BinDirs the directories of plugins in the order in which they are searched.
 	ConfDir string
 	BinDirs []string
-	// MaxConfNum is the number of configurations that the runtime loads; 0 is all of them.
-	MaxConfNum int
 	// Pending reports that a file was changed or removed after the runtime's start: the runtime may still use older values.
 	Pending bool
 	// Started is when the runtime made its socket, which it does at each start; zero without one.
@@ -230,8 +228,7 @@ func (r *reader) decode(file string, into any) bool {
 	}
 	r.done[file] = true
 	if len(r.Files) >= maxFiles {
-		r.problem("file %q: not read: the runtime has more than %d files", file, maxFiles)
-		r.Unread = r.Problems[len(r.Problems)-1]
+		r.unread(file, fmt.Errorf("the runtime has more than %d files", maxFiles))
 		return false
 	}
 	r.Files = append(r.Files, file)

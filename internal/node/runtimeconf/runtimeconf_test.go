@@ -38,7 +38,7 @@ func node(t *testing.T, files map[string]string) string {
 }
 
 func containerd(conf string, bins ...string) runtimeconf.Config {
-	return runtimeconf.Config{Runtime: runtimeconf.Containerd, ConfDir: conf, BinDirs: bins, MaxConfNum: 1}
+	return runtimeconf.Config{Runtime: runtimeconf.Containerd, ConfDir: conf, BinDirs: bins}
 }
 
 // k3sVersion3 is what k3s 1.32 writes.
@@ -111,7 +111,7 @@ func TestRead_Directories(t *testing.T) {
 			files: map[string]string{etc: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/home/kubernetes/bin\"\n" +
 				"conf_dir = \"/etc/cni/net.d\"\nconf_template = \"/home/containerd/cni.template\"\n"},
 			want: runtimeconf.Config{
-				Runtime: runtimeconf.Containerd, ConfDir: "/etc/cni/net.d", BinDirs: []string{"/home/kubernetes/bin"}, MaxConfNum: 1,
+				Runtime: runtimeconf.Containerd, ConfDir: "/etc/cni/net.d", BinDirs: []string{"/home/kubernetes/bin"},
 				ConfTemplate: "/home/containerd/cni.template",
 			},
 			read: []string{etc},

@@ -6,7 +6,7 @@
 //
 // It never decides about a pod.
 //
-// Start reading at Run; testbed.go has the namespaces, packet.go the packets, verdict.go the file.
+// Start reading at Run; packet.go has the namespaces and the packets, verdict.go the file.
 package selfcheck
 
 import (

@@ -80,16 +80,10 @@ func (s *Subject) Open(searchPath string) (redirection.Namespace, error) {
 	return redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}, err
 }
 
-// Ask sends a request about the pod to the node agent.
+// Ask sends a request about the pod, whose name is checked, to the node agent.
 func (s *Subject) Ask(ctx context.Context, request func(agent *agentapi.Agent, namespace, name string) error) error {
-	namespace, name, err := SplitPod(s.Pod)
-	if err != nil {
-		return err
-	}
-	agent, err := agentapi.Connect(ctx, s.Socket, "; --pid and --netns need none")
-	if err != nil {
-		return err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	return request(agent, namespace, name)
+	namespace, name, _ := strings.Cut(s.Pod, "/")
+	return agentapi.Ask(ctx, s.Socket, "; --pid and --netns need none", func(agent *agentapi.Agent) error {
+		return request(agent, namespace, name)
+	})
 }

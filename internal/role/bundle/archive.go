@@ -2,6 +2,7 @@ package bundle
 
 import (
 	"archive/tar"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -34,8 +35,6 @@ type archive struct {
 	left    int
 	names   map[string]bool
 	missing []string
-	// failed is the first error of the output.
-	failed error
 }
 
 func newArchive(w io.Writer, node string, began time.Time, secrets []string) *archive {
@@ -140,12 +139,9 @@ func (a *archive) write(name string, text []byte) {
 }
 
 func (a *archive) put(name string, text []byte) {
-	if a.failed != nil {
-		return
-	}
 	header := &tar.Header{Name: a.dir + "/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: a.began.UTC().Truncate(time.Second)}
-	if a.failed = a.out.WriteHeader(header); a.failed == nil {
-		_, a.failed = a.out.Write(text)
+	if a.out.WriteHeader(header) == nil { // an error stays until close
+		_, _ = a.out.Write(text)
 	}
 }
 
@@ -154,10 +150,5 @@ func (a *archive) close() error {
 	if text := strings.Join(a.missing, "\n"); text != "" {
 		a.put("missing.txt", []byte(text[:min(len(text), reserve-1)]+"\n"))
 	}
-	for _, end := range []func() error{a.out.Close, a.compressed.Close} {
-		if err := end(); a.failed == nil { // the later ones repeat it
-			a.failed = err
-		}
-	}
-	return a.failed
+	return cmp.Or(a.out.Close(), a.compressed.Close()) // the second one repeats the error of the first
 }

@@ -6,19 +6,34 @@
 // quotes a secret of another form keeps it. It is bounded in size and time; what is missing is listed with the reason. It changes
 // nothing on the node, and never writes to a terminal.
 //
-// Start at Run; parts.go has the files.
+// Start at Run; archive.go has the file that it writes.
 package bundle
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/redact"
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 	"github.com/meshcni/istio-cni/internal/node/subject"
 )
 
@@ -71,31 +86,265 @@ func Run(c applet.Call) int {
 	c.Stderr = printable.NewWriter(c.Stderr) // the standard output is passed on unchanged
 	var cfg config
 	cfg.pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "bundle", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "bundle", cfg.rows(), head); done {
 		return code
 	}
 	_, _, err := subject.SplitPod(cfg.pod)
 	switch {
 	case cfg.pod != "" && err != nil:
-		return usage(c, err.Error())
-	case c.Terminal != nil && c.Terminal() > 0:
-		return usage(c, "the bundle is a compressed tar file: redirect the standard output to a file")
+		return c.Refuse("bundle", err)
+	case c.Columns() > 0:
+		return c.Refuse("bundle", errors.New("the bundle is a compressed tar file: redirect the standard output to a file"))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	answered, err := write(ctx, c.Stdout, cfg)
-	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: writing the bundle: %v\n", err)
-		return applet.ExitError
-	}
-	if answered != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v: the bundle has the files of the node only\n", answered)
-		return applet.ExitError
+	switch {
+	case err != nil:
+		return c.Fail(fmt.Errorf("writing the bundle: %w", err))
+	case answered != nil:
+		return c.Fail(fmt.Errorf("%w: the bundle has the files of the node only", answered))
 	}
 	return applet.ExitOK
 }
 
-func usage(c applet.Call, problem string) int {
-	_, _ = fmt.Fprintf(c.Stderr, "error: %s; see istio-cni bundle --help\n", problem)
-	return applet.ExitUsage
+const readme = `A report of one node, for the question why its pods are in the mesh or not. What other programs wrote is
+shown for known keys only; a type with a length, such as "string of 40 bytes", stands for any other value.
+
+  missing.txt      what could not be had, and why
+  version.txt      the program that wrote this
+  agent.json       the node agent: version, settings with their sources, and the plugin's configuration in force
+  readiness.json   the parts of the agent's readiness
+  selftest.json    the self-test's verdict: which way of redirecting works on this node
+  cni-dir.txt      the directory of CNI configurations
+  cni/             its configurations
+  kubeconfig.yaml  the plugin's access to the API server
+  audit.json       the state of each pod of the node
+  pods/            a pod in detail: decision, live rules with differences, listeners
+  decisions.json   the plugin's decisions, and the pods that it left alone without a report
+  agent.log        the agent's log, with the plugin's records
+  plugin.log       the plugin's records in its own file
+  metrics.txt      the agent's metrics
+`
+
+const (
+	askTimeout  = 15 * time.Second
+	confs       = "cni/" // the configurations of other programs
+	serviceDir  = "/var/run/secrets/kubernetes.io/serviceaccount"
+	pluginsFile = "istio-cni.log"
+)
+
+// reporter collects the parts.
+type reporter struct {
+	config
+	*archive
+
+	// from is the time from which on the bundle has records.
+	from time.Time
+	info agentapi.AgentInfo
+}
+
+// write writes a bundle. Answered is the error of the agent, nil if it answers. What a tenant can make long comes last.
+func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
+	began := time.Now() //nolint:forbidigo // the only clock of the role
+	r := reporter{config: c, from: began.Add(-c.since)}
+	text, answered := within(ctx, r.part(agentapi.BundleAgent))
+	if answered == nil {
+		if answered = json.Unmarshal(text, &r.info); answered != nil {
+			answered = fmt.Errorf("asking the node agent for its %s: %w", agentapi.BundleAgent, answered)
+		}
+	}
+	host, _ := os.Hostname()
+	kubeconfig, secrets, kubeconfigErr := r.kubeconfig(ctx)
+	r.archive = newArchive(w, cmp.Or(c.node, r.info.Node, host), began, secrets)
+	r.write("README.txt", []byte(readme))
+	r.write("version.txt", []byte(applet.Build()+"\n"))
+	r.add("agent.json", text, answered)
+	r.collect(ctx, "selftest.json", r.file(selfcheck.FileName))
+	r.directory(ctx)
+	r.add("kubeconfig.yaml", kubeconfig, kubeconfigErr)
+	if gone := (*agentapi.Refusal)(nil); answered == nil || errors.As(answered, &gone) {
+		r.collect(ctx, "readiness.json", r.part(agentapi.BundleReadiness))
+		r.collect(ctx, "metrics.txt", r.part(agentapi.BundleMetrics))
+		r.collect(ctx, "agent.log", r.part(agentapi.BundleLog))
+		r.collect(ctx, "decisions.json", r.decisions)
+		r.collect(ctx, "plugin.log", r.pluginLog)
+		r.pods(ctx)
+		return nil, r.close()
+	}
+	r.collect(ctx, "plugin.log", r.pluginLog)
+	return answered, r.close()
+}
+
+// ask returns a function that sends one request on a connection of its own: the next one needs none that works.
+func ask[T any](r *reporter, request func(context.Context, *agentapi.Agent) (T, error)) func(context.Context) (T, error) {
+	return func(ctx context.Context) (value T, err error) {
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		err = agentapi.Ask(ctx, r.socket, "", func(agent *agentapi.Agent) (err error) {
+			value, err = request(ctx, agent)
+			return err
+		})
+		return value, err
+	}
+}
+
+// part returns a part of the agent.
+func (r *reporter) part(part agentapi.BundlePart) func(context.Context) ([]byte, error) {
+	return ask(r, func(ctx context.Context, a *agentapi.Agent) ([]byte, error) { return a.Bundle(ctx, part, r.from) })
+}
+
+// file returns a file of the run directory.
+func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
+	return func(context.Context) ([]byte, error) {
+		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxAll)
+		return text, err
+	}
+}
+
+// pluginLog returns the lines of the plugin's file that are its records, and counts the others, which may be another program's.
+func (r *reporter) pluginLog(ctx context.Context) ([]byte, error) {
+	all, err := r.file(pluginsFile)(ctx)
+	records, others := make([]byte, 0, len(all)), 0
+	for line := range bytes.Lines(all) {
+		var record struct {
+			Time       time.Time
+			Level, Msg string
+		}
+		if json.Unmarshal(line, &record) == nil && !record.Time.IsZero() && record.Level != "" && record.Msg != "" {
+			records = append(records, line...)
+		} else {
+			others++
+		}
+	}
+	if others > 0 {
+		records = fmt.Appendf(records, "left out: %d lines that are no records of the plugin\n", others)
+	}
+	return records, err
+}
+
+// kubeconfig returns the plugin's kubeconfig without credentials, and the credentials that are visible here.
+func (r *reporter) kubeconfig(ctx context.Context) (clean []byte, secrets []string, err error) {
+	token, _ := within(ctx, func(context.Context) (token []byte, err error) {
+		token, _, err = hostfs.ReadFile(filepath.Join(serviceDir, "token"), maxAll)
+		return token, err
+	})
+	text, err := within(ctx, r.file(cniconf.KubeconfigName))
+	if err == nil {
+		clean, secrets, err = kube.WithoutCredentials(text, redact.Mark)
+	}
+	return clean, append(secrets, string(token)), err
+}
+
+// netDirs are the directories of CNI configurations, of which the first that exists is shown: the agent's container has another
+// view than the node.
+func (r *reporter) netDirs() (dirs []string) {
+	if r.netDir != "" {
+		return []string{r.netDir}
+	}
+	for _, name := range []string{"--mounted-cni-net-dir", "--cni-net-dir"} {
+		for _, s := range r.info.Settings {
+			if s.Name == name && s.Value != "" {
+				dirs = append(dirs, s.Value)
+			}
+		}
+	}
+	return append(dirs, "/host/etc/cni/net.d", "/etc/cni/net.d")
+}
+
+// directory adds the list of the CNI directory and its configurations.
+func (r *reporter) directory(ctx context.Context) {
+	dirs := r.netDirs()
+	found, err := within(ctx, func(context.Context) (listing, error) {
+		var errs []error
+		for _, dir := range dirs {
+			l, err := list(dir)
+			if err == nil {
+				return l, nil
+			}
+			errs = append(errs, err)
+		}
+		return listing{}, errors.Join(errs...)
+	})
+	r.add("cni-dir.txt", found.text, err)
+	for _, name := range found.confs {
+		r.collect(ctx, confs+fileName(strings.ReplaceAll(string(r.clean.Text([]byte(name))), "/", "_")), func(context.Context) ([]byte, error) {
+			text, _, err := hostfs.ReadFile(filepath.Join(found.dir, name), maxAll)
+			return text, err
+		})
+	}
+}
+
+// listing is a directory: a line for each entry and for those below it, and the names of the configurations.
+type listing struct {
+	dir   string
+	text  []byte
+	confs []string
+}
+
+func list(dir string) (listing, error) {
+	l := listing{dir: dir, text: []byte(printable.Quote(dir, maxAll) + "\n")}
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		l.entry(e.Name())
+		if e.IsDir() {
+			below, _ := os.ReadDir(filepath.Join(dir, e.Name())) // of another program, if it cannot be read
+			for _, b := range below {
+				l.entry(e.Name() + "/" + b.Name())
+			}
+		}
+	}
+	return l, err
+}
+
+// entry adds an entry, unless it was removed meanwhile.
+func (l *listing) entry(name string) {
+	file := filepath.Join(l.dir, name)
+	info, err := os.Lstat(file)
+	if err != nil {
+		return
+	}
+	l.text = fmt.Appendf(l.text, "%s %8d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), printable.Quote(name, maxAll))
+	if target, err := os.Readlink(file); err == nil {
+		l.text = fmt.Appendf(l.text, " -> %s", printable.Quote(target, maxAll))
+	}
+	l.text = append(l.text, '\n')
+	if !info.IsDir() && (cniconf.Candidate(name) || cniconf.Saved(name)) {
+		l.confs = append(l.confs, name)
+	}
+}
+
+// pods adds the state of the pods and, in detail, the named one or those that are not captured.
+func (r *reporter) pods(ctx context.Context) {
+	all, err := within(ctx, ask(r, func(ctx context.Context, a *agentapi.Agent) ([]audit.Status, error) { return a.Audit(ctx, false) }))
+	text, _ := json.Marshal(all) // of strings and times
+	r.add("audit.json", text, err)
+	var wanted []string
+	if r.pod != "" {
+		wanted = []string{r.pod}
+	} else {
+		for _, s := range all {
+			if s.Faulty() {
+				wanted = append(wanted, s.Namespace+"/"+s.Pod)
+			}
+		}
+	}
+	for _, pod := range wanted {
+		namespace, name, _ := strings.Cut(pod, "/")
+		r.collect(ctx, "pods/"+fileName(namespace+"_"+name)+".json", ask(r, func(ctx context.Context, a *agentapi.Agent) ([]byte, error) {
+			return a.AuditPod(ctx, namespace, name, nil)
+		}))
+	}
+}
+
+func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {
+	all, err := ask(r, func(ctx context.Context, a *agentapi.Agent) ([]agentapi.Report, error) { return a.Decisions(ctx) })(ctx)
+	all = slices.DeleteFunc(all, func(one agentapi.Report) bool {
+		// An entry of the watch has the time of the pod's start, and is news as long as the pod is there.
+		return one.Time.Before(r.from) && one.Source != agentapi.SourceWatch && r.pod != one.Namespace+"/"+one.Pod
+	})
+	if err == nil {
+		text, err = json.Marshal(all)
+	}
+	return text, err
 }

@@ -151,19 +151,14 @@ func relay(t *testing.T, socket, message string) {
 // fake is an agent with the given answers by path.
 func fake(t *testing.T, answers map[string]string) (socket string) {
 	t.Helper()
-	socket = filepath.Join(agenttest.SocketDir(t), agentapi.SocketName)
-	listener := agenttest.Listen(t, socket)
-	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, has := answers[r.URL.Path]
 		if !has {
 			http.Error(w, "no such \x1b path", http.StatusNotFound)
 			return
 		}
 		_, _ = w.Write([]byte(text))
-	})}
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(func() { _ = server.Close() })
-	return socket
+	}), nil).Path
 }
 
 // TestBundle_HostileNames: whatever a pod or a file is called, it is one file of the bundle.

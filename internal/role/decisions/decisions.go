@@ -40,8 +40,8 @@ EXIT CODES:
 
 `
 
-// timeout bounds the connection, and each page of the response.
-const timeout = 5 * time.Second
+// timeout bounds the request.
+const timeout = 30 * time.Second
 
 type config struct {
 	socket, pod string
@@ -60,10 +60,7 @@ func (c *config) rows() []settings.Setting {
 			Name: "since", Arg: "DURATION", Use: "only those of the last DURATION, such as 10m",
 			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
-		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
 		{Name: "json", Default: "false", Use: "the same as -o json", Value: settings.Bool(&c.asJSON)},
 	}
 }
@@ -71,7 +68,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "decisions", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "decisions", cfg.rows(), head); done {
 		return code
 	}
 	if cfg.asJSON {
@@ -85,24 +82,22 @@ func Run(c applet.Call) int {
 		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.pod)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	return applet.ExitOK
 }
 
 // query requests the decisions that the flags select.
-func query(cfg config) ([]agentapi.Report, error) {
+func query(cfg config) (some []agentapi.Report, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	agent, err := agentapi.Connect(ctx, cfg.socket, "")
-	if err != nil {
-		return nil, err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	all, err := agent.Decisions(context.Background(), timeout)
+	var all []agentapi.Report
+	err = agentapi.Ask(ctx, cfg.socket, "", func(agent *agentapi.Agent) (err error) {
+		all, err = agent.Decisions(ctx)
+		return err
+	})
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
-	some := []agentapi.Report{}
+	some = []agentapi.Report{} // an array in JSON
 	for _, r := range all {
 		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || time.Since(r.Time) <= cfg.since) {
 			some = append(some, r)

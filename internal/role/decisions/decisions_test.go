@@ -16,7 +16,6 @@ import (
 	ring "github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
-	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -31,6 +30,7 @@ func serve(t *testing.T, reports ...agentapi.Report) string {
 	t.Helper()
 	service := podcache.Service{Ring: &ring.Ring{}, Metrics: metrics.New("")}
 	for _, r := range reports {
+		r.Trim() // as the plugin does
 		body, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
@@ -38,7 +38,7 @@ func serve(t *testing.T, reports ...agentapi.Report) string {
 		report := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", bytes.NewReader(body))
 		service.Handler().ServeHTTP(httptest.NewRecorder(), report)
 	}
-	return agenttest.Serve(t, service.Handler(), func(o *unixsock.Options) { o.KeepAlive = true }).Path
+	return agenttest.Serve(t, service.Handler(), nil).Path
 }
 
 func run(t *testing.T, socket string, args ...string) (code int, stdout, stderr string) {

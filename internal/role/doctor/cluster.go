@@ -47,7 +47,7 @@ func (v *view) readCilium() (c cilium) {
 
 // socketLB looks whether Cilium translates the addresses of Services in a pod's sockets (bpf-lb-sock, which kube-proxy-replacement
 // includes), before iptables sees the connection; bpf-lb-sock-hostns-only leaves pods out.
-func socketLB(_ context.Context, v *view) check {
+func socketLB(_ context.Context, v *view) output.Check {
 	c := v.cilium()
 	switch {
 	case c.err != nil && !v.present() && (v.root != "" || v.network().err == nil):
@@ -68,7 +68,7 @@ func socketLB(_ context.Context, v *view) check {
 }
 
 // token looks at the credentials that the agent has written for the plugin.
-func token(ctx context.Context, v *view) check {
+func token(ctx context.Context, v *view) output.Check {
 	const remedy = "see the agent's log: it rewrites the file when its own token changes"
 	if v.agent == nil {
 		return warn("none before the installation; else see the agent's log", "%v", v.noAgent)
@@ -135,7 +135,7 @@ func (f *features) wanted(namespace string) []kube.Right {
 }
 
 // rights reviews at the API server whether the agent's identity may do what the enabled features do.
-func rights(ctx context.Context, v *view) check {
+func rights(ctx context.Context, v *view) output.Check {
 	agent, err := v.agent, v.noAgent
 	if v.features.observe { // the kubeconfig is of another agent
 		agent, err = v.api, v.noAPI
@@ -177,7 +177,7 @@ const mostPods = 500
 
 // injection looks at the init container that istiod has injected: istio-validation with pilot.cni.enabled, else istio-init, which
 // programs the rules itself and needs its privileges.
-func injection(ctx context.Context, v *view) check {
+func injection(ctx context.Context, v *view) output.Check {
 	if v.api == nil {
 		return noCluster(v.noAPI)
 	}

@@ -45,19 +45,16 @@ const (
 	grace   = time.Second
 )
 
-// check is one line of the output. The command "kubectl istio-cni doctor" reads it as JSON.
-type check = output.Check
-
-func ok(format string, args ...any) check {
-	return check{Result: output.OK, Text: fmt.Sprintf(format, args...)}
+func ok(format string, args ...any) output.Check {
+	return output.Check{Result: output.OK, Text: fmt.Sprintf(format, args...)}
 }
 
-func warn(remedy, format string, args ...any) check {
-	return check{Result: output.Warn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+func warn(remedy, format string, args ...any) output.Check {
+	return output.Check{Result: output.Warn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-func fail(remedy, format string, args ...any) check {
-	return check{Result: output.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+func fail(remedy, format string, args ...any) output.Check {
+	return output.Check{Result: output.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 type config struct {
@@ -75,10 +72,7 @@ const (
 // rows are the settings; those of the node agent have its names, variables and defaults.
 func (c *config) rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
-		{
-			Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
 		{
 			Name: "host-root", FlagOnly: true, Arg: "DIR", Use: "where the node's file system is seen; without it /host or that of the node's first process",
 			Value: settings.Text(&c.hostRoot, settings.Optional(settings.AbsolutePath)),
@@ -107,7 +101,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "doctor", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "doctor", cfg.rows(), head); done {
 		return code
 	}
 	if info, err := os.Stat(cfg.hostRoot); cfg.hostRoot != "" && (err != nil || !info.IsDir()) {
@@ -122,10 +116,9 @@ func Run(c applet.Call) int {
 	defer v.close()
 	all := run(ctx, end, v, checks())
 	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
-	if slices.ContainsFunc(all, func(c check) bool { return c.Result == output.Fail }) {
+	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {
 		return applet.ExitError
 	}
 	return applet.ExitOK
@@ -134,7 +127,7 @@ func Run(c applet.Call) int {
 // named is a check with its name.
 type named struct {
 	name string
-	make func(context.Context, *view) check
+	make func(context.Context, *view) output.Check
 }
 
 // checks are all of them, in the order of the output.
@@ -151,13 +144,13 @@ func checks() []named {
 }
 
 // run makes all checks at once. One that has not ended with end is left behind: it may hang in the kernel.
-func run(ctx, end context.Context, v *view, list []named) []check {
-	answers := make([]chan check, len(list))
+func run(ctx, end context.Context, v *view, list []named) []output.Check {
+	answers := make([]chan output.Check, len(list))
 	for i, one := range list {
-		answers[i] = make(chan check, 1)
+		answers[i] = make(chan output.Check, 1)
 		go func() { answers[i] <- one.make(ctx, v) }()
 	}
-	all := make([]check, len(list))
+	all := make([]output.Check, len(list))
 	for i, one := range list {
 		select {
 		case all[i] = <-answers[i]:

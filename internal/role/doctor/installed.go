@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,10 +16,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // directories compares where the runtime looks with where the agent installs.
-func directories(_ context.Context, v *view) check {
+func directories(_ context.Context, v *view) output.Check {
 	if v.root == "" {
 		return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
 			"the node's file system is not seen here, so the container runtime's configuration cannot be read")
@@ -60,7 +62,7 @@ func directories(_ context.Context, v *view) check {
 func same(a, b string) bool { return a == b || hostpath.Same(a, b) }
 
 // primary looks at the configuration that the runtime loads, and at the programs that write it besides the agent.
-func primary(_ context.Context, v *view) check {
+func primary(_ context.Context, v *view) output.Check {
 	n := v.network()
 	const wait = "install the pod network; the agent waits for its configuration"
 	switch {
@@ -101,7 +103,7 @@ func (n network) delegates() bool {
 	return slices.ContainsFunc(n.loaded.Types, func(name string) bool { return strings.HasPrefix(name, "multus") })
 }
 
-func multus(v *view, n network, text string) check {
+func multus(v *view, n network, text string) output.Check {
 	own := v.readNetwork(v.seen(v.netDir))
 	if slices.ContainsFunc(n.files.Names(), n.has) || slices.ContainsFunc(own.files.Names(), own.has) {
 		return ok("%s, which delegates to other files; the plugin is in one of them", text)
@@ -140,7 +142,7 @@ func (n network) has(name string) bool {
 const backup = ".cilium_bak"
 
 // rivals are programs that write the same directory. Whether one does harm depends on the plugin being there nevertheless.
-func rivals(v *view, n network, text string) check {
+func rivals(v *view, n network, text string) output.Check {
 	renamed := slices.DeleteFunc(slices.Clone(n.names), func(name string) bool { return !strings.HasSuffix(name, backup) })
 	here := n.has(n.primary)
 	isCilium := slices.Contains(n.loaded.Types, "cilium-cni")
@@ -200,4 +202,28 @@ func (v *view) present() bool {
 			_, err := os.Stat(filepath.Join(dir, "cilium-cni"))
 			return err == nil
 		})
+}
+
+// selfTest shows the verdict that the agent has recorded. Without one it makes the test, in namespaces of its own.
+func selfTest(ctx context.Context, v *view) output.Check {
+	if v.features.observe { // the test would load kernel modules, and is about another plugin than the node's
+		return ok("an observer makes none: the Job of manifests/examples/doctor.yaml shows whether this program would serve the node")
+	}
+	verdict, source := selfcheck.Recorded(v.runDir), "recorded by the agent"
+	if len(verdict.Results) == 0 {
+		var err error
+		if verdict, err = selfcheck.Run(ctx, v.searchPath, slog.New(slog.DiscardHandler)); err != nil {
+			return warn("run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN, or see the log of the agent, which makes the test at its start",
+				"no self-test was made: %v", err)
+		}
+		source = "made now, with the programs of this file system"
+	}
+	if err := verdict.Err(); err != nil {
+		return fail("load the modules that the text names, or install iptables on the node: see docs/errors.md", "%v (%s)", err, source)
+	}
+	if text := verdict.Summary(); text != "" {
+		return warn("none if pods do not need it; else load the modules that the text names",
+			"packets are redirected by %s; not everything works: %s (%s)", verdict.Choice, text, source)
+	}
+	return ok("packets are redirected by %s (%s)", verdict.Choice, source)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -216,7 +217,7 @@ func (v *view) close() {
 }
 
 // noCluster is the result of a check for which the API server is needed.
-func noCluster(err error) check {
+func noCluster(err error) output.Check {
 	return warn("run it in the agent's container (kubectl istio-cni doctor) or as the Job of manifests/examples/doctor.yaml",
 		"the API server cannot be asked: %v", err)
 }
@@ -225,11 +226,7 @@ func noCluster(err error) check {
 func (v *view) dialAgent() error {
 	ctx, cancel := context.WithTimeout(context.Background(), maxRequest)
 	defer cancel()
-	agent, err := agentapi.Dial(ctx, filepath.Join(v.runDir, agentapi.SocketName))
-	if err != nil {
-		return err
-	}
-	return agent.Close()
+	return agentapi.Ask(ctx, filepath.Join(v.runDir, agentapi.SocketName), "", func(*agentapi.Agent) error { return nil })
 }
 
 // network is a configuration directory.

@@ -2,6 +2,8 @@ package fleet_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -198,7 +200,7 @@ func TestText_OfOneNode(t *testing.T) {
 	}
 }
 
-// TestMemory_EndlessAnswers: twelve nodes answer without end.
+// TestMemory_EndlessAnswers: twelve nodes answer without end, ten of them at once.
 func TestMemory_EndlessAnswers(t *testing.T) {
 	endless := answer{For: "istio-cni pods", Out: "[" + strings.Repeat(pod("a", audit.Captured)+",", 10_000), Repeat: 100}
 	kubectl := standIn(t, fleetOf(12, endless))
@@ -208,6 +210,9 @@ func TestMemory_EndlessAnswers(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if r.code != 1 || strings.Count(r.stderr, ": no answer: more than 8 MiB of output\n") != 12 {
 		t.Errorf("exit code %d, stderr %q", r.code, r.stderr)
+	}
+	if text, err := os.ReadFile(filepath.Join(filepath.Dir(kubectl), "too-many")); err == nil {
+		t.Errorf("%s processes of kubectl at once", text)
 	}
 	if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 12*8*6 { // a slice that grows by quarters allocates five times its size
 		t.Errorf("%d MiB were allocated", mib)

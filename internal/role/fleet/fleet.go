@@ -6,7 +6,7 @@
 // node's line, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes
 // nothing. It builds for every system that kubectl runs on.
 //
-// Start at Run; kubectl.go starts the processes, agents.go finds the agents, ask.go asks all of them, lists.go merges their lists.
+// Start at Run; agents.go finds the agents, ask.go asks all of them by kubectl, lists.go merges their lists.
 package fleet
 
 import (
@@ -198,7 +198,7 @@ func (f *fleet) commands() map[string]command {
 		"trace":     {func(ctx context.Context, args []string) (int, error) { return f.onePod(ctx, "trace", args) }, usual, true},
 		"dashboard": {f.dashboard, usual, false},
 		"version": {func(_ context.Context, args []string) (int, error) {
-			return applet.Build().Run(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr}), nil
+			return applet.PrintVersion(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr}), nil
 		}, usual, false},
 	}
 }

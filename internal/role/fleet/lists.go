@@ -22,8 +22,7 @@ import (
 type row[T any] struct {
 	node  string
 	shown T
-	// text is nil for a table.
-	text json.RawMessage
+	text  json.RawMessage
 }
 
 // MarshalJSON has all fields of the answer, those of a newer agent, too.
@@ -41,10 +40,8 @@ func (r row[T]) MarshalJSON() ([]byte, error) {
 
 // answers are the answers of all agents to a command that prints a list.
 type answers[T any] struct {
-	// keep keeps the texts of the rows.
-	keep bool
 	rows []row[T]
-	// size is that of the rows' texts in bytes.
+	// size is that of the answers in bytes.
 	size int
 	// asked is the number of agents that answered, and nothing that of those which have nothing that the flags name.
 	asked, nothing int
@@ -52,11 +49,12 @@ type answers[T any] struct {
 
 // add has the rows of a node's answer, whose command ended with an exit code.
 func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) bool) error {
-	rows, size, err := decode(node, text, a.keep, fit)
+	rows, err := decode(node, text, fit)
+	size := a.size + len(text)
 	switch {
 	case err != nil:
 		return err
-	case a.size+size > maxAll || len(a.rows)+len(rows) > maxAllRows:
+	case size > maxAll || len(a.rows)+len(rows) > maxAllRows:
 		return fmt.Errorf("no room: all nodes have more than %d MiB or %d rows; choose nodes by --node, or rows by the flags of the command",
 			maxAll>>20, maxAllRows)
 	}
@@ -64,40 +62,37 @@ func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) b
 	if len(rows) == 0 && code == applet.ExitError {
 		a.nothing++
 	}
-	a.size, a.rows = a.size+size, append(a.rows, rows...)
+	a.size, a.rows = size, append(a.rows, rows...)
 	return nil
 }
 
-// decode reads a node's array row by row. size is that of their texts, which the rows have if keep is set. fit makes a row smaller than
-// its text, and reports whether it has what a table needs: others are of another version.
-func decode[T any](node string, text []byte, keep bool, fit func(*row[T]) bool) (rows []row[T], size int, err error) {
+// decode reads a node's array row by row. fit makes a row smaller than its text, and reports whether it has what a table needs: others are
+// of another version.
+func decode[T any](node string, text []byte, fit func(*row[T]) bool) (rows []row[T], err error) {
 	if !json.Valid(text) {
-		return nil, 0, unreadable(json.Unmarshal(text, &json.RawMessage{}))
+		return nil, unreadable(json.Unmarshal(text, &json.RawMessage{}))
 	}
 	in := json.NewDecoder(bytes.NewReader(text))
 	if begin, err := in.Token(); begin != json.Delim('[') {
-		return nil, 0, unreadable(cmp.Or(err, errors.New("it is no JSON array")))
+		return nil, unreadable(cmp.Or(err, errors.New("it is no JSON array")))
 	}
 	for in.More() {
 		r := row[T]{node: node}
 		if err := in.Decode(&r.text); err != nil {
-			return nil, 0, unreadable(err)
+			return nil, unreadable(err)
 		}
 		if len(rows) == maxRows || len(r.text) > maxRow || levels(r.text) > maxLevels {
-			return nil, 0, fmt.Errorf("more than %d rows, or a row of more than %d KiB or %d levels", maxRows, maxRow>>10, maxLevels)
+			return nil, fmt.Errorf("more than %d rows, or a row of more than %d KiB or %d levels", maxRows, maxRow>>10, maxLevels)
 		}
 		if err := json.Unmarshal(r.text, &r.shown); err != nil {
-			return nil, 0, unreadable(err)
+			return nil, unreadable(err)
 		}
 		if r.text[0] != '{' || !fit(&r) {
-			return nil, 0, unreadable(fmt.Errorf("fields are missing: %s", printable.Text(string(r.text), maxShown/4)))
-		}
-		if size += len(r.text); !keep {
-			r.text = nil
+			return nil, unreadable(fmt.Errorf("fields are missing: %s", printable.Text(string(r.text), maxShown/4)))
 		}
 		rows = append(rows, r)
 	}
-	return rows, size, nil
+	return rows, nil
 }
 
 // unreadable is the error of an answer that this program does not understand.
@@ -125,15 +120,14 @@ func levels(text []byte) (deepest int) {
 
 // listing is what one command that lists has of its own.
 type listing[T any] struct {
-	// command is the agent's with the flag for JSON, answered has its exit codes besides 0 with which it answers.
-	command  []string
-	answered []int
+	// command is the agent's with the flag for JSON.
+	command []string
 	// field is the name of the rows in JSON and YAML, beside the nodes; without one the document is the array of the rows.
 	field string
 	// fit is that of decode, compare orders rows.
 	fit     func(*row[T]) bool
 	compare func(a, b row[T]) int
-	// bad reports whether a row changes the exit code to badCode.
+	// bad reports whether a row changes the exit code of the agents and of this program to badCode.
 	bad     func(T) bool
 	badCode int
 	table   func(rows []row[T]) error
@@ -148,8 +142,8 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 	if err != nil {
 		return 0, err
 	}
-	all := answers[T]{keep: form != output.Table}
-	q := question{slices.Concat(l.command, args), l.answered, maxList, parallel}
+	var all answers[T]
+	q := question{slices.Concat(l.command, args), []int{l.badCode}, maxList, parallel}
 	nodes, err := f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
 	if err != nil {
 		return 0, err
@@ -207,7 +201,7 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 		empty = "no pod in such a state on the nodes that answered"
 	}
 	return list(ctx, f, args, listing[audit.Status]{
-		command: []string{"pods", "-o", "json"}, answered: []int{exitBypass}, field: "pods", fit: fitPod,
+		command: []string{"pods", "-o", "json"}, field: "pods", fit: fitPod,
 		compare: func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) },
 		bad:     audit.Status.Faulty, badCode: exitBypass,
 		table: func(rows []row[audit.Status]) error {
@@ -272,7 +266,7 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
 	return list(ctx, f, args, listing[output.Check]{
-		command: []string{"doctor", "-o", "json"}, answered: []int{applet.ExitError},
+		command: []string{"doctor", "-o", "json"},
 		fit:     func(r *row[output.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
 		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,

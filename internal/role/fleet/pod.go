@@ -73,7 +73,7 @@ var partial = []int{applet.ExitError} //nolint:gochecknoglobals // a constant
 
 // bundle writes the bundle of a pod's node, or a tar.gz file with those of all nodes.
 func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
-	if f.Terminal != nil && f.Terminal() > 0 {
+	if f.Columns() > 0 {
 		return 0, &usageError{errors.New("the bundle is a tar.gz file: redirect the standard output to a file")}
 	}
 	if len(args) > 0 && (!strings.HasPrefix(args[0], "-") || strings.HasPrefix(args[0], "-n") || strings.HasPrefix(args[0], "--namespace")) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +12,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -117,9 +120,7 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 
 	set("shop")
 	awaitExcluded(t, n, "shop")
-	if err := a.Running(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, a.Running())
 	// One bad content is one problem, however many events the kubelet's exchange makes.
 	check.Equal(t, a.Metric(`istio_cni_config_problems_total{source="`+source+`"}`), "1", "1 bad content was counted as")
 	stopAsking()
@@ -148,4 +149,175 @@ func excluded(n *nodetest.Node, want ...string) error {
 		return notYet("the last plugin is %s", last.Bytes)
 	}
 	return nil
+}
+
+// awaitLevels waits for the levels that the introspection port shows, and for the plugin's in the stanza that the runtime loads.
+func awaitLevels(t *testing.T, n *nodetest.Node, a *nodetest.Agent, agent, plugin string) {
+	t.Helper()
+	nodetest.Await(t, "levels "+agent+" and "+plugin, func() error {
+		var infos []struct {
+			Name  string `json:"name"`
+			Level string `json:"output_level"`
+		}
+		code, body, err := a.Ask("9876", "/scopej")
+		if err != nil || code != http.StatusOK || json.Unmarshal([]byte(body), &infos) != nil || len(infos) != 2 ||
+			infos[0].Name != "cni-agent" || infos[0].Level != agent || infos[1].Name != "cni-plugin" || infos[1].Level != plugin {
+			return notYet("%d %s %v", code, body, err)
+		}
+		list, err := n.Load()
+		if err != nil {
+			return err
+		}
+		if last := string(list.Plugins[len(list.Plugins)-1].Bytes); !strings.Contains(last, `"plugin_log_level":"`+plugin+`"`) {
+			return notYet("the last plugin is %s", last)
+		}
+		return nil
+	})
+}
+
+// put sets a level by the introspection port, and returns the answer.
+func put(t *testing.T, a *nodetest.Agent, scope, body string) (code int, text string) {
+	t.Helper()
+	code, text, err := a.Send(http.MethodPut, "9876", "/scopej/"+scope, body)
+	check.OK(t, err)
+	return code, text
+}
+
+func accepted(t *testing.T, a *nodetest.Agent, scope, body string) {
+	t.Helper()
+	code, text := put(t, a, scope, body)
+	check.Equal(t, code, http.StatusAccepted, text)
+}
+
+// TestLevels_RunningAgent are set by requests, in the form of the reference's introspection port and of istioctl.
+func TestLevels_RunningAgent(t *testing.T) {
+	t.Parallel()
+	n, a := running(t, "--log_output_level=info")
+	awaitLevels(t, n, a, "info", "info")
+	accepted(t, a, "cni-plugin", `{"name":"cni-plugin","output_level":"debug"}`)
+	awaitLevels(t, n, a, "info", "debug")
+	a.AwaitLog("a request to the introspection port set the log level")
+	check.OK(t, check.Err(n.Add(n.NewPod("apps", "web", chaintest.Sidecar))))
+	nodetest.Await(t, "a debug record of the plugin in the agent's log", func() error {
+		for line := range strings.Lines(a.Log()) {
+			if strings.Contains(line, "level=DEBUG") && strings.Contains(line, "scope=cni-plugin") {
+				return nil
+			}
+		}
+		return notYet("%s", a.Log())
+	})
+	for _, all := range []string{"all", "default"} {
+		level := map[string]string{"all": "none", "default": "warn"}[all]
+		accepted(t, a, all, `{"output_level":"`+level+`"}`)
+		awaitLevels(t, n, a, level, level)
+	}
+	// istioctl admin log --stack-trace-reset
+	accepted(t, a, "cni-agent", `{"name":"cni-agent","stack_trace_level":"none"}`)
+	for _, bad := range [][3]string{
+		{"cni-agent", `{"output_level":"loud"}`, `output_level "loud": want debug, info, warn, error, fatal or none`},
+		{"cni-agent", `{}`, "want debug, info, warn, error, fatal or none"},
+		{"cni-agent", "debug", "want a JSON object"},
+		{"cni-agent", `{"output_level":"` + strings.Repeat("x", 1<<20) + `"}`, "want a JSON object"},
+		{"ztunnel", `{"output_level":"debug"}`, `scope "ztunnel": want cni-agent, cni-plugin, default or all`},
+	} {
+		if code, text := put(t, a, bad[0], bad[1]); code != http.StatusBadRequest || !strings.Contains(text, bad[2]) || len(text) > 400 {
+			t.Errorf("%.80q: %d %.400s", bad, code, text)
+		}
+	}
+	for path, want := range map[string]int{"": http.StatusOK, "cni-agent": http.StatusOK, "ztunnel": http.StatusBadRequest} {
+		if code, text, err := a.Ask("9876", "/scopej/"+path); err != nil || code != want {
+			t.Error(path, code, text, err)
+		}
+	}
+	awaitLevels(t, n, a, "warn", "warn")
+	// A restart has the configured levels again.
+	a.Kill()
+	a = n.Start("--log_output_level=info")
+	a.AwaitReady()
+	awaitLevels(t, n, a, "info", "info")
+}
+
+// TestLevels_ConfigMap apply without a restart, although charts always pass the flag. A level that a request set holds until
+// the configured one changes.
+func TestLevels_ConfigMap(t *testing.T) {
+	t.Parallel()
+	n, a := running(t, "--log_output_level=info")
+	set := func(levels string) { n.API.Set(configMap(map[string]string{"LOG_OUTPUT_LEVEL": levels})) }
+	set("cni-agent:debug,cni-plugin:error")
+	awaitLevels(t, n, a, "debug", "error")
+	set("cni-plugin:warn")
+	awaitLevels(t, n, a, "info", "warn")
+	accepted(t, a, "cni-plugin", `{"output_level":"debug"}`)
+	awaitLevels(t, n, a, "info", "debug")
+	n.API.Set(configMap(map[string]string{"LOG_OUTPUT_LEVEL": "cni-plugin:warn", "EXCLUDE_NAMESPACES": "shop"}))
+	awaitExcluded(t, n, "shop")
+	awaitLevels(t, n, a, "info", "debug")
+	set("error")
+	awaitLevels(t, n, a, "error", "error")
+	set("loud")
+	a.AwaitLog(`key LOG_OUTPUT_LEVEL: value \"loud\"`)
+	awaitLevels(t, n, a, "error", "error")
+	n.API.Set(configMap(map[string]string{"UNRELATED": "key"}))
+	awaitLevels(t, n, a, "info", "info")
+}
+
+// TestAgent_DecisionsOutliveIt, also one that is killed, and have pods without a report; uninstall removes their file.
+func TestAgent_DecisionsOutliveIt(t *testing.T) {
+	t.Parallel()
+	n, first := running(t)
+	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
+	check.OK(t, check.Err(n.Add(mesh)))
+	// The plugin reports no pod that the runtime's annotations show to be outside, and the runtime calls it for none on the host's
+	// network.
+	plain := n.NewPod("apps", "plain", nil)
+	plain.Annotations = map[string]string{"some": "thing"}
+	publish := func(name, uid, hostNetwork string) {
+		n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":%q,"uid":%q},"spec":{"nodeName":%q,
+			"hostNetwork":%s,"containers":[{"name":"istio-proxy"}]},"status":{"startTime":"2026-01-02T03:04:05Z","podIP":"10.0.0.1"}}`,
+			name, uid, nodetest.NodeName, hostNetwork))
+	}
+	before := first.Metric(`istio_cni_pod_lookups_total{result="found"}`)
+	if _, err := n.Add(plain); err != nil || plain.Captured(t) {
+		t.Fatal(err)
+	}
+	publish("plain", plain.UID, "false")
+	publish("host", "h", "true")
+	want := []string{"host host-network watch", "mesh captured agent", "plain not-injected watch"}
+	decisions := func() error {
+		agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
+		if err != nil {
+			return err
+		}
+		defer agent.Close() //nolint:errcheck // all is said
+		all, err := agent.Decisions(t.Context())
+		var got []string
+		for _, r := range all {
+			got = append(got, fmt.Sprint(r.Pod, " ", r.Reason, " ", r.Source))
+		}
+		if slices.Sort(got); err != nil || !slices.Equal(got, want) {
+			return notYet("decisions %q, %w", got, err)
+		}
+		return nil
+	}
+	nodetest.Await(t, "the decisions", decisions)
+	if after := first.Metric(`istio_cni_pod_lookups_total{result="found"}`); after != before || before != "1" {
+		t.Errorf("the plugin asked the agent for the pod: %s lookups, before it %s", after, before)
+	}
+	nodetest.Await(t, "the file", func() error {
+		if text := n.Tree(nodetest.RunDir)["decisions.json"]; !strings.HasPrefix(text, "-rw------- ") || strings.Count(text, `"uid"`) != 3 {
+			return notYet("it has %s", text)
+		}
+		return nil
+	})
+	first.Kill()
+	n.API.Delete("/api/v1/namespaces/apps/pods/host")
+	second := n.Start("UNINSTALL_ON_EXIT=always")
+	second.AwaitReady()
+	nodetest.Await(t, "the decisions of the killed agent", decisions)
+	for _, p := range []chaintest.Pod{mesh, plain} {
+		check.OK(t, n.Del(p, "pods"))
+	}
+	if ends(t, second) {
+		restored(t, n, map[string]string{"10-bridge.conflist": n.Tree(nodetest.NetDir)["10-bridge.conflist"]})
+	}
 }

@@ -62,9 +62,7 @@ func ends(t *testing.T, a *nodetest.Agent) bool {
 func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	t.Helper()
 	check.Diff(t, "the configuration is not what it was", before, n.Tree(nodetest.NetDir))
-	if left := n.Tree(nodetest.BinDir); len(left) != 0 {
-		t.Errorf("%d programs are left", len(left))
-	}
+	check.Equal(t, len(n.Tree(nodetest.BinDir)), 0, "programs that are left")
 	for name := range n.Tree(nodetest.RunDir) {
 		if name != "install.lock" && name != "istio-cni.log" {
 			t.Errorf("file %q is left in the run directory", name)
@@ -79,9 +77,7 @@ func TestOnce_WaitsForConfiguration(t *testing.T) {
 	a := n.Start("--once")
 	a.AwaitLog("waiting for a valid CNI configuration")
 	n.Put(listFile, nodetest.BridgeList)
-	if code := a.Wait(); code != 0 {
-		t.Fatalf("exit code %d", code)
-	}
+	check.Equal(t, a.Wait(), 0, "exit code")
 	check.Diff(t, "the runtime loads", withUs(), types(t, n))
 }
 
@@ -115,9 +111,7 @@ func TestUninstall_ByHand(t *testing.T) {
 		t.Errorf("exit code %d: %s", code, u.Log())
 	}
 	restored(t, n, before)
-	if left := n.Tree(nodetest.RunDir); len(left) != 0 {
-		t.Errorf("left in the run directory: %v", left)
-	}
+	check.Equal(t, len(n.Tree(nodetest.RunDir)), 0, "files left in the run directory")
 }
 
 // TestAgent_SecondWaits: it takes the node over when the first one has ended, or ends without having done anything.
@@ -130,9 +124,7 @@ func TestAgent_SecondWaits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t)
-			first := n.Start()
-			first.AwaitReady()
+			n, first := running(t)
 			second := n.Start("EXCLUDE_NAMESPACES=namespace-of-the-second", "UNINSTALL_ON_EXIT=always", "--health-port=8001",
 				"--monitoring-port=15015", "--ctrlz_port=9877")
 			second.AwaitLog("waiting for another node agent to end")
@@ -147,9 +139,7 @@ func TestAgent_SecondWaits(t *testing.T) {
 				awaitExcluded(t, n, "namespace-of-the-second")
 				return
 			}
-			if err := first.Ready(); err != nil {
-				t.Errorf("the first one: %v", err)
-			}
+			check.OK(t, first.Ready(), "the first one")
 			check.Diff(t, "it took the first one's work away", withUs(), types(t, n))
 		})
 	}
@@ -204,9 +194,7 @@ func TestAgent_NoRightToConfigMap(t *testing.T) {
 // TestAgent_WithoutNodesProcesses: a chart that repairs by deletion alone mounts no /proc, and the audit is off without a warning.
 func TestAgent_WithoutNodesProcesses(t *testing.T) {
 	t.Parallel()
-	n := newNode(t)
-	a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
-	a.AwaitReady()
+	_, a := running(t, "REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
 	nodetest.Await(t, "the lines", func() error {
 		for _, line := range []string{`level=INFO msg="the audit is off`, `level=INFO msg="the processes of the node are not seen`} {
 			if strings.Count(a.Log(), line) != 1 {
@@ -239,9 +227,7 @@ func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
 		}
 	}
 	refused("")
-	if files := n.Tree(nodetest.RunDir); len(files) != 0 {
-		t.Errorf("a node that had nothing has %v", files)
-	}
+	check.Equal(t, len(n.Tree(nodetest.RunDir)), 0, "files of a node that had nothing")
 	a := n.Start()
 	a.AwaitReady()
 	ends(t, a)
@@ -249,7 +235,5 @@ func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
 	n.API.SetToken("the-token-of-the-next-pod")
 	n.GrantAccess()
 	refused("the-token-of-the-next-pod")
-	if _, err := n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar)); err != nil {
-		t.Errorf("a pod of the mesh: %v", err)
-	}
+	check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))), "a pod of the mesh")
 }

@@ -1,20 +1,32 @@
 package installer_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/http"
+	"net/url"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"text/template"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/yaml"
 
+	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
+	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // unredirected is a pod of the node whose sandbox was made before the plugin was there, and whose validation has failed.
@@ -91,9 +103,7 @@ func TestAgent_NoAPIServer(t *testing.T) {
 			fail(n)
 			a := n.Start("REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=true", "CNI_CONF_MODE=auto")
 			a.AwaitReady()
-			if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-				t.Fatalf("the runtime loads: -want +got:\n%s", diff)
-			}
+			check.Diff(t, "the runtime loads", withUs(), types(t, n))
 			if name != "away" {
 				return
 			}
@@ -172,4 +182,185 @@ func TestAgent_CannotAudit(t *testing.T) {
 		}
 		ends(t, a)
 	}
+}
+
+// TestAgent_Rights uses all features of an agent and compares the requests to the API server with
+// e2e/rights/agent.yaml, to which the chart is held: no request needs another right, and no right is unused.
+func TestAgent_Rights(t *testing.T) {
+	t.Parallel()
+	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true, "Audit": true, "Condition": true}
+	want, used := rights(t, features), map[string]bool{}
+	for name, ways := range map[string][]string{
+		"audit":    {"REPAIR_ENABLED=false", "AUDIT_POD_CONDITION=true"},
+		"in place": {"REPAIR_REPAIR_PODS=true"},
+		"delete":   {"REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true"},
+		"evict":    {"REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "REPAIR_EVICT=true"},
+		"label":    {"REPAIR_REPAIR_PODS=false", "REPAIR_LABEL_PODS=true"},
+	} {
+		n := newNode(t)
+		p := newUnredirected(t, n)
+		p.register(n)
+		n.API.Set(configMap(map[string]string{"EXCLUDE_NAMESPACES": "kube-system"}))
+		a := n.Start(append([]string{"REPAIR_ENABLED=true"}, ways...)...)
+		a.AwaitReady()
+		check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))))
+		nodetest.Await(t, "the events, and the watches", func() error {
+			now := asked(t, n.API)
+			if len(p.events(t, n)) == 0 || !now["watch /configmaps:istio-cni-config"] || name == "audit" && !now["patch /pods/status"] {
+				return notYet("asked for %q; log:\n%s", slices.Sorted(maps.Keys(now)), a.Log())
+			}
+			return a.Running()
+		})
+		ends(t, a)
+		now := asked(t, n.API)
+		if name == "audit" {
+			enough := rights(t, map[string]bool{"Live": true, "Audit": true, "Condition": true})
+			for right := range now {
+				if !slices.Contains(enough, right) {
+					t.Errorf("the audit alone asks for %q", right)
+				}
+			}
+		}
+		maps.Copy(used, now)
+	}
+	maps.Copy(used, asked(t, patchedEvent(t)))
+	check.Diff(t, "granted, and asked for", want, slices.Sorted(maps.Keys(used)))
+}
+
+// TestAgent_Observer: it finds a pod that bypasses the mesh, changes no file of the node and no rule, and needs fewer rights.
+func TestAgent_Observer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	p := newUnredirected(t, n)
+	p.register(n)
+	node := func() map[string]map[string]string {
+		all := map[string]map[string]string{"rules": {"of the pod": netnstest.Run(t, p.Netns, "nft", "list", "ruleset")}}
+		for _, dir := range []string{nodetest.NetDir, nodetest.BinDir, nodetest.RunDir, nodetest.CacheDir} {
+			all[dir] = n.Tree(dir)
+		}
+		return all
+	}
+	before := node()
+	a := n.Start("REPAIR_ENABLED=", "CNI_OBSERVE=true", "CNI_AGENT_RUN_DIR=/tmp/own", "CONFIG_MAP=istio-cni-observer-config")
+	a.AwaitReady()
+	nodetest.Await(t, "the pod's state, its event and the watches", func() error {
+		_, body, err := a.Ask("9876", "/api/pods")
+		if bypassed := strings.Contains(body, `"bypassed"`) && strings.Contains(body, `"remedy": "restart the pod"`); !bypassed || len(p.events(t, n)) == 0 ||
+			!asked(t, n.API)["watch /configmaps:istio-cni-observer-config"] {
+			return notYet("%s%v; log:\n%s", body, err, a.Log())
+		}
+		return a.Running()
+	})
+	check.Equal(t, a.Metric("istio_cni_install_ready"), "1", "ready")
+	ends(t, a)
+	check.Diff(t, "the node has changed", before, node())
+	enough := rights(t, map[string]bool{"Observe": true, "Live": true, "Audit": true})
+	for right := range asked(t, n.API) {
+		if !slices.Contains(enough, right) {
+			t.Errorf("it asks for %q", right)
+		}
+	}
+	if strings.Contains(a.Log(), "self-test") {
+		t.Errorf("a self-test was made:\n%s", a.Log())
+	}
+}
+
+// patchedEvent has the agent's recorder report the same again when five minutes have passed.
+func patchedEvent(t *testing.T) *kubetest.Server {
+	t.Helper()
+	server := kubetest.NewServer(t)
+	token, authority := server.ServiceAccount(t)
+	host, port := server.Address()
+	api, err := kube.NewClient(kube.Config{Server: kube.Address{Host: host, Port: port}, TokenFile: token, CAFile: authority})
+	check.OK(t, err)
+	defer api.Close()
+	clock := clocktesting.NewFakeClock(time.Now())
+	events := eventrecorder.New(api, eventrecorder.Options{
+		Log: slog.New(slog.DiscardHandler), Clock: clock, Count: func(eventrecorder.Result) {},
+	})
+	defer events.Shutdown()
+	for _, want := range []string{"create /events", "patch /events"} {
+		events.Record(kube.Event{Object: kube.NodeRef(nodetest.NodeName), Reason: "Test", Message: "same", Type: kube.EventWarning})
+		nodetest.Await(t, want, func() error {
+			if !asked(t, server)[want] {
+				return notYet("asked for %q", server.Requests())
+			}
+			return nil
+		})
+		clock.Step(5 * time.Minute)
+	}
+	return server
+}
+
+// rights are those of e2e/rights/agent.yaml, one text for each: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
+func rights(t *testing.T, features map[string]bool) []string {
+	t.Helper()
+	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
+	check.OK(t, err)
+	var out bytes.Buffer
+	check.OK(t, template.Must(template.New("agent").Parse(string(text))).Execute(&out, features))
+	all := map[string]bool{}
+	for document := range strings.SplitSeq(out.String(), "\n---\n") {
+		var role struct {
+			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatalf("%v\n%s", err, document)
+		}
+		for _, rule := range role.Rules {
+			for _, verb := range rule.Verbs {
+				name := strings.Join(append([]string{""}, rule.ResourceNames...), ":")
+				all[verb+" "+rule.APIGroups[0]+"/"+rule.Resources[0]+name] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// asked returns the requests so far in the form of rights. Only objects whose right has a name have a name.
+func asked(t *testing.T, server *kubetest.Server) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, request := range server.Requests() {
+		method, rest, _ := strings.Cut(request, " ")
+		at, err := url.Parse(rest)
+		check.OK(t, err)
+		for _, right := range needs(method, at) {
+			all[right] = true
+		}
+	}
+	return all
+}
+
+// object has the group, resource, name and subresource of a path.
+var object = regexp.MustCompile(`^/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/[^/]+)?/([^/]+)(?:/([^/]+)(/[^/]+)?)?$`)
+
+func needs(method string, at *url.URL) []string {
+	parts := object.FindStringSubmatch(at.Path)
+	resource, name := parts[1]+"/"+parts[2]+parts[4], parts[3]
+	verbs := map[string][]string{
+		http.MethodPost: {"create"}, http.MethodPatch: {"patch"}, http.MethodPut: {"update"}, http.MethodDelete: {"delete"},
+	}[method]
+	query := at.Query()
+	switch {
+	case method != http.MethodGet:
+	case query.Get("sendInitialEvents") == "true":
+		verbs = []string{"list", "watch"} // the fallback for a server that cannot stream a list
+	case query.Has("watch"):
+		verbs = []string{"watch"}
+	case name == "":
+		verbs = []string{"list"}
+	default:
+		verbs = []string{"get"}
+	}
+	only, _ := strings.CutPrefix(query.Get("fieldSelector"), "metadata.name=")
+	named := map[string]string{"apps/daemonsets": name, "/configmaps": only}
+	if by := named[resource]; by != "" {
+		resource += ":" + by
+	}
+	var out []string
+	for _, verb := range verbs {
+		out = append(out, fmt.Sprintf("%s %s", verb, resource))
+	}
+	return out
 }

@@ -9,9 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -44,6 +41,15 @@ func newNode(tb testing.TB) *nodetest.Node {
 	return n
 }
 
+// running returns a node with an agent that is ready.
+func running(tb testing.TB, args ...string) (*nodetest.Node, *nodetest.Agent) {
+	tb.Helper()
+	n := newNode(tb)
+	a := n.Start(args...)
+	a.AwaitReady()
+	return n, a
+}
+
 // types returns the plugins that the runtime would run.
 func types(tb testing.TB, n *nodetest.Node) []string {
 	tb.Helper()
@@ -60,27 +66,14 @@ func TestAgent_FromNothing(t *testing.T) {
 	t.Parallel()
 	n := nodetest.New(t, chaintest.Program(t))
 	a := n.Start("--log_as_json")
-	notReady := func(reason string) {
-		t.Helper()
-		nodetest.Await(t, reason, func() error {
-			if err := a.Ready(); err == nil || !strings.Contains(err.Error(), reason) {
-				return fmt.Errorf("the agent says: %w", err)
-			}
-			return nil
-		})
-	}
-	notReady("waiting for the service account")
-	if got := n.Tree(nodetest.NetDir); len(got) != 0 {
-		t.Errorf("it wrote a configuration already: %v", got)
-	}
+	a.AwaitLog("waiting for the service account")
+	check.Equal(t, len(n.Tree(nodetest.NetDir)), 0, "files in the configuration")
 	n.StartAPI()
 	n.GrantAccess()
-	notReady("waiting for a valid CNI configuration")
+	a.AwaitLog("waiting for a valid CNI configuration")
 	n.Put(listFile, nodetest.BridgeList)
 	a.AwaitReady()
-	if diff := cmp.Diff(withUs(), types(t, n)); diff != "" {
-		t.Fatalf("the runtime loads: -want +got:\n%s", diff)
-	}
+	check.Diff(t, "the runtime loads", withUs(), types(t, n))
 	mesh, plain := n.NewPod("apps", "mesh", chaintest.Sidecar), n.NewPod("apps", "plain", chaintest.PlainPod)
 	for _, p := range []chaintest.Pod{mesh, plain} {
 		check.OK(t, check.Err(n.Add(p)), "ADD of pod", p.Name)
@@ -91,7 +84,7 @@ func TestAgent_FromNothing(t *testing.T) {
 	agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
 	check.OK(t, err)
 	defer agent.Close() //nolint:errcheck // all is said
-	decisions, err := agent.Decisions(t.Context(), time.Minute)
+	decisions, err := agent.Decisions(t.Context())
 	if err != nil || len(decisions) != 2 || decisions[0].Source != agentapi.SourceAgent || decisions[1].Source != agentapi.SourceAgent {
 		t.Errorf("decisions %+v, %v", decisions, err)
 	}
@@ -121,9 +114,7 @@ func TestAgent_FromNothing(t *testing.T) {
 	}
 	check.Equal(t, a.Metric(`istio_cni_rewrites_total{artifact="kubeconfig"}`), "0", "a rotation counts as tampering")
 	for _, p := range []chaintest.Pod{mesh, plain} {
-		if err := n.Del(p, "pods"); err != nil {
-			t.Errorf("DEL of pod %s: %v", p.Name, err)
-		}
+		check.OK(t, n.Del(p, "pods"), "DEL of pod", p.Name)
 	}
 }
 

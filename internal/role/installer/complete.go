@@ -79,18 +79,20 @@ func (d *draft) ambient(from string, enabled bool) error {
 // mode resolves the mode of the configuration. The reference has owned files in ambient mode only; here they do not depend on it.
 func (d *draft) mode() error {
 	var errs []error
+	given := d.Want.Mode != ""
 	clash := func(is bool, a, b string) {
 		if is {
 			errs = append(errs, fmt.Errorf("%s (%s) contradicts %s (%s)", d.at(a), d.at(a).Text, d.at(b), d.at(b).Text))
 		}
 	}
-	clash(d.modeGiven && d.Want.Mode != cniconf.Standalone && !d.chained, "cni-conf-mode", "chained-cni-plugin")
-	clash(d.modeGiven && d.Want.Mode != cniconf.Owned && d.owned, "cni-conf-mode", "istio-owned-cni-config")
+	clash(given && d.Want.Mode != cniconf.Standalone && !d.chained, "cni-conf-mode", "chained-cni-plugin")
+	clash(given && d.Want.Mode != cniconf.Owned && d.owned, "cni-conf-mode", "istio-owned-cni-config")
 	clash(d.owned && !d.chained, "istio-owned-cni-config", "chained-cni-plugin")
-	if d.modeGiven {
+	if given {
 		return errors.Join(errs...)
 	}
 	from := "chained-cni-plugin"
+	d.Want.Mode = cniconf.Inline
 	switch {
 	case !d.chained:
 		d.Want.Mode = cniconf.Standalone
@@ -105,7 +107,7 @@ func (d *draft) mode() error {
 
 // derive records that the value of a setting comes from another setting.
 func (d *draft) derive(flag, from string) {
-	d.origins["--"+flag] = settings.Origin{Kind: settings.Derived, Name: from}
+	d.origins["--"+flag] = settings.Origin{Source: settings.Derived, Name: from}
 }
 
 // places derives paths.
@@ -150,10 +152,10 @@ func (d *draft) places() {
 // levels resolves the levels. A flag that names the plugin's scope wins over its setting, and LOG_OUTPUT_LEVEL over both.
 func (d *draft) levels() {
 	explicit := d.at("plugin-log-level")
-	named := d.liveScopes.pluginNamed || d.scopes.pluginNamed && d.at("log_output_level").Kind == settings.FromFlag
+	named := d.liveScopes.pluginNamed || d.scopes.pluginNamed && d.at("log_output_level").Source == settings.FromFlag
 	d.scopes = d.scopes.with(d.liveScopes)
 	d.AgentLevel = d.scopes.agent
-	if !explicit.Given() || named && explicit.Kind != settings.FromFlag {
+	if !explicit.Given() || named && explicit.Source != settings.FromFlag {
 		d.PluginLevel = d.scopes.plugin
 		d.derive("plugin-log-level", "--log_output_level")
 	}
@@ -245,7 +247,7 @@ func (d *draft) caveats() {
 		d.warn(fmt.Sprintf("%s: the plugin looks for its log socket in the run directory, as %s", at, nodeagent.LogSocketName))
 	}
 	for _, name := range []string{"log_target", "log_caller", "log_stacktrace_level"} {
-		if d.at(name).Kind == settings.FromFlag {
+		if d.at(name).Source == settings.FromFlag {
 			d.warn("flag --" + name + " has no effect")
 		}
 	}
@@ -261,7 +263,7 @@ func (d *draft) templateCaveats() {
 		"exclude-namespaces", "ambient-enablement-selector", "enable-ambient-detection-retry", "native-nftables",
 		"second-ip-family", "api-timeout", "force-iptables-binary", "plugin-log-level",
 	} {
-		if at := d.at(name); at.Given() && at.Kind != settings.Derived {
+		if at := d.at(name); at.Given() && at.Source != settings.Derived {
 			d.warn(fmt.Sprintf("%s: has no effect: a template replaces the stanza", at))
 		}
 	}

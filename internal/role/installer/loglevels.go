@@ -47,14 +47,6 @@ func readScopes(text string) (scopes, error) {
 // liveLevels is the variable of levels that live configuration may change. It wins over the flag, which charts always pass.
 const liveLevels = "LOG_OUTPUT_LEVEL"
 
-// readLiveScopes parses the levels of LOG_OUTPUT_LEVEL, "" for none.
-func readLiveScopes(text string) (scopes, error) {
-	if text == "" {
-		return scopes{}, nil
-	}
-	return readScopes(text)
-}
-
 // with returns the levels with others in place of those whose scopes they name, or of all if they name "default" or "all".
 func (s scopes) with(others scopes) scopes {
 	named, _ := pluginlog.ParseScopes(others.text)

@@ -85,7 +85,7 @@ func (d *draft) modeSettings() []settings.Setting {
 			Use: "where the stanza goes: inline (into the primary configuration), dropin (a file beside it), owned (a copy of it), " +
 				"standalone (a file alone, for multus) or auto (dropin where the runtime loads it, else inline); without it " +
 				"CHAINED_CNI_PLUGIN and ISTIO_OWNED_CNI_CONFIG decide",
-			Value: settings.Of(&d.Want.Mode, d.readMode, cniconf.Mode.String),
+			Value: settings.Choice(&d.Want.Mode, cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone, cniconf.Auto),
 		},
 		{Name: "chained-cni-plugin", Default: "true", Use: "false: mode standalone", Value: settings.Bool(&d.chained)},
 		{Name: "istio-owned-cni-config", Default: "false", Use: "mode owned", Value: settings.Bool(&d.owned)},
@@ -96,12 +96,6 @@ func (d *draft) modeSettings() []settings.Setting {
 			Value: settings.Text(&d.Want.OwnedName, settings.FileName),
 		},
 	}
-}
-
-func (d *draft) readMode(text string) (cniconf.Mode, error) {
-	mode, err := cniconf.ParseMode(text)
-	d.modeGiven = err == nil
-	return mode, err
 }
 
 // placeSettings are files and directories of the network configuration.
@@ -178,9 +172,8 @@ func (d *draft) pluginSettings() []settings.Setting {
 			Value: settings.Choice(&stanza.CNIVersion, cniconf.Versions()...),
 		},
 		{
-			Name: "api-timeout", Arg: "DURATION",
-			Use:   "time limit of the plugin's look-up of a pod; without it " + cniconf.DefaultAPITimeout.String(),
-			Value: settings.Of(&stanza.APITimeout, readAPITimeout, apiTimeout),
+			Name: "api-timeout", Arg: "DURATION", Default: cniconf.DefaultAPITimeout.String(), Use: "time limit of the plugin's look-up of a pod",
+			Value: settings.Of(&stanza.APITimeout, cniconf.ParseAPITimeout, time.Duration.String),
 		},
 		{
 			Name: "plugin-log-level", Arg: "LEVEL",
@@ -195,24 +188,6 @@ const (
 	ambientRefuse = "refuse"
 	ambientIgnore = "ignore"
 )
-
-// apiTimeout formats the timeout in force: 0 means the plugin's default.
-func apiTimeout(d time.Duration) string {
-	if d == 0 {
-		d = cniconf.DefaultAPITimeout
-	}
-	return d.String()
-}
-
-// readAPITimeout parses the setting with the plugin's own parser.
-func readAPITimeout(text string) (time.Duration, error) {
-	stanza, err := json.Marshal(map[string]string{"api_timeout": text})
-	if err != nil {
-		return 0, fmt.Errorf("encoding: %w", err)
-	}
-	conf, err := cniconf.Parse(stanza)
-	return conf.APITimeout, errors.Join(err, conf.Problems)
-}
 
 func (d *draft) kubeconfigSettings() []settings.Setting {
 	return []settings.Setting{
@@ -324,7 +299,7 @@ func (d *draft) logSettings() []settings.Setting {
 		{
 			Env: names(liveLevels), Arg: "LEVELS", Live: true,
 			Use:   "the same for the scopes that it names, for all of them without a scope; it wins over --log_output_level and needs no restart",
-			Value: settings.Of(&d.liveScopes, readLiveScopes, func(s scopes) string { return s.text }),
+			Value: settings.Of(&d.liveScopes, readScopes, func(s scopes) string { return s.text }),
 		},
 		{Name: "log_as_json", Default: "false", Use: "one JSON object per line", Value: settings.Bool(&d.logJSON)},
 		{

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -79,7 +77,7 @@ func rows() []row {
 		{"--second-ip-family", "reject", "Reject", "Want.Stanza.SecondFamily: bypass -> reject"},
 		{"--sandboxed-runtimes", "a, b-*", "a,[", "Want.Stanza.SandboxedRuntimes: [] -> [a b-*]"},
 		{"--cni-conf-version", "1.0.0", "1.2.0", "Want.Stanza.CNIVersion: 0.3.1 -> 1.0.0"},
-		{"--api-timeout", "3s", "1h", "Want.Stanza.APITimeout: 0s -> 3s"},
+		{"--api-timeout", "3s", "1h", "Want.Stanza.APITimeout: 10s -> 3s"},
 		{"--force-iptables-binary", "nft", "nftables", "Want.Stanza.ForceIptables:  -> nft"},
 		{"--plugin-log-level", "debug", "loud", "PluginLevel: info -> debug; Want.Stanza.LogLevel: info -> debug"},
 		{"--kubeconfig-mode", "0640", "384", "KubeconfigMode: -rw------- -> -rw-r-----"},
@@ -194,9 +192,7 @@ func TestSettings_EveryRow(t *testing.T) {
 	}
 	slices.Sort(have)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("rows and settings differ, -rows +settings:\n%s", diff)
-	}
+	check.Diff(t, "rows and settings", want, have)
 	want = []string{"once", "uninstall", "dry-run", "ctrlz_port", "ctrlz_address", "log_output_level", "log_as_json"}
 	check.Diff(t, "settings without a variable,", want, flagsOnly)
 }

@@ -119,16 +119,12 @@ func TestTemplate_HostName(t *testing.T) {
 	t.Parallel()
 	env := around(cluster())
 	env.hostname = func() (string, error) { return "", errors.New("no name") }
-	if _, err := buildAround(nil, env); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, check.Err(buildAround(nil, env)))
 	args := []string{`--cni-network-config={"type":"istio-cni","a":"__KUBERNETES_NODE_NAME__"}`}
 	if _, err := buildAround(args, env); err == nil || !strings.Contains(err.Error(), "no name") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := buildAround(append(args, "--uninstall"), env); err != nil {
-		t.Errorf("an uninstall reads no template: %v", err)
-	}
+	check.OK(t, check.Err(buildAround(append(args, "--uninstall"), env)), "an uninstall reads no template")
 }
 
 func TestTemplate_Caveats(t *testing.T) {

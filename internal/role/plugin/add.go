@@ -9,65 +9,56 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // add runs the command ADD, and sends its report.
 func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) error {
-	conf, err := p.configure(args.StdinData)
+	c, err := p.begin("ADD", args)
 	if err != nil {
 		return err
 	}
-	call := p.begin("ADD", args.ContainerID)
 	err = errUnfinished
-	defer func() { call.send(ctx, conf, err) }()
-	err = p.admit(ctx, conf, args, call)
+	defer func() { c.send(ctx, err) }()
+	err = c.admit(ctx)
 	return err
 }
 
 // admit redirects a pod of the mesh. It validates the input before any request or change, and prints the result for every pod
 // that may start.
-func (p *plugin) admit(ctx context.Context, conf cniconf.NetConf, args *skel.CmdArgs, call *call) error {
-	before, err := parseResult(conf)
+func (c *call) admit(ctx context.Context) error {
+	before, err := parseResult(c.conf)
 	if err != nil {
 		return err
 	}
-	pod, err := parseArgs(args.Args)
-	if err != nil {
+	if err := c.identify(); err != nil {
 		return err
 	}
-	call.about(pod)
-	log := p.logger(pod, args)
-	decision, err := call.decide(ctx, conf)
+	decision, err := c.decide(ctx)
 	if err != nil {
-		return lookupFailure(pod, err)
+		return lookupFailure(c.pod, err)
 	}
-	call.log(ctx, log, decision)
+	c.logDecision(ctx, decision)
 	switch decision.Outcome {
 	case sidecar.Refuse:
-		return refusal(pod, decision)
+		return refusal(c.pod, decision)
 	case sidecar.Capture:
-		report, err := p.capture(ctx, conf, pod, args.Netns, decision, log)
-		call.programmed(report)
+		report, err := c.capture(ctx, decision)
+		c.programmed(report)
 		if err != nil {
 			return err
 		}
 	case sidecar.Pass:
 	}
-	if err := before.PrintTo(&p.answer); err != nil {
-		return fmt.Errorf("printing the result: %w", err)
+	if err := before.PrintTo(&c.plugin.answer); err != nil {
+		return failure(types.ErrInternal, "istio-cni cannot print the result", err)
 	}
 	return nil
-}
-
-// logger returns the log of a call about a pod.
-func (p *plugin) logger(pod podArgs, args *skel.CmdArgs) *slog.Logger {
-	return p.log.Logger().With("pod", pod.String(), "container", printable.Text(args.ContainerID, maxNamed), "if", args.IfName)
 }
 
 // refusal returns the error for a pod whose settings are invalid.
@@ -77,32 +68,32 @@ func refusal(pod podArgs, d sidecar.Decision) error {
 
 // capture programs the pod's namespace. It replaces the rules of an earlier attempt, since runtimes retry in the same
 // namespace.
-func (p *plugin) capture(
-	ctx context.Context, conf cniconf.NetConf, pod podArgs, path string, d sidecar.Decision, log *slog.Logger,
-) (redirection.Report, error) {
-	if conf.Problems != nil {
-		return redirection.Report{}, failure(types.ErrInvalidNetworkConfig, "istio-cni cannot use its configuration for pod "+pod.String(), conf.Problems)
+func (c *call) capture(ctx context.Context, d sidecar.Decision) (redirection.Report, error) {
+	if c.conf.Problems != nil {
+		action := "istio-cni cannot use its configuration for pod " + c.pod.String()
+		return redirection.Report{}, failure(types.ErrInvalidNetworkConfig, action, c.conf.Problems)
 	}
-	at, err := p.open(path)
+	at, err := c.open()
 	if err != nil {
-		return redirection.Report{}, failure(types.ErrInvalidNetNS, notRedirected(pod), err)
+		return redirection.Report{}, failure(types.ErrInvalidNetNS, notRedirected(c.pod), err)
 	}
 	defer at.Close()
-	found := verdict(conf)
+	found := c.verdict()
 	if err = found.Err(); err != nil {
-		return redirection.Report{}, programFailure(pod, err)
+		return redirection.Report{}, programFailure(c.pod, err)
 	}
-	report, err := p.namespace(conf, found, at, d.Sandbox, log).Apply(ctx, d.Spec, redirection.Reconcile)
+	report, err := c.namespace(at, found, d.Sandbox).Apply(ctx, d.Spec, redirection.Reconcile)
 	if err != nil {
-		return report, programFailure(pod, err)
+		return report, programFailure(c.pod, err)
 	}
-	logApplied(log, report)
+	logApplied(c.log, report)
 	return report, nil
 }
 
 // open opens the pod's namespace and rejects the node's own. It resolves the path once, so that the checked namespace is the
 // programmed one.
-func (p *plugin) open(path string) (*netns.Namespace, error) {
+func (c *call) open() (*netns.Namespace, error) {
+	path := c.args.Netns
 	if path == "" {
 		return nil, fmt.Errorf("CNI_NETNS is empty")
 	}
@@ -114,13 +105,29 @@ func (p *plugin) open(path string) (*netns.Namespace, error) {
 	switch {
 	case err != nil:
 		err = fmt.Errorf("CNI_NETNS %q: %w", path, err)
-	case host && !p.override:
+	case host && !c.plugin.override:
 		err = fmt.Errorf("CNI_NETNS %q is the node's own network namespace, which is never touched", path)
 	default:
 		return at, nil
 	}
 	at.Close()
 	return nil, err
+}
+
+// namespace returns the pod's network namespace, with the tools of the node and the self-test's choice.
+func (c *call) namespace(at *netns.Namespace, found selfcheck.Verdict, of sidecar.Sandbox) redirection.Namespace {
+	return redirection.Namespace{
+		NetNS: at, Log: c.log, Backend: c.conf.Backend, Auto: found.Choice, Sandboxed: of != "",
+		Tools: iptables.Host{Path: c.plugin.path, Force: iptables.Variant(c.conf.ForceIptables)},
+	}
+}
+
+// verdict returns the result of the node agent's self-test, for backend auto. It reads a file.
+func (c *call) verdict() selfcheck.Verdict {
+	if c.conf.Backend != redirect.Auto || c.conf.RunDir == "" {
+		return selfcheck.Verdict{}
+	}
+	return selfcheck.Recorded(c.conf.RunDir)
 }
 
 func logApplied(log *slog.Logger, r redirection.Report) {

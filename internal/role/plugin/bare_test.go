@@ -17,49 +17,50 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// place is where the program runs: as the only file of a file system, with the agent's directory and an empty /proc in which
-// the kernel's is seen, so that no iptables, nft, ip, nsenter, shell or library is to be had; or, without a root, among all
-// others with an empty PATH.
-type place struct {
-	program, root, runDir, ns string
-	binds                     []netns.Bind
+// bareRunDir is the agent's directory on a bare node.
+const bareRunDir = "/run/istio-cni"
+
+// bare is a node on which the program is the only file of a file system, with the agent's directory and an empty /proc in which the
+// kernel's is seen, so that no iptables, nft, ip, nsenter, shell or library is to be had.
+type bare struct {
+	*chaintest.Node
+
+	root  string
+	binds []netns.Bind
 }
 
-// bare is a place with nothing in it.
-func bare(t *testing.T, n *chaintest.Node) place {
+func newBare(t *testing.T) bare {
 	t.Helper()
-	b := place{program: "/istio-cni", root: t.TempDir(), runDir: "/run/istio-cni", ns: n.Netns}
+	b := bare{Node: chaintest.New(t, chaintest.Program(t)), root: t.TempDir()}
 	b.binds = []netns.Bind{{Source: "/proc", Target: filepath.Join(b.root, "proc")}}
-	for _, dir := range []string{"/proc", b.runDir} {
+	for _, dir := range []string{"/proc", bareRunDir} {
 		check.OK(t, os.MkdirAll(filepath.Join(b.root, dir), 0o755))
 	}
 	// A file that is written now may still be open for writing in a process that another test is just starting.
-	check.OK(t, os.Link(chaintest.Program(t), filepath.Join(b.root, b.program)))
+	check.OK(t, os.Link(chaintest.Program(t), filepath.Join(b.root, "istio-cni")))
 	// The agent's directory is where a runtime's node has it, and here as well: a chroot is its own world.
-	n.API.WriteKubeconfig(t, filepath.Join(b.root, b.runDir, "istio-cni-kubeconfig"))
+	b.API.WriteKubeconfig(t, filepath.Join(b.root, bareRunDir, "istio-cni-kubeconfig"))
 	return b
 }
 
 // pod creates a sandbox, and returns the runtime's input for it.
-func (b place) pod(t *testing.T, n *chaintest.Node, backend string, describe func(*kubetest.Pod)) (pod chaintest.Pod, input []byte) {
+func (b bare) pod(t *testing.T, backend string, describe func(*kubetest.Pod)) (pod chaintest.Pod, input []byte) {
 	t.Helper()
-	pod = n.NewPod("shop", "web", describe)
+	pod = b.NewPod("shop", "web", describe)
 	addressed(t, pod)
-	input, err := chaintest.Input(n.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": b.runDir, "backend": backend}), nil)
+	input, err := chaintest.Input(b.Chain("1.1.0", chaintest.Stanza{"cni_agent_run_dir": bareRunDir, "backend": backend}), nil)
 	check.OK(t, err)
 	return pod, input
 }
 
 // run traces the program, with the given environment only.
-func (b place) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
+func (b bare) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
 	t.Helper()
 	var out bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), b.program, args...)
+	cmd := exec.CommandContext(t.Context(), "/istio-cni", args...)
 	cmd.Env, cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = append(environment, "PATH="), "/", bytes.NewReader(input), &out, &out
-	if b.root != "" {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
-	}
-	isolation, err := netnstest.Isolated(b.ns, b.binds, func() (err error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: b.root}
+	isolation, err := netnstest.Isolated(b.Netns, b.binds, func() (err error) {
 		record, err = trace.Run(cmd)
 		return err
 	})
@@ -72,41 +73,32 @@ func (b place) run(t *testing.T, input []byte, environment []string, args ...str
 // TestAdd_NothingOfTheHost: every command of the plugin and of the redirector works without any program of the node,
 // and starts none.
 func TestAdd_NothingOfTheHost(t *testing.T) {
-	for name, at := range map[string]func(*testing.T, *chaintest.Node) place{
-		"a file system with nothing in it": bare,
-		"an empty PATH": func(t *testing.T, n *chaintest.Node) place {
-			t.Helper()
-			return place{program: chaintest.Program(t), runDir: n.RunDir, ns: n.Netns}
-		},
-	} {
-		for _, backend := range []string{"auto", "netlink", "native"} {
-			for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
-				t.Run(name+" "+backend+" "+mode, func(t *testing.T) {
-					t.Parallel()
-					n := chaintest.New(t, chaintest.Program(t))
-					b := at(t, n)
-					pod, input := b.pod(t, n, backend, describe)
-					for _, command := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "VERSION"} {
-						b.must(t, 0, input, pod.Environ(command, "/"))
-						if all := everyRule(t, pod.Netns); !strings.Contains(strings.ToLower(all), "istio") {
-							t.Fatalf("after %s the pod is not captured:\n%s", command, all)
-						}
-					}
-				})
-			}
-			t.Run(name+" "+backend+" iptables", func(t *testing.T) {
+	for _, backend := range []string{"auto", "netlink", "native"} {
+		for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
+			t.Run(backend+" "+mode, func(t *testing.T) {
 				t.Parallel()
-				n := chaintest.New(t, chaintest.Program(t))
-				pod := n.NewPod("shop", "web", nil)
-				addressed(t, pod)
-				at(t, n).redirector(t, pod, backend)
+				b := newBare(t)
+				pod, input := b.pod(t, backend, describe)
+				for _, command := range []string{"ADD", "ADD", "CHECK", "STATUS", "DEL", "VERSION"} {
+					b.must(t, 0, input, pod.Environ(command, "/"))
+					if all := everyRule(t, pod.Netns); !strings.Contains(strings.ToLower(all), "istio") {
+						t.Fatalf("after %s the pod is not captured:\n%s", command, all)
+					}
+				}
 			})
 		}
+		t.Run(backend+" iptables", func(t *testing.T) {
+			t.Parallel()
+			b := newBare(t)
+			pod := b.NewPod("shop", "web", nil)
+			addressed(t, pod)
+			b.redirector(t, pod, backend)
+		})
 	}
 }
 
 // must makes sure that a run ends with an exit code and starts nothing.
-func (b place) must(t *testing.T, code int, input []byte, environment []string, args ...string) {
+func (b bare) must(t *testing.T, code int, input []byte, environment []string, args ...string) {
 	t.Helper()
 	r, out := b.run(t, input, environment, args...)
 	if r.Status.ExitStatus() != code || r.Processes > 0 {
@@ -116,7 +108,7 @@ func (b place) must(t *testing.T, code int, input []byte, environment []string, 
 }
 
 // redirector goes through the life of a namespace with the role iptables.
-func (b place) redirector(t *testing.T, pod chaintest.Pod, backend string) {
+func (b bare) redirector(t *testing.T, pod chaintest.Pod, backend string) {
 	t.Helper()
 	const differs = 3
 	call := func(code int, args ...string) {
@@ -152,9 +144,8 @@ func everyRule(t *testing.T, ns string) string {
 // TestAdd_BackendIptablesWithoutPrograms is the proof of the test above: in the same file system the backend
 // that starts programs fails, with an error that names the missing programs.
 func TestAdd_BackendIptablesWithoutPrograms(t *testing.T) {
-	n := chaintest.New(t, chaintest.Program(t))
-	b := bare(t, n)
-	pod, input := b.pod(t, n, "iptables", chaintest.Sidecar)
+	b := newBare(t)
+	pod, input := b.pod(t, "iptables", chaintest.Sidecar)
 	r, out := b.run(t, input, pod.Environ("ADD", "/"))
 	if r.Status.ExitStatus() != 1 || !strings.Contains(out, "no usable iptables") {
 		t.Errorf("ends with %v: %s", r.Status, out)
@@ -164,9 +155,8 @@ func TestAdd_BackendIptablesWithoutPrograms(t *testing.T) {
 // TestAdd_WithoutProc: /proc is all that is needed besides the program. Where it is not there a pod of the
 // mesh is refused.
 func TestAdd_WithoutProc(t *testing.T) {
-	n := chaintest.New(t, chaintest.Program(t))
-	b := bare(t, n)
-	pod, input := b.pod(t, n, "auto", chaintest.Sidecar)
+	b := newBare(t)
+	pod, input := b.pod(t, "auto", chaintest.Sidecar)
 	// The namespace's file is mounted, as runtimes do.
 	file := filepath.Join(b.root, "netns")
 	check.OK(t, os.WriteFile(file, nil, 0o644))

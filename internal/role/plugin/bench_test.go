@@ -2,21 +2,17 @@ package plugin_test
 
 import (
 	"cmp"
-	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
@@ -198,22 +194,6 @@ func backends() map[string]chaintest.Stanza {
 		"netlink": {"backend": "netlink"}, "native": {"backend": "native"},
 		"iptables-nft":    {"backend": "iptables", "force_iptables_binary": "nft"},
 		"iptables-legacy": {"backend": "iptables", "force_iptables_binary": "legacy"},
-	}
-}
-
-// BenchmarkBackend times ADD of a new pod of both families with each way of writing rules, the more of which it excludes the
-// more ports.
-func BenchmarkBackend(b *testing.B) {
-	for name, stanza := range backends() {
-		for _, ports := range []int{0, 100, 480} {
-			b.Run(fmt.Sprintf("%s/excluding-%d", name, ports), func(b *testing.B) {
-				s := ready(b, true, "shop", func(p *kubetest.Pod) {
-					dualStack(p)
-					p.Annotations[sidecar.InboundPortsExcludeKey] = list(ports, false, func(i int) string { return strconv.Itoa(20000 + i) })
-				}, maps.Clone(stanza))
-				s.pairs(b, false, func(b *testing.B) *exec.Cmd { return s.node.Command("ADD", s.fresh(b), s.input) })
-			})
-		}
 	}
 }
 

@@ -1,16 +1,14 @@
 package plugin_test
 
 import (
-	"context"
+	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -22,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest/trace"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -279,77 +278,129 @@ func TestAdd_APIServerFaults(t *testing.T) {
 	}
 }
 
-// TestAdd_HostRulesRewritten: two hundred pods, sixteen at a time, are all captured, all alike.
-func TestAdd_HostRulesRewritten(t *testing.T) {
+// answer is one run of the program with exactly this environment and input.
+type answer struct {
+	stdout, stderr string
+	code           int
+}
+
+func ask(t *testing.T, input string, env ...string) answer {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), chaintest.Program(t))
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(input), &stdout, &stderr
+	_ = cmd.Run()
+	return answer{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+func TestDelAndGC_Succeed(t *testing.T) {
 	t.Parallel()
-	node := chaintest.New(t, chaintest.Program(t))
-	ctx, cancel := context.WithCancel(t.Context())
-	rewritten := make(chan error, 1)
-	go func() { rewritten <- rewrite(ctx, node.Netns, t.TempDir()) }()
-	list := node.Chain("1.0.0", nil)
-	pods := make([]chaintest.Pod, 200)
-	for i := range pods {
-		pods[i] = node.NewPod("apps", fmt.Sprintf("mesh-%d", i), chaintest.Sidecar)
+	for _, command := range []string{"DEL", "GC"} {
+		for name, tc := range map[string]struct {
+			input string
+			env   []string
+		}{
+			"nothing at all":         {},
+			"garbage for a stanza":   {"{{{", []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/nowhere"}},
+			"a namespace that ended": {`{"cniVersion":"1.0.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
+			"an unknown version":     {`{"cniVersion":"9.9.9","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x"}},
+			"unknown arguments":      {`{"cniVersion":"0.4.0","name":"n"}`, []string{"CNI_CONTAINERID=c", "CNI_IFNAME=eth0", "CNI_PATH=/x", "CNI_ARGS=a=b=c;;"}},
+		} {
+			t.Run(command+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				got := ask(t, tc.input, slices.Concat(tc.env, []string{"CNI_COMMAND=" + command})...)
+				if got.code != 0 || got.stdout != "" {
+					t.Errorf("exit %d, stdout %q, stderr %q", got.code, got.stdout, got.stderr)
+				}
+			})
+		}
 	}
-	var wg sync.WaitGroup
-	work := make(chan chaintest.Pod)
-	for range 16 {
-		wg.Go(func() {
-			for pod := range work {
-				if _, err := node.Add(list, pod); err != nil {
-					t.Errorf("ADD of %s: %v", pod.Name, err)
+}
+
+func TestErrors_OneCNIObject(t *testing.T) {
+	t.Parallel()
+	required := []string{"CNI_CONTAINERID=c", "CNI_NETNS=/run/netns/gone", "CNI_IFNAME=eth0", "CNI_PATH=/x"}
+	for _, tc := range []struct {
+		name, command, input string
+		env                  []string
+		code                 uint
+		text                 string
+	}{
+		{"a stanza that is no JSON", "ADD", "{", required, 6, ""},
+		{"a stanza without a name", "ADD", `{"cniVersion":"1.0.0"}`, required, 7, "missing network name"},
+		{"an unknown version", "ADD", `{"cniVersion":"9.9.9","name":"n"}`, required, 1, "incompatible"},
+		{"a missing variable", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, required[:1], 4, "CNI_NETNS"},
+		{"an unknown command", "FLY", `{"cniVersion":"1.0.0","name":"n"}`, required, 4, "FLY"},
+		{"CHECK before 0.4.0", "CHECK", `{"cniVersion":"0.3.1","name":"n"}`, required, 1, ""},
+		{"STATUS before 1.1.0", "STATUS", `{"cniVersion":"1.0.0","name":"n"}`, required, 1, ""},
+		{"a broken prevResult", "ADD", `{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":"no"}}`, required, 6, "prevResult"},
+		{"an argument without value", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=IgnoreUnknown"}), 4, "CNI_ARGS"},
+		{"an unknown argument", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=FOO=1"}), 4, "FOO"},
+		// The CNI library checks the namespace after the command has run: no result may be printed besides its error.
+		{
+			"the plugin's own namespace", "ADD", `{"cniVersion":"1.0.0","name":"n"}`,
+			[]string{"CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=eth0", "CNI_PATH=/x"},
+			8, "",
+		},
+		{
+			"no kubeconfig", "ADD", `{"cniVersion":"1.0.0","name":"n","cni_agent_run_dir":"/nonexistent"}`,
+			slices.Concat(required, []string{"CNI_ARGS=K8S_POD_NAMESPACE=apps;K8S_POD_NAME=web"}), 5, "/nonexistent/istio-cni-kubeconfig",
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			got := ask(t, tc.input, slices.Concat(tc.env, []string{"CNI_COMMAND=" + tc.command})...)
+			var object struct {
+				Code    uint   `json:"code"`
+				Msg     string `json:"msg"`
+				Details string `json:"details"`
+			}
+			if err := json.Unmarshal([]byte(got.stdout), &object); err != nil || got.code != 1 {
+				t.Fatalf("exit %d, stdout is not one object (%v): %q", got.code, err, got.stdout)
+			}
+			if object.Code != tc.code || !strings.Contains(object.Msg+object.Details, tc.text) {
+				t.Errorf("got %+v, want code %d and %q", object, tc.code, tc.text)
+			}
+			for line := range strings.Lines(got.stderr) {
+				if !json.Valid([]byte(line)) {
+					t.Errorf("stderr line is not JSON: %q", line)
 				}
 			}
 		})
 	}
-	for _, pod := range pods {
-		work <- pod
-	}
-	close(work)
-	wg.Wait()
-	cancel()
-	if err := <-rewritten; err != nil {
-		t.Errorf("rewriting the node's rules: %v", err)
-	}
-	want := withoutComments(rules(t, pods[0]))
-	for _, pod := range pods {
-		text := withoutComments(rules(t, pod))
-		if text != want || !strings.Contains(text, "-A OUTPUT -j ISTIO_OUTPUT") {
-			t.Fatalf("rules of %s differ from those of the first pod:\n%s", pod.Name, cmp.Diff(want, text))
-		}
-	}
 }
 
-// rewrite writes the node's rules again and again, as kube-proxy or a firewall does, until ctx ends. It has a /run of its own
-// for the lock of the legacy tools.
-func rewrite(ctx context.Context, node, run string) error {
-	var text strings.Builder
-	text.WriteString("*nat\n:CHURN - [0:0]\n-F PREROUTING\n-A PREROUTING -j CHURN\n")
-	for i := range 200 {
-		fmt.Fprintf(&text, "-A CHURN -p tcp -d 10.96.%d.%d/32 --dport 80 -j RETURN\n", i/250, i%250)
-	}
-	text.WriteString("COMMIT\n")
-	isolation, err := netnstest.Isolated(node, []netns.Bind{{Source: run, Target: "/run"}}, func() error {
-		for rounds := 0; ctx.Err() == nil || rounds == 0; rounds++ {
-			for _, variant := range []string{"nft", "legacy"} {
-				cmd := exec.Command("iptables-"+variant+"-restore", "--noflush", "--wait", "60") //nolint:noctx // a round is ended in full
-				cmd.Stdin = strings.NewReader(text.String())
-				if out, wrong := cmd.CombinedOutput(); wrong != nil {
-					return fmt.Errorf("iptables-%s-restore: %w: %s", variant, wrong, out)
-				}
+// TestAdd_NetnsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through the open
+// file, so that the checked namespace is the programmed one whatever the path leads to at which moment. The same holds for the command
+// iptables. The library looks at the path once more after ADD, where the runtime does not allow the plugin's own namespace.
+func TestAdd_NetnsResolvedOnce(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {
+		n := chaintest.New(t, chaintest.Program(t))
+		pod := n.NewPod("shop", "web", chaintest.Sidecar)
+		addressed(t, pod)
+		link := filepath.Join(t.TempDir(), "resolved-once")
+		check.OK(t, os.Symlink(pod.Netns, link))
+		pod.Netns = link
+		input, err := chaintest.Input(n.Chain("1.0.0", chaintest.Stanza{"backend": backend}), nil)
+		check.OK(t, err)
+		once := func(call string, want int, r *trace.Record, out []byte) {
+			t.Helper()
+			if uses := r.Under("resolved-once"); r.Status.ExitStatus() != 0 || len(uses) != want {
+				t.Errorf("%s, %s: %v; the path is resolved %d times, want %d: %s", backend, call, r.Status, len(uses), want, out)
 			}
 		}
-		return nil
-	})
-	return errors.Join(isolation, err)
-}
-
-func withoutComments(save string) string {
-	var b strings.Builder
-	for line := range strings.Lines(save) {
-		if !strings.HasPrefix(line, "#") {
-			b.WriteString(line)
+		for _, call := range []string{"ADD", "CHECK", "DEL"} {
+			r, out := n.Traced(call, pod, input, "CNI_NETNS_OVERRIDE=1")
+			once(call, map[string]int{"ADD": 1, "CHECK": 1}[call], r, out)
+		}
+		for _, mode := range []string{"REDIRECT", "TPROXY"} {
+			check.OK(t, netns.Do(n.Netns, func() error {
+				r, err := trace.Run(exec.CommandContext(t.Context(), chaintest.Program(t), "iptables", "--reconcile", "--backend", backend,
+					"-b", "*", "-m", mode, "--network-namespace", link))
+				once("iptables "+mode, 1, r, nil)
+				return err
+			}))
 		}
 	}
-	return b.String()
 }

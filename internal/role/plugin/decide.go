@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/skel"
 	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -39,28 +40,42 @@ const (
 // call is one call of the runtime about one pod, and its report.
 type call struct {
 	plugin *plugin
+	conf   cniconf.NetConf
+	args   *skel.CmdArgs
+	// pod and log are there once the pod is identified.
 	pod    podArgs
+	log    *slog.Logger
 	report agentapi.Report
-	began  time.Time
 	// mark is the end of the last phase.
 	mark time.Time
 	// agent is a working connection to the node agent, nil for none.
 	agent *agentapi.Agent
 }
 
-func (p *plugin) begin(command, container string) *call {
+// begin reads the configuration of a call.
+func (p *plugin) begin(command string, args *skel.CmdArgs) (*call, error) {
+	conf, err := p.configure(args.StdinData)
 	now := clock.RealClock{}.Now()
-	return &call{plugin: p, began: p.began, mark: now, report: agentapi.Report{
+	return &call{plugin: p, conf: conf, args: args, mark: now, report: agentapi.Report{
 		// Local time would need the file of the node's time zone to be printed.
-		Time: p.began.UTC(), Command: command, Container: container, Source: agentapi.SourceNone,
+		Time: p.began.UTC(), Command: command, Container: args.ContainerID, Source: agentapi.SourceNone,
 		Seconds: map[agentapi.Phase]float64{agentapi.PhaseRead: now.Sub(p.began).Seconds()},
-	}}
+	}}, err
 }
 
-// about sets the pod of the call.
-func (c *call) about(pod podArgs) {
-	c.pod = pod
-	c.report.Namespace, c.report.Pod, c.report.UID = string(pod.K8S_POD_NAMESPACE), string(pod.K8S_POD_NAME), string(pod.K8S_POD_UID)
+// identify reads which pod the call is about.
+func (c *call) identify() (err error) {
+	if c.pod, err = parseArgs(c.args.Args); err != nil {
+		return err
+	}
+	key := c.key()
+	c.report.Namespace, c.report.Pod, c.report.UID = key.Namespace, key.Name, key.UID
+	c.log = c.plugin.log.Logger().With("pod", c.pod.String(), "container", printable.Text(c.args.ContainerID, maxNamed), "if", c.args.IfName)
+	return nil
+}
+
+func (c *call) key() agentapi.Key {
+	return agentapi.Key{Namespace: string(c.pod.K8S_POD_NAMESPACE), Name: string(c.pod.K8S_POD_NAME), UID: string(c.pod.K8S_POD_UID)}
 }
 
 // phase records the time since the last phase.
@@ -72,28 +87,28 @@ func (c *call) phase(p agentapi.Phase) {
 
 // decide stops at the first sufficient source: the pod's name, the annotations of the runtime, the node agent, the API server.
 // For a pod that one of the first two excludes it reads no credential and sends nothing.
-func (c *call) decide(ctx context.Context, conf cniconf.NetConf) (d sidecar.Decision, err error) {
+func (c *call) decide(ctx context.Context) (d sidecar.Decision, err error) {
 	defer func() {
 		c.phase(agentapi.PhaseDecide)
 		c.report.Reason, c.report.Detail, c.report.Captured = string(d.Reason), d.Detail, d.Outcome == sidecar.Capture
 	}()
-	policy := conf.Policy()
+	policy := c.conf.Policy()
 	if d, done := sidecar.Early(c.report.Namespace, c.report.Pod, policy); done {
 		c.report.Source = agentapi.SourceName
 		return d, nil
 	}
-	if conf.AnnotationsDelivered {
-		if d, done := sidecar.ByAnnotations(c.report.Namespace, c.report.Pod, conf.Annotations, policy); done {
+	if c.conf.AnnotationsDelivered {
+		if d, done := sidecar.ByAnnotations(c.report.Namespace, c.report.Pod, c.conf.Annotations, policy); done {
 			c.report.Source = agentapi.SourceAnnotations
 			return d, nil
 		}
 	}
-	facts, fromAgent := c.askAgent(ctx, conf)
+	facts, fromAgent := c.askAgent(ctx)
 	if fromAgent == nil {
 		c.report.Source = agentapi.SourceAgent
 		return sidecar.Decide(facts, policy), nil
 	}
-	facts, err = c.askServer(ctx, conf)
+	facts, err = c.askServer(ctx)
 	if err != nil {
 		if !errors.Is(fromAgent, fs.ErrNotExist) {
 			err = fmt.Errorf("%w; before that: %w", err, fromAgent) // the API server, which is authoritative, comes first
@@ -105,19 +120,19 @@ func (c *call) decide(ctx context.Context, conf cniconf.NetConf) (d sidecar.Deci
 }
 
 // askAgent requests the pod from the node agent. After any error of it, decide requests the pod from the API server.
-func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Facts, error) {
-	if conf.RunDir == "" || c.report.UID == "" {
+func (c *call) askAgent(ctx context.Context) (sidecar.Facts, error) {
+	if c.conf.RunDir == "" || c.report.UID == "" {
 		return sidecar.Facts{}, fs.ErrNotExist
 	}
-	ctx, cancel := context.WithTimeout(ctx, min(max(agentTimeout, conf.APITimeout/agentShare), conf.APITimeout/2))
+	ctx, cancel := context.WithTimeout(ctx, min(max(agentTimeout, c.conf.APITimeout/agentShare), c.conf.APITimeout/2))
 	defer cancel()
 	log := c.plugin.log.Logger()
-	agent, err := agentapi.Dial(ctx, filepath.Join(conf.RunDir, agentapi.SocketName))
+	agent, err := agentapi.Dial(ctx, filepath.Join(c.conf.RunDir, agentapi.SocketName))
 	if err != nil {
 		log.DebugContext(ctx, "not asking the node agent", "cause", err.Error())
 		return sidecar.Facts{}, err
 	}
-	facts, err := agent.Pod(ctx, agentapi.Key{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID})
+	facts, err := agent.Pod(ctx, c.key())
 	if _, answered := errors.AsType[*agentapi.Refusal](err); err == nil || answered {
 		c.agent = agent // the connection works, and gets the report
 	} else {
@@ -130,25 +145,25 @@ func (c *call) askAgent(ctx context.Context, conf cniconf.NetConf) (sidecar.Fact
 }
 
 // askServer requests the pod from the API server within the rest of api_timeout.
-func (c *call) askServer(ctx context.Context, conf cniconf.NetConf) (sidecar.Facts, error) {
+func (c *call) askServer(ctx context.Context) (sidecar.Facts, error) {
 	lookup := c.plugin.server()
-	left := conf.APITimeout - clock.RealClock{}.Now().Sub(c.mark)
-	facts, requests, err := lookup(ctx, conf.Kubeconfig, agentapi.Key{Namespace: c.report.Namespace, Name: c.report.Pod, UID: c.report.UID}, left)
+	left := c.conf.APITimeout - clock.RealClock{}.Now().Sub(c.mark)
+	facts, requests, err := lookup(ctx, c.conf.Kubeconfig, c.key(), left)
 	c.report.Requests = requests
 	return facts, err
 }
 
-// log logs each decision, at level debug for a decision by the annotations of the runtime, since the log writes to files and
+// logDecision logs each decision, at level debug for a decision by the annotations of the runtime, since the log writes to files and
 // sockets.
-func (c *call) log(ctx context.Context, log *slog.Logger, d sidecar.Decision) {
+func (c *call) logDecision(ctx context.Context, d sidecar.Decision) {
 	for _, w := range d.Warnings {
-		log.WarnContext(ctx, "a setting of the pod is ignored", "cause", oneLine(w))
+		c.log.WarnContext(ctx, "a setting of the pod is ignored", "cause", oneLine(w))
 	}
 	level := slog.LevelInfo
 	if c.report.Source == agentapi.SourceAnnotations {
 		level = slog.LevelDebug
 	}
-	log.Log(ctx, level, "decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
+	c.log.Log(ctx, level, "decided about the pod", "capture", d.Outcome == sidecar.Capture, "reason", string(d.Reason),
 		"because", d.Reason.Sentence(), "detail", oneLine(d.Detail), "source", string(c.report.Source))
 }
 
@@ -160,29 +175,29 @@ func (c *call) programmed(r redirection.Report) {
 
 // send sends the report of the call to the node agent, also if the agent did not answer before: those calls matter most. A pod
 // that passed by the annotations of the runtime is not reported: the report would double the cost of the call.
-func (c *call) send(ctx context.Context, conf cniconf.NetConf, failed error) {
+func (c *call) send(ctx context.Context, failed error) {
 	defer c.end()
-	if failed == nil && c.report.Source == agentapi.SourceAnnotations || conf.RunDir == "" {
+	if failed == nil && c.report.Source == agentapi.SourceAnnotations || c.conf.RunDir == "" {
 		return
 	}
 	if failed != nil {
 		c.report.Error = oneLine(failed.Error())
 	}
-	c.report.Seconds[agentapi.PhaseTotal] = clock.RealClock{}.Now().Sub(c.began).Seconds()
+	c.report.Seconds[agentapi.PhaseTotal] = clock.RealClock{}.Now().Sub(c.plugin.began).Seconds()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
-	if err := c.deliver(ctx, conf); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := c.deliver(ctx); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.plugin.log.Logger().DebugContext(ctx, "the report did not reach the node agent", "cause", err.Error())
 	}
 }
 
 // deliver writes the report to the agent's socket, on a new connection if none is open or the agent has closed it meanwhile.
-func (c *call) deliver(ctx context.Context, conf cniconf.NetConf) (err error) {
+func (c *call) deliver(ctx context.Context) (err error) {
 	if c.agent != nil && c.agent.Report(ctx, c.report) == nil {
 		return nil
 	}
 	c.end()
-	if c.agent, err = agentapi.Dial(ctx, filepath.Join(conf.RunDir, agentapi.SocketName)); err != nil {
+	if c.agent, err = agentapi.Dial(ctx, filepath.Join(c.conf.RunDir, agentapi.SocketName)); err != nil {
 		return err
 	}
 	return c.agent.Report(ctx, c.report)

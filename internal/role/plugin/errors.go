@@ -39,14 +39,6 @@ func failure(code uint, action string, cause error) error {
 	return types.NewError(code, action, cause.Error())
 }
 
-// protocol converts any other error to the specification's error object.
-func protocol(err error) error {
-	if _, ready := errors.AsType[*types.Error](err); ready || err == nil {
-		return err
-	}
-	return failure(types.ErrInternal, "istio-cni failed", err)
-}
-
 // presentable bounds an error, of this program or of the CNI library, and makes it printable.
 func presentable(err types.Error) *types.Error {
 	return types.NewError(err.Code, oneLine(err.Msg), oneLine(err.Details))

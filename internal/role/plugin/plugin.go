@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -25,14 +24,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
-	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
-	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // wholeCall bounds an invocation: it is below the runtimes' own limits, so that the error in the pod's events is this plugin's
@@ -54,15 +48,13 @@ func (e KubeconfigError) Error() string { return e.Err.Error() }
 
 // plugin is one invocation.
 type plugin struct {
+	env
+
 	// server returns the look-up once it can be called.
 	server func() Lookup
 	// answer buffers the result until no step can fail any more: stdout must hold one document.
 	answer bytes.Buffer
 	log    *pluginlog.Log
-	// path is the runtime's $PATH, the search path of iptables.
-	path string
-	// override reports that the plugin runs in the pod's namespace on purpose (CNI_NETNS_OVERRIDE).
-	override bool
 	// began is the start time of the call.
 	began time.Time
 }
@@ -74,16 +66,16 @@ const softMemoryLimit = 64 << 20
 func Run(c applet.Call, server func() Lookup) int {
 	// docs/parity.md promises a bound for pods with very long lists, which the pace of the garbage collector alone does not keep.
 	debug.SetMemoryLimit(softMemoryLimit)
-	env := environment(c.Getenv)
-	if env.command == "" {
+	p := &plugin{env: environment(c.Getenv), server: server, began: clock.RealClock{}.Now()}
+	if p.command == "" {
 		return usage(c)
 	}
-	log := pluginlog.New(c.Stderr, logScope)
-	defer log.Close()
-	p := &plugin{server: server, log: log, path: env.path, override: env.override, began: clock.RealClock{}.Now()}
-	if env.command == "DEL" || env.command == "GC" {
+	p.log = pluginlog.New(c.Stderr, logScope)
+	defer p.log.Close()
+	log := p.log.Logger()
+	if p.command == "DEL" || p.command == "GC" {
 		// The kernel removes the rules with the namespace. DEL and GC read nothing, so that nothing can be missing.
-		log.Logger().Debug("nothing to do", "command", env.command, "container", printable.Text(env.container, maxNamed))
+		log.Debug("nothing to do", "command", p.command, "container", printable.Text(p.container, maxNamed))
 		return applet.ExitOK
 	}
 	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
@@ -95,16 +87,16 @@ func Run(c applet.Call, server func() Lookup) int {
 	}, version.PluginSupports(cniconf.Versions()...), "")
 	if failed == nil {
 		if _, err := p.answer.WriteTo(c.Stdout); err != nil {
-			log.Logger().Error("printing the result", "cause", err.Error())
+			log.Error("printing the result", "cause", err.Error())
 			return applet.ExitError
 		}
 		return applet.ExitOK
 	}
 	failed = presentable(*failed)
-	log.Logger().Error("failing", "command", env.command, "container", printable.Text(env.container, maxNamed),
+	log.Error("failing", "command", p.command, "container", printable.Text(p.container, maxNamed),
 		"code", failed.Code, "cause", failed.Msg, "details", failed.Details)
 	if err := failed.Print(); err != nil {
-		log.Logger().Error("printing the error", "cause", err.Error())
+		log.Error("printing the error", "cause", err.Error())
 	}
 	return applet.ExitError
 }
@@ -155,7 +147,7 @@ func (p *plugin) guarded(name string, command func(context.Context, *skel.CmdArg
 				err = types.NewError(types.ErrInternal, fmt.Sprintf("istio-cni panicked in %s: %v", name, r), string(debug.Stack()))
 			}
 		}()
-		return protocol(command(ctx, args))
+		return command(ctx, args)
 	}
 }
 
@@ -174,22 +166,4 @@ func (p *plugin) configure(stanza []byte) (cniconf.NetConf, error) {
 		p.log.Logger().Warn("the configuration cannot be used for pods of the mesh", "cause", conf.Problems.Error())
 	}
 	return conf, nil
-}
-
-// namespace returns the pod's network namespace, with the tools of the node and the self-test's choice.
-func (p *plugin) namespace(
-	conf cniconf.NetConf, found selfcheck.Verdict, pod *netns.Namespace, of sidecar.Sandbox, log *slog.Logger,
-) redirection.Namespace {
-	return redirection.Namespace{
-		NetNS: pod, Log: log, Backend: conf.Backend, Auto: found.Choice, Sandboxed: of != "",
-		Tools: iptables.Host{Path: p.path, Force: iptables.Variant(conf.ForceIptables)},
-	}
-}
-
-// verdict returns the result of the node agent's self-test, for backend auto. It reads a file.
-func verdict(conf cniconf.NetConf) selfcheck.Verdict {
-	if conf.Backend != redirect.Auto || conf.RunDir == "" {
-		return selfcheck.Verdict{}
-	}
-	return selfcheck.Recorded(conf.RunDir)
 }

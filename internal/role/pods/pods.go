@@ -69,10 +69,7 @@ func (c *config) rows() []settings.Setting {
 		{Name: "namespace", Aliases: []string{"n"}, Arg: "NAME", Use: "only pods of this namespace", Value: settings.Text(&c.namespace, nil)},
 		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&c.all)},
 		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&c.check)},
-		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table, json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
 		agentapi.SocketSetting(&c.socket),
 	}
 }
@@ -80,7 +77,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "pods", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "pods", cfg.rows(), head); done {
 		return code
 	}
 	all, err := ask(cfg)
@@ -90,8 +87,7 @@ func Run(c applet.Call) int {
 		err = show(c, all, cfg, known)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, audit.Status.Faulty) {
 		return exitBypass
@@ -111,19 +107,17 @@ func (c *config) selects(s audit.Status) bool {
 }
 
 // ask requests the pods from the agent.
-func ask(c config) ([]audit.Status, error) {
+func ask(c config) (all []audit.Status, err error) {
 	limit := timeout
 	if c.check {
 		limit = checkTimeout
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	agent, err := agentapi.Connect(ctx, c.socket, "")
-	if err != nil {
-		return nil, err
-	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
-	all, err := agent.Audit(ctx, c.check)
+	err = agentapi.Ask(ctx, c.socket, "", func(agent *agentapi.Agent) (err error) {
+		all, err = agent.Audit(ctx, c.check)
+		return err
+	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
 		err = fmt.Errorf("%w (the node agent is of a version without the audit)", err)
 	}

@@ -8,12 +8,12 @@ package selftester
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
@@ -61,7 +61,7 @@ func (c *config) rows() []settings.Setting {
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "selftest", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage, exitUnable); done {
+	if code, done := service.Settings(c, "selftest", cfg.rows(), head, exitUnable); done {
 		return code
 	}
 	path, _ := c.Getenv("PATH")
@@ -70,25 +70,21 @@ func Run(c applet.Call) int {
 		err = verdict.Record(hostfs.Disk{}, cfg.record)
 	}
 	if err == nil {
-		err = show(c.Stdout, verdict, cfg.asJSON)
+		form := output.Table
+		if cfg.asJSON {
+			form = output.JSON
+		}
+		err = output.Print(c.Stdout, verdict, form, func() error {
+			_, err := io.WriteString(c.Stdout, verdict.Text())
+			return err
+		})
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	if err := verdict.Served(cfg.backend); err != nil {
 		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
 		return exitUnable
 	}
 	return applet.ExitOK
-}
-
-func show(w io.Writer, v selfcheck.Verdict, asJSON bool) error {
-	if asJSON {
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(v)
-	}
-	_, err := io.WriteString(w, v.Text())
-	return err
 }

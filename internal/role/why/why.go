@@ -90,10 +90,7 @@ func (c *config) rows() []settings.Setting {
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a packet of UDP; otherwise the first one of a TCP connection", Value: settings.Bool(&c.udp)},
-		{
-			Name: "output", Aliases: []string{"o"}, Arg: "FORM", Default: string(output.Table), Use: "table (the page), json or yaml",
-			Value: settings.Choice(&c.output, output.Table, output.JSON, output.YAML),
-		},
+		output.Flag(&c.output, "table (the page), json or yaml", output.Table, output.JSON, output.YAML),
 	}, c.Rows()...)
 }
 
@@ -109,15 +106,14 @@ func checkID(text string) error {
 func Run(c applet.Call) int {
 	var cfg config
 	cfg.Pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "why", cfg.rows(), head, applet.ExitOK, applet.ExitError, applet.ExitUsage); done {
+	if code, done := service.Settings(c, "why", cfg.rows(), head); done {
 		return code
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	query, err := cfg.check(ctx)
+	query, err := cfg.query(ctx)
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v; see istio-cni why --help\n", err)
-		return applet.ExitUsage
+		return c.Refuse("why", err)
 	}
 	searchPath, _ := c.Getenv("PATH")
 	e, err := cfg.explain(ctx, query, searchPath)
@@ -125,26 +121,13 @@ func Run(c applet.Call) int {
 		err = cfg.show(c, e)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintf(c.Stderr, "error: %v\n", err)
-		return applet.ExitError
+		return c.Fail(err)
 	}
 	return code(e)
 }
 
-// check refuses contradictory arguments, and returns the packet as parameters.
-func (c *config) check(ctx context.Context) (url.Values, error) {
-	if err := c.combined(); err != nil {
-		return nil, err
-	}
-	query, err := c.query(ctx)
-	if err == nil && len(query) > 0 {
-		_, err = inspect.Parse(query.Get)
-	}
-	return query, err
-}
-
-// combined refuses contradictory arguments.
-func (c *config) combined() error {
+// check refuses contradictory arguments.
+func (c *config) check() error {
 	err := c.Check()
 	switch {
 	case err != nil:
@@ -182,11 +165,12 @@ func (c *config) explain(ctx context.Context, query url.Values, searchPath strin
 	return e, err
 }
 
-// query has the packet as parameters. A host name is resolved here, as the pod's resolver may be the proxy's.
+// query checks the arguments and returns the packet as parameters. A host name is resolved here, as the pod's resolver may be the
+// proxy's.
 func (c *config) query(ctx context.Context) (url.Values, error) {
 	query := url.Values{}
-	if c.to == "" && c.from == "" {
-		return query, nil
+	if err := c.check(); err != nil || c.to == "" && c.from == "" {
+		return query, err
 	}
 	query.Set("uid", c.uid)
 	if c.gid != "" {
@@ -197,22 +181,35 @@ func (c *config) query(ctx context.Context) (url.Values, error) {
 		query.Set("direction", "in")
 		query.Set("from", c.from)
 		query.Set("port", fmt.Sprint(c.port))
-		return query, nil
+	} else {
+		to, err := c.resolve(ctx)
+		if err != nil {
+			return nil, err
+		}
+		query.Set("to", to)
 	}
+	_, err := inspect.Parse(query.Get)
+	return query, err
+}
+
+// resolve returns the address of --to.
+func (c *config) resolve(ctx context.Context) (string, error) {
 	host, port, err := net.SplitHostPort(c.to)
 	if err != nil {
-		return nil, fmt.Errorf("flag --to: value %q: want HOST:PORT", c.to)
+		return "", fmt.Errorf("flag --to: value %q: want HOST:PORT", c.to)
 	}
 	if _, err := netip.ParseAddr(host); err != nil {
 		found, err := (&net.Resolver{}).LookupNetIP(ctx, "ip", host)
 		if err != nil || len(found) == 0 {
-			return nil, fmt.Errorf("flag --to: resolving %q: %w", host, err)
+			return "", fmt.Errorf("flag --to: resolving %q: %w", host, err)
 		}
 		host = found[0].Unmap().String()
-		c.resolved = resolved(c.to, found)
+		c.resolved = fmt.Sprintf("%s is %s", c.to, host)
+		if len(found) > 1 {
+			c.resolved += fmt.Sprintf(" here, and %d more addresses; the packet goes to the first", len(found)-1)
+		}
 	}
-	query.Set("to", net.JoinHostPort(host, port))
-	return query, nil
+	return net.JoinHostPort(host, port), nil
 }
 
 // ask requests the pod from the node agent.
@@ -244,15 +241,6 @@ func hint(message string) string {
 	return ""
 }
 
-// resolved says what a name was resolved to.
-func resolved(name string, found []netip.Addr) string {
-	text := fmt.Sprintf("%s is %s", name, found[0].Unmap())
-	if len(found) > 1 {
-		text += fmt.Sprintf(" here, and %d more addresses; the packet goes to the first", len(found)-1)
-	}
-	return text
-}
-
 // code is the exit code: that of the packet if there is one, else of the pod.
 func code(e inspect.Explanation) int {
 	switch {
@@ -278,11 +266,7 @@ func byInit(e inspect.Explanation) bool {
 // show prints JSON, YAML or the page.
 func (c *config) show(call applet.Call, e inspect.Explanation) error {
 	return output.Print(call.Stdout, e, c.output, func() error {
-		width := 0
-		if call.Terminal != nil {
-			width = call.Terminal()
-		}
-		_, err := io.WriteString(call.Stdout, c.page(e, width))
+		_, err := io.WriteString(call.Stdout, c.page(e, call.Columns()))
 		return err
 	})
 }

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
-	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -64,83 +63,47 @@ func space(f *labtest.Fixture, b redirect.Backend) redirection.Namespace {
 	return n
 }
 
-// question is about a packet, with the exit code and the beginning of the answer. With a proxy that listens the code is 0 for one whose
-// answer has an end as well, and the answer has none.
-type question struct {
-	args []string
-	code int
-	want string
-}
-
-func questions(mode redirect.Mode) []question {
-	inbound, refused := "the packet is redirected to port 15006", "so the connection is refused"
-	if mode == redirect.TPROXY {
-		inbound, refused = "the packet is handed over by TPROXY to port 15006", "so the connection hangs"
-	}
-	var all []question
-	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		at := func(p labtest.Place, port uint16) string { return p.Port(f, port).String() }
-		peer := labtest.Peer.Addr(f).String()
-		all = append(all, []question{
-			{[]string{"--to", at(labtest.Far, 80)}, 0, "the packet is redirected to port 15001: "},
-			{[]string{"--to", at(labtest.Far, 443)}, 3, "the packet goes out unredirected, because excludeOutboundPorts=443 (annotation traffic.sidecar.istio.io/excludeOutboundPorts)"},
-			{[]string{"--to", at(labtest.Far, 80), "--uid", "1337"}, 0, "the packet goes out unredirected, as in every pod: the proxy itself is never captured"},
-			{[]string{"--to", at(labtest.Far, 80), "--uid", "5", "--gid", "1337"}, 0, "the packet goes out unredirected, as in every pod: the proxy itself is never captured"},
-			{[]string{"--to", at(labtest.Resolver, 53), "--udp"}, 0, "the packet is redirected to port 15053: DNS goes to the sidecar agent"},
-			{[]string{"--to", at(labtest.Far, 9000), "--udp"}, 0, "the packet goes out unredirected, as in every pod: the mesh captures TCP"},
-			{[]string{"--to", at(labtest.Pod, 80)}, 0, "the packet goes out unredirected, as in every pod: the app calls its own pod"},
-			{[]string{"--to", at(labtest.Loopback, 80)}, 0, "the packet goes out unredirected, as in every pod: the app calls its own pod"},
-			{[]string{"--from", peer, "--port", "80"}, 0, inbound},
-			{[]string{"--from", peer, "--port", "81"}, 0, inbound},
-			{[]string{"--from", peer, "--port", "15020"}, 0, "the packet comes in unredirected, as in every pod: this inbound port is excluded"},
-		}...)
-	}
-	for i := range all {
-		if strings.HasPrefix(all[i].want, inbound) || strings.Contains(all[i].want, "15001") {
-			all[i].want, all[i].code = all[i].want+"\x00"+refused, 3
-		}
-	}
-	return all
-}
-
-// TestWhy_NamespaceByItsRules holds for each backend and mode, without any knowledge of the pod.
+// TestWhy_NamespaceByItsRules holds without any knowledge of the pod, before its proxy listens and then. Backends and modes answer alike
+// by the tests of node/redirection.
 func TestWhy_NamespaceByItsRules(t *testing.T) {
 	t.Parallel()
-	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools, legacy} {
-		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-			t.Run(string(b)+"/"+mode.String(), func(t *testing.T) {
-				t.Parallel()
-				f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
-				check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(mode), redirection.Reconcile)))
-				code, out, errs := explain(t, 80, "--netns", f.Path())
-				for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
-					if !strings.Contains(out, want) {
-						t.Errorf("no %q in\n%s%s", want, out, errs)
-					}
+	f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(redirect.Redirect), redirection.Reconcile)))
+	code, out, errs := explain(t, 80, "--netns", f.Path())
+	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s%s", want, out, errs)
+		}
+	}
+	if code != 0 || strings.Contains(out, "\n    - ") || strings.Contains(out, "\n    ! ") || strings.Contains(out, "\n    + ") {
+		t.Errorf("exit %d:\n%s", code, out)
+	}
+	for _, listens := range []bool{false, true} {
+		if listens {
+			f.StartProxy(t, f.Proxy(redirect.Redirect), redirect.Redirect)
+		}
+		for _, family := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+			far, peer := labtest.Far.Port(family, 80).String(), labtest.Peer.Addr(family).String()
+			for args, want := range map[string]string{
+				"--to " + far: "the packet is redirected to port 15001: ",
+				"--to " + labtest.Far.Port(family, 443).String(): "the packet goes out unredirected, because excludeOutboundPorts=443 " +
+					"(annotation traffic.sidecar.istio.io/excludeOutboundPorts)",
+				"--to " + far + " --uid 1337":         "the packet goes out unredirected, as in every pod: the proxy itself is never captured",
+				"--to " + far + " --uid 5 --gid 1337": "the packet goes out unredirected, as in every pod: the proxy itself is never captured",
+				"--to " + far + " --udp":              "the packet goes out unredirected, as in every pod: the mesh captures TCP",
+				"--from " + peer + " --port 81":       "the packet is redirected to port 15006",
+				"--from " + peer + " --port 15020":    "the packet comes in unredirected, as in every pod: this inbound port is excluded",
+			} {
+				wantCode, redirected := 0, strings.Contains(want, "redirected to")
+				if redirected && !listens || strings.Contains(want, "because") {
+					wantCode = 3
 				}
-				if code != 0 || strings.Contains(out, "\n    - ") || strings.Contains(out, "\n    ! ") || strings.Contains(out, "\n    + ") {
-					t.Errorf("exit %d:\n%s", code, out)
+				code, out, errs := explain(t, 0, append(strings.Fields(args), "--netns", f.Path())...)
+				refused := strings.HasSuffix(last(out), "so the connection is refused")
+				if code != wantCode || !strings.HasPrefix(last(out), want) || refused != (redirected && !listens) {
+					t.Errorf("%s, listening %t: exit %d, want %d: %s\n%s%s", args, listens, code, wantCode, want, out, errs)
 				}
-				all := questions(mode)
-				for _, q := range all {
-					code, out, errs := explain(t, 0, append(q.args, "--netns", f.Path())...)
-					begin, end, _ := strings.Cut(q.want, "\x00")
-					if end != "" && mode == redirect.TPROXY && strings.Contains(begin, "15001") {
-						end = "so the connection is refused"
-					}
-					if code != q.code || !strings.HasPrefix(last(out), begin) || !strings.HasSuffix(last(out), end) {
-						t.Errorf("%v: exit %d, want %d: %s\n%s%s", q.args, code, q.code, q.want, out, errs)
-					}
-				}
-				f.StartProxy(t, f.Proxy(mode), mode)
-				for _, q := range all {
-					begin, _, redirected := strings.Cut(q.want, "\x00")
-					code, out, errs := explain(t, 0, append(q.args, "--netns", f.Path())...)
-					if redirected && (code != 0 || !strings.HasPrefix(last(out), begin) || strings.Contains(last(out), "listens")) {
-						t.Errorf("%v with a proxy: exit %d\n%s%s", q.args, code, out, errs)
-					}
-				}
-			})
+			}
 		}
 	}
 }
@@ -249,16 +212,6 @@ func TestWhy_Sandbox(t *testing.T) {
 	}
 }
 
-// serve answers for an agent.
-func serve(t *testing.T, status int, body string) string {
-	t.Helper()
-	handler := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(status)
-		_, _ = w.Write([]byte(body))
-	})
-	return "--socket=" + agenttest.Serve(t, handler, func(o *unixsock.Options) { o.KeepAlive = true }).Path
-}
-
 // TestWhy_AnswersOfAgents: what the agent lacks is said with what to do.
 func TestWhy_AnswersOfAgents(t *testing.T) {
 	for body, want := range map[string]string{
@@ -267,7 +220,7 @@ func TestWhy_AnswersOfAgents(t *testing.T) {
 		"no such pod on this node: shop/web; it is on node n2, this one is n1\n":         "run the command there, or kubectl istio-cni why",
 		"no such pod on this node: shop/web; the cluster has none either\x1b[2J\u202e\n": "the cluster has none either",
 	} {
-		code, _, errs := explain(t, 0, "shop/web", serve(t, http.StatusNotFound, body))
+		code, _, errs := explain(t, 0, "shop/web", agenttest.Answer(t, http.StatusNotFound, body))
 		if code != 1 || !strings.Contains(errs, want) || strings.ContainsAny(errs, "\x1b\u202e") {
 			t.Errorf("%q: exit %d: %q", body, code, errs)
 		}
@@ -338,7 +291,7 @@ func TestPage_OfAPod(t *testing.T) {
 	} {
 		text, err := json.Marshal(pod(tt.change))
 		check.OK(t, err)
-		socket := serve(t, http.StatusOK, string(text))
+		socket := agenttest.Answer(t, http.StatusOK, string(text))
 		code, out, errs := explain(t, 0, "shop/web", socket)
 		missing := slices.DeleteFunc(tt.page, func(part string) bool { return strings.Contains(out, part) })
 		if code != tt.code || len(missing) > 0 || !strings.HasPrefix(last(out), tt.last) || strings.ContainsAny(out, "\x1b\u202e\r") {

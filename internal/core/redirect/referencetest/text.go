@@ -10,9 +10,9 @@ import (
 // chains are the names of those to make.
 var chains = regexp.MustCompile(`ISTIO_\w+`)
 
-// text puts the lines into a section for each table, tables by name; within one, the chains that its rules name, then the
+// restore puts the lines into a section for each table, tables by name; within one, the chains that its rules name, then the
 // rules in the order of emission.
-func (d *document) text() string {
+func (d *document) restore() string {
 	var b strings.Builder
 	for _, table := range []string{"filter", "mangle", "nat", "raw"} {
 		own := slices.DeleteFunc(slices.Clone(d.rules), func(r rule) bool { return r.table != table })
@@ -41,4 +41,49 @@ func section(b *strings.Builder, table string, rules []rule) {
 		}
 	}
 	b.WriteString("COMMIT\n")
+}
+
+// script puts the rules into native tables, in the order in which the reference makes their chains.
+func (d *document) script() string {
+	bases := map[string]string{
+		"nat PREROUTING": "nat hook prerouting priority -100", "nat OUTPUT": "nat hook output priority -100",
+		"mangle PREROUTING": "filter hook prerouting priority -150", "mangle OUTPUT": "route hook output priority -150",
+		"raw PREROUTING": "filter hook prerouting priority -300", "raw OUTPUT": "filter hook output priority -300",
+	}
+	order := map[string]string{
+		"nat":    "PREROUTING OUTPUT ISTIO_INBOUND ISTIO_REDIRECT ISTIO_IN_REDIRECT ISTIO_OUTPUT ISTIO_OUTPUT_DNS",
+		"mangle": "PREROUTING OUTPUT ISTIO_DIVERT ISTIO_TPROXY ISTIO_INBOUND ISTIO_DROP",
+		"raw":    "PREROUTING OUTPUT ISTIO_INBOUND ISTIO_OUTPUT_DNS",
+	}
+	byChain := map[string][]string{}
+	for _, r := range d.rules {
+		at := r.table + " " + r.chain
+		place := len(byChain[at])
+		if r.position > 0 {
+			place = min(place, r.position-1)
+		}
+		byChain[at] = slices.Insert(byChain[at], place, r.text)
+	}
+	var b strings.Builder
+	for _, table := range []string{"nat", "mangle", "raw"} {
+		var chains, rules strings.Builder
+		for chain := range strings.FieldsSeq(order[table]) {
+			at := table + " " + chain
+			if len(byChain[at]) == 0 {
+				continue
+			}
+			name, base := fmt.Sprintf("istio-proxy-%s %s", table, strings.ReplaceAll(strings.ToLower(chain), "_", "-")), ""
+			if hook, ok := bases[at]; ok {
+				base = "{ type " + hook + " ; }"
+			}
+			fmt.Fprintf(&chains, "add chain inet %s %s\n", name, base)
+			for _, rule := range byChain[at] {
+				fmt.Fprintf(&rules, "add rule inet %s %s\n", name, rule)
+			}
+		}
+		if chains.Len() > 0 {
+			fmt.Fprintf(&b, "add table inet istio-proxy-%s\nflush table inet istio-proxy-%s\n%s%s", table, table, &chains, &rules)
+		}
+	}
+	return b.String()
 }

@@ -14,7 +14,7 @@ import (
 
 // Special are Specs with rules that Random seldom draws.
 func Special() map[string]redirect.Spec {
-	out := map[string]redirect.Spec{"default": redirect.Default()}
+	out := map[string]redirect.Spec{}
 	add := func(name string, set func(*redirect.Spec)) {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
 			s := redirect.Default()
@@ -23,8 +23,46 @@ func Special() map[string]redirect.Spec {
 			out[name+", "+mode.String()] = s
 		}
 	}
+	outbound := func(texts ...string) func(*redirect.Spec) {
+		return func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: Prefixes(texts...)} }
+	}
+	add("default", func(*redirect.Spec) {})
 	add("nothing inbound", func(s *redirect.Spec) { s.Inbound = redirect.Ports{} })
-	add("everything as a network", func(s *redirect.Spec) { s.Outbound.All, s.Outbound.List = false, Prefixes("0.0.0.0/0", "::/0") })
+	add("a list of inbound ports", func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(80, 8080, 0, 65535, 80)} })
+	add("many excluded ports", func(s *redirect.Spec) {
+		s.InboundExclude, s.OutboundPortsExclude = ruleset.PortList(22, 0, 65535, 15008, 15020, 22), ruleset.PortList(53, 0, 65535, 443, 53)
+	})
+	add("no outbound network but ports", func(s *redirect.Spec) {
+		s.Outbound, s.OutboundPorts = redirect.Networks{}, ruleset.PortList(3306, 0, 65535, 3306)
+	})
+	add("everything as a network", outbound("0.0.0.0/0", "::/0"))
+	add("everything written with an address", outbound("10.0.0.1/0", "2001:db8::1/0"))
+	add("IPv4 written as IPv6", outbound("::ffff:10.1.2.3/104", "::ffff:0.0.0.0/96", "::ffff:1.2.3.4/128"))
+	add("IPv6 with zeros in many places", outbound("1:0:0:2:0:0:0:3/128", "1:0:2:0:3:0:4:0/128", "0:0:1::/48", "::2:0:0:0/80"))
+	add("IPv4 loopback outbound", outbound("127.0.0.0/8"))
+	add("IPv6 loopback outbound", outbound("::1/128"))
+	add("a network that begins at loopback", outbound("127.0.0.1/1"))
+	add("loopback written as IPv6", outbound("::ffff:127.0.0.1/128"))
+	add("a network that covers loopback", outbound("0.0.0.0/1", "::/64"))
+	add("outbound networks and rerouting", func(s *redirect.Spec) {
+		s.RerouteInterfaces = []string{"v1", "v2"}
+		outbound("10.0.0.0/8", "fd00::/8", "0.0.0.0/0", "::/0")(s)
+	})
+	add("excluded networks", func(s *redirect.Spec) {
+		s.OutboundExclude = Prefixes("10.1.2.3/16", "fd00::1/64", "0.0.0.0/0", "::/0", "127.0.0.0/8", "::1/128", "::ffff:10.0.0.0/104", "::a00:1/128")
+	})
+	add("several proxies and loopback outbound", func(s *redirect.Spec) {
+		s.UIDs, s.GIDs = []uint32{1, 2}, []uint32{3, 4}
+		outbound("127.0.0.1/32")(s)
+	})
+	add("all DNS and loopback outbound", func(s *redirect.Spec) { s.DNS = redirect.DNSAll; outbound("::1/128")(s) })
+	add("DNS servers of both families", func(s *redirect.Spec) {
+		s.DNS = redirect.DNSServers
+		for _, p := range Prefixes("10.0.0.10/32", "fd00::a/128", "10.0.0.11/32", "::1.2.3.4/128", "127.0.0.53/32") {
+			s.DNSServers = append(s.DNSServers, p.Addr())
+		}
+	})
+	add("other ports of the proxy", func(s *redirect.Spec) { s.OutboundPort, s.InboundPort, s.TunnelPort = 1, 65535, 53 })
 	add("addresses with a dotted end", func(s *redirect.Spec) {
 		s.OutboundExclude = Prefixes("::1.2.3.4/128", "::a00:0/104", "::1:0/112", "::ffff:10.1.2.3/104", "64:ff9b::1.2.3.4/128")
 	})

@@ -171,7 +171,11 @@ func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 		if got.limit != "" {
 			return []Deviation{{Family: k.family, Packets: c.name + " may go any way: " + got.limit, Unknown: true}}
 		}
-		for _, d := range k.compare(c, got, want) {
+		ways := k.compare(c, got, want)
+		if h := course.fails(c.Packet, got); h != nil && got.Verdict == want.Verdict && got.To == want.To {
+			ways = append(ways, Deviation{Family: k.family, Packets: c.name + " fail", Rule: h, Foreign: !h.wanted})
+		}
+		for _, d := range ways {
 			if d.Rule != nil && d.Rule.Set < len(live) {
 				d.tool = live[d.Rule.Set].Tool
 			}

@@ -24,6 +24,7 @@ const (
 type course struct {
 	family    ruleset.Family
 	delivered []uint32
+	selected  []ruleset.Mark
 	// loopback is the name of the loopback device, proxy are the users and groups of the proxy.
 	loopback string
 	proxy    []ruleset.Owner
@@ -94,8 +95,8 @@ func (s stage) order() int32 {
 // reading is the packet and its verdict so far, for one choice of the rules that may match.
 type reading struct {
 	// because is the first hop that this reading takes for a match, -1 for the reading without one; decided is the hop of
-	// the verdict. Both are no difference between readings.
-	because, decided int
+	// the verdict, marked that of the last mark. They are no difference between readings.
+	because, decided, marked int
 
 	packet  Packet
 	verdict Verdict
@@ -138,7 +139,8 @@ func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *cour
 
 func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[place]ruleset.Rule) *course {
 	c := &course{
-		family: f, owner: n.Owner, delivered: n.Delivered[f], loopback: cmp.Or(n.Loopback, "lo"), stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
+		family: f, owner: n.Owner, delivered: n.Delivered[f], selected: n.Selected[f], loopback: cmp.Or(n.Loopback, "lo"),
+		stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
 	}
 	if n.Wanted != nil {
 		c.proxy = n.Wanted.proxy()
@@ -192,17 +194,25 @@ func (c *course) table(set int, f ruleset.Family, t ruleset.Table) {
 
 // walk runs the packet through all hooks.
 func (c *course) walk(p Packet) outcome {
-	w := &walker{course: c, state: p.State, passed: map[bool]int{}}
-	all := []reading{{packet: p, because: -1, decided: -1, routed: p.Mark}}
-	if p.Outgoing {
-		all = w.send(all)
-	} else {
-		all = w.receive(all)
-	}
-	for _, r := range all {
+	w := c.walker(p.State)
+	for _, r := range w.pass(p) {
+		if astray := r.verdict == CannotTell && r.looped && r.packet.Type != local; astray { // no process can answer
+			if w.end(nil, r, CannotTell, r.marked); r.marked < 0 {
+				w.stop("a route leads it to the loopback device, though its address is not the pod's")
+			}
+			continue
+		}
 		w.end(nil, r, max(r.verdict, Passed), r.decided)
 	}
 	return w.outcome()
+}
+
+// pass returns the readings of a packet that no rule ends.
+func (w *walker) pass(p Packet) []reading {
+	if p.Outgoing {
+		return w.send(begin(p))
+	}
+	return w.receive(begin(p))
 }
 
 // send runs an outgoing packet through output and postrouting, and through the hooks of what arrives if it leaves by lo.
@@ -264,16 +274,18 @@ func (w *walker) hook(name string, all []reading) []reading {
 }
 
 // leave is what happens to packets behind a base chain: they have their connection, and perhaps another route.
-func (w *walker) leave(s *stage, all []reading) []reading {
-	for i := range all {
-		if p := &all[i].packet; p.State != ruleset.StateUntracked {
-			p.State = w.state
+func (w *walker) leave(s *stage, all []reading) (on []reading) {
+	for _, r := range all {
+		if r.packet.State != ruleset.StateUntracked {
+			r.packet.State = w.state
 		}
-		if s.hook.Name == "output" && s.hook.Type == "route" { // the kernel asks for the route again
-			w.reroute(&all[i])
+		if s.hook.Name == "output" && s.hook.Type == "route" && w.reroute(&r) { // the kernel asks for the route again
+			w.end(s, r, CannotTell, r.marked)
+			continue
 		}
+		on = append(on, r)
 	}
-	return all
+	return on
 }
 
 // passes reports whether a packet passes the chain: those of ingress and egress are of some interfaces.
@@ -285,14 +297,15 @@ func (s stage) passes(p Packet) bool {
 	return s.hook.Device == "" || name == unknown || slices.Contains(strings.Split(s.hook.Device, ","), name)
 }
 
-// reroute sends a packet to lo if its mark says so.
-func (w *walker) reroute(r *reading) {
-	if p := &r.packet; p.Mark != r.routed {
-		r.routed = p.Mark
-		if slices.Contains(w.delivered, p.Mark) && r.rerouted == "" {
-			r.rerouted = w.loopback
-		}
+// reroute sends a packet to lo if its new mark says so, and reports whether a policy rule may select another route by it.
+func (w *walker) reroute(r *reading) (elsewhere bool) {
+	p, old := &r.packet, r.routed
+	r.routed = p.Mark
+	if p.Mark != old && slices.Contains(w.delivered, p.Mark) {
+		r.rerouted = cmp.Or(r.rerouted, w.loopback)
+		return false
 	}
+	return slices.ContainsFunc(w.selected, func(m ruleset.Mark) bool { return p.Mark&m.Mask == m.Value != (old&m.Mask == m.Value) })
 }
 
 // tracking is the priority at which a packet finds its connection (NF_IP_PRI_CONNTRACK, linux/netfilter_ipv4.h).
@@ -352,7 +365,7 @@ func (w *walker) merge(all []reading) []reading {
 	var distinct []reading
 	for _, r := range all {
 		i := slices.IndexFunc(distinct, func(d reading) bool {
-			d.because, d.decided = r.because, r.decided
+			d.because, d.decided, d.marked = r.because, r.decided, r.marked
 			return d == r
 		})
 		if i < 0 {

@@ -117,9 +117,21 @@ func (p *parts) match(m ruleset.Match) {
 		p.protocol = true
 		p.matches--
 	case ruleset.Interface:
-		p.link(m)
+		switch {
+		case m.Not:
+		case m.Out:
+			p.out = m.Name
+		default:
+			p.in = m.Name
+		}
 	case ruleset.Network:
-		p.network(m)
+		switch p.family = ruleset.FamilyOf(m.Prefix.Addr()); {
+		case m.Source:
+		case m.Not:
+			p.notDst = m.Prefix
+		default:
+			p.dst = m.Prefix
+		}
 	case ruleset.Port:
 		if !m.Not && !m.Source {
 			p.dport = &m.Range
@@ -132,27 +144,6 @@ func (p *parts) match(m ruleset.Match) {
 		p.states = m
 	case ruleset.Owner:
 		p.owners = append(p.owners, m)
-	}
-}
-
-func (p *parts) link(m ruleset.Interface) {
-	switch {
-	case m.Not:
-	case m.Out:
-		p.out = m.Name
-	default:
-		p.in = m.Name
-	}
-}
-
-func (p *parts) network(m ruleset.Network) {
-	p.family = ruleset.FamilyOf(m.Prefix.Addr())
-	switch {
-	case m.Source:
-	case m.Not:
-		p.notDst = m.Prefix
-	default:
-		p.dst = m.Prefix
 	}
 }
 

@@ -101,10 +101,12 @@ func (q question) stateful(m ruleset.Match) Answer {
 	case ruleset.AddressType:
 		return not(q.addressType(m), m.Not)
 	case ruleset.Absent:
-		if q.family == ruleset.IPv6 && q.Outgoing && q.free != 0 { // an app can send extension headers
+		if q.State == ruleset.StateEstablished || q.family == ruleset.IPv6 && q.Outgoing && q.free != 0 { // an app can send extension headers
 			return Unknown
 		}
 		return No
+	case ruleset.Reply:
+		return sure(q.reply)
 	case ruleset.ReversePath:
 		if q.free&FreeSource != 0 && q.several {
 			return Unknown

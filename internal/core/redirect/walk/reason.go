@@ -316,7 +316,8 @@ func (n Namespace) explained(o outcome, p Packet) Result {
 	r := o.Result
 	var want outcome
 	if n.Wanted != nil {
-		want = n.Wanted.walk(p.asWanted(n.Loopback))
+		p = p.asWanted(n.Loopback)
+		want = n.Wanted.walk(p)
 		if want.Verdict == Passed && r.Verdict == Passed {
 			r.Settings = n.Wanted.settings(p, want.Decided)
 			if len(r.Settings) == 0 {
@@ -356,6 +357,8 @@ func (r Result) cause(limit string, want outcome, p Packet) string {
 		return ": " + limit
 	case r.Verdict == CannotTell && d.Answer == Unknown:
 		return fmt.Sprintf(", because %s may match", d.named())
+	case r.Verdict == CannotTell && marks(d.Target):
+		return fmt.Sprintf(", because of %s: a policy rule selects the route by its mark", d.named())
 	case r.Verdict == CannotTell:
 		return fmt.Sprintf(", because of %s, whose target is not known here", d.named())
 	case want.Verdict == CannotTell && d != nil: // the wanted rules are not known
@@ -376,6 +379,14 @@ func (r Result) cause(limit string, want outcome, p Packet) string {
 		return ", as in every pod: the mesh captures TCP, and of UDP only DNS where DNS capture is on"
 	}
 	return ", as in every pod: no rule takes it"
+}
+
+func marks(t ruleset.Target) bool {
+	switch t.(type) {
+	case ruleset.SetMark, ruleset.CopyMark:
+		return true
+	}
+	return false
 }
 
 func because(all []Setting) string {

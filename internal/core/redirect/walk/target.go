@@ -23,6 +23,7 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 		return w.over(s, *p, Rejected, hop)
 	case ruleset.SetMark, ruleset.CopyMark:
 		p.remark(t)
+		p.marked = hop
 		return next
 	case ruleset.NoTrack, ruleset.Zone:
 		switch {
@@ -118,10 +119,6 @@ func translation(t ruleset.Target) (n ruleset.NAT, is bool) {
 		return t, true
 	case ruleset.RedirectTo:
 		return ruleset.NAT{Local: true, Port: uint16(t)}, true
-	case ruleset.DNAT:
-		return ruleset.NAT{To: netip.AddrPort(t).Addr(), Port: netip.AddrPort(t).Port()}, true
-	case ruleset.SNAT:
-		return ruleset.NAT{Source: true, Range: true}, true
 	}
 	return n, false
 }

@@ -29,6 +29,8 @@ type Namespace struct {
 	Wanted *Wanted
 	// Delivered are the marks that policy routing delivers locally, by family.
 	Delivered map[ruleset.Family][]uint32
+	// Selected are those by which policy rules select other routes.
+	Selected map[ruleset.Family][]ruleset.Mark
 	// Tables are the routing tables of these marks.
 	Tables map[uint32]uint32
 	// Unread names, by family, the tables that could not be read. With one, no walk of a packet of the family has an answer.
@@ -100,6 +102,8 @@ type Packet struct {
 	// Free are the fields that stand for any other value, as far as rules are concerned that are not the mesh's: an address of another
 	// host, any port, and a user that is not the proxy.
 	Free Fields
+	// reply reports whether it comes from the other end than the first packet of its connection.
+	reply bool
 }
 
 // Verdict is what becomes of a packet.
@@ -179,6 +183,8 @@ type Result struct {
 	// Expected and ExpectedTo are what the wanted rules would do; CannotTell if they are not known.
 	Expected   Verdict
 	ExpectedTo netip.AddrPort
+	// Fails is the rule by which the connection comes to nothing, though the packet arrives; nil without one.
+	Fails *Hop
 	// Settings are those by which the packet passes the wanted rules.
 	Settings []Setting
 	// Summary is one sentence.
@@ -188,7 +194,14 @@ type Result struct {
 // Walk follows the packet.
 func (n Namespace) Walk(p Packet) Result {
 	p = p.completed(n.Loopback)
-	return n.doubted(n.explained(n.course(ruleset.FamilyOf(p.Dst.Addr()), n.Wanted.rules()).either(p), p), ruleset.FamilyOf(p.Dst.Addr()))
+	f := ruleset.FamilyOf(p.Dst.Addr())
+	c := n.course(f, n.Wanted.rules())
+	o := c.either(p)
+	r := n.explained(o, p)
+	if r.Fails = c.fails(p, o); r.Fails != nil {
+		r.Summary += "; the connection fails, because of " + r.Fails.named()
+	}
+	return n.doubted(r, f)
 }
 
 // either walks in both orders of the sets that share a hook and a priority.
@@ -221,7 +234,7 @@ func (p Packet) asWanted(loopback string) Packet {
 		case link == loopback:
 			return "lo"
 		case link == "lo":
-			return unknown
+			return "not lo" // which no rule names
 		}
 		return link
 	}

@@ -11,8 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 type change func(*walk.Packet)
@@ -178,12 +180,14 @@ func TestWalk_Zones(t *testing.T) {
 	}
 }
 
-// reasonCases are Specs, packets, and the summary.
-func reasonCases() []struct {
+// reasonCase is a Spec, a packet, and the summary.
+type reasonCase struct {
 	set  func(*redirect.Spec)
 	p    walk.Packet
 	want string
-} {
+}
+
+func reasonCases() []reasonCase {
 	const (
 		annotation = " (annotation traffic.sidecar.istio.io/"
 		past       = "goes out unredirected, because "
@@ -192,11 +196,7 @@ func reasonCases() []struct {
 		udp        = always + "the mesh captures TCP, and of UDP only DNS where DNS capture is on"
 	)
 	ofUDP := func(p *walk.Packet) { p.Protocol = ruleset.UDP }
-	return []struct {
-		set  func(*redirect.Spec)
-		p    walk.Packet
-		want string
-	}{
+	return []reasonCase{
 		{func(*redirect.Spec) {}, out(), "is redirected to port 15001: all other TCP is captured"},
 		{func(s *redirect.Spec) { s.OutboundPortsExclude = ruleset.PortList(5432, 80) }, out(), past + "excludeOutboundPorts=80" + annotation + "excludeOutboundPorts)"},
 		{func(s *redirect.Spec) {
@@ -274,6 +274,67 @@ func TestWalk_Reasons(t *testing.T) {
 	}
 }
 
+// packetsFor are packets of the proxy and of others to places and ports that a Spec names and to those that it does not, and some that
+// arrive.
+func packetsFor(s redirect.Spec) (all []walk.Packet) {
+	ports := []uint16{80, 53, s.TunnelPort}
+	for _, p := range slices.Concat(s.OutboundPorts, s.OutboundPortsExclude, s.Inbound.List, s.InboundExclude) {
+		ports = append(ports, max(p.First, 1))
+	}
+	places := []netip.Addr{netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::9")}
+	for _, p := range slices.Concat(s.Outbound.List, s.OutboundExclude) {
+		places = append(places, p.Addr())
+	}
+	own := map[bool]netip.Addr{true: netip.MustParseAddr("10.0.0.5"), false: netip.MustParseAddr("fd00::5")}
+	proxy := append(s.UIDs, 4711)[0]
+	for i, a := range slices.Concat(places, s.DNSServers, []netip.Addr{own[true], own[false]}) {
+		for j, port := range ports {
+			for _, uid := range []uint32{4711, proxy} {
+				p := out(user(uid, uid), func(p *walk.Packet) {
+					p.Src, p.Dst = netip.AddrPortFrom(own[a.Is4()], 40000), netip.AddrPortFrom(a, port)
+				})
+				if a == own[a.Is4()] || a.IsLoopback() {
+					p.Out = "lo"
+				}
+				if (i+j)%3 == 0 {
+					p.Protocol = ruleset.UDP
+				}
+				all = append(all, p)
+			}
+			all = append(all, in(func(p *walk.Packet) {
+				p.Src, p.Dst = netip.AddrPortFrom(a, 40000), netip.AddrPortFrom(own[a.Is4()], port)
+			}))
+		}
+	}
+	return all
+}
+
+// TestWalk_DialectsAlike: packets go the same way by the rules of iptables as by native tables, of any Spec, and the proxy's own to other
+// hosts are never captured. That they really go the way of the walk, by every backend, is shown in node/redirection.
+func TestWalk_DialectsAlike(t *testing.T) {
+	f := redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
+	for seed := range uint64(20) {
+		spec := spectest.Random(seed)
+		delivered := map[ruleset.Family][]uint32{}
+		for _, family := range spec.Routing(f).MarkFamilies {
+			delivered[family] = []uint32{spec.Mark}
+		}
+		space := func(native bool) walk.Namespace {
+			return walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(walk.Wanted{Spec: spec, Families: f, Native: native}.Sets()), Delivered: delivered}
+		}
+		iptables, native := space(false), space(true)
+		for _, p := range packetsFor(spec) {
+			one, other := iptables.Walk(p), native.Walk(p)
+			if one.Verdict != other.Verdict || one.To != other.To {
+				t.Errorf("seed %d: %+v: by iptables it %s, by native tables it %s", seed, p, one.Summary, other.Summary)
+			}
+			if p.Outgoing && slices.Contains(spec.UIDs, p.UID) && p.Out != "lo" && one.Verdict != walk.Passed {
+				t.Errorf("seed %d: the proxy's own traffic %s: %+v", seed, one.Summary, p)
+			}
+		}
+	}
+}
+
 // TestWalk_Deviations: where the live rules are others than the wanted ones, the sentence names the rule.
 func TestWalk_Deviations(t *testing.T) {
 	rule := func(chain, text string) func([]ruleset.Set) {
@@ -305,6 +366,15 @@ func TestWalk_Deviations(t *testing.T) {
 			t.Error(diff)
 		}
 	}
+}
+
+// TestWalk_AnotherInterfaceNamedLo: it is no loopback device, so what the proxy sends by it is to pass, and is redirected by its name.
+func TestWalk_AnotherInterfaceNamedLo(t *testing.T) {
+	w := walk.Wanted{Spec: redirect.Default()}
+	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Loopback: "lo0"}
+	r := n.Walk(out(by("lo"), user(1337, 1337)))
+	check.Equal(t, r.Verdict, walk.Redirected)
+	check.Equal(t, r.Expected, walk.Passed)
 }
 
 // TestWalk_NativeRulesOfOthers: a rule in a native table that is not understood may do anything, wherever it stands ahead of the end.

@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
@@ -42,34 +40,6 @@ func insert(place int, rule string) ruleset.Operation {
 	o := op(ruleset.Insert, "A", rule)
 	o.Place = place
 	return o
-}
-
-func TestNamespace_ActsAsTheTool(t *testing.T) {
-	for _, tt := range []struct {
-		name     string
-		ops      []ruleset.Operation
-		old, new string // what changes in stock
-	}{
-		{"nothing changes nothing", nil, "", ""},
-		{"declaring a chain makes it", []ruleset.Operation{op(ruleset.EmptyChain, "C", ""), op(ruleset.Append, "C", "-j A")}, ":B - [0:0]\n-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n-A OUTPUT -p tcp -j A\n-A A -j RETURN\n", ":B - [0:0]\n:C - [0:0]\n-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n-A OUTPUT -p tcp -j A\n-A A -j RETURN\n-A C -j A\n"},
-		{"declaring a chain that is there empties it", []ruleset.Operation{op(ruleset.EmptyChain, "A", ""), op(ruleset.Append, "A", "-j B")}, "-A A -j RETURN", "-A A -j B"},
-		{"rules are inserted by number", []ruleset.Operation{insert(1, "-j B"), insert(3, "-j DROP")}, "-A A -j RETURN", "-A A -j B\n-A A -j RETURN\n-A A -j DROP"},
-		{"the first of equal rules is deleted", []ruleset.Operation{op(ruleset.Delete, "OUTPUT", "-p tcp -j A")}, "-A OUTPUT -p tcp -j A\n-A OUTPUT -p udp -j DROP\n", "-A OUTPUT -p udp -j DROP\n"},
-		{"an empty chain without jumps to it can go", []ruleset.Operation{op(ruleset.RemoveChain, "B", "")}, ":B - [0:0]\n", ""},
-	} {
-		before := parse(t, ruleset.IPv4, stock)
-		n := rulesettest.NewNamespace(before)
-		saved := n.Save()
-		if err := n.Apply(ruleset.Program{Operations: tt.ops}); err != nil {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-		if diff := cmp.Diff(strings.Replace(stock, tt.old, tt.new, 1), n.Save().String()); diff != "" {
-			t.Errorf("%s: afterwards (-want +got):\n%s", tt.name, diff)
-		}
-		if saved.String() != stock || before.String() != stock {
-			t.Errorf("%s: a Set changed:\n%s\n%s", tt.name, before, saved)
-		}
-	}
 }
 
 func TestNamespace_RefusesAsTheTool(t *testing.T) {

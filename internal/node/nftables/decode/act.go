@@ -55,11 +55,7 @@ func (d *decoder) immediate(f nfnetlink.Fields) {
 		d.target(d.other("a verdict"))
 		return
 	}
-	l := load{from: "constant", constant: value, length: uint32(len(value))} //nolint:gosec // at most that of a register
-	if !ok2 {
-		l = load{}
-	}
-	d.put(register, l)
+	d.put(register, load{from: "constant", constant: value, length: uint32(len(value))}, ok2) //nolint:gosec // at most that of a register
 }
 
 // tproxied reports whether the parts end with those of tproxy as the mesh has it, and makes one of them: tproxy, a mark, and a counter.
@@ -158,9 +154,15 @@ func (d *decoder) act(name string, f nfnetlink.Fields) {
 	case "notrack":
 		d.nft = true
 		d.target(ruleset.NoTrack{})
-	case "redir", "nat", "masq":
+	case "masq":
 		d.nft = true
-		d.translation(name, f)
+		d.target(ruleset.NAT{Source: true, Range: true, Text: "masquerade"})
+	case "redir":
+		d.nft = true
+		d.redirect(f)
+	case "nat":
+		d.nft = true
+		d.nat(f)
 	case "tproxy":
 		d.nft = true
 		d.tproxy(f)
@@ -209,7 +211,7 @@ func (d *decoder) unknown(name string, f nfnetlink.Fields) {
 	register := map[string]uint16{"socket": 2, "numgen": 1, "hash": 2, "rt": 1, "xfrm": 1, "tunnel": 2, "osf": 1, "exthdr": 1}
 	if kind, loads := register[name]; loads {
 		if into, ok := f.Number(kind); ok {
-			d.put(into, load{})
+			d.put(into, load{}, false)
 			return
 		}
 	}
@@ -225,18 +227,6 @@ func (d *decoder) unknown(name string, f nfnetlink.Fields) {
 		return
 	}
 	d.match(d.other(name))
-}
-
-// translation reads redir, nat and masq.
-func (d *decoder) translation(name string, f nfnetlink.Fields) {
-	switch name {
-	case "masq":
-		d.target(ruleset.NAT{Source: true, Range: true, Text: "masquerade"})
-	case "redir":
-		d.redirect(f)
-	default:
-		d.nat(f)
-	}
 }
 
 // constant is the value of the register that an attribute names. An end of a range can be its begin.

@@ -35,7 +35,11 @@ func word(register uint32) uint32 {
 	return register - unix.NFT_REG32_00
 }
 
-func (d *decoder) put(register uint32, l load) {
+// put fills a register, if it is known by what.
+func (d *decoder) put(register uint32, l load, known bool) {
+	if !known {
+		l = load{}
+	}
 	if register == unix.NFT_REG_VERDICT {
 		d.target(d.other("a verdict that is computed"))
 		return
@@ -80,16 +84,14 @@ func (d *decoder) metadata(name string, f nfnetlink.Fields) {
 		return
 	}
 	register, ok2 := f.Number(into)
-	l := load{from: name, key: key, length: metaLength(name, key)}
-	if !ok || !ok2 || f.Count() != 2 { // with a direction, too
-		l = load{}
-	}
-	d.put(register, l)
+	d.put(register, load{from: name, key: key, length: metaLength(name, key)}, ok && ok2 && f.Count() == 2) // a direction is one more
 }
 
 // metaLength is the number of bytes of a key of meta or ct.
 func metaLength(name string, key uint32) uint32 {
 	switch {
+	case name == "ct" && key == unix.NFT_CT_DIRECTION:
+		return 1
 	case name == "ct":
 		return 4
 	case key == unix.NFT_META_IIFNAME || key == unix.NFT_META_OIFNAME:
@@ -111,11 +113,7 @@ func (d *decoder) payload(f nfnetlink.Fields) {
 		return
 	}
 	register, ok4 := f.Number(unix.NFTA_PAYLOAD_DREG)
-	l := load{from: "payload", base: base, offset: offset, length: length}
-	if !ok || !ok2 || !ok3 || !ok4 || f.Count() != 4 {
-		l = load{}
-	}
-	d.put(register, l)
+	d.put(register, load{from: "payload", base: base, offset: offset, length: length}, ok && ok2 && ok3 && ok4 && f.Count() == 4)
 }
 
 // bitwise reads a mask, and what is set by exclusive or behind it.
@@ -130,7 +128,7 @@ func (d *decoder) bitwise(f nfnetlink.Fields) {
 	if !slices.ContainsFunc(xor, func(b byte) bool { return b != 0 }) {
 		l.xor = nil
 	}
-	d.put(into, l)
+	d.put(into, l, true)
 }
 
 func (d *decoder) byteorder(f nfnetlink.Fields) {
@@ -141,7 +139,7 @@ func (d *decoder) byteorder(f nfnetlink.Fields) {
 		l = load{}
 	}
 	l.swapped = true
-	d.put(into, l)
+	d.put(into, l, true)
 }
 
 func (d *decoder) fib(f nfnetlink.Fields) {
@@ -149,10 +147,7 @@ func (d *decoder) fib(f nfnetlink.Fields) {
 	l := load{from: "fib", key: n[1], length: 4, source: n[2]&unix.NFTA_FIB_F_SADDR != 0, marked: n[2]&unix.NFTA_FIB_F_MARK != 0}
 	kind := n[1] == unix.NFT_FIB_RESULT_ADDRTYPE && (n[2] == unix.NFTA_FIB_F_SADDR || n[2] == unix.NFTA_FIB_F_DADDR)
 	back := n[1] == unix.NFT_FIB_RESULT_OIF && n[2]&^(unix.NFTA_FIB_F_MARK|unix.NFTA_FIB_F_PRESENT) == unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF
-	if !ok || !kind && !back {
-		l = load{}
-	}
-	d.put(n[0], l)
+	d.put(n[0], l, ok && (kind || back))
 }
 
 // comparison reads one comparison: of more than equality, as one with a range.
@@ -165,7 +160,7 @@ func (d *decoder) comparison(f nfnetlink.Fields) {
 		return
 	}
 	if op == unix.NFT_CMP_GTE { // a second comparison may follow
-		d.put(register, l)
+		d.put(register, l, true)
 	}
 	switch op {
 	case unix.NFT_CMP_EQ, unix.NFT_CMP_NEQ:
@@ -416,10 +411,19 @@ func link(value []byte, out, negated bool) ruleset.Match {
 	return i
 }
 
+func negatable(m ruleset.Match, negated bool) ruleset.Match {
+	if negated {
+		return ruleset.Not{Match: m}
+	}
+	return m
+}
+
 // connection compares the state, the status or the mark of a connection.
 func (d *decoder) connection(l load, negated bool, first, last []byte) ruleset.Match {
 	d.nft = true
 	switch {
+	case l.key == unix.NFT_CT_DIRECTION && len(first) == 1 && bytes.Equal(first, last) && l.mask == nil:
+		return negatable(ruleset.Reply{}, negated == (first[0] != 0))
 	case len(first) != 4 || !bytes.Equal(first, last):
 		return nil
 	case l.key == unix.NFT_CT_MARK:
@@ -469,6 +473,7 @@ func translated(bits uint32, not bool) ruleset.Match {
 
 // protocolOffset and nextHeader are the places of the protocol in the headers of IPv4 and IPv6.
 const (
+	fragments      = 6
 	protocolOffset = 9
 	nextHeader     = 6
 )
@@ -481,6 +486,9 @@ func (d *decoder) header(l load, negated bool, first, last []byte) ruleset.Match
 	}
 	if at := map[ruleset.Family]uint32{ruleset.IPv4: protocolOffset, ruleset.IPv6: nextHeader}[d.family]; l.offset == at && len(first) == 1 && same && l.mask == nil {
 		return d.ofProtocol(first[0], negated)
+	}
+	if d.family == ruleset.IPv4 && l.offset == fragments && same && bytes.Equal(l.mask, []byte{0x1f, 0xff}) && len(bytes.Trim(first, "\x00")) == 0 {
+		return negatable(ruleset.Absent{Text: "ip frag-off & 0x1fff != 0"}, !negated) // conntrack has joined them
 	}
 	source, destination, length := nfnetlink.AddressOffsets(d.family == ruleset.IPv6)
 	if l.offset != source && l.offset != destination {

@@ -129,9 +129,9 @@ func (d *decoder) expression(name string, f nfnetlink.Fields) {
 	case "fib":
 		d.fib(f)
 	case "match":
-		d.match(xtables.ReadMatch(d.family, d.protocol, &f, d.handle))
+		d.match(xtables.Read(name, d.family, d.protocol, &f, d.handle))
 	case "target":
-		d.target(xtables.ReadTarget(d.family, &f, d.handle))
+		d.target(xtables.Read(name, d.family, d.protocol, &f, d.handle))
 	default:
 		d.act(name, f)
 	}

@@ -3,6 +3,7 @@ package decode_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -56,20 +57,6 @@ func more() []ruleset.Rule {
 		ruleset.IPTables("", ruleset.SetMark{}, ruleset.Protocol{Number: ruleset.TCP, Not: true}),
 		ruleset.IPTables("", ruleset.Return, tcp, ruleset.Reset, ruleset.Owner{ID: 1}, ruleset.Owner{ID: 2, Group: true, Not: true}),
 	}
-}
-
-// FuzzRulesComeBack takes all rules of a Spec to expressions and back.
-func FuzzRulesComeBack(f *testing.F) {
-	for seed := range uint64(50) {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, seed uint64) {
-		for _, family := range families {
-			for _, r := range rulesOf(family, spectest.Random(seed)) {
-				comesBack(t, family, r)
-			}
-		}
-	})
 }
 
 func comesBack(t *testing.T, f ruleset.Family, r ruleset.Rule) {
@@ -201,20 +188,6 @@ func readNative(tb testing.TB, expressions nfnetlink.Attributes, of ruleset.Rule
 	return t.Rule(7, expressions, nil)
 }
 
-// FuzzNativeRulesComeBack takes all rules of a Spec to expressions and back.
-func FuzzNativeRulesComeBack(f *testing.F) {
-	for seed := range uint64(50) {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, seed uint64) {
-		for _, r := range nativeRules(spectest.Random(seed)) {
-			if got := readNative(t, encodeNative(t, r), r); !got.Equal(r) {
-				t.Fatalf("%q came back as %q", r, got)
-			}
-		}
-	})
-}
-
 // TestNativeRules_EachBit changes every single bit of every value of every rule of the native tables: whatever comes of it, it is not
 // the rule that it was. Counters do not count, nor does the number of a set in its transaction, which the kernel forgets.
 func TestNativeRules_EachBit(t *testing.T) {
@@ -286,4 +259,45 @@ func TestSet_ElementsWithConditions(t *testing.T) {
 			t.Errorf("%s: unknown %t", name, s.Unknown)
 		}
 	}
+}
+
+// TestRule_CatchAll: the keys that no element has are those of the last entry.
+func TestRule_CatchAll(t *testing.T) {
+	var head, elements, rule nfnetlink.Buffer
+	head.String(unix.NFTA_SET_NAME, "m")
+	element := func(key []byte, flags uint32, code uint32) {
+		elements.Nested(unix.NFTA_LIST_ELEM, func() {
+			if elements.Uint32(unix.NFTA_SET_ELEM_FLAGS, flags); key != nil {
+				elements.Data(unix.NFTA_SET_ELEM_KEY, key)
+			}
+			elements.Nested(unix.NFTA_SET_ELEM_DATA, func() {
+				elements.Nested(unix.NFTA_DATA_VERDICT, func() { elements.Uint32(unix.NFTA_VERDICT_CODE, code) })
+			})
+		})
+	}
+	const catchAll = 2 // NFT_SET_ELEM_CATCHALL
+	element(nil, catchAll, nfnetlink.Drop)
+	element([]byte{ruleset.TCP}, 0, nfnetlink.Accept)
+	rule.Expression("meta", func() {
+		rule.Uint32(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
+		rule.Uint32(unix.NFTA_META_DREG, unix.NFT_REG_1)
+	})
+	rule.Expression("lookup", func() {
+		rule.String(unix.NFTA_LOOKUP_SET, "m")
+		rule.Uint32(unix.NFTA_LOOKUP_SREG, unix.NFT_REG_1)
+		rule.Uint32(unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
+	})
+	var bytes [3]nfnetlink.Attributes
+	for i, b := range []*nfnetlink.Buffer{&head, &elements, &rule} {
+		data, err := b.Bytes()
+		check.OK(t, err)
+		bytes[i] = data
+	}
+	set := decode.NewSet(bytes[0])
+	set.Add(bytes[1])
+	got := decode.Table{Sets: map[string]*decode.Set{"m": set}}.Rule(7, bytes[2], nil).Target
+	want := ruleset.VerdictMap{Of: "meta l4proto", Name: "m", List: []ruleset.VerdictOf{
+		{Matches: []ruleset.Match{ruleset.Protocol{Number: ruleset.TCP}}, Target: ruleset.Accept}, {Target: ruleset.Drop},
+	}}
+	check.Equal(t, fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want))
 }

@@ -17,6 +17,8 @@ type Set struct {
 	// Unknown reports whether the elements are not read.
 	Unknown  bool
 	elements []element
+	// rest is the element for the keys that no other one has, nil without one.
+	rest     *element
 	interval bool
 	// dynamic reports whether packets add elements, or that elements end.
 	dynamic bool
@@ -59,7 +61,7 @@ func (s *Set) Add(elements nfnetlink.Attributes) {
 	for e := range elements.All() {
 		f, ok := nfnetlink.ReadFields(e.Value)
 		flags, _ := f.Number(unix.NFTA_SET_ELEM_FLAGS)
-		if !ok || flags&elementAny != 0 || len(s.elements) >= maxElements || conditional(f) {
+		if !ok || len(s.elements) >= maxElements || conditional(f) {
 			s.Unknown = true
 			return
 		}
@@ -67,6 +69,10 @@ func (s *Set) Add(elements nfnetlink.Attributes) {
 		verdict, _ := nfnetlink.ReadFields(f.Raw(unix.NFTA_SET_ELEM_DATA))
 		if v, is := nfnetlink.ReadData(verdict); is {
 			one.verdict = &v
+		}
+		if flags&elementAny != 0 {
+			s.rest = &one
+			continue
 		}
 		key, _ := f.Value(unix.NFTA_SET_ELEM_KEY)
 		end, ranged := f.Value(elementKeyEnd)
@@ -150,10 +156,10 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	list, of, known := d.alternatives(set, word(source))
 	switch value := maps && into != unix.NFT_REG_VERDICT; {
 	case value && known: // a packet without an element does not match
-		d.put(into, load{})
+		d.put(into, load{}, false)
 		d.inSet(list, of, set, false)
 	case value:
-		d.put(into, load{})
+		d.put(into, load{}, false)
 		d.match(d.other("a look-up in the map " + Name(name)))
 	case maps && set != nil && !set.Unknown: // with elements that may match, if what is looked up is not known
 		d.target(ruleset.VerdictMap{Of: of, Name: set.Name, List: list})
@@ -172,7 +178,10 @@ func (d *decoder) inSet(list []ruleset.VerdictOf, of string, set *Set, not bool)
 	m := ruleset.AnyOf{Of: of, Name: set.Name, Not: not, Changes: set.dynamic}
 	for _, one := range list {
 		m.List = append(m.List, one.Matches)
-		if p, is := one.Matches[0].(ruleset.Port); is && len(one.Matches) == 1 && p.Range.First == p.Range.Last && !p.Source && p.Protocol != 0 {
+		if len(one.Matches) != 1 {
+			continue
+		}
+		if p, is := one.Matches[0].(ruleset.Port); is && p.Range.First == p.Range.Last && !p.Source && p.Protocol != 0 {
 			ports = append(ports, p.Range.First)
 		}
 	}
@@ -205,6 +214,9 @@ func (d *decoder) alternatives(set *Set, register uint32) (list []ruleset.Verdic
 		}
 		d.family, d.protocol = family, protocol // those of an element are its own
 		list = append(list, ruleset.VerdictOf{Matches: matches, Target: verdict(e.verdict)})
+	}
+	if set.rest != nil {
+		list = append(list, ruleset.VerdictOf{Target: verdict(set.rest.verdict)})
 	}
 	if l := d.registers[register]; l != nil {
 		of = l.named()

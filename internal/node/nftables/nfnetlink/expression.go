@@ -1,8 +1,8 @@
 package nfnetlink
 
 import (
-	"bytes"
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -167,7 +167,7 @@ func (b *Buffer) Network(source, negated bool, prefix netip.Prefix) {
 	}
 	b.Payload(unix.NFT_PAYLOAD_NETWORK_HEADER, offset, len(value))
 	if !whole {
-		b.And(netmask(bits, len(value)))
+		b.And(net.CIDRMask(bits, 8*len(value)))
 	}
 	b.Compare(negated, value)
 }
@@ -176,11 +176,8 @@ func (b *Buffer) Network(source, negated bool, prefix netip.Prefix) {
 func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
 	bits := 8 * len(value)
 	if mask != nil {
-		bits = 0
-		for bits < 8*len(mask) && mask[bits/8]&(0x80>>(bits%8)) != 0 {
-			bits++
-		}
-		if len(value) != length || !bytes.Equal(mask, netmask(bits, length)) {
+		all := 0
+		if bits, all = net.IPMask(mask).Size(); len(value) != length || all != 8*length { // none of a mask with a hole
 			return netip.Prefix{}, false
 		}
 	}
@@ -198,20 +195,6 @@ func AddressOffsets(ipv6 bool) (source, destination uint32, length int) {
 		return 8, 24, 16
 	}
 	return 12, 16, 4
-}
-
-// netmask is one of so many bits and bytes.
-func netmask(bits, length int) []byte {
-	m := make([]byte, length)
-	for i := range m {
-		switch {
-		case bits >= 8*(i+1):
-			m[i] = 0xff
-		case bits > 8*i:
-			m[i] = 0xff << (8*(i+1) - bits)
-		}
-	}
-	return m
 }
 
 // Attributes that golang.org/x/sys/unix lacks (enum nft_tproxy_attributes), and the flag of ports of a translation

@@ -3,11 +3,13 @@
 // It promises that Encode returns the attributes that iptables-nft 1.8.9 sends for a rule; and that a match or target that Encode writes
 // is read only from the bytes that a version of iptables writes for it. It uses no socket, no file and no process.
 //
-// Start reading at Encode, ReadMatch and ReadTarget; layout.go has the structs of the kernel's headers. Package decode reads whole rules.
+// Start reading at Encode and Read; layout.go has the structs of the kernel's headers. Package decode reads whole rules.
 package xtables
 
 import (
+	"encoding/binary"
 	"fmt"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -42,25 +44,19 @@ type encoder struct {
 
 // rule adds the expressions in the order of iptables-nft: interfaces, protocol, addresses, then extensions.
 func (e *encoder) rule(r ruleset.Rule) {
-	for _, m := range r.Matches {
-		if i, ok := m.(ruleset.Interface); ok {
-			e.link(i)
+	rank := func(m ruleset.Match) int {
+		switch m.(type) {
+		case ruleset.Interface:
+			return 0
+		case ruleset.Protocol:
+			return 1
+		case ruleset.Network:
+			return 2
 		}
+		return 3
 	}
-	for _, m := range r.Matches {
-		if p, ok := m.(ruleset.Protocol); ok {
-			e.protocol = p
-			e.Meta(unix.NFT_META_L4PROTO)
-			e.Compare(p.Not, []byte{p.Number})
-		}
-	}
-	for _, m := range r.Matches {
-		if n, ok := m.(ruleset.Network); ok {
-			e.network(n)
-		}
-	}
-	for _, m := range r.Matches {
-		e.extension(m)
+	for _, m := range slices.SortedStableFunc(slices.Values(r.Matches), func(a, b ruleset.Match) int { return rank(a) - rank(b) }) {
+		e.match(m)
 	}
 	e.Counter()
 	if r.Target != nil {
@@ -92,40 +88,54 @@ func (e *encoder) network(n ruleset.Network) {
 	}
 }
 
-// extension adds a match that is an extension of iptables: as comparisons where iptables-nft writes it so since version
-// 1.8.8, else as a struct of x_tables.
-func (e *encoder) extension(m ruleset.Match) {
+// match adds an extension of iptables as comparisons where iptables-nft writes it so since version 1.8.8, else as a struct of x_tables.
+func (e *encoder) match(m ruleset.Match) {
 	switch m := m.(type) {
-	case ruleset.Interface, ruleset.Protocol, ruleset.Network:
+	case ruleset.Interface:
+		e.link(m)
+		return
+	case ruleset.Protocol:
+		e.protocol = m
+		e.Meta(unix.NFT_META_L4PROTO)
+		e.Compare(m.Not, []byte{m.Number})
+		return
+	case ruleset.Network:
+		e.network(m)
+		return
 	case ruleset.OfFamily: // what the table says already
-		if ruleset.Family(m) != e.family {
-			e.err = fmt.Errorf("cannot encode match %v in a table of %v", m, e.family)
+		if ruleset.Family(m) == e.family {
+			return
 		}
 	case ruleset.Port:
 		e.port(m)
+		return
 	case ruleset.TCPFlags:
-		if m != ruleset.Reset {
-			e.err = fmt.Errorf("cannot encode match %v", m)
+		if m == ruleset.Reset {
+			e.Reset()
+			return
 		}
-		e.Reset()
-	default:
-		if mark, ok := m.(ruleset.Mark); ok && !mark.Connection && mark.Mask == 0 {
+	case ruleset.Mark:
+		if !m.Connection && m.Mask == 0 {
 			e.Meta(unix.NFT_META_MARK)
-			e.Compare(mark.Not, record{}.u32(mark.Value))
+			e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
 			return
 		}
-		layouts := matchLayouts(m)
-		if len(layouts) == 0 {
-			e.err = fmt.Errorf("cannot encode match %v", m)
-			return
-		}
-		x := layouts[0]
-		e.Expression("match", func() {
-			e.String(unix.NFTA_MATCH_NAME, x.name)
-			e.Uint32(unix.NFTA_MATCH_REV, x.revision)
-			e.Attribute(unix.NFTA_MATCH_INFO, x.info)
-		})
 	}
+	e.extension("match", m)
+}
+
+// extension adds a match or target as a struct of x_tables: NFTA_TARGET_… have the numbers of NFTA_MATCH_….
+func (e *encoder) extension(kind string, part ruleset.Match) {
+	all := layouts(e.family, part)
+	if len(all) == 0 {
+		e.err = fmt.Errorf("cannot encode %s %v", kind, part)
+		return
+	}
+	e.Expression(kind, func() {
+		e.String(unix.NFTA_MATCH_NAME, all[0].name)
+		e.Uint32(unix.NFTA_MATCH_REV, all[0].revision)
+		e.Attribute(unix.NFTA_MATCH_INFO, all[0].info)
+	})
 }
 
 func (e *encoder) port(p ruleset.Port) {
@@ -152,17 +162,7 @@ func (e *encoder) target(t ruleset.Target) {
 		}
 		e.Verdict(v)
 	default:
-		layouts := targetLayouts(e.family, t)
-		if len(layouts) == 0 {
-			e.err = fmt.Errorf("cannot encode target %v", t)
-			return
-		}
-		x := layouts[0]
-		e.Expression("target", func() {
-			e.String(unix.NFTA_TARGET_NAME, x.name)
-			e.Uint32(unix.NFTA_TARGET_REV, x.revision)
-			e.Attribute(unix.NFTA_TARGET_INFO, x.info)
-		})
+		e.extension("target", t)
 	}
 }
 

@@ -8,9 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
@@ -20,20 +18,6 @@ func by(names ...string) []labtest.Hop {
 		hops = append(hops, labtest.Hop{By: name})
 	}
 	return hops
-}
-
-// TestProxy_ReportsFailures requests that a listener in the middle passes the request on to a closed port.
-func TestProxy_ReportsFailures(t *testing.T) {
-	l := labtest.New(t, ruleset.IPv4)
-	closed := labtest.Pod.Port(ruleset.IPv4, 81)
-	labtest.Serve(t, l.App(), labtest.Service{
-		By: "middle", Via: labtest.TCP, At: labtest.Pod.Port(ruleset.IPv4, 7000),
-		Onward: func(labtest.Hop) labtest.Request { return labtest.Request{From: l.App(), Via: labtest.TCP, To: closed} },
-	})
-	got := labtest.Request{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 7000), Through: true}.Send(t.Context())
-	if len(got.Hops) != 1 || got.Hops[0].By != "middle" || got.Err == nil || got.Err.Error() != "refused" {
-		t.Errorf("want the one in the middle, then refused; got %s", got)
-	}
 }
 
 func TestCompare(t *testing.T) {
@@ -91,23 +75,6 @@ func TestCompare(t *testing.T) {
 				t.Errorf("the error does not have request and answer: %v", err)
 			}
 		})
-	}
-}
-
-// TestActor_OwnsItsSockets reads the kernel's list of sockets, which has the owner of each.
-func TestActor_OwnsItsSockets(t *testing.T) {
-	l := labtest.New(t, ruleset.IPv4)
-	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)
-	owners := map[string]string{}
-	for line := range strings.Lines(netnstest.Run(t, l.Path(), "cat", "/proc/self/net/tcp")) {
-		// sl local_address rem_address st tx:rx tr:when retrnsmt uid …
-		if f := strings.Fields(line); len(f) > 7 {
-			_, port, _ := strings.Cut(f[1], ":")
-			owners[port] = f[7]
-		}
-	}
-	if owners["0050"] != "1000" || owners["3A99"] != "1337" {
-		t.Errorf("ports 80 and 15001 belong to %q and %q, want 1000 and 1337", owners["0050"], owners["3A99"])
 	}
 }
 

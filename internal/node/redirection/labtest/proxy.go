@@ -62,18 +62,11 @@ func (p Proxy) services(f ruleset.Family) []Service {
 // toApp hands an inbound connection to the app as Envoy does: from the pass-through address, or under TPROXY from the
 // client's own address and with the mark that brings the answers back to the proxy.
 func (p Proxy) toApp(h Hop) Request {
-	ask := Request{From: p.Actor, Via: TCP, To: h.Dst, Source: Passthrough.Addr(familyOf(h.Dst.Addr()))}
+	ask := Request{From: p.Actor, Via: TCP, To: h.Dst, Source: Passthrough.Addr(ruleset.FamilyOf(h.Dst.Addr()))}
 	if p.Mode == redirect.TPROXY {
 		ask.Source, ask.Mark = h.From.Addr(), redirect.DefaultMark
 	}
 	return ask
-}
-
-func familyOf(a netip.Addr) ruleset.Family {
-	if a.Is6() {
-		return ruleset.IPv6
-	}
-	return ruleset.IPv4
 }
 
 func anyAddress(f ruleset.Family) netip.Addr {

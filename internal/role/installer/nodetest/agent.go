@@ -105,7 +105,15 @@ func (n *Node) Start(args ...string) *Agent {
 	started := make(chan error, 1)
 	go func() {
 		defer close(a.exited)
-		err := n.as(n.container, func() error { return a.run(started) })
+		// The thread that starts the process must live as long as the process, which is killed with it (PR_SET_PDEATHSIG, prctl(2)).
+		err := n.as(n.container, func() error {
+			if err := a.cmd.Start(); err != nil {
+				return err
+			}
+			started <- nil
+			a.ended = a.cmd.Wait()
+			return nil
+		})
 		if a.cmd.Process == nil {
 			started <- err // the error that prevented the start
 		}
@@ -113,17 +121,6 @@ func (n *Node) Start(args ...string) *Agent {
 	check.OK(n.tb, <-started, "starting a node agent")
 	n.tb.Cleanup(a.cleanup)
 	return a
-}
-
-// run starts the process and waits for its end. The thread that starts it must live as long as the process, which is
-// killed with it (PR_SET_PDEATHSIG, prctl(2)).
-func (a *Agent) run(started chan<- error) error {
-	if err := a.cmd.Start(); err != nil {
-		return err
-	}
-	started <- nil
-	a.ended = a.cmd.Wait()
-	return nil
 }
 
 func (a *Agent) cleanup() {
@@ -163,15 +160,13 @@ func (a *Agent) Terminate() {
 // Wait waits for the process to end by itself and returns its exit code, -1 for the death by a signal.
 func (a *Agent) Wait() int {
 	a.tb.Helper()
-	timer := time.NewTimer(Timeout)
-	defer timer.Stop()
-	select {
-	case <-a.exited:
-		return a.cmd.ProcessState.ExitCode()
-	case <-timer.C:
-		a.tb.Fatalf("the node agent has not ended after %s", Timeout)
-		return 0
-	}
+	Await(a.tb, "the end of the node agent", func() error {
+		if a.Running() == nil {
+			return errNotYet
+		}
+		return nil
+	})
+	return a.cmd.ProcessState.ExitCode()
 }
 
 // Running returns an error when the process has ended.

@@ -2,9 +2,14 @@ package runtimeconf
 
 import (
 	"cmp"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
+
+	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
 // version3 is the version of the format since containerd 2.
@@ -28,7 +33,6 @@ type criPlugin struct {
 		BinDir       string   `toml:"bin_dir"`
 		BinDirs      []string `toml:"bin_dirs"` // since containerd 2.1
 		ConfDir      string   `toml:"conf_dir"`
-		MaxConfNum   *int     `toml:"max_conf_num"`
 		ConfTemplate string   `toml:"conf_template"`
 	} `toml:"cni"`
 }
@@ -42,7 +46,6 @@ func (f *containerdFile) section() *criPlugin {
 
 // containerd reads the main file and its imports, each once, breadth first as LoadConfig does.
 func (r *reader) containerd(main string) {
-	r.MaxConfNum = 1
 	if r.exists(main) {
 		r.Source = main
 	}
@@ -93,9 +96,6 @@ func (r *reader) apply(s *criPlugin) {
 	if len(cni.BinDirs) > 0 {
 		r.BinDirs = slices.Clone(cni.BinDirs)
 	}
-	if cni.MaxConfNum != nil {
-		r.MaxConfNum = *cni.MaxConfNum
-	}
 }
 
 // imports returns the files of a list of imports by the rules of containerd's resolveImports: relative to the file, patterns
@@ -112,4 +112,99 @@ func (r *reader) imports(file string, list []string) (all []string) {
 		}
 	}
 	return all
+}
+
+// Files of CRI-O, crio.conf(5) and crio.conf.d(5).
+const (
+	crioFile    = "/etc/crio/crio.conf"
+	crioDropIns = "/etc/crio/crio.conf.d/*"
+)
+
+// crioConf is the section of a file of CRI-O. plugin_dir is a deprecated key, searched after plugin_dirs.
+type crioConf struct {
+	CRIO struct {
+		Network struct {
+			NetworkDir string   `toml:"network_dir"`
+			PluginDir  string   `toml:"plugin_dir"`
+			PluginDirs []string `toml:"plugin_dirs"`
+		} `toml:"network"`
+	} `toml:"crio"`
+}
+
+// crio reads the main file and the drop-in files in the order of their names; each key of a later one replaces an earlier one's.
+func (r *reader) crio() {
+	files := r.glob(crioDropIns)
+	if r.exists(crioFile) {
+		files = append([]string{crioFile}, files...)
+	}
+	extra := ""
+	for _, file := range files {
+		var f crioConf
+		if !r.decode(file, &f) {
+			continue
+		}
+		r.Source = cmp.Or(r.Source, file)
+		network := f.CRIO.Network
+		r.ConfDir, extra = cmp.Or(network.NetworkDir, r.ConfDir), cmp.Or(network.PluginDir, extra)
+		if len(network.PluginDirs) > 0 {
+			r.BinDirs = network.PluginDirs
+		}
+	}
+	if extra != "" {
+		r.BinDirs = append(r.BinDirs, extra)
+	}
+}
+
+// maxArguments bounds the command line of a runtime, in bytes.
+const maxArguments = 64 << 10
+
+// started returns the main files of the running containerds by their sockets: k3s with another --data-dir, or a unit of the
+// user's own. A process counts if it is root's and in the mount namespace of the node's first process, because a pod can run a
+// program of any name.
+func (r *reader) started() map[string]string {
+	files := map[string]string{}
+	proc := filepath.Join(r.root, "proc")
+	mounts, err := os.Readlink(proc + "/1/ns/mnt")
+	entries, _ := os.ReadDir(proc)
+	for _, e := range entries {
+		dir := filepath.Join(proc, e.Name())
+		name, unread := os.ReadFile(filepath.Join(dir, "comm")) //nolint:gosec // a procfs; unlike cmdline it waits for no lock of the process
+		if err != nil || unread != nil || string(name) != "containerd\n" {
+			continue
+		}
+		if own, err := os.Readlink(filepath.Join(dir, "ns/mnt")); err != nil || own != mounts || !ofRoot(dir) {
+			continue
+		}
+		if text, _, err := hostfs.ReadFile(filepath.Join(dir, "cmdline"), maxArguments); err == nil {
+			if config, socket := containerdArguments(strings.Split(string(text), "\x00")); path.IsAbs(config) {
+				files[socket] = path.Clean(config)
+			}
+		}
+	}
+	return files
+}
+
+func ofRoot(dir string) bool {
+	info, err := os.Stat(dir)
+	return err == nil && info.Sys().(*syscall.Stat_t).Uid == 0 //nolint:forcetypeassert // of Linux
+}
+
+// containerdArguments returns --config and --address of a command line of containerd, the latter without its first "/var" if that
+// leads to /run.
+func containerdArguments(args []string) (config, socket string) {
+	socket = "/run/containerd/containerd.sock"
+	for i, arg := range args {
+		name, value, joined := strings.Cut(arg, "=")
+		if !joined && i+1 < len(args) {
+			value = args[i+1]
+		}
+		switch strings.TrimLeft(name, "-") {
+		case name: // no flag
+		case "config", "c":
+			config = value
+		case "address", "a":
+			socket = strings.Replace(value, "/var/run/", "/run/", 1)
+		}
+	}
+	return config, socket
 }
