@@ -226,7 +226,7 @@ func TestALostNamespaceIsConfirmed(t *testing.T) {
 	}
 	l.clock.Step(10 * time.Second)
 	inspect()
-	if s := l.controller.Pods()[0]; s.State != audit.NotInspected || !strings.Contains(s.Why(), "no network namespace of it is found") {
+	if s := l.controller.Pods()[0]; s.State != audit.NotInspected || !strings.Contains(s.Why(), "its network namespace was not found") {
 		t.Errorf("after two failures: %+v", s)
 	}
 	l.waitForStates(0, 0, 0, 1)

@@ -139,7 +139,7 @@ func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	p := crashing("web").at("10.88.0.2/24")
 	l.set(p)
 	l.run()
-	l.waitForEvent(p, "Warning", podwork.ReasonRepaired, "no network namespace of it is found", "delete the pod")
+	l.waitForEvent(p, "Warning", podwork.ReasonRepaired, "its network namespace was not found", "delete the pod")
 	for i := range 60 {
 		l.clock.Step(time.Minute)
 		if i%10 == 0 {
