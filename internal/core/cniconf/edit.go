@@ -68,7 +68,7 @@ func inlined(text []byte) (plugins, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(list.of(text)))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
-		return plugins{}, errors.New(`"plugins" is no list`)
+		return plugins{}, errors.New(`"plugins" is not a list`)
 	}
 	p := plugins{open: list.start + 1}
 	for d.More() {

@@ -102,17 +102,17 @@ func loadList(text []byte) (Network, error) {
 	n := Network{List: true}
 	var ok bool
 	if n.Name, ok = keys["name"].(string); !ok {
-		return n, errors.New(`no "name", or it is no string`)
+		return n, errors.New(`no "name", or it is not a string`)
 	}
 	if version, there := keys["cniVersion"]; there {
 		if n.Version, ok = version.(string); !ok {
-			return n, errors.New(`"cniVersion" is no string`)
+			return n, errors.New(`"cniVersion" is not a string`)
 		}
 	}
 	if value, there := keys["cniVersions"]; there {
 		versions, ok := value.([]any)
 		if !ok || slices.ContainsFunc(versions, func(v any) bool { _, ok := v.(string); return !ok }) {
-			return n, errors.New(`"cniVersions" is no list of strings`)
+			return n, errors.New(`"cniVersions" is not a list of strings`)
 		}
 	}
 	var err error

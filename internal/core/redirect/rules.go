@@ -54,8 +54,8 @@ func (b builder) rejected(f ruleset.Family) ruleset.Table {
 	}
 	jump := []ruleset.Rule{b.rule("this family is not captured: it must not run past the mesh", b.jump(rejectAll), family)}
 	return b.table("filter", chain{"INPUT", jump}, chain{outHook, jump}, chain{rejectAll, []ruleset.Rule{
-		b.rule("what comes in over loopback stays in the pod", ruleset.Return, in("lo")),
-		b.rule("what goes out over loopback stays in the pod", ruleset.Return, out("lo")),
+		b.rule("incoming loopback traffic stays in the pod", ruleset.Return, in("lo")),
+		b.rule("outgoing loopback traffic stays in the pod", ruleset.Return, out("lo")),
 		b.rule("the refusal of an incoming connection gets out", ruleset.Return, ruleset.Reset),
 		b.rule("TCP is refused at once, so that clients try the other family", ruleset.TCPReset, tcp),
 		b.rule("UDP is refused", answer, family, ruleset.Protocol{Number: ruleset.UDP}),
@@ -152,13 +152,13 @@ func (b builder) natPrerouting() []ruleset.Rule {
 func (b builder) virtualMachines() []ruleset.Rule {
 	if b.Outbound.All {
 		return each(b.RerouteInterfaces, func(v string) ruleset.Rule {
-			return b.rule("what virtual interface "+v+" sends is outbound", b.jump(toProxy), in(v))
+			return b.rule("traffic from virtual interface "+v+" is outbound", b.jump(toProxy), in(v))
 		})
 	}
 	var rules []ruleset.Rule
 	for _, p := range b.networks(b.Outbound.List...) {
 		rules = append(rules, each(b.RerouteInterfaces, func(v string) ruleset.Rule {
-			return b.rule("what virtual interface "+v+" sends to a captured network is outbound", b.jump(toProxy), in(v), to(p))
+			return b.rule("traffic from virtual interface "+v+" to a captured network is outbound", b.jump(toProxy), in(v), to(p))
 		})...)
 	}
 	return rules

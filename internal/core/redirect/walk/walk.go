@@ -219,7 +219,7 @@ func (c *course) either(p Packet) outcome {
 func (n Namespace) doubted(r Result, f ruleset.Family) Result {
 	if names := n.Unread[f]; len(names) > 0 && r.Verdict != CannotTell {
 		r.Summary = "cannot tell, because packets pass " + printable.Text(strings.Join(names, ", "), maxText) +
-			", which cannot be read here; by the tables that are read the packet " + r.Summary
+			", which cannot be read here; by the readable tables alone the packet " + r.Summary
 		r.Verdict, r.Decided, r.Settings = CannotTell, nil, nil
 	}
 	return r
