@@ -325,7 +325,7 @@ func (d Dialect) portList(text string) ([]ruleset.PortRange, error) {
 func (d Dialect) morePorts(ports []ruleset.PortRange, text string) ([]ruleset.PortRange, error) {
 	more, err := list(d, text, maxEntries, parsePorts)
 	if all := len(ports) + len(more); err == nil && all > maxEntries {
-		err = fmt.Errorf("lists %d entries with those that it adds to, more than %d", all, maxEntries)
+		err = fmt.Errorf("extends a list to %d entries, more than %d", all, maxEntries)
 	}
 	return slices.Concat(ports, more), err
 }
@@ -360,7 +360,7 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 		return nil, nil
 	}
 	if d.Strict && strings.ContainsAny(text, " \t\r\n") {
-		return nil, fmt.Errorf("holds white space: want address/prefix items separated by commas only")
+		return nil, fmt.Errorf("contains white space: want address/prefix items separated by commas only")
 	}
 	return list(d, text, maxEntries, func(item string) (netip.Prefix, error) {
 		if item == wildcard {

@@ -174,7 +174,7 @@ func TestParse_BadValues(t *testing.T) {
 		notMark      = "is not a mark: want a decimal number from 1 to 4294967295"
 		notTable     = "is not a routing table: want a decimal number from 1 to 2147483647"
 		notLoopback  = "want an IPv4 loopback network, like 127.0.0.1/32, of prefix length 8 to 32"
-		whiteSpace   = "holds white space: want address/prefix items separated by commas only"
+		whiteSpace   = "contains white space: want address/prefix items separated by commas only"
 		noID         = "names no id: the proxy needs at least one, or its own traffic would loop"
 	)
 	for _, test := range []struct {

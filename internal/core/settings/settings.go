@@ -230,7 +230,7 @@ func (in Input) Disagreement(s Setting, used Origin) string {
 	}
 	for _, name := range s.Env {
 		if other, _ := in.getenv(name); other != "" && other != used.Text {
-			return fmt.Sprintf("environment variables %s and %s differ: the first one counts", used.Name, name)
+			return fmt.Sprintf("environment variables %s and %s differ: the first one applies", used.Name, name)
 		}
 	}
 	return ""

@@ -224,7 +224,7 @@ func TestVariables_Differ(t *testing.T) {
 	var c config
 	in, _ := settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=b"))
 	origins, _ := in.Read(c.rows())
-	const want = "environment variables NAME and OLD-NAME differ: the first one counts"
+	const want = "environment variables NAME and OLD-NAME differ: the first one applies"
 	check.Equal(t, in.Disagreement(c.rows()[0], origins.Flag("name")), want)
 	if in, _ = settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=a")); in.Disagreement(c.rows()[0], in.Find(c.rows()[0])) != "" {
 		t.Error("equal texts are reported as a disagreement")
