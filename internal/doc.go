@@ -7,10 +7,10 @@
 // one package that owns it. The test reads the import lines of every Go file
 // in the tree and needs no tools.
 //
-// A second one holds docs/errors.md to having each code, state and reason, docs/reference.md each metric.
+// A second test checks that docs/errors.md has each code, state and reason, and docs/reference.md each metric.
 //
-// A third one (pages_test.go) holds README.md, docs/, .github/ and the pages of internal and e2e to their commands, each of which
-// has a test that runs it, and to their links. A block of commands has the language sh or console, and before it the line
+// A third (pages_test.go) checks README.md, docs/, .github/ and the pages of internal and e2e: a test runs each of their commands,
+// and their links lead somewhere. A block of commands has the language sh or console, and before it the line
 //
 //	<!-- test: NAME -->
 //
@@ -39,7 +39,7 @@
 //	the self-test                 node/selfcheck
 //	a setting                     core/settings, and the table of its role
 //	foreign text made safe        core/printable
-//	values of others hidden       core/redact (a bug report: role/bundle)
+//	other programs' values hidden core/redact (a bug report: role/bundle)
 //	names and selectors of users  agent/selector
 //
 // To add a rule by an annotation: a field of redirect.Spec (core/redirect/spec.go),
@@ -77,7 +77,7 @@
 //
 // To add an exit code, a code of a CNI error, an event's reason, a part of readiness, or a state of the audit: its constant, with
 // the sentence for a user in its comment, its table or the command's help. "make manifests" writes it into docs/errors.md.
-// Other texts say themselves what to do; that page explains only those that cannot.
+// Other texts say themselves what to do; that page explains only texts that cannot.
 //
 // To add a check of the doctor: a row of checks (role/doctor/doctor.go) and its
 // function, which reads the view and returns ok, or warn or fail with a remedy.

@@ -262,9 +262,9 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	}
 	// The umask may have cleared bits. Another owner of the parent may have put a link there.
 	err = d.on("chmod", path, func() error {
-		dir, err := os.OpenFile(path, syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) //nolint:gosec // the caller's path
-		if err != nil {
-			return err
+		dir, failed := os.OpenFile(path, syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) //nolint:gosec // the caller's path
+		if failed != nil {
+			return failed
 		}
 		defer dir.Close() //nolint:errcheck // it was only opened
 		return dir.Chmod(mode)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -127,21 +126,27 @@ func (f Flow) lookUp(to, source netip.Addr) (found route, err error) {
 	if f.Destination != 0 {
 		add(rtaDport, binary.BigEndian.AppendUint16(nil, f.Destination))
 	}
-	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
-	if errno := unix.Errno(0); errors.As(err, &errno) && ends[errno] != "" {
-		return found, &EndError{To: to, Errno: errno}
-	}
-	for _, one := range answers {
-		var attributes []syscall.NetlinkRouteAttr
-		if head, attributes, err = parseHead(one); err == nil {
-			found = parseRoute(head, attributes)
+	if found, err = answerOf(request); err != nil {
+		if errno := unix.Errno(0); errors.As(err, &errno) && ends[errno] != "" {
+			return found, &EndError{To: to, Errno: errno}
 		}
+		return found, fmt.Errorf("looking up the route to %s: %w", to, err)
 	}
 	if many := found.kind == unix.RTN_BROADCAST || found.kind == unix.RTN_MULTICAST; many && f.Protocol == unix.IPPROTO_TCP {
 		return found, &EndError{To: to, Errno: unix.ENETUNREACH}
 	}
-	if err != nil {
-		err = fmt.Errorf("looking up the route to %s: %w", to, err)
+	return found, nil
+}
+
+// answerOf returns the route that answers a request.
+func answerOf(request *nl.NetlinkRequest) (found route, err error) {
+	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	for _, one := range answers {
+		head, attributes, failed := parseHead(one)
+		if failed != nil {
+			return found, failed
+		}
+		found = parseRoute(head, attributes)
 	}
 	return found, err
 }

@@ -36,7 +36,7 @@ func (c *call) admit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.identify(); err != nil {
+	if err = c.identify(); err != nil {
 		return err
 	}
 	decision, err := c.decide(ctx)

@@ -24,7 +24,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	defer c.end()
-	if err := c.identify(); err != nil {
+	if err = c.identify(); err != nil {
 		return err
 	}
 	decision, err := c.decide(ctx)

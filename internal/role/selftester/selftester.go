@@ -75,8 +75,8 @@ func Run(c applet.Call) int {
 			form = output.JSON
 		}
 		err = output.Print(c.Stdout, verdict, form, func() error {
-			_, err := io.WriteString(c.Stdout, verdict.Text())
-			return err
+			_, bad := io.WriteString(c.Stdout, verdict.Text())
+			return bad
 		})
 	}
 	if err != nil {

@@ -49,9 +49,9 @@ func last(text string) string {
 const legacy redirect.Backend = "legacy"
 
 // spec excludes a port, and captures DNS.
-func spec(mode redirect.Mode) redirect.Spec {
+func spec() redirect.Spec {
 	s := redirect.Default()
-	s.Mode, s.DNS, s.OutboundPortsExclude, s.DualStack = mode, redirect.DNSAll, ruleset.PortList(15020, 443), true
+	s.DNS, s.OutboundPortsExclude, s.DualStack = redirect.DNSAll, ruleset.PortList(15020, 443), true
 	return s
 }
 
@@ -68,7 +68,7 @@ func space(f *labtest.Fixture, b redirect.Backend) redirection.Namespace {
 func TestWhy_NamespaceByItsRules(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
-	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(redirect.Redirect), redirection.Reconcile)))
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(), redirection.Reconcile)))
 	code, out, errs := explain(t, 80, "--netns", f.Path())
 	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
 		if !strings.Contains(out, want) {
@@ -128,7 +128,7 @@ func TestJSON_EmptyArrays(t *testing.T) {
 func TestOutput_Bound(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4)
-	s := spec(redirect.Redirect)
+	s := spec()
 	s.DualStack = false
 	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
 	script := "add chain ip mangle c0\n"
@@ -169,7 +169,7 @@ func TestWhy_Faults(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			f := labtest.New(t, ruleset.IPv4)
-			s := spec(redirect.Redirect)
+			s := spec()
 			s.DualStack, s.DNS = false, redirect.DNSOff
 			check.OK(t, check.Err(space(f, tt.backend).Apply(t.Context(), s, redirection.Reconcile)))
 			if strings.Contains(tt.args, " ip other ") {
@@ -196,7 +196,7 @@ func TestWhy_Sandbox(t *testing.T) {
 		legacy: "legacy rules are copied with reproduce-nftables or reproduce-nat",
 	} {
 		f := labtest.New(t, ruleset.IPv4)
-		check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(redirect.Redirect), redirection.Reconcile)))
+		check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(), redirection.Reconcile)))
 		netnstest.Run(t, f.Path(), "ip", "address", "flush", "scope", "global")
 		for _, more := range [][]string{nil, {"--to", "10.2.0.9:80"}, {"--from", "10.2.0.9", "--port", "80"}} {
 			code, out, errs := explain(t, 0, append(more, "--netns", f.Path())...)
