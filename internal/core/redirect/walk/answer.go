@@ -6,9 +6,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// fails returns the rule that breaks the connection of a packet that arrives: it drops the replies or the following packets, or puts
+// broken returns the rule that breaks the connection of a packet that arrives: it drops the replies or the following packets, or puts
 // the replies into another conntrack zone. It returns nil without such a rule, or if this is not known.
-func (c *course) fails(p Packet, o outcome) *Hop {
+func (c *course) broken(p Packet, o outcome) *Hop {
 	ends := o.Verdict == Passed || o.Verdict == Redirected || o.Verdict == HandedOver
 	hostile := len(o.Hops) > 2*maxShown // too many matching rules to walk three times
 	if !ends || hostile || o.limit != "" || o.Packet.State == ruleset.StateUntracked || !p.Outgoing && o.Packet.Type != local {
@@ -18,7 +18,7 @@ func (c *course) fails(p Packet, o outcome) *Hop {
 	if h := w.dropped(left); h != nil {
 		return h
 	}
-	if zoned := slices.IndexFunc(o.Hops, zones); zoned >= 0 && o.apart(p, left) {
+	if zoned := slices.IndexFunc(o.Hops, zones); zoned >= 0 && o.brokenByZone(p, left) {
 		return &o.Hops[zoned]
 	}
 	if o.Verdict != Passed || o.Packet.Translated != 0 { // the kernel translates the following packets without a rule
@@ -29,9 +29,9 @@ func (c *course) fails(p Packet, o outcome) *Hop {
 	return w.dropped(w.pass(p))
 }
 
-// apart reports whether zones break the connection. Replies in another zone are not translated: nat treats them as a new incoming
+// brokenByZone reports whether zones break the connection. Replies in another zone are not translated: nat treats them as a new incoming
 // connection. The proxy finds the original destination of redirected TCP in zone 0 only (nf_conntrack_proto.c, getorigdst).
-func (o outcome) apart(p Packet, left []reading) bool {
+func (o outcome) brokenByZone(p Packet, left []reading) bool {
 	switch {
 	case o.Verdict == Passed && p.Protocol != ruleset.TCP:
 		return false

@@ -78,7 +78,7 @@ func (n Namespace) Deviations() (all []Deviation) {
 		for _, name := range n.Unread[f] {
 			all = append(all, Deviation{Family: f, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
-		k := cage{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
+		k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
 		k.sources = k.live.sources()
 		for _, c := range k.canaries(links, n.Own) {
 			for _, d := range k.deviations(c, n.Live) {
@@ -91,8 +91,8 @@ func (n Namespace) Deviations() (all []Deviation) {
 	return all
 }
 
-// cage compares the paths of canaries of a family.
-type cage struct {
+// comparison compares the paths of canaries of a family.
+type comparison struct {
 	Wanted
 
 	family       ruleset.Family
@@ -160,7 +160,7 @@ func (w Wanted) captured() (all []ruleset.Family) {
 }
 
 // deviations compares the paths of a canary, in both orders of the sets that share a hook and a priority.
-func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
+func (k comparison) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 	c.Packet = c.completed(k.live.loopback)
 	want := k.wanted.walk(c.asWanted(k.live.loopback))
 	for _, course := range []*course{k.live, k.live.reversed} {
@@ -172,7 +172,7 @@ func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 			return []Deviation{{Family: k.family, Packets: c.name + " may go any way: " + got.limit, Unknown: true}}
 		}
 		ways := k.compare(c, got, want)
-		if h := course.fails(c.Packet, got); h != nil && got.Verdict == want.Verdict && got.To == want.To {
+		if h := course.broken(c.Packet, got); h != nil && got.Verdict == want.Verdict && got.To == want.To {
 			ways = append(ways, Deviation{Family: k.family, Packets: c.name + " fail", Rule: h, Foreign: !h.wanted})
 		}
 		for _, d := range ways {
@@ -187,7 +187,7 @@ func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 
 // compare returns the ends of a canary that differ from the wanted end. A drop behind the translation of the destination is a
 // deviation only if no packet arrives.
-func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
+func (k comparison) compare(c canary, got, want outcome) (all []Deviation) {
 	wanted := func(r reading) bool { return r.verdict == want.Verdict && r.to == want.To }
 	arrives := slices.ContainsFunc(got.ended, wanted)
 	for _, r := range got.ended {
@@ -215,14 +215,14 @@ func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
 }
 
 // leaves reports whether a packet to the pod itself goes to a host outside the nested networks.
-func (k cage) leaves(r reading) bool {
+func (k comparison) leaves(r reading) bool {
 	to := r.to.Addr()
 	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.own, to) && !k.nested(to)
 }
 
 // nested reports whether an address is in a network that nat rules match as a source: the masquerading of a container network
 // behind the namespace.
-func (k cage) nested(a netip.Addr) bool {
+func (k comparison) nested(a netip.Addr) bool {
 	return slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
@@ -299,7 +299,7 @@ func address(f ruleset.Family, own []netip.Addr) netip.Addr {
 }
 
 // canaries returns the packets of the family.
-func (k cage) canaries(links []string, own []netip.Addr) (all []canary) {
+func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 	f := k.family
 	self := address(f, own)
 	sender := func(out string, free Fields, proxy bool) Packet {
@@ -385,7 +385,7 @@ func ports(list []ruleset.PortRange) []uint16 {
 }
 
 // first returns the packet with the first address and port that the wanted rules redirect, otherwise with the first of each list.
-func (k cage) first(p Packet, addresses []netip.Addr, ports []uint16) Packet {
+func (k comparison) first(p Packet, addresses []netip.Addr, ports []uint16) Packet {
 	for _, a := range addresses {
 		for _, port := range ports {
 			q := to(p, a, port)

@@ -198,7 +198,7 @@ func (n Namespace) Walk(p Packet) Result {
 	c := n.course(f, n.Wanted.rules())
 	o := c.either(p)
 	r := n.explained(o, p)
-	if r.Fails = c.fails(p, o); r.Fails != nil {
+	if r.Fails = c.broken(p, o); r.Fails != nil {
 		r.Summary += "; the connection fails, because of " + r.Fails.named()
 	}
 	return n.doubted(r, f)
