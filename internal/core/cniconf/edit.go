@@ -9,13 +9,13 @@ import (
 	"slices"
 )
 
-// span is a part of a text, from its first byte to behind its last.
+// span is a part of a text: the offset of its first byte, and the offset behind its last byte.
 type span struct{ start, end int }
 
 func (s span) of(text []byte) []byte { return text[s.start:s.end] }
 
-// member returns the position of the value of a key of the object, or of the last of several, as encoding/json uses that; a
-// zero span if there is none.
+// member returns the position of a key's value in the object. Of duplicate keys it takes the last one, like encoding/json.
+// Without the key it returns a zero span.
 func member(object []byte, key string) (value span, err error) {
 	if !json.Valid(object) {
 		return value, unreadable(object, json.Unmarshal(object, new(any)))
@@ -52,12 +52,12 @@ func next(d *json.Decoder) (span, error) {
 
 // plugins holds the positions of a list's plugins.
 type plugins struct {
-	// open is behind the opening bracket.
+	// open is the offset behind the opening bracket.
 	open     int
 	elements []span
 }
 
-// inlined finds the plugins of a list.
+// inlined finds the plugins in a list.
 func inlined(text []byte) (plugins, error) {
 	list, err := member(text, "plugins")
 	switch {
@@ -68,7 +68,7 @@ func inlined(text []byte) (plugins, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(list.of(text)))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
-		return plugins{}, errors.New(`"plugins" is no list`)
+		return plugins{}, errors.New(`"plugins" is not a list`)
 	}
 	p := plugins{open: list.start + 1}
 	for d.More() {
@@ -81,7 +81,7 @@ func inlined(text []byte) (plugins, error) {
 	return p, nil
 }
 
-// own returns the indices of the elements that are stanzas of any version of this program.
+// own returns the indices of this program's stanzas, of any version.
 func (p plugins) own(text []byte) []int {
 	var out []int
 	for i, element := range p.elements {
@@ -99,8 +99,8 @@ func isOwn(element []byte) bool {
 	return json.Unmarshal(element, &c) == nil && c.Type == PluginType
 }
 
-// Insert puts the stanza at the end of a list and removes all older ones. No other byte changes;
-// a list that ends with this stanza and has no other one is returned unchanged.
+// Insert puts the stanza at the end of a list and removes all older stanzas. No other byte changes;
+// Insert returns a list unchanged if this stanza is its last plugin and its only stanza.
 func Insert(list, stanza []byte) ([]byte, error) {
 	p, err := inlined(list)
 	if err != nil {
@@ -128,7 +128,7 @@ func Insert(list, stanza []byte) ([]byte, error) {
 	return slices.Concat(list[:end], []byte(","), space, indented(stanza, space), list[end:]), nil
 }
 
-// before is the white space ahead of an element.
+// before returns the white space ahead of an element.
 func (p plugins) before(text []byte, at int) []byte {
 	ahead := text[:p.elements[at].start]
 	return ahead[len(bytes.TrimRight(ahead, " \t\r\n")):]
@@ -140,7 +140,7 @@ func indented(stanza, space []byte) []byte {
 	var b bytes.Buffer
 	at := bytes.LastIndexByte(space, '\n')
 	if at < 0 {
-		_ = json.Compact(&b, stanza) // an object, as Plan makes sure
+		_ = json.Compact(&b, stanza) // Plan ensures that it is an object
 		return b.Bytes()
 	}
 	indent := "  "
@@ -155,12 +155,12 @@ func indented(stanza, space []byte) []byte {
 }
 
 // Remove removes every stanza of this program from a list, and no other byte: Remove undoes Insert byte for byte. A list
-// without such a stanza is returned unchanged; a list of such stanzas only becomes a list with no plugins.
+// without such a stanza stays unchanged; a list with only such stanzas becomes a list without plugins.
 func Remove(list []byte) ([]byte, error) {
 	return withoutOwn(list, 0)
 }
 
-// withoutOwn leaves the last few stanzas.
+// withoutOwn removes our stanzas except the last leave ones.
 func withoutOwn(list []byte, leave int) ([]byte, error) {
 	for {
 		p, err := inlined(list)
@@ -188,8 +188,8 @@ func (p plugins) cut(at int) span {
 	}
 }
 
-// Same reports whether two JSON texts are equal, whatever the order of keys and the white space. Two numbers are equal if
-// they have the same spelling.
+// Same reports whether two JSON texts are equal, apart from the order of keys and white space. Numbers are equal if their
+// spellings are.
 func Same(a, b []byte) bool {
 	x, errX := decoded(a)
 	y, errY := decoded(b)
@@ -204,16 +204,16 @@ func decoded(text []byte) (any, error) {
 	return v, err
 }
 
-// Versions of the CNI specification that the plugin serves, oldest first.
+// Versions returns the versions of the CNI specification that the plugin supports, oldest first.
 func Versions() []string {
 	return []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 }
 
-// nameless is the network name of a list that Convert makes of a plugin without one; the reference uses it for every list.
+// nameless is the network name of a list that Convert makes from a plugin without a name; the reference uses it for every list.
 const nameless = "k8s-pod-network"
 
-// Convert returns the list that runs a single plugin only. It keeps the plugin's bytes, name and version; it replaces an
-// unsupported version by the newest supported one.
+// Convert returns a list with a single plugin. It keeps the plugin's bytes, name and version; it replaces an unsupported
+// version by the newest supported version.
 func Convert(single []byte) ([]byte, error) {
 	c, err := plugin(single)
 	if err != nil {

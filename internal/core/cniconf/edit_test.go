@@ -35,26 +35,26 @@ func FuzzInsertRemove(f *testing.F) {
 		}
 		again, err := cniconf.Insert(with, own)
 		if err != nil || !bytes.Equal(again, with) {
-			t.Fatalf("twice is not once (%v):\n%s\n%s", err, with, again)
+			t.Fatalf("a second Insert changes the list (%v):\n%s\n%s", err, with, again)
 		}
 		clean, err := cniconf.Remove(text)
 		check.OK(t, err)
 		back, err := cniconf.Remove(with)
 		check.OK(t, err)
 		if had := !bytes.Equal(clean, text); !had && !bytes.Equal(back, text) {
-			t.Fatalf("not the identity:\n%q\n%q", text, back)
+			t.Fatalf("Remove does not undo Insert:\n%q\n%q", text, back)
 		}
 		before, after := elements(t, clean), elements(t, with)
 		if !slices.Equal(before, after[:len(after)-1]) {
 			t.Fatalf("neighbours changed:\n%q\n%q", before, after)
 		}
 		if !cniconf.Same([]byte(after[len(after)-1]), own) {
-			t.Fatalf("the last one is %s", after[len(after)-1])
+			t.Fatalf("the last plugin is %s", after[len(after)-1])
 		}
 	})
 }
 
-// elements are the plugins of a list, to the byte.
+// elements returns the exact texts of a list's plugins.
 func elements(t *testing.T, text []byte) []string {
 	t.Helper()
 	keys := map[string]json.RawMessage{}
@@ -68,8 +68,8 @@ func elements(t *testing.T, text []byte) []string {
 	return out
 }
 
-// FuzzPlan plans for a directory of two files with any content: no plan panics, none leaves the runtime with less than
-// it had, and each leads to what needs no further one.
+// FuzzPlan plans for a directory of two files with any content: no plan panics or takes a loadable configuration from the
+// runtime, and after each plan no further plan has steps.
 func FuzzPlan(f *testing.F) {
 	f.Add("10-a.conf", []byte(bridgeConf), []byte(list), uint8(0))
 	f.Add("10-a.conflist", []byte(list), []byte(reference), uint8(1))
@@ -91,7 +91,7 @@ func FuzzPlan(f *testing.F) {
 			}
 		}
 		if again := w.Plan(end(start, plan.Steps)); len(again.Steps) > 0 {
-			t.Fatalf("not content: %v", again.Steps)
+			t.Fatalf("a second plan has steps: %v", again.Steps)
 		}
 	})
 }

@@ -1,8 +1,7 @@
 // Package cniconf reads, writes and places the plugin's stanza in the node's CNI configuration.
 //
-// It promises that a stanza written for any earlier version is understood, that a setting that cannot be used is
-// reported by its key and does not hide the others, and that every default is here. It never reads a file: bytes come
-// in.
+// It promises that it understands a stanza of any earlier version, that it reports a bad setting by its key and still
+// reads the others, and that every default is here. It never reads a file: callers pass bytes.
 //
 // Start at Parse.
 package cniconf
@@ -26,55 +25,55 @@ const (
 	DefaultRunDir     = "/var/run/istio-cni"
 	KubeconfigName    = "istio-cni-kubeconfig"
 	DefaultAPITimeout = 10 * time.Second
-	longestAPITimeout = 90 * time.Second // the whole call must end before runtimes give up
+	longestAPITimeout = 90 * time.Second // the whole call must end before the runtime's timeout
 )
 
-// SandboxedRuntimes are the default patterns of the RuntimeClasses of gVisor (also GKE's) and Kata Containers.
+// SandboxedRuntimes returns the default patterns for RuntimeClasses of gVisor (also GKE's) and Kata Containers.
 func SandboxedRuntimes() []string {
 	return []string{"gvisor", "gvisor-*", "runsc", "runsc-*", "kata", "kata-*"}
 }
 
-// NetConf is a stanza, read and completed.
+// NetConf is a parsed stanza with all defaults.
 type NetConf struct {
 	CNIVersion, Name, Type string
-	// PrevResult is the JSON text of the previous plugin's result; nil if there is none.
+	// PrevResult is the previous plugin's result as JSON; nil without one.
 	PrevResult json.RawMessage
 
-	// Annotations are those of the pod, if AnnotationsDelivered is set. containerd (1.6 and 2.4
+	// Annotations are the pod's annotations if AnnotationsDelivered is set. containerd (1.6 and 2.4
 	// tested) passes null for a pod without annotations.
 	Annotations          map[string]string
 	AnnotationsDelivered bool
 
-	// LogLevel is the text of the key, unparsed; the logger parses it.
+	// LogLevel is the key's text; the logger parses it.
 	LogLevel string
-	// RunDir holds the node agent's sockets, the log file and the kubeconfig; stanzas before 1.23 have none.
+	// RunDir holds the node agent's sockets, the log file and the kubeconfig; stanzas before 1.23 lack the key.
 	RunDir string
-	// Kubeconfig is the path of the file that gives access to the API server.
+	// Kubeconfig is the path of the kubeconfig for the API server.
 	Kubeconfig string
 
 	ExcludeNamespaces []string
 	AgentNamespace    string
 	AmbientEnabled    bool
-	// Backend results from the keys native_nftables, backend and force_iptables_binary together.
+	// Backend combines the keys native_nftables, backend and force_iptables_binary.
 	Backend redirect.Backend
 
 	// SecondFamily, APITimeout and ForceIptables are this program's own settings.
 	SecondFamily  redirect.SecondFamily
 	APITimeout    time.Duration
 	ForceIptables string
-	// SandboxedRuntimes are those of the sidecar.Policy.
+	// SandboxedRuntimes is for the sidecar.Policy.
 	SandboxedRuntimes []string
 
-	// Problems joins the errors of single settings; the rest of the stanza is read nevertheless. The plugin refuses a pod
-	// of the mesh with such a configuration; other pods start.
+	// Problems joins the errors of single settings; the rest of the stanza is valid. With problems the plugin refuses pods
+	// of the mesh; other pods start.
 	Problems error
 }
 
-// PodAnnotations is the capability by which a runtime passes the annotations of a pod (containerd, pkg cri/annotations;
-// CRI-O has the same one). A stanza requests it in "capabilities"; the runtime puts the annotations into "runtimeConfig".
+// PodAnnotations is the capability with which a runtime passes the annotations of a pod (containerd, pkg cri/annotations;
+// also CRI-O). A stanza requests it in "capabilities"; the runtime puts the annotations into "runtimeConfig".
 const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 
-// annotations reads those that the runtime passed. Invalid ones count as not passed: the plugin then queries the API server.
+// annotations reads the annotations from the runtime. If they are invalid or missing, the plugin queries the API server.
 func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
 	var passed struct {
 		Annotations json.RawMessage `json:"io.kubernetes.cri.pod-annotations"` // PodAnnotations
@@ -100,8 +99,8 @@ type legacy struct {
 	ExcludeNamespaces []string `json:"exclude_namespaces"`
 }
 
-// Parse reads a stanza as the runtime hands it to the plugin. An error means that it is no JSON object or that one of
-// the standard keys has a wrong type.
+// Parse reads a stanza as the runtime passes it to the plugin. It returns an error for a text that is not a JSON object,
+// or if a standard key has a wrong type.
 func Parse(stanza []byte) (NetConf, error) {
 	keys := map[string]json.RawMessage{}
 	if err := json.Unmarshal(stanza, &keys); err != nil {
@@ -124,13 +123,13 @@ func Parse(stanza []byte) (NetConf, error) {
 	return c, nil
 }
 
-// reader decodes one key after the other and collects the errors.
+// reader decodes key by key and collects the errors.
 type reader struct {
 	keys     map[string]json.RawMessage
 	problems []error
 }
 
-// read decodes one key. A key that is absent or null leaves the target alone.
+// read decodes one key. An absent or null key leaves the target unchanged.
 func (r *reader) read(key, want string, into any) bool {
 	text, there := r.keys[key]
 	if !there || string(text) == "null" {
@@ -148,7 +147,7 @@ func (r *reader) bad(key string, text json.RawMessage, problem string) {
 	r.problems = append(r.problems, fmt.Errorf("network configuration key %q: value %s: %s", key, printable.Text(string(text), most), problem))
 }
 
-// own reads the plugin's keys, flat ones first.
+// own reads the plugin's keys, flat keys first.
 func (r *reader) own(c *NetConf) {
 	var old legacy
 	var socket string
@@ -172,7 +171,7 @@ func (r *reader) own(c *NetConf) {
 	r.backend(c, native)
 }
 
-// backend reads the key "backend" and combines it with the other two keys that select a backend.
+// backend reads the key "backend" and combines it with the other two keys for the backend.
 func (r *reader) backend(c *NetConf, native bool) {
 	parse(r, "backend", &c.Backend, redirect.ParseBackend)
 	chosen, err := redirect.ChooseBackend(c.Backend, native, c.ForceIptables)
@@ -182,7 +181,7 @@ func (r *reader) backend(c *NetConf, native bool) {
 	c.Backend = chosen
 }
 
-// places completes directories: today's stanza names the run directory, older ones the kubeconfig and the log socket.
+// places completes directories: a present stanza names the run directory, an older one the kubeconfig and the log socket.
 func (c *NetConf) places(kubeconfig, socket string) {
 	switch {
 	case c.RunDir == "" && kubeconfig != "":
@@ -197,7 +196,7 @@ func (c *NetConf) places(kubeconfig, socket string) {
 	c.Kubeconfig = path.Join(c.RunDir, KubeconfigName)
 }
 
-// settings reads the keys that only this program has.
+// settings reads the keys that the reference lacks.
 func (r *reader) settings(c *NetConf) {
 	parse(r, "second_ip_family", &c.SecondFamily, redirect.ParseSecondFamily)
 	var patterns []string
@@ -218,7 +217,7 @@ func (r *reader) settings(c *NetConf) {
 	})
 }
 
-// ParseAPITimeout reads the time limit of the look-up of a pod.
+// ParseAPITimeout reads the time limit for looking up a pod.
 func ParseAPITimeout(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 || d > longestAPITimeout {
@@ -227,7 +226,7 @@ func ParseAPITimeout(text string) (time.Duration, error) {
 	return d, nil
 }
 
-// parse decodes a key that holds a string, and leaves the target alone if the string has no meaning.
+// parse decodes a key with a string value, and leaves the target unchanged if the string is invalid.
 func parse[T any](r *reader, key string, into *T, meaning func(text string) (T, error)) {
 	var text string
 	if !r.read(key, "a string", &text) {

@@ -11,32 +11,31 @@ import (
 	"strings"
 )
 
-// Network is a file of the configuration directory as a container runtime parses it.
+// Network is a parsed file of the configuration directory, as container runtimes parse it.
 type Network struct {
-	// Name and Version are the list's, or the single plugin's.
+	// Name and Version belong to the list or to the single plugin.
 	Name, Version string
-	// List is set for a file that holds a list of plugins and not a single plugin.
+	// List is set if the file holds a list of plugins.
 	List bool
-	// InlinedOnly is set for a list that forbids plugins from files beside it.
+	// InlinedOnly is set if the list forbids drop-in files.
 	InlinedOnly bool
-	// Types are the plugins' types in the order in which they run.
+	// Types are the plugins' types in the order of execution.
 	Types []string
 }
 
-// Extensions of files that runtimes read (containerd and CRI-O alike): ".conflist" holds a list, the others a single
-// plugin.
+// File extensions that containerd and CRI-O read: ".conflist" is a list, the others are single plugins.
 const (
 	extList       = ".conflist"
 	extSingle     = ".conf"
 	extSingleJSON = ".json"
 )
 
-// Candidate reports whether runtimes read a file of this name.
+// Candidate reports whether runtimes read a file with this name.
 func Candidate(name string) bool {
 	return slices.Contains([]string{extList, extSingle, extSingleJSON}, path.Ext(name))
 }
 
-// common are the keys of which libcni knows the type; a wrong one makes it refuse the whole file.
+// common has the keys with a type in libcni; a wrong type makes libcni refuse the whole file.
 type common struct {
 	CNIVersion   string          `json:"cniVersion"`
 	Name         string          `json:"name"`
@@ -54,8 +53,8 @@ type common struct {
 	PrevResult map[string]any `json:"prevResult"`
 }
 
-// Load reads a file as libcni does for its name: a list if it ends in .conflist, else a single plugin. An error is the
-// reason why a runtime would skip the file.
+// Load reads a file as libcni does: a list if the name ends in .conflist, otherwise a single plugin. An error says why a
+// runtime would skip the file.
 func Load(name string, text []byte) (Network, error) {
 	if path.Ext(name) == extList {
 		return loadList(text)
@@ -71,7 +70,7 @@ func loadSingle(text []byte) (Network, error) {
 	return Network{Name: c.Name, Version: c.CNIVersion, Types: []string{c.Type}}, nil
 }
 
-// plugin reads one plugin's object.
+// plugin reads the object of one plugin.
 func plugin(text []byte) (common, error) {
 	var c common
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -95,7 +94,7 @@ func unreadable(text []byte, err error) error {
 }
 
 func loadList(text []byte) (Network, error) {
-	// libcni reads all of a list into Go's values, so that a number too big for them makes it unreadable.
+	// libcni decodes a whole list into Go values, so a number that does not fit makes the list unreadable.
 	var keys map[string]any
 	if err := json.Unmarshal(text, &keys); err != nil {
 		return Network{}, unreadable(text, err)
@@ -103,17 +102,17 @@ func loadList(text []byte) (Network, error) {
 	n := Network{List: true}
 	var ok bool
 	if n.Name, ok = keys["name"].(string); !ok {
-		return n, errors.New(`no "name", or it is no string`)
+		return n, errors.New(`no "name", or it is not a string`)
 	}
 	if version, there := keys["cniVersion"]; there {
 		if n.Version, ok = version.(string); !ok {
-			return n, errors.New(`"cniVersion" is no string`)
+			return n, errors.New(`"cniVersion" is not a string`)
 		}
 	}
 	if value, there := keys["cniVersions"]; there {
 		versions, ok := value.([]any)
 		if !ok || slices.ContainsFunc(versions, func(v any) bool { _, ok := v.(string); return !ok }) {
-			return n, errors.New(`"cniVersions" is no list of strings`)
+			return n, errors.New(`"cniVersions" is not a list of strings`)
 		}
 	}
 	var err error
@@ -153,7 +152,7 @@ func types(keys map[string]any, inlinedOnly bool) ([]string, error) {
 	return out, nil
 }
 
-// truth reads a truth value, which may be written as a string.
+// truth reads a boolean, which may be a string.
 func truth(keys map[string]any, key string) (bool, error) {
 	value, there := keys[key]
 	switch strings.ToLower(fmt.Sprint(value)) {
@@ -168,7 +167,7 @@ func truth(keys map[string]any, key string) (bool, error) {
 	return false, nil
 }
 
-// Usable returns the error with which a runtime would refuse a configuration that contains the stanza.
+// Usable returns the error of a runtime that loads a configuration with the stanza.
 func Usable(stanza []byte) error {
 	if _, err := loadSingle(stanza); err != nil {
 		return err
@@ -182,34 +181,34 @@ type File struct {
 	Data []byte
 	// Mode are the permission bits.
 	Mode uint32
-	// Link is set if the name is a symbolic link to the file.
+	// Link is set if the name is a symbolic link.
 	Link bool
-	// Unseen is the reason why the runtime may read a file that cannot be read here; "" for none.
+	// Unseen says why the file cannot be read here although the runtime may read it; "" if readable.
 	Unseen string
 }
 
-// Dir is the content of a configuration directory, as far as it matters here, by name relative to it: candidates, files
-// that this program made, and drop-in files, which are "<network name>/*.conf". It is a value; Apply makes another.
+// Dir is the relevant content of a configuration directory, by relative name: candidates, files that this program made,
+// and drop-in files, "<network name>/*.conf". It is immutable; Apply returns a new Dir.
 type Dir map[string]File
 
-// Names returns the names of the candidates in the order in which runtimes try them.
+// Names returns the names of the candidates in the order in which runtimes read them.
 func (d Dir) Names() []string {
 	return d.names(func(name string) bool { return Candidate(name) && !strings.Contains(name, "/") })
 }
 
-// DropIns are the names of a network's drop-in files in the order in which plugins run.
+// DropIns returns the names of a network's drop-in files in the order of execution.
 func (d Dir) DropIns(network string) []string {
 	return d.names(func(name string) bool {
 		return strings.HasPrefix(name, network+"/") && path.Dir(name) == network && path.Ext(name) == extSingle
 	})
 }
 
-// names are those of files, sorted.
+// names returns the matching file names, sorted.
 func (d Dir) names(want func(name string) bool) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), func(name string) bool { return !want(name) })
 }
 
-// Loaded returns the file that a runtime loads: the first valid one. skipped has the error of each file before it. The name
+// Loaded returns the file that a runtime loads: the first valid file. skipped has the error of each file before it. The name
 // is empty if no file is valid.
 func (d Dir) Loaded() (name string, n Network, skipped []error) {
 	for _, name = range d.Names() {
@@ -231,7 +230,7 @@ func (d Dir) load(name string) (Network, error) {
 	return n, err
 }
 
-// others are a network's drop-in files of other programs.
+// others returns the network's drop-in files from other programs.
 func (d Dir) others(network string) []string {
 	return slices.DeleteFunc(d.DropIns(network), func(name string) bool { return isOwn(d[name].Data) })
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Mode selects the file that holds the stanza, by its word in settings; "" is Inline.
+// Mode selects the file for the stanza, spelled as in settings; "" is Inline.
 type Mode string
 
 // Inline edits the primary configuration; DropIn puts a file into the directory of its network; Owned makes a copy of the
@@ -26,26 +26,26 @@ const (
 
 // Names of files that this program makes.
 const (
-	// DropInName sorts behind drop-in files of other programs, since the plugin must run last.
+	// DropInName sorts behind drop-in files of other programs because the plugin must run last.
 	DropInName = "zzz-istio-cni.conf"
 	// StandaloneName and OwnedName are the reference's.
 	StandaloneName = "YYY-istio-cni.conf"
 	OwnedName      = "02-istio-cni.conflist"
-	// savedSuffix marks the original of a file that was converted. Runtimes do not read it.
+	// savedSuffix marks the original of a converted file. Runtimes do not read it.
 	savedSuffix = ".istio-cni-saved"
 )
 
-// Saved reports whether the name is that of a saved original.
+// Saved reports whether the name belongs to a saved original.
 func Saved(name string) bool { return strings.HasSuffix(name, savedSuffix) }
 
-// Original is the name that a saved original had.
+// Original returns the former name of a saved original.
 func Original(saved string) string { return strings.TrimSuffix(saved, savedSuffix) }
 
 // Op is the operation of a step.
 type Op string
 
 // OpWrite replaces or creates a file atomically, OpRename replaces the target, OpRemove removes a file, OpRemoveDir an
-// empty directory, OpReload makes runtimes read the directory again, as they do not watch those below it.
+// empty directory. OpReload makes runtimes read the directory again: they do not watch its subdirectories.
 const (
 	OpWrite     Op = "write"
 	OpRename    Op = "rename"
@@ -81,39 +81,39 @@ func (s Step) String() string {
 type Want struct {
 	Mode   Mode
 	Stanza Stanza
-	// ConfName is the file that the user named: the primary configuration, or the file to write if standalone. If ConfName
-	// is empty, the primary configuration is the file that the runtime loads.
+	// ConfName is the file that the user named: the primary configuration, or the file to write in standalone mode. If empty,
+	// the primary configuration is the file that the runtime loads.
 	ConfName string
-	// OwnedName is the file to write if owned; empty is OwnedName.
+	// OwnedName is the file to write in owned mode; empty is the constant OwnedName.
 	OwnedName string
-	// FileMode is for files that hold a stanza of this program only.
+	// FileMode is for files that hold only this program's stanza.
 	FileMode uint32
-	// DropIns is whether the runtime loads drop-in files.
+	// DropIns says whether the runtime loads drop-in files.
 	DropIns Support
 }
 
-// Support is whether the runtime loads drop-in files, which its configuration does not show.
+// Support says whether the runtime loads drop-in files. The runtime's configuration does not show this.
 type Support uint8
 
-// Unknown keeps the present choice: an existing drop-in file stays, and no drop-in file is created.
+// Unknown keeps the present state: an existing drop-in file stays, and no new one is created.
 const (
 	Unknown Support = iota
 	Loaded
 	NotLoaded
 )
 
-// Plan holds the steps from a directory to its desired state. Each step leaves one configuration that the runtime can
-// load, if there was one. An empty plan without Waiting and Problem means that the directory is in the desired state.
+// Plan holds the steps from a directory to its desired state. If the runtime can load a configuration before the plan, it
+// can after each step. An empty plan without Waiting and Problem means that the directory is in the desired state.
 type Plan struct {
 	Steps []Step
 	// Waiting names the configuration file that the plan waits for; another program writes it.
 	Waiting string
-	// Problem is the reason why the desired state cannot be reached without a change by the user.
+	// Problem says why the desired state needs a change by the user.
 	Problem error
-	// Warnings are for the user, too, but the desired state is reached.
+	// Warnings are for the user too, but do not prevent the desired state.
 	Warnings []string
 	// File is the file with the stanza, relative to the directory; Primary is the configuration that contains the stanza or
-	// lies beside File; Mode is the chosen one.
+	// lies beside File; Mode is the chosen mode.
 	File, Primary string
 	Mode          Mode
 }
@@ -139,7 +139,7 @@ func (w Want) Plan(d Dir) Plan {
 	return p.plan
 }
 
-// Uninstall returns the plan that restores the directory: it removes every stanza of this program, of any mode, and
+// Uninstall returns the plan that restores the directory: it removes all stanzas of this program, in any mode, and
 // restores converted files unless another program changed them since.
 func (w Want) Uninstall(d Dir) Plan {
 	p := newPlanner(w, d)
@@ -169,7 +169,7 @@ func (p *planner) do(s Step) {
 	p.plan.Steps = append(p.plan.Steps, s)
 }
 
-// write adds a step unless the file has that content and mode already.
+// write adds a step unless the file already has this content and mode.
 func (p *planner) write(name string, data []byte, mode uint32, why string) {
 	if f, there := p.dir[name]; there && bytes.Equal(f.Data, data) && f.Mode == mode && !p.repaired[name] {
 		return
@@ -212,7 +212,7 @@ func (p *planner) inline() {
 	p.check()
 }
 
-// served refuses a list in a version that the plugin cannot serve: every pod of the node would fail.
+// served refuses a list in a version that the plugin does not support: every pod of the node would fail.
 func (p *planner) served(name string) error {
 	text := p.dir[name].Data
 	n, err := loadList(text)
@@ -232,9 +232,9 @@ func (p *planner) insert(name string) error {
 	return err
 }
 
-// convert makes a list, under the name of one, of a file that runtimes do not read as a list. The list is written first:
-// of the two files the runtime loads the one whose name sorts first, and either is valid. Then the original is moved
-// aside, also if it is a symbolic link, so that its target stays as it is.
+// convert turns a file that runtimes do not read as a list into a list, under a list's name. It writes the list first:
+// of the two files the runtime loads the one whose name sorts first, and both are valid. Then it moves the original
+// aside; it moves a symbolic link too, so that the link's target stays unchanged.
 func (p *planner) convert(name string) error {
 	list, err := p.asList(name)
 	if err == nil {
@@ -261,10 +261,10 @@ func (p *planner) convert(name string) error {
 	return nil
 }
 
-// savedWhy is why an original is moved aside.
+// savedWhy is the reason for moving an original aside.
 const savedWhy = "keeps the original for the day of removal"
 
-// correctName renames a list that has the name of a single plugin, when the stanza is elsewhere already.
+// correctName renames a list that has the name of a single plugin if the stanza is already elsewhere.
 func (p *planner) correctName(primary string) {
 	if !p.misplaced(primary) {
 		return
@@ -274,7 +274,7 @@ func (p *planner) correctName(primary string) {
 }
 
 // target returns the name of the list that replaces a single plugin's file: the stem with .conflist, or the whole name with
-// .conflist if the first one belongs to another program or would not be the first file that the runtime finds.
+// .conflist if the former belongs to another program or would not be the first file that the runtime finds.
 func (p *planner) target(name string) string {
 	ext := path.Ext(name)
 	if ext != extSingle && ext != extSingleJSON {
@@ -310,7 +310,7 @@ func (p *planner) check() {
 	p.serves()
 }
 
-// serves warns of other programs' drop-in files: the file of the network does not show that they run behind the stanza.
+// serves warns about other programs' drop-in files: the network's file does not show that they run behind the stanza.
 func (p *planner) serves() {
 	n, err := p.dir.load(p.plan.File)
 	if err != nil || n.InlinedOnly {
@@ -328,7 +328,7 @@ func (p *planner) serves() {
 	}
 }
 
-// owned writes the copy first and restores the primary configuration then, so that the stanza is never missing.
+// owned writes the copy first and then restores the primary configuration, so that the stanza is never missing.
 func (p *planner) owned() {
 	name := p.want.OwnedName
 	if p.foreign(name, p.hasOwn(name), "owned configuration") {
@@ -363,7 +363,7 @@ func (p *planner) owned() {
 	p.serves()
 }
 
-// foreign reports whether a runtime loads a file of this name that another program made, which is a problem.
+// foreign reports a problem if runtimes load a file of this name that another program made.
 func (p *planner) foreign(name string, own bool, kind string) bool {
 	if _, err := Load(name, p.dir[name].Data); own || err != nil {
 		return false
@@ -372,8 +372,8 @@ func (p *planner) foreign(name string, own bool, kind string) bool {
 	return true
 }
 
-// released returns a planner for the directory without stanzas, except for the file to keep, and the primary configuration in
-// it. If there is none, released sets the reason.
+// released returns a planner for the directory without stanzas, except for the file to keep, and the directory's primary
+// configuration. Without one, released sets the reason.
 func (p *planner) released(keep string) (after *planner, primary string) {
 	after = newPlanner(p.want, p.dir)
 	after.release(keep)
@@ -404,7 +404,7 @@ func (p *planner) standalone() {
 	}
 	data := p.want.Stanza.Single()
 	if path.Ext(name) == extList {
-		data, _ = Convert(data) // a plugin with a type, as Plan makes sure
+		data, _ = Convert(data) // Plan ensures that it is a plugin with a type
 	}
 	p.plan.File = name
 	if p.write(name, data, p.want.FileMode, "the stanza alone"); p.plan.Problem != nil {
@@ -413,8 +413,8 @@ func (p *planner) standalone() {
 	p.release(name)
 }
 
-// dropIn first writes the file beside the primary configuration, then removes the stanza from the list: for an instant the
-// plugin may run twice, which does no harm, and at every instant it runs.
+// dropIn first writes the file beside the primary configuration, then removes the stanza from the list: the plugin always
+// runs, for an instant possibly twice, which does no harm.
 func (p *planner) dropIn() {
 	after, primary := p.released("")
 	if primary == "" {
@@ -451,7 +451,7 @@ func (p *planner) dropIn() {
 	}
 }
 
-// loads reports whether the runtime loads the drop-in file of a network, as far as is known.
+// loads reports whether the runtime, as far as known, loads the drop-in file of a network.
 func (p *planner) loads(network string) bool {
 	_, there := p.dir[network+"/"+DropInName]
 	return p.want.DropIns == Loaded || p.want.DropIns == Unknown && there

@@ -27,7 +27,7 @@ func want(mode cniconf.Mode) cniconf.Want {
 	return cniconf.Want{Mode: mode, Stanza: stanza(), FileMode: 0o600, DropIns: cniconf.Loaded}
 }
 
-// dir makes a directory of names and texts. A name with a slash is a drop-in.
+// dir makes a directory from names and texts. A name with a slash is a drop-in.
 func dir(files ...string) cniconf.Dir {
 	var d cniconf.Dir
 	for i := 0; i < len(files); i += 2 {
@@ -36,14 +36,14 @@ func dir(files ...string) cniconf.Dir {
 	return d
 }
 
-// with is the directory with another file.
+// with returns the directory with another file.
 func with(d cniconf.Dir, name string, f cniconf.File) cniconf.Dir {
 	d = d.Apply(cniconf.Step{})
 	d[name] = f
 	return d
 }
 
-// run takes the steps and gives the directory after each of them, the first being the one before.
+// run returns the directory at the start and after each step.
 func run(d cniconf.Dir, steps []cniconf.Step) []cniconf.Dir {
 	out := []cniconf.Dir{d}
 	for _, s := range steps {
@@ -53,13 +53,13 @@ func run(d cniconf.Dir, steps []cniconf.Step) []cniconf.Dir {
 	return out
 }
 
-// end is the directory after all steps.
+// end returns the directory after all steps.
 func end(d cniconf.Dir, steps []cniconf.Step) cniconf.Dir {
 	all := run(d, steps)
 	return all[len(all)-1]
 }
 
-// installed and removed are the directory after all steps of a plan.
+// installed and removed return the directory after all steps of a plan.
 func installed(w cniconf.Want, d cniconf.Dir) cniconf.Dir { return end(d, w.Plan(d).Steps) }
 func removed(w cniconf.Want, d cniconf.Dir) cniconf.Dir   { return end(d, w.Uninstall(d).Steps) }
 
@@ -74,7 +74,7 @@ func texts(d cniconf.Dir) map[string]string {
 	return out
 }
 
-// types are the plugins that a runtime with drop-ins runs.
+// types returns the plugins that a runtime with drop-ins runs.
 func types(d cniconf.Dir) []string {
 	_, n, _ := d.Loaded()
 	out := slices.Clone(n.Types)
@@ -100,7 +100,7 @@ const (
       {"type": "calico", "mtu": 0},
       {"type": "portmap", "capabilities": {"portMappings": true}}
     ],"disableCheck":true}` + "\n"
-	// odd has an order of keys, spellings of numbers and characters that JSON encoders change.
+	// odd has an order of keys, and spellings of numbers and characters, that JSON encoders change.
 	odd       = `{"z": 12345678901234567890, "type": "x",  "a": 1.0, "e": 1E3, "s": "<&>\u003c\/", "z2": -0}`
 	reference = `{
   "cniVersion": "0.3.1",
@@ -124,7 +124,7 @@ const (
 `
 )
 
-// places are directories to start from.
+// places returns the initial directories.
 func places() map[string]cniconf.Dir {
 	return map[string]cniconf.Dir{
 		"list":                    dir("10-calico.conflist", list),
@@ -148,16 +148,16 @@ func places() map[string]cniconf.Dir {
 	}
 }
 
-// released is the directory as it must be after removal: without stanzas that were there before.
+// released returns the expected directory after removal: without the stanzas that the initial directory had.
 func released(d cniconf.Dir) cniconf.Dir { return removed(cniconf.Want{}, d) }
 
-// neighbours are the plugins of other programs that a runtime runs.
+// neighbours returns the plugins of other programs that a runtime runs.
 func neighbours(d cniconf.Dir) []string {
 	return slices.DeleteFunc(types(d), func(s string) bool { return s == "istio-cni" })
 }
 
-// TestPlan_EveryInstantIsValid takes every place and the configurations of real platforms through every mode, stops after each
-// step as a crash would, and examines the file that a runtime would load, and the results of a second run and of removal.
+// TestPlan_EveryInstantIsValid takes all initial directories and real platforms' configurations through every mode, stops after each
+// step as a crash would, and checks the file that a runtime would load, a second run, and removal.
 func TestPlan_EveryInstantIsValid(t *testing.T) {
 	t.Parallel()
 	platforms := shapes(t)
@@ -172,13 +172,13 @@ func TestPlan_EveryInstantIsValid(t *testing.T) {
 				plan := w.Plan(start)
 				first, _, _ := start.Loaded()
 				switch {
-				case name == "reference-1.22-interrupted": // no runtime loads it; we know whose it is
+				case name == "reference-1.22-interrupted": // no runtime loads it, and the stanza shows that it is ours
 					if got := types(end(start, plan.Steps)); len(got) < 2 || got[len(got)-1] != "istio-cni" {
 						t.Errorf("the runtime runs %q", got)
 					}
 				case first == "":
 					if plan.Waiting == "" || len(plan.Steps) > 0 {
-						t.Errorf("nothing to load, and the plan is %+v", plan)
+						t.Errorf("without a loadable file the plan is %+v", plan)
 					}
 				case plan.Problem != nil:
 					text := plan.Problem.Error()
@@ -202,7 +202,7 @@ func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Pla
 	without := types(released(start))
 	got := types(done)
 	if strings.Contains(strings.Join(plan.Warnings, ""), "run behind the stanza") {
-		got = append(neighbours(done), "istio-cni") // the warning reports that it is not the last one
+		got = append(neighbours(done), "istio-cni") // the warning reports that it is not the last plugin
 	}
 	if !slices.Equal(got, append(slices.Clone(without), "istio-cni")) {
 		t.Errorf("the runtime runs %q, want %q and the stanza", got, without)
@@ -243,7 +243,7 @@ func checkPlan(t *testing.T, w cniconf.Want, start cniconf.Dir, plan cniconf.Pla
 	}
 }
 
-// TestPlan_ModeChanges changes the mode of a directory and must end as if it had begun with it.
+// TestPlan_ModeChanges: a directory whose mode changes ends as if it had that mode from the start.
 func TestPlan_ModeChanges(t *testing.T) {
 	t.Parallel()
 	modes := []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone}
@@ -260,9 +260,9 @@ func TestPlan_ModeChanges(t *testing.T) {
 	}
 }
 
-// TestPlan_PrimaryChanges: another file sorts first from now on, or the original of a
-// converted one, or the one that was copied, is written again. The content of a file of our own outlives a primary that writes
-// its file at boot, before the agent is there.
+// TestPlan_PrimaryChanges: another file now sorts first, or another program rewrites the original of a converted or
+// copied file. The content of our own file survives a network plugin that rewrites its file at boot, before the agent
+// starts.
 func TestPlan_PrimaryChanges(t *testing.T) {
 	t.Parallel()
 	changed := strings.NewReplacer("calico", "cilium", "1.0.0", "0.4.0").Replace(list)
@@ -305,7 +305,7 @@ func agree(t *testing.T, d cniconf.Dir) {
 		n, ours := cniconf.Load(name, d[name].Data)
 		list, theirs := load(filepath.Join(root, name))
 		if n.List && ours == nil && (len(n.Types) == 0 || len(d.DropIns(n.Name)) > 0 || n.Name == "") {
-			continue // it depends on the drop-ins
+			continue // validity depends on the drop-ins
 		}
 		if (ours == nil) != (theirs == nil) {
 			t.Errorf("%s: error %v, of libcni %v", name, ours, theirs)
@@ -317,11 +317,11 @@ func agree(t *testing.T, d cniconf.Dir) {
 	}
 	first, n, _ := d.Loaded()
 	if n.Name == "" {
-		return // no runtime can use it, and its drop-ins are the directory itself
+		return // no runtime can use it: its drop-in directory is the directory itself
 	}
 	for _, name := range d.DropIns(n.Name) {
 		if _, err := cniconf.Load(name, d[name].Data); err != nil {
-			return // some runtimes refuse the network, others do not read it, which is a warning
+			return // some runtimes refuse the network, others ignore the file; the plan warns
 		}
 	}
 	loaded, err := load(filepath.Join(root, first))
@@ -353,12 +353,12 @@ func load(file string) (*libcni.NetworkConfigList, error) {
 	return libcni.ConfListFromConf(single) //nolint:staticcheck // as runtimes do
 }
 
-// shapes are the directories of testdata, with the files of platforms.
+// shapes returns the directories of testdata, which have real platforms' files.
 func shapes(t *testing.T) map[string]cniconf.Dir {
 	t.Helper()
 	roots, err := filepath.Glob("testdata/shapes/*")
 	if err != nil || len(roots) == 0 {
-		t.Fatalf("no shapes: %v", err)
+		t.Fatalf("no directories in testdata: %v", err)
 	}
 	out := map[string]cniconf.Dir{}
 	for _, root := range roots {
@@ -380,7 +380,7 @@ func shapes(t *testing.T) map[string]cniconf.Dir {
 	return out
 }
 
-// TestPlan_BrokenFiles holds our reading of damaged files to libcni's.
+// TestPlan_BrokenFiles compares our reading of damaged files with libcni's.
 func TestPlan_BrokenFiles(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/broken/*.*")
@@ -405,18 +405,17 @@ func TestPlan_BrokenFiles(t *testing.T) {
 			}
 			w := want(mode)
 			if strings.HasPrefix(name, "list-in-") {
-				continue // it becomes a list when a person names it
+				continue // it becomes a list if the user names it
 			}
-			w.ConfName = name // and no other file gets the stanza instead
+			w.ConfName = name // then no other file gets the stanza
 			if plan := w.Plan(with(d, "99-other.conflist", cniconf.File{Data: []byte(list)})); plan.Waiting == "" || len(plan.Steps) > 0 {
-				t.Errorf("W-22: %s named by a person, %s: %+v, want to wait", name, mode, plan)
+				t.Errorf("W-22: %s named by the user, %s: %+v, want to wait", name, mode, plan)
 			}
 		}
 	}
 }
 
-// TestPlan_NamedConf: the user named a file of a single plugin's extension that holds a list, which no
-// runtime reads.
+// TestPlan_NamedConf: the user named a list with a single plugin's extension. No runtime reads such a file.
 func TestPlan_NamedConf(t *testing.T) {
 	t.Parallel()
 	const list = `{"cniVersion":"0.4.0","name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}`
@@ -476,14 +475,14 @@ func TestPlan_NamedConf(t *testing.T) {
 	}
 }
 
-// TestPlan_Deterministic: a plan that is made again for the same directory, as after a failure half-way, goes on
-// where the last one stopped.
+// TestPlan_Deterministic: a new plan for the same directory, for example after a failed step, continues where the last
+// plan stopped.
 func TestPlan_Deterministic(t *testing.T) {
 	t.Parallel()
 	saved := cniconf.File{Data: []byte(bridgeConf), Mode: 0o644}
 	two := with(installed(want(cniconf.Inline), dir("10-a.conf", bridgeConf)), "10-a.json.istio-cni-saved", saved)
 	for name, d := range map[string]cniconf.Dir{
-		"two saved originals": two, "one of two is there again": with(two, "10-a.json", saved),
+		"two saved originals": two, "one of two has returned": with(two, "10-a.json", saved),
 	} {
 		plans := func() [][]cniconf.Step {
 			return [][]cniconf.Step{want(cniconf.Inline).Uninstall(d).Steps, want(cniconf.Owned).Plan(d).Steps, want(cniconf.Standalone).Plan(d).Steps}
@@ -501,7 +500,7 @@ func TestPlan_Deterministic(t *testing.T) {
 	}
 }
 
-// TestPlan_DamagedStanza: no other program would repair a stanza of this one that keeps the runtime from loading the file.
+// TestPlan_DamagedStanza: no other program would repair our stanza if it keeps the runtime from loading the file.
 func TestPlan_DamagedStanza(t *testing.T) {
 	t.Parallel()
 	for _, damaged := range []string{`{"type":"istio-cni","ipam":"x"}`, `{"type":"istio-cni","x":1e999}`, `{"type":"istio-cni","capabilities":{"a":1}}`} {
@@ -516,7 +515,7 @@ func TestPlan_DamagedStanza(t *testing.T) {
 	}
 }
 
-// TestPlan_BadTemplate: no stanza may keep the runtime from loading its file.
+// TestPlan_BadTemplate: a stanza never keeps the runtime from loading its file.
 func TestPlan_BadTemplate(t *testing.T) {
 	t.Parallel()
 	for _, template := range []string{
@@ -579,7 +578,7 @@ func TestPlan_FileOfOthers(t *testing.T) {
 	}
 }
 
-// TestPlan_TwinOfNamedFile: a single plugin may have become a list. A file of another extension has no twin.
+// TestPlan_TwinOfNamedFile: a single plugin may have become a list. A file with another extension has no twin.
 func TestPlan_TwinOfNamedFile(t *testing.T) {
 	const single = `{"cniVersion":"1.0.0","name":"net","type":"bridge"}`
 	for name, found := range map[string]string{
@@ -597,7 +596,7 @@ func TestPlan_TwinOfNamedFile(t *testing.T) {
 	}
 }
 
-// TestPlan_StandaloneVersion: a file of another version is rewritten, and removed by an uninstallation that wants any.
+// TestPlan_StandaloneVersion: installation rewrites a file with another version; uninstallation with any version removes it.
 func TestPlan_StandaloneVersion(t *testing.T) {
 	for name, file := range map[string]string{"": cniconf.StandaloneName, "istio-cni.conf": "istio-cni.conf", "own.conflist": "own.conflist"} {
 		want := func(version string) cniconf.Want {

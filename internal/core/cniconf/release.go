@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// primary finds the configuration that the stanza belongs to. If there is none yet, the plan waits.
+// primary finds the configuration for the stanza. Without one, the plan waits.
 func (p *planner) primary() (string, bool) {
 	if name := p.want.ConfName; name != "" && p.want.Mode != Standalone {
 		return p.named(name)
@@ -32,8 +32,7 @@ func (p *planner) primary() (string, bool) {
 	return "", false
 }
 
-// named finds the file that the settings name, else its twin of the other kind, as a single plugin may have become a
-// list.
+// named finds the file that the settings name, otherwise its twin: a single plugin may have become a list.
 func (p *planner) named(name string) (string, bool) {
 	stem, names := strings.TrimSuffix(name, path.Ext(name)), []string{name}
 	switch path.Ext(name) {
@@ -60,8 +59,8 @@ func (p *planner) loadable(name string) bool {
 	return err == nil
 }
 
-// repair removes a damaged stanza of this program from a list in the planner's view if the list is valid without it: no
-// other program would remove it. repair reports whether it did.
+// repair removes our damaged stanza from a list in the planner's view if the list is valid without it: no other program
+// would remove it. repair reports whether it removed the stanza.
 func (p *planner) repair(name string) bool {
 	f := p.dir[name]
 	if !p.isList(name) || !p.hasOwn(name) {
@@ -80,7 +79,7 @@ func (p *planner) repair(name string) bool {
 	return true
 }
 
-// readable reports why a named file, whatever its extension, cannot be used.
+// readable returns the reason why a named file, with any extension, cannot be used.
 func (p *planner) readable(name string) error {
 	text := p.dir[name].Data
 	if !p.isList(name) {
@@ -94,7 +93,7 @@ func (p *planner) readable(name string) error {
 	return err
 }
 
-// isList reports whether a file is read as a list: by its extension, else by its content.
+// isList reports whether a file is a list: by its extension, otherwise by its content.
 func (p *planner) isList(name string) bool {
 	switch path.Ext(Original(name)) {
 	case extList:
@@ -106,26 +105,26 @@ func (p *planner) isList(name string) bool {
 	return err == nil
 }
 
-// misplaced reports whether the file that the user named holds a list under the name of a single plugin. Runtimes refuse
-// such a file, so the plan renames it.
+// misplaced reports whether the user named a list with the extension of a single plugin. Runtimes refuse such a file, so
+// the plan renames it.
 func (p *planner) misplaced(name string) bool {
 	ext := path.Ext(name)
 	return name == p.want.ConfName && (ext == extSingle || ext == extSingleJSON) && holdsList(p.dir[name].Data)
 }
 
-// holdsList reports whether a text is a list and not a single plugin.
+// holdsList reports whether a text is a list of plugins.
 func holdsList(text []byte) bool {
 	n, err := loadList(text)
 	_, single := loadSingle(text)
 	return err == nil && single != nil && len(n.Types) > 0
 }
 
-// ownFile reports whether this program made a file, so that it cannot be the primary configuration.
+// ownFile reports whether this program made a file. Such a file cannot be the primary configuration.
 func (p *planner) ownFile(name string) bool {
 	return p.onlyOwn(name) || p.isOwnedCopy(name) || p.want.Mode == Owned && name == p.want.OwnedName
 }
 
-// onlyOwn reports whether a file holds only a stanza of this program.
+// onlyOwn reports whether a file holds only this program's stanza.
 func (p *planner) onlyOwn(name string) bool {
 	text := p.dir[name].Data
 	if !p.isList(name) {
@@ -135,8 +134,8 @@ func (p *planner) onlyOwn(name string) bool {
 	return err == nil && len(list.elements) > 0 && len(list.own(text)) == len(list.elements)
 }
 
-// isOwnedCopy reports whether a file is the copy of a primary configuration that owned mode makes. The only configuration
-// of a directory does not count as a copy: the runtime needs it.
+// isOwnedCopy reports whether a file is owned mode's copy of a primary configuration. The only configuration of a
+// directory is not a copy: the runtime needs it.
 func (p *planner) isOwnedCopy(name string) bool {
 	if !p.hasOwn(name) || !p.isList(name) {
 		return false
@@ -147,8 +146,8 @@ func (p *planner) isOwnedCopy(name string) bool {
 	})
 }
 
-// copies reports whether a list differs from another file only by the stanza. The same network name alone is no reason to
-// remove one of two files.
+// copies reports whether a list differs from another file only by the stanza. An equal network name alone does not
+// justify removing a file.
 func (p *planner) copies(name, other string) bool {
 	theirs, err := p.asList(other)
 	if err == nil {
@@ -158,8 +157,8 @@ func (p *planner) copies(name, other string) bool {
 	return err == nil && errOwn == nil && Same(own, theirs)
 }
 
-// interrupted renames a list that an earlier installer wrote into a single plugin's file before it was interrupted. No
-// runtime reads that file, and the stanza in it shows that this program wrote it.
+// interrupted renames a list in a single plugin's file, left by an interrupted earlier installer. No runtime reads that
+// file, and its stanza shows that this program wrote it.
 func (p *planner) interrupted() {
 	for _, name := range p.dir.Names() {
 		ext := path.Ext(name)
@@ -178,7 +177,7 @@ func (p *planner) hasOwn(name string) bool {
 	return err == nil && len(list.own(text)) > 0 || isOwn(text)
 }
 
-// release removes every stanza of this program from the directory, except for the file to keep.
+// release removes every stanza of this program from the directory, except from the file to keep.
 func (p *planner) release(keep string) {
 	p.releaseDropIns(keep)
 	for _, name := range slices.Sorted(maps.Keys(p.dir)) {
@@ -193,7 +192,7 @@ func (p *planner) release(keep string) {
 	}
 }
 
-// releaseDropIns removes the drop-in files that hold a stanza of this program, whatever their names.
+// releaseDropIns removes all drop-in files with this program's stanza, whatever their names.
 func (p *planner) releaseDropIns(keep string) {
 	removed := false
 	for _, name := range slices.Sorted(maps.Keys(p.dir)) {
@@ -212,12 +211,12 @@ func (p *planner) releaseDropIns(keep string) {
 	}
 }
 
-// Becomes are the names of files that a file of this name may turn into, or leave beside itself.
+// Becomes returns the names that a file of this name may get, or leave beside itself.
 func Becomes(name string) []string {
 	return append(targets(name), name+savedSuffix)
 }
 
-// targets are the names that a converted file may have.
+// targets returns the possible names of a converted file.
 func targets(single string) []string {
 	out := []string{single + extList, single}
 	if ext := path.Ext(single); ext == extSingle || ext == extSingleJSON {
@@ -246,7 +245,7 @@ func (p *planner) releaseFile(name string) {
 	p.write(name, without, f.Mode, "the stanza goes")
 }
 
-// converts reports whether this program made the list from the single plugin's file: it is the conversion plus a stanza.
+// converts reports whether this program made the list from the single plugin's file: the list is its conversion plus a stanza.
 func (p *planner) converts(single, list string) bool {
 	f, there := p.dir[single]
 	_, is := p.dir[list]
@@ -258,10 +257,10 @@ func (p *planner) converts(single, list string) bool {
 	return err == nil && errList == nil && bytes.Equal(converted, without)
 }
 
-// restore turns a converted file back into its original, unless another program changed it since. It reports whether the
+// restore replaces a converted file by its original, unless another program changed it since. It reports whether the
 // original is in place.
 func (p *planner) restore(name string, without []byte) bool {
-	for _, saved := range slices.Sorted(maps.Keys(p.dir)) { // two may fit: the choice is always the same
+	for _, saved := range slices.Sorted(maps.Keys(p.dir)) { // two originals may fit: the order makes the choice deterministic
 		single := Original(saved)
 		if !Saved(saved) || !slices.Contains(targets(single), name) {
 			continue

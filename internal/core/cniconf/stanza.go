@@ -9,11 +9,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
-// PluginType is the name of this program in a CNI configuration: the "type" of its stanza and the base name of the binary.
+// PluginType is this program's name in a CNI configuration: the "type" of its stanza and the base name of the binary.
 const PluginType = "istio-cni"
 
-// Stanza is the plugin configuration that the node agent writes into the node's CNI configuration. The zero value and the default of a
-// field that only this program has leave its key out.
+// Stanza is the plugin configuration that the node agent writes into the node's CNI configuration. If a field that the reference
+// lacks has its zero value or default, the key is omitted.
 type Stanza struct {
 	LogLevel string `json:"plugin_log_level"`
 	// RunDir is the run directory as the plugin sees it on the host.
@@ -33,20 +33,20 @@ type Stanza struct {
 	// SandboxedRuntimes is nil for the default.
 	SandboxedRuntimes []string `json:"sandboxed_runtimes,omitempty"`
 
-	// CNIVersion is that of a file with the stanza alone, "" StandaloneVersion. In a list and beside one it is the list's.
+	// CNIVersion is for a file with only the stanza; "" is StandaloneVersion. Elsewhere the list's version applies.
 	CNIVersion string `json:"-"`
-	// Template, when not nil, is a whole stanza as a JSON object and replaces everything above: an installation of the kind
-	// that hands the agent a template (CNI_NETWORK_CONFIG).
+	// Template, if not nil, is a whole stanza as a JSON object and replaces all fields above: older installations pass the
+	// agent a template (CNI_NETWORK_CONFIG).
 	Template json.RawMessage `json:"-"`
 }
 
-// NetConf is the stanza as the plugin reads it, so that the agent decides about pods as the plugin does.
+// NetConf returns the stanza as the plugin reads it, so that the agent decides about pods as the plugin does.
 func (s Stanza) NetConf() (NetConf, error) { return Parse(s.Element()) }
 
 // StandaloneVersion is the CNI version of the reference's standalone file.
 const StandaloneVersion = "0.3.1"
 
-// members are those of the stanza in the order of the reference's standalone file.
+// members are the keys of the stanza in the order of the reference's standalone file.
 type members struct {
 	CNIVersion   string          `json:"cniVersion"`
 	Name         string          `json:"name"`
@@ -80,7 +80,7 @@ func (s Stanza) members() members {
 
 func (s Stanza) version() string { return cmp.Or(s.CNIVersion, StandaloneVersion) }
 
-// Single is the stanza as a file of its own, for a runtime or a meta plugin that runs it alone.
+// Single returns a file with only the stanza, for a runtime or a meta plugin that runs it alone.
 func (s Stanza) Single() []byte {
 	if s.Template == nil {
 		return encoded(s.members(), "  ")
@@ -94,33 +94,33 @@ func (s Stanza) Single() []byte {
 	return encoded(sorted, "  ")
 }
 
-// sorted are the members by key, those of a template with the type that a runtime needs.
+// sorted returns the members by key, and adds to a template the type that a runtime needs.
 func (s Stanza) sorted() map[string]json.RawMessage {
 	text := s.Template
 	if text == nil {
 		text = encoded(s.members(), "")
 	}
 	sorted := map[string]json.RawMessage{}
-	_ = json.Unmarshal(text, &sorted) // an object, as the settings make sure
+	_ = json.Unmarshal(text, &sorted) // the settings ensure that it is an object
 	sorted["type"] = json.RawMessage(quoted(PluginType))
 	return sorted
 }
 
-// element are the members as a list has them: without a version, which is the list's.
+// element returns the members as an element of a list, without a version: the list has it.
 func (s Stanza) element(indent string) []byte {
 	sorted := s.sorted()
 	delete(sorted, "cniVersion")
 	return encoded(sorted, indent)
 }
 
-// Element is the stanza as an element of a list, with sorted keys, as the reference writes it.
+// Element returns the stanza as an element of a list, with sorted keys, as the reference writes it.
 func (s Stanza) Element() []byte { return bytes.TrimSpace(s.element("")) }
 
 // DropIn returns the stanza as a file that libcni adds to a network: it has the name and version of the network.
 func (s Stanza) DropIn() []byte { return s.element("  ") }
 
-// encoded is a value in JSON with a newline behind it. Values are strings, truth values, lists of strings and JSON text,
-// none of which fails to encode.
+// encoded returns a value as JSON with a newline. Values are strings, booleans, lists of strings and JSON text, so
+// encoding never fails.
 func encoded(value any, indent string) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

@@ -1,13 +1,13 @@
 // Package printable makes untrusted text safe to show on a terminal, in a log, in an event or as a label.
 //
 // It promises that its output has no control characters (C0, C1, DEL), no format characters (bidirectional controls,
-// zero-width characters, tags), no combining or otherwise invisible characters and no invalid UTF-8: each is written as
-// a JSON escape (\u001b), so that text stays text, a JSON document stays the same document, and the reader sees the original
-// bytes. [Text] and [Quote] bound the length as well.
+// zero-width characters, tags), no combining or otherwise invisible characters and no invalid UTF-8. It writes each as
+// a JSON escape (\u001b), so that a JSON document keeps its meaning, and the reader sees the original bytes.
+// [Text] and [Quote] also bound the length.
 //
 // It never interprets the text.
 //
-// Start at Text for a value, at NewWriter for a whole output.
+// Start at Text for a value, at NewWriter for a program's output.
 package printable
 
 import (
@@ -22,7 +22,7 @@ import (
 	"unicode/utf8"
 )
 
-// Is reports whether a terminal shows the rune without any other effect.
+// Is reports whether a terminal only shows the rune, without another effect.
 func Is(r rune) bool {
 	if r < utf8.RuneSelf {
 		return r >= ' ' && r != 0x7f
@@ -30,20 +30,19 @@ func Is(r rune) bool {
 	return unicode.IsPrint(r) && !unicode.In(r, unicode.Mn, unicode.Me, unicode.Other_Default_Ignorable_Code_Point)
 }
 
-// Text returns the text as one printable line of at most most bytes, which are 40 at least. The length of the rest replaces
+// Text returns the text as one printable line of at most most bytes; most is at least 40. The length of the rest replaces
 // a truncated rest.
 func Text(text string, most int) string {
 	return string(appendText(make([]byte, 0, min(len(text), most)), text, most, ""))
 }
 
-// Quote is Text between double quotes, within which quotes and backslashes are escaped: the end of the text cannot be
-// forged.
+// Quote is Text between double quotes. It escapes quotes and backslashes, so a text cannot forge its end.
 func Quote(text string, most int) string {
 	quoted := appendText([]byte{'"'}, text, most-1, `"\`)
 	return string(append(quoted, '"'))
 }
 
-// Some joins the first texts, which are safe already, and the number of the others.
+// Some joins the first texts, which must be safe, and the number of the others.
 func Some(texts []string, most int) string {
 	if more := len(texts) - most; more > 0 {
 		texts = append(slices.Clone(texts[:most]), fmt.Sprintf("and %d more", more))
@@ -51,10 +50,10 @@ func Some(texts []string, most int) string {
 	return strings.Join(texts, ", ")
 }
 
-// appendText appends the escaped text to dst, which does not become longer than most. The runes of special get a backslash.
+// appendText appends the escaped text to dst, up to a total of most bytes. It puts a backslash before the runes in special.
 func appendText(dst []byte, text string, most int, special string) []byte {
 	room := most - len(note(len(text)))
-	cut, rest := len(dst), len(text) // where dst is cut if it gets too long, and how much of the text is not in it then
+	cut, rest := len(dst), len(text) // where to truncate dst if it gets too long, and how much of the text is missing then
 	for at := 0; at < len(text); {
 		if len(dst) <= room {
 			cut, rest = len(dst), len(text)-at
@@ -85,25 +84,25 @@ func appendRune(dst []byte, r rune, size int) []byte {
 	case r == '\t':
 		return append(dst, '\\', 't')
 	case r > 0xffff:
-		high, low := utf16.EncodeRune(r) // as JSON has it
+		high, low := utf16.EncodeRune(r) // as in JSON
 		return fmt.Appendf(dst, `\u%04x\u%04x`, high, low)
 	default:
 		return fmt.Appendf(dst, `\u%04x`, r)
 	}
 }
 
-// NewWriter returns a writer that escapes unprintable runes, except line ends and tabs. A rune may be split over several
-// writes; an incomplete rune at the end of the last write is dropped. Several goroutines may write.
+// NewWriter returns a writer that escapes unprintable runes, except line ends and tabs. A rune may span several writes;
+// an incomplete rune at the end of the last write is lost. The writer is safe for concurrent use.
 func NewWriter(w io.Writer) io.Writer { return &writer{w: w} }
 
 type writer struct {
 	mu sync.Mutex
 	w  io.Writer
-	// unfinished is the beginning of a rune.
+	// unfinished holds the first bytes of an incomplete rune.
 	unfinished []byte
 }
 
-// Write passes all of the text on in one write.
+// Write passes the whole text on in one write.
 func (w *writer) Write(text []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,7 +116,7 @@ func (w *writer) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// Lines escapes unprintable runes in a text of several lines, such as a JSON document, of which it keeps the meaning.
+// Lines escapes unprintable runes in a text of several lines, such as a JSON document, and keeps a document's meaning.
 func Lines(text []byte) []byte {
 	clean, unfinished := appendLines(make([]byte, 0, len(text)), text)
 	for range unfinished {

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// hostile are the characters that must never reach a terminal, by their names.
+// hostile has the characters that must never reach a terminal, by name.
 var hostile = map[string]string{
 	"escape": "\x1b[2J", "bell": "\a", "carriage return": "\r", "NUL": "\x00", "DEL": "\x7f", "CSI of C1": "\u009b2J",
 	"NEL": "\u0085", "byte 0x9b alone": "\x9b2J", "half a rune": "\xe2\x80", "surrogate": "\xed\xa0\x80",
@@ -76,7 +76,7 @@ func TestText_Bound(t *testing.T) {
 	check.Equal(t, printable.Text(strings.Repeat("x", 1<<20), 40), "xxxxxxxxxxxxxxxx… (1048560 bytes more)")
 }
 
-// A long text costs no more than its bound.
+// The cost of a long text depends only on the bound.
 func TestText_LongIsNotCopied(t *testing.T) {
 	text := strings.Repeat("\x1b", 8<<20)
 	var before, after runtime.MemStats
@@ -88,7 +88,7 @@ func TestText_LongIsNotCopied(t *testing.T) {
 	}
 }
 
-// FuzzLines holds that a JSON document means the same after it.
+// FuzzLines: Lines keeps the meaning of a JSON document.
 func FuzzLines(f *testing.F) {
 	for _, bad := range hostile {
 		f.Add(bad)

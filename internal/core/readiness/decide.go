@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Decide returns the action for a node. For each requirement of the policy, in their order, pods has the agent pods on the node.
+// Decide returns the action for a node. pods has the agent pods on the node for each requirement, in the policy's order.
 // The returned memory is for the next decision about this node.
 func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, Memory) {
 	m = m.learn(n, now)
@@ -46,8 +46,8 @@ func Decide(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) (Decision, 
 	return d, m
 }
 
-// graceEnd returns the end of the time in which an unready node is not tainted. A node that was observed since it was created or
-// rebooted, and was never ready since, has no grace period.
+// graceEnd returns the end of an unready node's grace period. A node that was observed since its creation or reboot, and was never
+// ready since, has no grace period.
 func (m Memory) graceEnd(n Node, p Policy) time.Time {
 	young := m.unready.Sub(n.Created) < p.GracePeriod
 	if !m.trusted && (m.boot.witnessed || young) {
@@ -56,7 +56,7 @@ func (m Memory) graceEnd(n Node, p Policy) time.Time {
 	return m.unready.Add(p.GracePeriod)
 }
 
-// assess returns the readiness of the node with its reason, the requirement that is not met, and the time to assess it again.
+// assess returns the readiness of the node with its reason, the unmet requirement, and the time of the next assessment.
 func assess(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
 	if p.RequireNodeReady && !n.Ready {
 		return Decision{Reason: NodeUnready}
@@ -75,7 +75,7 @@ func assess(n Node, pods [][]Pod, p Policy, m Memory, now time.Time) Decision {
 	return worst
 }
 
-// best returns the assessment of the best pod of one requirement: one ready pod is enough.
+// best returns the assessment of a requirement's best pod: one ready pod is enough.
 func (m Memory) best(n Node, pods []Pod, settle time.Duration, now time.Time) Decision {
 	best := Decision{Reason: NoAgent}
 	for _, pod := range pods {

@@ -14,7 +14,7 @@ func at(minutes, seconds int) time.Time {
 	return time.Date(2026, 1, 1, 12, minutes, seconds, 0, time.UTC)
 }
 
-// old returns a time long before all others of the tests.
+// old returns a time long before all other times in the tests.
 func old() time.Time { return time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 func untaint() Policy {
@@ -74,7 +74,7 @@ func TestDecide(t *testing.T) {
 		{"a ready agent on a clean node: nothing to do", clean(), ready(), untaint(), Decision{Action: Keep, Reason: AgentReady, NoActionReason: AsWanted, ConditionStatus: ConditionTrue}},
 		{"an unready agent keeps the taint", tainted(), unready(), untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", NoActionReason: AsWanted, RecheckAt: at(3, 0)}},
 		{"no agent keeps the taint", tainted(), none(), untaint(), Decision{Action: Keep, Reason: NoAgent, Requirement: "agent", NoActionReason: AsWanted, RecheckAt: at(3, 0)}},
-		{"a leaving agent counts for nothing", tainted(), [][]Pod{{{Ready: true, Terminating: true}}}, untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", NoActionReason: AsWanted, RecheckAt: at(3, 0)}},
+		{"a terminating agent is ignored", tainted(), [][]Pod{{{Ready: true, Terminating: true}}}, untaint(), Decision{Action: Keep, Reason: AgentUnready, Requirement: "agent", NoActionReason: AsWanted, RecheckAt: at(3, 0)}},
 		{"one ready agent of two is enough", tainted(), [][]Pod{{{}, {Ready: true, Since: old()}}}, untaint(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
 		{"the node itself does not matter", func() Node { n := tainted(); n.Ready = false; return n }(), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
 		{"any effect of the key goes", clean(Taint{UntaintKey, "", NoExecute}), ready(), untaint(), Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
@@ -91,7 +91,7 @@ func TestDecide(t *testing.T) {
 		{"legacy: all requirements must be met", clean(), [][]Pod{{{Ready: true, Since: old()}}, nil}, two, Decision{Action: Add, Reason: NoAgent, Requirement: "other", ConditionStatus: ConditionFalse}},
 		{"legacy: different pods may meet them", oldTainted(), [][]Pod{{{Ready: true, Since: old()}}, {{Ready: true, Since: old()}}}, two, Decision{Action: Remove, Reason: AgentReady, ConditionStatus: ConditionTrue}},
 		{"legacy: nothing required is met", oldTainted(), nil, nothing, Decision{Action: Remove, Reason: NothingRequired, ConditionStatus: ConditionTrue}},
-		{"legacy: nothing required of an unready node is not", unreadyNode(), nil, nothing, Decision{Action: Add, Reason: NodeUnready, ConditionStatus: ConditionFalse}},
+		{"legacy: no requirements, unready node", unreadyNode(), nil, nothing, Decision{Action: Add, Reason: NodeUnready, ConditionStatus: ConditionFalse}},
 		{"legacy: another effect of the key is not ours", clean(Taint{LegacyKey, "", NoExecute}), ready(), legacy(), Decision{Action: Keep, Reason: AgentReady, NoActionReason: AsWanted, ConditionStatus: ConditionTrue}},
 
 		// Adding.
@@ -130,7 +130,7 @@ func steps(t *testing.T, p Policy, all ...step) {
 	}
 }
 
-// again returns the node after a reboot, as its kubelet first reports it.
+// again returns the first report of a node after a reboot.
 func again(n Node, when time.Time) Node {
 	n.BootID, n.Heartbeat = n.BootID+"'", when
 	return n
@@ -154,7 +154,7 @@ func TestDecide_RollingUpdate(t *testing.T) {
 func TestDecide_ReadinessBeforeReboot(t *testing.T) {
 	steps(t, adding(),
 		step{at(0, 0), clean(), ready(), Keep, AgentReady, AsWanted},
-		// The node is back before its loss was noticed, with the earlier readiness: T-4, T-5.
+		// The node returns before its loss was noticed, with the earlier readiness: T-4, T-5.
 		step{at(1, 0), again(clean(), at(1, 0)), ready(), Add, Rebooted, ""},
 		step{at(1, 1), again(tainted(), at(1, 0)), unready(), Keep, AgentUnready, AsWanted},
 		step{at(1, 30), again(tainted(), at(1, 0)), readyAt(at(1, 29)), Remove, AgentReady, ""},
@@ -175,7 +175,7 @@ func TestDecide_ReadinessBetweenReports(t *testing.T) {
 	steps(t, adding(), first, back, step{at(2, 59), back.node, between, Keep, Rebooted, AsWanted},
 		step{at(3, 0), back.node, between, Remove, AgentReady, ""})
 
-	// A later heartbeat of the old boot shows that the readiness is of the old boot, too.
+	// A later heartbeat of the old boot shows that the readiness belongs to the old boot too.
 	_, m := Decide(first.node, first.pods, adding(), Memory{}, first.now)
 	beat := clean()
 	beat.Heartbeat = at(0, 40)
@@ -196,7 +196,7 @@ func TestDecide_UnobservedReboot(t *testing.T) {
 	back.ReadySince = at(1, 0)
 	stillTainted := tainted()
 	stillTainted.ReadySince = at(1, 0)
-	// A clean node is not tainted: the whole cluster may have been out of reach.
+	// A clean node is not tainted: the whole cluster may have been unreachable.
 	steps(t, adding(), step{at(1, 1), back, ready(), Keep, MaybeRebooted, RebootSuspected},
 		step{at(3, 0), back, ready(), Keep, AgentReady, AsWanted})
 	// A tainted node stays tainted until its kubelet has checked the pod.
@@ -278,7 +278,7 @@ func check(t *testing.T, n Node, pods [][]Pod, p Policy, d Decision, m Memory, n
 	living := slices.ContainsFunc(pods[0], func(p Pod) bool { return p.Ready && !p.Terminating })
 	switch {
 	case !slices.Contains(Reasons(), d.Reason), (d.Action == Keep) != (d.NoActionReason != ""):
-		t.Fatalf("out of the sets: %+v", d)
+		t.Fatalf("unknown values: %+v", d)
 	case d.Action == Remove && (!d.Reason.Good() || !living):
 		t.Fatalf("removed without a ready agent: %+v", d)
 	case d.Action == Add && (d.Reason.Good() || !p.AddTaint || p.tainted(n)):
@@ -291,7 +291,7 @@ func check(t *testing.T, n Node, pods [][]Pod, p Policy, d Decision, m Memory, n
 	// A decision that changes with time has a time to decide again.
 	if d.RecheckAt.IsZero() {
 		if later, _ := Decide(n, pods, p, m, now.Add(time.Hour)); later.Action != d.Action || later.ConditionStatus != d.ConditionStatus {
-			t.Fatalf("it changes unannounced: %+v, then %+v", d, later)
+			t.Fatalf("it changes before RecheckAt: %+v, then %+v", d, later)
 		}
 	}
 }

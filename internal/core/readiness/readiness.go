@@ -1,11 +1,11 @@
-// Package readiness decides whether a node has a taint because the plugin's agent is not ready there.
+// Package readiness decides whether a node needs a taint because the CNI agent is not ready there.
 //
-// It promises one decision for each state of a node, its agent pods and its Memory, with a reason of a closed set; that a taint
-// is removed only for a readiness of this boot; and that no taint is added while an agent may be absent for an update.
+// It promises one decision for each state of a node, its agent pods and its Memory, with a reason from a closed set; that
+// only a readiness from this boot removes a taint; and that no taint is added while an agent may be absent for an update.
 //
-// It never reads a clock, sends no request and has no state: a Memory goes in and comes out.
+// It never reads a clock, sends no requests and has no state: Decide takes and returns a Memory.
 //
-// Start reading at Decide. boot.go decides whether a readiness counts after a reboot.
+// Start at Decide. boot.go decides whether a readiness is valid after a reboot.
 package readiness
 
 import (
@@ -32,53 +32,53 @@ const (
 // Taint keeps pods from a node.
 type Taint struct{ Key, Value, Effect string }
 
-// Node holds the fields of a node that a decision depends on.
+// Node holds the fields of a node that decisions depend on.
 type Node struct {
 	Name   string
 	Taints []Taint
-	// Ready reports that the condition Ready is true; ReadySince is its last transition, in whole seconds.
+	// Ready is set if the condition Ready is true; ReadySince is its last transition, in whole seconds.
 	Ready      bool
 	ReadySince time.Time
-	// Heartbeat is the time at which the kubelet last reported that condition, by its own clock.
+	// Heartbeat is the time of the kubelet's last report of that condition, by its own clock.
 	Heartbeat time.Time
-	// BootID changes with each start of the node's kernel.
+	// BootID changes with each boot of the node.
 	BootID  string
 	Created time.Time
 }
 
 // Pod is an agent pod on the node.
 type Pod struct {
-	// Ready reports that the condition Ready is true; Since is its last transition, by the kubelet's clock in whole seconds.
+	// Ready is set if the condition Ready is true; Since is its last transition, by the kubelet's clock in whole seconds.
 	Ready bool
 	Since time.Time
-	// Terminating reports a deletion timestamp: the pod does not count.
+	// Terminating is set if the pod has a deletion timestamp: the pod is ignored.
 	Terminating bool
 }
 
-// Requirement is met on a node where at least one pod that the selector matches in one of the namespaces is ready. An
-// empty namespace means all namespaces.
+// Requirement is met on a node with at least one ready pod that the selector matches in one of the namespaces. An empty
+// namespace means all namespaces.
 type Requirement struct {
 	Name       string
 	Namespaces []string
 	Selector   string
 }
 
-// Policy is the configuration of decisions.
+// Policy configures decisions.
 type Policy struct {
-	// Taint is added to a node, and removed from it.
+	// Taint is the taint to add and remove.
 	Taint Taint
-	// AnyEffect removes taints of the key with any effect, as istiod does; without it the effect must be Taint's, as for the
-	// legacy controller. The value does not matter.
+	// AnyEffect removes taints with the key and any effect, as istiod does; otherwise the effect must be Taint's, as for the
+	// legacy controller. The value is ignored.
 	AnyEffect bool
 	// AddTaint adds the taint to nodes that are not ready; the untaint controller of istiod only removes it.
 	AddTaint bool
-	// RequireNodeReady requires the condition Ready of the node itself, as the legacy controller does.
+	// RequireNodeReady also requires the node's condition Ready, as the legacy controller does.
 	RequireNodeReady bool
 	// Requirements must all be met. An empty list is met.
 	Requirements []Requirement
-	// GracePeriod is the time for which a node that was ready may be unready before it is tainted.
+	// GracePeriod is the time that a formerly ready node may be unready before it is tainted.
 	GracePeriod time.Duration
-	// Settle is the time that a restarted kubelet may take to report the present state of its pods.
+	// Settle is the time that a restarted kubelet may need to report the present state of its pods.
 	Settle time.Duration
 }
 
@@ -102,7 +102,7 @@ const (
 // Reason explains the readiness of a node. It is one CamelCase word, as events and conditions require.
 type Reason string
 
-// The reasons: the good ones first, then from the weakest to the strongest. The strongest reason of all requirements decides.
+// The reasons: first the good reasons, then from weak to strong. The strongest reason of all requirements decides.
 const (
 	AgentReady      Reason = "AgentReady"
 	NothingRequired Reason = "NothingRequired"
@@ -140,7 +140,7 @@ func (r Reason) Sentence() string {
 // NoActionReason is the reason for Keep; it is empty for an action.
 type NoActionReason string
 
-// AsWanted is a node whose taints need no change.
+// AsWanted means that the taints need no change.
 const (
 	AsWanted          NoActionReason = "in place"
 	NoAdding          NoActionReason = "taints are not added"
@@ -166,15 +166,15 @@ type Decision struct {
 	Requirement     string
 	NoActionReason  NoActionReason
 	ConditionStatus ConditionStatus
-	// RecheckAt is the time of the next decision if nothing changes before, zero for none.
+	// RecheckAt is the time of the next decision if nothing changes before, zero for never.
 	RecheckAt time.Time
 }
 
-// Memory is the state of a node between two decisions. The zero value is that of a new node.
+// Memory is the state of a node between two decisions. The zero value is for a new node.
 type Memory struct {
 	boot boot
-	// trusted reports that the node was ready in this boot.
+	// trusted is set if the node was ready in this boot.
 	trusted bool
-	// unready is the start of the time without readiness, zero while the node is ready.
+	// unready is the time when the node became unready, zero while it is ready.
 	unready time.Time
 }

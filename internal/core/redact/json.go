@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The bounds of a JSON document of another program, and of what is shown of it.
+// Bounds of another program's JSON document, and of a shown value.
 const (
 	maxDepth  = 32
 	maxValues = 20_000
@@ -21,7 +21,7 @@ var (
 	errValues = fmt.Errorf("JSON with more than %d values", maxValues)
 )
 
-// known are the keys whose values are shown: none of them holds a credential.
+// known are the keys with shown values: none of them holds a credential.
 const known = `
 	cniVersion cniVersions name type plugins capabilities disableCheck disableGC loadOnlyInlinedPlugins delegates
 	ipam dns nameservers domain search options prevResult interfaces mac sandbox ips address gateway interface routes dst gw mtu advmss
@@ -38,7 +38,7 @@ const known = `
 	enable_ambient_detection_retry second_ip_family sandboxed_runtimes api_timeout force_iptables_binary kubernetes kubeconfig log_uds_address
 	io.kubernetes.cri.pod-annotations`
 
-// newForeign returns the known keys as a set, and the form of other keys that are shown.
+// newForeign returns the known keys as a set, and the pattern of other keys to show.
 func newForeign() (keys map[string]bool, other *regexp.Regexp) {
 	keys = map[string]bool{}
 	for key := range strings.FieldsSeq(known) {
@@ -47,7 +47,7 @@ func newForeign() (keys map[string]bool, other *regexp.Regexp) {
 	return keys, regexp.MustCompile(`^[A-Za-z_][A-Za-z_.-]*(?:\d{1,3}[A-Za-z_.-]*)?$`)
 }
 
-// document is a JSON document that is rewritten.
+// document rewrites a JSON document.
 type document struct {
 	*Redactor
 
@@ -58,12 +58,12 @@ type document struct {
 	values  int
 }
 
-// JSON returns a JSON document of this program without credentials, indented.
+// JSON returns this program's JSON document without credentials, indented.
 func (r *Redactor) JSON(text []byte) ([]byte, error) { return r.document(text, false) }
 
-// Foreign returns a JSON document of another program, indented. It shows the values of known keys, truth values and null. A type with
-// a length replaces every other value, and a key that is no identifier. A document that is too deep or has too many values is an error,
-// and no error contains a part of the document.
+// Foreign returns another program's JSON document, indented. It shows the values of known keys, booleans and null. Type and length
+// replace every other value, and every key that is not an identifier. Foreign returns an error for a document that is too deep or has
+// too many values. No error contains a part of the document.
 func (r *Redactor) Foreign(text []byte) ([]byte, error) { return r.document(text, true) }
 
 func (r *Redactor) document(text []byte, foreign bool) ([]byte, error) {
@@ -107,7 +107,7 @@ func (d *document) value(shown bool, depth int) error {
 	return d.write(token)
 }
 
-// members rewrites an array, whose elements are shown if it is, or an object.
+// members rewrites an object or an array; shown applies to an array's elements too.
 func (d *document) members(begin json.Delim, shown bool, depth int) error {
 	if depth > maxDepth {
 		return errDepth
@@ -122,7 +122,7 @@ func (d *document) members(begin json.Delim, shown bool, depth int) error {
 			if err != nil {
 				return err
 			}
-			name, _ := token.(string) // JSON has no other keys
+			name, _ := token.(string) // JSON keys are strings
 			shown = !d.foreign || d.keys[name]
 			if err = d.write(d.key(name)); err != nil {
 				return err
@@ -157,10 +157,10 @@ func (d *document) text(value string, shown bool) string {
 	return clean
 }
 
-// length replaces what is not shown.
+// length replaces a hidden value.
 func length(kind, of string) string { return fmt.Sprintf("%s of %d bytes", kind, len(of)) }
 
-// write adds a string, number, truth value or null.
+// write adds a string, number, boolean or null.
 func (d *document) write(value any) error {
 	encoder := json.NewEncoder(&d.out)
 	encoder.SetEscapeHTML(false)

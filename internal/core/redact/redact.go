@@ -1,14 +1,14 @@
-// Package redact makes texts that leave the node free of credentials.
+// Package redact removes credentials from texts that leave the node.
 //
-// Of a JSON document of another program, [Redactor.Foreign] promises values of known keys only: everything else is its type and length.
+// For another program's JSON document, [Redactor.Foreign] promises only the values of known keys; type and length replace all others.
 //
-// In texts of this program, [Redactor.Text] and [Redactor.JSON] promise that no given secret, token of the form of a JWT, bearer token,
-// value of an Authorization or Cookie header, user or password of a URL, PEM block, or value of a name that speaks of a token, secret,
-// password, private key or credential is left, also where the text was cut, and no comment of a rule. A file's name is not a secret:
-// names that end in file, path or dir keep their value. They may take out too much, but of no more than one line or PEM block: pods can
-// write into a log. They do not find a secret of another form, so that texts of other programs are not for them.
+// In this program's texts, [Redactor.Text] and [Redactor.JSON] promise to remove every given secret, JWT, bearer token, value of an
+// Authorization or Cookie header, user and password in a URL, PEM block, value of a name that suggests a token, secret, password,
+// private key or credential, even if truncated, and every comment of a rule. File names are not secret: names that end in file, path
+// or dir keep their value. They may remove too much, but never more than one line or PEM block because pods can write into a log.
+// They do not find secrets of other forms, so they are unfit for other programs' texts.
 //
-// It reads nothing, so that it does not know the secrets of the node by itself.
+// It reads nothing: callers pass the node's secrets.
 //
 // Start at New.
 package redact
@@ -24,28 +24,28 @@ import (
 // Mark replaces a credential.
 const Mark = "(redacted)"
 
-// shortest is the least length of a given secret, in bytes: a shorter one would be found everywhere.
+// shortest is the least length of a given secret, in bytes: a shorter secret would match everywhere.
 const shortest = 8
 
-// The names of credentials, in any case.
+// Names of credentials, in lower or upper case.
 const secretName = `(?:token|secret|passw(?:or)?d|passphrase|pwd|psk|bearer|credential|signature|auth(?:orization)?\b|cookie` +
 	`|(?:api|private|access|client|encryption|signing|shared|session|tls|account|etcd|ipsec)[_. -]?key|client[_-]?cert)`
 
 // Redactor finds credentials. It is safe for concurrent use.
 type Redactor struct {
 	secrets [][]byte
-	// block are credentials of several lines, token and whole are texts that are credentials, named a name with its value, option an
-	// option with its argument.
+	// block matches credentials of several lines, token and whole match bare credentials, named matches a name with its value, option
+	// matches an option with its argument.
 	block, token, whole, named, option, isPlace *regexp.Regexp
-	// keys are known, and others are shown if they have this form.
+	// keys are the known keys; others are shown if they match.
 	keys  map[string]bool
 	other *regexp.Regexp
 }
 
-// New returns a redactor that also knows these secrets. It compiles expressions: the plugin's start must not call it.
+// New returns a Redactor that also removes these secrets. It compiles expressions: the plugin must not call it at start.
 func New(secrets ...string) *Redactor {
 	r := &Redactor{
-		// The body has base64, or headers of the block (RFC 1421), and its line ends may be escaped.
+		// The body has base64 or the block's headers (RFC 1421); its line ends may be escaped.
 		block: regexp.MustCompile(pem + `[A-Z0-9 ]+-----(?:` + pemBody + `*?-----END [A-Z0-9 ]+-----|` + pemBody + `*)`),
 		whole: regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]*|eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9._-]+|ZXlK[A-Za-z0-9+/=]{20,}` +
 			`|(?i:\b(?:bearer|basic)[\s+]+)[A-Za-z0-9._~+/=-]{8,}|://[^/\s@"']+@|[?&](?:sig|code)=[^&\s"']+` +
@@ -61,34 +61,34 @@ func New(secrets ...string) *Redactor {
 			r.secrets = append(r.secrets, []byte(s))
 		}
 	}
-	slices.SortFunc(r.secrets, func(a, b []byte) int { return cmp.Compare(len(b), len(a)) }) // one may be a part of another
+	slices.SortFunc(r.secrets, func(a, b []byte) int { return cmp.Compare(len(b), len(a)) }) // a secret may be a part of another
 	return r
 }
 
-// value is that of a name, quoted at most three times, and perhaps cut.
+// value matches a name's value, with up to three levels of quotes, possibly truncated.
 const value = `(\\{3}".*?(?:\\{3}"|$)|\\"(?:[^"\\\n]|\\[^"])*(?:\\"|$)|"(?:[^"\\\n]|\\.)*(?:"|\\?$)|'[^'\n]*(?:'|$)` +
 	`|[^\s,;{}\[\]()"'\\](?:[^\s"'\\]|\\[^"'])*)`
 
-// prefixes begin tokens of services.
+// prefixes begin the tokens of known services.
 var prefixes = []string{ //nolint:gochecknoglobals // a constant table
 	"ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "hooks.slack.com", "AIza", "sk_live_", "rk_live_", "hvs.", "npm_", "sk-", "AKIA",
 }
 
-// quotes are those around a value.
+// quotes can surround a value.
 var quotes = []string{`\\\"`, `\"`, `"`, `'`} //nolint:gochecknoglobals // a constant table
 
-// pem is the beginning of a block.
+// pem begins a PEM block.
 const pem = "-----BEGIN "
 
 const pemBody = `[A-Za-z0-9+/=\s\\:,.()-]`
 
-// hints are in each line, in lower case, in which whole and named can find something.
+// hints: whole and named can only match a line that contains one of these in lower case.
 var hints = []string{ //nolint:gochecknoglobals // a constant table
 	"token", "secret", "passw", "passphrase", "pwd", "psk", "auth", "credential", "signature", "sig=", "cookie", "key", "cert",
 	"ls0tls1crudjti", "eyj", "zxlk", "bearer", "basic", "://", "code=",
 }
 
-// Text returns a text without credentials. Its lines stay lines, except within a PEM block.
+// Text returns a text without credentials. Line breaks stay, except within a PEM block.
 func (r *Redactor) Text(text []byte) []byte {
 	for _, s := range r.secrets {
 		text = bytes.ReplaceAll(text, s, []byte(Mark))
@@ -103,7 +103,7 @@ func (r *Redactor) Text(text []byte) []byte {
 	return clean
 }
 
-// line runs the expressions that can find something in a line: they are slow.
+// line runs only the expressions that can match a line, because they are slow.
 func (r *Redactor) line(text []byte) []byte {
 	has := func(hint string) bool { return bytes.Contains(text, []byte(hint)) }
 	if has("$") || slices.ContainsFunc(prefixes, has) {
@@ -119,7 +119,7 @@ func (r *Redactor) line(text []byte) []byte {
 	return text
 }
 
-// values replaces the value in each match: a name, what is between, and the value.
+// values replaces the value in each match of name, separator and value.
 func (r *Redactor) values(in *regexp.Regexp, text []byte) []byte {
 	return in.ReplaceAllFunc(text, func(found []byte) []byte {
 		part := in.FindSubmatch(found)
@@ -129,7 +129,7 @@ func (r *Redactor) values(in *regexp.Regexp, text []byte) []byte {
 		var quote, rest []byte
 		if at := slices.IndexFunc(quotes, func(q string) bool { return bytes.HasPrefix(part[3], []byte(q)) }); at >= 0 {
 			quote = []byte(quotes[at])
-		} else if end := bytes.IndexAny(part[2], `"'`); end >= 0 { // a member of an object, perhaps a number: others follow
+		} else if end := bytes.IndexAny(part[2], `"'`); end >= 0 { // a member of an object, perhaps a number: other members follow
 			quote = part[2][:end+1]
 			if next := bytes.IndexAny(part[3], ",;{}[]()"); next >= 0 {
 				rest = part[3][next:]

@@ -101,7 +101,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestForeign_KnownKeys: the values of known keys are shown, of others their types and lengths; a key that is no identifier may be a secret.
+// TestForeign_KnownKeys: Foreign shows the values of known keys, and types and lengths of others; an unusual key may be a secret.
 func TestForeign_KnownKeys(t *testing.T) {
 	got, err := redact.New().Foreign([]byte(`{"cniVersion":"1.0.0","plugins":[{"type":"calico","mtu":1500,"capabilities":{"portMappings":true},"ipam":
 		{"ranges":[[{"subnet":"10.1.0.0/16"}]]},"etcd_endpoints":"https://h","pin":1234,"args":["a",{"type":"x"}],"none":null,"empty":"","name":"sk-0123456789abcdef"}],
@@ -126,7 +126,7 @@ func TestForeign_KnownKeys(t *testing.T) {
 	}
 }
 
-// TestForeign_Bounds: what is no JSON, too deep or too large is an error that has nothing of it.
+// TestForeign_Bounds: a document that is invalid, too deep or too large gives an error without any part of the document.
 func TestForeign_Bounds(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                          "byte 0",
@@ -144,7 +144,7 @@ func TestForeign_Bounds(t *testing.T) {
 	}
 }
 
-// TestForeign_OnePodCannotHideTheLog: what pods can write takes out no other line.
+// TestForeign_OnePodCannotHideTheLog: text from a pod never removes another line.
 func TestForeign_OnePodCannotHideTheLog(t *testing.T) {
 	for _, text := range []string{"-----BEGIN A-----", `password=\"`, "token='", `secret: "`, "Authorization: x"} {
 		log := fmt.Sprintf("msg=%q\ntime=\"2026\" msg=important\nmsg=%q\nmsg=end\n", text, text)
@@ -155,7 +155,7 @@ func TestForeign_OnePodCannotHideTheLog(t *testing.T) {
 	}
 }
 
-// FuzzText: what comes out has no given secret.
+// FuzzText: the output never contains a given secret.
 func FuzzText(f *testing.F) {
 	f.Add(`token="` + planted + `"`)
 	f.Fuzz(func(t *testing.T, text string) {

@@ -5,13 +5,12 @@ import "errors"
 // Backend selects the mechanism that writes rules into a namespace.
 type Backend string
 
-// The backends. Auto is Netlink, or Native in a pod with a user namespace of its own; it is Tools where the kernel lacks a
-// feature that these need.
+// The backends. Auto is Netlink, or Native in a pod with its own user namespace, or Tools where the kernel lacks a feature that both need.
 const (
 	Auto Backend = "auto"
 	// Netlink writes the rules that iptables-nft would, without a process.
 	Netlink Backend = "netlink"
-	// Native writes tables of nf_tables' own, as the reference does with NATIVE_NFTABLES, without a process.
+	// Native writes native nf_tables tables, as the reference does with NATIVE_NFTABLES, without a process.
 	Native Backend = "native"
 	// Tools starts the iptables programs of the host.
 	Tools Backend = "iptables"
@@ -28,8 +27,8 @@ func ParseBackend(text string) (Backend, error) {
 	return Auto, errors.New("want auto, netlink, native or iptables")
 }
 
-// ChooseBackend combines the three settings of the backend: the backend itself, the reference's switch for native
-// tables, and a forced variant of the iptables programs ("" for none), which selects Tools.
+// ChooseBackend combines three settings: the backend, the reference's switch for native tables, and a forced variant
+// of the iptables programs ("" if not set), which selects Tools.
 func ChooseBackend(configured Backend, native bool, variant string) (Backend, error) {
 	open := configured == "" || configured == Auto
 	switch {

@@ -32,7 +32,7 @@ func (b builder) name(chain string) string {
 	return strings.ReplaceAll(strings.ToLower(chain), "_", "-")
 }
 
-// chain has the name that iptables gives it.
+// chain is a chain under its iptables name.
 type chain struct {
 	name  string
 	rules []ruleset.Rule
@@ -56,7 +56,7 @@ func (b builder) table(name string, chains ...chain) ruleset.Table {
 	return t
 }
 
-// filled are the tables that have chains.
+// filled returns the tables that have chains.
 func filled(tables ...ruleset.Table) []ruleset.Table {
 	return slices.DeleteFunc(tables, func(t ruleset.Table) bool { return len(t.Chains) == 0 })
 }
@@ -66,14 +66,14 @@ func Rules(s Spec, f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, filled(builder{Spec: s, families: []ruleset.Family{f}}.tables()...)...)
 }
 
-// RejectAll returns iptables' rules that refuse a family which the pod has and the mesh does not capture.
+// RejectAll returns iptables' rules that reject an IP family that the mesh does not capture.
 func RejectAll(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, builder{}.rejected(f))
 }
 
-// NativeSet returns the native nf_tables tables that capture a pod by the Spec, for both families at once. They
-// differ from the reference's tables where those fail to load or let packets pass: packets in conntrack state invalid are
-// dropped whatever their protocol; so are connections that tproxy cannot hand over, as by iptables' target TPROXY; no rule
+// NativeSet returns the native nf_tables tables that capture a pod by the Spec, for both families at once. The
+// reference's tables sometimes fail to load or let packets pass; here packets in conntrack state invalid are dropped
+// whatever their protocol; so are connections that tproxy cannot hand over, like with iptables' target TPROXY; no rule
 // jumps to a missing chain; and a Rejected family is rejected.
 //
 // A rule without an address matches both families. If IPv6 is Bypassed, the first rule of each base chain returns its

@@ -7,11 +7,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Treatment is the way in which the rules treat one IP family of a pod.
+// Treatment says how the rules treat one IP family of a pod.
 type Treatment uint8
 
 // Captured gets the rules; Rejected refuses TCP and UDP; Bypassed leaves the packets alone; Unused needs no rules: the
-// kernel does not have the family, or the family would be bypassed and the pod has no address of it.
+// kernel lacks the family, or the family would be bypassed and the pod has no address in it.
 const (
 	Unused Treatment = iota
 	Captured
@@ -23,21 +23,21 @@ const (
 // reference does.
 type Families struct {
 	IPv6 Treatment
-	// HasIPv4 and HasIPv6 are set if the pod has an address of the family.
+	// HasIPv4 and HasIPv6 report whether the pod has an address in the family.
 	HasIPv4, HasIPv6 bool
 	// Host is the pod's first address.
 	Host netip.Addr
 }
 
-// ErrNoAddress is returned for a namespace that has no address a pod could be reached by: the plugin that assigns
-// addresses must come first in the chain.
+// ErrNoAddress means that no address of the namespace is reachable from outside: the plugin that assigns addresses
+// must come first in the chain.
 var ErrNoAddress = errors.New("no valid local IP address found: the network namespace has no address besides loopback " +
 	"and link-local ones; the plugin that assigns addresses must run before this one")
 
-// FamiliesOf decides from all addresses of a namespace, in the kernel's order, and from whether the kernel has IPv6.
-// Loopback and link-local addresses do not count, nor does the one that Routing adds. An IPv6 address that comes first has
-// IPv6 captured. For other pods the setting decides: with dual stack, capture or reject IPv6 is treated whatever the
-// addresses are, since link-local ones are always there and others may come later.
+// FamiliesOf takes all addresses of a namespace, in the kernel's order, and whether the kernel supports IPv6.
+// It ignores loopback and link-local addresses and the address that Routing adds. IPv6 is captured if the first address is
+// IPv6. For other pods the setting decides: dual stack, capture and reject apply whatever the addresses are, because
+// a pod always has link-local addresses and may get others later.
 func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, error) {
 	var f Families
 	for _, a := range addresses {
@@ -68,8 +68,8 @@ func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, 
 	return f, nil
 }
 
-// Sets returns the wanted rules of both families. A family that is not treated has an empty Set, so that rules an earlier
-// configuration left there are found and removed.
+// Sets returns the wanted rules of both families. A family without rules has an empty Set, so that rules left by an
+// earlier configuration are found and removed.
 func (s Spec) Sets(f Families) []ruleset.Set {
 	v6 := ruleset.Set{Family: ruleset.IPv6}
 	switch f.IPv6 {
@@ -84,8 +84,8 @@ func (s Spec) Sets(f Families) []ruleset.Set {
 
 // Routing holds the addresses, policy rules and routes that a Spec needs besides rules.
 type Routing struct {
-	// PassthroughV6 adds ::6/128 to lo, the source address of Envoy's inbound connections to the app; in IPv4 the
-	// whole of 127/8 is on lo already.
+	// PassthroughV6 adds ::6/128 to lo, the source address of Envoy's inbound connections to the app; in IPv4, lo
+	// already has all of 127/8.
 	PassthroughV6 bool
 	// MarkFamilies are the families in which packets with Mark are delivered locally, through Table.
 	MarkFamilies []ruleset.Family

@@ -34,7 +34,7 @@ func TestFamiliesOf(t *testing.T) {
 	second := func(host string) want {
 		return want{redirect.Bypassed, redirect.Captured, redirect.Rejected, redirect.Captured, host, true, true}
 	}
-	// None yet: link-local ones are always there, and others may come.
+	// No IPv6 address yet: link-local addresses are always there, and others may follow.
 	later := func(host string) want {
 		return want{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Captured, host, true, false}
 	}
@@ -91,7 +91,7 @@ func TestFamiliesOf(t *testing.T) {
 
 func TestFamiliesOf_NoAddress(t *testing.T) {
 	for name, have := range map[string][]netip.Addr{
-		"none at all": nil, "loopback only": addresses("127.0.0.1", "::1"), "link-local only": addresses("fe80::1%eth0", "169.254.0.1"), "passthrough only": addresses("::6"), "invalid": {{}},
+		"no address": nil, "loopback only": addresses("127.0.0.1", "::1"), "link-local only": addresses("fe80::1%eth0", "169.254.0.1"), "passthrough only": addresses("::6"), "invalid": {{}},
 	} {
 		got, err := redirect.Spec{DualStack: true}.FamiliesOf(have, true)
 		if !errors.Is(err, redirect.ErrNoAddress) || got != (redirect.Families{}) {
@@ -100,7 +100,7 @@ func TestFamiliesOf_NoAddress(t *testing.T) {
 	}
 }
 
-// TestRouting is about families that are not captured; TestRouting_OfTheReference (node/redirection) has the others.
+// TestRouting covers families that are not captured; TestRouting_OfTheReference (node/redirection) covers captured ones.
 func TestRouting(t *testing.T) {
 	for mode, want := range map[string]redirect.Routing{
 		"REDIRECT": {Mark: 1337, Table: 133}, "TPROXY": {MarkFamilies: families[:1], Mark: 1337, Table: 133},

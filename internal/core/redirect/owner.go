@@ -9,27 +9,27 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Wanted is the redirection that a namespace shall have, whatever the mode of the mesh. A Spec is that of a sidecar.
+// Wanted is the desired redirection of a namespace, in any mode of the mesh. Spec implements it for a sidecar.
 type Wanted interface {
-	// FamiliesOf decides the treatment of both families from the addresses of the namespace; see Spec.
+	// FamiliesOf decides how to treat both families from the addresses of the namespace; see Spec.
 	FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, error)
-	// Sets are iptables' rules of IPv4 and of IPv6, NativeSet the native tables. A namespace has one or the other.
+	// Sets returns iptables' rules for IPv4 and IPv6, NativeSet the native tables. A namespace has one or the other.
 	Sets(f Families) []ruleset.Set
 	NativeSet(f Families) ruleset.Set
-	// Routing are the addresses, policy rules and routes.
+	// Routing returns the addresses, policy rules and routes.
 	Routing(f Families) Routing
-	// Owner tells the mode's rules from those of others.
+	// Owner recognises the rules of this mode.
 	Owner() Owner
 }
 
-// Owner tells by names which chains and tables belong to a mode of the mesh. The names are protocol.
+// Owner recognises by name the chains and tables of a mode of the mesh. The names are protocol.
 type Owner struct {
-	// ChainPrefix begins the names of chains of iptables.
+	// ChainPrefix begins the names of iptables chains.
 	ChainPrefix string
 	// Native are the names of the native tables, all with NativePrefix, in the order in which they are written.
 	Native       []string
 	NativePrefix string
-	// Mark is that of policy rules which belong to the mode even where no rule has it.
+	// Mark identifies the mode's policy rules even where no rule uses the mark.
 	Mark uint32
 }
 
@@ -38,7 +38,7 @@ const (
 	nativePrefix = "istio-proxy-"
 )
 
-// Sidecar is the Owner of a sidecar's rules. The first three native tables are the reference's; it cannot refuse a family.
+// Sidecar is the Owner of a sidecar's rules. The first three native tables are the reference's, which cannot reject a family.
 func Sidecar() Owner {
 	return Owner{
 		ChainPrefix: chainPrefix, NativePrefix: nativePrefix, Mark: DefaultMark,
@@ -49,7 +49,7 @@ func Sidecar() Owner {
 // Owner is Sidecar.
 func (s Spec) Owner() Owner { return Sidecar() }
 
-// KnownTable reports whether a table is one whose rules are read: a native one in family Inet, else one of iptables.
+// KnownTable reports whether rules are read from a table: a native table in family Inet, otherwise a table of iptables.
 func (o Owner) KnownTable(f ruleset.Family, table string) bool {
 	if f == ruleset.Inet {
 		return slices.Contains(o.Native, table)
@@ -57,7 +57,7 @@ func (o Owner) KnownTable(f ruleset.Family, table string) bool {
 	return f != ruleset.Netdev && ruleset.KnownTable(table)
 }
 
-// HookOf returns the hook of a base chain of a known table: of iptables' chain of that name, which a native table has in small letters.
+// HookOf returns the hook of a base chain of a known table. Native tables have iptables' chain names in lower case.
 func (o Owner) HookOf(f ruleset.Family, table, chain string) (ruleset.Hook, bool) {
 	if f != ruleset.Inet {
 		return ruleset.HookOf(table, chain)
@@ -69,7 +69,7 @@ func (o Owner) HookOf(f ruleset.Family, table, chain string) (ruleset.Hook, bool
 	return ruleset.HookOf(strings.TrimPrefix(table, o.NativePrefix), upper)
 }
 
-// TraceTable begins the name of the table of a packet trace, which no Set has.
+// TraceTable begins the name of a packet trace's table. No Set contains this table.
 const TraceTable = "istio-cni-trace-"
 
 // OwnedNative marks all of a Set of native tables as the mesh's.
@@ -84,8 +84,8 @@ func OwnedNative(have ruleset.Set) ruleset.Ownership {
 	return owned
 }
 
-// NativeScript prints native tables as a text for "nft -f" that replaces the present tables, as the reference logs it. The
-// text removes tables that the Set does not have.
+// NativeScript prints native tables as input for "nft -f", as the reference logs it. The input replaces the present
+// tables, and removes tables that the Set lacks.
 func (o Owner) NativeScript(s ruleset.Set) string {
 	var b strings.Builder
 	for _, name := range o.Native {

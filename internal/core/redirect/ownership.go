@@ -9,25 +9,25 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Owned finds the rules of a namespace that are the mesh's: those wanted now, and leftovers of any earlier configuration of
+// Owned finds the mesh's rules in a namespace: the wanted rules, and leftovers of any earlier configuration of
 // this program or of the reference, whatever its ports, identities, marks and interfaces were.
 //
 // Owned recognises chains by their prefix and jumps by their target. It recognises the other rules that the reference puts
-// into built-in chains by their whole shape, and only if one of our chains differs from the wanted one, which shows that
-// another configuration was applied. A plain RETURN for an interface, which any program may use, counts only ahead of the
+// into built-in chains by their whole shape, and only if one of our chains differs from the wanted chain: then another
+// configuration was applied. Any program may use a plain RETURN for an interface, so such a rule is ours only ahead of the
 // rules that the reference appends, and only in pairs or at the head of the chain.
 func (o Owner) Owned(want, have ruleset.Set) ruleset.Ownership {
 	return o.find(want, have, o.otherChain(want, have))
 }
 
-// AllOwned is Owned for the removal of all rules of the mesh. It counts rules of the mesh's shapes as owned even if the
-// namespace has none of our chains, as after an incomplete removal.
+// AllOwned is Owned for the removal of all rules of the mesh. Rules of the mesh's shapes are owned even if the
+// namespace has no chain of ours, for example after an incomplete removal.
 func (o Owner) AllOwned(have ruleset.Set) ruleset.Ownership {
 	return o.find(ruleset.Set{Family: have.Family}, have, true)
 }
 
-// otherChain reports whether one of our chains differs from the wanted one. Any two configurations differ in at least one
-// chain, so without such a chain the namespace has no rules of another configuration.
+// otherChain reports whether one of our chains differs from the wanted chain. Any two configurations differ in at least
+// one chain, so otherwise the namespace has no rules of another configuration.
 func (o Owner) otherChain(want, have ruleset.Set) bool {
 	return slices.ContainsFunc(have.Tables, func(t ruleset.Table) bool {
 		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool {
@@ -58,7 +58,7 @@ type finder struct {
 	owner      Owner
 	want, have ruleset.Set
 	owned      ruleset.Ownership
-	// leftovers is set if rules of the mesh's shapes are taken for the mesh's.
+	// leftovers is set if rules of the mesh's shapes are owned.
 	leftovers bool
 }
 
@@ -75,9 +75,9 @@ func (o Owner) ourJump(target ruleset.Target) bool {
 	return false
 }
 
-// shapes are the rules that the reference writes, or wrote in some version, straight into built-in chains. The DNS rules
-// are those of versions before ISTIO_OUTPUT_DNS existed. They are compiled when a namespace turns out not to be empty,
-// which a new pod's never is.
+// shapes are the rules that any version of the reference writes straight into built-in chains. The DNS rules
+// are from versions before ISTIO_OUTPUT_DNS existed. The patterns are compiled for the first namespace that is not
+// empty; a new pod's namespace is empty.
 var shapes = sync.OnceValue(func() map[string]*regexp.Regexp { //nolint:gochecknoglobals // compiled patterns
 	return map[string]*regexp.Regexp{
 		"mangle/PREROUTING": compile(
@@ -102,13 +102,13 @@ var shapes = sync.OnceValue(func() map[string]*regexp.Regexp { //nolint:gocheckn
 	}
 })
 
-// compile returns a pattern for rules that have one of the shapes.
+// compile returns a pattern that matches any of the shapes.
 func compile(shapes ...string) *regexp.Regexp {
 	shape := strings.NewReplacer("HEX", "0x[0-9a-f]+", "NUM", "[0-9]+").Replace(strings.Join(shapes, "|"))
 	return regexp.MustCompile("^(" + shape + ")$")
 }
 
-// rules marks single rules of a chain that is not ours.
+// rules marks our rules in a foreign chain.
 func (c *finder) rules(table string, chain ruleset.Chain) []bool {
 	wanted := map[string]bool{}
 	want, _ := c.want.Table(table).Chain(chain.Name)
@@ -128,7 +128,7 @@ func shaped(chain, spec string) bool {
 	return known && pattern.MatchString(spec)
 }
 
-// returnOf returns the interface of a rule that consists of an interface match and RETURN only.
+// returnOf returns the interface of a rule that has only an interface match and RETURN.
 func returnOf(r ruleset.Rule) (string, bool) {
 	if len(r.Matches) != 1 || r.Target != ruleset.Target(ruleset.Return) {
 		return "", false
@@ -138,7 +138,7 @@ func returnOf(r ruleset.Rule) (string, bool) {
 }
 
 // interfaces marks the RETURN rules of excluded interfaces, in nat and, with TPROXY, in mangle, and of virtual machines'
-// interfaces, which are in nat only.
+// interfaces, in nat only.
 func (c *finder) interfaces() {
 	if len(c.owned.Chains["nat"]) > 0 {
 		c.excluded("nat")
@@ -205,7 +205,7 @@ func (c *finder) rerouted() {
 	}
 }
 
-// entering is the interface by which a rule's packets enter, "" for any.
+// entering returns the input interface that a rule matches, "" for any.
 func entering(r ruleset.Rule) string {
 	for _, m := range r.Matches {
 		if i, is := m.(ruleset.Interface); is && !i.Out {
@@ -215,8 +215,8 @@ func entering(r ruleset.Rule) string {
 	return ""
 }
 
-// asWanted reports whether the chain begins with all its wanted rules, at least one: then the rules behind them are no
-// leftovers of an earlier configuration.
+// asWanted reports whether the chain begins with all its wanted rules, at least one: then no rule behind them is a
+// leftover of an earlier configuration.
 func (c *finder) asWanted(have ruleset.Chain) bool {
 	want, _ := c.want.Table("nat").Chain(have.Name)
 	n := len(want.Rules)
@@ -234,8 +234,8 @@ func (c *finder) capturesNetworks() bool {
 // reroutes reports whether the rule sends traffic to the proxy's outbound listener.
 func reroutes(r ruleset.Rule) bool { return r.Target == ruleset.Target(ruleset.Jump{Chain: toProxy}) }
 
-// guardrails marks the rules that the reference adds while it replaces others, and leaves behind when it is killed: all TCP
-// and UDP dropped at the head of all three chains of filter. Only all six rules together count.
+// guardrails marks the rules that the reference adds while it replaces others, and leaves behind when it is killed: drops
+// of all TCP and UDP at the head of all three chains of filter. Only all six rules together are ours.
 func (c *finder) guardrails() {
 	if !c.leftovers {
 		return
@@ -253,8 +253,7 @@ func (c *finder) guardrails() {
 	}
 }
 
-// Marks lists the marks that rules of ours in the mangle table use, as evidence that policy routing for such a mark is
-// ours as well.
+// Marks lists the marks that our rules in the mangle table use: policy routing for such a mark is ours too.
 func Marks(have ruleset.Set, owned ruleset.Ownership) []uint32 {
 	var marks []uint32
 	for _, chain := range have.Table("mangle").Chains {

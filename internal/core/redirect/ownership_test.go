@@ -11,17 +11,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// linesOf are the lines of all that is in a namespace.
+// linesOf returns the content of a namespace as lines.
 func linesOf(n *rulesettest.Namespace) []string {
 	return rulesettest.Lines(n.Save(), ruleset.Ownership{})
 }
 
-// TestOwned_CleaningUp removes the rules of any configuration of the mesh, ours or the reference's, and no others.
+// TestOwned_CleaningUp removes only the mesh's rules, in any configuration of ours or of the reference.
 func TestOwned_CleaningUp(t *testing.T) {
-	// A line that begins with "stays: " must stay, all others go.
+	// A line that begins with "stays: " must stay; all others must go.
 	for name, lines := range map[string][]string{
 		"an empty namespace stays empty": nil,
-		"chains of ours go with all that is in them, whatever their names": {
+		"our chains go with their rules, whatever their names": {
 			"nat ISTIO_OUTPUT:", "nat ISTIO_OF_TOMORROW:", "raw ISTIO_INBOUND:", "nat OUTPUT -j ISTIO_OUTPUT",
 			"nat ISTIO_OUTPUT -p tcp -j ISTIO_OF_TOMORROW", "nat ISTIO_OF_TOMORROW -j DROP",
 		},
@@ -32,7 +32,7 @@ func TestOwned_CleaningUp(t *testing.T) {
 			"mangle OUTPUT ! -d ::1/128 -o lo -p tcp -m owner --gid-owner 3000 -j MARK --set-xmark 0x53a/0xffffffff",
 			"mangle OUTPUT -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
 		},
-		"what only looks like them stays": {
+		"similar rules stay": {
 			"stays: mangle PREROUTING -p udp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff",
 			"stays: mangle PREROUTING -p tcp -m mark --mark 0xfa0 -j CONNMARK --save-mark --nfmask 0xff --ctmask 0xff",
 			"stays: mangle POSTROUTING -p tcp -m connmark --mark 0xfa0 -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff",
@@ -47,17 +47,17 @@ func TestOwned_CleaningUp(t *testing.T) {
 			"nat ISTIO_OUTPUT:", "nat PREROUTING -i eth1 -j RETURN", "nat OUTPUT -o eth1 -j RETURN", "nat OUTPUT -j ISTIO_OUTPUT",
 			"mangle ISTIO_INBOUND:", "mangle PREROUTING -i eth1 -j RETURN", "mangle OUTPUT -o eth1 -j RETURN",
 		},
-		"in mangle they stay where there was no TPROXY": {
+		"excluded interfaces stay in mangle without TPROXY": {
 			"nat ISTIO_OUTPUT:", "stays: mangle PREROUTING -i eth1 -j RETURN", "stays: mangle OUTPUT -o eth1 -j RETURN",
 		},
-		"behind what the mesh puts behind them they stay": {
+		"excluded interfaces stay behind the jumps of the mesh": {
 			"nat ISTIO_OUTPUT:", "nat PREROUTING -p tcp -j ISTIO_INBOUND", "stays: nat PREROUTING -i eth1 -j RETURN",
 			"nat OUTPUT -j ISTIO_OUTPUT", "stays: nat OUTPUT -o eth1 -j RETURN",
 		},
-		"the same rules stay where it was not": {
+		"excluded interfaces stay where the mesh was not": {
 			"stays: nat PREROUTING -i eth1 -j RETURN", "stays: nat OUTPUT -o eth1 -j RETURN",
 		},
-		"a RETURN for an interface stays if it is one way and not at the head": {
+		"a RETURN for one direction stays if not at the head": {
 			"nat ISTIO_OUTPUT:", "stays: nat PREROUTING -p udp -j DROP", "stays: nat PREROUTING -i eth1 -j RETURN",
 			"nat OUTPUT -j ISTIO_OUTPUT", "stays: nat OUTPUT -o eth2 -j RETURN",
 		},
@@ -78,16 +78,16 @@ func TestOwned_CleaningUp(t *testing.T) {
 			"filter FORWARD -p tcp -j DROP", "filter OUTPUT -p udp -j DROP", "filter OUTPUT -p tcp -j DROP",
 			"stays: filter OUTPUT -p udp -j DROP",
 		},
-		"foreign drops that are not all six stay": {
+		"fewer than six drops are foreign and stay": {
 			"stays: filter INPUT -p udp -j DROP", "stays: filter INPUT -p tcp -j DROP", "stays: filter FORWARD -p udp -j DROP",
 			"stays: filter FORWARD -p tcp -j DROP", "stays: filter OUTPUT -p tcp -j DROP", "stays: filter OUTPUT -p udp -j DROP",
 		},
-		"drops in an empty filter table's neighbourhood are no guardrails": {"stays: filter INPUT -p udp -j DROP"},
-		"a foreign chain's jump to a chain of ours goes, the rest of it stays": {
+		"a drop in one chain of filter stays": {"stays: filter INPUT -p udp -j DROP"},
+		"a foreign chain loses its jumps to our chains only": {
 			"nat ISTIO_OUTPUT:", "stays: nat CNI-X:", "stays: nat OUTPUT -j CNI-X", "nat CNI-X -p tcp -j ISTIO_OUTPUT",
 			"nat CNI-X -p udp -g ISTIO_OUTPUT", "stays: nat CNI-X -p tcp -j ACCEPT",
 		},
-		"a comment or log text that speaks of a chain of ours stays": {
+		"a comment or log text that names our chain stays": {
 			"nat ISTIO_OUTPUT:", `stays: nat OUTPUT -m comment --comment "before -j ISTIO_OUTPUT" -j RETURN`,
 			`stays: nat OUTPUT -j LOG --log-prefix "-j ISTIO_OUTPUT"`, `stays: nat OUTPUT -j LOG --log-prefix ISTIO_OUTPUT`,
 			`stays: nat OUTPUT -j XISTIO_OUTPUT`,
@@ -111,8 +111,7 @@ func TestOwned_CleaningUp(t *testing.T) {
 	}
 }
 
-// TestOwned_ForeignReturn programs namespaces in which a foreign rule lets an interface pass, where no rule of ours comes
-// ahead of that rule.
+// TestOwned_ForeignReturn programs namespaces in which a foreign rule lets an interface pass ahead of all our rules.
 func TestOwned_ForeignReturn(t *testing.T) {
 	const rule = "nat PREROUTING -i eth7 -j RETURN"
 	for name, w := range map[string]written{
@@ -131,7 +130,7 @@ func TestOwned_ForeignReturn(t *testing.T) {
 	}
 }
 
-// TestOwned_WantedRules keeps a rule that is wanted and of no known shape from being foreign.
+// TestOwned_WantedRules: a wanted rule is owned even if it has no known shape.
 func TestOwned_WantedRules(t *testing.T) {
 	want := rulesettest.Set("nat OUTPUT -o eth9 -j ACCEPT")
 	have := rulesettest.Set("nat OUTPUT -p udp -j DROP", "nat OUTPUT -o eth9 -j ACCEPT")
@@ -141,7 +140,7 @@ func TestOwned_WantedRules(t *testing.T) {
 	}
 }
 
-// TestOwned_ShapesAlone: to program a namespace must not take away rules that merely look like the mesh's.
+// TestOwned_ShapesAlone: programming a namespace must not remove rules that merely look like the mesh's.
 func TestOwned_ShapesAlone(t *testing.T) {
 	foreign := []string{
 		"filter INPUT -p udp -j DROP", "filter INPUT -p tcp -j DROP", "filter FORWARD -p udp -j DROP",
@@ -162,8 +161,8 @@ func TestOwned_ShapesAlone(t *testing.T) {
 	}
 }
 
-// TestOwned_ForeignReturnBehind: the namespace holds exactly what is wanted for a virtual machine's interface, and
-// nothing in nat PREROUTING marks the end of ours.
+// TestOwned_ForeignReturnBehind: the namespace holds exactly the wanted rules of a virtual machine's interface, and
+// nothing in nat PREROUTING marks the end of our rules.
 func TestOwned_ForeignReturnBehind(t *testing.T) {
 	s := redirect.Default()
 	s.Inbound, s.Outbound, s.RerouteInterfaces = redirect.Ports{}, redirect.Networks{}, []string{"vm0"}

@@ -13,10 +13,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Field is one setting of a Spec that a person can write.
+// Field is one setting of a Spec that a user can write.
 type Field uint8
 
-// The fields, in the order in which they are checked and reported.
+// The fields, in the order of checks and reports.
 const (
 	FieldMode Field = iota
 	FieldOutbound
@@ -25,7 +25,7 @@ const (
 	FieldInbound
 	FieldOutboundPortsExclude
 	FieldOutboundPorts
-	// The following add ports and ranges of ports to the list of the field that they name.
+	// Each of the following adds ports and port ranges to the list of the field in its name.
 	FieldMoreInboundExclude
 	FieldMoreInbound
 	FieldMoreOutboundPortsExclude
@@ -48,7 +48,7 @@ const (
 // Value is the text of a field and where it was written, for messages: `annotation "…"`, `flag "--…"`.
 type Value struct{ Source, Text string }
 
-// Values are the fields that were written. A field that is absent keeps its default and is not checked.
+// Values holds the fields that the user wrote. An absent field keeps its default and is not checked.
 type Values map[Field]Value
 
 // FieldError is one bad value.
@@ -64,34 +64,32 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s: value %s: %s", e.Source, printable.Quote(e.Text, maxShown), e.Problem)
 }
 
-// Bounds of an untrusted text in an error: bytes of the value, bytes of one entry of it, and the number of bad
-// entries.
+// Bounds of an untrusted text in an error: bytes of the value, bytes of one entry, and the number of bad entries.
 const (
 	maxShown      = 128
 	maxShownEntry = 64
 	maxProblems   = 5
 )
 
-// Dialect is the way in which lists are written.
+// Dialect is the syntax of lists.
 type Dialect struct {
-	// Strict is the dialect of Istio's annotations: an empty item in a list is an error, and so is a range of ports. Flags
-	// and environment drop the one and take the other.
+	// Strict is the dialect of Istio's annotations: an empty item in a list is an error, and so is a port range. Flags
+	// and environment variables ignore empty items and accept ranges.
 	Strict bool
-	// GroupID resolves the name of a group to its number. If it is nil, names are errors.
+	// GroupID resolves a group name to its number. If GroupID is nil, names are errors.
 	GroupID func(name string) (uint32, error)
 }
 
-// Bounds of the number of entries in a list. Each makes up to four rules in each family, each virtual interface one for each
-// captured network. They are far above normal use, and low enough that a pod at all bounds is programmed within a second
-// and 100 MB (docs/parity.md); the reference has no such bounds.
+// Bounds of the number of entries in a list. An entry makes up to four rules in each family, a virtual interface one for
+// each captured network. The bounds are far above normal use, and low enough to program a pod at all bounds within a
+// second and 100 MB (docs/parity.md); the reference has no such bounds.
 const (
 	maxEntries  = 1000 // of ports, networks, groups and identities
 	maxExcluded = 100  // interfaces
 	maxRerouted = 8    // interfaces of virtual machines
 )
 
-// OwnPrefix is that of annotations that Istio does not have: each adds ports and ranges of ports to Istio's annotation of the
-// same name.
+// OwnPrefix begins the annotations that Istio lacks: each adds ports and port ranges to Istio's annotation of the same name.
 const OwnPrefix = "cni.istio.io/"
 
 // Limits of the kernel and of the reference.
@@ -107,12 +105,12 @@ const (
 
 var defaultLoopback = netip.MustParsePrefix("127.0.0.1/32") //nolint:gochecknoglobals // a constant
 
-// AlwaysExcluded are the inbound ports of the sidecar itself: agent status, health, Prometheus. They are added to every
-// list of excluded inbound ports of a pod.
+// AlwaysExcluded returns the inbound ports of the sidecar itself: agent status, health, Prometheus. They are added to
+// every list of excluded inbound ports of a pod.
 func AlwaysExcluded() []ruleset.PortRange { return ruleset.PortList(statusPort, 15021, 15090) }
 
-// Parse reads the fields over base, which gives the value of every field that is absent. All problems are reported
-// together, each as a *FieldError; then the Spec is base.
+// Parse reads the fields over base, which provides the values of absent fields. Parse reports all problems
+// together, each as a *FieldError, and then returns base.
 func Parse(base Spec, values Values, d Dialect) (Spec, error) {
 	s := base
 	var errs []error
@@ -167,7 +165,7 @@ func (s *Spec) set(field Field, text string, d Dialect) (err error) {
 	return err
 }
 
-// setCommand reads one of the fields that only the command has, not a pod.
+// setCommand reads one of the fields that only the command has.
 func (s *Spec) setCommand(field Field, text string, d Dialect) (err error) {
 	switch field { //nolint:exhaustive // the rest is in set
 	case FieldOutboundPort:
@@ -198,7 +196,7 @@ func (s *Spec) setCommand(field Field, text string, d Dialect) (err error) {
 	return err
 }
 
-// conflicts finds values that are right alone and wrong together.
+// conflicts finds values that are valid alone but not together.
 func (s *Spec) conflicts(values Values) []error {
 	var errs []error
 	bad := func(f Field, format string, args ...any) {
@@ -212,7 +210,7 @@ func (s *Spec) conflicts(values Values) []error {
 			bad(FieldOutboundPort, problem, "inbound")
 		}
 	}
-	// A wildcard among the excluded ports is accepted by the reference as long as the list is not used.
+	// The reference accepts a wildcard among the excluded ports if it does not use the list.
 	if v, set := values[FieldInboundExclude]; set && strings.TrimSpace(v.Text) == wildcard && s.Inbound.All {
 		bad(FieldInboundExclude, `excludes every port while "*" is captured; to capture no inbound port leave the included ports empty`)
 	}
@@ -239,8 +237,8 @@ func ParseSecondFamily(text string) (SecondFamily, error) {
 	return 0, fmt.Errorf("want bypass, capture or reject")
 }
 
-// list reads a list of at most so many entries with one function, and reports the bad ones. Blank text is the empty list.
-// Entries beyond the bound are counted only.
+// list reads at most that many entries with a function, and reports the bad ones. Blank text is the empty list.
+// list only counts the entries beyond the bound.
 func list[T any](d Dialect, text string, most int, entry func(string) (T, error)) ([]T, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil
@@ -323,11 +321,11 @@ func (d Dialect) portList(text string) ([]ruleset.PortRange, error) {
 	})
 }
 
-// morePorts adds a list, which can have ranges in each dialect, to one.
+// morePorts adds a list to ports. The list can have ranges in both dialects.
 func (d Dialect) morePorts(ports []ruleset.PortRange, text string) ([]ruleset.PortRange, error) {
 	more, err := list(d, text, maxEntries, parsePorts)
 	if all := len(ports) + len(more); err == nil && all > maxEntries {
-		err = fmt.Errorf("lists %d entries with those that it adds to, more than %d", all, maxEntries)
+		err = fmt.Errorf("extends a list to %d entries, more than %d", all, maxEntries)
 	}
 	return slices.Concat(ports, more), err
 }
@@ -356,14 +354,13 @@ func (d Dialect) networks(text string) (Networks, error) {
 	return Networks{List: l}, err
 }
 
-// networkList reads address/prefix items. Annotations are not trimmed here in the reference, so a blank makes an item
-// invalid.
+// networkList reads address/prefix items. The reference does not trim annotations here, so a blank makes an item invalid.
 func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 	if text == "" {
 		return nil, nil
 	}
 	if d.Strict && strings.ContainsAny(text, " \t\r\n") {
-		return nil, fmt.Errorf("holds white space: want address/prefix items separated by commas only")
+		return nil, fmt.Errorf("contains white space: want address/prefix items separated by commas only")
 	}
 	return list(d, text, maxEntries, func(item string) (netip.Prefix, error) {
 		if item == wildcard {
@@ -377,7 +374,7 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 	})
 }
 
-// interfaces reads names as the kernel allows and the reference accepts.
+// interfaces reads names that both the kernel and the reference accept.
 func (d Dialect) interfaces(text string, most int) ([]string, error) {
 	return list(d, text, most, func(name string) (string, error) {
 		switch {
@@ -408,7 +405,7 @@ func parseID(text string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// ids reads the identities of the proxy. There must be one: without it the proxy would capture itself.
+// ids reads the identities of the proxy, at least one: without it the proxy would capture itself.
 func (d Dialect) ids(text string) ([]uint32, error) {
 	ids, err := list(d, text, maxEntries, parseID)
 	if err == nil && len(ids) == 0 {

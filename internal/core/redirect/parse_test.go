@@ -24,7 +24,7 @@ var specs = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), 
 
 var prefixes = spectest.Prefixes
 
-// dialect is a set of the dialects in which a row holds.
+// dialect is the set of dialects that a row applies to.
 type dialect uint8
 
 const (
@@ -174,7 +174,7 @@ func TestParse_BadValues(t *testing.T) {
 		notMark      = "is not a mark: want a decimal number from 1 to 4294967295"
 		notTable     = "is not a routing table: want a decimal number from 1 to 2147483647"
 		notLoopback  = "want an IPv4 loopback network, like 127.0.0.1/32, of prefix length 8 to 32"
-		whiteSpace   = "holds white space: want address/prefix items separated by commas only"
+		whiteSpace   = "contains white space: want address/prefix items separated by commas only"
 		noID         = "names no id: the proxy needs at least one, or its own traffic would loop"
 	)
 	for _, test := range []struct {
@@ -282,7 +282,7 @@ func TestParse_BadValues(t *testing.T) {
 	}
 }
 
-// TestParse_Conflicts has the values whose validity depends on other fields, besides those of TestParse_BadValues.
+// TestParse_Conflicts has further values whose validity depends on other fields.
 func TestParse_Conflicts(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -346,7 +346,7 @@ func TestParse_GroupNamesInAnnotations(t *testing.T) {
 	}
 }
 
-// lists are the fields that are lists, with the most entries of each, as in docs/parity.md.
+// lists are the list fields with their bounds, as in docs/parity.md.
 var lists = []struct {
 	field redirect.Field
 	most  int
@@ -381,7 +381,7 @@ func listOf(n int, entry func(int) string) string {
 	return strings.Join(all, ",")
 }
 
-// TestParse_LongLists takes each list up to its bound and refuses it above, whether entries repeat or not.
+// TestParse_LongLists accepts each list up to its bound and refuses a longer one, with and without repeated entries.
 func TestParse_LongLists(t *testing.T) {
 	for _, l := range lists {
 		for what, entry := range map[string]func(int) string{"different": l.entry, "repeated": sameEntry(l.entry)} {
@@ -406,8 +406,8 @@ func TestParse_LongLists(t *testing.T) {
 	}
 }
 
-// TestParse_ErrorLength writes texts as long as a pod's annotations may be into every field: the error is short, and reading
-// the text takes memory in proportion to it at most.
+// TestParse_ErrorLength writes texts of the largest size of a pod's annotations into every field: the error is short, and
+// memory grows at most in proportion to the text.
 func TestParse_ErrorLength(t *testing.T) {
 	const size = 256 << 10
 	for field := redirect.FieldMode; field <= redirect.FieldSecondFamily; field++ {

@@ -19,7 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestSets_PrintedReadExplained holds for every Spec that there is.
+// TestSets_PrintedReadExplained: the rules of any Spec print, parse and have reasons.
 func TestSets_PrintedReadExplained(t *testing.T) {
 	for name, spec := range anySpecs(200) {
 		for _, f := range families {
@@ -30,23 +30,23 @@ func TestSets_PrintedReadExplained(t *testing.T) {
 	}
 }
 
-// wrongWith returns the fault of a wanted Set, "" if it has none.
+// wrongWith returns the fault of a wanted Set, "" if the Set is right.
 func wrongWith(set ruleset.Set) string {
 	parsed, err := ruleset.Parse(set.Family, set.String())
 	if err != nil {
 		return err.Error()
 	}
 	if !parsed.Equal(set) {
-		return "it is read as something else: " + cmp.Diff(set.String(), parsed.String())
+		return "it parses as another Set: " + cmp.Diff(set.String(), parsed.String())
 	}
 	if to := missing(set); to != "" {
-		return to + " is jumped to and not there"
+		return to + " is a jump target and missing"
 	}
 	for _, table := range set.Tables {
 		for _, c := range table.Chains {
 			for _, r := range c.Rules {
 				if r.Why == "" || r.String() == "" || r.String() != strings.Join(strings.Fields(r.String()), " ") {
-					return "rule " + r.String() + " has no reason or blanks too many"
+					return "rule " + r.String() + " has no reason or extra blanks"
 				}
 			}
 			if c.Policy == ruleset.NoPolicy && !strings.HasPrefix(c.Name, "ISTIO_") {
@@ -57,7 +57,7 @@ func wrongWith(set ruleset.Set) string {
 	return ""
 }
 
-// missing is a chain that a rule jumps to and that is not in its table, "" if there is none.
+// missing returns a jump target that its table lacks, "" if all chains exist.
 func missing(set ruleset.Set) string {
 	for _, table := range set.Tables {
 		for _, c := range table.Chains {
@@ -72,8 +72,7 @@ func missing(set ruleset.Set) string {
 	return ""
 }
 
-// TestSets_JumpTargets: in native tables too, where those of the reference fail with DNS servers of a family that is
-// not captured.
+// TestSets_JumpTargets covers native tables too: the reference's fail with DNS servers of a family that is not captured.
 func TestSets_JumpTargets(t *testing.T) {
 	for name, spec := range anySpecs(500) {
 		for _, treatment := range []redirect.Treatment{redirect.Unused, redirect.Captured, redirect.Rejected, redirect.Bypassed} {
@@ -82,7 +81,7 @@ func TestSets_JumpTargets(t *testing.T) {
 	}
 }
 
-// foreign are rules of others, of kinds that are found in pods' namespaces. None looks like one of ours.
+// foreign are rules of other programs, of kinds that occur in pods' namespaces. None resembles a rule of ours.
 const foreign = `*filter
 :INPUT DROP [0:0]
 :OUTPUT ACCEPT [0:0]
@@ -117,7 +116,7 @@ COMMIT
 `
 
 // TestSets_ReplaceEachOther goes from any Spec to any other and back to nothing, with and without foreign
-// rules, ahead of ours or behind.
+// rules, ahead of our rules or behind.
 func TestSets_ReplaceEachOther(t *testing.T) {
 	type when uint8
 	const (
@@ -145,7 +144,7 @@ func TestSets_ReplaceEachOther(t *testing.T) {
 					if foreigners != never {
 						add(t, want, foreign)
 					}
-					check.Diff(t, fmt.Sprintf("%s, %s: the namespace was not given back as it was", spec, f), linesOf(want), linesOf(n))
+					check.Diff(t, fmt.Sprintf("%s, %s: the namespace is not restored", spec, f), linesOf(want), linesOf(n))
 				}
 				before = after
 			}
@@ -153,7 +152,7 @@ func TestSets_ReplaceEachOther(t *testing.T) {
 	}
 }
 
-// add adds the rules of an output of iptables-save to a namespace.
+// add adds the rules of iptables-save output to a namespace.
 func add(t *testing.T, n *rulesettest.Namespace, text string) {
 	t.Helper()
 	set, err := ruleset.Parse(n.Save().Family, text)
@@ -167,7 +166,7 @@ func add(t *testing.T, n *rulesettest.Namespace, text string) {
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 
-// written are fields as a person writes them.
+// written are fields as a user writes them.
 type written map[redirect.Field]string
 
 func (w written) values() redirect.Values {
@@ -193,7 +192,7 @@ var servers = [][]netip.Addr{
 	{netip.MustParseAddr("10.0.0.53"), netip.MustParseAddr("fd00::53"), netip.MustParseAddr("10.0.0.54")},
 }
 
-// anySpecs are random Specs, the same ones in every run, and those that chance seldom makes. Each has a name for messages.
+// anySpecs returns random Specs, the same in every run, and Specs that chance seldom makes. Each has a name for messages.
 func anySpecs(times uint64) iter.Seq2[string, redirect.Spec] {
 	return func(yield func(string, redirect.Spec) bool) {
 		for name, spec := range spectest.Special() {
@@ -209,7 +208,7 @@ func anySpecs(times uint64) iter.Seq2[string, redirect.Spec] {
 	}
 }
 
-// TestExplain shows the rules with their reasons, for a person to review. What they do is to be shown by real packets (node/redirection).
+// TestExplain prints the rules with their reasons for review. Real packets (node/redirection) test their effect.
 func TestExplain(t *testing.T) {
 	explained := func(t *testing.T, name string, sets ...ruleset.Set) {
 		var got []string
@@ -220,7 +219,7 @@ func TestExplain(t *testing.T) {
 	}
 	explained(t, "rejected", redirect.RejectAll(ruleset.IPv4), redirect.RejectAll(ruleset.IPv6))
 	for _, test := range []struct {
-		name  string // of the file
+		name  string // of the golden file
 		w     written
 		tweak func(*redirect.Spec)
 	}{
@@ -300,7 +299,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzOwned reads possible rules and cleans up: foreign rules stay as they were, and none of them is owned then.
+// FuzzOwned reads possible rules and cleans up: foreign rules stay unchanged and are not owned afterwards.
 func FuzzOwned(f *testing.F) {
 	for _, text := range []string{
 		"*nat\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:ISTIO_A - [0:0]\n-A PREROUTING -i vm0 -j ISTIO_REDIRECT\n-A PREROUTING -i vm0 -j RETURN\n-A ISTIO_A -g ISTIO_A\nCOMMIT\n",

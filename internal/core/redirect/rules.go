@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Names of our chains, as iptables has them; dialect.go has those of the native tables. All are protocol.
+// Names of our chains in iptables; dialect.go derives the native names. All are protocol.
 const (
 	inbound     = chainPrefix + "INBOUND"
 	output      = chainPrefix + "OUTPUT"
@@ -22,8 +22,7 @@ const (
 	outHook     = "OUTPUT"
 )
 
-// tables returns the rules that capture a pod. The methods below are one per chain, each with the rules in the order of
-// their evaluation.
+// tables returns the rules that capture a pod. Each method below has the rules of one chain, in the order of evaluation.
 //
 //	            ┌─ raw ──────────────┐ ┌─ mangle ──────────────┐ ┌─ nat ───────────────────────────────────────┐
 //	incoming →  PREROUTING             PREROUTING                PREROUTING
@@ -46,8 +45,8 @@ func (b builder) tables() []ruleset.Table {
 	}
 }
 
-// rejected refuses TCP and UDP of a family that the pod has and the mesh does not capture. Loopback stays, and so does
-// ICMP, which IPv6 cannot work without.
+// rejected refuses TCP and UDP of a family that the mesh does not capture. Loopback stays, and so does ICMP: IPv6
+// cannot work without ICMP.
 func (b builder) rejected(f ruleset.Family) ruleset.Table {
 	answer, family := ruleset.PortUnreachable, ruleset.OfFamily(f)
 	if f == ruleset.IPv6 {
@@ -55,8 +54,8 @@ func (b builder) rejected(f ruleset.Family) ruleset.Table {
 	}
 	jump := []ruleset.Rule{b.rule("this family is not captured: it must not run past the mesh", b.jump(rejectAll), family)}
 	return b.table("filter", chain{"INPUT", jump}, chain{outHook, jump}, chain{rejectAll, []ruleset.Rule{
-		b.rule("what comes in over loopback stays in the pod", ruleset.Return, in("lo")),
-		b.rule("what goes out over loopback stays in the pod", ruleset.Return, out("lo")),
+		b.rule("incoming loopback traffic stays in the pod", ruleset.Return, in("lo")),
+		b.rule("outgoing loopback traffic stays in the pod", ruleset.Return, out("lo")),
 		b.rule("the refusal of an incoming connection gets out", ruleset.Return, ruleset.Reset),
 		b.rule("TCP is refused at once, so that clients try the other family", ruleset.TCPReset, tcp),
 		b.rule("UDP is refused", answer, family, ruleset.Protocol{Number: ruleset.UDP}),
@@ -77,7 +76,7 @@ func dport(protocol uint8, ports ruleset.PortRange) ruleset.Port {
 	return ruleset.Port{Protocol: protocol, Range: ports}
 }
 
-// networks are those of a list that belong to the families, IPv4 first. An IPv4-mapped IPv6 network is IPv6.
+// networks returns the networks of the builder's families, IPv4 first. An IPv4-mapped IPv6 network is IPv6.
 func (b builder) networks(list ...netip.Prefix) []netip.Prefix {
 	var networks []netip.Prefix
 	for _, f := range b.families {
@@ -90,20 +89,20 @@ func (b builder) networks(list ...netip.Prefix) []netip.Prefix {
 	return networks
 }
 
-// loopbacks returns the addresses of the pod itself on lo.
+// loopbacks returns the pod's own addresses on lo.
 func (b builder) loopbacks() []netip.Prefix {
 	return b.networks(b.Loopback, single(netip.IPv6Loopback()))
 }
 
-// passthroughs are the source addresses of Envoy's connections to the app behind it.
+// passthroughs returns the source addresses of Envoy's connections to the app.
 func (b builder) passthroughs() []netip.Prefix {
 	return b.networks(single(PassthroughAddress(ruleset.IPv4)), single(PassthroughAddress(ruleset.IPv6)))
 }
 
-// single is the network of one address.
+// single returns the network of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// owners calls back with each identity of the proxy.
+// owners calls do with each identity of the proxy.
 func (b builder) owners(do func(ruleset.Owner)) {
 	for _, u := range b.UIDs {
 		do(ruleset.Owner{ID: u})
@@ -137,8 +136,8 @@ func (b builder) excludedInterfaces(direction func(string) ruleset.Interface) []
 	})
 }
 
-// natPrerouting returns the rules for connections from outside: those of virtual machines first, which the reference inserts
-// at the head one by one, so the rules of the last named one come first.
+// natPrerouting returns the rules for connections from outside. The rules of virtual machines come first; the reference
+// inserts them at the head one by one, so the last machine's rules lead.
 func (b builder) natPrerouting() []ruleset.Rule {
 	rules := each(b.RerouteInterfaces, func(v string) ruleset.Rule {
 		return b.rule("other traffic of virtual interface "+v+" is not inbound", ruleset.Return, in(v))
@@ -153,13 +152,13 @@ func (b builder) natPrerouting() []ruleset.Rule {
 func (b builder) virtualMachines() []ruleset.Rule {
 	if b.Outbound.All {
 		return each(b.RerouteInterfaces, func(v string) ruleset.Rule {
-			return b.rule("what virtual interface "+v+" sends is outbound", b.jump(toProxy), in(v))
+			return b.rule("traffic from virtual interface "+v+" is outbound", b.jump(toProxy), in(v))
 		})
 	}
 	var rules []ruleset.Rule
 	for _, p := range b.networks(b.Outbound.List...) {
 		rules = append(rules, each(b.RerouteInterfaces, func(v string) ruleset.Rule {
-			return b.rule("what virtual interface "+v+" sends to a captured network is outbound", b.jump(toProxy), in(v), to(p))
+			return b.rule("traffic from virtual interface "+v+" to a captured network is outbound", b.jump(toProxy), in(v), to(p))
 		})...)
 	}
 	return rules
@@ -169,8 +168,8 @@ func (b builder) natOutput() []ruleset.Rule {
 	return append(b.excludedInterfaces(out), b.rule("everything the pod sends goes to the rules of the mesh", b.jump(output)))
 }
 
-// natInbound decides about incoming TCP under REDIRECT. The chain has its first rule in TPROXY mode too, although no rule
-// jumps to the chain then.
+// natInbound decides about incoming TCP under REDIRECT. In TPROXY mode the chain has its first rule too, although no
+// rule jumps to the chain.
 func (b builder) natInbound() []ruleset.Rule {
 	why := "HBONE tunnels go straight to the proxy's own port"
 	if b.Mode == TPROXY {
@@ -230,7 +229,7 @@ func (b builder) istioOutput() []ruleset.Rule {
 }
 
 // proxyOwner returns the rules for one identity of the proxy. The exception of port 53 keeps the app's DNS queries to a
-// resolver on lo out of Envoy's inbound listener; for a gid the reference has it in the second rule only.
+// resolver on lo out of Envoy's inbound listener; for a gid the reference has this exception in the second rule only.
 func (b builder) proxyOwner(o ruleset.Owner) []ruleset.Rule {
 	var ports ruleset.Match = ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(b.TunnelPort), Not: true}
 	other := []ruleset.Match{out("lo")}
@@ -270,13 +269,13 @@ func (b builder) ownerGroups() []ruleset.Rule {
 	return []ruleset.Rule{b.rule(why, ruleset.Return, groups...)}
 }
 
-// Reasons of rules that lead all packets to the one that captures TCP.
+// Reasons of rules that match all protocols before a rule that captures TCP.
 const (
 	allOther    = "all other TCP is captured"
 	thisNetwork = "this network is captured"
 )
 
-// Reason returns the reason of a rule for a packet of a protocol.
+// Reason returns the reason why a rule applies to a packet of the protocol.
 func Reason(why string, protocol uint8) string {
 	if protocol != ruleset.TCP && (why == allOther || why == thisNetwork) {
 		return "only TCP is captured here"

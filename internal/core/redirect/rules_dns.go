@@ -7,7 +7,7 @@ import (
 )
 
 // DNS capture: redirection in the nat table, and conntrack zones in the raw table. Zones are for UDP: one for the agent's
-// own queries to the real resolver, one for the app's queries to the agent. Without them both flows could share a
+// own queries to the real resolver, one for the app's queries to the agent. Without zones both flows could share a
 // conntrack entry and race.
 const (
 	zoneAgent ruleset.Zone = 1
@@ -16,13 +16,13 @@ const (
 	dnsPort = 53
 )
 
-// capturesDNS reports whether DNS is captured in any family: the rules for the proxy's own traffic change with that.
+// capturesDNS reports whether DNS is captured in any family. The rules for the proxy's own traffic depend on it.
 func (b builder) capturesDNS() bool {
 	return b.DNS == DNSAll || b.DNS == DNSServers && len(b.DNSServers) > 0
 }
 
-// dnsServers returns the matches that select captured queries, one element per rule: one without a match for all servers,
-// else a match on each server of the families.
+// dnsServers returns the matches that select captured queries, one element per rule: for all servers an element without
+// a match, otherwise a match on each server of the families.
 func (b builder) dnsServers(side func(netip.Prefix) ruleset.Network) [][]ruleset.Match {
 	switch b.DNS {
 	case DNSAll:

@@ -40,8 +40,8 @@ func (b builder) mangleOutput() []ruleset.Rule {
 		ruleset.CopyMark{Restore: true}, tcp, ruleset.Mark{Value: b.Mark, Connection: true}))
 }
 
-// mangleInbound begins with the rules that the reference inserts one by one: in its native tables it inserts the second
-// rule of each family at the second place.
+// mangleInbound begins with the rules that the reference inserts one by one. In its native tables the reference inserts
+// the second rule of each family at the second place.
 func (b builder) mangleInbound() []ruleset.Rule {
 	if b.Mode != TPROXY {
 		return nil
@@ -62,7 +62,7 @@ func (b builder) mangleInbound() []ruleset.Rule {
 	return rules
 }
 
-// handOver sends TCP that is matched to the proxy.
+// handOver sends the matched TCP to the proxy.
 func (b builder) handOver(matched ruleset.Match) []ruleset.Rule {
 	established := []ruleset.Match{tcp, ruleset.StateEstablished | ruleset.StateRelated}
 	if matched != ruleset.Match(tcp) {
@@ -80,8 +80,8 @@ func (b builder) divert() []ruleset.Rule {
 		b.rule("the packet is accepted, so that no later rule of this table changes it", ruleset.Accept))
 }
 
-// tproxy hands connections over. A connection that the target cannot hand over is dropped by iptables; nf_tables would go
-// on with the next rule.
+// tproxy hands connections over. iptables drops a connection that the target cannot hand over; nf_tables would go on
+// with the next rule.
 func (b builder) tproxy() []ruleset.Rule {
 	if !b.tproxyInbound() {
 		return nil

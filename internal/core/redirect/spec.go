@@ -1,12 +1,12 @@
 // Package redirect decides which traffic an Istio sidecar captures and by which rules, in the dialects of iptables and nft.
 //
-// It promises that a Spec is valid once Parse has made it, that Rules is total (no error, no clock, no system), and
-// that the rules are those of Istio's own CNI plugin, rule by rule, in the spelling in which the kernel's tools print
-// them. It never touches a namespace; packages below node do.
+// It promises that Parse returns valid Specs only, that Rules is total (no error, no clock, no system), and that
+// the rules match the rules of Istio's own CNI plugin one by one, in the spelling of the kernel's tools. It never
+// touches a namespace; packages below node do.
 //
 // To add a rule: its field in Spec, that field's reader in parse.go, the rule in its chain in rules.go, rules_dns.go or
-// rules_mangle.go, for both dialects at once; its annotation is a row in core/sidecar. A match or target that no rule has
-// yet is a type in core/ruleset besides, with its bytes in node/nftables/xtables and native. Tests: spectest draws the
+// rules_mangle.go, for both dialects at once; its annotation is a row in core/sidecar. A new kind of match or target also
+// needs a type in core/ruleset, with its bytes in node/nftables/xtables and native. Tests: spectest draws the
 // field; the packets of node/redirection test the effect of the rule.
 //
 // Start at Spec, then Rules; Owned recognises the rules of this or an earlier configuration in a namespace.
@@ -28,14 +28,13 @@ const (
 	DefaultID    = 1337  // uid and gid of the proxy
 	DefaultMark  = 1337  // mark of TPROXY traffic
 	DefaultTable = 133   // routing table for marked packets
-	// SelfMark marks the proxy's connections to its own pod under TPROXY. It is not configurable in
-	// the reference.
+	// SelfMark marks the proxy's connections to its own pod under TPROXY. The reference has no setting for it.
 	SelfMark = 1338
-	// ProbePort is the port that the validation dials; it is never configured as a service port.
+	// ProbePort is the port that the validation dials. No service uses it.
 	ProbePort = 15002
 )
 
-// PassthroughAddress is the source of the proxy's connections to the app, by which rules recognize them.
+// PassthroughAddress is the source of the proxy's connections to the app. Rules recognize these connections by it.
 func PassthroughAddress(f ruleset.Family) netip.Addr {
 	if f == ruleset.IPv6 {
 		return netip.AddrFrom16([16]byte{15: 6})
@@ -63,15 +62,15 @@ func (m Mode) String() string {
 // DNSCapture selects the DNS queries that go to the sidecar agent.
 type DNSCapture uint8
 
-// No DNS, all of port 53, or only queries to Spec.DNSServers.
+// DNS capture: off, all of port 53, or only queries to Spec.DNSServers.
 const (
 	DNSOff DNSCapture = iota
 	DNSAll
 	DNSServers
 )
 
-// SecondFamily is the treatment of IPv6 of a pod whose first address is IPv4 (compat: such a pod's IPv6 is not
-// captured unless dual stack is requested).
+// SecondFamily says how to treat IPv6 in a pod whose first address is IPv4 (compat: it is captured only if dual stack
+// is requested).
 type SecondFamily uint8
 
 // Bypass leaves IPv6 alone, as the reference does; Capture treats IPv6 like IPv4; Reject refuses TCP and UDP of IPv6.
@@ -108,23 +107,23 @@ type Groups struct {
 // Spec describes the traffic to capture in one pod. Parse returns valid Specs only; Rules does not check its Spec.
 type Spec struct {
 	OutboundPort, InboundPort, TunnelPort uint16
-	// UIDs and GIDs are the identities of the proxy, whose traffic is never captured.
+	// UIDs and GIDs are the identities of the proxy. Its traffic is never captured.
 	UIDs, GIDs []uint32
 
 	Mode        Mode
 	Mark, Table uint32 // TPROXY only
 
-	// Inbound is the captured incoming TCP; InboundExclude counts only if Inbound is all ports.
+	// Inbound is the captured incoming TCP; InboundExclude applies only if Inbound is all ports.
 	Inbound        Ports
 	InboundExclude []ruleset.PortRange
 
-	// Outbound TCP is captured by address, and by port in addition. OutboundPortsExclude is for UDP (DNS) as well.
+	// Outbound TCP is captured by address, and also by port. OutboundPortsExclude applies to UDP (DNS) too.
 	Outbound             Networks
 	OutboundExclude      []netip.Prefix
 	OutboundPorts        []ruleset.PortRange
 	OutboundPortsExclude []ruleset.PortRange
 
-	// ExcludeInterfaces are left alone both ways; packets that enter by RerouteInterfaces (virtual machines) count as outbound.
+	// ExcludeInterfaces are left alone in both directions; packets that enter by RerouteInterfaces (virtual machines) are outbound.
 	ExcludeInterfaces, RerouteInterfaces []string
 
 	OwnerGroups        Groups
@@ -137,16 +136,16 @@ type Spec struct {
 	DNSServers []netip.Addr
 
 	DropInvalid bool
-	// DualStack captures IPv6 whatever the pod's addresses are; otherwise the first address decides, and SecondFamily is
-	// the treatment of IPv6 of a pod whose first address is IPv4.
+	// DualStack captures IPv6 whatever the pod's addresses are; otherwise the first address decides, and SecondFamily
+	// applies to a pod whose first address is IPv4.
 	DualStack    bool
 	SecondFamily SecondFamily
 
-	// Annotations names the annotations of a field, where they are others than Istio's. It is for reports: no rule reads it.
+	// Annotations names the annotations of a field if they are not Istio's. It is for reports: no rule reads it.
 	Annotations map[Field]string
 }
 
-// Default is the Spec of a sidecar whose pod has no annotation: everything captured but the proxy's own ports.
+// Default returns the Spec of a sidecar without annotations: everything is captured except the proxy's own ports.
 func Default() Spec {
 	return Spec{
 		OutboundPort: OutboundPort, InboundPort: InboundPort, TunnelPort: TunnelPort,
@@ -161,7 +160,7 @@ func Default() Spec {
 }
 
 // CapturesLoopback reports whether a captured network begins at a loopback address: then the app's calls to itself over
-// lo are wanted, and the rules that let them pass are left out, in both families.
+// lo are captured, and both families lack the rules that let them pass.
 func (s Spec) CapturesLoopback() bool {
 	return slices.ContainsFunc(s.Outbound.List, func(p netip.Prefix) bool { return p.Addr().IsLoopback() })
 }

@@ -8,19 +8,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Ownership marks the part of a namespace's rules that is ours. Package redirect makes it. Everything else is foreign and
-// never changed.
+// Ownership marks our part of a namespace's rules. Package redirect makes it. Everything else is foreign and never changed.
 type Ownership struct {
-	// Chains names the chains that are ours as a whole, by table.
+	// Chains names the chains that we own as a whole, by table.
 	Chains map[string]map[string]bool
-	// Rules marks our rules in all other chains by table, chain and place. A missing slice means none.
+	// Rules marks our rules in all other chains by table, chain and place. A missing slice means no rule.
 	Rules map[string]map[string][]bool
 }
 
-// OwnsChain reports whether the whole chain is owned.
+// OwnsChain reports whether we own the whole chain.
 func (c Ownership) OwnsChain(table, chain string) bool { return c.Chains[table][chain] }
 
-// OwnsRule reports whether the i-th rule of a chain is owned, by itself or with its chain.
+// OwnsRule reports whether we own the i-th rule of a chain, by itself or with its chain.
 func (c Ownership) OwnsRule(table, chain string, i int) bool {
 	marks := c.Rules[table][chain]
 	return c.OwnsChain(table, chain) || i < len(marks) && marks[i]
@@ -30,7 +29,7 @@ func (c Ownership) OwnsRule(table, chain string, i int) bool {
 type Op uint8
 
 // Same: the rule is wanted and in its place. Missing: wanted, but absent or out of place. Extra: ours, but not wanted in
-// this place. Foreign: foreign and ahead of one of ours.
+// this place. Foreign: a foreign rule ahead of a rule of ours.
 const (
 	Same Op = iota
 	Missing
@@ -44,39 +43,39 @@ type Line struct {
 	Rule Rule
 }
 
-// ChainDiff is a chain that differs from the wanted one, with every compared rule, in order.
+// ChainDiff is a chain that differs from the wanted chain, with every compared rule, in order.
 type ChainDiff struct {
 	Table, Chain string
-	// Absent is set if the wanted chain does not exist; Stale if the chain exists, is ours, and is not wanted.
+	// Absent is set if the wanted chain does not exist; Stale if a chain of ours exists and is not wanted.
 	Absent, Stale bool
 	Lines         []Line
 }
 
 // maxPairs bounds the alignment of a chain: the number of wanted rules times the number of present rules, without the equal
-// rules at both ends. A thousand of each are aligned, with a table of 4 MB. A comparison of more is right, but not
+// rules at both ends. A thousand of each are aligned, with a table of 4 MB. A larger comparison is correct, but not
 // the shortest.
 const maxPairs = 1 << 20
 
-// maxOthers bounds the foreign rules that are listed.
+// maxOthers bounds the listed foreign rules.
 const maxOthers = 20
 
 // Diff holds the differences of one family of a namespace from the wanted rules. The zero Diff means: no difference.
 type Diff struct {
 	Family Family
-	// Tool, if set, names the view of the namespace that was compared: the variants of iptables keep separate rules.
+	// Tool, if set, names the compared view of the namespace: the variants of iptables keep separate rules.
 	Tool   string
 	Chains []ChainDiff
-	// Others are foreign rules behind ours in built-in chains, as "TABLE: -A CHAIN …": the first ones, and the number
-	// of the rest. Only packets that our rules let pass traverse these rules, so they are no difference.
+	// Others are foreign rules behind ours in built-in chains, as "TABLE: -A CHAIN …": the first rules, and the number
+	// of the rest. Only packets that our rules let pass traverse these rules, so they make no difference.
 	Others []string
 }
 
-// Empty reports whether there is no difference.
+// Empty reports whether the Diff has no difference.
 func (d Diff) Empty() bool { return len(d.Chains) == 0 }
 
-// Compare finds the differences of have from want, in time and memory that grow with the number of rules and not with its
-// square. In our chains every rule counts, and the order. In any other chain our rules must come first and in order; rules
-// behind them are ignored; rules ahead of them are reported, since a packet that matches one may never reach our rules.
+// Compare finds the differences of have from want, in time and memory linear in the number of rules. In our chains every
+// rule counts, and the order. In any other chain our rules must come first and in order; rules behind them are ignored;
+// rules ahead of them are reported because a packet that matches one may never reach our rules.
 func Compare(want, have Set, owned Ownership) Diff {
 	d := Diff{Family: want.Family}
 	unlisted := 0
@@ -126,7 +125,7 @@ func compareChain(table, name string, want, have Chain, owned Ownership) (ChainD
 	return d, true
 }
 
-// ours reports whether a chain is ours as a whole: owned, or wanted and not one of the kernel's.
+// ours reports whether we own a whole chain: it is marked as owned, or wanted and not built in.
 func ours(table, chain string, wanted bool, owned Ownership) bool {
 	return owned.OwnsChain(table, chain) || wanted && !Builtin(table, chain)
 }
@@ -164,9 +163,9 @@ func lines(want, have []Rule, own func(int) bool) []Line {
 	return out
 }
 
-// align adds lines by the longest common subsequence of both. It shows a foreign rule if it is ahead of a wanted one.
+// align adds lines by the longest common subsequence of both. It shows a foreign rule only ahead of a wanted rule.
 func align(out []Line, want, have []Rule, own func(int) bool) []Line {
-	length := func(int, int) int32 { return 0 } // then all present rules up to the next wanted one are in its way
+	length := func(int, int) int32 { return 0 } // then all present rules up to the next wanted rule are in its way
 	if len(want)*len(have) <= maxPairs {
 		length = lcs(want, have)
 	}
@@ -176,7 +175,7 @@ func align(out []Line, want, have []Rule, own func(int) bool) []Line {
 		case i < len(want) && j < len(have) && want[i].Equal(have[j]) && own(j):
 			out = append(out, Line{Same, want[i]})
 			i, j = i+1, j+1
-		case i == len(want) && !own(j): // behind all of ours that stay
+		case i == len(want) && !own(j): // behind all our rules that stay
 			j++
 		case j < len(have) && (i == len(want) || length(i, j+1) >= length(i+1, j)):
 			op := Extra
@@ -238,7 +237,7 @@ func chainNames(a, b Table) []string {
 	return slices.Compact(names)
 }
 
-// place returns the name of the family, and of the tool if one is set.
+// place returns the name of the family, and of the tool if set.
 func (d Diff) place() string {
 	if d.Tool == "" {
 		return d.Family.String()
@@ -246,8 +245,8 @@ func (d Diff) place() string {
 	return fmt.Sprintf("%s (%s)", d.Family, d.Tool)
 }
 
-// String prints every chain that differs: Same rules after two blanks, Missing ones after "-" with their reason, Extra ones
-// after "+", Foreign ones after "!". It is "" for an empty Diff; above maxText it ends with a line about the rest.
+// String prints every chain that differs: Same rules after two blanks, Missing rules after "-" with their reason, Extra rules
+// after "+", Foreign rules after "!". It returns "" for an empty Diff; above maxText it ends with a line about the rest.
 func (d Diff) String() string {
 	var b strings.Builder
 	for i, c := range d.Chains {
@@ -266,13 +265,13 @@ func (d Diff) String() string {
 	return b.String()
 }
 
-// maxText is about how many bytes of a difference are shown, far above those of the mesh's own rules.
+// maxText bounds, roughly, the bytes of a printed difference, far above the size of the mesh's own rules.
 const maxText = 2 << 20
 
-// maxLine bounds a rule that is shown, far above those of the mesh.
+// maxLine bounds a printed rule, far above the mesh's own rules.
 const maxLine = 4 << 10
 
-// shown is a name or a rule that a pod may have made, as one printable line.
+// shown returns a name or a rule, which a pod may have made, as one printable line.
 func shown(text string) string { return printable.Text(text, maxLine) }
 
 func (c ChainDiff) note() string {

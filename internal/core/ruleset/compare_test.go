@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// wanted are the rules that most cases compare with.
+// wanted returns the wanted rules of most cases.
 func wanted() ruleset.Set {
 	return nat(
 		"OUTPUT -j OWN_OUT # all that is sent", "PREROUTING -p tcp -j OWN_IN # all that comes in",
@@ -30,7 +30,7 @@ func TestDiff_Text(t *testing.T) {
 	const leftover = "OUTPUT -m mark --mark 0x99 -j RETURN"
 	none := ruleset.Set{Family: ruleset.IPv4}
 	for _, test := range []struct {
-		name       string // of the file
+		name       string // of the golden file
 		want, have ruleset.Set
 	}{
 		{"nothing-there", wanted(), none},
@@ -77,7 +77,7 @@ func TestSummary_Bound(t *testing.T) {
 	}
 }
 
-// TestCompare_Differences lists differences, and changes that are none, besides those that TestDiff_Text prints.
+// TestCompare_Differences has differences, and changes without a difference, that TestDiff_Text does not print.
 func TestCompare_Differences(t *testing.T) {
 	base := []string{"OUTPUT -j OWN_A", "OUTPUT -p udp -j OWN_A", "OWN_A -j RETURN", "OWN_A -j DROP"}
 	for _, test := range []struct {
@@ -109,7 +109,7 @@ func TestCompare_Differences(t *testing.T) {
 	}
 }
 
-// TestDiff_HostileNames: the kernel takes any bytes for a name, and a difference is read by a person.
+// TestDiff_HostileNames: the kernel accepts any bytes as a name, and people read differences.
 func TestDiff_HostileNames(t *testing.T) {
 	const hostile = "OWN_X\n+ -A FORGED\x1b[2J\u009b\u202e"
 	have := ruleset.New(ruleset.IPv4, ruleset.Table{Name: "nat", Chains: []ruleset.Chain{

@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// Explain prints the Set for a person: per table and chain each rule with its reason below it, chains without rules
-// left out.
+// Explain prints the Set for people: each rule of each table and chain, with its reason below. It omits chains without rules.
 func (s Set) Explain() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n", s.Family)

@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// ports is a chain of the mesh with a rule for each port.
+// ports makes a chain of the mesh with a rule for each port.
 func ports(list []int) ruleset.Chain {
 	c := ruleset.Chain{Name: "OWN_IN", Policy: ruleset.NoPolicy}
 	for _, p := range list {
@@ -20,7 +20,7 @@ func ports(list []int) ruleset.Chain {
 	return c
 }
 
-// ownIn is the ownership of that chain.
+// ownIn owns this chain.
 func ownIn() ruleset.Ownership {
 	return ruleset.Ownership{Chains: map[string]map[string]bool{"nat": {"OWN_IN": true}}}
 }
@@ -43,7 +43,7 @@ func reversed(list []int) []int {
 	return list
 }
 
-// allocated returns the bytes that fn allocates in all.
+// allocated returns the total bytes that fn allocates.
 func allocated(fn func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -52,10 +52,10 @@ func allocated(fn func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// TestCompare_Memory compares chains of many rules: one pod can cause the first two pairs by
-// changing an annotation of 60 and of 120 KB.
+// TestCompare_Memory compares chains of many rules: a pod can cause the first two pairs by changing an annotation of 60
+// or 120 KB.
 func TestCompare_Memory(t *testing.T) {
-	const perRule = 1 << 10 // bytes; an alignment of all takes 8 bytes for each pair of rules
+	const perRule = 1 << 10 // bytes; an alignment of all rules would take 8 bytes for each pair
 	for _, test := range []struct {
 		name       string
 		want, have []int
@@ -85,13 +85,13 @@ func TestCompare_Memory(t *testing.T) {
 	}
 }
 
-// TestCompare_LongChains compares chains that are too long to be aligned: the lines lead from the present rules
-// to the wanted ones, as those of short chains do.
+// TestCompare_LongChains compares chains that are too long for an alignment: the lines lead from the present rules
+// to the wanted rules, as for short chains.
 func TestCompare_LongChains(t *testing.T) {
 	ahead := numbers(20000, 3000)
 	for name, test := range map[string]struct {
 		want, have []int
-		foreign    int // the first rules that are present
+		foreign    int // number of foreign rules at the head
 		summary    string
 	}{
 		"another order": {numbers(10000, 5000), reversed(numbers(10000, 5000)), 0, `not wanted "-A OWN_IN -p tcp -m tcp --dport 14999 -j RETURN"; and 9997 more`},
@@ -135,7 +135,7 @@ func TestCompare_LongChains(t *testing.T) {
 	}
 }
 
-// TestDiff_OneChangeInManyRules: equal rules at both ends cost nothing, however many they are.
+// TestDiff_OneChangeInManyRules: any number of equal rules at both ends costs nothing.
 func TestDiff_OneChangeInManyRules(t *testing.T) {
 	list := numbers(10000, 24000)
 	changed := slices.Clone(list)
@@ -147,7 +147,7 @@ func TestDiff_OneChangeInManyRules(t *testing.T) {
 	check.Equal(t, strings.Count(d.String(), "\n"), 24002, "String has")
 }
 
-// TestCompare_ForeignRulesBehind: they are notes in a log, and a pod can make very many.
+// TestCompare_ForeignRulesBehind: foreign rules behind ours are only logged, and a pod can make very many.
 func TestCompare_ForeignRulesBehind(t *testing.T) {
 	chain := ruleset.Chain{Name: "OUTPUT", Policy: "ACCEPT", Rules: []ruleset.Rule{ruleset.Read("-j OWN_OUT")}}
 	for i := range 1000 {
@@ -160,7 +160,7 @@ func TestCompare_ForeignRulesBehind(t *testing.T) {
 	}
 }
 
-// TestParse_ManyChains reads a text of as many chains as rules.
+// TestParse_ManyChains reads a text with as many chains as rules.
 func TestParse_ManyChains(t *testing.T) {
 	var b strings.Builder
 	const n = 20000
@@ -180,7 +180,7 @@ func TestParse_ManyChains(t *testing.T) {
 	}
 }
 
-// TestSummary_FormatsOnlyNamedRules: a pod can make chains and rules by the ten thousand, of which a summary names five.
+// TestSummary_FormatsOnlyNamedRules: a pod can make tens of thousands of chains and rules; a summary names five.
 func TestSummary_FormatsOnlyNamedRules(t *testing.T) {
 	const most = 64 << 10
 	d := ruleset.Diff{Family: ruleset.IPv4}
@@ -199,7 +199,7 @@ func TestSummary_FormatsOnlyNamedRules(t *testing.T) {
 	}
 }
 
-// TestDiff_Bound: neither ten thousands of chains nor ten thousands of rules in one make an endless text.
+// TestDiff_Bound: tens of thousands of chains, or of rules in one chain, make a text of bounded length.
 func TestDiff_Bound(t *testing.T) {
 	const most = 3 << 20
 	extra := ruleset.Line{Op: ruleset.Extra, Rule: ruleset.Read("-m comment --comment " + strings.Repeat("x", 200) + " -j RETURN")}

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// syntax is a part of a rule in both dialects: as iptables-save prints it and as "nft list ruleset" does. A part that a
-// dialect implies or lacks is "".
+// syntax prints a part of a rule in both dialects, as iptables-save and "nft list ruleset" do. A part that a dialect
+// implies or lacks is "".
 type syntax interface {
 	iptables() string
 	nft() string
@@ -25,7 +25,7 @@ const (
 	UDP uint8 = 17
 )
 
-// Interface matches the interface that a packet enters by or, with Out, leaves by. In iptables a Name that ends with "+"
+// Interface matches the input interface of a packet or, with Out, its output interface. In iptables a Name that ends with "+"
 // matches all names with that prefix.
 type Interface struct {
 	Name     string
@@ -44,13 +44,13 @@ type Protocol struct {
 	Not    bool
 }
 
-// PortRange is the ports from First to Last, which is First for one port.
+// PortRange is the ports from First to Last; both are equal for one port.
 type PortRange struct{ First, Last uint16 }
 
-// OnePort is the range of one port.
+// OnePort returns the range of one port.
 func OnePort(number uint16) PortRange { return PortRange{number, number} }
 
-// PortList is a range for each port.
+// PortList returns a range for each port.
 func PortList(numbers ...uint16) []PortRange {
 	list := make([]PortRange, len(numbers))
 	for i, number := range numbers {
@@ -59,7 +59,7 @@ func PortList(numbers ...uint16) []PortRange {
 	return list
 }
 
-// String is the number of one port, or "8000-8100" as in an annotation and in nft.
+// String returns the number of one port, or "8000-8100" as in an annotation and in nft.
 func (p PortRange) String() string { return p.text("-") }
 
 func (p PortRange) text(between string) string {
@@ -86,7 +86,7 @@ const (
 	EitherPort
 )
 
-// AnyPort matches one of several ports and the protocol, any protocol with ports if it is 0.
+// AnyPort matches one of several ports and the protocol; protocol 0 is any protocol with ports.
 type AnyPort struct {
 	Protocol uint8
 	List     []PortRange
@@ -94,7 +94,7 @@ type AnyPort struct {
 	Not      bool
 }
 
-// TCPFlags matches TCP packets of whose flags, under Mask, exactly those of Set are set.
+// TCPFlags matches TCP packets whose flags under Mask equal Set.
 type TCPFlags struct {
 	Mask, Set uint8
 	Not       bool
@@ -105,7 +105,7 @@ const tcpReset = 4
 // Reset matches TCP packets with the flag RST.
 var Reset = TCPFlags{Mask: tcpReset, Set: tcpReset} //nolint:gochecknoglobals // a constant
 
-// Owner matches the user or, with Group, the group of the socket that sends a packet: from ID to Last, which is ID if 0.
+// Owner matches the user or, with Group, the group of the sending socket: from ID to Last; a Last of 0 means ID.
 type Owner struct {
 	ID, Last   uint32
 	Group, Not bool
@@ -120,8 +120,8 @@ type Mark struct {
 // States matches packets whose connection is in any of the states.
 type States uint8
 
-// States of a connection, with the bits of IP_CT_… and NF_CT_STATE_… (nf_conntrack_common.h). A packet that conntrack does not follow
-// is untracked. The last two say that the source or the destination of the connection is translated; only iptables asks for them.
+// States of a connection, with the bits of IP_CT_… and NF_CT_STATE_… (nf_conntrack_common.h). A packet that conntrack does not track
+// is untracked. The last two say that the connection's source or destination is translated; only iptables matches them.
 const (
 	StateInvalid States = 1 << iota
 	StateEstablished
@@ -132,7 +132,7 @@ const (
 	StateDNAT
 )
 
-// OfFamily matches packets of the family, which iptables' rules have anyway.
+// OfFamily matches packets of the family. Rules of iptables imply it.
 type OfFamily Family
 
 func (i Interface) iptables() string {
@@ -181,7 +181,7 @@ func (p Port) iptables() string {
 	return fmt.Sprintf("-m %s %s%s%s", protocolName(p.Protocol), sign("! ", p.Not), pick("--sport ", "--dport ", p.Source), p.Range.text(":"))
 }
 
-// headerName is the name of a header with ports in nft, any one for 0.
+// headerName returns nft's name of a header with ports, "th" for 0.
 func headerName(protocol uint8) string {
 	if protocol == 0 {
 		return "th"
@@ -215,7 +215,7 @@ func (p AnyPort) nft() string {
 	return fmt.Sprintf("%s %s %s{ %s }", headerName(p.Protocol), side, sign("!= ", p.Not), texts(list, "-", ", "))
 }
 
-// Distinct returns the ports in order and once each, as nft writes them.
+// Distinct returns the ports sorted, without duplicates, as nft writes them.
 func (p AnyPort) Distinct() []PortRange {
 	return slices.Compact(slices.SortedFunc(slices.Values(p.List), func(a, b PortRange) int {
 		return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
@@ -237,7 +237,7 @@ func flagNames(bits uint8, between string) string {
 	return cmp.Or(bitNames(tcpFlagNames, uint16(bits), between), "NONE")
 }
 
-// bitNames joins the names of the bits that are set, in the order of the bits; bitsOf reads such names between commas.
+// bitNames joins the names of the set bits, in the order of the bits; bitsOf reads such names between commas.
 func bitNames(names []string, bits uint16, between string) string {
 	var set []string
 	for i, name := range names {
@@ -266,7 +266,7 @@ func parens(text string) string {
 	return text
 }
 
-// Range is the first and the last ID.
+// Range returns the first and the last ID.
 func (o Owner) Range() (first, last uint32) { return o.ID, cmp.Or(o.Last, o.ID) }
 
 func (o Owner) ids() string {
@@ -304,7 +304,7 @@ func (m Mark) nft() string {
 // stateNames are in the order of the bits.
 var stateNames = []string{"INVALID", "ESTABLISHED", "RELATED", "NEW", "UNTRACKED", "SNAT", "DNAT"} //nolint:gochecknoglobals // a constant table
 
-// iptables-save has an order of its own.
+// iptables-save prints the states in its own order.
 func (s States) iptables() string {
 	var names []string
 	for _, one := range []States{StateInvalid, StateNew, StateRelated, StateEstablished, StateUntracked, StateSNAT, StateDNAT} {

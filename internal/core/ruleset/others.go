@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// The parts of a rule below are of other programs: rules that are read have them, no rule of the mesh does. Their text is for a person.
+// The types below occur only in rules of other programs, never in rules of the mesh. Their text is for people.
 
-// Other is a match or a target of which only a text is known, a line.
+// Other is an unknown match or target with its text, one line.
 type Other struct{ Text string }
 
 func (o Other) iptables() string { return o.Text }
 func (o Other) nft() string      { return o.Text }
 
-// Not matches what its Match does not.
+// Not inverts its Match.
 type Not struct{ Match }
 
 func (n Not) iptables() string { return strings.Replace(n.Match.iptables(), "--", "! --", 1) }
 func (n Not) nft() string      { return "not (" + n.Match.nft() + ")" }
 
-// StateAlias is States by iptables' match state.
+// StateAlias is States in iptables' match "state".
 type StateAlias States
 
 func (s StateAlias) iptables() string {
@@ -36,7 +36,7 @@ type Comment struct{ Text string }
 func (c Comment) iptables() string { return "-m comment --comment " + quoted(c.Text) }
 func (c Comment) nft() string      { return fmt.Sprintf("comment %q", c.Text) }
 
-// quoted is a word of iptables-save: in quotes, if it has other characters than those of a name. It is one line.
+// quoted returns a word as iptables-save prints it: in quotes if it has characters outside of names. It is one line.
 func quoted(text string) string {
 	if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		return strconv.Quote(text)
@@ -65,18 +65,18 @@ func (a Addresses) nft() string {
 }
 
 // AddressType matches the type of the destination address or, with Source, of the source address: the bits of XT_ADDRTYPE_…
-// (linux/netfilter/xt_addrtype.h), which are those of RTN_….
+// (linux/netfilter/xt_addrtype.h), numbered like RTN_….
 type AddressType struct {
 	Types       uint16
 	Source, Not bool
 }
 
-// addressTypes are the names in the order of the bits.
+// addressTypes has the names in the order of the bits.
 var addressTypes = []string{ //nolint:gochecknoglobals // a constant table
 	"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE", "UNREACHABLE", "PROHIBIT", "THROW", "NAT", "XRESOLVE",
 }
 
-// Has reports whether the type of that name is one of them.
+// Has reports whether Types includes the named type.
 func (a AddressType) Has(name string) bool {
 	i := slices.Index(addressTypes, name)
 	return i >= 0 && a.Types&(1<<i) != 0
@@ -92,14 +92,14 @@ func (a AddressType) nft() string {
 	return fmt.Sprintf("fib %s type %s%s", pick("saddr", "daddr", a.Source), sign("!= ", a.Not), strings.ToLower(a.names()))
 }
 
-// SocketExists matches packets that a socket of the namespace sends.
+// SocketExists matches packets that come from a socket of the namespace.
 type SocketExists struct{}
 
 func (SocketExists) iptables() string { return "-m owner --socket-exists" }
 func (SocketExists) nft() string      { return "" }
 
-// ReversePath matches packets whose source has a route by the interface that they arrive by or, with Missing, has none. ByMark looks the
-// route up by the packet's mark as well.
+// ReversePath matches packets whose source has a route through their input interface or, with Missing, has no such route. ByMark
+// includes the packet's mark in the lookup.
 type ReversePath struct{ Missing, ByMark bool }
 
 func (r ReversePath) iptables() string {
@@ -110,21 +110,20 @@ func (r ReversePath) nft() string {
 	return "fib saddr . " + sign("mark . ", r.ByMark) + "iif oif " + pick("missing", "exists", r.Missing)
 }
 
-// Absent matches packets with a part that no first packet of a connection has, or none of TCP and UDP: an extension header of IPv6, a
-// fragment, a type of ICMP.
+// Absent matches a part that the first packet of a TCP or UDP connection never has: an extension header of IPv6, a fragment, a
+// type of ICMP.
 type Absent struct{ Text string }
 
 func (a Absent) iptables() string { return a.Text }
 func (a Absent) nft() string      { return a.Text }
 
-// Reply matches packets from the end of a connection that has not begun it.
+// Reply matches packets in the reply direction of a connection.
 type Reply struct{}
 
 func (Reply) iptables() string { return "-m conntrack --ctdir REPLY" }
 func (Reply) nft() string      { return "ct direction reply" }
 
-// AnyOf matches if all matches of one of its alternatives do: a look-up in a set of nf_tables. Name is the set's, "" for an anonymous
-// one.
+// AnyOf matches if all matches of one alternative do: a lookup in a set of nf_tables. Name is the set's name, "" if anonymous.
 type AnyOf struct {
 	Of, Name string
 	List     [][]Match
@@ -143,24 +142,24 @@ func (a AnyOf) nft() string {
 	return a.Of + " " + sign("!= ", a.Not) + what
 }
 
-// NAT translates an address in a way that RedirectTo does not express. Its first address and port are invalid and 0 if the
-// kernel chooses them, or keeps them.
+// NAT translates an address in a way that RedirectTo cannot express. Its first address and port are invalid and 0 if the
+// kernel chooses or keeps them.
 type NAT struct {
-	// Source reports whether it is the source.
+	// Source is set for a translation of the source.
 	Source bool
 	To     netip.Addr
 	Port   uint16
-	// Text is that of its tool, Local a redirection to the namespace itself.
+	// Text is the text of its tool. Local is set for a redirection to the namespace itself.
 	Text  string
 	Local bool
-	// Range reports whether there are more addresses or ports, of which the kernel chooses one.
+	// Range is set if the kernel chooses among several addresses or ports.
 	Range bool
 }
 
 func (n NAT) iptables() string { return n.Text }
 func (n NAT) nft() string      { return n.Text }
 
-// Neutral leaves the packet as it was, as far as rules and sockets can see. One that Copies sends a copy of it elsewhere.
+// Neutral leaves the packet unchanged, as far as rules and sockets can see. With Copies it sends a copy elsewhere.
 type Neutral struct {
 	Text   string
 	Copies bool
@@ -169,19 +168,19 @@ type Neutral struct {
 func (n Neutral) iptables() string { return n.Text }
 func (n Neutral) nft() string      { return n.Text }
 
-// NoTrack keeps conntrack from following the packet.
+// NoTrack exempts the packet from conntrack.
 type NoTrack struct{}
 
 func (NoTrack) iptables() string { return "-j CT --notrack" }
 func (NoTrack) nft() string      { return "notrack" }
 
-// VerdictMap is the verdict of the first entry that matches; without one the packet goes on with the next rule.
+// VerdictMap applies the verdict of the first entry that matches; without a match the packet continues with the next rule.
 type VerdictMap struct {
 	Of, Name string
 	List     []VerdictOf
 }
 
-// VerdictOf is an entry of a VerdictMap. All of its matches have to hold.
+// VerdictOf is an entry of a VerdictMap. All its matches must hold.
 type VerdictOf struct {
 	Matches []Match
 	Target  Target
@@ -196,7 +195,7 @@ func (m VerdictMap) nft() string {
 	return fmt.Sprintf("%s vmap { %d elements }", m.Of, len(m.List))
 }
 
-// Then are several targets, one after the other.
+// Then applies several targets in order.
 type Then []Target
 
 func (t Then) iptables() string { return t.nft() }

@@ -13,7 +13,7 @@ import (
 func Parse(family Family, text string) (Set, error) {
 	p := parser{set: Set{Family: family}}
 	n := 0
-	open := "" // the beginning of a rule with a comment of several lines
+	open := "" // the first lines of a rule with a comment of several lines
 	for line := range strings.SplitSeq(text, "\n") {
 		n++
 		line = open + line
@@ -37,8 +37,8 @@ const maxShown = 200
 
 type parser struct {
 	set   Set
-	table *Table // the open one
-	// chains has the place of each of its chains by name: there may be very many.
+	table *Table // the open table
+	// chains has the index of each chain by name: a table may have very many.
 	chains map[string]int
 }
 
@@ -112,7 +112,7 @@ func (p *parser) rule(text string) error {
 	return nil
 }
 
-// counters reports whether the text is the packet and byte counters of iptables-save, as [3:180]: behind a chain always,
+// counters reports whether the text is iptables-save's packet and byte counters, like [3:180]: always behind a chain, and
 // before a rule with -c.
 func counters(s string) bool {
 	inner, opened := strings.CutPrefix(s, "[")
@@ -123,5 +123,5 @@ func counters(s string) bool {
 
 func number(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// word reports whether the text can be a name: iptables allows no white space in one.
+// word reports whether the text can be a name: iptables allows no white space in names.
 func word(s string) bool { return s != "" && !strings.ContainsAny(s, " \t\r\n") }

@@ -10,7 +10,7 @@ import (
 type Verb uint8
 
 // EmptyChain creates a chain, or removes all its rules; the others are -A, -I at the Operation's Place, -D of the first
-// rule that is equal, and -X of iptables.
+// equal rule, and -X of iptables.
 const (
 	EmptyChain Verb = iota
 	Append
@@ -24,7 +24,7 @@ type Operation struct {
 	Verb         Verb
 	Table, Chain string
 	Rule         Rule
-	// Place counts from 1. It is for Insert only.
+	// Place counts from 1, for Insert only.
 	Place int
 }
 
@@ -44,8 +44,8 @@ func (o Operation) String() string {
 	return o.Rule.appendTo(o.Chain)
 }
 
-// Program brings a family of a namespace to a wanted state. The operations of a table are adjacent: to iptables-restore
-// they are one transaction. The zero Program does nothing and need not be run.
+// Program brings a family of a namespace to a wanted state. The operations of a table are adjacent: iptables-restore
+// runs them as one transaction. The zero Program does nothing.
 type Program struct {
 	Family     Family
 	Operations []Operation
@@ -120,7 +120,7 @@ func (p *Program) rebuild(want, have Table, owned Ownership) {
 	}
 }
 
-// leftover returns the present chains that are owned and not wanted.
+// leftover returns the present chains that we own and do not want.
 func leftover(want, have Table, owned Ownership) []Chain {
 	return slices.DeleteFunc(slices.Clone(have.Chains), func(c Chain) bool {
 		_, wanted := want.Chain(c.Name)
@@ -128,7 +128,7 @@ func leftover(want, have Table, owned Ownership) []Chain {
 	})
 }
 
-// replaceOwn swaps our rules in a chain that is not ours as a whole.
+// replaceOwn replaces our rules in a foreign chain.
 func (p *Program) replaceOwn(want Table, have Chain, owned Ownership) {
 	wanted, _ := want.Chain(have.Name)
 	var own []Rule

@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestReconcile_Operations is the text that iptables-restore is fed with, case by case.
+// TestReconcile_Operations checks the input for iptables-restore, case by case.
 func TestReconcile_Operations(t *testing.T) {
 	base := nat("OUTPUT -j OWN_A # out", "PREROUTING -p tcp -j OWN_A", "OWN_A -p tcp -j RETURN # tcp", "OWN_A -j OWN_B", "OWN_B -j DROP")
 	fresh := program("nat",
@@ -92,13 +92,12 @@ func TestReconcile_Operations(t *testing.T) {
 	}
 }
 
-// program is the text for iptables-restore of a table's operations.
+// program returns the input for iptables-restore from a table's operations.
 func program(table string, lines ...string) string {
 	return "*" + table + "\n" + strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
-// TestReconcile_OwnedOfWantedChains keeps a chain that is wanted and there, and that is not owned, from being
-// filled twice.
+// TestReconcile_OwnedOfWantedChains: a wanted chain that exists and is not marked as owned is filled once.
 func TestReconcile_OwnedOfWantedChains(t *testing.T) {
 	want := nat("OWN_A -j DROP", "OWN_A -j ACCEPT")
 	n := rulesettest.NewNamespace(nat("OWN_A -j ACCEPT"))
@@ -115,7 +114,7 @@ var (
 	foreignRules = []string{"-p tcp -j DROP", "-o eth1 -j RETURN", "-s 10.0.0.0/8 -j ACCEPT", `-m comment --comment "a  \"b\"" -j LOG`, "", "-j CNI-A", "-p udp -j KUBE-B"}
 )
 
-// randomSet makes a Set; with foreign chains it is one as it may be there, without one as it may be wanted.
+// randomSet makes a Set: with foreign chains a possible present Set, without them a possible wanted Set.
 func randomSet(r *rand.Rand, foreigners []string) ruleset.Set {
 	var out []ruleset.Table
 	for _, name := range tables {
@@ -136,7 +135,7 @@ func randomSet(r *rand.Rand, foreigners []string) ruleset.Set {
 	return ruleset.New(ruleset.IPv4, out...)
 }
 
-// fill puts rules into a chain, of which jumps only to chains that are there.
+// fill puts rules into a chain, with jumps only to chains that exist.
 func fill(r *rand.Rand, t ruleset.Table, c *ruleset.Chain, there bool) {
 	pool := ownBuiltin
 	switch {
@@ -161,10 +160,10 @@ func fill(r *rand.Rand, t ruleset.Table, c *ruleset.Chain, there bool) {
 	}
 }
 
-// FuzzParse reads any text. An accepted one must print as a text that is read as the same; a refused one gives an error of
-// a readable length.
+// FuzzParse reads any text. An accepted text must survive printing and reading; a refused text gives an error of readable
+// length.
 func FuzzParse(f *testing.F) {
-	// Small ones: the fuzzer spends its time on making large ones smaller.
+	// Small texts: the fuzzer spends its time minimizing large ones.
 	for _, text := range []string{
 		"*nat\n:OUTPUT ACCEPT [0:0]\n:A - [0:0]\n-A OUTPUT -j A\n-A A -p tcp -j DROP\nCOMMIT\n",
 		"*other\n:A -\n:B - [1:2]\n[0:0] -A A   -j B \n-A B\nCOMMIT\n# end",
@@ -187,7 +186,7 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q was read as\n%q, and that as\n%q (error %v)", text, set, again, err)
 		}
 		if set.Empty() != again.Empty() || len(set.Tables) != len(again.Tables) {
-			t.Error("tables are lost")
+			t.Error("tables are missing")
 		}
 	})
 }
@@ -203,7 +202,7 @@ func FuzzCounters(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if text == "" || strings.ContainsAny(text, " \t\r\n") || strings.ContainsAny(text[:1], "#*:") {
-			return // no single word, or the beginning of another kind of line
+			return // not a single word, or another kind of line
 		}
 		want := pattern.MatchString(text)
 		for _, where := range []string{"*other\n:A - " + text + "\nCOMMIT\n", "*other\n:A -\n" + text + " -A A -j B\nCOMMIT\n"} {

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// Rule is one rule without the name of its chain. Its text is the output of iptables-save or, for the native tables, of
-// nft, and rules are equal if their texts are.
+// Rule is one rule without the name of its chain. Its text is the output of iptables-save or, for native tables, of nft.
+// Rules are equal if their texts are.
 type Rule struct {
 	// Matches and Target are the parts of the rule, in the order of its dialect.
 	Matches []Match
 	Target  Target
-	// Why explains the rule to a reader. It is not part of the rule: not printed by String, not compared. Nor is Handle, the kernel's
-	// number of a rule of nf_tables that was read, in its table.
+	// Why explains the rule to people. Handle is the kernel's number, within its table, of an nf_tables rule that was read. String does not
+	// print these two, and Equal does not compare them.
 	Why    string
 	Handle uint64
 
@@ -22,7 +22,7 @@ type Rule struct {
 // String returns the text.
 func (r Rule) String() string { return r.text }
 
-// Equal reports whether both are the same rule.
+// Equal reports whether both texts are equal.
 func (r Rule) Equal(o Rule) bool { return r.text == o.text }
 
 // IPTables returns a rule of iptables' dialect. Matches may come in any order: IPTables sorts them, and adds the protocol
@@ -41,7 +41,7 @@ func IPTables(why string, target Target, matches ...Match) Rule {
 	var b strings.Builder
 	for i, m := range all {
 		text := m.iptables()
-		if number, of := protocolOf(m); of && i > 0 { // one match of iptables can have several options
+		if number, of := protocolOf(m); of && i > 0 { // one iptables match can have several options
 			if before, same := protocolOf(all[i-1]); same && before == number {
 				text = strings.TrimPrefix(text, "-m "+protocolName(number)+" ")
 			}
@@ -67,7 +67,7 @@ func NFT(why string, target Target, matches ...Match) Rule {
 	return Rule{Matches: matches, Target: target, Why: why, text: b.String()}
 }
 
-// Listed returns a rule of nf_tables that was read, with the text of nft for its parts in their order.
+// Listed returns an nf_tables rule that was read, with nft's text of its parts in their order.
 func Listed(matches []Match, target Target, parts []Match) Rule {
 	var b strings.Builder
 	for _, p := range parts {
@@ -83,10 +83,10 @@ func add(b *strings.Builder, part string) {
 	b.WriteString(part)
 }
 
-// rankProtocol is the place of a Protocol among the matches that iptables-save prints.
+// rankProtocol is the position of a Protocol among the matches in iptables-save's output.
 const rankProtocol = 4
 
-// matchRank is the place of a match there: those of a rule itself, then those of extensions.
+// matchRank returns the position of a match there: built-in matches come before extensions.
 func matchRank(m Match) int {
 	switch m := m.(type) {
 	case Network:
@@ -122,7 +122,7 @@ func protocolOf(m Match) (uint8, bool) {
 	return 0, false
 }
 
-// appendTo is the rule as an append to its chain. A rule without matches and target is legal and has no trailing space.
+// appendTo returns the rule as an append to its chain. A rule without matches and target is legal and has no trailing space.
 func (r Rule) appendTo(chain string) string {
 	if r.text == "" {
 		return "-A " + chain

@@ -1,7 +1,7 @@
 // Package ruleset holds rules of iptables and of nf_tables as values: they can be printed, compared and turned into the
 // operations that bring a namespace from its present rules to the wanted ones.
 //
-// It promises that a Set prints exactly what iptables-save prints for it (less the comment lines), and that a rule which
+// It promises that a Set prints exactly as iptables-save prints it (without comment lines), and that a rule that
 // was read keeps its text byte for byte. It never touches the system and has no Istio-specific rules: package redirect
 // decides which rules are wanted.
 //
@@ -18,12 +18,12 @@ import (
 // Family is an IP family. Its values are the family's version number.
 type Family uint8
 
-// The families of iptables, and that of tables of nf_tables which see both.
+// The families of iptables, and the nf_tables family of tables that see both.
 const (
 	Inet Family = 0
 	IPv4 Family = 4
 	IPv6 Family = 6
-	// Netdev has the tables of the hooks of an interface.
+	// Netdev is the family of tables with hooks of an interface.
 	Netdev Family = 5
 )
 
@@ -40,12 +40,12 @@ func (f Family) String() string {
 }
 
 // Set is the content of the tables of one family, in canonical form: tables by name, in each table the built-in chains
-// in hook order, then own chains by name. Tables without rules are absent from a wanted Set, as they are from
-// iptables-save when nothing created them.
+// in hook order, then user-defined chains by name. Tables without rules are absent from a wanted Set, and from
+// iptables-save if nothing created them.
 type Set struct {
 	Family Family
 	Tables []Table
-	// Tool, if set, is the variant of iptables whose tables these are, see [Diff.Tool].
+	// Tool, if set, is the variant of iptables that has these tables, see [Diff.Tool].
 	Tool string
 }
 
@@ -61,18 +61,18 @@ type Chain struct {
 	// Policy is ACCEPT or DROP for a built-in chain and "-" for any other.
 	Policy string
 	Rules  []Rule
-	// Hook is that of a base chain which does not follow from its names: in a table of another program, or with another hook or
-	// priority than iptables'. It is not part of the text.
+	// Hook is set for a base chain whose hook does not follow from its name: in another program's table, or with a hook or
+	// priority that differs from iptables'. It is not part of the text.
 	Hook *Hook
-	// Handle is the kernel's number of the chain in its table, which it counts up; 0 is not known.
+	// Handle is the kernel's number of the chain; it increases within a table; 0 is unknown.
 	Handle uint64
 }
 
-// NoPolicy replaces the policy of a chain that is not built in.
+// NoPolicy replaces the policy of a user-defined chain.
 const NoPolicy = "-"
 
-// builtins are the built-in chains of each table, in the order of the hooks a packet passes, which is the order in
-// which iptables-save prints them (include/uapi/linux/netfilter_ipv4/ip_tables.h, valid_hooks of each table).
+// builtins are the built-in chains of each table, in the order of a packet's hooks. iptables-save prints this order
+// (include/uapi/linux/netfilter_ipv4/ip_tables.h, valid_hooks of each table).
 var builtins = map[string][]string{ //nolint:gochecknoglobals // a constant table
 	"filter": {"INPUT", "FORWARD", "OUTPUT"},
 	"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
@@ -85,14 +85,14 @@ var builtins = map[string][]string{ //nolint:gochecknoglobals // a constant tabl
 // KnownTable reports whether iptables has a table of that name.
 func KnownTable(name string) bool { return builtins[name] != nil }
 
-// Builtin reports whether the chain is one that the kernel makes with its table.
+// Builtin reports whether the kernel makes the chain with its table.
 func Builtin(table, chain string) bool { return slices.Contains(builtins[table], chain) }
 
 // Hook is the netfilter hook of a base chain, in the terms of nf_tables.
 type Hook struct {
 	Type, Name string
 	Priority   int32
-	// Device names the interfaces of the hooks ingress and egress, with commas between them.
+	// Device names the interfaces of the hooks ingress and egress, separated by commas.
 	Device string
 }
 
@@ -118,7 +118,7 @@ func HookOf(table, chain string) (Hook, bool) {
 	return h, true
 }
 
-// Table returns the table of that name, empty if there is none.
+// Table returns the table of that name, empty if the Set has no such table.
 func (s Set) Table(name string) Table {
 	for _, t := range s.Tables {
 		if t.Name == name {
@@ -138,7 +138,7 @@ func (t Table) Chain(name string) (Chain, bool) {
 	return Chain{Name: name, Policy: NoPolicy}, false
 }
 
-// Empty reports whether the Set holds no rule and no chain of its own.
+// Empty reports whether the Set has no rules and no user-defined chains.
 func (s Set) Empty() bool {
 	for _, t := range s.Tables {
 		for _, c := range t.Chains {
@@ -150,11 +150,11 @@ func (s Set) Empty() bool {
 	return true
 }
 
-// Equal reports whether both print alike. The Whys do not count.
+// Equal reports whether both print alike, whatever their reasons.
 func (s Set) Equal(o Set) bool { return s.Family == o.Family && s.String() == o.String() }
 
-// String prints the Set as iptables-save does, without comment lines and with counters at zero. Tables come by name;
-// the kernel tools print them in an order of their own, which Parse puts right.
+// String prints the Set as iptables-save does, without comment lines and with counters at zero. Tables are sorted by
+// name; Parse restores this order from the tools' own order.
 func (s Set) String() string {
 	var b strings.Builder
 	for _, t := range s.Tables {
@@ -176,8 +176,8 @@ func (t Table) print(b *strings.Builder) {
 	b.WriteString("COMMIT\n")
 }
 
-// New makes a Set of tables given in any order. Each gets all its built-in chains, with policy ACCEPT, as the kernel
-// makes them with the table.
+// New makes a Set of tables in any order. Each table gets all its built-in chains, with policy ACCEPT, like the tables
+// that the kernel makes.
 func New(family Family, tables ...Table) Set {
 	s := Set{Family: family, Tables: slices.Clone(tables)}
 	for i := range s.Tables {
@@ -203,7 +203,7 @@ func (s Set) canonical() Set {
 	return s
 }
 
-// rank is a built-in chain's place in its table; every other chain comes behind them.
+// rank returns a built-in chain's position in its table; all other chains follow.
 func rank(table, chain string) int {
 	if at := slices.Index(builtins[table], chain); at >= 0 {
 		return at

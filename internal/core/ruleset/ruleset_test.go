@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestNew_Order also wants the missing built-in chains.
+// TestNew_Order also checks that New adds the missing built-in chains.
 func TestNew_Order(t *testing.T) {
 	table := func(name string, chains ...string) ruleset.Table {
 		out := ruleset.Table{Name: name}
@@ -69,7 +69,7 @@ func TestSet_EmptyAndEqual(t *testing.T) {
 	for _, test := range []struct {
 		name         string
 		set          ruleset.Set
-		empty, equal bool // to dropped
+		empty, equal bool // compared with dropped
 	}{
 		{"no table", ruleset.Set{}, true, false},
 		{"built-in chains only", nat(), true, false},
@@ -86,7 +86,7 @@ func TestSet_EmptyAndEqual(t *testing.T) {
 }
 
 // TestParse_OutputOfTheTools reads the output of the nft and the legacy tools (1.8.9) for the same commands, with
-// and without counters: they order the tables in ways of their own, and mean the same.
+// and without counters: each tool orders the tables differently, and the meaning is the same.
 func TestParse_OutputOfTheTools(t *testing.T) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		family := strings.ToLower(f.String())
@@ -106,7 +106,7 @@ func TestParse_OutputOfTheTools(t *testing.T) {
 				for _, line := range slices.DeleteFunc(strings.Split(string(text), "\n"), func(l string) bool { return !rules(l) }) {
 					_, rule, _ := strings.Cut(line, "-A ")
 					if !strings.Contains(set.String(), "\n-A "+rule+"\n") {
-						t.Errorf("rule %q is lost", line)
+						t.Errorf("rule %q is missing", line)
 					}
 				}
 			})
@@ -143,8 +143,7 @@ func TestParse_OtherLines(t *testing.T) {
 	}
 }
 
-// TestParse_Refusals wants every error to name the line and the cause: a text that cannot be parsed as a whole must never
-// yield a smaller Set.
+// TestParse_Refusals: every error names the line and the cause, and a text with an error never yields a smaller Set.
 func TestParse_Refusals(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"a rule outside a table", "-A OUTPUT -j DROP\n", `parsing IPv6 rules, line 1 "-A OUTPUT -j DROP": is outside any table`},
@@ -183,13 +182,13 @@ func TestParse_Refusals(t *testing.T) {
 				t.Errorf("error is %v", err)
 			}
 			if diff := cmp.Diff(ruleset.Set{}, set); diff != "" {
-				t.Errorf("a Set is returned all the same:\n%s", diff)
+				t.Errorf("Parse returned a Set with the error:\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestParse_CommentOfSeveralLines: iptables-save prints a comment as it is, within its quotes.
+// TestParse_CommentOfSeveralLines: iptables-save prints line ends of a comment unchanged, within its quotes.
 func TestParse_CommentOfSeveralLines(t *testing.T) {
 	t.Parallel()
 	text := "*nat\n:OUTPUT ACCEPT [0:0]\n-A OUTPUT -p tcp -m comment --comment \"a\n#\" -j REDIRECT --to-ports 9090\nCOMMIT\n"
@@ -231,7 +230,7 @@ func parse(tb testing.TB, text string) ruleset.Set {
 	return set
 }
 
-// nat makes a Set of that table from lines for rulesettest.Set without the name of the table.
+// nat makes a Set of table nat from lines for rulesettest.Set without the table's name.
 func nat(lines ...string) ruleset.Set {
 	all := []string{"nat"}
 	for _, l := range lines {
@@ -240,7 +239,7 @@ func nat(lines ...string) ruleset.Set {
 	return rulesettest.Set(all...)
 }
 
-// own marks chains whose name begins with OWN_, jumps to them, rules that carry the mark 0x99, and wanted rules.
+// own marks chains whose name begins with OWN_, jumps to them, rules with the mark 0x99, and wanted rules.
 func own(want, have ruleset.Set) ruleset.Ownership {
 	owned := ruleset.Ownership{Chains: map[string]map[string]bool{}, Rules: map[string]map[string][]bool{}}
 	for _, t := range have.Tables {

@@ -10,7 +10,7 @@ import (
 // Target is the action of a rule on a matching packet: one of the types below.
 type Target interface{ syntax }
 
-// Verdict ends the walk of a packet through a chain.
+// Verdict ends a packet's walk through a chain.
 type Verdict string
 
 // The verdicts.
@@ -20,7 +20,7 @@ const (
 	Return Verdict = "RETURN"
 )
 
-// Jump continues in a chain; with Goto the packet does not return to this chain.
+// Jump continues in another chain; with Goto the packet does not return.
 type Jump struct {
 	Chain string
 	Goto  bool
@@ -29,33 +29,32 @@ type Jump struct {
 // RedirectTo rewrites the destination to a port of the namespace itself.
 type RedirectTo uint16
 
-// SetMark sets the bits of Mask in the mark of the packet or, with Connection, of its connection, to those of Value. A Mask of 0 is all
-// bits.
+// SetMark copies the bits of Value under Mask to the mark of the packet or, with Connection, of its connection. A Mask of 0 is all bits.
 type SetMark struct {
 	Value, Mask uint32
 	Connection  bool
 }
 
-// CopyMark copies the mark of the packet to its connection or, with Restore, the other way, each under its mask: all bits if 0.
+// CopyMark copies the mark of the packet to its connection or, with Restore, back, each under its mask: all bits if 0.
 type CopyMark struct {
 	Restore                    bool
 	PacketMask, ConnectionMask uint32
 }
 
-// TProxy gives the packet to the socket that listens on a port, both addresses kept, marks it under a mask (all bits if 0) and accepts
-// it.
+// TProxy gives the packet to the socket that listens on a port, keeps both addresses, sets the mark under a mask (all bits if 0) and
+// accepts the packet.
 type TProxy struct {
 	Family     Family
 	Port       uint16
 	Mark, Mask uint32
-	// Continues is that of nf_tables alone: it sets no mark, and the next target of the rule follows.
+	// Continues is for nf_tables only: TProxy sets no mark, and the next target of the rule follows.
 	Continues bool
 }
 
 // Zone puts the connection into a zone of conntrack.
 type Zone uint16
 
-// Reject refuses the packet, with an answer that is spelled as iptables does.
+// Reject refuses the packet, with an answer in iptables' spelling.
 type Reject string
 
 // The answers.
@@ -74,7 +73,7 @@ func (j Jump) nft() string      { return pick("goto ", "jump ", j.Goto) + j.Chai
 func (r RedirectTo) iptables() string { return fmt.Sprintf("-j REDIRECT --to-ports %d", r) }
 func (r RedirectTo) nft() string      { return fmt.Sprintf("redirect to :%d", r) }
 
-// WholeMark is the mask, all bits if it is 0.
+// WholeMark returns the mask, all bits for 0.
 func WholeMark(mask uint32) uint32 { return cmp.Or(mask, 1<<32-1) }
 
 func (m SetMark) iptables() string {
@@ -120,11 +119,11 @@ func (r Reject) nft() string {
 	}[r]
 }
 
-// neutral are the targets of iptables after which a packet goes on as it was, as far as rules and sockets can see.
+// neutral are the iptables targets that leave a packet unchanged, as far as rules and sockets can see.
 var neutral = []string{ //nolint:gochecknoglobals // a constant table
 	"", "LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "TEE", "LED", "IDLETIMER", "RATEEST", "SET", "CLASSIFY", "CHECKSUM", "CONNSECMARK",
 	"SECMARK", "TCPMSS", "TTL", "HL", "DSCP", "TOS", "ECN",
 }
 
-// NeutralTarget reports whether a packet goes on behind a target of iptables as it was; "" is a rule without a target.
+// NeutralTarget reports whether an iptables target leaves a packet unchanged; "" is a rule without a target.
 func NeutralTarget(name string) bool { return slices.Contains(neutral, name) }

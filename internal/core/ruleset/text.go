@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Read returns the rule of a line of iptables-save, without the name of its chain. It keeps the text byte for byte. A match or target
-// that it does not know is an Other, so that a Rule never means less than its text.
+// Read returns the rule of a line of iptables-save, without the name of its chain. It keeps the text byte for byte. An unknown match
+// or target becomes an Other, so that a Rule never means less than its text.
 func Read(text string) Rule {
 	r := reader{rule: Rule{text: text}}
 	r.words, _ = words(text)
@@ -18,8 +18,8 @@ func Read(text string) Rule {
 	return r.rule
 }
 
-// words splits a line, and reports whether it ends within quotes. A text in quotes is one word, without its quotes; what follows
-// "--comment" is a word in any case.
+// words splits a line, and reports whether it ends within quotes. A text in quotes is one word, without its quotes; the text
+// after "--comment" is always a word.
 func words(text string) (all []string, inside bool) {
 	if !strings.ContainsAny(text, `"\`) {
 		return strings.Fields(text), false
@@ -48,7 +48,7 @@ func words(text string) (all []string, inside bool) {
 type reader struct {
 	words []string
 	rule  Rule
-	// module is the match whose options come, "" for one that is not known.
+	// module is the match whose options follow, "" if unknown.
 	module   string
 	protocol uint8
 }
@@ -78,14 +78,14 @@ func (r *reader) option() {
 		m = Other{"! --comment"}
 	}
 	r.rule.Matches = append(r.rule.Matches, m)
-	if name == "-m" { // its options may be named as those of another one
+	if name == "-m" { // its options may have the names of another match's options
 		r.module = ""
 	}
 }
 
-// values is the number of words behind the first one that belong to it.
+// values returns the number of words after the first one that belong to it.
 func (r *reader) values() int {
-	if r.words[0] == "--comment" && len(r.words) > 1 { // which may look like anything
+	if r.words[0] == "--comment" && len(r.words) > 1 { // its value may look like anything
 		return 1
 	}
 	n := 0
@@ -95,17 +95,17 @@ func (r *reader) values() int {
 	return n
 }
 
-// modules are the matches that match by their options alone.
+// modules are the matches that match only by their options.
 var modules = []string{ //nolint:gochecknoglobals // a constant table
 	"tcp", "udp", "sctp", "dccp", "udplite", "multiport", "owner", "mark", "connmark", "conntrack", "state", "addrtype", "iprange", "comment",
 }
 
-// AbsentModules are the matches of iptables of parts that no packet has that is asked about, see [Absent].
+// AbsentModules returns the iptables matches on parts that the packets of a walk never have, see [Absent].
 func AbsentModules() []string {
 	return []string{"rt", "frag", "hbh", "dst", "mh", "icmp", "icmp6", "ah", "esp"}
 }
 
-// match reads an option; nil is one that is not known.
+// match reads an option; nil if unknown.
 func (r *reader) match(name, value string, not bool) Match {
 	switch name {
 	case "-i", "-o":
@@ -149,7 +149,7 @@ func (r *reader) ofProtocol(name string, not bool) Match {
 	return Protocol{number, not}
 }
 
-// optionsOf has the module of each option that is known.
+// optionsOf has the module of each known option.
 var optionsOf = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"--sport": "ports", "--dport": "ports", "--tcp-flags": "tcp", "--sports": "multiport", "--dports": "multiport", "--ports": "multiport",
 	"--uid-owner": "owner", "--gid-owner": "owner", "--socket-exists": "owner", "--ctstate": "conntrack", "--state": "state",
@@ -207,7 +207,7 @@ func protocolNumber(name string) (uint8, bool) {
 	return uint8(n), err == nil
 }
 
-// bounds reads "FIRST-LAST", or one value.
+// bounds reads "FIRST-LAST" or one value.
 func bounds[T any](text string, parse func(string) (T, error)) (first, last T, ranged, ok bool) {
 	from, to, ranged := strings.Cut(text, "-")
 	if !ranged {
@@ -218,7 +218,7 @@ func bounds[T any](text string, parse func(string) (T, error)) (first, last T, r
 	return first, last, ranged, err == nil && err2 == nil
 }
 
-// decimal parses a number of so many bits.
+// decimal returns a parser of numbers with the given bits.
 func decimal(bits int) func(string) (uint64, error) {
 	return func(text string) (uint64, error) { return strconv.ParseUint(text, 10, bits) }
 }
@@ -300,12 +300,12 @@ func target(goes bool, name string, options []string) Target {
 	return Other{text}
 }
 
-// otherTargets are those that do something that is not known here. Any other name without options is that of a chain.
+// otherTargets are targets with an unknown effect. Any other name without options is a chain.
 var otherTargets = []string{ //nolint:gochecknoglobals // a constant table
 	"NFQUEUE", "QUEUE", "SYNPROXY", "NETMAP", "BALANCE", "CLUSTERIP", "DNPT", "SNPT", "RAWDNAT", "RAWSNAT", "MARK", "CONNMARK", "CT", "TPROXY",
 }
 
-// knownTarget is a target of a meaning that is known, or nil.
+// knownTarget returns a target with a known meaning, or nil.
 func knownTarget(text, name string, options []string, value func(string) string) Target {
 	switch name {
 	case string(Accept), string(Drop), string(Return):
@@ -398,14 +398,14 @@ func connMark(options []string, value func(string) string) Target {
 	return Other{"-j CONNMARK " + strings.Join(options, " ")}
 }
 
-// mask reads a mask; all bits are 0.
+// mask reads a mask; it returns 0 for all bits.
 func mask(text string) (uint32, bool) {
 	n, err := strconv.ParseUint(text, 0, 32)
 	switch n {
 	case 1<<32 - 1:
 		n = 0
 	case 0:
-		return 0, false // nothing is compared or set
+		return 0, false // an empty mask compares and sets nothing
 	}
 	return uint32(n), err == nil
 }

@@ -12,8 +12,8 @@ var ErrHelp = flag.ErrHelp
 
 const strayArgument = "stray argument %q: all settings are flags"
 
-// Parse reads arguments in the syntax of Go's package flag, which itself stops at the first mistake. Here no mistake hides
-// another: unknown flags, flags without a value and stray arguments are reported by Input.Read. The error is ErrHelp, or nil.
+// Parse reads arguments in the syntax of Go's package flag. Unlike package flag it does not stop at the first mistake:
+// Input.Read reports all unknown flags, flags without a value and stray arguments. The error is ErrHelp or nil.
 func Parse(rows []Setting, args []string, getenv func(string) (string, bool)) (Input, error) {
 	in := Input{flags: map[string][]string{}, getenv: getenv}
 	isSwitch := switches(rows)
@@ -54,7 +54,7 @@ func Parse(rows []Setting, args []string, getenv func(string) (string, bool)) (I
 	return in, nil
 }
 
-// switches has the name of each flag, with true for one without a value.
+// switches returns the name of each flag, with true for a flag without a value.
 func switches(rows []Setting) map[string]bool {
 	all := map[string]bool{}
 	for _, s := range rows {
@@ -65,8 +65,8 @@ func switches(rows []Setting) map[string]bool {
 	return all
 }
 
-// Operand returns the first argument that is neither a flag nor the value of one, and the others: the subject of a command may be
-// before and behind its flags. It is "" if there is none.
+// Operand returns the first argument that is neither a flag nor a flag's value, and the other arguments: the subject of a command
+// may come before or behind its flags. Without one, operand is "".
 func Operand(rows []Setting, args []string) (operand string, rest []string) {
 	isSwitch := switches(rows)
 	for i := 0; i < len(args); i++ {
@@ -81,7 +81,7 @@ func Operand(rows []Setting, args []string) (operand string, rest []string) {
 	return "", args
 }
 
-// Given is an Input whose arguments were parsed elsewhere: text gives that of a flag, if it was given.
+// Given returns an Input whose arguments were parsed elsewhere: text returns the value of a flag, if given.
 func Given(rows []Setting, text func(flag string) (string, bool), getenv func(string) (string, bool)) Input {
 	in := Input{flags: map[string][]string{}, getenv: getenv}
 	for _, s := range rows {

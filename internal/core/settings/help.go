@@ -13,7 +13,7 @@ type Group struct {
 	Rows  []Setting
 }
 
-// All are the rows of all groups.
+// All returns the rows of all groups.
 func All(groups []Group) []Setting {
 	var rows []Setting
 	for _, g := range groups {
@@ -22,7 +22,7 @@ func All(groups []Group) []Setting {
 	return rows
 }
 
-// Help prints groups for a person: of each setting the names on a line and the rest below it.
+// Help prints groups for people: for each setting its names on a line and the rest below.
 func Help(w io.Writer, groups ...Group) {
 	for i, g := range groups {
 		if i > 0 {
@@ -57,7 +57,7 @@ func (s Setting) describe(w io.Writer) {
 	}
 }
 
-// wrapped breaks a text into lines at blanks.
+// wrapped breaks a text at blanks into lines.
 func wrapped(text string) []string {
 	const columns = 100
 	var lines []string

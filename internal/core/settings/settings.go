@@ -1,10 +1,10 @@
-// Package settings reads the settings of a role by one table: a row for each, with its flag, its environment variables,
+// Package settings reads the settings of a role from one table. Each row has a setting's flag, environment variables,
 // default, help, and the field of the configuration that it fills.
 //
-// It promises that a flag beats a layer of live configuration (for settings that may change at run time), that beats a
-// variable, and that beats the default; that an empty variable counts as unset; that all problems are reported together, each with
-// the place, the value and the cause; and that every value in force can be listed with its origin. It never prints, never
-// reads the environment by itself and never ends the program.
+// It promises this precedence: flag, layer of live configuration (for settings that may change at run time), environment
+// variable, default. An empty variable is unset. It reports all problems together, each with the place, the value and
+// the cause, and can list every value in force with its origin. It never prints, never reads the environment by itself
+// and never ends the program.
 //
 // Start at Setting, then Parse and Input.Read. values.go has the types of values, help.go the text of --help.
 package settings
@@ -20,7 +20,7 @@ import (
 )
 
 // Value is the field of a configuration that a setting fills. The error of Set names the expected form; the caller
-// adds the text. String spells the value in force, the same for equal values.
+// adds the text. String returns the value in force, the same text for equal values.
 type Value interface {
 	Set(text string) error
 	String() string
@@ -28,36 +28,36 @@ type Value interface {
 
 // Setting is one row of a table.
 type Setting struct {
-	// Name is that of the flag, "" for a variable without one. Aliases are further spellings of the flag.
+	// Name is the flag's name, "" for a variable without a flag. Aliases are further spellings of the flag.
 	Name    string
 	Aliases []string
-	// Arg names the flag's argument in the help. It is "" for a switch, which needs no argument and is "true" then.
+	// Arg names the flag's argument in the help. It is "" for a switch: without an argument a switch is "true".
 	Arg string
-	// Env are variables, of which the first that is not empty counts. Named fills it where it is nil, unless FlagOnly.
+	// Env has the environment variables; the first one that is not empty applies. Named fills a nil Env, unless FlagOnly.
 	Env      []string
 	FlagOnly bool
-	// Default is the text that counts if none is given; "" leaves the value as it is. Shown replaces it in the help.
+	// Default is the text to use if the user gives none; "" leaves the value unchanged. Shown replaces it in the help.
 	Default, Shown string
 	Use            string
 	Value          Value
 
-	// Keys are further names of the setting in live configuration.
+	// Keys are additional names of the setting in live configuration.
 	Keys []string
-	// Live settings may be changed by live configuration.
+	// Live settings can be changed by live configuration.
 	Live bool
 	// Chart settings may be given in the chart's value "agent", by ChartName.
 	Chart bool
 	// Ignored settings are accepted without effect.
 	Ignored bool
-	// Secret values are neither quoted in errors nor listed.
+	// Secret values appear neither in errors nor in lists.
 	Secret bool
-	// KeepEmpty makes a variable count that is set and empty.
+	// KeepEmpty makes an empty variable apply if it is set.
 	KeepEmpty bool
-	// Repeated flags add up, separated by commas; of others the last one counts.
+	// Repeated flags are joined by commas; otherwise the last flag applies.
 	Repeated bool
 }
 
-// String is the flag with its dashes, or the variable if there is no flag.
+// String returns the flag with its dashes, or the variable of a setting without a flag.
 func (s Setting) String() string {
 	if s.Name != "" {
 		return "--" + s.Name
@@ -65,7 +65,7 @@ func (s Setting) String() string {
 	return s.Env[0]
 }
 
-// ChartName is the name of the flag in camel case, from which the chart makes the variable again.
+// ChartName returns the flag's name in camel case. The chart derives the variable from it.
 func (s Setting) ChartName() string {
 	words := strings.Split(s.Name, "-")
 	for i, word := range words[1:] {
@@ -81,7 +81,7 @@ func (s Setting) flags() []string {
 	return slices.Concat([]string{s.Name}, s.Aliases)
 }
 
-// quote shows a text in an error, a long one by its beginning.
+// quote formats a text for an error, truncated if long.
 func (s Setting) quote(text string) string {
 	const most = 120
 	if s.Secret {
@@ -101,14 +101,14 @@ func Named(prefix string, rows ...Setting) []Setting {
 	return rows
 }
 
-// Dashed returns the variables of a flag for earlier programs: first the one that keeps the dashes of the flag, then the one
-// with underscores, which a shell can set.
+// Dashed returns the variables of a flag in earlier programs: first the variable that keeps the flag's dashes, then the
+// variable with underscores, which a shell can set.
 func Dashed(prefix, name string) []string {
 	upper := prefix + strings.ToUpper(name)
 	return slices.Compact([]string{upper, strings.ReplaceAll(upper, "-", "_")})
 }
 
-// Sources of texts. A Derived value follows from that of another setting.
+// Sources of texts. A Derived value follows from another setting.
 const (
 	FromFlag        = "flag"
 	FromEnvironment = "environment variable"
@@ -117,14 +117,14 @@ const (
 
 // Origin is a text with its source.
 type Origin struct {
-	// Source is one of the constants, the name of a layer of live configuration and "key", or "" for the default.
+	// Source is one of the constants, a layer's name followed by "key", or "" for the default.
 	Source string
-	// Name is the flag with its dashes, the variable, the key of the layer, or the setting that another is derived from.
+	// Name is the flag with its dashes, the variable, the key of the layer, or the setting that a Derived value follows from.
 	Name string
 	Text string
 }
 
-// Given reports whether the text was given and is not the default.
+// Given reports whether the text is not the default.
 func (o Origin) Given() bool { return o.Source != "" }
 
 // String names the source.
@@ -135,14 +135,14 @@ func (o Origin) String() string {
 	return "default"
 }
 
-// Layer is live configuration: keys are the names of variables, others do not count.
+// Layer is live configuration: keys are names of variables; other keys are ignored.
 type Layer struct {
-	// Name is for people, as in `ConfigMap "istio-cni-config"`.
+	// Name is for people, like `ConfigMap "istio-cni-config"`.
 	Name string
 	Data map[string]string
 }
 
-// text returns the text of a setting in the first layer that has one of its keys, trimmed of a file's final newline.
+// text returns the text of a setting in the first layer that has one of its keys, without the final newline of a file.
 func (s Setting) text(layers []Layer) (Origin, bool) {
 	for _, l := range layers {
 		for _, key := range slices.Concat(s.Env, s.Keys) {
@@ -158,7 +158,7 @@ func (s Setting) text(layers []Layer) (Origin, bool) {
 type Input struct {
 	flags  map[string][]string
 	getenv func(string) (string, bool)
-	// mistakes are those in the arguments themselves.
+	// mistakes are the errors in the arguments themselves.
 	mistakes []error
 }
 
@@ -177,7 +177,7 @@ func (in Input) flag(s Setting) (Origin, bool) {
 	return Origin{}, false
 }
 
-// Find returns the text of a setting with its origin. An empty text of a layer selects the default, whatever the
+// Find returns the text of a setting with its origin. An empty text in a layer selects the default, whatever the
 // environment variable is.
 func (in Input) Find(s Setting, layers ...Layer) Origin {
 	if given, ok := in.flag(s); ok {
@@ -199,14 +199,14 @@ func (in Input) Find(s Setting, layers ...Layer) Origin {
 	return Origin{Text: s.Default}
 }
 
-// Origins has that of each setting, by its String.
+// Origins has the origin of each setting, by its String.
 type Origins map[string]Origin
 
 // Flag returns the origin of a setting by the name of its flag.
 func (o Origins) Flag(name string) Origin { return o["--"+name] }
 
-// Read fills the value of every row. It replaces an invalid text by the default, so that problems between other values are
-// found as well. The error joins all problems, those of the arguments included.
+// Read fills the value of every row. It replaces an invalid text by the default, so that callers still find conflicts
+// between other values. The error joins all problems, including the arguments'.
 func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
 	origins := Origins{}
 	problems := slices.Clone(in.mistakes)
@@ -215,7 +215,7 @@ func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
 		if at.Text != "" || at.Given() {
 			if err := s.Value.Set(at.Text); err != nil {
 				problems = append(problems, fmt.Errorf("%s: value %s: %w", at, s.quote(at.Text), err))
-				_ = s.Value.Set(s.Default) // a value whose default is empty stays as it is
+				_ = s.Value.Set(s.Default) // a value with an empty default stays unchanged
 			}
 		}
 		origins[s.String()] = at
@@ -223,21 +223,21 @@ func (in Input) Read(rows []Setting, layers ...Layer) (Origins, error) {
 	return origins, errors.Join(problems...)
 }
 
-// Disagreement returns a sentence about variables of one setting that differ, "" if they agree or if none of them counts.
+// Disagreement returns a sentence about differing variables of one setting, "" if they agree or do not apply.
 func (in Input) Disagreement(s Setting, used Origin) string {
 	if used.Source != FromEnvironment {
 		return ""
 	}
 	for _, name := range s.Env {
 		if other, _ := in.getenv(name); other != "" && other != used.Text {
-			return fmt.Sprintf("environment variables %s and %s differ: the first one counts", used.Name, name)
+			return fmt.Sprintf("environment variables %s and %s differ: the first one applies", used.Name, name)
 		}
 	}
 	return ""
 }
 
-// Frozen lists the keys of layers that differ from the values in force of settings that are not live; scratch are rows of
-// the same table over another configuration, which Frozen writes to. A flag overrides every layer.
+// Frozen lists the layers' keys that differ from the values in force of settings that are not live. scratch has the rows of
+// the same table for another configuration, which Frozen writes to. A flag overrides every layer.
 func (in Input) Frozen(inForce, scratch []Setting, layers []Layer) (keys []string, err error) {
 	var problems []error
 	for i, s := range inForce {
@@ -265,10 +265,10 @@ type Line struct {
 	Origin string `json:"origin"`
 }
 
-// String is one line of text.
+// String returns one line of text.
 func (l Line) String() string { return fmt.Sprintf("%s = %q (%s)", l.Name, l.Value, l.Origin) }
 
-// Lines lists the settings that have an effect, in the order of the table. It holds no secret.
+// Lines lists the settings that have an effect, in the order of the table. It contains no secrets.
 func Lines(rows []Setting, origins Origins) []Line {
 	var lines []Line
 	for _, s := range rows {

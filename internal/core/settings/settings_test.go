@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// config has a text, a switch, a live setting and a frozen one.
+// config has a text, a switch, a live setting and a frozen setting.
 type config struct {
 	name, frozen string
 	on           bool
@@ -41,7 +41,7 @@ func environment(pairs ...string) func(string) (string, bool) {
 	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
 }
 
-// read gives the configuration and the problems as lines.
+// read returns the configuration, and the problems as lines.
 func read(t *testing.T, args []string, env func(string) (string, bool), layers ...settings.Layer) (config, settings.Origins, []string) {
 	t.Helper()
 	var c config
@@ -66,10 +66,10 @@ func TestParse_Arguments(t *testing.T) {
 	}{
 		{"nothing", nil, "", false, nil},
 		{"one or two dashes, repeated", []string{"--name=a", "-name", "b", "--on", "-on=false", "--name="}, "a,b,", false, nil},
-		{"the last switch counts", []string{"-on=false", "-on"}, "", true, nil},
-		{"the first spelling counts", []string{"--title=x", "--name=y"}, "y", false, nil},
+		{"the last switch applies", []string{"-on=false", "-on"}, "", true, nil},
+		{"the first spelling applies", []string{"--title=x", "--name=y"}, "y", false, nil},
 		{
-			"every mistake, and what is behind it",
+			"every mistake, and the arguments behind it",
 			[]string{"--bad=1", "--name=a", "stray", "--worse", "--on", "--name"},
 			"a", true,
 			[]string{undefined + "bad", `stray argument "stray"` + stray, undefined + "worse", "reading arguments: flag needs an argument: -name"},
@@ -165,7 +165,7 @@ func TestParse_AllProblems(t *testing.T) {
 	}
 	check.Diff(t, "result", want, problems)
 	if c.live != time.Minute || c.frozen != "ice" || origins.Flag("name").Given() {
-		t.Errorf("bad values do not give way to defaults: %+v", c)
+		t.Errorf("bad values do not become defaults: %+v", c)
 	}
 	_, _, problems = read(t, []string{"--frozen=" + strings.Repeat("x", 200) + "\n"}, environment())
 	if len(problems) != 1 || !strings.Contains(problems[0], `"`+strings.Repeat("x", 98)+`… (103 bytes more)"`) {
@@ -224,10 +224,10 @@ func TestVariables_Differ(t *testing.T) {
 	var c config
 	in, _ := settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=b"))
 	origins, _ := in.Read(c.rows())
-	const want = "environment variables NAME and OLD-NAME differ: the first one counts"
+	const want = "environment variables NAME and OLD-NAME differ: the first one applies"
 	check.Equal(t, in.Disagreement(c.rows()[0], origins.Flag("name")), want)
 	if in, _ = settings.Parse(c.rows(), nil, environment("NAME=a", "OLD-NAME=a")); in.Disagreement(c.rows()[0], in.Find(c.rows()[0])) != "" {
-		t.Error("the same text twice is no disagreement")
+		t.Error("equal texts are reported as a disagreement")
 	}
 }
 
@@ -249,7 +249,7 @@ func TestHelp_Text(t *testing.T) {
 	check.Diff(t, "result", want, b.String())
 }
 
-// TestSetting_Values has for each type texts with their spelling, and texts that are refused.
+// TestSetting_Values has, for each type, valid texts with their spelling, and invalid texts.
 func TestSetting_Values(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

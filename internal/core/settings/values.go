@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// value is a typed place with its spelling.
+// value is a typed field with its reader and its spelling.
 type value[T any] struct {
 	into *T
 	read func(string) (T, error)
@@ -28,12 +28,12 @@ func (v value[T]) Set(text string) error {
 
 func (v value[T]) String() string { return v.show(*v.into) }
 
-// Of is a value of any type.
+// Of returns a Value of any type.
 func Of[T any](into *T, read func(string) (T, error), show func(T) string) Value {
 	return value[T]{into, read, show}
 }
 
-// Text is a text in its normal form; a nil read accepts any text unchanged.
+// Text returns a text that read normalizes; a nil read accepts any text unchanged.
 func Text(into *string, read func(string) (string, error)) Value {
 	if read == nil {
 		read = func(s string) (string, error) { return s, nil }
@@ -41,7 +41,7 @@ func Text(into *string, read func(string) (string, error)) Value {
 	return Of(into, read, func(s string) string { return s })
 }
 
-// Checked is a checked text, unchanged.
+// Checked returns a text that must pass a check.
 func Checked(into *string, check func(string) error) Value {
 	return Text(into, Check(check))
 }
@@ -61,7 +61,7 @@ func Optional(read func(string) (string, error)) func(string) (string, error) {
 	}
 }
 
-// Bool is a switch.
+// Bool returns a switch.
 func Bool(into *bool) Value {
 	return Of(into, func(s string) (bool, error) {
 		on, err := strconv.ParseBool(s)
@@ -72,7 +72,7 @@ func Bool(into *bool) Value {
 	}, strconv.FormatBool)
 }
 
-// Choice is one of several words.
+// Choice returns a choice among several words.
 func Choice[T ~string](into *T, of ...T) Value {
 	return Of(into, func(s string) (T, error) {
 		if slices.Contains(of, T(s)) {
@@ -86,7 +86,7 @@ func Choice[T ~string](into *T, of ...T) Value {
 	}, func(v T) string { return string(v) })
 }
 
-// Permissions parses a mode as chmod(1) does: octal digits, whatever the prefix, never decimal ones.
+// Permissions parses a mode as chmod(1) does: octal digits with any prefix, never decimal.
 func Permissions(into *fs.FileMode) Value {
 	return Of(into, func(s string) (fs.FileMode, error) {
 		digits := strings.TrimPrefix(strings.TrimPrefix(s, "0o"), "0O")
@@ -98,7 +98,7 @@ func Permissions(into *fs.FileMode) Value {
 	}, func(m fs.FileMode) string { return fmt.Sprintf("%04o", uint32(m)) })
 }
 
-// Port is a TCP port. Where 0 is allowed it means off, as does a negative number, which the reference reads so.
+// Port returns a TCP port. If lowest is 0, 0 means off, and so does a negative number, as in the reference.
 func Port(into *uint16, lowest uint16) Value {
 	return Of(into, func(s string) (uint16, error) {
 		if n, err := strconv.ParseInt(s, 10, 32); err == nil && n < 0 && lowest == 0 {
@@ -112,7 +112,7 @@ func Port(into *uint16, lowest uint16) Value {
 	}, func(n uint16) string { return strconv.Itoa(int(n)) })
 }
 
-// Number is a decimal integer from 0 to most.
+// Number returns a decimal integer from 0 to most.
 func Number(into *int, most int) Value {
 	return Of(into, func(s string) (int, error) {
 		n, err := strconv.ParseUint(s, 10, 31)
@@ -123,7 +123,7 @@ func Number(into *int, most int) Value {
 	}, strconv.Itoa)
 }
 
-// Duration is a time from least to most; 0 is no upper bound.
+// Duration returns a duration from least to most; a most of 0 is no upper bound.
 func Duration(into *time.Duration, least, most time.Duration) Value {
 	return Of(into, func(s string) (time.Duration, error) {
 		d, err := time.ParseDuration(s)
@@ -137,7 +137,7 @@ func Duration(into *time.Duration, least, most time.Duration) Value {
 	}, time.Duration.String)
 }
 
-// List holds items between separators. Blank items and later repetitions are dropped.
+// List returns a list of items between separators, without blank items and duplicates.
 func List(into *[]string, separators string, least int, read func(string) (string, error)) Value {
 	return Of(into, func(s string) ([]string, error) {
 		var items, problems []string
@@ -162,7 +162,7 @@ func List(into *[]string, separators string, least int, read func(string) (strin
 	}, func(items []string) string { return strings.Join(items, ",") })
 }
 
-// FileName is the name of a file without a directory.
+// FileName accepts the name of a file without a directory.
 func FileName(s string) (string, error) {
 	if s == "" || s == "." || s == ".." || strings.ContainsAny(s, "/\x00") || strings.TrimSpace(s) != s {
 		return "", errors.New("want the name of a file without a directory")
@@ -170,7 +170,7 @@ func FileName(s string) (string, error) {
 	return s, nil
 }
 
-// AbsolutePath is a clean path.
+// AbsolutePath accepts an absolute path and cleans it.
 func AbsolutePath(s string) (string, error) {
 	if !path.IsAbs(s) || strings.ContainsRune(s, 0) {
 		return "", errors.New("want an absolute path")

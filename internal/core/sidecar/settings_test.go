@@ -267,7 +267,7 @@ func TestDecide_BadRange(t *testing.T) {
 	}
 	all := strings.TrimSuffix(strings.Repeat("1,", 600), ",")
 	d = sidecar.Decide(pod(annotation(sidecar.OutboundPortsKey, all), annotation(sidecar.MoreOutboundPortsKey, all)))
-	if d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), "lists 1200 entries with those that it adds to, more than 1000") {
+	if d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), "extends a list to 1200 entries, more than 1000") {
 		t.Errorf("%v: %v", d, d.Err)
 	}
 }

@@ -71,7 +71,7 @@ func TestSettings_Agree(t *testing.T) {
 		}
 	}
 	d := mustLoad(t, cluster("ISTIO_OWNED_CNI_CONFIG_FILENAME=01-right.conflist", "ISTIO_OWNED_CNI_CONF_FILENAME=01-chart.conflist"))
-	if len(d.warnings) != 1 || !strings.Contains(d.warnings[0], "differ: the first one counts") || d.Want.OwnedName != "01-right.conflist" {
+	if len(d.warnings) != 1 || !strings.Contains(d.warnings[0], "differ: the first one applies") || d.Want.OwnedName != "01-right.conflist" {
 		t.Errorf("W-1: own file %q, warnings %q", d.Want.OwnedName, d.warnings)
 	}
 }

@@ -1,8 +1,8 @@
-// Package referencetest writes the rules of a Spec as the reference implementation does: in the order in which it emits
-// them, and in its spelling, as text for iptables-restore or for nft.
+// Package referencetest writes the rules of a Spec as the reference implementation does: in its order and its spelling,
+// as text for iptables-restore or for nft.
 //
-// It promises to share nothing with the code that it checks: one rule of the reference is one call here, with its text for iptables and
-// for nft, under the name that its row has in the description of the reference's rules (E1, K1, D1 …). It neither sorts the
+// It promises to share nothing with the code under test: one rule of the reference is one call here, with its text for iptables and
+// for nft, under the rule's name in the description of the reference's rules (E1, K1, D1 …). It neither sorts the
 // rules by their evaluation nor prints them as the kernel's tools do: tests pass the text to the tools and read the result.
 //
 // Start at Restore and Script. It is for tests only.
@@ -18,13 +18,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Restore returns the input that the reference gives "iptables-restore --noflush" for one family, if it programs that
-// family at all.
+// Restore returns the input that the reference passes to "iptables-restore --noflush" for a family that it programs.
 func Restore(s redirect.Spec, f ruleset.Family) string {
 	return emit(&document{Spec: s, families: []ruleset.Family{f}}).restore()
 }
 
-// Script returns the input that the reference gives nft.
+// Script returns the input that the reference passes to nft.
 func Script(s redirect.Spec, ipv6 bool) string {
 	d := &document{Spec: s, families: []ruleset.Family{ruleset.IPv4}, native: true}
 	if ipv6 {
@@ -45,7 +44,7 @@ func emit(d *document) *document {
 	return d
 }
 
-// document is a text on its way: of one family, or of native tables for all of its families.
+// document is an unfinished text: for one family, or with native tables for all its families.
 type document struct {
 	redirect.Spec
 	families []ruleset.Family
@@ -53,14 +52,14 @@ type document struct {
 	rules    []rule
 }
 
-// rule is one emitted line. At position 0 it is appended, otherwise inserted there.
+// rule is one emitted line. Position 0 appends it, any other position inserts it.
 type rule struct {
 	table, chain string
 	position     int
 	text         string
 }
 
-// add appends a rule to "TABLE CHAIN", of which both texts have the arguments.
+// add appends a rule to "TABLE CHAIN". Both texts take the same arguments.
 func (d *document) add(at, iptables, nft string, args ...any) {
 	d.insert(0, at, iptables, nft, args...)
 }
@@ -77,7 +76,7 @@ func (d *document) either(iptables, nft string) string {
 	return iptables
 }
 
-// each calls back with each family: the pod's own addresses, the proxy's source, and nft's word for the family.
+// each calls do for each family with the pod's own addresses, the proxy's source, and nft's word for the family.
 func (d *document) each(do func(loopback, six, ip string)) {
 	for _, f := range d.families {
 		if f == ruleset.IPv6 {
@@ -88,8 +87,8 @@ func (d *document) each(do func(loopback, six, ip string)) {
 	}
 }
 
-// networks calls back with the networks of the families, IPv4 first, as matches of the destination and of the source. An IPv4 network
-// written as IPv6 is IPv6.
+// networks calls do with the networks of the families, IPv4 first, as matches of the destination and of the source.
+// An IPv4 network written as IPv6 is IPv6.
 func (d *document) networks(list []netip.Prefix, do func(destination, source string)) {
 	for _, f := range d.families {
 		for _, p := range list {
@@ -104,7 +103,7 @@ func (d *document) networks(list []netip.Prefix, do func(destination, source str
 	}
 }
 
-// dports is a port or a range of ports, which the reference does not have.
+// dports prints a port or a range of ports. The reference has no ranges.
 func (d *document) dports(p ruleset.PortRange) string {
 	return strings.Replace(p.String(), "-", d.either(":", "-"), 1)
 }
@@ -142,7 +141,7 @@ func (d *document) inbound() {
 		d.each(func(loopback, _, ip string) {
 			d.add("mangle ISTIO_TPROXY", "! -d %[2]s -p tcp -j TPROXY --tproxy-mark %[3]d/0xffffffff --on-port %[4]d",
 				"meta l4proto tcp %[1]s daddr != %[2]s tproxy %[1]s to :%[4]d meta mark set %[3]d counter accept", ip, loopback, d.Mark, d.InboundPort) // T3
-			if d.native { // as iptables' target does
+			if d.native { // like iptables' target
 				d.add("mangle ISTIO_TPROXY", "", "meta l4proto tcp %s daddr != %s counter drop", ip, loopback)
 			}
 		})
@@ -178,12 +177,12 @@ func (d *document) outboundStart() {
 	})
 }
 
-// dnsOn reports whether DNS is captured at all: everything, or some server of either family.
+// dnsOn reports whether DNS is captured: all of it, or the queries to some server.
 func (d *document) dnsOn() bool {
 	return d.DNS == redirect.DNSAll || d.DNS == redirect.DNSServers && len(d.DNSServers) > 0
 }
 
-// identities calls back with each identity of the proxy: users, then groups.
+// identities calls do with each identity of the proxy: users, then groups.
 func (d *document) identities(do func(kind string, id uint32)) {
 	for _, id := range d.UIDs {
 		do("uid", id)
@@ -193,7 +192,7 @@ func (d *document) identities(do func(kind string, id uint32)) {
 	}
 }
 
-// identity adds U1 to U3, or G1 to G3, of which the first has no form of its own for DNS.
+// identity adds U1 to U3, or G1 to G3. G1 does not depend on DNS.
 func (d *document) identity(kind string, id uint32) {
 	ports, notDNS := fmt.Sprintf(d.either("! --dport %d", "!= %d"), d.TunnelPort), ""
 	if d.dnsOn() {
@@ -230,7 +229,7 @@ func (d *document) dns() {
 	if !d.dnsOn() {
 		return
 	}
-	// The matches of destination and of source, once for all or once for each server of the families.
+	// The matches of destination and source: one pair for all servers, or one for each server of the families.
 	to, from := []string{""}, []string{""}
 	if d.DNS == redirect.DNSServers {
 		var hosts []netip.Prefix

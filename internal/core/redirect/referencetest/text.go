@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// chains are the names of those to make.
+// chains are the names of the chains to create.
 var chains = regexp.MustCompile(`ISTIO_\w+`)
 
-// restore puts the lines into a section for each table, tables by name; within one, the chains that its rules name, then the
-// rules in the order of emission.
+// restore writes a section for each table, sorted by name: the chains that its rules name, then the rules in the order
+// of emission.
 func (d *document) restore() string {
 	var b strings.Builder
 	for _, table := range []string{"filter", "mangle", "nat", "raw"} {

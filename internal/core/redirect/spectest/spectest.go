@@ -1,7 +1,7 @@
-// Package spectest makes Specs for tests of rules: of their properties, and of the packages that write and read them.
+// Package spectest makes Specs for tests of rules and of the packages that write and read rules.
 //
-// It promises that Random covers everything that changes a rule, and gives the same Spec for the same seed. It never
-// makes a Spec that redirect.Parse would not. Start reading at Random.
+// It promises that Random covers every setting that changes a rule, and returns the same Spec for the same seed. It never
+// makes a Spec that redirect.Parse would refuse. Start at Random.
 package spectest
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Special are Specs with rules that Random seldom draws.
+// Special returns Specs with rules that Random seldom draws.
 func Special() map[string]redirect.Spec {
 	out := map[string]redirect.Spec{}
 	add := func(name string, set func(*redirect.Spec)) {
@@ -97,7 +97,7 @@ func extremes(add func(string, func(*redirect.Spec))) {
 	add("ranges of inbound ports", func(s *redirect.Spec) {
 		s.Inbound = redirect.Ports{List: []ruleset.PortRange{{First: 8000, Last: 8100}}}
 	})
-	add("many owner groups", func(s *redirect.Spec) { // iptables reads no more of them in one rule
+	add("many owner groups", func(s *redirect.Spec) { // the most that iptables reads in one rule
 		s.OwnerGroups = redirect.Groups{}
 		for i := range uint32(49) {
 			s.OwnerGroups.List = append(s.OwnerGroups.List, 1<<32-2-i)
@@ -114,7 +114,7 @@ func extremes(add func(string, func(*redirect.Spec))) {
 	})
 }
 
-// Prefixes are networks as they are written.
+// Prefixes parses networks and keeps their host bits.
 func Prefixes(texts ...string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, text := range texts {
@@ -159,7 +159,7 @@ func (d dice) scope(s *redirect.Spec) {
 
 type dice struct{ *rand.Rand }
 
-// some draws between least and most.
+// some draws between least and most values.
 func some[T any](d dice, least, most int, draw func() T) []T {
 	var out []T
 	for range least + d.IntN(most-least+1) {
@@ -172,7 +172,7 @@ func (d dice) octet() byte { return byte(d.UintN(1 << 8)) } //nolint:gosec // it
 
 func (d dice) port() uint16 { return uint16(d.UintN(1 << 16)) } //nolint:gosec // it is below
 
-// ports are one port, or a range.
+// ports draws one port or a range.
 func (d dice) ports() ruleset.PortRange {
 	first := d.port()
 	if first == 0 || d.IntN(3) > 0 {
@@ -185,7 +185,7 @@ func (d dice) link() string {
 	return []string{"eth0", "net1", "lo", "k6t-0", "tap.100", "A_b", "abcdefghijklmno"}[d.IntN(7)]
 }
 
-// address draws one of either family, with many zeros: such addresses can be written in several ways.
+// address draws an address of either family, with many zeros: such an address has several spellings.
 func (d dice) address() netip.Addr {
 	if d.IntN(2) == 0 {
 		return netip.AddrFrom4([4]byte{d.octet(), d.octet(), d.octet(), d.octet()})
@@ -198,7 +198,7 @@ func (d dice) address() netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// prefix draws a network, host bits and all.
+// prefix draws a network and keeps its host bits.
 func (d dice) prefix() netip.Prefix {
 	a := d.address()
 	return netip.PrefixFrom(a, d.IntN(a.BitLen()+1))

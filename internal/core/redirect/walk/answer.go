@@ -6,11 +6,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// fails returns the rule by which the connection of a packet comes to nothing, though the packet arrives: what comes back, or follows, is
-// dropped, or is in another conntrack zone. It returns nil without one, or if that is not known.
-func (c *course) fails(p Packet, o outcome) *Hop {
+// broken returns the rule that breaks the connection of a packet that arrives: it drops the replies or the following packets, or puts
+// the replies into another conntrack zone. It returns nil without such a rule, or if this is not known.
+func (c *course) broken(p Packet, o outcome) *Hop {
 	ends := o.Verdict == Passed || o.Verdict == Redirected || o.Verdict == HandedOver
-	hostile := len(o.Hops) > 2*maxShown // so many rules that match: not three times
+	hostile := len(o.Hops) > 2*maxShown // too many matching rules to walk three times
 	if !ends || hostile || o.limit != "" || o.Packet.State == ruleset.StateUntracked || !p.Outgoing && o.Packet.Type != local {
 		return nil
 	}
@@ -18,10 +18,10 @@ func (c *course) fails(p Packet, o outcome) *Hop {
 	if h := w.dropped(left); h != nil {
 		return h
 	}
-	if zoned := slices.IndexFunc(o.Hops, zones); zoned >= 0 && o.apart(p, left) {
+	if zoned := slices.IndexFunc(o.Hops, zones); zoned >= 0 && o.brokenByZone(p, left) {
 		return &o.Hops[zoned]
 	}
-	if o.Verdict != Passed || o.Packet.Translated != 0 { // the kernel translates the next packets without a rule
+	if o.Verdict != Passed || o.Packet.Translated != 0 { // the kernel translates the following packets without a rule
 		return nil
 	}
 	p.State = ruleset.StateEstablished
@@ -29,9 +29,9 @@ func (c *course) fails(p Packet, o outcome) *Hop {
 	return w.dropped(w.pass(p))
 }
 
-// apart reports whether the zone of a connection cuts it off: what comes back in another zone is not translated, and nat takes it for a
-// connection that arrives; and the proxy finds the destination of redirected TCP in zone 0 alone (nf_conntrack_proto.c, getorigdst).
-func (o outcome) apart(p Packet, left []reading) bool {
+// brokenByZone reports whether zones break the connection. Replies in another zone are not translated: nat treats them as a new incoming
+// connection. The proxy finds the original destination of redirected TCP in zone 0 only (nf_conntrack_proto.c, getorigdst).
+func (o outcome) brokenByZone(p Packet, left []reading) bool {
 	switch {
 	case o.Verdict == Passed && p.Protocol != ruleset.TCP:
 		return false
@@ -41,13 +41,13 @@ func (o outcome) apart(p Packet, left []reading) bool {
 	return !slices.ContainsFunc(left, func(r reading) bool { return r.zone == o.Zone })
 }
 
-// zones reports whether a rule of others puts a packet into a zone.
+// zones reports whether a foreign rule puts a packet into a zone.
 func zones(h Hop) bool {
 	_, is := h.Target.(ruleset.Zone)
 	return is && h.Answer == Yes && !h.wanted
 }
 
-// back walks the first packet that comes back on the connection of a packet, and returns where it is left.
+// back walks the first reply to a packet, and returns the readings that arrive.
 func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 	w := c.walker(ruleset.StateEstablished)
 	back := Packet{
@@ -72,7 +72,7 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 	return w, w.receive(all)
 }
 
-// by adds the user that answers: that of the proxy where the mesh decided, else any other one.
+// by adds the user that answers: the proxy's where the mesh decided, otherwise any other user.
 func (c *course) by(p Packet, v Verdict) Packet {
 	if v == Passed || len(c.proxy) == 0 {
 		p.Free |= FreeUser
@@ -88,7 +88,7 @@ func (c *course) by(p Packet, v Verdict) Packet {
 	return p
 }
 
-// dropped returns the rule that drops a packet for certain, nil if it may be left.
+// dropped returns the rule that certainly drops a packet, nil if the packet may arrive.
 func (w *walker) dropped(left []reading) *Hop {
 	ended := func(r reading) bool { return r.verdict == Dropped || r.verdict == Rejected }
 	i := slices.IndexFunc(w.ended, func(r reading) bool { return r.because < 0 && r.decided >= 0 })
@@ -98,7 +98,7 @@ func (w *walker) dropped(left []reading) *Hop {
 	return &w.hops[w.ended[i].decided]
 }
 
-// turned are the fields of a packet in the other direction.
+// turned returns the fields of a packet in the other direction.
 func (f Fields) turned() Fields {
 	back := f & FreeOwn
 	for _, pair := range [][2]Fields{{FreeDestination, FreeSource}, {FreeDestinationPort, FreeSourcePort}} {

@@ -12,15 +12,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Deviation is a way of packets other than through the wanted rules.
+// Deviation is a path of packets that differs from their path through the wanted rules.
 type Deviation struct {
 	Family ruleset.Family
-	// Packets says which packets, such as "inbound TCP connections", and what becomes of them, or may become.
+	// Packets names the packets, such as "inbound TCP connections", and what happens, or may happen, to them.
 	Packets string
-	// Rule is the one that decides, nil if none does. Foreign reports whether it is not the mesh's.
+	// Rule is the rule that decides, nil if no rule does. Foreign reports whether another program made it.
 	Rule    *Hop
 	Foreign bool
-	// Unknown reports whether the way cannot be followed.
+	// Unknown reports whether the path cannot be followed.
 	Unknown bool
 
 	tool string
@@ -52,23 +52,23 @@ func (d Deviation) String() string {
 	return fmt.Sprintf("%s %s: %s %s: %s", d.Family, at, whose, rule, d.Packets)
 }
 
-// canary is a packet that stands for many, such as the first one of any connection of the app to another host.
+// canary is a packet that represents many, such as the first packet of any connection of the app to another host.
 type canary struct {
 	Packet
 
 	name string
-	// wholly reports whether a rule counts only if it takes all of these packets: what the mesh does not redirect can have other ways,
-	// such as through the address of a service. ownPod is for those to the pod itself, of which some can be for a container network in it.
+	// wholly reports whether only a rule that takes all of these packets is a deviation: packets past the mesh can take other paths,
+	// such as through a service address. ownPod is for packets to the pod itself: some can be for a container network in the pod.
 	wholly, ownPod bool
 }
 
-// Deviations walks canary packets through the live rules and through the wanted ones, of each family that the mesh captures: what the
-// app sends, to other hosts and to its own pod; what arrives; what the proxy sends; and DNS where it is captured. It returns the rules
-// that take some of them another way. A rule that is not the mesh's counts if it may take one of the packets that a canary stands
-// for. A packet that a firewall drops behind the mesh's redirection counts only if all of its kind are dropped. It returns nil if
-// nothing is wanted, or lo is not the loopback device.
+// Deviations walks canary packets through the live rules and through the wanted rules, for each family that the mesh captures: packets
+// of the app to other hosts and to its own pod; incoming packets; packets of the proxy; and DNS where it is captured. It returns the
+// rules that send some of them another way. A foreign rule is a deviation if it may match one of the packets that a canary represents.
+// A drop by a firewall behind the mesh's redirection is a deviation only if all packets of the kind are dropped. It returns nil if
+// no rules are wanted, or lo is not the loopback device.
 func (n Namespace) Deviations() (all []Deviation) {
-	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // which package route reports: all other ways follow from that
+	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
 		return nil
 	}
 	links := n.links()
@@ -78,7 +78,7 @@ func (n Namespace) Deviations() (all []Deviation) {
 		for _, name := range n.Unread[f] {
 			all = append(all, Deviation{Family: f, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
-		k := cage{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
+		k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
 		k.sources = k.live.sources()
 		for _, c := range k.canaries(links, n.Own) {
 			for _, d := range k.deviations(c, n.Live) {
@@ -91,20 +91,20 @@ func (n Namespace) Deviations() (all []Deviation) {
 	return all
 }
 
-// cage compares the ways of canaries of a family.
-type cage struct {
+// comparison compares the paths of canaries of a family.
+type comparison struct {
 	Wanted
 
 	family       ruleset.Family
 	live, wanted *course
-	// sources are the networks behind the namespace.
+	// sources are the networks that foreign nat rules match as a source.
 	sources []netip.Prefix
 }
 
-// maxLinks bounds the interfaces that canaries leave and arrive by, and those that rules name.
+// maxLinks bounds the interfaces that canaries leave and arrive by, and the interfaces that rules name.
 const maxLinks = 4
 
-// links are the interfaces that canaries leave and arrive by: those that rules name, and some of the others.
+// links returns the interfaces that canaries leave and arrive by: interfaces that rules name, and some others.
 func (n Namespace) links() []string {
 	if len(n.Links) == 0 {
 		return []string{unknown}
@@ -125,7 +125,7 @@ func (n Namespace) links() []string {
 	return append(mentioned[:min(len(mentioned), 4*maxLinks)], others[:min(len(others), maxLinks)]...)
 }
 
-// namedLinks are the names of interfaces in the live rules and their hooks.
+// namedLinks returns the interface names in the live rules and their hooks.
 func (n Namespace) namedLinks() (named []string) {
 	eachChain(n.Live, func(_ ruleset.Family, _ string, c ruleset.Chain) {
 		if c.Hook != nil && c.Hook.Device != "" {
@@ -143,12 +143,12 @@ func (n Namespace) namedLinks() (named []string) {
 	return slices.Compact(named)
 }
 
-// at is the place of the rule of a hop.
+// at returns a Hop that has only the place of the rule.
 func (h Hop) at() Hop {
 	return Hop{Family: h.Family, Set: h.Set, Table: h.Table, Chain: h.Chain, Number: h.Number}
 }
 
-// captured are the families that the mesh captures.
+// captured returns the families that the mesh captures.
 func (w Wanted) captured() (all []ruleset.Family) {
 	if w.Families.HasIPv4 {
 		all = append(all, ruleset.IPv4)
@@ -159,8 +159,8 @@ func (w Wanted) captured() (all []ruleset.Family) {
 	return all
 }
 
-// deviations compares the ways of a canary, in both orders of the sets that share a hook and a priority.
-func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
+// deviations compares the paths of a canary, in both orders of the sets that share a hook and a priority.
+func (k comparison) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 	c.Packet = c.completed(k.live.loopback)
 	want := k.wanted.walk(c.asWanted(k.live.loopback))
 	for _, course := range []*course{k.live, k.live.reversed} {
@@ -172,7 +172,7 @@ func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 			return []Deviation{{Family: k.family, Packets: c.name + " may go any way: " + got.limit, Unknown: true}}
 		}
 		ways := k.compare(c, got, want)
-		if h := course.fails(c.Packet, got); h != nil && got.Verdict == want.Verdict && got.To == want.To {
+		if h := course.broken(c.Packet, got); h != nil && got.Verdict == want.Verdict && got.To == want.To {
 			ways = append(ways, Deviation{Family: k.family, Packets: c.name + " fail", Rule: h, Foreign: !h.wanted})
 		}
 		for _, d := range ways {
@@ -185,9 +185,9 @@ func (k cage) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 	return all
 }
 
-// compare returns the ends of a canary that are not the wanted one. A packet that is dropped behind the translation of its destination
-// counts only if none arrives.
-func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
+// compare returns the ends of a canary that differ from the wanted end. A drop behind the translation of the destination is a
+// deviation only if no packet arrives.
+func (k comparison) compare(c canary, got, want outcome) (all []Deviation) {
 	wanted := func(r reading) bool { return r.verdict == want.Verdict && r.to == want.To }
 	arrives := slices.ContainsFunc(got.ended, wanted)
 	for _, r := range got.ended {
@@ -214,19 +214,19 @@ func (k cage) compare(c canary, got, want outcome) (all []Deviation) {
 	return all
 }
 
-// leaves reports whether a packet to the pod itself goes to another host, other than one of a network behind the namespace.
-func (k cage) leaves(r reading) bool {
+// leaves reports whether a packet to the pod itself goes to a host outside the nested networks.
+func (k comparison) leaves(r reading) bool {
 	to := r.to.Addr()
 	return r.verdict == Redirected && to.IsValid() && !to.IsLoopback() && !slices.Contains(k.live.own, to) && !k.nested(to)
 }
 
-// nested reports whether an address is in a network that rules of nat name as a source, as programs do that have a network of containers
+// nested reports whether an address is in a network that nat rules match as a source: the masquerading of a container network
 // behind the namespace.
-func (k cage) nested(a netip.Addr) bool {
+func (k comparison) nested(a netip.Addr) bool {
 	return slices.ContainsFunc(k.sources, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-// sources are the networks, of more than one address, that rules of nat other than the mesh's match as a source.
+// sources returns the networks of more than one address that foreign nat rules match as a source.
 func (c *course) sources() (all []netip.Prefix) {
 	for _, stages := range c.stages {
 		for _, s := range stages {
@@ -259,7 +259,7 @@ func networks(matches []ruleset.Match) (all []netip.Prefix) {
 	return all
 }
 
-// may says what becomes, or may become, of packets.
+// may says what happens, or may happen, to packets.
 func (r Result) may(may, outgoing bool) string {
 	way := [...]string{"may go any way", "", "are redirected to " + target(r.To), "are handed over by TPROXY to " + target(r.To), "are dropped", "are rejected"}[r.Verdict]
 	if r.Verdict == Passed {
@@ -271,7 +271,7 @@ func (r Result) may(may, outgoing bool) string {
 	return way
 }
 
-// Addresses and ports of canaries: of documentation networks (RFC 5737, RFC 3849), which no pod has.
+// Addresses and ports of canaries, from documentation networks (RFC 5737, RFC 3849) that no pod uses.
 const (
 	httpPort = 80
 	client   = 40000
@@ -285,7 +285,7 @@ func elsewhere(f ruleset.Family) netip.Addr {
 	return netip.MustParseAddr("198.51.100.7")
 }
 
-// address is the first address of the family that other hosts reach.
+// address returns the first address of the family that other hosts can reach.
 func address(f ruleset.Family, own []netip.Addr) netip.Addr {
 	for _, a := range own {
 		if ruleset.FamilyOf(a) == f && !a.IsLoopback() && !a.IsLinkLocalUnicast() && a != redirect.PassthroughAddress(f) {
@@ -298,8 +298,8 @@ func address(f ruleset.Family, own []netip.Addr) netip.Addr {
 	return netip.MustParseAddr("203.0.113.7")
 }
 
-// canaries are the packets of the family.
-func (k cage) canaries(links []string, own []netip.Addr) (all []canary) {
+// canaries returns the packets of the family.
+func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 	f := k.family
 	self := address(f, own)
 	sender := func(out string, free Fields, proxy bool) Packet {
@@ -332,7 +332,7 @@ func to(p Packet, a netip.Addr, port uint16) Packet {
 	return p
 }
 
-// identity is that of the proxy, or one that the mesh captures.
+// identity returns the proxy's user and group, or ones that the mesh captures.
 func (w Wanted) identity(proxy bool) (uid, gid uint32) {
 	other := func(ids []uint32) uint32 {
 		id := uint32(ordinaryID)
@@ -358,10 +358,10 @@ func (w Wanted) identity(proxy bool) (uid, gid uint32) {
 	return other(w.Spec.UIDs), gid
 }
 
-// ordinaryID is a user or group of an app.
+// ordinaryID is a typical user or group of an app.
 const ordinaryID = 4711
 
-// destinations are addresses of other hosts, some that the mesh captures among them.
+// destinations returns addresses of other hosts, some of them captured by the mesh.
 func (w Wanted) destinations(f ruleset.Family) []netip.Addr {
 	all := []netip.Addr{elsewhere(f)}
 	for _, p := range w.Spec.Outbound.List {
@@ -373,7 +373,7 @@ func (w Wanted) destinations(f ruleset.Family) []netip.Addr {
 	return all
 }
 
-// maxTries bounds the addresses and ports that are tried for a canary that the mesh captures.
+// maxTries bounds the addresses and ports to try for a canary that the mesh captures.
 const maxTries = 8
 
 func ports(list []ruleset.PortRange) []uint16 {
@@ -384,8 +384,8 @@ func ports(list []ruleset.PortRange) []uint16 {
 	return all
 }
 
-// first is the packet to the first address and port of which the wanted rules redirect it, or to the first ones at all.
-func (k cage) first(p Packet, addresses []netip.Addr, ports []uint16) Packet {
+// first returns the packet with the first address and port that the wanted rules redirect, otherwise with the first of each list.
+func (k comparison) first(p Packet, addresses []netip.Addr, ports []uint16) Packet {
 	for _, a := range addresses {
 		for _, port := range ports {
 			q := to(p, a, port)
@@ -397,7 +397,7 @@ func (k cage) first(p Packet, addresses []netip.Addr, ports []uint16) Packet {
 	return to(p, addresses[0], ports[0])
 }
 
-// dns are the packets of the app to resolvers, if they are captured.
+// dns returns the app's packets to resolvers, if they are captured.
 func (w Wanted) dns(app Packet, f ruleset.Family) (all []canary) {
 	servers := []netip.Addr{elsewhere(f)}
 	app.Free &^= FreeDestinationPort

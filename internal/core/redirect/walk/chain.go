@@ -5,7 +5,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// onward is how a packet goes on after a rule: with the next rule, in the calling chain, behind the base chain, or not.
+// onward says where a packet continues after a rule: at the next rule, in the calling chain, behind the base chain, or nowhere.
 type onward uint8
 
 const (
@@ -15,10 +15,10 @@ const (
 	end
 )
 
-// passage groups the packets of a chain by how they go on.
+// passage groups the packets of a chain by where they continue.
 type passage [end + 1][]reading
 
-// chain passes a chain: its packets go back to the calling chain, or leave the base chain.
+// chain walks packets through a chain: they return to the calling chain, or leave the base chain.
 func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 	if len(w.calls) > maxDepth {
 		w.stop("chains lead to chains more than %d times", maxDepth)
@@ -37,7 +37,7 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 	return p
 }
 
-// rule passes the packets that are at one rule of a chain.
+// rule walks packets through one rule of a chain.
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	r := c.Rules[i]
 	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
@@ -50,8 +50,8 @@ func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	p[next], p[back], p[leave], p[end] = w.merge(p[next]), w.merge(p[back]), w.merge(p[leave]), nil
 }
 
-// judge splits the packets by whether a rule matches; where it may, a packet goes both ways. It shows the hop of the packet
-// that no such rule matches.
+// judge splits the packets by whether a rule matches; if it may match, a packet goes both ways. It shows the hop of the reading
+// in which no such rule matches.
 func (w *walker) judge(matches []ruleset.Match, h Hop, all []reading) (hop int, matching, rest []reading) {
 	hop = -1
 	for _, one := range all {
@@ -65,7 +65,7 @@ func (w *walker) judge(matches []ruleset.Match, h Hop, all []reading) (hop int, 
 	return hop, matching, rest
 }
 
-// divide puts a packet with those that a rule matches, with the rest, or with both.
+// divide adds a packet to the matching packets, to the rest, or to both.
 func divide(one reading, answer Answer, hop int, matching, rest []reading) (m, r []reading) {
 	if answer != Yes {
 		rest = append(rest, one)
@@ -79,7 +79,7 @@ func divide(one reading, answer Answer, hop int, matching, rest []reading) (m, r
 	return matching, rest
 }
 
-// ask is the question of a rule. For a rule of the mesh every field has its value.
+// ask returns the question of a rule. For a rule of the mesh no field is free.
 func (w *walker) ask(p Packet, h Hop) question {
 	q := question{Packet: p, hook: h.Hook, family: w.family, proxy: w.proxy, delivered: w.delivered, mine: w.own, several: w.several}
 	if !h.wanted {
@@ -88,7 +88,7 @@ func (w *walker) ask(p Packet, h Hop) question {
 	return q
 }
 
-// apply does what the target of a rule does with the packets that match.
+// apply applies the target of a rule to the packets that match.
 func (w *walker) apply(s *stage, t ruleset.Target, matching []reading, h Hop, hop int, p *passage) {
 	switch t := t.(type) {
 	case ruleset.Jump:
@@ -118,7 +118,7 @@ func (w *walker) apply(s *stage, t ruleset.Target, matching []reading, h Hop, ho
 	}
 }
 
-// call passes the packets through another chain of the table.
+// call walks the packets through another chain of the table.
 func (w *walker) call(s *stage, called *ruleset.Chain, goes bool, matching []reading, hop int, p *passage) {
 	w.calls = append(w.calls, hop)
 	q := w.chain(s, called, matching)
@@ -130,7 +130,7 @@ func (w *walker) call(s *stage, called *ruleset.Chain, goes bool, matching []rea
 	p[returned], p[leave] = append(p[returned], q[back]...), append(p[leave], q[leave]...)
 }
 
-// verdictMap takes the verdict of the first entry that matches.
+// verdictMap applies the verdict of the first entry that matches.
 func (w *walker) verdictMap(s *stage, m ruleset.VerdictMap, all []reading, h Hop, hop int, p *passage) {
 	for _, entry := range m.List {
 		var taken, rest []reading

@@ -9,16 +9,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Rule is a live or a missing rule beside the wanted ones.
+// Rule is a live or missing rule, compared with the wanted rules.
 type Rule struct {
-	// Text is the rule as its tool prints it, Why its reason, "" for a rule that is not wanted.
+	// Text is the rule as its tool prints it. Why is its reason, "" for an unwanted rule.
 	Text string `json:"rule"`
 	Why  string `json:"why,omitempty"`
-	// Op is "" for a wanted rule, else missing, extra (in a chain of the mesh) or foreign.
+	// Op is "" for a wanted rule, otherwise missing, extra (in a chain of the mesh) or foreign.
 	Op string `json:"op,omitempty"`
 }
 
-// Chain is a chain with its rules; the missing ones come last.
+// Chain is a chain with its rules; missing rules come last.
 type Chain struct {
 	Family string `json:"family"`
 	Table  string `json:"table"`
@@ -30,10 +30,10 @@ type Chain struct {
 	Omitted int `json:"omitted,omitempty"`
 }
 
-// maxListed bounds the rules of a chain that are listed: a pod can have very many.
+// maxListed bounds the listed rules of a chain: a pod can have very many.
 const maxListed = 500
 
-// Chains lists the live rules with their reasons, and the wanted ones that are missing.
+// Chains lists the live rules with their reasons, and the missing rules.
 func (n Namespace) Chains() []Chain {
 	wanted := n.Wanted.rules()
 	left := map[ruleset.Family]map[place]bool{}
@@ -122,7 +122,7 @@ func eachChain(sets []ruleset.Set, do func(f ruleset.Family, table string, c rul
 	}
 }
 
-// hookOf is the name of a base chain's hook, "" for any other chain.
+// hookOf returns the name of a base chain's hook, "" for any other chain.
 func (n Namespace) hookOf(f ruleset.Family, table, chain string) string {
 	hook, _ := n.Owner.HookOf(f, table, chain)
 	return hook.Name

@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Bounds of a walk: rules judged, readings of the rules followed at once, chains within chains, and hops shown that did
-// not match. Above one of the first three the answer is CannotTell.
+// Bounds of a walk: rules judged, readings followed at once, nested chains, and hops shown that did not match. Above one
+// of the first three the answer is CannotTell.
 const (
 	maxSteps    = 1 << 18
 	maxReadings = 32
@@ -20,21 +20,21 @@ const (
 	maxShown    = 1000
 )
 
-// course is what packets of a family pass. It does not change.
+// course is everything that packets of a family traverse. It does not change.
 type course struct {
 	family    ruleset.Family
 	delivered []uint32
 	selected  []ruleset.Mark
-	// loopback is the name of the loopback device, proxy are the users and groups of the proxy.
+	// loopback is the name of the loopback device; proxy has the users and groups of the proxy.
 	loopback string
 	proxy    []ruleset.Owner
 	owner    redirect.Owner
 	own      []netip.Addr
 	several  bool
-	// stages are the base chains of each hook in the order in which packets pass them.
+	// stages are the base chains of each hook in the order of traversal.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
-	// ambiguous is set if two base chains with rules have the same hook and priority; reversed has these in the other order.
+	// ambiguous is set if two base chains with rules have the same hook and priority; reversed has them in the other order.
 	ambiguous bool
 	reversed  *course
 }
@@ -43,14 +43,14 @@ type course struct {
 type walker struct {
 	*course
 
-	// state is that of the packet's connection.
+	// state is the state of the packet's connection.
 	state ruleset.States
 
 	hops           []Hop
 	omitted, steps int
 	// calls are the hops of the jumps that lead to the current chain.
 	calls []int
-	// passed is the last hop that let the packet pass, in nat and elsewhere.
+	// passed has the last hop that let the packet pass, in nat and elsewhere.
 	passed map[bool]int
 	ended  []reading
 	limit  string
@@ -65,23 +65,23 @@ type stage struct {
 	chain    *ruleset.Chain
 	loopback string
 	owner    redirect.Owner
-	// chains are those of its table by name.
+	// chains has the chains of the table by name.
 	chains map[string]*ruleset.Chain
 }
 
-// Priorities at which the kernel translates addresses, whatever those of the chains are: these order the chains of nat among each other
+// Priorities at which the kernel translates addresses. The priorities of nat chains only order these chains among themselves
 // (net/netfilter/nf_nat_core.c, nf_nat_register_fn; NF_IP_PRI_NAT_DST and _SRC of linux/netfilter_ipv4.h).
 const (
 	natDestination = -100
 	natSource      = 100
 )
 
-// other reports whether the base chain is none of iptables or of the native tables.
+// other reports whether the base chain belongs neither to iptables nor to the native tables.
 func (s stage) other() bool {
 	return s.chain.Hook != nil || !s.owner.KnownTable(s.family, s.table)
 }
 
-// order is the priority at which a packet passes the chain.
+// order returns the priority at which a packet traverses the chain.
 func (s stage) order() int32 {
 	switch {
 	case s.hook.Type != "nat":
@@ -92,32 +92,32 @@ func (s stage) order() int32 {
 	return natSource
 }
 
-// reading is the packet and its verdict so far, for one choice of the rules that may match.
+// reading is the packet and its verdict so far, for one choice among the rules that may match.
 type reading struct {
-	// because is the first hop that this reading takes for a match, -1 for the reading without one; decided is the hop of
-	// the verdict, marked that of the last mark. They are no difference between readings.
+	// because is the first uncertain hop that this reading treats as a match, -1 without one; decided is the hop of
+	// the verdict, marked the hop of the last mark. Readings that differ only in these are equal.
 	because, decided, marked int
 
 	packet  Packet
 	verdict Verdict
 	to      netip.AddrPort
 	zone    ruleset.Zone
-	// rerouted is the interface it leaves by from now on; looped reports whether it arrived by lo from the pod itself.
+	// rerouted is the new output interface; looped reports whether the packet arrived by lo from the pod itself.
 	rerouted string
 	looped   bool
-	// routed is the mark at the last look-up of the route.
+	// routed is the mark at the last route lookup.
 	routed uint32
 	// Each connection passes nat once for its destination and once for its source.
 	destination, source bool
-	// given is the destination with which TPROXY gave it to a socket.
+	// given is the destination whose socket got the packet by TPROXY.
 	given netip.Addr
-	// copied is 1 + the hop of the rule that sent a copy elsewhere, 0 without one.
+	// copied is 1 + the hop of the rule that sent a copy elsewhere, 0 without a copy.
 	copied int
-	// late reports whether the packet was ended behind the translation of its destination.
+	// late reports whether the packet ended behind the translation of its destination.
 	late bool
 }
 
-// course returns what packets of a family pass. Wanted are the wanted rules.
+// course returns the course of a family. wanted has the wanted rules.
 func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *course {
 	c := n.ordered(f, n.Live, wanted)
 	if c.ambiguous {
@@ -162,9 +162,8 @@ func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[plac
 	return c
 }
 
-// compare orders stages of a hook: 0 is an order that is not known. Of two with the same priority the kernel passes the one that was
-// made later first (net/netfilter/core.c, nf_hook_entries_grow). Only chains of one table are numbered in the order in which they were
-// made.
+// compare orders stages of a hook: 0 is an unknown order. Of two stages with the same priority, the kernel first runs the one created
+// later (net/netfilter/core.c, nf_hook_entries_grow). Handles show the order of creation only within one table.
 func (s stage) compare(o stage) int {
 	order := cmp.Compare(s.order(), o.order())
 	if order == 0 && s.hook.Type == "nat" && o.hook.Type == "nat" {
@@ -176,7 +175,7 @@ func (s stage) compare(o stage) int {
 	return order
 }
 
-// table adds the base chains of a table that decide anything.
+// table adds the base chains of a table that have rules or a policy of DROP.
 func (c *course) table(set int, f ruleset.Family, t ruleset.Table) {
 	chains := make(map[string]*ruleset.Chain, len(t.Chains))
 	for i := range t.Chains {
@@ -198,7 +197,7 @@ func (c *course) walk(p Packet) outcome {
 	for _, r := range w.pass(p) {
 		if astray := r.verdict == CannotTell && r.looped && r.packet.Type != local; astray { // no process can answer
 			if w.end(nil, r, CannotTell, r.marked); r.marked < 0 {
-				w.stop("a route leads it to the loopback device, though its address is not the pod's")
+				w.stop("a route leads it to the loopback device, although its address is not the pod's")
 			}
 			continue
 		}
@@ -207,7 +206,7 @@ func (c *course) walk(p Packet) outcome {
 	return w.outcome()
 }
 
-// pass returns the readings of a packet that no rule ends.
+// pass returns the readings that traverse all hooks.
 func (w *walker) pass(p Packet) []reading {
 	if p.Outgoing {
 		return w.send(begin(p))
@@ -215,7 +214,7 @@ func (w *walker) pass(p Packet) []reading {
 	return w.receive(begin(p))
 }
 
-// send runs an outgoing packet through output and postrouting, and through the hooks of what arrives if it leaves by lo.
+// send runs an outgoing packet through output and postrouting, and through the input hooks if it leaves by lo.
 func (w *walker) send(all []reading) []reading {
 	all = w.hook("output", all)
 	for i := range all {
@@ -229,7 +228,7 @@ func (w *walker) send(all []reading) []reading {
 	return append(gone, w.receive(looped)...)
 }
 
-// split separates the packets for which is holds.
+// split separates the packets for which is holds from the others.
 func split(all []reading, is func(reading) bool) (yes, no []reading) {
 	for _, r := range all {
 		if is(r) {
@@ -241,7 +240,7 @@ func split(all []reading, is func(reading) bool) (yes, no []reading) {
 	return yes, no
 }
 
-// receive runs a packet that arrives through ingress, prerouting and input, or through forward and postrouting.
+// receive runs an incoming packet through ingress, prerouting and input, or through forward and postrouting.
 func (w *walker) receive(all []reading) []reading {
 	in, through := split(w.hook("prerouting", w.hook("ingress", all)), func(r reading) bool {
 		return r.packet.Type == local || slices.Contains(w.delivered, r.packet.Mark)
@@ -256,7 +255,7 @@ func (w *walker) receive(all []reading) []reading {
 	return append(w.hook("input", in), w.hook("postrouting", w.hook("forward", through))...)
 }
 
-// hook passes the base chains of a hook.
+// hook runs packets through the base chains of a hook.
 func (w *walker) hook(name string, all []reading) []reading {
 	for i := range w.stages[name] {
 		s := &w.stages[name][i]
@@ -273,7 +272,7 @@ func (w *walker) hook(name string, all []reading) []reading {
 	return all
 }
 
-// leave is what happens to packets behind a base chain: they have their connection, and perhaps another route.
+// leave updates packets behind a base chain: they have their connection, and perhaps another route.
 func (w *walker) leave(s *stage, all []reading) (on []reading) {
 	for _, r := range all {
 		if r.packet.State != ruleset.StateUntracked {
@@ -288,7 +287,7 @@ func (w *walker) leave(s *stage, all []reading) (on []reading) {
 	return on
 }
 
-// passes reports whether a packet passes the chain: those of ingress and egress are of some interfaces.
+// passes reports whether a packet traverses the chain: chains of ingress and egress are bound to interfaces.
 func (s stage) passes(p Packet) bool {
 	name := p.In
 	if s.hook.Name == "egress" {
@@ -297,7 +296,7 @@ func (s stage) passes(p Packet) bool {
 	return s.hook.Device == "" || name == unknown || slices.Contains(strings.Split(s.hook.Device, ","), name)
 }
 
-// reroute sends a packet to lo if its new mark says so, and reports whether a policy rule may select another route by it.
+// reroute sends a packet to lo if its new mark has a route there, and reports whether a policy rule may select another route by the mark.
 func (w *walker) reroute(r *reading) (elsewhere bool) {
 	p, old := &r.packet, r.routed
 	r.routed = p.Mark
@@ -311,8 +310,8 @@ func (w *walker) reroute(r *reading) (elsewhere bool) {
 // tracking is the priority at which a packet finds its connection (NF_IP_PRI_CONNTRACK, linux/netfilter_ipv4.h).
 const tracking = -200
 
-// early gives packets that have no connection yet the state of these. One that arrives by lo has that of the way out, and one with a
-// zone a template, which is as a new one.
+// early gives packets the state of a packet without a connection. A packet that arrives by lo keeps the state of its way out; a packet
+// with a zone has a template, which acts like a new connection.
 func early(all []reading) []reading {
 	for i := range all {
 		if p := &all[i].packet; !all[i].looped && all[i].zone == 0 && p.State != ruleset.StateUntracked {
@@ -325,17 +324,17 @@ func early(all []reading) []reading {
 // connected reports whether a packet has a connection.
 func (p Packet) connected() bool { return p.State&(ruleset.StateInvalid|ruleset.StateUntracked) == 0 }
 
-// translatable reports whether a packet passes nat: the first one of a connection, once for its destination and once for its
-// source. One that arrives by lo from the pod has passed both (net/netfilter/nf_nat_core.c, nf_nat_inet_fn).
+// translatable reports whether a packet traverses nat: the first packet of a connection does, once for its destination and once
+// for its source. A packet that arrives by lo from the pod has done both (net/netfilter/nf_nat_core.c, nf_nat_inet_fn).
 func (r reading) translatable(hook string) bool {
 	done := destination(hook) && r.destination || !destination(hook) && r.source
 	return !done && r.packet.State&(ruleset.StateNew|ruleset.StateRelated) != 0
 }
 
-// destination reports whether nat translates destinations at a hook. These are the hooks where the mesh decides.
+// destination reports whether nat translates destinations at a hook. The mesh decides at these hooks.
 func destination(hook string) bool { return hook == "output" || hook == "prerouting" }
 
-// base passes a base chain and its policy.
+// base runs packets through a base chain and its policy.
 func (w *walker) base(s *stage, all []reading) []reading {
 	if len(all) == 0 {
 		return nil
@@ -380,7 +379,7 @@ func (w *walker) merge(all []reading) []reading {
 	return distinct
 }
 
-// end gives a packet its verdict at a stage, nil behind all of them.
+// end records a packet's verdict at a stage; nil is behind all stages.
 func (w *walker) end(s *stage, r reading, v Verdict, hop int) {
 	r.late = s != nil && s.behind()
 	if v != Redirected && v != HandedOver {
@@ -400,7 +399,7 @@ func (w *walker) stop(format string, args ...any) {
 	}
 }
 
-// show adds a hop and returns its place, or -1 if it is left out.
+// show adds a hop and returns its index, or -1 if it is omitted.
 func (w *walker) show(h Hop) int {
 	if h.Answer == No && len(w.hops) >= maxShown {
 		w.omitted++

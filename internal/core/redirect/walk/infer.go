@@ -9,9 +9,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Infer returns the configuration by which the live rules of the mesh were most likely made, where nothing is known of the pod.
-// It returns false if there is no chain of the mesh. A rule that was removed by hand can look like a setting; a rule that no
-// setting makes is not in the result.
+// Infer returns the configuration that most likely produced the live rules of the mesh. It needs no knowledge of the pod.
+// It returns false if no chain belongs to the mesh. A rule that was removed by hand can look like a setting; a rule that no
+// setting makes has no effect on the result.
 func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 	g := guess{Spec: redirect.Default()}
 	g.Inbound, g.InboundExclude, g.Outbound, g.OutboundPortsExclude = redirect.Ports{}, nil, redirect.Networks{}, nil
@@ -30,7 +30,7 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 			}
 		}
 	}
-	for _, owner := range g.returned { // a group that only passes is an excluded one
+	for _, owner := range g.returned { // a group that is returned is excluded
 		if !slices.Contains(g.GIDs, owner) {
 			g.OwnerGroupsExclude = once(g.OwnerGroupsExclude, owner)
 		}
@@ -39,27 +39,27 @@ func (n Namespace) Infer() (spec redirect.Spec, native, found bool) {
 	return g.Spec, native, found
 }
 
-// guess is a Spec on its way.
+// guess is an unfinished Spec.
 type guess struct {
 	redirect.Spec
 
 	family ruleset.Family
-	// returned are the groups whose traffic passes, families those with rules for what the pod sends.
+	// returned has the groups whose traffic passes, families the families with rules for outgoing packets.
 	returned []uint32
 	families []ruleset.Family
-	// tunnel is set behind the rule for the tunnel's port, own has the families of the rules for the pod's own addresses.
+	// tunnel is set after the rule for the tunnel's port; own has the families of the rules for the pod's own addresses.
 	tunnel bool
 	own    []ruleset.Family
-	// arrives is set by a rule that leads arriving packets to the chain of the mesh.
+	// arrives is set by a rule that sends incoming packets to the chain of the mesh.
 	arrives bool
 	// entering and leaving are the interfaces of RETURN rules.
 	entering, leaving []string
 }
 
-// maxGuessed bounds a list: no setting has more items, but a pod can have any number of rules.
+// maxGuessed bounds a list: no setting has more items, but a pod can make any number of rules.
 const maxGuessed = 1000
 
-// once appends a value that is not in the list yet.
+// once appends a value unless the list contains it or is full.
 func once[T comparable](list []T, value T) []T {
 	if len(list) >= maxGuessed || slices.Contains(list, value) {
 		return list
@@ -67,9 +67,9 @@ func once[T comparable](list []T, value T) []T {
 	return append(list, value)
 }
 
-// parts are what a rule of the mesh can have.
+// parts are the possible parts of a rule of the mesh.
 type parts struct {
-	// chain is that of a jump, as iptables names it; returns reports whether the target is RETURN, port that of REDIRECT or TPROXY.
+	// chain is the target of a jump, as iptables names it; returns reports whether the target is RETURN; port is for REDIRECT and TPROXY.
 	chain   string
 	returns bool
 	port    uint16
@@ -83,7 +83,7 @@ type parts struct {
 	states  ruleset.States
 	owners  []ruleset.Owner
 	family  ruleset.Family
-	// matches counts the matches besides those of a protocol and of a family; protocol reports whether there is one of a protocol.
+	// matches counts the matches except on protocol and family; protocol reports whether the rule matches a protocol.
 	matches  int
 	protocol bool
 }
@@ -147,7 +147,7 @@ func (p *parts) match(m ruleset.Match) {
 	}
 }
 
-// rule takes a rule of a chain into account.
+// rule updates the guess by a rule of a chain.
 func (g *guess) rule(at string, r parts) {
 	g.arrives = g.arrives || strings.HasSuffix(at, "/PREROUTING") && r.chain == "ISTIO_INBOUND" && at != "raw/PREROUTING"
 	switch at {
@@ -178,7 +178,7 @@ func (g *guess) rule(at string, r parts) {
 	}
 }
 
-// inbound reads the ports that arrive.
+// inbound reads the inbound ports.
 func (g *guess) inbound(at string, r parts) {
 	table, _, _ := strings.Cut(at, "/")
 	switch {
@@ -194,7 +194,7 @@ func (g *guess) inbound(at string, r parts) {
 	}
 }
 
-// output reads what the pod sends.
+// output reads the outbound networks and ports.
 func (g *guess) output(r parts) {
 	family := max(g.family, r.family)
 	g.families = once(g.families, family)
@@ -210,7 +210,7 @@ func (g *guess) output(r parts) {
 	case r.chain == "ISTIO_REDIRECT":
 		g.Outbound.List = once(g.Outbound.List, everything(family))
 	case !r.returns:
-	case bare && len(g.own) > 0: // everything, behind the pod's own addresses
+	case bare && len(g.own) > 0: // all networks, behind the pod's own addresses
 		g.OutboundExclude = once(g.OutboundExclude, everything(family))
 	case bare:
 		g.OwnerGroups = redirect.Groups{}
@@ -225,7 +225,7 @@ func (g *guess) output(r parts) {
 	}
 }
 
-// everything is the network of all addresses of a family, the zero Prefix for both.
+// everything returns the network of all addresses of a family, the zero Prefix for both.
 func everything(f ruleset.Family) netip.Prefix {
 	switch f {
 	case ruleset.IPv4:
@@ -237,7 +237,7 @@ func everything(f ruleset.Family) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// proxy reads the identity of the proxy, and the loopback network, from the rule for the proxy's calls of its own pod.
+// proxy reads the identity of the proxy, and the loopback network, from the rule for the proxy's calls to its own pod.
 func (g *guess) proxy(r parts) {
 	for _, o := range r.owners {
 		switch {
@@ -253,7 +253,7 @@ func (g *guess) proxy(r parts) {
 	}
 }
 
-// groups reads the groups that are not captured, or all that are.
+// groups reads the excluded groups, or the list of captured groups.
 func (g *guess) groups(r parts) {
 	var groups []uint32
 	for _, o := range r.owners {
@@ -271,7 +271,7 @@ func (g *guess) groups(r parts) {
 	}
 }
 
-// dns reads the resolvers whose queries are captured.
+// dns reads the resolvers with captured queries.
 func (g *guess) dns(r parts) {
 	if !r.dst.IsValid() {
 		g.DNS = redirect.DNSAll
@@ -280,7 +280,7 @@ func (g *guess) dns(r parts) {
 	g.DNS, g.DNSServers = redirect.DNSServers, once(g.DNSServers, r.dst.Addr())
 }
 
-// interfaces reads those that are excluded, and those of virtual machines.
+// interfaces reads excluded interfaces and virtual machines' interfaces.
 func (g *guess) interfaces(r parts) {
 	switch {
 	case r.chain == "ISTIO_REDIRECT" && r.in != "":
@@ -293,11 +293,11 @@ func (g *guess) interfaces(r parts) {
 	}
 }
 
-// complete decides what several rules say together, and fills in what no rule has.
+// complete evaluates rules that have a meaning only together, and fills in fields that no rule shows.
 func (g *guess) complete(n Namespace) {
 	g.links()
 	slices.Reverse(g.RerouteInterfaces) // the last one comes first, see redirect
-	// A pod that captures nothing outbound has no rule for it: that is not a rule that is missing.
+	// A pod without outbound capture has no such rule: the rule is not missing.
 	only := !slices.ContainsFunc(g.Outbound.List, func(p netip.Prefix) bool { return p.IsValid() && p.Bits() > 0 })
 	if only && len(g.Outbound.List) > 0 {
 		g.Outbound = redirect.Networks{All: true}
@@ -315,7 +315,7 @@ func (g *guess) complete(n Namespace) {
 	}
 }
 
-// links tells the interfaces that are excluded from those of virtual machines.
+// links separates excluded interfaces from virtual machines' interfaces.
 func (g *guess) links() {
 	for _, name := range g.leaving {
 		if slices.Contains(g.entering, name) {
@@ -323,7 +323,7 @@ func (g *guess) links() {
 		}
 	}
 	for _, name := range g.entering {
-		if len(g.Outbound.List) == 0 && !slices.Contains(g.leaving, name) { // a virtual machine of which nothing is captured
+		if len(g.Outbound.List) == 0 && !slices.Contains(g.leaving, name) { // a virtual machine without captured networks
 			g.RerouteInterfaces = once(g.RerouteInterfaces, name)
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// TestInfer_Configuration: of any Spec, the rules of the inferred one are the same.
+// TestInfer_Configuration: for any Spec, the inferred Spec has the same rules.
 func TestInfer_Configuration(t *testing.T) {
 	specs := spectest.Special()
 	for seed := range uint64(300) {
@@ -25,7 +25,7 @@ func TestInfer_Configuration(t *testing.T) {
 			continue // such as ::1/96: the kernel does not know that it begins at a loopback address
 		}
 		if !spec.Outbound.All && !slices.ContainsFunc(spec.Outbound.List, func(p netip.Prefix) bool { return p.Bits() > 0 }) {
-			spec.Outbound = redirect.Networks{All: true} // what is not captured at all counts as removed
+			spec.Outbound = redirect.Networks{All: true} // without outbound capture the rules look removed
 		}
 		for _, native := range []bool{false, true} {
 			f := redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
@@ -38,11 +38,11 @@ func TestInfer_Configuration(t *testing.T) {
 		}
 	}
 	if _, _, found := (walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, "nat OUTPUT -j ACCEPT")}}).Infer(); found {
-		t.Error("a namespace without rules of the mesh")
+		t.Error("found a configuration without rules of the mesh")
 	}
 }
 
-// TestInfer_HostileRules: a pod can have very many rules in chains of the mesh.
+// TestInfer_HostileRules: a pod can add very many rules to chains of the mesh.
 func TestInfer_HostileRules(t *testing.T) {
 	const many = 100_000
 	rules := make([]ruleset.Rule, many)
@@ -56,7 +56,7 @@ func TestInfer_HostileRules(t *testing.T) {
 	}
 }
 
-// FuzzInfer: rules of any text give a Spec of which rules can be made.
+// FuzzInfer: rules of any text give a Spec that rules can be made from.
 func FuzzInfer(f *testing.F) {
 	f.Add("nat", "ISTIO_OUTPUT", "-m owner --gid-owner 5 -j RETURN")
 	f.Add("nat", "ISTIO_INBOUND", "-p tcp -m tcp --dport 99999 -j RETURN")
@@ -71,7 +71,7 @@ func FuzzInfer(f *testing.F) {
 	})
 }
 
-// text is that of the rules, without what is listed twice.
+// text prints the rules without duplicates.
 func text(w walk.Wanted) (all string) {
 	for _, s := range w.Sets() {
 		for _, table := range s.Tables {

@@ -8,22 +8,22 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// unknown stands for an interface that is not known.
+// unknown is the name of an unknown interface.
 const unknown = "?"
 
-// question is what a rule asks about: a packet at a hook.
+// question is a packet at a hook, for the matches of a rule.
 type question struct {
 	Packet
 
 	hook   string
 	family ruleset.Family
-	// free are the fields of the packet that may have any value for this rule; proxy are those that its sender does not have then.
+	// free has the packet's fields that may have any value for this rule; proxy has the users and groups that a free sender is not.
 	free  Fields
 	proxy []ruleset.Owner
-	// delivered are the marks that have a route to lo alone, mine the addresses of the namespace.
+	// delivered has the marks with a route only to lo, mine the addresses of the namespace.
 	delivered []uint32
 	mine      []netip.Addr
-	// several reports whether there is more than one interface besides lo.
+	// several reports whether the namespace has more than one interface besides lo.
 	several bool
 }
 
@@ -75,7 +75,7 @@ func (q question) match(m ruleset.Match) Answer {
 	return q.stateful(m)
 }
 
-// stateful is match for what a packet does not carry itself: its socket, its connection and its mark.
+// stateful is match for data that the packet itself does not carry: socket, connection and mark.
 func (q question) stateful(m ruleset.Match) Answer {
 	sends := q.hook == "output" || q.hook == "postrouting"
 	switch m := m.(type) {
@@ -87,7 +87,7 @@ func (q question) stateful(m ruleset.Match) Answer {
 		return q.owner(m, sends)
 	case ruleset.Mark:
 		if m.Connection && !q.connected() {
-			return No // no connection: what is negated does not hold either (net/netfilter/xt_connmark.c)
+			return No // no connection: a negated match does not hold either (net/netfilter/xt_connmark.c)
 		}
 		mark := q.Mark
 		if m.Connection {
@@ -111,7 +111,7 @@ func (q question) stateful(m ruleset.Match) Answer {
 		if q.free&FreeSource != 0 && q.several {
 			return Unknown
 		}
-		// Packets are asked about that come from where they can. A mark of the mesh has a route to lo alone.
+		// Packets are assumed to come from valid sources. A mark of the mesh has a route only to lo.
 		back := !m.ByMark || !slices.Contains(q.delivered, q.Mark)
 		return sure(back != m.Missing)
 	}
@@ -159,7 +159,7 @@ func (q question) link(m ruleset.Interface) Answer {
 	return sure(name == m.Name || open && strings.HasPrefix(name, begin))
 }
 
-// last is the last address of a network.
+// last returns the last address of a network.
 func last(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := range b {
@@ -171,7 +171,7 @@ func last(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// address compares an address with those from first to last.
+// address compares an address with the range from first to last.
 func (q question) address(source bool, inside func(netip.Addr) bool, first, last netip.Addr) Answer {
 	a, free := q.Dst.Addr(), q.free&FreeDestination != 0
 	if source {
@@ -191,7 +191,7 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 	return Unknown
 }
 
-// anyOwn reports whether the addresses of the namespace, one of which the packet has, are inside.
+// anyOwn reports whether the namespace's addresses are inside; the packet has one of them.
 func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
 	all, some := true, false
 	for _, a := range q.mine {
@@ -208,12 +208,12 @@ func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
 	return No
 }
 
-// own reports whether an address is none of another host: a packet to it takes another way, or is none of the mesh's.
+// own reports whether an address cannot be another host's: a packet to it takes another path or does not concern the mesh.
 func (q question) own(a netip.Addr) bool {
 	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || q.Outgoing && a == q.Src.Addr() || !q.Outgoing && a == q.Dst.Addr()
 }
 
-// transport reports whether the packet has the protocol whose header a match reads, one with ports if it is 0.
+// transport reports whether the packet has the given protocol, or any protocol with ports for 0.
 func (q question) transport(protocol uint8) Answer {
 	return sure(protocol == q.Protocol || protocol == 0)
 }
@@ -245,7 +245,7 @@ func (q question) anyPort(m ruleset.AnyPort) Answer {
 	return answer
 }
 
-// flags compares those of TCP. The first packet of a connection has SYN only.
+// flags compares TCP flags. The first packet of a connection has SYN only.
 func (q question) flags(m ruleset.TCPFlags) Answer {
 	if q.State&(ruleset.StateEstablished|ruleset.StateRelated) != 0 {
 		return Unknown
@@ -254,13 +254,13 @@ func (q question) flags(m ruleset.TCPFlags) Answer {
 	switch {
 	case syn&m.Mask&^ecn != m.Set&^ecn:
 		return No
-	case m.Mask&ecn != 0: // of a connection that asks for ECN they are set
+	case m.Mask&ecn != 0: // a connection that asks for ECN sets them
 		return Unknown
 	}
 	return Yes
 }
 
-// owner compares the sender; a packet without one matches nothing, also what is negated.
+// owner compares the sender. Without a sender neither a match nor its negation holds.
 func (q question) owner(m ruleset.Owner, sends bool) Answer {
 	if !sends || !q.Outgoing {
 		return No
@@ -276,7 +276,7 @@ func (q question) owner(m ruleset.Owner, sends bool) Answer {
 	return not(sure(first <= id && id <= last), m.Not)
 }
 
-// otherUser compares a sender that may be anybody but the proxy.
+// otherUser compares a sender that may be any user except the proxy.
 func (q question) otherUser(m ruleset.Owner) Answer {
 	first, last := m.Range()
 	if first == last && slices.Contains(q.proxy, ruleset.Owner{ID: first, Group: m.Group}) {

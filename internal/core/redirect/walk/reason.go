@@ -12,10 +12,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-// place is a rule in its chain.
+// place identifies a rule by its chain and text.
 type place struct{ table, chain, text string }
 
-// rules are those that are wanted.
+// rules returns the wanted rules by their places.
 func (w *Wanted) rules() map[place]ruleset.Rule {
 	if w == nil {
 		return nil
@@ -23,7 +23,7 @@ func (w *Wanted) rules() map[place]ruleset.Rule {
 	return rulesOf(w.Sets())
 }
 
-// rulesOf are the rules of sets by their places.
+// rulesOf returns the rules of sets by their places.
 func rulesOf(sets []ruleset.Set) map[place]ruleset.Rule {
 	all := map[place]ruleset.Rule{}
 	each(sets, func(at place, r ruleset.Rule) {
@@ -34,7 +34,7 @@ func rulesOf(sets []ruleset.Set) map[place]ruleset.Rule {
 	return all
 }
 
-// each calls do with all rules of some sets.
+// each calls do with all rules of the sets.
 func each(sets []ruleset.Set, do func(place, ruleset.Rule)) {
 	for _, s := range sets {
 		for _, t := range s.Tables {
@@ -47,18 +47,18 @@ func each(sets []ruleset.Set, do func(place, ruleset.Rule)) {
 	}
 }
 
-// Setting is a setting of the pod or of the plugin by which a packet passes.
+// Setting is a setting of the pod or of the plugin that lets a packet pass.
 type Setting struct {
-	// Name is its short name, Key the annotation, "" for one of the plugin.
+	// Name is the short name, Key the annotation, "" for a setting of the plugin.
 	Name, Key string
-	// Value has the items that concern the packet, or some of them.
+	// Value has the items that apply to the packet, or some of them.
 	Value string
 }
 
-// String is NAME=VALUE.
+// String returns NAME=VALUE.
 func (s Setting) String() string { return s.Name + "=" + s.Value }
 
-// setting is one by which packets can pass: its items as texts, and how its value is taken from another configuration.
+// setting describes a setting that can let packets pass: its items as texts, and how to copy its value from another configuration.
 type setting struct {
 	field redirect.Field
 	name  string
@@ -66,7 +66,7 @@ type setting struct {
 	take  func(w, from *Wanted)
 }
 
-// settings are all of them. The identity of the proxy is none: its packets pass in every pod.
+// settings returns all of them. The proxy's identity is not among them: its packets pass in every pod.
 func settings() []setting {
 	type spec = redirect.Spec
 	return []setting{
@@ -86,7 +86,7 @@ func settings() []setting {
 	}
 }
 
-// set is the setting of all values or of a list, list that of a list alone.
+// set makes a setting that is all values or a list; list makes a setting that is only a list.
 func set[T any](field redirect.Field, name string, at func(*redirect.Spec) (*bool, *[]T)) setting {
 	return setting{field, name, func(s *redirect.Spec) []string {
 		_, list := at(s)
@@ -102,7 +102,7 @@ func list[T any](field redirect.Field, name string, at func(*redirect.Spec) *[]T
 	return set(field, name, func(s *redirect.Spec) (*bool, *[]T) { return new(bool), at(s) })
 }
 
-// Texts are the items as texts.
+// Texts returns the items as texts.
 func Texts[T any](list []T) []string {
 	all := make([]string, len(list))
 	for i, one := range list {
@@ -114,7 +114,7 @@ func Texts[T any](list []T) []string {
 // maxItems bounds the items of a setting in a sentence.
 const maxItems = 3
 
-// value has the items that are words of the rule, or the first ones.
+// value returns the items that are words of the rule, otherwise the first items.
 func (s setting) value(w *Wanted, rule string) string {
 	words := strings.FieldsFunc(rule, func(r rune) bool { return r == ' ' || r == '"' })
 	all := s.items(&w.Spec)
@@ -139,7 +139,7 @@ func (w Wanted) walk(p Packet) outcome {
 	return w.course(ruleset.FamilyOf(p.Dst.Addr()), sets, rulesOf(sets)).walk(p)
 }
 
-// course is what packets pass where the rules are the wanted ones.
+// course returns the course of a family through the wanted rules.
 func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]ruleset.Rule) *course {
 	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]uint32{}, Owner: w.Spec.Owner(), Wanted: &w}
 	routing := w.Spec.Routing(w.Families)
@@ -149,7 +149,7 @@ func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]rul
 	return n.course(f, rules)
 }
 
-// settings returns those without which the wanted rules would redirect the packet: a least set of them. decided is the wanted
+// settings returns a minimal set of settings without which the wanted rules would redirect the packet. decided is the wanted
 // rule that lets it pass.
 func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 	redirects := func(w Wanted) bool {
@@ -176,7 +176,7 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 	return names
 }
 
-// plain is the configuration without settings.
+// plain returns the configuration without settings.
 func (w Wanted) plain() Wanted {
 	standard := Wanted{Spec: redirect.Default(), Families: w.Families}
 	if w.Families.IPv6 == redirect.Bypassed {
@@ -188,7 +188,7 @@ func (w Wanted) plain() Wanted {
 	return w
 }
 
-// stranger is a packet whose process is not known, for one that is not the proxy's.
+// stranger returns the packet as sent by a process other than the proxy.
 func (w Wanted) stranger(p Packet) Packet {
 	for slices.Contains(w.Spec.UIDs, p.UID) {
 		p.UID++
@@ -199,12 +199,12 @@ func (w Wanted) stranger(p Packet) Packet {
 	return p.completed("")
 }
 
-// Takes reports whether the wanted rules redirect a packet of a process that is not known, or would without settings.
+// Takes reports whether the wanted rules redirect a packet of an unknown process, or would without settings.
 func (w *Wanted) Takes(p Packet) bool {
 	return w != nil && w.plain().walk(w.stranger(p)).Verdict != Passed
 }
 
-// always is the wanted rule that lets a packet pass in every pod, where d does in this one.
+// always returns the wanted rule that lets a packet pass in every pod, where d does in this pod.
 func (w Wanted) always(p Packet, d *Hop) *Hop {
 	if without := w.plain(); d != nil {
 		if _, still := without.rules()[place{d.Table, d.Chain, d.Rule}]; !still {
@@ -214,13 +214,13 @@ func (w Wanted) always(p Packet, d *Hop) *Hop {
 	return d
 }
 
-// outcome is a Result on its way, and why the walk was given up.
+// outcome is an unfinished Result, and the limit that stopped the walk.
 type outcome struct {
 	Result
 
 	limit string
 	ended []reading
-	// passed is the hop of the last rule that let the packet pass where the mesh decides, -1 for none.
+	// passed is the hop of the last rule that let the packet pass where the mesh decides, -1 without one.
 	passed int
 }
 
@@ -256,15 +256,15 @@ func (w *walker) outcome() outcome {
 	return o
 }
 
-// Reasons returns the reason of a rule by its place, "" for a rule that is not wanted.
+// Reasons returns a function that looks up the reason of a rule; it returns "" for an unwanted rule.
 func (n Namespace) Reasons() func(table, chain, rule string) string {
 	wanted := n.Wanted.rules()
 	return func(table, chain, rule string) string { return wanted[place{table, chain, rule}].Why }
 }
 
-// Explained completes a result that another than Walk found: of the packet, the verdict with its address, the hops and the rule that
-// decided. cause stands in for a rule where none is known; "" says that the mesh leaves such packets alone. A wanted rule decides as the
-// wanted rules do; what these would do with any other packet is not known, as such a packet has no process.
+// Explained completes a result that does not come from Walk: it has the verdict with its address, the hops and the rule that
+// decided. cause replaces an unknown rule; "" means that the mesh leaves such packets alone. If a wanted rule decided, the verdict is
+// the expected one; for other packets the expected verdict is unknown because their process is.
 func (n Namespace) Explained(r Result, p Packet, cause string) Result {
 	var want outcome
 	switch d := r.Decided; {
@@ -279,8 +279,8 @@ func (n Namespace) Explained(r Result, p Packet, cause string) Result {
 	return r.completed(cause, want, p)
 }
 
-// settingsOf returns those without which a wanted rule that lets a packet pass would not be there; if it would pass all the same, none,
-// and the rule that lets it pass then. A packet without a destination is any that the rule matches.
+// settingsOf returns the settings that make a wanted rule let a packet pass. If the packet would pass without them, settingsOf returns
+// no settings, and the rule that would let it pass. A packet without a destination is any packet that the rule matches.
 func (w *Wanted) settingsOf(p Packet, h *Hop) (names []Setting, decided *Hop) {
 	switch {
 	case p.Dst.IsValid() && !w.Takes(p):
@@ -299,7 +299,7 @@ func (w *Wanted) settingsOf(p Packet, h *Hop) (names []Setting, decided *Hop) {
 	return names, h
 }
 
-// neverTaken reports whether a rule matches only UDP that is no DNS to capture.
+// neverTaken reports whether a rule matches only UDP that is not captured as DNS.
 func (w *Wanted) neverTaken(r ruleset.Rule) bool {
 	if !slices.Contains(r.Matches, ruleset.Match(ruleset.Protocol{Number: ruleset.UDP})) {
 		return false
@@ -328,14 +328,14 @@ func (n Namespace) explained(o outcome, p Packet) Result {
 	return r.completed(o.limit, want, p)
 }
 
-// completed adds what the wanted rules would do, and the summary.
+// completed adds the expected verdict and the summary.
 func (r Result) completed(limit string, want outcome, p Packet) Result {
 	r.Expected, r.ExpectedTo = want.Verdict, want.To
 	r.Summary = r.what(p.Outgoing) + r.cause(limit, want, p)
 	return r
 }
 
-// what says what becomes of the packet.
+// what says what happens to the packet.
 func (r Result) what(outgoing bool) string {
 	way := map[bool]string{true: "goes out unredirected", false: "comes in unredirected"}[outgoing]
 	to := target(r.To)
@@ -349,7 +349,7 @@ func target(to netip.AddrPort) string {
 	return fmt.Sprint("port ", to.Port())
 }
 
-// cause says why.
+// cause gives the reason for the verdict.
 func (r Result) cause(limit string, want outcome, p Packet) string {
 	d := r.Decided
 	switch {
@@ -361,7 +361,7 @@ func (r Result) cause(limit string, want outcome, p Packet) string {
 		return fmt.Sprintf(", because of %s: a policy rule selects the route by its mark", d.named())
 	case r.Verdict == CannotTell:
 		return fmt.Sprintf(", because of %s, whose target is not known here", d.named())
-	case want.Verdict == CannotTell && d != nil: // the wanted rules are not known
+	case want.Verdict == CannotTell && d != nil: // the wanted rules are unknown
 		return ", because of " + d.named()
 	case want.Verdict == CannotTell && limit != "":
 		return ": " + limit
@@ -403,7 +403,7 @@ func because(all []Setting) string {
 	return printable.Text(b.String(), 2*maxText)
 }
 
-// deviation says why the packet goes another way than through the wanted rules.
+// deviation says why the packet's path differs from the wanted path.
 func (r Result) deviation(want outcome) string {
 	wanted := map[Verdict]string{Passed: "let it pass", Dropped: "drop it", Rejected: "reject it"}[want.Verdict]
 	if wanted == "" {
@@ -424,7 +424,7 @@ func (r Result) deviation(want outcome) string {
 	return text + "rules differ"
 }
 
-// named names the rule of a hop, or the policy of a chain.
+// named describes the rule of a hop, or the policy of a chain.
 func (h Hop) named() string {
 	rule := printable.Quote(h.Rule, maxText)
 	if h.Number == 0 {
@@ -433,7 +433,7 @@ func (h Hop) named() string {
 	return fmt.Sprintf("rule %d of %s %s (%s)", h.Number, h.table(), printable.Text(h.Chain, maxText), rule)
 }
 
-// table names the table, with its family if the packet is not in a chain of iptables or of the native tables.
+// table names the table, with its family for tables of other programs.
 func (h Hop) table() string {
 	if !h.other {
 		return h.Table
@@ -441,11 +441,11 @@ func (h Hop) table() string {
 	return "table " + TableName(h.Family, h.Table)
 }
 
-// TableName is the name of a table of nf_tables as nft has it, with its family.
+// TableName returns the name of an nf_tables table as nft prints it, with its family.
 func TableName(f ruleset.Family, name string) string {
 	family := map[ruleset.Family]string{ruleset.IPv4: "ip", ruleset.IPv6: "ip6", ruleset.Inet: "inet", ruleset.Netdev: "netdev"}[f]
 	return family + " " + printable.Text(name, maxText)
 }
 
-// maxText bounds a text of the pod in a summary.
+// maxText bounds a text from the pod in a summary.
 const maxText = 200

@@ -7,7 +7,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// act does what the target of a rule does, other than to lead to a chain.
+// act applies a target other than a jump.
 func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onward {
 	switch t := target.(type) {
 	case nil:
@@ -27,7 +27,7 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 		return next
 	case ruleset.NoTrack, ruleset.Zone:
 		switch {
-		case s.order() > tracking: // it has its connection
+		case s.order() > tracking: // the packet already has its connection
 			return next
 		case s.order() == tracking:
 			w.end(s, *p, CannotTell, hop)
@@ -55,7 +55,7 @@ func (w *walker) act(s *stage, target ruleset.Target, p *reading, hop int) onwar
 	return end
 }
 
-// verdict does ACCEPT, RETURN and DROP.
+// verdict applies ACCEPT, RETURN and DROP.
 func (w *walker) verdict(s *stage, v ruleset.Verdict, p *reading, hop int) onward {
 	if v == ruleset.Drop {
 		return w.over(s, *p, Dropped, hop)
@@ -79,7 +79,7 @@ func (w *walker) over(s *stage, p reading, v Verdict, hop int) onward {
 	return end
 }
 
-// cause is the hop that decided: the jump into the chain of the last rule, since the jump has the condition.
+// cause returns the hop that decided: the jump into the chain of the last rule, because the jump has the condition.
 func (w *walker) cause(hop int) int {
 	if len(w.calls) > 0 {
 		return w.calls[len(w.calls)-1]
@@ -87,11 +87,11 @@ func (w *walker) cause(hop int) int {
 	return hop
 }
 
-// translate does REDIRECT and DNAT. A packet to another host takes the way of its mark; one of the pod to itself has a source
-// that no route leads out.
+// translate applies REDIRECT and DNAT. A packet to another host follows the route of its mark; a packet of the pod to itself has
+// a source address that no route leads out.
 func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward {
 	looping := p.packet.Src.Addr().IsLoopback()
-	if s.hook.Name == "prerouting" && n.To.IsLoopback() && !p.looped { // by sysctl and kernel it is dropped, or not
+	if s.hook.Name == "prerouting" && n.To.IsLoopback() && !p.looped { // sysctls and the kernel version decide whether it is dropped
 		w.end(s, *p, CannotTell, hop)
 		return end
 	}
@@ -112,7 +112,7 @@ func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward 
 	return leave
 }
 
-// translation is what a target translates an address to.
+// translation returns the translation that a target does, if any.
 func translation(t ruleset.Target) (n ruleset.NAT, is bool) {
 	switch t := t.(type) {
 	case ruleset.NAT:
@@ -123,7 +123,7 @@ func translation(t ruleset.Target) (n ruleset.NAT, is bool) {
 	return n, false
 }
 
-// handOver does TPROXY: the packet goes to a socket, both addresses kept.
+// handOver applies TPROXY: the packet goes to a socket, both addresses kept.
 func (r *reading) handOver(t ruleset.TProxy, hop int) {
 	if !t.Continues {
 		r.packet.Mark = r.packet.Mark&^ruleset.WholeMark(t.Mask) ^ t.Mark
@@ -131,8 +131,8 @@ func (r *reading) handOver(t ruleset.TProxy, hop int) {
 	r.verdict, r.to, r.decided, r.given = HandedOver, netip.AddrPortFrom(netip.Addr{}, t.Port), hop, r.packet.Dst.Addr()
 }
 
-// translate does REDIRECT and DNAT. What the pod sends is redirected to loopback, what arrives to the interface's first
-// address, which is not known here (net/netfilter/nf_nat_redirect.c).
+// translate applies REDIRECT and DNAT. REDIRECT sends outgoing packets to loopback, incoming packets to the interface's first
+// address, which is unknown here (net/netfilter/nf_nat_redirect.c).
 func (r *reading) translate(s *stage, n ruleset.NAT, hop int) {
 	p := &r.packet
 	old := p.Dst.Addr()
@@ -152,11 +152,11 @@ func (r *reading) translate(s *stage, n ruleset.NAT, hop int) {
 	if !n.Local && !n.To.IsValid() {
 		shown = netip.AddrPortFrom(old, to.Port())
 	}
-	if r.verdict != HandedOver { // the socket that it was given to gets it
+	if r.verdict != HandedOver { // after TPROXY its socket gets the packet
 		r.verdict, r.to = Redirected, shown
 	}
 	switch p.Dst = to; {
-	case !n.Local && (!n.To.IsValid() || n.To == old): // another port only
+	case !n.Local && (!n.To.IsValid() || n.To == old): // only another port
 		p.Dst = netip.AddrPortFrom(old, to.Port())
 	case !n.Local && !n.To.IsLoopback():
 		p.Type, r.rerouted = "", unknown
@@ -171,7 +171,7 @@ func (r *reading) translate(s *stage, n ruleset.NAT, hop int) {
 	}
 }
 
-// loopback is the loopback address of the same family.
+// loopback returns the loopback address of the same family.
 func loopback(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -203,8 +203,8 @@ func (r *reading) remark(target ruleset.Target) {
 	}
 }
 
-// track does CT, the first one: a packet that arrives by lo has its connection from the way out, and one with a zone a template
-// (net/netfilter/xt_CT.c, xt_ct_target).
+// track applies the first CT target: a packet that arrives by lo has its connection from the way out, and a packet with a zone has
+// a template (net/netfilter/xt_CT.c, xt_ct_target).
 func (r *reading) track(target ruleset.Target) {
 	if r.looped || r.zone != 0 || r.packet.State == ruleset.StateUntracked {
 		return

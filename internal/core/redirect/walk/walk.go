@@ -1,8 +1,8 @@
-// Package walk follows one packet through the live rules of a pod's network namespace, as netfilter would pass it, and
+// Package walk follows one packet through the live rules of a pod's network namespace, as netfilter does, and
 // names each rule that the packet meets with its reason.
 //
-// It promises that no answer rests on a rule that it does not understand: if such a rule may match, both readings are
-// followed, and unless they end alike the answer is CannotTell and names the rule. Time and memory are bounded whatever
+// It promises that no answer rests on a rule that it does not understand: if such a rule may match, it follows both
+// readings, and if they end differently the answer is CannotTell and names the rule. Time and memory are bounded whatever
 // the rules are. It never reads a namespace, and does not know whether a process listens where a packet ends.
 //
 // Start at Namespace.Walk. hooks.go has the order of hooks and the routing between them, chain.go the passage through one
@@ -19,23 +19,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Namespace is what decides about packets: rules, and the routing by their marks.
+// Namespace holds everything that decides about packets: the rules, and the routing by marks.
 type Namespace struct {
-	// Live are the rules as they were read, of all tables. Sets that share a hook and a priority come in any order.
+	// Live has the rules of all tables as they were read. Sets that share a hook and a priority come in any order.
 	Live []ruleset.Set
-	// Owner tells the mesh's rules from those of others.
+	// Owner recognises the mesh's rules.
 	Owner redirect.Owner
-	// Wanted gives the rules their reasons. Nil knows none.
+	// Wanted provides the reasons of rules; nil if unknown.
 	Wanted *Wanted
-	// Delivered are the marks that policy routing delivers locally, by family.
+	// Delivered has the marks that policy routing delivers locally, by family.
 	Delivered map[ruleset.Family][]uint32
-	// Selected are those by which policy rules select other routes.
+	// Selected has the marks by which policy rules select other routes.
 	Selected map[ruleset.Family][]ruleset.Mark
-	// Tables are the routing tables of these marks.
+	// Tables has the routing tables of these marks.
 	Tables map[uint32]uint32
-	// Unread names, by family, the tables that could not be read. With one, no walk of a packet of the family has an answer.
+	// Unread names, by family, the tables that could not be read. If a family has one, walks of its packets have no answer.
 	Unread map[ruleset.Family][]string
-	// Loopback is the name of the loopback device, "" for lo; Links are the names of the others that are up.
+	// Loopback is the name of the loopback device, "" for lo; Links has the names of the other interfaces that are up.
 	Loopback string
 	Links    []string
 	// Own are the addresses of the namespace.
@@ -57,7 +57,7 @@ func (w Wanted) Sets() []ruleset.Set {
 	return w.Spec.Sets(w.Families)
 }
 
-// proxy are the users and groups whose packets pass.
+// proxy returns the users and groups of the proxy.
 func (w Wanted) proxy() []ruleset.Owner {
 	var all []ruleset.Owner
 	for _, id := range w.Spec.UIDs {
@@ -69,7 +69,7 @@ func (w Wanted) proxy() []ruleset.Owner {
 	return all
 }
 
-// Fields are fields of a packet.
+// Fields is a set of packet fields.
 type Fields uint8
 
 // The fields that can be free, see [Packet.Free].
@@ -79,34 +79,34 @@ const (
 	FreeSource
 	FreeSourcePort
 	FreeUser
-	// FreeOwn is the address of the namespace itself, if it has several.
+	// FreeOwn is the namespace's own address, if it has several.
 	FreeOwn
 )
 
-// Packet is a packet where it enters the rules. Of Src and Dst an invalid address and port 0 are not known.
+// Packet is a packet where it enters the rules. In Src and Dst, an invalid address and port 0 mean unknown.
 type Packet struct {
-	// Outgoing is a packet that a process of the pod sends; any other arrives by the interface In.
+	// Outgoing is set if a process of the pod sends the packet; otherwise it arrives by the interface In.
 	Outgoing bool
-	// In is the interface that it arrives by; Out the one it leaves by if no rule reroutes it, lo for the pod itself.
+	// In is the input interface; Out is the output interface if no rule reroutes the packet, lo for the pod itself.
 	In, Out  string
 	Protocol uint8
 	Src, Dst netip.AddrPort
-	// UID and GID are those of the sending socket.
+	// UID and GID belong to the sending socket.
 	UID, GID uint32
-	// Mark is the packet's, ConnMark that of its connection.
+	// Mark is the packet's mark, ConnMark its connection's.
 	Mark, ConnMark uint32
-	// State is that of the connection; 0 is StateNew. Translated says which of its addresses are.
+	// State is the state of the connection; 0 is StateNew. Translated says which of the connection's addresses are translated.
 	State, Translated ruleset.States
-	// Type is that of the destination, as addrtype spells it. "" is the usual one: LOCAL for what arrives and for Out lo.
+	// Type is the destination's type, as addrtype spells it. "" is the usual type: LOCAL for incoming packets and for Out lo.
 	Type string
-	// Free are the fields that stand for any other value, as far as rules are concerned that are not the mesh's: an address of another
-	// host, any port, and a user that is not the proxy.
+	// Free has the fields that stand for any value where foreign rules match them: the address of another host, any port, and any user
+	// except the proxy.
 	Free Fields
-	// reply reports whether it comes from the other end than the first packet of its connection.
+	// reply is set for packets in the reply direction of the connection.
 	reply bool
 }
 
-// Verdict is what becomes of a packet.
+// Verdict says what happens to a packet.
 type Verdict uint8
 
 // The verdicts. Passed: it reaches its destination unredirected. Redirected: its destination was rewritten.
@@ -128,7 +128,7 @@ func (v Verdict) String() string {
 // Answer says whether a rule matches a packet.
 type Answer uint8
 
-// The answers, in this order: the least answer of its conditions is a rule's. Unknown is a rule that may match.
+// The answers, in ascending order: a rule's answer is the least answer of its conditions. Unknown means that the rule may match.
 const (
 	No Answer = iota
 	Unknown
@@ -138,25 +138,25 @@ const (
 // String returns one word.
 func (a Answer) String() string { return [...]string{"not-matched", "unknown", "matched"}[a] }
 
-// Hop is a rule that the packet meets. Where a rule may match, the hops are those of a packet that it does not match.
+// Hop is a rule that the packet meets. Where a rule may match, the hops follow the reading in which it does not.
 type Hop struct {
 	Hook, Table, Chain string
 	Family             ruleset.Family
-	// Set is the place in Namespace.Live; Number counts the rules of the chain from 1, and is 0 for the policy.
+	// Set is the index in Namespace.Live; Number counts the rules of the chain from 1, and is 0 for the policy.
 	Set, Number int
 	Rule        string
 	Target      ruleset.Target
 	Answer      Answer
-	// Why is the rule's reason, "" for a rule that is not wanted.
+	// Why is the rule's reason, "" for an unwanted rule.
 	Why string
 
 	wanted bool
-	// other reports whether the base chain is none of iptables or of the native tables; priority is the base chain's.
+	// other is set if the base chain belongs neither to iptables nor to the native tables; priority is the base chain's.
 	other    bool
 	priority int32
 }
 
-// HopOf is the i-th rule of a chain, for a packet that matches it.
+// HopOf returns the hop of the i-th rule of a chain, for a packet that matches.
 func (n Namespace) HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
 	return hopOf(n.Owner, f, table, c, i)
 }
@@ -170,22 +170,22 @@ func hopOf(owner redirect.Owner, f ruleset.Family, table string, c ruleset.Chain
 // Result is the answer for one packet.
 type Result struct {
 	Verdict Verdict
-	// To is where it was redirected to or handed over: without an address for a port of the pod itself.
+	// To is the target of the redirection or handover: without an address for a port of the pod itself.
 	To netip.AddrPort
-	// Zone is the conntrack zone that the raw table chose. Packet is as it leaves the rules.
+	// Zone is the conntrack zone that the raw table chose. Packet is the packet as it leaves the rules.
 	Zone   ruleset.Zone
 	Packet Packet
 	Hops   []Hop
-	// Omitted counts hops that did not match and are left out.
+	// Omitted counts the omitted hops; none of them matched.
 	Omitted int
-	// Decided is the rule that decided or, for CannotTell, that is not understood; nil if no rule did.
+	// Decided is the rule that decided or, for CannotTell, the rule that is not understood; nil without such a rule.
 	Decided *Hop
-	// Expected and ExpectedTo are what the wanted rules would do; CannotTell if they are not known.
+	// Expected and ExpectedTo are the result of the wanted rules; CannotTell if these are unknown.
 	Expected   Verdict
 	ExpectedTo netip.AddrPort
-	// Fails is the rule by which the connection comes to nothing, though the packet arrives; nil without one.
+	// Fails is the rule that breaks the connection although the packet arrives; nil without one.
 	Fails *Hop
-	// Settings are those by which the packet passes the wanted rules.
+	// Settings has the settings that let the packet pass the wanted rules.
 	Settings []Setting
 	// Summary is one sentence.
 	Summary string
@@ -198,7 +198,7 @@ func (n Namespace) Walk(p Packet) Result {
 	c := n.course(f, n.Wanted.rules())
 	o := c.either(p)
 	r := n.explained(o, p)
-	if r.Fails = c.fails(p, o); r.Fails != nil {
+	if r.Fails = c.broken(p, o); r.Fails != nil {
 		r.Summary += "; the connection fails, because of " + r.Fails.named()
 	}
 	return n.doubted(r, f)
@@ -219,13 +219,13 @@ func (c *course) either(p Packet) outcome {
 func (n Namespace) doubted(r Result, f ruleset.Family) Result {
 	if names := n.Unread[f]; len(names) > 0 && r.Verdict != CannotTell {
 		r.Summary = "cannot tell, because packets pass " + printable.Text(strings.Join(names, ", "), maxText) +
-			", which cannot be read here; by the tables that are read the packet " + r.Summary
+			", which cannot be read here; by the readable tables alone the packet " + r.Summary
 		r.Verdict, r.Decided, r.Settings = CannotTell, nil, nil
 	}
 	return r
 }
 
-// asWanted is the packet as the wanted rules are meant to see it: for them, the loopback device is called lo, and no other one is.
+// asWanted returns the packet as the wanted rules expect it: only the loopback device is named lo.
 func (p Packet) asWanted(loopback string) Packet {
 	name := func(link string) string {
 		switch {
@@ -234,7 +234,7 @@ func (p Packet) asWanted(loopback string) Packet {
 		case link == loopback:
 			return "lo"
 		case link == "lo":
-			return "not lo" // which no rule names
+			return "not lo" // no rule uses this name
 		}
 		return link
 	}
@@ -260,5 +260,5 @@ func (p Packet) completed(loopback string) Packet {
 	return p
 }
 
-// local is the type of an address of the pod.
+// local is the type of the pod's own addresses.
 const local = "LOCAL"

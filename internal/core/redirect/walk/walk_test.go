@@ -19,7 +19,7 @@ import (
 
 type change func(*walk.Packet)
 
-// out is a first packet of TCP from uid and gid 1000 to 10.0.0.7:80 by eth0, changed as a case needs it.
+// out returns a first TCP packet from uid and gid 1000 to 10.0.0.7:80 by eth0, with changes.
 func out(changes ...change) walk.Packet {
 	p := walk.Packet{
 		Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 1000, GID: 1000,
@@ -31,7 +31,7 @@ func out(changes ...change) walk.Packet {
 	return p
 }
 
-// in is the same packet as it arrives.
+// in returns the same packet as an incoming one.
 func in(changes ...change) walk.Packet {
 	return out(append([]change{func(p *walk.Packet) { p.Outgoing, p.In, p.Out, p.UID, p.GID = false, "eth0", "", 0, 0 }}, changes...)...)
 }
@@ -44,7 +44,7 @@ func state(s ruleset.States) change { return func(p *walk.Packet) { p.State = s 
 func user(uid, gid uint32) change   { return func(p *walk.Packet) { p.UID, p.GID = uid, gid } }
 func proxied(p *walk.Packet)        { p.Outgoing, p.Out, p.Mark = true, "lo", 1337 }
 
-// live are rules, one a line as "TABLE CHAIN RULE"; "TABLE :CHAIN POLICY" sets a policy or makes a chain.
+// live makes a Set from lines "TABLE CHAIN RULE"; "TABLE :CHAIN POLICY" sets a policy or makes a chain.
 func live(t *testing.T, f ruleset.Family, lines ...string) ruleset.Set {
 	t.Helper()
 	byTable := map[string][]string{}
@@ -71,7 +71,7 @@ func live(t *testing.T, f ruleset.Family, lines ...string) ruleset.Set {
 	return s
 }
 
-// short is the result of a walk in words: the verdict, the port, and the rule that decided.
+// short prints the result of a walk: the verdict, the port, and the rule that decided.
 func short(r walk.Result) string {
 	text := r.Verdict.String()
 	if r.To.Port() != 0 {
@@ -83,7 +83,7 @@ func short(r walk.Result) string {
 	return text
 }
 
-// TestWalk_Rules holds the meaning of rules that the random packets of node/redirection do not meet, or seldom.
+// TestWalk_Rules covers rules that the random packets of node/redirection rarely or never meet.
 func TestWalk_Rules(t *testing.T) {
 	const (
 		a, b       = "nat :A -", "nat :B -"
@@ -159,7 +159,7 @@ func TestWalk_Rules(t *testing.T) {
 	}
 }
 
-// TestWalk_IPv6: a redirected packet arrives at ::1, and rules of IPv4 do not count.
+// TestWalk_IPv6: a redirected packet arrives at ::1, and IPv4 rules do not apply.
 func TestWalk_IPv6(t *testing.T) {
 	n := walk.Namespace{Live: []ruleset.Set{
 		live(t, ruleset.IPv4, "raw OUTPUT -j DROP"),
@@ -170,7 +170,7 @@ func TestWalk_IPv6(t *testing.T) {
 	}
 }
 
-// TestWalk_Zones: the first zone stays, and what comes back by lo has its zone.
+// TestWalk_Zones: the first zone stays, also for packets that come back by lo.
 func TestWalk_Zones(t *testing.T) {
 	set := live(t, ruleset.IPv4, "raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
 	for want, p := range map[ruleset.Zone]walk.Packet{2: out(byLo), 3: in()} {
@@ -180,7 +180,7 @@ func TestWalk_Zones(t *testing.T) {
 	}
 }
 
-// reasonCase is a Spec, a packet, and the summary.
+// reasonCase has a Spec, a packet, and the expected summary.
 type reasonCase struct {
 	set  func(*redirect.Spec)
 	p    walk.Packet
@@ -243,7 +243,7 @@ func prefixes(texts ...string) []netip.Prefix {
 	return all
 }
 
-// asRead are rules without what is lost on the way through the kernel: of those of iptables, all but the text and its meaning.
+// asRead returns rules as they are read back from the kernel: iptables rules keep only their text and its meaning.
 func asRead(sets []ruleset.Set) []ruleset.Set {
 	for _, s := range sets {
 		for _, t := range s.Tables {
@@ -274,8 +274,8 @@ func TestWalk_Reasons(t *testing.T) {
 	}
 }
 
-// packetsFor are packets of the proxy and of others to places and ports that a Spec names and to those that it does not, and some that
-// arrive.
+// packetsFor returns packets of the proxy and of other processes, to addresses and ports that a Spec names and to others, and some
+// incoming packets.
 func packetsFor(s redirect.Spec) (all []walk.Packet) {
 	ports := []uint16{80, 53, s.TunnelPort}
 	for _, p := range slices.Concat(s.OutboundPorts, s.OutboundPortsExclude, s.Inbound.List, s.InboundExclude) {
@@ -309,8 +309,8 @@ func packetsFor(s redirect.Spec) (all []walk.Packet) {
 	return all
 }
 
-// TestWalk_DialectsAlike: packets go the same way by the rules of iptables as by native tables, of any Spec, and the proxy's own to other
-// hosts are never captured. That they really go the way of the walk, by every backend, is shown in node/redirection.
+// TestWalk_DialectsAlike: for any Spec, packets take the same path through iptables rules and native tables, and the proxy's packets
+// to other hosts are never captured. node/redirection checks the walk against the kernel with every backend.
 func TestWalk_DialectsAlike(t *testing.T) {
 	f := redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
 	for seed := range uint64(20) {
@@ -335,7 +335,7 @@ func TestWalk_DialectsAlike(t *testing.T) {
 	}
 }
 
-// TestWalk_Deviations: where the live rules are others than the wanted ones, the sentence names the rule.
+// TestWalk_Deviations: where the live rules differ from the wanted rules, the sentence names the rule.
 func TestWalk_Deviations(t *testing.T) {
 	rule := func(chain, text string) func([]ruleset.Set) {
 		return func(sets []ruleset.Set) {
@@ -368,7 +368,7 @@ func TestWalk_Deviations(t *testing.T) {
 	}
 }
 
-// TestWalk_AnotherInterfaceNamedLo: it is no loopback device, so what the proxy sends by it is to pass, and is redirected by its name.
+// TestWalk_AnotherInterfaceNamedLo: it is not the loopback device, so the proxy's packets should pass, but its name redirects them.
 func TestWalk_AnotherInterfaceNamedLo(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default()}
 	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Loopback: "lo0"}
@@ -377,7 +377,7 @@ func TestWalk_AnotherInterfaceNamedLo(t *testing.T) {
 	check.Equal(t, r.Expected, walk.Passed)
 }
 
-// TestWalk_NativeRulesOfOthers: a rule in a native table that is not understood may do anything, wherever it stands ahead of the end.
+// TestWalk_NativeRulesOfOthers: an unknown rule in a native table may do anything, wherever it stands ahead of the end.
 func TestWalk_NativeRulesOfOthers(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default(), Native: true}
 	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w}
@@ -394,7 +394,7 @@ func TestWalk_NativeRulesOfOthers(t *testing.T) {
 	}
 }
 
-// TestWalk_TwoSets: where two sets of tables have the same hook and priority, the order counts unless both end alike.
+// TestWalk_TwoSets: where two sets of tables have the same hook and priority, the order matters unless both end alike.
 func TestWalk_TwoSets(t *testing.T) {
 	first := live(t, ruleset.IPv4, "nat OUTPUT -p tcp -j REDIRECT --to-ports 15001")
 	for want, rule := range map[string]string{"redirected": "nat OUTPUT -p tcp -j LOG", "cannot-tell": "nat OUTPUT -p tcp -j REDIRECT --to-ports 1"} {
@@ -406,7 +406,7 @@ func TestWalk_TwoSets(t *testing.T) {
 	}
 }
 
-// TestWalk_HostileRules: what a pod can fill its tables with, and what no kernel would take, ends in time with an answer.
+// TestWalk_HostileRules: walks of tables that a hostile pod can make, or that no kernel accepts, end in time with an answer.
 func TestWalk_HostileRules(t *testing.T) {
 	const many = 100_000
 	repeat := func(format string) []ruleset.Rule {
@@ -416,7 +416,7 @@ func TestWalk_HostileRules(t *testing.T) {
 		}
 		return rules
 	}
-	// ladder are chains that each lead to the next one so many times.
+	// ladder returns chains that each jump to the next one the given number of times.
 	ladder := func(length, width int) []ruleset.Chain {
 		var chains []ruleset.Chain
 		for i := range length {
@@ -456,7 +456,7 @@ func TestWalk_HostileRules(t *testing.T) {
 	}
 }
 
-// FuzzRule: a rule of any text is walked through without harm.
+// FuzzRule: a walk survives a rule of any text.
 func FuzzRule(f *testing.F) {
 	for _, text := range []string{`! -o lo -m comment --comment "a \`, "-j", "-g", "-m", "! !", "[", "[] -j", "--dport 1:2,3 -j MARK --set-xmark 0x/0x", "-j TPROXY --on-port x"} {
 		f.Add(text)

@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the files in testdata") //nolint:gochecknoglobals // a flag of the test program
 
-// Golden compares with a file of the calling package's testdata, or rewrites it.
+// Golden compares a text with a file in the calling package's testdata, or rewrites the file.
 func Golden(tb testing.TB, name, got string) {
 	tb.Helper()
 	path := filepath.Join("testdata", name)
@@ -23,7 +23,7 @@ func Golden(tb testing.TB, name, got string) {
 			tb.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(path) //nolint:gosec // a name that a test gives
+	want, err := os.ReadFile(path) //nolint:gosec // the test chooses the name
 	check.OK(tb, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		tb.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)

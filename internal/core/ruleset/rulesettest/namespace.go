@@ -1,7 +1,7 @@
-// Package rulesettest has Namespace, for tests: a model of what "iptables-restore --noflush" does with a ruleset.Program;
-// and Set, which makes a ruleset.Set of lines, with its reverse Lines.
+// Package rulesettest has Namespace, for tests: a model of "iptables-restore --noflush" running a ruleset.Program;
+// and Set, which makes a ruleset.Set from lines, with its inverse Lines.
 //
-// It never touches the system, but for the files of Golden. Start at Namespace.
+// It never touches the system, except the files of Golden. Start at Namespace.
 package rulesettest
 
 import (
@@ -38,7 +38,7 @@ func Set(lines ...string) ruleset.Set {
 	return ruleset.New(ruleset.IPv4, tables...)
 }
 
-// Lines prints a Set as lines for Set, without empty built-in chains of policy ACCEPT and without the part that is owned. A
+// Lines prints a Set as lines for Set, without empty built-in chains of policy ACCEPT and without the owned part. A
 // policy DROP is the line "TABLE CHAIN DROP".
 func Lines(s ruleset.Set, owned ruleset.Ownership) []string {
 	var out []string
@@ -76,9 +76,9 @@ func Rules(sets ...ruleset.Set) []ruleset.Rule {
 	return out
 }
 
-// Namespace is one family of a network namespace as iptables-restore and iptables-save see it. It is strict where the
-// tools are: a chain must be declared before a rule or a jump names it, a rule to delete must be there, a chain to
-// delete must be empty and not jumped to, and a table changes as a whole or not at all.
+// Namespace is one family of a network namespace as iptables-restore and iptables-save see it. It is as strict as the
+// tools: a chain must be declared before a rule or a jump names it, a rule to delete must exist, a chain to
+// delete must be empty and not a jump target, and a table changes as a whole or not at all.
 type Namespace struct {
 	family ruleset.Family
 	tables map[string]*table
@@ -89,7 +89,7 @@ type table struct {
 	chains []ruleset.Chain
 }
 
-// NewNamespace makes one that holds the rules of a Set.
+// NewNamespace returns a Namespace with the rules of a Set.
 func NewNamespace(have ruleset.Set) *Namespace {
 	n := &Namespace{family: have.Family, tables: map[string]*table{}}
 	for _, t := range have.Tables {
@@ -107,8 +107,8 @@ func (n *Namespace) Save() ruleset.Set {
 	return ruleset.New(n.family, tables...)
 }
 
-// Add does what "iptables-restore --noflush" does with the text of a Set: policies are set, chains of its own made or
-// emptied, and rules appended.
+// Add works like "iptables-restore --noflush" with the text of a Set: it sets policies, makes or empties user-defined
+// chains, and appends rules.
 func (n *Namespace) Add(s ruleset.Set) error {
 	for _, from := range s.Tables {
 		t := n.open(from.Name)
@@ -130,7 +130,7 @@ func (n *Namespace) Add(s ruleset.Set) error {
 	return nil
 }
 
-// Apply does what "iptables-restore --noflush" does with a Program. On an error the tables before the bad one have
+// Apply works like "iptables-restore --noflush" with a Program. On an error the tables before the bad one have
 // changed, as with the real tool.
 func (n *Namespace) Apply(p ruleset.Program) error {
 	for ops := p.Operations; len(ops) > 0; {
@@ -146,7 +146,7 @@ func (n *Namespace) Apply(p ruleset.Program) error {
 	return nil
 }
 
-// open returns a copy to work on. A new table begins with its built-in chains.
+// open returns a working copy. A new table begins with its built-in chains.
 func (n *Namespace) open(name string) *table {
 	if t, there := n.tables[name]; there {
 		return t.clone()
@@ -174,7 +174,7 @@ func (t *table) chain(name string) *ruleset.Chain {
 	return nil
 }
 
-// add returns the chain of that name, and makes a missing one.
+// add returns the chain of that name, and makes it if missing.
 func (t *table) add(name string) *ruleset.Chain {
 	if c := t.chain(name); c != nil {
 		return c
@@ -246,13 +246,13 @@ func (t *table) remove(c *ruleset.Chain) error {
 	return nil
 }
 
-// extensions are the targets that are no chains: ours, and those that foreign rules in tests use.
+// extensions are targets that are not chains: targets of our rules, and of foreign rules in tests.
 var extensions = []string{ //nolint:gochecknoglobals // a constant table
 	"ACCEPT", "DROP", "RETURN", "REJECT", "REDIRECT", "TPROXY", "MARK", "CONNMARK", "CT", "LOG", "DNAT", "SNAT", "MASQUERADE",
 }
 
-// jump returns the chain that a rule leads to, "" if none. A chain takes no options, so its name ends the rule; with a quote
-// behind it the words are the end of a text.
+// jump returns the chain that a rule jumps to, "" without a jump. A chain takes no options, so its name ends the rule; a
+// quote behind it means that the words end a text.
 func jump(spec string) string {
 	f := strings.Fields(spec)
 	if len(f) < 2 {

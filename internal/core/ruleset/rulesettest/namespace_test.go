@@ -8,7 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset/rulesettest"
 )
 
-// stock is a namespace with rules.
+// stock returns a namespace with rules.
 const stock = `*nat
 :PREROUTING ACCEPT [0:0]
 :INPUT ACCEPT [0:0]
@@ -44,7 +44,7 @@ func insert(place int, rule string) ruleset.Operation {
 
 func TestNamespace_RefusesAsTheTool(t *testing.T) {
 	for _, tt := range []struct {
-		op   ruleset.Operation // after a rule of chain A leads to chain B
+		op   ruleset.Operation // applied after a rule of chain A jumps to chain B
 		want string
 	}{
 		{op(ruleset.Append, "C", "-j DROP"), `chain "C" does not exist`},

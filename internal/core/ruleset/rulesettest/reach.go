@@ -9,9 +9,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Reach brings the namespace to the wanted rules and holds Compare and Reconcile to their promises: the wanted rules are
-// present, ahead of all others; foreign ones stay; the result prints as a text that is read as the same; and no difference
-// is left.
+// Reach brings the namespace to the wanted rules and checks the promises of Compare and Reconcile: the wanted rules are
+// present, ahead of all others; foreign rules stay; the result survives printing and reading; and no difference is left.
 func (n *Namespace) Reach(tb testing.TB, want ruleset.Set, owned func(want, have ruleset.Set) ruleset.Ownership) {
 	tb.Helper()
 	have := n.Save()
@@ -40,6 +39,6 @@ func (n *Namespace) Reach(tb testing.TB, want ruleset.Set, owned func(want, have
 		tb.Errorf("foreign rules changed (-before +after):\n%s", diff)
 	}
 	if parsed, err := ruleset.Parse(after.Family, after.String()); err != nil || !parsed.Equal(after) {
-		tb.Errorf("the result is not read as it is: %v\n%s", err, after)
+		tb.Errorf("the result does not survive printing and reading: %v\n%s", err, after)
 	}
 }
