@@ -110,7 +110,7 @@ func ReadPod(text []byte, asked Key) (sidecar.Facts, error) {
 	facts := answer.Facts
 	switch {
 	case answer.FactsVersion < sidecar.FactsVersion():
-		return sidecar.Facts{}, fmt.Errorf("it knows facts of version %d, and %d is needed: it is older than the plugin",
+		return sidecar.Facts{}, fmt.Errorf("its facts have version %d, need %d: the agent is older than the plugin",
 			answer.FactsVersion, sidecar.FactsVersion())
 	case facts.Namespace != asked.Namespace || facts.Name != asked.Name || answer.UID != asked.UID || asked.UID == "":
 		return sidecar.Facts{}, fmt.Errorf("its answer is about pod %s/%s with UID %q", facts.Namespace, facts.Name, answer.UID)

@@ -140,11 +140,11 @@ func run(
 	switch {
 	case errors.Is(err, nftrace.ErrUnsupported):
 		f.blind = true
-		note = fmt.Sprintf("%v; so there are no packets here, only counters of rules in legacy tables", err)
+		note = fmt.Sprintf("%v; this trace shows only the counters of rules in legacy tables", err)
 	case err != nil:
 		return err
 	case f.rules.Legacy:
-		note = "the kernel does not trace the rules of legacy tables; the counters of these are read as well"
+		note = "the kernel does not trace rules of legacy tables; their counters are shown as well"
 	}
 	if note != "" {
 		all, err := space.LegacyCounts(ctx)
@@ -190,8 +190,8 @@ func (f *follower) hint() string {
 	if f.blind {
 		return "no counter of a rule rose"
 	}
-	return "no packet was seen: a connection that was open before is not shown; let the client connect anew, see whether its name " +
-		"resolves to the traced address, and whether it runs in this pod"
+	return "no packet was seen: connections that were already open are not shown; reconnect the client, and check that its name " +
+		"resolves to the traced address and that it runs in this pod"
 }
 
 const (

@@ -322,7 +322,7 @@ func (p *packet) walked() walk.Packet {
 func (f *follower) cause(p *packet, r walk.Result) string {
 	switch {
 	case r.Verdict == walk.CannotTell:
-		return "it did not come further than " + p.at + ", and no rule that is read dropped it: see routes, rp_filter and other tables"
+		return "its last event is at " + p.at + ", and no known rule dropped it: check routes, rp_filter and other tables"
 	case r.Verdict == walk.Passed && f.rules.Legacy:
 		return "no rule of nf_tables takes it"
 	case r.Verdict == walk.Passed && p.first.Protocol != ruleset.TCP && !f.rules.Wanted.Takes(p.walked()):
@@ -332,7 +332,7 @@ func (f *follower) cause(p *packet, r walk.Result) string {
 	case f.rules.Legacy:
 		return "by a rule of a legacy table"
 	case p.first.Protocol != ruleset.TCP:
-		return "as the first packet of its connection was"
+		return "like the first packet of its connection"
 	}
 	return "by a rule of a table that is not read"
 }

@@ -152,7 +152,7 @@ func Inferred(ctx context.Context, space *redirection.Namespace) (redirect.Wante
 }
 
 // unknownPod is the remedy for a namespace without rules, which is correct for a pod outside of the mesh.
-const unknownPod = "none if the pod is not to be in the mesh (istio-cni why NAMESPACE/NAME has the reason); otherwise restart the pod"
+const unknownPod = "none if the pod should not be in the mesh (istio-cni why NAMESPACE/NAME has the reason); otherwise restart the pod"
 
 // Alone judges a namespace by its live rules alone: whether they match some configuration of the mesh.
 func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err error) {

@@ -135,7 +135,7 @@ func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	}
 	r := live.Walk(p)
 	if ended != nil && r.Verdict != walk.CannotTell {
-		r.Summary = fmt.Sprintf("cannot tell, because the pod has no way for the answer: %s; if it arrives by %s, the packet %s", ended, p.In, r.Summary)
+		r.Summary = fmt.Sprintf("cannot tell because the pod has no route for the answer: %s; if it arrives by %s, the packet %s", ended, p.In, r.Summary)
 		r.Verdict, r.Settings = walk.CannotTell, nil
 	}
 	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p), Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
@@ -195,7 +195,7 @@ func landing(p walk.Packet, r walk.Result) netip.AddrPort {
 const client = 40000
 
 // errOwn means that a packet from the pod's own address cannot arrive from outside.
-var errOwn = errors.New("is an address of the pod itself: ask for what a process of the pod sends, by --to")
+var errOwn = errors.New("is an address of the pod itself: use --to for packets that a process of the pod sends")
 
 // packet completes the question with the addresses and routes of the calling thread's namespace. With a *route.EndError the packet is
 // as complete as possible. packet does not look up the route after a redirection, which leads to an address of the pod.

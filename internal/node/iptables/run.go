@@ -112,7 +112,7 @@ func hintFor(message string) string {
 		{"xtables lock", "another iptables holds the lock"},
 		{"No chain/target/match", "the node's kernel lacks a netfilter module for this rule (xt_owner, xt_REDIRECT, xt_TPROXY, …)"},
 		{"Invalid argument", "in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; use the " +
-			"backend native, which auto takes there by itself"},
+			"backend native, which auto selects there"},
 		{"Extension", "the node's kernel lacks the netfilter module of that extension"},
 		{"Table does not exist", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},
 		{"do you need to insmod", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},

@@ -104,7 +104,7 @@ func hint(n note, expression string, cause error) string {
 		return "; the chain it leads to does not exist"
 	case errors.Is(cause, unix.EINVAL) && expression == "match owner":
 		return "; in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; use the " +
-			"backend native, which auto takes there by itself"
+			"backend native, which auto selects there"
 	case errors.Is(cause, unix.EBUSY) && n.chain != "" && n.rule == "":
 		return "; a foreign rule jumps to this chain"
 	}

@@ -165,7 +165,7 @@ func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 func (p *pass) family(ctx context.Context, want ruleset.Set, legacy bool) error {
 	places, err := p.places(ctx, want.Family, legacy)
 	if err != nil && want.Empty() && !errors.Is(err, errLegacy) {
-		p.log.DebugContext(ctx, "leaving a family alone", "family", want.Family.String(), "cause", err.Error())
+		p.log.DebugContext(ctx, "skipping a family", "family", want.Family.String(), "cause", err.Error())
 		return nil
 	}
 	if err != nil {
@@ -240,7 +240,7 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err err
 	p.marks = append(p.marks, redirect.Marks(have, ours)...)
 	diff := ruleset.Compare(want, have, ours)
 	for _, rule := range diff.Others {
-		p.report.Notes = append(p.report.Notes, fmt.Sprintf("%s: not ours, behind ours, left alone: %s", want.Family, rule))
+		p.report.Notes = append(p.report.Notes, fmt.Sprintf("%s: foreign rule behind ours, left alone: %s", want.Family, rule))
 	}
 	present := !ruleset.Compare(ruleset.Set{Family: want.Family}, have, ours).Empty()
 	p.report.Mesh = p.report.Mesh || present

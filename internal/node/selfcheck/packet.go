@@ -65,14 +65,14 @@ func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespac
 		return fmt.Errorf("reading the original destination of %s: %w", what, err)
 	}
 	if original != to {
-		return fmt.Errorf("%s was going to %s, and the proxy reads %s", what, to, original)
+		return fmt.Errorf("%s was sent to %s, but the proxy reads %s", what, to, original)
 	}
 	return nil
 }
 
 // missing is the error for a packet that did not arrive at its port.
 func missing(ctx context.Context, what string, port uint16, err error) error {
-	return fmt.Errorf("%s does not come out at port %d: %w", what, port, errors.Join(context.Cause(ctx), err))
+	return fmt.Errorf("%s did not arrive at port %d: %w", what, port, errors.Join(context.Cause(ctx), err))
 }
 
 // query sends a query to a name server and checks that the agent's resolver gets it.

@@ -46,7 +46,7 @@ func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
 			return v, err
 		}
 		if err != nil { // the family is disabled on this node
-			log.WarnContext(ctx, "a family could not be tried", slog.String("family", f.String()), slog.String("error", err.Error()))
+			log.WarnContext(ctx, "skipping the self-test of a family", slog.String("family", f.String()), slog.String("error", err.Error()))
 		}
 	}
 	v.choose()
@@ -54,7 +54,7 @@ func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
 }
 
 // ErrPrivilege means that this process lacks the privileges for a test.
-var ErrPrivilege = errors.New("this process may not make network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
+var ErrPrivilege = errors.New("this process cannot create network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
 
 // try tests all backends and modes for a family in one testbed. Each backend replaces the rules of the previous one.
 func (v *Verdict) try(ctx context.Context, f ruleset.Family, tools iptables.Host, log *slog.Logger) error {
@@ -63,7 +63,7 @@ func (v *Verdict) try(ctx context.Context, f ruleset.Family, tools iptables.Host
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)
 	}
 	if err != nil {
-		return fmt.Errorf("making the place for a self-test: %w", err)
+		return fmt.Errorf("setting up the self-test: %w", err)
 	}
 	defer b.close()
 	for i := range v.Results {

@@ -74,7 +74,7 @@ func (v *Verdict) choose() {
 // plugin may have its programs.
 func (v Verdict) Err() error {
 	if v.Choice == "" && len(v.Results) > 0 {
-		return fmt.Errorf("no way of redirecting pods works on this node: %s", v.Summary())
+		return fmt.Errorf("no backend can redirect pods on this node: %s", v.Summary())
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (v Verdict) Text() string {
 		case len(r.Problems) == 0:
 			fmt.Fprintf(&b, "%-9s works\n", r.Backend)
 		default:
-			fmt.Fprintf(&b, "%-9s does not work in full\n", r.Backend)
+			fmt.Fprintf(&b, "%-9s does not fully work\n", r.Backend)
 		}
 		for _, p := range r.Problems {
 			fmt.Fprintf(&b, "          %s\n", p)

@@ -41,7 +41,7 @@ func (d *decoder) put(register uint32, l load, known bool) {
 		l = load{}
 	}
 	if register == unix.NFT_REG_VERDICT {
-		d.target(d.other("a verdict that is computed"))
+		d.target(d.other("a computed verdict"))
 		return
 	}
 	l.register = word(register)

@@ -84,7 +84,7 @@ func (e *encoder) network(n ruleset.Network) {
 	case n.Prefix.Bits() > 0:
 		e.Network(n.Source, n.Not, n.Prefix)
 	case n.Not:
-		e.err = fmt.Errorf("the kernel has no match for a network that is everything")
+		e.err = fmt.Errorf("cannot encode a match of all addresses")
 	}
 }
 
