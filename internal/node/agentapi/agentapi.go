@@ -149,8 +149,8 @@ func (a *Agent) get(ctx context.Context, most int64, path string, query url.Valu
 	return text, err
 }
 
-// asked adds to an error what was requested.
-func asked(err error, format string, args ...any) error {
+// requestError adds to an error what was requested.
+func requestError(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
@@ -163,7 +163,7 @@ func (a *Agent) Pod(ctx context.Context, key Key) (facts sidecar.Facts, err erro
 	if err == nil {
 		facts, err = ReadPod(text, key)
 	}
-	return facts, asked(err, "pod %s/%s", key.Namespace, key.Name)
+	return facts, requestError(err, "pod %s/%s", key.Namespace, key.Name)
 }
 
 // Report sends the result of one plugin call as the last request on the connection. It returns when the kernel has
@@ -205,7 +205,7 @@ func (a *Agent) Decisions(ctx context.Context) (all []Report, err error) {
 	for i := range all {
 		all[i].Trim()
 	}
-	return all, asked(err, "decisions")
+	return all, requestError(err, "decisions")
 }
 
 // Audit requests the status of all pods of the node. With check, the agent inspects each pod first.
@@ -218,13 +218,13 @@ func (a *Agent) Audit(ctx context.Context, check bool) (all []audit.Status, err 
 	if err == nil {
 		err = json.Unmarshal(text, &all)
 	}
-	return all, asked(err, "the state of its pods")
+	return all, requestError(err, "the state of its pods")
 }
 
 // AuditPod requests the details of one pod. The answer is JSON.
 func (a *Agent) AuditPod(ctx context.Context, namespace, name string, query url.Values) ([]byte, error) {
 	text, err := a.get(ctx, maxAnswer, auditPath+"/"+namespace+"/"+name, query)
-	return text, asked(err, "pod %s/%s", namespace, name)
+	return text, requestError(err, "pod %s/%s", namespace, name)
 }
 
 // Trace requests a packet trace of a pod and calls each with every line.
@@ -245,11 +245,11 @@ func (a *Agent) Trace(ctx context.Context, namespace, name string, query url.Val
 			}
 		}
 	})
-	return asked(err, "a trace of pod %s/%s", namespace, name)
+	return requestError(err, "a trace of pod %s/%s", namespace, name)
 }
 
 // Bundle requests a part of a bug report, with records from the time since on.
 func (a *Agent) Bundle(ctx context.Context, part BundlePart, since time.Time) ([]byte, error) {
 	text, err := a.get(ctx, MaxPart, bundlePath+string(part), url.Values{SinceParam: {since.UTC().Format(time.RFC3339)}})
-	return text, asked(err, "its %s", part)
+	return text, requestError(err, "its %s", part)
 }

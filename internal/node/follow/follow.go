@@ -153,7 +153,7 @@ func run(
 		}
 		_ = f.count(all, false) // the first reading shows no rule
 	}
-	begin := Begin{Subject: o.Subject, Packets: words(o.Filter), Until: o.Now().Add(o.For), Note: note}
+	begin := Begin{Subject: o.Subject, Packets: packetsText(o.Filter), Until: o.Now().Add(o.For), Note: note}
 	if err := each(Record{Begin: &begin}); err != nil {
 		return errors.Join(err, closed(tracer))
 	}
@@ -167,8 +167,8 @@ func closed(t *nftrace.Tracer) error {
 	return t.Close()
 }
 
-// words describes the packets that a filter selects.
-func words(f nftrace.Filter) string {
+// packetsText describes the packets that a filter selects.
+func packetsText(f nftrace.Filter) string {
 	text := "the first packet of each TCP connection and UDP packets"
 	if f.Source.IsValid() {
 		text += " from " + address(f.Source)

@@ -140,7 +140,7 @@ func TestTool_OfTheWorkingDirectory(t *testing.T) {
 		if err != nil || got != want {
 			t.Errorf("with Path %q a tool gets PATH %q (%v), want %q", path, got, err, want)
 		}
-		if file, found := h.look("iptables-nft"); found && !strings.HasPrefix(file, "/usr") && !strings.HasPrefix(file, "/sbin") {
+		if file, found := h.findProgram("iptables-nft"); found && !strings.HasPrefix(file, "/usr") && !strings.HasPrefix(file, "/sbin") {
 			t.Errorf("with Path %q %q is found", path, file)
 		}
 	}

@@ -188,8 +188,8 @@ func split(f ruleset.Family, entries []byte) iter.Seq[[]byte] {
 	}
 }
 
-// counted compares the output of iptables-legacy-save with the kernel's number of rules: names can contain newlines and look like rules.
-func counted(s ruleset.Set) error {
+// checkRuleCount compares the output of iptables-legacy-save with the kernel's count of rules: names can contain newlines and fake rules.
+func checkRuleCount(s ruleset.Set) error {
 	l, err := openLegacy(s.Family)
 	if err != nil {
 		return err

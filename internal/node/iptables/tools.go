@@ -136,9 +136,9 @@ func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
 }
 
 func (h *Host) named(f ruleset.Family, v Variant, name string) (Tool, bool) {
-	save, ok := h.look(name + "-save")
-	restore, ok2 := h.look(name + "-restore")
-	program, ok3 := h.look(name)
+	save, ok := h.findProgram(name + "-save")
+	restore, ok2 := h.findProgram(name + "-restore")
+	program, ok3 := h.findProgram(name)
 	return Tool{Family: f, Variant: v, save: save, restore: restore, program: program, host: h}, ok && ok2 && ok3
 }
 
@@ -206,8 +206,8 @@ func (h *Host) directories() []string {
 	return slices.DeleteFunc(all, func(dir string) bool { return !filepath.IsAbs(dir) })
 }
 
-// look finds an executable file in the host's path, then in the usual one.
-func (h *Host) look(name string) (string, bool) {
+// findProgram finds an executable file in the host's path, then in the usual one.
+func (h *Host) findProgram(name string) (string, bool) {
 	for _, dir := range h.directories() {
 		file := filepath.Join(dir, name)
 		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
@@ -240,7 +240,7 @@ func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
 	}
 	set, err := ruleset.Parse(t.Family, text)
 	if err == nil && t.Variant == Legacy {
-		err = counted(set)
+		err = checkRuleCount(set)
 	}
 	return set, err
 }

@@ -91,7 +91,7 @@ type chain struct {
 	rules  []installedRule
 	// byText has the positions of rules by their text, filled at the first removal. A chain can have very many rules.
 	byText map[string][]int
-	head   int // index of the first rule that may not be removed
+	head   int // every rule before this index is removed
 }
 
 // removeFirst marks the first rule with the text as removed and returns its handle.

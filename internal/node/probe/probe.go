@@ -131,7 +131,7 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan str
 		conn, err := dialer.DialContext(ctx, "tcp", target)
 		if err == nil {
 			_ = conn.Close()
-		} else if !over(ctx) {
+		} else if !expired(ctx) {
 			last = err
 		}
 		select {
@@ -144,9 +144,9 @@ func (r Redirection) dial(ctx context.Context, f ruleset.Family, seen <-chan str
 	}
 }
 
-// over reports whether the context has ended or its deadline has passed. A dial can fail at the deadline before ctx.Err is
+// expired reports whether the context has ended or its deadline has passed. A dial can fail at the deadline before ctx.Err is
 // set, and that failure must not replace the last one.
-func over(ctx context.Context) bool {
+func expired(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline) //nolint:forbidigo // the context's own clock
 }

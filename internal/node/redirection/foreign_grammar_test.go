@@ -19,14 +19,14 @@ var foreignPorts = []string{"80", "80", "443", "53", "8080", "9000", "81", "1500
 func (w *walked) sets(t *testing.T) {
 	t.Helper()
 	for _, f := range families {
-		w.Collect(t, "have"+ends(f), labtest.Far.Addr(f), labtest.Peer.Addr(f), labtest.Pod.Addr(f))
-		w.Collect(t, "lack"+ends(f), elsewhere(f))
-		w.Collect(t, "fill"+ends(f), elsewhere(f))
+		w.Collect(t, "have"+familyNumber(f), labtest.Far.Addr(f), labtest.Peer.Addr(f), labtest.Pod.Addr(f))
+		w.Collect(t, "lack"+familyNumber(f), elsewhere(f))
+		w.Collect(t, "fill"+familyNumber(f), elsewhere(f))
 	}
 }
 
-// ends returns the number of a family.
-func ends(f ruleset.Family) string {
+// familyNumber returns the number of a family.
+func familyNumber(f ruleset.Family) string {
 	if f == ruleset.IPv6 {
 		return "6"
 	}
@@ -108,10 +108,10 @@ func (w *walked) nft() item {
 	for _, f := range families {
 		kind := map[ruleset.Family]string{ruleset.IPv4: "ipv4_addr", ruleset.IPv6: "ipv6_addr"}[f]
 		have := fmt.Sprintf("%s, %s", labtest.Far.Addr(f), labtest.Peer.Addr(f))
-		fmt.Fprintf(&b, "\tset have%s { type %s; elements = { %s }; }\n", ends(f), kind, have)
-		fmt.Fprintf(&b, "\tset lack%s { type %s; flags interval; elements = { %s/32 }; }\n", ends(f), kind, elsewhere(f))
-		fmt.Fprintf(&b, "\tset nets%s { type %s; flags interval; elements = { %s }; }\n", ends(f), kind, labtest.Far.Network(f))
-		fmt.Fprintf(&b, "\tset dyn%s { type %s; flags dynamic; size 128; }\n", ends(f), kind)
+		fmt.Fprintf(&b, "\tset have%s { type %s; elements = { %s }; }\n", familyNumber(f), kind, have)
+		fmt.Fprintf(&b, "\tset lack%s { type %s; flags interval; elements = { %s/32 }; }\n", familyNumber(f), kind, elsewhere(f))
+		fmt.Fprintf(&b, "\tset nets%s { type %s; flags interval; elements = { %s }; }\n", familyNumber(f), kind, labtest.Far.Network(f))
+		fmt.Fprintf(&b, "\tset dyn%s { type %s; flags dynamic; size 128; }\n", familyNumber(f), kind)
 	}
 	b.WriteString("\tset ports { type inet_service; flags interval; elements = { 80, 443, 9000-9010 }; }\n" +
 		"\tchain empty { }\n\tchain logs { counter; log prefix \"x \"; }\n\tchain rets { return; }\n\tchain nested { jump logs; jump empty; }\n" +
@@ -183,7 +183,7 @@ func (w *walked) nftRule(b nftBase) string {
 // nftMatches returns the matches of a rule, and the protocol that they select, "" for any.
 func (w *walked) nftMatches(b nftBase, f ruleset.Family) (protocol string, matches []string) {
 	ip := map[ruleset.Family]string{ruleset.IPv4: "ip", ruleset.IPv6: "ip6"}[f]
-	n := ends(f)
+	n := familyNumber(f)
 	switch w.IntN(5) {
 	case 0, 1, 2:
 		protocol = "tcp"
@@ -296,7 +296,7 @@ func (w *walked) nftVerdict(b nftBase, f ruleset.Family, protocol string) string
 	if b.hook == "forward" {
 		return pick(w, append(harmless, some...)...)
 	}
-	some = append(some, "meta priority set 1:1", "add @dyn"+ends(f)+" { "+ip+" saddr }")
+	some = append(some, "meta priority set 1:1", "add @dyn"+familyNumber(f)+" { "+ip+" saddr }")
 	if protocol == "tcp" {
 		some = append(some, "tcp dport set "+w.port(), "tcp option maxseg size set 1200")
 	}
@@ -405,7 +405,7 @@ func (w *walked) xtablesPorts(protocol string) string {
 }
 
 func (w *walked) xtablesMatch(f ruleset.Family, hook string) string {
-	n := ends(f)
+	n := familyNumber(f)
 	span := map[ruleset.Family]string{ruleset.IPv4: pick(w, "10.2.0.1-10.2.0.20", "203.0.113.1-203.0.113.9"), ruleset.IPv6: pick(w, "fd00:2::1-fd00:2::20", "fd00:99::1-fd00:99::9")}[f]
 	all := []string{
 		"-m comment --comment " + pick(w, `"a text -j DROP"`, "word", `"it is \"quoted\""`), "-d " + w.place(f), "-s " + w.place(f), "-d " + w.network(f), "! -d " + w.network(f), "! -s " + w.network(f),
@@ -449,7 +449,7 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 	own := func(option, name string) string { return fmt.Sprintf("-%s %s%d", option, name, id) }
 	all := []string{
 		"-j ACCEPT", "-j ACCEPT", "-j RETURN", "-j LOG --log-prefix \"p \"", "-j NFLOG --nflog-group 5", "", own("j", "OWN"), own("j", "LOGS"), own("j", "RETS"), own("j", "VOID"), own("g", "RETS"), own("j", "OWN"),
-		"-j SET --add-set fill" + ends(f) + " src --exist",
+		"-j SET --add-set fill" + familyNumber(f) + " src --exist",
 	}
 	if table == "nat" {
 		ports := ""
@@ -502,7 +502,7 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 func (w *walked) routes() item {
 	var b strings.Builder
 	f := pick(w, families...)
-	flag, table := "-"+ends(f), 200+w.IntN(100)
+	flag, table := "-"+familyNumber(f), 200+w.IntN(100)
 	switch w.IntN(10) {
 	case 0:
 		return item{"eth0 named lo", "ip -batch -", "link set lo name lo0\nlink set eth0 name lo\n"}

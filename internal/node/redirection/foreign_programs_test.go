@@ -109,9 +109,9 @@ func (w *walked) usual() (all []*asked) {
 func (w *walked) ways(t *testing.T) (all []*asked, ways []string) {
 	t.Helper()
 	all = w.usual()
-	sendTogether(t.Context(), all, patient)
+	sendTogether(t.Context(), all, longWait)
 	for _, a := range all {
-		ways = append(ways, fmt.Sprintf("%s: %s", a.command(), w.went(a.Request, a.got)))
+		ways = append(ways, fmt.Sprintf("%s: %s", a.command(), w.answeredBy(a.Request, a.got)))
 	}
 	return all, ways
 }
@@ -320,9 +320,9 @@ func TestState_Takers(t *testing.T) {
 				witness := w.Watch(t)
 				sendTogether(t.Context(), all, time.Second)
 				witness.Look()
-				went := w.went(a.Request, a.got)
-				if went == labtest.ByOutbound || went == labtest.ByInbound || c.want != "" && went != c.want {
-					t.Errorf("the packet ends at %q, want %q: this test shows nothing", went, c.want)
+				end := w.answeredBy(a.Request, a.got)
+				if end == labtest.ByOutbound || end == labtest.ByInbound || c.want != "" && end != c.want {
+					t.Errorf("the packet ends at %q, want %q: this test shows nothing", end, c.want)
 				}
 				if why := w.disagreement(a, witness); why != "" || a.answer.Wanted == inspect.AsWanted {
 					t.Errorf("%s\n%s\nanswer: %s: %s\nwent:   %s", a.command(), why, a.answer.Wanted, a.answer.Sentence, a.got)

@@ -39,8 +39,8 @@ const maxUnknown = 5
 
 const (
 	questions = 24 // per namespace
-	// impatient is long enough for a packet to reach the witness; patient waits for an answer in any case.
-	impatient, patient = 250 * time.Millisecond, 15 * time.Second
+	// shortWait is long enough for a packet to reach the witness; longWait waits for an answer in any case.
+	shortWait, longWait = 250 * time.Millisecond, 15 * time.Second
 )
 
 // item is what another program left in a namespace.
@@ -63,8 +63,8 @@ func (i item) install(ctx context.Context, path string) error {
 	})
 }
 
-// turn orders items: iptables-nft refuses tables with unknown chains, and other items use interface names that ip changes.
-func turn(i item) int { return slices.Index([]string{"nft", "ip"}, strings.Fields(i.command)[0]) }
+// order sorts items: iptables-nft refuses tables with unknown chains, and other items use interface names that ip changes.
+func order(i item) int { return slices.Index([]string{"nft", "ip"}, strings.Fields(i.command)[0]) }
 
 // asked is a question with its answer, and the packet that was sent.
 type asked struct {
@@ -127,7 +127,7 @@ func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tally) {
 	mustApply(t, namespaceOf(w.Fixture, v), spec)
 	var planted []item
 	items := w.items()
-	slices.SortStableFunc(items, func(a, b item) int { return turn(a) - turn(b) })
+	slices.SortStableFunc(items, func(a, b item) int { return order(a) - order(b) })
 	for _, i := range items {
 		err := i.install(t.Context(), w.Path())
 		counts.Lock()
@@ -144,10 +144,10 @@ func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tally) {
 	all := w.questions()
 	w.ask(t, v, spec, all)
 	witness := w.Watch(t)
-	sendTogether(t.Context(), all, impatient)
+	sendTogether(t.Context(), all, shortWait)
 	witness.Look()
 	if late := unsent(all, witness); len(late) > 0 { // the machine is busy
-		sendTogether(t.Context(), late, patient)
+		sendTogether(t.Context(), late, longWait)
 		witness.Look()
 	}
 	const most = 5
@@ -304,8 +304,8 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 	case a.answer.Deaf && len(a.got.Hops) > 0:
 		return "a process listens"
 	case verdict == walk.Dropped || verdict == walk.Rejected:
-		silent := verdict == walk.Rejected || errors.Is(a.got.Err, labtest.ErrSilent) || errors.Is(a.got.Err, labtest.ErrForbidden) || unroutable(a.got.Err)
-		if len(a.got.Hops) > 0 || len(arrived) > 0 || !silent {
+		unanswered := verdict == walk.Rejected || errors.Is(a.got.Err, labtest.ErrSilent) || errors.Is(a.got.Err, labtest.ErrForbidden) || unroutable(a.got.Err)
+		if len(a.got.Hops) > 0 || len(arrived) > 0 || !unanswered {
 			return fmt.Sprintf("the packet arrived at ports %v", arrived)
 		}
 		return ""
@@ -318,9 +318,9 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 		to = r.To
 	}
 	there := slices.Contains(w.arrivals(to, seen)[a.SourcePort], to.Port())
-	got := w.went(a.Request, a.got)
+	got := w.answeredBy(a.Request, a.got)
 	// A rule that affects only its first packet can break a connection, or hide its original destination.
-	if silent := errors.Is(a.got.Err, labtest.ErrSilent); silent && (there || verdict == walk.HandedOver && len(arrived) > 0) {
+	if unanswered := errors.Is(a.got.Err, labtest.ErrSilent); unanswered && (there || verdict == walk.HandedOver && len(arrived) > 0) {
 		return ""
 	}
 	by, _, _ := strings.Cut(got, ",")
@@ -343,8 +343,8 @@ func (w *walked) arrivals(to netip.AddrPort, seen *labtest.Witness) map[uint16][
 	return seen.Pod
 }
 
-// went names the listener that answered, or the error.
-func (w *walked) went(q labtest.Request, got labtest.Answer) string {
+// answeredBy names the listener that answered, or the error.
+func (w *walked) answeredBy(q labtest.Request, got labtest.Answer) string {
 	if len(got.Hops) == 0 {
 		return got.Err.Error()
 	}

@@ -181,7 +181,7 @@ func (w *walked) send(q labtest.Request, want []string) string {
 		ctx = short
 	}
 	got := q.Send(ctx)
-	return w.went(q, got)
+	return w.answeredBy(q, got)
 }
 
 // listener returns the expected answers of the listener at the end of the walk.

@@ -126,7 +126,7 @@ func (c Config) Doubt() error {
 	return c.Unread
 }
 
-// pending compares the change times of the files and their directories with the runtime's start. Without a socket it reports false.
+// pending compares the change times of the files and their directories with the runtime's start. It is true without a socket.
 func (r *reader) pending(at place) bool {
 	names := slices.Clone(r.searched)
 	for _, p := range places() {

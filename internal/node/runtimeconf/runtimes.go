@@ -54,7 +54,7 @@ func (r *reader) containerd(main string) {
 		if pending[0] == main && r.Source == "" || !r.decode(pending[0], &f) {
 			continue
 		}
-		r.doubts(pending[0], &f, first)
+		r.checkFile(pending[0], &f, first)
 		if s := f.section(); s != nil {
 			r.apply(s)
 			first = false
@@ -63,8 +63,8 @@ func (r *reader) containerd(main string) {
 	}
 }
 
-// doubts adds the problems of a file; first reports that no earlier file has a section of the CRI plugin.
-func (r *reader) doubts(file string, f *containerdFile, first bool) {
+// checkFile adds the problems of a file; first reports that no earlier file has a section of the CRI plugin.
+func (r *reader) checkFile(file string, f *containerdFile, first bool) {
 	if slices.ContainsFunc(f.DisabledPlugins, func(id string) bool {
 		return id == "cri" || id == "io.containerd.grpc.v1.cri" || id == "io.containerd.cri.v1.runtime"
 	}) {
@@ -75,14 +75,14 @@ func (r *reader) doubts(file string, f *containerdFile, first bool) {
 		r.problem("file %q: containerd ignores the section \"io.containerd.grpc.v1.cri\" in a file of version %d: its name is "+
 			"\"io.containerd.cri.v1.runtime\" there", file, f.Version)
 	}
-	if s := f.section(); s != nil && !first && r.covers(s) {
+	if s := f.section(); s != nil && !first && r.omitsDir(s) {
 		r.problem("file %q: replaces the section of the CRI plugin without its key cni: some versions of containerd take the default "+
 			"directories then, others those of the file before it", file)
 	}
 }
 
-// covers reports whether a section leaves out a directory that an earlier file has set: containerd 1 replaces whole sections.
-func (r *reader) covers(s *criPlugin) bool {
+// omitsDir reports whether a section leaves out a directory that an earlier file has set: containerd 1 replaces whole sections.
+func (r *reader) omitsDir(s *criPlugin) bool {
 	return s.CNI.ConfDir == "" && r.ConfDir != DefaultConfDir ||
 		s.CNI.BinDir == "" && len(s.CNI.BinDirs) == 0 && !slices.Equal(r.BinDirs, []string{DefaultBinDir})
 }

@@ -43,7 +43,7 @@ func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespac
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
 	listener, err := netns.In(b.pod, func() (net.Listener, error) {
-		return probe.ListenConfig([2]int{unix.SOL_IP, unix.IP_TRANSPARENT}).Listen(ctx, "tcp", b.every(port))
+		return probe.ListenConfig([2]int{unix.SOL_IP, unix.IP_TRANSPARENT}).Listen(ctx, "tcp", b.anyAddress(port))
 	})
 	if err != nil {
 		return err
@@ -80,7 +80,7 @@ func (b *testbed) query(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
 	resolver, err := netns.In(b.pod, func() (net.PacketConn, error) {
-		return probe.ListenConfig().ListenPacket(ctx, "udp", b.every(redirect.DNSPort))
+		return probe.ListenConfig().ListenPacket(ctx, "udp", b.anyAddress(redirect.DNSPort))
 	})
 	if err != nil {
 		return err
@@ -101,8 +101,8 @@ func (b *testbed) query(ctx context.Context) error {
 	return nil
 }
 
-// every returns the port on all addresses of the testbed's family.
-func (b *testbed) every(port uint16) string {
+// anyAddress returns the port on all addresses of the testbed's family.
+func (b *testbed) anyAddress(port uint16) string {
 	if b.podIP.Is6() {
 		return netip.AddrPortFrom(netip.IPv6Unspecified(), port).String()
 	}

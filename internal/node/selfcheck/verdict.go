@@ -46,8 +46,8 @@ type Problem struct {
 	Text string `json:"text"`
 }
 
-// serves reports whether the backend redirects IPv4 in mode REDIRECT, which nearly all pods need.
-func (r Result) serves() bool {
+// redirectsIPv4 reports whether the backend redirects IPv4 in mode REDIRECT, which nearly all pods need.
+func (r Result) redirectsIPv4() bool {
 	return !slices.ContainsFunc(r.Problems, func(p Problem) bool {
 		return p.Family == ruleset.IPv4.String() && p.Mode == redirect.Redirect.String()
 	})
@@ -61,7 +61,7 @@ func (v *Verdict) choose() {
 		if r.Untried != "" && v.Choice == "" {
 			v.Choice = r.Backend // unless another one works
 		}
-		if r.Untried != "" || !r.serves() {
+		if r.Untried != "" || !r.redirectsIPv4() {
 			continue
 		}
 		if fewest < 0 || len(r.Problems) < fewest {
@@ -89,7 +89,7 @@ func (v Verdict) Served(by redirect.Backend) error {
 		return err
 	}
 	for _, r := range v.Results {
-		if r.Backend == by && !r.serves() {
+		if r.Backend == by && !r.redirectsIPv4() {
 			return fmt.Errorf("pods cannot be redirected by %s on this node: %s", by, r.summary())
 		}
 	}

@@ -33,8 +33,8 @@ func verdict(v *nfnetlink.Verdict) ruleset.Target {
 	return ruleset.Other{Text: fmt.Sprintf("[verdict %d]", v.Code)}
 }
 
-// plain reports whether iptables could write the chain's name unchanged.
-func plain(chain string) bool {
+// reserved reports whether the name of a chain means something else in the text of iptables: a verdict, an option or a target.
+func reserved(chain string) bool {
 	return slices.Contains([]string{string(ruleset.Accept), string(ruleset.Drop), string(ruleset.Return)}, chain) ||
 		strings.HasPrefix(chain, "-") || strings.HasPrefix(chain, "!") || ruleset.NeutralTarget(chain) && chain != ""
 }
@@ -45,7 +45,7 @@ func (d *decoder) immediate(f nfnetlink.Fields) {
 		if n := len(d.parts) - 1; v.Code == nfnetlink.Accept && n >= 0 && d.tproxied() {
 			return
 		}
-		d.nft = d.nft || plain(v.Chain)
+		d.nft = d.nft || reserved(v.Chain)
 		d.target(verdict(&v))
 		return
 	}

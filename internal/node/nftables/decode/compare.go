@@ -217,7 +217,7 @@ func (d *decoder) compare(l load, negated bool, first, last []byte) {
 	if m == nil {
 		m = d.other("a match of " + l.name())
 	}
-	d.imply(m)
+	d.dropImplied(m)
 	d.match(m)
 }
 
@@ -237,8 +237,8 @@ func (d *decoder) pair(l load, negated bool, first, last []byte) bool {
 	return true
 }
 
-// imply drops a match that the next one implies: the protocol of a port, and the family of an address. nft's listing does the same.
-func (d *decoder) imply(m ruleset.Match) {
+// dropImplied drops a match that the next one implies: the protocol of a port, and the family of an address. nft's listing does the same.
+func (d *decoder) dropImplied(m ruleset.Match) {
 	if d.table.IPTables {
 		return
 	}

@@ -124,15 +124,15 @@ func (s *Set) ranges() []element {
 			continue
 		}
 		if e.last = bytes.Repeat([]byte{0xff}, len(e.first)); i+1 < len(sorted) {
-			e.last = before(sorted[i+1].last)
+			e.last = previousKey(sorted[i+1].last)
 		}
 		all = append(all, e)
 	}
 	return all
 }
 
-// before returns the previous key.
-func before(key []byte) []byte {
+// previousKey returns the key before a key.
+func previousKey(key []byte) []byte {
 	key = slices.Clone(key)
 	for i := range slices.Backward(key) {
 		if key[i]--; key[i] != 0xff {
@@ -187,7 +187,7 @@ func (d *decoder) inSet(list []ruleset.VerdictOf, of string, set *Set, not bool)
 	}
 	if len(ports) == 2 && len(list) == 2 && set.Name == "" {
 		p := ruleset.AnyPort{Protocol: d.protocol, List: ruleset.PortList(ports...), Not: not}
-		d.imply(p)
+		d.dropImplied(p)
 		d.match(p)
 		return
 	}
@@ -219,7 +219,7 @@ func (d *decoder) alternatives(set *Set, register uint32) (list []ruleset.Verdic
 		list = append(list, ruleset.VerdictOf{Target: verdict(set.rest.verdict)})
 	}
 	if l := d.registers[register]; l != nil {
-		of = l.named()
+		of = l.nftName()
 	}
 	return list, of, known
 }
@@ -243,8 +243,8 @@ func (d *decoder) element(e element, register uint32) (all []ruleset.Match) {
 	return all
 }
 
-// named returns nft's name of the loaded value.
-func (l load) named() string {
+// nftName returns nft's name of the loaded value.
+func (l load) nftName() string {
 	switch {
 	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && l.length == 2:
 		return map[uint32]string{nfnetlink.SourcePortOffset: "th sport", nfnetlink.DestinationPortOffset: "th dport"}[l.offset]

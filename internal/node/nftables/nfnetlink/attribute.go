@@ -90,7 +90,7 @@ type Attribute struct {
 func (a Attributes) All() iter.Seq[Attribute] {
 	return func(yield func(Attribute) bool) {
 		for rest := a; len(rest) > 0; {
-			attribute, behind, err := cut(rest)
+			attribute, behind, err := splitFirst(rest)
 			if err != nil || !yield(attribute) {
 				return
 			}
@@ -112,7 +112,7 @@ func (a Attributes) Get(kind uint16) Attribute {
 // Check returns an error if the attributes are incomplete.
 func (a Attributes) Check() error {
 	for rest := a; len(rest) > 0; {
-		_, behind, err := cut(rest)
+		_, behind, err := splitFirst(rest)
 		if err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func (a Attributes) Check() error {
 	return nil
 }
 
-func cut(a Attributes) (Attribute, Attributes, error) {
+func splitFirst(a Attributes) (Attribute, Attributes, error) {
 	if len(a) < unix.SizeofNlAttr {
 		return Attribute{}, nil, errCut
 	}

@@ -25,7 +25,7 @@ type Witness struct {
 }
 
 // witness has two sets. A packet is added to the first one before all other rules, and to the second one where it is received. Only the
-// pod has rules, and its kernel may drop a packet that arrives from its own address: for such packets the first hook is used.
+// pod has rules, and its kernel may drop a packet that arrives from its own address: the pod's second set uses its first hook.
 const witness = `table inet labtest-witness {
 	set sent { type inet_service . inet_service; flags dynamic; size 65535; }
 	set seen { type inet_service . inet_service; flags dynamic; size 65535; }
