@@ -24,8 +24,8 @@ type Witness struct {
 	Pod, Peer, Guest map[uint16][]uint16
 }
 
-// witness has two sets. A packet is added to the first one before all other rules, and to the second one where it is received. Only the
-// pod has rules, and its kernel may drop a packet that arrives from its own address: the pod's second set uses its first hook.
+// witness has two sets. A packet is added to the first one before all other rules, and to the second one where it is received. Hosts
+// other than the pod have no rules, and may drop a packet that arrives from their own address: there the second set uses the first hook.
 const witness = `table inet labtest-witness {
 	set sent { type inet_service . inet_service; flags dynamic; size 65535; }
 	set seen { type inet_service . inet_service; flags dynamic; size 65535; }
