@@ -33,7 +33,7 @@ var (
 
 const walkPackets = 40 // per Spec and family
 
-// TestLive_EveryPlace: legacy tables beside those of netlink, the routing by marks, and the names of other tables.
+// TestLive_EveryPlace: legacy tables beside nf_tables, the routing by marks, and the names of other tables.
 func TestLive_EveryPlace(t *testing.T) {
 	t.Parallel()
 	p, spec := dualPod(t), dual(byTPROXY)
