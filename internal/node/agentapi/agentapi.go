@@ -1,12 +1,12 @@
-// Package agentapi is the protocol in which the plugin requests a pod from the node agent and reports its calls: the client,
-// and the types that both use.
+// Package agentapi is the protocol by which the plugin asks the node agent about a pod and reports its calls: the client,
+// and the types that both sides use.
 //
-// It promises that an agent that is absent, of another implementation, hangs or sends invalid answers costs at most the
-// time of the caller's context and never causes a wrong decision: an answer that the client does not fully understand is an
-// error, after which the plugin queries the API server. The listener must be root, by the credentials of the socket. It needs
-// no credential and starts no goroutine or process that outlives the call.
+// It promises that an agent that is absent, is another implementation, hangs or sends invalid answers costs at most the time
+// of the caller's context and never causes a wrong decision: an answer that the client does not fully understand is an error,
+// after which the plugin queries the API server. The listener must run as root (SO_PEERCRED). The client needs no credential
+// and starts no goroutine or process that outlives the call.
 //
-// Start reading at Dial. wire.go has the protocol with its rules about versions.
+// Start reading at Dial. wire.go has the protocol and its rules about versions.
 package agentapi
 
 import (
@@ -32,17 +32,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
-// Agent is a connection to the node agent. It is used by one goroutine.
+// Agent is a connection to the node agent, for one goroutine.
 type Agent struct {
 	socket string
 	conn   net.Conn
-	// limited bounds each answer, which is read by in.
+	// limited bounds each answer. in reads from it.
 	limited *io.LimitedReader
 	in      *bufio.Reader
 }
 
-// Dial connects to the agent's socket. An error that is fs.ErrNotExist means that there is no agent, or one that serves
-// no look-ups.
+// Dial connects to the agent's socket. The error is fs.ErrNotExist if there is no agent, or if the agent serves no
+// look-ups.
 func Dial(ctx context.Context, socket string) (*Agent, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", socket)
@@ -72,8 +72,8 @@ func SocketSetting(socket *string) settings.Setting {
 	}
 }
 
-// Ask sends a command's request on a connection of its own. The error of a missing agent says what may be wrong; hint is more of that,
-// and may be "".
+// Ask sends a command's request on its own connection. The error for a missing agent names likely causes; hint adds to them and may be
+// "".
 func Ask(ctx context.Context, socket, hint string, request func(*Agent) error) error {
 	agent, err := Dial(ctx, socket)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -82,12 +82,12 @@ func Ask(ctx context.Context, socket, hint string, request func(*Agent) error) e
 	if err != nil {
 		return err
 	}
-	defer agent.Close() //nolint:errcheck // no more writes follow
+	defer agent.Close() //nolint:errcheck // the last request
 	return request(agent)
 }
 
-// Peer returns the credentials of the process at the other end of a unix socket (SO_PEERCRED): of the client on an accepted
-// connection, of the listener on a dialled one.
+// Peer returns the credentials of the process at the other end of a unix socket (SO_PEERCRED): the client on an accepted
+// connection, the listener on a dialled one.
 func Peer(conn net.Conn) (*unix.Ucred, error) {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -105,7 +105,7 @@ func Peer(conn net.Conn) (*unix.Ucred, error) {
 	return peer, errors.Join(err, inner)
 }
 
-// send writes one request. There is no http.Client: its transport may outlive the call.
+// send writes one request. It uses no http.Client, whose transport may outlive the call.
 func (a *Agent) send(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
 	if err != nil {
@@ -119,7 +119,7 @@ func (a *Agent) send(ctx context.Context, method, path string, body []byte) (*ht
 	return request, request.Write(a.conn)
 }
 
-// call sends one request on the connection. It passes the body of the answer, most bytes of it, to read.
+// call sends one request on the connection. It passes at most `most` bytes of the response body to read.
 func (a *Agent) call(ctx context.Context, most int64, method, path string, body []byte, read func(io.Reader) error) error {
 	defer context.AfterFunc(ctx, func() { _ = a.conn.SetDeadline(time.Unix(1, 0)) })()
 	request, err := a.send(ctx, method, path, body)
@@ -139,7 +139,7 @@ func (a *Agent) call(ctx context.Context, most int64, method, path string, body 
 	return read(response.Body)
 }
 
-// get requests what is at a path, most bytes of it.
+// get requests a path and returns at most `most` bytes.
 func (a *Agent) get(ctx context.Context, most int64, path string, query url.Values) (text []byte, err error) {
 	at := url.URL{Path: path, RawQuery: query.Encode()}
 	err = a.call(ctx, most, http.MethodGet, at.String(), nil, func(body io.Reader) (err error) {
@@ -149,8 +149,8 @@ func (a *Agent) get(ctx context.Context, most int64, path string, query url.Valu
 	return text, err
 }
 
-// asked adds to an error what was requested.
-func asked(err error, format string, args ...any) error {
+// requestError adds to an error what was requested.
+func requestError(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
@@ -163,12 +163,12 @@ func (a *Agent) Pod(ctx context.Context, key Key) (facts sidecar.Facts, err erro
 	if err == nil {
 		facts, err = ReadPod(text, key)
 	}
-	return facts, asked(err, "pod %s/%s", key.Namespace, key.Name)
+	return facts, requestError(err, "pod %s/%s", key.Namespace, key.Name)
 }
 
-// Report sends the result of a call of the runtime, as the last request on the connection. It returns when the kernel
-// has the report: an agent that is busy reads it later, after Close and after the end of this process, too. The
-// answer is not read.
+// Report sends the result of one plugin call as the last request on the connection. It returns when the kernel has
+// the report: a busy agent can read it after Close and even after this process has ended. Report does not read the
+// answer.
 func (a *Agent) Report(ctx context.Context, r Report) error {
 	r.Trim()
 	text, err := json.Marshal(r)
@@ -181,7 +181,7 @@ func (a *Agent) Report(ctx context.Context, r Report) error {
 	return nil
 }
 
-// Log sends lines of the plugin's log, as the reference's plugin does.
+// Log sends lines of the plugin's log in the format of the reference's plugin.
 func (a *Agent) Log(ctx context.Context, lines []string) error {
 	text, err := json.Marshal(lines)
 	if err == nil {
@@ -196,7 +196,7 @@ func (a *Agent) Log(ctx context.Context, lines []string) error {
 	return nil
 }
 
-// Decisions returns the reports that the agent holds, the latest first.
+// Decisions returns the reports that the agent holds, latest first.
 func (a *Agent) Decisions(ctx context.Context) (all []Report, err error) {
 	text, err := a.get(ctx, maxDecisions, decisionsPath, nil)
 	if err == nil {
@@ -205,10 +205,10 @@ func (a *Agent) Decisions(ctx context.Context) (all []Report, err error) {
 	for i := range all {
 		all[i].Trim()
 	}
-	return all, asked(err, "decisions")
+	return all, requestError(err, "decisions")
 }
 
-// Audit requests the status of all pods of the node, by an inspection of each if check is set.
+// Audit requests the status of all pods of the node. With check, the agent inspects each pod first.
 func (a *Agent) Audit(ctx context.Context, check bool) (all []audit.Status, err error) {
 	query := url.Values{}
 	if check {
@@ -218,16 +218,16 @@ func (a *Agent) Audit(ctx context.Context, check bool) (all []audit.Status, err 
 	if err == nil {
 		err = json.Unmarshal(text, &all)
 	}
-	return all, asked(err, "the state of its pods")
+	return all, requestError(err, "the state of its pods")
 }
 
-// AuditPod requests one pod in detail. The answer is JSON.
+// AuditPod requests the details of one pod. The answer is JSON.
 func (a *Agent) AuditPod(ctx context.Context, namespace, name string, query url.Values) ([]byte, error) {
 	text, err := a.get(ctx, maxAnswer, auditPath+"/"+namespace+"/"+name, query)
-	return text, asked(err, "pod %s/%s", namespace, name)
+	return text, requestError(err, "pod %s/%s", namespace, name)
 }
 
-// Trace requests a packet trace of a pod, and calls each with every line.
+// Trace requests a packet trace of a pod and calls each with every line.
 func (a *Agent) Trace(ctx context.Context, namespace, name string, query url.Values, each func(line []byte) error) error {
 	at := url.URL{Path: auditPath + "/" + namespace + "/" + name + "/trace", RawQuery: query.Encode()}
 	err := a.call(ctx, maxAnswer, http.MethodGet, at.String(), nil, func(body io.Reader) error {
@@ -245,11 +245,11 @@ func (a *Agent) Trace(ctx context.Context, namespace, name string, query url.Val
 			}
 		}
 	})
-	return asked(err, "a trace of pod %s/%s", namespace, name)
+	return requestError(err, "a trace of pod %s/%s", namespace, name)
 }
 
-// Bundle requests a part of a bug report, with records from a time on.
+// Bundle requests a part of a bug report, with records from the time since on.
 func (a *Agent) Bundle(ctx context.Context, part BundlePart, since time.Time) ([]byte, error) {
 	text, err := a.get(ctx, MaxPart, bundlePath+string(part), url.Values{SinceParam: {since.UTC().Format(time.RFC3339)}})
-	return text, asked(err, "its %s", part)
+	return text, requestError(err, "its %s", part)
 }

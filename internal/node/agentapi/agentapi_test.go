@@ -19,8 +19,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// The fields of the facts. If a conversion fails because of a new field, raise sidecar.FactsVersion: an older agent does not
-// deliver the field.
+// The fields of the facts. If a conversion fails because of a new field, raise sidecar.FactsVersion because an older agent
+// does not deliver the field.
 var (
 	_ = struct {
 		Namespace, Name, UID  string
@@ -54,11 +54,11 @@ func TestFacts_SentWhole(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if _, err := agentapi.ReadPod(text, agentapi.Key{Namespace: "a", Name: "b"}); err == nil {
-		t.Error("an answer without a UID counts")
+		t.Error("an answer without a UID is accepted")
 	}
 }
 
-// serve returns the socket of an agent. Each state of a connection goes to state, unless nil.
+// serve returns the socket of an agent. It passes each state of a connection to state, unless that is nil.
 func serve(t *testing.T, handler http.HandlerFunc, state func(net.Conn, http.ConnState)) string {
 	t.Helper()
 	socket := filepath.Join(agenttest.SocketDir(t), "s")
@@ -92,7 +92,7 @@ func TestClient_OneConnection(t *testing.T) {
 			connections++
 		}
 		if s == http.StateClosed {
-			close(ended) // all that was sent is read
+			close(ended) // all requests are read
 		}
 	})
 	agent := dial(t, socket)
@@ -111,15 +111,15 @@ func TestClient_OneConnection(t *testing.T) {
 	}
 }
 
-// servedAt names a socket, for the process in which TestClient_OnlyRootIsTrusted serves as another user.
+// servedAt names a socket for the process in which TestClient_OnlyRootIsTrusted serves as another user.
 const servedAt = "AGENTAPI_TEST_SERVES"
 
-// TestClient_OnlyRootIsTrusted lets another user serve the socket.
+// TestClient_OnlyRootIsTrusted serves the socket as another user.
 func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	if socket := os.Getenv(servedAt); socket != "" {
 		agenttest.Listen(t, socket)
 		_, _ = os.Stdout.WriteString("up\n")
-		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other one has seen it
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until the parent has seen it
 		return
 	}
 	dir := agenttest.SocketDir(t)

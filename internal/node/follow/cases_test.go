@@ -26,7 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// one traces the first packet of a connection of the app to an address.
+// one traces the first packet of the app's connection to an address.
 func (l lab) one(to string, change func()) follow.Packet {
 	l.Helper()
 	f, _, err := follow.Parse(func(name string) string { return map[string]string{"to": to}[name] })
@@ -46,7 +46,7 @@ func (l lab) one(to string, change func()) follow.Packet {
 	return follow.Packet{}
 }
 
-// send sends requests, each of which is answered.
+// send sends requests. Each must get an answer.
 func (l lab) send(all ...labtest.Request) {
 	l.Helper()
 	for _, r := range all {
@@ -56,7 +56,7 @@ func (l lab) send(all ...labtest.Request) {
 	}
 }
 
-// TestFollow_ForeignRules drop, reject, redirect or let pass what the mesh wants; a rule that is added during the trace is known as well.
+// TestFollow_ForeignRules: rules drop, reject, redirect or exclude what the mesh captures. The trace knows rules added during it.
 func TestFollow_ForeignRules(t *testing.T) {
 	t.Parallel()
 	const to = "10.2.0.9:80"
@@ -88,7 +88,7 @@ func TestFollow_ForeignRules(t *testing.T) {
 			for _, during := range []bool{false, true} {
 				add := func() {
 					netnstest.Run(t, l.Path(), "sh", "-c", test.rule)
-					time.Sleep(1200 * time.Millisecond) // until rules may be read again
+					time.Sleep(1200 * time.Millisecond) // until the rules may be read again
 				}
 				if !during {
 					add()
@@ -105,7 +105,7 @@ func TestFollow_ForeignRules(t *testing.T) {
 	}
 }
 
-// TestFollow_WithoutRules: what the mesh wants goes out, DNS as well.
+// TestFollow_WithoutRules: captured traffic goes out, also DNS.
 func TestFollow_WithoutRules(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
@@ -122,7 +122,7 @@ func TestFollow_WithoutRules(t *testing.T) {
 	}
 }
 
-// TestFollow_LegacyRulesAreCounted: with a trace, which has their packets, and without one.
+// TestFollow_LegacyRulesAreCounted counts with a trace of the packets, and without one.
 func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
@@ -174,7 +174,7 @@ func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 	}
 }
 
-// TestFollow_Flood: a pod that sends very many packets costs neither memory nor its own speed.
+// TestFollow_Flood: a pod that sends very many packets uses no more memory, and is not slowed down.
 func TestFollow_Flood(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, string(redirect.Netlink), redirect.Redirect)
@@ -187,7 +187,7 @@ func TestFollow_Flood(t *testing.T) {
 		defer socket.Close() //nolint:errcheck // nothing is lost
 		for i := range 100_000 {
 			to := netip.AddrPortFrom(labtest.Far.Port(ruleset.IPv4, 0).Addr(), uint16(1+i%60_000))
-			if n, _ := socket.WriteToUDPAddrPort([]byte("x"), to); n > 0 { // a full queue is no fault
+			if n, _ := socket.WriteToUDPAddrPort([]byte("x"), to); n > 0 { // a full queue is not an error
 				sent++
 			}
 		}
@@ -210,7 +210,7 @@ func TestFollow_Flood(t *testing.T) {
 	}
 }
 
-// slowTools are the legacy tools of the host, of which those that read run a command first.
+// slowTools returns the host's legacy tools. The ones that read run a command first.
 func slowTools(t *testing.T, command string) iptables.Host {
 	t.Helper()
 	dir := t.TempDir()
@@ -228,7 +228,7 @@ func slowTools(t *testing.T, command string) iptables.Host {
 	return iptables.Host{Force: iptables.Legacy, Path: dir}
 }
 
-// TestCounters_LastReading: it has its own time, and an error of it hides nothing else.
+// TestCounters_LastReading: the last reading has its own timeout, and its error hides no other result.
 func TestCounters_LastReading(t *testing.T) {
 	t.Parallel()
 	broken := filepath.Join(t.TempDir(), "broken")
@@ -265,7 +265,7 @@ func TestCounters_LastReading(t *testing.T) {
 			continue
 		}
 		got := *end
-		got.Counted = 0 // by several rules each
+		got.Counted = 0 // several rules count each packet
 		want := follow.End{Reason: "the time is over", Packets: 2, Wanted: 1, ByLegacy: 1}
 		if test.fails == "" {
 			want.CountedWanted, want.CountedPast = 1, 1
@@ -276,7 +276,7 @@ func TestCounters_LastReading(t *testing.T) {
 	}
 }
 
-// TestSettings_PacketsOfEveryPod: a setting is no reason for what the mesh would not take without it.
+// TestSettings_PacketsOfEveryPod: a setting is not named as the reason for packets that the mesh never captures.
 func TestSettings_PacketsOfEveryPod(t *testing.T) {
 	t.Parallel()
 	for _, backend := range backends() {

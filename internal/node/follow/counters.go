@@ -7,17 +7,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// place is a rule in its chain.
+// place is the position of a rule in its chain.
 type place struct {
 	family       ruleset.Family
 	table, chain string
 	number       int
 }
 
-// maxCounts bounds the rules that are shown of one reading.
+// maxCounts bounds the rules that one reading shows.
 const maxCounts = 100
 
-// count keeps the counters of legacy tables and, if compare is set, shows the rules that packets matched since the last reading.
+// count stores the counters of legacy tables. With compare it shows the rules whose packets increased since the last reading.
 func (f *follower) count(all []redirection.Count, compare bool) error {
 	before := f.counts
 	f.counts = map[place]redirection.Count{}
@@ -26,7 +26,7 @@ func (f *follower) count(all []redirection.Count, compare bool) error {
 		at := place{c.Family, c.Rule.Table, c.Rule.Chain, c.Rule.Number}
 		f.counts[at] = c
 		last := before[at]
-		if last.Rule.Rule != c.Rule.Rule || c.Packets < last.Packets { // another rule, or counters that began anew
+		if last.Rule.Rule != c.Rule.Rule || c.Packets < last.Packets { // another rule, or counters that were reset
 			last.Packets = 0
 		}
 		c.Packets -= last.Packets
@@ -45,7 +45,7 @@ func (f *follower) count(all []redirection.Count, compare bool) error {
 	return nil
 }
 
-// judgeRule judges the packets of a rule that ends their way through the table that redirects; any other decides nothing.
+// judgeRule judges the packets of a rule that ends their way through the table that redirects. Every other rule decides nothing.
 func (f *follower) judgeRule(h walk.Hop) inspect.Wanted {
 	result := walk.Result{Decided: &h}
 	switch target := h.Target.(type) {

@@ -1,11 +1,11 @@
-// Package follow shows the way of real packets through the rules of a pod's network namespace, each with the reasons of the rules
-// that it met.
+// Package follow shows how real packets pass the rules of a pod's network namespace, with the reason of each rule that they
+// match.
 //
-// It promises that packets go as they would without it, that nothing of it stays when it ends or is killed, and that its rate, memory
-// and output are bounded whatever the pod sends. Where the kernel does not trace (no nf_tables, or rules in legacy tables) it says so,
-// and shows the rules whose packet counters rise.
+// It promises that a trace does not change the way of any packet, that nothing remains when the trace ends or is killed, and that its
+// rate, memory and output are bounded whatever the pod sends. Where the kernel cannot trace (no nf_tables, or rules in legacy tables)
+// it says so and shows the rules whose packet counters rise.
 //
-// Start at Run; packet.go puts the kernel's events together, counters.go has the counters.
+// Start at Run; packet.go assembles the kernel's events, counters.go has the counters.
 package follow
 
 import (
@@ -21,8 +21,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Record is one line of a trace: one of its fields is set. The first has Begin, the last End. If the trace failed, the last has Error:
-// behind an End what came before the failure is whole.
+// Record is one line of a trace. Exactly one field is set: Begin in the first record, End in the last, or Error in the last if the
+// trace failed. The records before an Error are complete.
 type Record struct {
 	Begin  *Begin  `json:"begin,omitempty"`
 	Packet *Packet `json:"packet,omitempty"`
@@ -31,34 +31,34 @@ type Record struct {
 	Error  string  `json:"error,omitempty"`
 }
 
-// Begin says what is traced.
+// Begin describes what the trace covers.
 type Begin struct {
-	// Subject is the pod or namespace, Packets the selected ones in words.
+	// Subject is the pod or namespace, Packets describes the selected packets.
 	Subject string    `json:"subject"`
 	Packets string    `json:"packets"`
 	Until   time.Time `json:"until"`
-	// Note says what the kernel does not trace here.
+	// Note says what the kernel cannot trace here.
 	Note string `json:"note,omitempty"`
 }
 
-// Packet is a packet that was seen, with the rules that it met.
+// Packet is a traced packet with the rules that it matched.
 type Packet struct {
 	Time        time.Time `json:"time"`
 	Protocol    string    `json:"protocol"`
 	Source      string    `json:"source"`
 	Destination string    `json:"destination"`
-	// Outgoing is a packet that the pod sends.
+	// Outgoing marks a packet that the pod sends.
 	Outgoing bool `json:"outgoing"`
 	inspect.Answer
 }
 
-// Count is a rule of a legacy table that packets matched since the last look.
+// Count is a rule of a legacy table that packets matched since the last reading.
 type Count struct {
 	inspect.Hop
 
 	Family  string `json:"family"`
 	Packets uint64 `json:"packets"`
-	// Wanted says whether the rule lets these packets go as the mesh wants it; "" for a rule that decides nothing.
+	// Wanted says whether the rule treats these packets as the mesh wants; "" for a rule that decides nothing.
 	Wanted inspect.Wanted `json:"wanted,omitempty"`
 }
 
@@ -66,15 +66,15 @@ type Count struct {
 type End struct {
 	// Reason is why the trace ended.
 	Reason string `json:"reason"`
-	// Packets were seen. Of them, Wanted went as the mesh wants it, Past went past the mesh, ByLegacy are those of which only rules of
-	// legacy tables know it, and Unknown the rest.
+	// Packets is the number of traced packets. Wanted of them went as the mesh wants, Past went past the mesh, ByLegacy were decided
+	// by rules of legacy tables that the trace cannot see, and the way of Unknown is not known.
 	Packets  int `json:"packets"`
 	Wanted   int `json:"wanted"`
 	Past     int `json:"past"`
 	ByLegacy int `json:"byLegacy,omitempty"`
 	Unknown  int `json:"unknown"`
-	// Counted are the packets that rules of legacy tables counted: a packet counts with each rule that it matched. CountedWanted and
-	// CountedPast are those of the rules that decide.
+	// Counted is the number of packets that rules of legacy tables counted: a packet counts once for each rule that it matched.
+	// CountedWanted and CountedPast are the counts of the rules that decide.
 	Counted       uint64 `json:"counted,omitempty"`
 	CountedWanted uint64 `json:"countedWanted,omitempty"`
 	CountedPast   uint64 `json:"countedPast,omitempty"`
@@ -86,12 +86,12 @@ type End struct {
 // MaxPackets bounds a trace.
 const MaxPackets = 1000
 
-// Options say what is traced.
+// Options select what to trace.
 type Options struct {
 	Subject string
 	Filter  nftrace.Filter
 	For     time.Duration
-	// Now is the time of day.
+	// Now returns the current time.
 	Now func() time.Time
 }
 
@@ -104,19 +104,19 @@ type follower struct {
 	rules redirection.Traceable
 	each  func(Record) error
 
-	// blind reports whether no packet can be seen.
+	// blind reports that the trace cannot see packets.
 	blind   bool
 	open    []*packet
 	answers map[flow]bool
 	ticks   int
-	// reread is the tick of the last reading of the rules, rereads the number of these.
+	// reread is the tick of the last reading of the rules, rereads the number of these readings.
 	reread, rereads int
 	counts          map[place]redirection.Count
 	end             End
 }
 
-// Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. What is wanted explains the rules; nil
-// stands for what is inferred from the rules.
+// Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. want explains the rules; if it is nil,
+// Run infers it from the rules.
 func Run(ctx context.Context, space redirection.Namespace, want redirect.Wanted, o Options, each func(Record) error) error {
 	return run(ctx, space, want, o, nftrace.Open, each)
 }
@@ -140,20 +140,20 @@ func run(
 	switch {
 	case errors.Is(err, nftrace.ErrUnsupported):
 		f.blind = true
-		note = fmt.Sprintf("%v; so there are no packets here, only counters of rules in legacy tables", err)
+		note = fmt.Sprintf("%v; this trace shows only the counters of rules in legacy tables", err)
 	case err != nil:
 		return err
 	case f.rules.Legacy:
-		note = "the kernel does not trace the rules of legacy tables; the counters of these are read as well"
+		note = "the kernel does not trace rules of legacy tables; their counters are shown as well"
 	}
 	if note != "" {
 		all, err := space.LegacyCounts(ctx)
 		if err != nil {
 			return errors.Join(err, closed(tracer))
 		}
-		_ = f.count(all, false) // which shows none
+		_ = f.count(all, false) // the first reading shows no rule
 	}
-	begin := Begin{Subject: o.Subject, Packets: words(o.Filter), Until: o.Now().Add(o.For), Note: note}
+	begin := Begin{Subject: o.Subject, Packets: packetsText(o.Filter), Until: o.Now().Add(o.For), Note: note}
 	if err := each(Record{Begin: &begin}); err != nil {
 		return errors.Join(err, closed(tracer))
 	}
@@ -167,8 +167,8 @@ func closed(t *nftrace.Tracer) error {
 	return t.Close()
 }
 
-// words says which packets a filter selects.
-func words(f nftrace.Filter) string {
+// packetsText describes the packets that a filter selects.
+func packetsText(f nftrace.Filter) string {
 	text := "the first packet of each TCP connection and UDP packets"
 	if f.Source.IsValid() {
 		text += " from " + address(f.Source)
@@ -182,7 +182,7 @@ func words(f nftrace.Filter) string {
 	return text
 }
 
-// hint says what to do if nothing was seen.
+// hint returns advice for a trace without packets.
 func (f *follower) hint() string {
 	if f.end.Packets > 0 || f.end.Counted > 0 {
 		return ""
@@ -190,24 +190,24 @@ func (f *follower) hint() string {
 	if f.blind {
 		return "no counter of a rule rose"
 	}
-	return "no packet was seen: a connection that was open before is not shown; let the client connect anew, see whether its name " +
-		"resolves to the traced address, and whether it runs in this pod"
+	return "no packet was seen: connections that were already open are not shown; reconnect the client, and check that its name " +
+		"resolves to the traced address and that it runs in this pod"
 }
 
 const (
-	// tick is the time between two looks at packets of which no more events come; quiet is their number.
+	// tick is the time between two checks for packets without further events; quiet is the number of ticks to wait.
 	tick  = 100 * time.Millisecond
 	quiet = 2
-	// countEach is the number of ticks between two readings of counters, which start processes.
+	// countEach is the number of ticks between two readings of counters. A reading starts processes.
 	countEach = 20
-	// waiting bounds the events that wait here. The kernel has room for more, and drops what comes then.
+	// waiting bounds the queue of events. The kernel has a larger queue, and drops events when that is full.
 	waiting = 1024
 )
 
-// errEnough ends a trace of very many packets.
+// errEnough ends a trace at MaxPackets.
 var errEnough = fmt.Errorf("%d packets were seen", MaxPackets)
 
-// follow handles events until the trace ends, and shows the result. It closes the tracer, which may be nil.
+// follow handles events until the trace ends, and then shows the result. It closes the tracer, which may be nil.
 func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
 	ctx, cancel := context.WithTimeout(ctx, f.For)
 	defer cancel()
@@ -261,7 +261,7 @@ func (f *follower) emit(r Record) error {
 	return f.each(r)
 }
 
-// last reads the counters once more, whatever ended the trace.
+// last reads the counters a final time, even after an error or an interrupt.
 func (f *follower) last(ctx context.Context) error {
 	if f.counts == nil {
 		return nil
@@ -276,7 +276,7 @@ func (f *follower) last(ctx context.Context) error {
 	return f.count(all, true)
 }
 
-// loop handles what comes until ctx ends.
+// loop handles events and ticks until ctx ends.
 func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <-chan struct{}) error {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
@@ -298,7 +298,7 @@ func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <
 	}
 }
 
-// drain handles the events that are waiting.
+// drain handles the queued events.
 func (f *follower) drain(ctx context.Context, events <-chan nftrace.Event) error {
 	for len(events) > 0 {
 		if err := f.event(ctx, <-events); err != nil {
@@ -308,7 +308,7 @@ func (f *follower) drain(ctx context.Context, events <-chan nftrace.Event) error
 	return nil
 }
 
-// onTick ends the packets that are quiet and, each countEach ticks, reads the counters.
+// onTick ends the packets without further events and reads the counters every countEach ticks.
 func (f *follower) onTick(ctx context.Context) error {
 	f.ticks++
 	err := f.flush(quiet)
@@ -342,7 +342,7 @@ func (e *End) Add(r Record) {
 			e.CountedWanted += r.Count.Packets
 		case inspect.Past:
 			e.CountedPast += r.Count.Packets
-		case inspect.Unknown: // of no rule
+		case inspect.Unknown: // no rule decided
 		}
 	}
 }

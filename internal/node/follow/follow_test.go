@@ -25,7 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// The matrix: what wrote the rules, and the mode.
+// The matrix: the backends that wrote the rules, and the modes.
 const legacy = "legacy"
 
 func backends() []string {
@@ -40,7 +40,7 @@ func spaceOf(l *labtest.Fixture, backend string) redirection.Namespace {
 	return space
 }
 
-// lab is a pod that is redirected.
+// lab is a redirected pod.
 type lab struct {
 	*labtest.Fixture
 	*testing.T
@@ -60,7 +60,7 @@ func newLab(t *testing.T, backend string, mode redirect.Mode) lab {
 	return l
 }
 
-// trace runs a trace while do runs, and returns its records.
+// trace runs a trace during do, and returns its records.
 func (l lab) trace(f nftrace.Filter, do func()) (all []follow.Record) {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
@@ -93,7 +93,7 @@ func (l lab) trace(f nftrace.Filter, do func()) (all []follow.Record) {
 	return all
 }
 
-// sent is a request, its packet for a walk, and the expected result.
+// sent is a request with its packet for a walk and the expected result.
 type sent struct {
 	name string
 	labtest.Request
@@ -121,7 +121,7 @@ func (l lab) requests(f ruleset.Family) []sent {
 	}
 }
 
-// TestFollow_PacketsAreExplained compares a trace with the packets that were sent, with their fate without it, and with the walk of each.
+// TestFollow_PacketsAreExplained compares a trace with the sent packets, their results without a trace, and the walk of each.
 func TestFollow_PacketsAreExplained(t *testing.T) {
 	for _, backend := range backends() {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
@@ -157,7 +157,7 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 		l.Errorf("%s: no packet from port %d in %d records", s.name, s.SourcePort, len(all))
 		return
 	}
-	if seen := all[len(all)-1].End.Packets; seen != 1 { // answers are none
+	if seen := all[len(all)-1].End.Packets; seen != 1 { // answers are not shown
 		l.Errorf("%s: %d packets: %+v", s.name, seen, all)
 	}
 	got := *all[i].Packet
@@ -181,7 +181,7 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 	l.agree(s, got)
 }
 
-// agree compares a traced packet with the walk of the same one through the live rules.
+// agree compares a traced packet with its walk through the live rules.
 func (l lab) agree(s sent, got follow.Packet) {
 	l.Helper()
 	live, err := l.space.Live(l.Context(), l.spec)

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 )
 
-// Bounds of what is kept: packets whose events still come, hops of each, flows whose answers are left out, and the text of a rule.
+// Bounds of the state: packets in progress, hops of each, flows whose answers are left out, and the text of a rule.
 const (
 	maxOpen    = 256
 	maxHops    = 100
@@ -23,49 +23,49 @@ const (
 	maxText    = 1 << 10
 )
 
-// rereadEach is the least number of ticks between two readings of the rules, which may change during a trace, and maxRereads their
-// number: a process in the pod may change them all the time.
+// rereadEach is the minimum number of ticks between two readings of the rules, which may change during a trace. maxRereads bounds
+// the number of readings because a process in the pod may change the rules all the time.
 const (
 	rereadEach = 10
 	maxRereads = 20
 )
 
-// packet is a packet whose events still come.
+// packet is a packet in progress.
 type packet struct {
 	Packet
 
 	id uint32
-	// first is the packet as it was sent or arrived, last as it was where it was seen last, which is at.
+	// first is the packet as it was sent or arrived, last the packet at its latest event, and at the place of that event.
 	first, last nftrace.Packet
 	at          string
 	tick        int
 
-	// hook is that of the current base chain, and calls are the jumps that lead to the current chain.
+	// hook is the hook of the current base chain, and calls are the jumps that lead to the current chain.
 	hook    ruleset.Hook
 	calls   []call
 	hops    []walk.Hop
 	omitted int
-	// passed is the last hop that let the packet pass, in nat and elsewhere, as in a walk; decided the one of the verdict.
+	// passed is the last hop that let the packet pass, in nat and elsewhere, as in a walk; decided is the hop of the verdict.
 	passed  map[bool]walk.Hop
 	decided *walk.Hop
 	verdict walk.Verdict
-	// port is that of the socket that TPROXY gave the packet to.
+	// port is the port of the socket to which TPROXY assigned the packet.
 	port uint16
 }
 
-// call is a jump, or a goto, from which no packet comes back to its chain.
+// call is a jump or a goto. After a goto the packet does not return to the chain.
 type call struct {
 	hop  walk.Hop
 	goes bool
 }
 
-// flow are the addresses of a packet of UDP.
+// flow is the pair of addresses of a UDP packet.
 type flow struct{ source, destination netip.AddrPort }
 
-// families are the families of tables by the kernel's numbers, NFPROTO_…, linux/netfilter.h.
+// families maps the kernel's numbers (NFPROTO_…, linux/netfilter.h) to the families of tables.
 var families = map[uint8]ruleset.Family{1: ruleset.Inet, 2: ruleset.IPv4, 10: ruleset.IPv6} //nolint:gochecknoglobals // a constant table
 
-// event handles an event of the kernel. One of a packet that another tracer marked is none of ours.
+// event handles an event of the kernel. It ignores packets that another tracer marked.
 func (f *follower) event(ctx context.Context, e nftrace.Event) error {
 	i := slices.IndexFunc(f.open, func(p *packet) bool { return p.id == e.ID })
 	if e.Own && e.Packet.Present() {
@@ -76,8 +76,8 @@ func (f *follower) event(ctx context.Context, e nftrace.Event) error {
 	}
 	p := f.open[i]
 	p.tick = f.ticks
-	if e.Packet.Present() { // the first event of a base chain has it
-		p.hook, _ = f.rules.Owner.HookOf(families[e.Family], e.Table, e.Chain) // none in a table of others
+	if e.Packet.Present() { // only the first event of a base chain has the packet
+		p.hook, _ = f.rules.Owner.HookOf(families[e.Family], e.Table, e.Chain) // empty in other programs' tables
 		p.calls = p.calls[:0]
 	}
 	switch {
@@ -91,7 +91,7 @@ func (f *follower) event(ctx context.Context, e nftrace.Event) error {
 	return nil
 }
 
-// loopback is the index of lo, in every namespace.
+// loopback is the index of lo in every namespace.
 const loopback = 1
 
 // own handles an event of the trace's own table: the packet begins, arrives again by lo, or ends.
@@ -99,7 +99,7 @@ func (f *follower) own(i int, e nftrace.Event) error {
 	begins := e.Chain == "output" || e.Chain == "prerouting"
 	switch {
 	case begins && e.Handle != 0:
-		if i >= 0 { // the kernel uses the number again
+		if i >= 0 { // the kernel reuses the number
 			if err := f.show(i); err != nil {
 				return err
 			}
@@ -120,7 +120,7 @@ func (f *follower) own(i int, e nftrace.Event) error {
 	return nil
 }
 
-// expect makes the answer to a packet of UDP known. Of TCP only first packets are traced.
+// expect records the expected answer to a UDP packet. The trace has only the first packet of a TCP connection.
 func (f *follower) expect(p nftrace.Packet) {
 	if p.Protocol != ruleset.UDP {
 		return
@@ -131,7 +131,7 @@ func (f *follower) expect(p nftrace.Packet) {
 	f.answers[flow{p.Destination, p.Source}] = true
 }
 
-// begin opens a packet, unless it answers one that was seen.
+// begin starts a packet, unless it answers a traced one.
 func (f *follower) begin(e nftrace.Event) error {
 	if e.Packet.Protocol == ruleset.UDP && f.answers[flow{e.Packet.Source, e.Packet.Destination}] {
 		return nil
@@ -156,7 +156,7 @@ func protocol(number uint8) string {
 	return map[uint8]string{ruleset.TCP: "TCP", ruleset.UDP: "UDP"}[number]
 }
 
-// rule returns the rule of an event. An unknown one may be new: the rules are read again, now and then.
+// rule returns the rule of an event. An unknown rule may be new, so rule reads the rules again, at a bounded rate.
 func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 	handle := nftables.Handle{Family: families[e.Family], Table: e.Table, Number: e.Handle}
 	hop, known := f.rules.Rules[handle]
@@ -174,7 +174,7 @@ func (f *follower) rule(ctx context.Context, e nftrace.Event) walk.Hop {
 	return hop
 }
 
-// meet adds a rule that the packet matched, and what that means for it.
+// meet adds a rule that the packet matched, and its effect on the packet.
 func (p *packet) meet(h walk.Hop, e nftrace.Event) {
 	h.Hook, h.Why = p.hook.Name, redirect.Reason(h.Why, p.first.Protocol)
 	if len(p.hops) < maxHops {
@@ -183,7 +183,7 @@ func (p *packet) meet(h walk.Hop, e nftrace.Event) {
 		p.omitted++
 	}
 	cause := h
-	if len(p.calls) > 0 { // the jump into the chain of the last rule has the condition
+	if len(p.calls) > 0 { // the condition is in the jump into the chain of the last rule
 		cause = p.calls[len(p.calls)-1].hop
 	}
 	switch e.Verdict {
@@ -204,8 +204,8 @@ func (p *packet) meet(h walk.Hop, e nftrace.Event) {
 	}
 }
 
-// accept ends the way of the packet through a base chain. The socket that it was given to gets it, also if its destination is
-// changed behind that.
+// accept ends the way of the packet through a base chain. A socket assigned by TPROXY gets the packet even if a later rule
+// changes the destination.
 func (p *packet) accept(h, cause walk.Hop) {
 	t, gives := part[ruleset.TProxy](h.Target)
 	switch {
@@ -219,7 +219,7 @@ func (p *packet) accept(h, cause walk.Hop) {
 	}
 }
 
-// pass remembers a rule that lets the packet pass where the mesh decides.
+// pass stores a rule that lets the packet pass where the mesh decides.
 func (p *packet) pass(h walk.Hop) {
 	if p.hook.Name == "output" || p.hook.Name == "prerouting" {
 		p.passed[p.hook.Type == "nat"] = h
@@ -228,7 +228,7 @@ func (p *packet) pass(h walk.Hop) {
 
 func (p *packet) decide(v walk.Verdict, h walk.Hop) { p.verdict, p.decided = v, &h }
 
-// back leaves a called chain.
+// back returns from a called chain.
 func (p *packet) back() {
 	for len(p.calls) > 0 {
 		last := p.calls[len(p.calls)-1]
@@ -239,7 +239,7 @@ func (p *packet) back() {
 	}
 }
 
-// part returns the part of a target of nf_tables, of which a rule can have several, that is of a kind.
+// part returns the part of an nf_tables target that has the type T. A rule can have several targets.
 func part[T ruleset.Target](t ruleset.Target) (found T, is bool) {
 	if all, several := t.(ruleset.Then); several {
 		for _, one := range all {
@@ -260,7 +260,7 @@ func diverts(t ruleset.Target) bool {
 	return redirects || is && !n.Source
 }
 
-// flush shows the packets of which no event came for a number of ticks.
+// flush shows the packets that had no event for a number of ticks.
 func (f *follower) flush(ticks int) error {
 	for i := 0; i < len(f.open); {
 		if f.ticks-f.open[i].tick < ticks {
@@ -288,7 +288,7 @@ func (f *follower) show(i int) error {
 	return nil
 }
 
-// explain fills the answer.
+// explain fills in the answer.
 func (f *follower) explain(p *packet) {
 	r := p.result()
 	cause := f.cause(p, r)
@@ -299,7 +299,7 @@ func (f *follower) explain(p *packet) {
 		if !to.Addr().IsValid() {
 			to = netip.AddrPortFrom(p.first.Destination.Addr(), to.Port())
 		}
-		_ = p.Lands(f.space, p.first.Protocol, to) // without the listeners there is the rest
+		_ = p.Lands(f.space, p.first.Protocol, to) // without listeners the other answers remain
 	}
 	if p.Wanted == "" {
 		p.Sentence += "; rules of legacy tables are not traced, see their counters"
@@ -309,7 +309,7 @@ func (f *follower) explain(p *packet) {
 	}
 }
 
-// walked is the packet as it began, as far as the kernel tells.
+// walked returns the packet as it began, as far as the kernel reports it.
 func (p *packet) walked() walk.Packet {
 	as := walk.Packet{Outgoing: p.Outgoing, Protocol: p.first.Protocol, Src: p.first.Source, Dst: p.first.Destination}
 	if p.first.Out == loopback {
@@ -318,11 +318,11 @@ func (p *packet) walked() walk.Packet {
 	return as
 }
 
-// cause says why no rule is known that decided; "" is for a packet that the mesh leaves alone.
+// cause says why the rule that decided is unknown; "" for a packet that the mesh leaves alone.
 func (f *follower) cause(p *packet, r walk.Result) string {
 	switch {
 	case r.Verdict == walk.CannotTell:
-		return "it did not come further than " + p.at + ", and no rule that is read dropped it: see routes, rp_filter and other tables"
+		return "its last event is at " + p.at + ", and no known rule dropped it: check routes, rp_filter and other tables"
 	case r.Verdict == walk.Passed && f.rules.Legacy:
 		return "no rule of nf_tables takes it"
 	case r.Verdict == walk.Passed && p.first.Protocol != ruleset.TCP && !f.rules.Wanted.Takes(p.walked()):
@@ -332,12 +332,12 @@ func (f *follower) cause(p *packet, r walk.Result) string {
 	case f.rules.Legacy:
 		return "by a rule of a legacy table"
 	case p.first.Protocol != ruleset.TCP:
-		return "as the first packet of its connection was"
+		return "like the first packet of its connection"
 	}
 	return "by a rule of a table that is not read"
 }
 
-// hopOf makes a hop safe to show.
+// hopOf returns a hop with texts that are safe to print.
 func hopOf(h walk.Hop) inspect.Hop {
 	return inspect.Hop{
 		Hook: h.Hook, Table: printable.Text(h.Table, maxText), Chain: printable.Text(h.Chain, maxText), Number: h.Number,
@@ -345,7 +345,7 @@ func hopOf(h walk.Hop) inspect.Hop {
 	}
 }
 
-// result is what became of the packet: by its addresses where it was seen last, and the rules that it met.
+// result returns the outcome for the packet, from its addresses at the latest event and the rules that it matched.
 func (p *packet) result() walk.Result {
 	r := walk.Result{Verdict: p.verdict, Decided: p.decided}
 	ended := p.at == "postrouting" || p.at == "input"
@@ -368,8 +368,8 @@ func (p *packet) result() walk.Result {
 	return r
 }
 
-// wanted judges as the walk of a packet is judged, except for what only a real packet shows: it is "" if a rule in a legacy table may
-// have decided.
+// wanted judges like the walk of a packet, except for what only a real packet shows. It is "" if a rule in a legacy table may have
+// decided.
 func (f *follower) wanted(r walk.Result) inspect.Wanted {
 	switch {
 	case r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver:
@@ -383,7 +383,7 @@ func (f *follower) wanted(r walk.Result) inspect.Wanted {
 	return inspect.Judge(r)
 }
 
-// toProxy reports whether a port is one of the proxy's to which rules of the mesh redirect.
+// toProxy reports whether a port is a port of the proxy to which rules of the mesh redirect.
 func (f *follower) toProxy(port uint16) bool {
 	spec := redirect.Default()
 	if f.rules.Wanted != nil {
@@ -392,7 +392,7 @@ func (f *follower) toProxy(port uint16) bool {
 	return slices.Contains([]uint16{spec.OutboundPort, spec.InboundPort, redirect.DNSPort}, port)
 }
 
-// address prints a network, or the address that it consists of.
+// address formats a network, or a single address without a prefix length.
 func address(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()

@@ -11,13 +11,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 )
 
-// MaxFor bounds the time of a trace, DefaultFor is the usual one.
+// MaxFor bounds the time of a trace, DefaultFor is the default.
 const (
 	MaxFor     = 10 * time.Minute
 	DefaultFor = 30 * time.Second
 )
 
-// Parse reads the selected packets and the time from texts by name: from, to, port, for. An empty text is the default.
+// Parse reads the packet filter and the duration from the parameters from, to, port and for. An empty text means the default.
 func Parse(get func(name string) string) (f nftrace.Filter, duration time.Duration, err error) {
 	var errs []error
 	bad := func(name, want string) {
@@ -45,7 +45,7 @@ func Parse(get func(name string) string) (f nftrace.Filter, duration time.Durati
 	return f, duration, errors.Join(errs...)
 }
 
-// port reads a port, "" for the known one.
+// port reads a port. An empty text means the known port.
 func port(text string, known uint16) (uint16, error) {
 	if text == "" {
 		return known, nil
@@ -57,7 +57,7 @@ func port(text string, known uint16) (uint16, error) {
 	return uint16(n), err
 }
 
-// network reads an address or a network, "" for none. An IPv4 address in one of IPv6 is IPv4 in packets.
+// network reads an address or a network, "" for none. Packets carry an IPv4-mapped IPv6 address as IPv4.
 func network(text string) (netip.Prefix, error) {
 	if text == "" {
 		return netip.Prefix{}, nil

@@ -1,7 +1,7 @@
-// Package inspect describes the redirection of one network namespace for a person, and walks a packet through it.
+// Package inspect describes the redirection of one network namespace for people, and walks a packet through it.
 //
-// It promises that everything shown is read at that moment, and that nothing is changed. Where nothing is known of the pod, the
-// wanted redirection is inferred from the live rules. It never decides whether a pod is in the mesh.
+// It promises to read everything at the time of the call and to change nothing. Where nothing is known about the pod, it infers
+// the wanted redirection from the live rules. It never decides whether a pod is in the mesh.
 //
 // Start at Read, Alone and Walk; packet.go has the questions about packets and their answers.
 package inspect
@@ -45,33 +45,33 @@ func (l List[T]) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]T(l))
 }
 
-// Explanation is a pod from injection to kernel.
+// Explanation describes a pod from injection to kernel.
 type Explanation struct {
 	audit.Status
 
-	// Injected reports whether the injector has marked the pod, Injection what it added.
+	// Injected reports whether the injector has marked the pod. Injection is what the injector added.
 	Injected  bool      `json:"injected"`
 	Injection Injection `json:"injection"`
-	// Decision is the plugin's about the pod as it is now, Added the one that the plugin reported when the pod was made; nil if
-	// the agent has no report.
+	// Decision is the plugin's decision about the pod in its current state. Added is the decision that the plugin reported when
+	// the pod was created, nil without a report.
 	Decision Decision         `json:"decision"`
 	Added    *agentapi.Report `json:"added,omitempty"`
 	Detail
-	// ByRules is the state by the live rules alone, where no wanted ones are known.
+	// ByRules is the state inferred from the live rules alone, where the wanted rules are not known.
 	ByRules audit.State `json:"byRules,omitempty"`
-	// InspectionError is why the namespace could not be read.
+	// InspectionError says why the namespace could not be read.
 	InspectionError string `json:"inspectionError,omitempty"`
-	// Answer is the way of the packet that was asked for.
+	// Answer is the way of the requested packet.
 	Answer *Answer `json:"answer,omitempty"`
 }
 
 // Injection is what the injector added to the pod.
 type Injection struct {
-	// Revision is that of istiod, from the annotation sidecar.istio.io/status; "" if it has none.
+	// Revision is istiod's revision, from the annotation sidecar.istio.io/status; "" if the annotation has none.
 	Revision string `json:"revision,omitempty"`
 	// Proxy says how the proxy runs: "container", "native sidecar" or "" for none.
 	Proxy string `json:"proxy,omitempty"`
-	// Setup is the init container of the redirection: istio-validation leaves it to the CNI plugin, istio-init does it itself.
+	// Setup is the init container for the redirection: istio-validation leaves the work to the CNI plugin, istio-init does it itself.
 	Setup string `json:"setup,omitempty"`
 }
 
@@ -90,13 +90,13 @@ type Listener struct {
 	UID     uint32         `json:"uid"`
 }
 
-// Ports are those of the proxy.
+// Ports are the ports of the proxy.
 type Ports struct {
 	Outbound uint16 `json:"outbound"`
 	Inbound  uint16 `json:"inbound"`
 }
 
-// Read describes a namespace. Nil is what is wanted if that is not known.
+// Read describes a namespace. want may be nil if it is not known.
 func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (d Detail, err error) {
 	live, err := read(ctx, space, want)
 	if err != nil {
@@ -120,7 +120,7 @@ func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err err
 	return d, err
 }
 
-// read reads the live rules. If it is not known what is wanted, it is what Infer finds.
+// read reads the live rules. If want is nil, it infers the wanted redirection.
 func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (walk.Namespace, error) {
 	live, err := space.Live(ctx, want)
 	if err != nil || want != nil {
@@ -141,8 +141,8 @@ func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	return live, err
 }
 
-// Inferred returns the Spec by which the rules of a namespace were most likely made, and sets its backend to the one that made them.
-// It is nil if the namespace has no rule of the mesh.
+// Inferred returns the Spec that most likely made the rules of a namespace, and sets the namespace's backend to the one that made
+// them. The Spec is nil if the namespace has no rule of the mesh.
 func Inferred(ctx context.Context, space *redirection.Namespace) (redirect.Wanted, error) {
 	live, err := read(ctx, *space, nil)
 	if err != nil || live.Wanted == nil {
@@ -151,10 +151,10 @@ func Inferred(ctx context.Context, space *redirection.Namespace) (redirect.Wante
 	return live.Wanted.Spec, backend(space, live.Wanted.Native)
 }
 
-// unknownPod is the remedy for a namespace without rules: that of a pod outside of the mesh is the same, and in order.
-const unknownPod = "none if the pod is not to be in the mesh (istio-cni why NAMESPACE/NAME has the reason); otherwise restart the pod"
+// unknownPod is the remedy for a namespace without rules, which is correct for a pod outside of the mesh.
+const unknownPod = "none if the pod should not be in the mesh (istio-cni why NAMESPACE/NAME has the reason); otherwise restart the pod"
 
-// Alone judges a namespace by its live rules alone: whether they are those of some configuration of the mesh.
+// Alone judges a namespace by its live rules alone: whether they match some configuration of the mesh.
 func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err error) {
 	live, err := read(ctx, space, nil)
 	if err != nil {
@@ -189,7 +189,7 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 	return e, nil
 }
 
-// withoutAddress explains a namespace that has rules of the mesh by a backend, and no address.
+// withoutAddress explains a namespace that has rules of the mesh, made by a backend, but no address.
 func withoutAddress(by redirect.Backend) string {
 	copied := "such rules are copied with reproduce-nftables of runsc"
 	switch by {
@@ -203,7 +203,7 @@ func withoutAddress(by redirect.Backend) string {
 		"; or the plugin that assigns addresses has not run"
 }
 
-// backend selects the one whose rules are in the namespace.
+// backend selects the backend whose rules are in the namespace.
 func backend(space *redirection.Namespace, native bool) error {
 	if native {
 		space.Backend = redirect.Native

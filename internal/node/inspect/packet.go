@@ -19,9 +19,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
 
-// Question is a packet in a person's words.
+// Question describes a packet as a person would.
 type Question struct {
-	// Inbound is a packet that arrives from From at Port; else a process of UID and GID sends one to To.
+	// Inbound is a packet that arrives from From at Port. Otherwise a process of UID and GID sends one to To.
 	Inbound  bool
 	To       netip.AddrPort
 	From     netip.Addr
@@ -30,8 +30,7 @@ type Question struct {
 	UDP      bool
 }
 
-// Parse reads a question from parameters by name, those of the page: direction (out, in), to, uid, gid (as uid by default), from,
-// port, udp.
+// Parse reads a question from the page's parameters: direction (out, in), to, uid, gid (uid by default), from, port, udp.
 func Parse(get func(name string) string) (q Question, err error) {
 	var errs []error
 	number := func(name string, bits int) uint64 {
@@ -81,35 +80,35 @@ func parseTo(text string) (netip.AddrPort, error) {
 
 var errPort = errors.New("port: value 0: want a port from 1 to 65535")
 
-// maxHops bounds the hops of an Answer: a tenant can have chains of any length.
+// maxHops bounds the hops of an Answer because a tenant can make chains of any length.
 const maxHops = 2000
 
-// Answer is what becomes of a packet.
+// Answer is the way of a packet and its end.
 type Answer struct {
 	Verdict string `json:"verdict"`
-	// Packet describes the packet that was asked for; a traced one has its own fields.
+	// Packet describes the requested packet. A traced packet has its own fields.
 	Packet string `json:"packet,omitempty"`
-	// Sentence is one sentence about it, Wanted whether that is as the mesh wants it.
+	// Sentence describes the result in one sentence, Wanted says whether the mesh wants it.
 	Sentence string   `json:"sentence"`
 	Wanted   Wanted   `json:"wanted"`
 	Settings []string `json:"settings,omitempty"`
-	// To is where it is redirected to, Deaf that nothing listens there.
+	// To is the destination after a redirection. Deaf reports that nothing listens there.
 	To   string    `json:"to,omitempty"`
 	Deaf bool      `json:"deaf,omitempty"`
 	Hops List[Hop] `json:"hops"`
-	// Omitted counts rules that do not match and are left out; Cut those that are left out in the middle of very many Hops.
+	// Omitted counts rules that do not match and are left out. Cut counts hops that are left out in the middle of a long list.
 	Omitted int `json:"omitted,omitempty"`
 	Cut     int `json:"cut,omitempty"`
 }
 
-// notSent is the Verdict of a packet whose way ends before any rule.
+// notSent is the Verdict of a packet that ends before any rule.
 const notSent = "not-sent"
 
 // Wanted says whether the way of a packet is as the mesh wants it.
 type Wanted string
 
-// The packet goes as the mesh wants it; past the mesh or another way than the mesh wants, such as to a port on which nothing listens; or
-// that is unknown.
+// The packet goes as the mesh wants; or past the mesh, or another way than the mesh wants, such as to a port without a listener; or its
+// way is not known.
 const (
 	AsWanted Wanted = "as-wanted"
 	Past     Wanted = "past-the-mesh"
@@ -138,12 +137,12 @@ func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	switch ends := errors.As(err, &ended); {
 	case err != nil && !ends:
 		return a, err
-	case ends && !q.Inbound: // an app's connect looks the route up before any rule sees a packet
+	case ends && !q.Inbound: // connect(2) looks up the route before any rule sees a packet
 		return Answer{Verdict: notSent, Packet: describe(p), Sentence: "is not sent: " + ended.Error(), Wanted: Past}, nil
 	}
 	r := live.Walk(p)
 	if ended != nil && r.Verdict != walk.CannotTell {
-		r.Summary = fmt.Sprintf("cannot tell, because the pod has no way for the answer: %s; if it arrives by %s, the packet %s", ended, p.In, r.Summary)
+		r.Summary = fmt.Sprintf("cannot tell because the pod has no route for the answer: %s; if it arrives by %s, the packet %s", ended, p.In, r.Summary)
 		r.Verdict, r.Settings = walk.CannotTell, nil
 	}
 	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p), Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
@@ -160,8 +159,8 @@ func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	return a, nil
 }
 
-// Lands completes the answer for a packet that is redirected or handed over: whether a process of the namespace listens. Nothing is
-// known of another host.
+// Lands adds to the answer for a packet that is redirected or delivered whether a process of the namespace listens. Nothing is
+// known about other hosts.
 func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.AddrPort) error {
 	a.To = to.String()
 	here := a.Verdict == walk.HandedOver.String()
@@ -187,8 +186,8 @@ func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.Add
 	return nil
 }
 
-// landing is the socket that a redirected packet ends at: what the pod sends is redirected to loopback, what arrives to the
-// address that it arrived at.
+// landing returns the socket of a redirected packet. Outgoing packets are redirected to loopback, arriving ones to the
+// address at which they arrived.
 func landing(p walk.Packet, r walk.Result) netip.AddrPort {
 	switch {
 	case r.To.Addr().IsValid():
@@ -202,11 +201,11 @@ func landing(p walk.Packet, r walk.Result) netip.AddrPort {
 // client is an ephemeral port.
 const client = 40000
 
-// errOwn means that a packet from the pod's own address does not arrive from outside.
-var errOwn = errors.New("is an address of the pod itself: ask for what a process of the pod sends, by --to")
+// errOwn means that a packet from the pod's own address cannot arrive from outside.
+var errOwn = errors.New("is an address of the pod itself: use --to for packets that a process of the pod sends")
 
-// packet completes the question by the addresses and routes of the calling thread's namespace. With a *route.EndError the packet is as
-// complete as it can be. The look-up of a redirected packet, to an address of the pod, is not made.
+// packet completes the question with the addresses and routes of the calling thread's namespace. With a *route.EndError the packet is
+// as complete as possible. packet does not look up the route after a redirection, which leads to an address of the pod.
 func (q Question) packet() (p walk.Packet, err error) {
 	p = walk.Packet{Protocol: unix.IPPROTO_TCP, UID: q.UID, GID: q.GID}
 	if q.UDP {
@@ -223,8 +222,8 @@ func (q Question) packet() (p walk.Packet, err error) {
 	return p, err
 }
 
-// arriving completes a packet that arrives: by the interface by which answers leave. The ports and the user of these are not asked for,
-// as the process that answers is not known.
+// arriving completes a packet that arrives, using the interface of the answers. It ignores the answers' ports and user because the
+// process that answers is not known.
 func (q Question) arriving(p walk.Packet) (walk.Packet, error) {
 	way, err := route.WayTo(q.From, route.Flow{Protocol: p.Protocol})
 	if way.Local {
@@ -244,7 +243,7 @@ func (q Question) arriving(p walk.Packet) (walk.Packet, error) {
 // errNoAddress means that the namespace has no address of the packet's family.
 var errNoAddress = errors.New("the namespace has no address of the packet's family")
 
-// address is one of the namespace's at which packets arrive.
+// address returns an address of the namespace at which packets arrive.
 func address(ipv4 bool) (netip.Addr, error) {
 	own, err := route.Addresses()
 	if err != nil {
@@ -259,7 +258,7 @@ func address(ipv4 bool) (netip.Addr, error) {
 	return own[i], nil
 }
 
-// describe names the packet.
+// describe describes the packet.
 func describe(p walk.Packet) string {
 	protocol := "the first packet of a TCP connection"
 	if p.Protocol == unix.IPPROTO_UDP {
@@ -277,7 +276,7 @@ func describe(p walk.Packet) string {
 	return fmt.Sprintf("%s %s, of a process with uid %d and gid %d", protocol, way, p.UID, p.GID)
 }
 
-// Judge says whether a result is as the mesh wants it: as the wanted rules have it, unless a setting of the pod lets it past.
+// Judge says whether a result is as the mesh wants: it matches the wanted rules, unless a setting of the pod excludes the packet.
 func Judge(r walk.Result) Wanted {
 	redirected := r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver
 	proxys := slices.Contains([]uint16{redirect.OutboundPort, redirect.InboundPort, redirect.DNSPort}, r.To.Port()) &&

@@ -21,14 +21,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// lab is a pod that is redirected, of one family.
+// lab is a redirected pod of one family.
 type lab struct {
 	*labtest.Fixture
 	space  redirection.Namespace
 	family ruleset.Family
 }
 
-// newLab makes a pod without a proxy: its ports refuse.
+// newLab makes a pod without a proxy, so its ports refuse connections.
 func newLab(t *testing.T, f ruleset.Family) lab {
 	t.Helper()
 	l := lab{Fixture: labtest.New(t, f), family: f}
@@ -49,12 +49,12 @@ func (l lab) ip(t *testing.T, commands string) {
 	}
 }
 
-// far is the request of an actor, to a place that no route is for but the default one.
+// far is an actor's request to a place that only the default route reaches.
 func (l lab) far(from labtest.Actor, via labtest.Protocol, port uint16) labtest.Request {
 	return labtest.Request{From: from, Via: via, To: labtest.Far.Port(l.family, port)}
 }
 
-// ask returns the answer for a request of the pod, and the kernel's.
+// ask returns the answer for a request of the pod, and the kernel's answer.
 func (l lab) ask(t *testing.T, q labtest.Request) (inspect.Answer, labtest.Answer) {
 	t.Helper()
 	of := inspect.Question{To: q.To, UID: uint32(q.From.UID), GID: uint32(q.From.GID), UDP: q.Via == labtest.UDP}
@@ -63,7 +63,7 @@ func (l lab) ask(t *testing.T, q labtest.Request) (inspect.Answer, labtest.Answe
 	return a, q.Send(t.Context())
 }
 
-// ends requires that a connect fails with the errno and the answer has it; for 0, that both end at the proxy's port, which is closed.
+// ends requires that a connect fails with the errno and the answer names it; for 0, that both end at the proxy's closed port.
 func (l lab) ends(t *testing.T, q labtest.Request, want unix.Errno) {
 	t.Helper()
 	a, kernel := l.ask(t, q)
@@ -79,14 +79,14 @@ func (l lab) ends(t *testing.T, q labtest.Request, want unix.Errno) {
 	}
 }
 
-// TestWalk_RoutesThatEndTheWay: an app's connect looks the route up before any rule sees a packet.
+// TestWalk_RoutesThatEndTheWay: an app's connect looks up the route before any rule sees a packet.
 func TestWalk_RoutesThatEndTheWay(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		setup string
 		// The error of the app's connect to port 80, and of root's to port 81; 0 if it reaches the proxy's port.
 		app, root unix.Errno
-		// IPv6 looks up the route once, without a source.
+		// IPv6 looks up the route once, without a source address.
 		app6 unix.Errno
 	}{
 		{"route add blackhole NET", unix.EINVAL, unix.EINVAL, unix.EINVAL},
@@ -121,7 +121,7 @@ func TestWalk_RoutesThatEndTheWay(t *testing.T) {
 	}
 }
 
-// TestWalk_RouteOfAUserOrPort: the interface is that of the route that policy rules choose for the packet.
+// TestWalk_RouteOfAUserOrPort: the interface belongs to the route that policy rules select for the packet.
 func TestWalk_RouteOfAUserOrPort(t *testing.T) {
 	t.Parallel()
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
@@ -145,7 +145,7 @@ func TestWalk_RouteOfAUserOrPort(t *testing.T) {
 	}
 }
 
-// TestWalk_NoHost: TCP does not connect to a broadcast or multicast.
+// TestWalk_NoHost: TCP does not connect to a broadcast or multicast address.
 func TestWalk_NoHost(t *testing.T) {
 	t.Parallel()
 	for f, all := range map[ruleset.Family][]string{ruleset.IPv4: {"255.255.255.255", "224.0.0.1", "10.1.0.255"}, ruleset.IPv6: {"ff0e::1"}} {
@@ -156,7 +156,7 @@ func TestWalk_NoHost(t *testing.T) {
 	}
 }
 
-// TestParse_LinkLocal: no socket connects to a link-local address of IPv6 without an interface.
+// TestParse_LinkLocal: no socket connects to an IPv6 link-local address without an interface.
 func TestParse_LinkLocal(t *testing.T) {
 	t.Parallel()
 	for to, good := range map[string]bool{"[fe80::1]:80": false, "[fe80::1%eth0]:80": true, "169.254.1.1:80": true} {
@@ -165,7 +165,7 @@ func TestParse_LinkLocal(t *testing.T) {
 	}
 }
 
-// TestWalk_RouteByLoopback: nothing says what becomes of a packet that is led into the pod, and is for another host.
+// TestWalk_RouteByLoopback: the result is unknown for a packet that is routed into the pod but addressed to another host.
 func TestWalk_RouteByLoopback(t *testing.T) {
 	t.Parallel()
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
@@ -178,7 +178,7 @@ func TestWalk_RouteByLoopback(t *testing.T) {
 	}
 }
 
-// TestWalk_NoWayForTheAnswer: by which interface a packet arrives from there is not known.
+// TestWalk_NoWayForTheAnswer: the interface at which such a packet arrives is not known.
 func TestWalk_NoWayForTheAnswer(t *testing.T) {
 	t.Parallel()
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
@@ -192,14 +192,14 @@ func TestWalk_NoWayForTheAnswer(t *testing.T) {
 	}
 }
 
-// TestWalk_Listeners: nothing is said about those of another host, and a connection that none of the pod accepts is not as wanted.
+// TestWalk_Listeners: nothing is known about another host's listeners, and the mesh does not want a connection that no process accepts.
 func TestWalk_Listeners(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, ruleset.IPv4)
 	l.StartProxy(t, l.Proxy(redirect.Redirect), redirect.Redirect)
 	for _, c := range []struct {
 		port uint16
-		dnat string // where a rule of others leads to
+		dnat string // the destination of a foreign rule
 		by   string // the listener
 		want inspect.Wanted
 	}{
@@ -222,8 +222,8 @@ func TestWalk_Listeners(t *testing.T) {
 	}
 }
 
-// TestJudge_Redirected: the proxy's ports are the pod's, and a packet that is to pass, such as the proxy's own, is redirected against the
-// mesh's will.
+// TestJudge_Redirected: the proxy's ports come from the pod. The mesh does not want a redirection of packets that should pass, such as
+// the proxy's own.
 func TestJudge_Redirected(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

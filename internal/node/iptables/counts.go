@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Count is how many packets have matched a rule. Number counts the rules of its chain from 1.
+// Count is the number of packets that matched a rule. Number is the rule's position in its chain, from 1.
 type Count struct {
 	Table, Chain string
 	Number       int

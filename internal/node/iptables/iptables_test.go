@@ -14,11 +14,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// relation are small numbers whose sum, each times a power of FNV's prime, is 0 of 64 bits; they were found by lattice reduction.
+// relation has small factors: the sum of their products with powers of FNV's prime is 0 in 64 bits. They come from lattice reduction.
 var relation = []int{0, 1, 1, 5, 0, 1, 0, -1, -3, 0, -1, 0, -3, 2, 5, 2, -2, 0, -2, 1, -3, 1, -1, -1}
 
-// collide returns two texts of letters and digits that bring FNV-1a of 64 bits from the states a and b, which differ by what a part
-// of the relation is, to one state.
+// collide returns two texts of letters and digits that bring FNV-1a of 64 bits from the states a and b, whose difference is a part
+// of the relation, to the same state.
 func collide(a, b uint64, relation []int) (one, other string, found bool) {
 	const prime, letters = 0x100000001b3, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 	if len(relation) == 0 {
@@ -26,7 +26,7 @@ func collide(a, b uint64, relation []int) (one, other string, found bool) {
 	}
 	for _, x := range []byte(letters) {
 		for _, y := range []byte(letters) {
-			// What a letter adds to a state depends on the state's last byte.
+			// The effect of a letter on a state depends on the state's last byte.
 			if int(byte(b)^y)-int(byte(b))-int(byte(a)^x)+int(byte(a)) != relation[0] {
 				continue
 			}
@@ -38,7 +38,7 @@ func collide(a, b uint64, relation []int) (one, other string, found bool) {
 	return "", "", false
 }
 
-// entriesOf returns what the digest of a table is made of.
+// entriesOf returns the input of a table's digest.
 func entriesOf(f ruleset.Family, table string) ([]byte, error) {
 	l, err := openLegacy(f)
 	if err != nil {
@@ -56,7 +56,7 @@ func entriesOf(f ruleset.Family, table string) ([]byte, error) {
 	return entries, err
 }
 
-// TestLegacyDigest_ForgedTable: a pod can write its tables such that they have any digest that it can compute.
+// TestLegacyDigest_ForgedTable: a pod can write tables with any digest that it can compute.
 func TestLegacyDigest_ForgedTable(t *testing.T) {
 	t.Parallel()
 	for f, tool := range map[ruleset.Family]string{ruleset.IPv4: "iptables-legacy", ruleset.IPv6: "ip6tables-legacy"} {
@@ -96,7 +96,7 @@ func TestLegacyDigest_ForgedTable(t *testing.T) {
 	}
 }
 
-// TestRead_RuleOfSeveralLines: a name with a line end makes two rules of one in the text.
+// TestRead_RuleOfSeveralLines: a name with a newline turns one rule into two in the text.
 func TestRead_RuleOfSeveralLines(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
@@ -122,8 +122,8 @@ func TestRead_RuleOfSeveralLines(t *testing.T) {
 	}
 }
 
-// TestTool_OfTheWorkingDirectory: a tool of the host gets absolute directories only, whatever the caller's PATH is,
-// so that a program that it starts by name is never a file of the working directory.
+// TestTool_OfTheWorkingDirectory: a tool of the host gets only absolute directories, whatever the caller's PATH is,
+// so that it never starts a program from the working directory.
 func TestTool_OfTheWorkingDirectory(t *testing.T) {
 	dir := t.TempDir()
 	tool := filepath.Join(dir, "tool")
@@ -140,7 +140,7 @@ func TestTool_OfTheWorkingDirectory(t *testing.T) {
 		if err != nil || got != want {
 			t.Errorf("with Path %q a tool gets PATH %q (%v), want %q", path, got, err, want)
 		}
-		if file, found := h.look("iptables-nft"); found && !strings.HasPrefix(file, "/usr") && !strings.HasPrefix(file, "/sbin") {
+		if file, found := h.findProgram("iptables-nft"); found && !strings.HasPrefix(file, "/usr") && !strings.HasPrefix(file, "/sbin") {
 			t.Errorf("with Path %q %q is found", path, file)
 		}
 	}

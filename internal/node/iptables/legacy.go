@@ -42,13 +42,13 @@ type getInfo struct {
 // getEntries is the head of struct ipt_get_entries; the entries follow, aligned to 8 bytes.
 const getEntriesHead = tableNameLen + 8
 
-// ErrChanged is returned if a legacy table changed while it was read.
+// ErrChanged is returned if a legacy table changed during a read.
 var ErrChanged = errors.New("the legacy table was changed meanwhile")
 
-// ErrUninspectable is returned if the namespace holds more rules than the bounds: a pod can fill its own.
+// ErrUninspectable is returned if the namespace holds more rules than the bounds allow: a pod can fill its own.
 var ErrUninspectable = nftables.ErrUninspectable
 
-// Bounds of all tables of a family, and of the text that a tool prints of them. A rule takes about 200 bytes.
+// Bounds of all tables of a family, and of the tool's output for them. A rule takes about 200 bytes.
 const (
 	maxRules = 50_000
 	maxBytes = 32 << 20
@@ -58,15 +58,15 @@ func overBudget() error {
 	return fmt.Errorf("%w: it holds more than %d rules of iptables, or more than %d MiB of them", ErrUninspectable, maxRules, maxBytes>>20)
 }
 
-// LegacyHas reports whether the legacy tables of the current namespace hold chains with the prefix, without a tool: it finds
-// chains by the names in the entries, so it decodes no entry. It returns ErrUninspectable if the tables of the family exceed
-// the bounds, before it reads any of them.
+// LegacyHas reports whether the legacy tables of the current namespace hold chains with the prefix. It runs no tool and
+// decodes no entry: it searches the entries for the names of chains. It returns ErrUninspectable if the tables of the family
+// exceed the bounds, before it reads any of them.
 func LegacyHas(f ruleset.Family, prefix string) (found bool, err error) {
 	err = eachLegacy(f, func(entries []byte) { found = found || bytes.Contains(entries, []byte(prefix)) })
 	return found && err == nil, err
 }
 
-// Digest stands for rules: those of two equal ones are equal, whoever wrote them. It is zero without tables.
+// Digest identifies rules: equal rules have equal digests, whoever wrote them. It is zero without tables.
 type Digest [sha256.Size]byte
 
 // LegacyDigest returns the digest of the rules of all legacy tables of the family in the current namespace, without their counters.
@@ -84,7 +84,7 @@ func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
 	return sum, err
 }
 
-// eachLegacy calls do with the head and the entries of each legacy table, by name.
+// eachLegacy calls do with the entries of each legacy table, in the order of the names.
 func eachLegacy(f ruleset.Family, do func(entries []byte)) error {
 	return inLegacy(f, func(l legacy, tables []string) error {
 		sizes, err := l.sizes(tables)
@@ -99,7 +99,7 @@ func eachLegacy(f ruleset.Family, do func(entries []byte)) error {
 	})
 }
 
-// inLegacy calls do with the names of the legacy tables and a socket, if there are any.
+// inLegacy calls do with the names of the legacy tables and a socket, if there are any tables.
 func inLegacy(f ruleset.Family, do func(l legacy, tables []string) error) error {
 	tables, err := legacyTables(f)
 	if err != nil || len(tables) == 0 {
@@ -127,7 +127,7 @@ func clearCounters(f ruleset.Family, entries []byte) {
 	}
 }
 
-// LegacyRules returns the legacy tables of the family that may do something to a packet: those with rules, or with a policy DROP.
+// LegacyRules returns the legacy tables of the family that may affect a packet: tables with rules or with a policy DROP.
 func LegacyRules(f ruleset.Family) (filled []string, err error) {
 	err = inLegacy(f, func(l legacy, tables []string) error {
 		for _, table := range tables {
@@ -135,7 +135,7 @@ func LegacyRules(f ruleset.Family) (filled []string, err error) {
 			if failed != nil {
 				return failed
 			}
-			const end = 1 // the entry behind the last chain
+			const end = 1 // the entry after the last chain
 			acts := int(info.entries) > bits.OnesCount32(info.validHooks)+end
 			if !acts {
 				entries, unread := l.entries(table, info.size)
@@ -153,7 +153,7 @@ func LegacyRules(f ruleset.Family) (filled []string, err error) {
 	return filled, err
 }
 
-// drops reports whether a policy in a table without rules is DROP: a struct xt_standard_target whose verdict is -NF_DROP-1.
+// drops reports whether a table without rules has a policy DROP: a struct xt_standard_target whose verdict is -NF_DROP-1.
 func drops(f ruleset.Family, entries []byte) bool {
 	const nameAt, verdictAt = 2, 32
 	for entry := range split(f, entries) {
@@ -165,8 +165,8 @@ func drops(f ruleset.Family, entries []byte) bool {
 	return false
 }
 
-// nextOffset is the place of next_offset, behind target_offset, in struct ipt_entry (linux/netfilter_ipv4/ip_tables.h) and ip6t_entry
-// (linux/netfilter_ipv6/ip6_tables.h).
+// nextOffset is the position of next_offset, after target_offset, in struct ipt_entry (linux/netfilter_ipv4/ip_tables.h) and
+// ip6t_entry (linux/netfilter_ipv6/ip6_tables.h).
 func nextOffset(f ruleset.Family) int {
 	if f == ruleset.IPv6 {
 		return 142
@@ -188,8 +188,8 @@ func split(f ruleset.Family, entries []byte) iter.Seq[[]byte] {
 	}
 }
 
-// counted holds a text of iptables-legacy-save to the kernel's number of rules: names in rules can have line ends, and look like rules.
-func counted(s ruleset.Set) error {
+// checkRuleCount compares the output of iptables-legacy-save with the kernel's count of rules: names can contain newlines and fake rules.
+func checkRuleCount(s ruleset.Set) error {
 	l, err := openLegacy(s.Family)
 	if err != nil {
 		return err
@@ -200,10 +200,10 @@ func counted(s ruleset.Set) error {
 		if err != nil {
 			return err
 		}
-		rules, entries := 0, bits.OnesCount32(info.validHooks)+1 // policies, and the entry behind the last chain
+		rules, entries := 0, bits.OnesCount32(info.validHooks)+1 // policies, and the entry after the last chain
 		for _, c := range t.Chains {
 			if rules += len(c.Rules); c.Policy == ruleset.NoPolicy {
-				entries += 2 // its name, and the return at its end
+				entries += 2 // the name of the chain, and the return at its end
 			}
 		}
 		if kernel := int(info.entries) - entries; rules != kernel {
@@ -213,14 +213,14 @@ func counted(s ruleset.Set) error {
 	return nil
 }
 
-// LegacyInUse reports whether the namespace has legacy tables of the family, the mesh's or not.
+// LegacyInUse reports whether the namespace has legacy tables of the family, of the mesh or of other programs.
 func LegacyInUse(f ruleset.Family) bool {
 	tables, err := legacyTables(f)
 	return err == nil && len(tables) > 0
 }
 
 // legacyTables returns the names of the family's legacy tables. The kernel lists them for the namespace of the reading
-// thread; the list is absent if it was built without legacy iptables.
+// thread; a kernel without legacy iptables has no list.
 func legacyTables(f ruleset.Family) ([]string, error) {
 	list := "ip_tables_names"
 	if f == ruleset.IPv6 {
@@ -233,7 +233,7 @@ func legacyTables(f ruleset.Family) ([]string, error) {
 	return strings.Fields(string(names)), nil
 }
 
-// legacy is a socket by which the legacy tables of a family are read.
+// legacy is a socket for reading the legacy tables of a family.
 type legacy struct {
 	family    ruleset.Family
 	fd, level int
@@ -263,7 +263,7 @@ func (l legacy) info(table string) (getInfo, error) {
 	return info, err
 }
 
-// sizes returns how many bytes each table has, or ErrUninspectable if all together exceed the bounds.
+// sizes returns the size of each table in bytes, or ErrUninspectable if the sum exceeds the bounds.
 func (l legacy) sizes(tables []string) (map[string]uint32, error) {
 	sizes := map[string]uint32{}
 	rules, total := 0, 0
@@ -285,8 +285,8 @@ func (l legacy) entries(table string, size uint32) ([]byte, error) {
 	buffer := make([]byte, getEntriesHead+int(size))
 	copy(buffer[:tableNameLen-1], table)
 	binary.NativeEndian.PutUint32(buffer[tableNameLen:], size)
-	err := getsockopt(l.fd, l.level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's own size
-	if errors.Is(err, unix.EAGAIN) {                                                                // the table has another size by now
+	err := getsockopt(l.fd, l.level, soGetEntries, unsafe.Pointer(&buffer[0]), uint32(len(buffer))) //nolint:gosec // the kernel's size
+	if errors.Is(err, unix.EAGAIN) {                                                                // the table has changed its size
 		err = ErrChanged
 	}
 	if err != nil {
@@ -297,7 +297,7 @@ func (l legacy) entries(table string, size uint32) ([]byte, error) {
 
 func getsockopt(fd, level, option int, value unsafe.Pointer, size uint32) error {
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(value),
-		uintptr(unsafe.Pointer(&size)), 0) //nolint:gosec // as getsockopt(2) wants it
+		uintptr(unsafe.Pointer(&size)), 0) //nolint:gosec // the types of getsockopt(2)
 	runtime.KeepAlive(value)
 	if errno != 0 {
 		return errno

@@ -18,12 +18,12 @@ import (
 // lockWait makes legacy tools wait for their lock (seconds) instead of failing at once.
 const lockWait = "--wait=30"
 
-// run starts one program with the text on its standard input. Its environment has only PATH, with the absolute directories
-// of the host's path: an empty or relative one is relative to the working directory.
+// run starts one program with stdin as its standard input. Its environment has only PATH, limited to the absolute
+// directories of the host's path: an empty or relative entry would be relative to the working directory.
 func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // a tool found on the node's path; arguments are ours
 	cmd.Env = []string{"PATH=" + strings.Join(t.host.directories(), string(filepath.ListSeparator))}
-	// A tool must not go on after this process was killed and another one has taken over.
+	// A tool must not continue after this process was killed and another one has taken over.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if t.host.Held != nil {
 		cmd.ExtraFiles = []*os.File{t.host.Held}
@@ -47,8 +47,8 @@ func (t Tool) run(ctx context.Context, program, stdin string, args ...string) (s
 // maxMessage bounds a tool's message.
 const maxMessage = 4 << 10
 
-// capped keeps the first bytes of its input. It drops the rest or returns an error, which ends a program that keeps writing.
-// The buffer is not embedded: io.Copy would fill it by its ReadFrom.
+// capped keeps the first bytes of its input. It drops the rest, or returns an error, which ends a program that keeps
+// writing. The buffer is not embedded because io.Copy would use its ReadFrom.
 type capped struct {
 	text   bytes.Buffer
 	most   int
@@ -69,7 +69,7 @@ func (c *capped) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// explain turns a failed run into an error that shows the tool's message, the line that it names, and a hint.
+// explain turns a failed run into an error with the tool's message, the line that the message names, and a hint.
 func explain(ctx context.Context, name, stdin, stderr string, err error) error {
 	if ctxErr := context.Cause(ctx); ctxErr != nil {
 		return fmt.Errorf("running %s: %w", name, ctxErr)
@@ -89,7 +89,7 @@ func explain(ctx context.Context, name, stdin, stderr string, err error) error {
 	return fmt.Errorf("%s: %w", strings.TrimSuffix(text, ": "), err)
 }
 
-// lineOf finds the line of the program that the tool's message numbers.
+// lineOf finds the input line whose number is in the tool's message.
 func lineOf(message, stdin string) string {
 	// Compiled on use: a global pattern would slow down every start of the program.
 	m := regexp.MustCompile(`line:? ?(\d+)`).FindStringSubmatch(message)
@@ -104,7 +104,7 @@ func lineOf(message, stdin string) string {
 	return lines[n-1]
 }
 
-// hintFor returns the usual cause of a message of the tools.
+// hintFor returns the usual cause of a tool's message.
 func hintFor(message string) string {
 	hints := []struct{ part, hint string }{
 		{"Permission denied", "this needs CAP_NET_ADMIN in the namespace"},
@@ -112,7 +112,7 @@ func hintFor(message string) string {
 		{"xtables lock", "another iptables holds the lock"},
 		{"No chain/target/match", "the node's kernel lacks a netfilter module for this rule (xt_owner, xt_REDIRECT, xt_TPROXY, …)"},
 		{"Invalid argument", "in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; use the " +
-			"backend native, which auto takes there by itself"},
+			"backend native, which auto selects there"},
 		{"Extension", "the node's kernel lacks the netfilter module of that extension"},
 		{"Table does not exist", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},
 		{"do you need to insmod", "the node's kernel lacks that table; load the module iptable_nat, iptable_mangle or iptable_raw"},

@@ -1,8 +1,8 @@
 // Package iptables reads and writes the rules of the current network namespace with the host's iptables tools.
 //
 // It promises one iptables-restore for each Program, to select the tools without writing any rule, and to read a namespace
-// without tables without starting a process. It never enters a namespace (the caller has), never
-// touches another one, and starts no shell.
+// without tables without starting a process. The caller enters the namespace; this package never enters or touches another
+// one, and starts no shell.
 //
 // Start at Choose.
 package iptables
@@ -25,13 +25,13 @@ import (
 // Variant is one of the two implementations of iptables.
 type Variant string
 
-// The variants. They keep separate rules, and a packet traverses those of both.
+// The variants. They keep separate rules, and a packet traverses the rules of both.
 const (
 	NFT    Variant = "nft"
 	Legacy Variant = "legacy"
 )
 
-// ParseVariant reads legacy, nft or "" (choose).
+// ParseVariant reads "legacy", "nft" or "" (choose).
 func ParseVariant(text string) (Variant, error) {
 	switch v := Variant(text); v {
 	case "", NFT, Legacy:
@@ -40,31 +40,31 @@ func ParseVariant(text string) (Variant, error) {
 	return "", fmt.Errorf("want legacy, nft or nothing")
 }
 
-// Host is where and how tools are started.
+// Host describes where to find the tools and how to start them.
 type Host struct {
-	// Path is a list of directories as in $PATH. Empty means the usual ones.
+	// Path is a list of directories like $PATH. "" means the usual directories.
 	Path string
-	// Force chooses the variant.
+	// Force selects the variant.
 	Force Variant
-	// Held, if set, is a file that every tool inherits, so that it stays open until the last one has ended.
+	// Held, if set, is a file that every tool inherits, so that it stays open until the last tool has ended.
 	Held *os.File
-	// Lock is the file that legacy tools lock instead of the host's; the pod's namespace file serves. "" is the host's.
+	// Lock is the file that legacy tools lock instead of the host's lock, for example the pod's namespace file. "" means the host's lock.
 	Lock string
 
-	versions map[string]version // by program, as far as known
+	versions map[string]version // by program, for the programs queried so far
 	started  int
 }
 
-// Started is how many processes were started for this host.
+// Started returns the number of processes started for this host.
 func (h *Host) Started() int { return h.started }
 
-// version is that of a program, from its --version.
+// version is the version of a program, from --version.
 type version [3]int
 
 // restoreWaits is the first version whose iptables-restore has --wait.
 var restoreWaits = version{1, 6, 2} //nolint:gochecknoglobals // a constant
 
-// usualPath is where distributions keep iptables; a runtime may start plugins with a PATH that lacks some, or none.
+// usualPath lists where distributions install iptables. A runtime may start plugins with an incomplete PATH, or none.
 const usualPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // Tool is the pair of programs that reads and writes one family with one variant.
@@ -80,7 +80,7 @@ type Tool struct {
 // Name is the name of the program that writes.
 func (t Tool) Name() string { return filepath.Base(t.restore) }
 
-// Choice is the tool to use, and those of the other variant if it may hold rules in this namespace, too.
+// Choice is the tool to use, and the tools of the other variant if it may hold rules in this namespace, too.
 type Choice struct {
 	Tool
 	Others []Tool
@@ -94,9 +94,9 @@ func base(f ruleset.Family) string {
 	return "iptables"
 }
 
-// Choose picks the tools for one family in the current namespace: the forced variant; else legacy where legacy tables
-// exist; else nft if the kernel has it; else the program of the plain name. Choose writes neither to the kernel nor to the
-// host: the reference inserts and deletes a rule to try each variant.
+// Choose selects the tools for one family in the current namespace: the forced variant; else legacy where legacy tables
+// exist; else nft if the kernel has it; else the program with the plain name. Choose writes neither to the kernel nor to
+// the host. (The reference inserts and deletes a rule to try each variant.)
 func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
 	nft, haveNFT := h.find(f, NFT)
 	legacy, haveLegacy := h.find(f, Legacy)
@@ -128,7 +128,7 @@ func choice(t, other Tool, alsoOther bool) Choice {
 	return c
 }
 
-// Names returns the programs of a dry run, which must not inspect the system.
+// Names returns the program name for a dry run, which must not inspect the system.
 func Names(f ruleset.Family) string { return base(f) + "-restore" }
 
 func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
@@ -136,20 +136,20 @@ func (h *Host) find(f ruleset.Family, v Variant) (Tool, bool) {
 }
 
 func (h *Host) named(f ruleset.Family, v Variant, name string) (Tool, bool) {
-	save, ok := h.look(name + "-save")
-	restore, ok2 := h.look(name + "-restore")
-	program, ok3 := h.look(name)
+	save, ok := h.findProgram(name + "-save")
+	restore, ok2 := h.findProgram(name + "-restore")
+	program, ok3 := h.findProgram(name)
 	return Tool{Family: f, Variant: v, save: save, restore: restore, program: program, host: h}, ok && ok2 && ok3
 }
 
-// plain finds the tools without a variant in their name, and their variant by --version.
+// plain finds the tools without a variant in their name, and gets the variant from --version.
 func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
 	name := base(f)
 	t, ok := h.named(f, Legacy, name)
 	if !ok {
 		return Tool{}, h.missing(f, name)
 	}
-	// On most systems the plain name is a link to a program that is named for its variant.
+	// On most systems the plain name is a link to a program whose name has the variant.
 	if target, err := filepath.EvalSymlinks(t.restore); err == nil && strings.Contains(filepath.Base(target), "legacy") {
 		return t, nil
 	} else if err == nil && strings.Contains(filepath.Base(target), "nft") {
@@ -182,7 +182,7 @@ func (t Tool) version() (version, error) {
 	}
 	var v version
 	v[0], v[1], v[2] = ipt.GetIptablesVersion()
-	// Both families come from one build.
+	// Both families come from the same build.
 	t.host.versions = map[string]version{t.program: v, strings.Replace(t.program, "/iptables", "/ip6tables", 1): v}
 	return v, nil
 }
@@ -199,15 +199,15 @@ func (h *Host) missing(f ruleset.Family, name string) error {
 		f, ErrMissing, name, name, name, path)
 }
 
-// directories returns those of the host's path, and the usual ones behind them, without relative ones: the working directory
-// of this process is no directory of the host's path.
+// directories returns the host's path and then the usual directories. It drops relative ones: the working directory of this
+// process does not belong to the host's path.
 func (h *Host) directories() []string {
 	all := filepath.SplitList(h.Path + string(os.PathListSeparator) + usualPath)
 	return slices.DeleteFunc(all, func(dir string) bool { return !filepath.IsAbs(dir) })
 }
 
-// look finds an executable file in the host's path, and in the usual one behind it.
-func (h *Host) look(name string) (string, bool) {
+// findProgram finds an executable file in the host's path, then in the usual one.
+func (h *Host) findProgram(name string) (string, bool) {
 	for _, dir := range h.directories() {
 		file := filepath.Join(dir, name)
 		if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
@@ -217,7 +217,7 @@ func (h *Host) look(name string) (string, bool) {
 	return "", false
 }
 
-// inUse reports whether the variant has any table of the family here. It does if that is unknown.
+// inUse reports whether the variant has any table of the family here, or that this is not known.
 func (t Tool) inUse(ctx context.Context) bool {
 	if t.Variant == Legacy {
 		return LegacyInUse(t.Family)
@@ -226,7 +226,7 @@ func (t Tool) inUse(ctx context.Context) bool {
 	return found || err != nil
 }
 
-// Read returns all rules of the namespace that the tool lists. It returns ErrUninspectable if these exceed the bounds.
+// Read returns all rules of the namespace that the tool lists. It returns ErrUninspectable if they exceed the bounds.
 func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
 	if !t.inUse(ctx) {
 		return ruleset.Set{Family: t.Family}, nil
@@ -240,12 +240,12 @@ func (t Tool) Read(ctx context.Context) (ruleset.Set, error) {
 	}
 	set, err := ruleset.Parse(t.Family, text)
 	if err == nil && t.Variant == Legacy {
-		err = counted(set)
+		err = checkRuleCount(set)
 	}
 	return set, err
 }
 
-// Apply runs a Program. Each of its tables is one transaction; an error names the line that the kernel or the tool
+// Apply runs a Program. Each of its tables is one transaction. An error names the line that the kernel or the tool
 // refused.
 func (t Tool) Apply(ctx context.Context, p ruleset.Program) error {
 	if p.Empty() {

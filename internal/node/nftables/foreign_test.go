@@ -26,9 +26,9 @@ var (
 	foreign4 string
 	//go:embed testdata/foreign.ip6tables
 	foreign6 string
-	// foreign are rules of other programs, as iptables-restore takes them and iptables-save prints them.
+	// foreign has rules of other programs, in the text that iptables-restore reads and iptables-save prints.
 	foreign = map[ruleset.Family]string{ruleset.IPv4: foreign4, ruleset.IPv6: foreign6}
-	// others are rules of other programs: no rule of the mesh is like them, and no two of them are alike. Not all are decoded.
+	// others has rules of other programs: each differs from all rules of the mesh and from all other rules. Some are not decoded.
 	//
 	//go:embed testdata/others.iptables
 	others string
@@ -47,7 +47,7 @@ func TestRead_ForeignRulesAsIptablesPrints(t *testing.T) {
 	}
 }
 
-// appends are the rules of a text, in order.
+// appends returns the rules of a text, in order.
 func appends(text string) []string {
 	return slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool { return !strings.HasPrefix(l, "-A ") })
 }
@@ -75,7 +75,7 @@ func TestView_RulesOfOthersDiffer(t *testing.T) {
 	}
 }
 
-// ofNft are rules that nft puts into the chains of iptables, each with the text that is read.
+// ofNft has rules that nft adds to the chains of iptables, each with the text that is read.
 var ofNft = []struct{ rule, want string }{
 	{"tcp dport 80 counter return", "-p tcp -m tcp --dport 80 -j RETURN"},
 	{"tcp dport 80 counter return comment \"why not\"", `-p tcp -m tcp --dport 80 -m comment --comment "why not" -j RETURN`},
@@ -111,8 +111,8 @@ func TestRead_RulesOfNft(t *testing.T) {
 	}
 }
 
-// TestApply_ForeignRulesStay applies and removes rules among those of others, ahead of and behind ours, and in chains of
-// theirs. The kernel must hold the same bytes as before.
+// TestApply_ForeignRulesStay applies and removes rules among foreign ones, before and after ours, and in foreign chains.
+// The kernel must hold the same bytes as before.
 func TestApply_ForeignRulesStay(t *testing.T) {
 	p := newPod(t)
 	for _, f := range families {
@@ -134,7 +134,7 @@ func TestApply_ForeignRulesStay(t *testing.T) {
 			t.Errorf("%s is not as wanted:\n%s", want.Family, d)
 		}
 	}
-	// Foreign rules come between ours, and ahead of them.
+	// Foreign rules come between ours, and before them.
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -I OUTPUT 1 -p tcp -m limit --limit 7/min -j ACCEPT")...)
 	p.apply(t, reconcile(want4))
 	wantOut, _ := want4.Table("nat").Chain("OUTPUT")
@@ -156,8 +156,8 @@ func TestApply_ForeignRulesStay(t *testing.T) {
 	}
 }
 
-// TestApply_ForeignJumpToOurChain has an others rule lead to a chain of ours: it must go first, or
-// the kernel would keep the chain.
+// TestApply_ForeignJumpToOurChain has a foreign rule that jumps to a chain of ours. It must be
+// removed first because the kernel would keep the chain.
 func TestApply_ForeignJumpToOurChain(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
@@ -195,8 +195,8 @@ func TestRead_DormantTable(t *testing.T) {
 	}
 }
 
-// TestRead_ChainNames: the kernel takes blanks and control characters in a chain's name. No such chain passes
-// for one of ours, none hides another one, and all that have our prefix go.
+// TestRead_ChainNames: the kernel accepts blanks and control characters in a chain's name. No such chain is
+// mistaken for one of ours, none hides another one, and all with our prefix are removed.
 func TestRead_ChainNames(t *testing.T) {
 	names := []string{
 		"ISTIO_OUTPUT", "ISTIO_OUTPUT ", "ISTIO OUTPUT", "ISTIO\tOUTPUT", "ISTIO_\x1b[31m", "ISTIO_OUTPUT\nCOMMIT", `ISTIO_OUTPUT\x20`, `ISTIO_"`, "ISTIO_é", "ISTIO_\xff", " ",
@@ -228,7 +228,7 @@ func TestRead_ChainNames(t *testing.T) {
 	}
 }
 
-// TestRead_SetOfManyPorts for each rule that looks into it.
+// TestRead_SetOfManyPorts bounds the memory of rules that look up the same large set.
 func TestRead_SetOfManyPorts(t *testing.T) {
 	var ports []string
 	for i := range 60000 {
@@ -248,7 +248,7 @@ func TestRead_SetOfManyPorts(t *testing.T) {
 	}
 }
 
-// TestApply_ManyRulesRemoved: each is found, also where others read the same, and foreign rules stay.
+// TestApply_ManyRulesRemoved: each rule is found, even among equal ones, and foreign rules stay.
 func TestApply_ManyRulesRemoved(t *testing.T) {
 	const n = 2000
 	text := "*nat\n:ISTIO_A - [0:0]\n:ISTIO_B - [0:0]\n"
@@ -266,15 +266,15 @@ func TestApply_ManyRulesRemoved(t *testing.T) {
 	}
 }
 
-// structOf is a struct of 16-bit or 32-bit numbers and then bytes, filled up to 16 bytes.
+// structOf returns a struct of 16-bit or 32-bit numbers and then bytes, padded to 16 bytes.
 func structOf[T uint16 | uint32](numbers []T, bytes ...byte) []byte {
 	out, _ := binary.Append(nil, binary.NativeEndian, numbers)
 	out = append(out, bytes...)
 	return append(out, make([]byte, 16-len(out))...)
 }
 
-// older are rules as versions of iptables-nft before 1.8.8 wrote them, which compared ports and marks by x_tables, the
-// protocol of IPv4 in its header, and networks always with a mask.
+// older has rules of iptables-nft before 1.8.8, which compared ports and marks by x_tables, the protocol of IPv4 in
+// its header, and networks always with a mask.
 func older() map[string]func(*nfnetlink.Buffer) {
 	match := func(b *nfnetlink.Buffer, name string, revision uint32, info []byte) {
 		b.Expression("match", func() {

@@ -12,20 +12,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Handle is the kernel's number of a rule, in its table.
+// Handle is the kernel's number of a rule in its table.
 type Handle struct {
 	Family ruleset.Family
 	Table  string
 	Number uint64
 }
 
-// liveFamilies are those whose packets the mesh sees, by the kernel's number.
+// liveFamilies has the families whose packets the mesh sees, by the kernel's number.
 var liveFamilies = map[uint8]ruleset.Family{ //nolint:gochecknoglobals // a constant table
 	unix.NFPROTO_IPV4: ruleset.IPv4, unix.NFPROTO_IPV6: ruleset.IPv6, unix.NFPROTO_INET: ruleset.Inet, unix.NFPROTO_NETDEV: ruleset.Netdev,
 }
 
-// Live returns the rules of all tables that packets of IP pass, at the moment of the View: those of the View, and those of other
-// programs. Dormant tables are left out. The error is ErrChanged if the rules have changed meanwhile.
+// Live returns the rules of all tables that IP packets traverse, at the time of the View: the View's own rules and other
+// programs' rules. It leaves out dormant tables. The error is ErrChanged if the rules have changed since.
 func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 	v.session.conn.Budget = budget
 	var others tables
@@ -51,7 +51,7 @@ func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 	return all, err
 }
 
-// sets are the rules of the View and of other tables, by family.
+// sets returns the rules of the View and of other tables, by family.
 func (v *View) sets(others tables) (all []ruleset.Set) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6, ruleset.Inet, ruleset.Netdev} {
 		set := v.Set(f)
@@ -64,8 +64,8 @@ func (v *View) sets(others tables) (all []ruleset.Set) {
 	return all
 }
 
-// lookedUp reads the rules of a family again if some look up sets. Those of the mesh and of iptables do not: their sets are not read with
-// them.
+// lookedUp reads the rules of a family again if some rules look up sets. Rules of the mesh and of iptables use no sets, so Read does not
+// read sets.
 func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
 	names := v.tables.names(f, func(t *table) bool { return len(t.reader.Sets) > 0 })
 	if len(names) == 0 {
@@ -82,7 +82,7 @@ func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
 	return v.session.readRules(ctx, f, v.tables, names...)
 }
 
-// otherTables reads the tables that the View does not have.
+// otherTables reads the tables that are not in the View.
 func (v *View) otherTables(ctx context.Context) (tables, error) {
 	all := tables{}
 	for _, at := range v.others {

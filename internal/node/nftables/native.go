@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// native replaces each table that differs from the wanted one. Rules of another configuration are deleted with the table.
+// native replaces each table that differs from the wanted one. This deletes the rules of another configuration with their table.
 func (w *writer) native(want ruleset.Set) error {
 	have := w.view.Set(ruleset.Inet)
 	sets := uint32(0)
@@ -40,7 +40,7 @@ func sameChains(a, b ruleset.Table) bool {
 	})
 }
 
-// nativeTable makes a table, its chains and then the rules, which may lead to any of these. It numbers the sets.
+// nativeTable adds a table, its chains and then the rules, which may jump to any of the chains. It numbers the sets.
 func (w *writer) nativeTable(want ruleset.Table, sets *uint32) error {
 	if len(want.Chains) == 0 {
 		return nil

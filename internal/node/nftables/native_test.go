@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// treatment is families with IPv6 captured or not there.
+// treatment returns families with IPv6 captured or absent.
 func treatment(ipv6 bool) redirect.Families {
 	if ipv6 {
 		return redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
@@ -39,7 +39,7 @@ func TestNative_TablesOfTheReference(t *testing.T) {
 			}
 		})
 	}
-	for _, other := range []redirect.Treatment{redirect.Rejected, redirect.Bypassed} { // which the reference does not have
+	for _, other := range []redirect.Treatment{redirect.Rejected, redirect.Bypassed} { // the reference does not have these
 		want := everything().NativeSet(redirect.Families{IPv6: other, HasIPv4: true})
 		conformNative(t, want, redirect.Sidecar().NativeScript(want))
 	}
@@ -64,8 +64,8 @@ func conformNative(t *testing.T, want ruleset.Set, script string) {
 	}
 }
 
-// TestNative_SpecReplaced goes from one to the next and back to none. The reference would leave a
-// table behind that the next one has no rules for, and its rules at work.
+// TestNative_SpecReplaced changes from one Spec to the next and back to none. The reference would
+// leave behind a table for which the next Spec has no rules, and its rules would stay in effect.
 func TestNative_SpecReplaced(t *testing.T) {
 	p := newPod(t)
 	full := everything().NativeSet(treatment(true))
@@ -108,7 +108,7 @@ func TestNative_EachDrift(t *testing.T) {
 			t.Errorf("%s: want %q in:\n%s", tt.name, tt.seen, diff)
 		}
 		p.apply(t, native(want))
-		// Tables that are made anew are listed behind those that stayed.
+		// New tables are listed after existing ones.
 		equal(t, tt.name, sortedTables(before), sortedTables(p.run(t, "", "nft", "list", "ruleset")))
 	}
 }
@@ -119,7 +119,7 @@ func sortedTables(list string) string {
 	return strings.Join(tables, "")
 }
 
-// TestNative_ForeignTables has iptables' rules and other tables beside them.
+// TestNative_ForeignTables has iptables' rules and other tables beside the native ones.
 func TestNative_ForeignTables(t *testing.T) {
 	p := newPod(t)
 	p.restore(t, ruleset.IPv4, others)
@@ -134,8 +134,8 @@ func TestNative_ForeignTables(t *testing.T) {
 	equal(t, "what is left", before, p.run(t, "", "nft", "list", "ruleset"))
 }
 
-// TestNative_FromIptablesInOneTransaction moves a pod to native tables: the rules of the one go as those of the other
-// come. A rule that the kernel refuses leaves all as it was.
+// TestNative_FromIptablesInOneTransaction moves a pod to native tables: the old rules are removed in the transaction
+// that adds the new ones. A refused rule leaves everything unchanged.
 func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 	p := newPod(t)
 	p.apply(t, reconcile(both(redirect.Default())...))

@@ -1,12 +1,12 @@
-// Package nftables reads and writes the rules of the current network namespace by netlink, without a process: those
-// that iptables-nft would write, and the tables of the reference's native mode.
+// Package nftables reads and writes the rules of the current network namespace by netlink, without a process: the
+// rules that iptables-nft would write, and the tables of the reference's native mode.
 //
 // It promises to write exactly the messages of iptables-nft 1.8.9 for the same text, all tables and both families in one
 // transaction of the kernel; that a rule that it cannot decode is foreign and never changed; that it sends no transaction
-// without a difference, and deletes nothing in a namespace without our rules. It never enters a namespace (the caller has)
-// and never touches the legacy tables.
+// without a difference, and deletes nothing in a namespace without our rules. The caller enters the namespace. The package
+// never touches the legacy tables.
 //
-// Start reading at Session: it reads a View of the namespace, and View.Apply applies a Plan that was made from the View.
+// Start reading at Session: it reads a View of the namespace, and View.Apply applies a Plan made from the View.
 package nftables
 
 import (
@@ -21,34 +21,34 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// ErrUnsupported is returned if the kernel lacks a feature of nf_tables; the error around it names the feature. The iptables
-// tools of the host may still work, by the legacy tables.
+// ErrUnsupported is returned if the kernel lacks a feature of nf_tables; the error around it names the feature. The host's
+// iptables tools may still work with the legacy tables.
 var ErrUnsupported = errors.New("the kernel cannot do this with nf_tables")
 
-// ErrChanged is returned if the rules of the namespace changed in between. This program changed nothing.
+// ErrChanged is returned if the rules of the namespace changed since they were read. This program changed nothing.
 var ErrChanged = nfnetlink.ErrChanged
 
 // ErrUninspectable is returned if the namespace exceeds the budget: a pod can fill its own. Nothing was changed.
 var ErrUninspectable = nfnetlink.ErrUninspectable
 
-// budget bounds the tables, chains, rules and sets that are read of a namespace, of all families together. It is more than
-// twice the number that a pod can cause by its annotations.
+// budget bounds the tables, chains, rules and sets that are read from a namespace, for all families together. It is more
+// than twice the number that a pod can cause by its annotations.
 var budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxBytes} //nolint:gochecknoglobals // a constant
 
-// The numbers of the budget; docs/compared.md names them.
+// The values of the budget; docs/compared.md names them.
 const (
 	maxObjects  = 50_000
 	maxBytes    = 32 << 20
-	chainWeight = 5 // a chain that is read takes more memory than it has bytes
+	chainWeight = 5 // a chain takes more memory than its message has bytes
 )
 
-// families are those whose tables are read: iptables', and that of the native tables.
+// families returns the families whose tables are read: the families of iptables, and Inet for the native tables.
 func families() []ruleset.Family { return []ruleset.Family{ruleset.IPv4, ruleset.IPv6, ruleset.Inet} }
 
 // Session works on the network namespace of the thread that opened it. It is for one goroutine at a time.
 type Session struct{ conn *nfnetlink.Conn }
 
-// Open begins to work on the current thread's network namespace.
+// Open opens a Session in the current thread's network namespace.
 func Open() (*Session, error) {
 	conn, err := nfnetlink.Open()
 	if err != nil {
@@ -58,10 +58,10 @@ func Open() (*Session, error) {
 	return &Session{conn}, nil
 }
 
-// Close ends the work.
+// Close ends the Session.
 func (s *Session) Close() error { return s.conn.Close() }
 
-// unsupported marks the error of a kernel without nf_tables, and adds the missing capability to EPERM.
+// unsupported marks the error of a kernel without nf_tables, and names the missing capability for EPERM.
 func unsupported(err error) error {
 	switch {
 	case errors.Is(err, nfnetlink.ErrUnsupported):
@@ -72,8 +72,8 @@ func unsupported(err error) error {
 	return err
 }
 
-// Generation returns the number that the kernel raises with every change of the current namespace's nf_tables, 0 if the kernel
-// has none.
+// Generation returns the kernel's generation ID, which each change of the current namespace's nf_tables increments. It returns
+// 0 if the kernel has no nf_tables.
 func Generation() (generation uint32, err error) {
 	err = session(func(s *Session) (err error) {
 		generation, err = s.conn.Generation()
@@ -85,7 +85,7 @@ func Generation() (generation uint32, err error) {
 	return generation, err
 }
 
-// InUse reports whether the namespace has any nf_tables table of the family, iptables' or not.
+// InUse reports whether the namespace has any nf_tables table of the family, of iptables or of another program.
 func InUse(ctx context.Context, f ruleset.Family) (bool, error) {
 	err := session(func(s *Session) error {
 		return s.dump(ctx, unix.NFT_MSG_GETTABLE, protocolFamily(f), nil, func(nfnetlink.Message) error { return fs.SkipAll })
@@ -98,9 +98,9 @@ func InUse(ctx context.Context, f ruleset.Family) (bool, error) {
 
 // Plan is the content of a transaction.
 type Plan struct {
-	// Programs are applied as by iptables-restore --noflush.
+	// Programs have the semantics of iptables-restore --noflush.
 	Programs []ruleset.Program
-	// Native is the wanted content of the native tables; tables it lacks are removed. Nil leaves the native tables as they are.
+	// Native is the wanted content of the native tables. Other native tables are removed. Nil leaves the native tables unchanged.
 	Native *ruleset.Set
 }
 

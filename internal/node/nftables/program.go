@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// Apply applies a Plan in one transaction, once in the life of a View. It sends no transaction without a change. It returns
-// ErrChanged if the rules differ from the View by now; after an error no rule was changed.
+// Apply applies a Plan in one transaction, at most once per View. It sends no transaction without a change. It returns
+// ErrChanged if the rules differ from the View; after an error no rule was changed.
 func (v *View) Apply(plan Plan) error {
 	w := &writer{view: v, batch: v.session.conn.Batch(v.generation)}
 	for _, p := range plan.Programs {
@@ -36,7 +36,7 @@ func (v *View) Apply(plan Plan) error {
 	return nil
 }
 
-// writer turns Programs into messages. It adds new tables and chains to the View, and marks the rules that it removes.
+// writer turns Programs into messages. It adds new tables and chains to the View, and marks removed rules.
 type writer struct {
 	view  *View
 	batch *nfnetlink.Batch
@@ -71,8 +71,8 @@ func (w *writer) program(p ruleset.Program) error {
 	return nil
 }
 
-// operation relies on the promises of Reconcile: that the chains and rules of a Program are those of the View, and that rules
-// are inserted behind no rule but ours.
+// operation relies on the promises of Reconcile: that the chains and rules of a Program are in the View, and that it inserts
+// rules only behind our own rules.
 func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
 	w.at = tableKey{f, o.Table}
 	t, err := w.table()
@@ -151,7 +151,7 @@ func (w *writer) newTable() {
 	})
 }
 
-// newChain adds a chain, with hook and policy accept if it is a base chain.
+// newChain adds a chain; a base chain gets its hook and the policy accept.
 func (w *writer) newChain(name string) {
 	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
 		b.String(unix.NFTA_CHAIN_TABLE, w.at.table)
@@ -178,7 +178,7 @@ func (w *writer) rule(kind, flags uint16, c *chain, text string, fill func(*nfne
 	})
 }
 
-// newRule adds a rule ahead of the one with the handle; 0 is the end of the chain.
+// newRule adds a rule before the one with the handle; 0 means the end of the chain.
 func (w *writer) newRule(c *chain, r ruleset.Rule, before uint64) error {
 	flags := uint16(unix.NLM_F_CREATE)
 	if before == 0 {

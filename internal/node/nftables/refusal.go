@@ -28,7 +28,7 @@ func (w *writer) explain(r *nfnetlink.Refused) error {
 	return fmt.Errorf("%s: %w%s", text, r.Cause, hint(n, e, r.Cause))
 }
 
-// expressionAt names the expression of a rule in which the wrong attribute is: "match owner", "target CT", "immediate".
+// expressionAt names the expression of a rule that has the wrong attribute: "match owner", "target CT", "immediate".
 func expressionAt(r *nfnetlink.Refused) string {
 	all, offset := attributeAt(r.Attributes, r.Offset)
 	if all.Kind != unix.NFTA_RULE_EXPRESSIONS {
@@ -37,13 +37,13 @@ func expressionAt(r *nfnetlink.Refused) string {
 	e, _ := attributeAt(all.Value, offset)
 	parts := nfnetlink.Attributes(e.Value)
 	name := parts.Get(unix.NFTA_EXPR_NAME).Text()
-	if name == "match" || name == "target" { // NFTA_TARGET_NAME is the same number as NFTA_MATCH_NAME
+	if name == "match" || name == "target" { // NFTA_TARGET_NAME has the same number as NFTA_MATCH_NAME
 		name += " " + nfnetlink.Attributes(parts.Get(unix.NFTA_EXPR_DATA).Value).Get(unix.NFTA_MATCH_NAME).Text()
 	}
 	return name
 }
 
-// attributeAt returns the attribute at an offset, and the offset in its value. An unknown offset is negative.
+// attributeAt returns the attribute at an offset, and the offset within its value. An unknown offset is negative.
 func attributeAt(all nfnetlink.Attributes, offset int) (nfnetlink.Attribute, int) {
 	at := 0
 	for a := range all.All() {
@@ -59,7 +59,7 @@ func attributeAt(all nfnetlink.Attributes, offset int) (nfnetlink.Attribute, int
 // viaCompat is the option that every match and target of x_tables needs besides its own.
 const viaCompat = " and CONFIG_NFT_COMPAT (nft_compat)"
 
-// parts are the kernel's options and modules behind each match, target and expression.
+// parts has the kernel's options and modules for each match, target and expression.
 var parts = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"match tcp":       "CONFIG_NETFILTER_XTABLES (x_tables)" + viaCompat,
 	"match udp":       "CONFIG_NETFILTER_XTABLES (x_tables)" + viaCompat,
@@ -104,7 +104,7 @@ func hint(n note, expression string, cause error) string {
 		return "; the chain it leads to does not exist"
 	case errors.Is(cause, unix.EINVAL) && expression == "match owner":
 		return "; in a pod with hostUsers: false the kernel refuses rules that match the owner of traffic; use the " +
-			"backend native, which auto takes there by itself"
+			"backend native, which auto selects there"
 	case errors.Is(cause, unix.EBUSY) && n.chain != "" && n.rule == "":
 		return "; a foreign rule jumps to this chain"
 	}

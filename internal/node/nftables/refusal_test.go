@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// TestRefusal_MissingKernelOptions lets the kernel refuse the expression of each match and target that rules of the mesh use,
-// as one does that was built without it. No kernel for tests lacks any.
+// TestRefusal_MissingKernelOptions makes the kernel refuse the expression of each match and target that rules of the mesh
+// use, like a kernel built without it. No test kernel lacks any of them.
 func TestRefusal_MissingKernelOptions(t *testing.T) {
 	compat, plain := ruleset.IPTables, ruleset.NFT
 	for _, tt := range []struct {
@@ -82,11 +82,11 @@ func TestRefusal_Hints(t *testing.T) {
 	}
 }
 
-// TestApply_WithoutCapabilities drops all capabilities of a thread, which ends with it.
+// TestApply_WithoutCapabilities drops all capabilities of a thread. The thread ends with the goroutine.
 func TestApply_WithoutCapabilities(t *testing.T) {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // never unlocked
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		none := [2]unix.CapUserData{}
 		if err := unix.Capset(&header, &none[0]); err != nil {

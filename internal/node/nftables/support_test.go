@@ -20,7 +20,7 @@ import (
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 
-// pod is a network namespace that tests read and change with iptables, and with the code under test.
+// pod is a network namespace that tests read and change with iptables and with the code under test.
 type pod string
 
 func newPod(tb testing.TB) pod {
@@ -34,13 +34,13 @@ func (p pod) do(tb testing.TB, fn func() error) {
 	check.OK(tb, netns.Do(string(p), fn))
 }
 
-// run runs a command, which must succeed, with a text on its standard input.
+// run runs a command, which must succeed, with stdin as its standard input.
 func (p pod) run(tb testing.TB, stdin, name string, args ...string) string {
 	tb.Helper()
 	return netnstest.Feed(tb, string(p), stdin, name, args...)
 }
 
-// program is iptables-nft or ip6tables-nft, with a suffix.
+// program returns iptables-nft or ip6tables-nft, with a suffix.
 func program(f ruleset.Family, suffix string) string {
 	return map[ruleset.Family]string{ruleset.IPv4: "iptables-nft", ruleset.IPv6: "ip6tables-nft"}[f] + suffix
 }
@@ -61,10 +61,10 @@ func (p pod) restore(tb testing.TB, f ruleset.Family, text string) {
 	}
 }
 
-// plan makes the content of a transaction from the present rules.
+// plan makes the content of a transaction from the existing rules.
 type plan func(*nftables.View) nftables.Plan
 
-// reconcile brings the families to the sets, whatever of the mesh is present.
+// reconcile brings the families to the sets, whatever rules of the mesh exist.
 func reconcile(wants ...ruleset.Set) plan {
 	return func(v *nftables.View) nftables.Plan {
 		var p nftables.Plan
@@ -81,7 +81,7 @@ func native(want ruleset.Set) plan {
 	return func(*nftables.View) nftables.Plan { return nftables.Plan{Native: &want} }
 }
 
-// update reads the current namespace and applies the plan that is made of it.
+// update reads the current namespace and applies the plan made from it.
 func update(tb testing.TB, change plan, sent func([]byte)) error {
 	tb.Helper()
 	s, err := nftables.Open()
@@ -149,7 +149,7 @@ func specs(rules []ruleset.Rule) []string {
 }
 
 // kernel lists all objects of a family, one line for each table, chain and rule, with every byte of its expressions.
-// Numbers that differ from one namespace to the next are left out.
+// It leaves out numbers that differ between namespaces.
 func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 	tb.Helper()
 	var lines []string
@@ -185,12 +185,12 @@ func (p pod) kernel(tb testing.TB, f ruleset.Family) []string {
 		}
 		return nil
 	})
-	// Rules of one chain keep their order; chains come in that in which they were made.
+	// Rules keep their order within a chain; chains come in the order of their creation.
 	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(chainOf(a), chainOf(b)) })
 	return lines
 }
 
-// chainOf is the kind, table and chain of a line.
+// chainOf returns the kind, table and chain of a line.
 func chainOf(line string) string {
 	words := strings.SplitN(line, " ", 4)
 	return strings.Join(words[:min(3, len(words))], " ")
@@ -202,7 +202,7 @@ func equal(tb testing.TB, what, want, got string) {
 	check.Diff(tb, what, strings.Split(want, "\n"), strings.Split(got, "\n"))
 }
 
-// everything is a Spec with every kind of rule.
+// everything returns a Spec with every kind of rule.
 func everything() redirect.Spec {
 	s := redirect.Default()
 	s.Mode, s.DropInvalid, s.DNS = redirect.TPROXY, true, redirect.DNSAll

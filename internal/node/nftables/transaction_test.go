@@ -18,10 +18,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// message is the head of a netlink message that was sent.
+// message is the header of a sent netlink message.
 type message struct{ kind, flags uint16 }
 
-// wire counts the requests to the kernel.
+// wire records the requests to the kernel.
 type wire struct{ requests [][]message }
 
 func (w *wire) see(request []byte) {
@@ -34,12 +34,12 @@ func (w *wire) see(request []byte) {
 	w.requests = append(w.requests, messages)
 }
 
-// writes are the requests that change anything.
+// writes returns the requests that change something.
 func (w *wire) writes() [][]message {
 	return slices.DeleteFunc(slices.Clone(w.requests), func(r []message) bool { return r[0].kind != unix.NFNL_MSG_BATCH_BEGIN })
 }
 
-// watch applies a plan and returns the messages that were sent.
+// watch applies a plan and returns the sent messages.
 func (p pod) watch(tb testing.TB, change plan) *wire {
 	tb.Helper()
 	w := &wire{}
@@ -53,8 +53,8 @@ func both(s redirect.Spec) []ruleset.Set {
 
 func nothing() []ruleset.Set { return []ruleset.Set{{Family: ruleset.IPv4}, {Family: ruleset.IPv6}} }
 
-// TestApply_NewNamespace holds the cost of an ADD: the generation and the list of
-// tables are asked for, and all tables of both families go in one request of which only the last message is answered.
+// TestApply_NewNamespace bounds the cost of an ADD: it requests the generation and the list of tables, and writes all
+// tables of both families in one request of which only the last message is acknowledged.
 func TestApply_NewNamespace(t *testing.T) {
 	w := newPod(t).watch(t, reconcile(both(everything())...))
 	check.Equal(t, len(w.requests), 3, "requests were sent")
@@ -90,7 +90,7 @@ func TestApply_NoDifference(t *testing.T) {
 	}
 }
 
-// TestApply_SpecReplaced moves through Specs that share some chains, and back to nothing.
+// TestApply_SpecReplaced changes between Specs that share some chains, and back to nothing.
 func TestApply_SpecReplaced(t *testing.T) {
 	p := newPod(t)
 	first := redirect.Default()
@@ -109,7 +109,7 @@ func TestApply_SpecReplaced(t *testing.T) {
 	}
 }
 
-// withRule is a wanted Set with one more rule at the end of its last chain.
+// withRule returns the Set with one more rule at the end of the last chain of a table.
 func withRule(s ruleset.Set, table string, r ruleset.Rule) ruleset.Set {
 	t := s.Table(table)
 	t.Chains = append(slices.Clone(t.Chains), ruleset.Chain{
@@ -119,7 +119,7 @@ func withRule(s ruleset.Set, table string, r ruleset.Rule) ruleset.Set {
 	return ruleset.New(s.Family, append(others, t)...)
 }
 
-// refusals are rules that the kernel refuses, with a part of the error.
+// refusals has rules that the kernel refuses, with a part of the error.
 var refusals = []struct {
 	name string
 	rule ruleset.Rule
@@ -144,8 +144,8 @@ var refusals = []struct {
 	},
 }
 
-// TestApply_OneRuleRefused makes the last rule of the last table of the second family fail: neither a new namespace
-// nor one with rules is changed, in any table of any family.
+// TestApply_OneRuleRefused makes the last rule of the last table of the second family fail: no table of any family
+// may change, in a new namespace or in one with rules.
 func TestApply_OneRuleRefused(t *testing.T) {
 	for _, r := range refusals {
 		t.Run(r.name, func(t *testing.T) {
@@ -169,8 +169,8 @@ func TestApply_OneRuleRefused(t *testing.T) {
 	}
 }
 
-// TestApply_ChangedByAnotherProgram lets another program change the rules between reading and writing: nothing is written,
-// and a second attempt is not disturbed.
+// TestApply_ChangedByAnotherProgram has another program change the rules between reading and writing: nothing is written,
+// and a second attempt succeeds.
 func TestApply_ChangedByAnotherProgram(t *testing.T) {
 	p := newPod(t)
 	ours := reconcile(both(redirect.Default())...)
@@ -202,8 +202,8 @@ func TestRead_InUse(t *testing.T) {
 	}
 }
 
-// TestApply_Concurrent lets several write different rules into one namespace at once: the
-// rules of one of them are left, all of them.
+// TestApply_Concurrent has several writers with different rules in one namespace at once:
+// the rules of exactly one of them remain, complete.
 func TestApply_Concurrent(t *testing.T) {
 	const runs = 4
 	p := newPod(t)
@@ -230,7 +230,7 @@ func TestApply_Concurrent(t *testing.T) {
 	}
 }
 
-// randomSpecs is how many random Specs are tried; a failing test names the seed.
+// randomSpecs is the number of random Specs; a failing test names the seed.
 const randomSpecs = 300
 
 // TestRules_AsByIptables writes each set of rules twice, with the code under test and with iptables-restore: the

@@ -16,31 +16,31 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// View is the rules of a namespace at one moment.
+// View holds the rules of a namespace at one moment.
 type View struct {
 	session    *Session
 	owner      redirect.Owner
 	generation uint32
 	tables     tables
-	// others are the tables of other programs that packets of IP pass, which Read does not read.
+	// others are the tables of other programs that IP packets traverse. Read does not read their content.
 	others []tableKey
 }
 
-// tableKey names a table.
+// tableKey identifies a table.
 type tableKey struct {
 	family ruleset.Family
 	table  string
 }
 
-// tables are tables by their keys.
+// tables holds tables by their keys.
 type tables map[tableKey]*table
 
-// of returns the tables of a family by name.
+// of returns a function that finds the tables of a family by name.
 func (t tables) of(f ruleset.Family) func(name string) *table {
 	return func(name string) *table { return t[tableKey{f, name}] }
 }
 
-// names are those of the tables of a family for which is holds.
+// names returns the names of the family's tables for which is holds.
 func (t tables) names(f ruleset.Family, is func(*table) bool) (names []string) {
 	for at, one := range t {
 		if at.family == f && is(one) {
@@ -52,11 +52,11 @@ func (t tables) names(f ruleset.Family, is func(*table) bool) (names []string) {
 
 func every(*table) bool { return true }
 
-// table is one of those that iptables knows, or a native one. Its chains are by the name they have in a Set.
+// table is an iptables table or a native one. Its chains are stored under their names in a Set.
 type table struct {
 	dormant bool
 	chains  map[string]*chain
-	byName  map[string]*chain // by the kernel's name: rules come with it
+	byName  map[string]*chain // by the kernel's name, which the messages of rules have
 	reader  decode.Table
 }
 
@@ -75,26 +75,26 @@ func (v *View) base(k tableKey, chain string) (ruleset.Hook, bool) {
 	return v.owner.HookOf(k.family, k.table, chain)
 }
 
-// hooks are the kernel's numbers.
+// hooks maps names to the kernel's numbers.
 var hooks = map[string]uint32{ //nolint:gochecknoglobals // a constant table
 	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN, "forward": unix.NF_INET_FORWARD,
 	"output": unix.NF_INET_LOCAL_OUT, "postrouting": unix.NF_INET_POST_ROUTING,
 }
 
 type chain struct {
-	name   string // the kernel's
-	shown  string // in a Set
+	name   string // the kernel's name
+	shown  string // the name in a Set
 	handle uint64
-	// hook is that of a base chain which does not follow from its name.
+	// hook is the hook of a base chain if it does not follow from the name.
 	hook   *ruleset.Hook
 	policy string
 	rules  []installedRule
-	// byText has the places of rules by their text, from the first removal of one. A chain can have very many of them.
+	// byText has the positions of rules by their text, filled at the first removal. A chain can have very many rules.
 	byText map[string][]int
-	head   int // of the first rule that may not be removed
+	head   int // every rule before this index is removed
 }
 
-// removeFirst marks the first rule with that text as removed and returns its handle.
+// removeFirst marks the first rule with the text as removed and returns its handle.
 func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	if c.byText == nil {
 		c.byText = map[string][]int{}
@@ -113,7 +113,7 @@ func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	return r.Handle, true
 }
 
-// first returns the handle of the first rule that is not removed, 0 if there is none.
+// first returns the handle of the first remaining rule, 0 if there are no rules.
 func (c *chain) first() uint64 {
 	for ; c.head < len(c.rules); c.head++ {
 		if r := c.rules[c.head]; !r.removed {
@@ -123,15 +123,15 @@ func (c *chain) first() uint64 {
 	return 0
 }
 
-// installedRule is a rule, with the number that the kernel knows it by.
+// installedRule is a rule with its number in the kernel.
 type installedRule struct {
 	ruleset.Rule
 
 	removed bool
 }
 
-// Set returns the rules of one family. A chain with the name of a built-in one but another hook or type, or in a dormant
-// table, gets a name with these: packets would not reach our rules there.
+// Set returns the rules of one family. A chain that has the name of a built-in chain but another hook or type, or is in
+// a dormant table, gets a name that says so: packets would not reach our rules there.
 func (v *View) Set(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, v.tables.rules(f)...)
 }
@@ -157,9 +157,9 @@ func (t *table) rules(name string) ruleset.Table {
 	return out
 }
 
-// Read returns a consistent View of the namespace: of iptables' tables and of the owner's native ones. It returns ErrChanged if the rules changed while they were read. After
-// ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without tables Read sends one
-// request besides that for the generation.
+// Read returns a consistent View of the namespace: iptables' tables and the owner's native ones. It returns ErrChanged if the rules
+// changed meanwhile. After ErrUninspectable, and when the context ended, the Session can only be closed. In a namespace without
+// tables Read sends one request besides the one for the generation.
 func (s *Session) Read(ctx context.Context, owner redirect.Owner) (*View, error) {
 	s.conn.Budget = budget
 	generation, err := s.conn.Generation()
@@ -192,7 +192,7 @@ func (s *Session) dump(ctx context.Context, kind uint16, family uint8, fill func
 	return err
 }
 
-// readTables records the tables that are known, and reports in which families there are others.
+// readTables records the known tables, and reports the families that have other tables.
 func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, err error) {
 	others = map[ruleset.Family]bool{}
 	err = v.session.dump(ctx, unix.NFT_MSG_GETTABLE, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
@@ -216,7 +216,7 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 	return others, nil
 }
 
-// readFamily reads chains and rules. Tables of others may be huge: beside such, the rules are listed table by table.
+// readFamily reads chains and rules. Other programs' tables may be huge: beside them it lists the rules table by table.
 func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) error {
 	names := v.tables.names(f, every)
 	if len(names) == 0 {
@@ -241,7 +241,7 @@ func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) er
 	return v.session.readRules(ctx, f, v.tables, names...)
 }
 
-// readRules reads the rules of tables by their names, of which "" is all.
+// readRules reads the rules of tables by their names; "" means all tables.
 func (s *Session) readRules(ctx context.Context, f ruleset.Family, all tables, names ...string) error {
 	for _, name := range names {
 		narrow := func(b *nfnetlink.Buffer) {
@@ -293,7 +293,7 @@ func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
 	t.chains[c.shown], t.byName[c.name] = c, c
 }
 
-// readChain reads a chain. The Hook of one that is no base chain has no name.
+// readChain reads a chain. The Hook of a chain that is not a base chain has no name.
 func readChain(family uint8, attributes nfnetlink.Attributes) (c *chain, hook ruleset.Hook, drops bool) {
 	c = &chain{name: attributes.Get(unix.NFTA_CHAIN_NAME).Text(), policy: ruleset.NoPolicy}
 	c.shown = decode.Name(c.name)
@@ -321,7 +321,7 @@ func readChain(family uint8, attributes nfnetlink.Attributes) (c *chain, hook ru
 	return c, hook, hasPolicy && policy == nfnetlink.Drop
 }
 
-// devices are the interfaces of a hook of these, with commas between them.
+// devices returns the interfaces of a hook, with commas between them.
 func devices(hook nfnetlink.Attributes) string {
 	const list = 4 // NFTA_HOOK_DEVS
 	var names []string

@@ -24,11 +24,11 @@ import (
 
 const (
 	writers     = 50 // processes
-	invocations = 20 // of each
-	batch       = 10 // records of each invocation
+	invocations = 20 // per process
+	batch       = 10 // records per invocation
 )
 
-// playWriter is a series of plugin invocations in one process. Each record is equally long.
+// playWriter runs a series of plugin invocations in one process. All records have the same length.
 func playWriter() {
 	limit, err := strconv.ParseInt(os.Getenv("LIMIT"), 10, 64)
 	if err != nil {
@@ -44,7 +44,7 @@ func playWriter() {
 	}
 }
 
-// runWriters has all writers write at the same time, each file limited to the given part of all they write.
+// runWriters runs all writers at the same time. Each file is limited to the given part of their total output.
 func runWriters(t *testing.T, dir string, part float64) (limit int64) {
 	t.Helper()
 	one := logged(t, options{}, func(log *slog.Logger) { log.Info("record", "writer", "00", "number", "000000") })
@@ -65,7 +65,7 @@ func runWriters(t *testing.T, dir string, part float64) (limit int64) {
 	return limit
 }
 
-// written returns the numbers of the records each writer has in the directory's log files, backup first.
+// written returns the numbers of each writer's records in the directory's log files, backup first.
 func written(t *testing.T, dir string) map[string][]int {
 	t.Helper()
 	numbers := make(map[string][]int)
@@ -104,7 +104,7 @@ func backups(t *testing.T, dir string) []string {
 	})
 }
 
-// Over one rotation nothing is lost, over many only the oldest.
+// One rotation loses nothing, several lose only the oldest records.
 func TestFile_ManyProcesses(t *testing.T) {
 	for name, part := range map[string]float64{"one rotation": 0.6, "many rotations": 0.05} {
 		t.Run(name, func(t *testing.T) {
@@ -250,7 +250,7 @@ func TestFile_OddRunDirs(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		prepare func(dir string) (string, error)
-		warning string // empty means none
+		warning string // empty for no warning
 	}{
 		"missing":                {func(dir string) (string, error) { return filepath.Join(dir, "missing"), nil }, ""},
 		"a_file":                 {func(string) (string, error) { return os.Args[0], nil }, "not a directory"},
@@ -324,7 +324,7 @@ func TestFile_Hangs(t *testing.T) {
 	}
 }
 
-// roleVariable is the role of this binary when one of its tests runs it again.
+// roleVariable selects the role of this binary when one of its tests runs it again.
 const roleVariable = "PLUGINLOG_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -336,7 +336,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// playTalker is a plugin that logs more than a pipe holds and goes on with its work whatever becomes of its stderr.
+// playTalker is a plugin that logs more than a pipe holds and continues its work even if stderr fails.
 func playTalker() {
 	l := open(options{Stderr: os.Stderr})
 	for i := range 100 {
@@ -346,14 +346,14 @@ func playTalker() {
 	_, _ = os.Stdout.WriteString("went on to the end")
 }
 
-// inMountNamespace runs the calling test again in a mount namespace of its own. It returns true there, and false in the
+// inMountNamespace runs the calling test again in its own mount namespace. It returns true there, and false in the
 // parent when the child has passed.
 func inMountNamespace(t *testing.T) bool {
 	t.Helper()
 	return netnstest.Inside(t, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} })
 }
 
-// mountTmpfs mounts a file system of the given size, in a namespace made by inMountNamespace.
+// mountTmpfs mounts a file system of the given size in a namespace made by inMountNamespace.
 func mountTmpfs(t *testing.T, size string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -362,7 +362,7 @@ func mountTmpfs(t *testing.T, size string) string {
 	return dir
 }
 
-// clock always has the same time, in a zone that is not UTC.
+// clock always returns the same time, in a zone other than UTC.
 func clock() time.Time {
 	return time.Date(2026, 5, 4, 5, 2, 1, 1_000, time.FixedZone("", 2*60*60))
 }
@@ -384,7 +384,7 @@ func closeLog(t *testing.T, l *Log) {
 	}
 }
 
-// decode reads a line as the JSON object it must be.
+// decode reads a line, which must be a JSON object.
 func decode(t *testing.T, line string) map[string]any {
 	t.Helper()
 	var record map[string]any
@@ -402,7 +402,7 @@ func messages(t *testing.T, lines string) []string {
 	return msgs
 }
 
-// options are a log's. The defaults are no run directory, level info, and the usual timeout and clock.
+// options are the options of a log. The defaults are no run directory, level info, and the usual timeout and clock.
 type options struct {
 	Stderr  io.Writer
 	RunDir  string
@@ -446,13 +446,13 @@ func newPlace(t *testing.T) *place {
 	return &place{agent: startAgent(t)}
 }
 
-// open makes a log whose stderr is the place's.
+// open makes a log that writes to the place's stderr.
 func (p *place) open(o options) *Log {
 	o.Stderr, o.Timeout = &p.stderr, agenttest.Generous
 	return open(o)
 }
 
-// want compares the messages of stderr and of the two other sinks, which have a request and a file only if there are any.
+// want compares the messages on stderr and in the two other sinks. Without messages there must be no request and no file.
 func (p *place) want(t *testing.T, stderr, others string) {
 	t.Helper()
 	got := map[string]string{

@@ -21,14 +21,14 @@ const (
 	LevelNone  = Level(math.MaxInt)
 )
 
-// levels are the named ones, ascending.
+// levels has the named levels in ascending order.
 var levels = []struct { //nolint:gochecknoglobals // a constant table
 	name  string
 	level Level
 }{{"debug", LevelDebug}, {"info", LevelInfo}, {"warn", LevelWarn}, {"error", LevelError}, {"fatal", LevelFatal}, {"none", LevelNone}}
 
-// ParseLevel reads the value of plugin_log_level. An empty value is info. So is an unknown one, with an error that the
-// caller logs: the reference treats an unknown value as "none" and logs no record.
+// ParseLevel reads the value of plugin_log_level. An empty or unknown value means info; an unknown value also returns
+// an error for the caller to log. (The reference treats an unknown value as "none" and logs nothing.)
 func ParseLevel(s string) (Level, error) {
 	for _, l := range levels {
 		if l.name == s {
@@ -41,11 +41,11 @@ func ParseLevel(s string) (Level, error) {
 	return LevelInfo, fmt.Errorf("parsing log level %q: want one of debug, info, warn, error, fatal, none", s)
 }
 
-// Scopes are levels by scope, the name of a part of the program.
+// Scopes has levels by scope. A scope is the name of a part of the program.
 type Scopes map[string]Level
 
-// ParseScopes reads SCOPE:LEVEL pairs between commas, or one level, which is that of the scope "default". Charts give one
-// text to all programs, each of which has scopes of its own.
+// ParseScopes reads SCOPE:LEVEL pairs between commas, or one level, which applies to the scope "default". Charts pass the
+// same text to all programs, and each program has its own scopes.
 func ParseScopes(text string) (Scopes, error) {
 	scopes := Scopes{}
 	var errs []error
@@ -63,7 +63,7 @@ func ParseScopes(text string) (Scopes, error) {
 	return scopes, errors.Join(errs...)
 }
 
-// Of returns the level of a scope: its own, else that of "default", else that of "all", else info.
+// Of returns the level of a scope: its own, else the level of "default", else the level of "all", else info.
 func (s Scopes) Of(scope string) Level {
 	for _, name := range []string{scope, "default", "all"} {
 		if level, ok := s[name]; ok {
@@ -73,12 +73,12 @@ func (s Scopes) Of(scope string) Level {
 	return LevelInfo
 }
 
-// Level returns the level as log/slog counts it, which makes a Level a slog.Leveler.
+// Level returns the slog.Level, which makes a Level a slog.Leveler.
 func (l Level) Level() slog.Level {
 	return slog.Level(l)
 }
 
-// String returns the name of the level. A level between two named ones has the name of the lower.
+// String returns the name of the level. A level between two named ones has the name of the lower one.
 func (l Level) String() string {
 	name := "debug"
 	for _, named := range levels {

@@ -1,16 +1,16 @@
-// Package pluginlog is the log of one invocation of the CNI plugin: a log/slog logger whose records go to stderr as soon
-// as the configuration is known, and to the node agent's socket and the rolling file of the run directory when the
+// Package pluginlog is the log of one invocation of the CNI plugin: a log/slog logger. It writes records to stderr as
+// soon as the configuration is known, and to the node agent's socket and the rolling file of the run directory when the
 // invocation ends.
 //
-// It promises that a record is one line holding one JSON object in the form the node agent reads; that records written
-// before the run directory was known reach the socket and the file as well; and that no sink, whether dead, full, slow
-// or hanging, ever fails an invocation or delays it, Close included, by more than Log.Timeout. The log counts the records
-// that it drops for that.
+// It promises that a record is one line with one JSON object in the form that the node agent reads; that records from
+// before the run directory was known also reach the socket and the file; and that no sink, whether dead, full, slow or
+// hanging, fails an invocation or delays it, Close included, by more than Log.Timeout. The log counts the records that it
+// drops.
 //
-// It never touches stdout, never creates the run directory, never starts a process, and offers no way to dump an
-// environment or a whole configuration. It does not serve the socket; that is the agent's work.
+// It never touches stdout, never creates the run directory, never starts a process, and has no function that
+// dumps an environment or a whole configuration. The agent serves the socket.
 //
-// Start reading at Log. The line is made in record.go; file.go has the rolling file.
+// Start reading at Log. record.go makes the lines; file.go has the rolling file.
 package pluginlog
 
 import (
@@ -32,20 +32,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// DefaultTimeout is the delay that all sinks together may cause. It leaves a fifth of the promised 100 ms for a
-// scheduler that is late.
+// DefaultTimeout is the delay that all sinks together may cause. It leaves a fifth of the promised 100 ms for
+// delays of the scheduler.
 const DefaultTimeout = 80 * time.Millisecond
 
-// maxKept bounds the bytes of the records of an invocation. Errors may use twice as many: a flood of debug records does not
-// displace the record of a failure.
+// maxKept bounds the bytes of an invocation's records. Errors may use twice as many, so that a flood of debug records does
+// not displace the record of a failure.
 const maxKept = 256 << 10
 
-// lowest is the level until Configure: the configuration may admit any record.
+// lowest is the level before Configure because the configuration may admit any record.
 const lowest = Level(math.MinInt)
 
 // Log is the log of one invocation. Its methods may be called from several goroutines.
 type Log struct {
-	// Timeout is the longest delay that all sinks together may cause. It is set before Close.
+	// Timeout is the longest delay that all sinks together may cause. Set it before Close.
 	Timeout time.Duration
 
 	stderr  io.Writer
@@ -57,10 +57,10 @@ type Log struct {
 	runDir  string
 	level   Level
 	records []record
-	size    int           // of records, in bytes
-	written int           // records that stderr has, or is getting
+	size    int           // of the records, in bytes
+	written int           // records written to stderr, or being written
 	dropped int           // records beyond maxKept
-	idle    chan struct{} // closed while stderr has all records
+	idle    chan struct{} // closed when stderr has all records
 }
 
 // record is a line of the log.
@@ -69,8 +69,8 @@ type record struct {
 	line  []byte
 }
 
-// New returns the log of one invocation, whose records have the scope as the value of the key "scope" unless it is
-// empty. It keeps all records until Configure. The caller ends the log with Close.
+// New returns the log of one invocation. If scope is not empty, each record has it under the key "scope". The log
+// keeps all records until Configure. The caller must call Close.
 func New(stderr io.Writer, scope string) *Log {
 	if file, ok := stderr.(*os.File); ok {
 		stderr = withoutSIGPIPE(file)
@@ -89,9 +89,9 @@ func New(stderr io.Writer, scope string) *Log {
 	return l
 }
 
-// withoutSIGPIPE returns a copy of stderr's file. Go's runtime ends a process that writes to a broken pipe by descriptor 1 or 2,
-// and by no higher one: a container runtime that has stopped reading must not end an ADD half-way. To handle the signal instead
-// would cost each start a goroutine and a thread.
+// withoutSIGPIPE returns a copy of stderr's file. Go's runtime ends a process that writes to a broken pipe on descriptor 1 or 2,
+// but not on a higher one: a container runtime that stops reading must not end an ADD half-way. A signal handler would cost each
+// start a goroutine and a thread.
 func withoutSIGPIPE(file *os.File) io.Writer {
 	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
@@ -100,13 +100,13 @@ func withoutSIGPIPE(file *os.File) io.Writer {
 	return os.NewFile(uintptr(fd), file.Name())
 }
 
-// Logger returns the logger to pass down.
+// Logger returns the logger to pass to other code.
 func (l *Log) Logger() *slog.Logger {
 	return slog.New(l.root)
 }
 
-// Configure sets the run directory and the level once the plugin's configuration is known. They hold for the records
-// made before as well. It is called at most once.
+// Configure sets the run directory and the level once the plugin's configuration is known. They also apply to the
+// earlier records. Call it at most once.
 func (l *Log) Configure(runDir string, level Level) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,7 +121,7 @@ func (l *Log) enabled(level Level) bool {
 	return level >= l.level
 }
 
-// add keeps a record, if there is room, and starts to write it to stderr.
+// add keeps a record if there is room, and starts to write it to stderr.
 func (l *Log) add(r record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +138,7 @@ func (l *Log) add(r record) {
 	l.wakeStderr()
 }
 
-// note adds a record of the log itself, whatever room there is, if the level admits it. It needs the lock.
+// note adds a record of the log itself, even without room, if the level admits it. The caller holds the lock.
 func (l *Log) note(ctx context.Context, level Level, msg string, attrs ...slog.Attr) {
 	r := slog.NewRecord(l.now(), slog.Level(level), msg, 0)
 	r.AddAttrs(attrs...)
@@ -148,7 +148,7 @@ func (l *Log) note(ctx context.Context, level Level, msg string, attrs ...slog.A
 	}
 }
 
-// wakeStderr starts the goroutine that writes records to stderr, unless it runs or the level is not known. It needs the lock.
+// wakeStderr starts the goroutine that writes records to stderr, unless it runs or the level is not known. The caller holds the lock.
 func (l *Log) wakeStderr() {
 	select {
 	case <-l.idle:
@@ -160,7 +160,7 @@ func (l *Log) wakeStderr() {
 	}
 }
 
-// writeStderr writes the records that stderr does not have, until there are none. It hangs as long as stderr does.
+// writeStderr writes records to stderr until all are written. It hangs as long as stderr does.
 func (l *Log) writeStderr() {
 	for {
 		l.mu.Lock()
@@ -172,7 +172,7 @@ func (l *Log) writeStderr() {
 			return
 		}
 		l.mu.Unlock()
-		_, _ = l.stderr.Write(lines(fresh)) // there is no other place to report it
+		_, _ = l.stderr.Write(lines(fresh)) // there is no other place for the error
 	}
 }
 
@@ -183,9 +183,9 @@ func lines(records []record) (all []byte) {
 	return all
 }
 
-// Close delivers the records to the run directory's sinks and waits for stderr. It returns when all have them or the
-// timeout is over, whichever is first. A sink that failed is named in a warning on stderr. Without Configure there is no run
-// directory, and the level is info.
+// Close delivers the records to the run directory's sinks and waits for stderr. It returns when all sinks have the records
+// or at the timeout. It reports a failed sink in a warning on stderr. Without Configure there is no run directory, and the
+// level is info.
 func (l *Log) Close() {
 	if l.enabled(lowest) {
 		l.Configure("", LevelInfo)
@@ -202,8 +202,8 @@ func (l *Log) Close() {
 	}
 }
 
-// deliver passes the records to the file and the socket at the same time, and counts those dropped for size in one more. It
-// reserves the last tenth of the timeout for a warning on stderr about a failed sink.
+// deliver passes the records to the file and the socket at the same time, with an extra record that counts the dropped
+// ones. It reserves the last tenth of the timeout for a warning on stderr about a failed sink.
 func (l *Log) deliver(ctx context.Context) {
 	l.mu.Lock()
 	if l.dropped > 0 {
@@ -223,7 +223,7 @@ func (l *Log) deliver(ctx context.Context) {
 	} {
 		path := filepath.Join(runDir, name)
 		sinks.Go(func() {
-			// deliver abandons a call that does not return: a write to a hung file system cannot be cancelled.
+			// deliver abandons a call that does not return because a write to a hung file system cannot be cancelled.
 			sent := make(chan error, 1)
 			go func() { sent <- send(path) }()
 			var err error
@@ -243,10 +243,10 @@ func (l *Log) deliver(ctx context.Context) {
 	sinks.Wait()
 }
 
-// socketName is the name of the node agent's log socket, in the run directory.
+// socketName is the name of the node agent's log socket in the run directory.
 const socketName = "log.sock"
 
-// relay sends lines to the node agent in one request. An error that is fs.ErrNotExist means that there is no agent.
+// relay sends lines to the node agent in one request. The error is fs.ErrNotExist if there is no agent.
 func relay(ctx context.Context, socket string, lines []byte) error {
 	agent, err := agentapi.Dial(ctx, socket)
 	if err != nil {

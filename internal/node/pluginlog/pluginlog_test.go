@@ -69,7 +69,7 @@ func (a *agent) all() []relayed {
 	return a.requests
 }
 
-// only returns the one request there must have been.
+// only returns the only request, and fails if there is another number.
 func (a *agent) only(t *testing.T) relayed {
 	t.Helper()
 	requests := a.all()
@@ -83,7 +83,7 @@ func TestRelay_Fails(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		start func(t *testing.T, dir string)
-		want  string // in the warning; empty means there is none
+		want  string // in the warning; empty for no warning
 	}{
 		{"no_socket", func(*testing.T, string) {}, ""},
 		{"stale_socket", func(t *testing.T, dir string) { t.Helper(); _ = listen(t, dir).Close() }, "connection refused"},
@@ -120,7 +120,7 @@ func TestRelay_Hangs(t *testing.T) {
 	})
 }
 
-// relayThrough closes a log whose records are together more than a socket holds, and looks for the warning on stderr.
+// relayThrough closes a log whose records exceed a socket's buffer, and looks for the warning on stderr.
 func relayThrough(t *testing.T, start func(t *testing.T, dir string), want string, timeout time.Duration) {
 	t.Helper()
 	dir := agenttest.SocketDir(t)
@@ -194,7 +194,7 @@ func reply(text string) func(*testing.T, string) {
 	})
 }
 
-// talkTo accepts connections and lets each be served until the test ends.
+// talkTo accepts connections and serves each until the test ends.
 func talkTo(serve func(net.Conn)) func(*testing.T, string) {
 	return func(t *testing.T, dir string) {
 		t.Helper()
@@ -212,7 +212,7 @@ func talkTo(serve func(net.Conn)) func(*testing.T, string) {
 	}
 }
 
-// drip sends a valid answer, but would take a minute for it.
+// drip sends a valid answer so slowly that it would take a minute.
 func drip(c net.Conn) {
 	go func() { _, _ = io.Copy(io.Discard, c) }()
 	for _, letter := range "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nX: " + strings.Repeat("x", 600) + "\r\n\r\n" {
@@ -238,7 +238,7 @@ func leftBehind() []string {
 	return left
 }
 
-// valve is a writer that blocks until it is opened, or for each write.
+// valve is a writer that blocks each write until it is opened.
 type valve struct {
 	agenttest.Buffer
 
@@ -252,7 +252,7 @@ func (v *valve) Write(p []byte) (int, error) {
 
 func TestStderr_Hangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		began := time.Now() // the bubble's clock, which moves only while all wait
+		began := time.Now() // the bubble's clock, which moves only when all goroutines wait
 		v := &valve{open: make(chan struct{})}
 		l := open(options{Stderr: v})
 		log := l.Logger()
@@ -343,7 +343,7 @@ func TestSinks_Form(t *testing.T) {
 	check.Diff(t, "relayed", want, strings.Join(request.lines, ""))
 }
 
-// TestSinks_Level: the level counts for the records before the configuration as well, and is info without one.
+// TestSinks_Level: the level also applies to the records before the configuration. It is info without one.
 func TestSinks_Level(t *testing.T) {
 	levels := []Level{LevelDebug, LevelInfo, LevelWarn, LevelError, LevelFatal}
 	const unconfigured = LevelFatal + 1
@@ -465,7 +465,7 @@ func TestHandler_ObeysSlog(t *testing.T) {
 		closeLog(t, l)
 		record := decode(t, stderr.String())
 		if strings.HasSuffix(t.Name(), "/zero-time") {
-			// Here the protocol wins over slog: the agent drops a record without a time.
+			// Here the protocol overrides slog: the agent drops a record without a time.
 			check.Equal[any](t, record["time"], clock().UTC().Format(timeLayout), "record of the zero time has time")
 			delete(record, "time")
 		}

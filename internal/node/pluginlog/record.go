@@ -9,18 +9,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// timeLayout is the form in which the reference's plugin writes a time: UTC, always six digits of a second's fraction.
+// timeLayout is the time format of the reference's plugin: UTC, always with six digits of a second.
 const timeLayout = "2006-01-02T15:04:05.000000Z"
 
 const (
-	// maxText bounds the message and each text of a record, so that none of them crowds out the others.
+	// maxText bounds the message and each text of a record, so that a long one leaves room for the others.
 	maxText = 16 << 10
-	// maxLine bounds a record. The agent takes requests of 1 MiB.
+	// maxLine bounds a record. The agent accepts requests of 1 MiB.
 	maxLine = 224 << 10
 )
 
-// handler makes each slog record one line of the log: an object whose members are level, time, msg, scope and the
-// attributes. No attribute of this program has one of these keys; the linter checks the first three.
+// handler makes each slog record one line of the log: an object with the members level, time, msg, scope and the
+// attributes. No attribute of this program uses one of these keys; the linter checks the first three.
 type handler struct {
 	log  *Log
 	with func(slog.Handler) slog.Handler // adds the handler's attributes and groups to another one
@@ -38,13 +38,13 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return handler{h.log, func(to slog.Handler) slog.Handler { return h.with(to).WithGroup(name) }}
 }
 
-// Handle adds the record to the log. It never returns an error, as no sink may fail the plugin.
+// Handle adds the record to the log. It never returns an error because no sink may fail the plugin.
 func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	h.log.add(h.record(ctx, r))
 	return nil
 }
 
-// record makes a record with the time of the log's clock: the agent drops records without a time.
+// record makes a record with the time of the log's clock because the agent drops records without a time.
 func (h handler) record(ctx context.Context, r slog.Record) record {
 	r.Time = h.log.now()
 	var b bytes.Buffer
@@ -58,7 +58,7 @@ func (h handler) record(ctx context.Context, r slog.Record) record {
 	return record{Level(r.Level), line}
 }
 
-// replace writes level and times as the reference's plugin does, and bounds texts.
+// replace formats level and times like the reference's plugin, and bounds texts.
 func replace(_ []string, a slog.Attr) slog.Attr {
 	switch value := a.Value.Any().(type) {
 	case slog.Level:
@@ -82,7 +82,7 @@ func bounded(text string) string {
 	return printable.Text(text, maxText)
 }
 
-// boundedError is an error as text, even if it could be JSON. The handler recovers a panic of Error.
+// boundedError formats an error as text, even if it implements json.Marshaler. The handler recovers a panic of Error.
 type boundedError struct{ error }
 
 func (e boundedError) Error() string { return bounded(e.error.Error()) }

@@ -21,7 +21,7 @@ func redirection(path string) probe.Redirection {
 	return probe.Redirection{Namespace: netnstest.At(path), Listeners: []uint16{15001, 15006}, Port: 15002}
 }
 
-// namespace has lo up, ::6 on it, and, if redirected, a redirection of all TCP to 15002, of every user.
+// namespace has lo up, ::6 on it and, if redirected, a redirection of every user's TCP to 15002.
 func namespace(t *testing.T, redirected bool) string {
 	t.Helper()
 	path := netnstest.New(t)
@@ -54,7 +54,7 @@ func TestProbe_FoundOrMissing(t *testing.T) {
 	}
 }
 
-// TestProbe_ShortTimeout: the failure of the first dial is reported although there is no second one.
+// TestProbe_ShortTimeout: the error reports the failure of the first dial even without a second one.
 func TestProbe_ShortTimeout(t *testing.T) {
 	t.Parallel()
 	late := errors.New("too late")
@@ -66,14 +66,14 @@ func TestProbe_ShortTimeout(t *testing.T) {
 	}
 }
 
-// The proxy itself may listen already: one free port is enough, none is an error. Each case has a namespace of its own: a process that
-// another test is just starting holds the sockets of this one open until its program begins, the ports of an ended probe too.
+// The proxy itself may already listen: one free port is enough, no free port is an error. Each case has its own namespace: a process
+// that another test is starting keeps the sockets of this process open until its exec, also the ports of a finished probe.
 func TestProbe_TakenPorts(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		taken []string
-		want  string // is part of the error; none when empty
+		want  string // part of the error; "" for no error
 	}{
 		{"the outbound port", []string{"127.0.0.1:15001"}, ""},
 		{"both ports", []string{"127.0.0.1:15001", "127.0.0.1:15006"}, "listening in the proxy's place"},
@@ -92,7 +92,7 @@ func TestProbe_TakenPorts(t *testing.T) {
 	}
 }
 
-// A connection for another port is answered with that port, as the reference's listener does, and does not count.
+// A connection for another port gets that port as its answer, like from the reference's listener, and does not end the probe.
 func TestProbe_ConnectionsForOtherPorts(t *testing.T) {
 	t.Parallel()
 	path := namespace(t, false)

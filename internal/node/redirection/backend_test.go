@@ -15,13 +15,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// everything is all that any tool knows of the namespace's rules.
+// everything returns all rules of the namespace that any tool lists.
 func (p pod) everything(t *testing.T) string {
 	t.Helper()
 	return filled(p.saves(t)) + p.run(t, "nft", "list", "ruleset", "inet")
 }
 
-// program puts rules of the mesh into the pod: those of the reference by the tools of each variant, or of both.
+// program adds rules of the mesh to the pod: the reference's rules by the tools of each variant, or of both.
 func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
 	t.Helper()
 	switch by {
@@ -35,7 +35,7 @@ func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
 	}
 }
 
-// Each backend replaces the rules of each other one in full or removes them, and leaves foreign rules as they are.
+// Each backend fully replaces or removes the rules of each other one, and leaves foreign rules unchanged.
 func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 	t.Parallel()
 	shared := func(t *testing.T) pod {
@@ -79,7 +79,7 @@ func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 	}
 }
 
-// TestVerifyAny_OtherBackend: rules that were written before auto came to mean another backend are the wanted ones, and are left alone.
+// TestVerifyAny_OtherBackend: rules from before auto changed to another backend are accepted and stay unchanged.
 func TestVerifyAny_OtherBackend(t *testing.T) {
 	t.Parallel()
 	for _, from := range []iptables.Variant{byNetlink, byTables, iptables.Legacy} {
@@ -98,7 +98,7 @@ func TestVerifyAny_OtherBackend(t *testing.T) {
 	}
 }
 
-// TestApply_AutoIsNative: the node's choice counts for auto, and for no other backend.
+// TestApply_AutoIsNative: the node's choice applies to auto, and to no other backend.
 func TestApply_AutoIsNative(t *testing.T) {
 	t.Parallel()
 	for backend, want := range map[iptables.Variant]string{"": "native", byNetlink: "netlink"} {
@@ -111,8 +111,7 @@ func TestApply_AutoIsNative(t *testing.T) {
 	}
 }
 
-// The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so that auto selects native tables
-// there.
+// The kernel refuses iptables' owner match there (net/netfilter/xt_owner.c), so auto selects native tables.
 func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	t.Parallel()
 	_, path := netnstest.Unshared(t, 100000, 65536)
@@ -135,7 +134,7 @@ func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	}
 }
 
-// No program of the host is started beside foreign legacy tables; those stay. Nothing is written twice.
+// Foreign legacy tables stay, and no program of the host is started because of them. Nothing is written twice.
 func TestApply_NoToolOfTheHost(t *testing.T) {
 	t.Parallel()
 	for _, b := range []iptables.Variant{"", byNetlink, byTables} {
@@ -155,9 +154,9 @@ func TestApply_NoToolOfTheHost(t *testing.T) {
 	}
 }
 
-// Legacy rules that no tool can remove are an error: they are neither added to nor ignored.
+// Legacy rules that no tool can remove are an error: Apply neither adds to them nor ignores them.
 func TestApply_LegacyRules(t *testing.T) {
-	// The tools are saved from the directory that is covered, for the test alone.
+	// The tools are saved from the covered directory, for this test alone.
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
 	if !inside {
 		return
@@ -178,7 +177,7 @@ func TestApply_LegacyRules(t *testing.T) {
 	}
 }
 
-// Whatever configuration the reference left, applying another one leaves the rules that it leaves on a fresh pod.
+// Whatever configuration the reference left, applying another one gives the same rules as on a fresh pod.
 func TestApply_ReplacesConfiguration(t *testing.T) {
 	t.Parallel()
 	eachVariant(t, func(t *testing.T, v iptables.Variant) {
@@ -208,7 +207,7 @@ func TestApply_ReplacesConfiguration(t *testing.T) {
 }
 
 // Replacing a configuration also replaces its addresses, routes and policy rules, and removes the rules of a family that is
-// captured no more.
+// no longer captured.
 func TestApply_ReplacesRouting(t *testing.T) {
 	t.Parallel()
 	mark := func(mark, table uint32) redirect.Spec {
@@ -246,7 +245,7 @@ func TestApply_ReplacesRouting(t *testing.T) {
 	})
 }
 
-// Tools without a forced variant stay with the variant that the reference would take: legacy where it is in use.
+// Tools without a forced variant keep the variant that the reference would select: legacy where it is in use.
 func TestApply_VariantInUse(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants {

@@ -20,7 +20,7 @@ func mustClean(t *testing.T, n redirection.Namespace) redirection.Report {
 	return r
 }
 
-// After each configuration of the reference cleaning leaves the rules that would be there without it, byte for byte; it does
+// After each configuration of the reference, Clean leaves the rules that would exist without it, byte for byte. It does
 // nothing in a namespace without the mesh.
 func TestClean_ReferenceRules(t *testing.T) {
 	t.Parallel()
@@ -67,7 +67,7 @@ func hasRules(t *testing.T, n redirection.Namespace, want bool) {
 	}
 }
 
-// older are the families of a file with rules of earlier versions of the reference, by its extension.
+// older has the families of files with rules of earlier reference versions, by file extension.
 var older = map[string][]ruleset.Family{".both": families, ".iptables": families[:1], ".ip6tables": families[1:]}
 
 func TestClean_OldVersions(t *testing.T) {
@@ -90,7 +90,7 @@ func TestClean_OldVersions(t *testing.T) {
 				cleaned, replaced, spec := old(), old(), dual()
 				mustClean(t, cleaned.namespace(v))
 				equal(t, "cleaned: not as if the mesh had never been here", never, filled(cleaned.rules(t, v)))
-				// Every version had chains, with other rules than today's: they identify the mesh.
+				// Every version had chains, with other rules than today. The chains identify the mesh.
 				for _, f := range families {
 					replaced.restore(t, v, f, "*nat\n-N ISTIO_OLD\n-A ISTIO_OLD -p tcp -j RETURN\nCOMMIT\n")
 				}
@@ -103,7 +103,7 @@ func TestClean_OldVersions(t *testing.T) {
 	})
 }
 
-// TestClean_TablesOfOtherNames: names like those of the mesh in another table are no reason to remove it.
+// TestClean_TablesOfOtherNames: Clean does not remove another table for the mesh's chain names in it.
 func TestClean_TablesOfOtherNames(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native} {

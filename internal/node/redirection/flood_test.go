@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// mostAllocated bounds what reading a namespace up to its budget allocates.
+// mostAllocated bounds the allocations for reading a namespace up to its budget.
 const mostAllocated = 100 << 20
 
 // A process in a pod can fill its namespace. No backend reads all of it, and none changes it.
@@ -49,7 +49,7 @@ func TestBounds_NamespaceTooLarge(t *testing.T) {
 	}
 }
 
-// uninspectable holds every way into a namespace to ErrUninspectable, to a bound of memory, and to changing nothing.
+// uninspectable checks that every operation returns ErrUninspectable, stays within a bound of memory, and changes nothing.
 func uninspectable(t *testing.T, n redirection.Namespace, spec redirect.Spec, bound string) {
 	t.Helper()
 	for what, do := range map[string]func() (redirection.Report, error){
@@ -61,7 +61,7 @@ func uninspectable(t *testing.T, n redirection.Namespace, spec redirect.Spec, bo
 		var r redirection.Report
 		var err error
 		size := allocated(func() { r, err = do() })
-		if what == "PlanClean" && bound != "50000" { // routes are read where they may be changed
+		if what == "PlanClean" && bound != "50000" { // routes are read only where they may be changed
 			continue
 		}
 		if !errors.Is(err, redirection.ErrUninspectable) || !strings.Contains(fmt.Sprint(err), bound) {
@@ -76,7 +76,7 @@ func uninspectable(t *testing.T, n redirection.Namespace, spec redirect.Spec, bo
 	}
 }
 
-// allocated is how many bytes fn allocates.
+// allocated returns the number of bytes that fn allocates.
 func allocated(fn func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -100,7 +100,7 @@ func TestBounds_ManyRules(t *testing.T) {
 	}
 }
 
-// Routes are read where rules mark packets, and of those no more than a bound either.
+// Routes are read only if rules mark packets, and only up to a bound.
 func TestBounds_TooManyRoutes(t *testing.T) {
 	p := dualPod(t)
 	n := p.namespace("")
@@ -114,7 +114,7 @@ func TestBounds_TooManyRoutes(t *testing.T) {
 	uninspectable(t, n, spec, "65536")
 }
 
-// A tool that prints without end, and one that does not end, are killed: a container of the pod decides their input.
+// A tool that prints without end or does not end is killed, because a container of the pod controls its input.
 func TestBounds_ToolReadsTooMuch(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ does, want string }{

@@ -11,29 +11,29 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-// The grammar of foreign rules. Whatever it makes, the kernel and the tools take.
+// The grammar of foreign rules. The kernel and the tools must accept everything that it makes.
 
 var foreignPorts = []string{"80", "80", "443", "53", "8080", "9000", "81", "15001", "15006", "15008", "15020", "5000", "22", "3306"}
 
-// sets makes the sets of iptables' rules: those that have places of the packets, those that lack them, and those that rules add to.
+// sets makes the sets of iptables' rules: sets with places of the packets, sets without them, and sets to which rules add.
 func (w *walked) sets(t *testing.T) {
 	t.Helper()
 	for _, f := range families {
-		w.Collect(t, "have"+ends(f), labtest.Far.Addr(f), labtest.Peer.Addr(f), labtest.Pod.Addr(f))
-		w.Collect(t, "lack"+ends(f), elsewhere(f))
-		w.Collect(t, "fill"+ends(f), elsewhere(f))
+		w.Collect(t, "have"+familyNumber(f), labtest.Far.Addr(f), labtest.Peer.Addr(f), labtest.Pod.Addr(f))
+		w.Collect(t, "lack"+familyNumber(f), elsewhere(f))
+		w.Collect(t, "fill"+familyNumber(f), elsewhere(f))
 	}
 }
 
-// ends is the number of a family.
-func ends(f ruleset.Family) string {
+// familyNumber returns the number of a family.
+func familyNumber(f ruleset.Family) string {
 	if f == ruleset.IPv6 {
 		return "6"
 	}
 	return "4"
 }
 
-// elsewhere is an address of no packet.
+// elsewhere returns an address that no packet has.
 func elsewhere(f ruleset.Family) netip.Addr {
 	if f == ruleset.IPv6 {
 		return netip.MustParseAddr("fd00:99::1")
@@ -41,7 +41,7 @@ func elsewhere(f ruleset.Family) netip.Addr {
 	return netip.MustParseAddr("203.0.113.5")
 }
 
-// items are those of one namespace.
+// items returns the items of one namespace.
 func (w *walked) items() (all []item) {
 	for range 1 + w.IntN(*foreignItems) {
 		switch n := w.IntN(20); {
@@ -60,7 +60,7 @@ func (w *walked) items() (all []item) {
 	return all
 }
 
-// place is an address that packets have, or not.
+// place returns an address that packets may have, or one that they never have.
 func (w *walked) place(f ruleset.Family) string {
 	if w.IntN(3) == 0 {
 		return elsewhere(f).String()
@@ -81,7 +81,7 @@ func (w *walked) portRange(dash string) string {
 	return pick(w, "80"+dash+"90", "1"+dash+"1023", "8000"+dash+"8999", "15000"+dash+"15100", "30000"+dash+"32767", "1"+dash+"65535")
 }
 
-// sources are ranges of ports that have either all client ports or none.
+// sources returns ranges of ports that contain either all client ports or none.
 func (w *walked) sources(dash string) string {
 	return pick(w, "1024"+dash+"65535", "1"+dash+"1023", "53", "15020", "10000"+dash+"65535")
 }
@@ -96,7 +96,7 @@ func (b nftBase) early() bool {
 	return b.priority < -200 && (b.hook == "prerouting" || b.hook == "output")
 }
 
-// nft is a table with one to three base chains.
+// nft returns a table with one to three base chains.
 func (w *walked) nft() item {
 	family := pick(w, "ip", "ip", "ip6", "inet", "inet", "inet", "netdev")
 	table := pick(w, "nat", "mangle", "raw", "filter", "mine", "cni", "security", "foreign", "istio-cni-trace-1", "istio-proxy-nat")
@@ -108,10 +108,10 @@ func (w *walked) nft() item {
 	for _, f := range families {
 		kind := map[ruleset.Family]string{ruleset.IPv4: "ipv4_addr", ruleset.IPv6: "ipv6_addr"}[f]
 		have := fmt.Sprintf("%s, %s", labtest.Far.Addr(f), labtest.Peer.Addr(f))
-		fmt.Fprintf(&b, "\tset have%s { type %s; elements = { %s }; }\n", ends(f), kind, have)
-		fmt.Fprintf(&b, "\tset lack%s { type %s; flags interval; elements = { %s/32 }; }\n", ends(f), kind, elsewhere(f))
-		fmt.Fprintf(&b, "\tset nets%s { type %s; flags interval; elements = { %s }; }\n", ends(f), kind, labtest.Far.Network(f))
-		fmt.Fprintf(&b, "\tset dyn%s { type %s; flags dynamic; size 128; }\n", ends(f), kind)
+		fmt.Fprintf(&b, "\tset have%s { type %s; elements = { %s }; }\n", familyNumber(f), kind, have)
+		fmt.Fprintf(&b, "\tset lack%s { type %s; flags interval; elements = { %s/32 }; }\n", familyNumber(f), kind, elsewhere(f))
+		fmt.Fprintf(&b, "\tset nets%s { type %s; flags interval; elements = { %s }; }\n", familyNumber(f), kind, labtest.Far.Network(f))
+		fmt.Fprintf(&b, "\tset dyn%s { type %s; flags dynamic; size 128; }\n", familyNumber(f), kind)
 	}
 	b.WriteString("\tset ports { type inet_service; flags interval; elements = { 80, 443, 9000-9010 }; }\n" +
 		"\tchain empty { }\n\tchain logs { counter; log prefix \"x \"; }\n\tchain rets { return; }\n\tchain nested { jump logs; jump empty; }\n" +
@@ -123,7 +123,7 @@ func (w *walked) nft() item {
 		if base.kind != "filter" || base.hook == "ingress" || base.hook == "egress" {
 			kind = family + " " + base.kind + " " + base.hook
 		}
-		for slices.Contains(w.used, table+" "+base.name) { // by another item
+		for slices.Contains(w.used, table+" "+base.name) { // of another item
 			base.name += "_"
 		}
 		w.used = append(w.used, table+" "+base.name)
@@ -166,7 +166,7 @@ func (w *walked) base(family string) nftBase {
 	return b
 }
 
-// nftRule is a rule of a base chain.
+// nftRule returns a rule of a base chain.
 func (w *walked) nftRule(b nftBase) string {
 	f := pick(w, families...)
 	switch b.family {
@@ -180,10 +180,10 @@ func (w *walked) nftRule(b nftBase) string {
 	return strings.Join(append(matches, verdict), " ")
 }
 
-// nftMatches are those of a rule, with the protocol that they leave, "" for any.
+// nftMatches returns the matches of a rule, and the protocol that they select, "" for any.
 func (w *walked) nftMatches(b nftBase, f ruleset.Family) (protocol string, matches []string) {
 	ip := map[ruleset.Family]string{ruleset.IPv4: "ip", ruleset.IPv6: "ip6"}[f]
-	n := ends(f)
+	n := familyNumber(f)
 	switch w.IntN(5) {
 	case 0, 1, 2:
 		protocol = "tcp"
@@ -247,12 +247,12 @@ func (w *walked) nftMatch(b nftBase, ip, n string, f ruleset.Family) string {
 	return pick(w, all...)
 }
 
-// nftVerdict ends a rule for a protocol.
+// nftVerdict returns the end of a rule for a protocol.
 func (w *walked) nftVerdict(b nftBase, f ruleset.Family, protocol string) string {
 	ip := map[ruleset.Family]string{ruleset.IPv4: "ip", ruleset.IPv6: "ip6"}[f]
 	harmless := []string{"accept", "accept", "return", "counter", `log prefix "p "`, "limit rate 5/minute log", "jump empty", "jump logs", "jump nested", "jump rets", "goto logs", "counter accept"}
 	nat := b.kind == "nat"
-	if w.IntN(150) == 0 && !nat && b.family != "netdev" { // nobody can tell
+	if w.IntN(150) == 0 && !nat && b.family != "netdev" { // the effect is not predictable
 		return pick(w, "limit rate over 1000/second drop", "limit rate 1/minute drop", "numgen random mod 2 0 drop", "quota over 1 bytes drop", "meta cgroup 1 drop", "ct bytes > 5000 drop")
 	}
 	some := []string{"drop", "counter drop", "jump drops", "jump some", "jump accepts", "ct mark set 0x80"}
@@ -296,7 +296,7 @@ func (w *walked) nftVerdict(b nftBase, f ruleset.Family, protocol string) string
 	if b.hook == "forward" {
 		return pick(w, append(harmless, some...)...)
 	}
-	some = append(some, "meta priority set 1:1", "add @dyn"+ends(f)+" { "+ip+" saddr }")
+	some = append(some, "meta priority set 1:1", "add @dyn"+familyNumber(f)+" { "+ip+" saddr }")
 	if protocol == "tcp" {
 		some = append(some, "tcp dport set "+w.port(), "tcp option maxseg size set 1200")
 	}
@@ -347,7 +347,7 @@ func (w *walked) natVerdict(b nftBase, f ruleset.Family, protocol string, more [
 	return pick(w, more...)
 }
 
-// xtables are rules of iptables, in own chains and in those of a table.
+// xtables returns rules of iptables, in its own chains and in a table's chains.
 func (w *walked) xtables(variant string) item {
 	f := pick(w, families...)
 	program := map[ruleset.Family]string{ruleset.IPv4: "iptables-", ruleset.IPv6: "ip6tables-"}[f] + variant + "-restore --noflush"
@@ -384,7 +384,7 @@ func (w *walked) xtablesRule(f ruleset.Family, table, hook string, id int) strin
 	for range w.IntN(3) {
 		more := w.xtablesMatch(f, hook)
 		option := strings.Fields(strings.TrimPrefix(more, "! "))[0]
-		if option == "-m" || !strings.Contains(strings.Join(parts, " "), option+" ") { // once only
+		if option == "-m" || !strings.Contains(strings.Join(parts, " "), option+" ") { // only once
 			parts = append(parts, more)
 		}
 	}
@@ -405,7 +405,7 @@ func (w *walked) xtablesPorts(protocol string) string {
 }
 
 func (w *walked) xtablesMatch(f ruleset.Family, hook string) string {
-	n := ends(f)
+	n := familyNumber(f)
 	span := map[ruleset.Family]string{ruleset.IPv4: pick(w, "10.2.0.1-10.2.0.20", "203.0.113.1-203.0.113.9"), ruleset.IPv6: pick(w, "fd00:2::1-fd00:2::20", "fd00:99::1-fd00:99::9")}[f]
 	all := []string{
 		"-m comment --comment " + pick(w, `"a text -j DROP"`, "word", `"it is \"quoted\""`), "-d " + w.place(f), "-s " + w.place(f), "-d " + w.network(f), "! -d " + w.network(f), "! -s " + w.network(f),
@@ -449,7 +449,7 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 	own := func(option, name string) string { return fmt.Sprintf("-%s %s%d", option, name, id) }
 	all := []string{
 		"-j ACCEPT", "-j ACCEPT", "-j RETURN", "-j LOG --log-prefix \"p \"", "-j NFLOG --nflog-group 5", "", own("j", "OWN"), own("j", "LOGS"), own("j", "RETS"), own("j", "VOID"), own("g", "RETS"), own("j", "OWN"),
-		"-j SET --add-set fill" + ends(f) + " src --exist",
+		"-j SET --add-set fill" + familyNumber(f) + " src --exist",
 	}
 	if table == "nat" {
 		ports := ""
@@ -498,11 +498,11 @@ func (w *walked) xtablesTarget(f ruleset.Family, table, hook, protocol string, i
 	return pick(w, all...)
 }
 
-// routes are routes and policy rules of others.
+// routes returns foreign routes and policy rules.
 func (w *walked) routes() item {
 	var b strings.Builder
 	f := pick(w, families...)
-	flag, table := "-"+ends(f), 200+w.IntN(100)
+	flag, table := "-"+familyNumber(f), 200+w.IntN(100)
 	switch w.IntN(10) {
 	case 0:
 		return item{"eth0 named lo", "ip -batch -", "link set lo name lo0\nlink set eth0 name lo\n"}
@@ -518,7 +518,7 @@ func (w *walked) routes() item {
 	return item{"routes", "ip " + flag + " -batch -", b.String()}
 }
 
-// viaSide is the router of the second interface.
+// viaSide returns the router of the second interface.
 func viaSide(f ruleset.Family) netip.Addr {
 	return netip.MustParseAddr(map[ruleset.Family]string{ruleset.IPv4: "10.4.0.1", ruleset.IPv6: "fd00:4::1"}[f])
 }

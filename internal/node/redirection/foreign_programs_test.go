@@ -29,7 +29,7 @@ import (
 //go:embed testdata
 var testdata embed.FS
 
-// texts are the files of testdata that match, by name.
+// texts returns the matching files of testdata by name.
 func texts(pattern string) map[string]string {
 	files, err := fs.Glob(testdata, "testdata/"+pattern)
 	all := map[string]string{}
@@ -43,12 +43,12 @@ func texts(pattern string) map[string]string {
 	return all
 }
 
-// restoring is the command of a file, by its extension.
+// restoring is the command that loads a file, by its extension.
 var restoring = map[string]string{
 	".iptables": "iptables-nft-restore --noflush", ".ip6tables": "ip6tables-nft-restore --noflush", ".nft": "nft -f -",
 }
 
-// recorded are what known programs leave in a namespace, which takes none of the pod's traffic. Their rules are written by hand.
+// recorded returns what known programs leave in a namespace without affecting the pod's traffic. Their rules are written by hand.
 func recorded() (all []item) {
 	rules := texts("programs/*")
 	for _, name := range slices.Sorted(maps.Keys(rules)) {
@@ -57,7 +57,7 @@ func recorded() (all []item) {
 	return all
 }
 
-// stateIn is the state of a namespace as the agent judges it, without processes and listeners. It is the same by the rules alone.
+// stateIn returns the state of a namespace as the agent judges it, without processes and listeners. The rules alone give the same state.
 func stateIn(t *testing.T, n redirection.Namespace, spec redirect.Spec) (audit.State, []audit.Problem) {
 	t.Helper()
 	report, err := n.Audit(t.Context(), spec)
@@ -72,7 +72,7 @@ func stateIn(t *testing.T, n redirection.Namespace, spec redirect.Spec) (audit.S
 	return state, problems
 }
 
-// usual are the packets of a pod.
+// usual returns the usual packets of a pod.
 func (w *walked) usual() (all []*asked) {
 	add := func(q inspect.Question, from labtest.Actor, to netip.AddrPort) {
 		a := &asked{Question: q, Request: labtest.Request{From: from, Via: tcp, To: to, SourcePort: w.FreshPort()}}
@@ -109,14 +109,14 @@ func (w *walked) usual() (all []*asked) {
 func (w *walked) ways(t *testing.T) (all []*asked, ways []string) {
 	t.Helper()
 	all = w.usual()
-	sendTogether(t.Context(), all, patient)
+	sendTogether(t.Context(), all, longWait)
 	for _, a := range all {
-		ways = append(ways, fmt.Sprintf("%s: %s", a.command(), w.went(a.Request, a.got)))
+		ways = append(ways, fmt.Sprintf("%s: %s", a.command(), w.answeredBy(a.Request, a.got)))
 	}
 	return all, ways
 }
 
-// captured is a pod with the mesh's rules.
+// captured returns a pod with the mesh's rules.
 func captured(t *testing.T, mode redirect.Mode) (w *walked) {
 	t.Helper()
 	spec := dualStack(mode)
@@ -126,18 +126,18 @@ func captured(t *testing.T, mode redirect.Mode) (w *walked) {
 	return w
 }
 
-// beside is how the mesh's rules get into a namespace that a program uses, too.
+// beside describes how the mesh's rules are added to a namespace that another program also uses.
 type beside struct {
 	by    iptables.Variant
 	mode  redirect.Mode
-	ahead bool // the program was there first
+	ahead bool // the program's rules came first
 }
 
 func (b beside) String() string {
 	return fmt.Sprintf("%s %s %s", map[bool]string{true: "ahead of", false: "behind"}[b.ahead], b.by, b.mode)
 }
 
-// TestState_HarmlessPrograms: what a program leaves that takes no packet is no fault of a pod, wherever it was first, and the way of
+// TestState_HarmlessPrograms: rules of a program that affect no packet are not a fault of the pod, in any order, and the way of
 // usual packets is known.
 func TestState_HarmlessPrograms(t *testing.T) {
 	t.Parallel()
@@ -151,7 +151,7 @@ func TestState_HarmlessPrograms(t *testing.T) {
 	}
 	for n, c := range recorded() {
 		cells := []beside{{byNetlink, redirect.Redirect, false}, {byNetlink, redirect.Redirect, true}}
-		if marks := c.text; strings.Contains(marks, "MARK ") || strings.Contains(marks, "mark set") { // TPROXY is done by them
+		if marks := c.text; strings.Contains(marks, "MARK ") || strings.Contains(marks, "mark set") { // TPROXY needs marks
 			cells = append(cells, beside{byNetlink, redirect.TPROXY, true})
 		}
 		other := beside{byTables, redirect.Redirect, true}
@@ -167,7 +167,7 @@ func TestState_HarmlessPrograms(t *testing.T) {
 	}
 }
 
-// installBy is install by the tools of a backend.
+// installBy is install with the tools of a backend.
 func (i item) installBy(t *testing.T, w *walked, by iptables.Variant) {
 	t.Helper()
 	if by == iptables.Legacy {
@@ -176,7 +176,7 @@ func (i item) installBy(t *testing.T, w *walked, by iptables.Variant) {
 	check.OK(t, i.install(t.Context(), w.Path()))
 }
 
-// published reports whether a problem is about what a program takes, ahead of the mesh or in an order that is not known: the ports that it
+// published reports whether a problem is about traffic that a program takes before the mesh, or in an unknown order: the ports that it
 // publishes for containers, and the addresses of services.
 func (b beside) published(program, detail string) bool {
 	of := map[string]string{
@@ -224,15 +224,15 @@ func (i item) harmless(t *testing.T, at beside, without []string) {
 // taker takes packets of a captured pod.
 type taker struct {
 	name, command, text string
-	// question is one about a packet that it takes; want is what becomes of it, by the name of the listener or the error.
+	// question asks about a packet that it takes; want is the packet's end: the name of the listener or the error.
 	question inspect.Question
 	want     string
 	state    audit.State
-	// only is the backend beside which it is one, "" for each.
+	// only is the backend for which it is a taker, "" for every backend.
 	only iptables.Variant
 }
 
-// takers are rules that take traffic past the proxy, or end it.
+// takers returns rules that lead traffic past the proxy, or end it.
 func takers() []taker {
 	out := func(to string) inspect.Question {
 		return inspect.Question{To: netip.MustParseAddrPort(to), UID: labtest.AppUID, GID: labtest.AppUID}
@@ -295,7 +295,7 @@ func takers() []taker {
 	}
 }
 
-// TestState_Takers: a pod of which a program takes packets is not captured, and no answer says that they are redirected.
+// TestState_Takers: a pod is not captured if a program takes its packets, and no answer says that they are redirected.
 func TestState_Takers(t *testing.T) {
 	t.Parallel()
 	for _, c := range takers() {
@@ -320,9 +320,9 @@ func TestState_Takers(t *testing.T) {
 				witness := w.Watch(t)
 				sendTogether(t.Context(), all, time.Second)
 				witness.Look()
-				went := w.went(a.Request, a.got)
-				if went == labtest.ByOutbound || went == labtest.ByInbound || c.want != "" && went != c.want {
-					t.Errorf("the packet ends at %q, want %q: this test shows nothing", went, c.want)
+				end := w.answeredBy(a.Request, a.got)
+				if end == labtest.ByOutbound || end == labtest.ByInbound || c.want != "" && end != c.want {
+					t.Errorf("the packet ends at %q, want %q: this test shows nothing", end, c.want)
 				}
 				if why := w.disagreement(a, witness); why != "" || a.answer.Wanted == inspect.AsWanted {
 					t.Errorf("%s\n%s\nanswer: %s: %s\nwent:   %s", a.command(), why, a.answer.Wanted, a.answer.Sentence, a.got)

@@ -24,8 +24,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-// The answers that a person gets ("istio-cni why") are compared with real packets in namespaces that other programs use as well: their
-// chains are in every table, hook and priority, and there are routes besides.
+// These tests compare the answers of "istio-cni why" with real packets in namespaces that other programs also use, with chains in
+// every table, hook and priority, and with routes.
 
 var (
 	foreignSeed  = flag.Uint64("foreign.seed", 1, "seed of TestAnswers_ForeignRules")
@@ -34,13 +34,13 @@ var (
 	foreignItems = flag.Int("foreign.items", 4, "largest number of foreign items in a namespace")
 )
 
-// maxUnknown is the largest share of questions, in percent, to which the answer may be that it cannot be told.
+// maxUnknown is the largest share of questions, in percent, that may have the answer "cannot tell".
 const maxUnknown = 5
 
 const (
-	questions = 24 // of each namespace
-	// impatient is enough for a packet to arrive, which the witness sees; patient waits for an answer in any case.
-	impatient, patient = 250 * time.Millisecond, 15 * time.Second
+	questions = 24 // per namespace
+	// shortWait is long enough for a packet to reach the witness; longWait waits for an answer in any case.
+	shortWait, longWait = 250 * time.Millisecond, 15 * time.Second
 )
 
 // item is what another program left in a namespace.
@@ -50,7 +50,7 @@ type item struct {
 	command, text string
 }
 
-// install puts the item into the namespace, and reports whether the kernel and the tool took it.
+// install adds the item to the namespace, and reports whether the kernel and the tool accepted it.
 func (i item) install(ctx context.Context, path string) error {
 	return netns.Do(path, func() error {
 		words := strings.Fields(i.command)
@@ -63,10 +63,10 @@ func (i item) install(ctx context.Context, path string) error {
 	})
 }
 
-// turn orders items: iptables-nft takes no table with chains that it does not know, and others name the interfaces that ip renames.
-func turn(i item) int { return slices.Index([]string{"nft", "ip"}, strings.Fields(i.command)[0]) }
+// order sorts items: iptables-nft refuses tables with unknown chains, and other items use interface names that ip changes.
+func order(i item) int { return slices.Index([]string{"nft", "ip"}, strings.Fields(i.command)[0]) }
 
-// asked is a question with its answer, and the packet that was really sent.
+// asked is a question with its answer, and the packet that was sent.
 type asked struct {
 	inspect.Question
 	labtest.Request
@@ -75,7 +75,7 @@ type asked struct {
 	got    labtest.Answer
 }
 
-// command is the question as a person asks it.
+// command returns the command line for the question.
 func (a asked) command() string {
 	c := fmt.Sprintf("istio-cni why --netns /run/netns/pod --to %s --uid %d --gid %d", a.Question.To, a.UID, a.GID)
 	if a.Inbound {
@@ -94,7 +94,7 @@ type tally struct {
 	asked, unknown, planted, refused int
 }
 
-// TestAnswers_ForeignRules holds each definite answer to what became of the packet.
+// TestAnswers_ForeignRules compares each definite answer with the packet's real end.
 func TestAnswers_ForeignRules(t *testing.T) {
 	t.Logf("-foreign.seed=%d", *foreignSeed)
 	var counts tally
@@ -117,7 +117,7 @@ func TestAnswers_ForeignRules(t *testing.T) {
 	}
 }
 
-// answers is one namespace.
+// answers tests one namespace.
 func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tally) {
 	t.Helper()
 	spec := w.randomSpec()
@@ -127,7 +127,7 @@ func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tally) {
 	mustApply(t, namespaceOf(w.Fixture, v), spec)
 	var planted []item
 	items := w.items()
-	slices.SortStableFunc(items, func(a, b item) int { return turn(a) - turn(b) })
+	slices.SortStableFunc(items, func(a, b item) int { return order(a) - order(b) })
 	for _, i := range items {
 		err := i.install(t.Context(), w.Path())
 		counts.Lock()
@@ -144,10 +144,10 @@ func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tally) {
 	all := w.questions()
 	w.ask(t, v, spec, all)
 	witness := w.Watch(t)
-	sendTogether(t.Context(), all, impatient)
+	sendTogether(t.Context(), all, shortWait)
 	witness.Look()
 	if late := unsent(all, witness); len(late) > 0 { // the machine is busy
-		sendTogether(t.Context(), late, patient)
+		sendTogether(t.Context(), late, longWait)
 		witness.Look()
 	}
 	const most = 5
@@ -182,7 +182,7 @@ func errorText(err error) string {
 	return "error: " + err.Error()
 }
 
-// metAt lists the rules that matched or may have.
+// metAt lists the rules that matched or may have matched.
 func metAt(a inspect.Answer) string {
 	var b strings.Builder
 	for _, h := range a.Hops {
@@ -193,7 +193,7 @@ func metAt(a inspect.Answer) string {
 	return b.String()
 }
 
-// questions are random.
+// questions returns random questions.
 func (w *walked) questions() []*asked {
 	all := make([]*asked, questions)
 	for i := range all {
@@ -233,19 +233,19 @@ func (w *walked) question() (a asked) {
 	return a
 }
 
-// ask asks about all packets before one is sent.
+// ask asks about all packets before any is sent.
 func (w *walked) ask(t *testing.T, v iptables.Variant, spec redirect.Spec, all []*asked) {
 	t.Helper()
 	for i := range all {
 		var of redirect.Wanted = spec
-		if w.Rand != nil && w.IntN(3) == 0 { // as of a namespace of which nothing is known
+		if w.Rand != nil && w.IntN(3) == 0 { // like a namespace about which nothing is known
 			of = nil
 		}
 		all[i].answer, all[i].err = inspect.Walk(t.Context(), namespaceOf(w.Fixture, v), of, all[i].Question)
 	}
 }
 
-// sendTogether sends all packets at the same time: one that is dropped ends by its deadline.
+// sendTogether sends all packets at the same time, because a dropped one ends only at its deadline.
 func sendTogether(ctx context.Context, all []*asked, wait time.Duration) {
 	var sending sync.WaitGroup
 	for _, a := range all {
@@ -258,19 +258,19 @@ func sendTogether(ctx context.Context, all []*asked, wait time.Duration) {
 	sending.Wait()
 }
 
-// unsent are the packets whose time was over before they were sent.
+// unsent returns the packets whose deadline passed before they were sent.
 func unsent(all []*asked, seen *labtest.Witness) []*asked {
 	return slices.DeleteFunc(slices.Clone(all), func(a *asked) bool {
 		return seen.Sent[a.SourcePort] || !errors.Is(a.got.Err, labtest.ErrSilent)
 	})
 }
 
-// unroutable are the errors of the sender's kernel where a route forbids the packet, or there is none.
+// unroutable reports whether the sender's kernel refused the packet because a route forbids it, or because there is no route.
 func unroutable(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EINVAL, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EACCES}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// verdictOf is the verdict of the walk, if there was one.
+// verdictOf returns the verdict of the walk, if there was a walk.
 func verdictOf(a inspect.Answer) (v walk.Verdict, known bool) {
 	for v = walk.CannotTell; v <= walk.Rejected; v++ {
 		if a.Verdict == v.String() {
@@ -280,7 +280,7 @@ func verdictOf(a inspect.Answer) (v walk.Verdict, known bool) {
 	return v, false
 }
 
-// disagreement compares the answer with the packet; "" is none.
+// disagreement compares the answer with the packet; "" means that they agree.
 func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 	w.family = families[0]
 	if a.Request.To.Addr().Is6() {
@@ -291,7 +291,7 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 	verdict, known := verdictOf(a.answer)
 	way := fmt.Sprintf(" to %s, arriving by interface ", a.Request.To)
 	switch {
-	case a.Inbound && a.err == nil && !strings.Contains(a.answer.Packet, way): // answers leave by another address
+	case a.Inbound && a.err == nil && !strings.Contains(a.answer.Packet, way): // answers leave from another address
 		return ""
 	case a.err != nil:
 		return "there is no answer"
@@ -304,8 +304,8 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 	case a.answer.Deaf && len(a.got.Hops) > 0:
 		return "a process listens"
 	case verdict == walk.Dropped || verdict == walk.Rejected:
-		silent := verdict == walk.Rejected || errors.Is(a.got.Err, labtest.ErrSilent) || errors.Is(a.got.Err, labtest.ErrForbidden) || unroutable(a.got.Err)
-		if len(a.got.Hops) > 0 || len(arrived) > 0 || !silent {
+		unanswered := verdict == walk.Rejected || errors.Is(a.got.Err, labtest.ErrSilent) || errors.Is(a.got.Err, labtest.ErrForbidden) || unroutable(a.got.Err)
+		if len(a.got.Hops) > 0 || len(arrived) > 0 || !unanswered {
 			return fmt.Sprintf("the packet arrived at ports %v", arrived)
 		}
 		return ""
@@ -318,9 +318,9 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 		to = r.To
 	}
 	there := slices.Contains(w.arrivals(to, seen)[a.SourcePort], to.Port())
-	got := w.went(a.Request, a.got)
-	// A rule for its first packet alone can cut a connection off, or take its original destination.
-	if silent := errors.Is(a.got.Err, labtest.ErrSilent); silent && (there || verdict == walk.HandedOver && len(arrived) > 0) {
+	got := w.answeredBy(a.Request, a.got)
+	// A rule that affects only its first packet can break a connection, or hide its original destination.
+	if unanswered := errors.Is(a.got.Err, labtest.ErrSilent); unanswered && (there || verdict == walk.HandedOver && len(arrived) > 0) {
 		return ""
 	}
 	by, _, _ := strings.Cut(got, ",")
@@ -330,7 +330,7 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 	return ""
 }
 
-// arrivals are the packets that arrived where an address is.
+// arrivals returns the packets that arrived at the host with an address.
 func (w *walked) arrivals(to netip.AddrPort, seen *labtest.Witness) map[uint16][]uint16 {
 	for _, p := range []labtest.Place{labtest.Peer, labtest.Far, labtest.Private, labtest.Side, labtest.Resolver, labtest.OtherResolver} {
 		if p.Addr(w.family) == to.Addr() {
@@ -343,8 +343,8 @@ func (w *walked) arrivals(to netip.AddrPort, seen *labtest.Witness) map[uint16][
 	return seen.Pod
 }
 
-// went names the listener that answered, or the error.
-func (w *walked) went(q labtest.Request, got labtest.Answer) string {
+// answeredBy names the listener that answered, or the error.
+func (w *walked) answeredBy(q labtest.Request, got labtest.Answer) string {
 	if len(got.Hops) == 0 {
 		return got.Err.Error()
 	}

@@ -24,13 +24,13 @@ var (
 	families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 )
 
-// byNetlink are the rules of nft that are written without a tool, byTables native tables.
+// byNetlink are nftables rules written without a tool, byTables native tables.
 const (
 	byNetlink iptables.Variant = "netlink"
 	byTables  iptables.Variant = "native"
 )
 
-// tools is the variant whose programs see the rules.
+// tools returns the variant whose programs see the rules.
 func tools(v iptables.Variant) iptables.Variant {
 	if v == byNetlink {
 		return iptables.NFT
@@ -49,21 +49,21 @@ func eachVariant(t *testing.T, test func(*testing.T, iptables.Variant)) {
 	}
 }
 
-// program is the name of a program of iptables: the plain one, or with a suffix that which reads or writes rules.
+// program returns the name of an iptables program: the plain one or, with a suffix, the one that reads or writes rules.
 func program(v iptables.Variant, f ruleset.Family, suffix string) string {
 	return map[ruleset.Family]string{ruleset.IPv4: "iptables-", ruleset.IPv6: "ip6tables-"}[f] + string(tools(v)) + suffix
 }
 
-// pod is a network namespace that is read and changed by the tools of the machine, never by the code under test.
+// pod is a network namespace that the machine's tools read and change, never the code under test.
 type pod string
 
-// emptyPod has no interface but lo, and no address but those of lo.
+// emptyPod returns a pod whose only interface is lo, with only lo's addresses.
 func emptyPod(tb testing.TB) pod {
 	tb.Helper()
 	return pod(netnstest.New(tb))
 }
 
-// newPod has the given addresses on eth0. The link stays down, so the kernel adds no address or route of its own later.
+// newPod returns a pod with the addresses on eth0. The link stays down, so the kernel adds no address or route later.
 func newPod(tb testing.TB, addresses ...string) pod {
 	tb.Helper()
 	p := emptyPod(tb)
@@ -75,7 +75,7 @@ func newPod(tb testing.TB, addresses ...string) pod {
 	return p
 }
 
-// dualPod has an address of each family; only a Spec with dual stack captures the second one.
+// dualPod returns a pod with an address of each family; only a Spec with dual stack captures the second one.
 func dualPod(tb testing.TB) pod {
 	tb.Helper()
 	return newPod(tb, "10.20.0.2/24", "fd20::2/64")
@@ -92,7 +92,7 @@ func (p pod) run(tb testing.TB, name string, args ...string) string {
 	return p.feed(tb, "", name, args...)
 }
 
-// restore adds the rules of a text that iptables-restore takes.
+// restore adds rules in the text format of iptables-restore.
 func (p pod) restore(tb testing.TB, v iptables.Variant, f ruleset.Family, text string) {
 	tb.Helper()
 	if text != "" {
@@ -100,7 +100,7 @@ func (p pod) restore(tb testing.TB, v iptables.Variant, f ruleset.Family, text s
 	}
 }
 
-// reference programs families as the reference implementation does.
+// reference programs families like the reference implementation.
 func (p pod) reference(tb testing.TB, v iptables.Variant, s redirect.Spec, families ...ruleset.Family) {
 	tb.Helper()
 	for _, f := range families {
@@ -108,7 +108,7 @@ func (p pod) reference(tb testing.TB, v iptables.Variant, s redirect.Spec, famil
 	}
 }
 
-// iptables runs one command line of iptables per argument.
+// iptables runs one iptables command line per argument.
 func (p pod) iptables(tb testing.TB, v iptables.Variant, f ruleset.Family, commands ...string) {
 	tb.Helper()
 	for _, c := range commands {
@@ -122,7 +122,7 @@ func (p pod) save(tb testing.TB, v iptables.Variant, f ruleset.Family) string {
 	return plain(p.run(tb, program(v, f, "-save")))
 }
 
-// rules returns the rules of both families by the tools of a variant.
+// rules returns the rules of both families, read with the tools of a variant.
 func (p pod) rules(tb testing.TB, v iptables.Variant) string {
 	tb.Helper()
 	var b strings.Builder
@@ -132,7 +132,7 @@ func (p pod) rules(tb testing.TB, v iptables.Variant) string {
 	return b.String()
 }
 
-// saves returns the rules by the tools of each variant, and addresses and routes.
+// saves returns the rules, read with the tools of each variant, and the addresses and routes.
 func (p pod) saves(tb testing.TB) string {
 	tb.Helper()
 	var b strings.Builder
@@ -142,7 +142,7 @@ func (p pod) saves(tb testing.TB) string {
 	return b.String() + p.routing(tb)
 }
 
-// routing returns the policy rules, the routes of all tables and the addresses on lo, when the kernel has finished its
+// routing returns the policy rules, the routes of all tables and the addresses on lo, once the kernel has finished its
 // asynchronous work for a new address.
 func (p pod) routing(tb testing.TB) string {
 	tb.Helper()
@@ -160,8 +160,8 @@ func (p pod) routing(tb testing.TB) string {
 
 var countersOfChain = regexp.MustCompile(`(?m) \[\d+:\d+\]$`)
 
-// plain drops comment lines, sets counters to zero and puts the tables in the order of their names: that in which they
-// are printed is an accident.
+// plain drops comment lines, sets counters to zero and sorts the tables by name because their printed order is
+// arbitrary.
 func plain(saved string) string {
 	var tables []string
 	for table := range strings.SplitSeq(saved, "COMMIT\n") {
@@ -174,13 +174,13 @@ func plain(saved string) string {
 	return countersOfChain.ReplaceAllString(strings.Join(tables, ""), " [0:0]")
 }
 
-// ruleless matches a table with neither rule nor own chain nor changed policy.
+// ruleless matches a table with neither a rule nor its own chain nor a changed policy.
 var ruleless = regexp.MustCompile(`(?m)^\*\w+\n(:\w+ ACCEPT \[0:0\]\n)*COMMIT\n`)
 
-// filled drops tables that hold nothing: once made they stay.
+// filled drops empty tables, which stay once they are created.
 func filled(saved string) string { return ruleless.ReplaceAllString(saved, "") }
 
-// namespace is the code under test with a variant; "" is backend auto.
+// namespace returns the code under test with a variant; "" is backend auto.
 func (p pod) namespace(v iptables.Variant) redirection.Namespace {
 	return inNamespace(netnstest.At(string(p)), v)
 }

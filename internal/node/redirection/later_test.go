@@ -16,15 +16,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-// A lateFixture is a pod that has no IPv6 address but perhaps a link-local one when it is programmed, and can be reached by
-// IPv6 later.
+// A lateFixture is a pod that has at most a link-local IPv6 address when it is programmed, and can be reached by IPv6
+// later.
 type lateFixture struct {
 	*labtest.Fixture
 
-	at netip.AddrPort // where the app is then
+	at netip.AddrPort // the app's address then
 }
 
-// A lateness has two shell scripts: the state of the pod's IPv6 before it is programmed, and how an address comes later.
+// A lateness has two shell scripts: the pod's IPv6 state before it is programmed, and how it gets an address later.
 type lateness struct{ name, before, later, at string }
 
 func latenesses() []lateness {
@@ -49,7 +49,7 @@ func newLateComer(t *testing.T, how lateness) lateFixture {
 	return l
 }
 
-// serve starts the app on IPv6, and the proxy if there is one that listens there.
+// serve starts the app on IPv6, and the proxy if one listens there.
 func (l lateFixture) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 	t.Helper()
 	everywhere := netip.IPv6Unspecified()
@@ -61,8 +61,8 @@ func (l lateFixture) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 	}
 }
 
-// reached is the name with which a neighbour's call of the app is answered, or its error. Where silence is expected the wait
-// is short.
+// reached returns the name in the answer to a neighbour's request to the app, or its error. If silence is expected it waits
+// only briefly.
 func (l lateFixture) reached(t *testing.T, via labtest.Protocol, wanted bool) (string, error) {
 	t.Helper()
 	ctx := t.Context()
@@ -78,9 +78,9 @@ func (l lateFixture) reached(t *testing.T, via labtest.Protocol, wanted bool) (s
 	return answer.Hops[0].By, answer.Err
 }
 
-// TestPackets_IPv6OfLater: with reject, capture or dual stack a neighbour never reaches the app past the
-// sidecar by IPv6, whatever addresses the pod had when it was programmed. Without rules it does, which is the check of
-// the harness, and with bypass as well.
+// TestPackets_IPv6OfLater: with reject, capture or dual stack a neighbour never reaches the app past the sidecar by
+// IPv6, whatever addresses the pod had when it was programmed. Without rules it does, which checks the harness, and
+// with bypass as well.
 func TestPackets_IPv6OfLater(t *testing.T) {
 	capture := func(s *redirect.Spec) { s.SecondFamily = redirect.Capture }
 	settings := []struct {
@@ -100,7 +100,7 @@ func TestPackets_IPv6OfLater(t *testing.T) {
 		for _, setting := range settings {
 			for _, how := range setting.of {
 				if setting.name == "bypass" && v == byTables {
-					continue // its rules name no family where there is no IPv6 address to let by
+					continue // its rules name no family without an IPv6 address
 				}
 				t.Run(setting.name+"/"+how.name, func(t *testing.T) {
 					t.Parallel()
@@ -123,10 +123,10 @@ func TestPackets_IPv6OfLater(t *testing.T) {
 // compare connects from a neighbour by TCP and by UDP, and compares the names in the answers.
 func (l lateFixture) compare(t *testing.T, v iptables.Variant, tcp, udp string) {
 	t.Helper()
-	var both sync.WaitGroup // silence takes its time
+	var both sync.WaitGroup // waiting for silence takes time
 	for via, want := range map[labtest.Protocol]string{labtest.TCP: tcp, labtest.UDP: udp} {
 		both.Go(func() {
-			// A proxy of IPv4 alone makes native tables, whose rules name no family, and TPROXY drop; others refuse.
+			// Native tables (their rules name no family) and TPROXY drop packets for a proxy that listens only on IPv4; others refuse.
 			got, err := l.reached(t, via, want != "")
 			closed := got == "" && (errors.Is(err, labtest.ErrRefused) || errors.Is(err, labtest.ErrSilent))
 			if got != want || want == "" && !closed {
@@ -138,12 +138,12 @@ func (l lateFixture) compare(t *testing.T, v iptables.Variant, tcp, udp string) 
 	both.Wait()
 }
 
-// agrees verifies the pod again, as CHECK and repair do: the rules are still the wanted ones, also where routing is missing
-// that could not be there before, and doing it again changes no rule.
+// agrees verifies the pod again, like CHECK and repair: the rules are still the wanted ones, even if routing is missing
+// that the kernel refused before, and a second Apply changes no rule.
 func (l lateFixture) agrees(t *testing.T, n redirection.Namespace, spec redirect.Spec) {
 	t.Helper()
 	r := verify(t, n, spec)
-	// With bypass native tables differ once there is an IPv6 address.
+	// With bypass, native tables differ once there is an IPv6 address.
 	if bypass := spec.SecondFamily == redirect.Bypass && !spec.DualStack; len(r.Diffs) > 0 && !bypass {
 		t.Errorf("the rules differ: %v", r.Diffs)
 	}
@@ -155,7 +155,7 @@ func (l lateFixture) agrees(t *testing.T, n redirection.Namespace, spec redirect
 }
 
 // TestPackets_ProxyNotListening: before the proxy listens, and after it has ended, a connection to a captured
-// port ends, whatever the backend and the mode.
+// port fails, whatever the backend and the mode.
 func TestPackets_ProxyNotListening(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()

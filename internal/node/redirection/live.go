@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// Live reads what decides about packets in the namespace, and writes nothing. What is wanted explains the rules; if it is nil, rules
+// Live reads everything that decides about packets in the namespace, and writes nothing. want explains the rules; without it, rules
 // have no reasons.
 func (n Namespace) Live(ctx context.Context, want redirect.Wanted) (walk.Namespace, error) {
 	var live walk.Namespace
@@ -24,7 +24,7 @@ func (n Namespace) Live(ctx context.Context, want redirect.Wanted) (walk.Namespa
 	return live, err
 }
 
-// look is run for reading; nil is not known, and a sidecar's rules are looked for.
+// look is run for reading. If want is nil, it looks for a sidecar's rules.
 func (n Namespace) look(ctx context.Context, want redirect.Wanted, fn func(*pass) error) (Report, error) {
 	owner := redirect.Sidecar()
 	if want != nil {
@@ -33,7 +33,7 @@ func (n Namespace) look(ctx context.Context, want redirect.Wanted, fn func(*pass
 	return n.run(ctx, shared, owner, want, fn)
 }
 
-// live reads the tables that were not compared as well.
+// live also reads the tables that the comparison did not need.
 func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespace, err error) {
 	out = walk.Namespace{
 		Owner: p.owner, Delivered: map[ruleset.Family][]uint32{}, Selected: map[ruleset.Family][]ruleset.Mark{},
@@ -108,7 +108,7 @@ func (p *pass) liveLegacy(ctx context.Context, f ruleset.Family, out *walk.Names
 	return err
 }
 
-// walk compares the ways of packets with those that are wanted.
+// walk compares the ways of packets with the wanted ones.
 func (p *pass) walk(ctx context.Context, want redirect.Wanted) error {
 	live, err := p.live(ctx, want)
 	if err != nil {

@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockName is an address of unix(7)'s abstract namespace. Such addresses belong to the network namespace in which the
-// socket was made, so it is taken once in each.
+// lockName is an address of unix(7)'s abstract namespace. Such addresses belong to the network namespace of the
+// socket, so each namespace has its own lock.
 const lockName = "@istio-cni/rules"
 
-// Waiting for another run that programs the namespace.
+// Bounds of the wait for another run that programs the namespace.
 const (
 	lockEvery   = 5 * time.Millisecond
-	lockTimeout = 30 * time.Second // as long as iptables waits for its own lock
+	lockTimeout = 30 * time.Second // the same as the wait of iptables for its own lock
 )
 
 // lock excludes other runs of this program from the current namespace: their reading, comparing and writing must not
-// interleave. The lock is held until the file is closed here and in every process that inherited it, so the lock outlives
-// this process if a tool that it started does.
+// interleave. The lock is held until the file is closed here and in every process that inherited it, so that the lock
+// outlives this process if a tool does.
 func lock(ctx context.Context) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, lockTimeout,
 		fmt.Errorf("another run has been programming this network namespace for %s", lockTimeout))

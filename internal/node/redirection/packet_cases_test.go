@@ -16,14 +16,14 @@ const (
 	stray = labtest.Stray
 )
 
-// The packets that many cases have in common.
+// The packets that many cases share.
 var (
 	inbound  = send(client, tcp, 80, toInbound, labtest.Pod)
 	outbound = send(app, tcp, 80, toOutbound, labtest.Peer)
-	// itself is the app's connection to its own pod, balanced the proxy's to a service whose load balancer chose its own pod.
+	// itself is the app's connection to its own pod, balanced the proxy's connection to a service whose load balancer chose its own pod.
 	itself   = send(app, tcp, 80, toApp, labtest.Pod)
 	balanced = send(proxy, tcp, 80, toInbound, labtest.Pod)
-	// reused are packets of the agent from the port from which the app has just sent one, and the other way round.
+	// reused has packets of the agent from the port that the app has just used, and the reverse.
 	reused = []packet{
 		send(app, udp, 53, toAgent, labtest.Resolver).fromPort(4000),
 		send(proxy, udp, 53, toPeer, labtest.Resolver).fromPort(4000),
@@ -32,8 +32,8 @@ var (
 	}
 )
 
-// common holds for every Spec of the cases: the proxy's own traffic is never captured, the pod's loopback and
-// datagrams are left alone, and health checks of the proxy reach the proxy.
+// common holds for every Spec of the cases: the proxy's own traffic is never captured, the pod's loopback
+// traffic and datagrams are left alone, and health checks of the proxy reach it.
 func common() []packet {
 	return []packet{
 		send(proxy, tcp, 80, toPeer, labtest.Peer),
@@ -42,7 +42,7 @@ func common() []packet {
 		send(proxy, udp, 5000, toPeer, labtest.Peer),
 		send(proxy, udp, 53, toPeer, labtest.Resolver),
 		send(proxy, tcp, 80, toApp, labtest.Loopback),
-		// The proxy hands a connection to the app: it must not get it back.
+		// The proxy passes a connection to the app, and must not get it back.
 		send(proxy, tcp, 80, toApp, labtest.Pod).from(labtest.Passthrough),
 
 		send(app, tcp, 80, toApp, labtest.Loopback),
@@ -76,16 +76,16 @@ func defaultCases() []packetCase {
 			send(app, tcp, 15008, toOutbound, labtest.Peer),
 			send(app, ping, 0, pong, labtest.Far),
 			send(root, tcp, 80, toOutbound, labtest.Peer),
-			// The user or the group of the proxy is enough to be taken for it.
+			// Either the user or the group is enough to identify the proxy.
 			send(user(1000, 1337), tcp, 80, toPeer, labtest.Peer),
 			send(user(1337, 1000), tcp, 80, toPeer, labtest.Peer),
 
 			send(client, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
 			send(client, tcp, 81, toInbound, labtest.Pod),
 			send(client, tcp, 15001, toInbound, labtest.Pod),
-			// The reference exempts the tunnel port in the nat table only, which TPROXY does without.
+			// The reference exempts the tunnel port only in the nat table, which TPROXY does not use.
 			send(client, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
-			// A guest's packets are inbound, unless its interface is one to reroute.
+			// A guest's packets are inbound, unless its interface is rerouted.
 			send(guest, tcp, 80, toInbound, labtest.Far),
 			send(guest, udp, 5000, toPeer, labtest.Far),
 			send(client, stray, 80, refused, labtest.Pod),
@@ -93,7 +93,7 @@ func defaultCases() []packetCase {
 
 			send(app, tcp, 80, toApp, labtest.Pod, labtest.PodSide, labtest.AlsoLoopback),
 			send(root, tcp, 80, toApp, labtest.Pod),
-			// The proxy calls a service, and the load balancer chose its own pod.
+			// The proxy calls a service, and the load balancer chose the proxy's own pod.
 			send(proxy, tcp, 80, toInbound, labtest.Pod, labtest.PodSide),
 			send(proxy, tcp, 15008, modes(toTunnel, toInbound), labtest.Pod),
 		}},
@@ -142,7 +142,7 @@ func networkCases() []packetCase {
 			send(app, tcp, 80, toPeer, labtest.Private, labtest.Side),
 			send(app, tcp, 80, toOutbound, labtest.Far, labtest.Peer),
 		}},
-		// A captured network on loopback captures the app's connections to its own pod as well.
+		// A captured network on loopback also captures the app's connections to its own pod.
 		{"loopback and the pod's own network captured", func(s *redirect.Spec) {
 			s.Outbound = redirect.Networks{List: slices.Concat(loopbacks, networksOf(labtest.Pod))}
 		}, []packet{
@@ -184,7 +184,7 @@ func portCases() []packetCase {
 			send(client, tcp, 80, toApp, labtest.Pod),
 			send(client, tcp, 8080, toInbound, labtest.Pod),
 		}},
-		// With a list, excluded ports count for nothing.
+		// With a list of included ports, excluded ports have no effect.
 		{"some inbound ports captured", func(s *redirect.Spec) {
 			s.Inbound, s.InboundExclude = redirect.Ports{List: ruleset.PortList(80, 9000)}, ruleset.PortList(80)
 		}, []packet{
@@ -192,7 +192,7 @@ func portCases() []packetCase {
 			send(client, tcp, 9000, toInbound, labtest.Pod),
 			send(client, tcp, 8080, toApp, labtest.Pod),
 			send(client, tcp, 15008, toTunnel, labtest.Pod),
-			// Towards its own pod the proxy is captured by identity, whatever the port; under TPROXY, by port.
+			// Towards its own pod the proxy is captured by its identity, whatever the port; under TPROXY, by port.
 			send(proxy, tcp, 8080, modes(toInbound, toApp), labtest.Pod),
 		}},
 		{"an inbound port excluded", func(s *redirect.Spec) {
@@ -228,8 +228,8 @@ func interfaceCases() []packetCase {
 		}},
 		{"an interface rerouted", func(s *redirect.Spec) { s.RerouteInterfaces = []string{"vm0"} }, []packet{
 			inbound, outbound,
-			// Under TPROXY the reference's rules of the mangle table see the guest's packets first, and know nothing
-			// of rerouting: the inbound listener gets them.
+			// Under TPROXY the reference's rules of the mangle table see the guest's packets first and do not
+			// implement rerouting: the inbound listener gets the packets.
 			send(guest, tcp, 80, modes(toOutbound, toInbound), labtest.Far, labtest.Pod),
 			send(guest, udp, 5000, toPeer, labtest.Far),
 		}},
@@ -261,12 +261,12 @@ func dnsCases() []packetCase {
 			send(app, udp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Side, labtest.Pod),
 			send(app, tcp, 53, toAgent, labtest.Resolver, labtest.OtherResolver, labtest.Loopback, labtest.Pod),
 			send(root, udp, 53, toAgent, labtest.Resolver),
-			// A resolver in the pod, too.
+			// Also a resolver in the pod.
 			send(app, udp, 53, toAgent, labtest.Loopback),
 			send(app, udp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
 			send(app, tcp, 53, by(labtest.ByDNS, labtest.ByPeer).seenFrom(labtest.Pod), labtest.Resolver).passedOn(),
-			// The agent queries a resolver in the pod. The reference has that exception for the proxy's user and not
-			// for its group, which identifies the proxy under TPROXY.
+			// The agent queries a resolver in the pod. The reference has this exception for the proxy's user, but
+			// not for its group, which identifies the proxy under TPROXY.
 			send(proxy, tcp, 53, modes(refused, toInbound), labtest.Pod),
 			send(guest, udp, 53, toPeer, labtest.Resolver),
 			send(client, udp, 53, refused, labtest.Pod),
@@ -331,14 +331,14 @@ func ownerCases() []packetCase {
 			outbound,
 			send(user(2000, 2000), tcp, 80, toPeer, labtest.Peer),
 			send(user(1337, 1000), tcp, 80, toInbound, labtest.Pod),
-			// The reference's rules for the first user let the connections of all others to their own pod pass, the
-			// second one's included. The marks of TPROXY are set for both.
+			// The reference's rules for the first user let the connections of all others to their own pod pass,
+			// including the second user's. The marks of TPROXY are set for both.
 			send(user(2000, 2000), tcp, 80, modes(toApp, toInbound), labtest.Pod),
 		}},
 	}
 }
 
-// secondFamilyCases are for a pod whose first address is IPv4 and which is not dual stack.
+// secondFamilyCases are for a pod whose first address is IPv4 and that is not dual stack.
 func secondFamilyCases() []packetCase {
 	with := func(f redirect.SecondFamily) func(*redirect.Spec) {
 		return func(s *redirect.Spec) { s.DualStack, s.SecondFamily = false, f }
@@ -364,7 +364,7 @@ func secondFamilyCases() []packetCase {
 			send(client, tcp, 15021, perFamily(toStatus, refused), labtest.Pod),
 			send(client, udp, 5000, perFamily(toApp, refused), labtest.Pod),
 			send(app, tcp, 80, perFamily(toOutbound, refused), labtest.Peer),
-			// The kernel fails the send of a datagram that does not get out.
+			// The kernel fails the send of a datagram that cannot leave.
 			send(app, udp, 5000, perFamily(toPeer, forbidden), labtest.Peer),
 			send(proxy, tcp, 80, perFamily(toPeer, refused), labtest.Peer),
 			send(app, tcp, 80, toApp, labtest.Pod, labtest.Loopback),
@@ -376,7 +376,7 @@ func secondFamilyCases() []packetCase {
 	}
 }
 
-// direct are the answers where nothing is captured.
+// direct returns the answers where nothing is captured.
 func direct() []packet {
 	return []packet{
 		itself,

@@ -15,8 +15,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 )
 
-// The packet tests: rules are applied to a pod, real actors send real packets, and each answer names its sender. They do not
-// read the rules' text, so that they decide whether a change of it is right.
+// The packet tests: rules are applied to a pod, real actors send real packets, and each answer names its sender. The tests
+// do not read the rules' text, so that they can judge a change of it.
 
 // fixture is a pod with a proxy.
 type fixture struct {
@@ -25,7 +25,7 @@ type fixture struct {
 	family ruleset.Family
 }
 
-// newFixture makes a pod with a proxy for the Spec, which is not applied yet.
+// newFixture makes a pod with a proxy for the Spec, which is not yet applied.
 func newFixture(t *testing.T, spec redirect.Spec, families ...ruleset.Family) fixture {
 	t.Helper()
 	s := fixture{Fixture: labtest.New(t, families...), spec: spec}
@@ -33,12 +33,12 @@ func newFixture(t *testing.T, spec redirect.Spec, families ...ruleset.Family) fi
 	return s
 }
 
-// dualStack is the default Spec in a mode, for both families.
+// dualStack returns the default Spec in a mode, for both families.
 func dualStack(mode redirect.Mode) redirect.Spec {
 	return dual(func(s *redirect.Spec) { s.Mode = mode })
 }
 
-// actor opens the sockets of a fixture.
+// actor returns an Actor that opens the sockets in a fixture.
 type actor func(fixture) labtest.Actor
 
 var (
@@ -49,10 +49,10 @@ var (
 	proxy  actor = func(s fixture) labtest.Actor { return s.proxy() }
 )
 
-// member is the app in another group.
+// member returns the app in another group.
 func member(gid int) actor { return user(labtest.AppUID, gid) }
 
-// user is a process of the pod with a user and a group.
+// user returns a process of the pod with a user and a group.
 func user(uid, gid int) actor {
 	return func(s fixture) labtest.Actor {
 		return labtest.Actor{Name: "process", Namespace: s.Path(), UID: uid, GID: gid}
@@ -68,10 +68,10 @@ func (s fixture) proxy() labtest.Actor {
 	return a
 }
 
-// outcome are the expected answers, or the expected error.
+// outcome returns the expected answers, or the expected error.
 type outcome func(fixture) ([]labtest.Hop, error)
 
-// by expects answers with these names. Unless the outcome has another one, the original destination must be the address of
+// by expects answers with these names. Unless the outcome says otherwise, the original destination must be the address of
 // the request, and the source the sender's own.
 func by(names ...string) outcome {
 	return func(fixture) (hops []labtest.Hop, _ error) {
@@ -82,7 +82,7 @@ func by(names ...string) outcome {
 	}
 }
 
-// seenFrom expects that the last one reads the place as the source of the request.
+// seenFrom expects that the last answer has the place as the source of the request.
 func (o outcome) seenFrom(p labtest.Place) outcome {
 	return func(s fixture) ([]labtest.Hop, error) {
 		hops, err := o(s)
@@ -153,13 +153,13 @@ func (p packet) fromPort(port uint16) packet {
 	return p
 }
 
-// passedOn requests that the proxy passes the request on.
+// passedOn makes the proxy pass the request on.
 func (p packet) passedOn() packet {
 	p.through = true
 	return p
 }
 
-// requests are the packet's in a fixture: none for a place without an address of the family, and pings in IPv6 only.
+// requests returns the packet's requests in a fixture: none for a place without an address of the family, and pings only in IPv6.
 func (p packet) requests(s fixture) (all []labtest.Expectation) {
 	for _, to := range p.to {
 		if !to.Addr(s.family).IsValid() || p.via == ping && s.family == ruleset.IPv4 {
@@ -179,14 +179,14 @@ func (p packet) requests(s fixture) (all []labtest.Expectation) {
 	return all
 }
 
-// packetCase is a way to capture, and the packets that show its effect.
+// packetCase is a capture configuration with the packets that show its effect.
 type packetCase struct {
 	name    string
 	set     func(*redirect.Spec)
 	packets []packet
 }
 
-// spec is the case's Spec in a mode for a pod with the families.
+// spec returns the case's Spec in a mode for a pod with the families.
 func (c packetCase) spec(mode redirect.Mode, families ...ruleset.Family) redirect.Spec {
 	spec := dualStack(mode)
 	spec.DualStack = len(families) > 1
@@ -196,7 +196,7 @@ func (c packetCase) spec(mode redirect.Mode, families ...ruleset.Family) redirec
 	return spec
 }
 
-// run applies the case's Spec in a fresh pod and sends the packets in every family of it.
+// run applies the case's Spec in a fresh pod and sends the packets in each of its families.
 func (c packetCase) run(t *testing.T, v iptables.Variant, mode redirect.Mode, families ...ruleset.Family) fixture {
 	t.Helper()
 	s := newFixture(t, c.spec(mode, families...), families...)
@@ -205,8 +205,8 @@ func (c packetCase) run(t *testing.T, v iptables.Variant, mode redirect.Mode, fa
 	return s
 }
 
-// sendAll sends in every family, and prints the family's rules with each wrong answer. After a silence it stops: more of
-// them would delay all other tests.
+// sendAll sends in every family, and prints the family's rules with each wrong answer. It stops after a silence because
+// further ones would delay all other tests.
 func (s fixture) sendAll(t *testing.T, v iptables.Variant, packets []packet) {
 	t.Helper()
 	for _, s.family = range s.Families {
@@ -226,18 +226,18 @@ func (s fixture) sendAll(t *testing.T, v iptables.Variant, packets []packet) {
 	}
 }
 
-// namespaceOf returns the pod's namespace as the code under test takes it.
+// namespaceOf returns the pod's namespace for the code under test.
 func namespaceOf(f *labtest.Fixture, v iptables.Variant) redirection.Namespace {
 	return inNamespace(f.NetNS(), v)
 }
 
-// apply brings the pod to a Spec.
+// apply applies a Spec to the pod.
 func (s fixture) apply(t *testing.T, v iptables.Variant, spec redirect.Spec) {
 	t.Helper()
 	mustApply(t, namespaceOf(s.Fixture, v), spec)
 }
 
-// counters are the rules of a family with the number of packets that each matched.
+// counters returns the rules of a family with the number of packets that each matched.
 func counters(t *testing.T, at *labtest.Fixture, v iptables.Variant, f ruleset.Family) string {
 	t.Helper()
 	if v == byTables {
@@ -246,7 +246,7 @@ func counters(t *testing.T, at *labtest.Fixture, v iptables.Variant, f ruleset.F
 	return netnstest.Run(t, at.Path(), program(v, f, "-save"), "-c")
 }
 
-// networksOf are the networks of the places, in both families.
+// networksOf returns the networks of the places, in both families.
 func networksOf(places ...labtest.Place) []netip.Prefix {
 	var all []netip.Prefix
 	for _, p := range places {
@@ -255,7 +255,7 @@ func networksOf(places ...labtest.Place) []netip.Prefix {
 	return all
 }
 
-// eachCell runs a test for every way by which rules get into a pod, in both modes.
+// eachCell runs a test for every backend of the rules, in both modes.
 func eachCell(t *testing.T, test func(*testing.T, iptables.Variant, redirect.Mode)) {
 	t.Helper()
 	for _, v := range []iptables.Variant{iptables.NFT, iptables.Legacy, byNetlink, byTables} {
@@ -269,8 +269,8 @@ func eachCell(t *testing.T, test func(*testing.T, iptables.Variant, redirect.Mod
 }
 
 // TestPackets sends every packet of every case in a dual-stack pod, for each backend and each mode. Netlink writes the rules
-// of iptables-nft byte for byte (TestRules_OfTheReference, package nftables), so it is not tested again. In a pod of
-// one family iptables has that family's rules of the dual-stack pod; native tables, which serve both families, are others.
+// of iptables-nft byte for byte (TestRules_OfTheReference, package nftables), so it is not tested again. In a pod of one
+// family, iptables has the same rules as for that family in a dual-stack pod; native tables serve both families and differ.
 func TestPackets(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
@@ -305,8 +305,7 @@ func TestPackets_SecondFamily(t *testing.T) {
 	})
 }
 
-// TestPackets_WithoutRules is the check of the harness itself: a pod with a proxy that nothing was applied to
-// captures nothing.
+// TestPackets_WithoutRules checks the harness itself: a pod with a proxy but without rules captures nothing.
 func TestPackets_WithoutRules(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
@@ -314,7 +313,7 @@ func TestPackets_WithoutRules(t *testing.T) {
 	}
 }
 
-// TestPackets_LastSpec replaces one way to capture by another in a living pod, and then takes that away.
+// TestPackets_LastSpec replaces one capture configuration by another in a running pod, and then removes it.
 func TestPackets_LastSpec(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()
@@ -334,8 +333,8 @@ func TestPackets_LastSpec(t *testing.T) {
 	})
 }
 
-// TestPackets_AnswersOfResolvers reads the kernel's table of connections: an answer that got into
-// another zone than its request has an entry of its own there, and neither has a reply.
+// TestPackets_AnswersOfResolvers reads the kernel's connection table: an answer in another zone
+// than its request has its own entry there, and neither entry has a reply.
 func TestPackets_AnswersOfResolvers(t *testing.T) {
 	eachCell(t, func(t *testing.T, v iptables.Variant, mode redirect.Mode) {
 		t.Helper()

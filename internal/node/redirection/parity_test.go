@@ -20,7 +20,7 @@ type named struct {
 	spec redirect.Spec
 }
 
-// many are the special Specs and those of the given number of seeds; a failing one is named by its test.
+// many returns the special Specs, and random ones for the given number of seeds; each test names its Spec.
 func many(seeds uint64) (all []named) {
 	special := spectest.Special()
 	for _, name := range slices.Sorted(maps.Keys(special)) {
@@ -32,8 +32,8 @@ func many(seeds uint64) (all []named) {
 	return all
 }
 
-// The reference's rules, fed to the kernel in the reference's order and spelling, and ours leave the same in it; and
-// iptables-save prints ours as String does.
+// The reference's rules, in the reference's order and spelling, and ours have the same result in the kernel; and
+// iptables-save prints ours like String.
 func TestRules_OfTheReference(t *testing.T) {
 	t.Parallel()
 	for _, c := range many(120) {
@@ -65,14 +65,14 @@ func TestRules_OfTheReference(t *testing.T) {
 	}
 }
 
-// install programs a family that has nothing yet.
+// install programs a family that has no rules yet.
 func install(tb testing.TB, p pod, v iptables.Variant, want ruleset.Set) {
 	tb.Helper()
 	have := ruleset.Set{Family: want.Family}
 	p.restore(tb, v, want.Family, ruleset.Reconcile(want, have, redirect.Sidecar().Owned(want, have)).String())
 }
 
-// The reference does not reject the second family; the rules must still be as the kernel's tools print them.
+// The reference does not reject the second family; the rules must still match the output of the kernel's tools.
 func TestRules_Rejection(t *testing.T) {
 	t.Parallel()
 	for _, v := range variants {
@@ -84,8 +84,8 @@ func TestRules_Rejection(t *testing.T) {
 	}
 }
 
-// The routing of the reference, as the ip commands to which it is equivalent, is what Apply makes and Clean removes, with or
-// without rules; that of others stays.
+// Apply makes, and Clean removes, the same routing as the reference (here as equivalent ip commands), with or without rules.
+// Foreign routing stays.
 func TestRouting_OfTheReference(t *testing.T) {
 	t.Parallel()
 	const (

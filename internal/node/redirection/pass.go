@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// pass is one reading of a namespace, with the changes that bring it to the desired state.
+// pass is one reading of a namespace, with the changes that lead to the desired state.
 type pass struct {
 	mode    mode
 	owner   redirect.Owner
@@ -24,23 +24,23 @@ type pass struct {
 	log     *slog.Logger
 	tools   *iptables.Host
 	session *nftables.Session
-	// view are the rules that netlink reads, nil where the kernel has no nf_tables.
+	// view has the rules read by netlink, nil if the kernel has no nf_tables.
 	view   *nftables.View
 	report Report
-	// changes are applied in this order, those of netlink in one transaction ahead of the others.
+	// changes are applied in this order: the netlink changes in one transaction, then the others.
 	changes []change
-	// conflict: the changes replace or remove present rules of the mesh.
+	// conflict: the changes replace or remove existing rules of the mesh.
 	conflict bool
-	// marks are the packet marks in the present rules of the mesh.
+	// marks are the packet marks in the existing rules of the mesh.
 	marks []uint32
-	// legacy are the rules of legacy tables that were read; own are the addresses, and policy the policy rules with marks, once they
-	// were read.
+	// legacy has the rules of the legacy tables that were read. own has the addresses, and policy the policy rules with marks, once
+	// they were read.
 	legacy []ruleset.Set
 	own    []netip.Addr
 	policy *route.Want
 }
 
-// addresses are those of the namespace.
+// addresses returns the addresses of the namespace.
 func (p *pass) addresses() (own []netip.Addr, err error) {
 	if p.own == nil {
 		p.own, err = route.Addresses()
@@ -48,7 +48,7 @@ func (p *pass) addresses() (own []netip.Addr, err error) {
 	return p.own, err
 }
 
-// policyRouting is what [route.Leftovers] returns.
+// policyRouting returns the result of [route.Leftovers].
 func (p *pass) policyRouting() (route.Want, error) {
 	if p.policy == nil {
 		found, err := route.Leftovers()
@@ -62,32 +62,32 @@ func (p *pass) policyRouting() (route.Want, error) {
 	return left, nil
 }
 
-// place is one of the kernel's stores of rules of a family. A packet traverses the rules of every place.
+// place is one of the kernel's rule stores for a family. A packet traverses the rules of every place.
 type place struct {
 	by, dialect string
 	tool        *iptables.Tool // nil for netlink
 }
 
-// change brings the rules of a place to a wanted Set.
+// change turns the rules of a place into a wanted Set.
 type change struct {
 	Program
 
 	tool       *iptables.Tool // nil for netlink
 	operations ruleset.Program
-	native     *ruleset.Set // in place of operations, for the native tables
+	native     *ruleset.Set // replaces operations for the native tables
 }
 
-// readLimit bounds the reading of present rules, by tools as well. A namespace of usual size is read in a millisecond.
+// readLimit bounds the reading of existing rules, also by tools. A namespace of usual size takes a millisecond.
 const readLimit = 10 * time.Second
 
 var (
 	errSlow = fmt.Errorf("%w: reading the rules takes more than %s", ErrUninspectable, readLimit)
-	// errLegacy prevents a second set of rules beside that in the legacy tables.
+	// errLegacy prevents a second set of rules beside the one in the legacy tables.
 	errLegacy = fmt.Errorf("%w: there are rules of the mesh in the legacy iptables tables, and no iptables-legacy here that could "+
 		"remove them", iptables.ErrMissing)
 )
 
-// inspect reads all places and compares them with what is wanted; nil means no rules of the owner. The caller closes the pass.
+// inspect reads all places and compares them with the wanted rules; nil means no rules of the owner. The caller closes the pass.
 func (n Namespace) inspect(ctx context.Context, m mode, owner redirect.Owner, want redirect.Wanted) (*pass, error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()
@@ -161,11 +161,11 @@ func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 }
 
 // family compares the places of one family: the first place gets the wanted rules, the others no rules of the mesh. If want
-// is empty, a host without tools for the family is no error: then this program cannot have written any rules there.
+// is empty, missing tools for the family are not an error because this program cannot have written rules there.
 func (p *pass) family(ctx context.Context, want ruleset.Set, legacy bool) error {
 	places, err := p.places(ctx, want.Family, legacy)
 	if err != nil && want.Empty() && !errors.Is(err, errLegacy) {
-		p.log.DebugContext(ctx, "leaving a family alone", "family", want.Family.String(), "cause", err.Error())
+		p.log.DebugContext(ctx, "skipping a family", "family", want.Family.String(), "cause", err.Error())
 		return nil
 	}
 	if err != nil {
@@ -213,7 +213,7 @@ func (p *pass) places(ctx context.Context, f ruleset.Family, legacy bool) ([]pla
 
 func ofTool(t iptables.Tool) place { return place{by: t.Name(), dialect: string(t.Variant), tool: &t} }
 
-// owned marks the present rules that belong to the mesh.
+// owned marks the existing rules that belong to the mesh.
 func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
 	switch {
 	case want.Family == ruleset.Inet:
@@ -224,7 +224,7 @@ func (p *pass) owned(want, have ruleset.Set) ruleset.Ownership {
 	return p.owner.Owned(want, have)
 }
 
-// compare reads a place and adds the change that brings it to the wanted rules.
+// compare reads a place and adds the change to the wanted rules.
 func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err error) {
 	var have ruleset.Set
 	if at.tool == nil {
@@ -240,7 +240,7 @@ func (p *pass) compare(ctx context.Context, at place, want ruleset.Set) (err err
 	p.marks = append(p.marks, redirect.Marks(have, ours)...)
 	diff := ruleset.Compare(want, have, ours)
 	for _, rule := range diff.Others {
-		p.report.Notes = append(p.report.Notes, fmt.Sprintf("%s: not ours, behind ours, left alone: %s", want.Family, rule))
+		p.report.Notes = append(p.report.Notes, fmt.Sprintf("%s: foreign rule behind ours, left alone: %s", want.Family, rule))
 	}
 	present := !ruleset.Compare(ruleset.Set{Family: want.Family}, have, ours).Empty()
 	p.report.Mesh = p.report.Mesh || present

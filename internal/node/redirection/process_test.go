@@ -23,16 +23,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// The processes that programming a pod starts are a budget: at most 4 for an IPv4 pod, 6 for both families.
+// The processes for programming a pod have a budget: at most 4 for an IPv4 pod, 6 for both families.
 
-// toolbox is a directory of scripts in place of the programs of iptables. Each logs its arguments, and then executes the real
-// one.
+// toolbox is a directory of scripts that replace the iptables programs. Each logs its arguments, and then executes the real
+// program.
 type toolbox struct {
 	dir, log string
-	copies   bool // of the scripts, in place of links to them: their path does not show the variant
+	copies   bool // of the scripts instead of links to them: their path does not show the variant
 }
 
-// standIn is the text of a script; REAL is the program of all names, which takes the name as its first argument. The script
+// standIn is the text of a script; REAL is the multi-call program, which takes the name as its first argument. The script
 // logs if the program could query the name service, or would wait for the lock of the node.
 const standIn = `#!/bin/sh
 name=${0##*/}
@@ -48,8 +48,8 @@ func newToolbox(t *testing.T) toolbox {
 	return toolbox{dir: t.TempDir(), log: filepath.Join(t.TempDir(), "log")}
 }
 
-// add writes the scripts of one variant for programs with the given names; the variant is appended to a name that ends in a
-// dash. The scripts are links to a file with the name of the real one.
+// add writes the scripts of one variant for programs with the given names; it appends the variant to a name that ends with
+// a dash. The scripts are links to a file with the name of the real program.
 func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, names ...string) toolbox {
 	t.Helper()
 	file := filepath.Join(b.dir, "xtables-"+string(v)+"-multi")
@@ -70,7 +70,7 @@ func (b toolbox) add(t *testing.T, v iptables.Variant, multi, extra string, name
 	return b
 }
 
-// started returns the lines that were logged since the last call.
+// started returns the lines logged since the last call.
 func (b toolbox) started(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(b.log)
@@ -84,7 +84,7 @@ func (b toolbox) started(t *testing.T) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// multi is the path of the program of a variant.
+// multi returns the path of the program of a variant.
 func multi(t *testing.T, v iptables.Variant) string {
 	t.Helper()
 	link, err := exec.LookPath(program(v, ruleset.IPv4, "-restore"))
@@ -95,14 +95,14 @@ func multi(t *testing.T, v iptables.Variant) string {
 	return link
 }
 
-// budget has the processes for a pod, of one family or of both, without rules, and again for one with rules.
+// budget has the processes for a pod of one family or of both: for one without rules, and again for one with rules.
 type budget struct {
 	both         bool
 	first, again []string
 }
 
-// budgetOf is that of programs whose names end in the suffix. Legacy tools run with --version once before they
-// write, since old ones have no --wait.
+// budgetOf returns the budget for programs whose names end with the suffix. Legacy tools run with --version
+// once before they write because old ones have no --wait.
 func budgetOf(v iptables.Variant, suffix string, both bool) budget {
 	want, wait, names := budget{both: both}, "", []string{"iptables", "ip6tables"}
 	if v == iptables.Legacy {
@@ -142,7 +142,7 @@ func (want budget) check(t *testing.T, host iptables.Host, backend redirect.Back
 	}
 }
 
-// Where programs are named for their variant a fresh pod costs one process per family, and so does one without a difference.
+// With variants in the program names, a fresh pod costs one process per family, and so does a pod without a difference.
 func TestProcesses_NoneNeedless(t *testing.T) {
 	t.Parallel()
 	b := newToolbox(t)
@@ -172,7 +172,7 @@ func TestProcesses_NoneNeedless(t *testing.T) {
 	}
 }
 
-// Where there are the plain names only, the target of a link shows the variant; a program that is no link runs with --version.
+// With only plain names, the target of a link shows the variant; a program that is not a link runs with --version.
 func TestProcesses_PlainNamesOnly(t *testing.T) {
 	dir, inside := inMounts(t, `cp /usr/sbin/xtables-*-multi "$2" && mount -t tmpfs none /usr/sbin`)
 	if !inside {
@@ -197,8 +197,8 @@ func TestProcesses_PlainNamesOnly(t *testing.T) {
 	}
 }
 
-// inMounts runs the calling test again, in a process with mounts of its own that a script made, and reports whether this
-// is that process. The directory, $2 of the script, is one for both.
+// inMounts runs the calling test again, in a process with its own mounts made by a script, and reports whether this is
+// that process. The directory, $2 of the script, is shared by both.
 func inMounts(t *testing.T, script string) (dir string, inside bool) {
 	t.Helper()
 	const variable = "PODNET_TEST_DIR"
@@ -216,10 +216,10 @@ func inMounts(t *testing.T, script string) (dir string, inside bool) {
 	return dir, inside
 }
 
-// Legacy tools lock a file for the whole node. A process that holds it, for as long as the node's own rules take, must not
-// delay pods.
+// Legacy tools lock a file for the whole node. A process that holds it while it writes the node's own rules must not delay
+// pods.
 func TestApply_LockOfTheNode(t *testing.T) {
-	// A lock of this test's own: the node's real one would stop others on this machine.
+	// This test uses its own lock: the node's real one would stop other processes on this machine.
 	if _, inside := inMounts(t, "mount -t tmpfs none /run && : >/run/xtables.lock"); !inside {
 		return
 	}
@@ -236,7 +236,7 @@ func TestApply_LockOfTheNode(t *testing.T) {
 	}
 	held()
 	const pods = 50
-	// Programs from before 1.8.6 do not know the variable that names the lock file; for them it is covered by a mount.
+	// Programs before 1.8.6 do not know the variable for the lock file; for them a mount covers the file.
 	old := newToolbox(t).add(t, iptables.Legacy, multi(t, iptables.Legacy), "unset XTABLES_LOCKFILE", "iptables-", "ip6tables-")
 	for name, path := range map[string]string{"programs of today": "", "programs without XTABLES_LOCKFILE": old.dir} {
 		var all sync.WaitGroup
@@ -260,7 +260,7 @@ func TestApply_LockOfTheNode(t *testing.T) {
 	held()
 }
 
-// Runs that overlap in one namespace must not put their rules beside each other's.
+// Runs that overlap in one namespace must not add their rules to each other's.
 func TestApply_Concurrent(t *testing.T) {
 	for _, v := range variants {
 		t.Run(string(v), func(t *testing.T) {
@@ -280,8 +280,8 @@ func TestApply_Concurrent(t *testing.T) {
 	}
 }
 
-// A tool whose parent was killed must have ended when the next run begins. The tool here is a script that takes a second; the
-// parent is a process of this test binary.
+// A tool whose parent was killed must have ended before the next run begins. The tool here is a script that takes a second;
+// the parent is a process of this test binary.
 func TestApply_KilledRun(t *testing.T) {
 	if os.Getenv("PODNET_TEST_APPLY") != "" {
 		n := redirection.Namespace{NetNS: netnstest.Open(t, os.Getenv("PODNET_TEST_APPLY")), Backend: redirect.Tools, Tools: iptables.Host{Path: os.Getenv("PODNET_TEST_PATH")}, Log: slog.New(slog.DiscardHandler)}
@@ -299,7 +299,7 @@ func TestApply_KilledRun(t *testing.T) {
 	check.OK(t, first.Process.Kill())
 	_ = first.Wait()
 	mustApply(t, n, redirect.Default())
-	time.Sleep(1500 * time.Millisecond) // long enough for an orphaned tool to write its rules now
+	time.Sleep(1500 * time.Millisecond) // long enough for an orphaned tool to write its rules
 	rules := p.save(t, iptables.NFT, ruleset.IPv4)
 	check.Equal(t, strings.Count(rules, "-A OUTPUT -j ISTIO_OUTPUT"), 1, "jumps", rules)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// dual makes a Spec that captures both families of a dualPod.
+// dual returns a Spec that captures both families of a dualPod.
 func dual(set ...func(*redirect.Spec)) redirect.Spec {
 	s := redirect.Default()
 	s.DualStack = true
@@ -30,7 +30,7 @@ func dual(set ...func(*redirect.Spec)) redirect.Spec {
 
 func byTPROXY(s *redirect.Spec) { s.Mode = redirect.TPROXY }
 
-// configurations differ in their rules of each table.
+// configurations returns Specs that differ in their rules of each table.
 func configurations() []named {
 	networks := func(s *redirect.Spec) {
 		s.Outbound = redirect.Networks{List: spectest.Prefixes("10.0.0.0/8", "fd00::/8")}
@@ -61,7 +61,7 @@ func configurations() []named {
 	}
 }
 
-// mustApply brings the pod to the Spec.
+// mustApply applies the Spec to the pod.
 func mustApply(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.Report {
 	t.Helper()
 	r, err := n.Apply(t.Context(), s, redirection.Reconcile)
@@ -77,7 +77,7 @@ func verify(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.
 	return r
 }
 
-// verified fails if Verify finds a difference.
+// verified fails the test if Verify finds a difference.
 func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
 	t.Helper()
 	if r := verify(t, n, s); !r.Clean() {
@@ -85,18 +85,18 @@ func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
 	}
 }
 
-// A drift is a change of present rules by another program. Its texts have an item per line.
+// A drift is a change of existing rules by another program. Its texts have one item per line.
 type drift struct {
 	name string
-	// do are command lines of iptables, with LO for loopback. They change one family.
+	// do has command lines of iptables, with LO for loopback. They change one family.
 	do string
-	// want are the findings of Verify: of a rule "TABLE CHAIN missing|extra|foreign RULE", of a chain "TABLE CHAIN absent|stale".
+	// want has the findings of Verify: for a rule "TABLE CHAIN missing|extra|foreign RULE", for a chain "TABLE CHAIN absent|stale".
 	want string
-	// note are its further notes.
+	// note has Verify's further notes.
 	note string
 }
 
-// items are the lines of a text.
+// items returns the lines of a text.
 func items(text string) []string {
 	var all []string
 	for line := range strings.Lines(text) {
@@ -188,7 +188,7 @@ func TestVerify_Drift(t *testing.T) {
 						loopback := strings.NewReplacer("LO", map[ruleset.Family]string{ruleset.IPv4: "127.0.0.1/32", ruleset.IPv6: "::1/128"}[f])
 						p.iptables(t, v, f, items(loopback.Replace(d.do))...)
 						for _, r := range items(d.note) {
-							notes = append(notes, f.String()+": not ours, behind ours, left alone: "+r)
+							notes = append(notes, f.String()+": foreign rule behind ours, left alone: "+r)
 						}
 						found := d.check(t, p, n, v, group.spec, f, loopback)
 						slices.Sort(notes)
@@ -204,7 +204,7 @@ func TestVerify_Drift(t *testing.T) {
 	})
 }
 
-// check compares the findings of Verify; neither Verify nor FailOnConflict may change rules.
+// check compares the findings of Verify. Neither Verify nor FailOnConflict may change rules.
 func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, f ruleset.Family, loopback *strings.Replacer) redirection.Report {
 	t.Helper()
 	before := p.rules(t, v)
@@ -234,7 +234,7 @@ func (d drift) heal(t *testing.T, p pod, n redirection.Namespace, v iptables.Var
 	}
 	verified(t, n, s)
 	now := p.rules(t, v)
-	if d.note != "" || strings.Contains(d.want, " foreign ") { // foreign rules came with the drift: those stay
+	if d.note != "" || strings.Contains(d.want, " foreign ") { // foreign rules came with the drift and stay
 		ours := []ruleset.Set{redirect.Rules(s, ruleset.IPv4), redirect.Rules(s, ruleset.IPv6)}
 		equal(t, "foreign rules are not as they were", foreign(before, ours...), foreign(now, ours...))
 	} else {

@@ -1,8 +1,8 @@
-// Package redirection makes a network namespace redirect the traffic that is to be captured: rules, addresses and routes.
+// Package redirection sets up the traffic redirection of a network namespace: rules, addresses and routes.
 //
-// It promises that Apply may be repeated, also after an earlier or incomplete run; that rules of other software stay; and
-// that Verify and PlanClean write nothing. It never decides what to capture and never opens a namespace: the
-// caller does, and checks that it is not the node's.
+// It promises that Apply may be repeated, also after an earlier or incomplete run; that it keeps the rules of other
+// software; and that Verify and PlanClean write nothing. The caller decides what to capture, opens the namespace, and
+// checks that it is not the node's.
 //
 // Start at Namespace; run.go has modes, fallback and retries, pass.go the reading, comparing and writing of rules.
 package redirection
@@ -23,22 +23,22 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// Namespace is a network namespace with the settings for work in it.
+// Namespace is a network namespace with the settings for working in it.
 type Namespace struct {
-	// NetNS is the namespace, which the caller has opened and checked, and closes. Nil is an error.
+	// NetNS is the namespace. The caller has opened and checked it, and closes it. Nil is an error.
 	NetNS *netns.Namespace
-	// Backend selects the mechanism that reads and writes rules; "" is redirect.Auto.
+	// Backend selects the mechanism that reads and writes rules; "" means redirect.Auto.
 	Backend redirect.Backend
-	// Auto is the backend that auto stands for on this node, by the self-test; "" is Netlink.
+	// Auto is the backend that the self-test chose for auto on this node; "" means Netlink.
 	Auto redirect.Backend
-	// Sandboxed is set for a pod with a network stack of its own (sidecar.Sandbox): what copies rules into one knows no native tables.
+	// Sandboxed is set for a pod with its own network stack (sidecar.Sandbox), into which native tables are not copied.
 	Sandboxed bool
-	// Tools has the search path of the iptables programs, where they are needed.
+	// Tools has the search path of the iptables programs.
 	Tools iptables.Host
 	Log   *slog.Logger
 }
 
-// ConflictPolicy selects the action of Apply on present rules of the mesh that differ from the wanted ones.
+// ConflictPolicy selects the action of Apply on existing rules of the mesh that differ from the wanted ones.
 type ConflictPolicy uint8
 
 // Reconcile replaces them; FailOnConflict changes nothing and reports ErrConflict.
@@ -57,17 +57,17 @@ var ErrUninspectable = nftables.ErrUninspectable
 // Report is the result of a run in a namespace.
 type Report struct {
 	Families redirect.Families
-	// Mesh: the namespace had rules of the mesh before the run, the wanted ones or others.
+	// Mesh: the namespace had rules of the mesh before the run, whether the wanted ones or not.
 	Mesh bool
 	// Tools are the programs that write each family's rules.
 	Tools []string
-	// Diffs are the differences of each family from the wanted rules before the run; empty ones are left out.
+	// Diffs are the differences of each family from the wanted rules before the run. Empty ones are left out.
 	Diffs []ruleset.Diff
-	// Routing are the differences of addresses, policy rules and routes, a sentence each. Only Verify fills it.
+	// Routing lists the differences of addresses, policy rules and routes, one sentence each. Only Verify fills it.
 	Routing []string
-	// Ways are the ways of packets that differ from those through the wanted rules, see walk.Namespace.Deviations. Only Audit fills it.
+	// Ways are the packet ways that differ from the wanted rules, see walk.Namespace.Deviations. Only Audit fills it.
 	Ways []walk.Deviation
-	// Notes are foreign rules behind ours, and other facts for the log that are no difference.
+	// Notes are foreign rules behind ours, and other facts for the log that are not differences.
 	Notes []string
 	// Programs are the applied changes.
 	Programs []Program
@@ -75,18 +75,18 @@ type Report struct {
 	Processes int
 }
 
-// Program is a change of rules that was applied or, from PlanClean, would be.
+// Program is a change of rules that was applied or, from PlanClean, would be applied.
 type Program struct {
-	// Of is the family: IPv4, IPv6 or, for both together, inet. By is a backend, or the program of iptables.
+	// Of is the family: IPv4, IPv6 or, for both together, inet. By is a backend, or the name of an iptables program.
 	Of, By string
-	// Text is the input for "iptables-restore --noflush" or, where By is native, for "nft -f".
+	// Text is the input for "iptables-restore --noflush" or, if By is native, for "nft -f".
 	Text string
 }
 
-// Clean reports whether there was no difference.
+// Clean reports whether there were no differences.
 func (r Report) Clean() bool { return len(r.Diffs) == 0 && len(r.Routing) == 0 }
 
-// Apply brings the namespace to what is wanted.
+// Apply sets up the wanted redirection in the namespace.
 func (n Namespace) Apply(ctx context.Context, want redirect.Wanted, policy ConflictPolicy) (Report, error) {
 	return n.run(ctx, exclusive, want.Owner(), want, func(p *pass) error {
 		if policy == FailOnConflict && p.conflict {
@@ -99,7 +99,7 @@ func (n Namespace) Apply(ctx context.Context, want redirect.Wanted, policy Confl
 	})
 }
 
-// Verify compares the namespace with what is wanted and writes nothing.
+// Verify compares the namespace with the wanted redirection and writes nothing.
 func (n Namespace) Verify(ctx context.Context, want redirect.Wanted) (Report, error) {
 	return n.look(ctx, want, func(p *pass) error { return p.checkRouting(routing(want, p.report.Families)) })
 }
@@ -116,13 +116,13 @@ func (n Namespace) Audit(ctx context.Context, want redirect.Wanted) (Report, err
 	})
 }
 
-// AuditAny is Audit by the backend of n or, if another one has all wanted rules in the namespace, by that one: a pod keeps the rules
-// of the backend that it started with. It also returns the Namespace with that backend.
+// AuditAny is Audit with the backend of n or, if another backend's rules are complete in the namespace, with that one: a pod keeps
+// the rules of the backend that it started with. It also returns the Namespace with that backend.
 func (n Namespace) AuditAny(ctx context.Context, want redirect.Wanted) (Namespace, Report, error) {
 	return n.byAny(ctx, want, Namespace.Audit)
 }
 
-// VerifyAny is Verify by the backend that AuditAny takes.
+// VerifyAny is Verify with the backend that AuditAny selects.
 func (n Namespace) VerifyAny(ctx context.Context, want redirect.Wanted) (Report, error) {
 	_, report, err := n.byAny(ctx, want, Namespace.Verify)
 	return report, err
@@ -136,7 +136,7 @@ func (n Namespace) byAny(
 		return n, report, err
 	}
 	backends := []redirect.Backend{redirect.Netlink, redirect.Native}
-	if legacy, err := n.HasLegacy(want.Owner()); err == nil && legacy { // the tools start processes: only for something to read
+	if legacy, err := n.HasLegacy(want.Owner()); err == nil && legacy { // tools start processes, so only if there is something to read
 		backends = append(backends, redirect.Tools)
 	}
 	for _, backend := range backends {
@@ -172,8 +172,8 @@ func (n Namespace) VerifyRouting(want redirect.Wanted, earlier Report) (differen
 	return differences, err
 }
 
-// Clean removes all rules and routing of a sidecar, of any configuration. The Spec only names the mark and table that belong
-// to the mesh besides those of the rules found here.
+// Clean removes all rules and routing of a sidecar, whatever its configuration. The Spec only names the mark and table of
+// the mesh in addition to the ones in the rules found here.
 func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
 	return n.run(ctx, exclusive, spec.Owner(), nil, func(p *pass) error {
 		left, err := p.leftovers(append(p.marks, spec.Mark))
@@ -181,7 +181,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 			return err
 		}
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			// The configured table's route goes even where the policy rule for it is gone already.
+			// The configured table's route is removed even if its policy rule is gone.
 			left.Policy = append(left.Policy, route.Policy{Family: f, Mark: spec.Mark, Table: spec.Table})
 		}
 		if err := p.apply(ctx); err != nil {
@@ -194,7 +194,7 @@ func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error
 	})
 }
 
-// PlanClean returns the Programs that Clean would run, and runs none.
+// PlanClean returns the Programs that Clean would run, and runs none of them.
 func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 	return n.look(ctx, nil, func(p *pass) error {
 		for _, c := range p.changes {
@@ -204,15 +204,15 @@ func (n Namespace) PlanClean(ctx context.Context) (Report, error) {
 	})
 }
 
-// Version identifies the rules of a namespace. Two equal versions of one namespace mean the same rules. The kernel counts the
-// changes of nf_tables; it does not for legacy tables, so that these count by a digest of their content.
+// Version identifies the rules of a namespace. Equal versions of one namespace mean equal rules. The kernel counts the
+// changes of nf_tables; for legacy tables, the version has a digest of their content.
 type Version struct {
 	Namespace  netns.Inode
 	Generation uint32
 	Legacy     [2]iptables.Digest
 }
 
-// Version returns the version of the rules in the namespace. It reads no rule.
+// Version returns the version of the rules in the namespace. It reads no nf_tables rule.
 func (n Namespace) Version() (v Version, err error) {
 	if n.NetNS == nil {
 		return v, errNoNamespace
@@ -254,9 +254,9 @@ func (p *pass) families(want redirect.Wanted) (redirect.Families, error) {
 	return want.FamiliesOf(addresses, route.KernelHasIPv6())
 }
 
-// routing returns the wanted addresses, policy rules and routes. If lo has IPv6 disabled and the namespace has no IPv6
-// address, the kernel accepts none for IPv6; the IPv6 rules are for addresses that come later, and the packets that these
-// rules hand to the proxy then go no further.
+// routing returns the wanted addresses, policy rules and routes. If IPv6 is disabled on lo and the namespace has no IPv6
+// address, the kernel accepts no IPv6 routing. The IPv6 rules are for addresses that come later; the packets that these
+// rules pass to the proxy are then dropped.
 func routing(of redirect.Wanted, f redirect.Families) route.Want {
 	want := route.For(of.Routing(f))
 	if f.HasIPv6 || route.LoopbackHasIPv6() {
@@ -267,7 +267,7 @@ func routing(of redirect.Wanted, f redirect.Families) route.Want {
 	return want
 }
 
-// setRouting sets up the wanted addresses, routes and policy rules, and removes those of an earlier configuration.
+// setRouting sets up the wanted addresses, routes and policy rules, and removes the ones of an earlier configuration.
 func (p *pass) setRouting(want route.Want) error {
 	left, err := p.stale(want)
 	if err != nil {
@@ -296,8 +296,8 @@ func (p *pass) checkRouting(want route.Want) (err error) {
 	return err
 }
 
-// stale finds routing of the mesh that is not wanted. A namespace without rules of the mesh has none, so stale sends no
-// request for a new pod.
+// stale finds unwanted routing of the mesh. A namespace without rules of the mesh has no such routing, so stale sends
+// no request for a new pod.
 func (p *pass) stale(want route.Want) (route.Want, error) {
 	if !p.report.Mesh {
 		return route.Want{}, nil
@@ -308,8 +308,8 @@ func (p *pass) stale(want route.Want) (route.Want, error) {
 	return left, err
 }
 
-// leftovers finds routing that belongs to the mesh. Policy rules of any TPROXY have the same shape, so only those for the
-// mesh's marks count.
+// leftovers finds routing that belongs to the mesh. The policy rules of any TPROXY look the same, so it selects the ones
+// with the mesh's marks.
 func (p *pass) leftovers(marks []uint32) (route.Want, error) {
 	left, err := p.policyRouting()
 	if err != nil {

@@ -18,18 +18,18 @@ import (
 // mode is the backend for the rules of a namespace, and whether tools may be used.
 type mode struct {
 	backend redirect.Backend // Netlink, Native or Tools
-	// tools allows the iptables programs of the host: for backend Tools, and to clear the legacy tables.
+	// tools allows the host's iptables programs: for backend Tools, and to clear the legacy tables.
 	tools bool
 }
 
 var (
 	errNoNamespace = errors.New("no network namespace is given")
-	// errNeedsTools ends an attempt that found rules of the mesh in the legacy tables, which netlink does not reach.
+	// errNeedsTools ends an attempt that found rules of the mesh in the legacy tables, which netlink cannot change.
 	errNeedsTools = errors.New("the iptables tools of the host are needed for the legacy tables")
 )
 
-// backend returns the configured backend. A forced variant of the tools selects Tools. Native is no choice for a sandboxed pod, which
-// would bypass the mesh.
+// backend returns the configured backend. A forced variant of the tools selects Tools. Native is never used for a sandboxed pod: the
+// pod would bypass the mesh.
 func (n Namespace) backend() redirect.Backend {
 	switch open := n.Backend == "" || n.Backend == redirect.Auto || n.Sandboxed && n.Backend == redirect.Native; {
 	case open && n.Tools.Force != "":
@@ -40,8 +40,8 @@ func (n Namespace) backend() redirect.Backend {
 	return n.Backend
 }
 
-// mode resolves backend auto. It is Native in a namespace of another user namespace (a pod with hostUsers: false), where the
-// kernel refuses iptables' owner match (net/netfilter/xt_owner.c, owner_check), for a sandboxed pod as well.
+// mode resolves backend auto. It is Native in a namespace of another user namespace (a pod with hostUsers: false) because
+// the kernel refuses iptables' owner match there (net/netfilter/xt_owner.c, owner_check), even for a sandboxed pod.
 func (n Namespace) mode() (mode, error) {
 	if b := n.backend(); b != redirect.Auto {
 		return mode{backend: b, tools: b == redirect.Tools}, nil
@@ -74,7 +74,7 @@ func (n Namespace) fallback(m mode, failed error) (mode, bool) {
 	return mode{backend: redirect.Tools, tools: true}, true
 }
 
-// access is whether other runs of this program may work on the namespace at the same time.
+// access says whether other runs of this program may use the namespace at the same time.
 type access bool
 
 const (
@@ -82,7 +82,7 @@ const (
 	exclusive access = true
 )
 
-// run reads the namespace, compares it with what is wanted (nil: no rules of the owner) and passes the result to fn.
+// run reads the namespace, compares it with want (nil: no rules of the owner) and passes the result to fn.
 func (n Namespace) run(ctx context.Context, a access, owner redirect.Owner, want redirect.Wanted, fn func(*pass) error) (Report, error) {
 	var r Report
 	err := n.retry(ctx, a, func(n Namespace, m mode) error {
@@ -103,8 +103,8 @@ func (n Namespace) run(ctx context.Context, a access, owner redirect.Owner, want
 // attempts bounds the number of attempts on a namespace, whatever the reasons for a retry.
 const attempts = 10
 
-// retry calls attempt in the namespace: again if the rules changed in between, and in another mode if fallback returns
-// one.
+// retry calls attempt in the namespace. It repeats the call if the rules changed during it, and in another mode if
+// fallback returns one.
 func (n Namespace) retry(ctx context.Context, a access, attempt func(Namespace, mode) error) error {
 	if n.NetNS == nil {
 		return errNoNamespace
@@ -129,8 +129,8 @@ func (n Namespace) retry(ctx context.Context, a access, attempt func(Namespace, 
 	return fmt.Errorf("retries exhausted: the rules of the namespace keep changing (%d attempts): %w", attempts, err)
 }
 
-// in calls attempt in the namespace. Netlink needs no lock: the kernel refuses a transaction that names an old generation of
-// the rules, and a process in the pod could hold a lock.
+// in calls attempt in the namespace. Netlink uses no lock: the kernel refuses a transaction with an old generation of the
+// rules, and a process in the pod could hold a lock.
 func (n Namespace) in(ctx context.Context, a access, m mode, attempt func(Namespace, mode) error) error {
 	if !m.tools {
 		return n.NetNS.Do(func() error { return attempt(n, m) })
@@ -154,13 +154,13 @@ func (n Namespace) isolated(ctx context.Context, fn func() error) error {
 	binds := []netns.Bind{{Source: "/dev/null", Target: "/etc/nsswitch.conf"}}
 	level := slog.LevelDebug
 	if lock := n.lockFile(); lock != "" {
-		// Legacy tools from 1.8.6 on read the lock's path from their environment, earlier ones know this path only.
+		// Legacy tools from 1.8.6 on read the lock's path from their environment. Earlier ones use only this path.
 		binds = append(binds, netns.Bind{Source: lock, Target: "/run/xtables.lock"})
 		level = slog.LevelWarn
 	}
 	binds = slices.DeleteFunc(binds, func(b netns.Bind) bool {
 		_, err := os.Stat(b.Target)
-		return err != nil // no file has to be hidden
+		return err != nil // there is no file to hide
 	})
 	isolation, err := n.NetNS.DoIsolated(binds, fn)
 	if isolation != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestApply_RulesKeepChanging: all attempts together are bounded once, also if they fail for different
-// reasons in turns, and the last error names the cause.
+// TestApply_RulesKeepChanging: one bound applies to all attempts together, even if they fail for
+// alternating reasons, and the last error names the cause.
 func TestApply_RulesKeepChanging(t *testing.T) {
 	t.Parallel()
 	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler)}
@@ -46,7 +46,7 @@ func TestApply_RulesKeepChanging(t *testing.T) {
 	}
 }
 
-// TestApply_Sandboxed: native rules are written for no sandboxed pod, whoever chose them; another choice of the user counts.
+// TestApply_Sandboxed: a sandboxed pod never gets native rules, whoever selected them; other choices of the user apply.
 func TestApply_Sandboxed(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -84,7 +84,7 @@ func TestApply_Sandboxed(t *testing.T) {
 	}
 }
 
-// TestApply_SandboxedKernel: on a kernel without nft_compat the tools of the node are tried, but no native rules.
+// TestApply_SandboxedKernel: without nft_compat in the kernel, Apply tries the tools of the node, but no native rules.
 func TestApply_SandboxedKernel(t *testing.T) {
 	t.Parallel()
 	n := Namespace{NetNS: netnstest.At(netnstest.New(t)), Log: slog.New(slog.DiscardHandler), Auto: redirect.Native, Sandboxed: true}

@@ -11,17 +11,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
 
-// Traceable is what explains a packet trace.
+// Traceable has the rules that explain a packet trace.
 type Traceable struct {
 	walk.Namespace
 
-	// Rules are those of nf_tables by the kernel's numbers: place, text and reason.
+	// Rules has the place, text and reason of nf_tables rules by the kernel's numbers.
 	Rules map[nftables.Handle]walk.Hop
-	// Legacy reports whether there are legacy tables, whose rules the kernel does not trace.
+	// Legacy reports whether there are legacy tables. The kernel does not trace their rules.
 	Legacy bool
 }
 
-// Traceable reads the rules at one moment, and writes nothing. What is wanted explains the rules, see Live.
+// Traceable reads the rules at one moment, and writes nothing. For want, see Live.
 func (n Namespace) Traceable(ctx context.Context, want redirect.Wanted) (out Traceable, err error) {
 	_, err = n.look(ctx, want, func(p *pass) error {
 		out = Traceable{Rules: map[nftables.Handle]walk.Hop{}}
@@ -56,14 +56,14 @@ func (t *Traceable) number() {
 	}
 }
 
-// Count is how many packets have matched a rule of a legacy table.
+// Count is the number of packets that matched a rule of a legacy table.
 type Count struct {
 	Family  ruleset.Family
 	Rule    walk.Hop
 	Packets uint64
 }
 
-// LegacyCounts returns the counters of the rules in legacy tables, by the host's tools.
+// LegacyCounts returns the counters of the rules in legacy tables, read with the host's tools.
 func (n Namespace) LegacyCounts(ctx context.Context) (all []Count, err error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()

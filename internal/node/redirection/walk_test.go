@@ -23,17 +23,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// The walk is compared with real packets: random Specs and foreign rules are applied, random packets are sent, and the listener
-// that answers must be the one at which the walk through the rules, as they are read back, ends.
+// These tests compare the walk with real packets: they apply random Specs and foreign rules and send random packets. The
+// listener that answers must be the end of the walk through the rules as they are read back.
 
 var (
 	walkSeed  = flag.Uint64("walk.seed", 1, "seed of TestWalk_AgreesWithTheKernel")
 	walkSpecs = flag.Int("walk.specs", 5, "number of Specs of each backend there")
 )
 
-const walkPackets = 40 // of each Spec and family
+const walkPackets = 40 // per Spec and family
 
-// TestLive_EveryPlace: legacy tables beside those of netlink, the routing by marks, and the names of other tables.
+// TestLive_EveryPlace: legacy tables beside nf_tables, the routing by marks, and the names of other tables.
 func TestLive_EveryPlace(t *testing.T) {
 	t.Parallel()
 	p, spec := dualPod(t), dual(byTPROXY)
@@ -61,7 +61,7 @@ func TestLive_EveryPlace(t *testing.T) {
 	}
 }
 
-// TestWalk_TablesOfOthers: base chains of other programs decide where packets pass them, of their family, hook and interface.
+// TestWalk_TablesOfOthers: base chains of other programs decide about the packets of their family, hook and interface.
 func TestWalk_TablesOfOthers(t *testing.T) {
 	t.Parallel()
 	p, spec := dualPod(t), dual(byTPROXY)
@@ -172,7 +172,7 @@ func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejec
 	}
 }
 
-// send returns the listener that answers, or the error. It waits for a short time where silence is expected.
+// send returns the listener that answers, or the error. It waits only briefly if silence is expected.
 func (w *walked) send(q labtest.Request, want []string) string {
 	ctx := w.tb.Context()
 	if slices.Contains(want, labtest.ErrSilent.Error()) {
@@ -181,10 +181,10 @@ func (w *walked) send(q labtest.Request, want []string) string {
 		ctx = short
 	}
 	got := q.Send(ctx)
-	return w.went(q, got)
+	return w.answeredBy(q, got)
 }
 
-// listener returns the expected answers of the listener at which the walk ends.
+// listener returns the expected answers of the listener at the end of the walk.
 func (w *walked) listener(q labtest.Request, r walk.Result) []string {
 	to := q.To
 	switch r.Verdict {
@@ -225,7 +225,7 @@ func (w *walked) listener(q labtest.Request, r walk.Result) []string {
 	case q.Via == tcp && named[port] != "":
 		return []string{named[port]}
 	}
-	if q.Via == udp { // the error may be invalid to conntrack, and dropped
+	if q.Via == udp { // conntrack may classify the error as invalid and drop it
 		return []string{labtest.ErrRefused.Error(), labtest.ErrSilent.Error()}
 	}
 	return []string{labtest.ErrRefused.Error()}
@@ -233,7 +233,7 @@ func (w *walked) listener(q labtest.Request, r walk.Result) []string {
 
 func pick[T any](w *walked, from ...T) T { return from[w.IntN(len(from))] }
 
-// randomSpec is one of spectest, changed so that it concerns the fixture's addresses and ports.
+// randomSpec returns a Spec of spectest, changed to the fixture's addresses and ports.
 func (w *walked) randomSpec() redirect.Spec {
 	s := spectest.Random(w.Uint64())
 	s.UIDs, s.GIDs = append([]uint32{1337}, s.UIDs...), append([]uint32{1337}, s.GIDs...)
@@ -302,7 +302,7 @@ func (w *walked) packet() (labtest.Request, walk.Packet) {
 	return q, p
 }
 
-// plant adds foreign rules. Those outside of nat match a destination port, so that no answer matches them.
+// plant adds foreign rules. Rules outside of nat match a destination port, so that they match no answer.
 func (w *walked) plant(t *testing.T, v iptables.Variant) string {
 	t.Helper()
 	if v == byTables {
@@ -335,7 +335,7 @@ func (w *walked) plantNative(t *testing.T) string {
 			match += " meta l4proto tcp"
 		}
 		rule := fmt.Sprintf("%s rule inet istio-proxy-nat %s %s %s", pick(w, "insert", "add"), chain, match, target)
-		if exec.CommandContext(t.Context(), "nsenter", "--net="+w.Path(), "nft", rule).Run() == nil { // a chain may not be there
+		if exec.CommandContext(t.Context(), "nsenter", "--net="+w.Path(), "nft", rule).Run() == nil { // the chain may not exist
 			all += rule + "\n"
 		}
 	}
@@ -381,7 +381,7 @@ func (w *walked) foreign(f ruleset.Family) []string {
 	return lines
 }
 
-// met lists the rules that matched or may have.
+// met lists the rules that matched or may have matched.
 func met(r walk.Result) string {
 	var b strings.Builder
 	for _, h := range r.Hops {
@@ -392,8 +392,8 @@ func met(r walk.Result) string {
 	return b.String()
 }
 
-// Foreign rules, some of which resemble ours. They must be the same after every change of the mesh's rules: early ones are there
-// before the mesh, late ones came after it.
+// Foreign rules, some of which resemble ours. They must survive every change of the mesh's rules: early ones exist before the
+// mesh, late ones come after it.
 var early, late = texts("early.*")["early.iptables"], texts("late.*")["late.iptables"]
 
 // plant adds rules to both families.
@@ -404,7 +404,7 @@ func (p pod) plant(tb testing.TB, v iptables.Variant, text string) {
 	}
 }
 
-// foreign returns a saved text without the lines of the wanted Sets and without the chains of the mesh.
+// foreign returns a saved text without the lines of the wanted Sets and without the mesh's chains.
 func foreign(saved string, wanted ...ruleset.Set) string {
 	ours := map[string]bool{}
 	for _, s := range wanted {

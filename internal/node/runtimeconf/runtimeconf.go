@@ -1,12 +1,12 @@
 // Package runtimeconf reads where the node's container runtime looks for CNI configuration and plugins: containerd 1 and 2, with
 // the files of k3s, RKE2, MicroK8s, k0s and Talos, and CRI-O.
 //
-// It promises the values that the runtime has after its own rules (versions of the file, imports, drop-in files, defaults), that
-// links of the node are followed below the given root only, and bounds for files and their number. Nothing is an error: a file
-// that cannot be read is Unread and among the Problems, and the runtime's defaults count. It never starts or queries a runtime,
-// and writes nothing.
+// It promises the values that the runtime uses by its own rules (versions of the file, imports, drop-in files, defaults), to
+// follow links of the node only below the given root, and bounds for the size and number of files. It returns no error: a file
+// that cannot be read is in Unread and in Problems, and the runtime's defaults apply. It never starts or queries a runtime, and
+// writes nothing.
 //
-// Start at Read; runtimes.go has the rules of each runtime, and where a running containerd has its file.
+// Start at Read; runtimes.go has the rules of each runtime, and finds the file of a running containerd.
 package runtimeconf
 
 import (
@@ -28,29 +28,29 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
-// Config is the part of a runtime's configuration that is about CNI. All paths are the node's.
+// Config is the CNI part of a runtime's configuration. All paths are paths on the node.
 type Config struct {
-	// Runtime is Containerd or CRIO, "" if there is neither.
+	// Runtime is Containerd or CRIO, "" if neither was found.
 	Runtime string
-	// Source is the runtime's main file, "" if it runs by its defaults. Files are all that it names, Source among them. Unread is the
-	// error of reading one of them or their directories: the runtime may still use older values.
+	// Source is the runtime's main file, "" if it runs with its defaults. Files has all files that it names, including Source. Unread
+	// is the error of reading one of them or their directories: the runtime may still use older values.
 	Source string
 	Files  []string
 	Unread error
-	// ConfDir is the configuration directory, BinDirs the directories of plugins in the order in which they are searched.
+	// ConfDir is the configuration directory, BinDirs the plugin directories in search order.
 	ConfDir string
 	BinDirs []string
 	// Pending reports that a file was changed or removed after the runtime's start: the runtime may still use older values.
 	Pending bool
-	// Started is when the runtime made its socket, which it does at each start; zero without one.
+	// Started is when the runtime created its socket, which it does at each start; zero without a socket.
 	Started time.Time
-	// Rivals are the sockets of other runtimes that are there as well; a containerd beside a distribution's own is not one.
+	// Rivals are the sockets of other runtimes on the node, except a containerd beside a distribution's own.
 	Rivals []string
 	// Disabled reports that containerd's CRI plugin is switched off, so that no kubelet uses it.
 	Disabled bool
 	// ConfTemplate is a template from which containerd itself writes a configuration into ConfDir, "" for none.
 	ConfTemplate string
-	// Problems are files that could not be read, and settings whose effect is not certain.
+	// Problems lists files that could not be read, and settings with an uncertain effect.
 	Problems []error
 }
 
@@ -66,16 +66,16 @@ const (
 	DefaultBinDir  = "/opt/cni/bin"
 )
 
-// Bounds: real files have a few KiB, and a few drop-in files beside them.
+// Bounds. Real files have a few KiB, with a few drop-in files.
 const (
 	maxFile  = 1 << 20
 	maxFiles = 100
 )
 
-// place is a distribution's socket, which exists while the runtime runs, and main file.
+// place has a distribution's socket, which exists while the runtime runs, and its main file.
 type place struct{ runtime, socket, file string }
 
-// places has the distributions that bring a runtime of their own first: a containerd beside it is Docker's.
+// places lists first the distributions with their own runtime, because a containerd beside it is Docker's.
 func places() []place {
 	return []place{
 		{Containerd, "/run/k3s/containerd/containerd.sock", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"},
@@ -88,7 +88,7 @@ func places() []place {
 	}
 }
 
-// Read returns the configuration of the node whose file system is at root. A running runtime goes before one that has only a file.
+// Read returns the configuration of the node whose file system is at root. A running runtime has priority over one that has only a file.
 func Read(root string) Config {
 	r := &reader{root: root, done: map[string]bool{}}
 	at, found := r.find()
@@ -113,7 +113,7 @@ func Read(root string) Config {
 	return r.Config
 }
 
-// Doubt returns an error if it is not known which configuration the pods of the node get.
+// Doubt returns an error if it is not clear which configuration the pods of the node get.
 func (c Config) Doubt() error {
 	switch {
 	case c.Runtime == "":
@@ -126,11 +126,11 @@ func (c Config) Doubt() error {
 	return c.Unread
 }
 
-// pending compares when the files and their directories changed with the runtime's start. Without a socket nothing is known.
+// pending compares the change times of the files and their directories with the runtime's start. It is true without a socket.
 func (r *reader) pending(at place) bool {
 	names := slices.Clone(r.searched)
 	for _, p := range places() {
-		if r.Source == "" && p.socket == at.socket { // it can have had any of them
+		if r.Source == "" && p.socket == at.socket { // any of the files may have been its source
 			names = append(names, p.file)
 		}
 	}
@@ -140,8 +140,8 @@ func (r *reader) pending(at place) bool {
 	return !r.exists(at.socket) || slices.ContainsFunc(names, func(name string) bool { return r.changed(name).After(r.Started) })
 }
 
-// changed returns the time of the last change of a file's status, which no process can set. For a missing file it is the time of
-// the directory above: the file can have been removed from there.
+// changed returns the time of the last status change of a file, which no process can set. For a missing file it is the time of
+// the parent directory because the file may have been removed from there.
 func (r *reader) changed(file string) time.Time {
 	seen, err := hostpath.Resolve(r.root, file)
 	for ; err == nil && len(seen) >= len(r.root); seen = filepath.Dir(seen) {
@@ -152,8 +152,8 @@ func (r *reader) changed(file string) time.Time {
 	return time.Time{}
 }
 
-// rivals are the other runtimes' sockets. Docker brings a containerd to nodes with a distribution's own, and cri-dockerd has no
-// file that says where it looks.
+// rivals returns the other runtimes' sockets. Docker brings a containerd to nodes with a distribution's own, and cri-dockerd
+// has no file with its CNI directories.
 func (r *reader) rivals(at place) (all []string) {
 	const docker, dockerd = "/run/containerd/containerd.sock", "/run/cri-dockerd.sock"
 	if r.exists(dockerd) || r.exists("/var"+dockerd) {
@@ -173,7 +173,7 @@ type reader struct {
 
 	root string
 	done map[string]bool
-	// searched are the directories in which files were looked for, whether they are there or not.
+	// searched has the directories in which files were looked up, whether they exist or not.
 	searched []string
 }
 
@@ -221,7 +221,7 @@ func (r *reader) unread(name string, err error) {
 	r.Unread = cmp.Or(r.Unread, r.Problems[len(r.Problems)-1])
 }
 
-// decode reads a file once into a value. It reports whether the file was read.
+// decode reads a file into a value, at most once per file. It reports whether the file was read.
 func (r *reader) decode(file string, into any) bool {
 	if r.done[file] {
 		return false
@@ -248,7 +248,7 @@ func (r *reader) decode(file string, into any) bool {
 	return err == nil
 }
 
-// glob returns the files of the node that a pattern of filepath.Glob matches, sorted.
+// glob returns the files of the node that match a pattern of filepath.Glob, sorted.
 func (r *reader) glob(pattern string) []string {
 	if !strings.ContainsAny(pattern, `*?[\`) {
 		if r.exists(pattern) {
@@ -269,7 +269,7 @@ func (r *reader) glob(pattern string) []string {
 	return all
 }
 
-// entries returns the sorted entries of a directory. A directory that cannot be read is a problem, unless it is absent.
+// entries returns the sorted entries of a directory. An unreadable directory is a problem, unless it is absent.
 func (r *reader) entries(dir string) []fs.DirEntry {
 	var entries []fs.DirEntry
 	seen, err := hostpath.Resolve(r.root, dir)

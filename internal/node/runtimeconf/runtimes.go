@@ -15,8 +15,8 @@ import (
 // version3 is the version of the format since containerd 2.
 const version3 = 3
 
-// containerdFile is a file of containerd (cmd/containerd/server/config). Version 1, also without the key, names plugins without
-// "io.containerd"; version 3, of containerd 2, has the section of the CRI plugin's runtime half alone.
+// containerdFile is a file of containerd (cmd/containerd/server/config). Version 1, the default, names plugins without
+// "io.containerd"; version 3, of containerd 2, has only the section of the CRI plugin's runtime part.
 type containerdFile struct {
 	Version         int      `toml:"version"`
 	Imports         []string `toml:"imports"`
@@ -41,10 +41,10 @@ func (f *containerdFile) section() *criPlugin {
 	if f.Version >= version3 {
 		return f.Plugins.V3
 	}
-	return cmp.Or(f.Plugins.V2, f.Plugins.V1, f.Plugins.V3) // containerd 2 takes V3 from an older version, too
+	return cmp.Or(f.Plugins.V2, f.Plugins.V1, f.Plugins.V3) // containerd 2 also reads V3 from an older version
 }
 
-// containerd reads the main file and its imports, each once, breadth first as LoadConfig does.
+// containerd reads the main file and its imports, each once, breadth first like LoadConfig.
 func (r *reader) containerd(main string) {
 	if r.exists(main) {
 		r.Source = main
@@ -54,7 +54,7 @@ func (r *reader) containerd(main string) {
 		if pending[0] == main && r.Source == "" || !r.decode(pending[0], &f) {
 			continue
 		}
-		r.doubts(pending[0], &f, first)
+		r.checkFile(pending[0], &f, first)
 		if s := f.section(); s != nil {
 			r.apply(s)
 			first = false
@@ -63,8 +63,8 @@ func (r *reader) containerd(main string) {
 	}
 }
 
-// doubts adds the problems of a file; first reports that no file before it has a section of the CRI plugin.
-func (r *reader) doubts(file string, f *containerdFile, first bool) {
+// checkFile adds the problems of a file; first reports that no earlier file has a section of the CRI plugin.
+func (r *reader) checkFile(file string, f *containerdFile, first bool) {
 	if slices.ContainsFunc(f.DisabledPlugins, func(id string) bool {
 		return id == "cri" || id == "io.containerd.grpc.v1.cri" || id == "io.containerd.cri.v1.runtime"
 	}) {
@@ -75,14 +75,14 @@ func (r *reader) doubts(file string, f *containerdFile, first bool) {
 		r.problem("file %q: containerd ignores the section \"io.containerd.grpc.v1.cri\" in a file of version %d: its name is "+
 			"\"io.containerd.cri.v1.runtime\" there", file, f.Version)
 	}
-	if s := f.section(); s != nil && !first && r.covers(s) {
+	if s := f.section(); s != nil && !first && r.omitsDir(s) {
 		r.problem("file %q: replaces the section of the CRI plugin without its key cni: some versions of containerd take the default "+
 			"directories then, others those of the file before it", file)
 	}
 }
 
-// covers reports whether a section leaves out a directory that an earlier file has set: containerd 1 replaces whole sections.
-func (r *reader) covers(s *criPlugin) bool {
+// omitsDir reports whether a section leaves out a directory that an earlier file has set: containerd 1 replaces whole sections.
+func (r *reader) omitsDir(s *criPlugin) bool {
 	return s.CNI.ConfDir == "" && r.ConfDir != DefaultConfDir ||
 		s.CNI.BinDir == "" && len(s.CNI.BinDirs) == 0 && !slices.Equal(r.BinDirs, []string{DefaultBinDir})
 }
@@ -98,8 +98,8 @@ func (r *reader) apply(s *criPlugin) {
 	}
 }
 
-// imports returns the files of a list of imports by the rules of containerd's resolveImports: relative to the file, patterns
-// with "*".
+// imports resolves a list of imports by the rules of containerd's resolveImports: relative to the file, with "*" as a
+// pattern.
 func (r *reader) imports(file string, list []string) (all []string) {
 	for _, one := range list {
 		if !path.IsAbs(one) {
@@ -131,7 +131,7 @@ type crioConf struct {
 	} `toml:"crio"`
 }
 
-// crio reads the main file and the drop-in files in the order of their names; each key of a later one replaces an earlier one's.
+// crio reads the main file and the drop-in files in the order of their names. A later file replaces single keys of an earlier one.
 func (r *reader) crio() {
 	files := r.glob(crioDropIns)
 	if r.exists(crioFile) {
@@ -158,9 +158,9 @@ func (r *reader) crio() {
 // maxArguments bounds the command line of a runtime, in bytes.
 const maxArguments = 64 << 10
 
-// started returns the main files of the running containerds by their sockets: k3s with another --data-dir, or a unit of the
-// user's own. A process counts if it is root's and in the mount namespace of the node's first process, because a pod can run a
-// program of any name.
+// started returns the main files of the running containerds by their sockets, for k3s with another --data-dir, or a user's own
+// unit. It accepts only processes of root in the mount namespace of the node's first process, because a pod can run a program
+// of any name.
 func (r *reader) started() map[string]string {
 	files := map[string]string{}
 	proc := filepath.Join(r.root, "proc")
@@ -189,8 +189,8 @@ func ofRoot(dir string) bool {
 	return err == nil && info.Sys().(*syscall.Stat_t).Uid == 0 //nolint:forcetypeassert // of Linux
 }
 
-// containerdArguments returns --config and --address of a command line of containerd, the latter without its first "/var" if that
-// leads to /run.
+// containerdArguments returns --config and --address from a command line of containerd. It removes a leading "/var" from the
+// address if that path leads to /run.
 func containerdArguments(args []string) (config, socket string) {
 	socket = "/run/containerd/containerd.sock"
 	for i, arg := range args {
@@ -199,7 +199,7 @@ func containerdArguments(args []string) (config, socket string) {
 			value = args[i+1]
 		}
 		switch strings.TrimLeft(name, "-") {
-		case name: // no flag
+		case name: // not a flag
 		case "config", "c":
 			config = value
 		case "address", "a":

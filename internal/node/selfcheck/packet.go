@@ -17,17 +17,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/probe"
 )
 
-// Ports of the services that are called.
+// Ports of the called services.
 const (
 	webPort  = 80
 	namePort = 53
 )
 
-// arrival bounds the wait for a packet, which takes microseconds if it arrives.
+// arrival bounds the wait for a packet. A packet that arrives takes microseconds.
 const arrival = 2 * time.Second
 
-// packets sends the packets of an app and its clients, and checks at which of the sidecar's ports they arrive. The user and
-// group of the sockets are those of this process, and so not the proxy's.
+// packets sends the packets of an app and its clients, and checks that they arrive at the sidecar's ports. The sockets have
+// the user and group of this process, which differ from the proxy's.
 func (b *testbed) packets(ctx context.Context) error {
 	web := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, webPort) }
 	return errors.Join(
@@ -37,13 +37,13 @@ func (b *testbed) packets(ctx context.Context) error {
 	)
 }
 
-// connect opens a connection and checks that a listener in the pod gets it, with its original destination. The listener accepts
-// connections to any address, as the proxy's does under TPROXY; in IPv6, too, by this option of SOL_IP.
+// connect opens a connection and checks that a listener in the pod accepts it with its original destination. Like the proxy's
+// under TPROXY, the listener accepts connections to any address; IPv6 uses the same option of SOL_IP.
 func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespace, to netip.AddrPort, port uint16) error {
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
 	listener, err := netns.In(b.pod, func() (net.Listener, error) {
-		return probe.ListenConfig([2]int{unix.SOL_IP, unix.IP_TRANSPARENT}).Listen(ctx, "tcp", b.every(port))
+		return probe.ListenConfig([2]int{unix.SOL_IP, unix.IP_TRANSPARENT}).Listen(ctx, "tcp", b.anyAddress(port))
 	})
 	if err != nil {
 		return err
@@ -60,19 +60,19 @@ func (b *testbed) connect(ctx context.Context, what string, from *netns.Namespac
 		return missing(ctx, what, port, err)
 	}
 	defer conn.Close()                                              //nolint:errcheck // nothing was written
-	original, err := probe.OriginalDestination(conn.(*net.TCPConn)) //nolint:forcetypeassert // the listener is one of TCP
+	original, err := probe.OriginalDestination(conn.(*net.TCPConn)) //nolint:forcetypeassert // the listener is a TCP listener
 	if err != nil {
 		return fmt.Errorf("reading the original destination of %s: %w", what, err)
 	}
 	if original != to {
-		return fmt.Errorf("%s was going to %s, and the proxy reads %s", what, to, original)
+		return fmt.Errorf("%s was sent to %s, but the proxy reads %s", what, to, original)
 	}
 	return nil
 }
 
-// missing is the error of a packet that did not arrive at its port.
+// missing is the error for a packet that did not arrive at its port.
 func missing(ctx context.Context, what string, port uint16, err error) error {
-	return fmt.Errorf("%s does not come out at port %d: %w", what, port, errors.Join(context.Cause(ctx), err))
+	return fmt.Errorf("%s did not arrive at port %d: %w", what, port, errors.Join(context.Cause(ctx), err))
 }
 
 // query sends a query to a name server and checks that the agent's resolver gets it.
@@ -80,7 +80,7 @@ func (b *testbed) query(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, arrival)
 	defer cancel()
 	resolver, err := netns.In(b.pod, func() (net.PacketConn, error) {
-		return probe.ListenConfig().ListenPacket(ctx, "udp", b.every(redirect.DNSPort))
+		return probe.ListenConfig().ListenPacket(ctx, "udp", b.anyAddress(redirect.DNSPort))
 	})
 	if err != nil {
 		return err
@@ -101,21 +101,21 @@ func (b *testbed) query(ctx context.Context) error {
 	return nil
 }
 
-// every is a port of all addresses of the testbed's family.
-func (b *testbed) every(port uint16) string {
+// anyAddress returns the port on all addresses of the testbed's family.
+func (b *testbed) anyAddress(port uint16) string {
 	if b.podIP.Is6() {
 		return netip.AddrPortFrom(netip.IPv6Unspecified(), port).String()
 	}
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), port).String()
 }
 
-// dial opens a socket in a namespace: package net makes it on the calling thread, where there is one address to try.
+// dial opens a socket in a namespace: for a single address, package net opens it on the calling thread.
 func dial(ctx context.Context, from *netns.Namespace, network string, to netip.AddrPort) (net.Conn, error) {
 	return netns.In(from, func() (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, network, to.String()) })
 }
 
-// testbed is the namespace of a pod and that of a peer, linked by a veth pair. The addresses are those for documentation
-// (RFC 5737, RFC 3849); no interface has that of outside.
+// testbed has the namespaces of a pod and of a peer, linked by a veth pair. The addresses are reserved for documentation
+// (RFC 5737, RFC 3849); no interface has the address outside.
 type testbed struct {
 	pod, peer              *netns.Namespace
 	podIP, peerIP, outside netip.Addr
@@ -143,7 +143,7 @@ func newTestbed(f ruleset.Family) (*testbed, error) {
 	return b, nil
 }
 
-// link makes the veth pair. The route is last: it needs the carrier that a pair has when both ends are up.
+// link makes the veth pair. It adds the route last because that needs the carrier of a pair with both ends up.
 func (b *testbed) link(podIP, peerIP netip.Prefix) error {
 	err := b.pod.Do(func() error {
 		veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: "eth0", PeerNamespace: netlink.NsFd(b.peer.FD())}
@@ -165,7 +165,7 @@ func (b *testbed) link(podIP, peerIP netip.Prefix) error {
 	return err
 }
 
-// up switches an interface on and gives it addresses, IPv6 ones without duplicate address detection, which takes seconds.
+// up switches an interface on and adds addresses, IPv6 ones without duplicate address detection, which takes seconds.
 func up(name string, addresses ...netip.Prefix) error {
 	link, err := netlink.LinkByName(name)
 	if err == nil {

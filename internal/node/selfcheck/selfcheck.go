@@ -1,7 +1,7 @@
 // Package selfcheck tests which backend of the redirection works on this node: it applies the rules to a scratch namespace
 // and sends real packets.
 //
-// It promises to change only two namespaces of its own, which end with it, to bound its time, and to distinguish a test that
+// It promises to change only two namespaces that it creates and removes, to bound its time, and to distinguish a test that
 // could not run from one that failed. It writes the verdict to a file for the plugin.
 //
 // It never decides about a pod.
@@ -29,11 +29,11 @@ import (
 // timeout bounds the test of one backend in one mode.
 const timeout = 10 * time.Second
 
-// Run tests every backend. Path is the search path for the iptables programs, as in $PATH. An error means that no test could
-// run, and names the missing requirement: then there is no verdict.
+// Run tests every backend. path is the search path for the iptables programs, like $PATH. An error means that no test could
+// run, and names the missing requirement. Then there is no verdict.
 func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
 	v := Verdict{Version: version, Kernel: kernel()}
-	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} { // the preferred one first
+	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} { // in order of preference
 		v.Results = append(v.Results, Result{Backend: b})
 	}
 	families := []ruleset.Family{ruleset.IPv4}
@@ -45,8 +45,8 @@ func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
 		if err != nil && (f == ruleset.IPv4 || errors.Is(err, ErrPrivilege)) {
 			return v, err
 		}
-		if err != nil { // it is switched off on this node
-			log.WarnContext(ctx, "a family could not be tried", slog.String("family", f.String()), slog.String("error", err.Error()))
+		if err != nil { // the family is disabled on this node
+			log.WarnContext(ctx, "skipping the self-test of a family", slog.String("family", f.String()), slog.String("error", err.Error()))
 		}
 	}
 	v.choose()
@@ -54,16 +54,16 @@ func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
 }
 
 // ErrPrivilege means that this process lacks the privileges for a test.
-var ErrPrivilege = errors.New("this process may not make network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
+var ErrPrivilege = errors.New("this process cannot create network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
 
-// try tests all backends and modes for a family in one testbed: each backend replaces the rules of the one before.
+// try tests all backends and modes for a family in one testbed. Each backend replaces the rules of the previous one.
 func (v *Verdict) try(ctx context.Context, f ruleset.Family, tools iptables.Host, log *slog.Logger) error {
 	b, err := newTestbed(f)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)
 	}
 	if err != nil {
-		return fmt.Errorf("making the place for a self-test: %w", err)
+		return fmt.Errorf("setting up the self-test: %w", err)
 	}
 	defer b.close()
 	for i := range v.Results {

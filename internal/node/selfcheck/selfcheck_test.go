@@ -45,8 +45,8 @@ func TestRun_WithoutRules(t *testing.T) {
 			t.Fatalf("%s: packets are redirected without rules", f)
 		}
 		for _, want := range []string{
-			"a connection of the app to the outside does not come out at port 15001",
-			"a connection of a client to the app does not come out at port 15006", "a DNS query of the app does not come out at port 15053",
+			"a connection of the app to the outside did not arrive at port 15001",
+			"a connection of a client to the app did not arrive at port 15006", "a DNS query of the app did not arrive at port 15053",
 		} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: no %q in %v", f, want, err)
@@ -68,7 +68,7 @@ func TestRun_WithoutPrivilege(t *testing.T) {
 }
 
 // TestRun_UserNamespace runs the self-test in a user namespace that is not the first. Its network namespaces
-// belong to the same one, and it knows the proxy's user, so that the kernel takes iptables' owner match.
+// belong to the same one, which maps the proxy's user, so the kernel accepts iptables' owner match.
 func TestRun_UserNamespace(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 65536}}
@@ -88,7 +88,7 @@ func TestVerdict_Chooses(t *testing.T) {
 	broken, noIPv6 := []Problem{problem("IPv4", "REDIRECT"), problem("IPv4", "TPROXY")}, []Problem{problem("IPv6", "REDIRECT")}
 	for name, c := range map[string]struct {
 		netlink, native, tools []Problem
-		untried                string // of the tools: the agent's image has none, the node may
+		untried                string // for the tools: the agent's image may lack them and the node have them
 		want                   redirect.Backend
 	}{
 		"all works":                             {none, none, none, "", redirect.Netlink},

@@ -15,30 +15,30 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// FileName is the name of the verdict's file, in the agent's run directory.
+// FileName is the name of the verdict's file in the agent's run directory.
 const FileName = "selftest.json"
 
-// version is that of the file. A plugin ignores a verdict of another version.
+// version is the version of the file. A plugin ignores a verdict of another version.
 const version = 1
 
-// Verdict is the result of a self-test of the node. The zero Verdict is that of no test.
+// Verdict is the result of a self-test of the node. The zero Verdict means that no test has run.
 type Verdict struct {
 	Version int      `json:"version"`
 	Kernel  string   `json:"kernel"`
 	Results []Result `json:"results"`
-	// Choice is the backend that auto means, "" where none works.
+	// Choice is the backend that auto selects, "" if none works.
 	Choice redirect.Backend `json:"choice"`
 }
 
-// Result is that of one backend.
+// Result is the result of one backend.
 type Result struct {
 	Backend  redirect.Backend `json:"backend"`
 	Problems []Problem        `json:"problems,omitempty"`
-	// Untried is why there is no result: the programs are missing where the test ran. The node may have them.
+	// Untried says why there is no result: the programs are missing where the test ran. The node may have them.
 	Untried string `json:"untried,omitempty"`
 }
 
-// Problem is one family and mode that did not work.
+// Problem is one family and mode that failed.
 type Problem struct {
 	Family string `json:"family"`
 	Mode   string `json:"mode"`
@@ -46,22 +46,22 @@ type Problem struct {
 	Text string `json:"text"`
 }
 
-// serves reports whether the backend redirects IPv4 in mode REDIRECT, as nearly all pods need it.
-func (r Result) serves() bool {
+// redirectsIPv4 reports whether the backend redirects IPv4 in mode REDIRECT, which nearly all pods need.
+func (r Result) redirectsIPv4() bool {
 	return !slices.ContainsFunc(r.Problems, func(p Problem) bool {
 		return p.Family == ruleset.IPv4.String() && p.Mode == redirect.Redirect.String()
 	})
 }
 
-// choose selects the backend with the fewest problems, the first of equal ones, among those that redirect IPv4 in mode
-// REDIRECT.
+// choose selects the backend with the fewest problems among those that redirect IPv4 in mode REDIRECT, the first if
+// several are equal.
 func (v *Verdict) choose() {
 	fewest := -1
 	for _, r := range v.Results {
 		if r.Untried != "" && v.Choice == "" {
 			v.Choice = r.Backend // unless another one works
 		}
-		if r.Untried != "" || !r.serves() {
+		if r.Untried != "" || !r.redirectsIPv4() {
 			continue
 		}
 		if fewest < 0 || len(r.Problems) < fewest {
@@ -70,17 +70,17 @@ func (v *Verdict) choose() {
 	}
 }
 
-// Err reports that packets were sent and no backend redirected them. A backend that could not be tried is no error: the plugin
-// may have its programs.
+// Err returns an error if packets were sent and no backend redirected them. An untried backend prevents the error because the
+// plugin may have its programs.
 func (v Verdict) Err() error {
 	if v.Choice == "" && len(v.Results) > 0 {
-		return fmt.Errorf("no way of redirecting pods works on this node: %s", v.Summary())
+		return fmt.Errorf("no backend can redirect pods on this node: %s", v.Summary())
 	}
 	return nil
 }
 
-// Served reports why pods cannot be redirected by a backend, nil if they can. Auto is the Choice. The zero Verdict has no
-// objection to any.
+// Served returns why a backend cannot redirect pods, nil if it can. Auto means the Choice. The zero Verdict accepts every
+// backend.
 func (v Verdict) Served(by redirect.Backend) error {
 	if by == "" || by == redirect.Auto {
 		by = v.Choice
@@ -89,7 +89,7 @@ func (v Verdict) Served(by redirect.Backend) error {
 		return err
 	}
 	for _, r := range v.Results {
-		if r.Backend == by && !r.serves() {
+		if r.Backend == by && !r.redirectsIPv4() {
 			return fmt.Errorf("pods cannot be redirected by %s on this node: %s", by, r.summary())
 		}
 	}
@@ -115,12 +115,12 @@ func (r Result) summary() string {
 	return strings.Join(all, "; ")
 }
 
-// String is one line.
+// String returns one line.
 func (p Problem) String() string {
 	return fmt.Sprintf("%s %s: %s", p.Family, p.Mode, strings.ReplaceAll(p.Text, "\n", ", "))
 }
 
-// Text prints the verdict.
+// Text formats the verdict for people.
 func (v Verdict) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "kernel %s\n", v.Kernel)
@@ -131,7 +131,7 @@ func (v Verdict) Text() string {
 		case len(r.Problems) == 0:
 			fmt.Fprintf(&b, "%-9s works\n", r.Backend)
 		default:
-			fmt.Fprintf(&b, "%-9s does not work in full\n", r.Backend)
+			fmt.Fprintf(&b, "%-9s does not fully work\n", r.Backend)
 		}
 		for _, p := range r.Problems {
 			fmt.Fprintf(&b, "          %s\n", p)
@@ -147,14 +147,14 @@ func (v Verdict) Record(disk hostfs.Disk, runDir string) error {
 	if err != nil {
 		return fmt.Errorf("encoding the verdict: %w", err)
 	}
-	const readable = 0o644 // there is no secret in it
+	const readable = 0o644 // the file contains no secret
 	return disk.WriteFile(filepath.Join(runDir, FileName), append(text, '\n'), readable)
 }
 
 // maxVerdict bounds the file.
 const maxVerdict = 64 << 10
 
-// Recorded returns the verdict of the last self-test of this node, the zero Verdict without one of this version and kernel.
+// Recorded returns the verdict of the last self-test of this node. It is the zero Verdict if none has this version and kernel.
 func Recorded(runDir string) Verdict {
 	text, _, err := hostfs.ReadFile(filepath.Join(runDir, FileName), maxVerdict)
 	var v Verdict
@@ -167,9 +167,9 @@ func Recorded(runDir string) Verdict {
 	return v
 }
 
-// kernel is the release of the running kernel.
+// kernel returns the release of the running kernel.
 func kernel() string {
 	var name unix.Utsname
-	_ = unix.Uname(&name) // which fails for a bad address only
+	_ = unix.Uname(&name) // it fails only for a bad address
 	return unix.ByteSliceToString(name.Release[:])
 }

@@ -1,6 +1,6 @@
-// Package subject is what a command is about: a pod by its name, or a network namespace by a process or a path.
+// Package subject identifies what a command is about: a pod by its name, or a network namespace by a process or a path.
 //
-// It promises the same flags, checks and texts in every such command. It never looks for a pod itself: the node agent does.
+// It promises the same flags, checks and texts in every such command. It never looks up a pod itself: it asks the node agent.
 //
 // Start at Subject.
 package subject
@@ -19,18 +19,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Subject has one of Pod, as NAMESPACE/NAME, PID and NetNS, a path.
+// Subject has exactly one of Pod (NAMESPACE/NAME), PID and NetNS (a path).
 type Subject struct {
 	Pod   string
 	PID   int
 	NetNS string
-	// Socket is the node agent's, for a pod.
+	// Socket is the node agent's socket, used for a pod.
 	Socket string
 }
 
 const maxPID = 1 << 22 // PID_MAX_LIMIT
 
-// Rows are the flags; the pod is the command's operand.
+// Rows returns the flags. The pod is the command's operand.
 func (s *Subject) Rows() []settings.Setting {
 	return []settings.Setting{
 		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Value: settings.Number(&s.PID, maxPID)},
@@ -39,7 +39,7 @@ func (s *Subject) Rows() []settings.Setting {
 	}
 }
 
-// Check refuses none, several and a bad name of a pod.
+// Check returns an error unless exactly one is set, and for an invalid pod name.
 func (s *Subject) Check() error {
 	var given int
 	for _, one := range []bool{s.Pod != "", s.PID != 0, s.NetNS != ""} {
@@ -57,7 +57,7 @@ func (s *Subject) Check() error {
 	return err
 }
 
-// SplitPod splits NAMESPACE/NAME. Both go into the path of a request.
+// SplitPod splits NAMESPACE/NAME. Both parts are used in the path of a request.
 func SplitPod(text string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok || namespace == "" || name == "" || strings.ContainsAny(namespace+name, "/?#%") {
@@ -66,7 +66,7 @@ func SplitPod(text string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-// Path is that of the network namespace.
+// Path returns the path of the network namespace.
 func (s *Subject) Path() string {
 	if s.PID != 0 {
 		return fmt.Sprintf("/proc/%d/ns/net", s.PID)
@@ -74,13 +74,13 @@ func (s *Subject) Path() string {
 	return s.NetNS
 }
 
-// Open opens the network namespace, which the caller closes. The search path is $PATH, for iptables.
+// Open opens the network namespace, which the caller closes. searchPath is $PATH, for iptables.
 func (s *Subject) Open(searchPath string) (redirection.Namespace, error) {
 	n, err := netns.Open(s.Path())
 	return redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}, err
 }
 
-// Ask sends a request about the pod, whose name is checked, to the node agent.
+// Ask sends a request about the pod to the node agent. Check must have accepted the pod's name.
 func (s *Subject) Ask(ctx context.Context, request func(agent *agentapi.Agent, namespace, name string) error) error {
 	namespace, name, _ := strings.Cut(s.Pod, "/")
 	return agentapi.Ask(ctx, s.Socket, "; --pid and --netns need none", func(agent *agentapi.Agent) error {

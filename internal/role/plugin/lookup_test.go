@@ -320,7 +320,7 @@ func TestLookup_NothingWorks(t *testing.T) {
 	n := chaintest.New(t, chaintest.Program(t))
 	recordFailure(t, n, "a connection of the app does not come out")
 	err := chain(n, n.NewPod("shop", "web", chaintest.Sidecar), chaintest.Stanza{})
-	if err == nil || !strings.Contains(err.Error(), "no way of redirecting pods works on this node") ||
+	if err == nil || !strings.Contains(err.Error(), "no backend can redirect pods on this node") ||
 		!strings.Contains(err.Error(), "does not come out") {
 		t.Errorf("got %v", err)
 	}

@@ -163,7 +163,7 @@ func TestWhy_Faults(t *testing.T) {
 		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "    - -j ISTIO_OUTPUT    # everything", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
 		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "    ! ", "cannot tell, because rule 1 of nat OUTPUT", 4},
 		{"a route that ends the way", "ip", redirect.Netlink, "route add prohibit 10.2.0.0/24", "CAPTURED", "all other TCP is captured", "the packet is not sent: a prohibit route or policy rule ends the way to 10.2.0.9 (EACCES: permission denied)", 3},
-		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "remedy      none if the pod is not to be in the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
+		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "remedy      none if the pod should not be in the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
 		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "FOREIGN-RULE", "    ! policy DROP", "the packet is dropped, though the wanted rules redirect it to port 15001: policy DROP of chain x of table ip other", 3},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// verdict is a verdict of nf_tables as a target, nil for none that is known.
+// verdict returns a verdict of nf_tables as a target, nil for an unknown one.
 func verdict(v *nfnetlink.Verdict) ruleset.Target {
 	if v == nil {
 		return nil
@@ -33,8 +33,8 @@ func verdict(v *nfnetlink.Verdict) ruleset.Target {
 	return ruleset.Other{Text: fmt.Sprintf("[verdict %d]", v.Code)}
 }
 
-// plain reports whether iptables has no chain of that name, because it would not be one in its text.
-func plain(chain string) bool {
+// reserved reports whether the name of a chain means something else in the text of iptables: a verdict, an option or a target.
+func reserved(chain string) bool {
 	return slices.Contains([]string{string(ruleset.Accept), string(ruleset.Drop), string(ruleset.Return)}, chain) ||
 		strings.HasPrefix(chain, "-") || strings.HasPrefix(chain, "!") || ruleset.NeutralTarget(chain) && chain != ""
 }
@@ -45,7 +45,7 @@ func (d *decoder) immediate(f nfnetlink.Fields) {
 		if n := len(d.parts) - 1; v.Code == nfnetlink.Accept && n >= 0 && d.tproxied() {
 			return
 		}
-		d.nft = d.nft || plain(v.Chain)
+		d.nft = d.nft || reserved(v.Chain)
 		d.target(verdict(&v))
 		return
 	}
@@ -55,10 +55,10 @@ func (d *decoder) immediate(f nfnetlink.Fields) {
 		d.target(d.other("a verdict"))
 		return
 	}
-	d.put(register, load{from: "constant", constant: value, length: uint32(len(value))}, ok2) //nolint:gosec // at most that of a register
+	d.put(register, load{from: "constant", constant: value, length: uint32(len(value))}, ok2) //nolint:gosec // a register bounds the length
 }
 
-// tproxied reports whether the parts end with those of tproxy as the mesh has it, and makes one of them: tproxy, a mark, and a counter.
+// tproxied reports whether the last parts are the mesh's tproxy (tproxy, a mark, a counter), and merges them into one part.
 func (d *decoder) tproxied() bool {
 	n := len(d.parts)
 	if n < 3 || d.parts[n-1].match != ruleset.Match(ruleset.Counter{}) {
@@ -73,10 +73,10 @@ func (d *decoder) tproxied() bool {
 	return true
 }
 
-// Trace is the target of a rule that marks packets for a trace.
+// Trace is the target of a rule that marks packets for tracing.
 var Trace = ruleset.Neutral{Text: "meta nftrace set 1"} //nolint:gochecknoglobals // a constant
 
-// store reads what is set by a constant or by another mark.
+// store reads an assignment from a constant or from another mark.
 func (d *decoder) store(name string, key uint32, l load) {
 	d.nft = true
 	connection := name == "ct" && key == unix.NFT_CT_MARK
@@ -98,7 +98,7 @@ func (d *decoder) store(name string, key uint32, l load) {
 	}
 }
 
-// setMark reads what a mark is set to: a constant, the other mark, or bits of its own.
+// setMark reads the new value of a mark: a constant, the other mark, or bits of the same mark.
 func (d *decoder) setMark(l load, connection bool) {
 	packet := l.from == "meta" && l.key == unix.NFT_META_MARK
 	other := l.from == "ct" && l.key == unix.NFT_CT_MARK
@@ -126,7 +126,7 @@ func (d *decoder) setMark(l load, connection bool) {
 	d.target(d.other("a mark is set"))
 }
 
-// rewrite reads a change of the packet: of its class and its hops, or of anything else.
+// rewrite reads a change of the packet: its traffic class, its hop limit, or anything else.
 func (d *decoder) rewrite(base, offset, length uint32) {
 	d.nft = true
 	end := offset + length
@@ -142,7 +142,7 @@ func (d *decoder) rewrite(base, offset, length uint32) {
 // dynsetElements is an attribute that golang.org/x/sys/unix lacks.
 const dynsetElements = 10
 
-// act reads an expression that does something.
+// act reads an expression with an effect.
 func (d *decoder) act(name string, f nfnetlink.Fields) {
 	switch name {
 	case "log":
@@ -169,7 +169,7 @@ func (d *decoder) act(name string, f nfnetlink.Fields) {
 	case "reject":
 		d.nft = true
 		d.target(d.reject(f))
-	default: // queue, fwd, synproxy, and what is new
+	default: // queue, fwd, synproxy, and newer expressions
 		d.target(d.other(name))
 	}
 }
@@ -185,7 +185,7 @@ func (d *decoder) logText(f nfnetlink.Fields) string {
 	return "log"
 }
 
-// neutral reads expressions that leave the packet as it was, as long as they have no condition of their own.
+// neutral reads expressions that do not change the packet and have no condition.
 func (d *decoder) neutral(name string, f nfnetlink.Fields) {
 	kind, _ := f.Number(unix.NFTA_OBJREF_IMM_TYPE)
 	_, bySet := f.Number(unix.NFTA_OBJREF_SET_SREG)
@@ -206,7 +206,7 @@ func (d *decoder) neutral(name string, f nfnetlink.Fields) {
 	}
 }
 
-// unknown reads a condition, or a load, that is not known.
+// unknown reads a condition or a load that the decoder does not know.
 func (d *decoder) unknown(name string, f nfnetlink.Fields) {
 	register := map[string]uint16{"socket": 2, "numgen": 1, "hash": 2, "rt": 1, "xfrm": 1, "tunnel": 2, "osf": 1, "exthdr": 1}
 	if kind, loads := register[name]; loads {
@@ -216,10 +216,10 @@ func (d *decoder) unknown(name string, f nfnetlink.Fields) {
 		}
 	}
 	rate, ok := f.Number(unix.NFTA_LIMIT_RATE)
-	if name == "limit" && !ok { // a number of 8 bytes
+	if name == "limit" && !ok { // an attribute of 8 bytes
 		rate = 0
 		if raw := f.Raw(unix.NFTA_LIMIT_RATE); len(raw) == 8 {
-			rate = uint32(binary.BigEndian.Uint64(raw)) //nolint:gosec // for a person
+			rate = uint32(binary.BigEndian.Uint64(raw)) //nolint:gosec // for display only
 		}
 	}
 	if name == "limit" && d.table.IPTables {
@@ -229,7 +229,7 @@ func (d *decoder) unknown(name string, f nfnetlink.Fields) {
 	d.match(d.other(name))
 }
 
-// constant is the value of the register that an attribute names. An end of a range can be its begin.
+// constant returns the value of the register that an attribute names. The end of a range can be equal to its start.
 func (d *decoder) constant(f *nfnetlink.Fields, kind uint16) (value []byte, named bool) {
 	register, named := f.Number(kind)
 	if l := d.registers[word(register)]; named && l != nil {
@@ -238,8 +238,8 @@ func (d *decoder) constant(f *nfnetlink.Fields, kind uint16) (value []byte, name
 	return value, named
 }
 
-// ports are the ports of a translation: the first one, 0 if it is not known, whether there are any, and whether there are several or
-// unknown ones.
+// ports returns the ports of a translation: the first one (0 if it is not known), whether it has ports, and whether it has several
+// or unknown ones.
 func (d *decoder) ports(f *nfnetlink.Fields, first, last uint16) (port uint16, named, several bool) {
 	value, named := d.constant(f, first)
 	end, ranged := d.constant(f, last)
@@ -267,7 +267,7 @@ func (d *decoder) nat(f nfnetlink.Fields) {
 	kind, _ := f.Number(unix.NFTA_NAT_TYPE)
 	family, _ := f.Number(unix.NFTA_NAT_FAMILY)
 	n := ruleset.NAT{Source: kind == unix.NFT_NAT_SNAT}
-	if d.family == ruleset.Inet { // packets of the other one do not match
+	if d.family == ruleset.Inet { // the rule does not match packets of the other family
 		of := ruleset.IPv4
 		if family == unix.NFPROTO_IPV6 {
 			of = ruleset.IPv6
@@ -283,7 +283,7 @@ func (d *decoder) nat(f nfnetlink.Fields) {
 	d.target(n)
 }
 
-// natText is the text of nft.
+// natText returns the text in the syntax of nft.
 func natText(n ruleset.NAT) string {
 	text := "dnat to "
 	switch {

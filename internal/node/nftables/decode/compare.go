@@ -15,19 +15,19 @@ import (
 
 // load is the content of a register: a part of the packet, of its metadata or of its connection, or a constant.
 type load struct {
-	// from is "meta", "ct", "payload", "fib" or "constant"; "" is not known.
+	// from is "meta", "ct", "payload", "fib" or "constant"; "" means unknown.
 	from                      string
 	key, base, offset, length uint32
 	mask, xor, constant       []byte
-	// swapped reports whether a number of the machine was put into the order of bytes of the network.
+	// swapped reports whether a number was converted from host to network byte order.
 	swapped bool
-	// source is a fib of the source address, marked one by the packet's mark as well.
+	// source is a fib lookup of the source address, marked one that also uses the packet's mark.
 	source, marked bool
-	// register is the first one.
+	// register is the first register of the load.
 	register uint32
 }
 
-// word is the number of a register of 4 bytes: the first four registers have 16 bytes (enum nft_registers).
+// word returns the number of a register of 4 bytes: the first four registers have 16 bytes (enum nft_registers).
 func word(register uint32) uint32 {
 	if register < unix.NFT_REG32_00 {
 		return (register - unix.NFT_REG_1) * 4
@@ -35,17 +35,17 @@ func word(register uint32) uint32 {
 	return register - unix.NFT_REG32_00
 }
 
-// put fills a register, if it is known by what.
+// put fills a register. If known is false, the register has unknown content.
 func (d *decoder) put(register uint32, l load, known bool) {
 	if !known {
 		l = load{}
 	}
 	if register == unix.NFT_REG_VERDICT {
-		d.target(d.other("a verdict that is computed"))
+		d.target(d.other("a computed verdict"))
 		return
 	}
 	l.register = word(register)
-	for at, other := range d.registers { // what is written over is gone
+	for at, other := range d.registers { // overwritten registers lose their content
 		if at < l.register+l.words() && l.register < at+other.words() {
 			delete(d.registers, at)
 		}
@@ -53,7 +53,7 @@ func (d *decoder) put(register uint32, l load, known bool) {
 	d.registers[l.register] = &l
 }
 
-// words is the number of registers of 4 bytes that a load fills, all of a large one if its length is not known.
+// words returns the number of 4-byte registers that a load fills: a whole 16-byte register if its length is not known.
 func (l load) words() uint32 {
 	if l.length == 0 {
 		return 4
@@ -61,7 +61,7 @@ func (l load) words() uint32 {
 	return (l.length + 3) / 4
 }
 
-// take returns what a register has, and forgets it; one that is not known has a load that nothing is known of.
+// take returns and clears the content of a register. An unknown register has a load without content.
 func (d *decoder) take(register uint32) load {
 	at := word(register)
 	l := d.registers[at]
@@ -72,7 +72,7 @@ func (d *decoder) take(register uint32) load {
 	return load{}
 }
 
-// metadata reads a load of meta or ct, or a store.
+// metadata reads a load from meta or ct, or a store to it.
 func (d *decoder) metadata(name string, f nfnetlink.Fields) {
 	kind, into, from := uint16(unix.NFTA_META_KEY), uint16(unix.NFTA_META_DREG), uint16(unix.NFTA_META_SREG)
 	if name == "ct" {
@@ -84,10 +84,10 @@ func (d *decoder) metadata(name string, f nfnetlink.Fields) {
 		return
 	}
 	register, ok2 := f.Number(into)
-	d.put(register, load{from: name, key: key, length: metaLength(name, key)}, ok && ok2 && f.Count() == 2) // a direction is one more
+	d.put(register, load{from: name, key: key, length: metaLength(name, key)}, ok && ok2 && f.Count() == 2) // one more attribute: a direction
 }
 
-// metaLength is the number of bytes of a key of meta or ct.
+// metaLength is the number of bytes of a meta or ct key.
 func metaLength(name string, key uint32) uint32 {
 	switch {
 	case name == "ct" && key == unix.NFT_CT_DIRECTION:
@@ -116,7 +116,7 @@ func (d *decoder) payload(f nfnetlink.Fields) {
 	d.put(register, load{from: "payload", base: base, offset: offset, length: length}, ok && ok2 && ok3 && ok4 && f.Count() == 4)
 }
 
-// bitwise reads a mask, and what is set by exclusive or behind it.
+// bitwise reads a mask and the following exclusive or.
 func (d *decoder) bitwise(f nfnetlink.Fields) {
 	into, _ := f.Number(unix.NFTA_BITWISE_DREG)
 	source, mask, xor, ok := f.Bitwise()
@@ -150,7 +150,7 @@ func (d *decoder) fib(f nfnetlink.Fields) {
 	d.put(n[0], l, ok && (kind || back))
 }
 
-// comparison reads one comparison: of more than equality, as one with a range.
+// comparison reads one comparison. Inequalities become ranges.
 func (d *decoder) comparison(f nfnetlink.Fields) {
 	register, op, value, ok := f.Comparison()
 	l := d.take(register)
@@ -178,7 +178,7 @@ func (d *decoder) comparison(f nfnetlink.Fields) {
 	}
 }
 
-// upTo reads the second comparison of a range: that with its first value is the part before.
+// upTo reads the second comparison of a range. The previous part is the comparison with the first value.
 func (d *decoder) upTo(l load, least, value []byte) {
 	n := len(d.parts)
 	if n > 0 {
@@ -208,7 +208,7 @@ func (d *decoder) between(f nfnetlink.Fields) {
 	d.compare(d.take(register), negated, first, last)
 }
 
-// compare adds the match of what was loaded with the values from first to last.
+// compare adds a match of the loaded value with the values from first to last.
 func (d *decoder) compare(l load, negated bool, first, last []byte) {
 	if d.pair(l, negated, first, last) {
 		return
@@ -217,11 +217,11 @@ func (d *decoder) compare(l load, negated bool, first, last []byte) {
 	if m == nil {
 		m = d.other("a match of " + l.name())
 	}
-	d.imply(m)
+	d.dropImplied(m)
 	d.match(m)
 }
 
-// pair reads a comparison of two fields that nft joined: both addresses, or both ports.
+// pair reads a comparison of two fields that nft merged: both addresses, or both ports.
 func (d *decoder) pair(l load, negated bool, first, last []byte) bool {
 	half := len(first) / 2
 	ports := l.base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && l.offset == 0 && l.length == 4
@@ -237,8 +237,8 @@ func (d *decoder) pair(l load, negated bool, first, last []byte) bool {
 	return true
 }
 
-// imply drops a match that the next one repeats: the protocol of a port, and the family of an address, as nft does in its listing.
-func (d *decoder) imply(m ruleset.Match) {
+// dropImplied drops a match that the next one implies: the protocol of a port, and the family of an address. nft's listing does the same.
+func (d *decoder) dropImplied(m ruleset.Match) {
 	if d.table.IPTables {
 		return
 	}
@@ -262,7 +262,7 @@ func (d *decoder) imply(m ruleset.Match) {
 	}
 }
 
-// name is that of what was loaded, for a person.
+// name describes the loaded value for people.
 func (l load) name() string {
 	switch l.from {
 	case "":
@@ -275,10 +275,10 @@ func (l load) name() string {
 	return l.from
 }
 
-// condition is the match of what was loaded, nil if it is not known.
+// condition returns the match of the loaded value, nil if it is not known.
 func (d *decoder) condition(l load, negated bool, first, last []byte) ruleset.Match {
 	same := bytes.Equal(first, last)
-	name := l.from == "meta" && l.length == unix.IFNAMSIZ // of which a beginning can be compared
+	name := l.from == "meta" && l.length == unix.IFNAMSIZ // a comparison may cover only the start of the name
 	exists := l.from == "fib" && l.key == unix.NFT_FIB_RESULT_OIF
 	switch {
 	case l.xor != nil || len(first) != len(last) || int64(l.length) != int64(len(first)) && !name && !exists:
@@ -301,7 +301,7 @@ func (d *decoder) condition(l load, negated bool, first, last []byte) ruleset.Ma
 	return nil
 }
 
-// meta is the match of metadata.
+// meta returns the match of metadata.
 func (d *decoder) meta(l load, negated bool, first, last []byte) ruleset.Match {
 	same := bytes.Equal(first, last)
 	switch l.key {
@@ -337,12 +337,12 @@ func (d *decoder) meta(l load, negated bool, first, last []byte) ruleset.Match {
 	return nil
 }
 
-// link reads the index of an interface. The first one is the loopback device.
+// link reads the index of an interface. Index 1 is the loopback device.
 func (d *decoder) link(index []byte) string {
 	if len(index) != 4 || d.table.Links == nil {
 		return ""
 	}
-	name, _ := d.table.Links(binary.NativeEndian.Uint32(index)) // "" if there is none
+	name, _ := d.table.Links(binary.NativeEndian.Uint32(index)) // "" for an unknown index
 	return name
 }
 
@@ -397,7 +397,7 @@ func mark(l load, negated bool, first, last []byte) ruleset.Match {
 	return m
 }
 
-// link reads the name of an interface: with a zero byte behind it it is whole, else only a beginning.
+// link reads the name of an interface: complete with a zero byte at the end, else only a prefix.
 func link(value []byte, out, negated bool) ruleset.Match {
 	name, behind, whole := bytes.Cut(value, []byte{0})
 	odd := bytes.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '"' })
@@ -428,7 +428,7 @@ func (d *decoder) connection(l load, negated bool, first, last []byte) ruleset.M
 		return nil
 	case l.key == unix.NFT_CT_MARK:
 		return mark(l, negated, first, last)
-	case l.key == unix.NFT_CT_STATE && l.mask == nil: // as one of several in a set
+	case l.key == unix.NFT_CT_STATE && l.mask == nil: // an element of a set
 		l.mask, negated = first, !negated
 	case l.key != unix.NFT_CT_STATE && l.key != unix.NFT_CT_STATUS || len(l.mask) != 4 || binary.NativeEndian.Uint32(first) != 0:
 		return nil
@@ -452,7 +452,7 @@ func (d *decoder) connection(l load, negated bool, first, last []byte) ruleset.M
 	return states
 }
 
-// translated reads the bits of a connection's status that say which addresses are translated (enum ip_conntrack_status).
+// translated reads the bits of a connection's status for address translation (enum ip_conntrack_status).
 func translated(bits uint32, not bool) ruleset.Match {
 	const source, destination = 1 << 4, 1 << 5
 	var states ruleset.States
@@ -471,14 +471,14 @@ func translated(bits uint32, not bool) ruleset.Match {
 	return states
 }
 
-// protocolOffset and nextHeader are the places of the protocol in the headers of IPv4 and IPv6.
+// protocolOffset and nextHeader are the offsets of the protocol in the headers of IPv4 and IPv6.
 const (
 	fragments      = 6
 	protocolOffset = 9
 	nextHeader     = 6
 )
 
-// header compares an address, its first bytes, an address under a mask, or the protocol.
+// header compares an address, the first bytes of an address, an address with a mask, or the protocol.
 func (d *decoder) header(l load, negated bool, first, last []byte) ruleset.Match {
 	same := bytes.Equal(first, last)
 	if d.family == ruleset.Inet || d.family == ruleset.Netdev || int64(l.length) != int64(len(first)) {
@@ -488,7 +488,7 @@ func (d *decoder) header(l load, negated bool, first, last []byte) ruleset.Match
 		return d.ofProtocol(first[0], negated)
 	}
 	if d.family == ruleset.IPv4 && l.offset == fragments && same && bytes.Equal(l.mask, []byte{0x1f, 0xff}) && len(bytes.Trim(first, "\x00")) == 0 {
-		return negatable(ruleset.Absent{Text: "ip frag-off & 0x1fff != 0"}, !negated) // conntrack has joined them
+		return negatable(ruleset.Absent{Text: "ip frag-off & 0x1fff != 0"}, !negated) // conntrack has reassembled the fragments
 	}
 	source, destination, length := nfnetlink.AddressOffsets(d.family == ruleset.IPv6)
 	if l.offset != source && l.offset != destination {
@@ -508,7 +508,7 @@ func (d *decoder) header(l load, negated bool, first, last []byte) ruleset.Match
 	return ruleset.Addresses{First: a, Last: b, Source: l.offset == source, Not: negated}
 }
 
-// transport compares a port, or the flags of TCP.
+// transport compares a port or the TCP flags.
 func (d *decoder) transport(l load, negated bool, first, last []byte) ruleset.Match {
 	if int64(l.length) != int64(len(first)) || len(first) != len(last) {
 		return nil

@@ -1,8 +1,8 @@
-// Package decode reads the rules of nf_tables: those of iptables-nft, of the native tables, and of any other program.
+// Package decode reads the rules of nf_tables: rules of iptables-nft, of the native tables, and of any other program.
 //
-// It promises that a rule never means less than its expressions: what it does not know is a ruleset.Other, a match of which is not known
-// whether it holds, or a target of which is not known what it does. Two rules have the same text only if packets pass them alike,
-// except for parts that are not known, which have the rule's handle in their text. It uses no socket, no file and no process.
+// It promises that a rule never means less than its expressions: an expression that it does not know becomes a ruleset.Other, as a match
+// with an unknown result, or as a target with an unknown effect. Two rules have the same text only if packets pass them alike. Unknown
+// parts have the rule's handle in their text. The package uses no socket, no file and no process.
 //
 // Start at Table.Rule; compare.go has the matches, act.go the targets, set.go the sets.
 package decode
@@ -18,20 +18,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/xtables"
 )
 
-// Table is what the rules of a table refer to.
+// Table is the context of the rules of a table.
 type Table struct {
-	// Family is that of the packets, Inet where rules see both.
+	// Family is the family of the packets, Inet where rules see both IPv4 and IPv6.
 	Family ruleset.Family
-	// IPTables reports whether the rules have the text of iptables-save, where that can express them; otherwise they have nft's.
+	// IPTables selects the text of iptables-save where it can express a rule. Otherwise rules have nft's text.
 	IPTables bool
-	// Sets are those of the table by name; one that is looked up and missing is nil behind that. Links returns the name of an interface by its index.
+	// Sets has the table's sets by name; the decoder adds nil for a missing one. Links returns an interface's name by its index.
 	Sets  map[string]*Set
 	Links func(index uint32) (string, error)
-	// Expanded counts the elements of sets in the rules; nil sets no bound.
+	// Expanded counts the elements of sets in the rules; nil means no bound.
 	Expanded *int
 }
 
-// Rule returns the rule of the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_USERDATA. The handle is the kernel's number of the rule.
+// Rule decodes the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_USERDATA. The handle is the kernel's number of the rule.
 func (t Table) Rule(handle uint64, expressions nfnetlink.Attributes, userdata []byte) ruleset.Rule {
 	d := decoder{table: t, handle: handle, family: t.Family, registers: map[uint32]*load{}}
 	for e := range expressions.All() {
@@ -52,7 +52,7 @@ func (t Table) Rule(handle uint64, expressions nfnetlink.Attributes, userdata []
 	return d.rule(noted)
 }
 
-// Name returns a name of the kernel's, which may be of any bytes, as one word of plain characters. Different names have different words.
+// Name returns one of the kernel's names, of any bytes, as one word of plain characters. Different names have different words.
 func Name(name string) string {
 	odd := func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '\\' || r == '"' }
 	if strings.IndexFunc(name, odd) < 0 {
@@ -62,7 +62,7 @@ func Name(name string) string {
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], " ", `\x20`)
 }
 
-// comments yields the comments that nft keeps beside a rule: records of type, length and value, of which type 0 is a comment.
+// comments yields the comments that nft stores with a rule: records of type, length and value, where type 0 is a comment.
 func comments(userdata []byte) func(func(string) bool) {
 	return func(yield func(string) bool) {
 		for len(userdata) >= 2 {
@@ -85,13 +85,13 @@ type part struct {
 type decoder struct {
 	table  Table
 	handle uint64
-	// family and protocol are those that were compared.
+	// family and protocol are the ones that the rule has compared so far.
 	family   ruleset.Family
 	protocol uint8
-	// registers have what was loaded, by the number of 4 bytes.
+	// registers has the loaded values by the number of the 4-byte register.
 	registers map[uint32]*load
 	parts     []part
-	// nft reports whether iptables writes no such rule.
+	// nft reports that iptables cannot write this rule.
 	nft bool
 }
 
@@ -99,7 +99,7 @@ func (d *decoder) match(m ruleset.Match) { d.parts = append(d.parts, part{match:
 
 func (d *decoder) target(t ruleset.Target) { d.parts = append(d.parts, part{target: t}) }
 
-// other is a part that is not known.
+// other returns a part for an unknown expression.
 func (d *decoder) other(what string) ruleset.Other {
 	d.nft = true
 	return ruleset.Other{Text: fmt.Sprintf("[%s, see rule handle %d]", what, d.handle)}
@@ -137,7 +137,7 @@ func (d *decoder) expression(name string, f nfnetlink.Fields) {
 	}
 }
 
-// rule joins the parts. Matches behind a target are those of a rule within it.
+// rule joins the parts. Matches after a target form a nested rule.
 func (d *decoder) rule(noted []ruleset.Match) ruleset.Rule {
 	matches, target := d.join(d.parts)
 	matches = append(matches, noted...)
@@ -154,7 +154,7 @@ func (d *decoder) rule(noted []ruleset.Match) ruleset.Rule {
 	return ruleset.IPTables("", target, matches...)
 }
 
-// join returns the matches ahead of the first target, and the targets with what is behind it.
+// join returns the matches before the first target, and the targets with the parts after it.
 func (d *decoder) join(parts []part) (matches []ruleset.Match, target ruleset.Target) {
 	for i, p := range parts {
 		if p.target == nil {
@@ -176,7 +176,7 @@ func (d *decoder) join(parts []part) (matches []ruleset.Match, target ruleset.Ta
 	return matches, nil
 }
 
-// conditions are the matches that can fail.
+// conditions returns the matches that can fail.
 func conditions(matches []ruleset.Match) []ruleset.Match {
 	return slices.DeleteFunc(slices.Clone(matches), func(m ruleset.Match) bool {
 		switch m.(type) {

@@ -32,19 +32,19 @@ func encode(f ruleset.Family, r ruleset.Rule) (nfnetlink.Attributes, error) {
 	return nfnetlink.Attributes(data).Get(unix.NFTA_RULE_EXPRESSIONS).Value, err
 }
 
-// read returns the rule of expressions.
+// read returns the rule that the expressions encode.
 func read(f ruleset.Family, expressions nfnetlink.Attributes, userdata []byte) ruleset.Rule {
 	return decode.Table{Family: f, IPTables: f != ruleset.Inet}.Rule(7, expressions, userdata)
 }
 
-// rulesOf are all rules of a Spec.
+// rulesOf returns all rules of a Spec.
 func rulesOf(f ruleset.Family, s redirect.Spec) []ruleset.Rule {
 	return rulesettest.Rules(redirect.Rules(s, f), redirect.RejectAll(f))
 }
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
 
-// more are rules that no Spec makes and that can be written all the same.
+// more returns rules that no Spec makes but that can be encoded.
 func more() []ruleset.Rule {
 	tcp := ruleset.Protocol{Number: ruleset.TCP}
 	return []ruleset.Rule{
@@ -81,9 +81,9 @@ func TestRule_Unusual(t *testing.T) {
 	}
 }
 
-// FuzzExpressionsAreReadOnce reads any bytes as expressions. A rule that can be written must be read as the same rule again.
-// Encode writes a counter behind the matches, which the text of a rule that iptables does not write shows, and no other counter. It
-// does not write the table's own family.
+// FuzzExpressionsAreReadOnce reads any bytes as expressions. A rule that can be encoded must be read as the same rule again. Encode
+// writes one counter, after the matches; the text of a rule that iptables cannot write shows it. Encode does not write the table's
+// own family.
 func FuzzExpressionsAreReadOnce(f *testing.F) {
 	for _, family := range families {
 		for _, r := range append(rulesOf(family, spectest.Random(1)), more()...) {
@@ -115,8 +115,8 @@ func FuzzExpressionsAreReadOnce(f *testing.F) {
 	})
 }
 
-// TestRule_EachBit changes every single bit of every value of every rule: whatever comes of it, it is not the rule
-// that it was. Counters do not count.
+// TestRule_EachBit changes every single bit of every value of every rule: the result must never be the same rule.
+// It ignores counters.
 func TestRule_EachBit(t *testing.T) {
 	spec := redirect.Default()
 	spec.Mode, spec.DNS, spec.DropInvalid = redirect.TPROXY, redirect.DNSAll, true
@@ -133,7 +133,7 @@ func TestRule_EachBit(t *testing.T) {
 	}
 }
 
-// TestRule_OpaqueIsNotWritten: neither rules that were read, nor those that the kernel has no match for.
+// TestRule_OpaqueIsNotWritten: Encode refuses rules that were read, and matches that the kernel does not have.
 func TestRule_OpaqueIsNotWritten(t *testing.T) {
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	for _, tt := range []struct {
@@ -142,7 +142,7 @@ func TestRule_OpaqueIsNotWritten(t *testing.T) {
 	}{
 		{ruleset.Read("-m quota --quota 5"), "cannot encode match"},
 		{ruleset.Read("-j QUEUE"), "cannot encode target"},
-		{ruleset.IPTables("", ruleset.Return, ruleset.Network{Prefix: everything, Not: true}), "no match for a network that is everything"},
+		{ruleset.IPTables("", ruleset.Return, ruleset.Network{Prefix: everything, Not: true}), "a match of all addresses"},
 	} {
 		if _, err := encode(ruleset.IPv4, tt.rule); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: error %v, want %q in it", tt.rule, err, tt.want)
@@ -150,7 +150,7 @@ func TestRule_OpaqueIsNotWritten(t *testing.T) {
 	}
 }
 
-// nativeRules are all rules of a Spec in the native tables.
+// nativeRules returns all rules of a Spec in the native tables.
 func nativeRules(s redirect.Spec) []ruleset.Rule {
 	var out []ruleset.Rule
 	for _, t := range []redirect.Treatment{redirect.Captured, redirect.Rejected, redirect.Unused, redirect.Bypassed} {
@@ -168,7 +168,7 @@ func encodeNative(tb testing.TB, r ruleset.Rule) nfnetlink.Attributes {
 	return data[unix.SizeofNlAttr:]
 }
 
-// readNative returns the rule of expressions of a native table, with the set of a rule.
+// readNative returns the rule that the expressions of a native table encode, with the set of another rule.
 func readNative(tb testing.TB, expressions nfnetlink.Attributes, of ruleset.Rule) ruleset.Rule {
 	tb.Helper()
 	t := decode.Table{Sets: map[string]*decode.Set{}}
@@ -188,8 +188,8 @@ func readNative(tb testing.TB, expressions nfnetlink.Attributes, of ruleset.Rule
 	return t.Rule(7, expressions, nil)
 }
 
-// TestNativeRules_EachBit changes every single bit of every value of every rule of the native tables: whatever comes of it, it is not
-// the rule that it was. Counters do not count, nor does the number of a set in its transaction, which the kernel forgets.
+// TestNativeRules_EachBit changes every single bit of every value of every rule of the native tables: the result must never be the
+// same rule. It ignores counters and a set's number in its transaction, which the kernel forgets.
 func TestNativeRules_EachBit(t *testing.T) {
 	spec := redirect.Default()
 	spec.Mode, spec.DNS, spec.DropInvalid = redirect.TPROXY, redirect.DNSAll, true
@@ -211,7 +211,7 @@ func setID(expressions nfnetlink.Attributes, at int) bool {
 	return found >= 0 && at >= found && at < found+len(id)
 }
 
-// TestRule_OverlappingRegisters: a value that is written over is compared by nothing.
+// TestRule_OverlappingRegisters: no comparison uses an overwritten value.
 func TestRule_OverlappingRegisters(t *testing.T) {
 	var b nfnetlink.Buffer
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
@@ -240,7 +240,7 @@ func TestRule_OverlappingRegisters(t *testing.T) {
 	}
 }
 
-// TestSet_ElementsWithConditions: an element with a limit of its own matches as that says.
+// TestSet_ElementsWithConditions: an element with its own limit matches only within that limit.
 func TestSet_ElementsWithConditions(t *testing.T) {
 	for name, known := range map[string]bool{"counter": true, "quota": false} {
 		var head, b nfnetlink.Buffer
@@ -261,7 +261,7 @@ func TestSet_ElementsWithConditions(t *testing.T) {
 	}
 }
 
-// TestRule_CatchAll: the keys that no element has are those of the last entry.
+// TestRule_CatchAll: the last entry is for keys without an element.
 func TestRule_CatchAll(t *testing.T) {
 	var head, elements, rule nfnetlink.Buffer
 	head.String(unix.NFTA_SET_NAME, "m")

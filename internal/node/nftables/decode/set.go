@@ -14,26 +14,26 @@ import (
 type Set struct {
 	// Name is "" for an anonymous set.
 	Name string
-	// Unknown reports whether the elements are not read.
+	// Unknown reports whether the elements were not read.
 	Unknown  bool
 	elements []element
-	// rest is the element for the keys that no other one has, nil without one.
+	// rest is the catch-all element, nil without one.
 	rest     *element
 	interval bool
-	// dynamic reports whether packets add elements, or that elements end.
+	// dynamic reports whether packets add elements, or whether elements expire.
 	dynamic bool
 }
 
-// element is a range of keys, and for a map of verdicts the verdict.
+// element is a range of keys and, in a verdict map, the verdict.
 type element struct {
 	first, last []byte
 	verdict     *nfnetlink.Verdict
 }
 
-// maxElements bounds a set that is read. Of a larger one no element is known.
+// maxElements bounds the elements read from a set. A larger set is unknown.
 const maxElements = 2048
 
-// maxExpanded bounds the elements in all rules of a table: each rule has those of its set.
+// maxExpanded bounds the elements in all rules of a table: each rule contains the elements of its sets.
 const maxExpanded = 50_000
 
 // NewSet returns a set without elements from the attributes of NFT_MSG_NEWSET.
@@ -46,7 +46,7 @@ func NewSet(attributes nfnetlink.Attributes) *Set {
 	return &s
 }
 
-// Kinds of the attributes of an element that golang.org/x/sys/unix lacks (enum nft_set_elem_attributes), and the flag of the end of an
+// Kinds of element attributes that golang.org/x/sys/unix lacks (enum nft_set_elem_attributes), and the flag for the end of an
 // interval.
 const (
 	elementKeyEnd = 10
@@ -76,13 +76,13 @@ func (s *Set) Add(elements nfnetlink.Attributes) {
 		}
 		key, _ := f.Value(unix.NFTA_SET_ELEM_KEY)
 		end, ranged := f.Value(elementKeyEnd)
-		key, end = slices.Clone(key), slices.Clone(end) // of a buffer that is used again
+		key, end = slices.Clone(key), slices.Clone(end) // the buffer is reused
 		one.first, one.last = key, key
 		switch {
 		case ranged:
 			one.last = end
 		case flags&elementEnds != 0:
-			one.first = nil // the key behind the last one of an interval
+			one.first = nil // the key after the last key of an interval
 			one.last = key
 		}
 		s.elements = append(s.elements, one)
@@ -90,7 +90,7 @@ func (s *Set) Add(elements nfnetlink.Attributes) {
 	s.Unknown = s.Unknown || elements.Check() != nil
 }
 
-// conditional reports whether an element matches only as its own expressions say, such as a limit.
+// conditional reports whether an element matches only under the condition of its own expressions, such as a limit.
 func conditional(f nfnetlink.Fields) bool {
 	counts := func(e nfnetlink.Attributes) bool {
 		name := e.Get(unix.NFTA_EXPR_NAME).Text()
@@ -107,7 +107,7 @@ func conditional(f nfnetlink.Fields) bool {
 	return false
 }
 
-// ranges are the elements with both ends. The kernel lists an interval as two elements, its first key and the one behind its last.
+// ranges returns the elements with both ends. The kernel lists an interval as two elements: its first key, and the key after its last.
 func (s *Set) ranges() []element {
 	if !s.interval || slices.ContainsFunc(s.elements, func(e element) bool { return e.first != nil && !bytes.Equal(e.first, e.last) }) {
 		return s.elements
@@ -116,7 +116,7 @@ func (s *Set) ranges() []element {
 		if order := bytes.Compare(a.last, b.last); order != 0 {
 			return order
 		}
-		return len(a.first) - len(b.first) // an end comes first
+		return len(a.first) - len(b.first) // an end sorts first
 	})
 	var all []element
 	for i, e := range sorted {
@@ -124,15 +124,15 @@ func (s *Set) ranges() []element {
 			continue
 		}
 		if e.last = bytes.Repeat([]byte{0xff}, len(e.first)); i+1 < len(sorted) {
-			e.last = before(sorted[i+1].last)
+			e.last = previousKey(sorted[i+1].last)
 		}
 		all = append(all, e)
 	}
 	return all
 }
 
-// before is the key before a key.
-func before(key []byte) []byte {
+// previousKey returns the key before a key.
+func previousKey(key []byte) []byte {
 	key = slices.Clone(key)
 	for i := range slices.Backward(key) {
 		if key[i]--; key[i] != 0xff {
@@ -151,7 +151,7 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	name := f.Text(unix.NFTA_LOOKUP_SET)
 	set := d.table.Sets[name]
 	if set == nil && d.table.Sets != nil {
-		d.table.Sets[name] = nil // so that it is seen which ones are missing
+		d.table.Sets[name] = nil // records that the set is missing
 	}
 	list, of, known := d.alternatives(set, word(source))
 	switch value := maps && into != unix.NFT_REG_VERDICT; {
@@ -161,7 +161,7 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	case value:
 		d.put(into, load{}, false)
 		d.match(d.other("a look-up in the map " + Name(name)))
-	case maps && set != nil && !set.Unknown: // with elements that may match, if what is looked up is not known
+	case maps && set != nil && !set.Unknown: // its elements may match, even if the looked-up value is unknown
 		d.target(ruleset.VerdictMap{Of: of, Name: set.Name, List: list})
 	case maps:
 		d.target(d.other("a map of verdicts " + Name(name)))
@@ -172,7 +172,7 @@ func (d *decoder) lookup(f nfnetlink.Fields) {
 	}
 }
 
-// inSet adds the match of a set. One of single ports is that of the mesh.
+// inSet adds the match of a set. A set of single ports becomes the mesh's port match.
 func (d *decoder) inSet(list []ruleset.VerdictOf, of string, set *Set, not bool) {
 	var ports []uint16
 	m := ruleset.AnyOf{Of: of, Name: set.Name, Not: not, Changes: set.dynamic}
@@ -187,15 +187,15 @@ func (d *decoder) inSet(list []ruleset.VerdictOf, of string, set *Set, not bool)
 	}
 	if len(ports) == 2 && len(list) == 2 && set.Name == "" {
 		p := ruleset.AnyPort{Protocol: d.protocol, List: ruleset.PortList(ports...), Not: not}
-		d.imply(p)
+		d.dropImplied(p)
 		d.match(p)
 		return
 	}
 	d.match(m)
 }
 
-// alternatives are the matches of the elements of a set, for the keys that were loaded from a register on, and what is looked up. They
-// are not known if the set is not, or what it is looked up by.
+// alternatives returns the matches of the elements of a set for the keys loaded from a register on, and the name of the looked-up
+// value. known is false if the set or the value is unknown.
 func (d *decoder) alternatives(set *Set, register uint32) (list []ruleset.VerdictOf, of string, known bool) {
 	if set == nil || set.Unknown {
 		return nil, "", false
@@ -212,19 +212,19 @@ func (d *decoder) alternatives(set *Set, register uint32) (list []ruleset.Verdic
 		if known = known && matches != nil; matches == nil {
 			matches = []ruleset.Match{ruleset.Other{Text: "an element"}}
 		}
-		d.family, d.protocol = family, protocol // those of an element are its own
+		d.family, d.protocol = family, protocol // each element sets its own
 		list = append(list, ruleset.VerdictOf{Matches: matches, Target: verdict(e.verdict)})
 	}
 	if set.rest != nil {
 		list = append(list, ruleset.VerdictOf{Target: verdict(set.rest.verdict)})
 	}
 	if l := d.registers[register]; l != nil {
-		of = l.named()
+		of = l.nftName()
 	}
 	return list, of, known
 }
 
-// element is the matches of an element, nil if they are not known.
+// element returns the matches of an element, nil if they are not known.
 func (d *decoder) element(e element, register uint32) (all []ruleset.Match) {
 	for first, last := e.first, e.last; len(first) > 0; {
 		l := d.registers[register]
@@ -243,8 +243,8 @@ func (d *decoder) element(e element, register uint32) (all []ruleset.Match) {
 	return all
 }
 
-// named is what was loaded, as nft names it.
-func (l load) named() string {
+// nftName returns nft's name of the loaded value.
+func (l load) nftName() string {
 	switch {
 	case l.from == "payload" && l.base == unix.NFT_PAYLOAD_TRANSPORT_HEADER && l.length == 2:
 		return map[uint32]string{nfnetlink.SourcePortOffset: "th sport", nfnetlink.DestinationPortOffset: "th dport"}[l.offset]

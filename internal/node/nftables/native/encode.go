@@ -1,6 +1,6 @@
-// Package native writes rules of the tables of nf_tables' own, as the reference's native mode has them.
+// Package native encodes the rules of the native nf_tables tables, like the reference's native mode.
 //
-// It promises that Encode writes exactly the expressions that nft makes of the rule's text. It uses no socket, no file and no process.
+// It promises that Encode writes exactly the expressions that nft writes for the rule's text. It uses no socket, no file and no process.
 //
 // Start reading at Encode. Package decode reads the rules, package redirect decides which ones are wanted.
 package native
@@ -17,7 +17,7 @@ import (
 )
 
 // Encode adds the attribute NFTA_RULE_EXPRESSIONS of a rule that ruleset.NFT made. If the rule needs a set, SetOf returns
-// the set; id is the number of the set in the transaction.
+// it; id is the set's number in the transaction.
 func Encode(b *nfnetlink.Buffer, r ruleset.Rule, id uint32) error {
 	e := encoder{Buffer: b, set: id}
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
@@ -35,12 +35,12 @@ func Encode(b *nfnetlink.Buffer, r ruleset.Rule, id uint32) error {
 // encoder adds the expressions of a rule.
 type encoder struct {
 	*nfnetlink.Buffer
-	protocol uint8 // compared already
+	protocol uint8 // the protocol compared so far
 	set      uint32
 	err      error
 }
 
-// nameLength is IFNAMSIZ: nft compares a name with all zeros behind it.
+// nameLength is IFNAMSIZ: nft compares a name with its padding of zeros.
 const nameLength = 16
 
 func (e *encoder) match(m ruleset.Match) {
@@ -87,7 +87,7 @@ func (e *encoder) match(m ruleset.Match) {
 	}
 }
 
-// meta loads one of two keys.
+// meta loads the key yes if condition is true, else the key no.
 func (e *encoder) meta(condition bool, yes, no uint32) {
 	if condition {
 		no = yes
@@ -95,7 +95,7 @@ func (e *encoder) meta(condition bool, yes, no uint32) {
 	e.Meta(no)
 }
 
-// needProtocol compares the protocol if the rule has not yet.
+// needProtocol compares the protocol if the rule has not done so.
 func (e *encoder) needProtocol(number uint8) {
 	if e.protocol != number {
 		e.protocol = number
@@ -104,7 +104,7 @@ func (e *encoder) needProtocol(number uint8) {
 	}
 }
 
-// port compares a port, or both ends of a range as nft does.
+// port compares a port, or both ends of a range like nft.
 func (e *encoder) port(p ruleset.Port) {
 	switch {
 	case p.Range.First == p.Range.Last:
@@ -118,7 +118,7 @@ func (e *encoder) port(p ruleset.Port) {
 	}
 }
 
-// ports adds a lookup of the port in a set, or a comparison if there is only one distinct port, as nft does.
+// ports adds a lookup of the port in a set, or a comparison if there is only one distinct port. nft does the same.
 func (e *encoder) ports(p ruleset.AnyPort) {
 	e.needProtocol(p.Protocol)
 	list := p.Distinct()
@@ -151,7 +151,7 @@ func (e *encoder) mark(connection bool) {
 	}
 }
 
-// ct loads into the register (NFTA_CT_DREG), or sets from it (NFTA_CT_SREG).
+// ct loads a key into the register (NFTA_CT_DREG), or sets it from the register (NFTA_CT_SREG).
 func (e *encoder) ct(key uint32, register uint16) {
 	e.Expression("ct", func() {
 		e.Uint32(unix.NFTA_CT_KEY, key)
@@ -197,7 +197,7 @@ func (e *encoder) target(t ruleset.Target) {
 	}
 }
 
-// copyMark copies a whole mark.
+// copyMark copies the whole mark.
 func (e *encoder) copyMark(t ruleset.CopyMark) {
 	if t != (ruleset.CopyMark{Restore: t.Restore}) {
 		e.err = fmt.Errorf("cannot encode target %v", t)
@@ -221,7 +221,7 @@ func (e *encoder) tproxy(t ruleset.TProxy) {
 	e.target(ruleset.Accept)
 }
 
-// reject refuses with a type and a code: enum nft_reject_types, and the codes of ICMP and ICMPv6 for an unreachable port.
+// reject encodes a type and a code: enum nft_reject_types, and the ICMP and ICMPv6 codes for an unreachable port.
 func (e *encoder) reject(r ruleset.Reject) {
 	kind, code := uint32(unix.NFT_REJECT_ICMP_UNREACH), uint8(0)
 	switch r {

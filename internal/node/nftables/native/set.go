@@ -9,10 +9,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Set is a set of ports that a rule looks up. The kernel requires the set ahead of the rule, in the same transaction.
+// Set is a set of ports that a rule looks up. The kernel requires the set before the rule in the same transaction.
 type Set []ruleset.PortRange
 
-// SetOf returns the set that a rule needs, nil if it needs none.
+// SetOf returns the set that a rule needs, or nil.
 func SetOf(r ruleset.Rule) Set {
 	for _, m := range r.Matches {
 		if p, ok := m.(ruleset.AnyPort); ok && len(p.Distinct()) > 1 {
@@ -22,17 +22,17 @@ func SetOf(r ruleset.Rule) Set {
 	return nil
 }
 
-// anonymousSet is the name for which the kernel chooses a number.
+// anonymousSet is the name in which the kernel replaces %d by a number.
 const anonymousSet = "__set%d"
 
-// portType is nft's number for ports; the kernel keeps it for nft to print the set by.
+// portType is nft's number for ports. The kernel stores it for nft's listing.
 const portType = 13
 
-// portUserdata is the userdata that nft stores with a set of ports, to print it: the byte order of the keys, their type
-// (destination port of TCP), and the byte order of the data, of which the set has none.
+// portUserdata is the userdata that nft stores with a set of ports for its listing: the byte order of the keys, their
+// type (TCP destination port), and the byte order of the data, which the set does not have.
 const portUserdata = "\x00\x04\x02\x00\x00\x00" + "\x03\x14\x04\x07\x00\x00\x00\x01\x0c\x00\x04\x08\x00\x00\x00\x01\x04\x02\x00\x00\x00\x00"
 
-// Declare adds the attributes of the message that makes the set (NFT_MSG_NEWSET) with its number in the transaction.
+// Declare adds the attributes of the message that creates the set (NFT_MSG_NEWSET) with its number in the transaction.
 func (s Set) Declare(b *nfnetlink.Buffer, table string, id uint32) {
 	b.String(unix.NFTA_SET_TABLE, table)
 	b.String(unix.NFTA_SET_NAME, anonymousSet)
@@ -41,12 +41,12 @@ func (s Set) Declare(b *nfnetlink.Buffer, table string, id uint32) {
 	b.Uint32(unix.NFTA_SET_KEY_LEN, 2)
 	b.Uint32(unix.NFTA_SET_ID, id)
 	b.Nested(unix.NFTA_SET_DESC, func() {
-		b.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(len(s))) //nolint:gosec // a handful
+		b.Uint32(unix.NFTA_SET_DESC_SIZE, uint32(len(s))) //nolint:gosec // a few ports
 	})
 	b.Attribute(unix.NFTA_SET_USERDATA, []byte(portUserdata))
 }
 
-// Fill adds the attributes of the message that puts the ports into the set (NFT_MSG_NEWSETELEM).
+// Fill adds the attributes of the message that adds the ports to the set (NFT_MSG_NEWSETELEM).
 func (s Set) Fill(b *nfnetlink.Buffer, table string, id uint32) {
 	b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
 	b.String(unix.NFTA_SET_ELEM_LIST_SET, anonymousSet)

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// typeMask takes the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER off an attribute's type.
+// typeMask removes the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER from an attribute's type.
 const typeMask = 1<<14 - 1
 
-// Buffer is netlink messages and attributes in the making. The zero Buffer is empty and ready. Numbers go in big endian,
-// as nfnetlink requires.
+// Buffer builds netlink messages and attributes. The zero Buffer is empty and ready to use. Numbers are big endian
+// because nfnetlink requires it.
 type Buffer struct {
 	data []byte
 	err  error
@@ -31,12 +31,12 @@ func (b *Buffer) Attribute(kind uint16, value []byte) {
 	b.close(at)
 }
 
-// Uint32 adds an attribute of four bytes.
+// Uint32 adds an attribute with a 32-bit number.
 func (b *Buffer) Uint32(kind uint16, value uint32) {
 	b.Attribute(kind, binary.BigEndian.AppendUint32(make([]byte, 0, 4), value))
 }
 
-// Uint64 adds an attribute of eight bytes.
+// Uint64 adds an attribute with a 64-bit number.
 func (b *Buffer) Uint64(kind uint16, value uint64) {
 	b.Attribute(kind, binary.BigEndian.AppendUint64(make([]byte, 0, 8), value))
 }
@@ -48,21 +48,21 @@ func (b *Buffer) String(kind uint16, value string) {
 	b.close(at)
 }
 
-// Nested adds an attribute that holds those that fill adds.
+// Nested adds an attribute that contains the attributes that fill adds.
 func (b *Buffer) Nested(kind uint16, fill func()) {
 	at := b.open(kind | unix.NLA_F_NESTED)
 	fill()
 	b.close(at)
 }
 
-// open begins an attribute and returns its place.
+// open starts an attribute and returns its offset.
 func (b *Buffer) open(kind uint16) int {
 	at := len(b.data)
 	b.data = binary.NativeEndian.AppendUint16(append(b.data, 0, 0), kind)
 	return at
 }
 
-// close sets the attribute's length and fills it up to four bytes.
+// close sets the attribute's length and pads it to a multiple of four bytes.
 func (b *Buffer) close(at int) {
 	n := len(b.data) - at
 	if n > 1<<16-1 && b.err == nil {
@@ -74,23 +74,23 @@ func (b *Buffer) close(at int) {
 	}
 }
 
-// errCut is returned for attributes that end in the middle of one.
+// errCut is returned if the last attribute is incomplete.
 var errCut = errors.New("netlink attributes are cut off")
 
 // Attributes is a received sequence of attributes.
 type Attributes []byte
 
-// Attribute is one of them; Kind is without the flags.
+// Attribute is one netlink attribute; Kind is its type without the flags.
 type Attribute struct {
 	Kind  uint16
 	Value []byte
 }
 
-// All returns the attributes in order. A broken one ends the sequence; Check reports whether there is one.
+// All returns the attributes in order. A broken attribute ends the sequence; Check reports it.
 func (a Attributes) All() iter.Seq[Attribute] {
 	return func(yield func(Attribute) bool) {
 		for rest := a; len(rest) > 0; {
-			attribute, behind, err := cut(rest)
+			attribute, behind, err := splitFirst(rest)
 			if err != nil || !yield(attribute) {
 				return
 			}
@@ -109,10 +109,10 @@ func (a Attributes) Get(kind uint16) Attribute {
 	return Attribute{}
 }
 
-// Check reports whether the attributes are complete.
+// Check returns an error if the attributes are incomplete.
 func (a Attributes) Check() error {
 	for rest := a; len(rest) > 0; {
-		_, behind, err := cut(rest)
+		_, behind, err := splitFirst(rest)
 		if err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func (a Attributes) Check() error {
 	return nil
 }
 
-func cut(a Attributes) (Attribute, Attributes, error) {
+func splitFirst(a Attributes) (Attribute, Attributes, error) {
 	if len(a) < unix.SizeofNlAttr {
 		return Attribute{}, nil, errCut
 	}
@@ -134,7 +134,7 @@ func cut(a Attributes) (Attribute, Attributes, error) {
 	return Attribute{kind, a[unix.SizeofNlAttr:n]}, a[padded:], nil
 }
 
-// Uint32 reads a number in big endian.
+// Uint32 returns a big-endian number. It returns false if the value does not have 4 bytes.
 func (a Attribute) Uint32() (uint32, bool) {
 	if len(a.Value) != 4 {
 		return 0, false
@@ -142,7 +142,7 @@ func (a Attribute) Uint32() (uint32, bool) {
 	return binary.BigEndian.Uint32(a.Value), true
 }
 
-// Uint64 reads a number in big endian.
+// Uint64 returns a big-endian number. It returns false if the value does not have 8 bytes.
 func (a Attribute) Uint64() (uint64, bool) {
 	if len(a.Value) != 8 {
 		return 0, false
@@ -150,5 +150,5 @@ func (a Attribute) Uint64() (uint64, bool) {
 	return binary.BigEndian.Uint64(a.Value), true
 }
 
-// Text reads a string, which may or may not end with a zero byte.
+// Text returns a string, with or without a zero byte at the end.
 func (a Attribute) Text() string { return strings.TrimSuffix(string(a.Value), "\x00") }

@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch is a transaction in the making: the kernel does all of it or nothing.
+// Batch builds a transaction: the kernel applies all of it or nothing.
 type Batch struct {
 	conn   *Conn
 	buffer Buffer
 	first  uint32 // sequence number of the first message
-	starts []int  // of the messages between begin and end
+	starts []int  // offsets of the messages between begin and end
 }
 
 // initialCapacity has room for the rules of one pod.
 const initialCapacity = 1 << 14
 
-// Batch begins a transaction that the kernel refuses, with ErrChanged, if the namespace's nf_tables are not at the
-// generation any more. Kernels before 4.14 lack that check and apply the transaction regardless.
+// Batch begins a transaction that the kernel refuses, with ErrChanged, if the namespace's nf_tables have left the
+// generation. Kernels before 4.14 lack that check and apply the transaction regardless.
 func (c *Conn) Batch(generation uint32) *Batch {
 	b := &Batch{conn: c, buffer: Buffer{data: make([]byte, 0, initialCapacity)}}
 	at := c.begin(&b.buffer, unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
@@ -30,7 +30,7 @@ func (c *Conn) Batch(generation uint32) *Batch {
 	return b
 }
 
-// Add adds a message of nf_tables (NFT_MSG_NEWRULE, …) with the attributes that fill adds, and returns its number.
+// Add adds a message of nf_tables (NFT_MSG_NEWRULE, …) with the attributes that fill adds, and returns the message's number.
 func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
 	at := b.conn.begin(&b.buffer, nfTables(kind), flags, family, 0)
 	fill(&b.buffer)
@@ -41,13 +41,13 @@ func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
 
 // Refused is the error for a message of a Batch that the kernel refused.
 type Refused struct {
-	// Message is the number that Add gave, or -1 if the transaction as a whole was refused.
+	// Message is the number from Add, or -1 if the kernel refused the transaction as a whole.
 	Message int
-	// Attributes are those of the message.
+	// Attributes are the attributes of the message.
 	Attributes Attributes
-	// Offset is the place in them of the one that is wrong. -1 is unknown.
+	// Offset is the position of the wrong attribute in Attributes, or -1 if it is unknown.
 	Offset int
-	// Cause holds the errno and the text of the extended error.
+	// Cause holds the errno and the text of the extended ACK.
 	Cause error
 }
 
@@ -57,8 +57,8 @@ func (r *Refused) Error() string { return r.Cause.Error() }
 // Unwrap returns the cause.
 func (r *Refused) Unwrap() error { return r.Cause }
 
-// Commit sends the transaction and reads the answers. An error is *Refused if the kernel gave it, and
-// then nothing was done. An empty Batch is not sent.
+// Commit sends the transaction and reads the answers. A refusal by the kernel is a *Refused: then the
+// kernel applied nothing. Commit does not send an empty Batch.
 func (b *Batch) Commit() error {
 	if len(b.starts) == 0 {
 		return nil
@@ -77,7 +77,7 @@ func (b *Batch) Commit() error {
 	return b.answers(last)
 }
 
-// acknowledge sets NLM_F_ACK of the message at that place.
+// acknowledge sets NLM_F_ACK in the message at the offset.
 func (b *Batch) acknowledge(at int) {
 	flags := b.buffer.data[at+6:]
 	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
@@ -94,7 +94,7 @@ func (b *Batch) answers(last uint32) error {
 		case errors.Is(err, unix.EAGAIN):
 			return errors.Join(errNoAnswer, lost)
 		case errors.Is(err, unix.ENOBUFS):
-			// The receive buffer overflowed, which only refusals can do.
+			// The receive buffer overflowed. Only refusals can fill it.
 			lost = fmt.Errorf("the kernel refused more messages than it can report: %w", err)
 			continue
 		case err != nil:
@@ -119,12 +119,12 @@ func (b *Batch) answers(last uint32) error {
 	return lost
 }
 
-// errNoAnswer means that it is unknown whether the transaction was applied.
+// errNoAnswer means that the transaction may or may not have been applied.
 var errNoAnswer = errors.New("the kernel did not answer the transaction")
 
-// refused finds the message of a refusal; nil for an acknowledgement, and for a message of another batch.
+// refused returns the error for a refusal; nil for an acknowledgement, and for a message of another batch.
 func (b *Batch) refused(r refusal) error {
-	n := int(r.sequence) - int(b.first) // -1 and len(b.starts) are begin and end
+	n := int(r.sequence) - int(b.first) // -1 is the begin message, len(b.starts) the end message
 	cause := r.asError()
 	if cause == nil || n < -1 || n > len(b.starts) {
 		return nil

@@ -23,7 +23,7 @@ func (b *Buffer) Expression(name string, fill func()) {
 	})
 }
 
-// Data adds a value as an attribute of its own.
+// Data adds a value in a nested attribute.
 func (b *Buffer) Data(kind uint16, value []byte) {
 	b.Nested(kind, func() { b.Attribute(unix.NFTA_DATA_VALUE, value) })
 }
@@ -36,7 +36,7 @@ func (b *Buffer) Meta(key uint32) {
 	})
 }
 
-// SetMeta sets metadata of the packet to the register.
+// SetMeta sets metadata of the packet from the register.
 func (b *Buffer) SetMeta(key uint32) {
 	b.Expression("meta", func() {
 		b.Uint32(unix.NFTA_META_KEY, key)
@@ -52,13 +52,13 @@ func (b *Buffer) Immediate(value []byte) {
 	})
 }
 
-// Family compares the family of the packet.
+// Family compares the packet's family.
 func (b *Buffer) Family(ipv6 bool) {
 	b.Meta(unix.NFT_META_NFPROTO)
 	b.Compare(false, []byte{ProtocolFamily(ipv6)})
 }
 
-// ProtocolFamily is the kernel's number of a family (NFPROTO_…).
+// ProtocolFamily returns the kernel's number of a family (NFPROTO_…).
 func ProtocolFamily(ipv6 bool) byte {
 	if ipv6 {
 		return unix.NFPROTO_IPV6
@@ -72,11 +72,11 @@ func (b *Buffer) Payload(base, offset uint32, length int) {
 		b.Uint32(unix.NFTA_PAYLOAD_DREG, Register)
 		b.Uint32(unix.NFTA_PAYLOAD_BASE, base)
 		b.Uint32(unix.NFTA_PAYLOAD_OFFSET, offset)
-		b.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(length)) //nolint:gosec // at most that of an address
+		b.Uint32(unix.NFTA_PAYLOAD_LEN, uint32(length)) //nolint:gosec // at most the length of an address
 	})
 }
 
-// Places in the header of TCP, of which UDP shares the first two, and the bit of RST.
+// Offsets in the TCP header (UDP has the same first two), and the RST bit.
 const (
 	SourcePortOffset      = 0
 	DestinationPortOffset = 2
@@ -84,13 +84,13 @@ const (
 	TCPReset              = 4
 )
 
-// Port compares a port of TCP or UDP.
+// Port compares a TCP or UDP port.
 func (b *Buffer) Port(source, negated bool, number uint16) {
 	b.LoadPort(source)
 	b.Compare(negated, PortValue(number))
 }
 
-// PortValue is a port as a packet has it.
+// PortValue returns a port in network byte order.
 func PortValue(number uint16) []byte { return binary.BigEndian.AppendUint16(nil, number) }
 
 // LoadPort loads the source or the destination port.
@@ -102,19 +102,19 @@ func (b *Buffer) LoadPort(source bool) {
 	b.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, offset, 2)
 }
 
-// Reset ends the rule unless the TCP packet has the flag RST.
+// Reset ends the rule unless the TCP packet has the RST flag.
 func (b *Buffer) Reset() {
 	b.Payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, TCPFlagsOffset, 1)
 	b.And([]byte{TCPReset})
 	b.Compare(false, []byte{TCPReset})
 }
 
-// And masks the register.
+// And applies a mask to the register.
 func (b *Buffer) And(mask []byte) {
 	b.Expression("bitwise", func() {
 		b.Uint32(unix.NFTA_BITWISE_SREG, Register)
 		b.Uint32(unix.NFTA_BITWISE_DREG, Register)
-		b.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // at most that of an address
+		b.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // at most the length of an address
 		b.Data(unix.NFTA_BITWISE_MASK, mask)
 		b.Data(unix.NFTA_BITWISE_XOR, make([]byte, len(mask)))
 	})
@@ -138,7 +138,7 @@ func (b *Buffer) CompareBy(op uint32, value []byte) {
 	})
 }
 
-// Between ends the rule unless the register has a value in the range or, if negated, outside of it.
+// Between ends the rule unless the register is in the range or, if negated, outside of it.
 func (b *Buffer) Between(negated bool, first, last []byte) {
 	op := uint32(unix.NFT_RANGE_EQ)
 	if negated {
@@ -152,8 +152,8 @@ func (b *Buffer) Between(negated bool, first, last []byte) {
 	})
 }
 
-// Network compares the source or the destination address: no more than the bytes that the prefix has, if it ends with a
-// byte.
+// Network compares the source or the destination address. It loads only the bytes of the prefix if the prefix ends at a
+// byte boundary.
 func (b *Buffer) Network(source, negated bool, prefix netip.Prefix) {
 	prefix = prefix.Masked()
 	from, offset, _ := AddressOffsets(prefix.Addr().Is6())
@@ -172,7 +172,7 @@ func (b *Buffer) Network(source, negated bool, prefix netip.Prefix) {
 	b.Compare(negated, value)
 }
 
-// ReadNetwork is the reverse of Network: the prefix that value and mask (nil is none) match in an address of so many bytes.
+// ReadNetwork is the reverse of Network: it returns the prefix that value and mask (nil for none) match in an address of length bytes.
 func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
 	bits := 8 * len(value)
 	if mask != nil {
@@ -190,7 +190,7 @@ func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
 	return p, p == p.Masked()
 }
 
-// AddressOffsets returns the places of both addresses in the network header, and their length.
+// AddressOffsets returns the offsets of both addresses in the network header, and their length.
 func AddressOffsets(ipv6 bool) (source, destination uint32, length int) {
 	if ipv6 {
 		return 8, 24, 16
@@ -198,8 +198,8 @@ func AddressOffsets(ipv6 bool) (source, destination uint32, length int) {
 	return 12, 16, 4
 }
 
-// Attributes that golang.org/x/sys/unix lacks (enum nft_tproxy_attributes), and the flag of ports of a translation
-// (NF_NAT_RANGE_PROTO_SPECIFIED).
+// Attributes that golang.org/x/sys/unix lacks (enum nft_tproxy_attributes), and the flag for ports in a
+// translation (NF_NAT_RANGE_PROTO_SPECIFIED).
 const (
 	TProxyFamily  = 1
 	TProxyAddress = 2
@@ -207,7 +207,7 @@ const (
 	NATPorts      = 2
 )
 
-// Counter counts from zero.
+// Counter adds a counter that starts at zero.
 func (b *Buffer) Counter() {
 	b.Expression("counter", func() {
 		b.Uint64(unix.NFTA_COUNTER_BYTES, 0)
@@ -221,7 +221,7 @@ type Verdict struct {
 	Chain string
 }
 
-// Codes of verdicts: those of include/uapi/linux/netfilter.h and enum nft_verdicts.
+// Codes of verdicts, from include/uapi/linux/netfilter.h and enum nft_verdicts.
 const (
 	Drop   = 0
 	Accept = 1
@@ -230,7 +230,7 @@ const (
 	Return = unix.NFT_RETURN
 )
 
-// Verdict ends the rule.
+// Verdict ends the rule with a verdict.
 func (b *Buffer) Verdict(v Verdict) {
 	b.Expression("immediate", func() {
 		b.Uint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
@@ -245,8 +245,8 @@ func (b *Buffer) Verdict(v Verdict) {
 	})
 }
 
-// SplitExpression returns the name and the attributes of an element of a rule's expressions, if these are all that it has. An expression
-// without attributes has none for them, either.
+// SplitExpression returns the name and the attributes of an element of a rule's expressions. ok is false if the element has other
+// attributes. data is empty for an expression without attributes.
 func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	parts, complete := ReadFields(element.Value)
 	data, understood := ReadFields(parts.Raw(unix.NFTA_EXPR_DATA))
@@ -255,14 +255,14 @@ func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
-// Fields are the attributes of an expression by kind. No expression that is decoded has higher kinds.
+// Fields holds the attributes of an expression by kind. No decoded expression has higher kinds.
 type Fields struct {
 	byKind [12]Attribute
 	set    [12]bool
 	count  int
 }
 
-// ReadFields reads attributes. It returns false if they are incomplete, or one is repeated, or of a kind above the highest.
+// ReadFields reads attributes. It returns false if they are incomplete, one is repeated, or a kind is above the highest.
 func ReadFields(data Attributes) (Fields, bool) {
 	var f Fields
 	for a := range data.All() {
@@ -275,7 +275,7 @@ func ReadFields(data Attributes) (Fields, bool) {
 	return f, data.Check() == nil
 }
 
-// Count is how many attributes are left.
+// Count returns the number of remaining attributes.
 func (f *Fields) Count() int { return f.count }
 
 // Raw returns the bytes of an attribute.
@@ -287,13 +287,13 @@ func (f *Fields) Text(kind uint16) string { return f.byKind[kind].Text() }
 // Number returns an attribute that is a number.
 func (f *Fields) Number(kind uint16) (uint32, bool) { return f.byKind[kind].Uint32() }
 
-// drop removes an attribute that was read.
+// drop removes an attribute after it was read.
 func (f *Fields) drop(kind uint16) {
 	f.byKind[kind], f.set[kind] = Attribute{}, false
 	f.count--
 }
 
-// Numbers returns the values of the kinds, at most four, if these are all attributes that are left.
+// Numbers returns the values of the kinds, at most four. ok is false if other attributes remain.
 func (f *Fields) Numbers(kinds ...uint16) (out [4]uint32, ok bool) {
 	for i, k := range kinds {
 		if out[i], ok = f.Number(k); !ok {
@@ -303,7 +303,7 @@ func (f *Fields) Numbers(kinds ...uint16) (out [4]uint32, ok bool) {
 	return out, f.count == len(kinds)
 }
 
-// Value returns a value and drops its attribute.
+// Value returns a value and removes its attribute.
 func (f *Fields) Value(kind uint16) ([]byte, bool) {
 	if !f.set[kind] {
 		return nil, false
@@ -316,8 +316,8 @@ func (f *Fields) Value(kind uint16) ([]byte, bool) {
 // BitwiseOp is NFTA_BITWISE_OP, whose value 0 is NFT_BITWISE_BOOL.
 const BitwiseOp = 6
 
-// Bitwise reads a bitwise expression that keeps the bits of a mask, and then inverts those of xor. Kernels from 5.6 on
-// name the operation, of which 0 is the only one that there was before.
+// Bitwise reads a bitwise expression that applies a mask and then inverts the bits of xor. Kernels from 5.6 on name
+// the operation; 0 is the only operation of earlier kernels.
 func (f *Fields) Bitwise() (source uint32, mask, xor []byte, ok bool) {
 	if op, named := f.Number(BitwiseOp); named && op == 0 {
 		f.drop(BitwiseOp)
@@ -343,7 +343,7 @@ func (f *Fields) Range() (register uint32, negated bool, first, last []byte, ok 
 	return n[0], n[1] == unix.NFT_RANGE_NEQ, first, last, ok && ok2 && ok3 && n[1] <= unix.NFT_RANGE_NEQ
 }
 
-// ReadVerdict reads an immediate expression that is a verdict.
+// ReadVerdict reads an immediate expression with a verdict.
 func (f *Fields) ReadVerdict() (Verdict, bool) {
 	register, ok := f.Number(unix.NFTA_IMMEDIATE_DREG)
 	outer, ok2 := ReadFields(f.Raw(unix.NFTA_IMMEDIATE_DATA))
@@ -356,7 +356,7 @@ func (f *Fields) ReadVerdict() (Verdict, bool) {
 	return v, ok && v.Code != unix.NFT_CONTINUE
 }
 
-// ReadData reads data that is a verdict, as the elements of a map have it.
+// ReadData reads data with a verdict, as in the elements of a map.
 func ReadData(data Fields) (Verdict, bool) {
 	inner, ok := ReadFields(data.Raw(unix.NFTA_DATA_VERDICT))
 	code, ok2 := inner.Number(unix.NFTA_VERDICT_CODE)

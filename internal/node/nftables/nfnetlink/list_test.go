@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestList_Changes: a list during which objects changed is requested again, five times at most.
+// TestList_Changes: a list during which objects changed is requested again, at most five times.
 func TestList_Changes(t *testing.T) {
 	t.Parallel()
 	changed := fmt.Errorf("listing: %w", ErrChanged)
 	for _, tt := range []struct {
-		fails []error // of the first calls
+		fails []error // the errors of the first calls
 		calls int
 		want  error
 	}{

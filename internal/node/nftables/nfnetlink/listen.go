@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Join subscribes the Conn to a multicast group of netfilter (NFNLGRP_…). Its next calls are those of Listen, for which so many bytes of
-// messages wait, in the kernel's count.
+// Join subscribes the Conn to a netfilter multicast group (NFNLGRP_…). Afterwards the Conn is only for Listen. buffer is the size of its
+// receive queue in bytes, as the kernel counts them.
 func (c *Conn) Join(group, buffer int) error {
 	err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer)
 	if err = errors.Join(err, unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)); err != nil {
@@ -19,11 +19,11 @@ func (c *Conn) Join(group, buffer int) error {
 	return nil
 }
 
-// listenPause bounds the time for which Listen does not notice the end of its context.
+// listenPause bounds the delay until Listen notices the end of its context.
 const listenPause = 100 * time.Millisecond
 
-// Listen calls each with every message of the joined groups until ctx ends. lost is called when the kernel dropped messages
-// because they were not read fast enough.
+// Listen calls each with every message of the joined groups until ctx ends. It calls lost when the kernel dropped messages
+// because the queue was full.
 func (c *Conn) Listen(ctx context.Context, each func(Message), lost func()) error {
 	for ctx.Err() == nil {
 		ready := []unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor

@@ -1,9 +1,9 @@
 // Package nfnetlink talks to the kernel's netfilter by netlink: messages, dumps, and transactions of nf_tables. [List] reads a dump by
-// another protocol of netlink.
+// another netlink protocol.
 //
-// It promises that a Batch is one transaction of the kernel, in one system call, of which only the last message requests
-// an acknowledgement, and that a refusal names its message. It never enters a namespace (a Conn belongs to the
-// network namespace of the thread that opened it), starts no process, and does not interpret the messages.
+// It promises that a Batch is one transaction of the kernel in one system call, that only its last message requests an
+// acknowledgement, and that a refusal names its message. It never enters a namespace (a Conn belongs to the network
+// namespace of the thread that opened it), starts no process, and does not interpret the messages.
 //
 // Start reading at Conn. The protocol is include/uapi/linux/netlink.h and include/uapi/linux/netfilter/nfnetlink.h.
 package nfnetlink
@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// headers is the length of a struct nlmsghdr and the struct nfgenmsg behind it.
+// headers is the length of a struct nlmsghdr and the following struct nfgenmsg.
 const headers = unix.NLMSG_HDRLEN + 4
 
-// receiveBuffer holds any datagram of the kernel: dumps come in pieces of 32 kB at most.
+// receiveBuffer has room for any datagram of the kernel: dumps come in pieces of at most 32 kB.
 const receiveBuffer = 1 << 16
 
-// defaultSendBuffer is how many bytes fit into a socket's send buffer as the kernel makes it.
+// defaultSendBuffer is the number of bytes that fit into a socket's send buffer of the default size.
 const defaultSendBuffer = 1 << 16
 
 // receiveTimeout bounds the wait for an answer. The kernel has queued all answers when the send returns.
@@ -33,22 +33,22 @@ const receiveTimeout = 10 // seconds
 var ErrUnsupported = errors.New("the kernel has no nf_tables: it needs CONFIG_NF_TABLES and CONFIG_NETFILTER_NETLINK " +
 	"(modules nf_tables and nfnetlink)")
 
-// ErrChanged is returned if another program changed the namespace's nf_tables: since the generation that a Batch names,
-// or during a dump. Nothing was done.
+// ErrChanged is returned if another program changed the namespace's nf_tables since the generation of a Batch, or
+// during a dump. Nothing was written.
 var ErrChanged = errors.New("another program changed the rules meanwhile")
 
 // ErrUninspectable is returned if the kernel lists more than the budget of the Conn allows.
 var ErrUninspectable = errors.New("the network namespace cannot be inspected")
 
-// Budget bounds dumps: the processes of a pod can fill its namespace.
+// Budget bounds dumps because the processes of a pod can fill its namespace.
 type Budget struct {
-	// Objects are the messages of all dumps, Bytes their length.
+	// Objects is the number of messages in all dumps, Bytes their length.
 	Objects, Bytes int
 }
 
 // Conn is a netlink socket. It is for one goroutine at a time.
 type Conn struct {
-	// Budget is shared by all dumps of the Conn; each object is charged to it. Open leaves it zero, which allows no object.
+	// Budget is shared by all dumps of the Conn. Each object reduces it. Open leaves it zero, which allows no object.
 	Budget Budget
 
 	fd       int
@@ -56,11 +56,11 @@ type Conn struct {
 	buffer   []byte
 	// interrupted is set if the kernel's objects changed during a dump.
 	interrupted bool
-	// Sent, if set, is called with the bytes of every request before it is sent. Tests count messages with it.
+	// Sent, if set, is called with the bytes of every request before the send. Tests count messages with it.
 	Sent func([]byte)
 }
 
-// Open makes a socket in the network namespace of the calling thread.
+// Open opens a socket in the network namespace of the calling thread.
 func Open() (*Conn, error) {
 	c, err := open(unix.NETLINK_NETFILTER)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -84,7 +84,7 @@ func open(protocol int) (*Conn, error) {
 	return c, nil
 }
 
-// configure bounds waiting and requests extended errors (kernel 4.12) without the refused message in them.
+// configure bounds waiting and requests extended ACKs (kernel 4.12) that do not repeat the refused message.
 func (c *Conn) configure() error {
 	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
 		if err := unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, option, 1); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
@@ -104,7 +104,7 @@ type Message struct {
 	Attributes Attributes
 }
 
-// begin adds the headers of a message and returns its place.
+// begin adds the headers of a message and returns its offset.
 func (c *Conn) begin(b *Buffer, kind, flags uint16, family uint8, resource uint16) int {
 	at := c.header(b, kind, flags)
 	b.data = append(b.data, family, unix.NFNETLINK_V0)
@@ -112,7 +112,7 @@ func (c *Conn) begin(b *Buffer, kind, flags uint16, family uint8, resource uint1
 	return at
 }
 
-// header adds a struct nlmsghdr, which finish completes, and returns its place.
+// header adds a struct nlmsghdr, which finish completes, and returns its offset.
 func (c *Conn) header(b *Buffer, kind, flags uint16) int {
 	c.sequence++
 	at := len(b.data)
@@ -128,10 +128,10 @@ func finish(b *Buffer, at int) {
 	binary.NativeEndian.PutUint32(b.data[at:], uint32(len(b.data)-at)) //nolint:gosec // far below 4 GB
 }
 
-// nfTables is a message type of the nf_tables subsystem.
+// nfTables returns a message type of the nf_tables subsystem.
 func nfTables(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
-// Generation returns the number that the kernel raises with every change of the namespace's nf_tables. It is never zero.
+// Generation returns the kernel's generation ID, which each change of the namespace's nf_tables increments. It is never zero.
 func (c *Conn) Generation() (uint32, error) {
 	var b Buffer
 	finish(&b, c.begin(&b, nfTables(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0))
@@ -147,7 +147,7 @@ func (c *Conn) Generation() (uint32, error) {
 		})
 	}
 	if errors.Is(err, unix.EINVAL) {
-		// nfnetlink's answer for a subsystem that is not loaded.
+		// nfnetlink gives this answer for a subsystem that is not loaded.
 		err = fmt.Errorf("%w [%w]", ErrUnsupported, err)
 	}
 	if err != nil {
@@ -186,7 +186,7 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 	})
 }
 
-// collect reads a dump. It reads an inconsistent one to its end: the next request needs the socket.
+// collect reads a dump. It reads an inconsistent dump to its end because the next request needs the socket.
 func (c *Conn) collect(ctx context.Context, each func(raw) error) error {
 	c.interrupted = false
 	for {
@@ -220,7 +220,7 @@ func (c *Conn) send(request []byte) error {
 		c.Sent(request)
 	}
 	if len(request) > defaultSendBuffer {
-		// CAP_NET_ADMIN is needed to write rules anyway.
+		// Writing rules needs CAP_NET_ADMIN anyway.
 		if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*len(request)); err != nil {
 			return fmt.Errorf("making room for a request of %d bytes: %w", len(request), err)
 		}

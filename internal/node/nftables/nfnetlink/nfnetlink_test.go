@@ -28,7 +28,7 @@ func TestAttributes_TooLong(t *testing.T) {
 	}
 }
 
-// FuzzAttributes reads any bytes: complete attributes are as long as the data, others are never read beyond its end.
+// FuzzAttributes reads any bytes: complete attributes are as long as the data, and the reader never reads past the end of others.
 func FuzzAttributes(f *testing.F) {
 	f.Add([]byte{8, 0, 1, 0, 1, 2, 3, 4, 5, 0, 2, 0, 9})
 	f.Add([]byte{3, 0, 1, 0})
@@ -60,7 +60,7 @@ func connected(t *testing.T, fn func(*nfnetlink.Conn) error) {
 	}
 }
 
-// begun is a transaction that begins with the namespace as it is.
+// begun returns a transaction at the current generation of the namespace.
 func begun(t *testing.T, conn *nfnetlink.Conn) *nfnetlink.Batch {
 	t.Helper()
 	generation, err := conn.Generation()
@@ -101,7 +101,7 @@ func tables(conn *nfnetlink.Conn) (names []string, err error) {
 	return names, err
 }
 
-// TestTransaction_AllOrNothing also holds that the socket is of use after each error.
+// TestTransaction_AllOrNothing also checks that the socket is usable after each error.
 func TestTransaction_AllOrNothing(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
 		generation, err := conn.Generation()
@@ -192,7 +192,7 @@ func TestDump_ErrorOfTheCaller(t *testing.T) {
 	})
 }
 
-// TestDump_Budget also holds that it is all dumps together that a budget is for.
+// TestDump_Budget also checks that all dumps share the budget.
 func TestDump_Budget(t *testing.T) {
 	for _, test := range []struct {
 		budget nfnetlink.Budget
@@ -240,7 +240,7 @@ func TestDump_EndsBetweenMessages(t *testing.T) {
 			}
 			return nil
 		})
-		// What came with the tenth in one datagram of 32 kB is still seen.
+		// Messages in the same datagram of 32 kB as the tenth are still seen.
 		if !errors.Is(err, enough) || seen > many/2 {
 			t.Errorf("error %v after %d of %d messages", err, seen, many)
 		}
@@ -255,8 +255,8 @@ func TestTransaction_Empty(t *testing.T) {
 	})
 }
 
-// TestAttributes_NothingIsPassedOver adds an attribute to a comparison: one too many, of a kind that is too high or present twice is
-// never ignored.
+// TestAttributes_NothingIsPassedOver adds an attribute to a comparison: an extra attribute, one of a higher kind, or a repeated one
+// is never ignored.
 func TestAttributes_NothingIsPassedOver(t *testing.T) {
 	type result struct{ split, comparison bool }
 	for kind, want := range map[uint16]result{0: {true, true}, 7: {true, false}, 12: {}, unix.NFTA_CMP_OP: {}} {
@@ -278,7 +278,7 @@ func TestAttributes_NothingIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestExpression_NoOtherBytesAreANetwork: a mask with a hole, an address beyond its mask, none, one that is too long.
+// TestExpression_NoOtherBytesAreANetwork: a mask with a hole, an address beyond its mask, no address, a long address.
 func TestExpression_NoOtherBytesAreANetwork(t *testing.T) {
 	for _, bad := range [][2][]byte{{{10, 0, 0, 0}, {255, 0, 255, 0}}, {{10, 1, 0, 0}, {255, 0, 0, 0}}, {{}, nil}, {{1, 2, 3, 4, 5}, nil}} {
 		if p, ok := nfnetlink.ReadNetwork(4, bad[0], bad[1]); ok {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// receive reads one datagram and calls back with each message of objects in it. It reports whether the end of a dump was
-// among them. Answers to older requests are dropped. An error of the callback ends it.
+// receive reads one datagram and calls each with every message of objects in it. It reports whether the datagram
+// contains the end of a dump. It drops answers to older requests, and stops at an error of the callback.
 func (c *Conn) receive(each func(raw) error) (bool, error) {
 	data, err := c.datagram(0)
 	if err != nil {
@@ -51,14 +51,14 @@ func (c *Conn) datagram(flags int) ([]byte, error) {
 		case got&unix.MSG_TRUNC != 0:
 			return nil, fmt.Errorf("reading the kernel's answer: it is longer than %d bytes", len(c.buffer))
 		}
-		// Any process may send to a netlink socket; only the kernel has port 0.
+		// Any process may send to a netlink socket. Only the kernel has port 0.
 		if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 {
 			return c.buffer[:n], nil
 		}
 	}
 }
 
-// raw is a message as it came.
+// raw is a message with its headers.
 type raw struct {
 	kind, flags uint16
 	sequence    uint32
@@ -82,7 +82,7 @@ func next(data []byte) (raw, []byte, error) {
 	return m, data[min((n+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(data)):], nil
 }
 
-// object parses a message that has attributes behind its headers.
+// object parses a message that has attributes after its headers.
 func object(r raw) (Message, error) {
 	if len(r.payload) < headers-unix.NLMSG_HDRLEN {
 		return Message{}, errBroken
@@ -94,7 +94,7 @@ func object(r raw) (Message, error) {
 	return m, nil
 }
 
-// doneError reads the end of a dump, which holds a negative errno if it failed.
+// doneError reads the end of a dump, which holds a negative errno after a failure.
 func doneError(payload []byte) error {
 	if len(payload) < 4 {
 		return nil
@@ -106,12 +106,12 @@ func errnoOf(payload []byte) unix.Errno {
 	return unix.Errno(-binary.NativeEndian.Uint32(payload)) // two's complement
 }
 
-// refusal is a struct nlmsgerr and the attributes behind it: errno, the message that it is about, text, and the place in it.
+// refusal is a struct nlmsgerr with its attributes: errno, the refused message, the text, and the offset in the message.
 type refusal struct {
 	errno    unix.Errno
 	sequence uint32
 	text     string
-	offset   int // of the attribute that is wrong, from the start of the message; 0 if unknown
+	offset   int // offset of the wrong attribute from the start of the message; 0 if unknown
 }
 
 // asError returns nil for an acknowledgement.
@@ -128,7 +128,7 @@ func (r refusal) asError() error {
 }
 
 // readError reads an error of the kernel, with the attributes of NETLINK_EXT_ACK. Kernels without NETLINK_CAP_ACK repeat
-// our message ahead of these.
+// our message before them.
 func readError(payload []byte) refusal {
 	const errorLength = 4 + unix.NLMSG_HDRLEN
 	if len(payload) < errorLength {

@@ -14,11 +14,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// atOnce is how many messages one transaction has.
+// atOnce is the number of messages in one transaction.
 const atOnce = 20_000
 
-// Fill makes a table, as many chains in it and as many empty rules in the last of them. The only or last chain has the
-// given name, the others have a number behind it.
+// Fill makes a table, the given number of chains in it and of empty rules in the last chain. The only or last chain
+// has the given name; the others have a number after it.
 func Fill(tb testing.TB, path string, family uint8, table, chain string, chains, rules int) {
 	tb.Helper()
 	err := netns.Do(path, func() error {
@@ -51,7 +51,7 @@ func fill(conn *nfnetlink.Conn, family uint8, table, chain string, chains, rules
 	return nil
 }
 
-// add makes the i-th object: a chain, or a rule in the last one.
+// add adds the i-th object: a chain, or a rule in the last one.
 func add(batch *nfnetlink.Batch, family uint8, table, chain string, i, chains int) {
 	if i >= chains {
 		batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family, func(b *nfnetlink.Buffer) {

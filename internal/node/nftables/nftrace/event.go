@@ -24,24 +24,24 @@ type Event struct {
 	// ID is the packet's number: the same for all events of a packet until it arrives again by lo.
 	ID   uint32
 	Kind Kind
-	// Own is an event of the trace's own table, whose chains are called as their hooks: the packet begins there (prerouting,
-	// output), or ends there (input, postrouting).
+	// Own marks an event of the trace's own table. Its chains have the names of their hooks: the packet begins in prerouting
+	// or output, and ends in input or postrouting.
 	Own bool
-	// Family is the table's, an NFPROTO_… number.
+	// Family is the table's family, an NFPROTO_… number.
 	Family       uint8
 	Table, Chain string
-	// Handle is the kernel's number of the rule; 0, of kind Rule, is the end of a base chain.
+	// Handle is the kernel's number of the rule. With kind Rule, 0 is the end of a base chain.
 	Handle uint64
-	// Verdict is the kernel's verdict in words: accept, drop, continue, return, jump, goto, queue, stolen.
+	// Verdict is the name of the kernel's verdict: accept, drop, continue, return, jump, goto, queue, stolen.
 	Verdict string
 	Packet  Packet
 }
 
-// Packet is the part of a packet that an event carries: the first event of a table has it.
+// Packet is the part of a packet in an event. Only the first event of a table has it.
 type Packet struct {
 	Source, Destination netip.AddrPort
 	Protocol            uint8
-	// In and Out are indexes of interfaces, 0 for none.
+	// In and Out are interface indexes, 0 for none.
 	In, Out uint32
 }
 
@@ -66,7 +66,7 @@ const (
 // messageTrace is NFT_MSG_TRACE.
 const messageTrace = unix.NFNL_SUBSYS_NFTABLES<<8 | 17
 
-// kinds are enum nft_trace_types.
+// kinds maps enum nft_trace_types.
 var kinds = map[uint32]Kind{1: Policy, 2: Return, 3: Rule} //nolint:gochecknoglobals // a constant table
 
 // parse reads a message of the trace group.
@@ -108,8 +108,8 @@ func parse(m nfnetlink.Message) (e Event, ok bool) {
 	return e, e.Kind != ""
 }
 
-// verdictName names a verdict of linux/netfilter.h or enum nft_verdicts. Those of nf_tables are negative; a target of iptables
-// that drops or queues adds numbers in the upper half.
+// verdictName returns the name of a verdict of linux/netfilter.h or enum nft_verdicts. The verdicts of nf_tables are negative;
+// an iptables target that drops or queues adds numbers in the upper half.
 func verdictName(code uint32) string {
 	names := map[int32]string{
 		0: "drop", 1: "accept", 2: "stolen", 3: "queue", 4: "repeat",

@@ -1,7 +1,7 @@
 package nftrace
 
-// OpenUnowned is Open of a kernel without owners of tables.
+// OpenUnowned is Open on a kernel without table owners.
 func OpenUnowned(f Filter) (*Tracer, error) { return open(f, 0) }
 
-// Abandon ends a trace as the end of its process does.
+// Abandon ends a trace like the end of its process.
 func (t *Tracer) Abandon() error { return t.conn.Close() }

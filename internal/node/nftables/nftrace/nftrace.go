@@ -1,10 +1,10 @@
 // Package nftrace follows packets through the nf_tables of a network namespace, by the kernel's packet trace (nftrace).
 //
-// It promises that the table which marks packets is removed when the tracer is closed or its process ends (owner flag, Linux
-// 5.12; before that at the end, and at the next start of a trace), that its rules have no verdict, and that at most a
-// fixed number of packets a second is traced. It never changes a table of others, whatever its name is, and starts no process.
+// It promises that the table which marks packets is removed when the tracer is closed or its process ends (owner flag, Linux 5.12; on
+// older kernels when the tracer is closed, and at the start of the next trace), that the table's rules have no verdict, and that at most
+// a fixed number of packets per second is traced. It never changes other programs' tables, whatever their names, and starts no process.
 //
-// Start at Open; event.go has the kernel's messages, stale.go the tables that were left behind.
+// Start at Open; event.go has the kernel's messages, stale.go the tables that killed traces left behind.
 package nftrace
 
 import (
@@ -22,14 +22,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// ErrUnsupported is returned by a kernel without nf_tables, and so without this trace.
+// ErrUnsupported is returned by a kernel without nf_tables, which has no packet trace either.
 var ErrUnsupported = nfnetlink.ErrUnsupported
 
-// Filter selects packets by all its fields. The zero Filter selects the first packet of every TCP connection and all UDP packets.
+// Filter selects packets that match all its fields. The zero Filter selects the first packet of every TCP connection and all UDP packets.
 type Filter struct {
-	// Source and Destination are the packet's addresses; the zero prefix is any. A packet with a Source arrives from outside.
+	// Source and Destination match the packet's addresses; the zero prefix matches any. A packet with a Source arrives from outside.
 	Source, Destination netip.Prefix
-	// Port is its destination port, 0 for any.
+	// Port is the destination port, 0 for any.
 	Port uint16
 }
 
@@ -37,11 +37,11 @@ type Filter struct {
 type Tracer struct {
 	conn  *nfnetlink.Conn
 	table string
-	// marks reports whether the table is there, owned that the kernel removes it with the socket.
+	// marks reports whether the table exists, owned whether the kernel removes it with the socket.
 	marks, owned bool
 }
 
-// tableName is the table of a process, which has one trace at a time in a namespace. Nobody else can take the name first.
+// tableName returns the table of a process, which runs one trace at a time in a namespace. No other process can take the name first.
 func tableName(pid int) string {
 	const random = 8
 	return fmt.Sprintf("%s%d-%s", redirect.TraceTable, pid, rand.Text()[:random])
@@ -50,16 +50,16 @@ func tableName(pid int) string {
 // ownerFlag is NFT_TABLE_F_OWNER, linux/netfilter/nf_tables.h.
 const ownerFlag = 2
 
-// The priorities of the chains: ahead of all other hooks of the mesh, of which those of table raw have -300, and behind them.
+// Priorities of the chains: before all other hooks of the mesh (table raw has -300), and after them.
 const (
 	ahead  = -400
 	behind = 400
 )
 
-// receiveBuffer holds the events of a burst of packets: a packet has about twenty, of half a kilobyte in the kernel's count each.
+// receiveBuffer has room for a burst of packets: each has about twenty events, and the kernel counts half a kilobyte for each.
 const receiveBuffer = 4 << 20
 
-// Open begins a trace in the network namespace of the calling thread.
+// Open starts a trace in the network namespace of the calling thread.
 func Open(f Filter) (*Tracer, error) { return open(f, ownerFlag) }
 
 func open(f Filter, flags uint32) (*Tracer, error) {
@@ -92,7 +92,7 @@ func (t *Tracer) begin(f Filter, flags uint32) error {
 	return t.conn.Join(traceGroup, receiveBuffer)
 }
 
-// Run calls each with every event until ctx ends. lost is called when the kernel dropped events.
+// Run calls each with every event until ctx ends. It calls lost when the kernel dropped events.
 func (t *Tracer) Run(ctx context.Context, each func(Event), lost func()) error {
 	return t.conn.Listen(ctx, func(m nfnetlink.Message) {
 		if e, ok := parse(m); ok {
@@ -102,13 +102,13 @@ func (t *Tracer) Run(ctx context.Context, each func(Event), lost func()) error {
 	}, lost)
 }
 
-// Close ends the trace and removes its table. An owned one would go with the socket, but only when no process that was just started
-// has it any more.
+// Close ends the trace and removes its table. The kernel removes an owned table with the socket, but a process that was just
+// started may still hold the socket open.
 func (t *Tracer) Close() error {
 	err := error(nil)
 	if t.marks {
 		err = t.remove(t.table)
-		for range 3 { // events that filled the socket took the place of the answer
+		for range 3 { // queued events may have displaced the answer
 			if errors.Is(err, unix.ENOBUFS) {
 				err = t.remove(t.table)
 			}
@@ -161,8 +161,8 @@ func chains() []base {
 	}
 }
 
-// mark creates the table: a chain ahead of all others in each hook at which packets begin, with a rule for each protocol, and a
-// chain without rules behind all others in each hook at which they end. An event of each says where the packet is.
+// mark creates the table: for each hook at which packets begin, a chain before all others with a rule per protocol; for each
+// hook at which they end, a chain after all others without rules. Their events say where the packet is.
 func (t *Tracer) mark(f Filter, flags uint32) error {
 	return t.commit(func(batch *nfnetlink.Batch) {
 		batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
@@ -196,8 +196,8 @@ func (t *Tracer) chain(batch *nfnetlink.Batch, name string, hook uint32, priorit
 	})
 }
 
-// rule marks the selected packets of a protocol: of TCP those with SYN and without ACK. A packet that arrives by lo was sent here,
-// and selected then or not.
+// rule marks the selected packets of a protocol; for TCP, packets with SYN and without ACK. It ignores packets that arrive by lo:
+// the output chain has already decided about them.
 func (f Filter) rule(b *nfnetlink.Buffer, chain string, protocol uint8) {
 	if chain == "prerouting" {
 		b.Meta(unix.NFT_META_IIF)
@@ -232,7 +232,7 @@ func (f Filter) rule(b *nfnetlink.Buffer, chain string, protocol uint8) {
 	b.SetMeta(unix.NFT_META_NFTRACE)
 }
 
-// loopback is the index of lo, in every namespace.
+// loopback is the index of lo in every namespace.
 const loopback = 1
 
 func matchNetwork(b *nfnetlink.Buffer, network netip.Prefix, source bool) {

@@ -20,7 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// traced dials an address in a namespace with rules while a trace with the filter runs, and returns its events.
+// traced dials an address in a namespace with rules during a trace with the filter, and returns the trace's events.
 func traced(t *testing.T, path string, f nftrace.Filter, network, to string) (all []nftrace.Event) {
 	t.Helper()
 	err := netnstest.Open(t, path).Do(func() error {
@@ -118,7 +118,7 @@ func TestTrace_Filter(t *testing.T) {
 	}
 }
 
-// traceTable is the script of a table like a trace's but for a policy and the last rule.
+// traceTable returns the script of a table that differs from a trace's table only in a policy and the last rule.
 func traceTable(name, policy, last string) string {
 	script := "table inet " + name + " {\n"
 	for chain, priority := range map[string]int{"prerouting": -400, "output": -400, "input": 400, "postrouting": 400} {
@@ -127,7 +127,7 @@ func traceTable(name, policy, last string) string {
 	return script + "}\n" + strings.Repeat("add rule inet "+name+" output meta nftrace set 1\n", 3) + "add " + strings.ReplaceAll(last, "NAME", name) + "\n"
 }
 
-// foreignTables makes tables named as those of traces.
+// foreignTables makes tables with the names of traces.
 func foreignTables(t *testing.T, path string) (names []string) {
 	t.Helper()
 	add := func(name, policy, last string) {
@@ -137,7 +137,7 @@ func foreignTables(t *testing.T, path string) (names []string) {
 		names = append(names, name)
 	}
 	const mark = "rule inet NAME output meta nftrace set 1"
-	for _, process := range []int{os.Getpid(), 4194999} { // this one, and one that is gone
+	for _, process := range []int{os.Getpid(), 4194999} { // this process, and one that is gone
 		name := fmt.Sprintf("istio-cni-trace-%d", process)
 		netnstest.Run(t, path, "nft", "add", "table", "inet", name)
 		names = append(names, name)
@@ -154,7 +154,7 @@ func foreignTables(t *testing.T, path string) (names []string) {
 	return names
 }
 
-// TestStale_OnlyOwnTables: what a trace left behind goes, of a kernel without owners of tables; others stay, whatever their name is.
+// TestStale_OnlyOwnTables: tables of dead traces are removed on a kernel without table owners. Other tables stay, whatever their names.
 func TestStale_OnlyOwnTables(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(nftrace.Filter) (*nftrace.Tracer, error){"owned": nftrace.Open, "before Linux 5.12": nftrace.OpenUnowned} {
@@ -194,7 +194,7 @@ func TestStale_OnlyOwnTables(t *testing.T) {
 
 // TestTrace_Killed: the kernel removes the table with the process.
 func TestTrace_Killed(t *testing.T) {
-	if path := os.Getenv("NFTRACE_NAMESPACE"); path != "" { // the process that is killed
+	if path := os.Getenv("NFTRACE_NAMESPACE"); path != "" { // the process to kill
 		err := netnstest.Open(t, path).Do(func() error {
 			tracer, err := nftrace.Open(nftrace.Filter{})
 			if err != nil {

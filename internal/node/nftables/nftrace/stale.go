@@ -16,15 +16,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// maxObjects bounds the tables, chains and rules of a namespace among which stale tables are searched: the processes of a pod can make
-// any number.
+// maxObjects bounds the tables, chains and rules in which removeStale searches because the processes of a pod can make any number.
 const maxObjects = 4096
 
-// rulesOf is the number of rules in the table of a trace.
+// rulesOf is the number of rules in a trace's table.
 const rulesOf = 4
 
-// removeStale removes the tables that traces of processes left behind which are gone, and of an earlier process with the number of
-// this one. A pod can give any table such a name: what is in it tells. A table with an owner goes with its process.
+// removeStale removes the tables that the traces of dead processes left behind, and the table of an earlier process with the same
+// PID. A pod can give any table such a name, so the content must match too. A table with an owner goes with its process.
 func (t *Tracer) removeStale() error {
 	if _, err := t.conn.Generation(); err != nil {
 		return err
@@ -58,7 +57,7 @@ func (t *Tracer) namedStale() (stale []string, err error) {
 	return stale, err
 }
 
-// countChains counts the chains of a trace by table.
+// countChains counts a trace's chains by table.
 func (t *Tracer) countChains() (map[string]int, error) {
 	marks := map[string]int{}
 	err := t.dump(unix.NFT_MSG_GETCHAIN, "", func(table string, a nfnetlink.Attributes) {
@@ -69,7 +68,7 @@ func (t *Tracer) countChains() (map[string]int, error) {
 	return marks, err
 }
 
-// countRules adds the rules of a trace in a table to marks, and sets its count to 0 if the table does not have rulesOf rules.
+// countRules adds a table's trace rules to marks, and sets its count to 0 if the table does not have rulesOf rules.
 func (t *Tracer) countRules(name string, marks map[string]int) error {
 	rules := 0
 	err := t.dump(unix.NFT_MSG_GETRULE, name, func(table string, a nfnetlink.Attributes) {
@@ -86,7 +85,7 @@ func (t *Tracer) countRules(name string, marks map[string]int) error {
 	return err
 }
 
-// isStale reports whether a table has no owner, the name of a trace's of a process that is gone, and as many chains and nothing else.
+// isStale reports whether a table has no owner, the name of a trace whose process is gone, and as many objects as a trace's table.
 func isStale(table nfnetlink.Attributes) bool {
 	flags, _ := table.Get(unix.NFTA_TABLE_FLAGS).Uint32()
 	holds, _ := table.Get(unix.NFTA_TABLE_USE).Uint32()
@@ -96,7 +95,7 @@ func isStale(table nfnetlink.Attributes) bool {
 	return found && err == nil && flags == 0 && int(holds) == len(chains()) && (pid == os.Getpid() || errors.Is(unix.Kill(pid, 0), unix.ESRCH))
 }
 
-// dump calls each with the tables of the family inet, or with the chains or rules and their tables. A table narrows the list of rules.
+// dump calls each with the tables of the family inet, or with chains or rules and their table. A table name limits the list of rules.
 func (t *Tracer) dump(kind uint16, table string, each func(table string, a nfnetlink.Attributes)) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		if table != "" {
@@ -104,12 +103,12 @@ func (t *Tracer) dump(kind uint16, table string, each func(table string, a nfnet
 		}
 	}
 	return t.conn.Dump(context.Background(), kind, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
-		each(m.Attributes.Get(unix.NFTA_RULE_TABLE).Text(), m.Attributes) // of chains and tables it has the same number
+		each(m.Attributes.Get(unix.NFTA_RULE_TABLE).Text(), m.Attributes) // chains and tables use the same number
 		return nil
 	})
 }
 
-// isMarkChain reports whether a chain is as mark makes it.
+// isMarkChain reports whether a chain equals one that mark makes.
 func isMarkChain(a nfnetlink.Attributes) bool {
 	hook := nfnetlink.Attributes(a.Get(unix.NFTA_CHAIN_HOOK).Value)
 	number, hooked := hook.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
@@ -119,7 +118,7 @@ func isMarkChain(a nfnetlink.Attributes) bool {
 		slices.Contains(chains(), base{a.Get(unix.NFTA_CHAIN_NAME).Text(), number, int32(priority)}) //nolint:gosec // two's complement
 }
 
-// isMark reports whether a rule does nothing but to mark packets for the trace, whatever packets these are.
+// isMark reports whether a rule only marks packets for the trace, whatever packets it selects.
 func isMark(expressions nfnetlink.Attributes) bool {
 	r := decode.Table{}.Rule(0, expressions, nil)
 	return r.Target == ruleset.Target(decode.Trace) && strings.HasSuffix(r.String(), decode.Trace.Text)

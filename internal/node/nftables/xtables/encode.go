@@ -1,7 +1,7 @@
 // Package xtables translates between rules of iptables and the expressions of nf_tables that iptables-nft writes for them.
 //
-// It promises that Encode returns the attributes that iptables-nft 1.8.9 sends for a rule; and that a match or target that Encode writes
-// is read only from the bytes that a version of iptables writes for it. It uses no socket, no file and no process.
+// It promises that Encode returns the attributes that iptables-nft 1.8.9 sends for a rule; and that Read accepts a match or target that
+// Encode can write only in the exact bytes of some version of iptables. It uses no socket, no file and no process.
 //
 // Start reading at Encode and Read; layout.go has the structs of the kernel's headers. Package decode reads whole rules.
 package xtables
@@ -18,12 +18,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Encode adds the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_COMPAT of a rule that ruleset.IPTables made. A match or target that
-// no rule of the mesh has is an error.
+// Encode adds the attributes NFTA_RULE_EXPRESSIONS and NFTA_RULE_COMPAT of a rule that ruleset.IPTables made. It returns an error
+// for a match or target that no rule of the mesh uses.
 func Encode(b *nfnetlink.Buffer, f ruleset.Family, r ruleset.Rule) error {
 	e := encoder{Buffer: b, family: f}
 	b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { e.rule(r) })
-	// Some matches and targets of x_tables insist on a protocol.
+	// Some matches and targets of x_tables require a protocol.
 	flags := uint32(0)
 	if e.protocol.Not {
 		flags = unix.NFT_RULE_COMPAT_F_INV
@@ -64,7 +64,7 @@ func (e *encoder) rule(r ruleset.Rule) {
 	}
 }
 
-// link compares a name with its zero byte, or without one if the name is only a beginning.
+// link compares a name with its zero byte, or a prefix of the name without one.
 func (e *encoder) link(i ruleset.Interface) {
 	name, open := strings.CutSuffix(i.Name, "+")
 	value := []byte(name)
@@ -84,11 +84,11 @@ func (e *encoder) network(n ruleset.Network) {
 	case n.Prefix.Bits() > 0:
 		e.Network(n.Source, n.Not, n.Prefix)
 	case n.Not:
-		e.err = fmt.Errorf("the kernel has no match for a network that is everything")
+		e.err = fmt.Errorf("cannot encode a match of all addresses")
 	}
 }
 
-// match adds an extension of iptables as comparisons where iptables-nft writes it so since version 1.8.8, else as a struct of x_tables.
+// match adds an iptables extension as comparisons if iptables-nft writes it so since version 1.8.8, else as a struct of x_tables.
 func (e *encoder) match(m ruleset.Match) {
 	switch m := m.(type) {
 	case ruleset.Interface:
@@ -102,7 +102,7 @@ func (e *encoder) match(m ruleset.Match) {
 	case ruleset.Network:
 		e.network(m)
 		return
-	case ruleset.OfFamily: // what the table says already
+	case ruleset.OfFamily: // the family of the table implies it
 		if ruleset.Family(m) == e.family {
 			return
 		}
@@ -166,7 +166,7 @@ func (e *encoder) target(t ruleset.Target) {
 	}
 }
 
-// codes are the kernel's for the verdicts.
+// codes are the kernel's codes for the verdicts.
 var codes = map[ruleset.Verdict]int32{ //nolint:gochecknoglobals // a constant table
 	ruleset.Drop: nfnetlink.Drop, ruleset.Accept: nfnetlink.Accept, ruleset.Return: nfnetlink.Return,
 }

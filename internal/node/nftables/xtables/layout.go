@@ -20,7 +20,7 @@ type key struct {
 	revision uint32
 }
 
-// The structs (include/uapi/linux/netfilter/xt_NAME.h), with the fields that are written or read. A blank field holds others.
+// The structs (include/uapi/linux/netfilter/xt_NAME.h), with the fields that are written or read. A blank field stands for other fields.
 type (
 	tcpInfo struct {
 		Source, Destination             [2]uint16
@@ -44,7 +44,7 @@ type (
 		Mark, Mask uint32
 		Inverted   uint8
 	}
-	conntrackInfo struct { // xt_conntrack_mtinfo2 and 3, of which the first lacks the last ports
+	conntrackInfo struct { // xt_conntrack_mtinfo2 and 3; version 2 lacks the last ports
 		_                      [146]byte
 		Match, Inverted, State uint16
 		_                      [10]byte
@@ -73,32 +73,32 @@ type (
 		Flags, Zone uint16
 		_           [68]byte // events, helper, timeout, a pointer
 	}
-	natMulti struct { // nf_nat_ipv4_multi_range_compat of one range
+	natMulti struct { // nf_nat_ipv4_multi_range_compat with one range
 		Size, Flags uint32
 		Addresses   [2][4]byte
 		Ports       [2]port
 	}
-	natRange struct { // nf_nat_range, which nf_nat_range2 begins with
+	natRange struct { // nf_nat_range, the start of nf_nat_range2
 		Flags     uint32
 		Addresses [2][16]byte
 		Ports     [2]port
 	}
 )
 
-// port is a port in the byte order of packets.
+// port is a port in network byte order.
 type port [2]byte
 
 func portOf(number uint16) port { return port(nfnetlink.PortValue(number)) }
 
 func (p port) number() uint16 { return binary.BigEndian.Uint16(p[:]) }
 
-// pack returns a struct in the machine's own byte order, padded as XT_ALIGN does: to a multiple of the alignment of a 64-bit number.
+// pack returns a struct in host byte order, padded like XT_ALIGN: to a multiple of the alignment of a 64-bit number.
 func pack(name string, revision uint32, info any) layout {
 	data, _ := binary.Append(nil, binary.NativeEndian, info) // all structs have a fixed size
 	return layout{key{name, revision}, append(data, make([]byte, -len(data)&7)...)}
 }
 
-// unpack reads a struct. One that is too short reads as with zeros behind it: what is written is compared with the whole afterwards.
+// unpack reads a struct. It pads a short one with zeros: the caller compares what it would write with the whole input.
 func unpack[S any](info []byte) (s S) {
 	_, _ = binary.Decode(slices.Concat(info, make([]byte, binary.Size(s))), binary.NativeEndian, &s)
 	return s
@@ -117,10 +117,10 @@ const (
 
 var allPorts = [2]uint16{0, 1<<16 - 1} //nolint:gochecknoglobals // a constant
 
-// trackedStates are those whose bits are the kernel's.
+// trackedStates are the states whose bits equal the kernel's.
 const trackedStates = ruleset.StateInvalid | ruleset.StateNew | ruleset.StateRelated | ruleset.StateEstablished
 
-// layouts returns all structs by which versions of iptables write a match or target, that of 1.8.9 first; none of one that is not written.
+// layouts returns all structs by which versions of iptables write a match or target, 1.8.9 first. A match that is never written has none.
 func layouts(f ruleset.Family, part ruleset.Match) []layout {
 	switch p := part.(type) {
 	case ruleset.Port: // before 1.8.8

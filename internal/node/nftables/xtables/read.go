@@ -13,8 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Read returns a match or target of x_tables from the attributes of an expression of that kind, "match" or "target", in a rule of a
-// family and, if it has been compared, a protocol. The handle is for the text of one that is not known.
+// Read returns a match or target of x_tables from the attributes of an expression of the kind "match" or "target". Its rule has the
+// family and, once compared, the protocol. The text of an unknown match or target contains the handle.
 func Read(kind string, f ruleset.Family, protocol uint8, fields *nfnetlink.Fields, handle uint64) ruleset.Match {
 	// NFTA_MATCH_NAME, _REV and _INFO have the numbers of NFTA_TARGET_….
 	revision, ok := fields.Number(unix.NFTA_MATCH_REV)
@@ -23,7 +23,7 @@ func Read(kind string, f ruleset.Family, protocol uint8, fields *nfnetlink.Field
 	}
 	l := layout{key{fields.Text(unix.NFTA_MATCH_NAME), revision}, fields.Raw(unix.NFTA_MATCH_INFO)}
 	for _, part := range append(l.targets(f), l.match(f, protocol)) {
-		// What is written, and has other bytes than those, has more in it than was read.
+		// If Encode would write other bytes, the struct has content that was not read.
 		written := layouts(f, part)
 		if part != nil && (written == nil || slices.ContainsFunc(written, l.equal)) {
 			return part
@@ -36,7 +36,7 @@ func Read(kind string, f ruleset.Family, protocol uint8, fields *nfnetlink.Field
 
 func (l layout) equal(o layout) bool { return l.key == o.key && bytes.Equal(l.info, o.info) }
 
-// match reads the struct of a match, nil if it is not known.
+// match reads the struct of a match. It returns nil for an unknown one.
 func (l layout) match(f ruleset.Family, protocol uint8) ruleset.Match {
 	if slices.Contains(ruleset.AbsentModules(), l.name) {
 		return ruleset.Absent{Text: fmt.Sprintf("-m %s [%x]", l.name, l.info)}
@@ -79,7 +79,7 @@ func (l layout) match(f ruleset.Family, protocol uint8) ruleset.Match {
 	return nil
 }
 
-// maskOf is a mask, 0 for all bits.
+// maskOf returns a mask, 0 for all bits.
 func maskOf(bits uint32) uint32 {
 	if bits == allBits {
 		return 0
@@ -186,7 +186,7 @@ func (i ownerInfo) match() ruleset.Match {
 	return o
 }
 
-// match reads the state: its bits are those of the kernel, and SNAT, DNAT and UNTRACKED.
+// match reads the state: the kernel's bits, and SNAT, DNAT and UNTRACKED.
 func (i conntrackInfo) match() ruleset.Match {
 	const alias, snat, dnat, untracked = 1 << 13, 1 << 6, 1 << 7, 1 << 8
 	//nolint:gosec // few bits of each
@@ -205,7 +205,7 @@ func (i conntrackInfo) match() ruleset.Match {
 	return s
 }
 
-// targets returns what the struct of a target can mean.
+// targets returns the possible meanings of the struct of a target.
 func (l layout) targets(f ruleset.Family) []ruleset.Target {
 	switch {
 	case l.name == "LOG": // xt_log_info: level, logflags, prefix
@@ -252,7 +252,7 @@ func (l layout) targets(f ruleset.Family) []ruleset.Target {
 	return nil
 }
 
-// targets are a zone, or what is for conntrack alone.
+// targets returns a zone, or the options that affect only conntrack.
 func (i ctTarget) targets() []ruleset.Target {
 	const notrack, alias = 1 << 0, 1 << 1
 	switch {
@@ -315,7 +315,7 @@ func (l layout) natRange(f ruleset.Family) (r natRange, single bool) {
 	return r, multi.Size == 1
 }
 
-// upTo is the text of a range.
+// upTo returns the text of a range.
 func upTo[T comparable](first, last T) string {
 	if first == last {
 		return fmt.Sprint(first)

@@ -14,7 +14,7 @@ import (
 type Actor struct {
 	// Name is for messages.
 	Name string
-	// Namespace is the file of a network namespace; "" is the caller's.
+	// Namespace is the file of a network namespace; "" means the caller's.
 	Namespace string
 	UID, GID  int
 }
@@ -22,19 +22,19 @@ type Actor struct {
 // String names the actor.
 func (a Actor) String() string { return fmt.Sprintf("%s (uid %d, gid %d)", a.Name, a.UID, a.GID) }
 
-// do runs fn in the actor's namespace, on a thread whose new sockets are the actor's.
+// do runs fn in the actor's namespace, on a thread whose new sockets belong to the actor.
 //
 // The owner matches (net/netfilter/xt_owner.c, nft_meta.c) compare f_cred->fsuid and f_cred->fsgid of a socket's file:
-// those of the thread in socket(2) or accept(2). Setting only these two leaves the thread its capabilities (bar those
-// about files), so that an actor that is not root may still have IP_TRANSPARENT and SO_MARK, as a container with
-// NET_ADMIN has, and the thread can return afterwards.
+// the IDs of the thread in socket(2) or accept(2). Setting only these two keeps the thread's capabilities (except
+// those for files), so that an actor other than root may still use IP_TRANSPARENT and SO_MARK, like a container with
+// NET_ADMIN, and the thread can return afterwards.
 func (a Actor) do(fn func() error) error {
 	return netns.Do(a.Namespace, func() error {
 		defer func() { _, _ = unix.Setfsuid(0), unix.Setfsgid(0) }()
 		if err := errors.Join(unix.Setfsgid(a.GID), unix.Setfsuid(a.UID)); err != nil {
 			return fmt.Errorf("becoming %s: %w", a, err)
 		}
-		// The calls return no error; an impossible ID changes nothing and returns the present one.
+		// The calls return no error; an impossible ID changes nothing and returns the current one.
 		uid, _ := unix.SetfsuidRetUid(-1)
 		gid, _ := unix.SetfsgidRetGid(-1)
 		if uid != a.UID || gid != a.GID {
@@ -53,7 +53,7 @@ func open[T any](a Actor, fn func() (T, error)) (socket T, err error) {
 	return socket, err
 }
 
-// socketOptions are those of a proxy with foreign source addresses.
+// socketOptions are the options of a proxy with foreign source addresses.
 type socketOptions struct {
 	transparent bool
 	mark        uint32

@@ -10,11 +10,11 @@ import (
 // Expectation is a Request with its expected answer.
 type Expectation struct {
 	Request
-	// Want are the expected answers, in order. Of the first a missing destination is that of the request, a missing source
-	// the sender's own address: a change of either on the way is a wrong answer. Of later ones a missing destination is that
-	// of the request, a missing source is any, and so is port 0 of one.
+	// Want has the expected answers in order. In the first, a missing destination means the request's, and a missing source
+	// the sender's own address: a change of either on the way is a wrong answer. In later ones, a missing destination means
+	// the request's, and a missing source or source port any.
 	Want []Hop
-	// WantErr is the expected error instead.
+	// WantErr is the expected error, instead of Want.
 	WantErr error
 }
 
@@ -24,7 +24,7 @@ type Wrong struct {
 	Got Answer
 }
 
-// Error has the request, the expected and the actual answer.
+// Error returns the request, the expected and the actual answer.
 func (w *Wrong) Error() string {
 	return fmt.Sprintf("  sent: %s\nwanted: %s\n   got: %s", w.Request, w.wanted(w.Got), w.Got)
 }
@@ -61,7 +61,7 @@ func matches(want, got netip.AddrPort) bool {
 	return !want.IsValid() || want == got || want.Port() == 0 && want.Addr() == got.Addr()
 }
 
-// wanted completes the expected answer with the addresses of the request.
+// wanted returns the expected answer, completed with the addresses of the request.
 func (q Expectation) wanted(got Answer) Answer {
 	want := Answer{Err: q.WantErr}
 	for i, h := range q.Want {

@@ -1,10 +1,9 @@
-// Package labtest builds a pod and the network around it from real namespaces, and sends real requests over it, whose answer
-// names the listener.
+// Package labtest builds a pod and the network around it from real namespaces, and sends real requests whose answers name
+// the listener.
 //
-// It promises that a request gets the kernel's own answer (sockets are owned by the users and groups of their actors, nothing
-// is simulated), that a wrong answer comes with the request, the expected and the actual listener, and that
-// everything is gone when the test or the process ends. It never programs a rule and never touches the namespace
-// it is called in.
+// It promises that a request gets the kernel's own answer (the actors' users and groups own the sockets, nothing is
+// simulated), that a wrong answer comes with the request, the expected and the actual listener, and that everything is
+// removed when the test or the process ends. It never programs a rule and never touches the caller's namespace.
 //
 // Start at New, then Request and Expectation. Serve, Proxy and Request work in other namespaces as well.
 package labtest
@@ -23,19 +22,19 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// Place is an address of the fixture, in each family.
+// Place is an address of the fixture in each family.
 //
 //	guest ── vm0 [ pod ] eth0 ── peer (peer, far, private, the resolvers)
 //	                     eth1 ── peer (side)
 type Place string
 
-// The places. Far and Private are behind a router, in networks of their own.
+// The places. Far and Private are behind a router, each in its own network.
 const (
 	Pod       Place = "pod"
 	PodSide   Place = "pod's second address"
 	PodInside Place = "pod's address towards the guest"
 	Loopback  Place = "loopback"
-	// AlsoLoopback is in IPv4 only.
+	// AlsoLoopback exists only in IPv4.
 	AlsoLoopback  Place = "another loopback address"
 	Passthrough   Place = "pass-through"
 	Peer          Place = "peer"
@@ -49,7 +48,7 @@ const (
 	sideGateway   Place = "side gateway"
 )
 
-// Addr is the place's address in the family; the zero Addr if it has none.
+// Addr returns the place's address in the family; the zero Addr if it has none.
 func (p Place) Addr(f ruleset.Family) netip.Addr {
 	text := map[Place][2]string{
 		Pod: {"10.1.0.2", "fd00:1::2"}, PodSide: {"10.4.0.2", "fd00:4::2"}, PodInside: {"10.5.0.1", "fd00:5::1"},
@@ -67,12 +66,12 @@ func (p Place) Addr(f ruleset.Family) netip.Addr {
 	return a
 }
 
-// Port is a port at the place.
+// Port returns a port at the place.
 func (p Place) Port(f ruleset.Family, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(p.Addr(f), port)
 }
 
-// Network is the network of the place: a /24, or a /64 in IPv6.
+// Network returns the network of the place: a /24, or a /64 in IPv6.
 func (p Place) Network(f ruleset.Family) netip.Prefix {
 	bits := 24
 	if f == ruleset.IPv6 {
@@ -81,20 +80,20 @@ func (p Place) Network(f ruleset.Family) netip.Prefix {
 	return netip.PrefixFrom(p.Addr(f), bits).Masked()
 }
 
-// The ports. Peers outside of the pod answer on all of PeerPorts, the app on AppPorts, and both by UDP on UDPPort.
+// The ports. Peers outside of the pod answer on all PeerPorts, the app on AppPorts, and both answer UDP on UDPPort.
 const (
 	UDPPort = 5000
 	DNSPort = 53
 	AppUID  = 1000
 )
 
-// AppPorts are those the app answers on.
+// AppPorts returns the ports on which the app answers.
 func AppPorts() []uint16 { return []uint16{80, 8080, 9000} }
 
-// PeerPorts are those of the peers outside of the pod; 15020 would be a status port in a pod.
+// PeerPorts returns the ports of the peers outside of the pod; 15020 would be a status port in a pod.
 func PeerPorts() []uint16 { return []uint16{80, 443, 8080, 15020, DNSPort} }
 
-// Fixture is a pod with an app, peers outside of it, and a guest (a virtual machine) behind the pod. StartProxy starts the
+// Fixture is a pod with an app, peers outside of it, and a guest (a virtual machine) behind it. StartProxy starts the
 // proxy.
 type Fixture struct {
 	Families         []ruleset.Family
@@ -111,25 +110,25 @@ func New(tb testing.TB, families ...ruleset.Family) *Fixture {
 	return l
 }
 
-// Path is the file of the pod's namespace.
+// Path returns the file of the pod's namespace.
 func (l *Fixture) Path() string { return l.pod }
 
-// NetNS is the pod's namespace, which is open until the test ends.
+// NetNS returns the pod's namespace, which is open until the test ends.
 func (l *Fixture) NetNS() *netns.Namespace { return netnstest.At(l.pod) }
 
-// FreshPort is a source port that is not used yet. A kernel that chooses ports itself takes one for two
-// destinations now and then; if both connections are redirected to one listener, connection tracking changes the port
-// of the second, which an Expectation reports as a fault. The ports lie below those that the kernel chooses.
+// FreshPort returns an unused source port. A kernel that chooses ports itself sometimes uses one for two
+// destinations. If both connections are redirected to one listener, connection tracking changes the port of the
+// second one, which an Expectation reports. Fresh ports are below the kernel's range.
 func (l *Fixture) FreshPort() uint16 {
 	const first, count = 20000, 12000
 	return uint16(first + l.ports.Add(1)%count)
 }
 
-// App is the application in the pod.
+// App returns the application in the pod.
 func (l *Fixture) App() Actor { return Actor{Name: "app", Namespace: l.pod, UID: AppUID, GID: AppUID} }
 
-// Proxy is the sidecar proxy as the injector sets it up: for TPROXY, which needs capabilities, it is root in the
-// proxy's group.
+// Proxy returns the sidecar proxy as the injector sets it up: for TPROXY, which needs capabilities, it is root
+// in the proxy's group.
 func (l *Fixture) Proxy(mode redirect.Mode) Actor {
 	uid := redirect.DefaultID
 	if mode == redirect.TPROXY {
@@ -138,20 +137,20 @@ func (l *Fixture) Proxy(mode redirect.Mode) Actor {
 	return Actor{Name: "proxy", Namespace: l.pod, UID: uid, GID: redirect.DefaultID}
 }
 
-// Root is a process in the pod that is root, and not the proxy.
+// Root returns a process in the pod that is root, and not the proxy.
 func (l *Fixture) Root() Actor { return Actor{Name: "root", Namespace: l.pod} }
 
-// Peer is a process outside of the pod.
+// Peer returns a process outside of the pod.
 func (l *Fixture) Peer() Actor {
 	return Actor{Name: "peer", Namespace: l.peer, UID: AppUID, GID: AppUID}
 }
 
-// Guest is the virtual machine behind the pod.
+// Guest returns the virtual machine behind the pod.
 func (l *Fixture) Guest() Actor {
 	return Actor{Name: "guest", Namespace: l.guest, UID: AppUID, GID: AppUID}
 }
 
-// StartProxy starts a proxy in the pod as the actor, until the test ends.
+// StartProxy starts a proxy in the pod as the actor. It runs until the test ends.
 func (l *Fixture) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
 	tb.Helper()
 	Proxy{
@@ -160,7 +159,7 @@ func (l *Fixture) StartProxy(tb testing.TB, a Actor, mode redirect.Mode) {
 	}.Start(tb)
 }
 
-// wire connects the namespaces, and makes the pod a router, which one with a guest is.
+// wire connects the namespaces, and makes the pod a router, like a pod with a guest.
 func (l *Fixture) wire(tb testing.TB) {
 	tb.Helper()
 	link := func(name, other, path string) string {
@@ -180,7 +179,7 @@ func (l *Fixture) wire(tb testing.TB) {
 		guest.WriteString(addresses(f, "eth0", Guest))
 		fmt.Fprintf(&guest, "route add default via %s\n", PodInside.Addr(f))
 	}
-	// The pod's commands make the links that the others' give addresses to.
+	// The pod's commands create the links; the other commands add addresses to them.
 	for _, step := range []struct{ path, batch string }{{l.pod, pod.String()}, {l.peer, peer.String()}, {l.guest, guest.String()}} {
 		netnstest.Feed(tb, step.path, step.batch, "ip", "-batch", "-")
 	}
@@ -188,8 +187,8 @@ func (l *Fixture) wire(tb testing.TB) {
 	netnstest.Set(tb, l.pod, "net/ipv6/conf/all/forwarding", "1")
 }
 
-// up gives the commands that bring a link up. The link-local address, from which a router looks for its neighbours, is
-// given by hand: one that the kernel makes is not used before it has been looked for elsewhere, which takes seconds.
+// up returns the commands that bring a link up. They add the link-local address, from which a router looks for its
+// neighbours, explicitly: the kernel's own needs duplicate address detection, which takes seconds.
 func (l *Fixture) up(link, linkLocal string) string {
 	s := fmt.Sprintf("link set %s addrgenmode none\nlink set %s up\n", link, link)
 	if slices.Contains(l.Families, ruleset.IPv6) {
@@ -198,7 +197,7 @@ func (l *Fixture) up(link, linkLocal string) string {
 	return s
 }
 
-// addresses gives a link the places' addresses.
+// addresses returns the commands that add the places' addresses to a link.
 func addresses(f ruleset.Family, link string, places ...Place) string {
 	var b strings.Builder
 	for _, p := range places {
@@ -211,8 +210,8 @@ func addresses(f ruleset.Family, link string, places ...Place) string {
 	return b.String()
 }
 
-// serve starts the app and the peers. There is a socket for datagrams for each address, so that the answer has the address of the
-// request as its source.
+// serve starts the app and the peers. Each address has its own datagram socket, so that the answer comes from the address of the
+// request.
 func (l *Fixture) serve(tb testing.TB) {
 	tb.Helper()
 	var app, peer []Service

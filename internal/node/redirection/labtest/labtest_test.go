@@ -78,7 +78,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestActor_ThreadsDropItsIDs looks for threads that kept the ids of an actor.
+// TestActor_ThreadsDropItsIDs looks for threads that kept the IDs of an actor.
 func TestActor_ThreadsDropItsIDs(t *testing.T) {
 	t.Run("actors", func(t *testing.T) {
 		l := labtest.New(t, ruleset.IPv4)

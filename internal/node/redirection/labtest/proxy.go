@@ -19,16 +19,16 @@ const (
 	ByDNS      = "dns"      // the agent's resolver
 )
 
-// Proxy is a sidecar that answers with its listener's name, and passes on requests with Through.
+// Proxy is a sidecar that answers with its listener's name, and passes on requests that have Through.
 type Proxy struct {
 	Actor
 	Mode     redirect.Mode
 	Families []ruleset.Family
-	// Resolver is the upstream of the agent's DNS, by family.
+	// Resolver is the upstream of the agent's DNS resolver, by family.
 	Resolver func(ruleset.Family) netip.AddrPort
 }
 
-// Start opens the proxy's sockets until the test ends.
+// Start opens the proxy's sockets. They stay open until the test ends.
 func (p Proxy) Start(tb testing.TB) {
 	tb.Helper()
 	for _, f := range p.Families {
@@ -48,8 +48,8 @@ func (p Proxy) services(f ruleset.Family) []Service {
 	for _, port := range redirect.AlwaysExcluded() {
 		all = append(all, tcp(ByStatus, port.First))
 	}
-	// The agent listens on loopback only. REDIRECT sends the pod's own packets there, and answers must have that source
-	// address for the kernel to restore the resolver's.
+	// The agent listens only on loopback. REDIRECT sends the pod's own packets there, and answers must have that source
+	// address so that the kernel can restore the resolver's.
 	for _, via := range []Protocol{TCP, UDP} {
 		all = append(all, Service{
 			By: ByDNS, Via: via, At: netip.AddrPortFrom(Loopback.Addr(f), redirect.DNSPort), Redirected: true,
@@ -59,8 +59,8 @@ func (p Proxy) services(f ruleset.Family) []Service {
 	return all
 }
 
-// toApp hands an inbound connection to the app as Envoy does: from the pass-through address, or under TPROXY from the
-// client's own address and with the mark that brings the answers back to the proxy.
+// toApp passes an inbound connection to the app like Envoy: from the pass-through address, or under TPROXY from the
+// client's own address and with the mark that returns the answers to the proxy.
 func (p Proxy) toApp(h Hop) Request {
 	ask := Request{From: p.Actor, Via: TCP, To: h.Dst, Source: Passthrough.Addr(ruleset.FamilyOf(h.Dst.Addr()))}
 	if p.Mode == redirect.TPROXY {

@@ -57,7 +57,7 @@ func (a Request) ping(ctx context.Context) error {
 	}
 }
 
-// Stray segments have the source port strayPort, where nothing listens. The connection that is begun behind one has the
+// Stray segments have the source port strayPort, on which nothing listens. The connection that follows one has the
 // destination port followUpPort.
 const (
 	strayPort    = 4711
@@ -71,8 +71,8 @@ const (
 	flagACK = 0x10
 )
 
-// stray sends the segment and looks for the reset. Behind the segment it begins a connection, which is answered in any
-// case, if only by a reset of its own: if that answer comes first there is none to the segment.
+// stray sends the segment and looks for the reset. Then it opens a connection, which always gets an answer, even if
+// only a reset: if that answer comes first, the segment gets none.
 func (a Request) stray(ctx context.Context) error {
 	conn, err := a.raw(ctx, unix.IPPROTO_TCP)
 	if err != nil {
@@ -89,7 +89,7 @@ func (a Request) stray(ctx context.Context) error {
 	}
 	buf := make([]byte, 1<<12)
 	for {
-		// ReadFrom takes the IPv4 header off; Read does not.
+		// ReadFrom removes the IPv4 header; Read does not.
 		n, _, err := conn.ReadFrom(buf)
 		if err != nil {
 			return fmt.Errorf("waiting for the answer to the connection behind a stray segment: %w", err)
@@ -116,7 +116,7 @@ func segment(source netip.Addr, to netip.AddrPort, flags byte) []byte {
 	binary.BigEndian.PutUint16(s[0:], strayPort)
 	binary.BigEndian.PutUint16(s[2:], to.Port())
 	binary.BigEndian.PutUint32(s[4:], 1) // sequence number
-	binary.BigEndian.PutUint32(s[8:], 1) // acknowledged
+	binary.BigEndian.PutUint32(s[8:], 1) // acknowledgement number
 	s[12] = headerLength / 4 << 4
 	s[13] = flags
 	binary.BigEndian.PutUint16(s[14:], 1024) // window

@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// timeout is how long an actor waits for an answer. An answer or a refusal ends the wait; a busy machine has
-// paused for three seconds.
+// timeout is how long an actor waits for an answer. An answer or a refusal ends the wait. A busy machine can
+// pause for three seconds.
 const timeout = 15 * time.Second
 
-// Protocol is that of a request.
+// Protocol is the protocol of a request.
 type Protocol string
 
 // The protocols.
@@ -29,21 +29,21 @@ const (
 	// Ping is an ICMPv6 echo request.
 	Ping Protocol = "ping"
 	// Stray is a TCP segment that belongs to no connection: SYN and ACK at once. Connection tracking
-	// classifies it as invalid; a host answers it with a reset, which counts as "refused".
+	// classifies it as invalid; a host answers it with a reset, reported as "refused".
 	Stray Protocol = "stray"
 )
 
-// Request is a packet or a connection. The answer has the name of the listener and the destination that it reads.
+// Request is a packet or a connection. The answer has the name of the listener and the destination that the listener reads.
 type Request struct {
 	From Actor
 	Via  Protocol
 	To   netip.AddrPort
-	// Source and SourcePort are the source; the kernel chooses zero ones.
+	// Source and SourcePort are the source; the kernel replaces zero values.
 	Source     netip.Addr
 	SourcePort uint16
 	// Mark is for a foreign source address: it makes the socket transparent, and marks its packets.
 	Mark uint32
-	// Through requests that proxies pass the request on and add its answer to their own.
+	// Through makes proxies pass the request on and add its answer to their own.
 	Through bool
 }
 
@@ -65,8 +65,8 @@ func (a Request) String() string {
 // Hop is one answer: the name of the listener, and the addresses of the connection there.
 type Hop struct {
 	By string
-	// Dst is the destination: the original one for a proxy, the own address for a server. A proxy cannot read
-	// the original destination of a datagram, and leaves it out.
+	// Dst is the destination: the original one for a proxy, its own address for a server. A proxy cannot read
+	// the original destination of a datagram, and omits it.
 	Dst netip.AddrPort
 	// From is the source address.
 	From netip.AddrPort
@@ -84,7 +84,7 @@ func (h Hop) String() string {
 	return s
 }
 
-// Answer has the listeners that the request reached, in order, and the error, if any.
+// Answer has the listeners that the request reached, in order, and an error or nil.
 type Answer struct {
 	Hops []Hop
 	// Own is the source address of the request.
@@ -92,15 +92,15 @@ type Answer struct {
 	Err error
 }
 
-// The ends of a request without an answer; other errors are faults. ErrForbidden is the error of the sender's own kernel for a
-// packet that it drops.
+// The expected ends of a request without an answer. ErrForbidden is the error from the sender's own kernel for a packet that
+// it drops.
 var (
 	ErrRefused   = errors.New("refused")
 	ErrSilent    = errors.New("no answer")
 	ErrForbidden = errors.New("dropped by the sender")
 )
 
-// String is the answer on one line.
+// String formats the answer on one line.
 func (a Answer) String() string {
 	var parts []string
 	for _, h := range a.Hops {
@@ -112,13 +112,13 @@ func (a Answer) String() string {
 	return strings.Join(parts, ", then ")
 }
 
-// message is the answer as it is sent over the network.
+// message is the answer in its network format.
 type message struct {
 	Hops  []Hop
 	Error string
 }
 
-// text is the answer as a proxy passes it on.
+// text returns the answer in the format in which a proxy passes it on.
 func (a Answer) text() string {
 	m := message{Hops: a.Hops}
 	if a.Err != nil {
@@ -156,7 +156,7 @@ func (a Request) Send(ctx context.Context) Answer {
 	return answer
 }
 
-// network is the protocol as package net calls it.
+// network returns package net's name of the protocol.
 func (a Request) network() string {
 	if a.To.Addr().Is6() {
 		return string(a.Via) + "6"
@@ -187,12 +187,12 @@ func (a Request) talk(ctx context.Context) Answer {
 	return answer
 }
 
-// dial makes the socket on a thread that is the actor. net.Dialer makes it in the calling goroutine if there is one
-// address to try; Multipath TCP is off because it hides the socket from the owner match.
+// dial opens the socket on a thread of the actor. net.Dialer opens it in the calling goroutine if there is only one
+// address; Multipath TCP is off because it hides the socket from the owner match.
 func (a Request) dial(ctx context.Context) (net.Conn, error) {
 	d := net.Dialer{Control: socketOptions{transparent: a.Mark != 0, mark: a.Mark}.control}
 	d.SetMultipathTCP(false)
-	// An address that is not valid is any.
+	// An invalid address means any.
 	source := netip.AddrPortFrom(a.Source, a.SourcePort)
 	d.LocalAddr = net.TCPAddrFromAddrPort(source)
 	if a.Via == UDP {
@@ -201,10 +201,10 @@ func (a Request) dial(ctx context.Context) (net.Conn, error) {
 	return open(a.From, func() (net.Conn, error) {
 		for {
 			conn, err := d.DialContext(ctx, a.network(), a.To.String())
-			// A process that is being started holds the closed socket of the last one until its exec.
+			// A process that is being started keeps the last closed socket open until its exec.
 			taken := a.SourcePort != 0 && errors.Is(err, syscall.EADDRINUSE)
-			// A new IPv6 address can be used a moment after the kernel has acknowledged it (addrconf_dad_work in
-			// net/ipv6/addrconf.c runs in a work queue, for addresses without duplicate detection as well).
+			// A new IPv6 address is usable only shortly after the kernel has acknowledged it (addrconf_dad_work
+			// in net/ipv6/addrconf.c runs in a work queue, also without duplicate address detection).
 			early := a.Source.Is6() && errors.Is(err, syscall.EADDRNOTAVAIL)
 			if !taken && !early || ctx.Err() != nil {
 				return conn, err
@@ -237,7 +237,7 @@ func (a Request) exchange(ctx context.Context, conn net.Conn) (string, error) {
 	return string(buf[:n]), err
 }
 
-// plain turns the usual ends into their sentinels.
+// plain turns the usual errors into their sentinels.
 func plain(err error) error {
 	switch {
 	case err == nil:
@@ -252,7 +252,7 @@ func plain(err error) error {
 	return err
 }
 
-// addrPort is the address of a TCP or UDP socket as a value.
+// addrPort returns the address of a TCP or UDP socket as a value.
 func addrPort(a net.Addr) netip.AddrPort {
 	ap, _ := netip.ParseAddrPort(a.String())
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())

@@ -13,27 +13,27 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/probe"
 )
 
-// Service is one socket that answers.
+// Service is one socket that answers requests.
 type Service struct {
 	// By is the name in its answers.
 	By  string
 	Via Protocol
 	At  netip.AddrPort
-	// Transparent sockets take connections for addresses that are not this machine's (TPROXY).
+	// Transparent sockets accept connections to addresses of other machines (TPROXY).
 	Transparent bool
 	// Redirected: clients connect to another address than At. The service answers with the original destination.
 	Redirected bool
-	// Onward returns the next request for one that is passed through; nil passes none.
+	// Onward returns the request that passes on a received one; nil passes none on.
 	Onward func(Hop) Request
 }
 
-// server answers on some sockets.
+// server answers on several sockets.
 type server struct {
 	actor Actor
 	done  sync.WaitGroup
 }
 
-// Serve opens the sockets as the actor, and answers until the test ends. All are open when it returns.
+// Serve opens the sockets as the actor, and answers until the test ends. All sockets are open when it returns.
 func Serve(tb testing.TB, a Actor, services ...Service) {
 	tb.Helper()
 	ctx, cancel := context.WithCancel(tb.Context())
@@ -122,7 +122,7 @@ func (s *server) datagrams(ctx context.Context, service Service, conn *net.UDPCo
 	}
 }
 
-// answer is the own hop, and those of the others if the request is passed on.
+// answer returns the service's own hop, and the further hops if the request is passed on.
 func (s Service) answer(ctx context.Context, hop Hop, request string) string {
 	answer := Answer{Hops: []Hop{hop}}
 	if strings.TrimSpace(request) == requestThrough && s.Onward != nil {

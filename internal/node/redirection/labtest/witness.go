@@ -14,19 +14,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// Witness counts first packets at the ends of their way, which a listener does not see if its answer is lost. A packet is known by
-// its source port: use FreshPort.
+// Witness counts first packets at the ends of their way, even if the answer of the listener is lost. It identifies a packet by its
+// source port: use FreshPort.
 type Witness struct {
 	l    *Fixture
 	tb   testing.TB
 	Sent map[uint16]bool
-	// Pod, Peer and Guest have the destination ports with which packets arrived there.
+	// Pod, Peer and Guest have the destination ports of the packets that arrived there.
 	Pod, Peer, Guest map[uint16][]uint16
 }
 
-// witness has two sets. A packet gets into the first one ahead of all other rules, into the second where it is received. Nothing but the
-// pod has rules, and its kernel may drop a packet as one from itself if it receives one from its own address: there the first
-// hook counts.
+// witness has two sets. A packet is added to the first one before all other rules, and to the second one where it is received. Hosts
+// other than the pod have no rules, and may drop a packet that arrives from their own address: there the second set uses the first hook.
 const witness = `table inet labtest-witness {
 	set sent { type inet_service . inet_service; flags dynamic; size 65535; }
 	set seen { type inet_service . inet_service; flags dynamic; size 65535; }
@@ -50,7 +49,7 @@ func (l *Fixture) Watch(tb testing.TB) *Witness {
 
 var element = regexp.MustCompile(`(\d+) \. (\d+)`)
 
-// Look reads what has been counted.
+// Look reads the counts.
 func (w *Witness) Look() {
 	w.tb.Helper()
 	read := func(path, set string) map[uint16][]uint16 {
@@ -71,7 +70,7 @@ func (w *Witness) Look() {
 	w.Pod, w.Peer, w.Guest = read(w.l.pod, "seen"), read(w.l.peer, "seen"), read(w.l.guest, "seen")
 }
 
-// Acquaint gives all hosts their neighbours, so that no rule that drops the search for these drops other packets as well.
+// Acquaint tells all hosts their neighbours, so that a rule that drops neighbour discovery drops no other packets with it.
 func (l *Fixture) Acquaint(tb testing.TB) {
 	tb.Helper()
 	type end struct{ path, link string }
@@ -105,7 +104,7 @@ func (l *Fixture) Acquaint(tb testing.TB) {
 	know(end{l.guest, "eth0"}, end{l.pod, "vm0"}, PodInside)
 }
 
-// Collect makes a set of addresses for iptables, as "ipset create" does, for each family that the addresses are of.
+// Collect makes a set of addresses for iptables, like "ipset create", for each family of the addresses.
 func (l *Fixture) Collect(tb testing.TB, name string, addresses ...netip.Addr) {
 	tb.Helper()
 	err := netnstest.At(l.pod).Do(func() error {

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// Flips returns expressions that differ from the given ones in one bit each, with the place of the changed byte.
+// Flips returns expressions that differ from the given ones in one bit each, with the offset of the changed byte.
 func Flips(expressions nfnetlink.Attributes) iter.Seq2[int, nfnetlink.Attributes] {
 	return func(yield func(int, nfnetlink.Attributes) bool) {
 		for _, at := range values(expressions, 0) {
@@ -29,8 +29,7 @@ func Flips(expressions nfnetlink.Attributes) iter.Seq2[int, nfnetlink.Attributes
 	}
 }
 
-// values returns the places of all bytes of expressions, as they are written, that are neither the head of an attribute nor
-// padding nor in a counter.
+// values returns the offsets of all bytes of encoded expressions outside of attribute headers, padding and counters.
 func values(data nfnetlink.Attributes, from int) []int {
 	var out []int
 	for len(data) > 0 {
