@@ -24,7 +24,7 @@ var (
 // known are the keys whose values are shown: none of them holds a credential.
 const known = `
 	cniVersion cniVersions name type plugins capabilities disableCheck disableGC loadOnlyInlinedPlugins delegates
-	ipam dns nameservers domain search options prevResult interfaces mac sandbox ips address gateway interface routes dst gw mtu advmss
+	ipam dns nameservers domain search prevResult interfaces mac sandbox ips address gateway interface routes dst gw mtu advmss
 	priority table scope portMappings hostPort containerPort protocol hostIP ipRanges aliases cgroupPath deviceID
 
 	bridge isGateway isDefaultGateway forceAddress ipMasq ipMasqBackend hairpinMode promiscMode vlan vlanTrunk minID maxID id macspoofchk
@@ -61,9 +61,9 @@ type document struct {
 // JSON returns a JSON document of this program without credentials, indented.
 func (r *Redactor) JSON(text []byte) ([]byte, error) { return r.document(text, false) }
 
-// Foreign returns a JSON document of another program, indented. It shows the values of known keys, truth values and null. A type with
-// a length replaces every other value, and a key that is no identifier. A document that is too deep or has too many values is an error,
-// and no error contains a part of the document.
+// Foreign returns a JSON document of another program, indented. It shows the values of known keys that are below known keys only, truth
+// values and null. A type with a length replaces every other value, and a key that is no identifier. A document that is too deep or has
+// too many values is an error, and no error contains a part of the document.
 func (r *Redactor) Foreign(text []byte) ([]byte, error) { return r.document(text, true) }
 
 func (r *Redactor) document(text []byte, foreign bool) ([]byte, error) {
@@ -113,6 +113,7 @@ func (d *document) members(begin json.Delim, shown bool, depth int) error {
 		return errDepth
 	}
 	d.out.WriteString(begin.String())
+	hidden := d.foreign && depth > 1 && !shown // whatever is below an unknown key
 	for first := true; d.in.More(); first = false {
 		if !first {
 			d.out.WriteByte(',')
@@ -123,7 +124,7 @@ func (d *document) members(begin json.Delim, shown bool, depth int) error {
 				return err
 			}
 			name, _ := token.(string) // JSON has no other keys
-			shown = !d.foreign || d.keys[name]
+			shown = !d.foreign || d.keys[name] && !hidden
 			if err = d.write(d.key(name)); err != nil {
 				return err
 			}
