@@ -103,8 +103,8 @@ func (a *Auditor) check(ctx context.Context, by Way, k types.NamespacedName, sin
 }
 
 // CheckAll inspects all pods of the mesh, maxChecks at a time. Requests at the same time share the inspections. If half of the
-// way's budget is used up, the pods keep their last results.
-func (a *Auditor) CheckAll(ctx context.Context, by Way) {
+// way's budget is used up, the error is ErrAsked and the pods keep their last results.
+func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	since := a.Env.Clock.Now()
@@ -112,7 +112,7 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) {
 		since = since.Add(-sharedFor)
 	}
 	if !a.admit(ctx, by, a.asked[by].Burst()/2) {
-		return
+		return ErrAsked
 	}
 	var work sync.WaitGroup
 	keys := make(chan types.NamespacedName)
@@ -131,6 +131,7 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) {
 	}
 	close(keys)
 	work.Wait()
+	return nil
 }
 
 // checkedBefore reports whether the pod is inspected at all, and was not inspected since a time.
