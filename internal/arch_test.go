@@ -47,11 +47,11 @@ var rings = map[string]ring{
 	"internal/role":   ringRole,
 }
 
-// supportDirs are test support besides the directories whose name ends in
-// "test".
+// supportDirs has the test support besides the directories whose name ends
+// in "test".
 var supportDirs = []string{"hack"}
 
-// below lists the rings that a ring may import. Test support is outside of the
+// below lists the rings that a ring may import. Test support is outside the
 // order: it may import everything, and only tests and other test support may
 // import it. A role may import its own subpackages, see mayImport.
 var below = map[ring][]ring{
@@ -66,7 +66,7 @@ var below = map[ring][]ring{
 }
 
 // owners lists the directories, subdirectories included, that may import a
-// module with effects. The longest prefix of the import path decides. Tests are free.
+// module with effects. The longest prefix of the import path decides. Tests may import any module.
 var owners = map[string][]string{
 	"github.com/containernetworking/cni":   {"internal/role/plugin"},
 	"github.com/coreos/go-iptables":        {"internal/node/iptables"},
@@ -90,25 +90,25 @@ var owners = map[string][]string{
 	"sigs.k8s.io":                          {"internal/agent/selector", "internal/agent/taint", "internal/applet/output"},
 }
 
-// impure lists the parts of the standard library that core does without.
-// Packages below a listed one count too, except for pure ones.
+// impure lists the parts of the standard library that core must not import.
+// It includes the packages below each part, except those in pure.
 var (
 	impure = []string{"log", "net", "os", "plugin", "syscall"}
 	pure   = []string{"net/netip", "net/url"}
 )
 
-// TestImports_DownOnly holds the tree to the tables.
+// TestImports_DownOnly checks the tree against the tables.
 func TestImports_DownOnly(t *testing.T) {
 	files := readTree(t, os.DirFS(".."))
 	if _, ok := files["internal/arch_test.go"]; !ok {
-		t.Fatalf("this file is not among the %d files read: the walk does not see the tree", len(files))
+		t.Fatalf("this file is not among the %d files read: the walk misses the tree", len(files))
 	}
 	for _, b := range breaches(files) {
 		t.Error(b)
 	}
 }
 
-// TestTables_StaleRows holds the tables to the tree: a directory has Go files, and an owner of a dependency imports it.
+// TestTables_StaleRows checks the tables against the tree: a directory has Go files, and an owner of a dependency imports it.
 func TestTables_StaleRows(t *testing.T) {
 	files, importing := readTree(t, os.DirFS("..")), map[string]map[string]bool{}
 	for name, text := range files {
@@ -186,7 +186,7 @@ func skipDir(tree fs.FS, name string) error {
 }
 
 // breaches returns one line for each import that breaks a rule, ordered by
-// file. It looks at the text alone, whatever the build constraints.
+// file. It parses the text and ignores build constraints.
 func breaches(files map[string]string) []string {
 	var found []string
 	for name, text := range files {
@@ -303,7 +303,7 @@ func ringOf(dir string) ring {
 	}
 }
 
-// roleOf is the directory of the role that a directory is part of.
+// roleOf returns the directory of the role that a directory belongs to.
 func roleOf(dir string) string {
 	parts := strings.Split(dir, "/")
 	return strings.Join(parts[:min(3, len(parts))], "/")
@@ -314,12 +314,12 @@ func isStandard(imported string) bool {
 	return !strings.Contains(first, ".")
 }
 
-// within reports whether a path is the prefix or below it.
+// within reports whether name is prefix or a path below it.
 func within(name, prefix string) bool {
 	return name == prefix || strings.HasPrefix(name, prefix+"/")
 }
 
-// TestImports_BreachesAreFound shows each rule both broken and kept, by imports of a file that are all allowed or all refused for one reason.
+// TestImports_BreachesAreFound breaks and keeps each rule. The imports of one file are all allowed, or all refused for one reason.
 func TestImports_BreachesAreFound(t *testing.T) {
 	const (
 		inCore, inNode, inRole = "internal/core/sidecar/x.go", "internal/node/redirection/x.go", "internal/role/plugin/x.go"
@@ -402,11 +402,11 @@ func TestImports_BreachesAreFound(t *testing.T) {
 	if len(got) != 3 || !strings.HasPrefix(got[0], "internal/core/x/x.go: cannot be parsed: ") ||
 		got[1] != "internal/util/x.go: internal/util is in no ring: give it one in internal/arch_test.go" ||
 		got[2] != "pkg/api/x.go: pkg/api is in no ring: give it one in internal/arch_test.go" {
-		t.Errorf("files without a place, and one that is not Go: %q", got)
+		t.Errorf("two files without a ring and a file that is not Go: %q", got)
 	}
 }
 
-// source is a file that nothing builds and whose imports have other names.
+// source returns a file that no build includes, with renamed imports.
 func source(imports []string) string {
 	var b strings.Builder
 	b.WriteString("//go:build never\n\npackage x\n\nimport (\n")

@@ -7,27 +7,27 @@
 // one package that owns it. The test reads the import lines of every Go file
 // in the tree and needs no tools.
 //
-// A second one holds docs/errors.md to having each code, state and reason, docs/reference.md each metric.
+// A second test checks that docs/errors.md has each code, state and reason, and docs/reference.md each metric.
 //
-// A third one (pages_test.go) holds README.md, docs/, .github/ and the pages of internal and e2e to their commands, each of which
-// has a test that runs it, and to their links. A block of commands has the language sh or console, and before it the line
+// A third test (pages_test.go) checks README.md, docs/, .github/ and the pages of internal and e2e: their links resolve, and a test
+// runs each of their commands. A block of commands has the language sh or console and follows the line
 //
 //	<!-- test: NAME -->
 //
-// where NAME is one of the table runners.
+// where NAME is in the table runners.
 //
-// The package has no code, so it never touches anything and nothing imports
-// it. The linter's depguard repeats part of the same rules in the editor.
+// The package has no code and nothing imports it. The linter's depguard
+// repeats part of the same rules in the editor.
 //
 // Where to look:
 //
 //	a rule                        core/redirect (the rules), core/ruleset (a rule as a value)
-//	the way of a packet           core/redirect/walk
+//	the path of a packet          core/redirect/walk
 //	a decision about a pod        core/sidecar
 //	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits
 //	a broken pod                  core/repair, agent/racerepair, agent/nodepods
 //	restart or uninstall          agent/teardown
-//	rules into the kernel         node/nftables, node/iptables (by programs), node/redirection (one namespace)
+//	rules in the kernel           node/nftables, node/iptables (by programs), node/redirection (one namespace)
 //	a namespace                   node/netns (opening, entering), node/sandbox (finding a pod's)
 //	the CNI configuration         core/cniconf, agent/installation
 //	the runtime's configuration   node/runtimeconf, agent/runtimedirs (which directories get the plugin)
@@ -39,7 +39,7 @@
 //	the self-test                 node/selfcheck
 //	a setting                     core/settings, and the table of its role
 //	foreign text made safe        core/printable
-//	values of others hidden       core/redact (a bug report: role/bundle)
+//	other programs' values hidden core/redact (a bug report: role/bundle)
 //	names and selectors of users  agent/selector
 //
 // To add a rule by an annotation: a field of redirect.Spec (core/redirect/spec.go),
@@ -57,36 +57,36 @@
 // role/tainter/settings.go, role/redirector/settings.go; race repair's in
 // agent/racerepair/settings.go), the field that the row fills, and its use.
 // Flag, variable, default, help and validation come from the row; with Chart
-// set, "make manifests" writes the chart's schema, and of any value of values.yaml
-// the copy files/defaults.yaml; a new numeric Arg needs a case in hack/settings.
-// It writes the tables of docs/reference.md as well. The test is one more row in
+// set, "make manifests" writes the chart's schema, the copy of values.yaml in
+// files/defaults.yaml, and the tables of docs/reference.md. A new numeric Arg
+// needs a case in hack/settings. The test is one more row in
 // settings_test.go of the role.
 //
 // To add a reason not to capture a pod: a row of rules in core/sidecar/reason.go
 // with its text, remedy and condition, and a row of inputs in
 // core/sidecar/inputs.go for each annotation, label, variable or container that
-// it reads, of the next version. The trim of pods, the version of the facts
+// it reads, with the next version. The trim of pods, the version of the facts
 // between plugin and agent, the metrics, the reports and the keys of the fuzz
 // test follow; "make manifests" writes the row of docs/errors.md. The tests are one
 // row in TestDecide and one in TestDecide_FirstReason.
 //
 // To add an API call: a method of kube.Client, its right in the chart
-// (manifests/istio-cni/templates) and in e2e/rights, which the tests hold to
-// what is used; docs/security.md has the row. kubetest serves it to tests of
-// other packages, and TestContract holds kubetest to the real API server.
+// (manifests/istio-cni/templates) and in e2e/rights, and a row in
+// docs/security.md. The tests compare the rights with the calls. kubetest serves
+// the call to other packages, and TestContract compares it with a real API server.
 //
-// To add an exit code, a code of a CNI error, an event's reason, a part of readiness, or a state of the audit: its constant, with
+// To add an exit code, a CNI error code, an event's reason, a part of readiness, or a state of the audit: its constant, with
 // the sentence for a user in its comment, its table or the command's help. "make manifests" writes it into docs/errors.md.
-// Other texts say themselves what to do; that page explains only those that cannot.
+// Any other message states its own remedy and needs no row on that page.
 //
 // To add a check of the doctor: a row of checks (role/doctor/doctor.go) and its
 // function, which reads the view and returns ok, or warn or fail with a remedy.
-// What it reads needs its right or directory in
+// Add the right or directory that the check reads to
 // manifests/examples/doctor.yaml. The test is a node where it fails, in
 // doctor_test.go.
 //
-// To add a metric: one declaration beside the code that counts, in
-// agent/metrics. "make manifests" writes the manual's table of metrics.
+// To add a metric: one declaration in agent/metrics, beside the code that
+// counts it. "make manifests" writes the table of metrics in the manual.
 //
 // Start reading at the tables on top of arch_test.go. A new package below
 // internal needs its ring there, a new dependency its owner; a pull request

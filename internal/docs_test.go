@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// errorsPage has a table of each kind of codes, which hack/settings writes.
+// errorsPage has one table for each kind of code. hack/settings writes them.
 const errorsPage = "../docs/errors.md"
 
 // metricsPage has the tables of metrics and alerts.
@@ -21,7 +21,7 @@ const metricsPage = "../docs/reference.md"
 
 var (
 	typedCode = regexp.MustCompile(`\w+\s+(?:\w+\.)?(EventReason|PartName|State|Reason)\s*=\s*"([\w-]+)"`)
-	// untypedCode is an event's reason or a part of readiness as a literal, which is on no page.
+	// untypedCode matches an event's reason or a part of readiness that is a literal, and so is missing from the page.
 	untypedCode = regexp.MustCompile(`(?:\w\(|ctx, |kube\.Event\w+, )"[A-Z]+[a-z]+[A-Z]\w+"|\b(?:Ready|NotReady|Expect|Beat)\("`)
 
 	commandName = regexp.MustCompile("NAME:\n   (?:istio-cni )?([a-z -]+?) - ")
@@ -29,7 +29,7 @@ var (
 	cniCode     = regexp.MustCompile(`(\{?)\b(types\.Err[A-Z]\w+|code[A-Z]\w+)\b`)
 )
 
-// TestErrorsPage_EveryCode: the page has what the source declares, by other means than those of hack/settings.
+// TestErrorsPage_EveryCode: the page has each code of the source. The test finds the codes independently of hack/settings.
 func TestErrorsPage_EveryCode(t *testing.T) {
 	page := read(t, errorsPage)
 	found := 0
@@ -72,7 +72,7 @@ func TestErrorsPage_EveryCode(t *testing.T) {
 		}
 	}
 	if found < 90 || len(commands) < 12 || len(cni) < 10 {
-		t.Errorf("%d codes, %d commands, %d CNI codes: the search does not find them", found, len(commands), len(cni))
+		t.Errorf("%d codes, %d commands, %d CNI codes: the search misses some", found, len(commands), len(cni))
 	}
 }
 
@@ -92,8 +92,8 @@ var (
 	declared  = regexp.MustCompile(`"(istio_cni_[a-z_]+)"`)
 )
 
-// TestManual_Metrics compares the metrics that there are with those of
-// the tables and of the alerts.
+// TestManual_Metrics compares the metrics of the program with the metrics in
+// the tables and the alerts.
 func TestManual_Metrics(t *testing.T) {
 	files, err := filepath.Glob("agent/metrics/*.go")
 	check.OK(t, err)
@@ -103,7 +103,7 @@ func TestManual_Metrics(t *testing.T) {
 		made[found[1]] = true
 	}
 	if len(made) < 20 {
-		t.Fatalf("%d metrics in %v: the search does not see them", len(made), files)
+		t.Fatalf("%d metrics in %v: the search misses them", len(made), files)
 	}
 	page := read(t, metricsPage)
 	for _, name := range slices.Sorted(maps.Keys(made)) {
@@ -113,12 +113,12 @@ func TestManual_Metrics(t *testing.T) {
 	}
 	for _, name := range ownMetric.FindAllString(page, -1) {
 		if !made[name] && !made[strings.TrimSuffix(name, "_bucket")] {
-			t.Errorf("%s speaks of %s, which there is not", metricsPage, name)
+			t.Errorf("%s names the metric %s, which does not exist", metricsPage, name)
 		}
 	}
 }
 
-// TestRunbook_Short: who is on call reads it under pressure.
+// TestRunbook_Short: the person on call reads the runbook under pressure.
 func TestRunbook_Short(t *testing.T) {
 	const most = 200
 	if n := strings.Count(read(t, "../docs/runbook.md"), "\n"); n > most {

@@ -17,7 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// runners are the names that a block of commands may have, and where what runs its blocks reads them: the text in the file.
+// runners has the names that a block of commands may have. The runner is a file, which reads its blocks by the text in reads.
 var runners = map[string]struct{ file, reads string }{
 	"host":          {"hack/pages/host_test.go", `pages.Of(all, "host")`},
 	"cluster":       {"e2e/docs/docs_test.go", `pages.Of(all, "cluster")`},
@@ -29,7 +29,7 @@ var runners = map[string]struct{ file, reads string }{
 	"release":       {"internal/pages_test.go", `pages.Of(all, "release")`},
 }
 
-// TestPages_CommandsHaveARunner: no block of commands is without a test that runs it.
+// TestPages_CommandsHaveARunner: a test runs each block of commands.
 func TestPages_CommandsHaveARunner(t *testing.T) {
 	all := readPages(t)
 	used := map[string]bool{}
@@ -55,12 +55,12 @@ func readPages(t *testing.T) []pages.Page {
 	all, err := pages.Read("..")
 	check.OK(t, err)
 	if len(all) < 10 {
-		t.Fatalf("%d pages: the search does not find them", len(all))
+		t.Fatalf("%d pages: the search misses them", len(all))
 	}
 	return all
 }
 
-// unrun returns the reason why a block is not run though it has commands, or "".
+// unrun returns why no test runs a block of commands, or "".
 func unrun(b pages.Block) string {
 	names := strings.Join(slices.Sorted(maps.Keys(runners)), ", ")
 	switch _, known := runners[b.Runner]; {
@@ -83,7 +83,7 @@ func unrun(b pages.Block) string {
 	return ""
 }
 
-// TestPages_UnrunIsFound has each kind of block.
+// TestPages_UnrunIsFound covers each kind of block.
 func TestPages_UnrunIsFound(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"run", "<!-- test: host -->\n```sh\nmake x\n```", ""},
@@ -113,7 +113,7 @@ func TestPages_UnrunIsFound(t *testing.T) {
 	}
 }
 
-// TestPages_Links holds links to what there is: files, and the anchors of pages. External ones are only parsed.
+// TestPages_Links: each link leads to an existing file or an anchor of a page. External links are only parsed.
 func TestPages_Links(t *testing.T) {
 	all := readPages(t)
 	checked := 0
@@ -124,11 +124,11 @@ func TestPages_Links(t *testing.T) {
 		}
 	}
 	if checked < 50 {
-		t.Errorf("%d links: the search does not find them", checked)
+		t.Errorf("%d links: the search misses them", checked)
 	}
 }
 
-// dangling returns what is wrong with the target of a link of a page, or "".
+// dangling returns the fault of a link's target on a page, or "".
 func dangling(tree fs.FS, all []pages.Page, from, target string) string {
 	to, err := url.Parse(target)
 	switch {
@@ -207,10 +207,10 @@ func TestPages_DanglingIsFound(t *testing.T) {
 	check.Diff(t, "links", want, links)
 }
 
-// pageName is how prose, comments and messages name a page.
+// pageName matches the name of a page in prose, comments and messages.
 var pageName = regexp.MustCompile(`\b(?:docs|\.github|internal|e2e)/[\w-]+\.md\b`)
 
-// TestPages_Named: also those that text and source name without a link.
+// TestPages_Named: the pages that text and source name without a link exist.
 func TestPages_Named(t *testing.T) {
 	named := 0
 	err := fs.WalkDir(os.DirFS(".."), ".", func(name string, d fs.DirEntry, err error) error {
@@ -228,21 +228,21 @@ func TestPages_Named(t *testing.T) {
 		for _, page := range pageName.FindAllString(string(text), -1) {
 			named++
 			if _, missing := os.Stat("../" + page); errors.Is(missing, fs.ErrNotExist) {
-				t.Errorf("%s names %s, which there is not", name, page)
+				t.Errorf("%s names %s, which does not exist", name, page)
 			}
 		}
 		return err
 	})
 	check.OK(t, err)
 	if named < 20 {
-		t.Errorf("%d names of pages: the search does not find them", named)
+		t.Errorf("%d names of pages: the search misses them", named)
 	}
 }
 
-// registry is the host of a registry of images, and of none that is a variable.
+// registry matches the host of an image registry, but no variable.
 var registry = regexp.MustCompile(`\b(?:[\w-]+\.)*(?:docker\.io|gcr\.io|ghcr\.io|quay\.io|pkg\.dev|ecr\.aws|azurecr\.io|mcr\.microsoft\.com|registry(?:\.[\w-]+)+)\b`)
 
-// TestPages_RegistriesAreVariables: pages, workflows and templates name no registry, so that a fork changes a variable alone.
+// TestPages_RegistriesAreVariables: pages, workflows and templates name no registry, so that a fork changes only a variable.
 func TestPages_RegistriesAreVariables(t *testing.T) {
 	for _, pattern := range []string{"README.md", "docs/*.md", ".github/*", ".github/*/*"} {
 		names, err := fs.Glob(os.DirFS(".."), pattern)
@@ -252,7 +252,7 @@ func TestPages_RegistriesAreVariables(t *testing.T) {
 				continue
 			}
 			for _, host := range registry.FindAllString(read(t, "../"+name), -1) {
-				t.Errorf("%s names the registry %s: $HUB stands for it", name, host)
+				t.Errorf("%s names the registry %s: use $HUB", name, host)
 			}
 		}
 	}
@@ -266,8 +266,8 @@ var (
 	body       = regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):.*\n(?:\t@hack/setup\.sh\n)?\t@(hack/[\w-]+\.sh[^\n]*)$`)
 )
 
-// TestCI_MakeTargets: what the blocks of the runner ci call is a target, and CI calls it: .ci/run, a workflow, or the
-// scripts that they call.
+// TestCI_MakeTargets: the blocks of the runner ci call existing targets, and CI calls each target in .ci/run, a workflow, or a
+// script that they call.
 func TestCI_MakeTargets(t *testing.T) {
 	all := readPages(t)
 	targets := makeTargets(t)
@@ -276,7 +276,7 @@ func TestCI_MakeTargets(t *testing.T) {
 		for _, b := range blocks {
 			found := makeTarget.FindAllStringSubmatch(withoutComments(b.Text), -1)
 			if len(found) == 0 {
-				t.Errorf("%s:%d: no make target: the runner ci runs nothing else", b.Page, b.Line)
+				t.Errorf("%s:%d: not a make target: the runner ci runs only make targets", b.Page, b.Line)
 			}
 			for _, m := range found {
 				switch {
@@ -290,8 +290,8 @@ func TestCI_MakeTargets(t *testing.T) {
 	}
 }
 
-// TestCI_ReleaseCommands: the step of .ci/run calls "hack/release.sh --check", which does what each command of the runner release
-// does: it has the command, or the function that is behind it.
+// TestCI_ReleaseCommands: .ci/run calls "hack/release.sh --check", which contains each command of the runner release, or calls the
+// function that the command runs.
 func TestCI_ReleaseCommands(t *testing.T) {
 	if !strings.Contains(withoutComments(read(t, "../.ci/run")), "hack/release.sh --check") {
 		t.Error(".ci/run does not call hack/release.sh --check")
@@ -314,12 +314,12 @@ func TestCI_ReleaseCommands(t *testing.T) {
 	}
 }
 
-// TestPages_MakeTargetsExist: sentences name targets and scripts that there are. hack/pages has the same for the program's commands.
+// TestPages_MakeTargetsExist: the targets and scripts in sentences exist. hack/pages has the same test for the program's commands.
 func TestPages_MakeTargetsExist(t *testing.T) {
 	checked := 0
 	for _, page := range readPages(t) {
 		if page.Name == "docs/changelog.md" {
-			continue // has targets of the past
+			continue // it names removed targets
 		}
 		for _, span := range page.Spans {
 			if m := spokenTarget.FindStringSubmatch(span.Text); m != nil {
@@ -337,7 +337,7 @@ func TestPages_MakeTargetsExist(t *testing.T) {
 		}
 	}
 	if checked < 30 {
-		t.Errorf("%d targets and scripts: the search does not find them", checked)
+		t.Errorf("%d targets and scripts: the search misses them", checked)
 	}
 }
 
@@ -355,7 +355,7 @@ var comment = regexp.MustCompile(`(?m)(^|\s)#.*$`)
 
 func withoutComments(text string) string { return comment.ReplaceAllString(text, "") }
 
-// ciTargets are the make targets that CI calls. A target whose body is a script is called by a call of that script, too.
+// ciTargets returns the make targets that CI calls. A call of the script in a target's body is also a call of the target.
 func ciTargets(t *testing.T) map[string]bool {
 	t.Helper()
 	workflows, err := fs.Glob(os.DirFS(".."), ".github/workflows/*.y*ml")

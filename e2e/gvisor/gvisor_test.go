@@ -69,9 +69,9 @@ func TestRedirection(t *testing.T) {
 func TestRedirection_Later(t *testing.T) {
 	p := newPod(t, []string{"--reproduce-nftables"})
 	p.start()
-	p.in(p.netns, "ip", "address", "add", podIP+"/24", "dev", "eth0") // which the sandbox has taken
+	p.ip(p.netns, "address", "add", podIP+"/24", "dev", "eth0") // which the sandbox has taken
 	p.redirect("--backend=netlink")
-	p.in(p.netns, "ip", "address", "del", podIP+"/24", "dev", "eth0")
+	p.ip(p.netns, "address", "del", podIP+"/24", "dev", "eth0")
 	p.flows(flow{})
 }
 
@@ -83,13 +83,13 @@ func newPod(t *testing.T, flags []string) *pod {
 	p.Sandbox, err = artifacts.FindSandbox()
 	p.Must(err)
 	p.netns, p.peer = p.namespace(), p.namespace()
-	p.in(p.netns, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", p.peer)
+	p.ip(p.netns, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", p.peer)
 	for path, address := range map[string]string{p.netns: podIP, p.peer: peerIP} {
 		for _, command := range []string{"address add " + address + "/24 dev eth0", "link set lo up", "link set eth0 up"} {
-			p.in(path, "ip", strings.Fields(command)...)
+			p.ip(path, strings.Fields(command)...)
 		}
 	}
-	p.in(p.netns, "ip", "route", "add", "default", "via", peerIP)
+	p.ip(p.netns, "route", "add", "default", "via", peerIP)
 	p.Must(os.MkdirAll(filepath.Join(p.dir, "root"), 0o755))
 	program, err := os.ReadFile(p.Box)
 	p.Must(err)
@@ -210,10 +210,10 @@ func (p *pod) explained(native bool) {
 	}
 }
 
-// in runs a command in a network namespace.
-func (p *pod) in(netns, name string, args ...string) {
+// ip runs the program ip in a network namespace.
+func (p *pod) ip(netns string, args ...string) {
 	p.Helper()
-	p.run("nsenter", append([]string{"--net=" + netns, name}, args...)...)
+	p.run("nsenter", append([]string{"--net=" + netns, "ip"}, args...)...)
 }
 
 // run runs a command, which must succeed.

@@ -54,7 +54,7 @@ func (s *scenario) bothModes() {
 	s.Until("the validation to fail", func() bool { return s.Failed("job") })
 	s.install("--set=repair.deletePods=true")
 	s.UntilRolledOut(lab.Image)
-	s.Until("the event", func() bool { return s.Event("job", "BrokenPod", "delete it, so that its owner makes another one") })
+	s.Until("the event", func() bool { return s.Event("job", "BrokenPod", "delete it, so that its owner creates another one") })
 	s.quiet("the pod has a problem", audited)
 	s.uninstall()
 	s.RemoveReleased("job")

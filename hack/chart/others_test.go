@@ -41,14 +41,14 @@ func TestValues_OfOtherCharts(t *testing.T) {
 func TestValues_UnknownNames(t *testing.T) {
 	t.Parallel()
 	for values, words := range map[string]string{
-		`repiar: {delete: true}`:   "repiar: neither this chart nor another one of Istio has this value; did you mean repair?",
+		`repiar: {delete: true}`:   "repiar: neither this chart nor another of Istio's charts has this value; did you mean repair?",
 		`excludedNamespaces: [a]`:  "did you mean excludeNamespaces?",
 		`CNIBinDir: /a`:            "did you mean cni, cniBinDir, ",
 		`meshconfig: {}`:           "meshconfig: neither this chart",
 		`istio-cni: {chained: no}`: "did you mean istioOwnedCNIConfig",
 		`privileged: true`:         "privileged: neither this chart",
-		`zzz: null`:                "zzz: neither this chart nor another one of Istio has this value",
-		`tag: 1.30`:                "tag: 1.3 is a number, in which YAML does not tell 1.3 from 1.30: write it in quotes",
+		`zzz: null`:                "zzz: neither this chart nor another of Istio's charts has this value",
+		`tag: 1.30`:                "tag: 1.3 is a number, and YAML takes 1.3 and 1.30 for the same number: write it in quotes",
 		`global: {tag: 1.3}`:       "global.tag: 1.3 is a number",
 	} {
 		mustRefuse(t, words, values)

@@ -305,7 +305,7 @@ func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
 func TestTheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for text, words := range map[string]string{
-		`profile: ambient`:                              "such nodes keep the agent of Istio's own istio-cni",
+		`profile: ambient`:                              "keep Istio's own agent on such nodes",
 		`ambient: {enabled: true}`:                      "ambient.enabled: ambient mode is not supported",
 		`env: {AMBIENT_ENABLED: "true"}`:                "env.AMBIENT_ENABLED: ambient mode is not supported",
 		`env: {AMBIENT_ENABLED: true}`:                  "env.AMBIENT_ENABLED: ambient mode is not supported",
@@ -320,10 +320,10 @@ func TestTheChartRefuses(t *testing.T) {
 		`{cni: {observe: true}, taint: {enabled: yes}}`: "taint.enabled=true contradicts observe=true",
 		`{observe: true, taint: {newNodes: true}}`:      "taint.newNodes=true contradicts observe=true",
 		`{observe: true, hostNetwork: true}`:            "hostNetwork=true contradicts observe=true",
-		`{healthPort: 15014}`:                           "is monitoringPort as well",
-		`global: {hub: docker.io/istio}`:                "has the reference's image",
-		`global: {hub: gcr.io/istio-release}`:           "has the reference's image",
-		`hub: registry.istio.io/release`:                "has the reference's image",
+		`{healthPort: 15014}`:                           "is also the monitoringPort",
+		`global: {hub: docker.io/istio}`:                "has Istio's image",
+		`global: {hub: gcr.io/istio-release}`:           "has Istio's image",
+		`hub: registry.istio.io/release`:                "has Istio's image",
 	} {
 		mustRefuse(t, words, text)
 	}

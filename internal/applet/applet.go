@@ -1,6 +1,6 @@
 // Package applet runs the role of a program that has several names.
 //
-// It promises one table of roles, the source of the choice, of the help and of the error for a wrong name. It never exits and
+// It promises that one table of roles is the source of the selection, the help, and the error for a wrong name. It never exits and
 // has no role of its own.
 //
 // Start at Run.
@@ -32,7 +32,7 @@ type Call struct {
 	Args           []string
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	// Getenv reads the environment; roles call it in their configuration only.
+	// Getenv reads the environment. Roles call it only for their configuration.
 	Getenv func(string) (string, bool)
 	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil; see Columns.
 	Terminal func() int
@@ -40,7 +40,7 @@ type Call struct {
 
 // Process returns this start of the program.
 func Process() Call {
-	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // roles get it from here
+	return Call{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv} //nolint:forbidigo // the only place: roles get the environment from a Call
 }
 
 // Columns is the width of the terminal that the standard output is, else 0.
@@ -70,7 +70,7 @@ type Role struct {
 	Name, Alias, Variable string
 	// Summary is one line for a person.
 	Summary string
-	// Protocol marks a role whose output a program reads: the output is passed on unchanged.
+	// Protocol marks a role whose output a program reads. Run passes that output on unchanged.
 	Protocol bool
 	// Run does the work and returns the exit code.
 	Run func(Call) int
@@ -78,15 +78,15 @@ type Role struct {
 
 // Program is a set of roles under one name.
 type Program struct {
-	// Name is the name of the program, About its description in one line.
+	// Name is the program's name, About its description in one line.
 	Name, About string
-	// Version returns the program's version. It is called only for output, as the build information takes time to read.
+	// Version returns the program's version. Run calls it only for output because reading the build information takes time.
 	Version func() string
 	Roles   []Role
 }
 
-// Run selects a role by the base name of path, by which the program was started, then by the variable, then by the first
-// argument, and runs the role.
+// Run selects a role by the base name of path, which is the program's path at its start, then by the variable, then by the
+// first argument, and runs the role.
 func (p Program) Run(path string, c Call) int {
 	called := filepath.Base(path)
 	if r, ok := p.find(func(r Role) bool { return r.Alias == called && r.Alias != "" }); ok {
@@ -131,7 +131,7 @@ func (p Program) start(r Role, c Call) int {
 	return r.Run(c)
 }
 
-// about handles a call without arguments: with the help under the program's own name, with an error under another name.
+// about handles a call without arguments: it prints the help under the program's own name, and an error under another name.
 func (p Program) about(called string, c Call) int {
 	if called == p.Name {
 		p.list(c.Stdout)

@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// TestApplet_PrintableOutput: untrusted text in the output or the log of a role has no control characters. The handlers of
-// log/slog leave DEL (both), and what is neither ASCII nor printable (JSON), as it is.
+// TestApplet_PrintableOutput: untrusted text in the output or the log of a role has no control characters. Both handlers of
+// log/slog leave DEL unescaped, and the JSON handler also unprintable characters outside ASCII.
 func TestApplet_PrintableOutput(t *testing.T) {
 	const hostile = "a\x1b[2J\u009b2J\x7f\u202e\u200b\xff\rb"
 	noEnvironment := func(string) (string, bool) { return "", false }

@@ -1,12 +1,12 @@
 // Package early starts the CNI plugin before the rest of the program is initialised.
 //
-// The program links client-go, whose packages take a third of a start to initialise, and a call of the plugin rarely needs them: the
-// node agent answers. Go initialises packages in the order of their import paths, each one after its imports. So this package, below
-// github.com, comes before k8s.io/client-go and most of k8s.io, if nothing that it imports imports those: role/plugin is given its
-// look-up at the API server. The plugin runs in init, and the process ends with it. Only a call that needs the API server lets
-// initialisation go on, and goes on itself in main.
+// The program links client-go, and initialising its packages takes a third of a start. A call of the plugin rarely needs them because
+// the node agent answers. Go initialises packages in the order of their import paths, each after its imports. This package, below
+// github.com, therefore precedes k8s.io/client-go and most of k8s.io, provided that it imports neither: main passes role/plugin the
+// look-up at the API server. The plugin runs in init, and the process ends there. A call that needs the API server lets
+// initialisation continue and completes in main.
 //
-// It promises that a call is the same either way. TestCommand_EndsBeforeClientGo of role/plugin holds the order.
+// It promises that a call is the same either way. TestCommand_EndsBeforeClientGo of role/plugin tests the order.
 package early
 
 import (
@@ -18,20 +18,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin"
 )
 
-// Variable is the environment variable that every start of the plugin by a container runtime has.
+// Variable is the environment variable that a container runtime sets for each call of the plugin.
 const Variable = "CNI_COMMAND"
 
-// begun is the call that began in init, nil for none.
-var begun *call //nolint:gochecknoglobals // init has no other way to main
+// begun is the call that began in init, or nil.
+var begun *call //nolint:gochecknoglobals // init can pass it to main in no other way
 
-// call is a call of the plugin that runs while the program is initialised.
+// call is a call of the plugin during the program's initialisation.
 type call struct {
-	// lookup is sent by main, code is the exit code.
+	// lookup receives main's look-up, code the exit code.
 	lookup chan plugin.Lookup
 	code   chan int
 }
 
-// init runs the plugin if a runtime starts the program by its own name. Under another name main selects the role.
+// init runs the plugin if a runtime starts the program under the plugin's name. Otherwise main selects the role.
 func init() { //nolint:gochecknoinits // before client-go's
 	if filepath.Base(os.Args[0]) != cniconf.PluginType || os.Getenv(Variable) == "" { //nolint:forbidigo // as main
 		return
@@ -48,7 +48,7 @@ func init() { //nolint:gochecknoinits // before client-go's
 	}
 }
 
-// Run ends the call that began in init, which needs the look-up, or runs a call now.
+// Run completes the call that began in init and needs the look-up, or else runs a call now.
 func Run(c applet.Call, lookup plugin.Lookup) int {
 	if begun == nil {
 		return plugin.Run(c, func() plugin.Lookup { return lookup })

@@ -24,7 +24,7 @@ type Right struct {
 	Name        string `json:"name,omitempty"`
 }
 
-// String returns the right in the words of "kubectl auth can-i".
+// String returns the right as the arguments of "kubectl auth can-i".
 func (r Right) String() string {
 	text := r.Verb + " " + strings.TrimSuffix(r.Resource+"."+r.Group, ".")
 	if r.Subresource != "" {
@@ -42,7 +42,7 @@ func (r Right) String() string {
 // Allowed reports whether the client's identity has a right, by POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews, which
 // every authenticated identity may send.
 func (c *Client) Allowed(ctx context.Context, right Right) (bool, error) {
-	// Package k8s.io/api/authorization/v1 would cost each start of the plugin.
+	// Linking k8s.io/api/authorization/v1 would slow down each start of the plugin.
 	reviews := apiResource{"authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview"}
 	body, x, err := c.transmit(ctx, &call{verb: "create", resource: reviews, asJSON: true, body: map[string]any{
 		"kind": reviews.kind, "apiVersion": reviews.group + "/" + reviews.version, "spec": map[string]any{"resourceAttributes": right},
@@ -69,7 +69,7 @@ func (c *Client) ConfigMap(ctx context.Context, namespace, name string) (map[str
 	return object.Data, nil
 }
 
-// Pods lists at most limit pods of a node, from the API server's cache: GET /api/v1/pods?fieldSelector=spec.nodeName=NODE.
+// Pods lists at most limit pods of a node from the API server's cache: GET /api/v1/pods?fieldSelector=spec.nodeName=NODE.
 func (c *Client) Pods(ctx context.Context, node string, limit int64) ([]Pod, error) {
 	what := &call{verb: "list", resource: pods(), options: &metav1.ListOptions{
 		FieldSelector: PodScope{Node: node}.fields(), Limit: limit, ResourceVersion: "0",
@@ -94,9 +94,9 @@ func (c *Client) Pods(ctx context.Context, node string, limit int64) ([]Pod, err
 
 // Token has the claims of a bearer token, unverified.
 type Token struct {
-	// Subject is such as system:serviceaccount:NAMESPACE:NAME.
+	// Subject is the holder, such as system:serviceaccount:NAMESPACE:NAME.
 	Subject string
-	// Expires is zero for a token that does not expire.
+	// Expires is zero for a token without an expiry.
 	Expires time.Time
 }
 
@@ -111,7 +111,7 @@ func (t Token) Namespace() string {
 
 var errNoToken = errors.New("it has no token that names its holder, a JSON web token")
 
-// Token returns the claims of the client's token, which a kubeconfig has inline or names as a file. No error contains the token.
+// Token returns the claims of the client's token, which is in the kubeconfig or in a file. No error contains the token.
 func (c *Client) Token() (Token, error) {
 	file, token := c.config.TokenFile, ""
 	if c.config.Kubeconfig != "" {

@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// newPods returns a server, and the calls of a listener of its pods. given, unless nil, changes the server and the client before
-// the watch.
+// newPods returns a server, and the calls that a listener receives about its pods. given, unless nil, changes the server and the
+// client before the watch.
 func newPods(t *testing.T, given func(*kubetest.Server, *Client)) (*kubetest.Server, *calls) {
 	t.Helper()
 	server, h, listener := kubetest.NewServer(t), &calls{t: t}, ignoring[Pod]()
@@ -28,14 +28,14 @@ func newPods(t *testing.T, given func(*kubetest.Server, *Client)) (*kubetest.Ser
 	return server, h
 }
 
-// heavy returns a pod of a size in bytes of JSON, with characters that JSON escapes.
+// heavy returns a pod with size bytes of JSON, in characters that JSON escapes.
 func heavy(t *testing.T, name string, size int) []byte {
 	t.Helper()
 	pod := kubetest.Pod{Namespace: "shop", Name: name, Annotations: map[string]string{"a": "PAYLOAD"}}
 	return bytes.Replace(pod.JSON(t), []byte("PAYLOAD"), bytes.Repeat([]byte(`\u003c`), size/6), 1)
 }
 
-// TestWatch_NoObjectHidesAnother has a pod as large as the API server's store accepts, and larger than that.
+// TestWatch_NoObjectHidesAnother: a pod of the largest size that the API server stores, or larger, does not hide other pods.
 func TestWatch_NoObjectHidesAnother(t *testing.T) {
 	t.Parallel()
 	small := kubetest.Pod{Namespace: "shop", Name: "small"}
@@ -50,7 +50,7 @@ func TestWatch_NoObjectHidesAnother(t *testing.T) {
 			t.Errorf("requests: %q", server.Requests())
 		}
 	})
-	t.Run("an event that no watch can have", func(t *testing.T) {
+	t.Run("an event that is too large for a watch", func(t *testing.T) {
 		t.Parallel()
 		server, h := newPods(t, nil)
 		h.wants("synced")
@@ -72,7 +72,7 @@ func TestWatch_NoObjectHidesAnother(t *testing.T) {
 		watched(t, server)
 		server.Set(kubetest.Pod{Namespace: "shop", Name: "later"}.JSON(t))
 		h.wants("heavy-0", "heavy-1", "heavy-2", "heavy-3", "small", "synced", "later")
-		// A stream that is refused, pages of 500, 50 and 5, five of 1, and the watch.
+		// A refused stream, pages of 500, 50 and 5 objects, five pages of one, and the watch.
 		if n := len(server.Requests()); n != 10 {
 			t.Errorf("%d requests: %q", n, server.Requests())
 		}
@@ -89,7 +89,7 @@ func TestWatch_NoObjectHidesAnother(t *testing.T) {
 	})
 }
 
-// TestWatch_EndlessList is about servers and proxies that send a next page for ever.
+// TestWatch_EndlessList: a server or proxy always announces a next page.
 func TestWatch_EndlessList(t *testing.T) {
 	page := func(items, next string) []byte {
 		return []byte(`{"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "5", "continue": "` + next + `"}, "items": [` + items + `]}`)
@@ -108,10 +108,10 @@ func TestWatch_EndlessList(t *testing.T) {
 			requests := 0
 			client := clientOf(func(r *http.Request) (*http.Response, error) {
 				if r.URL.Query().Has("watch") {
-					return answers(http.StatusUnprocessableEntity, nil)(r)
+					return reply(http.StatusUnprocessableEntity, nil)(r)
 				}
 				requests++
-				return answers(http.StatusOK, answer(requests))(r)
+				return reply(http.StatusOK, answer(requests))(r)
 			}, Config{Kubeconfig: "/none"})
 			client.longest = 3
 			h, listener := &calls{t: t}, ignoring[Pod]()
@@ -129,7 +129,7 @@ func TestWatch_EndlessList(t *testing.T) {
 	}
 }
 
-// TestError_TokenRedacted has a server repeat the credential wherever it can.
+// TestError_TokenRedacted: the server repeats the credential in each part of a response.
 func TestError_TokenRedacted(t *testing.T) {
 	t.Parallel()
 	const status = `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500, "reason": "TOKEN", "message": "no TOKEN"}`

@@ -17,43 +17,43 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// The tests of this file run in bubbles of synctest, whose clock advances only while all goroutines wait, so that pauses and
-// time limits are exact and take no time.
+// The tests of this file run in bubbles of synctest. Their clock advances only while all goroutines wait, so pauses and time
+// limits are exact and take no real time.
 
-// exchangeFunc is one attempt as the loop sees it: it answers, or hangs until its context ends.
+// exchangeFunc is the result of one attempt: it responds, or hangs until its context ends.
 type exchangeFunc func(*http.Request) (*http.Response, error)
 
 func (e exchangeFunc) RoundTrip(r *http.Request) (*http.Response, error) { return e(r) }
 
-func hangs() exchangeFunc {
+func hang() exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}
 }
 
-func answers(status int, body []byte) exchangeFunc {
+func reply(status int, body []byte) exchangeFunc {
 	return func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: status, ContentLength: -1, Body: io.NopCloser(strings.NewReader(string(body)))}, nil
 	}
 }
 
-// missing is the API server's response for a pod that does not exist.
-func missing() exchangeFunc {
-	return answers(http.StatusNotFound, []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,
+// missingPod is the API server's response for a pod that does not exist.
+func missingPod() exchangeFunc {
+	return reply(http.StatusNotFound, []byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,
 		"message":"pods \"cart\" not found","details":{"name":"cart","kind":"pods"}}`))
 }
 
 func retryAfter(seconds int) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
-		response, err := answers(http.StatusTooManyRequests, nil)(r)
+		response, err := reply(http.StatusTooManyRequests, nil)(r)
 		response.Header = http.Header{"Retry-After": {strconv.Itoa(seconds)}}
 		return response, err
 	}
 }
 
-// slowly delays an exchangeFunc.
-func slowly(by time.Duration, e exchangeFunc) exchangeFunc {
+// delayed delays an exchangeFunc.
+func delayed(by time.Duration, e exchangeFunc) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
 		if !sleep(r.Context(), by) {
 			return nil, r.Context().Err()
@@ -62,7 +62,7 @@ func slowly(by time.Duration, e exchangeFunc) exchangeFunc {
 	}
 }
 
-// scripted is a client whose attempts go as listed, the last one for ever, with the time of each.
+// scripted is a client with a result for each attempt; the last result repeats. It records the time of each attempt.
 type scripted struct {
 	*Client
 	began []time.Duration
@@ -79,7 +79,7 @@ func script(exchanges ...exchangeFunc) *scripted {
 	return s
 }
 
-// clientOf is a client whose requests go as given.
+// clientOf returns a client whose requests all have the result of next.
 func clientOf(next exchangeFunc, config Config) *Client {
 	to, err := newEndpoint(&rest.Config{Host: "https://api", Proxy: http.ProxyURL(nil), Transport: next}, nil, true)
 	if err != nil {
@@ -89,7 +89,7 @@ func clientOf(next exchangeFunc, config Config) *Client {
 	return &Client{config: config, current: to}
 }
 
-// bubble is a subtest with a clock of its own.
+// bubble runs a subtest with a clock of its own.
 func bubble(t *testing.T, name string, test func(*testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
@@ -97,13 +97,13 @@ func bubble(t *testing.T, name string, test func(*testing.T)) {
 
 func TestPod_Budget(t *testing.T) {
 	for name, forever := range map[string]exchangeFunc{
-		"against a server that hangs":           hangs(),
-		"against a server without the pod":      missing(),
-		"against a server that always fails":    slowly(700*time.Millisecond, answers(http.StatusInternalServerError, nil)),
-		"against a server that is always busy":  retryAfter(1),
-		"against a server that talks nonsense":  answers(http.StatusOK, []byte("<")),
-		"against answers that come just late":   slowly(2999*time.Millisecond, missing()),
-		"against answers that come rather late": slowly(3001*time.Millisecond, missing()),
+		"against a server that hangs":               hang(),
+		"against a server without the pod":          missingPod(),
+		"against a server that always fails":        delayed(700*time.Millisecond, reply(http.StatusInternalServerError, nil)),
+		"against a server that is always busy":      retryAfter(1),
+		"against a server that sends nonsense":      reply(http.StatusOK, []byte("<")),
+		"against responses just before the timeout": delayed(2999*time.Millisecond, missingPod()),
+		"against responses just after the timeout":  delayed(3001*time.Millisecond, missingPod()),
 	} {
 		bubble(t, name, func(t *testing.T) {
 			s := script(forever)
@@ -114,7 +114,7 @@ func TestPod_Budget(t *testing.T) {
 			if !ok || !failed.Exhausted {
 				t.Fatalf("error is %v, want an exhausted budget", err)
 			}
-			// The last pause is not waited for if no request may follow it.
+			// The look-up skips the last pause if no request may follow it.
 			if took > 10*time.Second || took < 8*time.Second || failed.Elapsed != took {
 				t.Errorf("took %v, reported %v, want the budget of 10s used", took, failed.Elapsed)
 			}
@@ -130,12 +130,12 @@ func TestPod_AfterHang(t *testing.T) {
 		first         exchangeFunc
 		budget, pause time.Duration
 	}{
-		"is retried after 3 seconds and a pause":     {hangs(), 10 * time.Second, 3 * time.Second},
-		"is retried after a third of a small budget": {hangs(), 300 * time.Millisecond, 100 * time.Millisecond},
+		"is retried after 3 seconds and a pause":     {hang(), 10 * time.Second, 3 * time.Second},
+		"is retried after a third of a small budget": {hang(), 300 * time.Millisecond, 100 * time.Millisecond},
 		"waits for a Retry-After in full":            {retryAfter(4), 10 * time.Second, 4 * time.Second},
 	} {
 		bubble(t, name, func(t *testing.T) {
-			s := script(test.first, answers(http.StatusOK, cartPod().JSON(t)))
+			s := script(test.first, reply(http.StatusOK, cartPod().JSON(t)))
 			check.OK(t, check.Err(s.Lookup(t.Context(), cart(), test.budget)))
 			if len(s.began) != 2 || s.began[1] < test.pause || s.began[1] > test.pause+50*time.Millisecond {
 				t.Errorf("attempts began at %v", s.began)
@@ -143,9 +143,9 @@ func TestPod_AfterHang(t *testing.T) {
 		})
 	}
 	bubble(t, "reports the last complete response rather than the attempt that the budget cut short", func(t *testing.T) {
-		s := script(slowly(290*time.Millisecond, missing()), slowly(290*time.Millisecond, answers(http.StatusInternalServerError, nil)), hangs())
+		s := script(delayed(290*time.Millisecond, missingPod()), delayed(290*time.Millisecond, reply(http.StatusInternalServerError, nil)), hang())
 		_, err := s.Lookup(t.Context(), cart(), 900*time.Millisecond)
-		// Attempts begin at 0, at 315 to 340 and at 655 to 730 ms: the third is cut at 900, before its own 300 ms are over.
+		// Attempts begin at 0, at 315 to 340 and at 655 to 730 ms: the budget ends the third at 900, before its own limit of 300 ms.
 		failed := wantError(t, err, ServerError)
 		if !failed.Exhausted || failed.Status != http.StatusInternalServerError {
 			t.Errorf("%v", err)
@@ -169,7 +169,7 @@ func TestPod_TimeoutNamesStage(t *testing.T) {
 		bubble(t, test.want, func(t *testing.T) {
 			s := script(func(r *http.Request) (*http.Response, error) {
 				test.reached(httptrace.ContextClientTrace(r.Context()))
-				return hangs()(r)
+				return hang()(r)
 			})
 			_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
 			wantError(t, err, test.class)
@@ -182,7 +182,7 @@ func TestPod_TimeoutNamesStage(t *testing.T) {
 
 func TestPod_Pauses(t *testing.T) {
 	bubble(t, "pauses double up to the maximum and are spread below it", func(t *testing.T) {
-		s := script(missing())
+		s := script(missingPod())
 		wantError(t, check.Err(s.Lookup(t.Context(), cart(), time.Hour)), NotFound)
 		full := 50 * time.Millisecond
 		for i := 1; i < 100; i++ {
@@ -193,7 +193,7 @@ func TestPod_Pauses(t *testing.T) {
 		}
 	})
 	bubble(t, "pauses differ", func(t *testing.T) {
-		s := script(missing())
+		s := script(missingPod())
 		wantError(t, check.Err(s.Lookup(t.Context(), cart(), 10*time.Minute)), NotFound)
 		seen := map[time.Duration]bool{}
 		for i := 10; i < 109; i++ {
@@ -204,7 +204,7 @@ func TestPod_Pauses(t *testing.T) {
 		}
 	})
 	bubble(t, "the end of the budget is used for a request rather than for a pause", func(t *testing.T) {
-		s := script(missing())
+		s := script(missingPod())
 		wantError(t, check.Err(s.Lookup(t.Context(), cart(), 10*time.Second)), NotFound)
 		if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= 10*time.Second {
 			t.Errorf("the last attempt began at %v", last)
@@ -224,9 +224,9 @@ func TestPod_ContextEnds(t *testing.T) {
 		forever exchangeFunc
 		after   time.Duration
 	}{
-		"in the middle of an attempt": {slowly(400*time.Millisecond, hangs()), time.Second},
+		"in the middle of an attempt": {delayed(400*time.Millisecond, hang()), time.Second},
 		"in a pause":                  {retryAfter(5), time.Second},
-		"before it begins":            {hangs(), 0},
+		"before it begins":            {hang(), 0},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			s := script(test.forever)
@@ -243,7 +243,7 @@ func TestPod_ContextEnds(t *testing.T) {
 		})
 	}
 	bubble(t, "at its deadline, as at the end of a budget", func(t *testing.T) {
-		s := script(hangs())
+		s := script(hang())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := s.Lookup(ctx, cart(), 10*time.Second)

@@ -34,32 +34,32 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Config has the access to the API server: the service account of the program's own pod, or a kubeconfig.
+// Config selects the API server and the credentials: the service account of the program's own pod, or a kubeconfig.
 type Config struct {
 	Server Address
-	// Kubeconfig is a file that replaces Server, TokenFile and CAFile, unless empty.
+	// Kubeconfig is a file. Unless empty, it replaces Server, TokenFile and CAFile.
 	Kubeconfig string
-	// TokenFile and CAFile are the files that the kubelet projects into the pod, and replaces on a rotation.
+	// TokenFile and CAFile are the files that the kubelet projects into the pod and replaces on a rotation.
 	TokenFile, CAFile string
-	// SkipVerify accepts any server certificate; CAFile is not read then.
+	// SkipVerify accepts any server certificate and ignores CAFile.
 	SkipVerify bool
 	// Timeout bounds each request except a watch, in addition to the caller's context; 10 s by default.
 	Timeout time.Duration
-	// IdleTimeout bounds the silence of a watch before its server counts as hanging; 150 s by default. The API server sends a
-	// bookmark each minute.
+	// IdleTimeout bounds the time without an event of a watch; 150 s by default. A healthy API server sends a bookmark each
+	// minute.
 	IdleTimeout time.Duration
 	// Backoff is the back-off between the attempts of a watch; nil means client-go's default.
 	Backoff *wait.Backoff
-	// Once is for a process with one request: one HTTP/1.1 connection, kept for further attempts. HTTP/2 would cost an
-	// additional exchange of SETTINGS for requests that are never sent.
+	// Once is for a process with one request: it uses one HTTP/1.1 connection, kept for further attempts. HTTP/2 would add an
+	// exchange of SETTINGS, which pays off only with several requests.
 	Once bool
 }
 
 // Client sends requests to one API server. Each method except the Watch methods and [Client.Lookup] sends one request and
 // leaves retries to the caller; its error is an [Error]. A Client is safe for concurrent use.
 //
-// Connections, TLS, authentication and the periodic reload of a token file, each minute, are client-go's. After a failed
-// request, the client reads the kubeconfig, the authority and the token file again: it rebuilds its transport if their content
+// client-go implements connections, TLS, authentication and the reload of a token file each minute. After a failed request, the
+// client reads the kubeconfig, the certificate authority and the token file again. It rebuilds its transport if their content
 // has changed, and keeps the present transport while a file is missing or damaged.
 type Client struct {
 	config Config
@@ -73,9 +73,9 @@ type Client struct {
 	stale   bool // a request has failed since current was read
 }
 
-// NewClient checks the configuration. It sends no request. A kubeconfig is read at once, and an error has the class
-// InvalidConfig; the error of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without a kubeconfig NewClient checks
-// the address and reads no file: the files can appear after the start of the node.
+// NewClient checks the configuration and sends no request. It reads a kubeconfig at once: an error has the class InvalidConfig,
+// and the error of a missing file satisfies errors.Is(err, fs.ErrNotExist). Without a kubeconfig NewClient checks the address
+// and reads no file, because the files can appear after the start of the node.
 func NewClient(config Config) (*Client, error) {
 	config.Timeout = cmp.Or(config.Timeout, 10*time.Second)
 	config.IdleTimeout = cmp.Or(config.IdleTimeout, 150*time.Second)
@@ -160,8 +160,8 @@ func (c *Client) load() (*endpoint, error) {
 	return fresh, nil
 }
 
-// codecs know the types of objects that this program reads, and no others: each start of the plugin would pay for a scheme with
-// all types.
+// codecs knows only the types of objects that this program reads, because a scheme with all types would slow down each start of
+// the plugin.
 var codecs = sync.OnceValue(func() serializer.CodecFactory { //nolint:gochecknoglobals // made once, never changed
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{},
@@ -177,11 +177,11 @@ var codecs = sync.OnceValue(func() serializer.CodecFactory { //nolint:gochecknog
 type endpoint struct {
 	server *url.URL
 	client *rest.RESTClient
-	// content is the content of all files of the configuration, to detect a change.
+	// content is the content of all configuration files, to detect a change.
 	content []byte
 }
 
-// newEndpoint builds client-go's transport and client. content is the content of the configuration's file, if any.
+// newEndpoint builds client-go's transport and client. content is the content of the kubeconfig, if any.
 func newEndpoint(config *rest.Config, content []byte, once bool) (*endpoint, error) {
 	more, err := inline(config)
 	if err != nil {
@@ -232,7 +232,7 @@ type call struct {
 	options         *metav1.ListOptions
 	patch           types.PatchType
 	body            any  // encoded as JSON, nil for none
-	asJSON          bool // the codecs do not know the type of the response
+	asJSON          bool // because the codecs do not know the response's type
 }
 
 // String returns the resource, namespace and name, for messages.
@@ -245,7 +245,7 @@ var errNoSegment = errors.New("the namespace or the name is not valid")
 // validName reports whether a text can be the name of an object or of its namespace.
 func validName(text string) bool { return len(validation.IsDNS1123Subdomain(text)) == 0 }
 
-// request builds client-go's request, which is sent once.
+// request builds client-go's request, without retries.
 func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	verb := map[string]string{
 		"create": http.MethodPost, "delete": http.MethodDelete, "update": http.MethodPut, "patch": http.MethodPatch,
@@ -275,15 +275,15 @@ func (c *call) request(to *rest.RESTClient) (*rest.Request, error) {
 	return r.SetHeader("Content-Type", cmp.Or(string(c.patch), runtime.ContentTypeJSON)).Body(data), r.Error()
 }
 
-// Bounds of one object and of a page of a list, in bytes. The API server's store accepts objects of 1.5 MiB, which JSON escapes
-// to at most six times that; most are far smaller.
+// Bounds of one object and of a page of a list, in bytes. The API server stores objects of up to 1.5 MiB, and JSON escapes make
+// them at most six times larger. Most objects are far smaller.
 const (
 	maxObject = 16 << 20
 	maxAnswer = 64 << 20
 )
 
-// begin prepares one request. It returns a context without a logger: client-go would log failures itself, credentials and
-// server's texts included; each failure is an [Error] as well.
+// begin prepares one request. It returns a context without a logger because client-go would log failures, with credentials and
+// untrusted server texts. Each failure is an [Error] as well.
 func (c *Client) begin(ctx context.Context, what *call) (context.Context, *rest.Request, *exchange, error) {
 	x := &exchange{client: c, call: what, limit: cmp.Or(c.limit, maxAnswer)}
 	x.at(authenticating)
@@ -324,7 +324,7 @@ func (c *Client) send(ctx context.Context, what *call) (runtime.Object, *exchang
 	if err != nil {
 		return nil, x, err
 	}
-	// The content determines its type, whatever the header says.
+	// The decoder detects the format from the content and ignores the header.
 	object, _, err := codecs().UniversalDeserializer().Decode(body, nil, nil)
 	if err != nil {
 		return nil, x, x.fail(Undecodable, err)
@@ -332,7 +332,7 @@ func (c *Client) send(ctx context.Context, what *call) (runtime.Object, *exchang
 	return object, x, nil
 }
 
-// act sends a change and ignores the body of the response.
+// act sends a change and ignores the response's body.
 func (c *Client) act(ctx context.Context, what *call) error {
 	_, _, err := c.transmit(ctx, what)
 	return err
@@ -377,10 +377,10 @@ type exchange struct {
 	left  atomic.Int64
 	// received is called when a part of a watch arrives, done when the watch ends; both are nil for other requests.
 	received, done func()
-	// unsent is the error of a request without a response, broken the error that ended a response early.
+	// unsent is the error of a request without a response, broken the error that interrupted a response.
 	unsent, broken error
 
-	// stage is set by hooks that run in goroutines of net/http, some of them after the end of the request.
+	// stage is set by hooks in goroutines of net/http, some of them after the end of the request.
 	stage atomic.Value
 }
 
@@ -431,14 +431,14 @@ func (o *observer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// errTooLarge is the error of a response of more than so many bytes.
+// errTooLarge is the error of a response with more than this number of bytes.
 type errTooLarge int64
 
 func (e errTooLarge) Error() string {
 	return fmt.Sprintf("the response has more than %d bytes", int64(e))
 }
 
-// boundedBody is the bounded body of a response. The body of a watch ends without an error.
+// boundedBody limits the body of a response. At the limit, the body of a watch ends without an error.
 type boundedBody struct {
 	io.ReadCloser
 

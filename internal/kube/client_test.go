@@ -157,7 +157,7 @@ func TestRequest_FailureClasses(t *testing.T) {
 	}
 }
 
-// lookUpFails wants a look-up to end after the attempts of the class, with one line for a person.
+// lookUpFails checks that a look-up ends after the attempts of the class, with a one-line error.
 func lookUpFails(t *testing.T, server *kubetest.Server, class Class) {
 	t.Helper()
 	before := len(server.Requests())
@@ -224,7 +224,7 @@ func TestRequest_InvalidName(t *testing.T) {
 	}
 	for _, action := range podActions() {
 		wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", Version: "1"}), InvalidKey)
-		if action.verb != "patch" { // which needs no version
+		if action.verb != "patch" { // a patch needs no version
 			wantError(t, action.do(api.Client, t.Context(), PodRef{Namespace: "shop", Name: "web-1", UID: "u"}), InvalidKey)
 		}
 	}
@@ -249,7 +249,7 @@ func TestClient_FilesReadAgain(t *testing.T) {
 		{"another authority", func() { kubetest.Write(t, api.authority, string(kubetest.NewServer(t).CA())) }, TLS},
 		{"a damaged authority: the last one stays in use", func() { kubetest.Write(t, api.authority, "half a certi") }, TLS},
 		{"the right authority", func() { kubetest.Write(t, api.authority, string(server.CA())) }, ""},
-		{"a token that is no longer good", func() { server.SetToken("the-next-one") }, Unauthorized},
+		{"an expired token", func() { server.SetToken("the-next-one") }, Unauthorized},
 		{"an empty token file: the last token stays in use", func() { kubetest.Write(t, api.token, "") }, Unauthorized},
 		{"the new token", func() { kubetest.Write(t, api.token, "the-next-one\n") }, ""},
 		{"no token file, after a good one", func() { _ = os.Remove(api.token) }, ""},
@@ -348,7 +348,7 @@ func TestClassify(t *testing.T) {
 		want Class
 	}{
 		{"an unknown name", &net.DNSError{Err: "no such host", Name: "api.example", IsNotFound: true}, resolving, DNS},
-		{"a resolver that is slow", &net.DNSError{Err: "i/o timeout", IsTimeout: true}, resolving, DNS},
+		{"a slow resolver", &net.DNSError{Err: "i/o timeout", IsTimeout: true}, resolving, DNS},
 		{"a deadline while resolving", context.DeadlineExceeded, resolving, DNS},
 		{"a deadline while connecting", context.DeadlineExceeded, connecting, Timeout},
 		{"a deadline of the socket", os.ErrDeadlineExceeded, reading, Timeout},
@@ -361,7 +361,7 @@ func TestClassify(t *testing.T) {
 		{"a reset in the handshake", dial(syscall.ECONNRESET), handshaking, ConnectionLost},
 		{"a close before the answer", &url.Error{Err: io.EOF}, waiting, ConnectionLost},
 		{"a close in the answer", io.ErrUnexpectedEOF, reading, ConnectionLost},
-		{"a certificate that is refused", &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, handshaking, TLS},
+		{"a refused certificate", &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, handshaking, TLS},
 		{"no TLS at all", tls.RecordHeaderError{Msg: "first record does not look like a TLS handshake"}, handshaking, TLS},
 		{"an alert", tls.AlertError(42), waiting, TLS},
 		{"anything else", errors.New("novelty"), waiting, ConnectionLost},

@@ -24,7 +24,7 @@ import (
 // Class is the kind of a failure. It is a closed set; its text is part of the message.
 type Class string
 
-// The classes. The comment is the number of attempts of a look-up.
+// The classes. Each comment is the number of attempts of a look-up.
 const (
 	NotFound        Class = "not found"                     // within the budget
 	WrongPod        Class = "response is about another pod" // within the budget: the server can lag behind
@@ -46,11 +46,11 @@ const (
 	Canceled        Class = "canceled"                      // by the caller
 )
 
-// Error is a failed request, or a look-up with all its attempts. Its text is one line for a person, without any credential:
-// request and server, result and, for a look-up, the number of attempts, the time and the remedy.
+// Error is a failed request, or a failed look-up with all its attempts. Its text is one line without credentials: request, server,
+// result and, for a look-up, the number of attempts, the time and the remedy.
 type Error struct {
-	// Class is NotFound, Unauthorized or Forbidden only if the API server itself responded so, about this very object: the same
-	// status from another server at its address is Undecodable or Rejected.
+	// Class is NotFound, Unauthorized or Forbidden only for a response of the API server itself about this object. The same status
+	// from another server at its address is Undecodable or Rejected.
 	Class  Class
 	Verb   string // as in RBAC: get, list, watch, create, update, patch, delete
 	Object string // resource, namespace and name
@@ -65,9 +65,9 @@ type Error struct {
 	File     string
 	Attempts int
 	Elapsed  time.Duration
-	// Exhausted reports that the budget ended the look-up although another attempt could have succeeded.
+	// Exhausted reports that the budget ended a look-up that another attempt could have completed.
 	Exhausted bool
-	// Err is the last cause: an [apierrors.StatusError] for a refusal, else of net, crypto/x509, a decoder, or a context.
+	// Err is the last cause: an [apierrors.StatusError] for a refusal, else an error of net, crypto/x509, a decoder, or a context.
 	Err error
 }
 
@@ -79,7 +79,7 @@ func ClassOf(err error) Class {
 	return ""
 }
 
-// RetryAfter returns the server's Retry-After, five minutes at most, and 0 for an error without one.
+// RetryAfter returns the server's Retry-After, at most five minutes, or 0 without a Retry-After.
 func RetryAfter(err error) time.Duration {
 	if failed, ok := errors.AsType[*Error](err); ok {
 		return min(failed.RetryAfter, maxRetryAfter)
@@ -88,7 +88,7 @@ func RetryAfter(err error) time.Duration {
 }
 
 // IsConflict reports whether the API server refused a change because the object has changed: 409 for a resourceVersion, 422 for
-// the test of a JSON patch. A patch that the API server finds invalid is 422 as well.
+// the test of a JSON patch. The status of an invalid patch is 422 as well.
 func IsConflict(err error) bool {
 	failed, ok := errors.AsType[*Error](err)
 	return ok && (failed.Status == http.StatusConflict || failed.Status == http.StatusUnprocessableEntity)
@@ -107,7 +107,7 @@ func (e *Error) Transient() bool {
 	return attempts == 0 && e.Class != NotFound
 }
 
-// Error returns one line for a person: request, server and result, and for a look-up the remedy.
+// Error returns one line: request, server and result, and for a look-up the remedy.
 func (e *Error) Error() string {
 	_, remedy := e.policy()
 	if e.Class == InvalidConfig {
@@ -137,8 +137,8 @@ func (e *Error) Error() string {
 	return text.String()
 }
 
-// policy returns the number of attempts of a class, zero for any number within the budget, and a remedy for a person. The remedy
-// never repeats the cause.
+// policy returns the number of attempts of a class, zero for any number within the budget, and a remedy. The remedy never repeats
+// the cause.
 func (e *Error) policy() (attempts int, remedy string) {
 	switch e.Class { //nolint:exhaustive // the others are about the file
 	case NotFound:
@@ -177,7 +177,7 @@ func (e *Error) policy() (attempts int, remedy string) {
 	return 1, agentRewrites
 }
 
-// Remedies of more than one class.
+// Remedies for more than one class.
 const (
 	serverLogs    = "look into the logs of the API server and of the load balancer or proxy before it"
 	agentRewrites = "the node agent (istio-cni-node) rewrites the file: check that its pod runs on this node"
@@ -213,14 +213,14 @@ func (x *exchange) failure(ctx context.Context, err error) *Error {
 		return x.fail(TooLarge, tooLarge)
 	}
 	if outer, ok := errors.AsType[*url.Error](err); ok {
-		err = outer.Err // the message has the URL already, which can contain a password
+		err = outer.Err // without the URL, which is in the message and can contain a password
 	}
 	at, _ := x.stage.Load().(stage)
 	return x.fail(classify(err, at), fmt.Errorf("%s: %w", at, err))
 }
 
 // refused returns the error of a response with an error status. The API server sends a Status. A load balancer, a proxy or
-// another server at the address also responds 401, 403 or 404, but without a Status, or with one about another object.
+// another server at the address can also respond 401, 403 or 404, but without a Status or with a Status about another object.
 func (x *exchange) refused(answer metav1.Status) *Error {
 	status := metav1.Status{
 		Code: answer.Code, Reason: metav1.StatusReason(x.redact(string(answer.Reason))), Message: clean(x.redact(answer.Message)),
@@ -255,7 +255,7 @@ func (x *exchange) refused(answer metav1.Status) *Error {
 	return failed
 }
 
-// named reports whether a Status reports whether no object has the call's name.
+// named reports whether a Status says that no object has the call's name.
 func (c *call) named(verdict metav1.Status) bool {
 	about := verdict.Details
 	return verdict.Reason == metav1.StatusReasonNotFound && about != nil && c.name != "" && about.Kind == c.resource.plural &&

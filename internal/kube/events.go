@@ -21,7 +21,7 @@ const (
 	EventWarning EventType = "Warning"
 )
 
-// EventReason is the reason of an event, one CamelCase word. It is a closed set: docs/errors.md has the comment of each constant.
+// EventReason is the reason of an event, one CamelCase word. The set is closed: docs/errors.md has the comment of each constant.
 type EventReason string
 
 // ObjectRef identifies the object of an event.
@@ -30,8 +30,8 @@ type ObjectRef struct {
 	Kind, Namespace, Name, UID, APIVersion string
 }
 
-// NodeRef returns a reference to a node for an event, with the node's name as the UID: the kubelet writes it so, and "kubectl
-// describe node" selects by it.
+// NodeRef returns a reference to a node for an event. Its UID is the node's name, as in the kubelet's events: "kubectl describe
+// node" selects by it.
 func NodeRef(name string) ObjectRef {
 	return ObjectRef{Kind: "Node", Name: name, UID: name, APIVersion: "v1"}
 }
@@ -43,11 +43,11 @@ type Event struct {
 	// Message is a sentence of at most 1024 bytes.
 	Message string
 	Type    EventType
-	// Component is the reporting program, Host the node of its process.
+	// Component is the reporting program, Host the node that it runs on.
 	Component, Host string
 }
 
-// EventSeries is an event with its count, as one object of the API.
+// EventSeries is an event with its count. It is one object of the API.
 type EventSeries struct {
 	Event
 
@@ -60,7 +60,7 @@ type EventSeries struct {
 // namespace returns the object's namespace, or default, the only one that the API server allows for a cluster-scoped object.
 func (s EventSeries) namespace() string { return cmp.Or(s.Object.Namespace, metav1.NamespaceDefault) }
 
-// CreateEvent creates a v1 Event. A 409 is a success: an earlier attempt created the Event and its response was lost.
+// CreateEvent creates a v1 Event. A 409 is a success: an earlier attempt created the Event but lost the response.
 func (c *Client) CreateEvent(ctx context.Context, s EventSeries) error {
 	err := c.act(ctx, &call{verb: "create", resource: events(), namespace: s.namespace(), body: &corev1.Event{
 		TypeMeta:   metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},

@@ -19,7 +19,7 @@ import (
 
 var errNoKubeconfig = errors.New("decoding: it is not a v1 Config in YAML with unique names")
 
-// readKubeconfig reads a kubeconfig by client-go's rules, and returns its content as well. No error contains a credential.
+// readKubeconfig reads a kubeconfig by client-go's rules. It also returns the content. No error contains a credential.
 func readKubeconfig(file string) (*rest.Config, []byte, error) {
 	content, err := readFile(file)
 	if err != nil {
@@ -47,12 +47,12 @@ func readKubeconfig(file string) (*rest.Config, []byte, error) {
 		return nil, nil, errors.New("the user has a credential plugin (exec, auth-provider), which is not supported here: " +
 			"use token, tokenFile or a client certificate")
 	}
-	config.BearerToken = strings.TrimSpace(config.BearerToken) // a token of a file may end with a newline
+	config.BearerToken = strings.TrimSpace(config.BearerToken) // a token file may end with a newline
 	return config, content, nil
 }
 
 // inline reads the files of a configuration into the configuration, except the token file, which client-go reads each minute.
-// It returns the content of all files. An empty file is an error: without an authority client-go would trust the system's.
+// It returns the content of all files. An empty file is an error because client-go would then trust the system's authorities.
 func inline(config *rest.Config) (content []byte, err error) {
 	tokenFile, token := config.BearerTokenFile, []byte(nil)
 	for _, one := range []struct {
@@ -78,7 +78,7 @@ func inline(config *rest.Config) (content []byte, err error) {
 	return content, nil
 }
 
-// readFile reads a file and rejects an empty one, which a power loss in the middle of a write leaves behind.
+// readFile reads a file and rejects an empty file, which a power loss during a write leaves behind.
 func readFile(name string) ([]byte, error) {
 	data, err := os.ReadFile(filepath.Clean(name))
 	if err == nil && strings.TrimSpace(string(data)) == "" {
@@ -87,8 +87,8 @@ func readFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// Address is the API server's address in the kubelet's variables of each container: KUBERNETES_SERVICE_PROTOCOL, _HOST and
-// _PORT.
+// Address is the API server's address from the variables that the kubelet sets in each container: KUBERNETES_SERVICE_PROTOCOL,
+// _HOST and _PORT.
 type Address struct {
 	// Protocol is https or http; empty means https.
 	Protocol string
@@ -118,8 +118,8 @@ func (a Address) URL() (*url.URL, error) {
 	return &url.URL{Scheme: cmp.Or(a.Protocol, "https"), Host: net.JoinHostPort(host, a.Port)}, nil
 }
 
-// WithoutCredentials returns the text of a kubeconfig for a bug report: clusters and contexts, and of each user the names of files
-// and a mark for each credential. Secrets are the tokens and passwords. No error contains one.
+// WithoutCredentials returns a kubeconfig for a bug report: clusters, contexts, and users with the names of files and a mark in place
+// of each credential. secrets has the removed tokens and passwords. No error contains a credential.
 func WithoutCredentials(text []byte, mark string) (clean []byte, secrets []string, err error) {
 	parsed, err := clientcmd.Load(text)
 	if err != nil {
@@ -153,7 +153,7 @@ func WithoutCredentials(text []byte, mark string) (clean []byte, secrets []strin
 	return clean, secrets, err
 }
 
-// withoutUser returns a URL without its user and password, "" for a text that is no URL.
+// withoutUser returns a URL without its user and password, or "" for an invalid URL.
 func withoutUser(text string) string {
 	at, err := url.Parse(text)
 	if err != nil {

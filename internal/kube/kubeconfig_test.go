@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// kubeconfigText fills the two parts that cases vary into an otherwise good kubeconfig.
+// kubeconfigText returns a valid kubeconfig but for the fields of the cluster and the user.
 func kubeconfigText(cluster, user string) string {
 	return "apiVersion: v1\nkind: Config\ncurrent-context: here\ncontexts: [{name: other, context: {cluster: elsewhere, user: another}}, " +
 		"{name: here, context: {cluster: local, user: me}}]\nclusters: [{name: local, cluster: {" + cluster +
@@ -23,37 +23,37 @@ func TestKubeconfig_Refusals(t *testing.T) {
 	good := "server: 'https://10.0.0.1:443'"
 	for _, test := range []struct{ name, text, want string }{
 		{"an empty file", "", "the file is empty"},
-		{"a file of blanks, as a power loss leaves it", " \n\n", "the file is empty"},
+		{"a file of blanks", " \n\n", "the file is empty"},
 		{"a file of NUL bytes", strings.Repeat("\x00", 64), "decoding: it is not a v1 Config"},
 		{"half a file", kubeconfigText(good, "token: "+secret)[:200], "decoding: it is not a v1 Config"},
 		{"bad YAML next to a token", "token: " + secret + "\n\t- : [", "decoding: it is not a v1 Config"},
 		{"a list", "- " + secret, "decoding: it is not a v1 Config"},
 		{"a token that is a map", kubeconfigText(good, "token: {a: "+secret+"}"), "decoding: it is not a v1 Config"},
-		{"authority data that is no base64", kubeconfigText(good+", certificate-authority-data: '%%%'", ""), "not a v1 Config"},
-		{"authority data that is no certificate", kubeconfigText(good+", certificate-authority-data: aGVsbG8=", ""), "preparing TLS"},
+		{"authority data that is not base64", kubeconfigText(good+", certificate-authority-data: '%%%'", ""), "not a v1 Config"},
+		{"authority data without a certificate", kubeconfigText(good+", certificate-authority-data: aGVsbG8=", ""), "preparing TLS"},
 		{"another kind of object", "kind: Pod\napiVersion: v1\n", "not a v1 Config"},
 		{`there is no context ""`, "kind: Config\napiVersion: v1\n", `there is no context ""`},
-		{"a current-context that is not there", "current-context: gone\n", `there is no context "gone"`},
+		{"a missing current-context", "current-context: gone\n", `there is no context "gone"`},
 		{
-			"two users of one name with tokens", "current-context: a\nusers: [{name: a, user: {token: " + secret + "}}, {name: a}]",
+			"two users of the same name with tokens", "current-context: a\nusers: [{name: a, user: {token: " + secret + "}}, {name: a}]",
 			"unique names",
 		},
 		{
-			"a cluster that is not there",
+			"a missing cluster",
 			"current-context: a\ncontexts: [{name: a, context: {cluster: c, user: u}}]", "no configuration has been provided",
 		},
 		{"no server", kubeconfigText("certificate-authority: /x", ""), `no server found for cluster "local"`},
-		{"a server that is no URL", kubeconfigText("server: 'https://a b'", ""), "the server is not a URL that can be used"},
+		{"a server that is not a URL", kubeconfigText("server: 'https://a b'", ""), "the server is not a URL that can be used"},
 		{"a server with a bad port and a password", kubeconfigText("server: 'https://u:"+secret+"@x:port'", ""), "the server is not a URL that can be used"},
 		{"a server of another scheme", kubeconfigText("server: 'ftp://x'", ""), `scheme "ftp"`},
 		{"a host with a path but no scheme", kubeconfigText("server: 'host:6443/path'", ""), "the server is not a URL"},
-		{"a proxy that is no URL", kubeconfigText(good+", proxy-url: 'http://u:"+secret+"@x:port'", ""), "the proxy-url is not a URL that can be used"},
-		{"an authority file that is missing", kubeconfigText(good+", certificate-authority: gone.crt", ""), "gone.crt"},
-		{"an authority file that is empty", kubeconfigText(good+", certificate-authority: empty", ""), "the file is empty"},
-		{"a key file that is missing", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key: gone.key"), "gone.key"},
+		{"a proxy that is not a URL", kubeconfigText(good+", proxy-url: 'http://u:"+secret+"@x:port'", ""), "the proxy-url is not a URL that can be used"},
+		{"a missing authority file", kubeconfigText(good+", certificate-authority: gone.crt", ""), "gone.crt"},
+		{"an empty authority file", kubeconfigText(good+", certificate-authority: empty", ""), "the file is empty"},
+		{"a missing key file", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key: gone.key"), "gone.key"},
 		{"a certificate that is not PEM", kubeconfigText(good, "client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8="), "preparing TLS"},
-		{"a token file that is missing", kubeconfigText(good, "tokenFile: gone.token"), "gone.token"},
-		{"a token file that is empty", kubeconfigText(good, "tokenFile: empty"), "the file is empty"},
+		{"a missing token file", kubeconfigText(good, "tokenFile: gone.token"), "gone.token"},
+		{"an empty token file", kubeconfigText(good, "tokenFile: empty"), "the file is empty"},
 		{"a token and a username", kubeconfigText(good, "token: "+secret+", username: me, password: "+secret), "only one is allowed"},
 		{"a credential plugin", kubeconfigText(good, "exec: {command: aws, apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never}"), "credential plugin"},
 	} {
@@ -64,7 +64,7 @@ func TestKubeconfig_Refusals(t *testing.T) {
 			kubetest.Write(t, filepath.Join(dir, "empty"), "")
 			client, err := NewClient(Config{Kubeconfig: file})
 			if err == nil || client != nil {
-				t.Fatalf("NewClient gives %v and no error", client)
+				t.Fatalf("NewClient returns %v and no error", client)
 			}
 			for _, want := range []string{test.want, file, "Remedy: the node agent (istio-cni-node)"} {
 				if !strings.Contains(err.Error(), want) {
@@ -94,7 +94,7 @@ func TestKubeconfig_MissingOrUnreadable(t *testing.T) {
 	}
 }
 
-// FuzzKubeconfig shows that a damaged file is an error that can be printed.
+// FuzzKubeconfig: a damaged file is a printable error.
 func FuzzKubeconfig(f *testing.F) {
 	f.Add(kubeconfigText("server: 'https://10.0.0.1:443'", "token: abc"))
 	f.Add(kubeconfigText("server: 'localhost:1', proxy-url: 'socks5://x'", "tokenFile: x"))

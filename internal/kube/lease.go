@@ -9,20 +9,20 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Lease is a lock that must be renewed (k8s.io/api/coordination/v1.LeaseSpec). It replaces client-go's (tools/leaderelection),
-// which links the clientset of all APIs: that alone costs each start of the plugin more than all the rest of client-go. Both
+// Lease is a lock that its holder must renew (k8s.io/api/coordination/v1.LeaseSpec). It replaces client-go's tools/leaderelection,
+// which links the clientset of all APIs and would slow down each start of the plugin more than the rest of client-go. Both
 // read and write the same object in the same way, so that they compete correctly.
 type Lease struct {
 	Namespace, Name string
 	// Holder is empty for a lease without a holder.
 	Holder string
-	// Duration is the time for which a renewal holds, in whole seconds.
+	// Duration is the validity of a renewal, in whole seconds.
 	Duration          time.Duration
 	Acquired, Renewed time.Time
 	// Transitions counts the changes of the holder.
 	Transitions int
 
-	// object is the object as read, nil without an object; version is its resourceVersion.
+	// object is the object as read, or nil; version is its resourceVersion.
 	object  *coordinationv1.Lease
 	version string
 }
@@ -33,8 +33,8 @@ func (l Lease) Exists() bool { return l.object != nil }
 // Same reports whether two reads of the lease have the same resourceVersion.
 func (l Lease) Same(other Lease) bool { return l.version == other.version }
 
-// Lease fetches a lease: GET /apis/coordination.k8s.io/v1/namespaces/NAMESPACE/leases/NAME. For a missing object it returns a
-// lease that does not exist, and no error.
+// Lease fetches a lease: GET /apis/coordination.k8s.io/v1/namespaces/NAMESPACE/leases/NAME. For a missing object it returns no
+// error and a lease for which Exists is false.
 func (c *Client) Lease(ctx context.Context, namespace, name string) (Lease, error) {
 	object, err := get[*coordinationv1.Lease](ctx, c, leases(), namespace, name)
 	if ClassOf(err) == NotFound {
@@ -56,8 +56,8 @@ func leaseOf(object *coordinationv1.Lease) Lease {
 	}
 }
 
-// WriteLease creates a lease that did not exist at its read, or replaces it if its resourceVersion is still the same; otherwise
-// the error satisfies [IsConflict]. Metadata and other fields of the spec are preserved. It returns the written lease.
+// WriteLease creates a lease that did not exist when it was read, or replaces a lease of unchanged resourceVersion. Otherwise the
+// error satisfies [IsConflict]. It preserves the metadata and other fields of the spec, and returns the written lease.
 func (c *Client) WriteLease(ctx context.Context, lease Lease) (Lease, error) {
 	what := &call{verb: "update", resource: leases(), namespace: lease.Namespace, name: lease.Name}
 	object := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name}}

@@ -12,17 +12,16 @@ import (
 )
 
 const (
-	// maxAttempt and a third of the budget bound one attempt, so that a hanging attempt leaves time for others.
+	// maxAttempt and a third of the budget bound each attempt, so that a hanging attempt leaves time for others.
 	maxAttempt = 3 * time.Second
-	// minPause and maxPause are the shortest first and the longest last pause between two attempts.
+	// minPause is the shortest first pause between two attempts, maxPause the longest last pause.
 	minPause = 25 * time.Millisecond
 	maxPause = 500 * time.Millisecond
 )
 
-// Lookup fetches one pod's facts for the plugin within a budget. It calls [Client.Pod], and again after failures as their
-// [Class] allows until the budget is used up. Pauses grow from 25 to 50 ms at first to 500 ms to 1 s in the end, with jitter, so
-// that the pods of a node do not send requests in step. An error is an [Error] about all attempts; when ctx was canceled it is
-// also context.Canceled.
+// Lookup fetches one pod's facts for the plugin within a budget. It repeats [Client.Pod] after failures as their [Class] allows
+// until the budget is used up. Pauses grow from 25 to 50 ms up to 500 ms to 1 s, with jitter, so that the pods of a node do not
+// send requests in step. An error is an [Error] about all attempts; it is also context.Canceled if the caller canceled ctx.
 func (c *Client) Lookup(ctx context.Context, key PodRef, budget time.Duration) (sidecar.Facts, error) {
 	limited, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -73,13 +72,13 @@ type lookup struct {
 	backoff  wait.Backoff
 
 	attempts  int
-	refusals  int // failures whose class is tried a bounded number of times
+	refusals  int // failures of a class with a bounded number of attempts
 	exhausted bool
 	last      Error
 }
 
-// record stores the failure that explains the look-up: an attempt that the end of the budget cut short explains less than a
-// previous complete attempt.
+// record stores the failure that explains the look-up: a complete attempt explains more than a later attempt that the budget
+// cut short.
 func (l *lookup) record(err error, cut bool) {
 	if ClassOf(err) != InvalidKey {
 		l.attempts++
@@ -102,7 +101,7 @@ func (l *lookup) pause() (time.Duration, bool) {
 	if pause < left {
 		return pause, true
 	}
-	// The rest of the budget is for another attempt rather than for a pause, unless the server forbids the attempt.
+	// The rest of the budget serves another attempt rather than a pause, unless the server's Retry-After forbids it.
 	if l.last.RetryAfter >= left || left < 2*minPause {
 		l.exhausted = true
 		return 0, false

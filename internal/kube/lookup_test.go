@@ -22,7 +22,7 @@ import (
 
 const podUID = "6f1e0c57-3d0e-4b5e-8c77-0d3f4a6f2b11"
 
-// patient is the budget of look-ups that end by themselves. budget_test.go tests the budget itself by a fake clock.
+// patient is the budget of look-ups that end before it. budget_test.go tests the budget with a fake clock.
 const patient = time.Minute
 
 func cart() PodRef { return PodRef{Namespace: "shop", Name: "cart", UID: podUID} }
@@ -110,7 +110,7 @@ func TestPod_401And403AreCountedTogether(t *testing.T) {
 
 func TestPod_RereadsKubeconfig(t *testing.T) {
 	t.Parallel()
-	t.Run("a token that was rotated", func(t *testing.T) {
+	t.Run("a rotated token", func(t *testing.T) {
 		server := newServer(t)
 		kubeconfig := server.Kubeconfig(t)
 		client := newClient(t, kubeconfig)
@@ -119,7 +119,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 		check.Equal(t, len(server.Requests()), 2, "requests")
 	})
-	t.Run("a server that has moved, with another authority", func(t *testing.T) {
+	t.Run("a server at another address with another authority", func(t *testing.T) {
 		gone, server := newServer(t), newServer(t)
 		kubeconfig := gone.Kubeconfig(t)
 		client := newClient(t, kubeconfig)
@@ -128,7 +128,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
 		check.Equal(t, client.Server(), server.URL(), "Server() is")
 	})
-	t.Run("a file that is damaged by then changes nothing", func(t *testing.T) {
+	t.Run("a damaged file changes nothing", func(t *testing.T) {
 		server := newServer(t)
 		server.Fail(kubetest.ServerError, 2)
 		kubeconfig := server.Kubeconfig(t)
@@ -147,13 +147,13 @@ func TestPod_Responses(t *testing.T) {
 		uid         string
 		good        bool
 	}{
-		"any UID when the runtime has none":           {nil, "", true},
-		"the same UID":                                {nil, podUID, true},
-		"a mirror pod by its hash":                    {map[string]string{"kubernetes.io/config.hash": hash}, hash, true},
-		"a mirror pod by its mirror annotation":       {map[string]string{"kubernetes.io/config.mirror": hash}, hash, true},
-		"a mirror pod by its own UID":                 {map[string]string{"kubernetes.io/config.hash": hash}, podUID, true},
-		"no mirror pod of another hash":               {map[string]string{"kubernetes.io/config.hash": "other"}, hash, false},
-		"no pod that has the hash in some annotation": {map[string]string{"example.org/hash": hash}, hash, false},
+		"any UID when the runtime has none":             {nil, "", true},
+		"the same UID":                                  {nil, podUID, true},
+		"a mirror pod by its hash":                      {map[string]string{"kubernetes.io/config.hash": hash}, hash, true},
+		"a mirror pod by its mirror annotation":         {map[string]string{"kubernetes.io/config.mirror": hash}, hash, true},
+		"a mirror pod by its own UID":                   {map[string]string{"kubernetes.io/config.hash": hash}, podUID, true},
+		"not a mirror pod of another hash":              {map[string]string{"kubernetes.io/config.hash": "other"}, hash, false},
+		"not a pod with the hash in another annotation": {map[string]string{"example.org/hash": hash}, hash, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := cartPod()
@@ -199,7 +199,7 @@ func TestPod_Concurrent(t *testing.T) {
 	all.Wait()
 }
 
-// configured returns a client with a kubeconfig of these parts.
+// configured returns a client with a kubeconfig that has these fields.
 func configured(t *testing.T, cluster, user string) *Client {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "config")
@@ -207,7 +207,7 @@ func configured(t *testing.T, cluster, user string) *Client {
 	return newClient(t, kubeconfig)
 }
 
-// foreign starts a server of the test's own and returns a client of it, without verification.
+// foreign starts a server with the test's handler and returns a client that does not verify it.
 func foreign(t *testing.T, start func(*httptest.Server), user string, handler http.HandlerFunc) *Client {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
@@ -233,7 +233,7 @@ func TestPod_ServerText(t *testing.T) {
 	}
 }
 
-// requestOf looks up a pod on a server of the test's own, and returns the request.
+// requestOf looks up a pod on a server with the test's handler, and returns the request.
 func requestOf(t *testing.T, start func(*httptest.Server), user string) *http.Request {
 	t.Helper()
 	var seen atomic.Pointer[http.Request]
@@ -311,7 +311,7 @@ func TestPod_LongAnswer(t *testing.T) {
 	}
 }
 
-// TestPod_FailingProxy shows that the proxy is dialed, and that its password is not in the error.
+// TestPod_FailingProxy: the client dials the proxy, and the error does not contain its password.
 func TestPod_FailingProxy(t *testing.T) {
 	t.Parallel()
 	proxy := httptest.NewServer(http.NotFoundHandler())

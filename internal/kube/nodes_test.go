@@ -34,7 +34,7 @@ const twoTaints = `, "taints": [{"key": "a", "value": "v", "effect": "NoExecute"
 
 func day(n int) time.Time { return time.Date(2026, 1, n, 0, 0, 0, 0, time.UTC) }
 
-// watchedOnce returns the first object of a watch.
+// watchedOnce returns the first object that a watch delivers.
 func watchedOnce[T any](t *testing.T, watch func(context.Context, Listener[T])) T {
 	t.Helper()
 	var found atomic.Pointer[T]
@@ -92,7 +92,7 @@ func TestResource_Before(t *testing.T) {
 		check.Equal(t, (NodeState{version: test.a}).Before(NodeState{version: test.b}), test.want, test.a, "before", test.b)
 	}
 	if (NodeState{UID: "a", version: "1"}).Before(NodeState{UID: "b", version: "2"}) {
-		t.Error("another node of the name")
+		t.Error("Before accepts another node of the same name")
 	}
 }
 
@@ -113,8 +113,8 @@ func TestPatchTaints(t *testing.T) {
 		},
 		{"removes the only one", `, "taints": [{"key": "ours", "effect": "NoSchedule"}]`, nil, ours, ``, true},
 		{"nothing to remove", `, "taints": []`, nil, ours, `[]`, false},
-		{"nothing to remove of nothing", ``, nil, ours, ``, false},
-		{"adds to nothing", ``, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
+		{"nothing to remove from no list", ``, nil, ours, ``, false},
+		{"adds to no list", ``, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
 		{"adds to null", `, "taints": null`, put, none, `[{"key":"ours","value":"true","effect":"NoSchedule"}]`, true},
 		{
 			"appends to others", `, "taints": [{"key":"b","effect":"NoSchedule","new":1}]`, &readiness.Taint{Key: "ours", Effect: "NoExecute"}, none,
@@ -215,7 +215,7 @@ func TestLease_Conflicts(t *testing.T) {
 	if err != nil || !first.Exists() || first.Holder != "a" || first.Duration != time.Minute || !first.Renewed.Equal(day(1)) {
 		t.Fatal(first, err)
 	}
-	// Two writers that read no lease, then two that read the same one.
+	// Two writers that found no lease, then two writers that read the same lease.
 	if _, err = api.WriteLease(t.Context(), mine); !IsConflict(err) {
 		t.Errorf("created twice: %v", err)
 	}
@@ -231,7 +231,7 @@ func TestLease_Conflicts(t *testing.T) {
 	}
 	server.FailOn("/leases/", kubetest.NotFoundPage, 1)
 	if got, failed := api.Lease(t.Context(), "ns", "lock"); failed == nil {
-		t.Errorf("a 404 of another server means that there is no lease: %+v", got)
+		t.Errorf("a 404 of another server is read as a missing lease: %+v", got)
 	}
 }
 
@@ -255,7 +255,7 @@ func TestPod_Facts(t *testing.T) {
 				Annotations: map[string]string{"sidecar.istio.io/status": ""}, Containers: []sidecar.Container{},
 			},
 		},
-		"user and group 0 are statements, of the pod as of the container": {
+		"user and group 0 differ from unset ones, for the pod and the container": {
 			spec: `"securityContext": {"runAsUser": 0, "runAsGroup": 2000}, "containers": [
 				{"name": "zero", "securityContext": {"runAsUser": 0, "runAsGroup": 0}},
 				{"name": "group", "securityContext": {"runAsGroup": 1337}}, {"name": "none", "securityContext": null}]`,
@@ -282,18 +282,18 @@ func TestPod_Facts(t *testing.T) {
 	}
 }
 
-// answered is a client whose server has one answer.
-func answered(body []byte) *Client {
-	return clientOf(answers(http.StatusOK, body), Config{Kubeconfig: "/no/such/istio-cni-kubeconfig"})
+// clientWith returns a client whose server always sends the same body.
+func clientWith(body []byte) *Client {
+	return clientOf(reply(http.StatusOK, body), Config{Kubeconfig: "/no/such/istio-cni-kubeconfig"})
 }
 
-// Facts is what a client keeps of a pod for decisions.
+// Facts returns the fields of a pod that a client keeps for decisions.
 func Facts(document []byte) (sidecar.Facts, error) {
 	pod, err := decodePod(document)
 	return pod.Facts, err
 }
 
-// FuzzPod compares the client with the API's own types: a document gives the same facts, or is Undecodable to both.
+// FuzzPod compares the client with the API's own types: both decode a document to the same facts, or both refuse it.
 func FuzzPod(f *testing.F) {
 	f.Add([]byte(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":"cart","namespace":"shop","uid":"u"},"spec":{"hostNetwork":true,
 		"securityContext":{"runAsUser":0},"initContainers":[{"name":"i","args":["x"],"securityContext":{"runAsGroup":7}}]}}`))
@@ -307,7 +307,7 @@ func FuzzPod(f *testing.F) {
 		f.Add([]byte(document))
 	}
 	f.Fuzz(func(t *testing.T, document []byte) {
-		got, err := answered(document).Pod(t.Context(), PodRef{Namespace: "shop", Name: "cart"})
+		got, err := clientWith(document).Pod(t.Context(), PodRef{Namespace: "shop", Name: "cart"})
 		var pod corev1.Pod
 		isPod := utiljson.Unmarshal(document, &pod) == nil && pod.Kind == "Pod" && pod.APIVersion == "v1" &&
 			pod.Name == "cart" && pod.Namespace == "shop"

@@ -25,35 +25,35 @@ import (
 // Pod has the fields of a pod that the program reads.
 type Pod struct {
 	Facts sidecar.Facts
-	// aliases are further UIDs of the pod in a container runtime, see [Pod.Is].
+	// aliases are other UIDs that a container runtime can have for the pod, see [Pod.Is].
 	aliases []string
 	// Version is the resourceVersion.
 	Version string
 	// NodeName is empty for a pod that is not scheduled.
 	NodeName string
-	// DaemonSet is the name of the pod's controller if that is a DaemonSet, else empty.
+	// DaemonSet is the name of the DaemonSet that controls the pod, or empty.
 	DaemonSet string
-	// Addresses are the valid addresses of status.podIPs, or of status.podIP if there are none.
+	// Addresses are the valid addresses of status.podIPs, or of status.podIP if podIPs is empty.
 	Addresses []netip.Addr
 	// Phase and RestartPolicy have the API's values: "Pending", "Running"; "Always", "Never".
 	Phase, RestartPolicy string
-	// SchedulerName and ServiceAccount are what field selectors can also select by.
+	// SchedulerName and ServiceAccount are for field selectors.
 	SchedulerName, ServiceAccount string
-	// Deleting reports a deletion timestamp, Ready that the condition Ready is true, ReadySince is the condition's last
+	// Deleting reports a deletion timestamp, Ready the condition Ready with status True. ReadySince is the condition's last
 	// transition time.
 	Deleting, Ready bool
 	ReadySince      time.Time
-	// Verified is the condition of type [RedirectionVerified], zero for a pod without it.
+	// Verified is the condition of type [RedirectionVerified], or zero.
 	Verified Condition
-	// Started is the time at which the kubelet accepted the pod (status.startTime), zero before that.
+	// Started is the time when the kubelet accepted the pod (status.startTime), or zero.
 	Started time.Time
-	// Init has the statuses of the init containers, native sidecars among them, Ephemeral the statuses of ephemeral containers
+	// Init has the statuses of the init containers, including native sidecars, Ephemeral the statuses of ephemeral containers
 	// (kubectl debug), Containers all others.
 	Init, Containers, Ephemeral []repair.Container
 }
 
 // Fields returns the values of the fields by which the API server selects pods (k8s.io/kubernetes/pkg/registry/core/pod.ToSelectableFields),
-// but status.nominatedNodeName, which a pod on a node does not need.
+// except status.nominatedNodeName, which is irrelevant for a pod on a node.
 func (p *Pod) Fields() fields.Set {
 	var address string
 	if len(p.Addresses) > 0 {
@@ -69,7 +69,7 @@ func (p *Pod) Fields() fields.Set {
 // RedirectionVerified is the type of the pod condition that the audit publishes.
 const RedirectionVerified = "cni.istio.io/RedirectionVerified"
 
-// Is reports whether a runtime's UID is this pod's: the UID of the object or, for a static pod, the kubelet's own UID.
+// Is reports whether a runtime's UID identifies this pod: it is the object's UID or, for a static pod, the kubelet's own UID.
 func (p *Pod) Is(uid string) bool { return uid == p.Facts.UID || slices.Contains(p.aliases, uid) }
 
 // Key returns the pod's namespace and name.
@@ -77,20 +77,20 @@ func (p *Pod) Key() types.NamespacedName {
 	return types.NamespacedName{Namespace: p.Facts.Namespace, Name: p.Facts.Name}
 }
 
-// Ref identifies the pod at its version, for [Client.DeletePod] and similar methods.
+// Ref returns a reference to the pod at its version, for [Client.DeletePod] and similar methods.
 func (p *Pod) Ref() PodRef {
 	return PodRef{Namespace: p.Facts.Namespace, Name: p.Facts.Name, UID: p.Facts.UID, Version: p.Version}
 }
 
-// Annotations of a mirror pod, the API object of a static pod, which the kubelet reads from a file
-// (k8s.io/kubernetes/pkg/kubelet/types). The runtime has the kubelet's own UID of such a pod, which is the hash of the file;
-// the API object has another UID.
+// Annotations of a mirror pod (k8s.io/kubernetes/pkg/kubelet/types). A mirror pod is the API object of a static pod, which the
+// kubelet reads from a file. The runtime has the kubelet's own UID for the pod, a hash of the file; the API object has another
+// UID.
 const (
 	configMirrorAnnotation = "kubernetes.io/config.mirror"
 	configHashAnnotation   = "kubernetes.io/config.hash"
 )
 
-// podOf reduces a pod, in one place for all callers.
+// podOf reduces a pod, for all callers.
 func podOf(p *corev1.Pod) Pod {
 	pod := Pod{
 		Facts: factsOf(p), Version: p.ResourceVersion, NodeName: p.Spec.NodeName, RestartPolicy: string(p.Spec.RestartPolicy),
@@ -118,7 +118,7 @@ func podOf(p *corev1.Pod) Pod {
 	return pod
 }
 
-// factsOf reduces a pod to the fields that decide. A variable with valueFrom keeps its place and has an empty value.
+// factsOf reduces a pod to the fields for decisions. A variable with valueFrom keeps its place and has an empty value.
 func factsOf(p *corev1.Pod) sidecar.Facts {
 	security := ptr.Deref(p.Spec.SecurityContext, corev1.PodSecurityContext{})
 	facts := sidecar.Facts{
@@ -182,7 +182,7 @@ func stateOf(s corev1.ContainerState) repair.State {
 type NodeState struct {
 	readiness.Node
 	UID string
-	// Condition is the requested condition, zero for a node without it.
+	// Condition is the requested condition, or zero.
 	Condition Condition
 
 	// version is the resourceVersion.
@@ -196,13 +196,13 @@ type Condition struct {
 	Since time.Time
 }
 
-// Says reports whether a condition says the same as another, whatever their times are.
+// Says reports whether two conditions are equal but for their times.
 func (c Condition) Says(other Condition) bool {
 	c.Since = other.Since
 	return c == other
 }
 
-// transition returns the last transition time of a condition that replaces c now.
+// transition returns the last transition time of a condition that replaces c at the time now.
 func (c Condition) transition(want Condition, now time.Time) time.Time {
 	if c.Type == want.Type && c.Status == want.Status {
 		return c.Since
@@ -210,19 +210,19 @@ func (c Condition) transition(want Condition, now time.Time) time.Time {
 	return now
 }
 
-// SameBut reports whether only the heartbeat changed.
+// SameBut reports whether the states are equal but for the heartbeat.
 func (n NodeState) SameBut(other NodeState) bool {
 	return n.UID == other.UID && slices.Equal(n.Taints, other.Taints) && n.Condition == other.Condition &&
 		n.Ready == other.Ready && n.ReadySince.Equal(other.ReadySince) && n.BootID == other.BootID && n.Created.Equal(other.Created)
 }
 
-// Before reports whether this is an earlier state of the same node. It returns false for versions that cannot be compared.
+// Before reports whether n is an earlier state of the same node. It returns false for incomparable versions.
 func (n NodeState) Before(other NodeState) bool {
 	order, err := resourceversion.CompareResourceVersion(n.version, other.version)
 	return n.UID == other.UID && err == nil && order < 0
 }
 
-// nodeOf reduces a node; condition is the type of the kept condition, or empty.
+// nodeOf reduces a node. condition is the type of the condition to keep, or empty.
 func nodeOf(n *corev1.Node, condition string) NodeState {
 	state := NodeState{
 		Node: readiness.Node{Name: n.Name, Created: n.CreationTimestamp.UTC(), BootID: n.Status.NodeInfo.BootID},
@@ -248,9 +248,9 @@ func nodeOf(n *corev1.Node, condition string) NodeState {
 // DaemonSet has the fields of the agent's own DaemonSet that the agent reads.
 type DaemonSet struct {
 	Namespace, Name, UID string
-	// Deleting reports a deletion timestamp: the deletion has begun and has not ended yet.
+	// Deleting reports a deletion timestamp: the deletion has begun but not ended.
 	Deleting bool
-	// Template is the specification of its pods.
+	// Template is the pod specification.
 	Template corev1.PodSpec
 }
 
@@ -286,8 +286,8 @@ func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	}, nil
 }
 
-// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. The UID may be a container runtime's: a pod of that name
-// with another UID is a WrongPod. An empty UID accepts any pod of the name, and the version does not matter.
+// Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. The UID may be a container runtime's. A pod of the same name
+// with another UID is an error of class WrongPod. An empty UID accepts any pod of the name. Pod ignores ref's version.
 func (c *Client) Pod(ctx context.Context, ref PodRef) (Pod, error) {
 	object, err := get[*corev1.Pod](ctx, c, pods(), ref.Namespace, ref.Name)
 	if err != nil {

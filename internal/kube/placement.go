@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Fits reports whether the DaemonSet controller would keep a pod of the DaemonSet on this node, and if not, why not. It
-// evaluates nodeName, nodeSelector, the required node affinity and taints with the effect NoExecute. A requirement or a
-// toleration that this program cannot evaluate, such as one with an unknown operator, counts as met.
+// Fits reports whether the DaemonSet controller would keep a pod of the DaemonSet on this node, and if not, why. It evaluates
+// nodeName, nodeSelector, the required node affinity and taints with the effect NoExecute. It treats a requirement or a
+// toleration that it cannot evaluate, for example because of an unknown operator, as met.
 func (d DaemonSet) Fits(node Node) (fits bool, why string) {
 	wants := d.Template
 	if wants.NodeName != "" && wants.NodeName != node.Name {
@@ -30,7 +30,7 @@ func (d DaemonSet) Fits(node Node) (fits bool, why string) {
 			return false, "no term of its required node affinity matches"
 		}
 	}
-	// The DaemonSet controller adds the first two to each of its pods
+	// The DaemonSet controller adds the first two tolerations to its pods
 	// (k8s.io/kubernetes/pkg/controller/daemon/util.AddOrUpdateDaemonPodTolerations).
 	tolerations := append([]corev1.Toleration{
 		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute},
@@ -45,7 +45,7 @@ func (d DaemonSet) Fits(node Node) (fits bool, why string) {
 	return true, ""
 }
 
-// matches reports whether all requirements of a term are met. A term without any matches no node.
+// matches reports whether a node meets all requirements of a term. A term without requirements matches no node.
 func (n Node) matches(term corev1.NodeSelectorTerm) bool {
 	for _, field := range term.MatchFields { // the API knows metadata.name, In and NotIn only
 		in := field.Operator == corev1.NodeSelectorOpIn

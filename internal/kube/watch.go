@@ -27,20 +27,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Listener has callbacks for a collection of objects. The reflector calls them one at a time and waits for them; none may be
-// nil. They must not change their arguments.
+// Listener has callbacks for a collection of objects. The reflector calls them one at a time and waits for them. No callback
+// may be nil or change its arguments.
 type Listener[T any] struct {
-	// OnUpdate receives a new or changed object, OnDelete the last known state of a deleted object. For an object that was
-	// deleted and recreated under its name between two events, OnDelete comes before OnUpdate.
+	// OnUpdate receives a new or changed object, OnDelete the last known state of a deleted object. If an object was deleted
+	// and recreated under its name between two events, the reflector calls OnDelete before OnUpdate.
 	OnUpdate, OnDelete func(T)
 	// OnSync is called after a list: OnUpdate has then received all present objects.
 	OnSync func()
-	// OnError receives the error of a failing watch: once at the first failure, once more when the class of the failure
-	// changes, and nil when the watch works again. A watch that ends and can be opened again is no failure.
+	// OnError receives the error of a failing watch: once at the first failure, again when the class of the failure changes,
+	// and nil when the watch works again. The end of a watch that can be opened again is not a failure.
 	OnError func(error)
 }
 
-// PodScope selects pods. The API server selects: no other pod is ever sent.
+// PodScope selects pods. The API server sends no other pods.
 type PodScope struct {
 	// Namespace is empty for all namespaces.
 	Namespace string
@@ -48,11 +48,11 @@ type PodScope struct {
 	Node string
 	// LabelSelector and FieldSelector have kubectl's syntax, empty for no restriction.
 	LabelSelector, FieldSelector string
-	// Transform drops fields of a pod that the caller does not need before the pod is stored, unless nil.
+	// Transform, unless nil, drops the fields that the caller does not need before the reflector stores a pod.
 	Transform func(*Pod)
 }
 
-// fields returns the field selector of a scope. "spec.nodeName=" without a name would select unscheduled pods.
+// fields returns the field selector of a scope. It omits an empty Node: "spec.nodeName=" would select unscheduled pods.
 func (s PodScope) fields() string {
 	if s.Node == "" {
 		return s.FieldSelector
@@ -60,8 +60,8 @@ func (s PodScope) fields() string {
 	return strings.TrimPrefix(s.FieldSelector+",spec.nodeName="+s.Node, ",")
 }
 
-// WatchPods runs a reflector of the pods of a scope until ctx ends. An invalid node name is reported to OnError at once, and
-// WatchPods returns.
+// WatchPods runs a reflector of the pods of a scope until ctx ends. If the node name is invalid, it reports that to OnError and
+// returns at once.
 func (c *Client) WatchPods(ctx context.Context, scope PodScope, listener Listener[Pod]) {
 	if scope.Node != "" && !validName(scope.Node) {
 		listener.OnError(c.invalid(&call{verb: "watch", resource: pods(), name: scope.Node}, errors.New("it is not the name of a node")))
@@ -78,15 +78,15 @@ func (c *Client) WatchPods(ctx context.Context, scope PodScope, listener Listene
 	}, listener)
 }
 
-// WatchNodes runs a reflector of all nodes until ctx ends. condition is the type of the kept condition, or empty.
+// WatchNodes runs a reflector of all nodes until ctx ends. condition is the type of the condition to keep, or empty.
 func (c *Client) WatchNodes(ctx context.Context, condition string, listener Listener[NodeState]) {
 	reflect(ctx, c, collection{resource: nodes()}, func(n *corev1.Node) NodeState { return nodeOf(n, condition) }, listener)
 }
 
-// WatchConfigMap runs a reflector of one ConfigMap until ctx ends, by list and watch of that one object, which a Role with
-// resourceNames allows. onUpdate receives its text after the first list and whenever it has changed: nil while there is no such
-// ConfigMap, and never nil otherwise. It must not change the map. onError is OnError of a [Listener]. An invalid namespace or
-// name is reported to onError at once, and WatchConfigMap returns.
+// WatchConfigMap runs a reflector of one ConfigMap until ctx ends. It lists and watches only this object, so a Role with
+// resourceNames suffices. onUpdate receives the data after the first list and after each change, nil only while the ConfigMap
+// does not exist, and must not change the map. onError is the OnError of a [Listener]. If the namespace or name is invalid,
+// WatchConfigMap reports that to onError and returns at once.
 func (c *Client) WatchConfigMap(
 	ctx context.Context, namespace, name string, onUpdate func(data map[string]string), onError func(error),
 ) {
@@ -114,7 +114,7 @@ func (c *Client) WatchConfigMap(
 		})
 }
 
-// collection selects the objects of one resource in one namespace (empty: in all) by selectors.
+// collection selects objects of one resource by selectors, in one namespace or, if that is empty, in all.
 type collection struct {
 	resource       apiResource
 	namespace      string
@@ -133,11 +133,11 @@ func (i *item[T]) key() types.NamespacedName {
 }
 
 const (
-	// burst is the number of lists and watches without a pause, interval the pause between further ones. client-go opens a
-	// watch that ended properly at once.
+	// burst is the number of lists and watches without a pause, interval the pause between later ones. client-go reopens a
+	// watch that ended properly without a pause.
 	burst    = 10
 	interval = 3 * time.Second
-	// pageSize is the size of the pages of a list that the API server does not answer from its watch cache, in objects.
+	// pageSize is the number of objects in a page of a list that does not come from the API server's watch cache.
 	pageSize = 500
 	// maxListed bounds the objects of a list: twice the number of pods that a cluster can have.
 	maxListed = 300_000
@@ -161,11 +161,11 @@ func reflect[O metav1.Object, T any](ctx context.Context, c *Client, of collecti
 	cache.NewReflectorWithOptions(&cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch},
 		&item[T]{}, r, options).RunWithContext(klog.NewContext(ctx, silent))
 	r.mu.Lock()
-	r.ended = true // a stream that is about to end must not call the listener
+	r.ended = true // a stream that still runs must not call the listener
 	r.mu.Unlock()
 }
 
-// reflector has the list and watch functions of client-go's reflector, and is its store.
+// reflector implements the list and watch functions and the store of client-go's reflector.
 type reflector[O metav1.Object, T any] struct {
 	client    *Client
 	of        collection
@@ -173,19 +173,19 @@ type reflector[O metav1.Object, T any] struct {
 	listener  Listener[T]
 	pace      *rate.Limiter
 
-	// mu is held during calls of the listener: client-go reads a stream in a goroutine of its own.
+	// mu is held during calls of the listener because client-go reads a stream in a separate goroutine.
 	mu      sync.Mutex
 	ended   bool
 	known   map[types.NamespacedName]*item[T]
 	failing Class
 
-	// maxPage bounds the objects of a page of a list, listed counts the objects of the list so far.
+	// maxPage bounds the objects in a page of a list, listed counts the objects of the list so far.
 	maxPage int64
 	listed  int
 }
 
-// delay reports an error of another class than the last one and returns it after the server's Retry-After, so that client-go
-// retries no earlier.
+// delay reports an error if its class differs from the last one, and returns it after the server's Retry-After so that client-go
+// does not retry earlier.
 func (r *reflector[O, T]) delay(ctx context.Context, err error) error {
 	failed, ok := errors.AsType[*Error](err)
 	if !ok || ctx.Err() != nil {
@@ -214,7 +214,7 @@ func (r *reflector[O, T]) call(verb string, options metav1.ListOptions) *call {
 }
 
 // list returns one page. client-go lists only if the API server does not stream the list (sendInitialEvents), and then from the
-// server's watch cache. A page that is too large is requested again in smaller pages.
+// server's watch cache. If a page is too large, list requests smaller pages.
 func (r *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	if options.Continue == "" {
 		r.listed = 0
@@ -233,7 +233,7 @@ func (r *reflector[O, T]) list(ctx context.Context, options metav1.ListOptions) 
 	return page, nil
 }
 
-// limited limits a page to the largest size that succeeded. A list in smaller pages than pageSize does not come from the watch cache.
+// limited limits a page to the largest size that succeeded. Pages smaller than pageSize do not come from the watch cache.
 func (r *reflector[O, T]) limited(options metav1.ListOptions) metav1.ListOptions {
 	if options.Limit == 0 && r.maxPage < pageSize || options.Limit > r.maxPage {
 		options.Limit = r.maxPage
@@ -259,7 +259,7 @@ func (r *reflector[O, T]) page(ctx context.Context, what *call) (*internalversio
 		page.Items = append(page.Items, kept)
 		return problem
 	})
-	// An empty page counts as a full one: it is an error of the server, and the list must end.
+	// Count an empty page, which is a server error, as a full one, so that the list ends.
 	if r.listed += len(page.Items); len(page.Items) == 0 {
 		r.listed += pageSize
 	}
@@ -286,11 +286,11 @@ func (r *reflector[O, T]) keep(object runtime.Object) (*item[T], error) {
 	return kept, nil
 }
 
-// errSilent is the cause of a watch that was canceled for its silence.
+// errSilent is the cause of canceling a watch without events.
 var errSilent = errors.New("the watch was silent for too long")
 
-// watch opens a stream of events. It ends after Config.Timeout without a response, or without the next part of an initial list,
-// and later after Config.IdleTimeout without an event. A broken stream just ends: the next watch begins after the last event.
+// watch opens a stream of events. It ends after Config.Timeout without a response or the next part of an initial list, and later
+// after Config.IdleTimeout without an event. A broken stream ends without an error: the next watch begins after the last event.
 func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	if err := r.pace.Wait(parent); err != nil {
 		return nil, err
@@ -319,7 +319,7 @@ func (r *reflector[O, T]) watch(parent context.Context, options metav1.ListOptio
 		}
 	}
 	if failed, ok := errors.AsType[*Error](err); ok {
-		listing.Store(false) // the error below is the report
+		listing.Store(false) // the error below is reported instead
 		x.done()
 		if failed.Class == Rejected && (failed.Status == http.StatusGone || streams) {
 			return nil, err // the version has expired, or the server does not stream lists: client-go lists
@@ -345,8 +345,8 @@ func endsList(event watch.Event) bool {
 	return err == nil && is.GetAnnotations()[metav1.InitialEventsAnnotationKey] == "true"
 }
 
-// reduce returns an event with its object reduced. An event that cannot be decoded becomes an ERROR, after which client-go
-// lists again. An ERROR is reported unless the resourceVersion of the watch has expired.
+// reduce returns an event with a reduced object. An event that cannot be decoded becomes an ERROR, after which client-go lists
+// again. reduce reports an ERROR unless it means that the resourceVersion of the watch has expired.
 func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.Event) watch.Event {
 	var err error
 	x.left.Store(x.limit)
@@ -354,14 +354,14 @@ func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.E
 	case watch.Error:
 		verdict, ok := event.Object.(*metav1.Status)
 		if !ok {
-			err = errors.New("the watch ended with something else than a Status")
+			err = errors.New("the watch ended with an object other than a Status")
 			break
 		}
 		failed := x.refused(*verdict)
 		if apierrors.HasStatusCause(failed, decodingCause) {
 			failed.Class = Undecodable
 			if strings.Contains(failed.Message, streaming.ErrObjectTooLarge.Error()) {
-				failed.Class = TooLarge // the list has the object
+				failed.Class = TooLarge // the following list has the object
 			}
 		}
 		err = failed
@@ -392,10 +392,10 @@ func (r *reflector[O, T]) reduce(ctx context.Context, x *exchange, event watch.E
 	return watch.Event{Type: watch.Error, Object: &status.ErrStatus}
 }
 
-// decodingCause is client-go's cause of an event that it cannot decode.
+// decodingCause is client-go's cause for an event that it cannot decode.
 const decodingCause = "ClientWatchDecoding"
 
-// Add and the four methods below implement the store of client-go's reflector.
+// Add and the next four methods implement the store of client-go's reflector.
 func (r *reflector[O, T]) Add(object any) error { return r.Update(object) }
 
 // Update stores a new or changed object.
@@ -433,7 +433,7 @@ func (r *reflector[O, T]) remove(key types.NamespacedName) {
 	}
 }
 
-// Replace replaces the content of the store by a list.
+// Replace replaces the content of the store with a list.
 func (r *reflector[O, T]) Replace(list []any, _ string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -453,5 +453,5 @@ func (r *reflector[O, T]) Replace(list []any, _ string) error {
 	return nil
 }
 
-// Resync does nothing: no resync period is set.
+// Resync does nothing because the reflector has no resync period.
 func (r *reflector[O, T]) Resync() error { return nil }

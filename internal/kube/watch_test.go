@@ -27,7 +27,7 @@ func config(mode string) []byte {
 	return kubetest.ConfigMap("istio-system", "istio-cni-config", map[string]string{"mode": mode})
 }
 
-// calls records the calls of a listener, in order: "absent", "mode=x", "error: CLASS", "works".
+// calls records the calls of a listener in order: "absent", "mode=x", "error: CLASS", "works".
 type calls struct {
 	t     *testing.T
 	mu    sync.Mutex
@@ -65,7 +65,7 @@ func (c *calls) configMap(ctx context.Context, api *Client) {
 	}, c.onError)
 }
 
-// wants waits for the calls, and for no others.
+// wants waits for exactly these calls.
 func (c *calls) wants(lines ...string) {
 	c.t.Helper()
 	agenttest.Until(c.t, func() string { return fmt.Sprintf("calls %q, want %q", c.all(), lines) }, func() bool {
@@ -87,7 +87,7 @@ func watched(t *testing.T, server *kubetest.Server) {
 	agenttest.Eventually(t, "no watch was opened", func() bool { return server.Watches() == 1 })
 }
 
-// lists and watches return the requests of each kind. A watch that streams a list is a list.
+// lists and watches return the requests of each kind. A watch that streams a list belongs to lists.
 func lists(server *kubetest.Server) []string {
 	return slices.DeleteFunc(server.Requests(), func(r string) bool { return !isList(r) })
 }
@@ -98,8 +98,8 @@ func isList(request string) bool {
 	return !strings.Contains(request, "watch=true") || strings.Contains(request, "sendInitialEvents=true")
 }
 
-// newFixture returns a server with the ConfigMap of mode a, and the calls of a listener. given changes the server, change the
-// client before the watch; both may be nil.
+// newFixture returns a server with the ConfigMap in mode a, and the calls of a listener. Before the watch, given changes the
+// server and change the client; both may be nil.
 func newFixture(t *testing.T, given func(*kubetest.Server), change func(*Config)) (*kubetest.Server, *calls) {
 	t.Helper()
 	server, h := kubetest.NewServer(t), &calls{t: t}
@@ -138,7 +138,7 @@ func TestWatchConfigMap(t *testing.T) {
 	check.Equal(t, query.Encode(), want, "the query is")
 }
 
-// TestWatch_ListFromCache is about API servers that do not stream lists.
+// TestWatch_ListFromCache: the API server does not stream lists.
 func TestWatch_ListFromCache(t *testing.T) {
 	server, h := newFixture(t, (*kubetest.Server).ListsOnly, nil)
 	h.wants("mode=a")
@@ -177,12 +177,12 @@ func queryOf(t *testing.T, request string) url.Values {
 	return values
 }
 
-// TestWatch_ContinuesAfterEvent ends watches: no change is missed, and no list is requested.
+// TestWatch_ContinuesAfterEvent: after the end of a watch, the client misses no change and requests no list.
 func TestWatch_ContinuesAfterEvent(t *testing.T) {
 	for name, end := range map[string]func(*kubetest.Server){
-		"after a proper end":                                (*kubetest.Server).CloseWatches,
-		"after an end in the middle of an event":            (*kubetest.Server).BreakWatches,
-		"after an end, before which nothing is known later": func(s *kubetest.Server) { s.Compact(); s.CloseWatches() },
+		"after a proper end":                           (*kubetest.Server).CloseWatches,
+		"after an end in the middle of an event":       (*kubetest.Server).BreakWatches,
+		"after an end and a compaction of the history": func(s *kubetest.Server) { s.Compact(); s.CloseWatches() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, h := newFixture(t, nil, nil)
@@ -201,7 +201,7 @@ func TestWatch_ContinuesAfterEvent(t *testing.T) {
 	}
 }
 
-// elsewhere changes an object that no watch is about.
+// elsewhere changes an object that no watch selects.
 func elsewhere(s *kubetest.Server) { s.Set(kubetest.ConfigMap("elsewhere", "other", nil)) }
 
 func TestWatch_ContinuesAfterBookmark(t *testing.T) {
@@ -223,7 +223,7 @@ func TestWatch_ExpiredVersion(t *testing.T) {
 			s.Compact()
 			s.CloseWatches()
 		},
-		"as the answer": func(s *kubetest.Server) {
+		"as the response": func(s *kubetest.Server) {
 			s.FailOn("watch=true", kubetest.Gone, 1)
 			s.CloseWatches()
 		},
@@ -235,7 +235,7 @@ func TestWatch_ExpiredVersion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server, h := newFixture(t, nil, nil)
 			watched(t, server)
-			server.Set(config("b")) // a watch without events that ends soon is followed by a list
+			server.Set(config("b")) // client-go lists after a short watch without events
 			h.wants("mode=a", "mode=b")
 			forget(server)
 			agenttest.Eventually(t, "no second list", func() bool { return len(lists(server)) >= 2 })
@@ -250,7 +250,7 @@ func TestWatch_ExpiredVersion(t *testing.T) {
 	}
 }
 
-// TestWatch_FailureReportedOnce has many requests fail.
+// TestWatch_FailureReportedOnce: many requests fail, and the listener receives one error.
 func TestWatch_FailureReportedOnce(t *testing.T) {
 	for _, test := range []struct {
 		fault kubetest.Fault
@@ -263,7 +263,7 @@ func TestWatch_FailureReportedOnce(t *testing.T) {
 		{kubetest.NotFoundPage, Undecodable},
 		{kubetest.Garbage, Undecodable},
 		{kubetest.WrongKind, Undecodable},
-		{kubetest.Truncated, ConnectionLost}, // of HTTP/2, a stream that was reset
+		{kubetest.Truncated, ConnectionLost}, // in HTTP/2, a reset stream
 	} {
 		t.Run(string(test.fault), func(t *testing.T) {
 			server, h := newFixture(t, func(s *kubetest.Server) { s.ListsOnly(); s.Fail(test.fault, kubetest.Forever) }, nil)
@@ -294,7 +294,7 @@ func TestWatch_BadEvent(t *testing.T) {
 		"an object without a name":     {"MODIFIED", `{"kind": "ConfigMap"}`, Undecodable},
 		"data of another type":         {"MODIFIED", `{"metadata": {"name": "x", "resourceVersion": "9"}, "data": 7}`, Undecodable},
 		"a bookmark without an object": {"BOOKMARK", `7`, Undecodable},
-		"an event of the future":       {"MOVED", string(config("x")), Undecodable},
+		"an event of unknown type":     {"MOVED", string(config("x")), Undecodable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server, h := newFixture(t, nil, nil)
@@ -338,7 +338,7 @@ func TestWatch_ContextEnds(t *testing.T) {
 	}
 }
 
-// TestWatch_ManyObjects watches pods of a server that does not stream lists.
+// TestWatch_ManyObjects: the client watches pods on a server that does not stream lists.
 func TestWatch_ManyObjects(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.ListsOnly()
@@ -364,7 +364,7 @@ func TestWatch_ManyObjects(t *testing.T) {
 	want = append(want, "set e uid-6", "gone a uid-2")
 	h.wants(want...)
 
-	// During an outage, one is deleted, one deleted and created anew, one changed, one new.
+	// During an outage, one pod is deleted, one deleted and created again, one changed, and one created.
 	server.Fail(kubetest.Unavailable, kubetest.Forever)
 	server.CloseWatches()
 	h.wants(append(want, "error: "+string(ServerError))...)
@@ -386,18 +386,18 @@ func TestWatch_ManyObjects(t *testing.T) {
 	}
 }
 
-// client-go spreads errors by the time of the last one in the process, which for a bubble lies in the future.
+// client-go delays an error by the time of the last error in the process, which in a bubble can lie in the future.
 func init() { utilruntime.ErrorHandlers = nil } //nolint:reassign,gochecknoinits // for all tests of the package
 
-// pauses returns the times between the requests of a watch within a time. The watch ends a second later: a goroutine of
-// client-go would stay for ever if it ended during an event (k8s.io/apimachinery/pkg/watch.Filter).
+// pauses returns the times between the requests of a watch within a time. The watch ends a second later because a goroutine of
+// client-go would leak if the watch ended during an event (k8s.io/apimachinery/pkg/watch.Filter).
 func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []time.Duration, reported []string) {
 	t.Helper()
 	var last time.Time
 	over := time.Now().Add(within)
 	api := clientOf(func(r *http.Request) (*http.Response, error) {
 		if !time.Now().Before(over) {
-			return hangs()(r)
+			return hang()(r)
 		}
 		if !last.IsZero() {
 			between = append(between, time.Since(last))
@@ -414,9 +414,9 @@ func pauses(t *testing.T, within time.Duration, next exchangeFunc) (between []ti
 
 func TestWatch_BackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		between, reported := pauses(t, 10*time.Minute, answers(http.StatusInternalServerError, nil))
+		between, reported := pauses(t, 10*time.Minute, reply(http.StatusInternalServerError, nil))
 		for i, pause := range between {
-			// A list follows a watch that is to stream one at once.
+			// A list follows a refused streaming list at once.
 			if i%2 == 1 && (pause < 800*time.Millisecond || pause > time.Minute) {
 				t.Errorf("pause %d is %v, want 800ms to 1m", i, pause)
 			}
@@ -444,12 +444,12 @@ func TestWatch_RetryAfter(t *testing.T) {
 	}
 }
 
-// emptyThen responds with an empty list, and to watches as given.
+// emptyThen responds to a list with an empty list, and to a watch with the result of watch.
 func emptyThen(watch exchangeFunc) exchangeFunc {
-	list := answers(http.StatusOK, []byte(`{"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}}`))
+	list := reply(http.StatusOK, []byte(`{"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}}`))
 	return func(r *http.Request) (*http.Response, error) {
 		if r.URL.Query().Has("sendInitialEvents") {
-			return answers(http.StatusUnprocessableEntity, nil)(r)
+			return reply(http.StatusUnprocessableEntity, nil)(r)
 		}
 		if r.URL.Query().Get("watch") == "true" {
 			return watch(r)
@@ -458,38 +458,38 @@ func emptyThen(watch exchangeFunc) exchangeFunc {
 	}
 }
 
-// silent is the body of a watch without an event for a time, or until the request is canceled.
-type silent struct {
-	ctx  context.Context //nolint:containedctx // it is a request's
+// silentBody is the body of a watch without an event for a time, or until the request is canceled.
+type silentBody struct {
+	ctx  context.Context //nolint:containedctx // of the request
 	span time.Duration
 }
 
-func (s silent) Read([]byte) (int, error) {
+func (s silentBody) Read([]byte) (int, error) {
 	if sleep(s.ctx, s.span) {
 		return 0, io.EOF
 	}
 	return 0, s.ctx.Err()
 }
 
-func (silent) Close() error { return nil }
+func (silentBody) Close() error { return nil }
 
 func silentFor(d time.Duration) exchangeFunc {
 	return func(r *http.Request) (*http.Response, error) {
-		return &http.Response{StatusCode: http.StatusOK, ContentLength: -1, Body: silent{r.Context(), d}}, nil
+		return &http.Response{StatusCode: http.StatusOK, ContentLength: -1, Body: silentBody{r.Context(), d}}, nil
 	}
 }
 
 func TestWatch_EndsAtOnce(t *testing.T) {
 	for name, watch := range map[string]exchangeFunc{
-		"with nothing": answers(http.StatusOK, nil),
-		"with a 410":   answers(http.StatusOK, []byte(`{"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "code": 410}}`)),
-		"by a 410":     answers(http.StatusGone, nil),
-		"with a bookmark": answers(http.StatusOK, []byte(
+		"with nothing": reply(http.StatusOK, nil),
+		"with a 410":   reply(http.StatusOK, []byte(`{"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "code": 410}}`)),
+		"by a 410":     reply(http.StatusGone, nil),
+		"with a bookmark": reply(http.StatusOK, []byte(
 			`{"type": "BOOKMARK", "object": {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"resourceVersion": "6"}}}`)),
 	} {
 		bubble(t, name, func(t *testing.T) {
 			between, reported := pauses(t, 10*time.Minute, emptyThen(watch))
-			// client-go's own pauses are longer at times, at random; ours are one request each 3 s.
+			// client-go's own random pauses are sometimes longer; ours allow one request each 3 s.
 			if len(between) > burst+10*60/3 {
 				t.Errorf("%d requests in 10 minutes", len(between))
 			}
@@ -498,7 +498,7 @@ func TestWatch_EndsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatch_EndsLater: a watch that ends, and one that is silent for longer than IdleTimeout, are followed by the next at once.
+// TestWatch_EndsLater: the next watch follows at once when a watch ends, or has no event for longer than IdleTimeout.
 func TestWatch_EndsLater(t *testing.T) {
 	for span, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, 24 * time.Hour: 150 * time.Second} {
 		bubble(t, span.String(), func(t *testing.T) {
@@ -514,7 +514,7 @@ func TestWatch_EndsLater(t *testing.T) {
 		})
 	}
 	bubble(t, "without a response", func(t *testing.T) {
-		between, reported := pauses(t, time.Hour, emptyThen(hangs()))
+		between, reported := pauses(t, time.Hour, emptyThen(hang()))
 		if check.Diff(t, "calls", []string{"absent", "error: " + string(Timeout)}, reported); len(between) < 20 {
 			t.Errorf("%d requests", len(between))
 		}
@@ -542,7 +542,7 @@ func (spaces) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestWatch_Protobuf: the real API server answers in protobuf, with the same events.
+// TestWatch_Protobuf: protobuf, which the real API server sends, gives the same events.
 func TestWatch_Protobuf(t *testing.T) {
 	t.Parallel()
 	server, h := newFixture(t, (*kubetest.Server).Protobuf, nil)

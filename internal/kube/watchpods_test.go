@@ -20,7 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// brokenPod is a pod as the API server has it when its redirection is missing.
+// brokenPod is the API object of a pod without redirection.
 const brokenPod = `{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": "web-1", "uid": "u1",
 	"deletionTimestamp": "2026-01-09T00:00:00Z", "labels": {"app": "web"}, "annotations": {"sidecar.istio.io/status": "{}"}},
 	"spec": {"nodeName": "node-1", "restartPolicy": "Always", "initContainers": [{"name": "istio-validation", "args": ["a"]}],
@@ -155,7 +155,7 @@ func TestWatchPods_OfANode(t *testing.T) {
 	agenttest.Go(t, func(ctx context.Context) {
 		kept := func(what string, p Pod) {
 			if p.Facts.Containers != nil || p.Facts.Annotations != nil {
-				t.Errorf("%s has fields that the transform drops", p.Facts.Name)
+				t.Errorf("%s still has fields that the transform drops", p.Facts.Name)
 			}
 			h.add(what + " " + p.Facts.Name + " on " + p.NodeName)
 		}
@@ -165,7 +165,7 @@ func TestWatchPods_OfANode(t *testing.T) {
 		})
 	})
 	watched(t, server)
-	server.Set(onNode(t, "c", "node-1", "Pending")) // it is scheduled
+	server.Set(onNode(t, "c", "node-1", "Pending")) // scheduled now
 	server.Set(onNode(t, "b", "node-2", "Running"))
 	server.Set(onNode(t, "e", "node-2", "Running"))
 	server.Set(onNode(t, "a", "node-1", "Failed"))

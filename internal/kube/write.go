@@ -22,10 +22,10 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
-// PatchTaints removes the taints of a node for which drop returns true, and adds put, unless nil or present by key and effect.
-// It sends a JSON patch that tests UID and taints as read, so that it changes nothing after a concurrent write: the error then
-// satisfies [IsConflict]. All other taints stay unchanged, including their unknown fields. It returns the node after the
-// change. Without a change it sends nothing, and sent is false.
+// PatchTaints removes the taints of a node for which drop returns true, and adds put unless it is nil or present by key and
+// effect. Its JSON patch tests the UID and the taints as read: after a concurrent write it changes nothing, and the error
+// satisfies [IsConflict]. All other taints stay unchanged, including their unknown fields. PatchTaints returns the node after
+// the change. Without a change it sends no request, and sent is false.
 func (c *Client) PatchTaints(
 	ctx context.Context, n NodeState, put *readiness.Taint, drop func(readiness.Taint) bool,
 ) (after NodeState, sent bool, err error) {
@@ -37,8 +37,8 @@ func (c *Client) PatchTaints(
 	return after, true, err
 }
 
-// taintPatch addresses the taints by their index in the list, so that the other taints are not written. It returns nil if there
-// is nothing to change.
+// taintPatch returns operations that address taints by their index in the list, so that the patch does not write other taints.
+// It returns nil without a change.
 func taintPatch(n NodeState, put *readiness.Taint, drop func(readiness.Taint) bool) []operation {
 	patch := []operation{{Op: "test", Path: "/metadata/uid", Value: n.UID}}
 	for i, taint := range n.Taints {
@@ -73,7 +73,7 @@ func taintPatch(n NodeState, put *readiness.Taint, drop func(readiness.Taint) bo
 }
 
 // PatchCondition sets one condition of a node's status and leaves the others unchanged. now is the heartbeat. It returns the
-// node after the change; if the node has the condition already it sends nothing, and sent is false.
+// node after the change. If the node already has the condition, it sends no request, and sent is false.
 func (c *Client) PatchCondition(
 	ctx context.Context, n NodeState, want Condition, now time.Time,
 ) (after NodeState, sent bool, err error) {
@@ -89,14 +89,14 @@ func (c *Client) PatchCondition(
 	return after, true, err
 }
 
-// conditionPatch sets one condition of an object's status, which the API server merges by type.
+// conditionPatch returns the patch that sets one condition of an object's status. The API server merges conditions by type.
 func conditionPatch(uid string, condition any) call {
 	return call{part: "status", patch: types.StrategicMergePatchType, body: map[string]any{
 		"metadata": map[string]any{"uid": uid}, "status": map[string]any{"conditions": []any{condition}},
 	}}
 }
 
-// patchNode sends a change and returns the node of the API server's response, or the node before an error.
+// patchNode sends a change and returns the node in the response or, after an error, the node before the change.
 func (c *Client) patchNode(ctx context.Context, n NodeState, what call, condition string) (NodeState, error) {
 	what.verb, what.resource, what.name = "patch", nodes(), n.Name
 	node, err := fetch[*corev1.Node](ctx, c, &what)
@@ -106,15 +106,15 @@ func (c *Client) patchNode(ctx context.Context, n NodeState, what call, conditio
 	return nodeOf(node, condition), nil
 }
 
-// PodRef identifies one version of a pod, so that no other pod of its name is changed.
+// PodRef identifies one version of a pod, so that a change cannot hit another pod of the same name.
 type PodRef struct {
 	Namespace, Name, UID string
 	// Version is the resourceVersion.
 	Version string
 }
 
-// DeletePod deletes a pod, with its own grace period, at the version of ref: another UID or resourceVersion is an error of
-// [IsConflict]. A deleted pod is NotFound. Success means that the API server accepted the deletion, not that the pod is gone.
+// DeletePod deletes a pod with its own grace period, at the version of ref: for another UID or resourceVersion the error
+// satisfies [IsConflict], for a deleted pod it is NotFound. Success means that the API server accepted the deletion.
 func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
 	return c.changePod(ctx, ref, ref.Version, call{verb: "delete", body: &metav1.DeleteOptions{
 		TypeMeta: metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"}, Preconditions: ref.preconditions(),
@@ -122,7 +122,7 @@ func (c *Client) DeletePod(ctx context.Context, ref PodRef) error {
 }
 
 // EvictPod evicts a pod with the preconditions of [Client.DeletePod]. If a PodDisruptionBudget forbids the eviction, the error
-// is an [ErrDisruptionBudget], and RetryAfter is the server's Retry-After, if any.
+// is [ErrDisruptionBudget], and RetryAfter returns the server's Retry-After, if any.
 func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 	return c.changePod(ctx, ref, ref.Version, call{verb: "create", part: "eviction", body: &policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{Kind: "Eviction", APIVersion: policyv1.SchemeGroupVersion.String()},
@@ -131,16 +131,16 @@ func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 	}})
 }
 
-// LabelPod sets a label of a pod through its status subresource, which needs no permission to change the pod. The version does
-// not matter; another UID is an error of [IsConflict].
+// LabelPod sets a label of a pod through its status subresource, which needs no permission to change the pod. It ignores the
+// version. For another UID the error satisfies [IsConflict].
 func (c *Client) LabelPod(ctx context.Context, ref PodRef, key, value string) error {
 	return c.changePod(ctx, ref, "any", call{verb: "patch", part: "status", patch: types.MergePatchType, body: map[string]any{
 		"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}},
 	}})
 }
 
-// SetPodCondition sets one condition of a pod's status, which had the condition has, and leaves the others unchanged. The version
-// does not matter; another UID is an error of [IsConflict].
+// SetPodCondition replaces the condition has of a pod's status with want, and leaves other conditions unchanged. It ignores the
+// version. For another UID the error satisfies [IsConflict].
 func (c *Client) SetPodCondition(ctx context.Context, ref PodRef, has, want Condition, now time.Time) error {
 	what := conditionPatch(ref.UID, map[string]any{
 		"type": want.Type, "status": want.Status, "reason": want.Reason, "message": want.Message,

@@ -19,7 +19,7 @@ import (
 
 const podAt = "/api/v1/namespaces/shop/pods/web-1"
 
-// podAction is one of the four changes of a pod, with its request.
+// podAction is a change of a pod and its request.
 type podAction struct {
 	name, verb, object, request string
 	do                          func(*Client, context.Context, PodRef) error
@@ -58,7 +58,7 @@ func TestPod_Actions(t *testing.T) {
 		"": "", kubetest.Forbidden: Forbidden, kubetest.Unauthorized: Unauthorized, kubetest.BadRequest: Rejected,
 		kubetest.TooMany: TooManyRequests, kubetest.ServerError: ServerError, kubetest.Unavailable: ServerError,
 		kubetest.NotFoundPage: Undecodable, kubetest.ForbiddenPage: Undecodable, kubetest.UnknownPath: Rejected,
-		kubetest.Redirect: Rejected, kubetest.Reset: ConnectionLost, kubetest.NotFound: NotFound, // over HTTP/2 a stream is reset
+		kubetest.Redirect: Rejected, kubetest.Reset: ConnectionLost, kubetest.NotFound: NotFound, // in HTTP/2, Reset resets a stream
 	} {
 		for _, action := range podActions() {
 			t.Run(action.name+"/"+string(fault), func(t *testing.T) {
@@ -125,14 +125,14 @@ func TestEvictPod_BudgetOrLoad(t *testing.T) {
 				t.Errorf("a conflict or a permanent error: %v", err)
 			}
 			if pod := storedPod(t, server); pod.DeletionTimestamp != nil {
-				t.Error("the pod is being deleted")
+				t.Error("the pod was deleted")
 			}
 		})
 	}
 }
 
-// TestSetPodCondition: conditions of other types stay, the transition time is that of the status, and no other pod of the name is
-// changed.
+// TestSetPodCondition: conditions of other types stay, the transition time changes only with the status, and another pod of the
+// same name stays unchanged.
 func TestSetPodCondition(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
@@ -156,6 +156,6 @@ func TestSetPodCondition(t *testing.T) {
 	}
 	ref.UID = "another"
 	if err := api.SetPodCondition(t.Context(), ref, has, Condition{Type: RedirectionVerified, Status: "True"}, day(9)); !IsConflict(err) {
-		t.Errorf("another pod of the name: %v", err)
+		t.Errorf("another pod of the same name: %v", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package agenttest has the common helpers of tests of the agent's parts: a wait for an asynchronous condition, a function that
-// runs until the test ends, a server on a Unix socket, and a goroutine that steps a fake clock.
+// Package agenttest has common helpers for tests of the agent's parts: waiting for a condition, running a function until the
+// test ends, a server on a Unix socket, and a goroutine that steps a fake clock.
 package agenttest
 
 import (
@@ -12,13 +12,13 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// Start returns the time of a new clock.
+// Start returns the initial time of a new clock.
 func Start() time.Time { return time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) }
 
 // NewClock returns a clock that moves only when the test steps it.
 func NewClock() *clocktesting.FakeClock { return clocktesting.NewFakeClock(Start()) }
 
-// Until waits for a condition, and fails the test with the text of otherwise after two minutes: the race detector is slow.
+// Until waits for a condition, and after two minutes fails the test with the text of otherwise: the race detector is slow.
 func Until(t *testing.T, otherwise func() string, holds func() bool) {
 	t.Helper()
 	deadline := time.NewTimer(5 * time.Minute)
@@ -34,7 +34,7 @@ func Until(t *testing.T, otherwise func() string, holds func() bool) {
 	}
 }
 
-// Metric returns the value of a series, by its name and labels, in a text of package metrics.
+// Metric returns the value of a series, given with its labels, from the text of package metrics.
 func Metric(t *testing.T, text []byte, series string) (value int) {
 	t.Helper()
 	_, rest, _ := strings.Cut("\n"+string(text), "\n"+series+" ")
@@ -44,7 +44,7 @@ func Metric(t *testing.T, text []byte, series string) (value int) {
 	return value
 }
 
-// Run steps the clock until the test is over, 50 times as fast as the time of day.
+// Run steps the clock until the test ends, 50 times as fast as real time.
 func Run(t *testing.T, clock *clocktesting.FakeClock) {
 	t.Helper()
 	Go(t, func(ctx context.Context) {

@@ -19,7 +19,7 @@ func Eventually(t *testing.T, what string, condition func() bool) {
 	Until(t, func() string { return what }, condition)
 }
 
-// Buffer is a bytes.Buffer that several goroutines may use.
+// Buffer is a bytes.Buffer that is safe for concurrent use.
 type Buffer struct {
 	mu  sync.Mutex
 	all bytes.Buffer
@@ -37,7 +37,7 @@ func (b *Buffer) String() string {
 	return b.all.String()
 }
 
-// SocketDir creates a directory whose name is short enough for a socket in it.
+// SocketDir creates a directory with a name short enough for a socket in it.
 func SocketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // a socket's path is 107 bytes at most
@@ -52,7 +52,7 @@ func SocketDir(t *testing.T) string {
 func Child(t *testing.T, environment ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe") // t.Context ends before the test's cleanups
-	cmd.Env = append(os.Environ(), environment...)                                   //nolint:forbidigo // as go test has it
+	cmd.Env = append(os.Environ(), environment...)                                   //nolint:forbidigo // go test's own environment
 	cmd.Dir = "/"
 	return cmd
 }

@@ -32,7 +32,7 @@ func Go(t *testing.T, run func(context.Context)) (stop func()) {
 	return stop
 }
 
-// Socket is a server on a Unix socket, with its log.
+// Socket is a server on a Unix socket, and its log.
 type Socket struct {
 	*unixsock.Server
 

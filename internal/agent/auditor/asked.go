@@ -12,41 +12,41 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Way is how a request reaches the agent. The inspections for each way have a budget of their own, so that users of the port leave
-// the operator's commands theirs.
+// Way is how a request reaches the agent. Each way has its own budget of inspections, so that users of the port cannot use up the
+// operator's.
 type Way string
 
 const (
-	// Socket is the unix socket, which is root's.
+	// Socket is the unix socket, which only root can use.
 	Socket Way = "socket"
-	// Port is the introspection port, which any process can use that reaches the loopback address. A request there never becomes one to
-	// the API server.
+	// Port is the introspection port, open to every process that reaches the loopback address. Its requests never cause one to the API
+	// server.
 	Port Way = "port"
 )
 
 const (
-	// askedDuty is the ratio of the time to that of the inspections for one way: half a percent of a core.
+	// askedDuty is elapsed time divided by inspection time, per way: inspections take at most half a percent of a core.
 	askedDuty = 2 * duty
-	// The time of inspections after a calm time: some checks of a full node and, in the half that is left for them, of single pods.
+	// The budget after an idle time: some checks of a full node, which leave half of it for single pods.
 	socketBurst = 2 * time.Second
 	portBurst   = time.Second
-	// patience is the time that a request waits for its budget, which a single user does not notice and a loop does.
+	// patience is how long a request waits for its budget. A single user does not notice it; a loop does.
 	patience = 2 * time.Second
-	// sharedFor is the age of a result that answers a request of the port.
+	// sharedFor is the maximum age of a result that answers a request on the port.
 	sharedFor = time.Second
 )
 
 // checkTimeout bounds the inspection of all pods for one request.
 const checkTimeout = time.Minute
 
-// ErrAsked is the cause for a request whose way has used up its budget.
+// ErrAsked means that the request's way has used up its budget.
 var ErrAsked = errors.New("too many requests: the agent inspects pods for half a percent of the time; ask again in some seconds")
 
 func newAsked() map[Way]*rate.Limiter {
 	return map[Way]*rate.Limiter{Socket: newBudget(askedDuty, socketBurst), Port: newBudget(askedDuty, portBurst)}
 }
 
-// lacking returns the time until a way has so much of its budget, in microseconds, 0 if it has.
+// lacking returns the time until a way's budget reaches least, in microseconds, or 0 if it already does.
 func (a *Auditor) lacking(by Way, least int) time.Duration {
 	budget := a.asked[by]
 	if lacks := float64(least) - budget.TokensAt(a.Env.Clock.Now()); lacks >= 1 {
@@ -55,7 +55,7 @@ func (a *Auditor) lacking(by Way, least int) time.Duration {
 	return 0
 }
 
-// admit waits for so much of a way's budget, in microseconds, and reports whether there is.
+// admit waits until a way's budget reaches least, in microseconds, and reports whether it does.
 func (a *Auditor) admit(ctx context.Context, by Way, least int) bool {
 	if wait := a.lacking(by, least); wait > 0 {
 		a.Env.Sleep(ctx, min(wait, patience))
@@ -63,7 +63,8 @@ func (a *Auditor) admit(ctx context.Context, by Way, least int) bool {
 	return ctx.Err() == nil && a.lacking(by, least) == 0
 }
 
-// Charge counts an inspection for a request. It delays the schedule as one of the schedule does, in all by the pause after a slow one.
+// Charge counts an inspection for a request. It delays the schedule like a scheduled one, in total by at most the pause after a slow
+// one.
 func (a *Auditor) Charge(by Way, took time.Duration) {
 	now, n := a.Env.Clock.Now(), int(min(took, slow).Microseconds())
 	a.asked[by].ReserveN(now, n)
@@ -71,7 +72,7 @@ func (a *Auditor) Charge(by Way, took time.Duration) {
 	a.budget.ReserveN(now, max(0, min(n, room)))
 }
 
-// Admit waits until a request may inspect one pod; done ends that.
+// Admit waits until a request may inspect one pod. The caller calls done after the inspection.
 func (a *Auditor) Admit(ctx context.Context, by Way) (done func(), err error) {
 	if !a.admit(ctx, by, 0) {
 		return nil, ErrAsked
@@ -82,14 +83,14 @@ func (a *Auditor) Admit(ctx context.Context, by Way) (done func(), err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if a.lacking(by, 0) > 0 { // the requests ahead have used it
+	if a.lacking(by, 0) > 0 { // used up by the requests ahead
 		done()
 		return nil, ErrAsked
 	}
 	return done, nil
 }
 
-// check inspects a pod for a request about all pods when it is its turn, if it was not inspected since a time.
+// check waits its turn and inspects a pod for a request about all pods, unless the pod was inspected after since.
 func (a *Auditor) check(ctx context.Context, by Way, k types.NamespacedName, since time.Time) {
 	select {
 	case a.checks <- struct{}{}:
@@ -102,8 +103,8 @@ func (a *Auditor) check(ctx context.Context, by Way, k types.NamespacedName, sin
 	}
 }
 
-// CheckAll inspects all pods of the mesh, maxChecks at a time. Requests at the same time share the inspections. If half of the
-// way's budget is used up, the error is ErrAsked and the pods keep their last results.
+// CheckAll inspects all pods of the mesh, maxChecks at a time. Concurrent requests share the inspections. If the way has less
+// than half of its budget, the error is ErrAsked and the pods keep their last results.
 func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -134,7 +135,7 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 	return nil
 }
 
-// checkedBefore reports whether the pod is inspected at all, and was not inspected since a time.
+// checkedBefore reports whether the pod is audited and was last inspected before since.
 func (a *Auditor) checkedBefore(k types.NamespacedName, since time.Time) (before bool) {
 	a.Pods.Get(k, func(_ kube.Pod, m *Memory) { before = !m.due.IsZero() && m.status.Checked.Before(since) })
 	return before

@@ -1,8 +1,7 @@
-// Package auditor inspects the pods that run, and says of each whether its traffic is redirected: by its rules, its routes, and who listens.
+// Package auditor inspects the running pods and reports whether their traffic is redirected, from their rules, routes and listeners.
 //
-// It promises one event for each change of a pod's state, and none for a pod that ends; that it takes a share of a core at most, and is
-// never in the way of a repair; that it holds no namespace open between two inspections; and that what a request causes has a budget of
-// its own.
+// It promises one event for each change of a pod's state, and none for a pod that ends; that it uses a bounded share of a core, and
+// never delays a repair; that it holds no namespace open between two inspections; and that requests have budgets of their own.
 //
 // Start reading at Reconcile. observe.go has the inspection, restore.go the repair of rules, report.go states and events, condition.go
 // the pod condition, schedule.go the order of the pods, asked.go the limits of requests, processes.go the list of the node's processes.
@@ -44,9 +43,9 @@ type Options struct {
 	Selects func(kube.Pod) bool
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
 	Processes func(context.Context) (map[string][]sandbox.Process, error)
-	// Env is that of the turns.
+	// Env is shared with the turns.
 	Env *podwork.Env
-	// Pods are the pods, see podwork.Controller.
+	// Pods gives access to the pods, see podwork.Controller.
 	Pods Pods
 }
 
@@ -63,22 +62,22 @@ type Pods interface {
 type Auditor struct {
 	Options
 
-	// budget is the token bucket of the time of inspections, asked those of inspections for requests.
+	// budget is the token bucket of inspection time; asked has the token buckets for requests.
 	budget *rate.Limiter
 	asked  map[Way]*rate.Limiter
 
 	mu sync.Mutex
-	// requested are the inspections that somebody waits for.
+	// requested are the inspections that a caller waits for.
 	requested map[types.NamespacedName]*request
 
 	processes processes
-	// wake ends the idle time of the schedule, checks bounds the inspections that requests have caused, ended ends their waits.
+	// wake ends the schedule's idle time, checks bounds concurrent inspections for requests, ended ends their waits.
 	wake, checks, ended chan struct{}
-	// unpublished reports that the right to publish the condition is missing, which is logged once.
+	// unpublished is set when the right to publish the condition is missing, which is logged once.
 	unpublished atomic.Bool
 }
 
-// request is an inspection. forced reports whether its result is for a user's request.
+// request is a requested inspection. forced is set if its result answers a user's request.
 type request struct {
 	waiting []chan struct{}
 	forced  bool
@@ -101,7 +100,7 @@ func (a *Auditor) Run(ctx context.Context) {
 // Gone ends the waits for an inspection of a pod that was deleted or replaced.
 func (a *Auditor) Gone(k types.NamespacedName) { a.take(k).release() }
 
-// take returns the request for a pod and forgets it: a later one is for another turn, because this one may have read the rules by then.
+// take removes and returns the request for a pod. A later request needs another turn: this turn may already have read the rules.
 func (a *Auditor) take(k types.NamespacedName) *request {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,23 +124,23 @@ type work struct {
 	*podwork.Turn
 
 	memory *Memory
-	// repair is what race repair did in this turn.
+	// repair is the result of race repair in this turn.
 	repair racerepair.Result
-	// inspects reports whether somebody waits for an inspection, forced whether for a user's request.
+	// inspects is set if a caller waits for an inspection, forced if it is a user's request.
 	inspects, forced bool
-	// processes are the pod's as of the time listed, zero for an incomplete list.
+	// processes are the pod's processes at the time listed, which is zero for an incomplete list.
 	processes []sandbox.Process
 	listed    time.Time
 }
 
-// Reconcile inspects the pod of a turn if that was requested, after race repair, and publishes its condition.
+// Reconcile runs after race repair: it inspects the pod of a turn if requested, and publishes its condition.
 func (a *Auditor) Reconcile(ctx context.Context, t *podwork.Turn, m *Memory, done racerepair.Result) error {
 	r := a.take(t.Pod.Key())
 	t.AtEnd(func() {
 		r.release()
 		select {
 		case a.wake <- struct{}{}:
-		default: // the schedule is to be woken already
+		default: // a wake-up is already pending
 		}
 	})
 	w := &work{Auditor: a, Turn: t, memory: m, repair: done, inspects: r != nil, forced: r != nil && r.forced}
@@ -157,46 +156,46 @@ func (a *Auditor) Reconcile(ctx context.Context, t *podwork.Turn, m *Memory, don
 type Settings struct {
 	// Interval is the time between two inspections of a pod that does not change, 0 for no audit.
 	Interval time.Duration
-	// Repair writes the rules of a pod that has lost or changed some; otherwise they are only reported.
+	// Repair restores lost or changed rules of a pod; otherwise they are only reported.
 	Repair bool
 	// PodCondition publishes [kube.RedirectionVerified] on each pod.
 	PodCondition bool
-	// Observe is for pods of another plugin.
+	// Observe is set for pods that another plugin redirects.
 	Observe bool
 }
 
 const (
 	// slowFactor: after an inspection that took slow+d, the pod is not inspected for slowFactor*d.
 	slowFactor = 1000
-	// startup is the time that the proxy has for opening its listeners.
+	// startup is the time allowed for the proxy to open its listeners.
 	startup = 15 * time.Second
-	// confirmation is the time between the two failed inspections after which a pod is not-inspected: the namespace of a pod
-	// that ends is gone before the API server shows that.
+	// confirmation is the time between the two failed inspections after which a pod is not-inspected: the namespace of an
+	// ending pod disappears before the API server shows the end.
 	confirmation = 10 * time.Second
 )
 
-// Memory is what the audit knows of a pod between two turns.
+// Memory is the audit's state of a pod between two turns.
 type Memory struct {
 	status audit.Status
-	// due is the time of the next inspection, zero for a pod that is not inspected.
+	// due is the time of the next inspection, zero for a pod that is not audited.
 	due time.Time
-	// took is the duration of the last inspection, asked that of the job with it, which a request pays for.
+	// took is the duration of the last inspection; asked is the duration of its whole turn, which a request is charged for.
 	took, asked time.Duration
-	// input is what the result rests on besides the namespace.
+	// input is the result's input besides the namespace.
 	input input
-	// version is that of the rules from which rules was made, the zero version if they have to be read.
+	// version is the version of the rules when they were read, zero if they must be read again.
 	version redirection.Version
 	rules   rules
-	// place is where the namespace was found; after some uses it is searched again.
+	// place is where the namespace was found, uses the number of inspections since the search.
 	place podwork.Place
 	uses  int
-	// captured is the Spec whose rules the pod had when it was captured last.
+	// captured is the Spec whose rules the pod had when last captured.
 	captured *redirect.Spec
 	// failures is the number of consecutive failed inspections.
 	failures int
 	// reported is the state of the last event, "" before the first inspection.
 	reported audit.State
-	// repairs is the number of repairs since the pod was captured for calm, repairAfter the time of the next one.
+	// repairs is the number of repairs since the pod was captured for calm, repairAfter the earliest time of the next one.
 	repairs     int
 	repairAfter time.Time
 	// published is the condition that was written last.
@@ -206,8 +205,8 @@ type Memory struct {
 // Reset forgets all but the published condition.
 func (m *Memory) Reset() { *m = Memory{published: m.published} }
 
-// rested returns a time, or the later one before which the pod is not inspected: a pod that is slow to inspect must not have that at will,
-// by changing an annotation.
+// rested returns at, or the end of the pause after the last inspection if that is later: a tenant must not trigger slow inspections at
+// will by changing an annotation.
 func (m *Memory) rested(at time.Time) time.Time {
 	if rested := m.status.Checked.Add(duty * m.took); rested.After(at) {
 		return rested
@@ -215,10 +214,10 @@ func (m *Memory) rested(at time.Time) time.Time {
 	return at
 }
 
-// Due returns the time of the next inspection, zero for a pod that is not inspected.
+// Due returns the time of the next inspection, zero for a pod that is not audited.
 func (m *Memory) Due() time.Time { return m.due }
 
-// State returns the pod's state for the metric; false if the audit has not inspected the pod.
+// State returns the pod's state for the metric, and false if the audit has not inspected the pod.
 func (m *Memory) State() (state metrics.PodState, inspected bool) {
 	state, inspected = podStates[m.status.State]
 	return state, inspected
@@ -230,7 +229,7 @@ type rules struct {
 	mesh     bool
 	// repairable reports whether writing the wanted rules would change something.
 	repairable bool
-	// earlier: the rules match the settings at the pod's start; changed settings apply after a restart, so that nothing is written.
+	// earlier is set if the rules match the settings at the pod's start. Changed settings apply after a restart, so nothing is written.
 	earlier bool
 	tools   string
 }
@@ -241,24 +240,24 @@ type input struct {
 	containers containers
 }
 
-// wanted is what the namespace is compared with. A change is inspected at once.
+// wanted is the wanted state of the namespace. A change is inspected at once.
 type wanted struct {
 	spec      redirect.Spec
 	addresses []netip.Addr
-	// plugin are the parts of the plugin's configuration that the Spec does not have.
+	// plugin has the parts of the plugin's configuration that the Spec lacks.
 	plugin string
 }
 
-// containers are those of the pod. A change of a captured pod that is no restart waits, see audit.
+// containers are the pod's containers. In a captured pod, a change without a restart waits, see audit.
 type containers struct {
-	// running are the names of the running containers, ids the IDs of all that have run. proxy is since when the proxy should be there.
+	// running has the names of the running containers, ids the IDs of all that have run. proxy is the result of proxySince.
 	running []string
 	ids     map[string]string
 	proxy   time.Time
 }
 
-// restarted reports whether a container has been replaced since before: that is how another sandbox of the same address shows, and a
-// proxy that restarts can listen elsewhere.
+// restarted reports whether a container has been replaced since before. A new sandbox with the same address shows only this way, and
+// a restarted proxy can listen elsewhere.
 func (c containers) restarted(before containers) bool {
 	for name, id := range before.ids {
 		if c.ids[name] != id {
@@ -286,10 +285,10 @@ func (w *work) input() input {
 	return input{want, now}
 }
 
-// audit inspects the pod if that is requested, and makes a changed pod due: at once, with a new search and all rules read, or, for
-// containers of a captured pod that start or end the first time, within startup. That is safe: the containers that went on are in the
-// namespace that was inspected, what one of them changes there can come at any later time as well, and the inspection that follows
-// compares the namespace's number and the version of its rules. It is the one that looks for the listeners of the proxy, too.
+// audit inspects the pod if requested, and makes a changed pod due: at once, with a new search and all rules read; or within startup,
+// if containers of a captured pod start or end for the first time. The delay is safe: the other containers still run in the inspected
+// namespace, a container could change it at any later time as well, and the next inspection compares the namespace's number and the
+// version of its rules. That inspection also looks for the proxy's listeners.
 func (w *work) audit(ctx context.Context) {
 	m := w.memory
 	if w.Settings.Interval == 0 || !w.Reachable() || !podwork.Inspectable(w.Pod) {
@@ -322,7 +321,7 @@ func (w *work) audit(ctx context.Context) {
 // verify inspects the pod, sets its status and the time of the next inspection, and reports a change.
 func (w *work) verify(ctx context.Context) {
 	m := w.memory
-	byPod, listed := w.podProcesses(ctx, w.forced) // whose cost is not this pod's
+	byPod, listed := w.podProcesses(ctx, w.forced) // not charged to this pod
 	w.processes, w.listed = byPod[w.Pod.Facts.UID], listed
 	began := w.Clock.Now()
 	problems, err := w.observe(ctx)
@@ -333,7 +332,7 @@ func (w *work) verify(ctx context.Context) {
 	if errors.Is(context.Cause(ctx), context.Canceled) { // the controller ends; not the PodTimeout
 		return
 	}
-	if !w.Unchanged() { // the result is about a pod that has ended, or left its namespace, meanwhile
+	if !w.Unchanged() { // the pod has ended or left its namespace meanwhile
 		m.Reset()
 		return
 	}
@@ -389,14 +388,14 @@ func (a *Auditor) Statuses() []audit.Status {
 	return all
 }
 
-// named returns the status with the pod's name, without a state for a pod that was not inspected.
+// named returns the status with the pod's name. A pod that was not inspected has an empty state.
 func (m *Memory) named(p kube.Pod) audit.Status {
 	s := m.status
 	s.Namespace, s.Pod, s.UID = p.Facts.Namespace, p.Facts.Name, p.Facts.UID
 	return s
 }
 
-// toolsOf names the tools of a report. Both families mostly have the same.
+// toolsOf names the tools of a report. Both families usually use the same tool.
 func toolsOf(r redirection.Report) string {
 	return strings.Join(slices.Compact(slices.Clone(r.Tools)), ",")
 }

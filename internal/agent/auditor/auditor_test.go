@@ -44,7 +44,7 @@ func newFixture(t *testing.T) fixture {
 	return fixture{t, a, clock}
 }
 
-// work is a turn of a pod whose network namespace is at a path, with listeners of nobody.
+// work is a turn of a pod whose network namespace is at a path, with listeners of user nobody.
 func (f fixture) work(p kube.Pod, m *Memory, path string) *work {
 	f.Env.Find = func(context.Context, sandbox.Pod) (*sandbox.Namespace, error) {
 		return &sandbox.Namespace{Namespace: netnstest.Open(f.T, path), Source: sandbox.FromCache}, nil
@@ -52,7 +52,7 @@ func (f fixture) work(p kube.Pod, m *Memory, path string) *work {
 	pods := podwork.New(podwork.Options[int]{Env: *f.Env, OtherSandbox: func(*int) {}, Ended: func(*int) {}, Follow: func(_ context.Context, l kube.Listener[kube.Pod]) { l.OnUpdate(p) }})
 	over, cancel := context.WithCancel(f.Context())
 	cancel()
-	pods.Run(over) // which reads the pods
+	pods.Run(over) // it reads the pods
 	t, end := pods.Look(p.Key())
 	f.Cleanup(end)
 	return &work{Auditor: f.Auditor, Turn: t, memory: m}
@@ -151,7 +151,7 @@ func TestCharge_ManyRequests(t *testing.T) {
 	}
 }
 
-// TestObserve_EqualVersion: who asks gets what is read then, also of a namespace whose version is that of the last inspection.
+// TestObserve_EqualVersion: a request gets freshly read rules, even if their version has not changed since the last inspection.
 func TestObserve_EqualVersion(t *testing.T) {
 	t.Parallel()
 	path := sandboxtest.New(t).Sandbox("10.88.0.2/24")
@@ -181,7 +181,7 @@ func meshPod() kube.Pod {
 	}
 }
 
-// TestAudit_ChangeOfASlowPod: a tenant can fill a namespace with rules, and change an annotation as often as he wants.
+// TestAudit_ChangeOfASlowPod: a tenant can fill a namespace with rules, and change an annotation at any rate.
 func TestAudit_ChangeOfASlowPod(t *testing.T) {
 	t.Parallel()
 	for name, took := range map[string]time.Duration{"quick": 0, "slow": 10 * time.Second} {
@@ -194,7 +194,7 @@ func TestAudit_ChangeOfASlowPod(t *testing.T) {
 	}
 }
 
-// TestProcesses_SlowList: the list of processes is as old as its cost demands, and no inspection of a pod counts as slow for it.
+// TestProcesses_SlowList: a slow list of processes is used for longer, and its time does not make an inspection slow.
 func TestProcesses_SlowList(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

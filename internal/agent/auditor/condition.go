@@ -15,15 +15,15 @@ import (
 // maxConditionMessage bounds the message of the condition in bytes.
 const maxConditionMessage = 1 << 10
 
-// published is a condition that was written to a version of a pod.
+// published is a condition and the version of the pod it was written to.
 type published struct {
 	kube.Condition
 
 	version string
 }
 
-// condition returns the condition of a pod with a status: True for a captured pod, Unknown for one that could not be inspected or is
-// sandboxed, and False for any other. The reason is the state in CamelCase.
+// condition returns the condition for a status: True for a captured pod; Unknown for a pod that is outside, sandboxed or not
+// inspected; otherwise False. The reason is the state in CamelCase.
 func condition(s audit.Status) kube.Condition {
 	status := map[audit.State]string{
 		audit.Captured: "True", audit.NotInspected: "Unknown", audit.Sandboxed: "Unknown", audit.Outside: "Unknown",
@@ -55,8 +55,8 @@ func camelCase(state string) string {
 	return b.String()
 }
 
-// publish writes the condition of a pod of the mesh if the pod has another one. A pod outside of the mesh gets none; one that left
-// the mesh does not keep its last one.
+// publish writes the condition of a mesh pod if it has changed. A pod outside the mesh gets a condition only to replace an earlier
+// one.
 func (w *work) publish(ctx context.Context) error {
 	status, last := w.memory.status, w.memory.published
 	if !w.Settings.PodCondition || status.State == "" || status.State == audit.Outside && w.Pod.Verified.Type == "" {
@@ -71,7 +71,7 @@ func (w *work) publish(ctx context.Context) error {
 	case err == nil:
 		w.memory.published = published{want, w.Pod.Version}
 		w.unpublished.Store(false)
-	case class == kube.NotFound || kube.IsConflict(err): // another pod of the name
+	case class == kube.NotFound || kube.IsConflict(err): // a new pod with the same name
 	case class == kube.Forbidden:
 		if !w.unpublished.Swap(true) {
 			w.Log.WarnContext(ctx, "the pod condition cannot be published: the account of the node agent lacks the right to patch pods/status",

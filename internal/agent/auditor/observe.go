@@ -43,7 +43,7 @@ func (w *work) observe(ctx context.Context) ([]audit.Problem, error) {
 	return audit.Assess(spec, o), err
 }
 
-// sandboxed is what is known of a pod in a sandbox.
+// sandboxed describes a pod in a sandbox for its status.
 func (w *work) sandboxed() string {
 	validation := "no istio-validation has found the redirection inside"
 	if repair.Validated(podwork.PodOf(w.Pod)) {
@@ -52,7 +52,7 @@ func (w *work) sandboxed() string {
 	return fmt.Sprintf("RuntimeClass %q: %s; %s", w.Pod.Facts.RuntimeClass, w.Decision.Sandbox.Sentence(), validation)
 }
 
-// perhapsSandboxed is a hint about a pod that cannot be inspected: gVisor takes the addresses out of the namespace.
+// perhapsSandboxed returns a hint, or "", for a pod that cannot be inspected: gVisor removes the addresses from the namespace.
 func (w *work) perhapsSandboxed() string {
 	if class := w.Pod.Facts.RuntimeClass; class != "" {
 		return fmt.Sprintf(". If pods of RuntimeClass %q have a network stack of their own, add it to sandboxedRuntimes", class)
@@ -60,7 +60,7 @@ func (w *work) perhapsSandboxed() string {
 	return ""
 }
 
-// read reads what is observed of a namespace.
+// read fills in the observation of a namespace.
 func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.Observation) error {
 	m, spec := w.memory, w.Decision.Spec
 	version, err := space.Version()
@@ -88,7 +88,7 @@ func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.O
 	return nil
 }
 
-// readRules reads and compares the rules, and keeps what is needed of them.
+// readRules reads and compares the rules, and keeps a summary.
 func (w *work) readRules(ctx context.Context, space redirection.Namespace) error {
 	m, spec := w.memory, w.Decision.Spec
 	m.version = redirection.Version{}
@@ -103,20 +103,20 @@ func (w *work) readRules(ctx context.Context, space redirection.Namespace) error
 	case m.captured != nil && !reflect.DeepEqual(*m.captured, spec):
 		_, before, failed := space.AuditAny(ctx, *m.captured)
 		if failed == nil && before.Clean() && len(before.Ways) == 0 {
-			detail := "its settings or the plugin's have changed, and the rules are those from before, until it is restarted"
+			detail := "its settings or the plugin's have changed, and the pod keeps the earlier rules until it is restarted"
 			m.rules.earlier, m.rules.problems = true, []audit.Problem{{State: audit.Drifted, Detail: detail}}
 		}
 	}
 	return err
 }
 
-// peers are the processes of a pod. ids converts to the user namespace whose ids the rules have.
+// peers are the processes of a pod. ids converts to the user namespace whose IDs the rules use.
 type peers struct {
 	processes []sandbox.Process
 	ids       sandbox.IDs
 }
 
-// peers returns the pod's processes with the ids of its namespace, none if those are not known.
+// peers returns the pod's processes and the IDs of its user namespace, or no processes if the IDs are unknown.
 func (w *work) peers(space redirection.Namespace) (in peers, err error) {
 	users, own, err := space.NetNS.Users()
 	if known := own; err == nil {
@@ -130,11 +130,11 @@ func (w *work) peers(space redirection.Namespace) (in peers, err error) {
 	return in, err
 }
 
-// listeners returns who listens on an address, nil before the proxy has had its time to start. If that is unknown it returns the
-// cause. A pod without listeners is checked until it has some: each start of a proxy that crashes would end the fault.
+// listeners returns a function that finds an address's listeners, nil while the proxy may still be starting, or why they are unknown.
+// A pod without listeners is checked until it has some: otherwise each restart of a crashing proxy would clear the fault.
 func (w *work) listeners(space redirection.Namespace, in peers) (listeners func(netip.AddrPort) []audit.Listener, unknown error) {
-	began, silent := w.proxySince(), func(p audit.Problem) bool { return p.State == audit.NoListener }
-	early := w.Clock.Since(began) < startup && !slices.ContainsFunc(w.memory.status.Problems, silent)
+	began, noListener := w.proxySince(), func(p audit.Problem) bool { return p.State == audit.NoListener }
+	early := w.Clock.Since(began) < startup && !slices.ContainsFunc(w.memory.status.Problems, noListener)
 	if began.IsZero() || early {
 		return nil, nil
 	}
@@ -155,7 +155,7 @@ func (w *work) listeners(space redirection.Namespace, in peers) (listeners func(
 	}, nil
 }
 
-// listener returns the listener with a UID, and the GIDs of the processes that have the same UID.
+// listener returns the listener with a UID, and the GIDs of all processes with that UID.
 func (in peers) listener(uid uint32) audit.Listener {
 	one := audit.Listener{UID: in.ids.UID(uid)}
 	for _, p := range in.processes {
@@ -166,8 +166,8 @@ func (in peers) listener(uid uint32) audit.Listener {
 	return one
 }
 
-// proxySince returns since when the proxy should be there: its start, or else the latest of its end, the pod's start and the ends of
-// init containers. It is the zero time for a pod that is just starting.
+// proxySince returns the time from which the proxy should run: its start, or else the latest of its end, the pod's start and the
+// ends of init containers. It is the zero time for a pod that is just starting.
 func (w *work) proxySince() time.Time {
 	all := slices.Concat(w.Pod.Init, w.Pod.Containers)
 	at := slices.IndexFunc(all, func(c repair.Container) bool { return c.Name == sidecar.ProxyContainer })
@@ -182,7 +182,7 @@ func (w *work) proxySince() time.Time {
 	for _, c := range w.Pod.Init {
 		times = append(times, c.State.Finished)
 	}
-	// The kubelet starts the containers one after the other, with the pull of the image ahead of each: the application may run.
+	// The kubelet pulls each image just before it starts that container: the application may already run.
 	starts := !proxy.State.Terminated && slices.Contains([]string{"", "ContainerCreating", "PodInitializing"}, proxy.State.Reason)
 	for _, c := range w.Pod.Containers {
 		if starts && c.State.Running {
@@ -195,12 +195,12 @@ func (w *work) proxySince() time.Time {
 	return slices.MaxFunc(times, time.Time.Compare)
 }
 
-// searchEvery is the number of inspections after which a known namespace is searched again: the records of the node may
-// name another one by then.
+// searchEvery is the number of inspections after which a known namespace is searched again: the node's records may then
+// name another one.
 const searchEvery = 12
 
-// knownNamespace runs fn, which must only read, with the pod's network namespace. For a user's request, and after searchEvery uses of the
-// known one, it is searched.
+// knownNamespace runs fn, which must only read, with the pod's network namespace. It searches for the namespace on a user's request and
+// after searchEvery uses.
 func (w *work) knownNamespace(ctx context.Context, fn func(redirection.Namespace) error) error {
 	m := w.memory
 	if m.uses++; m.place == (podwork.Place{}) || m.uses >= searchEvery || w.forced {
@@ -212,7 +212,7 @@ func (w *work) knownNamespace(ctx context.Context, fn func(redirection.Namespace
 	return err
 }
 
-// collisions lists the processes of the pod that run with an identity of the proxy in another container.
+// collisions lists the processes of other containers of the pod that run with the proxy's UID or GID.
 func (w *work) collisions(in peers) (all []audit.Process) {
 	names := map[string]string{}
 	for i, c := range slices.Concat(w.Pod.Init, w.Pod.Containers, w.Pod.Ephemeral) {

@@ -72,7 +72,7 @@ func TestProxySince(t *testing.T) {
 	}
 }
 
-// TestListeners_ListFromBefore: a list of processes from before the proxy ran, or an incomplete one, says nothing about who listens.
+// TestListeners_ListFromBefore: a list of processes that is incomplete or older than the proxy does not identify a listener.
 func TestListeners_ListFromBefore(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
@@ -99,7 +99,7 @@ func TestListeners_ListFromBefore(t *testing.T) {
 	}
 }
 
-// TestCollisions_UsersOfThePod: the rules in the namespace of a pod with hostUsers: false have the ids of the pod.
+// TestCollisions_UsersOfThePod: the rules of a pod with hostUsers: false use the IDs of its user namespace.
 func TestCollisions_UsersOfThePod(t *testing.T) {
 	t.Parallel()
 	const podUID = "11111111-2222-3333-4444-555555555555"

@@ -9,25 +9,25 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// A list of the node's processes is used for scanInterval, and for longer if it took long: a pod can have very many. Where a request
-// waits for the result it is used for scanForced.
+// A list of the node's processes is used for scanInterval, or longer if the listing was slow: a pod can have very many. For a user's
+// request it is used for scanForced.
 const (
 	scanInterval = time.Minute
 	scanForced   = 5 * time.Second
 )
 
-// processes are those of the node's pods.
+// processes is the last list of the processes of the node's pods.
 type processes struct {
 	mu              sync.Mutex
 	byPod           map[string][]sandbox.Process // by pod UID
-	listed, scanned time.Time                    // the begin of a complete list, and the end
+	listed, scanned time.Time                    // the start of a complete listing; the end of the last one
 	took            time.Duration
 }
 
-// podProcesses lists the processes of all pods by pod UID. listed is the begin of the search, zero if the list may be incomplete.
+// podProcesses lists the processes of all pods by pod UID. listed is the start of the listing, zero if the list may be incomplete.
 func (a *Auditor) podProcesses(ctx context.Context, forced bool) (byPod map[string][]sandbox.Process, listed time.Time) {
 	s := &a.processes
-	s.mu.Lock() // not a.mu: the watch of the pods must not wait for the procfs
+	s.mu.Lock() // not a.mu: the pod watch must not wait for procfs
 	defer s.mu.Unlock()
 	began, age := a.Env.Clock.Now(), max(scanInterval, duty*s.took)
 	if forced {

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// setStatus makes the status of the problems.
+// setStatus sets the status from the problems.
 func (w *work) setStatus(problems []audit.Problem) {
 	m, now, state := w.memory, w.Clock.Now(), audit.StateOf(problems)
 	since := m.status.Since
@@ -34,7 +34,7 @@ func (w *work) setStatus(problems []audit.Problem) {
 	}
 }
 
-// Remedy returns what to do about a state.
+// Remedy returns the remedy for a state.
 func (a *Auditor) Remedy(s audit.State) string {
 	if a.Settings.Observe {
 		return s.RemedyBeside()
@@ -42,7 +42,7 @@ func (a *Auditor) Remedy(s audit.State) string {
 	return s.Remedy(a.Settings.Repair)
 }
 
-// summary is the sentence of the most serious state and its first problem.
+// summary returns the sentence of the most serious state with the detail of its first problem.
 func summary(problems []audit.Problem) string {
 	state := audit.StateOf(problems)
 	for _, p := range problems {
@@ -53,7 +53,7 @@ func summary(problems []audit.Problem) string {
 	return state.Sentence()
 }
 
-// stateReasons are the reasons of the events about a change of a state.
+// stateReasons are the event reasons for a change to a state.
 var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: podwork.ReasonBroken, audit.ForeignRule: podwork.ReasonForeignRule, audit.Drifted: podwork.ReasonDrifted,
 	audit.ForeignListener: podwork.ReasonForeignListener, audit.NoListener: podwork.ReasonNoListener,
@@ -61,10 +61,10 @@ var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals /
 	audit.NotInspected: podwork.ReasonUnverified, audit.Captured: podwork.ReasonVerified,
 }
 
-// aboutRules are the states that race repair reports as well, for the pods that it works on.
+// aboutRules are the states that race repair also reports for the pods it repairs.
 var aboutRules = []audit.State{audit.Bypassed, audit.Drifted, audit.ForeignRule} //nolint:gochecknoglobals // a constant
 
-// reportChange records an event when the state is another one than that of the last event.
+// reportChange records an event when the state differs from the last event's.
 func (w *work) reportChange(ctx context.Context) {
 	m := w.memory
 	now, before := m.status, m.reported
@@ -78,12 +78,12 @@ func (w *work) reportChange(ctx context.Context) {
 	}
 	text := "the pod " + summary(now.Problems) + ". Remedy: " + now.Remedy + w.backoffText()
 	w.Log.WarnContext(ctx, "the audit found a problem", slog.String("state", string(now.State)), slog.String("message", text))
-	if !w.repair.Broken || !slices.Contains(aboutRules, now.State) { // else race repair records it
+	if !w.repair.Broken || !slices.Contains(aboutRules, now.State) { // otherwise race repair records it
 		w.Event(kube.EventWarning, stateReasons[now.State], text)
 	}
 }
 
-// podStates are the states of the gauge of pods that the audit has inspected.
+// podStates maps the states of inspected pods to the gauge's.
 var podStates = map[audit.State]metrics.PodState{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: metrics.PodBroken, audit.Drifted: metrics.PodDrifted, audit.ForeignRule: metrics.PodDrifted,
 	audit.NotInspected: metrics.PodUnknown, audit.Sandboxed: metrics.PodUnknown,
@@ -91,7 +91,7 @@ var podStates = map[audit.State]metrics.PodState{ //nolint:gochecknoglobals // a
 	audit.IPv6Open: metrics.PodRedirected, audit.Captured: metrics.PodRedirected,
 }
 
-// backoffText says when the next repair is, "" if none was tried.
+// backoffText returns a sentence about the next repair, "" if no repair was tried.
 func (w *work) backoffText() string {
 	m := w.memory
 	if wait := m.repairAfter.Sub(w.Clock.Now()); w.Settings.Repair && m.repairs > 0 && wait > 0 {

@@ -14,25 +14,25 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// The pause between two repairs of a pod is the interval after the first one, doubled up to maxRepairPause. It ends when the pod
-// was captured for calm after it.
+// The pause between two repairs of a pod is the interval at first, and doubles up to maxRepairPause. It is reset after the pod
+// has been captured for calm.
 const (
 	maxRepairPause = 6 * time.Hour
 	calm           = time.Hour
 )
 
-// restorable reports whether writing the wanted rules is switched on, due, and can help. A pod on which race repair acts is left to
-// it.
+// restorable reports whether writing the wanted rules is enabled, due, and can help. It leaves pods that race repair acts on to
+// race repair.
 func (w *work) restorable(state audit.State) bool {
 	m := w.memory
-	elsewhere := state == audit.ForeignRule && !m.rules.repairable // in a table that is not the mesh's
+	elsewhere := state == audit.ForeignRule && !m.rules.repairable // in another program's table
 	if !w.Settings.Repair || w.repair.Acts || w.Selects != nil && !w.Selects(w.Pod) {
 		return false
 	}
 	return slices.Contains(aboutRules, state) && !elsewhere && !m.rules.earlier && !w.Clock.Now().Before(m.repairAfter)
 }
 
-// restore writes the wanted rules if need be, and returns the problems that remain.
+// restore writes the wanted rules if necessary, and returns the problems that remain.
 func (w *work) restore(ctx context.Context, found []audit.Problem) []audit.Problem {
 	m, state := w.memory, audit.StateOf(found)
 	if !w.restorable(state) || !w.Unchanged() {

@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// duty is the ratio of the time to that of the inspections in it: one percent of a core.
+	// duty is elapsed time divided by inspection time: inspections take at most one percent of a core.
 	duty = 100
-	// burst is the time of inspections that need no pauses between them: faults of some pods at a time are found at once, and the
-	// pods of a full node soon after the agent's start.
+	// burst is the inspection time without pauses: simultaneous faults of some pods are found at once, and the pods of a full
+	// node soon after the agent's start.
 	burst = 500 * time.Millisecond
-	// slow is the time from which on an inspection is a slow one. It counts as much in the pause after it, so that one pod does not
-	// delay the others for long, and is repeated seldom instead.
+	// slow is the longest inspection time that is counted, so that one slow pod does not delay the others for long. A slower
+	// inspection is repeated less often instead.
 	slow = 100 * time.Millisecond
-	// maxChecks bounds the inspections at a time that requests have caused. With the one of the schedule, one worker is left for
-	// race repair.
+	// maxChecks bounds concurrent inspections for requests. Together with a scheduled inspection they leave one worker for race
+	// repair.
 	maxChecks = 2
 )
 
-// schedule inspects the pods that are due, one at a time, until ctx ends. A pod has no timer of its own.
+// schedule inspects the pods that are due, one at a time, until ctx ends.
 func (a *Auditor) schedule(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -46,7 +46,7 @@ func (a *Auditor) schedule(ctx context.Context) {
 	}
 }
 
-// newBudget returns a limit of inspections, in microseconds of their time.
+// newBudget returns a token bucket of inspection time, in microseconds.
 func newBudget(duty int64, burst time.Duration) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(time.Second.Microseconds()/duty), int(burst.Microseconds()))
 }
@@ -57,7 +57,7 @@ func (a *Auditor) pauseAfter(took time.Duration) time.Duration {
 	return a.budget.ReserveN(now, int(min(took, slow).Microseconds())).DelayFrom(now)
 }
 
-// idle waits until a pod is due or one has become so; at is zero if none is.
+// idle waits until at, the time of the next inspection, or until a turn may have changed it. A zero at is never.
 func (a *Auditor) idle(ctx context.Context, at time.Time, wait time.Duration) {
 	var due <-chan time.Time
 	if !at.IsZero() {
@@ -72,7 +72,7 @@ func (a *Auditor) idle(ctx context.Context, at time.Time, wait time.Duration) {
 	}
 }
 
-// nextDue returns the pod that is due first, the zero time if there is none.
+// nextDue returns the next pod to inspect and when, or a zero time if no pod is audited.
 func (a *Auditor) nextDue() (first types.NamespacedName, at time.Time) {
 	a.Pods.Each(func(p kube.Pod, m *Memory) {
 		if !m.due.IsZero() && (at.IsZero() || m.due.Before(at)) {
@@ -85,10 +85,10 @@ func (a *Auditor) nextDue() (first types.NamespacedName, at time.Time) {
 // errEnded means that the controller ends.
 var errEnded = errors.New("the node agent ends")
 
-// ErrNoPod means that the node has no pod of that name.
+// ErrNoPod means that the node has no pod with that name.
 var ErrNoPod = errors.New("no such pod on this node")
 
-// InspectNext has a worker inspect a pod, and returns the duration. A forced inspection is for a request.
+// InspectNext has a worker inspect a pod, and returns the duration. forced is set for a user's request.
 func (a *Auditor) InspectNext(ctx context.Context, k types.NamespacedName, forced bool) (took time.Duration, err error) {
 	done := make(chan struct{})
 	if !a.Pods.Get(k, func(kube.Pod, *Memory) { a.request(k, done, forced) }) {
@@ -113,7 +113,7 @@ func (a *Auditor) InspectNext(ctx context.Context, k types.NamespacedName, force
 	return took, nil
 }
 
-// request adds a wait for the next inspection of a pod.
+// request requests an inspection of a pod, whose end closes done.
 func (a *Auditor) request(k types.NamespacedName, done chan struct{}, forced bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +125,7 @@ func (a *Auditor) request(k types.NamespacedName, done chan struct{}, forced boo
 	r.waiting, r.forced = append(r.waiting, done), r.forced || forced
 }
 
-// Inspect inspects a pod now, for a request, and returns its status, without a state for a pod that has no network or ends.
+// Inspect inspects a pod now, for a request, and returns its status. A pod without a network has an empty state.
 func (a *Auditor) Inspect(ctx context.Context, by Way, k types.NamespacedName) (s audit.Status, err error) {
 	took, err := a.InspectNext(ctx, k, true)
 	if err != nil {

@@ -22,13 +22,13 @@ import (
 const KeptName = "decisions.json"
 
 const (
-	// saveInterval is the least time between two writes of the file: a killed agent loses no more than that.
+	// saveInterval is the minimum time between two writes of the file: a killed agent loses at most the reports of this time.
 	saveInterval = 3 * time.Second
-	// maxKept bounds the file, in bytes: when it is full it is written anew, without reports that the ring has dropped, nor the oldest.
+	// maxKept bounds the file, in bytes. A full file is rewritten with the ring's reports; the oldest are dropped if they do not fit.
 	maxKept  = 4 << 20
 	keptMode = 0o600 // reports quote pods
-	// keptVersion is that of the file's format: a line with kept, and one for each report in their order, to which later ones are
-	// appended. keptReversed is that of agents before: the latest report first, and their number in the first line.
+	// keptVersion is the version of the file's format: a line with kept, then a line for each report in order; later reports are
+	// appended. keptReversed is the version of older agents: the latest report first, and the number of reports in the first line.
 	keptVersion, keptReversed = 2, 1
 )
 
@@ -38,9 +38,9 @@ type kept struct {
 	Reports int `json:"reports,omitempty"`
 }
 
-// Restore reads the reports of the previous agent, before the ring is used. A file that cannot be used is logged and replaced.
+// Restore reads the previous agent's reports. Call it before the ring is used. An unusable file is logged and replaced.
 func (r *Ring) Restore(file string, log *slog.Logger) {
-	_, _ = hostfs.Disk{}.Sweep(filepath.Dir(file), filepath.Base(file)) // of a write that was killed; a next start tries again
+	_, _ = hostfs.Disk{}.Sweep(filepath.Dir(file), filepath.Base(file)) // remains of a killed write; the next start tries again
 	text, _, err := hostfs.ReadFile(file, maxKept)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -61,7 +61,7 @@ func (r *Ring) Restore(file string, log *slog.Logger) {
 	}
 }
 
-// readKept parses the file's text. An agent that was killed may have left a part of the last line.
+// readKept parses the file's text. A killed agent may have left an incomplete last line, which is ignored.
 func readKept(text []byte) (all []agentapi.Report, err error) {
 	first, lines, _ := bytes.Cut(text, []byte("\n"))
 	var head kept
@@ -69,7 +69,7 @@ func readKept(text []byte) (all []agentapi.Report, err error) {
 		return nil, fmt.Errorf("line 1: %w", err)
 	}
 	if head.Version != keptVersion && head.Version != keptReversed {
-		return nil, fmt.Errorf("it has version %d of the format, and this agent reads version %d", head.Version, keptVersion)
+		return nil, fmt.Errorf("its format has version %d, and this agent reads version %d", head.Version, keptVersion)
 	}
 	for line := range bytes.Lines(lines) {
 		var one agentapi.Report
@@ -91,12 +91,12 @@ func readKept(text []byte) (all []agentapi.Report, err error) {
 type keeper struct {
 	ring *Ring
 	file string
-	// saved is the number of the latest report in the file, size the file's as the keeper left it, 0 before its first write.
+	// saved is the number of the file's latest report, size the file's size after the keeper's last write, 0 before the first.
 	saved uint64
 	size  int
 }
 
-// Keep writes the file after changes of the ring, and when it is gone, until ctx ends, and then once more.
+// Keep writes the file after changes of the ring or a removal of the file, until ctx ends, and then once more.
 func (r *Ring) Keep(ctx context.Context, file string, log *slog.Logger) {
 	k := keeper{ring: r, file: file}
 	problem := ""
@@ -118,7 +118,7 @@ func (r *Ring) Keep(ctx context.Context, file string, log *slog.Logger) {
 	}
 }
 
-// since returns the reports with a number above after, in their order, and the latest number.
+// since returns the reports with numbers above after, in order, and the latest number.
 func (r *Ring) since(after uint64) (all []agentapi.Report, last uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +130,7 @@ func (r *Ring) since(after uint64) (all []agentapi.Report, last uint64) {
 	return all, r.last
 }
 
-// save appends the reports that the file lacks. It writes the file anew the first time, if another process has changed it, and when it is
+// save appends the reports that the file lacks. It rewrites the file the first time, after another process has changed it, and when it is
 // full.
 func (k *keeper) save() error {
 	added, last := k.ring.since(k.saved)
@@ -174,7 +174,7 @@ func printLines(all []agentapi.Report) ([]byte, error) {
 	return lines.Bytes(), nil
 }
 
-// printKept returns the text of a new file, with the latest reports that fit.
+// printKept returns the text of a new file, with as many of the latest reports as fit.
 func printKept(all []agentapi.Report) ([]byte, error) {
 	head, err := json.Marshal(kept{Version: keptVersion})
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// restored is a ring of the file's content, with the log of its reading.
+// restored returns a ring restored from the file, and the log.
 func restored(file string) (r *Ring, log string) {
 	var out bytes.Buffer
 	r = &Ring{}
@@ -42,7 +42,7 @@ func report(pod string, change func(*agentapi.Report)) agentapi.Report {
 	return r
 }
 
-// outsideOf is an entry of the watch, as RecordOutside makes it.
+// outsideOf returns an entry like RecordOutside's.
 func outsideOf(pod string) agentapi.Report {
 	return report(pod, func(r *agentapi.Report) {
 		r.Source, r.Captured, r.Reason, r.Seconds = agentapi.SourceWatch, false, "not-injected", map[agentapi.Phase]float64{}
@@ -68,7 +68,7 @@ func TestDecisionsOutliveARestart(t *testing.T) {
 		first.enterOutside(fmt.Sprint("w", i))
 	}
 	first.Add(report("bad", func(r *agentapi.Report) { r.Error = "<\x1b\u202e \"quoted\"" }))
-	agenttest.Go(t, func(ctx context.Context) { first.Keep(ctx, file, slog.New(slog.DiscardHandler)) })() // the end writes it
+	agenttest.Go(t, func(ctx context.Context) { first.Keep(ctx, file, slog.New(slog.DiscardHandler)) })() // its end writes the file
 	info, err := os.Stat(file)
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("%v, %v", info, err)
@@ -77,12 +77,12 @@ func TestDecisionsOutliveARestart(t *testing.T) {
 	was, is := first.Page(math.MaxUint64, 2*remembered), second.Page(math.MaxUint64, 2*remembered)
 	was[0].Trim()
 	for i := range was {
-		was[i].Number = is[i].Number // counted anew
+		was[i].Number = is[i].Number // numbers restart
 	}
 	if diff := cmp.Diff(was, is); diff != "" || log != "" || len(is) != 1024 || is[0].Number != 1024 {
 		t.Fatalf("%d decisions, log %q (-want +got):\n%s", len(is), log, diff)
 	}
-	// It goes on where the other ended, and knows what the other one had.
+	// The second ring continues where the first ended, with its reports.
 	second.enterOutside("w599")
 	second.enterOutside("p599")
 	second.enterOutside("new")
@@ -91,7 +91,7 @@ func TestDecisionsOutliveARestart(t *testing.T) {
 	}
 }
 
-// TestKeep_Appends: a report costs its own line, and the file is written anew only after its removal or a foreign change.
+// TestKeep_Appends: each report appends one line. The file is rewritten only after a removal or another process's change.
 func TestKeep_Appends(t *testing.T) {
 	file := filepath.Join(t.TempDir(), KeptName)
 	var r Ring
@@ -142,7 +142,7 @@ func TestKeep_Appends(t *testing.T) {
 	wants("a foreign change", false, "b", "a")
 }
 
-// TestRestore_KilledWithinALine: what was complete is there.
+// TestRestore_KilledWithinALine: all complete lines are restored.
 func TestRestore_KilledWithinALine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), KeptName)
 	text, err := printKept([]agentapi.Report{report("a", nil), report("b", nil)})
@@ -214,7 +214,7 @@ func TestAFileThatCannotBeUsedIsReplaced(t *testing.T) {
 	}
 }
 
-// TestTheFileIsBounded: it has the latest of reports whose texts are as long as can be.
+// TestTheFileIsBounded: with reports of maximum length the file has the latest.
 func TestTheFileIsBounded(t *testing.T) {
 	file := filepath.Join(t.TempDir(), KeptName)
 	var r Ring
@@ -282,7 +282,7 @@ func TestAReportIsNotRepeated(t *testing.T) {
 	}
 }
 
-// TestPodsOutsideAreEntered from the watch of the node: once each, with reason and start, after their ADD.
+// TestPodsOutsideAreEntered from the node's watch: once each, with reason and start, after their ADD.
 func TestPodsOutsideAreEntered(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
@@ -328,7 +328,7 @@ func TestPodsOutsideAreEntered(t *testing.T) {
 		}
 		return cmp.Equal(want, got)
 	})
-	// Changes of a pod that was entered are no news, another reason is.
+	// Only another reason enters a pod again.
 	publish("shop", "plain", `,"labels":{"a":"b"}`, proxy, started)
 	publish("shop", "host", injected, proxy, started)
 	publish("shop", "never", injected, `,"hostNetwork":true`, started)

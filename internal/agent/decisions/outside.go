@@ -12,13 +12,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// outside enters the pods that the plugin leaves alone into the ring.
+// outside records in the ring the pods that the plugin leaves alone.
 type outside struct {
 	ring   *Ring
 	policy func() (sidecar.Policy, error)
 
 	mu sync.Mutex
-	// changed are the pods to decide about, gone the UIDs of deleted ones.
+	// changed has the pods to decide about, gone the UIDs of deleted pods.
 	changed map[types.NamespacedName]kube.Pod
 	gone    []string
 	wake    chan struct{}
@@ -27,9 +27,9 @@ type outside struct {
 	entered map[string]sidecar.Reason
 }
 
-// RecordOutside enters each pod that follow notifies of and that the plugin leaves alone by its own decision, once per pod and reason,
-// until ctx ends: the plugin does not report pods that the runtime's annotations show to be outside of the mesh, as that would double
-// the cost of their ADD. A pod is entered once it has an address, as its ADD is over then.
+// RecordOutside records the pods from follow that the plugin's own decision leaves alone, once per pod and reason, until ctx ends: the
+// plugin does not report pods that the runtime's annotations show to be outside the mesh, because a report would double the cost of
+// their ADD. A pod is recorded once it has an address, because its ADD is over then.
 func (r *Ring) RecordOutside(
 	ctx context.Context, follow func(context.Context, kube.Listener[kube.Pod]), policy func() (sidecar.Policy, error),
 ) {
@@ -53,7 +53,7 @@ func (r *Ring) RecordOutside(
 	worker.Wait()
 }
 
-// change notes a change and wakes the worker: deciding about a pod takes too long for a listener.
+// change notes a change and wakes the worker: a decision takes too long for a listener.
 func (o *outside) change(note func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -82,7 +82,7 @@ func (o *outside) work(ctx context.Context) {
 	}
 }
 
-// enter decides about pods in the order of their start.
+// enter decides about pods in the order of their start, and records those that are left alone.
 func (o *outside) enter(changed map[types.NamespacedName]kube.Pod) {
 	policy, err := o.policy()
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package decisions has the last decisions about the node's pods: what plugins reported, and the pods that they left alone without a
-// report.
+// Package decisions keeps the last decisions about the node's pods: the plugins' reports, and the pods that plugins left alone
+// without a report.
 //
 // It promises that neither kind displaces the other; that they are known to the next agent, also if this one is killed; and that no
 // report of a plugin is dropped for what its texts quote: plugins cut them, and the ring does so again.
 //
-// Start reading at Ring. serve.go has the socket's requests, outside.go the pods without a report, keep.go the file.
+// Start reading at Ring. serve.go answers the socket's requests, outside.go has the pods without a report, keep.go the file.
 package decisions
 
 import (
@@ -17,20 +17,20 @@ import (
 // remembered is the capacity of each part of the ring, in reports.
 const remembered = 512
 
-// Ring has the last reports of plugins and, apart from them, the last pods that the plugin left alone without a report: neither
-// part displaces the other. All are numbered from 1.
+// Ring has the last reports of plugins and, separately, the last pods that the plugin left alone without a report: neither part
+// displaces the other. All entries are numbered from 1.
 type Ring struct {
 	mu sync.Mutex
-	// plugin and watch have ascending numbers.
+	// plugin and watch are in the order of their numbers.
 	plugin, watch []agentapi.Report
 	// last is the number of the latest report.
 	last uint64
-	// unusable reports that the file of the previous agent is to be replaced.
+	// unusable is set if the previous agent's file must be replaced.
 	unusable bool
 }
 
-// Add stores a trimmed report of a plugin, in place of the oldest if there are too many. It replaces an entry of the watch for
-// the same pod.
+// Add stores a trimmed report of a plugin, and drops the oldest if the ring is full. It replaces the watch's entry for the
+// same pod.
 func (r *Ring) Add(one agentapi.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,8 +49,8 @@ func (r *Ring) add(one agentapi.Report) {
 	r.plugin = r.push(r.plugin, one)
 }
 
-// addOutside stores an entry of the watch, unless the plugin decided about the pod in a report, or the ring has an entry of the
-// same reason. is reports whether a runtime's UID is the pod's.
+// addOutside stores an entry of the watch, unless a report has the plugin's decision about the pod, or the ring has an entry
+// with the same reason. is reports whether a runtime's UID is the pod's.
 func (r *Ring) addOutside(one agentapi.Report, is func(uid string) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,7 +61,7 @@ func (r *Ring) addOutside(one agentapi.Report, is func(uid string) bool) {
 	}
 }
 
-// decided reports whether a report has a decision about a pod: the runtime repeats a call that failed.
+// decided reports whether a report has a decision about a pod. A failed call has none: the runtime repeats it.
 func decided(r agentapi.Report) bool { return r.Error == "" && r.UID != "" }
 
 // push needs the lock.
@@ -69,7 +69,7 @@ func (r *Ring) push(to []agentapi.Report, one agentapi.Report) []agentapi.Report
 	r.last++
 	one.Number = r.last
 	if len(to) == remembered {
-		to[0] = agentapi.Report{} // its texts are garbage from now on, and not only when append moves the others
+		to[0] = agentapi.Report{} // frees its texts now instead of when append reallocates
 		to = to[1:]
 	}
 	return append(to, one)
@@ -97,7 +97,7 @@ func (r *Ring) Page(before uint64, limit int) []agentapi.Report {
 	return list
 }
 
-// Of returns the latest decision about a pod, the plugin's own if there is one. is reports whether a runtime's UID is the pod's.
+// Of returns the latest decision about a pod, preferably the plugin's own. is reports whether a runtime's UID is the pod's.
 func (r *Ring) Of(is func(uid string) bool) (agentapi.Report, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -22,7 +22,7 @@ func (r *Ring) Receive(counted *metrics.Metrics) http.Handler {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		// Metrics have closed sets of labels: a plugin of another version may have other reasons.
+		// Labels of metrics are closed sets, but a plugin of another version may have other reasons.
 		if !slices.Contains(sidecar.Reasons(), sidecar.Reason(report.Reason)) {
 			report.Detail = report.Reason + " " + report.Detail
 			report.Reason = ""

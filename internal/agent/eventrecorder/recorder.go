@@ -2,14 +2,14 @@
 //
 // It promises the behaviour of client-go's recorder (tools/record), with its bounds:
 //
-//   - Record never waits. A bounded queue feeds one sending goroutine; an event that finds the queue full is dropped, counted, and
+//   - Record never waits. A bounded queue feeds one sending goroutine; if the queue is full the event is dropped and counted, and
 //     the first drop is logged.
-//   - Events that are equal within ten minutes are one Event in the API, whose count is patched.
+//   - Equal events within ten minutes are one Event in the API, whose count is patched.
 //   - Different events about one object consume tokens of that object's bucket. Warning and Normal events have one bucket each, so
 //     that a repeating failure does not suppress the event of its end.
-//   - A namespace whose events the API server refuses twice, ten seconds apart, is not asked again for ten minutes. The first refusal
-//     is logged. The second request is for an API server that has just started: it refuses all until it has read the roles.
-//   - All events consume tokens of a common bucket, too, and wait for a token.
+//   - If the API server refuses events of a namespace twice, ten seconds apart, none is sent for ten minutes. The first refusal
+//     is logged. The second request is for an API server that has just started: it refuses all requests until it has read the roles.
+//   - All events also consume tokens of a common bucket, and wait for a token.
 //
 // Its memory is bounded, whatever the events are about. It replaces client-go's recorder, which would link 75 more packages
 // (strategic merge patch with its OpenAPI schemas, protobuf reflection) and whose sink for these events is the typed clientset.
@@ -52,10 +52,10 @@ const (
 	// eventUpdate the interval between two patches of the count.
 	eventWindow = 10 * time.Minute
 	eventUpdate = 5 * time.Minute
-	// objectBurst different events about one object are sent at once, one more in each objectInterval after that.
+	// objectBurst different events about one object are sent at once, then one per objectInterval.
 	objectBurst    = 25
 	objectInterval = 5 * time.Minute
-	// eventBurst bounds all events together: so many at once, one more in each eventInterval after that. Further ones wait.
+	// eventBurst bounds all events together: this many at once, then one per eventInterval. Further events wait.
 	eventBurst    = 60
 	eventInterval = 2 * time.Second
 	// maxQueued events wait in the queue; further events are dropped.
@@ -65,9 +65,9 @@ const (
 	maxEventMessage = 1024
 	// maxObjectName bounds the object's name in an event's name: 253 bytes less a dot and 16 hexadecimal digits.
 	maxObjectName = 253 - 17
-	// refusedFor is the time in which no event of a namespace is sent after a refusal: charts may give no right to events.
+	// refusedFor is how long no event of a namespace is sent after a refusal: a chart may not grant the right to create events.
 	refusedFor = 10 * time.Minute
-	// refusedAgain is the time before the event that was refused first is sent again.
+	// refusedAgain is the pause before the first refused event is sent again.
 	refusedAgain = 10 * time.Second
 	// eventFlush bounds the time in which Shutdown sends queued events.
 	eventFlush = 3 * time.Second
@@ -94,7 +94,7 @@ type Recorder struct {
 	writer  Writer
 	limiter *rate.Limiter
 	queue   chan *seenEvent
-	// stopping is closed by Shutdown, done when the last event is sent.
+	// stopping is closed by Shutdown, done after the last event is sent.
 	stopping, done chan struct{}
 	abort          context.CancelFunc
 
@@ -105,8 +105,8 @@ type Recorder struct {
 	closed  bool
 	full    bool // the queue has overflowed since it was empty
 
-	// Only the sending goroutine uses these: failing reports that the last event was not sent, refused has the time.Time of the last
-	// refusal by the namespace of the object, lastRefusal that of any, and logged reports that a refusal was logged.
+	// Only the sending goroutine uses these: failing is set if the last event was not sent, refused has the time.Time of the last refusal
+	// by the object's namespace, lastRefusal is the time of the last refusal at all, and logged is set once a refusal was logged.
 	failing, logged bool
 	refused         *lru.Cache
 	lastRefusal     time.Time
@@ -265,7 +265,7 @@ func (r *Recorder) wait() bool {
 	return true
 }
 
-// pause waits, and reports false if Shutdown begins before the end.
+// pause waits for d. It returns false if Shutdown ends the wait.
 func (r *Recorder) pause(d time.Duration) bool {
 	timer := r.options.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -277,7 +277,7 @@ func (r *Recorder) pause(d time.Duration) bool {
 	}
 }
 
-// isRefused reports whether events of a namespace were refused a short time ago.
+// isRefused reports whether events of a namespace were refused within refusedFor.
 func (r *Recorder) isRefused(namespace string) bool {
 	last, found := r.refused.Get(namespace)
 	at, _ := last.(time.Time)

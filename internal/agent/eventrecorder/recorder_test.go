@@ -68,14 +68,14 @@ func newFixture(t *testing.T, writer Writer) *fixture {
 	return r
 }
 
-// got returns the number of events with a result so far.
+// got returns the current number of events with a result.
 func (r *fixture) got(result Result) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.results[result]
 }
 
-// all waits until so many events were sent or have failed.
+// all waits until n events were sent or have failed.
 func (r *fixture) all(n int) {
 	r.Helper()
 	agenttest.Eventually(r.T, fmt.Sprintf("%d events to be sent", n), func() bool { return r.got(Sent)+r.got(Failed) >= n })
@@ -100,7 +100,7 @@ func (r *fixture) sendsAgain(event kube.Event) {
 	agenttest.Eventually(r.T, "the second request", func() bool { return r.got(Sent)+r.got(Failed) > before })
 }
 
-// memory stores events in place of an API server.
+// memory stores events instead of an API server.
 type memory struct {
 	mu      sync.Mutex
 	created []kube.EventSeries
@@ -232,7 +232,7 @@ func TestRecord_EventGoneFromServer(t *testing.T) {
 	}
 }
 
-// TestRecord_RefusedNamespace: a chart may give rights in some namespaces, or none.
+// TestRecord_RefusedNamespace: a chart may grant rights in some namespaces, or in none.
 func TestRecord_RefusedNamespace(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
@@ -262,7 +262,7 @@ func TestRecord_RefusedNamespace(t *testing.T) {
 	}
 }
 
-// TestRecord_ServerStarts: until it has read the roles it refuses every request.
+// TestRecord_ServerStarts: the API server refuses every request until it has read the roles.
 func TestRecord_ServerStarts(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)
@@ -283,7 +283,7 @@ func TestRecord_EventExists(t *testing.T) {
 	}
 }
 
-// TestRecord_BoundPerObject, however different they are, and those of another object are not affected.
+// TestRecord_BoundPerObject: different events share the object's bound, and another object's events are not affected.
 func TestRecord_BoundPerObject(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
@@ -295,14 +295,14 @@ func TestRecord_BoundPerObject(t *testing.T) {
 	r.sends(eventOf("node-2", "x"))
 	end := nodeEvent("it is over")
 	end.Type = kube.EventNormal
-	r.sends(end) // in spite of the warnings
+	r.sends(end) // despite the warnings
 	r.clock.Step(objectInterval)
 	r.sends(nodeEvent("later"))
 	r.Record(nodeEvent("one too many"))
 	check.Equal(t, writer.requests(), objectBurst+3)
 }
 
-// TestRecord_Pace, and none is lost.
+// TestRecord_Pace: events are sent at a bounded rate, and none is lost.
 func TestRecord_Pace(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)
@@ -324,7 +324,7 @@ func TestRecord_Pace(t *testing.T) {
 }
 
 // TestRecord_HangingServer fills the queue: events beyond it are dropped, counted and logged once, and the caches
-// stay bounded. Shutdown waits for the flush alone.
+// stay bounded. Shutdown waits only for the flush.
 func TestRecord_HangingServer(t *testing.T) {
 	began := make(chan struct{}, maxQueued)
 	writer := &memory{fail: func(ctx context.Context) error {
@@ -335,7 +335,7 @@ func TestRecord_HangingServer(t *testing.T) {
 	r := newFixture(t, writer)
 	event := func(i int) kube.Event { return eventOf(fmt.Sprint("node-", i), "x") }
 	r.Record(event(0))
-	<-began // the sender has it, and the queue is empty
+	<-began // the sender has taken it, and the queue is empty
 	const n = 3 * maxQueued
 	for i := range n {
 		r.Record(event(1 + i))
@@ -385,7 +385,7 @@ func TestMessage_Bounds(t *testing.T) {
 	check.Equal(t, writer.created[2].Message, `a\u001b[2Jb\nc\u0000d\u202e\ufffd`, "message")
 }
 
-// TestEvent_Names for the longest name of an object, and unique.
+// TestEvent_Names: names are valid for the longest object name, and unique.
 func TestEvent_Names(t *testing.T) {
 	writer := &memory{}
 	r := newFixture(t, writer)

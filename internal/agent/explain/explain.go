@@ -1,8 +1,8 @@
-// Package explain answers questions about the pods of the node over HTTP: the states of all, one in detail with the way of a packet, and
-// a trace of real packets.
+// Package explain answers questions about the node's pods over HTTP: the states of all pods, the details of one with the path of a
+// packet, and a trace of real packets.
 //
-// It promises that an answer is about one pod of one UID; that requests are bounded in time, number and size; and that what a user of
-// the port asks never becomes a request to the API server.
+// It promises that an answer is about one pod with one UID; that requests are bounded in time, number and size; and that requests on
+// the port never cause one to the API server.
 //
 // Start reading at Explain; trace.go has the traces.
 package explain
@@ -31,14 +31,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Options are what an Explainer reads; all but API are required.
+// Options are the dependencies of an Explainer. All but API are required.
 type Options struct {
 	API     *kube.Client
 	Auditor *auditor.Auditor
 	Env     *podwork.Env
 	// Look returns a turn for a request, see podwork.Controller.
 	Look func(k types.NamespacedName) (t *podwork.Turn, end func())
-	// Present reports whether a pod of the UID is there and has not ended.
+	// Present reports whether a pod with the UID is present and has not ended. An empty UID matches any pod.
 	Present func(k types.NamespacedName, uid string) bool
 }
 
@@ -59,13 +59,13 @@ func New(o Options) *Explainer {
 // look is a turn of a pod for a request.
 type look struct{ *podwork.Turn }
 
-// Handler returns the status of all pods as JSON, the most serious state first. A browser gets an inspection for the port's own
-// page alone.
+// Handler returns the status of all pods as JSON, the most serious state first. A browser can request an inspection only from
+// the port's own page.
 func (x *Explainer) Handler(by auditor.Way) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if now, _ := strconv.ParseBool(r.URL.Query().Get(agentapi.CheckParam)); now {
 			if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" {
-				http.Error(w, "an inspection is not for a link: ask without check", http.StatusForbidden)
+				http.Error(w, "a link must not cause an inspection: omit the check parameter", http.StatusForbidden)
 				return
 			}
 			if err := x.Auditor.CheckAll(r.Context(), by); err != nil && by == auditor.Socket { // a command says that it inspects now
@@ -79,7 +79,7 @@ func (x *Explainer) Handler(by auditor.Way) http.Handler {
 	})
 }
 
-// PodHandler returns one pod in detail as JSON, with the way of a packet if the query has one.
+// PodHandler returns one pod in detail as JSON, with the path of the packet in the query, if any.
 func (x *Explainer) PodHandler(by auditor.Way) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		k := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
@@ -107,7 +107,7 @@ func (x *Explainer) PodHandler(by auditor.Way) http.Handler {
 	})
 }
 
-// respond writes JSON that has no control characters.
+// respond writes a value as JSON without control characters.
 func respond(w http.ResponseWriter, value any) {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
@@ -118,10 +118,10 @@ func respond(w http.ResponseWriter, value any) {
 	_, _ = w.Write(append(printable.Lines(text), '\n')) // the client may have closed the connection
 }
 
-// explainTimeout bounds the reading of a namespace for one request.
+// explainTimeout bounds one request, with its inspection.
 const explainTimeout = 10 * time.Second
 
-// Explain inspects a pod and describes it in detail, if that is in the budget.
+// Explain inspects a pod and describes it in detail. It returns auditor.ErrAsked if the budget is used up.
 func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.NamespacedName, question *inspect.Question) (e inspect.Explanation, err error) {
 	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 	defer cancel()
@@ -167,7 +167,7 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 	return e, nil
 }
 
-// complete gives a pod a state that the audit does not inspect.
+// complete sets the state of a pod that the audit does not inspect.
 func (x *Explainer) complete(e *inspect.Explanation, t *podwork.Turn) {
 	switch {
 	case e.State != "":
@@ -201,7 +201,7 @@ func (l look) inject(e *inspect.Explanation) {
 	}
 }
 
-// withoutNamespace is why the pod has no network namespace to be read, "" if it has one.
+// withoutNamespace returns why no network namespace of the pod can be read, or "".
 func (l look) withoutNamespace() string {
 	switch {
 	case l.Pod.Facts.HostNetwork:
@@ -213,14 +213,14 @@ func (l look) withoutNamespace() string {
 	case len(l.Pod.Addresses) == 0:
 		return "the pod has no address yet"
 	case l.Decision.Sandbox != "":
-		return "the rules that count are those of the sandbox, which the node does not see"
+		return "the rules that apply are inside the sandbox, where the node cannot see them"
 	case !l.Reachable():
 		return "the agent does not see the processes of the node (mount the node's /proc at /host/proc)"
 	}
 	return ""
 }
 
-// describe reads the namespace. That of a pod that the plugin does not redirect is judged by its live rules alone.
+// describe reads the namespace. If the plugin does not redirect the pod, only its live rules are judged.
 func (l look) describe(ctx context.Context, question *inspect.Question, e *inspect.Explanation) {
 	var want redirect.Wanted
 	if e.Decision.Captured {
@@ -250,7 +250,7 @@ func (l look) describe(ctx context.Context, question *inspect.Question, e *inspe
 	}
 }
 
-// elsewhere says where a pod is that this node does not have. For root it queries the API server.
+// elsewhere returns a text about a pod that is not on this node. For requests on the socket it queries the API server.
 func (x *Explainer) elsewhere(ctx context.Context, by auditor.Way, k types.NamespacedName) string {
 	text := fmt.Sprintf("%v: %s", auditor.ErrNoPod, k)
 	if x.API == nil || by == auditor.Port {
@@ -261,7 +261,7 @@ func (x *Explainer) elsewhere(ctx context.Context, by auditor.Way, k types.Names
 	case kube.ClassOf(err) == kube.NotFound:
 		return text + "; the cluster has none either"
 	case err != nil:
-		return text + "; its node is not known: " + err.Error()
+		return text + "; its node is unknown: " + err.Error()
 	case pod.NodeName == "":
 		return text + "; it is not scheduled to a node yet"
 	case pod.NodeName == x.Env.Node:

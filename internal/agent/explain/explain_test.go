@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestReserveTrace_TooMany: the traces at a time are bounded, whatever the number of pods.
+// TestReserveTrace_TooMany: concurrent traces are bounded, whatever the number of pods.
 func TestReserveTrace_TooMany(t *testing.T) {
 	t.Parallel()
 	x := New(Options{Present: func(types.NamespacedName, string) bool { return true }})

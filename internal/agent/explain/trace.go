@@ -19,25 +19,25 @@ import (
 )
 
 const (
-	// maxTraces bounds the packet traces at a time.
+	// maxTraces bounds the concurrent packet traces.
 	maxTraces = 4
-	// recordTimeout is the time in which a client has to take a record.
+	// recordTimeout is the time allowed for a client to read a record.
 	recordTimeout = 10 * time.Second
-	// presenceInterval is the time between two looks whether a traced pod is still there.
+	// presenceInterval is the time between two checks that a traced pod is still present.
 	presenceInterval = time.Second
 )
 
 // Errors of a trace.
 var (
 	errReplaced = errors.New("another trace of the pod began")
-	errTraces   = fmt.Errorf("the agent traces %d pods already", maxTraces)
+	errTraces   = fmt.Errorf("the agent already traces %d pods", maxTraces)
 	errOutside  = errors.New("the plugin leaves the pod alone")
 	errGone     = errors.New("the pod ended")
-	errSandbox  = errors.New("the packets of the pod do not meet the rules of its network namespace")
+	errSandbox  = errors.New("the pod's packets do not pass the rules of its network namespace")
 	errUnseen   = errors.New("the agent does not see the network namespaces of the node's pods")
 )
 
-// TraceHandler follows the packets of a pod, a follow.Record in each line, until the trace is over or the client is gone.
+// TraceHandler streams a pod's packets, one follow.Record per line, until the trace ends or the client disconnects.
 func (x *Explainer) TraceHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		filter, duration, err := follow.Parse(r.URL.Query().Get)
@@ -67,7 +67,7 @@ func (x *Explainer) TraceHandler() http.Handler {
 	})
 }
 
-// stream writes records as they come.
+// stream writes each record immediately.
 type stream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
@@ -82,7 +82,7 @@ func (s *stream) send(r follow.Record) error {
 	if !s.begun {
 		s.begun = true
 		s.w.Header().Set("Content-Type", "application/x-ndjson")
-		// The server's time for a request is over before the trace is.
+		// The server's request timeout is shorter than a trace.
 		if err := s.control.SetReadDeadline(time.Time{}); err != nil {
 			return err
 		}
@@ -96,11 +96,11 @@ func (s *stream) send(r follow.Record) error {
 	return s.control.Flush()
 }
 
-// deadline is a time of the kernel's clock, whatever the controller's.
-func deadline(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // as said
+// deadline returns the time after d by the system's clock, because the kernel knows no fake clock.
+func deadline(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // as above
 
-// trace follows the packets of a pod. Each pod has one trace at a time: a new one ends the last one, as kubectl exec leaves the
-// command of an interrupted user running.
+// trace follows the packets of a pod. Each pod has one trace at a time: a new one ends the previous one, because kubectl exec
+// leaves an interrupted user's command running.
 func (x *Explainer) trace(ctx context.Context, k types.NamespacedName, o follow.Options, out *stream) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -139,7 +139,7 @@ type tracing struct {
 	ended chan struct{}
 }
 
-// beginTrace reserves the trace of a pod, after the end of another one of the pod.
+// beginTrace reserves the trace of a pod, after it has ended the pod's previous trace.
 func (x *Explainer) beginTrace(ctx context.Context, k types.NamespacedName, t *tracing) error {
 	for {
 		other, err := x.reserveTrace(k, t)
@@ -155,7 +155,7 @@ func (x *Explainer) beginTrace(ctx context.Context, k types.NamespacedName, t *t
 	}
 }
 
-// reserveTrace reserves the trace of a pod, or returns the one that there is.
+// reserveTrace reserves the trace of a pod, or returns the running one.
 func (x *Explainer) reserveTrace(k types.NamespacedName, t *tracing) (other *tracing, err error) {
 	if !x.Present(k, "") {
 		return nil, auditor.ErrNoPod

@@ -1,10 +1,10 @@
-// Package health holds the liveness of the node agent and the readiness of its node, part by part and with reasons.
+// Package health tracks the liveness of the node agent and the readiness of its node, part by part, with reasons.
 //
-// It promises that readiness names each part that is not ready and why, that a part that is due to report and does not is
-// not ready, that a change of a part is logged once, at info, and that liveness fails when the heartbeat of a part is
-// missing, and only then: an agent that waits for a primary configuration, or for a disk that hangs, is alive and not ready.
+// It promises that readiness names each part that is not ready and why, that a part with an overdue report is not ready,
+// that a change of a part is logged once, at info, and that liveness fails only if the heartbeat of a part is missing: an
+// agent that waits for a primary configuration or for a hanging disk is alive but not ready.
 //
-// It never opens a port, never calls a part (parts report), and starts no goroutine.
+// It opens no port, calls no part (parts report), and starts no goroutine.
 //
 // Start reading at State. The two endpoints are in http.go.
 package health
@@ -26,12 +26,12 @@ const starting = "starting"
 
 // Options configure a State. The zero value reports no change.
 type Options struct {
-	// Log has one record at info for each change of a part, and one when all parts become ready or cease to be ready.
+	// Log gets one record at info for each change of a part, and one when readiness changes.
 	Log *slog.Logger
 	// Now is the clock; nil means the system's clock.
 	Now func() time.Time
-	// OnChange is called when all parts have become ready and when that has ended, in the order of the changes. It must not
-	// call the State.
+	// OnChange is called with each change of readiness, in order: true when all parts have become ready. It must not call
+	// the State.
 	OnChange func(ready bool)
 }
 
@@ -65,7 +65,7 @@ type Snapshot struct {
 	Parts []Part `json:"parts"`
 }
 
-// due is the deadline of a part's next report, and the part's reason for not being ready after the deadline.
+// due is the deadline of a part's next report, and the part's reason after the deadline.
 type due struct {
 	at     time.Time
 	reason string
@@ -80,7 +80,7 @@ type beat struct {
 	deadline time.Time // of the next one
 }
 
-// NewState returns a state of parts that are not ready yet, in the order of the output. A state without parts is ready.
+// NewState returns a state with the given parts, not ready yet, in the order of the output. A state without parts is ready.
 func NewState(o Options, parts ...PartName) *State {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -96,18 +96,18 @@ func NewState(o Options, parts ...PartName) *State {
 	return s
 }
 
-// Ready reports that a part works. A part that NewState did not have is added.
+// Ready reports that a part works. A part that NewState did not get is added.
 func (s *State) Ready(part PartName) {
 	s.report(Part{Name: part, Ready: true})
 }
 
-// NotReady reports that a part does not work, and the reason: a sentence for a person, such as "waiting for a CNI configuration
-// in /host/etc/cni/net.d". An empty reason becomes "unknown".
+// NotReady reports that a part does not work. The reason is text for people, such as "waiting for a CNI configuration in
+// /host/etc/cni/net.d". An empty reason becomes "unknown".
 func (s *State) NotReady(part PartName, reason string) {
 	s.report(Part{Name: part, Reason: cmp.Or(reason, "unknown")})
 }
 
-// Expect sets the deadline of a part's next report: after the deadline the part counts as not ready for this reason, until it
+// Expect sets the deadline of a part's next report. After the deadline the part is not ready for this reason, until it
 // reports. A part that is not ready keeps its own reason.
 func (s *State) Expect(part PartName, within time.Duration, reason string) {
 	s.mu.Lock()
@@ -147,7 +147,7 @@ func (s *State) set(now Part) {
 	s.update()
 }
 
-// update reports whether all parts are ready, if that has changed. It needs the lock.
+// update logs and reports a change of readiness. It needs the lock.
 func (s *State) update() {
 	ready := !slices.ContainsFunc(s.parts, func(p Part) bool { return !p.Ready })
 	if ready == s.ready {
@@ -176,8 +176,8 @@ func (s *State) Snapshot() Snapshot {
 	return Snapshot{Ready: s.ready, Parts: slices.Clone(s.parts)}
 }
 
-// Beat is the heartbeat of a loop, which beats again within the given time. The first beat starts the supervision; Rest ends
-// it. A loop beats once before any call that could hang.
+// Beat is the heartbeat of a loop, which must beat again within every. The first beat starts the supervision; Rest ends it.
+// A loop beats before each call that could hang.
 func (s *State) Beat(part PartName, every time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,14 +185,14 @@ func (s *State) Beat(part PartName, every time.Duration) {
 	s.beats[part] = beat{Name: part, Last: now, Every: every.String(), deadline: now.Add(missedBeats * every)}
 }
 
-// Rest ends the supervision of a loop that has ended on purpose or waits for an event without a deadline.
+// Rest ends the supervision of a loop that has ended on purpose, or waits without a deadline.
 func (s *State) Rest(part PartName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.beats, part)
 }
 
-// missing returns the heartbeats that are overdue, by name.
+// missing returns the overdue heartbeats, ordered by name.
 func (s *State) missing() []beat {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// fixture is a state with a clock that moves only when the test moves it, with its log and its changes.
+// fixture is a state with a clock that only the test moves, its log and its changes.
 type fixture struct {
 	*State
 
@@ -44,14 +44,14 @@ func get(t *testing.T, h http.Handler, method, path string) (int, string) {
 	return rec.Code, strings.TrimSpace(rec.Body.String())
 }
 
-// expect wants an answer of a path.
+// expect checks the answer of a path.
 func (b *fixture) expect(t *testing.T, path string, code int, body string) {
 	t.Helper()
 	gotCode, got := get(t, b.Handler(), http.MethodGet, path)
 	check.Diff(t, "result", fmt.Sprint(code, " ", body), fmt.Sprint(gotCode, " ", got))
 }
 
-// changed wants the changes of readiness up to now.
+// changed checks all changes of readiness so far.
 func (b *fixture) changed(t *testing.T, want ...bool) {
 	t.Helper()
 	check.Diff(t, "changes", want, b.changes)
@@ -79,7 +79,7 @@ func TestReadyz_PartsAndReasons(t *testing.T) {
 		`{"name":"cni-config","ready":true,"since":"2026-05-04T03:02:03Z","checked":"2026-05-04T03:02:03Z"}]}`)
 }
 
-// TestReadyz_OverduePart: a part that has to report and does not is not ready.
+// TestReadyz_OverduePart: a part whose report is overdue is not ready.
 func TestReadyz_OverduePart(t *testing.T) {
 	b := newFixture("config", "other")
 	b.Ready("config")
@@ -102,7 +102,7 @@ func TestReadyz_OverduePart(t *testing.T) {
 	b.Ready("config")
 	step(time.Hour, true, "")
 	b.Expect("config", time.Minute, "nothing was compared")
-	b.Ready("config") // reported, so not due any more
+	b.Ready("config") // reported, so no longer due
 	step(time.Hour, true, "")
 	b.NotReady("config", "its own reason")
 	b.Expect("config", time.Second, "nothing was compared")
@@ -121,7 +121,7 @@ func TestReadyz_ChangesReportedOnce(t *testing.T) {
 		b.NotReady("config", "")
 	}
 	b.NotReady("config", "fighting with cilium")
-	// Two changes of readiness, and four of the part of which each has its reason.
+	// Two changes of readiness, and four of the part, each with its reason.
 	if got := strings.Count(b.log.String(), "\n"); got != 6 {
 		t.Errorf("%d records: %s", got, b.log.String())
 	}

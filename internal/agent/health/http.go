@@ -11,11 +11,11 @@ import (
 func (s *State) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		silent := s.missing()
-		answer(w, len(silent) == 0, struct {
+		missing := s.missing()
+		answer(w, len(missing) == 0, struct {
 			Live   bool   `json:"live"`
 			Silent []beat `json:"silent,omitempty"`
-		}{len(silent) == 0, silent})
+		}{len(missing) == 0, missing})
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		snapshot := s.Snapshot()

@@ -30,7 +30,7 @@ type confDir struct {
 	path string
 }
 
-// confs reconciles each configuration directory, the chosen one last. A previous directory without a configuration is not waited for.
+// confs reconciles each configuration directory, the chosen one last. It does not wait in a previous directory without a configuration.
 func (i *Installation) confs() (changed bool, err error) {
 	var errs []error
 	for _, path := range slices.Backward(i.target.Nets()) {
@@ -154,8 +154,7 @@ func (c confDir) apply(dir cniconf.Dir, steps []cniconf.Step) (changed bool, err
 	return changed, nil
 }
 
-// unchanged reads the files of a step again, so that the step does not overwrite a change that another program made after
-// readDir.
+// unchanged reads the files of a step again, so that the step does not overwrite a change that another program made after readDir.
 func (c confDir) unchanged(dir cniconf.Dir, s cniconf.Step) error {
 	for _, name := range []string{s.Name, s.To} {
 		if name == "" || s.Op == cniconf.OpRemoveDir {
@@ -208,9 +207,9 @@ func (c confDir) step(dir cniconf.Dir, s cniconf.Step) error {
 	return c.disk.Remove(filepath.Join(c.path, triggerName))
 }
 
-// triggerName is a name that no runtime loads. The file is created before a change that runtimes do not watch and removed after
-// the change: runtimes watch the directory itself, and reload all of it. After a crash in between, the file remains, and the
-// next run removes the file.
+// triggerName is a file name that no runtime loads. The file is created before a change that runtimes do not watch and removed after
+// the change: runtimes watch the directory itself and then reload all of it. If a crash leaves the file, the next run
+// removes it.
 const triggerName = ".istio-cni-poke"
 
 // withReload appends the reload that a crash prevented.
@@ -221,7 +220,7 @@ func withReload(steps []cniconf.Step, others []string) []cniconf.Step {
 	return steps
 }
 
-// LoadsDropIns reports whether a runtime loads drop-in files, by its name and version as a node reports them
+// LoadsDropIns reports whether a runtime loads drop-in files. The argument is the name and version that a node reports
 // (status.nodeInfo.containerRuntimeVersion), such as "containerd://2.2.0". containerd does so since 2.1, its first release with
 // libcni 1.3.0; other runtimes are Unknown. docs/agent.md has the evidence.
 func LoadsDropIns(runtime string) cniconf.Support {
@@ -236,8 +235,8 @@ func LoadsDropIns(runtime string) cniconf.Support {
 	return cniconf.NotLoaded
 }
 
-// readDir reads the configuration directory as far as a plan needs the files, and returns the names of all other files. An
-// unreadable file counts as empty: a runtime skips such a file, too.
+// readDir reads the files of the configuration directory that a plan needs, and returns the names of all other files. An
+// unreadable file is treated as empty because a runtime skips it, too.
 func (c confDir) readDir() (d cniconf.Dir, others []string, err error) {
 	entries, err := os.ReadDir(c.path)
 	if err != nil {
@@ -278,7 +277,7 @@ func (c confDir) readInto(d cniconf.Dir, name string) error {
 	case errors.Is(err, fs.ErrNotExist) && notLink != nil:
 		return nil //nolint:nilerr // removed meanwhile
 	case errors.Is(err, fs.ErrNotExist):
-		unseen = fmt.Sprintf("it is a symbolic link to %q, which is not there or lies in a part of the node that is not mounted here", target)
+		unseen = fmt.Sprintf("it is a symbolic link to %q, which does not exist or lies in a part of the node that is not mounted here", target)
 	case errors.Is(err, hostfs.ErrTooLarge):
 		unseen = err.Error()
 	case errors.Is(err, fs.ErrPermission):
@@ -293,15 +292,15 @@ func (c confDir) readInto(d cniconf.Dir, name string) error {
 	return nil
 }
 
-// readDropIns reads the drop-in files below a directory; a directory that cannot be listed counts as empty.
+// readDropIns reads the drop-in files below a directory. It treats a directory that cannot be listed as empty.
 func (c confDir) readDropIns(d cniconf.Dir, network string) {
 	names, _ := hostfs.List(filepath.Join(c.path, network), func(name string) bool { return filepath.Ext(name) == ".conf" })
 	for _, name := range names {
-		_ = c.readInto(d, network+"/"+name) // a file without read permission counts as absent
+		_ = c.readInto(d, network+"/"+name) // a file without read permission is treated as absent
 	}
 }
 
-// sweep removes the temporary files that a crash left of the files of these names. Only the process that holds the lock may
+// sweep removes temporary files of the named files that a crash left. Only the process that holds the lock may
 // call sweep.
 func (i *Installation) sweep(dir string, names ...string) { i.logSweep(i.disk.Sweep(dir, names...)) }
 
@@ -312,7 +311,7 @@ func (i *Installation) logSweep(removed []string, err error) {
 }
 
 // sweepConf sweeps the configuration directory, the directories of drop-in files, and the directories of the targets of links.
-// In the first two no other program writes under names of this program's temporary files, so all of these go.
+// In the first two no other program uses the names of this program's temporary files, so sweepConf removes all of these.
 func (c confDir) sweepConf(d cniconf.Dir) {
 	c.logSweep(c.disk.SweepOwn(c.path, temporary(d, c.config.Want)...))
 	entries, _ := os.ReadDir(c.path)
@@ -328,8 +327,7 @@ func (c confDir) sweepConf(d cniconf.Dir) {
 	}
 }
 
-// temporary returns the names of files that a crash can have left half written: the present files, and their names after a
-// step.
+// temporary returns the names of files that a crash can have left half written: the present files, and their names after a step.
 func temporary(d cniconf.Dir, want cniconf.Want) []string {
 	out := []string{want.ConfName, want.OwnedName, cniconf.OwnedName, cniconf.StandaloneName, triggerName}
 	for name := range d {

@@ -15,8 +15,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 )
 
-// A rewrite conflict is two programs that undo each other's writes. A token bucket spares the node's disk and its runtime:
-// so many rewrites of an artifact are made at once, and one more is allowed per interval.
+// A rewrite conflict means that two programs undo each other's writes. A token bucket spares the node's disk and its runtime:
+// it allows a burst of rewrites of an artifact, and then one more per interval.
 const (
 	freeRewrites    = 5
 	rewriteInterval = 30 * time.Second
@@ -26,7 +26,7 @@ const (
 type rewrites struct {
 	*rate.Limiter
 
-	logged bool // that it backs off
+	logged bool // whether the log has the back-off
 }
 
 // conflictError is the error of a rewrite that backs off.
@@ -84,7 +84,7 @@ func (i *Installation) rewrite(a metrics.Artifact, file string, other metrics.Wr
 	return nil
 }
 
-// rewriteFile is rewrite for a file that this program owns. A missing file is written at once because pods need it.
+// rewriteFile is rewrite for a file that this program owns. It writes a missing file at once because pods need the file.
 func (i *Installation) rewriteFile(a metrics.Artifact, file string, write func() error) error {
 	if _, err := os.Lstat(file); err != nil {
 		return write() // write reports the error that Lstat met
@@ -92,7 +92,7 @@ func (i *Installation) rewriteFile(a metrics.Artifact, file string, write func()
 	return i.rewrite(a, file, metrics.WriterInstaller, write)
 }
 
-// waitOf returns the shortest time that a conflict among the errors waits, 0 without a conflict.
+// waitOf returns the shortest delay of the conflicts among the errors, 0 without a conflict.
 func waitOf(err error) time.Duration {
 	if conflict, ok := errors.AsType[*conflictError](err); ok {
 		return conflict.wait
@@ -100,8 +100,8 @@ func waitOf(err error) time.Duration {
 	return 0
 }
 
-// otherWriter guesses the program that also writes the configuration: by a stanza that differs (a program that overwrites the
-// file for other reasons leaves no stanza), by the plugins' types, and by Cilium's file names.
+// otherWriter guesses which other program writes the configuration: from a stanza that differs (a program that overwrites the
+// file for other reasons leaves no stanza), from the plugins' types, and from Cilium's file names.
 func otherWriter(d cniconf.Dir, primary string, others []string) metrics.Writer {
 	_, n, _ := d.Loaded()
 	text := strings.ToLower(strings.Join(append(slices.Clone(n.Types), append(others, primary)...), " "))

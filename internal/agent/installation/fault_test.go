@@ -20,11 +20,11 @@ import (
 type situation struct {
 	mode  cniconf.Mode
 	files []string
-	// reference is set if the reference prepared the node, see fixture.loose.
+	// reference is set if Istio's agent prepared the node, see fixture.loose.
 	reference bool
 	// primary are the plugins that the runtime runs besides the stanza.
 	primary []string
-	// installed and back are the configuration in the end.
+	// installed and back are the configuration after the installation and after its removal.
 	installed, back map[string]string
 }
 
@@ -40,7 +40,7 @@ func newSituation(t *testing.T, mode cniconf.Mode, files ...string) situation {
 	return s
 }
 
-// situations are the modes with these files, by name, as far as there is such a thing.
+// situations are the modes combined with these files, by name, where the combination exists.
 func situations(t *testing.T, files map[string][]string) map[string]situation {
 	t.Helper()
 	out := map[string]situation{}
@@ -68,7 +68,7 @@ func (s situation) fixture(t *testing.T) *fixture {
 	return n
 }
 
-// conf is the configuration directory as it can be compared with another node's.
+// conf returns the configuration directory in a form that is comparable between nodes.
 func (n *fixture) conf() map[string]string {
 	n.t.Helper()
 	out := n.tree("net.d")
@@ -78,7 +78,7 @@ func (n *fixture) conf() map[string]string {
 	return out
 }
 
-// remedies are texts in the error for the user, besides the file.
+// remedies are texts that the error has for the user, besides the file.
 func remedies() map[syscall.Errno]string {
 	return map[syscall.Errno]string{
 		syscall.ENOSPC: "make room", syscall.EROFS: "read-only", syscall.EACCES: "SELinux", syscall.EIO: "input/output error",
@@ -94,7 +94,7 @@ type fault struct {
 	errno syscall.Errno
 }
 
-// file is the file of the call; of a file that gets another name, the old one.
+// file is the file of the call; for a rename, the old name.
 func (f fault) file() string {
 	words := strings.Fields(f.call)
 	file := words[1]
@@ -104,7 +104,7 @@ func (f fault) file() string {
 	return temporaryName.ReplaceAllString(file, "")
 }
 
-// harmless is a call whose failure leaves only a temporary file until the next reconciliation.
+// harmless reports a call whose failure leaves only a temporary file until the next reconciliation.
 func (f fault) harmless() bool {
 	return strings.HasPrefix(f.call, "remove ") && temporaryName.MatchString(f.call)
 }
@@ -123,7 +123,7 @@ func (f fault) reported(t *testing.T, err error) {
 	}
 }
 
-// safe asserts that the node works: the runtime loads the same plugins as before, and those that it runs are there.
+// safe asserts that the node works: the runtime loads the same plugins as before, and their programs exist.
 func (n *fixture) safe(s situation, f fault) {
 	n.t.Helper()
 	got := n.loaded()
@@ -138,7 +138,7 @@ func (n *fixture) safe(s situation, f fault) {
 
 func isStanza(plugin string) bool { return plugin == "istio-cni" }
 
-// temps are the temporary files anywhere on the node.
+// temps returns the temporary files anywhere on the node.
 func (n *fixture) temps() []string {
 	n.t.Helper()
 	var out []string
@@ -150,8 +150,8 @@ func (n *fixture) temps() []string {
 	return out
 }
 
-// everyFault runs a piece of work on a fresh node for each of its calls and each errno. The agent that did it is given to
-// the check; only that one call fails.
+// everyFault runs a piece of work on a fresh node for each of its calls and each errno; only that call fails. The check gets
+// the agent that did the work.
 func everyFault(t *testing.T, prepare func() *fixture, work func(*fixture, *installation.Installation) error,
 	check func(*fixture, *installation.Installation, fault, error),
 ) {
@@ -191,7 +191,7 @@ func TestReconcile_EveryFault(t *testing.T) {
 						t.Errorf("%v at %q: left %q", f.errno, f.call, left)
 					}
 				}
-				if f.errno == syscall.EIO { // W-20: a file that was written in spite of the error is removed
+				if f.errno == syscall.EIO { // W-20: a file that was written despite the error is removed
 					n.uninstall(a)
 					if diff := cmp.Diff(s.back, n.conf()); diff != "" {
 						t.Errorf("%v at %q, and then uninstalled:\n%s", f.errno, f.call, diff)
@@ -200,7 +200,7 @@ func TestReconcile_EveryFault(t *testing.T) {
 				}
 				check.OK(t, a.Reconcile())
 				if diff := cmp.Diff(s.installed, n.conf()); diff != "" || len(n.temps()) > 0 {
-					t.Errorf("%v at %q, and then a second try: temporary files %q\n%s", f.errno, f.call, n.temps(), diff)
+					t.Errorf("%v at %q, after a second try: temporary files %q\n%s", f.errno, f.call, n.temps(), diff)
 				}
 				n.safe(s, f)
 			})
@@ -208,7 +208,7 @@ func TestReconcile_EveryFault(t *testing.T) {
 	}
 }
 
-// TestUninstall_EveryFault: all files are restored that can be, and the error reports the others.
+// TestUninstall_EveryFault: all files that can be restored are restored, and the error reports the others.
 func TestUninstall_EveryFault(t *testing.T) {
 	t.Parallel()
 	for name, s := range situations(t, listAndSingle()) {
@@ -224,28 +224,28 @@ func TestUninstall_EveryFault(t *testing.T) {
 				return a.Uninstall(t.Context())
 			}, func(n *fixture, a *installation.Installation, f fault, err error) {
 				n.safe(s, f)
-				// W-5: a change that a retry finds done may still be lost.
+				// W-5: a change that a retry finds done may not be on the disk yet.
 				if f.call == "syncdir "+n.path("net.d") && !slices.Contains(f.after, f.call) && (err == nil || !n.there("bin/istio-cni")) {
 					t.Errorf("%v at %q: the stanza may come back without its program: %v\n%q", f.errno, f.call, err, f.after)
 				}
-				// A failure in the configuration is tried again at once.
+				// A failure in the configuration is retried at once.
 				again := strings.HasPrefix(f.file(), n.path("net.d"))
 				if !again && !f.harmless() {
 					f.reported(t, err)
 				}
 				n.only(f)
 				if err := a.Uninstall(t.Context()); err != nil {
-					t.Errorf("%v at %q, and then a second try: %v", f.errno, f.call, err)
+					t.Errorf("%v at %q, after a second try: %v", f.errno, f.call, err)
 				}
 				if diff := cmp.Diff(s.back, n.conf()); diff != "" || len(n.tree("bin"))+len(n.tree("run")) > 0 {
-					t.Errorf("%v at %q, and then a second try: %v\n%s", f.errno, f.call, n.tree("."), diff)
+					t.Errorf("%v at %q, after a second try: %v\n%s", f.errno, f.call, n.tree("."), diff)
 				}
 			})
 		})
 	}
 }
 
-// only asserts that nothing of ours is left but the file of the fault.
+// only asserts that no file of this program is left except the file of the fault.
 func (n *fixture) only(f fault) {
 	n.t.Helper()
 	ours := []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni"}

@@ -2,13 +2,13 @@
 // configuration.
 //
 // It promises that a node without the plugin gets it, in an order in which no pod meets a stanza without a program; that
-// changes by other programs are reverted; that files of other programs stay unchanged; that a crash at any instant leaves a
-// configuration which the runtime can load; and that Uninstall removes all of it. An artifact in its desired state is not
-// written. The package reads nothing but the node's files.
+// changes by other programs are reverted; that files of other programs stay unchanged; that after a crash at any instant the
+// runtime can load the configuration; and that Uninstall removes all of it. It does not write an artifact in its desired
+// state. The package reads nothing but the node's files.
 //
 // It never talks to the API server, and never decides when to uninstall.
 //
-// Start at Installation.Reconcile, which brings the plugin into the target that package runtimedirs finds. Run repeats it; conf.go
+// Start at Installation.Reconcile, which installs the plugin into the target that package runtimedirs finds. Run repeats it; conf.go
 // has the configuration, conflict.go other writers, uninstall.go the removal and the sandboxes that still need the program.
 package installation
 
@@ -65,17 +65,17 @@ type Config struct {
 	// Reinstall false keeps changes that other programs make after the first installation.
 	Reinstall bool
 
-	// NetDir is the directory of CNI configurations, HostNetDir the same as the plugin sees it.
+	// NetDir is the directory of CNI configurations as this process sees it, HostNetDir its path for the plugin.
 	NetDir, HostNetDir string
 	// Detect replaces NetDir and BinDirs by the runtime's own directories.
 	Detect runtimedirs.Detect
-	// RunDir is the run directory, under the same path for this process and the plugin.
+	// RunDir is the run directory. Its path is the same for this process and the plugin.
 	RunDir     string
 	RunDirMode fs.FileMode
-	// Want is the desired stanza, and the mode that inserts the stanza into the configuration.
+	// Want is the desired stanza and the mode of its insertion into the configuration.
 	Want cniconf.Want
 
-	// Server is the API server's address; Token and CA are files, CA is empty when the server's certificate is not verified.
+	// Server is the API server's address; Token and CA are files. An empty CA means that the server's certificate is not verified.
 	Server         kube.Address
 	Token, CA      string
 	KubeconfigMode fs.FileMode
@@ -110,10 +110,10 @@ type Installation struct {
 
 	mu     sync.Mutex
 	config Config
-	// asWanted has the artifacts that were in their desired state before, so that a difference is the work of another program.
+	// asWanted has the artifacts that were in their desired state before: another program caused a difference in them.
 	asWanted map[metrics.Artifact]bool
 	rewrites map[metrics.Artifact]*rewrites
-	// unsynced has the parts that failed: their artifacts may be in the desired state in memory and not yet on the disk.
+	// unsynced has the parts that failed: their artifacts may be in the desired state in memory but not yet on the disk.
 	unsynced map[health.PartName]bool
 	// logged is the text of the last logged plan of each directory, so that logPlan does not repeat it.
 	logged      map[string]string
@@ -122,7 +122,7 @@ type Installation struct {
 	credentials []byte
 	// links are the files of the configuration that are symbolic links.
 	links []string
-	// mounts has the source of each directory's mount at the start.
+	// mounts has the source of each directory's mount when the agent started.
 	mounts map[string]string
 	// dropIn is the directory of the network that has a drop-in file.
 	dropIn string
@@ -164,7 +164,7 @@ func New(log *slog.Logger, disk hostfs.Disk, config Config, report Report, now f
 	}
 }
 
-// host returns where this process sees the node's file system: in a container below HostRoots, where it has its directories.
+// host returns where this process sees the node's file system: below HostRoots in a container that has these directories.
 func (c Config) host() (view hostpath.View) {
 	inContainer := slices.ContainsFunc(append(slices.Clone(c.BinDirs), c.NetDir), func(dir string) bool {
 		return slices.ContainsFunc(c.HostRoots, func(root string) bool { return within(dir, root) })
@@ -191,14 +191,14 @@ func (i *Installation) Change(change func(*cniconf.Want)) {
 	}
 }
 
-// WaitingError is the error of an installation that continues without action as soon as a file or directory appears.
+// WaitingError is the error of an installation that continues by itself as soon as a file or directory appears.
 type WaitingError struct{ For string }
 
 func (e *WaitingError) Error() string { return e.For }
 
-// Reconcile brings program, kubeconfig and configuration into their desired state, each of them whatever the result of the
-// others. It inserts no stanza before program and kubeconfig exist: such a stanza would stop every pod of the node. A stanza
-// that is there stays. The error joins the errors of the parts; a WaitingError among them needs no action.
+// Reconcile brings program, kubeconfig and configuration into their desired state, each regardless of the result of the
+// others. It inserts no stanza before program and kubeconfig exist: such a stanza would stop every pod of the node. An existing
+// stanza stays. The error joins the errors of the parts; a WaitingError among them needs no action.
 func (i *Installation) Reconcile() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -228,7 +228,7 @@ func (i *Installation) Reconcile() error {
 	return i.clean()
 }
 
-// retarget changes the target. In other directories the files are missing because nobody wrote them yet.
+// retarget changes the target. In other directories the files are missing because nothing has written them yet.
 func (i *Installation) retarget(t runtimedirs.Target) {
 	if !t.Equal(i.target.Dirs) {
 		i.asWanted[metrics.Config], i.asWanted[metrics.Binary] = false, false

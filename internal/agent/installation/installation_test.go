@@ -43,13 +43,13 @@ type fixture struct {
 	root   string
 	config installation.Config
 	health *health.State
-	// metrics are the agent's.
+	// metrics are the agent's metrics.
 	metrics *metrics.Metrics
 	events  []string
 	log     agenttest.Buffer
 	clock   time.Time
 	disk    hostfs.Disk
-	// loose compares without white space: a stanza of the reference is replaced in place, and absent if it was removed before.
+	// loose compares without white space: the agent replaces a stanza of Istio's agent in place, also if it was removed before.
 	loose bool
 }
 
@@ -118,7 +118,7 @@ func (n *fixture) there(name string) bool {
 	return err == nil
 }
 
-// tree is every file below a directory with mode and content.
+// tree returns every file below a directory with mode and content.
 func (n *fixture) tree(dir string) map[string]string {
 	n.t.Helper()
 	out := map[string]string{}
@@ -158,8 +158,8 @@ func (n *fixture) agent() *installation.Installation {
 	}, func() time.Time { return n.clock })
 }
 
-// loaded are the plugins that the runtime would run. A runtime lists the directory first and reads its files then; an event
-// reports a file that got another name in between, and the runtime reads the directory again.
+// loaded returns the plugins that the runtime would run. A runtime lists the directory first and reads its files then; an event
+// reports a file that was renamed in between, and the runtime reads the directory again.
 func (n *fixture) loaded() []string {
 	n.t.Helper()
 	for {
@@ -239,12 +239,12 @@ func TestReconcile_Order(t *testing.T) {
 	}
 }
 
-// TestReconcile_KilledAtEveryCall (W-4, W-5) stops the work at each call that changes a file, as SIGKILL and a loss of power would,
-// and examines the node then. From there the node is both uninstalled and installed again: at every call, each of the four.
+// TestReconcile_KilledAtEveryCall (W-4, W-5) stops the work at each call that changes a file, like SIGKILL or a loss of power,
+// and examines the node then. Afterwards it uninstalls and it installs again: four combinations at every call.
 func TestReconcile_KilledAtEveryCall(t *testing.T) {
 	t.Parallel()
 	files := listAndSingle()
-	files["from the reference"] = []string{"10-bridge.conflist", strings.Replace(conflist, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1)}
+	files["from Istio's agent"] = []string{"10-bridge.conflist", strings.Replace(conflist, `{"type":"portmap"}`, `{"type":"portmap"},{"type":"istio-cni"}`, 1)}
 	files["single and garbage"] = []string{"00-x.conflist", "{", "10-bridge.conf", bridgeConf}
 	for name, s := range situations(t, files) {
 		for _, work := range []string{"installing", "healing", "uninstalling"} {
@@ -264,7 +264,7 @@ func TestReconcile_KilledAtEveryCall(t *testing.T) {
 	}
 }
 
-// kill stops the work and examines the node, installing again or not. It reports whether anything was stopped.
+// kill stops the work, optionally installs again, and examines the node. It reports whether any work was stopped.
 func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Faults, at int, again bool) bool {
 	t.Helper()
 	n := s.fixture(t)
@@ -310,13 +310,13 @@ func TestUninstall_LivingSandboxes(t *testing.T) {
 		setup       func(n *fixture)
 		stays       bool
 	}{
-		"no sandbox":                             {},
-		"no cache at all":                        {setup: func(n *fixture) { n.removeAll("cache") }},
-		"a living sandbox that ran it":           {list: chained, netns: "netns/a", alive: true, stays: true},
-		"a sandbox that is gone":                 {list: chained, netns: "netns/a"},
-		"a living sandbox that did not run it":   {list: bridge, netns: "netns/a", alive: true},
-		"an entry without a namespace":           {list: `{"type":"istio-cni"}`, stays: true},
-		"in a container that sees no such cache": {setup: func(n *fixture) { n.config.HostRoots, n.config.CacheDir = []string{n.root}, "/somewhere/else/results" }, stays: true},
+		"no sandbox":                                   {},
+		"no cache at all":                              {setup: func(n *fixture) { n.removeAll("cache") }},
+		"a living sandbox that ran the plugin":         {list: chained, netns: "netns/a", alive: true, stays: true},
+		"a sandbox that is gone":                       {list: chained, netns: "netns/a"},
+		"a living sandbox that did not run the plugin": {list: bridge, netns: "netns/a", alive: true},
+		"an entry without a namespace":                 {list: `{"type":"istio-cni"}`, stays: true},
+		"in a container without access to the cache":   {setup: func(n *fixture) { n.config.HostRoots, n.config.CacheDir = []string{n.root}, "/somewhere/else/results" }, stays: true},
 	} {
 		n := newFixture(t, "10-bridge.conf", bridgeConf)
 		before := n.tree("net.d")
@@ -452,7 +452,7 @@ func (n *fixture) asWanted() bool {
 		slices.Index(types, "istio-cni") == len(types)-1 && !n.there("net.d/ZZZ-istio-cni-kubeconfig")
 }
 
-// removeAll removes a directory although the agent restores its files meanwhile.
+// removeAll removes a directory even while the agent restores its files.
 func (n *fixture) removeAll(dir string) {
 	n.t.Helper()
 	n.until(func() bool { return os.RemoveAll(n.path(dir)) == nil })
@@ -464,7 +464,7 @@ func (n *fixture) until(ok func() bool) {
 	agenttest.Until(n.t, func() string { return fmt.Sprintf("%+v\n%v", n.health.Snapshot(), n.tree(".")) }, ok)
 }
 
-// authority is a certificate in PEM, of any name.
+// authority is a PEM certificate with any name.
 var authority = sync.OnceValue(func() string {
 	server := httptest.NewTLSServer(nil)
 	defer server.Close()
@@ -508,7 +508,7 @@ func TestUninstall_MalformedFile(t *testing.T) {
 	}
 }
 
-// TestReconcile_SkippedProgram: another program installs it.
+// TestReconcile_SkippedProgram: another program installs the program.
 func TestReconcile_SkippedProgram(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-b.conflist", conflist)
@@ -524,7 +524,7 @@ func TestReconcile_SkippedProgram(t *testing.T) {
 	}
 }
 
-// TestReconcile_FailedPart: a program that cannot be replaced is no reason to let a token expire.
+// TestReconcile_FailedPart: the token is renewed even if the program cannot be replaced.
 func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
 	n, a := newInstalled(t, "10-b.conflist", conflist)
@@ -539,7 +539,7 @@ func TestReconcile_FailedPart(t *testing.T) {
 	}
 }
 
-// TestReconcile_MissingFileInConflict: pods need them.
+// TestReconcile_MissingFileInConflict: a missing file is written at once because pods need it.
 func TestReconcile_MissingFileInConflict(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"bin/istio-cni", "bin/istio-iptables", "run/istio-cni-kubeconfig"} {

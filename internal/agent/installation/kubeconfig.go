@@ -40,7 +40,7 @@ func (i *Installation) kubeconfig() (bool, error) {
 		return false, err
 	}
 	if !bytes.Equal(text, i.credentials) {
-		i.credentials, i.asWanted[metrics.Kubeconfig] = text, false // a rotation is not the work of another program
+		i.credentials, i.asWanted[metrics.Kubeconfig] = text, false // a rotation is not another program's change
 	}
 	if err = i.disk.MkdirAll(i.config.RunDir, i.config.RunDirMode); err != nil {
 		return false, withHint(err)
@@ -124,8 +124,8 @@ func serviceAccount(err error) error {
 	return fmt.Errorf("%w: %w", errServiceAccount, err)
 }
 
-// KubeconfigFile returns the path of the file that the stanza refers to, as this process sees the path. An error is about settings that
-// no node can meet.
+// KubeconfigFile returns the path of the stanza's kubeconfig as this process sees it. An error means settings that no node
+// can meet.
 func (c Config) KubeconfigFile() (string, error) {
 	conf, err := cniconf.Parse(c.Want.Stanza.Single())
 	if err != nil {
@@ -155,7 +155,7 @@ func (c confDir) dropOldKubeconfig() error {
 	return c.remove(c.oldKubeconfig())
 }
 
-// oldKubeconfig returns the path of that kubeconfig, which is the configured one only for the configured directory.
+// oldKubeconfig returns the path of the kubeconfig of versions before 1.23: the configured path only in the configured directory.
 func (c confDir) oldKubeconfig() string {
 	if c.path == c.config.NetDir || c.config.OldKubeconfig == "" {
 		return c.config.OldKubeconfig

@@ -72,9 +72,9 @@ func TestKubeconfig_Refusals(t *testing.T) {
 	}{
 		{"no host", kube.Address{}, authority, secret, "KUBERNETES_SERVICE_HOST"},
 		{"no authority", good, "", secret, noAuthority},
-		{"an authority that is no PEM", good, "hello", secret, noAuthority},
+		{"an authority that is not PEM", good, "hello", secret, noAuthority},
 		{"an authority that is a key", good, block("PRIVATE KEY"), secret, noAuthority},
-		{"an authority that is no certificate", good, block("CERTIFICATE"), secret, noAuthority},
+		{"an authority that is not a certificate", good, block("CERTIFICATE"), secret, noAuthority},
 		{"an empty token", good, authority, "", "the token is empty"},
 		{"a token of blanks", good, authority, " \n", "the token is empty"},
 		{"a token of NUL, as a power loss leaves it", good, authority, strings.Repeat("\x00", 9), "no token has"},
@@ -87,7 +87,7 @@ func TestKubeconfig_Refusals(t *testing.T) {
 	}
 }
 
-// TestKubeconfig_ReadByClients compares the text with the results of this program's reader and of kubectl's, for tokens that
+// TestKubeconfig_ReadByClients compares the text with the results of this program's reader and kubectl's reader, for tokens that
 // YAML could read as another type.
 func TestKubeconfig_ReadByClients(t *testing.T) {
 	authority := kubetest.NewServer(t).CA()

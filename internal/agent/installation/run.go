@@ -16,15 +16,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Pauses between two reconciliations, unless the watch reports a change: after an error the pause doubles. Without an error the
+// Pauses between two reconciliations, unless the watch reports a change. After an error the pause doubles; without an error the
 // loop waits for longestRetry.
 const (
 	firstRetry   = time.Second
 	longestRetry = 30 * time.Second
 )
 
-// comparing bounds a reconciliation before the parts count as not ready: a system call on the node's files can hang for any
-// time, on a frozen disk or on a file server that does not answer.
+// comparing bounds a reconciliation before the parts become not ready: a system call on the node's files can hang
+// forever on a frozen disk or on a file server that does not answer.
 const comparing = 15 * time.Second
 
 // notCompared is the reason of a part that was ready and whose state is not known any more.
@@ -36,7 +36,7 @@ const debounce = 10 * time.Millisecond
 // ErrGone reports a directory that was removed under its mount. Only a restart of the container mounts the new directory.
 var ErrGone = errors.New("the directory was removed or moved on the node while this container holds it: it must be started again")
 
-// Run reconciles at the start, at every change and periodically, until the context ends. It returns nil then, and ErrGone after
+// Run reconciles at the start, at every change and periodically until the context ends, and then returns nil. It returns ErrGone after
 // the removal of a directory. Other errors are logged, shown in the health state and retried.
 func (i *Installation) Run(ctx context.Context) error {
 	watch := hostfs.NewWatch(i.log)
@@ -85,8 +85,8 @@ const (
 
 // sleep waits for a reason to reconcile. It returns false when the context ends.
 //
-// The loop counts as alive only while it sleeps. A call that hangs on the node's files makes the agent not ready, see
-// comparing, and keeps it alive: no restart helps, because the kernel ends no process in such a call and the next process makes
+// The loop is alive only while it sleeps. A call that hangs on the node's files makes the agent not ready, see
+// comparing, but keeps it alive: no restart helps, because the kernel ends no process in such a call and the next process makes
 // the same call; a restart would also close the sockets and stop the repair of pods, which need none of these files.
 func (i *Installation) sleep(ctx context.Context, watch *hostfs.Watch, longest time.Duration) bool {
 	i.report.Health.Beat(partLoop, longest)
@@ -116,7 +116,7 @@ func (i *Installation) expect(within time.Duration) {
 	}
 }
 
-// watched returns all files whose change is a reason to reconcile.
+// watched returns all files whose change starts a reconciliation.
 func (i *Installation) watched() []hostfs.Path {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -145,10 +145,10 @@ func (i *Installation) watched() []hostfs.Path {
 	return paths
 }
 
-// deleted is how the kernel ends the source of a mount that was removed (proc_pid_mountinfo(5)); no name contains a slash.
+// deleted is the suffix that the kernel gives the source of a removed mount (proc_pid_mountinfo(5)); no name contains a slash.
 const deleted = "//deleted"
 
-// gone returns a directory that was removed under its mount, or moved since the first call, or an empty string.
+// gone returns a directory that was removed under its mount or moved since the first call, or an empty string.
 func (i *Installation) gone() string {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -25,13 +25,13 @@ const (
 	ourProgram     = "/istio-cni"
 )
 
-// machine is a node in the view of the agent: the default directories are mounted below "mounts", and the whole file system is
+// machine is a node as the agent sees it: the default directories are mounted below "mounts", and the whole file system is
 // below the root directory of a process.
 type machine struct {
 	*fixture
 }
 
-// newMachine makes a node of files, of which one that begins with "->" is a link and one that ends with "/" a directory.
+// newMachine makes a node with these files. Content that begins with "->" makes a link, a name that ends with "/" a directory.
 func newMachine(t *testing.T, files map[string]string) *machine {
 	t.Helper()
 	m := &machine{newFixture(t)}
@@ -56,7 +56,7 @@ func newMachine(t *testing.T, files map[string]string) *machine {
 	return m
 }
 
-// newMachineAt makes a node whose containerd was started with directories below this one, in which there is a pod network.
+// newMachineAt makes a node whose containerd was started with directories below this one, with a pod network.
 func newMachineAt(t *testing.T, dir string) *machine {
 	t.Helper()
 	m := newMachine(t, map[string]string{
@@ -79,7 +79,7 @@ func (m *machine) write(name, text string) {
 	m.put("node"+name, text, 0o644)
 }
 
-// start makes the runtime's socket anew, later than its files by more than the clock of the file system has steps.
+// start creates the runtime's socket again, more than one clock step of the file system later than its files.
 func (m *machine) start(socket string) {
 	m.t.Helper()
 	time.Sleep(20 * time.Millisecond)
@@ -87,17 +87,17 @@ func (m *machine) start(socket string) {
 	m.write(socket, "")
 }
 
-// installedIn checks that the stanza is in this directory of the node and in no other, and the program in these and the mounted one.
+// installedIn checks that only this directory of the node has the stanza, and only these and the mounted directory have the program.
 func (m *machine) installedIn(conf string, bins ...string) {
 	m.t.Helper()
 	bins = append(bins, "/opt/cni/bin")
 	for name, text := range m.tree("node") {
 		name = strings.TrimPrefix(name, "node")
 		if strings.Contains(text, `"istio-cni"`) && filepath.Dir(name) != conf {
-			m.t.Errorf("the stanza is in %s, want it in %s alone", name, conf)
+			m.t.Errorf("the stanza is in %s, want it only in %s", name, conf)
 		}
 		if strings.HasPrefix(filepath.Base(name), "istio-cni") && !slices.Contains(bins, filepath.Dir(name)) {
-			m.t.Errorf("the program is %s, want it in %s alone", name, bins)
+			m.t.Errorf("the program is in %s, want it only in %s", name, bins)
 		}
 	}
 	m.has(conf, bins...)
@@ -110,7 +110,7 @@ func (m *machine) installs(agent *installation.Installation, conf string, bins .
 	m.installedIn(conf, bins...)
 }
 
-// has checks that the plugin is in these directories.
+// has checks that these directories have the plugin.
 func (m *machine) has(conf string, bins ...string) {
 	m.t.Helper()
 	for _, bin := range bins {
@@ -120,18 +120,18 @@ func (m *machine) has(conf string, bins ...string) {
 	}
 }
 
-// says checks that the log has a text once.
+// says checks that the log has a text exactly once.
 func (m *machine) says(text string) {
 	m.t.Helper()
 	check.Equal(m.t, strings.Count(m.log.String(), text), 1, text, "in", m.log.String())
 }
 
-// directories is a containerd's configuration of version 3.
+// directories returns a containerd configuration of version 3.
 func directories(conf, bin string) string {
 	return fmt.Sprintf("version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['%s']\nconf_dir = '%s'\n", bin, conf)
 }
 
-// TestReconcile_RuntimeDirectories has the configuration files of each runtime. Nothing is left after the uninstallation.
+// TestReconcile_RuntimeDirectories has the configuration files of each runtime. The uninstallation leaves nothing behind.
 func TestReconcile_RuntimeDirectories(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -177,7 +177,7 @@ func TestReconcile_RuntimeDirectories(t *testing.T) {
 			"/run/crio/crio.sock":              "",
 		}},
 		"k0s": {"/etc/cni/net.d", "/opt/cni/bin", map[string]string{"/etc/k0s/containerd.toml": "version = 2\n", "/run/k0s/containerd.sock": ""}},
-		"two directories, and a program of our name in the second": {"/etc/cni/net.d", "/first /second", map[string]string{
+		"two directories, and an older program of the same name in the second": {"/etc/cni/net.d", "/first /second", map[string]string{
 			containerdFile: "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/first', '/second']\n", "/second/istio-cni": "old",
 			"/first/":      "",
 			containerdSock: "",
@@ -227,13 +227,13 @@ func TestReconcile_DirectoriesSetByUser(t *testing.T) {
 		check.OK(t, agent.Reconcile())
 		check.OK(t, agent.Reconcile())
 		if m.there("node/srv/bin"+ourProgram) || !m.there("mounts/opt/cni/bin"+ourProgram) {
-			t.Errorf("%s: not where it was told: %v", name, m.tree("."))
+			t.Errorf("%s: not in the directories that the user set: %v", name, m.tree("."))
 		}
 		m.says("the runtime looks in other directories than those that are set")
 	}
 }
 
-// TestReconcile_StandaloneDirectories: not the runtime reads the configuration directory, but the runtime runs the program.
+// TestReconcile_StandaloneDirectories: the runtime does not read the configuration directory, but it runs the program.
 func TestReconcile_StandaloneDirectories(t *testing.T) {
 	t.Parallel()
 	m := newMachineAt(t, "/srv")
@@ -274,7 +274,7 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 		m := newMachineAt(t, "/srv")
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		spoil(m)
-		bins := "" // if the runtime is known, and is perhaps not the kubelet's
+		bins := "" // if the runtime is known but may not be the kubelet's
 		if strings.Contains(reason, "dockerd") || strings.Contains(reason, "plugin") {
 			bins = "/srv/bin"
 		}
@@ -321,7 +321,7 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 				m.start(containerdSock)
 				m.installs(agent, "/two/conf", "/two/bin")
 				if !strings.Contains(m.log.String(), "in which the runtime does not look any more") {
-					t.Errorf("the log does not say that it left: %s", m.log.String())
+					t.Errorf("the log does not report the move: %s", m.log.String())
 				}
 			}
 			check.Diff(t, fmt.Sprintf("%s, restarted %v: the first directories,", name, restarted), one, m.tree("node/one"))
@@ -329,7 +329,7 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 	}
 }
 
-// TestReconcile_LinkMoves: k3s before 1.31.2 has a directory for each of its versions, and starts its runtime with a new file.
+// TestReconcile_LinkMoves: k3s before 1.31.2 has a directory for each version, and starts its runtime with a new file.
 func TestReconcile_LinkMoves(t *testing.T) {
 	t.Parallel()
 	const data = "/var/lib/rancher/k3s/data/"
@@ -362,7 +362,7 @@ func TestReconcile_WithoutRecord(t *testing.T) {
 	m.start(containerdSock)
 	m.installs(m.agent(), "/srv/conf", "/srv/bin")
 
-	m.config.Detect = runtimedirs.Detect{} // and the other way, as the user says it
+	m.config.Detect = runtimedirs.Detect{} // and the opposite move, set by the user
 	m.installs(m.agent(), "/etc/cni/net.d", "/opt/cni/bin")
 	check.Equal(t, m.there("run/"+runtimedirs.RecordName), false, "the record stays")
 }
@@ -380,7 +380,7 @@ func TestReconcile_DamagedRecord(t *testing.T) {
 	}
 }
 
-// TestUninstall_OutsideContainer finds the directories that the agent took from the runtime, whatever the flags say.
+// TestUninstall_OutsideContainer finds the directories that the agent took from the runtime, regardless of the flags.
 func TestUninstall_OutsideContainer(t *testing.T) {
 	t.Parallel()
 	n, _ := newInstalled(t, "10-net.conflist", conflist)
@@ -398,7 +398,7 @@ func TestUninstall_OutsideContainer(t *testing.T) {
 	}
 }
 
-// TestRun_RuntimeMoves follows events of the files below another root directory.
+// TestRun_RuntimeMoves follows events of files below another root directory.
 func TestRun_RuntimeMoves(t *testing.T) {
 	t.Parallel()
 	m := newMachineAt(t, "/one")
@@ -431,8 +431,8 @@ func TestRun_RuntimeMoves(t *testing.T) {
 	m.until(func() bool { return !m.there("node/one/bin"+ourProgram) && !installed("/one")() })
 }
 
-// TestReconcile_RuntimeNotReadable: if the runtime's files cannot be read any more, the runtime continues with the old ones. The
-// plugin stays there and up to date, with the next agent as well.
+// TestReconcile_RuntimeNotReadable: if the runtime's files become unreadable, the runtime continues with the old ones. The
+// plugin stays there and up to date, also with the next agent.
 func TestReconcile_RuntimeNotReadable(t *testing.T) {
 	t.Parallel()
 	const dropIn = "/etc/containerd/conf.d/cni.toml"
@@ -443,7 +443,7 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 			return errors.Join(os.Remove(m.node(containerdFile)), os.Mkdir(m.node(containerdFile), 0o755))
 		},
 		"a loop of links":          func(m *machine) error { m.write(containerdFile, "->"+containerdFile); return nil },
-		"an import is not there":   func(m *machine) error { m.write(containerdFile, "version = 3\nimports = ['x.toml']\n"); return nil },
+		"an import is missing":     func(m *machine) error { m.write(containerdFile, "version = 3\nimports = ['x.toml']\n"); return nil },
 		"removed":                  func(m *machine) error { return os.Remove(m.node(containerdFile)) },
 		"drop-in file removed":     func(m *machine) error { return os.Remove(m.node(dropIn)) },
 		"drop-in files removed":    func(m *machine) error { return os.RemoveAll(filepath.Dir(m.node(dropIn))) },
@@ -461,7 +461,7 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		check.OK(t, spoil(m))
 		for range 2 {
-			m.put("node/one/conf/10-net.conflist", conflist, 0o644) // the pod network writes it anew
+			m.put("node/one/conf/10-net.conflist", conflist, 0o644) // the pod network writes it again
 			m.put("node/one/bin"+ourProgram, "old", 0o755)
 			m.installs(agent, "/one/conf", "/one/bin")
 		}
@@ -470,7 +470,7 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 			agent = m.agent()
 		}
 		m.installs(agent, "/one/conf", "/one/bin")
-		for _, next := range []*installation.Installation{m.agent(), agent} { // that does not know what was there
+		for _, next := range []*installation.Installation{m.agent(), agent} { // without the earlier state
 			m.put("node/one/conf/10-net.conflist", conflist, 0o644)
 			check.OK(t, next.Reconcile())
 			m.has("/one/conf", "/one/bin")
@@ -488,7 +488,7 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 	}
 }
 
-// TestReconcile_SecondRuntime: the kubelet can have the one or the other.
+// TestReconcile_SecondRuntime: the kubelet can use either runtime.
 func TestReconcile_SecondRuntime(t *testing.T) {
 	t.Parallel()
 	m := newMachineAt(t, "/one")
@@ -507,7 +507,7 @@ func TestReconcile_SecondRuntime(t *testing.T) {
 	m.installs(agent, "/one/conf", "/one/bin")
 }
 
-// TestReconcile_RuntimeNotRestarted: the first installation does not know what the running runtime has read.
+// TestReconcile_RuntimeNotRestarted: the first installation cannot know which configuration the running runtime has read.
 func TestReconcile_RuntimeNotRestarted(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist})
@@ -528,7 +528,7 @@ func TestReconcile_RuntimeNotRestarted(t *testing.T) {
 	m.installs(agent, "/srv/conf", "/srv/bin")
 }
 
-// TestReconcile_RuntimeVersionsDiffer: if an import replaces the section, containerd 1 takes the defaults, others keep the
+// TestReconcile_RuntimeVersionsDiffer: if an import replaces the section, containerd 1 uses the defaults, other versions keep the
 // directories.
 func TestReconcile_RuntimeVersionsDiffer(t *testing.T) {
 	t.Parallel()
@@ -544,7 +544,7 @@ func TestReconcile_RuntimeVersionsDiffer(t *testing.T) {
 	m.has("/srv/conf", "/srv/bin")
 }
 
-// TestReconcile_MountedDirectoryMissing waits for no directory in which no runtime looks.
+// TestReconcile_MountedDirectoryMissing does not wait for a directory in which no runtime looks.
 func TestReconcile_MountedDirectoryMissing(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t, map[string]string{containerdFile: directories("/etc/cni/net.d", "/srv/bin"), "/srv/bin/": ""})

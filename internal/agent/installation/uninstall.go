@@ -19,8 +19,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Uninstall removes the stanza first, so that no new pod meets it, then the kubeconfig, and the program last, and only if no
-// sandbox needs it for DEL: it logs why it keeps the program. It continues after an error and joins all errors. After it,
+// Uninstall removes the stanza first, so that no new pod meets it, then the kubeconfig, and the program last. The program stays if
+// a sandbox needs it for DEL, and the log has the reason. Uninstall continues after an error and joins all errors. After it,
 // Reconcile only returns an error.
 func (i *Installation) Uninstall(ctx context.Context) error {
 	i.mu.Lock()
@@ -52,7 +52,7 @@ func (i *Installation) Uninstall(ctx context.Context) error {
 }
 
 // uninstall removes the stanza from the configuration. It retries after an error: another program can have written the same
-// files, and a disk that cannot sync can have done all other steps. Without steps a retry syncs the directory, so that the
+// files, or only a sync has failed after all other steps. A retry without steps syncs the directory, so that the
 // stanza does not reappear after a power loss.
 func (c confDir) uninstall() (err error) {
 	for range attempts {
@@ -122,8 +122,8 @@ func (i *Installation) clean() error {
 	return withHint(i.dirs.Cleaned())
 }
 
-// cleanDirs uninstalls from previous directories. Programs stay in mounted directories, where others than the runtime may look
-// for them.
+// cleanDirs uninstalls from previous directories. It keeps programs in mounted directories, where other programs than the runtime
+// may look for them.
 func (i *Installation) cleanDirs(d runtimedirs.Dirs) error {
 	before := i.changes
 	if previous := (confDir{i, d.Net}); d.Net != i.target.Net {
@@ -156,7 +156,7 @@ func (i *Installation) removeProgram(ctx context.Context) error {
 	case <-ctx.Done():
 		i.keep("the agent is shutting down")
 		return nil
-	case <-time.NewTimer(i.config.GracePeriod).C: // for pods in creation the runtime has read the configuration already
+	case <-time.NewTimer(i.config.GracePeriod).C: // for a pod in creation, the runtime has read the configuration already
 	}
 	if why := i.needed(); why != "" {
 		i.keep(why)
@@ -183,7 +183,7 @@ func (i *Installation) removeCopies(bins []string) error {
 	return errors.Join(errs...)
 }
 
-// made reports whether this program wrote the copy; a copy in Skip belongs to another installer.
+// made reports whether this program wrote the copy; another installer owns a copy in Skip.
 func (i *Installation) made(file string) bool {
 	if slices.Contains(i.config.Skip, cniconf.PluginType) {
 		return false
@@ -192,7 +192,7 @@ func (i *Installation) made(file string) bool {
 	return i.config.Update || err == nil && same
 }
 
-// keep logs the copies of the program that stay.
+// keep logs the remaining copies of the program.
 func (i *Installation) keep(why string) {
 	var files []string
 	for _, dir := range i.target.AllBins() {
@@ -205,7 +205,7 @@ func (i *Installation) keep(why string) {
 	}
 }
 
-// needed returns the reason to keep the program: a sandbox that needs it, or a cache that cannot be read; empty for none.
+// needed returns the reason to keep the program: a sandbox that needs it, or a cache that cannot be read. Empty means no reason.
 func (i *Installation) needed() string {
 	// Multus keeps its own cache for the plugins that it runs.
 	for _, cache := range []string{i.config.CacheDir, filepath.Join(filepath.Dir(i.config.CacheDir), "multus", "results")} {

@@ -29,7 +29,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// ends asserts that the runtime runs the stanza once and last, behind these plugins.
+// ends asserts that the runtime runs the stanza exactly once, last, after these plugins.
 func (n *fixture) ends(want ...string) {
 	n.t.Helper()
 	if got := n.loaded(); !slices.Equal(got, append(want, "istio-cni")) {
@@ -41,7 +41,7 @@ func modes() []cniconf.Mode {
 	return []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone}
 }
 
-// waits waits for a part to be not ready for a reason.
+// waits waits until a part is not ready for a reason.
 func (n *fixture) waits(part health.PartName, reason string) {
 	n.t.Helper()
 	n.until(func() bool {
@@ -66,9 +66,9 @@ func (n *fixture) running(a *installation.Installation) (end func()) {
 	})
 }
 
-// TestModes_InstallAndUninstall reads the calls of an installation and of its removal: a file is synced before it takes
-// its name, and a directory before anything else is touched, as the order must hold after a loss of power, too; the stanza goes
-// first and the program last, so that a pod that is created or removed meanwhile finds all that it needs; no other file changes.
+// TestModes_InstallAndUninstall reads the calls of an installation and of its removal: a file is synced before it is renamed to
+// its name, and a directory before any other change, because the order must survive a loss of power; the stanza is removed
+// first and the program last, so that a pod that is created or removed meanwhile finds everything it needs; no other file changes.
 func TestModes_InstallAndUninstall(t *testing.T) {
 	t.Parallel()
 	podman := strings.Replace(conflist, "net", "podman", 1)
@@ -106,13 +106,13 @@ func TestModes_InstallAndUninstall(t *testing.T) {
 func durable(t *testing.T, calls []string) {
 	t.Helper()
 	synced := map[string]bool{}
-	loose := "" // the directory whose names may be lost
+	loose := "" // the directory whose names may not be on the disk yet
 	for at, call := range calls {
 		words := strings.Fields(call)
 		verb, file := words[0], words[1]
 		temporary := strings.Contains(file, ".tmp.")
 		if loose != "" && verb != "syncdir" && filepath.Dir(file) != loose {
-			t.Errorf("call %d, %q: the names in %q may still be lost", at, call, loose)
+			t.Errorf("call %d, %q: the names in %q may not be on the disk yet", at, call, loose)
 		}
 		switch verb {
 		case "create", "write", "chown", "chmod":
@@ -121,7 +121,7 @@ func durable(t *testing.T, calls []string) {
 			synced[file] = true
 		case "rename":
 			if made, known := synced[file]; known && !made {
-				t.Errorf("call %d, %q: the content may still be lost", at, call)
+				t.Errorf("call %d, %q: the content may not be on the disk yet", at, call)
 			}
 			loose = filepath.Dir(words[2])
 		case "mkdir":
@@ -139,7 +139,7 @@ func durable(t *testing.T, calls []string) {
 	check.Equal(t, loose, "", "at the end the names in", "may be lost", calls)
 }
 
-// TestReconcile_InputsGone: an installation that cannot go on stays as it is.
+// TestReconcile_InputsGone: an installation that lost an input stays unchanged.
 func TestReconcile_InputsGone(t *testing.T) {
 	t.Parallel()
 	n, a := newInstalled(t, "10-bridge.conf", bridgeConf)
@@ -154,8 +154,8 @@ func TestReconcile_InputsGone(t *testing.T) {
 	}
 }
 
-// TestReadiness_FollowsTheNode makes the changes that happen on a node all the time. The last event is one whose work
-// can be seen, so that those before it were seen, too.
+// TestReadiness_FollowsTheNode makes the changes that happen on a node all the time. The last event has a visible effect,
+// which proves that the events before it were processed, too.
 func TestReadiness_FollowsTheNode(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
@@ -196,7 +196,7 @@ func TestReadiness_FollowsTheNode(t *testing.T) {
 	check.Equal(t, n.there("net.d/.05-cilium.conflist123"), true, "another program's temporary file was removed")
 }
 
-// refusing makes and removes no file in some directories.
+// refusing makes the creation and removal of files fail in some directories.
 func refusing(dirs ...string) func(hostfs.Call) error {
 	return func(c hostfs.Call) error {
 		if slices.Contains([]string{"create", "remove"}, c.Name) && slices.Contains(dirs, filepath.Dir(c.Path)) {
@@ -206,8 +206,8 @@ func refusing(dirs ...string) func(hostfs.Call) error {
 	}
 }
 
-// TestRun_ChangesDuringInstallation changes all that the installation has already looked at, before it comes to
-// wait for changes. The next reconciliation without any event would be much later.
+// TestRun_ChangesDuringInstallation changes everything that the installation has already read, before it
+// waits for changes. Without an event, the next reconciliation would be much later.
 func TestRun_ChangesDuringInstallation(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(n *fixture){
@@ -233,7 +233,7 @@ func TestRun_ChangesDuringInstallation(t *testing.T) {
 	}
 }
 
-// TestRun_DirectoriesMissingAtFirst come later, one by one.
+// TestRun_DirectoriesMissingAtFirst creates the missing directories one by one.
 func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
@@ -254,7 +254,7 @@ func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
 	n.ends("bridge", "portmap")
 }
 
-// TestUninstall_ReportsEveryError when kubeconfigs and a program directory are refused.
+// TestUninstall_ReportsEveryError refuses the removal of kubeconfigs and of a program directory.
 func TestUninstall_ReportsEveryError(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
@@ -275,7 +275,7 @@ func TestUninstall_ReportsEveryError(t *testing.T) {
 	}
 }
 
-// TestReconcile_AfterReboot the run directory, on a tmpfs, is empty, and the primary CNI has not started yet: pods need the
+// TestReconcile_AfterReboot: the run directory, on a tmpfs, is empty, and the primary CNI has not started yet. Pods need the
 // credentials before anything else happens.
 func TestReconcile_AfterReboot(t *testing.T) {
 	t.Parallel()
@@ -299,7 +299,7 @@ func TestReconcile_AfterReboot(t *testing.T) {
 
 func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	t.Parallel()
-	n, a := newInstalled(t, "10-bridge.conf", bridgeConf) // which gives 10-bridge.conf another name
+	n, a := newInstalled(t, "10-bridge.conf", bridgeConf) // renames 10-bridge.conf
 	ours := []string{
 		"net.d/10-bridge.conf.tmp.1", "net.d/10-bridge.conflist.tmp.2837465019", "net.d/02-istio-cni.conflist.tmp.3",
 		"net.d/50-removed.conflist.istio-cni.tmp.1", "net.d/sub/zzz-istio-cni.conf.istio-cni.tmp.2",
@@ -322,8 +322,8 @@ func TestReconcile_SweepsTemporaryFiles(t *testing.T) {
 	}
 }
 
-// TestRun_DirectoryRemovedUnderItsMount: a new container mounts the directory of now, also if the removal was earlier than
-// the agent's start, as it may have waited for another agent.
+// TestRun_DirectoryRemovedUnderItsMount: a new container mounts the new directory, even if the removal preceded
+// the agent's start, which may have waited for another agent.
 func TestRun_DirectoryRemovedUnderItsMount(t *testing.T) {
 	for _, name := range []string{"net.d", "bin"} {
 		n := newFixture(t)
@@ -338,13 +338,13 @@ func TestRun_DirectoryRemovedUnderItsMount(t *testing.T) {
 	}
 }
 
-// TestReadiness_HangingDisk: the stanza is taken out while the disk is frozen. The agent is not ready then,
+// TestReadiness_HangingDisk takes the stanza out while the disk is frozen. The agent is then not ready but
 // answers both probes all the time, and is alive: a restart would not help.
 func TestReadiness_HangingDisk(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t, "10-bridge.conflist", conflist)
 	clock := agenttest.NewClock()
-	var disk sync.RWMutex // locked, no file can be made: as with fsfreeze(8), the call does not return
+	var disk sync.RWMutex // if locked, no file can be created: like under fsfreeze(8), the call does not return
 	n.disk.Before = func(hostfs.Call) error {
 		disk.RLock()
 		defer disk.RUnlock()
@@ -364,7 +364,7 @@ func TestReadiness_HangingDisk(t *testing.T) {
 	thaw := sync.OnceFunc(disk.Unlock)
 	defer thaw()
 	n.put("net.d/10-bridge.conflist", conflist, 0o644)
-	n.until(func() bool { // in small steps: a comparison that ends in time is no hang
+	n.until(func() bool { // in small steps: a comparison that ends in time is not a hang
 		clock.Step(100 * time.Millisecond)
 		return !ready()
 	})
@@ -382,8 +382,8 @@ func TestReadiness_HangingDisk(t *testing.T) {
 	n.until(func() bool { return ready() && len(n.loaded()) == 3 })
 }
 
-// TestRun_WithoutInotify installs and heals while the user has no inotify instance, or no watch, left, and goes back when it
-// has. The limits are those of a user namespace of its own.
+// TestRun_WithoutInotify installs and repairs while the user has no inotify instance or watch left, and uses inotify again
+// when one is free. The limits are set in a separate user namespace.
 func TestRun_WithoutInotify(t *testing.T) {
 	namespace := func(cmd *exec.Cmd) {
 		root := []syscall.SysProcIDMap{{Size: 1}}

@@ -1,6 +1,6 @@
 // Package logbuffer remembers the last records of a log.
 //
-// It promises that memory is bounded and grows as it is needed, and that then a record costs a copy of its text alone. It never changes, filters or
+// It promises that memory is bounded and grows only as needed, and that a record then costs one copy. It never changes, filters or
 // redacts a record.
 //
 // Start at Buffer.
@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// Buffer has the last lines that were written to it. It is safe for concurrent use.
+// Buffer has the last lines written to it. It is safe for concurrent use.
 type Buffer struct {
 	mu sync.Mutex
-	// before and now have at most half bytes each: when now is full, it takes the place of before.
+	// before and now have at most half of the bytes each: a full now replaces before.
 	before, now []byte
 	half        int
 }
 
-// New returns a buffer of size bytes; it has at least the last half of that.
+// New returns a buffer of size bytes, which keeps at least the last half of them.
 func New(size int) *Buffer {
 	return &Buffer{half: size / 2}
 }
 
-// Write appends one record, which is a line. Of a record that is longer than a half it keeps the beginning.
+// Write appends one record, which is a line. It truncates a record that is longer than half of the buffer.
 func (b *Buffer) Write(line []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -44,7 +44,7 @@ func (b *Buffer) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Since returns the lines of that time and later, and those without a time, as a text.
+// Since returns the lines logged at or after a time, and the lines without a time, as text.
 func (b *Buffer) Since(from time.Time) []byte {
 	b.mu.Lock()
 	all := slices.Concat(b.before, b.now)
@@ -58,7 +58,7 @@ func (b *Buffer) Since(from time.Time) []byte {
 	return text
 }
 
-// timeOf returns the time with which the handlers of log/slog begin a line.
+// timeOf returns the time at the beginning of a line from a handler of log/slog.
 func timeOf(line []byte) (at time.Time, has bool) {
 	for _, prefix := range []string{"time=", `{"time":"`} {
 		if rest, is := bytes.CutPrefix(line, []byte(prefix)); is {

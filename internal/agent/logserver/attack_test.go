@@ -17,7 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 )
 
-// endless is a body without end: a batch of a record that goes on and on, or of many small ones.
+// endless is a body without end: a batch with one endless record, or with many small records.
 type endless struct{ piece string }
 
 func (e endless) Read(p []byte) (int, error) {
@@ -81,7 +81,7 @@ func TestAttack_OrdinaryBatchArrives(t *testing.T) {
 			conn := a.Dial(a.T)
 			_, _ = io.WriteString(conn, head+"Content-Length: 1000\r\n\r\n["+quoted)
 			_ = conn.Close()
-			agenttest.Eventually(a.T, "it is counted", func() bool { return a.outcomes()["rejected"] == 1 })
+			agenttest.Eventually(a.T, "the batch is not counted", func() bool { return a.outcomes()["rejected"] == 1 })
 		},
 		"answer_never_read": func(a attacker) {
 			conn := a.Dial(a.T)
@@ -105,7 +105,7 @@ func TestAttack_OrdinaryBatchArrives(t *testing.T) {
 	}
 }
 
-// TestAttack_HangingLog: no more wait than there may be connections, and the agent ends.
+// TestAttack_HangingLog: no more goroutines wait than the limit of connections, and the agent ends.
 func TestAttack_HangingLog(t *testing.T) {
 	release, reached := make(chan struct{}), make(chan struct{})
 	b := start(t, func(o *Options) {
@@ -144,7 +144,7 @@ func TestAttack_Memory(t *testing.T) {
 	used := func() int {
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
-		return int(m.HeapAlloc) //nolint:gosec // far less
+		return int(m.HeapAlloc)
 	}
 	runtime.GC()
 	calm, peak := used(), 0
@@ -154,9 +154,9 @@ func TestAttack_Memory(t *testing.T) {
 		}
 	})
 	bodies := []string{
-		"[" + strings.Repeat(quoted+",", maxBody/(len(quoted)+1)-10) + quoted + "]", // records
-		`["` + strings.Repeat("x", maxBody-100) + `"]`,                              // one
-		"[" + strings.Repeat(`"",`, maxBody/3-100) + `""]`,                          // nothing, often
+		"[" + strings.Repeat(quoted+",", maxBody/(len(quoted)+1)-10) + quoted + "]", // many records
+		`["` + strings.Repeat("x", maxBody-100) + `"]`,                              // one record
+		"[" + strings.Repeat(`"",`, maxBody/3-100) + `""]`,                          // many empty records
 		strings.Repeat("[", maxBody-100),
 	}
 	var all sync.WaitGroup

@@ -1,13 +1,13 @@
 // Package logserver logs the records that processes of the CNI plugin send to the node agent, each with its own time.
 //
-// It promises to parse the records of this program's plugin and of the reference's, to keep the records of one invocation
+// It promises to parse the records of this program's plugin and of Istio's plugin, to keep the records of one invocation
 // together, and that no batch harms the agent: its size and the volume of the log have limits. Records beyond the limits are
-// counted. No record can imitate one of the agent's own, or several; package applet escapes the characters that a terminal
-// interprets, as in the agent's own.
+// counted. A record cannot imitate one or several of the agent's own; package applet escapes the characters that a terminal
+// interprets, also in the agent's own records.
 //
 // It does not serve the socket; package unixsock does.
 //
-// Start reading at Handler. record.go has a record.
+// Start reading at Handler. record.go parses a record.
 package logserver
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
-// The limits. The plugin of this program sends 512 KiB of records at most, which is well within all of them.
+// The limits. This program's plugin sends at most 512 KiB of records, well below all limits.
 const (
 	maxBody    = 1 << 20 // bytes
 	maxRecords = 5000    // of a batch
@@ -40,7 +40,7 @@ const (
 
 // Options are the sinks of the records. All are required.
 type Options struct {
-	// Records receives the relayed records. Its Enabled is not called, as its level is the agent's own.
+	// Records receives the relayed records. Its Enabled is not called because its level is the agent's own.
 	Records slog.Handler
 	// Level is the lowest relayed level.
 	Level slog.Leveler
@@ -72,8 +72,8 @@ func Handler(o Options) http.Handler {
 }
 
 // post relays a batch: a JSON array of strings, each the text of a record. A readable batch is answered with 200 even if a
-// record is malformed, as the sender could not correct it. An unreadable batch counts as one rejected record: its number of
-// records is not known.
+// record is malformed, because the sender could not correct it. An unreadable batch is counted as one rejected record because its
+// number of records is unknown.
 func (r *relay) post(w http.ResponseWriter, request *http.Request) {
 	ctx := context.WithoutCancel(request.Context()) // continue after the client closes the connection
 	body, err := io.ReadAll(http.MaxBytesReader(w, request.Body, maxBody))
@@ -99,7 +99,7 @@ func (r *relay) post(w http.ResponseWriter, request *http.Request) {
 }
 
 // batch decodes the whole batch before it logs any record. An element that is not a string is a rejected record; null is an
-// empty batch, as in the reference.
+// empty batch, as in Istio's agent.
 func (r *relay) batch(ctx context.Context, body []byte) error {
 	var lines []string
 	err := json.Unmarshal(body, &lines)

@@ -33,7 +33,7 @@ type fixture struct {
 	counters     *metrics.Metrics
 }
 
-// start serves until the test ends. The change, if any, is made to the options before.
+// start serves until the test ends. A non-nil change modifies the options first.
 func start(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
 	b := newFixture(change)
@@ -41,7 +41,7 @@ func start(t *testing.T, change func(*Options)) *fixture {
 	return b
 }
 
-// newFixture has no socket. The agent's own level is error.
+// newFixture opens no socket. The agent's own level is error.
 func newFixture(change func(*Options)) *fixture {
 	b := &fixture{counters: metrics.New("")}
 	o := Options{
@@ -55,7 +55,7 @@ func newFixture(change func(*Options)) *fixture {
 	return b
 }
 
-// plugin is the log of an invocation of the plugin on the agent's node.
+// plugin returns the log of an invocation of the plugin on the agent's node.
 func (b *fixture) plugin(stderr io.Writer, level pluginlog.Level) *pluginlog.Log {
 	l := pluginlog.New(stderr, "cni-plugin")
 	l.Timeout = agenttest.Generous
@@ -63,7 +63,7 @@ func (b *fixture) plugin(stderr io.Writer, level pluginlog.Level) *pluginlog.Log
 	return l
 }
 
-// relayed returns the records that were logged.
+// relayed returns the logged records.
 func (b *fixture) relayed(t *testing.T) []map[string]any {
 	t.Helper()
 	var records []map[string]any
@@ -75,7 +75,7 @@ func (b *fixture) relayed(t *testing.T) []map[string]any {
 	return records
 }
 
-// outcomes are the counted records, of those that there are.
+// outcomes returns the counts of records by outcome, without zeros.
 func (b *fixture) outcomes() map[string]int {
 	all := map[string]int{}
 	counter := regexp.MustCompile(`istio_cni_log_records_total\{outcome="(\w+)"\} ([1-9]\d*)\n`)
@@ -85,7 +85,7 @@ func (b *fixture) outcomes() map[string]int {
 	return all
 }
 
-// ordinary sends a batch by the real plugin, and fails the test unless it is relayed.
+// ordinary sends a batch with the real plugin, and fails the test unless the server relays it.
 func (b *fixture) ordinary(t *testing.T) {
 	t.Helper()
 	before := len(b.records.String())
@@ -101,7 +101,7 @@ func (b *fixture) ordinary(t *testing.T) {
 	}
 }
 
-// post sends a body as the reference's plugin does: by an http.Client that dials the socket.
+// post sends a body like Istio's plugin: with an http.Client that dials the socket.
 func (b *fixture) post(t *testing.T, body io.Reader) (int, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://unix/log", body)
@@ -133,7 +133,7 @@ func (b *fixture) mustPost(t *testing.T, lines ...string) {
 	}
 }
 
-// line is a record as the reference's plugin writes it.
+// line returns a record in the format of Istio's plugin.
 func line(level, msg, more string) string {
 	return fmt.Sprintf(`{"level":%q,"time":"2026-05-04T03:02:01.000001Z","msg":%s%s}`+"\n", level, strconv.Quote(msg), more)
 }

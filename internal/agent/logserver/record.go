@@ -12,14 +12,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// scopeKey has the same value in every relayed record, which distinguishes the record from the agent's own.
+// scopeKey has the same value in every relayed record, which distinguishes relayed records from the agent's own.
 const scopeKey = "scope"
 
 var errNoRecord = errors.New("not a log record")
 
-// parse parses a record: a JSON object with level, time (RFC 3339), msg and attributes; of duplicate keys the last counts. As
-// in the reference, a record without one of the three is malformed. The level "fatal" becomes error, as log/slog has no other
-// name for it. The record's own scope is not kept.
+// parse parses a record: a JSON object with level, time (RFC 3339), msg and attributes; the last of duplicate keys wins. As
+// in Istio's agent, a record without one of the three is malformed. The level "fatal" becomes error because log/slog has no
+// fatal level. The record's own scope is dropped.
 func parse(line string) (slog.Record, error) {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(line), &members); err != nil {

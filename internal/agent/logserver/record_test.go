@@ -41,13 +41,13 @@ func TestRelay_Plugin(t *testing.T) {
 	}
 	got := b.relayed(t)
 	for _, record := range got {
-		delete(record, "time") // which the next test is about
+		delete(record, "time") // TestRelay_ReferencePlugin checks the time
 	}
 	check.Diff(t, "result", want, got)
 	check.Diff(t, "counted", map[string]int{"relayed": 5}, b.outcomes())
 }
 
-// TestRelay_ReferencePlugin, and of equal keys the last counts.
+// TestRelay_ReferencePlugin also checks that the last of equal keys wins.
 func TestRelay_ReferencePlugin(t *testing.T) {
 	b := start(t, nil)
 	b.mustPost(t,
@@ -79,7 +79,7 @@ func TestRelay_Level(t *testing.T) { // W-30
 	}
 }
 
-// TestRelay_Bodies: a batch that cannot be read is refused as a whole, bad records among good ones are skipped.
+// TestRelay_Bodies: the server refuses an unreadable batch as a whole, and skips bad records among good ones.
 func TestRelay_Bodies(t *testing.T) {
 	good := `"{\"level\":\"info\",\"time\":\"2026-05-04T03:02:01Z\",\"msg\":\"good\"}"`
 	type row struct {
@@ -157,7 +157,7 @@ func TestRelay_Methods(t *testing.T) {
 	}
 }
 
-// handlers are those of the agent's log, whose output package applet makes printable.
+// handlers are the handlers of the agent's log, whose output package applet makes printable.
 var handlers = map[string]func(*bytes.Buffer) slog.Handler{
 	"json": func(b *bytes.Buffer) slog.Handler { return slog.NewJSONHandler(printable.NewWriter(b), nil) },
 	"text": func(b *bytes.Buffer) slog.Handler { return slog.NewTextHandler(printable.NewWriter(b), nil) },
@@ -176,7 +176,7 @@ func TestRelay_ForgedRecord(t *testing.T) {
 				"value": forged, forged: "key", "nested": map[string]any{forged: []string{forged}},
 			})
 			check.OK(t, err)
-			s.mustPost(t, strings.ReplaceAll(string(record), `\u2028`, "\u2028")) // as it is, like the others
+			s.mustPost(t, strings.ReplaceAll(string(record), `\u2028`, "\u2028")) // sent raw, like the other characters
 			s.Stop()
 			if got := strings.Count(out.String(), "\n"); got != 1 || !strings.HasSuffix(out.String(), "\n") {
 				t.Errorf("%d lines: %q", got, out.String())
@@ -220,7 +220,7 @@ func TestRelay_BatchStaysTogether(t *testing.T) {
 	check.Equal(t, changes, senders-1, "the sender changes", "times in", senders, "batches")
 }
 
-// TestRelay_Rate: of a flood the burst is relayed, and then as many as the rate allows. The log has the number of lost records.
+// TestRelay_Rate: the server relays the burst of a flood, and then records at the rate. The log has the number of lost records.
 func TestRelay_Rate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFixture(func(o *Options) { o.Records = slog.DiscardHandler })

@@ -19,7 +19,7 @@ const (
 // ResponseCode is the outcome of a plugin's call as a status code of HTTP. The values are the reference's.
 type ResponseCode string
 
-// A call ends well, its report cannot be read, or it fails and its pod does not start.
+// A call succeeds, its report cannot be read, or it fails and its pod does not start.
 const (
 	ResponseOK         ResponseCode = "200"
 	ResponseUnreadable ResponseCode = "400"
@@ -36,7 +36,7 @@ const (
 	PodDeleted PodEvent = "delete"
 )
 
-// Adds counts the plugins' reports and lookups, and the events of the pods that they are about.
+// Adds counts the plugins' reports and lookups, and the events of the watch of the node's pods.
 type Adds struct {
 	adds, seconds, failures, processes, requests, lookups, refused *family
 	responses, events                                              *family
@@ -49,11 +49,11 @@ func newAdds(r *registry) *Adds {
 		seconds: r.declareHistogram("istio_cni_add_duration_seconds", "Time that plugins spent on a pod, by phase, in seconds.",
 			[]float64{0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30},
 			each("phase", agentapi.Phases()...)...),
-		failures:  r.declare(counter, "istio_cni_add_failures_total", "Pods that plugins failed: they do not start until the cause is removed."),
+		failures:  r.declare(counter, "istio_cni_add_failures_total", "Failed ADDs: the pods do not start until the cause is removed."),
 		processes: r.declare(counter, "istio_cni_add_child_processes_total", "Processes that plugins started."),
 		requests:  r.declare(counter, "istio_cni_add_api_requests_total", "Requests that plugins sent to the API server."),
 		lookups: r.declare(counter, "istio_cni_pod_lookups_total",
-			"Questions of plugins for a pod, answered or left to the API server.", each("result", LookupFound, LookupFailed)...),
+			"Pod lookups by plugins, answered or left to the API server.", each("result", LookupFound, LookupFailed)...),
 		refused: r.declare(counter, "istio_cni_add_reports_refused_total",
 			"Reports of plugins that cannot be read, or name a reason or a source that this version does not know."),
 		// These two names are the reference's.
@@ -65,7 +65,8 @@ func newAdds(r *registry) *Adds {
 	}
 }
 
-// addSeries returns the reasons that each source can have. Plugins do not report decisions by the runtime's annotations.
+// addSeries returns each source's series, with its possible reasons. Plugins do not report decisions by the runtime's
+// annotations.
 func addSeries() []string {
 	byName := []sidecar.Reason{sidecar.NotKubernetes, sidecar.ExcludedNamespace, sidecar.OwnAgent}
 	byFacts := slices.DeleteFunc(sidecar.Reasons(), func(r sidecar.Reason) bool { return slices.Contains(byName, r) })

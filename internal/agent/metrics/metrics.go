@@ -1,13 +1,14 @@
 // Package metrics has the metrics of the node agent, race repair and the taint controller, and serves them to Prometheus.
 //
-// It promises the names, labels and values of the reference's node agent for the metrics of both, those of its dashboards that a
-// node agent can have, the prefix istio_cni_ for all others, a HELP and a TYPE line for every family, and a series with 0 for each value of a closed label from the start, so that
-// an alert on its increase sees the first one. Labels are closed sets, except for the names of pods that the audit found to be not captured (100 at most).
+// It promises the names, labels and values of the reference's node agent for metrics that both have, the metrics of its dashboards that a
+// node agent can serve, the prefix istio_cni_ for all others, a HELP and a TYPE line for every family, and from the start a series with 0
+// for each value of a closed label, so that an alert sees the first increase. Labels are closed sets, except for the names of pods that
+// are not captured (100 at most).
 //
-// It never opens a port, keeps no state outside of its values, and decides nothing.
+// It opens no port, keeps no state besides its values, and decides nothing.
 //
-// Start reading at Metrics. Each family is declared once, beside its counting code: adds.go, repair.go and taint.go have the
-// others; registry.go writes the text format.
+// Start reading at Metrics. Each family is declared once, next to the code that counts it: here and in adds.go, audit.go,
+// repair.go and taint.go; registry.go writes the text format.
 package metrics
 
 import "time"
@@ -81,14 +82,14 @@ type Metrics struct {
 // New returns the metrics of an agent of the given version, all zero.
 func New(version string) *Metrics {
 	r := newRegistry(version)
-	// The panels of the reference's dashboards that show the versions of its programs have this name.
+	// The reference's dashboards show the versions of its programs by this name.
 	build := join(label("component", "cni"), label("tag", version))
 	r.declare(gauge, "istio_build", "Always 1; tag is the version of this program.", build).add(1, build)
 	return &Metrics{
 		registry: r, Repair: newRepair(r), Adds: newAdds(r),
 
 		// The first two names are the reference's.
-		installs: r.declare(counter, "istio_cni_installs_total", "Installations of the CNI plugin on this node, by how they ended.",
+		installs: r.declare(counter, "istio_cni_installs_total", "Installations of the CNI plugin on this node, by result.",
 			each("result", InstallSuccess, CopyBinariesFailure, CreateKubeconfigFailure, CreateCNIConfigFailure, ReadServiceAccountFailure)...),
 		ready: r.declare(gauge, "istio_cni_install_ready",
 			"1 while the CNI plugin is installed and watched, or for an agent that installs nothing; 0 while pods may start without it."),
@@ -103,11 +104,11 @@ func New(version string) *Metrics {
 			"Log records sent by CNI plugins: relayed to the agent's log, dropped for being too many, or rejected.",
 			each("outcome", LogRelayed, LogDropped, LogRejected)...),
 		connections: r.declare(counter, "istio_cni_log_connections_refused_total",
-			"Connections to the log socket that were refused, as their user is not root.", label("reason", unauthorizedPeer)),
+			"Connections to the log socket that were refused because their user is not root.", label("reason", unauthorizedPeer)),
 		polled: r.declare(gauge, "istio_cni_files_polled",
-			"1 while the node's files are polled, as the kernel has no inotify instance or watch left, else 0."),
+			"1 while the node's files are polled because the kernel has no inotify instance or watch left, else 0."),
 		heal: r.declareHistogram("istio_cni_heal_seconds",
-			"Time from noticing that an artifact was tampered with to having it back, in seconds.",
+			"Time from noticing a change of an artifact to its restoration, in seconds.",
 			[]float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}),
 	}
 }
@@ -134,10 +135,10 @@ func (m *Metrics) Healed(a Artifact, took time.Duration) {
 	m.heal.observe(took.Seconds(), "")
 }
 
-// RewriteConflict counts a rewrite conflict: so many rewrites in a short time that the agent backs off.
+// RewriteConflict counts a rewrite conflict: the agent backs off after too many rewrites in a short time.
 func (m *Metrics) RewriteConflict(r Writer) { m.conflicts.add(1, label("rival", r)) }
 
-// ConfigRefused counts a live configuration with bad content, so that the one before it stayed in force.
+// ConfigRefused counts a live configuration refused for bad content. The previous one stays in force.
 func (m *Metrics) ConfigRefused(s Source) { m.problems.add(1, label("source", s)) }
 
 // LogRecords counts n records that plugins sent.

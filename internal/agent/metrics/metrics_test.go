@@ -137,7 +137,7 @@ func TestLabels_StartAtZero(t *testing.T) {
 	check.Diff(t, "result", want, got)
 }
 
-// TestNames_OfTheReference: what its dashboards ask a node agent for, and what its own node agent has.
+// TestNames_OfTheReference: the metrics of its node agent, and those its dashboards query from a node agent.
 func TestNames_OfTheReference(t *testing.T) {
 	text, err := os.ReadFile("testdata/reference-names.txt")
 	check.OK(t, err)
@@ -208,7 +208,7 @@ func TestAgent_Counters(t *testing.T) {
 		step{func() { m.SetReady(false) }, changes{ready: 0}},
 		step{func() { m.Healed(Kubeconfig, time.Second) }, changes{`rewrites_total{artifact="kubeconfig"}`: 1}},
 		step{func() { m.RewriteConflict(WriterCilium) }, changes{`config_fights_total{rival="cilium"}`: 1}},
-		step{func() { m.RewriteConflict("10-evil.conf\n") }, nil}, // text of the node is no label
+		step{func() { m.RewriteConflict("10-evil.conf\n") }, nil}, // text from the node never becomes a label
 		step{func() { m.Polled(true) }, changes{"files_polled": 1}},
 		step{func() { m.Polled(false) }, changes{"files_polled": 0}},
 		step{func() { m.ConfigRefused(SourceDirectory) }, changes{`config_problems_total{source="directory"}`: 1}},
@@ -241,7 +241,7 @@ func TestHistogram_HealTimes(t *testing.T) {
 	check.Diff(t, "result", want, got)
 }
 
-// TestProcess_Metrics: the metrics of a process that operators and dashboards query have possible values.
+// TestProcess_Metrics: the process metrics that operators and dashboards query have plausible values.
 func TestProcess_Metrics(t *testing.T) {
 	p := scrape(t, New("v"))
 	for name, least := range map[string]float64{
@@ -296,7 +296,7 @@ type step struct {
 // changes are new values of samples, by their names without istio_cni_.
 type changes map[string]float64
 
-// walk takes the steps one after the other, and compares all samples that are not zero.
+// walk takes the steps in turn, and compares all samples that are not zero.
 func walk(t *testing.T, m interface{ Handler() http.Handler }, steps ...step) {
 	t.Helper()
 	want := map[string]float64{}

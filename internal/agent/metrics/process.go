@@ -9,7 +9,7 @@ import (
 )
 
 // started is the start time of the program, to within its initialisation.
-var started = time.Now() //nolint:forbidigo,gochecknoglobals // of the process, not of a value
+var started = time.Now() //nolint:forbidigo,gochecknoglobals // the process's start, not a value's time
 
 // process returns the metrics of the process and of the Go runtime, under the names of Prometheus' own client.
 func process() []*family {

@@ -68,8 +68,8 @@ func (r *registry) declareHistogram(name, help string, bounds []float64, series 
 	return f
 }
 
-// sample runs change on a series. It ignores undeclared labels: they are an error in this program, but no reason to end a node
-// agent; a test compares the constants with the declarations.
+// sample runs change on a series. It ignores undeclared labels: they are a bug, but must not end a node agent; a test compares
+// the constants with the declarations.
 func (f *family) sample(labels string, change func(*sample)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -78,15 +78,15 @@ func (f *family) sample(labels string, change func(*sample)) {
 	}
 }
 
-// add adds n. A counter only rises.
+// add adds n. A counter never decreases.
 func (f *family) add(n int, labels string) {
 	if n > 0 || f.kind == gauge {
 		f.sample(labels, func(s *sample) { s.value += float64(n) })
 	}
 }
 
-// move subtracts one from the series with the labels of before, and adds one to the series with those of now. It ignores
-// undeclared labels, such as those of an empty value.
+// move subtracts one from the series with the labels before, and adds one to the series with the labels now. It ignores
+// undeclared labels, such as an empty value's.
 func (f *family) move(before, now string) {
 	f.add(-1, before)
 	f.add(1, now)
@@ -109,7 +109,7 @@ func (f *family) observe(v float64, labels string) {
 	})
 }
 
-// listBy sets the function that computes the series of a gauge on each scrape; with nil the stored ones count.
+// listBy sets the function that computes the series of a gauge on each scrape; nil restores the stored series.
 func (f *family) listBy(list func() []point) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -166,7 +166,7 @@ func writeSample(b *bytes.Buffer, name, labels string, value float64) {
 	b.WriteString(name + labels + " " + strconv.FormatFloat(value, 'f', -1, 64) + "\n")
 }
 
-// Text returns all metrics in the Prometheus text format, including those of the process.
+// Text returns all metrics in the Prometheus text format, including the process's.
 func (r *registry) Text() []byte {
 	var b bytes.Buffer
 	for _, f := range append(slices.Clip(r.families), process()...) {
@@ -207,7 +207,7 @@ func each[V ~string](key string, values ...V) []string {
 	return series
 }
 
-// pairs returns the series of a family with two labels: each of as with each of bs.
+// pairs returns the series of a family with two labels: all combinations of as and bs.
 func pairs(as, bs []string) []string {
 	var series []string
 	for _, a := range as {

@@ -30,7 +30,7 @@ const (
 // PodState is the state of a pod of the mesh.
 type PodState string
 
-// The states. Empty means uncounted: the pod is not of the mesh, or has no network.
+// The states. An empty state is not counted: the pod is outside the mesh, or has no network.
 const (
 	PodRedirected PodState = "redirected"
 	PodBroken     PodState = "broken"  // the pod runs, or failed, without redirection
@@ -38,7 +38,7 @@ const (
 	PodUnknown    PodState = "unknown" // the pod's namespace could not be inspected
 )
 
-// Repair has the metrics of race repair, in the agent or alone. Its methods are safe for concurrent use.
+// Repair has the metrics of race repair and the audit, in the agent or alone. Its methods are safe for concurrent use.
 type Repair struct {
 	*registry
 
@@ -54,11 +54,11 @@ func newRepair(r *registry) *Repair {
 	m := &Repair{
 		registry: r,
 		repairs: r.declare(counter, "istio_cni_repair_pods_repaired_total",
-			"Pods that had started without redirection, by action and result.",
+			"Actions on pods that started without redirection, by action and result.",
 			pairs(each("type", RepairDelete, RepairLabel, RepairPod), each("result", RepairSuccess, RepairSkip, RepairFail))...),
-		pods: r.declare(gauge, "istio_cni_mesh_pods", "Pods of the mesh that are looked after, by the state of their redirection.",
+		pods: r.declare(gauge, "istio_cni_mesh_pods", "Monitored pods of the mesh, by the state of their redirection.",
 			each("state", PodRedirected, PodBroken, PodDrifted, PodUnknown)...),
-		failures: r.declare(counter, "istio_cni_repair_watch_troubles_total", "Times that the pods could not be watched."),
+		failures: r.declare(counter, "istio_cni_repair_watch_troubles_total", "Failures of the watch of the pods."),
 		restored: r.declare(counter, "istio_cni_audit_repairs_total", "Pods whose lost or changed rules the audit restored, by result.",
 			each("result", RepairSuccess, RepairFail)...),
 		audits: declareAudit(r),
@@ -83,10 +83,10 @@ func (r *Repair) SetPodState(before, now PodState) {
 	r.pods.move(label("state", before), label("state", now))
 }
 
-// AuditRepaired counts a pod whose rules the audit restored, or failed to.
+// AuditRepaired counts a pod whose rules the audit restored, or failed to restore.
 func (r *Repair) AuditRepaired(result RepairResult) { r.restored.add(1, label("result", result)) }
 
-// PodWatchFailed counts a watch of the pods that begins to fail.
+// PodWatchFailed counts the start of a failure of the pod watch.
 func (r *Repair) PodWatchFailed() { r.failures.add(1, "") }
 
 // EventReported counts an Event by its result.

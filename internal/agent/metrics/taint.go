@@ -5,7 +5,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
-// TaintChange is the taint controller's change of a node.
+// TaintChange is a change of a node by the taint controller.
 type TaintChange string
 
 // ConditionSet publishes the node condition for other controllers.
@@ -48,22 +48,22 @@ func NewTaint(version string) *Taint {
 	r, reasons := newRegistry(version), each("reason", readiness.Reasons()...)
 	return &Taint{
 		registry: r,
-		leader:   r.declare(gauge, "istio_cni_taint_leader", "1 while this replica is the one that changes nodes."),
-		nodes: r.declare(gauge, "istio_cni_taint_nodes", "Nodes by the reason for which they count as ready or not.",
+		leader:   r.declare(gauge, "istio_cni_taint_leader", "1 while this replica is the leader, which changes nodes."),
+		nodes: r.declare(gauge, "istio_cni_taint_nodes", "Nodes by the reason why they are ready or not.",
 			reasons...),
-		changes: r.declare(counter, "istio_cni_taint_changes_total", "Changes of nodes, by how they ended; after a conflict another one is made.",
+		changes: r.declare(counter, "istio_cni_taint_changes_total", "Changes of nodes, by result; a conflict is followed by another attempt.",
 			pairs(each("change", TaintAdded, TaintRemoved, ConditionSet), each("result", ChangeDone, ChangeConflict, ChangeFailed))...),
 		decisions: r.declare(counter, "istio_cni_taint_decisions_total", "Decisions about nodes, by reason.", reasons...),
 		problems: r.declare(counter, "istio_cni_taint_config_problems_total",
 			"Requirements in the ConfigMap refused for bad content; the last good ones stayed in force."),
-		troubles: r.declare(counter, "istio_cni_taint_watch_troubles_total", "Times that nodes, pods or the ConfigMap could not be watched, by resource.",
+		troubles: r.declare(counter, "istio_cni_taint_watch_troubles_total", "Failures of the watches of nodes, pods and the ConfigMap, by resource.",
 			each("resource", WatchedNodes, WatchedPods, WatchedConfigMap)...),
 		events: declareEvents(r, "istio_cni_taint_events_total"),
 		queue:  r.declare(gauge, "istio_cni_taint_queue_depth", "Nodes that wait for a decision."),
 	}
 }
 
-// SetLeader sets whether this replica changes nodes. Without the lease it resets its gauges: another replica has them.
+// SetLeader sets whether this replica changes nodes. Without the lease it resets its gauges: the leader exports them.
 func (m *Taint) SetLeader(leader bool) {
 	m.leader.setBool(leader)
 	if !leader {
@@ -88,7 +88,7 @@ func (m *Taint) Changed(c TaintChange, r ChangeResult) {
 // ConfigRefused counts invalid requirements.
 func (m *Taint) ConfigRefused() { m.problems.add(1, "") }
 
-// WatchFailed counts a watch that begins to fail.
+// WatchFailed counts the start of a watch's failure.
 func (m *Taint) WatchFailed(f Watched) { m.troubles.add(1, label("resource", f)) }
 
 // EventReported counts an Event by its result.

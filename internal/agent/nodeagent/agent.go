@@ -72,24 +72,24 @@ type node struct {
 	// installation is nil if CNI_ENABLE_INSTALL is false.
 	installation *installation.Installation
 	relay        *unixsock.Server
-	// pods and lookups are nil where the node's pods cannot be watched.
+	// pods and lookups are nil if the node's pods cannot be watched.
 	pods    *podcache.Store
 	lookups *unixsock.Server
-	// decisions has the decisions of plugins. endKeeping stops the writing of their file, nil without an API.
+	// decisions has the decisions of plugins. endKeeping stops the writing of their file; it is nil without an API.
 	decisions  decisions.Ring
 	endKeeping func()
 	relayLevel *slog.LevelVar
-	// audit is nil if it is off or has not begun; noAudit is why it is off.
+	// audit is nil if the audit is off or has not begun; noAudit is the reason why it is off.
 	audit   atomic.Pointer[nodepods.Controller]
 	noAudit atomic.Pointer[string]
-	// held is the lock of the node; only guardSockets uses it while the agent runs.
+	// held is the node's lock; only guardSockets uses it while the agent runs.
 	held *hostfs.FileLock
 
 	work sync.WaitGroup
 	// background ends with the agent; its goroutines can be slow or fail for ever.
 	background context.Context //nolint:containedctx // the life of the agent
 	live       live
-	// left reports that the agent is ending: removed files then stay removed.
+	// left is true when the agent is ending: removed files then stay removed.
 	left atomic.Bool
 	// verdict is the result of the self-test, nil before the first result.
 	verdict atomic.Pointer[selfcheck.Verdict]
@@ -111,7 +111,7 @@ func (o Options) stay(ctx context.Context) error {
 	return serve.While(ctx, n.Log, n.start, n.ports()...)
 }
 
-// start opens what one agent at a time may have, and runs until ctx ends.
+// start opens what only one agent at a time may have, and runs until ctx ends.
 func (n *node) start(ctx context.Context) (err error) {
 	background, end := context.WithCancel(context.WithoutCancel(ctx))
 	n.background = background
@@ -144,7 +144,7 @@ func (n *node) ports() []serve.Port {
 	local["/"] = page.Handler(map[string]http.Handler{
 		"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
 		"/api/agent": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			answer(w, map[string]string{"node": n.Config.NodeName, "version": n.Version}) // for the page
+			answer(w, map[string]string{"node": n.Config.NodeName, "version": n.Version}) // for the web page
 		}),
 		"/api/pods":                    n.audited(func(c *nodepods.Controller) http.Handler { return c.Handler(auditor.Port) }),
 		"/api/pods/{namespace}/{name}": n.audited(func(c *nodepods.Controller) http.Handler { return c.PodHandler(auditor.Port) }),
@@ -156,7 +156,7 @@ func (n *node) ports() []serve.Port {
 	}
 }
 
-// lock acquires the node's lock. The relay's socket locks the node as well: agents of the reference do not know the lock.
+// lock acquires the node's lock. The relay's socket locks the node as well because Istio's agents do not know the lock.
 func (n *node) lock(context.Context) (err error) {
 	n.held, err = n.Config.lock()
 	return err
@@ -214,7 +214,7 @@ func (n *node) run(ctx context.Context) error {
 	tested := make(chan struct{})
 	n.work.Go(func() {
 		defer close(tested)
-		if !n.Config.Observe { // whose test would load kernel modules, and says nothing about another plugin
+		if !n.Config.Observe { // the self-test would load kernel modules, and does not test another plugin
 			n.test(testing)
 		}
 	})
@@ -232,7 +232,7 @@ func (n *node) run(ctx context.Context) error {
 	return n.shutdown(context.WithoutCancel(ctx))
 }
 
-// install makes the installation, with the log level of a request that came before.
+// install creates the installation with the log level of an earlier request.
 func (n *node) install() {
 	n.live.mu.Lock()
 	defer n.live.mu.Unlock()

@@ -23,16 +23,16 @@ import (
 // maxKey bounds a file of live configuration, in bytes.
 const maxKey = 1 << 20
 
-// live is the configuration that changes while the agent runs: a directory, and below it a ConfigMap.
+// live is the configuration that changes while the agent runs: a directory, whose values win over a ConfigMap.
 type live struct {
 	mu sync.Mutex
 	// data has the content of each source, nil for a source that does not exist.
 	data map[metrics.Source]map[string]string
-	// seen are the keys that were present at any time.
+	// seen are the keys that have ever been present.
 	seen map[string]string
-	// reported is the last message about each source, which is not repeated.
+	// reported is the last message about each source, to avoid repetition.
 	reported map[metrics.Source]string
-	// levels are the levels in force by scope. The configuration has the levels configured, and stanza.
+	// levels are the levels in force by scope. The configuration has the configured levels, and stanza.
 	levels, configured map[string]pluginlog.Level
 	stanza             cniconf.Stanza
 }
@@ -62,14 +62,14 @@ func (n *node) startWatches() {
 	n.startRepair()
 }
 
-// The pauses after a refusal of the ConfigMap: a role can come a moment after the agent, later requests are rare. Istio's chart
-// gives no such right.
+// The pauses after a refusal of the ConfigMap: a role can arrive shortly after the agent, later requests are rare. Istio's chart
+// grants no such right.
 const (
 	firstRefusalPause = time.Minute
 	laterRefusalPause = time.Hour
 )
 
-// watchConfigMap follows the ConfigMap. It logs once that the agent has no right to it.
+// watchConfigMap follows the ConfigMap. It logs once that the agent may not read the ConfigMap.
 func (n *node) watchConfigMap() {
 	first := true
 	pauses := wait.Backoff{Duration: firstRefusalPause, Factor: float64(laterRefusalPause / firstRefusalPause), Steps: 1}
@@ -80,8 +80,8 @@ func (n *node) watchConfigMap() {
 	})
 }
 
-// followConfigMap applies the ConfigMap until the agent ends. It returns true if the API server refuses the ConfigMap before the
-// agent has read it.
+// followConfigMap applies the ConfigMap until the agent ends. It returns true if the API server refuses access before the
+// agent has read the ConfigMap.
 func (n *node) followConfigMap(ctx context.Context, first bool) (refused bool) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -188,7 +188,7 @@ func (l *live) removed() map[string]string {
 	return removed
 }
 
-// isNew reports whether a message differs from the last one about its source.
+// isNew reports whether a message differs from the last message about the same source.
 func (l *live) isNew(from metrics.Source, message string) bool {
 	last := l.reported[from]
 	l.reported[from] = message

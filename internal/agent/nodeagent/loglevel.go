@@ -15,13 +15,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// The scopes have the reference's names.
+// The scopes have Istio's names.
 const (
 	scopeAgent  = "cni-agent"
 	scopePlugin = "cni-plugin"
 )
 
-// scopeInfo is a scope in the API of the reference's introspection port, which istioctl admin log speaks.
+// scopeInfo is a scope in the API of Istio's introspection port, which istioctl admin log uses.
 type scopeInfo struct {
 	Name            string `json:"name"`
 	Description     string `json:"description"`
@@ -30,7 +30,7 @@ type scopeInfo struct {
 	LogCallers      bool   `json:"log_callers"`
 }
 
-// maxScope bounds the body of a request, mostNamed what is quoted of it, in bytes.
+// maxScope bounds the body of a request, mostNamed a quoted part of it, in bytes.
 const (
 	maxScope  = 4 << 10
 	mostNamed = 64
@@ -41,7 +41,7 @@ func (c Config) levels() map[string]pluginlog.Level {
 	return map[string]pluginlog.Level{scopeAgent: c.AgentLevel, scopePlugin: c.PluginLevel}
 }
 
-// configure puts a configuration in force. A level that was set by a request holds until the configured one changes. The caller
+// configure puts a configuration in force. A level that a request set holds until the configured level changes. The caller
 // holds n.live.mu.
 func (n *node) configure(c Config) {
 	for scope, level := range c.levels() {
@@ -124,7 +124,7 @@ func (n *node) putScope(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if wanted.OutputLevel == "" && wanted.StackTraceLevel != "" {
-		w.WriteHeader(http.StatusAccepted) // no record has a stack
+		w.WriteHeader(http.StatusAccepted) // no record has a stack trace
 		return
 	}
 	level, err := pluginlog.ParseLevel(wanted.OutputLevel)

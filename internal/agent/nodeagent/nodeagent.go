@@ -91,7 +91,7 @@ func (o Options) dryRun() error {
 // lock acquires the node's lock, so that no other agent works on the node at the same time.
 func (c Config) lock() (*hostfs.FileLock, error) {
 	err := (hostfs.Disk{}).MkdirAll(c.RunDir, c.RunDirMode)
-	// The kubelet creates the directory of a volume world-readable, but this one is to hold sockets and a token.
+	// The kubelet creates the directory of a volume world-readable, but this directory holds sockets and a token.
 	if info, statErr := os.Stat(c.RunDir); err == nil && statErr == nil && info.Mode().Perm() != c.RunDirMode.Perm() {
 		if err = os.Chmod(c.RunDir, c.RunDirMode); err != nil {
 			err = fmt.Errorf("setting the mode of the run directory: %w", err)
@@ -106,7 +106,7 @@ func (c Config) lock() (*hostfs.FileLock, error) {
 	return hostfs.Lock(c.lockFile())
 }
 
-// removeRest removes files of the run directory that are not the installation's: the self-test's verdict, the decisions, a
+// removeRest removes files of the run directory that the installation does not own: the self-test's verdict, the decisions, a
 // socket that a killed agent left, and the lock.
 func (c Config) removeRest() error {
 	var errs []error
@@ -157,7 +157,7 @@ func (o Options) uninstall(ctx context.Context) error {
 const renewalTimeout = 5 * time.Second
 
 // RenewCredentials gives the plugin of an earlier agent, ours or Istio's, this agent's token if the API server refuses the plugin's
-// own: a token ends with its pod, and the node's pods would fail until an agent starts. It changes nothing else, and nothing on a
+// own token: a token ends with its pod, and the node's pods would fail until an agent starts. It changes nothing else, and nothing on a
 // node without a kubeconfig.
 func (o Options) RenewCredentials(ctx context.Context) error {
 	file, err := o.Config.KubeconfigFile()
@@ -184,7 +184,7 @@ func (o Options) RenewCredentials(ctx context.Context) error {
 }
 
 // GracePeriod is the time between the removal of the stanza and the removal of the program: runtimes reload a configuration within
-// a second, and for a pod in creation the runtime has read the old one.
+// a second, and for a pod in creation the runtime has read the old configuration.
 const GracePeriod = 2 * time.Second
 
 // LogSocketName is the name of the log socket in the run directory, for the agent and the plugin.
@@ -203,7 +203,7 @@ type Config struct {
 	UninstallOnExit teardown.Policy
 	// Install false leaves the node's files unchanged.
 	Install bool
-	// Observe is for an agent beside that of another plugin: it only audits. Install, RepairEnabled and all that writes are off then.
+	// Observe is for an agent beside another plugin's agent: it only audits. Install, RepairEnabled and all writes are off then.
 	Observe bool
 
 	LogSocket     string

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// startRepair runs race repair and the audit for as long as the agent runs. Race repair of another node's pods has a controller of its own.
+// startRepair runs race repair and the audit for as long as the agent runs. Race repair of another node's pods has its own controller.
 // No step of the installation waits for them.
 func (n *node) startRepair() {
 	c := n.Config
@@ -87,8 +87,8 @@ func (n *node) canAudit() bool {
 	return false
 }
 
-// missingRightsLevel is the log level for missing capabilities. Charts give the right to enter namespaces to repair in place:
-// without that, it is as the operator wishes.
+// missingRightsLevel is the log level for missing capabilities. Charts grant the right to enter namespaces for repairs in place:
+// without such repairs, the operator may leave it out.
 func (n *node) missingRightsLevel() slog.Level {
 	if n.Config.RepairEnabled && n.Config.Repair.Switches.InPlace {
 		return slog.LevelWarn
@@ -138,7 +138,7 @@ func (n *node) podProcesses(ctx context.Context) (map[string][]sandbox.Process, 
 	return all, err
 }
 
-// stanza is a configuration of the plugin, as it is written and as the plugin reads it: each event of a pod needs that.
+// stanza is a configuration of the plugin, both as text and parsed: each pod event needs the parsed form.
 type stanza struct {
 	written cniconf.Stanza
 	read    cniconf.NetConf

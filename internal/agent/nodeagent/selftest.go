@@ -20,7 +20,7 @@ func (n *node) test(ctx context.Context) {
 }
 
 // testOnce sends real packets to determine whether and how pods can be redirected on this node, and records the result for the
-// plugin. A node that fails the test is not ready; a node where the test cannot run, for lack of privilege, can be ready.
+// plugin. A node that fails the test is not ready; a node where the test cannot run for lack of privilege can be ready.
 func (n *node) testOnce(ctx context.Context) (done bool) {
 	verdict, err := selfcheck.Run(ctx, n.ToolPath, n.Log)
 	if ctx.Err() != nil {

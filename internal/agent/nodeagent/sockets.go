@@ -56,7 +56,7 @@ func (n *node) guardSockets() {
 	})
 }
 
-// onChange calls do after each change of files beside the installation, for as long as the agent runs. The installation's own
+// onChange calls do after each change of files outside the installation, for as long as the agent runs. The installation's own
 // watch logs a missing kernel watch.
 func (n *node) onChange(files []string, do func()) {
 	log := n.Log
@@ -120,7 +120,7 @@ func (n *node) keepDecisions() {
 		defer close(kept)
 		n.decisions.Keep(keeping, n.Config.decisionsFile(), n.Log)
 	})
-	if n.Config.Observe { // another plugin's decisions are not known
+	if n.Config.Observe { // another plugin's decisions are unknown
 		return
 	}
 	n.work.Go(func() {
@@ -131,7 +131,7 @@ func (n *node) keepDecisions() {
 	})
 }
 
-// bundle serves the parts of a bug report that only the agent knows, without credentials of known forms and without the token of the
+// bundle serves the parts of a bug report that only the agent has, without credentials of known forms and without the token of the
 // agent's own account, which the plugin has as well.
 func (n *node) bundle() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -163,12 +163,12 @@ func (n *node) bundle() http.Handler {
 			http.Error(w, "there is no such part", http.StatusNotFound)
 		default:
 			w.Header().Set("Content-Type", kind)
-			_, _ = w.Write(printable.Lines(text)) //nolint:gosec // no HTML, and the client can have closed the connection
+			_, _ = w.Write(printable.Lines(text)) // not HTML; the client can have closed the connection
 		}
 	})
 }
 
-// part returns a part as text or as the value of a JSON text, neither of them for an unknown one.
+// part returns a part as text or as a value for JSON. For an unknown part it returns neither.
 func (n *node) part(part agentapi.BundlePart, since time.Time, clean *redact.Redactor) (text []byte, value any, err error) {
 	switch part {
 	case agentapi.BundleMetrics:
@@ -183,7 +183,7 @@ func (n *node) part(part agentapi.BundlePart, since time.Time, clean *redact.Red
 	return text, value, err
 }
 
-// info describes the agent. An installation's template of the stanza can have any key.
+// info describes the agent. It redacts unknown keys of the plugin's configuration because a template can have any key.
 func (n *node) info(clean *redact.Redactor) (agentapi.AgentInfo, error) {
 	c := n.Config
 	stanza, err := clean.Foreign(n.stanza.Load().written.Element())

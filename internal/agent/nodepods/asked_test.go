@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// askedFixture is a controller with pods that the schedule has inspected, by a clock that only requests and the test move.
+// askedFixture is a controller with pods that the schedule has inspected, and a clock that only requests and the test move.
 type askedFixture struct {
 	*fixture
 
@@ -25,7 +25,7 @@ const (
 	askedPods = 10
 	askedCost = 4 * time.Millisecond // of an inspection
 
-	// The promises of package auditor: the share of the time of its schedule, what each way has at once, and the age of a shared result.
+	// The bounds of package auditor: the schedule's share of the time, the burst of each way, and the age of a shared result.
 	duty        = 100
 	burst       = 500 * time.Millisecond
 	slow        = 100 * time.Millisecond
@@ -49,13 +49,13 @@ func newAskedFixture(t *testing.T) *askedFixture {
 	l.stops = append(l.stops, agenttest.Go(t, c.Run))
 	feed.crowd(askedPods)
 	agenttest.Eventually(t, "some pod is not inspected at the start", func() bool {
-		l.clock.Step(time.Microsecond) // which ends a pause of the schedule
+		l.clock.Step(time.Microsecond) // ends a pause of the schedule
 		return l.searches.Load() == askedPods
 	})
 	return &askedFixture{fixture: l, controller: c}
 }
 
-// ask requests a path of a way, with headers, and returns the status and the number of inspections until the answer.
+// ask requests a path by a way, with headers, and returns the status and the number of inspections until the answer.
 func (l *askedFixture) ask(by auditor.Way, path string, headers ...string) (status int, inspections int64) {
 	l.Helper()
 	mux := http.NewServeMux()
@@ -75,7 +75,7 @@ const (
 	onePod   = "/v1/audit/shop/web-0"
 )
 
-// TestRequests_Loop: inspections for requests without end take half a percent of the time, after a burst.
+// TestRequests_Loop: inspections for endless requests take half a percent of the time, after a burst.
 func TestRequests_Loop(t *testing.T) {
 	t.Parallel()
 	for _, by := range []auditor.Way{auditor.Port, auditor.Socket} {
@@ -99,7 +99,7 @@ func TestRequests_Loop(t *testing.T) {
 	}
 }
 
-// TestRequests_BudgetUsedUp: whoever uses up the budget of the port, the operator's commands inspect at once.
+// TestRequests_BudgetUsedUp: the operator's commands inspect at once, even if the port's budget is used up.
 func TestRequests_BudgetUsedUp(t *testing.T) {
 	t.Parallel()
 	l := newAskedFixture(t)
@@ -107,14 +107,14 @@ func TestRequests_BudgetUsedUp(t *testing.T) {
 	for range portBurst/slow + 30 {
 		c.auditor.Charge(auditor.Port, slow)
 	}
-	l.clock.Step(2 * sharedFor) // the results are older
+	l.clock.Step(2 * sharedFor) // makes the results too old to share
 	if status, inspections := l.ask(auditor.Socket, checkAll); status != http.StatusOK || inspections != askedPods {
 		t.Errorf("the list at the socket: %d after %d inspections, want all pods", status, inspections)
 	}
 	if status, inspections := l.ask(auditor.Socket, onePod); status != http.StatusOK || inspections == 0 {
 		t.Errorf("a pod at the socket: %d after %d inspections", status, inspections)
 	}
-	agenttest.Run(t, l.clock) // requests of the port wait
+	agenttest.Run(t, l.clock) // requests on the port wait
 	if status, inspections := l.ask(auditor.Port, checkAll); status != http.StatusOK || inspections != 0 {
 		t.Errorf("the list at the port: %d after %d inspections, want the last results", status, inspections)
 	}
@@ -123,7 +123,7 @@ func TestRequests_BudgetUsedUp(t *testing.T) {
 	}
 }
 
-// TestRequests_ListThenPods: checks of all pods leave a part of the budget for single ones.
+// TestRequests_ListThenPods: checks of all pods leave a part of the budget for single pods.
 func TestRequests_ListThenPods(t *testing.T) {
 	t.Parallel()
 	for _, by := range []auditor.Way{auditor.Port, auditor.Socket} {
@@ -141,7 +141,7 @@ func TestRequests_ListThenPods(t *testing.T) {
 	}
 }
 
-// TestRequests_SharedResults: the port has results that are younger than a second, the commands always new ones.
+// TestRequests_SharedResults: requests on the port get results of the last second, commands always new ones.
 func TestRequests_SharedResults(t *testing.T) {
 	t.Parallel()
 	l := newAskedFixture(t)
@@ -164,7 +164,7 @@ func TestRequests_SharedResults(t *testing.T) {
 	}
 }
 
-// TestRequests_Browser: a link does not inspect, the port's page and programs do.
+// TestRequests_Browser: a link causes no inspection; the port's page and programs do.
 func TestRequests_Browser(t *testing.T) {
 	t.Parallel()
 	l := newAskedFixture(t)
@@ -182,7 +182,7 @@ func TestRequests_Browser(t *testing.T) {
 	}
 }
 
-// TestRequests_UnknownPods: requests of the port make none to the API server.
+// TestRequests_UnknownPods: requests on the port cause none to the API server.
 func TestRequests_UnknownPods(t *testing.T) {
 	t.Parallel()
 	l := newAskedFixture(t)

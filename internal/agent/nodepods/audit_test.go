@@ -31,14 +31,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// auditFixture is a fixture whose controller audits, with one validated pod of the mesh that the plugin has redirected.
+// auditFixture is a fixture with an auditing controller and one validated pod of the mesh that the plugin has redirected.
 type auditFixture struct {
 	*fixture
 
 	pod        podSpec
 	path       string
 	controller *Controller
-	// restarts ends the ID of the proxy's container, others are the statuses of further containers.
+	// restarts is the suffix of the proxy's container ID, others are the statuses of further containers.
 	restarts string
 	others   []object
 }
@@ -61,7 +61,7 @@ func newAuditFixture(t *testing.T, mode auditor.Settings, conf cniconf.NetConf, 
 	return l
 }
 
-// publish makes the pod known, with running containers if there is a state of the proxy.
+// publish makes the pod known, with running containers unless proxy is nil.
 func (l *auditFixture) publish(proxy state) {
 	l.Helper()
 	o := l.pod.object()
@@ -86,7 +86,7 @@ func (l *auditFixture) space(path string) redirection.Namespace {
 	}
 }
 
-// program writes the wanted rules as the plugin does.
+// program writes the wanted rules like the plugin.
 func (l *auditFixture) program(path string) {
 	l.Helper()
 	_, err := l.space(path).Apply(l.Context(), redirect.Default(), redirection.Reconcile)
@@ -122,7 +122,7 @@ func TestAuditStates(t *testing.T) {
 		want    audit.State
 		text    string
 		event   kube.EventReason
-		// repaired reports whether mode repair ends the state.
+		// repaired is set if mode repair ends the state.
 		repaired bool
 	}{
 		"a rule is deleted": {
@@ -227,7 +227,7 @@ func TestAuditStates(t *testing.T) {
 			audit.ForeignRule, "istio-proxy-nat/istio-output",
 			podwork.ReasonForeignRule, true,
 		},
-		"a legacy rule is changed": { // which has the same size
+		"a legacy rule is changed": { // the tables keep their size
 			redirect.Tools,
 			[]string{"iptables-legacy", "-t", "nat", "-R", "ISTIO_REDIRECT", "1", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "15009"},
 			audit.Drifted, "ISTIO_REDIRECT", podwork.ReasonDrifted, true,
@@ -272,7 +272,7 @@ func TestAuditStates(t *testing.T) {
 	}
 }
 
-// TestRulesOfAnotherBackend: a pod keeps the rules of the backend that it started with, and is captured by them.
+// TestRulesOfAnotherBackend: a pod keeps the rules of the backend it started with, and is captured by them.
 func TestRulesOfAnotherBackend(t *testing.T) {
 	t.Parallel()
 	legacy := cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}
@@ -344,7 +344,7 @@ func TestAuditOfTheProxy(t *testing.T) {
 	l.waitForEvent(l.pod, "Warning", podwork.ReasonUIDCollision)
 }
 
-// TestHarmlessRules: foreign rules that take no traffic of the mesh are no fault.
+// TestHarmlessRules: foreign rules that take no traffic of the mesh are not a fault.
 func TestHarmlessRules(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string][]string{
@@ -382,7 +382,7 @@ func TestAuditIsPeriodic(t *testing.T) {
 		netnstest.Run(t, l.path, change[0], change[1:]...)
 		last := l.controller.Pods()[0].Checked
 		agenttest.Eventually(t, "no further inspection", func() bool {
-			l.clock.Step(time.Second) // a timer that is set after a step counts from then on
+			l.clock.Step(time.Second) // a timer set after a step starts from that time
 			return l.controller.Pods()[0].Checked.After(last)
 		})
 		if interval := l.controller.Pods()[0].Checked.Sub(last); interval < 40*time.Second {
@@ -393,7 +393,7 @@ func TestAuditIsPeriodic(t *testing.T) {
 	l.waitForStates(0, 1, 0, 0)
 }
 
-// TestAuditOfHostilePods: a namespace that cannot be inspected does not delay the others, and a pod that ends meanwhile is no error.
+// TestAuditOfHostilePods: a namespace that cannot be inspected does not delay the others, and a pod that ends meanwhile is not an error.
 func TestAuditOfHostilePods(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{Repair: true}, cniconf.NetConf{})
@@ -408,7 +408,7 @@ func TestAuditOfHostilePods(t *testing.T) {
 	agenttest.Eventually(t, "the pod stays", func() bool { return len(l.controller.Pods()) == 1 })
 }
 
-// TestAuditListsPodsOutside of the mesh, with the reason.
+// TestAuditListsPodsOutside the mesh, with the reason.
 func TestAuditListsPodsOutside(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
@@ -438,12 +438,12 @@ func TestAuditKeepsNoNamespace(t *testing.T) {
 			open++
 		}
 	}
-	if all := slices.Clone(l.controller.Pods()); open > 4 || len(all) != 1 { // those of this test
+	if all := slices.Clone(l.controller.Pods()); open > 4 || len(all) != 1 { // this test's descriptors
 		t.Errorf("%d descriptors of the namespace are open, pods %+v", open, all)
 	}
 }
 
-// TestAudit_RemedyOfTheMode: what is set already is no remedy, in the list, in the event and in the log.
+// TestAudit_RemedyOfTheMode: the list, the event and the log never name a setting as remedy that is already set.
 func TestAudit_RemedyOfTheMode(t *testing.T) {
 	t.Parallel()
 	const advice = "set audit.mode=repair"
@@ -451,7 +451,7 @@ func TestAudit_RemedyOfTheMode(t *testing.T) {
 	for mode, want := range map[auditor.Settings]string{{}: advice, {Repair: true}: why} {
 		l := newAuditFixture(t, mode, cniconf.NetConf{})
 		l.want(audit.Captured, "")
-		netnstest.Run(t, l.path, "nft", "add table ip nat { flags dormant; }") // which no repair ends
+		netnstest.Run(t, l.path, "nft", "add table ip nat { flags dormant; }") // no repair ends this
 		s := l.want(audit.Drifted, "nat")
 		if !strings.Contains(s.Remedy, want) {
 			t.Errorf("%+v: got %q", mode, s.Remedy)

@@ -17,7 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// condition returns a pod's condition in the API, zero for none.
+// condition returns a pod's condition in the API, zero without one.
 func (l *fixture) condition(p podSpec) (found corev1.PodCondition) {
 	l.Helper()
 	var pod corev1.Pod
@@ -49,7 +49,7 @@ func (l *fixture) published() (n int) {
 	return n
 }
 
-// TestThePodConditionFollowsTheState, is written on change only, also by the next agent, and on pods of the mesh only.
+// TestThePodConditionFollowsTheState: each agent writes it only on a change, and only on pods of the mesh.
 func TestThePodConditionFollowsTheState(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{PodCondition: true}, cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})

@@ -30,12 +30,12 @@ import (
 // in libcni's cache.
 const fullNode = 110
 
-// occupy makes the pods, and a controller that knows them after a call of start.
+// occupy creates the pods, and a controller that knows them after a call of start.
 func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start func()) {
 	l.Helper()
 	l.options.Audit, l.options.Repair = auditor.Settings{Interval: interval}, nil
 	l.options.Clock, l.options.Workers = clock.RealClock{}, 0
-	l.options.Processes = func(ctx context.Context) (map[string][]sandbox.Process, error) { // of this machine
+	l.options.Processes = func(ctx context.Context) (map[string][]sandbox.Process, error) { // this machine's
 		all := map[string][]sandbox.Process{}
 		err := sandbox.Places{Proc: "/proc", Roots: []string{"/"}}.Processes(ctx, func(p sandbox.Process) {
 			all[p.Pod] = append(all[p.Pod], p)
@@ -73,7 +73,7 @@ func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start fu
 	}
 }
 
-// cpu is the time that this process has used.
+// cpu returns the CPU time that this process has used.
 func cpu(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage
@@ -83,8 +83,8 @@ func cpu(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// TestCostOfTheAudit measures a full node; with -v it prints the numbers. It asserts none that depends on the
-// speed of the machine.
+// TestCostOfTheAudit measures a full node; with -v it prints the numbers. It asserts no number that depends
+// on the machine's speed.
 func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
 	l := newFixture(t, nothing)
 	const interval = 5 * time.Minute
@@ -136,7 +136,7 @@ func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the
 	t.Logf("%d pods each %s to %s: %.3f %% of a core", fullNode, interval*4/5, interval, 100*float64(each*fullNode)/float64(interval*9/10))
 }
 
-// TestStartOfTheAudit: after the agent's start each pod of a full node is inspected, and captured. It measures the CPU of that.
+// TestStartOfTheAudit: after the agent's start each pod of a full node is inspected and captured. It measures the CPU time.
 func TestStartOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
 	l := newFixture(t, nothing)
 	c, start := l.occupy(fullNode, 5*time.Minute)
@@ -157,7 +157,7 @@ func TestStartOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures th
 		used.Round(time.Millisecond), 100*used.Seconds()/max(took, time.Minute).Seconds())
 }
 
-// TestANamespaceEndsWithItsPod: between two inspections the audit keeps no descriptor, so that nothing holds the namespace.
+// TestANamespaceEndsWithItsPod: between two inspections the audit keeps no descriptor that would hold the namespace.
 func TestANamespaceEndsWithItsPod(t *testing.T) { //nolint:paralleltest // it counts the descriptors of the process
 	l := newFixture(t, nothing)
 	c, start := l.occupy(1, 5*time.Minute)

@@ -13,8 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftablestest"
 )
 
-// TestPodsThatCannotBeInspectedDelayNoOtherPod has as many pods as there are workers fill their namespaces with rules, one of
-// them after its validation failed.
+// TestPodsThatCannotBeInspectedDelayNoOtherPod: as many pods as workers fill their namespaces with rules, one after its
+// validation failed.
 func TestPodsThatCannotBeInspectedDelayNoOtherPod(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })

@@ -23,14 +23,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
-// TestPacketsProveTheRepair has a pod on a veth that runs without redirection, and each way of writing rules that the plugin may
-// use: before the repair the application talks to the peer itself, afterwards to the proxy on 15001, and the proxy
-// (uid 1337) to the peer as ever.
+// TestPacketsProveTheRepair: a pod on a veth runs without redirection, for each backend of the plugin. Before the repair the
+// application talks to the peer itself, afterwards to the proxy on 15001; the proxy (uid 1337) always talks to the peer.
 func TestPacketsProveTheRepair(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		conf cniconf.NetConf
-		// program prints the rule that leads to the mesh's, "" for rules that are not of iptables.
+		// program prints the rule that jumps to the mesh's rules, "" for rules not written by iptables.
 		program string
 	}{
 		"auto":            {cniconf.NetConf{}, "iptables-nft-save"},
@@ -72,7 +71,7 @@ func TestPacketsProveTheRepair(t *testing.T) {
 	}
 }
 
-// TestTheRulesAreThoseOfThePodsSettings, and the pod is neither deleted nor labelled in addition.
+// TestTheRulesAreThoseOfThePodsSettings, and the pod is neither deleted nor labelled.
 func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, repair.Switches{InPlace: true, Delete: true, Label: true})
@@ -90,8 +89,8 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	}
 }
 
-// TestW8APodOfTheSameNameIsAnotherPod is a pod of a StatefulSet that comes back at once, with its address of before and in
-// another namespace: the watch does not deliver the deletion in between.
+// TestW8APodOfTheSameNameIsAnotherPod: a pod of a StatefulSet returns at once, with its previous address in another
+// namespace. The watch does not deliver the deletion in between.
 func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -101,14 +100,14 @@ func TestW8APodOfTheSameNameIsAnotherPod(t *testing.T) {
 	l.waitForAction(first, repair.InPlace)
 	second := first
 	second.uid = "another-uid"
-	after := l.place(second) // the namespace of before is still there, too
+	after := l.place(second) // the previous namespace still exists, too
 	l.waitForEvent(second, "Normal", podwork.ReasonRepaired)
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 	l.redirected(after)
 	l.waitForStates(1, 0, 0, 0)
 }
 
-// TestW8ARestartedAgentDoesNotWorkTwice has a pod whose validation has not run again when another agent classifies it.
+// TestW8ARestartedAgentDoesNotWorkTwice: another agent classifies a pod whose validation has not run again.
 func TestW8ARestartedAgentDoesNotWorkTwice(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -134,7 +133,7 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 	const unfit = "cannot be redirected in place"
 	for name, test := range map[string]struct {
 		change func(p *podSpec)
-		// prepare returns the namespace that must not be touched.
+		// prepare returns the namespace that must not change.
 		prepare func(l *fixture, p podSpec) (path string)
 		reason  kube.EventReason
 		texts   []string
@@ -180,8 +179,8 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 	}
 }
 
-// TestASquatterBlocksNoRepair has another pod add the address of a broken one, which is repaired all the same, where a record
-// tells the two apart. Where none does, the event names both. Package sandbox has all squats and records.
+// TestASquatterBlocksNoRepair: another pod adds the address of a broken one. The broken pod is repaired if a record
+// distinguishes the two; otherwise the event names both. Package sandbox tests all squats and records.
 func TestASquatterBlocksNoRepair(t *testing.T) {
 	t.Parallel()
 	const address = "10.88.0.2/24"
@@ -221,8 +220,8 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 	}
 }
 
-// TestW11AnAddressThatWasGivenToAnotherPodIsNoProof has a pod whose sandbox ended with the node's last run, and another one that
-// has its address now, in the mesh or not, by the API server. That libcni's cache decides as well is shown by sandbox.
+// TestW11AnAddressThatWasGivenToAnotherPodIsNoProof: the sandbox of a pod ended with the node's last run, and in the API server
+// another pod, in the mesh or not, has its address now. Package sandbox shows that libcni's cache decides as well.
 func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -232,7 +231,7 @@ func TestW11AnAddressThatWasGivenToAnotherPodIsNoProof(t *testing.T) {
 	l.Start(path)
 	other := podSpec{name: "other", uid: "other", plain: true, phase: "Running"}.at("10.88.0.2/24")
 	l.set(other)
-	// Pods that have ended, and those on the node's network, do not count.
+	// Pods that have ended or use the node's network are ignored.
 	l.set(podSpec{name: "over", uid: "over", plain: true, phase: "Succeeded"}.at("10.88.0.2/24"))
 	l.set(podSpec{name: "host", uid: "host", plain: true, phase: "Running", host: true}.at("10.88.0.2/24"))
 	l.set(p)
@@ -253,7 +252,7 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	l.set(p)
 	l.run()
 	l.waitForWorker()
-	if l.searches.Load() != 1 { // for the pod that marks the end
+	if l.searches.Load() != 1 { // the search for the last pod
 		t.Error("a namespace was searched for before the pod had an address")
 	}
 	p = p.at("10.88.0.2/24")
@@ -272,19 +271,19 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	l.set(p)
 	l.waitForWorker()
 	l.waitForStates(1, 0, 0, 0)
-	if got := l.searches.Load() - searched; got > 5 { // two pods that mark the end, one search for each
+	if got := l.searches.Load() - searched; got > 5 { // includes one search for each of the two last pods
 		t.Errorf("%d searches for a pod that is fine", got)
 	}
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 }
 
-// otherRules writes the rules of another configuration, as those of an earlier version are.
+// otherRules writes the rules of another configuration, like an earlier version's.
 func (l *fixture) otherRules(path string) {
 	l.Helper()
 	netnstest.Run(l.T, path, "sh", "-c", `printf '*nat\n:ISTIO_OUTPUT -\n-A OUTPUT -p tcp -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -j RETURN\nCOMMIT\n' | iptables-nft-restore -n`)
 }
 
-// TestRunningPodsKeepTheirRules has rules that differ from the current ones: they are changed before the validation, and reported
+// TestRunningPodsKeepTheirRules: rules that differ from the current ones are changed before the validation, and only reported
 // after it. A pod without rules is redirected while it runs.
 func TestRunningPodsKeepTheirRules(t *testing.T) {
 	t.Parallel()
@@ -313,8 +312,8 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 	l.oneEvent(runs)
 }
 
-// TestAFailureAfterTheRepairIsInspectedAgain has a validation that goes on failing, for once with the rules in place and then
-// because they were removed.
+// TestAFailureAfterTheRepairIsInspectedAgain: a validation keeps failing, once with the rules in place and then because they
+// were removed.
 func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -322,7 +321,7 @@ func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
 	l.run()
 	l.waitForAction(p, repair.InPlace)
 
-	p.last = ended(126, l.clock.Now()) // it ran while the rules were written
+	p.last = ended(126, l.clock.Now()) // the validation ran while the rules were written
 	l.set(p)
 	l.waitForWorker()
 	l.waitForCount(metrics.RepairPod, metrics.RepairSkip, 0)
@@ -341,7 +340,7 @@ func TestAFailureAfterTheRepairIsInspectedAgain(t *testing.T) {
 	l.redirected(path)
 }
 
-// nodePod is a pod as the controller gets it.
+// nodePod returns the pod in the form that the controller gets.
 func (p podSpec) nodePod() kube.Pod {
 	pod := kube.Pod{
 		Facts: sidecar.Facts{
@@ -356,8 +355,7 @@ func (p podSpec) nodePod() kube.Pod {
 	return pod
 }
 
-// TestAChangeDuringTheWork comes between the beginning and the end of the work on a pod: a result for the earlier sandbox or pod does
-// not count afterwards.
+// TestAChangeDuringTheWork: a pod changes during a turn. The result for the earlier sandbox or pod is discarded.
 func TestAChangeDuringTheWork(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(podSpec) podSpec{
@@ -375,7 +373,7 @@ func TestAChangeDuringTheWork(t *testing.T) {
 			feed := l.feed()
 			var calls atomic.Int64
 			l.options.Plugin = func() (cniconf.NetConf, error) {
-				if calls.Add(1) == 2 { // the first turn; the first call is for the comparison of later configurations
+				if calls.Add(1) == 2 { // the first turn; the first call reads the configuration to compare later ones with
 					feed.listener.OnUpdate(second.nodePod())
 				}
 				return cniconf.NetConf{}, nil
@@ -394,13 +392,13 @@ func TestAChangeDuringTheWork(t *testing.T) {
 			}
 			third := second
 			third.uid, third.ips = "third", nil
-			feed.listener.OnUpdate(third.nodePod()) // the end of the second pod was not delivered
+			feed.listener.OnUpdate(third.nodePod()) // the end of the second pod is not delivered
 			l.waitForStates(0, 0, 0, 0)
 		})
 	}
 }
 
-// TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice is about modes that are no help but for the mesh.
+// TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice: the modes that disrupt a pod need two inspections.
 func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, deleting)
@@ -426,7 +424,7 @@ func TestAPodIsDeletedForMissingRulesOnlyIfSeenTwice(t *testing.T) {
 	l.noEvents(late)
 }
 
-// TestMissingRulesAreForgottenWhenOtherRulesCome has rules go, come back as others and go again: the second time is not the second inspection.
+// TestMissingRulesAreForgottenWhenOtherRulesCome: rules that vanish, are replaced and vanish again are confirmed anew.
 func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, deleting)
@@ -449,7 +447,7 @@ func TestMissingRulesAreForgottenWhenOtherRulesCome(t *testing.T) {
 	l.waitForEvent(p, "Warning", podwork.ReasonDeleted, "no rules")
 }
 
-// TestANewConfigurationIsUsed changes the configuration of the plugin, which cannot be read at first, while no pod changes.
+// TestANewConfigurationIsUsed: the plugin's configuration cannot be read at first, and changes while no pod changes.
 func TestANewConfigurationIsUsed(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -479,7 +477,7 @@ func TestANewConfigurationIsUsed(t *testing.T) {
 	l.redirected(path)
 }
 
-// TestAPodOfAnotherNodeIsNotSearched has a server that sends more than it was asked for.
+// TestAPodOfAnotherNodeIsNotSearched: a server sends more pods than requested.
 func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace)
@@ -494,7 +492,7 @@ func TestAPodOfAnotherNodeIsNotSearched(t *testing.T) {
 	data, err := json.Marshal(whole)
 	l.Do(err)
 	l.server.Send("ADDED", data)
-	l.waitForEvent(p, "Warning", podwork.ReasonBroken, "on its own node alone")
+	l.waitForEvent(p, "Warning", podwork.ReasonBroken, "only on its own node")
 	if l.searches.Load() != 0 || captured(t, path) {
 		t.Error("it was searched for")
 	}

@@ -39,14 +39,14 @@ import (
 
 const node1 = "node-1"
 
-// fixture is an API server, a node whose pods can be searched, and a controller.
+// fixture is an API server, a node with pods that can be found, and a controller.
 type fixture struct {
 	*sandboxtest.Node
 
 	server  *kubetest.Server
 	clock   *clocktesting.FakeClock
 	options Options
-	// conf is the plugin's configuration, nil for one that cannot be read.
+	// conf is the plugin's configuration, nil if it cannot be read.
 	conf atomic.Pointer[cniconf.NetConf]
 	// searches counts the searches for namespaces.
 	searches atomic.Int64
@@ -116,7 +116,7 @@ func defaults(t *testing.T) racerepair.Settings {
 	return s
 }
 
-// cache writes an entry of libcni's cache, about a namespace that is mounted where no search looks without that.
+// cache writes an entry of libcni's cache for a namespace that only this entry leads to.
 func (l *fixture) cache(p podSpec, path string) {
 	l.Helper()
 	l.Cached(p.name+"-"+p.uid, sandbox.Pod{Namespace: p.namespace(), Name: p.name, UID: p.uid}, l.Kept(path, p.uid))
@@ -131,20 +131,20 @@ func (l *fixture) place(p podSpec) (path string) {
 	return path
 }
 
-// crashing places the pod "web" whose validation fails time and again.
+// crashing places the pod "web" whose validation fails again and again.
 func (l *fixture) crashing() (p podSpec, path string) {
 	l.Helper()
 	p = crashing("web").at("10.88.0.2/24")
 	return p, l.place(p)
 }
 
-// state is a container's state as the kubelet writes it.
+// state is a container's state in the kubelet's format.
 type state = object
 
 func waiting(reason string) state { return state{"waiting": object{"reason": reason}} }
 func running() state              { return state{"running": object{"startedAt": stamp(agenttest.Start())}} }
 
-// ended is one that ended at a time, after five seconds of running.
+// ended returns the state of a container that ended at a time, after five seconds.
 func ended(code int, at time.Time) state {
 	reason := "Error"
 	if code == 0 {
@@ -159,7 +159,7 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 type object = map[string]any
 
-// podSpec has the fields of a pod that a test sets; the others are those of a pod of the mesh that starts.
+// podSpec has the fields of a pod that a test sets; the other fields describe a starting pod of the mesh.
 type podSpec struct {
 	ns, name, uid, node   string
 	ips                   []string
@@ -168,7 +168,7 @@ type podSpec struct {
 	phase, restart        string
 	labels, annotations   object
 	plain, host, deleting bool
-	// unvalidated has no validation.
+	// unvalidated pods have no validation.
 	unvalidated bool
 	scheduler   string
 	runtime     string
@@ -236,7 +236,7 @@ func broken(name string) podSpec {
 	return podSpec{name: name, uid: "uid-of-" + name, now: ended(126, agenttest.Start().Add(-time.Second))}
 }
 
-// crashing is a pod whose validation is restarted time and again.
+// crashing is a pod whose validation is restarted again and again.
 func crashing(name string) podSpec {
 	p := broken(name)
 	p.last, p.now = p.now, waiting("CrashLoopBackOff")
@@ -266,7 +266,7 @@ func (l *fixture) controllerOf(o Options) *Controller {
 	return c
 }
 
-// feed delivers pods in place of a watch.
+// feed delivers pods instead of a watch.
 type feed struct {
 	listener kube.Listener[kube.Pod]
 	began    chan struct{}
@@ -341,7 +341,7 @@ func (l *fixture) end() {
 	l.options.Events.Shutdown()
 }
 
-// noEvents wants no event at all about a pod, also none that waits.
+// noEvents checks that a pod has no event, sent or queued.
 func (l *fixture) noEvents(p podSpec) {
 	l.Helper()
 	l.end()
@@ -355,19 +355,19 @@ func (l *fixture) metric(name string) int {
 	return agenttest.Metric(l.T, l.options.Metrics.Text(), name)
 }
 
-// repaired is the count of an action.
+// repaired returns the count of an action.
 func (l *fixture) repaired(t metrics.RepairType, result metrics.RepairResult) int {
 	l.Helper()
 	return l.metric(fmt.Sprintf(`istio_cni_repair_pods_repaired_total{type=%q,result=%q}`, t, result))
 }
 
-// pods is the gauge of a state.
+// pods returns the gauge of a state.
 func (l *fixture) pods(s metrics.PodState) int {
 	l.Helper()
 	return l.metric(fmt.Sprintf(`istio_cni_mesh_pods{state=%q}`, s))
 }
 
-// waitForStates waits until so many pods are redirected, broken, drifted and unknown.
+// waitForStates waits for the numbers of redirected, broken, drifted and unknown pods.
 func (l *fixture) waitForStates(want ...int) {
 	l.Helper()
 	var got []int
@@ -396,7 +396,7 @@ func (l *fixture) requests(text string) int {
 	return strings.Count(strings.Join(l.server.Requests(), "\n"), text)
 }
 
-// writes are the requests that change pods.
+// writes returns the requests that change pods.
 func (l *fixture) writes() []string {
 	return slices.DeleteFunc(l.server.Requests(), func(r string) bool {
 		return strings.HasPrefix(r, "GET ") || !strings.Contains(r, "/pods/")
@@ -420,7 +420,7 @@ func captured(t *testing.T, path string) bool {
 	return strings.Contains(netnstest.Run(t, path, "iptables-save"), "-A OUTPUT -j ISTIO_OUTPUT")
 }
 
-// rulesOf are all rules of a namespace, of both variants and families.
+// rulesOf returns all rules of a namespace, of both variants and families.
 func rulesOf(t *testing.T, path string) string {
 	t.Helper()
 	var all strings.Builder
@@ -434,7 +434,7 @@ func rulesOf(t *testing.T, path string) string {
 	return all.String()
 }
 
-// redirected wants rules of the mesh in namespaces.
+// redirected checks that namespaces have rules of the mesh.
 func (l *fixture) redirected(paths ...string) {
 	l.Helper()
 	for _, path := range paths {
@@ -444,7 +444,7 @@ func (l *fixture) redirected(paths ...string) {
 	}
 }
 
-// untouched wants no rule in a namespace.
+// untouched checks that a namespace has no rule.
 func (l *fixture) untouched(path string) {
 	l.Helper()
 	if got := rulesOf(l.T, path); got != "" {
@@ -452,7 +452,7 @@ func (l *fixture) untouched(path string) {
 	}
 }
 
-// noWrites wants no pod to have been changed.
+// noWrites checks that no pod was changed.
 func (l *fixture) noWrites() {
 	l.Helper()
 	if got := l.writes(); len(got) > 0 {
@@ -460,7 +460,7 @@ func (l *fixture) noWrites() {
 	}
 }
 
-// oneEvent wants a pod to have one event, counted once.
+// oneEvent checks that a pod has one event, counted once.
 func (l *fixture) oneEvent(p podSpec) {
 	l.Helper()
 	if got := l.events(p); len(got) != 1 || got[0].Count != 1 {
@@ -484,7 +484,7 @@ var (
 	labelled = repair.Switches{Label: true}
 )
 
-// counted is the type under which the actions of a mode are counted, and reasons that of their events.
+// counted has the metric's type of each mode's actions, reasons the reason of their events.
 var (
 	counted = map[repair.Switches]metrics.RepairType{
 		inPlace: metrics.RepairPod, deleting: metrics.RepairDelete, labelled: metrics.RepairLabel,
@@ -492,7 +492,7 @@ var (
 	reasons = map[repair.Switches]kube.EventReason{inPlace: podwork.ReasonRepaired, deleting: podwork.ReasonDeleted, labelled: podwork.ReasonLabelled}
 )
 
-// fetch returns labels and deletion of a pod that the server has.
+// fetch returns the labels of the server's pod, and whether it is being deleted.
 func (l *fixture) fetch(p podSpec) (labels map[string]string, terminating bool) {
 	l.Helper()
 	var whole metav1.PartialObjectMetadata

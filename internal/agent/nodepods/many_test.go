@@ -34,13 +34,13 @@ func countedTools(t *testing.T) (path string, count func() int) {
 	}
 }
 
-// TestManyHealthyPodsCostNothing has an agent start on a full node: neither a search nor a process for a validated pod.
+// TestManyHealthyPodsCostNothing: an agent that starts on a full node needs neither a search nor a process for a validated pod.
 func TestManyHealthyPodsCostNothing(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, inPlace, func(o *Options) { o.Workers = 0 })
 	path, runs := countedTools(t)
 	l.options.ToolPath = path
-	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // which takes processes
+	l.conf.Store(&cniconf.NetConf{Backend: redirect.Tools, ForceIptables: "legacy"}) // needs processes
 	const fine = 250
 	for i := range fine {
 		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprint(i), now: ended(0, agenttest.Start()), phase: "Running", proxy: running()}
@@ -54,7 +54,7 @@ func TestManyHealthyPodsCostNothing(t *testing.T) {
 	if l.searches.Load() != 0 || runs() != 0 {
 		t.Errorf("%d searches, %d processes", l.searches.Load(), runs())
 	}
-	// The one that is not fine costs one search and no more than the plugin at its start.
+	// The broken pod costs one search, and no more than the plugin at the pod's start.
 	p := crashing("bad").at("10.88.0.2/24")
 	l.place(p)
 	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
@@ -68,7 +68,7 @@ func TestManyHealthyPodsCostNothing(t *testing.T) {
 	}
 }
 
-// TestDeletionsAreRateLimited has every pod of the node broken: the pods that replace them may be broken, too.
+// TestDeletionsAreRateLimited: every pod of the node is broken, and its replacement may be broken, too.
 func TestDeletionsAreRateLimited(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, deleting, func(o *Options) { o.Workers = 0 })
@@ -90,7 +90,7 @@ func TestDeletionsAreRateLimited(t *testing.T) {
 	l.waitForStates(0, 0, 0, 0)
 }
 
-// TestTheGaugeHasTheStateOfThePod through all that can become of it.
+// TestTheGaugeHasTheStateOfThePod through all changes of the pod.
 func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, nothing)
@@ -136,8 +136,8 @@ func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 	l.waitForStates(0, 0, 0, 0)
 }
 
-// TestNothingIsLeftBehind counts goroutines and open files after controllers have ended in the middle of work.
-func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts what all tests together have
+// TestNothingIsLeftBehind counts goroutines and open files after controllers have ended during their work.
+func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts for all tests together
 	files := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
 		if err != nil {

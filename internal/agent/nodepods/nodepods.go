@@ -1,7 +1,7 @@
-// Package nodepods is race repair and the audit of the same pods, with the answers about them.
+// Package nodepods runs race repair and the audit on the node's pods, and answers questions about them.
 //
-// It promises that race repair comes before the audit in a pod's turn, so that the audit finds what is left; and that a pod has one state
-// in the metric: the audit's if it has inspected the pod, else race repair's.
+// It promises that race repair runs before the audit in a pod's turn, so that the audit sees its result; and that a pod has one state in
+// the metric: the audit's if the audit has inspected the pod, otherwise race repair's.
 //
 // Start reading at New and Controller.Run.
 package nodepods
@@ -33,12 +33,12 @@ const (
 )
 
 const (
-	// onceTries bounds the attempts of Once per pod, as in the reference, onceTimeout their time for all pods.
+	// onceTries is the reference's number of attempts of Once per pod; onceTimeout bounds their time for all pods.
 	onceTries   = 5
 	onceTimeout = 2 * time.Minute
 )
 
-// Options are the dependencies and settings. API, Metrics and those of Env are required.
+// Options are the dependencies and settings. API, Metrics and the required fields of Env are required.
 type Options struct {
 	podwork.Env
 
@@ -46,17 +46,17 @@ type Options struct {
 	Metrics *metrics.Repair
 	// Health, if any, receives the state of the watch of the pods.
 	Health *health.State
-	// Follow notifies of the trimmed pods of the node if the agent watches them already. Nil starts a watch of the pods that Repair
+	// Follow notifies of the node's trimmed pods if the agent already watches them. Nil starts a watch of the pods that Repair
 	// selects.
 	Follow func(context.Context, kube.Listener[kube.Pod])
 
-	// Repair are the settings of race repair, nil for none; Audit those of the audit.
+	// Repair has the settings of race repair, nil to disable it; Audit has the audit's.
 	Repair *racerepair.Settings
 	Audit  auditor.Settings
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
 	Processes func(context.Context) (map[string][]sandbox.Process, error)
 
-	// Workers and PodTimeout are those of podwork.
+	// Workers and PodTimeout are passed to podwork.
 	Workers    int
 	PodTimeout time.Duration
 }
@@ -71,11 +71,11 @@ type Controller struct {
 	auditor *auditor.Auditor
 }
 
-// memory is what is known of a pod between two turns.
+// memory is the state of a pod between two turns.
 type memory struct {
 	repair racerepair.Memory
 	audit  auditor.Memory
-	// state is the pod's in the metric, "" for a pod that is not counted.
+	// state is the pod's state in the metric, "" for a pod that is not counted.
 	state metrics.PodState
 }
 
@@ -165,8 +165,8 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, m *memory) 
 	return errors.Join(err, auditErr)
 }
 
-// stateOf returns the pod's state for the metric. A failed validation says more than an audit that knows nothing. A pod
-// without a network is not redirected any more, whatever its validation has found.
+// stateOf returns the pod's state for the metric. A failed validation takes precedence over an unknown state of the
+// audit. A pod without a network is no longer redirected, whatever its validation has found.
 func stateOf(p kube.Pod, m *memory) metrics.PodState {
 	state, inspected := m.audit.State()
 	if inspected && (state != metrics.PodUnknown || m.repair.State != metrics.PodBroken) {
@@ -181,7 +181,7 @@ func stateOf(p kube.Pod, m *memory) metrics.PodState {
 // selects reports whether the rules of a pod may be repaired.
 func (c *Controller) selects(p kube.Pod) bool { return c.repair == nil || c.repair.Selects(p) }
 
-// present reports whether a pod is there; with a UID, whether it is of that UID and has not ended.
+// present reports whether a pod is known; with a UID, whether it has that UID and has not ended.
 func (c *Controller) present(k types.NamespacedName, uid string) (is bool) {
 	c.pods.Get(k, func(p kube.Pod, _ *memory) { is = uid == "" || p.Facts.UID == uid && !podwork.PodOf(p).Ended })
 	return is
@@ -196,7 +196,7 @@ func (c *Controller) watch(ctx context.Context, l kube.Listener[kube.Pod]) {
 	}, l)
 }
 
-// watched reports the state of the watch.
+// watched passes the state of the watch to readiness and metrics.
 func (c *Controller) watched(err error) {
 	if err == nil {
 		c.options.Health.Ready(Part)
@@ -206,7 +206,7 @@ func (c *Controller) watched(err error) {
 	c.options.Health.NotReady(Part, err.Error())
 }
 
-// audited are the pods for the audit.
+// audited adapts the pods to the audit's memory.
 type audited struct{ *podwork.Controller[memory] }
 
 func (a audited) Each(fn func(kube.Pod, *auditor.Memory)) {

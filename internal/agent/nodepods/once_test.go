@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 )
 
-// once repairs all pods once, while the clock runs. It wants an error with the texts, or no error without texts.
+// once repairs all pods once, while the clock runs. It checks for an error with the texts, or for no error without texts.
 func (l *fixture) once(texts ...string) {
 	l.Helper()
 	agenttest.Run(l.T, l.clock)
@@ -47,8 +47,8 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 }
 
-// TestOnceTriesFiveTimes, as the reference does, and names the pods that could not be repaired. With a bad configuration of the
-// plugin it tries nothing.
+// TestOnceTriesFiveTimes, like the reference, and names the pods that could not be repaired. With a bad configuration of the
+// plugin it does not try.
 func TestOnceTriesFiveTimes(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -84,7 +84,7 @@ func TestOnceHasNoRateLimitAndNoSecondInspection(t *testing.T) {
 	for i := range all {
 		l.set(crashing(fmt.Sprintf("web-%d", i)))
 	}
-	missing := podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24") // which is not inspected a second time
+	missing := podSpec{name: "missing", uid: "m"}.at("10.88.0.3/24") // not inspected a second time
 	l.place(missing)
 	if err := Once(t.Context(), l.options); err != nil { // the clock does not move
 		t.Fatal(err)

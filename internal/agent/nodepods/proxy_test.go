@@ -24,7 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
-// proxyStartup is the time that the audit gives the proxy for opening its listeners.
+// proxyStartup is the time that the audit allows the proxy to open its listeners.
 const proxyStartup = 15 * time.Second
 
 // dueAt waits until the pod's next inspection is at a time.
@@ -37,7 +37,7 @@ func (l *auditFixture) dueAt(want time.Time) {
 	})
 }
 
-// TestAudit_ProxyThatDoesNotRun: it is a fault 15 s after the proxy should be there, without a request, and until something listens.
+// TestAudit_ProxyThatDoesNotRun: it is a fault from 15 s after the proxy should run, without a request, until something listens.
 func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
 	t.Parallel()
 	for name, proxy := range map[string]state{"crashes": ended(1, agenttest.Start()), "has no image": waiting("ImagePullBackOff")} {
@@ -53,7 +53,7 @@ func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
 			if s := l.want(audit.NoListener, "127.0.0.1:15001"); len(s.Problems) != 2 {
 				t.Errorf("got %+v", s.Problems)
 			}
-			l.publish(state{"running": object{"startedAt": stamp(l.clock.Now())}}) // and does not listen yet
+			l.publish(state{"running": object{"startedAt": stamp(l.clock.Now())}}) // the proxy does not listen yet
 			l.dueAt(l.clock.Now().Add(proxyStartup))
 			l.want(audit.NoListener, "127.0.0.1:15001")
 			l.wantEvents(l.pod, podwork.ReasonNoListener)
@@ -61,7 +61,7 @@ func TestAudit_ProxyThatDoesNotRun(t *testing.T) {
 	}
 }
 
-// TestAudit_PodThatStarts: its proxy is not missed while init containers run and images are pulled, nor is that of a pod that ends.
+// TestAudit_PodThatStarts: a proxy is not missed while init containers run and images are pulled, nor after its pod ends.
 func TestAudit_PodThatStarts(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
@@ -75,10 +75,10 @@ func TestAudit_PodThatStarts(t *testing.T) {
 	l.wantEvents(l.pod)
 }
 
-// TestAudit_ContainersWithTheProxysUser: every one counts but the proxy's own and the injector's init containers, by any name.
+// TestAudit_ContainersWithTheProxysUser: every container except the proxy and the injector's init containers is a collision.
 func TestAudit_ContainersWithTheProxysUser(t *testing.T) {
 	t.Parallel()
-	ids := map[string]string{ // by the name of the list and of the container
+	ids := map[string]string{ // by the names of the list and the container
 		"initContainerStatuses istio-validation":  "1",
 		"initContainerStatuses migrate":           "2",
 		"containerStatuses istio-proxy":           "3",
@@ -120,7 +120,7 @@ func TestAudit_ContainersWithTheProxysUser(t *testing.T) {
 	}
 }
 
-// podUID is a UID as the cgroups of processes have it, longID a container's ID.
+// podUID is a UID in the format of processes' cgroups, longID a container's ID.
 const podUID = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 
 var longID = strings.Repeat("0123456789abcdef", 4)
@@ -128,7 +128,7 @@ var longID = strings.Repeat("0123456789abcdef", 4)
 // contained are processes of the pod "web", which are started with contain.
 type contained struct{ *sandboxtest.Node }
 
-// contain starts a process as a user and a group of this machine.
+// contain starts a process with a UID and a GID of this machine.
 func (n contained) contain(uid, gid uint32) {
 	n.Helper()
 	process := exec.CommandContext(n.Context(), "sleep", "1000")
@@ -144,7 +144,7 @@ func (n contained) list(ctx context.Context) (map[string][]sandbox.Process, erro
 	return all, err
 }
 
-// listen opens the ports of the proxy in a namespace, as a user of this machine.
+// listen opens the ports of the proxy in a namespace, with a UID of this machine.
 func (l *auditFixture) listen(uid uintptr) {
 	l.Helper()
 	l.Do(l.space(l.path).NetNS.Do(func() error {

@@ -29,7 +29,7 @@ func report(p podSpec) func(*Options) {
 	}
 }
 
-// TestReport_WithoutRules: race repair takes the plugin at its word, until the audit finds something else.
+// TestReport_WithoutRules: race repair trusts the plugin's report until the audit finds something else.
 func TestReport_WithoutRules(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string][]string{
@@ -55,7 +55,7 @@ func TestReport_WithoutRules(t *testing.T) {
 	}
 }
 
-// TestReport_AnotherSandbox: a report is not about the next sandbox, which is inspected.
+// TestReport_AnotherSandbox: a report does not apply to the next sandbox, which is inspected.
 func TestReport_AnotherSandbox(t *testing.T) {
 	t.Parallel()
 	p := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
@@ -76,8 +76,8 @@ func TestReport_AnotherSandbox(t *testing.T) {
 	l.redirected(path, other)
 }
 
-// TestCostOfANewPod counts what the agent does for a pod that a kubelet starts and that the plugin has redirected: one search, and two
-// inspections, of which the second one reads no rules.
+// TestCostOfANewPod counts the agent's work for a pod that a kubelet starts and the plugin has redirected: one search and two
+// inspections, of which the second reads no rules.
 func TestCostOfANewPod(t *testing.T) { //nolint:paralleltest // it counts the entries of the process
 	p := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
 	l := newFixture(t, inPlace, report(p))
@@ -126,7 +126,7 @@ func TestCostOfANewPod(t *testing.T) { //nolint:paralleltest // it counts the en
 	step(func() { now.Phase, now.Containers = "Running", []repair.Container{runs("app")} })
 	step(func() { now.Containers = append(now.Containers, runs("late")) })
 	step(func() { now.Ready = true })
-	last := podSpec{name: "last", uid: "last"}.at("10.88.0.9/24").nodePod() // which the only worker takes last
+	last := podSpec{name: "last", uid: "last"}.at("10.88.0.9/24").nodePod() // the only worker takes it last
 	last.Facts.Annotations = nil
 	feed.listener.OnUpdate(last)
 	agenttest.Eventually(t, "the worker has not ended", func() bool { return len(c.Pods()) == 2 })

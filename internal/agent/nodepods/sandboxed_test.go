@@ -17,23 +17,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// sandboxes is a configuration that knows gVisor and Kata Containers.
+// sandboxes returns a configuration with gVisor and Kata Containers.
 func sandboxes() cniconf.NetConf {
 	return cniconf.NetConf{SandboxedRuntimes: cniconf.SandboxedRuntimes()}
 }
 
-// TestAudit_Sandboxed: a pod in a sandbox is never captured, whatever rules its namespace has, and nothing is written or searched there.
+// TestAudit_Sandboxed: a pod in a sandbox is never captured, whatever its namespace has, and its namespace is never searched or changed.
 func TestAudit_Sandboxed(t *testing.T) {
 	t.Parallel()
 	for runtime, test := range map[string]struct{ detail, remedy string }{
 		"gvisor":    {`RuntimeClass "gvisor": gVisor has a network stack of its own`, "set reproduce-nftables"},
-		"kata-qemu": {`RuntimeClass "kata-qemu": Kata Containers leads packets past the rules`, "no setting helps"},
+		"kata-qemu": {`RuntimeClass "kata-qemu": Kata Containers passes packets to a virtual machine`, "no setting helps"},
 	} {
 		t.Run(runtime, func(t *testing.T) {
 			t.Parallel()
 			l := newAuditFixture(t, auditor.Settings{Repair: true, PodCondition: true}, sandboxes())
 			l.want(audit.Captured, "redirected as wanted")
-			l.pod.runtime, l.pod.uid = runtime, "u2" // the class of a pod does not change: it is another pod
+			l.pod.runtime, l.pod.uid = runtime, "u2" // another pod, because a pod's class never changes
 			l.cache(l.pod, l.path)
 			l.publish(running())
 			l.becomes(audit.Sandboxed)
@@ -57,20 +57,20 @@ func TestAudit_Sandboxed(t *testing.T) {
 			})
 
 			l.conf.Store(&cniconf.NetConf{SandboxedRuntimes: []string{"other"}})
-			l.want(audit.Captured, "") // which writes the lost rules
+			l.want(audit.Captured, "") // the inspection writes the lost rules
 			netnstest.Run(t, l.path, "ip", "address", "flush", "dev", "eth0")
 			l.want(audit.NotInspected, `If pods of RuntimeClass "`+runtime+`" have a network stack of their own, add it to sandboxedRuntimes`)
 		})
 	}
 }
 
-// becomes waits until the watch has delivered what changes the state.
+// becomes waits until the watch has delivered the change that leads to the state.
 func (l *auditFixture) becomes(state audit.State) {
 	l.Helper()
 	agenttest.Eventually(l.T, "the state stays", func() bool { return l.check().State == state })
 }
 
-// explains: why says what the sandbox does, and reads no rules.
+// explains checks that the explanation describes the sandbox and reads no rules.
 func (l *auditFixture) explains(text string) {
 	l.Helper()
 	e, err := l.controller.Explain(l.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, nil)
@@ -81,7 +81,7 @@ func (l *auditFixture) explains(text string) {
 }
 
 // TestRepair_Sandboxed: rules are never written into the namespace of a sandboxed pod. A pod of gVisor whose validation fails is deleted,
-// which helps if the plugin did not take part; a pod of Kata Containers is only reported.
+// which helps if it started without the plugin; a pod of Kata Containers is only reported.
 func TestRepair_Sandboxed(t *testing.T) {
 	t.Parallel()
 	for runtime, reason := range map[string]kube.EventReason{"gvisor": podwork.ReasonDeleted, "kata-qemu": podwork.ReasonBroken} {

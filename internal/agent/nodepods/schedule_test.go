@@ -38,7 +38,7 @@ func (l *auditFixture) step(by time.Duration) {
 	agenttest.Eventually(l.T, "the pod is not inspected again", func() bool { return l.checked().After(before) })
 }
 
-// checked is the time of the pod's last inspection.
+// checked returns the time of the pod's last inspection.
 func (l *auditFixture) checked() (at time.Time) {
 	for _, s := range l.controller.Pods() {
 		if s.Pod == "web" {
@@ -63,7 +63,7 @@ func (l *fixture) wantEvents(p podSpec, want ...kube.EventReason) {
 	}
 }
 
-// TestOneFaultIsOneEvent: race repair and the audit look at the same pods.
+// TestOneFaultIsOneEvent, although race repair and the audit inspect the same pods.
 func TestOneFaultIsOneEvent(t *testing.T) {
 	t.Parallel()
 	unproven := podSpec{name: "web", uid: "u", phase: "Running"}.at("10.88.0.2/24")
@@ -98,7 +98,7 @@ func TestOneFaultIsOneEvent(t *testing.T) {
 	}
 }
 
-// TestSelectors_OtherPods: race repair leaves pods alone that its selectors do not select; the audit reports them, and restores no rules.
+// TestSelectors_OtherPods: race repair leaves alone the pods that its selectors do not select; the audit only reports them.
 func TestSelectors_OtherPods(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*racerepair.Settings){
@@ -110,7 +110,7 @@ func TestSelectors_OtherPods(t *testing.T) {
 			l := newFixture(t, inPlace, func(o *Options) {
 				change(o.Repair)
 				o.Audit = auditor.Settings{Interval: time.Minute, Repair: true}
-				o.Follow = func(ctx context.Context, l kube.Listener[kube.Pod]) { // all pods, as in the agent
+				o.Follow = func(ctx context.Context, l kube.Listener[kube.Pod]) { // all pods, like the agent
 					o.API.WatchPods(ctx, kube.PodScope{Node: node1, Transform: podcache.Trim(o.Repair.Keeps(), "")}, l)
 				}
 			})
@@ -133,7 +133,7 @@ func TestSelectors_OtherPods(t *testing.T) {
 	}
 }
 
-// TestTheGaugeSaysWhatIs: the validation has found the redirection, which is gone by now; a change of the pod does not bring it back.
+// TestTheGaugeSaysWhatIs: the redirection that the validation found is lost; a change of the pod does not reset the gauge.
 func TestTheGaugeSaysWhatIs(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
@@ -155,7 +155,7 @@ func TestTheGaugeSaysWhatIs(t *testing.T) {
 	l.wantEvents(l.pod, podwork.ReasonBroken)
 }
 
-// TestAPodEndsWhileItIsInspected: whatever the search finds then, it is no state and no event.
+// TestAPodEndsWhileItIsInspected: whatever the search finds then, there is no state and no event.
 func TestAPodEndsWhileItIsInspected(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(l *auditFixture){
@@ -186,7 +186,7 @@ func TestAPodEndsWhileItIsInspected(t *testing.T) {
 			first := l.pod
 			l.want(audit.Captured, "")
 			ends.Store(true)
-			_, _ = l.controller.Check(t.Context(), web) // its answer is about the moment before or after
+			_, _ = l.controller.Check(t.Context(), web) // either answer is right
 			if all := l.controller.Pods(); len(all) > 0 {
 				t.Errorf("got %+v", all)
 			}
@@ -196,7 +196,7 @@ func TestAPodEndsWhileItIsInspected(t *testing.T) {
 	}
 }
 
-// TestALostNamespaceIsConfirmed: the sandbox of a pod that ends is gone before its object shows that.
+// TestALostNamespaceIsConfirmed: the sandbox of an ending pod is gone before the pod object shows the end.
 func TestALostNamespaceIsConfirmed(t *testing.T) {
 	t.Parallel()
 	var lost atomic.Bool
@@ -215,7 +215,7 @@ func TestALostNamespaceIsConfirmed(t *testing.T) {
 	lost.Store(true)
 	inspect := func() {
 		l.Helper()
-		for before := l.searches.Load(); l.searches.Load() == before; { // the place is known for some inspections
+		for before := l.searches.Load(); l.searches.Load() == before; { // the place is reused for some inspections
 			_, err := l.controller.auditor.InspectNext(t.Context(), web, false)
 			l.Do(err)
 		}
@@ -226,7 +226,7 @@ func TestALostNamespaceIsConfirmed(t *testing.T) {
 	}
 	l.clock.Step(10 * time.Second)
 	inspect()
-	if s := l.controller.Pods()[0]; s.State != audit.NotInspected || !strings.Contains(s.Why(), "no network namespace of it is found") {
+	if s := l.controller.Pods()[0]; s.State != audit.NotInspected || !strings.Contains(s.Why(), "its network namespace was not found") {
 		t.Errorf("after two failures: %+v", s)
 	}
 	l.waitForStates(0, 0, 0, 1)
@@ -255,7 +255,7 @@ func TestARepairThatDoesNotLast(t *testing.T) {
 	}
 }
 
-// TestAPodHasNoTimerOfItsOwn: neither changes of a pod nor requests add timers.
+// TestAPodHasNoTimerOfItsOwn: neither changes of a pod nor requests create timers.
 func TestAPodHasNoTimerOfItsOwn(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
@@ -275,7 +275,7 @@ func TestAPodHasNoTimerOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestRequestsShareInspections: many requests for a check inspect each pod once, few at a time, and leave a worker to race repair.
+// TestRequestsShareInspections: many requests for a check inspect each pod once, few at a time, and leave a worker for race repair.
 func TestRequestsShareInspections(t *testing.T) {
 	t.Parallel()
 	var running, most atomic.Int64
@@ -315,13 +315,13 @@ func TestRequestsShareInspections(t *testing.T) {
 	}
 }
 
-// TestTriggers: a change that matters is inspected at once, without a step of the clock, a container that starts within 15 s; any other
-// change is not.
+// TestTriggers: a relevant change is inspected at once, without a step of the clock; a started container within 15 s; any other change
+// is not.
 func TestTriggers(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
 	l.want(audit.Captured, "")
-	l.waitForWorker() // a step of the clock in a turn would make the pod a slow one
+	l.waitForWorker() // a step of the clock during a turn would make the pod a slow one
 	state := func() audit.State { return l.controller.Pods()[0].State }
 	times := map[time.Time]bool{l.checked(): true}
 	for i := range 5 {
@@ -331,7 +331,7 @@ func TestTriggers(t *testing.T) {
 		l.waitForWorker()
 		times[l.checked()] = true
 	}
-	if len(times) > 2 { // the one that was due at the start
+	if len(times) > 2 { // one was due at the start
 		t.Errorf("%d inspections after changes of a label", len(times)-1)
 	}
 	flush := func() { netnstest.Run(t, l.path, "nft", "flush", "ruleset") }
@@ -388,7 +388,7 @@ func TestSettingsOfARunningPodApplyFromItsNextStart(t *testing.T) {
 	}
 }
 
-// TestTheAuditRepairsNoMoreThanRaceRepair: it writes no rule where race repair would not.
+// TestTheAuditRepairsNoMoreThanRaceRepair: the audit writes rules only where race repair would.
 func TestTheAuditRepairsNoMoreThanRaceRepair(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

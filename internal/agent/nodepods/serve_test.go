@@ -46,7 +46,7 @@ func (l *auditFixture) add(p podSpec) {
 	})
 }
 
-// TestExplain: a pod is explained from injection to kernel, with the decision that the plugin reported.
+// TestExplain: a pod is explained from injection to kernel, with the plugin's reported decision.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	report := agentapi.Report{Command: "ADD", UID: "u1", Reason: string(sidecar.Captured), Captured: true, Source: agentapi.SourceAgent}
@@ -76,7 +76,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestExplainWithoutANamespace: pods that the plugin leaves alone, and pods of which there is nothing to be read, say so.
+// TestExplainWithoutANamespace: the answer says why a pod is left alone, or why nothing of it can be read.
 func TestExplainWithoutANamespace(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
@@ -103,7 +103,7 @@ func TestExplainWithoutANamespace(t *testing.T) {
 	}
 }
 
-// TestWhereAPodIsThatTheNodeDoesNotHave: the agent asks the API server.
+// TestWhereAPodIsThatTheNodeDoesNotHave: the agent queries the API server.
 func TestWhereAPodIsThatTheNodeDoesNotHave(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})

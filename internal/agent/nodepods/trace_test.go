@@ -24,7 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
-// traceFixture is an audit whose traces are served on a socket as in the agent.
+// traceFixture is an audit whose traces are served on a socket, like in the agent.
 type traceFixture struct {
 	*auditFixture
 
@@ -37,12 +37,12 @@ func newTraceFixture(t *testing.T) *traceFixture {
 	l.want(audit.Captured, "")
 	mux := http.NewServeMux()
 	mux.Handle(agentapi.TracePattern, l.controller.TraceHandler())
-	// A trace outlasts the time of the socket's other requests.
+	// A trace outlasts the socket's request timeout.
 	s := agenttest.Serve(t, mux, func(o *unixsock.Options) { o.Timeout = 500 * time.Millisecond })
 	return &traceFixture{l, s.Path}
 }
 
-// trace requests a trace of a pod, and calls each with its records.
+// trace requests a trace of a pod, and calls each for every record.
 func (l *traceFixture) trace(ctx context.Context, namespace, name string, query url.Values, each func(follow.Record)) error {
 	agent, err := agentapi.Dial(ctx, l.socket)
 	if err != nil {
@@ -93,9 +93,9 @@ func TestTraceOfAPod(t *testing.T) {
 	t.Parallel()
 	l := newTraceFixture(t)
 	records, failed := l.start(t.Context(), url.Values{"for": {"2s"}, "to": {"10.88.0.1:80"}})
-	time.Sleep(1100 * time.Millisecond) // past the socket's time for a request
+	time.Sleep(1100 * time.Millisecond) // longer than the socket's request timeout
 	netnstest.Run(t, l.path, "bash", "-c", "for p in 81 80; do timeout 0.1 bash -c \"echo > /dev/tcp/10.88.0.1/$p\" 2>/dev/null; done; true")
-	l.want(audit.Captured, "") // the table of the trace is no fault
+	l.want(audit.Captured, "") // the trace's table is not a fault
 	packets := 0
 	for r := range records {
 		if p := r.Packet; p != nil {
@@ -117,7 +117,7 @@ func TestTraceOfAPod(t *testing.T) {
 	l.untraced()
 }
 
-// TestATraceEnds when its client goes away, when another one of the pod begins, and when its pod ends.
+// TestATraceEnds when its client disconnects, when another trace of the pod begins, and when its pod ends.
 func TestATraceEnds(t *testing.T) {
 	t.Parallel()
 	l := newTraceFixture(t)

@@ -46,7 +46,7 @@ func TestRefusals(t *testing.T) {
 				l.set(p)
 				l.server.FailOn("/pods/web", test.fault, 1)
 				l.run()
-				if test.fault == kubetest.Hang { // the time for the pod ends
+				if test.fault == kubetest.Hang { // the turn times out
 					agenttest.Eventually(t, "nothing is done", func() bool { return len(l.writes()) == 1 })
 					l.clock.Step(time.Minute)
 				}
@@ -65,7 +65,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestFailingWatchMakesUnready: e2e/repair has starts without an API server, and its outages.
+// TestFailingWatchMakesUnready: e2e/repair tests starts without an API server, and outages.
 func TestFailingWatchMakesUnready(t *testing.T) {
 	t.Parallel()
 	state := health.NewState(health.Options{}, Part)
@@ -90,7 +90,7 @@ func TestFailingWatchMakesUnready(t *testing.T) {
 	l.waitForAction(p, repair.InPlace)
 }
 
-// TestNothingIsDoneOnABadConfiguration of the plugin: the excluded namespaces may be among the keys that could not be read.
+// TestNothingIsDoneOnABadConfiguration of the plugin: the excluded namespaces may be among the unreadable keys.
 func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, switches := range []repair.Switches{inPlace, deleting, labelled, nothing} {
@@ -131,26 +131,26 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 	}
 }
 
-// TestAPodThatCannotBeRepairedGetsOneEvent for a long time without a flood.
+// TestAPodThatCannotBeRepairedGetsOneEvent, and no flood of events, for a long time.
 func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	t.Parallel()
-	// The clock goes by minutes, perhaps in the middle of the work on the pod.
+	// The clock steps by minutes, perhaps during a turn.
 	l := newFixture(t, inPlace, func(o *Options) { o.PodTimeout = 24 * time.Hour })
 	p := crashing("web").at("10.88.0.2/24")
 	l.set(p)
 	l.run()
-	l.waitForEvent(p, "Warning", podwork.ReasonRepaired, "no network namespace of it is found", "delete the pod")
+	l.waitForEvent(p, "Warning", podwork.ReasonRepaired, "its network namespace was not found", "delete the pod")
 	for i := range 60 {
 		l.clock.Step(time.Minute)
 		if i%10 == 0 {
-			l.Start(l.Host) // the node changes, and with it the numbers in the log
+			l.Start(l.Host) // the node changes, and so do the numbers in the log
 		}
 		l.waitForWorker()
 	}
 	if fails := l.repaired(metrics.RepairPod, metrics.RepairFail); fails < 20 || fails > 70 {
 		t.Errorf("%d tries in an hour", fails)
 	}
-	// Equal events are one, whose count the API server is given from time to time.
+	// Equal events are one, whose count is patched from time to time.
 	if got := l.events(p); len(got) != 1 || got[0].Count < 10 {
 		t.Errorf("%d events: %v", len(got), got)
 	}
@@ -192,7 +192,7 @@ func TestFurtherChangesRepeatNoAction(t *testing.T) {
 	}
 }
 
-// TestPodIsDeletedDuringTheRequest: the deleted pod is neither counted in the gauge nor worked on again.
+// TestPodIsDeletedDuringTheRequest: the deleted pod is neither counted in the gauge nor repaired again.
 func TestPodIsDeletedDuringTheRequest(t *testing.T) {
 	t.Parallel()
 	for _, switches := range []repair.Switches{deleting, labelled} {
@@ -230,7 +230,7 @@ func TestPodThatWasDeletedBeforeIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestAnExistingLabelIsSkippedOnce: whatever its value is, and also when the validation fails again.
+// TestAnExistingLabelIsSkippedOnce, whatever its value, and also when the validation fails again.
 func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
 	t.Parallel()
 	l := newFixture(t, labelled)
@@ -246,8 +246,8 @@ func TestAnExistingLabelIsSkippedOnce(t *testing.T) {
 	l.noEvents(p)
 }
 
-// TestARefusedSecondMode: charts may give no right to delete or to label beside repair in place. That is said once, and no pod's
-// deletion is asked for again.
+// TestARefusedSecondMode: a chart may not grant the rights to delete or label beside repair in place. That is logged once, and
+// no deletion is requested again.
 func TestARefusedSecondMode(t *testing.T) {
 	t.Parallel()
 	for name, switches := range map[string]repair.Switches{
@@ -264,7 +264,7 @@ func TestARefusedSecondMode(t *testing.T) {
 			}
 			l.run()
 			for _, pod := range []string{"job-1", "job-2"} {
-				l.waitForEvent(broken(pod), "Warning", podwork.ReasonBroken, "exit code 126", "delete it, so that its owner makes another one")
+				l.waitForEvent(broken(pod), "Warning", podwork.ReasonBroken, "exit code 126", "delete it, so that its owner creates another one")
 			}
 			l.waitForStates(0, 2, 0, 0)
 			for range 5 {
@@ -272,8 +272,8 @@ func TestARefusedSecondMode(t *testing.T) {
 				l.waitForWorker()
 			}
 			const text = "level=INFO msg=\"broken pods that cannot be redirected in place are only reported"
-			if writes := l.writes(); len(writes) > 2 { // two workers at the same time
-				t.Errorf("it asked %q", writes)
+			if writes := l.writes(); len(writes) > 2 { // two concurrent workers
+				t.Errorf("requests: %q", writes)
 			}
 			if log := l.log.String(); strings.Count(log, text) != 1 {
 				t.Errorf("log:\n%s", log)

@@ -1,10 +1,10 @@
 // Package page serves the agent's page: static files over the JSON that the commands use.
 //
-// It promises that nothing can be changed by it, that the browser runs no script but the page's own and loads nothing from
-// elsewhere, and that no answer is stored. It decides nothing and holds no state. The port refuses requests of other sites
-// (serve.Introspection).
+// It promises that the page changes nothing, that the browser runs only the page's own script and loads nothing from
+// elsewhere, and that no answer is stored. It decides nothing and holds no state. The port refuses requests from other
+// sites (serve.Introspection).
 //
-// Start at Handler, and in page.js at refresh.
+// Start reading at Handler, and in page.js at refresh.
 package page
 
 import (
@@ -19,7 +19,7 @@ var files embed.FS
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'none'; " +
 	"base-uri 'none'; frame-ancestors 'none'"
 
-// Handler serves the page and, by their paths, the handlers that it reads from.
+// Handler serves the page and the handlers of api, by path, which the page reads.
 func Handler(api map[string]http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(files))

@@ -37,7 +37,7 @@ func TestPage_FilesAndHeaders(t *testing.T) {
 		for name, value := range map[string]string{
 			"Content-Security-Policy": "default-src 'none'; script-src 'self'", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
 		} {
-			// http.Error drops Cache-Control of an error.
+			// http.Error drops Cache-Control.
 			if got := w.Header().Get(name); !strings.HasPrefix(got, value) && (name != "Cache-Control" || w.Code == http.StatusOK) {
 				t.Errorf("%s %s: %s is %q", test.method, test.path, name, got)
 			}
@@ -45,7 +45,7 @@ func TestPage_FilesAndHeaders(t *testing.T) {
 	}
 }
 
-// TestPage_NoInlineCode and inserts no text as HTML: names can be what a pod's author wrote.
+// TestPage_NoInlineCode: nor is text inserted as HTML, because a pod's author chooses its names.
 func TestPage_NoInlineCode(t *testing.T) {
 	t.Parallel()
 	get := func(path string) string {

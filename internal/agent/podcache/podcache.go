@@ -2,10 +2,10 @@
 // request to the API server and no credential on the node.
 //
 // It promises that an answer is about the requested pod, by its UID; that a pod which the watch has not delivered is fetched
-// once, however many plugins request it; and that only the fields of a pod which decide are kept. If the cache cannot answer with
+// once, however many plugins request it; and that only the fields that decisions need are kept. If the cache cannot answer with
 // certainty it returns an error, and the plugin requests the pod from the API server.
 //
-// Start reading at Store. trim.go has the fields that are kept, serve.go the socket's answers.
+// Start reading at Store. trim.go selects the kept fields, serve.go has the socket's answers.
 package podcache
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Options are the dependencies of a Store; all are required but Count, Keep and KeepMessage.
+// Options are the dependencies of a Store. All but Count, Keep and KeepMessage are required.
 type Options struct {
 	API *kube.Client
 	// Node is the name of the node whose pods are cached.
@@ -35,7 +35,7 @@ type Options struct {
 	KeepMessage string
 }
 
-// Store has the pods of the node.
+// Store caches the pods of the node.
 type Store struct {
 	options Options
 
@@ -44,7 +44,7 @@ type Store struct {
 	synced bool
 	// watchErr is the error of the watch, nil while the watch works.
 	watchErr error
-	// listeners are called under mu, so that each sees the changes in their order.
+	// listeners are called under mu, so that each sees the changes in order.
 	listeners map[*kube.Listener[kube.Pod]]struct{}
 	fetches   map[kube.PodRef]*fetch
 }
@@ -128,7 +128,7 @@ func (s *Store) Follow(ctx context.Context, l kube.Listener[kube.Pod]) {
 	delete(s.listeners, &l)
 }
 
-// fetchTimeout bounds a request on behalf of plugins; plugins wait no longer.
+// fetchTimeout bounds a request on behalf of plugins, which wait no longer.
 const fetchTimeout = 2 * time.Second
 
 // fetch is one request to the API server that plugins wait for.
@@ -138,11 +138,10 @@ type fetch struct {
 	err   error
 }
 
-// errNoUID is the error of a request without a UID, which any pod of the name would match.
-var errNoUID = errors.New("the runtime passed no UID of the pod")
+// errNoUID is the error for a request without a UID, which any pod with the name would match.
+var errNoUID = errors.New("the runtime did not pass the pod's UID")
 
-// Facts returns the facts of a pod. It fetches a pod that the watch has not delivered, or delivered with another UID under that
-// name.
+// Facts returns the facts of a pod. It fetches a pod that the watch has not delivered, or has delivered with another UID.
 func (s *Store) Facts(ctx context.Context, key kube.PodRef) (sidecar.Facts, error) {
 	if key.UID == "" {
 		return sidecar.Facts{}, errNoUID

@@ -73,7 +73,7 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
 		t.Errorf("got %+v, %v", facts, err)
 	}
-	// The runtime has the kubelet's UID of a static pod.
+	// The runtime passes the kubelet's UID of a static pod.
 	if _, err := get("static", "h"); err != nil {
 		t.Error(err)
 	}
@@ -117,7 +117,7 @@ func TestOneFetchForAllPlugins(t *testing.T) {
 	server.Heal()
 }
 
-// TestFollowNotifiesOfAllPodsAndChanges, and of a failing watch, which is reported once: a listener that comes later gets it too.
+// TestFollowNotifiesOfAllPodsAndChanges, and of a failing watch, which is reported once: a later listener gets it too.
 func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(pod("a", "1", "n", ""))
@@ -142,7 +142,7 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 			got := <-calls
 			if i := slices.Index(want, got); i >= 0 {
 				want = slices.Delete(want, i, i+1)
-			} else if got != "sync" { // which may come again
+			} else if got != "sync" { // it may be repeated
 				t.Fatalf("got %s, want %q", got, want)
 			}
 		}
@@ -278,7 +278,7 @@ func TestEveryReportIsShown(t *testing.T) {
 		}
 	}
 	if text := string(m.Text()); !strings.Contains(text, `istio_cni_add_total{reason="captured",source="agent"} 4`+"\n") {
-		t.Errorf("not all are counted:\n%s", text)
+		t.Errorf("some are not counted:\n%s", text)
 	}
 }
 
@@ -314,7 +314,7 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 	}
 }
 
-// TestReportsOfManyAtOnceAreKept: plugins hand their reports to the kernel and end, however many there are at a time.
+// TestReportsOfManyAtOnceAreKept: any number of concurrent plugins hand their reports to the kernel and end.
 func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 	const plugins = 1000
 	service, _ := newService(t)
@@ -338,7 +338,7 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 			}
 		})
 	}
-	reporting.Wait() // all reports are in the kernel, and none was read
+	reporting.Wait() // all reports are in the kernel, and none is read yet
 	agenttest.Go(t, func(ctx context.Context) { server.Serve(ctx, service.Handler()) })
 	agenttest.Eventually(t, "reports are missing", func() bool {
 		return strings.Contains(string(m.Text()), fmt.Sprintf(`istio_cni_add_total{reason="captured",source="agent"} %d`, plugins)+"\n")
@@ -355,7 +355,7 @@ func TestDecisions_Whole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer agent.Close() //nolint:errcheck // nothing is written any more
+		defer agent.Close() //nolint:errcheck // no more writes follow
 		all, err := agent.Decisions(t.Context())
 		if err != nil || all == nil {
 			t.Fatal(all, err)

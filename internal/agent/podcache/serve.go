@@ -15,7 +15,7 @@ type Service struct {
 	Store   *Store
 	Ring    *decisions.Ring
 	Metrics *metrics.Metrics
-	// Audit answers with the status of the node's pods, AuditPod with one pod in detail, Trace with its packets.
+	// Audit answers with the status of the node's pods, AuditPod with one pod in detail, Trace with a pod's packets.
 	Audit, AuditPod, Trace http.Handler
 	// Bundle answers with a part of a bug report.
 	Bundle http.Handler

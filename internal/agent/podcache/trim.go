@@ -8,13 +8,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// maxCondition bounds the texts of the audit's condition in bytes, which the audit itself does not exceed: another client may have
-// written it. A condition that is dropped here is written again.
+// maxCondition bounds the texts of the audit's condition, in bytes. The audit's own texts are shorter, but another client may have
+// written the condition. The audit writes a dropped condition again.
 const maxCondition = 2 << 10
 
-// Trim returns a transform of pods for the cache: it drops the fields that no decision of the plugin or of race repair reads,
-// as the cache may hold thousands of pods. Keep are the keys of further annotations and labels to keep; message is the
-// termination message of an init container that race repair matches: other messages, of up to 4 KiB, are dropped.
+// Trim returns a transform of pods for the cache, which may hold thousands. It drops the fields that no decision of the
+// plugin or of race repair reads. keep has the keys of further annotations and labels to keep; message is the init
+// container's termination message that race repair matches. Other messages, of up to 4 KiB, are dropped.
 func Trim(keep []string, message string) func(*kube.Pod) {
 	message = strings.TrimSpace(message)
 	return func(p *kube.Pod) {
@@ -42,14 +42,14 @@ func trimMessage(state *repair.State, message string) {
 	}
 }
 
-// trimContainer returns what is kept of a container that is neither an init container nor ephemeral.
+// trimContainer returns the kept fields of a regular container.
 func trimContainer(c repair.Container) repair.Container {
 	kept := repair.Container{
 		Name: c.Name, ID: c.ID,
 		State: repair.State{Running: c.State.Running, Terminated: c.State.Terminated, Began: c.State.Began, Finished: c.State.Finished},
 		Last:  repair.State{Running: c.Last.Running, Terminated: c.Last.Terminated, Finished: c.Last.Finished},
 	}
-	if c.Name == sidecar.ProxyContainer { // by which the audit knows that a proxy is just starting
+	if c.Name == sidecar.ProxyContainer { // shows the audit that a proxy is just starting
 		kept.State.Reason = c.State.Reason
 	}
 	return kept

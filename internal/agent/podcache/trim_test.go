@@ -10,8 +10,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// TestTrimChangesNoDecision of race repair, whatever the statuses of the containers are, and leaves nothing that no decision
-// reads. That it changes no decision of the plugin is shown by core/sidecar.
+// TestTrimChangesNoDecision of race repair, whatever the container statuses, and keeps only what a decision reads. The tests
+// of core/sidecar show the same for the plugin's decisions.
 func TestTrimChangesNoDecision(t *testing.T) {
 	ended := func(code int, message string) repair.State {
 		return repair.State{Terminated: true, ExitCode: code, Reason: "Error", Message: message}
@@ -50,7 +50,7 @@ func TestTrimChangesNoDecision(t *testing.T) {
 				t.Fatalf("with statuses %+v the decision was\n%+v\nand is\n%+v", whole.Init, want, got)
 			}
 			if text := fmt.Sprintf("%+v", kept); strings.Contains(text, "superfluous") || kept.Facts.Labels["mark"] != "1" || kept.Facts.Annotations["mark"] != "2" {
-				t.Fatalf("with message %q is kept: %s", message, text)
+				t.Fatalf("with message %q, kept: %s", message, text)
 			}
 		}
 	}

@@ -11,11 +11,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// component is the source component of the events, as in the reference.
+// component is the source component of the events, the same as in the reference.
 const component = "cni-repair"
 
-// The reasons of events on a pod. docs/errors.md has the comments. The first two are the reference's, which has none for the
-// others.
+// The reasons of events on a pod. docs/errors.md has the comments. The reference has only the first two.
 const (
 	// Race repair deleted or evicted the pod, which bypassed the mesh; or the API server refused that.
 	ReasonDeleted kube.EventReason = "DeleteBrokenPod"
@@ -58,7 +57,7 @@ func (t *Turn) Event(severity kube.EventType, reason kube.EventReason, message s
 }
 
 // Cause returns the text of an error for an event, with its remedy. Parts that change between two attempts, such as the number of
-// connections and searched places, are in the log alone, so that equal failures are one event.
+// connections and searched places, are only logged, so that equal failures are one event.
 func Cause(ctx context.Context, err error) string { return cause(ctx, err) + remedy(err) }
 
 func cause(ctx context.Context, err error) string {
@@ -78,21 +77,21 @@ func cause(ctx context.Context, err error) string {
 	return err.Error()
 }
 
-// remedy returns an instruction that ends a failure, "" for a transient failure.
+// remedy returns the remedy for a failure, "" for a transient failure.
 func remedy(err error) string {
 	switch {
 	case errors.Is(err, kube.ErrDisruptionBudget):
-		return ". A PodDisruptionBudget does not allow it yet: it is retried; raise the budget or delete the pod by hand to have it sooner"
+		return ". A PodDisruptionBudget does not allow it yet, so it is retried. Raise the budget or delete the pod by hand to speed it up"
 	case kube.ClassOf(err) == kube.Forbidden:
-		return ". The account of the node agent lacks the permission that its mode of repair needs"
+		return ". The account of the node agent lacks a permission that its repair mode needs"
 	case errors.Is(err, sandbox.ErrClaimed):
-		return ". The address is one that its sandbox had before the node was started again, or an error of the primary CNI plugin, or the other pod has added it"
+		return ". A node restart took the address from this pod, the primary CNI plugin assigned it twice, or the other pod added it"
 	case errors.Is(err, sandbox.ErrAmbiguous), errors.Is(err, sandbox.ErrLoopback):
-		return ". A pod that may change its own network can add an address: see which pod is in the namespace that is not this one's"
+		return ". A pod that may change its own network can add another pod's address: find out which pod owns the other namespace"
 	case errors.Is(err, redirection.ErrUninspectable):
-		return ". A container of the pod with the capability NET_ADMIN may have filled it: see what wrote them, and delete the pod"
+		return ". A container of the pod with the capability NET_ADMIN may be the cause: find out which one, and delete the pod"
 	case errors.Is(err, sandbox.ErrNoHost):
-		return ". Let the node agent see the processes of the node: its procfs is expected at /host/proc"
+		return ". The node agent must see the node's processes: mount the node's /proc at /host/proc"
 	}
 	return ""
 }

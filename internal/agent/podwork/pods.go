@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// entry is the last delivered version of a pod, with its memory.
+// entry is a pod as last delivered by the watch, with its memory.
 type entry[M any] struct {
 	pod    kube.Pod
 	memory M
@@ -96,7 +96,7 @@ func (c *Controller[M]) Each(fn func(kube.Pod, *M)) {
 	}
 }
 
-// Get calls fn, under the lock, with a pod. It returns false if there is none.
+// Get calls fn, under the lock, with a pod. It returns false if there is no such pod.
 func (c *Controller[M]) Get(k types.NamespacedName, fn func(kube.Pod, *M)) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,8 +107,7 @@ func (c *Controller[M]) Get(k types.NamespacedName, fn func(kube.Pod, *M)) bool 
 	return e != nil
 }
 
-// Look returns a turn for a request, which reads and changes nothing; nil if there is no such pod. It is not in the queue. The caller
-// ends it.
+// Look returns a read-only turn for a request, outside the queue, or nil if there is no such pod. The caller calls end.
 func (c *Controller[M]) Look(k types.NamespacedName) (t *Turn, end func()) {
 	if !c.Get(k, func(p kube.Pod, _ *M) { t = c.newTurn(p) }) {
 		return nil, nil
@@ -117,7 +116,7 @@ func (c *Controller[M]) Look(k types.NamespacedName) (t *Turn, end func()) {
 	return t, t.close
 }
 
-// podWithSameIP returns another running pod that has one of the pod's addresses, "" for none.
+// podWithSameIP returns the name of another running pod with one of the pod's addresses, or "".
 func (c *Controller[M]) podWithSameIP(p kube.Pod) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,7 +146,7 @@ func Inspectable(p kube.Pod) bool {
 	return !PodOf(p).Ended && !p.Deleting && len(p.Addresses) > 0
 }
 
-// PodOf returns the fields of a pod that repair.Classify reads.
+// PodOf converts a pod to the fields that repair.Classify reads.
 func PodOf(p kube.Pod) repair.Pod {
 	return repair.Pod{
 		Facts: p.Facts, Addressed: len(p.Addresses) > 0, Deleting: p.Deleting,

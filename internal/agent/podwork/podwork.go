@@ -1,11 +1,11 @@
-// Package podwork delivers the pods of a watch to what works on them: race repair, the audit.
+// Package podwork hands the pods of a watch to race repair and the audit.
 //
-// It promises that one worker at a time works on a pod; that the memory of a pod is never that of another UID; that a pod whose addresses
-// change is told, so that nothing is concluded from its previous network namespace; that a failed turn is retried with a back-off; and
-// that a namespace is entered only if it is certain to be the pod's. It keeps of each pod only what the watch delivers.
+// It promises that one worker at a time works on a pod; that pods of different UIDs never share a memory; that a change of a pod's
+// addresses is reported, so that nothing is concluded from its previous network namespace; that a failed turn is retried with a back-off;
+// and that a namespace is entered only if it is certain to be the pod's. It keeps of each pod only what the watch delivers.
 //
 // Start reading at Options and Controller.Run. turn.go has what a turn offers, pods.go the pods, policy.go the changes of the plugin's
-// configuration, events.go the events on pods, settings.go the settings of all who use this package.
+// configuration, events.go the events on pods, settings.go the settings of all users of this package.
 package podwork
 
 import (
@@ -30,13 +30,13 @@ import (
 )
 
 const (
-	// RetryBase is the pause after a failure, which is doubled with each further one.
+	// RetryBase is the pause after the first failure. It doubles with each further one.
 	RetryBase = 500 * time.Millisecond
 	// RetryMax is the longest pause.
 	RetryMax = 2 * time.Minute
 )
 
-// Env is what all turns share. Log, Events and Plugin are required.
+// Env is shared by all turns. Log, Events and Plugin are required.
 type Env struct {
 	// Clock defaults to the system's clock.
 	Clock  clock.WithTickerAndDelayedExecution
@@ -46,17 +46,17 @@ type Env struct {
 	Plugin func() (cniconf.NetConf, error)
 	// Find finds the network namespace of a pod of this node; nil where the namespaces cannot be reached.
 	Find func(context.Context, sandbox.Pod) (*sandbox.Namespace, error)
-	// Reported returns the latest decision about a pod, by whether a runtime's UID is the pod's; nil knows none.
+	// Reported returns the latest decision about the pod whose runtime UID satisfies is; nil: none is known.
 	Reported func(is func(uid string) bool) (agentapi.Report, bool)
-	// Node is the node whose pods are worked on, "" for all nodes, whose namespaces cannot be reached.
+	// Node is the node whose pods are worked on, or "" for all nodes; then no namespace can be reached.
 	Node string
-	// ToolPath is the search path of iptables, as in $PATH.
+	// ToolPath is the search path of iptables, in the format of $PATH.
 	ToolPath string
-	// Host is the node of this process, for events.
+	// Host is the node of this process, for the source of events.
 	Host string
 }
 
-// Options are what a Controller works on, and how. M is the memory of a pod between two turns.
+// Options are the pods of a Controller and the work on them. M is the memory of a pod between two turns.
 type Options[M any] struct {
 	Env
 
@@ -64,13 +64,13 @@ type Options[M any] struct {
 	Follow func(context.Context, kube.Listener[kube.Pod])
 	// Reconcile works on a pod. After an error other than ErrPolicy it is called again.
 	Reconcile func(context.Context, *Turn, *M) error
-	// OtherSandbox resets what the memory has of the pod's network namespace, Ended what it has of a pod whose namespace is gone or is
-	// about to go. They, Changed and Gone are called under the lock and must not call the Controller.
+	// OtherSandbox resets the memory's part about the pod's network namespace; Ended is for a namespace that is gone or about to go.
+	// They, Changed and Gone are called under the lock and must not call the Controller.
 	OtherSandbox, Ended func(*M)
 	// Changed is called with the memory before and after a turn; Gone with the memory of a pod that was deleted or replaced.
 	Changed func(before, now *M)
 	Gone    func(types.NamespacedName, *M)
-	// Watch is told the error of the watch, nil when it works, and on the first complete list.
+	// Watch receives the error of the watch, or nil when the watch works and on the first complete list.
 	Watch func(err error)
 
 	// Workers is the number of workers, 4 by default.
@@ -79,17 +79,17 @@ type Options[M any] struct {
 	PodTimeout time.Duration
 }
 
-// Controller has the pods, and gives each its turns.
+// Controller keeps the pods and gives each its turns.
 type Controller[M any] struct {
 	Options[M]
 
-	// queue has each pod once, and returns it to one worker at a time; retries is the back-off of pods that failed.
+	// queue holds each pod once and returns it to one worker at a time; retries is the back-off of failed turns.
 	queue   workqueue.TypedDelayingInterface[types.NamespacedName]
 	retries workqueue.TypedRateLimiter[types.NamespacedName]
 	workers sync.WaitGroup
 
 	mu sync.Mutex
-	// pods have one entry per name: a pod of another UID replaces the previous one.
+	// pods has one entry per name: a pod with another UID replaces the previous one.
 	pods map[types.NamespacedName]*entry[M]
 
 	synced   chan struct{}
@@ -108,7 +108,7 @@ func New[M any](o Options[M]) *Controller[M] {
 	}
 }
 
-// Run works until ctx ends, with the other work that needs the pods. It retries failures, and waits for an unreachable API server.
+// Run works, and runs the others, until ctx ends. It retries failures, and waits for an unreachable API server.
 func (c *Controller[M]) Run(ctx context.Context, others ...func(context.Context)) {
 	defer context.AfterFunc(ctx, c.queue.ShutDown)()
 	before := c.policy(ctx, "")
@@ -123,8 +123,8 @@ func (c *Controller[M]) Run(ctx context.Context, others ...func(context.Context)
 	c.workers.Wait()
 }
 
-// runWorker processes the queue after the initial list of pods, because all pods decide whose an address is. A queue after ShutDown
-// still returns its items; the worker drops them.
+// runWorker processes the queue after the initial list of pods, because the owner of an address is known only from all pods. After
+// ShutDown the queue still returns its items; the worker drops them.
 func (c *Controller[M]) runWorker(ctx context.Context) {
 	select {
 	case <-ctx.Done():
@@ -162,7 +162,7 @@ func (c *Controller[M]) turn(ctx context.Context, k types.NamespacedName) error 
 		c.mu.Unlock()
 		return nil
 	}
-	t, memory := c.newTurn(e.pod), e.memory // only this turn uses what the memory points to
+	t, memory := c.newTurn(e.pod), e.memory // only this turn follows the memory's pointers
 	c.mu.Unlock()
 	defer c.remember(t, &memory)
 	ctx, cancel := c.withTimeout(ctx, c.PodTimeout, "the work on the pod takes more than")
@@ -172,7 +172,7 @@ func (c *Controller[M]) turn(ctx context.Context, k types.NamespacedName) error 
 	return c.Reconcile(ctx, t, &memory)
 }
 
-// remember stores the memory of a turn, unless the pod has another UID by now.
+// remember stores the memory of a turn, unless the pod's UID has changed.
 func (c *Controller[M]) remember(t *Turn, memory *M) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -186,14 +186,14 @@ func (c *Controller[M]) remember(t *Turn, memory *M) {
 	c.Changed(&e.memory, memory)
 	e.memory = *memory
 	if !sameAddresses(e.pod, t.Pod) {
-		c.OtherSandbox(&e.memory) // the turn worked on the previous one
+		c.OtherSandbox(&e.memory) // the turn worked on the previous sandbox
 	}
 	if !Inspectable(e.pod) {
 		c.Ended(&e.memory)
 	}
 }
 
-// withTimeout cancels ctx after d, by the controller's clock. The text of the cause is problem and d.
+// withTimeout cancels ctx after d, by the controller's clock. The cause's text is problem followed by d.
 func (e *Env) withTimeout(ctx context.Context, d time.Duration, problem string) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := e.Clock.AfterFunc(d, func() { cancel(fmt.Errorf("%s %s", problem, d)) })
@@ -205,7 +205,7 @@ func (e *Env) withTimeout(ctx context.Context, d time.Duration, problem string) 
 
 // Sleep waits for d, by the controller's clock, or the end of ctx.
 func (e *Env) Sleep(ctx context.Context, d time.Duration) {
-	if d <= 0 { // for which a fake clock would wait
+	if d <= 0 { // a fake clock would wait
 		return
 	}
 	select {
@@ -214,7 +214,7 @@ func (e *Env) Sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Once gives each present pod a turn, with up to so many tries, within a time. The error names each pod whose turns failed.
+// Once gives each present pod a turn, with up to tries attempts, in at most the time within. The error names each pod that failed.
 func (c *Controller[M]) Once(ctx context.Context, tries int, within time.Duration) error {
 	defer c.queue.ShutDown()
 	defer c.workers.Wait()

@@ -31,8 +31,8 @@ func (c *Controller[M]) watchPolicy(ctx context.Context, before string) {
 	}
 }
 
-// policy returns the parts of the plugin's configuration that decide about a pod, as a text to compare. Problems of a changed
-// configuration are logged once for all pods.
+// policy returns a text to compare, made of the parts of the plugin's configuration that affect decisions. It logs the
+// problems of a changed configuration once for all pods.
 func (c *Controller[M]) policy(ctx context.Context, before string) string {
 	conf, err := c.Plugin()
 	now := fmt.Sprintf("%+v %q %q %v %v", conf.Policy(), conf.ForceIptables, conf.Backend, conf.Problems, err)

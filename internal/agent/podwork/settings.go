@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// PathRows returns the settings of the directories with pods' namespaces; the variables are spelled like the flags.
+// PathRows returns the settings of the directories with pods' namespaces; each variable is named after its flag.
 func PathRows(p *sandbox.Places) []settings.Setting {
 	return settings.Named("", []settings.Setting{
 		{
@@ -59,7 +59,7 @@ func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
 				return pattern, err
 			}),
 		},
-		{Name: "native-nftables", Default: "false", Use: "the same as --backend=native", Value: settings.Bool(&stanza.NativeNFTables)},
+		{Name: "native-nftables", Default: "false", Use: "same as --backend=native", Value: settings.Bool(&stanza.NativeNFTables)},
 		{
 			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
 			Use: "how rules get into a pod: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) " +

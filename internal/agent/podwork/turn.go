@@ -25,10 +25,10 @@ type Turn struct {
 	// Conf is the plugin's configuration. Err is set if it cannot be read.
 	Conf cniconf.NetConf
 	Err  error
-	// Decision is the plugin's about the pod.
+	// Decision is the plugin's decision about the pod.
 	Decision sidecar.Decision
 	Log      *slog.Logger
-	// Began is the begin of the turn.
+	// Began is the start of the turn.
 	Began time.Time
 
 	// Place is where the namespace was found in this turn, or is known to be from an earlier one.
@@ -39,14 +39,14 @@ type Turn struct {
 	atEnd []func()
 }
 
-// pods are what a turn reads of the other pods.
+// pods is a turn's view of the Controller.
 type pods interface {
 	podWithSameIP(kube.Pod) string
 	unchanged(kube.Pod) bool
 	again(kube.Pod, time.Duration)
 }
 
-// Place is a path to a network namespace, and the number by which it is recognised.
+// Place is a path to a network namespace, and the inode number that identifies it.
 type Place struct {
 	Path  string
 	Inode netns.Inode
@@ -69,7 +69,7 @@ func (t *Turn) close() {
 	}
 }
 
-// AtEnd calls fn when the memory of the turn is stored. It must not call the Controller.
+// AtEnd calls fn after the memory of the turn is stored. fn must not call the Controller.
 func (t *Turn) AtEnd(fn func()) { t.atEnd = append(t.atEnd, fn) }
 
 // Again gives the pod another turn after d.
@@ -83,8 +83,8 @@ func (t *Turn) Reachable() bool {
 	return t.Find != nil && t.Node != "" && t.Pod.NodeName == t.Node
 }
 
-// InNamespace runs fn with the pod's network namespace, if the namespace is certain: a namespace that was found by its
-// addresses may belong to another pod that has one of them in the API. A turn searches once.
+// InNamespace runs fn with the pod's network namespace. It returns an error if the namespace is uncertain: when found
+// by its addresses, it may belong to another pod with one of them in the API. A turn searches once.
 func (t *Turn) InNamespace(ctx context.Context, fn func(redirection.Namespace) error) (err error) {
 	if t.found == nil {
 		if t.found, err = t.search(ctx); err != nil {
@@ -121,8 +121,8 @@ func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
 	return found, nil
 }
 
-// InKnownNamespace is InNamespace for an fn that only reads. It does not search if t.Place still leads to its namespace and no other pod
-// has the pod's addresses.
+// InKnownNamespace is InNamespace for a read-only fn. It does not search if t.Place still leads to its namespace and no other pod has
+// the pod's addresses.
 func (t *Turn) InKnownNamespace(ctx context.Context, fn func(redirection.Namespace) error) error {
 	if t.found == nil && t.Place.Path != "" && t.pods.podWithSameIP(t.Pod) == "" {
 		if known, err := netns.Open(t.Place.Path); err == nil {
@@ -135,7 +135,7 @@ func (t *Turn) InKnownNamespace(ctx context.Context, fn func(redirection.Namespa
 	return t.InNamespace(ctx, fn)
 }
 
-// space is a namespace with the plugin's settings.
+// space returns a namespace with the plugin's settings.
 func (t *Turn) space(n *netns.Namespace) redirection.Namespace {
 	return redirection.Namespace{
 		NetNS: n, Log: t.Log, Backend: t.Conf.Backend, Sandboxed: t.Decision.Sandbox != "",

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// act performs the first enabled action that can help.
+// act takes the first enabled action that can help.
 func (w *work) act(ctx context.Context) error {
 	mode := w.mode()
 	if mode != repair.InPlace && w.finding.Failed == (repair.State{}) && !w.confirmed() {
@@ -33,7 +33,7 @@ func (w *work) act(ctx context.Context) error {
 	return nil
 }
 
-// mode returns the first mode that is switched on, can help and is allowed.
+// mode returns the first mode that is enabled, allowed and can help.
 func (w *work) mode() repair.Mode {
 	mode := w.Settings.Switches.Mode(w.finding)
 	if mode != repair.InPlace && w.Clock.Since(w.memory.refusedAt) < refusedFor {
@@ -42,8 +42,8 @@ func (w *work) mode() repair.Mode {
 	return mode
 }
 
-// confirmed reports whether the rules have been missing for confirmAfter. A pod with no other sign of failure is inspected
-// twice before it is deleted or labelled.
+// confirmed reports whether the rules have been missing for confirmAfter. A pod without another sign of failure is
+// inspected twice before it is deleted or labelled.
 func (w *work) confirmed() bool {
 	now := w.Clock.Now()
 	if w.memory.missingSince.IsZero() {
@@ -71,7 +71,7 @@ func (w *work) redirect(ctx context.Context) error {
 	if err != nil {
 		w.Metrics.Repaired(metrics.RepairPod, metrics.RepairFail)
 		w.Event(kube.EventWarning, podwork.ReasonRepaired, w.why()+", and cannot be redirected in place: "+podwork.Cause(ctx, err)+
-			". It is tried again; delete the pod, so that it starts anew, if that goes on")
+			". The repair is retried; if it keeps failing, delete the pod, so that it starts anew")
 		return err
 	}
 	w.memory.repairedAt, w.memory.State = w.Clock.Now(), metrics.PodRedirected
@@ -87,7 +87,7 @@ func (w *work) redirect(ctx context.Context) error {
 	w.Log.DebugContext(ctx, "the pod's rules were in place already")
 	if !before.IsZero() && w.finding.SawRules(before) {
 		w.Event(kube.EventWarning, podwork.ReasonRepaired, "the validation fails although the rules are in place: see the log of its "+
-			"container, and delete the pod if it goes on")
+			"container, and delete the pod if it keeps failing")
 	}
 	return nil
 }
@@ -100,17 +100,17 @@ func (w *work) consequence() string {
 	if w.finding.Failed.Finished.IsZero() {
 		return ""
 	}
-	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to have it at once"
+	return ". The kubelet starts its validation again within its back-off, 5 minutes at most: delete the pod to speed this up"
 }
 
-// The token bucket of deletions: deletionBurst at once and one in each deletionInterval after that. If every new pod is broken
-// as well, because the plugin is not in the chain, deletions at full speed would only create more broken pods.
+// The token bucket of deletions: deletionBurst at once, then one per deletionInterval. While the plugin is missing from the
+// chain every new pod is broken too, and faster deletions would only create more broken pods.
 const (
 	deletionBurst    = 30
 	deletionInterval = 2 * time.Second
 )
 
-// deletePod deletes the pod at its classified version (resourceVersion precondition), by eviction if so configured. A pod that
+// deletePod deletes the classified version of the pod (resourceVersion precondition), by eviction if configured. A pod that
 // changed meanwhile is classified again.
 func (w *work) deletePod(ctx context.Context) error {
 	if w.memory.deleted { // an eviction updates the pod before its deletion
@@ -137,7 +137,7 @@ func (w *work) deletePod(ctx context.Context) error {
 		w.memory.deleted = true
 		w.Metrics.Repaired(metrics.RepairDelete, metrics.RepairSuccess)
 		w.Log.InfoContext(ctx, "deleted the pod", slog.String("reason", string(w.finding.Reason)), slog.Bool("eviction", w.Settings.Evict))
-		w.Event(kube.EventWarning, podwork.ReasonDeleted, w.why()+": it is deleted, so that another one starts")
+		w.Event(kube.EventWarning, podwork.ReasonDeleted, w.why()+": it is deleted, so that a new one starts")
 	}
 	return w.fail(ctx, metrics.RepairDelete, podwork.ReasonDeleted, ", and cannot be deleted: ", err)
 }
@@ -162,11 +162,11 @@ func (w *work) label(ctx context.Context) error {
 	return w.fail(ctx, metrics.RepairLabel, podwork.ReasonLabelled, ", and cannot be labelled: ", err)
 }
 
-// refusedFor is the time for which the deletion or label of a pod is not requested after a refusal beside repair in place: a chart may
-// give no right to them there, as the reference has them only without repair in place.
+// refusedFor is the pause after a refused deletion or label beside repair in place: a chart may grant neither right there, because the
+// reference has both only without repair in place.
 const refusedFor = time.Hour
 
-// fail counts and reports the error of an action, if any. A pod that is gone, or replaced by another one, is no failure.
+// fail counts and reports the error of an action, if any. A pod that is gone or replaced is not a failure.
 func (w *work) fail(ctx context.Context, t metrics.RepairType, reason kube.EventReason, what string, err error) error {
 	if err == nil {
 		return nil
@@ -196,7 +196,7 @@ func (w *work) reportProblems(ctx context.Context) error {
 	w.memory.State = w.state()
 	if w.finding.Broken {
 		w.Metrics.Repaired(metrics.RepairType(w.mode()), metrics.RepairFail) // Report is not counted
-		w.once(ctx, podwork.ReasonBroken, w.why()+". Nothing is done about it while the plugin's configuration cannot be used: "+text)
+		w.once(ctx, podwork.ReasonBroken, w.why()+". It is left alone while the plugin's configuration cannot be used: "+text)
 	} else {
 		w.once(ctx, podwork.ReasonUnverified, "it is unknown whether the traffic is redirected while the plugin's configuration cannot be used: "+text)
 	}

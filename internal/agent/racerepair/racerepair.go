@@ -1,10 +1,10 @@
 // Package racerepair repairs pods that run without redirection: it redirects them in place, deletes them, labels them or, at
 // the least, reports them.
 //
-// It promises that an action on a pod rests on the plugin's own decision about the pod and uses the plugin's own code to write
-// rules; that no action reaches a pod of another UID than the classified one; that a finished action is not repeated, also by
-// the next agent; that every action and every failure is an Event on the pod and a count; and that a pod whose namespace is not
-// certain is not touched. While the plugin's configuration cannot be used no pod is changed: the decision about the pod is unknown then.
+// It promises that an action on a pod follows the plugin's own decision about the pod and uses the plugin's own code to write rules;
+// that no action reaches a pod with another UID than the classified one; that no agent repeats a finished action; that every action and
+// every failure is an Event on the pod and is counted; and that a pod whose namespace is uncertain is left alone. No pod is changed
+// while the plugin's configuration cannot be used, because the decision about the pod is unknown.
 //
 // Start reading at Reconcile. actions.go has the actions, report.go the texts of the events, settings.go the settings.
 package racerepair
@@ -26,7 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// confirmAfter is the time for which a pod must be without rules before it is deleted or labelled for that alone.
+// confirmAfter is how long rules must be missing before a pod is deleted or labelled for that alone.
 const confirmAfter = 3 * time.Second
 
 // Options are the dependencies and settings. API and Metrics are required.
@@ -36,7 +36,7 @@ type Options struct {
 	Settings Settings
 	// Audited reports whether an audit reports pods whose rules are wrong or unknown.
 	Audited bool
-	// Once is for a single turn of each pod: it confirms nothing later and does not delay deletions.
+	// Once gives each pod a single turn: nothing is confirmed later, and deletions are not delayed.
 	Once bool
 }
 
@@ -49,7 +49,7 @@ type Reconciler struct {
 	confirmAfter time.Duration
 	// deletions is the token bucket of deletions.
 	deletions *rate.Limiter
-	// refused is set after the first refusal of a deletion or label beside repair in place, which alone is logged.
+	// refused is set after the first refusal of a deletion or label beside repair in place. Only the first is logged.
 	refused atomic.Bool
 }
 
@@ -65,14 +65,14 @@ func New(o Options) (*Reconciler, error) {
 	return r, err
 }
 
-// Selects reports whether the settings select a pod of their node.
+// Selects reports whether the settings select a pod. It does not compare the node.
 func (r *Reconciler) Selects(p kube.Pod) bool {
 	return r.selected.Matches(p.Facts.Labels, p.Fields())
 }
 
-// Memory is what is known of a pod between two turns.
+// Memory is race repair's state of a pod between two turns.
 type Memory struct {
-	// State is the pod's for the metric, "" if it is not counted.
+	// State is the pod's state in the metric, "" if the pod is not counted.
 	State metrics.PodState
 	// deleted reports that the API server has accepted the deletion.
 	deleted bool
@@ -80,19 +80,19 @@ type Memory struct {
 	deleteAfter time.Time
 	// repairedAt is the time of the last inspection that found the rules in place, of the last repair, or of the plugin's report.
 	repairedAt time.Time
-	// byReport reports that it is that of the report and no inspection has confirmed it, doubted that a report does not count.
+	// byReport is set while repairedAt is the report's time and no inspection has confirmed it; doubted makes reports be ignored.
 	byReport, doubted bool
 	// missingSince is the time of the first inspection that found no rules.
 	missingSince time.Time
 	// refusedAt is the time of the last refusal of a deletion or label beside repair in place.
 	refusedAt time.Time
-	// reported has the topics of the events that are recorded once.
+	// reported has the topics of the events that once has recorded.
 	reported map[string]bool
 	// failures is the number of consecutive failed inspections of the namespace.
 	failures int
 }
 
-// Audit takes the audit's state of the pod. It returns true if that contradicts the plugin's report: then the pod needs another turn.
+// Audit receives the audit's state of the pod. If it contradicts the plugin's report, Audit returns true: the pod needs another turn.
 func (m *Memory) Audit(state metrics.PodState) (contradicts bool) {
 	if !m.byReport || state == metrics.PodUnknown {
 		return false
@@ -104,17 +104,17 @@ func (m *Memory) Audit(state metrics.PodState) (contradicts bool) {
 	return contradicts
 }
 
-// OtherSandbox resets what describes the pod's network namespace.
+// OtherSandbox resets the fields that describe the pod's network namespace.
 func (m *Memory) OtherSandbox() {
-	m.doubted, m.byReport = m.doubted || !m.repairedAt.IsZero(), false // a report may be about the previous one
+	m.doubted, m.byReport = m.doubted || !m.repairedAt.IsZero(), false // a report may be about the previous sandbox
 	m.repairedAt, m.missingSince, m.failures = time.Time{}, time.Time{}, 0
 }
 
-// Result is what others need to know of a turn.
+// Result is the outcome of a turn.
 type Result struct {
-	// Broken reports whether the pod's rules are missing or wrong, which is reported; Acts whether something is done about it.
+	// Broken is set if the pod's rules are missing or wrong, which is reported; Acts if race repair also acts on the pod.
 	Broken, Acts bool
-	// Repaired reports whether the rules of the pod were written in this turn, or were found to be in place when they were to be.
+	// Repaired is set if this turn wrote the rules, or was about to write them and found them in place.
 	Repaired bool
 }
 
@@ -128,7 +128,7 @@ type work struct {
 	repaired bool
 }
 
-// Reconcile classifies the pod of a turn and performs the due action.
+// Reconcile classifies the pod of a turn and takes the due action.
 func (r *Reconciler) Reconcile(ctx context.Context, t *podwork.Turn, m *Memory) (Result, error) {
 	if m.reported == nil {
 		m.reported = map[string]bool{}
@@ -138,7 +138,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, t *podwork.Turn, m *Memory) 
 	return Result{Broken: w.finding.Broken, Acts: w.finding.Broken && w.mode() != repair.Report, Repaired: w.repaired}, err
 }
 
-// repair classifies the pod and performs the due action.
+// repair classifies the pod and takes the due action.
 func (w *work) repair(ctx context.Context) (err error) {
 	w.finding = repair.Classify(podwork.PodOf(w.Pod), w.Settings.Predicate, w.Conf.Policy())
 	w.finding.Repairable = w.finding.Repairable && w.Reachable()
@@ -170,7 +170,7 @@ func (w *work) state() metrics.PodState {
 	}[w.finding.Reason]
 }
 
-// alreadyRepaired reports whether the failure is older than the rules, so that the next run of the validation decides. The
+// alreadyRepaired reports whether the failure is older than the rules; then the next run of the validation decides. The
 // kubelet's times have whole seconds.
 func (w *work) alreadyRepaired() bool {
 	return !w.memory.repairedAt.IsZero() && !w.finding.Failed.Finished.After(w.memory.repairedAt)
@@ -179,7 +179,7 @@ func (w *work) alreadyRepaired() bool {
 // reportAfter is the number of consecutive failed inspections after which a pod is reported.
 const reportAfter = 4
 
-// inspect completes the finding by the rules in the namespace of an unproven pod.
+// inspect completes the finding of an unproven pod from the rules in its namespace.
 func (w *work) inspect(ctx context.Context) error {
 	if !w.Reachable() {
 		w.finding.NeedsInspection, w.finding.Reason = false, repair.NotLookedAt
@@ -191,8 +191,8 @@ func (w *work) inspect(ctx context.Context) error {
 		if rules, err = w.compare(ctx); err != nil {
 			const unknown = "it is unknown whether the traffic is redirected: "
 			switch w.memory.failures++; {
-			case w.Audited: // which reports it
-			case errors.Is(err, redirection.ErrUninspectable): // which is permanent
+			case w.Audited: // the audit reports it
+			case errors.Is(err, redirection.ErrUninspectable): // permanent
 				w.once(ctx, podwork.ReasonUnverified, unknown+podwork.Cause(ctx, err))
 			case w.memory.failures == reportAfter:
 				w.Event(kube.EventWarning, podwork.ReasonUnverified, unknown+podwork.Cause(ctx, err))
@@ -206,14 +206,14 @@ func (w *work) inspect(ctx context.Context) error {
 	}
 	w.finding = repair.ApplyObservation(w.finding, podwork.PodOf(w.Pod), rules)
 	if rules == repair.OtherRules && !w.finding.Broken && !w.Audited {
-		w.once(ctx, podwork.ReasonDrifted, "the pod runs with other rules than the current ones, which apply from its next start on")
+		w.once(ctx, podwork.ReasonDrifted, "the pod's rules differ from the wanted ones, which apply from its next start")
 	}
 	return nil
 }
 
-// reported takes the report of a plugin that has redirected the pod for the first inspection. That is safe where the pod is audited: its
-// inspection is due at once as well, within the budget of the audit, and a pod that it finds in another state is inspected here then. A
-// failed validation is acted upon whatever was reported.
+// reported accepts the plugin's report that it has redirected the pod instead of a first inspection. This is safe for an audited pod:
+// the audit inspects it soon, within its budget, and if it finds another state the pod is inspected here. A failed validation is acted
+// on whatever was reported.
 func (w *work) reported() bool {
 	if !w.Audited || w.memory.doubted || !w.captured() {
 		return false
@@ -225,7 +225,7 @@ func (w *work) reported() bool {
 	return known
 }
 
-// compare reads the rules in the namespace. If the plugin would refuse the pod, any rules of the mesh are other rules.
+// compare reads the rules in the namespace. For a pod that the plugin would refuse, any rules of the mesh are OtherRules.
 func (w *work) compare(ctx context.Context) (rules repair.Rules, err error) {
 	rules = repair.NoRules
 	err = w.InNamespace(ctx, func(space redirection.Namespace) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// once logs and records a warning at most once in the life of the pod.
+// once logs and records a warning at most once per pod and topic.
 func (w *work) once(ctx context.Context, reason kube.EventReason, message string) {
 	topic := string(reason) + " " + string(w.finding.Reason)
 	if w.memory.reported[topic] {
@@ -30,7 +30,7 @@ func (w *work) why() string {
 	if sandbox := w.finding.Decision.Sandbox; sandbox != "" {
 		return fmt.Sprintf("%s; RuntimeClass %q: %s", text, w.Pod.Facts.RuntimeClass, sandbox.Sentence())
 	}
-	return text + ": it started when the CNI plugin did not take part"
+	return text + ": it started without the CNI plugin"
 }
 
 // advice returns an instruction for a broken pod that is not repaired.
@@ -41,12 +41,12 @@ func (w *work) advice() string {
 	case w.finding.Decision.Sandbox != "":
 		return "It cannot be redirected in place. Remedy: " + w.finding.Decision.Sandbox.Remedy()
 	case w.finding.Reason == repair.FailedForGood && w.Settings.Switches.InPlace:
-		return "It cannot be redirected in place any more: delete it, so that its owner makes another one"
+		return "It cannot be redirected in place any more: delete it, so that its owner creates another one"
 	case !w.captured():
 		reason := w.finding.Decision.Reason
-		return "The plugin would not redirect it, as " + reason.Sentence() + ": " + reason.Remedy()
+		return "The plugin would not redirect it because " + reason.Sentence() + ": " + reason.Remedy()
 	case w.Settings.Switches.InPlace && !w.Reachable():
-		return "It can be redirected in place on its own node alone: delete it, or let the node agent repair pods"
+		return "It can be redirected in place only on its own node: delete it, or let the node agent repair pods"
 	}
-	return "Delete it, so that it starts anew, or switch on the node agent's race repair"
+	return "Delete it, so that it starts anew, or enable the node agent's race repair"
 }

@@ -13,10 +13,10 @@ import (
 // Settings are the user's settings of race repair.
 type Settings struct {
 	Switches repair.Switches
-	// Evict deletes by eviction, which respects a PodDisruptionBudget.
+	// Evict deletes pods by eviction, which respects a PodDisruptionBudget.
 	Evict     bool
 	Predicate repair.Predicate
-	// LabelKey and LabelValue are the label of mode label.
+	// LabelKey and LabelValue are the label for broken pods.
 	LabelKey, LabelValue string
 	// Node is the node whose pods are repaired; "" is every node.
 	Node string
@@ -24,8 +24,8 @@ type Settings struct {
 	LabelSelectors, FieldSelectors string
 }
 
-// Rows returns the settings, without variables, that the agent and the command "repair" have in common. Names and defaults are
-// the reference's; evict is this program's.
+// Rows returns the settings, without variables, that the agent and the command "repair" share. Names and defaults are the
+// reference's, except evict.
 func Rows(s *Settings) []settings.Setting {
 	labelKey := func(text string) error { return selector.CheckLabel(text, "") }
 	labelValue := func(text string) error { return selector.CheckLabel("key", text) }
@@ -85,7 +85,7 @@ func (s *Settings) pods() (selector.Pods, error) {
 	return selector.ForPods(s.LabelSelectors, s.FieldSelectors, new(kube.Pod).Fields())
 }
 
-// checkFields checks a field selector, and that it names fields by which pods can be selected.
+// checkFields checks that a field selector is valid and uses only fields that pods can be selected by.
 func checkFields(text string) error {
 	_, err := (&Settings{FieldSelectors: text}).pods()
 	return err
@@ -94,7 +94,7 @@ func checkFields(text string) error {
 // Keeps returns the keys of annotations and labels that race repair reads beside those of the plugin, for podcache.Trim.
 func (s *Settings) Keeps() []string {
 	keys := []string{s.LabelKey, s.Predicate.Annotation}
-	if pods, err := s.pods(); err == nil { // else nothing is repaired
+	if pods, err := s.pods(); err == nil { // otherwise nothing is repaired
 		keys = append(keys, pods.Keys()...)
 	}
 	return keys

@@ -14,14 +14,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
 )
 
-// look is the result of one look at the node.
+// look is the result of one inspection of the node.
 type look struct {
-	// root is where the node's whole file system is seen, "" if it is not.
+	// root is this process's path of the node's file system, "" if it is not accessible.
 	root    string
 	runtime runtimeconf.Config
 	// detect says which directories the runtime decides.
 	detect Detect
-	// unknown is the error that kept us from using the runtime's configuration directory. kept reports that previous directories
+	// unknown is the reason not to use the runtime's configuration directory. kept reports that previous directories
 	// stay in use for that reason.
 	unknown error
 	kept    bool
@@ -76,8 +76,8 @@ func (f *Finder) detects(l look) (d Detect) {
 	return d
 }
 
-// doubt returns why it is not known where the node's runtime looks. A file that was removed since the last look still counts:
-// the runtime may have read it.
+// doubt returns the reason why the runtime's directories are unknown. A file that was removed since the last look is still
+// relevant: the runtime may have read it.
 func (f *Finder) doubt(l look) error {
 	if l.root == "" {
 		return errors.New("the node's file system is not seen here: that takes /proc of the node and the capability SYS_PTRACE")
@@ -94,7 +94,7 @@ func (f *Finder) doubt(l look) error {
 	return l.runtime.Doubt()
 }
 
-// decide returns the directories by the runtime's configuration. With an error the configuration directory is the mounted one.
+// decide returns the directories from the runtime's configuration. With an error it returns the mounted configuration directory.
 func (f *Finder) decide(l look) (d Dirs, unknown error) {
 	d, unknown = f.Mounted, f.doubt(l)
 	if l.detect.Bin && l.runtime.Runtime != "" {
@@ -136,7 +136,7 @@ func (f *Finder) programs(l look) (all []string, err error) {
 	return all, nil
 }
 
-// keep returns the directories to use in doubt: the last ones, or those of the previous agent, or else the default ones.
+// keep returns the directories to use in doubt: the last ones, or the previous agent's, or else the defaults.
 func (f *Finder) keep(l look, last, byDefault Dirs) Dirs {
 	if f.recalled {
 		return last
@@ -160,7 +160,7 @@ func (f *Finder) keep(l look, last, byDefault Dirs) Dirs {
 	return byDefault
 }
 
-// trusted returns where a directory of the node is seen. It is an error if other users than root can change the way to it.
+// trusted returns this process's path of a directory of the node. It fails if other users than root can change the way to it.
 func (l look) trusted(dir string) (string, error) {
 	seen, err := hostpath.Resolve(l.root, dir)
 	if err != nil {
@@ -175,13 +175,13 @@ func (l look) trusted(dir string) (string, error) {
 	return seen, nil
 }
 
-// is reports whether a directory of the node is the one that this process sees at a path.
+// is reports whether a directory of the node and a path of this process are the same directory.
 func (l look) is(dir, seen string) bool {
 	at, err := hostpath.Resolve(l.root, dir)
 	return err == nil && hostpath.Same(at, seen)
 }
 
-// throughMount returns the mounted directory that is the same as this one, else this one.
+// throughMount returns the mounted directory that is the same as this directory, or else this directory.
 func (f *Finder) throughMount(dir string) string {
 	for _, mounted := range append([]string{f.Mounted.Net}, f.Mounted.Bins...) {
 		if hostpath.Same(mounted, dir) {

@@ -25,7 +25,7 @@ const (
 	maxDirs   = 16
 )
 
-// ReadRecord returns the recorded directories as the node has them, none if there is no record.
+// ReadRecord returns the recorded directories as paths of the node, none without a record.
 func ReadRecord(runDir string) (all []Dirs, err error) {
 	text, _, err := hostfs.ReadFile(filepath.Join(runDir, RecordName), maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -42,7 +42,7 @@ func ReadRecord(runDir string) (all []Dirs, err error) {
 	}), nil
 }
 
-// onNode maps directories of this process to the node's. It omits a mounted program directory that the user has set: its path
+// onNode maps directories of this process to paths of the node. It omits a mounted program directory that the user has set: its path
 // on the node is not known.
 func (f *Finder) onNode(d Dirs) (node Dirs) {
 	below := func(dir string) string { return strings.TrimPrefix(dir, f.look.root) }
@@ -60,7 +60,7 @@ func (f *Finder) onNode(d Dirs) (node Dirs) {
 	return node
 }
 
-// here maps directories of the node to those of this process.
+// here maps directories of the node to paths of this process.
 func (f *Finder) here(l look, d Dirs) Dirs {
 	out := Dirs{Net: f.throughMount(filepath.Join(l.root, d.Net))}
 	for _, dir := range d.Bins {
@@ -92,7 +92,7 @@ func (f *Finder) recall(uninstall bool) {
 	}
 }
 
-// record writes the record, or removes it if it would have the mounted directories only.
+// record writes the record, or removes it if it would have only the mounted directories.
 func (f *Finder) record() error {
 	file := filepath.Join(f.RunDir, RecordName)
 	if f.chosen.Equal(f.Mounted) && len(f.previous) == 0 {

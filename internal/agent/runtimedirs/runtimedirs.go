@@ -1,10 +1,10 @@
-// Package runtimedirs finds the directories of the node in which the plugin has to be: those in which the container runtime
-// looks, by its own configuration, unless the user has set others.
+// Package runtimedirs finds the directories of the node that need the plugin: by default the directories that the container
+// runtime's own configuration names, unless the user has set others.
 //
 // It promises that a doubt about the runtime moves nothing, that previous directories stay in use until the runtime has
 // restarted with the new ones, and that the record of all of them survives the agent until they are clean. The agent uses
 // mounted directories through their mounts, all others through the root directory of the node's first process, with links
-// followed below that. It never installs or removes a plugin, and writes nothing but the record.
+// followed below it. It never installs or removes a plugin, and writes nothing but the record.
 //
 // Start at Finder.Settle; choose.go has the choice, record.go the record.
 package runtimedirs
@@ -22,7 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
 )
 
-// Dirs are the directories of an installation: in a Target as this process sees them, in the record as the node has them.
+// Dirs are the directories of an installation: in a Target as paths of this process, in the record as paths of the node.
 type Dirs struct {
 	Net  string   `json:"configuration"`
 	Bins []string `json:"programs"`
@@ -31,7 +31,7 @@ type Dirs struct {
 // Equal reports whether the directories and their order are the same.
 func (d Dirs) Equal(other Dirs) bool { return d.Net == other.Net && slices.Equal(d.Bins, other.Bins) }
 
-// Target is where the plugin has to be, and where it has to be no more. Paths are as this process sees them.
+// Target has the directories that need the plugin, and those that do not need it any more. Paths are as this process sees them.
 type Target struct {
 	// Dirs are the chosen directories.
 	Dirs
@@ -67,15 +67,15 @@ type Detect struct{ Net, Bin bool }
 
 // Settings are the inputs of a Finder.
 type Settings struct {
-	// Mounted are the directories of the agent's settings. HostNet is the path of its configuration directory on the node.
+	// Mounted are the directories of the agent's settings. HostNet is the path of their configuration directory on the node.
 	Mounted Dirs
 	HostNet string
 	Detect  Detect
-	// Standalone means that another program than the runtime reads the configuration directory.
+	// Standalone means that a program other than the runtime reads the configuration directory.
 	Standalone bool
 	// Host is where this process sees the node's file system.
 	Host hostpath.View
-	// RunDir has the record.
+	// RunDir is the directory of the record.
 	RunDir     string
 	RunDirMode fs.FileMode
 }
@@ -89,12 +89,12 @@ type Finder struct {
 
 	chosen Dirs
 	look   look
-	// known is the last configuration of the runtime that was not in doubt.
+	// known is the runtime's last configuration without a doubt.
 	known runtimeconf.Config
-	// previous are directories to clean, oldest first. recalled reports that those of earlier agents are among them.
+	// previous are directories to clean, oldest first. recalled reports that they include the directories of earlier agents.
 	previous []Dirs
 	recalled bool
-	// logged is the text of the last message, which is not repeated.
+	// logged is the text of the last message, to avoid repetition.
 	logged string
 }
 
@@ -109,7 +109,7 @@ func (f *Finder) Find() Target {
 	return f.target()
 }
 
-// Settle does what Find does with the directories of earlier agents. It logs and persists the chosen directories before the
+// Settle does what Find does, and includes the directories of earlier agents. It logs and persists the chosen directories before the
 // first write.
 func (f *Finder) Settle() (Target, error) {
 	f.choose()
@@ -154,13 +154,13 @@ func (f *Finder) target() Target {
 	return t
 }
 
-// certain reports whether the runtime looks in the chosen directories now, or the user set them.
+// certain reports whether the runtime surely looks in the chosen directories now, or the user set them.
 func (f *Finder) certain() bool {
 	l := f.look
 	return !l.detects() || l.unknown == nil && !l.runtime.Pending && len(l.runtime.Problems) == 0
 }
 
-// runtimeFiles returns the files of the last look, and of the last one without a doubt.
+// runtimeFiles returns the files of the last look, and of the last look without a doubt.
 func (f *Finder) runtimeFiles() (all []string) {
 	c := f.look.runtime
 	if f.look.root == "" || c.Runtime == "" {

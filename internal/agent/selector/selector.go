@@ -56,8 +56,8 @@ func checkLabelSelector(s *metav1.LabelSelector, at string) error {
 	return nil
 }
 
-// Check parses a label selector in the form of kubectl's --selector ([labels.Parse]). A selector without terms is an error, as
-// it selects all pods.
+// Check parses a label selector in the form of kubectl's --selector ([labels.Parse]). A selector without terms is an error
+// because it selects all pods.
 func Check(text string) error {
 	selector, err := labels.Parse(text)
 	switch {
@@ -76,7 +76,7 @@ type Pods struct {
 }
 
 // ForPods returns the selector of two texts in the form of kubectl's --selector and --field-selector ([fields.ParseSelector]); empty
-// texts, and empty terms of the second, select all pods. A field by which pods cannot be selected, which known does not have, is an error.
+// texts, and empty terms of the second text, select all pods. A field that is not in known is an error.
 func ForPods(labelText, fieldText string, known fields.Set) (p Pods, err error) {
 	if p.labels, err = labels.Parse(labelText); err != nil {
 		return p, fmt.Errorf("selector %q: %s", clean(labelText), clean(err.Error()))
@@ -97,7 +97,7 @@ func (p Pods) Matches(l map[string]string, f fields.Set) bool {
 	return p.labels.Matches(labels.Set(l)) && p.fields.Matches(f)
 }
 
-// Keys returns the keys of the labels that decide.
+// Keys returns the label keys that the selector reads.
 func (p Pods) Keys() (keys []string) {
 	required, _ := p.labels.Requirements()
 	for _, r := range required {
@@ -109,7 +109,7 @@ func (p Pods) Keys() (keys []string) {
 // CheckLabel validates the key and value of a label.
 func CheckLabel(key, value string) error { return checkLabel("label", key, value) }
 
-// CheckTaint validates the key and value of a taint, which have the syntax of a label's. The type of a node condition has the
+// CheckTaint validates the key and value of a taint, which have the syntax of a label. The type of a node condition has the
 // syntax of a key as well.
 func CheckTaint(key, value string) error { return checkLabel("taint", key, value) }
 

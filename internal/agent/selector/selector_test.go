@@ -17,7 +17,7 @@ func TestEnablement(t *testing.T) {
 		{"both absent", "- {}", `[{"podSelector":{},"namespaceSelector":{}}]`},
 		{"one absent, one null", "- namespaceSelector: null", `[{"podSelector":{},"namespaceSelector":{}}]`},
 		{
-			"those of the chart",
+			"the chart's selectors",
 			`- podSelector:
     matchLabels: {istio.io/dataplane-mode: ambient}
 - podSelector:
@@ -55,14 +55,14 @@ func TestEnablement_Refusals(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"no YAML", "\t:", []string{"decoding enablement selectors"}},
-		{"no list", "podSelector: {}", []string{"decoding enablement selectors"}},
+		{"not YAML", "\t:", []string{"decoding enablement selectors"}},
+		{"not a list", "podSelector: {}", []string{"decoding enablement selectors"}},
 		{"a misspelt key", "- podSelektor: {}", []string{"podSelektor"}},
 		{"a misspelt key further down", "- podSelector: {matchLabel: {a: b}}", []string{"matchLabel"}},
 		{"a key twice", "- podSelector: {}\n  podSelector: {}", []string{"podSelector"}},
 		{"a list for a label", "- podSelector: {matchLabels: {a: [1]}}", []string{"decoding enablement selectors"}},
 		{
-			"all that is wrong, with its place",
+			"all errors, with their places",
 			"- podSelector: {matchExpressions: [{key: a, operator: Gt, values: ['1']}, {key: b, operator: In}]}\n" +
 				"- namespaceSelector: {matchLabels: {'a b': c}}",
 			[]string{

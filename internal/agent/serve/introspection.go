@@ -13,12 +13,12 @@ import (
 // profileTimeout is enough for a profile of two minutes; the default profile takes 30 s.
 const profileTimeout = 150 * time.Second
 
-// heapProfileRate is Go's default, one sample for so many bytes. The program starts without samples, whose table takes 1.4 MB.
+// heapProfileRate is Go's default sampling rate in bytes. The program starts without samples, whose table takes 1.4 MB.
 const heapProfileRate = 512 << 10
 
 // Introspection returns the port of handlers by their patterns of http.ServeMux and, if profiles is set, of Go's profiler below
-// /debug/pprof/. The port is local: other pods do not reach it. In a browser only the port's own pages, and the user by a typed
-// address, get an answer. A page of another site, or of another port of this host, may only link to the path / and can have no
+// /debug/pprof/. The port is local: other pods do not reach it. In a browser only the port's own pages, and a user who types
+// the address, get an answer. A page of another site, or of another port of this host, may only link to the path /, and gets no
 // answer in a frame. Programs, which do not say on whose behalf they ask, get every answer.
 func Introspection(flag, host string, number int, profiles bool, more map[string]http.Handler) Port {
 	mux := http.NewServeMux()
@@ -42,7 +42,7 @@ func Introspection(flag, host string, number int, profiles bool, more map[string
 }
 
 // onlyLocal refuses what a browser sends for a page of another origin, by the headers Origin and Sec-Fetch-Site (Fetch Metadata, W3C),
-// and a Host header that is no loopback name, such as the name of a site that resolves to this address (DNS rebinding).
+// and a Host header that is not a loopback name, such as the name of a site that resolves to this address (DNS rebinding).
 func onlyLocal(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", "frame-ancestors 'none'")
@@ -66,7 +66,7 @@ func ownOrigin(r *http.Request) bool {
 	case "", "same-origin", "none":
 		return true
 	}
-	// The path / has no effect. Other destinations than a document are frames and parts of a page.
+	// The path / has no effect. Destinations other than a document are frames and parts of a page.
 	return r.Method == http.MethodGet && r.URL.Path == "/" &&
 		r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 }

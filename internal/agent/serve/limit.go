@@ -19,8 +19,8 @@ const (
 	maxAnswered = 128
 )
 
-// The rate at which a port accepts connections per second, and the burst after a pause. Further ones wait in the kernel's
-// backlog of 4096 by default: for 0.7 s. So even with maxWaiting later ones, a connection has 75 ms to send its request.
+// The rate at which a port accepts connections per second, and the burst after a pause. Further connections wait in the kernel's
+// backlog, by default 4096 connections or 0.7 s. So even with maxWaiting later ones, a connection has 75 ms to send its request.
 const (
 	acceptRate  = 6000
 	acceptBurst = 64
@@ -28,7 +28,7 @@ const (
 
 // limit bounds the connections of a port and always admits a new one: it closes an older connection instead.
 //
-// Waiting connections cannot evict those that are being answered, so a complete request gets its answer. In each group the
+// Waiting connections cannot evict connections that are being answered, so a complete request gets its answer. In each group the
 // address with most connections loses its oldest: a client that floods the port evicts its own connections. With many
 // addresses, the accept rate gives a new connection its time.
 type limit struct {
@@ -44,8 +44,8 @@ func newLimit() *limit {
 	}
 }
 
-// state is the server's ConnState hook: the server calls it for a new connection before it accepts the next, and for an active
-// one after a whole header.
+// state is the server's ConnState hook. The server calls it for a new connection before it accepts the next, and for an active
+// connection after a whole header.
 func (l *limit) state(conn net.Conn, s http.ConnState) {
 	if s == http.StateNew {
 		_ = l.rate.Wait(context.Background()) // Background never ends: Wait returns with a token

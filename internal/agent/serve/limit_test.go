@@ -19,8 +19,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// kubelet is a probe as the kubelet sends it, on a connection of its own. It has more than the kubelet's second, as the machine
-// may be busy with other tests, and less than what ends the others' connections by itself.
+// kubelet sends a probe like the kubelet, on its own connection. Its timeout is longer than the kubelet's second because the machine
+// may be busy with other tests, and shorter than the timeouts that end the other connections.
 func kubelet(t *testing.T, number int) error {
 	t.Helper()
 	code, body, err := getWithin(t, headerTimeout-time.Second, number, "/readyz")
@@ -35,9 +35,9 @@ type attacker struct {
 	name        string
 	connections int
 	sources     int
-	// Each connection sends begin, and then more every 100 ms, unless more is empty.
+	// Each connection sends begin, and then more every 100 ms unless more is empty.
 	begin, more string
-	// again makes a new connection in place of one that was closed.
+	// again replaces a closed connection with a new one.
 	again bool
 }
 
@@ -69,11 +69,11 @@ func (a attacker) run(t *testing.T, number int) {
 	opened.Wait()
 }
 
-// hold keeps a connection until it is closed by the other side, reading nothing but its end.
+// hold keeps a connection until the other side closes it, and reads nothing but its end.
 func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()
-	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10) //nolint:forcetypeassert // it is one
+	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10) //nolint:forcetypeassert // by the network "tcp"
 	if _, err := io.WriteString(conn, a.begin); err != nil {
 		return
 	}
@@ -97,20 +97,20 @@ func (a attacker) hold(ctx context.Context, conn net.Conn, opened func()) {
 	<-ctx.Done() // the answer is not read
 }
 
-// TestListener_ProbeIsAnswered: no connections of others keep the kubelet from an answer within its timeout.
+// TestListener_ProbeIsAnswered: the kubelet gets an answer within its timeout despite other connections.
 func TestListener_ProbeIsAnswered(t *testing.T) {
 	const request = "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
 	for _, a := range []attacker{
-		{name: "128 idle ones", connections: 128},
-		{name: "1000 idle ones", connections: 1000},
-		{name: "1000 idle ones of 500 addresses", connections: 1000, sources: 500},
+		{name: "128 idle connections", connections: 128},
+		{name: "1000 idle connections", connections: 1000},
+		{name: "1000 idle connections from 500 addresses", connections: 1000, sources: 500},
 		{name: "reconnecting ones", connections: 500, again: true},
-		{name: "reconnecting ones of 500 addresses", connections: 500, sources: 500, again: true},
+		{name: "reconnecting from 500 addresses", connections: 500, sources: 500, again: true},
 		{name: "slow headers", connections: 1000, begin: "GET / HTTP/1.1\r\n", more: "A: b\r\n"},
 		{name: "slow headers, again", connections: 300, sources: 7, begin: "G", more: "E", again: true},
 		{name: "large headers", connections: 500, begin: "GET / HTTP/1.1\r\nA: " + strings.Repeat("a", 64<<10)},
-		{name: "answers that are not read", connections: 500, begin: request},
-		{name: "answers that are not read of 500 addresses", connections: 500, sources: 500, begin: request},
+		{name: "unread answers", connections: 500, begin: request},
+		{name: "unread answers from 500 addresses", connections: 500, sources: 500, begin: request},
 		{name: "pipelined requests", connections: 300, sources: 3, begin: strings.Repeat(request, 200)},
 		{name: "connections kept alive", connections: 500, begin: "GET /readyz HTTP/1.1\r\nHost: a\r\nConnection: keep-alive\r\n\r\n"},
 		{name: "bodies that do not come", connections: 500, begin: "POST /readyz HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"},
@@ -118,7 +118,7 @@ func TestListener_ProbeIsAnswered(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			mux := http.NewServeMux()
 			mux.Handle("/readyz", text("ready"))
-			large := make([]byte, 256<<10) // more than the kernel takes off the server's hands
+			large := make([]byte, 256<<10) // more than the kernel buffers for the server
 			mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(large) })
 			n, _ := serveOne(t, mux)
 			a.run(t, n)
@@ -225,7 +225,7 @@ func TestListener_OneRequestPerConnection(t *testing.T) {
 	}
 }
 
-// TestListener_Memory: however many connections are opened, with headers as long as they may be.
+// TestListener_Memory opens more connections than the limit, with headers of the maximal length.
 func TestListener_Memory(t *testing.T) {
 	const bound = 32 << 20
 	n, _ := serveOne(t, text("x"))
@@ -241,7 +241,7 @@ func TestListener_Memory(t *testing.T) {
 		dial(t, n, header)
 	}
 	if err := kubelet(t, n); err == nil || !strings.Contains(err.Error(), `"x"`) {
-		t.Errorf("the port does not answer: %v", err) // it was accepted last
+		t.Errorf("the port does not answer: %v", err) // the port accepted it last
 	}
 	after := used()
 	t.Logf("%d KiB for %d connections", (after-before)>>10, 4*maxWaiting)

@@ -1,11 +1,11 @@
 // Package serve opens the agent's TCP ports and serves HTTP on them until the agent ends.
 //
 // It promises that all ports are opened before anything else happens; that a port which cannot be opened is an error that names
-// its flag, its number and the cause (of all such ports at once, and no port stays open); that a slow or silent client is
-// disconnected and delays no other client; and that the end of the context ends the serving within a bound. Profiling is served
+// its flag, its number and the cause (all such ports at once, and no port stays open); that a slow or silent client is
+// disconnected and delays no other client; and that serving ends within a bound after the context ends. Profiling is served
 // on loopback addresses only.
 //
-// It never serves http.DefaultServeMux, to which any package may add handlers, and does not choose the handlers.
+// It never serves http.DefaultServeMux, to which any package can add handlers, and does not choose the handlers.
 //
 // Start reading at While.
 package serve
@@ -33,8 +33,8 @@ const (
 	shutdownTimeout = 3 * time.Second
 )
 
-// While opens the ports, answers on them while work runs, and closes them after it. The error is that of the opening or of work; the
-// log has a port that ends before.
+// While opens the ports, answers on them while work runs, and closes them after work. The error comes from the opening or from work; the
+// log has a port that ends earlier.
 func While(ctx context.Context, log *slog.Logger, work func(context.Context) error, ports ...Port) error {
 	servers, err := Open(ctx, log, ports...)
 	if err != nil {
@@ -53,7 +53,7 @@ func While(ctx context.Context, log *slog.Logger, work func(context.Context) err
 	return err
 }
 
-// Port is a TCP port to serve on. A number of 0 or less means that the port is disabled.
+// Port is a TCP port to serve on. A number of 0 or less disables the port.
 type Port struct {
 	// Flag is the flag that sets the number, such as "--monitoring-port", for error messages.
 	Flag string
@@ -131,7 +131,7 @@ func address(host string) string {
 }
 
 // Serve answers until ctx ends, gives running requests a moment to finish, and closes all ports. It returns nil, or the error
-// of a port that ended before: then all other ports have ended as well.
+// of a port that ended before ctx; then all other ports have ended as well.
 func (s *Servers) Serve(ctx context.Context) error {
 	serving, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer context.AfterFunc(ctx, func() { end(nil) })()
@@ -169,6 +169,6 @@ func (s *Servers) server(p Port) *http.Server {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(s.log.With("port", p.Number).Handler(), slog.LevelWarn),
 	}
-	server.SetKeepAlivesEnabled(false) // probes and scrapes come seconds apart: an idle connection is of no use
+	server.SetKeepAlivesEnabled(false) // probes and scrapes come seconds apart: an idle connection is useless
 	return server
 }

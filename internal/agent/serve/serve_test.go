@@ -21,10 +21,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// tried counts the ports that free has tried. They are below those that the kernel gives to clients, of which tests have many.
+// tried counts the ports that free has tried. They are below the ports that the kernel gives to clients, of which tests have many.
 var tried atomic.Int64
 
-// free returns n ports that are free.
+// free returns n free ports.
 func free(t *testing.T, n int) []int {
 	t.Helper()
 	const first, count = 10_000, 20_000
@@ -55,7 +55,7 @@ func text(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) })
 }
 
-// serveOne serves a handler on a free port, and returns the port and the function of start.
+// serveOne serves a handler on a free port, and returns the port and start's function.
 func serveOne(t *testing.T, handler http.Handler) (number int, stop func() error) {
 	t.Helper()
 	number = free(t, 1)[0]
@@ -72,7 +72,7 @@ func startLimited(t *testing.T, log *slog.Logger, header time.Duration, ports ..
 	t.Helper()
 	s, err := Open(t.Context(), log, ports...)
 	check.OK(t, err)
-	s.header, s.shutdown = header, 200*time.Millisecond // shorter than the usual ones
+	s.header, s.shutdown = header, 200*time.Millisecond // shorter than the defaults
 	var ended error
 	end := agenttest.Go(t, func(ctx context.Context) { ended = s.Serve(ctx) })
 	stop = func() error { end(); return ended }
@@ -88,7 +88,7 @@ func dial(t *testing.T, number int, text string) net.Conn {
 	check.OK(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	check.OK(t, conn.SetDeadline(time.Now().Add(agenttest.Generous)))
-	_, _ = io.WriteString(conn, text) // which the server may not read to its end
+	_, _ = io.WriteString(conn, text) // the server may not read it to the end
 	return conn
 }
 
@@ -97,7 +97,7 @@ func get(t *testing.T, number int, path string) (int, string, error) {
 	return getWithin(t, agenttest.Generous, number, path)
 }
 
-// getWithin sends a request on a connection of its own.
+// getWithin sends a request on its own connection.
 func getWithin(t *testing.T, timeout time.Duration, number int, path string) (int, string, error) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", number, path), nil)
@@ -185,12 +185,12 @@ func TestIntrospection_Profiles(t *testing.T) {
 	for _, host := range []string{"", "0.0.0.0", "::"} {
 		_, err := Open(t.Context(), discard, Introspection("--ctrlz_port", host, free(t, 1)[0], false, nil))
 		if !errors.Is(err, errNotLocal) && !errors.Is(err, syscall.EAFNOSUPPORT) {
-			t.Errorf("host %q is taken for a local one: %v", host, err)
+			t.Errorf("host %q is accepted as local: %v", host, err)
 		}
 	}
 }
 
-// TestIntrospection_Browser: a browser says with Origin and Sec-Fetch-Site which page asks; programs send neither.
+// TestIntrospection_Browser: a browser sends the asking page in Origin and Sec-Fetch-Site; programs send neither.
 func TestIntrospection_Browser(t *testing.T) {
 	t.Parallel()
 	handler := Introspection("--ctrlz_port", "localhost", 0, true, map[string]http.Handler{"GET /": text("page"), "PUT /": text("done")}).Handler

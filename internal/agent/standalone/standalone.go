@@ -1,7 +1,7 @@
-// Package standalone has the common parts of controllers that run in a pod of their own or by hand: their settings, the access
+// Package standalone has the common parts of controllers that run in their own pod or by hand: their settings, the access
 // to the API server, and ports that are open while they work.
 //
-// It promises that the ports are open before the work begins and until it has ended. It never chooses the work.
+// It promises that the ports are open from before the work begins until it has ended. It never chooses the work.
 //
 // Start reading at Process.
 package standalone
@@ -37,7 +37,7 @@ type Process struct {
 func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string) []settings.Setting {
 	return []settings.Setting{
 		{
-			Name: "kubeconfig", Arg: "FILE", Env: []string{"KUBECONFIG"}, Use: "instead of the account of the pod",
+			Name: "kubeconfig", Arg: "FILE", Env: []string{"KUBECONFIG"}, Use: "used instead of the pod's service account",
 			Value: settings.Text(&p.Kubeconfig, nil),
 		},
 		{
@@ -50,7 +50,7 @@ func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string
 		},
 		{
 			Name: "log_output_level", Arg: "LEVEL", Env: []string{"LOG_LEVEL"}, Default: "info",
-			Use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs, of which default and all count",
+			Use: "debug, info, warn, error or none, or SCOPE:LEVEL pairs with this program's scope, default or all",
 			Value: settings.Of(&p.LogLevel, func(s string) (pluginlog.Level, error) {
 				scopes, err := pluginlog.ParseScopes(s)
 				return scopes.Of(scope), err
@@ -60,7 +60,7 @@ func (p *Process) Rows(prefix, scope, healthPort, monitoringPort, logJSON string
 	}
 }
 
-// ClientConfig returns the access to the API server: a kubeconfig, or without one the service account of the pod. The error
+// ClientConfig returns the access to the API server: a kubeconfig or, without one, the service account of the pod. The error
 // joins the errors of the access and of the ports.
 func (p *Process) ClientConfig(getenv func(string) (string, bool)) (kube.Config, error) {
 	var portErr, serverErr error

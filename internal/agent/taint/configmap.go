@@ -17,7 +17,7 @@ import (
 // maxForeign bounds a quotation of a ConfigMap in an error, in bytes.
 const maxForeign = 256
 
-// entry is one of the requirements in the ConfigMap of the legacy taint controller. Each comma-separated part of the selector is
+// entry is one entry in the ConfigMap of the legacy taint controller. Each comma-separated part of the selector is
 // a requirement, and different pods may meet them: "a=1, b=2" does not require one pod with both labels. An empty namespace
 // means all namespaces.
 type entry struct {

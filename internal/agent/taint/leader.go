@@ -55,7 +55,7 @@ type elector struct {
 // beat is the heartbeat of the election loop. Between two beats there is at most one pause and one request.
 func (e *elector) beat() { e.options.Health.Beat(PartElection, e.lease.Deadline+e.lease.Retry) }
 
-// acquire acquires a lease that has no holder, or whose holder has not renewed it.
+// acquire acquires a lease without a holder, or whose holder has not renewed it.
 func (e *elector) acquire(ctx context.Context) bool {
 	// The request must end before a renewal would be late.
 	ctx, cancel := context.WithTimeout(ctx, e.lease.Deadline)
@@ -141,7 +141,7 @@ func (e *elector) keep(ctx context.Context) error {
 	}
 }
 
-// renew writes the lease again, until a time at the latest. After that time, for example in a process that was stopped, it sends nothing.
+// renew writes the lease again, until a deadline. After the deadline, for example in a process that was stopped, it sends nothing.
 func (e *elector) renew(ctx context.Context, until time.Time) error {
 	if ctx.Err() != nil {
 		return ctx.Err()

@@ -19,7 +19,7 @@ func (l *fixture) leaseSpec() object {
 	return spec
 }
 
-// candidate is a replica that is not started, with the lease of the legacy controller.
+// candidate returns a replica that is not started, with the legacy controller's lease.
 func candidate(t *testing.T) *fixture {
 	t.Helper()
 	l := newFixture(t, untaint())
@@ -32,8 +32,8 @@ func candidate(t *testing.T) *fixture {
 
 func (l *fixture) leads() bool { return l.metric("istio_cni_taint_leader") == 1 }
 
-// TestLease_ForeignFields: a renewal keeps the fields of other writers. e2e/taint TestLease_SharedWithClientGo shows the other
-// moments of a lease.
+// TestLease_ForeignFields: a renewal keeps the fields of other writers. e2e/taint TestLease_SharedWithClientGo covers the other
+// phases of a lease.
 func TestLease_ForeignFields(t *testing.T) {
 	l := candidate(t)
 	l.run()
@@ -58,7 +58,7 @@ func TestLease_ForeignFields(t *testing.T) {
 	}
 }
 
-// TestLease_NotRenewed: the leader stops before its lease is over, also if the requests get no response.
+// TestLease_NotRenewed: the leader stops before its lease expires, also if the requests get no response.
 func TestLease_NotRenewed(t *testing.T) {
 	for _, fault := range []kubetest.Fault{kubetest.ServerError, kubetest.Hang} {
 		t.Run(string(fault), func(t *testing.T) { testNotRenewed(t, fault) })
@@ -76,7 +76,7 @@ func testNotRenewed(t *testing.T, fault kubetest.Fault) {
 	agenttest.Eventually(t, "it never leads", l.leads)
 	l.server.FailOn("PUT "+leasePath, fault, kubetest.Forever)
 	l.server.FailOn("GET "+leasePath, fault, kubetest.Forever)
-	l.stepUntil("it goes on", func() bool { return !l.leads() })
+	l.stepUntil("it keeps leading", func() bool { return !l.leads() })
 	check.Equal(t, l.ready(), false, "ready")
 	// It changes no node any more.
 	l.pod("n", "agent", "True", agenttest.Start())
@@ -88,8 +88,8 @@ func testNotRenewed(t *testing.T, fault kubetest.Fault) {
 	agenttest.Eventually(t, "it stays unready", l.ready)
 }
 
-// TestLease_StoppedProcess: a process that was stopped for longer than Deadline sends no write of the lease, which another
-// replica has by then.
+// TestLease_StoppedProcess: a process that was stopped for longer than Deadline does not write the lease, which another
+// replica holds by then.
 func TestLease_StoppedProcess(t *testing.T) {
 	l := candidate(t)
 	writes := func() (n int) {
@@ -105,7 +105,7 @@ func TestLease_StoppedProcess(t *testing.T) {
 	l.takeLease()
 	before := writes()
 	l.clock.Step(20 * time.Second)
-	l.stepUntil("it goes on", func() bool { return !l.leads() })
+	l.stepUntil("it keeps leading", func() bool { return !l.leads() })
 	check.Equal(t, writes(), before, "writes of the lease after the deadline")
 }
 
@@ -147,7 +147,7 @@ func (l *fixture) takeLease() {
 	})
 }
 
-// TestLease_TakenByAnotherHolder: the leader stops at its next renewal, and leads again when the lease is over.
+// TestLease_TakenByAnotherHolder: the leader stops at its next renewal, and leads again after the lease expires.
 func TestLease_TakenByAnotherHolder(t *testing.T) {
 	l := candidate(t)
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})
@@ -155,7 +155,7 @@ func TestLease_TakenByAnotherHolder(t *testing.T) {
 	agenttest.Eventually(t, "it never leads", func() bool { return l.leads() && l.decided(readiness.NoAgent) > 0 })
 	taken := l.clock.Now() // the candidate sees it at this step or a later one, and counts from there
 	l.takeLease()
-	l.stepUntil("it goes on", func() bool { return !l.leads() })
+	l.stepUntil("it keeps leading", func() bool { return !l.leads() })
 	l.pod("n", "agent", "True", yesterday())
 	l.stepUntil("it never leads again", l.leads)
 	if waited := l.clock.Now().Sub(taken); waited < l.options.Lease.Duration || l.patches() > 1 {

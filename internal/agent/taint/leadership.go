@@ -28,7 +28,7 @@ type leadership struct {
 	// synced is closed when the caches are complete for the first time.
 	synced   chan struct{}
 	syncOnce sync.Once
-	// fatal receives errors that Once and Plan, which must end, cannot wait out.
+	// fatal receives errors for Once and Plan, which must end and cannot wait for a recovery.
 	fatal func(error)
 
 	mu     sync.Mutex
@@ -47,7 +47,7 @@ type leadership struct {
 type node struct {
 	state    kube.NodeState
 	memory   readiness.Memory
-	decision readiness.Decision // zero before the first
+	decision readiness.Decision // zero before the first decision
 }
 
 // source is a collection of pods with a reflector.
@@ -60,7 +60,7 @@ type requirement struct {
 	sets []*podSet
 }
 
-// podSet has the pods of a source by the name of their node.
+// podSet has the pods of a source by their node's name.
 type podSet struct {
 	end    context.CancelFunc
 	listed bool
@@ -86,7 +86,7 @@ func newLeadership(o Options) *leadership {
 func (t *leadership) run(ctx context.Context) {
 	defer func() {
 		for name := range t.forbidden {
-			t.setRefused(name, nil) // the state is the next leader's
+			t.setRefused(name, nil) // the next leader sets the state
 		}
 	}()
 	defer context.AfterFunc(ctx, t.queue.ShutDown)() // the last worker ends after ShutDown
@@ -158,7 +158,7 @@ func (t *leadership) onError(ctx context.Context, what metrics.Watched, name str
 	}
 }
 
-// configure applies the requirements of the ConfigMap, nil without one. Invalid requirements change nothing.
+// configure applies the requirements of the ConfigMap, or nil without a ConfigMap. Invalid requirements change nothing.
 func (t *leadership) configure(ctx context.Context, data map[string]string) {
 	at := t.options.ConfigMap
 	var found []readiness.Requirement
@@ -208,7 +208,7 @@ func (t *leadership) require(ctx context.Context, all []readiness.Requirement) {
 	t.check()
 }
 
-// podSetOf returns the pods of a source, from before or from a new reflector. It needs the lock.
+// podSetOf returns the pods of a source, from an existing or a new reflector. It needs the lock.
 func (t *leadership) podSetOf(parent context.Context, s source, before map[source]*podSet) *podSet {
 	if set := cmp.Or(t.sources[s], before[s]); set != nil {
 		t.sources[s] = set

@@ -138,7 +138,7 @@ func (l *fixture) set(whole object) {
 	l.server.Set(data)
 }
 
-// pod makes or changes an agent pod of a node.
+// pod creates or updates an agent pod of a node.
 func (l *fixture) pod(node, name, ready string, since time.Time) {
 	l.Helper()
 	l.labelledPod(node, name, ready, since, object{"k8s-app": "istio-cni-node"})
@@ -204,7 +204,7 @@ func (l *fixture) stepUntil(otherwise string, holds func() bool) {
 	})
 }
 
-// after does something and waits until it has led to one more decision for a reason.
+// after calls do and waits until it has led to one more decision for a reason.
 func (l *fixture) after(reason readiness.Reason, do func()) {
 	l.Helper()
 	before := l.decided(reason)

@@ -39,7 +39,7 @@ func TestNodes_InDesiredState(t *testing.T) {
 		l.pod(fmt.Sprint("n", i), fmt.Sprint("agent-", i), "True", yesterday())
 	}
 	l.run()
-	agenttest.Eventually(t, "not all are known", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == 10 })
+	agenttest.Eventually(t, "not all nodes are known", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == 10 })
 	agenttest.Eventually(t, "no watches", func() bool { return l.server.Watches() == 2 })
 	before, decisions := len(l.server.Requests()), l.decided(readiness.AgentReady)
 	const agents = "/api/v1/namespaces/istio-system/pods?"
@@ -56,7 +56,7 @@ func TestNodes_InDesiredState(t *testing.T) {
 	if after := len(l.server.Requests()); after != before || before != 2 {
 		t.Errorf("%d requests, then %d, want 2 at all: %q", before, after, l.server.Requests())
 	}
-	check.Equal(t, l.decided(readiness.AgentReady), decisions+1, "decisions, with heartbeats and pods that did not change")
+	check.Equal(t, l.decided(readiness.AgentReady), decisions+1, "decisions, after heartbeats and updates without a change")
 	l.server.Delete("/api/v1/nodes/n9")
 	agenttest.Eventually(t, "a deleted node is still counted", func() bool { return l.metric(`istio_cni_taint_nodes{reason="AgentReady"}`) == 9 })
 }
@@ -166,7 +166,7 @@ func TestWatch_OldVersion(t *testing.T) {
 	agenttest.Eventually(t, "no watches", func() bool { return l.server.Watches() == 2 })
 	l.server.Send("MODIFIED", old)
 	l.after(readiness.AgentReady, func() { l.pod("n", "agent", "True", agenttest.Start()) })
-	// The second node comes after all that.
+	// The second node is created after all that.
 	l.after(readiness.NoAgent, func() { l.node("m", nodeSpec{}) })
 	check.Equal(t, l.patches(), 1, "patches")
 }

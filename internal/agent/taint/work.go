@@ -50,7 +50,7 @@ func (t *leadership) decide(ctx context.Context, name string) (kube.NodeState, r
 	t.options.Metrics.Decided(decision.Reason)
 	if before.Action != decision.Action || before.Reason != decision.Reason || before.NoActionReason != decision.NoActionReason {
 		level := slog.LevelInfo
-		if decision.Reason.Good() && decision.Action == readiness.Keep { // the many nodes in their desired state
+		if decision.Reason.Good() && decision.Action == readiness.Keep { // most nodes are in their desired state
 			level = slog.LevelDebug
 		}
 		t.options.Log.LogAttrs(ctx, level, "taint decision", slog.String("node", name),
@@ -169,7 +169,7 @@ func (t *leadership) setRefused(name string, why error) {
 	}
 }
 
-// observe stores the response to a change, unless the watch delivered a newer version. The response can carry changes of other
+// observe stores the response to a change, unless the watch delivered a newer version. The response can contain changes of other
 // clients, which the watch then delivers as known: so the node is evaluated again.
 func (t *leadership) observe(after kube.NodeState) {
 	t.mu.Lock()

@@ -27,7 +27,7 @@ func TestReboot_TaintedAtOnce(t *testing.T) {
 	agenttest.Eventually(t, "the node stays tainted", l.untainted)
 }
 
-// TestGracePeriod_AgentGone: the node is tainted, and its condition changes, when the grace period is over.
+// TestGracePeriod_AgentGone: the node is tainted, and its condition changes, when the grace period ends.
 func TestGracePeriod_AgentGone(t *testing.T) {
 	l := newFixture(t, adding())
 	l.options.Condition = "example.com/Ready"
@@ -91,7 +91,7 @@ func TestPatch_RefusedForADeletedNode(t *testing.T) {
 	agenttest.Eventually(t, "it stays unready", l.ready)
 }
 
-// TestPatch_RefusedInAnEarlierTerm: the refusal does not make a replica unready that waits for the lease.
+// TestPatch_RefusedInAnEarlierTerm: the refusal does not make a replica unready while it waits for the lease.
 func TestPatch_RefusedInAnEarlierTerm(t *testing.T) {
 	l := candidate(t)
 	l.refused()
@@ -110,7 +110,7 @@ func (l *fixture) refused() {
 	agenttest.Eventually(l.T, "the refusal is not reported", func() bool { return !l.ready() && l.patches() > 0 })
 }
 
-// TestPlan: the lines that --dry-run prints; no request changes anything.
+// TestPlan checks the lines that --dry-run prints; no request changes anything.
 func TestPlan(t *testing.T) {
 	l := newFixture(t, adding())
 	l.node("n", nodeSpec{taints: []object{ourTaint()}})

@@ -18,15 +18,15 @@ const (
 	attempt = Total / 3
 	// pause is the time between two equal requests.
 	pause = Total / 10
-	// confirmation is the time before a refused request is repeated: a token that was just rotated has arrived by then.
+	// confirmation is the pause before a refused request is repeated: a token that was just rotated has arrived by then.
 	confirmation = Total / 5
 )
 
 // errUnconfirmed is a refusal without a second, equal refusal.
 var errUnconfirmed = errors.New("a refusal that was not confirmed")
 
-// repeat repeats a request until a reliable answer, or until ctx ends. A transient failure is retried; a refusal of one of the
-// confirmed classes is an answer the second time, however many transient failures lie between; any other error is an answer.
+// repeat repeats a request until a reliable answer, or until ctx ends. It retries a transient failure. A refusal of one of the
+// confirmed classes is an answer the second time, however many transient failures lie between. Any other error is an answer.
 func repeat[T any](ctx context.Context, confirmed []kube.Class, request func(context.Context) (T, error)) (T, error) {
 	var none T
 	var refused kube.Class
@@ -39,7 +39,7 @@ func repeat[T any](ctx context.Context, confirmed []kube.Class, request func(con
 			return answer, nil
 		}
 		if ctx.Err() != nil && before != nil {
-			// The error of an expired ctx has less evidence than the previous error.
+			// The error of an expired ctx is weaker evidence than the previous error.
 			return none, unconfirmed(refused, before)
 		}
 		wait := pause
@@ -61,7 +61,7 @@ func repeat[T any](ctx context.Context, confirmed []kube.Class, request func(con
 	}
 }
 
-// sleep waits, and returns false at once if ctx ends before.
+// sleep waits. It returns false at once if ctx ends first.
 func sleep(ctx context.Context, wait time.Duration) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
 		return false
@@ -72,7 +72,7 @@ func sleep(ctx context.Context, wait time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// unconfirmed marks an error after a refusal that came only once.
+// unconfirmed marks an error after a single refusal.
 func unconfirmed(refused kube.Class, err error) error {
 	if refused == "" {
 		return err

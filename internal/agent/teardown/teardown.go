@@ -1,13 +1,13 @@
 // Package teardown decides whether the end of the node agent is temporary (a restart, an upgrade, a drain, a reboot), so that
 // the plugin stays installed, or a removal, so that the plugin must be uninstalled.
 //
-// It promises an answer within [Total] whatever the API server does, and that the installation is kept if in doubt: a
+// It promises an answer within [Total] whatever the API server does, and that it keeps the installation if in doubt: a
 // wrong "keep" leaves a plugin that can be removed by hand, a wrong "uninstall" leaves pods that bypass the mesh. Only
-// answers of the API server itself are a reason to uninstall, never the lack of one. Each verdict has its reason.
+// answers of the API server itself are a reason to uninstall, never a missing answer. Each verdict has its reason.
 //
 // It never writes anything, neither on the node nor to the API server, and logs nothing.
 //
-// Start reading at [ShouldUninstall]; repeat.go has the repetition of requests.
+// Start reading at [ShouldUninstall]; repeat.go repeats requests.
 package teardown
 
 import (
@@ -24,7 +24,7 @@ type Policy string
 const (
 	Always Policy = "always"
 	Never  Policy = "never"
-	Auto   Policy = "auto" // by the API server's answers
+	Auto   Policy = "auto" // depends on the API server's answers
 )
 
 // Self identifies the agent. Unknown fields are empty.
@@ -80,8 +80,8 @@ type server interface {
 	Pod(ctx context.Context, key kube.PodRef) (kube.Pod, error)
 }
 
-// ShouldUninstall decides whether the plugin must be uninstalled. A nil API answers no request. ctx must outlive the ctx whose
-// end stopped the agent: when ctx ends, the answer is to keep.
+// ShouldUninstall decides whether the plugin must be uninstalled. A nil API answers no request. ctx must outlive the context that
+// stopped the agent: when ctx ends, the answer is to keep.
 func ShouldUninstall(ctx context.Context, api *kube.Client, self Self, policy Policy) Verdict {
 	switch policy {
 	case Always:
@@ -104,7 +104,7 @@ type query struct {
 }
 
 func (q query) decide(ctx context.Context) Verdict {
-	// Without an own pod to request instead, a refusal of the DaemonSet must itself be confirmed.
+	// Without its own pod to request instead, a refusal of the DaemonSet must itself be confirmed.
 	confirmed := []kube.Class{kube.Unauthorized}
 	if q.self.PodName == "" {
 		confirmed = append(confirmed, kube.Forbidden)
@@ -137,7 +137,7 @@ func (q query) pod(ctx context.Context) (kube.Pod, error) {
 	return q.server.Pod(ctx, kube.PodRef{Namespace: q.self.Namespace, Name: q.self.PodName})
 }
 
-// missing decides when no DaemonSet has the configured name. The agent's own pod can name another one: the name is a setting
+// missing decides when no DaemonSet has the configured name. The agent's own pod can name another DaemonSet: the name is a setting
 // that can be wrong. An API server that knows no such pod, or refuses it twice because the permissions were removed as well,
 // confirms the removal; any other failure keeps the installation.
 func (q query) missing(ctx context.Context, notFound error) Verdict {
@@ -183,7 +183,7 @@ func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
 	return Verdict{Reason: DaemonSetPresent}
 }
 
-// forbidden decides when the API server refuses to show the DaemonSet. Some roles never allow that, but all roles allow to read
+// forbidden decides when the API server refuses to show the DaemonSet. Some roles never allow that, but all roles allow reading
 // pods: if that is refused, too, the role, its binding or the account is gone. A 401 must come twice because a rotated token can
 // arrive late. An uninstallation deletes the DaemonSet a moment before the role, so the request is repeated until ctx ends: a plugin
 // whose credentials are revoked fails every pod of the node.

@@ -30,7 +30,7 @@ const (
 
 const forever = 1 << 30
 
-// fixture is an API server in a test with a fake clock: a healthy one has the DaemonSet, its pod and the node.
+// fixture is an API server in a test with a fake clock. A healthy fixture has the DaemonSet, its pod and the node.
 type fixture struct {
 	sets     map[string]kube.DaemonSet
 	pods     map[string]kube.Pod
@@ -40,7 +40,7 @@ type fixture struct {
 	start    time.Time
 }
 
-// fault is the response to the next requests for an object, after earlier faults; without an error it is a healthy response.
+// fault is the response to the next requests for an object, after earlier faults; without an error the response is healthy.
 type fault struct {
 	object string
 	err    error
@@ -92,7 +92,7 @@ func tainted(key string, effect corev1.TaintEffect) change {
 	}
 }
 
-// ofCanary makes the agent's pod one of another DaemonSet than the configured one, which does not exist.
+// ofCanary makes another DaemonSet than the configured one, which does not exist, the owner of the agent's pod.
 func ofCanary() change {
 	return all(deleted(set), func(c *fixture) { c.pods[pod] = kube.Pod{DaemonSet: "canary"} })
 }
@@ -135,7 +135,7 @@ func (c *fixture) Pod(ctx context.Context, key kube.PodRef) (kube.Pod, error) {
 	return request(ctx, c, "Pod "+key.Name, c.pods)
 }
 
-// decide returns the verdict, by a fake clock, within the promised time, and the times of the requests.
+// decide returns the verdict and the times of the requests, by a fake clock. It checks the promised time.
 func decide(t *testing.T, of Self, changes ...change) (v Verdict, requests []time.Duration) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -214,8 +214,8 @@ func TestShouldUninstall(t *testing.T) {
 	}
 }
 
-// TestDecide_OnlyAnswersUninstall has each class of error for each request in each situation in which it is sent, for ever, and
-// once with silence after it. Only a response of the API server about the very object is a reason to uninstall.
+// TestDecide_OnlyAnswersUninstall tries each class of error for each request in each situation that sends it: forever, and
+// once with silence after it. Only a response of the API server about this very object is a reason to uninstall.
 func TestDecide_OnlyAnswersUninstall(t *testing.T) {
 	t.Parallel()
 	classes := []kube.Class{
@@ -227,8 +227,8 @@ func TestDecide_OnlyAnswersUninstall(t *testing.T) {
 	for name, situation := range map[string]struct {
 		given  change
 		object string
-		ever   []kube.Class // that uninstall if they last
-		once   []kube.Class // that uninstall though nothing follows
+		ever   []kube.Class // classes that uninstall if they persist
+		once   []kube.Class // classes that uninstall if nothing follows
 	}{
 		"the DaemonSet":                          {all(), set, refusals[:2], refusals[:1]},
 		"the DaemonSet, its pod is gone":         {deleted(pod), set, refusals, []kube.Class{kube.NotFound, kube.Forbidden}},
@@ -242,7 +242,7 @@ func TestDecide_OnlyAnswersUninstall(t *testing.T) {
 			t.Run(name+"/"+string(class), func(t *testing.T) {
 				t.Parallel()
 				if got, _ := decide(t, self(), situation.given, fails(situation.object, class, forever)); got.Uninstall != slices.Contains(situation.ever, class) {
-					t.Errorf("for ever: got %+v", got)
+					t.Errorf("forever: got %+v", got)
 				}
 				got, _ := decide(t, self(), situation.given, fails(situation.object, class, 1), hangs(situation.object, forever))
 				if got.Uninstall != slices.Contains(situation.once, class) {

@@ -25,13 +25,13 @@ type socket struct {
 	file     fs.FileInfo
 }
 
-// bind creates the socket, in place of a stale one. Two agents never bind at the same time: they have a lock of their own. The
-// server checks the credentials also of a client that connects before the mode is set.
+// bind creates the socket, in place of a stale one. Two agents never bind at the same time: they have their own lock. The
+// server also checks the credentials of a client that connects before the mode is set.
 func bind(ctx context.Context, o Options) (*socket, error) {
 	dir := filepath.Dir(o.Path)
 	_, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(dir, 0o755); err == nil { //nolint:gosec // the directories above, as /var and /run are
+		if err = os.MkdirAll(dir, 0o755); err == nil { //nolint:gosec // parent directories have the mode of /var and /run
 			err = os.Chmod(dir, o.DirMode)
 		}
 	}
@@ -58,7 +58,7 @@ func bind(ctx context.Context, o Options) (*socket, error) {
 	return s, nil
 }
 
-// removeStale removes a socket that no process serves, as a killed agent leaves.
+// removeStale removes a socket that no process serves, such as a killed agent's.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -92,7 +92,7 @@ func (s *socket) isInPlace() bool {
 	return err == nil && os.SameFile(info, s.file)
 }
 
-// remove removes the file, if it is this socket's, and closes the socket.
+// remove removes the file if it is this socket's, and closes the socket.
 func (s *socket) remove() {
 	if s.isInPlace() {
 		_ = os.Remove(s.path) // after an error the file is stale, and the next agent removes it

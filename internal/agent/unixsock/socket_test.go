@@ -29,7 +29,7 @@ func TestOpen_Modes(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		dir, socket fs.FileMode
-		exists      bool // the directory, with mode 0711
+		exists      bool // the directory exists, with mode 0711
 		want        fs.FileMode
 	}{
 		{"of_root", 0o700, 0o600, false, 0o700},
@@ -111,11 +111,11 @@ func TestServe_RemovesOwnSocket(t *testing.T) {
 		b := start(t, nil)
 		b.Stop()
 		if _, err := os.Lstat(b.Path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("it stays: %v", err)
+			t.Errorf("the stale file stays: %v", err)
 		}
 		err := b.Rebind(t.Context())
 		if _, missing := os.Lstat(b.Path); err != nil || !errors.Is(missing, fs.ErrNotExist) {
-			t.Errorf("made again after the end: %v", err)
+			t.Errorf("bound again after the end: %v", err)
 		}
 	})
 	t.Run("another's", func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestServe_RemovesOwnSocket(t *testing.T) {
 		check.OK(t, os.Remove(b.Path))
 		agenttest.Listen(t, b.Path)
 		if err := b.Rebind(t.Context()); !errors.Is(err, unixsock.ErrServed) {
-			t.Errorf("rebound over it: %v", err)
+			t.Errorf("rebound over another file: %v", err)
 		}
 		b.Stop()
 		check.Equal(t, modeOf(t, b.Path).Type(), fs.ModeSocket, "it was removed")
@@ -154,7 +154,7 @@ func TestServe_FileDeleted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := b.Dial(t)
 			check.OK(t, harm())
-			check.OK(t, b.Rebind(t.Context()), "making it again")
+			check.OK(t, b.Rebind(t.Context()), "binding it again")
 			answers(t, b)
 			check.Equal(t, modeOf(t, b.Path).Perm(), 0o600, "it has")
 			check.OK(t, b.Rebind(t.Context()), "once more")

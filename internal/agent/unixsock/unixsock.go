@@ -1,11 +1,11 @@
 // Package unixsock serves HTTP on a unix socket of the node, to processes of root.
 //
 // It promises that it never replaces a socket which another process serves, but replaces a socket that a killed agent left;
-// that a peer that is not root is refused by its credentials (SO_PEERCRED) whatever the socket's mode, and logged; that the
+// that it refuses and logs a peer that is not root by its credentials (SO_PEERCRED), whatever the socket's mode; that the
 // number of connections and the time of a request are bounded; and that a socket whose file was removed can be bound again. It
 // never removes a file that is not its own, and does not choose the handler.
 //
-// Start reading at Server. socket.go has the file.
+// Start reading at Server. socket.go has the socket's file.
 package unixsock
 
 import (
@@ -35,15 +35,15 @@ const (
 type Options struct {
 	// Path is the path of the socket; 107 bytes at most. A missing directory is created.
 	Path string
-	// DirMode is the mode of a created directory, Mode that of the socket.
+	// DirMode is the mode of a created directory, Mode the socket's mode.
 	DirMode, Mode fs.FileMode
-	// Connections bounds the connections that are served at a time. Others wait in the kernel's backlog.
+	// Connections bounds the number of connections served at a time. Others wait in the kernel's backlog.
 	Connections int
 	// Timeout bounds the reading of a whole request, and the writing of its answer.
 	Timeout time.Duration
 	// KeepAlive allows several requests on a connection.
 	KeepAlive bool
-	// UnauthorizedPeer, which may be nil, is called for each connection of another user than root.
+	// UnauthorizedPeer, which may be nil, is called for each connection of a user other than root.
 	UnauthorizedPeer func()
 	Log              *slog.Logger
 }
@@ -60,8 +60,8 @@ type Server struct {
 	ended  bool
 }
 
-// Open binds the socket. Clients can connect from then on; Serve, which must follow, answers them. For a socket that another
-// process serves, the error is ErrServed.
+// Open binds the socket. Clients can connect from then on; Serve, which must follow, answers them. The error is ErrServed for a
+// socket that another process serves.
 func Open(ctx context.Context, o Options) (*Server, error) {
 	opened, err := bind(ctx, o)
 	if err != nil {
@@ -72,7 +72,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 	}, nil
 }
 
-// Rebind binds the socket again if its file is gone or another one. Connections stay. On an error nothing has changed, and the
+// Rebind binds the socket again if its file is missing or replaced. Connections stay. On an error nothing has changed, and the
 // caller may retry at any time.
 func (s *Server) Rebind(ctx context.Context) error {
 	s.mu.Lock()
@@ -93,14 +93,14 @@ func (s *Server) Rebind(ctx context.Context) error {
 	return nil
 }
 
-// Serve answers until ctx ends. Then it removes the socket, if the file is still its own, and returns after running requests or
+// Serve answers until ctx ends. Then it removes the socket if the file is still its own, and returns after running requests or
 // shutdownTimeout.
 func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	server := &http.Server{
 		Handler:        handler,
 		ConnState:      func(conn net.Conn, state http.ConnState) { s.connState(ctx, conn, state) },
 		ReadTimeout:    s.options.Timeout,
-		WriteTimeout:   2 * s.options.Timeout, // of which reading is a part
+		WriteTimeout:   2 * s.options.Timeout, // includes the reading
 		MaxHeaderBytes: maxHeader,
 		ErrorLog:       slog.NewLogLogger(s.options.Log.With("path", s.options.Path).Handler(), slog.LevelWarn),
 	}
@@ -111,7 +111,7 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	s.mu.Unlock()
 	<-ctx.Done()
 	s.mu.Lock()
-	s.ended = true // a file that looks like the socket's is another one's after that
+	s.ended = true // a later file with the same identity belongs to another process
 	s.socket.remove()
 	s.mu.Unlock()
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
@@ -121,8 +121,8 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	}
 }
 
-// accept starts to accept connections of the current socket, and removes a socket that cannot be accepted from: Rebind then
-// makes it again. It needs the lock.
+// accept starts to accept connections of the current socket. It removes a socket whose accept fails, so that Rebind
+// binds it again. It needs the lock.
 func (s *Server) accept() {
 	server, current := s.http, s.socket
 	go func() {
@@ -135,7 +135,7 @@ func (s *Server) accept() {
 	}()
 }
 
-// connState is the server's hook. It is called for a new connection before the next one is accepted.
+// connState is the server's hook. The server calls it for a new connection before it accepts the next one.
 func (s *Server) connState(ctx context.Context, conn net.Conn, state http.ConnState) {
 	if state == http.StateNew {
 		select {
@@ -149,7 +149,7 @@ func (s *Server) connState(ctx context.Context, conn net.Conn, state http.ConnSt
 	if state == http.StateClosed {
 		select {
 		case <-s.connections:
-		default: // it came at the end
+		default: // the connection came at the end
 		}
 	}
 }

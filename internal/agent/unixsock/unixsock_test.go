@@ -20,7 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// clientOf makes this binary, run again by one of its tests, a client of the socket.
+// clientOf runs this binary again, in one of its tests, as a client of the socket.
 const clientOf = "UNIXSOCK_TEST_CLIENT_OF"
 
 const request = "GET / HTTP/1.1\r\nHost: unix\r\n\r\n"
@@ -94,7 +94,7 @@ func TestServe_UnauthorizedPeers(t *testing.T) {
 	}
 }
 
-// TestServe_MoreClientsThanConnections: all connections belong to clients that are not slow.
+// TestServe_MoreClientsThanConnections: clients that are not slow have all connections.
 func TestServe_MoreClientsThanConnections(t *testing.T) {
 	var now, most atomic.Int64
 	b := agenttest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -129,7 +129,7 @@ func TestServe_SlowConnections(t *testing.T) {
 			for i := range 20 {
 				conn := b.Dial(t)
 				_, err := io.WriteString(conn, begin)
-				if i%2 == 0 && begin != "" { // and then a byte at a time
+				if i%2 == 0 && begin != "" { // and then one byte at a time
 					go func() {
 						for tick := time.NewTicker(10 * time.Millisecond); err == nil; <-tick.C {
 							_, err = io.WriteString(conn, "x")
@@ -137,9 +137,9 @@ func TestServe_SlowConnections(t *testing.T) {
 					}()
 				}
 			}
-			answers(t, b) // after all of them
+			answers(t, b) // after all connections
 			b.Stop()
-			agenttest.Eventually(t, "no goroutine is left of them", func() bool { return runtime.NumGoroutine() < before+8 })
+			agenttest.Eventually(t, "goroutines of the connections remain", func() bool { return runtime.NumGoroutine() < before+8 })
 		})
 	}
 }
@@ -161,7 +161,7 @@ func TestServe_HangingHandlersAtTheEnd(t *testing.T) {
 		reached <- struct{}{}
 		<-release
 	}), func(o *unixsock.Options) { o.Connections = 2 })
-	for range 4 { // of which two wait
+	for range 4 { // two of them wait
 		_, _ = io.WriteString(b.Dial(t), request)
 	}
 	<-reached
@@ -181,7 +181,7 @@ func TestServe_NoFileDescriptors(t *testing.T) {
 	_, _ = io.WriteString(second, request)
 	limit(3) // fewer than are open
 	_ = first.Close()
-	agenttest.Eventually(t, "the log has the cause", func() bool { return strings.Contains(b.Log.String(), "too many open files") })
+	agenttest.Eventually(t, "the log lacks the cause", func() bool { return strings.Contains(b.Log.String(), "too many open files") })
 	limit(usual.Cur)
 	if answer, err := io.ReadAll(second); !strings.HasSuffix(string(answer), "hello") {
 		t.Errorf("answer %q, %v", answer, err)

@@ -1,7 +1,7 @@
 // Package output prints a result in the form that a command's flag -o names.
 //
-// It promises that no control character of a value reaches the output, that JSON and YAML have the same fields, and that a cell of a
-// table cannot imitate another one.
+// It promises that no control character of a value reaches the output, that JSON and YAML have the same fields, and that a table cell
+// cannot imitate another cell.
 //
 // Start at Print; tables.go has the tables.
 package output
@@ -36,7 +36,7 @@ func Flag(into *Form, use string, forms ...Form) settings.Setting {
 	}
 }
 
-// Print writes value as JSON or YAML, or by table in the other forms.
+// Print writes value as JSON or YAML. In the other forms it calls table.
 func Print(w io.Writer, value any, form Form, table func() error) error {
 	if form != JSON && form != YAML {
 		return table()
@@ -48,7 +48,7 @@ func Print(w io.Writer, value any, form Form, table func() error) error {
 	return err
 }
 
-// format returns a value as JSON or YAML; lines of JSON behind the first one begin with indent.
+// format returns a value as JSON or YAML. Each JSON line but the first begins with indent.
 func format(value any, form Form, indent string) ([]byte, error) {
 	text, err := json.MarshalIndent(value, indent, "  ")
 	if err == nil && form == YAML {
@@ -57,8 +57,8 @@ func format(value any, form Form, indent string) ([]byte, error) {
 	return text, err
 }
 
-// List writes rows as JSON or YAML: as a list, or if it has a name as an object with the fields of head and, last, the list. It
-// formats one row at a time: a row of foreign text can become much larger meanwhile.
+// List writes rows as JSON or YAML. Without a name the result is a list, else an object with the fields of head and the list last.
+// List formats one row at a time because escaping can make a row of untrusted text much larger.
 func List[T any](w io.Writer, form Form, head any, name string, rows []T) error {
 	out := bufio.NewWriter(w) // Flush returns its first error
 	indent, blank, end := "", "", "\n"

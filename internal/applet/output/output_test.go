@@ -31,14 +31,14 @@ func TestList_Forms(t *testing.T) {
 			}
 			check.Equal(t, strings.TrimSpace(list.String()), strings.TrimSpace(want.String()), "a list in", form, "want", &want)
 			want.Reset()
-			// The fields are in the order of the alphabet in both.
+			// Both have the fields in alphabetical order.
 			check.OK(t, output.Print(&want, map[string]any{"nodes": head["nodes"], "pods": rows}, form, nil))
 			check.Equal(t, strings.TrimSpace(object.String()), strings.TrimSpace(want.String()), "an object in", form, "want", &want)
 		}
 	}
 }
 
-// probe is a row that looks at what was written when it is formatted.
+// probe is a row that records how much was written before it was formatted.
 type probe struct {
 	out  *bytes.Buffer
 	seen *[]int

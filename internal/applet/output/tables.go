@@ -13,11 +13,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// maxWhy bounds the reason of a state in bytes.
+// maxWhy bounds the reason for a state in bytes.
 const maxWhy = 1 << 10
 
-// Pods prints a line for each pod, with its node if it has one, and a last line that counts the pods. selected reports whether the
-// pods were selected by their state, so that their number is not the number of all pods.
+// Pods prints one line for each pod, with the node if it is known, and a last line with the number of pods. selected reports that the
+// caller selected the pods by state, so that the number is not the number of all pods.
 func Pods(w io.Writer, all []audit.Status, selected bool) error {
 	hasNode := func(s audit.Status) bool { return s.Node != "" }
 	first := 1
@@ -38,7 +38,7 @@ func Pods(w io.Writer, all []audit.Status, selected bool) error {
 	return err
 }
 
-// count is a line with the number of pods that are not as wanted.
+// count returns the line with the number of pods that are not redirected as wanted.
 func count(all []audit.Status, selected bool) string {
 	var mesh, faulty, unknown int
 	for _, s := range all {
@@ -75,10 +75,10 @@ func Columns(w io.Writer, rows [][]string) error {
 	return table.Flush()
 }
 
-// maxCell bounds a name in the table: the names of Kubernetes have 253 bytes at most.
+// maxCell bounds a cell in bytes: a Kubernetes name has at most 253.
 const maxCell = 512
 
-// Cell returns a text that cannot imitate another cell.
+// Cell makes a text safe for a table: it cannot imitate another cell.
 func Cell(text string) string {
 	return cmp.Or(strings.ReplaceAll(printable.Text(text, maxCell), " ", `\x20`), "-")
 }

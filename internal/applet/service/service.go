@@ -1,5 +1,5 @@
-// Package service runs a role that works until a signal ends it: errors of its command line, the first and the last line of its
-// log, signals and exit code.
+// Package service runs a role that works until a signal ends it. It handles errors of the command line, the first and the last line
+// of the log, signals, and the exit code.
 //
 // It promises that no work begins before the whole command line is valid. It never chooses the work.
 //
@@ -20,7 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// Service has the result of a valid command line.
+// Service is the result of a valid command line.
 type Service struct {
 	// Config is logged at the start.
 	Config []settings.Line
@@ -55,9 +55,9 @@ func report(w io.Writer, role string, problems error) {
 	_, _ = fmt.Fprintf(w, "nothing was touched; see istio-cni %s --help\n", role)
 }
 
-// Run reads the command line of "istio-cni ROLE", works, and returns the exit code: applet.ExitUsage for an invalid command
-// line, and applet.ExitError for failed work. The error of read joins all problems; it is settings.ErrHelp for a request of the
-// help, which is head, with verbs for the exit codes in the order of success, failed work and invalid command line, and the groups.
+// Run reads the command line of "istio-cni ROLE", does the work, and returns the exit code: applet.ExitUsage for an invalid command
+// line, and applet.ExitError for failed work. The error of read joins all problems, or is settings.ErrHelp for a request for help.
+// The help is head and the groups; head has verbs for the exit codes of success, failed work and an invalid command line, in order.
 func Run(c applet.Call, role, head string, groups []settings.Group, read func() (Service, error)) int {
 	s, err := read()
 	if errors.Is(err, settings.ErrHelp) {

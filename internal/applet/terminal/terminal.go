@@ -11,10 +11,10 @@ import (
 	"golang.org/x/term"
 )
 
-// usual is the width of a terminal that does not know its size, such as a serial line.
-const usual = 80
+// defaultColumns is the width of a terminal that does not know its size, such as a serial line.
+const defaultColumns = 80
 
-// Columns is the width of the terminal, 0 if the file is none.
+// Columns returns the width of a terminal, and 0 for any other file.
 func Columns(f *os.File) int {
 	fd := int(f.Fd())
 	if !term.IsTerminal(fd) {
@@ -23,5 +23,5 @@ func Columns(f *os.File) int {
 	if width, _, err := term.GetSize(fd); err == nil && width > 0 {
 		return width
 	}
-	return usual
+	return defaultColumns
 }

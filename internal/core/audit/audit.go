@@ -1,11 +1,11 @@
 // Package audit assesses whether a running pod of the mesh is redirected as wanted.
 //
-// It promises a state of a closed set for each pod, the most serious one first, each problem with a text of bounded length, and
-// that the settings by which the pod itself lets traffic past the proxy are exceptions and no problems.
+// It promises a state of a closed set for each pod: its most serious one; problems with texts of bounded length; and that
+// settings by which the pod itself lets traffic bypass the proxy are exceptions, not problems.
 //
 // It never reads a namespace: the caller passes an observation.
 //
-// Start at Assess; exceptions.go has the exceptions of a Spec.
+// Start reading at Assess; exceptions.go has the exceptions of a Spec.
 package audit
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// State is the redirection of a pod. It is a closed set: it is counted, printed and asserted.
+// State is the state of a pod's redirection. It is a closed set: it is counted, printed and asserted.
 type State string
 
 // The states, the most serious first.
@@ -54,20 +54,20 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 		"restart the pod, or set audit.mode=repair to have the rules written now",
 	},
 	{
-		ForeignRule, "has a foreign rule that takes its traffic, or can take some of it",
+		ForeignRule, "has a foreign rule that takes, or can take, some of its traffic",
 		"find the program that writes the rule (a container with NET_ADMIN, another agent), and restart the pod",
 	},
 	{
-		Drifted, "has other rules than the wanted ones",
+		Drifted, "has rules that differ from the wanted ones",
 		"restart the pod, or set audit.mode=repair to have the rules restored now",
 	},
 	{
-		ForeignListener, "redirects its traffic to a port of the proxy on which a process listens that the rules do not take for the proxy",
-		"end the program that took the proxy's port; if it is the proxy, have it run with the user or group of the rules, and restart the pod",
+		ForeignListener, "redirects its traffic to a port of the proxy on which a process listens that the rules do not recognise as the proxy",
+		"end the program that took the proxy's port; if it is the proxy, run it with the user or group in the rules, and restart the pod",
 	},
 	{
 		NoListener, "redirects its traffic to a port of the proxy on which nothing listens",
-		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or ended",
+		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or has ended",
 	},
 	{
 		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not captured",
@@ -114,18 +114,18 @@ func (s State) Remedy(repairs bool) string {
 	return remedy
 }
 
-// beside are the remedies that another plugin than ours has, where they differ.
+// beside are the remedies for pods of another plugin, where they differ.
 var beside = map[State]string{ //nolint:gochecknoglobals // a constant table
 	Bypassed: "restart the pod", Drifted: "restart the pod", IPv6Open: "set ISTIO_DUAL_STACK for the proxy, and restart the pod",
 }
 
-// RemedyBeside is Remedy for a pod of another plugin than ours.
+// RemedyBeside is Remedy for a pod of another plugin.
 func (s State) RemedyBeside() string { return cmp.Or(beside[s], s.row().remedy) }
 
-// Process is a process that runs with an identity of the proxy in another container than the proxy's.
+// Process is a process outside the proxy's container that runs with the proxy's user or group.
 type Process struct {
 	PID int `json:"pid"`
-	// Thread is the one that has the identity, 0 for the main one.
+	// Thread is the thread with this user or group, 0 for the main thread.
 	Thread    int    `json:"thread,omitempty"`
 	Container string `json:"container"`
 	UID       uint32 `json:"uid"`
@@ -135,11 +135,11 @@ type Process struct {
 // Listener is a listening socket.
 type Listener struct {
 	UID uint32
-	// GIDs are the groups of the pod's processes of that user, none if they are not known.
+	// GIDs are the groups of the pod's processes with that UID, empty if unknown.
 	GIDs []uint32
 }
 
-// foreign reports whether the rules do not take the process that listens for the proxy. The kernel tells no group of a socket.
+// foreign reports whether the listening process is not the proxy by the rules. The kernel does not report a socket's group.
 func (l Listener) foreign(spec redirect.Spec) bool {
 	ofProxy := func(gid uint32) bool { return slices.Contains(spec.GIDs, gid) }
 	return !slices.Contains(spec.UIDs, l.UID) && len(l.GIDs) > 0 && !slices.ContainsFunc(l.GIDs, ofProxy)
@@ -147,19 +147,19 @@ func (l Listener) foreign(spec redirect.Spec) bool {
 
 // Observation is the redirection found in a pod's network namespace.
 type Observation struct {
-	// Mesh reports whether the namespace has rules of the mesh. Rules are the problems of the rules, Routing the differences from the
+	// Mesh is set if the namespace has rules of the mesh. Rules are the problems of the rules, Routing the differences from the
 	// wanted addresses and routes.
 	Mesh    bool
 	Rules   []Problem
 	Routing []string
-	// Families is the treatment of the pod's addresses.
+	// Families has the families of the pod's addresses, and how each is treated.
 	Families redirect.Families
-	// Listeners lists the sockets that accept a connection to an address; nil if they are not to be checked because the proxy is not
-	// due yet.
+	// Listeners lists the sockets that accept a connection to an address; nil, so that they are not checked, while the proxy may
+	// still be starting.
 	Listeners func(netip.AddrPort) []Listener
-	// Unknown is why the listeners are not known, nil if they are or are not to be checked.
+	// Unknown is why the listeners could not be read, nil otherwise.
 	Unknown error
-	// Collisions are processes outside of the proxy that the rules take for the proxy.
+	// Collisions are processes outside the proxy's container that the rules treat as the proxy.
 	Collisions []Process
 }
 
@@ -169,14 +169,13 @@ type Problem struct {
 	Detail string `json:"detail"`
 }
 
-// maxProblems bounds the problems of one kind that are listed.
+// maxProblems bounds the listed problems of one kind.
 const maxProblems = 5
 
 // maxDetail bounds the text of a problem in bytes.
 const maxDetail = 1 << 10
 
-// Assess compares an observation with the wanted redirection. The problems are ordered by severity; there is none for a pod
-// that is captured.
+// Assess compares an observation with the wanted redirection. A captured pod has no problems.
 func Assess(spec redirect.Spec, o Observation) []Problem {
 	var all []Problem
 	add := func(state State, detail string) {
@@ -235,9 +234,9 @@ func routing(differences []string, add func(State, string)) {
 	}
 }
 
-// Rules returns the problems of the rules: mesh reports whether there are rules of the mesh, diffs are their differences from the
-// wanted ones, and ways the ways of packets that differ. A difference that changes no way of a packet is a problem only if a wanted rule is
-// missing.
+// Rules returns the problems of the rules, the most serious first. mesh is set if there are rules of the mesh, diffs are their
+// differences from the wanted ones, and ways are the packet paths that differ. A difference that changes no packet's path is a problem
+// only if a wanted rule is missing.
 func Rules(mesh bool, diffs []ruleset.Diff, ways []walk.Deviation) []Problem {
 	var all []Problem
 	add := func(state State, detail string) {
@@ -262,7 +261,7 @@ func Rules(mesh bool, diffs []ruleset.Diff, ways []walk.Deviation) []Problem {
 		case way.Foreign && !changed(diffs, way.Rule):
 			state = ForeignRule
 		case drifted:
-			continue // by the rule that is missing
+			continue // explained by the missing rule
 		}
 		if counts[state]++; counts[state] <= maxProblems {
 			add(state, way.String())
@@ -275,7 +274,7 @@ func Rules(mesh bool, diffs []ruleset.Diff, ways []walk.Deviation) []Problem {
 	return all
 }
 
-// incomplete is the part of a difference in which wanted rules are missing, or chains of other rules of the mesh are in their place.
+// incomplete returns the part of a difference with missing wanted rules, or with stale chains of the mesh.
 func incomplete(d ruleset.Diff) ruleset.Diff {
 	d.Chains = slices.DeleteFunc(slices.Clone(d.Chains), func(c ruleset.ChainDiff) bool { return !lacks(c) && !c.Stale })
 	for i, c := range d.Chains {
@@ -289,7 +288,7 @@ func lacks(c ruleset.ChainDiff) bool {
 	return c.Absent || slices.ContainsFunc(c.Lines, func(l ruleset.Line) bool { return l.Op == ruleset.Missing })
 }
 
-// changed reports whether a rule is in a chain of the mesh that lacks wanted rules: it is of another configuration.
+// changed reports whether a rule is in a chain of the mesh that lacks wanted rules: it is from another configuration.
 func changed(diffs []ruleset.Diff, h *walk.Hop) bool {
 	return h != nil && slices.ContainsFunc(diffs, func(d ruleset.Diff) bool {
 		return slices.ContainsFunc(d.Chains, func(c ruleset.ChainDiff) bool {
@@ -299,7 +298,7 @@ func changed(diffs []ruleset.Diff, h *walk.Hop) bool {
 	})
 }
 
-// listeners reports missing listeners of the proxy, and those of other processes.
+// listeners reports missing listeners of the proxy, and other processes' listeners on its ports.
 func listeners(spec redirect.Spec, o Observation, add func(State, string)) {
 	for _, l := range wantedListeners(spec, o.Families) {
 		all := o.Listeners(l.address)
@@ -315,15 +314,15 @@ func listeners(spec redirect.Spec, o Observation, add func(State, string)) {
 
 func ids(all []uint32) string { return strings.Trim(fmt.Sprint(all), "[]") }
 
-// listener is a port of the proxy that accepts connections, an optional one perhaps.
+// listener is an address on which the proxy must listen, or may if optional.
 type listener struct {
 	address  netip.AddrPort
 	traffic  string
 	optional bool
 }
 
-// wantedListeners are the addresses to which the rules redirect: outbound connections to the loopback address (REDIRECT in
-// hook OUTPUT), inbound ones to the address of the interface.
+// wantedListeners returns the addresses to which the rules redirect: outbound connections go to the loopback address
+// (REDIRECT in hook OUTPUT), inbound ones to the interface's address.
 func wantedListeners(spec redirect.Spec, f redirect.Families) []listener {
 	var all []listener
 	family := func(loopback, host netip.Addr) {

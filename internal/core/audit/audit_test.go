@@ -15,7 +15,7 @@ import (
 
 var v4 = redirect.Families{HasIPv4: true, Host: netip.MustParseAddr("10.0.0.5")}
 
-// name names the fields, as package sidecar does by annotations.
+// name names the fields; package sidecar uses annotations.
 func name(f redirect.Field) string {
 	return map[redirect.Field]string{
 		redirect.FieldInbound: "inbound", redirect.FieldOutbound: "outbound", redirect.FieldOutboundExclude: "outbound-exclude",
@@ -24,7 +24,7 @@ func name(f redirect.Field) string {
 	}[f]
 }
 
-// problems are those of the wanted rules with changes, in a namespace with the interface eth0. Other sets are beside them.
+// problems returns the problems of the changed wanted rules, in a namespace with the interface eth0 and other sets.
 func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.Set) []audit.Problem {
 	want, have := redirect.Rules(spec, ruleset.IPv4), redirect.Rules(spec, ruleset.IPv4)
 	change(&have)
@@ -40,7 +40,7 @@ func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.S
 	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations())
 }
 
-// ahead inserts a rule ahead of those of nat OUTPUT.
+// ahead inserts a rule at the start of nat OUTPUT.
 func ahead(rule string) func(*ruleset.Set) {
 	return func(s *ruleset.Set) {
 		rules := chain(s, "OUTPUT")
@@ -167,7 +167,7 @@ func TestAssess_Listeners(t *testing.T) {
 	}
 }
 
-// TestAssess_WhoListens: the proxy is known by its user, or by its group where that is known.
+// TestAssess_WhoListens: the proxy is identified by its user, or by its group if known.
 func TestAssess_WhoListens(t *testing.T) {
 	t.Parallel()
 	const id = redirect.DefaultID
@@ -193,7 +193,7 @@ func TestAssess_WhoListens(t *testing.T) {
 	}
 }
 
-// TestTexts_Bounds: rules, names and lists can be a pod author's.
+// TestTexts_Bounds: a pod's author may choose rules, names and lists.
 func TestTexts_Bounds(t *testing.T) {
 	t.Parallel()
 	got := problems(redirect.Default(), ahead("-m comment --comment \"\x1b[2J"+strings.Repeat("x", 1<<20)+"\" -p tcp -j ACCEPT"))
@@ -259,8 +259,8 @@ func TestTexts_EachState(t *testing.T) {
 	check.Equal(t, audit.State("x").Sentence(), "", "an unknown state has a sentence")
 }
 
-// TestRules_ForeignRules holds single rules of others to whether they may take packets of the mesh, ahead of its rules in nat and in
-// mangle.
+// TestRules_ForeignRules: single foreign rules ahead of the mesh's in nat and mangle are a problem only if they may take packets of
+// the mesh.
 func TestRules_ForeignRules(t *testing.T) {
 	t.Parallel()
 	dns, tproxy := redirect.Default(), redirect.Default()
@@ -317,7 +317,7 @@ func TestRules_ForeignRules(t *testing.T) {
 	}
 }
 
-// insert puts a rule, and chains that it can lead to, ahead of those of the chain OUTPUT of a table.
+// insert puts a rule, and chains that it can jump to, at the start of a table's chain OUTPUT.
 func insert(s *ruleset.Set, name, rule string) {
 	i := slices.IndexFunc(s.Tables, func(t ruleset.Table) bool { return t.Name == name })
 	if i < 0 {
@@ -335,8 +335,7 @@ func insert(s *ruleset.Set, name, rule string) {
 	}
 }
 
-// TestRules_OwnChains: a rule that takes packets is foreign, one that changes nothing is no problem, and a wanted rule that is missing is
-// drift.
+// TestRules_OwnChains: a rule that takes packets is foreign, a rule without an effect is no problem, and a missing wanted rule is drift.
 func TestRules_OwnChains(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -361,7 +360,7 @@ func TestRules_OwnChains(t *testing.T) {
 	}
 }
 
-// TestRules_OtherTables: base chains of any table, hook and priority, behind nat as well.
+// TestRules_OtherTables: base chains of any table, hook and priority, also after nat.
 func TestRules_OtherTables(t *testing.T) {
 	t.Parallel()
 	rewrites := ruleset.Rule{Matches: []ruleset.Match{ruleset.Port{Protocol: ruleset.TCP, Range: ruleset.OnePort(15001)}}, Target: ruleset.Other{Text: "tcp dport set 80"}}

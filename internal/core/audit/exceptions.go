@@ -11,7 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Exception is a setting of the pod by which traffic passes the proxy.
+// Exception is a setting of the pod by which traffic bypasses the proxy.
 type Exception struct {
 	// Setting is the name of the setting, such as an annotation, Value its text.
 	Setting string `json:"setting"`
@@ -23,8 +23,8 @@ type Exception struct {
 // maxValue bounds the text of a value in bytes: a list of a pod can be long.
 const maxValue = 256
 
-// Exceptions lists the settings of a Spec that let traffic past the proxy, other than those that every pod has. name returns the
-// name of a field where the pod sets it.
+// Exceptions lists the settings of a Spec that let traffic bypass the proxy, except the defaults of every pod. name returns the
+// name under which the pod sets a field.
 func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
 	var all []Exception
 	add := func(field redirect.Field, value, traffic string) {
@@ -58,7 +58,7 @@ func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
 	return all
 }
 
-// maxItems bounds the items of a list that are formatted.
+// maxItems bounds the printed items of a list.
 const maxItems = 50
 
 func join[T any](all []T) string {

@@ -8,31 +8,31 @@ import (
 	"time"
 )
 
-// Outside is the state of a pod that the plugin does not redirect by its own decision. It is listed on request only.
+// Outside is the state of a pod that the plugin leaves alone by its own decision. It is listed only on request.
 const Outside State = "outside"
 
-// Status is the redirection of a pod as the node agent knows it.
+// Status is the node agent's result about a pod's redirection.
 type Status struct {
-	// Node is filled by a command for several nodes.
+	// Node is set by commands for several nodes.
 	Node      string `json:"node,omitempty"`
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	UID       string `json:"uid"`
 
 	State State `json:"state"`
-	// Sentence explains the state, as the end of "the pod …", Remedy is an instruction.
+	// Sentence explains the state and continues "the pod …". Remedy is an instruction.
 	Sentence string `json:"sentence"`
 	Remedy   string `json:"remedy,omitempty"`
-	// Since is the time from which on the pod has the state, Checked that of the last inspection.
+	// Since is the start of the state, Checked the time of the last inspection.
 	Since   time.Time `json:"since,omitzero"`
 	Checked time.Time `json:"checked,omitzero"`
-	// Backend is the mechanism whose rules are in the namespace; one for each family, between commas, if they differ.
+	// Backend is the mechanism that wrote the rules: one per family, separated by commas, if they differ.
 	Backend    string      `json:"backend,omitempty"`
 	Problems   []Problem   `json:"problems,omitempty"`
 	Exceptions []Exception `json:"exceptions,omitempty"`
 }
 
-// Why is one line about the state: its first problem, with the number of the others, or the sentence.
+// Why returns one line about the state: its first problem and the number of further ones, or the sentence.
 func (s Status) Why() string {
 	switch len(s.Problems) {
 	case 0:

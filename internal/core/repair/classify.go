@@ -12,7 +12,7 @@ import (
 type Reason string
 
 // The reasons, in the order in which they are tried. The first five leave the pod alone, Unproven needs an inspection of
-// the pod's namespace, the others mean that the pod is broken.
+// the pod's namespace, and the others mean that the pod is broken.
 const (
 	NotLookedAt Reason = "not-looked-at" // without the annotation, being deleted, or in a sandbox
 	Passed      Reason = "passed"        // the plugin leaves it alone
@@ -22,46 +22,46 @@ const (
 
 	Unproven Reason = "unproven"
 
-	ValidationFailed Reason = "validation-failed" // and is tried again
-	FailedForGood    Reason = "failed-for-good"   // and is not started again
+	ValidationFailed Reason = "validation-failed" // and is restarted
+	FailedForGood    Reason = "failed-for-good"   // and is not restarted
 	RulesMissing     Reason = "rules-missing"
 	RulesDiffer      Reason = "rules-differ"
 )
 
-// Sentence explains why a pod is broken, as the end of "the pod …"; "" for a reason of others.
+// Sentence explains why a pod is broken, and continues "the pod …". It is "" for other reasons.
 func (r Reason) Sentence() string {
 	return map[Reason]string{
 		ValidationFailed: "found that its traffic is not redirected",
-		FailedForGood:    "found that its traffic is not redirected, and is not started again",
+		FailedForGood:    "found that its traffic is not redirected, and is not restarted",
 		RulesMissing:     "has no rules that redirect its traffic",
-		RulesDiffer:      "has other rules than those that redirect its traffic",
+		RulesDiffer:      "has rules that differ from those that redirect its traffic",
 	}[r]
 }
 
 // Finding is the assessment of a pod.
 type Finding struct {
 	Reason Reason
-	// Broken reports that an action is needed.
+	// Broken is set if an action is needed.
 	Broken bool
-	// NeedsInspection reports that the rules in the pod's namespace decide.
+	// NeedsInspection is set if the rules in the pod's namespace decide.
 	NeedsInspection bool
-	// Repairable reports that rules written now would help.
+	// Repairable is set if rules written now would help.
 	Repairable bool
-	// Started reports that containers of the pod have run: connections that they opened are not redirected by rules that are written now.
+	// Started is set if containers of the pod have run: rules written now do not redirect the connections they opened.
 	Started bool
-	// Decision is the plugin's about this pod.
+	// Decision is the plugin's decision about the pod.
 	Decision sidecar.Decision
-	// Failed is the state of the validation that shows the pod as broken, zero unless one does.
+	// Failed is the state of the failed validation, zero if none failed.
 	Failed State
 }
 
-// SawRules reports whether the failed validation began after a time at which the rules were in place, so that its result
-// is about these rules. If its beginning is unknown its end decides.
+// SawRules reports whether the failed validation began after since, when the rules were in place: then its result is
+// about these rules. If its beginning is unknown its end decides.
 func (f Finding) SawRules(since time.Time) bool {
 	return cmp.Or(f.Failed.Began, f.Failed.Finished).After(since)
 }
 
-// Classify assesses a pod by the pod object alone.
+// Classify assesses a pod from the pod object alone.
 func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 	f := Finding{Reason: NotLookedAt}
 	if _, has := pod.Facts.Annotations[predicate.Annotation]; predicate.Annotation != "" && !has || pod.Deleting {
@@ -82,15 +82,15 @@ func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 		f.Reason = Proven
 	case pod.Ended || !pod.Addressed:
 		f.Reason = NoSandbox
-	case f.Decision.Sandbox != "": // whose rules cannot be read
+	case f.Decision.Sandbox != "": // its rules cannot be read
 	default:
 		f.Reason, f.NeedsInspection = Unproven, true
 	}
 	return f
 }
 
-// mayBeUninjected reports whether a pod whose validation failed counts as broken although the plugin would pass it. These
-// reasons only mean that the pod does not look injected, which a failed validation contradicts. All others are a user's choice.
+// mayBeUninjected reports whether a pod with a failed validation is broken although the plugin would pass it. These reasons
+// only mean that the pod does not look injected, which a failed validation contradicts. All others are a user's choice.
 func mayBeUninjected(r sidecar.Reason) bool { return r == sidecar.NoProxy || r == sidecar.NotInjected }
 
 // Validated reports whether the validation has succeeded since the pod's last start.
@@ -105,7 +105,7 @@ func started(pod Pod) bool {
 		slices.ContainsFunc(pod.Init, func(c Container) bool { return c.Name != sidecar.ValidationContainer && ran(c) })
 }
 
-// Rules are the rules that an inspection found in a pod's namespace.
+// Rules is the result of an inspection of a pod's namespace.
 type Rules uint8
 
 // The namespace has the wanted rules of the mesh, other rules of the mesh, or none.
@@ -115,8 +115,8 @@ const (
 	NoRules
 )
 
-// ApplyObservation completes the finding of an unproven pod by the rules in its namespace. Rules that differ count only while
-// the validation is still to come: a pod that works with rules of an earlier configuration is not changed while it runs.
+// ApplyObservation completes the finding of an unproven pod from the rules in its namespace. Rules that differ make the pod
+// broken only before its validation: a pod that works with an earlier configuration's rules is not changed while it runs.
 func ApplyObservation(f Finding, pod Pod, found Rules) Finding {
 	f.NeedsInspection = false
 	switch found {
@@ -134,7 +134,7 @@ func ApplyObservation(f Finding, pod Pod, found Rules) Finding {
 	return f
 }
 
-// repairable reports whether rules that are written now can redirect the pod.
+// repairable reports whether rules written now can redirect the pod.
 func (f Finding) repairable() bool {
 	return f.Decision.Outcome == sidecar.Capture && f.Decision.Sandbox == ""
 }

@@ -1,14 +1,13 @@
-// Package repair decides about a pod that may run without redirection.
+// Package repair decides what to do about a pod that may run without redirection.
 //
-// It promises the reference's predicate for broken pods (race repair of Istio's CNI node agent, 1.4 to today), the pods that
-// the reference misses (a first failure that was not restarted, a pod that is not restarted at all, a pod whose rules are
-// missing before its validation has run), and that a pod is left alone for every reason for which the plugin leaves it alone.
-// Each finding has a reason of a closed set.
+// It promises to find the pods of the reference's predicate (race repair of Istio's CNI node agent, 1.4 to today) and the
+// pods that the reference misses (a first failure before a restart, a pod that is never restarted, a pod without rules before
+// its validation), and to leave alone every pod that the plugin leaves alone. Each finding has a reason of a closed set.
 //
-// It never enters a namespace and sends no request: the caller passes the rules that an inspection found.
+// It enters no namespace and sends no request: the caller passes the result of an inspection.
 //
-// Start reading at Classify, which needs the pod object alone; ApplyObservation adds the rules of its namespace; Modes is the
-// precedence of the actions.
+// Start reading at Classify, which needs the pod object alone; ApplyObservation adds the rules of its namespace; Modes has
+// the precedence of the actions.
 package repair
 
 import (
@@ -30,7 +29,7 @@ const (
 // Mode is an action on a broken pod.
 type Mode string
 
-// Modes. The values are those of the reference's metric; Report is the mode if no other one is enabled.
+// Modes. The values are the reference's metric labels; Report applies if no other mode is enabled.
 const (
 	InPlace Mode = "repair"
 	Delete  Mode = "delete"
@@ -38,10 +37,10 @@ const (
 	Report  Mode = "report"
 )
 
-// Switches are the modes that are switched on.
+// Switches has the enabled modes.
 type Switches struct{ InPlace, Delete, Label bool }
 
-// Modes lists the modes that are switched on, in the order of precedence; without any it is Report.
+// Modes lists the enabled modes in the order of precedence, or Report without any.
 func (s Switches) Modes() []Mode {
 	var modes []Mode
 	for _, m := range []struct {
@@ -58,7 +57,7 @@ func (s Switches) Modes() []Mode {
 	return modes
 }
 
-// Mode returns the mode for a finding: the first one that is switched on and can help.
+// Mode returns the mode for a finding: the first enabled one that can help, or Report.
 func (s Switches) Mode(f Finding) Mode {
 	for _, m := range s.Modes() {
 		if m == InPlace && !f.Repairable || m == Delete && !f.Decision.Sandbox.Copies() {
@@ -81,22 +80,22 @@ type Predicate struct {
 // Pod is the input of the decision about a pod.
 type Pod struct {
 	Facts sidecar.Facts
-	// Addressed reports that the kubelet knows an address of the pod: its sandbox is made, and every plugin of the chain has run.
+	// Addressed is set if the kubelet knows an address of the pod: its sandbox exists, and every plugin of the chain has run.
 	Addressed bool
-	// Deleting reports that the pod has a deletion timestamp.
+	// Deleting is set if the pod has a deletion timestamp.
 	Deleting bool
-	// Ended reports that the pod has ended (phase Succeeded or Failed), NeverRestarts that the kubelet restarts none of its
+	// Ended is set if the pod has ended (phase Succeeded or Failed), NeverRestarts if the kubelet restarts none of its
 	// containers (restartPolicy Never).
 	Ended, NeverRestarts bool
-	// Init has the init containers, native sidecars among them, in their order; Containers the others.
+	// Init has the init containers, including native sidecars, in order; Containers has the others.
 	Init, Containers []Container
 }
 
 // Container is a container with its states.
 type Container struct {
-	// ID is the runtime's without its prefix, empty if the container has not been created.
+	// ID is the runtime's ID without its prefix, empty if the container has not been created.
 	Name, ID string
-	// State is the present one, Last the one before the last restart.
+	// State is the current state, Last the state before the last restart.
 	State, Last State
 }
 
@@ -109,19 +108,19 @@ type State struct {
 	Began, Finished     time.Time
 }
 
-// succeeded reports whether an init container has succeeded, by the reference's definition.
+// succeeded reports whether an init container has succeeded by the reference's definition.
 func (s State) succeeded() bool {
 	return s.Terminated && (s.Reason == "Completed" || s.ExitCode == 0)
 }
 
-// matches reports whether a container terminated with the predicate's message and exit code.
+// matches reports whether a container has terminated with the predicate's message and exit code.
 func (p Predicate) matches(s State) bool {
 	message := strings.TrimSpace(p.Message)
 	return s.Terminated && (message == "" || message == strings.TrimSpace(s.Message)) && (p.ExitCode == 0 || p.ExitCode == s.ExitCode)
 }
 
-// failed finds the latest failure that the predicate describes. The reference looks at the state before the last restart
-// alone, so that it misses a first failure, and every failure of a pod that is not restarted.
+// failed finds the latest failure that the predicate describes. The reference looks only at the state before the last
+// restart, so it misses a first failure, and every failure of a pod that is not restarted.
 func (p Predicate) failed(init []Container) (State, bool) {
 	for _, c := range init {
 		if p.Container != "" && c.Name != p.Container || c.State.succeeded() {

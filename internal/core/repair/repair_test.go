@@ -17,7 +17,7 @@ func defaults() repair.Predicate {
 
 type change func(*repair.Pod)
 
-// pod is an injected one on its way: its sandbox is made, nothing has run yet.
+// pod returns an injected pod whose sandbox exists and whose containers have not run.
 func pod(changes ...change) repair.Pod {
 	p := repair.Pod{
 		Facts: sidecar.Facts{
@@ -110,7 +110,7 @@ func TestClassify_ReferencePredicate(t *testing.T) {
 	}
 }
 
-// TestClassify has the pods that the reference misses, and those that are left alone.
+// TestClassify has the pods that the reference misses, and pods that are left alone.
 func TestClassify(t *testing.T) {
 	broken := func(c ...change) []change { return append(c, last(ended(126))) }
 	failed := repair.Finding{Reason: repair.ValidationFailed, Broken: true}
@@ -223,7 +223,7 @@ func TestDecide_Modes(t *testing.T) {
 	}
 }
 
-// TestMode_Sandbox: a pod of Kata Containers is not deleted, because the next one would be like it.
+// TestMode_Sandbox: a pod of Kata Containers is not deleted, because the next one would have the same problem.
 func TestMode_Sandbox(t *testing.T) {
 	all := repair.Switches{InPlace: true, Delete: true, Label: true}
 	for sandbox, want := range map[sidecar.Sandbox]repair.Mode{sidecar.GVisor: repair.Delete, sidecar.Kata: repair.Label} {
@@ -251,7 +251,7 @@ func TestApplyObservation_RulesThatChanged(t *testing.T) {
 	}
 }
 
-// TestDecide_LaterStates has the failure of before count only while the present state does not say otherwise.
+// TestDecide_LaterStates: an earlier failure decides only until the current state contradicts it.
 func TestDecide_LaterStates(t *testing.T) {
 	f := repair.Classify(pod(now(repair.State{Terminated: true, ExitCode: 126, Finished: time.Unix(20, 0)}), last(repair.State{
 		Terminated: true, ExitCode: 126, Finished: time.Unix(10, 0),
@@ -259,7 +259,7 @@ func TestDecide_LaterStates(t *testing.T) {
 	if !f.Broken || f.Failed.Finished != time.Unix(20, 0) {
 		t.Errorf("the failure that counts is of %s", f.Failed.Finished)
 	}
-	// It failed otherwise this time; the reference goes by the time before.
+	// The last run failed in another way; the reference decides by the run before.
 	if f := repair.Classify(pod(now(ended(1)), last(ended(126))), defaults(), sidecar.Policy{}); !f.Broken || f.Failed.ExitCode != 126 {
 		t.Errorf("got %+v", f)
 	}

@@ -1,11 +1,10 @@
 // Package sidecar decides whether a pod is captured, why, and with which Spec.
 //
-// It promises one ordered list of rules of which the first that matches wins, a Reason for every outcome, and that all
-// names of annotations, labels and containers are in this package only. It never touches the system: the caller passes the
-// facts.
+// It promises one ordered list of rules of which the first match wins, a Reason for every outcome, and that only this
+// package has the names of annotations, labels and containers. It does not access the system: the caller passes the facts.
 //
-// Start at Early, which needs the pod's name only, and Decide, which needs the pod. A new reason to leave a pod alone
-// is a row in reason.go, and a row in inputs.go for each key that it reads.
+// Start reading at Early, which needs only the pod's name, and Decide, which needs the pod. A new reason to leave a
+// pod alone is a row in reason.go, with a row in inputs.go for each key that it reads.
 package sidecar
 
 import "github.com/meshcni/istio-cni/internal/core/redirect"
@@ -13,7 +12,7 @@ import "github.com/meshcni/istio-cni/internal/core/redirect"
 // Outcome is the action on the pod.
 type Outcome uint8
 
-// Pass leaves the pod alone; Capture programs it; Refuse must keep it from starting.
+// Pass leaves the pod alone; Capture programs it; Refuse must prevent its start.
 const (
 	Pass Outcome = iota
 	Capture
@@ -23,7 +22,7 @@ const (
 // Policy is the part of the node's configuration that concerns all pods.
 type Policy struct {
 	ExcludeNamespaces []string
-	// AgentNamespace is where the node agent runs; "" if it is not known.
+	// AgentNamespace is the node agent's namespace, "" if unknown.
 	AgentNamespace string
 	// AmbientEnabled only changes the reason of pods without a sidecar.
 	AmbientEnabled bool
@@ -36,27 +35,26 @@ type Policy struct {
 type Decision struct {
 	Outcome Outcome
 	Reason  Reason
-	// Detail is the value that decided, if there is one.
+	// Detail is the value that decided, if any.
 	Detail string
 	// Spec is valid if the Outcome is Capture.
 	Spec redirect.Spec
-	// Sandbox is the pod's if the Outcome is Capture, "" for a pod on the node's kernel.
+	// Sandbox is the pod's sandbox if the Outcome is Capture, "" for a pod on the node's kernel.
 	Sandbox Sandbox
-	// Warnings name settings that are ignored, as the reference ignores them.
+	// Warnings name ignored settings. The reference ignores them, too.
 	Warnings []string
-	// Err holds every invalid setting if the Outcome is Refuse.
+	// Err joins all invalid settings if the Outcome is Refuse.
 	Err error
 }
 
-// Early decides by the pod's name alone, before anything else of the pod is read. It returns false if the decision needs
-// the pod's facts.
+// Early decides by the pod's name alone. It returns false if the decision needs the pod's facts.
 func Early(namespace, name string, p Policy) (Decision, bool) {
 	return pass(subject{Facts: Facts{Namespace: namespace, Name: name}, policy: p}, byName)
 }
 
-// ByAnnotations decides from the pod's name and all of its annotations, as a container runtime may hand them over, if
-// they are enough to know that the pod is left alone. Decide would leave such a pod alone, too, though perhaps for an earlier
-// reason. It never decides that a pod is captured: that decision needs the containers.
+// ByAnnotations decides by the pod's name and all of its annotations, which a container runtime may pass. It returns true if
+// they show that the pod is left alone. Decide leaves such a pod alone, too, perhaps for an earlier reason. A decision to
+// capture needs the containers.
 func ByAnnotations(namespace, name string, annotations map[string]string, p Policy) (Decision, bool) {
 	return pass(subject{Facts: Facts{Namespace: namespace, Name: name, Annotations: annotations}, policy: p}, byAnnotations)
 }

@@ -17,8 +17,8 @@ import (
 // change alters the facts of a pod, or the policy.
 type change func(*sidecar.Facts, *sidecar.Policy)
 
-// pod is an injected pod that is captured, changed as the test needs it. The policy excludes two namespaces and knows
-// where the agent runs.
+// pod returns an injected pod that is captured, with the test's changes. The policy excludes two namespaces and has
+// the agent's namespace.
 func pod(changes ...change) (sidecar.Facts, sidecar.Policy) {
 	f := sidecar.Facts{
 		Namespace: "shop", Name: "cart-1", UID: "u1",
@@ -51,7 +51,7 @@ func annotation(key, value string) change {
 
 func notInjected(f *sidecar.Facts, _ *sidecar.Policy) { delete(f.Annotations, sidecar.StatusKey) }
 
-// proxies changes every container called istio-proxy.
+// proxies changes every container named istio-proxy.
 func proxies(do func(*sidecar.Container)) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) {
 		for i := range f.Containers {
@@ -101,8 +101,8 @@ func excludes(namespaces ...string) change {
 	return func(_ *sidecar.Facts, p *sidecar.Policy) { p.ExcludeNamespaces = namespaces }
 }
 
-// TestDecide has at least one row for every Reason, for every pair of neighbours the one that wins, and for every value
-// that is nearly one the reason it is not.
+// TestDecide has at least one row for every Reason, for every pair of adjacent rules, and for every value that almost
+// matches a rule.
 func TestDecide(t *testing.T) {
 	type row struct {
 		name    string
@@ -223,7 +223,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// annotationsAgree holds that annotations alone never leave a pod alone that is to be captured or refused.
+// annotationsAgree checks that annotations alone never leave alone a pod that Decide captures or refuses.
 func annotationsAgree(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	t.Helper()
 	whole := sidecar.Decide(f, p)
@@ -236,7 +236,7 @@ func annotationsAgree(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	}
 }
 
-// trimmedAlike holds that an agent keeps everything that decides, and that nothing changes the facts.
+// trimmedAlike checks that an agent keeps everything that decides, and that nothing changes the facts.
 func trimmedAlike(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	t.Helper()
 	before := cmp.Diff(sidecar.Facts{}, f)
@@ -247,12 +247,12 @@ func trimmedAlike(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	check.Equal(t, cmp.Diff(sidecar.Facts{}, f), before, "the facts were changed")
 }
 
-// shown is what a decision says of the pod.
+// shown returns the printed fields of a decision.
 func shown(d sidecar.Decision) string {
 	return fmt.Sprintf("%s by rule %s, detail %q, outcome %d", d.Reason.Sentence(), d.Reason, d.Detail, d.Outcome)
 }
 
-// wellFormed holds for every decision.
+// wellFormed checks what holds for every decision.
 func wellFormed(t *testing.T, d sidecar.Decision) {
 	t.Helper()
 	outcome := map[sidecar.Reason]sidecar.Outcome{sidecar.Captured: sidecar.Capture, sidecar.InvalidSettings: sidecar.Refuse}[d.Reason]
@@ -268,7 +268,7 @@ func wellFormed(t *testing.T, d sidecar.Decision) {
 	}
 }
 
-// TestDecide_FirstReason makes two reasons true at once, for every two that can be.
+// TestDecide_FirstReason makes every possible pair of reasons true at once.
 func TestDecide_FirstReason(t *testing.T) {
 	causes := []struct {
 		reason sidecar.Reason
@@ -298,7 +298,7 @@ func TestDecide_FirstReason(t *testing.T) {
 		}
 		for _, second := range causes[i+1:] {
 			if first.reason == sidecar.EnvoyDisabled && second.reason == sidecar.NoProxy {
-				continue // without a proxy there is no environment of it
+				continue // without a proxy there is no environment
 			}
 			t.Run(fmt.Sprintf("%s wins over %s", first.reason, second.reason), func(t *testing.T) {
 				if d := sidecar.Decide(pod(second.cause, first.cause)); d.Reason != first.reason {
@@ -309,7 +309,7 @@ func TestDecide_FirstReason(t *testing.T) {
 	}
 }
 
-// TestReasons_Explained: each has a sentence of its own, and is a word for a metric.
+// TestReasons_Explained: each has its own sentence, and is a valid label of a metric.
 func TestReasons_Explained(t *testing.T) {
 	sentences := map[string]sidecar.Reason{}
 	for _, r := range sidecar.Reasons() {
@@ -330,7 +330,7 @@ func TestReasons_Explained(t *testing.T) {
 	}
 }
 
-// TestDecide_Inputs: an agent of a version delivers the inputs of that version, so that a new one has a later version.
+// TestDecide_Inputs: an agent delivers the inputs of its version, so a new input needs a later version.
 func TestDecide_Inputs(t *testing.T) {
 	want := []string{
 		"DISABLE_ENVOY", "INVALID_DROP", "ISTIO_DUAL_STACK", "ISTIO_META_DNS_CAPTURE", "istio-init", "istio-proxy", "istio-validation",
@@ -341,7 +341,7 @@ func TestDecide_Inputs(t *testing.T) {
 	check.Diff(t, "inputs of version 1", want, sidecar.InputsOf(1))
 }
 
-// keys and variables are all that decisions read.
+// keys and variables are all keys of annotations and variables that decisions read.
 var keys, variables = sidecar.Keys()
 
 // Bits that choose the rest of the pod.
@@ -356,8 +356,8 @@ const (
 	bitNoArgs
 )
 
-// FuzzDecide writes any text into annotations, label, environment and arguments of a pod. There is always a decision
-// with a Reason of the closed set, and a captured pod has rules that can be printed and read.
+// FuzzDecide writes any text into annotations, label, environment and arguments of a pod. Every decision has a
+// Reason of the closed set, and a captured pod's rules can be printed and read.
 func FuzzDecide(f *testing.F) {
 	for i, key := range keys {
 		for _, text := range []string{"", "*", "80,443", "10.0.0.0/8,fd00::/8", "TPROXY", "false", "eth1", "x,"} {

@@ -10,13 +10,13 @@ func Keys() (annotations, variables []string) {
 			annotations = append(annotations, in.key)
 		case variable:
 			variables = append(variables, in.key)
-		case label, container:
+		case label, container, field:
 		}
 	}
 	return annotations, variables
 }
 
-// InputsOf lists the keys of all inputs of a version, sorted.
+// InputsOf returns the sorted keys of all inputs of a version.
 func InputsOf(version int) []string {
 	var all []string
 	for _, in := range inputs {

@@ -1,12 +1,12 @@
 package sidecar
 
 // Facts are the inputs of a decision: a pod of the API server, reduced to the fields that the rules of this
-// package read. It is filled once and never changed.
+// package read. Facts are never changed.
 type Facts struct {
 	Namespace, Name, UID string
-	// HostNetwork reports that the pod shares the node's network namespace.
+	// HostNetwork is set if the pod shares the node's network namespace.
 	HostNetwork bool
-	// RuntimeClass is the name of the pod's RuntimeClass, "" for the node's usual runtime.
+	// RuntimeClass is the name of the pod's RuntimeClass, "" for the node's default runtime.
 	RuntimeClass        string
 	Labels, Annotations map[string]string
 	// RunAsUser and RunAsGroup are the pod-level securityContext; nil means not set.
@@ -18,10 +18,10 @@ type Facts struct {
 // Container is one container of a pod.
 type Container struct {
 	Name string
-	// Init reports that the container is in spec.initContainers, as a native sidecar is.
+	// Init is set if the container is in spec.initContainers, like a native sidecar.
 	Init bool
 	Args []string
-	// Env holds the literal values in order; one with valueFrom has an empty Value.
+	// Env holds the literal values in order; a variable with valueFrom has an empty Value.
 	Env []EnvVar
 	// RunAsUser and RunAsGroup are the container-level securityContext; nil means not set.
 	RunAsUser, RunAsGroup *int64

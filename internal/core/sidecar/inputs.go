@@ -23,7 +23,7 @@ const (
 	InboundPortsExcludeKey  = "traffic.sidecar.istio.io/excludeInboundPorts"
 	OutboundPortsKey        = "traffic.sidecar.istio.io/includeOutboundPorts"
 	OutboundPortsExcludeKey = "traffic.sidecar.istio.io/excludeOutboundPorts"
-	// Keys of this program: ports and ranges of ports, which are added to those of Istio's key of the same name.
+	// Keys of this program: ports and port ranges, which are added to the value of Istio's key with the same name.
 	MoreInboundPortsKey         = redirect.OwnPrefix + "includeInboundPorts"
 	MoreInboundPortsExcludeKey  = redirect.OwnPrefix + "excludeInboundPorts"
 	MoreOutboundPortsKey        = redirect.OwnPrefix + "includeOutboundPorts"
@@ -31,13 +31,13 @@ const (
 
 	ExcludeInterfacesKey = "traffic.sidecar.istio.io/excludeInterfaces"
 	RerouteInterfacesKey = "istio.io/reroute-virtual-interfaces"
-	// KubevirtInterfacesKey is the old name of RerouteInterfacesKey and counts only where that one is absent.
+	// KubevirtInterfacesKey is the old name of RerouteInterfacesKey. It is read only if RerouteInterfacesKey is absent.
 	KubevirtInterfacesKey = "traffic.sidecar.istio.io/kubevirtInterfaces"
 
 	disableEnvoy = "DISABLE_ENVOY"
 )
 
-// Names of containers that decide.
+// Names of containers that decisions depend on.
 const (
 	initContainer = "istio-init"
 	// ProxyContainer is the sidecar.
@@ -46,7 +46,7 @@ const (
 	ValidationContainer = "istio-validation"
 )
 
-// kind is where a pod has an input.
+// kind is the part of a pod that has an input.
 type kind uint8
 
 const (
@@ -58,20 +58,19 @@ const (
 	field           // of the pod's spec
 )
 
-// input is a part of a pod that a decision reads.
+// input is a value of a pod that a decision reads.
 type input struct {
 	kind kind
 	key  string
-	// since is the version of the facts (see [FactsVersion]) from which on agents deliver it.
+	// since is the first version of the facts (see [FactsVersion]) in which agents deliver it.
 	since int
-	// field is the field that a setting sets; of two keys for one field the earlier row wins.
+	// field is the field that a setting sets. If two keys set one field, the earlier row wins.
 	field redirect.Field
-	// enable changes the Spec if a boolean variable of the proxy is true; nil for one that a rule reads.
+	// enable changes the Spec if a boolean variable of the proxy is true; nil if a rule reads the variable.
 	enable func(*redirect.Spec)
 }
 
-// inputs are all of them: a key that is not here is not kept by an agent, so that no rule may read it. A new row counts from
-// the next version on.
+// inputs has all inputs: agents drop other keys, so no rule may read them. A new row has the next version.
 var inputs = []input{ //nolint:gochecknoglobals // a constant table
 	{kind: label, key: InjectKey, since: 1},
 	{kind: annotation, key: InjectKey, since: 1},
@@ -100,8 +99,8 @@ var inputs = []input{ //nolint:gochecknoglobals // a constant table
 	{kind: variable, key: "INVALID_DROP", since: 1, enable: func(s *redirect.Spec) { s.DropInvalid = true }},
 }
 
-// FactsVersion is the version of the facts that decisions rest on: the highest of an input. An agent of a lower version does
-// not deliver all of them. A new field of [Facts] needs a row as well.
+// FactsVersion is the version of the facts that decisions need: the highest of all inputs. An agent with a lower version
+// does not deliver all of them. A new field of [Facts] needs a row as well.
 func FactsVersion() int {
 	version := 0
 	for _, in := range inputs {
@@ -110,12 +109,12 @@ func FactsVersion() int {
 	return version
 }
 
-// OfTheMesh reports whether a container is the injector's: the proxy, or an init container of the redirection.
+// OfTheMesh reports whether the injector adds a container: the proxy, or an init container of the redirection.
 func OfTheMesh(container string, init bool) bool {
 	return container == ProxyContainer || init && (container == initContainer || container == ValidationContainer)
 }
 
-// KeyOf returns the annotation that sets a field, "" if there is none.
+// KeyOf returns the annotation that sets a field, or "".
 func KeyOf(field redirect.Field) string {
 	if i := slices.IndexFunc(inputs, func(in input) bool { return in.kind == setting && in.field == field }); i >= 0 {
 		return inputs[i].key
@@ -123,12 +122,12 @@ func KeyOf(field redirect.Field) string {
 	return ""
 }
 
-// KeysOf returns KeyOf for the fields of a Spec: the annotations that set the field in that Spec, if they are known.
+// KeysOf returns a function like KeyOf that prefers the annotations that set the field in the Spec.
 func KeysOf(s redirect.Spec) func(redirect.Field) string {
 	return func(field redirect.Field) string { return cmp.Or(s.Annotations[field], KeyOf(field)) }
 }
 
-// added are the fields to which annotations of this program add.
+// added maps the fields of this program's annotations to the fields they add to.
 var added = map[redirect.Field]redirect.Field{ //nolint:gochecknoglobals // a constant table
 	redirect.FieldMoreInbound: redirect.FieldInbound, redirect.FieldMoreInboundExclude: redirect.FieldInboundExclude,
 	redirect.FieldMoreOutboundPorts: redirect.FieldOutboundPorts, redirect.FieldMoreOutboundPortsExclude: redirect.FieldOutboundPortsExclude,
@@ -139,13 +138,13 @@ func reads(of kind, key string) bool {
 	return slices.ContainsFunc(inputs, func(in input) bool { return in.kind == of && in.key == key })
 }
 
-// Trim returns facts about which Decide decides alike, without the parts that no rule reads and with the annotations and
-// labels of these keys besides. The facts themselves are not changed, and the result does not hold the rest in memory.
+// Trim returns facts with the same decision, without the parts that no rule reads but with the annotations and labels of
+// the keys besides. It does not change f, and the result does not hold the dropped parts in memory.
 func (f Facts) Trim(besides ...string) Facts {
 	trimmed := f
 	trimmed.Labels = only(f.Labels, besides, label)
 	trimmed.Annotations = only(f.Annotations, besides, annotation, setting)
-	if text, injected := trimmed.Annotations[StatusKey]; injected { // its presence counts; the revision is only shown
+	if text, injected := trimmed.Annotations[StatusKey]; injected { // decisions read only its presence; the revision is shown
 		trimmed.Annotations[StatusKey] = ""
 		if revision := Revision(text); revision != "" {
 			trimmed.Annotations[StatusKey] = fmt.Sprintf(`{"revision":%q}`, revision)
@@ -165,8 +164,8 @@ func (f Facts) Trim(besides ...string) Facts {
 	return trimmed
 }
 
-// Revision returns the revision of istiod in the value of the annotation StatusKey, "" if it has none. It is a label's value, and so
-// are its characters.
+// Revision returns the revision of istiod from the value of the annotation StatusKey, "" if it has none or is not a valid label
+// value.
 func Revision(status string) string {
 	var s struct {
 		Revision string `json:"revision"`
@@ -181,7 +180,7 @@ func Revision(status string) string {
 	return s.Revision
 }
 
-// only returns the entries that some rule reads, and those besides; nil if there are none.
+// only returns the entries that some rule reads and those with the keys besides; nil without any.
 func only(all map[string]string, besides []string, kinds ...kind) map[string]string {
 	keys := slices.Clone(besides)
 	for _, in := range inputs {

@@ -10,7 +10,7 @@ import (
 // Reason is why a pod is captured or not. It is a closed set: it is logged, counted and asserted.
 type Reason string
 
-// The reasons; rules has their order.
+// The reasons. rules has their order.
 const (
 	NotKubernetes     Reason = "not-kubernetes"
 	ExcludedNamespace Reason = "excluded-namespace"
@@ -42,29 +42,29 @@ type rule struct {
 	reason Reason
 	// sentence is the end of "the pod is (not) captured because …".
 	sentence string
-	// remedy is the way to have such a pod captured, "" if there is none.
+	// remedy is an instruction that gets such a pod captured, "" if none can.
 	remedy string
 	needs  knowledge
-	// applies reports whether the pod is left alone for this reason, with the value that decides. Nil is the reason of a pod
-	// that is left to its settings.
+	// applies reports whether the pod is left alone for this reason, with the value that decides. It is nil for the reasons
+	// that the settings decide.
 	applies func(subject) (detail string, applies bool)
 }
 
 const (
-	// agentPrefix is how the names of the node agent's pods begin: its DaemonSet's name is protocol.
+	// agentPrefix is the prefix of the names of the node agent's pods: its DaemonSet's name is protocol.
 	agentPrefix = "istio-cni-node-"
-	// modeNone is the mode that the injector accepts, and writes, for a pod that is not to be captured.
+	// modeNone is the mode that the injector accepts and writes for a pod without redirection.
 	modeNone = "NONE"
 )
 
-// rules are in the order in which they are tried: the first that applies wins. The metrics, the reports of plugins and the
-// table in docs/errors.md take the reasons from here.
+// rules are tried in order, and the first that applies wins. The metrics, the reports of plugins and the table in
+// docs/errors.md take the reasons from here.
 var rules = []rule{ //nolint:gochecknoglobals // a constant table
-	{NotKubernetes, "the runtime named no Kubernetes pod", "", byName, func(s subject) (string, bool) {
+	{NotKubernetes, "the runtime did not name a Kubernetes pod", "", byName, func(s subject) (string, bool) {
 		return "", s.Namespace == "" || s.Name == ""
 	}},
 	{
-		ExcludedNamespace, "its namespace is excluded in the plugin's configuration", "take the namespace out of exclude_namespaces", byName,
+		ExcludedNamespace, "its namespace is excluded in the plugin's configuration", "remove the namespace from exclude_namespaces", byName,
 		func(s subject) (string, bool) {
 			return s.Namespace, slices.Contains(s.policy.ExcludeNamespaces, s.Namespace)
 		},
@@ -88,7 +88,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 		},
 	},
 	{
-		EnvoyDisabled, "its proxy has DISABLE_ENVOY set", "take DISABLE_ENVOY out of the proxy's environment", byPod,
+		EnvoyDisabled, "its proxy has DISABLE_ENVOY set", "remove DISABLE_ENVOY from the proxy's environment", byPod,
 		func(s subject) (string, bool) {
 			disabled, err := strconv.ParseBool(s.proxy.env[disableEnvoy])
 			return "", err == nil && disabled
@@ -101,7 +101,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 	{NotSidecar, "its istio-proxy is not a sidecar", "", byPod, func(s subject) (string, bool) {
 		return "proxy " + s.proxy.role, s.proxy.role != "" && s.proxy.role != "sidecar"
 	}},
-	{InjectDisabled, "sidecar.istio.io/inject says no", "set the label or annotation sidecar.istio.io/inject to true", byPod, injectDisabled},
+	{InjectDisabled, "sidecar.istio.io/inject is false", "set the label or annotation sidecar.istio.io/inject to true", byPod, injectDisabled},
 	{
 		NotInjected, "it has no annotation sidecar.istio.io/status, so no sidecar was injected", "inject a sidecar", byAnnotations,
 		func(s subject) (string, bool) { return "", !s.injected() },
@@ -117,8 +117,8 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 	{Captured, "it has a sidecar", "", byPod, nil},
 }
 
-// injectDisabled reads the label or, without one, the annotation. Empty and unreadable values count as "yes", as in the
-// reference.
+// injectDisabled reads the label or, without one, the annotation. Like in the reference, empty and unreadable values
+// mean true.
 func injectDisabled(s subject) (string, bool) {
 	text, source := s.Labels[InjectKey], "label"
 	if _, labelled := s.Labels[InjectKey]; !labelled {
@@ -130,7 +130,7 @@ func injectDisabled(s subject) (string, bool) {
 	return fmt.Sprintf("%s %q", source, text), true
 }
 
-// rule is the row of the reason, an empty one for an unknown reason.
+// rule returns the row of the reason, or an empty one for an unknown reason.
 func (r Reason) rule() rule {
 	if i := slices.IndexFunc(rules, func(row rule) bool { return row.reason == r }); i >= 0 {
 		return rules[i]
@@ -138,10 +138,10 @@ func (r Reason) rule() rule {
 	return rule{}
 }
 
-// Sentence explains the reason to a person, as the end of "the pod is (not) captured because …".
+// Sentence explains the reason, and continues "the pod is (not) captured because …".
 func (r Reason) Sentence() string { return r.rule().sentence }
 
-// Remedy is the way to have a pod captured that is left alone or refused for this reason, as an instruction; "" if there is none.
+// Remedy is an instruction that gets a pod captured that is left alone or refused for this reason; "" if none can.
 func (r Reason) Remedy() string { return r.rule().remedy }
 
 // Reasons lists all reasons in the order in which the rules are tried.

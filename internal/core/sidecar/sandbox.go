@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// Sandbox is the kind of a container runtime whose pods have a network stack of their own, "" for the node's kernel. It is told by the
-// RuntimeClass: its name is in the pod, while its handler would cost a right and a request, and no CNI plugin gets it.
+// Sandbox is the kind of a container runtime whose pods have their own network stack, "" for the node's kernel. The name of the pod's
+// RuntimeClass decides: its handler would need another right and a request, and CNI plugins do not get it.
 type Sandbox string
 
-// The kinds. Other is a runtime of a name that the configuration has.
+// The kinds. Other is any other runtime that the configuration names.
 const (
 	GVisor Sandbox = "gVisor"
 	Kata   Sandbox = "Kata Containers"
 	Other  Sandbox = "the sandbox"
 )
 
-// kinds are the names that RuntimeClasses and handlers of a kind begin with.
+// kinds has the prefixes of the names of each kind's RuntimeClasses and handlers.
 var kinds = map[string]Sandbox{"gvisor": GVisor, "runsc": GVisor, "kata": Kata} //nolint:gochecknoglobals // a constant table
 
 // sandboxOf returns the kind of a pod whose RuntimeClass matches one of the patterns of the policy.
@@ -37,16 +37,17 @@ func sandboxOf(class string, p Policy) Sandbox {
 	return Other
 }
 
-// Sentence says what becomes of the rules in the network namespace, as a whole sentence without its end.
+// Sentence is a sentence, without a full stop, about the effect of the rules in the network namespace.
 func (s Sandbox) Sentence() string {
 	switch s {
 	case GVisor:
-		return "gVisor has a network stack of its own, which gets a copy of the namespace's nat rules for IPv4 when the sandbox starts " +
-			"if runsc has reproduce-nftables, and none otherwise; rules that are written later have no effect"
+		return "gVisor has a network stack of its own: with reproduce-nftables, runsc copies the namespace's nat rules for IPv4 into it " +
+			"when the sandbox starts, otherwise no rules; rules written later have no effect"
 	case Kata:
-		return "Kata Containers leads packets past the rules of the network namespace to the kernel of a virtual machine"
+		return "Kata Containers passes packets to a virtual machine's kernel, past the rules of the network namespace"
+	case Other:
 	}
-	return "it has a network stack of its own, for which the rules in the network namespace may not count"
+	return "it has a network stack of its own, to which the rules in the network namespace may not apply"
 }
 
 // Remedy is an instruction for a pod whose traffic is not redirected.
@@ -58,9 +59,10 @@ func (s Sandbox) Remedy() string {
 			"of the node's runsc.toml, which needs iptables-legacy and iptables-nft on the node, and delete the pod"
 	case Kata:
 		return "no setting helps: " + otherwise
+	case Other:
 	}
-	return "see whether its runtime can take the rules over; otherwise " + otherwise
+	return "check whether its runtime can take over the rules; otherwise " + otherwise
 }
 
-// Copies reports whether rules that are in the namespace when the sandbox starts can count in it, so that another start can help.
+// Copies reports whether the sandbox may copy the namespace's rules when it starts, so that another start can help.
 func (s Sandbox) Copies() bool { return s != Kata }

@@ -44,7 +44,7 @@ func TestDecide_Sandbox(t *testing.T) {
 	}
 }
 
-// TestSandbox_Texts: only gVisor can be helped by a flag, and only where rules are copied another start can help.
+// TestSandbox_Texts: a flag helps only gVisor, and another start helps only if rules are copied.
 func TestSandbox_Texts(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[sidecar.Sandbox]struct{ flag, copies bool }{"": {false, true}, sidecar.GVisor: {true, true}, sidecar.Kata: {}, sidecar.Other: {copies: true}} {

@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// proxy has the inputs of the container istio-proxy. Should an init container and a container both have the name, the
+// proxy has the inputs from the container istio-proxy. If an init container and a container both have the name, the
 // later one wins value by value.
 type proxy struct {
 	present     bool
@@ -36,12 +36,12 @@ func proxyOf(f Facts) proxy {
 		}
 		p.user, p.group = cmp.Or(c.RunAsUser, p.user), cmp.Or(c.RunAsGroup, p.group)
 	}
-	// The kubelet applies the pod's securityContext where the container has none; the reference forgets it.
+	// The kubelet applies the pod's securityContext if the container has none; the reference does not.
 	p.user, p.group = cmp.Or(p.user, f.RunAsUser), cmp.Or(p.group, f.RunAsGroup)
 	return p
 }
 
-// settings reads annotations, the proxy's identity and its environment. The error joins all invalid settings.
+// settings makes a Spec from the annotations and the proxy's identity and environment. The error joins all invalid settings.
 func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	values := redirect.Values{}
 	for _, in := range inputs {
@@ -63,7 +63,7 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	for _, in := range inputs {
 		if text := p.env[in.key]; in.enable != nil && text != "" {
 			on, unread := strconv.ParseBool(text)
-			if unread != nil { // it is off, as for the proxy itself
+			if unread != nil { // off, as in the proxy itself
 				warnings = append(warnings, fmt.Sprintf("ignoring environment variable %s of container %q: it is not a boolean", in.key, ProxyContainer))
 			} else if on {
 				in.enable(&spec)
@@ -73,7 +73,7 @@ func settings(f Facts, p proxy) (redirect.Spec, []string, error) {
 	return spec, warnings, errors.Join(err, badUser, badGroup)
 }
 
-// annotations names those that set a field in addition to Istio's, or in its place.
+// annotations names the annotations of each field that this program's annotations set or add to.
 func annotations(values redirect.Values) map[redirect.Field]string {
 	var all map[redirect.Field]string
 	for more, field := range added {
@@ -91,7 +91,7 @@ func annotations(values redirect.Values) map[redirect.Field]string {
 	return all
 }
 
-// withSidecarPorts adds the sidecar's own ports to the excluded ones and drops repetitions, keeping the first.
+// withSidecarPorts adds the sidecar's own ports to the excluded ones and drops duplicates, keeping the first.
 func withSidecarPorts(ports []ruleset.PortRange) []ruleset.PortRange {
 	var out []ruleset.PortRange
 	for _, p := range slices.Concat(ports, redirect.AlwaysExcluded()) {
@@ -102,8 +102,8 @@ func withSidecarPorts(ports []ruleset.PortRange) []ruleset.PortRange {
 	return out
 }
 
-// identity turns a securityContext value into the proxy's id. None and 0 mean 1337: a proxy that runs as root (TPROXY,
-// or with NET_BIND_SERVICE) keeps that group, and root must not be exempt from capture.
+// identity converts a securityContext value to the proxy's ID. Without a value and for 0 it is 1337: a proxy that runs
+// as root (TPROXY, or with NET_BIND_SERVICE) keeps that group, and root must not be exempt from capture.
 func identity(field string, id *int64) ([]uint32, error) {
 	if id == nil || *id == 0 {
 		return []uint32{redirect.DefaultID}, nil

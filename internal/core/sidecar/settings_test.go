@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// specs compares Specs: an empty list is the same as none.
+// specs compares Specs: an empty list equals nil.
 var specs = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty(), cmpopts.IgnoreFields(redirect.Spec{}, "Annotations")}
 
 // runAs sets the securityContext of every istio-proxy.
@@ -30,8 +30,8 @@ func podRunAs(user, group *int64) change {
 	return func(f *sidecar.Facts, _ *sidecar.Policy) { f.RunAsUser, f.RunAsGroup = user, group }
 }
 
-// TestDecide_Settings has the Spec for each annotation, environment variable and identity. How a value may be written is for
-// TestParse_GoodValues of package redirect to show.
+// TestDecide_Settings has the Spec for each annotation, environment variable and identity. TestParse_GoodValues of package
+// redirect shows how values may be written.
 func TestDecide_Settings(t *testing.T) {
 	type spec = func(*redirect.Spec)
 	excluding := func(ports ...uint16) spec {
@@ -159,7 +159,7 @@ func TestDecide_Settings(t *testing.T) {
 	}
 }
 
-// TestDecide_BadSettings: TestParse_BadValues of package redirect has the values, TestListsThatAreTooLong each key.
+// TestDecide_BadSettings: TestParse_BadValues of package redirect has bad values, TestDecide_LongLists each key.
 func TestDecide_BadSettings(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
@@ -193,7 +193,7 @@ func TestDecide_UnreadableSwitches(t *testing.T) {
 	}
 }
 
-// TestDecide_LongLists: the reason names annotation, number and bound, and is short whatever was written.
+// TestDecide_LongLists: the error names annotation, number and bound, and is short for any value.
 func TestDecide_LongLists(t *testing.T) {
 	const n = 12000
 	port, network, name := "8080,", "10.0.0.0/8,", "eth1,"

@@ -16,11 +16,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// Certificates are valid from long ago until long after; no test depends on the date of its run.
+// Certificates are valid from 2000 to 2100, so that no test depends on the date.
 func longAgo() time.Time   { return time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) }
 func longAfter() time.Time { return time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-// sign returns a certificate for an address, which is its own authority: clients check the time and the address first.
+// sign returns a self-signed certificate for an address. Clients check the time and the address first.
 func sign(tb testing.TB, address net.IP, until time.Time) tls.Certificate {
 	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -35,8 +35,8 @@ func sign(tb testing.TB, address net.IP, until time.Time) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// certificates returns the certificate to present: the valid one unless a fault selects another. It returns a whole
-// configuration because crypto/tls does not call GetCertificate for a client that dials an address rather than a name.
+// certificates selects the certificate: the valid one unless a fault selects another. It returns a whole configuration
+// because crypto/tls does not call GetCertificate for a client that dials an address rather than a name.
 func (s *Server) certificates() func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	host, _ := s.Address()
 	address := net.ParseIP(host)
@@ -57,7 +57,7 @@ func (s *Server) certificates() func(*tls.ClientHelloInfo) (*tls.Config, error) 
 	}
 }
 
-// CA returns the server's authority in PEM.
+// CA returns the server's certificate authority in PEM.
 func (s *Server) CA() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.certificate.Certificate[0]})
 }

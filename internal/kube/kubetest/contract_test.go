@@ -26,8 +26,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// contractKubeconfig names the administrator's kubeconfig of an API server that the contract is held to in place of the fake
-// one. e2e/contract sets it.
+// contractKubeconfig is the variable with an administrator's kubeconfig. TestContract then runs against that API server instead of
+// the fake one. e2e/contract sets it.
 const contractKubeconfig = "KUBETEST_CONTRACT_KUBECONFIG"
 
 type object = map[string]any
@@ -41,7 +41,7 @@ type contract struct {
 	ns   string
 }
 
-// TestContract runs against the fake API server and the real one: the same requests get the same responses.
+// TestContract: the fake API server and a real one send the same responses to the same requests.
 func TestContract(t *testing.T) {
 	c := &contract{T: t}
 	path := os.Getenv(contractKubeconfig)
@@ -92,7 +92,7 @@ type answer struct {
 
 func (a answer) String() string { return fmt.Sprintf("%d %.300s", a.code, a.text) }
 
-// at returns a part of the body, nil if it is absent.
+// at returns a part of the body, or nil.
 func (a answer) at(path ...string) any { return at(a.body, path...) }
 
 func at(in any, path ...string) any {
@@ -122,7 +122,7 @@ func (c *contract) request(ctx context.Context, method, path, content string, bo
 	return response
 }
 
-// do sends a request. Content is the type of the body, "merge" and "json" being short for those patches.
+// do sends a request. content is the type of the body: "merge" and "json" stand for the types of these patches.
 func (c *contract) do(method, path, content string, body any) answer {
 	c.Helper()
 	switch content {
@@ -142,7 +142,7 @@ func (c *contract) do(method, path, content string, body any) answer {
 	return a
 }
 
-// want sends a request, whose response must have the code.
+// want sends a request and checks the code of the response.
 func (c *contract) want(code int, method, path, content string, body any) answer {
 	c.Helper()
 	a := c.do(method, path, content, body)
@@ -152,7 +152,7 @@ func (c *contract) want(code int, method, path, content string, body any) answer
 	return a
 }
 
-// fails wants a Status with a reason.
+// fails sends a request and checks that the response is a Status with the reason.
 func (c *contract) fails(code int, reason, method, path, content string, body any) answer {
 	c.Helper()
 	a := c.want(code, method, path, content, body)
@@ -170,7 +170,7 @@ func (c *contract) create(collection string, whole object) object {
 func (c *contract) pods() string           { return "/api/v1/namespaces/" + c.ns + "/pods" }
 func (c *contract) pod(name string) string { return c.pods() + "/" + name }
 
-// addPod creates a pod on a node, which need not exist, with labels such as "app=web".
+// addPod creates a pod with labels such as "app=web" on a node, which need not exist.
 func (c *contract) addPod(name, node string, labels ...string) object {
 	c.Helper()
 	set := object{}
@@ -294,7 +294,7 @@ func testList(c *contract) {
 	for _, query := range []string{"", "?resourceVersion=0"} {
 		agenttest.Eventually(c.T, query, func() bool { names, _ := c.names(query); return slices.Equal(names, []string{"a", "b", "c"}) })
 	}
-	// All namespaces have those of this one, too.
+	// A list of all namespaces includes this namespace's pods.
 	a := c.want(http.StatusOK, http.MethodGet, "/api/v1/pods?fieldSelector=metadata.namespace%3D"+c.ns, "", nil)
 	if items, _ := a.at("items").([]any); len(items) != 3 {
 		c.Errorf("%d pods of the namespace in all namespaces", len(items))
@@ -423,7 +423,7 @@ func testWatch(c *contract) {
 	for {
 		one, ok := s.next()
 		if ok && one.Type == "MODIFIED" {
-			continue // its deletion has begun
+			continue // the deletion has begun
 		}
 		if !ok || one.Type != "DELETED" || version(one.Object) == version(modified.Object) || uid(one.Object) != uid(made) {
 			c.Errorf("%v %s %v after %v", ok, one.Type, one.Object["metadata"], modified.Object["metadata"])
@@ -434,7 +434,7 @@ func testWatch(c *contract) {
 	c.watch(c.pods(), "&resourceVersion="+version(list)).wants("ADDED", "web")
 }
 
-// testWatchSelects has pods enter a selection and leave it.
+// testWatchSelects: pods enter and leave a selection.
 func testWatchSelects(c *contract) {
 	_, list := c.names("")
 	s := c.watch(c.pods(), "&labelSelector=app%3Dweb&fieldSelector=spec.nodeName%3Dnode-1&resourceVersion="+version(list))
@@ -484,7 +484,7 @@ func testWatchList(c *contract) {
 	s.wants("ADDED", "c")
 }
 
-// testWatchExpired begins a watch before the oldest stored version; a real server stores those since its start.
+// testWatchExpired begins a watch before the oldest stored version. A real server stores the versions since its start.
 func testWatchExpired(c *contract) {
 	c.addPod("web", "node-1")
 	if c.fake != nil {
@@ -503,7 +503,7 @@ func testWatchExpired(c *contract) {
 
 func testBookmarks(c *contract) {
 	_, list := c.names("")
-	// The real one sends a bookmark shortly before the end, if there was an event.
+	// The real server sends a bookmark shortly before the end if there was an event.
 	s := c.watch(c.pods(), "&allowWatchBookmarks=true&timeoutSeconds=10&resourceVersion="+version(list))
 	c.addPod("web", "node-1")
 	s.wants("ADDED", "web")
@@ -538,7 +538,7 @@ func testNodePatch(c *contract) {
 	if again := c.want(http.StatusOK, http.MethodGet, path, "", nil); version(again.body) != version(after.body) {
 		c.Errorf("version %s after a patch that changes nothing, was %s", version(again.body), version(after.body))
 	}
-	// After a concurrent change, or for another node of the name.
+	// After a concurrent change, or for another node of the same name.
 	c.fails(http.StatusUnprocessableEntity, "Invalid", http.MethodPatch, path, "json", patch([]object{}, taints))
 	c.fails(http.StatusUnprocessableEntity, "Invalid", http.MethodPatch, path, "json",
 		[]object{{"op": "test", "path": "/metadata/uid", "value": "another"}, {"op": "add", "path": "/spec/taints", "value": []object{}}})
@@ -562,7 +562,7 @@ func testPodLabels(c *contract) {
 	c.fails(http.StatusConflict, "Conflict", http.MethodPatch, c.pod("web")+"/status", "merge", patch(uid(made), version(made), object{"x": "y"}))
 	other := c.do(http.MethodPatch, c.pod("web")+"/status", "merge", patch("another", version(a.body), object{"x": "y"}))
 	if other.code != http.StatusConflict && other.code != http.StatusUnprocessableEntity {
-		c.Errorf("another pod of the name: %s", other)
+		c.Errorf("another pod of the same name: %s", other)
 	}
 	if b := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); b.at("metadata", "labels", "x") != nil {
 		c.Errorf("%s", b)
@@ -584,7 +584,7 @@ func testStatus(c *contract, path string) {
 	mesh := object{"type": "example.com/Mesh", "status": "False", "reason": "Lost", "message": "a rule", "lastTransitionTime": "2026-01-02T03:04:05Z"}
 	c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge", patch(uid(made), ready))
 	before := c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge", patch(uid(made), mesh))
-	// Conditions are merged by type, and their members one by one.
+	// The API server merges conditions by type and field by field.
 	after := c.want(http.StatusOK, http.MethodPatch, path, "strategic-merge",
 		patch(uid(made), object{"type": "example.com/Mesh", "status": "True", "reason": "Found"}))
 	mesh["status"], mesh["reason"] = "True", "Found"
@@ -603,7 +603,7 @@ func testStatus(c *contract, path string) {
 	check.Equal(c, version(again.body), version(after.body), "version")
 	other := c.do(http.MethodPatch, path, "strategic-merge", patch("another", ready))
 	if other.code != http.StatusConflict && other.code != http.StatusUnprocessableEntity {
-		c.Errorf("another object of the name: %s", other)
+		c.Errorf("another object of the same name: %s", other)
 	}
 }
 
@@ -623,13 +623,13 @@ func testDelete(c *contract) {
 	c.fails(http.StatusConflict, "Conflict", http.MethodDelete, c.pod("web"), "", options("another", ""))
 	c.fails(http.StatusConflict, "Conflict", http.MethodDelete, c.pod("web"), "", options(uid(made), "1"))
 	c.want(http.StatusOK, http.MethodDelete, c.pod("web"), "", options(uid(made), version(made)))
-	// The kubelet ends it.
+	// The kubelet completes the deletion.
 	if a := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); a.at("metadata", "deletionTimestamp") == nil {
 		c.Errorf("%s", a)
 	}
 	c.remove(c.pod("web"))
 	c.fails(http.StatusNotFound, "NotFound", http.MethodGet, c.pod("web"), "", nil)
-	// No kubelet has to end a pod without a node.
+	// A pod without a node needs no kubelet.
 	c.addPod("pending", "")
 	c.want(http.StatusOK, http.MethodDelete, c.pod("pending"), "", nil)
 	c.fails(http.StatusNotFound, "NotFound", http.MethodGet, c.pod("pending"), "", nil)
@@ -699,7 +699,7 @@ func testLease(c *contract) {
 		version(second.body) == version(first) || uid(second.body) != uid(first) {
 		c.Errorf("%s after %v", second, first)
 	}
-	// Of two writers of one version one wins.
+	// One of two writers of the same version wins.
 	c.fails(http.StatusConflict, "Conflict", http.MethodPut, leases+"/lock", "", lease(version(first), "c"))
 	if now := c.want(http.StatusOK, http.MethodGet, leases+"/lock", "", nil); now.at("spec", "holderIdentity") != "b" {
 		c.Errorf("%s", now)

@@ -36,9 +36,9 @@ const (
 	UnknownPath Fault = "404 about the path instead of the object"
 
 	Hang         Fault = "no answer"
-	HangMidBody  Fault = "half an answer and then nothing"
-	Reset        Fault = "connection reset instead of an answer"
-	ResetMidBody Fault = "connection reset in the middle of the answer"
+	HangMidBody  Fault = "half a response and then nothing"
+	Reset        Fault = "connection reset instead of a response"
+	ResetMidBody Fault = "connection reset in the middle of the response"
 	Truncated    Fault = "connection closed before Content-Length bytes"
 	Garbage      Fault = "200 with something that is not JSON"
 	EmptyBody    Fault = "200 with nothing"
@@ -104,7 +104,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 	}
 }
 
-// verdict responds with an object of kind Status, as the API server does.
+// verdict returns a handler that responds with a Status, as the API server does.
 func verdict(code int32, reason metav1.StatusReason, message string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { refuse(w, failure(code, reason, message)) }
 }
@@ -121,7 +121,7 @@ func page(code int) http.HandlerFunc {
 	}
 }
 
-// tooMany responds 429. The API server sends no Retry-After for a budget whose status is not about to be computed again.
+// tooMany responds 429. The API server sends no Retry-After for a budget unless it is about to recompute the budget's status.
 func (s *Server) tooMany(message string, causes ...metav1.StatusCause) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		refused := apierrors.NewTooManyRequests(message, valueOf(s, func() int { return s.retryAfter }))
@@ -137,7 +137,7 @@ func (s *Server) hang(r *http.Request) {
 	}
 }
 
-// half sends half of the object or list under the length of the whole.
+// half sends half of the object or list with the Content-Length of the whole.
 func (s *Server) half(w http.ResponseWriter, r *http.Request) {
 	pod := s.Object(r.URL.Path)
 	if within, err := selectionOf(r); pod == nil && err == nil {
@@ -146,13 +146,13 @@ func (s *Server) half(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(pod)))
 	answer(w, pod[:len(pod)/2])
-	// A client whose deadline has passed has closed the connection itself.
+	// After its deadline a client closes the connection.
 	if err := http.NewResponseController(w).Flush(); err != nil && r.Context().Err() == nil {
-		s.tb.Errorf("kubetest: sending half an answer: %v", err)
+		s.tb.Errorf("kubetest: sending half a response: %v", err)
 	}
 }
 
-// reset ends the connection with RST rather than FIN, and without the close_notify of TLS. Of HTTP/2 it resets the
+// reset ends an HTTP/1.1 connection with RST rather than FIN, and without TLS's close_notify. In HTTP/2 it resets the
 // stream.
 func (s *Server) reset(w http.ResponseWriter) {
 	if _, http1 := w.(http.Hijacker); !http1 {
@@ -167,7 +167,7 @@ func (s *Server) reset(w http.ResponseWriter) {
 		conn = outer.NetConn()
 	}
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		tcp.SetLinger(0) //nolint:errcheck,gosec // then it is a plain close
+		tcp.SetLinger(0) //nolint:errcheck,gosec // after an error Close sends FIN
 	}
 	conn.Close() //nolint:errcheck,gosec // nothing is left to lose
 }

@@ -21,8 +21,8 @@ import (
 
 type object = map[string]any
 
-// place is a parsed path of the API. Name is empty for a collection, namespace for all namespaces or a cluster-scoped object,
-// part for the whole of an object.
+// place is a parsed API path. name is empty for a collection, namespace for all namespaces or a cluster-scoped object, part for
+// the whole object.
 type place struct{ group, plural, namespace, name, part string }
 
 func parsePath(path string) place {
@@ -49,7 +49,7 @@ func parsePath(path string) place {
 	return at
 }
 
-// kinds returns the kinds that are served here, by resource.
+// kinds returns the kinds that kubetest serves, by resource.
 func kinds() map[string]schema.GroupKind {
 	return map[string]schema.GroupKind{
 		"pods": {Kind: "Pod"}, "nodes": {Kind: "Node"}, "configmaps": {Kind: "ConfigMap"}, "events": {Kind: "Event"},
@@ -57,7 +57,7 @@ func kinds() map[string]schema.GroupKind {
 	}
 }
 
-// kind returns the kind, empty for a resource that is not served here.
+// kind returns the kind, or "" for a resource that kubetest does not serve.
 func (p place) kind() string { return kinds()[p.plural].Kind }
 
 func (p place) path() string {
@@ -92,7 +92,7 @@ func placeOf(tb testing.TB, whole *unstructured.Unstructured) place {
 		}
 	}
 	if at.plural == "" || at.name == "" {
-		tb.Fatalf("kubetest: not an object of a kind that is served here, with a name: kind %q, name %q", kind, at.name)
+		tb.Fatalf("kubetest: not a named object of a served kind: kind %q, name %q", kind, at.name)
 	}
 	return at
 }
@@ -129,12 +129,12 @@ func Node(name string, labels map[string]string, taints string) []byte {
 func marshal(o any) []byte {
 	data, err := json.Marshal(o)
 	if err != nil {
-		panic(err) // an error of the test
+		panic(err) // a bug in the test
 	}
 	return data
 }
 
-// decode decodes an object, and returns an empty one for malformed data.
+// decode decodes an object. It returns an empty object for malformed data.
 func decode(data []byte) *unstructured.Unstructured {
 	whole := &unstructured.Unstructured{}
 	if json.Unmarshal(data, &whole.Object) != nil {
@@ -143,7 +143,7 @@ func decode(data []byte) *unstructured.Unstructured {
 	return whole
 }
 
-// Set creates or updates an object: it assigns a new resourceVersion, a UID if it has none, and notifies the watches.
+// Set creates or updates an object. It assigns a new resourceVersion and a missing UID, and notifies the watches.
 func (s *Server) Set(data []byte) {
 	s.tb.Helper()
 	whole := decode(data)
@@ -153,7 +153,7 @@ func (s *Server) Set(data []byte) {
 	s.store(at, whole.Object)
 }
 
-// store needs the lock.
+// store requires the lock.
 func (s *Server) store(at place, content object) {
 	whole := unstructured.Unstructured{Object: content}
 	s.version++
@@ -181,7 +181,7 @@ func (s *Server) Delete(path string) {
 	s.remove(parsePath(path))
 }
 
-// remove removes an object and returns its last version. It needs the lock.
+// remove removes an object and returns its last version. It requires the lock.
 func (s *Server) remove(at place) []byte {
 	data := s.objects[at.path()]
 	delete(s.objects, at.path())
@@ -218,7 +218,7 @@ func selectionOf(r *http.Request) (selection, error) {
 	return s, err
 }
 
-// fieldsOf returns the fields by which an object can be selected, which depend on its kind. Without data they are empty.
+// fieldsOf returns the selectable fields of an object's kind. Without data their values are empty.
 func fieldsOf(at place, data []byte) fields.Set {
 	all := fields.Set{"metadata.name": at.name, "metadata.namespace": at.namespace}
 	if at.plural != "pods" {
@@ -238,7 +238,7 @@ func fieldsOf(at place, data []byte) fields.Set {
 	return all
 }
 
-// picks reports whether an object is in a collection and matches its label selector and its field selector.
+// picks reports whether an object is in the collection and matches the label selector and the field selector.
 func (s selection) picks(at place, data []byte) bool {
 	in := s.in
 	if in.plural != at.plural || in.group != at.group || in.namespace != "" && in.namespace != at.namespace {
@@ -250,7 +250,7 @@ func (s selection) picks(at place, data []byte) bool {
 	return s.fields.Matches(fieldsOf(at, data))
 }
 
-// picked returns the objects of a selection. It needs the lock.
+// picked returns the objects of a selection. It requires the lock.
 func (s *Server) picked(within selection) []json.RawMessage {
 	items := []json.RawMessage{}
 	for _, path := range slices.Sorted(maps.Keys(s.objects)) {
@@ -299,7 +299,7 @@ func (s *Server) Events() [][]byte {
 	return events
 }
 
-// Object returns the server's object at a path, nil for none.
+// Object returns the server's object at a path, or nil.
 func (s *Server) Object(path string) []byte {
 	return valueOf(s, func() []byte { return s.objects[path] })
 }

@@ -12,11 +12,11 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Protobuf sends the events of later watches in protobuf to clients that accept it, as the real API server does. It is for
-// measurements: the type of an object must be one of Kubernetes.
+// Protobuf makes later watches send events in protobuf to clients that accept it, as the real API server does. Objects must have
+// a Kubernetes type.
 func (s *Server) Protobuf() { s.locked(func() { s.protobuf = true }) }
 
-// encoding returns the content type of a watch's answer, and what encodes the lines of the JSON stream.
+// encoding returns the content type of a watch's response, and the function that encodes each line of the JSON stream.
 func (s *Server) encoding(r *http.Request) (contentType string, encode func(line []byte) []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,7 +26,7 @@ func (s *Server) encoding(r *http.Request) (contentType string, encode func(line
 	return runtime.ContentTypeProtobuf + ";stream=watch", frame
 }
 
-// frame converts an event in JSON to one in protobuf, with its length ahead of it.
+// frame converts an event from JSON to protobuf, with a length prefix.
 func frame(line []byte) []byte {
 	var one struct {
 		Type   string
@@ -45,7 +45,7 @@ func frame(line []byte) []byte {
 	return framed.Bytes()
 }
 
-// must panics at an error of the test.
+// must panics after an error, which is a bug in the test.
 func must(err error) {
 	if err != nil {
 		panic(err)

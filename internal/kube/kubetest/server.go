@@ -1,10 +1,10 @@
 // Package kubetest is an API server for tests: a real HTTPS server (HTTP/1.1 and 2) that stores objects, checks the token,
 // serves lists and watches, accepts this program's writes, counts requests, and fails on demand as [Fault] lists.
 //
-// It promises the behaviour of the real API server except for faults (TestContract, which e2e/contract runs against a real
-// one), that faults are consumed in the order of their requests, and that no goroutine or connection outlives the test.
+// It promises the behaviour of the real API server except for faults (e2e/contract runs TestContract against a real server),
+// that requests consume faults in order, and that no goroutine or connection outlives the test.
 //
-// It never listens on another address than the given one, and is imported by tests only.
+// It never listens on another address than the given one. Only tests import it.
 //
 // Start reading at [NewServer].
 package kubetest
@@ -32,7 +32,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// Forever is a number of times that exceeds every test.
+// Forever is more requests than any test sends.
 const Forever = 1 << 30
 
 // Server is one API server.
@@ -61,7 +61,7 @@ type Server struct {
 }
 
 type planned struct {
-	// request is a part of "METHOD /path?query" that the request must have; empty for any request.
+	// request is a required part of "METHOD /path?query", or empty for any request.
 	request string
 	fault   Fault
 	times   int
@@ -90,7 +90,7 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	}
 	s.behave = s.behaviours()
 	s.http = &httptest.Server{Listener: listener, EnableHTTP2: true, TLS: &tls.Config{MinVersion: tls.VersionTLS12}}
-	s.http.Config = &http.Server{ //nolint:gosec // no header timeout: faults must be able to hang
+	s.http.Config = &http.Server{ //nolint:gosec // no header timeout because faults can hang
 		Handler:  http.HandlerFunc(s.serve),
 		ErrorLog: log.New(io.Discard, "", 0),
 		ConnState: func(_ net.Conn, state http.ConnState) {
@@ -109,7 +109,7 @@ func NewServerAt(tb testing.TB, address string) *Server {
 	return s
 }
 
-// locked calls a function that needs the lock.
+// locked calls do with the lock held.
 func (s *Server) locked(do func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +125,7 @@ func valueOf[T any](s *Server, get func() T) (value T) {
 // URL returns https://ADDRESS:PORT.
 func (s *Server) URL() string { return "https://" + s.http.Listener.Addr().String() }
 
-// Stop ends the server: later connections are refused. It may be called twice.
+// Stop ends the server, so that later connections are refused. It may be called twice.
 func (s *Server) Stop() { s.stop() }
 
 // Token returns the bearer token that the server accepts.
@@ -171,7 +171,7 @@ func (s *Server) ServiceAccount(tb testing.TB) (tokenFile, caFile string) {
 	return tokenFile, caFile
 }
 
-// Write writes a file that only its owner reads.
+// Write writes a file that only its owner can read.
 func Write(tb testing.TB, path, text string) {
 	tb.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil { //nolint:forbidigo // the test's own file
@@ -189,8 +189,8 @@ func (s *Server) SetPod(p Pod) {
 // Fail makes the next requests (or connections) fail, after earlier faults are consumed.
 func (s *Server) Fail(fault Fault, times int) { s.FailOn("", fault, times) }
 
-// FailOn makes the next requests fail whose "METHOD /path?query" has a part, for instance "/daemonsets/" or "watch=true". Other
-// requests do not consume the fault, and matching requests do not wait for earlier faults.
+// FailOn makes the next requests fail whose "METHOD /path?query" contains part, for instance "/daemonsets/" or "watch=true".
+// Other requests do not consume the fault, and matching requests do not wait for earlier faults.
 func (s *Server) FailOn(part string, fault Fault, times int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +200,7 @@ func (s *Server) FailOn(part string, fault Fault, times int) {
 // Heal removes all remaining faults.
 func (s *Server) Heal() { s.locked(func() { s.faults = nil }) }
 
-// SetRetryAfter sets the Retry-After of [TooMany] and [Budget] in seconds; 1 at the beginning.
+// SetRetryAfter sets the Retry-After of [TooMany] and [Budget] in seconds. The initial value is 1.
 func (s *Server) SetRetryAfter(seconds int) { s.locked(func() { s.retryAfter = seconds }) }
 
 // Requests returns the requests so far, as "METHOD /path?query".
@@ -211,7 +211,7 @@ func (s *Server) Requests() []string {
 // Connections returns the number of TCP connections so far.
 func (s *Server) Connections() int { return valueOf(s, func() int { return s.connections }) }
 
-// next consumes the next fault if its type is wanted. A fault for some requests only does not delay the faults of others.
+// next consumes the next fault of a wanted type. A fault for other requests does not delay it.
 func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,7 +278,7 @@ func send(w http.ResponseWriter, code int, body []byte) {
 func refuse(w http.ResponseWriter, why *apierrors.StatusError) {
 	status := statusOf(why.ErrStatus)
 	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
-		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds))) // the API server makes the header of it
+		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds))) // the API server also sets the header
 	}
 	send(w, int(status.Code), marshal(status))
 }

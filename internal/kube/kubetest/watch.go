@@ -22,7 +22,7 @@ type change struct {
 // watch is one open stream.
 type watch struct {
 	in selection
-	// lines are the lines to be sent, ended is closed after the last one.
+	// lines has the lines to send, ended is closed after the last line.
 	lines chan []byte
 	ended chan struct{}
 	// held keeps changes back, in kept.
@@ -32,10 +32,10 @@ type watch struct {
 	abort bool
 }
 
-// watchBuffer exceeds the lines that a test sends before the stream's goroutine runs.
+// watchBuffer exceeds the number of lines that a test sends before the stream's goroutine runs.
 const watchBuffer = 1024
 
-// publish needs the lock.
+// publish requires the lock.
 func (s *Server) publish(c change) {
 	s.history = append(s.history, c)
 	for w := range s.watches {
@@ -43,7 +43,7 @@ func (s *Server) publish(c change) {
 	}
 }
 
-// offer sends a change as seen through the selection: an object that no longer matches is deleted there.
+// offer sends a change to a watch. An object that no longer matches the selection is sent as deleted.
 func (w *watch) offer(c change) {
 	if w.held {
 		w.kept = append(w.kept, c)
@@ -96,7 +96,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, in selection) {
 	for _, line := range first {
 		w.Write(encode(line)) //nolint:errcheck,gosec // the client may be gone
 	}
-	first = nil //nolint:ineffassign,wastedassign // a watch may last long
+	first = nil //nolint:ineffassign,wastedassign // frees memory during a long watch
 	control := http.NewResponseController(w)
 	for control.Flush() == nil {
 		select {
@@ -121,13 +121,13 @@ func (w *watch) finish(to http.ResponseWriter, control *http.ResponseController,
 		to.Write(encode(<-w.lines)) //nolint:errcheck,gosec // the client may be gone
 	}
 	if w.abort {
-		to.Write([]byte(`{"type":"MODI`)) //nolint:errcheck,gosec // it is about to break anyway
+		to.Write([]byte(`{"type":"MODI`)) //nolint:errcheck,gosec // the stream breaks next
 		control.Flush()                   //nolint:errcheck,gosec // the same
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// open begins a stream with the changes since a version, or with its end when the version has expired.
+// open begins a stream with the changes since a version. If the version has expired, it ends the stream.
 func (s *Server) open(stream *watch, from int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +144,7 @@ func (s *Server) open(stream *watch, from int) {
 	s.watches[stream] = struct{}{}
 }
 
-// initial returns the initial events of a streaming list, after which the watch continues.
+// initial returns the initial events of a streaming list. The watch continues after them.
 func (s *Server) initial(stream *watch) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +156,7 @@ func (s *Server) initial(stream *watch) [][]byte {
 	return append(lines, s.bookmark(stream, object{"k8s.io/initial-events-end": "true"}))
 }
 
-// bookmark needs the lock.
+// bookmark requires the lock.
 func (s *Server) bookmark(w *watch, annotations object) []byte {
 	return event("BOOKMARK", marshal(object{
 		"kind": w.in.in.kind(), "apiVersion": "v1",
@@ -209,7 +209,7 @@ func (s *Server) endWatches(abort bool) {
 	}
 }
 
-// HoldWatches keeps events from the streams that are open and have a part in their path, until [Server.ReleaseWatches].
+// HoldWatches holds back the events of open streams whose path contains part, until [Server.ReleaseWatches].
 func (s *Server) HoldWatches(part string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

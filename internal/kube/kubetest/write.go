@@ -20,7 +20,7 @@ import (
 // write handles a request that changes an object.
 func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	at := parsePath(r.URL.Path)
-	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // half a body is no JSON
+	body, _ := io.ReadAll(io.LimitReader(r.Body, 1<<20)) // a truncated body is invalid JSON
 	content := r.Header.Get("Content-Type")
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +61,7 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// create stores a new object. It needs the lock, as do all functions that follow.
+// create stores a new object. It requires the lock, as do the functions below.
 func (s *Server) create(at place, body []byte) (place, *apierrors.StatusError) {
 	var whole unstructured.Unstructured
 	if err := json.Unmarshal(body, &whole); err != nil || whole.GetKind() != at.kind() || whole.GetName() == "" ||
@@ -93,7 +93,7 @@ func (s *Server) replace(at place, body []byte) *apierrors.StatusError {
 	return nil
 }
 
-// patch applies a patch by the API server's libraries. A patch without a change creates no new version.
+// patch applies a patch with the API server's libraries. A patch without a change creates no new version.
 func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusError {
 	stored := s.objects[at.path()]
 	var patched []byte
@@ -109,7 +109,7 @@ func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusE
 	case "application/strategic-merge-patch+json":
 		patched, err = jsonpatch.MergePatch(stored, withConditions(body, decode(stored)))
 	default:
-		return failure(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, "not a patch that is known here")
+		return failure(http.StatusUnsupportedMediaType, metav1.StatusReasonUnsupportedMediaType, "unknown patch type")
 	}
 	if err != nil {
 		return invalid("the server rejected our request due to an error in our request: " + err.Error())
@@ -130,13 +130,13 @@ func (s *Server) patch(at place, content string, body []byte) *apierrors.StatusE
 	return nil
 }
 
-// withConditions replaces the conditions in a strategic merge patch of an object's status by all conditions that the object has
-// after it: they are merged by type.
+// withConditions replaces the conditions in a strategic merge patch of an object's status with the merged conditions: the API
+// server merges conditions by type.
 func withConditions(body []byte, of *unstructured.Unstructured) []byte {
 	patch := decode(body)
 	changed, _, _ := unstructured.NestedSlice(patch.Object, "status", "conditions")
 	all, _, _ := unstructured.NestedSlice(of.Object, "status", "conditions")
-	fields := func(condition any) object { return condition.(object) } //nolint:forcetypeassert // as the program sends them
+	fields := func(condition any) object { return condition.(object) } //nolint:forcetypeassert // the program sends objects
 	for _, one := range changed {
 		at := slices.IndexFunc(all, func(other any) bool { return fields(one)["type"] == fields(other)["type"] })
 		if at < 0 {
@@ -155,7 +155,7 @@ func invalid(why string) *apierrors.StatusError {
 	return failure(http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, why)
 }
 
-// broken returns the error of a deletion whose precondition does not hold.
+// broken returns the error of a deletion if a precondition does not hold.
 func broken(options *metav1.DeleteOptions, at place, is *unstructured.Unstructured) *apierrors.StatusError {
 	if options == nil || options.Preconditions == nil {
 		return nil
@@ -167,8 +167,8 @@ func broken(options *metav1.DeleteOptions, at place, is *unstructured.Unstructur
 	return nil
 }
 
-// delete respects preconditions. Without gracePeriodSeconds=0 it only marks a scheduled pod as deleting, as the kubelet removes
-// it; see [Server.Delete].
+// delete respects preconditions. Without gracePeriodSeconds=0 it only marks a scheduled pod as deleting because the kubelet
+// removes the pod; see [Server.Delete].
 func (s *Server) delete(w http.ResponseWriter, r *http.Request, at place, body []byte) {
 	var options metav1.DeleteOptions
 	if len(body) > 0 && json.Unmarshal(body, &options) != nil {
@@ -212,7 +212,7 @@ func (s *Server) evict(at place, body []byte) *apierrors.StatusError {
 	return nil
 }
 
-// Edit changes the current version of an object, as another writer would.
+// Edit changes the current version of an object like another writer.
 func (s *Server) Edit(path string, change func(map[string]any)) {
 	s.tb.Helper()
 	s.mu.Lock()
@@ -225,7 +225,7 @@ func (s *Server) Edit(path string, change func(map[string]any)) {
 	s.store(parsePath(path), whole.Object)
 }
 
-// review answers a SelfSubjectAccessReview, in JSON: the real server would prefer protobuf to it.
+// review responds to a SelfSubjectAccessReview in JSON. The real server would prefer protobuf.
 func (s *Server) review(w http.ResponseWriter, r *http.Request, body []byte) {
 	if accepted := r.Header.Get("Accept"); accepted != "application/json" {
 		refuse(w, failure(http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "kubetest has no "+accepted))

@@ -186,8 +186,8 @@ func (a *Agent) Log(ctx context.Context, lines []string) error {
 	text, err := json.Marshal(lines)
 	if err == nil {
 		err = a.call(ctx, maxAnswer, http.MethodPost, logPath, text, func(body io.Reader) error {
-			_, err := io.Copy(io.Discard, body)
-			return err
+			_, bad := io.Copy(io.Discard, body)
+			return bad
 		})
 	}
 	if err != nil {

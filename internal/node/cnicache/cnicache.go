@@ -1,7 +1,7 @@
 // Package cnicache reads libcni's cache (github.com/containernetworking/cni, pkg libcni, api.go): a directory of the
-// container runtime with one file for each network and interface of each sandbox that was made and not yet removed.
+// container runtime with one file for each network and interface of each existing sandbox.
 //
-// It promises bounded memory for any content of the directory, and to skip entries that are removed meanwhile. It never
+// It promises bounded memory for any content of the directory, and skips entries that disappear during a walk. It never
 // writes.
 //
 // Start reading at [Walk].
@@ -18,32 +18,32 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 )
 
-// Kind is the kind of entry that libcni 0.8 and later write.
+// Kind is the kind of the entries that libcni 0.8 and later write.
 const Kind = "cniCacheV1"
 
 // maxFile bounds a file of the cache, which holds one network configuration and one result.
 const maxFile = 4 << 20
 
-// Entry is an entry of the cache, about one sandbox.
+// Entry is an entry of the cache. It is about one sandbox.
 type Entry struct {
-	// Kind is [Kind], or another one that the entry has.
+	// Kind is the entry's kind: [Kind], or a kind of other versions.
 	Kind string
-	// Plugins are the types of the plugins that made the sandbox, and that the runtime runs to remove it.
+	// Plugins are the types of the plugins that the runtime ran to add the sandbox and runs to delete it.
 	Plugins []string
-	// NetNS is the network namespace, a path of the node; "" where the entry has none.
+	// NetNS is the path of the network namespace on the node, or "".
 	NetNS string
-	// Namespace, Name and UID are the pod's, from the runtime's arguments; "" where the runtime did not pass them.
+	// Namespace, Name and UID identify the pod. They are the runtime's CNI_ARGS, or "".
 	Namespace, Name, UID string
 }
 
-// Uses reports whether a type of plugin made the sandbox.
+// Uses reports whether Plugins has a type of plugin.
 func (e Entry) Uses(plugin string) bool { return slices.Contains(e.Plugins, plugin) }
 
-// Of reports whether a file is about a sandbox, by its name: NETWORK-SANDBOX-INTERFACE.
+// Of reports whether a file is about a sandbox. It compares the file's name, NETWORK-SANDBOX-INTERFACE.
 func Of(name, sandbox string) bool { return strings.Contains(name, "-"+sandbox+"-") }
 
-// Walk calls visit with each file of the cache, or those that which selects, in the order of their names: its content, or the error of
-// reading it. It ends at the first error of visit and returns that. Files is how many there are, zero if the directory cannot be listed.
+// Walk calls visit for the files of the cache that which selects (nil: all) in the order of their names, with the content or the read
+// error. It returns the first error of visit. files is the number of files, zero if the directory cannot be listed.
 func Walk(dir string, which func(name string) bool, visit func(name string, data []byte, err error) error) (files int, err error) {
 	names, err := hostfs.List(dir, which)
 	if err != nil {
@@ -51,7 +51,7 @@ func Walk(dir string, which func(name string) bool, visit func(name string, data
 	}
 	for _, name := range names {
 		data, _, unread := hostfs.ReadFile(filepath.Join(dir, name), maxFile)
-		if errors.Is(unread, fs.ErrNotExist) { // the sandbox was removed meanwhile
+		if errors.Is(unread, fs.ErrNotExist) { // the runtime has removed the sandbox
 			continue
 		}
 		if err = visit(name, data, unread); err != nil {
@@ -61,7 +61,7 @@ func Walk(dir string, which func(name string) bool, visit func(name string, data
 	return len(names), nil
 }
 
-// Parse reads a file of the cache. It reports whether that is an entry: JSON with a kind and a network configuration.
+// Parse parses a file of the cache. It reports whether the file is an entry: JSON with a kind and a network configuration.
 func Parse(data []byte) (Entry, bool) {
 	var file struct {
 		Kind   string          `json:"kind"`
@@ -97,7 +97,7 @@ func Parse(data []byte) (Entry, bool) {
 		}
 	}
 	var pairs [][2]string
-	if json.Unmarshal(file.Args, &pairs) != nil { // they are of another form, and name no pod
+	if json.Unmarshal(file.Args, &pairs) != nil { // another form of arguments names no pod
 		return entry, true
 	}
 	pod := map[string]*string{"K8S_POD_NAMESPACE": &entry.Namespace, "K8S_POD_NAME": &entry.Name, "K8S_POD_UID": &entry.UID}

@@ -52,7 +52,7 @@ func TestWalk(t *testing.T) {
 	for name, text := range map[string]string{"b": "2", "a": "1", "large": strings.Repeat(" ", maxFile+1)} {
 		check.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
-	if err := errors.Join(os.Mkdir(dir+"/dir", 0o700), os.Symlink("/nowhere", dir+"/dangling")); err != nil { // as an entry that is removed
+	if err := errors.Join(os.Mkdir(dir+"/dir", 0o700), os.Symlink("/nowhere", dir+"/dangling")); err != nil { // like a removed entry
 		t.Fatal(err)
 	}
 	var got []string
@@ -65,18 +65,18 @@ func TestWalk(t *testing.T) {
 	}
 	stop := errors.New("enough")
 	if _, err := Walk(dir, nil, func(string, []byte, error) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("it goes on after %v", err)
+		t.Errorf("Walk continues after %v", err)
 	}
 	if _, err := Walk(dir+"/none", nil, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
 }
 
-// libcni itself writes the entry, so that its form is not only this package's idea of it.
+// libcni writes the entry, so that the test does not rely on this package's idea of the format.
 func TestParse_EntriesOfLibcni(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	cni := libcni.NewCNIConfigWithCacheDir(nil, dir, answering(`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[]}`))
+	cni := libcni.NewCNIConfigWithCacheDir(nil, dir, fakeExec(`{"cniVersion":"1.0.0","interfaces":[{"name":"eth0"}],"ips":[]}`))
 	list, err := libcni.NetworkConfFromBytes([]byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"a"},{"type":"b"}]}`))
 	check.OK(t, err)
 	_, err = cni.AddNetworkList(t.Context(), list, &libcni.RuntimeConf{ContainerID: "c1", NetNS: "/run/netns/1", IfName: "eth0", Args: [][2]string{
@@ -96,15 +96,15 @@ func TestParse_EntriesOfLibcni(t *testing.T) {
 	}
 }
 
-// answering is the result of all plugins.
-type answering string
+// fakeExec is the output of all plugins.
+type fakeExec string
 
-func (a answering) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) {
+func (a fakeExec) ExecPlugin(context.Context, string, []byte, []string) ([]byte, error) {
 	return []byte(a), nil
 }
 
-func (a answering) FindInPath(plugin string, _ []string) (string, error) { return "/" + plugin, nil }
+func (a fakeExec) FindInPath(plugin string, _ []string) (string, error) { return "/" + plugin, nil }
 
-func (a answering) Decode(data []byte) (version.PluginInfo, error) {
+func (a fakeExec) Decode(data []byte) (version.PluginInfo, error) {
 	return new(version.PluginDecoder).Decode(data)
 }

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bigFile is the size from which on the pages of a file are dropped from the page cache.
+// bigFile is the minimum size in bytes of a file whose pages are dropped from the page cache.
 const bigFile = 1 << 20
 
-// Copy makes to a regular file with the content of from and exactly this mode, and reports whether it had to. It is as
-// durable and atomic as WriteFile. A running program is replaced, not written to: it keeps running.
+// Copy makes to a regular file with the content of from and exactly this mode, and reports whether it changed anything. It is
+// as durable and atomic as WriteFile. It replaces a running program without writing to its file, so the program keeps running.
 //
-// Unlike WriteFile it replaces a symbolic link instead of its target, and keeps no owner: the file is one that is
-// executed, so it belongs to this process alone.
+// Unlike WriteFile it replaces a symbolic link instead of its target, and does not keep the owner: the file is a program,
+// which this process must own.
 func (d Disk) Copy(from, to string, mode fs.FileMode) (changed bool, err error) {
 	same, err := d.Identical(from, to, mode)
 	if err != nil || same {
@@ -33,8 +33,8 @@ func (d Disk) Copy(from, to string, mode fs.FileMode) (changed bool, err error) 
 	return true, nil
 }
 
-// Identical reports whether Copy would change nothing. Only an unreadable from is an error: an unreadable copy counts as
-// different.
+// Identical reports whether Copy would change nothing. An unreadable from is an error. An unreadable to is a different
+// file.
 func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
 	source, info, err := openRegular(from)
 	if err != nil {
@@ -60,9 +60,9 @@ func (d Disk) copy(from, to string, mode fs.FileMode) (err error) {
 	}
 	defer func() { _ = source.Close() }() // only read
 
-	// A file that any process holds open for writing cannot be executed (ETXTBSY), and a child that is forked meanwhile
-	// holds it until it calls execve(2): the container runtime would fail to start the plugin that was just installed.
-	// So nothing is forked until the file is closed.
+	// The kernel executes no file that a process has open for writing (ETXTBSY), and a child that is forked now would have
+	// it open until execve(2): the container runtime would fail to start the new plugin. So the lock prevents forks until
+	// the file is closed.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	fill := func(temp *os.File) error {
@@ -79,7 +79,7 @@ func (d Disk) copy(from, to string, mode fs.FileMode) (err error) {
 	return d.replace(to, fill, d.renameOnto)
 }
 
-// A tempWriter writes to a temporary file by the operations of a Disk.
+// A tempWriter writes to a temporary file with the operations of a Disk.
 type tempWriter struct {
 	disk Disk
 	temp *os.File
@@ -87,8 +87,8 @@ type tempWriter struct {
 
 func (w tempWriter) Write(data []byte) (int, error) { return len(data), w.disk.write(w.temp, data) }
 
-// dropPageCache drops the pages of a big file, so that a copy does not count as memory of the
-// agent. Only pages that are on the disk can be dropped.
+// dropPageCache drops the clean pages of a big file from the page cache, so that the kernel does
+// not charge a copy to the agent's memory.
 func dropPageCache(file *os.File) {
 	if info, err := file.Stat(); err != nil || info.Size() < bigFile {
 		return
@@ -96,16 +96,16 @@ func dropPageCache(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// Comparisons caches which files had equal content when they were compared, for as long as stat(2) returns the same for
-// both. The zero value is empty; Comparisons is safe for concurrent use.
+// Comparisons caches which pairs of files had equal content. A result is valid while stat(2) returns the same for both
+// files. The zero value is empty; Comparisons is safe for concurrent use.
 type Comparisons struct {
 	known sync.Map // of statuses, by the path of the copy
 }
 
-// statuses are those of a file and its copy.
+// statuses are the statuses of a file and its copy.
 type statuses [2]syscall.Stat_t
 
-// clockStep is the longest interval in which two changes may get the same time: file systems count in steps of up to 2 s.
+// clockStep is the longest interval in which two changes can get the same time: file systems have steps of up to 2 s.
 const clockStep = 2 * time.Second
 
 func (c *Comparisons) equal(source, target *os.File) (bool, error) {
@@ -117,8 +117,8 @@ func (c *Comparisons) equal(source, target *os.File) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// A program that was run from an evicted file lies in single pages, with which a start costs up to 1.7 times as much. Read as a
-	// whole it lies in large blocks.
+	// A program that ran after its pages were evicted is cached in single pages, and a start costs up to 1.7 times as much. After a
+	// read of the whole file it is cached in large blocks.
 	dropPageCache(target)
 	if have, _ := digest(target); have != want { // Copy replaces an unreadable copy
 		return false, nil

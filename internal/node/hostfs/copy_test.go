@@ -107,7 +107,7 @@ func TestComparisons_EveryChange(t *testing.T) {
 	})
 }
 
-// Only a change that is some seconds old is trusted, and no process can set the time of a change.
+// Comparisons trusts only a ctime that is some seconds old. No process can set the ctime.
 func TestComparisons_QuietFileIsReadOnce(t *testing.T) {
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
@@ -142,7 +142,7 @@ func TestCopy_OverRunningProgram(t *testing.T) {
 		check.OK(t, running.Start())
 		if file, busy := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(busy, syscall.ETXTBSY) {
 			_ = file.Close()
-			t.Fatalf("writing to it: error %v, so this test shows nothing", busy)
+			t.Fatalf("writing to the running program: error %v, so this test shows nothing", busy)
 		}
 		put(t, fresh, "#!/bin/sh\necho new\n")
 		if changed, failed := (hostfs.Disk{}).Copy(fresh, path, 0o755); !changed || failed != nil {
@@ -150,14 +150,14 @@ func TestCopy_OverRunningProgram(t *testing.T) {
 		}
 		_, err = io.WriteString(input, "done")
 		check.OK(t, errors.Join(err, input.Close(), running.Wait()))
-		check.Equal(t, output.String(), "done", "the running one prints")
+		check.Equal(t, output.String(), "done", "the running program prints")
 		if got, err := exec.CommandContext(t.Context(), path).Output(); string(got) != "new\n" || err != nil {
-			t.Errorf("the new one prints %q, error %v", got, err)
+			t.Errorf("the new program prints %q, error %v", got, err)
 		}
 	})
 }
 
-// A process that is forked holds the open files of its parent until it executes another program.
+// A forked process has the open files of its parent until it executes another program.
 func TestCopy_ExecutedDuringForks(t *testing.T) {
 	dir := hostfstest.Memory(t)
 	for i, text := range []string{"#!/bin/sh\nexit 0\n", "#!/bin/sh\n\nexit 0\n"} {

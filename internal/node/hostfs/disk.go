@@ -15,26 +15,26 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
-// Marks between the name of a file and the digits that end the name of its temporary file. No such name has an extension
-// that a container runtime reads.
+// Marks between the name of a file and the digits that end the name of its temporary file. The names of temporary files have no
+// extension that a container runtime reads.
 const (
-	// tempMark is that of the reference, of older versions of this program and of others.
+	// tempMark is the mark of Istio's agent, of older versions of this program, and of other programs.
 	tempMark = ".tmp."
-	// ownMark precedes it in no name of another program, so that leftovers of a crash are recognised by their names alone.
+	// ownMark precedes tempMark only in names of this program, so that Sweep recognises leftovers by name.
 	ownMark = ".istio-cni"
 )
 
 // Disk changes files of the node. The zero value is ready for use.
 //
-// An error means that nothing changed, with one exception: if the fsync of the directory fails after the rename, the new
-// content is in place, complete, and may be the old one again after a loss of power.
+// An error means that nothing changed, with one exception: if the fsync of the directory fails after the rename, the
+// complete new content is in place, but a loss of power can bring the old content back.
 type Disk struct {
-	Before   func(Call) error // is called before each call, which it can refuse; for tests
-	Compared *Comparisons     // cache of Copy and Identical; nil reads all files each time
+	Before   func(Call) error // runs before each call and can refuse it; for tests
+	Compared *Comparisons     // cache for Copy and Identical; nil reads all files each time
 }
 
-// WriteFile writes a file of this content and exactly this mode, whatever the umask. A replaced file keeps its owner. A
-// symbolic link stays, and WriteFile replaces the target of the link; a target that is no regular file is an error.
+// WriteFile writes a file with exactly this mode, whatever the umask. A replaced file keeps its owner. WriteFile follows a
+// symbolic link and replaces its target. A target that is not a regular file is an error.
 func (d Disk) WriteFile(path string, data []byte, mode fs.FileMode) error {
 	return d.put(path, data, mode, d.renameOnto)
 }
@@ -56,7 +56,7 @@ func (d Disk) put(path string, data []byte, mode fs.FileMode, place func(temp, p
 	return wrapPath("writing", path, err)
 }
 
-// Append appends to an existing regular file, which is no link. A crash can leave a part of the data.
+// Append appends to an existing regular file. It follows no symbolic link. A crash can leave a part of the data.
 func (Disk) Append(path string, data []byte) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) //nolint:gosec // the caller's own file
 	if err == nil {
@@ -66,7 +66,7 @@ func (Disk) Append(path string, data []byte) error {
 	return wrapPath("appending to", path, err)
 }
 
-// resolve returns the path to replace and the file there, nil if there is none.
+// resolve returns the path to replace and the existing file, or nil.
 func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -87,7 +87,7 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	if err == nil {
 		info, err = os.Lstat(target)
 	}
-	// Another kind of file may be there on purpose, such as /dev/null to hide a file.
+	// Another kind of file can be intended, such as /dev/null to hide a file.
 	if err == nil && !info.Mode().IsRegular() {
 		err = ErrNotRegular
 	}
@@ -97,7 +97,7 @@ func (d Disk) resolve(path string) (string, fs.FileInfo, error) {
 	return target, info, nil
 }
 
-// replace completes a temporary file by fill and renames it by place.
+// replace fills a temporary file with fill and renames it with place.
 func (d Disk) replace(path string, fill func(temp *os.File) error, place func(temp, path string) error) error {
 	temp, err := d.create(path)
 	if err != nil {
@@ -122,7 +122,7 @@ func (d Disk) renameOnto(temp, path string) error {
 	return wrap("renaming temporary file", d.rename(temp, path, 0))
 }
 
-// complete fills a temporary file and puts it on the disk.
+// complete fills a temporary file, syncs it and closes it.
 func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	err := fill(temp)
 	if err == nil {
@@ -146,7 +146,7 @@ func (d Disk) create(path string) (*os.File, error) {
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
 
-// beside finds a name for a temporary file of path that create does not find taken.
+// beside calls create with names for a temporary file of path until one is free.
 func beside(path string, create func(temp string) error) error {
 	const attempts = 100
 	var err error
@@ -174,7 +174,7 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 	if was.Uid == now.Uid && was.Gid == now.Gid {
 		return nil
 	}
-	// An agent without CAP_CHOWN makes the file its own, as every program that writes by rename does.
+	// Without CAP_CHOWN the agent becomes the file's owner, like every program that writes by rename.
 	err := d.on("chown", temp.Name(), func() error { return temp.Chown(int(was.Uid), int(was.Gid)) })
 	if errors.Is(err, syscall.EPERM) {
 		return nil
@@ -182,8 +182,8 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 	return wrap("changing owner", err)
 }
 
-// Symlink makes link a symbolic link to target, durably, and reports whether it had to. A file of that name is replaced,
-// a directory is an error.
+// Symlink durably makes link a symbolic link to target, and reports whether it changed anything. It replaces a file at link. A
+// directory at link is an error.
 func (d Disk) Symlink(target, link string) (changed bool, err error) {
 	if is, err := os.Readlink(link); err == nil && is == target {
 		return false, nil
@@ -203,7 +203,7 @@ func (d Disk) symlink(target, link string) error {
 	return d.place(temp, link, nil, d.renameOnto)
 }
 
-// Rename renames a file, durably. A file of that name is replaced.
+// Rename durably renames a file. It replaces a file at the new name.
 func (d Disk) Rename(from, to string) error {
 	err := d.rename(from, to, 0)
 	if err == nil {
@@ -218,7 +218,7 @@ func (d Disk) Rename(from, to string) error {
 	return nil
 }
 
-// Remove removes a file, a link or an empty directory, durably. A missing one is no error.
+// Remove durably removes a file, a link or an empty directory. A missing file is no error.
 func (d Disk) Remove(path string) error {
 	err := d.remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -230,11 +230,11 @@ func (d Disk) Remove(path string) error {
 	return wrapPath("removing", path, err)
 }
 
-// parentMode is the mode of directories that are made on the way.
+// parentMode is the mode of new parent directories.
 const parentMode fs.FileMode = 0o755
 
-// MkdirAll makes the directory and those above that are missing, durably. The directory gets exactly this mode, those
-// above 0755, whatever the umask; existing directories are left unchanged.
+// MkdirAll durably makes a directory and its missing parents. The directory gets exactly this mode, and the parents 0755,
+// whatever the umask. Existing directories stay unchanged.
 func (d Disk) MkdirAll(path string, mode fs.FileMode) error {
 	return wrapPath("making directory", path, d.mkdirAll(filepath.Clean(path), mode))
 }
@@ -260,11 +260,11 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	if err != nil {
 		return cause(err)
 	}
-	// The umask may have cleared bits. Another owner of the parent may have put a link there.
+	// The umask may have cleared bits. Another owner of the parent may have replaced the directory with a link.
 	err = d.on("chmod", path, func() error {
-		dir, err := os.OpenFile(path, syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) //nolint:gosec // the caller's path
-		if err != nil {
-			return err
+		dir, failed := os.OpenFile(path, syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) //nolint:gosec // the caller's path
+		if failed != nil {
+			return failed
 		}
 		defer dir.Close() //nolint:errcheck // it was only opened
 		return dir.Chmod(mode)
@@ -275,20 +275,20 @@ func (d Disk) mkdirAll(path string, mode fs.FileMode) error {
 	return d.SyncDir(parent)
 }
 
-// Sweep removes the temporary files that writes of these names, by this program or by the reference, have left in the
+// Sweep removes the temporary files that writes to these names, by this program or by Istio's agent, have left in the
 // directory, and returns their names. It continues after a failure and joins the errors. A missing directory is no error.
 //
-// The caller makes sure that no other process writes these files: see [Lock].
+// The caller ensures that no other process writes these files: see [Lock].
 func (d Disk) Sweep(dir string, names ...string) (removed []string, err error) {
 	return d.sweep(dir, func(file string, _ bool) bool { return slices.Contains(names, file) })
 }
 
-// SweepOwn is Sweep for these names and for all temporary files of this program, of any file.
+// SweepOwn is Sweep for these names and for all temporary files of this program, whatever their names.
 func (d Disk) SweepOwn(dir string, names ...string) (removed []string, err error) {
 	return d.sweep(dir, func(file string, own bool) bool { return own || slices.Contains(names, file) })
 }
 
-// sweep removes temporary files by the name of the file that they were to become, and by whether this program made them.
+// sweep removes the temporary files for which leftover returns true. Its arguments are the results of tempOf.
 func (d Disk) sweep(dir string, leftover func(file string, own bool) bool) (removed []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -312,8 +312,8 @@ func (d Disk) sweep(dir string, leftover func(file string, own bool) bool) (remo
 	return removed, errors.Join(errs...)
 }
 
-// tempOf returns the name of the file that a temporary file was to become, "" for another file, and whether this program
-// made it.
+// tempOf returns the intended name of a temporary file, or "" for another file, and whether this program made the temporary
+// file.
 func tempOf(temp string) (file string, own bool) {
 	at := strings.LastIndex(temp, tempMark)
 	if at < 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// A job is a method at work in a directory that prepare has made.
+// A job is a call of a method in a directory.
 type job struct {
 	name    string
 	prepare func(dir string) op
@@ -27,7 +27,7 @@ type job struct {
 	states  []string // of the directory: before, after, and valid ones in between, see state
 }
 
-// big is more than one chunk of a copy.
+// big is longer than one chunk of a copy.
 var big = strings.Repeat("0123456789abcdef", 20000)
 
 func jobs() []job {
@@ -120,13 +120,13 @@ func prepared(t *testing.T, j job) string {
 	return dir
 }
 
-// steps returns how many operations the job makes.
+// steps returns the number of operations of the job.
 func steps(t *testing.T, j job) int {
 	t.Helper()
 	dir := prepared(t, j)
 	n := hostfstest.Count(func(disk hostfs.Disk) { check.OK(t, j.do(disk, dir)) })
 	if after, temps := state(t, dir); after != j.states[1] || temps != 0 {
-		t.Fatalf("in the end it is %q with %d temporary files, want %q", after, temps, j.states[1])
+		t.Fatalf("the job ends with %q and %d temporary files, want %q", after, temps, j.states[1])
 	}
 	if n < 2 {
 		t.Fatalf("%d operations: nothing to interrupt", n)
@@ -134,8 +134,8 @@ func steps(t *testing.T, j job) int {
 	return n
 }
 
-// eachOperation does each job with a fault at each of its operations. The check gets the directory, the operation and the
-// error.
+// eachOperation does each job with a fault at each of its operations. check receives the directory, the failed operation and
+// the error.
 func eachOperation(t *testing.T, fault func(int) *hostfstest.Faults, check func(t *testing.T, j job, dir, failed string, err error)) {
 	t.Helper()
 	for _, j := range jobs() {
@@ -161,7 +161,7 @@ func TestDisk_KilledAtEachOperation(t *testing.T) {
 			if got, _ := state(t, dir); !slices.Contains(j.states, got) {
 				t.Errorf("%s at %q: left %q", kind, failed, got)
 			}
-			// And the next process completes the job.
+			// The next process completes the job.
 			check.OK(t, j.do(hostfs.Disk{}, dirAfter(t, j, dir)))
 			_, err = hostfs.Disk{}.Sweep(dir, "f", "target")
 			check.OK(t, err)
@@ -172,7 +172,7 @@ func TestDisk_KilledAtEachOperation(t *testing.T) {
 	}
 }
 
-// dirAfter returns a fresh directory for a job that cannot be done twice.
+// dirAfter returns a fresh directory for a job that cannot run twice.
 func dirAfter(t *testing.T, j job, dir string) string {
 	t.Helper()
 	if got, _ := state(t, dir); strings.HasPrefix(j.name, "rename") && got == j.states[1] {
@@ -213,7 +213,7 @@ func TestWriteFile(t *testing.T) {
 				check.Equal(t, modeOf(t, path), mode, "umask", mask, "mode")
 			}
 		}
-		// The owner is kept, with the bits that chown would clear.
+		// WriteFile keeps the owner, and the mode bits that chown clears.
 		check.OK(t, os.Chown(path, 12, 34))
 		check.OK(t, disk.WriteFile(path, []byte("new"), fs.ModeSetuid|0o755))
 		var stat syscall.Stat_t
@@ -245,7 +245,7 @@ func TestWriteFile_ThroughLink(t *testing.T) {
 			}
 		}
 		check.Diff(t, "result", []string{"f"}, names(t, filepath.Dir(target)))
-		// A null device of the test's own: wrong code would replace the machine's.
+		// The test has its own null device because wrong code would replace the machine's.
 		null := filepath.Join(dir, "null")
 		check.OK(t, syscall.Mknod(null, syscall.S_IFCHR|0o666, 1<<8|3))
 		for name, to := range map[string]string{
@@ -310,7 +310,7 @@ func TestMkdirAll(t *testing.T) {
 		check.Equal(t, modeOf(t, filepath.Join(dir, path)), want, path, "mode")
 	}
 	if n := hostfstest.Count(func(disk hostfs.Disk) { check.OK(t, disk.MkdirAll(filepath.Join(dir, "a", "b"), 0o700)) }); n != 0 {
-		t.Errorf("%d operations for a directory that is there", n)
+		t.Errorf("%d operations for an existing directory", n)
 	}
 	put(t, filepath.Join(dir, "f"), "")
 	for _, path := range []string{"f", "f/sub"} {
@@ -325,7 +325,7 @@ func TestSweep(t *testing.T) {
 	named := []string{
 		"10-x.conflist.istio-cni.tmp.5", "10-x.conflist.tmp.1", "10-x.conflist.tmp.4294967295", "istio-cni.istio-cni.tmp.7", "istio-cni.tmp.7",
 	}
-	own := []string{"other.conf.istio-cni.tmp.5"} // which another process may be writing
+	own := []string{"other.conf.istio-cni.tmp.5"} // another process may be writing it
 	kept := []string{
 		".05-cilium.conflist123", ".istio-cni.tmp.1", "10-x.conflist", "10-x.conflist.istio-cni.tmp.", "10-x.conflist.istio-cni.tmp.1.conf",
 		"10-x.conflist.tmp.", "10-x.conflist.tmp.1.conf", "10-x.conflist.tmp.1a", "110-x.conflist.tmp.1", "istio-cni",

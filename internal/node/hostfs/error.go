@@ -8,19 +8,19 @@ import (
 	"syscall"
 )
 
-// Errors of ReadFile and Copy for files that they do not read.
+// Errors of ReadFile and Copy for files that they refuse to read.
 var (
 	ErrNotRegular = errors.New("not a regular file")
 	ErrTooLarge   = errors.New("file too large")
 )
 
-// A linkError is the error of a symbolic link that does not lead to a file that could be replaced. Mostly the link is absolute
-// and means the node's own root, of which the agent sees only a few directories, in other places.
+// A linkError is the error of a symbolic link that does not lead to a regular file. Usually the link is absolute and starts at
+// the node's root. The agent sees only a few of the node's directories, under other names.
 type linkError struct{ error }
 
 func (e linkError) Unwrap() error { return e.error }
 
-// errNoDirectory is ENOENT because of a missing directory, not only a missing file.
+// errNoDirectory is ENOENT because of a missing directory rather than a missing file.
 var errNoDirectory = fmt.Errorf("%w", syscall.ENOENT)
 
 // inDirectory returns errNoDirectory for ENOENT of a call that creates a file in a directory.
@@ -46,9 +46,9 @@ func wrapPath(doing, path string, err error) error {
 	return fmt.Errorf("%s %q: %w", doing, path, cause(err))
 }
 
-// cause returns the errno in an error type of the standard library, else the error.
+// cause returns the errno in an error of the standard library, else the error.
 func cause(err error) error {
-	switch e := err.(type) { //nolint:errorlint // only the outermost: this package made the texts of deeper errors
+	switch e := err.(type) { //nolint:errorlint // only the outermost error: this package made the texts of deeper errors
 	case *fs.PathError:
 		return e.Err
 	case *os.LinkError:
@@ -62,7 +62,7 @@ func cause(err error) error {
 const elsewhere = "the CNI directories differ per platform: set the chart's global.platform (such as gke, k3s or " +
 	"openshift), or cniBinDir and cniConfDir"
 
-// Hint returns a sentence of remedy for an error of this package, "" if it has none.
+// Hint returns a remedy for an error of this package, or "".
 func Hint(err error) string {
 	if _, ok := errors.AsType[linkError](err); ok {
 		return "the agent sees the node's directories under other names: let the link be relative and stay within its " +

@@ -11,7 +11,7 @@ import (
 
 // A HeldError is the error of a lock that another process holds.
 type HeldError struct {
-	PID int // as the holder sees itself, which in another container is another number; 0 if it is not known yet
+	PID int // in the holder's PID namespace, which can be another container's; 0 if unknown
 }
 
 func (e *HeldError) Error() string {
@@ -24,9 +24,9 @@ func (e *HeldError) Error() string {
 // A FileLock is a lock that this process holds.
 type FileLock struct{ file *os.File }
 
-// Lock locks a file, which it creates if need be, readable by its owner alone, and writes the process number into it. If
-// another process holds the lock the error is a *HeldError, without waiting. The lock ends with Close or with the process,
-// however it dies; child processes do not inherit it. The file stays.
+// Lock locks a file and writes the process ID into it. It creates a missing file with mode 0600. Lock does not wait: if
+// another process holds the lock, the error is a *HeldError. The lock ends with Close or with the process, however that
+// ends. Child processes do not inherit the lock. The file stays.
 func Lock(path string) (*FileLock, error) {
 	for {
 		lock, err := lockOnce(path)
@@ -36,7 +36,7 @@ func Lock(path string) (*FileLock, error) {
 		if lock.isAt(path) {
 			return lock, nil
 		}
-		// Removed, or replaced, before it was locked: others will lock another file.
+		// The file was removed or replaced before it was locked: other processes will lock another file.
 		if err := lock.Close(); err != nil {
 			return nil, err
 		}
@@ -78,7 +78,7 @@ func acquire(file *os.File) error {
 	return wrap("writing process number", err)
 }
 
-// isAt reports whether the locked file is the one that others find.
+// isAt reports whether the locked file is still the file at path.
 func (l *FileLock) isAt(path string) bool {
 	mine, err := l.file.Stat()
 	if err != nil {
@@ -88,8 +88,8 @@ func (l *FileLock) isAt(path string) bool {
 	return err == nil && os.SameFile(mine, current)
 }
 
-// Reacquire locks the file again if the locked one was removed, so that others cannot find it. It reports whether it had
-// to.
+// Reacquire locks the file at path if the locked file was removed, so that other processes cannot find it. It reports whether
+// it did.
 func (l *FileLock) Reacquire(path string) (bool, error) {
 	if l.isAt(path) {
 		return false, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// lockVar makes the test binary another program: one that locks the file of this name until its input ends.
+// lockVar turns the test binary into a program that locks the file of this name until its input ends.
 const lockVar = "HOSTFS_TEST_LOCK"
 
 func TestMain(m *testing.M) {
@@ -32,21 +32,21 @@ func TestMain(m *testing.M) {
 	_ = held.Close()
 }
 
-// ownMounts runs the test that calls it again in a process with a mount namespace of its own, as a container has it, and
-// reports whether this is that process.
+// ownMounts runs the calling test again in a process with a mount namespace of its own, like a container, and reports
+// whether this is that process.
 func ownMounts(t *testing.T) bool {
 	t.Helper()
 	return netnstest.Inside(t, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} })
 }
 
-// onEachFS runs the test in a directory of a disk and in one of memory.
+// onEachFS runs the test in a directory on a disk and in a directory in memory.
 func onEachFS(t *testing.T, test func(t *testing.T, dir string)) {
 	t.Helper()
 	t.Run("disk", func(t *testing.T) { test(t, unlinked(t, t.TempDir())) })
 	t.Run("tmpfs", func(t *testing.T) { test(t, hostfstest.Memory(t)) })
 }
 
-// unlinked returns the path without links.
+// unlinked returns the path without symbolic links.
 func unlinked(tb testing.TB, path string) string {
 	tb.Helper()
 	path, err := filepath.EvalSymlinks(path)
@@ -75,7 +75,7 @@ func mkdir(path string) op           { return func() error { return os.MkdirAll(
 func remove(path string) op          { return func() error { return os.RemoveAll(path) } }
 func symlink(target, path string) op { return func() error { return os.Symlink(target, path) } }
 
-// each is several of them, as fast as possible.
+// each returns an op that does several ops as fast as possible.
 func each(ops ...op) op {
 	return func() error {
 		for _, do := range ops {
@@ -93,7 +93,7 @@ func put(tb testing.TB, path, content string) {
 	check.OK(tb, os.WriteFile(path, []byte(content), 0o644))
 }
 
-// content returns the content of the file, or the error of reading it.
+// content returns the content of the file, or the text of the read error.
 func content(path string) string {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -19,9 +19,9 @@ type Call struct {
 	Path string
 	// To is the new name for rename, and the link for symlink.
 	To string
-	// Data is what write writes.
+	// Data is the data of write.
 	Data []byte
-	// Flags are those of rename, see renameat2(2).
+	// Flags are the flags of rename, see renameat2(2).
 	Flags uint
 }
 
@@ -43,7 +43,7 @@ func (d Disk) on(name, path string, call func() error) error {
 	return d.do(Call{Name: name, Path: path}, call)
 }
 
-// rename calls renameat2(2), and rename(2) without flags, which every file system knows.
+// rename calls renameat2(2) or, without flags, rename(2), which every file system supports.
 func (d Disk) rename(from, to string, flags uint) error {
 	return d.do(Call{Name: "rename", Path: from, To: to, Flags: flags}, func() error {
 		if flags == 0 {
@@ -68,8 +68,8 @@ func (d Disk) close(file *os.File) error {
 	return cmp.Or(file.Close(), refused)
 }
 
-// SyncDir makes the names in a directory outlive a loss of power: for changes that an earlier call failed to sync. A file system
-// without fsync of directories is no error: it has no better guarantee.
+// SyncDir makes the names in a directory durable. It is for changes that an earlier call failed to sync. It ignores a file system
+// without fsync of directories because there is no stronger guarantee.
 func (d Disk) SyncDir(path string) error {
 	return wrapPath("syncing directory", path, d.on("syncdir", path, func() error {
 		dir, err := os.Open(path) //nolint:gosec // the caller's path

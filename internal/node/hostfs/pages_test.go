@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// evict drops the pages of a file that is on the disk.
+// evict drops the pages of a file from the page cache.
 func evict(t *testing.T, path string) {
 	t.Helper()
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -26,8 +26,8 @@ func evict(t *testing.T, path string) {
 	check.OK(t, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
 }
 
-// TestIdentical_PageFaults: after it a program that came into memory page by page costs the faults of a file that was
-// read as a whole. How few these are depends on the kernel and its file system.
+// TestIdentical_PageFaults: after Identical, a program that was cached page by page has the page faults of a file that was
+// read as a whole. Their number depends on the kernel and its file system.
 func TestIdentical_PageFaults(t *testing.T) {
 	dir := t.TempDir()
 	source, program, whole := filepath.Join(dir, "source"), filepath.Join(dir, "program"), filepath.Join(dir, "whole")
@@ -40,7 +40,7 @@ func TestIdentical_PageFaults(t *testing.T) {
 	}
 	file, err := os.Open(whole)
 	check.OK(t, err)
-	_, err = io.Copy(sha256.New(), file) // in blocks: one read of the size of the file does not make large ones
+	_, err = io.Copy(sha256.New(), file) // in chunks: one read of the whole file makes no large blocks
 	check.OK(t, errors.Join(err, file.Close()))
 	single := hostfstest.PageFaults(t, program, unix.MADV_RANDOM)
 	same, err := hostfs.Disk{}.Identical(source, program, 0o755)

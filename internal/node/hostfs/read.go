@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 )
 
-// ReadFile returns the content and the mode of a regular file, or of the target of a symbolic link. Another kind of file is
-// ErrNotRegular, without waiting for it; a file of more bytes than limit is ErrTooLarge.
+// ReadFile returns the content and the mode of a regular file, or of the target of a symbolic link. For another kind of file the
+// error is ErrNotRegular, without waiting; for a file of more than limit bytes it is ErrTooLarge.
 func ReadFile(path string, limit int64) ([]byte, fs.FileMode, error) {
 	data, mode, err := readFile(path, limit)
 	return data, mode, wrapPath("reading", path, err)
@@ -24,7 +24,7 @@ func readFile(path string, limit int64) ([]byte, fs.FileMode, error) {
 		return nil, 0, err
 	}
 	defer func() { _ = file.Close() }() // only read
-	// Its size may change, and some file systems do not report it.
+	// The size can change, and some file systems do not report it.
 	data, err := io.ReadAll(io.LimitReader(file, limit+1))
 	if err != nil {
 		return nil, 0, cause(err)
@@ -35,7 +35,7 @@ func readFile(path string, limit int64) ([]byte, fs.FileMode, error) {
 	return data, info.Mode(), nil
 }
 
-// openRegular opens a regular file for reading. It does not open other kinds: open(2) itself may wait for the other end of a
+// openRegular opens a regular file for reading. It does not open other kinds because open(2) can wait for the other end of a
 // pipe, or start a device.
 func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	if root, _ := hostpath.Root(path); root != "/" {
@@ -54,7 +54,7 @@ func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	if err != nil {
 		return nil, nil, cause(err)
 	}
-	info, err = file.Stat() // it may be another one by now
+	info, err = file.Stat() // the file may have been replaced
 	if err == nil && !info.Mode().IsRegular() {
 		err = ErrNotRegular
 	}
@@ -64,8 +64,8 @@ func openRegular(path string) (*os.File, fs.FileInfo, error) {
 	return file, info, nil
 }
 
-// List returns the names in the directory that want accepts, nil for all, in the order of their bytes. Directories are
-// left out, and links are not followed, as libcni does it.
+// List returns the names in the directory that want accepts (nil: all), in byte order. Like libcni it skips directories and
+// follows no links.
 func List(dir string, want func(name string) bool) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

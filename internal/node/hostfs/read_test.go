@@ -44,7 +44,7 @@ func TestReadFile(t *testing.T) {
 		dir:                 hostfs.ErrNotRegular,
 		"/dev/zero":         hostfs.ErrNotRegular,
 		at("f/below"):       syscall.ENOTDIR,
-		"/proc/self/maps":   hostfs.ErrTooLarge, // of size 0, as it seems
+		"/proc/self/maps":   hostfs.ErrTooLarge, // reports size 0
 		"/proc/self/mounts": hostfs.ErrTooLarge,
 	} {
 		data, _, err := hostfs.ReadFile(name, 4)
@@ -53,7 +53,7 @@ func TestReadFile(t *testing.T) {
 		}
 	}
 	if data, _, err := hostfs.ReadFile("/proc/version", 1000); len(data) == 0 || err != nil {
-		t.Errorf("a file of size 0, as it seems: %q, error %v", data, err)
+		t.Errorf("a file that reports size 0: %q, error %v", data, err)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-// A directory that is moved or removed on the node is still there under its mount, and no longer the one of its name.
+// A directory that the node moves or removes stays visible under its mount, although its name now means another directory.
 func TestMountedFrom_ChangesWithDirectory(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(dir string) error{
@@ -122,7 +122,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("content %q, mode %v", got, modeOf(t, path))
 	}
 	wantHeld(t, path, os.Getpid())
-	// A program that is started while the lock is held does not hold it.
+	// A program that starts while the lock is held does not inherit it.
 	child := exec.CommandContext(t.Context(), "/bin/sleep", "1000")
 	check.OK(t, child.Start())
 	check.OK(t, held.Close())
@@ -209,7 +209,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// The kernel's own answers, from a file system that is full and one that is read-only.
+// The errors come from the kernel, for a full and for a read-only file system.
 func TestDisk_ErrorsOfRealFileSystems(t *testing.T) {
 	t.Parallel()
 	if !ownMounts(t) {

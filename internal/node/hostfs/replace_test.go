@@ -13,8 +13,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// among runs other writers right before the renames with flags, one before each, and then before, unless nil. With plain such
-// renames are unknown, as in some file systems.
+// among runs the next of the other writers right before each rename with flags, then before, unless nil. With plain, renames
+// with flags fail, as on some file systems.
 func among(plain bool, before func(hostfs.Call) error, writers ...func() error) hostfs.Disk {
 	return hostfs.Disk{Before: func(c hostfs.Call) error {
 		var err error
@@ -31,7 +31,7 @@ func among(plain bool, before func(hostfs.Call) error, writers ...func() error) 
 	}}
 }
 
-// writing is another writer that replaces the file, or writes in place; a text "-" removes it.
+// writing returns a writer that replaces the file, or writes in place. The text "-" removes the file.
 func writing(file, text string, inPlace bool) func() error {
 	switch {
 	case text == "-":
@@ -42,12 +42,12 @@ func writing(file, text string, inPlace bool) func() error {
 	return each(write(file+".theirs", text), rename(file+".theirs", file))
 }
 
-// TestReplace has other writers before the exchange and before each one back: the last content stays.
+// TestReplace: with other writers before the exchange and before each exchange back, the last content stays.
 func TestReplace(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name       string
-		there, old string // "-" is none
+		there, old string // "-" means no file
 		others     string // one write each, "-" removes
 		plain      bool
 		want       string
@@ -94,8 +94,8 @@ func TestReplace(t *testing.T) {
 	}
 }
 
-// TestReplace_FailsAtEachCall has a process that is killed or a call that fails at each of its calls, with and without
-// another writer right before the exchange: the file is whole, and a sweep removes the rest.
+// TestReplace_FailsAtEachCall kills the process or fails the call at each call, with and without another writer right before
+// the exchange: the file is whole, and a sweep removes the temporary files.
 func TestReplace_FailsAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func(int) *hostfstest.Faults{

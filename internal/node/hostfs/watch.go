@@ -21,29 +21,29 @@ import (
 // A Path is a file or a directory to watch, whether it exists or not.
 type Path struct {
 	Name string // absolute
-	// Only reports which entries count if the path is a directory; nil counts all. It is called with a base name, at any
-	// time and by another goroutine.
+	// Only selects entries by base name if the path is a directory; nil selects all. Another goroutine calls it, at any
+	// time.
 	Only func(base string) bool
 }
 
 const (
-	// recheckInterval is how often a change is reported without an event: the kernel reports no mount over a directory,
-	// no unmount and no removal of a directory that a mount still holds.
+	// recheckInterval is the interval of reports without an event: the kernel reports no mount over a directory, no
+	// unmount and no removal of a directory that a mount still holds.
 	recheckInterval = 10 * time.Second
-	// pollInterval replaces it while the kernel has no inotify instance, or not enough watches, for this user. All
-	// programs of a user share them, so that they may run out, and be free again, at any time.
+	// pollInterval replaces it while this user has no free inotify instance, or not enough watches. All programs of
+	// a user share them, so that they can run out, and become free again, at any time.
 	pollInterval = 2 * time.Second
 )
 
 // Watch reports that an entry changed at one of a set of paths, without naming it: the receiver compares all files with
 // their desired state. A Watch uses one inotify instance and three goroutines until Close.
 //
-// Each path is walked from the root, through symbolic links, and each directory on the way is watched for the entries
-// that paths contain. So a path may be created, removed, renamed or replaced at any of its elements, also as the kubelet
-// updates a volume (the file is a link to ..data/file, and a new link is renamed onto ..data). A directory at the end of
-// a path is watched for its own entries as well, but not for files below these or behind links in it.
+// Watch walks each path from the root, through symbolic links, and watches each directory on the way for the entries
+// in the paths. So any element of a path can be created, removed, renamed or replaced, also in the way that the kubelet
+// updates a volume (the file is a link to ..data/file, and a new link is renamed onto ..data). If a path ends at a
+// directory, Watch also watches its entries, but no files below them or behind links in it.
 //
-// Watch renews the watches of all directories at each event that counts and every ten seconds, and only then reports a
+// Watch renews the watches of all directories at each relevant event and every ten seconds, and only then reports a
 // change. So the receiver notices a change without an event within ten seconds.
 type Watch struct {
 	log     *slog.Logger
@@ -52,11 +52,11 @@ type Watch struct {
 	end     func()
 	running sync.WaitGroup
 	polling atomic.Bool
-	// watched is nil while the directories are being walked: then each event counts.
+	// watched is nil during a walk: then each event counts.
 	watched atomic.Pointer[watchSet]
 	paths   atomic.Pointer[[]Path]
 
-	kernel *fsnotify.Watcher // of the goroutine that walks; nil while the kernel has no instance
+	kernel *fsnotify.Watcher // only for the walking goroutine; nil without an inotify instance
 }
 
 // NewWatch returns a watch without paths.
@@ -68,11 +68,11 @@ func NewWatch(log *slog.Logger) *Watch {
 	return w
 }
 
-// Polling reports whether a change is reported every two seconds because the kernel reports none.
+// Polling reports whether Watch reports a change every two seconds because inotify is not available.
 func (w *Watch) Polling() bool { return w.polling.Load() }
 
-// Set makes these the paths to watch. If their names differ from the last ones, in any order, one change is reported as
-// soon as they are watched.
+// Set replaces the paths to watch. If the set of names differs from the last one, Watch reports one change as soon as it
+// watches them.
 func (w *Watch) Set(paths ...Path) {
 	paths = slices.SortedStableFunc(slices.Values(paths), func(a, b Path) int { return strings.Compare(a.Name, b.Name) })
 	before := w.paths.Swap(&paths)
@@ -84,7 +84,7 @@ func (w *Watch) Set(paths ...Path) {
 // Changed returns a channel that receives after a change since the last receive. The channel is never closed.
 func (w *Watch) Changed() <-chan struct{} { return w.changed }
 
-// Close ends the watch and returns when its goroutines have ended.
+// Close ends the watch and waits for its goroutines.
 func (w *Watch) Close() {
 	w.end()
 	w.running.Wait()
@@ -98,11 +98,11 @@ func signal(c chan struct{}) {
 	}
 }
 
-// run walks the paths at each event that counts and at each interval, and reports a change after it.
+// run walks the paths at each relevant event and at each interval, and then reports a change.
 func (w *Watch) run(stop <-chan struct{}) {
 	defer func() {
 		if w.kernel != nil {
-			_ = w.kernel.Close() // which ends the goroutine that reads it
+			_ = w.kernel.Close() // ends the goroutine that reads it
 		}
 	}()
 	timer := time.NewTimer(recheckInterval)
@@ -124,9 +124,9 @@ func (w *Watch) run(stop <-chan struct{}) {
 	}
 }
 
-// walk watches the directories on the way of all paths, including those already watched, since another directory may have
-// the name by now. Watches of earlier walks stay: the kernel ends a watch with its directory. An event that arrives
-// meanwhile causes another walk.
+// walk watches the directories on the way of all paths. It includes the watched directories because another directory may now
+// have the name. Watches of earlier walks stay: the kernel ends a watch with its directory. An event during a walk causes
+// another walk.
 func (w *Watch) walk() error {
 	if err := w.open(); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (w *Watch) walk() error {
 	return errors.Join(errs...)
 }
 
-// open gets an inotify instance if there is none yet.
+// open creates the inotify instance if it does not exist yet.
 func (w *Watch) open() error {
 	if w.kernel != nil {
 		return nil
@@ -154,7 +154,7 @@ func (w *Watch) open() error {
 	return err
 }
 
-// readEvents reads the kernel's events until the instance is closed. It never blocks on anything else: fsnotify adds no
+// readEvents reads the kernel's events until the instance is closed. It never blocks otherwise, because fsnotify adds no
 // watch while an error is unread.
 func (w *Watch) readEvents(kernel *fsnotify.Watcher) {
 	for {
@@ -171,7 +171,7 @@ func (w *Watch) readEvents(kernel *fsnotify.Watcher) {
 			if !ok {
 				return
 			}
-			// Mostly a queue that overflowed: any event may be among those that were lost.
+			// Usually the queue overflowed: any event may be lost.
 			w.log.Warn("inotify events were lost, comparing all files", "error", err)
 			signal(w.wake)
 		}
@@ -200,11 +200,11 @@ func watchHint(err error) string {
 
 // A watchSet holds the names and directories on the way of a list of paths.
 type watchSet struct {
-	names map[string]bool   // the elements of all paths, those of links included
-	ends  map[string][]Path // by directory, as a path without links: the paths that end there
+	names map[string]bool   // the elements of all paths, including links' targets
+	ends  map[string][]Path // the paths that end at a directory, by its path without links
 }
 
-// add walks a path. Each directory is watched before its entry is examined, so that a later change of the entry is an
+// add walks a path. It watches each directory before it examines the entry, so that a later change of the entry is an
 // event. The walk ends where the next entry is missing or a file, or after too many links.
 func (s *watchSet) add(path Path, watch func(dir string) error) error {
 	var err error
@@ -228,7 +228,7 @@ func (s *watchSet) add(path Path, watch func(dir string) error) error {
 	return err
 }
 
-// counts reports whether an event at the path may concern one of the set.
+// counts reports whether an event at a path may concern a path of the set.
 func (s *watchSet) counts(path string) bool {
 	dir, base := filepath.Split(path)
 	return s == nil || s.names[base] || slices.ContainsFunc(s.ends[filepath.Clean(dir)], func(p Path) bool {

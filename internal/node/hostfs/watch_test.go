@@ -24,11 +24,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// A journal is a watch's log.
+// A journal is the log of a watch.
 type journal struct {
 	agenttest.Buffer
 
-	stalled sync.Mutex // held, the watch waits at its next record
+	stalled sync.Mutex // while it is held, the watch waits at its next record
 }
 
 func (j *journal) Write(p []byte) (int, error) {
@@ -41,7 +41,7 @@ func (j *journal) logger() *slog.Logger {
 	return slog.New(slog.NewJSONHandler(j, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// await waits for a line in the log since mark, and returns the lines: of each record its path or else its level.
+// await waits for a line in the log after mark, and returns the lines: the path of each record, or else its level.
 func (j *journal) await(t *testing.T, mark int, line string) (lines []string) {
 	t.Helper()
 	agenttest.Until(t, func() string { return fmt.Sprintf("no %q in %q", line, lines) }, func() bool {
@@ -56,7 +56,7 @@ func (j *journal) await(t *testing.T, mark int, line string) (lines []string) {
 	return lines
 }
 
-// A fixture is a watch, its log, and a path that is watched besides the others.
+// A fixture is a watch, its log, and a sentinel path.
 type fixture struct {
 	*hostfs.Watch
 	log      *journal
@@ -74,14 +74,14 @@ func newFixture(tb testing.TB, paths ...hostfs.Path) *fixture {
 	return f
 }
 
-// at is a path with no filter.
+// at returns a path without a filter.
 func at(elements ...string) hostfs.Path { return hostfs.Path{Name: filepath.Join(elements...)} }
 
-// quiet is how long nothing must be reported for a watch to be at rest: its own work is microseconds. If that is too short on
-// a slow machine, a change is taken for the next one's, and no test fails that should not.
+// quiet is the time without a report after which a watch is at rest: its own work takes microseconds. If quiet is too short on
+// a slow machine, a report is attributed to the next change, and no test fails wrongly.
 const quiet = 10 * time.Millisecond
 
-// expect waits for a change and for the changes that follow it at once. A watch that spins has no end of them.
+// expect waits for a change and for the changes that follow it at once. It fails if they do not end.
 func (f *fixture) expect(tb testing.TB, change string) {
 	tb.Helper()
 	select {
@@ -99,7 +99,7 @@ func (f *fixture) expect(tb testing.TB, change string) {
 	tb.Fatalf("%s: changes without end", change)
 }
 
-// ignores does something that must not be reported: the sentinel's event comes after it and is the first.
+// ignores makes a change that must not be reported: the first report is the later change of the sentinel.
 func (f *fixture) ignores(t *testing.T, change string, do op) {
 	t.Helper()
 	mark := len(f.log.String())
@@ -113,7 +113,7 @@ func (f *fixture) ignores(t *testing.T, change string, do op) {
 	f.expect(t, "the sentinel's end")
 }
 
-// A step of a test does something that must be reported.
+// A step of a test makes a change that must be reported.
 type step struct {
 	change string
 	do     op
@@ -127,7 +127,7 @@ func (f *fixture) expectEach(t *testing.T, steps ...step) {
 	}
 }
 
-// changes are all ways for the entry f of a directory to change. There is nothing before and after.
+// changes returns all kinds of changes of the entry f of a directory. f does not exist before and after them.
 func changes(dir string) []step {
 	f, aside := filepath.Join(dir, "f"), dir+".aside"
 	return []step{
@@ -232,7 +232,7 @@ func TestWatch_DirectoryMadeAgain(t *testing.T) {
 	})
 }
 
-// The new directory often gets the inode number of the old one, at once, and the events of both are mixed.
+// The new directory often gets the inode number of the old one at once, and the events of both are mixed.
 func TestWatch_Churn(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
 		dir := filepath.Join(base, "a", "b")
@@ -257,7 +257,7 @@ func TestWatch_MissingPaths(t *testing.T) {
 		dir := filepath.Join(a, "b", "c")
 		f := newFixture(t, at(dir), at(x, "y", "token"))
 		f.expectEach(t,
-			step{"all of the directories, of which the kernel reports the first alone", mkdir(dir)},
+			step{"all directories: the kernel reports only the first", mkdir(dir)},
 			step{"a parent of the file", mkdir(x)},
 			step{"the parent of the file", mkdir(filepath.Join(x, "y"))},
 			step{"the file", write(filepath.Join(x, "y", "token"), "")},
@@ -271,7 +271,7 @@ func TestWatch_MissingPaths(t *testing.T) {
 	})
 }
 
-// volume is a directory as the kubelet makes it of a secret, a ConfigMap or a projected volume.
+// volume is a directory that the kubelet makes for a Secret, a ConfigMap or a projected volume.
 type volume struct {
 	dir string
 	n   int
@@ -343,7 +343,7 @@ func TestWatch_Links(t *testing.T) {
 	})
 }
 
-// TestWatch_RootOfAnotherProcess: the events are those of that process' files, also behind absolute links.
+// TestWatch_RootOfAnotherProcess: the watch reports events of that process's files, also behind absolute links.
 func TestWatch_RootOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	base := unlinked(t, t.TempDir())
@@ -360,7 +360,7 @@ func TestWatch_RootOfAnotherProcess(t *testing.T) {
 	f.expect(t, "another link")
 }
 
-// The queue of the kernel is real, and overflows while the watch does not read it.
+// The kernel's queue overflows while the watch does not read it.
 func TestWatch_QueueOverflow(t *testing.T) {
 	dir := filepath.Join(hostfstest.Memory(t), "d")
 	check.OK(t, os.Mkdir(dir, 0o755))
@@ -410,10 +410,10 @@ func TestWatch_Mounts(t *testing.T) {
 	check.OK(t, unix.Mount(node, seen, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { check.OK(t, unix.Unmount(seen, 0)) })
 	f := newFixture(t, at(node, "f"), at(seen, "g"))
-	f.expectEach(t, // of one directory, watched once
+	f.expectEach(t, // one directory, watched once
 		step{"the first path's file", write(filepath.Join(seen, "f"), "")},
 		step{"the second path's file", write(filepath.Join(seen, "g"), "")},
-		// The kernel reports no mount, the interval does.
+		// The kernel reports no mount; the interval does.
 		step{"a mount", func() error { return unix.Mount("tmpfs", seen, "tmpfs", 0, "") }},
 		step{"a file of the mount", write(filepath.Join(seen, "g"), "")},
 	)

@@ -1,8 +1,8 @@
-// Package hostpath finds files of the node as this process sees them, which may be from inside of a container.
+// Package hostpath finds files of the node from this process, which may run in a container.
 //
 // It promises to search a path of the node below each prefix under which the node's file system may be mounted, not to
-// follow links of the node which lead out of such a prefix (/var/run), and never to mistake a procfs of the container for
-// the node's. It opens nothing and changes nothing.
+// follow the node's links out of such a prefix (/var/run), and never to mistake the container's procfs for the node's. It
+// opens nothing and changes nothing.
 //
 // Start reading at [View].
 package hostpath
@@ -14,16 +14,16 @@ import (
 	"strings"
 )
 
-// View is where this process sees the node's file system.
+// View is the location of the node's file system for this process.
 type View struct {
-	// Roots are prefixes under which paths of the node are seen, best first. Without any they are seen as they are.
+	// Roots are prefixes of the node's paths, best first. Without a root, the node's paths need no prefix.
 	Roots []string
-	// Proc is the procfs of the node, "" if it is not seen.
+	// Proc is the path of the node's procfs, or "" if this process cannot see it.
 	Proc string
 }
 
-// Detect returns the view of this moment: the roots that exist, and the procfs below one of them or as it is. The first
-// process of a procfs sees the processes of its own container only, so its procfs is not the node's.
+// Detect returns the current view: the existing roots, and the procfs below one of them or at proc itself. If this
+// process is PID 1, the procfs at proc is its container's, so Detect rejects it.
 func Detect(roots []string, proc string) View {
 	v := View{Roots: slices.DeleteFunc(slices.Clone(roots), func(root string) bool { return !exists(root) })}
 	for _, root := range v.Roots {
@@ -38,7 +38,7 @@ func Detect(roots []string, proc string) View {
 	return v
 }
 
-// Candidates returns the paths at which a path of the node may be seen, best first. The last resort is the root directory of
+// Candidates returns the paths here that may lead to a path of the node, best first. The last resort is the root directory of
 // the node's first process.
 func (v View) Candidates(path string) []string {
 	path = filepath.Clean(path)
@@ -59,8 +59,8 @@ func (v View) Candidates(path string) []string {
 	return all
 }
 
-// Existing returns the paths at which one of the paths of the node exists, each once: below a root, or as it is spelled on the
-// node, where a container may have it mounted. A path that exists nowhere is returned as it is, so that an error names it.
+// Existing returns the paths at which one of the node's paths exists, each once: below a root, or at the node's own path, where
+// a container may have a mount. It returns a path that exists nowhere unchanged, so that an error names it.
 func (v View) Existing(paths ...string) []string {
 	var all []string
 	for _, path := range paths {
@@ -81,8 +81,8 @@ func (v View) Existing(paths ...string) []string {
 	return all
 }
 
-// Find returns the path at which a file of the node is visible if it exists. It reports whether such a file would be
-// visible: this process sees its directory, or the node's whole file system.
+// Find returns the path at which a file of the node would be visible, and whether an existing file is visible: this process
+// sees the directory, or the node's whole file system.
 func (v View) Find(file string) (string, bool) {
 	if len(v.Roots) == 0 {
 		return file, true
@@ -97,8 +97,8 @@ func (v View) Find(file string) (string, bool) {
 	return "", false
 }
 
-// below spells a path of the node below a root. /var/run is a link to /run, which leads out of the root when it is followed
-// here, unless a container has a mount there.
+// below returns the spellings of a node's path below a root. /var/run is a link to /run, which leads out of the root here
+// unless the container has a mount there.
 func below(root, path string) []string {
 	if rest, found := strings.CutPrefix(path, "/var/run/"); found {
 		return []string{filepath.Join(root, "run", rest), filepath.Join(root, path)}

@@ -23,7 +23,7 @@ func mkdir(t *testing.T, parts ...string) string {
 
 func TestDetect_Container(t *testing.T) {
 	t.Parallel()
-	node := t.TempDir() // so that no path of the node is one of this machine
+	node := t.TempDir() // so that no path of the node exists on this machine
 	absent, host := filepath.Join(node, "absent"), mkdir(t, node, "host")
 	roots := []string{absent, host}
 	if v := Detect(roots, node+"/proc"); v.Proc != "" || !slices.Equal(v.Roots, []string{host}) {
@@ -42,7 +42,7 @@ func TestDetect_Container(t *testing.T) {
 		check.Diff(t, path, want, v.Candidates(path))
 	}
 	if got := v.Existing(node + "/netns"); !slices.Equal(got, []string{node + "/netns"}) {
-		t.Errorf("before the runtime makes its directory: %q", got)
+		t.Errorf("before the runtime creates its directory: %q", got)
 	}
 	both := []string{mkdir(t, host, node, "netns"), mkdir(t, node, "netns")}
 	if got := v.Existing(node+"/netns", node+"/./netns"); !slices.Equal(got, both) {
@@ -71,9 +71,9 @@ func TestView_Find(t *testing.T) {
 	}
 	v := View{Roots: []string{root + "/none", root}}
 	if got, seen := v.Find("/var/run/netns/a"); seen {
-		t.Errorf("nothing of the node is seen, and %q is", got)
+		t.Errorf("%q is visible without a view of the node", got)
 	}
-	dir := mkdir(t, root, "var/run/netns") // a mount of the directory alone
+	dir := mkdir(t, root, "var/run/netns") // a mount of only this directory
 	if got, seen := v.Find("/var/run/netns/a"); got != dir+"/a" || !seen {
 		t.Errorf("got %q, %v", got, seen)
 	}
@@ -101,14 +101,14 @@ func TestEachMount(t *testing.T) {
 	}
 	stop := errors.New("enough")
 	if err := EachMount(table, func(Mount) error { return stop }); !errors.Is(err, stop) {
-		t.Errorf("it goes on after %v", err)
+		t.Errorf("EachMount continues after %v", err)
 	}
 	if err := EachMount(table+"x", nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no table: %v", err)
 	}
 }
 
-// TestView_LinksStayBelowRoot: as the node's own kernel would follow them.
+// TestView_LinksStayBelowRoot: links lead where they lead on the node.
 func TestView_LinksStayBelowRoot(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

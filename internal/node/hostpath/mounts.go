@@ -9,17 +9,17 @@ import (
 
 // Mount is a line of a mount table (proc_pid_mountinfo(5)).
 type Mount struct {
-	// Device is MAJOR:MINOR, Root the directory of the file system that is mounted, Point where it is mounted.
+	// Device is MAJOR:MINOR, Root the mounted directory of the file system, Point the mount point.
 	Device, Root, Point string
 	// Type is the type of the file system.
 	Type string
 }
 
-// maxLine bounds a line: the options of an overlay are long.
+// maxLine bounds a line in bytes: the options of an overlay are long.
 const maxLine = 1 << 20
 
-// EachMount calls visit with the mounts of a table, in order, until visit returns an error. Lines of another form are
-// skipped.
+// EachMount calls visit with the mounts of a table, in order, until visit returns an error. It skips malformed
+// lines.
 func EachMount(table string, visit func(Mount) error) error {
 	file, err := os.Open(table) //nolint:gosec // below a procfs
 	if err != nil {

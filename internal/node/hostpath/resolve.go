@@ -8,17 +8,17 @@ import (
 	"syscall"
 )
 
-// maxLinks is the kernel's bound for links in one path, path_resolution(7).
+// maxLinks is the kernel's limit of links in one path, path_resolution(7).
 const maxLinks = 40
 
-// Resolve returns where a path of the node is below root, with every link followed as the node itself follows it: an absolute
-// target begins at root again, and ".." does not leave it. Parts that do not exist stay as they are spelled. The error is ELOOP.
+// Resolve returns the path below root of a path of the node. It follows links as the node does: an absolute target begins at root,
+// and ".." does not leave root. Missing elements keep their spelling. The only error is ELOOP.
 func Resolve(root, path string) (string, error) {
 	return Walk(root, path, func(string, string) bool { return true })
 }
 
-// Walk is Resolve. It calls step with each directory on the way and the name in it that is looked up next. If step returns false
-// the walk ends there, and the result is empty.
+// Walk is Resolve with a callback. It calls step with each directory on the way and the next name to look up in it. If step returns
+// false, the walk ends and the result is empty.
 func Walk(root, path string, step func(dir, name string) bool) (string, error) {
 	at, links := "/", 0
 	for rest := strings.Split(path, "/"); len(rest) > 0; {
@@ -35,7 +35,7 @@ func Walk(root, path string, step func(dir, name string) bool) (string, error) {
 			return "", nil
 		}
 		target, err := os.Readlink(filepath.Join(dir, next))
-		if err != nil { // no link, or absent
+		if err != nil { // not a link, or missing
 			at = filepath.Join(at, next)
 			continue
 		}

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Root divides a path of this process behind the root directory of another process (/host/proc/1/root): the kernel goes there,
-// but the text of that link is "/" (proc_pid_root(5)), so a walk over the links of a path has to begin there. The root of any
-// other path is "/".
+// Root splits a path after the root directory of another process (/host/proc/1/root). The kernel follows that link to the other
+// root, but its text is "/" (proc_pid_root(5)), so a walk over the links of a path must begin there. The root of any other path
+// is "/".
 func Root(path string) (root, rest string) {
 	parts := strings.Split(filepath.Clean(path), "/")
 	for i := range len(parts) - 2 {
@@ -20,8 +20,8 @@ func Root(path string) (root, rest string) {
 	return "/", path
 }
 
-// Follow returns a path without links, which exists. Below the root directory of another process absolute links lead there, where
-// the kernel would follow them into this container.
+// Follow resolves the links of an existing path. Below the root directory of another process, absolute links stay below that root,
+// whereas the kernel would follow them into this container.
 func Follow(path string) (string, error) {
 	root, rest := Root(path)
 	if root == "/" {
@@ -34,8 +34,8 @@ func Follow(path string) (string, error) {
 	return seen, err
 }
 
-// Whole returns the first of the roots below which the node's whole file system is seen, not only what is mounted there, "" for
-// none.
+// Whole returns the first root below which the node's whole file system is visible, rather than single mounts, or
+// "".
 func Whole(roots ...string) string {
 	at := slices.IndexFunc(roots, func(root string) bool {
 		return exists(filepath.Join(root, "etc")) && exists(filepath.Join(root, "usr"))
@@ -46,7 +46,7 @@ func Whole(roots ...string) string {
 	return roots[at]
 }
 
-// Same reports whether two paths are one directory, which may be mounted twice.
+// Same reports whether two paths lead to the same directory, which may be mounted twice.
 func Same(a, b string) bool {
 	one, err := os.Stat(a)
 	other, otherErr := os.Stat(b)

@@ -30,7 +30,7 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// TestFollow_AnotherRoot: an absolute link leads below the root, also where the kernel would lead elsewhere.
+// TestFollow_AnotherRoot: an absolute link stays below the root, unlike in the kernel.
 func TestFollow_AnotherRoot(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -53,6 +53,6 @@ func TestWhole(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	check.OK(t, os.MkdirAll(filepath.Join(dir, "part/etc/cni"), 0o700))
-	check.Equal(t, hostpath.Whole(filepath.Join(dir, "part"), filepath.Join(dir, "none")), "", "counts as a whole file system")
+	check.Equal(t, hostpath.Whole(filepath.Join(dir, "part"), filepath.Join(dir, "none")), "", "is a whole file system")
 	check.Equal(t, hostpath.Whole(filepath.Join(dir, "part"), "/"), "/")
 }

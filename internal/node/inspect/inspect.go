@@ -197,6 +197,7 @@ func withoutAddress(by redirect.Backend) string {
 		copied = "rules of backend native are never copied (add its RuntimeClass to sandboxedRuntimes)"
 	case redirect.Tools:
 		copied = "legacy rules are copied with reproduce-nftables or reproduce-nat of runsc"
+	case redirect.Auto, redirect.Netlink:
 	}
 	return "the network namespace has rules of the mesh and no address: the sandbox of a gVisor pod has taken the addresses, and " + copied +
 		"; or the plugin that assigns addresses has not run"

@@ -62,14 +62,21 @@ func Parse(get func(name string) string) (q Question, err error) {
 		}
 		return q, errors.Join(errs...)
 	}
-	q.To, err = netip.ParseAddrPort(get("to"))
-	q.To = netip.AddrPortFrom(q.To.Addr().Unmap(), q.To.Port())
-	if err != nil || q.To.Port() == 0 || q.To.Addr().IsUnspecified() {
-		errs = append(errs, fmt.Errorf("to: value %q: want ADDRESS:PORT, with a port from 1 to 65535", get("to")))
-	} else if a := q.To.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" { // no socket connects to it
-		errs = append(errs, fmt.Errorf("to: value %q: want the interface of a link-local address, as in [fe80::1%%eth0]:80", get("to")))
+	q.To, err = parseTo(get("to"))
+	return q, errors.Join(append(errs, err)...)
+}
+
+// parseTo reads the address and port to which the pod connects.
+func parseTo(text string) (netip.AddrPort, error) {
+	to, err := netip.ParseAddrPort(text)
+	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
+	if err != nil || to.Port() == 0 || to.Addr().IsUnspecified() {
+		return to, fmt.Errorf("to: value %q: want ADDRESS:PORT, with a port from 1 to 65535", text)
 	}
-	return q, errors.Join(errs...)
+	if a := to.Addr(); a.Is6() && a.IsLinkLocalUnicast() && a.Zone() == "" { // no socket connects to it
+		return to, fmt.Errorf("to: value %q: want the interface of a link-local address, as in [fe80::1%%eth0]:80", text)
+	}
+	return to, nil
 }
 
 var errPort = errors.New("port: value 0: want a port from 1 to 65535")

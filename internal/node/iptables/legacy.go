@@ -89,9 +89,9 @@ func eachLegacy(f ruleset.Family, do func(entries []byte)) error {
 	return inLegacy(f, func(l legacy, tables []string) error {
 		sizes, err := l.sizes(tables)
 		for _, table := range slices.Sorted(maps.Keys(sizes)) {
-			entries, err := l.entries(table, sizes[table])
-			if err != nil {
-				return err
+			entries, failed := l.entries(table, sizes[table])
+			if failed != nil {
+				return failed
 			}
 			do(entries)
 		}
@@ -131,16 +131,16 @@ func clearCounters(f ruleset.Family, entries []byte) {
 func LegacyRules(f ruleset.Family) (filled []string, err error) {
 	err = inLegacy(f, func(l legacy, tables []string) error {
 		for _, table := range tables {
-			info, err := l.info(table)
-			if err != nil {
-				return err
+			info, failed := l.info(table)
+			if failed != nil {
+				return failed
 			}
 			const end = 1 // the entry behind the last chain
 			acts := int(info.entries) > bits.OnesCount32(info.validHooks)+end
 			if !acts {
-				entries, err := l.entries(table, info.size)
-				if err != nil {
-					return err
+				entries, unread := l.entries(table, info.size)
+				if unread != nil {
+					return unread
 				}
 				acts = drops(f, entries[getEntriesHead:])
 			}

@@ -11,33 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace that is held open by a file descriptor, and so exists, until Close. It stays the same
+// Namespace is a network namespace that a file descriptor keeps open, so that it exists until Close. It stays the same
 // namespace even if its path changes: checks and later work are on the same namespace. Several goroutines may use it.
 type Namespace struct {
 	fd      atomic.Int64
 	inode   Inode
 	name    string // for messages
 	current bool
-	// thread is one that runs a function of Do, 0 for none.
+	// thread is the ID of a thread that runs a function of Do, or 0.
 	thread atomic.Int64
 }
 
-// Inode identifies a namespace for as long as it lives: a number is used again later. The number alone may repeat on
-// another device.
+// Inode identifies a namespace while it exists: the kernel reuses the number later. Ino alone may repeat on another
+// device.
 type Inode struct{ Dev, Ino uint64 }
 
-// String is the number as the links of procfs have it, such as "net:[4026532281]".
+// String returns the text of procfs's links, such as "net:[4026532281]".
 func (i Inode) String() string { return fmt.Sprintf("net:[%d]", i.Ino) }
 
-// ErrNotNetwork means that a path leads to a file that is no network namespace.
+// ErrNotNetwork means that a path leads to a file that is not a network namespace.
 var ErrNotNetwork = errors.New("not a network namespace")
 
 // Open opens the network namespace at path: a bind mount, /proc/PID/ns/net or /proc/self/fd/N. An empty path is the
-// namespace of the calling thread. The path is resolved once. Any other file is ErrNotNetwork, also a namespace of another
-// kind and the plain file that an unmounted namespace leaves behind.
+// namespace of the calling thread. Open resolves the path once. The error for any other file is ErrNotNetwork, including a
+// namespace of another kind and the regular file that an unmounted namespace leaves behind.
 //
 // Open first opens the file with O_PATH, which neither waits for the other end of a pipe nor starts a device, and opens it
-// for use only if fstatfs(2) shows that it lies in nsfs, the kernel's namespace file system.
+// for use only if fstatfs(2) reports nsfs, the kernel's namespace file system.
 func Open(path string) (*Namespace, error) {
 	current := path == ""
 	if current {
@@ -51,8 +51,8 @@ func Open(path string) (*Namespace, error) {
 	return n, nil
 }
 
-// New creates a network namespace for this process alone: it has a loopback interface that is down, no name, and ends with
-// Close or with the process, unless another process or mount holds it. New needs CAP_SYS_ADMIN.
+// New creates a network namespace for this process. It has no name and a loopback interface that is down, and ends with Close
+// or with the process, unless another process or mount holds it. New needs CAP_SYS_ADMIN.
 func New() (n *Namespace, err error) {
 	err = Do("", func() (err error) {
 		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -87,27 +87,27 @@ func openNet(path string) (*Namespace, error) {
 	return n, nil
 }
 
-// Path names the namespace for this process and those that it starts. After Close it leads nowhere.
+// Path returns a path for this process and its children. After Close it leads nowhere.
 func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.FD()) }
 
-// FD is the open file of the namespace, -1 after Close.
+// FD returns the file descriptor of the namespace, or -1 after Close.
 func (n *Namespace) FD() int { return int(n.fd.Load()) }
 
-// Inode identifies the namespace.
+// Inode returns the identity of the namespace.
 func (n *Namespace) Inode() Inode { return n.inode }
 
-// Current reports whether the namespace was opened as that of the caller, by an empty path.
+// Current reports whether an empty path opened the namespace: it was the caller's.
 func (n *Namespace) Current() bool { return n.current }
 
-// Close ends the use. It may be called twice.
+// Close closes the file descriptor. It may be called twice.
 func (n *Namespace) Close() {
 	if fd := n.fd.Swap(-1); fd >= 0 {
 		_ = unix.Close(int(fd)) // nothing was written
 	}
 }
 
-// IsHost reports whether n is the network namespace of this process or of process 1, that is, whether programming it
-// would program the node. IsHost ignores process 1 if this process may not read its namespace.
+// IsHost reports whether n is the network namespace of this process or of process 1, so that rules in it would affect the
+// node. IsHost ignores process 1 if this process may not read its namespace.
 func (n *Namespace) IsHost() (bool, error) {
 	own, err := InodeOf(processPath)
 	if err != nil {
@@ -120,12 +120,12 @@ func (n *Namespace) IsHost() (bool, error) {
 	return err == nil && n.inode == first, nil
 }
 
-// Users identifies the user namespace that owns n, whose ids the rules in n have (NS_GET_USERNS, linux/nsfs.h), and reports whether
-// it is that of this process. The pod with hostUsers: false has one of its own.
+// Users returns the user namespace that owns n (NS_GET_USERNS, linux/nsfs.h), and whether it is this process's. The rules in n use
+// its IDs. A pod with hostUsers: false has its own user namespace.
 func (n *Namespace) Users() (users Inode, own bool, err error) {
 	owner, err := unix.IoctlRetInt(n.FD(), unix.NS_GET_USERNS)
 	if errors.Is(err, unix.EPERM) {
-		return Inode{}, true, nil // the owner is a parent of ours, as in a container whose user namespace is newer than its network
+		return Inode{}, true, nil // the owner is a parent of ours: a container can have a user namespace newer than its network
 	}
 	if err == nil {
 		defer unix.Close(owner) //nolint:errcheck // nothing was written
@@ -141,8 +141,8 @@ func (n *Namespace) Users() (users Inode, own bool, err error) {
 	return users, users == ours, nil
 }
 
-// checkNet checks the type of a namespace (ioctl NS_GET_NSTYPE, linux/nsfs.h, Linux 4.11). An older kernel returns ENOTTY;
-// its setns(2) refuses a namespace of another type.
+// checkNet checks the type of a namespace (ioctl NS_GET_NSTYPE, linux/nsfs.h, Linux 4.11). An older kernel returns ENOTTY,
+// and its setns(2) refuses a namespace of another type.
 func checkNet(fd int) error {
 	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
 	switch {
@@ -156,7 +156,7 @@ func checkNet(fd int) error {
 	return nil
 }
 
-// enter moves the calling thread, which must be locked, into n. Staying in n needs no privilege.
+// enter moves the calling thread, which must be locked, into n. It needs no privilege if the thread is in n already.
 func (n *Namespace) enter() error {
 	if now, err := InodeOf(threadPath); err == nil && now == n.inode {
 		return nil
@@ -177,8 +177,8 @@ func openFile(path string, flags int) (int, error) {
 	}
 }
 
-// inodeInNsfs identifies an open file. It returns an error that names the kind of the file unless that lies in nsfs, the
-// kernel's namespace file system.
+// inodeInNsfs returns the inode of an open file in nsfs, the kernel's namespace file system. For any other file the error names
+// the kind of the file.
 func inodeInNsfs(fd int) (Inode, error) {
 	var stat unix.Stat_t
 	var fs unix.Statfs_t
@@ -198,12 +198,12 @@ func inodeInNsfs(fd int) (Inode, error) {
 	}
 }
 
-// InodeOf identifies the file that a path leads to now, without opening it for use.
+// InodeOf returns the inode of the file at a path without opening the file.
 func InodeOf(path string) (Inode, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return Inode{}, err
 	}
-	stat := info.Sys().(*syscall.Stat_t) //nolint:forcetypeassert // of every file of Linux
+	stat := info.Sys().(*syscall.Stat_t) //nolint:forcetypeassert // always on Linux
 	return Inode{Dev: stat.Dev, Ino: stat.Ino}, nil
 }

@@ -1,16 +1,16 @@
 // Package netns runs functions inside network namespaces.
 //
-// It promises that a function runs on an operating system thread of its own in the requested namespace, that the
-// caller's thread, the process's first thread and every pooled thread stay in their namespaces, and that a panic or
-// runtime.Goexit of the function becomes an error. A path is resolved once: checks and work are on the same open file, so a
-// path that changes in between has no effect, and a file that is no network namespace is refused with an error that names
-// it.
+// It promises that a function runs on its own operating system thread in the requested namespace, that the caller's
+// thread, the process's first thread and every pooled thread stay in their namespaces, and that a panic or
+// runtime.Goexit of the function becomes an error. It resolves a path once, so that checks and work are on the same open
+// file and a later change of the path has no effect. It refuses a file that is not a network namespace with an error
+// that names the file.
 //
-// It never names a namespace, creates only those of [New], and programs none.
+// It never names a namespace, creates namespaces only in [New], and writes no rules.
 //
 // Start reading at [Open] and [Namespace.Do]. [Namespace.DoIsolated] adds a private view of a few files for the
-// processes that the function starts. [Do] is for callers that need no check before they enter, [In] for functions with a
-// result.
+// processes that the function starts. [Do] is for callers that need no check before they enter, [In] for functions that
+// return a value.
 package netns
 
 import (
@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The namespace of the reading thread, of the first thread of this process and of the node's first process.
-// The first one needs thread-self: "self" is the first thread's.
+// The network namespaces of the reading thread, of the first thread of this process, and of the node's first process.
+// /proc/self is the first thread's, so the calling thread needs /proc/thread-self.
 const (
 	threadPath  = "/proc/thread-self/ns/net"
 	processPath = "/proc/self/ns/net"
@@ -39,10 +39,10 @@ func Do(path string, fn func() error) error {
 
 // Do runs fn in the namespace. Do returns when fn has returned, with fn's error.
 //
-// Within fn, Do of the same Namespace runs its function at once, on the same thread: several steps cost one entry. Otherwise
-// fn runs on a locked thread that is not the caller's and not the process's first one, so nothing else in
-// the process can be seen in, or see, the namespace. The thread then returns to its namespace; a thread that
-// cannot return is ended. Processes started by fn are in the namespace; goroutines started by fn are not.
+// Within fn, Do of the same Namespace runs its function on the same thread, so that several steps cost one entry. Otherwise fn
+// runs on a locked thread, neither the caller's nor the process's first, so that nothing else in the process runs in
+// the namespace. The thread then returns to its own namespace, or ends if it cannot return. Processes that fn starts
+// are in the namespace; goroutines that fn starts are not.
 //
 // Do returns a panic in fn as an error with the stack.
 func (n *Namespace) Do(fn func() error) error {
@@ -60,15 +60,15 @@ func (n *Namespace) Do(fn func() error) error {
 		}
 		entries.Add(1)
 		thread := int64(unix.Gettid())
-		n.thread.CompareAndSwap(0, thread) // another thread may be inside
+		n.thread.CompareAndSwap(0, thread) // unless another thread is inside
 		defer n.thread.CompareAndSwap(thread, 0)
 		err = guard(fn)
-		// fn may have moved the thread, too. If the thread cannot return to its namespace it ends.
+		// fn may also have moved the thread. A thread that cannot return to its namespace ends.
 		return home.enter() == nil, err
 	})
 }
 
-// inside reports whether the calling thread runs a function of Do, which has not left the namespace.
+// inside reports whether the calling thread runs a function of Do and is still in the namespace.
 func (n *Namespace) inside() bool {
 	if n.thread.Load() != int64(unix.Gettid()) {
 		return false
@@ -80,10 +80,10 @@ func (n *Namespace) inside() bool {
 // entries counts the entries of all namespaces.
 var entries atomic.Uint64 //nolint:gochecknoglobals // of the whole process
 
-// Entries returns how many times this process has entered a namespace by Do, each on a thread that is moved and moved back.
+// Entries returns the number of times that Do has moved a thread of this process into a namespace.
 func Entries() uint64 { return entries.Load() }
 
-// In is [Namespace.Do] for a function with a result.
+// In is [Namespace.Do] for a function that returns a value.
 func In[T any](n *Namespace, fn func() (T, error)) (result T, err error) {
 	err = n.Do(func() (err error) {
 		result, err = fn()

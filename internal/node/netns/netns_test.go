@@ -34,7 +34,7 @@ func inode(tb testing.TB, path string) string {
 	return fmt.Sprint(id.Dev, id)
 }
 
-// in holds the calling thread to a namespace.
+// in checks that the calling thread is in a namespace.
 func in(t *testing.T, path string) {
 	t.Helper()
 	if got, want := inode(t, thread), inode(t, path); got != want {
@@ -42,7 +42,7 @@ func in(t *testing.T, path string) {
 	}
 }
 
-// bindMount returns a file at which the namespace is mounted.
+// bindMount mounts the namespace at a new file and returns the file.
 func bindMount(t *testing.T, path string) string {
 	t.Helper()
 	at := filepath.Join(t.TempDir(), "cni-0")
@@ -84,7 +84,7 @@ func TestDo_EveryKindOfPath(t *testing.T) {
 	}
 }
 
-// An empty path, and one of proc's thread-self, are the namespace of the calling thread, wherever that is.
+// An empty path and a path below /proc/thread-self are the namespace of the calling thread.
 func TestDo_Nested(t *testing.T) {
 	t.Parallel()
 	runtime.LockOSThread()
@@ -113,7 +113,7 @@ func TestDo_Nested(t *testing.T) {
 			in(t, path)
 			return err
 		})
-		if err != no { //nolint:errorlint // the very error
+		if err != no { //nolint:errorlint // the same error
 			t.Errorf("got %v, want %v", err, no)
 		}
 	}
@@ -157,7 +157,7 @@ func TestDo_OtherFiles(t *testing.T) {
 			} {
 				want := fmt.Sprintf("opening netns %q: ", tt.path)
 				if !strings.HasPrefix(fmt.Sprint(err), want) || !strings.Contains(fmt.Sprint(err), tt.part) {
-					t.Errorf("%s: error %v, want one that starts with %q and has %q", what, err, want, tt.part)
+					t.Errorf("%s: error %v, want prefix %q and %q", what, err, want, tt.part)
 				}
 				if tt.is != nil && !errors.Is(err, tt.is) || tt.is == nil && errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("%s: error %v is not %v", what, err, tt.is)
@@ -256,7 +256,7 @@ func TestDo_Concurrent(t *testing.T) {
 	all.Wait()
 }
 
-// The runtime makes threads while a function is in its namespace; none of them may be in it.
+// The Go runtime makes threads while a function is in its namespace. None of them may be in that namespace.
 func TestDo_NoOtherThread(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
@@ -310,7 +310,7 @@ func TestInode_IdentifiesNamespaces(t *testing.T) {
 	check(path, "", false, true)
 	check("", "/proc/self/ns/net", true, true)
 	check("", host, true, true)
-	if _, err := os.Stat("/proc/1/ns/net"); err == nil { // where it may be looked at
+	if _, err := os.Stat("/proc/1/ns/net"); err == nil { // only if it is readable
 		n := netnstest.Open(t, "/proc/1/ns/net")
 		if got, err := n.IsHost(); err != nil || !got {
 			t.Errorf("process 1 is the host: %v, %v", got, err)
@@ -326,8 +326,8 @@ func TestInode_IdentifiesNamespaces(t *testing.T) {
 	}
 }
 
-// A process without privileges may work where it is, is refused elsewhere, and gets the isolation that is possible.
-// It is this test binary, run by another user.
+// A process without privileges can work in its own namespace, cannot enter another, and gets the possible isolation.
+// The process is this test binary, run by another user.
 func TestDo_WithoutPrivileges(t *testing.T) {
 	if !netnstest.Inside(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -382,12 +382,12 @@ func TestLacking(t *testing.T) {
 	<-done
 }
 
-// TestDo_Again is one entry for all steps, on one thread; a function that has left the namespace, and any other thread, enter again.
+// TestDo_Again: all steps share one entry and one thread. A function that has left the namespace, and any other thread, enter again.
 func TestDo_Again(t *testing.T) { //nolint:paralleltest // it counts the entries of the process
 	path, other := netnstest.New(t), netnstest.New(t)
 	space := netnstest.Open(t, path)
 	before := netns.Entries()
-	step := func() error { in(t, path); return nil } //nolint:unparam // as Do takes it
+	step := func() error { in(t, path); return nil } //nolint:unparam // the type that Do takes
 	err := space.Do(func() error {
 		thread := unix.Gettid()
 		for range 3 {

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lacking returns the capabilities (capabilities(7)) that the calling thread lacks and that it takes to find the network namespaces
-// of other processes (CAP_SYS_PTRACE), to enter them (CAP_SYS_ADMIN) and to read their rules (CAP_NET_ADMIN).
+// Lacking returns the capabilities (capabilities(7)) that the calling thread lacks to find the network namespaces of other processes
+// (CAP_SYS_PTRACE), to enter them (CAP_SYS_ADMIN) and to read their rules (CAP_NET_ADMIN).
 func Lacking() ([]string, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData // 32 capabilities each

@@ -7,23 +7,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Bind puts the file Source in the place of the existing file Target. Source has to mean the same file to every thread, and
-// may be an open namespace (see Namespace.Path): the kernel binds no other file of another mount namespace.
+// A Bind mounts the file Source over the existing file Target. Source must be the same file for every thread. It may be an open
+// namespace (see Namespace.Path): the kernel binds no other file of another mount namespace.
 type Bind struct {
 	Source, Target string
 }
 
-// DoIsolated is [Namespace.Do] on a thread that also has a mount namespace of its own, in which the binds are mounted.
-// Processes started by fn inherit it; no other thread or process sees any of the mounts, and they are gone
-// when fn and those processes are.
+// DoIsolated is [Namespace.Do] on a thread that also has its own mount namespace with the binds. Processes that fn starts
+// inherit the mount namespace. No other thread or process sees the mounts, which end with fn and its processes.
 //
-// Isolation is best effort: where the node denies the mount namespace (privilege, seccomp, SELinux) or one of
-// the binds, fn runs without that part, and the error isolation names the missing part. err is fn's
-// error, or that of entering the network namespace, in which case fn has not run.
+// Isolation is best effort: if the node denies the mount namespace (privilege, seccomp, SELinux) or a bind, fn runs
+// without it, and the error isolation names the missing part. err is the error of fn or, if fn has not run, of
+// entering the network namespace.
 func (n *Namespace) DoIsolated(binds []Bind, fn func() error) (isolation, err error) {
 	err = onThread(func() (reusable bool, err error) {
-		// A thread cannot leave its mount namespace cleanly: after unshare(CLONE_FS) it shares no root and working
-		// directory with the other threads any more, and setns(2) refuses threads that do. So it is never reusable.
+		// A thread cannot leave its mount namespace cleanly: after unshare(CLONE_FS) it no longer shares the root and working
+		// directory with the other threads, and setns(2) refuses threads that do. So it is never reusable.
 		if err = n.enter(); err != nil {
 			return false, err
 		}
@@ -33,10 +32,10 @@ func (n *Namespace) DoIsolated(binds []Bind, fn func() error) (isolation, err er
 	return isolation, err
 }
 
-// isolate gives the calling thread a mount namespace and mounts into it. Nothing is mounted unless the new
-// namespace has been cut off from the one it was copied from: the mounts would appear on the node.
+// isolate moves the calling thread into a new mount namespace and mounts the binds. It mounts nothing unless
+// propagation to the parent mount namespace is off, because the mounts would appear on the node.
 func isolate(binds []Bind) error {
-	// CLONE_NEWNS implies CLONE_FS (unshare(2)); it is spelled out because the thread must not share it.
+	// CLONE_NEWNS implies CLONE_FS (unshare(2)), which is explicit here because the thread must not share it.
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 		return fmt.Errorf("making a mount namespace: %w", err)
 	}

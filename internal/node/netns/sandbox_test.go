@@ -67,8 +67,8 @@ func TestDoIsolated_HidesFilesFromChildrenOnly(t *testing.T) {
 	check.Equal(t, read(t, nsswitch), host, "the node reads")
 }
 
-// A lock file over which the namespace is mounted is a lock per pod: held on the node it is free in
-// the sandbox, and held in one pod it is free in the next.
+// A lock file with the namespace mounted over it is a lock per pod: a lock held on the node is free in
+// the sandbox, and a lock held in one pod is free in the next.
 func TestDoIsolated_OwnLock(t *testing.T) {
 	t.Parallel()
 	lock := tempFile(t, "")
@@ -114,8 +114,8 @@ func tryLock(path string) (*os.File, error) {
 	return f, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 }
 
-// Where the node's mounts are shared, as systemd makes them, a mount in a copy of the mount namespace appears
-// on the node unless the copy is cut off. This test binary runs again on such a node.
+// If the node's mounts are shared, as under systemd, a mount in a copy of the mount namespace appears on the
+// node unless propagation is off. This test binary runs again with such mounts.
 func TestDoIsolated_SharedMounts(t *testing.T) {
 	netnstest.New(t) // needs root
 	self, err := os.Executable()
@@ -142,10 +142,10 @@ func TestDoIsolated_PartialIsolation(t *testing.T) {
 	}
 	no := errors.New("no")
 	isolation, err := netnstest.Isolated(path, binds, func() error {
-		check.Equal(t, read(t, target), "mounted", "the bind that could be made reads")
+		check.Equal(t, read(t, target), "mounted", "the possible bind reads")
 		return no
 	})
-	if err != no { //nolint:errorlint // the very error
+	if err != no { //nolint:errorlint // the same error
 		t.Errorf("error: %v, want %v", err, no)
 	}
 	if !errors.Is(isolation, fs.ErrNotExist) || !errors.Is(isolation, unix.ENOTDIR) {
@@ -163,7 +163,7 @@ func TestDoIsolated_PartialIsolation(t *testing.T) {
 	check.Equal(t, read(t, target), "hidden", "the node reads")
 }
 
-// mountsOf are the mounts that could be ours, at one of the targets. Others come and go on a machine.
+// mountsOf returns the mounts at one of the targets, which could be ours. Other mounts come and go.
 func mountsOf(t *testing.T, lock string) string {
 	t.Helper()
 	var ours strings.Builder
@@ -196,7 +196,7 @@ func TestDo_LeavesNothing(t *testing.T) {
 	moved := func() error { return netns.Do("", func() error { return unix.Unshare(unix.CLONE_NEWNET) }) }
 	for name, fn := range map[string]func() error{"Do": do, "DoIsolated": isolated, "failing calls": failing, "threads left elsewhere": moved} {
 		t.Run(name, func(t *testing.T) {
-			const slack = 5 // threads that the runtime makes when it likes
+			const slack = 5 // threads that the Go runtime makes at any time
 			var all sync.WaitGroup
 			files, mounts := count(t, "/proc/self/fd"), mountsOf(t, lock)
 			for range 50 {
@@ -220,7 +220,7 @@ func TestDo_LeavesNothing(t *testing.T) {
 	}
 }
 
-// strays names threads that are in other namespaces than the process.
+// strays names the threads that are in another namespace than the process.
 func strays(tb testing.TB) string {
 	tb.Helper()
 	var found []string

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errEnded is the outcome of a function that ended its goroutine instead of returning.
+// errEnded is the error of a function that ended its goroutine instead of returning.
 var errEnded = errors.New("running in a network namespace: the function called runtime.Goexit")
 
-// onThread runs fn on a locked thread and waits for it. A thread that fn does not call reusable is ended
-// with its goroutine, as is one on which fn did not return.
+// onThread runs fn on a locked thread and waits for it. The thread ends with its goroutine unless fn returns
+// reusable.
 //
-// fn never runs on the process's first thread. The runtime cannot end that thread, and /proc/self shows its namespaces as
-// those of the whole process: any reader would mistake the pod's network for the node's.
+// fn never runs on the process's first thread. The Go runtime cannot end that thread, and /proc/self shows its namespaces for
+// the whole process: any reader would mistake the pod's network for the node's.
 func onThread(fn func() (reusable bool, err error)) error {
 	done := make(chan error, 1)
 	go func() {
@@ -25,12 +25,12 @@ func onThread(fn func() (reusable bool, err error)) error {
 
 		runtime.LockOSThread() //nolint:forbidigo // the one place
 		if unix.Gettid() == unix.Getpid() {
-			// While this goroutine keeps the first thread occupied, the next one gets another.
+			// While this goroutine occupies the first thread, the next goroutine gets another thread.
 			err = onThread(fn)
 			runtime.UnlockOSThread() //nolint:forbidigo // the one place
 			return
 		}
-		// Goexit in fn leaves both as they are.
+		// Goexit in fn leaves both unchanged.
 		var reusable bool
 		if reusable, err = fn(); reusable {
 			runtime.UnlockOSThread() //nolint:forbidigo // the one place

@@ -51,12 +51,8 @@ func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespa
 		if err = p.liveLegacy(ctx, f, &out); err != nil {
 			return out, err
 		}
-		selectors, err := route.MarkSelectors(f)
-		if err != nil {
+		if out.Selected[f], err = selectedMarks(f); err != nil {
 			return out, err
-		}
-		for _, s := range selectors {
-			out.Selected[f] = append(out.Selected[f], ruleset.Mark{Value: s.Value, Mask: s.Mask})
 		}
 	}
 	if out.Loopback, err = route.Loopback(); err != nil {
@@ -77,6 +73,15 @@ func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespa
 		out.Tables[policy.Mark] = policy.Table
 	}
 	return out, nil
+}
+
+// selectedMarks returns the marks by which policy rules select.
+func selectedMarks(f ruleset.Family) (marks []ruleset.Mark, err error) {
+	selectors, err := route.MarkSelectors(f)
+	for _, s := range selectors {
+		marks = append(marks, ruleset.Mark{Value: s.Value, Mask: s.Mask})
+	}
+	return marks, err
 }
 
 // liveLegacy reads the legacy tables of a family.

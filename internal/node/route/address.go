@@ -26,17 +26,17 @@ import (
 // passthrough is the source address of the proxy's connections to the app. IPv4 needs none on lo: 127.0.0.6 is in 127.0.0.0/8.
 var passthrough = netip.PrefixFrom(redirect.PassthroughAddress(ruleset.IPv6), 128) //nolint:gochecknoglobals // a constant
 
-// loopback is the index of the interface lo, which is the first of every namespace (LOOPBACK_IFINDEX, include/net/flow.h).
+// loopback is the index of the interface lo, the first interface of every namespace (LOOPBACK_IFINDEX, include/net/flow.h).
 const loopback = 1
 
-// address is one of an interface.
+// address is an address of an interface.
 type address struct {
 	link   int
 	prefix netip.Prefix
 }
 
-// Addresses returns every address of every interface: all IPv4 addresses, each interface's in the order of the kernel, before all
-// IPv6 addresses, by interface. An IPv4 address in IPv6 form is given as IPv4. The interfaces are not listed.
+// Addresses returns the addresses of all interfaces: first IPv4 in the kernel's order for each interface, then IPv6 by interface. It
+// converts an IPv4-mapped IPv6 address to IPv4.
 func Addresses() ([]netip.Addr, error) {
 	found, err := listAddresses()
 	var all []netip.Addr
@@ -46,10 +46,10 @@ func Addresses() ([]netip.Addr, error) {
 	return all, err
 }
 
-// listAddresses lists the addresses of both families without the kernel's RTNL mutex where that is possible. A busy node holds that
-// mutex, one for all namespaces, most of the time: every interface that comes or goes waits with it for RCU. A
-// request for the addresses of all families takes it, one for those of IPv4 does not since Linux 6.9, and the file of
-// procfs for IPv6 never does.
+// listAddresses lists the addresses of both families, if possible without the kernel's RTNL mutex. All namespaces share that mutex,
+// and a busy node holds it most of the time because every interface that comes or goes waits for RCU with it. A
+// request for the addresses of all families takes it, a request for IPv4 does not since Linux 6.9, and the procfs file
+// for IPv6 never does.
 func listAddresses() ([]address, error) {
 	all, err := nfnetlink.List(unix.NETLINK_ROUTE, unix.RTM_GETADDR, nl.NewIfAddrmsg(unix.AF_INET).Serialize(), maxObjects, parseAddress)
 	if err != nil {
@@ -59,10 +59,10 @@ func listAddresses() ([]address, error) {
 	return append(all, more...), err
 }
 
-// addresses6 has the IPv6 addresses of the calling thread's namespace. A kernel without IPv6 has no such file.
+// addresses6 has the IPv6 addresses of the calling thread's namespace. A kernel without IPv6 lacks the file.
 const addresses6 = "/proc/thread-self/net/if_inet6"
 
-// listAddresses6 lists the IPv6 addresses, at most limit, by interface and number: the kernel's order is that of a hash table.
+// listAddresses6 lists at most limit IPv6 addresses, sorted by interface and address because the kernel's order comes from a hash table.
 func listAddresses6(limit int) (all []address, err error) {
 	file, err := os.Open(addresses6)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +108,7 @@ func parseAddress6(line string) (found address, err error) {
 	return newAddress(int(link), netip.AddrFrom16([net.IPv6len]byte(ip)), int(bits)), nil
 }
 
-// newAddress returns the address of an interface, one of IPv4 in IPv6 form as IPv4.
+// newAddress returns an address of an interface. It converts an IPv4-mapped IPv6 address to IPv4.
 func newAddress(link int, ip netip.Addr, bits int) address {
 	if ip.Is4In6() {
 		bits = max(bits-(ip.BitLen()-32), 0)
@@ -116,15 +116,15 @@ func newAddress(link int, ip netip.Addr, bits int) address {
 	return address{link, netip.PrefixFrom(ip.Unmap(), bits)}
 }
 
-// parseAddress reads a struct ifaddrmsg and its attributes (linux/if_addr.h). IFA_ADDRESS is the address, but that of the
-// other end where there is an IFA_LOCAL.
+// parseAddress reads a struct ifaddrmsg and its attributes (linux/if_addr.h). IFA_LOCAL is the address if present; IFA_ADDRESS is
+// then the other end's.
 func parseAddress(message []byte) (found address, wanted bool, err error) {
 	var ip netip.Addr
 	bits := 0
 	if len(message) >= unix.SizeofIfAddrmsg {
 		head := nl.DeserializeIfAddrmsg(message)
 		found.link, bits = int(head.Index), int(head.Prefixlen)
-		attributes, _ := nl.ParseRouteAttr(message[head.Len():]) // none if they are cut off
+		attributes, _ := nl.ParseRouteAttr(message[head.Len():]) // empty if truncated
 		for _, a := range attributes {
 			if kind := a.Attr.Type; kind == unix.IFA_LOCAL || kind == unix.IFA_ADDRESS && !ip.IsValid() {
 				ip, _ = netip.AddrFromSlice(a.Value)
@@ -137,7 +137,7 @@ func parseAddress(message []byte) (found address, wanted bool, err error) {
 	return newAddress(found.link, ip, bits), true, nil
 }
 
-// findPassthrough returns the passthrough address on lo, of which the prefix can be shorter than 128, or the zero Prefix.
+// findPassthrough returns the passthrough address on lo, whose prefix can be shorter than 128, or the zero Prefix.
 func findPassthrough() (netip.Prefix, error) {
 	all, err := listAddresses6(maxObjects)
 	for _, a := range all {
@@ -156,7 +156,7 @@ func checkPassthrough() ([]string, error) {
 	return []string{fmt.Sprintf("address %s on lo is missing", passthrough)}, nil
 }
 
-// addPassthrough leaves an address that is there as it is, also one with another prefix, and requests no change then.
+// addPassthrough adds the address. It keeps an existing address, also with another prefix, without a request.
 func addPassthrough() error {
 	there, err := findPassthrough()
 	if err != nil || there.IsValid() {
@@ -169,7 +169,7 @@ func addPassthrough() error {
 	return nil
 }
 
-// removePassthrough removes the address with this prefix only.
+// removePassthrough removes the address only if it has this prefix.
 func removePassthrough() error {
 	err := netlink.AddrDel(nil, netlinkAddress())
 	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {

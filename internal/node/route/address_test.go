@@ -17,9 +17,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
-// TestList_WithoutEnd: a process that is root in a namespace can add any number of addresses, routes and rules.
+// TestList_WithoutEnd: root in a namespace can add any number of addresses, routes and rules.
 func TestList_WithoutEnd(t *testing.T) {
-	// Not parallel: it changes the bound for all.
+	// Not parallel because it changes a global bound.
 	bound := maxObjects
 	maxObjects = 100
 	t.Cleanup(func() { maxObjects = bound })
@@ -40,7 +40,7 @@ func TestList_WithoutEnd(t *testing.T) {
 	for _, test := range []struct {
 		what, line string
 		family     ruleset.Family
-		fit, more  int // how many can be read beside 127.0.0.1 and ::1, and how many more cannot
+		fit, more  int // number of readable objects beside 127.0.0.1 and ::1, and of additional ones that exceed the bound
 		read       func(ruleset.Family) error
 		want       error
 	}{

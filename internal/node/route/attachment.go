@@ -9,14 +9,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Attachment classifies the other end of an interface with an address, as far as the kernel shows it. A higher one takes more
+// Attachment classifies the other end of an interface with an address, as far as the kernel shows it. A higher value needs more
 // than privileges in the namespace itself.
 type Attachment uint8
 
-// Absent is an address that no interface has. OnLoopback is one on lo or on an interface that is down, where no packet for it
-// arrives from outside. Inside is one on an interface that connects to no other namespace of the node: a dummy, a bridge, or a
-// link to another namespace than the node's. Outside is one on an interface whose other end is in the node's namespace, or
-// on a device of the hardware.
+// Absent means that no interface has the address. OnLoopback means that it is on lo or on an interface that is down, so that no
+// packet for it arrives from outside. Inside means that it is on an interface that does not lead to the node's namespace: a
+// dummy, a bridge, or a link to another namespace. Outside means that it is on a hardware device, or on an interface with its
+// other end in the node's namespace.
 const (
 	Absent Attachment = iota
 	OnLoopback
@@ -24,11 +24,11 @@ const (
 	Outside
 )
 
-// maxLinks bounds how many interfaces with an address are inspected: only a process in the pod makes more than one.
+// maxLinks bounds the inspected interfaces with an address: only a process in the pod makes more than one.
 const maxLinks = 16
 
-// Attachments returns, for each of the addresses, the best attachment that it has in the current namespace. Node is an open
-// file of the node's namespace.
+// Attachments returns the best attachment of each address in the current namespace. node is a file descriptor of the node's
+// namespace.
 func Attachments(addresses []netip.Addr, node int) ([]Attachment, error) {
 	all, err := listAddresses()
 	if err != nil {
@@ -64,7 +64,7 @@ func attachmentOf(index, node int) (Attachment, error) {
 	case attributes.NetNsID < 0:
 		return Inside, nil
 	}
-	// The kernel has numbered the other end's namespace to show the interface, so the node's has a number if it is that one.
+	// To show the interface, the kernel has numbered the other end's namespace. If that is the node's, the node's has a number.
 	id, err := netlink.GetNetNsIdByFd(node)
 	if err != nil {
 		return Absent, fmt.Errorf("reading the number of the node's network namespace: %w", err)

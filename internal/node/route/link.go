@@ -11,11 +11,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// Loopback returns the name of the loopback device of the calling thread's namespace, which root in the namespace can change. No other
-// device has IFF_LOOPBACK, and each namespace has one.
+// Loopback returns the name of the loopback device of the calling thread's namespace. Root in the namespace can change the name. Each
+// namespace has exactly one device with IFF_LOOPBACK.
 func Loopback() (string, error) { return LinkName(loopback) }
 
-// LinkName returns the name of an interface. It asks by ioctl (netdevice(7)): a request of rtnetlink would wait for the RTNL mutex.
+// LinkName returns the name of an interface. It uses an ioctl (netdevice(7)) because rtnetlink would wait for the RTNL mutex.
 func LinkName(index uint32) (string, error) {
 	request, err := unix.NewIfreq("")
 	if err == nil {
@@ -28,7 +28,7 @@ func LinkName(index uint32) (string, error) {
 	return request.Name(), nil
 }
 
-// ioctl sends a request about an interface, and puts the answer in its place.
+// ioctl sends a request about an interface. The kernel writes the response into it.
 func ioctl(number uint, request *unix.Ifreq) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -38,7 +38,7 @@ func ioctl(number uint, request *unix.Ifreq) error {
 	return unix.IoctlIfreq(fd, number, request)
 }
 
-// checkLoopback holds the name to which the rules for loopback traffic refer.
+// checkLoopback checks that the loopback device is named lo, as in the rules for loopback traffic.
 func checkLoopback() ([]string, error) {
 	const name = "lo"
 	found, err := Loopback()
@@ -48,8 +48,8 @@ func checkLoopback() ([]string, error) {
 	return []string{"interface lo is not the loopback device (that is " + printable.Text(found, 100) + ")"}, nil
 }
 
-// Links returns the names of the interfaces that are up, without the loopback device. It reads procfs and asks by ioctl: a list by
-// rtnetlink would wait for the RTNL mutex.
+// Links returns the names of the interfaces that are up, without the loopback device. It uses procfs and an ioctl because rtnetlink
+// would wait for the RTNL mutex.
 func Links() (names []string, err error) {
 	text, err := os.ReadFile("/proc/thread-self/net/dev")
 	if err != nil {
@@ -63,7 +63,7 @@ func Links() (names []string, err error) {
 		}
 		err = ioctl(unix.SIOCGIFFLAGS, request)
 		switch flags := request.Uint16(); {
-		case errors.Is(err, unix.ENODEV): // it has gone meanwhile
+		case errors.Is(err, unix.ENODEV): // the interface is gone
 		case err != nil:
 			return nil, fmt.Errorf("listing the interfaces: %w", err)
 		case flags&unix.IFF_UP != 0 && flags&unix.IFF_LOOPBACK == 0:

@@ -16,17 +16,17 @@ import (
 )
 
 // The netlink package's functions open a socket for each request, on the calling thread and so in its namespace. A
-// netlink.Handle would keep one, but this package sends too few requests to gain from it.
+// netlink.Handle would keep a socket, but this package sends too few requests to gain from it.
 
-// The package determines the byte order at its first use, without a lock: that is before there are goroutines here.
+// The netlink package determines the byte order at its first use, without a lock. This call precedes all goroutines.
 var _ = nl.NativeEndian()
 
 // maxObjects bounds the objects of one listing: root in a namespace can add any number of addresses, routes and policy
 // rules.
 var maxObjects = 1 << 16 //nolint:gochecknoglobals // a constant but for a test
 
-// list returns the objects of a family whose messages begin with a struct rtmsg (linux/rtnetlink.h), as the struct fib_rule_hdr of
-// policy rules does (linux/fib_rules.h). It leaves out an object for which parse returns false.
+// list returns the objects of a family whose messages begin with a struct rtmsg (linux/rtnetlink.h), including policy rules, whose
+// struct fib_rule_hdr (linux/fib_rules.h) has the same layout. It skips an object if parse returns false.
 func list[T any](f ruleset.Family, get uint16, what string, parse func(*nl.RtMsg, []syscall.NetlinkRouteAttr) (T, bool)) ([]T, error) {
 	head := nl.RtMsg{RtMsg: unix.RtMsg{Family: nlFamily(f)}}
 	all, err := nfnetlink.List(unix.NETLINK_ROUTE, get, head.Serialize(), maxObjects, func(message []byte) (one T, wanted bool, err error) {
@@ -65,10 +65,10 @@ func explain(f ruleset.Family, err error) error {
 	return err
 }
 
-// ipv6Settings are those of the calling thread's namespace.
+// ipv6Settings returns the IPv6 sysctls of the calling thread's namespace.
 func ipv6Settings() fs.FS { return os.DirFS("/proc/sys/net/ipv6") }
 
-// KernelHasIPv6 reports whether the kernel has IPv6 in the calling thread's namespace, on however few interfaces.
+// KernelHasIPv6 reports whether the kernel has IPv6 in the calling thread's namespace, even if it is disabled on interfaces.
 func KernelHasIPv6() bool {
 	_, err := fs.Stat(ipv6Settings(), ".")
 	return err == nil
@@ -77,14 +77,14 @@ func KernelHasIPv6() bool {
 // LoopbackHasIPv6 reports whether lo may have IPv6 addresses and routes in the calling thread's namespace.
 func LoopbackHasIPv6() bool { return v6Off(ipv6Settings()) == "" }
 
-// v6Off returns why lo has no IPv6, with a remedy, or "" if it has. The settings of /proc are those of the calling thread's
+// v6Off returns why lo has no IPv6, with a remedy, or "" if it has IPv6. settings are the sysctls of the calling thread's
 // namespace.
 func v6Off(settings fs.FS) string {
 	if _, err := fs.Stat(settings, "."); err != nil {
 		return "the kernel has no IPv6 (it may have been started with ipv6.disable=1); " +
 			"turn it on or redirect IPv4 only"
 	}
-	// The kernel acts on the interface's own setting; writing to "all" sets those of the interfaces.
+	// The kernel uses the interface's own setting; writing to "all" sets it on every interface.
 	value, err := fs.ReadFile(settings, "conf/lo/disable_ipv6")
 	if err == nil && strings.TrimSpace(string(value)) == "1" {
 		return "IPv6 is disabled on lo; set net.ipv6.conf.lo.disable_ipv6=0 in the namespace or redirect IPv4 only"

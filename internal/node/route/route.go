@@ -1,15 +1,15 @@
-// Package route sets up the addresses and routes that redirection needs beside rules: the address ::6 on lo, the source of
-// the proxy's IPv6 connections to the app, and for TPROXY a policy rule and a route that deliver marked packets locally,
-// whatever their destination.
+// Package route sets up the addresses and routes that redirection needs beside rules: the address ::6 on lo, which is the
+// source of the proxy's IPv6 connections to the app, and for TPROXY a policy rule and a route that deliver marked packets
+// locally, whatever their destination.
 //
 //	marked packet -> rule "fwmark MARK lookup TABLE" -> route "local default dev lo" in TABLE -> the proxy's socket
 //
-// It promises that Apply may be repeated and leaves exactly one of each, that Check returns no difference exactly when
-// Apply would change nothing and lo is the loopback device, that Remove removes only these, and that Check, Leftovers and
-// Addresses write nothing.
+// It promises that Apply may be repeated and leaves exactly one of each object, that Check returns no difference exactly
+// when Apply would change nothing and lo is the loopback device, that Remove removes only these objects, and that Check,
+// Leftovers and Addresses write nothing.
 //
-// It never touches a rule with any other selector, a route of any other shape, another address, or the state of a
-// link. All of it happens in the network namespace of the calling thread: run it inside netns.Do.
+// It never touches a rule with another selector, a route of another form, another address, or the state of a link. It
+// works in the network namespace of the calling thread: run it inside netns.Do.
 //
 // Start reading at [Want] and [Apply].
 package route
@@ -29,7 +29,7 @@ import (
 type Want struct {
 	// PassthroughV6 wants ::6/128 on lo.
 	PassthroughV6 bool
-	// Policy has an entry for each family in which marked packets are to be delivered locally.
+	// Policy has an entry for each family whose marked packets are delivered locally.
 	Policy []Policy
 }
 
@@ -48,11 +48,11 @@ func For(r redirect.Routing) Want {
 	return w
 }
 
-// Apply sets up w, one object of each. It keeps a present rule of another priority if that comes before the main table,
-// where alone it has an effect, and removes further ones.
+// Apply sets up w, one object of each kind. It keeps an existing rule of another priority if that precedes the main table,
+// because a later rule has no effect, and removes duplicates.
 //
-// Apply adds a policy's rule after its route, so no marked packet is looked up in an empty table. A failure for one family
-// or kind does not stop the others; the error names all failures.
+// Apply adds a policy's rule after its route, so no marked packet is looked up in an empty table. It continues after a failure
+// for one family or kind; the error names all failures.
 func Apply(w Want) error {
 	return w.each(addPassthrough, func(p Policy) error {
 		if err := p.addRoute(); err != nil {
@@ -62,7 +62,7 @@ func Apply(w Want) error {
 	})
 }
 
-// Remove removes the objects of w, including repetitions, in the reverse order. A missing object is no error.
+// Remove removes the objects of w, including duplicates, in reverse order. A missing object is no error.
 func Remove(w Want) error {
 	return w.each(removePassthrough, func(p Policy) error {
 		if err := p.removeRules(); err != nil {
@@ -72,8 +72,8 @@ func Remove(w Want) error {
 	})
 }
 
-// Check returns the differences of the namespace from the state that Apply sets up, a sentence each. One that Apply does not mend is
-// another interface named lo.
+// Check returns the differences of the namespace from the state that Apply sets up, one sentence each. Apply cannot correct a loopback
+// device that is not named lo.
 func Check(w Want) ([]string, error) {
 	missing, err := checkLoopback()
 	if err != nil {
@@ -87,12 +87,12 @@ func Check(w Want) ([]string, error) {
 	return missing, err
 }
 
-// Leftovers finds possible leftovers of an earlier configuration, of any mark and table: policy rules that select by a mark
-// alone and look up a table that holds only "local default dev lo" and that no other kind of rule looks up; and ::6/128 on
+// Leftovers finds possible leftovers of an earlier configuration, of any mark and table: policy rules that select only by a
+// mark and look up a table that has only "local default dev lo" and that no other kind of rule looks up; and ::6/128 on
 // lo.
 //
-// These shapes are also those of any other TPROXY in the namespace (Documentation/networking/tproxy.rst of Linux
-// proposes mark 1 and table 100); the caller decides whether they belong to the mesh.
+// Any other TPROXY in the namespace has the same objects (Documentation/networking/tproxy.rst of Linux proposes mark 1 and
+// table 100). The caller decides whether they belong to the mesh.
 func Leftovers() (Want, error) {
 	address, err := findPassthrough()
 	if err != nil {
@@ -115,7 +115,7 @@ func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
 		return nil, err
 	}
 	var found []Policy
-	foreign := map[uint32]bool{} // tables that a rule of another shape leads to
+	foreign := map[uint32]bool{} // tables that another kind of rule looks up
 	for _, r := range rules {
 		p := Policy{Family: f, Mark: r.mark, Table: r.table}
 		switch {
@@ -142,8 +142,8 @@ func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
 	return slices.DeleteFunc(found, func(p Policy) bool { return foreign[p.Table] || !ours[p.Table] }), nil
 }
 
-// each calls address for the passthrough address, if w has it, then policy for each policy, and joins the errors. For an
-// invalid w it calls neither.
+// each calls address if w has the passthrough address, then policy for each policy, and joins the errors. For an invalid w it
+// calls neither.
 func (w Want) each(address func() error, policy func(Policy) error) error {
 	var problems []error
 	for _, p := range w.Policy {
@@ -161,7 +161,7 @@ func (w Want) each(address func() error, policy func(Policy) error) error {
 	return errors.Join(problems...)
 }
 
-// validate refuses policies that match unmarked packets, or whose local route would be in one of the kernel's own tables.
+// validate refuses a policy that matches unmarked packets, or whose local route would be in one of the kernel's own tables.
 func (p Policy) validate() error {
 	switch {
 	case p.Family != ruleset.IPv4 && p.Family != ruleset.IPv6:

@@ -32,10 +32,10 @@ func wantAll() route.Want {
 	return route.Want{PassthroughV6: true, Policy: []route.Policy{v4(1337, 133), v6(1337, 133)}}
 }
 
-// route133 delivers locally the packets that are looked up in table 133.
+// route133 delivers packets locally that are looked up in table 133.
 const route133 = "route add local default dev lo table 133"
 
-// newNamespace makes a namespace as a runtime hands it to the last plugin, without a link to anywhere: lo is up.
+// newNamespace makes a namespace like a runtime before the last plugin: lo is up, and there is no other link.
 func newNamespace(t *testing.T, commands ...string) string {
 	t.Helper()
 	path := netnstest.New(t)
@@ -54,7 +54,7 @@ func ip(t *testing.T, path, commands string) (out string) {
 	return out
 }
 
-// state is everything that this package could change, as the ip command prints it.
+// state returns the output of ip for everything that this package could change.
 func state(t *testing.T, path string) (now string) {
 	t.Helper()
 	agenttest.Eventually(t, "the kernel's routes of the addresses", func() bool {
@@ -67,8 +67,8 @@ func state(t *testing.T, path string) (now string) {
 	return now
 }
 
-// settled reports whether every IPv6 address has its route in the local table: the kernel
-// adds that in its own time, after it has answered.
+// settled reports whether every IPv6 address has its route in the local table. The kernel
+// adds the route some time after its response.
 func settled(state string) bool {
 	for line := range strings.Lines(section(state, "-d addr")) {
 		f := strings.Fields(line)
@@ -120,7 +120,7 @@ func leftovers(t *testing.T, path string) route.Want {
 	return w
 }
 
-// The commands of ip with the effect of wantAll.
+// byHand returns the commands of ip with the effect of wantAll.
 func byHand() []string {
 	return []string{
 		"-6 addr add ::6/128 dev lo",
@@ -131,7 +131,7 @@ func byHand() []string {
 	}
 }
 
-// Objects of others, some of which resemble ours.
+// foreign returns commands for other programs' objects, some similar to ours.
 func foreign() []string {
 	return []string{
 		"link add veth0 type veth peer name veth1",
@@ -229,14 +229,14 @@ func TestApply_LeavesOneRule(t *testing.T) {
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
 	for _, tt := range []struct {
 		name, setup string
-		want        string // the rules, less those the kernel makes
+		want        string // the rules without the kernel's own
 		part        string
 	}{
 		{"of none", "", "32765: " + ours, "is missing"},
 		{"of one", add, "32765: " + ours, ""},
 		{"of one at another priority, which it keeps", add + " priority 100", "100: " + ours, ""},
 		{"of one with the mask spelled out", "rule add fwmark 1337/0xffffffff lookup 133 priority 100", "100: " + ours, ""},
-		{"of one that was made by a routing daemon", add + " protocol bird priority 100", "100: " + ours + " proto bird", ""},
+		{"of a rule by a routing daemon", add + " protocol bird priority 100", "100: " + ours + " proto bird", ""},
 		{"of several, the first", add + " priority 100; " + add + " priority 7; " + add, "6: " + ours, "is there 3 times"},
 		{"of one behind the main table, in front of it", add + " priority 32766", "32765: " + ours, "no effect"},
 		{
@@ -273,7 +273,7 @@ func TestApply_LeavesOneRule(t *testing.T) {
 	}
 }
 
-// ownRules gives the IPv4 rules without the kernel's three.
+// ownRules returns the IPv4 rules without the kernel's three.
 func ownRules(t *testing.T, path string) string {
 	t.Helper()
 	var lines []string
@@ -307,8 +307,8 @@ func TestRemove_Repetitions(t *testing.T) {
 	check.Diff(t, "changed", before, state(t, path))
 }
 
-// The kernel removes the first rule that agrees with the request, which cannot except a narrower one, and adds none where a
-// narrower one has the priority that it chooses.
+// The kernel removes the first rule that matches the request, which cannot exclude a narrower rule. It adds no rule if a
+// narrower rule has the priority that it chooses.
 func TestRemove_NarrowerRule(t *testing.T) {
 	t.Parallel()
 	const narrower = "rule add from 10.0.0.0/8 fwmark 1337 lookup 133 priority "
@@ -328,8 +328,8 @@ func TestRemove_NarrowerRule(t *testing.T) {
 	}
 }
 
-// addRule adds the IPv4 rule "fwmark 1337 lookup 133", with further attributes, also where the kernel would identify it
-// with a present one.
+// addRule adds the IPv4 rule "fwmark 1337 lookup 133" with further attributes, also if the kernel would take it for an
+// existing rule.
 func addRule(t *testing.T, path string, priority uint32, more ...*nl.RtAttr) {
 	t.Helper()
 	in(t, path, func() error {
@@ -345,7 +345,7 @@ func addRule(t *testing.T, path string, priority uint32, more ...*nl.RtAttr) {
 	})
 }
 
-// A selector that the ip command of the machine may not know, and the netlink package does not.
+// The netlink package does not know the selector, and the machine's ip command may not know it.
 func TestRemove_UnknownSelector(t *testing.T) {
 	t.Parallel()
 	path := newNamespace(t, route133)
@@ -406,7 +406,7 @@ func TestCheck_MissingObjects(t *testing.T) {
 	check.Diff(t, "changed", before, state(t, path))
 }
 
-// TestCheck_AnotherInterfaceNamedLo: the mesh's rules let everything pass over lo.
+// TestCheck_AnotherInterfaceNamedLo: the mesh's rules do not redirect traffic on lo.
 func TestCheck_AnotherInterfaceNamedLo(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ setup, loopback, shown string }{
@@ -472,10 +472,10 @@ func TestLeftovers(t *testing.T) {
 		{"not a rule whose route is in the other family", rule1 + "; -6 " + route133, route.Want{}},
 		{"not a route without its rule", route133, route.Want{}},
 		{"not a table with another route", rule1 + ";" + route133 + "; route add unreachable 10.0.0.0/8 table 133", route.Want{}},
-		{"not a table whose only route is another", rule1 + "; route add local 10.0.0.0/8 dev lo table 133", route.Want{}},
+		{"not a table with only another route", rule1 + "; route add local 10.0.0.0/8 dev lo table 133", route.Want{}},
 		{"not a table used by a narrower rule as well", rule1 + "; rule add from 10.0.0.0/8 lookup 133;" + route133, route.Want{}},
-		{"not a table whose route is no local one", link + ";" + rule1 + "; route add default dev lo table 133", route.Want{}},
-		{"not a table whose route is of another link", link + ";" + rule1 + "; route add local default dev veth0 table 133", route.Want{}},
+		{"not a table with a route that is not local", link + ";" + rule1 + "; route add default dev lo table 133", route.Want{}},
+		{"not a table with a route of another link", link + ";" + rule1 + "; route add local default dev veth0 table 133", route.Want{}},
 		{"not a table whose route has a source", rule1 + "; route add local default dev lo src 127.0.0.1 table 133", route.Want{}},
 		{"not a rule with a partial mask", "rule add fwmark 0x200/0xf00 lookup 133;" + route133, route.Want{}},
 		{"not a rule for everything", "rule add lookup 133;" + route133, route.Want{}},
@@ -507,7 +507,7 @@ func TestApply_LackingNamespace(t *testing.T) {
 	for _, tt := range []struct {
 		name, setup, off string // commands of ip, and where IPv6 is disabled
 		part             []string
-		rules            string // the family in which there is the rule afterwards
+		rules            string // the family that has the rule afterwards
 	}{
 		{
 			"IPv6, on lo", "", "lo",

@@ -19,19 +19,19 @@ import (
 // allTables selects the routes of every table in listRoutes.
 const allTables = unix.RT_TABLE_UNSPEC
 
-// A route has the fields that are used here.
+// A route has the fields that this package uses.
 type route struct {
 	table, priority, link uint32
 	protocol, scope, kind uint8
 	source                netip.Addr
-	delivers              bool // it is "local default dev lo"
+	delivers              bool // whether it is "local default dev lo"
 }
 
 // listRoutes returns the routes of a family in one table or in all.
 func listRoutes(f ruleset.Family, table uint32) ([]route, error) {
 	return list(f, unix.RTM_GETROUTE, "routes", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (route, bool) {
 		r := parseRoute(head, attributes)
-		cloned := head.Flags&unix.RTM_F_CLONED != 0 // the kernel made it of another one, for a destination
+		cloned := head.Flags&unix.RTM_F_CLONED != 0 // the kernel cloned it for a destination
 		return r, head.Family == nlFamily(f) && !cloned && (table == allTables || r.table == table)
 	})
 }
@@ -62,7 +62,7 @@ func parseRoute(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) route {
 	return r
 }
 
-// routes returns the present routes of the policy; they can differ in metric and origin.
+// routes returns the existing routes of the policy, which can differ in metric and origin.
 func (p Policy) routes() ([]route, error) {
 	all, err := listRoutes(p.Family, p.Table)
 	return slices.DeleteFunc(all, func(r route) bool { return !r.delivers }), err
@@ -75,7 +75,7 @@ func (p Policy) addRoute() error {
 	}
 	err = netlink.RouteAdd(p.netlinkRoute())
 	if errors.Is(err, unix.EEXIST) {
-		// Another process added it first, or it is another default route.
+		// Another process added the route first, or the table has another default route.
 		if again, lookErr := p.routes(); lookErr == nil && len(again) > 0 {
 			return nil
 		}

@@ -21,15 +21,15 @@ const (
 	wholeMark    = ^uint32(0) // the mask of a mark that is compared whole
 )
 
-// A rule is a policy rule: its priority, its table, and whether it selects by anything else than a whole mark.
+// A rule is a policy rule with its priority, its table and its mark.
 type rule struct {
 	priority, mark, table uint32
-	lookup                bool // leads to a table, rather than somewhere else
-	narrower              bool // selects by something else as well, or not by the whole mark
+	lookup                bool // the action is a table lookup
+	narrower              bool // it has another selector, or a partial mask of the mark
 	mask                  uint32
 }
 
-// plain reports whether r is "fwmark MARK lookup TABLE", with a mark or without.
+// plain reports whether r is "fwmark MARK lookup TABLE" or "lookup TABLE".
 func (r rule) plain() bool { return r.lookup && !r.narrower }
 
 // is reports whether r is the rule of p.
@@ -38,11 +38,11 @@ func (r rule) is(p Policy) bool { return r.plain() && r.mark == p.Mark && r.tabl
 // main reports whether r leads every packet to the main table.
 func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.RT_TABLE_MAIN }
 
-// listRules returns the rules of a family in the order in which the kernel evaluates them. A family that the kernel does not
-// have has none.
+// listRules returns the rules of a family in the kernel's evaluation order. If the kernel lacks the family, the result is
+// empty.
 //
-// It does not use the rule list of package netlink, because that list ignores unknown selectors (DSCP, flow label, port
-// masks, and future ones): a rule with such a selector would count as ours.
+// It does not use package netlink's rule list, which ignores unknown selectors (DSCP, flow label, port masks, and future
+// ones): a rule with such a selector would look like ours.
 func listRules(f ruleset.Family) ([]rule, error) {
 	rules, err := list(f, unix.RTM_GETRULE, "policy rules", func(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) (rule, bool) {
 		return parseRule(head, attributes), true
@@ -54,7 +54,7 @@ func listRules(f ruleset.Family) ([]rule, error) {
 }
 
 func parseRule(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) rule {
-	// rtm_type is the action; rtm_flags has inversion and detached interfaces. The prefixes come as attributes, too.
+	// rtm_type is the action; rtm_flags has inversion and detached interfaces. The prefixes are also attributes.
 	const permanent = 1 // FIB_RULE_PERMANENT: the kernel made it
 	r := rule{
 		table:    uint32(head.Table),
@@ -67,9 +67,9 @@ func parseRule(head *nl.RtMsg, attributes []syscall.NetlinkRouteAttr) rule {
 	return r
 }
 
-// read applies one attribute. An unknown attribute counts as a selector.
+// read applies one attribute. It treats an unknown attribute as a selector.
 func (r *rule) read(kind uint16, value []byte) {
-	if kind == nl.FRA_PROTOCOL { // the program that made it
+	if kind == nl.FRA_PROTOCOL { // the program that made the rule
 		return
 	}
 	if len(value) != 4 {
@@ -93,10 +93,10 @@ func (r *rule) read(kind uint16, value []byte) {
 	}
 }
 
-// MarkSelector is what a policy rule compares a mark with.
+// MarkSelector is the mark and the mask that a policy rule compares.
 type MarkSelector struct{ Value, Mask uint32 }
 
-// MarkSelectors are those of the policy rules of a family.
+// MarkSelectors returns the selectors of a family's policy rules.
 func MarkSelectors(f ruleset.Family) (all []MarkSelector, err error) {
 	rules, err := listRules(f)
 	for _, r := range rules {
@@ -107,10 +107,10 @@ func MarkSelectors(f ruleset.Family) (all []MarkSelector, err error) {
 	return all, err
 }
 
-// presence holds the rules of a family, and of these the ones of a policy, in the order in which the kernel evaluates them.
+// presence has the rules of a family, and those among them that are a policy's, in the kernel's evaluation order.
 type presence struct {
-	// effective: the first of ours comes before the main table: behind that a default route would have matched the
-	// packet already. The others have no effect.
+	// effective reports that the first of ours precedes the main table, after which a default route has matched the
+	// packet. Later rules of ours have no effect.
 	effective bool
 	ours, all []rule
 }
@@ -148,8 +148,8 @@ func (p Policy) makeRule() error {
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	// Another process added the rule first, or a narrower rule has the priority that the kernel chose: as in removing, the
-	// kernel ignores the further selectors (rule_exists).
+	// Another process added the rule first, or a narrower rule has the priority that the kernel chose: the kernel ignores the
+	// further selectors here as well (rule_exists).
 	if found, unread := p.presence(); unread == nil && found.effective {
 		return nil
 	}
@@ -164,9 +164,9 @@ func (p Policy) removeRules() error {
 	return p.removeEach(found.ours, found.all)
 }
 
-// removeEach removes rules of p. The kernel removes the first rule that agrees with every selector in the request and ignores
-// further selectors of the rule (net/core/fib_rules.c, rule_find), so a request without a priority could remove a narrower
-// rule, and one with a priority still a narrower rule of that priority which comes first.
+// removeEach removes rules of p. The kernel removes the first rule that matches every selector in the request and ignores
+// further selectors of the rule (net/core/fib_rules.c, rule_find). A request without a priority could remove a narrower
+// rule. So could a request with a priority if a narrower rule of that priority comes first.
 func (p Policy) removeEach(doomed, all []rule) error {
 	var problems []error
 	for _, r := range doomed {

@@ -5,37 +5,36 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// Way is how the namespace sends packets to an address.
+// Way is the route of the namespace's packets to an address.
 type Way struct {
-	// Link is the interface that they leave by, the loopback device for the namespace's own addresses.
+	// Link is the outgoing interface, which is the loopback device for the namespace's own addresses.
 	Link string
-	// Source is the address that they have by default.
+	// Source is the default source address.
 	Source netip.Addr
 	// Local reports that the address is the namespace's own, Astray that the loopback device leads there though it is not.
 	Local, Astray bool
 }
 
-// Flow is what policy rules can select by besides addresses. The zero value of a field but UID is that of no packet.
+// Flow has the selectors of policy rules besides addresses. The zero value of a field except UID means unset.
 type Flow struct {
 	Protocol            uint8
 	Source, Destination uint16 // ports
 	UID                 uint32
 }
 
-// EndError means that the routing of the namespace has no way to an address. The Errno is what a connect to it fails with.
+// EndError means that the namespace has no route to an address. Errno is the error of a connect to the address.
 type EndError struct {
 	To    netip.Addr
 	Errno unix.Errno
 }
 
-// ends are the errors of a lookup by which routes and policy rules end a way (fib_props; fib4_rule_action).
+// ends has a text for each error with which routes and policy rules refuse packets (fib_props; fib4_rule_action).
 var ends = map[unix.Errno]string{ //nolint:gochecknoglobals // a constant table
 	unix.EINVAL:       "a blackhole route or policy rule ends the way to %s",
 	unix.EHOSTUNREACH: "an unreachable route ends the way to %s",
@@ -43,17 +42,17 @@ var ends = map[unix.Errno]string{ //nolint:gochecknoglobals // a constant table
 	unix.EACCES:       "a prohibit route or policy rule ends the way to %s",
 }
 
-// Error says what ends the way, and how a connect fails.
+// Error names what ends the way, and the error of a connect.
 func (e *EndError) Error() string {
 	return fmt.Sprintf(ends[e.Errno]+" (%s: %s)", e.To, unix.ErrnoName(e.Errno), e.Errno.Error())
 }
 
-// WayTo returns the way of packets without a mark, as the kernel looks it up when a socket is connected. The error is an *EndError
-// if the way ends at a route or policy rule. A zone of the address is the interface.
+// WayTo returns the way of packets without a mark. It uses the kernel's lookup for connect(2). The error is an *EndError if a route
+// or a policy rule ends the way. The address's zone, if any, is the outgoing interface.
 func WayTo(to netip.Addr, f Flow) (w Way, err error) {
 	found, err := f.lookUp(to, netip.Addr{})
 	switch ended := (*EndError)(nil); {
-	case err == nil && to.Is4(): // once more with the source that the socket has then (ip_route_connect)
+	case err == nil && to.Is4(): // again with the socket's source address (ip_route_connect)
 		source := found.source
 		found, err = f.lookUp(to, source)
 		found.source = source
@@ -68,11 +67,11 @@ func WayTo(to netip.Addr, f Flow) (w Way, err error) {
 	return Way{Link: name, Source: found.source, Local: local, Astray: found.link == loopback && !local}, err
 }
 
-// maxSources bounds the addresses that are tried as a source.
+// maxSources bounds the number of source addresses to try.
 const maxSources = 16
 
-// lookUpFrom looks up an IPv6 route again that was not found without a source (ip6_dst_lookup_tail). Of several addresses it takes
-// the first one that has a way; the kernel may choose another one.
+// lookUpFrom repeats the failed lookup of an IPv6 route with a source address (ip6_dst_lookup_tail). It tries several addresses and
+// returns the first route; the kernel may choose another address.
 func (f Flow) lookUpFrom(to netip.Addr, ended *EndError) (route, error) {
 	own, err := listAddresses6(maxObjects)
 	if err != nil {
@@ -97,7 +96,7 @@ const (
 	rtaDport = 29 // RTA_DPORT
 )
 
-// lookUp asks as "ip route get" does (RTM_GETROUTE, rtnetlink(7)), by more selectors than package netlink knows.
+// lookUp looks up a route like "ip route get" (RTM_GETROUTE, rtnetlink(7)), with more selectors than package netlink supports.
 func (f Flow) lookUp(to, source netip.Addr) (found route, err error) {
 	head := &nl.RtMsg{RtMsg: unix.RtMsg{Family: unix.AF_INET, Dst_len: uint8(to.BitLen()), Src_len: uint8(source.BitLen())}} //nolint:gosec // at most 128
 	if to.Is6() {
@@ -116,7 +115,7 @@ func (f Flow) lookUp(to, source netip.Addr) (found route, err error) {
 		if failed != nil {
 			return found, fmt.Errorf("looking up the route to %s: %w", to, failed)
 		}
-		add(unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, uint32(link.Attrs().Index))) //nolint:gosec // is positive
+		add(unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, uint32(link.Attrs().Index))) //nolint:gosec // it is positive
 	}
 	if f.Protocol != 0 {
 		add(unix.RTA_IP_PROTO, []byte{f.Protocol})
@@ -127,21 +126,27 @@ func (f Flow) lookUp(to, source netip.Addr) (found route, err error) {
 	if f.Destination != 0 {
 		add(rtaDport, binary.BigEndian.AppendUint16(nil, f.Destination))
 	}
-	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
-	if errno := unix.Errno(0); errors.As(err, &errno) && ends[errno] != "" {
-		return found, &EndError{To: to, Errno: errno}
-	}
-	for _, one := range answers {
-		var attributes []syscall.NetlinkRouteAttr
-		if head, attributes, err = parseHead(one); err == nil {
-			found = parseRoute(head, attributes)
+	if found, err = answerOf(request); err != nil {
+		if errno := unix.Errno(0); errors.As(err, &errno) && ends[errno] != "" {
+			return found, &EndError{To: to, Errno: errno}
 		}
+		return found, fmt.Errorf("looking up the route to %s: %w", to, err)
 	}
 	if many := found.kind == unix.RTN_BROADCAST || found.kind == unix.RTN_MULTICAST; many && f.Protocol == unix.IPPROTO_TCP {
 		return found, &EndError{To: to, Errno: unix.ENETUNREACH}
 	}
-	if err != nil {
-		err = fmt.Errorf("looking up the route to %s: %w", to, err)
+	return found, nil
+}
+
+// answerOf returns the route that answers a request.
+func answerOf(request *nl.NetlinkRequest) (found route, err error) {
+	answers, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	for _, one := range answers {
+		head, attributes, failed := parseHead(one)
+		if failed != nil {
+			return found, failed
+		}
+		found = parseRoute(head, attributes)
 	}
 	return found, err
 }

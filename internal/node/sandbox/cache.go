@@ -11,15 +11,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
 )
 
-// searchSandbox searches the entries about the reported sandbox alone. What it finds is checked as any entry; if it is not the pod's
-// namespace the search goes on as without a report.
+// searchSandbox searches only the entries of the reported sandbox and checks them like any entry. If they do not lead to the pod's
+// namespace, the search continues as without a report.
 func (s *search) searchSandbox(ctx context.Context) error {
 	err := s.searchEntries(ctx, func(name string) bool { return cnicache.Of(name, s.pod.Sandbox) })
-	s.searched, s.cacheDenies = nil, false // the next stage has them, and newer entries
+	s.searched, s.cacheDenies = nil, false // the next stage reads these entries again, and newer ones
 	return err
 }
 
-// searchCache searches libcni's cache for the pod's name. A failure there does not end the search.
+// searchCache searches libcni's cache for the pod's name. A failure does not end the search.
 func (s *search) searchCache(ctx context.Context) error { return s.searchEntries(ctx, nil) }
 
 func (s *search) searchEntries(ctx context.Context, which func(name string) bool) error {
@@ -31,7 +31,7 @@ func (s *search) searchEntries(ctx context.Context, which func(name string) bool
 		switch {
 		case err != nil:
 			place.fail(err)
-		case bytes.Contains(data, []byte(s.pod.Name)): // which saves parsing the entries of all the other pods
+		case bytes.Contains(data, []byte(s.pod.Name)): // saves parsing the entries of all other pods
 			s.checkEntry(name, data, &place)
 		}
 		return ctx.Err()
@@ -57,7 +57,7 @@ func (s *search) checkEntry(name string, data []byte, place *Searched) {
 	}
 }
 
-// checkSandbox checks the namespace of an entry with the pod's name. It returns a problem, "" if the entry may be the pod's.
+// checkSandbox checks the namespace of an entry with the pod's name. It returns a problem, or "" if the entry may be the pod's.
 func (s *search) checkSandbox(entry cnicache.Entry) string {
 	byProcess := strings.HasPrefix(entry.NetNS, "/proc/")
 	switch {
@@ -92,8 +92,8 @@ func (s *search) checkSandbox(entry cnicache.Entry) string {
 	return fmt.Sprintf("%s: %s", entry.NetNS, result)
 }
 
-// checkFirst checks the first of the paths that leads to a namespace. The error is that of a path to another kind of file, if
-// there is one.
+// checkFirst checks the first of the paths that leads to a namespace. If none does, the error is about a path to another kind
+// of file, if any.
 func (s *search) checkFirst(paths []string, from Source) (verdict, error) {
 	var failed error
 	for _, path := range paths {

@@ -19,7 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// crowd gives few namespaces many names: mounts, lines of the mount table, and processes.
+// crowd gives a few namespaces many names: mounts, lines of the mount table, and processes.
 func (n *fixture) crowd(namespaces []string, mounts, processes int) {
 	n.Helper()
 	var table strings.Builder
@@ -35,7 +35,7 @@ func (n *fixture) crowd(namespaces []string, mounts, processes int) {
 	}
 }
 
-// TestFind_EntersEachNamespaceOnce: each has to be entered, so the number of entries says that none is entered twice.
+// TestFind_EntersEachNamespaceOnce: a search must enter each namespace, so the number of entries shows that it enters none twice.
 func TestFind_EntersEachNamespaceOnce(t *testing.T) { //nolint:paralleltest // it counts the entries of the process
 	namespaces := make([]string, 20)
 	for i := range namespaces {
@@ -47,10 +47,10 @@ func TestFind_EntersEachNamespaceOnce(t *testing.T) { //nolint:paralleltest // i
 	n.finds(podOf("10.78.0.7"), namespaces[7], sandbox.FromMount)
 	check.Equal(t, netns.Entries()-before, uint64(len(namespaces)), "entries")
 	n.fails(podOf("10.78.0.77"), sandbox.ErrNotFound, "entries 500", "entries 2001")
-	check.Equal(t, netns.Entries()-before, uint64(2*len(namespaces)+1), "entries, those of both searches and of the node's own namespace")
+	check.Equal(t, netns.Entries()-before, uint64(2*len(namespaces)+1), "entries of both searches and of the node's own namespace")
 }
 
-// TestFind_LeavesNothingBehind: whatever the result, a search leaves nothing open and no thread in a namespace but its result.
+// TestFind_LeavesNothingBehind: whatever the result, a search leaves only its result open, and no thread in a namespace.
 func TestFind_LeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	all := []string{namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.1/32"), namespace(t, "10.78.1.2/32")}
@@ -91,7 +91,7 @@ func TestFind_LeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// open counts the files of a pattern that are one of the namespaces.
+// open counts the files of a pattern that lead to one of the namespaces.
 func open(t *testing.T, pattern string, paths []string) int {
 	t.Helper()
 	of := map[netns.Inode]bool{}
@@ -111,7 +111,7 @@ func open(t *testing.T, pattern string, paths []string) int {
 	return count
 }
 
-// TestFind_ReportedSandbox reads one entry of the cache, and all of them if that is not the pod's namespace.
+// TestFind_ReportedSandbox: a search reads one entry of the cache, or all entries if the first leads elsewhere.
 func TestFind_ReportedSandbox(t *testing.T) { //nolint:paralleltest // it counts what the process reads
 	n := newFixture(t)
 	const entries, size = 200, 4 << 10

@@ -8,26 +8,26 @@ import (
 
 // The causes of an [Error].
 var (
-	// ErrNotFound means that no place has the pod: it may have ended, or not have started.
-	ErrNotFound = errors.New("no network namespace of it is found")
-	// ErrAmbiguous is a pod whose addresses several namespaces have.
+	// ErrNotFound means that no place has the pod's namespace: the pod may have ended, or not have started.
+	ErrNotFound = errors.New("its network namespace was not found")
+	// ErrAmbiguous means that several namespaces have the pod's addresses.
 	ErrAmbiguous = errors.New("several network namespaces could be its own")
-	// ErrLoopback is a namespace that has the pod's addresses where any tenant may put them.
+	// ErrLoopback means that the only namespace with the pod's addresses has them where any tenant may put them.
 	ErrLoopback = errors.New("the only network namespace with its addresses has them on loopback, or on an interface that is down")
-	// ErrClaimed is a namespace with the pod's addresses that a record assigns to another pod. The API server shows the
+	// ErrClaimed means that a record assigns the namespace with the pod's addresses to another pod. The API server shows the
 	// addresses of a sandbox for some time after its end, above all after a restart of the node, when other pods get the same
-	// ones; and root in a pod can add them.
+	// addresses. Root in a pod can also add them.
 	ErrClaimed = errors.New("the network namespace with its addresses may be another pod's")
-	// ErrHost is a pod that is on the node's own network, by libcni's cache or its addresses.
+	// ErrHost means that the pod is on the node's own network, according to libcni's cache or the addresses.
 	ErrHost = errors.New("it is on the node's own network")
-	// ErrNoHost means that the node's own namespace is unknown. Then no search runs: its result could be that namespace.
+	// ErrNoHost means that the node's own namespace is unknown. Then no search runs because it could return that namespace.
 	ErrNoHost = errors.New("the node's network namespace cannot be distinguished from a pod's")
 )
 
 // Error is the result of a search without a namespace. Its text is one line.
 type Error struct {
 	Pod Pod
-	// Searched are the places, in order.
+	// Searched has the places, in order.
 	Searched []Searched
 	// Err has one of the causes above.
 	Err error
@@ -56,9 +56,9 @@ func (e *Error) Error() string {
 type Searched struct {
 	Source Source
 	Place  string
-	// Entries is how many there were, Failed how many of those that mattered could not be read or entered.
+	// Entries is the number of entries, Failed the number of relevant entries that could not be read or entered.
 	Entries, Failed int
-	// Notes are problems of entries about the pod. Err is why the place was not searched, or the first failure.
+	// Notes are problems of entries about the pod. Err is the reason for not searching the place, or the first failure.
 	Notes []string
 	Err   error
 }

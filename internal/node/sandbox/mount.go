@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// searchMounts searches the mounted namespaces: those in the runtimes' directories, and those in the mount table of the node's
-// first process. Most of the latter are known from the directories, by the numbers in the table.
+// searchMounts searches the mounted namespaces: in the runtimes' directories, and in the mount table of the node's first process.
+// The inode numbers in the table show that most of its namespaces are known from the directories.
 func (s *search) searchMounts(ctx context.Context) error {
 	for _, dir := range s.view.Existing(s.places.Netns...) {
 		s.searched = append(s.searched, s.searchDir(ctx, dir))
@@ -53,7 +53,7 @@ func (s *search) searchDir(ctx context.Context, dir string) Searched {
 	return place
 }
 
-// checkAny checks a path that may lead to a namespace. Another kind of file, or a missing one, is no failure.
+// checkAny checks a path that may lead to a namespace. A missing file or another kind of file is not a failure.
 func (s *search) checkAny(path string, from Source, place *Searched) {
 	_, err := s.check(path, from)
 	if err != nil && !errors.Is(err, netns.ErrNotNetwork) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
@@ -61,7 +61,7 @@ func (s *search) checkAny(path string, from Source, place *Searched) {
 	}
 }
 
-// mountedNetNS is the network namespace that is mounted, if it is one.
+// mountedNetNS returns the mounted network namespace. It reports whether the mount is one.
 func mountedNetNS(m hostpath.Mount) (netns.Inode, bool) {
 	var ino uint64
 	var major, minor uint32

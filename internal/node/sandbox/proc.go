@@ -11,8 +11,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// hostNamespace returns the path of the node's own namespace: that of process 1, or of the kernel's threads if process 1 is
-// not readable. The first kernel thread is process 2, in the node's pid namespace only.
+// hostNamespace returns the path of the node's own namespace: process 1's, or the kernel threads' if process 1 is not
+// readable. The first kernel thread is process 2, but only in the node's PID namespace.
 func (s *search) hostNamespace() (string, error) {
 	if s.view.Proc == "" {
 		return "", fmt.Errorf("there is no procfs of the node at %q", s.places.Proc)
@@ -31,8 +31,8 @@ func (s *search) hostNamespace() (string, error) {
 	return filepath.Join(s.view.Proc, "2/ns/net"), nil
 }
 
-// searchProcesses searches the namespaces of the node's processes. It skips processes of other pods, whatever their
-// number.
+// searchProcesses searches the namespaces of the node's processes. It skips processes of other pods, however many there
+// are.
 func (s *search) searchProcesses(ctx context.Context) error {
 	s.walkProcesses(ctx)
 	for _, path := range s.processes {
@@ -47,7 +47,7 @@ func (s *search) searchProcesses(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// walkProcesses finds, once, the processes in a namespace that may be the pod's or is unknown, and the pods of these.
+// walkProcesses finds the processes in a namespace that is unknown or may be the pod's, and their pods. It runs once per search.
 func (s *search) walkProcesses(ctx context.Context) {
 	if s.walked != nil {
 		return
@@ -79,7 +79,7 @@ func (s *search) walkProcesses(ctx context.Context) {
 	}
 }
 
-// isForeign records the pod of a process in a namespace, and reports whether that is another pod.
+// isForeign records the pod of a process in a namespace, and reports whether it is another pod.
 func (s *search) isForeign(process string, inode netns.Inode) bool {
 	switch uid := podOfProcess(process); uid {
 	case "", s.self:

@@ -12,22 +12,22 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// Process is the identity of some threads of a process of a pod: most processes have one.
+// Process is an identity of a pod's process: some threads with the same IDs. Most processes have one identity.
 type Process struct {
 	PID int
-	// Thread is the id of the first of these threads, 0 for the main one.
+	// Thread is the ID of the first of these threads, or 0 for the main thread.
 	Thread int
-	// Pod is the pod's UID, Container the container's ID as in status.containerStatuses without the runtime's prefix, "" if
-	// the cgroup has none.
+	// Pod is the pod's UID. Container is the container's ID in status.containerStatuses without the runtime's prefix, or "" if
+	// the cgroup does not show it.
 	Pod, Container string
-	// UID and GID are the file system ids, by which the kernel's owner match compares the sockets that a thread opens
-	// (xt_owner), as the user namespace of this process has them. See [IDs].
+	// UID and GID are the file system IDs in the user namespace of this process. The kernel's owner match (xt_owner) compares
+	// them for the sockets that a thread opens. See [IDs].
 	UID, GID uint32
 
 	dir string
 }
 
-// Processes calls each for every identity of every process of a pod on the node. A process that ends meanwhile is left out.
+// Processes calls each for every identity of every pod's process on the node. It skips a process that ends during the call.
 func (p Places) Processes(ctx context.Context, each func(Process)) error {
 	view := hostpath.Detect(p.Roots, p.Proc)
 	if view.Proc == "" {
@@ -47,7 +47,7 @@ func (p Places) Processes(ctx context.Context, each func(Process)) error {
 	return err
 }
 
-// readProcess reads the identities of a process if it is a pod's.
+// readProcess reads the identities of a process if the process belongs to a pod.
 func readProcess(ctx context.Context, p Process, each func(Process)) {
 	text, err := os.ReadFile(p.dir + "/cgroup")
 	if err != nil {
@@ -85,8 +85,8 @@ func readNames(path string) ([]string, error) {
 	return dir.Readdirnames(-1)
 }
 
-// containerOfCgroups returns the ID in the part of a path that follows the pod's: "cri-containerd-<ID>.scope", "crio-<ID>.scope"
-// or, with cgroupfs, "<ID>".
+// containerOfCgroups returns the ID in the path element after the pod's: "cri-containerd-<ID>.scope", "crio-<ID>.scope" or,
+// with cgroupfs, "<ID>".
 func containerOfCgroups(text string) string {
 	const length = 64
 	for line := range strings.Lines(text) {
@@ -108,7 +108,7 @@ func containerOfCgroups(text string) string {
 	return ""
 }
 
-// readStatus reads the file system ids, the last values of Uid and Gid in proc_pid_status(5), and the number of threads.
+// readStatus reads the file system IDs, the last values of Uid and Gid in proc_pid_status(5), and the number of threads.
 func (p *Process) readStatus(dir string) (threads uint32, ok bool) {
 	status, err := os.ReadFile(dir + "/status") //nolint:gosec // below the procfs
 	if err != nil {
@@ -132,22 +132,22 @@ func (p *Process) readStatus(dir string) (threads uint32, ok bool) {
 	return threads, len(values) == 0
 }
 
-// IDs converts user and group ids of this process's user namespace to those of another one. The zero value converts none.
+// IDs converts user and group IDs of this process's user namespace to IDs of another one. The zero value converts none.
 type IDs struct{ uids, gids []extent }
 
 // extent is a line of a map of user_namespaces(7).
 type extent struct{ inside, outside, count uint64 }
 
-// Overflow is the id of a user or group that a user namespace does not have (/proc/sys/kernel/overflowuid).
+// Overflow is the ID for a user or group without a mapping in a user namespace (/proc/sys/kernel/overflowuid).
 const Overflow = 65534
 
-// UID converts the id of a user.
+// UID converts a user ID.
 func (i IDs) UID(id uint32) uint32 { return inside(i.uids, id) }
 
-// GID converts the id of a group.
+// GID converts a group ID.
 func (i IDs) GID(id uint32) uint32 { return inside(i.gids, id) }
 
-// IDsOf finds the ids of a user namespace by the processes of a pod, one of which has to be in it.
+// IDsOf returns the IDs of a user namespace. One of the pod's processes must be in the namespace.
 func IDsOf(users netns.Inode, processes []Process) (IDs, bool) {
 	for _, p := range processes {
 		in := func() bool {
@@ -158,14 +158,14 @@ func IDsOf(users netns.Inode, processes []Process) (IDs, bool) {
 			continue
 		}
 		ids := IDs{readMap(p.dir + "/uid_map"), readMap(p.dir + "/gid_map")}
-		if len(ids.uids) > 0 && len(ids.gids) > 0 && in() { // else it has ended, and may be another process by now
+		if len(ids.uids) > 0 && len(ids.gids) > 0 && in() { // else the process has ended, and another may have its number
 			return ids, true
 		}
 	}
 	return IDs{}, false
 }
 
-// readMap reads a map of user_namespaces(7), nil if it cannot be read.
+// readMap reads an ID map (user_namespaces(7)). It returns nil for an unreadable map.
 func readMap(path string) (all []extent) {
 	text, err := os.ReadFile(path) //nolint:gosec // below the procfs
 	if err != nil {
@@ -187,7 +187,7 @@ func inside(ids []extent, id uint32) uint32 {
 	}
 	for _, e := range ids {
 		if n := uint64(id); n >= e.outside && n-e.outside < e.count {
-			return uint32(e.inside + n - e.outside) //nolint:gosec // the kernel's ids have 32 bits
+			return uint32(e.inside + n - e.outside) //nolint:gosec // the kernel's IDs have 32 bits
 		}
 	}
 	return Overflow

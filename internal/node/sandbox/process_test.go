@@ -59,13 +59,13 @@ func TestProcesses_OfPods(t *testing.T) {
 	}
 }
 
-// pods are UIDs, container is the ID of a container.
+// pods has UIDs, container is the ID of a container.
 var (
 	pods      = []string{"0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d", "1f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"}
 	container = strings.Repeat("0123456789abcdef", 4)
 )
 
-// identities are the users and groups of a pod's processes on the node.
+// identities returns the users and groups of a pod's processes on the node.
 func identities(n *sandboxtest.Node, uid string) (all []string) {
 	n.Helper()
 	n.Do(n.Processes(n.Context(), func(p sandbox.Process) {
@@ -77,14 +77,14 @@ func identities(n *sandboxtest.Node, uid string) (all []string) {
 	return all
 }
 
-// TestProcesses_OneThread runs as another user, as the threads of Linux may.
+// TestProcesses_OneThread: one thread runs as another user, which Linux allows.
 func TestProcesses_OneThread(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.New(t)
 	n.Contain(os.Getpid(), pods[0], container)
 	started, end := make(chan struct{}), make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // which ends with the goroutine
+		runtime.LockOSThread() // the thread ends with the goroutine
 		_, _, _ = unix.RawSyscall(unix.SYS_SETFSGID, 7, 0, 0)
 		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 1337, 0, 0)
 		close(started)
@@ -97,7 +97,7 @@ func TestProcesses_OneThread(t *testing.T) {
 	}
 }
 
-// unshared starts a process in the network namespace of this one and a user namespace of its own, as a user there.
+// unshared starts a process in this process's network namespace and a new user namespace, as a user there.
 func unshared(n *sandboxtest.Node, uid string, inside, outside int) {
 	n.Helper()
 	ids := []syscall.SysProcIDMap{{ContainerID: inside, HostID: outside, Size: 1}}
@@ -111,7 +111,7 @@ func unshared(n *sandboxtest.Node, uid string, inside, outside int) {
 	n.Contain(process.Process.Pid, uid, container)
 }
 
-// TestProcesses_UserNamespace: the kernel's owner match does not know the ids of a user namespace that a process has made.
+// TestProcesses_UserNamespace: the kernel's owner match ignores the IDs of a user namespace that a process has created.
 func TestProcesses_UserNamespace(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.New(t)
@@ -124,7 +124,7 @@ func TestProcesses_UserNamespace(t *testing.T) {
 	}
 }
 
-// TestProcesses_IDs a namespace with users of its own, as the pod with hostUsers: false has.
+// TestProcesses_IDs: a user namespace has its own IDs, like a pod with hostUsers: false.
 func TestProcesses_IDs(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.New(t)
@@ -145,9 +145,9 @@ func TestProcesses_IDs(t *testing.T) {
 		}
 	}
 	if none := (sandbox.IDs{}); none.UID(5) != 5 || none.GID(5) != 5 {
-		t.Error("the zero value converts ids")
+		t.Error("the zero value converts IDs")
 	}
 	if _, known = sandbox.IDsOf(users, all[:0]); known {
-		t.Error("they are known without a process")
+		t.Error("the IDs are known without a process")
 	}
 }

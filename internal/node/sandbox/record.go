@@ -14,8 +14,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 )
 
-// dropForeign drops the candidates that a record assigns to other pods: libcni's cache, or the cgroups of the processes in
-// them. A candidate that the cache assigns to this pod by its UID needs no further record.
+// dropForeign drops the candidates that a record assigns to other pods. Records are libcni's cache and the cgroups of the
+// processes in a candidate. A candidate that the cache assigns to this pod's UID needs no other record.
 func (s *search) dropForeign(ctx context.Context) error {
 	if !slices.ContainsFunc(s.candidates, func(c candidate) bool { return c.Source != FromCache }) {
 		return nil
@@ -41,8 +41,8 @@ func (s *search) dropForeign(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// readOwner records the candidate that an entry of the cache assigns to another pod. An entry with a path below /proc/PID, a
-// number that another process may have by now, counts only if its result has one of the pod's addresses.
+// readOwner records a candidate that an entry of the cache assigns to another pod. If the entry's path is below /proc/PID,
+// another process may have the number by now, so the entry's result must also have one of the pod's addresses.
 func (s *search) readOwner(data []byte) {
 	entry, ok := cnicache.Parse(data)
 	if !ok || entry.UID == "" || entry.UID == s.pod.UID || entry.NetNS == "" {
@@ -54,13 +54,13 @@ func (s *search) readOwner(data []byte) {
 	}
 	for _, path := range s.view.Candidates(entry.NetNS) {
 		if inode, err := netns.InodeOf(path); err == nil && s.verdicts[inode] == matching {
-			s.foreign[inode] = fmt.Sprintf("libcni's cache has it as that of pod %s/%s", entry.Namespace, entry.Name)
+			s.foreign[inode] = fmt.Sprintf("libcni's cache assigns it to pod %s/%s", entry.Namespace, entry.Name)
 		}
 	}
 }
 
-// podOfProcess is the UID of the pod in whose cgroup the kubelet has put a process (proc_pid_cgroup(5)), "" for none. The kernel
-// bounds the text: a path for each hierarchy.
+// podOfProcess returns the UID of the pod whose cgroup contains a process (proc_pid_cgroup(5)), or "". The kernel bounds the text
+// to one path for each hierarchy.
 func podOfProcess(process string) string {
 	text, err := os.ReadFile(filepath.Join(process, "cgroup")) //nolint:gosec // below the procfs
 	if err != nil {
@@ -69,9 +69,9 @@ func podOfProcess(process string) string {
 	return podOfCgroups(string(text))
 }
 
-// podOfCgroups reads lines like "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID>.slice/…", with
-// systemd's driver, or "0::/kubepods/burstable/pod<UID>/…", with that of cgroupfs. The topmost part of a path decides: a
-// container with a cgroup of its own can name those below as it likes. Lines that name different pods do not count.
+// podOfCgroups reads lines like "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID>.slice/…" (systemd
+// driver) or "0::/kubepods/burstable/pod<UID>/…" (cgroupfs driver). The topmost element with a pod decides because a
+// container can name the cgroups below its own. If lines name different pods, the result is "".
 func podOfCgroups(text string) string {
 	found := ""
 	for line := range strings.Lines(text) {
@@ -91,7 +91,7 @@ func podOfCgroups(text string) string {
 	return found
 }
 
-// podOfCgroup is the pod of one part of a path. Static pods have a hash there, which is no UID of the API.
+// podOfCgroup returns the pod of one path element. A static pod has a hash there, which is not the API object's UID.
 func podOfCgroup(part string) string {
 	uid, isPod := strings.CutPrefix(part, "pod")
 	if slice, bySystemd := strings.CutSuffix(part, ".slice"); bySystemd {

@@ -21,9 +21,9 @@ func TestCgroup_Pod(t *testing.T) {
 		"0::/../../kubepods-besteffort-pod" + under + ".slice/crio-1.scope/container":                                  uid,
 		"0::/kubepods/besteffort/pod" + uid + "/0123":                                                                  uid,
 		"2:cpu,cpuacct:/kubepods/pod" + uid + "/1\n1:name=systemd:/kubepods/pod" + uid + "/1\n0::/\n":                  uid,
-		// A cgroup that a container makes below its own does not count.
+		// A cgroup that a container makes below its own has no effect.
 		"0::/kubepods/pod" + uid + "/1/kubepods/pod" + other + "/2": uid,
-		// Nor do lines that contradict each other, and static pods.
+		// Contradictory lines and static pods name no pod.
 		"2:cpu:/kubepods/pod" + uid + "/1\n1:memory:/kubepods/pod" + other + "/1":             "",
 		"0::/kubepods/pod0123456789abcdef0123456789abcdef/1":                                  "",
 		"0::/kubepods/podman-" + uid:                                                          "",

@@ -1,16 +1,16 @@
 // Package sandbox finds the network namespace of a running pod in the records of a node: libcni's cache, the mounts of the
 // container runtime, and the processes.
 //
-// It promises that the namespace which it returns is a network namespace, is not the node's and not this process's, holds
-// every address of the pod, is no other pod's by any record, and stays the one that was checked for as long as it is open.
-// Where two fit it returns neither, and names them. A search enters no namespace twice however many names it has, leaves no
-// thread in one, and keeps none open but the one that it returns.
+// It promises that the returned namespace is a network namespace, is neither the node's nor this process's, has every
+// address of the pod, is assigned to no other pod by any record, and stays the checked namespace while it is open. If two
+// namespaces fit, Find returns neither and names both. A search enters no namespace twice however many names it has, leaves
+// no thread in a namespace, and keeps only the returned namespace open.
 //
-// It never changes anything in a namespace or on the node, and accepts no name as proof: a stale entry, or one whose path
-// belongs to another pod by now, does not override the addresses.
+// It never changes anything in a namespace or on the node, and accepts no name as proof: a stale entry, or an entry whose path
+// now belongs to another pod, does not override the addresses.
 //
-// Start reading at [Places.Find]. cache.go, mount.go and proc.go search one kind of place each, record.go decides by records
-// which pod owns a namespace.
+// Start reading at [Places.Find]. cache.go, mount.go and proc.go search one kind of place each. record.go determines the
+// owner of a namespace from records.
 package sandbox
 
 import (
@@ -26,60 +26,60 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// Pod is the pod whose namespace is searched.
+// Pod is the pod whose namespace Find searches.
 type Pod struct {
 	Namespace, Name, UID string
-	// Addresses are those of status.podIPs. Without any only libcni's cache can identify the pod's namespace.
+	// Addresses has status.podIPs. Without addresses only libcni's cache can identify the pod's namespace.
 	Addresses []netip.Addr
-	// Sandbox is the ID of the pod's sandbox as the plugin reported it, "" where it is not known. Entries of libcni's cache about it are
-	// read first, and no others if they lead to the pod's namespace.
+	// Sandbox is the ID of the pod's sandbox from the plugin's report, or "". Find first reads the entries of libcni's cache about it,
+	// and no other entries if they lead to the pod's namespace.
 	Sandbox string
 }
 
-// Places are searched. All but Roots are paths of the node, which are resolved by each search: a runtime makes its
-// directories with the node's first pod.
+// Places are the places to search. All but Roots are paths of the node. Each search resolves them because a runtime
+// makes its directories with the node's first pod.
 type Places struct {
-	// Cache is the directory of libcni's results, empty for none; Proc the procfs.
+	// Cache is the directory of libcni's cache, or empty; Proc the procfs.
 	Cache, Proc string
-	// Netns are directories in which container runtimes mount namespaces: /var/run/netns, /run/docker/netns.
+	// Netns has the directories in which container runtimes mount namespaces: /var/run/netns, /run/docker/netns.
 	Netns []string
-	// Roots are prefixes under which this process may see paths of the node, best first.
+	// Roots has the prefixes under which this process may see the node's paths, best first.
 	Roots []string
 }
 
-// Reachable reports whether a search can succeed: without the processes of the node no namespace can be distinguished from
-// the node's own.
+// Reachable reports whether a search can succeed: it needs the node's processes to distinguish a namespace from the node's
+// own.
 func (p Places) Reachable() bool { return hostpath.Detect(p.Roots, p.Proc).Proc != "" }
 
-// Source is where a namespace was found. It is a closed set.
+// Source is the kind of place where a namespace was found. The set is closed.
 type Source string
 
-// The sources, in the order in which they are searched.
+// The sources, in the order of the search.
 const (
 	FromCache Source = "cache"
 	FromMount Source = "mount"
 	FromProc  Source = "proc"
 )
 
-// Namespace is a network namespace that was found. The caller closes it.
+// Namespace is the result of a search. The caller closes it.
 type Namespace struct {
 	*netns.Namespace
 
 	Source Source
-	// Place is the path that leads to it, "" for that of a process, whose number another one may have later.
+	// Place is a path to it, or "" if the path is a process's: another process may have the number later.
 	Place string
 }
 
-// Find searches the network namespace of a pod: in libcni's cache by the pod's UID, then among the mounted namespaces and
-// then among those of the processes by the pod's addresses. A namespace of the cache must have the pod's addresses as well,
-// unless the pod has none.
+// Find searches the network namespace of a pod: in libcni's cache by the pod's UID, then in the mounted namespaces and the
+// processes' namespaces by the pod's addresses. A namespace from the cache must also have the pod's addresses, unless the pod
+// has none.
 //
-// An address alone proves little: root in a namespace can add any. So Find drops the namespaces with the pod's addresses
-// that a record assigns to another pod: libcni's cache, or the cgroup of a process in the namespace. A namespace that a
-// record assigns to this pod wins; else the one with the best attachment of the addresses (see route.Attachment). A
-// namespace with the addresses on loopback alone, and without a record, is never the pod's.
+// An address alone proves little: root in a namespace can add any. So Find drops a namespace with the pod's addresses if a
+// record, libcni's cache or the cgroup of a process in the namespace, assigns it to another pod. It prefers a namespace that
+// a record assigns to this pod, then the best attachment of the addresses (see route.Attachment). It never returns a
+// namespace without a record that has the addresses only on loopback.
 //
-// The caller closes the result. An error is an [Error], or that of ctx.
+// The caller closes the result. The error is an [Error] or ctx's.
 func (p Places) Find(ctx context.Context, pod Pod) (*Namespace, error) {
 	var addresses []netip.Addr // each once and in one spelling: IPv4 as IPv4, IPv6 without a zone
 	for _, address := range pod.Addresses {
@@ -110,15 +110,15 @@ type search struct {
 	places Places
 	view   hostpath.View
 	pod    Pod
-	// self is the UID of the pod that this process is of, "" for none.
+	// self is the UID of this process's own pod, or "".
 	self string
-	// verdicts has the verdict about each namespace. The kernel may reuse a number when its namespace ends during the search:
-	// the search misses the new namespace then, as if it were created a moment later.
+	// verdicts has the verdict about each namespace. If a namespace ends during the search and the kernel reuses its number,
+	// the search misses the new namespace, as if it were created a moment later.
 	verdicts map[netns.Inode]verdict
-	// owned are the namespaces that a record assigns to the pod, foreign those of other pods, with the record.
+	// owned has the namespaces that a record assigns to the pod, foreign other pods' namespaces with the record.
 	owned   map[netns.Inode]bool
 	foreign map[netns.Inode]string
-	// processes are paths of namespaces that are known by a process alone, once walked is set.
+	// processes has the paths of namespaces that are known only from a process, once walked is set.
 	processes []string
 	walked    *Searched
 
@@ -135,7 +135,7 @@ type candidate struct {
 	*Namespace
 
 	path     string
-	attached route.Attachment // of the address that is attached worst
+	attached route.Attachment // the worst attachment of the pod's addresses
 }
 
 func (c candidate) String() string { return fmt.Sprintf("%s (%s)", c.Inode(), c.path) }
@@ -161,17 +161,17 @@ func (s *search) run(ctx context.Context) (found *Namespace, err error) {
 			return nil, err
 		}
 		switch best := s.best(); {
-		case len(best) == 1 && s.sound(best[0]):
+		case len(best) == 1 && s.eligible(best[0]):
 			return best[0].Namespace, nil
-		case len(best) > 1 && s.sound(best[0]), s.cacheDenies: // another namespace that has the addresses is not the pod's
+		case len(best) > 1 && s.eligible(best[0]), s.cacheDenies: // the namespace with the addresses is not the pod's
 			return nil, s.fail(best)
 		}
 	}
 	return nil, s.fail(s.best())
 }
 
-// best returns the candidates of the highest rank: those that a record assigns to the pod, if there are any, and of these
-// the ones with the best attachment.
+// best returns the candidates that a record assigns to the pod, or all candidates without such a record, and of these only
+// those with the best attachment.
 func (s *search) best() []candidate {
 	rank := func(c candidate) route.Attachment {
 		if s.owned[c.Inode()] {
@@ -186,8 +186,10 @@ func (s *search) best() []candidate {
 	return slices.DeleteFunc(slices.Clone(s.candidates), func(c candidate) bool { return rank(c) < highest })
 }
 
-// sound reports whether a candidate may be the pod's if it is the best.
-func (s *search) sound(c candidate) bool { return s.owned[c.Inode()] || c.attached > route.OnLoopback }
+// eligible reports whether the best candidate may be the pod's.
+func (s *search) eligible(c candidate) bool {
+	return s.owned[c.Inode()] || c.attached > route.OnLoopback
+}
 
 // drop closes candidates.
 func (s *search) drop(which func(candidate) bool) {
@@ -200,10 +202,10 @@ func (s *search) drop(which func(candidate) bool) {
 	})
 }
 
-// maxNamed is how many candidates an error names: a tenant can make many.
+// maxNamed bounds the candidates that an error names: a tenant can make many.
 const maxNamed = 4
 
-// fail returns the error that rules out the best candidates.
+// fail returns the error for the best candidates.
 func (s *search) fail(best []candidate) *Error {
 	switch {
 	case len(best) > 1:
@@ -222,7 +224,7 @@ func (s *search) fail(best []candidate) *Error {
 	return s.failed(ErrNotFound)
 }
 
-// openHost opens the node's namespace, and marks this and the process's own namespace so that neither matches a pod.
+// openHost opens the node's namespace, and marks it and this process's namespace so that neither matches a pod.
 func (s *search) openHost() error {
 	path, err := s.hostNamespace()
 	if err != nil {
@@ -239,7 +241,7 @@ func (s *search) openHost() error {
 	return nil
 }
 
-// hostHas reports whether the pod's addresses are the node's, as those of a pod on the node's network are.
+// hostHas reports whether the node has the pod's addresses: then the pod is on the node's network.
 func (s *search) hostHas() bool {
 	if len(s.pod.Addresses) == 0 {
 		return false
@@ -248,11 +250,11 @@ func (s *search) hostHas() bool {
 	return err == nil && !slices.Contains(has, route.Absent)
 }
 
-// maxOpen bounds the candidates of processes that are kept open: a tenant can create many. The candidates with the best
-// attachment stay, and those that a record assigns to the pod.
+// maxOpen bounds the open candidates from processes: a tenant can create many. The search keeps the candidates with the best
+// attachment, and the candidates that a record assigns to the pod.
 const maxOpen = 16
 
-// check checks the namespace at a path that is visible here, and keeps it if it may be the pod's.
+// check checks the namespace at a path of this process, and keeps it open if it may be the pod's.
 func (s *search) check(path string, from Source) (verdict, error) {
 	inode, err := netns.InodeOf(path)
 	if err != nil {
@@ -266,7 +268,7 @@ func (s *search) check(path string, from Source) (verdict, error) {
 		s.verdicts[inode] = unusable
 		return unusable, err
 	}
-	if known, there := s.verdicts[n.Inode()]; there { // another one was mounted there meanwhile
+	if known, there := s.verdicts[n.Inode()]; there { // a known namespace was mounted there just now
 		n.Close()
 		return known, nil
 	}
@@ -286,7 +288,7 @@ func (s *search) check(path string, from Source) (verdict, error) {
 	return result, nil
 }
 
-// lasting returns a path that is not below a process.
+// lasting returns path, or "" for a path below a process.
 func lasting(path string) string {
 	if strings.Contains(path, "/ns/net") {
 		return ""

@@ -20,7 +20,7 @@ import (
 
 const uid = "0f5d3a52-4d64-4b2b-9d5a-6d1d2a3b4c5d"
 
-// fixture is a node on which pods are searched.
+// fixture is a node with pods to search.
 type fixture struct{ *sandboxtest.Node }
 
 func newFixture(t *testing.T) *fixture {
@@ -28,7 +28,7 @@ func newFixture(t *testing.T) *fixture {
 	return &fixture{sandboxtest.New(t)}
 }
 
-// onFixtures runs each test on a node of its own, which is prepared before.
+// onFixtures runs each test on its own prepared node.
 func onFixtures(t *testing.T, tests map[string]func(n *fixture), prepare ...func(*fixture)) {
 	t.Helper()
 	for name, test := range tests {
@@ -43,7 +43,7 @@ func onFixtures(t *testing.T, tests map[string]func(n *fixture), prepare ...func
 	}
 }
 
-// withoutFirst makes the first process unreadable, and puts a second one into a namespace.
+// withoutFirst makes the first process unreadable, and puts a second process into a namespace.
 func (n *fixture) withoutFirst(path, stat string) {
 	n.Helper()
 	n.Do(os.Remove(n.Proc + "/1/ns/net"))
@@ -51,7 +51,7 @@ func (n *fixture) withoutFirst(path, stat string) {
 	n.Do(os.WriteFile(n.Proc+"/2/stat", []byte(stat), 0o600))
 }
 
-// mountedAt writes into the first process's mount table that a namespace is mounted at a path of the node.
+// mountedAt adds the mount of a namespace at a path of the node to the first process's mount table.
 func (n *fixture) mountedAt(path, at string) {
 	n.Helper()
 	i := sandboxtest.Inode(n.T, path)
@@ -59,7 +59,7 @@ func (n *fixture) mountedAt(path, at string) {
 	n.Do(os.WriteFile(n.Proc+"/1/mountinfo", []byte(line), 0o600))
 }
 
-// finds wants a namespace, from a source.
+// finds checks that a search returns a namespace from a source.
 func (n *fixture) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 	n.Helper()
 	got, err := n.Find(n.Context(), pod)
@@ -70,7 +70,7 @@ func (n *fixture) finds(pod sandbox.Pod, path string, from sandbox.Source) {
 	}
 }
 
-// failure wants an error of a cause, or of any if that is nil, with some texts.
+// failure checks that a search fails with a cause (nil: any) and some texts, and returns the error.
 func (n *fixture) failure(pod sandbox.Pod, cause error, texts ...string) *sandbox.Error {
 	n.Helper()
 	got, err := n.Find(n.Context(), pod)
@@ -89,13 +89,13 @@ func (n *fixture) failure(pod sandbox.Pod, cause error, texts ...string) *sandbo
 	return failed
 }
 
-// fails is failure for tests that need only the check.
+// fails is failure without a result.
 func (n *fixture) fails(pod sandbox.Pod, cause error, texts ...string) {
 	n.Helper()
 	_ = n.failure(pod, cause, texts...)
 }
 
-// namespace is a network namespace with addresses on an interface of its own.
+// namespace returns a network namespace with addresses on its own interface.
 func namespace(t *testing.T, addresses ...string) string {
 	t.Helper()
 	path := netnstest.New(t)
@@ -316,7 +316,7 @@ func TestFind_Refusals(t *testing.T) {
 	}
 }
 
-// A path that is no namespace, or a further name of a known one, is no problem to report.
+// A search reports no problem for a path that is not a namespace, or for another name of a known namespace.
 func TestFind_Silent(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
@@ -425,7 +425,7 @@ func TestFind_RealProcesses(t *testing.T) {
 			n.Do(err)
 			if strings.Contains(string(table), n.Dir) {
 				n.finds(other, alone, sandbox.FromMount)
-			} else { // the first process is in another mount namespace, and does not have it
+			} else { // the first process is in another mount namespace without the mount
 				n.fails(other, sandbox.ErrNotFound)
 			}
 		},
@@ -439,7 +439,7 @@ func TestFind_RealProcesses(t *testing.T) {
 			n.Process("77", ns)
 			n.Do(os.MkdirAll(n.Proc+"/78/ns", 0o700))
 			n.Do(os.Symlink("loop", n.Proc+"/78/ns/loop"))
-			n.Do(os.Symlink("loop", n.Proc+"/78/ns/net")) // an error that is no process's end
+			n.Do(os.Symlink("loop", n.Proc+"/78/ns/net")) // an error other than the end of a process
 			n.Do(os.Mkdir(n.Proc+"/79", 0o700))
 			n.Write(n.Proc+"/80", nil)
 			n.Do(os.Mkdir(n.Proc+"/sys", 0o700))
@@ -463,8 +463,8 @@ func TestFind_RealProcesses(t *testing.T) {
 	})
 }
 
-// unshared is the network namespace of a process with a user namespace of its own, as a runtime makes it for a pod, or with
-// one user any user in a container: "unshare --user --net".
+// unshared returns the network namespace of a process with its own user namespace. A runtime makes one for a pod; with one user ID,
+// any user in a container can: "unshare --user --net".
 func (n *fixture) unshared(host, size int) string {
 	n.Helper()
 	process, path := netnstest.Unshared(n.T, host, size)

@@ -21,7 +21,7 @@ const (
 	victimUID = uid
 )
 
-// bySystemd is the cgroup of a process of a pod.
+// bySystemd returns the cgroup of a pod's process with the systemd driver.
 func bySystemd(uid string) string {
 	return "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(uid, "-", "_") +
 		".slice/cri-containerd-0123.scope\n"
@@ -31,8 +31,8 @@ func byCgroupfs(uid string) string {
 	return "12:memory:/kubepods/burstable/pod" + uid + "/0123\n1:name=systemd:/kubepods/burstable/pod" + uid + "/0123\n"
 }
 
-// squats are the ways in which another tenant gets the victim's address into a namespace: with no privilege beyond those in a
-// network namespace.
+// squats has the ways in which another tenant gets the victim's address into a namespace, with no privileges outside that
+// namespace.
 func squats() map[string]func(n *fixture) (path string) {
 	return map[string]func(*fixture) string{
 		"on lo": func(n *fixture) string { return n.IP(n.Sandbox("10.77.9.6/24"), "address add 10.77.9.5/32 dev lo") },
@@ -54,11 +54,11 @@ func squats() map[string]func(n *fixture) (path string) {
 	}
 }
 
-// onEth0 is the one squat that by itself equals the victim: the address on the squatter's own interface to the node.
+// onEth0 is the one squat that looks like the victim: the address is on the squatter's own interface to the node.
 func onEth0(n *fixture) string { return n.Sandbox(victimAt) }
 
-// TestSquatter_Excluded: without any record an address on an interface that leads to the node beats one that
-// does not, wherever the namespaces are named, and in any order.
+// TestSquatter_Excluded: without a record, an address on an interface to the node beats an address on another
+// interface, whatever the names of the namespaces and their order.
 func TestSquatter_Excluded(t *testing.T) {
 	t.Parallel()
 	for name, squat := range squats() {
@@ -84,15 +84,15 @@ func TestSquatter_Excluded(t *testing.T) {
 	}
 }
 
-// TestSquatter_Record: with a record of the runtime's or the kubelet's even an address on the squatter's own
-// way to the node neither blocks the pod nor passes for it.
+// TestSquatter_Record: with a record of the runtime or the kubelet, even an address on the squatter's own interface
+// to the node neither hides the pod nor passes for it.
 func TestSquatter_Record(t *testing.T) {
 	t.Parallel()
 	all := squats()
 	all["on its own interface"] = onEth0
 	records := map[string]struct {
 		keep func(n *fixture, victim, squatter string)
-		// alone: the record identifies the squatter's namespace as another pod's.
+		// alone means that the record assigns the squatter's namespace to another pod.
 		alone bool
 		from  sandbox.Source
 	}{
@@ -129,7 +129,7 @@ func TestSquatter_Record(t *testing.T) {
 					n.Mount(victim, "b")
 				}
 				n.finds(podOf("10.77.9.5"), victim, r.from)
-				// And alone it is refused, not taken.
+				// Without the victim, the search refuses the squatter's namespace.
 				if r.alone {
 					n.Do(os.RemoveAll(n.Proc + "/100"))
 					n.Do(errors.Join(unix.Unmount(n.Netns[0]+"/b", unix.MNT_DETACH), os.Remove(n.Netns[0]+"/b")))
@@ -140,7 +140,7 @@ func TestSquatter_Record(t *testing.T) {
 	}
 }
 
-// TestSquatter_Ambiguous: both, and no more than fit into an event, however many there are.
+// TestSquatter_Ambiguous: the error names both namespaces, and no more than fit into an event.
 func TestSquatter_Ambiguous(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
@@ -156,14 +156,14 @@ func TestSquatter_Ambiguous(t *testing.T) {
 	if text := many.failure(podOf("10.77.9.5"), sandbox.ErrAmbiguous, " more").Err.Error(); len(text) > 1000 {
 		t.Errorf("the cause has %d bytes: %s", len(text), text)
 	}
-	// The pod's own still wins by its record among them all.
+	// The pod's own namespace still wins by its record.
 	own := onEth0(many)
 	many.Process("500", own)
 	many.Cgroup("500", bySystemd(victimUID))
 	many.finds(podOf("10.77.9.5"), own, sandbox.FromProc)
 }
 
-// TestSquatter_Alone: the pod's own namespace does not have the address, or is gone.
+// TestSquatter_Alone: the pod's own namespace lacks the address, or is gone.
 func TestSquatter_Alone(t *testing.T) {
 	t.Parallel()
 	onFixtures(t, map[string]func(n *fixture){
@@ -183,8 +183,8 @@ func TestSquatter_Alone(t *testing.T) {
 	})
 }
 
-// TestFind_FlippingPath: the result is the namespace that was checked, wherever the path of the record leads a
-// moment later: the node's namespace, or a squatter's.
+// TestFind_FlippingPath: the result is the checked namespace, even if the record's path leads to the node's or a
+// squatter's namespace a moment later.
 func TestFind_FlippingPath(t *testing.T) {
 	t.Parallel()
 	n := newFixture(t)
@@ -218,7 +218,7 @@ func TestFind_FlippingPath(t *testing.T) {
 		got.Close()
 		got.Close()
 		if _, err := os.Stat(got.Path()); err == nil {
-			t.Fatalf("it is closed and has the path %q", got.Path())
+			t.Fatalf("the namespace is closed and has the path %q", got.Path())
 		}
 	}
 	cancel()

@@ -1,6 +1,6 @@
-// Package sockdiag lists the listening TCP sockets of a network namespace by sock_diag(7), without a program.
+// Package sockdiag lists the listening TCP sockets of a network namespace with sock_diag(7), without a program.
 //
-// It promises a bounded answer whatever the processes of the namespace open, and that a dual-stack IPv6 socket counts for both
+// It promises a bounded result whatever the processes of the namespace open, and that a dual-stack IPv6 socket accepts both
 // families. It never opens a connection and never changes anything.
 //
 // Start at Listening.
@@ -22,7 +22,7 @@ type Listener struct {
 	// Address is the local address and port. The unspecified address of IPv6 accepts IPv4 as well if Dual is set.
 	Address netip.AddrPort
 	Dual    bool
-	// UID is the user that created the socket, in the initial user namespace of this process.
+	// UID is the user that created the socket, in the user namespace of this process.
 	UID uint32
 }
 
@@ -38,7 +38,7 @@ func (l Listener) Accepts(to netip.AddrPort) bool {
 	return own.Is6() && own.IsUnspecified() && l.Dual
 }
 
-// maxListeners bounds the answer: a process can listen on any number of ports and addresses.
+// maxListeners bounds the result: a process can listen on any number of ports and addresses.
 const maxListeners = 1 << 14
 
 // Listening lists the listening TCP sockets of both families in the calling thread's network namespace.

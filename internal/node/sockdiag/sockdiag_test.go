@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// listen opens a socket, in the family of the address alone if v6only is set.
+// listen opens a listening socket. If v6only is 1, it accepts only IPv6.
 func listen(t *testing.T, network, address string, v6only int) {
 	t.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -76,7 +76,7 @@ func TestListeners_Found(t *testing.T) {
 	}
 }
 
-// TestListeners_Connections: only sockets in state LISTEN count.
+// TestListeners_Connections: Listening returns only sockets in state LISTEN.
 func TestListeners_Connections(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)

@@ -27,11 +27,11 @@ const (
 type archive struct {
 	compressed *gzip.Writer
 	out        *tar.Writer
-	// dir has all files.
+	// dir is the directory of all files in the bundle.
 	dir   string
 	began time.Time
 	clean *redact.Redactor
-	// left is the room for further files, in bytes.
+	// left is the remaining space for files, in bytes.
 	left    int
 	names   map[string]bool
 	missing []string
@@ -45,7 +45,7 @@ func newArchive(w io.Writer, node string, began time.Time, secrets []string) *ar
 	}
 }
 
-// fileName returns a name of one file, whatever characters and length the text has.
+// fileName returns a single file's name, whatever characters and length the text has.
 func fileName(text string) string {
 	const most = 100
 	name := strings.Map(func(r rune) rune {
@@ -69,13 +69,13 @@ func (a *archive) miss(name string, why error) {
 
 var errRoom = errors.New("no room is left: a bundle has 32 MiB at most")
 
-// collect adds a file that get returns, or notes its error, or that it did not return until ctx ended.
+// collect adds a file that get returns. Otherwise it notes get's error, or that get did not return until ctx ended.
 func (a *archive) collect(ctx context.Context, name string, get func(context.Context) ([]byte, error)) {
 	text, err := within(ctx, get)
 	a.add(name, text, err)
 }
 
-// add adds what is shown of a file, or notes why there is nothing.
+// add adds the permitted parts of a file, or the reason why it has none.
 func (a *archive) add(name string, text []byte, err error) {
 	if err != nil {
 		a.miss(name, err)
@@ -89,7 +89,7 @@ func (a *archive) add(name string, text []byte, err error) {
 	a.write(name, printable.Lines(clean))
 }
 
-// shown returns what is shown of a file: other programs write the configurations, this one the rest.
+// shown returns the permitted parts of a file: other programs write the configurations, this program the rest.
 func (a *archive) shown(name string, text []byte) ([]byte, error) {
 	switch {
 	case strings.HasPrefix(name, confs):
@@ -100,8 +100,8 @@ func (a *archive) shown(name string, text []byte) ([]byte, error) {
 	return a.clean.Text(text), nil
 }
 
-// within returns the result of get, or the context's error if get does not return before ctx ends: a file may be on a disk that
-// hangs.
+// within returns the result of get, or the context's error if get does not return before ctx ends: a file's disk can
+// hang.
 func within[T any](ctx context.Context, get func(context.Context) (T, error)) (value T, err error) {
 	if err := ctx.Err(); err != nil {
 		return value, err
@@ -123,7 +123,7 @@ func within[T any](ctx context.Context, get func(context.Context) (T, error)) (v
 	}
 }
 
-// write adds a file as it is.
+// write adds a file unchanged.
 func (a *archive) write(name string, text []byte) {
 	if len(text) > a.left {
 		a.miss(name, errRoom)
@@ -140,7 +140,7 @@ func (a *archive) write(name string, text []byte) {
 
 func (a *archive) put(name string, text []byte) {
 	header := &tar.Header{Name: a.dir + "/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: a.began.UTC().Truncate(time.Second)}
-	if a.out.WriteHeader(header) == nil { // an error stays until close
+	if a.out.WriteHeader(header) == nil { // close reports the error
 		_, _ = a.out.Write(text)
 	}
 }
@@ -150,5 +150,5 @@ func (a *archive) close() error {
 	if text := strings.Join(a.missing, "\n"); text != "" {
 		a.put("missing.txt", []byte(text[:min(len(text), reserve-1)]+"\n"))
 	}
-	return cmp.Or(a.out.Close(), a.compressed.Close()) // the second one repeats the error of the first
+	return cmp.Or(a.out.Close(), a.compressed.Close()) // the second error repeats the first
 }

@@ -1,12 +1,12 @@
-// Package bundle is the role "istio-cni bundle": it writes what a bug report needs as a tar file, compressed by gzip.
+// Package bundle is the role "istio-cni bundle": it writes the data for a bug report as a tar file, compressed with gzip.
 //
-// It promises that values which others wrote are in it for known keys only: of a CNI configuration those of the specification, of the
-// reference plugins and of this program, of a pod the annotations that this program reads. Any other value is its type and length. It
-// has no other program's log. In texts of this program credentials of known forms are replaced, and so is the agent's token; a text that
+// It promises that values which others wrote are in it for known keys only: in a CNI configuration the keys of the specification, the
+// reference plugins and this program, in a pod the annotations that this program reads. Any other value is replaced by its type and length.
+// It has no other program's log. In texts of this program credentials of known forms are replaced, and so is the agent's token; a text that
 // quotes a secret of another form keeps it. It is bounded in size and time; what is missing is listed with the reason. It changes
 // nothing on the node, and never writes to a terminal.
 //
-// Start at Run; archive.go has the file that it writes.
+// Start at Run; archive.go has the written file.
 package bundle
 
 import (
@@ -38,18 +38,18 @@ import (
 )
 
 const head = `NAME:
-   istio-cni bundle - collects what a bug report needs (root)
+   istio-cni bundle - collects the data for a bug report (root)
 
 USAGE:
    istio-cni bundle [NAMESPACE/NAME] [flags] > file.tar.gz
 
-Its README.txt says what each file is, missing.txt what could not be had and why. Rules and differences are those of the named pod,
-else of the pods of this node that are not captured. Of configurations of other programs it has the values of known keys,
-of others type and length. Read it before you pass it on: names of pods, addresses and this program's settings and logs are in it.
+Its README.txt explains each file, missing.txt lists missing data and the reasons. It has the rules and differences of the named pod
+or, by default, of all pods of this node that are not captured. In other programs' configurations it has the values of known keys only,
+and type and length of other values. Read it before you pass it on: it has names of pods, addresses and this program's settings and logs.
 
 EXIT CODES:
-   %d  done; something may be missing
-   %d  the node agent does not answer (what the node has is written), or the output cannot be written
+   %d  done; parts may be missing
+   %d  the node agent does not answer (the node's files are written), or the output cannot be written
    %d  a bad value or flag
 
 `
@@ -66,16 +66,16 @@ func (c *config) rows() []settings.Setting {
 	const since = 2 * time.Hour
 	return []settings.Setting{
 		{
-			Name: "since", Arg: "DURATION", Default: since.String(), Use: "log and decisions of the last DURATION",
+			Name: "since", Arg: "DURATION", Default: since.String(), Use: "only log and decisions of the last DURATION",
 			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
 		{
-			Name: "net-dir", Arg: "DIR", Use: "the directory of CNI configurations; by default that of the agent or, without one, /etc/cni/net.d",
+			Name: "net-dir", Arg: "DIR", Use: "the directory of CNI configurations; by default the agent's or, without an agent, /etc/cni/net.d",
 			Value: settings.Text(&c.netDir, nil),
 		},
 		{
 			Name: "node-name", Arg: "NAME", Env: []string{"KUBERNETES_NODE_NAME", "NODE_NAME"},
-			Use: "the node in the names of the files; by default that of the agent", Value: settings.Text(&c.node, nil),
+			Use: "the node in the names of the files; by default the agent's", Value: settings.Text(&c.node, nil),
 		},
 		agentapi.SocketSetting(&c.socket),
 	}
@@ -108,14 +108,14 @@ func Run(c applet.Call) int {
 	return applet.ExitOK
 }
 
-const readme = `A report of one node, for the question why its pods are in the mesh or not. What other programs wrote is
-shown for known keys only; a type with a length, such as "string of 40 bytes", stands for any other value.
+const readme = `A report of one node that shows why its pods are in the mesh or not. Texts of other programs have the values of known
+keys only; a type with a length, such as "string of 40 bytes", replaces any other value.
 
-  missing.txt      what could not be had, and why
+  missing.txt      the missing data, and the reasons
   version.txt      the program that wrote this
   agent.json       the node agent: version, settings with their sources, and the plugin's configuration in force
   readiness.json   the parts of the agent's readiness
-  selftest.json    the self-test's verdict: which way of redirecting works on this node
+  selftest.json    the self-test's verdict: the backends that work on this node
   cni-dir.txt      the directory of CNI configurations
   cni/             its configurations
   kubeconfig.yaml  the plugin's access to the API server
@@ -134,17 +134,17 @@ const (
 	pluginsFile = "istio-cni.log"
 )
 
-// reporter collects the parts.
+// reporter collects the parts of the bundle.
 type reporter struct {
 	config
 	*archive
 
-	// from is the time from which on the bundle has records.
+	// from is the time of the bundle's first records.
 	from time.Time
 	info agentapi.AgentInfo
 }
 
-// write writes a bundle. Answered is the error of the agent, nil if it answers. What a tenant can make long comes last.
+// write writes a bundle. answered is the agent's error, nil if the agent answers. Parts that a tenant can make long come last.
 func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	began := time.Now() //nolint:forbidigo // the only clock of the role
 	r := reporter{config: c, from: began.Add(-c.since)}
@@ -176,7 +176,7 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	return answered, r.close()
 }
 
-// ask returns a function that sends one request on a connection of its own: the next one needs none that works.
+// ask returns a function that sends one request on its own connection, so that no request depends on an earlier connection.
 func ask[T any](r *reporter, request func(context.Context, *agentapi.Agent) (T, error)) func(context.Context) (T, error) {
 	return func(ctx context.Context) (value T, err error) {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
@@ -202,7 +202,7 @@ func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
 	}
 }
 
-// pluginLog returns the lines of the plugin's file that are its records, and counts the others, which may be another program's.
+// pluginLog returns the lines of the plugin's file that are its records, and counts the other lines, which may be another program's.
 func (r *reporter) pluginLog(ctx context.Context) ([]byte, error) {
 	all, err := r.file(pluginsFile)(ctx)
 	records, others := make([]byte, 0, len(all)), 0
@@ -236,8 +236,8 @@ func (r *reporter) kubeconfig(ctx context.Context) (clean []byte, secrets []stri
 	return clean, append(secrets, string(token)), err
 }
 
-// netDirs are the directories of CNI configurations, of which the first that exists is shown: the agent's container has another
-// view than the node.
+// netDirs are the directories of CNI configurations. The bundle shows the first one that exists: the agent's container and the node
+// have different paths.
 func (r *reporter) netDirs() (dirs []string) {
 	if r.netDir != "" {
 		return []string{r.netDir}
@@ -275,7 +275,7 @@ func (r *reporter) directory(ctx context.Context) {
 	}
 }
 
-// listing is a directory: a line for each entry and for those below it, and the names of the configurations.
+// listing is a directory's content: a line for each entry and each of its entries, and the names of the configurations.
 type listing struct {
 	dir   string
 	text  []byte
@@ -288,7 +288,7 @@ func list(dir string) (listing, error) {
 	for _, e := range entries {
 		l.entry(e.Name())
 		if e.IsDir() {
-			below, _ := os.ReadDir(filepath.Join(dir, e.Name())) // of another program, if it cannot be read
+			below, _ := os.ReadDir(filepath.Join(dir, e.Name())) // an unreadable directory is another program's
 			for _, b := range below {
 				l.entry(e.Name() + "/" + b.Name())
 			}
@@ -297,7 +297,7 @@ func list(dir string) (listing, error) {
 	return l, err
 }
 
-// entry adds an entry, unless it was removed meanwhile.
+// entry adds an entry, unless the entry was removed meanwhile.
 func (l *listing) entry(name string) {
 	file := filepath.Join(l.dir, name)
 	info, err := os.Lstat(file)
@@ -314,10 +314,10 @@ func (l *listing) entry(name string) {
 	}
 }
 
-// pods adds the state of the pods and, in detail, the named one or those that are not captured.
+// pods adds the state of all pods and the details of the named pod or of all pods that are not captured.
 func (r *reporter) pods(ctx context.Context) {
 	all, err := within(ctx, ask(r, func(ctx context.Context, a *agentapi.Agent) ([]audit.Status, error) { return a.Audit(ctx, false) }))
-	text, _ := json.Marshal(all) // of strings and times
+	text, _ := json.Marshal(all) // strings and times only
 	r.add("audit.json", text, err)
 	var wanted []string
 	if r.pod != "" {
@@ -340,7 +340,7 @@ func (r *reporter) pods(ctx context.Context) {
 func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {
 	all, err := ask(r, func(ctx context.Context, a *agentapi.Agent) ([]agentapi.Report, error) { return a.Decisions(ctx) })(ctx)
 	all = slices.DeleteFunc(all, func(one agentapi.Report) bool {
-		// An entry of the watch has the time of the pod's start, and is news as long as the pod is there.
+		// An entry of the watch has the time of the pod's start, and is relevant as long as the pod exists.
 		return one.Time.Before(r.from) && one.Source != agentapi.SourceWatch && r.pod != one.Namespace+"/"+one.Pod
 	})
 	if err == nil {

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { chaintest.Main(m) }
 
-// run runs the role and unpacks what it writes.
+// run runs the role and unpacks its output.
 func run(t *testing.T, args ...string) (code int, files map[string]string, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -73,7 +73,7 @@ func unpack(t *testing.T, from io.Reader) map[string]string {
 
 const planted = "pl4nted-0123456789"
 
-// TestBundle_OfANode has every file of a real agent, and none of the planted secrets.
+// TestBundle_OfANode checks every file of a real agent, and that none has a planted secret.
 func TestBundle_OfANode(t *testing.T) {
 	n := nodetest.New(t, chaintest.Program(t))
 	n.StartAPI()
@@ -135,12 +135,12 @@ func TestBundle_OfANode(t *testing.T) {
 	}
 }
 
-// relay sends a record to the agent's log as a plugin does.
+// relay sends a record to the agent's log like a plugin.
 func relay(t *testing.T, socket, message string) {
 	t.Helper()
 	agent, err := agentapi.Dial(t.Context(), socket)
 	check.OK(t, err)
-	defer agent.Close() //nolint:errcheck // all is said
+	defer agent.Close() //nolint:errcheck // the request has ended
 	line, err := json.Marshal(map[string]string{"level": "info", "time": time.Now().Format(time.RFC3339Nano), "msg": message})
 	if err == nil {
 		err = agent.Log(t.Context(), []string{string(line)})
@@ -161,7 +161,7 @@ func fake(t *testing.T, answers map[string]string) (socket string) {
 	}), nil).Path
 }
 
-// TestBundle_HostileNames: whatever a pod or a file is called, it is one file of the bundle.
+// TestBundle_HostileNames: a pod or a file with any name is a single file of the bundle.
 func TestBundle_HostileNames(t *testing.T) {
 	var all []audit.Status
 	for _, name := range []string{"../../etc/passwd", "\x1b[2J", "a b\n", strings.Repeat("x", 5000), "", "..", "web", "web"} {
@@ -189,7 +189,7 @@ func TestBundle_HostileNames(t *testing.T) {
 	}
 }
 
-// TestBundle_ManyPods: all are there, behind the other parts, which they cannot push out.
+// TestBundle_ManyPods: all pods are in the bundle, after the other parts, which they cannot displace.
 func TestBundle_ManyPods(t *testing.T) {
 	const pods = 100
 	var all []audit.Status
@@ -240,7 +240,7 @@ func TestBundle_NoAgent(t *testing.T) {
 	}
 }
 
-// TestBundle_AgentHangs costs the command's time, and what the node has is written.
+// TestBundle_AgentHangs: the command takes its full time, and writes the node's own parts.
 func TestBundle_AgentHangs(t *testing.T) {
 	socket := filepath.Join(agenttest.SocketDir(t), agentapi.SocketName)
 	agenttest.Listen(t, socket)
@@ -253,7 +253,7 @@ func TestBundle_AgentHangs(t *testing.T) {
 	}
 }
 
-// TestBundle_AgentAnswersGarbage is named in the error.
+// TestBundle_AgentAnswersGarbage: the error names the invalid answer.
 func TestBundle_AgentAnswersGarbage(t *testing.T) {
 	socket := fake(t, map[string]string{"/v1/bundle/agent": "<html>"})
 	code, files, stderr := run(t, "--socket="+socket, "--net-dir="+t.TempDir())
@@ -289,7 +289,7 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, errors.New("full") } //nolint:err113 // for the test
 
-// TestArchive_Bounds: all files together have 32 MiB at most.
+// TestArchive_Bounds: all files together have at most 32 MiB.
 func TestArchive_Bounds(t *testing.T) {
 	var out bytes.Buffer
 	a := newArchive(&out, "n", time.Unix(0, 0), nil)
@@ -311,7 +311,7 @@ func TestArchive_Bounds(t *testing.T) {
 // secretPart is in each of the secrets below.
 const secretPart = "pl4nted0123456789abcdefABCDEF0123"
 
-// usual are the usual forms of secrets in a text, by their names.
+// usual are the usual forms of secrets in a text, by name.
 func usual() map[string]string {
 	return map[string]string{
 		"GitHub": "ghp_" + secretPart, "GitLab": "glpat-" + secretPart, "Slack": "xoxb-" + secretPart, "Slack hook": "https://hooks.slack.com/services/T0/B0/" + secretPart,
@@ -325,7 +325,7 @@ func usual() map[string]string {
 	}
 }
 
-// members are secrets by the names of JSON members.
+// members are secrets in JSON members with telling names.
 var members = []string{
 	`"args": ["--token", "` + secretPart + `"]`, `"etcd_key": "` + secretPart + `"`, `"etcdKey": "` + secretPart + `"`, `"ipsecKey": "` + secretPart + `"`,
 	`"encryption.key": "` + secretPart + `"`, `"pass": "` + secretPart + `"`, `"communityString": "` + secretPart + `"`, `"headers": ["Authorization", "` + secretPart + `"]`,
@@ -334,7 +334,7 @@ var members = []string{
 	`"` + secretPart + `": 1`, `"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"example.com/private": "` + secretPart + `"}}`,
 }
 
-// TestSecrets_OfOtherPrograms: no usual form of a secret is in the bundle if another program wrote it, whether its file is valid or not.
+// TestSecrets_OfOtherPrograms: the bundle has no usual form of a secret that another program wrote, whether the file is valid or not.
 func TestSecrets_OfOtherPrograms(t *testing.T) {
 	const list = `{"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "bridge", "bridge": "cni0", %s}]}`
 	valid, broken, raw := map[string]string{}, map[string]string{}, map[string]string{}

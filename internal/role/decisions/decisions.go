@@ -30,7 +30,7 @@ USAGE:
    istio-cni decisions [flags]
 
 The node agent remembers the last 512 calls that plugins reported and, with source watch, the last 512 pods that the plugin leaves
-alone without a report: TIME is the start of the pod then. A restart of the agent keeps them. Long texts are truncated, and texts of
+alone without a report: their TIME is the pod's start. A restart of the agent keeps them. Long texts are truncated, and texts of
 several words are quoted: a pod's author may have written them.
 
 EXIT CODES:
@@ -54,10 +54,10 @@ type config struct {
 func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
 		agentapi.SocketSetting(&c.socket),
-		{Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME has this in it", Value: settings.Text(&c.pod, nil)},
-		{Name: "limit", Arg: "N", Use: "only the N latest of them; 0 for all", Value: settings.Number(&c.limit, math.MaxInt32)},
+		{Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME contains this text", Value: settings.Text(&c.pod, nil)},
+		{Name: "limit", Arg: "N", Use: "only the N latest decisions; 0 for all", Value: settings.Number(&c.limit, math.MaxInt32)},
 		{
-			Name: "since", Arg: "DURATION", Use: "only those of the last DURATION, such as 10m",
+			Name: "since", Arg: "DURATION", Use: "only decisions of the last DURATION, such as 10m",
 			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
 		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
@@ -87,7 +87,7 @@ func Run(c applet.Call) int {
 	return applet.ExitOK
 }
 
-// query requests the decisions that the flags select.
+// query returns the request's parameters for the flags.
 func query(cfg config) (some []agentapi.Report, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -129,7 +129,7 @@ func (c *config) show(call applet.Call, some []agentapi.Report) error {
 	return output.Columns(call.Stdout, rows)
 }
 
-// cell formats a text as one cell that cannot imitate another: quoted unless it is one plain word.
+// cell formats a text as one cell that cannot imitate another. It quotes the text unless it is a single plain word.
 func cell(text string) string {
 	special := func(r rune) bool { return r > 0x7e || r <= ' ' || r == '"' || r == '\\' }
 	switch {

@@ -30,7 +30,7 @@ func serve(t *testing.T, reports ...agentapi.Report) string {
 	t.Helper()
 	service := podcache.Service{Ring: &ring.Ring{}, Metrics: metrics.New("")}
 	for _, r := range reports {
-		r.Trim() // as the plugin does
+		r.Trim() // like the plugin
 		body, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)

@@ -20,10 +20,10 @@ const (
 	ciliumConfig    = "cilium-config"
 )
 
-// ciliumRuntime is where Cilium's agent writes the settings in force, a JSON of its option.DaemonConfig.
+// ciliumRuntime is where Cilium's agent writes its settings in force, the JSON text of its option.DaemonConfig.
 const ciliumRuntime = "/var/run/cilium/state/agent-runtime-config.json"
 
-// readCilium reads the ConfigMap, else the settings of Cilium's agent on this node.
+// readCilium reads the ConfigMap or, without access to it, the settings of Cilium's agent on this node.
 func (v *view) readCilium() (c cilium) {
 	c.err = v.noAPI
 	if v.api != nil {
@@ -37,7 +37,7 @@ func (v *view) readCilium() (c cilium) {
 	if err != nil || json.Unmarshal(text, &inForce) != nil || inForce.BPFSocketLBHostnsOnly == nil {
 		return c
 	}
-	if *inForce.BPFSocketLBHostnsOnly || inForce.EnableSocketLB != nil { // releases since 1.18 keep the second one elsewhere
+	if *inForce.BPFSocketLBHostnsOnly || inForce.EnableSocketLB != nil { // releases since 1.18 have EnableSocketLB in another place
 		c.data, c.err = map[string]string{
 			"bpf-lb-sock-hostns-only": fmt.Sprint(*inForce.BPFSocketLBHostnsOnly), "bpf-lb-sock": fmt.Sprint(inForce.EnableSocketLB == nil || *inForce.EnableSocketLB),
 		}, nil
@@ -45,8 +45,8 @@ func (v *view) readCilium() (c cilium) {
 	return c
 }
 
-// socketLB looks whether Cilium translates the addresses of Services in a pod's sockets (bpf-lb-sock, which kube-proxy-replacement
-// includes), before iptables sees the connection; bpf-lb-sock-hostns-only leaves pods out.
+// socketLB checks whether Cilium translates the addresses of Services in a pod's sockets (bpf-lb-sock, which kube-proxy-replacement
+// includes) before iptables sees the connection; bpf-lb-sock-hostns-only excludes pods.
 func socketLB(_ context.Context, v *view) output.Check {
 	c := v.cilium()
 	switch {
@@ -67,7 +67,7 @@ func socketLB(_ context.Context, v *view) output.Check {
 	return ok("Cilium leaves the sockets of pods alone")
 }
 
-// token looks at the credentials that the agent has written for the plugin.
+// token checks the credentials that the agent has written for the plugin.
 func token(ctx context.Context, v *view) output.Check {
 	const remedy = "see the agent's log: it rewrites the file when its own token changes"
 	if v.agent == nil {
@@ -94,7 +94,7 @@ func token(ctx context.Context, v *view) output.Check {
 	return ok("the API server accepts the token of %s, which expires in %s", t.Subject, left)
 }
 
-// wanted are the rights that the agent and the plugin need, those of e2e/rights/agent.yaml: namespace is the agent's.
+// wanted are the rights that the agent and the plugin need, as in e2e/rights/agent.yaml. namespace is the agent's.
 func (f *features) wanted(namespace string) []kube.Right {
 	var all []kube.Right
 	add := func(r kube.Right, verbs ...string) {
@@ -134,10 +134,10 @@ func (f *features) wanted(namespace string) []kube.Right {
 	return all
 }
 
-// rights reviews at the API server whether the agent's identity may do what the enabled features do.
+// rights asks the API server whether the agent's identity has the rights of the enabled features.
 func rights(ctx context.Context, v *view) output.Check {
 	agent, err := v.agent, v.noAgent
-	if v.features.observe { // the kubeconfig is of another agent
+	if v.features.observe { // the kubeconfig is another agent's
 		agent, err = v.api, v.noAPI
 	}
 	if agent == nil {
@@ -172,10 +172,10 @@ func rights(ctx context.Context, v *view) output.Check {
 	return ok("the agent (%s) has the %d rights that its features need", t.Subject, len(all))
 }
 
-// mostPods bounds the pods of a node that are looked at.
+// mostPods bounds the number of inspected pods of a node.
 const mostPods = 500
 
-// injection looks at the init container that istiod has injected: istio-validation with pilot.cni.enabled, else istio-init, which
+// injection checks which init container istiod has injected: istio-validation with pilot.cni.enabled, else istio-init, which
 // programs the rules itself and needs its privileges.
 func injection(ctx context.Context, v *view) output.Check {
 	if v.api == nil {

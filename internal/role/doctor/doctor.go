@@ -1,10 +1,10 @@
 // Package doctor is the role "istio-cni doctor": it checks everything around the plugin that decides whether pods of the mesh are
 // redirected on this node: the container runtime, other programs, the API server, the kernel.
 //
-// It promises a result with a remedy for every check, within a bounded time, also where the node, the agent or the API server is
-// not seen: then the result says so. It changes nothing; its self-test works in network namespaces of its own.
+// It promises a result with a remedy for every check, within a bounded time. If the node, the agent or the API server is
+// not accessible, the result says so. It changes nothing; its self-test works in its own network namespaces.
 //
-// Start at Run and the table in checks; view.go has what the checks look at, and the other files the checks.
+// Start at Run and the table in checks; view.go has the inputs of the checks, and the other files the checks.
 package doctor
 
 import (
@@ -24,13 +24,13 @@ import (
 )
 
 const head = `NAME:
-   istio-cni doctor - checks what redirection on this node depends on (root)
+   istio-cni doctor - checks the prerequisites of redirection on this node (root)
 
 USAGE:
    istio-cni doctor [flags]
 
 In the node agent's container it needs no flag. On a node, and before the installation: with the node's file system mounted at
-/host, istio-cni doctor --host-root /host (manifests/examples/doctor.yaml). A check that cannot be made there says why, as "!".
+/host, istio-cni doctor --host-root /host (manifests/examples/doctor.yaml). A check that cannot run there gives the reason, marked "!".
 
 EXIT CODES:
    %d  no check failed
@@ -39,7 +39,7 @@ EXIT CODES:
 
 `
 
-// timeout bounds the checks, which all run at once; grace is the time after it in which one may still say what it waited for.
+// timeout bounds the checks, which all run at once. After it, a check has grace to report what it waited for.
 const (
 	timeout = 18 * time.Second
 	grace   = time.Second
@@ -63,13 +63,13 @@ type config struct {
 	output                                                    output.Form
 }
 
-// The directories of the agent as it has them without settings.
+// The agent's default directories.
 const (
 	defaultNetDir = "/host/etc/cni/net.d"
 	defaultBinDir = "/host/opt/cni/bin"
 )
 
-// rows are the settings; those of the node agent have its names, variables and defaults.
+// rows are the settings. The node agent's settings have its names, variables and defaults.
 func (c *config) rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
 		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
@@ -94,7 +94,7 @@ func (c *config) rows() []settings.Setting {
 			Name: "node-name", Arg: "NAME", Env: []string{"NODE_NAME", "KUBERNETES_NODE_NAME"}, Use: "this node; without it the host's name",
 			Value: settings.Text(&c.node, nil),
 		},
-		{Name: "pod-namespace", Arg: "NAME", Use: "the agent's namespace; without it that of its token", Value: settings.Text(&c.namespace, nil)},
+		{Name: "pod-namespace", Arg: "NAME", Use: "the agent's namespace; by default the namespace in its token", Value: settings.Text(&c.namespace, nil)},
 	}...)
 }
 
@@ -130,7 +130,7 @@ type named struct {
 	make func(context.Context, *view) output.Check
 }
 
-// checks are all of them, in the order of the output.
+// checks returns all checks in the order of the output.
 func checks() []named {
 	return []named{
 		{"directories", directories},
@@ -143,7 +143,7 @@ func checks() []named {
 	}
 }
 
-// run makes all checks at once. One that has not ended with end is left behind: it may hang in the kernel.
+// run runs all checks at once. It abandons a check that has not ended with end, because the check may hang in the kernel.
 func run(ctx, end context.Context, v *view, list []named) []output.Check {
 	answers := make([]chan output.Check, len(list))
 	for i, one := range list {

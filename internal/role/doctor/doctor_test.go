@@ -28,7 +28,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// world is a node with everything in order, and its API server.
+// world is a healthy node and its API server.
 type world struct {
 	t    *testing.T
 	root string
@@ -78,7 +78,7 @@ func (w *world) put(name, text string) {
 
 func (w *world) remove(name string) { w.must(os.RemoveAll(w.path(name))) }
 
-// token gives the agent's token a time at which it expires.
+// token sets the expiry of the agent's token.
 func (w *world) token(expires time.Time) {
 	claims := fmt.Sprintf(`{"sub":"system:serviceaccount:istio-system:istio-cni","exp":%d}`, expires.Unix())
 	w.api.SetToken("e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln")
@@ -116,7 +116,7 @@ func (w *world) run(args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), errs.String()
 }
 
-// checks are those of the JSON output, by name.
+// checks are the checks of the JSON output, by name.
 func (w *world) checks() (code int, all map[string]output.Check) {
 	w.t.Helper()
 	code, text, stderr := w.run("-o", "json")
@@ -145,7 +145,7 @@ func TestDoctor_NodeInOrder(t *testing.T) {
 	}
 }
 
-// TestDoctor_Faults: with its remedy, and the exit code of a failure.
+// TestDoctor_Faults checks the result of each fault, its remedy, and the exit code of a failure.
 func TestDoctor_Faults(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -191,7 +191,7 @@ func TestDoctor_Faults(t *testing.T) {
 			},
 			"primary", output.Warn, "multus delegates", "values-multus.yaml",
 		},
-		"multus and a file of ours": {
+		"multus and a file of this program": {
 			func(w *world) {
 				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`)
 			},
@@ -288,10 +288,10 @@ func TestDoctor_Faults(t *testing.T) {
 		"an API server that hangs":         {func(w *world) { w.api.Fail(kubetest.Hang, kubetest.Forever) }, "injection", output.Warn, "the API server cannot be asked", "run it"},
 		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", output.Warn, "cannot be reviewed", "reaches the API server"},
 		"pilot.cni.enabled is off":         {func(w *world) { w.pod("web", "istio-init") }, "injection", output.Fail, "shop/web", "pilot.cni.enabled=true"},
-		"a pod from before": {
+		"an older pod": {
 			func(w *world) { w.pod("old", "istio-init") }, "injection", output.Warn, "1 pod injected with pilot.cni.enabled, and 1 without it: shop/old", "restart these pods",
 		},
-		"a pod from before that has ended": {
+		"an older pod that has ended": {
 			func(w *world) {
 				w.api.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": "job"}, "status": {"phase": "Succeeded"},
 					"spec": {"nodeName": "node-1", "initContainers": [{"name": "istio-init"}], "containers": [{"name": "istio-proxy"}]}}`))
@@ -316,7 +316,7 @@ func TestDoctor_Faults(t *testing.T) {
 	}
 }
 
-// TestDoctor_Observer: the directories, the kubeconfig and the plugin are those of another agent.
+// TestDoctor_Observer: the directories, the kubeconfig and the plugin belong to another agent.
 func TestDoctor_Observer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -336,7 +336,7 @@ func TestDoctor_Observer(t *testing.T) {
 	}
 }
 
-// TestDirectories_MountedElsewhere: in the agent's container they are mounted under other names.
+// TestDirectories_MountedElsewhere: the agent's container mounts the directories under other names.
 func TestDirectories_MountedElsewhere(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -344,7 +344,7 @@ func TestDirectories_MountedElsewhere(t *testing.T) {
 	w.must(os.MkdirAll(w.path("/var/lib/rancher/k3s/data/cni"), 0o700), os.Mkdir(w.path("/mounted"), 0o700),
 		os.Symlink("../var/lib/rancher/k3s/data/cni", w.path("/mounted/bin")), os.Symlink("../etc/cni/net.d", w.path("/mounted/net")))
 	v := newView(config{hostRoot: w.root, netDir: w.path("/mounted/net"), binDirs: []string{w.path("/mounted/bin")}}, func(string) (string, bool) { return "", false })
-	v.hostRoot = "" // it is seen at the first process of the node
+	v.hostRoot = "" // the node's file system is accessible through the first process of the node
 	if c := directories(t.Context(), v); c.Result != output.OK {
 		t.Errorf("%+v", c)
 	}
@@ -354,7 +354,7 @@ func TestDirectories_MountedElsewhere(t *testing.T) {
 	}
 }
 
-// TestMultus_AnotherDirectory: of the agent, which the runtime does not read.
+// TestMultus_AnotherDirectory: the agent writes into a directory that the runtime does not read.
 func TestMultus_AnotherDirectory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -367,7 +367,7 @@ func TestMultus_AnotherDirectory(t *testing.T) {
 	}
 }
 
-// TestDoctor_NothingSeen: no agent, no API server, no file of the node.
+// TestDoctor_NothingSeen has no agent, no API server and no file of the node.
 func TestDoctor_NothingSeen(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -407,7 +407,7 @@ func TestDoctor_Table(t *testing.T) {
 	}
 }
 
-// TestRun_HangingCheck, and a tenant's text does not reach a terminal as it is.
+// TestRun_HangingCheck also checks that a tenant's text is escaped.
 func TestRun_HangingCheck(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -424,7 +424,7 @@ func TestRun_HangingCheck(t *testing.T) {
 	}
 }
 
-// TestDirectories_FoundByAgent: by its record, before its installation, and not where they were set.
+// TestDirectories_FoundByAgent: in the agent's record, before the installation, and in other directories than the configured ones.
 func TestDirectories_FoundByAgent(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -435,7 +435,7 @@ func TestDirectories_FoundByAgent(t *testing.T) {
 		"recorded": {func(w *world) {
 			w.put(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)
 		}, output.OK, "/srv/bin, where the agent installs"},
-		"before the installation": {func(w *world) { w.remove(runDir) }, output.OK, "where an agent installs whose cniConfDir and cniBinDir are not set"},
+		"before the installation": {func(w *world) { w.remove(runDir) }, output.OK, "where an agent without cniConfDir and cniBinDir installs"},
 		"set": {func(w *world) {
 			w.remove(runDir)
 			w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
@@ -451,8 +451,8 @@ func TestDirectories_FoundByAgent(t *testing.T) {
 	}
 }
 
-// TestRights_ThoseOfTheAgent compares the reviewed rights with e2e/rights/agent.yaml, to which the agent's requests and the
-// chart are held.
+// TestRights_ThoseOfTheAgent compares the reviewed rights with e2e/rights/agent.yaml, which other tests compare with the agent's
+// requests and the chart.
 func TestRights_ThoseOfTheAgent(t *testing.T) {
 	t.Parallel()
 	const minutes = 5 * time.Minute
@@ -509,7 +509,7 @@ func granted(t *testing.T, with map[string]bool) (all []string) {
 	return slices.Compact(all)
 }
 
-// TestRights_InTheAgentsContainer: its settings are those of the agent, which is the first process there.
+// TestRights_InTheAgentsContainer takes the agent's settings from the first process, which is the agent there.
 func TestRights_InTheAgentsContainer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -517,12 +517,12 @@ func TestRights_InTheAgentsContainer(t *testing.T) {
 		want              output.Result
 		text              string
 	}{
-		"a right that is missing":     {"install-cni", "", "list configmaps", output.Fail, "(system:serviceaccount:istio-system:istio-cni) may not: list configmaps istio-cni-config in namespace istio-system"},
-		"without live settings":       {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", output.OK, "rights that its features need"},
-		"the right of a feature":      {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", output.Fail, "may not: delete pods"},
-		"a feature that is off":       {"istio-cni install", "", "delete pods", output.OK, "rights that its features need"},
-		"an observer":                 {"install-cni", "CNI_OBSERVE", "get daemonsets", output.OK, "has the 8 rights"},
-		"another one's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", output.Warn, "may not: delete pods, and whether"},
+		"a right that is missing":         {"install-cni", "", "list configmaps", output.Fail, "(system:serviceaccount:istio-system:istio-cni) may not: list configmaps istio-cni-config in namespace istio-system"},
+		"without live settings":           {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", output.OK, "rights that its features need"},
+		"the right of a feature":          {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", output.Fail, "may not: delete pods"},
+		"a feature that is off":           {"istio-cni install", "", "delete pods", output.OK, "rights that its features need"},
+		"an observer":                     {"install-cni", "CNI_OBSERVE", "get daemonsets", output.OK, "has the 8 rights"},
+		"another program's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", output.Warn, "may not: delete pods, and whether"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -540,7 +540,7 @@ func TestRights_InTheAgentsContainer(t *testing.T) {
 	}
 }
 
-// TestDoctor_AsAJob: before the installation the command has the rights of its own account.
+// TestDoctor_AsAJob: before the installation the command has its own account's rights.
 func TestDoctor_AsAJob(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

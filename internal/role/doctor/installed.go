@@ -19,7 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
-// directories compares where the runtime looks with where the agent installs.
+// directories compares the runtime's directories with the agent's.
 func directories(_ context.Context, v *view) output.Check {
 	if v.root == "" {
 		return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
@@ -42,7 +42,7 @@ func directories(_ context.Context, v *view) output.Check {
 	elsewhere := !same(v.below(c.ConfDir), v.seen(v.netDir)) && !v.network().delegates()
 	elsewhere = !v.features.observe && (elsewhere || !slices.ContainsFunc(v.binDirs, finds))
 	if elsewhere && v.agentErr() != nil && v.netDir == defaultNetDir && slices.Equal(v.binDirs, []string{defaultBinDir}) {
-		return ok("%s, where an agent installs whose cniConfDir and cniBinDir are not set", where)
+		return ok("%s, where an agent without cniConfDir and cniBinDir installs", where)
 	}
 	if elsewhere {
 		return fail(fmt.Sprintf("leave cniConfDir and cniBinDir unset in the chart, or set cniConfDir=%s and cniBinDir=%s; without it mount these directories at MOUNTED_CNI_NET_DIR and "+
@@ -58,10 +58,10 @@ func directories(_ context.Context, v *view) output.Check {
 	return ok("%s, where the agent installs", where)
 }
 
-// same reports whether two paths are one directory, which may be mounted twice, or may not be there.
+// same reports whether two paths are the same directory, which may be mounted twice or missing.
 func same(a, b string) bool { return a == b || hostpath.Same(a, b) }
 
-// primary looks at the configuration that the runtime loads, and at the programs that write it besides the agent.
+// primary checks the configuration that the runtime loads, and the other programs that write it.
 func primary(_ context.Context, v *view) output.Check {
 	n := v.network()
 	const wait = "install the pod network; the agent waits for its configuration"
@@ -98,7 +98,7 @@ func primary(_ context.Context, v *view) output.Check {
 	return warn("install the chart", "%s; the plugin is not installed yet", text)
 }
 
-// delegates reports whether the runtime loads multus, which runs the networks of other files, perhaps of another directory.
+// delegates reports whether the runtime loads multus, which runs the networks of other files, perhaps in another directory.
 func (n network) delegates() bool {
 	return slices.ContainsFunc(n.loaded.Types, func(name string) bool { return strings.HasPrefix(name, "multus") })
 }
@@ -138,10 +138,10 @@ func (n network) has(name string) bool {
 	})
 }
 
-// backup ends the name of a file that Cilium has renamed, because its cni.exclusive is on.
+// backup is the suffix of a file that Cilium has renamed because its cni.exclusive is on.
 const backup = ".cilium_bak"
 
-// rivals are programs that write the same directory. Whether one does harm depends on the plugin being there nevertheless.
+// rivals checks other programs that write the same directory. It fails only if the plugin is missing.
 func rivals(v *view, n network, text string) output.Check {
 	renamed := slices.DeleteFunc(slices.Clone(n.names), func(name string) bool { return !strings.HasSuffix(name, backup) })
 	here := n.has(n.primary)
@@ -170,7 +170,7 @@ func files(names []string) string {
 	return ": " + printable.Some(names, mostNames)
 }
 
-// pluginDirs are the directories in which the runtime finds plugins, else those of the agent.
+// pluginDirs returns the runtime's plugin directories or, if unknown, the agent's.
 func (v *view) pluginDirs() (dirs []string) {
 	if v.root != "" && v.runtime().Runtime != "" {
 		for _, dir := range v.runtime().BinDirs {
@@ -184,14 +184,14 @@ func (v *view) pluginDirs() (dirs []string) {
 	return dirs
 }
 
-// cilium is Cilium's configuration. Only a whole one has all keys.
+// cilium is Cilium's configuration. Only a complete configuration has all keys.
 type cilium struct {
 	data  map[string]string
 	whole bool
 	err   error
 }
 
-// exclusive reports whether Cilium renames the configuration of others, which is its default.
+// exclusive reports whether Cilium renames other programs' configurations, which is its default.
 func (c cilium) exclusive() bool { return c.whole && c.data["cni-exclusive"] != "false" }
 
 // present reports whether Cilium is on this node.
@@ -204,9 +204,9 @@ func (v *view) present() bool {
 		})
 }
 
-// selfTest shows the verdict that the agent has recorded. Without one it makes the test, in namespaces of its own.
+// selfTest shows the verdict that the agent has recorded. Without a verdict it makes the test, in its own namespaces.
 func selfTest(ctx context.Context, v *view) output.Check {
-	if v.features.observe { // the test would load kernel modules, and is about another plugin than the node's
+	if v.features.observe { // the test would load kernel modules, and does not test the node's plugin
 		return ok("an observer makes none: the Job of manifests/examples/doctor.yaml shows whether this program would serve the node")
 	}
 	verdict, source := selfcheck.Recorded(v.runDir), "recorded by the agent"

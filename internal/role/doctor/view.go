@@ -26,21 +26,21 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/runtimeconf"
 )
 
-// view is what the checks look at, which several of them share.
+// view has the inputs of the checks, several of which share them.
 type view struct {
 	config
 
-	// root is where the node's file system is seen, "" if it is not.
+	// root is this process's path of the node's file system, "" if it is not accessible.
 	root string
-	// proc is the procfs of this process.
+	// proc is this process's procfs.
 	proc string
 	// searchPath is $PATH, for iptables.
 	searchPath string
-	// api has this process' identity, else the agent's; agent has the agent's. They are nil with a reason.
+	// api has this process's identity or, without one, the agent's; agent has the agent's. noAPI and noAgent are the reasons for nil.
 	api, agent     *kube.Client
 	noAPI, noAgent error
 	kubeconfig     string
-	// features are the agent's if isAgent is set, else those of this environment and the defaults.
+	// features are the agent's if isAgent is set, else they come from this environment and the defaults.
 	features features
 	isAgent  bool
 	runtime  func() runtimeconf.Config
@@ -49,9 +49,9 @@ type view struct {
 	agentErr func() error
 }
 
-// features are the agent's settings on which its rights depend, from its environment.
+// features are the agent's settings that determine its rights, from its environment.
 type features struct {
-	// observe is for an agent beside that of another plugin.
+	// observe is set for an agent beside another plugin's agent.
 	observe           bool
 	repairEnabled     bool
 	repair            racerepair.Settings
@@ -80,7 +80,7 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	v.root = c.findRoot(host != "")
-	if v.features.observe && v.hostRoot == "" { // what it looks at is another agent's, and not mounted
+	if v.features.observe && v.hostRoot == "" { // the observed directories are another agent's, and not mounted
 		v.hostRoot = v.root
 	}
 	v.runDir = v.seen(c.runDir)
@@ -103,14 +103,14 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	return v
 }
 
-// readDirs takes the directories that the agent has found on the node instead of those of its settings.
+// readDirs replaces the directories of the agent's settings with the directories that the agent has found on the node.
 func (v *view) readDirs() {
 	recorded, _ := runtimedirs.ReadRecord(v.runDir) // a damaged record is in the agent's log
 	if len(recorded) == 0 || v.root == "" {
 		return
 	}
 	v.netDir, v.binDirs = recorded[0].Net, recorded[0].Bins
-	if v.hostRoot == "" && v.root != "/" { // paths are those of the agent's container
+	if v.hostRoot == "" && v.root != "/" { // paths are in the agent's container
 		v.netDir = filepath.Join(v.root, v.netDir)
 		for i, dir := range v.binDirs {
 			v.binDirs[i] = filepath.Join(v.root, dir)
@@ -118,10 +118,10 @@ func (v *view) readDirs() {
 	}
 }
 
-// readFeatures reads the settings that the agent has: in its container they are in the environment and in the arguments of the first
-// process. Other flags of the agent are no mistake, and the agent itself reports invalid values.
+// readFeatures reads the agent's settings: in its container they are in the environment and in the arguments of the first
+// process. It accepts other flags of the agent, and leaves the report of invalid values to the agent.
 func (v *view) readFeatures(getenv func(string) (string, bool)) {
-	text, _, _ := hostfs.ReadFile(v.proc+"/1/cmdline", maxConf) // arguments that end with a zero, proc_pid_cmdline(5)
+	text, _, _ := hostfs.ReadFile(v.proc+"/1/cmdline", maxConf) // NUL-terminated arguments, proc_pid_cmdline(5)
 	args := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
 	switch name := filepath.Base(args[0]); {
 	case name == "install-cni":
@@ -139,7 +139,7 @@ func (v *view) readFeatures(getenv func(string) (string, bool)) {
 	f.repairEnabled, f.audit.PodCondition = f.repairEnabled && !f.observe, f.audit.PodCondition && !f.observe
 }
 
-// findRoot returns where the node's file system is seen, "" if it is not. The first process of the node has it as its root directory.
+// findRoot returns the path of the node's file system, "" if it is not accessible. It is the root directory of the node's first process.
 func (c *config) findRoot(container bool) string {
 	if c.hostRoot != "" {
 		return c.hostRoot
@@ -150,7 +150,7 @@ func (c *config) findRoot(container bool) string {
 	return hostpath.Whole("/host", "/host/proc/1/root")
 }
 
-// below is where a path of the node is seen.
+// below returns this process's path of a path of the node.
 func (v *view) below(path string) string {
 	seen, err := hostpath.Resolve(v.root, path)
 	if err != nil {
@@ -159,8 +159,8 @@ func (v *view) below(path string) string {
 	return seen
 }
 
-// seen is where a path of the agent's container is seen. On a node, and with its root mounted, that is the node's path, to which
-// the container's begins with /host.
+// seen returns this process's path of a path of the agent's container. On a node, or with its root mounted, that is the node's path:
+// the container's path without /host.
 func (v *view) seen(path string) string {
 	if v.hostRoot == "" && v.root != "/" {
 		return path
@@ -168,7 +168,7 @@ func (v *view) seen(path string) string {
 	return v.below(strings.TrimPrefix(path, "/host"))
 }
 
-// shown is a path as the node has it, for messages; one that only the container has stays as it is.
+// shown returns the node's path for messages. A path that only the container has stays unchanged.
 func (v *view) shown(path string) string {
 	if rest, below := strings.CutPrefix(path, strings.TrimSuffix(v.root, "/")+"/"); below {
 		return "/" + rest
@@ -176,7 +176,7 @@ func (v *view) shown(path string) string {
 	return path
 }
 
-// installs names the directories of the agent.
+// installs names the agent's directories.
 func (v *view) installs() string {
 	dirs := []string{v.shown(v.seen(v.netDir))}
 	for _, dir := range v.binDirs {
@@ -191,7 +191,7 @@ func (v *view) installs() string {
 
 const maxRequest = 5 * time.Second
 
-// clients makes the clients of the API server.
+// clients creates the clients of the API server.
 func (v *view) clients(account kube.Config) {
 	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
 	v.agent, v.noAgent = kube.NewClient(kube.Config{Kubeconfig: v.kubeconfig, Timeout: maxRequest})
@@ -216,13 +216,13 @@ func (v *view) close() {
 	}
 }
 
-// noCluster is the result of a check for which the API server is needed.
+// noCluster is the result of a check that needs the API server.
 func noCluster(err error) output.Check {
 	return warn("run it in the agent's container (kubectl istio-cni doctor) or as the Job of manifests/examples/doctor.yaml",
 		"the API server cannot be asked: %v", err)
 }
 
-// dialAgent is nil if the node agent answers on its socket.
+// dialAgent returns nil if the node agent answers on its socket.
 func (v *view) dialAgent() error {
 	ctx, cancel := context.WithTimeout(context.Background(), maxRequest)
 	defer cancel()
@@ -233,10 +233,10 @@ func (v *view) dialAgent() error {
 type network struct {
 	dir string
 	err error
-	// names are all files, files those that runtimes read.
+	// names are all files, files only those that runtimes read.
 	names []string
 	files cniconf.Dir
-	// primary is the file that the runtime loads, "" if there is none.
+	// primary is the file that the runtime loads, "" if it loads none.
 	primary string
 	loaded  cniconf.Network
 	skipped []error
@@ -249,7 +249,7 @@ func (v *view) readNetwork(dir string) network {
 	read := func(name string) {
 		if text, err := v.readConf(filepath.Join(n.dir, name)); err == nil {
 			n.files[name] = cniconf.File{Data: text}
-		} else { // the runtime skips it, unless it may read more than this process
+		} else { // the runtime skips the file, unless the runtime has more rights than this process
 			unread[name] = err
 		}
 	}
@@ -275,7 +275,7 @@ func (v *view) readNetwork(dir string) network {
 	return n
 }
 
-// readConf reads a configuration file. Links are followed as the node follows them.
+// readConf reads a configuration file. It follows links like the node.
 func (v *view) readConf(file string) ([]byte, error) {
 	if v.root != "" {
 		if rest, err := filepath.Rel(v.root, file); err == nil && filepath.IsLocal(rest) {

@@ -12,15 +12,15 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// agent is the pod of a node agent.
+// agent is a node agent's pod.
 type agent struct {
-	// node is "" as long as the pod is on none.
+	// node is "" until the pod is scheduled.
 	namespace, pod, node string
-	// problem is why it cannot be used, "" if it runs.
+	// problem is why the agent cannot be used, "" if it runs.
 	problem string
 }
 
-// name is the node, or the pod if it is on none.
+// name returns the node, or the pod if it has no node.
 func (a agent) name() string {
 	if a.node == "" {
 		return "of pod " + a.key()
@@ -28,7 +28,7 @@ func (a agent) name() string {
 	return a.node
 }
 
-// key is the pod.
+// key returns NAMESPACE/NAME of the pod.
 func (a agent) key() string { return a.namespace + "/" + a.pod }
 
 // reference names an owner.
@@ -37,7 +37,7 @@ type reference struct {
 	Controller bool
 }
 
-// object has the fields of a pod or a DaemonSet that are read.
+// object has the fields of a pod or a DaemonSet that the plugin reads.
 type object struct {
 	Metadata struct {
 		Namespace, Name, UID, DeletionTimestamp string
@@ -48,12 +48,12 @@ type object struct {
 	Status struct{ Phase string }
 }
 
-// controlledBy reports whether one of the UIDs is that of the object's controller.
+// controlledBy reports whether the object's controller has one of the UIDs.
 func (o *object) controlledBy(uids []string) bool {
 	return slices.ContainsFunc(o.Metadata.OwnerReferences, func(r reference) bool { return r.Controller && slices.Contains(uids, r.UID) })
 }
 
-// agent returns the agent whose pod the object is.
+// agent returns the agent of a pod.
 func (o *object) agent() agent {
 	a := agent{namespace: o.Metadata.Namespace, pod: o.Metadata.Name, node: o.Spec.NodeName}
 	switch {
@@ -78,11 +78,11 @@ func (f *fleet) objects(ctx context.Context, args ...string) ([]object, error) {
 	return list.Items, nil
 }
 
-// observer is the label of observers, which answer in place of the agents of another plugin in their namespace.
+// observer is the label of observers, which answer in place of another plugin's agents in their namespace.
 const observer = "istio-cni-observer"
 
-// where is the namespace of the node agents, and the UIDs of their DaemonSets in it. A label says little about a pod or a DaemonSet:
-// whoever may create one in a namespace of his own chooses its labels. So the agents of two namespaces need the user's choice.
+// where returns the namespace of the node agents and the UIDs of their DaemonSets in it. A label proves little about a pod or a DaemonSet:
+// everyone who may create one in some namespace chooses its labels. So the user must choose between agents of two namespaces.
 func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err error) {
 	args := []string{"daemonsets.apps", "--all-namespaces"}
 	if f.namespace != "" {
@@ -117,7 +117,7 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	return namespace, sets, nil
 }
 
-// notFound is the error if there is no agent.
+// notFound is the error without an agent.
 func (f *fleet) notFound() error {
 	return fmt.Errorf("no node agent was found by the label selector %q of a DaemonSet and its pods in %s", f.selector, cmp.Or(f.namespace, "all namespaces"))
 }
@@ -125,8 +125,8 @@ func (f *fleet) notFound() error {
 // mostNames bounds the names in a message.
 const mostNames = 10
 
-// agents finds the node agents, the pods of their DaemonSets, one for each node: a running one if there is any. more are arguments
-// for kubectl.
+// agents finds the node agents, the pods of their DaemonSets. It returns one for each node, a running agent if possible. more are
+// arguments for kubectl.
 func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
 	namespace, sets, err := f.where(ctx)
 	if err != nil {
@@ -156,7 +156,7 @@ func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
 // noAgent is the problem of a node.
 const noAgent = "it has no node agent"
 
-// onePerNode leaves one agent for each node. Of two that run nobody knows which one tells the truth.
+// onePerNode leaves one agent for each node. If two of them run, it cannot know which answers are right.
 func onePerNode(all []agent) (agents []agent) {
 	slices.SortFunc(all, func(a, b agent) int {
 		return cmp.Or(strings.Compare(a.name(), b.name()), strings.Compare(a.problem, b.problem), strings.Compare(a.pod, b.pod))
@@ -172,7 +172,7 @@ func onePerNode(all []agent) (agents []agent) {
 	return agents
 }
 
-// running finds an agent that runs.
+// running returns an agent that runs.
 func (f *fleet) running(ctx context.Context) (agent, error) {
 	agents, err := f.agents(ctx)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// podOf is a pod of node n1 with the agents' label.
+// podOf returns a pod of node n1 with the agents' label.
 func podOf(namespace, name, owners string) string {
 	return fmt.Sprintf(`{"metadata":{"namespace":%q,"name":%q,"ownerReferences":[%s]},"spec":{"nodeName":"n1"},"status":{"phase":"Running"}}`,
 		namespace, name, owners)
@@ -51,7 +51,7 @@ func TestAgents_PodsOfTenants(t *testing.T) {
 	call(kubectl, nil, "dashboard", "-n", "shop", "a").want(t, 1, "of node n1", "")
 }
 
-// everyCommand are the commands that ask agents.
+// everyCommand are the commands that query agents.
 var everyCommand = []string{"pods", "decisions", "doctor", "bundle", "dashboard", "why shop/a", "trace shop/a", "dashboard shop/a", "bundle shop/a", "pods --help"}
 
 func TestAgents_TwoNamespaces(t *testing.T) {
@@ -80,7 +80,7 @@ func TestAgents_TwoNamespaces(t *testing.T) {
 	run(t, []answer{daemonSets(many...)}, "pods").want(t, 2, "", "tenant-009, and 990 more: name")
 }
 
-// TestAgents_UnusualNamespace: without a DaemonSet of the mesh's usual namespaces the user is told whose answer it is.
+// TestAgents_UnusualNamespace: outside the mesh's usual namespaces the user is told whose agents answer.
 func TestAgents_UnusualNamespace(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{
@@ -152,7 +152,7 @@ func TestPods_NodesWithoutAgent(t *testing.T) {
 	call(failed, nil, "pods", "-o", "yaml").want(t, 1, "- agent: istio-system/agent-2\n  error: the audit is off\n  name: n2\n", "node n2: no answer: the audit is off\n")
 }
 
-// TestLists_NoneNamed: what no node has is an error, what one node has not is none.
+// TestLists_NoneNamed: no match on any node is an error, no match on one node is not.
 func TestLists_NoneNamed(t *testing.T) {
 	t.Parallel()
 	none := func(agent int, command string) answer {
@@ -180,7 +180,7 @@ func TestLists_NoneNamed(t *testing.T) {
 	call(kubectl, nil, "pods", "-n", "nowhere", "-o", "json").want(t, 1, "\"pods\": []\n}\n", nowhere)
 }
 
-// TestText_OfOneNode: no text of a node begins a line.
+// TestText_OfOneNode: a node's text cannot begin a line.
 func TestText_OfOneNode(t *testing.T) {
 	t.Parallel()
 	const forged = `x\n✗ primary: forged [n2]\n`
@@ -219,7 +219,7 @@ func TestMemory_EndlessAnswers(t *testing.T) {
 	}
 }
 
-// TestAgents_Observer: an observer answers, not the agent of another plugin beside it.
+// TestAgents_Observer: the observer answers, not another plugin's agent beside it.
 func TestAgents_Observer(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{

@@ -18,13 +18,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// exec are kubectl's arguments for a command in an agent.
+// exec returns kubectl's arguments for a command in an agent.
 func (f *fleet) exec(a agent, command ...string) []string {
 	return slices.Concat([]string{"exec", "-n", a.namespace, "pod/" + a.pod, "-c", f.container, "--", "istio-cni"}, command)
 }
 
-// one runs a command in one agent, of whose output most bytes are held. Exit codes besides those of ok are errors, but for an empty
-// list, with which a command says that there is nothing that its flags name.
+// one runs a command in one agent and keeps most bytes of its output. Exit codes other than those in ok are errors, except with an
+// empty list: a command prints it if nothing matches its flags.
 func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ...string) (text []byte, code int, err error) {
 	if a.problem != "" {
 		return nil, 0, errors.New(a.problem)
@@ -42,7 +42,7 @@ func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ..
 	return text, code, err
 }
 
-// pass runs a command in an agent and passes its outputs on.
+// pass runs a command in an agent and passes its output on.
 func (f *fleet) pass(ctx context.Context, a agent, command ...string) (int, error) {
 	stderr, err := f.start(ctx, printable.NewWriter(f.Stdout), f.exec(a, command...)...)
 	if cause := explained(err, command[0]); cause != nil {
@@ -62,7 +62,7 @@ func (f *fleet) pass(ctx context.Context, a agent, command ...string) (int, erro
 // unknownCommand is the error of an agent that does not know a command (applet.Program).
 const unknownCommand = ": unknown command "
 
-// explained returns an error that names the cause if kubectl ended because the agent is of another version, else nil.
+// explained returns an error that names the cause if kubectl ended because the agent has another version, else nil.
 func explained(err error, command string) error {
 	ended, is := errors.AsType[*exitError](err)
 	switch {
@@ -74,18 +74,18 @@ func explained(err error, command string) error {
 	return nil
 }
 
-// otherVersion is the error of an agent with another version than this program's.
+// otherVersion is the error of an agent whose version differs from this program's.
 func otherVersion(cause error) error {
 	own := applet.Version()
 	return fmt.Errorf("its agent is of another version than kubectl-istio_cni (%s), upgrade the older one: %w", own, cause)
 }
 
-// node is a node in the answer.
+// node is a node in the output.
 type node struct {
-	// Name is "" for an agent that is on no node.
+	// Name is "" for an agent without a node.
 	Name  string `json:"name"`
 	Agent string `json:"agent,omitempty"`
-	// Error is why there is no answer, "" if there is one.
+	// Error is why the node did not answer, "" if it did.
 	Error string `json:"error,omitempty"`
 }
 
@@ -97,13 +97,13 @@ func failed(nodes []node) bool {
 // question is a command for all agents.
 type question struct {
 	command []string
-	// ok are the exit codes besides 0 that come with an answer.
+	// ok are exit codes, besides 0, of an agent that has answered.
 	ok []int
-	// most bounds the output of each agent that is held, parallel the processes of kubectl.
+	// most bounds each agent's output in memory, parallel the processes of kubectl.
 	most, parallel int
 }
 
-// each runs a command in all agents and calls done with the output and the exit code of each, one call at a time and in no order. It
+// each runs a command in all agents and calls done with the output and the exit code of each, one call at a time, in any order. It
 // names the nodes that did not answer or have no agent, and returns all of them. If the agents refuse the arguments, the error is a
 // usageError.
 func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []byte, code int) error) ([]node, error) {
@@ -124,7 +124,7 @@ func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []
 	f.show(answered, len(agents))
 	for i, a := range agents {
 		work.Go(func() {
-			// The slot is held until the output is no longer.
+			// The slot is free when the output is no longer in memory.
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			text, code, problem := f.one(ctx, a, q.most, q.ok, q.command...)
@@ -172,7 +172,7 @@ func (f *fleet) report(agents []agent, problems []error) ([]node, error) {
 	return nodes, nil
 }
 
-// without are the nodes that have no agent, whose pods are not seen, and a text about them, "" if there is none.
+// without returns the nodes that have no agent, whose pods are not seen, and a text about them, "" without such nodes.
 func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, notice string) {
 	text, err := f.kubectl(ctx, maxObjects, "get", "nodes", "-o", "name", "-l", "kubernetes.io/os=linux")
 	if err != nil {
@@ -192,7 +192,7 @@ func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, noti
 	return nodes, notice
 }
 
-// show shows how many nodes have answered, in one line that is overwritten and removed at the end.
+// show prints how many nodes have answered, in one line that it overwrites and removes at the end.
 func (f *fleet) show(answered, all int) {
 	if f.progress == nil || all == 1 {
 		return
@@ -204,14 +204,14 @@ func (f *fleet) show(answered, all int) {
 	_, _ = fmt.Fprint(f.progress, "\r"+text)
 }
 
-// Bounds of what is held in memory, in bytes but for rows and levels.
+// Bounds of the data in memory, in bytes except rows and levels.
 const (
 	// maxObjects bounds an answer of the API server, which is trusted.
 	maxObjects = 64 << 20
-	// maxBundle bounds the bundle of a node, which has 32 MiB of files at most, and atOnce the number that are held.
+	// maxBundle bounds a node's bundle, which has at most 32 MiB of files, and atOnce the number of bundles in memory.
 	maxBundle = 40 << 20
 	atOnce    = 3
-	// maxList bounds the list of a node, maxRow, maxLevels and maxRows its rows: as YAML a row can be hundreds of times as large, and each
+	// maxList bounds a node's list; maxRow, maxLevels and maxRows bound its rows: as YAML a row can be hundreds of times as large, and each
 	// level indents all lines in it. maxAll and maxAllRows bound the rows of all nodes: Kubernetes is made for 150,000 pods.
 	maxList    = 8 << 20
 	maxRow     = 256 << 10
@@ -221,19 +221,19 @@ const (
 	maxAllRows = 200_000
 	// parallel bounds the processes of kubectl, each with a list.
 	parallel = 10
-	// maxProblems bounds the error output, maxShown what is shown of it.
+	// maxProblems bounds the error output, maxShown a printed part of it.
 	maxProblems = 64 << 10
 	maxShown    = 1 << 10
 )
 
-// exitError is the end of kubectl with another code than 0: 1 is its own or that of a command in a container, others are a command's.
+// exitError is an exit of kubectl with a code other than 0: 1 is its own or a container command's, others are a command's.
 type exitError struct {
 	code int
 	// stderr is the beginning of the error output.
 	stderr string
 }
 
-// Error has the last lines.
+// Error returns the last lines of the error output.
 func (e *exitError) Error() string {
 	const most = 3
 	var lines []string
@@ -246,7 +246,7 @@ func (e *exitError) Error() string {
 	return printable.Text(cmp.Or(strings.TrimPrefix(text, "error: "), fmt.Sprintf("kubectl ended with exit code %d", e.code)), maxShown)
 }
 
-// kubectl runs kubectl with the user's flags, for f.timeout at most, and returns its standard output, most bytes of it.
+// kubectl runs kubectl with the user's flags, for at most f.timeout, and returns at most most bytes of its standard output.
 func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, error) {
 	late := fmt.Errorf("no answer within %s", f.timeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, late)
@@ -262,8 +262,8 @@ func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, 
 	return out.text, err
 }
 
-// start runs kubectl until it ends or the context does, and returns the beginning of its error output, without the line that repeats
-// the exit code of a command in a container. The error is an exitError if kubectl began.
+// start runs kubectl until it or the context ends, and returns the beginning of its error output, without the line that repeats
+// the exit code of a command in a container. The error is an exitError if kubectl was started.
 func (f *fleet) start(ctx context.Context, out io.Writer, args ...string) (stderr string, err error) {
 	program := "kubectl"
 	if other, _ := f.Getenv("KUBECTL"); other != "" {
@@ -293,8 +293,8 @@ func (f *fleet) start(ctx context.Context, out io.Writer, args ...string) (stder
 	return stderr, err
 }
 
-// limited is a buffer of most bytes. Further ones are dropped or, as drops says, an error. It has no ReadFrom, by which io.Copy would
-// pass the limit.
+// limited is a buffer of most bytes. It drops further bytes if drops is set, else it fails. It has no ReadFrom, with which io.Copy would
+// exceed the limit.
 type limited struct {
 	most        int
 	text        []byte

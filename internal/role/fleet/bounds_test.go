@@ -8,7 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/audit"
 )
 
-// allocated is what a function allocates in all, in bytes.
+// allocated returns the number of bytes that a function allocates in total.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -17,7 +17,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// TestDecode_Bounds: answers of the greatest size cost a small multiple of it, and are refused where they have too many rows.
+// TestDecode_Bounds: answers of the maximal size cost a small multiple of it, and answers with too many rows are refused.
 func TestDecode_Bounds(t *testing.T) {
 	fill := func(begin, text, end string) []byte {
 		return []byte(begin + strings.Repeat(text, (maxList-len(begin)-len(end))/len(text)) + end)
@@ -48,7 +48,7 @@ func TestDecode_Bounds(t *testing.T) {
 	}
 }
 
-// TestAnswers_Bounds: all nodes together have a bound as well.
+// TestAnswers_Bounds: the total of all nodes is bounded as well.
 func TestAnswers_Bounds(t *testing.T) {
 	t.Parallel()
 	const one = `[{"pod":"a","state":"captured"}]`

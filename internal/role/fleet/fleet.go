@@ -1,12 +1,12 @@
-// Package fleet is the kubectl plugin "kubectl istio-cni": it runs commands of the node agents of a cluster through the user's own
+// Package fleet is the kubectl plugin "kubectl istio-cni": it runs commands of a cluster's node agents through the user's own
 // kubectl, and merges their answers.
 //
-// It promises that contexts, credentials and credential plugins are kubectl's, that only pods of the agents' DaemonSet answer, that a
-// node which does not answer is named and changes the exit code, that no text of a node reaches the terminal unescaped or on another
-// node's line, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes
+// It promises that contexts, credentials and credential plugins are kubectl's, that only pods of the agents' DaemonSet answer, that it
+// names a node which does not answer and changes the exit code, that a node's text reaches the terminal only escaped and on the node's
+// own lines, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes
 // nothing. It builds for every system that kubectl runs on.
 //
-// Start at Run; agents.go finds the agents, ask.go asks all of them by kubectl, lists.go merges their lists.
+// Start at Run; agents.go finds the agents, ask.go queries all of them with kubectl, lists.go merges their lists.
 package fleet
 
 import (
@@ -31,7 +31,7 @@ const help = `NAME:
 USAGE:
    kubectl istio-cni COMMAND [flags]
 
-COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has them:
+COMMANDS; "COMMAND --help" shows the flags of a node agent in the cluster:
    pods [-n NS]           pods of all nodes with the state of their redirection
    why [-n NS] POD        a pod from injection to kernel, and the way of a packet
    trace [-n NS] POD      real packets of a pod
@@ -45,9 +45,9 @@ COMMANDS; "COMMAND --help" shows the flags, as a node agent of the cluster has t
    or with -o json or yaml an object or a list.
 
 FLAGS:
-   --agent-namespace NAME   namespace of the node agents (default: that of the only DaemonSets with their label)
+   --agent-namespace NAME   namespace of the node agents (default: the only namespace with DaemonSets of their label)
    --agent-selector TEXT    label selector of the node agents and their DaemonSet
-                            (default: k8s-app in (istio-cni-node, istio-cni-observer); observers, if there are any, answer alone)
+                            (default: k8s-app in (istio-cni-node, istio-cni-observer); if observers exist, only they answer)
    --agent-container NAME   their container (default: install-cni)
    --node NAME              only this node; can be repeated
    --ignore-nodes-without-agent
@@ -56,18 +56,18 @@ FLAGS:
    Flags of kubectl such as --context, --kubeconfig, --as, --token are passed to kubectl.
 
 ENVIRONMENT:
-   KUBECTL   the program to run (default: kubectl, by PATH)
+   KUBECTL   the program to run (default: kubectl, found in PATH)
 
 EXIT CODES:
-   0  done; of pods and why: as the mesh wants it
-   1  kubectl failed; a node did not answer, has no node agent or more than one that runs; a check failed (doctor);
+   0  done; for pods and why: as the mesh wants it
+   1  kubectl failed; a node did not answer, has no node agent or more than one running; a check failed (doctor);
       no node has a pod of the namespace (pods -n) or a decision about the pod (decisions --pod)
    2  a bad flag or command, or node agents in more than one namespace without --agent-namespace
    3  some pod is not captured (pods), the packet goes past the mesh (why)
    4  unknown (why)
 `
 
-// Exit codes besides those of applet.
+// Exit codes besides the codes of package applet.
 const (
 	exitBypass  = 3
 	exitUnknown = 4
@@ -81,13 +81,13 @@ type fleet struct {
 	progress io.Writer
 }
 
-// options are the flags of this program and those for kubectl.
+// options are the flags of this program and the flags for kubectl.
 type options struct {
 	namespace, selector, container string
 	nodes                          []string
 	// ignoreWithout accepts nodes without an agent.
 	ignoreWithout bool
-	// timeout bounds each process of kubectl; 0 stands for the default of the command.
+	// timeout bounds each process of kubectl; 0 means the command's default.
 	timeout time.Duration
 	// kubectl are flags for kubectl, rest the command and its arguments.
 	kubectl, rest []string
@@ -99,7 +99,7 @@ var passed = []string{ //nolint:gochecknoglobals // a constant table
 	"--certificate-authority", "--client-certificate", "--client-key", "--tls-server-name", "--request-timeout", "--cache-dir",
 }
 
-// parse divides the arguments.
+// parse separates this program's flags, kubectl's flags and the command.
 func parse(args []string) (o options, err error) {
 	o = options{selector: "k8s-app in (istio-cni-node, " + observer + ")", container: "install-cni"}
 	for _, name := range passed {
@@ -165,7 +165,7 @@ func take(args []string, long, short string) (values, rest []string, err error) 
 	return values, rest, nil
 }
 
-// last is take for a flag whose last value counts; without one it has the value otherwise.
+// last is take for a flag whose last value applies; without the flag it returns otherwise.
 func last(args []string, long, short, otherwise string) (value string, rest []string, err error) {
 	values, rest, err := take(args, long, short)
 	if len(values) > 0 {
@@ -174,15 +174,15 @@ func last(args []string, long, short, otherwise string) (value string, rest []st
 	return otherwise, rest, err
 }
 
-// isHelp reports whether an argument asks for the help.
+// isHelp reports whether an argument requests the help.
 func isHelp(arg string) bool { return arg == "--help" || arg == "-h" }
 
 // command is a command of the plugin.
 type command struct {
 	run func(context.Context, []string) (int, error)
-	// timeout is the default for each answer.
+	// timeout is the default time limit of each answer.
 	timeout time.Duration
-	// ofAgent reports whether the agents have it, too.
+	// ofAgent reports whether the agents have the command, too.
 	ofAgent bool
 }
 

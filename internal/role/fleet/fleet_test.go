@@ -19,17 +19,17 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// answer is what the stand-in does for arguments that contain For, joined by spaces.
+// answer is the stand-in's reaction to arguments that contain For, joined by spaces.
 type answer struct {
 	For, Out, Err string
 	Code          int
-	// Hang makes it wait for its end, Repeat prints Out so many times more.
+	// Hang makes it wait until it is killed, Repeat is the number of additional copies of Out.
 	Hang   bool
 	Repeat int
 }
 
-// standIn writes a program that answers like kubectl, but for the faults that the real one, which is in e2e/fleet, cannot be made to
-// have. Beside it is a file of each running process.
+// standIn writes a program that answers like kubectl, and adds faults that the real one, which e2e/fleet runs, cannot be made to
+// have. Each running process has a file beside it.
 func standIn(t *testing.T, answers []answer) (program string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -63,7 +63,7 @@ esac
 	return write("kubectl", b.String(), 0o700)
 }
 
-// fleetOf has the agents of nodes n1, n2 and so on, which run, behind the answers.
+// fleetOf returns answers for running agents of nodes n1, n2 and so on, after the given answers.
 func fleetOf(nodes int, answers ...answer) []answer {
 	var items, names []string
 	for i := range nodes {
@@ -77,7 +77,7 @@ func fleetOf(nodes int, answers ...answer) []answer {
 	)
 }
 
-// daemonSets are DaemonSets with the agents' label, one in each namespace.
+// daemonSets returns DaemonSets with the agents' label, one in each namespace.
 func daemonSets(namespaces ...string) answer {
 	var items []string
 	for _, namespace := range namespaces {
@@ -93,12 +93,12 @@ func agentPod(name, node, phase string) string {
 		`"spec":{"nodeName":%q},"status":{"phase":%q}}`, name, node, phase)
 }
 
-// of is the answer of an agent to a command.
+// of returns an agent's answer to a command.
 func of(agent int, command, out string) answer {
 	return answer{For: fmt.Sprintf("exec -n istio-system pod/agent-%d -c install-cni -- istio-cni %s", agent, command), Out: out}
 }
 
-// pod is a pod in an agent's answer.
+// pod returns a pod in an agent's answer.
 func pod(name string, state audit.State) string {
 	return fmt.Sprintf(`{"namespace":"shop","pod":%q,"state":%q,"sentence":"is so","future":{"x":1}}`, name, state)
 }
@@ -195,7 +195,7 @@ pods:
 	call(kubectl, nil, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
 }
 
-// TestRun_Flags: those of kubectl reach kubectl, those of the command reach the agents.
+// TestRun_Flags: kubectl's flags reach kubectl, the command's flags reach the agents.
 func TestRun_Flags(t *testing.T) {
 	t.Parallel()
 	run(t, []answer{
@@ -206,7 +206,7 @@ func TestRun_Flags(t *testing.T) {
 		"--ignore-nodes-without-agent", "--state", "drifted", "-n", "shop", "-o", "table").want(t, 3, "shop/a", "")
 }
 
-// other is the beginning of the error of an agent of another version.
+// other is the beginning of the error of an agent with another version.
 var other = "its agent is of another version than kubectl-istio_cni (" + applet.Version() + "), upgrade the older one: "
 
 func TestPods_NodesThatDoNotAnswer(t *testing.T) {
@@ -256,7 +256,7 @@ node n11: no answer: `)
 	}
 }
 
-// hostile is a text with what must not reach a terminal.
+// hostile is a text that must not reach a terminal unescaped.
 const hostile = "a\x1b[2J\u009b2J\x7f\u202e\rb"
 
 func TestRun_NothingUnprintable(t *testing.T) {
@@ -299,7 +299,7 @@ func TestRun_NothingUnprintable(t *testing.T) {
 	}
 }
 
-// members are the names in a tar.gz file.
+// members returns the file names in a tar.gz file.
 func members(t *testing.T, text string) (names []string) {
 	t.Helper()
 	unzipped, err := gzip.NewReader(strings.NewReader(text))

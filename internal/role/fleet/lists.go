@@ -18,14 +18,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// row is an object of an agent's answer: the fields that a table shows, and the text, which JSON and YAML have.
+// row is an object of an agent's answer: the fields of the table, and the text for JSON and YAML.
 type row[T any] struct {
 	node  string
 	shown T
 	text  json.RawMessage
 }
 
-// MarshalJSON has all fields of the answer, those of a newer agent, too.
+// MarshalJSON returns all fields of the answer, including a newer agent's.
 func (r row[T]) MarshalJSON() ([]byte, error) {
 	fields := map[string]json.RawMessage{}
 	err := json.Unmarshal(r.text, &fields)
@@ -38,16 +38,16 @@ func (r row[T]) MarshalJSON() ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// answers are the answers of all agents to a command that prints a list.
+// answers are all agents' answers to a command that prints a list.
 type answers[T any] struct {
 	rows []row[T]
-	// size is that of the answers in bytes.
+	// size is the total size of the answers in bytes.
 	size int
-	// asked is the number of agents that answered, and nothing that of those which have nothing that the flags name.
+	// asked is the number of agents that answered; nothing counts the agents without anything that the flags name.
 	asked, nothing int
 }
 
-// add has the rows of a node's answer, whose command ended with an exit code.
+// add adds the rows of a node's answer, whose command ended with an exit code.
 func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) bool) error {
 	rows, err := decode(node, text, fit)
 	size := a.size + len(text)
@@ -66,8 +66,8 @@ func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) b
 	return nil
 }
 
-// decode reads a node's array row by row. fit makes a row smaller than its text, and reports whether it has what a table needs: others are
-// of another version.
+// decode reads a node's array row by row. fit makes a row smaller than its text, and reports whether it has the table's fields: other
+// rows are from another version.
 func decode[T any](node string, text []byte, fit func(*row[T]) bool) (rows []row[T], err error) {
 	if !json.Valid(text) {
 		return nil, unreadable(json.Unmarshal(text, &json.RawMessage{}))
@@ -98,7 +98,7 @@ func decode[T any](node string, text []byte, fit func(*row[T]) bool) (rows []row
 // unreadable is the error of an answer that this program does not understand.
 func unreadable(err error) error { return otherVersion(fmt.Errorf("reading its answer: %w", err)) }
 
-// levels is how deep a JSON text is nested.
+// levels returns the nesting depth of a JSON text.
 func levels(text []byte) (deepest int) {
 	level, quoted := 0, false
 	for i := 0; i < len(text); i++ {
@@ -118,20 +118,20 @@ func levels(text []byte) (deepest int) {
 	return deepest
 }
 
-// listing is what one command that lists has of its own.
+// listing has the command-specific parts of a list.
 type listing[T any] struct {
-	// command is the agent's with the flag for JSON.
+	// command is the agent's command with the flag for JSON.
 	command []string
-	// field is the name of the rows in JSON and YAML, beside the nodes; without one the document is the array of the rows.
+	// field is the name of the rows in JSON and YAML, beside the nodes; without it the document is the array of the rows.
 	field string
-	// fit is that of decode, compare orders rows.
+	// fit is decode's parameter, compare orders rows.
 	fit     func(*row[T]) bool
 	compare func(a, b row[T]) int
-	// bad reports whether a row changes the exit code of the agents and of this program to badCode.
+	// bad reports whether a row changes the exit code of the agents and this program to badCode.
 	bad     func(T) bool
 	badCode int
 	table   func(rows []row[T]) error
-	// empty says that there is no row, nothing that no node has what the value of the flags names.
+	// empty is the message without rows, nothing the message if no node has what the value of the flags names.
 	empty, nothing string
 	flags          [2]string
 }
@@ -216,7 +216,7 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 	})
 }
 
-// fitPod leaves what the table shows.
+// fitPod keeps only the table's fields.
 func fitPod(r *row[audit.Status]) bool {
 	s := r.shown
 	r.shown = audit.Status{
@@ -232,7 +232,7 @@ func byState(arg string) bool {
 	return name == "bypassing" || name == "state"
 }
 
-// decision has the fields of a plugin's report that the table shows.
+// decision has the table's fields of a plugin's report.
 type decision struct {
 	Time                                          time.Time
 	Namespace, Pod, Reason, Source, Detail, Error string
@@ -274,7 +274,7 @@ func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
 	})
 }
 
-// checks prints each result once, with its nodes. A line end in a text would begin a line of another node.
+// checks prints each result once, with its nodes. A line end in a text could imitate another node's line.
 func (f *fleet) checks(rows []row[output.Check]) error {
 	var all []output.Check
 	nodes := map[output.Check][]string{}

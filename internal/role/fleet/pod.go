@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
-// onePod runs a command of the agent on a pod's node, and passes its output on.
+// onePod runs an agent's command on a pod's node, and passes its output on.
 func (f *fleet) onePod(ctx context.Context, command string, args []string) (int, error) {
 	a, key, rest, err := f.target(ctx, args)
 	if err != nil {
@@ -26,7 +26,7 @@ func (f *fleet) onePod(ctx context.Context, command string, args []string) (int,
 }
 
 // target finds the agent on the node of the pod that the arguments name, as NAMESPACE/NAME or as NAME with -n NAMESPACE. key is the pod
-// as the agent's commands take it, rest are the other arguments.
+// in the form for the agent's commands, rest are the other arguments.
 func (f *fleet) target(ctx context.Context, args []string) (a agent, key string, rest []string, err error) {
 	namespace, rest, err := last(args, "--namespace", "-n", "")
 	if err != nil {
@@ -67,10 +67,10 @@ func (f *fleet) target(ctx context.Context, args []string) (a agent, key string,
 	return agents[0], key, rest, nil
 }
 
-// partial is the exit code of an agent's command bundle that names in the file what is missing.
+// partial is the exit code of an agent's command bundle whose file lists missing parts.
 var partial = []int{applet.ExitError} //nolint:gochecknoglobals // a constant
 
-// bundle writes the bundle of a pod's node, or a tar.gz file with those of all nodes.
+// bundle writes the bundle of a pod's node, or a tar.gz file with the bundles of all nodes.
 func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	if f.Columns() > 0 {
 		return 0, &usageError{errors.New("the bundle is a tar.gz file: redirect the standard output to a file")}
@@ -92,7 +92,7 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	out := tar.NewWriter(zipped)
 	q := question{slices.Concat([]string{"bundle"}, args), partial, maxBundle, atOnce}
 	nodes, err := f.each(ctx, q, func(a agent, text []byte, _ int) error {
-		// The name is the API server's; a path in it must not leave the directory in which the file is unpacked.
+		// The name is the API server's; a path in it must not leave the directory of the extraction.
 		name := strings.NewReplacer("/", "_", `\`, "_").Replace(printable.Text(a.node, maxShown/4)) + ".tar.gz"
 		header := &tar.Header{Name: "istio-cni/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: now, Format: tar.FormatPAX}
 		if err := out.WriteHeader(header); err != nil {
@@ -111,9 +111,9 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	return code, errors.Join(out.Close(), zipped.Close())
 }
 
-// dashboard forwards the page of an agent, of a pod's node if one is named, until the user ends it.
+// dashboard forwards the page of the agent on a pod's node, or of any agent without a pod, until the user ends it.
 func (f *fleet) dashboard(ctx context.Context, args []string) (int, error) {
-	const pagePort = "9876" // of an agent
+	const pagePort = "9876" // an agent's default
 	port, args, err := last(args, "--port", "", pagePort)
 	if err != nil {
 		return 0, err
@@ -138,7 +138,7 @@ func (f *fleet) dashboard(ctx context.Context, args []string) (int, error) {
 	case ctx.Err() != nil:
 		return applet.ExitOK, nil //nolint:nilerr // the user ended it
 	case ended:
-		err = nil // its error output is passed on already
+		err = nil // the error output is passed on already
 	}
 	return applet.ExitError, err
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// events are those that the API server has.
+// events returns the events that the API server has.
 func events(t *testing.T, n *nodetest.Node) []corev1.Event {
 	t.Helper()
 	var all []corev1.Event
@@ -30,7 +30,7 @@ func events(t *testing.T, n *nodetest.Node) []corev1.Event {
 	return all
 }
 
-// background repeats a check until the returned function is called, which fails the test with the first objection.
+// background repeats a check until its returned function is called, which fails the test with the first error.
 func background(t *testing.T, what string, check func() error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -51,7 +51,7 @@ func background(t *testing.T, what string, check func() error) (stop func()) {
 	}
 }
 
-// TestAgent_ConfigMapChanges: so does race repair, whose pod waits while its namespace is excluded.
+// TestAgent_ConfigMapChanges: race repair follows the ConfigMap, too; its pod waits while its namespace is excluded.
 func TestAgent_ConfigMapChanges(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -67,7 +67,7 @@ func TestAgent_ConfigMapChanges(t *testing.T) {
 	})
 	awaitMetric(t, a, repairedInPlace, "1")
 	// A removed key has its default, whatever the environment was at the start; without the object the environment
-	// counts again.
+	// applies again.
 	n.API.Set(configMap(map[string]string{"UNRELATED": "key"}))
 	awaitExcluded(t, n)
 	n.API.Delete("/api/v1/namespaces/" + nodetest.Namespace + "/configmaps/istio-cni-config")
@@ -98,7 +98,7 @@ func TestAgent_ConfigDirectoryChanges(t *testing.T) {
 	awaitExcluded(t, n)
 }
 
-// followsConfiguration gives an agent good and bad content.
+// followsConfiguration gives an agent valid and invalid content.
 func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, source string, set func(excluded string)) {
 	t.Helper()
 	stopAsking := background(t, "readiness", a.Ready)
@@ -121,7 +121,7 @@ func followsConfiguration(t *testing.T, n *nodetest.Node, a *nodetest.Agent, sou
 	set("shop")
 	awaitExcluded(t, n, "shop")
 	check.OK(t, a.Running())
-	// One bad content is one problem, however many events the kubelet's exchange makes.
+	// One invalid content is one problem, however many events the kubelet's exchange causes.
 	check.Equal(t, a.Metric(`istio_cni_config_problems_total{source="`+source+`"}`), "1", "1 bad content was counted as")
 	stopAsking()
 }
@@ -132,7 +132,7 @@ func awaitExcluded(t *testing.T, n *nodetest.Node, want ...string) {
 	nodetest.Await(t, fmt.Sprintf("%q in the stanza", want), func() error { return excluded(n, want...) })
 }
 
-// excluded is nil if the stanza excludes just these namespaces.
+// excluded returns nil if the stanza excludes exactly these namespaces.
 func excluded(n *nodetest.Node, want ...string) error {
 	list, err := n.Load()
 	if err != nil {
@@ -175,7 +175,7 @@ func awaitLevels(t *testing.T, n *nodetest.Node, a *nodetest.Agent, agent, plugi
 	})
 }
 
-// put sets a level by the introspection port, and returns the answer.
+// put sets a level through the introspection port, and returns the answer.
 func put(t *testing.T, a *nodetest.Agent, scope, body string) (code int, text string) {
 	t.Helper()
 	code, text, err := a.Send(http.MethodPut, "9876", "/scopej/"+scope, body)
@@ -189,7 +189,7 @@ func accepted(t *testing.T, a *nodetest.Agent, scope, body string) {
 	check.Equal(t, code, http.StatusAccepted, text)
 }
 
-// TestLevels_RunningAgent are set by requests, in the form of the reference's introspection port and of istioctl.
+// TestLevels_RunningAgent sets the levels by requests, in the form of Istio's introspection port and of istioctl.
 func TestLevels_RunningAgent(t *testing.T) {
 	t.Parallel()
 	n, a := running(t, "--log_output_level=info")
@@ -230,15 +230,15 @@ func TestLevels_RunningAgent(t *testing.T) {
 		}
 	}
 	awaitLevels(t, n, a, "warn", "warn")
-	// A restart has the configured levels again.
+	// A restart restores the configured levels.
 	a.Kill()
 	a = n.Start("--log_output_level=info")
 	a.AwaitReady()
 	awaitLevels(t, n, a, "info", "info")
 }
 
-// TestLevels_ConfigMap apply without a restart, although charts always pass the flag. A level that a request set holds until
-// the configured one changes.
+// TestLevels_ConfigMap: levels apply without a restart, although charts always pass the flag. A level that a request set holds until
+// the configured level changes.
 func TestLevels_ConfigMap(t *testing.T) {
 	t.Parallel()
 	n, a := running(t, "--log_output_level=info")
@@ -261,14 +261,14 @@ func TestLevels_ConfigMap(t *testing.T) {
 	awaitLevels(t, n, a, "info", "info")
 }
 
-// TestAgent_DecisionsOutliveIt, also one that is killed, and have pods without a report; uninstall removes their file.
+// TestAgent_DecisionsOutliveIt: decisions survive a killed agent and include pods without a report; uninstall removes their file.
 func TestAgent_DecisionsOutliveIt(t *testing.T) {
 	t.Parallel()
 	n, first := running(t)
 	mesh := n.NewPod("apps", "mesh", chaintest.Sidecar)
 	check.OK(t, check.Err(n.Add(mesh)))
-	// The plugin reports no pod that the runtime's annotations show to be outside, and the runtime calls it for none on the host's
-	// network.
+	// The plugin does not report a pod that the runtime's annotations show to be outside, and the runtime does not call it for pods on
+	// the host's network.
 	plain := n.NewPod("apps", "plain", nil)
 	plain.Annotations = map[string]string{"some": "thing"}
 	publish := func(name, uid, hostNetwork string) {
@@ -288,7 +288,7 @@ func TestAgent_DecisionsOutliveIt(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer agent.Close() //nolint:errcheck // all is said
+		defer agent.Close() //nolint:errcheck // the request has ended
 		all, err := agent.Decisions(t.Context())
 		var got []string
 		for _, r := range all {

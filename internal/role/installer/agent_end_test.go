@@ -16,8 +16,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestAgent_Ends: one agent that ends for good, one that may not and one that must not. All situations that decide are in
-// package teardown.
+// TestAgent_Ends has one agent that ends for good, one that may stay and one that must stay. Package teardown tests all other
+// situations.
 func TestAgent_Ends(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -49,7 +49,7 @@ func TestAgent_Ends(t *testing.T) {
 	}
 }
 
-// ends terminates the agent and wants exit code 0.
+// ends terminates the agent and expects exit code 0.
 func ends(t *testing.T, a *nodetest.Agent) bool {
 	t.Helper()
 	a.Terminate()
@@ -58,7 +58,7 @@ func ends(t *testing.T, a *nodetest.Agent) bool {
 	return code == 0
 }
 
-// restored wants the node as it was before, except for a lock and the plugin's log in the run directory.
+// restored expects the node's earlier state, except for a lock and the plugin's log in the run directory.
 func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	t.Helper()
 	check.Diff(t, "the configuration is not what it was", before, n.Tree(nodetest.NetDir))
@@ -70,7 +70,7 @@ func restored(t *testing.T, n *nodetest.Node, before map[string]string) {
 	}
 }
 
-// TestOnce_WaitsForConfiguration: that it installs, and writes nothing the second time, is in install-once.txtar.
+// TestOnce_WaitsForConfiguration: install-once.txtar shows that it installs, and writes nothing the second time.
 func TestOnce_WaitsForConfiguration(t *testing.T) {
 	t.Parallel()
 	n := connected(t)
@@ -105,7 +105,7 @@ func TestUninstall_ByHand(t *testing.T) {
 	if !ends(t, a) {
 		return
 	}
-	// By hand there is neither API server nor service account nor environment.
+	// By hand there is no API server, service account or environment.
 	n.API.Stop()
 	if code, u := n.Run("KUBERNETES_SERVICE_HOST=", "KUBERNETES_SERVICE_PORT=", "POD_NAMESPACE=", "--uninstall"); code != 0 {
 		t.Errorf("exit code %d: %s", code, u.Log())
@@ -114,7 +114,7 @@ func TestUninstall_ByHand(t *testing.T) {
 	check.Equal(t, len(n.Tree(nodetest.RunDir)), 0, "files left in the run directory")
 }
 
-// TestAgent_SecondWaits: it takes the node over when the first one has ended, or ends without having done anything.
+// TestAgent_SecondWaits: the second agent takes the node over after the first agent, or ends without any change.
 func TestAgent_SecondWaits(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, first, second *nodetest.Agent){
@@ -128,7 +128,7 @@ func TestAgent_SecondWaits(t *testing.T) {
 			second := n.Start("EXCLUDE_NAMESPACES=namespace-of-the-second", "UNINSTALL_ON_EXIT=always", "--health-port=8001",
 				"--monitoring-port=15015", "--ctrlz_port=9877")
 			second.AwaitLog("waiting for another node agent to end")
-			// The node is served, and a rollout that starts it first waits for nothing else.
+			// The first agent serves the node, and a rollout that starts the second agent first waits for nothing else.
 			second.AwaitReady()
 			if strings.Contains(n.Read(listFile), "namespace-of-the-second") {
 				t.Error("both are at work")
@@ -145,8 +145,8 @@ func TestAgent_SecondWaits(t *testing.T) {
 	}
 }
 
-// TestAgent_PortInUse: an agent that never becomes ready without a reason is worse than an agent
-// that does not start.
+// TestAgent_PortInUse: an agent that does not start is better than an agent that is never ready
+// without a reason.
 func TestAgent_PortInUse(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -164,7 +164,7 @@ func TestAgent_PortInUse(t *testing.T) {
 	check.Diff(t, "it touched", before, n.Tree("."))
 }
 
-// TestAgent_NoRightToConfigMap: the chart of the reference gives none. That is no warning, and is said once.
+// TestAgent_NoRightToConfigMap: Istio's chart grants no such right. The agent logs it once, not as a warning.
 func TestAgent_NoRightToConfigMap(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -191,7 +191,7 @@ func TestAgent_NoRightToConfigMap(t *testing.T) {
 	}
 }
 
-// TestAgent_WithoutNodesProcesses: a chart that repairs by deletion alone mounts no /proc, and the audit is off without a warning.
+// TestAgent_WithoutNodesProcesses: a chart that repairs only by deletion mounts no /proc, and the audit is off without a warning.
 func TestAgent_WithoutNodesProcesses(t *testing.T) {
 	t.Parallel()
 	_, a := running(t, "REPAIR_ENABLED=true", "REPAIR_REPAIR_PODS=false", "REPAIR_DELETE_PODS=true", "--host-roots=/nothing", "--host-proc=/nothing")
@@ -209,8 +209,8 @@ func TestAgent_WithoutNodesProcesses(t *testing.T) {
 	}
 }
 
-// TestAmbient_LeavesNodeAsItIs: the agent does not start. A plugin of before it gets credentials that are valid, once its own are
-// not: the token of the previous agent ended with its pod, and pods of the node would fail.
+// TestAmbient_LeavesNodeAsItIs: the agent does not start. An earlier plugin gets valid credentials when its own are invalid:
+// the token of the previous agent ended with its pod, and pods of the node would fail.
 func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -29,7 +29,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// unredirected is a pod of the node whose sandbox was made before the plugin was there, and whose validation has failed.
+// unredirected is a pod of the node whose sandbox was created before the plugin was installed, and whose validation has failed.
 type unredirected struct{ chaintest.Pod }
 
 const unredirectedAddress = "10.77.0.5"
@@ -43,7 +43,7 @@ func newUnredirected(t *testing.T, n *nodetest.Node) unredirected {
 	} {
 		netnstest.Run(t, p.Netns, "ip", strings.Fields(command)...)
 	}
-	// As libcni leaves it, with a namespace that is reached by way of a process.
+	// As libcni leaves it, with a namespace that is accessible only through a process.
 	entry, err := json.Marshal(map[string]any{
 		"kind": "cniCacheV1", "containerId": "c1", "config": []byte(nodetest.BridgeList), "ifName": "eth0", "networkName": "pods",
 		"netns": p.Netns, "cniArgs": [][2]string{
@@ -70,7 +70,7 @@ func (p unredirected) register(n *nodetest.Node) {
 	}`, p.Namespace, p.Name, p.UID, nodetest.NodeName, unredirectedAddress))
 }
 
-// events are those about the pod.
+// events returns the events about the pod.
 func (p unredirected) events(t *testing.T, n *nodetest.Node) []corev1.Event {
 	t.Helper()
 	return slices.DeleteFunc(events(t, n), func(e corev1.Event) bool { return string(e.InvolvedObject.UID) != p.UID })
@@ -88,8 +88,8 @@ func awaitMetric(t *testing.T, a *nodetest.Agent, series, want string) {
 	})
 }
 
-// TestAgent_NoAPIServer has agents install while it is away, and while it never answers; the first one repairs
-// when it is there.
+// TestAgent_NoAPIServer installs without an API server, and with one that never answers; the first agent repairs
+// when the API server is back.
 func TestAgent_NoAPIServer(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]func(*nodetest.Node){
@@ -126,8 +126,8 @@ func TestAgent_NoAPIServer(t *testing.T) {
 	}
 }
 
-// TestAgent_UnknownNode would otherwise look for pods of other nodes on this one. Neither does one whose
-// repair is off.
+// TestAgent_UnknownNode: an agent without a node name would look for pods of other nodes. Neither it nor an agent
+// without repair repairs.
 func TestAgent_UnknownNode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -154,7 +154,7 @@ func TestAgent_UnknownNode(t *testing.T) {
 	}
 }
 
-// TestAgent_CannotAudit once in its log, and to each client.
+// TestAgent_CannotAudit: the reason is once in the log, and in each client's answer.
 func TestAgent_CannotAudit(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -185,7 +185,7 @@ func TestAgent_CannotAudit(t *testing.T) {
 }
 
 // TestAgent_Rights uses all features of an agent and compares the requests to the API server with
-// e2e/rights/agent.yaml, to which the chart is held: no request needs another right, and no right is unused.
+// e2e/rights/agent.yaml, which another test compares with the chart: no request needs another right, and no right is unused.
 func TestAgent_Rights(t *testing.T) {
 	t.Parallel()
 	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true, "Audit": true, "Condition": true}
@@ -265,7 +265,7 @@ func TestAgent_Observer(t *testing.T) {
 	}
 }
 
-// patchedEvent has the agent's recorder report the same again when five minutes have passed.
+// patchedEvent makes the agent's recorder report the same event again after five minutes.
 func patchedEvent(t *testing.T) *kubetest.Server {
 	t.Helper()
 	server := kubetest.NewServer(t)
@@ -292,7 +292,7 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 	return server
 }
 
-// rights are those of e2e/rights/agent.yaml, one text for each: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
+// rights returns the rights of e2e/rights/agent.yaml, one text for each: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
 func rights(t *testing.T, features map[string]bool) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
@@ -332,7 +332,7 @@ func asked(t *testing.T, server *kubetest.Server) map[string]bool {
 	return all
 }
 
-// object has the group, resource, name and subresource of a path.
+// object returns the group, resource, name and subresource of a path.
 var object = regexp.MustCompile(`^/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/[^/]+)?/([^/]+)(?:/([^/]+)(/[^/]+)?)?$`)
 
 func needs(method string, at *url.URL) []string {

@@ -21,10 +21,10 @@ func TestMain(m *testing.M) { chaintest.Main(m) }
 
 const listFile = nodetest.NetDir + "/10-bridge.conflist"
 
-// kubeconfig is where the plugin looks for its credentials.
+// kubeconfig is the file with the plugin's credentials.
 const kubeconfig = nodetest.RunDir + "/istio-cni-kubeconfig"
 
-// connected returns a node with API server and credentials.
+// connected returns a node with an API server and credentials.
 func connected(tb testing.TB) *nodetest.Node {
 	tb.Helper()
 	n := nodetest.New(tb, chaintest.Program(tb))
@@ -41,7 +41,7 @@ func newNode(tb testing.TB) *nodetest.Node {
 	return n
 }
 
-// running returns a node with an agent that is ready.
+// running returns a node with a ready agent.
 func running(tb testing.TB, args ...string) (*nodetest.Node, *nodetest.Agent) {
 	tb.Helper()
 	n := newNode(tb)
@@ -60,7 +60,7 @@ func types(tb testing.TB, n *nodetest.Node) []string {
 
 func withUs() []string { return []string{"bridge", "tuning", "istio-cni"} }
 
-// TestAgent_FromNothing goes from an empty node to pods in and outside of the mesh, with the answers, decisions
+// TestAgent_FromNothing goes from an empty node to pods inside and outside the mesh, with the answers, decisions
 // and log records of the plugin on the way, and on to another API server.
 func TestAgent_FromNothing(t *testing.T) {
 	t.Parallel()
@@ -83,7 +83,7 @@ func TestAgent_FromNothing(t *testing.T) {
 	}
 	agent, err := agentapi.Dial(t.Context(), n.Path(nodetest.RunDir)+"/"+agentapi.SocketName)
 	check.OK(t, err)
-	defer agent.Close() //nolint:errcheck // all is said
+	defer agent.Close() //nolint:errcheck // the request has ended
 	decisions, err := agent.Decisions(t.Context())
 	if err != nil || len(decisions) != 2 || decisions[0].Source != agentapi.SourceAgent || decisions[1].Source != agentapi.SourceAgent {
 		t.Errorf("decisions %+v, %v", decisions, err)
@@ -121,7 +121,7 @@ func TestAgent_FromNothing(t *testing.T) {
 // notYet is the error of a condition that is not met.
 func notYet(format string, args ...any) error { return fmt.Errorf(format, args...) }
 
-// TestAgent_ImmutableNode: nothing needs a program of the node, or writes outside of the directories that such a node lets a pod write.
+// TestAgent_ImmutableNode: the agent needs no program of the node, and writes only to directories that such a node lets a pod write.
 func TestAgent_ImmutableNode(t *testing.T) {
 	t.Parallel()
 	n := nodetest.NewImmutable(t, chaintest.Program(t))

@@ -19,7 +19,7 @@ import (
 func (in input) complete(d *draft) error {
 	d.places()
 	if d.Source == "" {
-		d.Source, _ = in.executable() // files reports that it is unknown
+		d.Source, _ = in.executable() // files reports an unknown path
 	}
 	d.levels()
 	err := errors.Join(d.observer(), d.action(), d.mode(), d.files(), d.ports(), d.apiServer())
@@ -43,7 +43,7 @@ func (d *draft) action() error {
 	return nil
 }
 
-// observer switches off all that changes a node or a pod, unless the user has switched it on.
+// observer switches off everything that changes a node or a pod, unless the user has switched it on.
 func (d *draft) observer() error {
 	if !d.Observe {
 		return nil
@@ -76,7 +76,7 @@ func (d *draft) ambient(from string, enabled bool) error {
 	return nil
 }
 
-// mode resolves the mode of the configuration. The reference has owned files in ambient mode only; here they do not depend on it.
+// mode resolves the mode of the configuration. Istio's agent has owned files in ambient mode only; here they do not depend on it.
 func (d *draft) mode() error {
 	var errs []error
 	given := d.Want.Mode != ""
@@ -165,7 +165,7 @@ func (d *draft) levels() {
 	}
 }
 
-// files checks combinations of names that would make no valid configuration.
+// files checks combinations of names that would not make a valid configuration.
 func (d *draft) files() error {
 	var errs []error
 	if _, err := socket(d.LogSocket); err != nil {
@@ -223,7 +223,7 @@ func (d *draft) apiServer() error {
 	return errors.Join(errs...)
 }
 
-// caveats warns of settings that are valid and perhaps unintended.
+// caveats warns of valid settings that may be unintended.
 func (d *draft) caveats() {
 	if d.Action == nodeagent.Uninstall {
 		return
@@ -254,7 +254,7 @@ func (d *draft) caveats() {
 	d.templateCaveats()
 }
 
-// templateCaveats warns of settings that a template overrides, and of its kubeconfig.
+// templateCaveats warns of settings that a template overrides, and of the template's kubeconfig.
 func (d *draft) templateCaveats() {
 	if d.Want.Stanza.Template == nil {
 		return

@@ -16,7 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestSettings_Conflicts: a setting alone is in core/settings and in settings_test.go.
+// TestSettings_Conflicts: core/settings and settings_test.go test single settings.
 func TestSettings_Conflicts(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -76,7 +76,7 @@ func TestSettings_Agree(t *testing.T) {
 	}
 }
 
-// TestLevels_Separate: the level of the plugin's records does not follow the agent's, nor the other way round.
+// TestLevels_Separate: the level of the plugin's records does not follow the agent's, nor vice versa.
 func TestLevels_Separate(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -101,7 +101,7 @@ func TestLevels_Separate(t *testing.T) {
 	}
 }
 
-// TestSettings_EmptyVariables: with empty variables the reference wrote standalone files of mode 0.
+// TestSettings_EmptyVariables: with empty variables Istio's agent wrote standalone files of mode 0.
 func TestSettings_EmptyVariables(t *testing.T) {
 	t.Parallel()
 	env := cluster()
@@ -122,8 +122,8 @@ func TestSettings_EmptyVariables(t *testing.T) {
 	}
 }
 
-// TestAmbient_Refused: its pods would start outside of the mesh without a sign. The agent can be uninstalled all
-// the same.
+// TestAmbient_Refused: its pods would silently start outside of the mesh. Uninstalling the agent still
+// works.
 func TestAmbient_Refused(t *testing.T) {
 	t.Parallel()
 	template := `{"type":"istio-cni","ambient_enabled":true,"kubernetes":{"kubeconfig":"/var/run/istio-cni/istio-cni-kubeconfig"}}`
@@ -131,7 +131,7 @@ func TestAmbient_Refused(t *testing.T) {
 		name string
 		env  map[string]string
 		args []string
-		want string // a part of the error, "" for none
+		want string // a part of the error, "" for no error
 	}{
 		{"variable", cluster("AMBIENT_ENABLED=true"), nil, "environment variable AMBIENT_ENABLED: ambient mode is not supported"},
 		{"flag", cluster(), []string{"--ambient-enabled"}, "flag --ambient-enabled: ambient mode is not supported"},
@@ -151,7 +151,7 @@ func TestAmbient_Refused(t *testing.T) {
 	}
 }
 
-// TestObserver_Contradictions: an observer changes nothing, whatever else is set.
+// TestObserver_Contradictions: an observer changes nothing, regardless of other settings.
 func TestObserver_Contradictions(t *testing.T) {
 	t.Parallel()
 	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true"} {
@@ -192,12 +192,12 @@ func TestSettings_Warnings(t *testing.T) {
 	}
 	c = mustLoad(t, env, append(args, "--uninstall")...)
 	check.Equal(t, len(c.warnings), 0, "warnings", c.warnings)
-	// What the 1.22 chart sets is no reason to warn.
+	// Settings of the 1.22 chart cause no warning.
 	c = mustLoad(t, cluster("LOG_UDS_ADDRESS=/var/run/istio-cni/log.sock", "REPAIR_RUN_AS_DAEMON=true"))
 	check.Equal(t, len(c.warnings), 0, "warnings", c.warnings)
 }
 
-// TestSettings_ChartsEnvironment has the environment of the reference's newest chart, value for value.
+// TestSettings_ChartsEnvironment has the environment of Istio's newest chart, value for value.
 func TestSettings_ChartsEnvironment(t *testing.T) {
 	t.Parallel()
 	env := cluster("CURRENT_AGENT_VERSION=1.31", "AMBIENT_ENABLED=false", "AMBIENT_DNS_CAPTURE=true", "AMBIENT_IPV6=true",
@@ -237,7 +237,7 @@ func TestLive_ChangesPlugin(t *testing.T) {
 	check.OK(t, err)
 	c, frozen, err := in.reload(configMap(map[string]string{
 		"EXCLUDED_NAMESPACES": "a,b\n", "AMBIENT_ENABLED": "true", "AMBIENT_ENABLEMENT_SELECTOR": selectorYAML,
-		"NATIVE_NFTABLES":                "true\n", // as a file has it
+		"NATIVE_NFTABLES":                "true\n", // as in a file
 		"ENABLE_AMBIENT_DETECTION_RETRY": "true", "SECOND_IP_FAMILY": "capture", "API_TIMEOUT": "5s",
 		"FORCE_IPTABLES_BINARY": "legacy", "CNI_BACKEND": "native", "PLUGIN_LOG_LEVEL": "debug", "unheard-of": "x",
 	}))
@@ -272,7 +272,7 @@ func TestLive_NeedsRestart(t *testing.T) {
 	t.Parallel()
 	in := started(t, cluster("KUBECONFIG_MODE=0600", "CHAINED_CNI_PLUGIN=true", "LOG_LEVEL=warn"), "--health-port=9000")
 	c, frozen, err := in.reload(configMap(map[string]string{
-		"KUBECONFIG_MODE": "600", "CHAINED_CNI_PLUGIN": "T", // other spellings of the same
+		"KUBECONFIG_MODE": "600", "CHAINED_CNI_PLUGIN": "T", // other spellings of the same value
 		"HEALTH_PORT":         "8000", // a flag has decided
 		"CNI_CONF_NAME":       "10-x.conflist",
 		"MONITORING_PORT":     "0",

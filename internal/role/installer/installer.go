@@ -1,7 +1,7 @@
 // Package installer is the role "istio-cni install", also called install-cni: the flags and variables of the node agent.
 //
-// It promises every flag and variable of the reference in one table, that all problems are reported together before any change,
-// and that neither an error nor the printed configuration holds a token. Reading the configuration reads no files but those of
+// It promises every flag and variable of Istio's agent in one table, that all problems are reported together before any change,
+// and that neither an error nor the printed configuration has a token. Reading the configuration reads no files except
 // a template.
 //
 // It never works on the node itself: package nodeagent does.
@@ -162,7 +162,7 @@ EXAMPLES:
    istio-cni install --once --uninstall-on-exit=never
       init container: install, leave everything in place, exit
    istio-cni install --dry-run --mounted-cni-net-dir=/etc/cni/net.d --mounted-cni-bin-dirs=/opt/cni/bin
-      by hand on a node: print what would be done
+      by hand on a node: print the changes without making them
    istio-cni install --uninstall --mounted-cni-net-dir=/etc/cni/net.d --mounted-cni-bin-dirs=/opt/cni/bin
       by hand on a node: uninstall
 

@@ -20,7 +20,7 @@ type scopes struct {
 }
 
 // readScopes parses SCOPE:LEVEL pairs between commas, or one LEVEL. A scope's own level wins over "default", and "default" over
-// "all", in any order; today's name of a scope wins over its name before 1.23.
+// "all", in any order; a scope's present name wins over its name before 1.23.
 func readScopes(text string) (scopes, error) {
 	read, err := pluginlog.ParseScopes(text)
 	if err != nil {
@@ -47,7 +47,7 @@ func readScopes(text string) (scopes, error) {
 // liveLevels is the variable of levels that live configuration may change. It wins over the flag, which charts always pass.
 const liveLevels = "LOG_OUTPUT_LEVEL"
 
-// with returns the levels with others in place of those whose scopes they name, or of all if they name "default" or "all".
+// with returns the levels, replaced by others for the scopes that others names, or for all scopes if it names "default" or "all".
 func (s scopes) with(others scopes) scopes {
 	named, _ := pluginlog.ParseScopes(others.text)
 	_, byDefault := named["default"]

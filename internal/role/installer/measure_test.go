@@ -1,6 +1,6 @@
 //go:build measure
 
-// A measurement that is no part of a plain run: make bench runs it.
+// A measurement that only make bench runs.
 
 package installer_test
 
@@ -17,7 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestAgent_ManyPods measures the agent of a node with 250 of 10,000 pods, and of one without any: its memory after the
+// TestAgent_ManyPods measures the agent of a node with 250 of 10,000 pods, and the agent of a node without pods: its memory after the
 // start, and its work in a minute without changes.
 func TestAgent_ManyPods(t *testing.T) {
 	for name, pods := range map[string]int{"idle": 0, "many pods": 10_000} {
@@ -64,7 +64,7 @@ func registerPods(t *testing.T, n *nodetest.Node, pods int) {
 	n.API.Compact()
 }
 
-// usage has a process's figures of proc(5): memory, threads, and times on a processor in clock ticks.
+// usage returns a process's figures of proc(5): memory, threads, and CPU times in clock ticks.
 func usage(t *testing.T, pid int) string {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

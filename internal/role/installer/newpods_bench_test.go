@@ -1,6 +1,6 @@
 //go:build measure
 
-// A measurement that is no part of a plain run.
+// A measurement that a plain run does not include.
 
 package installer_test
 
@@ -31,12 +31,12 @@ import (
 // before is a program to compare with, such as the build of another commit.
 var before = flag.String("before", "", "a program to measure beside this one") //nolint:gochecknoglobals // a flag of the test binary
 
-// BenchmarkNewPods measures the CPU time of the node agent, with audit and repair, for each of newPods pods that start: a process that
-// watches an API server in protobuf and serves the plugins, which write real rules by a real chain. A figure needs no more than
+// BenchmarkNewPods measures the node agent's CPU time, with audit and repair, for each of newPods pods that start. The agent is a process
+// that watches an API server in protobuf and serves the plugins, which write real rules in a real chain. A measurement needs only
 //
 //	go test -tags measure -run '^$' -bench NewPods -benchtime 4x ./internal/role/installer [-args -before /path/of/another/program]
 //
-// in which the programs take turns.
+// where the programs take turns.
 func BenchmarkNewPods(b *testing.B) {
 	programs := map[string]string{"now": chaintest.Program(b)}
 	order := []string{"now"}
@@ -60,15 +60,15 @@ func BenchmarkNewPods(b *testing.B) {
 
 const (
 	newPods = 100
-	// at is how many start at a time.
+	// at is the number of pods that start at a time.
 	at = 4
-	// settling is more than the time between the start of a proxy and the inspection of its listeners.
+	// settling is longer than the time between the start of a proxy and the inspection of its listeners.
 	settling = 20 * time.Second
 )
 
 func perPod(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 / newPods }
 
-// startPods returns the agent's CPU time for new pods: until the last update, and until it has settled.
+// startPods returns the agent's CPU time for new pods: until the last update, and until the agent has settled.
 func startPods(b *testing.B, program string) (used, settled time.Duration) {
 	b.Helper()
 	n := nodetest.New(b, program)
@@ -133,7 +133,7 @@ func profile(b *testing.B, a *nodetest.Agent) (wait func()) {
 	return work.Wait
 }
 
-// cpuOf is the time that a process has used (clock_getcpuclockid(3)).
+// cpuOf returns the CPU time of a process (clock_getcpuclockid(3)).
 func cpuOf(b *testing.B, pid int) time.Duration {
 	b.Helper()
 	const sched = 2
@@ -153,7 +153,7 @@ type starting struct {
 	listen string
 }
 
-// newStarting makes a sandbox with a name below the runtime's directory.
+// newStarting creates a sandbox with a name below the runtime's directory.
 func newStarting(b *testing.B, n *nodetest.Node, i int) *starting {
 	b.Helper()
 	p := &starting{Pod: n.NewPod("apps", fmt.Sprintf("web-%d", i), nil)}
@@ -197,7 +197,7 @@ func (p *starting) publish(b *testing.B, n *nodetest.Node, change func(*corev1.P
 	n.API.Set(data)
 }
 
-// start publishes what scheduler and kubelet publish for a pod, and runs the chain where they would.
+// start publishes the updates of scheduler and kubelet for a pod, and runs the chain at the same point.
 func (p *starting) start(b *testing.B, n *nodetest.Node) {
 	b.Helper()
 	p.publish(b, n, func(*corev1.Pod) {})
@@ -239,7 +239,7 @@ func (p *starting) start(b *testing.B, n *nodetest.Node) {
 	})
 }
 
-// proxy listens as the pod's proxy does.
+// proxy listens like the pod's proxy.
 func (p *starting) proxy(b *testing.B) {
 	b.Helper()
 	for _, port := range []string{"15001", "15006"} {

@@ -54,7 +54,7 @@ func (d *draft) actionSettings() []settings.Setting {
 	return []settings.Setting{
 		{Name: "once", FlagOnly: true, Use: "install and exit, as an init container or by hand", Value: settings.Bool(&d.once)},
 		{Name: "uninstall", FlagOnly: true, Use: "remove the installation and exit", Value: settings.Bool(&d.uninstall)},
-		{Name: "dry-run", FlagOnly: true, Use: "print what would be done, once, and change nothing", Value: settings.Bool(&d.DryRun)},
+		{Name: "dry-run", FlagOnly: true, Use: "print the changes once, without making them", Value: settings.Bool(&d.DryRun)},
 		{
 			Name: "uninstall-on-exit", Arg: "WHEN", Default: "auto",
 			Use:   "uninstall at the end: always, never, or auto: when the DaemonSet is gone or no longer meant for this node",
@@ -82,7 +82,7 @@ func (d *draft) modeSettings() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "cni-conf-mode", Arg: "MODE",
-			Use: "where the stanza goes: inline (into the primary configuration), dropin (a file beside it), owned (a copy of it), " +
+			Use: "place of the stanza: inline (in the primary configuration), dropin (a file beside it), owned (a copy of it),  " +
 				"standalone (a file alone, for multus) or auto (dropin where the runtime loads it, else inline); without it " +
 				"CHAINED_CNI_PLUGIN and ISTIO_OWNED_CNI_CONFIG decide",
 			Value: settings.Choice(&d.Want.Mode, cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone, cniconf.Auto),
@@ -118,7 +118,7 @@ func (d *draft) placeSettings() []settings.Setting {
 		{Name: "cni-conf-group-read", Default: "false", Use: "own files have mode 0640 instead of 0600", Value: settings.Bool(&d.groupRead)},
 		{
 			Name: "cni-network-config-file", Arg: "FILE",
-			Use:   "template of the stanza; if the file exists it goes before CNI_NETWORK_CONFIG",
+			Use:   "template of the stanza; an existing file wins over CNI_NETWORK_CONFIG",
 			Value: settings.Text(&d.templateFile, nil),
 		},
 		{
@@ -157,7 +157,7 @@ func (d *draft) pluginSettings() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "ambient-enabled", Default: "false",
-			Use:   "refused, as ambient mode is not supported, unless --ambient-pods=ignore; then passed to the plugin",
+			Use:   "refused unless --ambient-pods=ignore, because ambient mode is not supported; then passed to the plugin",
 			Value: settings.Bool(&stanza.AmbientEnabled),
 		},
 		{
@@ -293,12 +293,12 @@ func (d *draft) logSettings() []settings.Setting {
 		{
 			Name: "log_output_level", Arg: "LEVELS", Default: "default:info",
 			Use: "SCOPE:LEVEL pairs between commas, or one LEVEL; scopes cni-agent, cni-plugin, default, all " +
-				"(install, repair, cni of old), levels debug, info, warn, error, fatal, none",
+				"(formerly install, repair, cni), levels debug, info, warn, error, fatal, none",
 			Value: settings.Of(&d.scopes, readScopes, func(s scopes) string { return s.text }),
 		},
 		{
 			Env: names(liveLevels), Arg: "LEVELS", Live: true,
-			Use:   "the same for the scopes that it names, for all of them without a scope; it wins over --log_output_level and needs no restart",
+			Use:   "like --log_output_level, for the named scopes or, without a scope, for all; it wins over that flag and needs no restart",
 			Value: settings.Of(&d.liveScopes, readScopes, func(s scopes) string { return s.text }),
 		},
 		{Name: "log_as_json", Default: "false", Use: "one JSON object per line", Value: settings.Bool(&d.logJSON)},
@@ -324,7 +324,7 @@ func (d *draft) repairSettings() []settings.Setting {
 	return rows
 }
 
-// ignoredSettings are settings of the reference's charts that this program does not need. Variables of ambient mode are
+// ignoredSettings are settings of Istio's charts that this program does not need. Variables of ambient mode are
 // validated: an invalid one is an error in the values of the chart.
 func ignoredSettings() []settings.Setting {
 	rows := []settings.Setting{
@@ -354,7 +354,7 @@ func ignoredSettings() []settings.Setting {
 	return rows
 }
 
-// ignored returns a setting without effect: a switch accepts any boolean, others any text.
+// ignored returns a setting without effect: a switch accepts any boolean, other settings any text.
 func ignored(name, arg, env, use string) settings.Setting {
 	s := settings.Setting{Name: name, Arg: arg, Use: use, Ignored: true, Value: settings.Text(new(string), nil)}
 	if env != "" {
@@ -366,7 +366,7 @@ func ignored(name, arg, env, use string) settings.Setting {
 	return s
 }
 
-// The path of a unix socket has 108 bytes with its final zero, unix(7).
+// The path of a unix socket has at most 108 bytes with its final zero, unix(7).
 const longestSocket = 107
 
 func socket(s string) (string, error) {

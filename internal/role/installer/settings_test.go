@@ -15,12 +15,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// row has a text of a setting with its changes of the configuration, and a text that is refused, "" for none.
+// row has a valid text of a setting with the resulting changes of the configuration, and an invalid text, "" if all are valid.
 type row struct {
 	name, good, bad, change string
 }
 
-// with has further arguments without which a setting shows no effect, or is refused.
+// with has further arguments that the setting needs to have an effect.
 func with(name string) []string {
 	filled := func(placeholder string) []string {
 		return []string{`--cni-network-config={"type":"istio-cni","x":"` + placeholder + `"}`}
@@ -129,7 +129,7 @@ func rows() []row {
 	}
 }
 
-// flat are the fields of a configuration as texts, by their path.
+// flat returns the fields of a configuration as texts, by their path.
 func flat(into map[string]string, path string, v reflect.Value) map[string]string {
 	if v.Kind() != reflect.Struct {
 		into[path] = strings.TrimSpace(fmt.Sprintf(map[bool]string{true: "%s", false: "%v"}[v.Type() == reflect.TypeFor[json.RawMessage]()], v))
@@ -164,7 +164,7 @@ func changed(before, after draft) string {
 
 func table() []settings.Setting { return settings.All(Settings()) }
 
-// TestSettings_EveryRow: settings without effect have no row. An action is requested by a flag, never by an inherited
+// TestSettings_EveryRow: settings without effect have no row. A flag requests an action, never an inherited
 // environment.
 func TestSettings_EveryRow(t *testing.T) {
 	t.Parallel()
@@ -182,7 +182,7 @@ func TestSettings_EveryRow(t *testing.T) {
 		}
 		for _, name := range append(s.Env, "--"+s.Name) {
 			if name != "--" && seen[name] {
-				t.Errorf("%s is there twice", name)
+				t.Errorf("two rows are named %s", name)
 			}
 			seen[name] = true
 		}
@@ -265,7 +265,7 @@ func TestChart_Versions(t *testing.T) {
 	text, err := os.ReadFile("../../../manifests/istio-cni/values.schema.json")
 	check.OK(t, err)
 	if enum := `"confVersion": {"enum": ["", "` + strings.Join(cniconf.Versions(), `", "`) + `"]}`; !strings.Contains(string(text), enum) {
-		t.Errorf("the schema has not %s", enum)
+		t.Errorf("the schema lacks %s", enum)
 	}
 }
 
@@ -282,7 +282,7 @@ func cluster(more ...string) map[string]string {
 	return env
 }
 
-// around is an environment with a host and a program of fixed names.
+// around returns an environment with a host and a program of fixed names.
 func around(env map[string]string) environment {
 	return environment{
 		getenv:     func(name string) (string, bool) { v, ok := env[name]; return v, ok },
@@ -291,7 +291,7 @@ func around(env map[string]string) environment {
 	}
 }
 
-// build makes the configuration of arguments and an environment.
+// build builds the configuration of arguments and an environment.
 func build(args []string, env map[string]string) (draft, error) {
 	return buildAround(args, around(env))
 }

@@ -17,13 +17,13 @@ import (
 // maxFile bounds a template and the token, in bytes.
 const maxFile = 1 << 20
 
-// Placeholders whose values are no settings: the service account's token, the node's name.
+// Placeholders whose values are not settings: the service account's token, the node's name.
 const (
 	tokenPlaceholder = "__SERVICEACCOUNT_TOKEN__"
 	nodePlaceholder  = "__KUBERNETES_NODE_NAME__"
 )
 
-// redacted replaces the token in all printed texts. It is no JSON value by itself, so that a token outside of a string is
+// redacted replaces the token in all printed texts. It is not a JSON value by itself, so that a token outside of a string is
 // detected before the token is read.
 const redacted = "REDACTED"
 
@@ -46,7 +46,7 @@ func (in input) fillTemplate(d *draft) error {
 	return nil
 }
 
-// templateText returns the template, "" for none: the file's content, else CNI_NETWORK_CONFIG.
+// templateText returns the template, "" without one: the file's content, else CNI_NETWORK_CONFIG.
 func (d *draft) templateText() (text, from string, err error) {
 	if d.templateFile != "" {
 		at := fmt.Sprintf("%s: value %q", d.at("cni-network-config-file"), d.templateFile)

@@ -14,7 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// chart2020 is a template as a chart of the shell-script era hands it over, with its colons in the wrong place.
+// chart2020 is a template of a chart from the shell-script era, with its colons in the wrong place.
 const chart2020 = `
 {
   "cniVersion:": "0.3.0",
@@ -50,7 +50,7 @@ func TestTemplate_Of2020(t *testing.T) {
 	}
 }
 
-// TestTemplate_Placeholders: that every one is filled is in install-template.txtar.
+// TestTemplate_Placeholders: install-template.txtar shows that every placeholder is filled.
 func TestTemplate_Placeholders(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -69,7 +69,7 @@ func TestTemplate_StaysAsWritten(t *testing.T) {
 	}
 }
 
-// TestTemplate_Files: install-template.txtar shows that a file goes before the variable, and which files are refused.
+// TestTemplate_Files: install-template.txtar shows that a file wins over the variable, and which files are refused.
 func TestTemplate_Files(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -141,7 +141,7 @@ func TestTemplate_Caveats(t *testing.T) {
 }
 
 // FuzzTemplate: no template causes a panic, puts the token into an error, a warning or the printed configuration,
-// or gives the plugin a stanza that is not ours.
+// or gives the plugin a stanza of another plugin.
 func FuzzTemplate(f *testing.F) {
 	const token = "s3cr3t-t0ken.QmFzZTY0__LOG_LEVEL__"
 	f.Add(chart2020, "info")
@@ -179,7 +179,7 @@ func FuzzTemplate(f *testing.F) {
 		}
 		if strings.Contains(template, tokenPlaceholder) && strings.Contains(string(c.Want.Stanza.Template), redacted) &&
 			!strings.Contains(template+level, redacted) {
-			t.Fatalf("the stand-in of the token is left: %s", c.Want.Stanza.Template)
+			t.Fatalf("the token's stand-in is left: %s", c.Want.Stanza.Template)
 		}
 	})
 }

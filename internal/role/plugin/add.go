@@ -36,7 +36,7 @@ func (c *call) admit(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.identify(); err != nil {
+	if err = c.identify(); err != nil {
 		return err
 	}
 	decision, err := c.decide(ctx)
@@ -66,7 +66,7 @@ func refusal(pod podArgs, d sidecar.Decision) error {
 	return failure(codeSettings, fmt.Sprintf("istio-cni refuses pod %s: %s", pod, d.Reason.Sentence()), d.Err)
 }
 
-// capture programs the pod's namespace. It replaces the rules of an earlier attempt, since runtimes retry in the same
+// capture programs the pod's namespace. It replaces the rules of an earlier attempt because runtimes retry in the same
 // namespace.
 func (c *call) capture(ctx context.Context, d sidecar.Decision) (redirection.Report, error) {
 	if c.conf.Problems != nil {
@@ -90,8 +90,8 @@ func (c *call) capture(ctx context.Context, d sidecar.Decision) (redirection.Rep
 	return report, nil
 }
 
-// open opens the pod's namespace and rejects the node's own. It resolves the path once, so that the checked namespace is the
-// programmed one.
+// open opens the pod's namespace and rejects the node's own. It resolves the path once, so that the checked and the programmed
+// namespace are the same.
 func (c *call) open() (*netns.Namespace, error) {
 	path := c.args.Netns
 	if path == "" {

@@ -20,8 +20,8 @@ import (
 // bareRunDir is the agent's directory on a bare node.
 const bareRunDir = "/run/istio-cni"
 
-// bare is a node on which the program is the only file of a file system, with the agent's directory and an empty /proc in which the
-// kernel's is seen, so that no iptables, nft, ip, nsenter, shell or library is to be had.
+// bare is a node on which the program is the only file of a file system, with the agent's directory and an empty /proc where the
+// kernel's procfs is mounted. It has no iptables, nft, ip, nsenter, shell or library.
 type bare struct {
 	*chaintest.Node
 
@@ -36,9 +36,9 @@ func newBare(t *testing.T) bare {
 	for _, dir := range []string{"/proc", bareRunDir} {
 		check.OK(t, os.MkdirAll(filepath.Join(b.root, dir), 0o755))
 	}
-	// A file that is written now may still be open for writing in a process that another test is just starting.
+	// A file that was just written may still be open for writing in a process that another test is starting.
 	check.OK(t, os.Link(chaintest.Program(t), filepath.Join(b.root, "istio-cni")))
-	// The agent's directory is where a runtime's node has it, and here as well: a chroot is its own world.
+	// The agent's directory is at the path of a real node, and here as well: a chroot has its own paths.
 	b.API.WriteKubeconfig(t, filepath.Join(b.root, bareRunDir, "istio-cni-kubeconfig"))
 	return b
 }
@@ -53,7 +53,7 @@ func (b bare) pod(t *testing.T, backend string, describe func(*kubetest.Pod)) (p
 	return pod, input
 }
 
-// run traces the program, with the given environment only.
+// run traces the program with only the given environment.
 func (b bare) run(t *testing.T, input []byte, environment []string, args ...string) (record *trace.Record, output string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -97,7 +97,7 @@ func TestAdd_NothingOfTheHost(t *testing.T) {
 	}
 }
 
-// must makes sure that a run ends with an exit code and starts nothing.
+// must checks that a run ends with an exit code and starts no process.
 func (b bare) must(t *testing.T, code int, input []byte, environment []string, args ...string) {
 	t.Helper()
 	r, out := b.run(t, input, environment, args...)
@@ -107,7 +107,7 @@ func (b bare) must(t *testing.T, code int, input []byte, environment []string, a
 	}
 }
 
-// redirector goes through the life of a namespace with the role iptables.
+// redirector runs the commands of a namespace's life with the role iptables.
 func (b bare) redirector(t *testing.T, pod chaintest.Pod, backend string) {
 	t.Helper()
 	const differs = 3
@@ -141,7 +141,7 @@ func everyRule(t *testing.T, ns string) string {
 	return netnstest.Run(t, ns, "nft", "list", "ruleset")
 }
 
-// TestAdd_BackendIptablesWithoutPrograms is the proof of the test above: in the same file system the backend
+// TestAdd_BackendIptablesWithoutPrograms proves the test above: in the same file system the backend
 // that starts programs fails, with an error that names the missing programs.
 func TestAdd_BackendIptablesWithoutPrograms(t *testing.T) {
 	b := newBare(t)
@@ -152,12 +152,12 @@ func TestAdd_BackendIptablesWithoutPrograms(t *testing.T) {
 	}
 }
 
-// TestAdd_WithoutProc: /proc is all that is needed besides the program. Where it is not there a pod of the
+// TestAdd_WithoutProc: the program needs nothing but /proc. Without it, a pod of the
 // mesh is refused.
 func TestAdd_WithoutProc(t *testing.T) {
 	b := newBare(t)
 	pod, input := b.pod(t, "auto", chaintest.Sidecar)
-	// The namespace's file is mounted, as runtimes do.
+	// The namespace's file is mounted, like a runtime's.
 	file := filepath.Join(b.root, "netns")
 	check.OK(t, os.WriteFile(file, nil, 0o644))
 	b.binds = []netns.Bind{{Source: pod.Netns, Target: file}}

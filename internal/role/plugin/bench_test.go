@@ -19,16 +19,16 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
 
-// The benchmarks time whole invocations, from process start to exit: the runtime's wait, and the node's CPU time.
-// Each run is one of a pair with a run of a static Go program that does nothing, so that a figure can be given in terms
-// of it: absolute times move with the machine and with whatever else it does. With REFERENCE_BIN, the directory of hack/reference.sh, it
-// is one of three with a run of the reference's plugin.
+// The benchmarks time whole invocations, from process start to exit: the runtime's waiting time and the node's CPU time.
+// Each run is paired with a run of a static Go program that does nothing, so that a figure can be given relative to it:
+// absolute times change with the machine and its load. With REFERENCE_BIN, the directory of hack/reference.sh, each
+// pair has a third run, of Istio's plugin.
 //
-// The same bytes cost a start up to 1.7 times as much when they came into memory page by page, so each benchmark writes the programs
-// anew, and the page faults are reported: figures with other numbers of them are of files that lie otherwise. The agent is in the
+// The same bytes cost a start up to 1.7 times as much when they came into memory page by page. So each benchmark writes the programs
+// again and reports the page faults: figures with different page faults are not comparable. The agent runs in the
 // process of the test, so that it does not share the plugin's file.
 
-// floor is that program, built once.
+// floor is the program that does nothing, built once.
 func floor(b *testing.B) string {
 	b.Helper()
 	file := filepath.Join(filepath.Dir(chaintest.Program(b)), "empty")
@@ -38,7 +38,7 @@ func floor(b *testing.B) string {
 	return chaintest.BuildPackage(b, file, "github.com/meshcni/istio-cni/hack/bench/empty")
 }
 
-// lay writes a program anew, to a file of its own.
+// lay writes a copy of a program to a new file.
 func lay(b *testing.B, program string) string {
 	b.Helper()
 	content, err := os.ReadFile(program)
@@ -50,7 +50,7 @@ func lay(b *testing.B, program string) string {
 	return file
 }
 
-// cost is that of one process, its children included.
+// cost is the cost of one process, including its children.
 type cost struct {
 	cpu, wall time.Duration
 	faults    int64
@@ -73,7 +73,7 @@ func (s fixture) timed(tb testing.TB, cmd *exec.Cmd) cost {
 	return c
 }
 
-// pairs runs commands, the empty program and, if with is set, the reference's plugin in turn, and reports medians.
+// pairs runs commands, the empty program and, if with is set, Istio's plugin in turn, and reports medians.
 func (s fixture) pairs(b *testing.B, with bool, next func(b *testing.B) *exec.Cmd) {
 	b.Helper()
 	nothing, ours, other := lay(b, floor(b)), lay(b, chaintest.Program(b)), ""
@@ -85,7 +85,7 @@ func (s fixture) pairs(b *testing.B, with bool, next func(b *testing.B) *exec.Cm
 		cmd.Path = program
 		return s.timed(b, cmd)
 	}
-	run(ours) // the files are in memory from here on
+	run(ours) // the files are in memory from now on
 	all := map[string][]float64{}
 	for b.Loop() {
 		b.StopTimer()
@@ -107,7 +107,7 @@ func (s fixture) pairs(b *testing.B, with bool, next func(b *testing.B) *exec.Cm
 	}
 }
 
-// compared gives the figures of a run by their units.
+// compared returns the figures of a run by their units.
 func compared(c, empty, reference cost) map[string]float64 {
 	figures := map[string]float64{
 		"cpu-ms": c.cpu.Seconds() * 1000, "faults": float64(c.faults),
@@ -119,13 +119,13 @@ func compared(c, empty, reference cost) map[string]float64 {
 	return figures
 }
 
-// quantile gives a value that q of the others do not exceed.
+// quantile returns a value that q of the others do not exceed.
 func quantile[T cmp.Ordered](all []T, q float64) T {
 	all = slices.Sorted(slices.Values(all))
 	return all[min(int(q*float64(len(all))), len(all)-1)]
 }
 
-// fresh is the fixture's pod with a sandbox that nothing was done to.
+// fresh returns the fixture's pod with a new sandbox.
 func (s fixture) fresh(tb testing.TB) chaintest.Pod {
 	tb.Helper()
 	p := s.pod
@@ -135,7 +135,7 @@ func (s fixture) fresh(tb testing.TB) chaintest.Pod {
 	return p
 }
 
-// ready is a fixture with an agent that takes the log as well.
+// ready is a fixture with an agent that also receives the log.
 func ready(b *testing.B, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) fixture {
 	b.Helper()
 	s := newFixture(b, withAgent, namespace, describe, stanza)
@@ -157,7 +157,7 @@ func BenchmarkCommand(b *testing.B) {
 		namespace     string
 		describe      func(*kubetest.Pod)
 		stanza        chaintest.Stanza
-		// again reports that the pod has its rules already, afresh that each run gets a new pod, reference that the reference's
+		// again reports that the pod has its rules already, afresh that each run gets a new pod, reference that Istio's
 		// plugin is compared.
 		again, afresh, reference bool
 	}{
@@ -197,7 +197,7 @@ func backends() map[string]chaintest.Stanza {
 	}
 }
 
-// BenchmarkHundredPods times 100 ADDs, one and then eight at a time.
+// BenchmarkHundredPods times 100 ADDs, one at a time and eight at a time.
 func BenchmarkHundredPods(b *testing.B) {
 	for name, withAgent := range map[string]bool{"agent": true, "api": false} {
 		b.Run(name, func(b *testing.B) {
@@ -217,7 +217,7 @@ func BenchmarkHundredPods(b *testing.B) {
 	}
 }
 
-// hundred adds new pods, so many at a time.
+// hundred adds 100 new pods, a number of them at a time.
 func (s fixture) hundred(b *testing.B, atOnce int) map[string]float64 {
 	b.Helper()
 	b.StopTimer()

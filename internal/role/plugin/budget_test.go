@@ -25,14 +25,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// What a call may take is counted by the kernel's word (ptrace) and by the API server's, not by the program's own.
+// The kernel (ptrace) and the API server count the costs of a call, not the program itself.
 //
-// None of these tests is parallel: the plugin waits for the agent, which is here, for a quarter of a second and then
-// queries the API server, which is not within the budget.
+// None of these tests is parallel: the plugin waits a quarter of a second for the agent, which runs in this process, and then
+// queries the API server, which exceeds the budget.
 
 // budget counts the processes, requests and transactions of a call of the runtime.
 type budget struct {
-	// processes are those that are started, requests those that reach the API server, questions those that reach the
+	// processes are the started processes, requests the requests that reach the API server, questions the requests that reach the
 	// agent, reports included.
 	processes, requests int
 	questions           int64
@@ -48,7 +48,7 @@ type fixture struct {
 	input []byte
 }
 
-// addressed gives the sandbox addresses of both families, as the plugin before ours does.
+// addressed gives the sandbox addresses of both families, like the previous plugin.
 func addressed(tb testing.TB, p chaintest.Pod) {
 	tb.Helper()
 	for _, command := range [][]string{
@@ -60,7 +60,7 @@ func addressed(tb testing.TB, p chaintest.Pod) {
 	}
 }
 
-// newFixture prepares a fixture. The pod is known to the agent if there is one, else to the API server.
+// newFixture prepares a fixture. The agent knows the pod; without an agent, the API server does.
 func newFixture(tb testing.TB, withAgent bool, namespace string, describe func(*kubetest.Pod), stanza chaintest.Stanza) fixture {
 	tb.Helper()
 	s := fixture{node: chaintest.New(tb, chaintest.Program(tb))}
@@ -94,12 +94,12 @@ func (s fixture) describe(describe func(*kubetest.Pod)) {
 	}
 }
 
-// wake lets the agent connect to its API server, as it is on a node when a pod starts.
+// wake makes the agent connect to its API server: on a real node it is connected when a pod starts.
 func (*agent) wake(tb testing.TB, s fixture) {
 	tb.Helper()
 	client, err := agentapi.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentapi.SocketName))
 	check.OK(tb, err)
-	defer client.Close() //nolint:errcheck // all is said
+	defer client.Close() //nolint:errcheck // the request has ended
 	check.OK(tb, check.Err(client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID})))
 }
 
@@ -131,7 +131,7 @@ func (s fixture) do(t *testing.T, command string, want budget) *trace.Record {
 	return r
 }
 
-// batches are the transactions of nf_tables that a run sent, each with the messages behind it in the same system call.
+// batches returns the nf_tables transactions that a run sent, each with the messages after it in the same system call.
 func batches(r *trace.Record) [][]trace.Message {
 	var all [][]trace.Message
 	for _, sent := range r.Messages(unix.NETLINK_NETFILTER) {
@@ -144,7 +144,7 @@ func batches(r *trace.Record) [][]trace.Message {
 	return all
 }
 
-// removals and changes are the messages that remove, or change, anything.
+// removals and changes return the messages that remove, or change, anything.
 func removals(r *trace.Record) []trace.Message { return selected(r, trace.Message.Removes) }
 func changes(r *trace.Record) []trace.Message  { return selected(r, trace.Message.Writes) }
 
@@ -164,8 +164,8 @@ func dualStack(p *kubetest.Pod) {
 	p.Containers[1].Env = append(p.Containers[1].Env, kubetest.EnvVar{Name: "ISTIO_DUAL_STACK", Value: "true"})
 }
 
-// TestBudget_MeshPod: no process, one question and one transaction that removes nothing for a new pod; the question
-// alone for one that has its rules, and for CHECK; nothing at all for DEL.
+// TestBudget_MeshPod: a new pod costs no process, one question and one transaction that removes nothing; a pod that has its
+// rules, and CHECK, cost only the question; DEL costs nothing.
 func TestBudget_MeshPod(t *testing.T) {
 	for _, backend := range []string{"auto", "netlink", "native"} {
 		for mode, describe := range map[string]func(*kubetest.Pod){"REDIRECT": chaintest.Sidecar, "TPROXY": byTPROXY, "dual stack": dualStack} {
@@ -199,7 +199,7 @@ func TestBudget_MeshPod(t *testing.T) {
 }
 
 // TestBudget_NothingReadTwice: the self-test's verdict, the names of the legacy tables and the pod's addresses are each read
-// once, nothing else of the namespace's interfaces, and nothing of the node that only changes how a time is spelled.
+// once. The plugin reads no other interface of the namespace, and no time zone of the node.
 func TestBudget_NothingReadTwice(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, nil)
 	verdict := filepath.Join(s.node.RunDir, selfcheck.FileName)
@@ -225,9 +225,9 @@ func TestBudget_NothingReadTwice(t *testing.T) {
 	}
 }
 
-// TestAdd_LockOfTheNode: what the kernel guards by its RTNL mutex, one for all namespaces, waits for every interface of the
-// node that comes or goes. A list of the addresses of all families is such a request; one of IPv4 is none since Linux 6.9.
-// IPv6 addresses are read from procfs, and the one that dual stack needs is written.
+// TestAdd_LockOfTheNode: requests under the kernel's RTNL mutex, one for all namespaces, wait for every interface of the
+// node that appears or disappears. A list of the addresses of all families needs it; a list of IPv4 addresses does not since Linux 6.9.
+// IPv6 addresses are read from procfs, and the address that dual stack needs is written.
 func TestAdd_LockOfTheNode(t *testing.T) {
 	list := fmt.Sprint(unix.RTM_GETADDR, " of family ", unix.AF_INET)
 	add := fmt.Sprint(unix.RTM_NEWADDR, " of family ", unix.AF_INET6)
@@ -246,7 +246,7 @@ func TestAdd_LockOfTheNode(t *testing.T) {
 			if !slices.Equal(got, c.want) {
 				t.Errorf("ADD sends rtnetlink the messages %q, want %q", got, c.want)
 			}
-			if n := opened(r, "/net/if_inet6"); n < 1 || n > 2 { // for dual stack once more, for the address that may be there
+			if n := opened(r, "/net/if_inet6"); n < 1 || n > 2 { // dual stack reads once more: the address may exist already
 				t.Errorf("ADD reads the IPv6 addresses %d times", n)
 			}
 		})
@@ -300,7 +300,7 @@ func TestBudget_PodOutsideTheMesh(t *testing.T) {
 	}
 }
 
-// TestBudget_ExcludedPod: its name suffices, and only the report is sent.
+// TestBudget_ExcludedPod: the pod's name suffices, and only the report is sent.
 func TestBudget_ExcludedPod(t *testing.T) {
 	s := newFixture(t, true, "kube-system", chaintest.Sidecar, chaintest.Stanza{"exclude_namespaces": []string{"kube-system"}})
 	r := s.do(t, "ADD", budget{questions: 1})
@@ -311,8 +311,8 @@ func TestBudget_ExcludedPod(t *testing.T) {
 	s.do(t, "ADD", budget{})
 }
 
-// TestBudget_SeesTools is the proof of the others: where processes are started, files and sockets used and rules removed, it
-// is seen.
+// TestBudget_SeesTools proves the other tests: it sees started processes, files and sockets in use and removed
+// rules.
 func TestBudget_SeesTools(t *testing.T) {
 	s := newFixture(t, true, "shop", dualStack, chaintest.Stanza{"backend": "iptables"})
 	r, stdout := s.node.Traced("ADD", s.pod, s.input)
@@ -323,7 +323,7 @@ func TestBudget_SeesTools(t *testing.T) {
 		len(r.Under(s.pod.Netns)) == 0 {
 		t.Errorf("sockets %d, %d; connections %q", r.Sockets(unix.AF_UNIX), r.Sockets(unix.AF_NETLINK), r.Connections())
 	}
-	// Another mode on the same pod: rules are removed by the netlink backend as well.
+	// Another mode on the same pod: the netlink backend removes rules as well.
 	s = newFixture(t, true, "shop", chaintest.Sidecar, nil)
 	s.do(t, "ADD", budget{questions: 2, batches: 1})
 	s.agent.knows(s.pod, byTPROXY)
@@ -332,11 +332,11 @@ func TestBudget_SeesTools(t *testing.T) {
 	}
 }
 
-// heavy are packages that a call which needs no API server ends before. More of k8s.io cannot be expected: Go initialises what needs
-// little of the standard library before package net, which the plugin needs.
+// heavy are packages that are initialised only after a call without the API server has ended. More of k8s.io cannot be expected: Go
+// initialises packages with few dependencies before package net, which the plugin needs.
 var heavy = []string{"k8s.io/client-go/", "k8s.io/api/", "k8s.io/apimachinery/pkg/apis/", "k8s.io/apimachinery/pkg/runtime "}
 
-// initialised returns the packages of heavy that a call initialises, by the runtime's own word.
+// initialised returns the packages of heavy that a call initialises, from the runtime's own trace.
 func (s fixture) initialised(t *testing.T, name, command string) (found []string) {
 	t.Helper()
 	var stderr bytes.Buffer
@@ -363,7 +363,7 @@ func (s fixture) initialised(t *testing.T, name, command string) (found []string
 	return found
 }
 
-// TestCommand_EndsBeforeClientGo: client-go is initialised for a call that needs the API server, and for no other.
+// TestCommand_EndsBeforeClientGo: only a call that needs the API server initialises client-go.
 func TestCommand_EndsBeforeClientGo(t *testing.T) {
 	for _, test := range []struct {
 		command   string
@@ -398,7 +398,7 @@ func TestCommand_EndsBeforeClientGo(t *testing.T) {
 // mostMemory is the bound in docs/parity.md for a call about the heaviest possible pod, in kB.
 const mostMemory = 100 << 10
 
-// list gives that many entries, in the one order or the other.
+// list returns a number of entries, in one order or the reverse.
 func list(n int, backwards bool, entry func(int) string) string {
 	all := make([]string, n)
 	for i := range all {
@@ -411,7 +411,7 @@ func list(n int, backwards bool, entry func(int) string) string {
 	return strings.Join(all, ",")
 }
 
-// heaviest is a pod whose annotations have as many entries as they may have, and whose proxy has every switch on.
+// heaviest is a pod whose annotations have the maximal number of entries, and whose proxy has every switch on.
 func heaviest(mode string, ipv6, backwards bool) func(*kubetest.Pod) {
 	port := func(i int) string { return strconv.Itoa(10000 + i) }
 	network := func(first int) func(int) string {
@@ -444,14 +444,14 @@ func heaviest(mode string, ipv6, backwards bool) func(*kubetest.Pod) {
 	}
 }
 
-// TestAdd_HeaviestPod holds each call about a pod whose annotations are all at their bounds to the memory that is promised:
-// for a new pod, for one that has its rules, and for one whose rules are all others.
+// TestAdd_HeaviestPod checks the promised memory of each call about a pod whose annotations are all at their bounds:
+// for a new pod, for a pod that has its rules, and for a pod whose rules all differ.
 func TestAdd_HeaviestPod(t *testing.T) {
 	for name, stanza := range backends() {
 		for _, mode := range []string{"REDIRECT", "TPROXY"} {
 			for _, ipv6 := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %s IPv6 %t", name, mode, ipv6), func(t *testing.T) {
-					t.Parallel() // whichever of agent and API server answers: memory is all that is measured
+					t.Parallel() // either agent or API server may answer: only memory is measured
 					s := newFixture(t, true, "shop", heaviest(mode, ipv6, true), stanza)
 					for _, step := range []struct {
 						command   string
@@ -470,7 +470,7 @@ func TestAdd_HeaviestPod(t *testing.T) {
 	}
 }
 
-// TestAdd_TooLongList: nothing is done, and the answer is short and names all that is wrong.
+// TestAdd_TooLongList: the plugin changes nothing, and its answer is short and names all errors.
 func TestAdd_TooLongList(t *testing.T) {
 	s := newFixture(t, true, "shop", func(p *kubetest.Pod) {
 		chaintest.Sidecar(p)

@@ -32,7 +32,7 @@ func rules(t *testing.T, p chaintest.Pod) string {
 	return netnstest.Run(t, p.Netns, "iptables-save")
 }
 
-// TestChain_EveryVersion: the mesh pod is captured, and the result is that of the bridge alone.
+// TestChain_EveryVersion: the mesh pod is captured, and the result equals the bridge's.
 func TestChain_EveryVersion(t *testing.T) {
 	t.Parallel()
 	for _, version := range cniconf.Versions() {
@@ -78,7 +78,7 @@ func TestChain_EveryVersion(t *testing.T) {
 	}
 }
 
-// TestStandalone_EveryVersion runs what the agent writes for multus, which runs the plugin alone, without a result before it.
+// TestStandalone_EveryVersion runs the agent's file for multus, which runs the plugin alone, without a previous result.
 func TestStandalone_EveryVersion(t *testing.T) {
 	t.Parallel()
 	for at, version := range cniconf.Versions() {
@@ -100,7 +100,7 @@ func TestStandalone_EveryVersion(t *testing.T) {
 				t.Errorf("the pod is not captured:\n%s", rules(t, mesh))
 			}
 			if err := node.Check(list, mesh); (err == nil) != (at >= slices.Index(cniconf.Versions(), "0.4.0")) {
-				t.Errorf("CHECK, which is there since 0.4.0: %v", err)
+				t.Errorf("CHECK, which exists since 0.4.0: %v", err)
 			}
 			if version == "1.1.0" {
 				if err := errors.Join(node.Status(list), node.GC(list)); err != nil {
@@ -141,7 +141,7 @@ func TestCheck_Differences(t *testing.T) {
 			if err := node.Check(list, mesh); err != nil {
 				t.Errorf("CHECK after the repair: %v", err)
 			}
-			// Neither source answers any more: a pod that was never captured passes, one that was does not.
+			// Neither source answers any more: CHECK passes for a pod that was never captured, and fails for a captured pod.
 			node.API.Stop()
 			if err := node.Check(list, plain); err != nil {
 				t.Errorf("CHECK of a plain pod without API server: %v", err)
@@ -153,8 +153,8 @@ func TestCheck_Differences(t *testing.T) {
 	}
 }
 
-// TestStatus_Succeeds: a failed STATUS makes the runtime report the network as not ready, and then no pod on it
-// starts, the node agent's neither. So STATUS succeeds on a node on which no pod of the mesh can be served; ADD of such a pod fails.
+// TestStatus_Succeeds: after a failed STATUS the runtime reports the network as not ready, and then no pod on it
+// starts, not even the node agent. So STATUS succeeds on a node that cannot serve pods of the mesh; ADD of such a pod fails.
 func TestStatus_Succeeds(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*testing.T, *chaintest.Node) chaintest.Stanza{
@@ -196,9 +196,9 @@ func TestStatus_Succeeds(t *testing.T) {
 	}
 }
 
-// TestAdd_DecidedByName: a pod that its name excludes, first of all the node agent, starts on a node where nothing
+// TestAdd_DecidedByName: a pod that its name excludes, above all the node agent, starts on a node where nothing
 // works: the run directory, on a tmpfs, is empty after a boot until the agent has started, or has an empty file after a loss of
-// power. A pod that may be in the mesh waits, as it must not start without redirection.
+// power. A pod that may be in the mesh waits because it must not start without redirection.
 func TestAdd_DecidedByName(t *testing.T) {
 	t.Parallel()
 	const kubeconfig = "istio-cni-kubeconfig"
@@ -219,7 +219,7 @@ func TestAdd_DecidedByName(t *testing.T) {
 					t.Errorf("ADD of %s/%s: %v", pod.Namespace, pod.Name, err)
 				}
 			}
-			check.Equal(t, len(node.API.Requests()), 0, "requests for pods that need none")
+			check.Equal(t, len(node.API.Requests()), 0, "requests for pods that need no request")
 			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil {
 				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
 			}
@@ -278,7 +278,7 @@ func TestAdd_APIServerFaults(t *testing.T) {
 	}
 }
 
-// answer is one run of the program with exactly this environment and input.
+// answer is the output of one run of the program with exactly this environment and input.
 type answer struct {
 	stdout, stderr string
 	code           int
@@ -326,7 +326,7 @@ func TestErrors_OneCNIObject(t *testing.T) {
 		code                 uint
 		text                 string
 	}{
-		{"a stanza that is no JSON", "ADD", "{", required, 6, ""},
+		{"a stanza that is not JSON", "ADD", "{", required, 6, ""},
 		{"a stanza without a name", "ADD", `{"cniVersion":"1.0.0"}`, required, 7, "missing network name"},
 		{"an unknown version", "ADD", `{"cniVersion":"9.9.9","name":"n"}`, required, 1, "incompatible"},
 		{"a missing variable", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, required[:1], 4, "CNI_NETNS"},
@@ -336,7 +336,7 @@ func TestErrors_OneCNIObject(t *testing.T) {
 		{"a broken prevResult", "ADD", `{"cniVersion":"1.0.0","name":"n","prevResult":{"ips":"no"}}`, required, 6, "prevResult"},
 		{"an argument without value", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=IgnoreUnknown"}), 4, "CNI_ARGS"},
 		{"an unknown argument", "ADD", `{"cniVersion":"1.0.0","name":"n"}`, slices.Concat(required, []string{"CNI_ARGS=FOO=1"}), 4, "FOO"},
-		// The CNI library checks the namespace after the command has run: no result may be printed besides its error.
+		// The CNI library checks the namespace after the command has run: stdout must have its error and no result.
 		{
 			"the plugin's own namespace", "ADD", `{"cniVersion":"1.0.0","name":"n"}`,
 			[]string{"CNI_CONTAINERID=c", "CNI_NETNS=/proc/self/ns/net", "CNI_IFNAME=eth0", "CNI_PATH=/x"},
@@ -370,9 +370,9 @@ func TestErrors_OneCNIObject(t *testing.T) {
 	}
 }
 
-// TestAdd_NetnsResolvedOnce: whatever the backend, one call of the kernel is given the path, and all else is done through the open
-// file, so that the checked namespace is the programmed one whatever the path leads to at which moment. The same holds for the command
-// iptables. The library looks at the path once more after ADD, where the runtime does not allow the plugin's own namespace.
+// TestAdd_NetnsResolvedOnce: with every backend, one system call gets the path, and all others use the open
+// file, so that the checked and the programmed namespace are the same even if the path changes. The same holds for the command
+// iptables. The library resolves the path once more after ADD if the runtime does not allow the plugin's own namespace.
 func TestAdd_NetnsResolvedOnce(t *testing.T) {
 	t.Parallel()
 	for _, backend := range []string{"auto", "netlink", "native", "iptables"} {

@@ -24,7 +24,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 		return err
 	}
 	defer c.end()
-	if err := c.identify(); err != nil {
+	if err = c.identify(); err != nil {
 		return err
 	}
 	decision, err := c.decide(ctx)
@@ -58,7 +58,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	return failure(codeDifferent, fmt.Sprintf("the traffic of pod %s is not redirected as it should be", c.pod), differences(report))
 }
 
-// undecided handles a pod that neither agent nor API server could return. If its namespace has rules of the mesh, CHECK fails, so
+// undecided handles a pod that neither agent nor API server could return. CHECK fails if its namespace has rules of the mesh, so
 // that the runtime retries; otherwise it passes.
 func (c *call) undecided(ctx context.Context, lookup error) error {
 	if at, err := c.open(); err == nil {

@@ -23,10 +23,10 @@ import (
 // The time bounds of the agent, which is on the same node and has the pod in its cache, or fetches it on an open connection.
 const (
 	agentTimeout = 250 * time.Millisecond
-	// agentShare divides api_timeout into the agent's part, if above agentTimeout: a longer timeout is set for a busy node.
+	// agentShare is the agent's share of api_timeout (its divisor), if longer than agentTimeout: a longer api_timeout suits a busy node.
 	agentShare = 40
-	// reportTimeout bounds the write of a report to a socket, which the kernel accepts at once, whether the agent reads it or
-	// not. It is long because a busy machine may not schedule this process for a while.
+	// reportTimeout bounds the write of a report to a socket, which the kernel accepts at once, whether or not the agent reads
+	// it. It is long because a busy machine may not schedule this process for a while.
 	reportTimeout = time.Second
 )
 
@@ -42,13 +42,13 @@ type call struct {
 	plugin *plugin
 	conf   cniconf.NetConf
 	args   *skel.CmdArgs
-	// pod and log are there once the pod is identified.
+	// pod and log are set once the pod is identified.
 	pod    podArgs
 	log    *slog.Logger
 	report agentapi.Report
 	// mark is the end of the last phase.
 	mark time.Time
-	// agent is a working connection to the node agent, nil for none.
+	// agent is a working connection to the node agent, or nil.
 	agent *agentapi.Agent
 }
 
@@ -57,13 +57,13 @@ func (p *plugin) begin(command string, args *skel.CmdArgs) (*call, error) {
 	conf, err := p.configure(args.StdinData)
 	now := clock.RealClock{}.Now()
 	return &call{plugin: p, conf: conf, args: args, mark: now, report: agentapi.Report{
-		// Local time would need the file of the node's time zone to be printed.
+		// Printing local time would read the node's time zone file.
 		Time: p.began.UTC(), Command: command, Container: args.ContainerID, Source: agentapi.SourceNone,
 		Seconds: map[agentapi.Phase]float64{agentapi.PhaseRead: now.Sub(p.began).Seconds()},
 	}}, err
 }
 
-// identify reads which pod the call is about.
+// identify determines the pod of the call.
 func (c *call) identify() (err error) {
 	if c.pod, err = parseArgs(c.args.Args); err != nil {
 		return err
@@ -85,8 +85,8 @@ func (c *call) phase(p agentapi.Phase) {
 	c.mark = now
 }
 
-// decide stops at the first sufficient source: the pod's name, the annotations of the runtime, the node agent, the API server.
-// For a pod that one of the first two excludes it reads no credential and sends nothing.
+// decide stops at the first sufficient source: the pod's name, the runtime's annotations, the node agent, the API server.
+// For a pod that one of the first two sources excludes it reads no credential and sends nothing.
 func (c *call) decide(ctx context.Context) (d sidecar.Decision, err error) {
 	defer func() {
 		c.phase(agentapi.PhaseDecide)
@@ -119,7 +119,7 @@ func (c *call) decide(ctx context.Context) (d sidecar.Decision, err error) {
 	return sidecar.Decide(facts, policy), nil
 }
 
-// askAgent requests the pod from the node agent. After any error of it, decide requests the pod from the API server.
+// askAgent requests the pod from the node agent. After an error of askAgent, decide requests the pod from the API server.
 func (c *call) askAgent(ctx context.Context) (sidecar.Facts, error) {
 	if c.conf.RunDir == "" || c.report.UID == "" {
 		return sidecar.Facts{}, fs.ErrNotExist
@@ -153,7 +153,7 @@ func (c *call) askServer(ctx context.Context) (sidecar.Facts, error) {
 	return facts, err
 }
 
-// logDecision logs each decision, at level debug for a decision by the annotations of the runtime, since the log writes to files and
+// logDecision logs each decision, at level debug if the runtime's annotations decide, because the log writes to files and
 // sockets.
 func (c *call) logDecision(ctx context.Context, d sidecar.Decision) {
 	for _, w := range d.Warnings {
@@ -173,8 +173,8 @@ func (c *call) programmed(r redirection.Report) {
 	c.report.Backend, c.report.Changed, c.report.Processes = strings.Join(r.Tools, ","), len(r.Programs) > 0, r.Processes
 }
 
-// send sends the report of the call to the node agent, also if the agent did not answer before: those calls matter most. A pod
-// that passed by the annotations of the runtime is not reported: the report would double the cost of the call.
+// send sends the report of the call to the node agent, even if the agent did not answer before: such calls matter most. It does not
+// report a pod that passed by the runtime's annotations: the report would double the cost of the call.
 func (c *call) send(ctx context.Context, failed error) {
 	defer c.end()
 	if failed == nil && c.report.Source == agentapi.SourceAnnotations || c.conf.RunDir == "" {

@@ -15,7 +15,7 @@ const (
 	codeDifferent = 102
 )
 
-// codes are the codes of errors of the plugin, and of the CNI library before it calls the plugin.
+// codes are the plugin's error codes, and the CNI library's before it calls the plugin.
 var codes = []struct { //nolint:gochecknoglobals // a constant table
 	code  uint
 	means string
@@ -33,8 +33,8 @@ var codes = []struct { //nolint:gochecknoglobals // a constant table
 	{types.ErrInternal, "a fault of the plugin: report it with the details, which have the stack"},
 }
 
-// failure returns the specification's error object: the failed action, and its cause. The runtime, and so `kubectl describe
-// pod`, shows "msg; details" of it.
+// failure returns the specification's error object: the failed action and its cause. The runtime, and so `kubectl describe
+// pod`, shows it as "msg; details".
 func failure(code uint, action string, cause error) error {
 	return types.NewError(code, action, cause.Error())
 }
@@ -44,7 +44,7 @@ func presentable(err types.Error) *types.Error {
 	return types.NewError(err.Code, oneLine(err.Msg), oneLine(err.Details))
 }
 
-// lookupFailure maps a failed look-up of the pod. All causes but a broken configuration may be transient.
+// lookupFailure maps a failed look-up of the pod. All causes except a broken configuration may be transient.
 func lookupFailure(pod podArgs, err error) error {
 	code := types.ErrTryAgainLater
 	if _, broken := errors.AsType[KubeconfigError](err); broken {
@@ -53,7 +53,7 @@ func lookupFailure(pod podArgs, err error) error {
 	return failure(code, fmt.Sprintf("istio-cni cannot tell whether pod %s is in the mesh", pod), err)
 }
 
-// programFailure maps the error of a namespace that could not be programmed.
+// programFailure maps the error of a failure to program the namespace.
 func programFailure(pod podArgs, err error) error {
 	code := uint(codeProgram)
 	if errors.Is(err, context.DeadlineExceeded) {

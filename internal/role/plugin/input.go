@@ -35,7 +35,7 @@ func parseArgs(text string) (podArgs, error) {
 	return a, nil
 }
 
-// env has the variables that the plugin reads, besides those that the CNI library reads. path is the search path of iptables, override
+// env has the plugin's environment variables, besides the CNI library's. path is the search path of iptables, override
 // reports that the plugin runs in the pod's namespace on purpose (CNI_NETNS_OVERRIDE).
 type env struct {
 	command, container, path string
@@ -58,8 +58,8 @@ func environment(getenv func(string) (string, bool)) env {
 // firstVersion is the version of a configuration without cniVersion.
 const firstVersion = "0.1.0"
 
-// parseResult returns the previous plugin's result in the version of the configuration, which ADD prints. It is parsed before any
-// other step, so that a chain that cannot end well changes nothing.
+// parseResult returns the previous plugin's result in the version of the configuration, which ADD prints. add calls it before any
+// other step, so that a chain that cannot succeed changes nothing.
 func parseResult(conf cniconf.NetConf) (types.Result, error) {
 	version := cmp.Or(conf.CNIVersion, firstVersion)
 	text := []byte(conf.PrevResult)

@@ -34,12 +34,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// agent is the real service on the node's socket, with an API server of its own.
+// agent is the real service on the node's socket, with its own API server.
 type agent struct {
 	*kubetest.Server
 
 	ring decisions.Ring
-	// calls are the requests that it got.
+	// calls counts the received requests.
 	calls atomic.Int64
 
 	socket string
@@ -47,10 +47,10 @@ type agent struct {
 	open atomic.Int64
 }
 
-// settle waits until the agent has read all that plugins sent which have ended: they do not wait for it.
+// settle waits until the agent has read everything that ended plugins have sent: they do not wait for it.
 func (a *agent) settle(tb testing.TB) {
 	tb.Helper()
-	// Connections are taken in their order, so once this one is all others are.
+	// The agent accepts connections in order, so after this connection it has accepted all others.
 	mark, err := (&net.Dialer{}).DialContext(tb.Context(), "unix", a.socket)
 	check.OK(tb, err)
 	_, _ = mark.Write([]byte("nonsense\r\n\r\n"))
@@ -62,7 +62,7 @@ func (a *agent) settle(tb testing.TB) {
 }
 
 func (a *agent) watch(_ net.Conn, state http.ConnState) {
-	switch state { //nolint:exhaustive // begin and end
+	switch state { //nolint:exhaustive // only the begin and the end
 	case http.StateNew:
 		a.open.Add(1)
 	case http.StateClosed:
@@ -110,21 +110,21 @@ func serve(tb testing.TB, n *chaintest.Node, socket string, server *http.Server)
 	tb.Cleanup(func() { _ = server.Close() })
 }
 
-// delivered is a stanza with the annotations as the runtime hands them over.
+// delivered is a stanza with the annotations as the runtime passes them.
 func delivered(annotations string) chaintest.Stanza {
 	return chaintest.Stanza{"runtimeConfig": map[string]any{"io.kubernetes.cri.pod-annotations": json.RawMessage(annotations)}}
 }
 
-// longTimeout is a stanza with which an agent on a busy machine has seconds to answer, for tests in which it does.
+// longTimeout is a stanza that gives an agent on a busy machine seconds to answer, for tests in which it answers.
 func longTimeout() chaintest.Stanza { return chaintest.Stanza{"api_timeout": "1m30s"} }
 
-// chain runs the chain with a stanza as a runtime completes it.
+// chain runs the chain with a stanza that a runtime has completed.
 func chain(n *chaintest.Node, p chaintest.Pod, stanza chaintest.Stanza) error {
 	_, err := n.Add(n.Chain("1.0.0", stanza), p)
 	return err
 }
 
-// TestLookup_Annotations: no request, no socket, no file for a pod outside of the mesh, and nothing but the truth for the others.
+// TestLookup_Annotations: a pod outside of the mesh costs no request, no socket and no file; for other pods the cluster decides.
 func TestLookup_Annotations(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -136,7 +136,7 @@ func TestLookup_Annotations(t *testing.T) {
 	}{
 		{"none of ours", delivered(`{"kubernetes.io/config.seen":"x"}`), chaintest.PlainPod, 0, false},
 		{"delivered empty", delivered(`{}`), chaintest.PlainPod, 0, false},
-		{"delivered as containerd delivers none", delivered(`null`), chaintest.PlainPod, 0, false},
+		{"delivered like containerd without annotations", delivered(`null`), chaintest.PlainPod, 0, false},
 		{"not to be intercepted", delivered(`{"sidecar.istio.io/status":"{}","sidecar.istio.io/interceptionMode":"NONE"}`), chaintest.PlainPod, 0, false},
 		{"not delivered", nil, chaintest.PlainPod, 1, false},
 		{"nothing delivered at all", chaintest.Stanza{"runtimeConfig": map[string]any{}}, chaintest.PlainPod, 1, false},
@@ -167,7 +167,7 @@ func TestLookup_Annotations(t *testing.T) {
 	}
 }
 
-// TestLookup_Agent: with the agent neither the plugin's kubeconfig nor a request of its own is needed.
+// TestLookup_Agent: with the agent the plugin needs neither its kubeconfig nor its own request.
 func TestLookup_Agent(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
@@ -180,7 +180,7 @@ func TestLookup_Agent(t *testing.T) {
 		check.OK(t, chain(n, p, longTimeout()))
 	}
 	if !strings.Contains(rules(t, pod), "ISTIO_OUTPUT") || strings.Contains(rules(t, plain), "ISTIO") {
-		t.Errorf("the wrong one is captured:\n%s\n%s", rules(t, pod), rules(t, plain))
+		t.Errorf("the wrong pod is captured:\n%s\n%s", rules(t, pod), rules(t, plain))
 	}
 	a.settle(t)
 	check.Equal(t, a.calls.Load(), 4, "the agent was called")
@@ -199,8 +199,8 @@ func TestLookup_Agent(t *testing.T) {
 	}
 }
 
-// TestLookup_AgentCannotTell: after any unusable response of the agent the API server decides. Fields that the plugin does
-// not know make no response unusable.
+// TestLookup_AgentCannotTell: after any unusable response of the agent the API server decides. Unknown fields
+// do not make a response unusable.
 func TestLookup_AgentCannotTell(t *testing.T) {
 	t.Parallel()
 	const newer = "is newer"
@@ -252,7 +252,7 @@ func TestLookup_AgentCannotTell(t *testing.T) {
 		t.Parallel()
 		n := chaintest.New(t, chaintest.Program(t))
 		serveSocket(t, n, answer(http.StatusServiceUnavailable, "out of sorts"))
-		n.API.Fail(kubetest.Forbidden, 100) // which is final: there is nothing to wait for
+		n.API.Fail(kubetest.Forbidden, 100) // a final error: there is nothing to wait for
 		err := chain(n, n.NewPod("shop", "web", nil), longTimeout())
 		if err == nil || !strings.Contains(err.Error(), "out of sorts") || !strings.Contains(err.Error(), "API server") {
 			t.Errorf("got %v, want what both said", err)
@@ -260,13 +260,13 @@ func TestLookup_AgentCannotTell(t *testing.T) {
 	})
 }
 
-// recordFailure writes the verdict of a self-test after which no backend works on this kernel.
+// recordFailure writes the verdict of a self-test without a working backend on this kernel.
 func recordFailure(t *testing.T, n *chaintest.Node, problem string) {
 	t.Helper()
 	recordChoice(t, n, "", problem)
 }
 
-// recordChoice writes the verdict of a self-test after which auto is a backend, because netlink has a problem.
+// recordChoice writes the verdict of a self-test that chooses a backend for auto because netlink has a problem.
 func recordChoice(t *testing.T, n *chaintest.Node, choice redirect.Backend, problem string) {
 	t.Helper()
 	var name unix.Utsname
@@ -276,8 +276,8 @@ func recordChoice(t *testing.T, n *chaintest.Node, choice redirect.Backend, prob
 	check.OK(t, os.WriteFile(filepath.Join(n.RunDir, selfcheck.FileName), text, 0o600))
 }
 
-// TestSandbox_Dialect: where auto is native a pod of gVisor has the rules of iptables, and CHECK wants them until the sandbox takes the
-// addresses; other pods are native.
+// TestSandbox_Dialect: if auto means native, a gVisor pod has iptables rules, and CHECK expects them until the sandbox takes the
+// addresses; other pods have native rules.
 func TestSandbox_Dialect(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
@@ -313,7 +313,7 @@ func TestSandbox_Dialect(t *testing.T) {
 	}
 }
 
-// TestLookup_NothingWorks: where a self-test saw packets go astray no pod of the mesh starts, unless a
+// TestLookup_NothingWorks: if the self-test failed, no pod of the mesh starts, unless a
 // backend is set.
 func TestLookup_NothingWorks(t *testing.T) {
 	t.Parallel()
@@ -333,7 +333,7 @@ func TestLookup_NothingWorks(t *testing.T) {
 	}
 }
 
-// TestReport_BusyAgent: an agent that had no processor while a pod was created gets the report all the same, and the
+// TestReport_BusyAgent: an agent without CPU time during a pod's creation still gets the report, and the
 // pod does not wait for it.
 func TestReport_BusyAgent(t *testing.T) {
 	t.Parallel()
@@ -355,8 +355,8 @@ func TestReport_BusyAgent(t *testing.T) {
 	}
 }
 
-// TestLog_OnePost: the node agent gets the whole invocation in one request, the decision among it, and so does
-// the file; neither has a secret of the pod or of the API server.
+// TestLog_OnePost: the node agent gets the whole invocation in one request, including the decision, and so does
+// the file; neither has a secret of the pod or the API server.
 func TestLog_OnePost(t *testing.T) {
 	t.Parallel()
 	node := chaintest.New(t, chaintest.Program(t))
@@ -394,7 +394,7 @@ func TestLog_OnePost(t *testing.T) {
 	}
 }
 
-// TestReport_EveryCall: whatever a pod's author or a runtime writes where the plugin quotes it, the agent gets the report, and
+// TestReport_EveryCall: whatever a pod's author or a runtime writes into a text that the plugin quotes, the agent gets the report, and
 // report, log and the runtime's error are bounded and printable.
 func TestReport_EveryCall(t *testing.T) {
 	t.Parallel()

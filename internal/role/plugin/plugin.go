@@ -29,18 +29,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 )
 
-// wholeCall bounds an invocation: it is below the runtimes' own limits, so that the error in the pod's events is this plugin's
-// and names the cause.
+// wholeCall bounds an invocation: it is shorter than the runtimes' own limits, so that the pod's events have this plugin's error,
+// which names the cause.
 const wholeCall = 100 * time.Second
 
 // logScope is the scope of the plugin's records in the node agent's log.
 const logScope = "cni-plugin"
 
 // Lookup requests a pod from the API server within a budget. It returns the number of requests that it sent, and a [KubeconfigError]
-// if the kubeconfig cannot be used. Package early says why it is not called directly.
+// if the kubeconfig cannot be used. Package early has the reason for this indirection.
 type Lookup func(ctx context.Context, kubeconfig string, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error)
 
-// KubeconfigError is the error of a kubeconfig that cannot be used.
+// KubeconfigError is the error of an unusable kubeconfig.
 type KubeconfigError struct{ Err error }
 
 // Error returns the text of the cause.
@@ -50,9 +50,9 @@ func (e KubeconfigError) Error() string { return e.Err.Error() }
 type plugin struct {
 	env
 
-	// server returns the look-up once it can be called.
+	// server returns the look-up when it is ready.
 	server func() Lookup
-	// answer buffers the result until no step can fail any more: stdout must hold one document.
+	// answer buffers the result until no step can fail any more: stdout must have exactly one document.
 	answer bytes.Buffer
 	log    *pluginlog.Log
 	// began is the start time of the call.
@@ -64,7 +64,7 @@ const softMemoryLimit = 64 << 20
 
 // Run runs the command in the environment and returns the exit code. It calls server at most once, if it needs the API server.
 func Run(c applet.Call, server func() Lookup) int {
-	// docs/parity.md promises a bound for pods with very long lists, which the pace of the garbage collector alone does not keep.
+	// docs/parity.md promises a bound for pods with very long lists. The garbage collector's default pace does not keep it.
 	debug.SetMemoryLimit(softMemoryLimit)
 	p := &plugin{env: environment(c.Getenv), server: server, began: clock.RealClock{}.Now()}
 	if p.command == "" {
@@ -74,14 +74,14 @@ func Run(c applet.Call, server func() Lookup) int {
 	defer p.log.Close()
 	log := p.log.Logger()
 	if p.command == "DEL" || p.command == "GC" {
-		// The kernel removes the rules with the namespace. DEL and GC read nothing, so that nothing can be missing.
+		// The kernel removes the rules with the namespace. DEL and GC read nothing, so they cannot fail on a missing input.
 		log.Debug("nothing to do", "command", p.command, "container", printable.Text(p.container, maxNamed))
 		return applet.ExitOK
 	}
 	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add:   p.guarded("ADD", p.add),
 		Check: p.guarded("CHECK", p.check),
-		// A failure would hold back all pods on the pod network, the agent's too, which cures most causes. A pod of the mesh
+		// A failure would block all pods on the pod network, including the agent, which fixes most causes. A pod of the mesh
 		// fails by its own ADD, and the agent reports the node.
 		Status: func(*skel.CmdArgs) error { return nil },
 	}, version.PluginSupports(cniconf.Versions()...), "")
@@ -101,9 +101,9 @@ func Run(c applet.Call, server func() Lookup) int {
 	return applet.ExitError
 }
 
-const usageText = `istio-cni plugin: a CNI plugin, run by the container runtime as the last one of a chain.
+const usageText = `istio-cni plugin: a CNI plugin, run by the container runtime, last in a chain.
 
-It is started with CNI_COMMAND (ADD, DEL, CHECK, STATUS, GC or VERSION) and the other variables of the CNI
+The runtime starts it with CNI_COMMAND (ADD, DEL, CHECK, STATUS, GC or VERSION) and the other variables of the CNI
 specification, reads its configuration from stdin, and answers on stdout. Its log goes to stderr, to the node agent
 (log.sock) and to istio-cni.log, both in cni_agent_run_dir.
 

@@ -29,7 +29,7 @@ USAGE:
    istio-cni pods [flags]
 
 The node agent inspects each pod of the mesh at its start, after changes and every few minutes. "istio-cni why NAMESPACE/NAME" shows
-one of them in detail.
+one pod in detail.
 
 EXIT CODES:
    %d  every pod is captured, or the node has no pod of the mesh
@@ -127,7 +127,7 @@ func ask(c config) (all []audit.Status, err error) {
 	return all, err
 }
 
-// show prints the pods, or says that there is none. It is an error if the node has no pod of the namespace.
+// show prints the pods, or that no pod is listed. It fails if the node has no pod of the namespace.
 func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
 	err := output.Print(c.Stdout, all, cfg.output, func() error {
 		switch {
@@ -147,7 +147,7 @@ func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
 // byState reports whether the flags select pods by their state.
 func (c *config) byState() bool { return c.bypassing || len(c.states) > 0 }
 
-// none means that no pod is listed.
+// none prints that no pod is listed.
 func (c *config) none(call applet.Call) error {
 	text := "no pod of the mesh on this node"
 	if c.byState() {

@@ -57,7 +57,7 @@ func TestPods_Selection(t *testing.T) {
 	}
 }
 
-// TestPods_NoneListed: a namespace that is not there is an error, a node without pods of the mesh is not.
+// TestPods_NoneListed: a missing namespace is an error, a node without pods of the mesh is not.
 func TestPods_NoneListed(t *testing.T) {
 	t.Parallel()
 	const outside = `[{"namespace":"shop","pod":"d","state":"outside"}]`
@@ -92,7 +92,7 @@ func TestPods_BadInput(t *testing.T) {
 		"a form":          {200, some, "-o xml", 2, `want one of table, json, yaml`},
 		"an argument":     {200, some, "shop/web", 2, "shop/web"},
 		"no audit":        {404, "404 page not found", "", 1, "(the node agent is of a version without the audit)"},
-		"no JSON":         {200, "<html>", "", 1, "asking the node agent for the state of its pods: invalid character '<'"},
+		"not JSON":        {200, "<html>", "", 1, "asking the node agent for the state of its pods: invalid character '<'"},
 		"other types":     {200, `{"pods":[]}`, "", 1, "asking the node agent for the state of its pods: json: cannot unmarshal object"},
 		"other fields":    {200, `[{"name":"a","status":"captured"}]`, "", 1, "the node agent is of another version"},
 		"a cut answer":    {200, `[{"pod":"a"`, "", 1, "unexpected end of JSON input"},
@@ -108,7 +108,7 @@ func TestPods_BadInput(t *testing.T) {
 	}
 }
 
-// TestTable_Hostile: no text of a pod reaches the terminal as it is, and the last line counts the listed pods.
+// TestTable_Hostile: a pod's text reaches the terminal only escaped, and the last line counts the listed pods.
 func TestTable_Hostile(t *testing.T) {
 	t.Parallel()
 	socket := agenttest.Answer(t, http.StatusOK, `[{"namespace":"shop","pod":"a\n","state":"drifted","problems":[{"detail":"a\u001b[2J\u202e\nb"}]}]`)

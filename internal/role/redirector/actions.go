@@ -35,7 +35,7 @@ func (r run) namespace() redirection.Namespace {
 	}
 }
 
-// differs compares the namespace with the wanted rules: of the given backend, or of any if none is given.
+// differs compares the namespace with the wanted rules: of the given backend, or of any backend if no backend is given.
 func (r run) differs(ctx context.Context) (redirection.Report, error) {
 	if r.backend == redirect.Auto && r.forceIptables == "" {
 		return r.namespace().VerifyAny(ctx, r.spec)
@@ -43,8 +43,8 @@ func (r run) differs(ctx context.Context) (redirection.Report, error) {
 	return r.namespace().Verify(ctx, r.spec)
 }
 
-// do opens the namespace, once. It only reads it (--dry-run, --explain, --verify), or applies the rules and then validates. The
-// exit code counts with and without an error.
+// do opens the namespace once. It only reads it (--dry-run, --explain, --verify), or applies the rules and then validates. The
+// exit code is valid with and without an error.
 func (r run) do(ctx context.Context) (code int, err error) {
 	if r.at, err = openNetNS(r.netns); err != nil {
 		return exitError, err
@@ -79,7 +79,7 @@ func exitCode(err error) (int, error) {
 	return exitOK, nil
 }
 
-// openNetNS opens the namespace at a path, or the current one. It rejects a path to the current namespace or to the node's: the
+// openNetNS opens the namespace at a path, or the current namespace. It rejects a path to the current or the node's namespace: the
 // rules would be the caller's own.
 func openNetNS(path string) (*netns.Namespace, error) {
 	at, err := netns.Open(path)
@@ -235,7 +235,7 @@ func feeding(p redirection.Program) string {
 	return p.By + " --noflush"
 }
 
-// text returns the rules of a set for a person or, for a dry run, for the program that reads them.
+// text returns the rules of a set for the user or, for a dry run, for the program that reads them.
 func (r run) text(set ruleset.Set, families redirect.Families) string {
 	switch {
 	case set.Empty():
@@ -265,7 +265,7 @@ func routing(b *strings.Builder, want redirect.Routing) {
 	}
 }
 
-// save writes the text of a dry run for a person; the file need not survive a crash.
+// save writes the text of a dry run for the user; the file need not survive a crash.
 func save(path, text string) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644) //nolint:gosec // a report without secrets
 	if err != nil {
@@ -309,7 +309,7 @@ func (r run) probe(ctx context.Context) error {
 	return nil
 }
 
-// probed lists the captured families of which the pod has an address.
+// probed lists the captured families that the pod has an address of.
 func probed(f redirect.Families) []ruleset.Family {
 	var out []ruleset.Family
 	if f.HasIPv4 {
@@ -325,7 +325,7 @@ func probed(f redirect.Families) []ruleset.Family {
 func (r run) notRedirected(cause error) error {
 	return fmt.Errorf(`traffic of this pod is not redirected to the sidecar: %w
 
-If redirection is set up by the istio-cni plugin, the pod most likely started before the plugin was in this node's
+If the istio-cni plugin sets up redirection, the pod most likely started before the plugin was in this node's
 CNI configuration (a new node, or a restart of the node agent). The pod must be created again, or repaired:
   - the node agent does either by itself when cni.repair is enabled (cni.repair.repairPods or cni.repair.deletePods);
   - by hand: kubectl delete pod.

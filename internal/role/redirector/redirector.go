@@ -1,7 +1,7 @@
 // Package redirector is the command "istio-cni iptables", also called istio-iptables: it programs, verifies, explains,
 // probes or cleans a network namespace.
 //
-// It promises the flags and environment of the reference's command, that everything is validated before any change, and the
+// It promises the flags and environment of Istio's command, that everything is validated before any change, and the
 // exit codes below. It never sends a request to the API server.
 //
 // Start at Run.
@@ -24,7 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// Exit codes. 0, 1, 126 and 255 are the reference's.
+// Exit codes. 0, 1, 126 and 255 are Istio's.
 const (
 	exitOK         = applet.ExitOK
 	exitError      = applet.ExitError // a bad value, or a namespace that could not be programmed
@@ -70,8 +70,8 @@ func Run(c applet.Call) int {
 	return act(ctx, flags, c)
 }
 
-// parse parses the arguments by the library's flags. The library's App is not used, since its templates call methods by name, with
-// which the linker keeps every exported method, an eighth of the program.
+// parse parses the arguments with the library's flags. It does not use the library's App because its templates call methods by name,
+// so that the linker keeps every exported method, an eighth of the program.
 func parse(args []string) (*cli.Context, error) {
 	set, all := flag.NewFlagSet("", flag.ContinueOnError), append(flags(), cli.HelpFlag)
 	set.SetOutput(io.Discard)
@@ -86,7 +86,7 @@ func parse(args []string) (*cli.Context, error) {
 	given := map[string]string{}
 	set.Visit(func(f *flag.Flag) { given[f.Name] = f.Value.String() })
 	for _, f := range all {
-		// Each name of a flag has a value of its own.
+		// Each name of a flag has its own value.
 		names := slices.DeleteFunc(f.Names(), func(name string) bool { _, is := given[name]; return !is })
 		if len(names) > 1 {
 			return nil, fmt.Errorf("cannot use two forms of the same flag: %s %s", names[1], names[0])
@@ -100,7 +100,7 @@ func parse(args []string) (*cli.Context, error) {
 	return cli.NewContext(nil, set, nil), nil
 }
 
-// detached separates a short flag from an attached value, as in -p15001, which the reference's flag library accepts and this
+// detached separates a short flag from an attached value, such as -p15001, which the flag library of Istio's command accepts and this
 // one does not.
 func detached(args []string) []string {
 	var out []string
@@ -111,7 +111,7 @@ func detached(args []string) []string {
 		}
 	}
 	for _, a := range args {
-		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=") // a long flag may have one dash, too
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=") // a long flag may have a single dash, too
 		if _, isFlag := takesValue[name]; len(a) > 2 && a[0] == '-' && a[2] != '=' && takesValue[a[1:2]] && !isFlag {
 			out = append(out, a[:2], a[2:])
 		} else {
@@ -132,7 +132,7 @@ func help() string {
 // rows are all settings, with the historic flags.
 func rows() []settings.Setting { return append(settings.All(new(config).groups()), historic()...) }
 
-// flags declares the settings to the library, which does not read the environment, as it would not ignore empty variables.
+// flags declares the settings to the library, which does not read the environment because it would not ignore empty variables.
 func flags() []cli.Flag {
 	var out []cli.Flag
 	for _, s := range rows() {
@@ -147,7 +147,7 @@ func flags() []cli.Flag {
 	return out
 }
 
-// printf prints to a person: an output that cannot be written is no error of the command.
+// printf prints for the user: a failed write is not an error of the command.
 func printf(w io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
 
 // act reads the configuration and runs the command.

@@ -42,7 +42,7 @@ type specSetting struct {
 }
 
 // groups is the table of all settings. A variable is spelled like its flag unless the row says otherwise; of several variables
-// the first non-empty one counts.
+// the first non-empty one applies.
 func (c *config) groups() []settings.Group {
 	spec := make([]settings.Setting, 0, len(specSettings()))
 	for _, s := range specSettings() {
@@ -55,7 +55,7 @@ func (c *config) groups() []settings.Group {
 	}
 }
 
-// spec returns a row of specSettings with its shown default and an alias of the flag: one letter, or a further spelling.
+// spec returns a row of specSettings with its shown default and an alias of the flag: one letter, or another spelling.
 func spec(field redirect.Field, name, alias, arg, shown, use string) specSetting {
 	s := settings.Setting{Name: name, Arg: arg, Shown: shown, Use: use, Value: settings.Text(new(string), nil)}
 	if alias != "" {
@@ -75,20 +75,20 @@ func variable(field redirect.Field, name, arg, shown, use string) specSetting {
 // specSettings are the settings of the Spec.
 func specSettings() []specSetting {
 	outboundPort := spec(redirect.FieldOutboundPort, "envoy-port", "p", "PORT", "15001", "outbound redirect port")
-	outboundPort.Env = nil // as in the reference
+	outboundPort.Env = nil // as in Istio's command
 	return []specSetting{
 		outboundPort,
 		spec(redirect.FieldInboundPort, "inbound-capture-port", "z", "PORT", "15006", "inbound redirect or TPROXY port"),
 		spec(redirect.FieldTunnelPort, "inbound-tunnel-port", "e", "PORT", "15008", "HBONE port, left alone"),
-		spec(redirect.FieldUIDs, "proxy-uid", "u", "UIDS", "that of user $ENVOY_USER, else 1337", "comma list of user ids that are not captured"),
+		spec(redirect.FieldUIDs, "proxy-uid", "u", "UIDS", "the id of user $ENVOY_USER, else 1337", "comma list of user ids that are not captured"),
 		spec(redirect.FieldGIDs, "proxy-gid", "g", "GIDS", "the same as --proxy-uid", "comma list of group ids that are not captured"),
 		spec(redirect.FieldMode, "istio-inbound-interception-mode", "m", "MODE", "REDIRECT", "inbound capture: REDIRECT or TPROXY"),
 		spec(redirect.FieldMark, "istio-inbound-tproxy-mark", "t", "MARK", "1337", "decimal mark of TPROXY traffic"),
 		spec(redirect.FieldTable, "istio-inbound-tproxy-route-table", "r", "TABLE", "133", "routing table for marked packets"),
 		spec(redirect.FieldInbound, "istio-inbound-ports", "b", "PORTS", "", "inbound ports to capture: *, a comma list of ports and ranges like 8000-8100, or empty for none"),
-		spec(redirect.FieldInboundExclude, "istio-local-exclude-ports", "d", "PORTS", "", "comma list of inbound ports and ranges not to capture; counts only with -b *"),
+		spec(redirect.FieldInboundExclude, "istio-local-exclude-ports", "d", "PORTS", "", "comma list of inbound ports and ranges not to capture; only with -b *"),
 		spec(redirect.FieldExcludeInterfaces, "istio-exclude-interfaces", "c", "INTERFACES", "",
-			"comma list of interfaces that are left alone both ways"),
+			"comma list of interfaces to ignore in both directions"),
 		spec(redirect.FieldOutbound, "istio-service-cidr", "i", "NETWORKS", "",
 			"outbound networks to capture: *, a comma list of address/prefix, or empty for none"),
 		spec(redirect.FieldOutboundExclude, "istio-service-exclude-cidr", "x", "NETWORKS", "", "comma list of outbound networks not to capture"),
@@ -97,21 +97,21 @@ func specSettings() []specSetting {
 		spec(redirect.FieldOutboundPortsExclude, "istio-local-outbound-ports-exclude", "o", "PORTS", "",
 			"comma list of outbound ports and ranges not to capture, TCP and UDP"),
 		spec(redirect.FieldRerouteInterfaces, "kube-virt-interfaces", "k", "INTERFACES", "",
-			"comma list of virtual machine interfaces whose traffic counts as outbound"),
+			"comma list of virtual machine interfaces whose traffic is outbound"),
 		spec(redirect.FieldSecondFamily, "second-ip-family", "second_ip_family", "WHAT", "bypass",
 			"IPv6 of a pod whose first address is IPv4: bypass, capture or reject"),
 		variable(redirect.FieldOwnerGroups, "ISTIO_OUTBOUND_OWNER_GROUPS", "GROUPS", "*",
 			"groups whose traffic is captured: * or a comma list; set but empty: none"),
 		variable(redirect.FieldOwnerGroupsExclude, "ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", "GROUPS", "",
-			"groups whose traffic is not captured; counts only with *"),
-		variable(redirect.FieldLoopback, "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "NETWORK", "127.0.0.1/32", "addresses of the pod itself on lo"),
+			"groups whose traffic is not captured; only with *"),
+		variable(redirect.FieldLoopback, "ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "NETWORK", "127.0.0.1/32", "the pod's own addresses on lo"),
 	}
 }
 
 func (c *config) actionSettings() []settings.Setting {
 	return []settings.Setting{
-		{Name: "dry-run", Aliases: []string{"n"}, Use: "print the text for iptables-restore and touch nothing", Value: settings.Bool(&c.dryRun)},
-		{Name: "explain", FlagOnly: true, Use: "print the rules with their reasons and touch nothing", Value: settings.Bool(&c.explain)},
+		{Name: "dry-run", Aliases: []string{"n"}, Use: "print the text for iptables-restore and change nothing", Value: settings.Bool(&c.dryRun)},
+		{Name: "explain", FlagOnly: true, Use: "print the rules with their reasons and change nothing", Value: settings.Bool(&c.explain)},
 		{Name: "verify", FlagOnly: true, Use: "compare the namespace with the desired rules; exit 3 if they differ", Value: settings.Bool(&c.verify)},
 		{Name: "reconcile", Use: "replace rules of the mesh that are not the desired ones", Value: settings.Bool(&c.reconcile)},
 		{Name: "cleanup-only", Use: "remove all rules of the mesh, of whatever configuration", Value: settings.Bool(&c.cleanup)},
@@ -119,7 +119,7 @@ func (c *config) actionSettings() []settings.Setting {
 		{Name: "skip-rule-apply", Use: "change no rules and no routes", Value: settings.Bool(&c.skip)},
 		{Name: "run-validation", Use: "probe whether traffic is redirected; exit 126 if not", Value: settings.Bool(&c.validate)},
 		{
-			Env: []string{"DRY_RUN_FILE_PATH"}, Arg: "FILE", Use: "file that --dry-run writes its text to as well",
+			Env: []string{"DRY_RUN_FILE_PATH"}, Arg: "FILE", Use: "file that also receives the text of --dry-run",
 			Value: settings.Text(&c.dryRunFile, nil),
 		},
 	}
@@ -134,11 +134,11 @@ func (c *config) captureSettings() []settings.Setting {
 		},
 		{Name: "capture-all-dns", Use: "with --redirect-dns: capture all DNS", Value: settings.Bool(&c.allDNS)},
 		{
-			Name: "drop-invalid", Env: []string{"INVALID_DROP", "DROP_INVALID"}, Use: "drop packets that fit no connection",
+			Name: "drop-invalid", Env: []string{"INVALID_DROP", "DROP_INVALID"}, Use: "drop packets in conntrack state INVALID",
 			Value: settings.Bool(&c.dropInvalid),
 		},
 		{
-			Name: "dual-stack", Env: []string{"ISTIO_DUAL_STACK", "DUAL_STACK"}, Use: "capture IPv6, whatever the addresses are",
+			Name: "dual-stack", Env: []string{"ISTIO_DUAL_STACK", "DUAL_STACK"}, Use: "capture IPv6, regardless of the addresses",
 			Value: settings.Bool(&c.dualStack),
 		},
 		{
@@ -156,18 +156,18 @@ func (c *config) meansSettings() []settings.Setting {
 			Value: settings.Bool(&c.cniMode),
 		},
 		{
-			Name: "network-namespace", Arg: "PATH", Use: "namespace to work in; without it the current one",
+			Name: "network-namespace", Arg: "PATH", Use: "namespace to work in; by default the current one",
 			Value: settings.Text(&c.netns, nil),
 		},
 		{
 			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
-			Use: "how rules get into the namespace: auto, netlink (those of iptables-nft, without a process), native (tables of " +
-				"nftables' own) or iptables (the programs of the host)",
+			Use: "how rules get into the namespace: auto, netlink (iptables-nft rules, without a process), native (tables of " +
+				"nftables) or iptables (the host's programs)",
 			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
 		{Name: "native-nftables", Use: "the same as --backend=native", Value: settings.Bool(&c.native)},
 		{
-			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of choosing",
+			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of a choice by the program",
 			Value: settings.Of(&c.forceIptables, iptables.ParseVariant, func(v iptables.Variant) string { return string(v) }),
 		},
 		{
@@ -175,13 +175,13 @@ func (c *config) meansSettings() []settings.Setting {
 			Value: settings.Port(&c.probePort, 1),
 		},
 		{
-			Name: "probe-timeout", Arg: "DURATION", Default: "5s", Use: "time after which the validation has failed",
+			Name: "probe-timeout", Arg: "DURATION", Default: "5s", Use: "time limit of the validation",
 			Value: settings.Duration(&c.probeTimeout, shortestProbe, longestProbe),
 		},
 	}
 }
 
-// historic flags are accepted without effect: they belonged to earlier versions of the reference, or to its logging.
+// historic flags are accepted without effect: they belonged to earlier versions of Istio's command, or to its logging.
 func historic() []settings.Setting {
 	rows := []settings.Setting{{Name: "restore-format", Aliases: []string{"f"}}}
 	for _, name := range []string{"clean", "host-nsenter-exec", "iptables-trace-logging", "log_as_json"} {
@@ -242,7 +242,7 @@ func groupID(name string) (uint32, error) {
 	return uint32(id), err
 }
 
-// captureDNS completes the Spec by the DNS servers of this container, as the pod's servers are not known elsewhere.
+// captureDNS completes the Spec with this container's DNS servers, because the pod's servers are known only here.
 func (c *config) captureDNS() error {
 	switch {
 	case !c.dns:

@@ -1,9 +1,9 @@
 // Package repairer is the role "istio-cni repair", also called istio-cni-repair: race repair without the node agent, for
-// one node or for all of them.
+// one node or for all nodes.
 //
-// It promises the flags and variables of the reference's command (Istio 1.4 to 1.18), that all problems of its configuration
-// are reported together before any request to the API server, and the actions of the node agent. Without the name of a node it
-// repairs the pods of all nodes, whose namespaces it cannot reach: redirecting in place needs the name.
+// It promises the flags and variables of Istio's command (versions 1.4 to 1.18), that all problems of its configuration
+// are reported together before any request to the API server, and the actions of the node agent. Without a node's name it
+// repairs the pods of all nodes, but cannot reach their namespaces: redirecting in place needs the name.
 //
 // It never prints a token.
 //
@@ -89,7 +89,7 @@ type Config struct {
 	Repair racerepair.Settings
 	// Daemon false repairs all present pods once.
 	Daemon bool
-	// Stanza is the plugin's configuration: it decides which pods are of the mesh.
+	// Stanza is the plugin's configuration: it decides which pods are in the mesh.
 	Stanza cniconf.Stanza
 	// Places are the directories in which race repair finds the namespaces of pods.
 	Places sandbox.Places
@@ -103,12 +103,12 @@ type Config struct {
 	lines  []settings.Line
 }
 
-// elsewhere reports whether the pods are another node's: a pod's address could match on this node by accident only.
+// elsewhere reports whether the pods are on another node: a pod's address could match on this node only by accident.
 func (c *Config) elsewhere() bool {
 	return c.Host != "" && c.Repair.Node != "" && c.Host != c.Repair.Node
 }
 
-// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a request of the help.
+// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a help request.
 func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	cfg := Config{}
 	rows := cfg.rows()
@@ -126,7 +126,7 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 		cfg.Warnings = append(cfg.Warnings, "--repair-pods without --node-name: no pod can be redirected in place, only deleted or labelled")
 	}
 	if cfg.elsewhere() && cfg.Repair.Switches.InPlace {
-		cfg.Warnings = append(cfg.Warnings, fmt.Sprintf("--node-name %s is not the own node, which is %s: no pod can be redirected in place, "+
+		cfg.Warnings = append(cfg.Warnings, fmt.Sprintf("--node-name %s is not this node, %s: no pod can be redirected in place, "+
 			"only deleted or labelled", cfg.Repair.Node, cfg.Host))
 	}
 	if cfg.Host == "" {
@@ -136,17 +136,17 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	return cfg, problems
 }
 
-// rows is the table. The variables of race repair are accepted with dashes, as in the reference's command, and with underscores.
+// rows is the table. The variables of race repair are accepted with dashes, as in Istio's command, and with underscores.
 func (c *Config) rows() []settings.Setting {
 	rows := []settings.Setting{{
 		Name: "run-as-daemon", Env: settings.Dashed("REPAIR_", "run-as-daemon"), Default: "false",
-		Use: "go on, and repair pods as they come; without it: repair those that there are, and exit", Value: settings.Bool(&c.Daemon),
+		Use: "keep running and repair new pods; without it: repair the present pods and exit", Value: settings.Bool(&c.Daemon),
 	}}
 	for _, row := range racerepair.Rows(&c.Repair) {
 		row.Env = settings.Dashed("REPAIR_", row.Name)
 		rows = append(rows, row)
 	}
-	logJSON := "true" // as in the reference's command
+	logJSON := "true" // as in Istio's command
 	return slices.Concat(rows, podwork.PluginRows(&c.Stanza), podwork.PathRows(&c.Places), c.Rows("REPAIR_", "repair", "8002", "15034", logJSON),
 		[]settings.Setting{
 			{
@@ -154,7 +154,7 @@ func (c *Config) rows() []settings.Setting {
 				Value: settings.Checked(&c.Stanza.AgentNamespace, selector.CheckName),
 			},
 			{
-				Name: "host", Arg: "NAME", Env: []string{"KUBERNETES_NODE_NAME", "NODE_NAME"}, Use: "the own node, for events",
+				Name: "host", Arg: "NAME", Env: []string{"KUBERNETES_NODE_NAME", "NODE_NAME"}, Use: "this node, for events",
 				Value: settings.Text(&c.Host, nil),
 			},
 		})
@@ -162,7 +162,7 @@ func (c *Config) rows() []settings.Setting {
 
 // helpHead has verbs for the three exit codes.
 const helpHead = `NAME:
-   istio-cni repair - repairs pods that started before the CNI plugin was there
+   istio-cni repair - repairs pods that started before the CNI plugin was installed
 
 USAGE:
    istio-cni repair [flags]   (also: istio-cni-repair [flags])
@@ -171,11 +171,11 @@ EXAMPLES:
    istio-cni repair --node-name=$NODE --repair-pods --kubeconfig=$HOME/.kube/config
       on a node, by hand: redirect broken pods in place, once
    istio-cni repair --delete-pods --evict --run-as-daemon
-      for all nodes: evict broken pods as they come
+      for all nodes: evict broken pods whenever they appear
    istio-cni repair --kubeconfig=$HOME/.kube/config
-      nothing is switched on: make an Event on each broken pod, and no more
+      no action is enabled: only create an Event on each broken pod
 
-Of what is switched on, the first counts that can help a pod: redirecting in place, deleting, labelling. The node agent
+Each pod gets the first enabled action that applies: redirecting in place, deleting, labelling. The node agent
 does the same by itself (REPAIR_ENABLED).
 
 EXIT CODES:

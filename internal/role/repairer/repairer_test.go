@@ -27,7 +27,7 @@ func reference() racerepair.Settings {
 	}
 }
 
-// TestLoad_Defaults takes the settings of the reference's command in all their spellings.
+// TestLoad_Defaults tests the settings of Istio's command in all their spellings.
 func TestLoad_Defaults(t *testing.T) {
 	t.Parallel()
 	changed := func(change func(*racerepair.Settings)) racerepair.Settings { s := reference(); change(&s); return s }
@@ -40,7 +40,7 @@ func TestLoad_Defaults(t *testing.T) {
 	}{
 		{"nothing given", nil, nil, false, reference()},
 		{
-			"variables of old, with dashes",
+			"old variables, with dashes",
 			[]string{
 				"REPAIR_NODE-NAME=n1", "REPAIR_DELETE-PODS=true", "REPAIR_LABEL-PODS=true", "REPAIR_RUN-AS-DAEMON=true",
 				"REPAIR_SIDECAR-ANNOTATION=a/b", "REPAIR_INIT-CONTAINER-NAME=init", "REPAIR_INIT-CONTAINER-TERMINATION-MESSAGE=no way",
@@ -54,7 +54,7 @@ func TestLoad_Defaults(t *testing.T) {
 			},
 		},
 		{
-			"variables of today",
+			"present variables",
 			[]string{"REPAIR_NODE_NAME=n1", "REPAIR_REPAIR_PODS=true", "REPAIR_EVICT=true"},
 			nil, false,
 			changed(func(s *racerepair.Settings) { s.Node, s.Switches.InPlace, s.Evict = "n1", true, true }),
@@ -72,7 +72,7 @@ func TestLoad_Defaults(t *testing.T) {
 			false,
 			changed(func(s *racerepair.Settings) { s.Predicate = repair.Predicate{} }),
 		},
-		{"empty variables count as unset", []string{"REPAIR_SIDECAR-ANNOTATION=", "REPAIR_LABEL_PODS="}, nil, false, reference()},
+		{"empty variables are unset", []string{"REPAIR_SIDECAR-ANNOTATION=", "REPAIR_LABEL_PODS="}, nil, false, reference()},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -93,7 +93,7 @@ func TestLoad_Warnings(t *testing.T) {
 		elsewhere bool
 	}{
 		{[]string{"--repair-pods"}, nil, "--repair-pods without --node-name", false},
-		{[]string{"--repair-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "--node-name a is not the own node, which is b", true},
+		{[]string{"--repair-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "--node-name a is not this node, b", true},
 		{[]string{"--delete-pods", "--node-name=a"}, []string{"NODE_NAME=b"}, "", true},
 		{[]string{"--repair-pods", "--node-name=a"}, []string{"KUBERNETES_NODE_NAME=a"}, "", false},
 		{[]string{"--repair-pods", "--node-name=a"}, nil, "", false},

@@ -1,7 +1,7 @@
 // Package selftester is the role "istio-cni selftest": it tests with real packets in a scratch namespace which backend
 // redirects pods on this node.
 //
-// It promises to change nothing on the node but the file of --record. It never needs the node agent.
+// It promises to change nothing on the node except the file of --record. It never needs the node agent.
 //
 // Start at Run.
 package selftester
@@ -25,16 +25,16 @@ import (
 const exitUnable = 3
 
 const head = `NAME:
-   istio-cni selftest - finds out with real packets which way of redirecting pods works on this node (root)
+   istio-cni selftest - tests with real packets which backend redirects pods on this node (root)
 
 USAGE:
    istio-cni selftest [flags]
 
-It works in two network namespaces of its own. The node agent does the same when it starts.
+It works in two temporary network namespaces. The node agent does the same when it starts.
 
 EXIT CODES:
    %d  pods can be redirected
-   %d  it could not be tried
+   %d  the test could not run
    %d  a bad value or flag
    %d  pods cannot be redirected
 
@@ -50,7 +50,7 @@ func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
-			Use:   "the one that has to work for exit code 0: auto, netlink, native or iptables",
+			Use:   "backend that must work for exit code 0: auto, netlink, native or iptables",
 			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
 		{Name: "record", Arg: "DIR", Use: "write the verdict for the plugin, into the agent's run directory", Value: settings.Text(&c.record, nil)},
@@ -75,8 +75,8 @@ func Run(c applet.Call) int {
 			form = output.JSON
 		}
 		err = output.Print(c.Stdout, verdict, form, func() error {
-			_, err := io.WriteString(c.Stdout, verdict.Text())
-			return err
+			_, bad := io.WriteString(c.Stdout, verdict.Text())
+			return bad
 		})
 	}
 	if err != nil {

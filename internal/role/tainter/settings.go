@@ -11,10 +11,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// perMode has the mode-specific parts of a setting: its defaults, and the mode that the setting selects.
+// perMode has the mode-specific parts of a setting: its defaults and the mode that the setting selects.
 type perMode struct {
 	legacy, untaint string
-	// only is the mode of the setting, "" for both.
+	// only is the setting's mode, "" for both modes.
 	only Mode
 	// ownNamespace makes pod-namespace the default in mode untaint.
 	ownNamespace bool
@@ -39,8 +39,8 @@ func differences() map[string]perMode {
 	}
 }
 
-// rows returns all settings, with the defaults of the mode. A variable is spelled like its flag, behind TAINT_, unless the row
-// has another one.
+// rows returns all settings, with the defaults of the mode. A variable is spelled like its flag with the prefix TAINT_, unless the row
+// has another variable.
 func (c *Config) rows() []settings.Setting {
 	rows := slices.Concat(c.modeRows(), c.taintRows(), c.policyRows(), c.leaseRows(), c.processRows())
 	for i := range rows {
@@ -78,12 +78,12 @@ func (c *Config) modeRows() []settings.Setting {
 			Value: settings.Choice(new(Mode), Auto, Legacy, Untaint),
 		},
 		{
-			Name: "dry-run", Default: "false", Use: "print for each node what would be done, once, and change nothing",
+			Name: "dry-run", Default: "false", Use: "print the change of each node once, and change nothing",
 			Value: settings.Bool(&c.DryRun),
 		},
 		{
 			Name: "run-as-daemon", Env: settings.Dashed("TAINT_", "run-as-daemon"), Default: "true",
-			Use: "false: look at all nodes once and exit; hysteresis does not count then", Value: settings.Bool(&c.Daemon),
+			Use: "false: check all nodes once and exit, without hysteresis", Value: settings.Bool(&c.Daemon),
 		},
 		{
 			Name: "configmap-namespace", Arg: "NAMESPACE", Env: settings.Dashed("TAINT_", "configmap-namespace"),
@@ -97,8 +97,8 @@ func (c *Config) modeRows() []settings.Setting {
 		{
 			Name: "namespace", Aliases: names("namespaces", "cniNamespace"), Arg: "NAMESPACE", Env: names("TAINT_NAMESPACE", "TAINT_NAMESPACES"),
 			Repeated: true,
-			Use: "namespaces of the agent's pods, between commas, * for all: a ready pod in one of them is enough; the own one " +
-				"if that is known",
+			Use: "namespaces of the agent's pods, between commas, * for all: a ready pod in one of them is enough; by default this pod's " +
+				"namespace if it is known",
 			Value: settings.Of(&c.namespaces, readNamespaces, func(all []string) string { return strings.Join(all, ",") }),
 		},
 		{
@@ -116,22 +116,22 @@ func (c *Config) taintRows() []settings.Setting {
 			Use: "key of the taint", Value: settings.Checked(&taint.Key, checkKey),
 		},
 		{
-			Name: "taint-value", Arg: "VALUE", Env: names("TAINT_VALUE"), Use: "value of a taint that is added; it does not matter for removing",
+			Name: "taint-value", Arg: "VALUE", Env: names("TAINT_VALUE"), Use: "value of an added taint; a taint with any value is removed",
 			Value: settings.Checked(&taint.Value, func(s string) error { return selector.CheckTaint("key", s) }),
 		},
 		{
 			Name: "effect", Arg: "EFFECT", Env: names("TAINT_EFFECT"), Default: readiness.NoSchedule,
-			Use:   "effect of the taint; without it, mode untaint removes those of any effect",
+			Use:   "effect of the taint; without it, mode untaint removes the taint with any effect",
 			Value: settings.Choice(&taint.Effect, readiness.NoSchedule, readiness.PreferNoSchedule, readiness.NoExecute),
 		},
 		{
-			Name: "add", Use: "put the taint on nodes without a ready agent, after a reboot as well; false: only remove it",
+			Name: "add", Use: "add the taint to nodes without a ready agent, also after a reboot; false: only remove it",
 			Value: settings.Bool(&c.Taint.Policy.AddTaint),
 		},
 	}
 }
 
-// policyRows decide when the taint is added and removed.
+// policyRows are the settings that decide when the taint is added and removed.
 func (c *Config) policyRows() []settings.Setting {
 	return []settings.Setting{
 		{
@@ -142,7 +142,7 @@ func (c *Config) policyRows() []settings.Setting {
 		},
 		{
 			Name: "settle", Arg: "DURATION", Default: "2m",
-			Use:   "for how long after its return a node is not believed that its agent is ready since before",
+			Use:   "for how long after a node's return a Ready condition of its agent from before is ignored",
 			Value: settings.Duration(&c.Taint.Policy.Settle, 0, 0),
 		},
 		{
@@ -151,7 +151,7 @@ func (c *Config) policyRows() []settings.Setting {
 		},
 		{
 			Name: "node-condition", Arg: "TYPE",
-			Use:   "publish a condition of this type on each node, for a readiness controller, such as cni.istio.io/MeshCNIReady",
+			Use:   "publish a condition of this type, such as cni.istio.io/MeshCNIReady, on each node, for a readiness controller",
 			Value: settings.Checked(&c.Taint.Condition, checkKey),
 		},
 	}
@@ -160,11 +160,11 @@ func (c *Config) policyRows() []settings.Setting {
 func (c *Config) leaseRows() []settings.Setting {
 	return []settings.Setting{
 		{
-			Name: "leader-elect", Default: "true", Use: "false: there is no other replica, and no lease is needed",
+			Name: "leader-elect", Default: "true", Use: "false: use no lease, for a single replica",
 			Value: settings.Bool(&c.LeaderElect),
 		},
 		{
-			Name: "lease-namespace", Arg: "NAMESPACE", Use: "namespace of the lease; in mode untaint the own one if that is known",
+			Name: "lease-namespace", Arg: "NAMESPACE", Use: "namespace of the lease; in mode untaint this pod's namespace if it is known",
 			Value: settings.Checked(&c.Lease.Namespace, selector.CheckName),
 		},
 		{
@@ -172,15 +172,15 @@ func (c *Config) leaseRows() []settings.Setting {
 			Value: settings.Checked(&c.Lease.Name, selector.CheckName),
 		},
 		{
-			Name: "lease-duration", Arg: "DURATION", Use: "for how long others respect the lease after it was renewed",
+			Name: "lease-duration", Arg: "DURATION", Use: "for how long other replicas respect the lease after its renewal",
 			Value: settings.Duration(&c.Lease.Duration, time.Second, 0),
 		},
 		{
-			Name: "renew-deadline", Arg: "DURATION", Use: "for how long the leader works on while it cannot renew the lease",
+			Name: "renew-deadline", Arg: "DURATION", Use: "for how long the leader keeps working while it cannot renew the lease",
 			Value: settings.Duration(&c.Lease.Deadline, time.Second, 0),
 		},
 		{
-			Name: "retry-period", Arg: "DURATION", Use: "how often the lease is renewed or tried for",
+			Name: "retry-period", Arg: "DURATION", Use: "how often the holder renews the lease and the others try to acquire it",
 			Value: settings.Duration(&c.Lease.Retry, time.Second, 0),
 		},
 	}
@@ -189,15 +189,15 @@ func (c *Config) leaseRows() []settings.Setting {
 func (c *Config) processRows() []settings.Setting {
 	return append(c.Rows("TAINT_", "taint", "8001", "15024", "false"), []settings.Setting{
 		{
-			Name: "pod-namespace", Arg: "NAMESPACE", Env: names("POD_NAMESPACE"), Use: "the own one",
+			Name: "pod-namespace", Arg: "NAMESPACE", Env: names("POD_NAMESPACE"), Use: "this pod's namespace",
 			Value: settings.Checked(new(string), selector.CheckName),
 		},
 		{
-			Name: "pod-name", Arg: "NAME", Env: names("POD_NAME", "HOSTNAME"), Use: "the own one, for the lease",
+			Name: "pod-name", Arg: "NAME", Env: names("POD_NAME", "HOSTNAME"), Use: "this pod's name, for the lease",
 			Value: settings.Text(&c.Lease.Identity, nil),
 		},
 		{
-			Name: "node-name", Arg: "NAME", Env: names("KUBERNETES_NODE_NAME", "NODE_NAME"), Use: "the own node, for events",
+			Name: "node-name", Arg: "NAME", Env: names("KUBERNETES_NODE_NAME", "NODE_NAME"), Use: "this node, for events",
 			Value: settings.Text(&c.Taint.Host, nil),
 		},
 	}...)

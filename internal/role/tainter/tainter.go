@@ -1,7 +1,7 @@
 // Package tainter is the role "istio-cni taint", also called istio-cni-taint: the controller that keeps nodes free of mesh pods
 // until the plugin's agent is ready there.
 //
-// It promises the flags, variables, names and defaults of both controllers of the reference: the one of Istio 1.8 to 1.17 (mode
+// It promises the flags, variables, names and defaults of both of Istio's controllers: the one of Istio 1.8 to 1.17 (mode
 // legacy) and the one inside istiod since 1.22 (mode untaint); and that all problems of its configuration are reported together
 // before any request to the API server.
 //
@@ -32,7 +32,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Run runs the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited 255 for
+// Run runs the role. It ends when the work is done or, for the controller, with a signal. The legacy controller exited with 255 after
 // a bad command line; here the code is 2 as in the other roles.
 func Run(c applet.Call) int {
 	return service.Run(c, "taint", helpHead, []settings.Group{{Title: "Flags", Rows: new(Config).rows()}}, func() (service.Service, error) {
@@ -90,7 +90,7 @@ func (c Config) options(api *kube.Client, log *slog.Logger) taint.Options {
 	return options
 }
 
-// Mode selects the controller that this one replaces.
+// Mode selects the controller that this controller replaces.
 type Mode string
 
 // Modes. Auto selects a mode by the given settings.
@@ -105,9 +105,9 @@ type Config struct {
 	standalone.Process
 
 	Mode Mode
-	// Daemon false decides once about all nodes; DryRun does so and changes nothing.
+	// Daemon false decides once about all nodes; DryRun does the same and changes nothing.
 	Daemon, DryRun bool
-	// Taint has the settings of the controller. Its requirements are the policy's in mode untaint, and the ConfigMap's in mode legacy.
+	// Taint has the settings of the controller. Its requirements come from the policy in mode untaint, and from the ConfigMap in mode legacy.
 	Taint taint.Options
 	// Lease applies with LeaderElect. Its identity is the name of the pod, to which each run adds a random part.
 	LeaderElect bool
@@ -123,7 +123,7 @@ type Config struct {
 	lines  []settings.Line
 }
 
-// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a request of the help.
+// load reads arguments and environment. The error joins all problems; it is settings.ErrHelp for a help request.
 func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	c := Config{}
 	in, err := settings.Parse(c.rows(), args, getenv)
@@ -149,7 +149,7 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	return c, err
 }
 
-// chooseMode selects the mode by the given settings, unless the mode is given. Read reports an invalid mode.
+// chooseMode selects the mode from the given settings, unless the mode is given. The table reports an invalid mode.
 func (c *Config) chooseMode(inputs map[string]settings.Origin) error {
 	places := map[Mode][]string{}
 	for _, s := range c.rows() {
@@ -209,7 +209,7 @@ func (c *Config) checkLease() error {
 
 // helpHead has verbs for the three exit codes.
 const helpHead = `NAME:
-   istio-cni taint - controller: keeps nodes free of new pods by a taint until the CNI agent is ready there
+   istio-cni taint - controller: keeps new pods off a node with a taint until its CNI agent is ready
 
 USAGE:
    istio-cni taint [flags]   (also: istio-cni-taint [flags])
@@ -218,11 +218,11 @@ EXAMPLES:
    istio-cni taint --namespace=kube-system
       instead of istiod's untaint controller: removes cni.istio.io/not-ready from nodes whose agent is ready
    istio-cni taint --add
-      the same, and puts it back when a node is rebooted or its agent is gone for longer than --hysteresis
+      the same, and adds the taint again after a reboot or when the agent is missing for longer than --hysteresis
    istio-cni-taint --configmap-namespace=istio-system --configmap-name=istio-cni-taint-configmap
       instead of the taint controller of Istio 1.8 to 1.17
    istio-cni taint --kubeconfig=$HOME/.kube/config --dry-run
-      by hand: print what would be done
+      by hand: print the changes without making them
 
 EXIT CODES:
    %d  done

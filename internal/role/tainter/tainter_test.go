@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// cluster returns the environment of a container in Kubernetes, with more variables.
+// cluster returns the environment of a container in Kubernetes, with additional variables.
 func cluster(more ...string) func(string) (string, bool) {
 	env := map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOSTNAME": "pod-1"}
 	for _, pair := range more {
@@ -76,7 +76,7 @@ func TestLoad_Settings(t *testing.T) {
 			}),
 		},
 		{
-			"the same with underscores, and a flag before it",
+			"the same with underscores, and a flag that wins over them",
 			cluster("TAINT_RUN_AS_DAEMON=false", "TAINT_CONFIGMAP_NAME=x", "TAINT_CONFIGMAP_NAMESPACE=y"),
 			[]string{"--configmap-name=z", "--run-as-daemon"},
 			legacy(func(c *Config) { c.Taint.ConfigMap = taint.ConfigMap{Namespace: "y", Name: "z"} }),
@@ -87,13 +87,13 @@ func TestLoad_Settings(t *testing.T) {
 			untaint(func(c *Config) { c.Taint.Policy.Taint.Key = "example.com/x" }),
 		},
 		{
-			"the own namespace",
+			"the pod's namespace",
 			cluster("POD_NAMESPACE=mesh"), nil,
 			untaint(func(c *Config) {
 				c.Lease.Namespace, c.Taint.Policy.Requirements[0].Namespaces = "mesh", []string{"mesh"}
 			}),
 		},
-		{"the own namespace changes nothing of legacy", cluster("POD_NAMESPACE=mesh"), []string{"--mode", "legacy"}, legacyDefaults()},
+		{"the pod's namespace does not change mode legacy", cluster("POD_NAMESPACE=mesh"), []string{"--mode", "legacy"}, legacyDefaults()},
 		{
 			"several namespaces, a selector and an effect",
 			cluster(),

@@ -1,6 +1,6 @@
-// Package trace is the role "istio-cni trace": it shows real packets of a pod or network namespace, with the rules that they meet.
+// Package trace is the role "istio-cni trace": it shows real packets of a pod or network namespace, with the rules that they match.
 //
-// It promises that packets go as they would without it, that nothing of it stays, and an exit code for scripts.
+// It promises that packets take the same way as without it, that it leaves nothing behind, and an exit code for scripts.
 //
 // Start at Run.
 package trace
@@ -30,7 +30,7 @@ import (
 )
 
 const head = `NAME:
-   istio-cni trace - packets of a pod with the rules that they meet (root)
+   istio-cni trace - packets of a pod with the rules that they match (root)
 
 USAGE:
    istio-cni trace NAMESPACE/NAME [flags]   by the node agent
@@ -38,19 +38,19 @@ USAGE:
    istio-cni trace --netns PATH [flags]     the same for a path
 
 It shows the first packet of each new TCP connection, and UDP packets, until the time is over or Ctrl-C: at most 50 a second of
-each kind, and 1000 in all. Packets go as without it. The kernel does not trace rules of iptables-legacy: of these it shows the
-ones whose packet counters rise.
+each kind, and 1000 in all. It does not change the packets' way. The kernel does not trace rules of iptables-legacy: for these it shows
+the rules whose packet counters rise.
 
 EXIT CODES:
    %d  packets were seen, and all went as the mesh wants it
    %d  the packets could not be traced
    %d  a bad value or flag
-   3  some went past the mesh, or to a port on which nothing listens
-   4  no packet was seen, or the way of some is unknown
+   3  some packets went past the mesh, or to a port on which nothing listens
+   4  no packet was seen, or the way of some packets is unknown
 
 `
 
-// Exit codes besides those of applet.
+// Exit codes besides the codes of package applet.
 const (
 	exitPast    = 3
 	exitUnknown = 4
@@ -120,7 +120,7 @@ func (c *config) query() url.Values {
 	return query
 }
 
-// local traces a namespace by this process.
+// local traces a namespace in this process.
 func (c *config) local(ctx context.Context, searchPath string, o follow.Options, p *printer) error {
 	space, err := c.Open(searchPath)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *config) local(ctx context.Context, searchPath string, o follow.Options,
 	return follow.Run(ctx, space, nil, o, p.record)
 }
 
-// ask has the node agent trace a pod.
+// ask makes the node agent trace a pod.
 func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 	err := c.Ask(ctx, func(agent *agentapi.Agent, namespace, name string) error {
 		return agent.Trace(ctx, namespace, name, query, func(line []byte) error {
@@ -165,12 +165,12 @@ func code(e follow.End) int {
 // maxLine bounds a text of the pod in a line.
 const maxLine = 2 << 10
 
-// printer shows records as they come.
+// printer prints records as they come.
 type printer struct {
 	w            io.Writer
 	form         output.Form
 	begun, ended bool
-	// end has the records that were shown, or the last one.
+	// end has the end record's counts, or the last record.
 	end follow.End
 }
 
@@ -195,7 +195,7 @@ func (p *printer) record(r follow.Record) error {
 	return err
 }
 
-// interrupted shows the end of a trace that the user ended.
+// interrupted prints the end of a trace that the user interrupted.
 func (p *printer) interrupted() error {
 	end := p.end
 	end.Reason = "it was interrupted"
@@ -242,7 +242,7 @@ func packet(p follow.Packet) string {
 	return b.String()
 }
 
-// hop is a rule in a line; a number of the rule is not known in a table that is not read.
+// hop formats a rule as a line; the rule's number is unknown in a table that is not read.
 func hop(h inspect.Hop) string {
 	line := strings.TrimSpace(fmt.Sprintf("%s %s/%s", h.Hook, h.Table, h.Chain))
 	if h.Number > 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/role/trace"
 )
 
-// watched is an output that calls back with its first line. The buffer is not embedded: it has a WriteString.
+// watched is an output that calls back at its first line. The buffer is not embedded because it has a WriteString.
 type watched struct {
 	text  bytes.Buffer
 	first func()
@@ -36,7 +36,7 @@ func (w *watched) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// run runs the role, and first when its first line is there.
+// run runs the role, and calls first after its first line.
 func run(first func(), args ...string) (code int, stdout, stderr string) {
 	out, errs := &watched{first: first}, &bytes.Buffer{}
 	code = trace.Run(applet.Call{Args: args, Stdout: out, Stderr: errs, Getenv: os.LookupEnv})
@@ -117,12 +117,12 @@ func TestTrace_BadInput(t *testing.T) {
 			t.Errorf("%s: exit code %d, %q, %q", name, code, stdout, stderr)
 		}
 	}
-	if code, stdout, _ := run(nil, "--help"); code != 0 || !strings.Contains(stdout, "3  some went past the mesh") {
+	if code, stdout, _ := run(nil, "--help"); code != 0 || !strings.Contains(stdout, "3  some packets went past the mesh") {
 		t.Errorf("%d:\n%s", code, stdout)
 	}
 }
 
-// TestTrace_Agent that answers in each way, also with what a pod can write.
+// TestTrace_Agent has an agent with each kind of answer, also with a pod's hostile text.
 func TestTrace_Agent(t *testing.T) {
 	t.Parallel()
 	const legacy = `{"end":{"reason":"the time is over","packets":2,"wanted":1,"byLegacy":1,"counted":7,"countedWanted":2,"countedPast":1}}`

@@ -17,7 +17,7 @@ import (
 // maxLine bounds a text of the pod in the page.
 const maxLine = 1 << 10
 
-// paper is a page on its way. Lines are wrapped at width columns, 0 for no limit.
+// paper is a page in progress. Lines are wrapped at width columns, 0 for no limit.
 type paper struct {
 	text  strings.Builder
 	width int
@@ -36,7 +36,7 @@ func (p *paper) line(label, format string, args ...any) {
 	p.wrap(fmt.Sprintf("  %-*s", labels, label), labels+2, printable.Text(fmt.Sprintf(format, args...), maxLine))
 }
 
-// wrap prints a text behind a beginning. Further lines are indented.
+// wrap prints a text after a beginning. Further lines are indented.
 func (p *paper) wrap(begin string, indent int, text string) {
 	line := begin
 	empty := true
@@ -55,7 +55,7 @@ func (p *paper) wrap(begin string, indent int, text string) {
 
 func runes(text string) int { return len([]rune(text)) }
 
-// rule prints a rule with its reason behind it or, where that does not fit, below it.
+// rule prints a rule followed by its reason or, if that does not fit, with the reason on the next line.
 func (p *paper) rule(begin, text, why string) {
 	indent := runes(begin)
 	text = printable.Text(text, maxLine)
@@ -133,7 +133,7 @@ func injection(p *paper, e inspect.Explanation) {
 	}
 }
 
-// sources are where a decision came from, in words.
+// sources are the sources of a decision, in words.
 var sources = map[agentapi.Source]string{ //nolint:gochecknoglobals // a constant table
 	agentapi.SourceName: "by the pod's name", agentapi.SourceAnnotations: "by the annotations that the runtime passed",
 	agentapi.SourceAgent: "by the node agent's view of the pod", agentapi.SourceAPI: "by the API server's answer",
@@ -198,7 +198,7 @@ func state(p *paper, e inspect.Explanation) {
 	}
 }
 
-// backends are those of the families, each once.
+// backends returns the backends of the families, each once.
 func backends(list string) string {
 	return strings.Join(slices.Compact(strings.Split(list, ",")), ", ")
 }
@@ -216,7 +216,7 @@ func exceptions(p *paper, all []audit.Exception) {
 	}
 }
 
-// maxListeners bounds the other listeners that are shown.
+// maxListeners bounds the number of other listeners.
 const maxListeners = 20
 
 func listeners(p *paper, e inspect.Explanation) {
@@ -272,7 +272,7 @@ func rules(p *paper, e inspect.Explanation) {
 	}
 }
 
-// count sums the rules up.
+// count sums up the rules.
 func count(all []walk.Chain) string {
 	n := map[string]int{}
 	for _, c := range all {
@@ -327,10 +327,10 @@ func except(e inspect.Explanation) string {
 	return ", except what passes by " + printable.Text(strings.Join(some, ", "), maxLine)
 }
 
-// shown is the number of rules up to which those that do not match are printed.
+// shown is the number of rules up to which rules without a match are printed.
 const shown = 24
 
-// packet prints the way of a packet: the rules that it meets, and the sentence.
+// packet prints the way of a packet: the rules that it meets, and the answer.
 func (c *config) packet(p *paper, a *inspect.Answer) {
 	p.head("PACKET")
 	p.wrap("  ", 2, printable.Text(a.Packet, maxLine))
@@ -350,7 +350,7 @@ func (c *config) packet(p *paper, a *inspect.Answer) {
 	p.wrap("", 0, subject+a.Sentence)
 }
 
-// hops prints the rules that a packet meets. Of many, those that do not match are counted only.
+// hops prints the rules that a packet meets. If there are many, it only counts the rules that do not match.
 func hops(p *paper, a *inspect.Answer) {
 	at, skipped := "", a.Omitted
 	skip := func() {

@@ -1,7 +1,7 @@
 // Package why is the role "istio-cni why": it explains one pod or network namespace from injection to kernel, and the way of a
 // packet through its live rules.
 //
-// It promises that what it shows is read at that moment, and an exit code for scripts. It changes nothing.
+// It promises to read what it shows at that moment, and an exit code for scripts. It changes nothing.
 //
 // Start at Run; print.go has the page.
 package why
@@ -52,15 +52,15 @@ EXIT CODES:
    %d  as the mesh wants it
    %d  the pod or namespace could not be read
    %d  a bad value or flag
-   3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (by its own wish as
-      well), a packet that no proxy gets because of a setting of the pod, a rule of others, a route that ends its way, or because
-      nothing listens at the proxy's port. What goes past the proxy in every pod (its own traffic, its status ports, loopback, UDP
-      other than captured DNS) is as the mesh wants it.
+   3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (also by its own
+      settings), a packet that no proxy gets because of a setting of the pod, a foreign rule, a route that ends its way, or because
+      nothing listens at the proxy's port. Traffic that passes the proxy in every pod (the proxy's own traffic, its status ports,
+      loopback, UDP other than captured DNS) is as the mesh wants it.
    4  cannot tell
 
 `
 
-// Exit codes besides those of applet.
+// Exit codes besides the codes of package applet.
 const (
 	exitPast    = 3
 	exitUnknown = 4
@@ -76,7 +76,7 @@ type config struct {
 	port               int
 	udp                bool
 	output             output.Form
-	// resolved says what the host name of --to was resolved to.
+	// resolved has the address of --to's host name, as a sentence.
 	resolved string
 }
 
@@ -86,10 +86,10 @@ func (c *config) rows() []settings.Setting {
 	return append([]settings.Setting{
 		{Name: "to", Arg: "HOST:PORT", Use: "a packet that a process of the pod sends there; a name is resolved here, not in the pod", Value: settings.Text(&c.to, nil)},
 		{Name: "uid", Arg: "N", Default: "0", Use: "user of that process", Value: settings.Checked(&c.uid, checkID)},
-		{Name: "gid", Arg: "N", Use: "group of that process; by default the number of its user", Value: settings.Checked(&c.gid, checkID)},
+		{Name: "gid", Arg: "N", Use: "group of that process; by default the number of --uid", Value: settings.Checked(&c.gid, checkID)},
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
-		{Name: "udp", Default: "false", Use: "a packet of UDP; otherwise the first one of a TCP connection", Value: settings.Bool(&c.udp)},
+		{Name: "udp", Default: "false", Use: "a UDP packet; otherwise the first packet of a TCP connection", Value: settings.Bool(&c.udp)},
 		output.Flag(&c.output, "table (the page), json or yaml", output.Table, output.JSON, output.YAML),
 	}, c.Rows()...)
 }
@@ -153,7 +153,7 @@ func (c *config) explain(ctx context.Context, query url.Values, searchPath strin
 	}
 	defer space.NetNS.Close()
 	e, err := inspect.Alone(ctx, space)
-	if err != nil || len(query) == 0 || e.State == audit.Sandboxed { // whose packets do not meet the rules
+	if err != nil || len(query) == 0 || e.State == audit.Sandboxed { // a sandbox's packets do not meet the rules
 		return e, err
 	}
 	question, err := inspect.Parse(query.Get)
@@ -165,7 +165,7 @@ func (c *config) explain(ctx context.Context, query url.Values, searchPath strin
 	return e, err
 }
 
-// query checks the arguments and returns the packet as parameters. A host name is resolved here, as the pod's resolver may be the
+// query checks the arguments and returns the packet as parameters. A host name is resolved here because the pod's resolver may be the
 // proxy's.
 func (c *config) query(ctx context.Context) (url.Values, error) {
 	query := url.Values{}
@@ -228,10 +228,10 @@ func (c *config) ask(ctx context.Context, query url.Values) (e inspect.Explanati
 	return e, err
 }
 
-// hint says what to do about an answer of an agent that does not know the pod, or the question.
+// hint returns advice for an agent's answer that the pod or the question is unknown.
 func hint(message string) string {
 	switch {
-	case strings.Contains(message, "page not found"): // of net/http
+	case strings.Contains(message, "page not found"): // an error of net/http
 		return " (the agent is of an older version than this program: upgrade it, or use --pid or --netns, which need no agent)"
 	case strings.Contains(message, "audit"):
 		return " (--pid and --netns need no agent)"
@@ -241,7 +241,7 @@ func hint(message string) string {
 	return ""
 }
 
-// code is the exit code: that of the packet if there is one, else of the pod.
+// code returns the exit code of the packet or, without a packet, of the pod.
 func code(e inspect.Explanation) int {
 	switch {
 	case e.Answer != nil:

@@ -28,7 +28,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// why runs the command on a terminal of so many columns, 0 for none.
+// why runs the command on a terminal with a number of columns, 0 without a terminal.
 func explain(t *testing.T, width int, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -39,7 +39,7 @@ func explain(t *testing.T, width int, args ...string) (code int, stdout, stderr 
 	return code, out.String(), errs.String()
 }
 
-// last is the last line.
+// last returns the last line.
 func last(text string) string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	return lines[len(lines)-1]
@@ -49,9 +49,9 @@ func last(text string) string {
 const legacy redirect.Backend = "legacy"
 
 // spec excludes a port, and captures DNS.
-func spec(mode redirect.Mode) redirect.Spec {
+func spec() redirect.Spec {
 	s := redirect.Default()
-	s.Mode, s.DNS, s.OutboundPortsExclude, s.DualStack = mode, redirect.DNSAll, ruleset.PortList(15020, 443), true
+	s.DNS, s.OutboundPortsExclude, s.DualStack = redirect.DNSAll, ruleset.PortList(15020, 443), true
 	return s
 }
 
@@ -63,12 +63,12 @@ func space(f *labtest.Fixture, b redirect.Backend) redirection.Namespace {
 	return n
 }
 
-// TestWhy_NamespaceByItsRules holds without any knowledge of the pod, before its proxy listens and then. Backends and modes answer alike
-// by the tests of node/redirection.
+// TestWhy_NamespaceByItsRules: the answers need no knowledge of the pod, before and after its proxy listens. The tests of node/redirection
+// show that backends and modes answer alike.
 func TestWhy_NamespaceByItsRules(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
-	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(redirect.Redirect), redirection.Reconcile)))
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(), redirection.Reconcile)))
 	code, out, errs := explain(t, 80, "--netns", f.Path())
 	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
 		if !strings.Contains(out, want) {
@@ -108,7 +108,7 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 	}
 }
 
-// TestJSON_EmptyArrays: a script can iterate over what is not there.
+// TestJSON_EmptyArrays: a script can iterate over empty lists.
 func TestJSON_EmptyArrays(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4)
@@ -128,7 +128,7 @@ func TestJSON_EmptyArrays(t *testing.T) {
 func TestOutput_Bound(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4)
-	s := spec(redirect.Redirect)
+	s := spec()
 	s.DualStack = false
 	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
 	script := "add chain ip mangle c0\n"
@@ -143,7 +143,7 @@ func TestOutput_Bound(t *testing.T) {
 	}
 }
 
-// TestWhy_Faults: rules that are gone, and rules of others, are named, and what they do to a packet.
+// TestWhy_Faults: the output names missing and foreign rules, and their effect on a packet.
 func TestWhy_Faults(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -169,7 +169,7 @@ func TestWhy_Faults(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			f := labtest.New(t, ruleset.IPv4)
-			s := spec(redirect.Redirect)
+			s := spec()
 			s.DualStack, s.DNS = false, redirect.DNSOff
 			check.OK(t, check.Err(space(f, tt.backend).Apply(t.Context(), s, redirection.Reconcile)))
 			if strings.Contains(tt.args, " ip other ") {
@@ -196,7 +196,7 @@ func TestWhy_Sandbox(t *testing.T) {
 		legacy: "legacy rules are copied with reproduce-nftables or reproduce-nat",
 	} {
 		f := labtest.New(t, ruleset.IPv4)
-		check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(redirect.Redirect), redirection.Reconcile)))
+		check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(), redirection.Reconcile)))
 		netnstest.Run(t, f.Path(), "ip", "address", "flush", "scope", "global")
 		for _, more := range [][]string{nil, {"--to", "10.2.0.9:80"}, {"--from", "10.2.0.9", "--port", "80"}} {
 			code, out, errs := explain(t, 0, append(more, "--netns", f.Path())...)
@@ -212,7 +212,7 @@ func TestWhy_Sandbox(t *testing.T) {
 	}
 }
 
-// TestWhy_AnswersOfAgents: what the agent lacks is said with what to do.
+// TestWhy_AnswersOfAgents: the error names what the agent lacks, and the remedy.
 func TestWhy_AnswersOfAgents(t *testing.T) {
 	for body, want := range map[string]string{
 		"404 page not found\n":                                                           "the agent is of an older version",
@@ -234,7 +234,7 @@ func TestWhy_AnswersOfAgents(t *testing.T) {
 // hostile is a text that a pod's author may write.
 const hostile = "\x1b[2J\u202e\r\nshop/web: CAPTURED "
 
-// pod is an explanation of a pod, changed as a case needs it.
+// pod returns an explanation of a pod with a case's changes.
 func pod(change func(*inspect.Explanation)) inspect.Explanation {
 	e := inspect.Explanation{
 		Status:   audit.Status{Namespace: "shop", Pod: "web", UID: "1", State: audit.Captured, Sentence: audit.Captured.Sentence(), Backend: "netlink,netlink"},
@@ -251,7 +251,7 @@ func pod(change func(*inspect.Explanation)) inspect.Explanation {
 	return e
 }
 
-// TestPage_OfAPod holds the parts that only the agent knows, the exit code, and that the answer comes last.
+// TestPage_OfAPod checks the parts that only the agent knows, the exit code, and that the answer comes last.
 func TestPage_OfAPod(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -304,12 +304,12 @@ func TestPage_OfAPod(t *testing.T) {
 			}
 		}
 		if code, out, _ := explain(t, 0, "shop/web", socket, "-o", "json"); code != tt.code || !json.Valid([]byte(out)) {
-			t.Errorf("%s: no JSON: %s", tt.name, out)
+			t.Errorf("%s: not JSON: %s", tt.name, out)
 		}
 	}
 }
 
-// TestWhy_BadArguments are refused with the value and the expected form.
+// TestWhy_BadArguments: errors have the value and the expected form.
 func TestWhy_BadArguments(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                                 "name one of NAMESPACE/NAME, --pid and --netns",
@@ -337,7 +337,7 @@ func TestWhy_BadArguments(t *testing.T) {
 	}
 }
 
-// TestManual_Output holds docs/bypass.md to the program: the way of a packet.
+// TestManual_Output compares the way of a packet in docs/bypass.md with the program's output.
 func TestManual_Output(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/bypass.md")
 	check.OK(t, err)

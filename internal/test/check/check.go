@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// OK ends the test if there is an error. The subject, if any, is said before it.
+// OK ends the test if err is not nil. The subject, if any, precedes the error in the message.
 func OK(tb testing.TB, err error, subject ...any) {
 	tb.Helper()
 	if err != nil {
@@ -18,10 +18,10 @@ func OK(tb testing.TB, err error, subject ...any) {
 	}
 }
 
-// Err is the error of a call whose other result does not matter.
+// Err returns the error of a call and drops its other result.
 func Err[T any](_ T, err error) error { return err }
 
-// Equal fails the test if the value of the subject is another one.
+// Equal fails the test if got and want differ. The subject names the value.
 func Equal[T comparable](tb testing.TB, got, want T, subject ...any) {
 	tb.Helper()
 	if got != want {
@@ -29,7 +29,7 @@ func Equal[T comparable](tb testing.TB, got, want T, subject ...any) {
 	}
 }
 
-// Diff fails the test with the difference, if any.
+// Diff fails the test with the difference between want and got, if any.
 func Diff(tb testing.TB, subject string, want, got any, options ...cmp.Option) {
 	tb.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {

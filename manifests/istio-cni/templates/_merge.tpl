@@ -28,7 +28,7 @@ NAME.
 {{- if .name -}}
 {{- $text := .root.Files.Get (printf "files/%s-%s.yaml" .kind .name) -}}
 {{- if not $text -}}
-{{- fail (printf "%s %q is not known" .kind .name) -}}
+{{- fail (printf "%s: %q is unknown" .kind .name) -}}
 {{- end -}}
 {{- include "cni.overlay" (dict "onto" .onto "from" (fromYaml $text)) -}}
 {{- end -}}
@@ -107,10 +107,10 @@ where none is set, and the tag of the reference's image.
 {{- $v := .Config -}}
 {{- if $v.observe -}}{{- include "cni.checkObserver" . -}}{{- end -}}
 {{- if and $v.ambient.enabled (not $v.observe) -}}
-{{- fail "ambient.enabled: ambient mode is not supported, and its pods would start outside of the mesh: such nodes keep the agent of Istio's own istio-cni; set ambient.enabled=false for the others" -}}
+{{- fail "ambient.enabled: ambient mode is not supported, and its pods would start outside of the mesh: keep Istio's own agent on such nodes; set ambient.enabled=false for the others" -}}
 {{- end -}}
 {{- if and (not $v.observe) (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
-{{- fail "env.AMBIENT_ENABLED: ambient mode is not supported, and the agent does not start with it: such nodes keep the agent of Istio's own istio-cni; set it to false for the others" -}}
+{{- fail "env.AMBIENT_ENABLED: ambient mode is not supported, and the agent does not start with it: keep Istio's own agent on such nodes; set it to false for the others" -}}
 {{- end -}}
 {{- if and $v.confMode (ne $v.confMode "standalone") (not $v.chained) -}}
 {{- fail (printf "confMode: %q contradicts chained=false, which is standalone" $v.confMode) -}}
@@ -122,16 +122,16 @@ where none is set, and the tag of the reference's image.
 {{- fail "istioOwnedCNIConfig: true contradicts chained=false" -}}
 {{- end -}}
 {{- if and (not $v.useAppArmorAnnotation) (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "useAppArmorAnnotation: false needs Kubernetes 1.30, this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "useAppArmorAnnotation: false needs Kubernetes 1.30, but this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- if and $v.taint.newNodes (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "taint.newNodes: true needs Kubernetes 1.36 (MutatingAdmissionPolicy), this is %s; helm template takes it from --kube-version" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "taint.newNodes: true needs Kubernetes 1.36 (MutatingAdmissionPolicy), but this is %s; helm template takes the version from --kube-version" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- if eq (int $v.healthPort) (int $v.monitoringPort) -}}
-{{- fail (printf "healthPort: %d is monitoringPort as well" (int $v.healthPort)) -}}
+{{- fail (printf "healthPort: %d is also the monitoringPort" (int $v.healthPort)) -}}
 {{- end -}}
 {{- $hub := include "cni.hub" . -}}
 {{- if and (not (contains "/" $v.image)) (include "cni.reference" $hub) -}}
-{{- fail (printf "hub: %q has the reference's image: set global.hub (and global.tag) to where the image of this program is; cni.hub and cni.tag if other charts read global, too" $hub) -}}
+{{- fail (printf "hub: %q has Istio's image: set global.hub and global.tag to this program's image; set cni.hub and cni.tag instead if other charts read global, too" $hub) -}}
 {{- end -}}
 {{- end -}}

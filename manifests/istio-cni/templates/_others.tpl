@@ -35,7 +35,7 @@ the values, .defaults this chart's defaults.
 {{- range $own -}}{{- if eq (lower . | trunc 3) (lower $name | trunc 3) -}}{{- $like = append $like . -}}{{- end -}}{{- end -}}
 {{- $hint := "" -}}
 {{- with $like -}}{{- $hint = printf "; did you mean %s?" (. | sortAlpha | join ", ") -}}{{- end -}}
-{{- fail (printf "%s: neither this chart nor another one of Istio has this value%s" $name $hint) -}}
+{{- fail (printf "%s: neither this chart nor another of Istio's charts has this value%s" $name $hint) -}}
 {{- end -}}
 {{- end -}}
 {{- /* Names that the defaults of older charts of the reference have. */ -}}
@@ -65,7 +65,7 @@ is a text, unless YAML took a zero off its end. The schema has rejected what can
 {{- else if kindIs "string" $like -}}
 {{- $text := include "cni.text" $value -}}
 {{- if and (kindIs "float64" $value) (regexMatch "^[0-9]+[.][0-9]$" $text) -}}
-{{- fail (printf "%s: %s is a number, in which YAML does not tell %s from %s0: write it in quotes" $name $text $text $text) -}}
+{{- fail (printf "%s: %s is a number, and YAML takes %s and %s0 for the same number: write it in quotes" $name $text $text $text) -}}
 {{- end -}}
 {{- $_ := set $in $key $text -}}
 {{- end -}}

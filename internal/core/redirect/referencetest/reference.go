@@ -219,11 +219,11 @@ func (d *document) ownerGroups() {
 		}
 		return
 	}
-	matches := ""
+	var matches strings.Builder
 	for _, g := range d.OwnerGroups.List {
-		matches += fmt.Sprintf(d.either("-m owner ! --gid-owner %d ", "skgid != %d "), g)
+		fmt.Fprintf(&matches, d.either("-m owner ! --gid-owner %d ", "skgid != %d "), g)
 	}
-	d.add("nat ISTIO_OUTPUT", "%s-j RETURN", "%scounter return", matches) // W2
+	d.add("nat ISTIO_OUTPUT", "%s-j RETURN", "%scounter return", matches.String()) // W2
 }
 
 func (d *document) dns() {

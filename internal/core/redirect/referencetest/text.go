@@ -43,6 +43,20 @@ func section(b *strings.Builder, table string, rules []rule) {
 	b.WriteString("COMMIT\n")
 }
 
+// byChain returns the texts of the rules by table and chain, each at its position.
+func (d *document) byChain() map[string][]string {
+	all := map[string][]string{}
+	for _, r := range d.rules {
+		at := r.table + " " + r.chain
+		place := len(all[at])
+		if r.position > 0 {
+			place = min(place, r.position-1)
+		}
+		all[at] = slices.Insert(all[at], place, r.text)
+	}
+	return all
+}
+
 // script puts the rules into native tables, in the order in which the reference makes their chains.
 func (d *document) script() string {
 	bases := map[string]string{
@@ -55,15 +69,7 @@ func (d *document) script() string {
 		"mangle": "PREROUTING OUTPUT ISTIO_DIVERT ISTIO_TPROXY ISTIO_INBOUND ISTIO_DROP",
 		"raw":    "PREROUTING OUTPUT ISTIO_INBOUND ISTIO_OUTPUT_DNS",
 	}
-	byChain := map[string][]string{}
-	for _, r := range d.rules {
-		at := r.table + " " + r.chain
-		place := len(byChain[at])
-		if r.position > 0 {
-			place = min(place, r.position-1)
-		}
-		byChain[at] = slices.Insert(byChain[at], place, r.text)
-	}
+	byChain := d.byChain()
 	var b strings.Builder
 	for _, table := range []string{"nat", "mangle", "raw"} {
 		var chains, rules strings.Builder

@@ -23,6 +23,13 @@ func Special() map[string]redirect.Spec {
 			out[name+", "+mode.String()] = s
 		}
 	}
+	networks(add)
+	extremes(add)
+	return out
+}
+
+// networks adds Specs by ports and networks.
+func networks(add func(string, func(*redirect.Spec))) {
 	outbound := func(texts ...string) func(*redirect.Spec) {
 		return func(s *redirect.Spec) { s.Outbound = redirect.Networks{List: Prefixes(texts...)} }
 	}
@@ -56,6 +63,10 @@ func Special() map[string]redirect.Spec {
 		outbound("127.0.0.1/32")(s)
 	})
 	add("all DNS and loopback outbound", func(s *redirect.Spec) { s.DNS = redirect.DNSAll; outbound("::1/128")(s) })
+}
+
+// extremes adds Specs with unusual addresses, long lists and the largest numbers.
+func extremes(add func(string, func(*redirect.Spec))) {
 	add("DNS servers of both families", func(s *redirect.Spec) {
 		s.DNS = redirect.DNSServers
 		for _, p := range Prefixes("10.0.0.10/32", "fd00::a/128", "10.0.0.11/32", "::1.2.3.4/128", "127.0.0.53/32") {
@@ -101,7 +112,6 @@ func Special() map[string]redirect.Spec {
 			s.OutboundPortsExclude = append(s.OutboundPortsExclude, ruleset.OnePort(i))
 		}
 	})
-	return out
 }
 
 // Prefixes are networks as they are written.

@@ -39,7 +39,7 @@ func in(changes ...change) walk.Packet {
 func to(text string) change { return func(p *walk.Packet) { p.Dst = netip.MustParseAddrPort(text) } }
 
 func from(text string) change       { return func(p *walk.Packet) { p.Src = netip.MustParseAddrPort(text) } }
-func by(name string) change         { return func(p *walk.Packet) { p.Out = name } }
+func byLo(p *walk.Packet)           { p.Out = "lo" }
 func state(s ruleset.States) change { return func(p *walk.Packet) { p.State = s } }
 func user(uid, gid uint32) change   { return func(p *walk.Packet) { p.UID, p.GID = uid, gid } }
 func proxied(p *walk.Packet)        { p.Outgoing, p.Out, p.Mark = true, "lo", 1337 }
@@ -173,7 +173,7 @@ func TestWalk_IPv6(t *testing.T) {
 // TestWalk_Zones: the first zone stays, and what comes back by lo has its zone.
 func TestWalk_Zones(t *testing.T) {
 	set := live(t, ruleset.IPv4, "raw OUTPUT -j CT --zone 2", "raw OUTPUT -j CT --zone 1", "raw PREROUTING -j CT --zone 3")
-	for want, p := range map[ruleset.Zone]walk.Packet{2: out(by("lo")), 3: in()} {
+	for want, p := range map[ruleset.Zone]walk.Packet{2: out(byLo), 3: in()} {
 		if r := (walk.Namespace{Live: []ruleset.Set{set}}).Walk(p); r.Zone != want {
 			t.Errorf("zone %d, want %d", r.Zone, want)
 		}
@@ -230,8 +230,8 @@ func reasonCases() []reasonCase {
 		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, in(), "is handed over by TPROXY to port 15006: a new connection: hand it to the proxy"},
 		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, out(proxied), always + "the app calls its own pod: directly"},
 		{func(s *redirect.Spec) { s.DropInvalid = true }, in(state(ruleset.StateInvalid)), "is dropped: packets that fit no connection are dropped"},
-		{func(*redirect.Spec) {}, out(by("lo"), from("127.0.0.6:1")), always + "the proxy hands an inbound connection to the app"},
-		{func(*redirect.Spec) {}, out(by("lo"), user(1337, 1337)), "is redirected to port 15006: the proxy calls its own pod: through the inbound listener"},
+		{func(*redirect.Spec) {}, out(byLo, from("127.0.0.6:1")), always + "the proxy hands an inbound connection to the app"},
+		{func(*redirect.Spec) {}, out(byLo, user(1337, 1337)), "is redirected to port 15006: the proxy calls its own pod: through the inbound listener"},
 	}
 }
 
@@ -372,7 +372,7 @@ func TestWalk_Deviations(t *testing.T) {
 func TestWalk_AnotherInterfaceNamedLo(t *testing.T) {
 	w := walk.Wanted{Spec: redirect.Default()}
 	n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Loopback: "lo0"}
-	r := n.Walk(out(by("lo"), user(1337, 1337)))
+	r := n.Walk(out(byLo, user(1337, 1337)))
 	check.Equal(t, r.Verdict, walk.Redirected)
 	check.Equal(t, r.Expected, walk.Passed)
 }

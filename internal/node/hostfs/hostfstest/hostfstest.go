@@ -1,11 +1,11 @@
-// Package hostfstest ends or fails a piece of work on the node's files at each of its operations, to show that the files
-// that it leaves are valid.
+// Package hostfstest interrupts work on the node's files at each of its operations, to show that the files which it
+// leaves behind are valid.
 //
-// The faults count from zero: KillAt(0) fails the first operation. A test goes over all of them with
+// Operations count from zero: KillAt(0) fails the first operation. A test covers all of them with
 //
 //	for n := range hostfstest.Count(work) { ... hostfs.Disk{Before: hostfstest.KillAt(n).Before} ... }
 //
-// with fresh files each time. All that is let through happens on the real file system.
+// with fresh files each time. An operation without a fault changes the real file system.
 package hostfstest
 
 import (
@@ -24,45 +24,45 @@ var ErrKilled = errors.New("killed")
 
 // Faults are operations that fail as configured. They are safe for concurrent use.
 type Faults struct {
-	at   int   // how many operations go through first
-	err  error // error of the next one
-	dead bool  // whether all later ones get it too
+	at   int   // number of operations before the fault
+	err  error // error of the next operation
+	dead bool  // whether all later operations fail too
 
 	mu       sync.Mutex
 	log      []string
-	unsynced map[string]bool // files that were written and not synced, by path; nil without a power cut
+	unsynced map[string]bool // written files that are not synced, by path; nil without a power cut
 }
 
-// KillAt lets n operations through and fails every other with ErrKilled, as if the process had been killed: nothing is
-// cleaned up. A write at which it is killed is half done.
+// KillAt lets n operations through and fails all later ones with ErrKilled, like a killed process that cleans up nothing.
+// If the first failing operation is a write, half of it is done.
 func KillAt(n int) *Faults { return &Faults{at: n, err: ErrKilled, dead: true} }
 
-// PowerCutAt is KillAt for the node: content that is not synced until then is lost, so that the file is empty.
-// Renames and the like are not lost; that is the worse case of the two.
+// PowerCutAt is KillAt for the node: unsynced content is lost, so that the file is empty. Renames and other changes of
+// directories are kept, which is the worse case.
 func PowerCutAt(n int) *Faults {
 	return &Faults{at: n, err: ErrKilled, dead: true, unsynced: map[string]bool{}}
 }
 
-// FailAt lets n operations through, fails one with err, and lets all others through. A write that fails is half done.
+// FailAt fails operation n with err and lets all others through. A failing write is half done.
 func FailAt(n int, err error) *Faults { return &Faults{at: n, err: err} }
 
-// Count returns how many operations the work makes when all of them succeed.
+// Count returns the number of operations of work when all of them succeed.
 func Count(work func(disk hostfs.Disk)) int { return len(Record(work)) }
 
-// Record returns the operations the work makes, such as "rename /a/b.tmp.7 /a/b".
+// Record returns the operations of work, such as "rename /a/b.tmp.7 /a/b".
 func Record(work func(disk hostfs.Disk)) []string {
 	f := &Faults{at: -1}
 	work(hostfs.Disk{Before: f.Before})
 	return f.Log()
 }
 
-// Memory returns an empty directory in memory, where nothing waits for a disk.
+// Memory returns an empty directory on a tmpfs, which never waits for a disk.
 func Memory(tb testing.TB) string {
 	tb.Helper()
 	var stat syscall.Statfs_t
 	const tmpfsMagic = 0x01021994
 	if err := syscall.Statfs("/dev/shm", &stat); err != nil || stat.Type != tmpfsMagic {
-		tb.Fatal("/dev/shm is no tmpfs: this test needs one")
+		tb.Fatal("/dev/shm is not a tmpfs, which this test needs")
 	}
 	dir, err := os.MkdirTemp("/dev/shm", "hostfs") //nolint:usetesting // another file system than the test's
 	if err != nil {
@@ -79,7 +79,7 @@ func (f *Faults) Log() []string {
 	return slices.Clone(f.log)
 }
 
-// Before records an operation and returns the error with which it is to fail.
+// Before records an operation and returns its error, nil to let it through.
 func (f *Faults) Before(c hostfs.Call) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -100,7 +100,7 @@ func (f *Faults) Before(c hostfs.Call) error {
 	return nil
 }
 
-// follow notes which files are not synced.
+// follow tracks the files that are not synced.
 func (f *Faults) follow(c hostfs.Call) {
 	switch c.Name {
 	case "create":

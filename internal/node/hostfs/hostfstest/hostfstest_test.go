@@ -13,7 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// left writes a file with the faults and returns the files afterwards.
+// left writes a file with the faults and returns the remaining files.
 func left(t *testing.T, faults *hostfstest.Faults) (files string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -61,7 +61,7 @@ func TestFaults(t *testing.T) {
 		{"power cut before the sync", cut(3), hostfstest.ErrKilled, "create write chmod sync close remove", "f.tmp="},
 		{"power cut after the sync", cut(4), hostfstest.ErrKilled, "create write chmod sync close remove", "f.tmp=12345678"},
 		{"a failure is cleaned up", fail(1), syscall.EIO, "create write close remove", ""},
-		{"a failure is once", fail(4), syscall.EIO, "create write chmod sync close remove", ""},
+		{"a failure at the close", fail(4), syscall.EIO, "create write chmod sync close remove", ""},
 	} {
 		files, err := left(t, c.faults)
 		if log := verbs(c.faults.Log()); !errors.Is(err, c.err) || log != c.log || files != c.left {

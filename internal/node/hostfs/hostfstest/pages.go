@@ -12,8 +12,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// PageFaults reads a byte of each page of a file through a mapping, with the given advice, and returns the number of page faults. The
-// larger the blocks are in which the file lies in memory, the fewer they are, as far as the kernel and its file system have such.
+// PageFaults reads a byte of each page of a file through a mapping with the advice of madvise(2), and returns the number of page
+// faults. Large blocks in the page cache, if the kernel and its file system have them, reduce the number.
 func PageFaults(tb testing.TB, path string, advice int) (faults int64) {
 	tb.Helper()
 	file, err := os.Open(path) //nolint:gosec // the path is the test's
@@ -23,7 +23,7 @@ func PageFaults(tb testing.TB, path string, advice int) (faults int64) {
 	check.OK(tb, err)
 	pages, err := unix.Mmap(int(file.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE)
 	check.OK(tb, err)
-	runtime.LockOSThread()         //nolint:forbidigo // the faults are those of a thread
+	runtime.LockOSThread()         //nolint:forbidigo // the kernel counts the faults of a thread
 	defer runtime.UnlockOSThread() //nolint:forbidigo // as above
 	var before, after unix.Rusage
 	var sum byte
@@ -38,7 +38,7 @@ func PageFaults(tb testing.TB, path string, advice int) (faults int64) {
 	return after.Minflt - before.Minflt + after.Majflt - before.Majflt
 }
 
-// BytesRead returns how much this process has read, proc_pid_io(5).
+// BytesRead returns the number of bytes that this process has read, proc_pid_io(5).
 func BytesRead(tb testing.TB) (n int) {
 	tb.Helper()
 	text, err := os.ReadFile("/proc/self/io")

@@ -1,7 +1,7 @@
 // Package netnstest makes network namespaces for tests on the real kernel.
 //
-// It promises an empty namespace that ends with its test, also if the test process is killed: nothing is
-// mounted, the namespace lives in an open file. It never touches the namespace the tests run in. Start
+// It promises an empty namespace that ends with its test, also if the test process is killed: only an open
+// file holds the namespace, and no mount. It never touches the namespace that the tests run in. Start
 // reading at [New].
 package netnstest
 
@@ -21,8 +21,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// New makes a network namespace with nothing but a loopback interface that is down, and returns a path that
-// names it for this process and its children. It skips a test that does not run as root.
+// New makes a network namespace with only a loopback interface that is down, and returns its path for this
+// process and its children. It skips a test that does not run as root.
 func New(tb testing.TB) string {
 	tb.Helper()
 	if os.Geteuid() != 0 {
@@ -34,8 +34,8 @@ func New(tb testing.TB) string {
 	return n.Path()
 }
 
-// held are the namespaces of New and Open, by path.
-var held sync.Map //nolint:gochecknoglobals // paths are of the whole process, too
+// held has the namespaces of New and Open, by path.
+var held sync.Map //nolint:gochecknoglobals // paths are global too
 
 // keep holds a namespace until the test ends.
 func keep(tb testing.TB, path string, n *netns.Namespace) {
@@ -47,7 +47,7 @@ func keep(tb testing.TB, path string, n *netns.Namespace) {
 	})
 }
 
-// At is the open namespace of New or Open for the path.
+// At returns the open namespace of New or Open for a path.
 func At(path string) *netns.Namespace {
 	n, ok := held.Load(path)
 	if !ok {
@@ -81,7 +81,7 @@ func Run(tb testing.TB, path, name string, args ...string) string {
 	return Feed(tb, path, "", name, args...)
 }
 
-// Feed is Run for a command with an input.
+// Feed is Run with a standard input.
 func Feed(tb testing.TB, path, stdin, name string, args ...string) string {
 	tb.Helper()
 	var stdout, stderr strings.Builder
@@ -96,7 +96,7 @@ func Feed(tb testing.TB, path, stdin, name string, args ...string) string {
 	return stdout.String()
 }
 
-// Inside runs the calling test again, in another process that prepare makes different, and reports whether this is that
+// Inside runs the calling test again in another process, which prepare configures, and reports whether this is that
 // process.
 func Inside(t *testing.T, prepare func(*exec.Cmd)) bool {
 	t.Helper()
@@ -114,8 +114,8 @@ func Inside(t *testing.T, prepare func(*exec.Cmd)) bool {
 	return false
 }
 
-// Unshared starts a process in a network namespace that belongs to a user namespace of its own, with users of this one from host
-// on, as a runtime does for a pod with hostUsers: false. It ends with the test.
+// Unshared starts a process in a new user namespace and its own network namespace, as a runtime does for a pod with hostUsers: false.
+// The process has size user IDs, which begin at host in this user namespace. It ends with the test.
 func Unshared(tb testing.TB, host, size int) (process *exec.Cmd, path string) {
 	tb.Helper()
 	process = exec.CommandContext(tb.Context(), "sleep", "1000")
@@ -126,7 +126,7 @@ func Unshared(tb testing.TB, host, size int) (process *exec.Cmd, path string) {
 	return process, fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid)
 }
 
-// Mount mounts the namespace at path where a container runtime would, at a new file, until the test ends.
+// Mount mounts the namespace at path at a new file, like a container runtime, until the test ends.
 func Mount(tb testing.TB, path, file string) {
 	tb.Helper()
 	err := os.WriteFile(file, nil, 0o600) //nolint:forbidigo // a file of the test
@@ -136,8 +136,8 @@ func Mount(tb testing.TB, path, file string) {
 	tb.Cleanup(func() { _ = unix.Unmount(file, unix.MNT_DETACH) })
 }
 
-// Set writes a sysctl of the namespace at path, by its name below /proc/sys. It needs no program for that: a minimal machine
-// has none.
+// Set writes a sysctl of the namespace at path. name is relative to /proc/sys. Set runs no program because a minimal machine
+// lacks sysctl(8).
 func Set(tb testing.TB, path, name, value string) {
 	tb.Helper()
 	err := netns.Do(path, func() error {
@@ -146,8 +146,8 @@ func Set(tb testing.TB, path, name, value string) {
 	check.OK(tb, err, "setting", name, "in", path)
 }
 
-// WriteProgram writes a file that the test executes. No process is started meanwhile: it would have the file open for writing
-// until its exec, and the kernel executes no such file (ETXTBSY).
+// WriteProgram writes a program that the test executes. No process may start during the write: it would have the file open for
+// writing until its exec, and the kernel executes no such file (ETXTBSY).
 func WriteProgram(tb testing.TB, file string, content []byte) {
 	tb.Helper()
 	syscall.ForkLock.RLock()

@@ -176,10 +176,11 @@ func (b *Buffer) Network(source, negated bool, prefix netip.Prefix) {
 func ReadNetwork(length int, value, mask []byte) (netip.Prefix, bool) {
 	bits := 8 * len(value)
 	if mask != nil {
-		all := 0
-		if bits, all = net.IPMask(mask).Size(); len(value) != length || all != 8*length { // none of a mask with a hole
+		ones, all := net.IPMask(mask).Size()
+		if len(value) != length || all != 8*length { // a mask with a hole has no size
 			return netip.Prefix{}, false
 		}
+		bits = ones
 	}
 	if len(value) > length || len(value) == 0 {
 		return netip.Prefix{}, false

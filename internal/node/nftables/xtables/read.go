@@ -268,16 +268,9 @@ func (i ctTarget) targets() []ruleset.Target {
 
 // translation reads a range of addresses and ports.
 func (l layout) translation(f ruleset.Family) ruleset.Target {
-	r := unpack[natRange](l.info)
-	if f == ruleset.IPv4 && l.revision == 0 {
-		multi := unpack[natMulti](l.info)
-		if multi.Size != 1 {
-			return nil
-		}
-		r = natRange{Flags: multi.Flags, Ports: multi.Ports}
-		for i := range multi.Addresses {
-			copy(r.Addresses[i][:], multi.Addresses[i][:])
-		}
+	r, single := l.natRange(f)
+	if !single {
+		return nil
 	}
 	n, to := ruleset.NAT{Local: l.name == "REDIRECT", Source: l.name == "SNAT"}, ""
 	if r.Flags&natAddresses != 0 && !n.Local {
@@ -307,6 +300,19 @@ func (l layout) translation(f ruleset.Family) ruleset.Target {
 		n.Text += fmt.Sprintf(" [flags %d]", more)
 	}
 	return n
+}
+
+// natRange reads the range of revision 0, which IPv4 has as the only one of a list, or of a later revision.
+func (l layout) natRange(f ruleset.Family) (r natRange, single bool) {
+	if f != ruleset.IPv4 || l.revision != 0 {
+		return unpack[natRange](l.info), true
+	}
+	multi := unpack[natMulti](l.info)
+	r = natRange{Flags: multi.Flags, Ports: multi.Ports}
+	for i := range multi.Addresses {
+		copy(r.Addresses[i][:], multi.Addresses[i][:])
+	}
+	return r, multi.Size == 1
 }
 
 // upTo is the text of a range.

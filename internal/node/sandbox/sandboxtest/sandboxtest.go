@@ -1,5 +1,5 @@
-// Package sandboxtest makes a node whose pods can be searched: its places are directories of the test, its namespaces, mounts
-// and processes are real.
+// Package sandboxtest makes a node for searches of pods. The places are directories of the test; the namespaces, mounts and
+// processes are real.
 package sandboxtest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// Node is a node. Its own namespace is another than this process's.
+// Node is a node. Its own network namespace differs from this process's.
 type Node struct {
 	*testing.T
 	sandbox.Places
@@ -51,7 +51,7 @@ func (n *Node) Do(err error) {
 	check.OK(n, err)
 }
 
-// Inode is that of the namespace at a path.
+// Inode returns the inode of the namespace at a path.
 func Inode(t *testing.T, path string) netns.Inode {
 	t.Helper()
 	inode, err := netns.InodeOf(path)
@@ -65,7 +65,7 @@ func (n *Node) Write(file string, data []byte) {
 	n.Do(os.WriteFile(file, data, 0o600)) //nolint:forbidigo // a file of the test
 }
 
-// Process adds an entry of the procfs: a process in a namespace. With the UID of a pod it is in that pod's cgroup.
+// Process adds a process in a namespace to the procfs. With the UID of a pod, the process is in that pod's cgroup.
 func (n *Node) Process(pid, path string, uid ...string) {
 	n.Helper()
 	n.Do(os.MkdirAll(filepath.Join(n.Proc, pid, "ns"), 0o700))
@@ -75,13 +75,13 @@ func (n *Node) Process(pid, path string, uid ...string) {
 	}
 }
 
-// Cgroup puts a process into a cgroup, as proc_pid_cgroup(5) has it.
+// Cgroup puts a process into a cgroup. text has the format of proc_pid_cgroup(5).
 func (n *Node) Cgroup(pid, text string) {
 	n.Helper()
 	n.Write(filepath.Join(n.Proc, pid, "cgroup"), []byte(text))
 }
 
-// Start starts a real process in a namespace and adds it to the procfs. It ends with the test, or by end.
+// Start starts a real process in a namespace and adds it to the procfs. The process ends with the test, or with end.
 func (n *Node) Start(path string) (process *exec.Cmd, end func()) {
 	n.Helper()
 	process = exec.CommandContext(n.Context(), "sleep", "1000")
@@ -127,13 +127,13 @@ func (n *Node) MountAt(path, at string) string {
 	return at
 }
 
-// Kept mounts a namespace where only an entry of the cache leads to.
+// Kept mounts a namespace at a path that only an entry of the cache can name.
 func (n *Node) Kept(path, name string) string {
 	n.Helper()
 	return n.MountAt(path, filepath.Join(n.Dir, "kept", name))
 }
 
-// Cached writes an entry of libcni's cache, changed as the test needs it, and returns its file.
+// Cached writes an entry of libcni's cache with the test's changes, and returns its file.
 func (n *Node) Cached(name string, pod sandbox.Pod, path string, changes ...func(entry map[string]any)) string {
 	n.Helper()
 	entry := map[string]any{
@@ -152,7 +152,7 @@ func (n *Node) Cached(name string, pod sandbox.Pod, path string, changes ...func
 	return file
 }
 
-// Sandbox is the namespace of a pod as nearly all CNI plugins make it: its interface has its other end in the node's
+// Sandbox returns a pod's namespace like nearly all CNI plugins make it: its interface has the other end in the node's
 // namespace.
 func (n *Node) Sandbox(addresses ...string) string {
 	n.Helper()

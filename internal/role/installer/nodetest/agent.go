@@ -38,7 +38,7 @@ type Agent struct {
 	exited chan struct{}
 	ended  error
 	http   *http.Client
-	// health and monitoring are its ports.
+	// health and monitoring are the agent's ports.
 	health, monitoring string
 }
 
@@ -105,7 +105,7 @@ func (n *Node) Start(args ...string) *Agent {
 	started := make(chan error, 1)
 	go func() {
 		defer close(a.exited)
-		// The thread that starts the process must live as long as the process, which is killed with it (PR_SET_PDEATHSIG, prctl(2)).
+		// The thread that starts the process must live as long as the process, which is killed with the thread (PR_SET_PDEATHSIG, prctl(2)).
 		err := n.as(n.container, func() error {
 			if err := a.cmd.Start(); err != nil {
 				return err
@@ -157,7 +157,7 @@ func (a *Agent) Terminate() {
 	check.OK(a.tb, a.cmd.Process.Signal(syscall.SIGTERM), "terminating the node agent")
 }
 
-// Wait waits for the process to end by itself and returns its exit code, -1 for the death by a signal.
+// Wait waits until the process ends by itself and returns its exit code, -1 after a signal.
 func (a *Agent) Wait() int {
 	a.tb.Helper()
 	Await(a.tb, "the end of the node agent", func() error {

@@ -1,12 +1,12 @@
-// Package nodetest is a node that exists only for a test: a root directory of its own with a host's files for its container
+// Package nodetest is a node that exists only for a test: its own root directory with a host's files for its container
 // runtime, a network namespace, an API server, a kubelet's projected directories, a runtime that loads and runs CNI
 // configurations through libcni, and node agents as real processes in a container's view of the node.
 //
-// It promises that all paths are those of a real node, for the runtime, the plugins and the agents; that nothing but the
-// test's own temporary directory is written (the machine's programs are there to be read only); and that every process
+// It promises that all paths are a real node's, for the runtime, the plugins and the agents; that it writes only to the
+// test's own temporary directory (the machine's programs are read-only); and that every process
 // ends with the test, also if the test is killed.
 //
-// It never touches the machine's own directories, its network namespace or processes of others.
+// It never touches the machine's own directories, its network namespace or other processes.
 //
 // Start reading at [New]; view.go has the mount namespace, agent.go the processes, runtime.go the pods.
 package nodetest
@@ -40,7 +40,7 @@ const (
 	netnsDir = "/run/netns"
 )
 
-// Names that the agent knows its cluster by.
+// Names by which the agent knows its cluster.
 const (
 	Namespace = "istio-system"
 	DaemonSet = "istio-cni-node"
@@ -51,11 +51,11 @@ const (
 // Paths of the API server's objects.
 const (
 	DaemonSetPath = "/apis/apps/v1/namespaces/" + Namespace + "/daemonsets/" + DaemonSet
-	// APIAddress is where the API server listens in the node's network namespace.
+	// APIAddress is the API server's address in the node's network namespace.
 	APIAddress = "127.0.0.1:6443"
 )
 
-// ServiceAccountDir is where the kubelet puts the credentials into the container.
+// ServiceAccountDir is the container's directory of the credentials that the kubelet writes.
 const ServiceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 const (
@@ -63,7 +63,7 @@ const (
 	fileMode = 0o644
 )
 
-// Node is one node. It is empty at first: no CNI configuration, no API server and no service account.
+// Node is one node. A new node is empty: no CNI configuration, no API server and no service account.
 type Node struct {
 	tb testing.TB
 	// Netns is the node's network namespace.
@@ -74,7 +74,7 @@ type Node struct {
 	// host and container are root directories; mounts below them are visible in the mount namespace only.
 	host, container string
 	mounts          *os.File
-	// immutable is for a root that is read-only but for writable, and has no program.
+	// immutable makes the root read-only except for writable directories, without programs.
 	immutable bool
 
 	projections atomic.Int64
@@ -86,8 +86,8 @@ func New(tb testing.TB, program string) *Node {
 	return create(tb, program, false)
 }
 
-// NewImmutable creates a node of an immutable operating system, such as Talos or Bottlerocket: its root is read-only but for /var, /run,
-// /etc/cni and the directory of plugins, and of the machine's programs it has the primary CNI's alone, with their libraries.
+// NewImmutable creates a node of an immutable operating system, such as Talos or Bottlerocket: its root is read-only except /var, /run,
+// /etc/cni and the directory of plugins, and of the machine's programs it has only the primary CNI's, with their libraries.
 func NewImmutable(tb testing.TB, program string) *Node {
 	tb.Helper()
 	return create(tb, program, true)
@@ -156,7 +156,7 @@ func (n *Node) Put(name, text string) {
 }
 
 func replace(file, text string) error {
-	const aside = ".new" // no extension that a runtime reads
+	const aside = ".new" // not an extension that a runtime reads
 	if err := os.MkdirAll(filepath.Dir(file), dirMode); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (n *Node) Tree(dir string) map[string]string {
 			return err
 		}
 		var content []byte
-		target, _ := os.Readlink(file) // of a link only
+		target, _ := os.Readlink(file) // only for a link
 		if info.Mode().IsRegular() {
 			content, err = os.ReadFile(file) //nolint:gosec // the test's own path
 		}
@@ -198,8 +198,8 @@ func (n *Node) Tree(dir string) map[string]string {
 	return tree
 }
 
-// StartAPI starts the API server, again with another authority if it was stopped, with the agent's DaemonSet and this node
-// in it.
+// StartAPI starts the API server with the agent's DaemonSet and this node. After a stop, it starts with another
+// authority.
 func (n *Node) StartAPI() {
 	n.tb.Helper()
 	Await(n.tb, "the API server's port", n.portIsFree)
@@ -213,7 +213,7 @@ func (n *Node) StartAPI() {
 	n.API.SetPod(kubetest.Pod{Namespace: Namespace, Name: PodName, UID: "00000000-0000-4000-8000-00000000a9e7"})
 }
 
-// portIsFree returns an error while a process that was just started still has the port of a server that was stopped: between
+// portIsFree returns an error while a process that was just started still has the port of a stopped server: between
 // fork and exec it has all files of the test. No process is started during the check.
 func (n *Node) portIsFree() error {
 	return n.inNetns(func() error {

@@ -109,7 +109,7 @@ func (n *Node) Add(p chaintest.Pod) (Loaded, error) {
 	})
 }
 
-// Del runs the configuration of the pod's ADD backwards, from libcni's cache, whatever the directory holds now.
+// Del runs the configuration of the pod's ADD backwards, from libcni's cache, regardless of the directory's present content.
 func (n *Node) Del(p chaintest.Pod, network string) error {
 	return n.runtimeDo(func(ctx context.Context, cni *libcni.CNIConfig) error {
 		named := &libcni.NetworkConfigList{Name: network}

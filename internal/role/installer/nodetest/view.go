@@ -28,7 +28,7 @@ func makeDevices(root string) error {
 	return errors.Join(errs...)
 }
 
-// mount creates the node's mount namespace and keeps it open. The machine's mount namespace does not see its mounts, so that
+// mount creates the node's mount namespace and keeps it open. The machine's mount namespace does not see its mounts, so
 // the later removal of the directories removes nothing else.
 func (n *Node) mount(program string) error {
 	return onThread(func() error {
@@ -79,7 +79,7 @@ func readOnly(mounted string) error {
 // binds returns the mounts of the machine's programs for the host, and of the host's directories for the container.
 func (n *Node) binds(program string) []bind {
 	binds := []bind{
-		// A root directory is a mount, which programs may count on that change how mounts propagate.
+		// The root directory must be a mount: programs may rely on it to change how mounts propagate.
 		{from: n.host, to: n.host},
 		{from: n.container, to: n.container},
 	}
@@ -111,8 +111,8 @@ func (n *Node) binds(program string) []bind {
 	return binds
 }
 
-// as runs do with a root directory, in the node's mount and network namespaces, and so do the processes that it starts.
-// Goroutines that it starts do not. The root is the machine's when it is empty.
+// as runs do with a root directory, in the node's mount and network namespaces, and so do the processes that do starts.
+// Goroutines that do starts have the machine's. An empty root is the machine's.
 func (n *Node) as(root string, do func() error) error {
 	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -125,7 +125,7 @@ func (n *Node) as(root string, do func() error) error {
 	})
 }
 
-// inNet enters the network namespace before the root directory changes, as its path is the machine's.
+// inNet enters the network namespace before the root directory changes because its path is the machine's.
 func (n *Node) inNet(root string, do func() error) error {
 	net, err := os.Open(n.Netns)
 	if err != nil {
@@ -143,14 +143,14 @@ func (n *Node) inNet(root string, do func() error) error {
 	return do()
 }
 
-// onThread runs do on a thread that is used for nothing else afterwards. The thread is not the first one of the process, as
-// that one cannot end.
+// onThread runs do on a thread that is used for nothing else afterwards. The thread is not the first one of the process because
+// the first thread cannot end.
 func onThread(do func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() //nolint:forbidigo // mount namespaces and root directories are of tests only
 		if unix.Gettid() == unix.Getpid() {
-			done <- onThread(do)     // which cannot get this thread
+			done <- onThread(do)     // do cannot get this thread
 			runtime.UnlockOSThread() //nolint:forbidigo // nothing was done to it
 			return
 		}

@@ -35,13 +35,13 @@ import (
 // SystemPlugins is where Debian keeps the reference plugins.
 const SystemPlugins = "/usr/lib/cni"
 
-// shared is the program that the tests of a package share, "" before it is built.
+// shared is the program that the tests of a package share, "" before its build.
 var (
 	built  sync.Once //nolint:gochecknoglobals // of the whole process
 	shared string    //nolint:gochecknoglobals // of the whole process
 )
 
-// Program returns the path of the program under test. It is built once for all tests of a package, which are run by [Main].
+// Program returns the path of the program under test. It is built once for all tests of a package, which [Main] runs.
 func Program(tb testing.TB) string {
 	tb.Helper()
 	if os.Geteuid() != 0 {
@@ -73,10 +73,10 @@ func Build(tb testing.TB, dir string) string {
 	return BuildPackage(tb, filepath.Join(dir, "istio-cni"), "github.com/meshcni/istio-cni")
 }
 
-// BuildPackage compiles a program of this module, as the program itself is, and gives the file back.
+// BuildPackage compiles a program of this module with the same flags, and returns the file.
 //
-// The file is written again, at once, as an installation writes it: pages that the linker wrote through a mapping have the
-// smallest size, with which each start costs a fifth more.
+// The file is rewritten in one piece, like an installation: pages that the linker wrote through a mapping have the
+// smallest size, which makes each start a fifth slower.
 func BuildPackage(tb testing.TB, file, pkg string) string {
 	tb.Helper()
 	//nolint:gosec // the path is the test's
@@ -121,8 +121,8 @@ func New(tb testing.TB, program string) *Node {
 	return n
 }
 
-// adapter installs a replacement of Debian's bridge in the first directory: its plugins end at CNI 1.0.0, so for a 1.1.0
-// chain the real one is run with the version in its input and output changed.
+// adapter installs a replacement of Debian's bridge in the first directory. Debian's plugins end at CNI 1.0.0, so for a 1.1.0
+// chain the replacement runs the real bridge with the version in its input and output changed.
 func (n *Node) adapter() {
 	script := `#!/bin/sh
 case "$CNI_COMMAND" in
@@ -169,7 +169,7 @@ func (n *Node) Chain(version string, stanza Stanza) *libcni.NetworkConfigList {
 // Pod is a sandbox of the node.
 type Pod struct {
 	Namespace, Name, UID, Netns string
-	// Annotations are handed over by the runtime, as containerd does, unless nil.
+	// Annotations are passed by the runtime, as containerd does, unless nil.
 	Annotations map[string]string
 	id          string
 }
@@ -236,7 +236,7 @@ func (p Pod) Runtime() *libcni.RuntimeConf {
 	}
 }
 
-// run runs do as the node's runtime would: in the node's namespace.
+// run runs do in the node's namespace, like the node's runtime.
 func (n *Node) run(do func(context.Context, *libcni.CNIConfig) error) error {
 	starter := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: n.Log}, PluginDecoder: version.PluginDecoder{}}
 	cni := libcni.NewCNIConfigWithCacheDir([]string{n.bin, SystemPlugins}, filepath.Join(n.dir, "cache"), starter)
@@ -278,7 +278,7 @@ func (n *Node) GC(list *libcni.NetworkConfigList) error {
 	})
 }
 
-// Cached returns the JSON of the result that libcni caches of the last plugin of an ADD.
+// Cached returns the JSON of the last plugin's result of an ADD in libcni's cache.
 func (n *Node) Cached(list *libcni.NetworkConfigList, p Pod) (text []byte, err error) {
 	failed := n.run(func(_ context.Context, cni *libcni.CNIConfig) error {
 		var result types.Result
@@ -312,7 +312,7 @@ func Input(list *libcni.NetworkConfigList, prevResult []byte) ([]byte, error) {
 	return json.Marshal(stanza)
 }
 
-// Exec starts the program under test with a command, and the input as it is. The extra variables come last.
+// Exec starts the program under test with a command and the unchanged input. The extra variables come last.
 func (n *Node) Exec(command string, p Pod, input []byte, extra ...string) (stdout []byte, err error) {
 	err = netns.Do(n.Netns, func() error {
 		stdout, err = n.Command(command, p, input, extra...).Output()

@@ -1,11 +1,11 @@
-// Package trace runs a program and records its system calls and those of all its descendants, so that a test can count them
+// Package trace runs a program and records the system calls of it and all its descendants, so that a test can count them
 // without relying on the program's own output.
 //
-// It promises to see every call of every thread and of every process, from the first instruction to the last exit, by
-// ptrace(2), with the arguments that the kernel received. It never changes a call, and it never waits for, or reaps, a child of
+// It promises to see every call of every thread and of every process, from the first instruction to the last exit, through
+// ptrace(2), with the arguments that the kernel received. It never changes a call, and never waits for, or reaps, a child of
 // the test that it did not start.
 //
-// Start reading at Run, then Messages for what was sent to the kernel by netlink.
+// Start reading at Run, then Messages for the netlink messages to the kernel.
 package trace
 
 import (
@@ -26,11 +26,11 @@ import (
 
 // Call is one system call.
 type Call struct {
-	// Process is the id of the process, whichever of its threads called.
+	// Process is the id of the process, regardless of the calling thread.
 	Process int
 	Number  uint64
 	Args    [6]uint64
-	// Result is the result, an errno negated; calls that did not return have none.
+	// Result is the result, a negated errno after an error; calls that did not return have no result.
 	Result int64
 	// Path is the file of the call, or the socket's file of a connect or bind; "@name" is an abstract one.
 	Path string
@@ -55,14 +55,14 @@ type Record struct {
 }
 
 // Run starts a command, waits for the end of the command and of all its descendants, and returns their trace. It also calls the
-// command's own Wait. A failure of the command is no error: see Record.Status.
+// command's own Wait. A failure of the command is not an error: see Record.Status.
 func Run(cmd *exec.Cmd) (*Record, error) {
 	runtime.LockOSThread()         //nolint:forbidigo // ptrace(2): a tracer is a thread
 	defer runtime.UnlockOSThread() //nolint:forbidigo // see above
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	// A process group of its own lets wait4 skip other children of the test.
+	// A separate process group lets wait4 skip other children of the test.
 	cmd.SysProcAttr.Ptrace, cmd.SysProcAttr.Setpgid = true, true
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func Run(cmd *exec.Cmd) (*Record, error) {
 	if err != nil {
 		_ = unix.Kill(-t.first, unix.SIGKILL)
 		var status unix.WaitStatus
-		for gone := error(nil); gone == nil; { // it is no zombie as long as one of its threads is ours
+		for gone := error(nil); gone == nil; { // it is not a zombie as long as one of its threads is ours
 			_, gone = wait(-t.first, &status)
 		}
 	}
@@ -104,7 +104,7 @@ type descriptor struct{ process, fd int }
 const options = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK |
 	unix.PTRACE_O_TRACEEXEC | unix.PTRACE_O_EXITKILL
 
-// follow traces until the process group has no process left.
+// follow traces until the process group is empty.
 func (t *tracer) follow() error {
 	var status unix.WaitStatus
 	if _, err := wait(t.first, &status); err != nil {
@@ -133,7 +133,7 @@ func (t *tracer) follow() error {
 			continue
 		}
 		signal, err := t.stopped(id, status)
-		// A stopped thread can still be ended, by another one's exit_group or by a signal.
+		// Another thread's exit_group, or a signal, can still end a stopped thread.
 		if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -151,7 +151,7 @@ func resume(id, signal int) error {
 	return nil
 }
 
-// wait waits for all threads of a process, or with a negative number of a process group.
+// wait waits for all threads of a process or, with a negative number, of a process group.
 func wait(id int, status *unix.WaitStatus) (int, error) {
 	for {
 		got, err := unix.Wait4(id, status, unix.WALL, nil)
@@ -239,7 +239,7 @@ func statusOf(id int, field string) (int, error) {
 	return 0, fmt.Errorf("thread %d has no %s", id, field)
 }
 
-// info is struct ptrace_syscall_info of linux/ptrace.h, of Linux 5.3.
+// info is struct ptrace_syscall_info of linux/ptrace.h, since Linux 5.3.
 type info struct {
 	op      uint8
 	_       [3]uint8
@@ -248,11 +248,11 @@ type info struct {
 	numbers [8]uint64 // of an entry: the call and its arguments; of an exit: the result
 }
 
-// syscall records the begin or end of a call.
+// syscall records the beginning or end of a call.
 func (t *tracer) syscall(id int, th *thread) error {
 	var got info
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GET_SYSCALL_INFO, uintptr(id), unsafe.Sizeof(got),
-		uintptr(unsafe.Pointer(&got)), 0, 0) //nolint:gosec // the call has no wrapper, and has the size as an argument
+		uintptr(unsafe.Pointer(&got)), 0, 0) // the call has no wrapper, and takes the size as an argument
 	if errno != 0 {
 		return fmt.Errorf("asking for the system call of thread %d: %w", id, errno)
 	}
@@ -262,7 +262,7 @@ func (t *tracer) syscall(id int, th *thread) error {
 		copy(th.call.Args[:], got.numbers[1:7])
 		t.begin(id, th.call)
 	case unix.PTRACE_SYSCALL_INFO_EXIT:
-		if th.call == nil { // the clone from which it came, or the execve before it was followed
+		if th.call == nil { // the clone that created it, or an execve before the trace
 			return nil
 		}
 		th.call.Result = int64(got.numbers[0]) //nolint:gosec // it is signed
@@ -273,7 +273,7 @@ func (t *tracer) syscall(id int, th *thread) error {
 	return nil
 }
 
-// The arguments that are paths, by call: of the calls that every architecture has, which Go and glibc use.
+// The path arguments by call, for the calls that every architecture has and that Go and glibc use.
 func paths(number uint64) []int {
 	switch number {
 	case unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_NEWFSTATAT, unix.SYS_STATX, unix.SYS_FACCESSAT, unix.SYS_FACCESSAT2,
@@ -340,14 +340,14 @@ func (t *tracer) end(c *Call) {
 	}
 }
 
-// memory returns bytes of a process, as many as are readable.
+// memory returns the readable bytes at an address of a process, up to a size.
 func memory(id int, at, size uint64) []byte {
 	file, err := os.Open(fmt.Sprintf("/proc/%d/mem", id))
 	if err != nil {
 		return nil
 	}
 	defer file.Close()                         //nolint:errcheck // only read from
-	content := make([]byte, min(size, 16<<20)) // more is nonsense
+	content := make([]byte, min(size, 16<<20)) // a larger size is invalid
 	n, _ := file.ReadAt(content, int64(at))    //nolint:gosec // an address in a process
 	return content[:n]
 }
@@ -421,8 +421,8 @@ func (m Message) BeginsBatch() bool {
 	return m.Protocol == unix.NETLINK_NETFILTER && m.Type == unix.NFNL_MSG_BATCH_BEGIN
 }
 
-// Removes reports whether the message removes rules, chains, tables and sets of nf_tables, or addresses, routes, policy rules
-// and links.
+// Removes reports whether the message removes rules, chains, tables or sets of nf_tables, or addresses, routes, policy rules
+// or links.
 func (m Message) Removes() bool {
 	if m.Protocol == unix.NETLINK_ROUTE {
 		return m.Type >= unix.RTM_NEWLINK && m.Type&3 == unix.RTM_DELLINK&3
@@ -449,7 +449,7 @@ func (m Message) Writes() bool {
 	return m.BeginsBatch() || m.Removes()
 }
 
-// Under returns the names of files and sockets below a directory in a run's system calls of any kind.
+// Under returns the names of files and sockets below a directory in all system calls of a run.
 func (r *Record) Under(dir string) []string {
 	var all []string
 	for _, c := range r.Calls {

@@ -15,7 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// run traces a command in a network namespace of its own.
+// run traces a command in its own network namespace.
 func run(t *testing.T, ns, name string, args ...string) *trace.Record {
 	t.Helper()
 	var record *trace.Record
@@ -41,7 +41,7 @@ func TestTrace_ProcessesAndPrograms(t *testing.T) {
 	}
 }
 
-// Each kind of message is made by the program that is known for it.
+// A well-known program sends each kind of message.
 func TestTrace_NetlinkMessages(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
