@@ -104,8 +104,8 @@ func (a *Auditor) check(ctx context.Context, by Way, k types.NamespacedName, sin
 }
 
 // CheckAll inspects all pods of the mesh, maxChecks at a time. Concurrent requests share the inspections. If the way has less
-// than half of its budget, the pods keep their last results.
-func (a *Auditor) CheckAll(ctx context.Context, by Way) {
+// than half of its budget, the error is ErrAsked and the pods keep their last results.
+func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	since := a.Env.Clock.Now()
@@ -113,7 +113,7 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) {
 		since = since.Add(-sharedFor)
 	}
 	if !a.admit(ctx, by, a.asked[by].Burst()/2) {
-		return
+		return ErrAsked
 	}
 	var work sync.WaitGroup
 	keys := make(chan types.NamespacedName)
@@ -132,6 +132,7 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) {
 	}
 	close(keys)
 	work.Wait()
+	return nil
 }
 
 // checkedBefore reports whether the pod is audited and was last inspected before since.

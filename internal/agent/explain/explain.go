@@ -68,7 +68,10 @@ func (x *Explainer) Handler(by auditor.Way) http.Handler {
 				http.Error(w, "a link must not cause an inspection: omit the check parameter", http.StatusForbidden)
 				return
 			}
-			x.Auditor.CheckAll(r.Context(), by)
+			if err := x.Auditor.CheckAll(r.Context(), by); err != nil && by == auditor.Socket { // a command says that it inspects now
+				http.Error(w, err.Error(), http.StatusTooManyRequests)
+				return
+			}
 		}
 		all := x.Auditor.Statuses()
 		audit.Sort(all)

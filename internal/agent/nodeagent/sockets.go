@@ -163,7 +163,7 @@ func (n *node) bundle() http.Handler {
 			http.Error(w, "there is no such part", http.StatusNotFound)
 		default:
 			w.Header().Set("Content-Type", kind)
-			_, _ = w.Write(printable.Lines(text)) // not HTML; the client can have closed the connection
+			_, _ = w.Write(printable.Lines(text)) //nolint:gosec // not HTML; the client can have closed the connection
 		}
 	})
 }

@@ -129,7 +129,11 @@ func TestRequests_ListThenPods(t *testing.T) {
 	for _, by := range []auditor.Way{auditor.Port, auditor.Socket} {
 		l := newAskedFixture(t)
 		for inspections := int64(askedPods); inspections > 0; l.clock.Step(2 * sharedFor / askedPods) {
-			_, inspections = l.ask(by, checkAll)
+			var status int
+			status, inspections = l.ask(by, checkAll)
+			if refused := by == auditor.Socket && inspections == 0; refused != (status == http.StatusTooManyRequests) {
+				t.Errorf("%s: %d after %d inspections", by, status, inspections)
+			}
 		}
 		if status, inspections := l.ask(by, onePod); status != http.StatusOK || inspections == 0 {
 			t.Errorf("%s: %d after %d inspections", by, status, inspections)

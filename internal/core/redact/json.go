@@ -24,7 +24,7 @@ var (
 // known are the keys with shown values: none of them holds a credential.
 const known = `
 	cniVersion cniVersions name type plugins capabilities disableCheck disableGC loadOnlyInlinedPlugins delegates
-	ipam dns nameservers domain search options prevResult interfaces mac sandbox ips address gateway interface routes dst gw mtu advmss
+	ipam dns nameservers domain search prevResult interfaces mac sandbox ips address gateway interface routes dst gw mtu advmss
 	priority table scope portMappings hostPort containerPort protocol hostIP ipRanges aliases cgroupPath deviceID
 
 	bridge isGateway isDefaultGateway forceAddress ipMasq ipMasqBackend hairpinMode promiscMode vlan vlanTrunk minID maxID id macspoofchk
@@ -61,9 +61,9 @@ type document struct {
 // JSON returns this program's JSON document without credentials, indented.
 func (r *Redactor) JSON(text []byte) ([]byte, error) { return r.document(text, false) }
 
-// Foreign returns another program's JSON document, indented. It shows the values of known keys, booleans and null. Type and length
-// replace every other value, and every key that is not an identifier. Foreign returns an error for a document that is too deep or has
-// too many values. No error contains a part of the document.
+// Foreign returns another program's JSON document, indented. It shows booleans, null, and the values of known keys whose parents are
+// all known. Type and length replace every other value, and every key that is not an identifier. Foreign returns an error for a
+// document that is too deep or has too many values. No error contains a part of the document.
 func (r *Redactor) Foreign(text []byte) ([]byte, error) { return r.document(text, true) }
 
 func (r *Redactor) document(text []byte, foreign bool) ([]byte, error) {
@@ -113,21 +113,17 @@ func (d *document) members(begin json.Delim, shown bool, depth int) error {
 		return errDepth
 	}
 	d.out.WriteString(begin.String())
+	hidden := d.foreign && depth > 1 && !shown // whatever is below an unknown key
 	for first := true; d.in.More(); first = false {
 		if !first {
 			d.out.WriteByte(',')
 		}
 		if begin == '{' {
-			token, err := d.in.Token()
+			name, err := d.name()
 			if err != nil {
 				return err
 			}
-			name, _ := token.(string) // JSON keys are strings
-			shown = !d.foreign || d.keys[name]
-			if err = d.write(d.key(name)); err != nil {
-				return err
-			}
-			d.out.WriteByte(':')
+			shown = !d.foreign || d.keys[name] && !hidden
 		}
 		if err := d.value(shown, depth); err != nil {
 			return err
@@ -136,6 +132,18 @@ func (d *document) members(begin json.Delim, shown bool, depth int) error {
 	end, err := d.in.Token()
 	_, _ = fmt.Fprint(&d.out, end)
 	return err
+}
+
+// name rewrites the name of a member, and returns it.
+func (d *document) name() (string, error) {
+	token, err := d.in.Token()
+	if err != nil {
+		return "", err
+	}
+	name, _ := token.(string) // JSON keys are strings
+	err = d.write(d.key(name))
+	d.out.WriteByte(':')
+	return name, err
 }
 
 func (d *document) key(name string) string {

@@ -107,7 +107,7 @@ func TestForeign_KnownKeys(t *testing.T) {
 		{"ranges":[[{"subnet":"10.1.0.0/16"}]]},"etcd_endpoints":"https://h","pin":1234,"args":["a",{"type":"x"}],"none":null,"empty":"","name":"sk-0123456789abcdef"}],
 		"b c":1,"abcdefghijklmnopqrstuvwxyzabcdefg":2,"a1b2":"","ghp_abcdefghijklmnop":false,"type":"` + strings.Repeat("x", 300) + `"}`))
 	want := `{"cniVersion":"1.0.0","plugins":[{"type":"calico","mtu":1500,"capabilities":{"portMappings":true},"ipam":` +
-		`{"ranges":[[{"subnet":"10.1.0.0/16"}]]},"etcd_endpoints":"string of 9 bytes","pin":"number of 4 bytes","args":["string of 1 bytes",{"type":"x"}],` +
+		`{"ranges":[[{"subnet":"10.1.0.0/16"}]]},"etcd_endpoints":"string of 9 bytes","pin":"number of 4 bytes","args":["string of 1 bytes",{"type":"string of 1 bytes"}],` +
 		`"none":null,"empty":"","name":"string of 19 bytes"}],"key of 3 bytes":"number of 1 bytes","key of 33 bytes":"number of 1 bytes","key of 4 bytes":"",` +
 		`"` + redact.Mark + `":false,"type":"string of 300 bytes"}`
 	var flat bytes.Buffer

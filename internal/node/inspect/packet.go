@@ -135,14 +135,14 @@ func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	p, err := netns.In(space.NetNS, q.packet)
 	ended := (*route.EndError)(nil)
 	switch ends := errors.As(err, &ended); {
-	case err != nil && !ends:
+	case err != nil && !ends && !errors.Is(err, errAstray):
 		return a, err
 	case ends && !q.Inbound: // connect(2) looks up the route before any rule sees a packet
 		return Answer{Verdict: notSent, Packet: describe(p), Sentence: "is not sent: " + ended.Error(), Wanted: Past}, nil
 	}
 	r := live.Walk(p)
-	if ended != nil && r.Verdict != walk.CannotTell {
-		r.Summary = fmt.Sprintf("cannot tell because the pod has no route for the answer: %s; if it arrives by %s, the packet %s", ended, p.In, r.Summary)
+	if err != nil && r.Verdict != walk.CannotTell {
+		r.Summary = fmt.Sprintf("cannot tell because the pod has no way for the answer: %s; if it arrives by %s, the packet %s", err, p.In, r.Summary)
 		r.Verdict, r.Settings = walk.CannotTell, nil
 	}
 	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p), Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
@@ -204,8 +204,11 @@ const client = 40000
 // errOwn means that a packet from the pod's own address cannot arrive from outside.
 var errOwn = errors.New("is an address of the pod itself: use --to for packets that a process of the pod sends")
 
-// packet completes the question with the addresses and routes of the calling thread's namespace. With a *route.EndError the packet is
-// as complete as possible. packet does not look up the route after a redirection, which leads to an address of the pod.
+// errAstray means that the answer stays in the pod although its destination is another host.
+var errAstray = errors.New("the loopback device leads to an address that is not the pod's")
+
+// packet completes the question with the addresses and routes of the calling thread's namespace. With a *route.EndError or errAstray the
+// packet is as complete as possible. packet does not look up the route after a redirection, which leads to an address of the pod.
 func (q Question) packet() (p walk.Packet, err error) {
 	p = walk.Packet{Protocol: unix.IPPROTO_TCP, UID: q.UID, GID: q.GID}
 	if q.UDP {
@@ -229,7 +232,10 @@ func (q Question) arriving(p walk.Packet) (walk.Packet, error) {
 	if way.Local {
 		return p, fmt.Errorf("from: %s %w", q.From, errOwn)
 	}
-	if ended := (*route.EndError)(nil); errors.As(err, &ended) {
+	if way.Astray {
+		err = fmt.Errorf("%w: %s", errAstray, q.From)
+	}
+	if ended := (*route.EndError)(nil); errors.As(err, &ended) || way.Astray {
 		own, failed := address(q.From.Is4())
 		if failed != nil {
 			return p, failed

@@ -182,12 +182,15 @@ func TestWalk_RouteByLoopback(t *testing.T) {
 func TestWalk_NoWayForTheAnswer(t *testing.T) {
 	t.Parallel()
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		l := newLab(t, f)
-		l.ip(t, "route add blackhole NET")
-		a, err := inspect.Walk(t.Context(), l.space, nil, inspect.Question{Inbound: true, From: labtest.Far.Addr(f), Port: 80})
-		if err != nil || a.Wanted != inspect.Unknown || a.Deaf || !strings.Contains(a.Sentence, "EINVAL") || !strings.Contains(a.Sentence, "redirected to port 15006") ||
-			!strings.Contains(a.Packet, " to "+labtest.Pod.Port(f, 80).String()+", arriving by interface eth0") {
-			t.Errorf("%+v, %v", a, err)
+		for setup, why := range map[string]string{"route add blackhole NET": "EINVAL", "route add NET dev lo src POD": "loopback"} {
+			l := newLab(t, f)
+			l.ip(t, setup)
+			a, err := inspect.Walk(t.Context(), l.space, nil, inspect.Question{Inbound: true, From: labtest.Far.Addr(f), Port: 80})
+			if err != nil || a.Wanted != inspect.Unknown || a.Deaf || !strings.Contains(a.Sentence, why) ||
+				!strings.Contains(a.Sentence, "redirected to port 15006") ||
+				!strings.Contains(a.Packet, " to "+labtest.Pod.Port(f, 80).String()+", arriving by interface eth0") {
+				t.Errorf("%s: %+v, %v", setup, a, err)
+			}
 		}
 	}
 }

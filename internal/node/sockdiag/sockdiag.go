@@ -81,7 +81,7 @@ func parse(message []byte) (l Listener, wanted bool, err error) {
 	}
 	address := netip.AddrFrom4([4]byte(message[addrOffset:]))
 	if message[0] == unix.AF_INET6 {
-		address = netip.AddrFrom16([16]byte(message[addrOffset:]))
+		address = netip.AddrFrom16([16]byte(message[addrOffset:])).Unmap()
 	}
 	const v6Only = 11 // INET_DIAG_SKV6ONLY, linux/inet_diag.h
 	attributes := nfnetlink.Attributes(message[messageSize:])

@@ -34,6 +34,17 @@ func listen(t *testing.T, network, address string, v6only int) {
 	t.Cleanup(func() { _ = l.Close() })
 }
 
+// listenMapped opens an IPv6 socket of an IPv4 address, as programs in Java do.
+func listenMapped(t *testing.T, port int) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	check.OK(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	check.OK(t, unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0))
+	check.OK(t, unix.Bind(fd, &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("::ffff:127.0.0.1").As16()}))
+	check.OK(t, unix.Listen(fd, 1))
+}
+
 func TestListeners_Found(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
@@ -45,10 +56,11 @@ func TestListeners_Found(t *testing.T) {
 		listen(t, "tcp4", "0.0.0.0:15006", 0)
 		listen(t, "tcp6", "[::]:15021", 0)
 		listen(t, "tcp6", "[::]:15090", 1)
+		listenMapped(t, 15091)
 		all, err = sockdiag.Listening()
 		return err
 	}))
-	if len(all) != 4 || slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.UID != uint32(os.Getuid()) }) {
+	if len(all) != 5 || slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.UID != uint32(os.Getuid()) }) {
 		t.Errorf("got %+v", all)
 	}
 	for to, want := range map[string]bool{
@@ -56,6 +68,7 @@ func TestListeners_Found(t *testing.T) {
 		"127.0.0.1:15006": true, "10.0.0.1:15006": true, "[::1]:15006": false,
 		"127.0.0.1:15021": true, "[::1]:15021": true,
 		"127.0.0.1:15090": false, "[::1]:15090": true,
+		"127.0.0.1:15091": true, "127.0.0.2:15091": false, "[::1]:15091": false,
 		"127.0.0.1:1": false,
 	} {
 		address := netip.MustParseAddrPort(to)

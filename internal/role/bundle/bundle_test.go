@@ -329,6 +329,7 @@ func usual() map[string]string {
 var members = []string{
 	`"args": ["--token", "` + secretPart + `"]`, `"etcd_key": "` + secretPart + `"`, `"etcdKey": "` + secretPart + `"`, `"ipsecKey": "` + secretPart + `"`,
 	`"encryption.key": "` + secretPart + `"`, `"pass": "` + secretPart + `"`, `"communityString": "` + secretPart + `"`, `"headers": ["Authorization", "` + secretPart + `"]`,
+	`"options": ["--password", "` + secretPart + `"]`, `"secretRef": {"id": "` + secretPart + `"}`, `"auth": {"ipam": {"name": "` + secretPart + `"}}`,
 	`"token": {"value": "` + secretPart + `"}`, `"env": [{"name": "DB_PASSWORD", "value": "` + secretPart + `"}]`, `"a": {"credentials": {"b": {"c": "` + secretPart + `"}}}`,
 	`"` + secretPart + `": 1`, `"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {"example.com/private": "` + secretPart + `"}}`,
 }

@@ -381,7 +381,8 @@ func TestRun_OnePod(t *testing.T) {
 		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
 		"no such pod":       {"why shop/web", []answer{{For: "get pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
 		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},
-		"no agent there":    {"trace shop/web", []answer{sets, web, agents("")}, result{1, "", "error: node n1 of pod shop/web has no node agent\n"}},
+		"no agent there":    {"trace shop/web", []answer{sets, web, agents("")}, result{1, "", "error: node n1 of pod shop/web: it has no node agent\n"}},
+		"another --node":    {"why shop/web --node=n0", []answer{sets, web, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
 		"the agent Pending": {"trace shop/web", []answer{sets, web, agents(agentPod("agent-1", "n1", "Pending"))}, result{1, "", "error: node n1 of pod shop/web: the agent's pod is Pending\n"}},
 		"an agent without it": {
 			"why shop/web",

@@ -56,12 +56,11 @@ func (f *fleet) target(ctx context.Context, args []string) (a agent, key string,
 	if node == "" {
 		return a, key, nil, fmt.Errorf("pod %s is on no node yet", key)
 	}
+	f.nodes = []string{node}
 	agents, err := f.agents(ctx, "--field-selector=spec.nodeName="+node)
 	switch {
 	case err != nil:
 		return a, key, nil, err
-	case len(agents) == 0:
-		return a, key, nil, fmt.Errorf("node %s of pod %s has no node agent", node, key)
 	case agents[0].problem != "":
 		return a, key, nil, fmt.Errorf("node %s of pod %s: %s", node, key, agents[0].problem)
 	}

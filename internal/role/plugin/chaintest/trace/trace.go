@@ -252,7 +252,7 @@ type info struct {
 func (t *tracer) syscall(id int, th *thread) error {
 	var got info
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GET_SYSCALL_INFO, uintptr(id), unsafe.Sizeof(got),
-		uintptr(unsafe.Pointer(&got)), 0, 0) // the call has no wrapper, and takes the size as an argument
+		uintptr(unsafe.Pointer(&got)), 0, 0) //nolint:gosec // the call has no wrapper, and takes the size as an argument
 	if errno != 0 {
 		return fmt.Errorf("asking for the system call of thread %d: %w", id, errno)
 	}
