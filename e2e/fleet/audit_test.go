@@ -228,8 +228,8 @@ func (s *scenario) tenant() {
 		Spec:       apps.DaemonSetSpec{Selector: &meta.LabelSelector{MatchLabels: agents}, Template: labelled},
 	}, meta.CreateOptions{})
 	s.Must(err)
-	s.want(2, "", "in the namespaces app, istio-system: name that of the agents", "pods")
-	s.want(2, "", "in the namespaces app, istio-system: name that of the agents", "why", "app/fine")
+	s.want(2, "", "in the namespaces app, istio-system: name the agents' namespace", "pods")
+	s.want(2, "", "in the namespaces app, istio-system: name the agents' namespace", "why", "app/fine")
 	s.want(0, "", "", "why", "app/fine", "--agent-namespace="+lab.Mesh)
 	s.Must(sets.Delete(s.Context(), "forged", meta.DeleteOptions{}))
 }

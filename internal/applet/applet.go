@@ -159,7 +159,7 @@ func (p Program) list(w io.Writer) {
 // release is the version of a release, which hack/release.sh sets when it links the program.
 var release string //nolint:gochecknoglobals // the linker can set nothing else
 
-// Version returns the version of the release, else that of the module.
+// Version returns the release's version, or the module's.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	switch {

@@ -62,12 +62,12 @@ func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
 		{Name: "native-nftables", Default: "false", Use: "same as --backend=native", Value: settings.Bool(&stanza.NativeNFTables)},
 		{
 			Name: "backend", Arg: "WAY", Env: []string{"CNI_BACKEND"}, Default: string(redirect.Auto),
-			Use: "how rules get into a pod: auto, netlink (those of iptables-nft, without a process), native (tables of nftables' own) " +
+			Use: "how rules get into a pod: auto, netlink (the rules of iptables-nft, without a process), native (tables of nftables' own) " +
 				"or iptables (the programs of the host)",
 			Value: settings.Of(&stanza.Backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
 		{
-			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of choosing",
+			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of detecting it",
 			Value: settings.Checked(&stanza.ForceIptables, func(s string) error {
 				_, err := iptables.ParseVariant(s)
 				return err

@@ -91,7 +91,7 @@ func checkFields(text string) error {
 	return err
 }
 
-// Keeps returns the keys of annotations and labels that race repair reads beside those of the plugin, for podcache.Trim.
+// Keeps returns the keys of annotations and labels that race repair reads in addition to the plugin's keys, for podcache.Trim.
 func (s *Settings) Keeps() []string {
 	keys := []string{s.LabelKey, s.Predicate.Annotation}
 	if pods, err := s.pods(); err == nil { // otherwise nothing is repaired

@@ -83,7 +83,7 @@ func (t *leadership) warnOfNone(ctx context.Context) {
 		first := requirement.sets[0]
 		if none && !first.warned {
 			t.options.Log.WarnContext(ctx,
-				"no pod meets the requirement on any node: are namespace and selector those of the agent?",
+				"no pod meets the requirement on any node: do namespace and selector match the agent?",
 				slog.Any("namespaces", requirement.Namespaces), slog.String("selector", requirement.Selector))
 		}
 		first.warned = none

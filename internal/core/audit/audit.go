@@ -70,7 +70,7 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or has ended",
 	},
 	{
-		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not captured",
+		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not redirected",
 		"run the container with another runAsUser and runAsGroup than the proxy's",
 	},
 	{

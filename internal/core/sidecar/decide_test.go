@@ -315,7 +315,7 @@ func TestReasons_Explained(t *testing.T) {
 	for _, r := range sidecar.Reasons() {
 		s := r.Sentence()
 		if other, twice := sentences[s]; s == "" || twice {
-			t.Errorf("sentence %q of %s is empty or also that of %s", s, r, other)
+			t.Errorf("sentence %q of %s is empty or equals the sentence of %s", s, r, other)
 		}
 		sentences[s] = r
 		if strings.HasSuffix(s, ".") || strings.TrimSpace(s) != s {

@@ -167,7 +167,7 @@ func (p Policy) validate() error {
 	case p.Family != ruleset.IPv4 && p.Family != ruleset.IPv6:
 		return fmt.Errorf("checking policy %s: unknown family", p)
 	case p.Mark == 0:
-		return fmt.Errorf("checking policy %s: mark 0 is that of every unmarked packet", p)
+		return fmt.Errorf("checking policy %s: every unmarked packet has mark 0", p)
 	case p.Table == unix.RT_TABLE_UNSPEC, p.Table >= unix.RT_TABLE_DEFAULT && p.Table <= unix.RT_TABLE_LOCAL:
 		return fmt.Errorf("checking policy %s: table %d is the kernel's", p, p.Table)
 	}

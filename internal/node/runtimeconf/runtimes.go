@@ -77,7 +77,7 @@ func (r *reader) checkFile(file string, f *containerdFile, first bool) {
 	}
 	if s := f.section(); s != nil && !first && r.omitsDir(s) {
 		r.problem("file %q: replaces the section of the CRI plugin without its key cni: some versions of containerd take the default "+
-			"directories then, others those of the file before it", file)
+			"directories then, others keep the directories of the file before it", file)
 	}
 }
 

@@ -74,7 +74,7 @@ func (c *config) rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
 		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
 		{
-			Name: "host-root", FlagOnly: true, Arg: "DIR", Use: "where the node's file system is seen; without it /host or that of the node's first process",
+			Name: "host-root", FlagOnly: true, Arg: "DIR", Use: "where the node's file system is seen; without it /host or the root of the node's first process",
 			Value: settings.Text(&c.hostRoot, settings.Optional(settings.AbsolutePath)),
 		},
 		{Name: "cni-agent-run-dir", Arg: "DIR", Default: cniconf.DefaultRunDir, Use: "the agent's run directory", Value: settings.Text(&c.runDir, settings.AbsolutePath)},

@@ -108,11 +108,11 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	case 1:
 		namespace = namespaces[0]
 	default:
-		return "", nil, &usageError{fmt.Errorf("DaemonSets with the label of the node agents are in the namespaces %s: name that of the agents by --agent-namespace",
+		return "", nil, &usageError{fmt.Errorf("DaemonSets with the label of the node agents are in the namespaces %s: name the agents' namespace by --agent-namespace",
 			printable.Some(namespaces, mostNames))}
 	}
 	if f.namespace == "" && namespace != "istio-system" && namespace != "kube-system" {
-		_, _ = fmt.Fprintf(f.Stderr, "note: the node agents are those of namespace %s; --agent-namespace=%[1]s confirms that\n", namespace)
+		_, _ = fmt.Fprintf(f.Stderr, "note: taking the node agents of namespace %s; --agent-namespace=%[1]s confirms that\n", namespace)
 	}
 	return namespace, sets, nil
 }

@@ -69,7 +69,7 @@ func TestAgents_TwoNamespaces(t *testing.T) {
 	kubectl := standIn(t, answers)
 	for _, args := range everyCommand {
 		r := call(kubectl, nil, strings.Fields(args)...)
-		r.want(t, 2, "", "error: DaemonSets with the label of the node agents are in the namespaces istio-system, tenant: name that of the agents by --agent-namespace")
+		r.want(t, 2, "", "error: DaemonSets with the label of the node agents are in the namespaces istio-system, tenant: name the agents' namespace by --agent-namespace")
 		check.Equal(t, r.stdout, "", args, "stdout")
 	}
 	call(kubectl, nil, "pods", "--agent-namespace=istio-system").want(t, 0, "n1    shop/a", "")
@@ -90,7 +90,7 @@ func TestAgents_UnusualNamespace(t *testing.T) {
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: "exec -n mesh pod/x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
 	})
-	call(kubectl, nil, "pods").want(t, 0, "n1    shop/a", "note: the node agents are those of namespace mesh; --agent-namespace=mesh confirms that\n")
+	call(kubectl, nil, "pods").want(t, 0, "n1    shop/a", "note: taking the node agents of namespace mesh; --agent-namespace=mesh confirms that\n")
 	if r := call(kubectl, nil, "pods", "--agent-namespace", "mesh"); r.code != 0 || r.stderr != "" {
 		t.Errorf("with the namespace: %+v", r)
 	}

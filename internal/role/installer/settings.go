@@ -108,7 +108,7 @@ func (d *draft) placeSettings() []settings.Setting {
 		},
 		{
 			Name: "mounted-cni-net-dir", Arg: "DIR", Default: "/host/etc/cni/net.d",
-			Use:   "configuration directory as mounted here; without it, and with the default --cni-net-dir, that of the node's runtime if it can be read",
+			Use:   "configuration directory as mounted here; if unset, and --cni-net-dir is the default, the directory of the node's runtime if it can be read",
 			Value: settings.Text(&d.NetDir, settings.AbsolutePath),
 		},
 		{
@@ -134,7 +134,7 @@ func (d *draft) binarySettings() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "mounted-cni-bin-dirs", Arg: "DIRS", Default: "/host/opt/cni/bin",
-			Use:   "comma list of program directories as mounted here; without it, and with the default mounted, that of the node's runtime if it can be read",
+			Use:   "comma list of program directories as mounted here; if unset, and the default is mounted, the directory of the node's runtime if it can be read",
 			Value: settings.List(&d.BinDirs, ",", 1, settings.AbsolutePath),
 		},
 		{
@@ -177,7 +177,7 @@ func (d *draft) pluginSettings() []settings.Setting {
 		},
 		{
 			Name: "plugin-log-level", Arg: "LEVEL",
-			Use:   "level of the plugin, here and in its own log; without it that of scope cni-plugin in --log_output_level",
+			Use:   "level of the plugin, here and in its own log; without it the level of scope cni-plugin in --log_output_level",
 			Value: settings.Of(&d.PluginLevel, logLevel, pluginlog.Level.String),
 		},
 	}

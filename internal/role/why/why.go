@@ -55,7 +55,7 @@ EXIT CODES:
    3  past the mesh, or another way than the mesh wants: a pod with a fault, a pod that is outside of the mesh (also by its own
       settings), a packet that no proxy gets because of a setting of the pod, a foreign rule, a route that ends its way, or because
       nothing listens at the proxy's port. Traffic that passes the proxy in every pod (the proxy's own traffic, its status ports,
-      loopback, UDP other than captured DNS) is as the mesh wants it.
+      loopback, UDP other than redirected DNS) is as the mesh wants it.
    4  cannot tell
 
 `

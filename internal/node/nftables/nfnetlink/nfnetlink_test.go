@@ -125,7 +125,7 @@ func TestTransaction_AllOrNothing(t *testing.T) {
 		late := conn.Batch(generation)
 		newTable(late, "c")
 		if err = late.Commit(); !errors.Is(err, nfnetlink.ErrChanged) || !errors.As(err, &refused) || refused.Message != -1 {
-			t.Errorf("error %v for an old generation, want that of a change", err)
+			t.Errorf("error %v for an old generation, want the error of a change", err)
 		}
 		names, err := tables(conn)
 		if !slices.Equal(names, []string{"a", "b"}) {

@@ -52,7 +52,7 @@ func Env() map[string]string {
 	}
 }
 
-// Run runs a command of the agent to its end and returns its exit code; the arguments are those of [Node.Start].
+// Run runs a command of the agent to its end and returns its exit code; the arguments are as in [Node.Start].
 func (n *Node) Run(args ...string) (code int, a *Agent) {
 	n.tb.Helper()
 	a = n.Start(args...)
