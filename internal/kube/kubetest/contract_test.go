@@ -462,7 +462,8 @@ func testWatchEnds(c *contract) {
 func testWatchList(c *contract) {
 	c.addPod("a", "node-1")
 	c.addPod("b", "node-1")
-	s := c.watch(c.pods(), "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=30")
+	const streamed = "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=30"
+	s := c.watch(c.pods(), streamed)
 	found := map[any]bool{}
 	for {
 		one, ok := s.next()
@@ -482,6 +483,10 @@ func testWatchList(c *contract) {
 	}
 	c.addPod("c", "node-1")
 	s.wants("ADDED", "c")
+	end, ok := c.watch("/apis/coordination.k8s.io/v1/namespaces/"+c.ns+"/leases", streamed).next() // of an empty list
+	if !ok || end.Type != "BOOKMARK" || end.Object["kind"] != "Lease" || end.Object["apiVersion"] != "coordination.k8s.io/v1" {
+		c.Errorf("%v %v, want the bookmark of a kind with a group", ok, end)
+	}
 }
 
 // testWatchExpired begins a watch before the oldest stored version. A real server stores the versions since its start.

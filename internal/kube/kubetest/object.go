@@ -60,6 +60,10 @@ func kinds() map[string]schema.GroupKind {
 // kind returns the kind, or "" for a resource that kubetest does not serve.
 func (p place) kind() string { return kinds()[p.plural].Kind }
 
+func (p place) apiVersion() string {
+	return schema.GroupVersion{Group: p.group, Version: "v1"}.String()
+}
+
 func (p place) path() string {
 	path := "/api/v1/"
 	if p.group != "" {
@@ -279,11 +283,7 @@ func (s *Server) list(r *http.Request, within selection) []byte {
 		items = items[:limit]
 		metadata["continue"] = "from:" + strconv.Itoa(skip+limit)
 	}
-	group := ""
-	if in.group != "" {
-		group = in.group + "/"
-	}
-	return marshal(object{"kind": in.kind() + "List", "apiVersion": group + "v1", "metadata": metadata, "items": items})
+	return marshal(object{"kind": in.kind() + "List", "apiVersion": in.apiVersion(), "metadata": metadata, "items": items})
 }
 
 // Events returns the server's events, as JSON and in no particular order.

@@ -159,7 +159,7 @@ func (s *Server) initial(stream *watch) [][]byte {
 // bookmark requires the lock.
 func (s *Server) bookmark(w *watch, annotations object) []byte {
 	return event("BOOKMARK", marshal(object{
-		"kind": w.in.in.kind(), "apiVersion": "v1",
+		"kind": w.in.in.kind(), "apiVersion": w.in.in.apiVersion(),
 		"metadata": object{"resourceVersion": strconv.Itoa(s.version), "annotations": annotations},
 	}))
 }
