@@ -3,6 +3,7 @@ package auditor
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +35,8 @@ const (
 	patience = 2 * time.Second
 	// sharedFor is the maximum age of a result that answers a request on the port.
 	sharedFor = time.Second
+	// recent is the maximum age of results that answer a request about all pods whose budget is used up.
+	recent = 10 * time.Second
 )
 
 // checkTimeout bounds the inspection of all pods for one request.
@@ -104,7 +107,7 @@ func (a *Auditor) check(ctx context.Context, by Way, k types.NamespacedName, sin
 }
 
 // CheckAll inspects all pods of the mesh, maxChecks at a time. Concurrent requests share the inspections. If the way has less
-// than half of its budget, the error is ErrAsked and the pods keep their last results.
+// than half of its budget, the pods keep their last results, and the error is ErrAsked if one of these is not recent.
 func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -113,7 +116,11 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 		since = since.Add(-sharedFor)
 	}
 	if !a.admit(ctx, by, a.asked[by].Burst()/2) {
-		return ErrAsked
+		since = a.Env.Clock.Now().Add(-recent)
+		if slices.ContainsFunc(a.Pods.Keys(), func(k types.NamespacedName) bool { return a.checkedBefore(k, since) }) {
+			return ErrAsked
+		}
+		return nil
 	}
 	var work sync.WaitGroup
 	keys := make(chan types.NamespacedName)

@@ -123,20 +123,30 @@ func TestRequests_BudgetUsedUp(t *testing.T) {
 	}
 }
 
-// TestRequests_ListThenPods: checks of all pods leave a part of the budget for single pods.
+// TestRequests_ListThenPods: checks of all pods leave a part of the budget for single pods. Without budget a command gets recent
+// results, and an error if they are older.
 func TestRequests_ListThenPods(t *testing.T) {
 	t.Parallel()
+	const recent = 10 * time.Second
 	for _, by := range []auditor.Way{auditor.Port, auditor.Socket} {
 		l := newAskedFixture(t)
+		agenttest.Run(t, l.clock) // a request waits for its budget
 		for inspections := int64(askedPods); inspections > 0; l.clock.Step(2 * sharedFor / askedPods) {
 			var status int
-			status, inspections = l.ask(by, checkAll)
-			if refused := by == auditor.Socket && inspections == 0; refused != (status == http.StatusTooManyRequests) {
+			if status, inspections = l.ask(by, checkAll); status != http.StatusOK {
 				t.Errorf("%s: %d after %d inspections", by, status, inspections)
 			}
 		}
 		if status, inspections := l.ask(by, onePod); status != http.StatusOK || inspections == 0 {
 			t.Errorf("%s: %d after %d inspections", by, status, inspections)
+		}
+		for range 2 * socketBurst / slow {
+			l.controller.auditor.Charge(by, slow)
+		}
+		l.clock.Step(recent)
+		want := map[auditor.Way]int{auditor.Port: http.StatusOK, auditor.Socket: http.StatusTooManyRequests}[by]
+		if status, inspections := l.ask(by, checkAll); status != want || inspections != 0 {
+			t.Errorf("%s: %d after %d inspections for old results, want %d", by, status, inspections, want)
 		}
 	}
 }
