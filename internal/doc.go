@@ -42,25 +42,31 @@
 //	other programs' values hidden core/redact (a bug report: role/bundle)
 //	names and selectors of users  agent/selector
 //
-// To add a rule by an annotation: a field of redirect.Spec (core/redirect/spec.go),
-// its redirect.Field and how its text is parsed (parse.go), the rule
-// (rules.go, one description for both dialects), and a row of inputs
-// (core/sidecar/inputs.go). The encoders follow if the match is known to
-// core/ruleset. Tests: the field in spectest.Random and a Spec in its Special,
-// which byte parity with the real tools runs through; the rule in
-// redirect/referencetest, for iptables and for nft; a case of node/redirection's
-// packets. No test demands these: a row in
-// redirect/parse_test.go, in sidecar's TestDecide_Settings, and a row in
-// role/redirector/settings.go, without which --verify cannot express the rule.
+// To add a rule by an annotation: a field of redirect.Spec
+// (core/redirect/spec.go), its redirect.Field and how its text is parsed
+// (parse.go), the rule (rules.go, one description for both dialects), and a row
+// of inputs (core/sidecar/inputs.go). The encoders follow if the match is known
+// to core/ruleset. The reports have a row each, for a rule that lets packets
+// pass: settings in redirect/walk/reason.go and core/audit/exceptions.go.
+// walk/infer.go reads the rule back. Tests demand all three. Tests to write: the
+// field in spectest.Random and a Spec in its Special, which byte parity with the
+// real tools runs through; the rule in redirect/referencetest, for iptables and
+// for nft; a case of node/redirection's packets. No test demands these: the
+// annotation in docs/parity.md, an excluded process in identity
+// (walk/canary.go), a row in redirect/parse_test.go, in sidecar's
+// TestDecide_Settings, and a row in role/redirector/settings.go, without which
+// --verify cannot express the rule.
 //
 // To add a setting: a row in the table of its role (role/installer/settings.go,
 // role/tainter/settings.go, role/redirector/settings.go; race repair's in
-// agent/racerepair/settings.go), the field that the row fills, and its use.
-// Flag, variable, default, help and validation come from the row; with Chart
-// set, "make manifests" writes the chart's schema, the copy of values.yaml in
+// agent/racerepair/settings.go, the audit's in agent/auditor/settings.go), the
+// field that the row fills, and its use. Flag, variable, default, help and
+// validation come from the row; with Chart set it is a value below "agent", and
+// "make manifests" writes the chart's schema, the copy of values.yaml in
 // files/defaults.yaml, and the tables of docs/reference.md. A new numeric Arg
-// needs a case in hack/settings. The test is one more row in
-// settings_test.go of the role.
+// needs a case in hack/settings. The test is one more row in settings_test.go of
+// the role. Tests fill in the field themselves: give it its default in their
+// fixtures.
 //
 // To add a reason not to capture a pod: a row of rules in core/sidecar/reason.go
 // with its text, remedy and condition, and a row of inputs in
@@ -72,12 +78,18 @@
 //
 // To add an API call: a method of kube.Client, its right in the chart
 // (manifests/istio-cni/templates) and in e2e/rights, and a row in
-// docs/security.md. The tests compare the rights with the calls. kubetest serves
-// the call to other packages, and TestContract compares it with a real API server.
+// docs/security.md. A kind that is read for the first time, or its list, also
+// needs a type in codecs (kube/client.go). The tests compare the rights with the
+// calls; hack/chart/security_test.go lists those of a role. kubetest serves the
+// call to other packages, and TestContract compares it with a real API server.
 //
 // To add an exit code, a CNI error code, an event's reason, a part of readiness, or a state of the audit: its constant, with
 // the sentence for a user in its comment, its table or the command's help. "make manifests" writes it into docs/errors.md.
 // Any other message states its own remedy and needs no row on that page.
+//
+// To change a text: search internal, e2e and docs for it, and run the tests of
+// agent/nodepods as root, which "make unit" leaves out. A test compares the
+// texts that docs/errors.md quotes with the source.
 //
 // To add a check of the doctor: a row of checks (role/doctor/doctor.go) and its
 // function, which reads the view and returns ok, or warn or fail with a remedy.

@@ -76,6 +76,44 @@ func TestErrorsPage_EveryCode(t *testing.T) {
 	}
 }
 
+var (
+	quotedRow = regexp.MustCompile("(?m)^\\| (`[^|]+`) \\| [^|]+ \\|$")
+	quoted    = regexp.MustCompile("`([^`]+)`")
+	concat    = regexp.MustCompile(`"\s*\+\s*"`)
+)
+
+// othersTexts are texts of errorsPage that container runtimes, the kernel or libraries write.
+var othersTexts = []string{"failed to find plugin", "RULE_APPEND failed (Invalid argument)", "address already in use", "http: Accept error"}
+
+// TestErrorsPage_Texts: the source has each text that the tables "text | what to do" quote.
+func TestErrorsPage_Texts(t *testing.T) {
+	var source strings.Builder
+	for name, text := range readTree(t, os.DirFS("..")) {
+		if !strings.HasSuffix(name, "_test.go") && ringOf(path.Dir(name)) != ringSupport {
+			source.WriteString(concat.ReplaceAllString(text, ""))
+		}
+	}
+	found := 0
+	for _, table := range strings.Split(read(t, errorsPage), "| text | what to do |\n|---|---|\n")[1:] {
+		table, _, _ = strings.Cut(table, "\n\n")
+		for _, row := range quotedRow.FindAllStringSubmatch(table, -1) {
+			for _, text := range quoted.FindAllStringSubmatch(row[1], -1) {
+				for part := range strings.FieldsFuncSeq(text[1], func(r rune) bool { return strings.ContainsRune(`…"0123456789`, r) }) {
+					if part = strings.Trim(part, " :,"); len(part) < 10 || slices.Contains(othersTexts, part) {
+						continue
+					}
+					if found++; !strings.Contains(source.String(), part) {
+						t.Errorf("%s quotes %q, which no source file has", errorsPage, part)
+					}
+				}
+			}
+		}
+	}
+	if found < 30 {
+		t.Errorf("%d texts: the search misses some", found)
+	}
+}
+
 func read(t *testing.T, names ...string) string {
 	t.Helper()
 	var pages []string

@@ -2,6 +2,7 @@ package audit_test
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -243,6 +244,26 @@ func TestAssess_Exceptions(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestExceptions_EveryField: a new list of the Spec lets traffic bypass the proxy and is an exception, or is one of these.
+func TestExceptions_EveryField(t *testing.T) {
+	t.Parallel()
+	others := []string{"UIDs", "GIDs", "OutboundPorts", "RerouteInterfaces", "DNSServers"}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[redirect.Spec]()) {
+		spec := redirect.Default()
+		list := reflect.ValueOf(&spec).Elem().FieldByIndex(field.Index)
+		if list.Kind() != reflect.Slice {
+			continue
+		}
+		list.Set(reflect.MakeSlice(field.Type, 1, 1))
+		if names, are := list.Interface().([]string); are {
+			names[0] = "eth1"
+		}
+		if (len(audit.Exceptions(spec, name)) == 0) != slices.Contains(others, field.Name) {
+			t.Errorf("field %s: %v", field.Name, audit.Exceptions(spec, name))
+		}
 	}
 }
 
