@@ -20,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 )
 
@@ -193,7 +194,7 @@ func TestASquatterBlocksNoRepair(t *testing.T) {
 		"with a process in the pod's cgroup": {func(l *fixture, p podSpec, victim, _ string) { l.Process("77", victim, p.uid) }, nil},
 		"without anything": {
 			func(*fixture, podSpec, string, string) {},
-			[]string{"several network namespaces could be its own", "netns/cni-0", "netns/cni-1"},
+			[]string{sandbox.ErrAmbiguous.Error(), "netns/cni-0", "netns/cni-1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -257,7 +258,7 @@ func TestRepairComesBeforeTheValidation(t *testing.T) {
 	}
 	p = p.at("10.88.0.2/24")
 	l.place(p)
-	message := l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "no rules", "redirected now").Message
+	message := l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "no rules").Message
 	if strings.Contains(message, "Connections") || strings.Contains(message, "back-off") {
 		t.Errorf("nothing has run in it yet: %s", message)
 	}
@@ -296,8 +297,8 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 	l.otherRules(young)
 	before := rulesOf(t, old)
 	l.run()
-	l.waitForEvent(comes, "Normal", podwork.ReasonRepaired, "other rules")
-	l.waitForEvent(runs, "Warning", podwork.ReasonDrifted, "from its next start on")
+	l.waitForEvent(comes, "Normal", podwork.ReasonRepaired, repair.RulesDiffer.Sentence())
+	l.waitForEvent(runs, "Warning", podwork.ReasonDrifted, "from its next start")
 	l.waitForEvent(bare, "Normal", podwork.ReasonRepaired, "no rules", "Connections that it opened before stay outside")
 	l.waitForStates(2, 0, 1, 0)
 	if got := rulesOf(t, old); got != before {

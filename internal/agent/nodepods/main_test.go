@@ -505,7 +505,7 @@ func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	l.Helper()
 	switch mode {
 	case repair.InPlace:
-		l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "redirected now", "exit code 126", "within its back-off")
+		l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "exit code 126", "within its back-off")
 		l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 		l.waitForStates(1, 0, 0, 0)
 	case repair.Label:
@@ -518,7 +518,7 @@ func (l *fixture) waitForAction(p podSpec, mode repair.Mode) {
 	case repair.Delete:
 		l.Fatal("deletion is for e2e/repair")
 	case repair.Report:
-		l.waitForEvent(p, "Warning", podwork.ReasonBroken, "exit code 126", "switch on")
+		l.waitForEvent(p, "Warning", podwork.ReasonBroken, "exit code 126", "race repair")
 		l.waitForStates(0, 1, 0, 0)
 	}
 }

@@ -25,7 +25,7 @@ func TestRefusals(t *testing.T) {
 		fault kubetest.Fault
 		text  string
 	}{
-		{kubetest.Forbidden, "lacks the permission"},
+		{kubetest.Forbidden, "lacks a permission"},
 		{kubetest.ServerError, "leader changed"},
 		{kubetest.Unavailable, "shutting down"},
 		{kubetest.TooMany, "too many requests"},
@@ -160,7 +160,7 @@ func TestAPodThatCannotBeRepairedGetsOneEvent(t *testing.T) {
 	path := l.Sandbox(p.ips...)
 	l.Mount(path, "late")
 	l.clock.Step(3 * time.Minute)
-	l.waitForEvent(p, "Normal", podwork.ReasonRepaired, "redirected now")
+	l.waitForEvent(p, "Normal", podwork.ReasonRepaired)
 }
 
 // TestFurtherChangesRepeatNoAction: a hundred changes of a pod follow its action.
