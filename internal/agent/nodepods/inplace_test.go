@@ -152,7 +152,7 @@ func TestPodsThatCannotBeRedirectedInPlace(t *testing.T) {
 		"W-10: a job that is over": {
 			func(p *podSpec) { p.now, p.last, p.restart = p.last, nil, "Never" },
 			(*fixture).place, podwork.ReasonBroken,
-			[]string{"not started again", unfit + " any more: delete it"},
+			[]string{repair.FailedForGood.Sentence(), unfit + " any more: delete it"},
 		},
 		"bad settings": {
 			func(p *podSpec) { p.annotations = object{"traffic.sidecar.istio.io/includeInboundPorts": "many"} },

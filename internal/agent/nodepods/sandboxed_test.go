@@ -74,7 +74,7 @@ func (l *auditFixture) becomes(state audit.State) {
 func (l *auditFixture) explains(text string) {
 	l.Helper()
 	e, err := l.controller.Explain(l.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, nil)
-	unseen := strings.Contains(e.InspectionError, "which the node does not see") && len(e.Chains) == 0
+	unseen := strings.Contains(e.InspectionError, "the node cannot see") && len(e.Chains) == 0
 	if err != nil || e.State != audit.Sandboxed || !unseen || !strings.Contains(e.Why(), text) {
 		l.Errorf("got %v, %+v", err, e)
 	}
