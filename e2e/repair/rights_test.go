@@ -21,7 +21,7 @@ func TestRights_OneIsMissing(t *testing.T) {
 		t.Errorf("exit status %d, or the last log line lacks the reason", status)
 	}
 	d := l.daemon(kubeconfig, m.args...)
-	l.Until("the refusal in an event", func() bool { return l.event(l.app, "p", m.reason, "403", "lacks the permission", missing) })
+	l.Until("the refusal in an event", func() bool { return l.event(l.app, "p", m.reason, "403", "lacks a permission", missing) })
 	l.Until("the refusal in the log", func() bool { return d.logged("the work on a pod failed, and is retried", missing) })
 	if m.done(l, "p") {
 		t.Error("it was done without the RBAC rule")
