@@ -84,7 +84,7 @@ func TestHelm_UpgradeFromTheReference(t *testing.T) {
 	mustHelm(t, "install", release, shared.reference.Chart, "--set=excludeNamespaces={a,b},pilot.x=y,variant=distroless")
 	t.Cleanup(func() { mustHelm(t, "uninstall", release) })
 	upgrade := []string{"upgrade", release, ours()}
-	if text, err := helm(t, append(upgrade, "--reuse-values")...); err == nil || !strings.Contains(text, "set global.hub (and global.tag) to where the image") {
+	if text, err := helm(t, append(upgrade, "--reuse-values")...); err == nil || !strings.Contains(text, "set global.hub and global.tag to this program's image") {
 		t.Errorf("without an image: error %v", err)
 	}
 	mustHelm(t, append(upgrade, "--reuse-values", image, "--dry-run=server")...)

@@ -13,7 +13,7 @@ import (
 func TestPodSecurity(t *testing.T) {
 	ctx, a := t.Context(), newAccount()
 	levels := []string{"privileged", "baseline", "restricted"}
-	accounts := []string{"istio-cni", "istio-cni-taint", "istio-cni-doctor"}
+	accounts := []string{"istio-cni", "istio-cni-observer", "istio-cni-taint", "istio-cni-doctor"}
 	for _, level := range levels {
 		if err := shared.server.namespace(ctx, level, level); err != nil {
 			t.Fatal(err)
