@@ -60,11 +60,11 @@ func (s *scenario) observer() *core.Pod {
 	return &pods.Items[0]
 }
 
-// nodeFiles lists the files of the directories that agents write to, with owners, modes, times and digests. Istio's plugin logs each pod,
-// the observer's as well.
+// nodeFiles lists the files of the directories that agents write to, with owners, modes, times and digests, without what the runtime
+// writes for each pod, the observer's as well: libcni's cache, and the log of Istio's plugin.
 func (s *scenario) nodeFiles() string {
 	s.Helper()
-	const list = `find /etc/cni /opt/cni /var/run/istio-cni /var/lib/cni -not -name istio-cni.log -printf '%p %y %M %U:%G %l' \( -type f -printf ' %T@ ' -exec sha256sum {} \; -o -printf '\n' \) | sort`
+	const list = `find /etc/cni /opt/cni /var/run/istio-cni -not -name istio-cni.log -printf '%p %y %M %U:%G %l' \( -type f -printf ' %T@ ' -exec sha256sum {} \; -o -printf '\n' \) | sort`
 	return s.OnNode("sh", "-c", list)
 }
 
