@@ -258,7 +258,7 @@ func TestExceptions_EveryField(t *testing.T) {
 			continue
 		}
 		list.Set(reflect.MakeSlice(field.Type, 1, 1))
-		if names, are := list.Interface().([]string); are {
+		if names, are := reflect.TypeAssert[[]string](list); are {
 			names[0] = "eth1"
 		}
 		if (len(audit.Exceptions(spec, name)) == 0) != slices.Contains(others, field.Name) {

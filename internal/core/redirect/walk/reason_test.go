@@ -15,9 +15,7 @@ func TestSettings_EveryField(t *testing.T) {
 		"DropInvalid", "DualStack", "SecondFamily", "Annotations",
 	}
 	var w Wanted
-	all := reflect.ValueOf(&w.Spec).Elem()
-	for i := range all.NumField() {
-		f := all.Field(i)
+	for _, f := range reflect.ValueOf(&w.Spec).Elem().Fields() {
 		switch f.Kind() { //nolint:exhaustive // the zero value of the others is not the default
 		case reflect.Slice:
 			f.Set(reflect.MakeSlice(f.Type(), 1, 1))
