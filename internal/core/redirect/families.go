@@ -90,6 +90,8 @@ type Routing struct {
 	// MarkFamilies are the families in which packets with Mark are delivered locally, through Table.
 	MarkFamilies []ruleset.Family
 	Mark, Table  uint32
+	// Mask selects the compared bits of the mark, 0 means all. Priority is that of the policy rule, 0 means the kernel's choice.
+	Mask, Priority uint32
 }
 
 // Routing returns the addresses, policy rules and routes for the families.
