@@ -295,7 +295,7 @@ func (w *work) audit(ctx context.Context) {
 		m.Reset()
 		return
 	}
-	if w.Decision.Outcome == sidecar.Pass {
+	if !w.Decision.Outcome.OfSidecar() {
 		sentence := "is not redirected by the plugin: " + w.Decision.Reason.Sentence()
 		m.Reset()
 		m.status = audit.Status{State: audit.Outside, Sentence: sentence, Remedy: w.Decision.Reason.Remedy()}
