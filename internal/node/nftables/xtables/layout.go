@@ -125,6 +125,13 @@ func layouts(f ruleset.Family, part ruleset.Match) []layout {
 	switch p := part.(type) {
 	case ruleset.Port: // before 1.8.8
 		return []layout{portLayout(p)}
+	case ruleset.Header:
+		switch uint8(p) {
+		case ruleset.TCP:
+			return []layout{pack("tcp", 0, tcpInfo{Source: allPorts, Destination: allPorts})}
+		case ruleset.UDP:
+			return []layout{pack("udp", 0, udpInfo{Source: allPorts, Destination: allPorts})}
+		}
 	case ruleset.TCPFlags:
 		if p == ruleset.Reset {
 			return []layout{pack("tcp", 0, tcpInfo{allPorts, allPorts, 0, nfnetlink.TCPReset, nfnetlink.TCPReset, 0})}
