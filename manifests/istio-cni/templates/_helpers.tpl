@@ -126,9 +126,14 @@ look
 {{- if regexMatch "[1-9]" (toString .Config.audit.interval) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* cni.enters is "yes" if the agent enters network namespaces of pods: for the audit, or for repair in place. */}}
+{{/* cni.ambient is "yes" if the agent serves pods of ambient mode. */}}
+{{- define "cni.ambient" -}}
+{{- if and .Config.ambient.enabled (not .Config.observe) (ne (toString (get .Config.env "AMBIENT_PODS")) "ignore") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* cni.enters is "yes" if the agent enters network namespaces of pods: for the audit, for repair in place, or for ambient mode. */}}
 {{- define "cni.enters" -}}
-{{- if or (include "cni.audit" .) (contains "repair" (include "cni.repair" .)) -}}yes{{- end -}}
+{{- if or (include "cni.audit" .) (contains "repair" (include "cni.repair" .)) (include "cni.ambient" .) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* cni.capabilities are the agent's capabilities, see docs/security.md. */}}
