@@ -18,10 +18,11 @@ const maxConnections = 32
 // Put or kept before, because a ztunnel ends what its first snapshot does not name.
 func (s *Server) Serve(ctx context.Context) {
 	defer s.work.Wait()
+	defer s.end()
 	defer context.AfterFunc(ctx, s.end)()
 	s.work.Go(func() { s.notify(ctx) })
 	limit := rate.NewLimiter(rate.Every(s.o.AcceptInterval), 1)
-	for limit.Wait(ctx) == nil {
+	for limit.Wait(context.WithoutCancel(ctx)) == nil && ctx.Err() == nil {
 		s.mu.Lock()
 		listener := s.listener
 		s.mu.Unlock()
@@ -39,6 +40,9 @@ func (s *Server) Serve(ctx context.Context) {
 func (s *Server) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.ended {
+		return // a later file with the same identity belongs to another process
+	}
 	s.ended = true
 	s.listener.Remove()
 	for len(s.conns) > 0 {
@@ -159,4 +163,3 @@ func (s *Server) connected() (n int) {
 	}
 	return n
 }
-

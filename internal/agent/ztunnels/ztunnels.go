@@ -120,12 +120,7 @@ func (s *Server) want(w Workload, ns *netns.Namespace) {
 		s.members[w.UID] = m
 	}
 	m.workload, m.ns = w, ns
-	for _, c := range s.conns {
-		if c == s.newest() || !c.complete {
-			c.urgent.push(w.UID)
-			s.advance(c)
-		}
-	}
+	s.hurry(w.UID)
 }
 
 // Remove no longer wants a pod.
@@ -133,9 +128,16 @@ func (s *Server) Remove(uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.members, uid)
-	for _, c := range slices.Clone(s.conns) { // advance may close some
-		c.urgent.push(uid)
-		s.advance(c)
+	s.hurry(uid)
+}
+
+// hurry looks at a changed pod next in each connection. It needs the lock.
+func (s *Server) hurry(uid string) {
+	for _, c := range slices.Clone(s.conns) { // advance closes one that fails
+		if c.hello {
+			c.urgent.push(uid)
+			s.advance(c)
+		}
 	}
 }
 
