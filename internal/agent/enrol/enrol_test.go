@@ -241,7 +241,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	o := enrol.Options{
 		Env: podwork.Env{
 			Log: log, Node: node1, Host: node1, Find: f.Find, Plugin: func() (cniconf.NetConf, error) { return *f.conf.Load(), nil },
-			Events: eventrecorder.New(api, eventrecorder.Options{Log: log, Count: func(metrics.EventResult) {}}),
+			Events: eventrecorder.New(api, eventrecorder.Options{Log: log, Count: func(eventrecorder.Result) {}}),
 		},
 		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Ztunnels: server, SystemNamespace: "istio-system",
 		Probes: probes.New(probes.Options{Host: host, V4: config.ProbeV4, V6: config.ProbeV6, IPv6: true, Log: log, Changed: notify}),
@@ -316,7 +316,7 @@ func (p *pod) trace(z *ztunneltest.Ztunnel) string {
 	defer space.NetNS.Close()
 	report, err := space.Verify(p.f.Context(), p.spec())
 	p.f.Do(err)
-	left, err := netns.In(space.NetNS, route.Leftovers)
+	left, err := netns.In(space.NetNS, func() (route.Want, error) { return route.Leftovers(ambient.MarkMask) })
 	p.f.Do(err)
 	switch _, served := z.Pods()[p.uid]; {
 	case p.annotation() != "":

@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/cmdadd"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -319,4 +320,52 @@ func input(t *testing.T, list *libcni.NetworkConfigList, prevResult []byte) []by
 	text, err := chaintest.Input(list, prevResult)
 	check.OK(t, err)
 	return text
+}
+
+// TestAmbient_ByServer: if the agent cannot tell, the plugin evaluates the selectors, by the pod and its namespace. Annotations from the
+// runtime do not decide, because they have no labels.
+func TestAmbient_ByServer(t *testing.T) {
+	t.Parallel()
+	const mode = "istio.io/dataplane-mode"
+	labelled := func(value string) func(*kubetest.Pod) {
+		return func(p *kubetest.Pod) { p.Labels = map[string]string{mode: value} }
+	}
+	for name, tc := range map[string]struct {
+		namespace string
+		describe  func(*kubetest.Pod)
+		fault     kubetest.Fault
+		selectors string
+		events    int
+		failed    string
+	}{
+		"label of the namespace":      {"ambient", chaintest.PlainPod, "", "", 1, ""},
+		"label of the pod":            {"", labelled("ambient"), "", "", 1, ""},
+		"a pod that opts out":         {"ambient", labelled("none"), "", "", 0, ""},
+		"no label":                    {"", chaintest.PlainPod, "", "", 0, ""},
+		"the namespace is unreadable": {"ambient", chaintest.PlainPod, kubetest.Forbidden, "", 0, `allow it "get" on "namespaces"`},
+		"the stanza's selectors":      {"ambient", chaintest.PlainPod, "", `[{"pods":{}}]`, 0, "enablement selectors"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := chaintest.New(t, chaintest.Program(t))
+			n.API.Set(kubetest.Namespace("shop", map[string]string{mode: tc.namespace}))
+			if tc.fault != "" {
+				n.API.FailOn("/namespaces/shop$", tc.fault, kubetest.Forever)
+			}
+			pod := n.NewPod("shop", "web", tc.describe)
+			agent := serveAmbient(t, n, sidecar.Facts{}, enrolling(enrolled))
+			stanza := ambientStanza(delivered(`{}`))
+			if tc.selectors != "" {
+				stanza["enablement_selectors"] = json.RawMessage(tc.selectors)
+			}
+			err := chain(n, pod, stanza)
+			if (err != nil) != (tc.failed != "") || err != nil && !strings.Contains(err.Error(), tc.failed) {
+				t.Errorf("got %v, want %q", err, tc.failed)
+			}
+			check.Equal(t, len(agent.received()), tc.events, "events")
+			if requests := len(n.API.Requests()); tc.failed == "" && requests != 2 {
+				t.Errorf("%d requests", requests)
+			}
+		})
+	}
 }
