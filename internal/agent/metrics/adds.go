@@ -58,7 +58,7 @@ func newAdds(r *registry) *Adds {
 			"Reports of plugins that cannot be read, or name a reason or a source that this version does not know."),
 		// These two names are the reference's.
 		responses: r.declare(counter, "istio_cni_plugin_requests_total",
-			"Calls of plugins that were reported to the agent: 200 done, 500 failed, 400 a report that cannot be read.",
+			"Calls of plugins that the agent knows of: 200 done, 500 failed, 400 a report or an event that cannot be read.",
 			each("response_code", ResponseOK, ResponseUnreadable, ResponseFailed)...),
 		events: r.declare(counter, "nodeagent_reconcile_events_total", "Events of the watch of the node's pods.",
 			each("type", PodAdded, PodUpdated, PodDeleted)...),

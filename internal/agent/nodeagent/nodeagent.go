@@ -29,11 +29,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/teardown"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
@@ -231,9 +233,35 @@ type Config struct {
 	Repair        racerepair.Settings
 	// Audit is the verification of the node's pods after their start, which also needs a node name.
 	Audit auditor.Settings
+	// Ambient is the service of pods in ambient mode, which also needs a node name. The stanza has who is in that mode.
+	Ambient Ambient
 
 	// Lines are the settings in force, without secrets.
 	Lines []settings.Line
+}
+
+// Ambient has the settings of ambient mode.
+type Ambient struct {
+	Enabled bool
+	// Config has what pods' rules depend on. Live configuration may change DNSCapture.
+	ambient.Config
+	// Socket is where ztunnel connects, the same path here and on the host.
+	Socket string
+	// ReconcileOnStart renews the rules of pods that an earlier agent enrolled, if they differ.
+	ReconcileOnStart bool
+	// SystemNamespace has ztunnel's own pods, which are never enrolled: they have label app=ztunnel.
+	SystemNamespace string
+	// SwitchNamespace is false if this process is in the node's network namespace; see HostNamespace.
+	SwitchNamespace bool
+}
+
+// HostNamespace returns the path of the node's network namespace as this process sees it: that of the node's process 1, or
+// without SwitchNamespace its own.
+func (c Config) HostNamespace() string {
+	if !c.Ambient.SwitchNamespace {
+		return "/proc/self/ns/net"
+	}
+	return path.Join(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, "1/ns/net")
 }
 
 // Action is the purpose of a run.

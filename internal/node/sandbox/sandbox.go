@@ -15,7 +15,9 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -314,4 +316,19 @@ func (s *search) compare(n *netns.Namespace) (verdict, route.Attachment, error) 
 		return unlike, route.Absent, nil
 	}
 	return matching, slices.Min(has), nil
+}
+
+// Open opens the network namespace at a path of the node, as the runtime names it. It does not check whose it is.
+func (p Places) Open(path string) (*netns.Namespace, error) {
+	var failed error
+	for _, seen := range hostpath.Detect(p.Roots, p.Proc).Candidates(path) {
+		n, err := netns.Open(seen)
+		if err == nil {
+			return n, nil
+		}
+		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
+			failed = err
+		}
+	}
+	return nil, failed
 }

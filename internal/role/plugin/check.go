@@ -33,7 +33,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	c.logDecision(ctx, decision)
 	switch decision.Outcome {
-	case sidecar.Pass:
+	case sidecar.Pass, sidecar.Enrol:
 		return nil
 	case sidecar.Refuse:
 		return refusal(c.pod, decision)
