@@ -173,11 +173,11 @@ func targetLayouts(f ruleset.Family, target ruleset.Target) []layout {
 		}
 		return []layout{pack("REDIRECT", 0, natMulti{Size: 1, Flags: natPorts, Ports: ports})}
 	case ruleset.SetMark:
-		if t.Connection { // nfmask is 0, or all bits
+		if t.Connection { // nfmask is all bits, or 0
 			set := connmarkTarget{Mark: t.Value, ConnectionMask: ruleset.WholeMark(t.Mask)}
 			whole := set
 			whole.PacketMask = allBits
-			return append(set.layouts(), whole.layouts()...)
+			return append(whole.layouts(), set.layouts()...)
 		}
 		return []layout{pack("MARK", 2, markTarget{t.Value, ruleset.WholeMark(t.Mask)})}
 	case ruleset.CopyMark:
