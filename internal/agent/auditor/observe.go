@@ -124,12 +124,14 @@ func (w *work) readRules(ctx context.Context, space redirection.Namespace) error
 	case err != nil:
 	case report.Clean():
 		m.captured = want
-	case w.Decision.Outcome == sidecar.Enrol: // changed settings apply at once
 	case m.captured != nil && !reflect.DeepEqual(m.captured, want):
 		_, before, failed := space.AuditAny(ctx, m.captured)
 		if failed == nil && before.Clean() && len(before.Ways) == 0 {
 			detail := "its settings or the plugin's have changed, and the pod keeps the earlier rules until it is restarted"
-			m.rules.earlier, m.rules.problems = true, []audit.Problem{{State: audit.Drifted, Detail: detail}}
+			if m.rules.earlier = w.Decision.Outcome == sidecar.Capture; !m.rules.earlier {
+				detail = "its settings or the node's have changed, and the pod still has the earlier rules"
+			}
+			m.rules.problems = []audit.Problem{{State: audit.Drifted, Detail: detail}}
 		}
 	}
 	return err
