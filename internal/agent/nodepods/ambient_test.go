@@ -231,9 +231,9 @@ func TestAmbientExplain(t *testing.T) {
 			}
 			asWanted(t, e)
 			for text, q := range map[string]inspect.Question{
-				"is redirected to port 15001": {To: netip.MustParseAddrPort("192.0.2.1:80")},
-				"is redirected to port 15053": {To: netip.MustParseAddrPort("192.0.2.1:53"), UDP: true},
-				"is redirected to port 15006": {Inbound: true, From: netip.MustParseAddr("192.0.2.1"), Port: 8080},
+				"is redirected to port 15001":                                        {To: netip.MustParseAddrPort("192.0.2.1:80")},
+				"is redirected to port 15053":                                        {To: netip.MustParseAddrPort("192.0.2.1:53"), UDP: true},
+				"is redirected to port 15006":                                        {Inbound: true, From: netip.MustParseAddr("192.0.2.1"), Port: 8080},
 				"comes in unredirected, as in every pod: the node's own connections": {Inbound: true, From: netip.MustParseAddr("169.254.7.127"), Port: 8080},
 				"comes in unredirected, as in every pod: no rule takes it":           {Inbound: true, From: netip.MustParseAddr("192.0.2.1"), Port: 15008},
 			} {
