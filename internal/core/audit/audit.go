@@ -72,7 +72,8 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 	},
 	{
 		Pending, "waits to be taken into the ambient mesh",
-		"see the cause; ztunnel must run on the node and be ready, and the agent goes on as soon as it can",
+		"see the cause: the agent repeats the step until it succeeds; if it names ztunnel, a pod of ztunnel must be ready on this node " +
+			"(kubectl get pods -A -l app=ztunnel -o wide)",
 	},
 	{
 		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not redirected",
