@@ -90,7 +90,7 @@ func (f *fixture) namespace(name, mode string) {
 	if mode != "" {
 		labels[label] = mode
 	}
-	f.set(map[string]any{"kind": "Namespace", "apiVersion": "v1", "metadata": map[string]any{"name": name, "uid": "ns-" + name, "labels": labels}})
+	f.server.Set(kubetest.Namespace(name, labels))
 }
 
 func (f *fixture) set(object any) {
