@@ -146,8 +146,12 @@ func (z *Ztunnel) Say(packet []byte, descriptors ...int) {
 	z.mu.Lock()
 	conn := z.conn
 	z.mu.Unlock()
+	var rights []byte
+	if len(descriptors) > 0 {
+		rights = unix.UnixRights(descriptors...)
+	}
 	if conn != nil {
-		_, _, _ = conn.WriteMsgUnix(packet, unix.UnixRights(descriptors...), nil)
+		_, _, _ = conn.WriteMsgUnix(packet, rights, nil)
 	}
 }
 
