@@ -17,6 +17,7 @@ const (
 	Pass Outcome = iota
 	Capture
 	Refuse
+	Enrol
 )
 
 // Policy is the part of the node's configuration that concerns all pods.
@@ -56,7 +57,11 @@ func Early(namespace, name string, p Policy) (Decision, bool) {
 // they show that the pod is left alone. Decide leaves such a pod alone, too, perhaps for an earlier reason. A decision to
 // capture needs the containers.
 func ByAnnotations(namespace, name string, annotations map[string]string, p Policy) (Decision, bool) {
-	return pass(subject{Facts: Facts{Namespace: namespace, Name: name, Annotations: annotations}, policy: p}, byAnnotations)
+	s := subject{Facts: Facts{Namespace: namespace, Name: name, Annotations: annotations}, policy: p}
+	if p.AmbientEnabled && !s.injected() {
+		return pass(s, byName)
+	}
+	return pass(s, byAnnotations)
 }
 
 // Decide decides about a pod whose facts are known.
@@ -66,6 +71,9 @@ func Decide(f Facts, p Policy) Decision {
 	}
 	s := subject{Facts: f, proxy: proxyOf(f), policy: p}
 	if d, done := pass(s, byPod); done {
+		if d.Reason == Ambient {
+			d.Outcome = Enrol
+		}
 		return d
 	}
 	spec, warnings, err := settings(f, s.proxy)

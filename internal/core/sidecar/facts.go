@@ -6,6 +6,8 @@ type Facts struct {
 	Namespace, Name, UID string
 	// HostNetwork is set if the pod shares the node's network namespace.
 	HostNetwork bool
+	// Selected is set if the enablement selectors select the pod.
+	Selected bool
 	// RuntimeClass is the name of the pod's RuntimeClass, "" for the node's default runtime.
 	RuntimeClass        string
 	Labels, Annotations map[string]string

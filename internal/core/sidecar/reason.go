@@ -79,7 +79,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 	// Without a sidecar the rules below leave the pod alone as well, but the pod may be in the ambient mesh, which this reason names.
 	{
 		Ambient, "it has no sidecar; ambient mode is enabled in the configuration and is not served by this plugin", "inject a sidecar", byPod,
-		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && !s.injected() },
+		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && s.Selected && !s.injected() },
 	},
 	{
 		IstioInit, "its init container istio-init sets up the redirection itself", "inject it again with the CNI plugin enabled in istiod", byPod,
