@@ -16,35 +16,33 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/cmdadd"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// server serves events on its socket, and has the counts of answers by status.
+// server serves events on its socket, with the agent's metrics.
 type server struct {
 	*agenttest.Socket
 
-	mu     sync.Mutex
-	counts map[int]int
+	metrics *metrics.Metrics
 }
 
-func (s *server) count(status int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.counts[status]++
-}
-
-func (s *server) counted() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return fmt.Sprint(s.counts)
+// counted returns the numbers of answers 200, 400 and 500.
+func (s *server) counted(t *testing.T) string {
+	t.Helper()
+	var counts []int
+	for _, status := range []int{200, 400, 500} {
+		counts = append(counts, agenttest.Metric(t, s.metrics.Text(), fmt.Sprintf("istio_cni_plugin_requests_total{response_code=\"%d\"}", status)))
+	}
+	return fmt.Sprint(counts)
 }
 
 func serve(t *testing.T, add func(context.Context, agentapi.Event) error) *server {
 	t.Helper()
-	s := &server{counts: map[int]int{}}
-	s.Socket = agenttest.Serve(t, cmdadd.Handler(cmdadd.Options{Add: add, Count: s.count}), func(o *unixsock.Options) {
+	s := &server{metrics: metrics.New("")}
+	s.Socket = agenttest.Serve(t, cmdadd.Handler(cmdadd.Options{Add: add, Count: s.metrics.EventAnswered}), func(o *unixsock.Options) {
 		*o = cmdadd.Socket(filepath.Join(filepath.Dir(o.Path), agentapi.EventSocketName), 0o755, o.Log)
 	})
 	return s
@@ -74,22 +72,22 @@ func TestHandler_Answers(t *testing.T) {
 		status           int
 		text, counted    string
 	}{
-		"enrolled":       {"POST", "/cmdadd", event, nil, 200, "", "map[200:1]"},
-		"another method": {"PUT", "/cmdadd", event, nil, 200, "", "map[200:1]"},
+		"enrolled":       {"POST", "/cmdadd", event, nil, 200, "", "[1 0 0]"},
+		"another method": {"PUT", "/cmdadd", event, nil, 200, "", "[1 0 0]"},
 		"keys in another case, and unknown ones": {
 			"POST", "/cmdadd", `{"netns":"/var/run/netns/cni-1","podname":"p","podnamespace":"ns","more":1,"ips":[{"address":{"ip":"10.42.0.7"}}]}`,
-			nil, 200, "", "map[200:1]",
+			nil, 200, "", "[1 0 0]",
 		},
-		"not enrolled":  {"POST", "/cmdadd", event, errors.New("no ztunnel\x07"), 500, `no ztunnel\u0007` + "\n", "map[500:1]"},
-		"a long error":  {"POST", "/cmdadd", event, errors.New(strings.Repeat("x", 1<<20)), 500, strings.Repeat("x", 4000), "map[500:1]"},
-		"no JSON":       {"POST", "/cmdadd", "{", nil, 400, "unexpected end of JSON input", "map[400:1]"},
-		"no body":       {"GET", "/cmdadd", "", nil, 400, "unexpected end of JSON input", "map[400:1]"},
-		"a wrong type":  {"POST", "/cmdadd", `{"Netns":1}`, nil, 400, "Netns", "map[400:1]"},
-		"too large":     {"POST", "/cmdadd", `{"Netns":"` + strings.Repeat("x", agentapi.MaxEvent) + `"}`, nil, 400, "too large", "map[400:1]"},
-		"another path":  {"POST", "/", event, nil, 404, "not found", "map[]"},
-		"a longer path": {"POST", "/cmdadd/x", event, nil, 404, "not found", "map[]"},
+		"not enrolled":  {"POST", "/cmdadd", event, errors.New("no ztunnel\x07"), 500, `no ztunnel\u0007` + "\n", "[0 0 1]"},
+		"a long error":  {"POST", "/cmdadd", event, errors.New(strings.Repeat("x", 1<<20)), 500, strings.Repeat("x", 4000), "[0 0 1]"},
+		"no JSON":       {"POST", "/cmdadd", "{", nil, 400, "unexpected end of JSON input", "[0 1 0]"},
+		"no body":       {"GET", "/cmdadd", "", nil, 400, "unexpected end of JSON input", "[0 1 0]"},
+		"a wrong type":  {"POST", "/cmdadd", `{"Netns":1}`, nil, 400, "Netns", "[0 1 0]"},
+		"too large":     {"POST", "/cmdadd", `{"Netns":"` + strings.Repeat("x", agentapi.MaxEvent) + `"}`, nil, 400, "too large", "[0 1 0]"},
+		"another path":  {"POST", "/", event, nil, 404, "not found", "[0 0 0]"},
+		"a longer path": {"POST", "/cmdadd/x", event, nil, 404, "not found", "[0 0 0]"},
 		"ours is counted by its report": {
-			"POST", "/cmdadd", strings.TrimSuffix(event, "}") + `,"PodUID":"u"}`, errors.New("x"), 500, "x\n", "map[]",
+			"POST", "/cmdadd", strings.TrimSuffix(event, "}") + `,"PodUID":"u"}`, errors.New("x"), 500, "x\n", "[0 0 0]",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +102,7 @@ func TestHandler_Answers(t *testing.T) {
 			if status != tc.status || !strings.Contains(text, tc.text) || tc.text == "" && text != "" || len(text) > 5<<10 {
 				t.Errorf("%d %.500q", status, text)
 			}
-			check.Equal(t, s.counted(), tc.counted, "counted")
+			check.Equal(t, s.counted(t), tc.counted, "counted")
 		})
 	}
 }
@@ -127,7 +125,7 @@ func TestHandler_ClientHangsUp(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("ends with %v", err)
 	}
-	agenttest.Eventually(t, "the answer is not counted", func() bool { return s.counted() == "map[500:1]" })
+	agenttest.Eventually(t, "the answer is not counted", func() bool { return s.counted(t) == "[0 0 1]" })
 }
 
 func TestHandler_TimeBounded(t *testing.T) {
@@ -168,7 +166,7 @@ func TestHandler_Concurrent(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	check.Equal(t, s.counted(), "map[200:27 500:3]")
+	check.Equal(t, s.counted(t), "[27 0 3]")
 }
 
 func TestSocket_OnlyRoot(t *testing.T) {
