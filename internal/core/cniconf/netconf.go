@@ -54,6 +54,8 @@ type NetConf struct {
 	ExcludeNamespaces []string
 	AgentNamespace    string
 	AmbientEnabled    bool
+	// EnablementSelectors is a JSON list, see package selector; nil is the empty one.
+	EnablementSelectors json.RawMessage
 	// Backend combines the keys native_nftables, backend and force_iptables_binary.
 	Backend redirect.Backend
 
@@ -164,6 +166,7 @@ func (r *reader) own(c *NetConf) {
 	}
 	r.read("pod_namespace", "a string", &c.AgentNamespace)
 	r.read("ambient_enabled", "true or false", &c.AmbientEnabled)
+	r.read("enablement_selectors", "a list of selectors", &c.EnablementSelectors)
 	var native bool
 	r.read("native_nftables", "true or false", &native)
 	c.places(old.Kubeconfig, socket)

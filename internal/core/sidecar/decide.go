@@ -1,4 +1,4 @@
-// Package sidecar decides whether a pod is captured, why, and with which Spec.
+// Package sidecar decides whether a pod is captured or enrolled in ambient mode, why, and with which Spec.
 //
 // It promises one ordered list of rules of which the first match wins, a Reason for every outcome, and that only this
 // package has the names of annotations, labels and containers. It does not access the system: the caller passes the facts.
@@ -7,12 +7,16 @@
 // pod alone is a row in reason.go, with a row in inputs.go for each key that it reads.
 package sidecar
 
-import "github.com/meshcni/istio-cni/internal/core/redirect"
+import (
+	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+)
 
 // Outcome is the action on the pod.
 type Outcome uint8
 
-// Pass leaves the pod alone; Capture programs it; Refuse must prevent its start.
+// Pass leaves the pod alone; Capture programs it for its sidecar; Refuse must prevent its start; Enrol hands it to the node agent, for
+// ambient mode.
 const (
 	Pass Outcome = iota
 	Capture
@@ -20,14 +24,19 @@ const (
 	Enrol
 )
 
+// OfSidecar reports whether the pod needs the rules of a sidecar.
+func (o Outcome) OfSidecar() bool { return o == Capture || o == Refuse }
+
 // Policy is the part of the node's configuration that concerns all pods.
 type Policy struct {
 	ExcludeNamespaces []string
 	// AgentNamespace is the node agent's namespace, "" if unknown.
 	AgentNamespace string
-	// AmbientEnabled only changes the reason of pods without a sidecar.
+	// AmbientEnabled makes the selected pods without a sidecar enrol. Then decisions need [Facts.Selected].
 	AmbientEnabled bool
-	SecondFamily   redirect.SecondFamily
+	// Ambient has the node's settings for enrolled pods.
+	Ambient      ambient.Config
+	SecondFamily redirect.SecondFamily
 	// SandboxedRuntimes are patterns (path.Match) of the names of RuntimeClasses whose pods have a network stack of their own.
 	SandboxedRuntimes []string
 }
@@ -40,6 +49,8 @@ type Decision struct {
 	Detail string
 	// Spec is valid if the Outcome is Capture.
 	Spec redirect.Spec
+	// Ambient is valid if the Outcome is Enrol.
+	Ambient ambient.Spec
 	// Sandbox is the pod's sandbox if the Outcome is Capture, "" for a pod on the node's kernel.
 	Sandbox Sandbox
 	// Warnings name ignored settings. The reference ignores them, too.
@@ -55,7 +66,7 @@ func Early(namespace, name string, p Policy) (Decision, bool) {
 
 // ByAnnotations decides by the pod's name and all of its annotations, which a container runtime may pass. It returns true if
 // they show that the pod is left alone. Decide leaves such a pod alone, too, perhaps for an earlier reason. A decision to
-// capture needs the containers.
+// capture needs the containers, and one to enrol the labels.
 func ByAnnotations(namespace, name string, annotations map[string]string, p Policy) (Decision, bool) {
 	s := subject{Facts: Facts{Namespace: namespace, Name: name, Annotations: annotations}, policy: p}
 	if p.AmbientEnabled && !s.injected() {
@@ -73,6 +84,7 @@ func Decide(f Facts, p Policy) Decision {
 	if d, done := pass(s, byPod); done {
 		if d.Reason == Ambient {
 			d.Outcome = Enrol
+			d.Ambient, d.Warnings = ambient.Of(p.Ambient, f.Annotations)
 		}
 		return d
 	}
@@ -90,12 +102,6 @@ type subject struct {
 
 	proxy  proxy
 	policy Policy
-}
-
-// injected reports whether the injector has marked the pod.
-func (s subject) injected() bool {
-	_, has := s.Annotations[StatusKey]
-	return has
 }
 
 // pass applies the rules whose inputs are known.

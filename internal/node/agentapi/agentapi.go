@@ -160,9 +160,14 @@ func requestError(err error, format string, args ...any) error {
 	return fmt.Errorf("asking the node agent for %s: %w", fmt.Sprintf(format, args...), err)
 }
 
-// Pod requests the facts of a pod. An error is a [Refusal] if the agent answers with an error.
-func (a *Agent) Pod(ctx context.Context, key Key) (facts sidecar.Facts, err error) {
-	text, err := a.get(ctx, maxAnswer, podPath+key.Namespace+"/"+key.Name, url.Values{"uid": {key.UID}})
+// Pod requests the facts of a pod, with [sidecar.Facts.Selected] if ambient is set. An error is a [Refusal] if the agent answers with an
+// error.
+func (a *Agent) Pod(ctx context.Context, key Key, ambient bool) (facts sidecar.Facts, err error) {
+	query := url.Values{"uid": {key.UID}}
+	if ambient {
+		query.Set(AmbientParam, "true")
+	}
+	text, err := a.get(ctx, maxAnswer, podPath+key.Namespace+"/"+key.Name, query)
 	if err == nil {
 		facts, err = ReadPod(text, key)
 	}

@@ -43,7 +43,7 @@ var (
 func TestFacts_SentWhole(t *testing.T) {
 	user := int64(7)
 	facts := sidecar.Facts{
-		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, RuntimeClass: "r", Labels: map[string]string{"l": "1"},
+		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Selected: true, RuntimeClass: "r", Labels: map[string]string{"l": "1"},
 		Annotations: map[string]string{"n": "<&>"}, RunAsUser: &user,
 		Containers: []sidecar.Container{{Name: "x", Init: true, Args: []string{"y"}, Env: []sidecar.EnvVar{{Name: "E", Value: "v"}}, RunAsGroup: &user}},
 	}
@@ -96,7 +96,7 @@ func TestClient_OneConnection(t *testing.T) {
 		}
 	})
 	agent := dial(t, socket)
-	if _, err := agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}); err != nil {
+	if _, err := agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}, false); err != nil {
 		t.Error(err)
 	}
 	if err := agent.Report(t.Context(), agentapi.Report{}); err != nil {
@@ -146,7 +146,7 @@ func TestClient_ContextEnds(t *testing.T) {
 	agent := dial(t, socket)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := agent.Pod(ctx, agentapi.Key{Namespace: "a", Name: "b", UID: "c"}); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := agent.Pod(ctx, agentapi.Key{Namespace: "a", Name: "b", UID: "c"}, false); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }

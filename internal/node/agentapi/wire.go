@@ -44,10 +44,12 @@ const (
 	BundlePattern = "GET " + bundlePath + "{part}"
 )
 
-// Parameters: CheckParam is a boolean, SinceParam the time of the oldest wanted record, in RFC 3339.
+// Parameters: CheckParam is a boolean, SinceParam the time of the oldest wanted record, in RFC 3339. AmbientParam is a boolean: the facts
+// need [sidecar.Facts.Selected], and an agent that cannot tell answers with an error.
 const (
-	CheckParam = "check"
-	SinceParam = "since"
+	AmbientParam = "ambient"
+	CheckParam   = "check"
+	SinceParam   = "since"
 )
 
 // Bounds of answers, in bytes. The API server's store accepts objects of 1.5 MiB, and facts are far smaller. The agent holds at most

@@ -100,7 +100,7 @@ func (*agent) wake(tb testing.TB, s fixture) {
 	client, err := agentapi.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentapi.SocketName))
 	check.OK(tb, err)
 	defer client.Close() //nolint:errcheck // the request has ended
-	check.OK(tb, check.Err(client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID})))
+	check.OK(tb, check.Err(client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}, false)))
 }
 
 // do runs a command that must succeed within the budget.

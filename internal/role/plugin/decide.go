@@ -134,7 +134,7 @@ func (c *call) askAgent(ctx context.Context) (sidecar.Facts, error) {
 		log.DebugContext(ctx, "not asking the node agent", "cause", err.Error())
 		return sidecar.Facts{}, err
 	}
-	facts, err := agent.Pod(ctx, c.key())
+	facts, err := agent.Pod(ctx, c.key(), c.conf.AmbientEnabled)
 	if _, answered := errors.AsType[*agentapi.Refusal](err); err == nil || answered {
 		c.agent = agent // the connection works, and gets the report
 	} else {
@@ -150,7 +150,7 @@ func (c *call) askAgent(ctx context.Context) (sidecar.Facts, error) {
 func (c *call) askServer(ctx context.Context) (sidecar.Facts, error) {
 	lookup := c.plugin.server()
 	left := c.conf.APITimeout - clock.RealClock{}.Now().Sub(c.mark)
-	facts, requests, err := lookup(ctx, c.conf.Kubeconfig, c.key(), left)
+	facts, requests, err := lookup(ctx, &c.conf, c.key(), left)
 	c.report.Requests = requests
 	return facts, err
 }
