@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/cmdadd"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -292,25 +293,49 @@ func TestAmbient_OtherPods(t *testing.T) {
 	}
 }
 
-// TestBudget_AmbientPod: an ADD starts no process and sends neither a request to the API server nor a message to the kernel's rules;
-// CHECK asks the agent only, DEL nothing.
-func TestBudget_AmbientPod(t *testing.T) {
-	n := chaintest.New(t, chaintest.Program(t))
-	pod := n.NewPod("shop", "web", nil)
-	agent := serveAmbient(t, n, chosen(pod), enrolling(enrolled))
-	in := input(t, n.Chain("1.0.0", ambientStanza(chaintest.Stanza{"plugin_log_level": "warn"})), nil)
-	pods, events := filepath.Join(n.RunDir, agentapi.SocketName), filepath.Join(n.RunDir, agentapi.EventSocketName)
-	for command, want := range map[string][]string{"ADD": {pods, events}, "CHECK": {pods}, "DEL": nil} {
-		r, out := n.Traced(command, pod, in)
-		if r.Status.ExitStatus() != 0 || r.Processes != 0 || r.Sockets(unix.AF_NETLINK)+r.Sockets(unix.AF_INET)+r.Sockets(unix.AF_INET6) != 0 {
-			t.Errorf("%s: %v, %d processes, connections %q: %s", command, r.Status, r.Processes, r.Connections(), out)
-		}
-		if got := r.Connections(); !slices.Equal(got, want) {
-			t.Errorf("%s connects to %q, want %q", command, got, want)
+// TestBudget_AmbientNode: with ambient mode a pod with a sidecar costs what it costs without. The runtime's annotations do not suffice
+// for other pods, so they cost a question or, without an agent, the requests for pod and namespace. No ADD but a sidecar's writes rules.
+func TestBudget_AmbientNode(t *testing.T) {
+	labelled := func(p *kubetest.Pod) {
+		chaintest.PlainPod(p)
+		p.Labels = map[string]string{"istio.io/dataplane-mode": "ambient"}
+	}
+	for name, tc := range map[string]struct {
+		describe          func(*kubetest.Pod)
+		annotations       string
+		requests, batches int
+		events            []string
+	}{
+		"sidecar": {chaintest.Sidecar, `{"sidecar.istio.io/status":"{}"}`, 1, 1, nil},
+		"outside": {chaintest.PlainPod, `{}`, 2, 0, nil},
+		"ambient": {labelled, `{}`, 2, 0, []string{"web"}},
+	} {
+		for _, withAgent := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s agent %t", name, withAgent), func(t *testing.T) {
+				stanza := ambientStanza(chaintest.Stanza{"plugin_log_level": "warn"})
+				maps.Copy(stanza, delivered(tc.annotations))
+				s := newFixture(t, withAgent, "shop", tc.describe, stanza)
+				var events []string
+				serve(t, s.node, agentapi.EventSocketName, &http.Server{ReadHeaderTimeout: time.Minute, Handler: enrolling(
+					func(_ context.Context, e agentapi.Event) error { events = append(events, e.PodName); return nil })})
+				asked := budget{requests: tc.requests}
+				if withAgent {
+					asked = budget{questions: 2}
+				}
+				asked.batches = tc.batches
+				r := s.do(t, "ADD", asked)
+				if n := r.Sockets(unix.AF_NETLINK); (n > 0) != (tc.batches > 0) {
+					t.Errorf("made %d netlink sockets", n)
+				}
+				if asked.batches = 0; withAgent {
+					asked.questions = 1
+				}
+				s.do(t, "CHECK", asked)
+				untouched(t, s, s.do(t, "DEL", budget{}))
+				check.Equal(t, fmt.Sprint(events), fmt.Sprint(tc.events), "events")
+			})
 		}
 	}
-	check.Equal(t, len(agent.received()), 1, "events")
-	check.Equal(t, len(n.API.Requests()), 0, "requests")
 }
 
 // input is a runtime's stdin for the last plugin of a list.
