@@ -210,16 +210,19 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 	}{
 		"ztunnel is missing": {
 			enrolling(func(context.Context, agentapi.Event) error { return errors.New("no ztunnel is connected") }), nil, nil, types.ErrTryAgainLater,
-			[]string{prefix + "unable to push CNI event (status code 500): no ztunnel is connected"}, 1,
+			[]string{prefix + "unable to push CNI event (status code 500): no ztunnel is connected"},
+			1,
 		},
 		"no ambient mode in the agent": {
 			nil, nil, nil, types.ErrTryAgainLater,
-			[]string{prefix + "failed to send event request: ", agentapi.EventSocketName, "is the node agent running on this node, with ambient mode enabled?"}, 0,
+			[]string{prefix + "failed to send event request: ", agentapi.EventSocketName, "is the node agent running on this node, with ambient mode enabled?"},
+			0,
 		},
 		"garbage": {answer("\x00\x1b[31m"), nil, nil, types.ErrTryAgainLater, []string{prefix + "failed to send event request: "}, 1},
 		"a hung agent": {
 			http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }), nil, nil, types.ErrTryAgainLater,
-			[]string{prefix + "failed to send event request: no answer in time", "the node agent's log"}, 1,
+			[]string{prefix + "failed to send event request: no answer in time", "the node agent's log"},
+			1,
 		},
 		"the node's namespace": {
 			enrolling(enrolled), nil, func(n *chaintest.Node) string { return n.Netns }, types.ErrInvalidNetNS, []string{"never touched"}, 0,
