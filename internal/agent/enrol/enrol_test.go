@@ -243,7 +243,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 			Log: log, Node: node1, Host: node1, Find: f.Find, Plugin: func() (cniconf.NetConf, error) { return *f.conf.Load(), nil },
 			Events: eventrecorder.New(api, eventrecorder.Options{Log: log, Count: func(eventrecorder.Result) {}}),
 		},
-		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Ztunnels: server, SystemNamespace: "istio-system",
+		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Host: host.Inode(), Ztunnels: server, SystemNamespace: "istio-system",
 		Probes: probes.New(probes.Options{Host: host, V4: config.ProbeV4, V6: config.ProbeV6, IPv6: true, Log: log, Changed: notify}),
 		Failed: func(s metrics.AmbientStep) {
 			f.mu.Lock()
