@@ -3,7 +3,6 @@ package probeset
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -341,10 +340,4 @@ func jump(rule nfnetlink.Attributes) (to string) {
 		}
 	}
 	return to
-}
-
-// handle names a rule by its number.
-func handle(rule nfnetlink.Attributes) []byte {
-	number, _ := rule.Get(unix.NFTA_RULE_HANDLE).Uint64()
-	return binary.BigEndian.AppendUint64(nil, number)
 }

@@ -56,7 +56,8 @@ func subscribe() (int, error) {
 	}
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer/2), // the kernel doubles the value
-		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES),
+		// Bound, because the kernel leaves out a socket without a port.
+		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)}),
 	)
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(fd))
