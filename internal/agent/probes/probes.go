@@ -227,7 +227,7 @@ func (w *worker) changed() <-chan struct{} {
 func (w *worker) apply(ctx context.Context) error {
 	lesser := w.subscribe() // before the comparison, so that no change is missed
 	want, calls, complete := w.want()
-	changed, err := probeset.Apply(w.Host, want)
+	changed, err := probeset.Apply(w.Host, want) //nolint:contextcheck // the kernel answers at once, and reading is bounded
 	if changed {
 		w.Log.DebugContext(ctx, "the addresses of ambient pods on the host were written", slog.Int("addresses", len(want.Pods)))
 	}

@@ -56,8 +56,7 @@ func removeChain(c *nfnetlink.Conn, b *nfnetlink.Batch, family uint8) error {
 	})
 	for _, handle := range jumps {
 		b.Add(unix.NFT_MSG_DELRULE, 0, family, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_RULE_TABLE, natTable)
-			b.String(unix.NFTA_RULE_CHAIN, builtinChain)
+			in(natTable, builtinChain)(b)
 			b.Attribute(unix.NFTA_RULE_HANDLE, handle)
 		})
 	}

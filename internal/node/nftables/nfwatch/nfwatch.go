@@ -97,7 +97,7 @@ func (w *Watch) wait() error {
 	return w.raw.Read(func(fd uintptr) (done bool) {
 		for n := 0; ; n++ {
 			// The content of a message is dropped. ENOBUFS says that the kernel has dropped some.
-			_, _, err := unix.Recvfrom(int(fd), nil, unix.MSG_DONTWAIT) //nolint:gosec // a descriptor
+			_, _, err := unix.Recvfrom(int(fd), nil, unix.MSG_DONTWAIT)
 			switch {
 			case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS), err == nil:
 			default:
