@@ -65,7 +65,7 @@ func subscribe() (int, error) {
 	return fd, nil
 }
 
-// Changed receives a value after a change. One value stands for any number of changes.
+// Changed receives a value after a change. One value stands for any number of changes. It is closed after Close.
 func (w *Watch) Changed() <-chan struct{} { return w.changed }
 
 // Close ends the Watch. It is called once.
@@ -76,6 +76,7 @@ func (w *Watch) Close() {
 
 // run reports changes until Close. While it pauses, the kernel's queue is full at worst.
 func (w *Watch) run() {
+	defer close(w.changed)
 	pause := time.NewTimer(w.interval)
 	defer pause.Stop()
 	for w.wait() == nil {
