@@ -157,7 +157,8 @@ func readRules(c *nfnetlink.Conn) (all [][]byte, err error) {
 // dumpRules calls each with the rules of a chain.
 func dumpRules(c *nfnetlink.Conn, family uint8, table, chain string, each func(nfnetlink.Attributes)) error {
 	return c.Dump(context.Background(), unix.NFT_MSG_GETRULE, family, in(table, chain), func(m nfnetlink.Message) error {
-		if m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text() == chain { // a kernel may not narrow the list
+		// A kernel may not narrow the list.
+		if m.Attributes.Get(unix.NFTA_RULE_TABLE).Text() == table && m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text() == chain {
 			each(m.Attributes)
 		}
 		return nil

@@ -62,6 +62,18 @@ func TestWatch_Changes(t *testing.T) {
 	check.Equal(t, has(elsewhere), false, "a change of another namespace is reported")
 }
 
+// TestWatch_OtherUsers: the namespace belongs to a pod with hostUsers: false.
+func TestWatch_OtherUsers(t *testing.T) {
+	t.Parallel()
+	process, path := netnstest.Unshared(t, 100_000, 1)
+	defer process.Process.Kill() //nolint:errcheck // it ends with the test at the latest
+	netnstest.Open(t, path)
+	w := open(t, path, time.Millisecond)
+	defer w.Close()
+	nft(t, path, "add table inet a")
+	changed(t, w)
+}
+
 // TestWatch_Flood: a pod changes its rules all the time, more than the queue takes. The reports are bounded, and the last change is
 // reported as well.
 func TestWatch_Flood(t *testing.T) {
