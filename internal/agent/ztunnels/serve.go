@@ -18,11 +18,11 @@ const maxConnections = 32
 // Put or kept before, because a ztunnel ends what its first snapshot does not name.
 func (s *Server) Serve(ctx context.Context) {
 	defer s.work.Wait()
-	defer s.end()
+	defer s.end() // a deadline ends the loop early
 	defer context.AfterFunc(ctx, s.end)()
 	s.work.Go(func() { s.notify(ctx) })
 	limit := rate.NewLimiter(rate.Every(s.o.AcceptInterval), 1)
-	for limit.Wait(context.WithoutCancel(ctx)) == nil && ctx.Err() == nil {
+	for limit.Wait(ctx) == nil {
 		s.mu.Lock()
 		listener := s.listener
 		s.mu.Unlock()

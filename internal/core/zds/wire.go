@@ -65,8 +65,6 @@ type field struct {
 	data   []byte // of a string or a message
 }
 
-func (f field) varint() (uint64, error) { return f.value, f.is(wireVarint) }
-
 func (f field) text(to *string) error {
 	if err := f.is(wireBytes); err != nil {
 		return err

@@ -156,9 +156,8 @@ func DecodeHello(data []byte) (v Version, err error) {
 		if f.number != helloVersion {
 			return nil
 		}
-		n, err := f.varint()
-		v = Version(n) //nolint:gosec // an enum has its lower 32 bits
-		return err
+		v = Version(f.value) //nolint:gosec // an enum has its lower 32 bits
+		return f.is(wireVarint)
 	})
 	return v, err
 }

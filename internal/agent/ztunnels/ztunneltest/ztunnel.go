@@ -10,6 +10,7 @@ package ztunneltest
 import (
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -126,7 +127,7 @@ func (z *Ztunnel) Behave(answer func(z *Ztunnel, r Request)) {
 // Hello says hello.
 func (z *Ztunnel) Hello() {
 	packet, _ := zds.EncodeHello(zds.V1)
-	z.Say(packet)
+	_ = z.Say(packet) // the agent may have closed the connection
 }
 
 // Ack answers a request, with the text of an error or "".
@@ -138,11 +139,11 @@ func (z *Ztunnel) Ack(text string) {
 	z.mu.Lock()
 	z.owes--
 	z.mu.Unlock()
-	z.Say(packet)
+	_ = z.Say(packet) // the agent may have closed the connection
 }
 
-// Say sends any packet, with any descriptors. Errors are ignored because the agent may have closed the connection.
-func (z *Ztunnel) Say(packet []byte, descriptors ...int) {
+// Say sends any packet, with any descriptors.
+func (z *Ztunnel) Say(packet []byte, descriptors ...int) error {
 	z.mu.Lock()
 	conn := z.conn
 	z.mu.Unlock()
@@ -150,9 +151,11 @@ func (z *Ztunnel) Say(packet []byte, descriptors ...int) {
 	if len(descriptors) > 0 {
 		rights = unix.UnixRights(descriptors...)
 	}
-	if conn != nil {
-		_, _, _ = conn.WriteMsgUnix(packet, rights, nil)
+	if conn == nil {
+		return net.ErrClosed
 	}
+	_, _, err := conn.WriteMsgUnix(packet, rights, nil)
+	return err
 }
 
 // Requests returns what the agent has sent so far, over all connections.
