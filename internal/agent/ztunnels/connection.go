@@ -91,7 +91,10 @@ func (s *Server) send(c *conn, r zds.Request, descriptor int) {
 	}
 	if r.Kind == zds.SnapshotSent {
 		c.complete = true
-	} else if h := c.record(r, s.members[r.UID], err); !h.told {
+	} else {
+		c.record(r, s.members[r.UID], err)
+	}
+	if err != nil {
 		s.note(r.UID)
 		return
 	}
@@ -104,7 +107,7 @@ func (s *Server) send(c *conn, r zds.Request, descriptor int) {
 }
 
 // record records that a pod is told, or cannot be told because of err.
-func (c *conn) record(r zds.Request, m *member, err error) *held {
+func (c *conn) record(r zds.Request, m *member, err error) {
 	h := c.has[r.UID]
 	if h == nil {
 		h = &held{}
@@ -114,7 +117,6 @@ func (c *conn) record(r zds.Request, m *member, err error) *held {
 	if r.Kind == zds.Add {
 		h.inode = m.inode()
 	}
-	return h
 }
 
 // received handles a packet of ztunnel. The error is the end of the connection; refusal is ztunnel's text about the pod in uid. It
@@ -149,7 +151,9 @@ func (s *Server) received(c *conn, packet []byte) (uid, refusal string, err erro
 	case r.Kind == zds.Del:
 		delete(c.has, r.UID)
 	}
-	s.note(r.UID)
+	if r.Kind != zds.SnapshotSent {
+		s.note(r.UID)
+	}
 	s.advance(c)
 	return r.UID, text, nil
 }

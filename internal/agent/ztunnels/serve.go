@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -13,6 +14,9 @@ import (
 
 // maxConnections bounds the open connections. Connections that never say hello do not reach it: they end with the timeout.
 const maxConnections = 32
+
+// logEach is the least time between two records about connections that were not accepted.
+const logEach = 30 * time.Second
 
 // Serve accepts ztunnels until ctx ends, and closes their connections then. All pods that a ztunnel may serve already must have been
 // Put or kept before, because a ztunnel ends what its first snapshot does not name.
@@ -31,7 +35,9 @@ func (s *Server) Serve(ctx context.Context) {
 		case err == nil:
 			s.begin(accepted)
 		case !zdsock.Closed(err):
-			s.o.Log.WarnContext(ctx, "a connection of ztunnel was not accepted", "path", s.o.Path, "error", err.Error())
+			s.refused.Do(func() {
+				s.o.Log.WarnContext(ctx, "a connection of ztunnel was not accepted", "path", s.o.Path, "error", err.Error())
+			})
 		}
 	}
 }
@@ -143,13 +149,12 @@ func (s *Server) notify(ctx context.Context) {
 		uids, before := s.changed, connected
 		s.changed, connected = map[string]bool{}, s.connected()
 		s.mu.Unlock()
-		if s.o.Connected != nil && connected != before {
+		if connected != before {
+			s.o.Log.InfoContext(ctx, "the number of connected ztunnels has changed", "connected", connected)
 			s.o.Connected(connected)
 		}
 		for uid := range uids {
-			if s.o.Changed != nil {
-				s.o.Changed(uid)
-			}
+			s.o.Changed(uid)
 		}
 	}
 }

@@ -290,7 +290,12 @@ func TestPut_Unfit(t *testing.T) {
 	}
 	a.Put(pod("closed"), ns)
 	a.acked("closed")
-	gets(t, z, "add a", end, "add closed")
+	a.Put(pod("a"), closed) // ztunnel has it
+	check.Equal(t, fmt.Sprint(a.State("a")), "{false its network namespace is closed}")
+	a.Remove("a")
+	a.removed("a")
+	gets(t, z, "add a", end, "add closed", "delete a")
+	a.locked(func() { check.Equal(t, a.changed[""], 0, "reports of no pod") })
 }
 
 func TestRemove_WhileAddUnderWay(t *testing.T) {
