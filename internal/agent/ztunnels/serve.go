@@ -82,7 +82,7 @@ func (s *Server) begin(accepted *zdsock.Conn) {
 	if len(s.conns) == maxConnections {
 		s.drop(s.conns[0], errors.New("there are too many connections"))
 	}
-	c := &conn{Conn: accepted, has: map[string]*held{}, urgent: queue{in: map[string]bool{}}}
+	c := &conn{Conn: accepted, has: map[string]*held{}}
 	s.conns = append(s.conns, c)
 	s.await(c)
 	s.work.Go(func() { s.serve(c) })

@@ -123,7 +123,7 @@ func (s *Server) want(w Workload, ns *netns.Namespace) {
 		s.members[w.UID] = m
 	}
 	m.workload, m.ns = w, ns
-	s.hurry(w.UID)
+	s.turn(w.UID)
 }
 
 // Remove no longer wants a pod.
@@ -131,15 +131,14 @@ func (s *Server) Remove(uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.members, uid)
-	s.hurry(uid)
+	s.turn(uid)
 }
 
-// hurry looks at a changed pod next in each connection. It needs the lock.
-func (s *Server) hurry(uid string) {
+// turn brings a changed pod to each ztunnel. It needs the lock.
+func (s *Server) turn(uid string) {
 	for _, c := range slices.Clone(s.conns) { // advance closes one that fails
 		if c.hello {
-			c.urgent.push(uid)
-			s.advance(c)
+			s.hurry(c, uid)
 		}
 	}
 }
@@ -176,8 +175,7 @@ func (s *Server) Retry(uid string) {
 	}
 	if h := c.has[uid]; h != nil && h.err != nil {
 		h.inode, h.err = netns.Inode{}, nil
-		c.urgent.push(uid)
-		s.advance(c)
+		s.hurry(c, uid)
 	}
 }
 

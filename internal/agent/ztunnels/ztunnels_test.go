@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
 	"github.com/meshcni/istio-cni/internal/core/zds"
+	"github.com/meshcni/istio-cni/internal/core/zds/zdstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -523,8 +524,7 @@ func TestServe_Lies(t *testing.T) {
 	check.OK(t, err)
 	defer file.Close() //nolint:errcheck // nothing was written
 	fd, unasked := int(file.Fd()), "it sends a message that nobody asked for"
-	ack, err := zds.EncodeAck("")
-	check.OK(t, err)
+	ack := zdstest.Ack("")
 	say := func(packet []byte, descriptors ...int) func(*ztunneltest.Ztunnel, ztunneltest.Request) {
 		return func(z *ztunneltest.Ztunnel, _ ztunneltest.Request) { _ = z.Say(packet, descriptors...) }
 	}

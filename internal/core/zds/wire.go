@@ -23,11 +23,6 @@ type message struct {
 	err  error
 }
 
-func (m *message) number(field, value uint64) {
-	m.data = binary.AppendUvarint(m.data, field<<3|wireVarint)
-	m.data = binary.AppendUvarint(m.data, value)
-}
-
 // text adds a string. The empty one is the default of proto3 and is left out.
 func (m *message) text(field uint64, value string) {
 	if !utf8.ValidString(value) {

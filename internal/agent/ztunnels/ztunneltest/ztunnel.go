@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/zds"
+	"github.com/meshcni/istio-cni/internal/core/zds/zdstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/zdsock"
 )
@@ -126,20 +127,15 @@ func (z *Ztunnel) Behave(answer func(z *Ztunnel, r Request)) {
 
 // Hello says hello.
 func (z *Ztunnel) Hello() {
-	packet, _ := zds.EncodeHello(zds.V1)
-	_ = z.Say(packet) // the agent may have closed the connection
+	_ = z.Say(zdstest.Hello()) // the agent may have closed the connection
 }
 
 // Ack answers a request, with the text of an error or "".
 func (z *Ztunnel) Ack(text string) {
-	packet, err := zds.EncodeAck(text)
-	if err != nil {
-		panic(err)
-	}
 	z.mu.Lock()
 	z.owes--
 	z.mu.Unlock()
-	_ = z.Say(packet) // the agent may have closed the connection
+	_ = z.Say(zdstest.Ack(text)) // the agent may have closed the connection
 }
 
 // Say sends any packet, with any descriptors.
@@ -299,7 +295,7 @@ func (z *Ztunnel) check(r Request, err error) {
 // open decodes a packet.
 func open(packet []byte, descriptor int) (r Request, err error) {
 	defer zdsock.CloseDescriptor(descriptor)
-	if r.Request, err = zds.DecodeRequest(packet); err != nil || descriptor == zdsock.NoDescriptor {
+	if r.Request, err = zdstest.DecodeRequest(packet); err != nil || descriptor == zdsock.NoDescriptor {
 		return r, err
 	}
 	if r.ns, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", descriptor)); err == nil {
