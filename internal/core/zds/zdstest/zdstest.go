@@ -64,7 +64,7 @@ func parse(message string, known ...byte) (map[byte]string, error) {
 	for rest := []byte(message); len(rest) > 0; {
 		number, wire := rest[0]>>3, rest[0]&7
 		length, n := binary.Uvarint(rest[1:])
-		if wire != 2 || !slices.Contains(known, number) || n <= 0 || length > uint64(len(rest)-1-n) {
+		if wire != 2 || !slices.Contains(known, number) || n <= 0 || length > uint64(len(rest[1+max(n, 0):])) {
 			return nil, fmt.Errorf("%x of %x is no known field", rest, message)
 		}
 		end := 1 + n + int(length) //nolint:gosec // checked above
