@@ -56,19 +56,28 @@ func (s *Server) end() {
 	}
 }
 
-// Rebind binds the socket again if its file is missing or replaced. Connections stay. On an error nothing has changed.
+// Rebind binds the socket again if its file is missing or replaced. Connections stay. On an error nothing has changed. One goroutine
+// calls it.
 func (s *Server) Rebind(ctx context.Context) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended || s.listener.InPlace() {
+	unneeded := s.ended || s.listener.InPlace()
+	s.mu.Unlock()
+	if unneeded {
 		return nil
 	}
-	fresh, err := zdsock.Listen(ctx, s.o.Path)
-	if err == nil {
-		_ = s.listener.Close() // no ztunnel can reach it
-		s.listener = fresh
+	fresh, err := zdsock.Listen(ctx, s.o.Path) // may wait for another process
+	if err != nil {
+		return err
 	}
-	return err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		fresh.Remove()
+		return nil
+	}
+	_ = s.listener.Close() // no ztunnel can reach it
+	s.listener = fresh
+	return nil
 }
 
 // begin talks to a new ztunnel.
@@ -99,8 +108,9 @@ func (s *Server) serve(c *conn) {
 		}
 		uid, refusal, ended := s.handle(c, packet, err)
 		switch {
-		case errors.Is(ended, io.EOF), errors.Is(ended, context.Canceled):
+		case errors.Is(ended, io.EOF):
 			s.o.Log.Info("a ztunnel has disconnected", slog.String("path", s.o.Path))
+		case errors.Is(ended, context.Canceled): // the agent ends
 		case ended != nil:
 			s.o.Log.Warn("the connection of a ztunnel was closed", slog.String("path", s.o.Path), slog.String("error", ended.Error()))
 		case refusal != "":
