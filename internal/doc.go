@@ -37,6 +37,8 @@
 //	an API call                   kube (a watch, the pages of a list: watch.go); an event agent/eventrecorder
 //	the start of a process        early (the plugin before client-go), applet (which role)
 //	plugin and agent              node/agentapi, agent/podcache; agent/decisions (what was decided); agent/cmdadd (ambient mode)
+//	a pod of ambient mode         core/ambient (its rules), agent/enrol (its steps)
+//	ztunnel                       agent/ztunnels (what it is told), core/zds (the messages), node/zdsock (the socket)
 //	the agent as a whole          agent/nodeagent
 //	the self-test                 node/selfcheck
 //	a setting                     core/settings, and the table of its role

@@ -46,6 +46,10 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	if m.host, err = netns.Open(c.HostNamespace()); err != nil {
 		return fmt.Errorf("ambient mode needs the node's network namespace: %w", err)
 	}
+	if first, err := netns.InodeOf(c.nodeNamespace()); err == nil && first != m.host.Inode() {
+		n.Log.WarnContext(ctx, "the agent's own network namespace is taken for the node's, and is not: probes of ambient pods will be captured "+
+			"(set ALLOW_SWITCH_TO_HOST_NS=true, or hostNetwork)")
+	}
 	notify := func(uid string) { m.pods.Notify(uid) }
 	server, err := ztunnels.Open(ctx, ztunnels.Options{
 		Path: c.Ambient.Socket, Log: n.Log, Changed: notify, Connected: func(now int) { m.connected.Store(int64(now)) },
