@@ -192,8 +192,11 @@ func (s *Store) Pod(ctx context.Context, ref kube.PodRef) (kube.Pod, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return kube.Pod{}, fmt.Errorf("waiting for the watch of the node's pods to deliver %s/%s: %w", ref.Namespace, ref.Name,
-				errors.Join(ctx.Err(), failing))
+			err := ctx.Err()
+			if failing != nil {
+				err = fmt.Errorf("%w: %w", err, failing)
+			}
+			return kube.Pod{}, fmt.Errorf("waiting for the watch of the node's pods to deliver %s/%s: %w", ref.Namespace, ref.Name, err)
 		}
 	}
 }

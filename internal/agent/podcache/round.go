@@ -75,8 +75,8 @@ func (s *Store) begin(end context.CancelFunc) *round {
 	return s.round
 }
 
-// Reselect takes over changed selectors. Both lists are read again; until then the pods known so far are not in doubt for listeners, and
-// plugins' requests are answered by the API server.
+// Reselect takes over changed selectors. Both lists are read again. Until then listeners have the selection as it was, and Facts and Pod
+// do not return it.
 func (s *Store) Reselect() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -233,7 +233,9 @@ func (s *Store) settleOrphans(ctx context.Context) {
 		s.mu.Lock()
 		lacking := map[string]bool{}
 		for key := range s.round.waiting {
-			lacking[key.Namespace] = s.round.labelled
+			if s.round.labelled {
+				lacking[key.Namespace] = true
+			}
 		}
 		s.mu.Unlock()
 		for name := range lacking {
