@@ -267,9 +267,9 @@ func (s *Store) syncNamespaces() {
 func (s *Store) failure(ctx context.Context, is *error, of, effect string) func(error) {
 	return func(err error) {
 		if err == nil {
-			s.options.Log.InfoContext(ctx, "the watch of "+of+" works again")
+			s.options.Log.InfoContext(ctx, "a watch works again", slog.String("of", of))
 		} else {
-			s.options.Log.WarnContext(ctx, "the watch of "+of+" fails: "+effect, slog.String("error", err.Error()))
+			s.options.Log.WarnContext(ctx, "a watch fails", slog.String("of", of), slog.String("effect", effect), slog.String("error", err.Error()))
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
