@@ -23,7 +23,7 @@
 //
 //	a rule                        core/redirect (the rules), core/ruleset (a rule as a value)
 //	the path of a packet          core/redirect/walk
-//	a decision about a pod        core/sidecar
+//	a decision about a pod        core/sidecar; what selects it for ambient mode: agent/selector, agent/podcache
 //	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits
 //	a broken pod                  core/repair, agent/racerepair, agent/nodepods
 //	restart or uninstall          agent/teardown
