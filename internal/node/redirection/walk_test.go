@@ -52,7 +52,7 @@ func TestLive_EveryPlace(t *testing.T) {
 		if r := live.Walk(packet); r.Verdict != walk.Dropped {
 			t.Error(r.Summary)
 		}
-		if !slices.Equal(live.Delivered[ruleset.IPv6], []uint32{spec.Mark}) {
+		if !slices.Equal(live.Delivered[ruleset.IPv6], []ruleset.Mark{{Value: spec.Mark}}) {
 			t.Errorf("marks are %v", live.Delivered)
 		}
 	}

@@ -305,7 +305,9 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 	sender := func(out string, free Fields, proxy bool) Packet {
 		p := Packet{Outgoing: true, Out: out, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(self, client), Free: free | FreeDestinationPort | FreeSourcePort | FreeOwn}
 		p.UID, p.GID = k.identity(proxy)
-		if !proxy {
+		if proxy {
+			p.Mark = k.proxyMark()
+		} else {
 			p.Free |= FreeUser
 		}
 		return p
@@ -318,10 +320,15 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 			canary{Packet: k.first(in, []netip.Addr{self}, ports(k.Spec.Inbound.List)), name: "inbound TCP connections"},
 			canary{Packet: to(sender(link, FreeDestination, true), elsewhere(f), httpPort), name: "the proxy's outbound TCP connections", wholly: true})
 		all = append(all, k.dns(app, f)...)
+		all = append(all, k.past(to(in, self, httpPort))...)
 	}
 	lo := k.live.loopback
 	delivery := to(sender(lo, 0, true), loopback(self), httpPort)
 	delivery.Src = netip.AddrPortFrom(loopback(self), client)
+	if k.Ambient != nil { // from the client's own address
+		delivery = to(delivery, self, httpPort)
+		delivery.Src = netip.AddrPortFrom(elsewhere(f), client)
+	}
 	return append(all,
 		canary{Packet: to(sender(lo, 0, false), self, httpPort), name: "the app's TCP connections to its own pod", ownPod: true},
 		canary{Packet: delivery, name: "the proxy's TCP connections to the app", wholly: true})
@@ -334,6 +341,9 @@ func to(p Packet, a netip.Addr, port uint16) Packet {
 
 // identity returns the proxy's user and group, or ones that the mesh captures.
 func (w Wanted) identity(proxy bool) (uid, gid uint32) {
+	if w.Ambient != nil && proxy {
+		return 0, redirect.DefaultID
+	}
 	other := func(ids []uint32) uint32 {
 		id := uint32(ordinaryID)
 		for slices.Contains(ids, id) {
@@ -401,7 +411,7 @@ func (k comparison) first(p Packet, addresses []netip.Addr, ports []uint16) Pack
 func (w Wanted) dns(app Packet, f ruleset.Family) (all []canary) {
 	servers := []netip.Addr{elsewhere(f)}
 	app.Free &^= FreeDestinationPort
-	switch w.Spec.DNS {
+	switch w.dnsCapture() {
 	case redirect.DNSOff:
 		return nil
 	case redirect.DNSServers:

@@ -79,9 +79,11 @@ func (w *walker) over(s *stage, p reading, v Verdict, hop int) onward {
 	return end
 }
 
-// cause returns the hop that decided: the jump into the chain of the last rule, because the jump has the condition.
+// cause returns the hop that decided: the jump into the chain of the last rule, because the jump has the condition. The rules of an
+// ambient pod have their conditions themselves.
 func (w *walker) cause(hop int) int {
-	if len(w.calls) > 0 {
+	itself := w.proxyMark != 0 && hop >= 0 && w.hops[hop].wanted
+	if len(w.calls) > 0 && !itself {
 		return w.calls[len(w.calls)-1]
 	}
 	return hop
@@ -104,7 +106,7 @@ func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward 
 		p.packet.Type, p.rerouted = local, w.loopback
 	case own:
 		p.packet.Type, p.rerouted = local, ""
-	case s.hook.Name == "output" && slices.Contains(w.delivered, p.packet.Mark):
+	case s.hook.Name == "output" && marked(w.delivered, p.packet.Mark):
 		p.rerouted = w.loopback
 	case s.hook.Name == "output" && looping:
 		return w.over(s, *p, Dropped, hop)

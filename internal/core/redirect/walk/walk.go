@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -28,7 +29,7 @@ type Namespace struct {
 	// Wanted provides the reasons of rules; nil if unknown.
 	Wanted *Wanted
 	// Delivered has the marks that policy routing delivers locally, by family.
-	Delivered map[ruleset.Family][]uint32
+	Delivered map[ruleset.Family][]ruleset.Mark
 	// Selected has the marks by which policy rules select other routes.
 	Selected map[ruleset.Family][]ruleset.Mark
 	// Tables has the routing tables of these marks.
@@ -44,20 +45,30 @@ type Namespace struct {
 
 // Wanted is the configuration that the live rules are explained by.
 type Wanted struct {
+	// Spec is a sidecar's. Ambient replaces it for an ambient pod; nil for a sidecar.
 	Spec     redirect.Spec
+	Ambient  *ambient.Spec
 	Families redirect.Families
 	Native   bool
+}
+
+// of returns the wanted redirection.
+func (w Wanted) of() redirect.Wanted {
+	if w.Ambient != nil {
+		return *w.Ambient
+	}
+	return w.Spec
 }
 
 // Sets returns the wanted rules.
 func (w Wanted) Sets() []ruleset.Set {
 	if w.Native {
-		return []ruleset.Set{w.Spec.NativeSet(w.Families)}
+		return []ruleset.Set{w.of().NativeSet(w.Families)}
 	}
-	return w.Spec.Sets(w.Families)
+	return w.of().Sets(w.Families)
 }
 
-// proxy returns the users and groups of the proxy.
+// proxy returns the users and groups of the proxy, none for ztunnel.
 func (w Wanted) proxy() []ruleset.Owner {
 	var all []ruleset.Owner
 	for _, id := range w.Spec.UIDs {
