@@ -2,14 +2,17 @@ package redirection_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/ambient/ambienttest"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
+	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -95,5 +98,46 @@ func TestLive_AmbientReasons(t *testing.T) {
 		live, err := p.namespace(byNetlink).Live(t.Context(), s)
 		check.OK(t, err)
 		check.Equal(t, live.Walk(tt.packet).Summary, tt.want)
+	}
+}
+
+// TestWalk_AmbientAgreesWithTheKernel compares the walk with real packets, of which ztunnel sends some.
+func TestWalk_AmbientAgreesWithTheKernel(t *testing.T) {
+	t.Parallel()
+	for i, v := range []iptables.Variant{byNetlink, byTables} {
+		for _, name := range []string{"default, DNS, IPv6", "ingress, virtual interfaces, IPv6"} {
+			s := ambienttest.Specs()[name]
+			t.Run(name+", "+string(v), func(t *testing.T) {
+				t.Parallel()
+				w := walked{Rand: rand.New(rand.NewPCG(*walkSeed, uint64(i))), tb: t} //nolint:gosec // the same packets again
+				w.fixture = fixture{Fixture: labtest.New(t, families...), spec: redirect.Default()}
+				w.StartZtunnel(t)
+				if len(s.Interfaces) > 0 {
+					s.Interfaces = []string{"vm0"}
+				}
+				mustApply(t, namespaceOf(w.Fixture, v), s)
+				theirs := ""
+				if i == 0 && w.IntN(2) == 0 {
+					theirs = w.plant(t, iptables.NFT)
+				}
+				live, err := namespaceOf(w.Fixture, v).Live(t.Context(), s)
+				check.OK(t, err)
+				for _, w.family = range families {
+					for range walkPackets / 2 {
+						q, p := w.packet()
+						self := labtest.Passthrough.Addr(ruleset.IPv6)
+						if q.To.Port() == 15020 || q.To.Addr() == self || q.Source == self { // a sidecar's
+							continue
+						}
+						if p.Outgoing && w.IntN(4) == 0 {
+							q.From, p.Mark = w.Ztunnel(), w.Ztunnel().Mark
+						}
+						if r := live.Walk(p); r.Verdict != walk.CannotTell {
+							w.agree(t, q, r, theirs)
+						}
+					}
+				}
+			})
+		}
 	}
 }
