@@ -124,7 +124,7 @@ func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	}
 	dir := agenttest.SocketDir(t)
 	check.OK(t, os.Chmod(dir, 0o777))
-	socket := filepath.Join(dir, "s")
+	socket := filepath.Join(dir, agentapi.EventSocketName)
 	cmd := agenttest.Child(t, servedAt+"="+socket)
 	cmd.Args = append(cmd.Args, "-test.run=^TestClient_OnlyRootIsTrusted$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
@@ -133,8 +133,11 @@ func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	check.OK(t, errors.Join(noInput, noOutput, cmd.Start()))
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()
 	check.OK(t, check.Err(out.Read(make([]byte, 8))))
-	if _, err := agentapi.Dial(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "user 1337") {
-		t.Errorf("got %v", err)
+	_, err := agentapi.Dial(t.Context(), socket)
+	for _, err := range []error{err, agentapi.PostEvent(t.Context(), dir, agentapi.Event{})} {
+		if err == nil || !strings.Contains(err.Error(), "user 1337") {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 

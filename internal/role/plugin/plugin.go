@@ -4,7 +4,7 @@
 // the mesh needs, that DEL and STATUS always succeed, and that stdout carries nothing but the CNI result or error. It keeps no state: the
 // end of the namespace removes the rules.
 //
-// Start at Run, then add.go.
+// Start at Run, then add.go. enrol.go has the agent enrol a pod of the ambient mesh.
 package plugin
 
 import (

@@ -267,10 +267,13 @@ func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
+// MaxFields is one more than the highest kind in Fields.
+const MaxFields = 12
+
 // Fields holds the attributes of an expression by kind. No decoded expression has higher kinds.
 type Fields struct {
-	byKind [12]Attribute
-	set    [12]bool
+	byKind [MaxFields]Attribute
+	set    [MaxFields]bool
 	count  int
 }
 
