@@ -46,8 +46,8 @@ func TestAudit_AmbientRulesTaken(t *testing.T) {
 		{"an accept for incoming", "-t nat -I PREROUTING -p tcp -j ACCEPT", "", "inbound TCP connections come in unredirected"},
 		{"DNS taken", "-t nat -I OUTPUT -p udp --dport 53 -j ACCEPT", "", "the app's DNS queries go out unredirected"},
 		{"another redirection", "", fmt.Sprintf(ahead, "output", "tcp dport 80 redirect to :9"), "the app's outbound TCP connections that it matches are redirected to port 9"},
-		{"tunnels dropped", "", fmt.Sprintf(firewall, "input", "tcp dport 15008 drop"), "incoming tunnels are dropped"},
-		{"probes dropped", "", fmt.Sprintf(firewall, "input", "ip saddr 169.254.7.127 drop"), "the node's TCP connections to the pod are dropped"},
+		{"tunnels dropped", "", fmt.Sprintf(firewall, "input", "tcp dport 15008 drop"), "inbound tunnels (HBONE) are dropped"},
+		{"probes dropped", "", fmt.Sprintf(firewall, "input", "ip saddr 169.254.7.127 drop"), "the node's probes are dropped"},
 		{"the proxy's answers dropped", "", fmt.Sprintf(firewall, "output", "meta mark 0x539 drop"), "the app's outbound TCP connections fail"},
 		{"the proxy's connections dropped", "", fmt.Sprintf(firewall, "output", "meta mark 0x539 ct state new drop"), "the proxy's outbound TCP connections are dropped"},
 	} {

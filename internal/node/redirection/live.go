@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -37,15 +36,9 @@ func (n Namespace) look(ctx context.Context, want redirect.Wanted, fn func(*pass
 // live also reads the tables that the comparison did not need.
 func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespace, err error) {
 	out = walk.Namespace{
-		Owner: p.owner, Delivered: map[ruleset.Family][]ruleset.Mark{}, Selected: map[ruleset.Family][]ruleset.Mark{},
+		Owner: p.owner, Wanted: walk.WantedOf(want, p.report.Families, p.mode.backend == redirect.Native),
+		Delivered: map[ruleset.Family][]ruleset.Mark{}, Selected: map[ruleset.Family][]ruleset.Mark{},
 		Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{},
-	}
-	wanted := &walk.Wanted{Families: p.report.Families, Native: p.mode.backend == redirect.Native}
-	switch spec := want.(type) {
-	case redirect.Spec:
-		wanted.Spec, out.Wanted = spec, wanted
-	case ambient.Spec:
-		wanted.Ambient, out.Wanted = &spec, wanted
 	}
 	if p.view != nil {
 		if out.Live, err = p.view.Live(ctx); err != nil {

@@ -320,12 +320,14 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 			canary{Packet: k.first(in, []netip.Addr{self}, ports(k.Spec.Inbound.List)), name: "inbound TCP connections"},
 			canary{Packet: to(sender(link, FreeDestination, true), elsewhere(f), httpPort), name: "the proxy's outbound TCP connections", wholly: true})
 		all = append(all, k.dns(app, f)...)
-		all = append(all, k.past(to(in, self, httpPort))...)
+		if k.Ambient != nil {
+			all = append(all, k.ambientCanaries(in, self)...)
+		}
 	}
 	lo := k.live.loopback
 	delivery := to(sender(lo, 0, true), loopback(self), httpPort)
 	delivery.Src = netip.AddrPortFrom(loopback(self), client)
-	if k.Ambient != nil { // from the client's own address
+	if k.Ambient != nil { // from the client's address to the pod's
 		delivery = to(delivery, self, httpPort)
 		delivery.Src = netip.AddrPortFrom(elsewhere(f), client)
 	}
@@ -411,7 +413,7 @@ func (k comparison) first(p Packet, addresses []netip.Addr, ports []uint16) Pack
 func (w Wanted) dns(app Packet, f ruleset.Family) (all []canary) {
 	servers := []netip.Addr{elsewhere(f)}
 	app.Free &^= FreeDestinationPort
-	switch w.dnsCapture() {
+	switch w.Spec.DNS {
 	case redirect.DNSOff:
 		return nil
 	case redirect.DNSServers:

@@ -1,7 +1,6 @@
 package walk
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -62,21 +61,16 @@ func (s Setting) String() string { return s.Name + "=" + s.Value }
 
 // setting describes a setting that can let packets pass: its items as texts, and how to copy its value from another configuration.
 type setting struct {
-	// field finds the annotation, unless key is one.
 	field redirect.Field
-	key   string
 	name  string
+	// key is the annotation, "" for that of the field.
+	key   string
 	items func(w *Wanted) []string
 	take  func(w, from *Wanted)
 }
 
-// of returns the setting with the items that are words of the rule.
-func (s setting) of(w *Wanted, rule string) Setting {
-	return Setting{s.name, cmp.Or(s.key, sidecar.KeysOf(w.Spec)(s.field)), s.value(w, rule)}
-}
-
-// table returns all settings. The proxy's identity is not among them: its packets pass in every pod.
-func (w Wanted) table() []setting {
+// kinds returns all of them. The proxy's identity is not among them: its packets pass in every pod.
+func (w *Wanted) kinds() []setting {
 	if w.Ambient != nil {
 		return ambientSettings()
 	}
@@ -92,8 +86,9 @@ func (w Wanted) table() []setting {
 		set(redirect.FieldOwnerGroups, "the captured groups", func(s *spec) (*bool, *[]uint32) { return &s.OwnerGroups.All, &s.OwnerGroups.List }),
 		list(redirect.FieldOwnerGroupsExclude, "the excluded groups", func(s *spec) *[]uint32 { return &s.OwnerGroupsExclude }),
 		{
-			field: redirect.FieldSecondFamily, name: "second_ip_family", items: func(w *Wanted) []string { return []string{w.Spec.SecondFamily.String()} },
-			take: func(w, from *Wanted) { w.Families = from.Families },
+			field: redirect.FieldSecondFamily, name: "second_ip_family",
+			items: func(w *Wanted) []string { return []string{w.Spec.SecondFamily.String()} },
+			take:  func(w, from *Wanted) { w.Families = from.Families },
 		},
 	}
 }
@@ -126,6 +121,15 @@ func Texts[T any](list []T) []string {
 // maxItems bounds the items of a setting in a sentence.
 const maxItems = 3
 
+// of returns the setting as it lets a packet pass at a rule.
+func (s setting) of(w *Wanted, rule string) Setting {
+	key := s.key
+	if w.Ambient == nil {
+		key = sidecar.KeysOf(w.Spec)(s.field)
+	}
+	return Setting{s.name, key, s.value(w, rule)}
+}
+
 // value returns the items that are words of the rule, otherwise the first items.
 func (s setting) value(w *Wanted, rule string) string {
 	words := strings.FieldsFunc(rule, func(r rune) bool { return r == ' ' || r == '"' })
@@ -153,8 +157,8 @@ func (w Wanted) walk(p Packet) outcome {
 
 // course returns the course of a family through the wanted rules.
 func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]ruleset.Rule) *course {
-	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]ruleset.Mark{}, Owner: w.of().Owner(), Wanted: &w}
-	routing := w.of().Routing(w.Families)
+	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]ruleset.Mark{}, Owner: w.Mode().Owner(), Wanted: &w}
+	routing := w.Mode().Routing(w.Families)
 	for _, f := range routing.MarkFamilies {
 		n.Delivered[f] = []ruleset.Mark{{Value: routing.Mark, Mask: routing.Mask}}
 	}
@@ -176,7 +180,7 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 	if decided != nil {
 		rule = decided.Rule
 	}
-	for _, s := range w.table() {
+	for _, s := range w.kinds() {
 		with := without
 		s.take(&with, &w)
 		if redirects(with) {
@@ -190,11 +194,11 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 
 // plain returns the configuration without settings.
 func (w Wanted) plain() Wanted {
-	standard := Wanted{Spec: redirect.Default(), Ambient: &ambient.Spec{}, Families: w.Families}
+	standard := Wanted{Spec: redirect.Default(), Ambient: &ambient.Spec{Config: ambient.Config{IPv6: true}}, Families: w.Families}
 	if w.Families.IPv6 == redirect.Bypassed {
 		standard.Families.IPv6 = redirect.Captured
 	}
-	for _, s := range w.table() {
+	for _, s := range w.kinds() {
 		s.take(&w, &standard)
 	}
 	return w
@@ -304,7 +308,7 @@ func (w *Wanted) settingsOf(p Packet, h *Hop) (names []Setting, decided *Hop) {
 		return nil, h
 	}
 	plain := w.plain()
-	for _, s := range w.table() {
+	for _, s := range w.kinds() {
 		without := *w
 		s.take(&without, &plain)
 		if _, still := without.rules()[place{h.Table, h.Chain, h.Rule}]; !still {
@@ -320,7 +324,7 @@ func (w *Wanted) neverTaken(r ruleset.Rule) bool {
 		return false
 	}
 	dns := question{Packet: Packet{Protocol: ruleset.UDP, Dst: netip.AddrPortFrom(netip.Addr{}, dnsPort)}}
-	return w.dnsCapture() == redirect.DNSOff || slices.ContainsFunc(r.Matches, func(m ruleset.Match) bool {
+	return w.Spec.DNS == redirect.DNSOff || slices.ContainsFunc(r.Matches, func(m ruleset.Match) bool {
 		p, is := m.(ruleset.Port)
 		return is && !p.Source && dns.match(p) == No
 	})

@@ -3,6 +3,7 @@ package walk
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -79,14 +80,23 @@ func (w *walker) over(s *stage, p reading, v Verdict, hop int) onward {
 	return end
 }
 
-// cause returns the hop that decided: the jump into the chain of the last rule, because the jump has the condition. The rules of an
-// ambient pod have their conditions themselves.
+// cause returns the hop that decided: the jump into the chain of the last rule, because the jump has the condition.
 func (w *walker) cause(hop int) int {
-	itself := w.proxyMark != 0 && hop >= 0 && w.hops[hop].wanted
-	if len(w.calls) > 0 && !itself {
-		return w.calls[len(w.calls)-1]
+	if len(w.calls) == 0 {
+		return hop
 	}
-	return hop
+	jump := w.calls[len(w.calls)-1]
+	if hop >= 0 && jump >= 0 && w.hops[hop].Decides(w.hops[jump]) {
+		return hop
+	}
+	return jump
+}
+
+// Decides reports whether the rule has the condition itself, and not the jump into its chain: hooks lead all packets to some chains
+// of the mesh.
+func (h Hop) Decides(jump Hop) bool {
+	all := jump.Rule == "-j "+h.Chain || jump.Rule == "jump "+h.Chain
+	return h.Why != "" && all && strings.EqualFold(jump.Chain, jump.Hook)
 }
 
 // translate applies REDIRECT and DNAT. A packet to another host follows the route of its mark; a packet of the pod to itself has

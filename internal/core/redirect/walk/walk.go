@@ -45,30 +45,22 @@ type Namespace struct {
 
 // Wanted is the configuration that the live rules are explained by.
 type Wanted struct {
-	// Spec is a sidecar's. Ambient replaces it for an ambient pod; nil for a sidecar.
-	Spec     redirect.Spec
+	Spec redirect.Spec
+	// Ambient is the configuration of a pod in ambient mode, nil for a sidecar; see WantedOf.
 	Ambient  *ambient.Spec
 	Families redirect.Families
 	Native   bool
 }
 
-// of returns the wanted redirection.
-func (w Wanted) of() redirect.Wanted {
-	if w.Ambient != nil {
-		return *w.Ambient
-	}
-	return w.Spec
-}
-
 // Sets returns the wanted rules.
 func (w Wanted) Sets() []ruleset.Set {
 	if w.Native {
-		return []ruleset.Set{w.of().NativeSet(w.Families)}
+		return []ruleset.Set{w.Mode().NativeSet(w.Families)}
 	}
-	return w.of().Sets(w.Families)
+	return w.Mode().Sets(w.Families)
 }
 
-// proxy returns the users and groups of the proxy, none for ztunnel.
+// proxy returns the users and groups of the proxy.
 func (w Wanted) proxy() []ruleset.Owner {
 	var all []ruleset.Owner
 	for _, id := range w.Spec.UIDs {
