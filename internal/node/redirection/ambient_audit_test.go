@@ -109,7 +109,7 @@ func TestWalk_AmbientAgreesWithTheKernel(t *testing.T) {
 			s := ambienttest.Specs()[name]
 			t.Run(name+", "+string(v), func(t *testing.T) {
 				t.Parallel()
-				w := walked{Rand: rand.New(rand.NewPCG(*walkSeed, uint64(i))), tb: t} //nolint:gosec // the same packets again
+				w := walked{Rand: rand.New(rand.NewPCG(*walkSeed, uint64(i))), tb: t}
 				w.fixture = fixture{Fixture: labtest.New(t, families...), spec: redirect.Default()}
 				w.StartZtunnel(t)
 				if len(s.Interfaces) > 0 {
