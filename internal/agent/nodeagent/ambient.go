@@ -95,6 +95,12 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	return nil
 }
 
+// missing is nodepods.Options.Enrolment.
+func (m *ambientMode) missing(uid string) (step string, known bool) {
+	s, known := m.pods.Status(uid)
+	return s.Missing, known && s != (enrol.Status{}) // set by the first turn
+}
+
 // selectors returns the enablement selectors in force, nil without ambient mode.
 func (n *node) selectors() *selector.Ambient {
 	if !n.Config.Ambient.Enabled {
