@@ -247,8 +247,8 @@ func TestPut_Namespaces(t *testing.T) {
 	a.Put(pod("b"), one)
 	a.Put(pod("a"), two) // waits for b
 	check.Equal(t, a.State("a").Acked, false, "in another namespace that ztunnel has not been told")
-	z.Behave((*ztunneltest.Ztunnel).Serve)
 	gets(t, z, "add a", end, "add a", "add a", "add b")
+	z.Behave((*ztunneltest.Ztunnel).Serve)
 	z.Ack("")
 	a.acked("a")
 	check.Equal(t, z.Pods()["a"], two.Inode())
@@ -518,7 +518,7 @@ func TestServe_Mute(t *testing.T) {
 	z := a.ztunnel(ztunneltest.Options{})
 	mute, err := zdsock.Dial(a.path)
 	check.OK(t, err)
-	defer mute.Close() //nolint:errcheck // the agent has closed it
+	defer mute.Close()                        //nolint:errcheck // the agent has closed it
 	after := a.ztunnel(ztunneltest.Options{}) // accepted after the mute one
 	after.Close()
 	a.connects(1)
