@@ -487,7 +487,8 @@ func TestServe_Hung(t *testing.T) {
 	a.Put(pod("x"), ns)
 	old := a.ztunnel(ztunneltest.Options{})
 	hung := a.ztunnel(ztunneltest.Options{})
-	a.acked("x")
+	gets(t, old, "add a", "add x", end)
+	gets(t, hung, "add a", "add x", end)
 	a.Remove("x")
 	a.removed("x") // nothing is under way
 	hung.Behave(hang)
