@@ -186,7 +186,7 @@ func (s *Store) sync(ctx context.Context) {
 // settle tells the listeners of the end of a list once the selection of all its pods is known.
 func (s *Store) settle() {
 	r := s.round
-	if r.due && r.listed && (r.labelled || r.selectors == nil) && len(r.waiting) == 0 {
+	if r.due && len(r.waiting) == 0 {
 		r.due, r.synced = false, true
 		s.notify(func(l *kube.Listener[kube.Pod]) { l.OnSync() })
 	}
