@@ -14,7 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -182,8 +181,8 @@ func (w *work) use(space *netns.Namespace) {
 	}
 	replaced := s.space
 	if s.replaced != nil { // ztunnel never got s.space
-		space, replaced, s.replaced = space, s.replaced, nil
 		s.space.Close()
+		replaced = s.replaced
 	}
 	*s = seen{space: space, replaced: replaced}
 }
@@ -215,7 +214,7 @@ func (w *work) rules(ctx context.Context) error {
 		return err
 	}
 	s.applied = nil
-	report, err := space.Apply(ctx, spec, redirect.Reconcile)
+	report, err := space.Apply(ctx, spec, redirection.Reconcile)
 	if errors.Is(err, redirection.ErrUninspectable) {
 		w.Again(time.Minute)
 		return waits("rules that can be read: %w", err)

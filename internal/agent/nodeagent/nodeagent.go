@@ -261,6 +261,10 @@ func (c Config) HostNamespace() string {
 	if !c.Ambient.SwitchNamespace {
 		return "/proc/self/ns/net"
 	}
+	return c.nodeNamespace()
+}
+
+func (c Config) nodeNamespace() string {
 	return path.Join(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, "1/ns/net")
 }
 

@@ -110,14 +110,26 @@ func (b *Buffer) Reset() {
 }
 
 // And applies a mask to the register.
-func (b *Buffer) And(mask []byte) {
+func (b *Buffer) And(mask []byte) { b.Bitwise(mask, make([]byte, len(mask))) }
+
+// Bitwise applies a mask to the register and inverts the bits of xor.
+func (b *Buffer) Bitwise(mask, xor []byte) {
 	b.Expression("bitwise", func() {
 		b.Uint32(unix.NFTA_BITWISE_SREG, Register)
 		b.Uint32(unix.NFTA_BITWISE_DREG, Register)
 		b.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // at most the length of an address
 		b.Data(unix.NFTA_BITWISE_MASK, mask)
-		b.Data(unix.NFTA_BITWISE_XOR, make([]byte, len(mask)))
+		b.Data(unix.NFTA_BITWISE_XOR, xor)
 	})
+}
+
+// Masked ends the rule unless the bits of the mask (all if 0) in a register with a number in host byte order equal the value or, if
+// negated, differ from it.
+func (b *Buffer) Masked(negated bool, value, mask uint32) {
+	if mask != 0 {
+		b.And(binary.NativeEndian.AppendUint32(nil, mask))
+	}
+	b.Compare(negated, binary.NativeEndian.AppendUint32(nil, value))
 }
 
 // Compare ends the rule unless the register equals the value or, if negated, differs from it.
