@@ -107,8 +107,7 @@ func TestHandler_Answers(t *testing.T) {
 	}
 }
 
-// TestHandler_ClientHangsUp: the work for a pod ends with the plugin that waits for it, within the time of the socket and before
-// the server's.
+// TestHandler_ClientHangsUp: the work for a pod ends with the plugin that waits for it.
 func TestHandler_ClientHangsUp(t *testing.T) {
 	started, ended := make(chan struct{}), make(chan error, 1)
 	s := serve(t, func(ctx context.Context, _ agentapi.Event) error {

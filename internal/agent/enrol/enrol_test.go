@@ -30,6 +30,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -90,7 +91,7 @@ func (f *fixture) namespace(name, mode string) {
 	if mode != "" {
 		labels[label] = mode
 	}
-	f.set(map[string]any{"kind": "Namespace", "apiVersion": "v1", "metadata": map[string]any{"name": name, "uid": "ns-" + name, "labels": labels}})
+	f.server.Set(kubetest.Namespace(name, labels))
 }
 
 func (f *fixture) set(object any) {
@@ -199,7 +200,7 @@ func (p *pod) space() redirection.Namespace {
 	space, err := netns.Open(p.path)
 	p.f.Do(err)
 	p.f.Cleanup(space.Close)
-	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler)}
+	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: p.f.conf.Load().Backend}
 }
 
 // spec returns the wanted redirection.
@@ -235,7 +236,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	f.Cleanup(host.Close)
 	a := &agent{f: f}
 	notify := func(uid string) { a.pods.Notify(uid) }
-	server, err := ztunnels.Open(f.Context(), ztunnels.Options{Path: f.socket, Log: log, Changed: notify, AcceptInterval: time.Millisecond})
+	server, err := ztunnels.Open(f.Context(), ztunnels.Options{Path: f.socket, Log: log, Changed: notify, Connected: func(int) {}, AcceptInterval: time.Millisecond})
 	f.Do(err)
 	config := ambient.DefaultConfig()
 	o := enrol.Options{
@@ -243,7 +244,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 			Log: log, Node: node1, Host: node1, Find: f.Find, Plugin: func() (cniconf.NetConf, error) { return *f.conf.Load(), nil },
 			Events: eventrecorder.New(api, eventrecorder.Options{Log: log, Count: func(eventrecorder.Result) {}}),
 		},
-		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Ztunnels: server, SystemNamespace: "istio-system",
+		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Host: host.Inode(), Ztunnels: server, SystemNamespace: "istio-system",
 		Probes: probes.New(probes.Options{Host: host, V4: config.ProbeV4, V6: config.ProbeV6, IPv6: true, Log: log, Changed: notify}),
 		Failed: func(s metrics.AmbientStep) {
 			f.mu.Lock()
@@ -339,8 +340,12 @@ func (p *pod) released(z *ztunneltest.Ztunnel) {
 
 // event is what the plugin sends for the pod.
 func (p *pod) event() agentapi.Event {
+	path := p.path
+	if strings.HasPrefix(path, "/proc/") {
+		path = p.f.Mount(path, fmt.Sprint("cni-", p.name, p.f.processes))
+	}
 	return agentapi.Event{
-		Netns: p.path, PodName: p.name, PodNamespace: "shop", PodUID: p.uid,
+		Netns: path, PodName: p.name, PodNamespace: "shop", PodUID: p.uid,
 		IPs: []agentapi.EventIP{{Address: net.IPNet{IP: net.ParseIP(p.address), Mask: net.CIDRMask(24, 32)}}},
 	}
 }
@@ -360,10 +365,16 @@ func TestEnrol_ByLabel(t *testing.T) {
 	for name, select_ := range map[string]func(*fixture, *pod){
 		"pod":       func(_ *fixture, p *pod) { p.relabel("ambient") },
 		"namespace": func(f *fixture, _ *pod) { f.namespace("shop", "ambient") },
+		"native":    func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
+			if name == "native" {
+				conf := *f.conf.Load()
+				conf.Backend = redirect.Native
+				f.conf.Store(&conf)
+			}
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
 			f.agent()
 			z := f.ztunnel(ztunneltest.Options{})
@@ -455,13 +466,14 @@ func TestEnrol_Refused(t *testing.T) {
 	})
 	other.enrolled(z)
 	p.enrolled(z)
+	agenttest.Eventually(t, "they are not counted", func() bool {
+		enrolled, waiting := a.pods.Counts()
+		return enrolled == 2 && waiting == 0
+	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.failed[metrics.StepZtunnel]; n != 2 {
 		t.Errorf("%d failures counted, want 2", n)
-	}
-	if enrolled, waiting := a.pods.Counts(); enrolled != 2 || waiting != 0 {
-		t.Errorf("%d enrolled, %d pending", enrolled, waiting)
 	}
 }
 
@@ -472,6 +484,10 @@ func TestAdd(t *testing.T) {
 	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p := f.pod("new", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
+	agenttest.Eventually(t, "the watch does not deliver the pod", func() bool {
+		_, known := a.pods.Status(p.uid)
+		return known
+	})
 	before := len(f.server.Requests())
 	check.OK(t, a.pods.Add(t.Context(), p.event()))
 	if problem := p.problem(z); problem != "" {
@@ -506,11 +522,12 @@ func TestAdd_Refused(t *testing.T) {
 	for p, want := range map[*pod]string{
 		outside: "not eligible", nacked: "no more files", wrong: "there-is-none", &unknown: "not found", host: "node's own",
 	} {
+		event := p.event()
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
-			if err := a.pods.Add(ctx, p.event()); err == nil || !strings.Contains(err.Error(), want) {
+			if err := a.pods.Add(ctx, event); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("got %v, want %q", err, want)
 			}
 		})
@@ -526,7 +543,7 @@ func TestStart_Snapshot(t *testing.T) {
 		pods = append(pods, f.pod(fmt.Sprintf("web-%d", i), labelled))
 	}
 	first := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
 	for _, p := range pods {
 		p.enrolled(z)
 	}
@@ -645,7 +662,7 @@ func TestEnrol_Excluded(t *testing.T) {
 	f := newFixture(t)
 	p := f.pod("web", labelled)
 	first := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
 	p.enrolled(z)
 	first.stop()
 	conf := *f.conf.Load()

@@ -42,7 +42,7 @@ func (c *Controller) enabled() (all []kube.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range c.entries {
-		p := e.pod
+		p := e.latest()
 		if p.Facts.Annotations[ambient.RedirectionKey] == ambient.RedirectionEnabled && !podwork.PodOf(p).Ended && !c.isZtunnel(p) {
 			all = append(all, p)
 			if len(p.Addresses) == 0 {

@@ -179,6 +179,23 @@ func TestFollow_PodBeforeNamespace(t *testing.T) {
 	f.wants("web true")
 }
 
+// TestFollow_Orphan: a namespace that was deleted by force leaves pods behind. They do not keep the others from being synced, and one
+// that an earlier agent has enrolled stays enrolled.
+func TestFollow_Orphan(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.Namespace("other", nil))
+	server.Set(pod("web", "1", "n", ""))
+	server.Set(pod("enrolled", "2", "n", fmt.Sprintf(`,"annotations":{%q:"enabled"}`, ambient.RedirectionKey)))
+	f := follow(t, server)
+	f.wants("enrolled true", "sync")
+	server.Set(namespace("ambient"))
+	f.wants("web true")
+	server.Delete(shop)
+	server.Delete(shop + "/pods/web")
+	server.Delete(shop + "/pods/enrolled")
+	f.wants("web gone, was true", "enrolled gone, was true")
+}
+
 // TestReselect: selectors that name other labels apply to all pods, and no pod's end is lost between two rounds.
 func TestReselect(t *testing.T) {
 	server := kubetest.NewServer(t)

@@ -49,6 +49,8 @@ func (r *round) selected(p *kube.Pod, last kube.Pod) bool {
 		p.Facts.Selected = r.selectors.Select(p.Facts.Labels, labels)
 	case r.labelled && last.Facts.UID == p.Facts.UID:
 		p.Facts.Selected = last.Facts.Selected
+	case r.labelled && p.Facts.Annotations[ambient.RedirectionKey] == ambient.RedirectionEnabled: // by the agent before this one
+		p.Facts.Selected = true
 	default:
 		return false
 	}
@@ -73,8 +75,8 @@ func (s *Store) begin(end context.CancelFunc) *round {
 	return s.round
 }
 
-// Reselect takes over changed selectors. Both lists are read again; until then the pods known so far are not in doubt for listeners, and
-// plugins' requests are answered by the API server.
+// Reselect takes over changed selectors. Both lists are read again. Until then listeners have the selection as it was, and Facts and Pod
+// do not return it.
 func (s *Store) Reselect() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,12 +101,14 @@ func (s *Store) watch(ctx context.Context) {
 		keep = append(keep, pods...)
 		watches.Go(func() {
 			s.options.API.WatchNamespaces(ctx, namespaces, kube.Listener[kube.Namespace]{
-				OnUpdate: s.putNamespace, OnDelete: s.removeNamespace, OnSync: s.syncNamespaces, OnError: s.failure(ctx, &r.namespacesErr, "namespaces"),
+				OnUpdate: s.putNamespace, OnDelete: s.removeNamespace, OnSync: s.syncNamespaces,
+				OnError: s.failure(ctx, &r.namespacesErr, "namespaces", "pods wait for theirs, and the plugin requests them from the API server itself"),
 			})
 		})
 	}
 	s.options.API.WatchPods(ctx, kube.PodScope{Node: s.options.Node, Transform: Trim(keep, s.options.KeepMessage)}, kube.Listener[kube.Pod]{
-		OnUpdate: s.put, OnDelete: s.remove, OnSync: func() { s.sync(ctx) }, OnError: s.failure(ctx, &r.podsErr, "the node's pods"),
+		OnUpdate: s.put, OnDelete: s.remove, OnSync: func() { s.sync(ctx) },
+		OnError: s.failure(ctx, &r.podsErr, "the node's pods", "the plugin requests pods from the API server itself, and no pod is repaired"),
 	})
 	watches.Wait()
 	<-ctx.Done() // for a node's name that cannot be watched
@@ -178,10 +182,11 @@ func (s *Store) sync(ctx context.Context) {
 	s.settle()
 }
 
-// settle tells the listeners of the end of a list once the selection of all its pods is known.
+// settle tells the listeners of the end of a list once both lists are complete. A new pod whose namespace is not known even then comes
+// with its namespace; it must not hold the others.
 func (s *Store) settle() {
 	r := s.round
-	if r.due && r.listed && (r.labelled || r.selectors == nil) && len(r.waiting) == 0 {
+	if r.due && (r.labelled || r.selectors == nil) {
 		r.due, r.synced = false, true
 		s.notify(func(l *kube.Listener[kube.Pod]) { l.OnSync() })
 	}
@@ -228,14 +233,13 @@ func (s *Store) syncNamespaces() {
 	s.settleWaiting("")
 }
 
-// failure takes the errors of a watch. is has the last one.
-func (s *Store) failure(ctx context.Context, is *error, of string) func(error) {
+// failure takes the errors of a watch. is has the last one, effect describes what follows.
+func (s *Store) failure(ctx context.Context, is *error, of, effect string) func(error) {
 	return func(err error) {
 		if err == nil {
-			s.options.Log.InfoContext(ctx, "the watch of "+of+" works again")
+			s.options.Log.InfoContext(ctx, "a watch works again", slog.String("of", of))
 		} else {
-			s.options.Log.WarnContext(ctx, "the watch of "+of+" fails: the plugin requests pods from the API server itself, and no pod is repaired",
-				slog.String("error", err.Error()))
+			s.options.Log.WarnContext(ctx, "a watch fails", slog.String("of", of), slog.String("effect", effect), slog.String("error", err.Error()))
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()

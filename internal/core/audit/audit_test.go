@@ -36,7 +36,7 @@ func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.S
 		diffs = append(diffs, d)
 	}
 	n := walk.Namespace{
-		Live: append([]ruleset.Set{have}, others...), Wanted: &walk.Wanted{Spec: spec, Families: v4}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {spec.Mark}},
+		Live: append([]ruleset.Set{have}, others...), Wanted: &walk.Wanted{Spec: spec, Families: v4}, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: spec.Mark}}},
 		Links: []string{"eth0", "a", "b", "c", "d", "e", "net11"}, Own: []netip.Addr{v4.Host, netip.MustParseAddr("10.0.1.5")},
 	}
 	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations())

@@ -111,7 +111,7 @@ func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err err
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		d.Unread = append(d.Unread, live.Unread[f]...)
 	}
-	if live.Wanted != nil {
+	if live.Wanted != nil && live.Wanted.Ambient == nil {
 		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
 	}
 	all, err := netns.In(space.NetNS, sockdiag.Listening)

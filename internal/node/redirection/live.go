@@ -37,7 +37,7 @@ func (n Namespace) look(ctx context.Context, want redirect.Wanted, fn func(*pass
 func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespace, err error) {
 	out = walk.Namespace{
 		Owner: p.owner, Wanted: walk.WantedOf(want, p.report.Families, p.mode.backend == redirect.Native),
-		Delivered: map[ruleset.Family][]uint32{}, Selected: map[ruleset.Family][]ruleset.Mark{},
+		Delivered: map[ruleset.Family][]ruleset.Mark{}, Selected: map[ruleset.Family][]ruleset.Mark{},
 		Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{},
 	}
 	if p.view != nil {
@@ -67,7 +67,7 @@ func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespa
 		return out, err
 	}
 	for _, policy := range routing.Policy {
-		out.Delivered[policy.Family] = append(out.Delivered[policy.Family], policy.Mark)
+		out.Delivered[policy.Family] = append(out.Delivered[policy.Family], ruleset.Mark{Value: policy.Mark, Mask: policy.Mask})
 		out.Tables[policy.Mark] = policy.Table
 	}
 	return out, nil

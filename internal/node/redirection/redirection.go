@@ -309,15 +309,16 @@ func (p *pass) stale(want route.Want) (route.Want, error) {
 }
 
 // leftovers finds routing that belongs to the mesh. The policy rules of any TPROXY look the same, so it selects the ones
-// with the mesh's marks and mask.
+// with the mesh's marks and mask, and those of a sidecar's usual mark: ztunnel's packets have that mark too.
 func (p *pass) leftovers(marks []uint32) (route.Want, error) {
 	left, err := p.policyRouting()
 	if err != nil {
 		return route.Want{}, err
 	}
-	owner := p.owner
+	owner, sidecar := p.owner, redirect.Sidecar()
 	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool {
-		return p.Mask != owner.Mask || !slices.Contains(marks, p.Mark) && p.Mark != owner.Mark
+		ours := p.Mask == owner.Mask && (slices.Contains(marks, p.Mark) || p.Mark == owner.Mark)
+		return !ours && (p.Mask != sidecar.Mask || p.Mark != sidecar.Mark)
 	})
 	return left, nil
 }

@@ -18,12 +18,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/zds"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/socketfile"
 )
 
 // MaxPacket is the size of the largest packet.
-const MaxPacket = 1024
+const MaxPacket = zds.MaxSize
 
 const network = "unixpacket"
 

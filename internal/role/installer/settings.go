@@ -223,7 +223,7 @@ func (d *draft) serviceSettings() []settings.Setting {
 		},
 		{
 			Name: "cni-event-address", Arg: "SOCKET", Default: cniconf.DefaultRunDir + "/pluginevent.sock",
-			Use: "fills __CNI_EVENT_ADDRESS__ of a template; nothing listens there", Value: settings.Text(&d.eventAddress, nil),
+			Use: "fills __CNI_EVENT_ADDRESS__ of a template and nothing else", Value: settings.Text(&d.eventAddress, nil),
 		},
 		{Name: "health-port", Arg: "PORT", Default: "8000", Use: "/healthz and /readyz; 0: off", Value: settings.Port(&d.HealthPort, 0)},
 		{Name: "monitoring-port", Arg: "PORT", Default: "15014", Use: "/metrics; 0: off", Value: settings.Port(&d.MonitoringPort, 0)},

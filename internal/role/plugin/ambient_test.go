@@ -210,16 +210,19 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 	}{
 		"ztunnel is missing": {
 			enrolling(func(context.Context, agentapi.Event) error { return errors.New("no ztunnel is connected") }), nil, nil, types.ErrTryAgainLater,
-			[]string{prefix + "unable to push CNI event (status code 500): no ztunnel is connected"}, 1,
+			[]string{prefix + "unable to push CNI event (status code 500): no ztunnel is connected"},
+			1,
 		},
 		"no ambient mode in the agent": {
 			nil, nil, nil, types.ErrTryAgainLater,
-			[]string{prefix + "failed to send event request: ", agentapi.EventSocketName, "is the node agent running on this node, with ambient mode enabled?"}, 0,
+			[]string{prefix + "failed to send event request: ", agentapi.EventSocketName, "is the node agent running on this node, with ambient mode enabled?"},
+			0,
 		},
 		"garbage": {answer("\x00\x1b[31m"), nil, nil, types.ErrTryAgainLater, []string{prefix + "failed to send event request: "}, 1},
 		"a hung agent": {
 			http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }), nil, nil, types.ErrTryAgainLater,
-			[]string{prefix + "failed to send event request: no answer in time", "the node agent's log"}, 1,
+			[]string{prefix + "failed to send event request: no answer in time", "the node agent's log"},
+			1,
 		},
 		"the node's namespace": {
 			enrolling(enrolled), nil, func(n *chaintest.Node) string { return n.Netns }, types.ErrInvalidNetNS, []string{"never touched"}, 0,
@@ -293,25 +296,49 @@ func TestAmbient_OtherPods(t *testing.T) {
 	}
 }
 
-// TestBudget_AmbientPod: an ADD starts no process and sends neither a request to the API server nor a message to the kernel's rules;
-// CHECK asks the agent only, DEL nothing.
-func TestBudget_AmbientPod(t *testing.T) {
-	n := chaintest.New(t, chaintest.Program(t))
-	pod := n.NewPod("shop", "web", nil)
-	agent := serveAmbient(t, n, chosen(pod), enrolling(enrolled))
-	in := input(t, n.Chain("1.0.0", ambientStanza(chaintest.Stanza{"plugin_log_level": "warn"})), nil)
-	pods, events := filepath.Join(n.RunDir, agentapi.SocketName), filepath.Join(n.RunDir, agentapi.EventSocketName)
-	for command, want := range map[string][]string{"ADD": {pods, events}, "CHECK": {pods}, "DEL": nil} {
-		r, out := n.Traced(command, pod, in)
-		if r.Status.ExitStatus() != 0 || r.Processes != 0 || r.Sockets(unix.AF_NETLINK)+r.Sockets(unix.AF_INET)+r.Sockets(unix.AF_INET6) != 0 {
-			t.Errorf("%s: %v, %d processes, connections %q: %s", command, r.Status, r.Processes, r.Connections(), out)
-		}
-		if got := r.Connections(); !slices.Equal(got, want) {
-			t.Errorf("%s connects to %q, want %q", command, got, want)
+// TestBudget_AmbientNode: with ambient mode a pod with a sidecar costs what it costs without. The runtime's annotations do not suffice
+// for other pods, so they cost a question or, without an agent, the requests for pod and namespace. No ADD but a sidecar's writes rules.
+func TestBudget_AmbientNode(t *testing.T) {
+	labelled := func(p *kubetest.Pod) {
+		chaintest.PlainPod(p)
+		p.Labels = map[string]string{"istio.io/dataplane-mode": "ambient"}
+	}
+	for name, tc := range map[string]struct {
+		describe          func(*kubetest.Pod)
+		annotations       string
+		requests, batches int
+		events            []string
+	}{
+		"sidecar": {chaintest.Sidecar, `{"sidecar.istio.io/status":"{}"}`, 1, 1, nil},
+		"outside": {chaintest.PlainPod, `{}`, 2, 0, nil},
+		"ambient": {labelled, `{}`, 2, 0, []string{"web"}},
+	} {
+		for _, withAgent := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s agent %t", name, withAgent), func(t *testing.T) {
+				stanza := ambientStanza(chaintest.Stanza{"plugin_log_level": "warn"})
+				maps.Copy(stanza, delivered(tc.annotations))
+				s := newFixture(t, withAgent, "shop", tc.describe, stanza)
+				var events []string
+				serve(t, s.node, agentapi.EventSocketName, &http.Server{ReadHeaderTimeout: time.Minute, Handler: enrolling(
+					func(_ context.Context, e agentapi.Event) error { events = append(events, e.PodName); return nil })})
+				asked := budget{requests: tc.requests}
+				if withAgent {
+					asked = budget{questions: 2}
+				}
+				asked.batches = tc.batches
+				r := s.do(t, "ADD", asked)
+				if n := r.Sockets(unix.AF_NETLINK); (n > 0) != (tc.batches > 0) {
+					t.Errorf("made %d netlink sockets", n)
+				}
+				if asked.batches = 0; withAgent {
+					asked.questions = 1
+				}
+				s.do(t, "CHECK", asked)
+				untouched(t, s, s.do(t, "DEL", budget{}))
+				check.Equal(t, fmt.Sprint(events), fmt.Sprint(tc.events), "events")
+			})
 		}
 	}
-	check.Equal(t, len(agent.received()), 1, "events")
-	check.Equal(t, len(n.API.Requests()), 0, "requests")
 }
 
 // input is a runtime's stdin for the last plugin of a list.
@@ -320,52 +347,4 @@ func input(t *testing.T, list *libcni.NetworkConfigList, prevResult []byte) []by
 	text, err := chaintest.Input(list, prevResult)
 	check.OK(t, err)
 	return text
-}
-
-// TestAmbient_ByServer: if the agent cannot tell, the plugin evaluates the selectors, by the pod and its namespace. Annotations from the
-// runtime do not decide, because they have no labels.
-func TestAmbient_ByServer(t *testing.T) {
-	t.Parallel()
-	const mode = "istio.io/dataplane-mode"
-	labelled := func(value string) func(*kubetest.Pod) {
-		return func(p *kubetest.Pod) { p.Labels = map[string]string{mode: value} }
-	}
-	for name, tc := range map[string]struct {
-		namespace string
-		describe  func(*kubetest.Pod)
-		fault     kubetest.Fault
-		selectors string
-		events    int
-		failed    string
-	}{
-		"label of the namespace":      {"ambient", chaintest.PlainPod, "", "", 1, ""},
-		"label of the pod":            {"", labelled("ambient"), "", "", 1, ""},
-		"a pod that opts out":         {"ambient", labelled("none"), "", "", 0, ""},
-		"no label":                    {"", chaintest.PlainPod, "", "", 0, ""},
-		"the namespace is unreadable": {"ambient", chaintest.PlainPod, kubetest.Forbidden, "", 0, `allow it "get" on "namespaces"`},
-		"the stanza's selectors":      {"ambient", chaintest.PlainPod, "", `[{"pods":{}}]`, 0, "enablement selectors"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := chaintest.New(t, chaintest.Program(t))
-			n.API.Set(kubetest.Namespace("shop", map[string]string{mode: tc.namespace}))
-			if tc.fault != "" {
-				n.API.FailOn("/namespaces/shop$", tc.fault, kubetest.Forever)
-			}
-			pod := n.NewPod("shop", "web", tc.describe)
-			agent := serveAmbient(t, n, sidecar.Facts{}, enrolling(enrolled))
-			stanza := ambientStanza(delivered(`{}`))
-			if tc.selectors != "" {
-				stanza["enablement_selectors"] = json.RawMessage(tc.selectors)
-			}
-			err := chain(n, pod, stanza)
-			if (err != nil) != (tc.failed != "") || err != nil && !strings.Contains(err.Error(), tc.failed) {
-				t.Errorf("got %v, want %q", err, tc.failed)
-			}
-			check.Equal(t, len(agent.received()), tc.events, "events")
-			if requests := len(n.API.Requests()); tc.failed == "" && requests != 2 {
-				t.Errorf("%d requests", requests)
-			}
-		})
-	}
 }

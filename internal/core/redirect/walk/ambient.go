@@ -33,6 +33,14 @@ func (w Wanted) Mode() redirect.Wanted {
 	return w.Spec
 }
 
+// proxyMark returns the mark of the proxy's packets, 0 for a sidecar's: the rules know it by its user.
+func (w Wanted) proxyMark() uint32 {
+	if w.Ambient != nil {
+		return ambient.ProxyMark
+	}
+	return 0
+}
+
 // ambientSettings are the settings by which packets of a pod in ambient mode pass.
 func ambientSettings() []setting {
 	row := func(name, key, value string, take func(w, from *Wanted)) setting {

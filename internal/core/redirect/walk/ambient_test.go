@@ -23,12 +23,12 @@ func ambientPod(s ambient.Spec, native bool) walk.Namespace {
 	}
 	w := walk.WantedOf(s, f, native)
 	n := walk.Namespace{
-		Owner: s.Owner(), Wanted: w, Live: asRead(w.Sets()), Delivered: map[ruleset.Family][]uint32{}, Links: []string{"eth0"},
+		Owner: s.Owner(), Wanted: w, Live: asRead(w.Sets()), Delivered: map[ruleset.Family][]ruleset.Mark{}, Links: []string{"eth0"},
 		Own: []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")},
 	}
 	routing := s.Routing(f)
 	for _, family := range routing.MarkFamilies {
-		n.Delivered[family] = []uint32{routing.Mark}
+		n.Delivered[family] = []ruleset.Mark{{Value: routing.Mark, Mask: routing.Mask}}
 	}
 	return n
 }
@@ -98,7 +98,8 @@ func TestDeviations_Ambient(t *testing.T) {
 	for rule, want := range map[string]string{
 		"nat PREROUTING -p tcp -m tcp --dport 15008 -j REDIRECT --to-ports 9":                                     "are redirected to port 9",
 		"mangle PREROUTING -s 169.254.7.127/32 -j DROP":                                                           "the node's probes are dropped",
-		"mangle OUTPUT -m mark --mark 0x539/0xfff -j DROP":                                                        "the proxy's outbound TCP connections are dropped",
+		"mangle OUTPUT -m mark --mark 0x539/0xfff -j DROP":                                                        "the app's outbound TCP connections fail",
+		"mangle OUTPUT -m mark --mark 0x539/0xfff -m conntrack --ctstate NEW -j DROP":                             "the proxy's outbound TCP connections are dropped",
 		"mangle OUTPUT -m connmark --mark 0x111/0xfff -j DROP":                                                    "fail",
 		"nat OUTPUT -p tcp -j RETURN":                                                                             "",
 		"nat PREROUTING -m mark --mark 0x539/0xfff -j REDIRECT --to-ports 9":                                      "",

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -306,11 +305,10 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 	sender := func(out string, free Fields, proxy bool) Packet {
 		p := Packet{Outgoing: true, Out: out, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(self, client), Free: free | FreeDestinationPort | FreeSourcePort | FreeOwn}
 		p.UID, p.GID = k.identity(proxy)
-		switch {
-		case !proxy:
+		if proxy {
+			p.Mark = k.proxyMark()
+		} else {
 			p.Free |= FreeUser
-		case k.Ambient != nil:
-			p.Mark = ambient.ProxyMark
 		}
 		return p
 	}
@@ -345,6 +343,9 @@ func to(p Packet, a netip.Addr, port uint16) Packet {
 
 // identity returns the proxy's user and group, or ones that the mesh captures.
 func (w Wanted) identity(proxy bool) (uid, gid uint32) {
+	if w.Ambient != nil && proxy {
+		return 0, redirect.DefaultID
+	}
 	other := func(ids []uint32) uint32 {
 		id := uint32(ordinaryID)
 		for slices.Contains(ids, id) {

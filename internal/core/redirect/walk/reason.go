@@ -157,10 +157,10 @@ func (w Wanted) walk(p Packet) outcome {
 
 // course returns the course of a family through the wanted rules.
 func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]ruleset.Rule) *course {
-	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]uint32{}, Owner: w.Mode().Owner(), Wanted: &w}
+	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]ruleset.Mark{}, Owner: w.Mode().Owner(), Wanted: &w}
 	routing := w.Mode().Routing(w.Families)
 	for _, f := range routing.MarkFamilies {
-		n.Delivered[f] = []uint32{routing.Mark}
+		n.Delivered[f] = []ruleset.Mark{{Value: routing.Mark, Mask: routing.Mask}}
 	}
 	return n.course(f, rules)
 }
@@ -206,6 +206,9 @@ func (w Wanted) plain() Wanted {
 
 // stranger returns the packet as sent by a process other than the proxy.
 func (w Wanted) stranger(p Packet) Packet {
+	if w.Ambient != nil {
+		p.Mark = 0
+	}
 	for slices.Contains(w.Spec.UIDs, p.UID) {
 		p.UID++
 	}

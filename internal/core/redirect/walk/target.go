@@ -116,7 +116,7 @@ func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward 
 		p.packet.Type, p.rerouted = local, w.loopback
 	case own:
 		p.packet.Type, p.rerouted = local, ""
-	case s.hook.Name == "output" && slices.Contains(w.delivered, p.packet.Mark):
+	case s.hook.Name == "output" && marked(w.delivered, p.packet.Mark):
 		p.rerouted = w.loopback
 	case s.hook.Name == "output" && looping:
 		return w.over(s, *p, Dropped, hop)

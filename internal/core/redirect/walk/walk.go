@@ -29,7 +29,7 @@ type Namespace struct {
 	// Wanted provides the reasons of rules; nil if unknown.
 	Wanted *Wanted
 	// Delivered has the marks that policy routing delivers locally, by family.
-	Delivered map[ruleset.Family][]uint32
+	Delivered map[ruleset.Family][]ruleset.Mark
 	// Selected has the marks by which policy rules select other routes.
 	Selected map[ruleset.Family][]ruleset.Mark
 	// Tables has the routing tables of these marks.
