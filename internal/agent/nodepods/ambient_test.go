@@ -114,7 +114,7 @@ func TestAmbientStates(t *testing.T) {
 		"native: a table ahead": {redirect.Native, "nft 'add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 redirect to :9999'", audit.ForeignRule, "table ip x, chain out", podwork.ReasonForeignRule, false},
 		"tunnels are taken":     {redirect.Netlink, "iptables-nft -t nat -A PREROUTING -p tcp --dport 15008 -j REDIRECT --to-ports 9999", audit.ForeignRule, "inbound tunnels (HBONE)", podwork.ReasonForeignRule, false},
 		"probes are dropped":    {redirect.Netlink, "iptables-nft -t mangle -A PREROUTING -s 169.254.7.127 -j DROP", audit.ForeignRule, "the node's probes", podwork.ReasonForeignRule, false},
-		"ztunnel is dropped":    {redirect.Netlink, "iptables-nft -t mangle -A OUTPUT -m mark --mark 0x539/0xfff -j DROP", audit.ForeignRule, "the proxy's", podwork.ReasonForeignRule, false},
+		"ztunnel is dropped":    {redirect.Netlink, "iptables-nft -t mangle -A OUTPUT -m mark --mark 0x539/0xfff -j DROP", audit.ForeignRule, "0x539/0xfff -j DROP", podwork.ReasonForeignRule, false},
 		"DNS is dropped":        {redirect.Netlink, "iptables-nft -t raw -A OUTPUT -p udp --dport 53 -j DROP", audit.ForeignRule, "DNS queries", podwork.ReasonForeignRule, false},
 	} {
 		t.Run(name, func(t *testing.T) {
