@@ -73,7 +73,7 @@ var owners = map[string][]string{
 	"github.com/fsnotify/fsnotify":         {"internal/node/hostfs"},
 	"github.com/pelletier/go-toml":         {"internal/node/runtimeconf"},
 	"github.com/urfave/cli":                {"internal/role"},
-	"github.com/vishvananda/netlink":       {"internal/node/route", "internal/node/selfcheck"},
+	"github.com/vishvananda/netlink":       {"internal/node/probeset", "internal/node/route", "internal/node/selfcheck"},
 	"github.com/vishvananda/netns":         {"internal/node/netns"},
 	"golang.org/x/sys":                     {"internal/node"},
 	"golang.org/x/term":                    {"internal/applet/terminal"},

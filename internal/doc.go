@@ -34,7 +34,7 @@
 //	a file of the node            node/hostfs (writing), node/hostpath (paths), node/cnicache (libcni's cache)
 //	an API call                   kube (a watch, the pages of a list: watch.go); an event agent/eventrecorder
 //	the start of a process        early (the plugin before client-go), applet (which role)
-//	plugin and agent              node/agentapi, agent/podcache; agent/decisions (what was decided)
+//	plugin and agent              node/agentapi, agent/podcache; agent/decisions (what was decided); agent/cmdadd (ambient mode)
 //	the agent as a whole          agent/nodeagent
 //	the self-test                 node/selfcheck
 //	a setting                     core/settings, and the table of its role

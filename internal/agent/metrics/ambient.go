@@ -1,7 +1,5 @@
 package metrics
 
-import "strconv"
-
 // AmbientStep is a step of a pod's way into the ambient mesh or out of it.
 type AmbientStep string
 
@@ -46,8 +44,3 @@ func (a *Ambient) ReadAmbient(counts func() AmbientCounts) {
 
 // AmbientFailed counts a failed try.
 func (a *Ambient) AmbientFailed(s AmbientStep) { a.ambientFailures.add(1, label("step", s)) }
-
-// EventAnswered counts the answer to an event of a plugin that sends no report, by its status of HTTP.
-func (a *Adds) EventAnswered(status int) {
-	a.responses.add(1, label("response_code", strconv.Itoa(status)))
-}

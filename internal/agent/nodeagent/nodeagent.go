@@ -112,7 +112,7 @@ func (c Config) lock() (*hostfs.FileLock, error) {
 // socket that a killed agent left, and the lock.
 func (c Config) removeRest() error {
 	var errs []error
-	for _, file := range []string{c.verdictFile(), c.decisionsFile(), c.podSocket(), c.lockFile()} {
+	for _, file := range []string{c.verdictFile(), c.decisionsFile(), c.podSocket(), c.eventSocket(), c.lockFile()} {
 		errs = append(errs, (hostfs.Disk{}).Remove(file))
 	}
 	return errors.Join(errs...)
@@ -296,9 +296,10 @@ func (c Config) watchesRuntime() bool {
 	return c.Install && (c.Want.Mode == cniconf.Auto || c.Want.Mode == cniconf.DropIn) && c.NodeName != ""
 }
 
-// lockFile is held by the agent that serves the node, podSocket is the socket for the plugins' pod lookups, verdictFile has the
+// lockFile is held by the agent that serves the node, podSocket is the socket for the plugins' pod lookups and eventSocket for their events, verdictFile has the
 // self-test's result for the plugins, and decisionsFile the decisions for the next agent.
 func (c Config) lockFile() string      { return c.RunDir + "/install.lock" }
 func (c Config) podSocket() string     { return path.Join(c.RunDir, agentapi.SocketName) }
+func (c Config) eventSocket() string { return path.Join(c.RunDir, agentapi.EventSocketName) }
 func (c Config) verdictFile() string   { return path.Join(c.RunDir, selfcheck.FileName) }
 func (c Config) decisionsFile() string { return path.Join(c.RunDir, decisions.KeptName) }

@@ -109,7 +109,7 @@ const maxShown = 128
 func Owner() redirect.Owner {
 	const prefix = "istio-ambient-"
 	return redirect.Owner{
-		ChainPrefix: redirect.Sidecar().ChainPrefix, NativePrefix: prefix, Mark: ConnectionMark,
+		ChainPrefix: redirect.Sidecar().ChainPrefix, NativePrefix: prefix, Mark: ConnectionMark, Mask: MarkMask,
 		Native: []string{prefix + "nat", prefix + "mangle", prefix + "raw"},
 	}
 }

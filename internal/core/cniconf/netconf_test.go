@@ -25,6 +25,7 @@ func TestParse(t *testing.T) {
 			func(c *NetConf) {
 				c.CNIVersion, c.Name, c.Type, c.LogLevel = "1.0.0", "k8s-pod-network", "istio-cni", "info"
 				c.AmbientEnabled, c.ExcludeNamespaces, c.AgentNamespace = true, []string{"istio-system", "kube-system"}, "istio-system"
+				c.EnablementSelectors = []byte("[]")
 			},
 		},
 		{

@@ -87,6 +87,17 @@ func openNet(path string) (*Namespace, error) {
 	return n, nil
 }
 
+// Duplicate returns another file of the namespace, which the caller closes.
+func (n *Namespace) Duplicate() (*Namespace, error) {
+	fd, err := unix.FcntlInt(uintptr(n.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicating the file of netns %q: %w", n.name, err)
+	}
+	other := &Namespace{name: n.name, inode: n.inode}
+	other.fd.Store(int64(fd))
+	return other, nil
+}
+
 // Path returns a path for this process and its children. After Close it leads nowhere.
 func (n *Namespace) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.FD()) }
 

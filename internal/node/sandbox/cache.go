@@ -6,54 +6,78 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
 )
 
-// searchSandbox searches only the entries of the reported sandbox and checks them like any entry. If they do not lead to the pod's
-// namespace, the search continues as without a report.
-func (s *search) searchSandbox(ctx context.Context) error {
-	err := s.searchEntries(ctx, func(name string) bool { return cnicache.Of(name, s.pod.Sandbox) })
-	s.searched, s.cacheDenies = nil, false // the next stage reads these entries again, and newer ones
-	return err
+// searchSandboxes searches only the entries of the reported sandboxes and checks them like any entry. If they do not lead to a pod's
+// namespace, its search continues as without a report.
+func (w *sweep) searchSandboxes(ctx context.Context) {
+	reported := slices.DeleteFunc(slices.Clone(w.searches), func(s *search) bool { return s.pod.Sandbox == "" })
+	if len(reported) == 0 {
+		return
+	}
+	w.searchEntries(ctx, reported, func(s *search, name string) bool { return cnicache.Of(name, s.pod.Sandbox) })
+	for _, s := range reported {
+		s.searched, s.cacheDenies = nil, false // the next stage reads these entries again, and newer ones
+	}
 }
 
-// searchCache searches libcni's cache for the pod's name. A failure does not end the search.
-func (s *search) searchCache(ctx context.Context) error { return s.searchEntries(ctx, nil) }
+// searchCache searches libcni's cache for the pods' names. A failure does not end the search.
+func (w *sweep) searchCache(ctx context.Context) {
+	w.searchEntries(ctx, w.searches, func(*search, string) bool { return true })
+}
 
-func (s *search) searchEntries(ctx context.Context, which func(name string) bool) error {
-	if s.places.Cache == "" {
-		return nil
+func (w *sweep) searchEntries(ctx context.Context, searches []*search, which func(s *search, name string) bool) {
+	if w.places.Cache == "" {
+		return
 	}
-	place := Searched{Source: FromCache, Place: s.view.Existing(s.places.Cache)[0]}
-	files, err := cnicache.Walk(place.Place, which, func(name string, data []byte, err error) error {
-		switch {
-		case err != nil:
-			place.fail(err)
-		case bytes.Contains(data, []byte(s.pod.Name)): // saves parsing the entries of all other pods
-			s.checkEntry(name, data, &place)
+	dir := w.view.Existing(w.places.Cache)[0]
+	places := make([]Searched, len(searches))
+	read := func(name string, data []byte, err error) error {
+		var entry cnicache.Entry
+		parsed, ok := false, false
+		for i, s := range searches {
+			switch {
+			case !which(s, name):
+			case err != nil:
+				places[i].fail(err)
+			case bytes.Contains(data, []byte(s.pod.Name)): // saves parsing the entries of all other pods
+				if !parsed {
+					entry, ok = cnicache.Parse(data)
+					parsed = true
+				}
+				if !ok {
+					places[i].fail(fmt.Errorf("entry %q cannot be read", name))
+				} else {
+					s.checkEntry(entry, &places[i])
+				}
+			}
 		}
 		return ctx.Err()
-	})
-	if place.Entries = files; err != nil {
-		place.Err = err
 	}
-	s.searched = append(s.searched, place)
-	return ctx.Err()
+	files, err := cnicache.Walk(dir, func(name string) bool {
+		return slices.ContainsFunc(searches, func(s *search) bool { return which(s, name) })
+	}, read)
+	for i, s := range searches {
+		place := places[i]
+		place.Source, place.Place, place.Entries = FromCache, dir, files
+		if err != nil {
+			place.Err = err
+		}
+		s.searched = append(s.searched, place)
+	}
 }
 
 // checkEntry checks the namespace of an entry if it is about the pod.
-func (s *search) checkEntry(name string, data []byte, place *Searched) {
-	entry, ok := cnicache.Parse(data)
-	switch {
-	case !ok:
-		place.fail(fmt.Errorf("entry %q cannot be read", name))
-	case entry.Kind != cnicache.Kind || entry.Namespace != s.pod.Namespace || entry.Name != s.pod.Name:
-	default:
-		if problem := s.checkSandbox(entry); problem != "" {
-			place.Notes = append(place.Notes, problem)
-		}
+func (s *search) checkEntry(entry cnicache.Entry, place *Searched) {
+	if entry.Kind != cnicache.Kind || entry.Namespace != s.pod.Namespace || entry.Name != s.pod.Name {
+		return
+	}
+	if problem := s.checkSandbox(entry); problem != "" {
+		place.Notes = append(place.Notes, problem)
 	}
 }
 
@@ -76,7 +100,11 @@ func (s *search) checkSandbox(entry cnicache.Entry) string {
 			return fmt.Sprintf("%s: the process is of the pod with UID %s", entry.NetNS, other)
 		}
 	}
-	result, err := s.checkFirst(paths, FromCache)
+	sp, path, err := s.openFirst(paths)
+	result := unusable
+	if err == nil {
+		result, err = s.check(sp, path)
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return entry.NetNS + ": there is no such namespace any more"
@@ -90,20 +118,4 @@ func (s *search) checkSandbox(entry cnicache.Entry) string {
 		s.cacheDenies = true
 	}
 	return fmt.Sprintf("%s: %s", entry.NetNS, result)
-}
-
-// checkFirst checks the first of the paths that leads to a namespace. If none does, the error is about a path to another kind
-// of file, if any.
-func (s *search) checkFirst(paths []string, from Source) (verdict, error) {
-	var failed error
-	for _, path := range paths {
-		result, err := s.check(path, from)
-		if err == nil {
-			return result, nil
-		}
-		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
-			failed = err
-		}
-	}
-	return unusable, failed
 }

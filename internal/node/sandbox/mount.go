@@ -2,9 +2,7 @@ package sandbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -16,18 +14,18 @@ import (
 
 // searchMounts searches the mounted namespaces: in the runtimes' directories, and in the mount table of the node's first process.
 // The inode numbers in the table show that most of its namespaces are known from the directories.
-func (s *search) searchMounts(ctx context.Context) error {
-	for _, dir := range s.view.Existing(s.places.Netns...) {
-		s.searched = append(s.searched, s.searchDir(ctx, dir))
+func (w *sweep) searchMounts(ctx context.Context) {
+	for _, dir := range w.view.Existing(w.places.Netns...) {
+		w.searchedBy(w.searchDir(ctx, dir))
 	}
-	table := Searched{Source: FromMount, Place: s.view.Proc + "/1/mountinfo"}
+	table := Searched{Source: FromMount, Place: w.view.Proc + "/1/mountinfo"}
 	err := hostpath.EachMount(table.Place, func(m hostpath.Mount) error {
 		inode, is := mountedNetNS(m)
 		if is {
 			table.Entries++
 		}
-		if _, known := s.verdicts[inode]; is && !known {
-			if _, err := s.checkFirst(s.view.Candidates(m.Point), FromMount); err != nil {
+		if known := w.spaces[inode]; is && (known == nil || !known.offered && !known.host) {
+			if err := w.offer(w.view.Candidates(m.Point), FromMount); err != nil {
 				table.fail(fmt.Errorf("opening the node's mount at %q: %w", m.Point, err))
 			}
 		}
@@ -36,29 +34,20 @@ func (s *search) searchMounts(ctx context.Context) error {
 	if err != nil {
 		table.Err = err
 	}
-	s.searched = append(s.searched, table)
-	return ctx.Err()
+	w.searchedBy(table)
 }
 
-func (s *search) searchDir(ctx context.Context, dir string) Searched {
+func (w *sweep) searchDir(ctx context.Context, dir string) Searched {
 	place := Searched{Source: FromMount, Place: dir}
 	entries, err := os.ReadDir(dir)
 	place.Err = err
 	for _, entry := range entries {
 		if !entry.IsDir() && ctx.Err() == nil {
 			place.Entries++
-			s.checkAny(filepath.Join(dir, entry.Name()), FromMount, &place)
+			w.offerAny(filepath.Join(dir, entry.Name()), FromMount, &place)
 		}
 	}
 	return place
-}
-
-// checkAny checks a path that may lead to a namespace. A missing file or another kind of file is not a failure.
-func (s *search) checkAny(path string, from Source, place *Searched) {
-	_, err := s.check(path, from)
-	if err != nil && !errors.Is(err, netns.ErrNotNetwork) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
-		place.fail(err)
-	}
 }
 
 // mountedNetNS returns the mounted network namespace. It reports whether the mount is one.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,82 +14,87 @@ import (
 
 // hostNamespace returns the path of the node's own namespace: process 1's, or the kernel threads' if process 1 is not
 // readable. The first kernel thread is process 2, but only in the node's PID namespace.
-func (s *search) hostNamespace() (string, error) {
-	if s.view.Proc == "" {
-		return "", fmt.Errorf("there is no procfs of the node at %q", s.places.Proc)
+func (w *sweep) hostNamespace() (string, error) {
+	if w.view.Proc == "" {
+		return "", fmt.Errorf("there is no procfs of the node at %q", w.places.Proc)
 	}
-	first := filepath.Join(s.view.Proc, "1/ns/net")
+	first := filepath.Join(w.view.Proc, "1/ns/net")
 	_, err := netns.InodeOf(first)
 	if err == nil {
 		return first, nil
 	}
-	stat, statErr := os.ReadFile(filepath.Join(s.view.Proc, "2/stat"))
+	stat, statErr := os.ReadFile(filepath.Join(w.view.Proc, "2/stat"))
 	fields := strings.Fields(string(stat)) // PID (NAME) STATE PPID
 	const name, parent = 1, 3
 	if statErr != nil || len(fields) <= parent || fields[name] != "(kthreadd)" || fields[parent] != "0" {
 		return "", err
 	}
-	return filepath.Join(s.view.Proc, "2/ns/net"), nil
+	return filepath.Join(w.view.Proc, "2/ns/net"), nil
 }
 
-// searchProcesses searches the namespaces of the node's processes. It skips processes of other pods, however many there
-// are.
-func (s *search) searchProcesses(ctx context.Context) error {
-	s.walkProcesses(ctx)
-	for _, path := range s.processes {
+// inhabited is the path of the first process in a namespace that may be a searched pod's.
+type inhabited struct {
+	inode netns.Inode
+	path  string
+}
+
+// searchProcesses searches the namespaces of the node's processes. It skips those of other pods, however many there are.
+func (w *sweep) searchProcesses(ctx context.Context) {
+	w.walkProcesses(ctx)
+	for _, in := range w.inhabited {
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return
 		}
-		if inode, err := netns.InodeOf(path); err != nil || s.owned[inode] || s.foreign[inode] == "" {
-			s.checkAny(path, FromProc, s.walked)
+		owners := w.owners[in.inode]
+		if len(owners) == 0 || slices.ContainsFunc(owners, func(o owner) bool { return w.searchesFor(o.uid) }) {
+			w.offerAny(in.path, FromProc, w.walked)
 		}
 	}
-	s.searched = append(s.searched, *s.walked)
-	return ctx.Err()
+	w.searchedBy(*w.walked)
 }
 
-// walkProcesses finds the processes in a namespace that is unknown or may be the pod's, and their pods. It runs once per search.
-func (s *search) walkProcesses(ctx context.Context) {
-	if s.walked != nil {
+// walkProcesses finds the processes in namespaces that are unknown or may be a pod's, and their pods. It runs once per sweep.
+func (w *sweep) walkProcesses(ctx context.Context) {
+	if w.walked != nil {
 		return
 	}
-	s.walked = &Searched{Source: FromProc, Place: s.view.Proc}
-	names, err := readNames(s.view.Proc)
-	s.walked.Err = err
+	w.walked = &Searched{Source: FromProc, Place: w.view.Proc}
+	w.owners = map[netns.Inode][]owner{}
+	names, err := readNames(w.view.Proc)
+	w.walked.Err = err
 	others, seen := 0, map[netns.Inode]bool{}
 	for _, name := range names {
 		if _, notOne := strconv.ParseUint(name, 10, 32); notOne != nil || ctx.Err() != nil {
 			continue
 		}
-		s.walked.Entries++
-		process := s.view.Proc + "/" + name
+		w.walked.Entries++
+		process := w.view.Proc + "/" + name
 		inode, err := netns.InodeOf(process + "/ns/net")
-		result, known := s.verdicts[inode]
-		if err == nil && known && result != matching {
+		if err != nil && !gone(err) {
+			w.walked.fail(err)
+		}
+		if known := w.spaces[inode]; err != nil || known != nil && !known.isOpen() {
 			continue
 		}
-		if err == nil && s.isForeign(process, inode) {
+		uid := podOfProcess(process)
+		ofPod := uid != "" && uid != w.self
+		if ofPod && !slices.ContainsFunc(w.owners[inode], func(o owner) bool { return o.uid == uid }) {
+			w.owners[inode] = append(w.owners[inode], owner{uid, name})
+		}
+		switch {
+		case ofPod && !w.searchesFor(uid):
 			others++
-		} else if !known && !seen[inode] {
-			seen[inode] = err == nil
-			s.processes = append(s.processes, process+"/ns/net")
+		case !seen[inode]:
+			seen[inode] = true
+			w.inhabited = append(w.inhabited, inhabited{inode, process + "/ns/net"})
 		}
 	}
 	if others > 0 {
-		s.walked.Notes = append(s.walked.Notes, fmt.Sprintf("%d of other pods", others))
+		w.walked.Notes = append(w.walked.Notes, fmt.Sprintf("%d of other pods", others))
 	}
 }
 
-// isForeign records the pod of a process in a namespace, and reports whether it is another pod.
-func (s *search) isForeign(process string, inode netns.Inode) bool {
-	switch uid := podOfProcess(process); uid {
-	case "", s.self:
-		return false
-	case s.pod.UID:
-		s.owned[inode] = true
-		return false
-	default:
-		s.foreign[inode] = fmt.Sprintf("process %s in it is of the pod with UID %s", filepath.Base(process), uid)
-		return true
-	}
+// searchesFor reports whether a pod is searched and not found yet.
+func (w *sweep) searchesFor(uid string) bool {
+	return slices.ContainsFunc(w.searches, func(s *search) bool { return s.pod.UID == uid })
 }

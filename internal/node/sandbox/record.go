@@ -15,48 +15,76 @@ import (
 )
 
 // dropForeign drops the candidates that a record assigns to other pods. Records are libcni's cache and the cgroups of the
-// processes in a candidate. A candidate that the cache assigns to this pod's UID needs no other record.
-func (s *search) dropForeign(ctx context.Context) error {
-	if !slices.ContainsFunc(s.candidates, func(c candidate) bool { return c.Source != FromCache }) {
-		return nil
+// processes in a candidate. A candidate that the cache assigns to a pod's UID needs no other record.
+func (w *sweep) dropForeign(ctx context.Context) {
+	doubtful := func(c candidate) bool { return c.source != FromCache }
+	if !slices.ContainsFunc(w.searches, func(s *search) bool { return slices.ContainsFunc(s.candidates, doubtful) }) {
+		return
 	}
-	s.walkProcesses(ctx)
-	if s.places.Cache != "" { // a missing cache has no record
-		_, _ = cnicache.Walk(s.view.Existing(s.places.Cache)[0], nil, func(_ string, data []byte, err error) error {
+	w.walkProcesses(ctx)
+	if w.places.Cache != "" { // a missing cache has no record
+		_, _ = cnicache.Walk(w.view.Existing(w.places.Cache)[0], nil, func(_ string, data []byte, err error) error {
 			if err == nil {
-				s.readOwner(data)
+				w.readOwner(data)
 			}
 			return ctx.Err()
 		})
 	}
-	s.drop(func(c candidate) bool {
-		record := s.foreign[c.Inode()]
-		if record == "" || s.owned[c.Inode()] {
-			return false
-		}
-		s.claim = record
-		s.searched = append(s.searched, Searched{Source: c.Source, Place: c.path, Entries: 1, Notes: []string{"left out: " + record}})
-		return true
-	})
-	return ctx.Err()
+	for _, s := range w.searches {
+		s.drop(func(c candidate) bool {
+			record := s.record(c.space)
+			if record == "" || s.owns(c) {
+				return false
+			}
+			s.claim = record
+			s.searched = append(s.searched, Searched{Source: c.source, Place: c.path, Entries: 1, Notes: []string{"left out: " + record}})
+			return true
+		})
+	}
 }
 
-// readOwner records a candidate that an entry of the cache assigns to another pod. If the entry's path is below /proc/PID,
-// another process may have the number by now, so the entry's result must also have one of the pod's addresses.
-func (s *search) readOwner(data []byte) {
+// readOwner records the candidates that an entry of the cache assigns to another pod. If the entry's path is below /proc/PID,
+// another process may have the number by now, so the entry's result must also have one of the searched pod's addresses.
+func (w *sweep) readOwner(data []byte) {
 	entry, ok := cnicache.Parse(data)
-	if !ok || entry.UID == "" || entry.UID == s.pod.UID || entry.NetNS == "" {
+	if !ok || entry.UID == "" || entry.NetNS == "" {
 		return
 	}
-	mentioned := slices.ContainsFunc(s.pod.Addresses, func(a netip.Addr) bool { return bytes.Contains(data, []byte(`"`+a.String()+`/`)) })
-	if strings.HasPrefix(entry.NetNS, "/proc/") && !mentioned {
-		return
-	}
-	for _, path := range s.view.Candidates(entry.NetNS) {
-		if inode, err := netns.InodeOf(path); err == nil && s.verdicts[inode] == matching {
-			s.foreign[inode] = fmt.Sprintf("libcni's cache assigns it to pod %s/%s", entry.Namespace, entry.Name)
+	for _, path := range w.view.Candidates(entry.NetNS) {
+		inode, err := netns.InodeOf(path)
+		if err != nil || w.spaces[inode] == nil || w.spaces[inode].refs == 0 {
+			continue
+		}
+		for _, s := range w.searches {
+			if sp := w.spaces[inode]; entry.UID != s.pod.UID && s.candidate(sp) &&
+				(!strings.HasPrefix(entry.NetNS, "/proc/") || s.mentioned(data)) {
+				s.foreign[sp] = fmt.Sprintf("libcni's cache assigns it to pod %s/%s", entry.Namespace, entry.Name)
+			}
 		}
 	}
+}
+
+// mentioned reports whether a cache's entry has one of the pod's addresses.
+func (s *search) mentioned(data []byte) bool {
+	return slices.ContainsFunc(s.pod.Addresses, func(a netip.Addr) bool { return bytes.Contains(data, []byte(`"`+a.String()+`/`)) })
+}
+
+// record returns the record that assigns a namespace to another pod, or "".
+func (s *search) record(sp *space) string {
+	if s.foreign[sp] != "" {
+		return s.foreign[sp]
+	}
+	for _, o := range s.owners[sp.Inode()] {
+		if o.uid != s.pod.UID {
+			return fmt.Sprintf("process %s in it is of the pod with UID %s", o.process, o.uid)
+		}
+	}
+	return ""
+}
+
+// owns reports whether a record assigns a candidate to the pod.
+func (s *search) owns(c candidate) bool {
+	return c.source == FromCache || slices.ContainsFunc(s.owners[c.Inode()], func(o owner) bool { return o.uid == s.pod.UID })
 }
 
 // podOfProcess returns the UID of the pod whose cgroup contains a process (proc_pid_cgroup(5)), or "". The kernel bounds the text
