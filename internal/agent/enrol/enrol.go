@@ -36,8 +36,9 @@ type Options struct {
 	// Follow notifies of the pods of the node; Pod returns a pod that Follow has notified of, or soon will.
 	Follow func(context.Context, kube.Listener[kube.Pod])
 	Pod    func(context.Context, kube.PodRef) (kube.Pod, error)
-	// Places are where the namespaces of pods are.
+	// Places are where the namespaces of pods are. Host is the node's own namespace.
 	Places   sandbox.Places
+	Host     netns.Inode
 	Ztunnels *ztunnels.Server
 	Probes   *probes.Keeper
 	// TrustRules leaves the rules of pods that are enrolled at the start as they are.
@@ -170,7 +171,7 @@ func (c *Controller) open(path string) (*netns.Namespace, error) {
 		return nil, err
 	}
 	host, err := space.IsHost()
-	if err == nil && host {
+	if err == nil && (host || space.Inode() == c.Host) {
 		err = fmt.Errorf("%q is the node's own network namespace, which is never touched", path)
 	}
 	if err != nil {

@@ -243,7 +243,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 			Log: log, Node: node1, Host: node1, Find: f.Find, Plugin: func() (cniconf.NetConf, error) { return *f.conf.Load(), nil },
 			Events: eventrecorder.New(api, eventrecorder.Options{Log: log, Count: func(eventrecorder.Result) {}}),
 		},
-		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Ztunnels: server, SystemNamespace: "istio-system",
+		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Host: host.Inode(), Ztunnels: server, SystemNamespace: "istio-system",
 		Probes: probes.New(probes.Options{Host: host, V4: config.ProbeV4, V6: config.ProbeV6, IPv6: true, Log: log, Changed: notify}),
 		Failed: func(s metrics.AmbientStep) {
 			f.mu.Lock()
@@ -339,8 +339,12 @@ func (p *pod) released(z *ztunneltest.Ztunnel) {
 
 // event is what the plugin sends for the pod.
 func (p *pod) event() agentapi.Event {
+	path := p.path
+	if strings.HasPrefix(path, "/proc/") {
+		path = p.f.Mount(path, fmt.Sprint("cni-", p.name, p.f.processes))
+	}
 	return agentapi.Event{
-		Netns: p.path, PodName: p.name, PodNamespace: "shop", PodUID: p.uid,
+		Netns: path, PodName: p.name, PodNamespace: "shop", PodUID: p.uid,
 		IPs: []agentapi.EventIP{{Address: net.IPNet{IP: net.ParseIP(p.address), Mask: net.CIDRMask(24, 32)}}},
 	}
 }
@@ -472,6 +476,10 @@ func TestAdd(t *testing.T) {
 	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p := f.pod("new", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
+	agenttest.Eventually(t, "the watch does not deliver the pod", func() bool {
+		_, known := a.pods.Status(p.uid)
+		return known
+	})
 	before := len(f.server.Requests())
 	check.OK(t, a.pods.Add(t.Context(), p.event()))
 	if problem := p.problem(z); problem != "" {
@@ -506,11 +514,12 @@ func TestAdd_Refused(t *testing.T) {
 	for p, want := range map[*pod]string{
 		outside: "not eligible", nacked: "no more files", wrong: "there-is-none", &unknown: "not found", host: "node's own",
 	} {
+		event := p.event()
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
-			if err := a.pods.Add(ctx, p.event()); err == nil || !strings.Contains(err.Error(), want) {
+			if err := a.pods.Add(ctx, event); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("got %v, want %q", err, want)
 			}
 		})
@@ -526,7 +535,7 @@ func TestStart_Snapshot(t *testing.T) {
 		pods = append(pods, f.pod(fmt.Sprintf("web-%d", i), labelled))
 	}
 	first := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
 	for _, p := range pods {
 		p.enrolled(z)
 	}
@@ -645,7 +654,7 @@ func TestEnrol_Excluded(t *testing.T) {
 	f := newFixture(t)
 	p := f.pod("web", labelled)
 	first := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
 	p.enrolled(z)
 	first.stop()
 	conf := *f.conf.Load()

@@ -55,7 +55,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	}
 	o := n.podOptions(c.NodeName)
 	m.pods = enrol.New(enrol.Options{
-		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Ztunnels: server,
+		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: server,
 		Probes:     probes.New(probes.Options{Host: m.host, V4: c.Ambient.ProbeV4, V6: c.Ambient.ProbeV6, IPv6: c.Ambient.IPv6, Log: n.Log, Changed: notify}),
 		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed,
 	})
