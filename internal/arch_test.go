@@ -371,7 +371,7 @@ func TestImports_BreachesAreFound(t *testing.T) {
 		{"main wires every role", "main.go", "os ~/internal/applet ~/internal/role/plugin ~/internal/node/netns", ""},
 		{"main owns no dependency", "main.go", "github.com/urfave/cli/v2", "internal/role owns it"},
 		{"an owner may import its dependency", "internal/node/iptables/x.go", "github.com/coreos/go-iptables/iptables", ""},
-		{"no other package may", inNode, "github.com/vishvananda/netlink", "internal/node/route and internal/node/selfcheck owns it"},
+		{"no other package may", inNode, "github.com/vishvananda/netlink", "internal/node/probeset and internal/node/route and internal/node/selfcheck owns it"},
 		{"the longest prefix decides", inNode, "k8s.io/api/core/v1", "internal/agent/selector and internal/kube owns it"},
 		{"the owner's prefix is no owner", "internal/node/iptablesx/x.go", "github.com/coreos/go-iptables", "internal/node/iptables owns it"},
 		{"no owner", "internal/node/route/x.go", "github.com/google/go-cmp/cmp", "it has no owner: give it one in internal/arch_test.go"},

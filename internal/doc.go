@@ -28,6 +28,8 @@
 //	a broken pod                  core/repair, agent/racerepair, agent/nodepods
 //	restart or uninstall          agent/teardown
 //	rules in the kernel           node/nftables, node/iptables (by programs), node/redirection (one namespace)
+//	probes of ambient pods        node/probeset (the host's table), agent/probes (what is in it)
+//	rules changed by others       node/nftables/nfwatch (a notification)
 //	a namespace                   node/netns (opening, entering), node/sandbox (finding a pod's)
 //	the CNI configuration         core/cniconf, agent/installation
 //	the runtime's configuration   node/runtimeconf, agent/runtimedirs (which directories get the plugin)

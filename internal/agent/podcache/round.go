@@ -49,6 +49,8 @@ func (r *round) selected(p *kube.Pod, last kube.Pod) bool {
 		p.Facts.Selected = r.selectors.Select(p.Facts.Labels, labels)
 	case r.labelled && last.Facts.UID == p.Facts.UID:
 		p.Facts.Selected = last.Facts.Selected
+	case r.labelled && p.Facts.Annotations[ambient.RedirectionKey] == ambient.RedirectionEnabled: // by the agent before this one
+		p.Facts.Selected = true
 	default:
 		return false
 	}
@@ -178,10 +180,11 @@ func (s *Store) sync(ctx context.Context) {
 	s.settle()
 }
 
-// settle tells the listeners of the end of a list once the selection of all its pods is known.
+// settle tells the listeners of the end of a list once both lists are complete. A new pod whose namespace is not known even then comes
+// with its namespace; it must not hold the others.
 func (s *Store) settle() {
 	r := s.round
-	if r.due && r.listed && (r.labelled || r.selectors == nil) && len(r.waiting) == 0 {
+	if r.due && r.listed && (r.labelled || r.selectors == nil) {
 		r.due, r.synced = false, true
 		s.notify(func(l *kube.Listener[kube.Pod]) { l.OnSync() })
 	}

@@ -50,7 +50,7 @@ var ErrUnsupported = errors.New("the kernel cannot let probes pass to ambient po
 	"(Linux 5.2, CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT)")
 
 // budget bounds what is read of the table. A node has at most some hundred pods.
-var budget = nfnetlink.Budget{Objects: 10_000, Bytes: 16 << 20} //nolint:gochecknoglobals // a constant
+var budget = nfnetlink.Budget{Objects: 10_000, Bytes: 16 << 20} //nolint:gochecknoglobals // a constant but for a test
 
 // Apply brings the host's table to the wanted state. It reports whether it had to write.
 func Apply(host *netns.Namespace, want Want) (changed bool, err error) {
@@ -105,9 +105,9 @@ func (w Want) Takes(a netip.Addr) bool { return a.IsValid() && (w.IPv6 || Plain(
 // Read returns the entries of the host's table, also of the reference's; none without a table.
 func Read(host *netns.Namespace) (entries map[netip.Addr]string, err error) {
 	err = transact(host, func(c *nfnetlink.Conn, _ *nfnetlink.Batch) (int, error) {
-		have, err := read(c, shape(Want{IPv6: true}))
+		have, failed := read(c, shape(Want{IPv6: true}))
 		entries = have.entries
-		return -1, err
+		return -1, failed
 	})
 	if err != nil {
 		return nil, fmt.Errorf("reading the addresses of ambient pods in table inet %s: %w", tableName, err)

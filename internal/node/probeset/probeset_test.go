@@ -39,9 +39,9 @@ func want(entries ...string) Want {
 // node is the node's network namespace.
 type node string
 
-func (n node) nft(t *testing.T, script string) string {
+func (n node) nft(t *testing.T, script string) {
 	t.Helper()
-	return netnstest.Feed(t, string(n), script, "nft", "-f", "-")
+	netnstest.Feed(t, string(n), script, "nft", "-f", "-")
 }
 
 func (n node) list(t *testing.T) string {
@@ -279,6 +279,26 @@ func TestRemove(t *testing.T) {
 		check.OK(t, Remove(netnstest.At(string(n))))
 		check.Diff(t, "after Remove", "", n.list(t))
 	}
+}
+
+// TestApply_WithoutEnd: reading is bounded, and there is no write without it.
+func TestApply_WithoutEnd(t *testing.T) {
+	// Not parallel because it changes a global bound.
+	bound := budget
+	budget.Bytes = 4 << 10
+	t.Cleanup(func() { budget = bound })
+	n := node(netnstest.New(t))
+	n.apply(t, want(pod4+"=uid-1"), true)
+	var all []string
+	for i := range 250 {
+		all = append(all, fmt.Sprintf("10.1.0.%d", i))
+	}
+	n.nft(t, "add element inet istio-ambient-nat istio-inpod-probes-v4 { "+strings.Join(all, ", ")+" }")
+	before := n.list(t)
+	if _, err := Apply(netnstest.At(string(n)), want()); !errors.Is(err, nfnetlink.ErrUninspectable) {
+		t.Errorf("Apply: %v", err)
+	}
+	check.Diff(t, "changed", before, n.list(t))
 }
 
 func TestExplain_KernelWithoutNAT(t *testing.T) {

@@ -1,6 +1,7 @@
 package probeset
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -47,17 +48,18 @@ func removeChain(c *nfnetlink.Conn, b *nfnetlink.Batch, family uint8) error {
 	if err != nil || !there {
 		return err
 	}
+	var jumps [][]byte // a message for the batch would end the dump
 	err = dumpRules(c, family, natTable, builtinChain, func(rule nfnetlink.Attributes) {
-		if jump(rule) != iptablesChain {
-			return
+		if jump(rule) == iptablesChain {
+			jumps = append(jumps, bytes.Clone(rule.Get(unix.NFTA_RULE_HANDLE).Value))
 		}
-		number := handle(rule)
-		b.Add(unix.NFT_MSG_DELRULE, 0, family, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_RULE_TABLE, natTable)
-			b.String(unix.NFTA_RULE_CHAIN, builtinChain)
-			b.Attribute(unix.NFTA_RULE_HANDLE, number)
-		})
 	})
+	for _, handle := range jumps {
+		b.Add(unix.NFT_MSG_DELRULE, 0, family, func(b *nfnetlink.Buffer) {
+			in(natTable, builtinChain)(b)
+			b.Attribute(unix.NFTA_RULE_HANDLE, handle)
+		})
+	}
 	deleteChain(b, family, natTable, iptablesChain)
 	return err
 }

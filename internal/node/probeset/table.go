@@ -3,7 +3,6 @@ package probeset
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"maps"
 	"net/netip"
 	"slices"
@@ -73,9 +72,9 @@ func read(c *nfnetlink.Conn, want families) (t table, err error) {
 	objects, _ := found.Get(unix.NFTA_TABLE_USE).Uint32()
 	t.there, t.whole = true, flags == 0 && int(objects) == len(want)+1 // the sets and the chain
 	for _, f := range want {
-		usable, err := f.readSet(c, t.entries)
-		if err != nil {
-			return t, err
+		usable, failed := f.readSet(c, t.entries)
+		if failed != nil {
+			return t, failed
 		}
 		t.whole = t.whole && usable
 	}
@@ -93,10 +92,7 @@ func read(c *nfnetlink.Conn, want families) (t table, err error) {
 
 // readSet adds the entries of a set. usable reports whether the set is a plain one of the right type.
 func (f family) readSet(c *nfnetlink.Conn, entries map[netip.Addr]string) (usable bool, err error) {
-	named := func(b *nfnetlink.Buffer) { // NFTA_SET_ELEM_LIST_TABLE and _SET have the same numbers
-		b.String(unix.NFTA_SET_TABLE, tableName)
-		b.String(unix.NFTA_SET_NAME, f.set)
-	}
+	named := in(tableName, f.set)
 	found, there, err := c.Get(unix.NFT_MSG_GETSET, unix.NFPROTO_INET, named)
 	if err != nil || !there {
 		return false, err
@@ -132,6 +128,14 @@ func chainOf(table, chain string) func(*nfnetlink.Buffer) {
 	}
 }
 
+// in returns the attributes that name a set, the set of elements or the chain of rules, in messages about these: their numbers are equal.
+func in(table, name string) func(*nfnetlink.Buffer) {
+	return func(b *nfnetlink.Buffer) {
+		b.String(unix.NFTA_RULE_TABLE, table)
+		b.String(unix.NFTA_RULE_CHAIN, name)
+	}
+}
+
 // isHooked reports whether a chain is the base chain that replace makes.
 func isHooked(chain nfnetlink.Attributes) bool {
 	hook := nfnetlink.Attributes(chain.Get(unix.NFTA_CHAIN_HOOK).Value)
@@ -152,12 +156,9 @@ func readRules(c *nfnetlink.Conn) (all [][]byte, err error) {
 
 // dumpRules calls each with the rules of a chain.
 func dumpRules(c *nfnetlink.Conn, family uint8, table, chain string, each func(nfnetlink.Attributes)) error {
-	named := func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_RULE_TABLE, table)
-		b.String(unix.NFTA_RULE_CHAIN, chain)
-	}
-	return c.Dump(context.Background(), unix.NFT_MSG_GETRULE, family, named, func(m nfnetlink.Message) error {
-		if m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text() == chain { // a kernel may not narrow the list
+	return c.Dump(context.Background(), unix.NFT_MSG_GETRULE, family, in(table, chain), func(m nfnetlink.Message) error {
+		// A kernel may not narrow the list.
+		if m.Attributes.Get(unix.NFTA_RULE_TABLE).Text() == table && m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text() == chain {
 			each(m.Attributes)
 		}
 		return nil
@@ -200,8 +201,7 @@ func (all families) replace(b *nfnetlink.Batch, have table, pods map[netip.Addr]
 	})
 	for i, f := range all {
 		b.Add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_SET_TABLE, tableName)
-			b.String(unix.NFTA_SET_NAME, f.set)
+			in(tableName, f.set)(b)
 			b.Uint32(unix.NFTA_SET_FLAGS, 0)
 			b.Uint32(unix.NFTA_SET_KEY_TYPE, f.keyType)
 			b.Uint32(unix.NFTA_SET_KEY_LEN, f.length())
@@ -209,8 +209,7 @@ func (all families) replace(b *nfnetlink.Batch, have table, pods map[netip.Addr]
 			b.Attribute(unix.NFTA_SET_USERDATA, []byte(setUserdata))
 		})
 		last = b.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_RULE_TABLE, tableName)
-			b.String(unix.NFTA_RULE_CHAIN, chainName)
+			in(tableName, chainName)(b)
 			b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { f.rule(b) })
 		})
 	}
@@ -284,8 +283,7 @@ func (f family) elements(b *nfnetlink.Batch, kind, flags uint16, entries map[net
 	sorted := slices.SortedFunc(maps.Keys(entries), netip.Addr.Compare)
 	for some := range slices.Chunk(sorted, perMessage) {
 		b.Add(kind, flags, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
-			b.String(unix.NFTA_SET_ELEM_LIST_SET, f.set)
+			in(tableName, f.set)(b)
 			b.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 				for _, a := range some {
 					b.Nested(unix.NFTA_LIST_ELEM, func() {
@@ -305,7 +303,7 @@ const maxComment = 127
 
 // comment returns a comment as userdata of an element: kind 0, length, text.
 func comment(text string) []byte {
-	return append(append([]byte{0, byte(len(text) + 1)}, text...), 0)
+	return append(append([]byte{0, byte(len(text) + 1)}, text...), 0) //nolint:gosec // at most maxComment
 }
 
 // readComment returns the comment in the userdata of an element.
@@ -325,10 +323,7 @@ func deleteTable(b *nfnetlink.Batch) {
 
 // deleteChain deletes a chain and its rules.
 func deleteChain(b *nfnetlink.Batch, family uint8, table, chain string) {
-	b.Add(unix.NFT_MSG_DELRULE, 0, family, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_RULE_TABLE, table)
-		b.String(unix.NFTA_RULE_CHAIN, chain)
-	})
+	b.Add(unix.NFT_MSG_DELRULE, 0, family, in(table, chain))
 	b.Add(unix.NFT_MSG_DELCHAIN, 0, family, chainOf(table, chain))
 }
 
@@ -341,10 +336,4 @@ func jump(rule nfnetlink.Attributes) (to string) {
 		}
 	}
 	return to
-}
-
-// handle names a rule by its number.
-func handle(rule nfnetlink.Attributes) []byte {
-	number, _ := rule.Get(unix.NFTA_RULE_HANDLE).Uint64()
-	return binary.BigEndian.AppendUint64(nil, number)
 }

@@ -557,7 +557,9 @@ func TestApply_InvalidWant(t *testing.T) {
 	path := newNamespace(t)
 	before := state(t, path)
 	for _, bad := range []route.Policy{
-		v4(0, 133), v4(1337, 0), v4(1337, 253), v6(1337, 254), v6(1337, 255), {Family: 5, Mark: 1337, Table: 133}, {},
+		v4(0, 133), v4(1337, 0), v4(1337, 253), v6(1337, 254), v6(1337, 255),
+		{Family: 5, Mark: 1337, Table: 133},
+		{},
 		{Family: ruleset.IPv4, Mark: 0x100, Mask: 0xff, Table: 133},
 	} {
 		w := route.Want{PassthroughV6: true, Policy: []route.Policy{v4(1337, 133), bad}}

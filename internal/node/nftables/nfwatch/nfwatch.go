@@ -56,7 +56,8 @@ func subscribe() (int, error) {
 	}
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer/2), // the kernel doubles the value
-		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES),
+		// Bound, because the kernel leaves out a socket without a port.
+		unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)}),
 	)
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(fd))
@@ -97,7 +98,7 @@ func (w *Watch) wait() error {
 	return w.raw.Read(func(fd uintptr) (done bool) {
 		for n := 0; ; n++ {
 			// The content of a message is dropped. ENOBUFS says that the kernel has dropped some.
-			_, _, err := unix.Recvfrom(int(fd), nil, unix.MSG_DONTWAIT) //nolint:gosec // a descriptor
+			_, _, err := unix.Recvfrom(int(fd), nil, unix.MSG_DONTWAIT)
 			switch {
 			case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS), err == nil:
 			default:
