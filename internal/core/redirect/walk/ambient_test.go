@@ -70,13 +70,13 @@ func TestWalk_Ambient(t *testing.T) {
 		packet walk.Packet
 		want   string
 	}{
-		{plain, out(0, "eth0", "10.0.0.5:4000", "192.0.2.1:80"), "is redirected to port 15001"},
+		{plain, out(0, "eth0", "10.0.0.5:4000", "192.0.2.1:80"), "is redirected to port 15001: all other TCP goes to ztunnel's"},
 		{plain, out(0, "eth0", "[fd00::5]:4000", "[2001:db8::1]:80"), "is redirected to port 15001"},
 		{plain, out(ambient.ProxyMark, "eth0", "10.0.0.5:4000", "192.0.2.1:80"), "goes out unredirected" + passes},
 		{plain, out(0xabc000|ambient.ProxyMark, "eth0", "10.0.0.5:4000", "192.0.2.1:80"), "goes out unredirected" + passes},
 		{plain, out(0, "lo", "10.0.0.5:4000", "10.0.0.5:80"), "goes out unredirected" + passes + "the app calls its own pod"},
 		{plain, out(ambient.ProxyMark, "lo", "192.0.2.1:4000", "10.0.0.5:80"), "goes out unredirected" + passes},
-		{plain, in("192.0.2.1:4000", "10.0.0.5:80"), "is redirected to port 15006"},
+		{plain, in("192.0.2.1:4000", "10.0.0.5:80"), "is redirected to port 15006: incoming TCP outside of a tunnel"},
 		{plain, in("192.0.2.1:4000", "10.0.0.5:15008"), "comes in unredirected" + passes},
 		{plain, in("169.254.7.127:4000", "10.0.0.5:80"), "comes in unredirected" + passes + "the node's own connections"},
 		{open, in("192.0.2.1:4000", "10.0.0.5:80"), "comes in unredirected, because bypass-inbound-capture=true (annotation " + ambient.BypassInboundKey + ")"},
