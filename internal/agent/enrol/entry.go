@@ -119,7 +119,6 @@ func (c *Controller) forget(uid string) {
 func (c *Controller) leave(e *entry) {
 	c.Ztunnels.Remove(e.uid)
 	c.Probes.Remove(e.uid)
-	c.addressed(e.uid, true)
 }
 
 // close waits for the turn and closes the namespaces.
