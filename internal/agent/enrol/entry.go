@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -61,8 +62,9 @@ type seen struct {
 	// applied are the rules in space, nil if they were not compared; version is their version.
 	applied *ambient.Spec
 	version redirection.Version
-	// nacked is set after ztunnel has refused the pod, until it is asked again.
-	nacked bool
+	// retryAt is when ztunnel is asked again after it has refused the pod, pause the time until then.
+	retryAt time.Time
+	pause   time.Duration
 }
 
 // follow keeps an entry for each pod, so that none is made after its pod has gone.

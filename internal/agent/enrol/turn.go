@@ -264,7 +264,7 @@ func (w *work) acknowledged() error {
 	state := w.Ztunnels.State(w.e.uid)
 	switch {
 	case state.Acked:
-		s.nacked = false
+		s.retryAt, s.pause = time.Time{}, 0
 		return nil
 	case state.Err == nil:
 		return waits("the acknowledgement of ztunnel")
@@ -272,16 +272,20 @@ func (w *work) acknowledged() error {
 	if w.e.annotation() == "" {
 		w.patch(ambient.RedirectionPending)
 	}
+	now := w.Clock.Now()
 	switch {
 	case errors.Is(state.Err, ztunnels.ErrNoZtunnel):
 		return waits("ztunnel: %w", state.Err)
-	case s.nacked:
-		s.nacked = false
+	case s.retryAt.IsZero():
+		s.pause = min(max(2*s.pause, podwork.RetryBase), retryMax)
+		s.retryAt = now.Add(s.pause)
+		w.Again(s.pause)
+		w.Failed(w.at)
+	case !now.Before(s.retryAt):
+		s.retryAt = time.Time{}
 		w.Ztunnels.Retry(w.e.uid)
-		return waits("the acknowledgement of ztunnel, which refused the pod before: %w", state.Err)
 	}
-	s.nacked = true
-	return fmt.Errorf("ztunnel refuses the pod: %w", state.Err)
+	return waits("ztunnel, which refuses the pod: %w", state.Err)
 }
 
 // annotate makes sure that the annotation has a value, "" for none.

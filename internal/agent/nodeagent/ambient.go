@@ -26,11 +26,14 @@ const (
 
 // ambientMode has the parts of ambient mode.
 type ambientMode struct {
-	pods   *enrol.Controller
-	events *unixsock.Server
-	host   *netns.Namespace
+	pods     *enrol.Controller
+	ztunnels *ztunnels.Server
+	events   *unixsock.Server
+	host     *netns.Namespace
 	// connected is the number of ztunnels.
 	connected atomic.Int64
+	// end ends the work on pods, and returns when it has ended.
+	end func()
 }
 
 // openAmbient begins the service of pods in ambient mode. It must precede the installation: the plugin hands such pods to the agent.
@@ -46,8 +49,12 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	if m.host, err = netns.Open(c.HostNamespace()); err != nil {
 		return fmt.Errorf("ambient mode needs the node's network namespace: %w", err)
 	}
+	if first, err := netns.InodeOf(c.nodeNamespace()); err == nil && first != m.host.Inode() {
+		n.Log.WarnContext(ctx, "the agent's own network namespace is taken for the node's, and is not: probes of ambient pods will be captured "+
+			"(set ALLOW_SWITCH_TO_HOST_NS=true, or hostNetwork)")
+	}
 	notify := func(uid string) { m.pods.Notify(uid) }
-	server, err := ztunnels.Open(ctx, ztunnels.Options{
+	m.ztunnels, err = ztunnels.Open(ctx, ztunnels.Options{
 		Path: c.Ambient.Socket, Log: n.Log, Changed: notify, Connected: func(now int) { m.connected.Store(int64(now)) },
 	})
 	if err != nil {
@@ -55,7 +62,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	}
 	o := n.podOptions(c.NodeName)
 	m.pods = enrol.New(enrol.Options{
-		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: server,
+		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: m.ztunnels,
 		Probes:     probes.New(probes.Options{Host: m.host, V4: c.Ambient.ProbeV4, V6: c.Ambient.ProbeV6, IPv6: c.Ambient.IPv6, Log: n.Log, Changed: notify}),
 		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed,
 	})
@@ -68,7 +75,13 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		enrolled, pending := m.pods.Counts()
 		return metrics.AmbientCounts{Ztunnels: int(m.connected.Load()), Enrolled: enrolled, Pending: pending}
 	})
-	n.work.Go(func() { m.pods.Run(n.background) })
+	working, cancel := context.WithCancel(n.background)
+	done := make(chan struct{})
+	m.end = func() { cancel(); <-done }
+	n.work.Go(func() {
+		defer close(done)
+		m.pods.Run(working)
+	})
 	n.work.Go(func() {
 		m.events.Serve(n.background, cmdadd.Handler(cmdadd.Options{Add: m.pods.Add, Count: n.metrics.EventAnswered}))
 	})
@@ -95,6 +108,7 @@ func (n *node) closeAmbient(ctx context.Context) error {
 	if n.ambient == nil {
 		return nil
 	}
+	n.ambient.end() // it would restore the table
 	n.Log.InfoContext(ctx, "removing the table of probes", slog.String("namespace", n.Config.HostNamespace()))
 	return probeset.Remove(n.ambient.host)
 }

@@ -262,6 +262,10 @@ func (c Config) HostNamespace() string {
 	if !c.Ambient.SwitchNamespace {
 		return "/proc/self/ns/net"
 	}
+	return c.nodeNamespace()
+}
+
+func (c Config) nodeNamespace() string {
 	proc := cmp.Or(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, path.Join(c.Places.Roots[0], c.Places.Proc))
 	return path.Join(proc, "1/ns/net")
 }

@@ -49,7 +49,7 @@ func follow(t *testing.T, server *kubetest.Server) *follower {
 	t.Helper()
 	f := &follower{t: t, Store: newStore(t, server)}
 	f.selectors.Store(compiled(t, byMode))
-	f.options.Ambient = f.selectors.Load
+	f.options.Ambient, f.orphanInterval = f.selectors.Load, 10*time.Millisecond
 	agenttest.Go(t, f.Run)
 	tell := func(format string, a ...any) {
 		f.mu.Lock()
@@ -176,6 +176,21 @@ func TestFollow_PodBeforeNamespace(t *testing.T) {
 	if p := <-got; !p.Facts.Selected {
 		t.Errorf("%+v", p)
 	}
+	f.wants("web true")
+}
+
+// TestFollow_Orphan: a pod whose namespace was deleted by force does not keep the others from being synced.
+func TestFollow_Orphan(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.Namespace("other", nil))
+	server.Set(pod("web", "1", "n", ""))
+	server.FailOn(shop+"$", kubetest.Unavailable, 1) // which proves nothing
+	f := follow(t, server)
+	f.wants("web false", "sync")
+	if got := strings.Count(strings.Join(server.Requests(), "\n"), "GET "+shop); got != 2 {
+		t.Errorf("%d requests for the namespace", got)
+	}
+	server.Set(namespace("ambient"))
 	f.wants("web true")
 }
 

@@ -54,6 +54,8 @@ type Store struct {
 	// listeners are called under mu, so that each sees the changes in order.
 	listeners map[*kube.Listener[kube.Pod]]struct{}
 	fetches   map[kube.PodRef]*fetch
+	// orphanInterval is the constant, but for tests.
+	orphanInterval time.Duration
 }
 
 // NewStore returns an empty store.
@@ -66,7 +68,7 @@ func NewStore(o Options) *Store {
 	}
 	s := &Store{
 		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
-		fetches: map[kube.PodRef]*fetch{}, changed: make(chan struct{}), round: &round{},
+		fetches: map[kube.PodRef]*fetch{}, changed: make(chan struct{}), round: &round{}, orphanInterval: orphanInterval,
 	}
 	s.begin(func() {})
 	return s
@@ -166,32 +168,43 @@ func (s *Store) fetch(ctx context.Context, key kube.PodRef, f *fetch, by *select
 // to the API server. It waits until ctx ends for the watch to deliver the pod. A pod that does not exist, has another UID or is being
 // deleted is an error.
 func (s *Store) Pod(ctx context.Context, ref kube.PodRef) (kube.Pod, error) {
-	for asked := false; ; {
+	s.mu.Lock()
+	p, found := s.current(ref)
+	s.mu.Unlock()
+	var err error
+	if !found || ref.UID == "" || !p.Is(ref.UID) {
+		if p, err = s.options.API.Pod(ctx, ref); err != nil {
+			return kube.Pod{}, err
+		}
+		ref.UID = p.Facts.UID
+	}
+	if !p.Deleting {
+		p, err = s.delivered(ctx, ref)
+	}
+	if err == nil && p.Deleting {
+		err = fmt.Errorf("pod %s: %w", p.Key(), errDeleting)
+	}
+	return p, err
+}
+
+// delivered waits until the listeners know the pod with a UID.
+func (s *Store) delivered(ctx context.Context, ref kube.PodRef) (kube.Pod, error) {
+	for {
 		s.mu.Lock()
 		p, found := s.current(ref)
 		changed, failing := s.changed, s.round.err()
 		s.mu.Unlock()
-		if !asked && (!found || ref.UID == "" || !p.Is(ref.UID)) {
-			fresh, err := s.options.API.Pod(ctx, ref)
-			if err != nil {
-				return kube.Pod{}, err
-			}
-			p, asked, ref.UID = fresh, true, fresh.Facts.UID
-			if !p.Deleting {
-				continue
-			}
-		}
-		switch {
-		case p.Deleting && p.Is(ref.UID):
-			return kube.Pod{}, fmt.Errorf("pod %s: %w", p.Key(), errDeleting)
-		case found && p.Is(ref.UID):
+		if found && p.Is(ref.UID) {
 			return p, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return kube.Pod{}, fmt.Errorf("waiting for the watch of the node's pods to deliver %s/%s: %w", ref.Namespace, ref.Name,
-				errors.Join(ctx.Err(), failing))
+			err := ctx.Err()
+			if failing != nil {
+				err = fmt.Errorf("%w: %w", err, failing)
+			}
+			return kube.Pod{}, fmt.Errorf("waiting for the watch of the node's pods to deliver %s/%s: %w", ref.Namespace, ref.Name, err)
 		}
 	}
 }

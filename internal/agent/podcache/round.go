@@ -7,8 +7,10 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/selector"
@@ -75,8 +77,8 @@ func (s *Store) begin(end context.CancelFunc) *round {
 	return s.round
 }
 
-// Reselect takes over changed selectors. Both lists are read again; until then the pods known so far are not in doubt for listeners, and
-// plugins' requests are answered by the API server.
+// Reselect takes over changed selectors. Both lists are read again. Until then listeners have the selection as it was, and Facts and Pod
+// do not return it.
 func (s *Store) Reselect() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,12 +103,15 @@ func (s *Store) watch(ctx context.Context) {
 		keep = append(keep, pods...)
 		watches.Go(func() {
 			s.options.API.WatchNamespaces(ctx, namespaces, kube.Listener[kube.Namespace]{
-				OnUpdate: s.putNamespace, OnDelete: s.removeNamespace, OnSync: s.syncNamespaces, OnError: s.failure(ctx, &r.namespacesErr, "namespaces"),
+				OnUpdate: s.putNamespace, OnDelete: s.removeNamespace, OnSync: s.syncNamespaces,
+				OnError: s.failure(ctx, &r.namespacesErr, "namespaces", "pods wait for theirs, and the plugin requests them from the API server itself"),
 			})
 		})
+		watches.Go(func() { s.settleOrphans(ctx) })
 	}
 	s.options.API.WatchPods(ctx, kube.PodScope{Node: s.options.Node, Transform: Trim(keep, s.options.KeepMessage)}, kube.Listener[kube.Pod]{
-		OnUpdate: s.put, OnDelete: s.remove, OnSync: func() { s.sync(ctx) }, OnError: s.failure(ctx, &r.podsErr, "the node's pods"),
+		OnUpdate: s.put, OnDelete: s.remove, OnSync: func() { s.sync(ctx) },
+		OnError: s.failure(ctx, &r.podsErr, "the node's pods", "the plugin requests pods from the API server itself, and no pod is repaired"),
 	})
 	watches.Wait()
 	<-ctx.Done() // for a node's name that cannot be watched
@@ -193,9 +198,13 @@ func (s *Store) settle() {
 func (s *Store) putNamespace(n kube.Namespace) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if last, known := s.round.namespaces[n.Name]; known && maps.Equal(last, n.Labels) {
-		return
+	if last, known := s.round.namespaces[n.Name]; !known || !maps.Equal(last, n.Labels) {
+		s.settleNamespace(n)
 	}
+}
+
+// settleNamespace evaluates the selection of the pods of a namespace again.
+func (s *Store) settleNamespace(n kube.Namespace) {
 	s.round.namespaces[n.Name] = n.Labels
 	for key, p := range s.pods {
 		again := p
@@ -217,6 +226,32 @@ func (s *Store) settleWaiting(namespace string) {
 	s.settle()
 }
 
+// orphanInterval is the pause between two looks for pods without a namespace. The watch delivers most namespaces within it.
+const orphanInterval = 2 * time.Second
+
+// settleOrphans looks for waiting pods whose namespace does not exist until ctx ends. A namespace that was deleted by force leaves its
+// pods behind, and the others must not wait with them for the end of the list.
+func (s *Store) settleOrphans(ctx context.Context) {
+	for wait.PollUntilContextCancel(ctx, s.orphanInterval, false, func(context.Context) (bool, error) { return true, nil }) == nil {
+		s.mu.Lock()
+		lacking := map[string]bool{}
+		for key := range s.round.waiting {
+			if s.round.labelled {
+				lacking[key.Namespace] = true
+			}
+		}
+		s.mu.Unlock()
+		for name := range lacking {
+			_, err := s.options.API.Namespace(ctx, name)
+			s.mu.Lock()
+			if _, known := s.round.namespaces[name]; !known && kube.ClassOf(err) == kube.NotFound {
+				s.settleNamespace(kube.Namespace{Name: name})
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
 // removeNamespace keeps what is known of its pods, see round.selected.
 func (s *Store) removeNamespace(n kube.Namespace) {
 	s.mu.Lock()
@@ -231,14 +266,13 @@ func (s *Store) syncNamespaces() {
 	s.settleWaiting("")
 }
 
-// failure takes the errors of a watch. is has the last one.
-func (s *Store) failure(ctx context.Context, is *error, of string) func(error) {
+// failure takes the errors of a watch. is has the last one, effect describes what follows.
+func (s *Store) failure(ctx context.Context, is *error, of, effect string) func(error) {
 	return func(err error) {
 		if err == nil {
-			s.options.Log.InfoContext(ctx, "the watch of "+of+" works again")
+			s.options.Log.InfoContext(ctx, "a watch works again", slog.String("of", of))
 		} else {
-			s.options.Log.WarnContext(ctx, "the watch of "+of+" fails: the plugin requests pods from the API server itself, and no pod is repaired",
-				slog.String("error", err.Error()))
+			s.options.Log.WarnContext(ctx, "a watch fails", slog.String("of", of), slog.String("effect", effect), slog.String("error", err.Error()))
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()

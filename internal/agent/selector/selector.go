@@ -52,9 +52,9 @@ func enablement(text []byte) (list []enabling, compiled *Ambient, err error) {
 	compiled = &Ambient{}
 	var wrong []error
 	compile := func(s *metav1.LabelSelector, i int, key string) labels.Selector {
-		selector, err := metav1.LabelSelectorAsSelector(s)
-		if err != nil {
-			wrong = append(wrong, fmt.Errorf("[%d].%s: %s", i, key, clean(err.Error())))
+		selector, bad := metav1.LabelSelectorAsSelector(s)
+		if bad != nil {
+			wrong = append(wrong, fmt.Errorf("[%d].%s: %s", i, key, clean(bad.Error())))
 		}
 		return selector
 	}

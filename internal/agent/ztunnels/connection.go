@@ -24,7 +24,7 @@ type conn struct {
 	hello    bool
 	complete bool             // the end of the snapshot has been sent
 	has      map[string]*held // by UID: what ztunnel has been told and not to delete since
-	urgent   queue            // UIDs that have changed
+	urgent   []string         // UIDs that have changed, each once
 	backlog  []string         // UIDs to go through, for the snapshot or because this one has become the newest
 	underway *zds.Request     // nil if ztunnel owes no answer
 	timer    clock.Timer      // for the awaited message
@@ -40,30 +40,25 @@ type held struct {
 	err   error
 }
 
-// queue holds each UID once.
-type queue struct {
-	order []string
-	in    map[string]bool
-}
-
-func (q *queue) push(uid string) {
-	if !q.in[uid] {
-		q.in[uid], q.order = true, append(q.order, uid)
-	}
-}
-
 // next takes the next UID to look at. Changes go first: a new pod does not wait for a long snapshot.
 func (c *conn) next() (uid string, ok bool) {
 	switch {
-	case len(c.urgent.order) > 0:
-		uid, c.urgent.order = c.urgent.order[0], c.urgent.order[1:]
-		delete(c.urgent.in, uid)
+	case len(c.urgent) > 0:
+		uid, c.urgent = c.urgent[0], c.urgent[1:]
 	case len(c.backlog) > 0:
 		uid, c.backlog = c.backlog[0], c.backlog[1:]
 	default:
 		return "", false
 	}
 	return uid, true
+}
+
+// hurry looks at a pod next. It needs the lock.
+func (s *Server) hurry(c *conn, uid string) {
+	if !slices.Contains(c.urgent, uid) {
+		c.urgent = append(c.urgent, uid)
+	}
+	s.advance(c)
 }
 
 // advance sends the next request unless an answer is awaited. It needs the lock.
@@ -91,7 +86,10 @@ func (s *Server) send(c *conn, r zds.Request, descriptor int) {
 	}
 	if r.Kind == zds.SnapshotSent {
 		c.complete = true
-	} else if h := c.record(r, s.members[r.UID], err); !h.told {
+	} else {
+		c.record(r, s.members[r.UID], err)
+	}
+	if err != nil {
 		s.note(r.UID)
 		return
 	}
@@ -104,7 +102,7 @@ func (s *Server) send(c *conn, r zds.Request, descriptor int) {
 }
 
 // record records that a pod is told, or cannot be told because of err.
-func (c *conn) record(r zds.Request, m *member, err error) *held {
+func (c *conn) record(r zds.Request, m *member, err error) {
 	h := c.has[r.UID]
 	if h == nil {
 		h = &held{}
@@ -114,7 +112,6 @@ func (c *conn) record(r zds.Request, m *member, err error) *held {
 	if r.Kind == zds.Add {
 		h.inode = m.inode()
 	}
-	return h
 }
 
 // received handles a packet of ztunnel. The error is the end of the connection; refusal is ztunnel's text about the pod in uid. It
@@ -149,7 +146,9 @@ func (s *Server) received(c *conn, packet []byte) (uid, refusal string, err erro
 	case r.Kind == zds.Del:
 		delete(c.has, r.UID)
 	}
-	s.note(r.UID)
+	if r.Kind != zds.SnapshotSent {
+		s.note(r.UID)
+	}
 	s.advance(c)
 	return r.UID, text, nil
 }

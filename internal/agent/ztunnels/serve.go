@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -14,15 +15,18 @@ import (
 // maxConnections bounds the open connections. Connections that never say hello do not reach it: they end with the timeout.
 const maxConnections = 32
 
+// logEach is the least time between two records about connections that were not accepted.
+const logEach = 30 * time.Second
+
 // Serve accepts ztunnels until ctx ends, and closes their connections then. All pods that a ztunnel may serve already must have been
 // Put or kept before, because a ztunnel ends what its first snapshot does not name.
 func (s *Server) Serve(ctx context.Context) {
 	defer s.work.Wait()
-	defer s.end()
+	defer s.end() // a deadline ends the loop early
 	defer context.AfterFunc(ctx, s.end)()
 	s.work.Go(func() { s.notify(ctx) })
 	limit := rate.NewLimiter(rate.Every(s.o.AcceptInterval), 1)
-	for limit.Wait(context.WithoutCancel(ctx)) == nil && ctx.Err() == nil {
+	for limit.Wait(ctx) == nil {
 		s.mu.Lock()
 		listener := s.listener
 		s.mu.Unlock()
@@ -31,7 +35,9 @@ func (s *Server) Serve(ctx context.Context) {
 		case err == nil:
 			s.begin(accepted)
 		case !zdsock.Closed(err):
-			s.o.Log.WarnContext(ctx, "a connection of ztunnel was not accepted", "path", s.o.Path, "error", err.Error())
+			s.refused.Do(func() {
+				s.o.Log.WarnContext(ctx, "a connection of ztunnel was not accepted", "path", s.o.Path, "error", err.Error())
+			})
 		}
 	}
 }
@@ -50,19 +56,28 @@ func (s *Server) end() {
 	}
 }
 
-// Rebind binds the socket again if its file is missing or replaced. Connections stay. On an error nothing has changed.
+// Rebind binds the socket again if its file is missing or replaced. Connections stay. On an error nothing has changed. One goroutine
+// calls it.
 func (s *Server) Rebind(ctx context.Context) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended || s.listener.InPlace() {
+	unneeded := s.ended || s.listener.InPlace()
+	s.mu.Unlock()
+	if unneeded {
 		return nil
 	}
-	fresh, err := zdsock.Listen(ctx, s.o.Path)
-	if err == nil {
-		_ = s.listener.Close() // no ztunnel can reach it
-		s.listener = fresh
+	fresh, err := zdsock.Listen(ctx, s.o.Path) // may wait for another process
+	if err != nil {
+		return err
 	}
-	return err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		fresh.Remove()
+		return nil
+	}
+	_ = s.listener.Close() // no ztunnel can reach it
+	s.listener = fresh
+	return nil
 }
 
 // begin talks to a new ztunnel.
@@ -76,7 +91,7 @@ func (s *Server) begin(accepted *zdsock.Conn) {
 	if len(s.conns) == maxConnections {
 		s.drop(s.conns[0], errors.New("there are too many connections"))
 	}
-	c := &conn{Conn: accepted, has: map[string]*held{}, urgent: queue{in: map[string]bool{}}}
+	c := &conn{Conn: accepted, has: map[string]*held{}}
 	s.conns = append(s.conns, c)
 	s.await(c)
 	s.work.Go(func() { s.serve(c) })
@@ -93,8 +108,9 @@ func (s *Server) serve(c *conn) {
 		}
 		uid, refusal, ended := s.handle(c, packet, err)
 		switch {
-		case errors.Is(ended, io.EOF), errors.Is(ended, context.Canceled):
+		case errors.Is(ended, io.EOF):
 			s.o.Log.Info("a ztunnel has disconnected", slog.String("path", s.o.Path))
+		case errors.Is(ended, context.Canceled): // the agent ends
 		case ended != nil:
 			s.o.Log.Warn("the connection of a ztunnel was closed", slog.String("path", s.o.Path), slog.String("error", ended.Error()))
 		case refusal != "":
@@ -143,13 +159,12 @@ func (s *Server) notify(ctx context.Context) {
 		uids, before := s.changed, connected
 		s.changed, connected = map[string]bool{}, s.connected()
 		s.mu.Unlock()
-		if s.o.Connected != nil && connected != before {
+		if connected != before {
+			s.o.Log.InfoContext(ctx, "the number of connected ztunnels has changed", "connected", connected)
 			s.o.Connected(connected)
 		}
 		for uid := range uids {
-			if s.o.Changed != nil {
-				s.o.Changed(uid)
-			}
+			s.o.Changed(uid)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
 
 	"github.com/meshcni/istio-cni/internal/core/zds"
@@ -42,15 +43,15 @@ type State struct {
 	Err error
 }
 
-// Options configure a Server. Path and Log are required.
+// Options configure a Server. Path, Log, Connected and Changed are required.
 type Options struct {
 	// Path is the path of the socket; 107 bytes at most. A missing directory is created.
 	Path string
 	Log  *slog.Logger
-	// Connected, which may be nil, gets the number of ztunnels that have said hello when it changes.
+	// Connected gets the number of ztunnels that have said hello when it changes.
 	Connected func(n int)
-	// Changed, which may be nil, is called when State or Removed of a pod may have changed otherwise than by the caller's own call. It is
-	// called by one goroutine, with no lock held.
+	// Changed is called when State or Removed of a pod may have changed otherwise than by the caller's own call. One goroutine calls both,
+	// with no lock held, and once for several changes. The UID may be one that is not wanted any more.
 	Changed func(uid string)
 	// Timeout bounds ztunnel's first message and each of its answers, 5 s by default.
 	Timeout time.Duration
@@ -62,9 +63,10 @@ type Options struct {
 
 // Server has the wanted pods and the connected ztunnels. Its methods never wait for a ztunnel.
 type Server struct {
-	o    Options
-	work sync.WaitGroup
-	wake chan struct{} // for notify
+	o       Options
+	work    sync.WaitGroup
+	wake    chan struct{} // for notify
+	refused rate.Sometimes
 
 	mu       sync.Mutex
 	listener zdsock.Listener
@@ -100,7 +102,8 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	return &Server{
-		o: o, wake: make(chan struct{}, 1), listener: listener, members: map[string]*member{}, changed: map[string]bool{},
+		o: o, wake: make(chan struct{}, 1), refused: rate.Sometimes{Interval: logEach},
+		listener: listener, members: map[string]*member{}, changed: map[string]bool{},
 	}, nil
 }
 
@@ -120,7 +123,7 @@ func (s *Server) want(w Workload, ns *netns.Namespace) {
 		s.members[w.UID] = m
 	}
 	m.workload, m.ns = w, ns
-	s.hurry(w.UID)
+	s.turn(w.UID)
 }
 
 // Remove no longer wants a pod.
@@ -128,15 +131,14 @@ func (s *Server) Remove(uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.members, uid)
-	s.hurry(uid)
+	s.turn(uid)
 }
 
-// hurry looks at a changed pod next in each connection. It needs the lock.
-func (s *Server) hurry(uid string) {
+// turn brings a changed pod to each ztunnel. It needs the lock.
+func (s *Server) turn(uid string) {
 	for _, c := range slices.Clone(s.conns) { // advance closes one that fails
 		if c.hello {
-			c.urgent.push(uid)
-			s.advance(c)
+			s.hurry(c, uid)
 		}
 	}
 }
@@ -173,8 +175,7 @@ func (s *Server) Retry(uid string) {
 	}
 	if h := c.has[uid]; h != nil && h.err != nil {
 		h.inode, h.err = netns.Inode{}, nil
-		c.urgent.push(uid)
-		s.advance(c)
+		s.hurry(c, uid)
 	}
 }
 

@@ -1,9 +1,9 @@
 package ztunnels_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
 	"github.com/meshcni/istio-cni/internal/core/zds"
+	"github.com/meshcni/istio-cni/internal/core/zds/zdstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -36,7 +37,6 @@ type agent struct {
 	path  string
 	clock *clocktesting.FakeClock
 	log   agenttest.Buffer
-	serve func(context.Context)
 
 	mu        sync.Mutex
 	connected int
@@ -67,9 +67,9 @@ func open(t *testing.T, change ...func(*ztunnels.Options)) *agent {
 }
 
 // start opens a server, and serves until the test ends.
-func start(t *testing.T, change ...func(*ztunnels.Options)) *agent {
+func start(t *testing.T) *agent {
 	t.Helper()
-	a := open(t, change...)
+	a := open(t)
 	agenttest.Go(t, a.Serve)
 	return a
 }
@@ -291,7 +291,12 @@ func TestPut_Unfit(t *testing.T) {
 	}
 	a.Put(pod("closed"), ns)
 	a.acked("closed")
-	gets(t, z, "add a", end, "add closed")
+	a.Put(pod("a"), closed) // ztunnel has it
+	check.Equal(t, fmt.Sprint(a.State("a")), "{false its network namespace is closed}")
+	a.Remove("a")
+	a.removed("a")
+	gets(t, z, "add a", end, "add closed", "delete a")
+	a.locked(func() { check.Equal(t, a.changed[""], 0, "reports of no pod") })
 }
 
 func TestRemove_WhileAddUnderWay(t *testing.T) {
@@ -517,12 +522,11 @@ func TestServe_Mute(t *testing.T) {
 func TestServe_Lies(t *testing.T) {
 	file, err := os.Open("/dev/null")
 	check.OK(t, err)
-	defer file.Close()
+	defer file.Close() //nolint:errcheck // nothing was written
 	fd, unasked := int(file.Fd()), "it sends a message that nobody asked for"
-	ack, err := zds.EncodeAck("")
-	check.OK(t, err)
+	ack := zdstest.Ack("")
 	say := func(packet []byte, descriptors ...int) func(*ztunneltest.Ztunnel, ztunneltest.Request) {
-		return func(z *ztunneltest.Ztunnel, _ ztunneltest.Request) { z.Say(packet, descriptors...) }
+		return func(z *ztunneltest.Ztunnel, _ ztunneltest.Request) { _ = z.Say(packet, descriptors...) }
 	}
 	for name, c := range map[string]struct {
 		mute   bool
@@ -530,10 +534,10 @@ func TestServe_Lies(t *testing.T) {
 		log    string
 	}{
 		"hello twice": {answer: func(z *ztunneltest.Ztunnel, _ ztunneltest.Request) { z.Hello() }, log: "field 1 has wire type 0"},
-		"two answers": {answer: func(z *ztunneltest.Ztunnel, r ztunneltest.Request) { z.Say(ack); z.Serve(r) }},
+		"two answers": {answer: func(z *ztunneltest.Ztunnel, r ztunneltest.Request) { _ = z.Say(ack); z.Serve(r) }},
 		"answers for ever": {answer: func(z *ztunneltest.Ztunnel, _ ztunneltest.Request) {
 			for range 1000 {
-				z.Say(ack)
+				_ = z.Say(ack)
 			}
 		}},
 		"garbage":                       {answer: say([]byte("garbage")), log: "wire type 7"},
@@ -552,7 +556,8 @@ func TestServe_Lies(t *testing.T) {
 			before := openFiles(t)
 			liar := ztunneltest.New(a.path, ztunneltest.Options{Answer: c.answer, Mute: c.mute})
 			if c.answer == nil {
-				agenttest.Until(t, a.log.String, func() bool { liar.Say(ack); return liar.Ended() })
+				agenttest.Until(t, a.log.String, func() bool { return liar.Ready() || c.mute && liar.Say(ack) == nil })
+				_ = liar.Say(ack)
 			}
 			agenttest.Until(t, a.log.String, liar.Ended)
 			liar.Close()
@@ -572,7 +577,7 @@ func TestServe_ReadsNothing(t *testing.T) {
 	a, ns := start(t), namespace(t)
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: a.path, Net: "unixpacket"})
 	check.OK(t, err)
-	defer conn.Close()
+	defer conn.Close() //nolint:errcheck // the agent may have closed it
 	_, err = conn.Write([]byte{8, 1})
 	check.OK(t, err)
 	a.connects(1)
@@ -622,6 +627,19 @@ func TestServe_ManyConnections(t *testing.T) {
 	a.Put(pod("a"), ns)
 	a.acked("a")
 	gets(t, all[39], end, "add a")
+}
+
+// Connections beyond the rate wait.
+func TestServe_AcceptInterval(t *testing.T) {
+	a, ns := open(t, func(o *ztunnels.Options) { o.AcceptInterval = 1000 * time.Hour }), namespace(t)
+	stop := agenttest.Go(t, a.Serve)
+	first := a.ztunnel(ztunneltest.Options{})
+	second := ztunneltest.Start(t, a.path, ztunneltest.Options{})
+	a.Put(pod("a"), ns)
+	a.acked("a")
+	gets(t, first, end, "add a")
+	gets(t, second)
+	stop() // although it waits
 }
 
 // TestPut_Descriptors: no descriptor stays, over 10,000 requests with one.
@@ -717,14 +735,12 @@ func TestZtunnel_Sockets(t *testing.T) {
 	a.acked("a") // by the first
 	dial := func(address string) (string, error) {
 		return netns.In(ns, func() (string, error) {
-			conn, err := net.Dial("tcp", address)
+			conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", address)
 			if err != nil {
 				return "", err
 			}
-			defer conn.Close()
-			answer := make([]byte, 100)
-			n, err := conn.Read(answer)
-			return string(answer[:n]), err
+			answer, err := io.ReadAll(conn)
+			return string(answer), errors.Join(err, conn.Close())
 		})
 	}
 	for _, port := range []int{ztunneltest.PortOutbound, ztunneltest.PortPlaintext, ztunneltest.PortHBONE, ztunneltest.PortDNS} {

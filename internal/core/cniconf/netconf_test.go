@@ -1,11 +1,13 @@
 package cniconf
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
@@ -73,7 +75,7 @@ func TestParse(t *testing.T) {
 		}
 		tc.change(&want)
 		got, err := Parse([]byte(tc.stanza))
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" || err != nil {
 			t.Errorf("%s: error %v (-want +got):\n%s", tc.name, err, diff)
 		}
 	}

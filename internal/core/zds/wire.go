@@ -23,11 +23,6 @@ type message struct {
 	err  error
 }
 
-func (m *message) number(field, value uint64) {
-	m.data = binary.AppendUvarint(m.data, field<<3|wireVarint)
-	m.data = binary.AppendUvarint(m.data, value)
-}
-
 // text adds a string. The empty one is the default of proto3 and is left out.
 func (m *message) text(field uint64, value string) {
 	if !utf8.ValidString(value) {
@@ -64,8 +59,6 @@ type field struct {
 	value  uint64 // of a number
 	data   []byte // of a string or a message
 }
-
-func (f field) varint() (uint64, error) { return f.value, f.is(wireVarint) }
 
 func (f field) text(to *string) error {
 	if err := f.is(wireBytes); err != nil {

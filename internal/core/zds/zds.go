@@ -1,4 +1,4 @@
-// Package zds encodes and decodes the messages between the node agent and ztunnel (ZDS, protobuf package istio.workload.zds).
+// Package zds encodes the messages of the node agent to ztunnel, and decodes ztunnel's (ZDS, protobuf package istio.workload.zds).
 //
 // It promises the bytes of proto3 for the fields that the protocol has, and messages of at most MaxSize bytes. A decoder skips
 // unknown fields, as proto3 demands, and returns an error for anything else that is not such a message, whatever the bytes. It
@@ -94,81 +94,16 @@ func (r Request) Encode() ([]byte, error) {
 	return m.finish()
 }
 
-// DecodeRequest is ztunnel's side of Encode. An Add without a workload is an error.
-func DecodeRequest(data []byte) (r Request, err error) {
-	described := false // by a workload
-	err = decode(data, func(f field) error {
-		switch kind := Kind(f.number); kind {
-		case Add, Del, SnapshotSent, Keep:
-			if kind != r.Kind { // the last one counts, and the same one again is merged
-				r, described = Request{Kind: kind}, false
-			}
-			return f.message(func(f field) error { return r.take(f, &described) })
-		}
-		return nil
-	})
-	switch {
-	case err != nil:
-	case r.Kind == 0:
-		err = errors.New("the request is empty")
-	case r.Kind == Add && !described:
-		err = errors.New("the workload is missing")
-	}
-	return r, err
-}
-
-// take reads a field of the request's own message.
-func (r *Request) take(f field, described *bool) error {
-	switch {
-	case r.Kind == Add && f.number == addUID, r.Kind == Del && f.number == delUID, r.Kind == Keep && f.number == keepUID:
-		return f.text(&r.UID)
-	case r.Kind == Add && f.number == addWorkload:
-		*described = true
-		return f.message(r.Workload.take)
-	}
-	return nil
-}
-
-func (w *Workload) take(f field) error {
-	switch f.number {
-	case workloadName:
-		return f.text(&w.Name)
-	case workloadNamespace:
-		return f.text(&w.Namespace)
-	case workloadAccount:
-		return f.text(&w.ServiceAccount)
-	}
-	return nil
-}
-
-// EncodeHello returns ztunnel's first message (ZdsHello).
-func EncodeHello(v Version) ([]byte, error) {
-	var m message
-	if v != 0 {
-		m.number(helloVersion, uint64(v)) //nolint:gosec // an enum is sign-extended
-	}
-	return m.finish()
-}
-
 // DecodeHello returns the version of ztunnel's first message.
 func DecodeHello(data []byte) (v Version, err error) {
 	err = decode(data, func(f field) error {
 		if f.number != helloVersion {
 			return nil
 		}
-		n, err := f.varint()
-		v = Version(n) //nolint:gosec // an enum has its lower 32 bits
-		return err
+		v = Version(f.value) //nolint:gosec // an enum has its lower 32 bits
+		return f.is(wireVarint)
 	})
 	return v, err
-}
-
-// EncodeAck returns ztunnel's answer to a request (WorkloadResponse): "" for success, or the text of an error.
-func EncodeAck(text string) ([]byte, error) {
-	var ack, m message
-	ack.text(ackError, text)
-	m.message(responseAck, ack)
-	return m.finish()
 }
 
 // DecodeAck returns the text of the error in ztunnel's answer, or "" for success. The text is foreign.

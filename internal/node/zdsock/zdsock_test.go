@@ -90,7 +90,7 @@ func TestAccept_OtherUser(t *testing.T) {
 	check.OK(t, errors.Join(os.Chmod(path, 0o666), os.Chmod(filepath.Dir(path), 0o755)))
 	dialed := make(chan *zdsock.Conn)
 	go func() {
-		runtime.LockOSThread() // and the thread ends with the goroutine
+		runtime.LockOSThread()                                               // and the thread ends with the goroutine
 		_, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 1337, 1337, 1337) // of this thread alone
 		c, err := zdsock.Dial(path)
 		if errno != 0 || err != nil {
@@ -140,7 +140,7 @@ func TestConn_Packets(t *testing.T) {
 func TestReceive_Refused(t *testing.T) {
 	file, err := os.Open("/dev/null")
 	check.OK(t, err)
-	defer file.Close()
+	defer file.Close() //nolint:errcheck // nothing was written
 	fd := int(file.Fd())
 	for name, c := range map[string]struct {
 		packet      []byte

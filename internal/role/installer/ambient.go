@@ -53,8 +53,8 @@ func (d *draft) ambientSettings() []settings.Setting {
 	}
 }
 
-// ambientVariables are those settings of ambient mode that have no flag. ALLOW_SWITCH_TO_HOST_NS defaults to true, and not to false as
-// in the reference: without it only an agent with hostNetwork works.
+// ambientVariables are those settings of ambient mode that have no flag. ALLOW_SWITCH_TO_HOST_NS defaults to false as in the
+// reference, whose chart sets it unless the agent has hostNetwork.
 func (d *draft) ambientVariables() []settings.Setting {
 	a, defaults := &d.Ambient, ambient.DefaultConfig()
 	return []settings.Setting{
@@ -85,8 +85,8 @@ func (d *draft) ambientVariables() []settings.Setting {
 			Value: settings.Checked(&a.SystemNamespace, selector.CheckNamespace),
 		},
 		{
-			Env: names("ALLOW_SWITCH_TO_HOST_NS"), Default: "true",
-			Use: "false: the agent's network namespace is the node's", Value: settings.Bool(&a.SwitchNamespace),
+			Env: names("ALLOW_SWITCH_TO_HOST_NS"), Default: "false",
+			Use: "true: the node's network namespace is that of its process 1; false: the agent's own", Value: settings.Bool(&a.SwitchNamespace),
 		},
 	}
 }

@@ -10,6 +10,7 @@ package ztunneltest
 import (
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/zds"
+	"github.com/meshcni/istio-cni/internal/core/zds/zdstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/zdsock"
 )
@@ -125,24 +127,19 @@ func (z *Ztunnel) Behave(answer func(z *Ztunnel, r Request)) {
 
 // Hello says hello.
 func (z *Ztunnel) Hello() {
-	packet, _ := zds.EncodeHello(zds.V1)
-	z.Say(packet)
+	_ = z.Say(zdstest.Hello()) // the agent may have closed the connection
 }
 
 // Ack answers a request, with the text of an error or "".
 func (z *Ztunnel) Ack(text string) {
-	packet, err := zds.EncodeAck(text)
-	if err != nil {
-		panic(err)
-	}
 	z.mu.Lock()
 	z.owes--
 	z.mu.Unlock()
-	z.Say(packet)
+	_ = z.Say(zdstest.Ack(text)) // the agent may have closed the connection
 }
 
-// Say sends any packet, with any descriptors. Errors are ignored because the agent may have closed the connection.
-func (z *Ztunnel) Say(packet []byte, descriptors ...int) {
+// Say sends any packet, with any descriptors.
+func (z *Ztunnel) Say(packet []byte, descriptors ...int) error {
 	z.mu.Lock()
 	conn := z.conn
 	z.mu.Unlock()
@@ -150,9 +147,11 @@ func (z *Ztunnel) Say(packet []byte, descriptors ...int) {
 	if len(descriptors) > 0 {
 		rights = unix.UnixRights(descriptors...)
 	}
-	if conn != nil {
-		_, _, _ = conn.WriteMsgUnix(packet, rights, nil)
+	if conn == nil {
+		return net.ErrClosed
 	}
+	_, _, err := conn.WriteMsgUnix(packet, rights, nil)
+	return err
 }
 
 // Requests returns what the agent has sent so far, over all connections.
@@ -296,7 +295,7 @@ func (z *Ztunnel) check(r Request, err error) {
 // open decodes a packet.
 func open(packet []byte, descriptor int) (r Request, err error) {
 	defer zdsock.CloseDescriptor(descriptor)
-	if r.Request, err = zds.DecodeRequest(packet); err != nil || descriptor == zdsock.NoDescriptor {
+	if r.Request, err = zdstest.DecodeRequest(packet); err != nil || descriptor == zdsock.NoDescriptor {
 		return r, err
 	}
 	if r.ns, err = netns.Open(fmt.Sprintf("/proc/self/fd/%d", descriptor)); err == nil {
