@@ -306,6 +306,6 @@ func (c Config) watchesRuntime() bool {
 // self-test's result for the plugins, and decisionsFile the decisions for the next agent.
 func (c Config) lockFile() string      { return c.RunDir + "/install.lock" }
 func (c Config) podSocket() string     { return path.Join(c.RunDir, agentapi.SocketName) }
-func (c Config) eventSocket() string { return path.Join(c.RunDir, agentapi.EventSocketName) }
+func (c Config) eventSocket() string   { return path.Join(c.RunDir, agentapi.EventSocketName) }
 func (c Config) verdictFile() string   { return path.Join(c.RunDir, selfcheck.FileName) }
 func (c Config) decisionsFile() string { return path.Join(c.RunDir, decisions.KeptName) }
