@@ -178,15 +178,15 @@ func TestAmbient_ProbeAddress(t *testing.T) {
 func TestAmbient_HostNamespace(t *testing.T) {
 	t.Parallel()
 	without, with := t.TempDir(), t.TempDir()
-	check.OK(t, os.MkdirAll(with+"/proc/1/ns", 0o700))
+	check.OK(t, os.MkdirAll(with+"/procfs/1/ns", 0o700))
 	for _, c := range []struct {
 		roots, more, want string
 	}{
-		{without + "," + with, "X=", with + "/proc/1/ns/net"},
-		{without, "HOST_PROC=/procfs", without + "/procfs/1/ns/net"},
-		{with, "ALLOW_SWITCH_TO_HOST_NS=false", "/proc/self/ns/net"},
+		{without + "," + with, "ALLOW_SWITCH_TO_HOST_NS=true", with + "/procfs/1/ns/net"},
+		{without, "ALLOW_SWITCH_TO_HOST_NS=true", without + "/procfs/1/ns/net"},
+		{with, "X=", "/proc/self/ns/net"},
 	} {
-		check.Equal(t, mustLoad(t, cluster("HOST_ROOTS="+c.roots, c.more)).HostNamespace(), c.want)
+		check.Equal(t, mustLoad(t, cluster("HOST_ROOTS="+c.roots, "HOST_PROC=/procfs", c.more)).HostNamespace(), c.want)
 	}
 }
 

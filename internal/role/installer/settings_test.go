@@ -82,7 +82,7 @@ func rows() []row {
 		{"HOST_PROBE_SNAT_IP", "10.0.0.9", "fd00::1", "Ambient.ProbeV4: 169.254.7.127 -> 10.0.0.9"},
 		{"HOST_PROBE_SNAT_IPV6", "fd00::1", "10.0.0.9", "Ambient.ProbeV6: fd16:9254:7127:1337:ffff:ffff:ffff:ffff -> fd00::1"},
 		{"SYSTEM_NAMESPACE", "mesh", "a.b", "Ambient.SystemNamespace: istio-system -> mesh"},
-		{"ALLOW_SWITCH_TO_HOST_NS", "false", "yes", "Ambient.SwitchNamespace: true -> false"},
+		{"ALLOW_SWITCH_TO_HOST_NS", "true", "yes", "Ambient.SwitchNamespace: false -> true"},
 		{"--backend", "native", "magic", "Want.Stanza.Backend: auto -> native"},
 		{"--native-nftables", "true", "yes", "Want.Stanza.NativeNFTables: false -> true"},
 		{"--second-ip-family", "reject", "Reject", "Want.Stanza.SecondFamily: bypass -> reject"},
