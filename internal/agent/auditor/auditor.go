@@ -192,6 +192,8 @@ type Memory struct {
 	// place is where the namespace was found, uses the number of inspections since the search.
 	place podwork.Place
 	uses  int
+	// enrolled is the time since which no step of the enrolment is missing, zero if one is.
+	enrolled time.Time
 	// captured has the rules of the pod when last captured.
 	captured redirect.Wanted
 	// failures is the number of consecutive failed inspections.
@@ -306,6 +308,12 @@ func (w *work) audit(ctx context.Context) {
 		m.Reset()
 		m.status = audit.Status{State: audit.Outside, Sentence: sentence, Remedy: w.Decision.Reason.Remedy()}
 		return
+	}
+	switch step, known := w.missing(); {
+	case !known || step != "":
+		m.enrolled = time.Time{}
+	case m.enrolled.IsZero():
+		m.enrolled = w.Clock.Now()
 	}
 	in, before := w.input(), m.input
 	m.input = in

@@ -100,14 +100,13 @@ func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.O
 	if o.Routing, err = space.VerifyRouting(want, redirection.Report{Families: o.Families}); err != nil {
 		return err
 	}
-	if w.Decision.Outcome == sidecar.Enrol { // ztunnel has no process in the pod
-		return nil
+	var in peers
+	if w.Decision.Outcome != sidecar.Enrol { // ztunnel has no process in the pod
+		if in, err = w.peers(space); err != nil {
+			return err
+		}
+		o.Collisions = w.collisions(in)
 	}
-	in, err := w.peers(space)
-	if err != nil {
-		return err
-	}
-	o.Collisions = w.collisions(in)
 	o.Listeners, o.Unknown = w.listeners(space, in)
 	return nil
 }
@@ -194,8 +193,12 @@ func (in peers) listener(uid uint32) audit.Listener {
 }
 
 // proxySince returns the time from which the proxy should run: its start, or else the latest of its end, the pod's start and the
-// ends of init containers. It is the zero time for a pod that is just starting.
+// ends of init containers. It is the zero time for a pod that is just starting. For a pod in ambient mode it is the time since which it
+// is seen to be enrolled, zero while it is not.
 func (w *work) proxySince() time.Time {
+	if w.Decision.Outcome == sidecar.Enrol {
+		return w.memory.enrolled
+	}
 	all := slices.Concat(w.Pod.Init, w.Pod.Containers)
 	at := slices.IndexFunc(all, func(c repair.Container) bool { return c.Name == sidecar.ProxyContainer })
 	if at < 0 {

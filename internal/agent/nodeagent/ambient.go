@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync/atomic"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/meshcni/istio-cni/internal/agent/cmdadd"
 	"github.com/meshcni/istio-cni/internal/agent/enrol"
 	"github.com/meshcni/istio-cni/internal/agent/health"
@@ -65,6 +67,11 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: m.ztunnels,
 		Probes:     probes.New(probes.Options{Host: m.host, V4: c.Ambient.ProbeV4, V6: c.Ambient.ProbeV6, IPv6: c.Ambient.IPv6, Log: n.Log, Changed: notify}),
 		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed,
+		Moved: func(k types.NamespacedName) {
+			if pods := n.audit.Load(); pods != nil {
+				pods.Notify(k)
+			}
+		},
 	})
 	m.events, err = unixsock.Open(ctx, cmdadd.Socket(c.eventSocket(), c.RunDirMode, n.Log))
 	if err != nil {

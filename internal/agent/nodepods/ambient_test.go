@@ -2,6 +2,7 @@ package nodepods
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -197,6 +198,54 @@ func TestAmbientPending_Annotation(t *testing.T) {
 		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == audit.Captured })
 	})
 	l.noEvents(l.pod)
+}
+
+// state waits for a state in the list of pods, without a request to inspect.
+func (l *ambientFixture) state(want audit.State, text string) {
+	l.Helper()
+	agenttest.Until(l.T, func() string { return fmt.Sprintf("got %+v", l.controller.Pods()) }, func() bool {
+		l.clock.Step(100 * time.Millisecond)
+		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == want && strings.Contains(s.Why(), text) })
+	})
+}
+
+// TestAmbientPending_Again: a pod was enrolled, and ztunnel has ended since. The annotation does not show it.
+func TestAmbientPending_Again(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.begin(true)
+	l.want(audit.Captured, "")
+	for step, want := range map[string]audit.State{"ztunnel: no ztunnel is connected": audit.Pending, "": audit.Captured} {
+		l.misses(step)
+		l.controller.Notify(web)
+		l.state(want, step)
+	}
+}
+
+// TestAmbientNotListening: ztunnel has acknowledged the pod, and its sockets are not there. A fresh enrolment gets time.
+func TestAmbientNotListening(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.begin(true)
+	l.want(audit.Captured, "")
+	l.clock.Step(16 * time.Second)
+	s := l.want(audit.NoListener, "nothing listens on 10.88.0.2:15008, to which other ztunnels send tunnels (HBONE)")
+	if len(s.Problems) != 3 || !strings.Contains(s.Remedy, "ztunnel") {
+		t.Errorf("got %+v", s)
+	}
+	l.waitForEvent(l.pod, "Warning", podwork.ReasonNoListener, "nothing listens on", "Remedy: ")
+	l.misses("ztunnel: no ztunnel is connected")
+	l.want(audit.Pending, "no ztunnel is connected")
+	l.misses("")
+	l.want(audit.Captured, "")
+	l.listen(0)
+	l.clock.Step(16 * time.Second)
+	if s = l.want(audit.NoListener, "10.88.0.2:15008"); len(s.Problems) != 1 {
+		t.Errorf("got %+v", s)
+	}
+	l.listen(0, "15008")
+	l.want(audit.Captured, "")
+	l.waitForEvent(l.pod, "Normal", podwork.ReasonVerified, "again")
 }
 
 // TestAmbientRaceRepair: race repair, which deletes broken pods, leaves a pod in ambient mode alone, also without rules.

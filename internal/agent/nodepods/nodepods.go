@@ -140,6 +140,9 @@ func Once(ctx context.Context, o Options) error {
 // Pods returns the status of every pod of the node.
 func (c *Controller) Pods() []audit.Status { return c.auditor.Statuses() }
 
+// Notify gives a pod a turn, after a change of its enrolment.
+func (c *Controller) Notify(k types.NamespacedName) { c.pods.Enqueue(k) }
+
 // Synced reports whether the pods of the node are known.
 func (c *Controller) Synced() bool {
 	select {
