@@ -69,15 +69,14 @@ func (w *sweep) walkProcesses(ctx context.Context) {
 		w.walked.Entries++
 		path := w.view.Proc + "/" + name + "/ns/net"
 		inode, err := netns.InodeOf(path)
-		if err != nil && !gone(err) {
+		known := w.spaces[inode]
+		switch {
+		case err != nil && !gone(err):
 			w.walked.fail(err)
-		}
-		if known := w.spaces[inode]; err != nil || known != nil && !known.isOpen() {
-			continue
-		}
-		if w.isForeign(name, inode) {
+		case err != nil, known != nil && !known.isOpen():
+		case w.isForeign(name, inode):
 			others++
-		} else if !seen[inode] {
+		case !seen[inode]:
 			seen[inode] = true
 			w.inhabited = append(w.inhabited, inhabited{inode, path})
 		}

@@ -1,0 +1,105 @@
+package ambient
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// process is a process of an agent.
+type process struct {
+	*node
+
+	pid int
+}
+
+// memory is in KiB: of all, and without pages of files.
+type memory struct{ resident, own int64 }
+
+// cpu returns the CPU time of the process with the programs that it has started (proc_pid_stat(5)).
+func (p process) cpu() (used time.Duration) {
+	p.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+	p.Must(err)
+	const utime, cstime = 11, 14   // behind the name
+	const tick = time.Second / 100 // USER_HZ
+	_, rest, _ := bytes.Cut(text, []byte(") "))
+	for _, field := range strings.Fields(string(rest))[utime : cstime+1] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		p.Must(err)
+		used += time.Duration(n) * tick
+	}
+	return used
+}
+
+// files returns the number of open files.
+func (p process) files() int {
+	p.Helper()
+	all, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid))
+	p.Must(err)
+	return len(all)
+}
+
+func (p process) memory() (m memory) {
+	p.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	p.Must(err)
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(line, ":")
+		n, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+		switch name {
+		case "VmRSS":
+			m.resident = n
+		case "RssAnon":
+			m.own = n
+		}
+	}
+	return m
+}
+
+// programs returns the number of processes that the agents and the plugin have started and that have ended, by the accounting of the
+// machine's PID namespace (acct(5), version 3).
+func (n *node) programs() (count int) {
+	n.Helper()
+	text, err := os.ReadFile(n.file(accountingFile))
+	n.Must(err)
+	const size, pidAt, parentAt, nameAt = 64, 16, 20, 48
+	const forked = 1 // AFORK: without a program of its own, as Go's runtime tries what the kernel can do
+	parents := map[uint32]uint32{}
+	var metered []uint32
+	for ; len(text) >= size; text = text[size:] {
+		pid, parent := binary.NativeEndian.Uint32(text[pidAt:]), binary.NativeEndian.Uint32(text[parentAt:])
+		if text[0]&forked != 0 {
+			continue
+		}
+		parents[pid] = parent
+		if string(bytes.TrimRight(text[nameAt:size], "\x00")) == "istio-cni" && parent == 0 { // nsenter's
+			metered = append(metered, pid)
+		}
+	}
+	started := func(pid uint32) bool {
+		for range len(parents) { // PIDs of ended processes are used again only after some thousands
+			parent, ended := parents[pid]
+			for _, by := range append(metered, n.insidePIDs...) {
+				if parent == by {
+					return true
+				}
+			}
+			if !ended || parent == pid {
+				return false
+			}
+			pid = parent
+		}
+		return false
+	}
+	for pid := range parents {
+		if started(pid) {
+			count++
+		}
+	}
+	return count
+}
