@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -70,15 +71,23 @@ func program() applet.Program {
 }
 
 // lookup is the plugin's look-up. The plugin does not import client-go, see package early.
-func lookup(ctx context.Context, kubeconfig string, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error) {
-	client, err := kube.NewClient(kube.Config{Kubeconfig: kubeconfig, Once: true})
+func lookup(ctx context.Context, conf *cniconf.NetConf, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error) {
+	var selects func(pod, namespace map[string]string) bool
+	if conf.AmbientEnabled {
+		selectors, err := selector.ParseAmbient(conf.EnablementSelectors)
+		if err != nil {
+			return sidecar.Facts{}, 0, err
+		}
+		selects = selectors.Select
+	}
+	client, err := kube.NewClient(kube.Config{Kubeconfig: conf.Kubeconfig, Once: true})
 	if kube.ClassOf(err) == kube.InvalidConfig {
 		err = plugin.KubeconfigError{Err: err}
 	}
 	if err != nil {
 		return sidecar.Facts{}, 0, err
 	}
-	facts, err := client.Lookup(ctx, kube.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, budget)
+	facts, err := client.Lookup(ctx, kube.PodRef{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, selects, budget)
 	return facts, client.Requests(), err
 }
 

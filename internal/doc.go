@@ -23,18 +23,22 @@
 //
 //	a rule                        core/redirect (the rules), core/ruleset (a rule as a value)
 //	the path of a packet          core/redirect/walk
-//	a decision about a pod        core/sidecar
+//	a decision about a pod        core/sidecar; what selects it for ambient mode: agent/selector, agent/podcache
 //	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits
 //	a broken pod                  core/repair, agent/racerepair, agent/nodepods
 //	restart or uninstall          agent/teardown
 //	rules in the kernel           node/nftables, node/iptables (by programs), node/redirection (one namespace)
+//	probes of ambient pods        node/probeset (the host's table), agent/probes (what is in it)
+//	rules changed by others       node/nftables/nfwatch (a notification)
 //	a namespace                   node/netns (opening, entering), node/sandbox (finding a pod's)
 //	the CNI configuration         core/cniconf, agent/installation
 //	the runtime's configuration   node/runtimeconf, agent/runtimedirs (which directories get the plugin)
 //	a file of the node            node/hostfs (writing), node/hostpath (paths), node/cnicache (libcni's cache)
 //	an API call                   kube (a watch, the pages of a list: watch.go); an event agent/eventrecorder
 //	the start of a process        early (the plugin before client-go), applet (which role)
-//	plugin and agent              node/agentapi, agent/podcache; agent/decisions (what was decided)
+//	plugin and agent              node/agentapi, agent/podcache; agent/decisions (what was decided); agent/cmdadd (ambient mode)
+//	a pod of ambient mode         core/ambient (its rules), agent/enrol (its steps)
+//	ztunnel                       agent/ztunnels (what it is told), core/zds (the messages), node/zdsock (the socket)
 //	the agent as a whole          agent/nodeagent
 //	the self-test                 node/selfcheck
 //	a setting                     core/settings, and the table of its role

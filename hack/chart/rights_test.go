@@ -52,7 +52,7 @@ func agentFeatures(t *testing.T, r rendering) any {
 	return map[string]bool{
 		"Live": !slices.Contains(args, "--config-map="), "Repair": repair, "Delete": remove && !on("REPAIR_EVICT"),
 		"Evict": remove && on("REPAIR_EVICT"), "Label": repair && !remove && on("REPAIR_LABEL_PODS"),
-		"Audit": interval > 0, "Condition": interval > 0 && on("AUDIT_POD_CONDITION"),
+		"Ambient": on("AMBIENT_ENABLED") && config["AMBIENT_PODS"] != "ignore", "Audit": interval > 0, "Condition": interval > 0 && on("AUDIT_POD_CONDITION"),
 	}
 }
 

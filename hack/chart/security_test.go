@@ -128,6 +128,18 @@ func TestRights_OfTheFeatures(t *testing.T) {
 			append([]string{"patch /pods/status"}, repairing...), false, false,
 		},
 		"detect": {`{audit: {interval: 0}, repair: {repairPods: false}}`, ofFiles, always, repairing, false, false},
+		"ambient": {
+			`{ambient: {enabled: true}, env: {AMBIENT_PODS: serve}}`, slices.Concat(ofFiles, inPlace),
+			append(always, "/proc ro", "/var/run/ztunnel"), repairing, true, true,
+		},
+		"ambient alone": {
+			`{ambient: {enabled: true}, env: {AMBIENT_PODS: serve}, foreignOwners: false, audit: {interval: 0}, repair: {enabled: false}}`,
+			inPlace, append(always, "/proc ro", "/var/run/ztunnel"), nil, true, true,
+		},
+		"ambient ignored": {
+			`{env: {AMBIENT_ENABLED: true, AMBIENT_PODS: ignore}, foreignOwners: false, audit: {interval: 0}, repair: {enabled: false}}`,
+			nil, always, nil, false, false,
+		},
 		"least": {
 			`{foreignOwners: false, audit: {interval: 0}, repair: {repairPods: false, deletePods: true}}`, nil, always,
 			append([]string{"delete /pods"}, repairing...), false, false,
@@ -141,6 +153,9 @@ func TestRights_OfTheFeatures(t *testing.T) {
 			same(t, "capabilities", c.capabilities, s.Capabilities.Add)
 			same(t, "mounts", c.mounts, mounts(ds))
 			own := append([]string{"get /nodes"}, watchPods...)
+			if slices.Contains(c.mounts, "/var/run/ztunnel") { // ambient mode
+				own = append(own, "get /namespaces", "list /namespaces", "watch /namespaces", "patch /pods/status")
+			}
 			if c.repair == nil {
 				own = append(own, "create /events", "patch /events") // about nodes
 			}

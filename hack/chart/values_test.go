@@ -123,7 +123,7 @@ type mutation struct {
 }
 
 // ignored are settings that are accepted without effect, as documented in values.yaml.
-var ignored = []string{"variant", "global.variant", "repair.hub", "repair.tag", "ambient.configDir", "ambient.shareHostNetworkNamespace"}
+var ignored = []string{"variant", "global.variant", "repair.hub", "repair.tag", "ambient.configDir"}
 
 const (
 	tainting  = `taint: {enabled: true}`
@@ -177,7 +177,10 @@ func mutations() map[string]mutation {
 		"monitoring.dashboard.labels":    {to: `{a: b}`, with: `monitoring: {dashboard: {enabled: true}}`},
 		"ambient.enabled":                {refused: "ambient mode is not supported"},
 		"ambient.enablementSelectors":    {to: `[]`},
-		"global.hub":                     {to: `r.example/mesh`}, "global.tag": {to: `"9"`},
+		"ambient.shareHostNetworkNamespace": {
+			to: `true`, with: `{ambient: {enabled: true}, env: {AMBIENT_PODS: serve}}`,
+		},
+		"global.hub": {to: `r.example/mesh`}, "global.tag": {to: `"9"`},
 		"global.imagePullPolicy": {to: `Always`}, "global.imagePullSecrets": {to: `[a]`}, "global.logging.level": {to: `debug`},
 		"global.resourceScope":    {to: `cluster`},
 		"global.defaultResources": {to: `{limits: {memory: 1Gi}}`, with: `resources: null`},

@@ -26,6 +26,7 @@ func agentMetrics() (string, error) {
 		pods = append(pods, audit.Status{State: state})
 	}
 	m.ReadAudit(func() []audit.Status { return slices.Clone(pods) }, func() time.Time { return time.Time{} })
+	m.ReadAmbient(func() metrics.AmbientCounts { return metrics.AmbientCounts{} })
 	return metricTable(m.Text()), nil
 }
 

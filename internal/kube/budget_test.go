@@ -108,7 +108,7 @@ func TestPod_Budget(t *testing.T) {
 		bubble(t, name, func(t *testing.T) {
 			s := script(forever)
 			start := time.Now()
-			_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
+			_, err := s.Lookup(t.Context(), cart(), nil, 10*time.Second)
 			took := time.Since(start)
 			failed, ok := errors.AsType[*Error](err)
 			if !ok || !failed.Exhausted {
@@ -136,7 +136,7 @@ func TestPod_AfterHang(t *testing.T) {
 	} {
 		bubble(t, name, func(t *testing.T) {
 			s := script(test.first, reply(http.StatusOK, cartPod().JSON(t)))
-			check.OK(t, check.Err(s.Lookup(t.Context(), cart(), test.budget)))
+			check.OK(t, check.Err(s.Lookup(t.Context(), cart(), nil, test.budget)))
 			if len(s.began) != 2 || s.began[1] < test.pause || s.began[1] > test.pause+50*time.Millisecond {
 				t.Errorf("attempts began at %v", s.began)
 			}
@@ -144,7 +144,7 @@ func TestPod_AfterHang(t *testing.T) {
 	}
 	bubble(t, "reports the last complete response rather than the attempt that the budget cut short", func(t *testing.T) {
 		s := script(delayed(290*time.Millisecond, missingPod()), delayed(290*time.Millisecond, reply(http.StatusInternalServerError, nil)), hang())
-		_, err := s.Lookup(t.Context(), cart(), 900*time.Millisecond)
+		_, err := s.Lookup(t.Context(), cart(), nil, 900*time.Millisecond)
 		// Attempts begin at 0, at 315 to 340 and at 655 to 730 ms: the budget ends the third at 900, before its own limit of 300 ms.
 		failed := wantError(t, err, ServerError)
 		if !failed.Exhausted || failed.Status != http.StatusInternalServerError {
@@ -171,7 +171,7 @@ func TestPod_TimeoutNamesStage(t *testing.T) {
 				test.reached(httptrace.ContextClientTrace(r.Context()))
 				return hang()(r)
 			})
-			_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
+			_, err := s.Lookup(t.Context(), cart(), nil, 10*time.Second)
 			wantError(t, err, test.class)
 			if want := ", time budget used up: " + test.want + ": context deadline exceeded"; !strings.Contains(err.Error(), want) {
 				t.Errorf("error without %q: %v", want, err)
@@ -183,7 +183,7 @@ func TestPod_TimeoutNamesStage(t *testing.T) {
 func TestPod_Pauses(t *testing.T) {
 	bubble(t, "pauses double up to the maximum and are spread below it", func(t *testing.T) {
 		s := script(missingPod())
-		wantError(t, check.Err(s.Lookup(t.Context(), cart(), time.Hour)), NotFound)
+		wantError(t, check.Err(s.Lookup(t.Context(), cart(), nil, time.Hour)), NotFound)
 		full := 50 * time.Millisecond
 		for i := 1; i < 100; i++ {
 			if pause := s.began[i] - s.began[i-1]; pause < full/2 || pause > full {
@@ -194,7 +194,7 @@ func TestPod_Pauses(t *testing.T) {
 	})
 	bubble(t, "pauses differ", func(t *testing.T) {
 		s := script(missingPod())
-		wantError(t, check.Err(s.Lookup(t.Context(), cart(), 10*time.Minute)), NotFound)
+		wantError(t, check.Err(s.Lookup(t.Context(), cart(), nil, 10*time.Minute)), NotFound)
 		seen := map[time.Duration]bool{}
 		for i := 10; i < 109; i++ {
 			seen[s.began[i]-s.began[i-1]] = true
@@ -205,14 +205,14 @@ func TestPod_Pauses(t *testing.T) {
 	})
 	bubble(t, "the end of the budget is used for a request rather than for a pause", func(t *testing.T) {
 		s := script(missingPod())
-		wantError(t, check.Err(s.Lookup(t.Context(), cart(), 10*time.Second)), NotFound)
+		wantError(t, check.Err(s.Lookup(t.Context(), cart(), nil, 10*time.Second)), NotFound)
 		if last := s.began[len(s.began)-1]; last < 9800*time.Millisecond || last >= 10*time.Second {
 			t.Errorf("the last attempt began at %v", last)
 		}
 	})
 	bubble(t, "Retry-After beyond the budget ends the look-up at once", func(t *testing.T) {
 		s := script(retryAfter(10))
-		_, err := s.Lookup(t.Context(), cart(), 10*time.Second)
+		_, err := s.Lookup(t.Context(), cart(), nil, 10*time.Second)
 		if failed := wantError(t, err, TooManyRequests); !failed.Exhausted || failed.Attempts != 1 || failed.Elapsed != 0 {
 			t.Errorf("%v", err)
 		}
@@ -235,7 +235,7 @@ func TestPod_ContextEnds(t *testing.T) {
 			if test.after == 0 {
 				cancel()
 			}
-			_, err := s.Lookup(ctx, cart(), 10*time.Second)
+			_, err := s.Lookup(ctx, cart(), nil, 10*time.Second)
 			failed := wantError(t, err, Canceled)
 			if !errors.Is(err, context.Canceled) || failed.Elapsed != test.after || failed.Exhausted {
 				t.Errorf("%v", err)
@@ -246,7 +246,7 @@ func TestPod_ContextEnds(t *testing.T) {
 		s := script(hang())
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := s.Lookup(ctx, cart(), 10*time.Second)
+		_, err := s.Lookup(ctx, cart(), nil, 10*time.Second)
 		if failed := wantError(t, err, Timeout); !failed.Exhausted || failed.Elapsed != time.Second {
 			t.Errorf("%v", err)
 		}

@@ -165,7 +165,7 @@ func (c *Client) load() (*endpoint, error) {
 var codecs = sync.OnceValue(func() serializer.CodecFactory { //nolint:gochecknoglobals // made once, never changed
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(corev1.SchemeGroupVersion, &corev1.Pod{}, &corev1.PodList{}, &corev1.Node{}, &corev1.NodeList{},
-		&corev1.ConfigMap{}, &corev1.ConfigMapList{}, &corev1.Event{})
+		&corev1.ConfigMap{}, &corev1.ConfigMapList{}, &corev1.Event{}, &corev1.Namespace{}, &corev1.NamespaceList{})
 	scheme.AddKnownTypes(appsv1.SchemeGroupVersion, &appsv1.DaemonSet{})
 	scheme.AddKnownTypes(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{})
 	scheme.AddKnownTypes(policyv1.SchemeGroupVersion, &policyv1.Eviction{})
@@ -218,6 +218,7 @@ type apiResource struct{ group, version, plural, kind string }
 
 func pods() apiResource       { return apiResource{"", "v1", "pods", "Pod"} }
 func nodes() apiResource      { return apiResource{"", "v1", "nodes", "Node"} }
+func namespaces() apiResource { return apiResource{"", "v1", "namespaces", "Namespace"} }
 func configMaps() apiResource { return apiResource{"", "v1", "configmaps", "ConfigMap"} }
 func events() apiResource     { return apiResource{"", "v1", "events", "Event"} }
 func daemonSets() apiResource { return apiResource{"apps", "v1", "daemonsets", "DaemonSet"} }
@@ -341,7 +342,7 @@ func (c *Client) act(ctx context.Context, what *call) error {
 // get fetches one object. It returns an error for a response with another object.
 func get[T metav1.Object](ctx context.Context, c *Client, of apiResource, namespace, name string) (T, error) {
 	what := &call{verb: "get", resource: of, namespace: namespace, name: name}
-	if !validName(name) || of != nodes() && !validName(namespace) {
+	if !validName(name) || of != nodes() && of != namespaces() && !validName(namespace) {
 		return *new(T), c.invalid(what, errNoSegment)
 	}
 	return fetch[T](ctx, c, what)

@@ -161,7 +161,7 @@ func TestRequest_FailureClasses(t *testing.T) {
 func lookUpFails(t *testing.T, server *kubetest.Server, class Class) {
 	t.Helper()
 	before := len(server.Requests())
-	_, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient)
+	_, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), nil, patient)
 	failed := wantError(t, err, class)
 	attempts, remedy := failed.policy()
 	sent := attempts
@@ -210,7 +210,7 @@ func TestRequest_InvalidName(t *testing.T) {
 		{Namespace: "shop", Name: strings.Repeat("x", 254)},
 		{Namespace: "shöp", Name: "cart"},
 	} {
-		_, lookup := api.Lookup(t.Context(), key, patient)
+		_, lookup := api.Lookup(t.Context(), key, nil, patient)
 		_, once := api.Pod(t.Context(), key)
 		all := []error{lookup, once}
 		for _, action := range podActions() {

@@ -148,8 +148,8 @@ func (e *Error) policy() (attempts int, remedy string) {
 	case Unauthorized:
 		return 2, "the token in " + e.File + " was refused; " + agentRewrites
 	case Forbidden:
-		return 2, "the identity in " + e.File + " may not read this pod: allow it \"get\" on \"pods\" by a ClusterRole " +
-			"and a ClusterRoleBinding"
+		resource, _, _ := strings.Cut(e.Object, " ")
+		return 2, fmt.Sprintf("the identity in %s may not read this: allow it \"get\" on %q by a ClusterRole and a ClusterRoleBinding", e.File, resource)
 	case TooManyRequests:
 		return 0, "the API server sheds load: find the clients with most requests (its metrics apiserver_flowcontrol_*)"
 	case ServerError, Undecodable:

@@ -19,10 +19,12 @@ const (
 	maxPause = 500 * time.Millisecond
 )
 
-// Lookup fetches one pod's facts for the plugin within a budget. It repeats [Client.Pod] after failures as their [Class] allows
+// Lookup fetches one pod's facts for the plugin within a budget. It repeats [Client.PodSelected] after failures as their [Class] allows
 // until the budget is used up. Pauses grow from 25 to 50 ms up to 500 ms to 1 s, with jitter, so that the pods of a node do not
 // send requests in step. An error is an [Error] about all attempts; it is also context.Canceled if the caller canceled ctx.
-func (c *Client) Lookup(ctx context.Context, key PodRef, budget time.Duration) (sidecar.Facts, error) {
+func (c *Client) Lookup(
+	ctx context.Context, key PodRef, selects func(pod, namespace map[string]string) bool, budget time.Duration,
+) (sidecar.Facts, error) {
 	limited, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	deadline, _ := limited.Deadline()
@@ -33,7 +35,7 @@ func (c *Client) Lookup(ctx context.Context, key PodRef, budget time.Duration) (
 	total := time.Until(deadline)
 	for {
 		attempt, end := context.WithTimeout(limited, l.attempt)
-		pod, err := c.Pod(attempt, key)
+		pod, err := c.PodSelected(attempt, key, selects)
 		end()
 		if err == nil {
 			return pod.Facts, nil

@@ -53,7 +53,7 @@ func TestPod_OneConnectionAndRequest(t *testing.T) {
 	t.Parallel()
 	server := newServer(t)
 	client := newClient(t, server.Kubeconfig(t))
-	got, err := client.Lookup(t.Context(), cart(), 10*time.Second)
+	got, err := client.Lookup(t.Context(), cart(), nil, 10*time.Second)
 	check.OK(t, err)
 	want, err := Facts(cartPod().JSON(t))
 	check.OK(t, err)
@@ -75,7 +75,7 @@ func TestPod_Recovers(t *testing.T) {
 			t.Parallel()
 			server := newServer(t)
 			server.Fail(fault, times)
-			check.OK(t, check.Err(newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient)))
+			check.OK(t, check.Err(newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), nil, patient)))
 			if made := max(len(server.Requests()), server.Connections()); made < times+1 {
 				t.Errorf("%d attempts reached the server, want %d: the fault was not consumed", made, times+1)
 			}
@@ -102,7 +102,7 @@ func TestPod_401And403AreCountedTogether(t *testing.T) {
 	server.Fail(kubetest.Forbidden, 1)
 	server.Fail(kubetest.ServerError, 2)
 	server.Fail(kubetest.Unauthorized, kubetest.Forever)
-	_, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), patient)
+	_, err := newClient(t, server.Kubeconfig(t)).Lookup(t.Context(), cart(), nil, patient)
 	if failed := wantError(t, err, Unauthorized); failed.Attempts != 6 || len(server.Requests()) != 6 {
 		t.Errorf("%d requests, want 6: %v", len(server.Requests()), err)
 	}
@@ -116,7 +116,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		client := newClient(t, kubeconfig)
 		server.SetToken("rotated-token")
 		server.WriteKubeconfig(t, kubeconfig)
-		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), nil, patient)))
 		check.Equal(t, len(server.Requests()), 2, "requests")
 	})
 	t.Run("a server at another address with another authority", func(t *testing.T) {
@@ -125,7 +125,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		client := newClient(t, kubeconfig)
 		gone.Stop()
 		server.WriteKubeconfig(t, kubeconfig)
-		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), nil, patient)))
 		check.Equal(t, client.Server(), server.URL(), "Server() is")
 	})
 	t.Run("a damaged file changes nothing", func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestPod_RereadsKubeconfig(t *testing.T) {
 		kubeconfig := server.Kubeconfig(t)
 		client := newClient(t, kubeconfig)
 		kubetest.Write(t, kubeconfig, "")
-		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+		check.OK(t, check.Err(client.Lookup(t.Context(), cart(), nil, patient)))
 		check.Equal(t, server.Connections(), 1, "connections")
 	})
 }
@@ -174,7 +174,7 @@ func TestPod_IPv6Server(t *testing.T) {
 	server := kubetest.NewServerAt(t, "[::1]:0")
 	server.SetPod(cartPod())
 	client := newClient(t, server.Kubeconfig(t))
-	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), nil, patient)))
 	if !strings.HasPrefix(client.Server(), "https://[::1]:") {
 		t.Errorf("Server() is %q", client.Server())
 	}
@@ -191,7 +191,7 @@ func TestPod_Concurrent(t *testing.T) {
 	var all sync.WaitGroup
 	for range 16 {
 		all.Go(func() {
-			if _, err := client.Lookup(t.Context(), cart(), patient); err != nil {
+			if _, err := client.Lookup(t.Context(), cart(), nil, patient); err != nil {
 				t.Error(err)
 			}
 		})
@@ -223,7 +223,7 @@ func TestPod_ServerText(t *testing.T) {
 		//nolint:errcheck // hostile text
 		fmt.Fprintf(w, "bad\x1b[31m\r\nheader\u202e %s %s", r.Header.Get("Authorization"), strings.Repeat("ä\xff", 10000))
 	})
-	_, err := client.Lookup(t.Context(), cart(), patient)
+	_, err := client.Lookup(t.Context(), cart(), nil, patient)
 	failed := wantError(t, err, Rejected)
 	if want := `bad\u001b[31m header\u202e Bearer [redacted] ä\ufffdä`; !strings.HasPrefix(failed.Message, want) {
 		t.Errorf("message is %q, want %q and so on", failed.Message, want)
@@ -241,7 +241,7 @@ func requestOf(t *testing.T, start func(*httptest.Server), user string) *http.Re
 		seen.Store(r)
 		w.Write(cartPod().JSON(t)) //nolint:errcheck // the client reports it
 	})
-	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), patient)))
+	check.OK(t, check.Err(client.Lookup(t.Context(), cart(), nil, patient)))
 	return seen.Load()
 }
 
@@ -286,7 +286,7 @@ func TestPod_ServerWithoutTLS(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()
-	_, err := configured(t, "server: '"+strings.Replace(server.URL, "http:", "https:", 1)+"'", "").Lookup(t.Context(), cart(), patient)
+	_, err := configured(t, "server: '"+strings.Replace(server.URL, "http:", "https:", 1)+"'", "").Lookup(t.Context(), cart(), nil, patient)
 	wantError(t, err, TLS)
 }
 

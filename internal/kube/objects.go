@@ -286,6 +286,36 @@ func (c *Client) Node(ctx context.Context, name string) (Node, error) {
 	}, nil
 }
 
+// Namespace has the fields of a namespace that the program reads.
+type Namespace struct {
+	Name, UID string
+	Labels    map[string]string
+}
+
+// Namespace fetches a namespace: GET /api/v1/namespaces/NAME.
+func (c *Client) Namespace(ctx context.Context, name string) (Namespace, error) {
+	object, err := get[*corev1.Namespace](ctx, c, namespaces(), "", name)
+	if err != nil {
+		return Namespace{}, err
+	}
+	return Namespace{Name: object.Name, UID: string(object.UID), Labels: object.Labels}, nil
+}
+
+// PodSelected is [Client.Pod] with [sidecar.Facts.Selected] by selects, the enablement selectors of ambient mode. A second request fetches
+// the labels of the namespace, unless the pod is not eligible or selects is nil.
+func (c *Client) PodSelected(ctx context.Context, ref PodRef, selects func(pod, namespace map[string]string) bool) (Pod, error) {
+	pod, err := c.Pod(ctx, ref)
+	if err != nil || selects == nil || !pod.Facts.Eligible() {
+		return pod, err
+	}
+	namespace, err := c.Namespace(ctx, ref.Namespace)
+	if err != nil {
+		return Pod{}, err
+	}
+	pod.Facts.Selected = selects(pod.Facts.Labels, namespace.Labels)
+	return pod, nil
+}
+
 // Pod fetches one pod: GET /api/v1/namespaces/NAMESPACE/pods/NAME, once. The UID may be a container runtime's. A pod of the same name
 // with another UID is an error of class WrongPod. An empty UID accepts any pod of the name. Pod ignores ref's version.
 func (c *Client) Pod(ctx context.Context, ref PodRef) (Pod, error) {

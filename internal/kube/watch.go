@@ -83,6 +83,23 @@ func (c *Client) WatchNodes(ctx context.Context, condition string, listener List
 	reflect(ctx, c, collection{resource: nodes()}, func(n *corev1.Node) NodeState { return nodeOf(n, condition) }, listener)
 }
 
+// WatchNamespaces runs a reflector of all namespaces until ctx ends. It keeps the labels with the keys alone: a cluster can have
+// thousands of namespaces.
+func (c *Client) WatchNamespaces(ctx context.Context, keys []string, listener Listener[Namespace]) {
+	reflect(ctx, c, collection{resource: namespaces()}, func(n *corev1.Namespace) Namespace {
+		kept := Namespace{Name: n.Name, UID: string(n.UID)}
+		for _, key := range keys {
+			if value, has := n.Labels[key]; has {
+				if kept.Labels == nil {
+					kept.Labels = map[string]string{}
+				}
+				kept.Labels[key] = value
+			}
+		}
+		return kept
+	}, listener)
+}
+
 // WatchConfigMap runs a reflector of one ConfigMap until ctx ends. It lists and watches only this object, so a Role with
 // resourceNames suffices. onUpdate receives the data after the first list and after each change, nil only while the ConfigMap
 // does not exist, and must not change the map. onError is the OnError of a [Listener]. If the namespace or name is invalid,

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/readiness"
 )
 
@@ -134,9 +135,23 @@ func (c *Client) EvictPod(ctx context.Context, ref PodRef) error {
 // LabelPod sets a label of a pod through its status subresource, which needs no permission to change the pod. It ignores the
 // version. For another UID the error satisfies [IsConflict].
 func (c *Client) LabelPod(ctx context.Context, ref PodRef, key, value string) error {
-	return c.changePod(ctx, ref, "any", call{verb: "patch", part: "status", patch: types.MergePatchType, body: map[string]any{
-		"metadata": map[string]any{"uid": ref.UID, "labels": map[string]string{key: value}},
-	}})
+	return c.mergeStatus(ctx, ref, map[string]any{"labels": map[string]string{key: value}})
+}
+
+// PatchRedirection sets [ambient.RedirectionKey] of a pod like [Client.LabelPod]; "" removes the annotation.
+func (c *Client) PatchRedirection(ctx context.Context, ref PodRef, value string) error {
+	var text any // null removes
+	if value != "" {
+		text = value
+	}
+	return c.mergeStatus(ctx, ref, map[string]any{"annotations": map[string]any{ambient.RedirectionKey: text}})
+}
+
+// mergeStatus merges metadata into a pod with the UID of ref through its status subresource.
+func (c *Client) mergeStatus(ctx context.Context, ref PodRef, metadata map[string]any) error {
+	metadata["uid"] = ref.UID
+	body := map[string]any{"metadata": metadata}
+	return c.changePod(ctx, ref, "any", call{verb: "patch", part: "status", patch: types.MergePatchType, body: body})
 }
 
 // SetPodCondition replaces the condition has of a pod's status with want, and leaves other conditions unchanged. It ignores the

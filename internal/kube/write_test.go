@@ -32,6 +32,9 @@ func podActions() []podAction {
 		{"label", "patch", "pods/status shop/web-1", "PATCH " + podAt + "/status", func(c *Client, ctx context.Context, ref PodRef) error {
 			return c.LabelPod(ctx, ref, "cni.istio.io/uninitialized", "true")
 		}},
+		{"redirection", "patch", "pods/status shop/web-1", "PATCH " + podAt + "/status", func(c *Client, ctx context.Context, ref PodRef) error {
+			return c.PatchRedirection(ctx, ref, "enabled")
+		}},
 		{"condition", "patch", "pods/status shop/web-1", "PATCH " + podAt + "/status", func(c *Client, ctx context.Context, ref PodRef) error {
 			return c.SetPodCondition(ctx, ref, Condition{}, Condition{Type: RedirectionVerified, Status: "True"}, day(1))
 		}},

@@ -28,7 +28,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
@@ -295,7 +294,7 @@ func (w *work) audit(ctx context.Context) {
 		m.Reset()
 		return
 	}
-	if w.Decision.Outcome == sidecar.Pass {
+	if !w.Decision.Outcome.OfSidecar() {
 		sentence := "is not redirected by the plugin: " + w.Decision.Reason.Sentence()
 		m.Reset()
 		m.status = audit.Status{State: audit.Outside, Sentence: sentence, Remedy: w.Decision.Reason.Remedy()}

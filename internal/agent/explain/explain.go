@@ -172,7 +172,7 @@ func (x *Explainer) complete(e *inspect.Explanation, t *podwork.Turn) {
 	switch {
 	case e.State != "":
 		return
-	case t.Decision.Outcome == sidecar.Pass:
+	case !t.Decision.Outcome.OfSidecar():
 		e.State, e.Sentence, e.Remedy = audit.Outside, "is not redirected by the plugin: "+e.Decision.Sentence, e.Decision.Remedy
 	default:
 		e.State = audit.NotInspected

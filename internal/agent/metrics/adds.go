@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"slices"
+	"strconv"
 
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -19,7 +20,7 @@ const (
 // ResponseCode is the outcome of a plugin's call as a status code of HTTP. The values are the reference's.
 type ResponseCode string
 
-// A call succeeds, its report cannot be read, or it fails and its pod does not start.
+// A call succeeds, its report or event cannot be read, or it fails and its pod does not start.
 const (
 	ResponseOK         ResponseCode = "200"
 	ResponseUnreadable ResponseCode = "400"
@@ -58,7 +59,7 @@ func newAdds(r *registry) *Adds {
 			"Reports of plugins that cannot be read, or name a reason or a source that this version does not know."),
 		// These two names are the reference's.
 		responses: r.declare(counter, "istio_cni_plugin_requests_total",
-			"Calls of plugins that were reported to the agent: 200 done, 500 failed, 400 a report that cannot be read.",
+			"Calls of plugins that reached the agent, by report or event: 200 done, 500 failed, 400 a report or an event that cannot be read.",
 			each("response_code", ResponseOK, ResponseUnreadable, ResponseFailed)...),
 		events: r.declare(counter, "nodeagent_reconcile_events_total", "Events of the watch of the node's pods.",
 			each("type", PodAdded, PodUpdated, PodDeleted)...),
@@ -100,6 +101,11 @@ func (a *Adds) Added(r agentapi.Report) {
 func (a *Adds) ReportRefused() {
 	a.refused.add(1, "")
 	a.responses.add(1, label("response_code", ResponseUnreadable))
+}
+
+// EventAnswered counts the answer to an event of a plugin that sends no report, by its status. Package cmdadd has the statuses.
+func (a *Adds) EventAnswered(status int) {
+	a.responses.add(1, label("response_code", ResponseCode(strconv.Itoa(status))))
 }
 
 // PodSeen counts an event of the watch of the node's pods.

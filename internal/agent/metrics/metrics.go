@@ -7,8 +7,8 @@
 //
 // It opens no port, keeps no state besides its values, and decides nothing.
 //
-// Start reading at Metrics. Each family is declared once, next to the code that counts it: here and in adds.go, audit.go,
-// repair.go and taint.go; registry.go writes the text format.
+// Start reading at Metrics. Each family is declared once, next to the code that counts it: here and in adds.go, ambient.go,
+// audit.go, repair.go and taint.go; registry.go writes the text format.
 package metrics
 
 import "time"
@@ -73,6 +73,7 @@ type Metrics struct {
 	*registry
 	*Repair
 	*Adds
+	*Ambient
 
 	ready, polled                                                 *family
 	installs, rewrites, conflicts, problems, records, connections *family
@@ -86,7 +87,7 @@ func New(version string) *Metrics {
 	build := join(label("component", "cni"), label("tag", version))
 	r.declare(gauge, "istio_build", "Always 1; tag is the version of this program.", build).add(1, build)
 	return &Metrics{
-		registry: r, Repair: newRepair(r), Adds: newAdds(r),
+		registry: r, Repair: newRepair(r), Adds: newAdds(r), Ambient: newAmbient(r),
 
 		// The first two names are the reference's.
 		installs: r.declare(counter, "istio_cni_installs_total", "Installations of the CNI plugin on this node, by result.",

@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -105,6 +106,7 @@ func TestLabels_StartAtZero(t *testing.T) {
 		`audit_pods{state=%q}`: {
 			"captured", "bypassed", "foreign-rule", "drifted", "foreign-listener", "no-listener", "uid-collision", "ipv6-open", "sandboxed", "not-inspected",
 		},
+		`ambient_failures_total{step=%q}`:          {"namespace", "rules", "ztunnel", "probes", "annotation"},
 		`audit_repairs_total{result=%q}`:           {"success", "fail"},
 		`plugin_requests_total{response_code=%q}`:  {"200", "400", "500"},
 		`pod_lookups_total{result=%q}`:             {"found", "failed"},
@@ -217,8 +219,27 @@ func TestAgent_Counters(t *testing.T) {
 		step{func() { m.LogRecords(LogRelayed, 0) }, nil},
 		step{m.LogConnectionRefused, changes{`log_connections_refused_total{reason="stranger"}`: 1}},
 		step{func() { m.SetReady(true) }, changes{ready: 1}},
+		step{func() { m.AmbientFailed(StepZtunnel) }, changes{`ambient_failures_total{step="ztunnel"}`: 1}},
+		step{func() { m.EventAnswered(http.StatusOK) }, changes{`plugin_requests_total{response_code="200"}`: 1}},
+		step{func() { m.EventAnswered(http.StatusNotFound) }, nil},
 	)
 	check.Equal(t, scrape(t, New("v")).samples["istio_cni_install_ready"], 0, "another agent in the process became ready as well")
+}
+
+// TestAmbient_Gauges: a node without ambient mode has none, on which an alert about a missing ztunnel would fire.
+func TestAmbient_Gauges(t *testing.T) {
+	m := New("v")
+	const ztunnels, enrolled, pending = "ztunnel_connected", `istio_cni_ambient_pods{state="enrolled"}`, `istio_cni_ambient_pods{state="pending"}`
+	got := func() map[string]float64 {
+		samples := scrape(t, m).samples
+		maps.DeleteFunc(samples, func(name string, _ float64) bool {
+			return !slices.Contains([]string{ztunnels, enrolled, pending}, name)
+		})
+		return samples
+	}
+	check.Diff(t, "without ambient mode", map[string]float64{}, got())
+	m.ReadAmbient(func() AmbientCounts { return AmbientCounts{Ztunnels: 2, Enrolled: 3, Pending: 1} })
+	check.Diff(t, "with ambient mode", map[string]float64{ztunnels: 2, enrolled: 3, pending: 1}, got())
 }
 
 func TestHistogram_HealTimes(t *testing.T) {

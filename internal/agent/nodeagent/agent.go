@@ -95,6 +95,8 @@ type node struct {
 	verdict atomic.Pointer[selfcheck.Verdict]
 	// stanza is the plugin's current configuration.
 	stanza atomic.Pointer[stanza]
+	// ambient is nil without ambient mode.
+	ambient *ambientMode
 }
 
 // stay runs the agent: steps with permanent failures come first, then the installation; goroutines beside it use the API
@@ -106,6 +108,9 @@ func (o Options) stay(ctx context.Context) error {
 	if !n.Config.Install {
 		required = nil
 		n.metrics.SetReady(true)
+	}
+	if n.Config.Ambient.Enabled {
+		required = append(required, partAmbient)
 	}
 	n.health = health.NewState(health.Options{Log: n.Log, Now: clock.RealClock{}.Now, OnChange: n.metrics.SetReady}, required...)
 	return serve.While(ctx, n.Log, n.start, n.ports()...)
@@ -135,6 +140,9 @@ func (n *node) start(ctx context.Context) (err error) {
 		n.events = eventrecorder.New(n.api, eventrecorder.Options{Log: n.Log, Count: n.metrics.EventReported}) //nolint:contextcheck // it ends with Shutdown
 	}
 	n.openLookups(ctx)
+	if err = n.openAmbient(ctx); err != nil {
+		return err
+	}
 	n.work.Go(n.guardSockets)
 	return n.run(ctx)
 }
@@ -259,7 +267,7 @@ func (n *node) shutdown(ctx context.Context) error {
 	if n.endKeeping != nil {
 		n.endKeeping() // a later write would leave the file on the node
 	}
-	if err := n.installation.Uninstall(ctx); err != nil {
+	if err := errors.Join(n.installation.Uninstall(ctx), n.closeAmbient(ctx)); err != nil {
 		return fmt.Errorf("uninstalling: %w", err)
 	}
 	return n.Config.removeRest() // the lock is held until the process ends

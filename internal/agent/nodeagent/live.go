@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -35,6 +36,7 @@ type live struct {
 	// levels are the levels in force by scope. The configuration has the configured levels, and stanza.
 	levels, configured map[string]pluginlog.Level
 	stanza             cniconf.Stanza
+	ambient            ambient.Config
 }
 
 func newLive() live {

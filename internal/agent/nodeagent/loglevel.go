@@ -3,6 +3,7 @@ package nodeagent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
@@ -49,7 +51,7 @@ func (n *node) configure(c Config) {
 			n.live.levels[scope] = level
 		}
 	}
-	n.live.configured, n.live.stanza = c.levels(), c.Want.Stanza
+	n.live.configured, n.live.stanza, n.live.ambient = c.levels(), c.Want.Stanza, c.Ambient.Config
 	n.enforce()
 }
 
@@ -60,7 +62,12 @@ func (n *node) enforce() {
 	written := n.live.stanza
 	written.LogLevel = n.live.levels[scopePlugin].String()
 	read, err := written.NetConf()
-	n.stanza.Store(&stanza{written, read, err})
+	read.Ambient = n.live.ambient
+	selectors, bad := selector.ParseAmbient(read.EnablementSelectors)
+	before := n.stanza.Swap(&stanza{written, read, selectors, errors.Join(err, bad)})
+	if n.pods != nil && string(before.read.EnablementSelectors) != string(read.EnablementSelectors) {
+		n.pods.Reselect()
+	}
 	_ = n.checkVerdict() // reported as readiness
 	if n.installation != nil {
 		n.installation.Change(func(w *cniconf.Want) { w.Stanza = written })

@@ -29,11 +29,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/logbuffer"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/teardown"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
+	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
@@ -110,7 +112,7 @@ func (c Config) lock() (*hostfs.FileLock, error) {
 // socket that a killed agent left, and the lock.
 func (c Config) removeRest() error {
 	var errs []error
-	for _, file := range []string{c.verdictFile(), c.decisionsFile(), c.podSocket(), c.lockFile()} {
+	for _, file := range []string{c.verdictFile(), c.decisionsFile(), c.podSocket(), c.eventSocket(), c.lockFile()} {
 		errs = append(errs, (hostfs.Disk{}).Remove(file))
 	}
 	return errors.Join(errs...)
@@ -231,9 +233,39 @@ type Config struct {
 	Repair        racerepair.Settings
 	// Audit is the verification of the node's pods after their start, which also needs a node name.
 	Audit auditor.Settings
+	// Ambient is the service of pods in ambient mode, which also needs a node name. The stanza has who is in that mode.
+	Ambient Ambient
 
 	// Lines are the settings in force, without secrets.
 	Lines []settings.Line
+}
+
+// Ambient has the settings of ambient mode.
+type Ambient struct {
+	Enabled bool
+	// Config has what pods' rules depend on. Live configuration may change DNSCapture.
+	ambient.Config
+	// Socket is where ztunnel connects, the same path here and on the host.
+	Socket string
+	// ReconcileOnStart renews the rules of pods that an earlier agent enrolled, if they differ.
+	ReconcileOnStart bool
+	// SystemNamespace has ztunnel's own pods, which are never enrolled: they have label app=ztunnel.
+	SystemNamespace string
+	// SwitchNamespace is false if this process is in the node's network namespace; see HostNamespace.
+	SwitchNamespace bool
+}
+
+// HostNamespace returns the path of the node's network namespace as this process sees it: that of the node's process 1, or
+// without SwitchNamespace its own.
+func (c Config) HostNamespace() string {
+	if !c.Ambient.SwitchNamespace {
+		return "/proc/self/ns/net"
+	}
+	return c.nodeNamespace()
+}
+
+func (c Config) nodeNamespace() string {
+	return path.Join(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, "1/ns/net")
 }
 
 // Action is the purpose of a run.
@@ -268,9 +300,10 @@ func (c Config) watchesRuntime() bool {
 	return c.Install && (c.Want.Mode == cniconf.Auto || c.Want.Mode == cniconf.DropIn) && c.NodeName != ""
 }
 
-// lockFile is held by the agent that serves the node, podSocket is the socket for the plugins' pod lookups, verdictFile has the
+// lockFile is held by the agent that serves the node, podSocket is the socket for the plugins' pod lookups and eventSocket for their events, verdictFile has the
 // self-test's result for the plugins, and decisionsFile the decisions for the next agent.
 func (c Config) lockFile() string      { return c.RunDir + "/install.lock" }
 func (c Config) podSocket() string     { return path.Join(c.RunDir, agentapi.SocketName) }
+func (c Config) eventSocket() string { return path.Join(c.RunDir, agentapi.EventSocketName) }
 func (c Config) verdictFile() string   { return path.Join(c.RunDir, selfcheck.FileName) }
 func (c Config) decisionsFile() string { return path.Join(c.RunDir, decisions.KeptName) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/nodepods"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
@@ -140,9 +141,10 @@ func (n *node) podProcesses(ctx context.Context) (map[string][]sandbox.Process, 
 
 // stanza is a configuration of the plugin, both as text and parsed: each pod event needs the parsed form.
 type stanza struct {
-	written cniconf.Stanza
-	read    cniconf.NetConf
-	err     error
+	written   cniconf.Stanza
+	read      cniconf.NetConf
+	selectors *selector.Ambient
+	err       error
 }
 
 // plugin returns the plugin's current configuration, which the caller must not change.

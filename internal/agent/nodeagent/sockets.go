@@ -42,6 +42,9 @@ func (n *node) guardSockets() {
 	if n.lookups != nil {
 		sockets[n.Config.podSocket()] = n.lookups
 	}
+	if n.ambient != nil {
+		sockets[n.Config.eventSocket()] = n.ambient.events
+	}
 	paths := slices.AppendSeq([]string{n.Config.lockFile(), n.Config.verdictFile()}, maps.Keys(sockets))
 	n.onChange(paths, func() {
 		if again, err := n.held.Reacquire(n.Config.lockFile()); again || err != nil {
@@ -88,6 +91,7 @@ func (n *node) openLookups(ctx context.Context) {
 	}
 	n.pods = podcache.NewStore(podcache.Options{
 		API: n.api, Node: n.Config.NodeName, Log: n.Log, Count: n.metrics.PodSeen, Keep: n.Config.Repair.Keeps(), KeepMessage: n.Config.Repair.Predicate.Message,
+		Ambient: n.selectors,
 	})
 	n.work.Go(func() { n.pods.Run(n.background) }) // race repair uses the pods as well
 	n.keepDecisions()                              //nolint:contextcheck // it ends with the agent, after ctx

@@ -1,16 +1,18 @@
 // Package podcache caches the pods of the node, and answers the plugin's requests for them, so that a pod's start needs no
-// request to the API server and no credential on the node.
+// request to the API server and no credential on the node. In ambient mode it also decides which pods the enablement selectors select.
 //
 // It promises that an answer is about the requested pod, by its UID; that a pod which the watch has not delivered is fetched
-// once, however many plugins request it; and that only the fields that decisions need are kept. If the cache cannot answer with
-// certainty it returns an error, and the plugin requests the pod from the API server.
+// once, however many plugins request it; that listeners never get a pod whose selection is not known, and get each deletion; and that
+// only the fields that decisions need are kept. If the cache cannot answer with certainty it returns an error, and the plugin requests
+// the pod from the API server.
 //
-// Start reading at Store. trim.go selects the kept fields, serve.go has the socket's answers.
+// Start reading at Store. round.go has the watches and the selection, trim.go the kept fields, serve.go the socket's answers.
 package podcache
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -18,11 +20,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Options are the dependencies of a Store. All but Count, Keep and KeepMessage are required.
+// Options are the dependencies of a Store. All but Count, Keep, KeepMessage and Ambient are required.
 type Options struct {
 	API *kube.Client
 	// Node is the name of the node whose pods are cached.
@@ -33,20 +36,26 @@ type Options struct {
 	// Keep and KeepMessage are the arguments of [Trim].
 	Keep        []string
 	KeepMessage string
+	// Ambient returns the enablement selectors, nil while ambient mode is off. See [Store.Reselect]. It must not call the store.
+	Ambient func() *selector.Ambient
 }
 
 // Store caches the pods of the node.
 type Store struct {
 	options Options
 
-	mu     sync.Mutex
-	pods   map[types.NamespacedName]kube.Pod
-	synced bool
-	// watchErr is the error of the watch, nil while the watch works.
-	watchErr error
+	mu sync.Mutex
+	// pods are those that the listeners know.
+	pods map[types.NamespacedName]kube.Pod
+	// round is the current run of the watches.
+	round *round
+	// changed is closed at the next change of pods.
+	changed chan struct{}
 	// listeners are called under mu, so that each sees the changes in order.
 	listeners map[*kube.Listener[kube.Pod]]struct{}
 	fetches   map[kube.PodRef]*fetch
+	// orphanInterval is the constant, but for tests.
+	orphanInterval time.Duration
 }
 
 // NewStore returns an empty store.
@@ -54,57 +63,21 @@ func NewStore(o Options) *Store {
 	if o.Count == nil {
 		o.Count = func(metrics.PodEvent) {}
 	}
-	return &Store{
-		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
-		fetches: map[kube.PodRef]*fetch{},
+	if o.Ambient == nil {
+		o.Ambient = func() *selector.Ambient { return nil }
 	}
+	s := &Store{
+		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
+		fetches: map[kube.PodRef]*fetch{}, changed: make(chan struct{}), round: &round{}, orphanInterval: orphanInterval,
+	}
+	s.begin(func() {})
+	return s
 }
 
-// Run watches the pods until ctx ends.
-func (s *Store) Run(ctx context.Context) {
-	scope := kube.PodScope{Node: s.options.Node, Transform: Trim(s.options.Keep, s.options.KeepMessage)}
-	s.options.API.WatchPods(ctx, scope, kube.Listener[kube.Pod]{
-		OnUpdate: func(p kube.Pod) {
-			s.change(func() {
-				event := metrics.PodAdded
-				if _, known := s.pods[p.Key()]; known {
-					event = metrics.PodUpdated
-				}
-				s.pods[p.Key()] = p
-				s.options.Count(event)
-			}, func(l *kube.Listener[kube.Pod]) { l.OnUpdate(p) })
-		},
-		OnDelete: func(p kube.Pod) {
-			s.options.Count(metrics.PodDeleted)
-			s.change(func() { delete(s.pods, p.Key()) }, func(l *kube.Listener[kube.Pod]) { l.OnDelete(p) })
-		},
-		OnSync: func() {
-			s.change(func() {
-				if !s.synced {
-					s.options.Log.InfoContext(ctx, "the node's pods are synced", slog.Int("pods", len(s.pods)))
-				}
-				s.synced = true
-			}, func(l *kube.Listener[kube.Pod]) { l.OnSync() })
-		},
-		OnError: func(err error) {
-			if err == nil {
-				s.options.Log.InfoContext(ctx, "the watch of the node's pods works again")
-			} else {
-				s.options.Log.WarnContext(ctx, "the watch of the node's pods fails: the plugin requests pods from the API server itself, and no pod is repaired",
-					slog.String("error", err.Error()))
-			}
-			s.change(func() { s.watchErr = err }, func(l *kube.Listener[kube.Pod]) { l.OnError(err) })
-		},
-	})
-}
-
-// change applies a change and notifies the listeners.
-func (s *Store) change(apply func(), notify func(*kube.Listener[kube.Pod])) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	apply()
+// notify calls each listener. It needs the lock, as do all methods in lower case without an own lock.
+func (s *Store) notify(of func(*kube.Listener[kube.Pod])) {
 	for l := range s.listeners {
-		notify(l)
+		of(l)
 	}
 }
 
@@ -114,11 +87,11 @@ func (s *Store) Follow(ctx context.Context, l kube.Listener[kube.Pod]) {
 	for _, p := range s.pods {
 		l.OnUpdate(p)
 	}
-	if s.synced {
+	if s.round.synced {
 		l.OnSync()
 	}
-	if s.watchErr != nil {
-		l.OnError(s.watchErr)
+	if err := s.round.err(); err != nil {
+		l.OnError(err)
 	}
 	s.listeners[&l] = struct{}{}
 	s.mu.Unlock()
@@ -138,16 +111,26 @@ type fetch struct {
 	err   error
 }
 
-// errNoUID is the error for a request without a UID, which any pod with the name would match.
-var errNoUID = errors.New("the runtime did not pass the pod's UID")
+var (
+	// errNoUID is the error for a request without a UID, which any pod with the name would match.
+	errNoUID = errors.New("the runtime did not pass the pod's UID")
+	// errNoAmbient is the error for a plugin with another configuration.
+	errNoAmbient = errors.New("ambient mode is not enabled in the node agent")
+	errDeleting  = errors.New("the pod is being deleted")
+)
 
-// Facts returns the facts of a pod. It fetches a pod that the watch has not delivered, or has delivered with another UID.
-func (s *Store) Facts(ctx context.Context, key kube.PodRef) (sidecar.Facts, error) {
+// Facts returns the facts of a pod, with [sidecar.Facts.Selected] if ambient is set. It fetches a pod that the watch has not delivered,
+// or has delivered with another UID, with its namespace in ambient mode.
+func (s *Store) Facts(ctx context.Context, key kube.PodRef, ambient bool) (sidecar.Facts, error) {
 	if key.UID == "" {
 		return sidecar.Facts{}, errNoUID
 	}
 	s.mu.Lock()
-	if p, found := s.pods[types.NamespacedName{Namespace: key.Namespace, Name: key.Name}]; found && p.Is(key.UID) {
+	if ambient && s.round.selectors == nil {
+		s.mu.Unlock()
+		return sidecar.Facts{}, errNoAmbient
+	}
+	if p, found := s.current(key); found && p.Is(key.UID) {
 		s.mu.Unlock()
 		return p.Facts, nil
 	}
@@ -155,7 +138,7 @@ func (s *Store) Facts(ctx context.Context, key kube.PodRef) (sidecar.Facts, erro
 	if !fetching {
 		f = &fetch{done: make(chan struct{})}
 		s.fetches[key] = f
-		go s.fetch(context.WithoutCancel(ctx), key, f)
+		go s.fetch(context.WithoutCancel(ctx), key, f, s.round.selectors)
 	}
 	s.mu.Unlock()
 	select {
@@ -166,13 +149,62 @@ func (s *Store) Facts(ctx context.Context, key kube.PodRef) (sidecar.Facts, erro
 	}
 }
 
-func (s *Store) fetch(ctx context.Context, key kube.PodRef, f *fetch) {
+func (s *Store) fetch(ctx context.Context, key kube.PodRef, f *fetch, by *selector.Ambient) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	pod, err := s.options.API.Pod(ctx, key)
+	var selects func(pod, namespace map[string]string) bool
+	if by != nil {
+		selects = by.Select
+	}
+	pod, err := s.options.API.PodSelected(ctx, key, selects)
 	f.facts, f.err = pod.Facts.Trim(), err
 	s.mu.Lock()
 	delete(s.fetches, key)
 	s.mu.Unlock()
 	close(f.done)
+}
+
+// Pod returns the pod with a UID once all listeners have been told of it. Without a UID it is the present pod of the name, by a request
+// to the API server. It waits until ctx ends for the watch to deliver the pod. A pod that does not exist, has another UID or is being
+// deleted is an error.
+func (s *Store) Pod(ctx context.Context, ref kube.PodRef) (kube.Pod, error) {
+	s.mu.Lock()
+	p, found := s.current(ref)
+	s.mu.Unlock()
+	var err error
+	if !found || ref.UID == "" || !p.Is(ref.UID) {
+		if p, err = s.options.API.Pod(ctx, ref); err != nil {
+			return kube.Pod{}, err
+		}
+		ref.UID = p.Facts.UID
+	}
+	if !p.Deleting {
+		p, err = s.delivered(ctx, ref)
+	}
+	if err == nil && p.Deleting {
+		err = fmt.Errorf("pod %s: %w", p.Key(), errDeleting)
+	}
+	return p, err
+}
+
+// delivered waits until the listeners know the pod with a UID.
+func (s *Store) delivered(ctx context.Context, ref kube.PodRef) (kube.Pod, error) {
+	for {
+		s.mu.Lock()
+		p, found := s.current(ref)
+		changed, failing := s.changed, s.round.err()
+		s.mu.Unlock()
+		if found && p.Is(ref.UID) {
+			return p, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			err := ctx.Err()
+			if failing != nil {
+				err = fmt.Errorf("%w: %w", err, failing)
+			}
+			return kube.Pod{}, fmt.Errorf("waiting for the watch of the node's pods to deliver %s/%s: %w", ref.Namespace, ref.Name, err)
+		}
+	}
 }

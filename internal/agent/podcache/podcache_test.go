@@ -67,7 +67,7 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 	agenttest.Go(t, s.Run)
 	agenttest.Eventually(t, "the pods are not delivered", func() bool { return s.Known() == 2 })
 	get := func(name, uid string) (sidecar.Facts, error) {
-		return s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: name, UID: uid})
+		return s.Facts(t.Context(), kube.PodRef{Namespace: "shop", Name: name, UID: uid}, false)
 	}
 	facts, err := get("web", "1")
 	if err != nil || facts.Annotations["mark"] != "x" || facts.Annotations["other"] != "" || len(facts.Containers) != 0 {
@@ -103,7 +103,7 @@ func TestOneFetchForAllPlugins(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	for range 10 {
 		waiting.Go(func() {
-			if _, err := s.Facts(ctx, kube.PodRef{Namespace: "shop", Name: "web", UID: "1"}); err == nil {
+			if _, err := s.Facts(ctx, kube.PodRef{Namespace: "shop", Name: "web", UID: "1"}, false); err == nil {
 				t.Error("a response of a server that hangs")
 			}
 		})
@@ -126,7 +126,7 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	counted := metrics.New("")
 	s.options.Count = counted.PodSeen
 	agenttest.Go(t, s.Run)
-	agenttest.Eventually(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.watchErr != nil })
+	agenttest.Eventually(t, "the watch works", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.round.err() != nil })
 	calls := make(chan string, 100)
 	stop := agenttest.Go(t, func(ctx context.Context) {
 		s.Follow(ctx, kube.Listener[kube.Pod]{

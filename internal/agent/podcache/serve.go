@@ -40,7 +40,7 @@ func (s *Service) Handler() http.Handler {
 
 func (s *Service) pod(w http.ResponseWriter, r *http.Request) {
 	key := kube.PodRef{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), UID: r.URL.Query().Get("uid")}
-	facts, err := s.Store.Facts(r.Context(), key)
+	facts, err := s.Store.Facts(r.Context(), key, r.URL.Query().Get(agentapi.AmbientParam) == "true")
 	if err != nil {
 		status := http.StatusServiceUnavailable
 		switch {

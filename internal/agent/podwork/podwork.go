@@ -32,7 +32,7 @@ import (
 const (
 	// RetryBase is the pause after the first failure. It doubles with each further one.
 	RetryBase = 500 * time.Millisecond
-	// RetryMax is the longest pause.
+	// RetryMax is the longest pause, unless Options.RetryMax is set.
 	RetryMax = 2 * time.Minute
 )
 
@@ -77,6 +77,8 @@ type Options[M any] struct {
 	Workers int
 	// PodTimeout bounds a turn, 1 min by default.
 	PodTimeout time.Duration
+	// RetryMax is the longest pause after failures, 2 min by default.
+	RetryMax time.Duration
 }
 
 // Controller keeps the pods and gives each its turns.
@@ -98,12 +100,12 @@ type Controller[M any] struct {
 
 // New returns a controller that does nothing before Run.
 func New[M any](o Options[M]) *Controller[M] {
-	o.Workers, o.PodTimeout = cmp.Or(o.Workers, 4), cmp.Or(o.PodTimeout, time.Minute)
+	o.Workers, o.PodTimeout, o.RetryMax = cmp.Or(o.Workers, 4), cmp.Or(o.PodTimeout, time.Minute), cmp.Or(o.RetryMax, RetryMax)
 	o.Clock = cmp.Or[clock.WithTickerAndDelayedExecution](o.Clock, clock.RealClock{})
 	return &Controller[M]{
 		Options: o,
 		queue:   workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[types.NamespacedName]{Clock: o.Clock}),
-		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](RetryBase, RetryMax),
+		retries: workqueue.NewTypedItemExponentialFailureRateLimiter[types.NamespacedName](RetryBase, o.RetryMax),
 		pods:    map[types.NamespacedName]*entry[M]{}, synced: make(chan struct{}),
 	}
 }

@@ -67,7 +67,7 @@ func PluginRows(stanza *cniconf.Stanza) []settings.Setting {
 			Value: settings.Of(&stanza.Backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
 		{
-			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of detecting it",
+			Name: "force-iptables-binary", Arg: "VARIANT", Use: "legacy or nft, instead of detecting it; pods of ambient mode need neither",
 			Value: settings.Checked(&stanza.ForceIptables, func(s string) error {
 				_, err := iptables.ParseVariant(s)
 				return err

@@ -92,7 +92,7 @@ func (t *Turn) InNamespace(ctx context.Context, fn func(redirection.Namespace) e
 			return err
 		}
 	}
-	return fn(t.space(t.found.Namespace))
+	return fn(t.Space(t.found.Namespace))
 }
 
 // Report returns the plugin's own latest decision about the pod, if the agent knows one.
@@ -128,15 +128,15 @@ func (t *Turn) InKnownNamespace(ctx context.Context, fn func(redirection.Namespa
 		if known, err := netns.Open(t.Place.Path); err == nil {
 			defer known.Close()
 			if known.Inode() == t.Place.Inode {
-				return fn(t.space(known))
+				return fn(t.Space(known))
 			}
 		}
 	}
 	return t.InNamespace(ctx, fn)
 }
 
-// space returns a namespace with the plugin's settings.
-func (t *Turn) space(n *netns.Namespace) redirection.Namespace {
+// Space returns a namespace with the plugin's settings.
+func (t *Turn) Space(n *netns.Namespace) redirection.Namespace {
 	return redirection.Namespace{
 		NetNS: n, Log: t.Log, Backend: t.Conf.Backend, Sandboxed: t.Decision.Sandbox != "",
 		Auto:  selfcheck.Recorded(t.Conf.RunDir).Choice,

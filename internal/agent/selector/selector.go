@@ -3,7 +3,7 @@
 // It promises to accept only text that the API server accepts, and that an error quotes a bounded, printable part of the text.
 // It never sends a request.
 //
-// Start reading at Check and Enablement.
+// Start reading at Check, and at Enablement and Ambient for ambient mode.
 package selector
 
 import (
@@ -28,32 +28,81 @@ import (
 // (k8s.io/apimachinery/pkg/apis/meta/v1.LabelSelector); an absent or empty selector selects everything. Empty text is an empty
 // list. An unknown key is an error: misspelt, it would select everything. Each invalid selector is reported.
 func Enablement(yamlText string) (json.RawMessage, error) {
-	var list []struct {
-		Pod       metav1.LabelSelector `json:"podSelector"`
-		Namespace metav1.LabelSelector `json:"namespaceSelector"`
-	}
-	if err := yaml.UnmarshalStrict([]byte(yamlText), &list); err != nil {
-		return nil, fmt.Errorf("decoding enablement selectors: %s", clean(err.Error()))
-	}
-	if len(list) == 0 {
+	list, _, err := enablement([]byte(yamlText))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(list) == 0:
 		return json.RawMessage("[]"), nil
-	}
-	var wrong []error
-	for i := range list {
-		wrong = append(wrong, checkLabelSelector(&list[i].Pod, fmt.Sprintf("[%d].podSelector", i)),
-			checkLabelSelector(&list[i].Namespace, fmt.Sprintf("[%d].namespaceSelector", i)))
-	}
-	if err := errors.Join(wrong...); err != nil {
-		return nil, fmt.Errorf("checking enablement selectors: %w", err)
 	}
 	return json.Marshal(list)
 }
 
-func checkLabelSelector(s *metav1.LabelSelector, at string) error {
-	if _, err := metav1.LabelSelectorAsSelector(s); err != nil {
-		return fmt.Errorf("%s: %s", at, clean(err.Error()))
+// enabling is one selector of AMBIENT_ENABLEMENT_SELECTOR.
+type enabling struct {
+	Pod       metav1.LabelSelector `json:"podSelector"`
+	Namespace metav1.LabelSelector `json:"namespaceSelector"`
+}
+
+// enablement parses and compiles the selectors.
+func enablement(text []byte) (list []enabling, compiled *Ambient, err error) {
+	if err = yaml.UnmarshalStrict(text, &list); err != nil {
+		return nil, nil, fmt.Errorf("decoding enablement selectors: %s", clean(err.Error()))
 	}
-	return nil
+	compiled = &Ambient{}
+	var wrong []error
+	compile := func(s *metav1.LabelSelector, i int, key string) labels.Selector {
+		selector, bad := metav1.LabelSelectorAsSelector(s)
+		if bad != nil {
+			wrong = append(wrong, fmt.Errorf("[%d].%s: %s", i, key, clean(bad.Error())))
+		}
+		return selector
+	}
+	for i := range list {
+		compiled.pods = append(compiled.pods, compile(&list[i].Pod, i, "podSelector"))
+		compiled.namespaces = append(compiled.namespaces, compile(&list[i].Namespace, i, "namespaceSelector"))
+	}
+	if err = errors.Join(wrong...); err != nil {
+		return nil, nil, fmt.Errorf("checking enablement selectors: %w", err)
+	}
+	return list, compiled, nil
+}
+
+// Ambient has the compiled enablement selectors of ambient mode. It is never changed.
+type Ambient struct {
+	pods, namespaces []labels.Selector // in pairs
+}
+
+// ParseAmbient compiles the result of [Enablement]. A stanza of a user's own may have an error; nothing is the empty list.
+func ParseAmbient(selectors json.RawMessage) (*Ambient, error) {
+	_, compiled, err := enablement(selectors)
+	return compiled, err
+}
+
+// Select reports whether some selector matches a pod's labels and those of its namespace. An empty list selects no pod.
+func (a *Ambient) Select(pod, namespace map[string]string) bool {
+	for i := range a.pods {
+		if a.pods[i].Matches(labels.Set(pod)) && a.namespaces[i].Matches(labels.Set(namespace)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Keys returns the label keys of pods and of namespaces that the selectors read.
+func (a *Ambient) Keys() (pods, namespaces []string) {
+	return keysOf(a.pods...), keysOf(a.namespaces...)
+}
+
+// keysOf returns the label keys that selectors read.
+func keysOf(selectors ...labels.Selector) (keys []string) {
+	for _, s := range selectors {
+		required, _ := s.Requirements()
+		for _, r := range required {
+			keys = append(keys, r.Key())
+		}
+	}
+	return keys
 }
 
 // Check parses a label selector in the form of kubectl's --selector ([labels.Parse]). A selector without terms is an error
@@ -98,13 +147,7 @@ func (p Pods) Matches(l map[string]string, f fields.Set) bool {
 }
 
 // Keys returns the label keys that the selector reads.
-func (p Pods) Keys() (keys []string) {
-	required, _ := p.labels.Requirements()
-	for _, r := range required {
-		keys = append(keys, r.Key())
-	}
-	return keys
-}
+func (p Pods) Keys() []string { return keysOf(p.labels) }
 
 // CheckLabel validates the key and value of a label.
 func CheckLabel(key, value string) error { return checkLabel("label", key, value) }

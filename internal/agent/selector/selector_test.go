@@ -6,19 +6,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/fields"
 
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-func TestEnablement(t *testing.T) {
-	for _, test := range []struct{ name, text, want string }{
-		{"nothing", "", `[]`},
-		{"an empty list", "[]", `[]`},
-		{"null", "null", `[]`},
-		{"both absent", "- {}", `[{"podSelector":{},"namespaceSelector":{}}]`},
-		{"one absent, one null", "- namespaceSelector: null", `[{"podSelector":{},"namespaceSelector":{}}]`},
-		{
-			"the chart's selectors",
-			`- podSelector:
+// ofChart is the default of Istio's chart.
+const ofChart = `- podSelector:
     matchLabels: {istio.io/dataplane-mode: ambient}
 - podSelector:
     matchExpressions:
@@ -28,7 +21,17 @@ func TestEnablement(t *testing.T) {
   namespaceSelector:
     matchLabels:
       istio.io/dataplane-mode: ambient
-`,
+`
+
+func TestEnablement(t *testing.T) {
+	for _, test := range []struct{ name, text, want string }{
+		{"nothing", "", `[]`},
+		{"an empty list", "[]", `[]`},
+		{"null", "null", `[]`},
+		{"both absent", "- {}", `[{"podSelector":{},"namespaceSelector":{}}]`},
+		{"one absent, one null", "- namespaceSelector: null", `[{"podSelector":{},"namespaceSelector":{}}]`},
+		{
+			"the chart's selectors", ofChart,
 			`[{"podSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}},"namespaceSelector":{}},` +
 				`{"podSelector":{"matchExpressions":[{"key":"istio.io/dataplane-mode","operator":"NotIn","values":["none"]}]},` +
 				`"namespaceSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}}]`,
@@ -48,6 +51,73 @@ func TestEnablement(t *testing.T) {
 			check.Diff(t, "result", test.want, string(got))
 		})
 	}
+}
+
+// TestAmbient_Enrolled: the plugin and the agent enrol the pods that the reference enrols.
+func TestAmbient_Enrolled(t *testing.T) {
+	mode := func(value string) map[string]string {
+		if value == "" {
+			return map[string]string{"app": "web"}
+		}
+		return map[string]string{"app": "web", "istio.io/dataplane-mode": value}
+	}
+	for _, test := range []struct {
+		name           string
+		selectors      string
+		pod, namespace string // values of the label
+		change         func(*sidecar.Facts)
+		want           bool
+	}{
+		{"label of the namespace", ofChart, "", "ambient", nil, true},
+		{"label of the pod", ofChart, "ambient", "", nil, true},
+		{"both labels", ofChart, "ambient", "ambient", nil, true},
+		{"no label", ofChart, "", "", nil, false},
+		{"a pod that opts out", ofChart, "none", "ambient", nil, false},
+		{"a pod that opts in", ofChart, "ambient", "none", nil, true},
+		{"other values", ofChart, "sidecar", "none", nil, false},
+		{"another value of the pod", ofChart, "sidecar", "ambient", nil, true},
+		{"no selectors", "", "ambient", "ambient", nil, false},
+		{"an empty list", "[]", "ambient", "ambient", nil, false},
+		{"an empty selector", "- {}", "", "", nil, true},
+		{"a sidecar", ofChart, "ambient", "ambient", func(f *sidecar.Facts) { f.Annotations = map[string]string{sidecar.StatusKey: ""} }, false},
+		{"a proxy without a sidecar's status", ofChart, "ambient", "", func(f *sidecar.Facts) {
+			f.Containers = []sidecar.Container{{Name: sidecar.ProxyContainer}}
+		}, true},
+		{"network of the node", ofChart, "ambient", "ambient", func(f *sidecar.Facts) { f.HostNetwork = true }, false},
+		{"an excluded namespace", ofChart, "ambient", "ambient", func(f *sidecar.Facts) { f.Namespace = "kube-system" }, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			stanza, err := Enablement(test.selectors)
+			check.OK(t, err)
+			selectors, err := ParseAmbient(stanza)
+			check.OK(t, err)
+			f := sidecar.Facts{Namespace: "shop", Name: "web", Labels: mode(test.pod), Selected: selectors.Select(mode(test.pod), mode(test.namespace))}
+			if test.change != nil {
+				test.change(&f)
+			}
+			d := sidecar.Decide(f, sidecar.Policy{AmbientEnabled: true, ExcludeNamespaces: []string{"kube-system"}})
+			check.Equal(t, d.Outcome == sidecar.Enrol, test.want, "enrolled by", d.Reason)
+		})
+	}
+}
+
+func TestParseAmbient(t *testing.T) {
+	for _, nothing := range []string{"", "null", "[]"} {
+		if selectors, err := ParseAmbient([]byte(nothing)); err != nil || selectors.Select(nil, nil) {
+			t.Errorf("%q: %v", nothing, err)
+		}
+	}
+	for _, text := range []string{`{}`, `[{"podSelector":{"matchExpressions":[{"key":"a","operator":"Near"}]}}]`, `[{"pods":{}}]`} {
+		if selectors, err := ParseAmbient([]byte(text)); err == nil || selectors != nil {
+			t.Errorf("%s is accepted", text)
+		}
+	}
+	selectors, err := ParseAmbient([]byte(`[{"podSelector":{"matchLabels":{"a":"1"}}},{"podSelector":{"matchLabels":{"b":"1"}},
+		"namespaceSelector":{"matchExpressions":[{"key":"c","operator":"DoesNotExist"}]}}]`))
+	check.OK(t, err)
+	pods, namespaces := selectors.Keys()
+	check.Diff(t, "keys of pods", []string{"a", "b"}, pods)
+	check.Diff(t, "keys of namespaces", []string{"c"}, namespaces)
 }
 
 func TestEnablement_Refusals(t *testing.T) {

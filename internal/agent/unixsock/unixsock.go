@@ -5,7 +5,7 @@
 // number of connections and the time of a request are bounded; and that a socket whose file was removed can be bound again. It
 // never removes a file that is not its own, and does not choose the handler.
 //
-// Start reading at Server. socket.go has the socket's file.
+// Start reading at Server. node/socketfile has the socket's file.
 package unixsock
 
 import (
@@ -20,6 +20,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/node/socketfile"
 )
 
 const (
@@ -30,6 +31,9 @@ const (
 	// logEach is the least time between two records about unauthorized peers.
 	logEach = 30 * time.Second
 )
+
+// ErrServed is the error of a socket that another process serves.
+var ErrServed = socketfile.ErrServed
 
 // Options configure a socket. Log is required.
 type Options struct {
@@ -55,15 +59,19 @@ type Server struct {
 	unauthorized rate.Sometimes
 
 	mu     sync.Mutex
-	socket *socket
+	socket *socketfile.Socket
 	http   *http.Server // nil before Serve
 	ended  bool
+}
+
+func (o Options) bind(ctx context.Context) (*socketfile.Socket, error) {
+	return socketfile.Bind(ctx, socketfile.Options{Network: "unix", Path: o.Path, DirMode: o.DirMode, Mode: o.Mode})
 }
 
 // Open binds the socket. Clients can connect from then on; Serve, which must follow, answers them. The error is ErrServed for a
 // socket that another process serves.
 func Open(ctx context.Context, o Options) (*Server, error) {
-	opened, err := bind(ctx, o)
+	opened, err := o.bind(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -77,14 +85,14 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 func (s *Server) Rebind(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || s.socket.isInPlace() {
+	if s.ended || s.socket.InPlace() {
 		return nil
 	}
-	fresh, err := bind(ctx, s.options)
+	fresh, err := s.options.bind(ctx)
 	if err != nil {
 		return err
 	}
-	_ = s.socket.listener.Close() // no client can reach it
+	_ = s.socket.Close() // no client can reach it
 	s.socket = fresh
 	s.options.Log.InfoContext(ctx, "a socket was gone and is made again", "path", s.options.Path)
 	if s.http != nil {
@@ -112,7 +120,7 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 	<-ctx.Done()
 	s.mu.Lock()
 	s.ended = true // a later file with the same identity belongs to another process
-	s.socket.remove()
+	s.socket.Remove()
 	s.mu.Unlock()
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
@@ -126,11 +134,11 @@ func (s *Server) Serve(ctx context.Context, handler http.Handler) {
 func (s *Server) accept() {
 	server, current := s.http, s.socket
 	go func() {
-		_ = server.Serve(current.listener) // until it is closed
+		_ = server.Serve(current) // until it is closed
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.socket == current && !s.ended {
-			current.remove()
+			current.Remove()
 		}
 	}()
 }

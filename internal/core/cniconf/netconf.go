@@ -15,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -54,6 +55,10 @@ type NetConf struct {
 	ExcludeNamespaces []string
 	AgentNamespace    string
 	AmbientEnabled    bool
+	// Ambient is not part of the stanza: only the node agent, which enrols pods, has it.
+	Ambient ambient.Config
+	// EnablementSelectors is a JSON list, see package selector; nil is the empty one.
+	EnablementSelectors json.RawMessage
 	// Backend combines the keys native_nftables, backend and force_iptables_binary.
 	Backend redirect.Backend
 
@@ -89,7 +94,7 @@ func (c *NetConf) annotations(runtimeConfig json.RawMessage) {
 func (c *NetConf) Policy() sidecar.Policy {
 	return sidecar.Policy{
 		ExcludeNamespaces: c.ExcludeNamespaces, AgentNamespace: c.AgentNamespace,
-		AmbientEnabled: c.AmbientEnabled, SecondFamily: c.SecondFamily, SandboxedRuntimes: c.SandboxedRuntimes,
+		AmbientEnabled: c.AmbientEnabled, Ambient: c.Ambient, SecondFamily: c.SecondFamily, SandboxedRuntimes: c.SandboxedRuntimes,
 	}
 }
 
@@ -164,6 +169,7 @@ func (r *reader) own(c *NetConf) {
 	}
 	r.read("pod_namespace", "a string", &c.AgentNamespace)
 	r.read("ambient_enabled", "true or false", &c.AmbientEnabled)
+	r.read("enablement_selectors", "a list of selectors", &c.EnablementSelectors)
 	var native bool
 	r.read("native_nftables", "true or false", &native)
 	c.places(old.Kubeconfig, socket)

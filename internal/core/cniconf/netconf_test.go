@@ -1,11 +1,13 @@
 package cniconf
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
@@ -25,6 +27,7 @@ func TestParse(t *testing.T) {
 			func(c *NetConf) {
 				c.CNIVersion, c.Name, c.Type, c.LogLevel = "1.0.0", "k8s-pod-network", "istio-cni", "info"
 				c.AmbientEnabled, c.ExcludeNamespaces, c.AgentNamespace = true, []string{"istio-system", "kube-system"}, "istio-system"
+				c.EnablementSelectors = []byte("[]")
 			},
 		},
 		{
@@ -72,7 +75,7 @@ func TestParse(t *testing.T) {
 		}
 		tc.change(&want)
 		got, err := Parse([]byte(tc.stanza))
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" || err != nil {
 			t.Errorf("%s: error %v (-want +got):\n%s", tc.name, err, diff)
 		}
 	}

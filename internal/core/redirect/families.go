@@ -34,12 +34,9 @@ type Families struct {
 var ErrNoAddress = errors.New("no valid local IP address found: the network namespace has no address besides loopback " +
 	"and link-local ones; the plugin that assigns addresses must run before this one")
 
-// FamiliesOf takes all addresses of a namespace, in the kernel's order, and whether the kernel supports IPv6.
-// It ignores loopback and link-local addresses and the address that Routing adds. IPv6 is captured if the first address is
-// IPv6. For other pods the setting decides: dual stack, capture and reject apply whatever the addresses are, because
-// a pod always has link-local addresses and may get others later.
-func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, error) {
-	var f Families
+// Addressed returns Families without a treatment, from all addresses of a namespace in the kernel's order. It ignores loopback
+// and link-local addresses and the address that a sidecar's Routing adds.
+func Addressed(addresses []netip.Addr) (f Families) {
 	for _, a := range addresses {
 		a = a.Unmap().WithZone("")
 		if !a.IsValid() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsLinkLocalMulticast() || a == PassthroughAddress(ruleset.IPv6) {
@@ -51,6 +48,14 @@ func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, 
 		f.HasIPv6 = f.HasIPv6 || a.Is6()
 		f.HasIPv4 = f.HasIPv4 || a.Is4()
 	}
+	return f
+}
+
+// FamiliesOf takes all addresses of a namespace, in the kernel's order, and whether the kernel supports IPv6. IPv6 is captured if the first address is
+// IPv6. For other pods the setting decides: dual stack, capture and reject apply whatever the addresses are, because
+// a pod always has link-local addresses and may get others later.
+func (s Spec) FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, error) {
+	f := Addressed(addresses)
 	switch {
 	case !f.Host.IsValid():
 		return Families{}, ErrNoAddress
@@ -90,6 +95,8 @@ type Routing struct {
 	// MarkFamilies are the families in which packets with Mark are delivered locally, through Table.
 	MarkFamilies []ruleset.Family
 	Mark, Table  uint32
+	// Mask selects the compared bits of packet marks, 0 for all. Priority is the policy rule's, 0 for the kernel's choice.
+	Mask, Priority uint32
 }
 
 // Routing returns the addresses, policy rules and routes for the families.

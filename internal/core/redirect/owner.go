@@ -29,8 +29,8 @@ type Owner struct {
 	// Native are the names of the native tables, all with NativePrefix, in the order in which they are written.
 	Native       []string
 	NativePrefix string
-	// Mark identifies the mode's policy rules even where no rule uses the mark.
-	Mark uint32
+	// Mark identifies the mode's policy rules even where no rule uses the mark. They all have Mask, 0 means the whole mark.
+	Mark, Mask uint32
 }
 
 const (

@@ -31,8 +31,8 @@ func (o Owner) AllOwned(have ruleset.Set) ruleset.Ownership {
 func (o Owner) otherChain(want, have ruleset.Set) bool {
 	return slices.ContainsFunc(have.Tables, func(t ruleset.Table) bool {
 		return slices.ContainsFunc(t.Chains, func(c ruleset.Chain) bool {
-			wanted, _ := want.Table(t.Name).Chain(c.Name)
-			return strings.HasPrefix(c.Name, o.ChainPrefix) && (len(wanted.Rules) == 0 || !slices.EqualFunc(wanted.Rules, c.Rules, ruleset.Rule.Equal))
+			wanted, there := want.Table(t.Name).Chain(c.Name)
+			return strings.HasPrefix(c.Name, o.ChainPrefix) && (!there || !slices.EqualFunc(wanted.Rules, c.Rules, ruleset.Rule.Equal))
 		})
 	})
 }

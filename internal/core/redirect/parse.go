@@ -374,6 +374,9 @@ func (d Dialect) networkList(text string) ([]netip.Prefix, error) {
 	})
 }
 
+// Interfaces reads the names of virtual machines' interfaces, separated by commas. It ignores empty items.
+func Interfaces(text string) ([]string, error) { return Dialect{}.interfaces(text, maxRerouted) }
+
 // interfaces reads names that both the kernel and the reference accept.
 func (d Dialect) interfaces(text string, most int) ([]string, error) {
 	return list(d, text, most, func(name string) (string, error) {

@@ -71,7 +71,7 @@ func Classify(pod Pod, predicate Predicate, policy sidecar.Policy) Finding {
 	f.Started = started(pod)
 	failed, broken := predicate.failed(pod.Init)
 	switch {
-	case f.Decision.Outcome == sidecar.Pass && (!broken || !mayBeUninjected(f.Decision.Reason)):
+	case !f.Decision.Outcome.OfSidecar() && (!broken || !mayBeUninjected(f.Decision.Reason)):
 		f.Reason = Passed
 	case broken && (pod.Ended || pod.NeverRestarts):
 		f.Reason, f.Broken, f.Failed = FailedForGood, true, failed

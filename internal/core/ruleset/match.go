@@ -44,6 +44,9 @@ type Protocol struct {
 	Not    bool
 }
 
+// Header names a protocol's match without a condition, as in "-p tcp -m tcp". Only iptables has it.
+type Header uint8
+
 // PortRange is the ports from First to Last; both are equal for one port.
 type PortRange struct{ First, Last uint16 }
 
@@ -176,6 +179,10 @@ func protocolName(number uint8) string {
 func (p Protocol) iptables() string { return sign("! ", p.Not) + "-p " + protocolName(p.Number) }
 
 func (p Protocol) nft() string { return "meta l4proto " + sign("!= ", p.Not) + protocolName(p.Number) }
+
+func (h Header) iptables() string { return "-m " + protocolName(uint8(h)) }
+
+func (Header) nft() string { return "" }
 
 func (p Port) iptables() string {
 	return fmt.Sprintf("-m %s %s%s%s", protocolName(p.Protocol), sign("! ", p.Not), pick("--sport ", "--dport ", p.Source), p.Range.text(":"))

@@ -25,9 +25,23 @@ func (r Rule) String() string { return r.text }
 // Equal reports whether both texts are equal.
 func (r Rule) Equal(o Rule) bool { return r.text == o.text }
 
-// IPTables returns a rule of iptables' dialect. Matches may come in any order: IPTables sorts them, and adds the protocol
-// that a match on ports needs.
+// IPTables returns a rule of iptables' dialect. Matches may come in any order: IPTables sorts them, with ports ahead of other
+// extensions, and adds the protocol that a match on ports needs.
 func IPTables(why string, target Target, matches ...Match) Rule {
+	return iptables(why, target, matches, func(m Match) int {
+		if _, ports := protocolOf(m); ports {
+			return rankProtocol + 1
+		}
+		return matchRank(m)
+	})
+}
+
+// InOrder is IPTables without sorting extensions: the kernel evaluates them in the given order.
+func InOrder(why string, target Target, matches ...Match) Rule {
+	return iptables(why, target, matches, matchRank)
+}
+
+func iptables(why string, target Target, matches []Match, rank func(Match) int) Rule {
 	all := make([]Match, 0, len(matches)+1)
 	all = append(all, matches...)
 	named := slices.ContainsFunc(all, func(m Match) bool { return matchRank(m) == rankProtocol })
@@ -37,7 +51,7 @@ func IPTables(why string, target Target, matches ...Match) Rule {
 			break
 		}
 	}
-	slices.SortStableFunc(all, func(a, b Match) int { return matchRank(a) - matchRank(b) })
+	slices.SortStableFunc(all, func(a, b Match) int { return rank(a) - rank(b) })
 	var b strings.Builder
 	for i, m := range all {
 		text := m.iptables()
@@ -56,15 +70,17 @@ func IPTables(why string, target Target, matches ...Match) Rule {
 
 // NFT returns a rule of the native dialect. Matches are evaluated in the given order; a counter behind them counts packets.
 func NFT(why string, target Target, matches ...Match) Rule {
-	var b strings.Builder
-	for _, m := range matches {
-		add(&b, m.nft())
-	}
 	if _, counts := target.(TProxy); !counts {
-		add(&b, "counter")
+		matches = append(slices.Clip(matches), Counter{})
 	}
-	add(&b, target.nft())
-	return Rule{Matches: matches, Target: target, Why: why, text: b.String()}
+	return Uncounted(why, target, matches...)
+}
+
+// Uncounted is NFT without the counter.
+func Uncounted(why string, target Target, matches ...Match) Rule {
+	r := Listed(matches, target, append(slices.Clip(matches), Match(target)))
+	r.Why = why
+	return r
 }
 
 // Listed returns an nf_tables rule that was read, with nft's text of its parts in their order.
@@ -86,7 +102,7 @@ func add(b *strings.Builder, part string) {
 // rankProtocol is the position of a Protocol among the matches in iptables-save's output.
 const rankProtocol = 4
 
-// matchRank returns the position of a match there: built-in matches come before extensions.
+// matchRank returns the position of a match there: built-in matches come before extensions, which are equal.
 func matchRank(m Match) int {
 	switch m := m.(type) {
 	case Network:
@@ -95,9 +111,6 @@ func matchRank(m Match) int {
 		return 2 + int(bit(m.Out))
 	case Protocol:
 		return rankProtocol
-	}
-	if _, ports := protocolOf(m); ports {
-		return rankProtocol + 1
 	}
 	return rankProtocol + 2
 }

@@ -80,12 +80,23 @@ func (m SetMark) iptables() string {
 	return fmt.Sprintf("-j %s --set-xmark 0x%x/0x%x", pick("CONNMARK", "MARK", m.Connection), m.Value, WholeMark(m.Mask))
 }
 
+// nft lists a set bit as kept and added.
 func (m SetMark) nft() string {
 	name := pick("ct mark", "meta mark", m.Connection)
-	if m.Mask != 0 {
-		return fmt.Sprintf("%s set %s & 0x%08x ^ 0x%08x", name, name, ^m.Mask, m.Value)
+	if m.Mask == 0 {
+		return fmt.Sprintf("%s set 0x%08x", name, m.Value)
 	}
-	return fmt.Sprintf("%s set 0x%08x", name, m.Value)
+	text, added := name+" set "+name, m.Value&m.Mask
+	for _, part := range []struct {
+		operator string
+		bits     uint32
+		none     uint32
+	}{{"&", ^m.Mask | added, 1<<32 - 1}, {"^", m.Value &^ m.Mask, 0}, {"|", added, 0}} {
+		if part.bits != part.none {
+			text += fmt.Sprintf(" %s 0x%08x", part.operator, part.bits)
+		}
+	}
+	return text
 }
 
 func (c CopyMark) iptables() string {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -93,7 +94,9 @@ func nativeProxy(c sidecar.Container) change {
 
 func hostNetwork(f *sidecar.Facts, _ *sidecar.Policy) { f.HostNetwork = true }
 
-func ambient(_ *sidecar.Facts, p *sidecar.Policy) { p.AmbientEnabled = true }
+func ambientOn(_ *sidecar.Facts, p *sidecar.Policy) { p.AmbientEnabled = true }
+
+func selected(f *sidecar.Facts, p *sidecar.Policy) { f.Selected, p.AmbientEnabled = true, true }
 
 func noAgent(_ *sidecar.Facts, p *sidecar.Policy) { p.AgentNamespace = "" }
 
@@ -181,10 +184,14 @@ func TestDecide(t *testing.T) {
 		{"an empty status annotation is one", []change{annotation(sidecar.StatusKey, "")}, sidecar.Captured, ""},
 		{"a status that is no JSON is one", []change{annotation(sidecar.StatusKey, "{")}, sidecar.Captured, ""},
 
-		{"no status annotation where ambient is enabled", []change{notInjected, ambient}, sidecar.Ambient, ""},
-		{"no proxy where ambient is enabled, as pods of that mode are", []change{proxyCalled("x"), notInjected, ambient}, sidecar.Ambient, ""},
-		{"no proxy but a status annotation where ambient is enabled", []change{proxyCalled("x"), ambient}, sidecar.NoProxy, ""},
-		{"an injected pod where ambient is enabled", []change{ambient}, sidecar.Captured, ""},
+		{"no status annotation where ambient is enabled", []change{notInjected, ambientOn}, sidecar.NotInjected, ""},
+		{"no proxy where ambient is enabled", []change{proxyCalled("x"), notInjected, ambientOn}, sidecar.NoProxy, ""},
+		{"a pod in ambient mode", []change{proxyCalled("x"), notInjected, selected}, sidecar.Ambient, ""},
+		{"a gateway in ambient mode", []change{args("proxy", "router"), notInjected, selected}, sidecar.Ambient, ""},
+		{"mode NONE in ambient mode", []change{annotation(sidecar.ModeKey, "NONE"), notInjected, selected}, sidecar.Ambient, ""},
+		{"no proxy but a status annotation in ambient mode", []change{proxyCalled("x"), selected}, sidecar.NoProxy, ""},
+		{"an injected pod in ambient mode", []change{selected}, sidecar.Captured, ""},
+		{"an injected pod with mode NONE in ambient mode", []change{annotation(sidecar.ModeKey, "NONE"), selected}, sidecar.ModeNone, ""},
 
 		{"mode NONE", []change{annotation(sidecar.ModeKey, "NONE")}, sidecar.ModeNone, ""},
 		{"mode none in small letters is invalid", []change{annotation(sidecar.ModeKey, "none")}, sidecar.InvalidSettings, ""},
@@ -231,7 +238,7 @@ func annotationsAgree(t *testing.T, f sidecar.Facts, p sidecar.Policy) {
 	if done && (d.Outcome != sidecar.Pass || whole.Outcome != sidecar.Pass) {
 		t.Errorf("by annotations the pod is %s, by all that is known %s", shown(d), shown(whole))
 	}
-	if _, injected := f.Annotations[sidecar.StatusKey]; !done && !injected {
+	if _, injected := f.Annotations[sidecar.StatusKey]; !done && !injected && !p.AmbientEnabled {
 		t.Errorf("annotations without %s do not decide", sidecar.StatusKey)
 	}
 }
@@ -255,7 +262,9 @@ func shown(d sidecar.Decision) string {
 // wellFormed checks what holds for every decision.
 func wellFormed(t *testing.T, d sidecar.Decision) {
 	t.Helper()
-	outcome := map[sidecar.Reason]sidecar.Outcome{sidecar.Captured: sidecar.Capture, sidecar.InvalidSettings: sidecar.Refuse}[d.Reason]
+	outcome := map[sidecar.Reason]sidecar.Outcome{
+		sidecar.Captured: sidecar.Capture, sidecar.InvalidSettings: sidecar.Refuse, sidecar.Ambient: sidecar.Enrol,
+	}[d.Reason]
 	check.Equal(t, d.Outcome, outcome, "outcome of", d.Reason)
 	if !slices.Contains(sidecar.Reasons(), d.Reason) {
 		t.Errorf("reason %q is not one of Reasons", d.Reason)
@@ -279,8 +288,8 @@ func TestDecide_FirstReason(t *testing.T) {
 		{sidecar.OwnAgent, func(f *sidecar.Facts, p *sidecar.Policy) { f.Name, p.AgentNamespace = "istio-cni-node-1", f.Namespace }},
 		{sidecar.HostNetwork, hostNetwork},
 		{sidecar.Ambient, func(f *sidecar.Facts, p *sidecar.Policy) {
-			delete(f.Annotations, sidecar.StatusKey)
-			p.AmbientEnabled = true
+			notInjected(f, p)
+			selected(f, p)
 		}},
 		{sidecar.IstioInit, also(sidecar.Container{Name: "istio-init", Init: true})},
 		{sidecar.EnvoyDisabled, env("DISABLE_ENVOY", "true")},
@@ -305,6 +314,48 @@ func TestDecide_FirstReason(t *testing.T) {
 					t.Errorf("the pod is %s, want reason %s", d.Reason, first.reason)
 				}
 			})
+		}
+	}
+}
+
+// TestDecide_AmbientTruthTable tries each combination of what decides about ambient mode.
+func TestDecide_AmbientTruthTable(t *testing.T) {
+	causes := []change{
+		ambientOn, func(f *sidecar.Facts, _ *sidecar.Policy) { f.Selected = true }, notInjected, hostNetwork, named("kube-system", "cart-1"),
+		named("mesh", "istio-cni-node-x7"),
+	}
+	const enabled, chosen, uninjected = 1, 2, 4
+	for bits := range 1 << len(causes) {
+		var changes []change
+		for i, cause := range causes {
+			if bits>>i&1 == 1 {
+				changes = append(changes, cause)
+			}
+		}
+		f, p := pod(changes...)
+		d := sidecar.Decide(f, p)
+		if want := bits == enabled|chosen|uninjected; (d.Outcome == sidecar.Enrol) != want {
+			t.Errorf("combination %06b: the pod is %s, want enrolled %v", bits, shown(d), want)
+		}
+		annotationsAgree(t, f, p)
+		f.Selected, p.AmbientEnabled = false, false
+		if without := sidecar.Decide(f, p); d.Outcome != sidecar.Enrol && shown(without) != shown(d) {
+			t.Errorf("combination %06b: the pod is %s, without ambient mode %s", bits, shown(d), shown(without))
+		}
+	}
+}
+
+// TestDecide_AmbientSpec: the pod's annotations change the settings of the node, and bad ones warn.
+func TestDecide_AmbientSpec(t *testing.T) {
+	f, p := pod(notInjected, selected, annotation(ambient.DNSCaptureKey, "false"), annotation(ambient.BypassInboundKey, "perhaps"))
+	p.Ambient = ambient.DefaultConfig()
+	p.Ambient.DNSCapture, p.Ambient.IPv6 = true, true
+	want := p.Ambient
+	want.DNSCapture = false
+	for _, facts := range []sidecar.Facts{f, f.Trim()} {
+		d := sidecar.Decide(facts, p)
+		if d.Ambient.Config != want || d.Ambient.Ingress || len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], ambient.BypassInboundKey) {
+			t.Errorf("%+v, warnings %q", d.Ambient, d.Warnings)
 		}
 	}
 }
@@ -400,7 +451,7 @@ func FuzzDecide(f *testing.F) {
 
 func shape(f *sidecar.Facts, p *sidecar.Policy, bits byte, text, role string) {
 	f.HostNetwork = bits&bitHostNetwork != 0
-	p.AmbientEnabled = bits&bitAmbient != 0
+	p.AmbientEnabled, f.Selected = bits&bitAmbient != 0, bits&bitNative != 0
 	for bit, c := range map[byte]change{
 		bitIstioInit: also(sidecar.Container{Name: "istio-init", Init: true}),
 		bitNative:    also(sidecar.Container{Name: "istio-proxy", Init: true, Args: []string{text, role}}),

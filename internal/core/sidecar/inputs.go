@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 )
 
@@ -55,7 +56,7 @@ const (
 	setting         // an annotation that is a field of the Spec
 	variable        // of the proxy's environment
 	container       // by its name
-	field           // of the pod's spec
+	field           // of the pod's spec, or of what the agent derives
 )
 
 // input is a value of a pod that a decision reads.
@@ -79,6 +80,9 @@ var inputs = []input{ //nolint:gochecknoglobals // a constant table
 	{kind: container, key: ProxyContainer, since: 1},
 	{kind: container, key: ValidationContainer, since: 1},
 	{kind: field, key: "runtimeClassName", since: 3},
+	{kind: field, key: "selected", since: 4},
+	{kind: annotation, key: ambient.BypassInboundKey, since: 4},
+	{kind: annotation, key: ambient.DNSCaptureKey, since: 4},
 	{kind: setting, key: ModeKey, since: 1, field: redirect.FieldMode},
 	{kind: setting, key: OutboundKey, since: 1, field: redirect.FieldOutbound},
 	{kind: setting, key: OutboundExcludeKey, since: 1, field: redirect.FieldOutboundExclude},

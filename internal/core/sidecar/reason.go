@@ -45,7 +45,7 @@ type rule struct {
 	// remedy is an instruction that gets such a pod captured, "" if none can.
 	remedy string
 	needs  knowledge
-	// applies reports whether the pod is left alone for this reason, with the value that decides. It is nil for the reasons
+	// applies reports whether the pod is left alone (or enrolled) for this reason, with the value that decides. It is nil for the reasons
 	// that the settings decide.
 	applies func(subject) (detail string, applies bool)
 }
@@ -76,10 +76,10 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 		HostNetwork, "it uses the node's network namespace, which is never touched", "set hostNetwork to false", byPod,
 		func(s subject) (string, bool) { return "", s.HostNetwork },
 	},
-	// Without a sidecar the rules below leave the pod alone as well, but the pod may be in the ambient mesh, which this reason names.
+	// Of the rules with a condition, this one alone does not leave the pod alone: see Decide.
 	{
-		Ambient, "it has no sidecar; ambient mode is enabled in the configuration and is not served by this plugin", "inject a sidecar", byPod,
-		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && !s.injected() },
+		Ambient, "it is in ambient mode: the enablement selectors select it, and it has no sidecar", "inject a sidecar", byPod,
+		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && s.Selected && s.Eligible() },
 	},
 	{
 		IstioInit, "its init container istio-init sets up the redirection itself", "inject it again with the CNI plugin enabled in istiod", byPod,

@@ -59,7 +59,7 @@ func TestContract(t *testing.T) {
 		"Selectors": testSelectors, "BadSelectors": testBadSelectors, "Watch": testWatch, "WatchSelects": testWatchSelects,
 		"WatchEnds": testWatchEnds, "WatchList": testWatchList, "WatchExpired": testWatchExpired, "Bookmarks": testBookmarks, "NodePatch": testNodePatch,
 		"NodeStatus": testNodeStatus, "PodLabels": testPodLabels, "PodStatus": testPodStatus, "Delete": testDelete, "Evict": testEvict, "Lease": testLease,
-		"Events": testEvents, "Access": testAccess,
+		"Events": testEvents, "Access": testAccess, "Namespaces": testNamespaces,
 	} {
 		t.Run(name, func(t *testing.T) {
 			one := *c
@@ -76,9 +76,17 @@ func (c *contract) begin() {
 	if c.fake != nil {
 		return
 	}
-	c.create("/api/v1/namespaces", object{"kind": "Namespace", "apiVersion": "v1", "metadata": object{"name": c.ns}})
+	c.addNamespace(c.ns)
 	c.create("/api/v1/namespaces/"+c.ns+"/serviceaccounts", object{
 		"kind": "ServiceAccount", "apiVersion": "v1", "metadata": object{"name": "default"},
+	})
+}
+
+// addNamespace creates a namespace with a label.
+func (c *contract) addNamespace(name string) object {
+	c.Helper()
+	return c.create("/api/v1/namespaces", object{
+		"kind": "Namespace", "apiVersion": "v1", "metadata": object{"name": name, "labels": object{"contract": name}},
 	})
 }
 
@@ -571,6 +579,34 @@ func testPodLabels(c *contract) {
 	}
 	if b := c.want(http.StatusOK, http.MethodGet, c.pod("web"), "", nil); b.at("metadata", "labels", "x") != nil {
 		c.Errorf("%s", b)
+	}
+	const key = "example.com/mode"
+	for _, value := range []any{"on", nil, nil} { // to remove what is not there changes nothing
+		annotate := object{"metadata": object{"uid": uid(made), "annotations": object{key: value}}}
+		if a := c.want(http.StatusOK, http.MethodPatch, c.pod("web")+"/status", "merge", annotate); a.at("metadata", "annotations", key) != value {
+			c.Errorf("annotation %v: %s", value, a)
+		}
+	}
+}
+
+// testNamespaces reads, lists and watches namespaces by a label.
+func testNamespaces(c *contract) {
+	const path, name = "/api/v1/namespaces", "contract-mode"
+	made := c.addNamespace(name)
+	if a := c.want(http.StatusOK, http.MethodGet, path+"/"+name, "", nil); a.at("kind") != "Namespace" || uid(a.body) != uid(made) || uid(made) == "" ||
+		a.at("metadata", "namespace") != nil || a.at("metadata", "labels", "contract") != name {
+		c.Errorf("%s", a)
+	}
+	c.fails(http.StatusNotFound, "NotFound", http.MethodGet, path+"/none", "", nil)
+	const selected = "labelSelector=contract%3D" + name
+	list := c.want(http.StatusOK, http.MethodGet, path+"?"+selected, "", nil)
+	if items, _ := list.at("items").([]any); len(items) != 1 || list.at("kind") != "NamespaceList" {
+		c.Errorf("%s", list)
+	}
+	s := c.watch(path, "&"+selected+"&resourceVersion="+version(list.body))
+	c.label(path+"/"+name, "mode", "ambient")
+	if one, ok := s.next(); !ok || one.Type != "MODIFIED" || one.Object["kind"] != "Namespace" || at(one.Object, "metadata", "labels", "mode") != "ambient" {
+		c.Errorf("%v %v", ok, one)
 	}
 }
 

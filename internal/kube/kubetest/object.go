@@ -52,7 +52,7 @@ func parsePath(path string) place {
 // kinds returns the kinds that kubetest serves, by resource.
 func kinds() map[string]schema.GroupKind {
 	return map[string]schema.GroupKind{
-		"pods": {Kind: "Pod"}, "nodes": {Kind: "Node"}, "configmaps": {Kind: "ConfigMap"}, "events": {Kind: "Event"},
+		"pods": {Kind: "Pod"}, "nodes": {Kind: "Node"}, "configmaps": {Kind: "ConfigMap"}, "events": {Kind: "Event"}, "namespaces": {Kind: "Namespace"},
 		"daemonsets": {Group: "apps", Kind: "DaemonSet"}, "leases": {Group: "coordination.k8s.io", Kind: "Lease"},
 	}
 }
@@ -106,6 +106,11 @@ func ConfigMap(namespace, name string, data map[string]string) []byte {
 	return marshal(object{
 		"kind": "ConfigMap", "apiVersion": "v1", "metadata": object{"namespace": namespace, "name": name}, "data": data,
 	})
+}
+
+// Namespace returns an object for [Server.Set].
+func Namespace(name string, labels map[string]string) []byte {
+	return marshal(object{"kind": "Namespace", "apiVersion": "v1", "metadata": object{"name": name, "labels": labels}})
 }
 
 // DaemonSet returns an object for [Server.Set]; spec is the pod template's, in JSON, or empty.

@@ -189,7 +189,8 @@ func (s *Server) SetPod(p Pod) {
 // Fail makes the next requests (or connections) fail, after earlier faults are consumed.
 func (s *Server) Fail(fault Fault, times int) { s.FailOn("", fault, times) }
 
-// FailOn makes the next requests fail whose "METHOD /path?query" contains part, for instance "/daemonsets/" or "watch=true".
+// FailOn makes the next requests fail whose "METHOD /path?query" contains part, for instance "/daemonsets/" or "watch=true". A $ at the
+// end of part is the end of the request.
 // Other requests do not consume the fault, and matching requests do not wait for earlier faults.
 func (s *Server) FailOn(part string, fault Fault, times int) {
 	s.mu.Lock()
@@ -218,7 +219,7 @@ func (s *Server) next(request string, wanted func(Fault) bool) (Fault, bool) {
 	s.faults = slices.DeleteFunc(s.faults, func(p planned) bool { return p.times <= 0 })
 	for i := range s.faults {
 		p := &s.faults[i]
-		if p.request != "" && !strings.Contains(request, p.request) {
+		if p.request != "" && !strings.Contains(request+"$", p.request) {
 			continue
 		}
 		if wanted(p.fault) {

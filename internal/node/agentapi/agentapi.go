@@ -1,12 +1,12 @@
-// Package agentapi is the protocol by which the plugin asks the node agent about a pod and reports its calls: the client,
-// and the types that both sides use.
+// Package agentapi is the protocol by which the plugin asks the node agent about a pod, has it enrol a pod of the ambient mesh, and
+// reports its calls: the client, and the types that both sides use.
 //
 // It promises that an agent that is absent, is another implementation, hangs or sends invalid answers costs at most the time
 // of the caller's context and never causes a wrong decision: an answer that the client does not fully understand is an error,
 // after which the plugin queries the API server. The listener must run as root (SO_PEERCRED). The client needs no credential
 // and starts no goroutine or process that outlives the call.
 //
-// Start reading at Dial. wire.go has the protocol and its rules about versions.
+// Start reading at Dial. wire.go has the protocol and its rules about versions, event.go the reference's protocol for ambient pods.
 package agentapi
 
 import (
@@ -107,9 +107,12 @@ func Peer(conn net.Conn) (*unix.Ucred, error) {
 
 // send writes one request. It uses no http.Client, whose transport may outlive the call.
 func (a *Agent) send(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
-	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, method, "http://unix"+path, bytes.NewReader(body)) // the reference's host
 	if err != nil {
 		return nil, err
+	}
+	if len(body) > 0 {
+		request.Header.Set("Content-Type", "application/json")
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		if err = a.conn.SetDeadline(deadline); err != nil {
@@ -133,8 +136,8 @@ func (a *Agent) call(ctx context.Context, most int64, method, path string, body 
 	}
 	defer response.Body.Close() //nolint:errcheck // only read from
 	if response.StatusCode != http.StatusOK {
-		text, err := io.ReadAll(response.Body)
-		return errors.Join(err, refusal(response.StatusCode, text))
+		text, _ := io.ReadAll(response.Body) // an answer that is cut off is a refusal as well
+		return refusal(response.StatusCode, text)
 	}
 	return read(response.Body)
 }
@@ -157,9 +160,14 @@ func requestError(err error, format string, args ...any) error {
 	return fmt.Errorf("asking the node agent for %s: %w", fmt.Sprintf(format, args...), err)
 }
 
-// Pod requests the facts of a pod. An error is a [Refusal] if the agent answers with an error.
-func (a *Agent) Pod(ctx context.Context, key Key) (facts sidecar.Facts, err error) {
-	text, err := a.get(ctx, maxAnswer, podPath+key.Namespace+"/"+key.Name, url.Values{"uid": {key.UID}})
+// Pod requests the facts of a pod, with [sidecar.Facts.Selected] if ambient is set. An error is a [Refusal] if the agent answers with an
+// error.
+func (a *Agent) Pod(ctx context.Context, key Key, ambient bool) (facts sidecar.Facts, err error) {
+	query := url.Values{"uid": {key.UID}}
+	if ambient {
+		query.Set(AmbientParam, "true")
+	}
+	text, err := a.get(ctx, maxAnswer, podPath+key.Namespace+"/"+key.Name, query)
 	if err == nil {
 		facts, err = ReadPod(text, key)
 	}

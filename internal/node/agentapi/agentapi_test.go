@@ -24,7 +24,7 @@ import (
 var (
 	_ = struct {
 		Namespace, Name, UID  string
-		HostNetwork           bool
+		HostNetwork, Selected bool
 		RuntimeClass          string
 		Labels, Annotations   map[string]string
 		RunAsUser, RunAsGroup *int64
@@ -43,7 +43,7 @@ var (
 func TestFacts_SentWhole(t *testing.T) {
 	user := int64(7)
 	facts := sidecar.Facts{
-		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, RuntimeClass: "r", Labels: map[string]string{"l": "1"},
+		Namespace: "a", Name: "b", UID: "c", HostNetwork: true, Selected: true, RuntimeClass: "r", Labels: map[string]string{"l": "1"},
 		Annotations: map[string]string{"n": "<&>"}, RunAsUser: &user,
 		Containers: []sidecar.Container{{Name: "x", Init: true, Args: []string{"y"}, Env: []sidecar.EnvVar{{Name: "E", Value: "v"}}, RunAsGroup: &user}},
 	}
@@ -96,7 +96,7 @@ func TestClient_OneConnection(t *testing.T) {
 		}
 	})
 	agent := dial(t, socket)
-	if _, err := agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}); err != nil {
+	if _, err := agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}, false); err != nil {
 		t.Error(err)
 	}
 	if err := agent.Report(t.Context(), agentapi.Report{}); err != nil {
@@ -124,7 +124,7 @@ func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	}
 	dir := agenttest.SocketDir(t)
 	check.OK(t, os.Chmod(dir, 0o777))
-	socket := filepath.Join(dir, "s")
+	socket := filepath.Join(dir, agentapi.EventSocketName)
 	cmd := agenttest.Child(t, servedAt+"="+socket)
 	cmd.Args = append(cmd.Args, "-test.run=^TestClient_OnlyRootIsTrusted$")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1337, Gid: 1337}}
@@ -133,8 +133,11 @@ func TestClient_OnlyRootIsTrusted(t *testing.T) {
 	check.OK(t, errors.Join(noInput, noOutput, cmd.Start()))
 	defer func() { _ = in.Close(); _ = cmd.Wait() }()
 	check.OK(t, check.Err(out.Read(make([]byte, 8))))
-	if _, err := agentapi.Dial(t.Context(), socket); err == nil || !strings.Contains(err.Error(), "user 1337") {
-		t.Errorf("got %v", err)
+	_, err := agentapi.Dial(t.Context(), socket)
+	for _, err := range []error{err, agentapi.PostEvent(t.Context(), dir, agentapi.Event{})} {
+		if err == nil || !strings.Contains(err.Error(), "user 1337") {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 
@@ -143,7 +146,7 @@ func TestClient_ContextEnds(t *testing.T) {
 	agent := dial(t, socket)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := agent.Pod(ctx, agentapi.Key{Namespace: "a", Name: "b", UID: "c"}); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := agent.Pod(ctx, agentapi.Key{Namespace: "a", Name: "b", UID: "c"}, false); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -44,10 +44,12 @@ const (
 	BundlePattern = "GET " + bundlePath + "{part}"
 )
 
-// Parameters: CheckParam is a boolean, SinceParam the time of the oldest wanted record, in RFC 3339.
+// Parameters: CheckParam is a boolean, SinceParam the time of the oldest wanted record, in RFC 3339. AmbientParam is a boolean: the facts
+// need [sidecar.Facts.Selected], and an agent that cannot tell answers with an error.
 const (
-	CheckParam = "check"
-	SinceParam = "since"
+	AmbientParam = "ambient"
+	CheckParam   = "check"
+	SinceParam   = "since"
 )
 
 // Bounds of answers, in bytes. The API server's store accepts objects of 1.5 MiB, and facts are far smaller. The agent holds at most
@@ -135,7 +137,7 @@ func refusal(status int, text []byte) *Refusal {
 // Phase is a part of a call's time.
 type Phase string
 
-// The phases in their order: reading the input, deciding about the pod, writing its rules. PhaseTotal is the whole call.
+// The phases in their order: reading the input, deciding about the pod, writing its rules or waiting for the agent to enrol it. PhaseTotal is the whole call.
 const (
 	PhaseRead    Phase = "read"
 	PhaseDecide  Phase = "decide"
@@ -175,7 +177,8 @@ type Report struct {
 	Reason string `json:"reason"`
 	Detail string `json:"detail,omitempty"`
 	Source Source `json:"source"`
-	// Captured reports whether the pod is redirected, Changed whether the call wrote rules for it. Backend wrote or compared them.
+	// Captured reports whether the pod is redirected to its sidecar, Changed whether the call wrote rules for it. Backend wrote or
+	// compared them. The agent writes those of a pod with the reason ambient: all three are empty.
 	Captured bool   `json:"captured"`
 	Changed  bool   `json:"changed"`
 	Backend  string `json:"backend,omitempty"`

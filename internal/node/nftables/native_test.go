@@ -35,33 +35,35 @@ func TestNative_TablesOfTheReference(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, ipv6 := range []bool{false, true} {
-				conformNative(t, spec.NativeSet(treatment(ipv6)), referencetest.Script(spec, ipv6))
+				conformNative(t, redirect.Sidecar(), spec.NativeSet(treatment(ipv6)), referencetest.Script(spec, ipv6))
 			}
 		})
 	}
 	for _, other := range []redirect.Treatment{redirect.Rejected, redirect.Bypassed} { // the reference does not have these
 		want := everything().NativeSet(redirect.Families{IPv6: other, HasIPv4: true})
-		conformNative(t, want, redirect.Sidecar().NativeScript(want))
+		conformNative(t, redirect.Sidecar(), want, redirect.Sidecar().NativeScript(want))
 	}
 }
 
-func conformNative(t *testing.T, want ruleset.Set, script string) {
+// conformNative returns what nft lists.
+func conformNative(t *testing.T, owner redirect.Owner, want ruleset.Set, script string) (list string) {
 	t.Helper()
 	ours, theirs, scripted := newPod(t), newPod(t), newPod(t)
-	ours.apply(t, native(want))
+	ours.apply(t, native(want), owner)
 	theirs.run(t, script, "nft", "-f", "-")
-	scripted.run(t, redirect.Sidecar().NativeScript(want), "nft", "-f", "-")
-	list := theirs.run(t, "", "nft", "list", "ruleset")
+	scripted.run(t, owner.NativeScript(want), "nft", "-f", "-")
+	list = theirs.run(t, "", "nft", "list", "ruleset")
 	equal(t, "what nft lists", list, ours.run(t, "", "nft", "list", "ruleset"))
 	equal(t, "what nft lists of our script", list, scripted.run(t, "", "nft", "list", "ruleset"))
 	if diff := cmp.Diff(theirs.kernel(t, ruleset.Inet), ours.kernel(t, ruleset.Inet)); diff != "" {
 		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
 	}
 	for who, p := range map[string]pod{"ours": ours, "nft's": theirs} {
-		if diff := p.verifyNative(t, want); !diff.Empty() {
+		if diff := p.verifyNative(t, want, owner); !diff.Empty() {
 			t.Errorf("%s rules are not read as wanted:\n%s", who, diff)
 		}
 	}
+	return list
 }
 
 // TestNative_SpecReplaced changes from one Spec to the next and back to none. The reference would

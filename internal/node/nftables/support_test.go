@@ -81,15 +81,20 @@ func native(want ruleset.Set) plan {
 	return func(*nftables.View) nftables.Plan { return nftables.Plan{Native: &want} }
 }
 
+// ownerOf returns the owner of the rules, a sidecar without one.
+func ownerOf(owner []redirect.Owner) redirect.Owner {
+	return append(owner, redirect.Sidecar())[0]
+}
+
 // update reads the current namespace and applies the plan made from it.
-func update(tb testing.TB, change plan, sent func([]byte)) error {
+func update(tb testing.TB, change plan, sent func([]byte), owner ...redirect.Owner) error {
 	tb.Helper()
 	s, err := nftables.Open()
 	if err != nil {
 		return err
 	}
 	s.OnSend(sent)
-	v, err := s.Read(tb.Context(), redirect.Sidecar())
+	v, err := s.Read(tb.Context(), ownerOf(owner))
 	if err == nil {
 		err = v.Apply(change(v))
 	}
@@ -102,20 +107,20 @@ func (p pod) try(tb testing.TB, change plan) error {
 	return netns.Do(string(p), func() error { return update(tb, change, nil) })
 }
 
-func (p pod) apply(tb testing.TB, change plan) {
+func (p pod) apply(tb testing.TB, change plan, owner ...redirect.Owner) {
 	tb.Helper()
-	p.do(tb, func() error { return update(tb, change, nil) })
+	p.do(tb, func() error { return update(tb, change, nil, owner...) })
 }
 
 // view returns the rules that the code under test reads.
-func (p pod) view(tb testing.TB) (v *nftables.View) {
+func (p pod) view(tb testing.TB, owner ...redirect.Owner) (v *nftables.View) {
 	tb.Helper()
 	p.do(tb, func() error {
 		s, err := nftables.Open()
 		if err != nil {
 			return err
 		}
-		v, err = s.Read(tb.Context(), redirect.Sidecar())
+		v, err = s.Read(tb.Context(), ownerOf(owner))
 		return errors.Join(err, s.Close())
 	})
 	return v
@@ -127,9 +132,9 @@ func (p pod) read(tb testing.TB, f ruleset.Family) ruleset.Set {
 }
 
 // verifyNative compares the native tables with the set.
-func (p pod) verifyNative(tb testing.TB, want ruleset.Set) ruleset.Diff {
+func (p pod) verifyNative(tb testing.TB, want ruleset.Set, owner ...redirect.Owner) ruleset.Diff {
 	tb.Helper()
-	have := p.read(tb, ruleset.Inet)
+	have := p.view(tb, owner...).Set(ruleset.Inet)
 	return ruleset.Compare(want, have, redirect.OwnedNative(have))
 }
 

@@ -3,6 +3,7 @@ package redirection_test
 import (
 	"path"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -117,4 +118,48 @@ func TestClean_TablesOfOtherNames(t *testing.T) {
 		mustClean(t, n)
 		equal(t, "another table was changed", before, p.feed(t, "", "nft", "list", "table", "inet", "istio-cni-trace-1"))
 	}
+}
+
+// masked is a mode of the mesh whose policy rules compare a part of the mark.
+type masked struct{ redirect.Spec }
+
+func (m masked) Owner() redirect.Owner {
+	o := redirect.Sidecar()
+	o.Mark, o.Mask = 0x111, 0xfff
+	return o
+}
+
+func (m masked) Routing(redirect.Families) redirect.Routing {
+	return redirect.Routing{MarkFamilies: families, Mark: 0x111, Mask: 0xfff, Table: 100, Priority: 32764}
+}
+
+func TestClean_PartOfTheMark(t *testing.T) {
+	t.Parallel()
+	p, want := dualPod(t), masked{dual()}
+	n := p.namespace(byNetlink)
+	policies := func() string { return p.run(t, "ip", "rule") + p.run(t, "ip", "-6", "rule") }
+	routing := func() []string {
+		r, err := n.Verify(t.Context(), want)
+		check.OK(t, err)
+		return r.Routing
+	}
+	p.run(t, "ip", "rule", "add", "fwmark", "0x111", "lookup", "100", "pref", "7")
+	p.run(t, "ip", "rule", "add", "fwmark", "0x111/0xff", "lookup", "101", "pref", "8")
+	before := policies()
+	_, err := n.Apply(t.Context(), want, redirection.Reconcile)
+	check.OK(t, err)
+	check.Diff(t, "after Apply", []string(nil), routing())
+	p.run(t, "ip", "-6", "rule", "add", "fwmark", "0x111/0xfff", "lookup", "105")
+	p.run(t, "ip", "-6", "route", "add", "local", "default", "dev", "lo", "table", "105")
+	check.Diff(t, "of an earlier configuration", []string{`policy rule "fwmark 0x111/0xfff lookup 105" (IPv6) is left over`}, routing())
+	for _, clean := range []func() (redirection.Report, error){
+		func() (redirection.Report, error) { return n.Apply(t.Context(), want, redirection.Reconcile) },
+		func() (redirection.Report, error) { return n.Clean(t.Context(), want) },
+	} {
+		_, err = clean()
+		check.OK(t, err)
+		check.Equal(t, strings.Contains(policies(), "lookup 105"), false, "left over")
+	}
+	check.Equal(t, policies(), before, "after Clean")
+	check.Equal(t, p.run(t, "ip", "route", "show", "table", "all", "type", "local", "default"), "", "after Clean")
 }

@@ -51,7 +51,7 @@ func (p *pass) addresses() (own []netip.Addr, err error) {
 // policyRouting returns the result of [route.Leftovers].
 func (p *pass) policyRouting() (route.Want, error) {
 	if p.policy == nil {
-		found, err := route.Leftovers()
+		found, err := route.Leftovers(p.owner.Mask)
 		if err != nil {
 			return found, fmt.Errorf("looking for routing of an earlier configuration: %w", err)
 		}

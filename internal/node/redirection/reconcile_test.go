@@ -62,7 +62,7 @@ func configurations() []named {
 }
 
 // mustApply applies the Spec to the pod.
-func mustApply(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.Report {
+func mustApply(t *testing.T, n redirection.Namespace, s redirect.Wanted) redirection.Report {
 	t.Helper()
 	r, err := n.Apply(t.Context(), s, redirection.Reconcile)
 	check.OK(t, err)
@@ -70,7 +70,7 @@ func mustApply(t *testing.T, n redirection.Namespace, s redirect.Spec) redirecti
 }
 
 // verify returns the report of Verify.
-func verify(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.Report {
+func verify(t *testing.T, n redirection.Namespace, s redirect.Wanted) redirection.Report {
 	t.Helper()
 	r, err := n.Verify(t.Context(), s)
 	check.OK(t, err)
@@ -78,7 +78,7 @@ func verify(t *testing.T, n redirection.Namespace, s redirect.Spec) redirection.
 }
 
 // verified fails the test if Verify finds a difference.
-func verified(t *testing.T, n redirection.Namespace, s redirect.Spec) {
+func verified(t *testing.T, n redirection.Namespace, s redirect.Wanted) {
 	t.Helper()
 	if r := verify(t, n, s); !r.Clean() {
 		t.Errorf("not clean: routing %q, rules:\n%s", r.Routing, r.Diffs)

@@ -172,18 +172,18 @@ func (n Namespace) VerifyRouting(want redirect.Wanted, earlier Report) (differen
 	return differences, err
 }
 
-// Clean removes all rules and routing of a sidecar, whatever its configuration. The Spec only names the mark and table of
-// the mesh in addition to the ones in the rules found here.
-func (n Namespace) Clean(ctx context.Context, spec redirect.Spec) (Report, error) {
-	return n.run(ctx, exclusive, spec.Owner(), nil, func(p *pass) error {
-		left, err := p.leftovers(append(p.marks, spec.Mark))
+// Clean removes all rules and routing of a mode of the mesh, whatever its configuration. Of it, Clean uses only the owner, and the mark
+// and table in addition to the ones in the rules found here.
+func (n Namespace) Clean(ctx context.Context, of redirect.Wanted) (Report, error) {
+	return n.run(ctx, exclusive, of.Owner(), nil, func(p *pass) error {
+		configured := of.Routing(redirect.Families{})
+		left, err := p.leftovers(append(p.marks, configured.Mark))
 		if err != nil {
 			return err
 		}
-		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			// The configured table's route is removed even if its policy rule is gone.
-			left.Policy = append(left.Policy, route.Policy{Family: f, Mark: spec.Mark, Table: spec.Table})
-		}
+		// The configured table's route is removed even if its policy rule is gone.
+		configured.MarkFamilies, configured.PassthroughV6 = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}, false
+		left.Policy = append(left.Policy, route.For(configured).Policy...)
 		if err := p.apply(ctx); err != nil {
 			return err
 		}
@@ -304,20 +304,21 @@ func (p *pass) stale(want route.Want) (route.Want, error) {
 	}
 	left, err := p.leftovers(p.marks)
 	left.PassthroughV6 = left.PassthroughV6 && !want.PassthroughV6
-	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool { return slices.Contains(want.Policy, p) })
+	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool { return slices.ContainsFunc(want.Policy, p.Same) })
 	return left, err
 }
 
 // leftovers finds routing that belongs to the mesh. The policy rules of any TPROXY look the same, so it selects the ones
-// with the mesh's marks.
+// with the mesh's marks and mask, and those of a sidecar's usual mark: ztunnel's packets have that mark too.
 func (p *pass) leftovers(marks []uint32) (route.Want, error) {
 	left, err := p.policyRouting()
 	if err != nil {
 		return route.Want{}, err
 	}
-	owner := p.owner
+	owner, sidecar := p.owner, redirect.Sidecar()
 	left.Policy = slices.DeleteFunc(left.Policy, func(p route.Policy) bool {
-		return !slices.Contains(marks, p.Mark) && p.Mark != owner.Mark
+		ours := p.Mask == owner.Mask && (slices.Contains(marks, p.Mark) || p.Mark == owner.Mark)
+		return !ours && (p.Mask != sidecar.Mask || p.Mark != sidecar.Mark)
 	})
 	return left, nil
 }

@@ -37,13 +37,30 @@ type Want struct {
 type Policy struct {
 	Family      ruleset.Family
 	Mark, Table uint32
+	// Mask selects the bits of a packet's mark that are compared, 0 means all. A rule with another mask is another program's.
+	Mask uint32
+	// Priority is that of a new rule, 0 means the kernel's choice. It is not used where the rule would have no effect.
+	Priority uint32
+}
+
+// mask returns the mask as the kernel has it.
+func (p Policy) mask() uint32 {
+	if p.Mask == 0 {
+		return wholeMark
+	}
+	return p.Mask
+}
+
+// Same reports whether two policies have the same rule and route, whatever the priority.
+func (p Policy) Same(other Policy) bool {
+	return p.Family == other.Family && p.Mark == other.Mark && p.mask() == other.mask() && p.Table == other.Table
 }
 
 // For returns the Want of a redirect.Routing.
 func For(r redirect.Routing) Want {
 	w := Want{PassthroughV6: r.PassthroughV6}
 	for _, f := range r.MarkFamilies {
-		w.Policy = append(w.Policy, Policy{Family: f, Mark: r.Mark, Table: r.Table})
+		w.Policy = append(w.Policy, Policy{Family: f, Mark: r.Mark, Table: r.Table, Mask: r.Mask, Priority: r.Priority})
 	}
 	return w
 }
@@ -88,19 +105,19 @@ func Check(w Want) ([]string, error) {
 }
 
 // Leftovers finds possible leftovers of an earlier configuration, of any mark and table: policy rules that select only by a
-// mark and look up a table that has only "local default dev lo" and that no other kind of rule looks up; and ::6/128 on
-// lo.
+// mark, whole or with the mask, and look up a table that has only "local default dev lo" and that no other kind of rule
+// looks up; and ::6/128 on lo. It leaves the priorities out.
 //
 // Any other TPROXY in the namespace has the same objects (Documentation/networking/tproxy.rst of Linux proposes mark 1 and
 // table 100). The caller decides whether they belong to the mesh.
-func Leftovers() (Want, error) {
+func Leftovers(mask uint32) (Want, error) {
 	address, err := findPassthrough()
 	if err != nil {
 		return Want{}, err
 	}
 	w := Want{PassthroughV6: address == passthrough}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		found, err := leftoverPolicies(f)
+		found, err := leftoverPolicies(f, mask)
 		if err != nil {
 			return Want{}, err
 		}
@@ -109,7 +126,7 @@ func Leftovers() (Want, error) {
 	return w, nil
 }
 
-func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
+func leftoverPolicies(f ruleset.Family, mask uint32) ([]Policy, error) {
 	rules, err := listRules(f)
 	if err != nil {
 		return nil, err
@@ -118,8 +135,11 @@ func leftoverPolicies(f ruleset.Family) ([]Policy, error) {
 	foreign := map[uint32]bool{} // tables that another kind of rule looks up
 	for _, r := range rules {
 		p := Policy{Family: f, Mark: r.mark, Table: r.table}
+		if r.mask != wholeMark {
+			p.Mask = r.mask
+		}
 		switch {
-		case !r.plain() || p.validate() != nil:
+		case !r.plain() || p.Mask != 0 && p.Mask != mask || p.validate() != nil:
 			foreign[r.table] = true
 		case !slices.Contains(found, p):
 			found = append(found, p)
@@ -166,7 +186,7 @@ func (p Policy) validate() error {
 	switch {
 	case p.Family != ruleset.IPv4 && p.Family != ruleset.IPv6:
 		return fmt.Errorf("checking policy %s: unknown family", p)
-	case p.Mark == 0:
+	case p.Mark&p.mask() == 0:
 		return fmt.Errorf("checking policy %s: every unmarked packet has mark 0", p)
 	case p.Table == unix.RT_TABLE_UNSPEC, p.Table >= unix.RT_TABLE_DEFAULT && p.Table <= unix.RT_TABLE_LOCAL:
 		return fmt.Errorf("checking policy %s: table %d is the kernel's", p, p.Table)
@@ -176,5 +196,9 @@ func (p Policy) validate() error {
 
 // String returns the policy's rule as ip rule prints it.
 func (p Policy) String() string {
-	return fmt.Sprintf("%q (%s)", fmt.Sprintf("fwmark %#x lookup %d", p.Mark, p.Table), p.Family)
+	mask := ""
+	if p.mask() != wholeMark {
+		mask = fmt.Sprintf("/%#x", p.Mask)
+	}
+	return fmt.Sprintf("%q (%s)", fmt.Sprintf("fwmark %#x%s lookup %d", p.Mark, mask, p.Table), p.Family)
 }

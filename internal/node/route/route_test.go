@@ -113,10 +113,10 @@ func complete(t *testing.T, path string, w route.Want) {
 	}
 }
 
-func leftovers(t *testing.T, path string) route.Want {
+func leftovers(t *testing.T, path string, mask uint32) route.Want {
 	t.Helper()
 	var w route.Want
-	in(t, path, func() (err error) { w, err = route.Leftovers(); return err })
+	in(t, path, func() (err error) { w, err = route.Leftovers(mask); return err })
 	return w
 }
 
@@ -352,7 +352,7 @@ func TestRemove_UnknownSelector(t *testing.T) {
 	const dscp = 25 // FRA_DSCP
 	addRule(t, path, 20, nl.NewRtAttr(dscp, []byte{10}))
 	before := state(t, path)
-	if got := leftovers(t, path); len(got.Policy) != 0 {
+	if got := leftovers(t, path, 0); len(got.Policy) != 0 {
 		t.Errorf("Leftovers gives %v", got)
 	}
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
@@ -383,7 +383,7 @@ func TestApply_MarksAndTables(t *testing.T) {
 					t.Errorf("ip %s rule prints\n%s, want one line %q", family, got, want)
 				}
 			}
-			check.Diff(t, "Leftovers, difference", w, leftovers(t, path))
+			check.Diff(t, "Leftovers, difference", w, leftovers(t, path, 0))
 			remove(t, path, w)
 			check.Diff(t, "changed", before, state(t, path))
 		})
@@ -440,7 +440,7 @@ func TestApply_WiderPrefix(t *testing.T) {
 		if missing == 0 {
 			apply(t, path, w)
 		}
-		if left := leftovers(t, path); left.PassthroughV6 {
+		if left := leftovers(t, path, 0); left.PassthroughV6 {
 			t.Errorf("%s: Leftovers gives it", command)
 		}
 		remove(t, path, w)
@@ -487,7 +487,7 @@ func TestLeftovers(t *testing.T) {
 			before := state(t, path)
 			ip(t, path, tt.setup)
 			made := state(t, path)
-			got := leftovers(t, path)
+			got := leftovers(t, path, 0)
 			check.Diff(t, "difference", tt.want, got)
 			check.Diff(t, "Leftovers changed something", made, state(t, path))
 			remove(t, path, got)
@@ -557,7 +557,10 @@ func TestApply_InvalidWant(t *testing.T) {
 	path := newNamespace(t)
 	before := state(t, path)
 	for _, bad := range []route.Policy{
-		v4(0, 133), v4(1337, 0), v4(1337, 253), v6(1337, 254), v6(1337, 255), {Family: 5, Mark: 1337, Table: 133}, {},
+		v4(0, 133), v4(1337, 0), v4(1337, 253), v6(1337, 254), v6(1337, 255),
+		{Family: 5, Mark: 1337, Table: 133},
+		{},
+		{Family: ruleset.IPv4, Mark: 0x100, Mask: 0xff, Table: 133},
 	} {
 		w := route.Want{PassthroughV6: true, Policy: []route.Policy{v4(1337, 133), bad}}
 		in(t, path, func() error {
@@ -590,4 +593,111 @@ func TestAddresses_Read(t *testing.T) {
 	check.Diff(t, "difference", "[127.0.0.1 10.1.0.1 10.0.0.2 10.0.0.3 ::1 192.0.2.9 fd00::1 fd00::5]", fmt.Sprint(got))
 	in(t, netnstest.New(t), func() (err error) { got, err = route.Addresses(); return err })
 	check.Diff(t, "in an empty namespace", "[]", fmt.Sprint(got))
+}
+
+// ambient has the policy rules of ambient mode: part of the mark, and a priority.
+func ambient() route.Want {
+	w := route.Want{}
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
+		w.Policy = append(w.Policy, route.Policy{Family: f, Mark: 0x111, Mask: 0xfff, Table: 100, Priority: 32764})
+	}
+	return w
+}
+
+func TestApply_MaskAndPriority(t *testing.T) {
+	t.Parallel()
+	const byHand = "rule add fwmark 0x111/0xfff pref 32764 lookup 100; route add local default dev lo table 100;" +
+		"-6 rule add fwmark 0x111/0xfff pref 32764 lookup 100; -6 route add local default dev lo table 100"
+	ours, theirs := newNamespace(t, beside()...), newNamespace(t, append(beside(), byHand)...)
+	before := state(t, ours)
+	if missing := checked(t, ours, ambient()); len(missing) != 4 ||
+		missing[1] != `policy rule "fwmark 0x111/0xfff lookup 100" (IPv4) is missing` {
+		t.Errorf("Check returns %q", missing)
+	}
+	for range 2 {
+		apply(t, ours, ambient())
+		check.Diff(t, "made by the ip command (-) and by Apply (+)", state(t, theirs), state(t, ours))
+		complete(t, ours, ambient())
+	}
+	for query, delivered := range map[string]bool{"0x111": true, "0x5111": true, "0x112": false, "0": false} {
+		if got := ip(t, ours, "route get 10.0.0.9 mark "+query); strings.HasPrefix(got, "local ") != delivered {
+			t.Errorf("mark %s: %s", query, got)
+		}
+	}
+	remove(t, ours, ambient())
+	check.Diff(t, "after Remove", before, state(t, ours))
+}
+
+// beside returns commands for a link, so that packets have a route, and for other programs' rules of the same mark.
+func beside() []string {
+	return []string{
+		"link add veth0 address 02:00:00:00:00:01 type veth peer name veth1 address 02:00:00:00:00:02",
+		"addr add 10.0.0.1/24 dev veth0", "link set veth0 up",
+		"rule add fwmark 0x111 lookup 101 priority 32764", "rule add fwmark 0x111/0xff lookup 102 priority 32764",
+	}
+}
+
+func TestApply_PriorityWithoutEffect(t *testing.T) {
+	t.Parallel()
+	const ours = "from all fwmark 0x111/0xfff lookup 100"
+	w := route.Want{Policy: ambient().Policy[:1]}
+	for _, tt := range []struct{ name, setup, want string }{
+		{"another priority, which it keeps", "rule add fwmark 0x111/0xfff lookup 100 priority 7", "7: " + ours},
+		{"behind a foreign rule for everything to main", "rule add lookup main priority 50", "49: " + ours + "\n50: from all lookup main"},
+		{
+			"behind it already",
+			"rule add lookup main priority 50; rule add fwmark 0x111/0xfff lookup 100 priority 32764", "49: " + ours + "\n50: from all lookup main",
+		},
+		{
+			"the place of a narrower rule", "rule add from 10.0.0.0/8 fwmark 0x111/0xfff lookup 100 priority 32764",
+			"32763: " + ours + "\n32764: from 10.0.0.0/8 fwmark 0x111/0xfff lookup 100",
+		},
+		{
+			"a rule of the whole mark, and of another mask",
+			"rule add fwmark 0x111 lookup 100 priority 5; rule add fwmark 0x111/0xff lookup 100 priority 6",
+			"5: from all fwmark 0x111 lookup 100\n6: from all fwmark 0x111/0xff lookup 100\n32764: " + ours,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			path := newNamespace(t, tt.setup)
+			apply(t, path, w)
+			check.Diff(t, "difference", tt.want, ownRules(t, path))
+			complete(t, path, w)
+			remove(t, path, w)
+			if got := ownRules(t, path); strings.Contains(got, ": "+ours) {
+				t.Errorf("after Remove there is\n%s", got)
+			}
+			if foreign := strings.Count(tt.want, "\n"); foreign > 0 && strings.Count(ownRules(t, path), "\n") != foreign-1 {
+				t.Errorf("a foreign rule is missing:\n%s", ownRules(t, path))
+			}
+		})
+	}
+}
+
+func TestRemove_NarrowerRuleOfTheMask(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t,
+		"rule add from 10.0.0.0/8 fwmark 0x111/0xfff lookup 100 priority 9", "rule add fwmark 0x111/0xff lookup 100 priority 32764",
+		"rule add fwmark 0x111 lookup 100 priority 32764", "route add local default dev lo table 100",
+	)
+	before := state(t, path)
+	ip(t, path, "rule add fwmark 0x111/0xfff lookup 100 priority 32764")
+	err := netns.Do(path, func() error { return route.Remove(ambient()) })
+	check.OK(t, err)
+	ip(t, path, "route add local default dev lo table 100")
+	check.Diff(t, "changed", before, state(t, path))
+}
+
+func TestLeftovers_Mask(t *testing.T) {
+	t.Parallel()
+	path := newNamespace(t)
+	apply(t, path, ambient())
+	apply(t, path, route.Want{Policy: []route.Policy{v4(1337, 133)}})
+	ip(t, path, "rule add fwmark 0x200/0xf00 lookup 134; route add local default dev lo table 134")
+	check.Diff(t, "of whole marks", route.Want{Policy: []route.Policy{v4(1337, 133)}}, leftovers(t, path, 0))
+	found := leftovers(t, path, 0xfff)
+	if len(found.Policy) != 3 || !found.Policy[1].Same(ambient().Policy[0]) || !found.Policy[2].Same(ambient().Policy[1]) {
+		t.Errorf("with the mask: %v", found.Policy)
+	}
 }

@@ -21,22 +21,26 @@ const (
 	wholeMark    = ^uint32(0) // the mask of a mark that is compared whole
 )
 
-// A rule is a policy rule with its priority, its table and its mark.
+// A rule is a policy rule with its priority, its table, its mark and the mask of the mark.
 type rule struct {
-	priority, mark, table uint32
-	lookup                bool // the action is a table lookup
-	narrower              bool // it has another selector, or a partial mask of the mark
-	mask                  uint32
+	priority, mark, mask, table uint32
+	lookup                      bool // the action is a table lookup
+	narrower                    bool // it has another selector than the mark
 }
 
-// plain reports whether r is "fwmark MARK lookup TABLE" or "lookup TABLE".
+// plain reports whether r is "fwmark MARK lookup TABLE", with any mask, or "lookup TABLE".
 func (r rule) plain() bool { return r.lookup && !r.narrower }
 
-// is reports whether r is the rule of p.
-func (r rule) is(p Policy) bool { return r.plain() && r.mark == p.Mark && r.table == p.Table }
+// looksUp reports whether r has the mark, the mask, the table and the action of p, whatever else it selects by.
+func (r rule) looksUp(p Policy) bool {
+	return r.lookup && r.mark == p.Mark && r.mask == p.mask() && r.table == p.Table
+}
+
+// is reports whether r is the rule of p, at any priority.
+func (r rule) is(p Policy) bool { return r.plain() && r.looksUp(p) }
 
 // main reports whether r leads every packet to the main table.
-func (r rule) main() bool { return r.plain() && r.mark == 0 && r.table == unix.RT_TABLE_MAIN }
+func (r rule) main() bool { return r.plain() && r.mask == 0 && r.table == unix.RT_TABLE_MAIN }
 
 // listRules returns the rules of a family in the kernel's evaluation order. If the kernel lacks the family, the result is
 // empty.
@@ -85,7 +89,6 @@ func (r *rule) read(kind uint16, value []byte) {
 		r.mark = number
 	case nl.FRA_FWMASK:
 		r.mask = number
-		r.narrower = r.narrower || number != wholeMark
 	case nl.FRA_SUPPRESS_PREFIXLEN, nl.FRA_SUPPRESS_IFGROUP:
 		r.narrower = r.narrower || number != unset
 	default:
@@ -128,7 +131,7 @@ func (p Policy) presence() (found presence, err error) {
 	return found, err
 }
 
-// addRule leaves exactly one rule of p. A new rule gets the priority that "ip rule add" would choose.
+// addRule leaves exactly one rule of p. A new rule has the policy's priority or, without one, that of "ip rule add".
 func (p Policy) addRule() error {
 	found, err := p.presence()
 	if err != nil {
@@ -136,6 +139,9 @@ func (p Policy) addRule() error {
 	}
 	if found.effective {
 		return p.removeEach(found.ours[1:], found.all)
+	}
+	if slices.ContainsFunc(found.all, func(r rule) bool { return r.main() && r.priority <= p.Priority }) {
+		p.Priority = 0 // the rule would have no effect there
 	}
 	if err := p.makeRule(); err != nil {
 		return fmt.Errorf("adding policy rule %s: %w", p, explain(p.Family, err))
@@ -152,6 +158,10 @@ func (p Policy) makeRule() error {
 	// further selectors here as well (rule_exists).
 	if found, unread := p.presence(); unread == nil && found.effective {
 		return nil
+	}
+	if p.Priority != 0 {
+		p.Priority = 0
+		return p.makeRule()
 	}
 	return fmt.Errorf("%w: a rule that selects by more than the mark takes its place; give that one a higher priority number", err)
 }
@@ -171,12 +181,12 @@ func (p Policy) removeEach(doomed, all []rule) error {
 	var problems []error
 	for _, r := range doomed {
 		first := slices.IndexFunc(all, func(other rule) bool {
-			return other.priority == r.priority && other.lookup && other.mark == p.Mark && other.table == p.Table
+			return other.priority == r.priority && other.looksUp(p)
 		})
 		err := errors.New("the kernel would remove a rule of the same priority that selects by more than the mark")
 		if !all[first].narrower {
 			request := p.netlinkRule()
-			request.Priority, request.Type, request.Mask = int(r.priority), actionLookup, new(wholeMark)
+			request.Priority, request.Type, request.Mask = int(r.priority), actionLookup, new(p.mask())
 			err = explain(p.Family, netlink.RuleDel(request))
 		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -191,6 +201,12 @@ func (p Policy) netlinkRule() *netlink.Rule {
 	r.Family = int(nlFamily(p.Family))
 	r.Mark = p.Mark
 	r.Table = int(p.Table)
+	if p.Mask != 0 {
+		r.Mask = &p.Mask
+	}
+	if p.Priority != 0 {
+		r.Priority = int(p.Priority)
+	}
 	return r
 }
 

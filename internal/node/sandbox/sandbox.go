@@ -15,6 +15,8 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"net/netip"
 
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
@@ -95,4 +97,19 @@ func (p Places) FindAll(ctx context.Context, pods []Pod) map[string]Result {
 	}
 	defer w.close()
 	return w.run(ctx, pods)
+}
+
+// Open opens the network namespace at a path of the node, as the runtime names it. It does not check whose it is.
+func (p Places) Open(path string) (*netns.Namespace, error) {
+	var failed error
+	for _, seen := range hostpath.Detect(p.Roots, p.Proc).Candidates(path) {
+		n, err := netns.Open(seen)
+		if err == nil {
+			return n, nil
+		}
+		if failed == nil || errors.Is(failed, fs.ErrNotExist) {
+			failed = err
+		}
+	}
+	return nil, failed
 }

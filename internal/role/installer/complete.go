@@ -22,9 +22,9 @@ func (in input) complete(d *draft) error {
 		d.Source, _ = in.executable() // files reports an unknown path
 	}
 	d.levels()
-	err := errors.Join(d.observer(), d.action(), d.mode(), d.files(), d.ports(), d.apiServer())
+	err := errors.Join(d.observer(), d.action(), d.mode(), d.files(), d.ports(), d.apiServer(), d.ambient())
 	if d.Action != nodeagent.Uninstall {
-		err = errors.Join(err, d.ambient(d.at("ambient-enabled").String(), d.Want.Stanza.AmbientEnabled), in.fillTemplate(d))
+		err = errors.Join(err, in.fillTemplate(d))
 	}
 	d.caveats()
 	return err
@@ -52,7 +52,7 @@ func (d *draft) observer() error {
 	var errs []error
 	for name, on := range map[string]*bool{
 		"cni-enable-install": &d.Install, "repair-enabled": &d.RepairEnabled, "audit-mode": &d.Audit.Repair,
-		"audit-pod-condition": &d.Audit.PodCondition, "once": &d.once, "uninstall": &d.uninstall,
+		"audit-pod-condition": &d.Audit.PodCondition, "once": &d.once, "uninstall": &d.uninstall, "ambient-enabled": &d.ambientEnabled,
 	} {
 		if at := d.at(name); *on && at.Given() {
 			errs = append(errs, fmt.Errorf("%s (%s) contradicts %s: an observer changes nothing", at, at.Text, d.at("cni-observe")))
@@ -62,18 +62,6 @@ func (d *draft) observer() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// errAmbient is the error for ambient mode, whose pods would silently start outside of the mesh.
-var errAmbient = errors.New("ambient mode is not supported, and its pods would start outside of the mesh: " +
-	"leave such nodes to the agent of Istio, or set --ambient-pods=ignore")
-
-// ambient refuses ambient mode unless --ambient-pods=ignore.
-func (d *draft) ambient(from string, enabled bool) error {
-	if enabled && d.ambientPods != ambientIgnore {
-		return fmt.Errorf("%s: %w", from, errAmbient)
-	}
-	return nil
 }
 
 // mode resolves the mode of the configuration. Istio's agent has owned files in ambient mode only; here they do not depend on it.
@@ -231,9 +219,6 @@ func (d *draft) caveats() {
 	const others = fs.FileMode(0o007)
 	if d.KubeconfigMode&others != 0 {
 		d.warn(fmt.Sprintf("%s: every user of the node may read the kubeconfig, which holds a token", d.at("kubeconfig-mode")))
-	}
-	if d.Want.Stanza.AmbientEnabled {
-		d.warn(d.at("ambient-enabled").String() + ": this program serves sidecar mode only: pods of ambient mode start outside of the mesh")
 	}
 	if d.RepairEnabled && d.Action == nodeagent.Stay && d.Repair.Node == "" {
 		d.warn("the name of this node is not set (REPAIR_NODE_NAME, KUBERNETES_NODE_NAME or NODE_NAME): pods that started without redirection stay so " +

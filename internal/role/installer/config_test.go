@@ -2,12 +2,14 @@ package installer
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -127,6 +129,10 @@ func TestSettings_EmptyVariables(t *testing.T) {
 func TestAmbient_Refused(t *testing.T) {
 	t.Parallel()
 	template := `{"type":"istio-cni","ambient_enabled":true,"kubernetes":{"kubeconfig":"/var/run/istio-cni/istio-cni-kubeconfig"}}`
+	plain := strings.Replace(template, `"ambient_enabled":true,`, "", 1)
+	served := func(more string) map[string]string {
+		return cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=serve", "NODE_NAME=n1", more)
+	}
 	for _, tc := range []struct {
 		name string
 		env  map[string]string
@@ -139,10 +145,13 @@ func TestAmbient_Refused(t *testing.T) {
 		{"once", cluster("AMBIENT_ENABLED=true"), []string{"--once"}, "--ambient-pods=ignore"},
 		{"dry run", cluster("AMBIENT_ENABLED=true"), []string{"--dry-run"}, "--ambient-pods=ignore"},
 		{"nothing installed", cluster("AMBIENT_ENABLED=true", "CNI_ENABLE_INSTALL=false"), nil, "--ambient-pods=ignore"},
-		{"template", cluster("CNI_NETWORK_CONFIG=" + template), nil, "environment variable CNI_NETWORK_CONFIG: ambient mode is not supported"},
+		{"template", cluster("CNI_NETWORK_CONFIG=" + template), nil, "environment variable CNI_NETWORK_CONFIG: ambient_enabled is true in the template"},
 		{"ignored by a flag", cluster("AMBIENT_ENABLED=true"), []string{"--ambient-pods=ignore"}, ""},
 		{"ignored by a variable", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore"), nil, ""},
 		{"uninstall", cluster("AMBIENT_ENABLED=true"), []string{"--uninstall"}, ""},
+		{"served without a node", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=serve"), nil, "NODE_NAME is not set"},
+		{"served by the agent alone", served("CNI_NETWORK_CONFIG=" + plain), nil, "CNI_NETWORK_CONFIG: ambient_enabled is false in the template"},
+		{"served", served("CNI_NETWORK_CONFIG=" + template), nil, ""},
 	} {
 		_, err := build(tc.args, tc.env)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
@@ -151,10 +160,23 @@ func TestAmbient_Refused(t *testing.T) {
 	}
 }
 
+// TestAmbient_ProbeAddress: an address that no packet can have is an error that names its variable.
+func TestAmbient_ProbeAddress(t *testing.T) {
+	t.Parallel()
+	for name, texts := range map[string][]string{
+		"HOST_PROBE_SNAT_IP":   {"169.254.7", "169.254.7.127/32", "0.0.0.0", "127.0.0.1", "224.0.0.1", "fd16::1"},
+		"HOST_PROBE_SNAT_IPV6": {"169.254.7.127", "::", "::1", "ff02::1", "fe80::1%eth0", "::ffff:169.254.7.127"},
+	} {
+		for _, text := range texts {
+			mustFail(t, cluster(name+"="+text), nil, "environment variable "+name+`: value "`+text+`": want a unicast address`)
+		}
+	}
+}
+
 // TestObserver_Contradictions: an observer changes nothing, regardless of other settings.
 func TestObserver_Contradictions(t *testing.T) {
 	t.Parallel()
-	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true"} {
+	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true", "AMBIENT_ENABLED=true"} {
 		name, _, _ := strings.Cut(set, "=")
 		want := "environment variable " + name
 		if _, err := build(nil, cluster("CNI_OBSERVE=true", set)); err == nil || !strings.Contains(err.Error(), want) {
@@ -179,7 +201,7 @@ func TestSettings_Warnings(t *testing.T) {
 	args := []string{"--log_target=stdout", "--log_caller=x", "--log_stacktrace_level=y"}
 	c := mustLoad(t, env, args...)
 	for _, want := range []string{
-		"environment variable AMBIENT_ENABLED: this program serves sidecar mode only: pods of ambient mode start outside of the mesh",
+		"environment variable AMBIENT_ENABLED: pods of ambient mode are ignored, and start outside of the mesh",
 		"the name of this node is not set",
 		"environment variable LOG_UDS_ADDRESS: the plugin looks for its log socket in the run directory",
 		"environment variable POD_NAMESPACE: not set",
@@ -232,11 +254,11 @@ func configMap(data map[string]string) settings.Layer {
 
 func TestLive_ChangesPlugin(t *testing.T) {
 	t.Parallel()
-	in := started(t, cluster("EXCLUDE_NAMESPACES=old", "AMBIENT_PODS=ignore"))
+	in := started(t, cluster("EXCLUDE_NAMESPACES=old"))
 	before, err := in.build()
 	check.OK(t, err)
 	c, frozen, err := in.reload(configMap(map[string]string{
-		"EXCLUDED_NAMESPACES": "a,b\n", "AMBIENT_ENABLED": "true", "AMBIENT_ENABLEMENT_SELECTOR": selectorYAML,
+		"EXCLUDED_NAMESPACES": "a,b\n", "AMBIENT_DNS_CAPTURE": "true", "AMBIENT_ENABLEMENT_SELECTOR": selectorYAML,
 		"NATIVE_NFTABLES":                "true\n", // as in a file
 		"ENABLE_AMBIENT_DETECTION_RETRY": "true", "SECOND_IP_FAMILY": "capture", "API_TIMEOUT": "5s",
 		"FORCE_IPTABLES_BINARY": "legacy", "CNI_BACKEND": "native", "PLUGIN_LOG_LEVEL": "debug", "unheard-of": "x",
@@ -248,19 +270,15 @@ func TestLive_ChangesPlugin(t *testing.T) {
 	want.PluginLevel = pluginlog.LevelDebug
 	stanza := &want.Want.Stanza
 	stanza.ExcludeNamespaces = []string{"a", "b"}
-	stanza.AmbientEnabled, stanza.NativeNFTables, stanza.AmbientDetectionRetry = true, true, true
+	stanza.NativeNFTables, stanza.AmbientDetectionRetry, want.Ambient.DNSCapture = true, true, true
 	stanza.EnablementSelectors, stanza.LogLevel = []byte(selectorJSON), "debug"
 	stanza.SecondFamily, stanza.APITimeout, stanza.ForceIptables = redirect.Capture, 5*time.Second, "legacy"
 	stanza.Backend = redirect.Native
 	c.Lines = want.Lines
-	check.Diff(t, "result", want, c)
+	check.Diff(t, "result", want, c, cmpopts.EquateComparable(netip.Addr{}))
 	again, _, err := in.reload()
 	if diff := cmp.Diff(before.String(), again.String()); err != nil || diff != "" {
 		t.Errorf("error %v, without it -before +after:\n%s", err, diff)
-	}
-	if _, _, err = started(t, cluster()).reload(configMap(map[string]string{"AMBIENT_ENABLED": "true"})); err == nil ||
-		!strings.Contains(err.Error(), "ambient mode is not supported") {
-		t.Errorf("ambient mode in the ConfigMap: error %v", err)
 	}
 	c, frozen, err = started(t, cluster()).reload(configMap(map[string]string{"cni_network_config": chart2020}))
 	if err != nil || len(frozen) > 0 || !strings.Contains(string(c.Want.Stanza.Template), `"log_level": "warn"`) {
@@ -277,10 +295,11 @@ func TestLive_NeedsRestart(t *testing.T) {
 		"CNI_CONF_NAME":       "10-x.conflist",
 		"MONITORING_PORT":     "0",
 		"POD_NAMESPACE":       "elsewhere",
+		"AMBIENT_ENABLED":     "true",
 		"ZTUNNEL_UDS_ADDRESS": "/x", "CURRENT_AGENT_VERSION": "9", "REPAIR_NODE_NAME": "",
 		"ISTIO_OWNED_CNI_CONF_FILENAME": "00-x.conflist",
 	}))
-	want := []string{"CNI_CONF_NAME", "ISTIO_OWNED_CNI_CONF_FILENAME", "MONITORING_PORT", "POD_NAMESPACE"}
+	want := []string{"AMBIENT_ENABLED", "CNI_CONF_NAME", "ISTIO_OWNED_CNI_CONF_FILENAME", "MONITORING_PORT", "POD_NAMESPACE", "ZTUNNEL_UDS_ADDRESS"}
 	if diff := cmp.Diff(want, frozen); diff != "" || err != nil {
 		t.Errorf("error %v, -want +got:\n%s", err, diff)
 	}

@@ -97,6 +97,7 @@ type draft struct {
 	skipTLSVerify                            bool
 	serverPort                               uint16
 
+	ambientEnabled, unsafeUpgrade         bool
 	ambientPods                           string
 	template, templateFile, templateLevel string
 	eventAddress, kubernetesNode          string

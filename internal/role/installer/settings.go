@@ -1,7 +1,6 @@
 package installer
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -32,6 +31,7 @@ func (d *draft) groups() []settings.Group {
 		{Title: "The agent and the cluster", Rows: settings.Named("", d.clusterSettings()...)},
 		{Title: "Log", Rows: d.logSettings()},
 		{Title: "Race repair: pods that started without redirection", Rows: settings.Named("", d.repairSettings()...)},
+		{Title: "Ambient mode", Rows: settings.Named("", append(d.ambientSettings(), d.ambientVariables()...)...)},
 		{Title: "Audit: the redirection of running pods", Rows: settings.Named("", auditor.Rows(&d.Audit)...)},
 		{Title: "Accepted without effect", Rows: ignoredSettings()},
 	}
@@ -59,11 +59,6 @@ func (d *draft) actionSettings() []settings.Setting {
 			Name: "uninstall-on-exit", Arg: "WHEN", Default: "auto",
 			Use:   "uninstall at the end: always, never, or auto: when the DaemonSet is gone or no longer meant for this node",
 			Value: settings.Choice(&d.UninstallOnExit, teardown.Auto, teardown.Always, teardown.Never),
-		},
-		{
-			Name: "ambient-pods", Arg: "WHAT", Default: ambientRefuse,
-			Use:   "with ambient mode enabled: refuse to start, or ignore its pods, which are outside of the mesh then",
-			Value: settings.Choice(&d.ambientPods, ambientRefuse, ambientIgnore),
 		},
 		{
 			Name: "cni-observe", Default: "false", Use: "only audit the pods of the node, beside the agent of another plugin: install, repair and write nothing",
@@ -156,17 +151,6 @@ func (d *draft) pluginSettings() []settings.Setting {
 	stanza := &d.Want.Stanza
 	return []settings.Setting{
 		{
-			Name: "ambient-enabled", Default: "false",
-			Use:   "refused unless --ambient-pods=ignore, because ambient mode is not supported; then passed to the plugin",
-			Value: settings.Bool(&stanza.AmbientEnabled),
-		},
-		{
-			Name: "ambient-enablement-selector", Arg: "YAML",
-			Use:   "list of {podSelector, namespaceSelector}; passed to the plugin",
-			Value: settings.Of(&stanza.EnablementSelectors, selector.Enablement, func(j json.RawMessage) string { return string(j) }),
-		},
-		{Name: "enable-ambient-detection-retry", Default: "false", Use: "passed to the plugin", Value: settings.Bool(&stanza.AmbientDetectionRetry)},
-		{
 			Name: "cni-conf-version", Arg: "VERSION", Default: cniconf.StandaloneVersion,
 			Use:   "cniVersion of the file of mode standalone; multus refuses one that is lower than its own",
 			Value: settings.Choice(&stanza.CNIVersion, cniconf.Versions()...),
@@ -182,12 +166,6 @@ func (d *draft) pluginSettings() []settings.Setting {
 		},
 	}
 }
-
-// The actions on pods of ambient mode, which this program does not serve.
-const (
-	ambientRefuse = "refuse"
-	ambientIgnore = "ignore"
-)
 
 func (d *draft) kubeconfigSettings() []settings.Setting {
 	return []settings.Setting{
@@ -245,7 +223,7 @@ func (d *draft) serviceSettings() []settings.Setting {
 		},
 		{
 			Name: "cni-event-address", Arg: "SOCKET", Default: cniconf.DefaultRunDir + "/pluginevent.sock",
-			Use: "fills __CNI_EVENT_ADDRESS__ of a template; nothing listens there", Value: settings.Text(&d.eventAddress, nil),
+			Use: "fills __CNI_EVENT_ADDRESS__ of a template and nothing else", Value: settings.Text(&d.eventAddress, nil),
 		},
 		{Name: "health-port", Arg: "PORT", Default: "8000", Use: "/healthz and /readyz; 0: off", Value: settings.Port(&d.HealthPort, 0)},
 		{Name: "monitoring-port", Arg: "PORT", Default: "15014", Use: "/metrics; 0: off", Value: settings.Port(&d.MonitoringPort, 0)},
@@ -324,28 +302,16 @@ func (d *draft) repairSettings() []settings.Setting {
 	return rows
 }
 
-// ignoredSettings are settings of Istio's charts that this program does not need. Variables of ambient mode are
-// validated: an invalid one is an error in the values of the chart.
+// ignoredSettings are settings of Istio's charts that this program does not need.
 func ignoredSettings() []settings.Setting {
 	rows := []settings.Setting{
-		ignored("ztunnel-uds-address", "SOCKET", "ZTUNNEL_UDS_ADDRESS", "ambient mode"),
 		ignored("log-uds-socket", "SOCKET", "", "a name of --log-uds-address that never worked"),
 		ignored("repair-run-as-daemon", "", "REPAIR_RUN_AS_DAEMON", "versions 1.11 to 1.18"),
 		ignored("ebpf-enabled", "", "EBPF_ENABLED", "versions 1.18 to 1.20"),
-		ignored("", "", "ALLOW_SWITCH_TO_HOST_NS", "ambient mode and race repair"),
+		ignored("", "", "AMBIENT_USE_SCOPED_XTABLES_LOCKING", "no program of iptables runs for a pod of ambient mode, so there is no lock"),
+		ignored("", "", "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE", "security groups for pods on AWS with tcp_early_demux=0 are not served"),
 	}
-	for _, env := range []string{
-		"AMBIENT_DNS_CAPTURE", "AMBIENT_IPV6", "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP", "AMBIENT_DISABLE_SAFE_UPGRADE",
-		"AMBIENT_USE_SCOPED_XTABLES_LOCKING", "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE",
-	} {
-		rows = append(rows, ignored("", "", env, "ambient mode"))
-	}
-	for _, env := range []string{"HOST_PROBE_SNAT_IP", "HOST_PROBE_SNAT_IPV6"} {
-		row := ignored("", "ADDRESS", env, "ambient mode")
-		row.Value = settings.Checked(new(string), ipAddress)
-		rows = append(rows, row)
-	}
-	for _, env := range []string{"CURRENT_AGENT_VERSION", "REVISION", "SYSTEM_NAMESPACE"} {
+	for _, env := range []string{"CURRENT_AGENT_VERSION", "REVISION"} {
 		rows = append(rows, ignored("", "TEXT", env, "not read"))
 	}
 	for _, env := range []string{"GOMEMLIMIT", "GOMAXPROCS"} {
@@ -380,13 +346,6 @@ func socket(s string) (string, error) {
 func loopback(s string) error {
 	if addr, err := netip.ParseAddr(s); s != "localhost" && (err != nil || !addr.IsLoopback()) {
 		return errors.New("want localhost, ::1 or an address in 127.0.0.0/8: what it serves is not for others")
-	}
-	return nil
-}
-
-func ipAddress(s string) error {
-	if _, err := netip.ParseAddr(s); err != nil {
-		return errors.New("want an IP address")
 	}
 	return nil
 }

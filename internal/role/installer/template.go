@@ -40,8 +40,10 @@ func (in input) fillTemplate(d *draft) error {
 	if err := d.useTemplate(template, values); err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
-	if conf, err := cniconf.Parse(d.shownTemplate); err == nil {
-		return d.ambient(from, conf.AmbientEnabled)
+	// The template decides what the plugin does about pods of ambient mode, and the setting what the agent does.
+	if conf, err := cniconf.Parse(d.shownTemplate); err == nil && conf.AmbientEnabled != d.Ambient.Enabled {
+		return fmt.Errorf("%s: ambient_enabled is %t in the template and %t in %s: want the same in both",
+			from, conf.AmbientEnabled, d.Ambient.Enabled, d.at("ambient-enabled"))
 	}
 	return nil
 }

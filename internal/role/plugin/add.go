@@ -29,7 +29,7 @@ func (p *plugin) add(ctx context.Context, args *skel.CmdArgs) error {
 	return err
 }
 
-// admit redirects a pod of the mesh. It validates the input before any request or change, and prints the result for every pod
+// admit redirects or enrols a pod of the mesh. It validates the input before any request or change, and prints the result for every pod
 // that may start.
 func (c *call) admit(ctx context.Context) error {
 	before, err := parseResult(c.conf)
@@ -53,6 +53,10 @@ func (c *call) admit(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+	case sidecar.Enrol:
+		if err := c.enrol(ctx, before); err != nil {
+			return err
+		}
 	case sidecar.Pass:
 	}
 	if err := before.PrintTo(&c.plugin.answer); err != nil {
@@ -69,13 +73,9 @@ func refusal(pod podArgs, d sidecar.Decision) error {
 // capture programs the pod's namespace. It replaces the rules of an earlier attempt because runtimes retry in the same
 // namespace.
 func (c *call) capture(ctx context.Context, d sidecar.Decision) (redirection.Report, error) {
-	if c.conf.Problems != nil {
-		action := "istio-cni cannot use its configuration for pod " + c.pod.String()
-		return redirection.Report{}, failure(types.ErrInvalidNetworkConfig, action, c.conf.Problems)
-	}
-	at, err := c.open()
+	at, err := c.enter(notRedirected(c.pod))
 	if err != nil {
-		return redirection.Report{}, failure(types.ErrInvalidNetNS, notRedirected(c.pod), err)
+		return redirection.Report{}, err
 	}
 	defer at.Close()
 	found := c.verdict()
@@ -88,6 +88,18 @@ func (c *call) capture(ctx context.Context, d sidecar.Decision) (redirection.Rep
 	}
 	logApplied(c.log, report)
 	return report, nil
+}
+
+// enter opens the namespace of a pod of the mesh, if the configuration is usable. The action is for the error.
+func (c *call) enter(action string) (*netns.Namespace, error) {
+	if c.conf.Problems != nil {
+		return nil, failure(types.ErrInvalidNetworkConfig, "istio-cni cannot use its configuration for pod "+c.pod.String(), c.conf.Problems)
+	}
+	at, err := c.open()
+	if err != nil {
+		return nil, failure(types.ErrInvalidNetNS, action, err)
+	}
+	return at, nil
 }
 
 // open opens the pod's namespace and rejects the node's own. It resolves the path once, so that the checked and the programmed

@@ -67,7 +67,7 @@ func newFixture(tb testing.TB, withAgent bool, namespace string, describe func(*
 	s.pod = s.node.NewPod(namespace, "web", nil)
 	addressed(tb, s.pod)
 	if withAgent {
-		s.agent = serveAgent(tb, s.node)
+		s.agent = serveAgent(tb, s.node, stanza)
 	}
 	s.describe(describe)
 	if withAgent {
@@ -88,9 +88,12 @@ func newFixture(tb testing.TB, withAgent bool, namespace string, describe func(*
 func (s fixture) describe(describe func(*kubetest.Pod)) {
 	pod := kubetest.Pod{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}
 	describe(&pod)
+	namespace := fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":%q}}`, pod.Namespace)
 	s.node.API.SetPod(pod)
+	s.node.API.Set(namespace)
 	if s.agent != nil {
 		s.agent.SetPod(pod)
+		s.agent.Set(namespace)
 	}
 }
 
@@ -100,7 +103,7 @@ func (*agent) wake(tb testing.TB, s fixture) {
 	client, err := agentapi.Dial(tb.Context(), filepath.Join(s.node.RunDir, agentapi.SocketName))
 	check.OK(tb, err)
 	defer client.Close() //nolint:errcheck // the request has ended
-	check.OK(tb, check.Err(client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID})))
+	check.OK(tb, check.Err(client.Pod(tb.Context(), agentapi.Key{Namespace: s.pod.Namespace, Name: s.pod.Name, UID: s.pod.UID}, false)))
 }
 
 // do runs a command that must succeed within the budget.

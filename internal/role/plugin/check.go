@@ -33,7 +33,7 @@ func (p *plugin) check(ctx context.Context, args *skel.CmdArgs) error {
 	}
 	c.logDecision(ctx, decision)
 	switch decision.Outcome {
-	case sidecar.Pass:
+	case sidecar.Pass, sidecar.Enrol: // the agent verifies pods of the ambient mesh all the time
 		return nil
 	case sidecar.Refuse:
 		return refusal(c.pod, decision)

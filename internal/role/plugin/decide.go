@@ -46,6 +46,8 @@ type call struct {
 	pod    podArgs
 	log    *slog.Logger
 	report agentapi.Report
+	// uid is the UID that the API server has for the pod, once it is looked up. A static pod's differs from the runtime's.
+	uid string
 	// mark is the end of the last phase.
 	mark time.Time
 	// agent is a working connection to the node agent, or nil.
@@ -105,7 +107,7 @@ func (c *call) decide(ctx context.Context) (d sidecar.Decision, err error) {
 	}
 	facts, fromAgent := c.askAgent(ctx)
 	if fromAgent == nil {
-		c.report.Source = agentapi.SourceAgent
+		c.report.Source, c.uid = agentapi.SourceAgent, facts.UID
 		return sidecar.Decide(facts, policy), nil
 	}
 	facts, err = c.askServer(ctx)
@@ -115,7 +117,7 @@ func (c *call) decide(ctx context.Context) (d sidecar.Decision, err error) {
 		}
 		return sidecar.Decision{}, err
 	}
-	c.report.Source = agentapi.SourceAPI
+	c.report.Source, c.uid = agentapi.SourceAPI, facts.UID
 	return sidecar.Decide(facts, policy), nil
 }
 
@@ -132,7 +134,7 @@ func (c *call) askAgent(ctx context.Context) (sidecar.Facts, error) {
 		log.DebugContext(ctx, "not asking the node agent", "cause", err.Error())
 		return sidecar.Facts{}, err
 	}
-	facts, err := agent.Pod(ctx, c.key())
+	facts, err := agent.Pod(ctx, c.key(), c.conf.AmbientEnabled)
 	if _, answered := errors.AsType[*agentapi.Refusal](err); err == nil || answered {
 		c.agent = agent // the connection works, and gets the report
 	} else {
@@ -148,7 +150,7 @@ func (c *call) askAgent(ctx context.Context) (sidecar.Facts, error) {
 func (c *call) askServer(ctx context.Context) (sidecar.Facts, error) {
 	lookup := c.plugin.server()
 	left := c.conf.APITimeout - clock.RealClock{}.Now().Sub(c.mark)
-	facts, requests, err := lookup(ctx, c.conf.Kubeconfig, c.key(), left)
+	facts, requests, err := lookup(ctx, &c.conf, c.key(), left)
 	c.report.Requests = requests
 	return facts, err
 }

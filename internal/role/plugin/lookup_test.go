@@ -22,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -70,13 +71,22 @@ func (a *agent) watch(_ net.Conn, state http.ConnState) {
 	}
 }
 
-func serveAgent(tb testing.TB, n *chaintest.Node) *agent {
+// serveAgent serves look-ups, in ambient mode if the stanza enables it.
+func serveAgent(tb testing.TB, n *chaintest.Node, stanza chaintest.Stanza) *agent {
 	tb.Helper()
+	var selectors *selector.Ambient
+	if text, enabled := stanza["enablement_selectors"].(json.RawMessage); enabled {
+		var err error
+		selectors, err = selector.ParseAmbient(text)
+		check.OK(tb, err)
+	}
 	a := &agent{Server: kubetest.NewServer(tb), socket: filepath.Join(n.RunDir, agentapi.SocketName)}
 	api, err := kube.NewClient(kube.Config{Kubeconfig: a.Kubeconfig(tb)})
 	check.OK(tb, err)
 	service := podcache.Service{
-		Store: podcache.NewStore(podcache.Options{API: api, Log: slog.New(slog.DiscardHandler)}), Ring: &a.ring, Metrics: metrics.New(""),
+		Store: podcache.NewStore(podcache.Options{
+			API: api, Log: slog.New(slog.DiscardHandler), Ambient: func() *selector.Ambient { return selectors },
+		}), Ring: &a.ring, Metrics: metrics.New(""),
 	}
 	handler := service.Handler()
 	serve(tb, n, agentapi.SocketName, &http.Server{ReadHeaderTimeout: time.Minute, ConnState: a.watch, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -171,7 +181,7 @@ func TestLookup_Annotations(t *testing.T) {
 func TestLookup_Agent(t *testing.T) {
 	t.Parallel()
 	n := chaintest.New(t, chaintest.Program(t))
-	a := serveAgent(t, n)
+	a := serveAgent(t, n, nil)
 	pod, plain := n.NewPod("shop", "web", nil), n.NewPod("shop", "plain", nil)
 	a.knows(pod, chaintest.Sidecar)
 	a.knows(plain, chaintest.PlainPod)
@@ -431,7 +441,7 @@ func TestReport_EveryCall(t *testing.T) {
 			n := chaintest.New(t, chaintest.Program(t))
 			var log bytes.Buffer
 			n.Log = &log
-			a := serveAgent(t, n)
+			a := serveAgent(t, n, nil)
 			// On a busy machine the agent may not answer in time; the plugin then queries the API server.
 			pod := n.NewPod("shop", "web", test.describe)
 			a.knows(pod, test.describe)

@@ -4,7 +4,7 @@
 // the mesh needs, that DEL and STATUS always succeed, and that stdout carries nothing but the CNI result or error. It keeps no state: the
 // end of the namespace removes the rules.
 //
-// Start at Run, then add.go.
+// Start at Run, then add.go. enrol.go has the agent enrol a pod of the ambient mesh.
 package plugin
 
 import (
@@ -36,9 +36,10 @@ const wholeCall = 100 * time.Second
 // logScope is the scope of the plugin's records in the node agent's log.
 const logScope = "cni-plugin"
 
-// Lookup requests a pod from the API server within a budget. It returns the number of requests that it sent, and a [KubeconfigError]
-// if the kubeconfig cannot be used. Package early has the reason for this indirection.
-type Lookup func(ctx context.Context, kubeconfig string, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error)
+// Lookup requests a pod from the API server within a budget, and evaluates the enablement selectors of the stanza if ambient mode is
+// enabled. It returns the number of requests that it sent, and a [KubeconfigError] if the kubeconfig cannot be used. Package early has
+// the reason for this indirection.
+type Lookup func(ctx context.Context, conf *cniconf.NetConf, pod agentapi.Key, budget time.Duration) (sidecar.Facts, int, error)
 
 // KubeconfigError is the error of an unusable kubeconfig.
 type KubeconfigError struct{ Err error }

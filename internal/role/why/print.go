@@ -140,11 +140,15 @@ var sources = map[agentapi.Source]string{ //nolint:gochecknoglobals // a constan
 	agentapi.SourceNone: "with no answer about the pod", agentapi.SourceWatch: "by the annotations that the runtime passed, without a report",
 }
 
-func outcome(captured bool) string {
-	if captured {
+func outcome(captured bool, reason string) string {
+	switch {
+	case captured:
 		return "redirect it"
+	case reason == string(sidecar.Ambient):
+		return "enrol it in the ambient mesh"
+	default:
+		return "leave it alone"
 	}
-	return "leave it alone"
 }
 
 func decision(p *paper, e inspect.Explanation) {
@@ -153,7 +157,7 @@ func decision(p *paper, e inspect.Explanation) {
 	if r == nil {
 		p.line("at ADD", "not known: the agent has the last calls of the plugin only (istio-cni decisions)")
 	} else {
-		p.line("at ADD", "%s, because %s (%s), %s, %s", outcome(r.Captured), sidecar.Reason(r.Reason).Sentence(), r.Reason, sources[r.Source], moment(r.Time))
+		p.line("at ADD", "%s, because %s (%s), %s, %s", outcome(r.Captured, r.Reason), sidecar.Reason(r.Reason).Sentence(), r.Reason, sources[r.Source], moment(r.Time))
 		if r.Backend != "" {
 			p.line("", "rules by backend %s", backends(r.Backend))
 		}
@@ -168,7 +172,7 @@ func decision(p *paper, e inspect.Explanation) {
 	if r != nil && r.Captured == d.Captured && r.Reason == d.Reason {
 		p.line("now", "the same")
 	} else {
-		p.line("now", "%s, because %s (%s)", outcome(d.Captured), d.Sentence, d.Reason)
+		p.line("now", "%s, because %s (%s)", outcome(d.Captured, d.Reason), d.Sentence, d.Reason)
 		if r != nil {
 			p.line("", "the pod or the plugin's configuration has changed since; the decision of now counts at the pod's next start")
 		}

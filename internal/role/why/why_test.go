@@ -269,6 +269,7 @@ func TestPage_OfAPod(t *testing.T) {
 		}, 0, []string{"traffic.sidecar.istio.io/excludeOutboundPorts=5432"}, "the pod is in the mesh: it is redirected as wanted, except what passes by traffic.sidecar.istio.io/excludeOutboundPorts=5432"},
 		{"no report", func(e *inspect.Explanation) { e.Added = nil }, 0, []string{"at ADD      not known", "now         redirect it"}, ""},
 		{"decided otherwise", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.NotInjected) }, 0, []string{"at ADD      leave it alone, because it has no annotation", "has changed since"}, ""},
+		{"enrolled", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) }, 0, []string{"at ADD      enrol it in the ambient mesh, because it is in ambient mode"}, ""},
 		{"not injected", func(e *inspect.Explanation) {
 			e.State, e.Sentence, e.Injected = audit.Outside, "is not redirected by the plugin: "+sidecar.NotInjected.Sentence(), false
 			e.Decision = inspect.Decision{Reason: string(sidecar.NotInjected), Sentence: sidecar.NotInjected.Sentence(), Remedy: "inject a sidecar"}

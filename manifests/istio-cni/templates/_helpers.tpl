@@ -126,9 +126,14 @@ look
 {{- if regexMatch "[1-9]" (toString .Config.audit.interval) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* cni.enters is "yes" if the agent enters network namespaces of pods: for the audit, or for repair in place. */}}
+{{/* cni.ambient is "yes" if the agent serves pods of ambient mode. */}}
+{{- define "cni.ambient" -}}
+{{- if and .Config.ambient.enabled (not .Config.observe) (ne (toString (get .Config.env "AMBIENT_PODS")) "ignore") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* cni.enters is "yes" if the agent enters network namespaces of pods: for the audit, for repair in place, or for ambient mode. */}}
 {{- define "cni.enters" -}}
-{{- if or (include "cni.audit" .) (contains "repair" (include "cni.repair" .)) -}}yes{{- end -}}
+{{- if or (include "cni.audit" .) (contains "repair" (include "cni.repair" .)) (include "cni.ambient" .) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* cni.capabilities are the agent's capabilities, see docs/security.md. */}}
@@ -176,7 +181,7 @@ cni.liveKeys are the variables that the agent reads from its ConfigMap without a
 not roll out the DaemonSet.
 */}}
 {{- define "cni.liveKeys" -}}
-CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY SANDBOXED_RUNTIMES NATIVE_NFTABLES CNI_BACKEND FORCE_IPTABLES_BINARY AMBIENT_ENABLED AMBIENT_ENABLEMENT_SELECTOR ENABLE_AMBIENT_DETECTION_RETRY CNI_CONF_VERSION API_TIMEOUT PLUGIN_LOG_LEVEL LOG_OUTPUT_LEVEL
+CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY SANDBOXED_RUNTIMES NATIVE_NFTABLES CNI_BACKEND FORCE_IPTABLES_BINARY CNI_CONF_VERSION API_TIMEOUT PLUGIN_LOG_LEVEL LOG_OUTPUT_LEVEL AMBIENT_ENABLEMENT_SELECTOR ENABLE_AMBIENT_DETECTION_RETRY AMBIENT_DNS_CAPTURE
 {{- end -}}
 
 {{/* cni.checksum is the checksum of the settings that need a restart of the agent. */}}

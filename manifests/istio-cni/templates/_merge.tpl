@@ -106,7 +106,7 @@ where none is set, and the tag of the reference's image.
 {{- define "cni.check" -}}
 {{- $v := .Config -}}
 {{- if $v.observe -}}{{- include "cni.checkObserver" . -}}{{- end -}}
-{{- if and $v.ambient.enabled (not $v.observe) -}}
+{{- if and $v.ambient.enabled (not $v.observe) (ne (toString (get $v.env "AMBIENT_PODS")) "serve") -}}
 {{- fail "ambient.enabled: ambient mode is not supported, and its pods would start outside of the mesh: keep Istio's own agent on such nodes; set ambient.enabled=false for the others" -}}
 {{- end -}}
 {{- if and (not $v.observe) (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}

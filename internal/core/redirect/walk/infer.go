@@ -108,7 +108,7 @@ func partsOf(r ruleset.Rule) (p parts) {
 func (p *parts) match(m ruleset.Match) {
 	p.matches++
 	switch m := m.(type) {
-	case ruleset.Counter, ruleset.Comment, ruleset.Neutral:
+	case ruleset.Counter, ruleset.Comment, ruleset.Neutral, ruleset.Header:
 		p.matches--
 	case ruleset.OfFamily:
 		p.family = ruleset.Family(m)

@@ -65,7 +65,7 @@ func (q question) match(m ruleset.Match) Answer {
 		return min(q.transport(m.Protocol), not(q.anyPort(m), m.Not))
 	case ruleset.OfFamily:
 		return sure(ruleset.Family(m) == q.family)
-	case ruleset.Comment, ruleset.Counter, ruleset.Neutral:
+	case ruleset.Comment, ruleset.Counter, ruleset.Neutral, ruleset.Header:
 		return Yes
 	case ruleset.Not:
 		return Yes - q.match(m.Match)

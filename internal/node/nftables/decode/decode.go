@@ -151,7 +151,7 @@ func (d *decoder) rule(noted []ruleset.Match) ruleset.Rule {
 		return ruleset.Listed(matches, target, append(listing, noted...))
 	}
 	matches = slices.DeleteFunc(matches, func(m ruleset.Match) bool { return m == ruleset.Match(ruleset.Counter{}) })
-	return ruleset.IPTables("", target, matches...)
+	return ruleset.InOrder("", target, matches...)
 }
 
 // join returns the matches before the first target, and the targets with the parts after it.
@@ -180,7 +180,7 @@ func (d *decoder) join(parts []part) (matches []ruleset.Match, target ruleset.Ta
 func conditions(matches []ruleset.Match) []ruleset.Match {
 	return slices.DeleteFunc(slices.Clone(matches), func(m ruleset.Match) bool {
 		switch m.(type) {
-		case ruleset.Counter, ruleset.Comment, ruleset.Neutral:
+		case ruleset.Counter, ruleset.Comment, ruleset.Neutral, ruleset.Header:
 			return true
 		}
 		return false

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient/ambienttest"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/spectest"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -41,6 +42,16 @@ func read(f ruleset.Family, expressions nfnetlink.Attributes, userdata []byte) r
 // rulesOf returns all rules of a Spec.
 func rulesOf(f ruleset.Family, s redirect.Spec) []ruleset.Rule {
 	return rulesettest.Rules(redirect.Rules(s, f), redirect.RejectAll(f))
+}
+
+// ambientRules returns all rules of an ambient pod: of a family, or of the native tables.
+func ambientRules(f ruleset.Family) []ruleset.Rule {
+	s := ambienttest.Specs()["default, virtual interfaces, DNS, IPv6"]
+	sets := map[ruleset.Family]ruleset.Set{ruleset.Inet: s.NativeSet(ambienttest.Families(s))}
+	for _, set := range s.Sets(ambienttest.Families(s)) {
+		sets[set.Family] = set
+	}
+	return rulesettest.Rules(sets[f])
 }
 
 var families = []ruleset.Family{ruleset.IPv4, ruleset.IPv6}
@@ -86,14 +97,14 @@ func TestRule_Unusual(t *testing.T) {
 // again, and a rule of iptables' dialect with the same text. Encode writes one counter, after the matches, and not the table's own family.
 func FuzzExpressionsAreReadOnce(f *testing.F) {
 	for _, family := range families {
-		for _, r := range append(rulesOf(family, spectest.Random(1)), more()...) {
+		for _, r := range slices.Concat(rulesOf(family, spectest.Random(1)), ambientRules(family), more()) {
 			expressions, err := encode(family, r)
 			check.OK(f, err)
 			f.Add([]byte(expressions), []byte("\x00\x03abc"))
 			f.Add([]byte(expressions), []byte("\x01\x03abc"))
 		}
 	}
-	for _, r := range nativeRules(spectest.Random(1)) {
+	for _, r := range append(nativeRules(spectest.Random(1)), ambientRules(ruleset.Inet)...) {
 		f.Add([]byte(encodeNative(f, r)), []byte(nil))
 	}
 	f.Fuzz(func(t *testing.T, expressions, userdata []byte) {
@@ -134,7 +145,7 @@ func TestRule_EachBit(t *testing.T) {
 	spec := redirect.Default()
 	spec.Mode, spec.DNS, spec.DropInvalid = redirect.TPROXY, redirect.DNSAll, true
 	for _, f := range families {
-		for _, want := range append(rulesOf(f, spec), more()...) {
+		for _, want := range slices.Concat(rulesOf(f, spec), ambientRules(f), more()) {
 			expressions, err := encode(f, want)
 			check.OK(t, err)
 			for at, changed := range nfnetlinktest.Flips(expressions) {
@@ -206,7 +217,7 @@ func readNative(tb testing.TB, expressions nfnetlink.Attributes, of ruleset.Rule
 func TestNativeRules_EachBit(t *testing.T) {
 	spec := redirect.Default()
 	spec.Mode, spec.DNS, spec.DropInvalid = redirect.TPROXY, redirect.DNSAll, true
-	for _, r := range nativeRules(spec) {
+	for _, r := range append(nativeRules(spec), ambientRules(ruleset.Inet)...) {
 		expressions := encodeNative(t, r)
 		for at, changed := range nfnetlinktest.Flips(expressions) {
 			if got := readNative(t, changed, r); got.Equal(r) && !setID(expressions, at) {

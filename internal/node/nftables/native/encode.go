@@ -24,9 +24,6 @@ func Encode(b *nfnetlink.Buffer, r ruleset.Rule, id uint32) error {
 		for _, m := range r.Matches {
 			e.match(m)
 		}
-		if _, counts := r.Target.(ruleset.TProxy); !counts {
-			e.Counter()
-		}
 		e.target(r.Target)
 	})
 	return e.err
@@ -73,11 +70,10 @@ func (e *encoder) match(m ruleset.Match) {
 		e.meta(m.Group, unix.NFT_META_SKGID, unix.NFT_META_SKUID)
 		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.ID))
 	case ruleset.Mark:
-		if m.Mask != 0 {
-			e.err = fmt.Errorf("cannot encode match %v", m)
-		}
 		e.mark(m.Connection)
-		e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
+		e.Masked(m.Not, m.Value, m.Mask)
+	case ruleset.Counter:
+		e.Counter()
 	case ruleset.States: // ct state & mask != 0
 		e.ct(unix.NFT_CT_STATE, unix.NFTA_CT_DREG)
 		e.And(binary.NativeEndian.AppendUint32(nil, uint32(m)))
@@ -178,11 +174,7 @@ func (e *encoder) target(t ruleset.Target) {
 			e.Uint32(unix.NFTA_REDIR_FLAGS, nfnetlink.NATPorts)
 		})
 	case ruleset.SetMark:
-		if t.Mask != 0 || t.Connection {
-			e.err = fmt.Errorf("cannot encode target %v", t)
-		}
-		e.Immediate(binary.NativeEndian.AppendUint32(nil, t.Value))
-		e.SetMeta(unix.NFT_META_MARK)
+		e.setMark(t)
 	case ruleset.CopyMark:
 		e.copyMark(t)
 	case ruleset.Zone:
@@ -197,17 +189,34 @@ func (e *encoder) target(t ruleset.Target) {
 	}
 }
 
+// setMark stores a constant, or replaces the bits of the mask.
+func (e *encoder) setMark(t ruleset.SetMark) {
+	value := binary.NativeEndian.AppendUint32(nil, t.Value)
+	if t.Mask == 0 {
+		e.Immediate(value)
+	} else {
+		e.mark(t.Connection)
+		e.Bitwise(binary.NativeEndian.AppendUint32(nil, ^t.Mask), value)
+	}
+	e.store(t.Connection)
+}
+
+// store sets the mark of the packet or of its connection.
+func (e *encoder) store(connection bool) {
+	if connection {
+		e.ct(unix.NFT_CT_MARK, unix.NFTA_CT_SREG)
+	} else {
+		e.SetMeta(unix.NFT_META_MARK)
+	}
+}
+
 // copyMark copies the whole mark.
 func (e *encoder) copyMark(t ruleset.CopyMark) {
 	if t != (ruleset.CopyMark{Restore: t.Restore}) {
 		e.err = fmt.Errorf("cannot encode target %v", t)
 	}
 	e.mark(t.Restore)
-	if t.Restore {
-		e.SetMeta(unix.NFT_META_MARK)
-	} else {
-		e.ct(unix.NFT_CT_MARK, unix.NFTA_CT_SREG)
-	}
+	e.store(!t.Restore)
 }
 
 func (e *encoder) tproxy(t ruleset.TProxy) {

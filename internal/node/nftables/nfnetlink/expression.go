@@ -110,14 +110,26 @@ func (b *Buffer) Reset() {
 }
 
 // And applies a mask to the register.
-func (b *Buffer) And(mask []byte) {
+func (b *Buffer) And(mask []byte) { b.Bitwise(mask, make([]byte, len(mask))) }
+
+// Bitwise applies a mask to the register and inverts the bits of xor.
+func (b *Buffer) Bitwise(mask, xor []byte) {
 	b.Expression("bitwise", func() {
 		b.Uint32(unix.NFTA_BITWISE_SREG, Register)
 		b.Uint32(unix.NFTA_BITWISE_DREG, Register)
 		b.Uint32(unix.NFTA_BITWISE_LEN, uint32(len(mask))) //nolint:gosec // at most the length of an address
 		b.Data(unix.NFTA_BITWISE_MASK, mask)
-		b.Data(unix.NFTA_BITWISE_XOR, make([]byte, len(mask)))
+		b.Data(unix.NFTA_BITWISE_XOR, xor)
 	})
+}
+
+// Masked ends the rule unless the bits of the mask (all if 0) in a register with a number in host byte order equal the value or, if
+// negated, differ from it.
+func (b *Buffer) Masked(negated bool, value, mask uint32) {
+	if mask != 0 {
+		b.And(binary.NativeEndian.AppendUint32(nil, mask))
+	}
+	b.Compare(negated, binary.NativeEndian.AppendUint32(nil, value))
 }
 
 // Compare ends the rule unless the register equals the value or, if negated, differs from it.
@@ -255,10 +267,13 @@ func SplitExpression(element Attribute) (name string, data Fields, ok bool) {
 	return parts.Text(unix.NFTA_EXPR_NAME), data, ok
 }
 
+// MaxFields is one more than the highest kind in Fields.
+const MaxFields = 12
+
 // Fields holds the attributes of an expression by kind. No decoded expression has higher kinds.
 type Fields struct {
-	byKind [12]Attribute
-	set    [12]bool
+	byKind [MaxFields]Attribute
+	set    [MaxFields]bool
 	count  int
 }
 

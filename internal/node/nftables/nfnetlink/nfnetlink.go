@@ -9,6 +9,7 @@
 package nfnetlink
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -184,6 +185,29 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 		}
 		return err
 	})
+}
+
+// Get returns one object of a kind (NFT_MSG_GETTABLE, …) of a family, which the attributes of fill name, and false if there is none.
+func (c *Conn) Get(kind uint16, family uint8, fill func(*Buffer)) (found Attributes, there bool, err error) {
+	var b Buffer
+	at := c.begin(&b, nfTables(kind), 0, family, 0)
+	fill(&b)
+	finish(&b, at)
+	request, err := b.Bytes()
+	if err == nil {
+		err = c.send(request)
+	}
+	for err == nil && !there {
+		_, err = c.receive(func(r raw) error {
+			m, broken := object(r)
+			found, there = bytes.Clone(m.Attributes), true
+			return broken
+		})
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil, false, nil
+	}
+	return found, there && err == nil, err
 }
 
 // collect reads a dump. It reads an inconsistent dump to its end because the next request needs the socket.

@@ -7,7 +7,6 @@
 package xtables
 
 import (
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -115,9 +114,9 @@ func (e *encoder) match(m ruleset.Match) {
 			return
 		}
 	case ruleset.Mark:
-		if !m.Connection && m.Mask == 0 {
+		if !m.Connection {
 			e.Meta(unix.NFT_META_MARK)
-			e.Compare(m.Not, binary.NativeEndian.AppendUint32(nil, m.Value))
+			e.Masked(m.Not, m.Value, m.Mask)
 			return
 		}
 	}

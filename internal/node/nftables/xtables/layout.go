@@ -125,6 +125,13 @@ func layouts(f ruleset.Family, part ruleset.Match) []layout {
 	switch p := part.(type) {
 	case ruleset.Port: // before 1.8.8
 		return []layout{portLayout(p)}
+	case ruleset.Header:
+		switch uint8(p) {
+		case ruleset.TCP:
+			return []layout{pack("tcp", 0, tcpInfo{Source: allPorts, Destination: allPorts})}
+		case ruleset.UDP:
+			return []layout{pack("udp", 0, udpInfo{Source: allPorts, Destination: allPorts})}
+		}
 	case ruleset.TCPFlags:
 		if p == ruleset.Reset {
 			return []layout{pack("tcp", 0, tcpInfo{allPorts, allPorts, 0, nfnetlink.TCPReset, nfnetlink.TCPReset, 0})}
@@ -166,11 +173,11 @@ func targetLayouts(f ruleset.Family, target ruleset.Target) []layout {
 		}
 		return []layout{pack("REDIRECT", 0, natMulti{Size: 1, Flags: natPorts, Ports: ports})}
 	case ruleset.SetMark:
-		if t.Connection { // nfmask is 0, or all bits
+		if t.Connection { // nfmask is all bits, or 0
 			set := connmarkTarget{Mark: t.Value, ConnectionMask: ruleset.WholeMark(t.Mask)}
 			whole := set
 			whole.PacketMask = allBits
-			return append(set.layouts(), whole.layouts()...)
+			return append(whole.layouts(), set.layouts()...)
 		}
 		return []layout{pack("MARK", 2, markTarget{t.Value, ruleset.WholeMark(t.Mask)})}
 	case ruleset.CopyMark:

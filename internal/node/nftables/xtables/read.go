@@ -103,7 +103,7 @@ func (i tcpInfo) match() ruleset.Match {
 	case i.Option != 0 || i.Inverted&^flagsInverted != 0:
 		return nil
 	case i.Mask == 0 && i.Compare == 0 && i.Inverted == 0:
-		return ruleset.Neutral{Text: "-m tcp"}
+		return ruleset.Header(ruleset.TCP)
 	}
 	return ruleset.TCPFlags{Mask: i.Mask, Set: i.Compare, Not: i.Inverted != 0}
 }
@@ -115,7 +115,7 @@ func (i udpInfo) match() ruleset.Match {
 	case i.Inverted != 0:
 		return nil
 	}
-	return ruleset.Neutral{Text: "-m udp"}
+	return ruleset.Header(ruleset.UDP)
 }
 
 func (i multiportInfo) match(protocol uint8) ruleset.Match {

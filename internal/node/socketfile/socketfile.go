@@ -1,4 +1,10 @@
-package unixsock
+// Package socketfile binds listening unix sockets to files.
+//
+// It promises that it never replaces a socket which another process serves, but replaces a socket that a killed process left, and
+// that it never removes a file that is not its own. It accepts no connection.
+//
+// Start reading at Bind.
+package socketfile
 
 import (
 	"context"
@@ -18,16 +24,27 @@ var ErrServed = errors.New("another process serves it")
 // probeTimeout bounds the connection to an existing socket.
 const probeTimeout = time.Second
 
-// socket is a listening socket with its file.
-type socket struct {
-	path     string
-	listener *net.UnixListener
-	file     fs.FileInfo
+// Options describe a socket.
+type Options struct {
+	// Network is "unix" or "unixpacket" (SOCK_SEQPACKET).
+	Network string
+	// Path is the path of the socket; 107 bytes at most. A missing directory is created.
+	Path string
+	// DirMode is the mode of a created directory, Mode the socket's mode.
+	DirMode, Mode fs.FileMode
 }
 
-// bind creates the socket, in place of a stale one. Two agents never bind at the same time: they have their own lock. The
-// server also checks the credentials of a client that connects before the mode is set.
-func bind(ctx context.Context, o Options) (*socket, error) {
+// Socket is a listening socket with its file.
+type Socket struct {
+	*net.UnixListener
+
+	path string
+	file fs.FileInfo
+}
+
+// Bind creates the socket, in place of a stale one. Two agents never bind at the same time: they have their own lock. The
+// caller also checks the credentials of a client that connects before the mode is set.
+func Bind(ctx context.Context, o Options) (*Socket, error) {
 	dir := filepath.Dir(o.Path)
 	_, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -38,28 +55,28 @@ func bind(ctx context.Context, o Options) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making directory of socket: %w", err)
 	}
-	if err = removeStale(ctx, o.Path); err != nil {
+	if err = removeStale(ctx, o.Network, o.Path); err != nil {
 		return nil, fmt.Errorf("making socket %q: %w", o.Path, err)
 	}
 	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "unix", o.Path)
+	listener, err := config.Listen(ctx, o.Network, o.Path)
 	if err != nil {
 		return nil, fmt.Errorf("making socket: %w", err)
 	}
-	s := &socket{path: o.Path, listener: listener.(*net.UnixListener)} //nolint:forcetypeassert // by the network "unix"
-	s.listener.SetUnlinkOnClose(false)                                 // close would remove any later file at the path
+	s := &Socket{UnixListener: listener.(*net.UnixListener), path: o.Path} //nolint:forcetypeassert // by the network
+	s.SetUnlinkOnClose(false)                                              // close would remove any later file at the path
 	if s.file, err = os.Lstat(o.Path); err == nil {
 		err = os.Chmod(o.Path, o.Mode)
 	}
 	if err != nil {
-		s.remove()
+		s.Remove()
 		return nil, fmt.Errorf("setting the mode of socket: %w", err)
 	}
 	return s, nil
 }
 
 // removeStale removes a socket that no process serves, such as a killed agent's.
-func removeStale(ctx context.Context, path string) error {
+func removeStale(ctx context.Context, network, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -73,7 +90,7 @@ func removeStale(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", path)
+	conn, err := dialer.DialContext(ctx, network, path)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return os.Remove(path)
@@ -86,16 +103,16 @@ func removeStale(ctx context.Context, path string) error {
 	return ErrServed
 }
 
-// isInPlace reports whether the file at the path is this socket. The kernel does not reuse its inode while the socket is open.
-func (s *socket) isInPlace() bool {
+// InPlace reports whether the file at the path is this socket. The kernel does not reuse its inode while the socket is open.
+func (s *Socket) InPlace() bool {
 	info, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(info, s.file)
 }
 
-// remove removes the file if it is this socket's, and closes the socket.
-func (s *socket) remove() {
-	if s.isInPlace() {
+// Remove removes the file if it is this socket's, and closes the socket.
+func (s *Socket) Remove() {
+	if s.InPlace() {
 		_ = os.Remove(s.path) // after an error the file is stale, and the next agent removes it
 	}
-	_ = s.listener.Close() // the listener is closed even with an error
+	_ = s.Close() // the listener is closed even with an error
 }

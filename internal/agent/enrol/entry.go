@@ -1,0 +1,209 @@
+package enrol
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfwatch"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// entry is the state of a pod of one UID.
+type entry struct {
+	uid string
+	key types.NamespacedName
+
+	// turn is held by the turn of the pod and by its end; the fields of seen belong to it.
+	turn sync.Mutex
+	seen seen
+	// touched is set when the rules of the namespace have changed.
+	touched atomic.Bool
+
+	mu sync.Mutex
+	// pod is the pod as last delivered by the watch.
+	pod kube.Pod
+	// offer is the namespace of a new sandbox until the next turn takes it.
+	offer *offer
+	// patching is set while the API server is asked to write the annotation; patchErr is why that failed.
+	patching bool
+	patchErr error
+	// written is the value that was written last, until the watch delivers it; nil afterwards.
+	written *string
+	current Status
+	// served is the namespace in which the pod is enrolled, changed is closed when this or current changes.
+	served  netns.Inode
+	changed chan struct{}
+}
+
+// offer is a namespace with the addresses that the plugin reported.
+type offer struct {
+	space     *netns.Namespace
+	addresses []netip.Addr
+}
+
+// seen is what turns have found and done.
+type seen struct {
+	closed bool
+	// space is the pod's namespace, nil if it is unknown; replaced is the one before until ztunnel has let it go.
+	space, replaced *netns.Namespace
+	// addresses are those of space, status those of the pod's status when space was found.
+	addresses, status []netip.Addr
+	// guard reports changes of the rules in space.
+	guard *nfwatch.Watch
+	// applied are the rules in space, nil if they were not compared; version is their version.
+	applied *ambient.Spec
+	version redirection.Version
+	// nacked is set after ztunnel has refused the pod, until it is asked again.
+	nacked bool
+}
+
+// follow keeps an entry for each pod, so that none is made after its pod has gone.
+func (c *Controller) follow(ctx context.Context, l kube.Listener[kube.Pod]) {
+	update, remove := l.OnUpdate, l.OnDelete
+	l.OnUpdate = func(p kube.Pod) {
+		c.track(p)
+		update(p)
+	}
+	l.OnDelete = func(p kube.Pod) {
+		remove(p)
+		c.forget(p.Facts.UID)
+	}
+	c.Follow(ctx, l)
+}
+
+func (c *Controller) track(p kube.Pod) {
+	c.mu.Lock()
+	e := c.entries[p.Facts.UID]
+	if e == nil {
+		e = &entry{uid: p.Facts.UID, key: p.Key(), changed: make(chan struct{})}
+		c.entries[p.Facts.UID] = e
+	}
+	c.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pod = p
+	if e.written != nil && p.Facts.Annotations[ambient.RedirectionKey] == *e.written {
+		e.written = nil
+	}
+}
+
+// forget ends a deleted pod, after its turn.
+func (c *Controller) forget(uid string) {
+	c.mu.Lock()
+	e := c.entries[uid]
+	delete(c.entries, uid)
+	c.mu.Unlock()
+	if e == nil {
+		return
+	}
+	go func() {
+		c.leave(e)
+		e.close()
+	}()
+}
+
+// leave takes the pod from ztunnel and the probe set.
+func (c *Controller) leave(e *entry) {
+	c.Ztunnels.Remove(e.uid)
+	c.Probes.Remove(e.uid)
+	c.addressed(e.uid, true)
+}
+
+// close waits for the turn and closes the namespaces.
+func (e *entry) close() {
+	e.turn.Lock()
+	defer e.turn.Unlock()
+	e.seen.closed = true
+	e.seen.drop()
+	e.offered(nil)
+	e.set(Status{Missing: "the pod is gone"}, netns.Inode{})
+}
+
+// drop closes what is open.
+func (s *seen) drop() {
+	if s.guard != nil {
+		s.guard.Close()
+	}
+	for _, space := range []*netns.Namespace{s.space, s.replaced} {
+		if space != nil {
+			space.Close()
+		}
+	}
+	*s = seen{closed: s.closed}
+}
+
+// offered replaces the offer.
+func (e *entry) offered(o *offer) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.offer != nil {
+		e.offer.space.Close()
+	}
+	e.offer = o
+	e.served = netns.Inode{}
+}
+
+// take returns the offer, nil without one.
+func (e *entry) take() *offer {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	o := e.offer
+	e.offer = nil
+	return o
+}
+
+func (e *entry) status() Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.current
+}
+
+// set records what a turn has reached.
+func (e *entry) set(s Status, served netns.Inode) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.current == s && e.served == served {
+		return
+	}
+	e.current, e.served = s, served
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+// wait returns when the pod is enrolled in a namespace.
+func (e *entry) wait(ctx context.Context, in netns.Inode) error {
+	for {
+		e.mu.Lock()
+		done, s, changed := e.served == in, e.current, e.changed
+		e.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			if s.Missing == "" {
+				s.Missing = "its turn has not begun"
+			}
+			return errors.New("pod " + e.key.String() + " is not in the ambient mesh yet: " + s.Missing)
+		}
+	}
+}
+
+// annotation returns the value of the annotation in the API.
+func (e *entry) annotation() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.written != nil {
+		return *e.written
+	}
+	return e.pod.Facts.Annotations[ambient.RedirectionKey]
+}

@@ -1,0 +1,369 @@
+package enrol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/nftables/nfwatch"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// work is a turn of a pod.
+type work struct {
+	*Controller
+	*podwork.Turn
+
+	e *entry
+	// at is the step under way.
+	at metrics.AmbientStep
+}
+
+// errWaits ends a turn that goes on with a notification of ztunnel, the probe set, the API server or the watch.
+var errWaits = errors.New("waiting")
+
+func waits(format string, args ...any) error {
+	return fmt.Errorf("%w for %w", errWaits, fmt.Errorf(format, args...))
+}
+
+func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}) error {
+	select {
+	case <-c.primed:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	e := c.entry(t.Pod.Facts.UID)
+	if e == nil {
+		return nil
+	}
+	e.turn.Lock()
+	defer e.turn.Unlock()
+	if e.seen.closed {
+		return nil
+	}
+	w := &work{Controller: c, Turn: t, e: e}
+	wanted := t.Decision.Outcome == sidecar.Enrol && !c.isZtunnel(t.Pod) && !podwork.PodOf(t.Pod).Ended
+	err := w.step(ctx, wanted)
+	status, served := Status{Wanted: wanted}, netns.Inode{}
+	switch {
+	case err != nil:
+		status.Missing = podwork.Cause(ctx, err)
+	case !wanted:
+		status.Missing = errNotEligible.Error()
+	case e.seen.space != nil:
+		served = e.seen.space.Inode()
+	}
+	e.set(status, served)
+	if errors.Is(err, errWaits) {
+		return nil
+	}
+	if err != nil && w.at != "" {
+		c.Failed(w.at)
+	}
+	return err
+}
+
+// step brings the pod one step further.
+func (w *work) step(ctx context.Context, wanted bool) error {
+	w.e.mu.Lock()
+	err := w.e.patchErr
+	w.e.patchErr = nil
+	w.e.mu.Unlock()
+	switch {
+	case err != nil: // the next turn asks again, after a pause
+		w.at = metrics.StepAnnotation
+		return err
+	case podwork.PodOf(w.Pod).Ended:
+		w.leave(w.e)
+		w.e.seen.drop()
+		return w.annotate("")
+	case w.Err != nil:
+		return w.Err
+	case wanted:
+		return w.enrol(ctx)
+	}
+	return w.release(ctx)
+}
+
+// isZtunnel reports whether a pod is a ztunnel. Its traffic must not go to itself.
+func (c *Controller) isZtunnel(p kube.Pod) bool {
+	return p.Facts.Namespace == c.SystemNamespace && p.Facts.Labels["app"] == "ztunnel"
+}
+
+// enrol: namespace, rules, ztunnel, probe set, annotation.
+func (w *work) enrol(ctx context.Context) error {
+	s := &w.e.seen
+	w.at = metrics.StepNamespace
+	if err := w.namespace(ctx); err != nil {
+		return err
+	}
+	w.at = metrics.StepRules
+	if err := w.rules(ctx); err != nil {
+		return err
+	}
+	w.Ztunnels.Put(workload(w.Pod), s.space)
+	if s.replaced != nil {
+		s.replaced.Close()
+		s.replaced = nil
+	}
+	w.at = metrics.StepZtunnel
+	if err := w.acknowledged(); err != nil {
+		return err
+	}
+	w.Probes.Put(w.e.uid, s.addresses)
+	w.addressed(w.e.uid, true)
+	if in, err := w.Probes.State(w.e.uid); err != nil {
+		return waits("the probe set of the node: %w", err)
+	} else if !in {
+		return waits("the probe set of the node")
+	}
+	return w.annotate(ambient.RedirectionEnabled)
+}
+
+func workload(p kube.Pod) ztunnels.Workload {
+	return ztunnels.Workload{UID: p.Facts.UID, Name: p.Facts.Name, Namespace: p.Facts.Namespace, ServiceAccount: p.ServiceAccount}
+}
+
+// namespace makes sure that the namespace is known: the one that the plugin offered, or one that has the pod's addresses. A pod whose
+// status gets other addresses may have another sandbox. At an offer, the status may still have those of the sandbox before.
+func (w *work) namespace(ctx context.Context) error {
+	s := &w.e.seen
+	if o := w.e.take(); o != nil {
+		w.use(o.space)
+		s.status, s.addresses = w.Pod.Addresses, o.addresses
+		if len(o.addresses) == 0 {
+			s.addresses = s.status
+		}
+		return nil
+	}
+	switch {
+	case s.space != nil && (len(w.Pod.Addresses) == 0 || sameSet(s.status, w.Pod.Addresses) || sameSet(s.addresses, w.Pod.Addresses)):
+		return nil
+	case len(w.Pod.Addresses) == 0:
+		return waits("an address in its status, or for its plugin")
+	case w.Pod.Deleting && s.space == nil:
+		return waits("its end")
+	case !w.Reachable():
+		return errors.New("its network namespace cannot be reached: mount the node's /proc at /host/proc")
+	}
+	return w.InNamespace(ctx, func(found redirection.Namespace) error {
+		own, err := netns.Open(found.NetNS.Path()) // the turn closes the one that it has found
+		if err != nil {
+			return err
+		}
+		w.use(own)
+		s.status, s.addresses = w.Pod.Addresses, w.Pod.Addresses
+		return nil
+	})
+}
+
+// use takes over a namespace. The one before stays open until ztunnel has the new one.
+func (w *work) use(space *netns.Namespace) {
+	s := &w.e.seen
+	if s.space != nil && s.space.Inode() == space.Inode() {
+		space.Close()
+		return
+	}
+	if s.guard != nil {
+		s.guard.Close()
+	}
+	replaced := s.space
+	if s.replaced != nil { // ztunnel never got s.space
+		s.space.Close()
+		replaced = s.replaced
+	}
+	*s = seen{space: space, replaced: replaced}
+}
+
+func sameSet(a, b []netip.Addr) bool {
+	return len(a) == len(b) && !slices.ContainsFunc(a, func(one netip.Addr) bool { return !slices.Contains(b, one) })
+}
+
+// rules makes sure that the namespace has the wanted rules. It compares them again only after a change.
+func (w *work) rules(ctx context.Context) error {
+	s, spec := &w.e.seen, w.Decision.Ambient
+	if s.guard == nil {
+		if err := w.watch(); err != nil {
+			return err
+		}
+	}
+	space := w.Space(s.space)
+	touched := w.e.touched.Swap(false)
+	if s.applied != nil && reflect.DeepEqual(*s.applied, spec) {
+		if !touched {
+			return nil
+		}
+		if now, err := space.Version(); err == nil && now == s.version { // it was our own change
+			return nil
+		}
+	}
+	before, err := space.Version()
+	if err != nil {
+		return err
+	}
+	s.applied = nil
+	report, err := space.Apply(ctx, spec, redirection.Reconcile)
+	if errors.Is(err, redirection.ErrUninspectable) {
+		w.Again(time.Minute)
+		return waits("rules that can be read: %w", err)
+	}
+	if err != nil {
+		return fmt.Errorf("writing its rules: %w", err)
+	}
+	if s.version, err = space.Version(); err != nil {
+		return err
+	}
+	if len(report.Programs) > 0 {
+		before.Generation++
+		w.Log.InfoContext(ctx, "wrote the rules of an ambient pod", slog.Any("tools", report.Tools))
+	}
+	if before.Generation != s.version.Generation { // somebody else has changed rules meanwhile
+		s.version = redirection.Version{}
+		w.e.touched.Store(true)
+		w.Again(time.Second)
+	}
+	s.applied = &spec
+	return nil
+}
+
+// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate.
+const guardPause = time.Second
+
+// watch gives the pod a turn whenever a rule of its namespace has changed.
+func (w *work) watch() error {
+	guard, err := nfwatch.Open(w.e.seen.space, guardPause)
+	if err != nil {
+		return fmt.Errorf("watching its rules: %w", err)
+	}
+	w.e.seen.guard = guard
+	c, e := w.Controller, w.e
+	go func() {
+		for range guard.Changed() { // until Close
+			e.touched.Store(true)
+			c.pods.Enqueue(e.key)
+		}
+	}()
+	return nil
+}
+
+// acknowledged reports whether the newest ztunnel serves the pod. Until it does, istiod is told that the pod is not captured.
+func (w *work) acknowledged() error {
+	s := &w.e.seen
+	state := w.Ztunnels.State(w.e.uid)
+	switch {
+	case state.Acked:
+		s.nacked = false
+		return nil
+	case state.Err == nil:
+		return waits("the acknowledgement of ztunnel")
+	}
+	if w.e.annotation() == "" {
+		w.patch(ambient.RedirectionPending)
+	}
+	switch {
+	case errors.Is(state.Err, ztunnels.ErrNoZtunnel):
+		return waits("ztunnel: %w", state.Err)
+	case s.nacked:
+		s.nacked = false
+		w.Ztunnels.Retry(w.e.uid)
+		return waits("the acknowledgement of ztunnel, which refused the pod before: %w", state.Err)
+	}
+	s.nacked = true
+	return fmt.Errorf("ztunnel refuses the pod: %w", state.Err)
+}
+
+// annotate makes sure that the annotation has a value, "" for none.
+func (w *work) annotate(value string) error {
+	if w.e.annotation() == value {
+		return nil
+	}
+	w.patch(value)
+	return waits("the API server to take its annotation")
+}
+
+// patch asks the API server to write the annotation, unless it is being asked. The pod gets a turn when it has answered.
+func (w *work) patch(value string) {
+	c, e := w.Controller, w.e
+	ref := kube.PodRef{Namespace: e.key.Namespace, Name: e.key.Name, UID: e.uid}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.patching {
+		return
+	}
+	e.patching = true
+	go func() {
+		c.patches <- struct{}{}
+		ctx, cancel := context.WithTimeout(c.life, patchTimeout)
+		err := c.API.PatchRedirection(ctx, ref, value)
+		cancel()
+		<-c.patches
+		e.mu.Lock()
+		e.patching = false
+		if err == nil || kube.ClassOf(err) == kube.NotFound || kube.IsConflict(err) { // the pod is gone, as the watch will say
+			e.written = &value
+		} else {
+			e.patchErr = err
+		}
+		e.mu.Unlock()
+		c.pods.Enqueue(e.key)
+	}()
+}
+
+// release takes a running pod out of the mesh: annotation, ztunnel, rules, probe set. The annotation is pending meanwhile, so that an
+// agent that starts in between goes on.
+func (w *work) release(ctx context.Context) error {
+	e, s := w.e, &w.e.seen
+	e.offered(nil)
+	annotation := e.annotation()
+	if annotation == "" && s.space == nil {
+		return nil
+	}
+	if annotation == ambient.RedirectionEnabled {
+		return w.annotate(ambient.RedirectionPending)
+	}
+	w.Ztunnels.Remove(e.uid)
+	if !w.Ztunnels.Removed(e.uid) {
+		return waits("ztunnel to let the pod go")
+	}
+	w.at = metrics.StepRules
+	if err := w.clean(ctx); err != nil {
+		return err
+	}
+	w.leave(e)
+	s.drop()
+	return w.annotate("")
+}
+
+// clean removes the rules of a pod that goes on without the mesh.
+func (w *work) clean(ctx context.Context) error {
+	s := &w.e.seen
+	remove := func(space redirection.Namespace) error {
+		spec, _ := ambient.Of(w.Conf.Policy().Ambient, w.Pod.Facts.Annotations)
+		if _, err := space.Clean(ctx, spec); err != nil {
+			return fmt.Errorf("removing its rules: %w", err)
+		}
+		w.Log.InfoContext(ctx, "removed the rules of a pod that left ambient mode")
+		return nil
+	}
+	switch {
+	case s.space != nil:
+		return remove(w.Space(s.space))
+	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || w.Pod.Facts.HostNetwork:
+		return nil
+	case !w.Reachable():
+		return errors.New("its network namespace cannot be reached: mount the node's /proc at /host/proc")
+	}
+	return w.InNamespace(ctx, remove)
+}

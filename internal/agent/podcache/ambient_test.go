@@ -1,0 +1,296 @@
+package podcache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
+)
+
+// byMode selects pods by the label mode of the pod, unless it is none, and of the namespace.
+const byMode = `[{"podSelector":{"matchExpressions":[{"key":"mode","operator":"NotIn","values":["none"]}]},
+	"namespaceSelector":{"matchLabels":{"mode":"ambient"}}}]`
+
+func compiled(t *testing.T, selectors string) *selector.Ambient {
+	t.Helper()
+	s, err := selector.ParseAmbient([]byte(selectors))
+	check.OK(t, err)
+	return s
+}
+
+// follower is a store in ambient mode, and what its listener was told.
+type follower struct {
+	*Store
+
+	t         *testing.T
+	selectors atomic.Pointer[selector.Ambient]
+
+	mu   sync.Mutex
+	told []string
+}
+
+// follow starts a store and follows it. Tests read calls such as "web true": an update with its selection.
+func follow(t *testing.T, server *kubetest.Server) *follower {
+	t.Helper()
+	f := &follower{t: t, Store: newStore(t, server)}
+	f.selectors.Store(compiled(t, byMode))
+	f.options.Ambient, f.orphanInterval = f.selectors.Load, 10*time.Millisecond
+	agenttest.Go(t, f.Run)
+	tell := func(format string, a ...any) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.told = append(f.told, fmt.Sprintf(format, a...))
+	}
+	agenttest.Go(t, func(ctx context.Context) {
+		f.Follow(ctx, kube.Listener[kube.Pod]{
+			OnUpdate: func(p kube.Pod) { tell("%s %t", p.Facts.Name, p.Facts.Selected) },
+			OnDelete: func(p kube.Pod) { tell("%s gone, was %t", p.Facts.Name, p.Facts.Selected) },
+			OnSync:   func() { tell("sync") }, OnError: func(err error) { tell("failing %t", err != nil) },
+		})
+	})
+	return f
+}
+
+// wants waits for these calls after those of the last time, in any order, and for no other.
+func (f *follower) wants(calls ...string) {
+	f.t.Helper()
+	got := func() []string { f.mu.Lock(); defer f.mu.Unlock(); return slices.Sorted(slices.Values(f.told)) }
+	slices.Sort(calls)
+	agenttest.Until(f.t, func() string { return fmt.Sprintf("told %q, want %q", got(), calls) }, func() bool { return slices.Equal(got(), calls) })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.told = nil
+}
+
+func (f *follower) pod(name, uid string) kube.PodRef {
+	return kube.PodRef{Namespace: "shop", Name: name, UID: uid}
+}
+
+func namespace(mode string) []byte {
+	return kubetest.Namespace("shop", map[string]string{"mode": mode, "team": "superfluous"})
+}
+
+const shop = "/api/v1/namespaces/shop"
+
+// TestFollow_Selected: the selection follows the labels of pod and namespace. The end of the namespace hides no pod's end.
+func TestFollow_Selected(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(namespace("none"))
+	server.Set(pod("web", "1", "n", fmt.Sprintf(`,"labels":{"mode":"x","other":"y"},"annotations":{%q:"enabled",%q:"true"}`,
+		ambient.RedirectionKey, ambient.DNSCaptureKey)))
+	server.Set(pod("out", "2", "n", `,"labels":{"mode":"none"}`))
+	server.Set(pod("side", "3", "n", fmt.Sprintf(`,"annotations":{%q:"{}"}`, sidecar.StatusKey)))
+	f := follow(t, server)
+	f.wants("web false", "out false", "side false", "sync")
+	server.Set(namespace("ambient"))
+	f.wants("web true")
+	server.Set(kubetest.Namespace("shop", map[string]string{"mode": "ambient", "team": "b"}))
+	server.Set(pod("out", "2", "n", ""))
+	f.wants("out true")
+	facts, err := f.Facts(t.Context(), f.pod("web", "1"), true)
+	if err != nil || !facts.Selected || facts.Labels["mode"] != "x" || facts.Labels["other"] != "" || facts.Annotations[ambient.RedirectionKey] != "enabled" ||
+		facts.Annotations[ambient.DNSCaptureKey] != "true" {
+		t.Errorf("%+v, %v", facts, err)
+	}
+	f.mu.Lock()
+	f.Store.mu.Lock()
+	check.Diff(t, "kept labels", map[string]map[string]string{"shop": {"mode": "ambient"}}, f.round.namespaces)
+	f.Store.mu.Unlock()
+	f.mu.Unlock()
+	server.Delete(shop)
+	server.Set(pod("web", "1", "n", `,"annotations":{"mark":"later"}`))
+	f.wants("web true")
+	server.Delete(shop + "/pods/web")
+	f.wants("web gone, was true")
+	server.Set(pod("out", "2", "n", ""))
+	f.wants("out true")
+	server.Set(namespace("none")) // created anew
+	f.wants("out false")
+	if gets(server) != 0 {
+		t.Errorf("requests: %q", server.Requests())
+	}
+}
+
+// TestFollow_NamespacesUnreadable: listeners never take "unknown" for "not selected", and the plugin gets no answer by a guess.
+func TestFollow_NamespacesUnreadable(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(namespace("ambient"))
+	server.Set(pod("web", "1", "n", ""))
+	server.Set(pod("side", "3", "n", fmt.Sprintf(`,"annotations":{%q:"{}"}`, sidecar.StatusKey)))
+	server.FailOn("/api/v1/namespaces?", kubetest.Forbidden, kubetest.Forever)
+	server.FailOn(shop+"$", kubetest.Forbidden, 1)
+	f := follow(t, server)
+	f.wants("failing true", "side false")
+	if facts, err := f.Facts(t.Context(), f.pod("web", "1"), true); kube.ClassOf(err) != kube.Forbidden {
+		t.Errorf("%+v, %v", facts, err)
+	}
+	if facts, err := f.Facts(t.Context(), f.pod("web", "1"), true); err != nil || !facts.Selected { // the namespace can be fetched
+		t.Errorf("%+v, %v", facts, err)
+	}
+	if facts, err := f.Facts(t.Context(), f.pod("side", "3"), true); err != nil || facts.Selected {
+		t.Errorf("%+v, %v", facts, err)
+	}
+	check.Equal(t, gets(server), 2, "requests for pods")
+	server.Heal()
+	f.wants("failing false", "web true", "sync")
+}
+
+// TestFollow_PodBeforeNamespace: the watches have no common order.
+func TestFollow_PodBeforeNamespace(t *testing.T) {
+	server := kubetest.NewServer(t)
+	f := follow(t, server)
+	f.wants("sync")
+	agenttest.Eventually(t, "no watches", func() bool { return server.Watches() == 2 })
+	server.HoldWatches("namespaces")
+	server.Set(namespace("ambient"))
+	server.Set(pod("web", "1", "n", ""))
+	server.Set(pod("brief", "2", "n", ""))
+	server.Delete(shop + "/pods/brief")
+	server.Set(pod("side", "3", "n", fmt.Sprintf(`,"annotations":{%q:"{}"}`, sidecar.StatusKey)))
+	f.wants("side false")
+	got := make(chan kube.Pod, 1)
+	agenttest.Go(t, func(ctx context.Context) {
+		p, err := f.Pod(ctx, f.pod("web", "1"))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- p
+	})
+	agenttest.Eventually(t, "no request for the pod", func() bool { return gets(server) == 1 })
+	server.ReleaseWatches()
+	if p := <-got; !p.Facts.Selected {
+		t.Errorf("%+v", p)
+	}
+	f.wants("web true")
+}
+
+// TestFollow_Orphan: a pod whose namespace was deleted by force does not keep the others from being synced.
+func TestFollow_Orphan(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.Namespace("other", nil))
+	server.Set(pod("web", "1", "n", ""))
+	server.FailOn(shop+"$", kubetest.Unavailable, 1) // which proves nothing
+	f := follow(t, server)
+	f.wants("web false", "sync")
+	if got := strings.Count(strings.Join(server.Requests(), "\n"), "GET "+shop); got != 2 {
+		t.Errorf("%d requests for the namespace", got)
+	}
+	server.Set(namespace("ambient"))
+	f.wants("web true")
+}
+
+// TestReselect: selectors that name other labels apply to all pods, and no pod's end is lost between two rounds.
+func TestReselect(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(namespace("ambient"))
+	for i, name := range []string{"web", "gone", "anew"} {
+		server.Set(pod(name, fmt.Sprint(i), "n", `,"labels":{"tier":"1"}`))
+	}
+	f := follow(t, server)
+	f.wants("anew true", "gone true", "web true", "sync")
+	server.Fail(kubetest.Unavailable, kubetest.Forever)
+	server.BreakWatches()
+	f.wants("failing true", "failing true")
+	server.Delete(shop + "/pods/gone")
+	server.Set(pod("anew", "9", "n", ""))
+	f.selectors.Store(compiled(t, `[{"podSelector":{"matchLabels":{"tier":"1"}}},{"namespaceSelector":{"matchLabels":{"team":"x"}}}]`))
+	f.Reselect()
+	f.wants("failing false", "failing true", "failing true")
+	check.Equal(t, gets(server), 0, "requests")
+	server.Heal()
+	f.wants("failing true", "failing false", "anew gone, was true", "anew false", "web true", "gone gone, was true", "sync")
+	f.selectors.Store(nil)
+	f.Reselect()
+	f.wants("anew false", "web false", "sync")
+	if _, err := f.Facts(t.Context(), f.pod("web", "0"), true); !errors.Is(err, errNoAmbient) {
+		t.Errorf("ambient mode is off: %v", err)
+	}
+}
+
+// TestFacts_FetchedWithNamespace: once for all plugins, by labels that the cache does not keep.
+func TestFacts_FetchedWithNamespace(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(namespace("ambient"))
+	server.Set(pod("far", "3", "elsewhere", ""))
+	f := follow(t, server)
+	f.wants("sync")
+	service := &Service{Store: f.Store, Metrics: metrics.New("")}
+	server.FailOn("/pods/far", kubetest.NotFound, 1)
+	for _, test := range []struct {
+		code int
+		want string
+	}{{http.StatusNotFound, ""}, {http.StatusOK, `"Selected":true`}} {
+		before := len(server.Requests())
+		w := service.request(t, http.MethodGet, "/v1/pods/shop/far?uid=3&ambient=true", "")
+		if w.Code != test.code || !strings.Contains(w.Body.String(), test.want) {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		check.Equal(t, len(server.Requests())-before, map[int]int{http.StatusNotFound: 1, http.StatusOK: 2}[test.code], "requests")
+	}
+}
+
+// TestPod_OfAnEvent: never a pod that listeners do not know, and never another one of its name.
+func TestPod_OfAnEvent(t *testing.T) {
+	server := kubetest.NewServer(t)
+	server.Set(namespace("ambient"))
+	server.Set(pod("web", "1", "n", ""))
+	server.Set(pod("going", "2", "n", `,"deletionTimestamp":"2026-01-09T00:00:00Z"`))
+	server.Set(pod("static", "4", "n", `,"annotations":{"kubernetes.io/config.hash":"h"}`))
+	f := follow(t, server)
+	f.wants("going true", "static true", "web true", "sync")
+	for _, ref := range []kube.PodRef{f.pod("web", "1"), f.pod("web", ""), f.pod("static", "h")} {
+		if p, err := f.Pod(t.Context(), ref); err != nil || p.Facts.Name != ref.Name || !p.Facts.Selected {
+			t.Errorf("%v: %+v, %v", ref, p, err)
+		}
+	}
+	check.Equal(t, gets(server), 1, "requests, for the pod without a UID,")
+	for _, ref := range []kube.PodRef{f.pod("going", "2"), f.pod("going", "")} {
+		if _, err := f.Pod(t.Context(), ref); !errors.Is(err, errDeleting) {
+			t.Errorf("%v: %v", ref, err)
+		}
+	}
+	for ref, class := range map[kube.PodRef]kube.Class{f.pod("web", "old"): kube.WrongPod, f.pod("none", "1"): kube.NotFound, f.pod("none", ""): kube.NotFound} {
+		if _, err := f.Pod(t.Context(), ref); kube.ClassOf(err) != class {
+			t.Errorf("%v: %v, want %s", ref, err, class)
+		}
+	}
+	// A stale pod of the name is in the cache.
+	agenttest.Eventually(t, "no watches", func() bool { return server.Watches() == 2 })
+	server.HoldWatches("pods")
+	server.Delete(shop + "/pods/web")
+	server.Set(pod("web", "5", "n", ""))
+	for _, uid := range []string{"5", ""} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if p, err := f.Pod(ctx, f.pod("web", uid)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("UID %q: %+v, %v", uid, p, err)
+		}
+		cancel()
+	}
+	got := make(chan string, 2)
+	for _, uid := range []string{"5", ""} {
+		agenttest.Go(t, func(ctx context.Context) {
+			p, err := f.Pod(ctx, f.pod("web", uid))
+			got <- fmt.Sprint(p.Facts.UID, err)
+		})
+	}
+	server.ReleaseWatches()
+	for range 2 {
+		check.Equal(t, <-got, "5<nil>", "pod")
+	}
+	f.wants("web gone, was true", "web true")
+}
