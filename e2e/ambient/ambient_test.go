@@ -62,9 +62,9 @@ func TestMain(m *testing.M) {
 type result struct {
 	wall, cpu, plugin time.Duration
 	// settled is the CPU time until the agent is quiet again.
-	settled time.Duration
-	requests          int // of the agent and of the plugin
-	programs          int
+	settled  time.Duration
+	requests int // of the agent and of the plugin
+	programs int
 }
 
 // results has the results of one agent by step, its open files for each pod, and its memory with all pods.

@@ -55,7 +55,7 @@ type node struct {
 	agent      process
 	launched   *program.Program
 	started    []*program.Program
-	insidePIDs []uint32 // of all agents, in the machine's PID namespace
+	agents     map[uint32]bool // the PIDs of all of them in the machine's PID namespace
 
 	mu      sync.Mutex
 	enabled map[string]bool // the pods with the annotation
@@ -83,7 +83,7 @@ func newNode(t *testing.T, found artifacts.Ambient, agent, plugin string) *node 
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{Test: lab.Test{T: t}, Cluster: c, enabled: map[string]bool{}, news: make(chan struct{}, 1)}
+	n := &node{Test: lab.Test{T: t}, Cluster: c, agents: map[uint32]bool{}, enabled: map[string]bool{}, news: make(chan struct{}, 1)}
 	t.Cleanup(func() {
 		n.logs(found, filepath.Base(t.Name()))
 		if err := c.Stop(); err != nil {
@@ -154,7 +154,8 @@ func (n *node) directories(agent, plugin, metered string) {
 	n.Must(err)
 	turnOn := n.Command(n.Context(), self)
 	turnOn.Env = append(os.Environ(), accounting+"="+accountingFile)
-	if text, err := turnOn.CombinedOutput(); err != nil {
+	text, err := turnOn.CombinedOutput()
+	if err != nil {
 		n.Fatalf("accounting: %v: %s", err, text)
 	}
 	n.write(root+"/host/etc/cni/net.d/10-net.conflist", []byte(`{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}`))
@@ -170,7 +171,7 @@ func (n *node) directories(agent, plugin, metered string) {
 			} `json:"user"`
 		} `json:"users"`
 	}
-	text, err := os.ReadFile(n.kubeconfig)
+	text, err = os.ReadFile(n.kubeconfig)
 	n.Must(err)
 	n.Must(yaml.Unmarshal(text, &config))
 	const secrets = root + "/run/secrets/kubernetes.io/serviceaccount/"
@@ -239,7 +240,7 @@ func (n *node) launch() {
 		if fields := strings.Fields(line); fields[0] == "NSpid:" {
 			inside, err := strconv.ParseUint(fields[len(fields)-1], 10, 32)
 			n.Must(err)
-			n.insidePIDs = append(n.insidePIDs, uint32(inside))
+			n.agents[uint32(inside)] = true
 		}
 	}
 }

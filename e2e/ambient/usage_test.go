@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"os"
 	"strconv"
 	"strings"
@@ -61,7 +62,7 @@ func (p process) memory() (m memory) {
 	return m
 }
 
-// programs returns the number of processes that the agents and the plugin have started and that have ended, by the accounting of the
+// programs returns the number of programs that the agents and the plugin have started and that have ended, by the accounting of the
 // machine's PID namespace (acct(5), version 3).
 func (n *node) programs() (count int) {
 	n.Helper()
@@ -69,35 +70,23 @@ func (n *node) programs() (count int) {
 	n.Must(err)
 	const size, pidAt, parentAt, nameAt = 64, 16, 20, 48
 	const forked = 1 // AFORK: without a program of its own, as Go's runtime tries what the kernel can do
-	parents := map[uint32]uint32{}
-	var metered []uint32
+	parents, roots := map[uint32]uint32{}, maps.Clone(n.agents)
 	for ; len(text) >= size; text = text[size:] {
 		pid, parent := binary.NativeEndian.Uint32(text[pidAt:]), binary.NativeEndian.Uint32(text[parentAt:])
-		if text[0]&forked != 0 {
-			continue
+		if text[0]&forked == 0 {
+			parents[pid] = parent
 		}
-		parents[pid] = parent
-		if string(bytes.TrimRight(text[nameAt:size], "\x00")) == "istio-cni" && parent == 0 { // nsenter's
-			metered = append(metered, pid)
+		if parent == 0 && string(bytes.TrimRight(text[nameAt:size], "\x00")) == "istio-cni" { // metered, which nsenter has started
+			roots[pid] = true
 		}
-	}
-	started := func(pid uint32) bool {
-		for range len(parents) { // PIDs of ended processes are used again only after some thousands
-			parent, ended := parents[pid]
-			for _, by := range append(metered, n.insidePIDs...) {
-				if parent == by {
-					return true
-				}
-			}
-			if !ended || parent == pid {
-				return false
-			}
-			pid = parent
-		}
-		return false
 	}
 	for pid := range parents {
-		if started(pid) {
+		for range len(parents) { // PIDs of ended processes are used again only after some thousands
+			if pid = parents[pid]; pid == 0 || roots[pid] {
+				break
+			}
+		}
+		if roots[pid] {
 			count++
 		}
 	}
