@@ -235,7 +235,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	f.Cleanup(host.Close)
 	a := &agent{f: f}
 	notify := func(uid string) { a.pods.Notify(uid) }
-	server, err := ztunnels.Open(f.Context(), ztunnels.Options{Path: f.socket, Log: log, Changed: notify, AcceptInterval: time.Millisecond})
+	server, err := ztunnels.Open(f.Context(), ztunnels.Options{Path: f.socket, Log: log, Changed: notify, Connected: func(int) {}, AcceptInterval: time.Millisecond})
 	f.Do(err)
 	config := ambient.DefaultConfig()
 	o := enrol.Options{

@@ -26,9 +26,10 @@ const (
 
 // ambientMode has the parts of ambient mode.
 type ambientMode struct {
-	pods   *enrol.Controller
-	events *unixsock.Server
-	host   *netns.Namespace
+	pods     *enrol.Controller
+	ztunnels *ztunnels.Server
+	events   *unixsock.Server
+	host     *netns.Namespace
 	// connected is the number of ztunnels.
 	connected atomic.Int64
 }
@@ -51,7 +52,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 			"(set ALLOW_SWITCH_TO_HOST_NS=true, or hostNetwork)")
 	}
 	notify := func(uid string) { m.pods.Notify(uid) }
-	server, err := ztunnels.Open(ctx, ztunnels.Options{
+	m.ztunnels, err = ztunnels.Open(ctx, ztunnels.Options{
 		Path: c.Ambient.Socket, Log: n.Log, Changed: notify, Connected: func(now int) { m.connected.Store(int64(now)) },
 	})
 	if err != nil {
@@ -59,7 +60,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	}
 	o := n.podOptions(c.NodeName)
 	m.pods = enrol.New(enrol.Options{
-		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: server,
+		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: m.ztunnels,
 		Probes:     probes.New(probes.Options{Host: m.host, V4: c.Ambient.ProbeV4, V6: c.Ambient.ProbeV6, IPv6: c.Ambient.IPv6, Log: n.Log, Changed: notify}),
 		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed,
 	})

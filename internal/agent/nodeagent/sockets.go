@@ -38,12 +38,12 @@ func (n *node) openRelay(ctx context.Context) error {
 
 // guardSockets restores the sockets, the lock and the verdict after their removal.
 func (n *node) guardSockets() {
-	sockets := map[string]*unixsock.Server{n.Config.LogSocket: n.relay}
+	sockets := map[string]interface{ Rebind(context.Context) error }{n.Config.LogSocket: n.relay}
 	if n.lookups != nil {
 		sockets[n.Config.podSocket()] = n.lookups
 	}
 	if n.ambient != nil {
-		sockets[n.Config.eventSocket()] = n.ambient.events
+		sockets[n.Config.eventSocket()], sockets[n.Config.Ambient.Socket] = n.ambient.events, n.ambient.ztunnels
 	}
 	paths := slices.AppendSeq([]string{n.Config.lockFile(), n.Config.verdictFile()}, maps.Keys(sockets))
 	n.onChange(paths, func() {
