@@ -63,8 +63,8 @@ type result struct {
 	wall, cpu, plugin time.Duration
 	// settled is the CPU time until the agent is quiet again.
 	settled  time.Duration
-	requests int // of the agent and of the plugin
-	programs int
+	requests int      // of the agent and of the plugin
+	programs []string // that they have started
 }
 
 // results has the results of one agent by step, its open files for each pod, and its memory with all pods.
@@ -72,6 +72,8 @@ type results struct {
 	steps  map[string]result
 	perPod float64
 	memory memory
+	// started is the number of programs of a start without pods.
+	started int
 }
 
 // TestAgainstReference runs the same steps with both agents, each on a node of its own. AMBIENT_ONLY=reference or ours selects one.
@@ -87,11 +89,14 @@ func TestAgainstReference(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			agent, plugin := found.ReferenceAgent, found.ReferencePlugin
-			if kind == "ours" {
-				agent, plugin = found.IstioCNI, found.IstioCNI
+			switch kind {
+			case "ours":
+				all[kind] = newNode(t, found, found.IstioCNI, found.IstioCNI, "AMBIENT_PODS=serve").measure(count)
+			case "reference":
+				// By itself it changes to legacy tables at its first restart, because its own probe leaves empty ones.
+				const binary = "FORCE_IPTABLES_BINARY=nft"
+				all[kind] = newNode(t, found, found.ReferenceAgent, found.ReferencePlugin, binary).measure(count)
 			}
-			all[kind] = newNode(t, found, agent, plugin).measure(count)
 		})
 	}
 	for line := range strings.Lines(table(all, count)) {
@@ -106,8 +111,11 @@ func TestAgainstReference(t *testing.T) {
 func (r results) check(t *testing.T) {
 	t.Helper()
 	for step, used := range r.steps {
-		if used.programs != 0 {
-			t.Errorf("%s: the agent and the plugin have started %d programs, want none", step, used.programs)
+		if step == "restart" {
+			used.programs = used.programs[min(len(used.programs), r.started):]
+		}
+		if len(used.programs) > 0 {
+			t.Errorf("%s: the agent and the plugin have started %q, want none for a pod", step, used.programs)
 		}
 	}
 	if got := r.steps["add"].requests; got > adds {
@@ -125,6 +133,7 @@ func (n *node) measure(pods int) results {
 	r := results{steps: map[string]result{}}
 	running := n.populate("run", pods)
 	n.start()
+	r.started = len(n.programs())
 	empty := n.agent.files()
 	r.steps["enrol"] = n.step(func() {
 		n.label("ambient")
@@ -152,7 +161,7 @@ func (n *node) restart(running []pod) result {
 	n.Helper()
 	n.stop()
 	n.ztunnel.forget()
-	programs := n.programs()
+	programs := len(n.programs())
 	requests := n.requests()
 	began := time.Now()
 	n.launch()
@@ -166,7 +175,7 @@ func (n *node) restart(running []pod) result {
 	n.ready()
 	n.settle()
 	r.settled = n.agent.cpu()
-	r.programs, r.requests = n.programs()-programs, n.requests()-requests
+	r.programs, r.requests = n.programs()[programs:], n.requests()-requests
 	return r
 }
 
@@ -186,7 +195,7 @@ func (n *node) addAll(running int) result {
 	})
 	slices.Sort(took)
 	used.wall, used.plugin = took[adds/2], plugin
-	used.programs -= adds // the plugin itself
+	used.programs = slices.DeleteFunc(used.programs, func(name string) bool { return name == pluginName })
 	return used
 }
 
@@ -202,7 +211,7 @@ func table(all map[string]results, pods int) string {
 		for _, r := range []row{
 			{"wall, ms", func(r results) float64 { return ms(r.steps[step].wall) }},
 			{"CPU, ms", func(r results) float64 { return ms(r.steps[step].cpu) }},
-			{"programs started", func(r results) float64 { return float64(r.steps[step].programs) }},
+			{"programs started", func(r results) float64 { return float64(len(r.steps[step].programs)) }},
 			{"API requests", func(r results) float64 { return float64(r.steps[step].requests) }},
 		} {
 			rows = append(rows, row{fmt.Sprintf("%s of %d pods: %s", step, pods, r.name), r.of})
@@ -213,10 +222,11 @@ func table(all map[string]results, pods int) string {
 	}
 	rows = append(rows, []row{
 		{fmt.Sprintf("restart of %d pods: CPU until quiet, ms", pods), func(r results) float64 { return ms(r.steps["restart"].settled) }},
+		{"start without pods: programs started", func(r results) float64 { return float64(r.started) }},
 		{"ADD: until answer, median, ms", func(r results) float64 { return ms(r.steps["add"].wall) }},
 		{"ADD: CPU of the plugin, ms", add(func(r result) float64 { return ms(r.plugin) })},
 		{"ADD: CPU of the agent, ms", add(func(r result) float64 { return ms(r.cpu) })},
-		{"ADD: programs started", add(func(r result) float64 { return float64(r.programs) })},
+		{"ADD: programs started", add(func(r result) float64 { return float64(len(r.programs)) })},
 		{"ADD: API requests", add(func(r result) float64 { return float64(r.requests) })},
 		{"open files for each pod", func(r results) float64 { return r.perPod }},
 		{"memory, MiB", func(r results) float64 { return float64(r.memory.resident) / 1024 }},

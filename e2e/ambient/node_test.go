@@ -33,6 +33,7 @@ const (
 	mesh, account, app = "istio-system", "istio-cni", "app"
 
 	modeLabel      = "istio.io/dataplane-mode"
+	pluginName     = "istio-cni"
 	redirection    = "ambient.istio.io/redirection"
 	accountingFile = "/run/accounting"
 	selectors      = `
@@ -51,6 +52,7 @@ type node struct {
 	*cluster.Cluster
 
 	kubeconfig string
+	more       []string // of the agent's environment
 	ztunnel    *ztunnel
 	agent      process
 	launched   *program.Program
@@ -77,13 +79,13 @@ func uids(all []pod) (uids []string) {
 }
 
 // newNode starts a control plane and makes the directories of an agent.
-func newNode(t *testing.T, found artifacts.Ambient, agent, plugin string) *node {
+func newNode(t *testing.T, found artifacts.Ambient, agent, plugin string, environment ...string) *node {
 	t.Helper()
 	c, err := cluster.Start(t.Context(), cluster.Options{Kube: found.Kube, Tier: cluster.ControlPlane, Log: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{Test: lab.Test{T: t}, Cluster: c, agents: map[uint32]bool{}, enabled: map[string]bool{}, news: make(chan struct{}, 1)}
+	n := &node{Test: lab.Test{T: t}, Cluster: c, more: environment, agents: map[uint32]bool{}, enabled: map[string]bool{}, news: make(chan struct{}, 1)}
 	t.Cleanup(func() {
 		n.logs(found, filepath.Base(t.Name()))
 		if err := c.Stop(); err != nil {
@@ -202,20 +204,18 @@ func (n *node) server() string {
 	return strings.TrimSuffix(strings.TrimPrefix(n.REST().Host, "https://"), ":443")
 }
 
-// environment is the agent's, as the chart sets it with ambient.enabled.
+// environment is the agent's, as the chart sets it with ambient.enabled, and what the agent needs besides.
 func (n *node) environment() []string {
-	return []string{
+	return append([]string{
 		"KUBERNETES_SERVICE_HOST=" + n.server(), "KUBERNETES_SERVICE_PORT=443",
 		"AMBIENT_ENABLED=true", "AMBIENT_ENABLEMENT_SELECTOR=" + selectors, "AMBIENT_DNS_CAPTURE=true", "AMBIENT_IPV6=true",
 		"AMBIENT_RECONCILE_POD_RULES_ON_STARTUP=true", "ENABLE_AMBIENT_DETECTION_RETRY=false", "ISTIO_OWNED_CNI_CONFIG=false",
 		"CHAINED_CNI_PLUGIN=true", "EXCLUDE_NAMESPACES=kube-system", "REPAIR_ENABLED=true", "REPAIR_LABEL_PODS=false",
 		"REPAIR_DELETE_PODS=false", "REPAIR_REPAIR_PODS=true", "REPAIR_INIT_CONTAINER_NAME=istio-validation",
 		"REPAIR_BROKEN_POD_LABEL_KEY=cni.istio.io/uninitialized", "REPAIR_BROKEN_POD_LABEL_VALUE=true", "NATIVE_NFTABLES=false",
-		// Without it the reference changes to legacy tables at its first restart, because its own probe leaves empty ones.
-		"FORCE_IPTABLES_BINARY=nft",
 		"REPAIR_NODE_NAME=" + cluster.NodeName, "REPAIR_RUN_AS_DAEMON=true", "REPAIR_SIDECAR_ANNOTATION=sidecar.istio.io/status",
 		"ALLOW_SWITCH_TO_HOST_NS=true", "NODE_NAME=" + cluster.NodeName, "POD_NAME=istio-cni-node-x", "POD_NAMESPACE=" + mesh,
-	}
+	}, n.more...)
 }
 
 // launch starts the agent without waiting.
@@ -308,11 +308,11 @@ func (n *node) await(what string, news <-chan struct{}, holds func() bool) {
 func (n *node) step(do func()) (r result) {
 	n.Helper()
 	n.settle()
-	cpu, requests, programs, began := n.agent.cpu(), n.requests(), n.programs(), time.Now()
+	cpu, requests, programs, began := n.agent.cpu(), n.requests(), len(n.programs()), time.Now()
 	do()
 	r.wall, r.cpu = time.Since(began), n.agent.cpu()-cpu
 	n.settle()
-	r.requests, r.programs = n.requests()-requests, n.programs()-programs
+	r.requests, r.programs = n.requests()-requests, n.programs()[programs:]
 	return r
 }
 

@@ -62,33 +62,42 @@ func (p process) memory() (m memory) {
 	return m
 }
 
-// programs returns the number of programs that the agents and the plugin have started and that have ended, by the accounting of the
-// machine's PID namespace (acct(5), version 3).
-func (n *node) programs() (count int) {
+// programs returns the names of the programs that the agents and the plugin have started and that have ended, in this order, by the
+// accounting of the machine's PID namespace (acct(5), version 3).
+func (n *node) programs() (names []string) {
 	n.Helper()
 	text, err := os.ReadFile(n.file(accountingFile))
 	n.Must(err)
+	type ended struct {
+		pid  uint32
+		name string
+	}
 	const size, pidAt, parentAt, nameAt = 64, 16, 20, 48
 	const forked = 1 // AFORK: without a program of its own, as Go's runtime tries what the kernel can do
+	var all []ended
 	parents, roots := map[uint32]uint32{}, maps.Clone(n.agents)
 	for ; len(text) >= size; text = text[size:] {
-		pid, parent := binary.NativeEndian.Uint32(text[pidAt:]), binary.NativeEndian.Uint32(text[parentAt:])
-		if text[0]&forked == 0 {
-			parents[pid] = parent
+		if text[0]&forked != 0 {
+			continue
 		}
-		if parent == 0 && string(bytes.TrimRight(text[nameAt:size], "\x00")) == "istio-cni" { // metered, which nsenter has started
-			roots[pid] = true
+		e := ended{binary.NativeEndian.Uint32(text[pidAt:]), string(bytes.TrimRight(text[nameAt:size], "\x00"))}
+		all = append(all, e)
+		parents[e.pid] = binary.NativeEndian.Uint32(text[parentAt:])
+		if parents[e.pid] == 0 && e.name == pluginName { // metered, which nsenter has started
+			roots[e.pid] = true
 		}
 	}
-	for pid := range parents {
+	for _, e := range all {
+		pid := parents[e.pid]
 		for range len(parents) { // PIDs of ended processes are used again only after some thousands
-			if pid = parents[pid]; pid == 0 || roots[pid] {
+			if pid == 0 || roots[pid] {
 				break
 			}
+			pid = parents[pid]
 		}
 		if roots[pid] {
-			count++
+			names = append(names, e.name)
 		}
 	}
-	return count
+	return names
 }
