@@ -21,7 +21,7 @@
 //
 // Where to look:
 //
-//	a rule                        core/redirect (the rules), core/ruleset (a rule as a value)
+//	a rule                        core/redirect (of a sidecar), core/ambient (of an ambient pod), core/ruleset (a rule as a value)
 //	the path of a packet          core/redirect/walk
 //	a decision about a pod        core/sidecar; what selects it for ambient mode: agent/selector, agent/podcache
 //	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits

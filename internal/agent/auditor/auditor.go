@@ -28,6 +28,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
@@ -42,6 +43,9 @@ type Options struct {
 	Selects func(kube.Pod) bool
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
 	Processes func(context.Context) (map[string][]sandbox.Process, error)
+	// Enrolment returns the first step that is not done of the enrolment of a pod in ambient mode, "" for an enrolled pod, and false for
+	// a pod that was not looked at yet. Nil where another agent enrols.
+	Enrolment func(uid string) (missing string, known bool)
 	// Env is shared with the turns.
 	Env *podwork.Env
 	// Pods gives access to the pods, see podwork.Controller.
@@ -169,7 +173,7 @@ const (
 	// startup is the time allowed for the proxy to open its listeners.
 	startup = 15 * time.Second
 	// confirmation is the time between the two failed inspections after which a pod is not-inspected: the namespace of an
-	// ending pod disappears before the API server shows the end.
+	// ending pod disappears before the API server shows the end. It is also the time after which a pending pod is reported.
 	confirmation = 10 * time.Second
 )
 
@@ -188,8 +192,8 @@ type Memory struct {
 	// place is where the namespace was found, uses the number of inspections since the search.
 	place podwork.Place
 	uses  int
-	// captured is the Spec whose rules the pod had when last captured.
-	captured *redirect.Spec
+	// captured has the rules of the pod when last captured.
+	captured redirect.Wanted
 	// failures is the number of consecutive failed inspections.
 	failures int
 	// reported is the state of the last event, "" before the first inspection.
@@ -241,8 +245,10 @@ type input struct {
 
 // wanted is the wanted state of the namespace. A change is inspected at once.
 type wanted struct {
-	spec      redirect.Spec
+	rules     redirect.Wanted
 	addresses []netip.Addr
+	// pending is the missing step of the enrolment.
+	pending string
 	// plugin has the parts of the plugin's configuration that the Spec lacks.
 	plugin string
 }
@@ -268,7 +274,8 @@ func (c containers) restarted(before containers) bool {
 
 func (w *work) input() input {
 	plugin := fmt.Sprint(w.Conf.Backend, w.Conf.ForceIptables, w.Decision.Sandbox)
-	want := wanted{spec: w.Decision.Spec, addresses: w.Pod.Addresses, plugin: plugin}
+	want := wanted{rules: w.Decision.Wanted(), addresses: w.Pod.Addresses, plugin: plugin}
+	want.pending, _ = w.missing()
 	if w.Conf.Problems != nil {
 		want.plugin += " " + w.Conf.Problems.Error()
 	}
@@ -294,7 +301,7 @@ func (w *work) audit(ctx context.Context) {
 		m.Reset()
 		return
 	}
-	if !w.Decision.Outcome.OfSidecar() {
+	if w.Decision.Outcome == sidecar.Pass {
 		sentence := "is not redirected by the plugin: " + w.Decision.Reason.Sentence()
 		m.Reset()
 		m.status = audit.Status{State: audit.Outside, Sentence: sentence, Remedy: w.Decision.Reason.Remedy()}
@@ -349,6 +356,12 @@ func (w *work) verify(ctx context.Context) {
 		m.failures = 0
 	}
 	w.setStatus(problems)
+	if m.status.State == audit.Pending {
+		m.due = w.Clock.Now().Add(confirmation)
+		if w.Clock.Since(m.status.Since) < confirmation {
+			return
+		}
+	}
 	if m.failures != 1 || permanent(err) {
 		w.reportChange(ctx)
 	}

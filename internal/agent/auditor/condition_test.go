@@ -11,7 +11,7 @@ func TestCondition_States(t *testing.T) {
 	t.Parallel()
 	for state, want := range map[audit.State]string{
 		audit.Captured: "True Captured", audit.Bypassed: "False Bypassed", audit.ForeignRule: "False ForeignRule", audit.Drifted: "False Drifted",
-		audit.ForeignListener: "False ForeignListener", audit.NoListener: "False NoListener", audit.UIDCollision: "False UIDCollision", audit.IPv6Open: "False IPv6Open",
+		audit.ForeignListener: "False ForeignListener", audit.NoListener: "False NoListener", audit.Pending: "False Pending", audit.UIDCollision: "False UIDCollision", audit.IPv6Open: "False IPv6Open",
 		audit.NotInspected: "Unknown NotInspected", audit.Outside: "Unknown Outside",
 	} {
 		status := audit.Status{State: state, Sentence: state.Sentence()}

@@ -34,13 +34,34 @@ func (w *work) observe(ctx context.Context) ([]audit.Problem, error) {
 	case w.Decision.Sandbox != "":
 		return []audit.Problem{{State: audit.Sandboxed, Detail: w.sandboxed()}}, nil
 	}
-	m, spec := w.memory, w.Decision.Spec
+	m := w.memory
 	var o audit.Observation
 	err := w.knownNamespace(ctx, func(space redirection.Namespace) error {
 		return space.NetNS.Do(func() error { return w.read(ctx, space, &o) }) // one entry for all
 	})
 	o.Mesh, o.Rules = m.rules.mesh, m.rules.problems
-	return audit.Assess(spec, o), err
+	w.enrolment(&o)
+	return audit.Assess(w.Decision.Wanted(), o), err
+}
+
+// missing is Options.Enrolment for the pod. Nothing is missing for a pod that this agent does not enrol.
+func (w *work) missing() (step string, known bool) {
+	if w.Decision.Outcome != sidecar.Enrol || w.Enrolment == nil {
+		return "", true
+	}
+	return w.Enrolment(w.Pod.Facts.UID)
+}
+
+// enrolment adds the missing step. A pod that has never had its rules is pending, not bypassed.
+func (w *work) enrolment(o *audit.Observation) {
+	step, known := w.missing()
+	never := w.memory.captured == nil && !o.Mesh
+	if never && !known {
+		step = "the agent has not begun to enrol it"
+	}
+	if o.Pending = step; never && step != "" {
+		o.Rules = nil
+	}
 }
 
 // sandboxed describes a pod in a sandbox for its status.
@@ -62,7 +83,7 @@ func (w *work) perhapsSandboxed() string {
 
 // read fills in the observation of a namespace.
 func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.Observation) error {
-	m, spec := w.memory, w.Decision.Spec
+	m, want := w.memory, w.Decision.Wanted()
 	version, err := space.Version()
 	if err != nil {
 		return err
@@ -73,11 +94,14 @@ func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.O
 		}
 		m.version = version
 	}
-	if o.Families, err = space.Families(spec); err != nil {
+	if o.Families, err = space.Families(want); err != nil {
 		return err
 	}
-	if o.Routing, err = space.VerifyRouting(spec, redirection.Report{Families: o.Families}); err != nil {
+	if o.Routing, err = space.VerifyRouting(want, redirection.Report{Families: o.Families}); err != nil {
 		return err
+	}
+	if w.Decision.Outcome == sidecar.Enrol { // ztunnel has no process in the pod
+		return nil
 	}
 	in, err := w.peers(space)
 	if err != nil {
@@ -90,21 +114,24 @@ func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.O
 
 // readRules reads and compares the rules, and keeps a summary.
 func (w *work) readRules(ctx context.Context, space redirection.Namespace) error {
-	m, spec := w.memory, w.Decision.Spec
+	m, want := w.memory, w.Decision.Wanted()
 	m.version = redirection.Version{}
-	_, report, err := space.AuditAny(ctx, spec)
+	_, report, err := space.AuditAny(ctx, want)
 	m.rules = rules{
 		problems: audit.Rules(report.Mesh, report.Diffs, report.Ways), mesh: report.Mesh, repairable: !report.Clean(), tools: toolsOf(report),
 	}
 	switch {
 	case err != nil:
 	case report.Clean():
-		m.captured = &spec
-	case m.captured != nil && !reflect.DeepEqual(*m.captured, spec):
-		_, before, failed := space.AuditAny(ctx, *m.captured)
+		m.captured = want
+	case m.captured != nil && !reflect.DeepEqual(m.captured, want):
+		_, before, failed := space.AuditAny(ctx, m.captured)
 		if failed == nil && before.Clean() && len(before.Ways) == 0 {
 			detail := "its settings or the plugin's have changed, and the pod keeps the earlier rules until it is restarted"
-			m.rules.earlier, m.rules.problems = true, []audit.Problem{{State: audit.Drifted, Detail: detail}}
+			if m.rules.earlier = w.Decision.Outcome == sidecar.Capture; !m.rules.earlier {
+				detail = "its settings or the node's have changed, and the pod still has the earlier rules"
+			}
+			m.rules.problems = []audit.Problem{{State: audit.Drifted, Detail: detail}}
 		}
 	}
 	return err

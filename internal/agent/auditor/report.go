@@ -10,7 +10,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
@@ -30,7 +29,7 @@ func (w *work) setStatus(problems []audit.Problem) {
 	}
 	m.status = audit.Status{
 		State: state, Sentence: state.Sentence(), Remedy: remedy, Since: since, Checked: now, Problems: problems,
-		Backend: m.rules.tools, Exceptions: audit.Exceptions(w.Decision.Spec, sidecar.KeysOf(w.Decision.Spec)),
+		Backend: m.rules.tools, Exceptions: audit.ExceptionsOf(w.Decision.Wanted()),
 	}
 }
 
@@ -57,7 +56,7 @@ func summary(problems []audit.Problem) string {
 var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals // a constant table
 	audit.Bypassed: podwork.ReasonBroken, audit.ForeignRule: podwork.ReasonForeignRule, audit.Drifted: podwork.ReasonDrifted,
 	audit.ForeignListener: podwork.ReasonForeignListener, audit.NoListener: podwork.ReasonNoListener,
-	audit.UIDCollision: podwork.ReasonUIDCollision, audit.IPv6Open: podwork.ReasonIPv6Open, audit.Sandboxed: podwork.ReasonSandboxed,
+	audit.Pending: podwork.ReasonPending, audit.UIDCollision: podwork.ReasonUIDCollision, audit.IPv6Open: podwork.ReasonIPv6Open, audit.Sandboxed: podwork.ReasonSandboxed,
 	audit.NotInspected: podwork.ReasonUnverified, audit.Captured: podwork.ReasonVerified,
 }
 
@@ -85,7 +84,7 @@ func (w *work) reportChange(ctx context.Context) {
 
 // podStates maps the states of inspected pods to the gauge's.
 var podStates = map[audit.State]metrics.PodState{ //nolint:gochecknoglobals // a constant table
-	audit.Bypassed: metrics.PodBroken, audit.Drifted: metrics.PodDrifted, audit.ForeignRule: metrics.PodDrifted,
+	audit.Bypassed: metrics.PodBroken, audit.Pending: metrics.PodBroken, audit.Drifted: metrics.PodDrifted, audit.ForeignRule: metrics.PodDrifted,
 	audit.NotInspected: metrics.PodUnknown, audit.Sandboxed: metrics.PodUnknown,
 	audit.ForeignListener: metrics.PodRedirected, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
 	audit.IPv6Open: metrics.PodRedirected, audit.Captured: metrics.PodRedirected,

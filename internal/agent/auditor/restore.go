@@ -42,7 +42,7 @@ func (w *work) restore(ctx context.Context, found []audit.Problem) []audit.Probl
 	m.repairs++
 	var report redirection.Report
 	err := w.InNamespace(ctx, func(space redirection.Namespace) (err error) {
-		report, err = space.Apply(ctx, w.Decision.Spec, redirection.Reconcile)
+		report, err = space.Apply(ctx, w.Decision.Wanted(), redirection.Reconcile)
 		return err
 	})
 	left := found

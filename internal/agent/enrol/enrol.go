@@ -5,7 +5,7 @@
 // any more; that no pod waits for the ztunnel, the API server or the rules of another pod; that a killed agent leaves nothing that the
 // next one does not find, by the annotation; and that it starts no process. Each turn compares what is wanted with what is there.
 //
-// Start reading at Controller. entry.go has the state of a pod, turn.go its steps, start.go the start.
+// Start reading at Controller. entry.go has the state of a pod, turn.go its steps, find.go the search for namespaces, start.go the start.
 package enrol
 
 import (
@@ -73,14 +73,16 @@ type Controller struct {
 
 	mu      sync.Mutex
 	entries map[string]*entry // by UID
-	// unaddressed are the UIDs of enrolled pods without an address. As long as there are some, the probe set may have their addresses.
-	unaddressed map[string]bool
+	// lost are the UIDs of the pods whose namespace is searched; wake begins a search.
+	lost map[string]bool
+	wake chan struct{}
 }
 
 // New returns a Controller that does nothing before Run. The changes of o.Ztunnels and o.Probes go to Notify.
 func New(o Options) *Controller {
 	c := &Controller{
-		Options: o, patches: make(chan struct{}, maxPatches), primed: make(chan struct{}), entries: map[string]*entry{}, unaddressed: map[string]bool{},
+		Options: o, patches: make(chan struct{}, maxPatches), primed: make(chan struct{}), entries: map[string]*entry{},
+		lost: map[string]bool{}, wake: make(chan struct{}, 1),
 	}
 	nothing := func(*struct{}) {}
 	c.pods = podwork.New(podwork.Options[struct{}]{
@@ -100,7 +102,7 @@ func (c *Controller) Run(ctx context.Context) {
 			c.Ztunnels.Serve(ctx)
 		}
 	})
-	c.pods.Run(ctx)
+	c.pods.Run(ctx, c.find)
 	parts.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,7 +161,7 @@ func (c *Controller) Add(ctx context.Context, ev agentapi.Event) error {
 		return fmt.Errorf("pod %s: it is gone", pod.Key())
 	}
 	inode := space.Inode()
-	e.offered(&offer{space, ev.Addresses()})
+	e.offered(&offer{space: space, addresses: ev.Addresses()})
 	c.pods.Enqueue(e.key)
 	return e.wait(ctx, inode)
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -199,7 +200,7 @@ func (p *pod) space() redirection.Namespace {
 	space, err := netns.Open(p.path)
 	p.f.Do(err)
 	p.f.Cleanup(space.Close)
-	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler)}
+	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: p.f.conf.Load().Backend}
 }
 
 // spec returns the wanted redirection.
@@ -364,10 +365,16 @@ func TestEnrol_ByLabel(t *testing.T) {
 	for name, select_ := range map[string]func(*fixture, *pod){
 		"pod":       func(_ *fixture, p *pod) { p.relabel("ambient") },
 		"namespace": func(f *fixture, _ *pod) { f.namespace("shop", "ambient") },
+		"native":    func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
+			if name == "native" {
+				conf := *f.conf.Load()
+				conf.Backend = redirect.Native
+				f.conf.Store(&conf)
+			}
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
 			f.agent()
 			z := f.ztunnel(ztunneltest.Options{})
@@ -459,13 +466,14 @@ func TestEnrol_Refused(t *testing.T) {
 	})
 	other.enrolled(z)
 	p.enrolled(z)
+	agenttest.Eventually(t, "they are not counted", func() bool {
+		enrolled, waiting := a.pods.Counts()
+		return enrolled == 2 && waiting == 0
+	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := f.failed[metrics.StepZtunnel]; n != 2 {
 		t.Errorf("%d failures counted, want 2", n)
-	}
-	if enrolled, waiting := a.pods.Counts(); enrolled != 2 || waiting != 0 {
-		t.Errorf("%d enrolled, %d pending", enrolled, waiting)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfwatch"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
 // entry is the state of a pod of one UID.
@@ -30,8 +32,9 @@ type entry struct {
 	mu sync.Mutex
 	// pod is the pod as last delivered by the watch.
 	pod kube.Pod
-	// offer is the namespace of a new sandbox until the next turn takes it.
+	// offer is the namespace of a new sandbox until the next turn takes it. lost is why the last search found none.
 	offer *offer
+	lost  error
 	// patching is set while the API server is asked to write the annotation; patchErr is why that failed.
 	patching bool
 	patchErr error
@@ -43,10 +46,11 @@ type entry struct {
 	changed chan struct{}
 }
 
-// offer is a namespace with the addresses that the plugin reported.
+// offer is a namespace: of a plugin, with the addresses that it reported, or found by the pod's addresses.
 type offer struct {
 	space     *netns.Namespace
 	addresses []netip.Addr
+	found     *sandbox.Namespace
 }
 
 // seen is what turns have found and done.
@@ -61,8 +65,9 @@ type seen struct {
 	// applied are the rules in space, nil if they were not compared; version is their version.
 	applied *ambient.Spec
 	version redirection.Version
-	// nacked is set after ztunnel has refused the pod, until it is asked again.
-	nacked bool
+	// retryAt is when ztunnel is asked again after it has refused the pod, pause the time until then.
+	retryAt time.Time
+	pause   time.Duration
 }
 
 // follow keeps an entry for each pod, so that none is made after its pod has gone.
@@ -114,7 +119,6 @@ func (c *Controller) forget(uid string) {
 func (c *Controller) leave(e *entry) {
 	c.Ztunnels.Remove(e.uid)
 	c.Probes.Remove(e.uid)
-	c.addressed(e.uid, true)
 }
 
 // close waits for the turn and closes the namespaces.
@@ -147,8 +151,26 @@ func (e *entry) offered(o *offer) {
 	if e.offer != nil {
 		e.offer.space.Close()
 	}
-	e.offer = o
+	e.offer, e.lost = o, nil
 	e.served = netns.Inode{}
+}
+
+// discovered offers a namespace that was found, unless a plugin has offered one meanwhile.
+func (e *entry) discovered(found *sandbox.Namespace) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.lost = nil; e.offer != nil {
+		found.Close()
+		return
+	}
+	e.offer = &offer{space: found.Namespace, addresses: e.pod.Addresses, found: found}
+}
+
+// latest returns the pod as last delivered by the watch.
+func (e *entry) latest() kube.Pod {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.pod
 }
 
 // take returns the offer, nil without one.

@@ -14,11 +14,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfwatch"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // work is a turn of a pod.
@@ -94,6 +96,7 @@ func (w *work) step(ctx context.Context, wanted bool) error {
 	case wanted:
 		return w.enrol(ctx)
 	}
+	w.found(w.e.uid)
 	return w.release(ctx)
 }
 
@@ -106,7 +109,7 @@ func (c *Controller) isZtunnel(p kube.Pod) bool {
 func (w *work) enrol(ctx context.Context) error {
 	s := &w.e.seen
 	w.at = metrics.StepNamespace
-	if err := w.namespace(ctx); err != nil {
+	if err := w.namespace(); err != nil {
 		return err
 	}
 	w.at = metrics.StepRules
@@ -123,8 +126,7 @@ func (w *work) enrol(ctx context.Context) error {
 		return err
 	}
 	w.Probes.Put(w.e.uid, s.addresses)
-	w.addressed(w.e.uid, true)
-	if in, err := w.Probes.State(w.e.uid); err != nil {
+	if in, err := w.Probes.State(w.e.uid); !in && err != nil {
 		return waits("the probe set of the node: %w", err)
 	} else if !in {
 		return waits("the probe set of the node")
@@ -138,35 +140,51 @@ func workload(p kube.Pod) ztunnels.Workload {
 
 // namespace makes sure that the namespace is known: the one that the plugin offered, or one that has the pod's addresses. A pod whose
 // status gets other addresses may have another sandbox. At an offer, the status may still have those of the sandbox before.
-func (w *work) namespace(ctx context.Context) error {
+func (w *work) namespace() error {
 	s := &w.e.seen
 	if o := w.e.take(); o != nil {
-		w.use(o.space)
-		s.status, s.addresses = w.Pod.Addresses, o.addresses
-		if len(o.addresses) == 0 {
-			s.addresses = s.status
-		}
-		return nil
+		return w.accept(o)
 	}
 	switch {
-	case s.space != nil && (len(w.Pod.Addresses) == 0 || sameSet(s.status, w.Pod.Addresses) || sameSet(s.addresses, w.Pod.Addresses)):
+	case s.space != nil && (len(w.Pod.Addresses) == 0 || sameSet(s.status, w.Pod.Addresses)):
 		return nil
 	case len(w.Pod.Addresses) == 0:
 		return waits("an address in its status, or for its plugin")
+	case s.space != nil && w.hasAddress(s.space):
+		s.status, s.addresses = w.Pod.Addresses, w.Pod.Addresses
+		return nil
 	case w.Pod.Deleting && s.space == nil:
 		return waits("its end")
 	case !w.Reachable():
-		return errors.New("its network namespace cannot be reached: mount the node's /proc at /host/proc")
+		return errUnreachable
 	}
-	return w.InNamespace(ctx, func(found redirection.Namespace) error {
-		own, err := netns.Open(found.NetNS.Path()) // the turn closes the one that it has found
-		if err != nil {
+	return w.search(w.e)
+}
+
+var errUnreachable = errors.New("its network namespace cannot be reached: mount the node's /proc at /host/proc")
+
+// accept takes over an offer.
+func (w *work) accept(o *offer) error {
+	s := &w.e.seen
+	if o.found != nil {
+		if err := w.Claims(o.found); err != nil {
+			o.space.Close()
 			return err
 		}
-		w.use(own)
-		s.status, s.addresses = w.Pod.Addresses, w.Pod.Addresses
-		return nil
-	})
+		w.Log.Debug("found the pod's network namespace", slog.String("source", string(o.found.Source)))
+	}
+	w.use(o.space)
+	s.status, s.addresses = w.Pod.Addresses, o.addresses
+	if len(o.addresses) == 0 {
+		s.addresses = s.status
+	}
+	return nil
+}
+
+// hasAddress reports whether a namespace has one of the pod's addresses.
+func (w *work) hasAddress(space *netns.Namespace) bool {
+	all, err := netns.In(space, route.Addresses)
+	return err == nil && slices.ContainsFunc(all, func(a netip.Addr) bool { return slices.Contains(w.Pod.Addresses, a) })
 }
 
 // use takes over a namespace. The one before stays open until ztunnel has the new one.
@@ -199,7 +217,7 @@ func (w *work) rules(ctx context.Context) error {
 			return err
 		}
 	}
-	space := w.Space(s.space)
+	space := w.space(s.space)
 	touched := w.e.touched.Swap(false)
 	if s.applied != nil && reflect.DeepEqual(*s.applied, spec) {
 		if !touched {
@@ -238,6 +256,17 @@ func (w *work) rules(ctx context.Context) error {
 	return nil
 }
 
+// space returns a namespace for the rules of ambient mode, which no program of the node writes.
+func (w *work) space(of *netns.Namespace) redirection.Namespace {
+	space := w.Space(of)
+	for _, backend := range []*redirect.Backend{&space.Backend, &space.Auto} {
+		if *backend == redirect.Tools {
+			*backend = redirect.Netlink
+		}
+	}
+	return space
+}
+
 // guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate.
 const guardPause = time.Second
 
@@ -264,7 +293,7 @@ func (w *work) acknowledged() error {
 	state := w.Ztunnels.State(w.e.uid)
 	switch {
 	case state.Acked:
-		s.nacked = false
+		s.retryAt, s.pause = time.Time{}, 0
 		return nil
 	case state.Err == nil:
 		return waits("the acknowledgement of ztunnel")
@@ -272,16 +301,20 @@ func (w *work) acknowledged() error {
 	if w.e.annotation() == "" {
 		w.patch(ambient.RedirectionPending)
 	}
+	now := w.Clock.Now()
 	switch {
 	case errors.Is(state.Err, ztunnels.ErrNoZtunnel):
 		return waits("ztunnel: %w", state.Err)
-	case s.nacked:
-		s.nacked = false
+	case s.retryAt.IsZero():
+		s.pause = min(max(2*s.pause, podwork.RetryBase), retryMax)
+		s.retryAt = now.Add(s.pause)
+		w.Again(s.pause)
+		w.Failed(w.at)
+	case !now.Before(s.retryAt):
+		s.retryAt = time.Time{}
 		w.Ztunnels.Retry(w.e.uid)
-		return waits("the acknowledgement of ztunnel, which refused the pod before: %w", state.Err)
 	}
-	s.nacked = true
-	return fmt.Errorf("ztunnel refuses the pod: %w", state.Err)
+	return waits("ztunnel, which refuses the pod: %w", state.Err)
 }
 
 // annotate makes sure that the annotation has a value, "" for none.
@@ -359,11 +392,11 @@ func (w *work) clean(ctx context.Context) error {
 	}
 	switch {
 	case s.space != nil:
-		return remove(w.Space(s.space))
+		return remove(w.space(s.space))
 	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || w.Pod.Facts.HostNetwork:
 		return nil
 	case !w.Reachable():
-		return errors.New("its network namespace cannot be reached: mount the node's /proc at /host/proc")
+		return errUnreachable
 	}
 	return w.InNamespace(ctx, remove)
 }

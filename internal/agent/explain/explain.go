@@ -23,7 +23,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -147,7 +146,7 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 	l := look{t}
 	l.inject(&e)
 	e.Decision = inspect.Decision{
-		Captured: l.Decision.Outcome == sidecar.Capture, Reason: string(l.Decision.Reason), Sentence: l.Decision.Reason.Sentence(),
+		Captured: l.Decision.Wanted() != nil, Reason: string(l.Decision.Reason), Sentence: l.Decision.Reason.Sentence(),
 		Detail: l.Decision.Detail, Remedy: l.Decision.Reason.Remedy(),
 	}
 	if l.Decision.Err != nil {
@@ -172,7 +171,7 @@ func (x *Explainer) complete(e *inspect.Explanation, t *podwork.Turn) {
 	switch {
 	case e.State != "":
 		return
-	case !t.Decision.Outcome.OfSidecar():
+	case t.Decision.Outcome == sidecar.Pass:
 		e.State, e.Sentence, e.Remedy = audit.Outside, "is not redirected by the plugin: "+e.Decision.Sentence, e.Decision.Remedy
 	default:
 		e.State = audit.NotInspected
@@ -222,10 +221,7 @@ func (l look) withoutNamespace() string {
 
 // describe reads the namespace. If the plugin does not redirect the pod, only its live rules are judged.
 func (l look) describe(ctx context.Context, question *inspect.Question, e *inspect.Explanation) {
-	var want redirect.Wanted
-	if e.Decision.Captured {
-		want = l.Decision.Spec
-	}
+	want := l.Decision.Wanted()
 	err := l.InNamespace(ctx, func(space redirection.Namespace) (err error) {
 		if want != nil {
 			if space, _, err = space.AuditAny(ctx, want); err == nil {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/follow"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -114,10 +113,11 @@ func (x *Explainer) trace(ctx context.Context, k types.NamespacedName, o follow.
 		return auditor.ErrNoPod
 	}
 	defer end()
+	want := pod.Decision.Wanted()
 	switch {
 	case pod.Err != nil:
 		return pod.Err
-	case pod.Decision.Outcome != sidecar.Capture:
+	case want == nil:
 		return fmt.Errorf("%w: %s", errOutside, pod.Decision.Reason.Sentence())
 	case pod.Decision.Sandbox != "":
 		return fmt.Errorf("%w: %s", errSandbox, pod.Decision.Sandbox.Sentence())
@@ -126,10 +126,10 @@ func (x *Explainer) trace(ctx context.Context, k types.NamespacedName, o follow.
 	}
 	go x.watchPresence(ctx, pod.Pod, cancel)
 	return pod.InNamespace(ctx, func(space redirection.Namespace) (err error) {
-		if space, _, err = space.AuditAny(ctx, pod.Decision.Spec); err != nil {
+		if space, _, err = space.AuditAny(ctx, want); err != nil {
 			return err
 		}
-		return follow.Run(ctx, space, pod.Decision.Spec, o, out.send)
+		return follow.Run(ctx, space, want, o, out.send)
 	})
 }
 

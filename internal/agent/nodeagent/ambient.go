@@ -32,6 +32,8 @@ type ambientMode struct {
 	host     *netns.Namespace
 	// connected is the number of ztunnels.
 	connected atomic.Int64
+	// end ends the work on pods, and returns when it has ended.
+	end func()
 }
 
 // openAmbient begins the service of pods in ambient mode. It must precede the installation: the plugin hands such pods to the agent.
@@ -73,7 +75,13 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		enrolled, pending := m.pods.Counts()
 		return metrics.AmbientCounts{Ztunnels: int(m.connected.Load()), Enrolled: enrolled, Pending: pending}
 	})
-	n.work.Go(func() { m.pods.Run(n.background) })
+	working, cancel := context.WithCancel(n.background)
+	done := make(chan struct{})
+	m.end = func() { cancel(); <-done }
+	n.work.Go(func() {
+		defer close(done)
+		m.pods.Run(working)
+	})
 	n.work.Go(func() {
 		m.events.Serve(n.background, cmdadd.Handler(cmdadd.Options{Add: m.pods.Add, Count: n.metrics.EventAnswered}))
 	})
@@ -85,6 +93,12 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		}
 	})
 	return nil
+}
+
+// missing is nodepods.Options.Enrolment.
+func (m *ambientMode) missing(uid string) (step string, known bool) {
+	s, known := m.pods.Status(uid)
+	return s.Missing, known && s != (enrol.Status{}) // set by the first turn
 }
 
 // selectors returns the enablement selectors in force, nil without ambient mode.
@@ -100,6 +114,7 @@ func (n *node) closeAmbient(ctx context.Context) error {
 	if n.ambient == nil {
 		return nil
 	}
+	n.ambient.end() // it would restore the table
 	n.Log.InfoContext(ctx, "removing the table of probes", slog.String("namespace", n.Config.HostNamespace()))
 	return probeset.Remove(n.ambient.host)
 }

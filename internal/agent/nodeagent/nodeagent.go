@@ -11,6 +11,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -256,7 +257,7 @@ type Ambient struct {
 }
 
 // HostNamespace returns the path of the node's network namespace as this process sees it: that of the node's process 1, or
-// without SwitchNamespace its own.
+// without SwitchNamespace its own. The path does not exist if the node's procfs is not visible.
 func (c Config) HostNamespace() string {
 	if !c.Ambient.SwitchNamespace {
 		return "/proc/self/ns/net"
@@ -265,7 +266,8 @@ func (c Config) HostNamespace() string {
 }
 
 func (c Config) nodeNamespace() string {
-	return path.Join(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, "1/ns/net")
+	proc := cmp.Or(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, path.Join(c.Places.Roots[0], c.Places.Proc))
+	return path.Join(proc, "1/ns/net")
 }
 
 // Action is the purpose of a run.
@@ -304,6 +306,6 @@ func (c Config) watchesRuntime() bool {
 // self-test's result for the plugins, and decisionsFile the decisions for the next agent.
 func (c Config) lockFile() string      { return c.RunDir + "/install.lock" }
 func (c Config) podSocket() string     { return path.Join(c.RunDir, agentapi.SocketName) }
-func (c Config) eventSocket() string { return path.Join(c.RunDir, agentapi.EventSocketName) }
+func (c Config) eventSocket() string   { return path.Join(c.RunDir, agentapi.EventSocketName) }
 func (c Config) verdictFile() string   { return path.Join(c.RunDir, selfcheck.FileName) }
 func (c Config) decisionsFile() string { return path.Join(c.RunDir, decisions.KeptName) }

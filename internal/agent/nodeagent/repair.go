@@ -43,6 +43,9 @@ func (n *node) startRepair() {
 	}
 	if audits {
 		o.Audit, o.Processes = c.Audit, n.podProcesses
+		if n.ambient != nil {
+			o.Enrolment = n.ambient.missing
+		}
 	}
 	if pods := n.runPods(o); pods != nil && audits {
 		n.audit.Store(pods)

@@ -56,6 +56,9 @@ type Options struct {
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
 	Processes func(context.Context) (map[string][]sandbox.Process, error)
 
+	// Enrolment is passed to the audit.
+	Enrolment func(uid string) (missing string, known bool)
+
 	// Workers and PodTimeout are passed to podwork.
 	Workers    int
 	PodTimeout time.Duration
@@ -103,6 +106,7 @@ func newController(o Options, once bool) (c *Controller, err error) {
 	})
 	c.auditor = auditor.New(auditor.Options{
 		API: o.API, Metrics: o.Metrics, Settings: o.Audit, Processes: o.Processes, Env: &c.pods.Env, Pods: audited{c.pods}, Selects: c.selects,
+		Enrolment: o.Enrolment,
 	})
 	c.Explainer = explain.New(explain.Options{
 		API: o.API, Auditor: c.auditor, Env: &c.pods.Env, Look: c.pods.Look, Present: c.present,

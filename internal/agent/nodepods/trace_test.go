@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/follow"
@@ -33,12 +34,17 @@ type traceFixture struct {
 
 func newTraceFixture(t *testing.T) *traceFixture {
 	t.Helper()
-	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}})
+	return traced(newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{ExcludeNamespaces: []string{"kube-system"}}))
+}
+
+// traced serves the traces of an audit.
+func traced(l *auditFixture) *traceFixture {
+	l.Helper()
 	l.want(audit.Captured, "")
 	mux := http.NewServeMux()
 	mux.Handle(agentapi.TracePattern, l.controller.TraceHandler())
 	// A trace outlasts the socket's request timeout.
-	s := agenttest.Serve(t, mux, func(o *unixsock.Options) { o.Timeout = 500 * time.Millisecond })
+	s := agenttest.Serve(l.T, mux, func(o *unixsock.Options) { o.Timeout = 500 * time.Millisecond })
 	return &traceFixture{l, s.Path}
 }
 
@@ -91,28 +97,40 @@ func (l *traceFixture) untraced() {
 
 func TestTraceOfAPod(t *testing.T) {
 	t.Parallel()
-	l := newTraceFixture(t)
-	records, failed := l.start(t.Context(), url.Values{"for": {"2s"}, "to": {"10.88.0.1:80"}})
+	newTraceFixture(t).redirects("all other TCP is captured")
+}
+
+func TestTraceOfAPod_Ambient(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.begin(true)
+	traced(l.auditFixture).redirects("all other TCP goes to ztunnel's outbound listener")
+}
+
+// redirects traces a packet that a rule with the reason redirects.
+func (l *traceFixture) redirects(why string) {
+	l.Helper()
+	records, failed := l.start(l.Context(), url.Values{"for": {"2s"}, "to": {"10.88.0.1:80"}})
 	time.Sleep(1100 * time.Millisecond) // longer than the socket's request timeout
-	netnstest.Run(t, l.path, "bash", "-c", "for p in 81 80; do timeout 0.1 bash -c \"echo > /dev/tcp/10.88.0.1/$p\" 2>/dev/null; done; true")
+	netnstest.Run(l, l.path, "bash", "-c", "for p in 81 80; do timeout 0.1 bash -c \"echo > /dev/tcp/10.88.0.1/$p\" 2>/dev/null; done; true")
 	l.want(audit.Captured, "") // the trace's table is not a fault
 	packets := 0
 	for r := range records {
 		if p := r.Packet; p != nil {
 			packets++
-			if p.Wanted != inspect.Past || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: all other TCP") || !p.Deaf || len(p.Hops) < 3 || p.Hops[0].Why == "" {
-				t.Errorf("got %+v", p)
+			if p.Wanted != inspect.Past || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: "+why) || !p.Deaf || len(p.Hops) < 3 || p.Hops[0].Why == "" {
+				l.Errorf("got %+v", p)
 			}
 		}
 		if e := r.End; e != nil {
 			if packets != 1 || e.Packets != 1 || e.Past != 1 || e.Lost > 0 || e.Reason != "the time is over" {
-				t.Errorf("%d packets, the end is %+v", packets, e)
+				l.Errorf("%d packets, the end is %+v", packets, e)
 			}
 			break
 		}
 	}
 	if err := <-failed; err != nil {
-		t.Error(err)
+		l.Error(err)
 	}
 	l.untraced()
 }

@@ -65,7 +65,7 @@ async function get(path) {
   }
 }
 
-const tone = state => ({captured: 'good', 'not-inspected': 'warn', sandboxed: 'warn', outside: 'quiet'})[state] ?? 'bad';
+const tone = state => ({captured: 'good', 'not-inspected': 'warn', sandboxed: 'warn', pending: 'warn', outside: 'quiet'})[state] ?? 'bad';
 
 /** ago is the time since then by its largest unit. */
 function ago(text) {

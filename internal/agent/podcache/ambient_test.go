@@ -49,7 +49,7 @@ func follow(t *testing.T, server *kubetest.Server) *follower {
 	t.Helper()
 	f := &follower{t: t, Store: newStore(t, server)}
 	f.selectors.Store(compiled(t, byMode))
-	f.options.Ambient, f.orphanInterval = f.selectors.Load, 10*time.Millisecond
+	f.options.Ambient = f.selectors.Load
 	agenttest.Go(t, f.Run)
 	tell := func(format string, a ...any) {
 		f.mu.Lock()
@@ -179,19 +179,21 @@ func TestFollow_PodBeforeNamespace(t *testing.T) {
 	f.wants("web true")
 }
 
-// TestFollow_Orphan: a pod whose namespace was deleted by force does not keep the others from being synced.
+// TestFollow_Orphan: a namespace that was deleted by force leaves pods behind. They do not keep the others from being synced, and one
+// that an earlier agent has enrolled stays enrolled.
 func TestFollow_Orphan(t *testing.T) {
 	server := kubetest.NewServer(t)
 	server.Set(kubetest.Namespace("other", nil))
 	server.Set(pod("web", "1", "n", ""))
-	server.FailOn(shop+"$", kubetest.Unavailable, 1) // which proves nothing
+	server.Set(pod("enrolled", "2", "n", fmt.Sprintf(`,"annotations":{%q:"enabled"}`, ambient.RedirectionKey)))
 	f := follow(t, server)
-	f.wants("web false", "sync")
-	if got := strings.Count(strings.Join(server.Requests(), "\n"), "GET "+shop); got != 2 {
-		t.Errorf("%d requests for the namespace", got)
-	}
+	f.wants("enrolled true", "sync")
 	server.Set(namespace("ambient"))
 	f.wants("web true")
+	server.Delete(shop)
+	server.Delete(shop + "/pods/web")
+	server.Delete(shop + "/pods/enrolled")
+	f.wants("web gone, was true", "enrolled gone, was true")
 }
 
 // TestReselect: selectors that name other labels apply to all pods, and no pod's end is lost between two rounds.

@@ -54,8 +54,6 @@ type Store struct {
 	// listeners are called under mu, so that each sees the changes in order.
 	listeners map[*kube.Listener[kube.Pod]]struct{}
 	fetches   map[kube.PodRef]*fetch
-	// orphanInterval is the constant, but for tests.
-	orphanInterval time.Duration
 }
 
 // NewStore returns an empty store.
@@ -68,7 +66,7 @@ func NewStore(o Options) *Store {
 	}
 	s := &Store{
 		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
-		fetches: map[kube.PodRef]*fetch{}, changed: make(chan struct{}), round: &round{}, orphanInterval: orphanInterval,
+		fetches: map[kube.PodRef]*fetch{}, changed: make(chan struct{}), round: &round{},
 	}
 	s.begin(func() {})
 	return s

@@ -7,10 +7,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/selector"
@@ -107,7 +105,6 @@ func (s *Store) watch(ctx context.Context) {
 				OnError: s.failure(ctx, &r.namespacesErr, "namespaces", "pods wait for theirs, and the plugin requests them from the API server itself"),
 			})
 		})
-		watches.Go(func() { s.settleOrphans(ctx) })
 	}
 	s.options.API.WatchPods(ctx, kube.PodScope{Node: s.options.Node, Transform: Trim(keep, s.options.KeepMessage)}, kube.Listener[kube.Pod]{
 		OnUpdate: s.put, OnDelete: s.remove, OnSync: func() { s.sync(ctx) },
@@ -189,7 +186,7 @@ func (s *Store) sync(ctx context.Context) {
 // with its namespace; it must not hold the others.
 func (s *Store) settle() {
 	r := s.round
-	if r.due && r.listed && (r.labelled || r.selectors == nil) {
+	if r.due && (r.labelled || r.selectors == nil) {
 		r.due, r.synced = false, true
 		s.notify(func(l *kube.Listener[kube.Pod]) { l.OnSync() })
 	}
@@ -198,13 +195,9 @@ func (s *Store) settle() {
 func (s *Store) putNamespace(n kube.Namespace) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if last, known := s.round.namespaces[n.Name]; !known || !maps.Equal(last, n.Labels) {
-		s.settleNamespace(n)
+	if last, known := s.round.namespaces[n.Name]; known && maps.Equal(last, n.Labels) {
+		return
 	}
-}
-
-// settleNamespace evaluates the selection of the pods of a namespace again.
-func (s *Store) settleNamespace(n kube.Namespace) {
 	s.round.namespaces[n.Name] = n.Labels
 	for key, p := range s.pods {
 		again := p
@@ -224,32 +217,6 @@ func (s *Store) settleWaiting(namespace string) {
 		}
 	}
 	s.settle()
-}
-
-// orphanInterval is the pause between two looks for pods without a namespace. The watch delivers most namespaces within it.
-const orphanInterval = 2 * time.Second
-
-// settleOrphans looks for waiting pods whose namespace does not exist until ctx ends. A namespace that was deleted by force leaves its
-// pods behind, and the others must not wait with them for the end of the list.
-func (s *Store) settleOrphans(ctx context.Context) {
-	for wait.PollUntilContextCancel(ctx, s.orphanInterval, false, func(context.Context) (bool, error) { return true, nil }) == nil {
-		s.mu.Lock()
-		lacking := map[string]bool{}
-		for key := range s.round.waiting {
-			if s.round.labelled {
-				lacking[key.Namespace] = true
-			}
-		}
-		s.mu.Unlock()
-		for name := range lacking {
-			_, err := s.options.API.Namespace(ctx, name)
-			s.mu.Lock()
-			if _, known := s.round.namespaces[name]; !known && kube.ClassOf(err) == kube.NotFound {
-				s.settleNamespace(kube.Namespace{Name: name})
-			}
-			s.mu.Unlock()
-		}
-	}
 }
 
 // removeNamespace keeps what is known of its pods, see round.selected.

@@ -37,6 +37,8 @@ const (
 	ReasonForeignListener kube.EventReason = "ForeignListener"
 	// Traffic is redirected to a port on which nothing listens (`no-listener`).
 	ReasonNoListener kube.EventReason = "ProxyNotListening"
+	// The pod waits to be enrolled in ambient mode (`pending`): the message names the missing step.
+	ReasonPending kube.EventReason = "PendingPod"
 	// A process of another container runs with the user or group of the proxy (`uid-collision`).
 	ReasonUIDCollision kube.EventReason = "ProxyUIDCollision"
 	// The pod runs in a sandbox that the node does not see into (`sandboxed`).

@@ -112,13 +112,21 @@ func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("finding the pod's network namespace: %w", err)
 	}
-	if other := t.pods.podWithSameIP(t.Pod); other != "" && found.Source != sandbox.FromCache {
+	if err = t.Claims(found); err != nil {
 		found.Close()
-		return nil, fmt.Errorf("%w: pod %s has the same ones", sandbox.ErrClaimed, other)
+		return nil, err
 	}
 	t.Log.DebugContext(ctx, "found the pod's network namespace", slog.String("source", string(found.Source)))
 	t.Place = Place{Path: found.Place, Inode: found.Inode()}
 	return found, nil
+}
+
+// Claims returns an error for a namespace that was found by the pod's addresses if another pod has one of them.
+func (t *Turn) Claims(found *sandbox.Namespace) error {
+	if other := t.pods.podWithSameIP(t.Pod); other != "" && found.Source != sandbox.FromCache {
+		return fmt.Errorf("%w: pod %s has the same ones", sandbox.ErrClaimed, other)
+	}
+	return nil
 }
 
 // InKnownNamespace is InNamespace for a read-only fn. It does not search if t.Place still leads to its namespace and no other pod has

@@ -157,10 +157,7 @@ func (s *Server) received(c *conn, packet []byte) (uid, refusal string, err erro
 func (s *Server) greeted(c *conn) {
 	s.unawait(c)
 	c.backlog = s.byAge()
-	if c == s.newest() {
-		s.note(c.backlog...)
-	}
-	s.note() // the number of ztunnels
+	s.note(c.backlog...)
 	s.advance(c)
 }
 

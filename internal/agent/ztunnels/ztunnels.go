@@ -151,7 +151,7 @@ func (s *Server) State(uid string) State {
 	if c == nil {
 		return State{Err: ErrNoZtunnel}
 	}
-	if m, h := s.members[uid], c.has[uid]; m != nil && m.ns != nil && h != nil && h.inode == m.inode() {
+	if m, h := s.members[uid], c.has[uid]; m != nil && h != nil && h.inode == m.inode() {
 		return State{Acked: h.acked, Err: h.err}
 	}
 	return State{}

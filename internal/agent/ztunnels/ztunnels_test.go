@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/zds/zdstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/zdsock"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -242,7 +243,15 @@ func TestPut_Namespaces(t *testing.T) {
 	z.Ack("")
 	a.acked("a")
 	gets(t, z, "add a", end, "add a", "add a")
-	check.Diff(t, "namespaces", map[string]netns.Inode{"a": one.Inode()}, z.Pods())
+	z.Behave(hang)
+	a.Put(pod("b"), one)
+	a.Put(pod("a"), two) // waits for b
+	check.Equal(t, a.State("a").Acked, false, "in another namespace that ztunnel has not been told")
+	gets(t, z, "add a", end, "add a", "add a", "add b")
+	z.Behave((*ztunneltest.Ztunnel).Serve)
+	z.Ack("")
+	a.acked("a")
+	check.Equal(t, z.Pods()["a"], two.Inode())
 }
 
 // A namespace may be closed as soon as Put or Remove has returned, whatever a ztunnel does, and its number may be another file's then.
@@ -475,19 +484,22 @@ func TestServe_NewerWhileInSnapshot(t *testing.T) {
 func TestServe_Hung(t *testing.T) {
 	a, ns := start(t), namespace(t)
 	a.Put(pod("a"), ns)
+	a.Put(pod("x"), ns)
 	old := a.ztunnel(ztunneltest.Options{})
 	hung := a.ztunnel(ztunneltest.Options{})
-	gets(t, hung, "add a", end)
-	a.acked("a")
+	gets(t, old, "add a", "add x", end)
+	gets(t, hung, "add a", "add x", end)
+	a.Remove("x")
+	a.removed("x") // nothing is under way
 	hung.Behave(hang)
 	a.Put(pod("b"), ns)
-	gets(t, hung, "add a", end, "add b")
-	a.Put(pod("c"), ns)
-	a.Remove("a")
-	gets(t, old, "add a", end, "delete a")
-	check.Equal(t, a.Removed("a"), false)
+	gets(t, hung, "add a", "add x", end, "delete x", "add b")
 	a.clock.Step(timeout - time.Nanosecond)
 	check.Equal(t, hung.Ended(), false, "before the time is over, ended")
+	a.Put(pod("c"), ns)
+	a.Remove("a")
+	gets(t, old, "add a", "add x", end, "delete x", "delete a")
+	check.Equal(t, a.Removed("a"), false)
 	a.clock.Step(time.Nanosecond)
 	agenttest.Until(t, a.log.String, hung.Ended)
 	hung.Ack("") // late
@@ -495,7 +507,7 @@ func TestServe_Hung(t *testing.T) {
 	a.acked("b")
 	a.acked("c")
 	a.removed("a")
-	gets(t, old, "add a", end, "delete a", "add b", "add c")
+	gets(t, old, "add a", "add x", end, "delete x", "delete a", "add b", "add c")
 	a.clock.Step(timeout)
 	a.Put(pod("d"), ns)
 	a.acked("d")
@@ -505,7 +517,9 @@ func TestServe_Hung(t *testing.T) {
 func TestServe_Mute(t *testing.T) {
 	a, ns := start(t), namespace(t)
 	z := a.ztunnel(ztunneltest.Options{})
-	mute := ztunneltest.Start(t, a.path, ztunneltest.Options{Mute: true})
+	mute, err := zdsock.Dial(a.path)
+	check.OK(t, err)
+	defer mute.Close()                        //nolint:errcheck // the agent has closed it
 	after := a.ztunnel(ztunneltest.Options{}) // accepted after the mute one
 	after.Close()
 	a.connects(1)
@@ -513,9 +527,32 @@ func TestServe_Mute(t *testing.T) {
 	a.acked("a")
 	gets(t, z, end, "add a")
 	a.clock.Step(timeout)
-	agenttest.Until(t, a.log.String, mute.Ended)
-	gets(t, mute)
+	if _, _, err := mute.Receive(new([zdsock.MaxPacket]byte)); !errors.Is(err, io.EOF) {
+		t.Errorf("it gets %v", err)
+	}
 	a.connects(1)
+}
+
+// TestChanged: what the newest ztunnel has not said yet, or an older one has said, is another State.
+func TestChanged(t *testing.T) {
+	a, ns := start(t), namespace(t)
+	a.Put(pod("a"), ns)
+	a.Put(pod("b"), ns)
+	a.ztunnel(ztunneltest.Options{})
+	a.acked("b")
+	reported := func() {
+		t.Helper()
+		agenttest.Eventually(t, "b is reported", func() (is bool) { a.locked(func() { is = a.changed["b"] > 0 }); return is })
+		a.locked(func() { delete(a.changed, "b") })
+	}
+	reported()
+	fresh := a.ztunnel(ztunneltest.Options{Answer: hang})
+	reported()
+	check.Equal(t, a.State("b"), ztunnels.State{})
+	a.connects(2)
+	fresh.Close()
+	reported()
+	a.acked("b")
 }
 
 // TestServe_Lies: who breaks the protocol loses its connection, which the log explains, and disturbs nobody.
@@ -575,7 +612,7 @@ func TestServe_Lies(t *testing.T) {
 // A ztunnel that answers what it has not read is not waited for.
 func TestServe_ReadsNothing(t *testing.T) {
 	a, ns := start(t), namespace(t)
-	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: a.path, Net: "unixpacket"})
+	conn, err := zdsock.Dial(a.path)
 	check.OK(t, err)
 	defer conn.Close() //nolint:errcheck // the agent may have closed it
 	_, err = conn.Write([]byte{8, 1})
@@ -646,16 +683,17 @@ func TestServe_AcceptInterval(t *testing.T) {
 func TestPut_Descriptors(t *testing.T) {
 	a := start(t)
 	spaces := []*netns.Namespace{namespace(t), namespace(t)}
-	a.ztunnel(ztunneltest.Options{})
-	a.Put(pod("a"), spaces[0])
-	a.acked("a")
 	before := openFiles(t)
+	z := a.ztunnel(ztunneltest.Options{})
 	for i := range 10_000 {
-		a.Put(pod("a"), spaces[(i+1)%2])
+		a.Put(pod("a"), spaces[i%2])
 		for !a.State("a").Acked {
 			time.Sleep(time.Microsecond)
 		}
 	}
+	check.Equal(t, len(z.Requests()), 10_001, "requests")
+	z.Close()
+	a.connects(0)
 	check.Equal(t, openFiles(t), before, "open files")
 }
 

@@ -28,7 +28,7 @@ const (
 
 // Keys of the annotations that change a pod's rules.
 const (
-	BypassInboundKey     = "ambient.istio.io/bypass-inbound-capture"
+	BypassInboundKey     = "ambient.istio.io/bypass-inbound-capture" //nolint:gosec // an annotation
 	DNSCaptureKey        = "ambient.istio.io/dns-capture"
 	RerouteInterfacesKey = "istio.io/reroute-virtual-interfaces"
 )

@@ -2,8 +2,11 @@ package ambient_test
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/ambient/ambienttest"
@@ -29,6 +32,17 @@ func TestSets_OfTheReference(t *testing.T) {
 				t.Errorf("%s: rule %q has no reason", name, r)
 			}
 		}
+	}
+}
+
+// TestSets_ReadBack: the text of each rule has the meaning of the rule; only iptables needs the name of a protocol without options.
+func TestSets_ReadBack(t *testing.T) {
+	s := ambienttest.Specs()["default, virtual interfaces, DNS, IPv6"]
+	for _, want := range rulesettest.Rules(s.Sets(ambienttest.Families(s))...) {
+		got := ruleset.Read(want.String())
+		matches := slices.DeleteFunc(slices.Clone(want.Matches), func(m ruleset.Match) bool { return m == ruleset.Match(ruleset.Header(ruleset.TCP)) })
+		check.Diff(t, want.String(), matches, got.Matches, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty())
+		check.Equal(t, got.Target, want.Target, want)
 	}
 }
 

@@ -31,6 +31,7 @@ const (
 	Drifted         State = "drifted"
 	ForeignListener State = "foreign-listener"
 	NoListener      State = "no-listener"
+	Pending         State = "pending"
 	UIDCollision    State = "uid-collision"
 	IPv6Open        State = "ipv6-open"
 	Sandboxed       State = "sandboxed"
@@ -70,12 +71,17 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or has ended",
 	},
 	{
+		Pending, "waits to be taken into the ambient mesh",
+		"see the cause: the agent repeats the step until it succeeds; if it names ztunnel, a pod of ztunnel must be ready on this node " +
+			"(kubectl get pods -A -l app=ztunnel -o wide)",
+	},
+	{
 		UIDCollision, "has a container that runs with the user or group of the proxy, so that its traffic is not redirected",
 		"run the container with another runAsUser and runAsGroup than the proxy's",
 	},
 	{
 		IPv6Open, "has an IPv6 address whose traffic bypasses the proxy",
-		"set cni.secondIPFamily to capture or reject, or ISTIO_DUAL_STACK for the proxy, and restart the pod",
+		"set cni.secondIPFamily to capture or reject, or ISTIO_DUAL_STACK for the proxy, and restart the pod; in ambient mode, set AMBIENT_IPV6",
 	},
 	{
 		Sandboxed, "runs in a sandbox with a network stack of its own, so that the rules in its network namespace do not show where its traffic goes",
@@ -116,7 +122,8 @@ func (s State) Remedy(repairs bool) string {
 
 // beside are the remedies for pods of another plugin, where they differ.
 var beside = map[State]string{ //nolint:gochecknoglobals // a constant table
-	Bypassed: "restart the pod", Drifted: "restart the pod", IPv6Open: "set ISTIO_DUAL_STACK for the proxy, and restart the pod",
+	Bypassed: "restart the pod", Drifted: "restart the pod",
+	IPv6Open: "set ISTIO_DUAL_STACK for the proxy, and restart the pod; in ambient mode, set AMBIENT_IPV6",
 }
 
 // RemedyBeside is Remedy for a pod of another plugin.
@@ -159,6 +166,8 @@ type Observation struct {
 	Listeners func(netip.AddrPort) []Listener
 	// Unknown is why the listeners could not be read, nil otherwise.
 	Unknown error
+	// Pending is the first step of the enrolment in ambient mode that is not done, "" if all are or for a sidecar's pod.
+	Pending string
 	// Collisions are processes outside the proxy's container that the rules treat as the proxy.
 	Collisions []Process
 }
@@ -175,8 +184,8 @@ const maxProblems = 5
 // maxDetail bounds the text of a problem in bytes.
 const maxDetail = 1 << 10
 
-// Assess compares an observation with the wanted redirection. A captured pod has no problems.
-func Assess(spec redirect.Spec, o Observation) []Problem {
+// Assess compares an observation with the wanted redirection. A captured pod has no problems. It compares the listeners of sidecars only.
+func Assess(want redirect.Wanted, o Observation) []Problem {
 	var all []Problem
 	add := func(state State, detail string) {
 		all = append(all, Problem{state, printable.Text(detail, maxDetail)})
@@ -185,8 +194,12 @@ func Assess(spec redirect.Spec, o Observation) []Problem {
 	if o.Mesh {
 		routing(o.Routing, add)
 	}
-	if o.Listeners != nil && o.Mesh {
+	spec, ofSidecar := want.(redirect.Spec)
+	if o.Listeners != nil && o.Mesh && ofSidecar {
 		listeners(spec, o, add)
+	}
+	if o.Pending != "" {
+		add(Pending, o.Pending)
 	}
 	for i, p := range o.Collisions {
 		if i == maxProblems {
@@ -199,8 +212,11 @@ func Assess(spec redirect.Spec, o Observation) []Problem {
 		}
 		add(UIDCollision, fmt.Sprintf("%s of container %q runs with uid %d and gid %d", what, p.Container, p.UID, p.GID))
 	}
-	if o.Families.HasIPv6 && o.Families.IPv6 == redirect.Bypassed {
+	switch open := o.Families.HasIPv6 && o.Families.IPv6 == redirect.Bypassed; {
+	case open && ofSidecar:
 		add(IPv6Open, "the pod's first address is IPv4, and the plugin's setting second_ip_family is bypass")
+	case open:
+		add(IPv6Open, "the setting AMBIENT_IPV6 is false")
 	}
 	if o.Unknown != nil {
 		add(NotInspected, o.Unknown.Error())

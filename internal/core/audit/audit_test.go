@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
@@ -35,7 +36,7 @@ func problems(spec redirect.Spec, change func(*ruleset.Set), others ...ruleset.S
 		diffs = append(diffs, d)
 	}
 	n := walk.Namespace{
-		Live: append([]ruleset.Set{have}, others...), Wanted: &walk.Wanted{Spec: spec, Families: v4}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {spec.Mark}},
+		Live: append([]ruleset.Set{have}, others...), Wanted: &walk.Wanted{Spec: spec, Families: v4}, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: spec.Mark}}},
 		Links: []string{"eth0", "a", "b", "c", "d", "e", "net11"}, Own: []netip.Addr{v4.Host, netip.MustParseAddr("10.0.1.5")},
 	}
 	return audit.Rules(len(owned.Chains) > 0, diffs, n.Deviations())
@@ -123,6 +124,25 @@ func TestAssess_MostSeriousState(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	check.Equal(t, got[10].Detail, "and 15 more processes")
+}
+
+// TestAssess_Ambient: a pod without a proxy of its own has no listeners, and a pending one is not captured.
+func TestAssess_Ambient(t *testing.T) {
+	t.Parallel()
+	o := audit.Observation{
+		Mesh: true, Pending: "waiting for ztunnel", Families: redirect.Families{HasIPv4: true, HasIPv6: true, IPv6: redirect.Bypassed},
+		Listeners: func(netip.AddrPort) []audit.Listener { return nil },
+	}
+	got := audit.Assess(ambient.Spec{}, o)
+	want := []audit.Problem{{State: audit.Pending, Detail: "waiting for ztunnel"}, {State: audit.IPv6Open, Detail: "the setting AMBIENT_IPV6 is false"}}
+	if !slices.Equal(got, want) || audit.StateOf(got) != audit.Pending {
+		t.Errorf("got %v", got)
+	}
+	for in, want := range map[bool]int{false: 0, true: 1} {
+		if all := audit.ExceptionsOf(ambient.Spec{Ingress: in}); len(all) != want || in && all[0].Setting != ambient.BypassInboundKey {
+			t.Errorf("ingress %t: %v", in, all)
+		}
+	}
 }
 
 func TestAssess_ThreadOfAProcess(t *testing.T) {

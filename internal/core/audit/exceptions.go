@@ -6,9 +6,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
 // Exception is a setting of the pod by which traffic bypasses the proxy.
@@ -56,6 +58,19 @@ func Exceptions(s redirect.Spec, name func(redirect.Field) string) []Exception {
 	}
 	add(redirect.FieldOwnerGroupsExclude, join(s.OwnerGroupsExclude), "outbound traffic of processes of these groups")
 	return all
+}
+
+// ExceptionsOf is Exceptions for a pod in any mode of the mesh, with the names of annotations.
+func ExceptionsOf(want redirect.Wanted) []Exception {
+	switch s := want.(type) {
+	case redirect.Spec:
+		return Exceptions(s, sidecar.KeysOf(s))
+	case ambient.Spec:
+		if s.Ingress {
+			return []Exception{{ambient.BypassInboundKey, "true", "inbound connections"}}
+		}
+	}
+	return nil
 }
 
 // maxItems bounds the printed items of a list.

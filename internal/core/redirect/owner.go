@@ -9,7 +9,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
 
-// Wanted is the desired redirection of a namespace, in any mode of the mesh. Spec implements it for a sidecar.
+// Wanted is the desired redirection of a namespace, in any mode of the mesh. Spec implements it for a sidecar, ambient.Spec for a pod in
+// ambient mode.
 type Wanted interface {
 	// FamiliesOf decides how to treat both families from the addresses of the namespace; see Spec.
 	FamiliesOf(addresses []netip.Addr, kernelHasIPv6 bool) (Families, error)

@@ -145,6 +145,7 @@ func TestClassify(t *testing.T) {
 		{"has istio-init", broken(container("istio-init", true)), passed},
 		{"interception mode NONE", broken(with(sidecar.ModeKey, "NONE")), passed},
 		{"injection switched off", broken(with(sidecar.InjectKey, "false")), passed},
+		{"ambient mode", broken(func(p *repair.Pod) { p.Facts.Selected, p.Facts.Annotations = true, map[string]string{} }), passed},
 		// Pods that cannot be redirected in place
 		{"bad settings", broken(with(sidecar.InboundPortsKey, "x")), failed},
 		{"gVisor", broken(runtime("gvisor")), failed},
@@ -153,8 +154,12 @@ func TestClassify(t *testing.T) {
 		{"no proxy to be seen", broken(func(p *repair.Pod) { p.Facts.Containers = nil }), failed},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := repair.Classify(pod(test.pod...), defaults(), sidecar.Policy{
-				ExcludeNamespaces: []string{"kube-system"}, SandboxedRuntimes: []string{"gvisor", "kata"},
+			p, predicate := pod(test.pod...), defaults()
+			if _, injected := p.Facts.Annotations[sidecar.StatusKey]; !injected {
+				predicate.Annotation = ""
+			}
+			got := repair.Classify(p, predicate, sidecar.Policy{
+				ExcludeNamespaces: []string{"kube-system"}, SandboxedRuntimes: []string{"gvisor", "kata"}, AmbientEnabled: true,
 			})
 			check.Equal(t, got.Broken, (got.Failed != repair.State{}), "broken", "by", got.Failed)
 			check.Equal(t, summary(got), summary(test.want))

@@ -120,6 +120,9 @@ type Mark struct {
 	Connection, Not bool
 }
 
+// Of reports whether the mark has the bits, without regard to Not.
+func (m Mark) Of(mark uint32) bool { return mark&WholeMark(m.Mask) == m.Value }
+
 // States matches packets whose connection is in any of the states.
 type States uint8
 

@@ -59,6 +59,18 @@ type Decision struct {
 	Err error
 }
 
+// Wanted returns the redirection that the pod needs: Spec or Ambient, nil for any other Outcome.
+func (d Decision) Wanted() redirect.Wanted {
+	switch d.Outcome {
+	case Capture:
+		return d.Spec
+	case Enrol:
+		return d.Ambient
+	case Pass, Refuse:
+	}
+	return nil
+}
+
 // Early decides by the pod's name alone. It returns false if the decision needs the pod's facts.
 func Early(namespace, name string, p Policy) (Decision, bool) {
 	return pass(subject{Facts: Facts{Namespace: namespace, Name: name}, policy: p}, byName)

@@ -2,6 +2,7 @@ package sidecar_test
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -447,6 +448,18 @@ func FuzzDecide(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestDecision_Wanted: a pod of either mode has a wanted redirection, every other pod has none.
+func TestDecision_Wanted(t *testing.T) {
+	for outcome, want := range map[sidecar.Outcome]redirect.Wanted{
+		sidecar.Pass: nil, sidecar.Refuse: nil, sidecar.Capture: redirect.Default(), sidecar.Enrol: ambient.Spec{Ingress: true},
+	} {
+		d := sidecar.Decision{Outcome: outcome, Spec: redirect.Default(), Ambient: ambient.Spec{Ingress: true}}
+		if got := d.Wanted(); !reflect.DeepEqual(got, want) {
+			t.Errorf("outcome %d: got %v", outcome, got)
+		}
+	}
 }
 
 func shape(f *sidecar.Facts, p *sidecar.Policy, bits byte, text, role string) {

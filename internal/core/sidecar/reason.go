@@ -78,7 +78,7 @@ var rules = []rule{ //nolint:gochecknoglobals // a constant table
 	},
 	// Of the rules with a condition, this one alone does not leave the pod alone: see Decide.
 	{
-		Ambient, "it is in ambient mode: the enablement selectors select it, and it has no sidecar", "inject a sidecar", byPod,
+		Ambient, "it is in ambient mode: the enablement selectors select it, and it has no sidecar", "", byPod,
 		func(s subject) (string, bool) { return "", s.policy.AmbientEnabled && s.Selected && s.Eligible() },
 	},
 	{

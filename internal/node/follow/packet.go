@@ -183,8 +183,8 @@ func (p *packet) meet(h walk.Hop, e nftrace.Event) {
 		p.omitted++
 	}
 	cause := h
-	if len(p.calls) > 0 { // the condition is in the jump into the chain of the last rule
-		cause = p.calls[len(p.calls)-1].hop
+	if last := len(p.calls) - 1; last >= 0 && !h.Decides(p.calls[last].hop) { // the condition is in the jump into the chain of the last rule
+		cause = p.calls[last].hop
 	}
 	switch e.Verdict {
 	case "jump", "goto":

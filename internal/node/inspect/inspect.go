@@ -77,6 +77,7 @@ type Injection struct {
 
 // Decision is the plugin's decision about a pod.
 type Decision struct {
+	// Captured: its traffic is redirected, to its sidecar or, with the reason sidecar.Ambient, to the node's ztunnel.
 	Captured bool   `json:"captured"`
 	Reason   string `json:"reason"`
 	Sentence string `json:"sentence"`
@@ -110,7 +111,7 @@ func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err err
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		d.Unread = append(d.Unread, live.Unread[f]...)
 	}
-	if live.Wanted != nil {
+	if live.Wanted != nil && live.Wanted.Ambient == nil {
 		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
 	}
 	all, err := netns.In(space.NetNS, sockdiag.Listening)
@@ -125,6 +126,12 @@ func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	live, err := space.Live(ctx, want)
 	if err != nil || want != nil {
 		return live, err
+	}
+	if inferred, native, found := live.InferAmbient(); found { // read again, as the rules of their owner
+		if err = backend(&space, native); err != nil {
+			return live, err
+		}
+		return space.Live(ctx, inferred)
 	}
 	inferred, native, found := live.Infer()
 	if !found {
@@ -141,14 +148,14 @@ func read(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	return live, err
 }
 
-// Inferred returns the Spec that most likely made the rules of a namespace, and sets the namespace's backend to the one that made
-// them. The Spec is nil if the namespace has no rule of the mesh.
+// Inferred returns the configuration that most likely made the rules of a namespace, and sets the namespace's backend to the one that made
+// them. It is nil if the namespace has no rule of the mesh.
 func Inferred(ctx context.Context, space *redirection.Namespace) (redirect.Wanted, error) {
 	live, err := read(ctx, *space, nil)
 	if err != nil || live.Wanted == nil {
 		return nil, err
 	}
-	return live.Wanted.Spec, backend(space, live.Wanted.Native)
+	return live.Wanted.Mode(), backend(space, live.Wanted.Native)
 }
 
 // unknownPod is the remedy for a namespace without rules, which is correct for a pod outside of the mesh.
@@ -171,8 +178,8 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 	if err = backend(&space, live.Wanted.Native); err != nil {
 		return e, err
 	}
-	spec := live.Wanted.Spec
-	report, err := space.Audit(ctx, spec)
+	want := live.Wanted.Mode()
+	report, err := space.Audit(ctx, want)
 	if errors.Is(err, redirect.ErrNoAddress) {
 		e.Status = status([]audit.Problem{{State: audit.Sandboxed, Detail: withoutAddress(space.Backend)}})
 		e.Remedy = sidecar.GVisor.Remedy()
@@ -181,11 +188,11 @@ func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err
 	if err != nil {
 		return e, err
 	}
-	e.Status = status(audit.Assess(spec, audit.Observation{
+	e.Status = status(audit.Assess(want, audit.Observation{
 		Mesh: report.Mesh, Rules: audit.Rules(report.Mesh, report.Diffs, report.Ways), Routing: report.Routing, Families: report.Families,
 	}))
 	e.Backend = strings.Join(slices.Compact(report.Tools), ",")
-	e.Exceptions = audit.Exceptions(spec, sidecar.KeysOf(spec))
+	e.Exceptions = audit.ExceptionsOf(want)
 	return e, nil
 }
 

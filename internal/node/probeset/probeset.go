@@ -92,15 +92,15 @@ func (w Want) entries(have map[netip.Addr]string) map[netip.Addr]string {
 	for a, uid := range w.Pods {
 		all[Plain(a)] = uid[:min(len(uid), maxComment)]
 	}
-	maps.DeleteFunc(all, func(a netip.Addr, _ string) bool { return !w.Takes(a) })
+	maps.DeleteFunc(all, func(a netip.Addr, _ string) bool { return !w.takes(a) })
 	return all
 }
 
 // Plain returns an address as it is in packets: without a zone, and IPv4 instead of an IPv4-mapped IPv6 address.
 func Plain(a netip.Addr) netip.Addr { return a.Unmap().WithZone("") }
 
-// Takes reports whether an address gets an entry.
-func (w Want) Takes(a netip.Addr) bool { return a.IsValid() && (w.IPv6 || Plain(a).Is4()) }
+// takes reports whether an address gets an entry.
+func (w Want) takes(a netip.Addr) bool { return a.IsValid() && (w.IPv6 || Plain(a).Is4()) }
 
 // Read returns the entries of the host's table, also of the reference's; none without a table.
 func Read(host *netns.Namespace) (entries map[netip.Addr]string, err error) {
@@ -177,7 +177,7 @@ func attempt(host *netns.Namespace, fill func(*nfnetlink.Conn, *nfnetlink.Batch)
 // explain marks the refusal of a message up to number last by a kernel that lacks a part of nf_tables.
 func explain(err error, last int) error {
 	var refused *nfnetlink.Refused
-	lacks := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)
+	lacks := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP)
 	switch {
 	case errors.As(err, &refused) && refused.Message >= 0 && refused.Message <= last && lacks:
 		return fmt.Errorf("%w [%w]", ErrUnsupported, err)

@@ -36,11 +36,9 @@ func (n Namespace) look(ctx context.Context, want redirect.Wanted, fn func(*pass
 // live also reads the tables that the comparison did not need.
 func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespace, err error) {
 	out = walk.Namespace{
-		Owner: p.owner, Delivered: map[ruleset.Family][]uint32{}, Selected: map[ruleset.Family][]ruleset.Mark{},
+		Owner: p.owner, Wanted: walk.WantedOf(want, p.report.Families, p.mode.backend == redirect.Native),
+		Delivered: map[ruleset.Family][]ruleset.Mark{}, Selected: map[ruleset.Family][]ruleset.Mark{},
 		Tables: map[uint32]uint32{}, Unread: map[ruleset.Family][]string{},
-	}
-	if spec, is := want.(redirect.Spec); is {
-		out.Wanted = &walk.Wanted{Spec: spec, Families: p.report.Families, Native: p.mode.backend == redirect.Native}
 	}
 	if p.view != nil {
 		if out.Live, err = p.view.Live(ctx); err != nil {
@@ -69,7 +67,7 @@ func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespa
 		return out, err
 	}
 	for _, policy := range routing.Policy {
-		out.Delivered[policy.Family] = append(out.Delivered[policy.Family], policy.Mark)
+		out.Delivered[policy.Family] = append(out.Delivered[policy.Family], ruleset.Mark{Value: policy.Mark, Mask: policy.Mask})
 		out.Tables[policy.Mark] = policy.Table
 	}
 	return out, nil

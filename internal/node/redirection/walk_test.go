@@ -52,7 +52,7 @@ func TestLive_EveryPlace(t *testing.T) {
 		if r := live.Walk(packet); r.Verdict != walk.Dropped {
 			t.Error(r.Summary)
 		}
-		if !slices.Equal(live.Delivered[ruleset.IPv6], []uint32{spec.Mark}) {
+		if !slices.Equal(live.Delivered[ruleset.IPv6], []ruleset.Mark{{Value: spec.Mark}}) {
 			t.Errorf("marks are %v", live.Delivered)
 		}
 	}
@@ -160,15 +160,19 @@ func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejec
 			if bare := alone.Walk(p); bare.Verdict != r.Verdict || bare.To != r.To {
 				t.Errorf("%s: without a Spec %q, with it %q\nforeign rules:\n%s\nof %+v", q, bare.Summary, r.Summary, theirs, spec)
 			}
-			if verdicts[r.Verdict].Add(1); r.Verdict == walk.CannotTell {
-				continue
-			}
-			want := w.listener(q, r)
-			if got := w.send(q, want); !slices.Contains(want, got) {
-				t.Errorf("%s: the kernel's answer is %q, the walk's %q\n%s\n%s\nforeign rules:\n%s\nof %+v",
-					q, got, want, r.Summary, met(r), theirs, spec)
+			if verdicts[r.Verdict].Add(1); r.Verdict != walk.CannotTell {
+				w.agree(t, q, r, fmt.Sprintf("foreign rules:\n%s\nof %+v", theirs, spec))
 			}
 		}
+	}
+}
+
+// agree sends a request: the listener at the end of the walk must answer.
+func (w *walked) agree(t *testing.T, q labtest.Request, r walk.Result, about string) {
+	t.Helper()
+	want := w.listener(q, r)
+	if got := w.send(q, want); !slices.Contains(want, got) {
+		t.Errorf("%s: the kernel's answer is %q, the walk's %q\n%s\n%s\n%s", q, got, want, r.Summary, met(r), about)
 	}
 }
 

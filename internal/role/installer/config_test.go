@@ -3,6 +3,7 @@ package installer
 import (
 	"errors"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -170,6 +171,22 @@ func TestAmbient_ProbeAddress(t *testing.T) {
 		for _, text := range texts {
 			mustFail(t, cluster(name+"="+text), nil, "environment variable "+name+`: value "`+text+`": want a unicast address`)
 		}
+	}
+}
+
+// TestAmbient_HostNamespace: without the node's procfs it is a path that does not exist, and never a namespace of the agent's own.
+func TestAmbient_HostNamespace(t *testing.T) {
+	t.Parallel()
+	without, with := t.TempDir(), t.TempDir()
+	check.OK(t, os.MkdirAll(with+"/proc/1/ns", 0o700))
+	for _, c := range []struct {
+		roots, more, want string
+	}{
+		{without + "," + with, "X=", with + "/proc/1/ns/net"},
+		{without, "HOST_PROC=/procfs", without + "/procfs/1/ns/net"},
+		{with, "ALLOW_SWITCH_TO_HOST_NS=false", "/proc/self/ns/net"},
+	} {
+		check.Equal(t, mustLoad(t, cluster("HOST_ROOTS="+c.roots, c.more)).HostNamespace(), c.want)
 	}
 }
 

@@ -122,7 +122,11 @@ func injection(p *paper, e inspect.Explanation) {
 	} else {
 		p.line("injected", "no: it has no annotation %s", sidecar.StatusKey)
 	}
-	proxy := map[string]string{"": "none", "container": "the container istio-proxy", "native sidecar": "the init container istio-proxy (a native sidecar)"}
+	none := "none"
+	if e.Decision.Reason == string(sidecar.Ambient) {
+		none = "none in the pod: the node's ztunnel"
+	}
+	proxy := map[string]string{"": none, "container": "the container istio-proxy", "native sidecar": "the init container istio-proxy (a native sidecar)"}
 	p.line("proxy", "%s", proxy[e.Injection.Proxy])
 	switch e.Injection.Setup {
 	case "":
@@ -142,10 +146,10 @@ var sources = map[agentapi.Source]string{ //nolint:gochecknoglobals // a constan
 
 func outcome(captured bool, reason string) string {
 	switch {
-	case captured:
-		return "redirect it"
 	case reason == string(sidecar.Ambient):
 		return "enrol it in the ambient mesh"
+	case captured:
+		return "redirect it"
 	default:
 		return "leave it alone"
 	}
@@ -169,12 +173,17 @@ func decision(p *paper, e inspect.Explanation) {
 		}
 	}
 	d := e.Decision
-	if r != nil && r.Captured == d.Captured && r.Reason == d.Reason {
+	if r != nil && r.Reason == d.Reason {
 		p.line("now", "the same")
 	} else {
 		p.line("now", "%s, because %s (%s)", outcome(d.Captured, d.Reason), d.Sentence, d.Reason)
-		if r != nil {
-			p.line("", "the pod or the plugin's configuration has changed since; the decision of now counts at the pod's next start")
+		const changed = "the pod or the plugin's configuration has changed since; the decision of now counts "
+		switch ambient := string(sidecar.Ambient); {
+		case r == nil:
+		case r.Reason == ambient || d.Reason == ambient:
+			p.line("", changed+"at once: the agent enrols and releases running pods")
+		default:
+			p.line("", changed+"at the pod's next start")
 		}
 	}
 	if d.Detail != "" {
@@ -314,6 +323,8 @@ func closing(e inspect.Explanation) string {
 		return subject + " is redirected as some configuration of the mesh wants it" + except(e)
 	case e.State == audit.Captured:
 		return subject + " is in the mesh: it is redirected as wanted" + except(e)
+	case e.State == audit.Pending:
+		return subject + " is not in the mesh yet: " + why
 	case e.State == audit.Bypassed:
 		return subject + " is past the mesh, because it has no rules of the mesh"
 	}

@@ -288,6 +288,18 @@ func TestPage_OfAPod(t *testing.T) {
 		{"not inspected", func(e *inspect.Explanation) {
 			e.State, e.Problems = audit.NotInspected, []audit.Problem{{State: audit.NotInspected, Detail: "no namespace"}}
 		}, 4, nil, "cannot tell whether the pod is in the mesh, because no namespace"},
+		{"ambient", func(e *inspect.Explanation) {
+			e.Injected, e.Injection = false, inspect.Injection{}
+			e.Decision = inspect.Decision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
+			e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) // the agent enrols it
+		}, 0, []string{
+			"proxy       none in the pod: the node's ztunnel", "at ADD      enrol it in the ambient mesh, because it is in ambient mode", "now         the same",
+		}, "the pod is in the mesh: it is redirected as wanted"},
+		{"pending", func(e *inspect.Explanation) {
+			e.State, e.Problems = audit.Pending, []audit.Problem{{State: audit.Pending, Detail: "waiting for ztunnel"}}
+			e.Decision = inspect.Decision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
+			e.Added.Captured, e.Added.Reason = false, string(sidecar.NoProxy)
+		}, 3, []string{"at ADD      leave it alone", "now         enrol it", "counts at once: the agent enrols"}, "the pod is not in the mesh yet: waiting for ztunnel"},
 		{"a hostile name", func(e *inspect.Explanation) { e.Pod, e.Unread = hostile, []string{hostile} }, 0, nil, ""},
 	} {
 		text, err := json.Marshal(pod(tt.change))

@@ -74,6 +74,9 @@ func (c *course) back(p Packet, o outcome) (*walker, []reading) {
 
 // by adds the user that answers: the proxy's where the mesh decided, otherwise any other user.
 func (c *course) by(p Packet, v Verdict) Packet {
+	if v != Passed {
+		p.Mark = c.proxyMark
+	}
 	if v == Passed || len(c.proxy) == 0 {
 		p.Free |= FreeUser
 		return p

@@ -305,7 +305,9 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 	sender := func(out string, free Fields, proxy bool) Packet {
 		p := Packet{Outgoing: true, Out: out, Protocol: ruleset.TCP, Src: netip.AddrPortFrom(self, client), Free: free | FreeDestinationPort | FreeSourcePort | FreeOwn}
 		p.UID, p.GID = k.identity(proxy)
-		if !proxy {
+		if proxy {
+			p.Mark = k.proxyMark()
+		} else {
 			p.Free |= FreeUser
 		}
 		return p
@@ -318,10 +320,17 @@ func (k comparison) canaries(links []string, own []netip.Addr) (all []canary) {
 			canary{Packet: k.first(in, []netip.Addr{self}, ports(k.Spec.Inbound.List)), name: "inbound TCP connections"},
 			canary{Packet: to(sender(link, FreeDestination, true), elsewhere(f), httpPort), name: "the proxy's outbound TCP connections", wholly: true})
 		all = append(all, k.dns(app, f)...)
+		if k.Ambient != nil {
+			all = append(all, k.ambientCanaries(in, self)...)
+		}
 	}
 	lo := k.live.loopback
 	delivery := to(sender(lo, 0, true), loopback(self), httpPort)
 	delivery.Src = netip.AddrPortFrom(loopback(self), client)
+	if k.Ambient != nil { // from the client's address to the pod's
+		delivery = to(delivery, self, httpPort)
+		delivery.Src = netip.AddrPortFrom(elsewhere(f), client)
+	}
 	return append(all,
 		canary{Packet: to(sender(lo, 0, false), self, httpPort), name: "the app's TCP connections to its own pod", ownPod: true},
 		canary{Packet: delivery, name: "the proxy's TCP connections to the app", wholly: true})
@@ -334,6 +343,9 @@ func to(p Packet, a netip.Addr, port uint16) Packet {
 
 // identity returns the proxy's user and group, or ones that the mesh captures.
 func (w Wanted) identity(proxy bool) (uid, gid uint32) {
+	if w.Ambient != nil && proxy {
+		return 0, redirect.DefaultID
+	}
 	other := func(ids []uint32) uint32 {
 		id := uint32(ordinaryID)
 		for slices.Contains(ids, id) {

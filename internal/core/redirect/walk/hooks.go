@@ -23,14 +23,15 @@ const (
 // course is everything that packets of a family traverse. It does not change.
 type course struct {
 	family    ruleset.Family
-	delivered []uint32
+	delivered []ruleset.Mark
 	selected  []ruleset.Mark
-	// loopback is the name of the loopback device; proxy has the users and groups of the proxy.
-	loopback string
-	proxy    []ruleset.Owner
-	owner    redirect.Owner
-	own      []netip.Addr
-	several  bool
+	// loopback is the name of the loopback device; proxy has the users and groups of the proxy, proxyMark the mark of its packets.
+	loopback  string
+	proxy     []ruleset.Owner
+	proxyMark uint32
+	owner     redirect.Owner
+	own       []netip.Addr
+	several   bool
 	// stages are the base chains of each hook in the order of traversal.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
@@ -143,7 +144,7 @@ func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[plac
 		stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
 	}
 	if n.Wanted != nil {
-		c.proxy = n.Wanted.proxy()
+		c.proxy, c.proxyMark = n.Wanted.proxy(), n.Wanted.proxyMark()
 	}
 	for i, set := range live {
 		if set.Family != f && set.Family != ruleset.Inet && set.Family != ruleset.Netdev {
@@ -243,7 +244,7 @@ func split(all []reading, is func(reading) bool) (yes, no []reading) {
 // receive runs an incoming packet through ingress, prerouting and input, or through forward and postrouting.
 func (w *walker) receive(all []reading) []reading {
 	in, through := split(w.hook("prerouting", w.hook("ingress", all)), func(r reading) bool {
-		return r.packet.Type == local || slices.Contains(w.delivered, r.packet.Mark)
+		return r.packet.Type == local || marked(w.delivered, r.packet.Mark)
 	})
 	given, through := split(through, func(r reading) bool { return r.verdict == HandedOver })
 	for _, r := range given { // a packet with a socket is not forwarded (net/ipv4/ip_forward.c, ip_forward)
@@ -300,11 +301,16 @@ func (s stage) passes(p Packet) bool {
 func (w *walker) reroute(r *reading) (elsewhere bool) {
 	p, old := &r.packet, r.routed
 	r.routed = p.Mark
-	if p.Mark != old && slices.Contains(w.delivered, p.Mark) {
+	if p.Mark != old && marked(w.delivered, p.Mark) {
 		r.rerouted = cmp.Or(r.rerouted, w.loopback)
 		return false
 	}
-	return slices.ContainsFunc(w.selected, func(m ruleset.Mark) bool { return p.Mark&m.Mask == m.Value != (old&m.Mask == m.Value) })
+	return slices.ContainsFunc(w.selected, func(m ruleset.Mark) bool { return m.Of(p.Mark) != m.Of(old) })
+}
+
+// marked reports whether a mark is one of the list.
+func marked(list []ruleset.Mark, mark uint32) bool {
+	return slices.ContainsFunc(list, func(m ruleset.Mark) bool { return m.Of(mark) })
 }
 
 // tracking is the priority at which a packet finds its connection (NF_IP_PRI_CONNTRACK, linux/netfilter_ipv4.h).

@@ -21,7 +21,7 @@ type question struct {
 	free  Fields
 	proxy []ruleset.Owner
 	// delivered has the marks with a route only to lo, mine the addresses of the namespace.
-	delivered []uint32
+	delivered []ruleset.Mark
 	mine      []netip.Addr
 	// several reports whether the namespace has more than one interface besides lo.
 	several bool
@@ -93,7 +93,7 @@ func (q question) stateful(m ruleset.Match) Answer {
 		if m.Connection {
 			mark = q.ConnMark
 		}
-		return not(sure(mark&ruleset.WholeMark(m.Mask) == m.Value), m.Not)
+		return not(sure(m.Of(mark)), m.Not)
 	case ruleset.StateAlias:
 		return q.match(ruleset.States(m))
 	case ruleset.States:
@@ -112,7 +112,7 @@ func (q question) stateful(m ruleset.Match) Answer {
 			return Unknown
 		}
 		// Packets are assumed to come from valid sources. A mark of the mesh has a route only to lo.
-		back := !m.ByMark || !slices.Contains(q.delivered, q.Mark)
+		back := !m.ByMark || !marked(q.delivered, q.Mark)
 		return sure(back != m.Missing)
 	}
 	return Unknown

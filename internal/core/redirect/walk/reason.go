@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -62,12 +63,17 @@ func (s Setting) String() string { return s.Name + "=" + s.Value }
 type setting struct {
 	field redirect.Field
 	name  string
-	items func(s *redirect.Spec) []string
+	// key is the annotation, "" for that of the field.
+	key   string
+	items func(w *Wanted) []string
 	take  func(w, from *Wanted)
 }
 
-// settings returns all of them. The proxy's identity is not among them: its packets pass in every pod.
-func settings() []setting {
+// kinds returns all of them. The proxy's identity is not among them: its packets pass in every pod.
+func (w *Wanted) kinds() []setting {
+	if w.Ambient != nil {
+		return ambientSettings()
+	}
 	type spec = redirect.Spec
 	return []setting{
 		set(redirect.FieldOutbound, "includeOutboundIPRanges", func(s *spec) (*bool, *[]netip.Prefix) { return &s.Outbound.All, &s.Outbound.List }),
@@ -80,18 +86,19 @@ func settings() []setting {
 		set(redirect.FieldOwnerGroups, "the captured groups", func(s *spec) (*bool, *[]uint32) { return &s.OwnerGroups.All, &s.OwnerGroups.List }),
 		list(redirect.FieldOwnerGroupsExclude, "the excluded groups", func(s *spec) *[]uint32 { return &s.OwnerGroupsExclude }),
 		{
-			redirect.FieldSecondFamily, "second_ip_family", func(s *spec) []string { return []string{s.SecondFamily.String()} },
-			func(w, from *Wanted) { w.Families = from.Families },
+			field: redirect.FieldSecondFamily, name: "second_ip_family",
+			items: func(w *Wanted) []string { return []string{w.Spec.SecondFamily.String()} },
+			take:  func(w, from *Wanted) { w.Families = from.Families },
 		},
 	}
 }
 
 // set makes a setting that is all values or a list; list makes a setting that is only a list.
 func set[T any](field redirect.Field, name string, at func(*redirect.Spec) (*bool, *[]T)) setting {
-	return setting{field, name, func(s *redirect.Spec) []string {
-		_, list := at(s)
+	return setting{field: field, name: name, items: func(w *Wanted) []string {
+		_, list := at(&w.Spec)
 		return Texts(*list)
-	}, func(w, from *Wanted) {
+	}, take: func(w, from *Wanted) {
 		all, list := at(&w.Spec)
 		fromAll, fromList := at(&from.Spec)
 		*all, *list = *fromAll, *fromList
@@ -114,10 +121,19 @@ func Texts[T any](list []T) []string {
 // maxItems bounds the items of a setting in a sentence.
 const maxItems = 3
 
+// of returns the setting as it lets a packet pass at a rule.
+func (s setting) of(w *Wanted, rule string) Setting {
+	key := s.key
+	if w.Ambient == nil {
+		key = sidecar.KeysOf(w.Spec)(s.field)
+	}
+	return Setting{s.name, key, s.value(w, rule)}
+}
+
 // value returns the items that are words of the rule, otherwise the first items.
 func (s setting) value(w *Wanted, rule string) string {
 	words := strings.FieldsFunc(rule, func(r rune) bool { return r == ' ' || r == '"' })
-	all := s.items(&w.Spec)
+	all := s.items(w)
 	some := slices.DeleteFunc(slices.Clone(all), func(item string) bool {
 		return !slices.Contains(words, item) && !slices.Contains(words, strings.Replace(item, "-", ":", 1)) // a range of ports in iptables
 	})
@@ -141,10 +157,10 @@ func (w Wanted) walk(p Packet) outcome {
 
 // course returns the course of a family through the wanted rules.
 func (w Wanted) course(f ruleset.Family, sets []ruleset.Set, rules map[place]ruleset.Rule) *course {
-	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]uint32{}, Owner: w.Spec.Owner(), Wanted: &w}
-	routing := w.Spec.Routing(w.Families)
+	n := Namespace{Live: sets, Delivered: map[ruleset.Family][]ruleset.Mark{}, Owner: w.Mode().Owner(), Wanted: &w}
+	routing := w.Mode().Routing(w.Families)
 	for _, f := range routing.MarkFamilies {
-		n.Delivered[f] = []uint32{routing.Mark}
+		n.Delivered[f] = []ruleset.Mark{{Value: routing.Mark, Mask: routing.Mask}}
 	}
 	return n.course(f, rules)
 }
@@ -164,13 +180,13 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 	if decided != nil {
 		rule = decided.Rule
 	}
-	for _, s := range settings() {
+	for _, s := range w.kinds() {
 		with := without
 		s.take(&with, &w)
 		if redirects(with) {
 			without = with
 		} else {
-			names = append(names, Setting{s.name, sidecar.KeysOf(w.Spec)(s.field), s.value(&w, rule)})
+			names = append(names, s.of(&w, rule))
 		}
 	}
 	return names
@@ -178,11 +194,11 @@ func (w Wanted) settings(p Packet, decided *Hop) (names []Setting) {
 
 // plain returns the configuration without settings.
 func (w Wanted) plain() Wanted {
-	standard := Wanted{Spec: redirect.Default(), Families: w.Families}
+	standard := Wanted{Spec: redirect.Default(), Ambient: &ambient.Spec{Config: ambient.Config{IPv6: true}}, Families: w.Families}
 	if w.Families.IPv6 == redirect.Bypassed {
 		standard.Families.IPv6 = redirect.Captured
 	}
-	for _, s := range settings() {
+	for _, s := range w.kinds() {
 		s.take(&w, &standard)
 	}
 	return w
@@ -190,6 +206,9 @@ func (w Wanted) plain() Wanted {
 
 // stranger returns the packet as sent by a process other than the proxy.
 func (w Wanted) stranger(p Packet) Packet {
+	if w.Ambient != nil {
+		p.Mark = 0
+	}
 	for slices.Contains(w.Spec.UIDs, p.UID) {
 		p.UID++
 	}
@@ -289,11 +308,11 @@ func (w *Wanted) settingsOf(p Packet, h *Hop) (names []Setting, decided *Hop) {
 		return nil, h
 	}
 	plain := w.plain()
-	for _, s := range settings() {
+	for _, s := range w.kinds() {
 		without := *w
 		s.take(&without, &plain)
 		if _, still := without.rules()[place{h.Table, h.Chain, h.Rule}]; !still {
-			names = append(names, Setting{s.name, sidecar.KeysOf(w.Spec)(s.field), s.value(w, h.Rule)})
+			names = append(names, s.of(w, h.Rule))
 		}
 	}
 	return names, h

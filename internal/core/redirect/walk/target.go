@@ -3,6 +3,7 @@ package walk
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -81,10 +82,21 @@ func (w *walker) over(s *stage, p reading, v Verdict, hop int) onward {
 
 // cause returns the hop that decided: the jump into the chain of the last rule, because the jump has the condition.
 func (w *walker) cause(hop int) int {
-	if len(w.calls) > 0 {
-		return w.calls[len(w.calls)-1]
+	if len(w.calls) == 0 {
+		return hop
 	}
-	return hop
+	jump := w.calls[len(w.calls)-1]
+	if hop >= 0 && jump >= 0 && w.hops[hop].Decides(w.hops[jump]) {
+		return hop
+	}
+	return jump
+}
+
+// Decides reports whether the rule has the condition itself, and not the jump into its chain: hooks lead all packets to some chains
+// of the mesh.
+func (h Hop) Decides(jump Hop) bool {
+	all := jump.Rule == "-j "+h.Chain || jump.Rule == "jump "+h.Chain
+	return h.Why != "" && all && strings.EqualFold(jump.Chain, jump.Hook)
 }
 
 // translate applies REDIRECT and DNAT. A packet to another host follows the route of its mark; a packet of the pod to itself has
@@ -104,7 +116,7 @@ func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward 
 		p.packet.Type, p.rerouted = local, w.loopback
 	case own:
 		p.packet.Type, p.rerouted = local, ""
-	case s.hook.Name == "output" && slices.Contains(w.delivered, p.packet.Mark):
+	case s.hook.Name == "output" && marked(w.delivered, p.packet.Mark):
 		p.rerouted = w.loopback
 	case s.hook.Name == "output" && looping:
 		return w.over(s, *p, Dropped, hop)

@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -28,7 +29,7 @@ type Namespace struct {
 	// Wanted provides the reasons of rules; nil if unknown.
 	Wanted *Wanted
 	// Delivered has the marks that policy routing delivers locally, by family.
-	Delivered map[ruleset.Family][]uint32
+	Delivered map[ruleset.Family][]ruleset.Mark
 	// Selected has the marks by which policy rules select other routes.
 	Selected map[ruleset.Family][]ruleset.Mark
 	// Tables has the routing tables of these marks.
@@ -44,7 +45,9 @@ type Namespace struct {
 
 // Wanted is the configuration that the live rules are explained by.
 type Wanted struct {
-	Spec     redirect.Spec
+	Spec redirect.Spec
+	// Ambient is the configuration of a pod in ambient mode, nil for a sidecar; see WantedOf.
+	Ambient  *ambient.Spec
 	Families redirect.Families
 	Native   bool
 }
@@ -52,9 +55,9 @@ type Wanted struct {
 // Sets returns the wanted rules.
 func (w Wanted) Sets() []ruleset.Set {
 	if w.Native {
-		return []ruleset.Set{w.Spec.NativeSet(w.Families)}
+		return []ruleset.Set{w.Mode().NativeSet(w.Families)}
 	}
-	return w.Spec.Sets(w.Families)
+	return w.Mode().Sets(w.Families)
 }
 
 // proxy returns the users and groups of the proxy.

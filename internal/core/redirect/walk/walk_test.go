@@ -152,7 +152,7 @@ func TestWalk_Rules(t *testing.T) {
 		{"two readings that meet again", "dropped by filter/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -p tcp -j DROP"}},
 		{"the mark of a reading decides", "cannot-tell by mangle/OUTPUT 1", out(), []string{"mangle OUTPUT -m quota --quota 5 -j MARK --set-xmark 0x1/0xffffffff", "filter OUTPUT -m mark --mark 0x1 -j DROP"}},
 	} {
-		n := walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, tt.rules...)}, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
+		n := walk.Namespace{Live: []ruleset.Set{live(t, ruleset.IPv4, tt.rules...)}, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: 1337}}}}
 		if r := n.Walk(tt.p); short(r) != tt.want {
 			t.Errorf("%s: %s, want %s\n%s\n%+v", tt.name, short(r), tt.want, r.Summary, r.Hops)
 		}
@@ -265,7 +265,7 @@ func TestWalk_Reasons(t *testing.T) {
 		for _, c := range reasonCases() {
 			w := walk.Wanted{Spec: redirect.Default(), Families: redirect.Families{IPv6: redirect.Captured}, Native: native}
 			c.set(&w.Spec)
-			n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Delivered: map[ruleset.Family][]uint32{ruleset.IPv4: {1337}}}
+			n := walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(w.Sets()), Wanted: &w, Delivered: map[ruleset.Family][]ruleset.Mark{ruleset.IPv4: {{Value: 1337}}}}
 			r := n.Walk(c.p)
 			if diff := cmp.Diff(c.want, r.Summary); diff != "" || r.Verdict != r.Expected || r.To != r.ExpectedTo {
 				t.Errorf("native %t: %s\nexpected %s\n%+v", native, diff, r.Expected, r.Hops)
@@ -315,9 +315,9 @@ func TestWalk_DialectsAlike(t *testing.T) {
 	f := redirect.Families{IPv6: redirect.Captured, HasIPv4: true}
 	for seed := range uint64(20) {
 		spec := spectest.Random(seed)
-		delivered := map[ruleset.Family][]uint32{}
+		delivered := map[ruleset.Family][]ruleset.Mark{}
 		for _, family := range spec.Routing(f).MarkFamilies {
-			delivered[family] = []uint32{spec.Mark}
+			delivered[family] = []ruleset.Mark{{Value: spec.Mark}}
 		}
 		space := func(native bool) walk.Namespace {
 			return walk.Namespace{Owner: redirect.Sidecar(), Live: asRead(walk.Wanted{Spec: spec, Families: f, Native: native}.Sets()), Delivered: delivered}

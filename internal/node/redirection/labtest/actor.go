@@ -17,6 +17,8 @@ type Actor struct {
 	// Namespace is the file of a network namespace; "" means the caller's.
 	Namespace string
 	UID, GID  int
+	// Mark is the mark of its packets. Marked actors share their ports (SO_REUSEPORT), like ztunnel's.
+	Mark uint32
 }
 
 // String names the actor.
@@ -55,8 +57,8 @@ func open[T any](a Actor, fn func() (T, error)) (socket T, err error) {
 
 // socketOptions are the options of a proxy with foreign source addresses.
 type socketOptions struct {
-	transparent bool
-	mark        uint32
+	transparent, shared bool
+	mark                uint32
 }
 
 // control is a hook of net.Dialer and net.ListenConfig: it sets the options before the socket is bound.
@@ -64,6 +66,9 @@ func (o socketOptions) control(_, _ string, c syscall.RawConn) (err error) {
 	failed := c.Control(func(fd uintptr) {
 		if o.transparent { // in IPv6, too, by this option of SOL_IP
 			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		}
+		if o.shared {
+			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1))
 		}
 		if o.mark != 0 {
 			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(o.mark)))

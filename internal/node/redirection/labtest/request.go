@@ -1,6 +1,7 @@
 package labtest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -190,7 +191,7 @@ func (a Request) talk(ctx context.Context) Answer {
 // dial opens the socket on a thread of the actor. net.Dialer opens it in the calling goroutine if there is only one
 // address; Multipath TCP is off because it hides the socket from the owner match.
 func (a Request) dial(ctx context.Context) (net.Conn, error) {
-	d := net.Dialer{Control: socketOptions{transparent: a.Mark != 0, mark: a.Mark}.control}
+	d := net.Dialer{Control: socketOptions{transparent: a.Mark != 0, mark: cmp.Or(a.Mark, a.From.Mark)}.control}
 	d.SetMultipathTCP(false)
 	// An invalid address means any.
 	source := netip.AddrPortFrom(a.Source, a.SourcePort)

@@ -48,7 +48,7 @@ func Serve(tb testing.TB, a Actor, services ...Service) {
 
 func (s *server) open(ctx context.Context, service Service) error {
 	// Multipath TCP is off: it hides accepted sockets from the owner match, and the original destination.
-	config := net.ListenConfig{Control: socketOptions{transparent: service.Transparent}.control}
+	config := net.ListenConfig{Control: socketOptions{service.Transparent, s.actor.Mark != 0, s.actor.Mark}.control}
 	config.SetMultipathTCP(false)
 	network := Request{Via: service.Via, To: service.At}.network()
 	if service.Via == UDP {

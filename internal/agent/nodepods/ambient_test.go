@@ -1,0 +1,268 @@
+package nodepods
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/agent/podcache"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/repair"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
+	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+)
+
+// ambientFixture is a fixture with one enrolled pod, whose rules are in place.
+type ambientFixture struct {
+	*auditFixture
+
+	// missing is the first missing step of the enrolment, nil before the pod was looked at.
+	missing atomic.Pointer[string]
+}
+
+func newAmbientFixture(t *testing.T, backend redirect.Backend, change ...func(*cniconf.NetConf)) *ambientFixture {
+	t.Helper()
+	l := &ambientFixture{auditFixture: &auditFixture{}}
+	l.fixture = newFixture(t, repair.Switches{InPlace: true, Delete: true}, func(o *Options) {
+		o.Audit = auditor.Settings{Interval: time.Minute}
+		o.Follow = func(ctx context.Context, listener kube.Listener[kube.Pod]) {
+			update := listener.OnUpdate
+			listener.OnUpdate = func(p kube.Pod) {
+				p.Facts.Selected = p.Facts.Labels["istio.io/dataplane-mode"] == "ambient"
+				update(p)
+			}
+			o.API.WatchPods(ctx, kube.PodScope{Node: node1, Transform: podcache.Trim([]string{"istio.io/dataplane-mode", ambient.RedirectionKey}, "")}, listener)
+		}
+		o.Enrolment = func(string) (string, bool) {
+			if step := l.missing.Load(); step != nil {
+				return *step, true
+			}
+			return "", false
+		}
+	})
+	conf := cniconf.NetConf{Backend: backend, AmbientEnabled: true, Ambient: ambient.DefaultConfig()}
+	conf.Ambient.IPv6, conf.Ambient.DNSCapture = true, true
+	for _, c := range change {
+		c(&conf)
+	}
+	l.conf.Store(&conf)
+	l.pod = podSpec{
+		name: "web", uid: "u1", plain: true, phase: "Running", labels: object{"istio.io/dataplane-mode": "ambient"},
+	}.at("10.88.0.2/24")
+	l.path = l.Sandbox(l.pod.ips...)
+	l.cache(l.pod, l.path)
+	l.misses("")
+	return l
+}
+
+func (l *ambientFixture) misses(step string) { l.missing.Store(&step) }
+
+// begin writes the rules if wanted, and starts the controller.
+func (l *ambientFixture) begin(programmed bool) {
+	l.Helper()
+	if programmed {
+		l.enrol()
+	}
+	l.publish(nil)
+	l.controller = l.controllerOf(l.options)
+	l.stops = append(l.stops, agenttest.Go(l.T, l.controller.Run))
+}
+
+// enrol writes the rules of the configuration.
+func (l *ambientFixture) enrol() {
+	l.Helper()
+	spec, _ := ambient.Of(l.conf.Load().Ambient, nil)
+	_, err := l.space(l.path).Apply(l.Context(), spec, redirection.Reconcile)
+	l.Do(err)
+}
+
+func TestAmbientStates(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		backend  redirect.Backend
+		change   string // a command in the namespace
+		want     audit.State
+		text     string
+		event    kube.EventReason
+		repaired bool
+	}{
+		"a rule is deleted":     {redirect.Netlink, "iptables-nft -t nat -D ISTIO_OUTPUT 1", audit.Drifted, "missing", podwork.ReasonDrifted, true},
+		"a rule of IPv6":        {redirect.Netlink, "ip6tables-nft -t mangle -F ISTIO_PRERT", audit.Drifted, "missing", podwork.ReasonDrifted, true},
+		"all rules are gone":    {redirect.Netlink, "nft flush ruleset", audit.Bypassed, "no rule of the mesh", podwork.ReasonBroken, true},
+		"native: all rules":     {redirect.Native, "nft flush ruleset", audit.Bypassed, "no rule of the mesh", podwork.ReasonBroken, true},
+		"native: a table":       {redirect.Native, "nft delete table inet istio-ambient-mangle", audit.Drifted, "missing", podwork.ReasonDrifted, true},
+		"the policy rule":       {redirect.Netlink, "ip rule del fwmark 0x111/0xfff", audit.Drifted, "0x111", podwork.ReasonDrifted, true},
+		"the whole mark":        {redirect.Netlink, "ip rule del fwmark 0x111/0xfff; ip rule add fwmark 0x111 pref 32764 lookup 100", audit.Drifted, "0x111", podwork.ReasonDrifted, true},
+		"the route of IPv6":     {redirect.Netlink, "ip -6 route flush table 100", audit.Drifted, "table 100", podwork.ReasonDrifted, true},
+		"RETURN ahead":          {redirect.Netlink, "iptables-nft -t nat -I OUTPUT -p tcp -j RETURN", audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN", podwork.ReasonForeignRule, true},
+		"ACCEPT ahead":          {redirect.Netlink, "iptables-nft -t nat -I PREROUTING -p tcp --dport 8080 -j ACCEPT", audit.ForeignRule, "--dport 8080", podwork.ReasonForeignRule, true},
+		"native: a table ahead": {redirect.Native, "nft 'add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 redirect to :9999'", audit.ForeignRule, "table ip x, chain out", podwork.ReasonForeignRule, false},
+		"tunnels are taken":     {redirect.Netlink, "iptables-nft -t nat -A PREROUTING -p tcp --dport 15008 -j REDIRECT --to-ports 9999", audit.ForeignRule, "inbound tunnels (HBONE)", podwork.ReasonForeignRule, false},
+		"probes are dropped":    {redirect.Netlink, "iptables-nft -t mangle -A PREROUTING -s 169.254.7.127 -j DROP", audit.ForeignRule, "the node's probes", podwork.ReasonForeignRule, false},
+		"ztunnel is dropped":    {redirect.Netlink, "iptables-nft -t mangle -A OUTPUT -m mark --mark 0x539/0xfff -j DROP", audit.ForeignRule, "the proxy's", podwork.ReasonForeignRule, false},
+		"DNS is dropped":        {redirect.Netlink, "iptables-nft -t raw -A OUTPUT -p udp --dport 53 -j DROP", audit.ForeignRule, "DNS queries", podwork.ReasonForeignRule, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newAmbientFixture(t, test.backend)
+			l.begin(true)
+			l.want(audit.Captured, "redirected as wanted")
+			l.clock.Step(time.Second)
+			netnstest.Run(t, l.path, "sh", "-c", test.change)
+			if s := l.want(test.want, test.text); s.Remedy == "" {
+				t.Errorf("got %+v", s)
+			}
+			l.waitForEvent(l.pod, "Warning", test.event, test.text, "Remedy: ")
+			l.controller.auditor.Settings.Repair = true
+			if !test.repaired {
+				l.want(test.want, test.text)
+				return
+			}
+			l.want(audit.Captured, "")
+			l.waitForEvent(l.pod, "Normal", podwork.ReasonRepaired, test.text, "restored")
+		})
+	}
+}
+
+// TestAmbientOpen: IPv6 that the settings leave out is a state. A changed annotation applies to the running pod.
+func TestAmbientOpen(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink, func(c *cniconf.NetConf) { c.Ambient.IPv6 = false })
+	netnstest.Run(t, l.path, "ip", "addr", "add", "fd00::5/64", "dev", "eth0", "nodad")
+	l.begin(true)
+	l.want(audit.IPv6Open, "AMBIENT_IPV6")
+	l.pod.annotations = object{ambient.BypassInboundKey: "true"}
+	l.publish(nil)
+	agenttest.Eventually(t, "the annotation is not known", func() bool { return l.check().State == audit.Drifted })
+	l.want(audit.Drifted, "the earlier rules")
+	l.controller.auditor.Settings.Repair = true
+	s := l.want(audit.IPv6Open, "AMBIENT_IPV6")
+	if len(s.Exceptions) != 1 || s.Exceptions[0].Setting != ambient.BypassInboundKey {
+		t.Errorf("got %+v", s)
+	}
+}
+
+// TestAmbientPending: a pod whose enrolment is not done is pending, and an event says so if that lasts.
+func TestAmbientPending(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.missing.Store(nil)
+	l.begin(false)
+	l.want(audit.Pending, "has not begun")
+	l.misses("waiting for ztunnel: no ztunnel is connected")
+	s := l.want(audit.Pending, "no ztunnel is connected")
+	if s.Remedy == "" || len(l.events(l.pod)) > 0 {
+		t.Errorf("got %+v, events %v", s, l.events(l.pod))
+	}
+	l.clock.Step(11 * time.Second)
+	l.waitForEvent(l.pod, "Warning", podwork.ReasonPending, "waits to be taken into the ambient mesh: waiting for ztunnel")
+	l.enrol()
+	l.want(audit.Pending, "no ztunnel is connected")
+	l.waitForStates(0, 1, 0, 0)
+	l.misses("")
+	l.want(audit.Captured, "")
+	l.waitForEvent(l.pod, "Normal", podwork.ReasonVerified, "again")
+	l.misses("waiting for ztunnel: no ztunnel is connected")
+	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
+	l.want(audit.Bypassed, "no rule of the mesh") // it had its rules
+}
+
+// TestAmbientPending_Annotation: the end of an enrolment is seen at once, by the annotation.
+func TestAmbientPending_Annotation(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.misses("waiting for the API server to take its annotation")
+	l.begin(true)
+	l.want(audit.Pending, "its annotation")
+	l.misses("")
+	l.pod.annotations = object{ambient.RedirectionKey: ambient.RedirectionEnabled}
+	l.publish(nil)
+	agenttest.Until(t, func() string { return "it stays pending" }, func() bool {
+		l.clock.Step(100 * time.Millisecond)
+		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == audit.Captured })
+	})
+	l.noEvents(l.pod)
+}
+
+// TestAmbientRaceRepair: race repair, which deletes broken pods, leaves a pod in ambient mode alone, also without rules.
+func TestAmbientRaceRepair(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.begin(false)
+	l.want(audit.Bypassed, "no rule")
+	l.waitForStates(0, 1, 0, 0)
+	l.noWrites()
+	l.untouched(l.path)
+}
+
+// TestAmbientExplain: the decision, each rule with its reason, and the ways of packets.
+func TestAmbientExplain(t *testing.T) {
+	t.Parallel()
+	for _, backend := range []redirect.Backend{redirect.Netlink, redirect.Native} {
+		t.Run(string(backend), func(t *testing.T) {
+			t.Parallel()
+			l := newAmbientFixture(t, backend)
+			l.begin(true)
+			l.want(audit.Captured, "")
+			netnstest.Run(t, l.path, "ip", "route", "add", "default", "dev", "eth0")
+			explain := func(q *inspect.Question) inspect.Explanation {
+				e, err := l.controller.Explain(t.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, q)
+				l.Do(err)
+				return e
+			}
+			e := explain(nil)
+			if !e.Decision.Captured || e.Decision.Reason != string(sidecar.Ambient) || e.InspectionError != "" {
+				t.Errorf("got %+v", e)
+			}
+			asWanted(t, e)
+			for text, q := range map[string]inspect.Question{
+				"is redirected to port 15001":                                        {To: netip.MustParseAddrPort("192.0.2.1:80")},
+				"is redirected to port 15053":                                        {To: netip.MustParseAddrPort("192.0.2.1:53"), UDP: true},
+				"is redirected to port 15006":                                        {Inbound: true, From: netip.MustParseAddr("192.0.2.1"), Port: 8080},
+				"comes in unredirected, as in every pod: the node's own connections": {Inbound: true, From: netip.MustParseAddr("169.254.7.127"), Port: 8080},
+				"comes in unredirected, as in every pod: no rule takes it":           {Inbound: true, From: netip.MustParseAddr("192.0.2.1"), Port: 15008},
+			} {
+				if a := explain(&q).Answer; a == nil || !strings.Contains(a.Sentence, text) {
+					t.Errorf("%s: got %+v", text, a)
+				}
+			}
+			alone, err := inspect.Alone(t.Context(), l.space(l.path))
+			l.Do(err)
+			if alone.State != audit.Captured {
+				t.Errorf("by its rules alone: %+v", alone.Status)
+			}
+			asWanted(t, alone)
+		})
+	}
+}
+
+// asWanted checks that each rule is wanted and has a reason.
+func asWanted(t *testing.T, e inspect.Explanation) {
+	t.Helper()
+	rules := 0
+	for _, c := range e.Chains {
+		for _, r := range c.Rules {
+			if rules++; r.Op != "" || r.Why == "" {
+				t.Errorf("%s %s: %+v", c.Table, c.Chain, r)
+			}
+		}
+	}
+	if rules < 18 {
+		t.Errorf("%d rules", rules)
+	}
+}
