@@ -73,8 +73,6 @@ type Controller struct {
 
 	mu      sync.Mutex
 	entries map[string]*entry // by UID
-	// unaddressed are the UIDs of enrolled pods without an address. As long as there are some, the probe set may have their addresses.
-	unaddressed map[string]bool
 	// lost are the UIDs of the pods whose namespace is searched; wake begins a search.
 	lost map[string]bool
 	wake chan struct{}
@@ -83,7 +81,7 @@ type Controller struct {
 // New returns a Controller that does nothing before Run. The changes of o.Ztunnels and o.Probes go to Notify.
 func New(o Options) *Controller {
 	c := &Controller{
-		Options: o, patches: make(chan struct{}, maxPatches), primed: make(chan struct{}), entries: map[string]*entry{}, unaddressed: map[string]bool{},
+		Options: o, patches: make(chan struct{}, maxPatches), primed: make(chan struct{}), entries: map[string]*entry{},
 		lost: map[string]bool{}, wake: make(chan struct{}, 1),
 	}
 	nothing := func(*struct{}) {}
@@ -109,7 +107,7 @@ func (c *Controller) Run(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for uid, e := range c.entries {
-		e.close()
+		e.close(func() {})
 		delete(c.entries, uid)
 	}
 }

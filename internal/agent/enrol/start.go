@@ -32,7 +32,7 @@ func (c *Controller) prime(ctx context.Context) bool {
 		c.adopt(ctx, p, found[p.Facts.UID])
 	}
 	c.Log.InfoContext(ctx, "ztunnel may connect", slog.Int("pods", len(enabled)))
-	c.completed()
+	c.Probes.Complete()
 	close(c.primed)
 	return true
 }
@@ -45,9 +45,6 @@ func (c *Controller) enabled() (all []kube.Pod) {
 		p := e.latest()
 		if p.Facts.Annotations[ambient.RedirectionKey] == ambient.RedirectionEnabled && !podwork.PodOf(p).Ended && !c.isZtunnel(p) {
 			all = append(all, p)
-			if len(p.Addresses) == 0 {
-				c.unaddressed[e.uid] = true
-			}
 		}
 	}
 	slices.SortFunc(all, func(a, b kube.Pod) int {
@@ -67,9 +64,7 @@ func (c *Controller) adopt(ctx context.Context, p kube.Pod, found sandbox.Result
 	}
 	e.turn.Lock()
 	defer e.turn.Unlock()
-	if len(p.Addresses) > 0 {
-		c.Probes.Put(e.uid, p.Addresses)
-	}
+	c.Probes.Put(e.uid, p.Addresses) // without addresses, those of the last agent stay
 	if e.seen.closed || found.Namespace == nil {
 		c.Log.InfoContext(ctx, "the network namespace of an enrolled pod is not found yet", slog.String("pod", e.key.String()), slog.Any("error", found.Err))
 		c.Ztunnels.Keep(e.uid)
@@ -83,25 +78,4 @@ func (c *Controller) adopt(ctx context.Context, p kube.Pod, found sandbox.Result
 		}
 	}
 	c.Ztunnels.Put(workload(p), e.seen.space)
-}
-
-// addressed notes that the probe set has been told of the addresses of a pod, or that the pod has left.
-func (c *Controller) addressed(uid string, known bool) {
-	c.mu.Lock()
-	last := known && c.unaddressed[uid] && len(c.unaddressed) == 1
-	delete(c.unaddressed, uid)
-	c.mu.Unlock()
-	if last {
-		c.Probes.Complete()
-	}
-}
-
-// completed lets the probe set drop addresses of no pod, unless the address of an enrolled pod is not known yet.
-func (c *Controller) completed() {
-	c.mu.Lock()
-	complete := len(c.unaddressed) == 0
-	c.mu.Unlock()
-	if complete {
-		c.Probes.Complete()
-	}
 }

@@ -126,8 +126,7 @@ func (w *work) enrol(ctx context.Context) error {
 		return err
 	}
 	w.Probes.Put(w.e.uid, s.addresses)
-	w.addressed(w.e.uid, true)
-	if in, err := w.Probes.State(w.e.uid); err != nil {
+	if in, err := w.Probes.State(w.e.uid); !in && err != nil {
 		return waits("the probe set of the node: %w", err)
 	} else if !in {
 		return waits("the probe set of the node")

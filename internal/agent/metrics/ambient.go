@@ -6,9 +6,8 @@ type AmbientStep string
 // The steps in the order of the way in.
 const (
 	StepNamespace  AmbientStep = "namespace"  // the pod's network namespace is not found
-	StepRules      AmbientStep = "rules"      // its rules or routes are not those that are wanted
-	StepZtunnel    AmbientStep = "ztunnel"    // no ztunnel is connected, or it refuses the pod
-	StepProbes     AmbientStep = "probes"     // the node's table lacks the pod's addresses
+	StepRules      AmbientStep = "rules"      // its rules or routes cannot be written or removed
+	StepZtunnel    AmbientStep = "ztunnel"    // ztunnel refuses the pod
 	StepAnnotation AmbientStep = "annotation" // the API server does not take the pod's annotation
 )
 
@@ -25,7 +24,7 @@ func newAmbient(r *registry) *Ambient {
 		ztunnels:    r.declare(gauge, "ztunnel_connected", "Connections of ztunnel to this agent."),
 		ambientPods: r.declare(gauge, "istio_cni_ambient_pods", "Pods of this node that belong into the ambient mesh: in it, or not yet."),
 		ambientFailures: r.declare(counter, "istio_cni_ambient_failures_total", "Failed tries to enrol or release a pod of the ambient mesh, by step.",
-			each("step", StepNamespace, StepRules, StepZtunnel, StepProbes, StepAnnotation)...),
+			each("step", StepNamespace, StepRules, StepZtunnel, StepAnnotation)...),
 	}
 	for _, f := range []*family{a.ztunnels, a.ambientPods} {
 		f.listBy(func() []point { return nil })

@@ -106,7 +106,7 @@ func TestLabels_StartAtZero(t *testing.T) {
 		`audit_pods{state=%q}`: {
 			"captured", "bypassed", "foreign-rule", "drifted", "foreign-listener", "no-listener", "pending", "uid-collision", "ipv6-open", "sandboxed", "not-inspected",
 		},
-		`ambient_failures_total{step=%q}`:          {"namespace", "rules", "ztunnel", "probes", "annotation"},
+		`ambient_failures_total{step=%q}`:          {"namespace", "rules", "ztunnel", "annotation"},
 		`audit_repairs_total{result=%q}`:           {"success", "fail"},
 		`plugin_requests_total{response_code=%q}`:  {"200", "400", "500"},
 		`pod_lookups_total{result=%q}`:             {"found", "failed"},

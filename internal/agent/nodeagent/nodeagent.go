@@ -11,6 +11,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -155,36 +156,6 @@ func (o Options) uninstall(ctx context.Context) error {
 	return err
 }
 
-// renewalTimeout bounds the request that tries the plugin's token.
-const renewalTimeout = 5 * time.Second
-
-// RenewCredentials gives the plugin of an earlier agent, ours or Istio's, this agent's token if the API server refuses the plugin's
-// own token: a token ends with its pod, and the node's pods would fail until an agent starts. It changes nothing else, and nothing on a
-// node without a kubeconfig.
-func (o Options) RenewCredentials(ctx context.Context) error {
-	file, err := o.Config.KubeconfigFile()
-	if err != nil {
-		return err
-	}
-	if _, err = os.Lstat(file); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, renewalTimeout)
-	defer cancel()
-	api, err := kube.NewClient(kube.Config{Kubeconfig: file})
-	if err == nil {
-		defer api.Close()
-		_, err = api.Pod(ctx, kube.PodRef{Namespace: o.Config.Namespace, Name: o.Config.PodName})
-	}
-	if kube.ClassOf(err) != kube.Unauthorized {
-		return nil
-	}
-	if err = o.installation(installation.Report{}).RenewKubeconfig(); err != nil {
-		return fmt.Errorf("renewing the plugin's credentials: %w", err)
-	}
-	return nil
-}
-
 // GracePeriod is the time between the removal of the stanza and the removal of the program: runtimes reload a configuration within
 // a second, and for a pod in creation the runtime has read the old configuration.
 const GracePeriod = 2 * time.Second
@@ -256,7 +227,7 @@ type Ambient struct {
 }
 
 // HostNamespace returns the path of the node's network namespace as this process sees it: that of the node's process 1, or
-// without SwitchNamespace its own.
+// without SwitchNamespace its own. The path does not exist if the node's procfs is not visible.
 func (c Config) HostNamespace() string {
 	if !c.Ambient.SwitchNamespace {
 		return "/proc/self/ns/net"
@@ -265,7 +236,8 @@ func (c Config) HostNamespace() string {
 }
 
 func (c Config) nodeNamespace() string {
-	return path.Join(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, "1/ns/net")
+	proc := cmp.Or(hostpath.Detect(c.Places.Roots, c.Places.Proc).Proc, path.Join(c.Places.Roots[0], c.Places.Proc))
+	return path.Join(proc, "1/ns/net")
 }
 
 // Action is the purpose of a run.
