@@ -46,6 +46,8 @@ type Options struct {
 	// Enrolment returns the first step that is not done of the enrolment of a pod in ambient mode, "" for an enrolled pod, and false for
 	// a pod that was not looked at yet. Nil where another agent enrols.
 	Enrolment func(uid string) (missing string, known bool)
+	// ProbeSet reads the addresses of pods in the node's probe set, where another agent enrols; nil where this agent does.
+	ProbeSet func() (map[netip.Addr]string, error)
 	// Env is shared with the turns.
 	Env *podwork.Env
 	// Pods gives access to the pods, see podwork.Controller.

@@ -455,11 +455,14 @@ func TestEnrol_WithoutZtunnel(t *testing.T) {
 // misses waits until a step with a text is missing, "" for none.
 func (p *pod) misses(a *agent, step string) {
 	p.f.Helper()
-	status := func() string {
+	status := func() enrol.Status {
 		s, _ := a.pods.Status(p.uid)
-		return s.Missing
+		return s
 	}
-	agenttest.Until(p.f.T, status, func() bool { return (status() == "") == (step == "") && strings.Contains(status(), step) })
+	agenttest.Until(p.f.T, func() string { return status().Missing }, func() bool {
+		s := status()
+		return s.Wanted && (s.Missing == "") == (step == "") && strings.Contains(s.Missing, step)
+	})
 }
 
 // TestStatus_ZtunnelEnds: the annotation is still enabled, and the status says what is missing until the next ztunnel serves the pod.
@@ -487,12 +490,14 @@ func TestStatus_AddressTaken(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled)
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	var set *probes.Keeper
+	a := f.agent(func(o *enrol.Options) { set = o.Probes })
+	f.ztunnel(ztunneltest.Options{})
 	p.misses(a, "")
-	other := f.pod("other", labelled, func(o *pod) { o.address = p.address })
-	other.enrolled(z)
-	p.misses(a, "the probe set of the node: address "+p.address+" is pod "+other.uid)
+	set.Put("another", []netip.Addr{netip.MustParseAddr(p.address)})
+	p.misses(a, "the probe set of the node: address "+p.address+" is pod another's")
+	set.Remove("another")
+	p.misses(a, "")
 }
 
 // TestEnrol_Refused: ztunnel tries again by itself, and does not say when it succeeds.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -100,6 +101,16 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		}
 	})
 	return nil
+}
+
+// probeSet reads what another plugin's agent has written.
+func (n *node) probeSet() (map[netip.Addr]string, error) {
+	host, err := netns.Open(n.Config.nodeNamespace())
+	if err != nil {
+		return nil, fmt.Errorf("the node's network namespace: %w", err)
+	}
+	defer host.Close()
+	return probeset.Read(host)
 }
 
 // missing is nodepods.Options.Enrolment.

@@ -24,8 +24,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/probeset"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // ambientFixture is a fixture with one enrolled pod, whose rules are in place.
@@ -245,6 +248,44 @@ func TestAmbientNotListening(t *testing.T) {
 	l.listen(0, "15008")
 	l.want(audit.Captured, "")
 	l.waitForEvent(l.pod, "Normal", podwork.ReasonVerified, "again")
+}
+
+// TestAmbientObserved: a pod of another agent, by its annotation, its rules, the probe set and the listeners.
+func TestAmbientObserved(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	host, err := netns.Open(l.Host)
+	l.Do(err)
+	t.Cleanup(host.Close)
+	l.options.Enrolment, l.options.Audit.Observe = nil, true
+	l.options.ProbeSet = func() (map[netip.Addr]string, error) { return probeset.Read(host) }
+	has := func(addresses ...string) {
+		config := ambient.DefaultConfig()
+		want := probeset.Want{V4: config.ProbeV4, V6: config.ProbeV6, Pods: map[netip.Addr]string{}}
+		for _, a := range addresses {
+			want.Pods[netip.MustParseAddr(a)] = "uid"
+		}
+		l.Do(check.Err(probeset.Apply(host, want)))
+	}
+	l.begin(false)
+	if s := l.want(audit.Pending, `the annotation ambient.istio.io/redirection is "", not "enabled"`); !strings.Contains(s.Remedy, "Istio's agent") {
+		t.Errorf("got %+v", s)
+	}
+	l.enrol()
+	l.pod.annotations = object{ambient.RedirectionKey: ambient.RedirectionEnabled}
+	l.publish(nil)
+	l.state(audit.Captured, "")
+	has("10.88.0.9")
+	l.want(audit.Pending, "the probe set of the node does not have the pod's address 10.88.0.2")
+	has("10.88.0.9", "10.88.0.2")
+	l.want(audit.Captured, "")
+	l.clock.Step(16 * time.Second)
+	l.want(audit.NoListener, "10.88.0.2:15008")
+	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
+	if s := l.want(audit.Bypassed, "no rule of the mesh"); s.Remedy != "restart the pod" {
+		t.Errorf("got %+v", s)
+	}
+	l.noWrites()
 }
 
 // TestAmbientRaceRepair: race repair, which deletes broken pods, leaves a pod in ambient mode alone, also without rules.

@@ -125,6 +125,7 @@ func (s State) Remedy(repairs bool) string {
 // beside are the remedies for pods of another plugin, where they differ.
 var beside = map[State]string{ //nolint:gochecknoglobals // a constant table
 	Bypassed: "restart the pod", Drifted: "restart the pod",
+	Pending:  "see the cause, the log of Istio's agent on this node and its ztunnel (kubectl get pods -A -l app=ztunnel -o wide); restart the pod",
 	IPv6Open: "set ISTIO_DUAL_STACK for the proxy, and restart the pod; in ambient mode, set AMBIENT_IPV6",
 }
 
