@@ -37,6 +37,8 @@ type ambientFixture struct {
 
 	// missing is the first missing step of the enrolment, nil before the pod was looked at.
 	missing atomic.Pointer[string]
+	// deaf leaves out ztunnel's sockets.
+	deaf bool
 }
 
 func newAmbientFixture(t *testing.T, backend redirect.Backend, change ...func(*cniconf.NetConf)) *ambientFixture {
@@ -81,6 +83,9 @@ func (l *ambientFixture) begin(programmed bool) {
 	l.Helper()
 	if programmed {
 		l.enrol()
+	}
+	if !l.deaf {
+		l.listen(0, "15001", "15006", "15008")
 	}
 	l.publish(nil)
 	l.controller = l.controllerOf(l.options)
@@ -202,8 +207,8 @@ func TestAmbientPending_Annotation(t *testing.T) {
 	l.noEvents(l.pod)
 }
 
-// state waits for a state in the list of pods, without a request to inspect.
-func (l *ambientFixture) state(want audit.State, text string) {
+// shows waits for a state in the list of pods, without a request to inspect.
+func (l *ambientFixture) shows(want audit.State, text string) {
 	l.Helper()
 	agenttest.Until(l.T, func() string { return fmt.Sprintf("got %+v", l.controller.Pods()) }, func() bool {
 		l.clock.Step(100 * time.Millisecond)
@@ -217,17 +222,20 @@ func TestAmbientPending_Again(t *testing.T) {
 	l := newAmbientFixture(t, redirect.Netlink)
 	l.begin(true)
 	l.want(audit.Captured, "")
-	for step, want := range map[string]audit.State{"ztunnel: no ztunnel is connected": audit.Pending, "": audit.Captured} {
-		l.misses(step)
-		l.controller.Notify(web)
-		l.state(want, step)
-	}
+	const step = "ztunnel: no ztunnel is connected"
+	l.misses(step)
+	l.controller.Notify(web)
+	l.shows(audit.Pending, step)
+	l.misses("")
+	l.controller.Notify(web)
+	l.shows(audit.Captured, "")
 }
 
 // TestAmbientNotListening: ztunnel has acknowledged the pod, and its sockets are not there. A fresh enrolment gets time.
 func TestAmbientNotListening(t *testing.T) {
 	t.Parallel()
 	l := newAmbientFixture(t, redirect.Netlink)
+	l.deaf = true
 	l.begin(true)
 	l.want(audit.Captured, "")
 	l.clock.Step(16 * time.Second)
@@ -257,7 +265,7 @@ func TestAmbientObserved(t *testing.T) {
 	host, err := netns.Open(l.Host)
 	l.Do(err)
 	t.Cleanup(host.Close)
-	l.options.Enrolment, l.options.Audit.Observe = nil, true
+	l.deaf, l.options.Enrolment, l.options.Audit.Observe = true, nil, true
 	l.options.ProbeSet = func() (map[netip.Addr]string, error) { return probeset.Read(host) }
 	has := func(addresses ...string) {
 		config := ambient.DefaultConfig()
@@ -274,7 +282,7 @@ func TestAmbientObserved(t *testing.T) {
 	l.enrol()
 	l.pod.annotations = object{ambient.RedirectionKey: ambient.RedirectionEnabled}
 	l.publish(nil)
-	l.state(audit.Captured, "")
+	agenttest.Eventually(t, "the annotation is not known", func() bool { return l.check().State == audit.Captured })
 	has("10.88.0.9")
 	l.want(audit.Pending, "the probe set of the node does not have the pod's address 10.88.0.2")
 	has("10.88.0.9", "10.88.0.2")

@@ -7,9 +7,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
@@ -107,8 +106,8 @@ const (
 
 // ambientLimits checks the number of open files, and a setting of the node by which the kubelet's probes miss their sockets.
 func ambientLimits(_ context.Context, v *view) output.Check {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err == nil && limit.Max < perPod*maxPods+otherFiles {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Max < perPod*maxPods+otherFiles {
 		return warn(fmt.Sprintf("raise the container runtime's LimitNOFILE to %d or more", perPod*maxPods+otherFiles),
 			"a process may open %d files, which suffices for %d pods in ambient mode", limit.Max, max(0, int(limit.Max)-otherFiles)/perPod) //nolint:gosec // small
 	}
