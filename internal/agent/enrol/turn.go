@@ -217,18 +217,19 @@ func (w *work) rules(ctx context.Context) error {
 			return err
 		}
 	}
-	space := w.space(s.space)
-	touched := w.e.touched.Swap(false)
-	if s.applied != nil && reflect.DeepEqual(*s.applied, spec) {
-		if !touched {
-			return nil
-		}
-		if now, err := space.Version(); err == nil && now == s.version { // it was our own change
-			return nil
-		}
+	same := s.applied != nil && reflect.DeepEqual(*s.applied, spec)
+	if touched := w.e.touched.Swap(false); same && !touched {
+		return nil
 	}
+	space := w.space(s.space)
+	return s.space.Do(func() error { return w.apply(ctx, space, same) }) // one entry for all
+}
+
+// apply compares the rules, and writes them if they differ. A change of the wanted rules' own version was made by apply itself.
+func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool) error {
+	s, spec := &w.e.seen, w.Decision.Ambient
 	before, err := space.Version()
-	if err != nil {
+	if err != nil || same && before == s.version {
 		return err
 	}
 	s.applied = nil
