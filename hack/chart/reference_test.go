@@ -107,6 +107,26 @@ func TestConfigMap_KeysOfTheReference(t *testing.T) {
 	}
 }
 
+// TestAmbient_HostNamespace: the agent enters the node's network namespace unless it runs in it.
+func TestAmbient_HostNamespace(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		`{}`:                       "",
+		`ambient: {enabled: true}`: "true",
+		`{ambient: {enabled: true}, hostNetwork: true}`:             "false",
+		`ambient: {enabled: true, shareHostNetworkNamespace: true}`: "false",
+		`ambient: {shareHostNetworkNamespace: true}`:                "",
+	} {
+		r := mustRender(t, text)
+		if have := agentConfig(t, r)["ALLOW_SWITCH_TO_HOST_NS"]; have != want {
+			t.Errorf("%s: %q, want %q", text, have, want)
+		}
+		if have := agent(t, r).Spec.Template.Spec.HostNetwork; have != (want == "false") {
+			t.Errorf("%s: host network %t", text, have)
+		}
+	}
+}
+
 // TestConfigMap_OwnedFileName, W-1: the reference's chart sets ISTIO_OWNED_CNI_CONF_FILENAME, which its agent
 // does not read.
 func TestConfigMap_OwnedFileName(t *testing.T) {

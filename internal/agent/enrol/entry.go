@@ -109,10 +109,7 @@ func (c *Controller) forget(uid string) {
 	if e == nil {
 		return
 	}
-	go func() {
-		c.leave(e)
-		e.close()
-	}()
+	go e.close(func() { c.leave(e) }) // a turn must not tell ztunnel of the pod again
 }
 
 // leave takes the pod from ztunnel and the probe set.
@@ -121,10 +118,11 @@ func (c *Controller) leave(e *entry) {
 	c.Probes.Remove(e.uid)
 }
 
-// close waits for the turn and closes the namespaces.
-func (e *entry) close() {
+// close waits for the turn, calls leave and closes the namespaces.
+func (e *entry) close(leave func()) {
 	e.turn.Lock()
 	defer e.turn.Unlock()
+	leave()
 	e.seen.closed = true
 	e.seen.drop()
 	e.offered(nil)

@@ -114,7 +114,7 @@ func TestAmbientStates(t *testing.T) {
 		"native: a table ahead": {redirect.Native, "nft 'add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 redirect to :9999'", audit.ForeignRule, "table ip x, chain out", podwork.ReasonForeignRule, false},
 		"tunnels are taken":     {redirect.Netlink, "iptables-nft -t nat -A PREROUTING -p tcp --dport 15008 -j REDIRECT --to-ports 9999", audit.ForeignRule, "inbound tunnels (HBONE)", podwork.ReasonForeignRule, false},
 		"probes are dropped":    {redirect.Netlink, "iptables-nft -t mangle -A PREROUTING -s 169.254.7.127 -j DROP", audit.ForeignRule, "the node's probes", podwork.ReasonForeignRule, false},
-		"ztunnel is dropped":    {redirect.Netlink, "iptables-nft -t mangle -A OUTPUT -m mark --mark 0x539/0xfff -j DROP", audit.ForeignRule, "the proxy's", podwork.ReasonForeignRule, false},
+		"ztunnel is dropped":    {redirect.Netlink, "iptables-nft -t mangle -A OUTPUT -m mark --mark 0x539/0xfff -j DROP", audit.ForeignRule, "0x539/0xfff -j DROP", podwork.ReasonForeignRule, false},
 		"DNS is dropped":        {redirect.Netlink, "iptables-nft -t raw -A OUTPUT -p udp --dport 53 -j DROP", audit.ForeignRule, "DNS queries", podwork.ReasonForeignRule, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -192,8 +192,7 @@ func TestAmbientPending_Annotation(t *testing.T) {
 	l.misses("")
 	l.pod.annotations = object{ambient.RedirectionKey: ambient.RedirectionEnabled}
 	l.publish(nil)
-	agenttest.Until(t, func() string { return "it stays pending" }, func() bool {
-		l.clock.Step(100 * time.Millisecond)
+	agenttest.Eventually(t, "it stays pending", func() bool { // the clock stands still
 		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == audit.Captured })
 	})
 	l.noEvents(l.pod)

@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +68,7 @@ func (n *ambientNode) start(args ...string) *nodetest.Agent {
 	return n.Start(append([]string{
 		"AMBIENT_ENABLED=true", "AMBIENT_ENABLEMENT_SELECTOR=" + chartSelectors, "AMBIENT_DNS_CAPTURE=true", "AMBIENT_IPV6=true",
 		"AMBIENT_RECONCILE_POD_RULES_ON_STARTUP=true", "ALLOW_SWITCH_TO_HOST_NS=false", "ZTUNNEL_UDS_ADDRESS=/var" + nodetest.RunDir + "/ztunnel.sock",
-		"REPAIR_ENABLED=true", "--ambient-pods=serve",
+		"REPAIR_ENABLED=true",
 	}, args...)...)
 }
 
@@ -263,5 +265,19 @@ func TestAgent_Ambient(t *testing.T) {
 	a.Wait()
 	if left, err := probeset.Read(open(t, n.Netns)); err != nil || len(left) > 0 {
 		t.Errorf("after the removal the node's table has %v, %v", left, err)
+	}
+	without := map[string]bool{"Live": true, "Repair": true, "Audit": true}
+	with := maps.Clone(without)
+	with["Ambient"] = true
+	used, allowed, more := asked(t, n.API), rights(t, with), rights(t, without)
+	for _, right := range allowed {
+		if !slices.Contains(more, right) && !used[right] {
+			t.Errorf("ambient mode does not use the right to %s", right)
+		}
+	}
+	for right := range used {
+		if !slices.Contains(allowed, right) {
+			t.Errorf("there is no right to %s", right)
+		}
 	}
 }

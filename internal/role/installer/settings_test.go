@@ -28,8 +28,8 @@ func with(name string) []string {
 	}
 	return map[string][]string{
 		"--istio-owned-cni-config-filename": {"--istio-owned-cni-config"},
-		"--ambient-enabled":                 {"--ambient-pods=serve", "--node-name=n1"},
-		"AMBIENT_DISABLE_SAFE_UPGRADE":      {"--ambient-pods=serve", "--node-name=n1", "--ambient-enabled"},
+		"--ambient-enabled":                 {"--node-name=n1"},
+		"AMBIENT_DISABLE_SAFE_UPGRADE":      {"--node-name=n1", "--ambient-enabled"},
 		"--cni-event-address":               filled("__CNI_EVENT_ADDRESS__"),
 		"--kubernetes-node-name":            filled("__KUBERNETES_NODE_NAME__"),
 		"--log-level":                       filled("__LOG_LEVEL__"),
@@ -82,7 +82,7 @@ func rows() []row {
 		{"HOST_PROBE_SNAT_IP", "10.0.0.9", "fd00::1", "Ambient.ProbeV4: 169.254.7.127 -> 10.0.0.9"},
 		{"HOST_PROBE_SNAT_IPV6", "fd00::1", "10.0.0.9", "Ambient.ProbeV6: fd16:9254:7127:1337:ffff:ffff:ffff:ffff -> fd00::1"},
 		{"SYSTEM_NAMESPACE", "mesh", "a.b", "Ambient.SystemNamespace: istio-system -> mesh"},
-		{"ALLOW_SWITCH_TO_HOST_NS", "false", "yes", "Ambient.SwitchNamespace: true -> false"},
+		{"ALLOW_SWITCH_TO_HOST_NS", "true", "yes", "Ambient.SwitchNamespace: false -> true"},
 		{"--backend", "native", "magic", "Want.Stanza.Backend: auto -> native"},
 		{"--native-nftables", "true", "yes", "Want.Stanza.NativeNFTables: false -> true"},
 		{"--second-ip-family", "reject", "Reject", "Want.Stanza.SecondFamily: bypass -> reject"},

@@ -131,6 +131,11 @@ look
 {{- if and .Config.ambient.enabled (not .Config.observe) (ne (toString (get .Config.env "AMBIENT_PODS")) "ignore") -}}yes{{- end -}}
 {{- end -}}
 
+{{/* cni.hostNetwork is "yes" if the agent runs in the node's network namespace. */}}
+{{- define "cni.hostNetwork" -}}
+{{- if or .Config.hostNetwork (and (include "cni.ambient" .) .Config.ambient.shareHostNetworkNamespace) -}}yes{{- end -}}
+{{- end -}}
+
 {{/* cni.enters is "yes" if the agent enters network namespaces of pods: for the audit, for repair in place, or for ambient mode. */}}
 {{- define "cni.enters" -}}
 {{- if or (include "cni.audit" .) (contains "repair" (include "cni.repair" .)) (include "cni.ambient" .) -}}yes{{- end -}}
@@ -250,6 +255,7 @@ CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY SANDBOXED_RUNTIMES NATIVE
 {{- end -}}
 {{- if $v.confGroupRead -}}{{- $_ := set $data "CNI_CONF_GROUP_READ" true -}}{{- end -}}
 {{- if $v.repair.evict -}}{{- $_ := set $data "REPAIR_EVICT" true -}}{{- end -}}
+{{- if include "cni.ambient" . -}}{{- $_ := set $data "ALLOW_SWITCH_TO_HOST_NS" (not (include "cni.hostNetwork" .)) -}}{{- end -}}
 {{- if $v.audit.podCondition -}}{{- $_ := set $data "AUDIT_POD_CONDITION" true -}}{{- end -}}
 {{- range $name, $value := $optional -}}
 {{- if $value -}}{{- $_ := set $data $name $value -}}{{- end -}}
