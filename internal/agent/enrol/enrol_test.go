@@ -230,7 +230,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	f.Cleanup(api.Close)
 	compiled, err := selector.ParseAmbient([]byte(selectors))
 	f.Do(err)
-	store := podcache.NewStore(podcache.Options{API: api, Node: node1, Log: log, Keep: []string{"app"}, Ambient: func() *selector.Ambient { return compiled }})
+	store := podcache.NewStore(podcache.Options{API: api, Node: node1, Log: log, Ambient: func() *selector.Ambient { return compiled }})
 	host, err := netns.Open(f.Host)
 	f.Do(err)
 	f.Cleanup(host.Close)
@@ -503,6 +503,22 @@ func TestAdd(t *testing.T) {
 	p.enrolled(z)
 }
 
+// TestAdd_NoAddress: an address that is known later is put into the probe set then.
+func TestAdd_NoAddress(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	p := f.pod("new", labelled, func(p *pod) { p.addressless = true })
+	event := p.event()
+	event.IPs = nil
+	check.OK(t, a.pods.Add(t.Context(), event))
+	check.Equal(t, p.annotation(), enabled)
+	p.addressless = false
+	p.publish()
+	p.enrolled(z)
+}
+
 func TestAdd_Refused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -654,6 +670,19 @@ func TestEnrol_APIServerFails(t *testing.T) {
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	p.enrolled(z)
 	other.enrolled(z)
+}
+
+// TestEnrol_Ztunnel: its own pods stay out, whatever their labels are.
+func TestEnrol_Ztunnel(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	own := f.pod("ztunnel-x", labelled, func(p *pod) { p.labels[ambient.ZtunnelLabel] = ambient.ZtunnelApp })
+	f.agent(func(o *enrol.Options) { o.SystemNamespace = "shop" })
+	z := f.ztunnel(ztunneltest.Options{})
+	f.pod("web", labelled).enrolled(z)
+	if left := own.trace(z); left != "" {
+		t.Error(left)
+	}
 }
 
 // TestEnrol_Excluded: the setting wins over a label, also for pods that are enrolled.

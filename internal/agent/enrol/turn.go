@@ -102,7 +102,7 @@ func (w *work) step(ctx context.Context, wanted bool) error {
 
 // isZtunnel reports whether a pod is a ztunnel. Its traffic must not go to itself.
 func (c *Controller) isZtunnel(p kube.Pod) bool {
-	return p.Facts.Namespace == c.SystemNamespace && p.Facts.Labels["app"] == "ztunnel"
+	return p.Facts.Namespace == c.SystemNamespace && p.Facts.Labels[ambient.ZtunnelLabel] == ambient.ZtunnelApp
 }
 
 // enrol: namespace, rules, ztunnel, probe set, annotation.
@@ -128,7 +128,7 @@ func (w *work) enrol(ctx context.Context) error {
 	w.Probes.Put(w.e.uid, s.addresses)
 	if in, err := w.Probes.State(w.e.uid); !in && err != nil {
 		return waits("the probe set of the node: %w", err)
-	} else if !in {
+	} else if !in && len(s.addresses) > 0 { // without an address, no probe reaches the pod: its status may bring one
 		return waits("the probe set of the node")
 	}
 	return w.annotate(ambient.RedirectionEnabled)
