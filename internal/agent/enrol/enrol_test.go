@@ -200,7 +200,11 @@ func (p *pod) space() redirection.Namespace {
 	space, err := netns.Open(p.path)
 	p.f.Do(err)
 	p.f.Cleanup(space.Close)
-	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: p.f.conf.Load().Backend}
+	backend := p.f.conf.Load().Backend
+	if backend == redirect.Tools {
+		backend = redirect.Netlink
+	}
+	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: backend}
 }
 
 // spec returns the wanted redirection.
@@ -366,15 +370,19 @@ func TestEnrol_ByLabel(t *testing.T) {
 		"pod":       func(_ *fixture, p *pod) { p.relabel("ambient") },
 		"namespace": func(f *fixture, _ *pod) { f.namespace("shop", "ambient") },
 		"native":    func(_ *fixture, p *pod) { p.relabel("ambient") },
+		"programs":  func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			if name == "native" {
-				conf := *f.conf.Load()
+			conf := *f.conf.Load()
+			switch name {
+			case "native":
 				conf.Backend = redirect.Native
-				f.conf.Store(&conf)
+			case "programs": // there are none: they are not used
+				conf.Backend, conf.ForceIptables = redirect.Tools, "legacy"
 			}
+			f.conf.Store(&conf)
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
 			f.agent()
 			z := f.ztunnel(ztunneltest.Options{})

@@ -14,7 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -221,7 +220,7 @@ func (w *work) rules(ctx context.Context) error {
 	if touched := w.e.touched.Swap(false); same && !touched {
 		return nil
 	}
-	space := w.space(s.space)
+	space := w.Space(s.space)
 	return s.space.Do(func() error { return w.apply(ctx, space, same) }) // one entry for all
 }
 
@@ -255,17 +254,6 @@ func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool
 	}
 	s.applied = &spec
 	return nil
-}
-
-// space returns a namespace for the rules of ambient mode, which no program of the node writes.
-func (w *work) space(of *netns.Namespace) redirection.Namespace {
-	space := w.Space(of)
-	for _, backend := range []*redirect.Backend{&space.Backend, &space.Auto} {
-		if *backend == redirect.Tools {
-			*backend = redirect.Netlink
-		}
-	}
-	return space
 }
 
 // guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate.
@@ -359,6 +347,7 @@ func (w *work) patch(value string) {
 // agent that starts in between goes on.
 func (w *work) release(ctx context.Context) error {
 	e, s := w.e, &w.e.seen
+	w.Ambient = true
 	e.offered(nil)
 	annotation := e.annotation()
 	if annotation == "" && s.space == nil {
@@ -393,7 +382,7 @@ func (w *work) clean(ctx context.Context) error {
 	}
 	switch {
 	case s.space != nil:
-		return remove(w.space(s.space))
+		return remove(w.Space(s.space))
 	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || w.Pod.Facts.HostNetwork:
 		return nil
 	case !w.Reachable():
