@@ -14,7 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -106,7 +105,7 @@ func (w *work) step(ctx context.Context, wanted bool) error {
 
 // isZtunnel reports whether a pod is a ztunnel. Its traffic must not go to itself.
 func (c *Controller) isZtunnel(p kube.Pod) bool {
-	return p.Facts.Namespace == c.SystemNamespace && p.Facts.Labels["app"] == "ztunnel"
+	return p.Facts.Namespace == c.SystemNamespace && p.Facts.Labels[ambient.ZtunnelLabel] == ambient.ZtunnelApp
 }
 
 // enrol: namespace, rules, ztunnel, probe set, annotation.
@@ -132,7 +131,7 @@ func (w *work) enrol(ctx context.Context) error {
 	w.Probes.Put(w.e.uid, s.addresses)
 	if in, err := w.Probes.State(w.e.uid); err != nil {
 		return waits("the probe set of the node: %w", err)
-	} else if !in {
+	} else if !in && len(s.addresses) > 0 { // without an address, no probe reaches the pod: its status may bring one
 		return waits("the probe set of the node")
 	}
 	return w.annotate(ambient.RedirectionEnabled)
@@ -221,18 +220,19 @@ func (w *work) rules(ctx context.Context) error {
 			return err
 		}
 	}
-	space := w.space(s.space)
-	touched := w.e.touched.Swap(false)
-	if s.applied != nil && reflect.DeepEqual(*s.applied, spec) {
-		if !touched {
-			return nil
-		}
-		if now, err := space.Version(); err == nil && now == s.version { // it was our own change
-			return nil
-		}
+	same := s.applied != nil && reflect.DeepEqual(*s.applied, spec)
+	if touched := w.e.touched.Swap(false); same && !touched {
+		return nil
 	}
+	space := w.Space(s.space)
+	return s.space.Do(func() error { return w.apply(ctx, space, same) }) // one entry for all
+}
+
+// apply compares the rules, and writes them if they differ. A change of the wanted rules' own version was made by apply itself.
+func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool) error {
+	s, spec := &w.e.seen, w.Decision.Ambient
 	before, err := space.Version()
-	if err != nil {
+	if err != nil || same && before == s.version {
 		return err
 	}
 	s.applied = nil
@@ -258,17 +258,6 @@ func (w *work) rules(ctx context.Context) error {
 	}
 	s.applied = &spec
 	return nil
-}
-
-// space returns a namespace for the rules of ambient mode, which no program of the node writes.
-func (w *work) space(of *netns.Namespace) redirection.Namespace {
-	space := w.Space(of)
-	for _, backend := range []*redirect.Backend{&space.Backend, &space.Auto} {
-		if *backend == redirect.Tools {
-			*backend = redirect.Netlink
-		}
-	}
-	return space
 }
 
 // guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate.
@@ -362,6 +351,7 @@ func (w *work) patch(value string) {
 // agent that starts in between goes on.
 func (w *work) release(ctx context.Context) error {
 	e, s := w.e, &w.e.seen
+	w.Ambient = true
 	e.offered(nil)
 	annotation := e.annotation()
 	if annotation == "" && s.space == nil {
@@ -396,7 +386,7 @@ func (w *work) clean(ctx context.Context) error {
 	}
 	switch {
 	case s.space != nil:
-		return remove(w.space(s.space))
+		return remove(w.Space(s.space))
 	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || w.Pod.Facts.HostNetwork:
 		return nil
 	case !w.Reachable():
