@@ -58,15 +58,14 @@ func (w *work) missing() (step string, known bool) {
 	return "", true
 }
 
-// unlisted returns that an address of the pod is not in the probe set, "" if all are. A set without any pod shows nothing: in its iptables
-// mode Istio's agent has an ipset instead.
+// unlisted returns that an address of the pod is not in the probe set, "" if all are.
 func (w *work) unlisted() (step string, err error) {
 	if w.Decision.Outcome != sidecar.Enrol || w.ProbeSet == nil {
 		return "", nil
 	}
 	set, err := w.ProbeSet()
 	for _, a := range w.Pod.Addresses {
-		if set[a] == "" && len(set) > 0 && (a.Is4() || w.Decision.Ambient.IPv6) {
+		if _, in := set[a]; !in && err == nil && (a.Is4() || w.Decision.Ambient.IPv6) {
 			step = fmt.Sprintf("the probe set of the node does not have the pod's address %s: its probes are captured", a)
 		}
 	}

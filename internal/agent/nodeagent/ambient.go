@@ -110,7 +110,7 @@ func (n *node) probeSet() (map[netip.Addr]string, error) {
 		return nil, fmt.Errorf("the node's network namespace: %w", err)
 	}
 	defer host.Close()
-	return probeset.Read(host)
+	return probeset.ReadAny(host)
 }
 
 // missing is nodepods.Options.Enrolment.
