@@ -107,7 +107,7 @@ func (c *Controller) Run(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for uid, e := range c.entries {
-		e.close()
+		e.close(func() {})
 		delete(c.entries, uid)
 	}
 }
