@@ -22,7 +22,7 @@ find_go || hack/setup.sh e2e
 use_go
 
 # Packages that take long and that few changes can break: --all runs them.
-release_only=(./gvisor ./nodes ./scale)
+release_only=(./ambient ./gvisor ./nodes ./scale)
 
 kube=()
 if [[ ${1:-} == --oldest ]]; then
@@ -79,7 +79,7 @@ if [[ " ${packages[*]} " == *' ./page '* ]]; then
   hack/setup.sh page
 fi
 # The reference takes long to build, and only these packages need it.
-if [[ " ${packages[*]} " =~ \ \./(docs|imageonly|istiod|renderings|scale|upgrade)\  ]]; then
+if [[ " ${packages[*]} " =~ \ \./(ambient|docs|imageonly|istiod|renderings|scale|upgrade)\  ]]; then
   REFERENCE_BIN=$(hack/reference.sh)
   pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
   E2E_REFERENCE_CHARTS=$(cd e2e/reference && go mod download istio.io/istio && go list -m -f '{{.Dir}}' istio.io/istio)/manifests/charts

@@ -180,3 +180,19 @@ func directory(path, variable, how string) error {
 	}
 	return nil
 }
+
+// Ambient has absolute paths of the programs for a comparison in ambient mode, and of the directory for logs.
+type Ambient struct{ Kube, IstioCNI, Metered, ReferenceAgent, ReferencePlugin, Logs string }
+
+// FindAmbient reads KUBE_BIN, ISTIO_CNI_BIN, E2E_METERED_BIN and REFERENCE_BIN, which hack/e2e.sh sets for package ambient.
+func FindAmbient() (Ambient, error) {
+	all, _ := Find() // which needs more than this package does
+	_, dir := reference()
+	a := Ambient{all.Kube, all.IstioCNI, all.Metered, filepath.Join(dir, "install-cni"), filepath.Join(dir, "istio-cni"), all.Logs}
+	return a, errors.Join(
+		program(a.Kube, "KUBE_BIN", "hack/kube.sh builds it"),
+		program(a.IstioCNI, "ISTIO_CNI_BIN", "hack/image.sh builds it"),
+		program(a.Metered, "E2E_METERED_BIN", "hack/e2e.sh builds it"),
+		program(a.ReferenceAgent, "REFERENCE_BIN", "hack/reference.sh builds it"),
+		program(a.ReferencePlugin, "REFERENCE_BIN", "hack/reference.sh builds it"))
+}

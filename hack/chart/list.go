@@ -30,10 +30,7 @@ type sample struct {
 func samples(c *chart.Chart, dir string) ([]sample, error) {
 	all := options()
 	for _, name := range named(c, "profile") {
-		// The chart rejects this profile.
-		if name != "ambient" {
-			all["profile "+name] = "profile: " + name
-		}
+		all["profile "+name] = "profile: " + name
 	}
 	for _, name := range named(c, "compatibility") {
 		all["as "+name] = fmt.Sprintf("compatibilityVersion: %q", name)
@@ -125,8 +122,8 @@ func options() map[string]string {
 		"SELinux":        `seLinuxOptions: {level: s0}`,
 		"seccomp":        `seccompProfile: {type: Localhost, localhostProfile: cni.json}`,
 		"root's files":   `foreignOwners: false`,
-		"ambient":        `{ambient: {enabled: true}, env: {AMBIENT_PODS: serve}}`,
-		"ambient alone": `{ambient: {enabled: true, shareHostNetworkNamespace: true}, env: {AMBIENT_PODS: serve}, repair: {enabled: false},
+		"ambient":        `ambient: {enabled: true}`,
+		"ambient alone": `{ambient: {enabled: true, shareHostNetworkNamespace: true}, repair: {enabled: false},
 audit: {interval: 0}}`,
 		"host network":       `{hostNetwork: true, healthPort: 18000, monitoringPort: 25014, livenessProbe: {enabled: false}}`,
 		"no metrics":         `monitoringPort: 0`,

@@ -63,7 +63,7 @@ func TestValues_InQuotes(t *testing.T) {
 	tried := 0
 	for _, s := range documented(t) {
 		to := map[string]string{"!!bool": fmt.Sprint(s.node.Value != "true"), "!!int": "7"}[s.node.Tag]
-		if to == "" || slices.Contains([]string{"ambient.enabled", "observe", "taint.newNodes"}, s.path) { // refused
+		if to == "" || slices.Contains([]string{"observe", "taint.newNodes"}, s.path) { // refused
 			continue
 		}
 		tried++

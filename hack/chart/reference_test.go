@@ -117,7 +117,7 @@ func TestAmbient_HostNamespace(t *testing.T) {
 		`ambient: {enabled: true, shareHostNetworkNamespace: true}`: "false",
 		`ambient: {shareHostNetworkNamespace: true}`:                "",
 	} {
-		r := mustRender(t, text, `env: {AMBIENT_PODS: serve}`)
+		r := mustRender(t, text)
 		if have := agentConfig(t, r)["ALLOW_SWITCH_TO_HOST_NS"]; have != want {
 			t.Errorf("%s: %q, want %q", text, have, want)
 		}

@@ -129,11 +129,11 @@ func TestRights_OfTheFeatures(t *testing.T) {
 		},
 		"detect": {`{audit: {interval: 0}, repair: {repairPods: false}}`, ofFiles, always, repairing, false, false},
 		"ambient": {
-			`{ambient: {enabled: true}, env: {AMBIENT_PODS: serve}}`, slices.Concat(ofFiles, inPlace),
+			`profile: ambient`, slices.Concat(ofFiles, inPlace),
 			append(always, "/proc ro", "/var/run/ztunnel"), repairing, true, true,
 		},
 		"ambient alone": {
-			`{ambient: {enabled: true}, env: {AMBIENT_PODS: serve}, foreignOwners: false, audit: {interval: 0}, repair: {enabled: false}}`,
+			`{ambient: {enabled: true}, foreignOwners: false, audit: {interval: 0}, repair: {enabled: false}}`,
 			inPlace, append(always, "/proc ro", "/var/run/ztunnel"), nil, true, true,
 		},
 		"ambient ignored": {

@@ -175,10 +175,9 @@ func mutations() map[string]mutation {
 		"monitoring.podMonitor.labels":   {to: `{a: b}`, with: `monitoring: {podMonitor: {enabled: true}}`},
 		"monitoring.podMonitor.interval": {to: `15s`, with: `monitoring: {podMonitor: {enabled: true}}`},
 		"monitoring.dashboard.labels":    {to: `{a: b}`, with: `monitoring: {dashboard: {enabled: true}}`},
-		"ambient.enabled":                {refused: "ambient mode is not supported"},
 		"ambient.enablementSelectors":    {to: `[]`},
 		"ambient.shareHostNetworkNamespace": {
-			to: `true`, with: `{ambient: {enabled: true}, env: {AMBIENT_PODS: serve}}`,
+			to: `true`, with: `ambient: {enabled: true}`,
 		},
 		"global.hub": {to: `r.example/mesh`}, "global.tag": {to: `"9"`},
 		"global.imagePullPolicy": {to: `Always`}, "global.imagePullSecrets": {to: `[a]`}, "global.logging.level": {to: `debug`},
@@ -308,10 +307,8 @@ func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
 func TestTheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for text, words := range map[string]string{
-		`profile: ambient`:                              "keep Istio's own agent on such nodes",
-		`ambient: {enabled: true}`:                      "ambient.enabled: ambient mode is not supported",
-		`env: {AMBIENT_ENABLED: "true"}`:                "env.AMBIENT_ENABLED: ambient mode is not supported",
-		`env: {AMBIENT_ENABLED: true}`:                  "env.AMBIENT_ENABLED: ambient mode is not supported",
+		`env: {AMBIENT_ENABLED: "true"}`:                "env.AMBIENT_ENABLED: set ambient.enabled=true instead",
+		`env: {AMBIENT_ENABLED: true}`:                  "env.AMBIENT_ENABLED: set ambient.enabled=true instead",
 		`{confMode: inline, chained: false}`:            "contradicts chained=false",
 		`{confMode: inline, platform: openshift}`:       "contradicts chained=false",
 		`{confMode: dropin, istioOwnedCNIConfig: true}`: "contradicts istioOwnedCNIConfig=true",

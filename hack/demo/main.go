@@ -67,6 +67,7 @@ func run(program string) (code int) {
 	cart := d.pods()
 	d.packets(cart)
 	d.explain(cart)
+	d.ambient()
 	if err := d.node.Del(d.list, cart); err != nil {
 		panic(err)
 	}

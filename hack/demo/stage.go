@@ -33,6 +33,7 @@ func (s *stage) close() {
 
 func (s *stage) Context() context.Context     { return s.ctx }
 func (s *stage) Helper()                      {}
+func (s *stage) Failed() bool                 { return false }
 func (s *stage) Cleanup(f func())             { s.cleanups = append(s.cleanups, f) }
 func (s *stage) Fatal(args ...any)            { panic(fmt.Sprint(args...)) }
 func (s *stage) Fatalf(f string, args ...any) { panic(fmt.Sprintf(f, args...)) }

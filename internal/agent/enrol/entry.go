@@ -116,7 +116,7 @@ func (c *Controller) forget(uid string) {
 	if e == nil {
 		return
 	}
-	go e.close(func() { c.leave(e) })
+	go e.close(func() { c.leave(e) }) // a turn must not tell ztunnel of the pod again
 }
 
 // leave takes the pod from ztunnel and the probe set.
@@ -125,16 +125,16 @@ func (c *Controller) leave(e *entry) {
 	c.Probes.Remove(e.uid)
 }
 
-// close waits for the turn, calls leave, and closes the namespaces.
+// close waits for the turn, calls leave and closes the namespaces.
 func (e *entry) close(leave func()) {
 	e.turn.Lock()
 	defer e.turn.Unlock()
 	leave()
 	e.seen.drop()
-	e.offered(nil)
 	e.mu.Lock()
 	e.gone = true
 	e.mu.Unlock()
+	e.offered(nil)
 	e.set(Status{Missing: "the pod is gone"}, netns.Inode{})
 }
 

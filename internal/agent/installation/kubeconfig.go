@@ -59,14 +59,6 @@ func (i *Installation) kubeconfig() (bool, error) {
 	return true, nil
 }
 
-// RenewKubeconfig writes the kubeconfig with the present credentials, and nothing else of the installation.
-func (i *Installation) RenewKubeconfig() error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	_, err := i.kubeconfig()
-	return err
-}
-
 // Names in the kubeconfig for the plugin, equal in every version of Istio.
 const (
 	clusterName = "local"

@@ -64,7 +64,11 @@ func (n *node) enforce() {
 	read, err := written.NetConf()
 	read.Ambient = n.live.ambient
 	selectors, bad := selector.ParseAmbient(read.EnablementSelectors)
-	before := n.stanza.Swap(&stanza{written, read, selectors, errors.Join(err, bad)})
+	before := n.stanza.Load()
+	if bad != nil && before != nil {
+		selectors = before.selectors // none would release all pods
+	}
+	n.stanza.Store(&stanza{written, read, selectors, errors.Join(err, bad)})
 	if n.pods != nil && string(before.read.EnablementSelectors) != string(read.EnablementSelectors) {
 		n.pods.Reselect()
 	}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
 )
@@ -36,31 +37,17 @@ func (w *sweep) searchEntries(ctx context.Context, searches []*search, which fun
 	}
 	dir := w.view.Existing(w.places.Cache)[0]
 	places := make([]Searched, len(searches))
-	read := func(name string, data []byte, err error) error {
-		var entry cnicache.Entry
-		parsed, ok := false, false
+	files, err := cnicache.Walk(dir, func(name string) bool {
+		return slices.ContainsFunc(searches, func(s *search) bool { return which(s, name) })
+	}, func(name string, data []byte, err error) error {
+		parse := sync.OnceValues(func() (cnicache.Entry, bool) { return cnicache.Parse(data) })
 		for i, s := range searches {
-			switch {
-			case !which(s, name):
-			case err != nil:
-				places[i].fail(err)
-			case bytes.Contains(data, []byte(s.pod.Name)): // saves parsing the entries of all other pods
-				if !parsed {
-					entry, ok = cnicache.Parse(data)
-					parsed = true
-				}
-				if !ok {
-					places[i].fail(fmt.Errorf("entry %q cannot be read", name))
-				} else {
-					s.checkEntry(entry, &places[i])
-				}
+			if which(s, name) {
+				s.readEntry(name, data, err, parse, &places[i])
 			}
 		}
 		return ctx.Err()
-	}
-	files, err := cnicache.Walk(dir, func(name string) bool {
-		return slices.ContainsFunc(searches, func(s *search) bool { return which(s, name) })
-	}, read)
+	})
 	for i, s := range searches {
 		place := places[i]
 		place.Source, place.Place, place.Entries = FromCache, dir, files
@@ -71,13 +58,24 @@ func (w *sweep) searchEntries(ctx context.Context, searches []*search, which fun
 	}
 }
 
-// checkEntry checks the namespace of an entry if it is about the pod.
-func (s *search) checkEntry(entry cnicache.Entry, place *Searched) {
-	if entry.Kind != cnicache.Kind || entry.Namespace != s.pod.Namespace || entry.Name != s.pod.Name {
+// readEntry checks the namespace of an entry if it is about the pod.
+func (s *search) readEntry(name string, data []byte, err error, parse func() (cnicache.Entry, bool), place *Searched) {
+	if err != nil {
+		place.fail(err)
 		return
 	}
-	if problem := s.checkSandbox(entry); problem != "" {
-		place.Notes = append(place.Notes, problem)
+	if !bytes.Contains(data, []byte(s.pod.Name)) { // saves parsing the entries of all other pods
+		return
+	}
+	entry, ok := parse()
+	switch {
+	case !ok:
+		place.fail(fmt.Errorf("entry %q cannot be read", name))
+	case entry.Kind != cnicache.Kind || entry.Namespace != s.pod.Namespace || entry.Name != s.pod.Name:
+	default:
+		if problem := s.checkSandbox(entry); problem != "" {
+			place.Notes = append(place.Notes, problem)
+		}
 	}
 }
 

@@ -58,8 +58,7 @@ func (w *sweep) walkProcesses(ctx context.Context) {
 	if w.walked != nil {
 		return
 	}
-	w.walked = &Searched{Source: FromProc, Place: w.view.Proc}
-	w.owners = map[netns.Inode][]owner{}
+	w.walked, w.owners = &Searched{Source: FromProc, Place: w.view.Proc}, map[netns.Inode][]owner{}
 	names, err := readNames(w.view.Proc)
 	w.walked.Err = err
 	others, seen := 0, map[netns.Inode]bool{}
@@ -68,30 +67,35 @@ func (w *sweep) walkProcesses(ctx context.Context) {
 			continue
 		}
 		w.walked.Entries++
-		process := w.view.Proc + "/" + name
-		inode, err := netns.InodeOf(process + "/ns/net")
-		if err != nil && !gone(err) {
-			w.walked.fail(err)
-		}
-		if known := w.spaces[inode]; err != nil || known != nil && !known.isOpen() {
-			continue
-		}
-		uid := podOfProcess(process)
-		ofPod := uid != "" && uid != w.self
-		if ofPod && !slices.ContainsFunc(w.owners[inode], func(o owner) bool { return o.uid == uid }) {
-			w.owners[inode] = append(w.owners[inode], owner{uid, name})
-		}
+		path := w.view.Proc + "/" + name + "/ns/net"
+		inode, err := netns.InodeOf(path)
+		known := w.spaces[inode]
 		switch {
-		case ofPod && !w.searchesFor(uid):
+		case err != nil && !gone(err):
+			w.walked.fail(err)
+		case err != nil, known != nil && !known.isOpen():
+		case w.isForeign(name, inode):
 			others++
 		case !seen[inode]:
 			seen[inode] = true
-			w.inhabited = append(w.inhabited, inhabited{inode, process + "/ns/net"})
+			w.inhabited = append(w.inhabited, inhabited{inode, path})
 		}
 	}
 	if others > 0 {
 		w.walked.Notes = append(w.walked.Notes, fmt.Sprintf("%d of other pods", others))
 	}
+}
+
+// isForeign records the pod of a process in a namespace, and reports whether the pod is not searched.
+func (w *sweep) isForeign(process string, inode netns.Inode) bool {
+	uid := podOfProcess(filepath.Join(w.view.Proc, process))
+	if uid == "" || uid == w.self {
+		return false
+	}
+	if !slices.ContainsFunc(w.owners[inode], func(o owner) bool { return o.uid == uid }) {
+		w.owners[inode] = append(w.owners[inode], owner{uid, process})
+	}
+	return !w.searchesFor(uid)
 }
 
 // searchesFor reports whether a pod is searched and not found yet.

@@ -68,7 +68,7 @@ func (n *ambientNode) start(args ...string) *nodetest.Agent {
 	return n.Start(append([]string{
 		"AMBIENT_ENABLED=true", "AMBIENT_ENABLEMENT_SELECTOR=" + chartSelectors, "AMBIENT_DNS_CAPTURE=true", "AMBIENT_IPV6=true",
 		"AMBIENT_RECONCILE_POD_RULES_ON_STARTUP=true", "ALLOW_SWITCH_TO_HOST_NS=false", "ZTUNNEL_UDS_ADDRESS=/var" + nodetest.RunDir + "/ztunnel.sock",
-		"REPAIR_ENABLED=true", "--ambient-pods=serve",
+		"REPAIR_ENABLED=true",
 	}, args...)...)
 }
 

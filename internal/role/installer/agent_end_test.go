@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
@@ -207,33 +206,4 @@ func TestAgent_WithoutNodesProcesses(t *testing.T) {
 	if strings.Contains(a.Log(), "level=WARN") {
 		t.Errorf("log:\n%s", a.Log())
 	}
-}
-
-// TestAmbient_LeavesNodeAsItIs: the agent does not start. An earlier plugin gets valid credentials when its own are invalid:
-// the token of the previous agent ended with its pod, and pods of the node would fail.
-func TestAmbient_LeavesNodeAsItIs(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	refused := func(want string) {
-		t.Helper()
-		before := n.Tree(nodetest.NetDir)
-		code, a := n.Run("AMBIENT_ENABLED=true")
-		if code != applet.ExitUsage || !strings.Contains(a.Log(), "ambient mode is not supported") || strings.Contains(a.Log(), `level=INFO msg="wrote kubeconfig"`) != (want != "") {
-			t.Errorf("exit %d; log:\n%s", code, a.Log())
-		}
-		check.Diff(t, "configuration", before, n.Tree(nodetest.NetDir))
-		if want != "" && !strings.Contains(n.Read(kubeconfig), want) {
-			t.Errorf("kubeconfig:\n%s", n.Read(kubeconfig))
-		}
-	}
-	refused("")
-	check.Equal(t, len(n.Tree(nodetest.RunDir)), 0, "files of a node that had nothing")
-	a := n.Start()
-	a.AwaitReady()
-	ends(t, a)
-	refused("")
-	n.API.SetToken("the-token-of-the-next-pod")
-	n.GrantAccess()
-	refused("the-token-of-the-next-pod")
-	check.OK(t, check.Err(n.Add(n.NewPod("apps", "mesh", chaintest.Sidecar))), "a pod of the mesh")
 }

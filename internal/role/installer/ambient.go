@@ -13,11 +13,10 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// What the agent does about pods of ambient mode if that is enabled. Serving them is not offered yet.
+// What the agent does about pods of ambient mode if that is enabled.
 const (
-	ambientRefuse = "refuse"
-	ambientIgnore = "ignore"
 	ambientServe  = "serve"
+	ambientIgnore = "ignore"
 )
 
 // cleanUp is a variable without a flag that decides about another setting.
@@ -28,13 +27,12 @@ func (d *draft) ambientSettings() []settings.Setting {
 	return []settings.Setting{
 		{
 			Name: "ambient-enabled", Default: "false",
-			Use:   "refused unless --ambient-pods=ignore, because ambient mode is not supported",
-			Value: settings.Bool(&d.ambientEnabled),
+			Use: "put pods of ambient mode into the mesh, with the ztunnel of this node", Value: settings.Bool(&d.ambientEnabled),
 		},
 		{
-			Name: "ambient-pods", Arg: "WHAT", Default: ambientRefuse,
-			Use:   "with ambient mode enabled: refuse to start, or ignore its pods, which are outside of the mesh then",
-			Value: settings.Choice(&d.ambientPods, ambientRefuse, ambientIgnore, ambientServe),
+			Name: "ambient-pods", Arg: "WHAT", Default: ambientServe,
+			Use:   "with ambient mode enabled: serve its pods, or ignore them, which are outside of the mesh then",
+			Value: settings.Choice(&d.ambientPods, ambientServe, ambientIgnore),
 		},
 		{
 			Name: "ambient-enablement-selector", Arg: "YAML", Live: true,
@@ -102,20 +100,13 @@ func probe(into *netip.Addr, is func(netip.Addr) bool) settings.Value {
 	}, netip.Addr.String)
 }
 
-// errAmbient is the error for ambient mode, whose pods would silently start outside of the mesh.
-var errAmbient = errors.New("ambient mode is not supported, and its pods would start outside of the mesh: " +
-	"leave such nodes to the agent of Istio, or set --ambient-pods=ignore")
-
 // ambient decides about ambient mode. An agent that uninstalls does not ask.
 func (d *draft) ambient() error {
 	if !d.ambientEnabled || d.Action == nodeagent.Uninstall {
 		return nil
 	}
 	at := d.at("ambient-enabled")
-	switch d.ambientPods {
-	case ambientRefuse:
-		return fmt.Errorf("%s: %w", at, errAmbient)
-	case ambientIgnore:
+	if d.ambientPods == ambientIgnore {
 		d.warn(at.String() + ": pods of ambient mode are ignored, and start outside of the mesh")
 		return nil
 	}

@@ -125,14 +125,13 @@ func TestSettings_EmptyVariables(t *testing.T) {
 	}
 }
 
-// TestAmbient_Refused: its pods would silently start outside of the mesh. Uninstalling the agent still
-// works.
-func TestAmbient_Refused(t *testing.T) {
+// TestAmbient_Contradictions: uninstalling works with any settings.
+func TestAmbient_Contradictions(t *testing.T) {
 	t.Parallel()
 	template := `{"type":"istio-cni","ambient_enabled":true,"kubernetes":{"kubeconfig":"/var/run/istio-cni/istio-cni-kubeconfig"}}`
 	plain := strings.Replace(template, `"ambient_enabled":true,`, "", 1)
 	served := func(more string) map[string]string {
-		return cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=serve", "NODE_NAME=n1", more)
+		return cluster("AMBIENT_ENABLED=true", "NODE_NAME=n1", more)
 	}
 	for _, tc := range []struct {
 		name string
@@ -140,17 +139,11 @@ func TestAmbient_Refused(t *testing.T) {
 		args []string
 		want string // a part of the error, "" for no error
 	}{
-		{"variable", cluster("AMBIENT_ENABLED=true"), nil, "environment variable AMBIENT_ENABLED: ambient mode is not supported"},
-		{"flag", cluster(), []string{"--ambient-enabled"}, "flag --ambient-enabled: ambient mode is not supported"},
-		{"flag over variable", cluster("AMBIENT_ENABLED=false"), []string{"--ambient-enabled=true"}, "flag --ambient-enabled: ambient mode"},
-		{"once", cluster("AMBIENT_ENABLED=true"), []string{"--once"}, "--ambient-pods=ignore"},
-		{"dry run", cluster("AMBIENT_ENABLED=true"), []string{"--dry-run"}, "--ambient-pods=ignore"},
-		{"nothing installed", cluster("AMBIENT_ENABLED=true", "CNI_ENABLE_INSTALL=false"), nil, "--ambient-pods=ignore"},
 		{"template", cluster("CNI_NETWORK_CONFIG=" + template), nil, "environment variable CNI_NETWORK_CONFIG: ambient_enabled is true in the template"},
 		{"ignored by a flag", cluster("AMBIENT_ENABLED=true"), []string{"--ambient-pods=ignore"}, ""},
 		{"ignored by a variable", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=ignore"), nil, ""},
 		{"uninstall", cluster("AMBIENT_ENABLED=true"), []string{"--uninstall"}, ""},
-		{"served without a node", cluster("AMBIENT_ENABLED=true", "AMBIENT_PODS=serve"), nil, "NODE_NAME is not set"},
+		{"served without a node", cluster("AMBIENT_ENABLED=true"), nil, "NODE_NAME is not set"},
 		{"served by the agent alone", served("CNI_NETWORK_CONFIG=" + plain), nil, "CNI_NETWORK_CONFIG: ambient_enabled is false in the template"},
 		{"served", served("CNI_NETWORK_CONFIG=" + template), nil, ""},
 	} {

@@ -39,9 +39,6 @@ func Run(c applet.Call) int {
 		if err == nil && d.Install && d.Action != nodeagent.Uninstall {
 			_, err = d.KubeconfigFile()
 		}
-		if errors.Is(err, errAmbient) {
-			err = errors.Join(err, d.renewCredentials(c.Stderr))
-		}
 		if err != nil {
 			return service.Service{}, err
 		}
@@ -58,15 +55,6 @@ func Run(c applet.Call) int {
 			Work: func(ctx context.Context) error { return nodeagent.Run(ctx, options) },
 		}, nil
 	})
-}
-
-// renewCredentials keeps the plugin of an earlier agent working on a node where this agent refuses to start.
-func (d *draft) renewCredentials(stderr io.Writer) error {
-	if !d.Install || d.Action != nodeagent.Stay {
-		return nil
-	}
-	log := standalone.Logger(stderr, d.scopes.agent, d.logJSON)
-	return nodeagent.Options{Config: d.Config, Log: log}.RenewCredentials(context.Background())
 }
 
 // environment has the sources of the configuration besides arguments.

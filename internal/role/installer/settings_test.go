@@ -28,8 +28,8 @@ func with(name string) []string {
 	}
 	return map[string][]string{
 		"--istio-owned-cni-config-filename": {"--istio-owned-cni-config"},
-		"--ambient-enabled":                 {"--ambient-pods=serve", "--node-name=n1"},
-		"AMBIENT_DISABLE_SAFE_UPGRADE":      {"--ambient-pods=serve", "--node-name=n1", "--ambient-enabled"},
+		"--ambient-enabled":                 {"--node-name=n1"},
+		"AMBIENT_DISABLE_SAFE_UPGRADE":      {"--node-name=n1", "--ambient-enabled"},
 		"--cni-event-address":               filled("__CNI_EVENT_ADDRESS__"),
 		"--kubernetes-node-name":            filled("__KUBERNETES_NODE_NAME__"),
 		"--log-level":                       filled("__LOG_LEVEL__"),

@@ -106,11 +106,8 @@ where none is set, and the tag of the reference's image.
 {{- define "cni.check" -}}
 {{- $v := .Config -}}
 {{- if $v.observe -}}{{- include "cni.checkObserver" . -}}{{- end -}}
-{{- if and $v.ambient.enabled (not $v.observe) (ne (toString (get $v.env "AMBIENT_PODS")) "serve") -}}
-{{- fail "ambient.enabled: ambient mode is not supported, and its pods would start outside of the mesh: keep Istio's own agent on such nodes; set ambient.enabled=false for the others" -}}
-{{- end -}}
-{{- if and (not $v.observe) (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
-{{- fail "env.AMBIENT_ENABLED: ambient mode is not supported, and the agent does not start with it: keep Istio's own agent on such nodes; set it to false for the others" -}}
+{{- if and (not (or $v.observe $v.ambient.enabled)) (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
+{{- fail "env.AMBIENT_ENABLED: set ambient.enabled=true instead: the agent also needs volumes and rights for ambient mode" -}}
 {{- end -}}
 {{- if and $v.confMode (ne $v.confMode "standalone") (not $v.chained) -}}
 {{- fail (printf "confMode: %q contradicts chained=false, which is standalone" $v.confMode) -}}
