@@ -398,8 +398,8 @@ func TestEnrol_ByLabel(t *testing.T) {
 			if left := out.trace(z); left != "" {
 				t.Errorf("a pod that opts out: %s", left)
 			}
-			if n := f.patches(); n != 1 {
-				t.Errorf("%d patches, want 1", n)
+			if n := f.patches(); n != 2 {
+				t.Errorf("%d patches, want 2", n)
 			}
 			f.namespace("shop", "")
 			p.relabel("")
@@ -668,7 +668,8 @@ func TestEnrol_Killed(t *testing.T) {
 			}
 			out.relabel("")
 			third.relabel("ambient")
-			agenttest.Eventually(t, "nothing is under way", func() bool { return third.space().NetNS != nil && third.rules() })
+			before := f.patches()
+			agenttest.Eventually(t, "nothing is under way", func() bool { return third.rules() || step == "patch" && f.patches() > before+1 })
 			first.stop()
 			f.server.Heal()
 			z.Close()

@@ -32,11 +32,9 @@ type work struct {
 	at metrics.AmbientStep
 }
 
-// errWaits ends a turn that goes on with a notification of ztunnel, the probe set, the API server or the watch.
-var errWaits = errors.New("waiting")
-
+// waits ends a turn that goes on with a notification of ztunnel, the probe set, the API server or the watch.
 func waits(format string, args ...any) error {
-	return fmt.Errorf("%w for %w", errWaits, fmt.Errorf(format, args...))
+	return fmt.Errorf("%w for %w", podwork.ErrWaits, fmt.Errorf(format, args...))
 }
 
 func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}) error {
@@ -51,7 +49,7 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}
 	}
 	e.turn.Lock()
 	defer e.turn.Unlock()
-	if e.seen.closed {
+	if e.ended() {
 		return nil
 	}
 	w := &work{Controller: c, Turn: t, e: e}
@@ -71,10 +69,7 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}
 	if wanted && (before.Missing == "") != (status.Missing == "") {
 		c.Moved(e.key)
 	}
-	if errors.Is(err, errWaits) {
-		return nil
-	}
-	if err != nil && w.at != "" {
+	if err != nil && w.at != "" && !errors.Is(err, podwork.ErrWaits) {
 		c.Failed(w.at)
 	}
 	return err
@@ -91,6 +86,8 @@ func (w *work) step(ctx context.Context, wanted bool) error {
 		w.at = metrics.StepAnnotation
 		return err
 	case podwork.PodOf(w.Pod).Ended:
+		w.found(w.e.uid)
+		w.e.offered(nil)
 		w.leave(w.e)
 		w.e.seen.drop()
 		return w.annotate("")
@@ -114,6 +111,10 @@ func (w *work) enrol(ctx context.Context) error {
 	w.at = metrics.StepNamespace
 	if err := w.namespace(); err != nil {
 		return err
+	}
+	if s.running && w.e.annotation() == "" { // else the next agent would not find the rules of a pod that is not wanted any more
+		w.at = metrics.StepAnnotation
+		return w.annotate(ambient.RedirectionPending)
 	}
 	w.at = metrics.StepRules
 	if err := w.rules(ctx); err != nil {
@@ -177,6 +178,7 @@ func (w *work) accept(o *offer) error {
 		w.Log.Debug("found the pod's network namespace", slog.String("source", string(o.found.Source)))
 	}
 	w.use(o.space)
+	s.running = o.found != nil
 	s.status, s.addresses = w.Pod.Addresses, o.addresses
 	if len(o.addresses) == 0 {
 		s.addresses = s.status
@@ -232,10 +234,13 @@ func (w *work) rules(ctx context.Context) error {
 func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool) error {
 	s, spec := &w.e.seen, w.Decision.Ambient
 	before, err := space.Version()
-	if err != nil || same && before == s.version {
-		return err
+	if err == nil && same && before == s.version {
+		return nil
 	}
 	s.applied = nil
+	if err != nil {
+		return err
+	}
 	report, err := space.Apply(ctx, spec, redirection.Reconcile)
 	if errors.Is(err, redirection.ErrUninspectable) {
 		w.Again(time.Minute)
@@ -328,7 +333,12 @@ func (w *work) patch(value string) {
 	if e.patching {
 		return
 	}
+	if again := guardPause - w.Clock.Since(e.lastAt); value == e.last && again > 0 { // another writer does not like it
+		w.Again(again)
+		return
+	}
 	e.patching = true
+	before := e.delivered()
 	go func() {
 		c.patches <- struct{}{}
 		ctx, cancel := context.WithTimeout(c.life, patchTimeout)
@@ -337,14 +347,25 @@ func (w *work) patch(value string) {
 		<-c.patches
 		e.mu.Lock()
 		e.patching = false
-		if err == nil || kube.ClassOf(err) == kube.NotFound || kube.IsConflict(err) { // the pod is gone, as the watch will say
-			e.written = &value
-		} else {
+		switch {
+		case err != nil && kube.ClassOf(err) != kube.NotFound: // else the pod is gone, as the watch will say
 			e.patchErr = err
+		case e.delivered() == before: // the watch comes later
+			e.written = &value
+			fallthrough
+		default:
+			e.last, e.lastAt = value, w.Clock.Now()
 		}
 		e.mu.Unlock()
 		c.pods.Enqueue(e.key)
 	}()
+}
+
+// writing reports whether the API server is being asked.
+func (e *entry) writing() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.patching
 }
 
 // release takes a running pod out of the mesh: annotation, ztunnel, rules, probe set. The annotation is pending meanwhile, so that an
@@ -353,6 +374,9 @@ func (w *work) release(ctx context.Context) error {
 	e, s := w.e, &w.e.seen
 	w.Ambient = true
 	e.offered(nil)
+	if e.writing() {
+		return waits("the API server to take its annotation")
+	}
 	annotation := e.annotation()
 	if annotation == "" && s.space == nil {
 		return nil
