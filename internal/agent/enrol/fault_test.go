@@ -6,11 +6,14 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/enrol"
@@ -19,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/probeset"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
@@ -113,6 +117,7 @@ func TestEnrol_DeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled)
+	before := open(t, p)
 	at := pause{slog.NewTextHandler(f.log, nil), "wrote the rules", make(chan struct{}), make(chan struct{}), &sync.Once{}}
 	a := f.agent(func(o *enrol.Options) { o.Log = slog.New(at) })
 	z := f.ztunnel(ztunneltest.Options{})
@@ -127,7 +132,7 @@ func TestEnrol_DeletedMeanwhile(t *testing.T) {
 	other := f.pod("other", labelled)
 	other.enrolled(z)
 	agenttest.Until(t, func() string { return fmt.Sprint(z.Pods(), p.entry()) }, func() bool { return len(z.Pods()) == 1 && p.entry() == "" })
-	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, p) == 0 })
+	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, p) == before })
 }
 
 // open returns the number of descriptors of this process for the pod's namespace.
@@ -153,7 +158,7 @@ func TestEnrol_Ended(t *testing.T) {
 	job := f.pod("job", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
 	a := f.agent()
 	agenttest.Eventually(t, "it is not searched", func() bool { return a.pods.Searching() == 1 })
-	event := job.event()
+	event, before := job.event(), open(t, job)
 	job.phase, lost.phase = "Failed", "Failed"
 	job.publish()
 	lost.publish()
@@ -163,7 +168,7 @@ func TestEnrol_Ended(t *testing.T) {
 	if err := a.pods.Add(ctx, event); err == nil {
 		t.Error("an ended pod is enrolled")
 	}
-	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, job) == 0 })
+	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, job) == before })
 }
 
 // TestEnrol_APIServerDown: the pauses between requests for a pod grow.
@@ -363,4 +368,64 @@ func TestStart_TwoAgents(t *testing.T) {
 	if all[netip.MustParseAddr(p.address)] != p.uid {
 		t.Error(all)
 	}
+}
+
+// TestEnrol_Flood: a pod that changes its rules all the time, or has very many, costs little and holds no other one.
+func TestEnrol_Flood(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var bad []*pod
+	for i := range 6 {
+		bad = append(bad, f.pod(fmt.Sprintf("bad-%d", i), labelled))
+	}
+	f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	for _, p := range bad {
+		p.enrolled(z)
+	}
+	var text strings.Builder
+	text.WriteString("add table ip x\nadd chain ip x y\n")
+	for i := range 45000 {
+		fmt.Fprintf(&text, "add rule ip x y ip daddr 10.0.%d.%d accept\n", i/250, i%250)
+	}
+	file := filepath.Join(f.Dir, "rules")
+	f.Write(file, []byte(text.String()))
+	began := time.Now()
+	for _, p := range bad {
+		netnstest.Run(t, p.path, "nft", "-f", file)
+	}
+	t.Logf("filled in %v", time.Since(began))
+	usage := func() time.Duration {
+		var u unix.Rusage
+		check.OK(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	time.Sleep(3 * time.Second)
+	cpu, began := usage(), time.Now()
+	time.Sleep(5 * time.Second)
+	t.Logf("quiet: %v of processor in %v", usage()-cpu, time.Since(began))
+	end := make(chan struct{})
+	var flood sync.WaitGroup
+	for _, p := range bad {
+		flood.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-end:
+					return
+				case <-time.After(200 * time.Millisecond):
+					_ = exec.CommandContext(t.Context(), "nsenter", "--net="+p.path, "nft", "add", "table", "ip", fmt.Sprint("t", i)).Run()
+				}
+			}
+		})
+	}
+	time.Sleep(2 * time.Second)
+	cpu, began = usage(), time.Now()
+	time.Sleep(5 * time.Second)
+	t.Logf("flooded: %v of processor in %v", usage()-cpu, time.Since(began))
+	began = time.Now()
+	p := f.pod("good", labelled)
+	p.enrolled(z)
+	t.Logf("another pod after %v", time.Since(began))
+	close(end)
+	flood.Wait()
 }

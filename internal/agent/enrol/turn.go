@@ -405,7 +405,7 @@ func (w *work) clean(ctx context.Context) error {
 	s := &w.e.seen
 	remove := func(space redirection.Namespace) error {
 		spec, _ := ambient.Of(w.Conf.Policy().Ambient, w.Pod.Facts.Annotations)
-		if _, err := space.Clean(ctx, spec); err != nil {
+		if _, err := w.space(space.NetNS).Clean(ctx, spec); err != nil {
 			return fmt.Errorf("removing its rules: %w", err)
 		}
 		w.Log.InfoContext(ctx, "removed the rules of a pod that left ambient mode")
@@ -413,8 +413,8 @@ func (w *work) clean(ctx context.Context) error {
 	}
 	switch {
 	case s.space != nil:
-		return remove(w.space(s.space))
-	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || w.Pod.Facts.HostNetwork:
+		return remove(redirection.Namespace{NetNS: s.space})
+	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || !w.Pod.Facts.Eligible(): // anybody can annotate a pod with a sidecar
 		return nil
 	case !w.Reachable():
 		return errUnreachable
