@@ -4,16 +4,14 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/enrol"
@@ -21,9 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
-	"github.com/meshcni/istio-cni/internal/node/probeset"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -352,80 +348,39 @@ func TestEnrol_HugeAnnotation(t *testing.T) {
 	}
 }
 
-// TestStart_Fill: the entry of a pod without an address stays.
-func TestStart_TwoAgents(t *testing.T) {
+// TestEnrol_UnreadableRules: rules that cannot be read are not read again at each of their changes.
+func TestEnrol_UnreadableRules(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	p := f.pod("web", labelled)
-	f.agent()
+	now := clocktesting.NewFakeClock(time.Now())
+	p, other := f.pod("web", labelled), f.pod("other", labelled)
+	a := f.agent(func(o *enrol.Options) { o.Clock = now })
 	z := f.ztunnel(ztunneltest.Options{})
-	p.enrolled(z)
-	host, err := netns.Open(f.Host)
-	check.OK(t, err)
-	defer host.Close()
-	all, err := probeset.Read(host)
-	check.OK(t, err)
-	if all[netip.MustParseAddr(p.address)] != p.uid {
-		t.Error(all)
+	for _, p := range []*pod{p, other} {
+		agenttest.Eventually(t, "it is not enrolled", func() bool {
+			now.Step(10 * time.Millisecond)
+			return p.problem(z) == ""
+		})
 	}
-}
-
-// TestEnrol_Flood: a pod that changes its rules all the time, or has very many, costs little and holds no other one.
-func TestEnrol_Flood(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	var bad []*pod
-	for i := range 6 {
-		bad = append(bad, f.pod(fmt.Sprintf("bad-%d", i), labelled))
-	}
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
-	for _, p := range bad {
-		p.enrolled(z)
-	}
-	var text strings.Builder
-	text.WriteString("add table ip x\nadd chain ip x y\n")
-	for i := range 45000 {
-		fmt.Fprintf(&text, "add rule ip x y ip daddr 10.0.%d.%d accept\n", i/250, i%250)
+	text := strings.Builder{}
+	text.WriteString("add table ip nat\nadd chain ip nat y\n")
+	for range 60000 {
+		text.WriteString("add rule ip nat y accept\n")
 	}
 	file := filepath.Join(f.Dir, "rules")
 	f.Write(file, []byte(text.String()))
-	began := time.Now()
-	for _, p := range bad {
-		netnstest.Run(t, p.path, "nft", "-f", file)
+	netnstest.Run(t, p.path, "nft", "-f", file)
+	missing := func() string {
+		s, _ := a.pods.Status(p.uid)
+		return s.Missing
 	}
-	t.Logf("filled in %v", time.Since(began))
-	usage := func() time.Duration {
-		var u unix.Rusage
-		check.OK(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
-		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	agenttest.Eventually(t, "the rules are read", func() bool { return strings.Contains(missing(), "cannot be inspected") })
+	netnstest.Run(t, p.path, "nft", "delete", "chain", "ip", "nat", "y")
+	now.Step(50 * time.Second)
+	other.enrolled(z)
+	if missing() == "" {
+		t.Error("they are read again")
 	}
-	time.Sleep(3 * time.Second)
-	cpu, began := usage(), time.Now()
-	time.Sleep(5 * time.Second)
-	t.Logf("quiet: %v of processor in %v", usage()-cpu, time.Since(began))
-	end := make(chan struct{})
-	var flood sync.WaitGroup
-	for _, p := range bad {
-		flood.Go(func() {
-			for i := 0; ; i++ {
-				select {
-				case <-end:
-					return
-				case <-time.After(200 * time.Millisecond):
-					_ = exec.CommandContext(t.Context(), "nsenter", "--net="+p.path, "nft", "add", "table", "ip", fmt.Sprint("t", i)).Run()
-				}
-			}
-		})
-	}
-	time.Sleep(2 * time.Second)
-	cpu, began = usage(), time.Now()
-	time.Sleep(5 * time.Second)
-	t.Logf("flooded: %v of processor in %v", usage()-cpu, time.Since(began))
-	began = time.Now()
-	p := f.pod("good", labelled)
+	now.Step(15 * time.Second)
 	p.enrolled(z)
-	t.Logf("another pod after %v", time.Since(began))
-	close(end)
-	flood.Wait()
 }

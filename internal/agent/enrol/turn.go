@@ -14,7 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -99,7 +98,7 @@ func (w *work) step(ctx context.Context, wanted bool) error {
 
 // isZtunnel reports whether a pod is a ztunnel. Its traffic must not go to itself.
 func (c *Controller) isZtunnel(p kube.Pod) bool {
-	return p.Facts.Namespace == c.SystemNamespace && p.Facts.Labels["app"] == "ztunnel"
+	return p.Facts.Namespace == c.SystemNamespace && p.Facts.Labels[ambient.ZtunnelLabel] == ambient.ZtunnelApp
 }
 
 // enrol: namespace, rules, ztunnel, probe set, annotation.
@@ -129,7 +128,7 @@ func (w *work) enrol(ctx context.Context) error {
 	w.Probes.Put(w.e.uid, s.addresses)
 	if in, err := w.Probes.State(w.e.uid); !in && err != nil {
 		return waits("the probe set of the node: %w", err)
-	} else if !in {
+	} else if !in && len(s.addresses) > 0 { // without an address, no probe reaches the pod: its status may bring one
 		return waits("the probe set of the node")
 	}
 	return w.annotate(ambient.RedirectionEnabled)
@@ -219,25 +218,38 @@ func (w *work) rules(ctx context.Context) error {
 			return err
 		}
 	}
-	space := w.space(s.space)
-	touched := w.e.touched.Swap(false)
-	if s.applied != nil && reflect.DeepEqual(*s.applied, spec) {
-		if !touched {
-			return nil
-		}
-		if now, err := space.Version(); err == nil && now == s.version { // it was our own change
-			return nil
-		}
+	same := s.applied != nil && reflect.DeepEqual(*s.applied, spec)
+	if touched := w.e.touched.Swap(false); same && !touched {
+		return nil
 	}
-	s.applied = nil
+	space := w.Space(s.space)
+	return s.space.Do(func() error { return w.apply(ctx, space, same) }) // one entry for all
+}
+
+// apply compares the rules, and writes them if they differ. A change of the wanted rules' own version was made by apply itself.
+func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool) error {
+	s, spec := &w.e.seen, w.Decision.Ambient
 	before, err := space.Version()
+	if err == nil && same && before == s.version {
+		return nil
+	}
+	began := w.Clock.Now()
+	if pause := s.due.Sub(began); pause > 0 && (same || s.unreadable != nil) {
+		w.e.touched.Store(true)
+		w.Again(pause)
+		return s.unreadable
+	}
+	s.applied = nil // until this has succeeded
 	if err != nil {
 		return err
 	}
 	report, err := space.Apply(ctx, spec, redirection.Reconcile)
+	now := w.Clock.Now()
+	s.due, s.unreadable = now.Add(share*now.Sub(began)), nil
 	if errors.Is(err, redirection.ErrUninspectable) {
+		s.due, s.unreadable = now.Add(time.Minute), waits("rules that can be read: %w", err)
 		w.Again(time.Minute)
-		return waits("rules that can be read: %w", err)
+		return s.unreadable
 	}
 	if err != nil {
 		return fmt.Errorf("writing its rules: %w", err)
@@ -258,19 +270,12 @@ func (w *work) rules(ctx context.Context) error {
 	return nil
 }
 
-// space returns a namespace for the rules of ambient mode, which no program of the node writes.
-func (w *work) space(of *netns.Namespace) redirection.Namespace {
-	space := w.Space(of)
-	for _, backend := range []*redirect.Backend{&space.Backend, &space.Auto} {
-		if *backend == redirect.Tools {
-			*backend = redirect.Netlink
-		}
-	}
-	return space
-}
-
-// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate.
-const guardPause = time.Second
+// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate. A comparison of many
+// rules is followed by a pause of share times its length.
+const (
+	guardPause = time.Second
+	share      = 20
+)
 
 // watch gives the pod a turn whenever a rule of its namespace has changed.
 func (w *work) watch() error {
@@ -376,6 +381,7 @@ func (e *entry) writing() bool {
 // agent that starts in between goes on.
 func (w *work) release(ctx context.Context) error {
 	e, s := w.e, &w.e.seen
+	w.Ambient = true
 	e.offered(nil)
 	if e.writing() {
 		return waits("the API server to take its annotation")
@@ -405,7 +411,7 @@ func (w *work) clean(ctx context.Context) error {
 	s := &w.e.seen
 	remove := func(space redirection.Namespace) error {
 		spec, _ := ambient.Of(w.Conf.Policy().Ambient, w.Pod.Facts.Annotations)
-		if _, err := w.space(space.NetNS).Clean(ctx, spec); err != nil {
+		if _, err := space.Clean(ctx, spec); err != nil {
 			return fmt.Errorf("removing its rules: %w", err)
 		}
 		w.Log.InfoContext(ctx, "removed the rules of a pod that left ambient mode")
@@ -413,7 +419,7 @@ func (w *work) clean(ctx context.Context) error {
 	}
 	switch {
 	case s.space != nil:
-		return remove(redirection.Namespace{NetNS: s.space})
+		return remove(w.Space(s.space))
 	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || !w.Pod.Facts.Eligible(): // anybody can annotate a pod with a sidecar
 		return nil
 	case !w.Reachable():

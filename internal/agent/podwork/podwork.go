@@ -257,4 +257,5 @@ func (t *Turn) decide() {
 		t.Conf.Problems, t.Err = err, fmt.Errorf("%w: %w", ErrPolicy, err)
 	}
 	t.Decision = sidecar.Decide(t.Pod.Facts, t.Conf.Policy())
+	t.Ambient = t.Decision.Outcome == sidecar.Enrol
 }
