@@ -344,7 +344,7 @@ func (w *work) patch(value string) {
 		<-c.patches
 		e.mu.Lock()
 		e.patching = false
-		if err == nil || kube.ClassOf(err) == kube.NotFound || kube.IsConflict(err) { // the pod is gone, as the watch will say
+		if err == nil || kube.ClassOf(err) == kube.NotFound { // the pod is gone, as the watch will say
 			e.written = &value
 		} else {
 			e.patchErr = err
