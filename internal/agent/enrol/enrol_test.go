@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -63,6 +64,7 @@ type fixture struct {
 	conf            atomic.Pointer[cniconf.NetConf]
 	log             *agenttest.Buffer
 	pods, processes int // number of them so far
+	moves           atomic.Int64
 
 	mu     sync.Mutex
 	failed map[metrics.AmbientStep]int
@@ -250,6 +252,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 		},
 		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Host: host.Inode(), Ztunnels: server, SystemNamespace: "istio-system",
 		Probes: probes.New(probes.Options{Host: host, V4: config.ProbeV4, V6: config.ProbeV6, IPv6: true, Log: log, Changed: notify}),
+		Moved:  func(types.NamespacedName) { f.moves.Add(1) },
 		Failed: func(s metrics.AmbientStep) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -455,6 +458,54 @@ func TestEnrol_WithoutZtunnel(t *testing.T) {
 	if got := p.annotation(); got != enabled {
 		t.Errorf("after a restart of ztunnel: %q", got)
 	}
+}
+
+// misses waits until a step with a text is missing, "" for none.
+func (p *pod) misses(a *agent, step string) {
+	p.f.Helper()
+	status := func() enrol.Status {
+		s, _ := a.pods.Status(p.uid)
+		return s
+	}
+	agenttest.Until(p.f.T, func() string { return status().Missing }, func() bool {
+		s := status()
+		return s.Wanted && (s.Missing == "") == (step == "") && strings.Contains(s.Missing, step)
+	})
+}
+
+// TestStatus_ZtunnelEnds: the annotation is still enabled, and the status says what is missing until the next ztunnel serves the pod.
+func TestStatus_ZtunnelEnds(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled)
+	a := f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	p.misses(a, "")
+	z.Close()
+	p.misses(a, "ztunnel")
+	if got := p.annotation(); got != enabled {
+		t.Errorf("the annotation is %q", got)
+	}
+	f.ztunnel(ztunneltest.Options{})
+	p.misses(a, "")
+	if n := f.moves.Load(); n != 4 {
+		t.Errorf("%d changes were told, want those to missing and to enrolled, twice", n)
+	}
+}
+
+// TestStatus_AddressTaken: an enrolled pod that leaves the probe set has a missing step.
+func TestStatus_AddressTaken(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled)
+	var set *probes.Keeper
+	a := f.agent(func(o *enrol.Options) { set = o.Probes })
+	f.ztunnel(ztunneltest.Options{})
+	p.misses(a, "")
+	set.Put("another", []netip.Addr{netip.MustParseAddr(p.address)})
+	p.misses(a, "the probe set of the node: address "+p.address+" is pod another's")
+	set.Remove("another")
+	p.misses(a, "")
 }
 
 // TestEnrol_Refused: ztunnel tries again by itself, and does not say when it succeeds.

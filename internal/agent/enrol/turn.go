@@ -64,7 +64,11 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}
 	case e.seen.space != nil:
 		served = e.seen.space.Inode()
 	}
+	before := e.status()
 	e.set(status, served)
+	if wanted && (before.Missing == "") != (status.Missing == "") {
+		c.Moved(e.key)
+	}
 	if err != nil && w.at != "" && !errors.Is(err, podwork.ErrWaits) {
 		c.Failed(w.at)
 	}
@@ -126,7 +130,7 @@ func (w *work) enrol(ctx context.Context) error {
 		return err
 	}
 	w.Probes.Put(w.e.uid, s.addresses)
-	if in, err := w.Probes.State(w.e.uid); !in && err != nil {
+	if in, err := w.Probes.State(w.e.uid); err != nil {
 		return waits("the probe set of the node: %w", err)
 	} else if !in && len(s.addresses) > 0 { // without an address, no probe reaches the pod: its status may bring one
 		return waits("the probe set of the node")
