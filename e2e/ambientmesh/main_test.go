@@ -49,6 +49,7 @@ func TestAmbientMesh(t *testing.T) {
 		{"restarts", (*scenario).restarts},
 		{"release", (*scenario).release},
 		{"migration", (*scenario).migration},
+		{"power failure", (*scenario).powerFailure},
 		{"uninstall", (*scenario).uninstall},
 	} {
 		all.node.Stage(stage.name, func(t *testing.T) { stage.run(&scenario{Lab: all.node.With(t), state: all}) })
@@ -77,7 +78,7 @@ func (s *scenario) labels() {
 	s.Helper()
 	s.label(namespaceLabel + "=ambient")
 	s.Pod("new", lab.Plain(probed))
-	s.Pod("side", lab.Injected(probed))
+	s.Pod("side", injected())
 	s.Pod("out", lab.Plain(probed, optedOut))
 	s.UntilReady("new", "side", "out")
 	s.members = []member{{"labelled", ambient}, {"plain", ambient}, {"new", ambient}, {"side", sidecar}, {"out", outside}}
@@ -109,15 +110,15 @@ func (s *scenario) restarts() {
 	s.check()
 }
 
-// release: pods without a label are outside again, as if they had never been enrolled, until it is set again.
+// release: pods without a label have no rules any more, and are outside until it is set again.
 func (s *scenario) release() {
 	s.Helper()
 	s.label(namespaceLabel + "-")
 	s.members = []member{{"labelled", ambient}, {"plain", outside}, {"new", outside}, {"side", sidecar}}
 	s.check()
-	for _, name := range []string{"plain", "new"} {
-		if have, want := s.rules(name), s.rules("out"); have != want {
-			s.Errorf("%s has rules\n%s\nwant those of a pod that never was enrolled\n%s", name, have, want)
+	for name, want := range map[string]bool{"labelled": true, "plain": false, "new": false, "out": false} {
+		if text := s.rules(name); strings.Contains(text, "ISTIO") != want || strings.Contains(text, "fwmark") != want {
+			s.Errorf("%s: rules: %t, want %t:\n%s", name, !want, want, text)
 		}
 	}
 	s.label(namespaceLabel + "=ambient")
@@ -138,7 +139,7 @@ func (s *scenario) migration() {
 			}
 			template := lab.Plain(probed)
 			if to == sidecar {
-				template = lab.Injected(probed)
+				template = injected()
 			}
 			s.Pod(name, template)
 		}
@@ -166,6 +167,27 @@ func (s *scenario) migration() {
 	s.label(namespaceLabel + "=ambient")
 	move(ambient, "one")
 	s.members[0].in = ambient
+	s.check()
+}
+
+// powerFailure: the same pods run again on the node, in new network namespaces, and are enrolled again.
+func (s *scenario) powerFailure() {
+	s.Helper()
+	s.Pod("out", lab.Plain(probed, optedOut))
+	s.UntilReady("out")
+	s.members = append(s.members, member{"out", outside})
+	s.check()
+	s.Must(s.PowerOff())
+	s.Stop(s.ztunnel)
+	s.Must(s.PowerOn(s.Context()))
+	s.startZtunnel()
+	for _, m := range s.members {
+		s.Until(m.name+" to run again", func() bool {
+			pod := s.Get(lab.App, m.name)
+			return lab.Ready(pod) && lab.Restarts(pod) > 0
+		})
+	}
+	s.UntilAgentReady()
 	s.check()
 }
 

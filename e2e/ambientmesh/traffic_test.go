@@ -43,6 +43,11 @@ func optedOut(template *core.PodTemplateSpec) {
 	template.Labels = map[string]string{namespaceLabel: "none"}
 }
 
+// injected returns a pod whose sidecar takes both families.
+func injected() core.PodTemplateSpec {
+	return lab.Injected(probed, lab.ProxyEnv("ISTIO_DUAL_STACK", "true"))
+}
+
 // probed has the kubelet probe the application by HTTP.
 func probed(template *core.PodTemplateSpec) {
 	all := template.Spec.Containers
