@@ -356,12 +356,6 @@ func (w *work) verify(ctx context.Context) {
 		m.failures = 0
 	}
 	w.setStatus(problems)
-	if m.status.State == audit.Pending {
-		m.due = w.Clock.Now().Add(confirmation)
-		if w.Clock.Since(m.status.Since) < confirmation {
-			return
-		}
-	}
 	if m.failures != 1 || permanent(err) {
 		w.reportChange(ctx)
 	}

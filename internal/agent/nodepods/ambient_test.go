@@ -192,8 +192,7 @@ func TestAmbientPending_Annotation(t *testing.T) {
 	l.misses("")
 	l.pod.annotations = object{ambient.RedirectionKey: ambient.RedirectionEnabled}
 	l.publish(nil)
-	agenttest.Until(t, func() string { return "it stays pending" }, func() bool {
-		l.clock.Step(100 * time.Millisecond)
+	agenttest.Eventually(t, "it stays pending", func() bool { // the clock stands still
 		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == audit.Captured })
 	})
 	l.noEvents(l.pod)

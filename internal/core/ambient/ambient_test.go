@@ -80,18 +80,6 @@ func TestFamiliesOf_Treatments(t *testing.T) {
 	}
 }
 
-// TestNativeSet_IPv6Bypassed: with the reference's tables DNS over IPv6 would be captured although IPv6 is not.
-func TestNativeSet_IPv6Bypassed(t *testing.T) {
-	s := ambient.Spec{Config: ambient.DefaultConfig()}
-	s.DNSCapture = true
-	for _, table := range s.NativeSet(redirect.Families{HasIPv4: true, HasIPv6: true, IPv6: redirect.Bypassed}).Tables {
-		for _, base := range []string{"prerouting", "output"} {
-			c, _ := table.Chain(base)
-			check.Equal(t, c.Rules[0].String(), "meta nfproto ipv6 counter return", table.Name, base)
-		}
-	}
-}
-
 func TestRouting_CapturedFamilies(t *testing.T) {
 	for _, s := range ambienttest.Specs() {
 		r := s.Routing(ambienttest.Families(s))

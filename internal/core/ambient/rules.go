@@ -13,8 +13,6 @@ type builder struct {
 	Spec
 	families []ruleset.Family
 	native   bool
-	// bypass lets IPv6 pass in the native tables, whose rules without an address are for both families.
-	bypass bool
 }
 
 // Sets returns the wanted rules of both families. A family that is not captured has an empty Set, so that leftovers are removed.
@@ -30,10 +28,10 @@ func (s Spec) rules(f ruleset.Family) ruleset.Set {
 	return ruleset.New(f, builder{Spec: s, families: []ruleset.Family{f}}.tables()...)
 }
 
-// NativeSet returns the native tables. If IPv6 is Bypassed, the first rule of each base chain returns its packets; the reference
-// captures DNS of IPv6, and IPv6 of virtual machines, even then.
+// NativeSet returns the native tables. As in the reference, they capture DNS of IPv6, and IPv6 of virtual machines, even if IPv6 is
+// Bypassed: rules without an address are for both families.
 func (s Spec) NativeSet(f redirect.Families) ruleset.Set {
-	b := builder{Spec: s, families: captured(f), native: true, bypass: f.IPv6 == redirect.Bypassed}
+	b := builder{Spec: s, families: captured(f), native: true}
 	return ruleset.Set{Family: ruleset.Inet, Tables: b.tables()}
 }
 
@@ -53,14 +51,11 @@ func (b builder) table(name string, in, out []ruleset.Rule) ruleset.Table {
 		t.Name = Owner().NativePrefix + name
 		names, policy = []string{"prerouting", "output", "istio-prerouting", "istio-output"}, ruleset.NoPolicy
 	}
-	jump := func(to, why string) (rules []ruleset.Rule) {
-		if b.bypass {
-			rules = append(rules, b.rule("IPv6 bypasses the mesh", ruleset.Return, ruleset.OfFamily(ruleset.IPv6)))
-		}
+	jump := func(to, why string) []ruleset.Rule {
 		if b.native {
-			return append(rules, ruleset.Uncounted(why, ruleset.Jump{Chain: to}))
+			return []ruleset.Rule{ruleset.Uncounted(why, ruleset.Jump{Chain: to})}
 		}
-		return append(rules, b.rule(why, ruleset.Jump{Chain: to}))
+		return []ruleset.Rule{b.rule(why, ruleset.Jump{Chain: to})}
 	}
 	t.Chains = []ruleset.Chain{
 		{Name: names[0], Policy: policy, Rules: jump(names[2], "everything that the pod gets goes to the rules of the mesh")},
