@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	core "k8s.io/api/core/v1"
+
 	"github.com/meshcni/istio-cni/e2e/cluster"
 	"github.com/meshcni/istio-cni/e2e/lab"
 	"github.com/meshcni/istio-cni/e2e/program"
@@ -81,20 +83,28 @@ func (s *scenario) labels() {
 	s.Pod("side", injected())
 	s.Pod("out", lab.Plain(probed, optedOut))
 	s.UntilReady("new", "side", "out")
+	s.Pod("first", lab.Plain(client("get", s.URL("labelled", "", lab.AppPort))))
+	s.Until("a client to end", func() bool { return s.Get(lab.App, "first").Status.Phase == core.PodSucceeded })
+	if text := s.Output(lab.App, "first", "app", false); !strings.Contains(text, path(member{"first", ambient}, member{"labelled", ambient})) {
+		s.Errorf("the first connection of a new pod: %s", text)
+	}
 	s.members = []member{{"labelled", ambient}, {"plain", ambient}, {"new", ambient}, {"side", sidecar}, {"out", outside}}
 	s.check()
+	s.untilAudited()
 }
 
-// restarts: connections live through an upgrade and the deletion of the agent, and pods through a restart of ztunnel.
+// restarts: connections live through an upgrade and the deletion of the agent while pods come and go. Pods live through a restart of
+// ztunnel.
 func (s *scenario) restarts() {
 	s.Helper()
 	url := s.URL("labelled", "", lab.AppPort)
-	s.Pod("keep", lab.Plain(keeping(url)))
-	s.Pod("keep-out", lab.Plain(keeping(url), optedOut))
-	s.Pod("keep-side", lab.Plain(keeping(s.URL("side", "6", lab.AppPort))))
+	s.Pod("keep", lab.Plain(client("keep", url)))
+	s.Pod("keep-out", lab.Plain(client("keep", url), optedOut))
+	s.Pod("keep-side", lab.Plain(client("keep", s.URL("side", "6", lab.AppPort))))
 	s.UntilReady("keep", "keep-out", "keep-side")
 	s.untilKept("keep", "keep-out", "keep-side")
 
+	churn := s.Churn(2)
 	s.kubectl("rollout", "restart", "daemonset/istio-cni-node", "--namespace="+lab.Mesh)
 	s.Until("the restart", s.RolledOut)
 	s.untilKept("keep", "keep-out", "keep-side")
@@ -102,6 +112,7 @@ func (s *scenario) restarts() {
 	s.kubectl("delete", "pod", s.Agent().Name, "--namespace="+lab.Mesh)
 	s.Until("another agent", func() bool { agent := s.Agent(); return lab.Ready(agent) && agent.UID != before })
 	s.untilKept("keep", "keep-out", "keep-side")
+	churn.End(2)
 	s.check()
 
 	s.Remove("keep", "keep-out", "keep-side")
@@ -125,7 +136,8 @@ func (s *scenario) release() {
 	s.members = []member{{"labelled", ambient}, {"plain", ambient}, {"new", ambient}, {"side", sidecar}}
 	s.check()
 	s.label(namespaceLabel + "-")
-	s.Remove("labelled", "plain", "new", "side", "out")
+	s.Remove("labelled", "plain", "new", "side", "out", "first")
+	s.Until("the node's table to be empty", func() bool { return !strings.Contains(s.table(), "comment") })
 }
 
 // migration: a namespace moves from sidecars to ambient mode and back, pod by pod, and its pods reach each other at each step.
@@ -189,11 +201,13 @@ func (s *scenario) powerFailure() {
 	}
 	s.UntilAgentReady()
 	s.check()
+	s.untilAudited()
 }
 
 // uninstall: the node has no table any more, enrolled pods have traffic while ztunnel runs, and pods start as on any other node.
 func (s *scenario) uninstall() {
 	s.Helper()
+	s.checkRights()
 	s.Uninstall(s.objects)
 	if tables := s.OnNode("nft", "list", "tables"); strings.Contains(tables, "istio") {
 		s.Errorf("the node has tables\n%s", tables)

@@ -1,7 +1,9 @@
 package ambientmesh
 
 import (
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,11 +59,11 @@ func probed(template *core.PodTemplateSpec) {
 	}
 }
 
-// keeping makes the application a client with one connection, whose end is the end of the pod.
-func keeping(url string) lab.Change {
+// client makes the application a client, whose end is the end of the pod.
+func client(args ...string) lab.Change {
 	return func(template *core.PodTemplateSpec) {
 		lab.Once(template)
-		template.Spec.Containers[0].Args = []string{"keep", url}
+		template.Spec.Containers[0].Args = args
 	}
 }
 
@@ -100,7 +102,8 @@ func (s *scenario) startZtunnel() {
 	s.ztunnel = s.node.Start(nil, s.Ztunnel, fmt.Sprintf("/proc/%d/root/run/ztunnel/ztunnel.sock", s.Pid()))
 }
 
-// check waits until the annotations are those of the members, and checks the traffic, as well as the node's own, such as probes.
+// check waits until the annotations are those of the members, and checks the node's table, and the traffic, also the node's own, such
+// as the kubelet's probes.
 func (s *scenario) check() {
 	s.Helper()
 	for _, m := range s.members {
@@ -110,7 +113,14 @@ func (s *scenario) check() {
 		}
 		s.Until("annotation "+want+" of "+m.name, func() bool { return s.Get(lab.App, m.name).Annotations[redirection] == want })
 	}
+	table := s.table()
 	for _, m := range s.members {
+		pod := s.Get(lab.App, m.name)
+		for _, at := range pod.Status.PodIPs {
+			if entry := fmt.Sprintf("%s comment %q", at.IP, pod.UID); strings.Contains(table, entry) != (m.in == ambient) {
+				s.Errorf("%v has %s, and the node's table is\n%s", m, at.IP, table)
+			}
+		}
 		text, _ := s.GetFrom("", s.URL(m.name, "4", lab.AppPort))
 		if want := "hello from " + m.name + " to " + probeSource + ":"; strings.HasPrefix(text, want) != (m.in == ambient) {
 			s.Errorf("from the node to %v:\n%s", m, text)
@@ -119,12 +129,18 @@ func (s *scenario) check() {
 	s.checkTraffic()
 }
 
+// table returns the node's table.
+func (s *scenario) table() string {
+	s.Helper()
+	return s.OnNode("nft", "list", "table", "inet", "istio-ambient-nat")
+}
+
 // checkTraffic checks the path and the source of connections between all members.
 func (s *scenario) checkTraffic() {
 	s.Helper()
 	for _, to := range s.members {
 		for _, from := range s.members {
-			if from != to {
+			if from != to || to.in != sidecar {
 				s.checkPath(from, to, "")
 			}
 		}
@@ -158,8 +174,11 @@ func (s *scenario) checkPath(from, to member, family string) {
 	}
 }
 
-// path is the begin of a response.
+// path is the begin of a response. A pod reaches itself directly.
 func path(from, to member) string {
+	if from == to {
+		from.in, to.in = outside, outside
+	}
 	var via []string
 	switch from.in {
 	case ambient:
@@ -195,4 +214,43 @@ func (s *scenario) rules(name string) string {
   nsenter --net="$n" ip -o addr | grep -q " $1/" && nsenter --net="$n" sh -c "nft list ruleset; ip rule; ip -6 rule; ip route show table 100"
 done; true`
 	return s.OnNode("sh", "-c", script, "sh", s.Get(lab.App, name).Status.PodIP)
+}
+
+// checkRights checks that the agents and the plugin had all rights that they used.
+func (s *scenario) checkRights() {
+	s.Helper()
+	all, err := s.Requests(lab.Mesh, "istio-cni")
+	s.Must(err)
+	for _, r := range all {
+		if r.Status == 401 || r.Status == 403 {
+			s.Errorf("forbidden: %s %s: %d", r.Verb, r.URI, r.Status)
+		}
+	}
+}
+
+// untilAudited waits until the audit has exactly the members that are in the mesh, as they should be.
+func (s *scenario) untilAudited() {
+	s.Helper()
+	var want []string
+	for _, m := range s.members {
+		if m.in != outside {
+			want = append(want, m.name+" captured")
+		}
+	}
+	slices.Sort(want)
+	s.Until("the audit", func() bool {
+		r := s.Kubectl("istio-cni", "pods", "-n", lab.App, "-o", "json")
+		if r.Code != 0 && r.Code != 3 { // the audit may not have begun
+			return false
+		}
+		var all struct{ Pods []struct{ Pod, State string } }
+		s.Must(json.Unmarshal([]byte(r.Stdout), &all))
+		var have []string
+		for _, p := range all.Pods {
+			have = append(have, p.Pod+" "+p.State)
+		}
+		slices.Sort(have)
+		return slices.Equal(have, want)
+	})
+	s.Step("the audit has %q", want)
 }
