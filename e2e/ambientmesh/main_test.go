@@ -137,7 +137,7 @@ func (s *scenario) release() {
 	s.check()
 	s.label(namespaceLabel + "-")
 	s.Remove("labelled", "plain", "new", "side", "out", "first")
-	s.Until("the node's table to be empty", func() bool { return !strings.Contains(s.table(), "comment") })
+	s.Until("the node's table to be empty", func() bool { return !strings.Contains(s.table(), "elements") })
 }
 
 // migration: a namespace moves from sidecars to ambient mode and back, pod by pod, and its pods reach each other at each step.
