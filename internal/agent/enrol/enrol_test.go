@@ -200,7 +200,11 @@ func (p *pod) space() redirection.Namespace {
 	space, err := netns.Open(p.path)
 	p.f.Do(err)
 	p.f.Cleanup(space.Close)
-	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: p.f.conf.Load().Backend}
+	backend := p.f.conf.Load().Backend
+	if backend == redirect.Tools {
+		backend = redirect.Netlink
+	}
+	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: backend}
 }
 
 // spec returns the wanted redirection.
@@ -230,7 +234,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	f.Cleanup(api.Close)
 	compiled, err := selector.ParseAmbient([]byte(selectors))
 	f.Do(err)
-	store := podcache.NewStore(podcache.Options{API: api, Node: node1, Log: log, Keep: []string{"app"}, Ambient: func() *selector.Ambient { return compiled }})
+	store := podcache.NewStore(podcache.Options{API: api, Node: node1, Log: log, Ambient: func() *selector.Ambient { return compiled }})
 	host, err := netns.Open(f.Host)
 	f.Do(err)
 	f.Cleanup(host.Close)
@@ -366,15 +370,19 @@ func TestEnrol_ByLabel(t *testing.T) {
 		"pod":       func(_ *fixture, p *pod) { p.relabel("ambient") },
 		"namespace": func(f *fixture, _ *pod) { f.namespace("shop", "ambient") },
 		"native":    func(_ *fixture, p *pod) { p.relabel("ambient") },
+		"programs":  func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			if name == "native" {
-				conf := *f.conf.Load()
+			conf := *f.conf.Load()
+			switch name {
+			case "native":
 				conf.Backend = redirect.Native
-				f.conf.Store(&conf)
+			case "programs": // there are none: they are not used
+				conf.Backend, conf.ForceIptables = redirect.Tools, "legacy"
 			}
+			f.conf.Store(&conf)
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
 			f.agent()
 			z := f.ztunnel(ztunneltest.Options{})
@@ -387,8 +395,8 @@ func TestEnrol_ByLabel(t *testing.T) {
 			if left := out.trace(z); left != "" {
 				t.Errorf("a pod that opts out: %s", left)
 			}
-			if n := f.patches(); n != 1 {
-				t.Errorf("%d patches, want 1", n)
+			if n := f.patches(); n != 2 {
+				t.Errorf("%d patches, want 2", n)
 			}
 			f.namespace("shop", "")
 			p.relabel("")
@@ -503,6 +511,22 @@ func TestAdd(t *testing.T) {
 	p.enrolled(z)
 }
 
+// TestAdd_NoAddress: an address that is known later is put into the probe set then.
+func TestAdd_NoAddress(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	p := f.pod("new", labelled, func(p *pod) { p.addressless = true })
+	event := p.event()
+	event.IPs = nil
+	check.OK(t, a.pods.Add(t.Context(), event))
+	check.Equal(t, p.annotation(), enabled)
+	p.addressless = false
+	p.publish()
+	p.enrolled(z)
+}
+
 func TestAdd_Refused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -593,7 +617,8 @@ func TestEnrol_Killed(t *testing.T) {
 			}
 			out.relabel("")
 			third.relabel("ambient")
-			agenttest.Eventually(t, "nothing is under way", func() bool { return third.space().NetNS != nil && third.rules() })
+			before := f.patches()
+			agenttest.Eventually(t, "nothing is under way", func() bool { return third.rules() || step == "patch" && f.patches() > before+1 })
 			first.stop()
 			f.server.Heal()
 			z.Close()
@@ -654,6 +679,19 @@ func TestEnrol_APIServerFails(t *testing.T) {
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	p.enrolled(z)
 	other.enrolled(z)
+}
+
+// TestEnrol_Ztunnel: its own pods stay out, whatever their labels are.
+func TestEnrol_Ztunnel(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	own := f.pod("ztunnel-x", labelled, func(p *pod) { p.labels[ambient.ZtunnelLabel] = ambient.ZtunnelApp })
+	f.agent(func(o *enrol.Options) { o.SystemNamespace = "shop" })
+	z := f.ztunnel(ztunneltest.Options{})
+	f.pod("web", labelled).enrolled(z)
+	if left := own.trace(z); left != "" {
+		t.Error(left)
+	}
 }
 
 // TestEnrol_Excluded: the setting wins over a label, also for pods that are enrolled.

@@ -98,7 +98,7 @@ func (s *Store) watch(ctx context.Context) {
 	var watches sync.WaitGroup
 	if r.selectors != nil {
 		pods, namespaces := r.selectors.Keys()
-		keep = append(keep, pods...)
+		keep = append(keep, append(pods, ambient.ZtunnelLabel)...)
 		watches.Go(func() {
 			s.options.API.WatchNamespaces(ctx, namespaces, kube.Listener[kube.Namespace]{
 				OnUpdate: s.putNamespace, OnDelete: s.removeNamespace, OnSync: s.syncNamespaces,

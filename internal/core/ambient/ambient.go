@@ -26,6 +26,12 @@ const (
 	RedirectionPending = "pending"
 )
 
+// The label of ztunnel's own pods.
+const (
+	ZtunnelLabel = "app"
+	ZtunnelApp   = "ztunnel"
+)
+
 // Keys of the annotations that change a pod's rules.
 const (
 	BypassInboundKey     = "ambient.istio.io/bypass-inbound-capture" //nolint:gosec // an annotation

@@ -12,8 +12,8 @@ var (
 	ErrNotFound = errors.New("its network namespace was not found")
 	// ErrAmbiguous means that several namespaces have the pod's addresses.
 	ErrAmbiguous = errors.New("several network namespaces could be its own")
-	// ErrLoopback means that the only namespace with the pod's addresses has them where any tenant may put them.
-	ErrLoopback = errors.New("the only network namespace with its addresses has them on loopback, or on an interface that is down")
+	// ErrLoopback means that the only namespace with the pod's addresses lacks some, or has them where any tenant may put them.
+	ErrLoopback = errors.New("the only network namespace with its addresses lacks some, or has them on loopback, or on an interface that is down")
 	// ErrClaimed means that a record assigns the namespace with the pod's addresses to another pod. The API server shows the
 	// addresses of a sandbox for some time after its end, above all after a restart of the node, when other pods get the same
 	// addresses. Root in a pod can also add them.

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -96,6 +97,18 @@ func (w *sweep) isForeign(process string, inode netns.Inode) bool {
 		w.owners[inode] = append(w.owners[inode], owner{uid, process})
 	}
 	return !w.searchesFor(uid)
+}
+
+// began returns when a process began, in ticks since the node's start: field 22 of proc_pid_stat(5).
+func (w *sweep) began(process string) (ticks uint64, known bool) {
+	text, err := os.ReadFile(filepath.Join(w.view.Proc, process, "stat"))
+	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name can have spaces and parentheses
+	const start = 22 - 3
+	if err != nil || len(fields) <= start {
+		return 0, false
+	}
+	ticks, err = strconv.ParseUint(fields[start], 10, 64)
+	return ticks, err == nil
 }
 
 // searchesFor reports whether a pod is searched and not found yet.

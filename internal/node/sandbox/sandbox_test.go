@@ -178,6 +178,39 @@ func TestFind_Sources(t *testing.T) {
 	}
 }
 
+// TestFind_SomeAddresses: a process of the pod decides for a namespace that lacks an address of the pod's status, but not for another
+// pod's.
+func TestFind_SomeAddresses(t *testing.T) {
+	t.Parallel()
+	pod := podOf("10.77.1.6", "fd77:1::6")
+	for _, address := range []string{"10.77.1.6/32", "fd77:1::6/128"} {
+		n := newFixture(t)
+		ns := namespace(t, address)
+		n.Process("77", ns, uid)
+		n.Process("78", namespace(t, "10.77.1.7/32"), uid)
+		n.finds(pod, ns, sandbox.FromProc)
+		n.Mount(ns, "cni-1")
+		n.finds(pod, ns, sandbox.FromMount)
+		n.Process("79", namespace(t, "10.77.1.6/32", "fd77:1::6/128"), theirUID)
+		n.finds(pod, ns, sandbox.FromMount)
+	}
+}
+
+// TestFind_Oldest: of two namespaces with the pod's addresses and processes, the sandbox's process began first.
+func TestFind_Oldest(t *testing.T) {
+	t.Parallel()
+	n := newFixture(t)
+	pod, sandboxed, made := podOf("10.77.1.8"), namespace(t, "10.77.1.8/32"), namespace(t, "10.77.1.8/32")
+	n.Process("90", sandboxed, uid)
+	n.Process("80", made, uid) // process IDs wrap
+	n.fails(pod, sandbox.ErrAmbiguous)
+	for pid, began := range map[string]int{"90": 500, "80": 1000} {
+		text := fmt.Sprintf("%s (a) b) S 1%s %d 1 2 3", pid, strings.Repeat(" 0", 17), began)
+		n.Do(os.WriteFile(filepath.Join(n.Proc, pid, "stat"), []byte(text), 0o600))
+	}
+	n.finds(pod, sandboxed, sandbox.FromProc)
+}
+
 func TestFind_Cache(t *testing.T) {
 	t.Parallel()
 	ns, other := namespace(t, "10.77.2.5/32"), namespace(t, "10.77.2.6/32")
@@ -281,7 +314,7 @@ func TestFind_Refusals(t *testing.T) {
 			n.Cached("c1", pod, n.Mount(ns, "cni-1"))
 			n.Cached("c2", pod, n.Mount(other, "cni-2"))
 		}},
-		{"a namespace with one of two addresses", podOf("10.77.4.5", "10.77.4.8"), sandbox.ErrNotFound, nil, func(n *fixture) {
+		{"a namespace with one of two addresses", podOf("10.77.4.5", "10.77.4.8"), sandbox.ErrLoopback, []string{"lacks some"}, func(n *fixture) {
 			n.Mount(ns, "cni-1")
 			n.Process("77", ns)
 		}},

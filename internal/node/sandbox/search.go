@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -50,7 +51,7 @@ func (c candidate) String() string { return fmt.Sprintf("%s (%s)", c.Inode(), c.
 
 // decide ends the search if its result is known, or if this stage was the last one.
 func (s *search) decide(last bool) bool {
-	best := s.best()
+	best := s.oldest(s.best())
 	switch fits := len(best) > 0 && s.eligible(best[0]); {
 	case fits && len(best) == 1:
 		s.result = s.found(best[0])
@@ -93,6 +94,30 @@ func (s *search) best() []candidate {
 		highest = max(highest, rank(c))
 	}
 	return slices.DeleteFunc(slices.Clone(s.candidates), func(c candidate) bool { return rank(c) < highest })
+}
+
+// oldest returns, of several namespaces with processes of the pod, the one of the process that began first, as Istio's agent does: it
+// is the sandbox, and a container can make others. It returns all if one has no such process.
+func (s *search) oldest(all []candidate) []candidate {
+	if len(all) < 2 {
+		return all
+	}
+	first, earliest := all, uint64(math.MaxUint64)
+	for i, c := range all {
+		began, known := uint64(0), false
+		for _, o := range s.owners[c.Inode()] {
+			if o.uid == s.pod.UID {
+				began, known = s.began(o.process)
+			}
+		}
+		switch {
+		case !known || began == earliest:
+			return all
+		case began < earliest:
+			first, earliest = all[i:i+1], began
+		}
+	}
+	return first
 }
 
 // eligible reports whether the best candidate may be the pod's.
@@ -141,11 +166,15 @@ func (s *search) hostHas() bool {
 	return s.attachment(s.host) != route.Absent
 }
 
-// attachment returns the worst attachment of the pod's addresses in a namespace: Absent if one is missing.
+// attachment returns the worst attachment of the pod's addresses in a namespace: Absent if all are missing, and OnLoopback if some
+// are. Then, as on loopback, only a record makes the namespace the pod's: a second address can be one that the pod never gets.
 func (s *search) attachment(sp *space) route.Attachment {
-	worst := route.Outside
+	worst, best := route.Outside, route.Absent
 	for _, address := range s.pod.Addresses {
-		worst = min(worst, sp.has[address])
+		worst, best = min(worst, sp.has[address]), max(best, sp.has[address])
+	}
+	if best != route.Absent {
+		return max(worst, route.OnLoopback)
 	}
 	return worst
 }

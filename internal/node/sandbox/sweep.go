@@ -25,7 +25,7 @@ type sweep struct {
 	// spaces has each known namespace, and each file that could not be opened as one. If a namespace ends during the sweep and the
 	// kernel reuses its number, the sweep misses the new namespace, as if it were created a moment later.
 	spaces map[netns.Inode]*space
-	// searches are those without a result. addresses are those of all pods; byAddress has the searches by their first one.
+	// searches are those without a result. addresses are those of all pods; byAddress has the searches by theirs.
 	searches  []*search
 	addresses []netip.Addr
 	byAddress map[netip.Addr][]*search
@@ -103,13 +103,11 @@ func (w *sweep) start(pods []Pod) (all []*search) {
 				continue
 			}
 			s.pod.Addresses = append(s.pod.Addresses, address)
+			w.byAddress[address] = append(w.byAddress[address], s)
 			if !addresses[address] {
 				addresses[address] = true
 				w.addresses = append(w.addresses, address)
 			}
-		}
-		if len(s.pod.Addresses) > 0 {
-			w.byAddress[s.pod.Addresses[0]] = append(w.byAddress[s.pod.Addresses[0]], s)
 		}
 		all = append(all, s)
 	}
