@@ -69,6 +69,9 @@ type seen struct {
 	// applied are the rules in space, nil if they were not compared; version is their version.
 	applied *ambient.Spec
 	version redirection.Version
+	// due is when changed rules may be compared again; unreadable is why the last comparison was given up.
+	due        time.Time
+	unreadable error
 	// retryAt is when ztunnel is asked again after it has refused the pod, pause the time until then.
 	retryAt time.Time
 	pause   time.Duration

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,14 +11,15 @@ import (
 	"testing"
 	"time"
 
+	clocktesting "k8s.io/utils/clock/testing"
+
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/enrol"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
-	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/probeset"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -113,6 +113,7 @@ func TestEnrol_DeletedMeanwhile(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled)
+	before := open(t, p)
 	at := pause{slog.NewTextHandler(f.log, nil), "wrote the rules", make(chan struct{}), make(chan struct{}), &sync.Once{}}
 	a := f.agent(func(o *enrol.Options) { o.Log = slog.New(at) })
 	z := f.ztunnel(ztunneltest.Options{})
@@ -127,7 +128,7 @@ func TestEnrol_DeletedMeanwhile(t *testing.T) {
 	other := f.pod("other", labelled)
 	other.enrolled(z)
 	agenttest.Until(t, func() string { return fmt.Sprint(z.Pods(), p.entry()) }, func() bool { return len(z.Pods()) == 1 && p.entry() == "" })
-	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, p) == 0 })
+	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, p) == before })
 }
 
 // open returns the number of descriptors of this process for the pod's namespace.
@@ -153,7 +154,7 @@ func TestEnrol_Ended(t *testing.T) {
 	job := f.pod("job", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
 	a := f.agent()
 	agenttest.Eventually(t, "it is not searched", func() bool { return a.pods.Searching() == 1 })
-	event := job.event()
+	event, before := job.event(), open(t, job)
 	job.phase, lost.phase = "Failed", "Failed"
 	job.publish()
 	lost.publish()
@@ -163,7 +164,7 @@ func TestEnrol_Ended(t *testing.T) {
 	if err := a.pods.Add(ctx, event); err == nil {
 		t.Error("an ended pod is enrolled")
 	}
-	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, job) == 0 })
+	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, job) == before })
 }
 
 // TestEnrol_APIServerDown: the pauses between requests for a pod grow.
@@ -347,20 +348,39 @@ func TestEnrol_HugeAnnotation(t *testing.T) {
 	}
 }
 
-// TestStart_Fill: the entry of a pod without an address stays.
-func TestStart_TwoAgents(t *testing.T) {
+// TestEnrol_UnreadableRules: rules that cannot be read are not read again at each of their changes.
+func TestEnrol_UnreadableRules(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	p := f.pod("web", labelled)
-	f.agent()
+	now := clocktesting.NewFakeClock(time.Now())
+	p, other := f.pod("web", labelled), f.pod("other", labelled)
+	a := f.agent(func(o *enrol.Options) { o.Clock = now })
 	z := f.ztunnel(ztunneltest.Options{})
-	p.enrolled(z)
-	host, err := netns.Open(f.Host)
-	check.OK(t, err)
-	defer host.Close()
-	all, err := probeset.Read(host)
-	check.OK(t, err)
-	if all[netip.MustParseAddr(p.address)] != p.uid {
-		t.Error(all)
+	for _, p := range []*pod{p, other} {
+		agenttest.Eventually(t, "it is not enrolled", func() bool {
+			now.Step(10 * time.Millisecond)
+			return p.problem(z) == ""
+		})
 	}
+	text := strings.Builder{}
+	text.WriteString("add table ip nat\nadd chain ip nat y\n")
+	for range 60000 {
+		text.WriteString("add rule ip nat y accept\n")
+	}
+	file := filepath.Join(f.Dir, "rules")
+	f.Write(file, []byte(text.String()))
+	netnstest.Run(t, p.path, "nft", "-f", file)
+	missing := func() string {
+		s, _ := a.pods.Status(p.uid)
+		return s.Missing
+	}
+	agenttest.Eventually(t, "the rules are read", func() bool { return strings.Contains(missing(), "cannot be inspected") })
+	netnstest.Run(t, p.path, "nft", "delete", "chain", "ip", "nat", "y")
+	now.Step(50 * time.Second)
+	other.enrolled(z)
+	if missing() == "" {
+		t.Error("they are read again")
+	}
+	now.Step(15 * time.Second)
+	p.enrolled(z)
 }

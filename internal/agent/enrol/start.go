@@ -45,7 +45,7 @@ func (c *Controller) served() (all []kube.Pod) {
 		p := e.latest()
 		value := p.Facts.Annotations[ambient.RedirectionKey]
 		told := value == ambient.RedirectionEnabled || value == ambient.RedirectionPending && p.Facts.Selected
-		if told && !p.Facts.HostNetwork && !podwork.PodOf(p).Ended && !c.isZtunnel(p) {
+		if told && p.Facts.Eligible() && !podwork.PodOf(p).Ended && !c.isZtunnel(p) {
 			all = append(all, p)
 		}
 	}

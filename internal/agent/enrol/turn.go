@@ -237,14 +237,23 @@ func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool
 	if err == nil && same && before == s.version {
 		return nil
 	}
-	s.applied = nil
+	began := w.Clock.Now()
+	if pause := s.due.Sub(began); pause > 0 && (same || s.unreadable != nil) {
+		w.e.touched.Store(true)
+		w.Again(pause)
+		return s.unreadable
+	}
+	s.applied = nil // until this has succeeded
 	if err != nil {
 		return err
 	}
 	report, err := space.Apply(ctx, spec, redirection.Reconcile)
+	now := w.Clock.Now()
+	s.due, s.unreadable = now.Add(share*now.Sub(began)), nil
 	if errors.Is(err, redirection.ErrUninspectable) {
+		s.due, s.unreadable = now.Add(time.Minute), waits("rules that can be read: %w", err)
 		w.Again(time.Minute)
-		return waits("rules that can be read: %w", err)
+		return s.unreadable
 	}
 	if err != nil {
 		return fmt.Errorf("writing its rules: %w", err)
@@ -265,8 +274,12 @@ func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool
 	return nil
 }
 
-// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate.
-const guardPause = time.Second
+// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate. A comparison of many
+// rules is followed by a pause of share times its length.
+const (
+	guardPause = time.Second
+	share      = 20
+)
 
 // watch gives the pod a turn whenever a rule of its namespace has changed.
 func (w *work) watch() error {
@@ -411,7 +424,7 @@ func (w *work) clean(ctx context.Context) error {
 	switch {
 	case s.space != nil:
 		return remove(w.Space(s.space))
-	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || w.Pod.Facts.HostNetwork:
+	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || !w.Pod.Facts.Eligible(): // anybody can annotate a pod with a sidecar
 		return nil
 	case !w.Reachable():
 		return errUnreachable
