@@ -673,6 +673,23 @@ func TestEnrol_APIServerFails(t *testing.T) {
 	other.enrolled(z)
 }
 
+// TestEnrol_AnnotationRemoved: whoever takes the annotation of an enrolled pod away, it returns. The watch can deliver the agent's own
+// change before the API server answers.
+func TestEnrol_AnnotationRemoved(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled)
+	f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	for range 50 {
+		p.enrolled(z)
+		f.server.Edit(p.object(), func(object map[string]any) {
+			delete(object["metadata"].(map[string]any)["annotations"].(map[string]any), ambient.RedirectionKey) //nolint:forcetypeassert // a test
+		})
+	}
+	p.enrolled(z)
+}
+
 // TestEnrol_Ztunnel: its own pods stay out, whatever their labels are.
 func TestEnrol_Ztunnel(t *testing.T) {
 	t.Parallel()

@@ -35,8 +35,10 @@ type entry struct {
 	// offer is the namespace of a new sandbox until the next turn takes it. lost is why the last search found none.
 	offer *offer
 	lost  error
-	// patching is set while the API server is asked to write the annotation; patchErr is why that failed.
-	patching bool
+	// asked is the value that the API server is asked to write, nil if it is not asked; arrived is set once the watch has delivered it,
+	// which can precede the answer. patchErr is why the last request failed.
+	asked    *string
+	arrived  bool
 	patchErr error
 	// written is the value that was written last, until the watch delivers it; nil afterwards.
 	written *string
@@ -95,7 +97,9 @@ func (c *Controller) track(p kube.Pod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pod = p
-	if e.written != nil && p.Facts.Annotations[ambient.RedirectionKey] == *e.written {
+	value := p.Facts.Annotations[ambient.RedirectionKey]
+	e.arrived = e.arrived || e.asked != nil && *e.asked == value
+	if e.written != nil && *e.written == value {
 		e.written = nil
 	}
 }

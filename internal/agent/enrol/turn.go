@@ -332,10 +332,10 @@ func (w *work) patch(value string) {
 	ref := kube.PodRef{Namespace: e.key.Namespace, Name: e.key.Name, UID: e.uid}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.patching {
+	if e.asked != nil {
 		return
 	}
-	e.patching = true
+	e.asked, e.arrived = &value, false
 	go func() {
 		c.patches <- struct{}{}
 		ctx, cancel := context.WithTimeout(c.life, patchTimeout)
@@ -343,11 +343,12 @@ func (w *work) patch(value string) {
 		cancel()
 		<-c.patches
 		e.mu.Lock()
-		e.patching = false
-		if err == nil || kube.ClassOf(err) == kube.NotFound { // the pod is gone, as the watch will say
-			e.written = &value
-		} else {
+		e.asked = nil
+		switch {
+		case err != nil && kube.ClassOf(err) != kube.NotFound: // a pod that is gone is as wanted; the watch will say so
 			e.patchErr = err
+		case !e.arrived:
+			e.written = &value
 		}
 		e.mu.Unlock()
 		c.pods.Enqueue(e.key)
