@@ -55,6 +55,7 @@ pack() { # NAME /PATH=FILE...
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/metered" ./scale/metered)
 pack box /box=bin/box
 CGO_ENABLED=0 go test -c -o bin/contract ./internal/kube/kubetest
+CGO_ENABLED=0 go build -trimpath -o bin/ztunnel ./internal/agent/ztunnels/ztunneltest/ztunnel
 CGO_ENABLED=0 go build -trimpath -o bin/kubectl-istio_cni ./internal/role/fleet/kubectl-istio_cni
 (cd hack/chart && CGO_ENABLED=0 go build -buildvcs=false -trimpath -o "$root/bin/chart" .)
 # The last release of the reference CNI plugins with this plugin.
@@ -73,7 +74,7 @@ crd github.com/k8snetworkplumbingwg/network-attachment-definition-client artifac
 ISTIO_CNI_BIN=$root/bin/image/istio-cni-$(go env GOARCH)
 export KUBE_BIN ISTIO_CNI_BIN E2E_IMAGE=$root/bin/image/istio-cni.tar
 export E2E_BOX_BIN=$root/bin/box E2E_BOX_IMAGE=$root/bin/e2e-images/box.tar E2E_CHART_BIN=$root/bin/chart
-export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CONTRACT_BIN=$root/bin/contract E2E_KUBECTL_BIN=$root/bin/kubectl-istio_cni E2E_METERED_BIN=$root/bin/metered E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
+export E2E_FLANNEL_BIN=$root/bin/flannel E2E_CONTRACT_BIN=$root/bin/contract E2E_KUBECTL_BIN=$root/bin/kubectl-istio_cni E2E_METERED_BIN=$root/bin/metered E2E_ZTUNNEL_BIN=$root/bin/ztunnel E2E_CRDS=$root/bin/crds E2E_LOGS=${E2E_LOGS:-$root/bin/e2e-logs}
 rm -rf "$E2E_LOGS"
 if [[ " ${packages[*]} " == *' ./page '* ]]; then
   hack/setup.sh page

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -316,12 +317,12 @@ func (n *node) step(do func()) (r result) {
 	return r
 }
 
-// requests returns the number of requests of the agent and the plugin so far.
+// requests returns the number of requests of the agent and the plugin so far, without watches, which the API server ends at any time.
 func (n *node) requests() int {
 	n.Helper()
 	all, err := n.Requests(mesh, account)
 	n.Must(err)
-	return len(all)
+	return len(slices.DeleteFunc(all, func(r cluster.Request) bool { return r.Verb == "watch" }))
 }
 
 // watch keeps the set of pods with the annotation.

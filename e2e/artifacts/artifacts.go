@@ -31,13 +31,15 @@ type Artifacts struct {
 	Flannel string
 	// Metered is the CNI plugin that measures another.
 	Metered string
+	// Ztunnel is the stand-in for ztunnel.
+	Ztunnel string
 	// Logs is the directory for the logs of failed tests. It may not exist yet.
 	Logs string
 }
 
 // Find reads KUBE_BIN, ISTIO_CNI_BIN, E2E_IMAGE, E2E_BOX_BIN, E2E_BOX_IMAGE, E2E_CHART_BIN, E2E_FLANNEL_BIN,
-// E2E_CONTRACT_BIN, E2E_KUBECTL_BIN, E2E_METERED_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Variables that are not set, except the first, have
-// a default below bin/ of the repository.
+// E2E_CONTRACT_BIN, E2E_KUBECTL_BIN, E2E_METERED_BIN, E2E_ZTUNNEL_BIN, E2E_CRDS and E2E_LOGS, which hack/e2e.sh sets. Variables that are
+// not set, except the first, have a default below bin/ of the repository.
 func Find() (Artifacts, error) {
 	_, source, _, _ := runtime.Caller(0)
 	bin := filepath.Join(filepath.Dir(source), "..", "..", "bin")
@@ -45,7 +47,7 @@ func Find() (Artifacts, error) {
 		Kube: os.Getenv("KUBE_BIN"), Box: from("E2E_BOX_BIN", bin, "box"), BoxImage: from("E2E_BOX_IMAGE", bin, "e2e-images/box.tar"),
 		IstioCNI: from("ISTIO_CNI_BIN", bin, "image/istio-cni-"+runtime.GOARCH), Image: from("E2E_IMAGE", bin, "image/istio-cni.tar"),
 		Chart: from("E2E_CHART_BIN", bin, "chart"), Flannel: from("E2E_FLANNEL_BIN", bin, "flannel"), Contract: from("E2E_CONTRACT_BIN", bin, "contract"),
-		Metered: from("E2E_METERED_BIN", bin, "metered"),
+		Metered: from("E2E_METERED_BIN", bin, "metered"), Ztunnel: from("E2E_ZTUNNEL_BIN", bin, "ztunnel"),
 		Kubectl: from("E2E_KUBECTL_BIN", bin, "kubectl-istio_cni"), CRDs: from("E2E_CRDS", bin, "crds"), Logs: from("E2E_LOGS", bin, "e2e-logs"),
 	}
 	if a.Kube == "" {
@@ -64,6 +66,7 @@ func Find() (Artifacts, error) {
 		program(a.Contract, "E2E_CONTRACT_BIN", "hack/e2e.sh builds it"),
 		program(a.Kubectl, "E2E_KUBECTL_BIN", "hack/e2e.sh builds it"),
 		program(a.Metered, "E2E_METERED_BIN", "hack/e2e.sh builds it"),
+		program(a.Ztunnel, "E2E_ZTUNNEL_BIN", "hack/e2e.sh builds it"),
 		program(a.Chart, "E2E_CHART_BIN", "hack/e2e.sh builds it"),
 		directory(a.CRDs, "E2E_CRDS", "hack/e2e.sh fills it"))
 }

@@ -8,6 +8,7 @@
 //	box wait         waits until the proxy in this pod is ready, as "pilot-agent wait" does
 //	box request ...  does nothing: pilot-agent's request to drain, before a native sidecar ends
 //	box get URL      prints the response and its Via header, and fails unless the status is 200
+//	box keep URL     gets it again and again over one connection, until SIGTERM, and fails when that breaks
 //	box lookup NAME  resolves a name over UDP and TCP, with an unreachable DNS server
 //	box api PATH     prints the response of the API server to a GET with the pod's ServiceAccount token
 //	box cat FILE...  box ls DIR...
@@ -45,7 +46,7 @@ func main() {
 }
 
 func run(command string, args []string) error {
-	many := map[string]func(string) error{"cat": cat, "ls": list, "get": get, "api": api, "serve": serve, "lookup": lookup}
+	many := map[string]func(string) error{"cat": cat, "ls": list, "get": get, "keep": keep, "api": api, "serve": serve, "lookup": lookup}
 	switch command {
 	case "pause":
 		wait()
@@ -133,6 +134,25 @@ func serve(address string) error {
 const timeout = 5 * time.Second
 
 func get(url string) error { return ask(&http.Client{Timeout: timeout}, url, "") }
+
+func keep(url string) error {
+	const pause = 100 * time.Millisecond
+	dialed := false
+	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if dialed {
+			return nil, errors.New("the connection was closed")
+		}
+		dialed = true
+		return (&net.Dialer{}).DialContext(ctx, network, address)
+	}}
+	client := &http.Client{Timeout: timeout, Transport: transport}
+	for {
+		if err := ask(client, url, ""); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+}
 
 func api(path string) error {
 	token, err := os.ReadFile(serviceAccount + "token")

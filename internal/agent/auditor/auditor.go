@@ -46,6 +46,8 @@ type Options struct {
 	// Enrolment returns the first step that is not done of the enrolment of a pod in ambient mode, "" for an enrolled pod, and false for
 	// a pod that was not looked at yet. Nil where another agent enrols.
 	Enrolment func(uid string) (missing string, known bool)
+	// ProbeSet reads the addresses of pods in the node's probe set, where another agent enrols; nil where this agent does.
+	ProbeSet func() (map[netip.Addr]string, error)
 	// Env is shared with the turns.
 	Env *podwork.Env
 	// Pods gives access to the pods, see podwork.Controller.
@@ -192,6 +194,8 @@ type Memory struct {
 	// place is where the namespace was found, uses the number of inspections since the search.
 	place podwork.Place
 	uses  int
+	// enrolled is the time since which no step of the enrolment is missing, zero if one is.
+	enrolled time.Time
 	// captured has the rules of the pod when last captured.
 	captured redirect.Wanted
 	// failures is the number of consecutive failed inspections.
@@ -307,6 +311,12 @@ func (w *work) audit(ctx context.Context) {
 		m.status = audit.Status{State: audit.Outside, Sentence: sentence, Remedy: w.Decision.Reason.Remedy()}
 		return
 	}
+	switch step, known := w.missing(); {
+	case !known || step != "":
+		m.enrolled = time.Time{}
+	case m.enrolled.IsZero():
+		m.enrolled = w.Clock.Now()
+	}
 	in, before := w.input(), m.input
 	m.input = in
 	switch now := w.Clock.Now(); {
@@ -356,12 +366,6 @@ func (w *work) verify(ctx context.Context) {
 		m.failures = 0
 	}
 	w.setStatus(problems)
-	if m.status.State == audit.Pending {
-		m.due = w.Clock.Now().Add(confirmation)
-		if w.Clock.Since(m.status.Since) < confirmation {
-			return
-		}
-	}
 	if m.failures != 1 || permanent(err) {
 		w.reportChange(ctx)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -44,17 +45,39 @@ func (w *work) observe(ctx context.Context) ([]audit.Problem, error) {
 	return audit.Assess(w.Decision.Wanted(), o), err
 }
 
-// missing is Options.Enrolment for the pod. Nothing is missing for a pod that this agent does not enrol.
+// missing is Options.Enrolment for the pod. Where another agent enrols, the annotation shows that it has done its steps.
 func (w *work) missing() (step string, known bool) {
-	if w.Decision.Outcome != sidecar.Enrol || w.Enrolment == nil {
-		return "", true
+	now := w.Pod.Facts.Annotations[ambient.RedirectionKey]
+	switch {
+	case w.Decision.Outcome != sidecar.Enrol:
+	case w.Enrolment != nil:
+		return w.Enrolment(w.Pod.Facts.UID)
+	case w.Settings.Observe && now != ambient.RedirectionEnabled:
+		return fmt.Sprintf("the annotation %s is %q, not %q", ambient.RedirectionKey, now, ambient.RedirectionEnabled), true
 	}
-	return w.Enrolment(w.Pod.Facts.UID)
+	return "", true
+}
+
+// unlisted returns that an address of the pod is not in the probe set, "" if all are.
+func (w *work) unlisted() (step string, err error) {
+	if w.Decision.Outcome != sidecar.Enrol || w.ProbeSet == nil {
+		return "", nil
+	}
+	set, err := w.ProbeSet()
+	for _, a := range w.Pod.Addresses {
+		if _, in := set[a]; !in && err == nil && (a.Is4() || w.Decision.Ambient.IPv6) {
+			step = fmt.Sprintf("the probe set of the node does not have the pod's address %s: its probes are captured", a)
+		}
+	}
+	return step, err
 }
 
 // enrolment adds the missing step. A pod that has never had its rules is pending, not bypassed.
 func (w *work) enrolment(o *audit.Observation) {
 	step, known := w.missing()
+	if unlisted, err := w.unlisted(); step == "" {
+		step, o.Unknown = unlisted, cmp.Or(o.Unknown, err)
+	}
 	never := w.memory.captured == nil && !o.Mesh
 	if never && !known {
 		step = "the agent has not begun to enrol it"
@@ -100,14 +123,13 @@ func (w *work) read(ctx context.Context, space redirection.Namespace, o *audit.O
 	if o.Routing, err = space.VerifyRouting(want, redirection.Report{Families: o.Families}); err != nil {
 		return err
 	}
-	if w.Decision.Outcome == sidecar.Enrol { // ztunnel has no process in the pod
-		return nil
+	var in peers
+	if w.Decision.Outcome != sidecar.Enrol { // ztunnel has no process in the pod
+		if in, err = w.peers(space); err != nil {
+			return err
+		}
+		o.Collisions = w.collisions(in)
 	}
-	in, err := w.peers(space)
-	if err != nil {
-		return err
-	}
-	o.Collisions = w.collisions(in)
 	o.Listeners, o.Unknown = w.listeners(space, in)
 	return nil
 }
@@ -194,8 +216,12 @@ func (in peers) listener(uid uint32) audit.Listener {
 }
 
 // proxySince returns the time from which the proxy should run: its start, or else the latest of its end, the pod's start and the
-// ends of init containers. It is the zero time for a pod that is just starting.
+// ends of init containers. It is the zero time for a pod that is just starting. For a pod in ambient mode it is the time since which it
+// is seen to be enrolled, zero while it is not.
 func (w *work) proxySince() time.Time {
+	if w.Decision.Outcome == sidecar.Enrol {
+		return w.memory.enrolled
+	}
 	all := slices.Concat(w.Pod.Init, w.Pod.Containers)
 	at := slices.IndexFunc(all, func(c repair.Container) bool { return c.Name == sidecar.ProxyContainer })
 	if at < 0 {

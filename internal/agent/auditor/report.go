@@ -13,15 +13,18 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// setStatus sets the status from the problems.
+// setStatus sets the status from the problems. A pending pod is inspected again soon.
 func (w *work) setStatus(problems []audit.Problem) {
 	m, now, state := w.memory, w.Clock.Now(), audit.StateOf(problems)
 	since := m.status.Since
 	if m.status.State != state {
 		since = now
 	}
-	if state == audit.Captured && now.After(m.repairAfter.Add(calm)) {
+	switch {
+	case state == audit.Captured && now.After(m.repairAfter.Add(calm)):
 		m.repairs = 0
+	case state == audit.Pending:
+		m.due = now.Add(confirmation)
 	}
 	remedy := w.Remedy(state)
 	if state == audit.Sandboxed {
@@ -63,10 +66,13 @@ var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals /
 // aboutRules are the states that race repair also reports for the pods it repairs.
 var aboutRules = []audit.State{audit.Bypassed, audit.Drifted, audit.ForeignRule} //nolint:gochecknoglobals // a constant
 
-// reportChange records an event when the state differs from the last event's.
+// reportChange records an event when the state differs from the last event's. It waits for the usual end of an enrolment.
 func (w *work) reportChange(ctx context.Context) {
 	m := w.memory
 	now, before := m.status, m.reported
+	if now.State == audit.Pending && w.Clock.Since(now.Since) < confirmation {
+		return
+	}
 	m.reported = now.State
 	if now.State == before || now.State == audit.Captured && before == "" {
 		return

@@ -47,6 +47,8 @@ type Options struct {
 	SystemNamespace string
 	// Failed counts a failed try of a step.
 	Failed func(metrics.AmbientStep)
+	// Moved is called when the last step of a wanted pod is done, and when one is missing again, such as after the end of ztunnel.
+	Moved func(types.NamespacedName)
 }
 
 const (

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -63,6 +64,7 @@ type fixture struct {
 	conf            atomic.Pointer[cniconf.NetConf]
 	log             *agenttest.Buffer
 	pods, processes int // number of them so far
+	moves           atomic.Int64
 
 	mu     sync.Mutex
 	failed map[metrics.AmbientStep]int
@@ -200,7 +202,11 @@ func (p *pod) space() redirection.Namespace {
 	space, err := netns.Open(p.path)
 	p.f.Do(err)
 	p.f.Cleanup(space.Close)
-	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: p.f.conf.Load().Backend}
+	backend := p.f.conf.Load().Backend
+	if backend == redirect.Tools {
+		backend = redirect.Netlink
+	}
+	return redirection.Namespace{NetNS: space, Log: slog.New(slog.DiscardHandler), Backend: backend}
 }
 
 // spec returns the wanted redirection.
@@ -246,6 +252,7 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 		},
 		API: api, Follow: store.Follow, Pod: store.Pod, Places: f.Places, Host: host.Inode(), Ztunnels: server, SystemNamespace: "istio-system",
 		Probes: probes.New(probes.Options{Host: host, V4: config.ProbeV4, V6: config.ProbeV6, IPv6: true, Log: log, Changed: notify}),
+		Moved:  func(types.NamespacedName) { f.moves.Add(1) },
 		Failed: func(s metrics.AmbientStep) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -366,15 +373,19 @@ func TestEnrol_ByLabel(t *testing.T) {
 		"pod":       func(_ *fixture, p *pod) { p.relabel("ambient") },
 		"namespace": func(f *fixture, _ *pod) { f.namespace("shop", "ambient") },
 		"native":    func(_ *fixture, p *pod) { p.relabel("ambient") },
+		"programs":  func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			if name == "native" {
-				conf := *f.conf.Load()
+			conf := *f.conf.Load()
+			switch name {
+			case "native":
 				conf.Backend = redirect.Native
-				f.conf.Store(&conf)
+			case "programs": // there are none: they are not used
+				conf.Backend, conf.ForceIptables = redirect.Tools, "legacy"
 			}
+			f.conf.Store(&conf)
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
 			f.agent()
 			z := f.ztunnel(ztunneltest.Options{})
@@ -387,8 +398,8 @@ func TestEnrol_ByLabel(t *testing.T) {
 			if left := out.trace(z); left != "" {
 				t.Errorf("a pod that opts out: %s", left)
 			}
-			if n := f.patches(); n != 1 {
-				t.Errorf("%d patches, want 1", n)
+			if n := f.patches(); n != 2 {
+				t.Errorf("%d patches, want 2", n)
 			}
 			f.namespace("shop", "")
 			p.relabel("")
@@ -447,6 +458,54 @@ func TestEnrol_WithoutZtunnel(t *testing.T) {
 	if got := p.annotation(); got != enabled {
 		t.Errorf("after a restart of ztunnel: %q", got)
 	}
+}
+
+// misses waits until a step with a text is missing, "" for none.
+func (p *pod) misses(a *agent, step string) {
+	p.f.Helper()
+	status := func() enrol.Status {
+		s, _ := a.pods.Status(p.uid)
+		return s
+	}
+	agenttest.Until(p.f.T, func() string { return status().Missing }, func() bool {
+		s := status()
+		return s.Wanted && (s.Missing == "") == (step == "") && strings.Contains(s.Missing, step)
+	})
+}
+
+// TestStatus_ZtunnelEnds: the annotation is still enabled, and the status says what is missing until the next ztunnel serves the pod.
+func TestStatus_ZtunnelEnds(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled)
+	a := f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	p.misses(a, "")
+	z.Close()
+	p.misses(a, "ztunnel")
+	if got := p.annotation(); got != enabled {
+		t.Errorf("the annotation is %q", got)
+	}
+	f.ztunnel(ztunneltest.Options{})
+	p.misses(a, "")
+	if n := f.moves.Load(); n != 4 {
+		t.Errorf("%d changes were told, want those to missing and to enrolled, twice", n)
+	}
+}
+
+// TestStatus_AddressTaken: an enrolled pod that leaves the probe set has a missing step.
+func TestStatus_AddressTaken(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled)
+	var set *probes.Keeper
+	a := f.agent(func(o *enrol.Options) { set = o.Probes })
+	f.ztunnel(ztunneltest.Options{})
+	p.misses(a, "")
+	set.Put("another", []netip.Addr{netip.MustParseAddr(p.address)})
+	p.misses(a, "the probe set of the node: address "+p.address+" is pod another's")
+	set.Remove("another")
+	p.misses(a, "")
 }
 
 // TestEnrol_Refused: ztunnel tries again by itself, and does not say when it succeeds.
@@ -609,7 +668,8 @@ func TestEnrol_Killed(t *testing.T) {
 			}
 			out.relabel("")
 			third.relabel("ambient")
-			agenttest.Eventually(t, "nothing is under way", func() bool { return third.space().NetNS != nil && third.rules() })
+			before := f.patches()
+			agenttest.Eventually(t, "nothing is under way", func() bool { return third.rules() || step == "patch" && f.patches() > before+1 })
 			first.stop()
 			f.server.Heal()
 			z.Close()
@@ -671,23 +731,6 @@ func TestEnrol_APIServerFails(t *testing.T) {
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	p.enrolled(z)
 	other.enrolled(z)
-}
-
-// TestEnrol_AnnotationRemoved: whoever takes the annotation of an enrolled pod away, it returns. The watch can deliver the agent's own
-// change before the API server answers.
-func TestEnrol_AnnotationRemoved(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	p := f.pod("web", labelled)
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
-	for range 50 {
-		p.enrolled(z)
-		f.server.Edit(p.object(), func(object map[string]any) {
-			delete(object["metadata"].(map[string]any)["annotations"].(map[string]any), ambient.RedirectionKey) //nolint:forcetypeassert // a test
-		})
-	}
-	p.enrolled(z)
 }
 
 // TestEnrol_Ztunnel: its own pods stay out, whatever their labels are.

@@ -23,24 +23,25 @@ type entry struct {
 	uid string
 	key types.NamespacedName
 
-	// turn is held by the turn of the pod and by its end; the fields of seen belong to it.
+	// turn is held by the turn of the pod and by its end; the fields of seen belong to it, and what ztunnel and the probe set are told.
 	turn sync.Mutex
 	seen seen
 	// touched is set when the rules of the namespace have changed.
 	touched atomic.Bool
 
 	mu sync.Mutex
-	// pod is the pod as last delivered by the watch.
-	pod kube.Pod
+	// pod is the pod as last delivered by the watch. gone: it was deleted, or the agent ends.
+	pod  kube.Pod
+	gone bool
 	// offer is the namespace of a new sandbox until the next turn takes it. lost is why the last search found none.
 	offer *offer
 	lost  error
-	// asked is the value that the API server is asked to write, nil if it is not asked; arrived is set once the watch has delivered it,
-	// which can precede the answer. patchErr is why the last request failed.
-	asked    *string
-	arrived  bool
+	// patching is set while the API server is asked to write the annotation; patchErr is why that failed.
+	patching bool
 	patchErr error
-	// written is the value that was written last, until the watch delivers it; nil afterwards.
+	// last is the value that was written last, at lastAt. written is last until the watch delivers a change; nil afterwards.
+	last    string
+	lastAt  time.Time
 	written *string
 	current Status
 	// served is the namespace in which the pod is enrolled, changed is closed when this or current changes.
@@ -57,9 +58,10 @@ type offer struct {
 
 // seen is what turns have found and done.
 type seen struct {
-	closed bool
-	// space is the pod's namespace, nil if it is unknown; replaced is the one before until ztunnel has let it go.
+	// space is the pod's namespace, nil if it is unknown; replaced is the one before until ztunnel has let it go. running: space was found,
+	// so the pod lives on if this agent ends.
 	space, replaced *netns.Namespace
+	running         bool
 	// addresses are those of space, status those of the pod's status when space was found.
 	addresses, status []netip.Addr
 	// guard reports changes of the rules in space.
@@ -67,6 +69,9 @@ type seen struct {
 	// applied are the rules in space, nil if they were not compared; version is their version.
 	applied *ambient.Spec
 	version redirection.Version
+	// due is when changed rules may be compared again; unreadable is why the last comparison was given up.
+	due        time.Time
+	unreadable error
 	// retryAt is when ztunnel is asked again after it has refused the pod, pause the time until then.
 	retryAt time.Time
 	pause   time.Duration
@@ -96,13 +101,14 @@ func (c *Controller) track(p kube.Pod) {
 	c.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.pod = p
-	value := p.Facts.Annotations[ambient.RedirectionKey]
-	e.arrived = e.arrived || e.asked != nil && *e.asked == value
-	if e.written != nil && *e.written == value {
-		e.written = nil
+	if p.Facts.Annotations[ambient.RedirectionKey] != e.delivered() {
+		e.written = nil // by this agent, or by another writer since
 	}
+	e.pod = p
 }
+
+// delivered returns the value of the annotation in the watch. It needs the lock.
+func (e *entry) delivered() string { return e.pod.Facts.Annotations[ambient.RedirectionKey] }
 
 // forget ends a deleted pod, after its turn.
 func (c *Controller) forget(uid string) {
@@ -127,8 +133,10 @@ func (e *entry) close(leave func()) {
 	e.turn.Lock()
 	defer e.turn.Unlock()
 	leave()
-	e.seen.closed = true
 	e.seen.drop()
+	e.mu.Lock()
+	e.gone = true
+	e.mu.Unlock()
 	e.offered(nil)
 	e.set(Status{Missing: "the pod is gone"}, netns.Inode{})
 }
@@ -143,7 +151,7 @@ func (s *seen) drop() {
 			space.Close()
 		}
 	}
-	*s = seen{closed: s.closed}
+	*s = seen{}
 }
 
 // offered replaces the offer.
@@ -153,6 +161,10 @@ func (e *entry) offered(o *offer) {
 	if e.offer != nil {
 		e.offer.space.Close()
 	}
+	if e.gone && o != nil {
+		o.space.Close()
+		o = nil
+	}
 	e.offer, e.lost = o, nil
 	e.served = netns.Inode{}
 }
@@ -161,11 +173,18 @@ func (e *entry) offered(o *offer) {
 func (e *entry) discovered(found *sandbox.Namespace) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.lost = nil; e.offer != nil {
+	if e.lost = nil; e.offer != nil || e.gone {
 		found.Close()
 		return
 	}
 	e.offer = &offer{space: found.Namespace, addresses: e.pod.Addresses, found: found}
+}
+
+// ended reports whether the pod was deleted, or the agent ends.
+func (e *entry) ended() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.gone
 }
 
 // latest returns the pod as last delivered by the watch.
@@ -229,5 +248,5 @@ func (e *entry) annotation() string {
 	if e.written != nil {
 		return *e.written
 	}
-	return e.pod.Facts.Annotations[ambient.RedirectionKey]
+	return e.delivered()
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
-	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -33,11 +32,9 @@ type work struct {
 	at metrics.AmbientStep
 }
 
-// errWaits ends a turn that goes on with a notification of ztunnel, the probe set, the API server or the watch.
-var errWaits = errors.New("waiting")
-
+// waits ends a turn that goes on with a notification of ztunnel, the probe set, the API server or the watch.
 func waits(format string, args ...any) error {
-	return fmt.Errorf("%w for %w", errWaits, fmt.Errorf(format, args...))
+	return fmt.Errorf("%w for %w", podwork.ErrWaits, fmt.Errorf(format, args...))
 }
 
 func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}) error {
@@ -52,7 +49,7 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}
 	}
 	e.turn.Lock()
 	defer e.turn.Unlock()
-	if e.seen.closed {
+	if e.ended() {
 		return nil
 	}
 	w := &work{Controller: c, Turn: t, e: e}
@@ -67,11 +64,12 @@ func (c *Controller) reconcile(ctx context.Context, t *podwork.Turn, _ *struct{}
 	case e.seen.space != nil:
 		served = e.seen.space.Inode()
 	}
+	before := e.status()
 	e.set(status, served)
-	if errors.Is(err, errWaits) {
-		return nil
+	if wanted && (before.Missing == "") != (status.Missing == "") {
+		c.Moved(e.key)
 	}
-	if err != nil && w.at != "" {
+	if err != nil && w.at != "" && !errors.Is(err, podwork.ErrWaits) {
 		c.Failed(w.at)
 	}
 	return err
@@ -88,6 +86,8 @@ func (w *work) step(ctx context.Context, wanted bool) error {
 		w.at = metrics.StepAnnotation
 		return err
 	case podwork.PodOf(w.Pod).Ended:
+		w.found(w.e.uid)
+		w.e.offered(nil)
 		w.leave(w.e)
 		w.e.seen.drop()
 		return w.annotate("")
@@ -112,6 +112,10 @@ func (w *work) enrol(ctx context.Context) error {
 	if err := w.namespace(); err != nil {
 		return err
 	}
+	if s.running && w.e.annotation() == "" { // else the next agent would not find the rules of a pod that is not wanted any more
+		w.at = metrics.StepAnnotation
+		return w.annotate(ambient.RedirectionPending)
+	}
 	w.at = metrics.StepRules
 	if err := w.rules(ctx); err != nil {
 		return err
@@ -126,7 +130,7 @@ func (w *work) enrol(ctx context.Context) error {
 		return err
 	}
 	w.Probes.Put(w.e.uid, s.addresses)
-	if in, err := w.Probes.State(w.e.uid); !in && err != nil {
+	if in, err := w.Probes.State(w.e.uid); err != nil {
 		return waits("the probe set of the node: %w", err)
 	} else if !in && len(s.addresses) > 0 { // without an address, no probe reaches the pod: its status may bring one
 		return waits("the probe set of the node")
@@ -174,6 +178,7 @@ func (w *work) accept(o *offer) error {
 		w.Log.Debug("found the pod's network namespace", slog.String("source", string(o.found.Source)))
 	}
 	w.use(o.space)
+	s.running = o.found != nil
 	s.status, s.addresses = w.Pod.Addresses, o.addresses
 	if len(o.addresses) == 0 {
 		s.addresses = s.status
@@ -217,25 +222,38 @@ func (w *work) rules(ctx context.Context) error {
 			return err
 		}
 	}
-	space := w.space(s.space)
-	touched := w.e.touched.Swap(false)
-	if s.applied != nil && reflect.DeepEqual(*s.applied, spec) {
-		if !touched {
-			return nil
-		}
-		if now, err := space.Version(); err == nil && now == s.version { // it was our own change
-			return nil
-		}
+	same := s.applied != nil && reflect.DeepEqual(*s.applied, spec)
+	if touched := w.e.touched.Swap(false); same && !touched {
+		return nil
 	}
+	space := w.Space(s.space)
+	return s.space.Do(func() error { return w.apply(ctx, space, same) }) // one entry for all
+}
+
+// apply compares the rules, and writes them if they differ. A change of the wanted rules' own version was made by apply itself.
+func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool) error {
+	s, spec := &w.e.seen, w.Decision.Ambient
 	before, err := space.Version()
+	if err == nil && same && before == s.version {
+		return nil
+	}
+	began := w.Clock.Now()
+	if pause := s.due.Sub(began); pause > 0 && (same || s.unreadable != nil) {
+		w.e.touched.Store(true)
+		w.Again(pause)
+		return s.unreadable
+	}
+	s.applied = nil // until this has succeeded
 	if err != nil {
 		return err
 	}
-	s.applied = nil
 	report, err := space.Apply(ctx, spec, redirection.Reconcile)
+	now := w.Clock.Now()
+	s.due, s.unreadable = now.Add(share*now.Sub(began)), nil
 	if errors.Is(err, redirection.ErrUninspectable) {
+		s.due, s.unreadable = now.Add(time.Minute), waits("rules that can be read: %w", err)
 		w.Again(time.Minute)
-		return waits("rules that can be read: %w", err)
+		return s.unreadable
 	}
 	if err != nil {
 		return fmt.Errorf("writing its rules: %w", err)
@@ -256,19 +274,12 @@ func (w *work) rules(ctx context.Context) error {
 	return nil
 }
 
-// space returns a namespace for the rules of ambient mode, which no program of the node writes.
-func (w *work) space(of *netns.Namespace) redirection.Namespace {
-	space := w.Space(of)
-	for _, backend := range []*redirect.Backend{&space.Backend, &space.Auto} {
-		if *backend == redirect.Tools {
-			*backend = redirect.Netlink
-		}
-	}
-	return space
-}
-
-// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate.
-const guardPause = time.Second
+// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate. A comparison of many
+// rules is followed by a pause of share times its length.
+const (
+	guardPause = time.Second
+	share      = 20
+)
 
 // watch gives the pod a turn whenever a rule of its namespace has changed.
 func (w *work) watch() error {
@@ -332,10 +343,15 @@ func (w *work) patch(value string) {
 	ref := kube.PodRef{Namespace: e.key.Namespace, Name: e.key.Name, UID: e.uid}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.asked != nil {
+	if e.patching {
 		return
 	}
-	e.asked, e.arrived = &value, false
+	if again := guardPause - w.Clock.Since(e.lastAt); value == e.last && again > 0 { // another writer does not like it
+		w.Again(again)
+		return
+	}
+	e.patching = true
+	before := e.delivered()
 	go func() {
 		c.patches <- struct{}{}
 		ctx, cancel := context.WithTimeout(c.life, patchTimeout)
@@ -343,23 +359,37 @@ func (w *work) patch(value string) {
 		cancel()
 		<-c.patches
 		e.mu.Lock()
-		e.asked = nil
+		e.patching = false
 		switch {
-		case err != nil && kube.ClassOf(err) != kube.NotFound: // a pod that is gone is as wanted; the watch will say so
+		case err != nil && kube.ClassOf(err) != kube.NotFound: // else the pod is gone, as the watch will say
 			e.patchErr = err
-		case !e.arrived:
+		case e.delivered() == before: // the watch comes later
 			e.written = &value
+			fallthrough
+		default:
+			e.last, e.lastAt = value, w.Clock.Now()
 		}
 		e.mu.Unlock()
 		c.pods.Enqueue(e.key)
 	}()
 }
 
+// writing reports whether the API server is being asked.
+func (e *entry) writing() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.patching
+}
+
 // release takes a running pod out of the mesh: annotation, ztunnel, rules, probe set. The annotation is pending meanwhile, so that an
 // agent that starts in between goes on.
 func (w *work) release(ctx context.Context) error {
 	e, s := w.e, &w.e.seen
+	w.Ambient = true
 	e.offered(nil)
+	if e.writing() {
+		return waits("the API server to take its annotation")
+	}
 	annotation := e.annotation()
 	if annotation == "" && s.space == nil {
 		return nil
@@ -393,8 +423,8 @@ func (w *work) clean(ctx context.Context) error {
 	}
 	switch {
 	case s.space != nil:
-		return remove(w.space(s.space))
-	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || w.Pod.Facts.HostNetwork:
+		return remove(w.Space(s.space))
+	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || !w.Pod.Facts.Eligible(): // anybody can annotate a pod with a sidecar
 		return nil
 	case !w.Reachable():
 		return errUnreachable

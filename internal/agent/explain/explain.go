@@ -149,6 +149,7 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 		Captured: l.Decision.Wanted() != nil, Reason: string(l.Decision.Reason), Sentence: l.Decision.Reason.Sentence(),
 		Detail: l.Decision.Detail, Remedy: l.Decision.Reason.Remedy(),
 	}
+	e.Modes = modes(l.Decision, l.Pod.Facts, l.Conf)
 	if l.Decision.Err != nil {
 		e.Decision.Detail = printable.Text(l.Decision.Err.Error(), maxDetail)
 	}

@@ -109,7 +109,7 @@ func (o Options) stay(ctx context.Context) error {
 		required = nil
 		n.metrics.SetReady(true)
 	}
-	if n.Config.Ambient.Enabled {
+	if n.Config.Ambient.Enabled && !n.Config.Observe {
 		required = append(required, partAmbient)
 	}
 	n.health = health.NewState(health.Options{Log: n.Log, Now: clock.RealClock{}.Now, OnChange: n.metrics.SetReady}, required...)

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/agent/cmdadd"
 	"github.com/meshcni/istio-cni/internal/agent/enrol"
@@ -65,6 +68,11 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: m.ztunnels,
 		Probes:     probes.New(probes.Options{Host: m.host, V4: c.Ambient.ProbeV4, V6: c.Ambient.ProbeV6, IPv6: c.Ambient.IPv6, Log: n.Log, Changed: notify}),
 		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed,
+		Moved: func(k types.NamespacedName) {
+			if pods := n.audit.Load(); pods != nil {
+				pods.Notify(k)
+			}
+		},
 	})
 	m.events, err = unixsock.Open(ctx, cmdadd.Socket(c.eventSocket(), c.RunDirMode, n.Log))
 	if err != nil {
@@ -93,6 +101,16 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		}
 	})
 	return nil
+}
+
+// probeSet reads what another plugin's agent has written.
+func (n *node) probeSet() (map[netip.Addr]string, error) {
+	host, err := netns.Open(n.Config.nodeNamespace())
+	if err != nil {
+		return nil, fmt.Errorf("the node's network namespace: %w", err)
+	}
+	defer host.Close()
+	return probeset.ReadAny(host)
 }
 
 // missing is nodepods.Options.Enrolment.

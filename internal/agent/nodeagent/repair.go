@@ -43,8 +43,11 @@ func (n *node) startRepair() {
 	}
 	if audits {
 		o.Audit, o.Processes = c.Audit, n.podProcesses
-		if n.ambient != nil {
+		switch {
+		case n.ambient != nil:
 			o.Enrolment = n.ambient.missing
+		case c.Ambient.Enabled:
+			o.ProbeSet = n.probeSet
 		}
 	}
 	if pods := n.runPods(o); pods != nil && audits {

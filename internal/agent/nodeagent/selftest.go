@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
@@ -22,7 +23,7 @@ func (n *node) test(ctx context.Context) {
 // testOnce sends real packets to determine whether and how pods can be redirected on this node, and records the result for the
 // plugin. A node that fails the test is not ready; a node where the test cannot run for lack of privilege can be ready.
 func (n *node) testOnce(ctx context.Context) (done bool) {
-	verdict, err := selfcheck.Run(ctx, n.ToolPath, n.Log)
+	verdict, err := selfcheck.Run(ctx, n.ToolPath, n.writesByPrograms(), n.Log)
 	if ctx.Err() != nil {
 		return true
 	}
@@ -42,6 +43,12 @@ func (n *node) testOnce(ctx context.Context) (done bool) {
 	n.Log.ErrorContext(ctx, "self-test failed: pods of the mesh will not start on this node", slog.String("error", err.Error()))
 	n.warn(eventSelfTest, err.Error())
 	return false
+}
+
+// writesByPrograms reports whether the configured backend is that of the iptables programs.
+func (n *node) writesByPrograms() bool {
+	conf, err := n.plugin()
+	return err == nil && conf.Backend == redirect.Tools
 }
 
 // record writes the verdict to its file unless the file has the verdict already.

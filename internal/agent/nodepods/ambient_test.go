@@ -2,6 +2,7 @@ package nodepods
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,8 +24,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/probeset"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // ambientFixture is a fixture with one enrolled pod, whose rules are in place.
@@ -33,6 +37,8 @@ type ambientFixture struct {
 
 	// missing is the first missing step of the enrolment, nil before the pod was looked at.
 	missing atomic.Pointer[string]
+	// deaf leaves out ztunnel's sockets.
+	deaf bool
 }
 
 func newAmbientFixture(t *testing.T, backend redirect.Backend, change ...func(*cniconf.NetConf)) *ambientFixture {
@@ -77,6 +83,9 @@ func (l *ambientFixture) begin(programmed bool) {
 	l.Helper()
 	if programmed {
 		l.enrol()
+	}
+	if !l.deaf {
+		l.listen(0, "15001", "15006", "15008")
 	}
 	l.publish(nil)
 	l.controller = l.controllerOf(l.options)
@@ -192,11 +201,99 @@ func TestAmbientPending_Annotation(t *testing.T) {
 	l.misses("")
 	l.pod.annotations = object{ambient.RedirectionKey: ambient.RedirectionEnabled}
 	l.publish(nil)
-	agenttest.Until(t, func() string { return "it stays pending" }, func() bool {
-		l.clock.Step(100 * time.Millisecond)
+	agenttest.Eventually(t, "it stays pending", func() bool { // the clock stands still
 		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == audit.Captured })
 	})
 	l.noEvents(l.pod)
+}
+
+// shows waits for a state in the list of pods, without a request to inspect.
+func (l *ambientFixture) shows(want audit.State, text string) {
+	l.Helper()
+	agenttest.Until(l.T, func() string { return fmt.Sprintf("got %+v", l.controller.Pods()) }, func() bool {
+		l.clock.Step(100 * time.Millisecond)
+		return slices.ContainsFunc(l.controller.Pods(), func(s audit.Status) bool { return s.State == want && strings.Contains(s.Why(), text) })
+	})
+}
+
+// TestAmbientPending_Again: a pod was enrolled, and ztunnel has ended since. The annotation does not show it.
+func TestAmbientPending_Again(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.begin(true)
+	l.want(audit.Captured, "")
+	const step = "ztunnel: no ztunnel is connected"
+	l.misses(step)
+	l.controller.Notify(web)
+	l.shows(audit.Pending, step)
+	l.misses("")
+	l.controller.Notify(web)
+	l.shows(audit.Captured, "")
+}
+
+// TestAmbientNotListening: ztunnel has acknowledged the pod, and its sockets are not there. A fresh enrolment gets time.
+func TestAmbientNotListening(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	l.deaf = true
+	l.begin(true)
+	l.want(audit.Captured, "")
+	l.clock.Step(16 * time.Second)
+	s := l.want(audit.NoListener, "nothing listens on 10.88.0.2:15008, to which other ztunnels send tunnels (HBONE)")
+	if len(s.Problems) != 3 || !strings.Contains(s.Remedy, "ztunnel") {
+		t.Errorf("got %+v", s)
+	}
+	l.waitForEvent(l.pod, "Warning", podwork.ReasonNoListener, "nothing listens on", "Remedy: ")
+	l.misses("ztunnel: no ztunnel is connected")
+	l.want(audit.Pending, "no ztunnel is connected")
+	l.misses("")
+	l.want(audit.Captured, "")
+	l.listen(0)
+	l.clock.Step(16 * time.Second)
+	if s = l.want(audit.NoListener, "10.88.0.2:15008"); len(s.Problems) != 1 {
+		t.Errorf("got %+v", s)
+	}
+	l.listen(0, "15008")
+	l.want(audit.Captured, "")
+	l.waitForEvent(l.pod, "Normal", podwork.ReasonVerified, "again")
+}
+
+// TestAmbientObserved: a pod of another agent, by its annotation, its rules, the probe set and the listeners.
+func TestAmbientObserved(t *testing.T) {
+	t.Parallel()
+	l := newAmbientFixture(t, redirect.Netlink)
+	host, err := netns.Open(l.Host)
+	l.Do(err)
+	t.Cleanup(host.Close)
+	l.deaf, l.options.Enrolment, l.options.Audit.Observe = true, nil, true
+	l.options.ProbeSet = func() (map[netip.Addr]string, error) { return probeset.ReadAny(host) }
+	has := func(addresses ...string) {
+		config := ambient.DefaultConfig()
+		want := probeset.Want{V4: config.ProbeV4, V6: config.ProbeV6, Pods: map[netip.Addr]string{}}
+		for _, a := range addresses {
+			want.Pods[netip.MustParseAddr(a)] = "uid"
+		}
+		l.Do(check.Err(probeset.Apply(host, want)))
+	}
+	l.begin(false)
+	if s := l.want(audit.Pending, `the annotation ambient.istio.io/redirection is "", not "enabled"`); !strings.Contains(s.Remedy, "Istio's agent") {
+		t.Errorf("got %+v", s)
+	}
+	l.enrol()
+	l.pod.annotations = object{ambient.RedirectionKey: ambient.RedirectionEnabled}
+	l.publish(nil)
+	agenttest.Eventually(t, "the annotation is not known", func() bool { return strings.Contains(l.check().Why(), "probe set") })
+	has("10.88.0.9")
+	l.want(audit.Pending, "the probe set of the node does not have the pod's address 10.88.0.2")
+	has("10.88.0.9", "10.88.0.2")
+	l.want(audit.Captured, "")
+	l.clock.Step(16 * time.Second)
+	l.want(audit.NoListener, "10.88.0.2:15008")
+	netnstest.Run(t, l.path, "nft", "flush", "ruleset")
+	if s := l.want(audit.Bypassed, "no rule of the mesh"); s.Remedy != "restart the pod" {
+		t.Errorf("got %+v", s)
+	}
+	l.noWrites()
 }
 
 // TestAmbientRaceRepair: race repair, which deletes broken pods, leaves a pod in ambient mode alone, also without rules.

@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -56,8 +57,9 @@ type Options struct {
 	// Processes lists the processes of the node's pods by pod UID, nil where they cannot be seen.
 	Processes func(context.Context) (map[string][]sandbox.Process, error)
 
-	// Enrolment is passed to the audit.
+	// Enrolment and ProbeSet are passed to the audit.
 	Enrolment func(uid string) (missing string, known bool)
+	ProbeSet  func() (map[netip.Addr]string, error)
 
 	// Workers and PodTimeout are passed to podwork.
 	Workers    int
@@ -106,7 +108,7 @@ func newController(o Options, once bool) (c *Controller, err error) {
 	})
 	c.auditor = auditor.New(auditor.Options{
 		API: o.API, Metrics: o.Metrics, Settings: o.Audit, Processes: o.Processes, Env: &c.pods.Env, Pods: audited{c.pods}, Selects: c.selects,
-		Enrolment: o.Enrolment,
+		Enrolment: o.Enrolment, ProbeSet: o.ProbeSet,
 	})
 	c.Explainer = explain.New(explain.Options{
 		API: o.API, Auditor: c.auditor, Env: &c.pods.Env, Look: c.pods.Look, Present: c.present,
@@ -139,6 +141,9 @@ func Once(ctx context.Context, o Options) error {
 
 // Pods returns the status of every pod of the node.
 func (c *Controller) Pods() []audit.Status { return c.auditor.Statuses() }
+
+// Notify gives a pod a turn, after a change of its enrolment.
+func (c *Controller) Notify(k types.NamespacedName) { c.pods.Enqueue(k) }
 
 // Synced reports whether the pods of the node are known.
 func (c *Controller) Synced() bool {

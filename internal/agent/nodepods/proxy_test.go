@@ -144,13 +144,16 @@ func (n contained) list(ctx context.Context) (map[string][]sandbox.Process, erro
 	return all, err
 }
 
-// listen opens the ports of the proxy in a namespace, with a UID of this machine.
-func (l *auditFixture) listen(uid uintptr) {
+// listen opens ports in a namespace, by default the proxy's, with a UID of this machine.
+func (l *auditFixture) listen(uid uintptr, ports ...string) {
 	l.Helper()
 	l.Do(l.space(l.path).NetNS.Do(func() error {
 		_, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, uid, 0, 0) // of this thread
 		defer func() { _, _, _ = unix.RawSyscall(unix.SYS_SETFSUID, 0, 0, 0) }()
-		for _, port := range []string{"15001", "15006"} {
+		if len(ports) == 0 {
+			ports = []string{"15001", "15006"}
+		}
+		for _, port := range ports {
 			socket, err := (&net.ListenConfig{}).Listen(l.Context(), "tcp4", "0.0.0.0:"+port)
 			if err != nil {
 				return err

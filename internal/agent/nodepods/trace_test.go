@@ -103,6 +103,7 @@ func TestTraceOfAPod(t *testing.T) {
 func TestTraceOfAPod_Ambient(t *testing.T) {
 	t.Parallel()
 	l := newAmbientFixture(t, redirect.Netlink)
+	l.deaf = true
 	l.begin(true)
 	traced(l.auditFixture).redirects("all other TCP goes to ztunnel's outbound listener")
 }

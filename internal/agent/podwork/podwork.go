@@ -36,6 +36,9 @@ const (
 	RetryMax = 2 * time.Minute
 )
 
+// ErrWaits is the error of a turn that goes on with a notification. The pauses after failures go on to grow.
+var ErrWaits = errors.New("waiting")
+
 // Env is shared by all turns. Log, Events and Plugin are required.
 type Env struct {
 	// Clock defaults to the system's clock.
@@ -62,7 +65,7 @@ type Options[M any] struct {
 
 	// Follow notifies of the pods until its context ends.
 	Follow func(context.Context, kube.Listener[kube.Pod])
-	// Reconcile works on a pod. After an error other than ErrPolicy it is called again.
+	// Reconcile works on a pod. After an error other than ErrPolicy and ErrWaits it is called again.
 	Reconcile func(context.Context, *Turn, *M) error
 	// OtherSandbox resets the memory's part about the pod's network namespace; Ended is for a namespace that is gone or about to go.
 	// They, Changed and Gone are called under the lock and must not call the Controller.
@@ -146,8 +149,11 @@ func (c *Controller[M]) runWorker(ctx context.Context) {
 // process gives a pod its turn, and enqueues the pod again after an error.
 func (c *Controller[M]) process(ctx context.Context, k types.NamespacedName) {
 	err := c.turn(ctx, k)
-	if err == nil || errors.Is(err, ErrPolicy) {
+	switch {
+	case err == nil || errors.Is(err, ErrPolicy):
 		c.retries.Forget(k)
+		return
+	case errors.Is(err, ErrWaits):
 		return
 	}
 	if ctx.Err() == nil {
@@ -251,4 +257,5 @@ func (t *Turn) decide() {
 		t.Conf.Problems, t.Err = err, fmt.Errorf("%w: %w", ErrPolicy, err)
 	}
 	t.Decision = sidecar.Decide(t.Pod.Facts, t.Conf.Policy())
+	t.Ambient = t.Decision.Outcome == sidecar.Enrol
 }

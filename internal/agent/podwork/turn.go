@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -30,6 +31,9 @@ type Turn struct {
 	Log      *slog.Logger
 	// Began is the start of the turn.
 	Began time.Time
+
+	// Ambient is set if the turn is about the rules of ambient mode.
+	Ambient bool
 
 	// Place is where the namespace was found in this turn, or is known to be from an earlier one.
 	Place Place
@@ -143,11 +147,21 @@ func (t *Turn) InKnownNamespace(ctx context.Context, fn func(redirection.Namespa
 	return t.InNamespace(ctx, fn)
 }
 
-// Space returns a namespace with the plugin's settings.
+// Space returns a namespace with the plugin's settings. No program of the node writes the rules of ambient mode.
 func (t *Turn) Space(n *netns.Namespace) redirection.Namespace {
-	return redirection.Namespace{
+	space := redirection.Namespace{
 		NetNS: n, Log: t.Log, Backend: t.Conf.Backend, Sandboxed: t.Decision.Sandbox != "",
 		Auto:  selfcheck.Recorded(t.Conf.RunDir).Choice,
 		Tools: iptables.Host{Path: t.ToolPath, Force: iptables.Variant(t.Conf.ForceIptables)},
 	}
+	if !t.Ambient {
+		return space
+	}
+	for _, backend := range []*redirect.Backend{&space.Backend, &space.Auto} {
+		if *backend == redirect.Tools {
+			*backend = redirect.Netlink
+		}
+	}
+	space.Tools.Force = ""
+	return space
 }

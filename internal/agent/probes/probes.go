@@ -139,7 +139,7 @@ func (k *Keeper) State(uid string) (in bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.pods[uid]
-	if p == nil {
+	if p == nil || len(p.addresses) == 0 {
 		return false, nil
 	}
 	return k.state(p, k.entries())
@@ -154,12 +154,12 @@ func (k *Keeper) state(p *pod, entries map[netip.Addr]string) (in bool, err erro
 	return len(p.addresses) > 0 && p.since <= k.applied, k.err
 }
 
-// entries returns the pod of each address: the one that got it last.
-func (k *Keeper) entries() map[netip.Addr]string {
+// entries returns the pod of each address, or of the given ones: the one that got it last.
+func (k *Keeper) entries(only ...netip.Addr) map[netip.Addr]string {
 	entries, since := map[netip.Addr]string{}, map[netip.Addr]uint64{}
 	for uid, p := range k.pods {
 		for _, a := range p.addresses {
-			if p.since > since[a] {
+			if p.since > since[a] && (len(only) == 0 || slices.Contains(only, a)) {
 				entries[a], since[a] = uid, p.since
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
@@ -68,7 +69,8 @@ var rows = []row{ //nolint:gochecknoglobals // a constant table
 	},
 	{
 		NoListener, "redirects its traffic to a port of the proxy on which nothing listens",
-		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or has ended",
+		"see the state and the log of the container istio-proxy: it has not started, has not opened its listeners, or has ended; in ambient " +
+			"mode, see the log of the ztunnel on this node, and delete its pod (kubectl get pods -A -l app=ztunnel -o wide)",
 	},
 	{
 		Pending, "waits to be taken into the ambient mesh",
@@ -123,6 +125,7 @@ func (s State) Remedy(repairs bool) string {
 // beside are the remedies for pods of another plugin, where they differ.
 var beside = map[State]string{ //nolint:gochecknoglobals // a constant table
 	Bypassed: "restart the pod", Drifted: "restart the pod",
+	Pending:  "see the cause, the log of Istio's agent on this node and its ztunnel (kubectl get pods -A -l app=ztunnel -o wide); restart the pod",
 	IPv6Open: "set ISTIO_DUAL_STACK for the proxy, and restart the pod; in ambient mode, set AMBIENT_IPV6",
 }
 
@@ -184,7 +187,7 @@ const maxProblems = 5
 // maxDetail bounds the text of a problem in bytes.
 const maxDetail = 1 << 10
 
-// Assess compares an observation with the wanted redirection. A captured pod has no problems. It compares the listeners of sidecars only.
+// Assess compares an observation with the wanted redirection. A captured pod has no problems.
 func Assess(want redirect.Wanted, o Observation) []Problem {
 	var all []Problem
 	add := func(state State, detail string) {
@@ -194,9 +197,8 @@ func Assess(want redirect.Wanted, o Observation) []Problem {
 	if o.Mesh {
 		routing(o.Routing, add)
 	}
-	spec, ofSidecar := want.(redirect.Spec)
-	if o.Listeners != nil && o.Mesh && ofSidecar {
-		listeners(spec, o, add)
+	if o.Listeners != nil && o.Mesh {
+		listeners(want, o, add)
 	}
 	if o.Pending != "" {
 		add(Pending, o.Pending)
@@ -212,6 +214,7 @@ func Assess(want redirect.Wanted, o Observation) []Problem {
 		}
 		add(UIDCollision, fmt.Sprintf("%s of container %q runs with uid %d and gid %d", what, p.Container, p.UID, p.GID))
 	}
+	_, ofSidecar := want.(redirect.Spec)
 	switch open := o.Families.HasIPv6 && o.Families.IPv6 == redirect.Bypassed; {
 	case open && ofSidecar:
 		add(IPv6Open, "the pod's first address is IPv4, and the plugin's setting second_ip_family is bypass")
@@ -314,15 +317,17 @@ func changed(diffs []ruleset.Diff, h *walk.Hop) bool {
 	})
 }
 
-// listeners reports missing listeners of the proxy, and other processes' listeners on its ports.
-func listeners(spec redirect.Spec, o Observation, add func(State, string)) {
-	for _, l := range wantedListeners(spec, o.Families) {
+// listeners reports missing listeners of the proxy, and other processes' listeners on a sidecar's ports. The sockets in an ambient pod have
+// the user of ztunnel, which is of the operator's choice.
+func listeners(want redirect.Wanted, o Observation, add func(State, string)) {
+	spec, ofSidecar := want.(redirect.Spec)
+	for _, l := range wantedListeners(want, o.Families) {
 		all := o.Listeners(l.address)
 		if len(all) == 0 && !l.optional {
-			add(NoListener, fmt.Sprintf("nothing listens on %s, to which %s is redirected", l.address, l.traffic))
+			add(NoListener, fmt.Sprintf("nothing listens on %s, to which %s", l.address, l.traffic))
 		}
-		if i := slices.IndexFunc(all, func(l Listener) bool { return l.foreign(spec) }); i >= 0 {
-			add(ForeignListener, fmt.Sprintf("uid %d listens on %s, to which %s is redirected; the rules are for a proxy with uid %s or gid %s",
+		if i := slices.IndexFunc(all, func(l Listener) bool { return ofSidecar && l.foreign(spec) }); i >= 0 {
+			add(ForeignListener, fmt.Sprintf("uid %d listens on %s, to which %s; the rules are for a proxy with uid %s or gid %s",
 				all[i].UID, l.address, l.traffic, ids(spec.UIDs), ids(spec.GIDs)))
 		}
 	}
@@ -332,22 +337,36 @@ func ids(all []uint32) string { return strings.Trim(fmt.Sprint(all), "[]") }
 
 // listener is an address on which the proxy must listen, or may if optional.
 type listener struct {
-	address  netip.AddrPort
+	address netip.AddrPort
+	// traffic continues "to which …".
 	traffic  string
 	optional bool
 }
 
-// wantedListeners returns the addresses to which the rules redirect: outbound connections go to the loopback address
-// (REDIRECT in hook OUTPUT), inbound ones to the interface's address.
-func wantedListeners(spec redirect.Spec, f redirect.Families) []listener {
+// wantedListeners returns the addresses of the proxy: outbound connections go to the loopback address (REDIRECT in hook OUTPUT), inbound
+// ones to the interface's address.
+func wantedListeners(want redirect.Wanted, f redirect.Families) []listener {
 	var all []listener
-	family := func(loopback, host netip.Addr) {
-		all = append(all, listener{address: netip.AddrPortFrom(loopback, spec.OutboundPort), traffic: "outbound traffic"})
-		if host.IsValid() && !spec.Inbound.Empty() {
-			all = append(all, listener{address: netip.AddrPortFrom(host, spec.InboundPort), traffic: "inbound traffic"})
+	add := func(to netip.Addr, port uint16, traffic string, optional bool) {
+		if to.IsValid() {
+			all = append(all, listener{netip.AddrPortFrom(to, port), traffic, optional})
 		}
-		if spec.DNS != redirect.DNSOff {
-			all = append(all, listener{netip.AddrPortFrom(loopback, redirect.DNSPort), "DNS traffic", true})
+	}
+	family := func(loopback, host netip.Addr) {
+		outbound, inbound, captures, dns := uint16(redirect.OutboundPort), uint16(redirect.InboundPort), true, true
+		switch s := want.(type) {
+		case redirect.Spec:
+			outbound, inbound, captures, dns = s.OutboundPort, s.InboundPort, !s.Inbound.Empty(), s.DNS != redirect.DNSOff
+		case ambient.Spec:
+			captures, dns = !s.Ingress, s.DNSCapture
+			add(host, redirect.TunnelPort, "other ztunnels send tunnels (HBONE)", false)
+		}
+		add(loopback, outbound, "outbound traffic is redirected", false)
+		if captures {
+			add(host, inbound, "inbound traffic is redirected", false)
+		}
+		if dns {
+			add(loopback, redirect.DNSPort, "DNS traffic is redirected", true)
 		}
 	}
 	host4, host6 := f.Host, netip.Addr{}

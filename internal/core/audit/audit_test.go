@@ -126,12 +126,11 @@ func TestAssess_MostSeriousState(t *testing.T) {
 	check.Equal(t, got[10].Detail, "and 15 more processes")
 }
 
-// TestAssess_Ambient: a pod without a proxy of its own has no listeners, and a pending one is not captured.
+// TestAssess_Ambient: a pending pod is not captured.
 func TestAssess_Ambient(t *testing.T) {
 	t.Parallel()
 	o := audit.Observation{
 		Mesh: true, Pending: "waiting for ztunnel", Families: redirect.Families{HasIPv4: true, HasIPv6: true, IPv6: redirect.Bypassed},
-		Listeners: func(netip.AddrPort) []audit.Listener { return nil },
 	}
 	got := audit.Assess(ambient.Spec{}, o)
 	want := []audit.Problem{{State: audit.Pending, Detail: "waiting for ztunnel"}, {State: audit.IPv6Open, Detail: "the setting AMBIENT_IPV6 is false"}}
@@ -161,7 +160,7 @@ func TestAssess_Listeners(t *testing.T) {
 	v6 := redirect.Families{HasIPv6: true, Host: netip.MustParseAddr("fd00::5"), IPv6: redirect.Captured}
 	dual := redirect.Families{HasIPv4: true, HasIPv6: true, Host: v4.Host, IPv6: redirect.Captured}
 	for name, test := range map[string]struct {
-		spec     redirect.Spec
+		spec     redirect.Wanted
 		families redirect.Families
 		want     []string
 	}{
@@ -170,11 +169,13 @@ func TestAssess_Listeners(t *testing.T) {
 		"DNS":        {dns, v4, []string{"127.0.0.1:15001", "10.0.0.5:15006", "127.0.0.1:15053"}},
 		"IPv6":       {redirect.Default(), v6, []string{"[::1]:15001", "[fd00::5]:15006"}},
 		"dual stack": {redirect.Default(), dual, []string{"127.0.0.1:15001", "10.0.0.5:15006", "[::1]:15001"}},
+		"ambient":    {ambient.Spec{}, v4, []string{"10.0.0.5:15008", "127.0.0.1:15001", "10.0.0.5:15006"}},
+		"ingress":    {ambient.Spec{Ingress: true}, dual, []string{"10.0.0.5:15008", "127.0.0.1:15001", "[::1]:15001"}},
 	} {
 		var asked []string
 		got := audit.Assess(test.spec, audit.Observation{Mesh: true, Families: test.families, Listeners: func(to netip.AddrPort) []audit.Listener {
 			asked = append(asked, to.String())
-			if to.Port() == redirect.OutboundPort {
+			if to.Port() != redirect.InboundPort && to.Port() != redirect.DNSPort {
 				return []audit.Listener{{UID: redirect.DefaultID}}
 			}
 			return nil

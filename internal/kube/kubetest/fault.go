@@ -21,9 +21,9 @@ const (
 	Unauthorized Fault = "401"
 	Forbidden    Fault = "403"
 	NotFound     Fault = "404"
+	Conflict     Fault = "409"
 	TooMany      Fault = "429, with the Retry-After of SetRetryAfter"
 	Budget       Fault = "429 because of a PodDisruptionBudget, with the Retry-After of SetRetryAfter"
-	Conflict     Fault = "409"
 	ServerError  Fault = "500"
 	Unavailable  Fault = "503"
 	Gone         Fault = "410"
@@ -67,6 +67,7 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Forbidden: verdict(http.StatusForbidden, "Forbidden",
 			`pods is forbidden: User "system:serviceaccount:istio-system:istio-cni" cannot get resource "pods"`),
 		NotFound:         func(w http.ResponseWriter, r *http.Request) { refuse(w, parsePath(r.URL.Path).notFound()) },
+		Conflict:         verdict(http.StatusConflict, "Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
 		Gone:             verdict(http.StatusGone, "Expired", "too old resource version: 1 (2)"),
 		UnauthorizedPage: page(http.StatusUnauthorized),
 		ForbiddenPage:    page(http.StatusForbidden),
@@ -76,7 +77,6 @@ func (s *Server) behaviours() map[Fault]http.HandlerFunc {
 		Budget: s.tooMany("Cannot evict pod as it would violate the pod's disruption budget.", metav1.StatusCause{
 			Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods and has 2 currently",
 		}),
-		Conflict:    verdict(http.StatusConflict, "Conflict", "the object has been modified; please apply your changes to the latest version and try again"),
 		ServerError: verdict(http.StatusInternalServerError, "InternalError", "etcdserver: leader changed"),
 		Unavailable: verdict(http.StatusServiceUnavailable, "ServiceUnavailable", "apiserver is shutting down"),
 		Redirect:    http.RedirectHandler("/elsewhere", http.StatusFound).ServeHTTP,

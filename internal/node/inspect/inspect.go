@@ -56,6 +56,8 @@ type Explanation struct {
 	// the pod was created, nil without a report.
 	Decision Decision         `json:"decision"`
 	Added    *agentapi.Report `json:"added,omitempty"`
+	// Modes is what would put the pod into a mode of the mesh that it is not in, nil if no label does.
+	Modes *Modes `json:"modes,omitempty"`
 	Detail
 	// ByRules is the state inferred from the live rules alone, where the wanted rules are not known.
 	ByRules audit.State `json:"byRules,omitempty"`
@@ -83,6 +85,12 @@ type Decision struct {
 	Sentence string `json:"sentence"`
 	Detail   string `json:"detail,omitempty"`
 	Remedy   string `json:"remedy,omitempty"`
+}
+
+// Modes are instructions that put a pod into a mode of the mesh, "" for its own mode.
+type Modes struct {
+	Ambient string `json:"ambient,omitempty"`
+	Sidecar string `json:"sidecar,omitempty"`
 }
 
 // Listener is a listening TCP socket.

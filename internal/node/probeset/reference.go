@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
+	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -70,11 +72,37 @@ func removeIPSet(name string) error {
 	if err == nil {
 		err = netlink.IpsetDestroy(name)
 	}
-	switch {
-	case err == nil, errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)), errors.Is(err, unix.ENOENT):
-		return nil
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPROTONOSUPPORT): // a kernel without ipsets
+	if err == nil || errors.Is(err, nl.IPSetError(nl.IPSET_ERR_BUSY)) || noIPSet(err) {
 		return nil
 	}
 	return fmt.Errorf("removing ipset %s of another Istio CNI agent: %w", name, err)
+}
+
+// noIPSet reports whether there is no such ipset, or a kernel without ipsets.
+func noIPSet(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT)
+}
+
+// ReadAny is Read with the entries of the ipsets that the reference has in its iptables mode.
+func ReadAny(host *netns.Namespace) (map[netip.Addr]string, error) {
+	found, err := Read(host)
+	if err != nil && !errors.Is(err, ErrUnsupported) {
+		return nil, err
+	}
+	entries := map[netip.Addr]string{}
+	maps.Copy(entries, found)
+	return entries, host.Do(func() error {
+		for _, f := range shape(Want{IPv6: true}) {
+			set, err := netlink.IpsetList(f.set)
+			if err != nil && !noIPSet(err) {
+				return fmt.Errorf("reading ipset %s: %w", f.set, err)
+			}
+			for i := 0; err == nil && i < len(set.Entries); i++ {
+				if a, ok := netip.AddrFromSlice(set.Entries[i].IP); ok {
+					entries[Plain(a)] = set.Entries[i].Comment
+				}
+			}
+		}
+		return nil
+	})
 }

@@ -2,6 +2,7 @@ package probeset
 
 import (
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -42,6 +43,24 @@ func (n node) ipsetEntries(t *testing.T) (entries map[string]int) {
 		return err
 	}))
 	return entries
+}
+
+// TestReadAny: the entries of both modes of the reference; none where it has neither.
+func TestReadAny(t *testing.T) {
+	t.Parallel()
+	n := node(netnstest.New(t))
+	read := func() map[netip.Addr]string {
+		entries, err := ReadAny(netnstest.At(string(n)))
+		check.OK(t, err)
+		return entries
+	}
+	check.Equal(t, len(read()), 0, "entries without a set")
+	n.ipsets(t)
+	want := map[netip.Addr]string{netip.MustParseAddr(pod4): "uid-1", netip.MustParseAddr(pod6): "uid-1"}
+	check.Diff(t, "of the ipsets", want, read())
+	n.nft(t, reference("add element inet istio-ambient-nat istio-inpod-probes-v4 { 10.0.0.9 comment \"uid-9\" }\n"))
+	want[netip.MustParseAddr("10.0.0.9")] = "uid-9"
+	check.Diff(t, "of both", want, read())
 }
 
 // postrouting writes the reference's rules on the host by the programs of a variant.

@@ -68,10 +68,14 @@ func explain(f ruleset.Family, err error) error {
 // ipv6Settings returns the IPv6 sysctls of the calling thread's namespace.
 func ipv6Settings() fs.FS { return os.DirFS("/proc/sys/net/ipv6") }
 
-// KernelHasIPv6 reports whether the kernel has IPv6 in the calling thread's namespace, even if it is disabled on interfaces.
+// KernelHasIPv6 reports whether the kernel has IPv6, even if it is disabled on interfaces. In a new namespace, a socket takes less time
+// than the first look at the sysctls.
 func KernelHasIPv6() bool {
-	_, err := fs.Stat(ipv6Settings(), ".")
-	return err == nil
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		_ = unix.Close(fd) // nothing was sent
+	}
+	return !errors.Is(err, unix.EAFNOSUPPORT)
 }
 
 // LoopbackHasIPv6 reports whether lo may have IPv6 addresses and routes in the calling thread's namespace.

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -29,11 +30,28 @@ import (
 // timeout bounds the test of one backend in one mode.
 const timeout = 10 * time.Second
 
-// Run tests every backend. path is the search path for the iptables programs, like $PATH. An error means that no test could
-// run, and names the missing requirement. Then there is no verdict.
-func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
+// Run tests the backends. path is the search path for the iptables programs, like $PATH; with programs, Run tests them even if another
+// backend works, so that it starts processes. An error means that no test could run, and names the missing requirement. Then there is no
+// verdict.
+func Run(ctx context.Context, path string, programs bool, log *slog.Logger) (Verdict, error) {
 	v := Verdict{Version: version, Kernel: kernel()}
-	for _, b := range []redirect.Backend{redirect.Netlink, redirect.Native, redirect.Tools} { // in order of preference
+	err := v.tryAll(ctx, iptables.Host{Path: path}, log, redirect.Netlink, redirect.Native) // in order of preference
+	if err != nil {
+		return v, err
+	}
+	if works := slices.ContainsFunc(v.Results, func(r Result) bool { return len(r.Problems) == 0 }); works && !programs {
+		v.Results = append(v.Results, Result{Backend: redirect.Tools, Untried: "another backend works"})
+	} else if err = v.tryAll(ctx, iptables.Host{Path: path}, log, redirect.Tools); err != nil {
+		return v, err
+	}
+	v.choose()
+	return v, nil
+}
+
+// tryAll tests backends in all families of the kernel.
+func (v *Verdict) tryAll(ctx context.Context, tools iptables.Host, log *slog.Logger, backends ...redirect.Backend) error {
+	first := len(v.Results)
+	for _, b := range backends {
 		v.Results = append(v.Results, Result{Backend: b})
 	}
 	families := []ruleset.Family{ruleset.IPv4}
@@ -41,23 +59,22 @@ func Run(ctx context.Context, path string, log *slog.Logger) (Verdict, error) {
 		families = append(families, ruleset.IPv6)
 	}
 	for _, f := range families {
-		err := v.try(ctx, f, iptables.Host{Path: path}, log)
+		err := try(ctx, v.Results[first:], f, tools, log)
 		if err != nil && (f == ruleset.IPv4 || errors.Is(err, ErrPrivilege)) {
-			return v, err
+			return err
 		}
 		if err != nil { // the family is disabled on this node
 			log.WarnContext(ctx, "skipping the self-test of a family", slog.String("family", f.String()), slog.String("error", err.Error()))
 		}
 	}
-	v.choose()
-	return v, nil
+	return nil
 }
 
 // ErrPrivilege means that this process lacks the privileges for a test.
 var ErrPrivilege = errors.New("this process cannot create network namespaces (CAP_SYS_ADMIN) or program them (CAP_NET_ADMIN)")
 
-// try tests all backends and modes for a family in one testbed. Each backend replaces the rules of the previous one.
-func (v *Verdict) try(ctx context.Context, f ruleset.Family, tools iptables.Host, log *slog.Logger) error {
+// try tests the backends of the results, in all modes for a family, in one testbed. Each backend replaces the rules of the previous one.
+func try(ctx context.Context, results []Result, f ruleset.Family, tools iptables.Host, log *slog.Logger) error {
 	b, err := newTestbed(f)
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("%w: %w", ErrPrivilege, err)
@@ -66,14 +83,14 @@ func (v *Verdict) try(ctx context.Context, f ruleset.Family, tools iptables.Host
 		return fmt.Errorf("setting up the self-test: %w", err)
 	}
 	defer b.close()
-	for i := range v.Results {
+	for i := range results {
 		for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-			err := b.test(ctx, redirection.Namespace{NetNS: b.pod, Backend: v.Results[i].Backend, Tools: tools, Log: log}, mode)
+			err := b.test(ctx, redirection.Namespace{NetNS: b.pod, Backend: results[i].Backend, Tools: tools, Log: log}, mode)
 			switch {
 			case errors.Is(err, iptables.ErrMissing):
-				v.Results[i].Untried = err.Error()
+				results[i].Untried = err.Error()
 			case err != nil:
-				v.Results[i].Problems = append(v.Results[i].Problems, Problem{Family: f.String(), Mode: mode.String(), Text: strings.ToValidUTF8(err.Error(), "\ufffd")})
+				results[i].Problems = append(results[i].Problems, Problem{Family: f.String(), Mode: mode.String(), Text: strings.ToValidUTF8(err.Error(), "\ufffd")})
 			}
 		}
 	}

@@ -19,7 +19,7 @@ import (
 
 func run(t *testing.T) (Verdict, error) {
 	t.Helper()
-	return Run(t.Context(), "/usr/sbin:/sbin", slog.New(slog.DiscardHandler))
+	return Run(t.Context(), "/usr/sbin:/sbin", true, slog.New(slog.DiscardHandler))
 }
 
 func TestRun_EveryBackend(t *testing.T) {
@@ -31,6 +31,15 @@ func TestRun_EveryBackend(t *testing.T) {
 	check.Equal(t, v.Summary(), "", "problems")
 	if !strings.Contains(v.Text(), "backend auto is netlink") {
 		t.Errorf("got %s", v.Text())
+	}
+}
+
+// TestRun_WithoutPrograms starts no process: the search path has none.
+func TestRun_WithoutPrograms(t *testing.T) {
+	v, err := Run(t.Context(), "/nonexistent", false, slog.New(slog.DiscardHandler))
+	check.OK(t, err)
+	if last := v.Results[2]; last.Backend != redirect.Tools || last.Untried != "another backend works" || v.Choice != redirect.Netlink {
+		t.Errorf("got %+v", v)
 	}
 }
 

@@ -110,6 +110,13 @@ func (f *features) wanted(namespace string) []kube.Right {
 		add(kube.Right{Group: "apps", Resource: "daemonsets", Namespace: namespace, Name: f.daemon}, "get")
 	}
 	add(kube.Right{Resource: "pods"}, "list", "watch")
+	if f.ambient {
+		add(kube.Right{Resource: "namespaces"}, "list", "watch")
+	}
+	if f.ambient && !f.observe {
+		add(kube.Right{Resource: "namespaces"}, "get")
+		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
+	}
 	audits := f.audit.Interval > 0
 	if f.repairEnabled || audits {
 		add(kube.Right{Resource: "events"}, "create", "patch")

@@ -60,6 +60,7 @@ func fail(remedy, format string, args ...any) output.Check {
 type config struct {
 	hostRoot, runDir, netDir, serviceAccount, node, namespace string
 	binDirs                                                   []string
+	purpose                                                   string
 	output                                                    output.Form
 }
 
@@ -73,6 +74,10 @@ const (
 func (c *config) rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
 		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
+		{
+			Name: "for", FlagOnly: true, Arg: "MODE", Use: "ambient: check as well what ambient mode needs; the default if the agent serves it",
+			Value: settings.Choice(&c.purpose, "", forAmbient),
+		},
 		{
 			Name: "host-root", FlagOnly: true, Arg: "DIR", Use: "where the node's file system is seen; without it /host or the root of the node's first process",
 			Value: settings.Text(&c.hostRoot, settings.Optional(settings.AbsolutePath)),
@@ -114,7 +119,11 @@ func Run(c applet.Call) int {
 	defer cancel()
 	v := newView(cfg, c.Getenv)
 	defer v.close()
-	all := run(ctx, end, v, checks())
+	list := checks()
+	if cfg.purpose == forAmbient || v.features.ambient {
+		list = append(list, ambientChecks()...)
+	}
+	all := run(ctx, end, v, list)
 	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
 		return c.Fail(err)
 	}

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -466,6 +468,7 @@ func TestRights_ThoseOfTheAgent(t *testing.T) {
 		"delete":        {map[string]bool{"Repair": true, "Delete": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Delete: true, Label: true}}}},
 		"evict":         {map[string]bool{"Repair": true, "Evict": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Delete: true}, Evict: true}}},
 		"label":         {map[string]bool{"Repair": true, "Label": true}, features{repairEnabled: true, repair: racerepair.Settings{Switches: repair.Switches{Label: true}}}},
+		"ambient":       {map[string]bool{"Ambient": true}, features{ambient: true}},
 		"off with ways": {map[string]bool{}, features{repair: racerepair.Settings{Switches: repair.Switches{Delete: true}}}},
 		"audit":         {map[string]bool{"Audit": true}, features{audit: auditor.Settings{Interval: minutes}}},
 		"condition":     {map[string]bool{"Audit": true, "Condition": true}, features{audit: auditor.Settings{Interval: minutes, PodCondition: true}}},
@@ -557,5 +560,39 @@ func TestDoctor_AsAJob(t *testing.T) {
 	}
 	if code != applet.ExitOK {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// TestDoctor_ForAmbient: what ambient mode needs is checked on request, and if the agent serves it.
+func TestDoctor_ForAmbient(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if _, all := w.checks(); all["ambient"].Name != "" {
+		t.Errorf("without ambient mode: %+v", all["ambient"])
+	}
+	w.args = []string{"--for=ambient"}
+	w.api.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": "ztunnel-x", "labels": {"app": "ztunnel"}},
+		"spec": {"nodeName": "node-1", "containers": [{"name": "istio-proxy"}]}}`))
+	for metric, want := range map[string]struct {
+		result output.Result
+		text   string
+	}{
+		"ztunnel_connected 1\n": {output.OK, "connections of ztunnel: 1 (istio-system/ztunnel-x, ready: false)"},
+		"ztunnel_connected 0\n": {output.Fail, "no ztunnel is connected to the agent (istio-system/ztunnel-x, ready: false)"},
+		"":                      {output.Warn, "the agent does not serve ambient mode"},
+	} {
+		w.remove(runDir + "/pods.sock")
+		listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", w.path(runDir+"/pods.sock"))
+		w.must(err)
+		server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, metric) })}
+		go func() { _ = server.Serve(listener) }()
+		_, all := w.checks()
+		w.must(server.Close())
+		if got := all["ambient"]; got.Result != want.result || !strings.Contains(got.Text, want.text) {
+			t.Errorf("%q: %+v", metric, got)
+		}
+		if all["ambient-kernel"].Result != output.OK || all["ambient-policies"].Result != output.Warn || all["ambient-limits"].Text == "" {
+			t.Errorf("%+v", all)
+		}
 	}
 }

@@ -212,7 +212,7 @@ func selfTest(ctx context.Context, v *view) output.Check {
 	verdict, source := selfcheck.Recorded(v.runDir), "recorded by the agent"
 	if len(verdict.Results) == 0 {
 		var err error
-		if verdict, err = selfcheck.Run(ctx, v.searchPath, slog.New(slog.DiscardHandler)); err != nil {
+		if verdict, err = selfcheck.Run(ctx, v.searchPath, true, slog.New(slog.DiscardHandler)); err != nil {
 			return warn("run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN, or see the log of the agent, which makes the test at its start",
 				"no self-test was made: %v", err)
 		}

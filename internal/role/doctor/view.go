@@ -54,6 +54,8 @@ type features struct {
 	// observe is set for an agent beside another plugin's agent.
 	observe           bool
 	repairEnabled     bool
+	ambient           bool
+	ambientPods       string
 	repair            racerepair.Settings
 	audit             auditor.Settings
 	configMap, daemon string
@@ -62,6 +64,8 @@ type features struct {
 func (f *features) rows() []settings.Setting {
 	rows := []settings.Setting{
 		{Name: "cni-observe", Default: "false", Value: settings.Bool(&f.observe)},
+		{Name: "ambient-enabled", Default: "false", Value: settings.Bool(&f.ambient)},
+		{Name: "ambient-pods", Value: settings.Text(&f.ambientPods, nil)},
 		{Name: "repair-enabled", Default: "true", Value: settings.Bool(&f.repairEnabled)},
 		{Name: "config-map", Default: "istio-cni-config", Value: settings.Text(&f.configMap, nil)},
 		{Name: "daemonset-name", Default: "istio-cni-node", Value: settings.Text(&f.daemon, nil)},
@@ -136,6 +140,7 @@ func (v *view) readFeatures(getenv func(string) (string, bool)) {
 		_, _ = in.Read(rows)
 	}
 	f := &v.features
+	f.ambient = f.ambient && f.ambientPods != "ignore"
 	f.repairEnabled, f.audit.PodCondition = f.repairEnabled && !f.observe, f.audit.PodCondition && !f.observe
 }
 

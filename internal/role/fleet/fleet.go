@@ -36,7 +36,7 @@ COMMANDS; "COMMAND --help" shows the flags of a node agent in the cluster:
    why [-n NS] POD        a pod from injection to kernel, and the way of a packet
    trace [-n NS] POD      real packets of a pod
    decisions              the last calls of the plugin on all nodes
-   doctor                 checks of all nodes
+   doctor                 checks of all nodes; with --for ambient also of what ambient mode needs
    bundle [[-n NS] POD]   a tar.gz file for a bug report, to standard output
    dashboard [POD]        forwards the page of an agent to localhost;
                           --port N is the port on localhost (9876)

@@ -241,20 +241,22 @@ func TestAgent_Observer(t *testing.T) {
 		return all
 	}
 	before := node()
-	a := n.Start("REPAIR_ENABLED=", "CNI_OBSERVE=true", "CNI_AGENT_RUN_DIR=/tmp/own", "CONFIG_MAP=istio-cni-observer-config")
+	a := n.Start("REPAIR_ENABLED=", "CNI_OBSERVE=true", "CNI_AGENT_RUN_DIR=/tmp/own", "CONFIG_MAP=istio-cni-observer-config", "AMBIENT_ENABLED=true",
+		"ZTUNNEL_UDS_ADDRESS="+nodetest.RunDir+"/ztunnel.sock")
 	a.AwaitReady()
 	nodetest.Await(t, "the pod's state, its event and the watches", func() error {
 		_, body, err := a.Ask("9876", "/api/pods")
 		if bypassed := strings.Contains(body, `"bypassed"`) && strings.Contains(body, `"remedy": "restart the pod"`); !bypassed || len(p.events(t, n)) == 0 ||
-			!asked(t, n.API)["watch /configmaps:istio-cni-observer-config"] {
+			!asked(t, n.API)["watch /configmaps:istio-cni-observer-config"] || !asked(t, n.API)["watch /namespaces"] {
 			return notYet("%s%v; log:\n%s", body, err, a.Log())
 		}
 		return a.Running()
 	})
 	check.Equal(t, a.Metric("istio_cni_install_ready"), "1", "ready")
+	check.Diff(t, "the node changes", before, node()) // no socket for ztunnel or for plugins
 	ends(t, a)
 	check.Diff(t, "the node has changed", before, node())
-	enough := rights(t, map[string]bool{"Observe": true, "Live": true, "Audit": true})
+	enough := rights(t, map[string]bool{"Observe": true, "Live": true, "Audit": true, "Ambient": true})
 	for right := range asked(t, n.API) {
 		if !slices.Contains(enough, right) {
 			t.Errorf("it asks for %q", right)

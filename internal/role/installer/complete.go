@@ -52,7 +52,7 @@ func (d *draft) observer() error {
 	var errs []error
 	for name, on := range map[string]*bool{
 		"cni-enable-install": &d.Install, "repair-enabled": &d.RepairEnabled, "audit-mode": &d.Audit.Repair,
-		"audit-pod-condition": &d.Audit.PodCondition, "once": &d.once, "uninstall": &d.uninstall, "ambient-enabled": &d.ambientEnabled,
+		"audit-pod-condition": &d.Audit.PodCondition, "once": &d.once, "uninstall": &d.uninstall,
 	} {
 		if at := d.at(name); *on && at.Given() {
 			errs = append(errs, fmt.Errorf("%s (%s) contradicts %s: an observer changes nothing", at, at.Text, d.at("cni-observe")))

@@ -186,7 +186,7 @@ func TestAmbient_HostNamespace(t *testing.T) {
 // TestObserver_Contradictions: an observer changes nothing, regardless of other settings.
 func TestObserver_Contradictions(t *testing.T) {
 	t.Parallel()
-	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true", "AMBIENT_ENABLED=true"} {
+	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true"} {
 		name, _, _ := strings.Cut(set, "=")
 		want := "environment variable " + name
 		if _, err := build(nil, cluster("CNI_OBSERVE=true", set)); err == nil || !strings.Contains(err.Error(), want) {
@@ -198,8 +198,8 @@ func TestObserver_Contradictions(t *testing.T) {
 			t.Errorf("%s: error %v", flag, err)
 		}
 	}
-	c := mustLoad(t, cluster("CNI_OBSERVE=true", "REPAIR_ENABLED=false", "AUDIT_MODE=report"))
-	if c.Install || c.RepairEnabled || c.Audit.Repair || c.Audit.Interval == 0 {
+	c := mustLoad(t, cluster("CNI_OBSERVE=true", "REPAIR_ENABLED=false", "AUDIT_MODE=report", "AMBIENT_ENABLED=true", "NODE_NAME=node-1"))
+	if c.Install || c.RepairEnabled || c.Audit.Repair || c.Audit.Interval == 0 || !c.Ambient.Enabled {
 		t.Errorf("%+v", c)
 	}
 }

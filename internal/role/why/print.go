@@ -189,6 +189,12 @@ func decision(p *paper, e inspect.Explanation) {
 	if d.Detail != "" {
 		p.line("", "%s", d.Detail)
 	}
+	if m := e.Modes; m != nil && m.Ambient != "" {
+		p.line("to ambient", "%s", m.Ambient)
+	}
+	if m := e.Modes; m != nil && m.Sidecar != "" {
+		p.line("to sidecar", "%s", m.Sidecar)
+	}
 }
 
 func state(p *paper, e inspect.Explanation) {

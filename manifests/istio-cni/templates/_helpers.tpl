@@ -264,7 +264,7 @@ CNI_NETWORK_CONFIG EXCLUDE_NAMESPACES SECOND_IP_FAMILY SANDBOXED_RUNTIMES NATIVE
 {{- range $name, $value := $v.agent -}}{{- $_ := set $agent (snakecase $name | upper) $value -}}{{- end -}}
 {{- $observer := dict -}}
 {{- if $v.observe -}}
-{{- $observer = dict "CNI_OBSERVE" true "DAEMONSET_NAME" (include "cni.agent" .) "CONFIG_MAP" (printf "%s-config" (include "cni.name" .)) "AMBIENT_ENABLED" false -}}
+{{- $observer = dict "CNI_OBSERVE" true "DAEMONSET_NAME" (include "cni.agent" .) "CONFIG_MAP" (printf "%s-config" (include "cni.name" .)) "AMBIENT_ENABLED" $v.ambient.enabled -}}
 {{- end -}}
 {{- include "cni.strings" (list $data $agent $v.env $observer) -}}
 {{- end -}}

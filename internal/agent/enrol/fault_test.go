@@ -1,0 +1,386 @@
+package enrol_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/enrol"
+	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
+)
+
+// overwrite writes the annotation as another controller would.
+func (p *pod) overwrite(value string) {
+	p.f.Helper()
+	p.f.server.Edit(p.object(), func(object map[string]any) {
+		object["metadata"].(map[string]any)["annotations"] = map[string]any{ambient.RedirectionKey: value}
+	})
+}
+
+// TestEnrol_AnnotationOfOthers: a value that another writer gives the annotation does not stay.
+func TestEnrol_AnnotationOfOthers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p, out := f.pod("web", labelled), f.pod("out")
+	f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	p.enrolled(z)
+	for _, value := range []string{"disabled", pending, "", "x"} {
+		p.overwrite(value)
+		agenttest.Eventually(t, "the annotation stays "+value, func() bool { return p.annotation() == enabled })
+		out.overwrite(value)
+		out.released(z)
+	}
+	out.overwrite(enabled)
+	out.released(z)
+	if n := f.patches(); n > 30 {
+		t.Errorf("%d patches", n)
+	}
+}
+
+// TestEnrol_Conflict: 409 need not be about the pod's UID.
+func TestEnrol_Conflict(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.server.FailOn("status", kubetest.Conflict, 1)
+	p := f.pod("web", labelled)
+	f.agent()
+	p.enrolled(f.ztunnel(ztunneltest.Options{}))
+}
+
+// TestEnrol_SidecarWithAnnotation: a pod with a sidecar keeps its rules, whatever its template says about ambient mode.
+func TestEnrol_SidecarWithAnnotation(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{pending, enabled, "x"} {
+		t.Run(value, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := f.pod("web", was(value), func(p *pod) { p.annotations["sidecar.istio.io/status"] = "{}" })
+			spec := redirect.Default()
+			check.OK(t, check.Err(p.space().Apply(t.Context(), spec, redirection.Reconcile)))
+			f.agent()
+			f.ztunnel(ztunneltest.Options{})
+			agenttest.Eventually(t, "the annotation stays", func() bool { return p.annotation() == "" })
+			report, err := p.space().Verify(t.Context(), spec)
+			if check.OK(t, err); !report.Clean() || !report.Mesh {
+				t.Errorf("the rules of its sidecar: %v %v", report.Diffs, report.Routing)
+			}
+		})
+	}
+}
+
+// pause is a log that stops at a text until it goes on.
+type pause struct {
+	slog.Handler
+	text          string
+	reached, goOn chan struct{}
+	once          *sync.Once
+}
+
+func (p pause) Handle(ctx context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, p.text) {
+		p.once.Do(func() {
+			close(p.reached)
+			<-p.goOn
+		})
+	}
+	return p.Handler.Handle(ctx, r)
+}
+
+func (p pause) WithAttrs(a []slog.Attr) slog.Handler {
+	p.Handler = p.Handler.WithAttrs(a)
+	return p
+}
+
+// TestEnrol_DeletedMeanwhile: a pod that is deleted during its turn leaves nothing.
+func TestEnrol_DeletedMeanwhile(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled)
+	before := open(t, p)
+	at := pause{slog.NewTextHandler(f.log, nil), "wrote the rules", make(chan struct{}), make(chan struct{}), &sync.Once{}}
+	a := f.agent(func(o *enrol.Options) { o.Log = slog.New(at) })
+	z := f.ztunnel(ztunneltest.Options{})
+	<-at.reached
+	f.server.Delete(p.object())
+	agenttest.Eventually(t, "it is known", func() bool {
+		_, known := a.pods.Status(p.uid)
+		return !known
+	})
+	time.Sleep(100 * time.Millisecond)
+	close(at.goOn)
+	other := f.pod("other", labelled)
+	other.enrolled(z)
+	agenttest.Until(t, func() string { return fmt.Sprint(z.Pods(), p.entry()) }, func() bool { return len(z.Pods()) == 1 && p.entry() == "" })
+	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, p) == before })
+}
+
+// open returns the number of descriptors of this process for the pod's namespace.
+func open(t *testing.T, p *pod) (n int) {
+	t.Helper()
+	inode := fmt.Sprintf("net:[%d]", sandboxtest.Inode(t, p.path).Ino)
+	all, err := filepath.Glob("/proc/self/fd/*")
+	check.OK(t, err)
+	for _, one := range all {
+		if to, err := os.Readlink(one); err == nil && to == inode {
+			n++
+		}
+	}
+	return n
+}
+
+// TestEnrol_EndedUnfound: nobody searches for a pod that has ended, nor holds the namespace that a plugin has offered.
+func TestEnrol_Ended(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	lost := f.pod("lost", labelled, func(p *pod) { p.address = "10.99.0.1" })
+	f.Do(os.RemoveAll(filepath.Join(f.Proc, "1001")))
+	job := f.pod("job", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
+	a := f.agent()
+	agenttest.Eventually(t, "it is not searched", func() bool { return a.pods.Searching() == 1 })
+	event, before := job.event(), open(t, job)
+	job.phase, lost.phase = "Failed", "Failed"
+	job.publish()
+	lost.publish()
+	agenttest.Eventually(t, "it is searched", func() bool { return a.pods.Searching() == 0 })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := a.pods.Add(ctx, event); err == nil {
+		t.Error("an ended pod is enrolled")
+	}
+	agenttest.Eventually(t, "its namespace is open", func() bool { return open(t, job) == before })
+}
+
+// TestEnrol_APIServerDown: the pauses between requests for a pod grow.
+func TestEnrol_APIServerDown(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.server.FailOn("status", kubetest.Forbidden, 100000)
+	f.pod("web", labelled)
+	f.agent()
+	f.ztunnel(ztunneltest.Options{})
+	time.Sleep(12 * time.Second)
+	t.Logf("patches in 12 s: %d", f.patches())
+	if f.patches() > 9 {
+		t.Errorf("patches in 12 s: %d", f.patches())
+	}
+}
+
+// TestEnrol_KilledAndUnlabelled: an agent that could not write the annotation is killed, and the label goes before the next one starts.
+func TestEnrol_KilledAndUnlabelled(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled)
+	f.server.FailOn("status", kubetest.ServerError, 1000)
+	first := f.agent()
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
+	agenttest.Eventually(t, "the annotation is not tried", func() bool { return f.patches() > 1 })
+	first.stop()
+	p.relabel("")
+	f.server.Heal()
+	f.agent()
+	agenttest.Eventually(t, "no snapshot", z.Ready)
+	p.released(z)
+}
+
+// TestEnrol_ReleasedWhilePatched: the annotation is not written after ztunnel has let the pod go.
+func TestEnrol_ReleasedWhilePatched(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled, was(pending))
+	z := (*ztunneltest.Ztunnel)(nil)
+	f.server.FailOn("status", kubetest.Hang, 1)
+	f.agent()
+	z = f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(t, "no patch", func() bool { return f.patches() == 1 })
+	z.Behave(func(z *ztunneltest.Ztunnel, r ztunneltest.Request) {
+		if r.Kind.String() == "Del" && f.patches() == 1 {
+			t.Errorf("%s while the annotation is being written", r)
+		}
+		z.Serve(r)
+	})
+	p.relabel("")
+	time.Sleep(time.Second)
+	if p.trace(z) == "" {
+		t.Errorf("released while the annotation is being written")
+	}
+	p.released(z)
+}
+
+// TestStart_Pending: the snapshot has a pod that ztunnel serves and whose annotation could not be written.
+func TestStart_Pending(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled, was(pending))
+	f.server.FailOn("status", kubetest.ServerError, 1000)
+	first := f.agent()
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
+	agenttest.Eventually(t, "ztunnel has not got it", func() bool { return len(z.Pods()) == 1 })
+	first.stop()
+	before := len(z.Requests())
+	f.agent()
+	agenttest.Eventually(t, "no snapshot", func() bool { return len(z.Requests()) > before })
+	t.Log(z.Requests()[before:])
+	if first := z.Requests()[before].String(); !strings.Contains(first, p.uid) {
+		t.Errorf("the snapshot begins with %q", first)
+	}
+}
+
+// TestStart_HostNetwork: an annotation does not bring the node's own address into the probe set.
+func TestStart_HostNetwork(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", was(enabled), func(p *pod) { p.host = true })
+	f.server.FailOn("status", kubetest.ServerError, 1000)
+	in := f.pod("in", labelled, was(enabled))
+	f.agent()
+	f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(t, "no entry", func() bool { return in.entry() != "" })
+	if p.entry() != "" {
+		t.Error("the node's address is in the probe set")
+	}
+}
+
+// TestEnrol_Recreated: pods of a StatefulSet come again under their names, with new UIDs and old addresses.
+func TestEnrol_Recreated(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web-0", labelled)
+	a := f.agent()
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
+	for i := range 15 {
+		f.server.Delete(p.object())
+		if i%3 == 0 {
+			f.server.CloseWatches()
+			f.server.Compact()
+		}
+		p = f.pod("web-0", labelled, func(p *pod) { p.address = "10.88.0.11" })
+		if i%2 == 0 {
+			p.enrolled(z)
+		}
+	}
+	p.enrolled(z)
+	agenttest.Eventually(t, "pods are left", func() bool {
+		in, wait := a.pods.Counts()
+		return len(z.Pods()) == 1 && in == 1 && wait == 0
+	})
+}
+
+// TestEnrol_NamespacesForbidden: while namespaces cannot be read nothing is released.
+func TestEnrol_NamespacesForbidden(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.namespace("shop", "ambient")
+	p := f.pod("web")
+	first := f.agent()
+	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
+	p.enrolled(z)
+	first.stop()
+	f.server.FailOn("namespaces?", kubetest.Forbidden, 12)
+	before := f.patches()
+	f.agent()
+	p.enrolled(z)
+	agenttest.Eventually(t, "no snapshot", z.Ready)
+	p.enrolled(z)
+	if f.patches() != before {
+		t.Error("annotation changed")
+	}
+}
+
+// TestStart_Again: 20 agents in a row leave all pods as they are.
+func TestStart_Again(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	pods := []*pod{f.pod("a", labelled), f.pod("b", labelled), f.pod("c", labelled)}
+	z := (*ztunneltest.Ztunnel)(nil)
+	for i := range 20 {
+		a := f.agent()
+		if z == nil {
+			z = f.ztunnel(ztunneltest.Options{Reconnect: true})
+		}
+		if i%3 == 0 {
+			for _, p := range pods {
+				p.enrolled(z)
+			}
+		}
+		<-a.pods.Primed()
+		a.stop()
+	}
+	if len(z.Pods()) != 3 {
+		t.Errorf("ztunnel has %v", z.Pods())
+	}
+	n := f.patches()
+	for _, p := range pods {
+		if n > 6 || open(t, p) > 3 {
+			t.Errorf("%d patches, %d descriptors", n, open(t, p))
+		}
+	}
+}
+
+// TestEnrol_HugeAnnotation: odd values are ignored.
+func TestEnrol_HugeAnnotation(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled, func(p *pod) {
+		p.annotations[ambient.RerouteInterfacesKey] = strings.Repeat("eth0,", 50000)
+		p.annotations[ambient.DNSCaptureKey] = "\x00\nmaybe"
+	})
+	f.agent()
+	p.enrolled(f.ztunnel(ztunneltest.Options{}))
+	if n := len(f.log.String()); n > 100000 {
+		t.Errorf("%d bytes of log", n)
+	}
+}
+
+// TestEnrol_UnreadableRules: rules that cannot be read are not read again at each of their changes.
+func TestEnrol_UnreadableRules(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	now := clocktesting.NewFakeClock(time.Now())
+	p, other := f.pod("web", labelled), f.pod("other", labelled)
+	a := f.agent(func(o *enrol.Options) { o.Clock = now })
+	z := f.ztunnel(ztunneltest.Options{})
+	for _, p := range []*pod{p, other} {
+		agenttest.Eventually(t, "it is not enrolled", func() bool {
+			now.Step(10 * time.Millisecond)
+			return p.problem(z) == ""
+		})
+	}
+	text := strings.Builder{}
+	text.WriteString("add table ip nat\nadd chain ip nat y\n")
+	for range 60000 {
+		text.WriteString("add rule ip nat y accept\n")
+	}
+	file := filepath.Join(f.Dir, "rules")
+	f.Write(file, []byte(text.String()))
+	netnstest.Run(t, p.path, "nft", "-f", file)
+	missing := func() string {
+		s, _ := a.pods.Status(p.uid)
+		return s.Missing
+	}
+	agenttest.Eventually(t, "the rules are read", func() bool { return strings.Contains(missing(), "cannot be inspected") })
+	netnstest.Run(t, p.path, "nft", "delete", "chain", "ip", "nat", "y")
+	now.Step(50 * time.Second)
+	other.enrolled(z)
+	if missing() == "" {
+		t.Error("they are read again")
+	}
+	now.Step(15 * time.Second)
+	p.enrolled(z)
+}
