@@ -374,13 +374,18 @@ func TestEnrol_UnreadableRules(t *testing.T) {
 		s, _ := a.pods.Status(p.uid)
 		return s.Missing
 	}
-	agenttest.Eventually(t, "the rules are read", func() bool { return strings.Contains(missing(), "cannot be inspected") })
+	agenttest.Eventually(t, "the rules are read", func() bool {
+		now.Step(10 * time.Millisecond)
+		return strings.Contains(missing(), "cannot be inspected")
+	})
 	netnstest.Run(t, p.path, "nft", "delete", "chain", "ip", "nat", "y")
 	now.Step(50 * time.Second)
 	other.enrolled(z)
 	if missing() == "" {
 		t.Error("they are read again")
 	}
-	now.Step(15 * time.Second)
-	p.enrolled(z)
+	agenttest.Eventually(t, "they are not read again", func() bool {
+		now.Step(time.Second)
+		return p.problem(z) == ""
+	})
 }
