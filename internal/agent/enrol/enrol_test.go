@@ -668,7 +668,7 @@ func TestEnrol_Ends(t *testing.T) {
 	})
 }
 
-// TestEnrol_ApiServerHangs: a pod whose annotation cannot be written holds no other one's rules.
+// TestEnrol_APIServerFails: a pod whose annotation cannot be written holds no other one's rules. A conflict need not be another UID.
 func TestEnrol_APIServerFails(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -676,6 +676,7 @@ func TestEnrol_APIServerFails(t *testing.T) {
 	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	f.server.FailOn("status", kubetest.ServerError, 3)
+	f.server.FailOn("status", kubetest.Conflict, 3)
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	p.enrolled(z)
 	other.enrolled(z)
