@@ -52,7 +52,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	if m.host, err = netns.Open(c.HostNamespace()); err != nil {
 		return fmt.Errorf("ambient mode needs the node's network namespace: %w", err)
 	}
-	if first, err := netns.InodeOf(c.nodeNamespace()); err == nil && first != m.host.Inode() {
+	if first, unread := netns.InodeOf(c.nodeNamespace()); unread == nil && first != m.host.Inode() {
 		n.Log.WarnContext(ctx, "the agent's own network namespace is taken for the node's, and is not: probes of ambient pods will be captured "+
 			"(set ALLOW_SWITCH_TO_HOST_NS=true, or hostNetwork)")
 	}
