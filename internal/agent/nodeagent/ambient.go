@@ -67,12 +67,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	m.pods = enrol.New(enrol.Options{
 		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: m.ztunnels,
 		Probes:     probes.New(probes.Options{Host: m.host, V4: c.Ambient.ProbeV4, V6: c.Ambient.ProbeV6, IPv6: c.Ambient.IPv6, Log: n.Log, Changed: notify}),
-		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed,
-		Moved: func(k types.NamespacedName) {
-			if pods := n.audit.Load(); pods != nil {
-				pods.Notify(k)
-			}
-		},
+		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed, Moved: n.moved,
 	})
 	m.events, err = unixsock.Open(ctx, cmdadd.Socket(c.eventSocket(), c.RunDirMode, n.Log))
 	if err != nil {
@@ -101,6 +96,13 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		}
 	})
 	return nil
+}
+
+// moved has the audit look at a pod.
+func (n *node) moved(k types.NamespacedName) {
+	if pods := n.audit.Load(); pods != nil {
+		pods.Notify(k)
+	}
 }
 
 // probeSet reads what another plugin's agent has written.
