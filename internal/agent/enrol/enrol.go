@@ -5,7 +5,8 @@
 // any more; that no pod waits for the ztunnel, the API server or the rules of another pod; that a killed agent leaves nothing that the
 // next one does not find, by the annotation; and that it starts no process. Each turn compares what is wanted with what is there.
 //
-// Start reading at Controller. entry.go has the state of a pod, turn.go its steps, find.go the search for namespaces, start.go the start.
+// Start reading at Controller. entry.go has the state of a pod, turn.go its steps, annotation.go its annotation, find.go the search for namespaces,
+// start.go the start.
 package enrol
 
 import (
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
@@ -66,12 +68,11 @@ const (
 type Controller struct {
 	Options
 
-	pods    *podwork.Controller[struct{}]
-	patches chan struct{}
+	pods *podwork.Controller[struct{}]
+	// writes are the annotations that the API server is to be asked for.
+	writes *workqueue.Typed[request]
 	// primed is closed when the snapshot for ztunnel is complete; until then no pod has a turn.
 	primed chan struct{}
-	// life is the context of Run.
-	life context.Context //nolint:containedctx // patches outlive the turn that begins them
 
 	mu      sync.Mutex
 	entries map[string]*entry // by UID
@@ -83,7 +84,7 @@ type Controller struct {
 // New returns a Controller that does nothing before Run. The changes of o.Ztunnels and o.Probes go to Notify.
 func New(o Options) *Controller {
 	c := &Controller{
-		Options: o, patches: make(chan struct{}, maxPatches), primed: make(chan struct{}), entries: map[string]*entry{},
+		Options: o, writes: workqueue.NewTyped[request](), primed: make(chan struct{}), entries: map[string]*entry{},
 		lost: map[string]bool{}, wake: make(chan struct{}, 1),
 	}
 	nothing := func(*struct{}) {}
@@ -96,9 +97,12 @@ func New(o Options) *Controller {
 
 // Run works until ctx ends. The rules, the probe set and the annotations stay.
 func (c *Controller) Run(ctx context.Context) {
-	c.life = ctx
+	defer context.AfterFunc(ctx, c.writes.ShutDown)()
 	var parts sync.WaitGroup
 	parts.Go(func() { c.Probes.Run(ctx) })
+	for range maxPatches {
+		parts.Go(func() { c.runWrites(ctx) })
+	}
 	parts.Go(func() {
 		if c.prime(ctx) {
 			c.Ztunnels.Serve(ctx)

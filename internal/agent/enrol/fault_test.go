@@ -11,10 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/enrol"
+	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -29,7 +31,7 @@ import (
 func (p *pod) overwrite(value string) {
 	p.f.Helper()
 	p.f.server.Edit(p.object(), func(object map[string]any) {
-		object["metadata"].(map[string]any)["annotations"] = map[string]any{ambient.RedirectionKey: value}
+		p.f.Do(unstructured.SetNestedField(object, value, "metadata", "annotations", ambient.RedirectionKey))
 	})
 }
 
@@ -123,7 +125,6 @@ func TestEnrol_DeletedMeanwhile(t *testing.T) {
 		_, known := a.pods.Status(p.uid)
 		return !known
 	})
-	time.Sleep(100 * time.Millisecond)
 	close(at.goOn)
 	other := f.pod("other", labelled)
 	other.enrolled(z)
@@ -145,7 +146,7 @@ func open(t *testing.T, p *pod) (n int) {
 	return n
 }
 
-// TestEnrol_EndedUnfound: nobody searches for a pod that has ended, nor holds the namespace that a plugin has offered.
+// TestEnrol_Ended: nobody searches for a pod that has ended, nor holds the namespace that a plugin has offered.
 func TestEnrol_Ended(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -171,14 +172,18 @@ func TestEnrol_Ended(t *testing.T) {
 func TestEnrol_APIServerDown(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.server.FailOn("status", kubetest.Forbidden, 100000)
+	f.server.FailOn("status", kubetest.Forbidden, 1000)
 	f.pod("web", labelled)
-	f.agent()
-	f.ztunnel(ztunneltest.Options{})
-	time.Sleep(12 * time.Second)
-	t.Logf("patches in 12 s: %d", f.patches())
-	if f.patches() > 9 {
-		t.Errorf("patches in 12 s: %d", f.patches())
+	now := clocktesting.NewFakeClock(time.Now())
+	f.agent(func(o *enrol.Options) { o.Clock = now })
+	began := now.Now()
+	agenttest.Eventually(t, "no five requests", func() bool {
+		now.Step(50 * time.Millisecond)
+		return f.patches() == 5
+	})
+	const least = podwork.RetryBase * (1 + 2 + 4 + 8)
+	if took := now.Since(began); took < least {
+		t.Errorf("5 requests in %v, want at least %v", took, least)
 	}
 }
 
@@ -204,10 +209,9 @@ func TestEnrol_ReleasedWhilePatched(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled, was(pending))
-	z := (*ztunneltest.Ztunnel)(nil)
 	f.server.FailOn("status", kubetest.Hang, 1)
 	f.agent()
-	z = f.ztunnel(ztunneltest.Options{})
+	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no patch", func() bool { return f.patches() == 1 })
 	z.Behave(func(z *ztunneltest.Ztunnel, r ztunneltest.Request) {
 		if r.Kind.String() == "Del" && f.patches() == 1 {
@@ -216,10 +220,6 @@ func TestEnrol_ReleasedWhilePatched(t *testing.T) {
 		z.Serve(r)
 	})
 	p.relabel("")
-	time.Sleep(time.Second)
-	if p.trace(z) == "" {
-		t.Errorf("released while the annotation is being written")
-	}
 	p.released(z)
 }
 
@@ -236,7 +236,6 @@ func TestStart_Pending(t *testing.T) {
 	before := len(z.Requests())
 	f.agent()
 	agenttest.Eventually(t, "no snapshot", func() bool { return len(z.Requests()) > before })
-	t.Log(z.Requests()[before:])
 	if first := z.Requests()[before].String(); !strings.Contains(first, p.uid) {
 		t.Errorf("the snapshot begins with %q", first)
 	}
@@ -374,13 +373,18 @@ func TestEnrol_UnreadableRules(t *testing.T) {
 		s, _ := a.pods.Status(p.uid)
 		return s.Missing
 	}
-	agenttest.Eventually(t, "the rules are read", func() bool { return strings.Contains(missing(), "cannot be inspected") })
+	agenttest.Eventually(t, "the rules are read", func() bool {
+		now.Step(10 * time.Millisecond)
+		return strings.Contains(missing(), "cannot be inspected")
+	})
 	netnstest.Run(t, p.path, "nft", "delete", "chain", "ip", "nat", "y")
 	now.Step(50 * time.Second)
 	other.enrolled(z)
 	if missing() == "" {
 		t.Error("they are read again")
 	}
-	now.Step(15 * time.Second)
-	p.enrolled(z)
+	agenttest.Eventually(t, "they are not read again", func() bool {
+		now.Step(time.Second)
+		return p.problem(z) == ""
+	})
 }

@@ -320,7 +320,7 @@ func (w *work) acknowledged() error {
 		return waits("the acknowledgement of ztunnel")
 	}
 	if w.e.annotation() == "" {
-		w.patch(ambient.RedirectionPending)
+		w.write(ambient.RedirectionPending)
 	}
 	now := w.Clock.Now()
 	switch {
@@ -336,59 +336,6 @@ func (w *work) acknowledged() error {
 		w.Ztunnels.Retry(w.e.uid)
 	}
 	return waits("ztunnel, which refuses the pod: %w", state.Err)
-}
-
-// annotate makes sure that the annotation has a value, "" for none.
-func (w *work) annotate(value string) error {
-	if w.e.annotation() == value {
-		return nil
-	}
-	w.patch(value)
-	return waits("the API server to take its annotation")
-}
-
-// patch asks the API server to write the annotation, unless it is being asked. The pod gets a turn when it has answered.
-func (w *work) patch(value string) {
-	c, e := w.Controller, w.e
-	ref := kube.PodRef{Namespace: e.key.Namespace, Name: e.key.Name, UID: e.uid}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.patching {
-		return
-	}
-	if again := guardPause - w.Clock.Since(e.lastAt); value == e.last && again > 0 { // another writer does not like it
-		w.Again(again)
-		return
-	}
-	e.patching = true
-	before := e.delivered()
-	go func() {
-		c.patches <- struct{}{}
-		ctx, cancel := context.WithTimeout(c.life, patchTimeout)
-		err := c.API.PatchRedirection(ctx, ref, value)
-		cancel()
-		<-c.patches
-		e.mu.Lock()
-		e.patching = false
-		switch {
-		case err != nil && kube.ClassOf(err) != kube.NotFound: // else the pod is gone, as the watch will say
-			e.patchErr = err
-		case e.delivered() == before: // the watch comes later
-			e.written = &value
-			fallthrough
-		default:
-			e.last, e.lastAt = value, w.Clock.Now()
-		}
-		e.mu.Unlock()
-		c.pods.Enqueue(e.key)
-	}()
-}
-
-// writing reports whether the API server is being asked.
-func (e *entry) writing() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.patching
 }
 
 // release takes a running pod out of the mesh: annotation, ztunnel, rules, probe set. The annotation is pending meanwhile, so that an

@@ -52,7 +52,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	if m.host, err = netns.Open(c.HostNamespace()); err != nil {
 		return fmt.Errorf("ambient mode needs the node's network namespace: %w", err)
 	}
-	if first, err := netns.InodeOf(c.nodeNamespace()); err == nil && first != m.host.Inode() {
+	if first, unread := netns.InodeOf(c.nodeNamespace()); unread == nil && first != m.host.Inode() {
 		n.Log.WarnContext(ctx, "the agent's own network namespace is taken for the node's, and is not: probes of ambient pods will be captured "+
 			"(set ALLOW_SWITCH_TO_HOST_NS=true, or hostNetwork)")
 	}
@@ -67,12 +67,7 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 	m.pods = enrol.New(enrol.Options{
 		Env: o.Env, API: n.api, Follow: n.pods.Follow, Pod: n.pods.Pod, Places: c.Places, Host: m.host.Inode(), Ztunnels: m.ztunnels,
 		Probes:     probes.New(probes.Options{Host: m.host, V4: c.Ambient.ProbeV4, V6: c.Ambient.ProbeV6, IPv6: c.Ambient.IPv6, Log: n.Log, Changed: notify}),
-		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed,
-		Moved: func(k types.NamespacedName) {
-			if pods := n.audit.Load(); pods != nil {
-				pods.Notify(k)
-			}
-		},
+		TrustRules: !c.Ambient.ReconcileOnStart, SystemNamespace: c.Ambient.SystemNamespace, Failed: n.metrics.AmbientFailed, Moved: n.moved,
 	})
 	m.events, err = unixsock.Open(ctx, cmdadd.Socket(c.eventSocket(), c.RunDirMode, n.Log))
 	if err != nil {
@@ -101,6 +96,13 @@ func (n *node) openAmbient(ctx context.Context) (err error) {
 		}
 	})
 	return nil
+}
+
+// moved has the audit look at a pod.
+func (n *node) moved(k types.NamespacedName) {
+	if pods := n.audit.Load(); pods != nil {
+		pods.Notify(k)
+	}
 }
 
 // probeSet reads what another plugin's agent has written.

@@ -97,12 +97,18 @@ func ReadAny(host *netns.Namespace) (map[netip.Addr]string, error) {
 			if err != nil && !noIPSet(err) {
 				return fmt.Errorf("reading ipset %s: %w", f.set, err)
 			}
-			for i := 0; err == nil && i < len(set.Entries); i++ {
-				if a, ok := netip.AddrFromSlice(set.Entries[i].IP); ok {
-					entries[Plain(a)] = set.Entries[i].Comment
-				}
+			if err == nil {
+				addAll(entries, set.Entries)
 			}
 		}
 		return nil
 	})
+}
+
+func addAll(entries map[netip.Addr]string, of []netlink.IPSetEntry) {
+	for _, e := range of {
+		if a, ok := netip.AddrFromSlice(e.IP); ok {
+			entries[Plain(a)] = e.Comment
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -68,14 +69,17 @@ func explain(f ruleset.Family, err error) error {
 // ipv6Settings returns the IPv6 sysctls of the calling thread's namespace.
 func ipv6Settings() fs.FS { return os.DirFS("/proc/sys/net/ipv6") }
 
-// KernelHasIPv6 reports whether the kernel has IPv6, even if it is disabled on interfaces. In a new namespace, a socket takes less time
-// than the first look at the sysctls.
+// kernelHasIPv6 is set once the kernel is known to have IPv6, which it keeps: the first look at the sysctls of a new namespace is slow.
+var kernelHasIPv6 atomic.Bool //nolint:gochecknoglobals // a fact about the kernel
+
+// KernelHasIPv6 reports whether the kernel has IPv6, even if it is disabled on interfaces.
 func KernelHasIPv6() bool {
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		_ = unix.Close(fd) // nothing was sent
+	if kernelHasIPv6.Load() {
+		return true
 	}
-	return !errors.Is(err, unix.EAFNOSUPPORT)
+	_, err := fs.Stat(ipv6Settings(), ".")
+	kernelHasIPv6.Store(err == nil)
+	return err == nil
 }
 
 // LoopbackHasIPv6 reports whether lo may have IPv6 addresses and routes in the calling thread's namespace.

@@ -30,7 +30,7 @@ func ambientChecks() []named {
 }
 
 // connections matches the gauge in the agent's metrics.
-var connections = regexp.MustCompile(`(?m)^ztunnel_connected ([0-9]+)$`) //nolint:gochecknoglobals // a constant
+var connections = regexp.MustCompile(`(?m)^ztunnel_connected ([0-9]+)$`)
 
 // ambientMode checks that the agent serves ztunnel's socket and that ztunnel is connected.
 func ambientMode(ctx context.Context, v *view) output.Check {
@@ -39,7 +39,7 @@ func ambientMode(ctx context.Context, v *view) output.Check {
 	defer cancel()
 	var text []byte
 	err := agentapi.Ask(ctx, filepath.Join(v.runDir, agentapi.SocketName), "", func(a *agentapi.Agent) (err error) {
-		text, err = a.Bundle(ctx, agentapi.BundleMetrics, time.Now())
+		text, err = a.Bundle(ctx, agentapi.BundleMetrics, time.Time{})
 		return err
 	})
 	found := connections.FindSubmatch(text)
@@ -88,7 +88,7 @@ func ambientKernel(ctx context.Context, v *view) output.Check {
 		return warn("run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN", "no test was made: %v", err)
 	}
 	defer space.Close()
-	_, err = probeset.Apply(space, probeset.Want{V4: conf.ProbeV4, V6: conf.ProbeV6, IPv6: true})
+	_, err = probeset.Apply(space, probeset.Want{V4: conf.ProbeV4, V6: conf.ProbeV6, IPv6: true}) //nolint:contextcheck // a new namespace
 	if err == nil {
 		pod := redirection.Namespace{NetNS: space, Backend: redirect.Netlink, Log: slog.New(slog.DiscardHandler)}
 		_, err = pod.Apply(ctx, ambient.Spec{Config: conf}, redirection.Reconcile)
@@ -109,15 +109,15 @@ func ambientLimits(_ context.Context, v *view) output.Check {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Max < perPod*maxPods+otherFiles {
 		return warn(fmt.Sprintf("raise the container runtime's LimitNOFILE to %d or more", perPod*maxPods+otherFiles),
-			"a process may open %d files, which suffices for %d pods in ambient mode", limit.Max, max(0, int(limit.Max)-otherFiles)/perPod) //nolint:gosec // small
+			"a process may open %d files, which suffices for %d pods in ambient mode", limit.Max, max(0, int(limit.Max)-otherFiles)/perPod)
 	}
 	var demux []byte
 	host, err := netns.Open(v.below("/proc/1/ns/net"))
 	if err == nil {
 		defer host.Close()
-		demux, err = netns.In(host, func() ([]byte, error) {
-			text, _, err := hostfs.ReadFile("/proc/sys/net/ipv4/tcp_early_demux", maxConf)
-			return text, err
+		err = host.Do(func() (err error) {
+			demux, _, err = hostfs.ReadFile("/proc/sys/net/ipv4/tcp_early_demux", maxConf)
+			return err
 		})
 	}
 	if err == nil && strings.HasPrefix(string(demux), "0") {

@@ -110,13 +110,7 @@ func (f *features) wanted(namespace string) []kube.Right {
 		add(kube.Right{Group: "apps", Resource: "daemonsets", Namespace: namespace, Name: f.daemon}, "get")
 	}
 	add(kube.Right{Resource: "pods"}, "list", "watch")
-	if f.ambient {
-		add(kube.Right{Resource: "namespaces"}, "list", "watch")
-	}
-	if f.ambient && !f.observe {
-		add(kube.Right{Resource: "namespaces"}, "get")
-		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
-	}
+	f.ofAmbient(add)
 	audits := f.audit.Interval > 0
 	if f.repairEnabled || audits {
 		add(kube.Right{Resource: "events"}, "create", "patch")
@@ -139,6 +133,16 @@ func (f *features) wanted(namespace string) []kube.Right {
 	}
 	add(kube.Right{Resource: "events", Namespace: "default"}, "create", "patch")
 	return all
+}
+
+func (f *features) ofAmbient(add func(r kube.Right, verbs ...string)) {
+	if f.ambient {
+		add(kube.Right{Resource: "namespaces"}, "list", "watch")
+	}
+	if f.ambient && !f.observe {
+		add(kube.Right{Resource: "namespaces"}, "get")
+		add(kube.Right{Resource: "pods", Subresource: "status"}, "patch")
+	}
 }
 
 // rights asks the API server whether the agent's identity has the rights of the enabled features.

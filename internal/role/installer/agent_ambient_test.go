@@ -133,11 +133,11 @@ func (n *ambientNode) app(p chaintest.Pod) (address netip.Addr) {
 		n.t.Cleanup(func() { _ = l.Close() })
 		go func() {
 			for {
-				conn, err := l.Accept()
-				if err != nil {
+				conn, ended := l.Accept()
+				if ended != nil {
 					return
 				}
-				fmt.Fprint(conn, "app sees ", netip.MustParseAddrPort(conn.RemoteAddr().String()).Addr().Unmap())
+				_, _ = fmt.Fprint(conn, "app sees ", netip.MustParseAddrPort(conn.RemoteAddr().String()).Addr().Unmap())
 				_ = conn.Close()
 			}
 		}()

@@ -81,6 +81,7 @@ func (c *config) page(e inspect.Explanation, width int) string {
 	if e.Pod != "" {
 		injection(p, e)
 		decision(p, e)
+		modes(p, e.Modes)
 	}
 	state(p, e)
 	exceptions(p, e.Exceptions)
@@ -189,10 +190,14 @@ func decision(p *paper, e inspect.Explanation) {
 	if d.Detail != "" {
 		p.line("", "%s", d.Detail)
 	}
-	if m := e.Modes; m != nil && m.Ambient != "" {
+}
+
+// modes says what would put the pod into the other modes.
+func modes(p *paper, m *inspect.Modes) {
+	if m != nil && m.Ambient != "" {
 		p.line("to ambient", "%s", m.Ambient)
 	}
-	if m := e.Modes; m != nil && m.Sidecar != "" {
+	if m != nil && m.Sidecar != "" {
 		p.line("to sidecar", "%s", m.Sidecar)
 	}
 }
