@@ -77,7 +77,7 @@ func newFixture(t *testing.T) *fixture {
 		failed: map[metrics.AmbientStep]int{},
 	}
 	f.conf.Store(&cniconf.NetConf{AmbientEnabled: true, Ambient: ambient.DefaultConfig()})
-	f.namespace("shop", "")
+	f.namespace("")
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log:\n%s\nrequests:\n%s", f.log, strings.Join(f.server.Requests(), "\n"))
@@ -86,14 +86,14 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
-// namespace makes or changes a namespace with a value of the label, "" for none.
-func (f *fixture) namespace(name, mode string) {
+// namespace makes or changes the namespace of the pods with a value of the label, "" for none.
+func (f *fixture) namespace(mode string) {
 	f.Helper()
 	labels := map[string]string{}
 	if mode != "" {
 		labels[label] = mode
 	}
-	f.server.Set(kubetest.Namespace(name, labels))
+	f.server.Set(kubetest.Namespace("shop", labels))
 }
 
 func (f *fixture) set(object any) {
@@ -369,9 +369,9 @@ func (f *fixture) patches() (n int) {
 
 func TestEnrol_ByLabel(t *testing.T) {
 	t.Parallel()
-	for name, select_ := range map[string]func(*fixture, *pod){
+	for name, choose := range map[string]func(*fixture, *pod){
 		"pod":       func(_ *fixture, p *pod) { p.relabel("ambient") },
-		"namespace": func(f *fixture, _ *pod) { f.namespace("shop", "ambient") },
+		"namespace": func(f *fixture, _ *pod) { f.namespace("ambient") },
 		"native":    func(_ *fixture, p *pod) { p.relabel("ambient") },
 		"programs":  func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
@@ -393,7 +393,7 @@ func TestEnrol_ByLabel(t *testing.T) {
 			if left := p.trace(z); left != "" {
 				t.Fatalf("before: %s", left)
 			}
-			select_(f, p)
+			choose(f, p)
 			p.enrolled(z)
 			if left := out.trace(z); left != "" {
 				t.Errorf("a pod that opts out: %s", left)
@@ -401,7 +401,7 @@ func TestEnrol_ByLabel(t *testing.T) {
 			if n := f.patches(); n != 2 {
 				t.Errorf("%d patches, want 2", n)
 			}
-			f.namespace("shop", "")
+			f.namespace("")
 			p.relabel("")
 			p.released(z)
 		})
@@ -588,11 +588,11 @@ func TestAdd_Refused(t *testing.T) {
 	a := f.agent()
 	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
-	new := func(name string, change ...func(*pod)) *pod {
+	starting := func(name string, change ...func(*pod)) *pod {
 		return f.pod(name, append(change, func(p *pod) { p.addressless = true })...)
 	}
-	outside, nacked, wrong := new("outside"), new("nacked", labelled), new("wrong", labelled)
-	host := new("host", labelled)
+	outside, nacked, wrong := starting("outside"), starting("nacked", labelled), starting("wrong", labelled)
+	host := starting("host", labelled)
 	host.path = f.Host
 	wrong.path = "/var/run/netns/there-is-none"
 	unknown := *nacked

@@ -285,7 +285,7 @@ func TestEnrol_Recreated(t *testing.T) {
 func TestEnrol_NamespacesForbidden(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.namespace("shop", "ambient")
+	f.namespace("ambient")
 	p := f.pod("web")
 	first := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})

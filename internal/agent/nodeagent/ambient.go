@@ -40,7 +40,7 @@ type ambientMode struct {
 }
 
 // openAmbient begins the service of pods in ambient mode. It must precede the installation: the plugin hands such pods to the agent.
-func (n *node) openAmbient(ctx context.Context) (err error) {
+func (n *node) openAmbient(ctx context.Context) (err error) { //nolint:contextcheck // its work ends with the agent, after ctx
 	c := n.Config
 	if !c.Ambient.Enabled || c.Observe {
 		return nil

@@ -19,7 +19,7 @@ import (
 )
 
 // RedirectionKey is the annotation that tells istiod whether a pod is captured: only RedirectionEnabled says so. RedirectionPending
-// is for a pod whose rules are in place and that ztunnel does not serve yet.
+// is for a pod whose rules may be in place and that ztunnel need not serve.
 const (
 	RedirectionKey     = "ambient.istio.io/redirection"
 	RedirectionEnabled = "enabled"

@@ -101,7 +101,7 @@ func (w *sweep) isForeign(process string, inode netns.Inode) bool {
 
 // began returns when a process began, in ticks since the node's start: field 22 of proc_pid_stat(5).
 func (w *sweep) began(process string) (ticks uint64, known bool) {
-	text, err := os.ReadFile(filepath.Join(w.view.Proc, process, "stat"))
+	text, err := os.ReadFile(filepath.Join(w.view.Proc, process, "stat"))     //nolint:gosec // below the procfs
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // the name can have spaces and parentheses
 	const start = 22 - 3
 	if err != nil || len(fields) <= start {

@@ -74,35 +74,38 @@ func serve(name string, port int, conn *net.TCPConn) error {
 		defer onward.Close() //nolint:errcheck // nothing to lose
 	}
 	requests := bufio.NewReader(conn)
-	var responses *bufio.Reader
-	for {
-		request, err := http.ReadRequest(requests)
-		if err != nil {
-			return nil //nolint:nilerr // the client is done
-		}
-		if dialing != nil {
+	if dialing != nil {
+		if _, err = http.ReadRequest(requests); err == nil {
 			_, err = fmt.Fprintf(conn, "HTTP/1.1 502 Bad Gateway\r\nVia: %s\r\nConnection: close\r\n\r\n%v\n", via, dialing)
-			return err
 		}
-		if responses == nil {
-			responses = bufio.NewReader(onward)
+		return err
+	}
+	responses := bufio.NewReader(onward)
+	for {
+		request, ended := http.ReadRequest(requests)
+		if ended != nil {
+			return nil // the client is done
 		}
-		if err = request.Write(onward); err != nil {
-			return err
-		}
-		response, err := http.ReadResponse(responses, request)
-		if err != nil {
-			return err
-		}
-		if behind := response.Header.Get("Via"); behind != "" {
-			response.Header.Set("Via", via+", "+behind)
-		} else {
-			response.Header.Set("Via", via)
-		}
-		if err = errors.Join(response.Write(conn), response.Body.Close()); err != nil || response.Close {
+		if last, err := forward(conn, onward, request, responses, via); err != nil || last {
 			return err
 		}
 	}
+}
+
+// forward forwards one request and its response.
+func forward(conn, onward net.Conn, request *http.Request, responses *bufio.Reader, via string) (last bool, err error) {
+	if err = request.Write(onward); err != nil {
+		return false, err
+	}
+	response, err := http.ReadResponse(responses, request)
+	if err != nil {
+		return false, err
+	}
+	if behind := response.Header.Get("Via"); behind != "" {
+		via += ", " + behind
+	}
+	response.Header.Set("Via", via)
+	return response.Close, errors.Join(response.Write(conn), response.Body.Close())
 }
 
 // mark is on ztunnel's packets.
