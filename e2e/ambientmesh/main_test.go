@@ -58,7 +58,8 @@ func TestAmbientMesh(t *testing.T) {
 	}
 }
 
-// withoutZtunnel: a pod of ambient mode does not start before ztunnel does. Its event says why. Other pods start.
+// withoutZtunnel: a pod of ambient mode does not start before ztunnel does. Its event says why. Other pods start, and a running one that
+// gets the label keeps its traffic.
 func (s *scenario) withoutZtunnel() {
 	s.Helper()
 	s.objects = s.Install("profile: ambient")
@@ -69,8 +70,18 @@ func (s *scenario) withoutZtunnel() {
 	if s.IsReady("labelled") {
 		s.Error("a pod of ambient mode is ready without ztunnel")
 	}
+	s.kubectl("label", "pod", "plain", "--namespace="+lab.App, modeLabel+"=ambient")
+	s.Until("the audit", func() bool {
+		return strings.Contains(s.Kubectl("istio-cni", "pods", "-n", lab.App).Stdout, "waiting for ztunnel: no ztunnel is connected")
+	})
+	s.members = []member{{"plain", outside}}
+	s.checkTraffic()
+
 	s.startZtunnel()
 	s.UntilReady("labelled")
+	s.members = []member{{"labelled", ambient}, {"plain", ambient}}
+	s.check()
+	s.kubectl("label", "pod", "plain", "--namespace="+lab.App, modeLabel+"-")
 	s.members = []member{{"labelled", ambient}, {"plain", outside}}
 	s.check()
 }
@@ -78,7 +89,7 @@ func (s *scenario) withoutZtunnel() {
 // labels: the namespace's label enrols its pods, new ones and running ones, but not those that opt out or have a sidecar.
 func (s *scenario) labels() {
 	s.Helper()
-	s.label(namespaceLabel + "=ambient")
+	s.label(modeLabel + "=ambient")
 	s.Pod("new", lab.Plain(probed))
 	s.Pod("side", injected())
 	s.Pod("out", lab.Plain(probed, optedOut))
@@ -124,7 +135,7 @@ func (s *scenario) restarts() {
 // release: pods without a label have no rules any more, and are outside until it is set again.
 func (s *scenario) release() {
 	s.Helper()
-	s.label(namespaceLabel + "-")
+	s.label(modeLabel + "-")
 	s.members = []member{{"labelled", ambient}, {"plain", outside}, {"new", outside}, {"side", sidecar}}
 	s.check()
 	for name, want := range map[string]bool{"labelled": true, "plain": false, "new": false, "out": false} {
@@ -132,10 +143,10 @@ func (s *scenario) release() {
 			s.Errorf("%s: rules: %t, want %t:\n%s", name, !want, want, text)
 		}
 	}
-	s.label(namespaceLabel + "=ambient")
+	s.label(modeLabel + "=ambient")
 	s.members = []member{{"labelled", ambient}, {"plain", ambient}, {"new", ambient}, {"side", sidecar}}
 	s.check()
-	s.label(namespaceLabel + "-")
+	s.label(modeLabel + "-")
 	s.Remove("labelled", "plain", "new", "side", "out", "first")
 	s.Until("the node's table to be empty", func() bool { return !strings.Contains(s.table(), "elements") })
 }
@@ -160,13 +171,13 @@ func (s *scenario) migration() {
 	move(sidecar, "one", "two")
 	s.members = []member{{"one", sidecar}, {"two", sidecar}}
 	s.check()
-	s.label(namespaceLabel + "=ambient")
+	s.label(modeLabel + "=ambient")
 	for i := range s.members {
 		move(ambient, s.members[i].name)
 		s.members[i].in = ambient
 		s.check()
 	}
-	s.label(namespaceLabel + "-")
+	s.label(modeLabel + "-")
 	for i := range s.members {
 		s.members[i].in = outside
 	}
@@ -176,7 +187,7 @@ func (s *scenario) migration() {
 		s.check()
 	}
 	s.Remove("one")
-	s.label(namespaceLabel + "=ambient")
+	s.label(modeLabel + "=ambient")
 	move(ambient, "one")
 	s.members[0].in = ambient
 	s.check()

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	namespaceLabel = "istio.io/dataplane-mode"
-	redirection    = "ambient.istio.io/redirection"
+	modeLabel   = "istio.io/dataplane-mode"
+	redirection = "ambient.istio.io/redirection"
 	// probeSource is the source of the node's own connections to pods of ambient mode.
 	probeSource = "169.254.7.127"
 )
@@ -38,11 +38,11 @@ type member struct {
 // Changes of pods.
 
 func labelled(template *core.PodTemplateSpec) {
-	template.Labels = map[string]string{namespaceLabel: "ambient"}
+	template.Labels = map[string]string{modeLabel: "ambient"}
 }
 
 func optedOut(template *core.PodTemplateSpec) {
-	template.Labels = map[string]string{namespaceLabel: "none"}
+	template.Labels = map[string]string{modeLabel: "none"}
 }
 
 // injected returns a pod whose sidecar takes both families.
@@ -145,9 +145,10 @@ func (s *scenario) checkTraffic() {
 			}
 		}
 	}
-	// The first two also by IPv6.
-	s.checkPath(s.members[0], s.members[1], "6")
-	s.checkPath(s.members[1], s.members[0], "6")
+	// The first and the last also by IPv6.
+	first, last := s.members[0], s.members[len(s.members)-1]
+	s.checkPath(first, last, "6")
+	s.checkPath(last, first, "6")
 	s.Step("traffic is as it should be between %v", s.members)
 }
 

@@ -444,12 +444,16 @@ func TestEnrol_Order(t *testing.T) {
 	p.released(z)
 }
 
+// TestEnrol_WithoutZtunnel: a running pod keeps its traffic until there is a ztunnel.
 func TestEnrol_WithoutZtunnel(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled)
-	f.agent()
-	agenttest.Eventually(t, "it is not pending", func() bool { return p.annotation() == pending })
+	a := f.agent()
+	p.misses(a, "no ztunnel")
+	if p.annotation() != pending || p.rules() {
+		t.Errorf("annotation %q, rules: %t; want pending, and none", p.annotation(), p.rules())
+	}
 	z := f.ztunnel(ztunneltest.Options{})
 	p.enrolled(z)
 	z.Close()

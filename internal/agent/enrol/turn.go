@@ -116,9 +116,14 @@ func (w *work) enrol(ctx context.Context) error {
 		w.at = metrics.StepAnnotation
 		return w.annotate(ambient.RedirectionPending)
 	}
+	// Rules without ztunnel refuse all connections. A pod that runs outside of the mesh keeps its own until a ztunnel is connected.
+	spared := s.running && s.applied == nil && w.e.annotation() != ambient.RedirectionEnabled &&
+		errors.Is(w.Ztunnels.State(w.e.uid).Err, ztunnels.ErrNoZtunnel)
 	w.at = metrics.StepRules
-	if err := w.rules(ctx); err != nil {
-		return err
+	if !spared {
+		if err := w.rules(ctx); err != nil {
+			return err
+		}
 	}
 	w.Ztunnels.Put(workload(w.Pod), s.space)
 	if s.replaced != nil {
@@ -128,6 +133,11 @@ func (w *work) enrol(ctx context.Context) error {
 	w.at = metrics.StepZtunnel
 	if err := w.acknowledged(); err != nil {
 		return err
+	}
+	if spared { // a ztunnel has connected meanwhile
+		if err := w.rules(ctx); err != nil {
+			return err
+		}
 	}
 	w.Probes.Put(w.e.uid, s.addresses)
 	if in, err := w.Probes.State(w.e.uid); err != nil {
