@@ -1,0 +1,102 @@
+package enrol_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/agent/enrol"
+	"github.com/meshcni/istio-cni/internal/agent/probes"
+	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
+	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/node/netns"
+	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
+)
+
+// Each test is about a defect of Istio's node agent.
+
+// hide removes the pod's last process, by which alone its namespace is found; the result brings it back.
+func (p *pod) hide() (show func()) {
+	p.f.Helper()
+	pid := fmt.Sprint(1000 + p.f.processes)
+	p.f.Do(os.RemoveAll(filepath.Join(p.f.Proc, pid)))
+	return func() { p.f.Process(pid, p.path, p.uid) }
+}
+
+// program writes the pod's rules as an earlier agent has.
+func (p *pod) program() {
+	p.f.Helper()
+	check.OK(p.f.T, check.Err(p.space().Apply(p.f.Context(), p.spec(), redirection.Reconcile)))
+}
+
+// TestStart_FoundLater: Istio's agent never looks again for the namespace of an enrolled pod that it does not find at its start.
+func TestStart_FoundLater(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled, was(enabled))
+	show := p.hide()
+	f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(t, "no snapshot", z.Ready)
+	if sent := z.Requests()[0].Kind.String(); sent != "keep" {
+		t.Errorf("the snapshot begins with %q, want a Keep", sent)
+	}
+	show()
+	p.enrolled(z)
+}
+
+// TestStart_Rebooted: after a restart of the node the annotation is there, and neither rules nor a sandbox.
+func TestStart_Rebooted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled, was(enabled))
+	p.hide()
+	a := f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(t, "no snapshot", z.Ready)
+	p.sandbox()
+	check.OK(t, a.pods.Add(t.Context(), p.event()))
+	if problem := p.problem(z); problem != "" {
+		t.Error(problem)
+	}
+}
+
+// TestRelease_NamespaceNotFound: Istio's agent takes the annotation and leaves the rules, behind which nobody listens.
+func TestRelease_NamespaceNotFound(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", was(enabled))
+	p.program()
+	show := p.hide()
+	f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(t, "it is still enabled", func() bool { return p.annotation() == pending })
+	if !p.rules() {
+		t.Fatal("the rules are gone")
+	}
+	show()
+	p.released(z)
+}
+
+// TestStart_ProbeSetFails: an error of the host's table empties the snapshot of Istio's agent, so that ztunnel stops all proxies.
+func TestStart_ProbeSetFails(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	p := f.pod("web", labelled, was(enabled))
+	p.program()
+	closed, err := netns.Open(f.Host)
+	check.OK(t, err)
+	closed.Close()
+	f.agent(func(o *enrol.Options) {
+		config := ambient.DefaultConfig()
+		o.Probes = probes.New(probes.Options{Host: closed, V4: config.ProbeV4, V6: config.ProbeV6, Log: o.Log, Changed: func(string) {}})
+	})
+	z := f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(t, "no snapshot", z.Ready)
+	if got, want := z.Pods()[p.uid], p.space().NetNS.Inode(); got != want {
+		t.Errorf("the snapshot has the pod in %v, want %v", got, want)
+	}
+}
