@@ -231,7 +231,7 @@ func TestStart_Pending(t *testing.T) {
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	first := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
-	agenttest.Eventually(t, "ztunnel has not got it", func() bool { return len(z.Pods()) == 1 })
+	agenttest.Eventually(t, "ztunnel has not got it", func() bool { return len(z.Pods()) == 1 && z.Ready() })
 	first.stop()
 	before := len(z.Requests())
 	f.agent()
