@@ -212,7 +212,8 @@ func (s *scenario) address(name, family string) string {
 func (s *scenario) rules(name string) string {
 	s.Helper()
 	const script = `for n in /run/netns/*; do
-  nsenter --net="$n" ip -o addr | grep -q " $1/" && nsenter --net="$n" sh -c "nft list ruleset; ip rule; ip -6 rule; ip route show table 100"
+  in="nsenter --net=$n"
+  $in ip -o addr | grep -qF " $1/" && $in nft list ruleset && $in ip rule && $in ip -6 rule && $in ip route show table all
 done; true`
 	return s.OnNode("sh", "-c", script, "sh", s.Get(lab.App, name).Status.PodIP)
 }
