@@ -29,7 +29,7 @@ func (w *work) write(value string) {
 	if e.patching {
 		return
 	}
-	if again := guardPause - w.Clock.Since(e.lastAt); value == e.last && again > 0 { // another writer does not like it
+	if again := guardPause - w.Clock.Since(e.lastAt); value == e.last && again > 0 { // another client overwrites it
 		w.Again(again)
 		return
 	}

@@ -5,8 +5,8 @@
 // any more; that no pod waits for the ztunnel, the API server or the rules of another pod; that a killed agent leaves nothing that the
 // next one does not find, by the annotation; and that it starts no process. Each turn compares what is wanted with what is there.
 //
-// Start reading at Controller. entry.go has the state of a pod, turn.go its steps, annotation.go its annotation, find.go the search for namespaces,
-// start.go the start.
+// Start reading at Controller. entry.go has the state of a pod, turn.go its steps, annotation.go its annotation, find.go the search for
+// namespaces, start.go the start.
 package enrol
 
 import (

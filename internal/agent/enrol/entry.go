@@ -23,7 +23,7 @@ type entry struct {
 	uid string
 	key types.NamespacedName
 
-	// turn is held by the turn of the pod and by its end; the fields of seen belong to it, and what ztunnel and the probe set are told.
+	// turn is held during a turn of the pod and during close. It protects seen, and the order of calls to ztunnels and probes.
 	turn sync.Mutex
 	seen seen
 	// touched is set when the rules of the namespace have changed.
@@ -58,7 +58,7 @@ type offer struct {
 
 // seen is what turns have found and done.
 type seen struct {
-	// space is the pod's namespace, nil if it is unknown; replaced is the one before until ztunnel has let it go. running: space was found,
+	// space is the pod's namespace, nil if it is unknown; replaced is the one before until ztunnel no longer uses it. running: space was found,
 	// so the pod lives on if this agent ends.
 	space, replaced *netns.Namespace
 	running         bool
@@ -119,7 +119,7 @@ func (c *Controller) forget(uid string) {
 	if e == nil {
 		return
 	}
-	go e.close(func() { c.leave(e) }) // a turn must not tell ztunnel of the pod again
+	go e.close(func() { c.leave(e) }) // after a turn under way, which could add the pod again
 }
 
 // leave takes the pod from ztunnel and the probe set.

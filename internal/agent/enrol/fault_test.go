@@ -204,7 +204,7 @@ func TestEnrol_KilledAndUnlabelled(t *testing.T) {
 	p.released(z)
 }
 
-// TestEnrol_ReleasedWhilePatched: the annotation is not written after ztunnel has let the pod go.
+// TestEnrol_ReleasedWhilePatched: the annotation is not written after ztunnel has acknowledged the deletion.
 func TestEnrol_ReleasedWhilePatched(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

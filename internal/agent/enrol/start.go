@@ -12,7 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 )
 
-// prime tells the ztunnel server and the probe set of all pods that ztunnel may serve since the last agent, before ztunnel may connect: it stops the
+// prime adds the pods that ztunnel may already serve to the snapshot and the probe set, before ztunnel may connect: ztunnel stops the
 // proxies of pods that the snapshot lacks. Turns verify the rules afterwards. It returns false if ctx ended.
 func (c *Controller) prime(ctx context.Context) bool {
 	select {
@@ -37,15 +37,15 @@ func (c *Controller) prime(ctx context.Context) bool {
 	return true
 }
 
-// served returns the pods that ztunnel may serve, the oldest first: a pod that is pending may have the annotation missing alone.
+// served returns the pods that ztunnel may serve, the oldest first. Of a pending pod, only the annotation may be missing.
 func (c *Controller) served() (all []kube.Pod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range c.entries {
 		p := e.latest()
 		value := p.Facts.Annotations[ambient.RedirectionKey]
-		told := value == ambient.RedirectionEnabled || value == ambient.RedirectionPending && p.Facts.Selected
-		if told && p.Facts.Eligible() && !podwork.PodOf(p).Ended && !c.isZtunnel(p) {
+		served := value == ambient.RedirectionEnabled || value == ambient.RedirectionPending && p.Facts.Selected
+		if served && p.Facts.Eligible() && !podwork.PodOf(p).Ended && !c.isZtunnel(p) {
 			all = append(all, p)
 		}
 	}

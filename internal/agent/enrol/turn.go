@@ -275,7 +275,7 @@ func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool
 		before.Generation++
 		w.Log.InfoContext(ctx, "wrote the rules of an ambient pod", slog.Any("tools", report.Tools))
 	}
-	if before.Generation != s.version.Generation { // somebody else has changed rules meanwhile
+	if before.Generation != s.version.Generation { // another program has changed rules meanwhile
 		s.version = redirection.Version{}
 		w.e.touched.Store(true)
 		w.Again(time.Second)
@@ -308,7 +308,7 @@ func (w *work) watch() error {
 	return nil
 }
 
-// acknowledged reports whether the newest ztunnel serves the pod. Until it does, istiod is told that the pod is not captured.
+// acknowledged reports whether the newest ztunnel serves the pod. Until then, the annotation of a new pod is pending.
 func (w *work) acknowledged() error {
 	s := &w.e.seen
 	state := w.Ztunnels.State(w.e.uid)
@@ -356,7 +356,7 @@ func (w *work) release(ctx context.Context) error {
 	}
 	w.Ztunnels.Remove(e.uid)
 	if !w.Ztunnels.Removed(e.uid) {
-		return waits("ztunnel to let the pod go")
+		return waits("ztunnel to acknowledge the deletion of the pod")
 	}
 	w.at = metrics.StepRules
 	if err := w.clean(ctx); err != nil {
@@ -381,7 +381,7 @@ func (w *work) clean(ctx context.Context) error {
 	switch {
 	case s.space != nil:
 		return remove(w.Space(s.space))
-	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || !w.Pod.Facts.Eligible(): // anybody can annotate a pod with a sidecar
+	case w.Pod.Deleting || len(w.Pod.Addresses) == 0 || !w.Pod.Facts.Eligible(): // the rules of a sidecar share chains with ambient mode's
 		return nil
 	case !w.Reachable():
 		return errUnreachable

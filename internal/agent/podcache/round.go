@@ -29,7 +29,7 @@ type round struct {
 	waiting map[types.NamespacedName]kube.Pod
 	unseen  map[types.NamespacedName]bool
 	// listed and labelled report that the lists of pods and of namespaces are complete. due is set from a list of pods until the listeners
-	// are told that it is complete; synced is set once they were.
+	// are notified that it is complete; synced is set once they were.
 	listed, labelled, due, synced bool
 	// podsErr and namespacesErr are the errors of the watches, nil while they work.
 	podsErr, namespacesErr error
@@ -119,20 +119,20 @@ func (s *Store) put(p kube.Pod) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key, event := p.Key(), metrics.PodUpdated
-	last, told := s.pods[key]
-	if _, waits := s.round.waiting[key]; !told && !waits {
+	last, known := s.pods[key]
+	if _, waits := s.round.waiting[key]; !known && !waits {
 		event = metrics.PodAdded
 	}
 	s.options.Count(event)
 	delete(s.round.unseen, key)
-	if told && last.Facts.UID != p.Facts.UID { // between two rounds
+	if known && last.Facts.UID != p.Facts.UID { // between two rounds
 		s.forget(last)
 	}
 	s.settlePod(p)
 	s.settle()
 }
 
-// settlePod tells the listeners of a pod, or makes it wait for its namespace.
+// settlePod notifies the listeners of a pod, or makes it wait for its namespace.
 func (s *Store) settlePod(p kube.Pod) {
 	key := p.Key()
 	if !s.round.selected(&p, s.pods[key]) {
@@ -157,9 +157,9 @@ func (s *Store) remove(p kube.Pod) {
 	s.settle()
 }
 
-// forget tells the listeners that a pod is gone, if they know it.
+// forget notifies the listeners of the deletion of a pod that they know.
 func (s *Store) forget(p kube.Pod) {
-	if last, told := s.pods[p.Key()]; told {
+	if last, known := s.pods[p.Key()]; known {
 		p.Facts.Selected = last.Facts.Selected
 		delete(s.pods, p.Key())
 		s.notify(func(l *kube.Listener[kube.Pod]) { l.OnDelete(p) })
@@ -182,7 +182,7 @@ func (s *Store) sync(ctx context.Context) {
 	s.settle()
 }
 
-// settle tells the listeners of the end of a list once both lists are complete. A new pod whose namespace is not known even then comes
+// settle calls OnSync once both lists are complete. A new pod whose namespace is not known even then comes
 // with its namespace; it must not hold the others.
 func (s *Store) settle() {
 	r := s.round

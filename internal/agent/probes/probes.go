@@ -73,7 +73,7 @@ type pod struct {
 	uid       string
 	addresses []netip.Addr
 	since     uint64 // the Put that gave it these addresses
-	told      state  // when Changed was called last
+	notified  state  // when Changed was called last
 }
 
 // state is the State of a pod, with the text of the error.
@@ -263,9 +263,9 @@ func (k *Keeper) want() (w probeset.Want, calls uint64, complete bool) {
 	}, k.calls, complete
 }
 
-// settle records the result of an attempt, and tells of each pod whose State is another than when it was told last.
+// settle records the result of an attempt, and calls Changed for each pod whose State has changed since the last call.
 func (k *Keeper) settle(calls uint64, err error) {
-	var told []string
+	var changed []string
 	k.mu.Lock()
 	if k.err = err; err == nil {
 		k.applied = calls
@@ -277,14 +277,14 @@ func (k *Keeper) settle(calls uint64, err error) {
 		if err != nil {
 			now.err = err.Error()
 		}
-		if now != p.told {
-			p.told = now
-			told = append(told, uid)
+		if now != p.notified {
+			p.notified = now
+			changed = append(changed, uid)
 		}
 	}
 	k.mu.Unlock()
 	if k.Changed != nil {
-		for _, uid := range told {
+		for _, uid := range changed {
 			k.Changed(uid)
 		}
 	}

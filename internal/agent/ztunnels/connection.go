@@ -23,7 +23,7 @@ type conn struct {
 
 	hello    bool
 	complete bool             // the end of the snapshot has been sent
-	has      map[string]*held // by UID: what ztunnel has been told and not to delete since
+	has      map[string]*held // by UID: the pods whose last request was not a Del
 	urgent   []string         // UIDs that have changed, each once
 	backlog  []string         // UIDs to go through, for the snapshot or because this one has become the newest
 	underway *zds.Request     // nil if ztunnel owes no answer
@@ -34,7 +34,7 @@ type conn struct {
 
 // held is a pod that a ztunnel may have.
 type held struct {
-	told  bool        // false if it could not be told
+	sent  bool        // false if the request could not be sent
 	inode netns.Inode // of the last Add, zero after a Keep
 	acked bool
 	err   error
@@ -78,7 +78,7 @@ func (s *Server) advance(c *conn) {
 	}
 }
 
-// send sends a request. It needs the lock, so that nobody closes the descriptor meanwhile.
+// send sends a request. It needs the lock, so that the descriptor stays open meanwhile.
 func (s *Server) send(c *conn, r zds.Request, descriptor int) {
 	packet, err := r.Encode()
 	if err == nil && r.Kind == zds.Add && descriptor < 0 {
@@ -101,14 +101,14 @@ func (s *Server) send(c *conn, r zds.Request, descriptor int) {
 	s.await(c)
 }
 
-// record records that a pod is told, or cannot be told because of err.
+// record records that an Add or Keep was sent, or that err prevented it.
 func (c *conn) record(r zds.Request, m *member, err error) {
 	h := c.has[r.UID]
 	if h == nil {
 		h = &held{}
 		c.has[r.UID] = h
 	}
-	*h = held{told: h.told || err == nil, err: err}
+	*h = held{sent: h.sent || err == nil, err: err}
 	if r.Kind == zds.Add {
 		h.inode = m.inode()
 	}
@@ -127,7 +127,7 @@ func (s *Server) received(c *conn, packet []byte) (uid, refusal string, err erro
 	}
 	r := c.underway
 	if r == nil {
-		return "", "", errors.New("it sends a message that nobody asked for")
+		return "", "", errors.New("it sent a message without a request")
 	}
 	text, err := zds.DecodeAck(packet)
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *Server) greeted(c *conn) {
 	s.advance(c)
 }
 
-// await closes a connection whose next message does not come in time: an answer that came later could not be told from the next one's.
+// await closes a connection whose next message does not come in time: a later answer would look like the answer to the next request.
 // It needs the lock.
 func (s *Server) await(c *conn) {
 	number := c.waits
@@ -182,7 +182,7 @@ func (s *Server) unawait(c *conn) {
 	c.timer.Stop()
 }
 
-// drop closes a connection, and tells the next ztunnel what it lacks if this one was the newest. It needs the lock.
+// drop closes a connection. If it was the newest, the next ztunnel gets the pods that it lacks. It needs the lock.
 func (s *Server) drop(c *conn, why error) {
 	if c.ended != nil {
 		return

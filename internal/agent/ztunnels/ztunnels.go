@@ -1,7 +1,7 @@
 // Package ztunnels tells the node's ztunnels which pods they serve (ZDS).
 //
-// It promises that each connected ztunnel is brought to what is wanted, whatever the order of events: the newest one is told every pod,
-// the others only what to stop, and when the newest goes the next is told what it lacks. It promises that no caller and no connection
+// It promises that each connected ztunnel converges to the wanted pods, whatever the order of events: the newest gets every pod, the
+// others only deletions, and when the newest disconnects, the next gets the pods that it lacks. It promises that no caller and no connection
 // waits for another ztunnel; that an answer is never taken for another request's; that a snapshot ends only after every wanted pod is
 // named in it; and that a peer of root that breaks the protocol loses its connection, and costs a bounded amount of memory and time.
 //
@@ -165,7 +165,7 @@ func (s *Server) Removed(uid string) bool {
 	return !slices.ContainsFunc(s.conns, func(c *conn) bool { return c.has[uid] != nil })
 }
 
-// Retry tells a pod again to the newest ztunnel if it has refused it.
+// Retry sends the Add of a pod again if the newest ztunnel has refused it.
 func (s *Server) Retry(uid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +201,7 @@ func (s *Server) request(c *conn, uid string) (r zds.Request, descriptor int, ne
 	m, h := s.members[uid], c.has[uid]
 	r.UID, descriptor = uid, zdsock.NoDescriptor
 	switch {
-	case m == nil && h != nil && h.told:
+	case m == nil && h != nil && h.sent:
 		r.Kind = zds.Del
 	case m == nil:
 		delete(c.has, uid)

@@ -560,7 +560,7 @@ func TestServe_Lies(t *testing.T) {
 	file, err := os.Open("/dev/null")
 	check.OK(t, err)
 	defer file.Close() //nolint:errcheck // nothing was written
-	fd, unasked := int(file.Fd()), "it sends a message that nobody asked for"
+	fd, unasked := int(file.Fd()), "it sent a message without a request"
 	ack := zdstest.Ack("")
 	say := func(packet []byte, descriptors ...int) func(*ztunneltest.Ztunnel, ztunneltest.Request) {
 		return func(z *ztunneltest.Ztunnel, _ ztunneltest.Request) { _ = z.Say(packet, descriptors...) }

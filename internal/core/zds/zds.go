@@ -26,13 +26,13 @@ type Kind uint64
 
 // The requests of the agent. Exactly an Add comes with a descriptor, the pod's network namespace.
 const (
-	// Add tells ztunnel to serve a pod.
+	// Add starts a pod.
 	Add Kind = 1
-	// Del tells ztunnel to serve a pod no longer.
+	// Del stops a pod.
 	Del Kind = 2
-	// SnapshotSent tells ztunnel that it has been told all pods, and may end those that were not named.
+	// SnapshotSent ends the snapshot: ztunnel stops the pods that are not in it.
 	SnapshotSent Kind = 3
-	// Keep tells ztunnel to go on with a pod if it has it.
+	// Keep leaves a pod running if ztunnel serves it.
 	Keep Kind = 5
 )
 

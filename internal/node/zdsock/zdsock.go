@@ -34,7 +34,7 @@ var (
 	// ErrFull means that the other side has too many packets that it has not read.
 	ErrFull = errors.New("the other side does not read")
 	// ErrWaiting means that a packet of the other side waits to be read, which would be taken for an answer.
-	ErrWaiting = errors.New("the other side has sent a packet that nobody asked for")
+	ErrWaiting = errors.New("the other side has sent a packet without a request")
 )
 
 // Listener is a listening socket with its file.
