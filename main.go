@@ -11,6 +11,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -50,21 +51,21 @@ func program() applet.Program {
 			},
 			{
 				Name: "iptables", Alias: "istio-iptables",
-				Summary: "programs, verifies, explains or removes the rules of a network namespace", Run: redirector.Run,
+				Summary: "programs, verifies, explains or removes the rules of a network namespace", Rows: redirector.Rows, Run: redirector.Run,
 			},
-			{Name: "install", Alias: "install-cni", Summary: "node agent: installs the plugin and keeps it installed", Run: installer.Run},
-			{Name: "taint", Alias: "istio-cni-taint", Summary: "controller: taints nodes whose plugin is not ready", Run: tainter.Run},
+			{Name: "install", Alias: "install-cni", Summary: "node agent: installs the plugin and keeps it installed", Rows: installer.Rows, Run: installer.Run},
+			{Name: "taint", Alias: "istio-cni-taint", Summary: "controller: taints nodes whose plugin is not ready", Rows: tainter.Rows, Run: tainter.Run},
 			{
 				Name: "repair", Alias: "istio-cni-repair",
-				Summary: "repairs pods that started before the plugin was there", Run: repairer.Run,
+				Summary: "repairs pods that started before the plugin was there", Rows: repairer.Rows, Run: repairer.Run,
 			},
-			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Run: selftester.Run},
-			{Name: "why", Summary: "explains why a pod is redirected or not, and where a packet goes", Run: why.Run},
-			{Name: "trace", Summary: "shows the packets of a pod with the rules that they meet", Run: trace.Run},
-			{Name: "pods", Summary: "lists the pods of this node and whether they are redirected", Run: pods.Run},
-			{Name: "doctor", Summary: "checks what redirection on this node depends on, with a remedy for each fault", Run: doctor.Run},
-			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Run: decisions.Run},
-			{Name: "bundle", Summary: "collects what a bug report needs", Run: bundle.Run, Protocol: true},
+			{Name: "selftest", Summary: "finds out which way of redirecting pods works on this node", Rows: selftester.Rows, Run: selftester.Run},
+			{Name: "why", Summary: "explains why a pod is redirected or not, and where a packet goes", Rows: new(command.Why).Rows, Run: why.Run},
+			{Name: "trace", Summary: "shows the packets of a pod with the rules that they meet", Rows: new(command.Trace).Rows, Run: trace.Run},
+			{Name: "pods", Summary: "lists the pods of this node and whether they are redirected", Rows: new(command.Pods).Rows, Run: pods.Run},
+			{Name: "doctor", Summary: "checks what redirection on this node depends on, with a remedy for each fault", Rows: new(command.Doctor).Rows, Run: doctor.Run},
+			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Rows: new(command.Decisions).Rows, Run: decisions.Run},
+			{Name: "bundle", Summary: "collects what a bug report needs", Rows: new(command.Bundle).Rows, Run: bundle.Run, Protocol: true},
 			{Name: "version", Summary: "prints the version", Run: applet.PrintVersion},
 		},
 	}

@@ -8,13 +8,16 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/role/fleet"
 )
 
 // Every name that the program answers to is the program itself, as on a node.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"istio-cni": main, "istio-iptables": main, "install-cni": main, "istio-cni-taint": main, "istio-cni-repair": main,
-		"some-other-name": main,
+		"some-other-name": main, "kubectl-istio_cni": func() { os.Exit(fleet.Run(applet.Process(), nil)) },
 	})
 }
 

@@ -16,7 +16,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/applet/completion"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // Exit codes that every role shares.
@@ -72,6 +74,8 @@ type Role struct {
 	Summary string
 	// Protocol marks a role whose output a program reads. Run passes that output on unchanged.
 	Protocol bool
+	// Rows are the flags for the completion, or nil.
+	Rows func() []settings.Setting
 	// Run does the work and returns the exit code.
 	Run func(Call) int
 }
@@ -103,15 +107,24 @@ func (p Program) Run(path string, c Call) int {
 		c.Args = c.Args[1:]
 		return p.start(r, c)
 	}
-	if slices.Contains([]string{"help", "--help", "-h"}, first) {
+	switch first {
+	case "help":
+		if len(c.Args) > 1 {
+			c.Args = []string{c.Args[1], "--help"}
+			return p.Run(p.Name, c)
+		}
+		fallthrough
+	case "--help", "-h":
 		p.list(c.Stdout)
 		return ExitOK
+	case completion.Command, completionRole:
+		return p.complete(first, c)
 	}
 	if slices.Contains([]string{"--version", "-v"}, first) {
 		_, _ = fmt.Fprintln(c.Stdout, p.Version())
 		return ExitOK
 	}
-	_, _ = fmt.Fprintf(c.Stderr, "%s: unknown command %q\n\n", called, first)
+	_, _ = fmt.Fprintf(c.Stderr, "%s: unknown command %q%s\n\n", called, first, settings.Suggestion(first, p.names()))
 	p.list(c.Stderr)
 	return ExitUsage
 }
@@ -142,6 +155,66 @@ func (p Program) about(called string, c Call) int {
 	return ExitUsage
 }
 
+// completionRole is the command that prints the completion for a shell.
+const completionRole = "completion"
+
+// names are the first arguments.
+func (p Program) names() (names []string) {
+	for _, r := range p.Roles {
+		names = append(names, r.Name)
+	}
+	return append(names, completionRole)
+}
+
+// complete runs the command completion, or prints the candidates for a command line.
+func (p Program) complete(command string, c Call) int {
+	c.Args = c.Args[1:]
+	if command == completionRole {
+		return Completion(c, p.Name, false, completion.Help(p.Name, ""))
+	}
+	var found []settings.Candidate
+	switch last := len(c.Args) - 1; last {
+	case -1:
+	case 0:
+		for _, r := range p.Roles {
+			if strings.HasPrefix(r.Name, c.Args[0]) {
+				found = append(found, settings.Candidate{Text: r.Name, Use: r.Summary})
+			}
+		}
+		found = append(found, completion.Words(c.Args[0], completionRole)...)
+	default:
+		r, _ := p.find(func(r Role) bool { return r.Name == c.Args[0] })
+		switch {
+		case c.Args[0] == completionRole && last == 1:
+			found = completion.Words(c.Args[last], completion.Shells()...)
+		case r.Rows != nil:
+			found = settings.Complete(r.Rows(), c.Args[1:]).Found
+		}
+	}
+	return c.End(completion.Print(c.Stdout, found))
+}
+
+// Completion is the command that prints the completion of a program for a shell.
+func Completion(c Call, program string, ofKubectl bool, help string) int {
+	switch {
+	case len(c.Args) == 1 && slices.Contains([]string{"--help", "-h"}, c.Args[0]):
+		return c.End(check(io.WriteString(c.Stdout, help)))
+	case len(c.Args) == 1 && slices.Contains(completion.Shells(), c.Args[0]):
+		return c.End(check(io.WriteString(c.Stdout, completion.Script(c.Args[0], program, ofKubectl))))
+	}
+	return c.Refuse(completionRole, fmt.Errorf("want one shell of %s", strings.Join(completion.Shells(), ", ")))
+}
+
+func check(_ int, err error) error { return err }
+
+// End prints the error of a command, if any, and returns the exit code.
+func (c Call) End(err error) int {
+	if err != nil {
+		return c.Fail(err)
+	}
+	return ExitOK
+}
+
 func (p Program) list(w io.Writer) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s\n\nCommands, by first argument or by the name of a link:\n", p.About, p.Version())
@@ -152,6 +225,7 @@ func (p Program) list(w io.Writer) {
 			implicit = fmt.Sprintf("With %s set it is the %s. ", r.Variable, r.Name)
 		}
 	}
+	fmt.Fprintf(&b, "  %s %-10s %-18s %s\n", p.Name, completionRole, "", "prints the completion for bash, zsh or fish")
 	fmt.Fprintf(&b, "\n%s\"%s COMMAND --help\" shows its flags.\n", implicit, p.Name)
 	_, _ = io.WriteString(w, b.String())
 }

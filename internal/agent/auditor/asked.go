@@ -39,8 +39,8 @@ const (
 	recent = 10 * time.Second
 )
 
-// checkTimeout bounds the inspection of all pods for one request.
-const checkTimeout = time.Minute
+// CheckTimeout bounds the inspection of all pods for one request.
+const CheckTimeout = 45 * time.Second
 
 // ErrAsked means that the request's way has used up its budget.
 var ErrAsked = errors.New("too many requests: the agent inspects pods for half a percent of the time; ask again in some seconds")
@@ -106,22 +106,26 @@ func (a *Auditor) check(ctx context.Context, by Way, k types.NamespacedName, sin
 	}
 }
 
-// CheckAll inspects all pods of the mesh, maxChecks at a time. Concurrent requests share the inspections. If the way has less
-// than half of its budget, the pods keep their last results, and the error is ErrAsked if one of these is not recent.
-func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+// CheckAll inspects all pods of the mesh, maxChecks at a time, and returns those that keep an older result, because CheckTimeout is over.
+// Concurrent requests share the inspections. If the way has less than half of its budget, no pod is inspected, and results that are not
+// recent are older ones.
+func (a *Auditor) CheckAll(ctx context.Context, by Way) (left []types.NamespacedName) {
+	ctx, cancel := context.WithTimeout(ctx, CheckTimeout)
 	defer cancel()
-	since := a.Env.Clock.Now()
+	all, since := a.Pods.Keys(), a.Env.Clock.Now()
 	if by == Port {
 		since = since.Add(-sharedFor)
 	}
-	if !a.admit(ctx, by, a.asked[by].Burst()/2) {
+	if a.admit(ctx, by, a.asked[by].Burst()/2) {
+		a.checkEach(ctx, by, all, since)
+	} else {
 		since = a.Env.Clock.Now().Add(-recent)
-		if slices.ContainsFunc(a.Pods.Keys(), func(k types.NamespacedName) bool { return a.checkedBefore(k, since) }) {
-			return ErrAsked
-		}
-		return nil
 	}
+	return slices.DeleteFunc(all, func(k types.NamespacedName) bool { return !a.checkedBefore(k, since) })
+}
+
+// checkEach inspects pods for a request until ctx ends.
+func (a *Auditor) checkEach(ctx context.Context, by Way, all []types.NamespacedName, since time.Time) {
 	var work sync.WaitGroup
 	keys := make(chan types.NamespacedName)
 	for range maxChecks {
@@ -131,7 +135,7 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 			}
 		})
 	}
-	for _, k := range a.Pods.Keys() {
+	for _, k := range all {
 		if ctx.Err() != nil {
 			break
 		}
@@ -139,7 +143,6 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) error {
 	}
 	close(keys)
 	work.Wait()
-	return nil
 }
 
 // checkedBefore reports whether the pod is audited and was last inspected before since.

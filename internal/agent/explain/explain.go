@@ -21,6 +21,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -58,29 +59,59 @@ func New(o Options) *Explainer {
 // look is a turn of a pod for a request.
 type look struct{ *podwork.Turn }
 
-// Handler returns the status of all pods as JSON, the most serious state first. A browser can request an inspection only from
-// the port's own page.
+// Handler returns the status of all pods, or of those with a label selector, as JSON, the most serious state first. A browser can request
+// an inspection only from the port's own page.
 func (x *Explainer) Handler(by auditor.Way) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if now, _ := strconv.ParseBool(r.URL.Query().Get(agentapi.CheckParam)); now {
+		query := r.URL.Query()
+		selects, err := selector.Labels(query.Get(agentapi.SelectorParam))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		var left []types.NamespacedName
+		if now, _ := strconv.ParseBool(query.Get(agentapi.CheckParam)); now {
 			if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" {
 				http.Error(w, "a link must not cause an inspection: omit the check parameter", http.StatusForbidden)
 				return
 			}
-			if err := x.Auditor.CheckAll(r.Context(), by); err != nil && by == auditor.Socket { // a command says that it inspects now
-				http.Error(w, err.Error(), http.StatusTooManyRequests)
-				return
-			}
+			extend(w, auditor.CheckTimeout+recordTimeout)
+			left = x.Auditor.CheckAll(r.Context(), by)
 		}
-		all := x.Auditor.Statuses()
-		audit.Sort(all)
-		respond(w, all)
+		respond(w, x.statuses(selects, left))
 	})
+}
+
+// statuses returns the sorted status of the pods whose labels match; left are the pods that a check left out.
+func (x *Explainer) statuses(selects func(map[string]string) bool, left []types.NamespacedName) []audit.Status {
+	old := map[types.NamespacedName]bool{}
+	for _, k := range left {
+		old[k] = true
+	}
+	all := []audit.Status{}
+	for _, s := range x.Auditor.Statuses() {
+		k, matches := types.NamespacedName{Namespace: s.Namespace, Name: s.Pod}, false
+		x.Auditor.Pods.Get(k, func(p kube.Pod, _ *auditor.Memory) { matches = selects(p.Facts.Labels) })
+		if s.LeftOut = old[k]; matches {
+			all = append(all, s)
+		}
+	}
+	audit.Sort(all)
+	return all
+}
+
+// extend gives a request more time than the server does: the end of the time to read would end its context, and that of the time to write
+// its answer.
+func extend(w http.ResponseWriter, d time.Duration) {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Time{}) // an answer that comes too late is an error of the client
+	_ = control.SetWriteDeadline(deadline(d))
 }
 
 // PodHandler returns one pod in detail as JSON, with the path of the packet in the query, if any.
 func (x *Explainer) PodHandler(by auditor.Way) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		extend(w, explainTimeout+recordTimeout)
 		k := types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
 		query := r.URL.Query()
 		var question *inspect.Question

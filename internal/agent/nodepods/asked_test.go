@@ -5,13 +5,20 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/agent/unixsock"
+	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // askedFixture is a controller with pods that the schedule has inspected, and a clock that only requests and the test move.
@@ -19,7 +26,12 @@ type askedFixture struct {
 	*fixture
 
 	controller *Controller
+	answer     string // the last one
+	searching  *atomic.Pointer[func()]
 }
+
+// leftOut is the number of pods that the check of the last answer left out.
+func (l *askedFixture) leftOut() int { return strings.Count(l.answer, `"leftOut": true`) }
 
 const (
 	askedPods = 10
@@ -39,7 +51,11 @@ func newAskedFixture(t *testing.T) *askedFixture {
 	l := newFixture(t, nothing, func(o *Options) {
 		o.Audit, o.Repair, o.Workers = auditor.Settings{Interval: time.Hour}, nil, 0
 	})
+	searching := &atomic.Pointer[func()]{}
 	l.options.Find = func(context.Context, sandbox.Pod) (*sandbox.Namespace, error) {
+		if do := searching.Load(); do != nil {
+			(*do)()
+		}
 		l.searches.Add(1)
 		l.clock.Step(askedCost)
 		return nil, &sandbox.Error{Err: sandbox.ErrNotFound}
@@ -52,7 +68,7 @@ func newAskedFixture(t *testing.T) *askedFixture {
 		l.clock.Step(time.Microsecond) // ends a pause of the schedule
 		return l.searches.Load() == askedPods
 	})
-	return &askedFixture{fixture: l, controller: c}
+	return &askedFixture{fixture: l, controller: c, searching: searching}
 }
 
 // ask requests a path by a way, with headers, and returns the status and the number of inspections until the answer.
@@ -67,6 +83,7 @@ func (l *askedFixture) ask(by auditor.Way, path string, headers ...string) (stat
 	}
 	before, w := l.searches.Load(), httptest.NewRecorder()
 	mux.ServeHTTP(w, r)
+	l.answer = w.Body.String()
 	return w.Code, l.searches.Load() - before
 }
 
@@ -124,7 +141,7 @@ func TestRequests_BudgetUsedUp(t *testing.T) {
 }
 
 // TestRequests_ListThenPods: checks of all pods leave a part of the budget for single pods. Without budget a command gets recent
-// results, and an error if they are older.
+// results, and the answer names older ones.
 func TestRequests_ListThenPods(t *testing.T) {
 	t.Parallel()
 	const recent = 10 * time.Second
@@ -133,8 +150,8 @@ func TestRequests_ListThenPods(t *testing.T) {
 		agenttest.Run(t, l.clock) // a request waits for its budget
 		for inspections := int64(askedPods); inspections > 0; l.clock.Step(2 * sharedFor / askedPods) {
 			var status int
-			if status, inspections = l.ask(by, checkAll); status != http.StatusOK {
-				t.Errorf("%s: %d after %d inspections", by, status, inspections)
+			if status, inspections = l.ask(by, checkAll); status != http.StatusOK || l.leftOut() != 0 {
+				t.Errorf("%s: %d after %d inspections, %d pods are left out", by, status, inspections, l.leftOut())
 			}
 		}
 		if status, inspections := l.ask(by, onePod); status != http.StatusOK || inspections == 0 {
@@ -144,9 +161,54 @@ func TestRequests_ListThenPods(t *testing.T) {
 			l.controller.auditor.Charge(by, slow)
 		}
 		l.clock.Step(recent)
-		want := map[auditor.Way]int{auditor.Port: http.StatusOK, auditor.Socket: http.StatusTooManyRequests}[by]
-		if status, inspections := l.ask(by, checkAll); status != want || inspections != 0 {
-			t.Errorf("%s: %d after %d inspections for old results, want %d", by, status, inspections, want)
+		if status, inspections := l.ask(by, checkAll); status != http.StatusOK || inspections != 0 || l.leftOut() != askedPods {
+			t.Errorf("%s: %d after %d inspections for old results, %d pods are left out", by, status, inspections, l.leftOut())
+		}
+	}
+}
+
+// TestRequests_TimeUsedUp: a check whose time is over answers, and names each pod that it did not reach.
+func TestRequests_TimeUsedUp(t *testing.T) {
+	t.Parallel()
+	l := newAskedFixture(t)
+	l.clock.Step(time.Second)
+	ctx, end := context.WithCancel(t.Context())
+	over := func() { end() }
+	l.searching.Store(&over)
+	const atOnce = 2
+	left := l.controller.auditor.CheckAll(ctx, auditor.Socket)
+	if got := len(left); got < askedPods-atOnce || got > askedPods {
+		t.Errorf("%d pods are left out: %v", got, left)
+	}
+}
+
+// TestRequests_SlowCheck: a check may take longer than the other requests to the server, and reaches all pods.
+func TestRequests_SlowCheck(t *testing.T) {
+	t.Parallel()
+	l := newAskedFixture(t)
+	l.clock.Step(time.Second)
+	const limit = 20 * time.Millisecond
+	slowly := func() { time.Sleep(limit) } // in all longer than the server's time to read and to write
+	l.searching.Store(&slowly)
+	mux := http.NewServeMux()
+	mux.Handle(agentapi.AuditPattern, l.controller.Handler(auditor.Socket))
+	s := agenttest.Serve(t, mux, func(o *unixsock.Options) { o.Timeout = limit })
+	agent, err := agentapi.Dial(t.Context(), s.Path)
+	check.OK(t, err)
+	all, err := agent.Audit(t.Context(), true, "")
+	if err != nil || len(all) != askedPods || slices.ContainsFunc(all, func(s audit.Status) bool { return s.LeftOut }) {
+		t.Errorf("%v: %+v", err, all)
+	}
+}
+
+// TestRequests_Labels: a selector selects the pods of the answer, and one that cannot be read is refused.
+func TestRequests_Labels(t *testing.T) {
+	t.Parallel()
+	l := newAskedFixture(t)
+	for selector, want := range map[string]int{"": askedPods, "n=1": 0, "n notin (x)": askedPods, "!n": askedPods, "=": -1, "a b": -1} {
+		status, _ := l.ask(auditor.Socket, "/v1/audit?labelSelector="+url.QueryEscape(selector))
+		if got := strings.Count(l.answer, `"state"`) / 2; want < 0 && status != http.StatusBadRequest || want >= 0 && (status != http.StatusOK || got != want) {
+			t.Errorf("%q: %d, %d pods", selector, status, got)
 		}
 	}
 }

@@ -108,14 +108,25 @@ func keysOf(selectors ...labels.Selector) (keys []string) {
 // Check parses a label selector in the form of kubectl's --selector ([labels.Parse]). A selector without terms is an error
 // because it selects all pods.
 func Check(text string) error {
-	selector, err := labels.Parse(text)
-	switch {
-	case err != nil:
-		return fmt.Errorf("selector %q: %s", clean(text), clean(err.Error()))
-	case selector.Empty():
-		return errors.New("the selector is empty and would pick all pods")
+	selector, err := parse(text)
+	if err == nil && selector.Empty() {
+		err = errors.New("the selector is empty and would pick all pods")
 	}
-	return nil
+	return err
+}
+
+// Labels returns a function that reports whether a label selector in the form of kubectl's --selector matches labels. "" matches all.
+func Labels(text string) (func(map[string]string) bool, error) {
+	selector, err := parse(text)
+	return func(has map[string]string) bool { return selector.Matches(labels.Set(has)) }, err
+}
+
+func parse(text string) (labels.Selector, error) {
+	selector, err := labels.Parse(text)
+	if err != nil {
+		err = fmt.Errorf("selector %q: %s", clean(text), clean(err.Error()))
+	}
+	return selector, err
 }
 
 // Pods selects pods by labels and fields, as the API server does.

@@ -30,6 +30,8 @@ type Status struct {
 	Backend    string      `json:"backend,omitempty"`
 	Problems   []Problem   `json:"problems,omitempty"`
 	Exceptions []Exception `json:"exceptions,omitempty"`
+	// LeftOut is set if a check of all pods did not reach the pod in its time: the result is an older one.
+	LeftOut bool `json:"leftOut,omitempty"`
 }
 
 // Why returns one line about the state: its first problem and the number of further ones, or the sentence.

@@ -25,6 +25,7 @@ import (
 const (
 	DefaultRunDir     = "/var/run/istio-cni"
 	KubeconfigName    = "istio-cni-kubeconfig"
+	PodSocketName     = "pods.sock" // our own: of the agent, in its run directory
 	DefaultAPITimeout = 10 * time.Second
 	longestAPITimeout = 90 * time.Second // the whole call must end before the runtime's timeout
 )

@@ -6,7 +6,8 @@
 // the cause, and can list every value in force with its origin. It never prints, never reads the environment by itself
 // and never ends the program.
 //
-// Start at Setting, then Parse and Input.Read. values.go has the types of values, help.go the text of --help.
+// Start at Setting, then Parse and Input.Read. values.go has the types of values, help.go the text of --help, complete.go the completion
+// of arguments and the nearest name for a misspelt one.
 package settings
 
 import (
@@ -49,6 +50,8 @@ type Setting struct {
 	Chart bool
 	// Ignored settings are accepted without effect.
 	Ignored bool
+	// Local settings name something of the machine on which the command runs: the kubectl plugin refuses them.
+	Local bool
 	// Secret values appear neither in errors nor in lists.
 	Secret bool
 	// KeepEmpty makes an empty variable apply if it is set.
@@ -172,9 +175,19 @@ func (in Input) flag(s Setting) (Origin, bool) {
 		case !s.Repeated:
 			texts = texts[len(texts)-1:]
 		}
-		return Origin{Source: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}, true
+		return Origin{Source: FromFlag, Name: dashed(name), Text: strings.Join(texts, ",")}, true
 	}
 	return Origin{}, false
+}
+
+// Texts returns all texts of a setting's flag, in order, by the spelling that applies.
+func (in Input) Texts(s Setting) []string {
+	for _, name := range s.flags() {
+		if texts, ok := in.flags[name]; ok {
+			return texts
+		}
+	}
+	return nil
 }
 
 // Find returns the text of a setting with its origin. An empty text in a layer selects the default, whatever the

@@ -2,7 +2,9 @@ package settings_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -56,7 +58,7 @@ func read(t *testing.T, args []string, env func(string) (string, bool), layers .
 
 func TestParse_Arguments(t *testing.T) {
 	t.Parallel()
-	undefined, stray := "reading arguments: flag provided but not defined: -", `: all settings are flags`
+	const undefined = "unknown flag --"
 	for _, tc := range []struct {
 		name     string
 		args     []string
@@ -72,25 +74,25 @@ func TestParse_Arguments(t *testing.T) {
 			"every mistake, and the arguments behind it",
 			[]string{"--bad=1", "--name=a", "stray", "--worse", "--on", "--name"},
 			"a", true,
-			[]string{undefined + "bad", `stray argument "stray"` + stray, undefined + "worse", "reading arguments: flag needs an argument: -name"},
+			[]string{undefined + "bad", `stray argument "stray"`, undefined + "worse", "flag --name needs a value"},
 		},
 		{ // the text of a mistake has no effect on later arguments
 			"a mistake that names another argument",
 			[]string{"--bad=--name", "--name=a", "--bad", "name", "--name=b"},
 			"a,b", false,
-			[]string{undefined + "bad", undefined + "bad", `stray argument "name"` + stray},
+			[]string{undefined + "bad", undefined + "bad", `stray argument "name"`},
 		},
 		{"a mistake of two words", []string{"-x y", "--name=1", "-x y", "--on"}, "1", true, []string{undefined + "x y", undefined + "x y"}},
 		{"no flags", []string{"-", "---x", "-=y", "", "--=", "--on"}, "", true, []string{
-			`stray argument "-"` + stray, "reading arguments: bad flag syntax: ---x", "reading arguments: bad flag syntax: -=y",
-			`stray argument ""` + stray, "reading arguments: bad flag syntax: --=",
+			`stray argument "-"`, "bad flag syntax: ---x", "bad flag syntax: -=y",
+			`stray argument ""`, "bad flag syntax: --=",
 		}},
 		{"a value that looks like a flag", []string{"--name", "--on", "--name", "--"}, "--on,--", false, nil},
 		{
 			"the end of the flags",
 			[]string{"--on", "--", "--name=a", "b"},
 			"", true,
-			[]string{`stray argument "--name=a"` + stray, `stray argument "b"` + stray},
+			[]string{`stray argument "--name=a"`, `stray argument "b"`},
 		},
 	} {
 		c, _, mistakes := read(t, tc.args, environment())
@@ -111,14 +113,16 @@ func TestParse_OperandPosition(t *testing.T) {
 	var on bool
 	rows := []settings.Setting{
 		{Name: "to", Aliases: []string{"t"}, Arg: "ADDRESS", Value: settings.Text(&text, nil)},
-		{Name: "udp", Value: settings.Bool(&on)},
+		{Name: "udp", Aliases: []string{"u"}, Value: settings.Bool(&on)},
 	}
 	for args, want := range map[string]string{
 		"pod --to x --udp": "pod;--to,x,--udp", "--udp pod -t x": "pod;--udp,-t,x", "--to x --udp pod": "pod;--to,x,--udp",
-		"--to=x pod": "pod;--to=x", "--to x": ";--to,x", "--to": ";--to", "pod other": "pod;other", "": ";",
+		"--to=x pod": "pod;--to=x", "--to x": ";--to,x", "--to": ";--to", "pod other": "pod,other;", "": ";",
+		"-tx pod": "pod;-t,x", "-utx pod": "pod;-u,-t,x", "-ut x pod": "pod;-u,-t,x", "--to -tx pod": "pod;--to,-tx", "-udpp pod": "pod;-udpp",
+		"-u -- -t x": "-t,x;-u", "pod -t": "pod;-t", "-ux": ";-u,-x", "-u=false pod": "pod;-u=false",
 	} {
-		operand, rest := settings.Operand(rows, strings.Fields(args))
-		check.Equal(t, operand+";"+strings.Join(rest, ","), want, args)
+		operands, rest := settings.Operands(rows, strings.Fields(args))
+		check.Equal(t, strings.Join(operands, ",")+";"+strings.Join(rest, ","), want, args)
 	}
 }
 
@@ -186,12 +190,12 @@ func TestParse_Secrets(t *testing.T) {
 		}),
 	}}
 	in, _ := settings.Parse(rows, []string{"--s=hunter2"}, nil)
-	if _, err := in.Read(rows); err == nil || err.Error() != "flag --s: value of 7 bytes: no" {
+	if _, err := in.Read(rows); err == nil || err.Error() != "flag -s: value of 7 bytes: no" {
 		t.Errorf("error %v", err)
 	}
-	in, _ = settings.Parse(rows, []string{"--s=hunter3"}, nil)
+	in, _ = settings.Parse(rows, []string{"-s=hunter3"}, nil)
 	origins, err := in.Read(rows)
-	if lines := settings.Lines(rows, origins); err != nil || lines[0].String() != `--s = "(7 bytes, not shown)" (flag --s)` {
+	if lines := settings.Lines(rows, origins); err != nil || lines[0].String() != `--s = "(7 bytes, not shown)" (flag -s)` {
 		t.Errorf("%v, error %v", lines, err)
 	}
 }
@@ -291,5 +295,44 @@ func TestSetting_Values(t *testing.T) {
 				t.Errorf("%s: %q: error %v, value %q", tc.name, text, err, tc.value)
 			}
 		}
+	}
+}
+
+func TestSuggestion_Near(t *testing.T) {
+	t.Parallel()
+	known := []string{"pods", "why", "trace", "decisions", "doctor", "--namespace", "--node", "-n"}
+	for name, want := range map[string]string{
+		"pod": "pods", "pdos": "pods", "wyh": "why", "decision": "decisions", "dec": "decisions", "docter": "doctor", "--namespce": "--namespace",
+		"--name": "--namespace", "--no": "--node", "dance": "", "": "", "x": "", "--x": "", strings.Repeat("pods", 1000): "",
+	} {
+		if want != "" {
+			want = ": did you mean " + strconv.Quote(want) + "?"
+		}
+		check.Equal(t, settings.Suggestion(name, known), want, name)
+	}
+	var c config
+	in, err := settings.Parse(c.rows(), []string{"--namee=x", "-frozne", "ice", "--zzz"}, environment())
+	check.OK(t, err)
+	_, err = in.Read(c.rows())
+	check.Equal(t, fmt.Sprint(err), "unknown flag --namee: did you mean \"--name\"?\nunknown flag --frozne: did you mean \"--frozen\"?\nstray argument \"ice\"\nunknown flag --zzz")
+}
+
+func TestComplete_Words(t *testing.T) {
+	t.Parallel()
+	var states []string
+	rows := append(new(config).rows(), settings.Setting{Name: "state", Aliases: []string{"s"}, Arg: "STATES", Value: settings.Choices(&states, "a", "ab")})
+	for args, want := range map[string]string{
+		"--fr": "--frozen", "--o": "--on", "-s": "-s", "--frozen,": "ice snow", "--frozen=": "--frozen=ice --frozen=snow", "--frozen,s": "snow",
+		"-s,ab": "ab", "--on,": "? ", "": "? ", "x,y": "? y", "--name,y": "?name y", "--name=y": "?name y", "--name=,--frozen,i": "ice",
+	} {
+		c := settings.Complete(rows, strings.Split(args, ","))
+		var got []string
+		for _, one := range c.Found {
+			got = append(got, one.Text)
+		}
+		if c.Open && got == nil {
+			got = []string{"?" + c.Flag, c.Word}
+		}
+		check.Equal(t, strings.Join(got, " "), want, args)
 	}
 }

@@ -16,6 +16,8 @@ type value[T any] struct {
 	into *T
 	read func(string) (T, error)
 	show func(T) string
+	// words are all texts of a value with a choice.
+	words []string
 }
 
 func (v value[T]) Set(text string) error {
@@ -30,7 +32,7 @@ func (v value[T]) String() string { return v.show(*v.into) }
 
 // Of returns a Value of any type.
 func Of[T any](into *T, read func(string) (T, error), show func(T) string) Value {
-	return value[T]{into, read, show}
+	return value[T]{into: into, read: read, show: show}
 }
 
 // Text returns a text that read normalizes; a nil read accepts any text unchanged.
@@ -74,17 +76,30 @@ func Bool(into *bool) Value {
 
 // Choice returns a choice among several words.
 func Choice[T ~string](into *T, of ...T) Value {
-	return Of(into, func(s string) (T, error) {
+	words := make([]string, len(of))
+	for i, o := range of {
+		words[i] = string(o)
+	}
+	return value[T]{into, func(s string) (T, error) {
 		if slices.Contains(of, T(s)) {
 			return T(s), nil
 		}
-		words := make([]string, len(of))
-		for i, o := range of {
-			words[i] = string(o)
-		}
 		return "", fmt.Errorf("want one of %s", strings.Join(words, ", "))
-	}, func(v T) string { return string(v) })
+	}, func(v T) string { return string(v) }, words}
 }
+
+// Choices returns a list of words of a choice, between commas.
+func Choices[T ~string](into *[]string, of ...T) Value {
+	one := Choice(new(T), of...).(value[T])
+	list := List(into, ",", 0, func(s string) (string, error) {
+		_, err := one.read(s)
+		return s, err
+	}).(value[[]string])
+	list.words = one.words
+	return list
+}
+
+func (v value[T]) choices() []string { return v.words }
 
 // Permissions parses a mode as chmod(1) does: octal digits with any prefix, never decimal.
 func Permissions(into *fs.FileMode) Value {

@@ -21,14 +21,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"path"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
-	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
@@ -63,14 +60,6 @@ func Dial(ctx context.Context, socket string) (*Agent, error) {
 
 // Close ends the connection.
 func (a *Agent) Close() error { return a.conn.Close() }
-
-// SocketSetting is the flag --socket of a command that queries the node agent.
-func SocketSetting(socket *string) settings.Setting {
-	return settings.Setting{
-		Name: "socket", Arg: "FILE", Env: []string{"ISTIO_CNI_POD_SOCKET"}, Default: path.Join(cniconf.DefaultRunDir, SocketName),
-		Use: "the node agent's socket, in its run directory", Value: settings.Text(socket, nil),
-	}
-}
 
 // Ask sends a command's request on its own connection. The error for a missing agent names likely causes; hint adds to them and may be
 // "".
@@ -216,13 +205,17 @@ func (a *Agent) Decisions(ctx context.Context) (all []Report, err error) {
 	return all, requestError(err, "decisions")
 }
 
-// Audit requests the status of all pods of the node. With check, the agent inspects each pod first.
-func (a *Agent) Audit(ctx context.Context, check bool) (all []audit.Status, err error) {
+// Audit requests the status of all pods of the node, or of those with a label selector unless it is "". With check, the agent inspects each
+// pod first.
+func (a *Agent) Audit(ctx context.Context, check bool, selector string) (all []audit.Status, err error) {
 	query := url.Values{}
+	if selector != "" {
+		query.Set(SelectorParam, selector)
+	}
 	if check {
 		query.Set(CheckParam, "true")
 	}
-	text, err := a.get(ctx, maxAnswer, auditPath, query)
+	text, err := a.get(ctx, maxStatuses, auditPath, query)
 	if err == nil {
 		err = json.Unmarshal(text, &all)
 	}

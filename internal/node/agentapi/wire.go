@@ -6,13 +6,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 )
 
 // SocketName is the name of the socket in the agent's run directory. Only root may use it.
-const SocketName = "pods.sock"
+const SocketName = cniconf.PodSocketName
 
 // Paths of the first version of the protocol, which is HTTP/1.1 with JSON. A change that one side would misunderstand gets
 // new paths: an agent that does not know them answers 404, and the plugin queries the API server.
@@ -33,7 +34,7 @@ const (
 	// DecisionsPattern answers with a JSON array of all reports that the agent holds, latest first.
 	DecisionsPattern = "GET " + decisionsPath
 	// AuditPattern answers with the status of all pods of the node, a JSON array of audit.Status. With CheckParam the agent
-	// inspects every pod before it answers. Once such requests have used up their budget, it answers with the last results.
+	// inspects every pod before it answers, as far as time and budget of such requests allow. SelectorParam selects pods by labels.
 	AuditPattern = "GET " + auditPath
 	// AuditPodPattern answers with the details of one pod, an inspect.Explanation. The parameters of inspect.Parse add the way of a packet.
 	AuditPodPattern = AuditPattern + "/{namespace}/{name}"
@@ -44,18 +45,20 @@ const (
 	BundlePattern = "GET " + bundlePath + "{part}"
 )
 
-// Parameters: CheckParam is a boolean, SinceParam the time of the oldest wanted record, in RFC 3339. AmbientParam is a boolean: the facts
+// Parameters: CheckParam is a boolean, SelectorParam a label selector in the form of kubectl's, SinceParam the time of the oldest wanted record, in RFC 3339. AmbientParam is a boolean: the facts
 // need [sidecar.Facts.Selected], and an agent that cannot tell answers with an error.
 const (
-	AmbientParam = "ambient"
-	CheckParam   = "check"
-	SinceParam   = "since"
+	AmbientParam  = "ambient"
+	CheckParam    = "check"
+	SelectorParam = "labelSelector"
+	SinceParam    = "since"
 )
 
 // Bounds of answers, in bytes. The API server's store accepts objects of 1.5 MiB, and facts are far smaller. The agent holds at most
-// 1024 reports, each trimmed. MaxPart bounds a part of a bug report.
+// 1024 reports, each trimmed. A status has one problem of some hundred bytes, as a rule. MaxPart bounds a part of a bug report.
 const (
 	maxAnswer    = 4 << 20
+	maxStatuses  = 16 << 20
 	maxDecisions = 64 << 20
 	MaxPart      = 8 << 20
 )

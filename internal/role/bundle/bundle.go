@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
@@ -34,14 +35,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
-	"github.com/meshcni/istio-cni/internal/node/subject"
 )
 
 const head = `NAME:
    istio-cni bundle - collects the data for a bug report (root)
 
 USAGE:
-   istio-cni bundle [NAMESPACE/NAME] [flags] > file.tar.gz
+   istio-cni bundle [POD] [flags] > file.tar.gz   POD is NAMESPACE/NAME, or NAME with -n NAMESPACE
 
 Its README.txt explains each file, missing.txt lists missing data and the reasons. It has the rules and differences of the named pod
 or, by default, of all pods of this node that are not captured. In other programs' configurations it has the values of known keys only,
@@ -58,40 +58,30 @@ EXIT CODES:
 const timeout = time.Minute
 
 type config struct {
-	socket, netDir, pod, node string
-	since                     time.Duration
-}
+	command.Bundle
 
-func (c *config) rows() []settings.Setting {
-	const since = 2 * time.Hour
-	return []settings.Setting{
-		{
-			Name: "since", Arg: "DURATION", Default: since.String(), Use: "only log and decisions of the last DURATION",
-			Value: settings.Duration(&c.since, time.Nanosecond, 0),
-		},
-		{
-			Name: "net-dir", Arg: "DIR", Use: "the directory of CNI configurations; by default the agent's or, without an agent, /etc/cni/net.d",
-			Value: settings.Text(&c.netDir, nil),
-		},
-		{
-			Name: "node-name", Arg: "NAME", Env: []string{"KUBERNETES_NODE_NAME", "NODE_NAME"},
-			Use: "the node in the names of the files; by default the agent's", Value: settings.Text(&c.node, nil),
-		},
-		agentapi.SocketSetting(&c.socket),
-	}
+	// pod is NAMESPACE/NAME, or "".
+	pod string
 }
 
 // Run runs the role.
 func Run(c applet.Call) int {
 	c.Stderr = printable.NewWriter(c.Stderr) // the standard output is passed on unchanged
 	var cfg config
-	cfg.pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "bundle", cfg.rows(), head); done {
+	operands, args := settings.Operands(cfg.Rows(), c.Args)
+	c.Args = args
+	if code, done := service.Settings(c, "bundle", cfg.Rows(), head); done {
 		return code
 	}
-	_, _, err := subject.SplitPod(cfg.pod)
+	var err error
 	switch {
-	case cfg.pod != "" && err != nil:
+	case len(operands) == 1:
+		cfg.pod, err = command.PodOf(operands[0], cfg.Namespace)
+	case len(operands) > 1 || cfg.Namespace != "":
+		err = errors.New("name one pod: NAMESPACE/NAME, or NAME and -n NAMESPACE")
+	}
+	switch {
+	case err != nil:
 		return c.Refuse("bundle", err)
 	case c.Columns() > 0:
 		return c.Refuse("bundle", errors.New("the bundle is a compressed tar file: redirect the standard output to a file"))
@@ -147,7 +137,7 @@ type reporter struct {
 // write writes a bundle. answered is the agent's error, nil if the agent answers. Parts that a tenant can make long come last.
 func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	began := time.Now() //nolint:forbidigo // the only clock of the role
-	r := reporter{config: c, from: began.Add(-c.since)}
+	r := reporter{config: c, from: began.Add(-c.Since)}
 	text, answered := within(ctx, r.part(agentapi.BundleAgent))
 	if answered == nil {
 		if answered = json.Unmarshal(text, &r.info); answered != nil {
@@ -156,7 +146,7 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	}
 	host, _ := os.Hostname()
 	kubeconfig, secrets, kubeconfigErr := r.kubeconfig(ctx)
-	r.archive = newArchive(w, cmp.Or(c.node, r.info.Node, host), began, secrets)
+	r.archive = newArchive(w, cmp.Or(c.Node, r.info.Node, host), began, secrets)
 	r.write("README.txt", []byte(readme))
 	r.write("version.txt", []byte(applet.Build()+"\n"))
 	r.add("agent.json", text, answered)
@@ -181,7 +171,7 @@ func ask[T any](r *reporter, request func(context.Context, *agentapi.Agent) (T, 
 	return func(ctx context.Context) (value T, err error) {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
-		err = agentapi.Ask(ctx, r.socket, "", func(agent *agentapi.Agent) (err error) {
+		err = agentapi.Ask(ctx, r.Socket, "", func(agent *agentapi.Agent) (err error) {
 			value, err = request(ctx, agent)
 			return err
 		})
@@ -197,7 +187,7 @@ func (r *reporter) part(part agentapi.BundlePart) func(context.Context) ([]byte,
 // file returns a file of the run directory.
 func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
 	return func(context.Context) ([]byte, error) {
-		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxAll)
+		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.Socket), name), maxAll)
 		return text, err
 	}
 }
@@ -239,8 +229,8 @@ func (r *reporter) kubeconfig(ctx context.Context) (clean []byte, secrets []stri
 // netDirs are the directories of CNI configurations. The bundle shows the first one that exists: the agent's container and the node
 // have different paths.
 func (r *reporter) netDirs() (dirs []string) {
-	if r.netDir != "" {
-		return []string{r.netDir}
+	if r.NetDir != "" {
+		return []string{r.NetDir}
 	}
 	for _, name := range []string{"--mounted-cni-net-dir", "--cni-net-dir"} {
 		for _, s := range r.info.Settings {
@@ -316,7 +306,7 @@ func (l *listing) entry(name string) {
 
 // pods adds the state of all pods and the details of the named pod or of all pods that are not captured.
 func (r *reporter) pods(ctx context.Context) {
-	all, err := within(ctx, ask(r, func(ctx context.Context, a *agentapi.Agent) ([]audit.Status, error) { return a.Audit(ctx, false) }))
+	all, err := within(ctx, ask(r, func(ctx context.Context, a *agentapi.Agent) ([]audit.Status, error) { return a.Audit(ctx, false, "") }))
 	text, _ := json.Marshal(all) // strings and times only
 	r.add("audit.json", text, err)
 	var wanted []string

@@ -20,6 +20,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -201,7 +202,7 @@ func TestBundle_ManyPods(t *testing.T) {
 	text, _ := json.Marshal(all)
 	answers["/v1/audit"] = string(text)
 	var out bytes.Buffer
-	check.OK(t, check.Err(write(t.Context(), &out, config{socket: fake(t, answers), netDir: t.TempDir()})))
+	check.OK(t, check.Err(write(t.Context(), &out, config{Bundle: command.Bundle{Socket: fake(t, answers), NetDir: t.TempDir()}})))
 	plain, err := gzip.NewReader(&out)
 	check.OK(t, err)
 	found := 0
@@ -247,7 +248,7 @@ func TestBundle_AgentHangs(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	var out bytes.Buffer
-	answered, err := write(ctx, &out, config{socket: socket, netDir: t.TempDir()})
+	answered, err := write(ctx, &out, config{Bundle: command.Bundle{Socket: socket, NetDir: t.TempDir()}})
 	if files := unpack(t, &out); answered == nil || err != nil || files["README.txt"] == "" || !strings.Contains(files["missing.txt"], "agent.json") {
 		t.Errorf("%v, %v, %q", answered, err, files)
 	}

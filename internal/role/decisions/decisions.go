@@ -9,17 +9,18 @@ package decisions
 import (
 	"context"
 	"fmt"
-	"math"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
@@ -40,46 +41,32 @@ EXIT CODES:
 
 `
 
-// timeout bounds the request.
-const timeout = 30 * time.Second
+const (
+	// timeout bounds the request, interval is the time between two requests of a watch.
+	timeout  = 30 * time.Second
+	interval = 2 * time.Second
+)
 
-type config struct {
-	socket, pod string
-	asJSON      bool
-	output      output.Form
-	limit       int
-	since       time.Duration
-}
-
-func (c *config) rows() []settings.Setting {
-	return []settings.Setting{
-		agentapi.SocketSetting(&c.socket),
-		{Name: "pod", Arg: "TEXT", Use: "only pods whose NAMESPACE/NAME contains this text", Value: settings.Text(&c.pod, nil)},
-		{Name: "limit", Arg: "N", Use: "only the N latest decisions; 0 for all", Value: settings.Number(&c.limit, math.MaxInt32)},
-		{
-			Name: "since", Arg: "DURATION", Use: "only decisions of the last DURATION, such as 10m",
-			Value: settings.Duration(&c.since, time.Nanosecond, 0),
-		},
-		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
-		{Name: "json", Default: "false", Use: "the same as -o json", Value: settings.Bool(&c.asJSON)},
-	}
-}
+type config struct{ command.Decisions }
 
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "decisions", cfg.rows(), head); done {
+	if code, done := service.Settings(c, "decisions", cfg.Rows(), head); done {
 		return code
 	}
-	if cfg.asJSON {
-		cfg.output = output.JSON
+	if err := cfg.Check(); err != nil {
+		return c.Refuse("decisions", err)
 	}
-	some, err := query(cfg)
+	if cfg.Watch {
+		return cfg.watch(c)
+	}
+	some, err := query(context.Background(), cfg)
 	if err == nil {
-		err = output.Print(c.Stdout, some, cfg.output, func() error { return cfg.show(c, some) })
+		err = output.Print(c.Stdout, some, cfg.Output, func() error { return cfg.show(c, some) })
 	}
-	if err == nil && len(some) == 0 && cfg.pod != "" {
-		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.pod)
+	if err == nil && len(some) == 0 && cfg.Pod != "" {
+		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.Pod)
 	}
 	if err != nil {
 		return c.Fail(err)
@@ -88,21 +75,21 @@ func Run(c applet.Call) int {
 }
 
 // query returns the request's parameters for the flags.
-func query(cfg config) (some []agentapi.Report, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+func query(ctx context.Context, cfg config) (some []agentapi.Report, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var all []agentapi.Report
-	err = agentapi.Ask(ctx, cfg.socket, "", func(agent *agentapi.Agent) (err error) {
+	err = agentapi.Ask(ctx, cfg.Socket, "", func(agent *agentapi.Agent) (err error) {
 		all, err = agent.Decisions(ctx)
 		return err
 	})
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
 	some = []agentapi.Report{} // an array in JSON
 	for _, r := range all {
-		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || time.Since(r.Time) <= cfg.since) {
+		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.Pod) && (cfg.Namespace == "" || r.Namespace == cfg.Namespace) && (cfg.Since == 0 || time.Since(r.Time) <= cfg.Since) {
 			some = append(some, r)
 		}
-		if cfg.limit > 0 && len(some) == cfg.limit {
+		if cfg.Limit > 0 && len(some) == cfg.Limit {
 			break
 		}
 	}
@@ -112,13 +99,42 @@ func query(cfg config) (some []agentapi.Report, err error) {
 // show prints decisions; their texts are printable and bounded.
 func (c *config) show(call applet.Call, some []agentapi.Report) error {
 	switch {
-	case len(some) == 0 && c.pod == "":
+	case len(some) == 0 && c.Pod == "":
 		_, err := fmt.Fprintln(call.Stderr, "the agent of this node holds no such decision")
 		return err
 	case len(some) == 0:
 		return nil
 	}
-	rows := [][]string{{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "PROCESSES", "REQUESTS", "DETAIL", "ERROR"}}
+	return table(call, some, true)
+}
+
+// watch prints the decisions, and then each new one, until a signal ends it.
+func (c *config) watch(call applet.Call) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	begun := false
+	return call.End(output.Watch[agentapi.Report]{
+		Every: interval, Err: call.Stderr,
+		Request: func(ctx context.Context) ([]agentapi.Report, bool, error) {
+			some, err := query(ctx, *c)
+			return some, true, err
+		},
+		Key: func(r agentapi.Report) (id, text string) {
+			return fmt.Sprint(r.Time, r.Namespace, r.Pod, r.Reason, r.Error), ""
+		},
+		Print: func(rows, _ []agentapi.Report) error {
+			head := !begun
+			begun = true
+			return table(call, rows, head)
+		},
+	}.Run(ctx))
+}
+
+func table(call applet.Call, some []agentapi.Report, head bool) error {
+	var rows [][]string
+	if head {
+		rows = append(rows, []string{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "PROCESSES", "REQUESTS", "DETAIL", "ERROR"})
+	}
 	for _, r := range some {
 		rows = append(rows, []string{
 			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(string(r.Source)),

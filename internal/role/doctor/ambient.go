@@ -21,9 +21,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// forAmbient is the value of --for.
-const forAmbient = "ambient"
-
 // ambientChecks are the checks of a node that serves ambient mode, or shall do so.
 func ambientChecks() []named {
 	return []named{{"ambient", ambientMode}, {"ambient-kernel", ambientKernel}, {"ambient-limits", ambientLimits}, {"ambient-policies", ambientPolicies}}
@@ -38,7 +35,7 @@ func ambientMode(ctx context.Context, v *view) output.Check {
 	ctx, cancel := context.WithTimeout(ctx, maxRequest)
 	defer cancel()
 	var text []byte
-	err := agentapi.Ask(ctx, filepath.Join(v.runDir, agentapi.SocketName), "", func(a *agentapi.Agent) (err error) {
+	err := agentapi.Ask(ctx, filepath.Join(v.RunDir, agentapi.SocketName), "", func(a *agentapi.Agent) (err error) {
 		text, err = a.Bundle(ctx, agentapi.BundleMetrics, time.Time{})
 		return err
 	})
@@ -61,7 +58,7 @@ func (v *view) ztunnels(ctx context.Context) string {
 	if v.api == nil {
 		return ""
 	}
-	pods, err := v.api.Pods(ctx, v.node, mostPods)
+	pods, err := v.api.Pods(ctx, v.Node, mostPods)
 	if err != nil {
 		return ""
 	}

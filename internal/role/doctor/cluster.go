@@ -155,7 +155,7 @@ func rights(ctx context.Context, v *view) output.Check {
 		return warn("none before the installation; else see the agent's log", "the agent's rights cannot be reviewed: %v", err)
 	}
 	t, _ := agent.Token()
-	namespace := v.namespace
+	namespace := v.Namespace
 	if namespace == "" {
 		namespace = t.Namespace()
 	}
@@ -192,7 +192,7 @@ func injection(ctx context.Context, v *view) output.Check {
 	if v.api == nil {
 		return noCluster(v.noAPI)
 	}
-	pods, err := v.api.Pods(ctx, v.node, mostPods)
+	pods, err := v.api.Pods(ctx, v.Node, mostPods)
 	if err != nil {
 		return noCluster(err)
 	}
@@ -217,7 +217,7 @@ func injection(ctx context.Context, v *view) output.Check {
 	case len(own) > 0:
 		return warn(remedy, "%s injected with pilot.cni.enabled, and %d without it: %s", output.Plural(len(validated), "pod"), len(own), printable.Some(own, mostNames))
 	case len(validated) == 0:
-		return warn("start a pod with a sidecar on this node", "no pod on node %s was injected by istiod, so its setting pilot.cni.enabled does not show", v.node)
+		return warn("start a pod with a sidecar on this node", "no pod on node %s was injected by istiod, so its setting pilot.cni.enabled does not show", v.Node)
 	}
 	return ok("istiod injects istio-validation (pilot.cni.enabled), as of %s on this node", output.Plural(len(validated), "pod"))
 }

@@ -16,11 +16,10 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
-	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
-	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 const head = `NAME:
@@ -57,60 +56,16 @@ func fail(remedy, format string, args ...any) output.Check {
 	return output.Check{Result: output.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-type config struct {
-	hostRoot, runDir, netDir, serviceAccount, node, namespace string
-	binDirs                                                   []string
-	purpose                                                   string
-	output                                                    output.Form
-}
-
-// The agent's default directories.
-const (
-	defaultNetDir = "/host/etc/cni/net.d"
-	defaultBinDir = "/host/opt/cni/bin"
-)
-
-// rows are the settings. The node agent's settings have its names, variables and defaults.
-func (c *config) rows() []settings.Setting {
-	return settings.Named("", []settings.Setting{
-		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
-		{
-			Name: "for", FlagOnly: true, Arg: "MODE", Use: "ambient: check as well what ambient mode needs; the default if the agent serves it",
-			Value: settings.Choice(&c.purpose, "", forAmbient),
-		},
-		{
-			Name: "host-root", FlagOnly: true, Arg: "DIR", Use: "where the node's file system is seen; without it /host or the root of the node's first process",
-			Value: settings.Text(&c.hostRoot, settings.Optional(settings.AbsolutePath)),
-		},
-		{Name: "cni-agent-run-dir", Arg: "DIR", Default: cniconf.DefaultRunDir, Use: "the agent's run directory", Value: settings.Text(&c.runDir, settings.AbsolutePath)},
-		{
-			Name: "mounted-cni-net-dir", Arg: "DIR", Default: defaultNetDir, Use: "where the agent installs configuration, as mounted in its container",
-			Value: settings.Text(&c.netDir, settings.AbsolutePath),
-		},
-		{
-			Name: "mounted-cni-bin-dirs", Arg: "DIRS", Default: defaultBinDir, Use: "where the agent installs the plugin, as mounted in its container",
-			Value: settings.List(&c.binDirs, ",", 1, settings.AbsolutePath),
-		},
-		{
-			Name: "service-account-dir", Arg: "DIR", Default: "/var/run/secrets/kubernetes.io/serviceaccount", Use: "directory of token and ca.crt",
-			Value: settings.Text(&c.serviceAccount, settings.AbsolutePath),
-		},
-		{
-			Name: "node-name", Arg: "NAME", Env: []string{"NODE_NAME", "KUBERNETES_NODE_NAME"}, Use: "this node; without it the host's name",
-			Value: settings.Text(&c.node, nil),
-		},
-		{Name: "pod-namespace", Arg: "NAME", Use: "the agent's namespace; by default the namespace in its token", Value: settings.Text(&c.namespace, nil)},
-	}...)
-}
+type config struct{ command.Doctor }
 
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	if code, done := service.Settings(c, "doctor", cfg.rows(), head); done {
+	if code, done := service.Settings(c, "doctor", cfg.Rows(), head); done {
 		return code
 	}
-	if info, err := os.Stat(cfg.hostRoot); cfg.hostRoot != "" && (err != nil || !info.IsDir()) {
-		_, _ = fmt.Fprintf(c.Stderr, "error: flag --host-root: value %q: want a directory with the node's file system\n", cfg.hostRoot)
+	if info, err := os.Stat(cfg.HostRoot); cfg.HostRoot != "" && (err != nil || !info.IsDir()) {
+		_, _ = fmt.Fprintf(c.Stderr, "error: flag --host-root: value %q: want a directory with the node's file system\n", cfg.HostRoot)
 		return applet.ExitUsage
 	}
 	end, cancel := context.WithTimeout(context.Background(), timeout+grace)
@@ -120,11 +75,11 @@ func Run(c applet.Call) int {
 	v := newView(cfg, c.Getenv)
 	defer v.close()
 	list := checks()
-	if cfg.purpose == forAmbient || v.features.ambient {
+	if cfg.For == command.ForAmbient || v.features.ambient {
 		list = append(list, ambientChecks()...)
 	}
 	all := run(ctx, end, v, list)
-	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
+	if err := output.Print(c.Stdout, all, cfg.Output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
 		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {

@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -345,12 +346,12 @@ func TestDirectories_MountedElsewhere(t *testing.T) {
 	w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/var/lib/rancher/k3s/data/cni\"\n")
 	w.must(os.MkdirAll(w.path("/var/lib/rancher/k3s/data/cni"), 0o700), os.Mkdir(w.path("/mounted"), 0o700),
 		os.Symlink("../var/lib/rancher/k3s/data/cni", w.path("/mounted/bin")), os.Symlink("../etc/cni/net.d", w.path("/mounted/net")))
-	v := newView(config{hostRoot: w.root, netDir: w.path("/mounted/net"), binDirs: []string{w.path("/mounted/bin")}}, func(string) (string, bool) { return "", false })
-	v.hostRoot = "" // the node's file system is accessible through the first process of the node
+	v := newView(config{command.Doctor{HostRoot: w.root, NetDir: w.path("/mounted/net"), BinDirs: []string{w.path("/mounted/bin")}}}, func(string) (string, bool) { return "", false })
+	v.HostRoot = "" // the node's file system is accessible through the first process of the node
 	if c := directories(t.Context(), v); c.Result != output.OK {
 		t.Errorf("%+v", c)
 	}
-	v.binDirs = []string{w.path("/opt/cni/bin")}
+	v.BinDirs = []string{w.path("/opt/cni/bin")}
 	if c := directories(t.Context(), v); c.Result != output.Fail || !strings.HasSuffix(c.Text, "as mounted in its container") {
 		t.Errorf("%+v", c)
 	}
@@ -532,7 +533,7 @@ func TestRights_InTheAgentsContainer(t *testing.T) {
 			w := newWorld(t)
 			w.api.Deny(tc.denied)
 			w.put("/p/1/cmdline", strings.ReplaceAll(tc.args, " ", "\x00")+"\x00")
-			v := newView(config{hostRoot: w.root, runDir: "/var/run/istio-cni"}, func(string) (string, bool) { return "", false })
+			v := newView(config{command.Doctor{HostRoot: w.root, RunDir: "/var/run/istio-cni"}}, func(string) (string, bool) { return "", false })
 			defer v.close()
 			v.proc = w.path("/p")
 			v.readFeatures(func(name string) (string, bool) { return map[string]string{tc.env: "true"}[name], name == tc.env })

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -39,9 +40,9 @@ func directories(_ context.Context, v *view) output.Check {
 	finds := func(dir string) bool {
 		return slices.ContainsFunc(c.BinDirs, func(bin string) bool { return same(v.below(bin), v.seen(dir)) })
 	}
-	elsewhere := !same(v.below(c.ConfDir), v.seen(v.netDir)) && !v.network().delegates()
-	elsewhere = !v.features.observe && (elsewhere || !slices.ContainsFunc(v.binDirs, finds))
-	if elsewhere && v.agentErr() != nil && v.netDir == defaultNetDir && slices.Equal(v.binDirs, []string{defaultBinDir}) {
+	elsewhere := !same(v.below(c.ConfDir), v.seen(v.NetDir)) && !v.network().delegates()
+	elsewhere = !v.features.observe && (elsewhere || !slices.ContainsFunc(v.BinDirs, finds))
+	if elsewhere && v.agentErr() != nil && v.NetDir == command.DefaultNetDir && slices.Equal(v.BinDirs, []string{command.DefaultBinDir}) {
 		return ok("%s, where an agent without cniConfDir and cniBinDir installs", where)
 	}
 	if elsewhere {
@@ -104,7 +105,7 @@ func (n network) delegates() bool {
 }
 
 func multus(v *view, n network, text string) output.Check {
-	own := v.readNetwork(v.seen(v.netDir))
+	own := v.readNetwork(v.seen(v.NetDir))
 	if slices.ContainsFunc(n.files.Names(), n.has) || slices.ContainsFunc(own.files.Names(), own.has) {
 		return ok("%s, which delegates to other files; the plugin is in one of them", text)
 	}
@@ -178,7 +179,7 @@ func (v *view) pluginDirs() (dirs []string) {
 		}
 		return dirs
 	}
-	for _, dir := range v.binDirs {
+	for _, dir := range v.BinDirs {
 		dirs = append(dirs, v.seen(dir))
 	}
 	return dirs
@@ -209,7 +210,7 @@ func selfTest(ctx context.Context, v *view) output.Check {
 	if v.features.observe { // the test would load kernel modules, and does not test the node's plugin
 		return ok("an observer makes none: the Job of manifests/examples/doctor.yaml shows whether this program would serve the node")
 	}
-	verdict, source := selfcheck.Recorded(v.runDir), "recorded by the agent"
+	verdict, source := selfcheck.Recorded(v.RunDir), "recorded by the agent"
 	if len(verdict.Results) == 0 {
 		var err error
 		if verdict, err = selfcheck.Run(ctx, v.searchPath, true, slog.New(slog.DiscardHandler)); err != nil {

@@ -84,23 +84,23 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 	host, _ := getenv("KUBERNETES_SERVICE_HOST")
 	port, _ := getenv("KUBERNETES_SERVICE_PORT")
 	v.root = c.findRoot(host != "")
-	if v.features.observe && v.hostRoot == "" { // the observed directories are another agent's, and not mounted
-		v.hostRoot = v.root
+	if v.features.observe && v.HostRoot == "" { // the observed directories are another agent's, and not mounted
+		v.HostRoot = v.root
 	}
-	v.runDir = v.seen(c.runDir)
+	v.RunDir = v.seen(c.RunDir)
 	v.readDirs()
-	if v.node == "" {
-		v.node, _ = os.Hostname()
+	if v.Node == "" {
+		v.Node, _ = os.Hostname()
 	}
 	v.clients(kube.Config{
-		Server: kube.Address{Host: host, Port: port}, TokenFile: filepath.Join(c.serviceAccount, "token"), CAFile: filepath.Join(c.serviceAccount, "ca.crt"),
+		Server: kube.Address{Host: host, Port: port}, TokenFile: filepath.Join(c.ServiceAccount, "token"), CAFile: filepath.Join(c.ServiceAccount, "ca.crt"),
 	})
 	v.runtime = sync.OnceValue(func() runtimeconf.Config { return runtimeconf.Read(v.root) })
 	v.network = sync.OnceValue(func() network {
 		if v.root != "" && v.runtime().Runtime != "" {
 			return v.readNetwork(v.below(v.runtime().ConfDir))
 		}
-		return v.readNetwork(v.seen(v.netDir))
+		return v.readNetwork(v.seen(v.NetDir))
 	})
 	v.cilium = sync.OnceValue(v.readCilium)
 	v.agentErr = sync.OnceValue(v.dialAgent)
@@ -109,15 +109,15 @@ func newView(c config, getenv func(string) (string, bool)) *view {
 
 // readDirs replaces the directories of the agent's settings with the directories that the agent has found on the node.
 func (v *view) readDirs() {
-	recorded, _ := runtimedirs.ReadRecord(v.runDir) // a damaged record is in the agent's log
+	recorded, _ := runtimedirs.ReadRecord(v.RunDir) // a damaged record is in the agent's log
 	if len(recorded) == 0 || v.root == "" {
 		return
 	}
-	v.netDir, v.binDirs = recorded[0].Net, recorded[0].Bins
-	if v.hostRoot == "" && v.root != "/" { // paths are in the agent's container
-		v.netDir = filepath.Join(v.root, v.netDir)
-		for i, dir := range v.binDirs {
-			v.binDirs[i] = filepath.Join(v.root, dir)
+	v.NetDir, v.BinDirs = recorded[0].Net, recorded[0].Bins
+	if v.HostRoot == "" && v.root != "/" { // paths are in the agent's container
+		v.NetDir = filepath.Join(v.root, v.NetDir)
+		for i, dir := range v.BinDirs {
+			v.BinDirs[i] = filepath.Join(v.root, dir)
 		}
 	}
 }
@@ -146,8 +146,8 @@ func (v *view) readFeatures(getenv func(string) (string, bool)) {
 
 // findRoot returns the path of the node's file system, "" if it is not accessible. It is the root directory of the node's first process.
 func (c *config) findRoot(container bool) string {
-	if c.hostRoot != "" {
-		return c.hostRoot
+	if c.HostRoot != "" {
+		return c.HostRoot
 	}
 	if !container {
 		return "/"
@@ -167,7 +167,7 @@ func (v *view) below(path string) string {
 // seen returns this process's path of a path of the agent's container. On a node, or with its root mounted, that is the node's path:
 // the container's path without /host.
 func (v *view) seen(path string) string {
-	if v.hostRoot == "" && v.root != "/" {
+	if v.HostRoot == "" && v.root != "/" {
 		return path
 	}
 	return v.below(strings.TrimPrefix(path, "/host"))
@@ -183,12 +183,12 @@ func (v *view) shown(path string) string {
 
 // installs names the agent's directories.
 func (v *view) installs() string {
-	dirs := []string{v.shown(v.seen(v.netDir))}
-	for _, dir := range v.binDirs {
+	dirs := []string{v.shown(v.seen(v.NetDir))}
+	for _, dir := range v.BinDirs {
 		dirs = append(dirs, v.shown(v.seen(dir)))
 	}
 	text := dirs[0] + " and " + strings.Join(dirs[1:], ", ")
-	if v.hostRoot == "" && v.root != "/" {
+	if v.HostRoot == "" && v.root != "/" {
 		text += ", as mounted in its container"
 	}
 	return text
@@ -198,7 +198,7 @@ const maxRequest = 5 * time.Second
 
 // clients creates the clients of the API server.
 func (v *view) clients(account kube.Config) {
-	v.kubeconfig = filepath.Join(v.runDir, cniconf.KubeconfigName)
+	v.kubeconfig = filepath.Join(v.RunDir, cniconf.KubeconfigName)
 	v.agent, v.noAgent = kube.NewClient(kube.Config{Kubeconfig: v.kubeconfig, Timeout: maxRequest})
 	if errors.Is(v.noAgent, fs.ErrNotExist) {
 		v.noAgent = fmt.Errorf("the agent has written no kubeconfig %q", v.shown(v.kubeconfig))
@@ -231,7 +231,7 @@ func noCluster(err error) output.Check {
 func (v *view) dialAgent() error {
 	ctx, cancel := context.WithTimeout(context.Background(), maxRequest)
 	defer cancel()
-	return agentapi.Ask(ctx, filepath.Join(v.runDir, agentapi.SocketName), "", func(*agentapi.Agent) error { return nil })
+	return agentapi.Ask(ctx, filepath.Join(v.RunDir, agentapi.SocketName), "", func(*agentapi.Agent) error { return nil })
 }
 
 // network is a configuration directory.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -44,7 +45,10 @@ type object struct {
 		Labels                                  map[string]string
 		OwnerReferences                         []reference
 	}
-	Spec   struct{ NodeName string }
+	Spec struct {
+		NodeName string
+		Selector labelSelector // of a workload
+	}
 	Status struct{ Phase string }
 }
 
@@ -65,9 +69,40 @@ func (o *object) agent() agent {
 	return a
 }
 
-// objects requests objects from the API server.
-func (f *fleet) objects(ctx context.Context, args ...string) ([]object, error) {
-	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get"}, args, []string{"-o", "json", "-l", f.selector})...)
+// labelSelector is the selector of a workload.
+type labelSelector struct {
+	MatchLabels      map[string]string
+	MatchExpressions []struct {
+		Key, Operator string
+		Values        []string
+	}
+}
+
+// text returns the selector in kubectl's form.
+func (s labelSelector) text() (string, error) {
+	var terms []string
+	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
+		terms = append(terms, key+"="+s.MatchLabels[key])
+	}
+	for _, e := range s.MatchExpressions {
+		switch e.Operator {
+		case "Exists":
+			terms = append(terms, e.Key)
+		case "DoesNotExist":
+			terms = append(terms, "!"+e.Key)
+		default:
+			terms = append(terms, fmt.Sprintf("%s %s (%s)", e.Key, strings.ToLower(e.Operator), strings.Join(e.Values, ",")))
+		}
+	}
+	if terms == nil {
+		return "", errors.New("its selector is empty")
+	}
+	return strings.Join(terms, ","), nil
+}
+
+// objects requests objects with a label selector from the API server.
+func (f *fleet) objects(ctx context.Context, selector string, args ...string) ([]object, error) {
+	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get"}, args, []string{"-o", "json", "-l", selector})...)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +123,7 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	if f.namespace != "" {
 		args = []string{"daemonsets.apps", "-n", f.namespace}
 	}
-	found, err := f.objects(ctx, args...)
+	found, err := f.objects(ctx, f.selector, args...)
 	if err != nil {
 		return "", nil, fmt.Errorf("kubectl get daemonsets.apps: %w", err)
 	}
@@ -132,7 +167,7 @@ func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods, err := f.objects(ctx, slices.Concat([]string{"pods", "-n", namespace}, more)...)
+	pods, err := f.objects(ctx, f.selector, slices.Concat([]string{"pods", "-n", namespace}, more)...)
 	if err != nil {
 		return nil, fmt.Errorf("kubectl get pods: %w", err)
 	}

@@ -52,7 +52,7 @@ func TestAgents_PodsOfTenants(t *testing.T) {
 }
 
 // everyCommand are the commands that query agents.
-var everyCommand = []string{"pods", "decisions", "doctor", "bundle", "dashboard", "why shop/a", "trace shop/a", "dashboard shop/a", "bundle shop/a", "pods --help"}
+var everyCommand = []string{"pods", "decisions", "doctor", "bundle", "dashboard", "why shop/a", "trace shop/a", "dashboard shop/a", "bundle shop/a"}
 
 func TestAgents_TwoNamespaces(t *testing.T) {
 	t.Parallel()
@@ -159,10 +159,10 @@ func TestLists_NoneNamed(t *testing.T) {
 		return answer{For: of(agent, command, "").For, Out: "[]\n", Code: 1, Err: "error: there is none on this node\ncommand terminated with exit code 1\n"}
 	}
 	kubectl := standIn(t, fleetOf(2,
-		none(1, "pods -o json -n nowhere"), none(2, "pods -o json -n nowhere"), of(1, "pods -o json -n shop", "["+pod("a", audit.Captured)+"]"),
-		none(2, "pods -o json -n shop"), none(1, "pods -o json -n plain"), of(2, "pods -o json -n plain", "[]\n"),
+		none(1, "pods -o json --namespace=nowhere"), none(2, "pods -o json --namespace=nowhere"), of(1, "pods -o json --namespace=shop", "["+pod("a", audit.Captured)+"]"),
+		none(2, "pods -o json --namespace=shop"), none(1, "pods -o json --namespace=plain"), of(2, "pods -o json --namespace=plain", "[]\n"),
 		of(1, "pods -o json --bypassing", "[]\n"), of(2, "pods -o json --bypassing", "[]\n"),
-		none(1, "decisions --json --pod nobody"), none(2, "decisions --json --pod nobody"), of(1, "decisions --json", "[]\n"), of(2, "decisions --json", "[]\n"),
+		none(1, "decisions --json --pod=nobody"), none(2, "decisions --json --pod=nobody"), of(1, "decisions --json", "[]\n"), of(2, "decisions --json", "[]\n"),
 	))
 	const nowhere, nobody = "error: namespace \"nowhere\" has no pod with a network of its own on the nodes that answered\n",
 		"error: the agents that answered hold no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"

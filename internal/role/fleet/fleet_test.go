@@ -201,7 +201,7 @@ func TestRun_Flags(t *testing.T) {
 	run(t, []answer{
 		{For: "--context=east --as=me --insecure-skip-tls-verify get daemonsets.apps -n istio-system -o json -l a=b", Out: daemonSets("istio-system").Out},
 		{For: "--context=east --as=me --insecure-skip-tls-verify get pods -n istio-system -o json -l a=b", Out: list(agentPod("x", "n1", "Running"))},
-		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system pod/x -c agent -- istio-cni pods -o json --state drifted -n shop", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
+		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system pod/x -c agent -- istio-cni pods -o json --namespace=shop --state=drifted", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
 	}, "pods", "--context", "east", "--as=me", "--insecure-skip-tls-verify", "--agent-selector=a=b", "--agent-namespace", "istio-system", "--agent-container=agent",
 		"--ignore-nodes-without-agent", "--state", "drifted", "-n", "shop", "-o", "table").want(t, 3, "shop/a", "")
 }
@@ -273,12 +273,11 @@ func TestRun_NothingUnprintable(t *testing.T) {
 		{For: "agent-2 -c install-cni -- istio-cni bundle", Out: "\x1f\bx"},
 		{For: "agent-2", Code: 1, Err: hostile},
 		{For: "istio-cni why", Out: hostile + "\n", Err: hostile},
-		{For: "istio-cni pods --help", Out: hostile},
 		{For: "istio-cni bundle", Code: 1, Err: hostile},
 		{For: "port-forward", Out: "Forwarding from " + hostile + " -> 1\n", Err: hostile},
 		{For: "istio-cni ", Out: strings.ReplaceAll(row, "NAME", string(quoted))},
 	}
-	for _, args := range []string{"pods", "pods -o json", "decisions", "decisions -o yaml", "doctor", "doctor -o json", "why shop/x", "pods --help", "dashboard", "bundle"} {
+	for _, args := range []string{"pods", "pods -o json", "decisions", "decisions -o yaml", "doctor", "doctor -o json", "why shop/x", "dashboard", "bundle"} {
 		r := run(t, answers, strings.Fields(args)...)
 		outputs := []string{r.stderr}
 		if args != "bundle" {
@@ -317,28 +316,46 @@ func members(t *testing.T, text string) (names []string) {
 func TestRun_BadArguments(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"dance":                 `unknown command "dance"`,
-		"pods -o":               "flag -o needs a value",
-		"pods -o xml":           `flag -o: value "xml": want table, json or yaml`,
-		"pods --timeout 5":      `flag --timeout: value "5": want a duration such as 30s`,
-		"pods --context":        "flag --context needs a value",
-		"why":                   "name a pod before the flags",
-		"why --to 1.2.3.4:80 x": "name a pod before the flags",
-		"trace -n shop":         "name a pod before the flags",
-		"why x -n":              "flag -n needs a value",
-		"version x":             "version takes no arguments",
+		"dance":                      `unknown command "dance"; see`,
+		"pod":                        `unknown command "pod": did you mean "pods"?`,
+		"-n shop wyh x":              `unknown command "wyh": did you mean "why"?`,
+		"pods -o":                    "flag -o needs a value",
+		"pods -o xml":                `flag -o: value "xml": want one of table, json, yaml`,
+		"pods --timeout 5":           `flag --timeout: value "5": want a duration`,
+		"pods --context":             "flag --context needs a value",
+		"pods --namespce=x --state=": `unknown flag --namespce: did you mean "--namespace"?`,
+		"pods --dance --state sad":   "error: unknown flag --dance\nerror: flag --state: value \"sad\": item \"sad\": want one of ",
+		"pods -A -n shop":            "--all-namespaces and --namespace contradict",
+		"pods -w -o json":            "--watch prints a table only",
+		"pods shop/deploy/a x":       "name shop/deploy/a alone",
+		"pods a/b/c":                 `pod "a/b/c": want NAMESPACE/NAME`,
+		"decisions x":                `stray argument "x"`,
+		"why":                        "name one pod: ",
+		"why a/b c":                  `stray argument "c"`,
+		"why a/b -n c":               `pod "a/b" and --namespace c contradict each other`,
+		"why a/b --pid 1":            "flag --pid: value \"1\": only istio-cni on a node has this flag",
+		"trace -n shop":              "name one pod: ",
+		"why x -n":                   "flag -n needs a value",
+		"why x --port 99999":         "flag --port: value",
+		"dashboard -n shop":          "--namespace without the name of a pod",
+		"dashboard --port x":         "flag --port: value",
+		"bundle -n shop":             "--namespace without the name of a pod",
+		"version x":                  "version takes no arguments",
+		"completion tcsh":            "want one shell of bash, zsh, fish",
 	} {
 		run(t, nil, strings.Fields(args)...).want(t, 2, "", want)
 	}
 	refuses := answer{For: "istio-cni pods", Code: 2, Err: "error: unknown flag --dance\ncommand terminated with exit code 2\n"}
-	r := run(t, fleetOf(20, refuses), "pods", "--dance")
+	r := run(t, fleetOf(20, refuses), "pods", "--selector=a=b=c")
 	r.want(t, 2, "", "error: unknown flag --dance; see kubectl istio-cni --help\n")
 	if strings.Count(r.stderr, "dance") != 1 {
 		t.Errorf("stderr:\n%s", r.stderr)
 	}
 	run(t, nil).want(t, 0, "kubectl istio-cni COMMAND", "")
 	run(t, nil, "--help").want(t, 0, "EXIT CODES", "")
-	run(t, fleetOf(2, of(1, "pods --help", "the flags\n")), "pods", "--help").want(t, 0, "the flags\n", "")
+	for _, args := range []string{"pods --help", "-n shop pods -h", "help pods", "pods x --dance --help"} {
+		run(t, nil, strings.Fields(args)...).want(t, 0, "USAGE:\n   kubectl istio-cni pods [POD...] [flags]\n", "")
+	}
 	run(t, nil, "version").want(t, 0, "istio-cni version ", "")
 }
 
@@ -363,6 +380,14 @@ func TestRun_OnePod(t *testing.T) {
 		return answer{For: "--field-selector=spec.nodeName=n1", Out: list(items)}
 	}
 	n1 := agents(agentPod("agent-1", "n1", "Running"))
+	deployment := answer{For: "get deployments.apps -n shop -o json -- web", Out: `{"metadata":{"namespace":"shop","name":"web","uid":"its"},
+		"spec":{"selector":{"matchLabels":{"b":"2","app":"web"},"matchExpressions":[{"key":"t","operator":"NotIn","values":["x","y"]},{"key":"u","operator":"DoesNotExist"}]}}}`}
+	podOfWeb := func(n int, phase, owner string) string {
+		return fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web-%d","ownerReferences":[{"uid":%q,"controller":true}]},"spec":{"nodeName":"n1"},"status":{"phase":%q}}`, n, owner, phase)
+	}
+	const selected = "get pods -n shop -o json -l app=web,b=2,t notin (x,y),!u"
+	replicas := answer{For: selected, Out: list(podOfWeb(0, "Pending", "r"), podOfWeb(2, "Running", "r"), podOfWeb(1, "Running", "r"))}
+	own := answer{For: selected, Out: list(podOfWeb(2, "Running", "another"), podOfWeb(3, "Running", "its"))}
 	ended := func(code int, out, stderr string) answer {
 		a := of(1, "why shop/web", out)
 		a.Code, a.Err = code, fmt.Sprintf("%scommand terminated with exit code %d\n", stderr, code)
@@ -377,7 +402,7 @@ func TestRun_OnePod(t *testing.T) {
 		"past the mesh":     {"why -n shop web --to x:1", []answer{sets, web, n1, ended(3, "the page\n", "")}, result{3, "the page\n", ""}},
 		"unknown":           {"why -nshop web", []answer{sets, web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
 		"failed":            {"why shop/web", []answer{sets, web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
-		"a bad flag":        {"why shop/web --x", []answer{sets, web, n1, ended(2, "", "error: x\n")}, result{2, "", "error: x\n"}},
+		"a bad packet":      {"why shop/web --to=x", []answer{sets, web, n1, ended(2, "", "error: x\n")}, result{2, "", "error: x\n"}},
 		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
 		"no such pod":       {"why shop/web", []answer{{For: "get pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
 		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},
@@ -389,7 +414,13 @@ func TestRun_OnePod(t *testing.T) {
 			[]answer{sets, web, n1, ended(2, "", "istio-cni: unknown command \"why\"\n\nabout\nversion v0.0.9\n")},
 			result{1, "", "error: node n1: " + other + "it has no command why\n"},
 		},
-		"a bundle": {"bundle shop/web --since 2h", []answer{sets, web, n1, of(1, "bundle shop/web --since 2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
+		"of a Deployment":  {"why deploy/web -n shop", []answer{sets, deployment, replicas, n1, of(1, "why shop/web-1", "the page\n")}, result{0, "the page\n", "note: shop/web-1 is 1 of 3 pods of deploy/web\n"}},
+		"of a DaemonSet":   {"why shop/ds/web", []answer{sets, {For: "get daemonsets.apps -n shop -o json -- web", Out: deployment.Out}, own, n1, of(1, "why shop/web-3", "the page\n")}, result{0, "the page\n", "note: shop/web-3 is 1 of 1 pods of shop/ds/web\n"}},
+		"of none":          {"trace sts/web", []answer{{For: "get statefulsets.apps -o json -- web", Out: deployment.Out}, {For: "get pods", Out: list()}}, result{1, "", "error: sts/web has no pods\n"}},
+		"without selector": {"why job/web", []answer{{For: "get jobs.batch -o json -- web", Out: `{"metadata":{"namespace":"shop","name":"web"}}`}}, result{1, "", "error: job/web: its selector is empty\n"}},
+		"no such workload": {"why deployment/web", []answer{{For: "get deployments.apps -o json -- web", Code: 1, Err: "Error from server (NotFound): x\n"}}, result{1, "", "error: kubectl get deployments.apps: Error from server (NotFound): x\n"}},
+		"pod/NAME":         {"why pod/web -n shop --uid=5", []answer{sets, web, n1, of(1, "why shop/web --uid=5", "the page\n")}, result{0, "the page\n", ""}},
+		"a bundle":         {"bundle shop/web --since 2h", []answer{sets, web, n1, of(1, "bundle shop/web --since=2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
 		"a page": {
 			"dashboard shop/web --port 4711",
 			[]answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 4711:9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}},
@@ -426,13 +457,12 @@ func TestTerminal_Progress(t *testing.T) {
 func TestDecisions_Table(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, fleetOf(2,
-		of(1, "decisions --json --since 1h", `[{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"seconds":{"total":1}}]`),
-		of(2, "decisions --json --since 1h", `[{"time":"2026-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
+		of(1, "decisions --json --since=1h", `[{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"seconds":{"total":1}}]`),
+		of(2, "decisions --json --since=1h", `[{"time":"2026-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
 	))
 	call(kubectl, nil, "decisions", "--since", "1h").want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
 n2    2026-11-22T13:00:00Z  shop/b  false     mode-none  -       two\x20words
 n1    2026-11-22T12:00:00Z  shop/a  true      captured   -       -
 `, "")
-	call(kubectl, nil, "decisions", "--since=1h", "--json").want(t, 1, "", "no answer")
 	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"total": 1`, "")
 }

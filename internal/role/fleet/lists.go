@@ -7,12 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -131,25 +133,40 @@ type listing[T any] struct {
 	bad     func(T) bool
 	badCode int
 	table   func(rows []row[T]) error
-	// empty is the message without rows, nothing the message if no node has what the value of the flags names.
-	empty, nothing string
-	flags          [2]string
+	// shows reports whether a row is listed, nil for all rows.
+	shows func(T) bool
+	// empty is the message without rows. missing is the error about all rows before shows if something that the flags name is missing; none
+	// reports whether that is what each node said.
+	empty   string
+	missing func(all []T, none bool) error
+}
+
+// gather runs a command in all agents and returns their sorted rows, with the error about what is missing.
+func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T], nodes []node, missing, err error) {
+	q := question{l.command, []int{l.badCode}, maxList, parallel}
+	if l.badCode == exitBypass { // pods --check exits with 1 if it left out pods
+		q.ok = append(q.ok, applet.ExitError)
+	}
+	nodes, err = f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
+	if err != nil {
+		return all, nil, nil, err
+	}
+	slices.SortStableFunc(all.rows, l.compare)
+	if l.missing != nil && all.asked > 0 {
+		missing = l.missing(all.shown(), all.nothing == all.asked)
+	}
+	if l.shows != nil {
+		all.rows = slices.DeleteFunc(all.rows, func(r row[T]) bool { return !l.shows(r.shown) })
+	}
+	return all, nodes, missing, nil
 }
 
 // list runs a command in all agents and prints their rows.
-func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (int, error) {
-	form, args, err := takeOutput(args)
+func list[T any](ctx context.Context, f *fleet, form output.Form, l listing[T]) (int, error) {
+	all, nodes, missing, err := gather(ctx, f, l)
 	if err != nil {
 		return 0, err
 	}
-	var all answers[T]
-	q := question{slices.Concat(l.command, args), []int{l.badCode}, maxList, parallel}
-	nodes, err := f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
-	if err != nil {
-		return 0, err
-	}
-	slices.SortStableFunc(all.rows, l.compare)
-	none := all.asked > 0 && all.nothing == all.asked
 	switch {
 	case form != output.Table:
 		head := struct {
@@ -158,12 +175,8 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 		err = output.List(f.Stdout, form, head, l.field, all.rows)
 	case len(all.rows) > 0:
 		err = l.table(all.rows)
-	case all.asked > 0 && !none:
+	case all.asked > 0 && missing == nil:
 		_, err = fmt.Fprintln(f.Stderr, l.empty)
-	}
-	if err == nil && none && l.nothing != "" {
-		value, _, _ := last(args, l.flags[0], l.flags[1], "")
-		err = fmt.Errorf(l.nothing, value)
 	}
 	code := applet.ExitOK
 	switch {
@@ -172,48 +185,113 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 	case slices.ContainsFunc(all.rows, func(r row[T]) bool { return l.bad(r.shown) }):
 		code = l.badCode
 	}
-	return code, err
+	return code, cmp.Or(err, missing)
 }
 
-// takeOutput takes -o from the arguments.
-func takeOutput(args []string) (form output.Form, rest []string, err error) {
-	text, rest, err := last(args, "--output", "-o", string(output.Table))
-	if err != nil {
-		return "", nil, err
+// shown are the fields of the table.
+func (a answers[T]) shown() (all []T) {
+	for _, r := range a.rows {
+		all = append(all, r.shown)
 	}
-	if i := slices.Index(rest, "--json"); i >= 0 {
-		text, rest = string(output.JSON), slices.Delete(rest, i, i+1)
-	}
-	form = output.Form(text)
-	if !slices.Contains([]output.Form{output.Table, output.JSON, output.YAML}, form) {
-		return "", nil, &usageError{fmt.Errorf("flag -o: value %q: want table, json or yaml", text)}
-	}
-	return form, rest, nil
+	return all
 }
 
 // pods lists the pods of all nodes.
-func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
-	// Without -n the pods of all namespaces are listed anyway.
-	args = slices.DeleteFunc(args, func(arg string) bool { return arg == "-A" || arg == "--all-namespaces" })
-	empty := "no pod of the mesh on the nodes that answered"
-	selected := slices.ContainsFunc(args, byState)
-	if selected {
-		empty = "no pod in such a state on the nodes that answered"
+func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, error) {
+	if err := f.workload(ctx, flags, &c); err != nil {
+		return 0, err
 	}
-	return list(ctx, f, args, listing[audit.Status]{
-		command: []string{"pods", "-o", "json"}, field: "pods", fit: fitPod,
+	if err := flags.Named(c.operands); err != nil {
+		return 0, &usageError{err}
+	}
+	args := given(c.in, flags.Rows(), "output", "watch", "all-namespaces", "namespace", "selector")
+	if len(c.operands) > 0 { // a pod that has a name is listed in any state, and missing only if it is in none
+		args = append(given(c.in, flags.Rows(), "output", "watch", "all-namespaces", "namespace", "selector", "all", "state", "bypassing"), "--all")
+	}
+	for name, value := range map[string]string{"namespace": flags.Namespace, "selector": flags.Selector} {
+		if value != "" {
+			args = append(args, "--"+name+"="+value)
+		}
+	}
+	slices.Sort(args)
+	const on = "on the nodes that answered"
+	l := listing[audit.Status]{
+		command: slices.Concat([]string{"pods", "-o", "json"}, args), field: "pods", fit: fitPod,
 		compare: func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) },
-		bad:     audit.Status.Faulty, badCode: exitBypass,
-		table: func(rows []row[audit.Status]) error {
-			var all []audit.Status
-			for _, r := range rows {
-				all = append(all, r.shown)
+		bad:     audit.Status.Faulty, badCode: exitBypass, shows: flags.Selects,
+		empty: "no pod of the mesh " + on,
+		missing: func(all []audit.Status, none bool) (err error) {
+			if none || len(flags.Names) > 0 {
+				err = flags.Missing(all, on)
 			}
-			return output.Pods(f.Stdout, all, selected)
+			return errors.Join(err, command.LeftOut(slices.DeleteFunc(all, func(s audit.Status) bool { return !flags.Selects(s) })))
 		},
-		empty: empty, nothing: "namespace %q has no pod with a network of its own on the nodes that answered",
-		flags: [2]string{"--namespace", "-n"},
-	})
+	}
+	l.table = func(rows []row[audit.Status]) error {
+		all := answers[audit.Status]{rows: rows}
+		return output.Pods(f.Stdout, all.shown(), flags.ByState())
+	}
+	if flags.ByState() {
+		l.empty = "no pod in such a state " + on
+	}
+	if flags.Watch {
+		w := output.WatchPods(f.Stdout, nil, 0, flags.ByState())
+		return watch(ctx, f, l, w, func(a answers[audit.Status]) []audit.Status { return a.shown() })
+	}
+	return list(ctx, f, flags.Output, l)
+}
+
+// workload replaces a workload among the operands by its namespace and selector.
+func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) error {
+	for _, operand := range c.operands {
+		t, err := command.ParseTarget(operand, flags.Namespace)
+		switch {
+		case err != nil:
+			return &usageError{err}
+		case t.Kind == command.Pod:
+			continue
+		case len(c.operands) > 1 || flags.Selector != "" || flags.Everywhere:
+			return &usageError{fmt.Errorf("name %s alone, without other pods, -l and -A", operand)}
+		}
+		found, err := f.object(ctx, t)
+		if err != nil {
+			return err
+		}
+		flags.Namespace, c.operands = found.Metadata.Namespace, nil
+		if flags.Selector, err = found.Spec.Selector.text(); err != nil {
+			return fmt.Errorf("%s: %w", operand, err)
+		}
+	}
+	return nil
+}
+
+// watch runs a watch of the rows of all nodes. The problem of a node is printed once.
+func watch[T, R any](ctx context.Context, f *fleet, l listing[T], w output.Watch[R], rows func(answers[T]) []R) (int, error) {
+	f.progress, f.Stderr = nil, &once{w: f.Stderr, said: map[string]bool{}}
+	w.Err, w.Every = f.Stderr, 5*time.Second
+	w.Request = func(ctx context.Context) ([]R, bool, error) {
+		all, nodes, _, err := gather(ctx, f, l)
+		return rows(all), !failed(nodes), err
+	}
+	return applet.ExitOK, w.Run(ctx)
+}
+
+// once writes each text once, and forgets the texts when they are many.
+type once struct {
+	w    io.Writer
+	said map[string]bool
+}
+
+func (o *once) Write(text []byte) (int, error) {
+	const most = 1000
+	if len(o.said) >= most {
+		clear(o.said)
+	}
+	if o.said[string(text)] {
+		return len(text), nil
+	}
+	o.said[string(text)] = true
+	return o.w.Write(text)
 }
 
 // fitPod keeps only the table's fields.
@@ -221,15 +299,9 @@ func fitPod(r *row[audit.Status]) bool {
 	s := r.shown
 	r.shown = audit.Status{
 		Node: r.node, Namespace: s.Namespace, Pod: s.Pod,
-		State: s.State, Sentence: s.Why(), Since: s.Since, Checked: s.Checked, Backend: s.Backend,
+		State: s.State, Sentence: s.Why(), Since: s.Since, Checked: s.Checked, Backend: s.Backend, UID: s.UID, LeftOut: s.LeftOut,
 	}
 	return s.Pod != "" && s.State != ""
-}
-
-// byState reports whether an argument of "istio-cni pods" selects pods by their state.
-func byState(arg string) bool {
-	name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-	return name == "bypassing" || name == "state"
 }
 
 // decision has the table's fields of a plugin's report.
@@ -240,33 +312,61 @@ type decision struct {
 }
 
 // decisions lists the last calls of the plugin on all nodes, the latest first.
-func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
-	return list(ctx, f, args, listing[decision]{
-		command: []string{"decisions", "--json"}, fit: func(r *row[decision]) bool { return r.shown.Reason != "" || r.shown.Error != "" },
+func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call) (int, error) {
+	if err := flags.Check(); err != nil {
+		return 0, &usageError{err}
+	}
+	l := listing[decision]{
+		command: slices.Concat([]string{"decisions", "--json"}, given(c.in, flags.Rows(), "output", "json", "watch", "all-namespaces")),
+		fit:     func(r *row[decision]) bool { return r.shown.Reason != "" || r.shown.Error != "" },
 		compare: func(a, b row[decision]) int {
 			return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
 		},
-		bad: func(decision) bool { return false },
-		table: func(rows []row[decision]) error {
-			table := [][]string{{"NODE", "TIME", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"}}
-			for _, r := range rows {
-				d := r.shown
-				table = append(table, []string{
-					output.Cell(r.node), d.Time.UTC().Format(time.RFC3339), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
-					output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
-				})
+		bad:   func(decision) bool { return false },
+		table: func(rows []row[decision]) error { return f.decided(rows, true) },
+		empty: "the agents that answered hold no such decision",
+		missing: func(_ []decision, none bool) error {
+			if !none {
+				return nil
 			}
-			return output.Columns(f.Stdout, table)
+			return fmt.Errorf("the agents that answered hold no such decision about a pod with %q in its NAMESPACE/NAME", flags.Pod)
 		},
-		empty:   "the agents that answered hold no such decision",
-		nothing: "the agents that answered hold no such decision about a pod with %q in its NAMESPACE/NAME", flags: [2]string{"--pod"},
-	})
+	}
+	if !flags.Watch {
+		return list(ctx, f, flags.Output, l)
+	}
+	begun := false
+	w := output.Watch[row[decision]]{
+		Key: func(r row[decision]) (id, text string) { return fmt.Sprint(r.node, r.shown), "" },
+		Print: func(rows, _ []row[decision]) error {
+			head := !begun
+			begun = true
+			return f.decided(rows, head)
+		},
+	}
+	return watch(ctx, f, l, w, func(a answers[decision]) []row[decision] { return a.rows })
+}
+
+// decided prints decisions.
+func (f *fleet) decided(rows []row[decision], head bool) error {
+	var table [][]string
+	if head {
+		table = append(table, []string{"NODE", "TIME", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"})
+	}
+	for _, r := range rows {
+		d := r.shown
+		table = append(table, []string{
+			output.Cell(r.node), d.Time.UTC().Format(time.RFC3339), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
+			output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
+		})
+	}
+	return output.Columns(f.Stdout, table)
 }
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
-func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
-	return list(ctx, f, args, listing[output.Check]{
-		command: []string{"doctor", "-o", "json"},
+func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int, error) {
+	return list(ctx, f, flags.Output, listing[output.Check]{
+		command: slices.Concat([]string{"doctor", "-o", "json"}, given(c.in, flags.Rows(), "output")),
 		fit:     func(r *row[output.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
 		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"archive/tar"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -9,78 +10,121 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // onePod runs an agent's command on a pod's node, and passes its output on.
-func (f *fleet) onePod(ctx context.Context, command string, args []string) (int, error) {
-	a, key, rest, err := f.target(ctx, args)
+func (f *fleet) onePod(ctx context.Context, command string, rows []settings.Setting, namespace string, c call) (int, error) {
+	operand, err := c.single()
 	if err != nil {
 		return 0, err
 	}
-	return f.pass(ctx, a, slices.Concat([]string{command, key}, rest)...)
+	a, key, err := f.target(ctx, operand, namespace)
+	if err != nil {
+		return 0, err
+	}
+	return f.pass(ctx, a, slices.Concat([]string{command, key}, given(c.in, rows, "namespace"))...)
 }
 
-// target finds the agent on the node of the pod that the arguments name, as NAMESPACE/NAME or as NAME with -n NAMESPACE. key is the pod
-// in the form for the agent's commands, rest are the other arguments.
-func (f *fleet) target(ctx context.Context, args []string) (a agent, key string, rest []string, err error) {
-	namespace, rest, err := last(args, "--namespace", "-n", "")
+// target finds the agent on the node of the pod that an operand names. key is the pod in the form for the agent's commands.
+func (f *fleet) target(ctx context.Context, operand, namespace string) (a agent, key string, err error) {
+	t, err := command.ParseTarget(operand, namespace)
 	if err != nil {
-		return a, "", nil, err
+		return a, "", &usageError{err}
 	}
-	if len(rest) == 0 || rest[0] == "" || strings.HasPrefix(rest[0], "-") {
-		return a, "", nil, &usageError{errors.New("name a pod before the flags: NAMESPACE/NAME, or -n NAMESPACE NAME")}
+	found, err := f.object(ctx, t)
+	if err == nil && t.Kind != command.Pod {
+		found, err = f.podOf(ctx, operand, found)
 	}
-	pod, rest := rest[0], rest[1:]
-	if before, after, both := strings.Cut(strings.TrimPrefix(pod, "pod/"), "/"); both {
-		namespace, pod = before, after
-	}
-	get := []string{"get", "pod", "-o", "json", "--", pod}
-	if namespace != "" {
-		get = slices.Insert(get, 2, "-n", namespace)
-	}
-	text, err := f.kubectl(ctx, maxObjects, get...)
 	if err != nil {
-		return a, "", nil, fmt.Errorf("kubectl get pod: %w", err)
+		return a, "", err
 	}
-	var found object
-	if err = json.Unmarshal(text, &found); err != nil {
-		return a, "", nil, fmt.Errorf("kubectl get pod: reading its output: %w", err)
-	}
-	key = found.Metadata.Namespace + "/" + found.Metadata.Name
+	key = command.PodKey(found.Metadata.Namespace, found.Metadata.Name)
 	node := found.Spec.NodeName
 	if node == "" {
-		return a, key, nil, fmt.Errorf("pod %s is on no node yet", key)
+		return a, key, fmt.Errorf("pod %s is on no node yet", key)
 	}
 	f.nodes = []string{node}
 	agents, err := f.agents(ctx, "--field-selector=spec.nodeName="+node)
 	switch {
 	case err != nil:
-		return a, key, nil, err
+		return a, key, err
 	case agents[0].problem != "":
-		return a, key, nil, fmt.Errorf("node %s of pod %s: %s", node, key, agents[0].problem)
+		return a, key, fmt.Errorf("node %s of pod %s: %s", node, key, agents[0].problem)
 	}
-	return agents[0], key, rest, nil
+	return agents[0], key, nil
 }
+
+// object requests one object.
+func (f *fleet) object(ctx context.Context, t command.Target) (found object, err error) {
+	get := []string{"get", t.Kind, "-o", "json", "--", t.Name}
+	if t.Namespace != "" {
+		get = slices.Insert(get, 2, "-n", t.Namespace)
+	}
+	text, err := f.kubectl(ctx, maxObjects, get...)
+	if err == nil {
+		if err = json.Unmarshal(text, &found); err != nil {
+			err = fmt.Errorf("reading its output: %w", err)
+		}
+	}
+	if err != nil {
+		err = fmt.Errorf("kubectl get %s: %w", t.Kind, err)
+	}
+	return found, err
+}
+
+// podOf chooses a pod of a workload that an operand names: one that runs, if possible.
+func (f *fleet) podOf(ctx context.Context, operand string, of object) (object, error) {
+	selector, err := of.Spec.Selector.text()
+	if err != nil {
+		return object{}, fmt.Errorf("%s: %w", operand, err)
+	}
+	pods, err := f.objects(ctx, selector, "pods", "-n", of.Metadata.Namespace)
+	if err != nil {
+		return object{}, fmt.Errorf("kubectl get pods: %w", err)
+	}
+	other := func(o object) bool { return !o.controlledBy([]string{of.Metadata.UID}) }
+	if slices.ContainsFunc(pods, func(o object) bool { return !other(o) }) { // a Deployment's are controlled by its ReplicaSets
+		pods = slices.DeleteFunc(pods, other)
+	}
+	if len(pods) == 0 {
+		return object{}, fmt.Errorf("%s has no pods", operand)
+	}
+	chosen := slices.MinFunc(pods, func(a, b object) int {
+		return cmp.Or(strings.Compare(a.agent().problem, b.agent().problem), strings.Compare(a.Metadata.Name, b.Metadata.Name))
+	})
+	_, _ = fmt.Fprintf(f.Stderr, "note: %s is 1 of %d pods of %s\n", chosen.Metadata.Namespace+"/"+chosen.Metadata.Name, len(pods), operand)
+	return chosen, nil
+}
+
+// errNamespaceAlone is the error for a namespace that has no effect.
+var errNamespaceAlone = &usageError{errors.New("--namespace without the name of a pod")}
 
 // partial is the exit code of an agent's command bundle whose file lists missing parts.
 var partial = []int{applet.ExitError} //nolint:gochecknoglobals // a constant
 
 // bundle writes the bundle of a pod's node, or a tar.gz file with the bundles of all nodes.
-func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
-	if f.Columns() > 0 {
+func (f *fleet) bundle(ctx context.Context, flags *command.Bundle, c call) (int, error) {
+	args := given(c.in, flags.Rows(), "namespace")
+	switch {
+	case f.Columns() > 0:
 		return 0, &usageError{errors.New("the bundle is a tar.gz file: redirect the standard output to a file")}
+	case len(c.operands) == 0 && flags.Namespace != "":
+		return 0, errNamespaceAlone
 	}
-	if len(args) > 0 && (!strings.HasPrefix(args[0], "-") || strings.HasPrefix(args[0], "-n") || strings.HasPrefix(args[0], "--namespace")) {
-		a, key, rest, err := f.target(ctx, args)
+	if len(c.operands) > 0 {
+		a, key, err := f.target(ctx, c.operands[0], flags.Namespace)
 		if err != nil {
 			return 0, err
 		}
-		text, _, err := f.one(ctx, a, maxBundle, partial, slices.Concat([]string{"bundle", key}, rest)...)
+		text, _, err := f.one(ctx, a, maxBundle, partial, slices.Concat([]string{"bundle", key}, args)...)
 		if err != nil {
 			return 0, fmt.Errorf("node %s: no answer: %w", a.node, err)
 		}
@@ -111,20 +155,35 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	return code, errors.Join(out.Close(), zipped.Close())
 }
 
-// dashboard forwards the page of the agent on a pod's node, or of any agent without a pod, until the user ends it.
-func (f *fleet) dashboard(ctx context.Context, args []string) (int, error) {
-	const pagePort = "9876" // an agent's default
-	port, args, err := last(args, "--port", "", pagePort)
-	if err != nil {
-		return 0, err
+// pagePort is an agent's default.
+const pagePort = "9876"
+
+// dashboard are the flags of the command dashboard.
+type dashboard struct {
+	port      uint16
+	namespace string
+}
+
+func (d *dashboard) rows() []settings.Setting {
+	return []settings.Setting{
+		{Name: "port", Arg: "N", Default: pagePort, Use: "the port on localhost", Value: settings.Port(&d.port, 1)},
+		{Name: "namespace", Aliases: []string{"n"}, Arg: "NAME", Use: "the pod's namespace", Value: settings.Text(&d.namespace, nil)},
 	}
+}
+
+// dashboard forwards the page of the agent on a pod's node, or of any agent without a pod, until the user ends it.
+func (f *fleet) dashboard(ctx context.Context, flags dashboard, c call) (int, error) {
 	var a agent
-	page := "" // the fragment that chooses the pod
-	if len(args) == 0 {
+	var err error
+	page, port := "", strconv.Itoa(int(flags.port)) // the fragment that chooses the pod
+	switch {
+	case len(c.operands) == 0 && flags.namespace != "":
+		err = errNamespaceAlone
+	case len(c.operands) == 0:
 		a, err = f.running(ctx)
-	} else {
-		a, page, _, err = f.target(ctx, args)
-		page = "#" + page
+	default:
+		a, page, err = f.target(ctx, c.operands[0], flags.namespace)
+		page = "#" + strings.Replace(page, "/"+command.Pod+"/", "/", 1) // see command.PodKey
 	}
 	if err != nil {
 		return 0, err

@@ -40,6 +40,9 @@ func (d *draft) groups() []settings.Group {
 // Settings returns the table for generated files: the chart's schema and the manual.
 func Settings() []settings.Group { return new(draft).groups() }
 
+// Rows are the flags for the completion.
+func Rows() []settings.Setting { return settings.All(Settings()) }
+
 func names(of ...string) []string { return of }
 
 // live marks settings that live configuration may change.

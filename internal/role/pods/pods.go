@@ -7,14 +7,17 @@
 package pods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os/signal"
 	"slices"
-	"strings"
+	"syscall"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
@@ -26,14 +29,14 @@ const head = `NAME:
    istio-cni pods - the pods of this node and whether they are redirected (root)
 
 USAGE:
-   istio-cni pods [flags]
+   istio-cni pods [NAME...] [flags]   only pods with these names, also NAMESPACE/NAME
 
 The node agent inspects each pod of the mesh at its start, after changes and every few minutes. "istio-cni why NAMESPACE/NAME" shows
 one pod in detail.
 
 EXIT CODES:
    %d  every pod is captured, or the node has no pod of the mesh
-   %d  the node agent does not answer, its audit is off, or the namespace has no pod here
+   %d  the node agent does not answer, its audit is off, the namespace or name has no pod here, or --check left out pods
    %d  a bad value or flag
    3  some pod is not captured
 
@@ -46,45 +49,32 @@ const exitBypass = 3
 const (
 	timeout      = 10 * time.Second
 	checkTimeout = 70 * time.Second
+	// interval is the time between two requests of a watch.
+	interval = 2 * time.Second
 )
-
-type config struct {
-	socket, namespace     string
-	states                []string
-	bypassing, all, check bool
-	output                output.Form
-}
-
-func (c *config) rows() []settings.Setting {
-	states := func(text string) error {
-		known := append(audit.States(), audit.Outside)
-		if !slices.Contains(known, audit.State(text)) {
-			return fmt.Errorf("want one of %s", strings.Trim(fmt.Sprint(known), "[]"))
-		}
-		return nil
-	}
-	return []settings.Setting{
-		{Name: "bypassing", Default: "false", Use: "only pods that are not captured", Value: settings.Bool(&c.bypassing)},
-		{Name: "state", Arg: "STATES", Use: "only pods in one of these states, between commas", Value: settings.List(&c.states, ",", 0, settings.Check(states))},
-		{Name: "namespace", Aliases: []string{"n"}, Arg: "NAME", Use: "only pods of this namespace", Value: settings.Text(&c.namespace, nil)},
-		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&c.all)},
-		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&c.check)},
-		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
-		agentapi.SocketSetting(&c.socket),
-	}
-}
 
 // Run runs the role.
 func Run(c applet.Call) int {
-	var cfg config
-	if code, done := service.Settings(c, "pods", cfg.rows(), head); done {
+	var cfg command.Pods
+	operands, args := settings.Operands(cfg.Rows(), c.Args)
+	c.Args = args
+	if code, done := service.Settings(c, "pods", cfg.Rows(), head); done {
 		return code
 	}
-	all, err := ask(cfg)
+	if err := cfg.Named(operands); err != nil {
+		return c.Refuse("pods", err)
+	}
+	if cfg.Watch {
+		return watch(c, cfg)
+	}
+	all, err := ask(context.Background(), cfg)
+	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 400 {
+		return c.Refuse("pods", errors.New(refusal.Message))
+	}
 	if err == nil {
-		known := cfg.namespace == "" || slices.ContainsFunc(all, func(s audit.Status) bool { return s.Namespace == cfg.namespace })
-		all = slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.selects(s) })
-		err = show(c, all, cfg, known)
+		missing := cfg.Missing(all, "on this node")
+		all = slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) })
+		err = errors.Join(show(c, all, cfg, missing), command.LeftOut(all))
 	}
 	if err != nil {
 		return c.Fail(err)
@@ -95,27 +85,28 @@ func Run(c applet.Call) int {
 	return applet.ExitOK
 }
 
-// selects reports whether the flags select a pod.
-func (c *config) selects(s audit.Status) bool {
-	switch {
-	case c.namespace != "" && s.Namespace != c.namespace, c.bypassing && !s.Faulty():
-		return false
-	case len(c.states) > 0:
-		return slices.Contains(c.states, string(s.State))
+// watch prints the pods, and then those that change, until a signal ends it.
+func watch(c applet.Call, cfg command.Pods) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	w := output.WatchPods(c.Stdout, c.Stderr, interval, cfg.ByState())
+	w.Request = func(ctx context.Context) ([]audit.Status, bool, error) {
+		all, err := ask(ctx, cfg)
+		return slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) }), true, err
 	}
-	return c.all || s.State != audit.Outside
+	return c.End(w.Run(ctx))
 }
 
 // ask requests the pods from the agent.
-func ask(c config) (all []audit.Status, err error) {
+func ask(ctx context.Context, c command.Pods) (all []audit.Status, err error) {
 	limit := timeout
-	if c.check {
+	if c.Check {
 		limit = checkTimeout
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err = agentapi.Ask(ctx, c.socket, "", func(agent *agentapi.Agent) (err error) {
-		all, err = agent.Audit(ctx, c.check)
+	err = agentapi.Ask(ctx, c.Socket, "", func(agent *agentapi.Agent) (err error) {
+		all, err = agent.Audit(ctx, c.Check, c.Selector)
 		return err
 	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
@@ -127,34 +118,28 @@ func ask(c config) (all []audit.Status, err error) {
 	return all, err
 }
 
-// show prints the pods, or that no pod is listed. It fails if the node has no pod of the namespace.
-func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
-	err := output.Print(c.Stdout, all, cfg.output, func() error {
+// show prints the pods, or that no pod is listed. Missing is its error if flags or operands name what the node has not.
+func show(c applet.Call, all []audit.Status, cfg command.Pods, missing error) error {
+	err := output.Print(c.Stdout, all, cfg.Output, func() error {
 		switch {
-		case !known:
+		case missing != nil && len(all) == 0:
 			return nil
 		case len(all) == 0:
-			return cfg.none(c)
+			return none(c, cfg)
 		}
-		return output.Pods(c.Stdout, all, cfg.byState())
+		return output.Pods(c.Stdout, all, cfg.ByState())
 	})
-	if err == nil && !known {
-		err = fmt.Errorf("namespace %q has no pod with a network of its own on this node", cfg.namespace)
-	}
-	return err
+	return cmp.Or(err, missing)
 }
 
-// byState reports whether the flags select pods by their state.
-func (c *config) byState() bool { return c.bypassing || len(c.states) > 0 }
-
 // none prints that no pod is listed.
-func (c *config) none(call applet.Call) error {
+func none(call applet.Call, cfg command.Pods) error {
 	text := "no pod of the mesh on this node"
-	if c.byState() {
+	if cfg.ByState() {
 		text = "no pod in such a state on this node"
 	}
-	if c.namespace != "" {
-		text += fmt.Sprintf(", in namespace %q", c.namespace)
+	if cfg.Namespace != "" {
+		text += fmt.Sprintf(", in namespace %q", cfg.Namespace)
 	}
 	_, err := fmt.Fprintln(call.Stderr, text)
 	return err

@@ -3,8 +3,11 @@ package pods_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -90,7 +93,11 @@ func TestPods_BadInput(t *testing.T) {
 	}{
 		"a state":         {200, some, "--state=sad", 2, `--state`},
 		"a form":          {200, some, "-o xml", 2, `want one of table, json, yaml`},
-		"an argument":     {200, some, "shop/web", 2, "shop/web"},
+		"an operand":      {200, some, "shop/web/a", 2, `pod "shop/web/a": want NAMESPACE/NAME`},
+		"a workload":      {200, some, "deploy/web -n shop", 2, "a node agent knows pods only, kubectl istio-cni finds"},
+		"a selector":      {400, "selector \"=\": x", "-l =", 2, "error: selector \"=\": x; see istio-cni pods --help\n"},
+		"two namespaces":  {200, some, "-A -n shop", 2, "contradict"},
+		"a watch as JSON": {200, some, "-w -o json", 2, "--watch prints a table only"},
 		"no audit":        {404, "404 page not found", "", 1, "(the node agent is of a version without the audit)"},
 		"not JSON":        {200, "<html>", "", 1, "asking the node agent for the state of its pods: invalid character '<'"},
 		"other types":     {200, `{"pods":[]}`, "", 1, "asking the node agent for the state of its pods: json: cannot unmarshal object"},
@@ -118,5 +125,69 @@ func TestTable_Hostile(t *testing.T) {
 			strings.ContainsFunc(out, func(r rune) bool { return !printable.Is(r) && r != '\n' }) {
 			t.Errorf("%s: exit code %d, %q, %q", args, code, out, errs)
 		}
+	}
+}
+
+// TestPods_Named: a pod with a name is listed in any state, and a missing one is an error.
+func TestPods_Named(t *testing.T) {
+	t.Parallel()
+	socket := agenttest.Answer(t, http.StatusOK, some)
+	for args, want := range map[string]struct {
+		code           int
+		stdout, stderr string
+	}{
+		"d -o yaml":         {0, "pod: d", ""},
+		"pod/c shop/a":      {3, "other/c  bypassed", ""},
+		"a -nshop -Aw=0":    {2, "", "contradict"},
+		"a -A -ojson":       {0, `"pod": "a"`, ""},
+		"a nobody":          {1, "shop/a", "error: no pod \"nobody\" with a network of its own on this node\n"},
+		"-n other a":        {1, "", "error: no pod \"other/a\" with a network"},
+		"a -n other other/": {2, "", `pod "other/"`},
+	} {
+		code, out, errs := run(append(strings.Fields(args), socket)...)
+		if code != want.code || !strings.Contains(out, want.stdout) || !strings.Contains(errs, want.stderr) || want.stderr == "" && errs != "" {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q", args, code, out, errs)
+		}
+	}
+}
+
+// TestPods_LeftOut: pods that a check left out are counted and named, if the flags select them, and make the exit code 1.
+func TestPods_LeftOut(t *testing.T) {
+	t.Parallel()
+	var many []string
+	for i := range 3000 {
+		many = append(many, fmt.Sprintf(`{"namespace":"shop","pod":"p%04d","state":"captured","leftOut":%t}`, i, i >= 100))
+	}
+	socket := agenttest.Answer(t, http.StatusOK, "["+strings.Join(many, ",")+`,{"namespace":"other","pod":"x","state":"captured"}]`)
+	code, out, errs := run("--check", "-o", "json", socket)
+	const text = "error: --check left out 2900 of 3001 pods, which are listed with older results: shop/p0100, shop/p0101, "
+	if code != 1 || !strings.HasPrefix(errs, text) || len(errs) > 400 || !strings.Contains(errs, ", and 2890 more; ") || strings.Count(out, `"leftOut": true`) != 2900 {
+		t.Errorf("exit code %d, stderr %q, stdout of %d bytes", code, errs, len(out))
+	}
+	if code, _, errs = run("--check", "-n", "other", socket); code != 0 || errs != "" {
+		t.Errorf("another namespace: exit code %d, stderr %q", code, errs)
+	}
+}
+
+// interrupter is an output at whose first text the user presses Ctrl-C.
+type interrupter struct{ strings.Builder }
+
+func (w *interrupter) Write(text []byte) (int, error) {
+	if w.Len() == 0 {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
+	}
+	return w.Builder.Write(text)
+}
+
+// TestPods_Watch: a watch ends with Ctrl-C, after the table.
+func TestPods_Watch(t *testing.T) {
+	var stdout interrupter
+	var stderr bytes.Buffer
+	code := pods.Run(applet.Call{
+		Args: []string{"-w", "a", agenttest.Answer(t, http.StatusOK, some)}, Stdout: &stdout, Stderr: &stderr,
+		Getenv: func(string) (string, bool) { return "", false },
+	})
+	if out := stdout.String(); code != 0 || !strings.HasSuffix(out, "\n0 of 1 mesh pods are not redirected as wanted\n") || stderr.String() != "" {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, stderr.String())
 	}
 }

@@ -80,7 +80,7 @@ func parse(args []string) (*cli.Context, error) {
 			return nil, err
 		}
 	}
-	if err := set.Parse(detached(args)); err != nil {
+	if err := set.Parse(settings.Detached(rows(), args)); err != nil {
 		return nil, err
 	}
 	given := map[string]string{}
@@ -100,27 +100,6 @@ func parse(args []string) (*cli.Context, error) {
 	return cli.NewContext(nil, set, nil), nil
 }
 
-// detached separates a short flag from an attached value, such as -p15001, which the flag library of Istio's command accepts and this
-// one does not.
-func detached(args []string) []string {
-	var out []string
-	takesValue := map[string]bool{}
-	for _, s := range rows() {
-		for _, name := range append(s.Aliases, s.Name) {
-			takesValue[name] = s.Arg != ""
-		}
-	}
-	for _, a := range args {
-		name, _, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=") // a long flag may have a single dash, too
-		if _, isFlag := takesValue[name]; len(a) > 2 && a[0] == '-' && a[2] != '=' && takesValue[a[1:2]] && !isFlag {
-			out = append(out, a[:2], a[2:])
-		} else {
-			out = append(out, a)
-		}
-	}
-	return out
-}
-
 // help returns the text of --help.
 func help() string {
 	var b strings.Builder
@@ -128,6 +107,9 @@ func help() string {
 	settings.Help(&b, new(config).groups()...)
 	return b.String()
 }
+
+// Rows are the flags for the completion.
+func Rows() []settings.Setting { return settings.All(new(config).groups()) }
 
 // rows are all settings, with the historic flags.
 func rows() []settings.Setting { return append(settings.All(new(config).groups()), historic()...) }

@@ -136,6 +136,9 @@ func load(args []string, getenv func(string) (string, bool)) (Config, error) {
 	return cfg, problems
 }
 
+// Rows are the flags for the completion.
+func Rows() []settings.Setting { return new(Config).rows() }
+
 // rows is the table. The variables of race repair are accepted with dashes, as in Istio's command, and with underscores.
 func (c *Config) rows() []settings.Setting {
 	rows := []settings.Setting{{

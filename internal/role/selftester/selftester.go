@@ -46,6 +46,9 @@ type config struct {
 	asJSON  bool
 }
 
+// Rows are the flags for the completion.
+func Rows() []settings.Setting { return new(config).rows() }
+
 func (c *config) rows() []settings.Setting {
 	return []settings.Setting{
 		{

@@ -39,6 +39,9 @@ func differences() map[string]perMode {
 	}
 }
 
+// Rows are the flags for the completion.
+func Rows() []settings.Setting { return new(Config).rows() }
+
 // rows returns all settings, with the defaults of the mode. A variable is spelled like its flag with the prefix TAINT_, unless the row
 // has another variable.
 func (c *Config) rows() []settings.Setting {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -33,7 +34,7 @@ const head = `NAME:
    istio-cni trace - packets of a pod with the rules that they match (root)
 
 USAGE:
-   istio-cni trace NAMESPACE/NAME [flags]   by the node agent
+   istio-cni trace POD [flags]              by the node agent; POD is NAMESPACE/NAME, or NAME with -n NAMESPACE
    istio-cni trace --pid N [flags]          in a process' network namespace, without the agent
    istio-cni trace --netns PATH [flags]     the same for a path
 
@@ -59,40 +60,26 @@ const (
 // grace is the time for the beginning and the end of a trace.
 const grace = 30 * time.Second
 
-type config struct {
-	subject.Subject
-
-	to, from, port, duration string
-	output                   output.Form
-}
-
-func (c *config) rows() []settings.Setting {
-	return append([]settings.Setting{
-		{Name: "to", Arg: "ADDRESS[:PORT]", Use: "only packets to this address or network", Value: settings.Text(&c.to, nil)},
-		{Name: "from", Arg: "ADDRESS", Use: "only packets from this address or network", Value: settings.Text(&c.from, nil)},
-		{Name: "port", Arg: "N", Use: "only packets to this port", Value: settings.Text(&c.port, nil)},
-		{Name: "for", Arg: "DURATION", Default: follow.DefaultFor.String(), Use: "how long", Value: settings.Text(&c.duration, nil)},
-		output.Flag(&c.output, "table, or json: an object in each line", output.Table, output.JSON),
-	}, c.Rows()...)
-}
+type config struct{ command.Trace }
 
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	cfg.Pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "trace", cfg.rows(), head); done {
+	operands, args := settings.Operands(cfg.Rows(), c.Args)
+	c.Args = args
+	if code, done := service.Settings(c, "trace", cfg.Rows(), head); done {
 		return code
 	}
 	query := cfg.query()
 	filter, duration, err := follow.Parse(query.Get)
-	if err = errors.Join(cfg.Check(), err); err != nil {
+	if err = errors.Join(cfg.Check(operands), err); err != nil {
 		return c.Refuse("trace", err)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, duration+grace)
 	defer cancel()
-	p := &printer{w: c.Stdout, form: cfg.output}
+	p := &printer{w: c.Stdout, form: cfg.Output}
 	if cfg.Pod != "" {
 		err = cfg.ask(ctx, query, p)
 	} else {
@@ -112,7 +99,7 @@ func Run(c applet.Call) int {
 // query has the selected packets as parameters.
 func (c *config) query() url.Values {
 	query := url.Values{}
-	for name, text := range map[string]string{"to": c.to, "from": c.from, "port": c.port, "for": c.duration} {
+	for name, text := range map[string]string{"to": c.To, "from": c.From, "port": c.Port, "for": c.For} {
 		if text != "" {
 			query.Set(name, text)
 		}
@@ -122,7 +109,7 @@ func (c *config) query() url.Values {
 
 // local traces a namespace in this process.
 func (c *config) local(ctx context.Context, searchPath string, o follow.Options, p *printer) error {
-	space, err := c.Open(searchPath)
+	space, err := subject.Open(c.Path(), searchPath)
 	if err != nil {
 		return err
 	}
@@ -133,7 +120,8 @@ func (c *config) local(ctx context.Context, searchPath string, o follow.Options,
 
 // ask makes the node agent trace a pod.
 func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
-	err := c.Ask(ctx, func(agent *agentapi.Agent, namespace, name string) error {
+	err := subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) error {
+		namespace, name := c.Split()
 		return agent.Trace(ctx, namespace, name, query, func(line []byte) error {
 			var r follow.Record
 			if bad := json.Unmarshal(line, &r); bad != nil {

@@ -101,7 +101,7 @@ func TestTrace_BadInput(t *testing.T) {
 		code int
 		text string
 	}{
-		"no subject":    {nil, 2, "name one of NAMESPACE/NAME, --pid and --netns"},
+		"no subject":    {nil, 2, "name one of a pod (NAMESPACE/NAME, or NAME and -n NAMESPACE), --pid and --netns"},
 		"two subjects":  {[]string{"a/b", "--pid=1"}, 2, "name one of"},
 		"no namespace":  {[]string{"web"}, 2, `pod "web": want NAMESPACE/NAME`},
 		"address":       {[]string{"a/b", "--to=db"}, 2, `to: value "db": want ADDRESS`},

@@ -16,11 +16,11 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
@@ -35,7 +35,7 @@ const head = `NAME:
    istio-cni why - why a pod is redirected or not, and where a packet goes (root)
 
 USAGE:
-   istio-cni why NAMESPACE/NAME [flags]   by the node agent
+   istio-cni why POD [flags]              by the node agent; POD is NAMESPACE/NAME, or NAME with -n NAMESPACE
    istio-cni why --pid N [flags]          by the live rules of a process' network namespace alone
    istio-cni why --netns PATH [flags]     the same for a path
 
@@ -70,48 +70,23 @@ const (
 const timeout = 20 * time.Second
 
 type config struct {
-	subject.Subject
+	command.Why
 
-	to, from, uid, gid string
-	port               int
-	udp                bool
-	output             output.Form
 	// resolved has the address of --to's host name, as a sentence.
 	resolved string
-}
-
-const maxPort = 1<<16 - 1
-
-func (c *config) rows() []settings.Setting {
-	return append([]settings.Setting{
-		{Name: "to", Arg: "HOST:PORT", Use: "a packet that a process of the pod sends there; a name is resolved here, not in the pod", Value: settings.Text(&c.to, nil)},
-		{Name: "uid", Arg: "N", Default: "0", Use: "user of that process", Value: settings.Checked(&c.uid, checkID)},
-		{Name: "gid", Arg: "N", Use: "group of that process; by default the number of --uid", Value: settings.Checked(&c.gid, checkID)},
-		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
-		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
-		{Name: "udp", Default: "false", Use: "a UDP packet; otherwise the first packet of a TCP connection", Value: settings.Bool(&c.udp)},
-		output.Flag(&c.output, "table (the page), json or yaml", output.Table, output.JSON, output.YAML),
-	}, c.Rows()...)
-}
-
-// checkID checks the number of a user or group.
-func checkID(text string) error {
-	if n, err := strconv.ParseUint(text, 10, 32); err != nil || n == 1<<32-1 {
-		return errors.New("want a number from 0 to 4294967294")
-	}
-	return nil
 }
 
 // Run runs the role.
 func Run(c applet.Call) int {
 	var cfg config
-	cfg.Pod, c.Args = settings.Operand(cfg.rows(), c.Args)
-	if code, done := service.Settings(c, "why", cfg.rows(), head); done {
+	operands, args := settings.Operands(cfg.Rows(), c.Args)
+	c.Args = args
+	if code, done := service.Settings(c, "why", cfg.Rows(), head); done {
 		return code
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	query, err := cfg.query(ctx)
+	query, err := cfg.query(ctx, operands)
 	if err != nil {
 		return c.Refuse("why", err)
 	}
@@ -127,16 +102,16 @@ func Run(c applet.Call) int {
 }
 
 // check refuses contradictory arguments.
-func (c *config) check() error {
-	err := c.Check()
+func (c *config) check(operands []string) error {
+	err := c.Check(operands)
 	switch {
 	case err != nil:
 		return err
-	case c.to != "" && c.from != "":
+	case c.To != "" && c.From != "":
 		return errors.New("--to and --from are different packets")
-	case c.from != "" && c.port == 0:
+	case c.From != "" && c.Port == 0:
 		return errors.New("--from needs --port")
-	case c.from == "" && c.port != 0:
+	case c.From == "" && c.Port != 0:
 		return errors.New("--port is the pod's, of a packet that arrives: it needs --from")
 	}
 	return nil
@@ -147,7 +122,7 @@ func (c *config) explain(ctx context.Context, query url.Values, searchPath strin
 	if c.Pod != "" {
 		return c.ask(ctx, query)
 	}
-	space, err := c.Open(searchPath)
+	space, err := subject.Open(c.Path(), searchPath)
 	if err != nil {
 		return inspect.Explanation{}, err
 	}
@@ -167,20 +142,20 @@ func (c *config) explain(ctx context.Context, query url.Values, searchPath strin
 
 // query checks the arguments and returns the packet as parameters. A host name is resolved here because the pod's resolver may be the
 // proxy's.
-func (c *config) query(ctx context.Context) (url.Values, error) {
+func (c *config) query(ctx context.Context, operands []string) (url.Values, error) {
 	query := url.Values{}
-	if err := c.check(); err != nil || c.to == "" && c.from == "" {
+	if err := c.check(operands); err != nil || c.To == "" && c.From == "" {
 		return query, err
 	}
-	query.Set("uid", c.uid)
-	if c.gid != "" {
-		query.Set("gid", c.gid)
+	query.Set("uid", c.UID)
+	if c.GID != "" {
+		query.Set("gid", c.GID)
 	}
-	query.Set("udp", fmt.Sprint(c.udp))
-	if c.from != "" {
+	query.Set("udp", fmt.Sprint(c.UDP))
+	if c.From != "" {
 		query.Set("direction", "in")
-		query.Set("from", c.from)
-		query.Set("port", fmt.Sprint(c.port))
+		query.Set("from", c.From)
+		query.Set("port", fmt.Sprint(c.Port))
 	} else {
 		to, err := c.resolve(ctx)
 		if err != nil {
@@ -194,9 +169,9 @@ func (c *config) query(ctx context.Context) (url.Values, error) {
 
 // resolve returns the address of --to.
 func (c *config) resolve(ctx context.Context) (string, error) {
-	host, port, err := net.SplitHostPort(c.to)
+	host, port, err := net.SplitHostPort(c.To)
 	if err != nil {
-		return "", fmt.Errorf("flag --to: value %q: want HOST:PORT", c.to)
+		return "", fmt.Errorf("flag --to: value %q: want HOST:PORT", c.To)
 	}
 	if _, err := netip.ParseAddr(host); err != nil {
 		found, err := (&net.Resolver{}).LookupNetIP(ctx, "ip", host)
@@ -204,7 +179,7 @@ func (c *config) resolve(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("flag --to: resolving %q: %w", host, err)
 		}
 		host = found[0].Unmap().String()
-		c.resolved = fmt.Sprintf("%s is %s", c.to, host)
+		c.resolved = fmt.Sprintf("%s is %s", c.To, host)
 		if len(found) > 1 {
 			c.resolved += fmt.Sprintf(" here, and %d more addresses; the packet goes to the first", len(found)-1)
 		}
@@ -215,7 +190,8 @@ func (c *config) resolve(ctx context.Context) (string, error) {
 // ask requests the pod from the node agent.
 func (c *config) ask(ctx context.Context, query url.Values) (e inspect.Explanation, err error) {
 	var text []byte
-	err = c.Ask(ctx, func(agent *agentapi.Agent, namespace, name string) error {
+	err = subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) (err error) {
+		namespace, name := c.Split()
 		text, err = agent.AuditPod(ctx, namespace, name, query)
 		return err
 	})
@@ -265,7 +241,7 @@ func byInit(e inspect.Explanation) bool {
 
 // show prints JSON, YAML or the page.
 func (c *config) show(call applet.Call, e inspect.Explanation) error {
-	return output.Print(call.Stdout, e, c.output, func() error {
+	return output.Print(call.Stdout, e, c.Output, func() error {
 		_, err := io.WriteString(call.Stdout, c.page(e, call.Columns()))
 		return err
 	})

@@ -325,7 +325,7 @@ func TestPage_OfAPod(t *testing.T) {
 // TestWhy_BadArguments: errors have the value and the expected form.
 func TestWhy_BadArguments(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                 "name one of NAMESPACE/NAME, --pid and --netns",
+		"":                                 "name one of a pod (NAMESPACE/NAME, or NAME and -n NAMESPACE), --pid and --netns",
 		"web":                              `pod "web": want NAMESPACE/NAME`,
 		"a/b/c":                            `pod "a/b/c": want NAMESPACE/NAME`,
 		"shop/web --pid 1":                 "name one of",

@@ -1,0 +1,109 @@
+package output
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/core/audit"
+)
+
+// Watch prints rows, and then each row that changes.
+type Watch[T any] struct {
+	// Every is the time between two requests, Err is for failed ones.
+	Every time.Duration
+	Err   io.Writer
+	// Request returns all rows. A row that a complete answer lacks has gone.
+	Request func(context.Context) (all []T, complete bool, err error)
+	// Key returns a row's identity, and a text that differs if the row has changed.
+	Key func(T) (id, text string)
+	// Print prints rows: all of the beginning, then those that are new or different, and those that have gone.
+	Print func(rows, gone []T) error
+}
+
+// Run works until ctx ends. A failed request ends it only at the beginning.
+func (w Watch[T]) Run(ctx context.Context) error {
+	next := time.NewTicker(w.Every)
+	defer next.Stop()
+	var known map[string]T
+	problem := ""
+	for {
+		all, complete, err := w.Request(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil // the user ended it
+		case err != nil && known == nil:
+			return err
+		case err != nil && err.Error() != problem:
+			_, _ = fmt.Fprintf(w.Err, "error: %v; trying again\n", err)
+		}
+		if problem = fmt.Sprint(err); err == nil {
+			if known, err = w.compare(all, known, complete); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-next.C:
+		}
+	}
+}
+
+// compare prints what differs from the known rows, and returns the rows that are known now.
+func (w Watch[T]) compare(all []T, known map[string]T, complete bool) (now map[string]T, err error) {
+	now = map[string]T{}
+	var changed, gone []T
+	for _, row := range all {
+		id, text := w.Key(row)
+		before, is := known[id]
+		if _, last := w.Key(before); !is || last != text {
+			changed = append(changed, row)
+		}
+		now[id] = row
+	}
+	for id, row := range known {
+		switch _, is := now[id]; {
+		case is:
+		case complete:
+			gone = append(gone, row)
+		default:
+			now[id] = row
+		}
+	}
+	if len(changed)+len(gone) > 0 {
+		err = w.Print(changed, gone)
+	}
+	return now, err
+}
+
+// WatchPods returns a Watch of pods without Request. Selected is a parameter of Pods.
+func WatchPods(out, errs io.Writer, every time.Duration, selected bool) Watch[audit.Status] {
+	begun := false
+	return Watch[audit.Status]{
+		Every: every, Err: errs,
+		Key: func(s audit.Status) (id, text string) {
+			return strings.Join([]string{s.Node, s.Namespace, s.Pod}, "/"), fmt.Sprint(s.UID, s.State, s.Why(), s.Backend)
+		},
+		Print: func(rows, gone []audit.Status) error {
+			for _, s := range gone {
+				s.State, s.Sentence, s.Problems = "gone", "has ended", nil
+				rows = append(rows, s)
+			}
+			audit.Sort(rows)
+			var table bytes.Buffer
+			err := Pods(&table, rows, selected)
+			lines := bytes.SplitAfter(table.Bytes(), []byte("\n"))
+			if begun { // without head and count
+				lines = lines[1 : len(lines)-2]
+			}
+			begun = true
+			_, bad := out.Write(bytes.Join(lines, nil))
+			return cmp.Or(err, bad)
+		},
+	}
+}

@@ -1,0 +1,60 @@
+package output_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/test/check"
+)
+
+// TestWatch_Changes: after a table only pods are printed that are new, different or gone. A failed request is reported once, and pods
+// that an incomplete answer lacks are not gone.
+func TestWatch_Changes(t *testing.T) {
+	t.Parallel()
+	status := func(pod string, state audit.State) audit.Status {
+		return audit.Status{Namespace: "shop", Pod: pod, State: state, Sentence: "is so"}
+	}
+	down := errors.New("the agent is down")
+	steps := []struct {
+		all  []audit.Status
+		part bool
+		err  error
+	}{
+		{all: nil},
+		{all: []audit.Status{status("a", audit.Captured), status("b", audit.Captured)}},
+		{all: []audit.Status{status("a", audit.Captured), status("b", audit.Captured)}},
+		{err: down},
+		{err: down},
+		{all: []audit.Status{status("b", audit.Drifted)}, part: true},
+		{all: []audit.Status{status("b", audit.Drifted), status("c\n", audit.Captured)}},
+	}
+	ctx, end := context.WithCancel(t.Context())
+	var out, errs bytes.Buffer
+	w := output.WatchPods(&out, &errs, time.Millisecond, false)
+	w.Request = func(context.Context) ([]audit.Status, bool, error) {
+		if len(steps) == 0 {
+			end()
+			return nil, false, context.Canceled
+		}
+		s := steps[0]
+		steps = steps[1:]
+		return s.all, !s.part, s.err
+	}
+	check.OK(t, w.Run(ctx))
+	check.Equal(t, out.String(), `POD     STATE     SINCE  CHECKED  BACKEND  WHY
+shop/a  captured  -      -        -        is so
+shop/b  captured  -      -        -        is so
+0 of 2 mesh pods are not redirected as wanted
+shop/b  drifted  -      -        -        is so
+shop/c\n  captured  -      -        -        is so
+shop/a    gone      -      -        -        has ended
+`)
+	check.Equal(t, errs.String(), "error: the agent is down; trying again\n")
+	w.Request = func(context.Context) ([]audit.Status, bool, error) { return nil, true, down }
+	check.Equal(t, w.Run(t.Context()), down, "a watch that cannot begin")
+}

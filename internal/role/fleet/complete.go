@@ -1,0 +1,123 @@
+package fleet
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/command"
+	"github.com/meshcni/istio-cni/internal/applet/completion"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+)
+
+const program = "kubectl-istio_cni"
+
+// completionHelp is the help of the command completion.
+//
+//nolint:gochecknoglobals // a constant
+var completionHelp = completion.Help("kubectl istio-cni", `
+Load it behind kubectl's own completion, which it calls for other commands. Alternatively kubectl's completion calls the program
+kubectl_complete-istio_cni: make it a link to this one.
+   ln -s kubectl-istio_cni "$(dirname "$(command -v kubectl-istio_cni)")/kubectl_complete-istio_cni"
+`)
+
+// completion prints the completion for a shell.
+func (f *fleet) completion(shell []string) int {
+	return applet.Completion(applet.Call{Args: shell, Stdout: f.Stdout, Stderr: f.Stderr}, program, true, completionHelp)
+}
+
+// candidates returns what can complete the last argument.
+func (f *fleet) candidates(ctx context.Context, args []string) (found []settings.Candidate) {
+	const patience = 3 * time.Second
+	if len(args) == 0 {
+		return nil
+	}
+	last := len(args) - 1
+	operands, _ := settings.Operands(f.every(), args[:last])
+	rows, name := slices.Concat(f.rows(), passed()), "help" // a command comes next
+	if len(operands) > 0 {
+		name = operands[0]
+	}
+	for _, c := range f.commands() {
+		if c.name == name {
+			rows = slices.DeleteFunc(f.all(c), func(s settings.Setting) bool { return s.Local })
+		}
+	}
+	c := settings.Complete(rows, args)
+	switch {
+	case c.Found != nil || !c.Open:
+		return c.Found
+	case c.Flag == "" && name == "help":
+		return f.beginning(c.Word)
+	case name == "completion":
+		return completion.Words(c.Word, completion.Shells()...)
+	}
+	_, given := settings.Operands(rows, args[:last])
+	in, _ := f.read(rows, given) // as far as it is right
+	namespace := ""
+	for _, s := range rows {
+		if texts := in.Texts(s); s.Name == "namespace" && texts != nil {
+			namespace = texts[len(texts)-1]
+		}
+	}
+	f.timeout = patience
+	for _, text := range f.existing(ctx, c.Flag, name, namespace, c.Word) {
+		if strings.HasPrefix(text, c.Word) {
+			found = append(found, settings.Candidate{Text: c.Lead + text})
+		}
+	}
+	return found
+}
+
+// beginning returns the commands that begin with a prefix.
+func (f *fleet) beginning(prefix string) (found []settings.Candidate) {
+	for _, c := range f.commands() {
+		if strings.HasPrefix(c.name, prefix) {
+			found = append(found, settings.Candidate{Text: c.name, Use: c.summary})
+		}
+	}
+	return found
+}
+
+// existing returns names of the cluster that a flag or, without a flag, an operand of a command can have.
+func (f *fleet) existing(ctx context.Context, flag, name, namespace, word string) []string {
+	of := []string{}
+	if namespace != "" {
+		of = []string{"-n", namespace}
+	}
+	switch flag {
+	case "namespace", "agent-namespace":
+		return f.namesOf(ctx, "", "get", "namespaces")
+	case "node":
+		return f.namesOf(ctx, "", "get", "nodes")
+	case "context":
+		return f.namesOf(ctx, "", "config", "get-contexts")
+	case "":
+	default:
+		return nil
+	}
+	before, _, isPath := strings.Cut(word, "/")
+	t, err := command.ParseTarget(before+"/x", namespace)
+	switch {
+	case !slices.Contains([]string{"pods", "why", "trace", "bundle", "dashboard"}, name):
+		return nil
+	case isPath && err == nil && t.Kind == command.Pod && t.Namespace != namespace:
+		return f.namesOf(ctx, before+"/", "get", "pods", "-n", before)
+	case isPath && err == nil:
+		return f.namesOf(ctx, before+"/", slices.Concat([]string{"get", t.Kind}, of)...)
+	}
+	return f.namesOf(ctx, "", slices.Concat([]string{"get", "pods"}, of)...)
+}
+
+// namesOf returns the names in kubectl's output, behind lead. Without an answer there are none.
+func (f *fleet) namesOf(ctx context.Context, lead string, args ...string) (names []string) {
+	const most = 1 << 20
+	text, _ := f.kubectl(ctx, most, append(args, "-o", "name")...)
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		names = append(names, lead+line[strings.LastIndex(line, "/")+1:])
+	}
+	return names
+}
