@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -60,7 +61,7 @@ func (c *config) rows() []settings.Setting {
 			Name: "since", Arg: "DURATION", Use: "only decisions of the last DURATION, such as 10m",
 			Value: settings.Duration(&c.since, time.Nanosecond, 0),
 		},
-		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&c.output),
 		{Name: "json", Default: "false", Use: "the same as -o json", Value: settings.Bool(&c.asJSON)},
 	}
 }
@@ -74,11 +75,11 @@ func Run(c applet.Call) int {
 	if cfg.asJSON {
 		cfg.output = output.JSON
 	}
-	some, err := query(cfg)
+	list, err := query(cfg, output.NewHead(c.Getenv))
 	if err == nil {
-		err = output.Print(c.Stdout, some, cfg.output, func() error { return cfg.show(c, some) })
+		err = output.Print(c.Stdout, list, cfg.output, func() error { return cfg.show(c, list.Items) })
 	}
-	if err == nil && len(some) == 0 && cfg.pod != "" {
+	if err == nil && len(list.Items) == 0 && cfg.pod != "" {
 		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.pod)
 	}
 	if err != nil {
@@ -88,7 +89,7 @@ func Run(c applet.Call) int {
 }
 
 // query returns the request's parameters for the flags.
-func query(cfg config) (some []agentapi.Report, err error) {
+func query(cfg config, head document.Head) (list document.DecisionList, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	var all []agentapi.Report
@@ -97,20 +98,21 @@ func query(cfg config) (some []agentapi.Report, err error) {
 		return err
 	})
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
-	some = []agentapi.Report{} // an array in JSON
+	list.Head = head
 	for _, r := range all {
 		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.pod) && (cfg.since == 0 || time.Since(r.Time) <= cfg.since) {
-			some = append(some, r)
+			list.Items = append(list.Items, r.Decision())
 		}
-		if cfg.limit > 0 && len(some) == cfg.limit {
+		if cfg.limit > 0 && len(list.Items) == cfg.limit {
 			break
 		}
 	}
-	return some, err
+	list.Omitted = len(all) - len(list.Items)
+	return list, err
 }
 
 // show prints decisions; their texts are printable and bounded.
-func (c *config) show(call applet.Call, some []agentapi.Report) error {
+func (c *config) show(call applet.Call, some []document.Decision) error {
 	switch {
 	case len(some) == 0 && c.pod == "":
 		_, err := fmt.Fprintln(call.Stderr, "the agent of this node holds no such decision")
@@ -118,11 +120,11 @@ func (c *config) show(call applet.Call, some []agentapi.Report) error {
 	case len(some) == 0:
 		return nil
 	}
-	rows := [][]string{{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "PROCESSES", "REQUESTS", "DETAIL", "ERROR"}}
+	rows := [][]string{{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "DETAIL", "ERROR"}}
 	for _, r := range some {
 		rows = append(rows, []string{
-			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(string(r.Source)),
-			cell(r.Backend), fmt.Sprintf("%.1f", 1000*r.Seconds[agentapi.PhaseTotal]), strconv.Itoa(r.Processes), strconv.Itoa(r.Requests),
+			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(r.Source),
+			cell(r.Backend), fmt.Sprintf("%.1f", 1000*r.DurationSeconds),
 			cell(r.Detail), cell(r.Error),
 		})
 	}

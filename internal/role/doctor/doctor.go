@@ -8,6 +8,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
@@ -73,7 +75,7 @@ const (
 // rows are the settings. The node agent's settings have its names, variables and defaults.
 func (c *config) rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
-		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&c.output),
 		{
 			Name: "for", FlagOnly: true, Arg: "MODE", Use: "ambient: check as well what ambient mode needs; the default if the agent serves it",
 			Value: settings.Choice(&c.purpose, "", forAmbient),
@@ -124,7 +126,9 @@ func Run(c applet.Call) int {
 		list = append(list, ambientChecks()...)
 	}
 	all := run(ctx, end, v, list)
-	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
+	report := document.DoctorReport{Head: output.NewHead(c.Getenv), Items: all}
+	report.Node = cmp.Or(cfg.node, report.Node)
+	if err := output.Print(c.Stdout, report, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
 		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {

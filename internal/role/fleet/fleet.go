@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -41,8 +42,8 @@ COMMANDS; "COMMAND --help" shows the flags of a node agent in the cluster:
    dashboard [POD]        forwards the page of an agent to localhost;
                           --port N is the port on localhost (9876)
    version                the version of this program
-   POD is NAMESPACE/NAME, or a name in -n NS or in the namespace of kubectl's context. pods, decisions and doctor print a table,
-   or with -o json or yaml an object or a list.
+   POD is NAMESPACE/NAME, or a name in -n NS or in the namespace of kubectl's context. bundle and dashboard excepted, the
+   output is a table or, with -o json or yaml, a document for scripts.
 
 FLAGS:
    --agent-namespace NAME   namespace of the node agents (default: the only namespace with DaemonSets of their label)
@@ -198,7 +199,7 @@ func (f *fleet) commands() map[string]command {
 		"trace":     {func(ctx context.Context, args []string) (int, error) { return f.onePod(ctx, "trace", args) }, usual, true},
 		"dashboard": {f.dashboard, usual, false},
 		"version": {func(_ context.Context, args []string) (int, error) {
-			return applet.PrintVersion(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr}), nil
+			return output.PrintVersion(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr, Getenv: f.Getenv}), nil
 		}, usual, false},
 	}
 }
@@ -242,7 +243,7 @@ func (f *fleet) run(ctx context.Context) (code int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		return f.pass(ctx, a, name, "--help")
+		return f.pass(ctx, a, output.Table, name, "--help")
 	}
 	return chosen.run(ctx, args)
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -22,7 +23,14 @@ func (f *fleet) onePod(ctx context.Context, command string, args []string) (int,
 	if err != nil {
 		return 0, err
 	}
-	return f.pass(ctx, a, slices.Concat([]string{command, key}, rest)...)
+	form, rest, err := takeOutput(rest)
+	if err != nil {
+		return 0, err
+	}
+	if form != output.Table {
+		rest = append(rest, "-o", string(form))
+	}
+	return f.pass(ctx, a, form, slices.Concat([]string{command, key}, rest)...)
 }
 
 // target finds the agent on the node of the pod that the arguments name, as NAMESPACE/NAME or as NAME with -n NAMESPACE. key is the pod

@@ -18,6 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
@@ -69,7 +70,7 @@ func (c *config) rows() []settings.Setting {
 		{Name: "namespace", Aliases: []string{"n"}, Arg: "NAME", Use: "only pods of this namespace", Value: settings.Text(&c.namespace, nil)},
 		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&c.all)},
 		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&c.check)},
-		output.Flag(&c.output, "table, json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&c.output),
 		agentapi.SocketSetting(&c.socket),
 	}
 }
@@ -83,8 +84,11 @@ func Run(c applet.Call) int {
 	all, err := ask(cfg)
 	if err == nil {
 		known := cfg.namespace == "" || slices.ContainsFunc(all, func(s audit.Status) bool { return s.Namespace == cfg.namespace })
+		head := output.NewHead(c.Getenv)
+		head.Omitted = len(all)
 		all = slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.selects(s) })
-		err = show(c, all, cfg, known)
+		head.Omitted -= len(all)
+		err = show(c, document.PodList{Head: head, Items: all}, cfg, known)
 	}
 	if err != nil {
 		return c.Fail(err)
@@ -128,15 +132,15 @@ func ask(c config) (all []audit.Status, err error) {
 }
 
 // show prints the pods, or that no pod is listed. It fails if the node has no pod of the namespace.
-func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
-	err := output.Print(c.Stdout, all, cfg.output, func() error {
+func show(c applet.Call, list document.PodList, cfg config, known bool) error {
+	err := output.Print(c.Stdout, list, cfg.output, func() error {
 		switch {
 		case !known:
 			return nil
-		case len(all) == 0:
+		case len(list.Items) == 0:
 			return cfg.none(c)
 		}
-		return output.Pods(c.Stdout, all, cfg.byState())
+		return output.Pods(c.Stdout, list.Items, cfg.byState())
 	})
 	if err == nil && !known {
 		err = fmt.Errorf("namespace %q has no pod with a network of its own on this node", cfg.namespace)

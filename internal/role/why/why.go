@@ -90,7 +90,7 @@ func (c *config) rows() []settings.Setting {
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a UDP packet; otherwise the first packet of a TCP connection", Value: settings.Bool(&c.udp)},
-		output.Flag(&c.output, "table (the page), json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&c.output),
 	}, c.Rows()...)
 }
 
@@ -118,6 +118,8 @@ func Run(c applet.Call) int {
 	searchPath, _ := c.Getenv("PATH")
 	e, err := cfg.explain(ctx, query, searchPath)
 	if err == nil {
+		head := output.NewHead(c.Getenv)
+		e.Node, e.Time = head.Node, head.Time
 		err = cfg.show(c, e)
 	}
 	if err != nil {

@@ -1,0 +1,42 @@
+package output
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/document"
+	"github.com/meshcni/istio-cni/internal/core/settings"
+)
+
+const versionHead = `NAME:
+   istio-cni version - the version of this program
+
+USAGE:
+   istio-cni version [flags]
+
+EXIT CODES:
+   %d  done
+   %d  the output cannot be written
+   %d  a bad value or flag
+
+`
+
+// PrintVersion is the role that prints the version.
+func PrintVersion(c applet.Call) int {
+	var form Form
+	if code, done := service.Settings(c, "version", []settings.Setting{Flag(&form)}, versionHead); done {
+		return code
+	}
+	v := document.Version{Version: applet.Version(), GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v.Revision, v.Modified = applet.Revision()
+	err := Print(c.Stdout, v, form, func() error {
+		_, err := fmt.Fprintln(c.Stdout, "istio-cni "+applet.Build())
+		return err
+	})
+	if err != nil {
+		return c.Fail(err)
+	}
+	return applet.ExitOK
+}
