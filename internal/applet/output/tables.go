@@ -101,8 +101,7 @@ func age(then time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// The results of the command doctor.
-type (
+type ( // of the documents
 	Check  = document.Check
 	Result = document.Result
 )

@@ -29,8 +29,7 @@ type Record struct {
 	Error string `json:"error,omitempty"`
 }
 
-// The parts of an event.
-type (
+type ( // of the documents
 	Begin  = document.TraceBegin
 	Packet = document.TracePacket
 	Count  = document.TraceCount

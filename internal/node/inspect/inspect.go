@@ -24,8 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
 
-// The parts of an answer about a namespace.
-type (
+type ( // of the documents
 	Explanation = document.Explanation
 	Injection   = document.Injection
 	Decision    = document.CurrentDecision

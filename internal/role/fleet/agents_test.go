@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
-	"github.com/meshcni/istio-cni/internal/core/document/documenttest"
 	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // podOf returns a pod of node n1 with the agents' label.
