@@ -102,7 +102,7 @@ func format(kind string, doc any, form Form) ([]byte, error) {
 		return nil, err
 	case form == YAML:
 		text, err = yaml.JSONToYAML(text)
-		return fmt.Appendf(nil, "apiVersion: %s\nkind: %s\n%s", document.APIVersion, kind, text), err
+		return fmt.Appendf(nil, "apiVersion: %s\nkind: %s\n%s", document.APIVersion, kind, bytes.TrimSuffix(text, []byte("\n"))), err
 	}
 	return fmt.Appendf(nil, "{\n  \"apiVersion\": %q,\n  \"kind\": %q,%s", document.APIVersion, kind, text[1:]), nil
 }
@@ -115,7 +115,7 @@ func List[T any](w io.Writer, form Form, list any, head document.Head, rows []T)
 	if err != nil {
 		return err
 	}
-	field, indent, end := "items:", "", "\n"
+	field, indent, end := "\nitems:", "", "\n"
 	if form == JSON {
 		text, field = bytes.TrimSuffix(text, []byte("\n}")), ",\n  \"items\":"
 		indent, end = "  ", "\n}\n"

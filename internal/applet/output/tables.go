@@ -101,8 +101,10 @@ func age(then time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-type ( // of the documents
-	Check  = document.Check
+type (
+	// Check is a check of the doctor.
+	Check = document.Check
+	// Result is the outcome of a check.
 	Result = document.Result
 )
 

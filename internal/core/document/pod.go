@@ -14,13 +14,13 @@ type Explanation struct {
 	audit.Status
 
 	// Time is the time of the answer.
-	Time time.Time `json:"time,omitzero"`
+	Time time.Time `json:"time"`
 	// Injected says whether the injector has marked the pod.
 	Injected bool `json:"injected"`
 	// Injection is what the injector has added.
 	Injection Injection `json:"injection"`
-	// Decision is the plugin's decision about the pod in its current state.
-	Decision CurrentDecision `json:"decision"`
+	// Decision is the plugin's decision about the pod in its current state. It is absent with --pid and --netns.
+	Decision CurrentDecision `json:"decision,omitzero"`
 	// Added is the decision that the plugin reported when the pod was created. It is absent without a report.
 	Added *Decision `json:"added,omitempty"`
 	// Modes is what would put the pod into a mode of the mesh that it is not in. It is absent if no label does.
@@ -48,7 +48,7 @@ type Injection struct {
 type CurrentDecision struct {
 	// Captured says whether the pod's traffic is redirected, to its sidecar or, with the reason ambient, to the node's ztunnel.
 	Captured bool `json:"captured"`
-	// Reason is one of the reasons of decisions in docs/errors.md. It is "" with --pid and --netns.
+	// Reason is one of the reasons of decisions in docs/errors.md.
 	Reason string `json:"reason"`
 	// Sentence explains the reason.
 	Sentence string `json:"sentence"`

@@ -29,11 +29,15 @@ type Record struct {
 	Error string `json:"error,omitempty"`
 }
 
-type ( // of the documents
-	Begin  = document.TraceBegin
+type (
+	// Begin is the beginning of a trace.
+	Begin = document.TraceBegin
+	// Packet is a traced packet.
 	Packet = document.TracePacket
-	Count  = document.TraceCount
-	End    = document.TraceEnd
+	// Count is a counted rule.
+	Count = document.TraceCount
+	// End is the result of a trace.
+	End = document.TraceEnd
 )
 
 // MaxPackets bounds a trace.

@@ -24,17 +24,27 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
 
-type ( // of the documents
+type (
+	// Explanation is a pod or network namespace in detail.
 	Explanation = document.Explanation
-	Injection   = document.Injection
-	Decision    = document.CurrentDecision
-	Modes       = document.Modes
-	Detail      = document.Detail
-	Listener    = document.Listener
-	Ports       = document.Ports
-	Answer      = document.Answer
-	Wanted      = document.Wanted
-	Hop         = document.Hop
+	// Injection is what the injector added.
+	Injection = document.Injection
+	// Decision is what the plugin would decide now.
+	Decision = document.CurrentDecision
+	// Modes is what puts a pod into a mode of the mesh.
+	Modes = document.Modes
+	// Detail is the redirection of a namespace.
+	Detail = document.Detail
+	// Listener is a listening socket.
+	Listener = document.Listener
+	// Ports is the ports of the proxy.
+	Ports = document.Ports
+	// Answer is the way of a requested packet.
+	Answer = document.Answer
+	// Wanted is whether the mesh wants the way.
+	Wanted = document.Wanted
+	// Hop is a rule that a packet meets.
+	Hop = document.Hop
 )
 
 // Read describes a namespace. want may be nil if it is not known.
