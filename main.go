@@ -12,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/terminal"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -66,7 +67,7 @@ func program() applet.Program {
 			{Name: "doctor", Summary: "checks what redirection on this node depends on, with a remedy for each fault", Rows: new(command.Doctor).Rows, Run: doctor.Run},
 			{Name: "decisions", Summary: "shows the last decisions of the plugin on this node, with their reasons", Rows: new(command.Decisions).Rows, Run: decisions.Run},
 			{Name: "bundle", Summary: "collects what a bug report needs", Rows: new(command.Bundle).Rows, Run: bundle.Run, Protocol: true},
-			{Name: "version", Summary: "prints the version", Run: applet.PrintVersion},
+			{Name: "version", Summary: "prints the version", Rows: output.VersionRows, Run: output.PrintVersion},
 		},
 	}
 }

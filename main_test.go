@@ -11,6 +11,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/role/fleet"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // Every name that the program answers to is the program itself, as on a node.
@@ -26,9 +27,14 @@ func TestScripts(t *testing.T) {
 		t.Fatal("these tests work on network namespaces and need root")
 	}
 	testscript.Run(t, testscript.Params{
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": status},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": status, "document": isDocument},
 		Dir:  "internal/applet/testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
 	})
+}
+
+// isDocument is the script command "document KIND FILE": the file has documents of that kind, as their schema wants.
+func isDocument(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(documenttest.Err(args[0], ts.ReadFile(args[1])))
 }
 
 // status is the script command "status CODE PROGRAM ARGS…": the program must end with that exit code.

@@ -245,10 +245,10 @@ func (s *scenario) untilAudited() {
 		if r.Code != 0 && r.Code != 3 { // the audit may not have begun
 			return false
 		}
-		var all struct{ Pods []struct{ Pod, State string } }
+		var all struct{ Items []struct{ Pod, State string } }
 		s.Must(json.Unmarshal([]byte(r.Stdout), &all))
 		var have []string
-		for _, p := range all.Pods {
+		for _, p := range all.Items {
 			have = append(have, p.Pod+" "+p.State)
 		}
 		slices.Sort(have)

@@ -191,8 +191,10 @@ func (s *scenario) bundles() {
 		s.Errorf("the bundle of a pod has %q, %v", names, err)
 	}
 	doctor := s.plugin("doctor", "-o", "json")
-	var checks []struct{ Node, Name, Result, Text string }
-	if err := json.Unmarshal([]byte(doctor.Stdout), &checks); err != nil || len(checks) < 5 || checks[0].Node != cluster.NodeName || checks[0].Result == "" || doctor.Code > 1 {
+	var checks struct {
+		Items []struct{ Node, Name, Result, Text string }
+	}
+	if err := json.Unmarshal([]byte(doctor.Stdout), &checks); err != nil || len(checks.Items) < 5 || checks.Items[0].Node != cluster.NodeName || checks.Items[0].Result == "" || doctor.Code > 1 {
 		s.Errorf("%v: %s", err, doctor)
 	}
 	s.Logf("kubectl istio-cni doctor\n%s", s.plugin("doctor").Stdout)
@@ -207,7 +209,7 @@ func (s *scenario) badInput() {
 	s.want(1, "", "node n7: no answer: it has no node agent", "pods", "--node=n7")
 	s.want(1, "", "no node agent was found", "pods", "--agent-selector=a=b")
 	s.want(1, "", `namespace "nowhere" has no pod with a network of its own on the nodes that answered`, "pods", "-n", "nowhere")
-	s.want(1, "[]", `no such decision about a pod with "nobody"`, "decisions", "--pod=nobody", "--json")
+	s.want(1, `"items": []`, `no such decision about a pod with "nobody"`, "decisions", "--pod=nobody", "--json")
 	s.want(1, "", `context was not found for specified context: nowhere`, "pods", "--context=nowhere")
 	s.want(1, "", "container", "pods", "--agent-container=other")
 }

@@ -55,15 +55,16 @@ func (s *scenario) pods(flags ...string) map[string]status {
 		s.Fatal(r)
 	}
 	var all struct {
+		Kind  string
 		Nodes []struct{ Name, Agent, Error string }
-		Pods  []status
+		Items []status
 	}
 	s.Must(json.Unmarshal([]byte(r.Stdout), &all))
-	if len(all.Nodes) != 1 || all.Nodes[0].Name != cluster.NodeName || !strings.HasPrefix(all.Nodes[0].Agent, lab.Mesh+"/") || all.Nodes[0].Error != "" {
-		s.Errorf("nodes %+v", all.Nodes)
+	if all.Kind != "PodList" || len(all.Nodes) != 1 || all.Nodes[0].Name != cluster.NodeName || !strings.HasPrefix(all.Nodes[0].Agent, lab.Mesh+"/") || all.Nodes[0].Error != "" {
+		s.Errorf("%s of nodes %+v", all.Kind, all.Nodes)
 	}
 	pods := map[string]status{}
-	for _, p := range all.Pods {
+	for _, p := range all.Items {
 		pods[p.Pod] = p
 	}
 	return pods

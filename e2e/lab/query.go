@@ -222,7 +222,6 @@ func (l *Lab) Flows(names ...string) {
 type Decision struct {
 	Namespace, Pod, Reason, Source string
 	Captured                       bool
-	Requests                       int
 }
 
 // Decision returns the agent's decision about a pod, or the zero value if it has none.
@@ -239,7 +238,7 @@ func (l *Lab) Decision(pod string) Decision {
 func (l *Lab) Decisions(pod string) []Decision { l.Helper(); return l.DecisionsOf(l.Agent(), pod) }
 
 // DecisionsOf is Decisions of the agent in a pod.
-func (l *Lab) DecisionsOf(from *core.Pod, pod string) (all []Decision) {
+func (l *Lab) DecisionsOf(from *core.Pod, pod string) []Decision {
 	l.Helper()
 	text := ""
 	for try := 0; text == "" && try < tries; try++ {
@@ -250,8 +249,9 @@ func (l *Lab) DecisionsOf(from *core.Pod, pod string) (all []Decision) {
 			l.Fatalf("%v: %s", err, text)
 		}
 	}
-	l.Must(json.Unmarshal([]byte(text), &all))
-	return slices.DeleteFunc(all, func(d Decision) bool { return !strings.Contains(d.Namespace+"/"+d.Pod, App+pod) })
+	var list struct{ Items []Decision }
+	l.Must(json.Unmarshal([]byte(text), &list))
+	return slices.DeleteFunc(list.Items, func(d Decision) bool { return !strings.Contains(d.Namespace+"/"+d.Pod, App+pod) })
 }
 
 // Output returns the log of a container, or of its previous instance, "" if there is none.

@@ -83,10 +83,10 @@ func (s *scenario) untilState(state string, names ...string) {
 		if r.Code != 0 && r.Code != 3 { // the audit may not have begun
 			return false
 		}
-		var all struct{ Pods []struct{ Pod, State string } }
+		var all struct{ Items []struct{ Pod, State string } }
 		s.Must(json.Unmarshal([]byte(r.Stdout), &all))
 		found := 0
-		for _, p := range all.Pods {
+		for _, p := range all.Items {
 			if slices.Contains(names, p.Pod) && p.State == state {
 				found++
 			}
@@ -126,9 +126,11 @@ func (s *scenario) checkAnswers() {
 	}
 	r := s.Kubectl("istio-cni", "doctor", "-o", "json")
 	s.Step("doctor\n%s", r)
-	var checks []struct{ Name, Result string }
+	var checks struct {
+		Items []struct{ Name, Result string }
+	}
 	s.Must(json.Unmarshal([]byte(r.Stdout), &checks))
-	for _, c := range checks {
+	for _, c := range checks.Items {
 		if c.Name != "directories" && c.Result != "ok" { // the runtime of these tests has its configuration elsewhere
 			s.Errorf("doctor: %+v", c)
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/role/bundle"
 	"github.com/meshcni/istio-cni/internal/role/decisions"
 	"github.com/meshcni/istio-cni/internal/role/doctor"
@@ -45,6 +46,7 @@ var commands = []command{ //nolint:gochecknoglobals // a constant table
 	{"bundle", bundle.Run},
 	{"selftest", selftester.Run},
 	{"repair", repairer.Run},
+	{"version", output.PrintVersion},
 }
 
 // others is the table of their flags.

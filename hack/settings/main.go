@@ -9,7 +9,9 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"regexp"
 	"slices"
@@ -36,10 +38,11 @@ func parts() []part {
 		reference("istio-cni iptables --help", flags(redirector.Run)),
 		reference("istio-cni taint --help", flags(tainter.Run)),
 		reference("the --help of other commands", others),
+		reference("internal/core/document", documents),
 		reference("values.yaml", values),
 		reference("the agent's metrics", agentMetrics),
 		reference("the taint controller's metrics", taintMetrics),
-	}, codes()...)
+	}, slices.Concat(codes(), schemas())...)
 }
 
 // reference is the table of docs/reference.md that follows from a source.
@@ -62,7 +65,7 @@ func main() {
 func run(check bool) error {
 	for _, p := range parts() {
 		before, err := os.ReadFile(p.file)
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		text, err := p.text()

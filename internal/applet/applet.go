@@ -245,30 +245,26 @@ func Version() string {
 	return "(devel)"
 }
 
-// Build returns one line: version, revision, toolchain, platform. A build outside version control has no revision.
-func Build() string {
+// Revision returns the commit, and whether the build had further changes. A build outside version control has no revision.
+func Revision() (revision string, modified bool) {
 	settings := map[string]string{}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
 			settings[s.Key] = s.Value
 		}
 	}
+	return settings["vcs.revision"], settings["vcs.modified"] == "true"
+}
+
+// Build returns one line: version, revision, toolchain, platform.
+func Build() string {
 	text := "version " + Version()
-	if revision := settings["vcs.revision"]; revision != "" {
+	revision, modified := Revision()
+	if revision != "" {
 		text += ", revision " + revision
 	}
-	if settings["vcs.modified"] == "true" {
+	if modified {
 		text += " (modified)"
 	}
 	return fmt.Sprintf("%s, %s %s/%s", text, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-}
-
-// PrintVersion is the role that prints the version.
-func PrintVersion(c Call) int {
-	if len(c.Args) > 0 && c.Args[0] != "--help" && c.Args[0] != "-h" {
-		_, _ = fmt.Fprintf(c.Stderr, "version takes no arguments, got %q\n", c.Args)
-		return ExitUsage
-	}
-	_, _ = fmt.Fprintln(c.Stdout, "istio-cni "+Build())
-	return ExitOK
 }

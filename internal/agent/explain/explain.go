@@ -175,6 +175,7 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 		return e, t.Err
 	}
 	l := look{t}
+	e.Time = x.Env.Clock.Now()
 	l.inject(&e)
 	e.Decision = inspect.Decision{
 		Captured: l.Decision.Wanted() != nil, Reason: string(l.Decision.Reason), Sentence: l.Decision.Reason.Sentence(),
@@ -186,7 +187,8 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 	}
 	if x.Env.Reported != nil {
 		if report, found := x.Env.Reported(l.Pod.Is); found {
-			e.Added = &report
+			added := report.Decision()
+			e.Added = &added
 		}
 	}
 	if e.InspectionError = l.withoutNamespace(); e.InspectionError == "" {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/follow"
@@ -73,6 +74,8 @@ type stream struct {
 	begun   bool
 }
 
+func (s *stream) event(e document.TraceEvent) error { return s.send(follow.Record{TraceEvent: e}) }
+
 func (s *stream) send(r follow.Record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -129,7 +132,7 @@ func (x *Explainer) trace(ctx context.Context, k types.NamespacedName, o follow.
 		if space, _, err = space.AuditAny(ctx, want); err != nil {
 			return err
 		}
-		return follow.Run(ctx, space, want, o, out.send)
+		return follow.Run(ctx, space, want, o, out.event)
 	})
 }
 

@@ -58,9 +58,9 @@ func TestExplain(t *testing.T) {
 	switch {
 	case e.State != audit.Captured || !e.Injected || e.Injection != (inspect.Injection{Proxy: "container", Setup: sidecar.ValidationContainer}):
 		t.Error(text)
-	case e.Added == nil || e.Added.Source != agentapi.SourceAgent || !e.Decision.Captured || len(e.Chains) == 0:
+	case e.Added == nil || e.Added.Source != string(agentapi.SourceAgent) || !e.Decision.Captured || len(e.Chains) == 0:
 		t.Error(text)
-	case e.Answer == nil || !strings.HasPrefix(e.Answer.Sentence, "is redirected to port 15001") || e.Answer.Wanted != inspect.Past || !e.Answer.Deaf:
+	case e.Answer == nil || !strings.HasPrefix(e.Answer.Sentence, "is redirected to port 15001") || e.Answer.Wanted != inspect.Past || !e.Answer.NoListener:
 		t.Errorf("%+v", e.Answer)
 	}
 	netnstest.Run(t, l.path, "iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "--dport", "80", "-j", "RETURN")

@@ -119,7 +119,7 @@ func (l *traceFixture) redirects(why string) {
 	for r := range records {
 		if p := r.Packet; p != nil {
 			packets++
-			if p.Wanted != inspect.Past || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: "+why) || !p.Deaf || len(p.Hops) < 3 || p.Hops[0].Why == "" {
+			if p.Wanted != inspect.Past || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: "+why) || !p.NoListener || len(p.Hops) < 3 || p.Hops[0].Why == "" {
 				l.Errorf("got %+v", p)
 			}
 		}

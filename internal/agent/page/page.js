@@ -253,7 +253,7 @@ function light(p, picture) {
     const proxies = picture.lanes.flatMap(l => l.boxes.filter(b => b.kind === 'proxy'));
     const to = proxies.find(b => b.port === port) ?? lane.boxes.find(b => b.kind === 'proxy');
     to.lit = true;
-    to.bad ||= Boolean(a.deaf);
+    to.bad ||= Boolean(a.noListener);
     lane.redirects = lane.boxes.includes(to);
     if (port && port !== to.port) to.note = `at port ${port}`;
   } else if (lane.passes) {

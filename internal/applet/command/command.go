@@ -69,7 +69,7 @@ func (p *Pods) Rows() []settings.Setting {
 		{Name: "all", Aliases: []string{"a"}, Default: "false", Use: "also pods that the plugin leaves alone", Value: settings.Bool(&p.All)},
 		{Name: "check", Default: "false", Use: "inspect every pod now", Value: settings.Bool(&p.Check)},
 		{Name: "watch", Aliases: []string{"w"}, Default: "false", Use: "then print each pod that changes, until Ctrl-C", Value: settings.Bool(&p.Watch)},
-		output.Flag(&p.Output, "table, json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&p.Output),
 		socket(&p.Socket),
 	})
 }
@@ -156,7 +156,7 @@ func (d *Decisions) Rows() []settings.Setting {
 			Value: settings.Duration(&d.Since, time.Nanosecond, 0),
 		},
 		{Name: "watch", Aliases: []string{"w"}, Default: "false", Use: "then print each new decision, until Ctrl-C", Value: settings.Bool(&d.Watch)},
-		output.Flag(&d.Output, "table, json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&d.Output),
 		{Name: "json", Default: "false", Use: "the same as -o json", Value: settings.Bool(&d.AsJSON)},
 	})
 }
@@ -197,7 +197,7 @@ func (w *Why) Rows() []settings.Setting {
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&w.From, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&w.Port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a UDP packet; otherwise the first packet of a TCP connection", Value: settings.Bool(&w.UDP)},
-		output.Flag(&w.Output, "table (the page), json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&w.Output),
 	}, w.Subject.Rows()...)
 }
 
@@ -224,7 +224,7 @@ func (t *Trace) Rows() []settings.Setting {
 		{Name: "from", Arg: "ADDRESS", Use: "only packets from this address or network", Value: settings.Text(&t.From, nil)},
 		{Name: "port", Arg: "N", Use: "only packets to this port", Value: settings.Text(&t.Port, nil)},
 		{Name: "for", Arg: "DURATION", Default: "30s", Use: "how long", Value: settings.Text(&t.For, nil)},
-		output.Flag(&t.Output, "table, or json: an object in each line", output.Table, output.JSON),
+		output.Flag(&t.Output),
 	}, t.Subject.Rows()...)
 }
 
@@ -248,7 +248,7 @@ type Doctor struct {
 // Rows are the flags. The node agent's settings have its names, variables and defaults.
 func (d *Doctor) Rows() []settings.Setting {
 	return settings.Named("", []settings.Setting{
-		output.Flag(&d.Output, "table, json or yaml", output.Table, output.JSON, output.YAML),
+		output.Flag(&d.Output),
 		{
 			Name: "for", FlagOnly: true, Arg: "MODE", Use: "ambient: check as well what ambient mode needs; the default if the agent serves it",
 			Value: settings.Choice(&d.For, "", ForAmbient),

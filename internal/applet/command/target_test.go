@@ -27,8 +27,17 @@ func TestParseTarget_Forms(t *testing.T) {
 		{"jobs/pod/x", "", command.Target{Kind: pod, Namespace: "jobs", Name: "x"}},
 		{"x", "jobs", command.Target{Kind: pod, Namespace: "jobs", Name: "x"}},
 		{"deploy", "", command.Target{Kind: pod, Name: "deploy"}},
-		{text: ""}, {text: "/"}, {text: "/x"}, {text: "x/"}, {text: "a//b"}, {text: "a/b/c"}, {text: "a/b/pod/c"}, {text: "a?b"}, {text: "a#b/c"},
-		{text: "shop/web-0", namespace: "other"}, {text: "svc/web", namespace: "shop"},
+		{text: ""},
+		{text: "/"},
+		{text: "/x"},
+		{text: "x/"},
+		{text: "a//b"},
+		{text: "a/b/c"},
+		{text: "a/b/pod/c"},
+		{text: "a?b"},
+		{text: "a#b/c"},
+		{text: "shop/web-0", namespace: "other"},
+		{text: "svc/web", namespace: "shop"},
 	} {
 		got, err := command.ParseTarget(tt.text, tt.namespace)
 		if refused := tt.want.Name == ""; refused != (err != nil) || !refused && got != tt.want {

@@ -1,19 +1,24 @@
 // Package output prints a result in the form that a command's flag -o names.
 //
-// It promises that no control character of a value reaches the output, that JSON and YAML have the same fields, and that a table cell
-// cannot imitate another cell.
+// It promises that no control character of a value reaches the output, that JSON and YAML have the same fields, apiVersion and kind
+// first, and that a table cell cannot imitate another cell.
 //
-// Start at Print; tables.go has the tables.
+// Start at Print; tables.go has the tables, and package core/document the documents.
 package output
 
 import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
+	"os"
+	"reflect"
+	"time"
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
@@ -28,74 +33,118 @@ const (
 	YAML  Form = "yaml"
 )
 
+// Forms are all forms.
+func Forms() []Form { return []Form{Table, JSON, YAML} }
+
 // Flag is the flag -o of a command.
-func Flag(into *Form, use string, forms ...Form) settings.Setting {
+func Flag(into *Form) settings.Setting {
 	return settings.Setting{
-		Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(Table), Use: use,
-		Value: settings.Choice(into, forms...),
+		Name: "output", Aliases: []string{"o"}, FlagOnly: true, Arg: "FORM", Default: string(Table), Use: "table, json or yaml",
+		Value: settings.Choice(into, Forms()...),
 	}
 }
 
-// Print writes value as JSON or YAML. In the other forms it calls table.
-func Print(w io.Writer, value any, form Form, table func() error) error {
+// NewHead is the head of a list that this node answers now.
+func NewHead(getenv func(string) (string, bool)) document.Head {
+	return document.Head{Node: Node(getenv), Time: time.Now()} //nolint:forbidigo // the only clock of the documents
+}
+
+// Node is the name of this node: the agent's variable, or the host's name.
+func Node(getenv func(string) (string, bool)) string {
+	for _, variable := range []string{"NODE_NAME", "KUBERNETES_NODE_NAME"} {
+		if name, _ := getenv(variable); name != "" {
+			return name
+		}
+	}
+	host, _ := os.Hostname() // "" is an unknown node
+	return host
+}
+
+// Print writes a document as JSON or YAML. In the other forms it calls table.
+func Print(w io.Writer, doc any, form Form, table func() error) error {
 	if form != JSON && form != YAML {
 		return table()
 	}
-	text, err := format(value, form, "")
+	text, err := format(kindOf(doc), doc, form)
 	if err == nil {
 		_, err = w.Write(append(printable.Lines(text), '\n'))
 	}
 	return err
 }
 
-// format returns a value as JSON or YAML. Each JSON line but the first begins with indent.
-func format(value any, form Form, indent string) ([]byte, error) {
-	text, err := json.MarshalIndent(value, indent, "  ")
-	if err == nil && form == YAML {
-		text, err = yaml.JSONToYAML(text)
+// Event writes a document of a stream: as JSON in one line, as YAML behind a line "---".
+func Event(w io.Writer, doc any, form Form) error {
+	text, err := format(kindOf(doc), doc, form)
+	switch {
+	case err != nil:
+		return err
+	case form == YAML:
+		text = append([]byte("---\n"), text...)
+	default:
+		var line bytes.Buffer
+		if err = json.Compact(&line, text); err != nil {
+			return err
+		}
+		text = line.Bytes()
 	}
-	return text, err
+	_, err = w.Write(append(printable.Lines(text), '\n'))
+	return err
 }
 
-// List writes rows as JSON or YAML. Without a name the result is a list, else an object with the fields of head and the list last.
-// List formats one row at a time because escaping can make a row of untrusted text much larger.
-func List[T any](w io.Writer, form Form, head any, name string, rows []T) error {
-	out := bufio.NewWriter(w) // Flush returns its first error
-	indent, blank, end := "", "", "\n"
-	if name != "" {
-		text, err := format(head, form, "")
-		if err != nil {
-			return err
-		}
-		blank = " "
-		field := name + ":"
-		if form == JSON {
-			text, field = bytes.TrimSuffix(text, []byte("\n}")), ",\n  \""+name+"\":"
-			indent, end = "  ", "\n}\n"
-		}
-		_, _ = out.Write(append(printable.Lines(text), field...))
+// kindOf is the kind of a document: the name of its type.
+func kindOf(doc any) string { return reflect.TypeOf(doc).Name() }
+
+// format returns a document as JSON or YAML, with apiVersion and kind first.
+func format(kind string, doc any, form Form) ([]byte, error) {
+	text, err := json.MarshalIndent(doc, "", "  ")
+	switch {
+	case err != nil:
+		return nil, err
+	case form == YAML:
+		text, err = yaml.JSONToYAML(text)
+		return fmt.Appendf(nil, "apiVersion: %s\nkind: %s\n%s", document.APIVersion, kind, bytes.TrimSuffix(text, []byte("\n"))), err
 	}
+	return fmt.Appendf(nil, "{\n  \"apiVersion\": %q,\n  \"kind\": %q,%s", document.APIVersion, kind, text[1:]), nil
+}
+
+// List writes a document of the list's kind with a head, and rows as its items. It formats one row at a time because escaping can make a row of untrusted
+// text much larger.
+func List[T any](w io.Writer, form Form, list any, head document.Head, rows []T) error {
+	out := bufio.NewWriter(w) // Flush returns its first error
+	text, err := format(kindOf(list), head, form)
+	if err != nil {
+		return err
+	}
+	field, indent, end := "\nitems:", "", "\n"
+	if form == JSON {
+		text, field = bytes.TrimSuffix(text, []byte("\n}")), ",\n  \"items\":"
+		indent, end = "  ", "\n}\n"
+	}
+	_, _ = out.Write(append(printable.Lines(text), field...))
 	for i, row := range rows {
-		text, err := format([]T{row}, form, indent)
-		if err != nil {
-			return err
-		}
+		text, err := json.MarshalIndent([]T{row}, indent, "  ")
 		separator := "\n"
 		switch {
-		case form == JSON:
-			text = text[1 : len(text)-len("\n]")-len(indent)]
-			separator = ","
-			if i == 0 {
-				separator = blank + "["
+		case err == nil && form == YAML:
+			if text, err = yaml.JSONToYAML(text); i > 0 {
+				separator = ""
 			}
-		case i > 0 || name == "":
-			separator = ""
+		case i == 0:
+			separator = " ["
+		default:
+			separator = ","
+		}
+		if err != nil {
+			return err
+		}
+		if form == JSON {
+			text = text[1 : len(text)-len("\n]")-len(indent)]
 		}
 		_, _ = out.Write(append([]byte(separator), printable.Lines(text)...))
 	}
 	switch {
 	case len(rows) == 0:
-		_, _ = out.WriteString(blank + "[]" + end)
+		_, _ = out.WriteString(" []" + end)
 	case form == JSON:
 		_, _ = out.WriteString("\n" + indent + "]" + end)
 	}

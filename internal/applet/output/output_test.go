@@ -8,34 +8,48 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
+// TestList_Forms: a list in parts is the document that Print writes.
 func TestList_Forms(t *testing.T) {
 	t.Parallel()
-	type row struct {
-		A string `json:"a"`
-		B []int  `json:"b"`
-	}
-	rows := []row{{"x\x1b", []int{1}}, {A: "y"}}
-	head := map[string][]string{"nodes": {"n1"}}
+	checks := []output.Check{{Name: "x\x1b", Result: output.OK}, {Name: "y", Result: output.Warn, Remedy: "z\n- name: q"}}
+	head := document.Head{Time: time.Now(), Omitted: 2, Nodes: []document.Node{{Name: "n1"}}}
 	for _, form := range []output.Form{output.JSON, output.YAML} {
-		for _, rows := range [][]row{rows, rows[:1], {}} {
-			var list, object, want bytes.Buffer
-			for _, err := range []error{
-				output.List(&list, form, nil, "", rows), output.List(&object, form, head, "pods", rows), output.Print(&want, rows, form, nil),
-			} {
-				check.OK(t, err)
-			}
-			check.Equal(t, strings.TrimSpace(list.String()), strings.TrimSpace(want.String()), "a list in", form, "want", &want)
-			want.Reset()
-			// Both have the fields in alphabetical order.
-			check.OK(t, output.Print(&want, map[string]any{"nodes": head["nodes"], "pods": rows}, form, nil))
-			check.Equal(t, strings.TrimSpace(object.String()), strings.TrimSpace(want.String()), "an object in", form, "want", &want)
+		for _, items := range [][]output.Check{checks, checks[:1], {}, nil} {
+			var list, whole bytes.Buffer
+			check.OK(t, output.List(&list, form, document.DoctorReport{}, head, items))
+			check.OK(t, output.Print(&whole, document.DoctorReport{Head: head, Items: items}, form, nil))
+			documenttest.Valid(t, "DoctorReport", list.String())
+			documenttest.Valid(t, "DoctorReport", whole.String())
+			var got, want any
+			check.OK(t, yaml.Unmarshal(list.Bytes(), &got))
+			check.OK(t, yaml.Unmarshal(whole.Bytes(), &want))
+			check.Diff(t, fmt.Sprint(form, " with ", len(items)), want, got)
 		}
 	}
+}
+
+// TestEvent_Stream: each event is a line of JSON, or a document of YAML.
+func TestEvent_Stream(t *testing.T) {
+	t.Parallel()
+	var line, stream bytes.Buffer
+	for range 2 {
+		e := document.TraceEvent{End: &document.TraceEnd{Reason: "a\n---\n\x1b"}}
+		check.OK(t, output.Event(&line, e, output.JSON))
+		check.OK(t, output.Event(&stream, e, output.YAML))
+	}
+	documenttest.Valid(t, "TraceEvent", line.String())
+	documenttest.Valid(t, "TraceEvent", stream.String())
+	check.Equal(t, strings.Count(line.String(), "\n"), 2, line.String())
+	check.Equal(t, strings.Count("\n"+stream.String(), "\n---\n"), 2, stream.String())
 }
 
 // probe is a row that records how much was written before it was formatted.
@@ -54,7 +68,7 @@ func TestList_RowByRow(t *testing.T) {
 	for _, form := range []output.Form{output.JSON, output.YAML} {
 		var out bytes.Buffer
 		var seen []int
-		check.OK(t, output.List(&out, form, nil, "", []probe{{&out, &seen}, {&out, &seen}, {&out, &seen}}))
+		check.OK(t, output.List(&out, form, document.PodList{}, document.Head{}, []probe{{&out, &seen}, {&out, &seen}, {&out, &seen}}))
 		if len(seen) != 3 || seen[1] < 60<<10 || seen[2] < 120<<10 {
 			t.Errorf("%s: %d bytes were written before each row", form, seen)
 		}

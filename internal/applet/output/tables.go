@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -100,23 +101,19 @@ func age(then time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// Result is the outcome of a check.
-type Result string
-
-// The results.
-const (
-	OK   Result = "ok"
-	Warn Result = "warn"
-	Fail Result = "fail"
+type (
+	// Check is a check of the doctor.
+	Check = document.Check
+	// Result is the outcome of a check.
+	Result = document.Result
 )
 
-// Check is what the command doctor says about one subject.
-type Check struct {
-	Name   string `json:"name"`
-	Result Result `json:"result"`
-	Text   string `json:"text"`
-	Remedy string `json:"remedy,omitempty"`
-}
+// The values of Result.
+const (
+	OK   = document.OK
+	Warn = document.Warn
+	Fail = document.Fail
+)
 
 // Checks prints a line for each check, whose texts are printable, below it the remedy of what is not in order, and a last line that
 // counts the results.

@@ -177,7 +177,9 @@ type Observation struct {
 
 // Problem is one fault of a pod's redirection.
 type Problem struct {
-	State  State  `json:"state"`
+	// State is the state that the fault causes.
+	State State `json:"state"`
+	// Detail describes the fault.
 	Detail string `json:"detail"`
 }
 

@@ -15,9 +15,10 @@ import (
 
 // Exception is a setting of the pod by which traffic bypasses the proxy.
 type Exception struct {
-	// Setting is the name of the setting, such as an annotation, Value its text.
+	// Setting is the name of the setting, such as an annotation.
 	Setting string `json:"setting"`
-	Value   string `json:"value"`
+	// Value is its text.
+	Value string `json:"value"`
 	// Traffic is the traffic that is not redirected.
 	Traffic string `json:"traffic"`
 }

@@ -13,22 +13,30 @@ const Outside State = "outside"
 
 // Status is the node agent's result about a pod's redirection.
 type Status struct {
-	// Node is set by commands for several nodes.
-	Node      string `json:"node,omitempty"`
+	// Node is the pod's node. In a list only kubectl istio-cni sets it.
+	Node string `json:"node,omitempty"`
+	// Namespace is the pod's namespace.
 	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-	UID       string `json:"uid"`
+	// Pod is the pod's name.
+	Pod string `json:"pod"`
+	// UID is the pod's UID.
+	UID string `json:"uid"`
 
+	// State is the most serious state of the pod: docs/errors.md has the states.
 	State State `json:"state"`
-	// Sentence explains the state and continues "the pod …". Remedy is an instruction.
+	// Sentence explains the state and continues "the pod …".
 	Sentence string `json:"sentence"`
-	Remedy   string `json:"remedy,omitempty"`
-	// Since is the start of the state, Checked the time of the last inspection.
-	Since   time.Time `json:"since,omitzero"`
+	// Remedy is an instruction that ends the state. A captured pod has none.
+	Remedy string `json:"remedy,omitempty"`
+	// Since is the start of the state.
+	Since time.Time `json:"since,omitzero"`
+	// Checked is the time of the last inspection.
 	Checked time.Time `json:"checked,omitzero"`
-	// Backend is the mechanism that wrote the rules: one per family, separated by commas, if they differ.
-	Backend    string      `json:"backend,omitempty"`
-	Problems   []Problem   `json:"problems,omitempty"`
+	// Backend is what wrote the rules: one per family, separated by commas, if they differ.
+	Backend string `json:"backend,omitempty"`
+	// Problems are the faults of the redirection, each with its own state.
+	Problems []Problem `json:"problems,omitempty"`
+	// Exceptions are settings of the pod by which traffic bypasses the proxy.
 	Exceptions []Exception `json:"exceptions,omitempty"`
 	// LeftOut is set if a check of all pods did not reach the pod in its time: the result is an older one.
 	LeftOut bool `json:"leftOut,omitempty"`

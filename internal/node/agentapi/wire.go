@@ -3,10 +3,12 @@ package agentapi
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -192,6 +194,16 @@ type Report struct {
 	// Processes counts the started processes, Requests the requests to the API server.
 	Processes int `json:"processes"`
 	Requests  int `json:"requests"`
+}
+
+// Decision is the report for users.
+func (r *Report) Decision() document.Decision {
+	backends := slices.Compact(strings.Split(r.Backend, ","))
+	return document.Decision{
+		Time: r.Time, Command: r.Command, Namespace: r.Namespace, Pod: r.Pod, UID: r.UID, Container: r.Container, Captured: r.Captured,
+		Reason: r.Reason, Detail: r.Detail, Source: string(r.Source), Backend: strings.Join(backends, ","), Error: r.Error,
+		DurationSeconds: r.Seconds[PhaseTotal],
+	}
 }
 
 // Bounds of a report's texts, in bytes. Names have the limit of Kubernetes; a detail or an error can quote the whole text of

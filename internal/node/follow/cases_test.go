@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/follow"
@@ -133,19 +134,19 @@ func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 				labtest.Request{From: l.Peer(), Via: labtest.TCP, To: labtest.Pod.Port(ruleset.IPv4, 80)})
 		}
 		seen := l.trace(nftrace.Filter{}, send)
-		var blind []follow.Record
+		var blind []document.TraceEvent
 		o := follow.Options{Subject: "x", For: time.Second, Now: time.Now}
 		unsupported := func(nftrace.Filter) (*nftrace.Tracer, error) {
 			return nil, fmt.Errorf("opening: %w", nftrace.ErrUnsupported)
 		}
-		err := follow.RunWith(t.Context(), l.space, l.spec, o, unsupported, func(r follow.Record) error {
+		err := follow.RunWith(t.Context(), l.space, l.spec, o, unsupported, func(r document.TraceEvent) error {
 			if blind = append(blind, r); r.Begin != nil {
 				send()
 			}
 			return nil
 		})
 		check.OK(t, err)
-		for name, all := range map[string][]follow.Record{"legacy tables": seen, "the kernel has no nf_tables": blind} {
+		for name, all := range map[string][]document.TraceEvent{"legacy tables": seen, "the kernel has no nf_tables": blind} {
 			if !strings.Contains(all[0].Begin.Note, name) {
 				t.Errorf("%s: note %q", name, all[0].Begin.Note)
 			}
@@ -243,9 +244,9 @@ func TestCounters_LastReading(t *testing.T) {
 	} {
 		l := newLab(t, legacy, redirect.Redirect)
 		l.space.Tools = slowTools(t, test.command)
-		var all []follow.Record
+		var all []document.TraceEvent
 		o := follow.Options{Subject: "x", For: 2200 * time.Millisecond, Now: time.Now}
-		err := follow.Run(t.Context(), l.space, l.spec, o, func(r follow.Record) error {
+		err := follow.Run(t.Context(), l.space, l.spec, o, func(r document.TraceEvent) error {
 			if all = append(all, r); r.Begin == nil {
 				return nil
 			}

@@ -1,6 +1,7 @@
 package follow
 
 import (
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
@@ -38,7 +39,9 @@ func (f *follower) count(all []redirection.Count, compare bool) error {
 			c.Rule.Hook = hook.Name
 		}
 		c.Rule.Why = reason(c.Rule.Table, c.Rule.Chain, c.Rule.Rule)
-		if err := f.emit(Record{Count: &Count{hopOf(c.Rule), c.Family.String(), c.Packets, f.judgeRule(c.Rule)}}); err != nil {
+		if err := f.emit(document.TraceEvent{Count: &Count{
+			Hop: hopOf(c.Rule), Family: c.Family.String(), Packets: c.Packets, Wanted: f.judgeRule(c.Rule),
+		}}); err != nil {
 			return err
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/netns"
@@ -21,67 +22,23 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Record is one line of a trace. Exactly one field is set: Begin in the first record, End in the last, or Error in the last if the
-// trace failed. The records before an Error are complete.
+// Record is one line of the agent's answer: an event, or as the last one why the trace failed. The events before it are complete.
 type Record struct {
-	Begin  *Begin  `json:"begin,omitempty"`
-	Packet *Packet `json:"packet,omitempty"`
-	Count  *Count  `json:"count,omitempty"`
-	End    *End    `json:"end,omitempty"`
-	Error  string  `json:"error,omitempty"`
+	document.TraceEvent
+
+	Error string `json:"error,omitempty"`
 }
 
-// Begin describes what the trace covers.
-type Begin struct {
-	// Subject is the pod or namespace, Packets describes the selected packets.
-	Subject string    `json:"subject"`
-	Packets string    `json:"packets"`
-	Until   time.Time `json:"until"`
-	// Note says what the kernel cannot trace here.
-	Note string `json:"note,omitempty"`
-}
-
-// Packet is a traced packet with the rules that it matched.
-type Packet struct {
-	Time        time.Time `json:"time"`
-	Protocol    string    `json:"protocol"`
-	Source      string    `json:"source"`
-	Destination string    `json:"destination"`
-	// Outgoing marks a packet that the pod sends.
-	Outgoing bool `json:"outgoing"`
-	inspect.Answer
-}
-
-// Count is a rule of a legacy table that packets matched since the last reading.
-type Count struct {
-	inspect.Hop
-
-	Family  string `json:"family"`
-	Packets uint64 `json:"packets"`
-	// Wanted says whether the rule treats these packets as the mesh wants; "" for a rule that decides nothing.
-	Wanted inspect.Wanted `json:"wanted,omitempty"`
-}
-
-// End is the result.
-type End struct {
-	// Reason is why the trace ended.
-	Reason string `json:"reason"`
-	// Packets is the number of traced packets. Wanted of them went as the mesh wants, Past went past the mesh, ByLegacy were decided
-	// by rules of legacy tables that the trace cannot see, and the way of Unknown is not known.
-	Packets  int `json:"packets"`
-	Wanted   int `json:"wanted"`
-	Past     int `json:"past"`
-	ByLegacy int `json:"byLegacy,omitempty"`
-	Unknown  int `json:"unknown"`
-	// Counted is the number of packets that rules of legacy tables counted: a packet counts once for each rule that it matched.
-	// CountedWanted and CountedPast are the counts of the rules that decide.
-	Counted       uint64 `json:"counted,omitempty"`
-	CountedWanted uint64 `json:"countedWanted,omitempty"`
-	CountedPast   uint64 `json:"countedPast,omitempty"`
-	// Lost counts the times that the kernel dropped events.
-	Lost int    `json:"lost"`
-	Hint string `json:"hint,omitempty"`
-}
+type (
+	// Begin is the beginning of a trace.
+	Begin = document.TraceBegin
+	// Packet is a traced packet.
+	Packet = document.TracePacket
+	// Count is a counted rule.
+	Count = document.TraceCount
+	// End is the result of a trace.
+	End = document.TraceEnd
+)
 
 // MaxPackets bounds a trace.
 const MaxPackets = 1000
@@ -102,7 +59,7 @@ type follower struct {
 	space redirection.Namespace
 	want  redirect.Wanted
 	rules redirection.Traceable
-	each  func(Record) error
+	each  func(document.TraceEvent) error
 
 	// blind reports that the trace cannot see packets.
 	blind   bool
@@ -117,14 +74,14 @@ type follower struct {
 
 // Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. want explains the rules; if it is nil,
 // Run infers it from the rules.
-func Run(ctx context.Context, space redirection.Namespace, want redirect.Wanted, o Options, each func(Record) error) error {
+func Run(ctx context.Context, space redirection.Namespace, want redirect.Wanted, o Options, each func(document.TraceEvent) error) error {
 	return run(ctx, space, want, o, nftrace.Open, each)
 }
 
 // run is Run with the kernel's trace, which some kernels lack.
 func run(
 	ctx context.Context, space redirection.Namespace, want redirect.Wanted, o Options, open func(nftrace.Filter) (*nftrace.Tracer, error),
-	each func(Record) error,
+	each func(document.TraceEvent) error,
 ) (err error) {
 	if want == nil {
 		if want, err = inspect.Inferred(ctx, &space); err != nil {
@@ -154,7 +111,7 @@ func run(
 		_ = f.count(all, false) // the first reading shows no rule
 	}
 	begin := Begin{Subject: o.Subject, Packets: packetsText(o.Filter), Until: o.Now().Add(o.For), Note: note}
-	if err := each(Record{Begin: &begin}); err != nil {
+	if err := each(document.TraceEvent{Begin: &begin}); err != nil {
 		return errors.Join(err, closed(tracer))
 	}
 	return f.follow(ctx, tracer)
@@ -252,11 +209,11 @@ func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
 	if failed == nil {
 		f.end.Hint = f.hint()
 	}
-	return errors.Join(failed, f.each(Record{End: &f.end}))
+	return errors.Join(failed, f.each(document.TraceEvent{End: &f.end}))
 }
 
 // emit counts a record and passes it on.
-func (f *follower) emit(r Record) error {
+func (f *follower) emit(r document.TraceEvent) error {
 	f.end.Add(r)
 	return f.each(r)
 }
@@ -318,31 +275,4 @@ func (f *follower) onTick(ctx context.Context) error {
 		}
 	}
 	return err
-}
-
-// Add counts a record.
-func (e *End) Add(r Record) {
-	switch {
-	case r.Packet != nil:
-		e.Packets++
-		switch r.Packet.Wanted {
-		case inspect.AsWanted:
-			e.Wanted++
-		case inspect.Past:
-			e.Past++
-		case inspect.Unknown:
-			e.Unknown++
-		default:
-			e.ByLegacy++
-		}
-	case r.Count != nil:
-		e.Counted += r.Count.Packets
-		switch r.Count.Wanted {
-		case inspect.AsWanted:
-			e.CountedWanted += r.Count.Packets
-		case inspect.Past:
-			e.CountedPast += r.Count.Packets
-		case inspect.Unknown: // no rule decided
-		}
-	}
 }

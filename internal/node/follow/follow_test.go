@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -61,14 +62,14 @@ func newLab(t *testing.T, backend string, mode redirect.Mode) lab {
 }
 
 // trace runs a trace during do, and returns its records.
-func (l lab) trace(f nftrace.Filter, do func()) (all []follow.Record) {
+func (l lab) trace(f nftrace.Filter, do func()) (all []document.TraceEvent) {
 	l.Helper()
 	ctx, cancel := context.WithCancel(l.Context())
 	defer cancel()
-	records, failed := make(chan follow.Record, 2*follow.MaxPackets), make(chan error, 1)
+	records, failed := make(chan document.TraceEvent, 2*follow.MaxPackets), make(chan error, 1)
 	o := follow.Options{Subject: "pod shop/web", Filter: f, For: time.Minute, Now: time.Now}
 	go func() {
-		failed <- follow.Run(ctx, l.space, l.spec, o, func(r follow.Record) error { records <- r; return nil })
+		failed <- follow.Run(ctx, l.space, l.spec, o, func(r document.TraceEvent) error { records <- r; return nil })
 	}()
 	select {
 	case r := <-records:
@@ -149,10 +150,10 @@ func TestFollow_PacketsAreExplained(t *testing.T) {
 }
 
 // check finds the packet in the records.
-func (l lab) check(s sent, legacy bool, all []follow.Record) {
+func (l lab) check(s sent, legacy bool, all []document.TraceEvent) {
 	l.Helper()
 	port := fmt.Sprintf(":%d", s.SourcePort)
-	i := slices.IndexFunc(all, func(r follow.Record) bool { return r.Packet != nil && strings.HasSuffix(r.Packet.Source, port) })
+	i := slices.IndexFunc(all, func(r document.TraceEvent) bool { return r.Packet != nil && strings.HasSuffix(r.Packet.Source, port) })
 	if i < 0 {
 		l.Errorf("%s: no packet from port %d in %d records", s.name, s.SourcePort, len(all))
 		return
@@ -166,7 +167,7 @@ func (l lab) check(s sent, legacy bool, all []follow.Record) {
 		l.Errorf("%s: %+v", s.name, got.Hops[i])
 	}
 	unseen := legacy && s.verdict == walk.HandedOver
-	if got.Deaf {
+	if got.NoListener {
 		l.Errorf("%s: %s", s.name, got.Sentence)
 	}
 	if got.Destination != s.To.String() || got.Outgoing != s.outgoing || got.Verdict != s.verdict.String() && !unseen {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
@@ -279,7 +280,7 @@ func (f *follower) show(i int) error {
 	p := f.open[i]
 	f.open = slices.Delete(f.open, i, i+1)
 	f.explain(p)
-	if err := f.emit(Record{Packet: &p.Packet}); err != nil {
+	if err := f.emit(document.TraceEvent{Packet: &p.Packet}); err != nil {
 		return err
 	}
 	if f.end.Packets == MaxPackets {
@@ -293,13 +294,13 @@ func (f *follower) explain(p *packet) {
 	r := p.result()
 	cause := f.cause(p, r)
 	r = f.rules.Explained(r, p.walked(), cause)
-	p.Answer = inspect.Answer{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(r)}
+	p.Way = document.Way{Verdict: r.Verdict.String(), Sentence: r.Summary, Settings: walk.Texts(r.Settings), Omitted: p.omitted, Wanted: f.wanted(r)}
 	if f.toProxy(r.To.Port()) {
 		to := r.To
 		if !to.Addr().IsValid() {
 			to = netip.AddrPortFrom(p.first.Destination.Addr(), to.Port())
 		}
-		_ = p.Lands(f.space, p.first.Protocol, to) // without listeners the other answers remain
+		_ = inspect.Lands(&p.Way, f.space, p.first.Protocol, to) // without listeners the other answers remain
 	}
 	if p.Wanted == "" {
 		p.Sentence += "; rules of legacy tables are not traced, see their counters"

@@ -8,102 +8,44 @@ package inspect
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
 
-// Detail is the redirection of a namespace.
-type Detail struct {
-	Chains    List[walk.Chain] `json:"chains"`
-	Unread    []string         `json:"unread,omitempty"`
-	Listeners List[Listener]   `json:"listeners"`
-	Ports     Ports            `json:"ports"`
-}
-
-// List is an array in JSON, also if it is nil.
-type List[T any] []T
-
-// MarshalJSON implements json.Marshaler.
-func (l List[T]) MarshalJSON() ([]byte, error) {
-	if l == nil {
-		l = List[T]{}
-	}
-	return json.Marshal([]T(l))
-}
-
-// Explanation describes a pod from injection to kernel.
-type Explanation struct {
-	audit.Status
-
-	// Injected reports whether the injector has marked the pod. Injection is what the injector added.
-	Injected  bool      `json:"injected"`
-	Injection Injection `json:"injection"`
-	// Decision is the plugin's decision about the pod in its current state. Added is the decision that the plugin reported when
-	// the pod was created, nil without a report.
-	Decision Decision         `json:"decision"`
-	Added    *agentapi.Report `json:"added,omitempty"`
-	// Modes is what would put the pod into a mode of the mesh that it is not in, nil if no label does.
-	Modes *Modes `json:"modes,omitempty"`
-	Detail
-	// ByRules is the state inferred from the live rules alone, where the wanted rules are not known.
-	ByRules audit.State `json:"byRules,omitempty"`
-	// InspectionError says why the namespace could not be read.
-	InspectionError string `json:"inspectionError,omitempty"`
-	// Answer is the way of the requested packet.
-	Answer *Answer `json:"answer,omitempty"`
-}
-
-// Injection is what the injector added to the pod.
-type Injection struct {
-	// Revision is istiod's revision, from the annotation sidecar.istio.io/status; "" if the annotation has none.
-	Revision string `json:"revision,omitempty"`
-	// Proxy says how the proxy runs: "container", "native sidecar" or "" for none.
-	Proxy string `json:"proxy,omitempty"`
-	// Setup is the init container for the redirection: istio-validation leaves the work to the CNI plugin, istio-init does it itself.
-	Setup string `json:"setup,omitempty"`
-}
-
-// Decision is the plugin's decision about a pod.
-type Decision struct {
-	// Captured: its traffic is redirected, to its sidecar or, with the reason sidecar.Ambient, to the node's ztunnel.
-	Captured bool   `json:"captured"`
-	Reason   string `json:"reason"`
-	Sentence string `json:"sentence"`
-	Detail   string `json:"detail,omitempty"`
-	Remedy   string `json:"remedy,omitempty"`
-}
-
-// Modes are instructions that put a pod into a mode of the mesh, "" for its own mode.
-type Modes struct {
-	Ambient string `json:"ambient,omitempty"`
-	Sidecar string `json:"sidecar,omitempty"`
-}
-
-// Listener is a listening TCP socket.
-type Listener struct {
-	Address netip.AddrPort `json:"address"`
-	UID     uint32         `json:"uid"`
-}
-
-// Ports are the ports of the proxy.
-type Ports struct {
-	Outbound uint16 `json:"outbound"`
-	Inbound  uint16 `json:"inbound"`
-}
+type (
+	// Explanation is a pod or network namespace in detail.
+	Explanation = document.Explanation
+	// Injection is what the injector added.
+	Injection = document.Injection
+	// Decision is what the plugin would decide now.
+	Decision = document.CurrentDecision
+	// Modes is what puts a pod into a mode of the mesh.
+	Modes = document.Modes
+	// Detail is the redirection of a namespace.
+	Detail = document.Detail
+	// Listener is a listening socket.
+	Listener = document.Listener
+	// Ports is the ports of the proxy.
+	Ports = document.Ports
+	// Answer is the way of a requested packet.
+	Answer = document.Answer
+	// Wanted is whether the mesh wants the way.
+	Wanted = document.Wanted
+	// Hop is a rule that a packet meets.
+	Hop = document.Hop
+)
 
 // Read describes a namespace. want may be nil if it is not known.
 func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (d Detail, err error) {
@@ -115,16 +57,16 @@ func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 }
 
 func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err error) {
-	d.Chains, d.Ports = live.Chains(), Ports{redirect.OutboundPort, redirect.InboundPort}
+	d.Chains, d.Ports = live.Chains(), Ports{Outbound: redirect.OutboundPort, Inbound: redirect.InboundPort}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		d.Unread = append(d.Unread, live.Unread[f]...)
 	}
 	if live.Wanted != nil && live.Wanted.Ambient == nil {
-		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
+		d.Ports = Ports{Outbound: live.Wanted.Spec.OutboundPort, Inbound: live.Wanted.Spec.InboundPort}
 	}
 	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	for _, l := range all {
-		d.Listeners = append(d.Listeners, Listener{l.Address, l.UID})
+		d.Listeners = append(d.Listeners, Listener{Address: l.Address, UID: l.UID})
 	}
 	return d, err
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -83,48 +84,15 @@ var errPort = errors.New("port: value 0: want a port from 1 to 65535")
 // maxHops bounds the hops of an Answer because a tenant can make chains of any length.
 const maxHops = 2000
 
-// Answer is the way of a packet and its end.
-type Answer struct {
-	Verdict string `json:"verdict"`
-	// Packet describes the requested packet. A traced packet has its own fields.
-	Packet string `json:"packet,omitempty"`
-	// Sentence describes the result in one sentence, Wanted says whether the mesh wants it.
-	Sentence string   `json:"sentence"`
-	Wanted   Wanted   `json:"wanted"`
-	Settings []string `json:"settings,omitempty"`
-	// To is the destination after a redirection. Deaf reports that nothing listens there.
-	To   string    `json:"to,omitempty"`
-	Deaf bool      `json:"deaf,omitempty"`
-	Hops List[Hop] `json:"hops"`
-	// Omitted counts rules that do not match and are left out. Cut counts hops that are left out in the middle of a long list.
-	Omitted int `json:"omitted,omitempty"`
-	Cut     int `json:"cut,omitempty"`
-}
-
 // notSent is the Verdict of a packet that ends before any rule.
 const notSent = "not-sent"
 
-// Wanted says whether the way of a packet is as the mesh wants it.
-type Wanted string
-
-// The packet goes as the mesh wants; or past the mesh, or another way than the mesh wants, such as to a port without a listener; or its
-// way is not known.
+// The values of Wanted.
 const (
-	AsWanted Wanted = "as-wanted"
-	Past     Wanted = "past-the-mesh"
-	Unknown  Wanted = "unknown"
+	AsWanted = document.AsWanted
+	Past     = document.Past
+	Unknown  = document.Unknown
 )
-
-// Hop is a rule that the packet meets.
-type Hop struct {
-	Hook   string `json:"hook"`
-	Table  string `json:"table"`
-	Chain  string `json:"chain"`
-	Number int    `json:"number"`
-	Rule   string `json:"rule"`
-	Answer string `json:"answer"`
-	Why    string `json:"why,omitempty"`
-}
 
 // Walk follows a packet through the live rules.
 func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted, q Question) (a Answer, err error) {
@@ -138,30 +106,34 @@ func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	case err != nil && !ends && !errors.Is(err, errAstray):
 		return a, err
 	case ends && !q.Inbound: // connect(2) looks up the route before any rule sees a packet
-		return Answer{Verdict: notSent, Packet: describe(p), Sentence: "is not sent: " + ended.Error(), Wanted: Past}, nil
+		return Answer{Packet: describe(p), Way: document.Way{Verdict: notSent, Sentence: "is not sent: " + ended.Error(), Wanted: Past}}, nil
 	}
 	r := live.Walk(p)
 	if err != nil && r.Verdict != walk.CannotTell {
 		r.Summary = fmt.Sprintf("cannot tell because the pod has no way for the answer: %s; if it arrives by %s, the packet %s", err, p.In, r.Summary)
 		r.Verdict, r.Settings = walk.CannotTell, nil
 	}
-	a = Answer{Verdict: r.Verdict.String(), Packet: describe(p), Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings)}
+	a = Answer{Packet: describe(p), Way: document.Way{
+		Verdict: r.Verdict.String(), Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings),
+	}}
 	hops := r.Hops
-	if a.Cut = max(0, len(hops)-maxHops); a.Cut > 0 {
+	if a.OmittedHops = max(0, len(hops)-maxHops); a.OmittedHops > 0 {
 		hops = slices.Concat(hops[:maxHops/2], hops[len(hops)-maxHops/2:])
 	}
 	for _, h := range hops {
-		a.Hops = append(a.Hops, Hop{h.Hook, h.Table, h.Chain, h.Number, h.Rule, h.Answer.String(), h.Why})
+		a.Hops = append(a.Hops, Hop{
+			Hook: h.Hook, Table: h.Table, Chain: h.Chain, Number: h.Number, Rule: h.Rule, Answer: h.Answer.String(), Why: h.Why,
+		})
 	}
 	if r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver {
-		return a, a.Lands(space, p.Protocol, landing(p, r))
+		return a, Lands(&a.Way, space, p.Protocol, landing(p, r))
 	}
 	return a, nil
 }
 
-// Lands adds to the answer for a packet that is redirected or delivered whether a process of the namespace listens. Nothing is
+// Lands adds to the way of a packet that is redirected or delivered whether a process of the namespace listens. Nothing is
 // known about other hosts.
-func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.AddrPort) error {
+func Lands(a *document.Way, space redirection.Namespace, protocol uint8, to netip.AddrPort) error {
 	a.To = to.String()
 	here := a.Verdict == walk.HandedOver.String()
 	if !here {
@@ -178,7 +150,7 @@ func (a *Answer) Lands(space redirection.Namespace, protocol uint8, to netip.Add
 	if err != nil {
 		return err
 	}
-	if a.Deaf = !slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) }); a.Deaf {
+	if a.NoListener = !slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) }); a.NoListener {
 		fate := map[string]string{walk.Redirected.String(): "is refused", walk.HandedOver.String(): "hangs"}[a.Verdict]
 		a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection %s", to, fate)
 		a.Wanted = Past

@@ -68,7 +68,7 @@ func (l lab) ends(t *testing.T, q labtest.Request, want unix.Errno) {
 	t.Helper()
 	a, kernel := l.ask(t, q)
 	if want == 0 {
-		if !errors.Is(kernel.Err, labtest.ErrRefused) || a.Verdict != "redirected" || !a.Deaf || a.Wanted != inspect.Past {
+		if !errors.Is(kernel.Err, labtest.ErrRefused) || a.Verdict != "redirected" || !a.NoListener || a.Wanted != inspect.Past {
 			t.Errorf("%s: the kernel's answer is %v, inspect's %+v", q, kernel, a)
 		}
 		return
@@ -186,7 +186,7 @@ func TestWalk_NoWayForTheAnswer(t *testing.T) {
 			l := newLab(t, f)
 			l.ip(t, setup)
 			a, err := inspect.Walk(t.Context(), l.space, nil, inspect.Question{Inbound: true, From: labtest.Far.Addr(f), Port: 80})
-			if err != nil || a.Wanted != inspect.Unknown || a.Deaf || !strings.Contains(a.Sentence, why) ||
+			if err != nil || a.Wanted != inspect.Unknown || a.NoListener || !strings.Contains(a.Sentence, why) ||
 				!strings.Contains(a.Sentence, "redirected to port 15006") ||
 				!strings.Contains(a.Packet, " to "+labtest.Pod.Port(f, 80).String()+", arriving by interface eth0") {
 				t.Errorf("%s: %+v, %v", setup, a, err)
@@ -219,7 +219,7 @@ func TestWalk_Listeners(t *testing.T) {
 		if len(kernel.Hops) > 0 {
 			by = kernel.Hops[0].By
 		}
-		if by != c.by || a.Deaf != (by == "") || strings.Contains(a.Sentence, "listens") != a.Deaf || a.Wanted != c.want {
+		if by != c.by || a.NoListener != (by == "") || strings.Contains(a.Sentence, "listens") != a.NoListener || a.Wanted != c.want {
 			t.Errorf("port %d: the kernel's answer is %s, inspect's %+v", c.port, kernel, a)
 		}
 	}

@@ -301,7 +301,7 @@ func (w *walked) disagreement(a asked, seen *labtest.Witness) string {
 		return ""
 	case !known || !sent:
 		return fmt.Sprintf("the packet is sent: %t, %v", sent, a.got.Err)
-	case a.answer.Deaf && len(a.got.Hops) > 0:
+	case a.answer.NoListener && len(a.got.Hops) > 0:
 		return "a process listens"
 	case verdict == walk.Dropped || verdict == walk.Rejected:
 		unanswered := verdict == walk.Rejected || errors.Is(a.got.Err, labtest.ErrSilent) || errors.Is(a.got.Err, labtest.ErrForbidden) || unroutable(a.got.Err)

@@ -20,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
@@ -61,11 +62,11 @@ func Run(c applet.Call) int {
 	if cfg.Watch {
 		return cfg.watch(c)
 	}
-	some, err := query(context.Background(), cfg)
+	list, err := query(context.Background(), cfg, output.NewHead(c.Getenv))
 	if err == nil {
-		err = output.Print(c.Stdout, some, cfg.Output, func() error { return cfg.show(c, some) })
+		err = output.Print(c.Stdout, list, cfg.Output, func() error { return cfg.show(c, list.Items) })
 	}
-	if err == nil && len(some) == 0 && cfg.Pod != "" {
+	if err == nil && len(list.Items) == 0 && cfg.Pod != "" {
 		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.Pod)
 	}
 	if err != nil {
@@ -75,7 +76,7 @@ func Run(c applet.Call) int {
 }
 
 // query returns the request's parameters for the flags.
-func query(ctx context.Context, cfg config) (some []agentapi.Report, err error) {
+func query(ctx context.Context, cfg config, head document.Head) (list document.DecisionList, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var all []agentapi.Report
@@ -84,20 +85,21 @@ func query(ctx context.Context, cfg config) (some []agentapi.Report, err error) 
 		return err
 	})
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
-	some = []agentapi.Report{} // an array in JSON
+	list.Head = head
 	for _, r := range all {
 		if strings.Contains(r.Namespace+"/"+r.Pod, cfg.Pod) && (cfg.Namespace == "" || r.Namespace == cfg.Namespace) && (cfg.Since == 0 || time.Since(r.Time) <= cfg.Since) {
-			some = append(some, r)
+			list.Items = append(list.Items, r.Decision())
 		}
-		if cfg.Limit > 0 && len(some) == cfg.Limit {
+		if cfg.Limit > 0 && len(list.Items) == cfg.Limit {
 			break
 		}
 	}
-	return some, err
+	list.Omitted = len(all) - len(list.Items)
+	return list, err
 }
 
 // show prints decisions; their texts are printable and bounded.
-func (c *config) show(call applet.Call, some []agentapi.Report) error {
+func (c *config) show(call applet.Call, some []document.Decision) error {
 	switch {
 	case len(some) == 0 && c.Pod == "":
 		_, err := fmt.Fprintln(call.Stderr, "the agent of this node holds no such decision")
@@ -113,16 +115,16 @@ func (c *config) watch(call applet.Call) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	begun := false
-	return call.End(output.Watch[agentapi.Report]{
+	return call.End(output.Watch[document.Decision]{
 		Every: interval, Err: call.Stderr,
-		Request: func(ctx context.Context) ([]agentapi.Report, bool, error) {
-			some, err := query(ctx, *c)
-			return some, true, err
+		Request: func(ctx context.Context) ([]document.Decision, bool, error) {
+			list, err := query(ctx, *c, document.Head{})
+			return list.Items, true, err
 		},
-		Key: func(r agentapi.Report) (id, text string) {
+		Key: func(r document.Decision) (id, text string) {
 			return fmt.Sprint(r.Time, r.Namespace, r.Pod, r.Reason, r.Error), ""
 		},
-		Print: func(rows, _ []agentapi.Report) error {
+		Print: func(rows, _ []document.Decision) error {
 			head := !begun
 			begun = true
 			return table(call, rows, head)
@@ -130,15 +132,15 @@ func (c *config) watch(call applet.Call) int {
 	}.Run(ctx))
 }
 
-func table(call applet.Call, some []agentapi.Report, head bool) error {
+func table(call applet.Call, some []document.Decision, head bool) error {
 	var rows [][]string
 	if head {
-		rows = append(rows, []string{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "PROCESSES", "REQUESTS", "DETAIL", "ERROR"})
+		rows = append(rows, []string{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "DETAIL", "ERROR"})
 	}
 	for _, r := range some {
 		rows = append(rows, []string{
-			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(string(r.Source)),
-			cell(r.Backend), fmt.Sprintf("%.1f", 1000*r.Seconds[agentapi.PhaseTotal]), strconv.Itoa(r.Processes), strconv.Itoa(r.Requests),
+			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(r.Source),
+			cell(r.Backend), fmt.Sprintf("%.1f", 1000*r.DurationSeconds),
 			cell(r.Detail), cell(r.Error),
 		})
 	}

@@ -17,9 +17,12 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/decisions"
+	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // hostile is a text that a pod's author may write where an error quotes it.
@@ -77,13 +80,13 @@ func TestDecisions_RefusedPods(t *testing.T) {
 		t.Errorf("%s", row)
 	}
 	code, stdout, _ = run(t, socket, "--json")
-	var all []agentapi.Report
-	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != applet.ExitOK || len(all) != 512 {
-		t.Fatalf("exit code %d, %d decisions, %v", code, len(all), err)
+	var all document.DecisionList
+	if err := json.Unmarshal([]byte(stdout), &all); err != nil || code != applet.ExitOK || len(all.Items) != 512 {
+		t.Fatalf("exit code %d, %d decisions, %v", code, len(all.Items), err)
 	}
-	if _, same, _ := run(t, socket, "-o", "json"); same != stdout {
-		t.Error("-o json differs from --json")
-	}
+	documenttest.Valid(t, "DecisionList", stdout)
+	_, stdout, _ = run(t, socket, "-o", "json")
+	documenttest.Valid(t, "DecisionList", stdout)
 	if strings.ContainsFunc(strings.ReplaceAll(stdout, "\n", ""), func(r rune) bool { return !printable.Is(r) }) {
 		t.Error("the JSON is not printable")
 	}
@@ -109,14 +112,14 @@ func TestDecisions_Filters(t *testing.T) {
 		{[]string{"--since=-1h"}, nil, applet.ExitUsage},
 	} {
 		code, stdout, stderr := run(t, socket, append(test.args, "--json")...)
-		var all []agentapi.Report
+		var all document.DecisionList
 		if code == applet.ExitOK {
-			if err := json.Unmarshal([]byte(stdout), &all); err != nil || all == nil {
-				t.Errorf("%q: %q: %v", test.args, stdout, err)
-			}
+			documenttest.Valid(t, "DecisionList", stdout)
+			check.OK(t, json.Unmarshal([]byte(stdout), &all))
+			check.Equal(t, all.Omitted, 5-len(test.pods), test.args)
 		}
 		var pods []string
-		for _, r := range all {
+		for _, r := range all.Items {
 			pods = append(pods, r.Pod)
 		}
 		if code != test.code || !slices.Equal(pods, test.pods) || (code != 0) != strings.Contains(stderr, "want a") {
@@ -133,11 +136,11 @@ func TestDecisions_NoneListed(t *testing.T) {
 		stdout, stderr string
 	}{
 		{[]string{"--pod=nobody"}, applet.ExitError, "", "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"},
-		{[]string{"--pod=nobody", "--json"}, applet.ExitError, "[]\n", "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"},
+		{[]string{"--pod=nobody", "--json"}, applet.ExitError, "\"items\": []\n}\n", "error: the agent of this node holds no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"},
 		{[]string{"--since=1m"}, applet.ExitOK, "", "the agent of this node holds no such decision\n"},
-		{[]string{"--since=1m", "--json"}, applet.ExitOK, "[]\n", ""},
+		{[]string{"--since=1m", "--json"}, applet.ExitOK, "\"items\": []\n}\n", ""},
 	} {
-		if code, stdout, stderr := run(t, socket, test.args...); code != test.code || stdout != test.stdout || stderr != test.stderr {
+		if code, stdout, stderr := run(t, socket, test.args...); code != test.code || !strings.HasSuffix(stdout, test.stdout) || (stdout == "") != (test.stdout == "") || stderr != test.stderr {
 			t.Errorf("%q: exit code %d, stdout %q, stderr %q", test.args, code, stdout, stderr)
 		}
 	}

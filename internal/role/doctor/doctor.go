@@ -8,6 +8,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -79,7 +81,9 @@ func Run(c applet.Call) int {
 		list = append(list, ambientChecks()...)
 	}
 	all := run(ctx, end, v, list)
-	if err := output.Print(c.Stdout, all, cfg.Output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
+	report := document.DoctorReport{Head: output.NewHead(c.Getenv), Items: all}
+	report.Node = cmp.Or(cfg.Node, report.Node)
+	if err := output.Print(c.Stdout, report, cfg.Output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
 		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {

@@ -26,9 +26,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // world is a healthy node and its API server.
@@ -123,12 +125,13 @@ func (w *world) run(args ...string) (code int, stdout, stderr string) {
 func (w *world) checks() (code int, all map[string]output.Check) {
 	w.t.Helper()
 	code, text, stderr := w.run("-o", "json")
-	var list []output.Check
-	if err := json.Unmarshal([]byte(text), &list); err != nil {
+	var list document.DoctorReport
+	if err := json.Unmarshal([]byte(text), &list); err != nil || list.Node != "node-1" {
 		w.t.Fatalf("%v: %s%s", err, text, stderr)
 	}
+	documenttest.Valid(w.t, "DoctorReport", text)
 	all = map[string]output.Check{}
-	for _, c := range list {
+	for _, c := range list.Items {
 		all[c.Name] = c
 	}
 	return code, all
@@ -403,6 +406,7 @@ func TestDoctor_Table(t *testing.T) {
 	if code, text, _ = w.run("-o", "yaml"); code != applet.ExitError || !strings.Contains(text, "- name: directories\n  result: ok\n") {
 		t.Errorf("yaml: exit code %d\n%s", code, text)
 	}
+	documenttest.Valid(t, "DoctorReport", text)
 	for _, args := range [][]string{{"-o", "xml"}, {"--host-root", "/no/such/directory"}, {"--host-root", "host"}, {"surplus"}} {
 		if code, _, stderr := w.run(args...); code != applet.ExitUsage || stderr == "" {
 			t.Errorf("%q: exit code %d, %q", args, code, stderr)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // podOf returns a pod of node n1 with the agents' label.
@@ -138,7 +139,7 @@ func TestPods_NodesWithoutAgent(t *testing.T) {
       "error": "it has no node agent"
     }
   ],
-  "pods": [
+  "items": [
     {
       "future"`, notice)
 	if r := call(kubectl, nil, "pods", "--ignore-nodes-without-agent"); r.code != 0 || r.stderr != "" {
@@ -156,7 +157,7 @@ func TestPods_NodesWithoutAgent(t *testing.T) {
 func TestLists_NoneNamed(t *testing.T) {
 	t.Parallel()
 	none := func(agent int, command string) answer {
-		return answer{For: of(agent, command, "").For, Out: "[]\n", Code: 1, Err: "error: there is none on this node\ncommand terminated with exit code 1\n"}
+		return answer{For: of(agent, command, "").For, Out: items("PodList") + "\n", Code: 1, Err: "error: there is none on this node\ncommand terminated with exit code 1\n"}
 	}
 	kubectl := standIn(t, fleetOf(2,
 		none(1, "pods -o json --namespace=nowhere"), none(2, "pods -o json --namespace=nowhere"), of(1, "pods -o json --namespace=shop", "["+pod("a", audit.Captured)+"]"),
@@ -167,17 +168,35 @@ func TestLists_NoneNamed(t *testing.T) {
 	const nowhere, nobody = "error: namespace \"nowhere\" has no pod with a network of its own on the nodes that answered\n",
 		"error: the agents that answered hold no such decision about a pod with \"nobody\" in its NAMESPACE/NAME\n"
 	for args, want := range map[string]result{
-		"pods -n nowhere":               {1, "", nowhere},
-		"pods -n plain":                 {0, "", "no pod of the mesh on the nodes that answered\n"},
-		"pods --bypassing":              {0, "", "no pod in such a state on the nodes that answered\n"},
-		"decisions --pod nobody":        {1, "", nobody},
-		"decisions --pod nobody --json": {1, "[]\n", nobody},
-		"decisions":                     {0, "", "the agents that answered hold no such decision\n"},
+		"pods -n nowhere":        {1, "", nowhere},
+		"pods -n plain":          {0, "", "no pod of the mesh on the nodes that answered\n"},
+		"pods --bypassing":       {0, "", "no pod in such a state on the nodes that answered\n"},
+		"decisions --pod nobody": {1, "", nobody},
+		"decisions":              {0, "", "the agents that answered hold no such decision\n"},
 	} {
 		check.Equal(t, call(kubectl, nil, strings.Fields(args)...), want, args)
 	}
 	call(kubectl, nil, "pods", "-n", "shop").want(t, 0, "n1    shop/a  captured", "")
-	call(kubectl, nil, "pods", "-n", "nowhere", "-o", "json").want(t, 1, "\"pods\": []\n}\n", nowhere)
+	call(kubectl, nil, "decisions", "--pod", "nobody", "--json").want(t, 1, "\"items\": []\n}\n", nobody)
+	call(kubectl, nil, "pods", "-n", "nowhere", "-o", "json").want(t, 1, "\"items\": []\n}\n", nowhere)
+}
+
+// TestLists_Documents: the merged list has the schema of a node's list, also with a node that does not answer.
+func TestLists_Documents(t *testing.T) {
+	t.Parallel()
+	kubectl := standIn(t, append([]answer{{For: "get nodes", Out: "node/n1\nnode/n2\nnode/n3\n"}}, fleetOf(2,
+		of(1, "pods", items("PodList", `{"namespace":"shop","pod":"a","uid":"1","state":"drifted","sentence":"s","problems":[{"state":"drifted","detail":"d"}]}`)),
+		of(1, "decisions", items("DecisionList", `{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","uid":"1","container":"c","captured":true,"reason":"captured","source":"api"}`)),
+		of(1, "doctor", items("DoctorReport", `{"name":"clock","result":"ok","text":"fine"}`)),
+	)...))
+	for kind, command := range map[string]string{"PodList": "pods", "DecisionList": "decisions", "DoctorReport": "doctor"} {
+		for _, form := range []string{"json", "yaml"} {
+			r := call(kubectl, nil, command, "-o", form)
+			r.want(t, 1, "n3", "node n2: no answer: ")
+			documenttest.Valid(t, kind, r.stdout)
+		}
+	}
+	documenttest.Valid(t, "Version", call(kubectl, nil, "version", "-o", "json").stdout)
 }
 
 // TestText_OfOneNode: a node's text cannot begin a line.

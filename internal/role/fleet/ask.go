@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -31,7 +33,7 @@ func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ..
 	}
 	text, err = f.kubectl(ctx, most, f.exec(a, command...)...)
 	if ended, is := errors.AsType[*exitError](err); is {
-		empty := ended.code == applet.ExitError && string(bytes.TrimSpace(text)) == "[]"
+		empty := ended.code == applet.ExitError && bytes.HasSuffix(bytes.TrimRight(text, "} \n"), []byte("[]"))
 		if code = ended.code; empty || slices.Contains(ok, code) && len(text) > 0 {
 			return text, code, nil
 		}
@@ -42,11 +44,16 @@ func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ..
 	return text, code, err
 }
 
-// pass runs a command in an agent and passes its output on.
-func (f *fleet) pass(ctx context.Context, a agent, command ...string) (int, error) {
-	stderr, err := f.start(ctx, printable.NewWriter(f.Stdout), f.exec(a, command...)...)
-	if cause := explained(err, command[0]); cause != nil {
-		return 0, fmt.Errorf("node %s: %w", a.name(), cause)
+// pass runs a command in an agent and passes its output on, which must be documents unless the form is table.
+func (f *fleet) pass(ctx context.Context, a agent, form output.Form, command ...string) (int, error) {
+	out := &documents{out: printable.NewWriter(f.Stdout), begun: form == output.Table}
+	stderr, err := f.start(ctx, out, f.exec(a, command...)...)
+	cause := explained(err, command[0])
+	if out.old || len(out.begin) > 0 && !out.begun {
+		cause = otherVersion(errors.New("it prints JSON without apiVersion"))
+	}
+	if cause != nil {
+		return 0, fmt.Errorf("node %s: %w", a.name(), f.withVersion(ctx, a, cause))
 	}
 	_, _ = io.WriteString(f.Stderr, stderr)
 	ended, is := errors.AsType[*exitError](err)
@@ -74,20 +81,49 @@ func explained(err error, command string) error {
 	return nil
 }
 
-// otherVersion is the error of an agent whose version differs from this program's.
+// documents passes documents on. It fails if the output does not begin with one: the agent is too old.
+type documents struct {
+	out        io.Writer
+	begin      []byte
+	begun, old bool
+}
+
+func (d *documents) Write(text []byte) (int, error) {
+	const longest = len("{\n  \"apiVersion\"")
+	if !d.begun {
+		if d.begin = append(d.begin, text...); len(d.begin) < longest {
+			return len(text), nil
+		}
+		if d.old = !bytes.Contains(d.begin[:longest], []byte("apiVersion")); d.old {
+			return 0, io.ErrUnexpectedEOF
+		}
+		d.begun = true
+		_, err := d.out.Write(d.begin)
+		return len(text), err
+	}
+	return d.out.Write(text)
+}
+
+// versionError is the error of an agent whose version differs from this program's.
+type versionError struct{ error }
+
 func otherVersion(cause error) error {
 	own := applet.Version()
-	return fmt.Errorf("its agent is of another version than kubectl-istio_cni (%s), upgrade the older one: %w", own, cause)
+	return &versionError{fmt.Errorf("its agent is of another version than kubectl-istio_cni (%s), upgrade the older one: %w", own, cause)}
+}
+
+// withVersion adds the agent's version to a versionError.
+func (f *fleet) withVersion(ctx context.Context, a agent, err error) error {
+	if _, is := errors.AsType[*versionError](err); is {
+		if text, failed := f.kubectl(ctx, maxProblems, f.exec(a, "version")...); failed == nil {
+			err = fmt.Errorf("%w; the agent is %s", err, printable.Text(strings.TrimSpace(string(text)), maxShown/4))
+		}
+	}
+	return err
 }
 
 // node is a node in the output.
-type node struct {
-	// Name is "" for an agent without a node.
-	Name  string `json:"name"`
-	Agent string `json:"agent,omitempty"`
-	// Error is why the node did not answer, "" if it did.
-	Error string `json:"error,omitempty"`
-}
+type node = document.Node
 
 // failed reports whether some node did not answer.
 func failed(nodes []node) bool {
@@ -128,12 +164,14 @@ func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []
 			slots <- struct{}{}
 			defer func() { <-slots }()
 			text, code, problem := f.one(ctx, a, q.most, q.ok, q.command...)
+			if problem == nil {
+				mu.Lock()
+				problem = done(a, text, code)
+				mu.Unlock()
+			}
+			problems[i] = f.withVersion(ctx, a, problem)
 			mu.Lock()
 			defer mu.Unlock()
-			if problem == nil {
-				problem = done(a, text, code)
-			}
-			problems[i] = problem
 			answered++
 			f.show(answered, len(agents))
 		})

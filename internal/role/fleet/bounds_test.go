@@ -34,11 +34,13 @@ func TestDecode_Bounds(t *testing.T) {
 		"a deep row":       {[]byte(`[{"pod":"a","state":"captured","x":` + strings.Repeat("[", 5000) + strings.Repeat("]", 5000) + `}]`), "16 levels", 1},
 		"a deep text":      {[]byte(`[{"pod":"a","state":"captured","x":"\"` + strings.Repeat("[", 5000) + `"}]`), "", 1},
 		"nested rows":      {fill("[", "[", ""), "exceeded max depth", 40},
+		"a document":       {fill(`{"apiVersion":"cni.meshcni.io/v1","items":[`, small+",", small+"]}"), "more than 20000 rows", 60},
+		"many items":       {fill(`{"apiVersion":"cni.meshcni.io/v1"`, `,"items":[`+small+"]", "}"), "", 4},
 		"rows of keys":     {fill("["+small, ","+`{"pod":"a","state":"captured"`+strings.Repeat(`,"x":0`, 30_000)+"}", "]"), "", 60},
 	} {
 		var rows []row[audit.Status]
 		var err error
-		cost := allocated(func() { rows, err = decode("n", test.text, fitPod) })
+		cost := allocated(func() { rows, _, err = decode("n", test.text, fitPod) })
 		if len(rows) > maxRows || test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: %d rows, %v", name, len(rows), err)
 		}

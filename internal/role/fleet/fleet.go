@@ -23,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/completion"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
@@ -35,7 +36,8 @@ USAGE:
 
 COMMANDS; "COMMAND --help" shows the flags:
 %s   POD is NAMESPACE/NAME, or a name in -n NS or in the namespace of kubectl's context. KIND/NAME stands for a pod of a workload, such as
-   deploy/web; KIND is deploy, ds, sts, rs or job. pods, decisions and doctor print a table, or with -o json or yaml an object or a list.
+   deploy/web; KIND is deploy, ds, sts, rs or job. bundle, dashboard and completion excepted, the output is a table or, with -o json or
+   yaml, a document for scripts.
 
 ` + common
 
@@ -176,18 +178,19 @@ func (f *fleet) commands() []subcommand {
 	return []subcommand{
 		{"pods", "[POD...]", "pods of all nodes with the state of their redirection", pods.Rows(), many, func(ctx context.Context, c call) (int, error) { return f.pods(ctx, &pods, c) }, usual, &pods.Check},
 		{"why", "POD", "a pod from injection to kernel, and the way of a packet", why.Rows(), 1, func(ctx context.Context, c call) (int, error) {
-			return f.onePod(ctx, "why", why.Rows(), why.Namespace, c)
+			return f.onePod(ctx, "why", why.Rows(), why.Namespace, why.Output, c)
 		}, usual, nil},
 		{"trace", "POD", "real packets of a pod", trace.Rows(), 1, func(ctx context.Context, c call) (int, error) {
-			return f.onePod(ctx, "trace", trace.Rows(), trace.Namespace, c)
+			return f.onePod(ctx, "trace", trace.Rows(), trace.Namespace, trace.Output, c)
 		}, usual, nil},
 		{"decisions", "", "the last calls of the plugin on all nodes", decisions.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.decisions(ctx, &decisions, c) }, usual, nil},
 		{"doctor", "", "checks of all nodes; with --for ambient also of what ambient mode needs", doctor.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.doctor(ctx, &doctor, c) }, long, nil},
 		{"bundle", "[POD]", "a tar.gz file for a bug report, to standard output", bundle.Rows(), 1, func(ctx context.Context, c call) (int, error) { return f.bundle(ctx, &bundle, c) }, longest, nil},
 		{"dashboard", "[POD]", "forwards the page of an agent to localhost", page.rows(), 1, func(ctx context.Context, c call) (int, error) { return f.dashboard(ctx, page, c) }, usual, nil},
 		{"completion", "bash|zsh|fish", "the completion for a shell", nil, many, func(_ context.Context, c call) (int, error) { return f.completion(c.operands), nil }, usual, nil},
-		{"version", "", "the version of this program", nil, many, func(_ context.Context, c call) (int, error) {
-			return applet.PrintVersion(applet.Call{Args: c.operands, Stdout: f.Stdout, Stderr: f.Stderr}), nil
+		{"version", "", "the version of this program", output.VersionRows(), many, func(_ context.Context, c call) (int, error) {
+			args := append(given(c.in, output.VersionRows()), c.operands...)
+			return output.PrintVersion(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr, Getenv: f.Getenv}), nil
 		}, usual, nil},
 	}
 }

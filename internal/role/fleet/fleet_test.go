@@ -103,6 +103,11 @@ func pod(name string, state audit.State) string {
 	return fmt.Sprintf(`{"namespace":"shop","pod":%q,"state":%q,"sentence":"is so","future":{"x":1}}`, name, state)
 }
 
+// items returns an agent's list.
+func items(kind string, all ...string) string {
+	return fmt.Sprintf(`{"apiVersion":"cni.meshcni.io/v1","kind":%q,"time":"2026-11-22T12:00:00Z","omitted":2,"items":[%s]}`, kind, strings.Join(all, ","))
+}
+
 type result struct {
 	code           int
 	stdout, stderr string
@@ -137,9 +142,9 @@ func (r result) want(t *testing.T, code int, stdout, stderr string) {
 func TestPods_AllNodes(t *testing.T) {
 	t.Parallel()
 	answers := fleetOf(3,
-		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
+		of(1, "pods -o json", items("PodList", pod("a", audit.Captured))),
 		answer{For: of(2, "pods -o json", "").For, Out: "[" + pod("b", audit.Bypassed) + "," + pod("c", audit.Captured) + "]", Code: 3, Err: "command terminated with exit code 3\n"},
-		of(3, "pods -o json", "[]"),
+		of(3, "pods -o json", items("PodList")),
 	)
 	kubectl := standIn(t, answers)
 	r := call(kubectl, nil, "pods")
@@ -150,8 +155,9 @@ n2    shop/c  captured  -      -        -        is so
 1 of 3 mesh pods is not redirected as wanted
 `, "")
 	check.Equal(t, r.stderr, "", "stderr")
-	// Fields of a newer agent remain.
-	call(kubectl, nil, "pods", "-ojson").want(t, 3, `{
+	// Fields of a newer agent remain. The second agent is older than the documents.
+	call(kubectl, nil, "pods", "-ojson").want(t, 3, `Z",
+  "omitted": 4,
   "nodes": [
     {
       "name": "n1",
@@ -166,7 +172,7 @@ n2    shop/c  captured  -      -        -        is so
       "agent": "istio-system/agent-3"
     }
   ],
-  "pods": [
+  "items": [
     {
       "future": {
         "x": 1
@@ -179,18 +185,15 @@ n2    shop/c  captured  -      -        -        is so
     },
     {
 `, "")
-	call(kubectl, nil, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, `nodes:
-- agent: istio-system/agent-1
-  name: n1
-pods:
+	call(kubectl, nil, "pods", "-A", "--output=yaml", "--node", "n1").want(t, 0, `items:
 - future:
     x: 1
   namespace: shop
   node: n1
   pod: a
 `, "")
-	call(kubectl, nil, "pods", "--node=n3", "-o", "json").want(t, 0, "  \"pods\": []\n}\n", "")
-	call(kubectl, nil, "pods", "--node=n3", "-o", "yaml").want(t, 0, "pods: []\n", "")
+	call(kubectl, nil, "pods", "--node=n3", "-o", "json").want(t, 0, "  \"items\": []\n}\n", "")
+	call(kubectl, nil, "pods", "--node=n3", "-o", "yaml").want(t, 0, "items: []\n", "")
 	call(kubectl, nil, "pods", "--node=n3").want(t, 0, "", "no pod of the mesh on the nodes that answered\n")
 	call(kubectl, nil, "pods", "--node=n4").want(t, 1, "", "node n4: no answer: it has no node agent\n")
 }
@@ -218,6 +221,7 @@ func TestPods_NodesThatDoNotAnswer(t *testing.T) {
 		agentPod("agent-7", "n7", "Running"), agentPod("agent-8", "n8", "Pending"), agentPod("agent-9", "", "Pending"),
 		strings.Replace(agentPod("agent-old", "n1", "Running"), `"name"`, `"deletionTimestamp":"2026-11-22T12:00:00Z","name"`, 1),
 		agentPod("agent-evicted", "n1", "Failed"), agentPod("agent-10", "n10", "Running"), agentPod("agent-11", "n11", "Running"),
+		agentPod("agent-12", "n12", "Running"), agentPod("agent-13", "n13", "Running"),
 	}
 	exec := func(agent int) string { return of(agent, "pods", "").For }
 	r := run(t, []answer{
@@ -231,6 +235,9 @@ func TestPods_NodesThatDoNotAnswer(t *testing.T) {
 		{For: exec(5), Code: 1, Err: "Warning: noise\nError from server (Forbidden): pods \"agent-5\" is forbidden\n"},
 		{For: exec(6), Out: "Welcome\n[]"},
 		{For: exec(7), Out: `[{"name":"a","status":"captured"}]`},
+		{For: exec(12), Out: `{"apiVersion":"cni.meshcni.io/v2\n","kind":"PodList","items":[]}`},
+		of(12, "version", "istio-cni version v9.0.0, go9\n"),
+		{For: exec(13), Out: `{"apiVersion":"cni.meshcni.io/v1","kind":"PodList"}`},
 		{For: exec(10), Out: strings.Repeat("[", 1<<20), Repeat: 8},
 		{For: exec(11), Code: 1, Err: strings.Repeat(strings.Repeat("n", 100)+"\n", 10_000) + "error: the last line\n"},
 	}, "pods", "--timeout=8s")
@@ -243,6 +250,8 @@ node n11: no answer: `)
 		"node n5: no answer: Warning: noise; Error from server (Forbidden): pods \"agent-5\" is forbidden\n",
 		"node n6: no answer: " + other + "reading its answer: invalid character 'W'",
 		"node n7: no answer: " + other + `reading its answer: fields are missing: {"name":"a","status":"captured"}`,
+		"node n12: no answer: " + other + `reading its answer: its apiVersion is "cni.meshcni.io/v2\n"; the agent is istio-cni version v9.0.0, go9` + "\n",
+		"node n13: no answer: " + other + "reading its answer: it has no array of items\n",
 		"node n8: no answer: the agent's pod is Pending\n",
 		"node of pod istio-system/agent-9: no answer: the agent's pod is Pending\n",
 		"error: nodes without a node agent, whose pods are not seen: alone; --ignore-nodes-without-agent accepts that\n",
@@ -251,7 +260,7 @@ node n11: no answer: `)
 			t.Errorf("stderr lacks %q:\n%s", want, r.stderr)
 		}
 	}
-	if n := strings.Count(r.stderr, "\n"); n != 11 || strings.Contains(r.stderr, "n1:") || len(r.stderr) > 10_000 {
+	if n := strings.Count(r.stderr, "\n"); n != 13 || strings.Contains(r.stderr, "n1:") || len(r.stderr) > 10_000 {
 		t.Errorf("%d lines, %d bytes:\n%s", n, len(r.stderr), r.stderr)
 	}
 }
@@ -340,7 +349,7 @@ func TestRun_BadArguments(t *testing.T) {
 		"dashboard -n shop":          "--namespace without the name of a pod",
 		"dashboard --port x":         "flag --port: value",
 		"bundle -n shop":             "--namespace without the name of a pod",
-		"version x":                  "version takes no arguments",
+		"version x":                  `stray argument "x"`,
 		"completion tcsh":            "want one shell of bash, zsh, fish",
 	} {
 		run(t, nil, strings.Fields(args)...).want(t, 2, "", want)
@@ -388,6 +397,7 @@ func TestRun_OnePod(t *testing.T) {
 	const selected = "get pods -n shop -o json -l app=web,b=2,t notin (x,y),!u"
 	replicas := answer{For: selected, Out: list(podOfWeb(0, "Pending", "r"), podOfWeb(2, "Running", "r"), podOfWeb(1, "Running", "r"))}
 	own := answer{For: selected, Out: list(podOfWeb(2, "Running", "another"), podOfWeb(3, "Running", "its"))}
+	const explanation = "{\n  \"apiVersion\": \"cni.meshcni.io/v1\",\n  \"kind\": \"Explanation\"\n}\n"
 	ended := func(code int, out, stderr string) answer {
 		a := of(1, "why shop/web", out)
 		a.Code, a.Err = code, fmt.Sprintf("%scommand terminated with exit code %d\n", stderr, code)
@@ -421,6 +431,12 @@ func TestRun_OnePod(t *testing.T) {
 		"no such workload": {"why deployment/web", []answer{{For: "get deployments.apps -o json -- web", Code: 1, Err: "Error from server (NotFound): x\n"}}, result{1, "", "error: kubectl get deployments.apps: Error from server (NotFound): x\n"}},
 		"pod/NAME":         {"why pod/web -n shop --uid=5", []answer{sets, web, n1, of(1, "why shop/web --uid=5", "the page\n")}, result{0, "the page\n", ""}},
 		"a bundle":         {"bundle shop/web --since 2h", []answer{sets, web, n1, of(1, "bundle shop/web --since=2h", "\x1f\bx")}, result{0, "\x1f\bx", ""}},
+		"a document":       {"why shop/web -o json", []answer{sets, web, n1, of(1, "why shop/web --output=json", explanation)}, result{0, explanation, ""}},
+		"a document of an older agent": {
+			"why shop/web -ojson",
+			[]answer{sets, web, n1, of(1, "why shop/web --output=json", "{\n  \"namespace\": \"shop\"\n}\n"), of(1, "version", "istio-cni version v0.0.9\n")},
+			result{1, "", "error: node n1: " + other + "it prints JSON without apiVersion; the agent is istio-cni version v0.0.9\n"},
+		},
 		"a page": {
 			"dashboard shop/web --port 4711",
 			[]answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 4711:9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}},
@@ -457,12 +473,12 @@ func TestTerminal_Progress(t *testing.T) {
 func TestDecisions_Table(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, fleetOf(2,
-		of(1, "decisions --json --since=1h", `[{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"seconds":{"total":1}}]`),
+		of(1, "decisions --json --since=1h", items("DecisionList", `{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"durationSeconds":1}`)),
 		of(2, "decisions --json --since=1h", `[{"time":"2026-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
 	))
 	call(kubectl, nil, "decisions", "--since", "1h").want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
 n2    2026-11-22T13:00:00Z  shop/b  false     mode-none  -       two\x20words
 n1    2026-11-22T12:00:00Z  shop/a  true      captured   -       -
 `, "")
-	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"total": 1`, "")
+	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"durationSeconds": 1`, "")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -45,13 +46,14 @@ type answers[T any] struct {
 	rows []row[T]
 	// size is the total size of the answers in bytes.
 	size int
-	// asked is the number of agents that answered; nothing counts the agents without anything that the flags name.
-	asked, nothing int
+	// asked is the number of agents that answered; nothing counts the agents without anything that the flags name; omitted counts the
+	// rows that the flags have left out.
+	asked, nothing, omitted int
 }
 
 // add adds the rows of a node's answer, whose command ended with an exit code.
 func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) bool) error {
-	rows, err := decode(node, text, fit)
+	rows, omitted, err := decode(node, text, fit)
 	size := a.size + len(text)
 	switch {
 	case err != nil:
@@ -60,7 +62,7 @@ func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) b
 		return fmt.Errorf("no room: all nodes have more than %d MiB or %d rows; choose nodes by --node, or rows by the flags of the command",
 			maxAll>>20, maxAllRows)
 	}
-	a.asked++
+	a.asked, a.omitted = a.asked+1, a.omitted+omitted
 	if len(rows) == 0 && code == applet.ExitError {
 		a.nothing++
 	}
@@ -68,15 +70,35 @@ func (a *answers[T]) add(node string, text []byte, code int, fit func(*row[T]) b
 	return nil
 }
 
-// decode reads a node's array row by row. fit makes a row smaller than its text, and reports whether it has the table's fields: other
-// rows are from another version.
-func decode[T any](node string, text []byte, fit func(*row[T]) bool) (rows []row[T], err error) {
+// decode reads the items of a node's list row by row. An agent before the documents prints the items alone. fit makes a row smaller
+// than its text, and reports whether it has the table's fields: other rows are from another version.
+func decode[T any](node string, text []byte, fit func(*row[T]) bool) (rows []row[T], omitted int, err error) {
 	if !json.Valid(text) {
-		return nil, unreadable(json.Unmarshal(text, &json.RawMessage{}))
+		return nil, 0, unreadable(json.Unmarshal(text, &json.RawMessage{}))
 	}
-	in := json.NewDecoder(bytes.NewReader(text))
-	if begin, err := in.Token(); begin != json.Delim('[') {
-		return nil, unreadable(cmp.Or(err, errors.New("it is no JSON array")))
+	if bytes.TrimSpace(text)[0] == '[' {
+		rows, err = decodeRows(node, text, fit)
+		return rows, 0, err
+	}
+	var list struct {
+		APIVersion string
+		Omitted    int
+		Items      json.RawMessage
+	}
+	if err = json.Unmarshal(text, &list); err != nil {
+		return nil, 0, unreadable(err)
+	}
+	if list.APIVersion != document.APIVersion {
+		return nil, 0, unreadable(fmt.Errorf("its apiVersion is %s", printable.Quote(list.APIVersion, maxShown/4)))
+	}
+	rows, err = decodeRows(node, list.Items, fit)
+	return rows, max(0, list.Omitted), err
+}
+
+func decodeRows[T any](node string, items []byte, fit func(*row[T]) bool) (rows []row[T], err error) {
+	in := json.NewDecoder(bytes.NewReader(items))
+	if begin, _ := in.Token(); begin != json.Delim('[') {
+		return nil, unreadable(errors.New("it has no array of items"))
 	}
 	for in.More() {
 		r := row[T]{node: node}
@@ -124,8 +146,8 @@ func levels(text []byte) (deepest int) {
 type listing[T any] struct {
 	// command is the agent's command with the flag for JSON.
 	command []string
-	// field is the name of the rows in JSON and YAML, beside the nodes; without it the document is the array of the rows.
-	field string
+	// list is a document of the kind.
+	list any
 	// fit is decode's parameter, compare orders rows.
 	fit     func(*row[T]) bool
 	compare func(a, b row[T]) int
@@ -156,7 +178,9 @@ func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T],
 		missing = l.missing(all.shown(), all.nothing == all.asked)
 	}
 	if l.shows != nil {
+		all.omitted += len(all.rows)
 		all.rows = slices.DeleteFunc(all.rows, func(r row[T]) bool { return !l.shows(r.shown) })
+		all.omitted -= len(all.rows)
 	}
 	return all, nodes, missing, nil
 }
@@ -169,10 +193,9 @@ func list[T any](ctx context.Context, f *fleet, form output.Form, l listing[T]) 
 	}
 	switch {
 	case form != output.Table:
-		head := struct {
-			Nodes []node `json:"nodes"`
-		}{nodes}
-		err = output.List(f.Stdout, form, head, l.field, all.rows)
+		head := output.NewHead(f.Getenv)
+		head.Node, head.Nodes, head.Omitted = "", nodes, all.omitted
+		err = output.List(f.Stdout, form, l.list, head, all.rows)
 	case len(all.rows) > 0:
 		err = l.table(all.rows)
 	case all.asked > 0 && missing == nil:
@@ -216,7 +239,7 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 	slices.Sort(args)
 	const on = "on the nodes that answered"
 	l := listing[audit.Status]{
-		command: slices.Concat([]string{"pods", "-o", "json"}, args), field: "pods", fit: fitPod,
+		command: slices.Concat([]string{"pods", "-o", "json"}, args), list: document.PodList{}, fit: fitPod,
 		compare: func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) },
 		bad:     audit.Status.Faulty, badCode: exitBypass, shows: flags.Selects,
 		empty: "no pod of the mesh " + on,
@@ -318,7 +341,7 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 	}
 	l := listing[decision]{
 		command: slices.Concat([]string{"decisions", "--json"}, given(c.in, flags.Rows(), "output", "json", "watch", "all-namespaces")),
-		fit:     func(r *row[decision]) bool { return r.shown.Reason != "" || r.shown.Error != "" },
+		list:    document.DecisionList{}, fit: func(r *row[decision]) bool { return r.shown.Reason != "" || r.shown.Error != "" },
 		compare: func(a, b row[decision]) int {
 			return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
 		},
@@ -366,7 +389,7 @@ func (f *fleet) decided(rows []row[decision], head bool) error {
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int, error) {
 	return list(ctx, f, flags.Output, listing[output.Check]{
-		command: slices.Concat([]string{"doctor", "-o", "json"}, given(c.in, flags.Rows(), "output")),
+		command: slices.Concat([]string{"doctor", "-o", "json"}, given(c.in, flags.Rows(), "output")), list: document.DoctorReport{},
 		fit:     func(r *row[output.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
 		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,

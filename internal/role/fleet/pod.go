@@ -16,12 +16,13 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
 // onePod runs an agent's command on a pod's node, and passes its output on.
-func (f *fleet) onePod(ctx context.Context, command string, rows []settings.Setting, namespace string, c call) (int, error) {
+func (f *fleet) onePod(ctx context.Context, command string, rows []settings.Setting, namespace string, form output.Form, c call) (int, error) {
 	operand, err := c.single()
 	if err != nil {
 		return 0, err
@@ -30,7 +31,7 @@ func (f *fleet) onePod(ctx context.Context, command string, rows []settings.Sett
 	if err != nil {
 		return 0, err
 	}
-	return f.pass(ctx, a, slices.Concat([]string{command, key}, given(c.in, rows, "namespace"))...)
+	return f.pass(ctx, a, form, slices.Concat([]string{command, key}, given(c.in, rows, "namespace"))...)
 }
 
 // target finds the agent on the node of the pod that an operand names. key is the pod in the form for the agent's commands.

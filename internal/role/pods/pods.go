@@ -21,6 +21,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
@@ -73,8 +74,11 @@ func Run(c applet.Call) int {
 	}
 	if err == nil {
 		missing := cfg.Missing(all, "on this node")
+		head := output.NewHead(c.Getenv)
+		head.Omitted = len(all)
 		all = slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) })
-		err = errors.Join(show(c, all, cfg, missing), command.LeftOut(all))
+		head.Omitted -= len(all)
+		err = errors.Join(show(c, document.PodList{Head: head, Items: all}, cfg, missing), command.LeftOut(all))
 	}
 	if err != nil {
 		return c.Fail(err)
@@ -119,15 +123,15 @@ func ask(ctx context.Context, c command.Pods) (all []audit.Status, err error) {
 }
 
 // show prints the pods, or that no pod is listed. Missing is its error if flags or operands name what the node has not.
-func show(c applet.Call, all []audit.Status, cfg command.Pods, missing error) error {
-	err := output.Print(c.Stdout, all, cfg.Output, func() error {
+func show(c applet.Call, list document.PodList, cfg command.Pods, missing error) error {
+	err := output.Print(c.Stdout, list, cfg.Output, func() error {
 		switch {
-		case missing != nil && len(all) == 0:
+		case missing != nil && len(list.Items) == 0:
 			return nil
-		case len(all) == 0:
+		case len(list.Items) == 0:
 			return none(c, cfg)
 		}
-		return output.Pods(c.Stdout, all, cfg.ByState())
+		return output.Pods(c.Stdout, list.Items, cfg.ByState())
 	})
 	return cmp.Or(err, missing)
 }

@@ -12,9 +12,11 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
-	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/role/pods"
+	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 func run(args ...string) (code int, stdout, stderr string) {
@@ -43,12 +45,12 @@ func TestPods_Selection(t *testing.T) {
 		"--state outside":          {0, "d"},
 	} {
 		code, out, errs := run(append(strings.Fields(args), socket, "-o", "json")...)
-		var all []audit.Status
-		if err := json.Unmarshal([]byte(out), &all); err != nil {
-			t.Fatalf("%s: %v: %s%s", args, err, out, errs)
-		}
+		documenttest.Valid(t, "PodList", out)
+		var all document.PodList
+		check.OK(t, json.Unmarshal([]byte(out), &all))
+		check.Equal(t, all.Omitted, 4-len(all.Items), args)
 		var names []string
-		for _, s := range all {
+		for _, s := range all.Items {
 			names = append(names, s.Pod)
 		}
 		if errs != "" && code != 1 {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -24,6 +25,7 @@ import (
 type run struct {
 	config
 	at             *netns.Namespace
+	getenv         func(string) (string, bool)
 	stdout, stderr io.Writer
 	log            *slog.Logger
 }
@@ -157,13 +159,17 @@ func (r run) compare(ctx context.Context) (code int, err error) {
 	if err != nil {
 		return exitError, err
 	}
-	r.notes(report)
+	code, text := exitDifferent, differences(report)
 	if report.Clean() {
-		printf(r.stdout, "the namespace is up to date (%s)\n", strings.Join(report.Tools, ", "))
-		return exitOK, nil
+		code, text = exitOK, fmt.Sprintf("the namespace is up to date (%s)\n", strings.Join(report.Tools, ", "))
 	}
-	printf(r.stdout, "%s", differences(report))
-	return exitDifferent, nil
+	if r.output == output.Table {
+		r.notes(report)
+	}
+	if err = r.print(verified(report), text); err != nil {
+		return exitError, err
+	}
+	return code, nil
 }
 
 func differences(report redirection.Report) string {
@@ -196,9 +202,11 @@ func (r run) show() error {
 		b.WriteString(r.text(set, families))
 	}
 	if r.dryRun {
-		routing(&b, r.spec.Routing(families))
+		for _, command := range routing(r.spec.Routing(families)) {
+			b.WriteString("# then: " + command + "\n")
+		}
 	}
-	if _, err := io.WriteString(r.stdout, b.String()); err != nil {
+	if err := r.print(r.wanted(sets, families), b.String()); err != nil {
 		return fmt.Errorf("printing the rules: %w", err)
 	}
 	if r.dryRun && r.dryRunFile != "" {
@@ -220,8 +228,7 @@ func (r run) showCleanup(ctx context.Context) error {
 	if len(report.Programs) == 0 {
 		b.WriteString("# there are no rules of the mesh\n")
 	}
-	printf(r.stdout, "%s", b.String())
-	return nil
+	return r.print(removal(report), b.String())
 }
 
 // feeding returns the command that accepts a program's text.
@@ -245,24 +252,31 @@ func (r run) text(set ruleset.Set, families redirect.Families) string {
 		return fmt.Sprintf("# %s: no rules: %s\n", set.Family, reason)
 	case r.explain:
 		return set.Explain() + "\n"
-	case r.backend == redirect.Native:
-		return fmt.Sprintf("# %s: nft -f\n%s", set.Family, redirect.Sidecar().NativeScript(set))
 	}
-	none := ruleset.Set{Family: set.Family}
-	return fmt.Sprintf("# %s: %s --noflush\n%s", set.Family, iptables.Names(set.Family),
-		ruleset.Reconcile(set, none, redirect.Sidecar().Owned(set, none)))
+	by, text := r.program(set)
+	return fmt.Sprintf("# %s: %s\n%s", set.Family, by, text)
 }
 
-// routing prints the routes and addresses besides the rules, as comments, so that iptables-restore accepts the text.
-func routing(b *strings.Builder, want redirect.Routing) {
+// program returns the text that sets up a set of rules, and the command that reads it.
+func (r run) program(set ruleset.Set) (by, text string) {
+	if r.backend == redirect.Native {
+		return "nft -f", redirect.Sidecar().NativeScript(set)
+	}
+	none := ruleset.Set{Family: set.Family}
+	return iptables.Names(set.Family) + " --noflush", fmt.Sprint(ruleset.Reconcile(set, none, redirect.Sidecar().Owned(set, none)))
+}
+
+// routing returns the commands for the routes and addresses besides the rules.
+func routing(want redirect.Routing) (all []string) {
 	if want.PassthroughV6 {
-		b.WriteString("# then: ip -6 addr add ::6/128 dev lo\n")
+		all = append(all, "ip -6 addr add ::6/128 dev lo")
 	}
 	for _, f := range want.MarkFamilies {
 		option := map[ruleset.Family]string{ruleset.IPv4: "-4", ruleset.IPv6: "-6"}[f]
-		fmt.Fprintf(b, "# then: ip %s route add local default dev lo table %d\n", option, want.Table)
-		fmt.Fprintf(b, "# then: ip %s rule add fwmark %d lookup %d\n", option, want.Mark, want.Table)
+		all = append(all, fmt.Sprintf("ip %s route add local default dev lo table %d", option, want.Table),
+			fmt.Sprintf("ip %s rule add fwmark %d lookup %d", option, want.Mark, want.Table))
 	}
+	return all
 }
 
 // save writes the text of a dry run for the user; the file need not survive a crash.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
@@ -28,6 +29,7 @@ type config struct {
 	probePort    uint16
 	probeTimeout time.Duration
 
+	output                                                             output.Form
 	dryRun, explain, verify, reconcile, cleanup, force, skip, validate bool
 	backend                                                            redirect.Backend
 	dns, allDNS, dropInvalid, dualStack, cniMode, native               bool
@@ -118,6 +120,10 @@ func (c *config) actionSettings() []settings.Setting {
 		{Name: "force-apply", Use: "the same as --reconcile", Value: settings.Bool(&c.force)},
 		{Name: "skip-rule-apply", Use: "change no rules and no routes", Value: settings.Bool(&c.skip)},
 		{Name: "run-validation", Use: "probe whether traffic is redirected; exit 126 if not", Value: settings.Bool(&c.validate)},
+		{ // -o is Istio's, for ports
+			Name: "output", FlagOnly: true, Arg: "FORM", Default: string(output.Table), Use: "table (the text), json or yaml, with --dry-run, --explain and --verify",
+			Value: settings.Choice(&c.output, output.Forms()...),
+		},
 		{
 			Env: []string{"DRY_RUN_FILE_PATH"}, Arg: "FILE", Use: "file that also receives the text of --dry-run",
 			Value: settings.Text(&c.dryRunFile, nil),
@@ -230,7 +236,11 @@ func read(given func(flag string) (string, bool), getenv func(string) (string, b
 	c.backend = chosen
 	spec.DropInvalid, spec.DualStack = c.dropInvalid, c.dualStack
 	c.spec = spec
-	return c, errors.Join(err, specErr, backendErr, c.captureDNS())
+	var outputErr error
+	if c.output != output.Table && !c.dryRun && !c.explain && !c.verify {
+		outputErr = fmt.Errorf("--output %s needs --dry-run, --explain or --verify", c.output)
+	}
+	return c, errors.Join(err, specErr, backendErr, outputErr, c.captureDNS())
 }
 
 func groupID(name string) (uint32, error) {

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/hostfs"
@@ -44,6 +45,7 @@ type config struct {
 	record  string
 	backend redirect.Backend
 	asJSON  bool
+	output  output.Form
 }
 
 // Rows are the flags for the completion.
@@ -57,7 +59,8 @@ func (c *config) rows() []settings.Setting {
 			Value: settings.Of(&c.backend, redirect.ParseBackend, func(b redirect.Backend) string { return string(b) }),
 		},
 		{Name: "record", Arg: "DIR", Use: "write the verdict for the plugin, into the agent's run directory", Value: settings.Text(&c.record, nil)},
-		{Name: "json", Default: "false", Use: "print JSON", Value: settings.Bool(&c.asJSON)},
+		output.Flag(&c.output),
+		{Name: "json", Default: "false", Use: "the same as -o json", Value: settings.Bool(&c.asJSON)},
 	}
 }
 
@@ -73,11 +76,10 @@ func Run(c applet.Call) int {
 		err = verdict.Record(hostfs.Disk{}, cfg.record)
 	}
 	if err == nil {
-		form := output.Table
 		if cfg.asJSON {
-			form = output.JSON
+			cfg.output = output.JSON
 		}
-		err = output.Print(c.Stdout, verdict, form, func() error {
+		err = output.Print(c.Stdout, report(verdict, output.NewHead(c.Getenv)), cfg.output, func() error {
 			_, bad := io.WriteString(c.Stdout, verdict.Text())
 			return bad
 		})
@@ -90,4 +92,17 @@ func Run(c applet.Call) int {
 		return exitUnable
 	}
 	return applet.ExitOK
+}
+
+// report is the verdict for users.
+func report(v selfcheck.Verdict, head document.Head) document.SelfTestReport {
+	r := document.SelfTestReport{Head: head, Kernel: v.Kernel, Auto: string(v.Choice)}
+	for _, one := range v.Results {
+		b := document.BackendReport{Backend: string(one.Backend), Works: one.Untried == "" && len(one.Problems) == 0, NotTried: one.Untried}
+		for _, p := range one.Problems {
+			b.Problems = append(b.Problems, document.BackendProblem{Family: p.Family, Mode: p.Mode, Text: p.Text})
+		}
+		r.Items = append(r.Items, b)
+	}
+	return r
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/command"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -115,7 +116,7 @@ func (c *config) local(ctx context.Context, searchPath string, o follow.Options,
 	}
 	defer space.NetNS.Close()
 	o.Subject = "namespace " + c.Path()
-	return follow.Run(ctx, space, nil, o, p.record)
+	return follow.Run(ctx, space, nil, o, p.event)
 }
 
 // ask makes the node agent trace a pod.
@@ -127,7 +128,10 @@ func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 			if bad := json.Unmarshal(line, &r); bad != nil {
 				return bad
 			}
-			return p.record(r)
+			if r.Error != "" {
+				return errors.New(printable.Text(r.Error, maxLine))
+			}
+			return p.event(r.TraceEvent)
 		})
 	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == http.StatusNotFound {
@@ -162,22 +166,15 @@ type printer struct {
 	end follow.End
 }
 
-// record shows a record.
-func (p *printer) record(r follow.Record) error {
+// event shows an event.
+func (p *printer) event(r document.TraceEvent) error {
 	p.begun = p.begun || r.Begin != nil
 	p.end.Add(r)
 	if r.End != nil {
 		p.end, p.ended = *r.End, true
 	}
-	if r.Error != "" {
-		return errors.New(printable.Text(r.Error, maxLine))
-	}
-	if p.form == output.JSON {
-		text, err := json.Marshal(r)
-		if err == nil {
-			_, err = p.w.Write(append(printable.Lines(text), '\n'))
-		}
-		return err
+	if p.form != output.Table {
+		return output.Event(p.w, r, p.form)
 	}
 	_, err := io.WriteString(p.w, text(r))
 	return err
@@ -187,10 +184,10 @@ func (p *printer) record(r follow.Record) error {
 func (p *printer) interrupted() error {
 	end := p.end
 	end.Reason = "it was interrupted"
-	return p.record(follow.Record{End: &end})
+	return p.event(document.TraceEvent{End: &end})
 }
 
-func text(r follow.Record) string {
+func text(r document.TraceEvent) string {
 	switch {
 	case r.Begin != nil:
 		b := r.Begin

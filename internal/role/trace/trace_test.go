@@ -12,13 +12,15 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
-	"github.com/meshcni/istio-cni/internal/node/follow"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/role/trace"
+	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // watched is an output that calls back at its first line. The buffer is not embedded because it has a WriteString.
@@ -87,10 +89,14 @@ func TestTrace_Namespace(t *testing.T) {
 	}
 	_, stdout, _ := run(send(80), "--netns", l.Path(), "--for=1s", "-o", "json")
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
-	var last follow.Record
+	documenttest.Valid(t, "TraceEvent", stdout)
+	var last document.TraceEvent
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &last); err != nil || len(lines) != 3 || last.End == nil || last.End.Wanted != 1 {
 		t.Errorf("%v\n%s", err, stdout)
 	}
+	_, stdout, _ = run(send(80), "--netns", l.Path(), "--for=1s", "-o", "yaml")
+	documenttest.Valid(t, "TraceEvent", stdout)
+	check.Equal(t, strings.Count(stdout, "---\n"), 3, stdout)
 }
 
 func TestTrace_BadInput(t *testing.T) {
@@ -108,7 +114,7 @@ func TestTrace_BadInput(t *testing.T) {
 		"two ports":     {[]string{"a/b", "--to=1.2.3.4:5", "--port=6"}, 2, `port: value "6": want one port`},
 		"two families":  {[]string{"a/b", "--to=1.2.3.4", "--from=::1"}, 2, `from: value "::1": want an address of the family of to`},
 		"too long":      {[]string{"a/b", "--for=1h"}, 2, `for: value "1h": want a duration from 1s to 10m0s`},
-		"form":          {[]string{"a/b", "-o=xml"}, 2, "want one of table, json"},
+		"form":          {[]string{"a/b", "-o=xml"}, 2, "want one of table, json, yaml"},
 		"no agent":      {[]string{"a/b", "--socket", none}, 1, "--pid and --netns need none"},
 		"no file":       {[]string{"--netns", none}, 1, none},
 		"no namespaces": {[]string{"--netns", "/dev/null"}, 1, "/dev/null"},

@@ -162,7 +162,7 @@ func decision(p *paper, e inspect.Explanation) {
 	if r == nil {
 		p.line("at ADD", "not known: the agent has the last calls of the plugin only (istio-cni decisions)")
 	} else {
-		p.line("at ADD", "%s, because %s (%s), %s, %s", outcome(r.Captured, r.Reason), sidecar.Reason(r.Reason).Sentence(), r.Reason, sources[r.Source], moment(r.Time))
+		p.line("at ADD", "%s, because %s (%s), %s, %s", outcome(r.Captured, r.Reason), sidecar.Reason(r.Reason).Sentence(), r.Reason, sources[agentapi.Source(r.Source)], moment(r.Time))
 		if r.Backend != "" {
 			p.line("", "rules by backend %s", backends(r.Backend))
 		}
@@ -386,9 +386,9 @@ func hops(p *paper, a *inspect.Answer) {
 		skipped = 0
 	}
 	for i, h := range a.Hops {
-		if a.Cut > 0 && i == len(a.Hops)/2 {
+		if a.OmittedHops > 0 && i == len(a.Hops)/2 {
 			skip()
-			p.print(fmt.Sprintf("      … %d more\n", a.Cut))
+			p.print(fmt.Sprintf("      … %d more\n", a.OmittedHops))
 		}
 		if h.Answer == "not-matched" && len(a.Hops) > shown {
 			skipped++

@@ -93,6 +93,8 @@ func Run(c applet.Call) int {
 	searchPath, _ := c.Getenv("PATH")
 	e, err := cfg.explain(ctx, query, searchPath)
 	if err == nil {
+		head := output.NewHead(c.Getenv)
+		e.Node, e.Time = head.Node, head.Time
 		err = cfg.show(c, e)
 	}
 	if err != nil {

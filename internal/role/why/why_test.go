@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -26,6 +27,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/role/why"
 	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // why runs the command on a terminal with a number of columns, 0 without a terminal.
@@ -116,6 +118,9 @@ func TestJSON_EmptyArrays(t *testing.T) {
 	if code != 3 || strings.Contains(out, "null") {
 		t.Errorf("exit %d:\n%s%s", code, out, errs)
 	}
+	documenttest.Valid(t, "Explanation", out)
+	_, out, _ = explain(t, 0, "--netns", f.Path(), "-o", "yaml")
+	documenttest.Valid(t, "Explanation", out)
 	text, err := json.Marshal(inspect.Explanation{})
 	for _, want := range []string{`"chains":[]`, `"listeners":[]`} {
 		if err != nil || !strings.Contains(string(text), want) {
@@ -240,8 +245,8 @@ func pod(change func(*inspect.Explanation)) inspect.Explanation {
 		Status:   audit.Status{Namespace: "shop", Pod: "web", UID: "1", State: audit.Captured, Sentence: audit.Captured.Sentence(), Backend: "netlink,netlink"},
 		Injected: true, Injection: inspect.Injection{Revision: "default", Proxy: "native sidecar", Setup: sidecar.ValidationContainer},
 		Decision: inspect.Decision{Captured: true, Reason: string(sidecar.Captured), Sentence: sidecar.Captured.Sentence()},
-		Added: &agentapi.Report{
-			Time: agenttest.Start(), Command: "ADD", Reason: string(sidecar.Captured), Captured: true, Source: agentapi.SourceAgent, Backend: "netlink,netlink",
+		Added: &document.Decision{
+			Time: agenttest.Start(), Command: "ADD", Reason: string(sidecar.Captured), Captured: true, Source: string(agentapi.SourceAgent), Backend: "netlink,netlink",
 		},
 		Detail: inspect.Detail{
 			Ports: inspect.Ports{Outbound: 15001, Inbound: 15006}, Listeners: []inspect.Listener{{Address: netip.MustParseAddrPort("127.0.0.1:15001"), UID: 1337}},
@@ -316,8 +321,10 @@ func TestPage_OfAPod(t *testing.T) {
 				t.Errorf("%s: a line of %d columns: %q", tt.name, n, line)
 			}
 		}
-		if code, out, _ := explain(t, 0, "shop/web", socket, "-o", "json"); code != tt.code || !json.Valid([]byte(out)) {
-			t.Errorf("%s: not JSON: %s", tt.name, out)
+		if code, out, _ := explain(t, 0, "shop/web", socket, "-o", "json"); code != tt.code {
+			t.Errorf("%s: exit %d: %s", tt.name, code, out)
+		} else {
+			documenttest.Valid(t, "Explanation", out)
 		}
 	}
 }

@@ -11,22 +11,27 @@ import (
 
 // Rule is a live or missing rule, compared with the wanted rules.
 type Rule struct {
-	// Text is the rule as its tool prints it. Why is its reason, "" for an unwanted rule.
+	// Text is the rule as its tool prints it.
 	Text string `json:"rule"`
-	Why  string `json:"why,omitempty"`
-	// Op is "" for a wanted rule, otherwise missing, extra (in a chain of the mesh) or foreign.
-	Op string `json:"op,omitempty"`
+	// Why is the reason of the rule. An unwanted rule has none.
+	Why string `json:"why,omitempty"`
+	// Op is absent for a wanted rule that is there. An extra rule is in a chain of the mesh.
+	Op string `json:"op,omitempty" jsonschema:"enum=missing,enum=extra,enum=foreign"`
 }
 
 // Chain is a chain with its rules; missing rules come last.
 type Chain struct {
-	Family string `json:"family"`
-	Table  string `json:"table"`
-	Chain  string `json:"chain"`
-	// Hook is the hook of a base chain, "" for any other.
-	Hook  string `json:"hook,omitempty"`
+	// Family is the address family, inet for both.
+	Family string `json:"family" jsonschema:"enum=IPv4,enum=IPv6,enum=inet"`
+	// Table is the chain's table.
+	Table string `json:"table"`
+	// Chain is the chain's name.
+	Chain string `json:"chain"`
+	// Hook is the hook of a base chain. Any other chain has none.
+	Hook string `json:"hook,omitempty"`
+	// Rules are the chain's rules, in order.
 	Rules []Rule `json:"rules"`
-	// Omitted counts further rules.
+	// Omitted is the number of further rules.
 	Omitted int `json:"omitted,omitempty"`
 }
 
