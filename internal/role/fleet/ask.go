@@ -277,9 +277,12 @@ func (f *fleet) start(ctx context.Context, out io.Writer, args ...string) (stder
 		program = other
 	}
 	cmd := exec.CommandContext(ctx, program, slices.Concat(f.options.kubectl, args)...) //nolint:gosec // the user's kubectl
-	// A credential plugin that outlives kubectl holds its pipes.
+	// A credential plugin that outlives kubectl holds its pipes. The rest of a bundle in a pipe may take long to write.
 	const patience = 2 * time.Second
 	cmd.WaitDelay = patience
+	if f.steps {
+		cmd.WaitDelay = f.timeout
+	}
 	problems := &limited{most: maxProblems, drops: true}
 	cmd.Stdout, cmd.Stderr = out, problems
 	err = cmd.Run()

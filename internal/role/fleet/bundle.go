@@ -73,7 +73,10 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	if failed(nodes) {
 		code = applet.ExitError
 	}
-	return code, cmp.Or(err, out.Close())
+	if closed := out.Close(); closed != nil {
+		err = cmp.Or(err, fmt.Errorf("writing the bundle: %w", closed))
+	}
+	return code, err
 }
 
 // files adds the files of a node's bundle as they arrive.

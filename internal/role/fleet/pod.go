@@ -23,7 +23,7 @@ func (f *fleet) onePod(ctx context.Context, command string, args []string) (int,
 }
 
 // target finds the agent on the node of the pod that the arguments name, as NAMESPACE/NAME or as NAME with -n NAMESPACE. key is the pod
-// in the form for the agent's commands, rest are the other arguments.
+// in the form for the agent's commands, rest are the other arguments; both are set if the pod was found.
 func (f *fleet) target(ctx context.Context, args []string) (a agent, key string, rest []string, err error) {
 	namespace, rest, err := last(args, "--namespace", "-n", "")
 	if err != nil {
@@ -51,15 +51,15 @@ func (f *fleet) target(ctx context.Context, args []string) (a agent, key string,
 	key = found.Metadata.Namespace + "/" + found.Metadata.Name
 	node := found.Spec.NodeName
 	if node == "" {
-		return a, key, nil, fmt.Errorf("pod %s is on no node yet", key)
+		return a, key, rest, fmt.Errorf("pod %s is on no node yet", key)
 	}
 	f.nodes = []string{node}
 	agents, err := f.agents(ctx, "--field-selector=spec.nodeName="+node)
 	switch {
 	case err != nil:
-		return a, key, nil, err
+		return a, key, rest, err
 	case agents[0].problem != "":
-		return a, key, nil, fmt.Errorf("node %s of pod %s: %s", node, key, agents[0].problem)
+		return a, key, rest, fmt.Errorf("node %s of pod %s: %s", node, key, agents[0].problem)
 	}
 	return agents[0], key, rest, nil
 }
