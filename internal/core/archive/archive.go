@@ -30,8 +30,9 @@ const (
 	MaxAll  = 32 << 20
 	reserve = 1 << 20
 
-	// Confs is the directory of other programs' CNI configurations, Cluster the directory of Kubernetes objects.
-	Confs   = "cni/"
+	// Confs is the directory of other programs' CNI configurations.
+	Confs = "cni/"
+	// Cluster is the directory of Kubernetes objects.
 	Cluster = "cluster/"
 )
 
@@ -56,12 +57,12 @@ type Archive struct {
 // New begins an archive, whose directory has the time and the parts of the name. It replaces the secrets wherever they are.
 func New(w io.Writer, began time.Time, secrets []string, name ...string) *Archive {
 	compressed := gzip.NewWriter(w)
-	dir := "istio-cni-bundle"
+	dir := []string{"istio-cni-bundle"}
 	for _, part := range append(name, began.UTC().Format("20060102T150405Z")) {
-		dir += "-" + FileName(part)
+		dir = append(dir, FileName(part))
 	}
 	return &Archive{
-		Redactor: redact.New(secrets...), compressed: compressed, out: tar.NewWriter(compressed), dir: dir, began: began,
+		Redactor: redact.New(secrets...), compressed: compressed, out: tar.NewWriter(compressed), dir: strings.Join(dir, "-"), began: began,
 		left: MaxAll - reserve, names: map[string]bool{},
 	}
 }

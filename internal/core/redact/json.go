@@ -176,30 +176,15 @@ func (d *document) members(begin json.Delim, shown, free bool, depth int) error 
 	d.out.WriteString(begin.String())
 	hidden := d.foreign != nil && depth > 1 && !shown // whatever is below an unknown key
 	for separator := ""; d.in.More(); {
-		key, below := "", false
+		var err error
 		if begin == '{' {
-			token, err := d.in.Token()
-			if err != nil {
-				return err
-			}
-			key, _ = token.(string) // JSON keys are strings
-			if d.foreign != nil && d.foreign.ignored[key] {
-				if err := d.in.Decode(&json.RawMessage{}); err != nil {
-					return err
-				}
-				continue
-			}
-			shown, below = d.member(key, free, hidden)
+			err = d.member(&separator, free, hidden, depth)
+		} else {
+			d.out.WriteString(separator)
+			separator = ","
+			err = d.value(shown, false, depth)
 		}
-		d.out.WriteString(separator)
-		separator = ","
-		if begin == '{' {
-			if err := d.write(d.key(key, shown)); err != nil {
-				return err
-			}
-			d.out.WriteByte(':')
-		}
-		if err := d.value(shown, below, depth); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -208,8 +193,28 @@ func (d *document) members(begin json.Delim, shown, free bool, depth int) error 
 	return err
 }
 
-// member reports whether an object's member is shown, and whether a user chooses the keys below it. free is whether a user chose its key.
-func (d *document) member(key string, free, hidden bool) (shown, below bool) {
+// member rewrites an object's member, after the separator if there is one before it.
+func (d *document) member(separator *string, free, hidden bool, depth int) error {
+	token, err := d.in.Token()
+	if err != nil {
+		return err
+	}
+	key, _ := token.(string) // JSON keys are strings
+	if d.foreign != nil && d.foreign.ignored[key] {
+		return d.in.Decode(&json.RawMessage{})
+	}
+	shown, below := d.known(key, free, hidden)
+	d.out.WriteString(*separator)
+	*separator = ","
+	if err := d.write(d.key(key, shown)); err != nil {
+		return err
+	}
+	d.out.WriteByte(':')
+	return d.value(shown, below, depth)
+}
+
+// known reports whether an object's member is shown, and whether a user chooses the keys below it. free is whether a user chose its key.
+func (d *document) known(key string, free, hidden bool) (shown, below bool) {
 	switch {
 	case d.foreign == nil:
 		return true, false

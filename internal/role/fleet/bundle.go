@@ -38,27 +38,19 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 	if f.Columns() > 0 {
 		return 0, &usageError{errors.New("the bundle is a tar.gz file: redirect the standard output to a file")}
 	}
-	pod, unplaced := "", error(nil)
-	if len(args) > 0 && (!strings.HasPrefix(args[0], "-") || strings.HasPrefix(args[0], "-n") || strings.HasPrefix(args[0], "--namespace")) {
-		f.nodes = nil
-		_, key, rest, err := f.target(ctx, args)
-		if key == "" {
-			return 0, err
-		}
-		pod, args = key, append([]string{key}, rest...)
-		if len(f.nodes) == 0 {
-			unplaced = err
-		}
+	pod, args, unplaced, err := f.named(ctx, args)
+	if err == nil {
+		_, _, err = f.where(ctx)
 	}
-	if _, _, err := f.where(ctx); err != nil {
+	if err != nil {
 		return 0, err
 	}
 	f.steps = true
 	out := archive.New(f.Stdout, time.Now(), nil) //nolint:forbidigo // the only clock of the plugin
 	out.Add("README.txt", []byte(bundleReadme), nil)
 	f.cluster(ctx, out, pod)
-	nodes, err := []node(nil), unplaced
-	if err == nil {
+	var nodes []node
+	if err = unplaced; err == nil {
 		nodes, err = f.each(ctx, atOnce, func(ctx context.Context, a agent) error { return f.files(ctx, out, a, args) })
 	}
 	for _, n := range nodes {
@@ -77,6 +69,23 @@ func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
 		err = cmp.Or(err, fmt.Errorf("writing the bundle: %w", closed))
 	}
 	return code, err
+}
+
+// named returns the pod that the arguments name, "" if they name none, and the arguments for the agents. unplaced is the error of a pod that
+// is on no node.
+func (f *fleet) named(ctx context.Context, args []string) (pod string, rest []string, unplaced, err error) {
+	if len(args) == 0 || strings.HasPrefix(args[0], "-") && !strings.HasPrefix(args[0], "-n") && !strings.HasPrefix(args[0], "--namespace") {
+		return "", args, nil, nil
+	}
+	f.nodes = nil
+	_, pod, rest, err = f.target(ctx, args)
+	if pod == "" {
+		return "", nil, nil, err
+	}
+	if len(f.nodes) == 0 {
+		unplaced = err
+	}
+	return pod, append([]string{pod}, rest...), unplaced, nil
 }
 
 // files adds the files of a node's bundle as they arrive.

@@ -124,7 +124,8 @@ func TestBundle_OfAllNodes(t *testing.T) {
 		return answer{For: of(agent, "bundle", "").For, Code: code, Out: out, Err: stderr}
 	}
 	answers := []answer{
-		of(1, "bundle", whole), failing(2, 1, whole, "error: the node agent does not answer\n"), {For: of(3, "bundle", "").For, Out: whole[:len(whole)-20], Hang: true},
+		of(1, "bundle", whole), failing(2, 1, whole, "error: the node agent does not answer\n"),
+		{For: of(3, "bundle", "").For, Out: whole[:len(whole)-20], Hang: true},
 		of(4, "bundle", "garbage, garbage"), of(5, "bundle", whole[:len(whole)/2]), failing(6, 1, "", "Error from server (Forbidden): no\x1b\n"), of(7, "bundle", ""), of(8, "bundle", big),
 		{For: "get -o json events", Code: 1, Err: "Error from server (Forbidden): events is forbidden: Bearer " + planted + "\n"},
 		{For: "get nodes", Out: "node/n1\nnode/alone\n"},
@@ -173,8 +174,14 @@ func TestBundle_HostileNode(t *testing.T) {
 	zipped := gzip.NewWriter(&text)
 	out := tar.NewWriter(zipped)
 	for _, header := range []tar.Header{
-		{Name: "d/link", Linkname: "/etc/passwd", Typeflag: tar.TypeSymlink}, {Name: "d/../../../etc/cron.d/x"}, {Name: "/etc/x"}, {Name: "x"}, {Name: "d/a/b/c/d"},
-		{Name: "d/\x1b[2J\n" + strings.Repeat("long", 1000)}, {Name: "d/dir/", Typeflag: tar.TypeDir}, {Name: `d/..\..\x`},
+		{Name: "d/link", Linkname: "/etc/passwd", Typeflag: tar.TypeSymlink},
+		{Name: "d/../../../etc/cron.d/x"},
+		{Name: "/etc/x"},
+		{Name: "x"},
+		{Name: "d/a/b/c/d"},
+		{Name: "d/\x1b[2J\n" + strings.Repeat("long", 1000)},
+		{Name: "d/dir/", Typeflag: tar.TypeDir},
+		{Name: `d/..\..\x`},
 	} {
 		check.OK(t, out.WriteHeader(&header))
 	}

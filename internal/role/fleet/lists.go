@@ -146,9 +146,9 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 	var all answers[T]
 	var mu sync.Mutex
 	nodes, err := f.each(ctx, parallel, func(ctx context.Context, a agent) error {
-		text, code, err := f.one(ctx, a, maxList, []int{l.badCode}, slices.Concat(l.command, args)...)
-		if err != nil {
-			return err
+		text, code, failure := f.one(ctx, a, maxList, []int{l.badCode}, slices.Concat(l.command, args)...)
+		if failure != nil {
+			return failure
 		}
 		mu.Lock()
 		defer mu.Unlock()
