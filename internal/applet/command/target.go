@@ -58,12 +58,13 @@ func ParseTarget(text, namespace string) (t Target, err error) {
 	return t, nil
 }
 
-// PodKey returns the argument with which PodOf finds a pod, also in a namespace that is called like a kind.
-func PodKey(namespace, name string) string {
+// PodKey returns the argument with which PodOf finds the pod NAMESPACE/NAME, also in a namespace that is called like a kind.
+func PodKey(pod string) string {
+	namespace, name, _ := strings.Cut(pod, "/")
 	if kind(namespace) != "" {
 		return namespace + "/" + Pod + "/" + name
 	}
-	return namespace + "/" + name
+	return pod
 }
 
 // PodOf returns NAMESPACE/NAME of the pod that an argument names on a node.

@@ -45,7 +45,7 @@ func TestParseTarget_Forms(t *testing.T) {
 		}
 	}
 	for _, namespace := range []string{"shop", "jobs", "pod"} {
-		key, err := command.PodOf(command.PodKey(namespace, "x"), "")
+		key, err := command.PodOf(command.PodKey(namespace+"/x"), "")
 		check.OK(t, err)
 		check.Equal(t, key, namespace+"/x")
 	}

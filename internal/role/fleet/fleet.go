@@ -6,7 +6,7 @@
 // own lines, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes
 // nothing. It builds for every system that kubectl runs on.
 //
-// Start at Run; agents.go finds the agents, ask.go queries all of them with kubectl, lists.go merges their lists.
+// Start at Run; agents.go finds the agents, ask.go queries all of them with kubectl, lists.go merges their lists, bundle.go their files.
 package fleet
 
 import (
@@ -77,6 +77,11 @@ type fleet struct {
 	options
 	// progress is a terminal, or nil.
 	progress io.Writer
+	// steps is whether each node's answer is a line of the error output.
+	steps bool
+	// home is the namespace of the agents, once it is known, and sets are the UIDs of their DaemonSets.
+	home string
+	sets []string
 }
 
 // options are the flags of this program.
@@ -185,7 +190,7 @@ func (f *fleet) commands() []subcommand {
 		}, usual, nil},
 		{"decisions", "", "the last calls of the plugin on all nodes", decisions.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.decisions(ctx, &decisions, c) }, usual, nil},
 		{"doctor", "", "checks of all nodes; with --for ambient also of what ambient mode needs", doctor.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.doctor(ctx, &doctor, c) }, long, nil},
-		{"bundle", "[POD]", "a tar.gz file for a bug report, to standard output", bundle.Rows(), 1, func(ctx context.Context, c call) (int, error) { return f.bundle(ctx, &bundle, c) }, longest, nil},
+		{"bundle", "[POD]", "a tar.gz file for a bug report, to standard output: objects and the files of all nodes, or of the pod's node", bundle.Rows(), 1, func(ctx context.Context, c call) (int, error) { return f.bundle(ctx, &bundle, c) }, longest, nil},
 		{"dashboard", "[POD]", "forwards the page of an agent to localhost", page.rows(), 1, func(ctx context.Context, c call) (int, error) { return f.dashboard(ctx, page, c) }, usual, nil},
 		{"completion", "bash|zsh|fish", "the completion for a shell", nil, many, func(_ context.Context, c call) (int, error) { return f.completion(c.operands), nil }, usual, nil},
 		{"version", "", "the version of this program", output.VersionRows(), many, func(_ context.Context, c call) (int, error) {

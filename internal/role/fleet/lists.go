@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -165,11 +166,20 @@ type listing[T any] struct {
 
 // gather runs a command in all agents and returns their sorted rows, with the error about what is missing.
 func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T], nodes []node, missing, err error) {
-	q := question{l.command, []int{l.badCode}, maxList, parallel}
+	ok := []int{l.badCode}
 	if l.badCode == exitBypass { // pods --check exits with 1 if it left out pods
-		q.ok = append(q.ok, applet.ExitError)
+		ok = append(ok, applet.ExitError)
 	}
-	nodes, err = f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
+	var mu sync.Mutex
+	nodes, err = f.each(ctx, parallel, func(ctx context.Context, a agent) error {
+		text, code, failure := f.one(ctx, a, maxList, ok, l.command...)
+		if failure != nil {
+			return failure
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		return all.add(a.node, text, code, l.fit)
+	})
 	if err != nil {
 		return all, nil, nil, err
 	}

@@ -1,9 +1,7 @@
 package fleet
 
 import (
-	"archive/tar"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
@@ -22,7 +19,7 @@ import (
 )
 
 // onePod runs an agent's command on a pod's node, and passes its output on.
-func (f *fleet) onePod(ctx context.Context, command string, rows []settings.Setting, namespace string, form output.Form, c call) (int, error) {
+func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting, namespace string, form output.Form, c call) (int, error) {
 	operand, err := c.single()
 	if err != nil {
 		return 0, err
@@ -31,10 +28,10 @@ func (f *fleet) onePod(ctx context.Context, command string, rows []settings.Sett
 	if err != nil {
 		return 0, err
 	}
-	return f.pass(ctx, a, form, slices.Concat([]string{command, key}, given(c.in, rows, "namespace"))...)
+	return f.pass(ctx, a, form, slices.Concat([]string{name, command.PodKey(key)}, given(c.in, rows, "namespace"))...)
 }
 
-// target finds the agent on the node of the pod that an operand names. key is the pod in the form for the agent's commands.
+// target finds the agent on the node of the pod that an operand names. key is NAMESPACE/NAME of the pod, if it was found.
 func (f *fleet) target(ctx context.Context, operand, namespace string) (a agent, key string, err error) {
 	t, err := command.ParseTarget(operand, namespace)
 	if err != nil {
@@ -47,7 +44,7 @@ func (f *fleet) target(ctx context.Context, operand, namespace string) (a agent,
 	if err != nil {
 		return a, "", err
 	}
-	key = command.PodKey(found.Metadata.Namespace, found.Metadata.Name)
+	key = found.Metadata.Namespace + "/" + found.Metadata.Name
 	node := found.Spec.NodeName
 	if node == "" {
 		return a, key, fmt.Errorf("pod %s is on no node yet", key)
@@ -108,54 +105,6 @@ func (f *fleet) podOf(ctx context.Context, operand string, of object) (object, e
 // errNamespaceAlone is the error for a namespace that has no effect.
 var errNamespaceAlone = &usageError{errors.New("--namespace without the name of a pod")}
 
-// partial is the exit code of an agent's command bundle whose file lists missing parts.
-var partial = []int{applet.ExitError} //nolint:gochecknoglobals // a constant
-
-// bundle writes the bundle of a pod's node, or a tar.gz file with the bundles of all nodes.
-func (f *fleet) bundle(ctx context.Context, flags *command.Bundle, c call) (int, error) {
-	args := given(c.in, flags.Rows(), "namespace")
-	switch {
-	case f.Columns() > 0:
-		return 0, &usageError{errors.New("the bundle is a tar.gz file: redirect the standard output to a file")}
-	case len(c.operands) == 0 && flags.Namespace != "":
-		return 0, errNamespaceAlone
-	}
-	if len(c.operands) > 0 {
-		a, key, err := f.target(ctx, c.operands[0], flags.Namespace)
-		if err != nil {
-			return 0, err
-		}
-		text, _, err := f.one(ctx, a, maxBundle, partial, slices.Concat([]string{"bundle", key}, args)...)
-		if err != nil {
-			return 0, fmt.Errorf("node %s: no answer: %w", a.node, err)
-		}
-		_, err = f.Stdout.Write(text)
-		return applet.ExitOK, err
-	}
-	now := time.Now() //nolint:forbidigo // the only clock of the plugin
-	zipped := gzip.NewWriter(f.Stdout)
-	out := tar.NewWriter(zipped)
-	q := question{slices.Concat([]string{"bundle"}, args), partial, maxBundle, atOnce}
-	nodes, err := f.each(ctx, q, func(a agent, text []byte, _ int) error {
-		// The name is the API server's; a path in it must not leave the directory of the extraction.
-		name := strings.NewReplacer("/", "_", `\`, "_").Replace(printable.Text(a.node, maxShown/4)) + ".tar.gz"
-		header := &tar.Header{Name: "istio-cni/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: now, Format: tar.FormatPAX}
-		if err := out.WriteHeader(header); err != nil {
-			return err
-		}
-		_, err := out.Write(text)
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	code := applet.ExitOK
-	if failed(nodes) {
-		code = applet.ExitError
-	}
-	return code, errors.Join(out.Close(), zipped.Close())
-}
-
 // pagePort is an agent's default.
 const pagePort = "9876"
 
@@ -184,7 +133,7 @@ func (f *fleet) dashboard(ctx context.Context, flags dashboard, c call) (int, er
 		a, err = f.running(ctx)
 	default:
 		a, page, err = f.target(ctx, c.operands[0], flags.namespace)
-		page = "#" + strings.Replace(page, "/"+command.Pod+"/", "/", 1) // see command.PodKey
+		page = "#" + page
 	}
 	if err != nil {
 		return 0, err
