@@ -95,7 +95,10 @@ func TestDecisions_RefusedPods(t *testing.T) {
 func TestDecisions_Filters(t *testing.T) {
 	now := time.Now()
 	socket := serve(t,
-		agentapi.Report{Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old"}, agentapi.Report{Time: now, Namespace: "a", Pod: "x"},
+		agentapi.Report{
+			Time: now.Add(-2 * time.Hour), Namespace: "a", Pod: "old", Command: "ADD", UID: "1", Container: "c", Reason: "captured", Captured: true, Detail: "d", Source: agentapi.SourceAPI,
+			Backend: "netlink,netlink", Error: "e", Seconds: map[agentapi.Phase]float64{agentapi.PhaseTotal: 0.5}, Changed: true, Processes: 1, Requests: 1, Number: 7,
+		}, agentapi.Report{Time: now, Namespace: "a", Pod: "x"},
 		agentapi.Report{Time: now, Namespace: "b", Pod: "y"}, agentapi.Report{Time: now, Namespace: "b", Pod: "z"},
 		agentapi.Report{Time: now.Add(-3 * time.Hour), Namespace: "b", Pod: "entered-late", Source: agentapi.SourceWatch})
 	for _, test := range []struct {
