@@ -65,8 +65,8 @@ const (
 	traffic.sidecar.istio.io/includeInboundPorts traffic.sidecar.istio.io/excludeInboundPorts
 	traffic.sidecar.istio.io/includeOutboundPorts traffic.sidecar.istio.io/excludeOutboundPorts
 	traffic.sidecar.istio.io/excludeInterfaces traffic.sidecar.istio.io/kubevirtInterfaces
-	cni.meshcni.io/includeInboundPorts cni.meshcni.io/excludeInboundPorts cni.meshcni.io/includeOutboundPorts
-	cni.meshcni.io/excludeOutboundPorts
+	cni.istio.io/includeInboundPorts cni.istio.io/excludeInboundPorts cni.istio.io/includeOutboundPorts
+	cni.istio.io/excludeOutboundPorts
 
 	ALLOW_SWITCH_TO_HOST_NS AMBIENT_DNS_CAPTURE AMBIENT_ENABLED AMBIENT_ENABLEMENT_SELECTOR AMBIENT_IPV6
 	AMBIENT_RECONCILE_POD_RULES_ON_STARTUP API_TIMEOUT AUDIT_INTERVAL AUDIT_MODE AUDIT_POD_CONDITION CHAINED_CNI_PLUGIN CNI_BACKEND

@@ -8,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/redact"
+	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -62,20 +65,30 @@ func TestObject_Secrets(t *testing.T) {
 	}
 }
 
-// TestObject_SettingsOfTheChart: each setting that the chart writes is shown.
-func TestObject_SettingsOfTheChart(t *testing.T) {
+// TestObject_Settings: each setting that the chart writes is shown, and each annotation that is a setting of a pod.
+func TestObject_Settings(t *testing.T) {
 	manifest, err := os.ReadFile("../../../manifests/istio-cni.yaml")
 	check.OK(t, err)
 	_, data, _ := strings.Cut(string(manifest), "\nkind: ConfigMap\n")
 	data, _, _ = strings.Cut(data, "\n---")
+	keys := []string{
+		sidecar.InjectKey, sidecar.ExcludeInterfacesKey, sidecar.RerouteInterfacesKey, sidecar.KubevirtInterfacesKey, ambient.RedirectionKey, ambient.BypassInboundKey,
+		ambient.DNSCaptureKey,
+	}
+	for field := range redirect.Field(64) {
+		keys = append(keys, sidecar.KeyOf(field))
+	}
 	names := regexp.MustCompile(`(?m)^  ([A-Z0-9_]+):`).FindAllStringSubmatch(data, -1)
 	if len(names) < 20 {
 		t.Fatalf("%d settings", len(names))
 	}
 	for _, name := range names {
-		got, err := redact.New().Object(fmt.Appendf(nil, `{"data":{%q:"a value"}}`, name[1]))
-		if err != nil || !strings.Contains(string(got), "a value") {
-			t.Errorf("%s: %v, %s", name[1], err, got)
+		keys = append(keys, name[1])
+	}
+	for _, key := range keys {
+		got, err := redact.New().Object(fmt.Appendf(nil, `{"data":{%q:"a value"}}`, key))
+		if key != "" && (err != nil || !strings.Contains(string(got), "a value")) {
+			t.Errorf("%s: %v, %s", key, err, got)
 		}
 	}
 }
