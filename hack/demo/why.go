@@ -43,7 +43,7 @@ func (d *demo) why(code int, text, pod string, args ...string) {
 	if err != nil && cmd.ProcessState == nil {
 		panic(err)
 	}
-	if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(string(out), text) {
+	if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(strings.Join(strings.Fields(string(out)), " "), text) {
 		d.expect(false, fmt.Sprintf("wanted exit code %d and %q, got exit code %d", code, text, got))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -82,7 +83,8 @@ func TestPods_Columns(t *testing.T) {
 	}
 	audit.Sort(all)
 	var b strings.Builder
-	check.OK(t, output.Pods(&b, all, false))
+	call := applet.Call{Stdout: &b}
+	check.OK(t, output.Pods(call, all, false))
 	got := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 	want := []string{
 		`POD                   STATE     SINCE  CHECKED  BACKEND  WHY`,
@@ -98,7 +100,7 @@ func TestPods_Columns(t *testing.T) {
 	}
 	all[0].Node, all[1].Node = "n1", "n2"
 	b.Reset()
-	if err := output.Pods(&b, all, false); err != nil || !strings.HasPrefix(b.String(), "NODE  POD ") || !strings.Contains(b.String(), "\n-     shop/a ") {
+	if err := output.Pods(call, all, false); err != nil || !strings.HasPrefix(b.String(), "NODE  POD ") || !strings.Contains(b.String(), "\n-     shop/a ") {
 		t.Errorf("got\n%s%v", b.String(), err)
 	}
 }
@@ -121,7 +123,7 @@ func TestPods_LastLineCounts(t *testing.T) {
 			all = append(all, audit.Status{Pod: "a", State: s})
 		}
 		var b strings.Builder
-		if err := output.Pods(&b, all, test.selected); err != nil || !strings.HasSuffix(b.String(), "\n"+want+"\n") {
+		if err := output.Pods(applet.Call{Stdout: &b}, all, test.selected); err != nil || !strings.HasSuffix(b.String(), "\n"+want+"\n") {
 			t.Errorf("want %q: %v\n%s", want, err, b.String())
 		}
 	}

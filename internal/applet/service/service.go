@@ -41,18 +41,18 @@ func Settings(c applet.Call, role string, rows []settings.Setting, head string, 
 		return applet.ExitOK, true
 	}
 	if _, err := in.Read(rows); err != nil {
-		report(c.Stderr, role, err)
+		report(c.Stderr, role, "", err)
 		return applet.ExitUsage, true
 	}
 	return applet.ExitOK, false
 }
 
-// report prints each problem of a command line.
-func report(w io.Writer, role string, problems error) {
+// report prints each problem of a command line, and its consequence.
+func report(w io.Writer, role, consequence string, problems error) {
 	for line := range strings.Lines(problems.Error()) {
 		_, _ = fmt.Fprintf(w, "error: %s\n", strings.TrimSuffix(line, "\n"))
 	}
-	_, _ = fmt.Fprintf(w, "nothing was touched; see istio-cni %s --help\n", role)
+	_, _ = fmt.Fprintf(w, "%ssee istio-cni %s --help\n", consequence, role)
 }
 
 // Run reads the command line of "istio-cni ROLE", does the work, and returns the exit code: applet.ExitUsage for an invalid command
@@ -66,7 +66,7 @@ func Run(c applet.Call, role, head string, groups []settings.Group, read func() 
 		return applet.ExitOK
 	}
 	if err != nil {
-		report(c.Stderr, role, err)
+		report(c.Stderr, role, "nothing was touched; ", err)
 		return applet.ExitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

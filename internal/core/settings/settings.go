@@ -172,9 +172,17 @@ func (in Input) flag(s Setting) (Origin, bool) {
 		case !s.Repeated:
 			texts = texts[len(texts)-1:]
 		}
-		return Origin{Source: FromFlag, Name: "--" + name, Text: strings.Join(texts, ",")}, true
+		return Origin{Source: FromFlag, Name: dashed(name), Text: strings.Join(texts, ",")}, true
 	}
 	return Origin{}, false
+}
+
+// dashed returns the name of a flag as people write it.
+func dashed(name string) string {
+	if len(name) == 1 {
+		return "-" + name
+	}
+	return "--" + name
 }
 
 // Find returns the text of a setting with its origin. An empty text in a layer selects the default, whatever the

@@ -7,6 +7,7 @@
 package decisions
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -30,7 +31,7 @@ USAGE:
    istio-cni decisions [flags]
 
 The node agent remembers the last 512 calls that plugins reported and, with source watch, the last 512 pods that the plugin leaves
-alone without a report: their TIME is the pod's start. A restart of the agent keeps them. Long texts are truncated, and texts of
+alone without a report: their AGE is that of the pod. A restart of the agent keeps them. Long texts are truncated, and texts of
 several words are quoted: a pod's author may have written them.
 
 EXIT CODES:
@@ -118,15 +119,14 @@ func (c *config) show(call applet.Call, some []agentapi.Report) error {
 	case len(some) == 0:
 		return nil
 	}
-	rows := [][]string{{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "PROCESSES", "REQUESTS", "DETAIL", "ERROR"}}
+	rows := [][]string{{"AGE", "POD", "CAPTURED", "REASON", "SOURCE", "MS", "DETAIL"}}
 	for _, r := range some {
 		rows = append(rows, []string{
-			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(string(r.Source)),
-			cell(r.Backend), fmt.Sprintf("%.1f", 1000*r.Seconds[agentapi.PhaseTotal]), strconv.Itoa(r.Processes), strconv.Itoa(r.Requests),
-			cell(r.Detail), cell(r.Error),
+			output.Age(r.Time), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(string(r.Source)),
+			fmt.Sprintf("%.0f", 1000*r.Seconds[agentapi.PhaseTotal]), cell(cmp.Or(r.Error, r.Detail)),
 		})
 	}
-	return output.Columns(call.Stdout, rows)
+	return output.Show(call, output.Columns(rows, call.Columns()))
 }
 
 // cell formats a text as one cell that cannot imitate another. It quotes the text unless it is a single plain word.

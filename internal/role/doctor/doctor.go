@@ -124,7 +124,7 @@ func Run(c applet.Call) int {
 		list = append(list, ambientChecks()...)
 	}
 	all := run(ctx, end, v, list)
-	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
+	if err := output.Print(c.Stdout, all, cfg.output, func() error { return output.Checks(c, all) }); err != nil {
 		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -44,7 +45,13 @@ func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ..
 
 // pass runs a command in an agent and passes its output on.
 func (f *fleet) pass(ctx context.Context, a agent, command ...string) (int, error) {
-	stderr, err := f.start(ctx, printable.NewWriter(f.Stdout), f.exec(a, command...)...)
+	out := printable.NewWriter(f.Stdout)
+	if form, _, _ := takeOutput(command); form == output.Table {
+		screen := &output.Screen{Call: f.Call}
+		defer screen.Close() //nolint:errcheck // as kubectl's own output
+		out = screen
+	}
+	stderr, err := f.start(ctx, out, f.exec(a, command...)...)
 	if cause := explained(err, command[0]); cause != nil {
 		return 0, fmt.Errorf("node %s: %w", a.name(), cause)
 	}

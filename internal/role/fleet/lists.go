@@ -209,7 +209,7 @@ func (f *fleet) pods(ctx context.Context, args []string) (int, error) {
 			for _, r := range rows {
 				all = append(all, r.shown)
 			}
-			return output.Pods(f.Stdout, all, selected)
+			return output.Pods(f.Call, all, selected)
 		},
 		empty: empty, nothing: "namespace %q has no pod with a network of its own on the nodes that answered",
 		flags: [2]string{"--namespace", "-n"},
@@ -248,15 +248,15 @@ func (f *fleet) decisions(ctx context.Context, args []string) (int, error) {
 		},
 		bad: func(decision) bool { return false },
 		table: func(rows []row[decision]) error {
-			table := [][]string{{"NODE", "TIME", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"}}
+			table := [][]string{{"NODE", "AGE", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"}}
 			for _, r := range rows {
 				d := r.shown
 				table = append(table, []string{
-					output.Cell(r.node), d.Time.UTC().Format(time.RFC3339), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
+					output.Cell(r.node), output.Age(d.Time), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
 					output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
 				})
 			}
-			return output.Columns(f.Stdout, table)
+			return output.Show(f.Call, output.Columns(table, f.Columns()))
 		},
 		empty:   "the agents that answered hold no such decision",
 		nothing: "the agents that answered hold no such decision about a pod with %q in its NAMESPACE/NAME", flags: [2]string{"--pod"},
@@ -295,5 +295,5 @@ func (f *fleet) checks(rows []row[output.Check]) error {
 			Text: printable.Text(c.Text, 4*maxShown) + " [" + where + "]", Remedy: printable.Text(c.Remedy, 4*maxShown),
 		}
 	}
-	return output.Checks(f.Stdout, all)
+	return output.Checks(f.Call, all)
 }

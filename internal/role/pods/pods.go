@@ -136,7 +136,7 @@ func show(c applet.Call, all []audit.Status, cfg config, known bool) error {
 		case len(all) == 0:
 			return cfg.none(c)
 		}
-		return output.Pods(c.Stdout, all, cfg.byState())
+		return output.Pods(c, all, cfg.byState())
 	})
 	if err == nil && !known {
 		err = fmt.Errorf("namespace %q has no pod with a network of its own on this node", cfg.namespace)

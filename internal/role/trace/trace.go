@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os/signal"
@@ -92,7 +91,7 @@ func Run(c applet.Call) int {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, duration+grace)
 	defer cancel()
-	p := &printer{w: c.Stdout, form: cfg.output}
+	p := &printer{call: c, form: cfg.output}
 	if cfg.Pod != "" {
 		err = cfg.ask(ctx, query, p)
 	} else {
@@ -167,7 +166,7 @@ const maxLine = 2 << 10
 
 // printer prints records as they come.
 type printer struct {
-	w            io.Writer
+	call         applet.Call
 	form         output.Form
 	begun, ended bool
 	// end has the end record's counts, or the last record.
@@ -187,12 +186,11 @@ func (p *printer) record(r follow.Record) error {
 	if p.form == output.JSON {
 		text, err := json.Marshal(r)
 		if err == nil {
-			_, err = p.w.Write(append(printable.Lines(text), '\n'))
+			_, err = p.call.Stdout.Write(append(printable.Lines(text), '\n'))
 		}
 		return err
 	}
-	_, err := io.WriteString(p.w, text(r))
-	return err
+	return output.Show(p.call, output.Fold(text(r), p.call.Columns()))
 }
 
 // interrupted prints the end of a trace that the user interrupted.

@@ -3,7 +3,7 @@
 //
 // It promises to read what it shows at that moment, and an exit code for scripts. It changes nothing.
 //
-// Start at Run; print.go has the page.
+// Start at Run; page.go has the page, print.go everything for --rules.
 package why
 
 import (
@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -39,8 +38,8 @@ USAGE:
    istio-cni why --pid N [flags]          by the live rules of a process' network namespace alone
    istio-cni why --netns PATH [flags]     the same for a path
 
-Without --to and --from it prints one page: injection, decision, state, exceptions, listeners and the live rules against the wanted
-ones. With --to or --from it follows one packet through the live rules and prints each rule that it meets. The last line is the answer.
+It prints at most 24 lines: the verdict, what is known about the pod, the rules that differ from the wanted ones, the answer and the
+remedy. With --to or --from it follows one packet through the live rules and prints the rules that decide about it.
 
 EXAMPLES:
    istio-cni why shop/web-0 --to postgres.shop.svc:5432
@@ -74,7 +73,7 @@ type config struct {
 
 	to, from, uid, gid string
 	port               int
-	udp                bool
+	udp, rules         bool
 	output             output.Form
 	// resolved has the address of --to's host name, as a sentence.
 	resolved string
@@ -85,11 +84,12 @@ const maxPort = 1<<16 - 1
 func (c *config) rows() []settings.Setting {
 	return append([]settings.Setting{
 		{Name: "to", Arg: "HOST:PORT", Use: "a packet that a process of the pod sends there; a name is resolved here, not in the pod", Value: settings.Text(&c.to, nil)},
-		{Name: "uid", Arg: "N", Default: "0", Use: "user of that process", Value: settings.Checked(&c.uid, checkID)},
+		{Name: "uid", Arg: "N", Shown: "0", Use: "user of that process", Value: settings.Checked(&c.uid, checkID)},
 		{Name: "gid", Arg: "N", Use: "group of that process; by default the number of --uid", Value: settings.Checked(&c.gid, checkID)},
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&c.from, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&c.port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a UDP packet; otherwise the first packet of a TCP connection", Value: settings.Bool(&c.udp)},
+		{Name: "rules", Default: "false", Use: "print everything, with all rules, and do not cut anything", Value: settings.Bool(&c.rules)},
 		output.Flag(&c.output, "table (the page), json or yaml", output.Table, output.JSON, output.YAML),
 	}, c.Rows()...)
 }
@@ -138,6 +138,10 @@ func (c *config) check() error {
 		return errors.New("--from needs --port")
 	case c.from == "" && c.port != 0:
 		return errors.New("--port is the pod's, of a packet that arrives: it needs --from")
+	case c.to == "" && (c.uid != "" || c.gid != ""):
+		return errors.New("--uid and --gid are those of a process that sends: they need --to")
+	case c.to == "" && c.from == "" && c.udp:
+		return errors.New("--udp describes a packet: it needs --to or --from")
 	}
 	return nil
 }
@@ -263,10 +267,12 @@ func byInit(e inspect.Explanation) bool {
 	return e.State == audit.Outside && e.Decision.Reason == string(sidecar.IstioInit) && e.ByRules == audit.Captured
 }
 
-// show prints JSON, YAML or the page.
+// show prints JSON, YAML, the page or everything.
 func (c *config) show(call applet.Call, e inspect.Explanation) error {
 	return output.Print(call.Stdout, e, c.output, func() error {
-		_, err := io.WriteString(call.Stdout, c.page(e, call.Columns()))
-		return err
+		if c.rules {
+			return output.Show(call, c.whole(e, call.Columns()))
+		}
+		return output.Show(call, c.onePage(e, call.Columns()))
 	})
 }
