@@ -37,6 +37,7 @@ func main() {
 	runtime.MemProfileRate = 0 // serve.Introspection sets it again where profiles are read
 	call := applet.Process()
 	call.Terminal = func() int { return terminal.Columns(os.Stdout) }
+	call.Colours = func() bool { return terminal.Colours(os.Stdout, call.Getenv) }
 	os.Exit(program().Run(os.Args[0], call))
 }
 

@@ -201,7 +201,7 @@ func (p *pod) flows(want flow) {
 // explained: why says of the namespace that it is a sandbox's, and which flag copies its rules.
 func (p *pod) explained(native bool) {
 	p.Helper()
-	command := exec.CommandContext(p.Context(), p.IstioCNI, "why", "--netns", p.netns, "--to", peerIP+":80")
+	command := exec.CommandContext(p.Context(), p.IstioCNI, "why", "--netns", p.netns, "--rules", "--to", peerIP+":80")
 	text, _ := command.CombinedOutput()
 	const unknown = 4
 	never := strings.Contains(string(text), "rules of backend native are never copied")

@@ -149,7 +149,7 @@ func (s *scenario) commands() {
 	s.Helper()
 	for _, c := range []struct{ command, want string }{
 		{"why " + lab.App + "/native", `by revision "default" of istiod`},
-		{"why " + lab.App + "/gateway", "its istio-proxy is not a sidecar"},
+		{"why " + lab.App + "/gateway --rules", "its istio-proxy is not a sidecar"},
 		{"doctor", "istiod injects istio-validation (pilot.cni.enabled)"},
 	} {
 		args := append([]string{"/usr/local/bin/istio-cni"}, strings.Fields(c.command)...)

@@ -38,6 +38,10 @@ type Call struct {
 	Getenv func(string) (string, bool)
 	// Terminal returns the number of columns if the standard output is a terminal, else 0. It may be nil; see Columns.
 	Terminal func() int
+	// Colours reports whether the standard output is a terminal that shall show colours. It may be nil; see Screen.
+	Colours func() bool
+	// raw is the standard output without the writer that escapes colours.
+	raw io.Writer
 }
 
 // Process returns this start of the program.
@@ -51,6 +55,17 @@ func (c Call) Columns() int {
 		return 0
 	}
 	return c.Terminal()
+}
+
+// Screen returns the standard output for printable text with colours, or nil if it shall have none.
+func (c Call) Screen() io.Writer {
+	switch {
+	case c.Colours == nil || !c.Colours():
+		return nil
+	case c.raw != nil:
+		return c.raw
+	}
+	return c.Stdout
 }
 
 // Fail prints an error of a command, and returns the exit code.
@@ -139,6 +154,7 @@ func (p Program) find(match func(Role) bool) (Role, bool) {
 
 func (p Program) start(r Role, c Call) int {
 	if !r.Protocol {
+		c.raw = c.Stdout
 		c.Stdout, c.Stderr = printable.NewWriter(c.Stdout), printable.NewWriter(c.Stderr)
 	}
 	return r.Run(c)

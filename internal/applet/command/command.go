@@ -182,7 +182,7 @@ type Why struct {
 
 	To, From, UID, GID string
 	Port               int
-	UDP                bool
+	UDP, Rules         bool
 	Output             output.Form
 }
 
@@ -192,11 +192,12 @@ const maxPort = 1<<16 - 1
 func (w *Why) Rows() []settings.Setting {
 	return append([]settings.Setting{
 		{Name: "to", Arg: "HOST:PORT", Use: "a packet that a process of the pod sends there; a name is resolved here, not in the pod", Value: settings.Text(&w.To, nil)},
-		{Name: "uid", Arg: "N", Default: "0", Use: "user of that process", Value: settings.Checked(&w.UID, checkID)},
+		{Name: "uid", Arg: "N", Shown: "0", Use: "user of that process", Value: settings.Checked(&w.UID, checkID)},
 		{Name: "gid", Arg: "N", Use: "group of that process; by default the number of --uid", Value: settings.Checked(&w.GID, checkID)},
 		{Name: "from", Arg: "ADDRESS", Use: "a packet that arrives from there", Value: settings.Text(&w.From, nil)},
 		{Name: "port", Arg: "N", Default: "0", Use: "port of the pod at which that packet arrives", Value: settings.Number(&w.Port, maxPort)},
 		{Name: "udp", Default: "false", Use: "a UDP packet; otherwise the first packet of a TCP connection", Value: settings.Bool(&w.UDP)},
+		{Name: "rules", Default: "false", Use: "print everything, with all rules, and do not cut anything", Value: settings.Bool(&w.Rules)},
 		output.Flag(&w.Output),
 	}, w.Subject.Rows()...)
 }

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/meshcni/istio-cni/hack/pages"
+	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/document"
@@ -96,7 +99,8 @@ func TestPods_Columns(t *testing.T) {
 	}
 	audit.Sort(all)
 	var b strings.Builder
-	check.OK(t, output.Pods(&b, all, false))
+	call := applet.Call{Stdout: &b}
+	check.OK(t, output.Pods(call, all, false))
 	got := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 	want := []string{
 		`POD                   STATE     SINCE  CHECKED  BACKEND  WHY`,
@@ -112,7 +116,7 @@ func TestPods_Columns(t *testing.T) {
 	}
 	all[0].Node, all[1].Node = "n1", "n2"
 	b.Reset()
-	if err := output.Pods(&b, all, false); err != nil || !strings.HasPrefix(b.String(), "NODE  POD ") || !strings.Contains(b.String(), "\n-     shop/a ") {
+	if err := output.Pods(call, all, false); err != nil || !strings.HasPrefix(b.String(), "NODE  POD ") || !strings.Contains(b.String(), "\n-     shop/a ") {
 		t.Errorf("got\n%s%v", b.String(), err)
 	}
 }
@@ -135,8 +139,95 @@ func TestPods_LastLineCounts(t *testing.T) {
 			all = append(all, audit.Status{Pod: "a", State: s})
 		}
 		var b strings.Builder
-		if err := output.Pods(&b, all, test.selected); err != nil || !strings.HasSuffix(b.String(), "\n"+want+"\n") {
+		if err := output.Pods(applet.Call{Stdout: &b}, all, test.selected); err != nil || !strings.HasSuffix(b.String(), "\n"+want+"\n") {
 			t.Errorf("want %q: %v\n%s", want, err, b.String())
 		}
+	}
+}
+
+// TestColumns_Terminal: rows fit, and a cell that is cut keeps its end.
+func TestColumns_Terminal(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("frontend-", 30) + "5f6b8c9d7f-2mwnl"
+	for _, node := range []string{"", strings.Repeat("node.", 20)} {
+		all := []audit.Status{
+			{Node: node, Namespace: "shop", Pod: long, State: audit.ForeignListener, Problems: []audit.Problem{{Detail: strings.Repeat("界 ", 200)}}},
+			{Node: node, Namespace: "shop", Pod: "cart-0", State: audit.Captured, Sentence: audit.Captured.Sentence(), Backend: "netlink"},
+		}
+		for _, width := range []int{80, 120, 0} {
+			var b strings.Builder
+			check.OK(t, output.Pods(applet.Call{Stdout: &b, Terminal: func() int { return width }}, all, false))
+			for line := range strings.Lines(b.String()) {
+				if n := output.Width(strings.TrimSuffix(line, "\n")); width > 0 && n > width {
+					t.Errorf("%d of %d columns: %s", n, width, line)
+				}
+			}
+			if whole := strings.Contains(b.String(), long); whole != (width == 0) || !strings.Contains(b.String(), "-2mwnl  foreign-listener  ") {
+				t.Errorf("%d columns:\n%s", width, b.String())
+			}
+		}
+	}
+}
+
+// TestShow_Colours: only marks and states are painted, and only where colours are wanted. What a text brings along is escaped.
+func TestShow_Colours(t *testing.T) {
+	t.Parallel()
+	const plain = "POD shop/web: DRIFTED, the pod\n  MISSING IPv4 nat: captured FOREIGN\n✓ a/b: captured\nn1  shop/a  captured  1s\nthe pod captured\n! x\x1b[2J\n"
+	for _, colours := range []bool{false, true} {
+		var b strings.Builder
+		check.OK(t, output.Show(applet.Call{Stdout: &b, Colours: func() bool { return colours }}, plain))
+		want := strings.ReplaceAll(plain, "\x1b", `\u001b`)
+		if colours {
+			want = "POD shop/web: \x1b[31mDRIFTED,\x1b[0m the pod\n  \x1b[31mMISSING\x1b[0m IPv4 nat: captured FOREIGN\n\x1b[32m✓\x1b[0m a/b: captured\n" +
+				"n1  shop/a  \x1b[32mcaptured\x1b[0m  1s\nthe pod captured\n\x1b[33m!\x1b[0m x\\u001b[2J\n"
+		}
+		check.Equal(t, b.String(), want, "colours", colours)
+	}
+}
+
+// TestScreen_PartsOfLines: a process writes parts of lines.
+func TestScreen_PartsOfLines(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	s := &output.Screen{Call: applet.Call{Stdout: &b, Colours: func() bool { return true }}}
+	for _, part := range []string{"✗ a", " b\n✓", " c\nrest"} {
+		_, err := s.Write([]byte(part))
+		check.OK(t, err)
+	}
+	check.OK(t, s.Close())
+	check.Equal(t, b.String(), "\x1b[31m✗\x1b[0m a b\n\x1b[32m✓\x1b[0m c\nrest", "painted")
+}
+
+func TestFold_Lines(t *testing.T) {
+	t.Parallel()
+	const text = "kernel 6\nnetlink   works\n          a problem with averyveryverylongword\n"
+	check.Equal(t, output.Fold(text, 0), text, "without a terminal")
+	check.Equal(t, output.Fold(text, 24), "kernel 6\nnetlink   works\n          a problem with\n              averyv…ord\n", "folded")
+}
+
+// TestGroups_HintsExist: the doctor names pages and anchors that exist, in lines that fit a terminal.
+func TestGroups_HintsExist(t *testing.T) {
+	t.Parallel()
+	all, err := pages.Read("../../..")
+	check.OK(t, err)
+	hints := 0
+	for _, g := range output.Groups() {
+		for name, hint := range g.Hints {
+			hints++
+			page, anchor, _ := strings.Cut(hint, "#")
+			if !slices.ContainsFunc(all, func(p pages.Page) bool { return p.Name == "docs/"+page && slices.Contains(p.Anchors, anchor) }) {
+				t.Errorf("check %s: there is no docs/%s", name, hint)
+			}
+			var b strings.Builder
+			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []output.Check{{Name: name, Result: output.Fail}}))
+			for line := range strings.Lines(b.String()) {
+				if len(line) > 81 {
+					t.Errorf("%d columns: %s", len(line)-1, line)
+				}
+			}
+		}
+	}
+	if hints < 10 {
+		t.Errorf("%d hints", hints)
 	}
 }

@@ -3,12 +3,11 @@ package output
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -19,24 +18,36 @@ const maxWhy = 1 << 10
 
 // Pods prints one line for each pod, with the node if it is known, and a last line with the number of pods. selected reports that the
 // caller selected the pods by state, so that the number is not the number of all pods.
-func Pods(w io.Writer, all []audit.Status, selected bool) error {
-	hasNode := func(s audit.Status) bool { return s.Node != "" }
-	first := 1
-	if slices.ContainsFunc(all, hasNode) {
-		first = 0
-	}
-	rows := [][]string{[]string{"NODE", "POD", "STATE", "SINCE", "CHECKED", "BACKEND", "WHY"}[first:]}
+func Pods(c applet.Call, all []audit.Status, selected bool) error {
+	return Show(c, pods(c.Columns(), all, selected))
+}
+
+func pods(columns int, all []audit.Status, selected bool) string {
+	rows := [][]string{{"NODE", "POD", "STATE", "SINCE", "CHECKED", "BACKEND", "WHY"}}
 	for _, s := range all {
 		rows = append(rows, []string{
-			Cell(s.Node), Cell(s.Namespace + "/" + s.Pod), Cell(string(s.State)), age(s.Since), age(s.Checked), Cell(s.Backend),
+			Cell(s.Node), Cell(s.Namespace + "/" + s.Pod), Cell(string(s.State)), Age(s.Since), Age(s.Checked), Cell(s.Backend),
 			printable.Text(cmp.Or(s.Why(), "-"), maxWhy),
-		}[first:])
+		})
 	}
-	if err := Columns(w, rows); err != nil {
-		return err
+	if !slices.ContainsFunc(all, func(s audit.Status) bool { return s.Node != "" }) {
+		drop(rows, 0)
 	}
-	_, err := io.WriteString(w, count(all, selected)+"\n")
-	return err
+	if columns > 0 && columns < roomy {
+		drop(rows, len(rows[0])-2) // BACKEND
+		drop(rows, len(rows[0])-2) // CHECKED
+	}
+	return Columns(rows, columns) + count(all, selected) + "\n"
+}
+
+// roomy is the number of columns from which Pods prints all columns.
+const roomy = 100
+
+// drop removes a column.
+func drop(rows [][]string, column int) {
+	for i := range rows {
+		rows[i] = slices.Delete(rows[i], column, column+1)
+	}
 }
 
 // count returns the line with the number of pods that are not redirected as wanted.
@@ -66,14 +77,37 @@ func count(all []audit.Status, selected bool) string {
 	return fmt.Sprintf("%d of %d %s %s not redirected as wanted%s", faulty, mesh, kind, verb, more)
 }
 
-// Columns prints rows of printable cells.
-func Columns(w io.Writer, rows [][]string) error {
-	const gap = 2
-	table := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+// Columns formats rows of printable cells. It cuts the widest cells until the rows fit a number of columns, 0 for no limit.
+func Columns(rows [][]string, columns int) string {
+	const gap, least = 2, 4
+	widths := make([]int, len(rows[0]))
+	room := columns - gap*(len(widths)-1)
 	for _, cells := range rows {
-		_, _ = io.WriteString(table, strings.Join(cells, "\t")+"\n") // Flush returns the first error
+		for i, cell := range cells {
+			widths[i] = max(widths[i], Width(cell))
+		}
 	}
-	return table.Flush()
+	for _, width := range widths {
+		room -= width
+	}
+	for ; columns > 0 && room < 0 && slices.Max(widths) > least; room++ {
+		last := len(widths) - 1
+		widest := slices.Index(widths, slices.Max(widths))
+		if widths[last] > widths[widest]/2 { // the reason in the last column is a sentence, of which less suffices
+			widest = last
+		}
+		widths[widest]--
+	}
+	var b strings.Builder
+	for _, cells := range rows {
+		line := ""
+		for i, cell := range cells {
+			cell = Cut(cell, widths[i])
+			line += cell + strings.Repeat(" ", widths[i]-Width(cell)+gap)
+		}
+		b.WriteString(strings.TrimRight(line, " ") + "\n")
+	}
+	return b.String()
 }
 
 // maxCell bounds a cell in bytes: a Kubernetes name has at most 253.
@@ -84,8 +118,8 @@ func Cell(text string) string {
 	return cmp.Or(strings.ReplaceAll(printable.Text(text, maxCell), " ", `\x20`), "-")
 }
 
-// age formats the time since then as kubectl does, by its largest unit.
-func age(then time.Time) string {
+// Age formats the time since then as kubectl does, by its largest unit.
+func Age(then time.Time) string {
 	if then.IsZero() {
 		return "-"
 	}
@@ -115,22 +149,76 @@ const (
 	Fail = document.Fail
 )
 
-// Checks prints a line for each check, whose texts are printable, below it the remedy of what is not in order, and a last line that
-// counts the results.
-func Checks(w io.Writer, all []Check) error {
+// docs is where hints lead.
+const docs = "https://github.com/meshcni/istio-cni/blob/main/docs/"
+
+// Group is a group of checks in the order of the output.
+type Group struct {
+	Name string
+	// Hints has the page, with its anchor, that explains each check.
+	Hints map[string]string
+}
+
+// Groups returns the groups of all checks.
+func Groups() []Group {
+	return []Group{
+		{"node", map[string]string{"directories": "install.md#platforms"}},
+		{"configuration", map[string]string{"primary": "agent.md#rewrite-conflicts"}},
+		{"kernel", map[string]string{"self-test": "iptables.md#the-self-test", "socket-lb": "install.md#platforms"}},
+		{"agent", map[string]string{"token": "security.md#rights", "rights": "security.md#rights"}},
+		{"injection", map[string]string{"injection": "install.md#before"}},
+		{"ambient", map[string]string{
+			"ambient": "ambient.md#troubleshooting", "ambient-kernel": "ambient.md#troubleshooting", "ambient-limits": "ambient.md#troubleshooting",
+			"ambient-policies": "ambient.md#troubleshooting",
+		}},
+		{Name: "other"}, // of a newer agent
+	}
+}
+
+// Checks prints the checks, whose texts are printable, by group: a line for each, below it the remedy of what is not in order and the
+// address of a page about it. The last line counts the results.
+func Checks(c applet.Call, all []Check) error {
 	count := map[Result]int{}
-	var b strings.Builder
-	for _, c := range all {
-		count[c.Result]++
-		sign := cmp.Or(map[Result]string{OK: "✓", Warn: "!", Fail: "✗"}[c.Result], "?")
-		fmt.Fprintf(&b, "%s %s: %s\n", sign, c.Name, c.Text)
-		if c.Result != OK && c.Remedy != "" {
-			fmt.Fprintf(&b, "    %s\n", c.Remedy)
+	groups := Groups()
+	rest := len(groups) - 1
+	found := make([]string, len(groups))
+	for _, one := range all {
+		at := slices.IndexFunc(groups[:rest], func(g Group) bool { return g.Hints[one.Name] != "" })
+		if at < 0 {
+			at = rest
+		}
+		count[one.Result]++
+		found[at] += checkText(one, groups[at].Hints[one.Name], c.Columns())
+	}
+	text := ""
+	for i, g := range groups {
+		if found[i] != "" {
+			text += g.Name + "\n" + strings.Repeat("-", len(g.Name)) + "\n" + found[i] + "\n"
 		}
 	}
-	fmt.Fprintf(&b, "%d ok, %s, %s\n", count[OK], Plural(count[Warn], "warning"), Plural(count[Fail], "failure"))
-	_, err := io.WriteString(w, b.String())
-	return err
+	return Show(c, text+fmt.Sprintf("%s: %d failed, %s a look\n", Plural(len(all), "check"), count[Fail], need(count[Warn])))
+}
+
+func need(n int) string {
+	if n == 1 {
+		return "1 needs"
+	}
+	return fmt.Sprintf("%d need", n)
+}
+
+// checkText returns the lines of a check.
+func checkText(k Check, hint string, columns int) string {
+	const indent = 2
+	sign := cmp.Or(map[Result]string{OK: "✓", Warn: "!", Fail: "✗"}[k.Result], "?")
+	blank := strings.Repeat(" ", indent)
+	lines := Wrap(sign+" ", indent, CutWords(k.Name+": "+k.Text, columns-indent), columns)
+	if k.Result != OK && k.Remedy != "" {
+		lines = append(lines, Wrap(blank, indent, k.Remedy, columns)...)
+	}
+	if k.Result != OK && hint != "" {
+		lines = append(lines, blank+docs+hint)
+	}
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // Plural returns a number with a noun.

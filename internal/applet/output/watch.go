@@ -1,14 +1,13 @@
 package output
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 )
 
@@ -82,10 +81,10 @@ func (w Watch[T]) compare(all []T, known map[string]T, complete bool) (now map[s
 }
 
 // WatchPods returns a Watch of pods without Request. Selected is a parameter of Pods.
-func WatchPods(out, errs io.Writer, every time.Duration, selected bool) Watch[audit.Status] {
+func WatchPods(c applet.Call, every time.Duration, selected bool) Watch[audit.Status] {
 	begun := false
 	return Watch[audit.Status]{
-		Every: every, Err: errs,
+		Every: every, Err: c.Stderr,
 		Key: func(s audit.Status) (id, text string) {
 			return strings.Join([]string{s.Node, s.Namespace, s.Pod}, "/"), fmt.Sprint(s.UID, s.State, s.Why(), s.Backend)
 		},
@@ -95,15 +94,12 @@ func WatchPods(out, errs io.Writer, every time.Duration, selected bool) Watch[au
 				rows = append(rows, s)
 			}
 			audit.Sort(rows)
-			var table bytes.Buffer
-			err := Pods(&table, rows, selected)
-			lines := bytes.SplitAfter(table.Bytes(), []byte("\n"))
+			lines := strings.SplitAfter(pods(c.Columns(), rows, selected), "\n")
 			if begun { // without head and count
 				lines = lines[1 : len(lines)-2]
 			}
 			begun = true
-			_, bad := out.Write(bytes.Join(lines, nil))
-			return cmp.Or(err, bad)
+			return Show(c, strings.Join(lines, ""))
 		},
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -35,7 +36,7 @@ func TestWatch_Changes(t *testing.T) {
 	}
 	ctx, end := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer
-	w := output.WatchPods(&out, &errs, time.Millisecond, false)
+	w := output.WatchPods(applet.Call{Stdout: &out, Stderr: &errs}, time.Millisecond, false)
 	w.Request = func(context.Context) ([]audit.Status, bool, error) {
 		if len(steps) == 0 {
 			end()

@@ -41,14 +41,14 @@ func Settings(c applet.Call, role string, rows []settings.Setting, head string, 
 		return applet.ExitOK, true
 	}
 	if _, err := in.Read(rows); err != nil {
-		report(c.Stderr, "", role, err)
+		report(c.Stderr, role, "", err)
 		return applet.ExitUsage, true
 	}
 	return applet.ExitOK, false
 }
 
-// report prints each problem of a command line.
-func report(w io.Writer, consequence, role string, problems error) {
+// report prints each problem of a command line, and its consequence.
+func report(w io.Writer, role, consequence string, problems error) {
 	for line := range strings.Lines(problems.Error()) {
 		_, _ = fmt.Fprintf(w, "error: %s\n", strings.TrimSuffix(line, "\n"))
 	}
@@ -66,7 +66,7 @@ func Run(c applet.Call, role, head string, groups []settings.Group, read func() 
 		return applet.ExitOK
 	}
 	if err != nil {
-		report(c.Stderr, "nothing was touched; ", role, err)
+		report(c.Stderr, role, "nothing was touched; ", err)
 		return applet.ExitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -23,6 +23,29 @@ func TestColumns_Terminal(t *testing.T) {
 	check.Equal(t, terminal.Columns(writer), 0, "a pipe is a terminal")
 }
 
+// TestColours_Off: neither a pipe, a terminal that shows none nor a user who wants none gets colours.
+func TestColours_Off(t *testing.T) {
+	t.Parallel()
+	screen := open(t)
+	reader, writer, err := os.Pipe()
+	check.OK(t, err)
+	t.Cleanup(func() { _, _ = reader.Close(), writer.Close() })
+	for _, tt := range []struct {
+		file *os.File
+		env  map[string]string
+		want bool
+	}{
+		{screen, nil, true},
+		{screen, map[string]string{"NO_COLOR": "", "TERM": "xterm"}, true},
+		{screen, map[string]string{"NO_COLOR": "0"}, false},
+		{screen, map[string]string{"TERM": "dumb"}, false},
+		{writer, map[string]string{"TERM": "xterm"}, false},
+	} {
+		got := terminal.Colours(tt.file, func(name string) (string, bool) { text, set := tt.env[name]; return text, set })
+		check.Equal(t, got, tt.want, tt.file.Name(), tt.env)
+	}
+}
+
 // open makes a pseudoterminal.
 func open(t *testing.T) *os.File {
 	t.Helper()

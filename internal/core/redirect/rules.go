@@ -190,8 +190,17 @@ func (b builder) natInbound() []ruleset.Rule {
 
 func (b builder) inboundExcluded() []ruleset.Rule {
 	return each(b.InboundExclude, func(p ruleset.PortRange) ruleset.Rule {
-		return b.rule("this inbound port is excluded", ruleset.Return, dport(ruleset.TCP, p))
+		return b.rule(excluded("inbound", p, AlwaysExcluded()), ruleset.Return, dport(ruleset.TCP, p))
 	})
+}
+
+// excluded is the reason of the rule that excludes a port; the ports in always are excluded in every pod.
+func excluded(direction string, p ruleset.PortRange, always []ruleset.PortRange) string {
+	why := "this " + direction + " port is excluded"
+	if slices.Contains(always, p) {
+		why += " by default"
+	}
+	return why
 }
 
 func (b builder) toProxy() []ruleset.Rule {
@@ -207,9 +216,8 @@ func (b builder) toInbound() []ruleset.Rule {
 func (b builder) istioOutput() []ruleset.Rule {
 	var rules []ruleset.Rule
 	for _, p := range b.OutboundPortsExclude {
-		rules = append(rules,
-			b.rule("this outbound port is excluded", ruleset.Return, dport(ruleset.TCP, p)),
-			b.rule("this outbound port is excluded", ruleset.Return, dport(ruleset.UDP, p)))
+		why := excluded("outbound", p, ruleset.PortList(statusPort))
+		rules = append(rules, b.rule(why, ruleset.Return, dport(ruleset.TCP, p)), b.rule(why, ruleset.Return, dport(ruleset.UDP, p)))
 	}
 	for _, p := range b.passthroughs() {
 		rules = append(rules, b.rule("the proxy hands an inbound connection to the app", ruleset.Return, out("lo"), from(p)))

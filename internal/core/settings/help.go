@@ -38,11 +38,7 @@ func Help(w io.Writer, groups ...Group) {
 func (s Setting) describe(w io.Writer) {
 	var names []string
 	for _, flag := range s.flags() {
-		dashes := "--"
-		if len(flag) == 1 {
-			dashes = "-"
-		}
-		names = append(names, strings.TrimSpace(dashes+flag+" "+s.Arg))
+		names = append(names, strings.TrimSpace(dashed(flag)+" "+s.Arg))
 	}
 	for _, variable := range s.Env {
 		names = append(names, "$"+variable)

@@ -63,7 +63,7 @@ type Setting struct {
 // String returns the flag with its dashes, or the variable of a setting without a flag.
 func (s Setting) String() string {
 	if s.Name != "" {
-		return "--" + s.Name
+		return dashed(s.Name)
 	}
 	return s.Env[0]
 }
@@ -216,7 +216,7 @@ func (in Input) Find(s Setting, layers ...Layer) Origin {
 type Origins map[string]Origin
 
 // Flag returns the origin of a setting by the name of its flag.
-func (o Origins) Flag(name string) Origin { return o["--"+name] }
+func (o Origins) Flag(name string) Origin { return o[dashed(name)] }
 
 // Read fills the value of every row. It replaces an invalid text by the default, so that callers still find conflicts
 // between other values. The error joins all problems, including the arguments'.

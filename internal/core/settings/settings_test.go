@@ -195,7 +195,7 @@ func TestParse_Secrets(t *testing.T) {
 	}
 	in, _ = settings.Parse(rows, []string{"-s=hunter3"}, nil)
 	origins, err := in.Read(rows)
-	if lines := settings.Lines(rows, origins); err != nil || lines[0].String() != `--s = "(7 bytes, not shown)" (flag -s)` {
+	if lines := settings.Lines(rows, origins); err != nil || lines[0].String() != `-s = "(7 bytes, not shown)" (flag -s)` {
 		t.Errorf("%v, error %v", lines, err)
 	}
 }

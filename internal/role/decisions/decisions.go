@@ -7,6 +7,7 @@
 package decisions
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os/signal"
@@ -32,7 +33,7 @@ USAGE:
    istio-cni decisions [flags]
 
 The node agent remembers the last 512 calls that plugins reported and, with source watch, the last 512 pods that the plugin leaves
-alone without a report: their TIME is the pod's start. A restart of the agent keeps them. Long texts are truncated, and texts of
+alone without a report: their AGE is that of the pod. A restart of the agent keeps them. Long texts are truncated, and texts of
 several words are quoted: a pod's author may have written them.
 
 EXIT CODES:
@@ -135,16 +136,15 @@ func (c *config) watch(call applet.Call) int {
 func table(call applet.Call, some []document.Decision, head bool) error {
 	var rows [][]string
 	if head {
-		rows = append(rows, []string{"TIME", "POD", "CAPTURED", "REASON", "SOURCE", "BACKEND", "MS", "DETAIL", "ERROR"})
+		rows = append(rows, []string{"AGE", "POD", "CAPTURED", "REASON", "SOURCE", "MS", "DETAIL"})
 	}
 	for _, r := range some {
 		rows = append(rows, []string{
-			r.Time.Format(time.RFC3339), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(r.Source),
-			cell(r.Backend), fmt.Sprintf("%.1f", 1000*r.DurationSeconds),
-			cell(r.Detail), cell(r.Error),
+			output.Age(r.Time), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(r.Source),
+			fmt.Sprintf("%.0f", 1000*r.DurationSeconds), cell(cmp.Or(r.Error, r.Detail)),
 		})
 	}
-	return output.Columns(call.Stdout, rows)
+	return output.Show(call, output.Columns(rows, call.Columns()))
 }
 
 // cell formats a text as one cell that cannot imitate another. It quotes the text unless it is a single plain word.

@@ -60,7 +60,7 @@ func TestDecisions_RefusedPods(t *testing.T) {
 	for i := range refused {
 		refused[i] = agentapi.Report{
 			Time: time.Now(), Namespace: "shop", Pod: fmt.Sprint("web-", i), Reason: "invalid-settings", Source: agentapi.SourceAPI,
-			Detail: hostile, Error: strings.Repeat("<", 16<<10) + hostile, Container: strings.Repeat("c", 4<<10),
+			Detail: hostile, Error: hostile + strings.Repeat("<", 16<<10), Container: strings.Repeat("c", 4<<10),
 		}
 	}
 	socket := serve(t, refused...)
@@ -74,8 +74,8 @@ func TestDecisions_RefusedPods(t *testing.T) {
 			t.Fatalf("%q", line)
 		}
 	}
-	if row := lines[1]; !strings.Contains(row, "shop/web-511  false     invalid-settings  api     -") ||
-		!strings.Contains(row, `  "<\\u001b[2J\\u009b2J\\u007f\\u202e\\u200b\\u000d\\n2026-11-22T00:00:00Z  shop/forged  true  captured\\tx\"\\"  "<<`) ||
+	if row := lines[1]; !strings.Contains(row, "shop/web-511  false     invalid-settings  api     0   ") ||
+		!strings.Contains(row, `  "<\\u001b[2J\\u009b2J\\u007f\\u202e\\u200b\\u000d\\n2026-11-22T00:00:00Z  shop/forged  true  captured\\tx\"\\<<`) ||
 		!strings.HasSuffix(row, `bytes more)"`) {
 		t.Errorf("%s", row)
 	}

@@ -83,7 +83,7 @@ func Run(c applet.Call) int {
 	all := run(ctx, end, v, list)
 	report := document.DoctorReport{Head: output.NewHead(c.Getenv), Items: all}
 	report.Node = cmp.Or(cfg.Node, report.Node)
-	if err := output.Print(c.Stdout, report, cfg.Output, func() error { return output.Checks(c.Stdout, all) }); err != nil {
+	if err := output.Print(c.Stdout, report, cfg.Output, func() error { return output.Checks(c, all) }); err != nil {
 		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {

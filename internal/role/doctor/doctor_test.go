@@ -395,12 +395,12 @@ func TestDoctor_Table(t *testing.T) {
 	w.pod("web", "istio-init")
 	code, text, _ := w.run()
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	for _, want := range []string{"✓ directories: containerd (/etc/containerd/config.toml) reads", "✗ injection: istiod injects istio-init", "    set pilot.cni.enabled=true"} {
+	for _, want := range []string{"✓ directories: containerd (/etc/containerd/config.toml) reads", "✗ injection: istiod injects istio-init", "  set pilot.cni.enabled=true", "  https://github.com/meshcni/istio-cni/blob/main/docs/install.md#before\n", "node\n----\n✓ directories"} {
 		if !strings.Contains(text, "\n"+want) && !strings.HasPrefix(text, want) {
 			t.Errorf("no line begins with %q:\n%s", want, text)
 		}
 	}
-	if last := lines[len(lines)-1]; !strings.HasSuffix(last, ", 1 failure") || code != applet.ExitError {
+	if last := lines[len(lines)-1]; last != "7 checks: 1 failed, 0 need a look" || code != applet.ExitError {
 		t.Errorf("exit code %d, last line %q", code, last)
 	}
 	if code, text, _ = w.run("-o", "yaml"); code != applet.ExitError || !strings.Contains(text, "- name: directories\n  result: ok\n") {
@@ -599,5 +599,33 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		if all["ambient-kernel"].Result != output.OK || all["ambient-policies"].Result != output.Warn || all["ambient-limits"].Text == "" {
 			t.Errorf("%+v", all)
 		}
+	}
+}
+
+// TestChecks_Hints: each check is in a group, with a page about it.
+func TestChecks_Hints(t *testing.T) {
+	t.Parallel()
+	for _, one := range append(checks(), ambientChecks()...) {
+		if !slices.ContainsFunc(output.Groups(), func(g output.Group) bool { return g.Hints[one.name] != "" }) {
+			t.Errorf("check %s has no group and no hint", one.name)
+		}
+	}
+}
+
+// TestDoctor_Terminal: no line is longer than the terminal is wide.
+func TestDoctor_Terminal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.put(listFile, pureList)
+	w.remove(tomlFile)
+	var out bytes.Buffer
+	Run(applet.Call{Args: []string{"--host-root", w.root, "--node-name", strings.Repeat("n", 200), "--for", "ambient"}, Stdout: &out, Terminal: func() int { return 80 }, Getenv: func(string) (string, bool) { return "", false }})
+	for line := range strings.Lines(out.String()) {
+		if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+	if !strings.Contains(out.String(), "✗ primary") || !strings.Contains(out.String(), "ambient\n-------\n") {
+		t.Error(out.String())
 	}
 }

@@ -46,8 +46,13 @@ func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ..
 
 // pass runs a command in an agent and passes its output on, which must be documents unless the form is table.
 func (f *fleet) pass(ctx context.Context, a agent, form output.Form, command ...string) (int, error) {
-	out := &documents{out: printable.NewWriter(f.Stdout), begun: form == output.Table}
+	screen := &output.Screen{Call: f.Call}
+	out := &documents{out: screen, begun: true}
+	if form != output.Table {
+		out = &documents{out: printable.NewWriter(f.Stdout)}
+	}
 	stderr, err := f.start(ctx, out, f.exec(a, command...)...)
+	_ = screen.Close()
 	cause := explained(err, command[0])
 	if out.old || len(out.begin) > 0 && !out.begun {
 		cause = otherVersion(errors.New("it prints JSON without apiVersion"))

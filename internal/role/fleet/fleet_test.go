@@ -445,7 +445,7 @@ func TestTerminal_Progress(t *testing.T) {
 	doctor := `[{"name":"runtime","result":"fail","text":"no","remedy":"do"},{"name":"clock","result":"ok","text":"fine"}]`
 	kubectl := standIn(t, fleetOf(2, of(1, "doctor", doctor), of(2, "doctor", `[{"name":"clock","result":"ok","text":"fine"}]`)))
 	var progress bytes.Buffer
-	call(kubectl, &progress, "doctor").want(t, 1, "✗ runtime: no [n1]\n    do\n✓ clock: fine [n1, n2]\n1 ok, 0 warnings, 1 failure\n", "")
+	call(kubectl, &progress, "doctor").want(t, 1, "other\n-----\n✗ runtime: no [n1]\n  do\n✓ clock: fine [n1, n2]\n\n2 checks: 1 failed, 0 need a look\n", "")
 	if text := progress.String(); !strings.HasPrefix(text, "\r0/2 nodes\r1/2 nodes\r   ") || !strings.HasSuffix(text, " \r") {
 		t.Errorf("progress %q", text)
 	}
@@ -458,12 +458,12 @@ func TestTerminal_Progress(t *testing.T) {
 func TestDecisions_Table(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, fleetOf(2,
-		of(1, "decisions --json --since=1h", items("DecisionList", `{"time":"2026-11-22T12:00:00Z","namespace":"shop","pod":"a","reason":"captured","captured":true,"durationSeconds":1}`)),
-		of(2, "decisions --json --since=1h", `[{"time":"2026-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
+		of(1, "decisions --json --since=1h", items("DecisionList", `{"namespace":"shop","pod":"a","reason":"captured","captured":true,"durationSeconds":1}`)),
+		of(2, "decisions --json --since=1h", `[{"time":"2999-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
 	))
-	call(kubectl, nil, "decisions", "--since", "1h").want(t, 0, `NODE  TIME                  POD     CAPTURED  REASON     SOURCE  DETAIL
-n2    2026-11-22T13:00:00Z  shop/b  false     mode-none  -       two\x20words
-n1    2026-11-22T12:00:00Z  shop/a  true      captured   -       -
+	call(kubectl, nil, "decisions", "--since", "1h").want(t, 0, `NODE  AGE  POD     CAPTURED  REASON     SOURCE  DETAIL
+n2    0s   shop/b  false     mode-none  -       two\x20words
+n1    -    shop/a  true      captured   -       -
 `, "")
 	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"durationSeconds": 1`, "")
 }

@@ -262,13 +262,13 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 	}
 	l.table = func(rows []row[audit.Status]) error {
 		all := answers[audit.Status]{rows: rows}
-		return output.Pods(f.Stdout, all.shown(), flags.ByState())
+		return output.Pods(f.Call, all.shown(), flags.ByState())
 	}
 	if flags.ByState() {
 		l.empty = "no pod in such a state " + on
 	}
 	if flags.Watch {
-		w := output.WatchPods(f.Stdout, nil, 0, flags.ByState())
+		w := output.WatchPods(f.Call, 0, flags.ByState())
 		return watch(ctx, f, l, w, func(a answers[audit.Status]) []audit.Status { return a.shown() })
 	}
 	return list(ctx, f, flags.Output, l)
@@ -384,16 +384,16 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 func (f *fleet) decided(rows []row[decision], head bool) error {
 	var table [][]string
 	if head {
-		table = append(table, []string{"NODE", "TIME", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"})
+		table = append(table, []string{"NODE", "AGE", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"})
 	}
 	for _, r := range rows {
 		d := r.shown
 		table = append(table, []string{
-			output.Cell(r.node), d.Time.UTC().Format(time.RFC3339), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
+			output.Cell(r.node), output.Age(d.Time), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
 			output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
 		})
 	}
-	return output.Columns(f.Stdout, table)
+	return output.Show(f.Call, output.Columns(table, f.Columns()))
 }
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
@@ -428,5 +428,5 @@ func (f *fleet) checks(rows []row[output.Check]) error {
 			Text: printable.Text(c.Text, 4*maxShown) + " [" + where + "]", Remedy: printable.Text(c.Remedy, 4*maxShown),
 		}
 	}
-	return output.Checks(f.Stdout, all)
+	return output.Checks(f.Call, all)
 }

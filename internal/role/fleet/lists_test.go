@@ -63,13 +63,13 @@ func TestPods_LeftOut(t *testing.T) {
 }
 
 // interrupter is an output at whose first text the user presses Ctrl-C.
-type interrupter struct{ strings.Builder }
+type interrupter struct{ text strings.Builder }
 
 func (w *interrupter) Write(text []byte) (int, error) {
-	if w.Len() == 0 {
+	if w.text.Len() == 0 {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
 	}
-	return w.Builder.Write(text)
+	return w.text.Write(text)
 }
 
 // TestPods_Watch: a watch ends with Ctrl-C, after the table.
@@ -80,7 +80,7 @@ func TestPods_Watch(t *testing.T) {
 	code := fleet.Run(applet.Call{
 		Args: []string{"pods", "-wn", "shop"}, Stdout: &stdout, Stderr: &stderr, Getenv: func(name string) (string, bool) { return kubectl, name == "KUBECTL" },
 	}, nil)
-	if out := stdout.String(); code != 0 || !strings.Contains(out, "n1    shop/a  drifted") || strings.Count(stderr.String(), "node n2: no answer: ") != 1 {
+	if out := stdout.text.String(); code != 0 || !strings.Contains(out, "n1    shop/a  drifted") || strings.Count(stderr.String(), "node n2: no answer: ") != 1 {
 		t.Errorf("exit code %d, stdout %q, stderr %q", code, out, stderr.String())
 	}
 }

@@ -93,7 +93,7 @@ func Run(c applet.Call) int {
 func watch(c applet.Call, cfg command.Pods) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	w := output.WatchPods(c.Stdout, c.Stderr, interval, cfg.ByState())
+	w := output.WatchPods(c, interval, cfg.ByState())
 	w.Request = func(ctx context.Context) ([]audit.Status, bool, error) {
 		all, err := ask(ctx, cfg)
 		return slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) }), true, err
@@ -131,7 +131,7 @@ func show(c applet.Call, list document.PodList, cfg command.Pods, missing error)
 		case len(list.Items) == 0:
 			return none(c, cfg)
 		}
-		return output.Pods(c.Stdout, list.Items, cfg.ByState())
+		return output.Pods(c, list.Items, cfg.ByState())
 	})
 	return cmp.Or(err, missing)
 }

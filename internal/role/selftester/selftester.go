@@ -9,7 +9,6 @@ package selftester
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -80,8 +79,7 @@ func Run(c applet.Call) int {
 			cfg.output = output.JSON
 		}
 		err = output.Print(c.Stdout, report(verdict, output.NewHead(c.Getenv)), cfg.output, func() error {
-			_, bad := io.WriteString(c.Stdout, verdict.Text())
-			return bad
+			return output.Show(c, output.Fold(verdict.Text(), c.Columns()))
 		})
 	}
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os/signal"
@@ -80,7 +79,7 @@ func Run(c applet.Call) int {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, duration+grace)
 	defer cancel()
-	p := &printer{w: c.Stdout, form: cfg.Output}
+	p := &printer{call: c, form: cfg.Output}
 	if cfg.Pod != "" {
 		err = cfg.ask(ctx, query, p)
 	} else {
@@ -159,7 +158,7 @@ const maxLine = 2 << 10
 
 // printer prints records as they come.
 type printer struct {
-	w            io.Writer
+	call         applet.Call
 	form         output.Form
 	begun, ended bool
 	// end has the end record's counts, or the last record.
@@ -174,10 +173,9 @@ func (p *printer) event(r document.TraceEvent) error {
 		p.end, p.ended = *r.End, true
 	}
 	if p.form != output.Table {
-		return output.Event(p.w, r, p.form)
+		return output.Event(p.call.Stdout, r, p.form)
 	}
-	_, err := io.WriteString(p.w, text(r))
-	return err
+	return output.Show(p.call, output.Fold(text(r), p.call.Columns()))
 }
 
 // interrupted prints the end of a trace that the user interrupted.

@@ -1,11 +1,13 @@
 package why
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
@@ -38,30 +40,17 @@ func (p *paper) line(label, format string, args ...any) {
 
 // wrap prints a text after a beginning. Further lines are indented.
 func (p *paper) wrap(begin string, indent int, text string) {
-	line := begin
-	empty := true
-	for word := range strings.SplitSeq(text, " ") {
-		if p.width > 0 && !empty && runes(line)+1+runes(word) > p.width {
-			p.print(strings.TrimRight(line, " ") + "\n")
-			line, empty = strings.Repeat(" ", indent), true
-		}
-		if !empty {
-			line += " "
-		}
-		line, empty = line+word, false
-	}
-	p.print(strings.TrimRight(line, " ") + "\n")
+	p.print(strings.Join(output.Wrap(begin, indent, text, p.width), "\n") + "\n")
 }
-
-func runes(text string) int { return len([]rune(text)) }
 
 // rule prints a rule followed by its reason or, if that does not fit, with the reason on the next line.
 func (p *paper) rule(begin, text, why string) {
-	indent := runes(begin)
+	const between = "    # "
+	indent := output.Width(begin)
 	text = printable.Text(text, maxLine)
-	if why == "" || p.width == 0 || indent+runes(text)+6+runes(why) <= p.width {
+	if why == "" || p.width == 0 || indent+output.Width(text+between+why) <= p.width {
 		if why != "" {
-			text += "    # " + why
+			text += between + why
 		}
 		p.wrap(begin, indent+4, text)
 		return
@@ -70,37 +59,40 @@ func (p *paper) rule(begin, text, why string) {
 	p.wrap(strings.Repeat(" ", indent+4)+"# ", indent+6, why)
 }
 
-// page is the explanation as text: the verdict, the details, and the closing sentence.
-func (c *config) page(e inspect.Explanation, width int) string {
+// whole is the explanation as text, with all rules: the verdict, the details, the answer and the remedy.
+func (c *config) whole(e inspect.Explanation, width int) string {
 	p := &paper{width: width}
 	p.wrap("", 0, c.subject(e)+": "+verdict(e))
+	answer := ""
 	if e.Answer != nil {
 		c.packet(p, e.Answer)
-		return p.text.String()
+		answer = packetAnswer(e.Answer)
+	} else {
+		if e.Pod != "" {
+			injection(p, e)
+			decision(p, e)
+			modes(e.Modes, func(label, text string) { p.line(label, "%s", text) })
+		}
+		state(p, e)
+		exceptions(p, e.Exceptions)
+		listeners(p, e)
+		rules(p, e)
+		answer = closing(e)
 	}
-	if e.Pod != "" {
-		injection(p, e)
-		decision(p, e)
-		modes(p, e.Modes)
-	}
-	state(p, e)
-	exceptions(p, e.Exceptions)
-	listeners(p, e)
-	rules(p, e)
 	p.print("\n")
-	p.wrap("", 0, closing(e))
+	p.wrap("", 0, answer)
+	if text := remedy(e); text != "" {
+		p.wrap("remedy: ", 0, printable.Text(text, maxLine))
+	}
 	return p.text.String()
 }
 
 // subject names the pod or the namespace.
 func (c *config) subject(e inspect.Explanation) string {
-	switch {
-	case e.Pod != "":
-		return printable.Text(e.Namespace+"/"+e.Pod, maxLine)
-	case c.PID != 0:
-		return fmt.Sprintf("network namespace of process %d", c.PID)
+	if e.Pod != "" {
+		return "POD " + printable.Text(e.Namespace+"/"+e.Pod, maxLine)
 	}
-	return "network namespace " + printable.Text(c.NetNS, maxLine)
+	return "NAMESPACE " + printable.Text(c.Path(), maxLine)
 }
 
 // verdict is the state in one line.
@@ -110,6 +102,34 @@ func verdict(e inspect.Explanation) string {
 		return text + ", by its live rules alone"
 	}
 	return text + ", the pod " + printable.Text(e.Sentence, maxLine)
+}
+
+// injected says by what the proxy is there.
+func injected(e inspect.Explanation) string {
+	text := "no: it has no annotation " + sidecar.StatusKey
+	if e.Injected {
+		text = "yes"
+		if e.Injection.Revision != "" {
+			text += fmt.Sprintf(", by revision %q of istiod", e.Injection.Revision)
+		}
+	}
+	text += "; proxy: " + proxy(e)
+	if e.Injection.Setup != "" && e.Injection.Setup != sidecar.ValidationContainer {
+		text += "; redirected by the init container " + e.Injection.Setup
+	}
+	return text
+}
+
+func proxy(e inspect.Explanation) string {
+	switch {
+	case e.Injection.Proxy == "container":
+		return "the container istio-proxy"
+	case e.Injection.Proxy != "":
+		return "the init container istio-proxy (a native sidecar)"
+	case e.Decision.Reason == string(sidecar.Ambient):
+		return "none in the pod: the node's ztunnel"
+	}
+	return "none"
 }
 
 func injection(p *paper, e inspect.Explanation) {
@@ -123,12 +143,7 @@ func injection(p *paper, e inspect.Explanation) {
 	} else {
 		p.line("injected", "no: it has no annotation %s", sidecar.StatusKey)
 	}
-	none := "none"
-	if e.Decision.Reason == string(sidecar.Ambient) {
-		none = "none in the pod: the node's ztunnel"
-	}
-	proxy := map[string]string{"": none, "container": "the container istio-proxy", "native sidecar": "the init container istio-proxy (a native sidecar)"}
-	p.line("proxy", "%s", proxy[e.Injection.Proxy])
+	p.line("proxy", "%s", proxy(e))
 	switch e.Injection.Setup {
 	case "":
 	case sidecar.ValidationContainer:
@@ -156,6 +171,35 @@ func outcome(captured bool, reason string) string {
 	}
 }
 
+// decided is the decision that counts now, and what the plugin decided at ADD if that differs.
+func decided(e inspect.Explanation) (now, added string) {
+	r, d := e.Added, e.Decision
+	now = fmt.Sprintf("%s, because %s (%s)", outcome(d.Captured, d.Reason), d.Sentence, d.Reason)
+	switch {
+	case r == nil:
+	case r.Reason == d.Reason:
+		now += ", as at ADD " + moment(r.Time)
+	default:
+		added = fmt.Sprintf("%s (%s) %s", outcome(r.Captured, r.Reason), r.Reason, moment(r.Time))
+		now += "; changed since ADD, and counts " + from(r.Reason, d.Reason)
+	}
+	if r != nil && r.Error != "" {
+		added = "failed: " + r.Error
+	}
+	if d.Detail != "" {
+		now += "; " + d.Detail
+	}
+	return now, added
+}
+
+// from says when a decision counts that differs from the one at ADD.
+func from(at, now string) string {
+	if ambient := string(sidecar.Ambient); at == ambient || now == ambient {
+		return "at once: the agent enrols and releases running pods"
+	}
+	return "at the pod's next start"
+}
+
 func decision(p *paper, e inspect.Explanation) {
 	p.head("DECISION")
 	r := e.Added
@@ -178,13 +222,8 @@ func decision(p *paper, e inspect.Explanation) {
 		p.line("now", "the same")
 	} else {
 		p.line("now", "%s, because %s (%s)", outcome(d.Captured, d.Reason), d.Sentence, d.Reason)
-		const changed = "the pod or the plugin's configuration has changed since; the decision of now counts "
-		switch ambient := string(sidecar.Ambient); {
-		case r == nil:
-		case r.Reason == ambient || d.Reason == ambient:
-			p.line("", changed+"at once: the agent enrols and releases running pods")
-		default:
-			p.line("", changed+"at the pod's next start")
+		if r != nil {
+			p.line("", "the pod or the plugin's configuration has changed since; the decision of now counts %s", from(r.Reason, d.Reason))
 		}
 	}
 	if d.Detail != "" {
@@ -193,12 +232,12 @@ func decision(p *paper, e inspect.Explanation) {
 }
 
 // modes says what would put the pod into the other modes.
-func modes(p *paper, m *inspect.Modes) {
+func modes(m *inspect.Modes, line func(label, text string)) {
 	if m != nil && m.Ambient != "" {
-		p.line("to ambient", "%s", m.Ambient)
+		line("to ambient", m.Ambient)
 	}
 	if m != nil && m.Sidecar != "" {
-		p.line("to sidecar", "%s", m.Sidecar)
+		line("to sidecar", m.Sidecar)
 	}
 }
 
@@ -216,9 +255,6 @@ func state(p *paper, e inspect.Explanation) {
 	}
 	if e.InspectionError != "" {
 		p.line("not read", "%s", e.InspectionError)
-	}
-	if e.Remedy != "" {
-		p.line("remedy", "%s", e.Remedy)
 	}
 }
 
@@ -249,9 +285,8 @@ func listeners(p *paper, e inspect.Explanation) {
 	}
 	p.head("LISTENERS (TCP)")
 	traffic := map[uint16]string{e.Ports.Outbound: "outbound traffic ends here", e.Ports.Inbound: "inbound traffic ends here", 15053: "DNS queries end here where DNS is captured", 15008: "tunnels (HBONE)", 15020: "status", 15021: "health", 15090: "metrics"}
-	heard, others := map[uint16]bool{}, 0
+	others := 0
 	for _, l := range e.Listeners {
-		heard[l.Address.Port()] = true
 		if traffic[l.Address.Port()] == "" {
 			if others++; others > maxListeners {
 				continue
@@ -269,11 +304,8 @@ func listeners(p *paper, e inspect.Explanation) {
 	if others > maxListeners {
 		p.wrap("  ", 2, fmt.Sprintf("and %d more", others-maxListeners))
 	}
-	mesh := slices.ContainsFunc(e.Chains, func(c walk.Chain) bool { return strings.HasPrefix(strings.ToUpper(c.Chain), "ISTIO") })
-	for _, port := range []uint16{e.Ports.Outbound, e.Ports.Inbound} {
-		if !heard[port] && mesh {
-			p.wrap(fmt.Sprintf("  %-22d ", port), 25, "NOTHING LISTENS: what the rules redirect there is refused")
-		}
+	for _, port := range deaf(e) {
+		p.wrap(fmt.Sprintf("  %-22d ", port), 25, "NOTHING LISTENS: what the rules redirect there is refused")
 	}
 }
 
@@ -281,14 +313,13 @@ func rules(p *paper, e inspect.Explanation) {
 	if len(e.Chains) > 0 {
 		p.head("RULES, live: " + count(e.Chains))
 	}
-	signs := map[string]string{"": "  ", "missing": "- ", "extra": "+ ", "foreign": "! "}
 	for _, c := range e.Chains {
 		p.print("  " + c.Family + " table " + printable.Text(c.Table, maxLine) + " chain " + c.Chain + "\n")
 		for _, r := range c.Rules {
-			p.rule("    "+signs[r.Op], r.Text, r.Why)
+			p.rule(fmt.Sprintf("    %-8s", strings.ToUpper(r.Op)), r.Text, r.Why)
 		}
 		if c.Omitted > 0 {
-			p.wrap("      ", 6, fmt.Sprintf("and %d more rules", c.Omitted))
+			p.wrap("            ", 12, fmt.Sprintf("and %d more rules", c.Omitted))
 		}
 	}
 	for _, name := range e.Unread {
@@ -307,7 +338,7 @@ func count(all []walk.Chain) string {
 	}
 	parts := []string{fmt.Sprintf("%d as wanted", n[""])}
 	for _, o := range [][2]string{
-		{"foreign", "%d of others (!)"}, {"extra", "%d not wanted in chains of the mesh (+)"}, {"missing", "%d missing (-)"}, {"more", "%d more are not shown"},
+		{"missing", "%d missing"}, {"foreign", "%d foreign"}, {"extra", "%d not wanted in chains of the mesh"}, {"more", "%d more"},
 	} {
 		if n[o[0]] > 0 {
 			parts = append(parts, fmt.Sprintf(o[1], n[o[0]]))
@@ -358,7 +389,7 @@ const shown = 24
 
 // packet prints the way of a packet: the rules that it meets, and the answer.
 func (c *config) packet(p *paper, a *inspect.Answer) {
-	p.head("PACKET")
+	p.head("PACKET: " + strings.ToUpper(string(a.Wanted)))
 	p.wrap("  ", 2, printable.Text(a.Packet, maxLine))
 	if c.resolved != "" {
 		p.wrap("  ", 2, printable.Text(c.resolved, maxLine))
@@ -368,12 +399,25 @@ func (c *config) packet(p *paper, a *inspect.Answer) {
 		p.print("  none\n")
 	}
 	hops(p, a)
-	p.print("\n")
-	subject := "the packet "
+}
+
+// packetAnswer is the answer about a packet in one sentence.
+func packetAnswer(a *inspect.Answer) string {
 	if a.Wanted == inspect.Unknown {
-		subject = ""
+		return a.Sentence
 	}
-	p.wrap("", 0, subject+a.Sentence)
+	return "the packet " + a.Sentence
+}
+
+// signs mark the rules that a packet meets.
+var signs = map[string]string{"matched": "→", "unknown": "?", "not-matched": " "} //nolint:gochecknoglobals // a constant table
+
+// stranger marks a rule that takes the packet and is not the mesh's, "" for any other.
+func stranger(h inspect.Hop) string {
+	if h.Answer == "matched" && h.Why == "" {
+		return "NOT A RULE OF THE MESH"
+	}
+	return ""
 }
 
 // hops prints the rules that a packet meets. If there are many, it only counts the rules that do not match.
@@ -399,12 +443,7 @@ func hops(p *paper, a *inspect.Answer) {
 			at = place
 			p.print("  " + printable.Text(place, maxLine) + "\n")
 		}
-		sign := map[string]string{"matched": "→", "unknown": "?", "not-matched": " "}[h.Answer]
-		why := h.Why
-		if h.Answer == "matched" && why == "" {
-			why = "NOT A RULE OF THE MESH"
-		}
-		p.rule(fmt.Sprintf("    %s %2d  ", sign, h.Number), h.Rule, why)
+		p.rule(fmt.Sprintf("    %s %2d  ", signs[h.Answer], h.Number), h.Rule, cmp.Or(h.Why, stranger(h)))
 	}
 	skip()
 }

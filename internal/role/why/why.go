@@ -3,7 +3,7 @@
 //
 // It promises to read what it shows at that moment, and an exit code for scripts. It changes nothing.
 //
-// Start at Run; print.go has the page.
+// Start at Run; page.go has the page, print.go everything for --rules.
 package why
 
 import (
@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -39,8 +38,8 @@ USAGE:
    istio-cni why --pid N [flags]          by the live rules of a process' network namespace alone
    istio-cni why --netns PATH [flags]     the same for a path
 
-Without --to and --from it prints one page: injection, decision, state, exceptions, listeners and the live rules against the wanted
-ones. With --to or --from it follows one packet through the live rules and prints each rule that it meets. The last line is the answer.
+It prints at most 24 lines: the verdict, what is known about the pod, the rules that differ from the wanted ones, the answer and the
+remedy. With --to or --from it follows one packet through the live rules and prints the rules that decide about it.
 
 EXAMPLES:
    istio-cni why shop/web-0 --to postgres.shop.svc:5432
@@ -115,6 +114,10 @@ func (c *config) check(operands []string) error {
 		return errors.New("--from needs --port")
 	case c.From == "" && c.Port != 0:
 		return errors.New("--port is the pod's, of a packet that arrives: it needs --from")
+	case c.To == "" && (c.UID != "" || c.GID != ""):
+		return errors.New("--uid and --gid are those of a process that sends: they need --to")
+	case c.To == "" && c.From == "" && c.UDP:
+		return errors.New("--udp describes a packet: it needs --to or --from")
 	}
 	return nil
 }
@@ -241,10 +244,12 @@ func byInit(e inspect.Explanation) bool {
 	return e.State == audit.Outside && e.Decision.Reason == string(sidecar.IstioInit) && e.ByRules == audit.Captured
 }
 
-// show prints JSON, YAML or the page.
+// show prints JSON, YAML, the page or everything.
 func (c *config) show(call applet.Call, e inspect.Explanation) error {
 	return output.Print(call.Stdout, e, c.Output, func() error {
-		_, err := io.WriteString(call.Stdout, c.page(e, call.Columns()))
-		return err
+		if c.Rules {
+			return output.Show(call, c.whole(e, call.Columns()))
+		}
+		return output.Show(call, c.onePage(e, call.Columns()))
 	})
 }

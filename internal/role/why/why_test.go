@@ -14,9 +14,11 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -41,11 +43,14 @@ func explain(t *testing.T, width int, args ...string) (code int, stdout, stderr 
 	return code, out.String(), errs.String()
 }
 
-// last returns the last line.
+// last returns the last paragraph as a line: the answer, and the remedy if there is one.
 func last(text string) string {
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	return lines[len(lines)-1]
+	text = strings.TrimRight(text, "\n")
+	return flat(text[strings.LastIndex(text, "\n\n")+1:])
 }
+
+// flat returns a text as one line.
+func flat(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // legacy is the backend of legacy tables.
 const legacy redirect.Backend = "legacy"
@@ -71,13 +76,13 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 	t.Parallel()
 	f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
 	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(), redirection.Reconcile)))
-	code, out, errs := explain(t, 80, "--netns", f.Path())
+	code, out, errs := explain(t, 80, "--netns", f.Path(), "--rules")
 	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s%s", want, out, errs)
 		}
 	}
-	if code != 0 || strings.Contains(out, "\n    - ") || strings.Contains(out, "\n    ! ") || strings.Contains(out, "\n    + ") {
+	if code != 0 || strings.Contains(out, "MISSING") || strings.Contains(out, "FOREIGN") || strings.Contains(out, "EXTRA") {
 		t.Errorf("exit %d:\n%s", code, out)
 	}
 	for _, listens := range []bool{false, true} {
@@ -94,14 +99,14 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 				"--to " + far + " --uid 5 --gid 1337": "the packet goes out unredirected, as in every pod: the proxy itself is never captured",
 				"--to " + far + " --udp":              "the packet goes out unredirected, as in every pod: the mesh captures TCP",
 				"--from " + peer + " --port 81":       "the packet is redirected to port 15006",
-				"--from " + peer + " --port 15020":    "the packet comes in unredirected, as in every pod: this inbound port is excluded",
+				"--from " + peer + " --port 15020":    "the packet comes in unredirected, as in every pod: this inbound port is excluded by default",
 			} {
 				wantCode, redirected := 0, strings.Contains(want, "redirected to")
 				if redirected && !listens || strings.Contains(want, "because") {
 					wantCode = 3
 				}
 				code, out, errs := explain(t, 0, append(strings.Fields(args), "--netns", f.Path())...)
-				refused := strings.HasSuffix(last(out), "so the connection is refused")
+				refused := strings.Contains(last(out), "so the connection is refused remedy: see the state and the log of the container istio-proxy")
 				if code != wantCode || !strings.HasPrefix(last(out), want) || refused != (redirected && !listens) {
 					t.Errorf("%s, listening %t: exit %d, want %d: %s\n%s%s", args, listens, code, wantCode, want, out, errs)
 				}
@@ -142,9 +147,26 @@ func TestOutput_Bound(t *testing.T) {
 	}
 	netnstest.Run(t, f.Path(), "nft", "add table ip mangle; add chain ip mangle OUTPUT { type route hook output priority -150; }")
 	netnstest.Run(t, f.Path(), "sh", "-c", "nft -f - <<.\n"+script+"add rule ip mangle OUTPUT jump c5\n.\n")
-	code, out, errs := explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
+	code, out, errs := explain(t, 0, "--netns", f.Path(), "--rules", "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
 	if code != 3 || len(out) > 300_000 || !strings.Contains(out, "\n      … 64") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
 		t.Errorf("exit %d, %d bytes:\n%.2000s%s", code, len(out), out, errs)
+	}
+	code, out, _ = explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
+	if fits(t, out); code != 3 || !strings.Contains(out, "  … and 6") || !strings.Contains(out, "ISTIO_REDIRECT 1") {
+		t.Errorf("exit %d:\n%s", code, out)
+	}
+}
+
+// fits requires that a page has at most 24 lines of 80 columns. Only the remedy may have longer words.
+func fits(t *testing.T, page string) {
+	t.Helper()
+	if n := strings.Count(page, "\n"); n > 24 {
+		t.Errorf("%d lines:\n%s", n, page)
+	}
+	for line := range strings.Lines(page[:strings.Index(page+"\nremedy: ", "\nremedy: ")]) {
+		if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
 	}
 }
 
@@ -158,18 +180,18 @@ func TestWhy_Faults(t *testing.T) {
 		state, page, walk string
 		code              int
 	}{
-		{"a RETURN ahead", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "    ! -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
-		{"one in legacy tables", "iptables-legacy", legacy, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "    ! -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
-		{"one in a native table", "nft", redirect.Native, "insert rule inet istio-proxy-nat output tcp dport 80 return", "FOREIGN-RULE", "    ! tcp dport 80 return\n", `rule 1 of istio-proxy-nat output ("tcp dport 80 return") is not the mesh's`, 3},
-		{"a redirect to another port", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j REDIRECT --to-ports 8080", "FOREIGN-RULE", "    ! ", "the packet is redirected to port 8080, though the wanted rules redirect it to port 15001", 3},
-		{"a rule that drops", "iptables-nft", redirect.Netlink, "-t filter -I OUTPUT -p tcp --dport 15001 -j DROP", "FOREIGN-RULE", "    ! ", "the packet is dropped, though", 3},
+		{"a RETURN ahead", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "  FOREIGN IPv4 nat OUTPUT: -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
+		{"one in legacy tables", "iptables-legacy", legacy, "-t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "FOREIGN-RULE", "  FOREIGN IPv4 nat OUTPUT: -p tcp -m tcp --dport 80 -j RETURN", `rule 1 of nat OUTPUT ("-p tcp -m tcp --dport 80 -j RETURN") is not the mesh's`, 3},
+		{"one in a native table", "nft", redirect.Native, "insert rule inet istio-proxy-nat output tcp dport 80 return", "FOREIGN-RULE", "  FOREIGN inet istio-proxy-nat output: tcp dport 80 return\n", `rule 1 of istio-proxy-nat output ("tcp dport 80 return") is not the mesh's`, 3},
+		{"a redirect to another port", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -p tcp --dport 80 -j REDIRECT --to-ports 8080", "FOREIGN-RULE", "  FOREIGN IPv4 ", "the packet is redirected to port 8080, though the wanted rules redirect it to port 15001", 3},
+		{"a rule that drops", "iptables-nft", redirect.Netlink, "-t filter -I OUTPUT -p tcp --dport 15001 -j DROP", "FOREIGN-RULE", "  FOREIGN IPv4 ", "the packet is dropped, though", 3},
 		{"nothing outbound is captured", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -j ISTIO_REDIRECT", "CAPTURED", "includeOutboundIPRanges=none", "because includeOutboundIPRanges=", 3},
-		{"the proxy's own rule is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -m owner --uid-owner 1337 -j RETURN", "DRIFTED", "    - -m owner --uid-owner 1337 -j RETURN    # the proxy itself", "the packet is redirected to port 15001", 3},
-		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "    - -j ISTIO_OUTPUT    # everything", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
-		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "    ! ", "cannot tell, because rule 1 of nat OUTPUT", 4},
-		{"a route that ends the way", "ip", redirect.Netlink, "route add prohibit 10.2.0.0/24", "CAPTURED", "all other TCP is captured", "the packet is not sent: a prohibit route or policy rule ends the way to 10.2.0.9 (EACCES: permission denied)", 3},
-		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "remedy      none if the pod should not be in the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
-		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "FOREIGN-RULE", "    ! policy DROP", "the packet is dropped, though the wanted rules redirect it to port 15001: policy DROP of chain x of table ip other", 3},
+		{"the proxy's own rule is gone", "iptables-nft", redirect.Netlink, "-t nat -D ISTIO_OUTPUT -m owner --uid-owner 1337 -j RETURN", "DRIFTED", "  MISSING IPv4 nat ISTIO_OUTPUT: -m owner --uid-owner 1337 -j RETURN", "the packet is redirected to port 15001", 3},
+		{"the jump is gone", "iptables-nft", redirect.Netlink, "-t nat -D OUTPUT -j ISTIO_OUTPUT", "DRIFTED", "  MISSING IPv4 nat OUTPUT: -j ISTIO_OUTPUT", `rule 1 of nat OUTPUT ("-j ISTIO_OUTPUT") is missing`, 3},
+		{"a match that is not known", "iptables-nft", redirect.Netlink, "-t nat -I OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT", "FOREIGN-RULE", "  FOREIGN IPv4 ", "cannot tell, because rule 1 of nat OUTPUT", 4},
+		{"a route that ends the way", "ip", redirect.Netlink, "route add prohibit 10.2.0.0/24", "CAPTURED", "rules 22 as wanted", "the packet is not sent: a prohibit route or policy rule ends the way to 10.2.0.9 (EACCES: permission denied)", 3},
+		{"everything is gone", "nft", redirect.Netlink, "flush ruleset", "BYPASSED", "remedy: none if the pod should not be in the mesh", "the packet goes out unredirected, because no rule of the mesh is there", 3},
+		{"a table of another program", "nft", redirect.Netlink, "add chain ip other x { type filter hook output priority 0; policy drop; }", "FOREIGN-RULE", "  FOREIGN IPv4 other x: policy DROP", "the packet is dropped, though the wanted rules redirect it to port 15001: policy DROP of chain x of table ip other", 3},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -182,10 +204,12 @@ func TestWhy_Faults(t *testing.T) {
 			}
 			netnstest.Run(t, f.Path(), tt.tool, strings.Fields(tt.args)...)
 			code, out, errs := explain(t, 0, "--netns", f.Path())
-			if want := map[bool]int{true: 0, false: 3}[tt.state == "CAPTURED"]; code != want || !strings.Contains(out, ": "+tt.state) || !strings.Contains(out, tt.page) {
+			fits(t, out)
+			if want := map[bool]int{true: 0, false: 3}[tt.state == "CAPTURED"]; code != want || !strings.Contains(out, ": "+tt.state) || !strings.Contains(out, tt.page) && !strings.Contains(flat(out), tt.page) {
 				t.Errorf("exit %d:\n%s%s", code, out, errs)
 			}
 			code, out, errs = explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
+			fits(t, out)
 			if code != tt.code || !strings.Contains(last(out), tt.walk) {
 				t.Errorf("exit %d:\n%s%s", code, out, errs)
 			}
@@ -204,7 +228,7 @@ func TestWhy_Sandbox(t *testing.T) {
 		check.OK(t, check.Err(space(f, b).Apply(t.Context(), spec(), redirection.Reconcile)))
 		netnstest.Run(t, f.Path(), "ip", "address", "flush", "scope", "global")
 		for _, more := range [][]string{nil, {"--to", "10.2.0.9:80"}, {"--from", "10.2.0.9", "--port", "80"}} {
-			code, out, errs := explain(t, 0, append(more, "--netns", f.Path())...)
+			code, out, errs := explain(t, 0, append(more, "--rules", "--netns", f.Path())...)
 			for _, text := range []string{": SANDBOXED", want, `reproduce-nftables = "true"`, "all other TCP is captured"} {
 				if code != 4 || !strings.Contains(out, text) {
 					t.Errorf("%s %q: exit %d, want 4 and %q:\n%s%s", b, more, code, text, out, errs)
@@ -266,19 +290,18 @@ func TestPage_OfAPod(t *testing.T) {
 		last   string
 	}{
 		{"captured", func(*inspect.Explanation) {}, 0, []string{
-			"shop/web: CAPTURED", `by revision "default"`, "a native sidecar", "istio-validation only checks", "redirect it, because it has a sidecar (captured), by the node agent's view",
-			"rules by backend netlink\n", "now         the same", "127.0.0.1:15001        uid 1337, outbound traffic ends here",
+			"POD shop/web: CAPTURED", `by revision "default"`, "a native sidecar", "redirect it, because it has a sidecar (captured), as at ADD 2026", "15001 uid 1337",
 		}, "the pod is in the mesh: it is redirected as wanted"},
 		{"with an exception", func(e *inspect.Explanation) {
 			e.Exceptions = []audit.Exception{{Setting: "traffic.sidecar.istio.io/excludeOutboundPorts", Value: "5432", Traffic: "outbound traffic to these ports"}}
 		}, 0, []string{"traffic.sidecar.istio.io/excludeOutboundPorts=5432"}, "the pod is in the mesh: it is redirected as wanted, except what passes by traffic.sidecar.istio.io/excludeOutboundPorts=5432"},
-		{"no report", func(e *inspect.Explanation) { e.Added = nil }, 0, []string{"at ADD      not known", "now         redirect it"}, ""},
-		{"decided otherwise", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.NotInjected) }, 0, []string{"at ADD      leave it alone, because it has no annotation", "has changed since"}, ""},
-		{"enrolled", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) }, 0, []string{"at ADD      enrol it in the ambient mesh, because it is in ambient mode"}, ""},
+		{"no report", func(e *inspect.Explanation) { e.Added = nil }, 0, []string{"decision    redirect it"}, ""},
+		{"decided otherwise", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.NotInjected) }, 0, []string{"at ADD      leave it alone (not-injected)", "changed since ADD, and counts at the pod's next start"}, ""},
+		{"enrolled", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) }, 0, []string{"at ADD      enrol it in the ambient mesh (ambient)"}, ""},
 		{"not injected", func(e *inspect.Explanation) {
 			e.State, e.Sentence, e.Injected = audit.Outside, "is not redirected by the plugin: "+sidecar.NotInjected.Sentence(), false
 			e.Decision = inspect.Decision{Reason: string(sidecar.NotInjected), Sentence: sidecar.NotInjected.Sentence(), Remedy: "inject a sidecar"}
-		}, 3, []string{"injected    no", "OUTSIDE"}, "the pod is outside of the mesh, because it has no annotation sidecar.istio.io/status, so no sidecar was injected"},
+		}, 3, []string{"injected    no", "OUTSIDE"}, "the pod is outside of the mesh, because it has no annotation sidecar.istio.io/status, so no sidecar was injected remedy: inject a sidecar"},
 		{"istio-init", func(e *inspect.Explanation) {
 			e.State, e.ByRules = audit.Outside, audit.Captured
 			e.Decision = inspect.Decision{Reason: string(sidecar.IstioInit), Sentence: sidecar.IstioInit.Sentence()}
@@ -289,7 +312,7 @@ func TestPage_OfAPod(t *testing.T) {
 		}, 3, []string{"not read    the pod uses"}, "the pod is outside of the mesh, because it uses the node's network namespace, which is never touched"},
 		{"drifted", func(e *inspect.Explanation) {
 			e.State, e.Problems, e.Remedy = audit.Drifted, []audit.Problem{{State: audit.Drifted, Detail: "missing " + hostile}}, "restart the pod"
-		}, 3, []string{"remedy      restart the pod"}, "the pod is not as the mesh wants it (drifted): missing "},
+		}, 3, []string{"\nremedy: restart the pod\n"}, "the pod is not as the mesh wants it (drifted): missing "},
 		{"not inspected", func(e *inspect.Explanation) {
 			e.State, e.Problems = audit.NotInspected, []audit.Problem{{State: audit.NotInspected, Detail: "no namespace"}}
 		}, 4, nil, "cannot tell whether the pod is in the mesh, because no namespace"},
@@ -298,33 +321,94 @@ func TestPage_OfAPod(t *testing.T) {
 			e.Decision = inspect.Decision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
 			e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) // the agent enrols it
 		}, 0, []string{
-			"proxy       none in the pod: the node's ztunnel", "at ADD      enrol it in the ambient mesh, because it is in ambient mode", "now         the same",
+			"proxy: none in the pod: the node's ztunnel", "decision    enrol it in the ambient mesh, because it is in ambient mode",
 		}, "the pod is in the mesh: it is redirected as wanted"},
 		{"pending", func(e *inspect.Explanation) {
 			e.State, e.Problems = audit.Pending, []audit.Problem{{State: audit.Pending, Detail: "waiting for ztunnel"}}
 			e.Decision = inspect.Decision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
 			e.Added.Captured, e.Added.Reason = false, string(sidecar.NoProxy)
-		}, 3, []string{"at ADD      leave it alone", "now         enrol it", "counts at once: the agent enrols"}, "the pod is not in the mesh yet: waiting for ztunnel"},
+		}, 3, []string{"at ADD      leave it alone", "decision    enrol it", "counts at once: the agent enrols"}, "the pod is not in the mesh yet: waiting for ztunnel"},
 		{"a hostile name", func(e *inspect.Explanation) { e.Pod, e.Unread = hostile, []string{hostile} }, 0, nil, ""},
 	} {
 		text, err := json.Marshal(pod(tt.change))
 		check.OK(t, err)
 		socket := agenttest.Answer(t, http.StatusOK, string(text))
 		code, out, errs := explain(t, 0, "shop/web", socket)
-		missing := slices.DeleteFunc(tt.page, func(part string) bool { return strings.Contains(out, part) })
+		missing := slices.DeleteFunc(tt.page, func(part string) bool { return strings.Contains(out, part) || strings.Contains(flat(out), flat(part)) })
 		if code != tt.code || len(missing) > 0 || !strings.HasPrefix(last(out), tt.last) || strings.ContainsAny(out, "\x1b\u202e\r") {
 			t.Errorf("%s: exit %d, without %q, last %q, want %q\n%s%s", tt.name, code, missing, last(out), tt.last, out, errs)
 		}
-		_, narrow, _ := explain(t, 80, "shop/web", socket)
-		for line := range strings.Lines(narrow) {
-			if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 && strings.Contains(strings.TrimSpace(line), " ") && !strings.Contains(line, "u001b") {
-				t.Errorf("%s: a line of %d columns: %q", tt.name, n, line)
-			}
-		}
+		fits(t, out)
 		if code, out, _ := explain(t, 0, "shop/web", socket, "-o", "json"); code != tt.code {
 			t.Errorf("%s: exit %d: %s", tt.name, code, out)
 		} else {
 			documenttest.Valid(t, "Explanation", out)
+		}
+	}
+}
+
+// TestPage_HostilePod: in every state, with and without a packet, the page fits, counts what it leaves out, and has the whole remedy.
+func TestPage_HostilePod(t *testing.T) {
+	t.Parallel()
+	many := strings.Repeat("x", 300)
+	for _, state := range append(audit.States(), audit.Outside) {
+		for _, wanted := range []inspect.Wanted{"", inspect.AsWanted, inspect.Past, inspect.Unknown} {
+			e := pod(func(e *inspect.Explanation) {
+				e.Namespace, e.Pod = strings.Repeat("n", 63), strings.Repeat("p", 253)
+				e.State, e.Sentence, e.Remedy = state, state.Sentence(), state.Remedy(true)
+				e.Since, e.Checked, e.InspectionError = agenttest.Start(), agenttest.Start(), many
+				e.Decision.Detail, e.Added.Error, e.Added.Reason = hostile+many, strings.Repeat("界 ", 1000), many
+				e.Modes = &inspect.Modes{Ambient: many, Sidecar: strings.Repeat("label it ", 300)}
+				own := walk.Chain{Family: "IPv4", Table: "nat", Chain: "ISTIO_OUTPUT", Rules: []walk.Rule{{Text: many, Op: "missing"}, {Text: "-j X", Op: "extra"}}}
+				for i := range 50 {
+					own.Rules = append(own.Rules, walk.Rule{Text: fmt.Sprintf("-m comment --comment \"remedy: %d %s\" -j RETURN", i, strings.Repeat("界", i)), Op: "foreign"})
+					e.Problems = append(e.Problems, audit.Problem{State: state, Detail: many})
+					e.Exceptions = append(e.Exceptions, audit.Exception{Setting: many, Value: hostile, Traffic: many})
+					e.Listeners = append(e.Listeners, inspect.Listener{Address: netip.AddrPortFrom(netip.MustParseAddr("::1"), 15001), UID: uint32(i)})
+					e.Unread = append(e.Unread, many)
+				}
+				own.Omitted = 2950
+				e.Chains = document.List[walk.Chain]{own}
+				if wanted == "" {
+					return
+				}
+				e.Answer = &inspect.Answer{Packet: many, Way: document.Way{Sentence: strings.Repeat("a long sentence ", 200), Wanted: wanted, Omitted: 7}}
+				for i := range 100 {
+					e.Answer.Hops = append(e.Answer.Hops, inspect.Hop{Table: many, Chain: fmt.Sprint("c", i), Rule: hostile, Answer: "matched"})
+				}
+			})
+			text, err := json.Marshal(e)
+			check.OK(t, err)
+			args := []string{"shop/web", agenttest.Answer(t, http.StatusOK, string(text))}
+			if wanted != "" {
+				args = append(args, "--to", "10.0.0.1:80")
+			}
+			_, out, errs := explain(t, 0, args...)
+			fits(t, out)
+			verdict, _, _ := strings.Cut(out, "\n")
+			listed := strings.Count(out, "\n  MISSING ") + strings.Count(out, "\n  FOREIGN ") + strings.Count(out, "\n  EXTRA ")
+			want := strings.TrimSpace("remedy: " + flat(e.Remedy))
+			if !strings.HasPrefix(verdict, "POD nnnnnnnnnn") || !strings.Contains(verdict, ": "+strings.ToUpper(string(state))+",") ||
+				!strings.Contains(out, fmt.Sprintf("\n  … and %d more: --rules\n", 3002-listed)) || listed < 2 ||
+				e.Remedy != "" && !strings.HasSuffix(last(out), want) || strings.ContainsAny(out, "\x1b\u202e\r") {
+				t.Errorf("%s, packet %s:\n%s%s", state, wanted, out, errs)
+			}
+			if _, out, _ := explain(t, 0, append(args, "--rules")...); wanted == "" && strings.Count(out, "    FOREIGN ") != 50 {
+				t.Errorf("%s: --rules leaves rules out:\n%.2000s", state, out)
+			}
+		}
+	}
+}
+
+// TestPage_Narrow: a terminal of another width gets lines of its width.
+func TestPage_Narrow(t *testing.T) {
+	t.Parallel()
+	text, err := json.Marshal(pod(func(*inspect.Explanation) {}))
+	check.OK(t, err)
+	_, out, _ := explain(t, 50, "shop/web", agenttest.Answer(t, http.StatusOK, string(text)))
+	for line := range strings.Lines(out) {
+		if len(line) > 51 {
+			t.Errorf("%q", line)
 		}
 	}
 }
@@ -345,8 +429,11 @@ func TestWhy_BadArguments(t *testing.T) {
 		"shop/web --port 3":                "it needs --from",
 		"shop/web --to a:1 --from 1.1.1.1": "are different packets",
 		"shop/web --to 1.1.1.1:1 --uid x":  "want a number from 0 to 4294967294",
-		"shop/web -o xml":                  "want one of table, json, yaml",
-		"shop/web --nonsense":              "nonsense",
+		"shop/web --uid 5":                 "they need --to",
+		"shop/web --gid 5 --from 1.1.1.1 --port 1": "they need --to",
+		"shop/web --udp":      "--udp describes a packet: it needs --to or --from",
+		"shop/web -o xml":     "flag -o: value \"xml\": want one of table, json, yaml",
+		"shop/web --nonsense": "nonsense",
 	} {
 		if code, _, errs := explain(t, 0, strings.Fields(args)...); code != 2 || !strings.Contains(errs, want) {
 			t.Errorf("%q: exit %d: %s", args, code, errs)
@@ -365,7 +452,7 @@ func TestManual_Output(t *testing.T) {
 	s := redirect.Default()
 	s.OutboundPortsExclude = append(s.OutboundPortsExclude, ruleset.OnePort(443))
 	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
-	_, out, errs := explain(t, 100, "--netns", f.Path(), "--to", "10.2.0.9:443")
+	_, out, errs := explain(t, 0, "--netns", f.Path(), "--to", "10.2.0.9:443")
 	out = strings.ReplaceAll(out, f.Path(), "/run/netns/web")
 	if !strings.Contains(string(text), "```console\n$ istio-cni why --netns /run/netns/web --to 10.2.0.9:443   # exit 3\n"+out+"```\n") {
 		t.Errorf("the manual does not have\n%s%s", out, errs)

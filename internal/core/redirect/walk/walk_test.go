@@ -226,7 +226,7 @@ func reasonCases() []reasonCase {
 		{func(s *redirect.Spec) { s.Inbound = redirect.Ports{List: ruleset.PortList(81, 82, 83, 84)} }, in(), pastIn + "includeInboundPorts=81,82,83,… (1 more)" + annotation + "includeInboundPorts)"},
 		{func(s *redirect.Spec) { s.InboundExclude = ruleset.PortList(80) }, in(), pastIn + "excludeInboundPorts=80" + annotation + "excludeInboundPorts)"},
 		{func(*redirect.Spec) {}, in(to("10.0.0.7:15008")), "comes in unredirected, as in every pod: HBONE tunnels go straight to the proxy's own port"},
-		{func(*redirect.Spec) {}, in(to("10.0.0.7:15020")), "comes in unredirected, as in every pod: this inbound port is excluded"},
+		{func(*redirect.Spec) {}, in(to("10.0.0.7:15020")), "comes in unredirected, as in every pod: this inbound port is excluded by default"},
 		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, in(), "is handed over by TPROXY to port 15006: a new connection: hand it to the proxy"},
 		{func(s *redirect.Spec) { s.Mode = redirect.TPROXY }, out(proxied), always + "the app calls its own pod: directly"},
 		{func(s *redirect.Spec) { s.DropInvalid = true }, in(state(ruleset.StateInvalid)), "is dropped: packets that fit no connection are dropped"},

@@ -25,5 +25,6 @@ func main() {
 	os.Exit(fleet.Run(applet.Call{
 		Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: os.LookupEnv,
 		Terminal: func() int { return terminal.Columns(os.Stdout) },
+		Colours:  func() bool { return terminal.Colours(os.Stdout, os.LookupEnv) },
 	}, progress))
 }
