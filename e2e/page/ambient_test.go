@@ -53,8 +53,8 @@ func TestAmbient(t *testing.T) {
 	b := open(t, n.origin)
 	b.look(wide)
 	b.visit("#calm/web")
-	b.see("#state", "! pending", "waits to be taken into the ambient mesh", "kubectl get pods -A -l app=ztunnel")
-	b.see("#state .steps .warn", "ztunnel: waiting for ztunnel: no ztunnel is connected")
+	b.see("#state", "! pending", "waits to be taken into the ambient mesh", "waiting for ztunnel: no ztunnel is connected", "kubectl get pods -A -l app=ztunnel")
+	b.see("#state .steps .warn", "waiting for the ztunnel")
 	b.see("#state .steps", "✓ namespace", "○ rules", "○ annotation")
 	b.see("#summary.warn", "Not yet as wanted", "past ztunnel")
 	b.see(`[data-lane="outbound"]`, "missing: TCP connections to ztunnel", "! TCP connections: past ztunnel")
@@ -62,7 +62,7 @@ func TestAmbient(t *testing.T) {
 	n.ztunnel()
 	n.Until("the enrolment", func() bool { return strings.Contains(n.answer("/api/pods/calm/web"), `"state": "captured"`) })
 	b.see("#state", "✓ captured, enrolled in ambient mode", "✓ annotation")
-	b.see("#summary.good", "TCP connections go through ztunnel, in and out")
+	b.see("#summary.good", "Inbound and outbound TCP connections go through ztunnel")
 	b.see(`[data-lane="inbound"]`, "ztunnel :15006", "tunnels of other ztunnels (HBONE)", "ztunnel :15008", "the kubelet's probes: past ztunnel")
 	b.see(`[data-lane="outbound"]`, "ztunnel :15001", "DNS queries", "ztunnel :15053", "127.0.0.1", "stays in the pod")
 	if faults := b.count(`#path .bad, #path .warn, #path .missing`); faults != 0 {
@@ -70,5 +70,6 @@ func TestAmbient(t *testing.T) {
 	}
 	b.look(narrow)
 	b.fits()
-	b.keep("page-ambient.png", "#pod-title")
+	b.visit("#")
+	b.see("#headline.good", "✓ The mesh pod on "+nodeName+" is redirected as wanted")
 }

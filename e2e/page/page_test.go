@@ -12,6 +12,8 @@ package page
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -33,7 +35,7 @@ func newPods() pods {
 		unreached: injected("shop", "unreached", "10.88.0.7", false, nil),
 		foreign:   injected("shop", "foreign", "10.88.0.8", false, nil),
 		silent:    injected("shop", "silent", "10.88.0.5", true, nil),
-		hostile:   injected("shop", hostile, "10.88.0.6", false, map[string]string{"excludeInboundPorts": hostile}),
+		hostile:   injected("zoo", hostile, "10.88.0.6", false, map[string]string{"excludeInboundPorts": hostile}),
 	}
 }
 
@@ -75,7 +77,7 @@ func TestThePage(t *testing.T) {
 
 	b.visit("#shop/web") // as "kubectl istio-cni dashboard shop/web" opens it
 	b.see("#state", "✓ captured", "is redirected as wanted", "1 exception")
-	b.see("#summary.good", "TCP connections go through the proxy, in and out, except what the pod's settings exclude")
+	b.see("#summary.good", "Inbound and outbound TCP connections go through the proxy, except what the pod's settings exclude")
 	b.see(`[data-lane="inbound"]`, "clients", "PREROUTING", "7 rules, as wanted", "TCP connections", "proxy :15006", "listens", "ports 15020, 15021, 15090", "application")
 	b.see(`[data-lane="outbound"]`, "OUTPUT", "proxy :15001", "excludeOutboundPorts=5432", "DNS queries (UDP): past the proxy", "127.0.0.1", "stays in the pod", "other UDP", "servers")
 	b.see("#sockets-title", "3 listening sockets")
@@ -91,14 +93,14 @@ func TestThePage(t *testing.T) {
 	b.see(`#path .chain.bad`, "nat ISTIO_OUTPUT", "1 missing")
 	b.see("#rules > details[open]", "chain ISTIO_OUTPUT: 11 rules, 1 not as wanted")
 	b.see("#rules .op", "missing")
-	b.keep("page-drifted.png", "#pod-title")
 
 	b.visit("#shop/unreached")
 	b.see(`[data-lane="outbound"] .chain.bad`, "nat OUTPUT", "1 missing")
-	b.see(`[data-lane="outbound"]`, "no rule leads here", "missing: TCP connections to the proxy", "✗ TCP connections: past the proxy")
+	b.see(`[data-lane="outbound"]`, "no rule leads to 3 chains", "missing: TCP connections to the proxy", "✗ TCP connections: past the proxy")
 	if red := b.count(`[data-lane="inbound"] .bad`); red != 0 {
 		t.Errorf("%d red parts of the lane whose rules are as wanted", red)
 	}
+	b.keep("page-drifted.png", "#pod-title", 880)
 	b.visit("#shop/foreign")
 	b.see("#state", "foreign-rule", "-A OUTPUT -p tcp -j RETURN")
 	b.see(`#state .box`, "What to do", "kubectl istio-cni why -n shop foreign")
@@ -151,7 +153,10 @@ func (b *browser) list() {
 	if wrapped := evaluate[int](b, `[...document.querySelectorAll("#pods .name a")].filter(e => e.getBoundingClientRect().height > 30).length`); wrapped != 0 {
 		b.Errorf("%d names wrap", wrapped)
 	}
-	b.keep("page-pods.png", "body")
+	b.write("#search", "shop/")
+	b.see("#found", "6 pods of 5,007")
+	b.keep("page-pods.png", "body", 510)
+	b.write("#search", " ")
 	b.click("#calls-title")
 	b.see("#decisions", "shop/flushed", "captured", "ms")
 	if bars := b.count(`#decisions rect`); bars < 8 {
@@ -209,11 +214,11 @@ func (b *browser) ask(direction string, pairs ...string) {
 func (b *browser) walks() {
 	b.Helper()
 	b.ask("out", "to", "10.0.0.1:5432", "uid", "1000")
-	b.see("#verdict.bad", "The packet goes out unredirected, because excludeOutboundPorts=5432")
+	b.see("#verdict.warn", "The packet goes out unredirected, because excludeOutboundPorts=5432")
 	b.see(`[data-lane="outbound"] .way .track.lit`, "the packet below: passed")
 	b.see("#hops", "nat/ISTIO_OUTPUT rule", "--dport 5432", "matched")
 	b.Until("the rules that match", func() bool { return b.count("#rules details[open] details[open] li.lit") >= 2 })
-	b.keep("page-walk.png", "#path")
+	b.keep("page-walk.png", "#path", 740)
 
 	b.ask("out", "to", "10.0.0.1:80", "uid", "1000")
 	b.see("#verdict.good", "The packet is redirected to", "15001")
@@ -232,9 +237,9 @@ func (b *browser) hostile() {
 	b.Helper()
 	b.visit("#")
 	b.write("#search", "onerror")
-	b.see("#pods a", "shop/"+hostile)
+	b.see("#pods a", "zoo/"+hostile)
 	b.click("#pods a")
-	b.see("#pod-title", "shop/"+hostile)
+	b.see("#pod-title", "zoo/"+hostile)
 	b.see("#state", "not-inspected", "excludeInboundPorts", "<script>alert(2)</script>")
 	if commands := b.count("#state [data-copy]"); commands != 0 {
 		b.Errorf("%d commands have a name that a shell would run", commands)
@@ -266,7 +271,7 @@ func (b *browser) narrow() {
 		b.Errorf("%q has the focus, not the pod's name, which a screen reader reads then", focused)
 	}
 	b.fits()
-	b.keep("page-narrow.png", "#pod-title")
+	b.keep("page-narrow.png", "#pod-title", 1300)
 }
 
 // TestEmptyNode says how to bring pods into the mesh.
@@ -283,6 +288,34 @@ func TestEmptyNode(t *testing.T) {
 	if tables := b.count("#listed[hidden]"); tables != 1 {
 		t.Error("a table without rows is shown")
 	}
+	n.Must(os.Remove(filepath.Join(n.dir, "net.d/10-net.conflist")))
+	b.see("#ready-state.bad", "✗ agent not ready: cni-config")
+	b.see("#unready", "new pods of this node may not start", "cni-config: ", "kubectl istio-cni doctor")
+}
+
+// TestContrast: texts have a contrast of 4.5 with each background, in light and dark (WCAG 2, AA).
+func TestContrast(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	b := open(t, n.origin)
+	for _, dark := range []bool{false, true} {
+		b.look(window{wide.width, wide.height, dark})
+		b.visit("")
+		pale := evaluate[[]string](b, `(() => {
+			const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+			const light = name => {
+				const hex = color(name).slice(1).replace(/^(.)(.)(.)$/, "$1$1$2$2$3$3");
+				const [r, g, b] = [0, 2, 4].map(i => parseInt(hex.slice(i, i + 2), 16) / 255).map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+				return .2126 * r + .7152 * g + .0722 * b;
+			};
+			const ratio = (a, b) => (Math.max(light(a), light(b)) + .05) / (Math.min(light(a), light(b)) + .05);
+			return ["--text", "--quiet", "--good", "--bad", "--warn", "--lit"].flatMap(text => ["--back", "--card", "--mark"].map(back => [text, back, ratio(text, back)]))
+				.filter(([, , r]) => !(r >= 4.5)).map(String);
+		})()`)
+		if len(pale) > 0 {
+			t.Errorf("dark %t: %s", dark, pale)
+		}
+	}
 }
 
 // TestManyPods groups pods whose cause is equal.
@@ -296,7 +329,7 @@ func TestManyPods(t *testing.T) {
 	b := open(t, n.origin)
 	b.look(wide)
 	b.visit("")
-	b.see("#headline.warn", "3,000 of 3,000 mesh pods on "+nodeName+" could not be inspected")
+	b.see("#headline.warn", "3,000 of 3,000 mesh pods on "+nodeName+" are not inspected")
 	b.see("#pods tr summary", "3,000 pods of shop")
 	b.click("#pods tr summary")
 	b.see("#pods ul", "shop/web-0000", "and 2,800 more: search for a name")

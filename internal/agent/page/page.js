@@ -117,12 +117,8 @@ function why(p) {
 
 /** grouped has a row for each pod, or for many pods with one state and one cause. */
 function grouped(some) {
-  const groups = new Map();
-  for (const p of some) {
-    const key = `${p.state} ${why(p).replaceAll(/\d[\d.]*|\[[\da-f:]+\]/g, '')}`; // addresses and process ids differ
-    groups.set(key, [...groups.get(key) ?? [], p]);
-  }
-  return [...groups.values()].flatMap(g => g.length >= equal ? [g] : g.map(p => [p]));
+  const cause = p => `${p.state} ${why(p).replaceAll(/\d[\d.]*|\[[\da-f:]+\]/g, '')}`; // without addresses and process ids
+  return [...Map.groupBy(some, cause).values()].flatMap(g => g.length >= equal ? [g] : g.map(p => [p]));
 }
 
 /** namesOf is the first cell of a row: the pod's name, or the fold with the names of all its pods. */
@@ -137,10 +133,10 @@ function namesOf(group) {
 function rowOf(group) {
   const [p] = group;
   const n = group.length === 1 ? p.exceptions?.length ?? 0 : 0;
-  const cell = (name, ...children) => element('td', {role: 'cell', class: name}, ...children);
+  const cell = (name, ...children) => element('td', {role: 'cell', class: name}, ...children.flat());
   return element('tr', {role: 'row'}, element('td', {role: 'cell', class: 'name', title: group.length === 1 ? `${p.namespace}/${p.pod}` : ''}, namesOf(group)),
     cell('line', element('span', {class: tone(p.state)}, `${sign(tone(p.state))} ${p.state}`)),
-    cell('line quiet', p.since ? 'for ' : '', p.since ? time(p.since) : ''),
+    cell('line quiet', p.since ? [time(p.since), ' ago'] : ''),
     cell('', why(p), n ? element('span', {class: 'chip warn', title: 'traffic that its own settings let past the proxy'}, plural(n, 'exception')) : ''));
 }
 
@@ -159,15 +155,15 @@ function showPods() {
   patch($('pods'), rows.slice(0, maxRows).map(rowOf));
   patch($('found'), search || state !== 'all' ? `${plural(some.length + (search ? outside.length : 0), 'pod')} of ${count(search ? pods.length : mesh.length)}` : '');
   say('more', rows.length > maxRows ? `and ${count(rows.length - maxRows)} more rows: search for a namespace, a name or a cause` : '');
-  showOutside(outside, search);
+  if (search && !some.length && outside.length) $('outside').open = true;
+  showOutside(outside);
 }
 
-/** showOutside folds the pods that the plugin leaves alone, by namespace and cause; a search opens the fold. */
-function showOutside(outside, search) {
+/** showOutside folds the pods that the plugin leaves alone, by namespace and cause. */
+function showOutside(outside) {
   const namespaces = Map.groupBy(outside, p => p.namespace);
   const names = [...namespaces].slice(0, 5).map(([name, some]) => `${name} ${count(some.length)}`).join(', ');
   $('outside').hidden = outside.length === 0;
-  if (search) $('outside').open = true;
   patch($('outside-title'), `${plural(outside.length, 'pod')} outside of the mesh: ${names}${namespaces.size > 5 ? `, ${namespaces.size - 5} more namespaces` : ''}`);
   patch($('outside-pods'), [...namespaces.values()].flatMap(grouped).slice(0, maxRows).map(rowOf));
 }
@@ -181,17 +177,17 @@ function showHeadline(failed) {
   const on = `on ${agent.node || 'this node'}`;
   let [words, how] = [`All ${count(mesh.length)} mesh pods ${on} are redirected as wanted`, 'good'];
   if (mesh.length === 1) words = `The mesh pod ${on} is redirected as wanted`;
-  if (unknown) [words, how] = [`${count(unknown)} of ${plural(mesh.length, 'mesh pod')} ${on} could not be inspected`, 'warn'];
+  if (unknown) [words, how] = [`${count(unknown)} of ${plural(mesh.length, 'mesh pod')} ${on} ${unknown === 1 ? 'is' : 'are'} not inspected`, 'warn'];
   if (faulty) [words, how] = [`${count(faulty)} of ${plural(mesh.length, 'mesh pod')} ${on} ${faulty === 1 ? 'is' : 'are'} not redirected as wanted${more}`, mesh.some(p => tone(p.state) === 'bad') ? 'bad' : 'warn'];
   if (!mesh.length) [words, how] = [`No pod ${on} is in the mesh`, 'quiet'];
   if (failed) [words, how] = [agent.audit === 'off' ? `The audit ${on} is off: no pod is verified` : `The state of the pods ${on} is not known`, 'warn'];
   $('headline').className = how;
   patch($('headline'), `${sign(how)} ${words}`);
   $('listed').hidden = Boolean(failed) || !pods.length;
-  if (!failed && !mesh.length) say('pods-failure', ...enrol);
+  if (!failed && !mesh.length) say('pods-failure', ...enrol());
 }
 
-const enrol = [element('p', {}, 'To put the pods of a namespace into the mesh, give each a sidecar, or enrol them in ambient mode where the agent serves it:'),
+const enrol = () => [element('p', {}, 'To put the pods of a namespace into the mesh, give each a sidecar, or enrol them in ambient mode where the agent serves it:'),
   command('kubectl label namespace NAMESPACE istio-injection=enabled && kubectl -n NAMESPACE rollout restart deployment'),
   command('kubectl label namespace NAMESPACE istio.io/dataplane-mode=ambient'),
   element('p', {class: 'quiet'}, 'If pods of the mesh run here, see why the plugin leaves them alone, in the list below or by "kubectl istio-cni why".')];
@@ -246,20 +242,20 @@ function remedyOf(p) {
   }
   if (!lines.length) return '';
   const all = commandsOf(p);
-  const deletes = all.some(text => text.includes('delete pod')) ? element('p', {class: 'quiet'}, 'Its Deployment, StatefulSet or other owner creates a deleted pod again.') : '';
+  const deletes = all.some(text => text.includes('delete pod')) ? element('p', {class: 'quiet'}, 'The owner of the pod (Deployment, StatefulSet, …) creates it again; a pod without an owner is lost.') : '';
   return element('div', {class: 'box', role: 'group', 'aria-label': 'What to do'}, lines, all.map(command), deletes);
 }
 
 /** stepsOf are the steps of the enrolment in ambient mode: those before the one that the pod waits for are done. */
 function stepsOf(p) {
   if (!isAmbient(p) || !['pending', 'captured'].includes(p.state)) return '';
-  const waits = p.state === 'pending' ? p.problems?.find(x => x.state === 'pending')?.detail ?? '' : '';
+  const waits = p.problems?.find(x => x.state === 'pending')?.detail.split(':')[0];
   const steps = [['namespace', /namespace|address|begun/], ['rules', /rules/], ['ztunnel', /ztunnel/], ['probes', /probe/], ['annotation', /annotation/]];
-  const at = waits ? steps.findIndex(([, text]) => text.test(waits)) : steps.length;
+  const at = waits ? steps.findLastIndex(([, text]) => text.test(waits)) : steps.length;
   const unwritten = (p.chains ?? []).some(c => c.rules.some(r => r.op === 'missing'));
   return element('ol', {class: 'steps', 'aria-label': 'steps of the enrolment'}, steps.map(([name], i) => {
     const how = i === at ? 'warn' : i > at || (name === 'rules' && unwritten) ? 'quiet' : 'good';
-    return element('li', {class: how}, `${{good: '✓', warn: '…', quiet: '○'}[how]} ${name}`, i === at ? element('strong', {}, `: ${waits}`) : '');
+    return element('li', {class: how}, `${{good: '✓', warn: '! waiting for the', quiet: '○'}[how]} ${name}`);
   }));
 }
 
@@ -280,7 +276,7 @@ function factsOf(p) {
 function showState(p) {
   const how = tone(p.state);
   const name = isAmbient(p) && p.state === 'captured' ? 'captured, enrolled in ambient mode' : p.state;
-  const problems = p.state === 'bypassed' || p.state === 'pending' ? [] : p.problems ?? [];
+  const problems = (p.problems ?? []).filter(x => x.state !== 'bypassed'); // whose sentence says all
   const unread = p.inspectionError && !isOutside(p) && !problems.some(x => x.detail.includes(p.inspectionError)) ? [{detail: `the network namespace could not be read: ${p.inspectionError}`}] : [];
   const [facts, exceptions] = [factsOf(p), p.exceptions ?? []];
   patch($('state'), element('p', {class: 'lead'}, element('strong', {class: how}, `${sign(how)} ${name}`), `: the pod ${p.sentence}.`),
@@ -331,6 +327,7 @@ function chainsOf(p) {
 
 // ---- the picture ----
 
+/** kinds are the packets of package walk that the picture shows. */
 const kinds = {inbound: 'inbound TCP connections', outbound: 'the app\'s outbound TCP connections', dns: 'the app\'s DNS queries', own: 'the app\'s TCP connections to its own pod',
   probes: 'the node\'s probes', tunnels: 'inbound tunnels (HBONE)'};
 
@@ -393,26 +390,35 @@ const ipv6Of = p => ({
   rejected: [{text: 'IPv6: rejected, as set', tone: 'quiet', stop: 'rejected'}],
 })[p.ipv6] ?? [];
 
+/** tunnelsOf is the way of the connections of other ztunnels, which no rule redirects. */
+function tunnelsOf(p) {
+  const [end] = endsOf(p, 'tunnels');
+  if (!end) return [];
+  const proxy = proxyOf(p, p.ports.tunnel);
+  const tone = !end.wanted ? 'bad' : proxy.tone !== 'good' && p.state === 'pending' ? 'missing' : proxy.tone;
+  return [{text: `tunnels of other ztunnels (HBONE)${end.wanted ? '' : `: ${end.verdict}`}`, tone, proxy, refused: tone !== 'good'}];
+}
+
 /** lanesOf are both directions, each with its rules and with the ways behind them. */
 function lanesOf(p) {
   const direct = p.ports.direct ?? [];
   const past = `past ${whoOf(p)}`;
   const inbound = [...tcpOf(p, 'inbound', p.ports.inbound, 'TCP connections'),
-    ...endsOf(p, 'tunnels').filter(e => e.verdict === 'passed').slice(0, 1).map(() => ({text: 'tunnels of other ztunnels (HBONE)', tone: p.state === 'pending' ? 'missing' : 'good', proxy: proxyOf(p, p.ports.tunnel)})),
-    ...endsOf(p, 'probes').filter(e => e.verdict === 'passed').slice(0, 1).map(() => ({text: `the kubelet's probes: ${past}`, tone: 'quiet'})),
+    ...tunnelsOf(p), ...endsOf(p, 'probes').slice(0, 1).map(e => e.wanted ? {text: `the kubelet's probes: ${past}`, tone: 'quiet'} : {text: `the kubelet's probes: ${e.verdict}`, tone: 'bad', stop: e.verdict}),
     ...direct.length ? [{text: `ports ${direct.join(', ')}: the proxy's own, for health and metrics`, tone: 'quiet', proxy: {label: 'proxy', note: 'itself', tone: 'quiet'}, end: true}] : [],
     ...exceptionsOf(p, 'inbound'), ...ipv6Of(p)];
   const dns = p.ports.dns ? tcpOf(p, 'dns', p.ports.dns, 'DNS queries') : [{text: `DNS queries (UDP): ${past}, as DNS is not captured`, tone: 'quiet'}];
   const own = endsOf(p, 'own').map(e => e.verdict === 'passed' && e.wanted ? {text: 'to its own pod, such as 127.0.0.1: not redirected', tone: 'quiet', stop: 'stays in the pod'}
     : {text: `to its own pod: ${e.verdict}`, tone: 'bad', stop: e.verdict});
-  const outbound = [...tcpOf(p, 'outbound', p.ports.outbound, 'TCP connections'), ...dns, ...exceptionsOf(p, 'outbound'), ...own.slice(0, 1), {text: `other UDP: ${past}, as in every pod of the mesh`, tone: 'quiet'}, ...ipv6Of(p)];
+  const collision = (p.problems ?? []).some(x => x.state === 'uid-collision') ? [{text: `a process with the proxy's user: ${past}`, tone: 'bad'}] : [];
+  const outbound = [...tcpOf(p, 'outbound', p.ports.outbound, 'TCP connections'), ...collision, ...dns, ...exceptionsOf(p, 'outbound'), ...own.slice(0, 1), {text: `other UDP: ${past}, as in every pod of the mesh`, tone: 'quiet'}, ...ipv6Of(p)];
   return [{name: 'inbound', from: 'clients', hooks: ['prerouting', 'input'], ways: inbound, to: 'application'}, {name: 'outbound', from: 'application', hooks: ['output', 'postrouting'], ways: outbound, to: 'servers'}];
 }
 
 /** light adds the way of the packet in question to its lane. */
 function light(p, lanes) {
   const a = p.answer;
-  if (!a || !question) return;
+  if (!a || !question || !lanes.length) return;
   const lane = lanes[new URLSearchParams(question).get('direction') === 'in' ? 0 : 1];
   const way = {text: `the packet below: ${a.verdict.replace('-', ' ')}`, tone: 'lit'};
   if (a.verdict === 'redirected' || a.verdict === 'handed-over') {
@@ -422,7 +428,7 @@ function light(p, lanes) {
   } else if (a.verdict !== 'passed') {
     way.stop = a.verdict.replace('-', ' ');
   }
-  lane.ways.unshift(way);
+  lane.ways = [way, ...lane.ways];
 }
 
 /** hookOf is the station of a lane's rules: it names the chains that are not as wanted only. */
@@ -431,16 +437,18 @@ function hookOf(p, lane, chains) {
   const rules = rows.reduce((n, r) => n + r.rules, 0);
   const missing = rows.reduce((n, r) => n + r.missing, 0);
   const faults = rows.filter(r => r.bad || r.foreign || r.extra);
-  const hops = hopsOf(p);
-  const lit = rows.some(r => hops.some(h => isLit(h) && h.table === r.table && h.chain === r.chain && h.hook === r.hook));
   const title = element('strong', {}, lane.hooks[0].toUpperCase());
-  const station = (how, ...lines) => element('div', {class: `station hook ${how}${lit ? ' lit' : ''}`}, title, lines.flat());
+  const station = (how, ...lines) => element('div', {class: `station hook ${how}`}, title, lines.flat());
   if (!rows.length) return station(p.state === 'pending' ? 'warn' : 'bad', element('span', {class: 'note'}, 'no rules'));
   if (missing && rows.every(r => r.rules === 0)) return station(p.state === 'pending' ? 'warn' : 'bad', element('span', {class: 'note'}, `all ${missing} rules missing`));
   if (!faults.length) return station('good', element('span', {class: 'note'}, `✓ ${plural(rules, 'rule')}, as wanted`));
-  const words = r => [...['missing', 'extra', 'foreign'].filter(op => r[op]).map(op => `${r[op]} ${op}`), r.live ? '' : 'no rule leads here'].filter(Boolean).join(', ');
-  return station(faults.some(r => r.bad) ? 'bad' : 'warn', faults.slice(0, 10).map(r => element('span', {class: `chain ${r.bad ? 'bad' : 'warn'}`}, `${r.table.replace(/^istio-proxy-/, '')} ${r.chain}: ${words(r)}`)),
-    faults.length > 10 ? element('span', {class: 'note'}, `and ${plural(faults.length - 10, 'more chain')}`) : '');
+  const words = r => ['missing', 'extra', 'foreign'].filter(op => r[op]).map(op => `${r[op]} ${op}`).join(', ');
+  const changed = faults.filter(words);
+  const cut = faults.filter(r => !r.live).map(r => r.chain); // complete, and no rule leads there
+  return station(faults.some(r => r.bad) ? 'bad' : 'warn',
+    changed.slice(0, 10).map(r => element('span', {class: `chain ${r.bad ? 'bad' : 'warn'}`}, `${r.table.replace(/^istio-proxy-/, '')} ${r.chain}: ${words(r)}`)),
+    changed.length > 10 ? element('span', {class: 'note'}, `and ${plural(changed.length - 10, 'more chain')}`) : '',
+    cut.length ? element('span', {class: 'note', title: cut.slice(0, 10).join(', ')}, `no rule leads to ${plural(cut.length, 'chain')}`) : '');
 }
 
 const says = {good: '✓ ', bad: '✗ ', warn: '! ', missing: 'missing: ', lit: '→ ', quiet: ''};
@@ -460,22 +468,19 @@ function wayOf(w, to) {
 function summaryOf(p, lanes) {
   const of = tone => lanes.flatMap(l => l.ways.filter(w => w.tone === tone && !w.exception).map(w => `${l.name} ${w.text}`));
   const excluded = lanes.some(l => l.ways.some(w => w.exception)) ? ', except what the pod\'s settings exclude (amber)' : '';
-  if (isOutside(p)) return ['', 'The plugin leaves this pod alone: its packets pass no proxy.'];
+  const through = lanes.filter(l => l.ways.some(w => w.tone === 'good')).map(l => l.name).join(' and ') || 'no';
+  if (isOutside(p) && !p.ways) return ['', 'The plugin leaves this pod alone: its packets pass no proxy.'];
   if (!lanes.length) return ['warn', 'Its rules could not be read, so the ways of its packets are not known.'];
   if (of('bad').length) return ['bad', `Not as wanted: ${of('bad').join('; ')}.`];
   if (of('warn').length) return ['warn', `Not yet as wanted: ${of('warn').join('; ')}.`];
-  if (tone(p.state) === 'bad') return ['warn', `TCP connections go through ${whoOf(p)}${excluded}, but the rules are not the wanted ones.`];
-  return ['good', `TCP connections go through ${whoOf(p)}, in and out${excluded}.`];
+  if (tone(p.state) === 'bad') return ['warn', `The rules are not the wanted ones, but ${through} TCP connections go through ${whoOf(p)}${excluded}.`];
+  return [through === 'no' ? 'warn' : 'good', `${through[0].toUpperCase()}${through.slice(1)} TCP connections go through ${whoOf(p)}${excluded}.`];
 }
 
 function showPath(p) {
-  let lanes = [];
-  if (isOutside(p)) {
-    const way = [{text: 'all packets', tone: 'quiet'}];
-    lanes = [{name: 'inbound', from: 'clients', ways: way, to: 'application'}, {name: 'outbound', from: 'application', ways: way, to: 'servers'}];
-  } else if (p.chains && p.inspectionError === undefined) {
-    lanes = lanesOf(p);
-  }
+  const all = [{text: 'all packets', tone: 'quiet'}];
+  const alone = [{name: 'inbound', from: 'clients', ways: all, to: 'application'}, {name: 'outbound', from: 'application', ways: all, to: 'servers'}];
+  const lanes = p.ways ? lanesOf(p) : isOutside(p) ? alone : [];
   const [how, words] = summaryOf(p, lanes);
   light(p, lanes);
   const chains = chainsOf(p);
@@ -524,7 +529,7 @@ function showRules(p) {
 function showAnswer(p) {
   const a = p.answer;
   const hops = hopsOf(p);
-  const how = {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
+  const how = a?.settings?.length ? 'warn' : {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
   $('verdict').className = how;
   if (!question) {
     $('verdict').className = 'bad';

@@ -29,19 +29,25 @@ func (n Namespace) Ways() (all []Way) {
 		return nil
 	}
 	for k := range n.comparisons() {
+		unread := len(n.Unread[k.family]) > 0
 		for _, c := range k.list {
 			i := slices.IndexFunc(all, func(w Way) bool { return w.Family == k.family.String() && w.Packets == c.name })
 			if i < 0 {
 				i, all = len(all), append(all, Way{Family: k.family.String(), Packets: c.name})
 			}
-			for _, e := range k.ends(c, len(n.Unread[k.family]) > 0) {
-				if !slices.Contains(all[i].Ends, e) {
-					all[i].Ends = append(all[i].Ends, e)
-				}
-			}
+			all[i].add(k.ends(c, unread))
 		}
 	}
 	return all
+}
+
+// add adds the ends that the way does not have yet.
+func (w *Way) add(ends []End) {
+	for _, e := range ends {
+		if !slices.Contains(w.Ends, e) {
+			w.Ends = append(w.Ends, e)
+		}
+	}
 }
 
 // ends returns the ends of a canary. unread is set if it passes rules that cannot be read.
