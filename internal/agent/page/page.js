@@ -268,7 +268,7 @@ function factsOf(p) {
     ['Proxy', proxy], ['Injected by', p.injected ? `istiod${i.revision ? `, revision ${i.revision}` : ''}` : ''], ['Redirection set up by', {'istio-validation': 'the CNI plugin (istio-validation checks it)'}[i.setup] ?? i.setup],
     ['The plugin decides', isOutside(p) ? '' : d.sentence && `${d.captured ? 'redirect' : 'leave alone'}: ${d.sentence}${d.detail ? ` (${d.detail})` : ''}`],
     ['Detail', isOutside(p) ? d.detail : ''], ['In this state for', p.since && time(p.since)], ['Inspected', p.checked && [time(p.checked), ' ago']], ['Rules written by', p.backend],
-    ['IPv6', p.ipv6],
+    ['IPv6', p.picture?.ipv6],
   ];
   return element('dl', {}, rows.filter(([, value]) => value).flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
 }
@@ -334,7 +334,7 @@ const kinds = {inbound: 'inbound TCP connections', outbound: 'the app\'s outboun
 /** endsOf are the different ends of a kind of packets, each with the families of the pod whose packets have it. */
 function endsOf(p, kind) {
   const all = new Map();
-  const families = (p.ways ?? []).filter(w => w.packets === kinds[kind] && (w.family !== 'IPv6' || p.ipv6));
+  const families = (p.picture.ways ?? []).filter(w => w.packets === kinds[kind] && (w.family !== 'IPv6' || p.picture.ipv6));
   for (const w of families) {
     for (const e of w.ends) {
       const key = `${e.verdict} ${e.port} ${e.wanted}`;
@@ -345,11 +345,11 @@ function endsOf(p, kind) {
 }
 
 /** whoOf is the proxy of the pod's mode. */
-const whoOf = p => p.ports.tunnel ? 'ztunnel' : 'the proxy';
+const whoOf = p => p.picture.tunnel ? 'ztunnel' : 'the proxy';
 
 /** proxyOf is the proxy's station at a port, with whether something listens there. */
 function proxyOf(p, port) {
-  const name = p.ports.tunnel ? 'ztunnel' : 'proxy';
+  const name = p.picture.tunnel ? 'ztunnel' : 'proxy';
   const bad = (p.problems ?? []).find(x => ['foreign-listener', 'no-listener'].includes(x.state) && x.detail.includes(`:${port},`));
   const heard = (p.listeners ?? []).some(l => l.address.endsWith(`:${port}`));
   if (bad) return {label: `${name} :${port}`, note: bad.state === 'no-listener' ? '✗ nothing listens' : '✗ another program listens', tone: 'bad'};
@@ -388,26 +388,26 @@ const short = (text, most) => text.length > most ? `${text.slice(0, most - 1)}�
 const ipv6Of = p => ({
   bypassed: [{text: `IPv6: past ${whoOf(p)}`, tone: 'bad'}],
   rejected: [{text: 'IPv6: rejected, as set', tone: 'quiet', stop: 'rejected'}],
-})[p.ipv6] ?? [];
+})[p.picture.ipv6] ?? [];
 
 /** tunnelsOf is the way of the connections of other ztunnels, which no rule redirects. */
 function tunnelsOf(p) {
   const [end] = endsOf(p, 'tunnels');
   if (!end) return [];
-  const proxy = proxyOf(p, p.ports.tunnel);
+  const proxy = proxyOf(p, p.picture.tunnel);
   const tone = !end.wanted ? 'bad' : proxy.tone !== 'good' && p.state === 'pending' ? 'missing' : proxy.tone;
   return [{text: `tunnels of other ztunnels (HBONE)${end.wanted ? '' : `: ${end.verdict}`}`, tone, proxy, refused: tone !== 'good'}];
 }
 
 /** lanesOf are both directions, each with its rules and with the ways behind them. */
 function lanesOf(p) {
-  const direct = p.ports.direct ?? [];
+  const direct = p.picture.direct ?? [];
   const past = `past ${whoOf(p)}`;
   const inbound = [...tcpOf(p, 'inbound', p.ports.inbound, 'TCP connections'),
     ...tunnelsOf(p), ...endsOf(p, 'probes').slice(0, 1).map(e => e.wanted ? {text: `the kubelet's probes: ${past}`, tone: 'quiet'} : {text: `the kubelet's probes: ${e.verdict}`, tone: 'bad', stop: e.verdict}),
     ...direct.length ? [{text: `ports ${direct.join(', ')}: the proxy's own, for health and metrics`, tone: 'quiet', proxy: {label: 'proxy', note: 'itself', tone: 'quiet'}, end: true}] : [],
     ...exceptionsOf(p, 'inbound'), ...ipv6Of(p)];
-  const dns = p.ports.dns ? tcpOf(p, 'dns', p.ports.dns, 'DNS queries') : [{text: `DNS queries (UDP): ${past}, as DNS is not captured`, tone: 'quiet'}];
+  const dns = p.picture.dns ? tcpOf(p, 'dns', p.picture.dns, 'DNS queries') : [{text: `DNS queries (UDP): ${past}, as DNS is not captured`, tone: 'quiet'}];
   const own = endsOf(p, 'own').map(e => e.verdict === 'passed' && e.wanted ? {text: 'to its own pod, such as 127.0.0.1: not redirected', tone: 'quiet', stop: 'stays in the pod'}
     : {text: `to its own pod: ${e.verdict}`, tone: 'bad', stop: e.verdict});
   const collision = (p.problems ?? []).some(x => x.state === 'uid-collision') ? [{text: `a process with the proxy's user: ${past}`, tone: 'bad'}] : [];
@@ -423,8 +423,8 @@ function light(p, lanes) {
   const way = {text: `the packet below: ${a.verdict.replace('-', ' ')}`, tone: 'lit'};
   if (a.verdict === 'redirected' || a.verdict === 'handed-over') {
     const port = Number(/:?(\d+)$/.exec(a.to ?? '')?.[1] ?? 0);
-    way.proxy = {...proxyOf(p, port), ...a.deaf ? {note: '✗ nothing listens', tone: 'bad'} : {}};
-    way.refused = a.deaf;
+    way.proxy = {...proxyOf(p, port), ...a.deaf || a.noListener ? {note: '✗ nothing listens', tone: 'bad'} : {}};
+    way.refused = a.deaf || a.noListener;
   } else if (a.verdict !== 'passed') {
     way.stop = a.verdict.replace('-', ' ');
   }
@@ -469,7 +469,7 @@ function summaryOf(p, lanes) {
   const of = tone => lanes.flatMap(l => l.ways.filter(w => w.tone === tone && !w.exception).map(w => `${l.name} ${w.text}`));
   const excluded = lanes.some(l => l.ways.some(w => w.exception)) ? ', except what the pod\'s settings exclude (amber)' : '';
   const through = lanes.filter(l => l.ways.some(w => w.tone === 'good')).map(l => l.name).join(' and ') || 'no';
-  if (isOutside(p) && !p.ways) return ['', 'The plugin leaves this pod alone: its packets pass no proxy.'];
+  if (isOutside(p) && !p.picture) return ['', 'The plugin leaves this pod alone: its packets pass no proxy.'];
   if (!lanes.length) return ['warn', 'Its rules could not be read, so the ways of its packets are not known.'];
   if (of('bad').length) return ['bad', `Not as wanted: ${of('bad').join('; ')}.`];
   if (of('warn').length) return ['warn', `Not yet as wanted: ${of('warn').join('; ')}.`];
@@ -480,7 +480,7 @@ function summaryOf(p, lanes) {
 function showPath(p) {
   const all = [{text: 'all packets', tone: 'quiet'}];
   const alone = [{name: 'inbound', from: 'clients', ways: all, to: 'application'}, {name: 'outbound', from: 'application', ways: all, to: 'servers'}];
-  const lanes = p.ways ? lanesOf(p) : isOutside(p) ? alone : [];
+  const lanes = p.picture?.ways ? lanesOf(p) : isOutside(p) ? alone : [];
   const [how, words] = summaryOf(p, lanes);
   light(p, lanes);
   const chains = chainsOf(p);

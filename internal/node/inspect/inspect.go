@@ -32,10 +32,6 @@ type Detail struct {
 	Unread    []string         `json:"unread,omitempty"`
 	Listeners List[Listener]   `json:"listeners"`
 	Ports     Ports            `json:"ports"`
-	// Ways are where packets go, nil if the wanted redirection is not known.
-	Ways []walk.Way `json:"ways,omitempty"`
-	// IPv6 is what happens to IPv6: captured, rejected or bypassed; "" if the pod has no address of this family.
-	IPv6 string `json:"ipv6,omitempty"`
 }
 
 // List is an array in JSON, also if it is nil.
@@ -107,11 +103,6 @@ type Listener struct {
 type Ports struct {
 	Outbound uint16 `json:"outbound"`
 	Inbound  uint16 `json:"inbound"`
-	// DNS is 0 if DNS is not captured, Tunnel 0 without ztunnel.
-	DNS    uint16 `json:"dns,omitempty"`
-	Tunnel uint16 `json:"tunnel,omitempty"`
-	// Direct are the inbound ports of the proxy itself, which are not redirected.
-	Direct []string `json:"direct,omitempty"`
 }
 
 // Read describes a namespace. want may be nil if it is not known.
@@ -124,39 +115,18 @@ func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 }
 
 func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err error) {
-	d.Chains, d.Ways, d.Ports = live.Chains(), live.Ways(), Ports{Outbound: redirect.OutboundPort, Inbound: redirect.InboundPort}
+	d.Chains, d.Ports = live.Chains(), Ports{redirect.OutboundPort, redirect.InboundPort}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		d.Unread = append(d.Unread, live.Unread[f]...)
 	}
-	if live.Wanted != nil {
-		d.Ports = portsOf(*live.Wanted)
-		if live.Wanted.Families.HasIPv6 {
-			d.IPv6 = live.Wanted.Families.IPv6.String()
-		}
+	if live.Wanted != nil && live.Wanted.Ambient == nil {
+		d.Ports = Ports{live.Wanted.Spec.OutboundPort, live.Wanted.Spec.InboundPort}
 	}
 	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	for _, l := range all {
 		d.Listeners = append(d.Listeners, Listener{l.Address, l.UID})
 	}
 	return d, err
-}
-
-func portsOf(w walk.Wanted) Ports {
-	p := Ports{Outbound: w.Spec.OutboundPort, Inbound: w.Spec.InboundPort}
-	if w.Spec.DNS != redirect.DNSOff {
-		p.DNS = redirect.DNSPort
-	}
-	if w.Ambient != nil {
-		p.Tunnel = w.Spec.TunnelPort
-	}
-	if w.Spec.Inbound.All {
-		for _, port := range w.Spec.InboundExclude {
-			if slices.Contains(redirect.AlwaysExcluded(), port) {
-				p.Direct = append(p.Direct, port.String())
-			}
-		}
-	}
-	return p
 }
 
 // read reads the live rules. If want is nil, it infers the wanted redirection.
