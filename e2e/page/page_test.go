@@ -86,7 +86,14 @@ func TestThePage(t *testing.T) {
 		t.Errorf("%d green wires, want 4, and %d red or missing ones of a pod that is captured", good, red)
 	}
 	b.walks()
-	b.fits()
+	for _, width := range []int64{1280, 1010, 990, 768, 390} {
+		b.look(window{width, wide.height, false})
+		b.fits()
+		if tall := evaluate[int](b, `[...document.querySelectorAll("#path .label")].filter(e => e.getBoundingClientRect().height > 40).length`); tall != 0 {
+			t.Errorf("%d labels of the picture are squeezed in a window of %d pixels", tall, width)
+		}
+	}
+	b.look(wide)
 
 	b.visit("#shop/drifted")
 	b.see("#state", "drifted", "missing")
@@ -164,7 +171,7 @@ func (b *browser) list() {
 	}
 	b.survives("#pods a")
 	b.click("#outside-title")
-	b.see("#outside-pods summary", "5,000 pods of batch")
+	b.see("#outside-pods .name", "5,000 pods of batch")
 	b.click(`#states [data-state="drifted"]`)
 	b.see("#found", "2 pods of 7")
 	b.click(`#states [data-state="all"]`)
@@ -330,9 +337,9 @@ func TestManyPods(t *testing.T) {
 	b.look(wide)
 	b.visit("")
 	b.see("#headline.warn", "3,000 of 3,000 mesh pods on "+nodeName+" are not inspected")
-	b.see("#pods tr summary", "3,000 pods of shop")
-	b.click("#pods tr summary")
-	b.see("#pods ul", "shop/web-0000", "and 2,800 more: search for a name")
+	b.see("#pods .name", "3,000 pods of shop")
+	b.click("#pods summary")
+	b.see("#pods details", "shop/web-0000", "and 2,800 more: search for a name")
 	b.write("#search", "web-2999")
 	b.see("#pods a", "shop/web-2999")
 }

@@ -27,7 +27,7 @@ function fill(e, attributes, children) {
   return e;
 }
 
-/** patch gives a parent these children by the fewest changes. Whether a detail is open is the reader's. */
+/** patch gives a parent these children by the fewest changes. Whether a detail is open is the reader's; one with another key is a new one. */
 function patch(parent, ...children) {
   const wanted = children.flat().filter(c => c !== undefined && c !== '');
   const have = [...parent.childNodes];
@@ -35,7 +35,7 @@ function patch(parent, ...children) {
     const node = w instanceof Node ? w : document.createTextNode(w);
     const old = have[i];
     if (!old) parent.append(node);
-    else if (old.nodeName !== node.nodeName) old.replaceWith(node);
+    else if (old.nodeName !== node.nodeName || old.dataset?.key !== node.dataset?.key) old.replaceWith(node);
     else if (node.nodeType === Node.TEXT_NODE) {
       if (old.data !== node.data) old.data = node.data;
     } else {
@@ -121,23 +121,22 @@ function grouped(some) {
   return [...Map.groupBy(some, cause).values()].flatMap(g => g.length >= equal ? [g] : g.map(p => [p]));
 }
 
-/** namesOf is the first cell of a row: the pod's name, or the fold with the names of all its pods. */
-function namesOf(group) {
-  if (group.length === 1) return link(group[0]);
-  const namespaces = [...new Set(group.map(p => p.namespace))];
-  return element('details', {}, element('summary', {}, `${plural(group.length, 'pod')} of ${namespaces.length > 1 ? plural(namespaces.length, 'namespace') : namespaces[0]}`),
-    element('ul', {}, group.slice(0, maxRows).map(p => element('li', {}, link(p))),
-      group.length > maxRows ? element('li', {class: 'quiet'}, `and ${count(group.length - maxRows)} more: search for a name`) : ''));
-}
+/** namesOf folds the names of a row's pods. */
+const namesOf = group => element('details', {'data-key': `${group[0].state} ${why(group[0])}`}, element('summary', {}, 'their names'),
+  element('ul', {}, group.slice(0, maxRows).map(p => element('li', {}, link(p)))),
+  group.length > maxRows ? element('p', {class: 'quiet'}, `and ${count(group.length - maxRows)} more: search for a name`) : '');
 
 function rowOf(group) {
   const [p] = group;
-  const n = group.length === 1 ? p.exceptions?.length ?? 0 : 0;
+  const many = group.length > 1;
+  const namespaces = [...new Set(group.map(x => x.namespace))];
+  const exceptions = many ? 0 : p.exceptions?.length ?? 0;
   const cell = (name, ...children) => element('td', {role: 'cell', class: name}, ...children.flat());
-  return element('tr', {role: 'row'}, element('td', {role: 'cell', class: 'name', title: group.length === 1 ? `${p.namespace}/${p.pod}` : ''}, namesOf(group)),
+  return element('tr', {role: 'row'},
+    element('td', {role: 'cell', class: 'name', title: many ? '' : `${p.namespace}/${p.pod}`}, many ? `${plural(group.length, 'pod')} of ${namespaces.length > 1 ? plural(namespaces.length, 'namespace') : namespaces[0]}` : link(p)),
     cell('line', element('span', {class: tone(p.state)}, `${sign(tone(p.state))} ${p.state}`)),
-    cell('line quiet', p.since ? [time(p.since), ' ago'] : ''),
-    cell('', why(p), n ? element('span', {class: 'chip warn', title: 'traffic that its own settings let past the proxy'}, plural(n, 'exception')) : ''));
+    cell('line quiet', p.since && !many ? [time(p.since), ' ago'] : ''),
+    cell('', why(p), exceptions ? element('span', {class: 'chip warn', title: 'traffic that its own settings let past the proxy'}, plural(exceptions, 'exception')) : '', many ? namesOf(group) : ''));
 }
 
 function showPods() {
@@ -500,7 +499,7 @@ function chainBox(c, matched) {
   const words = only ? `, ${all > 1 ? `all ${all} ` : ''}${only}` : `, ${faults} not as wanted`;
   const rule = (r, i) => element('li', {class: r.op !== 'missing' && isFamily(c) && matched.has(`${c.table} ${c.chain} ${i + 1}`) ? 'lit' : ''},
     element('span', {class: `rule ${r.op ? 'bad' : ''}`}, r.rule), r.op ? [' ', element('span', {class: 'op bad'}, r.op)] : [], r.why ? element('span', {class: 'quiet'}, ` ${r.why}`) : '');
-  return element('details', all <= 80 ? {open: 'open'} : {},
+  return element('details', {'data-key': `${c.family} ${c.table} ${c.chain}`, open: all <= 80 ? 'open' : ''},
     element('summary', {}, `${c.family} table ${c.table}, chain ${c.chain}${c.hook ? `, hook ${c.hook}` : ''}: ${plural(all, 'rule')}`, faults ? element('span', {class: 'bad'}, words) : ''),
     element('ol', {}, c.rules.map(rule)), c.omitted ? element('p', {}, `and ${plural(c.omitted, 'more rule')}`) : '');
 }
@@ -512,7 +511,7 @@ function showRules(p) {
   const bad = all.filter(c => c.rules.some(r => r.op));
   const fine = all.filter(c => !bad.includes(c));
   const boxes = some => some.map(c => chainBox(c, matched));
-  const fold = (id, how, text, some) => some.length ? element('details', {'data-fold': id}, element('summary', {class: how}, text), boxes(some)) : '';
+  const fold = (id, how, text, some) => some.length ? element('details', {'data-key': id}, element('summary', {class: how}, text), boxes(some)) : '';
   const gone = bad.every(c => c.rules.every(r => r.op === 'missing')) && !fine.length;
   patch($('rules'), gone ? fold('missing', 'bad', `✗ all ${size(bad)} rules are missing`, bad) : boxes(bad),
     fold('wanted', 'good', `✓ ${plural(size(fine), 'rule')} in ${plural(fine.length, 'chain')}${fine.length === 1 ? ' is' : ' are'} as wanted`, fine),
