@@ -117,7 +117,7 @@ function why(p) {
 
 /** grouped has a row for each pod, or for many pods with one state and one cause. */
 function grouped(some) {
-  const cause = p => `${p.state} ${why(p).replaceAll(/\d[\d.]*|\[[\da-f:]+\]/g, '')}`; // without addresses and process ids
+  const cause = p => `${p.state} ${p.exceptions?.length ?? 0} ${why(p).replaceAll(/\d[\d.]*|\[[\da-f:]+\]/g, '')}`; // without addresses and process ids
   return [...Map.groupBy(some, cause).values()].flatMap(g => g.length >= equal ? [g] : g.map(p => [p]));
 }
 
@@ -130,13 +130,13 @@ function rowOf(group) {
   const [p] = group;
   const many = group.length > 1;
   const namespaces = [...new Set(group.map(x => x.namespace))];
-  const exceptions = many ? 0 : p.exceptions?.length ?? 0;
+  const exceptions = p.exceptions?.length ?? 0;
   const cell = (name, ...children) => element('td', {role: 'cell', class: name}, ...children.flat());
   return element('tr', {role: 'row'},
     element('td', {role: 'cell', class: 'name', title: many ? '' : `${p.namespace}/${p.pod}`}, many ? `${plural(group.length, 'pod')} of ${namespaces.length > 1 ? plural(namespaces.length, 'namespace') : namespaces[0]}` : link(p)),
     cell('line', element('span', {class: tone(p.state)}, `${sign(tone(p.state))} ${p.state}`)),
     cell('line quiet', p.since && !many ? [time(p.since), ' ago'] : ''),
-    cell('', why(p), exceptions ? element('span', {class: 'chip warn', title: 'traffic that its own settings let past the proxy'}, plural(exceptions, 'exception')) : '', many ? namesOf(group) : ''));
+    cell('', why(p), exceptions ? element('span', {class: 'chip warn', title: 'traffic that its own settings let past the proxy'}, plural(exceptions, 'exception'), many ? ' each' : '') : '', many ? namesOf(group) : ''));
 }
 
 function showPods() {
@@ -303,7 +303,7 @@ function chainsOf(p) {
   const add = (hook, c, live) => {
     const rows = hooks.get(hook) ?? hooks.set(hook, new Map()).get(hook);
     const name = `${c.table} ${c.chain}`;
-    const row = rows.get(name) ?? rows.set(name, {hook, table: c.table, chain: c.chain, rules: 0, missing: 0, extra: 0, foreign: 0, live: false}).get(name);
+    const row = rows.get(name) ?? rows.set(name, {table: c.table, chain: c.chain, rules: 0, missing: 0, extra: 0, foreign: 0, live: false}).get(name);
     if (row.live === false) row.live = live;
     row.rules += (c.omitted ?? 0) + c.rules.filter(r => r.op !== 'missing').length;
     for (const r of c.rules) if (r.op) row[r.op] += 1;
