@@ -131,7 +131,7 @@ type listing[T any] struct {
 	bad     func(T) bool
 	badCode int
 	table   func(rows []row[T]) error
-	// more, if set, returns rows about the cluster.
+	// more, if set, adds rows about the cluster.
 	more func(nodes []node, rows []row[T]) []row[T]
 	// empty is the message without rows, nothing the message if no node has what the value of the flags names.
 	empty, nothing string
@@ -151,7 +151,7 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 		return 0, err
 	}
 	if l.more != nil {
-		all.rows = append(all.rows, l.more(nodes, all.rows)...)
+		all.rows = l.more(nodes, all.rows)
 	}
 	slices.SortStableFunc(all.rows, l.compare)
 	none := all.asked > 0 && all.nothing == all.asked
@@ -277,10 +277,10 @@ func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
 		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,
 		table: f.checks,
 		more: func(nodes []node, rows []row[output.Check]) []row[output.Check] {
-			if !slices.ContainsFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == "ambient" }) {
-				return nil
+			if slices.ContainsFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == "ambient" }) {
+				rows = f.withCluster(ctx, nodes, rows)
 			}
-			return f.ofCluster(ctx, nodes)
+			return rows
 		},
 	})
 }

@@ -81,16 +81,18 @@ func (c container) setting(name string) (value string, known bool) {
 	return value, known
 }
 
-// ofCluster checks the control plane for a move to ambient mode. nodes have the agents.
-func (f *fleet) ofCluster(ctx context.Context, nodes []node) (rows []row[output.Check]) {
+// withCluster adds to the nodes' rows what a move to ambient mode needs of the cluster. It leaves out what agents cannot check, and this
+// program can.
+func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[output.Check]) []row[output.Check] {
 	agents := ""
 	for _, n := range nodes {
 		if namespace, _, found := strings.Cut(n.Agent, "/"); found {
 			agents = namespace
 		}
 	}
-	c := f.control(ctx, agents)
-	for _, check := range []output.Check{c.versions(), c.ambient(), c.hbone(), c.injection()} {
+	c, policies := f.control(ctx, agents), f.policies(ctx)
+	rows = slices.DeleteFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == policies.Name })
+	for _, check := range []output.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
 		text, _ := json.Marshal(check) // it has texts only
 		rows = append(rows, row[output.Check]{shown: check, text: text})
 	}

@@ -11,6 +11,8 @@ import (
 // plane is a control plane, as kubectl shows it.
 type plane struct {
 	istiod, ztunnel, env, mesh, values string
+	// policies are NetworkPolicies: namespace, pod selector and the rest of the spec.
+	policies [][3]string
 	// plain are pods whose sidecars do not accept HBONE.
 	plain string
 }
@@ -25,11 +27,18 @@ func newPlane() plane {
 }
 
 const (
-	hooks     = "get -o json mutatingwebhookconfigurations.admissionregistration.k8s.io -l app=sidecar-injector"
-	meshPods  = "get -o json pods -n istio-system -l app in (istiod, ztunnel)"
-	configs   = "get -o json configmaps -n istio-system --ignore-not-found istio istio-sidecar-injector"
-	sidecars  = "get pods --all-namespaces -l security.istio.io/tlsMode=istio,networking.istio.io/tunnel!=http"
-	forbidden = "Error from server (Forbidden): it is forbidden\n"
+	hooks           = "get -o json mutatingwebhookconfigurations.admissionregistration.k8s.io -l app=sidecar-injector"
+	meshPods        = "get -o json pods -n istio-system -l app in (istiod, ztunnel)"
+	configs         = "get -o json configmaps -n istio-system --ignore-not-found istio istio-sidecar-injector"
+	sidecars        = "get pods --all-namespaces -l security.istio.io/tlsMode=istio,networking.istio.io/tunnel!=http"
+	networkPolicies = "get -o json networkpolicies.networking.k8s.io --all-namespaces"
+	forbidden       = "Error from server (Forbidden): it is forbidden\n"
+)
+
+// web selects pods, and letsIn is what ambient mode needs.
+const (
+	web    = `{"matchLabels":{"app":"web"}}`
+	letsIn = `,"ingress":[{"ports":[{"port":15008}]},{"from":[{"ipBlock":{"cidr":"169.254.7.127/32"}}]}]`
 )
 
 func meshPod(app, container, image, more string) string {
@@ -46,13 +55,18 @@ func (p plane) answers(first ...answer) []answer {
 	config := func(name, key, text string) string {
 		return fmt.Sprintf(`{"metadata":{"name":%q},"data":{%q:%q}}`, name, key, text)
 	}
-	const row = `[{"name":"ambient","result":"ok","text":"serves"}]`
+	var policies []string
+	for i, policy := range p.policies {
+		policies = append(policies, fmt.Sprintf(`{"metadata":{"namespace":%q,"name":"p%d"},"spec":{"podSelector":%s%s}}`, policy[0], i, policy[1], policy[2]))
+	}
+	const row = `[{"name":"ambient","result":"ok","text":"serves"},{"name":"ambient-policies","result":"warn","text":"the agent may not"}]`
 	return fleetOf(2, append(first,
 		of(1, "doctor", row), of(2, "doctor", row),
 		answer{For: hooks, Out: list(`{"webhooks":[{"clientConfig":{"service":{"namespace":"istio-system"}}}]}`)},
 		answer{For: meshPods, Out: list(pods...)},
 		answer{For: configs, Out: list(config("istio", "mesh", p.mesh), config("istio-sidecar-injector", "values", p.values))},
 		answer{For: sidecars, Out: p.plain},
+		answer{For: networkPolicies, Out: list(policies...)},
 	)...)
 }
 
@@ -80,10 +94,28 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		"the last one counts": {func(p *plane) {
 			p.env = strings.Replace(p.env, "[", `[{"name":"PILOT_ENABLE_AMBIENT","value":"false"},`, 1)
 		}, nil, nil, ""},
-		"HBONE off":               {func(p *plane) { p.mesh = "defaultConfig: {}\n" }, nil, []string{"! ambient-sidecars"}, "ISTIO_META_ENABLE_HBONE is not true in ConfigMap istio-system/istio"},
-		"sidecars without HBONE":  {func(p *plane) { p.plain = "shop/a\nshop/b\n" }, nil, []string{"✗ ambient-sidecars"}, "2 pods with a sidecar that does not accept HBONE: shop/a, shop/b"},
-		"a damaged mesh":          {func(p *plane) { p.mesh = "a: b: c" }, nil, []string{"! ambient-sidecars"}, "could not be checked"},
-		"pilot.cni off":           {func(p *plane) { p.values = `{"pilot":{"cni":{"enabled":false}}}` }, nil, []string{"! ambient-injection"}, "pilot.cni.enabled is off in ConfigMap istio-system/istio-sidecar-injector"},
+		"HBONE off":              {func(p *plane) { p.mesh = "defaultConfig: {}\n" }, nil, []string{"! ambient-sidecars"}, "ISTIO_META_ENABLE_HBONE is not true in ConfigMap istio-system/istio"},
+		"sidecars without HBONE": {func(p *plane) { p.plain = "shop/a\nshop/b\n" }, nil, []string{"✗ ambient-sidecars"}, "2 pods with a sidecar that does not accept HBONE: shop/a, shop/b"},
+		"a damaged mesh":         {func(p *plane) { p.mesh = "a: b: c" }, nil, []string{"! ambient-sidecars"}, "could not be checked"},
+		"pilot.cni off":          {func(p *plane) { p.values = `{"pilot":{"cni":{"enabled":false}}}` }, nil, []string{"! ambient-injection"}, "pilot.cni.enabled is off in ConfigMap istio-system/istio-sidecar-injector"},
+		"a policy that denies":   {func(p *plane) { p.policies = [][3]string{{"shop", "{}", ""}} }, nil, []string{"! ambient-policies"}, "keep out TCP port 15008: shop/p0; probes: shop/p0 [the cluster]"},
+		"egress only": {func(p *plane) {
+			p.policies = [][3]string{{"shop", "{}", `,"policyTypes":["Egress"]`}, {"kube-system", "{}", ""}}
+		}, nil, nil, "no NetworkPolicy keeps out"},
+		"a port of the app": {func(p *plane) {
+			p.policies = [][3]string{{"shop", web, `,"ingress":[{"ports":[{"port":8080},{"port":"http"},{"port":15008,"protocol":"UDP"}]}]`}}
+		}, nil, []string{"! ambient-policies"}, "15008: shop/p0; probes: none"},
+		"a range of ports": {func(p *plane) {
+			p.policies = [][3]string{{"shop", web, `,"ingress":[{"ports":[{"port":15000,"endPort":15010}]}]`}}
+		}, nil, nil, ""},
+		"peers only": {func(p *plane) {
+			p.policies = [][3]string{{"shop", web, `,"ingress":[{"from":[{"namespaceSelector":{}},{"ipBlock":{"cidr":"0.0.0.0/0","except":["169.254.0.0/16"]}}]}]`}}
+		}, nil, []string{"! ambient-policies"}, "15008: none; probes: shop/p0"},
+		"another policy lets in": {func(p *plane) {
+			p.policies = [][3]string{{"shop", web, ""}, {"shop", web, letsIn}, {"other", "{}", ""}}
+		}, nil, []string{"! ambient-policies"}, "15008: other/p2; probes: other/p2"},
+		"one for all pods":        {func(p *plane) { p.policies = [][3]string{{"shop", web, ""}, {"shop", "{}", letsIn}} }, nil, nil, ""},
+		"no access to policies":   {nil, []answer{no(networkPolicies)}, []string{"! ambient-policies"}, "network policies could not be checked: Error from server (Forbidden)"},
 		"no access to webhooks":   {nil, []answer{no(hooks)}, nil, ""},
 		"no access to pods":       {nil, []answer{no(meshPods)}, []string{"! ambient-versions", "! ambient-istiod", "! ambient-sidecars", "! ambient-injection"}, "could not be checked: the pods of namespace istio-system: Error from server (Forbidden)"},
 		"no access to ConfigMaps": {nil, []answer{no(configs)}, []string{"! ambient-sidecars", "! ambient-injection"}, "istiod's ConfigMaps in namespace istio-system: Error from server (Forbidden)"},
@@ -117,7 +149,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 				fails = 1
 			}
 			r.want(t, fails, test.text, "")
-			if n := strings.Count(r.stdout, "[the cluster]"); n != 4 {
+			if n := strings.Count(r.stdout, "[the cluster]"); n != 5 {
 				t.Errorf("%d lines about the cluster:\n%s", n, r.stdout)
 			}
 		})
