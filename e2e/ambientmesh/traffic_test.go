@@ -117,6 +117,9 @@ func (s *scenario) check() {
 	if !s.reference {
 		table = s.table()
 	}
+	if text := s.OnNode("sh", "-c", "iptables-nft-save && iptables-legacy-save"); strings.Contains(text, "ISTIO_POSTRT") != s.reference {
+		s.Errorf("rules of the reference on the node, want %t:\n%s", s.reference, text)
+	}
 	for _, m := range s.members {
 		pod := s.Get(lab.App, m.name)
 		for _, at := range pod.Status.PodIPs {
