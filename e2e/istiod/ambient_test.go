@@ -46,8 +46,12 @@ func (s *scenario) besideAmbient() {
 	s.UntilReady("namespaced", "out", "asked")
 
 	all := []member{
-		{"side", "inbound ", "outbound "}, {"both", "inbound ", "outbound "}, {"asked", "inbound ", "outbound "},
-		{"only", "ztunnel in ", "ztunnel out "}, {"namespaced", "ztunnel in ", "ztunnel out "}, {"out", "", ""},
+		{"side", "inbound ", "outbound "},
+		{"both", "inbound ", "outbound "},
+		{"asked", "inbound ", "outbound "},
+		{"only", "ztunnel in ", "ztunnel out "},
+		{"namespaced", "ztunnel in ", "ztunnel out "},
+		{"out", "", ""},
 	}
 	s.Until("istiod's workload API", func() bool { return s.workloads() == tunnels(all) })
 	for _, m := range all {

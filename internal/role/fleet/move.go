@@ -102,11 +102,11 @@ func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[output
 // mostNamespaces bounds the namespaces of istiod.
 const mostNamespaces = 10
 
-// control reads what the checks need. The namespaces are the agents', istiod's usual one, and those of its webhooks: everybody who may create
-// pods chooses their labels.
+// control reads what the checks need. The namespaces are the agents', the usual ones, and those of istiod's webhooks: everybody who may
+// create pods chooses their labels.
 func (f *fleet) control(ctx context.Context, agents string) *control {
 	c := &control{configs: map[istiod]map[string]map[string]string{}}
-	namespaces := []string{agents, "istio-system"}
+	namespaces := []string{agents, "istio-system", "kube-system"}
 	namespaces = append(namespaces, c.webhooks(ctx, f)...)
 	slices.Sort(namespaces)
 	namespaces = slices.DeleteFunc(slices.Compact(namespaces), func(name string) bool { return name == "" })

@@ -64,6 +64,7 @@ func (p plane) answers(first ...answer) []answer {
 		of(1, "doctor", row), of(2, "doctor", row),
 		answer{For: hooks, Out: list(`{"webhooks":[{"clientConfig":{"service":{"namespace":"istio-system"}}}]}`)},
 		answer{For: meshPods, Out: list(pods...)},
+		answer{For: "get -o json pods -n kube-system -l app in (istiod, ztunnel)", Out: list()},
 		answer{For: configs, Out: list(config("istio", "mesh", p.mesh), config("istio-sidecar-injector", "values", p.values))},
 		answer{For: sidecars, Out: p.plain},
 		answer{For: networkPolicies, Out: list(policies...)},
