@@ -22,7 +22,7 @@ import (
 // agents have none for it.
 type control struct {
 	istiods, ztunnels []meshPod
-	// configs are the data of istiod's ConfigMaps, by their names; nil if one was not read.
+	// configs are the data of istiod's ConfigMaps, by their names.
 	configs map[istiod]map[string]map[string]string
 	// plain are running pods whose sidecars do not accept HBONE.
 	plain []string
@@ -58,21 +58,21 @@ type container struct {
 	EnvFrom []json.RawMessage
 }
 
-// container returns the container with the name, or the first one.
+// container returns the container with the name, or the only one.
 func (p meshPod) container(name string) (c container) {
 	all := p.Spec.Containers
-	if at := slices.IndexFunc(all, func(c container) bool { return c.Name == name }); at > 0 {
+	if at := slices.IndexFunc(all, func(c container) bool { return c.Name == name }); at >= 0 {
 		return all[at]
 	}
-	if len(all) > 0 {
+	if len(all) == 1 {
 		c = all[0]
 	}
 	return c
 }
 
-// setting returns an environment variable. It is not known if another object has it.
+// setting returns an environment variable. It is not known without a container, or if another object has it.
 func (c container) setting(name string) (value string, known bool) {
-	known = len(c.EnvFrom) == 0
+	known = c.Name != "" && len(c.EnvFrom) == 0
 	for _, e := range c.Env { // of several the last one counts
 		if e.Name == name {
 			value, known = e.Value, len(e.ValueFrom) == 0
@@ -219,7 +219,7 @@ func minors(pods []meshPod, name string) map[int][]string {
 		}
 		shown := p.Metadata.Namespace + "/" + p.Metadata.Name
 		if version < 0 {
-			shown += " (image " + p.container(name).Image + ")"
+			shown += " (image " + cmp.Or(p.container(name).Image, "not known") + ")"
 		}
 		found[version] = append(found[version], shown)
 	}
@@ -287,7 +287,7 @@ func (c *control) ambient() output.Check {
 	case len(off) > 0:
 		check.Text = key + " is not true, so that it refuses ztunnels: " + printable.Some(off, mostNames)
 	case len(unknown) > 0:
-		check.Result, check.Text = output.Warn, key+" could not be checked, because it comes from another object: "+printable.Some(unknown, mostNames)
+		check.Result, check.Text = output.Warn, key+" could not be checked, because these pods do not have it themselves: "+printable.Some(unknown, mostNames)
 	default:
 		check.Result, check.Text = output.OK, key+" is true: "+printable.Some(on, mostNames)
 	}

@@ -90,8 +90,8 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		"no ztunnel":             {func(p *plane) { p.ztunnel = "" }, nil, []string{"! ambient-versions"}, "ztunnel's version could not be checked: not found in"},
 		"ambient off":            {func(p *plane) { p.env = `"env":[{"name":"X","value":"true"}]` }, nil, []string{"✗ ambient-istiod"}, "PILOT_ENABLE_AMBIENT is not true, so that it refuses ztunnels: istio-system/istiod-1"},
 		"ambient set to no":      {func(p *plane) { p.env = `"env":[{"name":"PILOT_ENABLE_AMBIENT","value":"no"}]` }, nil, []string{"✗ ambient-istiod"}, "not true"},
-		"ambient of a ConfigMap": {func(p *plane) { p.env = `"envFrom":[{"configMapRef":{"name":"x"}}]` }, nil, []string{"! ambient-istiod"}, "could not be checked, because it comes from another object"},
-		"ambient of a key":       {func(p *plane) { p.env = `"env":[{"name":"PILOT_ENABLE_AMBIENT","valueFrom":{"x":{}}}]` }, nil, []string{"! ambient-istiod"}, "from another object"},
+		"ambient of a ConfigMap": {func(p *plane) { p.env = `"envFrom":[{"configMapRef":{"name":"x"}}]` }, nil, []string{"! ambient-istiod"}, "could not be checked, because these pods do not have it themselves: istio-system/istiod-1"},
+		"ambient of a key":       {func(p *plane) { p.env = `"env":[{"name":"PILOT_ENABLE_AMBIENT","valueFrom":{"x":{}}}]` }, nil, []string{"! ambient-istiod"}, "do not have it themselves"},
 		"the last one counts": {func(p *plane) {
 			p.env = strings.Replace(p.env, "[", `[{"name":"PILOT_ENABLE_AMBIENT","value":"false"},`, 1)
 		}, nil, nil, ""},
@@ -124,6 +124,12 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		"one ConfigMap":           {nil, []answer{{For: configs, Out: `{"kind":"ConfigMap","metadata":{"name":"istio"},"data":{"mesh":"defaultConfig: {proxyMetadata: {ISTIO_META_ENABLE_HBONE: 'true'}}"}}`}}, []string{"! ambient-injection"}, "could not be checked"},
 		"no ConfigMap":            {nil, []answer{{For: configs}}, []string{"! ambient-sidecars", "! ambient-injection"}, "could not be checked"},
 		"no JSON":                 {nil, []answer{{For: configs, Out: "x"}}, []string{"! ambient-sidecars", "! ambient-injection"}, "reading kubectl's output"},
+		"other containers": {
+			nil,
+			[]answer{{For: meshPods, Out: list(meshPod("istiod", "x", "pilot:1.31.0", ""), meshPod("ztunnel", "y", "ztunnel:1.31.0", ""))}},
+			[]string{"! ambient-versions", "! ambient-istiod"},
+			"istio-system/istiod-1 (image not known), istio-system/ztunnel-1 (image not known)",
+		},
 		"istiod elsewhere": {
 			nil,
 			[]answer{{For: hooks, Out: list(`{"webhooks":[{"clientConfig":{"url":"https://istiod.example"}}]}`)}, {For: meshPods, Out: list()}},
