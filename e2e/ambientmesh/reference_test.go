@@ -88,8 +88,8 @@ func (s *scenario) rolledBack(b *lab.Beside) {
 	s.Stop(s.ztunnel)
 }
 
-// replace replaces the agent, while pods of ambient mode start, and checks that no pod leaves the mesh: its annotation is enabled all the
-// time, its connections live, and the first connection of a new pod passes ztunnel.
+// replace replaces the agent, while pods of ambient mode start, and checks that no pod leaves the mesh: its annotation is enabled and
+// ztunnel serves it all the time, its connections live, and the first connection of a new pod passes ztunnel.
 func (s *scenario) replace(prefix string, agent func()) {
 	s.Helper()
 	annotations, arrived := s.annotations(), s.arrive(prefix)
@@ -101,8 +101,8 @@ func (s *scenario) replace(prefix string, agent func()) {
 		if m.in == ambient {
 			want = []string{"enabled"}
 		}
-		if !slices.Equal(values[m.name], want) {
-			s.Errorf("%v: annotation %q, want %q", m, values[m.name], want)
+		if !slices.Equal(values[m.name], want) || slices.Contains(s.ztunnel.Lines(), "stopped "+m.name) {
+			s.Errorf("%v: annotation %q, want %q; ztunnel:\n%s", m, values[m.name], want, strings.Join(s.ztunnel.Lines(), "\n"))
 		}
 	}
 	for _, name := range names {
