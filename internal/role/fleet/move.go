@@ -90,6 +90,8 @@ func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[output
 			agents = namespace
 		}
 	}
+	ctx, cancel := f.limit(ctx)
+	defer cancel()
 	c, policies := f.control(ctx, agents), f.policies(ctx)
 	rows = slices.DeleteFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == policies.Name })
 	for _, check := range []output.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {

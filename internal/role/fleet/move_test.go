@@ -130,6 +130,12 @@ func TestDoctor_ForAmbient(t *testing.T) {
 			[]string{"! ambient-versions", "! ambient-istiod"},
 			"istio-system/istiod-1 (image not known), istio-system/ztunnel-1 (image not known)",
 		},
+		"no answer": {
+			nil,
+			[]answer{{For: hooks, Hang: true}},
+			[]string{"! ambient-versions", "! ambient-istiod", "! ambient-sidecars", "! ambient-injection", "! ambient-policies"},
+			"istiod's webhooks: no answer within 8s",
+		},
 		"istiod elsewhere": {
 			nil,
 			[]answer{{For: hooks, Out: list(`{"webhooks":[{"clientConfig":{"url":"https://istiod.example"}}]}`)}, {For: meshPods, Out: list()}},
@@ -143,7 +149,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 			if test.change != nil {
 				test.change(&p)
 			}
-			r := run(t, p.answers(test.first...), "doctor", "--for", "ambient")
+			r := run(t, p.answers(test.first...), "doctor", "--for", "ambient", "--timeout=8s")
 			var found []string
 			for line := range strings.Lines(r.stdout) {
 				if strings.HasPrefix(line, "!") || strings.HasPrefix(line, "✗") {
