@@ -54,7 +54,7 @@ func TestAmbient(t *testing.T) {
 	b.look(wide)
 	b.visit("#calm/web")
 	b.see("#state", "! pending", "waits to be taken into the ambient mesh", "waiting for ztunnel: no ztunnel is connected", "kubectl get pods -A -l app=ztunnel")
-	b.see("#state .steps .warn", "waiting for the ztunnel")
+	b.see("#state .steps .warn", "! waiting for ztunnel")
 	b.see("#state .steps", "✓ namespace", "○ rules", "○ annotation")
 	b.see("#summary.warn", "Not yet as wanted", "past ztunnel")
 	b.see(`[data-lane="outbound"]`, "missing: TCP connections to ztunnel", "! TCP connections: past ztunnel")

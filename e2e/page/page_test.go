@@ -248,6 +248,9 @@ func (b *browser) hostile() {
 	b.click("#pods a")
 	b.see("#pod-title", "zoo/"+hostile)
 	b.see("#state", "not-inspected", "excludeInboundPorts", "<script>alert(2)</script>")
+	if forms := b.count("#redirected:not([hidden])"); forms != 0 {
+		b.Error("the form asks for packets where no rule could be read")
+	}
 	if commands := b.count("#state [data-copy]"); commands != 0 {
 		b.Errorf("%d commands have a name that a shell would run", commands)
 	}

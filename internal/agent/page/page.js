@@ -254,7 +254,7 @@ function stepsOf(p) {
   const unwritten = (p.chains ?? []).some(c => c.rules.some(r => r.op === 'missing'));
   return element('ol', {class: 'steps', 'aria-label': 'steps of the enrolment'}, steps.map(([name], i) => {
     const how = i === at ? 'warn' : i > at || (name === 'rules' && unwritten) ? 'quiet' : 'good';
-    return element('li', {class: how}, `${{good: '✓', warn: '! waiting for the', quiet: '○'}[how]} ${name}`);
+    return element('li', {class: how}, `${{good: '✓', warn: '! waiting for', quiet: '○'}[how]} ${name}`);
   }));
 }
 
@@ -516,13 +516,13 @@ function showRules(p) {
   patch($('rules'), gone ? fold('missing', 'bad', `✗ all ${size(bad)} rules are missing`, bad) : boxes(bad),
     fold('wanted', 'good', `✓ ${plural(size(fine), 'rule')} in ${plural(fine.length, 'chain')}${fine.length === 1 ? ' is' : ' are'} as wanted`, fine),
     (p.chains ?? []).length > maxChains ? element('p', {}, `and ${plural(p.chains.length - maxChains, 'more chain')}`) : '',
-    all.length ? '' : element('p', {}, 'The agent has not read the rules: see above.'), (p.unread ?? []).slice(0, maxChains).map(u => element('p', {class: 'warn'}, `! not read: ${u}`)));
+    (p.unread ?? []).slice(0, maxChains).map(u => element('p', {class: 'warn'}, `! not read: ${u}`)));
   const sockets = p.listeners ?? [];
   $('sockets').hidden = !sockets.length;
   patch($('sockets-title'), `${plural(sockets.length, 'listening socket')}`);
   patch($('listeners'), element('ul', {}, sockets.slice(0, maxChains).map(l => element('li', {}, element('code', {}, l.address), ` of user ${l.uid}`))),
     sockets.length > maxChains ? element('p', {}, `and ${sockets.length - maxChains} more`) : '');
-  $('redirected').hidden = isOutside(p) && !all.length;
+  $('redirected').hidden = !all.length && !p.unread?.length; // a packet's way would not be known, either
 }
 
 function showAnswer(p) {

@@ -33,6 +33,7 @@ func TestWays(t *testing.T) {
 		}},
 		"without rules": {func(n *walk.Namespace) { n.Live = nil }, map[string]string{app: "[{passed 0 false}]", inbound: "[{passed 0 false}]", "the node's probes": "[{passed 0 true}]"}},
 		"dropped":       {insert("OUTPUT", "filter", ruleset.Rule{Matches: []ruleset.Match{tcp}, Target: ruleset.Drop}), map[string]string{app: "[{dropped 0 false}]", inbound: "[{redirected 15006 true} {fails 0 false}]"}},
+		"a firewall":    {insert("INPUT", "filter", ruleset.Rule{Matches: []ruleset.Match{ruleset.Network{Source: true, Prefix: netip.MustParsePrefix("192.0.2.0/24")}}, Target: ruleset.Drop}), map[string]string{inbound: "[{redirected 15006 true}]"}},
 		"unread":        {func(n *walk.Namespace) { n.Unread = map[ruleset.Family][]string{ruleset.IPv4: {"legacy tables"}} }, map[string]string{app: "[{cannot-tell 0 false}]"}},
 	} {
 		s := ambient.Spec{Config: ambient.DefaultConfig()}
