@@ -132,11 +132,13 @@ function rowOf(group) {
   const namespaces = [...new Set(group.map(x => x.namespace))];
   const exceptions = p.exceptions?.length ?? 0;
   const cell = (name, ...children) => element('td', {role: 'cell', class: name}, ...children.flat());
+  const of = namespaces.length > 1 ? plural(namespaces.length, 'namespace') : namespaces[0];
   return element('tr', {role: 'row'},
-    element('td', {role: 'cell', class: 'name', title: many ? '' : `${p.namespace}/${p.pod}`}, many ? `${plural(group.length, 'pod')} of ${namespaces.length > 1 ? plural(namespaces.length, 'namespace') : namespaces[0]}` : link(p)),
+    element('td', {role: 'cell', class: 'name', title: many ? '' : `${p.namespace}/${p.pod}`}, many ? `${plural(group.length, 'pod')} of ${of}` : link(p)),
     cell('line', element('span', {class: tone(p.state)}, `${sign(tone(p.state))} ${p.state}`)),
     cell('line quiet', p.since && !many ? [time(p.since), ' ago'] : ''),
-    cell('', why(p), exceptions ? element('span', {class: 'chip warn', title: 'traffic that its own settings let past the proxy'}, plural(exceptions, 'exception'), many ? ' each' : '') : '', many ? namesOf(group) : ''));
+    cell('', why(p), exceptions ? element('span', {class: 'chip warn', title: 'its own settings let traffic past the proxy'}, plural(exceptions, 'exception'), many ? ' each' : '') : '',
+      many ? namesOf(group) : ''));
 }
 
 function showPods() {
@@ -177,7 +179,8 @@ function showHeadline(failed) {
   let [words, how] = [`All ${count(mesh.length)} mesh pods ${on} are redirected as wanted`, 'good'];
   if (mesh.length === 1) words = `The mesh pod ${on} is redirected as wanted`;
   if (unknown) [words, how] = [`${count(unknown)} of ${plural(mesh.length, 'mesh pod')} ${on} ${unknown === 1 ? 'is' : 'are'} not inspected`, 'warn'];
-  if (faulty) [words, how] = [`${count(faulty)} of ${plural(mesh.length, 'mesh pod')} ${on} ${faulty === 1 ? 'is' : 'are'} not redirected as wanted${more}`, mesh.some(p => tone(p.state) === 'bad') ? 'bad' : 'warn'];
+  const worst = mesh.some(p => tone(p.state) === 'bad') ? 'bad' : 'warn';
+  if (faulty) [words, how] = [`${count(faulty)} of ${plural(mesh.length, 'mesh pod')} ${on} ${faulty === 1 ? 'is' : 'are'} not redirected as wanted${more}`, worst];
   if (!mesh.length) [words, how] = [`No pod ${on} is in the mesh`, 'quiet'];
   if (failed) [words, how] = [agent.audit === 'off' ? `The audit ${on} is off: no pod is verified` : `The state of the pods ${on} is not known`, 'warn'];
   $('headline').className = how;
@@ -264,7 +267,8 @@ function factsOf(p) {
   const i = p.injection ?? {};
   const proxy = isAmbient(p) ? 'the node\'s ztunnel (ambient mode)' : i.proxy ? `sidecar, as ${i.proxy}` : '';
   const rows = [
-    ['Proxy', proxy], ['Injected by', p.injected ? `istiod${i.revision ? `, revision ${i.revision}` : ''}` : ''], ['Redirection set up by', {'istio-validation': 'the CNI plugin (istio-validation checks it)'}[i.setup] ?? i.setup],
+    ['Proxy', proxy], ['Injected by', p.injected ? `istiod${i.revision ? `, revision ${i.revision}` : ''}` : ''],
+    ['Redirection set up by', {'istio-validation': 'the CNI plugin (istio-validation checks it)'}[i.setup] ?? i.setup],
     ['The plugin decides', isOutside(p) ? '' : d.sentence && `${d.captured ? 'redirect' : 'leave alone'}: ${d.sentence}${d.detail ? ` (${d.detail})` : ''}`],
     ['Detail', isOutside(p) ? d.detail : ''], ['In this state for', p.since && time(p.since)], ['Inspected', p.checked && [time(p.checked), ' ago']], ['Rules written by', p.backend],
     ['IPv6', p.picture?.ipv6],
@@ -410,8 +414,10 @@ function lanesOf(p) {
   const own = endsOf(p, 'own').map(e => e.verdict === 'passed' && e.wanted ? {text: 'to its own pod, such as 127.0.0.1: not redirected', tone: 'quiet', stop: 'stays in the pod'}
     : {text: `to its own pod: ${e.verdict}`, tone: 'bad', stop: e.verdict});
   const collision = (p.problems ?? []).some(x => x.state === 'uid-collision') ? [{text: `a process with the proxy's user: ${past}`, tone: 'bad'}] : [];
-  const outbound = [...tcpOf(p, 'outbound', p.ports.outbound, 'TCP connections'), ...collision, ...dns, ...exceptionsOf(p, 'outbound'), ...own.slice(0, 1), {text: `other UDP: ${past}, as in every pod of the mesh`, tone: 'quiet'}, ...ipv6Of(p)];
-  return [{name: 'inbound', from: 'clients', hooks: ['prerouting', 'input'], ways: inbound, to: 'application'}, {name: 'outbound', from: 'application', hooks: ['output', 'postrouting'], ways: outbound, to: 'servers'}];
+  const outbound = [...tcpOf(p, 'outbound', p.ports.outbound, 'TCP connections'), ...collision, ...dns, ...exceptionsOf(p, 'outbound'), ...own.slice(0, 1),
+    {text: `other UDP: ${past}, as in every pod of the mesh`, tone: 'quiet'}, ...ipv6Of(p)];
+  return [{name: 'inbound', from: 'clients', hooks: ['prerouting', 'input'], ways: inbound, to: 'application'},
+    {name: 'outbound', from: 'application', hooks: ['output', 'postrouting'], ways: outbound, to: 'servers'}];
 }
 
 /** light adds the way of the packet in question to its lane. */
