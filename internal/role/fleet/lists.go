@@ -29,11 +29,11 @@ type row[T any] struct {
 	text  json.RawMessage
 }
 
-// MarshalJSON returns all fields of the answer, including a newer agent's.
+// MarshalJSON returns all fields of the answer, including a newer agent's. A row about the cluster has no node.
 func (r row[T]) MarshalJSON() ([]byte, error) {
 	fields := map[string]json.RawMessage{}
 	err := json.Unmarshal(r.text, &fields)
-	if err == nil {
+	if err == nil && r.node != "" {
 		fields["node"], err = json.Marshal(r.node)
 	}
 	if err != nil {
@@ -156,6 +156,8 @@ type listing[T any] struct {
 	bad     func(T) bool
 	badCode int
 	table   func(rows []row[T]) error
+	// more, if set, adds rows about the cluster.
+	more func(nodes []node, rows []row[T]) []row[T]
 	// shows reports whether a row is listed, nil for all rows.
 	shows func(T) bool
 	// empty is the message without rows. missing is the error about all rows before shows if something that the flags name is missing; none
@@ -182,6 +184,9 @@ func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T],
 	})
 	if err != nil {
 		return all, nil, nil, err
+	}
+	if l.more != nil {
+		all.rows = l.more(nodes, all.rows)
 	}
 	slices.SortStableFunc(all.rows, l.compare)
 	if l.missing != nil && all.asked > 0 {
@@ -404,6 +409,12 @@ func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int,
 		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,
 		table: f.checks,
+		more: func(nodes []node, rows []row[output.Check]) []row[output.Check] {
+			if slices.ContainsFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == "ambient" }) {
+				rows = f.withCluster(ctx, nodes, rows)
+			}
+			return rows
+		},
 	})
 }
 
@@ -421,7 +432,7 @@ func (f *fleet) checks(rows []row[output.Check]) error {
 		where := fmt.Sprintf("%d nodes", len(nodes[c]))
 		const most = 3
 		if len(nodes[c]) <= most {
-			where = strings.Join(nodes[c], ", ")
+			where = cmp.Or(strings.Join(nodes[c], ", "), "the cluster")
 		}
 		all[i] = output.Check{
 			Name: printable.Text(c.Name, maxShown), Result: c.Result,
