@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Writes manifests/istio-cni.yaml, the chart's default rendering, for
 # "kubectl apply" without Helm, what chart and manual have of the agent's
-# table of settings, the codes and reasons in docs/errors.md, and the chart's
-# copy of its defaults.
+# table of settings, the codes and reasons in docs/errors.md, the schemas in
+# docs/schema, and the chart's copy of its defaults.
 #
 #   hack/manifests.sh            write it
 #   hack/manifests.sh --check    fail if it is out of step with the chart

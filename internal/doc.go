@@ -41,6 +41,7 @@
 //	ztunnel                       agent/ztunnels (what it is told), core/zds (the messages), node/zdsock (the socket)
 //	the agent as a whole          agent/nodeagent
 //	the self-test                 node/selfcheck
+//	a field of -o json            core/document
 //	a setting                     core/settings, and the table of its role
 //	foreign text made safe        core/printable
 //	other programs' values hidden core/redact (a bug report: role/bundle, role/fleet, core/archive)
@@ -100,6 +101,12 @@
 // Add the right or directory that the check reads to
 // manifests/examples/doctor.yaml. The test is a node where it fails, in
 // doctor_test.go.
+//
+// To add a field to what commands print as JSON: the field of the document in
+// core/document, or of the type that it embeds, with a comment for users. "make
+// manifests" writes docs/schema and docs/reference.md. Nothing is removed or
+// renamed within one apiVersion. A new document is a row of document.All; its
+// test passes the command's output to test/documenttest.
 //
 // To add a metric: one declaration in agent/metrics, beside the code that
 // counts it. "make manifests" writes the table of metrics in the manual.

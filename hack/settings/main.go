@@ -1,6 +1,6 @@
 // Command settings writes what follows from the node agent's settings, the help of commands, the chart's values and the program's
-// codes: the schema of the chart's value "agent", the chart's list of live variables, and the tables in docs/reference.md and
-// docs/errors.md.
+// codes: the schema of the chart's value "agent", the chart's list of live variables, the tables in docs/reference.md and
+// docs/errors.md, and the schemas in docs/schema.
 //
 //	go run ./hack/settings            write
 //	go run ./hack/settings --check    fail if a file is out of step

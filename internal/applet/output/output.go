@@ -46,11 +46,11 @@ func Flag(into *Form) settings.Setting {
 
 // NewHead is the head of a list that this node answers now.
 func NewHead(getenv func(string) (string, bool)) document.Head {
-	return document.Head{Node: Node(getenv), Time: time.Now()} //nolint:forbidigo // the only clock of the documents
+	return document.Head{Node: nodeName(getenv), Time: time.Now().UTC()} //nolint:forbidigo // the only clock of the documents
 }
 
-// Node is the name of this node: the agent's variable, or the host's name.
-func Node(getenv func(string) (string, bool)) string {
+// nodeName is the name of this node: the agent's variable, or the host's name.
+func nodeName(getenv func(string) (string, bool)) string {
 	for _, variable := range []string{"NODE_NAME", "KUBERNETES_NODE_NAME"} {
 		if name, _ := getenv(variable); name != "" {
 			return name

@@ -21,8 +21,7 @@ const (
 
 // print prints a report as JSON or YAML, or as the text.
 func (r run) print(report document.RuleReport, text string) error {
-	head := output.NewHead(r.getenv)
-	report.Node, report.Time = head.Node, head.Time
+	report.Time = output.NewHead(r.getenv).Time // the host's name can be a pod's here
 	return output.Print(r.stdout, report, r.output, func() error {
 		_, err := io.WriteString(r.stdout, text)
 		return err
