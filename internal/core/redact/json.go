@@ -49,7 +49,7 @@ const ofObjects = `
 	phase podIP podIPs ip hostIP hostIPs startTime qosClass conditions lastTransitionTime reason containerStatuses initContainerStatuses
 	ephemeralContainerStatuses state lastState running startedAt waiting terminated exitCode signal finishedAt ready restartCount started
 	imageID containerID observedGeneration currentNumberScheduled desiredNumberScheduled numberAvailable numberMisscheduled numberReady
-	numberUnavailable updatedNumberScheduled
+	numberUnavailable updatedNumberScheduled resourceVersion priority terminationGracePeriodSeconds tolerationSeconds limits requests cpu memory
 	webhooks namespaceSelector objectSelector matchExpressions values reinvocationPolicy failurePolicy matchPolicy sideEffects
 	timeoutSeconds rules apiGroups apiVersions operations resources scope`
 

@@ -23,9 +23,9 @@ const (
 
 // reasons are the reasons of events with shown messages. Others can quote arguments, or what a probe of a tenant's container printed.
 const reasons = `
-	Scheduled FailedScheduling Preempted TaintManagerEviction Killing Created Started BackOff SandboxChanged FailedCreatePodSandBox
+	Scheduled FailedScheduling Preempted TaintManagerEviction Killing Pulling Pulled Created Started BackOff SandboxChanged FailedCreatePodSandBox
 	FailedPodSandBoxStatus FailedKillPod NetworkNotReady NodeNotReady FailedMount SuccessfulCreate SuccessfulDelete FailedCreate
-	FailedDaemonPod FailedPlacement DNSConfigForming
+	FailedDaemonPod FailedPlacement DNSConfigForming MissingClusterDNS
 
 	MeshCNINotReady MeshCNIReady InvalidTaintRequirements CNIConfigRefused CNISelfTestFailed CNILookupSocketFailed CNIConfigFight
 	DeleteBrokenPod LabelBrokenPod RepairBrokenPod BrokenPod DriftedPod UnverifiedPod ForeignRule ForeignListener ProxyNotListening

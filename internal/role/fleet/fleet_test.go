@@ -284,10 +284,10 @@ func TestRun_NothingUnprintable(t *testing.T) {
 		{For: "port-forward", Out: "Forwarding from " + hostile + " -> 1\n", Err: hostile},
 		{For: "istio-cni ", Out: strings.ReplaceAll(row, "NAME", string(quoted))},
 	}
-	for _, args := range []string{"pods", "pods -o json", "decisions", "decisions -o yaml", "doctor", "doctor -o json", "why shop/x", "dashboard", "bundle"} {
+	for _, args := range []string{"pods", "pods -o json", "decisions", "decisions -o yaml", "doctor", "doctor -o json", "why shop/x", "dashboard", "bundle", "bundle shop/x"} {
 		r := run(t, answers, strings.Fields(args)...)
 		outputs := []string{r.stderr}
-		if args != "bundle" {
+		if !strings.HasPrefix(args, "bundle") {
 			outputs = append(outputs, r.stdout)
 		} else {
 			for name := range unpack(t, r.stdout) {
