@@ -95,12 +95,13 @@ func Columns(rows [][]string, columns int) string {
 	}
 	var b strings.Builder
 	for _, cells := range rows {
-		line := ""
 		for i, cell := range cells {
-			cell = Cut(cell, widths[i])
-			line += cell + strings.Repeat(" ", widths[i]-Width(cell)+gap)
+			if cell = Cut(cell, widths[i]); i < len(cells)-1 {
+				cell += strings.Repeat(" ", widths[i]-Width(cell)+gap)
+			}
+			b.WriteString(cell)
 		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		b.WriteString("\n")
 	}
 	return b.String()
 }
@@ -189,13 +190,14 @@ func Checks(c applet.Call, all []Check) error {
 		count[one.Result]++
 		found[at] += one.text(groups[at].Hints[one.Name], c.Columns())
 	}
-	text := ""
+	var b strings.Builder
 	for i, g := range groups {
 		if found[i] != "" {
-			text += g.Name + "\n" + strings.Repeat("-", len(g.Name)) + "\n" + found[i] + "\n"
+			fmt.Fprintf(&b, "%s\n%s\n%s\n", g.Name, strings.Repeat("-", len(g.Name)), found[i])
 		}
 	}
-	return Show(c, text+fmt.Sprintf("%s: %d failed, %s a look\n", Plural(len(all), "check"), count[Fail], need(count[Warn])))
+	fmt.Fprintf(&b, "%s: %d failed, %s a look\n", Plural(len(all), "check"), count[Fail], need(count[Warn]))
+	return Show(c, b.String())
 }
 
 func need(n int) string {
