@@ -264,6 +264,9 @@ func (s *sheet) packet(c *config, a *inspect.Answer) {
 		}
 	}
 	text := "RULES that match (→) or may match (?)"
+	if len(matches) == 0 {
+		text = "RULES that match: none"
+	}
 	if others > 0 {
 		text += fmt.Sprintf("; %s not: --rules", output.Plural(others, "other")+map[bool]string{true: " does", false: " do"}[others == 1])
 	}
