@@ -161,16 +161,17 @@ type Group struct {
 
 // Groups returns the groups of all checks.
 func Groups() []Group {
+	ambient := map[string]string{"ambient": "ambient.md#troubleshooting"}
+	for _, name := range []string{"kernel", "limits", "policies", "versions", "istiod", "sidecars", "injection"} {
+		ambient["ambient-"+name] = ambient["ambient"]
+	}
 	return []Group{
 		{"node", map[string]string{"directories": "install.md#platforms"}},
 		{"configuration", map[string]string{"primary": "agent.md#rewrite-conflicts"}},
 		{"kernel", map[string]string{"self-test": "iptables.md#the-self-test", "socket-lb": "install.md#platforms"}},
 		{"agent", map[string]string{"token": "security.md#rights", "rights": "security.md#rights"}},
 		{"injection", map[string]string{"injection": "install.md#before"}},
-		{"ambient", map[string]string{
-			"ambient": "ambient.md#troubleshooting", "ambient-kernel": "ambient.md#troubleshooting", "ambient-limits": "ambient.md#troubleshooting",
-			"ambient-policies": "ambient.md#troubleshooting",
-		}},
+		{"ambient", ambient},
 		{Name: "other"}, // of a newer agent
 	}
 }
