@@ -100,12 +100,13 @@ func Columns(rows [][]string, columns int) string {
 	}
 	var b strings.Builder
 	for _, cells := range rows {
-		line := ""
 		for i, cell := range cells {
-			cell = Cut(cell, widths[i])
-			line += cell + strings.Repeat(" ", widths[i]-Width(cell)+gap)
+			if cell = Cut(cell, widths[i]); i < len(cells)-1 {
+				cell += strings.Repeat(" ", widths[i]-Width(cell)+gap)
+			}
+			b.WriteString(cell)
 		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		b.WriteString("\n")
 	}
 	return b.String()
 }
@@ -161,16 +162,17 @@ type Group struct {
 
 // Groups returns the groups of all checks.
 func Groups() []Group {
+	ambient := map[string]string{"ambient": "ambient.md#troubleshooting"}
+	for _, name := range []string{"kernel", "limits", "policies", "versions", "istiod", "sidecars", "injection"} {
+		ambient["ambient-"+name] = ambient["ambient"]
+	}
 	return []Group{
 		{"node", map[string]string{"directories": "install.md#platforms"}},
 		{"configuration", map[string]string{"primary": "agent.md#rewrite-conflicts"}},
 		{"kernel", map[string]string{"self-test": "iptables.md#the-self-test", "socket-lb": "install.md#platforms"}},
 		{"agent", map[string]string{"token": "security.md#rights", "rights": "security.md#rights"}},
 		{"injection", map[string]string{"injection": "install.md#before"}},
-		{"ambient", map[string]string{
-			"ambient": "ambient.md#troubleshooting", "ambient-kernel": "ambient.md#troubleshooting", "ambient-limits": "ambient.md#troubleshooting",
-			"ambient-policies": "ambient.md#troubleshooting",
-		}},
+		{"ambient", ambient},
 		{Name: "other"}, // of a newer agent
 	}
 }
@@ -190,13 +192,14 @@ func Checks(c applet.Call, all []Check) error {
 		count[one.Result]++
 		found[at] += checkText(one, groups[at].Hints[one.Name], c.Columns())
 	}
-	text := ""
+	var b strings.Builder
 	for i, g := range groups {
 		if found[i] != "" {
-			text += g.Name + "\n" + strings.Repeat("-", len(g.Name)) + "\n" + found[i] + "\n"
+			fmt.Fprintf(&b, "%s\n%s\n%s\n", g.Name, strings.Repeat("-", len(g.Name)), found[i])
 		}
 	}
-	return Show(c, text+fmt.Sprintf("%s: %d failed, %s a look\n", Plural(len(all), "check"), count[Fail], need(count[Warn])))
+	fmt.Fprintf(&b, "%s: %d failed, %s a look\n", Plural(len(all), "check"), count[Fail], need(count[Warn]))
+	return Show(c, b.String())
 }
 
 func need(n int) string {

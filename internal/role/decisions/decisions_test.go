@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -153,5 +154,24 @@ func TestDecisions_NoAgent(t *testing.T) {
 	code, _, stderr := run(t, filepath.Join(t.TempDir(), "none"))
 	if code != applet.ExitError || !strings.Contains(stderr, "is the node agent running") {
 		t.Errorf("exit code %d, %s", code, stderr)
+	}
+}
+
+// TestDecisions_Terminal: the table fits, and has no columns for developers.
+func TestDecisions_Terminal(t *testing.T) {
+	socket := serve(t, agentapi.Report{
+		Time: time.Now(), Namespace: "shop", Pod: strings.Repeat("web-", 40), Reason: "excluded-namespace", Source: agentapi.SourceAnnotations, Detail: hostile,
+	})
+	var out bytes.Buffer
+	decisions.Run(applet.Call{
+		Args: []string{"--socket=" + socket}, Stdout: &out, Terminal: func() int { return 80 }, Getenv: func(string) (string, bool) { return "", false },
+	})
+	if !strings.HasPrefix(out.String(), "AGE  POD ") || strings.Contains(out.String(), "PROCESSES") {
+		t.Error(out.String())
+	}
+	for line := range strings.Lines(out.String()) {
+		if n := output.Width(strings.TrimSuffix(line, "\n")); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
+		}
 	}
 }

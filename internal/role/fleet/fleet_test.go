@@ -467,3 +467,28 @@ n1    -    shop/a  true      captured   -       -
 `, "")
 	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"durationSeconds": 1`, "")
 }
+
+// TestOnePod_Colours: the page of an agent, which has no terminal, is painted here; JSON never is.
+func TestOnePod_Colours(t *testing.T) {
+	t.Parallel()
+	const page, document = "POD shop/web: DRIFTED, the pod\n", "{\n  \"apiVersion\": \"cni.meshcni.io/v1\",\n  \"x\":\nshop/web: DRIFTED, the pod\n"
+	for args, test := range map[string]struct{ passed, out, want string }{
+		"why shop/web":         {"why shop/web", page, "POD shop/web: \x1b[31mDRIFTED,\x1b[0m the pod\n"},
+		"why shop/web -o json": {"why shop/web --output=json", document, document},
+	} {
+		kubectl := standIn(t, []answer{
+			daemonSets("istio-system"),
+			{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
+			{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
+			of(1, test.passed, test.out),
+		})
+		var stdout, stderr bytes.Buffer
+		code := fleet.Run(applet.Call{
+			Args: strings.Fields(args), Stdout: &stdout, Stderr: &stderr, Colours: func() bool { return true },
+			Getenv: func(name string) (string, bool) { return kubectl, name == "KUBECTL" },
+		}, nil)
+		if code != 0 || stdout.String() != test.want {
+			t.Errorf("%s: exit %d: %q, want %q\n%s", args, code, stdout.String(), test.want, stderr.String())
+		}
+	}
+}

@@ -198,5 +198,5 @@ func TestDoctor_ForAmbientJSON(t *testing.T) {
 		t.Errorf("%d rows with a node:\n%s", n, r.stdout)
 	}
 	const other = `[{"name":"token","result":"ok","text":"fine"}]`
-	run(t, p.answers(of(1, "doctor", other), of(2, "doctor", other)), "doctor").want(t, 0, "✓ token: fine [n1, n2]\n1 ok, 0 warnings, 0 failures\n", "")
+	run(t, p.answers(of(1, "doctor", other), of(2, "doctor", other)), "doctor").want(t, 0, "agent\n-----\n✓ token: fine [n1, n2]\n\n1 check: 0 failed, 0 need a look\n", "")
 }

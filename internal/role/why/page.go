@@ -208,44 +208,43 @@ func heard(e inspect.Explanation) string {
 	return cmp.Or(strings.Join(texts, ", "), "none")
 }
 
-// differences adds the number of rules, and those that differ from the wanted ones: one of each kind, then the next.
+// differences adds the number of rules, and those that differ from the wanted ones.
 func (s *sheet) differences(e inspect.Explanation) {
 	const most = 6
-	var kinds [][]string
-	differ := 0
-	for _, op := range []string{"missing", "foreign", "extra"} {
-		var of []string
-		for _, c := range e.Chains {
-			for _, r := range c.Rules {
-				if r.Op == op {
-					differ++
-					of = append(of, printable.Text(fmt.Sprintf("  %-8s%s %s %s: %s", strings.ToUpper(op), c.Family, c.Table, c.Chain, r.Text), maxLine))
-				}
-			}
-		}
-		kinds = append(kinds, of[:min(len(of), most)])
-	}
-	var items []string
-	for i := range most {
-		for _, of := range kinds {
-			if i < len(of) {
-				items = append(items, of[i])
-			}
-		}
-	}
-	for _, c := range e.Chains {
-		differ += c.Omitted
-	}
-	if differ > 0 || e.Answer == nil && len(e.Chains) > 0 {
+	items, of := differing(e.Chains, most)
+	if of > 0 || e.Answer == nil && len(e.Chains) > 0 {
 		s.text(2, "rules", "%s", count(e.Chains))
 	}
-	s.list(most, differ, items)
+	s.list(most, of, items)
 	s.parts[len(s.parts)-1].keep = 3 // what a tenant writes elsewhere does not hide them
 	items = nil
 	for _, name := range e.Unread {
 		items = append(items, printable.Text(fmt.Sprintf("  %-*s%s", labels, "not read", name), maxLine))
 	}
 	s.list(2, len(items), items)
+}
+
+// differing returns the first rules of each kind that differ from the wanted ones, the kinds in turn, and the number of all.
+func differing(chains []walk.Chain, most int) (items []string, of int) {
+	kinds := []string{"missing", "foreign", "extra"}
+	rules := map[string][]string{}
+	for _, c := range chains {
+		of += c.Omitted
+		for _, r := range c.Rules {
+			if r.Op == "" {
+				continue
+			}
+			if of++; len(rules[r.Op]) < most {
+				rules[r.Op] = append(rules[r.Op], printable.Text(fmt.Sprintf("  %-8s%s %s %s: %s", strings.ToUpper(r.Op), c.Family, c.Table, c.Chain, r.Text), maxLine))
+			}
+		}
+	}
+	for i := range most {
+		for _, kind := range kinds {
+			items = append(items, rules[kind][min(i, len(rules[kind])):min(i+1, len(rules[kind]))]...)
+		}
+	}
+	return items, of
 }
 
 // packet adds the packet with the rules that decide about it.
@@ -265,6 +264,9 @@ func (s *sheet) packet(c *config, a *inspect.Answer) {
 		}
 	}
 	text := "RULES that match (→) or may match (?)"
+	if len(matches) == 0 {
+		text = "RULES that match: none"
+	}
 	if others > 0 {
 		text += fmt.Sprintf("; %s not: --rules", output.Plural(others, "other")+map[bool]string{true: " does", false: " do"}[others == 1])
 	}

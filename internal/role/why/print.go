@@ -63,7 +63,7 @@ func (p *paper) rule(begin, text, why string) {
 func (c *config) whole(e inspect.Explanation, width int) string {
 	p := &paper{width: width}
 	p.wrap("", 0, c.subject(e)+": "+verdict(e))
-	answer := ""
+	var answer string
 	if e.Answer != nil {
 		c.packet(p, e.Answer)
 		answer = packetAnswer(e.Answer)

@@ -107,6 +107,9 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 				}
 				code, out, errs := explain(t, 0, append(strings.Fields(args), "--netns", f.Path())...)
 				refused := strings.Contains(last(out), "so the connection is refused remedy: see the state and the log of the container istio-proxy")
+				if strings.Contains(args, "--udp") != strings.Contains(flat(out), "only TCP is captured here") {
+					t.Errorf("%s: the reason of a rule for TCP:\n%s", args, out)
+				}
 				if code != wantCode || !strings.HasPrefix(last(out), want) || refused != (redirected && !listens) {
 					t.Errorf("%s, listening %t: exit %d, want %d: %s\n%s%s", args, listens, code, wantCode, want, out, errs)
 				}
