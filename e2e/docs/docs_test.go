@@ -3,7 +3,7 @@
 //
 // A page that has "helm install" begins on a cluster without the agent, and if it creates that namespace, too, without
 // istio-system; all others have the agent, and namespace shop with the pods of
-// world. Variables that the pages name are in env.
+// world. Variables that the pages name are in env. "kind load" imports the archive on the node as kind does.
 //
 // Start reading at TestDocs.
 package docs
@@ -12,6 +12,7 @@ import (
 	"context"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -35,6 +36,8 @@ func TestMain(m *testing.M) {
 const (
 	root = "../.."
 	shop = "shop"
+	// busybox is the image of that name, packed by hack/e2e.sh, which the quickstart's pod pulls elsewhere.
+	busybox = root + "/bin/e2e-images/busybox.tar"
 	// longest bounds all commands of a page.
 	longest = 4 * time.Minute
 )
@@ -103,6 +106,9 @@ func newScenario(t *testing.T) *scenario {
 	// On the node the program is where the agent has put it.
 	node := s.Command(t.Context(), "/opt/cni/bin/istio-cni").Args
 	s.Must(os.WriteFile(filepath.Join(s.bin, "istio-cni"), []byte("#!/bin/sh\nexec "+strings.Join(node, " ")+" \"$@\"\n"), 0o755))
+	imports := strings.Join(s.Command(t.Context(), "ctr", "--namespace=k8s.io", "images", "import", "--all-platforms", "--digests", "-").Args, " ")
+	s.Must(os.WriteFile(filepath.Join(s.bin, "kind"), []byte("#!/bin/sh\n[ \"$1 $2\" = 'load image-archive' ] && exec "+imports+" <\"$3\" >/dev/null\n"), 0o755))
+	s.Must(exec.CommandContext(t.Context(), filepath.Join(s.bin, "kind"), "load", "image-archive", busybox).Run())
 	return s
 }
 
@@ -117,7 +123,7 @@ func (s *scenario) page(blocks []pages.Block) {
 	work := s.TempDir()
 	tree, err := filepath.Abs(root)
 	s.Must(err)
-	for _, name := range []string{"manifests", "hack", "docs"} {
+	for _, name := range []string{"manifests", "hack", "docs", "bin"} {
 		s.Must(os.Symlink(filepath.Join(tree, name), filepath.Join(work, name)))
 	}
 	if installs(blocks) {
@@ -125,6 +131,7 @@ func (s *scenario) page(blocks []pages.Block) {
 	} else {
 		s.installed()
 	}
+	s.Cleanup(func() { s.kubectl("delete namespace demo --ignore-not-found") }) // of the quickstart, after which there is no cluster
 	ctx, cancel := context.WithTimeout(s.Context(), longest)
 	defer cancel()
 	shell := pages.Shell{Start: []string{"bash"}, Env: s.env(), Dir: work, Varies: varies}
