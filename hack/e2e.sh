@@ -47,10 +47,10 @@ hack/setup.sh e2e
 KUBE_BIN=$(hack/kube.sh "${kube[@]}")
 env -u IMAGE -u ARCHS hack/image.sh
 pack() { # NAME /PATH=FILE...
-  local args=() file name=localhost/$1:e2e
-  [[ $1 != *:* ]] || name=$1
+  local args=() file name=localhost/$1:e2e tar=${1%%/*}
+  [[ $1 != *:* ]] || name=$1 tar=$(basename "${1%:*}")
   for file in "${@:2}"; do args+=(--file "$file"); done
-  bin/pack-image --name "$name" --out bin/e2e-images --tar "$(basename "${1%%[:/]*}").tar" "${args[@]}"
+  bin/pack-image --name "$name" --out bin/e2e-images --tar "$tar.tar" "${args[@]}"
 }
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/box" ./images/box)
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/metered" ./scale/metered)

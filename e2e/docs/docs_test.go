@@ -131,12 +131,12 @@ func (s *scenario) page(blocks []pages.Block) {
 	} else {
 		s.installed()
 	}
-	s.Cleanup(func() { s.kubectl("delete namespace demo --ignore-not-found") }) // of the quickstart, after which there is no cluster
 	ctx, cancel := context.WithTimeout(s.Context(), longest)
 	defer cancel()
 	shell := pages.Shell{Start: []string{"bash"}, Env: s.env(), Dir: work, Varies: varies}
 	results, err := shell.Run(ctx, s.TempDir(), blocks)
 	s.Must(err)
+	s.kubectl("delete namespace demo --ignore-not-found") // the quickstart ends with its cluster
 	for _, r := range results {
 		s.Step("%s:%d: %s%s", r.Block.Page, r.Command.Line, r.Command.Text, r.Output)
 		if r.Fault != "" {
@@ -145,9 +145,10 @@ func (s *scenario) page(blocks []pages.Block) {
 	}
 }
 
-// varies are the addresses of pods and the hashes in their names.
+// varies are the addresses of pods, the hashes in their names, and the node of kind.
 var varies = []*regexp.Regexp{
-	regexp.MustCompile(`\b10\.88\.\d+\.\d+\b`),
+	regexp.MustCompile(`\b10\.(88|244)\.\d+\.\d+\b`),
+	regexp.MustCompile(`\b(` + cluster.NodeName + `|kind-control-plane)\b`),
 	regexp.MustCompile(`\bistio-cni-node-[a-z0-9]{5}\b`),
 }
 
