@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -12,13 +13,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestDemo: no command that the demo prints can change the node, if it is pasted; lines fit into 80 columns; no name stays.
+// TestDemo: it prints what the README shows; no command that the demo prints can change the node, if it is pasted; lines fit into 80 columns; no name stays.
 func TestDemo(t *testing.T) {
 	program := chaintest.Program(t)
 	demo := chaintest.BuildPackage(t, filepath.Join(t.TempDir(), "demo"), "github.com/meshcni/istio-cni/hack/demo")
 	const alone = `mkdir -p "$0" && mount -t tmpfs tmpfs "$0" && "$@" && ls "$0"`
 	text, err := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", alone, netns.NamedDir, demo, program).CombinedOutput()
 	check.OK(t, err)
+	readme, err := os.ReadFile("../../README.md")
+	check.OK(t, err)
+	_, shown, _ := strings.Cut(string(readme), "```console\n")
+	shown, _, _ = strings.Cut(shown, "```\n")
+	if shown == "" || !strings.Contains(string(text), shown) {
+		t.Errorf("the demo does not print what the README shows:\n%s", shown)
+	}
 	commands := 0
 	for line := range strings.Lines(string(text)) {
 		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
