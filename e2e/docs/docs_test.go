@@ -71,6 +71,34 @@ func TestDocs(t *testing.T) {
 			s.with(t).page(append(spoken(all, name), blocks[name]...))
 		})
 	}
+	t.Run("uids", func(t *testing.T) { s.with(t).uids() })
+}
+
+// uids makes both cases of the runbook's row about foreign-listener: a proxy whose uid is not the usual one and has the rules, and a
+// proxy as root, for which the rules are those of the usual uid.
+func (s *scenario) uids() {
+	s.Helper()
+	s.installed()
+	text, err := os.ReadFile(root + "/manifests/examples/quickstart.yaml")
+	s.Must(err)
+	defer s.kubectl("delete namespace demo")
+	for uid, want := range map[string]struct{ page, packet string }{
+		"2000": {"the pod is in the mesh", "the proxy itself is never captured"},
+		"0":    {"uid 0 listens on 127.0.0.1:15001, to which the app's outbound TCP connections", "redirected to port 15001"},
+	} {
+		file := filepath.Join(s.TempDir(), uid)
+		s.Must(os.WriteFile(file, []byte(strings.NewReplacer("1337", uid, "name: web\n  namespace", "name: web-"+uid+"\n  namespace").Replace(string(text))), 0o600))
+		s.kubectl("apply -f " + file)
+		name := "web-" + uid
+		s.Until(name, func() bool { return lab.Ready(s.Get("demo", name)) })
+		s.Until("what is wanted of "+name, func() bool {
+			s.Kubectl("istio-cni", "pods", "--check")
+			return strings.Contains(s.Kubectl("istio-cni", "why", "-n", "demo", name).Stdout, want.page)
+		})
+		if r := s.Kubectl("istio-cni", "why", "-n", "demo", name, "--to", "10.9.0.7:80", "--uid", uid, "--gid", uid); !strings.Contains(r.Stdout, want.packet) {
+			s.Errorf("%s: %s", name, r)
+		}
+	}
 }
 
 func installs(blocks []pages.Block) bool {
