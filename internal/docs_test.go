@@ -197,7 +197,7 @@ var hint = regexp.MustCompile(`\b[a-z]+\.md#[\w-]+`)
 func TestManual_Hints(t *testing.T) {
 	all := readPages(t)
 	for _, dir := range []string{"../internal", "../manifests"} {
-		check.OK(t, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		check.OK(t, filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
 			if err != nil || !slices.Contains([]string{".go", ".yaml", ".tpl", ".js", ".html", ".txt"}, filepath.Ext(name)) || strings.HasSuffix(name, "_test.go") {
 				return err
 			}

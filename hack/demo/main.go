@@ -123,7 +123,7 @@ func (d *demo) pods() (cart chaintest.Pod) {
 
 // name names a pod's namespace for ip netns until the end of the demo. The namespace of a process that was killed is a link to nothing.
 func (d *demo) name(pod chaintest.Pod) {
-	if err := os.MkdirAll(netns.NamedDir, 0o755); err != nil {
+	if err := os.MkdirAll(netns.NamedDir, 0o755); err != nil { //nolint:gosec // as ip netns makes it
 		panic(err)
 	}
 	name := pod.Name
