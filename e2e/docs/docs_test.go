@@ -81,15 +81,20 @@ func (s *scenario) uids() {
 	s.installed()
 	text, err := os.ReadFile(root + "/manifests/examples/quickstart.yaml")
 	s.Must(err)
+	pod, containers, _ := strings.Cut(string(text), "  containers:\n")
 	defer s.kubectl("delete namespace demo")
 	for uid, want := range map[string]struct{ page, packet string }{
 		"2000": {"the pod is in the mesh", "the proxy itself is never captured"},
 		"0":    {"uid 0 listens on 127.0.0.1:15001, to which the app's outbound TCP connections", "redirected to port 15001"},
 	} {
+		name, validation := "web-"+uid, pod
+		if uid != "0" { // as root it would not be redirected
+			validation = strings.ReplaceAll(pod, "1337", uid)
+		}
+		text := strings.ReplaceAll(validation, "name: web\n", "name: "+name+"\n") + "  containers:\n" + strings.ReplaceAll(containers, "1337", uid)
 		file := filepath.Join(s.TempDir(), uid)
-		s.Must(os.WriteFile(file, []byte(strings.NewReplacer("1337", uid, "name: web\n  namespace", "name: web-"+uid+"\n  namespace").Replace(string(text))), 0o600))
+		s.Must(os.WriteFile(file, []byte(text), 0o600))
 		s.kubectl("apply -f " + file)
-		name := "web-" + uid
 		s.Until(name, func() bool { return lab.Ready(s.Get("demo", name)) })
 		s.Until("what is wanted of "+name, func() bool {
 			s.Kubectl("istio-cni", "pods", "--check")
