@@ -85,7 +85,7 @@ func (s *scenario) uids() {
 	defer s.kubectl("delete namespace demo")
 	for uid, want := range map[string]struct{ page, packet string }{
 		"2000": {"the pod is in the mesh", "the proxy itself is never captured"},
-		"0":    {"uid 0 listens on 127.0.0.1:15001, to which the app's outbound TCP connections", "redirected to port 15001"},
+		"0":    {"uid 0 listens on 127.0.0.1:15001, to which", "redirected to port 15001"},
 	} {
 		name, validation := "web-"+uid, pod
 		if uid != "0" { // as root it would not be redirected
