@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the README's first command, "make demo", and then "make test", as a new user does: on a Debian 12 with only make, git and
+# Runs the README's first commands, "make demo" and "make test", as a new user does: on a Debian 12 with only make, git and
 # ca-certificates. The exit status is 0 only if both pass, and the demo prints what the README shows of it.
 #
 #   hack/bare.sh             both
@@ -19,12 +19,9 @@ set -euo pipefail
 
 suite=bookworm
 
-# commands prints the commands of the README's first block of sh, so that both are in step, and the tests.
+# commands prints the commands of the README's first block of sh, so that both are in step.
 # shellcheck disable=SC2016 # backquotes of Markdown
-commands() {
-  sed -n '/^```sh/,/^```$/ { s/^\(make [a-z0-9-]*\) .*/\1/p; /^```$/q }' README.md
-  printf 'make test\n'
-}
+commands() { sed -n '/^```sh/,/^```$/ { s/^\(make [a-z0-9-]*\) .*/\1/p; /^```$/q }' README.md; }
 
 # shown prints the README's console of the demo, which its output must have.
 # shellcheck disable=SC2016
@@ -101,7 +98,7 @@ inside() { # DIRECTORY COMMAND...
   shift
   find_go || die "no Go with caches and settings to use: run hack/setup.sh"
   list=$(commands)
-  [[ $list == $'make demo\nmake test' ]] || die "the README's first command is no longer make demo: $list"
+  [[ $list == $'make demo\nmake test' ]] || die "the README's first commands are no longer make demo and make test: $list"
   console=$(shown)
   [[ -n $console ]] || die "the README has no console of the demo"
   mapfile -t settings < <(environment)
