@@ -314,7 +314,7 @@ func socket(into *string) settings.Setting {
 	}
 }
 
-// Subject has exactly one of Pod (NAMESPACE/NAME), PID and NetNS (a path).
+// Subject has exactly one of Pod (NAMESPACE/NAME), PID and NetNS (a name of ip netns, or a path).
 type Subject struct {
 	Pod, Namespace string
 	PID            int
@@ -330,7 +330,7 @@ func (s *Subject) Rows() []settings.Setting {
 	return []settings.Setting{
 		{Name: "namespace", Aliases: []string{"n"}, Arg: "NAME", Use: "the pod's namespace", Value: settings.Text(&s.Namespace, nil)},
 		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Local: true, Value: settings.Number(&s.PID, maxPID)},
-		{Name: "netns", Arg: "PATH", Use: "the network namespace", Local: true, Value: settings.Text(&s.NetNS, nil)},
+		{Name: "netns", Arg: "NAME|PATH", Use: "the network namespace: a name as in ip netns, or a path", Local: true, Value: settings.Text(&s.NetNS, nil)},
 		socket(&s.Socket),
 	}
 }
@@ -354,7 +354,7 @@ func (s *Subject) Check(operands []string) (err error) {
 	return err
 }
 
-// Path returns the path of the network namespace.
+// Path returns the path of the network namespace, or its name.
 func (s *Subject) Path() string {
 	if s.PID != 0 {
 		return "/proc/" + strconv.Itoa(s.PID) + "/ns/net"

@@ -1,4 +1,4 @@
-// Package subject reaches what a command is about: a pod by the node agent, or a network namespace by its path.
+// Package subject reaches what a command is about: a pod by the node agent, or a network namespace by its path or name.
 //
 // It promises the same texts in every such command. It never looks up a pod itself: it asks the node agent.
 //
@@ -15,9 +15,9 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Open opens the network namespace at a path, which the caller closes. searchPath is $PATH, for iptables.
+// Open opens the network namespace with a path, or a name of ip netns, which the caller closes. searchPath is $PATH, for iptables.
 func Open(path, searchPath string) (redirection.Namespace, error) {
-	n, err := netns.Open(path)
+	n, err := netns.OpenNamed(path)
 	return redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}, err
 }
 
