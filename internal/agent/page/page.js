@@ -428,8 +428,8 @@ function light(p, lanes) {
   const way = {text: `the packet below: ${a.verdict.replace('-', ' ')}`, tone: 'lit'};
   if (a.verdict === 'redirected' || a.verdict === 'handed-over') {
     const port = Number(/:?(\d+)$/.exec(a.to ?? '')?.[1] ?? 0);
-    way.proxy = {...proxyOf(p, port), ...a.deaf || a.noListener ? {note: '✗ nothing listens', tone: 'bad'} : {}};
-    way.refused = a.deaf || a.noListener;
+    way.proxy = {...proxyOf(p, port), ...a.noListener ? {note: '✗ nothing listens', tone: 'bad'} : {}};
+    way.refused = a.noListener;
   } else if (a.verdict !== 'passed') {
     way.stop = a.verdict.replace('-', ' ');
   }

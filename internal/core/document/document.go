@@ -139,7 +139,7 @@ type DoctorReport struct {
 
 // Check is the result of the doctor about one subject.
 type Check struct {
-	// Node is the node of the check. Only kubectl istio-cni sets it.
+	// Node is the node of the check. Only kubectl istio-cni sets it, and not for checks of the cluster.
 	Node string `json:"node,omitempty"`
 	// Name is the subject.
 	Name string `json:"name"`

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/test/check"
+	"github.com/meshcni/istio-cni/internal/test/documenttest"
 )
 
 // plane is a control plane, as kubectl shows it.
@@ -194,6 +195,7 @@ func TestDoctor_ForAmbientJSON(t *testing.T) {
 	p := newPlane()
 	r := run(t, p.answers(), "doctor", "--for", "ambient", "-o", "json")
 	r.want(t, 0, `"name": "ambient-versions",`, "")
+	documenttest.Valid(t, "DoctorReport", r.stdout)
 	if n := strings.Count(r.stdout, `"node":`); n != 2 {
 		t.Errorf("%d rows with a node:\n%s", n, r.stdout)
 	}
