@@ -80,9 +80,14 @@ if [[ " ${packages[*]} " == *' ./page '* ]]; then
   hack/setup.sh page
 fi
 # The reference takes long to build, and only these packages need it.
-if [[ " ${packages[*]} " =~ \ \./(ambient|docs|imageonly|istiod|renderings|scale|upgrade)\  ]]; then
+if [[ " ${packages[*]} " =~ \ \./(ambient|ambientmesh|docs|imageonly|istiod|renderings|scale|upgrade)\  ]]; then
   REFERENCE_BIN=$(hack/reference.sh)
-  pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni"
+  # For pods of ambient mode its agent runs iptables in its container, as the reference's image has it.
+  mapfile -t tools < <({
+    printf '%s\n' /usr/sbin/ip{,6}tables{,-nft,-legacy}{,-save,-restore} /usr/lib/*-linux-gnu/xtables/lib{xt,ipt,ip6t}_*.so
+    ldd /usr/sbin/xtables-{nft,legacy}-multi | grep -o '/[^ :]*\.so[^ :]*' | sort -u
+  } | sed 's,.*,&=&,; s,^/usr/sbin/,/usr/local/bin/,')
+  pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni" "${tools[@]}"
   E2E_REFERENCE_CHARTS=$(cd e2e/reference && go mod download istio.io/istio && go list -m -f '{{.Dir}}' istio.io/istio)/manifests/charts
   export REFERENCE_BIN E2E_REFERENCE_CHARTS E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar
 fi

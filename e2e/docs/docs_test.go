@@ -94,7 +94,7 @@ func spoken(all []pages.Page, name string) (blocks []pages.Block) {
 
 func newScenario(t *testing.T) *scenario {
 	t.Helper()
-	s := &scenario{Beside: lab.NodeBeside(t), bin: t.TempDir(), home: t.TempDir()}
+	s := &scenario{Beside: lab.NodeBeside(t, cluster.Options{}), bin: t.TempDir(), home: t.TempDir()}
 	for name, path := range map[string]string{
 		"kubectl": s.Kube, "kubectl-istio_cni": s.Artifacts.Kubectl, "helm": s.Reference.Helm, "istioctl": s.Reference.Istioctl,
 	} {

@@ -259,15 +259,24 @@ func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, 
 
 // stream passes the standard output of kubectl on, for at most f.timeout.
 func (f *fleet) stream(ctx context.Context, out io.Writer, args ...string) error {
-	late := fmt.Errorf("no answer within %s", f.timeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, late)
+	ctx, cancel := f.limit(ctx)
 	defer cancel()
 	_, err := f.start(ctx, out, args...)
-	if errors.Is(context.Cause(ctx), late) {
+	if late, is := errors.AsType[*lateError](context.Cause(ctx)); is {
 		err = late
 	}
 	return err
 }
+
+// limit bounds a context by f.timeout.
+func (f *fleet) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, f.timeout, &lateError{f.timeout})
+}
+
+// lateError is the error of kubectl when f.timeout has passed.
+type lateError struct{ after time.Duration }
+
+func (e *lateError) Error() string { return fmt.Sprintf("no answer within %s", e.after) }
 
 // start runs kubectl until it or the context ends, and returns the beginning of its error output, without the line that repeats
 // the exit code of a command in a container. The error is an exitError if kubectl was started.
