@@ -161,11 +161,11 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 		r.Collect(ctx, "agent.log", r.part(agentapi.BundleLog))
 		r.Collect(ctx, "decisions.json", r.decisions)
 		r.Collect(ctx, "plugin.log", r.pluginLog)
+		r.cluster(ctx)
 		r.pods(ctx)
-		answered = nil
-	} else {
-		r.Collect(ctx, "plugin.log", r.pluginLog)
+		return nil, r.Close()
 	}
+	r.Collect(ctx, "plugin.log", r.pluginLog)
 	r.cluster(ctx)
 	return answered, r.Close()
 }
@@ -328,14 +328,13 @@ func (r *reporter) pods(ctx context.Context) {
 // cluster adds the Kubernetes objects that the agent's own rights, which the plugin's kubeconfig has, allow.
 func (r *reporter) cluster(ctx context.Context) {
 	r.Miss(archive.Cluster, errElsewhere)
-	client, err := kube.NewClient(kube.Config{Kubeconfig: filepath.Join(filepath.Dir(r.Socket), cniconf.KubeconfigName)})
+	client, err := kube.NewClient(kube.Config{Kubeconfig: filepath.Join(filepath.Dir(r.Socket), cniconf.KubeconfigName), Timeout: askTimeout / 3})
 	if err != nil {
 		r.Miss(archive.Cluster, err)
 		return
 	}
 	defer client.Close()
-	daemonSet := r.setting("--daemonset-name")
-	objects := [][3]string{{"daemonsets", r.info.Namespace, daemonSet}, {"configmaps", r.info.Namespace, r.setting("--config-map")}}
+	objects := [][3]string{{"daemonsets", r.info.Namespace, r.setting("--daemonset-name")}, {"configmaps", r.info.Namespace, r.setting("--config-map")}}
 	if namespace, name, _ := strings.Cut(r.pod, "/"); name != "" {
 		objects = append(objects, [3]string{"pods", namespace, name})
 	}

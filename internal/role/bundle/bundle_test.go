@@ -109,7 +109,7 @@ func TestBundle_OfANode(t *testing.T) {
 	var stderr string
 	nodetest.Await(t, "the bundle with the audit's first results", func() error {
 		code, files, stderr = run(t, "apps/mesh", "--socket="+socket, "--net-dir="+n.Path(nodetest.NetDir))
-		if !strings.Contains(files["audit.json"], `"apps"`) {
+		if !strings.Contains(files["audit.json"], `"drifted"`) {
 			return fmt.Errorf("audit %s, %s", files["audit.json"], files["missing.txt"]) //nolint:err113 // for the test's reader
 		}
 		return nil
