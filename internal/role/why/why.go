@@ -36,7 +36,7 @@ const head = `NAME:
 USAGE:
    istio-cni why NAMESPACE/NAME [flags]   by the node agent
    istio-cni why --pid N [flags]          by the live rules of a process' network namespace alone
-   istio-cni why --netns PATH [flags]     the same for a path
+   istio-cni why --netns NAME [flags]     the same for a name as in ip netns, or a path
 
 It prints at most 24 lines: the verdict, what is known about the pod, the rules that differ from the wanted ones, the answer and the
 remedy. With --to or --from it follows one packet through the live rules and prints the rules that decide about it.
