@@ -45,7 +45,7 @@ func paint(text string) string {
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		for i, word := range words[:min(len(words), maxState)] {
-			colour := marks[word]
+			colour := markOf(word)
 			if i > 0 {
 				colour = ""
 				if before := words[i-1]; strings.Contains(before, "/") || strings.HasSuffix(before, ":") {
@@ -66,10 +66,19 @@ func paint(text string) string {
 // maxState is the number of words up to a state: NODE, POD and STATE of a table.
 const maxState = 3
 
-// marks begin a line.
-var marks = map[string]terminal.Colour{ //nolint:gochecknoglobals // a constant table
-	"✓": terminal.Green, "✗": terminal.Red, "!": terminal.Yellow, "?": terminal.Yellow, "→": terminal.Bold,
-	"MISSING": terminal.Red, "FOREIGN": terminal.Red, "EXTRA": terminal.Red, "remedy:": terminal.Bold,
+// markOf returns the colour of a word that begins a line, "" unless it is a mark.
+func markOf(word string) terminal.Colour {
+	switch word {
+	case "✓":
+		return terminal.Green
+	case "✗", "MISSING", "FOREIGN", "EXTRA":
+		return terminal.Red
+	case "!", "?":
+		return terminal.Yellow
+	case "→", "remedy:":
+		return terminal.Bold
+	}
+	return ""
 }
 
 // colourOf returns the colour of a pod's state or a packet's way, "" for any other word.

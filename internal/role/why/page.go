@@ -284,7 +284,7 @@ func (s *sheet) steps(hops []inspect.Hop, reasons bool) (lines []string) {
 	const indent = 6
 	for _, h := range hops {
 		rule := printable.Text(fmt.Sprintf("%s %s %d: %s", h.Table, h.Chain, h.Number, h.Rule), maxLine)
-		begin := "  " + signs[h.Answer] + " "
+		begin := "  " + sign(h) + " "
 		if !reasons {
 			lines = append(lines, output.Cut(begin+rule, s.columns))
 			continue

@@ -409,8 +409,10 @@ func packetAnswer(a *inspect.Answer) string {
 	return "the packet " + a.Sentence
 }
 
-// signs mark the rules that a packet meets.
-var signs = map[string]string{"matched": "→", "unknown": "?", "not-matched": " "} //nolint:gochecknoglobals // a constant table
+// sign marks a rule that a packet meets.
+func sign(h inspect.Hop) string {
+	return map[string]string{"matched": "→", "unknown": "?", "not-matched": " "}[h.Answer]
+}
 
 // stranger marks a rule that takes the packet and is not the mesh's, "" for any other.
 func stranger(h inspect.Hop) string {
@@ -443,7 +445,7 @@ func hops(p *paper, a *inspect.Answer) {
 			at = place
 			p.print("  " + printable.Text(place, maxLine) + "\n")
 		}
-		p.rule(fmt.Sprintf("    %s %2d  ", signs[h.Answer], h.Number), h.Rule, cmp.Or(h.Why, stranger(h)))
+		p.rule(fmt.Sprintf("    %s %2d  ", sign(h), h.Number), h.Rule, cmp.Or(h.Why, stranger(h)))
 	}
 	skip()
 }
