@@ -37,7 +37,7 @@ func parts() []part {
 		reference("istio-cni iptables --help", flags(redirector.Run)),
 		reference("istio-cni taint --help", flags(tainter.Run)),
 		reference("the --help of other commands", others),
-		reference("values.yaml", values),
+		written("manifests/istio-cni/README.md", "values.yaml", values),
 		reference("the agent's metrics", agentMetrics),
 		reference("the taint controller's metrics", taintMetrics),
 	}, codes()...)
