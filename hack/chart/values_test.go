@@ -351,7 +351,7 @@ func TestTheChartRefuses(t *testing.T) {
 		`global: {hub: docker.io/istio}`:                "is Istio's image, not this one: set global.hub",
 		`global: {hub: gcr.io/istio-release}`:           "is Istio's image, not this one: set global.hub",
 		`image: docker.io/istio/install-cni:1.31.1`:     "image: \"docker.io/istio/install-cni:1.31.1\" is Istio's image, not this one",
-		`resourceScope: foo`:                            "resourceScope: got foo, want all or cluster or namespace",
+		`resourceScope: foo`:                            "resourceScope: got \"foo\", want all, cluster or namespace; this chart reads global.resourceScope",
 		`hub: registry.istio.io/release`:                "is Istio's image, not this one: set global.hub",
 	} {
 		mustRefuse(t, words, text)

@@ -123,9 +123,8 @@ where none is set, and the tag of the reference's image.
 {{- if and (not (or $v.observe $v.ambient.enabled)) (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
 {{- include "cni.fault" (list . "env.AMBIENT_ENABLED: set ambient.enabled=true instead: the agent also needs volumes and rights for ambient mode") -}}
 {{- end -}}
-{{- $scopes := list "all" "cluster" "namespace" -}}
-{{- if not (has (default "all" .Values.resourceScope) $scopes) -}}
-{{- include "cni.fault" (list . (printf "resourceScope: got %v, want %s; this chart reads global.resourceScope" .Values.resourceScope (join " or " $scopes))) -}}
+{{- if not (has (default "all" .Values.resourceScope) (list "all" "cluster" "namespace")) -}}
+{{- include "cni.fault" (list . (printf "resourceScope: got %s, want all, cluster or namespace; this chart reads global.resourceScope" (toJson .Values.resourceScope))) -}}
 {{- end -}}
 {{- if and $v.confMode (ne $v.confMode "standalone") (not $v.chained) -}}
 {{- include "cni.fault" (list . (printf "confMode: %q contradicts chained=false, which is standalone" $v.confMode)) -}}

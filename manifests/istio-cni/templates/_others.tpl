@@ -54,6 +54,7 @@ resourceScope: use global.resourceScope
 rollingMaxUnavailable: use updateStrategy.rollingUpdate.maxUnavailable
 strategy: use updateStrategy
 taint.namespace: use taint.namespaces; this name is of istiod's chart
+values: of istioctl; what is below values.cni is at the top level here, or below cni
 {{- end -}}
 
 {{/* cni.shapes has the names in values whose default does not show them. A name without a value may have any. */}}
@@ -99,7 +100,7 @@ that other charts may share (.global) are only named, if they look like one of t
 {{- else if not (kindIs "invalid" $value) -}}
 {{- include "cni.typed" (dict "root" $.root "in" $.in "key" $key "like" $like "name" $name "plain" $plain) -}}
 {{- end -}}
-{{- else if or $inherited (and (eq $plain "taint.namespace") (eq (toString $value) "")) -}}
+{{- else if or $inherited (and (eq $plain "taint.namespace") (not $value)) -}}
 {{- else if $shared -}}
 {{- with include "cni.near" (dict "name" $key "among" (keys $.like)) -}}
 {{- $_ := set $.root "Ignored" (append $.root.Ignored (printf "%s is ignored: did you mean %s%s?" $name $.path .)) -}}
@@ -144,7 +145,7 @@ cni.near is the name in .among that is nearest to .name, or "": at most every fo
 in any order. Case and separators do not count.
 */}}
 {{- define "cni.near" -}}
-{{- $name := regexReplaceAll "[-_]" (lower .name) "" -}}
+{{- $name := regexReplaceAll "[-_]" (lower .name) "" | trunc 50 -}}
 {{- $best := "" -}}
 {{- $least := add 1 (max 1 (div (add1 (len $name)) 4)) -}}
 {{- range $candidate := sortAlpha .among -}}
@@ -179,7 +180,7 @@ is a text, unless YAML took a zero off its end.
 {{- else if kindIs "float64" .like -}}
 {{- $most := ternary 65535 999999999 (hasSuffix "Port" .key) -}}
 {{- $least := ternary 1 0 (eq .key "healthPort") -}}
-{{- if and (regexMatch "^[0-9]{1,9}$" $text) (le $least (int $text)) (le (int $text) $most) -}}{{- $_ := set .in .key (int64 $text) -}}
+{{- if and (regexMatch "^(0|[1-9][0-9]{0,8})$" $text) (le $least (int $text)) (le (int $text) $most) -}}{{- $_ := set .in .key (int64 $text) -}}
 {{- else -}}{{- include "cni.fault" (list .root (printf "%s: got %s, want a number from %d to %d" .name $got $least $most)) -}}{{- end -}}
 {{- else if $want -}}
 {{- if or (regexMatch "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$" $text) (and (eq $text "") (ne .plain "audit.interval")) (and (eq $text "0") (eq .plain "audit.interval")) -}}{{- $_ := set .in .key $text -}}
