@@ -36,7 +36,7 @@ func values() (string, error) {
 		shown := ""
 		if i+1 == len(found) || !strings.HasPrefix(found[i+1].path, v.path+".") { // no heading
 			at := defaults["_internal_defaults_do_not_set"]
-			for _, key := range strings.Split(v.path, ".") {
+			for key := range strings.SplitSeq(v.path, ".") {
 				at = at.(map[string]any)[key]
 			}
 			def, err := json.Marshal(at)
