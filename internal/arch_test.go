@@ -87,7 +87,7 @@ var owners = map[string][]string{
 	"k8s.io/client-go/util/workqueue":      {"internal/agent"},
 	"k8s.io/utils/clock":                   {"internal/agent", "internal/role/plugin"},
 	"k8s.io/utils/lru":                     {"internal/agent/eventrecorder"},
-	"sigs.k8s.io":                          {"internal/agent/selector", "internal/agent/taint", "internal/applet/output"},
+	"sigs.k8s.io":                          {"internal/agent/selector", "internal/agent/taint", "internal/applet/output", "internal/role/fleet"},
 }
 
 // impure lists the parts of the standard library that core must not import.

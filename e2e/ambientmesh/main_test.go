@@ -4,7 +4,8 @@
 // Ztunnel is a stand-in that forwards HTTP like ztunnel and, as the stand-in for Envoy, adds a Via header: a response tells which
 // proxies of which pods its connection has passed.
 //
-// It is one scenario. Start reading at TestAmbientMesh; traffic_test.go has the helpers.
+// There are two scenarios, each on a node of its own. Start reading at TestAmbientMesh; reference_test.go has the upgrade from the
+// reference, traffic_test.go the helpers.
 package ambientmesh
 
 import (
@@ -34,6 +35,8 @@ type state struct {
 	node    *lab.Lab // of the whole test
 	objects lab.Objects
 	ztunnel *program.Program
+	// reference is set while the agent is the reference, whose node has no table.
+	reference bool
 	// members are the pods whose traffic is checked.
 	members []member
 }

@@ -78,6 +78,13 @@ func FindProgram() (string, error) {
 	return path, program(path, "ISTIO_CNI_BIN", "hack/image.sh builds it")
 }
 
+// FindZtunnel reads E2E_ZTUNNEL_BIN as Find does.
+func FindZtunnel() (string, error) {
+	_, source, _, _ := runtime.Caller(0)
+	path := from("E2E_ZTUNNEL_BIN", filepath.Join(filepath.Dir(source), "..", "..", "bin"), "ztunnel")
+	return path, program(path, "E2E_ZTUNNEL_BIN", "hack/e2e.sh builds it")
+}
+
 // Reference has absolute paths of the reference's programs, image and chart, of Helm, and of the directory with all charts of
 // the reference.
 type Reference struct{ IstioCNI, Istioctl, Image, Chart, Helm, Charts string }

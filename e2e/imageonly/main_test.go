@@ -59,7 +59,7 @@ type step struct {
 // run starts a node and runs the steps on it.
 func run(t *testing.T, steps ...step) {
 	t.Helper()
-	s := &scenario{Beside: lab.NodeBeside(t), rules: map[string]string{}}
+	s := &scenario{Beside: lab.NodeBeside(t, cluster.Options{}), rules: map[string]string{}}
 	s.networks, s.network = s.Networks(), s.Network()
 	for _, step := range steps {
 		s.Stage(step.name, func(t *testing.T) {

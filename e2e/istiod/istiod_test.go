@@ -18,7 +18,7 @@ import (
 func TestIstiod(t *testing.T) {
 	s := newScenario(t)
 	s.UntilNodeReady()
-	s.installIstiod()
+	s.installIstiod("minimal")
 	if !s.subtest("istiod removes the taint when the agent is ready", (*scenario).untaint) {
 		t.FailNow()
 	}
@@ -35,8 +35,9 @@ func TestIstiod(t *testing.T) {
 	s.subtest("the application waits for the proxy", (*scenario).held)
 	s.subtest("a proxy with the user of an OpenShift namespace", (*scenario).openShift)
 	s.subtest("no problem is reported", (*scenario).noProblems)
-	// Last, because "doctor" tries what the agent has no right to.
+	// After that, because "doctor" tries what the agent has no right to.
 	s.subtest("commands know what istiod injected", (*scenario).commands)
+	s.subtest("sidecars beside ambient mode", (*scenario).besideAmbient)
 }
 
 // untaint: istiod keeps the taint, and so a pod away from the node, until our agent is ready, and removes it then.

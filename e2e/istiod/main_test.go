@@ -5,10 +5,11 @@
 // applied without the objects of Istio's own agent. Only images are the test's own: istiod's has the program alone, istio-validation
 // is run by our image, and the proxy is the stand-in of e2e/images/box, which does what the pod needs of pilot-agent.
 //
-// Start reading at TestIstiod. kind_test.go has the pods.
+// Start reading at TestIstiod. kind_test.go has the pods, ambient_test.go istiod with the ambient profile.
 package istiod
 
 import (
+	"bytes"
 	_ "embed"
 	"os"
 	"path/filepath"
@@ -76,21 +77,22 @@ func (s *scenario) subtest(name string, run func(*scenario)) bool {
 	})
 }
 
-// installIstiod runs the command of docs/install.md, which leaves out the objects of Istio's own agent, and waits until istiod is
-// ready.
-func (s *scenario) installIstiod() {
+// installIstiod runs the command of docs/install.md for a profile of Istio. The command leaves out the objects of Istio's own agent. It waits
+// until istiod is ready, and the only one.
+func (s *scenario) installIstiod(profile string, flags ...string) {
 	s.Helper()
 	// kubectl asks for the kinds of all objects before it leaves some out, and OpenShift has this one.
 	if r := s.Kubectl("apply", "-f", filepath.Join(s.CRDs, "networks-crd.yaml")); r.Code != 0 {
 		s.Fatal(r)
 	}
 	dir := s.TempDir()
-	s.Must(os.WriteFile(filepath.Join(dir, "istio.yaml"), install, 0o600))
-	s.Bash(dir, filepath.Dir(s.istioctl), documented.Find(s.Test, "istioctl", "manifest"))
+	s.Must(os.WriteFile(filepath.Join(dir, "istio.yaml"), bytes.Replace(install, []byte("profile: minimal"), []byte("profile: "+profile), 1), 0o600))
+	s.Bash(dir, filepath.Dir(s.istioctl), documented.Find(s.Test, "istioctl", "manifest"), flags...)
 	s.Until("istiod", func() bool {
 		deployment, err := s.Client().AppsV1().Deployments(lab.Mesh).Get(s.Context(), "istiod", meta.GetOptions{})
 		s.Must(err)
-		return deployment.Status.ReadyReplicas == 1
+		have := deployment.Status
+		return have.ObservedGeneration == deployment.Generation && have.UpdatedReplicas == 1 && have.ReadyReplicas == 1 && have.Replicas == 1
 	})
-	s.Step("istiod is ready")
+	s.Step("istiod is ready, with profile %s", profile)
 }

@@ -34,14 +34,15 @@ type Beside struct {
 	Reference artifacts.Reference
 }
 
-// NodeBeside starts a node that is ready.
-func NodeBeside(t *testing.T) *Beside {
+// NodeBeside starts a node that is ready, as Node does.
+func NodeBeside(t *testing.T, o cluster.Options) *Beside {
 	t.Helper()
 	reference, err := artifacts.FindReference()
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Beside{Lab: Node(t, cluster.Options{Images: []string{reference.Image}}), Reference: reference}
+	o.Images = append(o.Images, reference.Image)
+	b := &Beside{Lab: Node(t, o), Reference: reference}
 	b.UntilNodeReady()
 	return b
 }

@@ -28,6 +28,7 @@ type browser struct {
 	lab.Test
 	ctx    context.Context //nolint:containedctx // chromedp's context is the tab
 	origin string
+	window window
 
 	mu       sync.Mutex
 	problems []string
@@ -41,8 +42,8 @@ type window struct {
 }
 
 var (
-	wide   = window{1120, 740, false}
-	narrow = window{360, 740, true}
+	wide   = window{1280, 800, false}
+	narrow = window{390, 740, true}
 )
 
 // open starts Chromium, which Debian's package has at /usr/bin/chromium, and a tab for pages of an origin.
@@ -128,6 +129,7 @@ func (b *browser) count(selector string) int {
 func (b *browser) look(w window) {
 	b.Helper()
 	scheme := map[bool]string{false: "light", true: "dark"}[w.dark]
+	b.window = w
 	b.do(chromedp.EmulateViewport(w.width, w.height))
 	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
@@ -214,13 +216,15 @@ func (b *browser) fits() {
 	}
 }
 
-// keep writes a screenshot of the window to PAGE_SCREENSHOTS, if that names a directory; docs/images has them.
-func (b *browser) keep(name, selector string) {
+// keep writes a screenshot of the window, with another height, to PAGE_SCREENSHOTS, if that names a directory; docs/images has them.
+func (b *browser) keep(name, selector string, height int64) {
 	b.Helper()
 	dir := os.Getenv("PAGE_SCREENSHOTS")
 	if dir == "" {
 		return
 	}
+	b.do(chromedp.EmulateViewport(b.window.width, height))
+	defer b.look(b.window)
 	evaluate[bool](b, `document.activeElement.blur(), document.querySelector(%q).scrollIntoView(), true`, selector)
 	b.do(chromedp.Sleep(100 * time.Millisecond))
 	image, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())

@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -13,6 +14,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -37,14 +40,22 @@ type node struct {
 	agent    *program.Program
 	origin   string
 
-	mu   sync.Mutex
-	pods []core.Pod
-	gone chan core.Pod
+	mu     sync.Mutex
+	pods   []core.Pod
+	events chan event
+	// version is the last one of an object.
+	version int
+}
+
+// event is what the API server's watch of pods delivers.
+type event struct {
+	Type   string   `json:"type"`
+	Object core.Pod `json:"object"`
 }
 
 func newNode(t *testing.T, pods ...core.Pod) *node {
 	t.Helper()
-	n := &node{Test: lab.Test{T: t}, pods: pods, gone: make(chan core.Pod)}
+	n := &node{Test: lab.Test{T: t}, pods: pods, events: make(chan event), version: 1}
 	bin, err := artifacts.FindProgram()
 	n.Must(err)
 	dir := t.TempDir()
@@ -90,7 +101,10 @@ func (n *node) start(env ...string) {
 		}
 	})
 	n.OnTimeout = func() { n.Log(n.answer("/readyz")) }
-	n.Until("the agent", func() bool { return strings.HasPrefix(n.answer("/readyz"), `{"ready":true`) })
+	n.Until("the agent", func() bool {
+		known := strings.Contains(strings.Join(agent.Lines(), "\n"), "the node's pods are synced") // else an ADD asks the API server, which has no single pods
+		return known && strings.HasPrefix(n.answer("/readyz"), `{"ready":true`)
+	})
 	n.OnTimeout = nil
 }
 
@@ -105,7 +119,8 @@ func (n *node) answer(path string) string {
 	return string(text)
 }
 
-// api is the API server: it lists the pods, follows them until one goes, and has no other object.
+// api is the API server: it lists the pods, follows them until one changes or goes, takes the annotations of pods, and has no other
+// object.
 func (n *node) api(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	answer := func(status int, object any) {
@@ -123,11 +138,19 @@ func (n *node) api(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
 		select {
-		case pod := <-n.gone:
-			pod.TypeMeta = kind
-			_ = json.NewEncoder(w).Encode(map[string]any{"type": "DELETED", "object": pod})
+		case e := <-n.events:
+			e.Object.TypeMeta = kind
+			_ = json.NewEncoder(w).Encode(e)
 		case <-r.Context().Done():
 		}
+	case r.Method == http.MethodGet && r.URL.Path == "/api/v1/namespaces" && query.Get("watch") == "":
+		answer(http.StatusOK, n.namespaces())
+	case r.Method == http.MethodGet && r.URL.Path == "/api/v1/namespaces" && query.Get("sendInitialEvents") == "":
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	case r.Method == http.MethodPatch:
+		answer(http.StatusOK, n.annotate(r))
 	case query.Get("sendInitialEvents") != "":
 		answer(http.StatusUnprocessableEntity, meta.Status{TypeMeta: meta.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: meta.StatusFailure, Reason: meta.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
 	case r.Method == http.MethodPost:
@@ -139,6 +162,42 @@ func (n *node) api(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// namespaces are those of the pods.
+func (n *node) namespaces() core.NamespaceList {
+	list := core.NamespaceList{TypeMeta: meta.TypeMeta{Kind: "NamespaceList", APIVersion: "v1"}, ListMeta: meta.ListMeta{ResourceVersion: "1"}}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.pods {
+		if !slices.ContainsFunc(list.Items, func(one core.Namespace) bool { return one.Name == p.Namespace }) {
+			list.Items = append(list.Items, core.Namespace{ObjectMeta: meta.ObjectMeta{Name: p.Namespace, UID: types.UID(p.Namespace), ResourceVersion: "1"}})
+		}
+	}
+	return list
+}
+
+// annotate takes the annotations of a patch of a pod.
+func (n *node) annotate(r *http.Request) core.Pod {
+	var patch core.Pod
+	_ = json.NewDecoder(r.Body).Decode(&patch)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	i := slices.IndexFunc(n.pods, func(p core.Pod) bool { return p.UID == patch.UID })
+	if i < 0 {
+		return patch
+	}
+	p := &n.pods[i]
+	p.Annotations = maps.Clone(p.Annotations)
+	if p.Annotations == nil {
+		p.Annotations = map[string]string{}
+	}
+	maps.Copy(p.Annotations, patch.Annotations)
+	n.version++
+	p.ResourceVersion = strconv.Itoa(n.version)
+	changed := event{"MODIFIED", *p}
+	go func() { n.events <- changed }()
+	return core.Pod{TypeMeta: meta.TypeMeta{Kind: "Pod", APIVersion: "v1"}, ObjectMeta: p.ObjectMeta, Spec: p.Spec, Status: p.Status}
+}
+
 // remove deletes a pod.
 func (n *node) remove(name string) {
 	n.Helper()
@@ -147,7 +206,7 @@ func (n *node) remove(name string) {
 	for i, p := range n.pods {
 		if p.Name == name {
 			n.pods = append(n.pods[:i:i], n.pods[i+1:]...)
-			n.gone <- p
+			n.events <- event{"DELETED", p}
 			return
 		}
 	}

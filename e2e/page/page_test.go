@@ -12,6 +12,8 @@ package page
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -33,7 +35,7 @@ func newPods() pods {
 		unreached: injected("shop", "unreached", "10.88.0.7", false, nil),
 		foreign:   injected("shop", "foreign", "10.88.0.8", false, nil),
 		silent:    injected("shop", "silent", "10.88.0.5", true, nil),
-		hostile:   injected("shop", hostile, "10.88.0.6", false, map[string]string{"excludeInboundPorts": hostile}),
+		hostile:   injected("zoo", hostile, "10.88.0.6", false, map[string]string{"excludeInboundPorts": hostile}),
 	}
 }
 
@@ -48,10 +50,14 @@ func start(t *testing.T, p pods, more int, env ...string) *node {
 	n.start(env...)
 	web := n.add(p.web)
 	n.listen(web, "15001", "15006", "8080")
-	n.inside(n.add(p.flushed), "nft flush ruleset")
-	n.inside(n.add(p.drifted), "iptables-nft -t nat -D ISTIO_OUTPUT 1")
-	n.inside(n.add(p.unreached), "iptables-nft -t nat -F OUTPUT")
-	n.inside(n.add(p.foreign), "iptables-nft -t nat -I OUTPUT -p tcp -j RETURN")
+	for script, pod := range map[string]core.Pod{
+		"nft flush ruleset": p.flushed, "iptables-nft -t nat -D ISTIO_OUTPUT 1": p.drifted, "iptables-nft -t nat -F OUTPUT": p.unreached,
+		"iptables-nft -t nat -I OUTPUT -p tcp -j RETURN": p.foreign,
+	} {
+		path := n.add(pod)
+		n.listen(path, "15001", "15006")
+		n.inside(path, script)
+	}
 	n.add(p.silent)
 	return n
 }
@@ -66,75 +72,65 @@ func TestThePage(t *testing.T) {
 	b := open(t, n.origin)
 	b.look(wide)
 	b.visit("")
-	b.see("#agent", "on node "+nodeName)
-	b.see("#ready", "selftest: ready")
-
-	b.see("#states", "all: 5007", "bypassed: 1", "captured: 1", "drifted: 2", "foreign-rule: 1", "no-listener: 1", "outside: 5000")
-	b.see("#page", "1 to 50 of 5007")
-	b.see("#decisions", "shop/flushed", "captured", "ms")
-	if rows, bars := b.count(`#pods tr`), b.count(`#decisions rect`); rows != 50 || bars < 8 {
-		t.Errorf("%v rows, %v bars", rows, bars)
-	}
-	b.survives("#pods a")
-	b.click("#next")
-	b.see("#page", "51 to 100 of 5007")
-	b.click(`#states [data-state="outside"]`)
-	b.see("#page", "1 to 50 of 5000")
-	b.click(`#states [data-state="all"]`)
-	b.write("#search", "shop/")
-	b.see("#found", "7 pods of 5007")
-	b.keep("page-pods.png", "body")
-	b.write("#search", "no rule of the mesh")
-	b.see("#found", "1 pod of 5007")
-	b.see("#pods", "shop/flushed", "bypassed")
-
-	b.click("#pods a")
-	b.see("#pod-title", "shop/flushed")
-	b.see("#state .bad", "bypassed")
-	b.see("#state", "has no rules of the mesh", "What to do: restart the pod")
-	b.see(`#path [data-kind="hook"].bad`, "PREROUTING")
-	if red := b.count(`#path .wire.bad`); red < 2 {
-		t.Errorf("%v red wires", red)
-	}
-	b.ask("out", "to", "10.0.0.1:80")
-	b.see("#verdict.bad", "The packet goes out unredirected, though the wanted rules redirect it to port 15001")
+	b.list()
+	b.bypassed()
 
 	b.visit("#shop/web") // as "kubectl istio-cni dashboard shop/web" opens it
-	b.see("#state", "captured", "is redirected as wanted", "excludeOutboundPorts=5432")
-	b.see("#path", "inbound", "outbound", "outside", "PREROUTING", "OUTPUT", "nat ISTIO_OUTPUT", "nat ISTIO_INBOUND", "proxy :15001", "proxy :15006", "application", "listens")
-	b.see("#rules", "nat, chain ISTIO_OUTPUT", "-j ISTIO_REDIRECT")
-	b.see("#listeners", "0.0.0.0:15006")
-	if red := b.count(`#path .bad`); red != 0 {
-		t.Errorf("%v red parts of a pod that is captured", red)
+	b.see("#state", "✓ captured", "is redirected as wanted", "1 exception")
+	b.see("#summary.good", "Inbound and outbound TCP connections go through the proxy, except what the pod's settings exclude")
+	b.see(`[data-lane="inbound"]`, "clients", "PREROUTING", "7 rules, as wanted", "TCP connections", "proxy :15006", "listens", "ports 15020, 15021, 15090", "application")
+	b.see(`[data-lane="outbound"]`, "OUTPUT", "proxy :15001", "excludeOutboundPorts=5432", "DNS queries (UDP): past the proxy", "127.0.0.1", "stays in the pod", "other UDP", "servers")
+	b.see("#sockets-title", "3 listening sockets")
+	b.see("#rules > details:not([open])", "20 rules in 6 chains are as wanted")
+	if good, red := b.count(`#path .wire.real.good`), b.count(`#path .bad, #path .missing`); good != 4 || red != 0 {
+		t.Errorf("%d green wires, want 4, and %d red or missing ones of a pod that is captured", good, red)
 	}
 	b.walks()
-	b.fits()
+	for _, width := range []int64{1280, 1010, 990, 768, 390} {
+		b.look(window{width, wide.height, false})
+		b.fits()
+		if tall := evaluate[int](b, `[...document.querySelectorAll("#path .label")].filter(e => e.getBoundingClientRect().height > 40).length`); tall != 0 {
+			t.Errorf("%d labels of the picture are squeezed in a window of %d pixels", tall, width)
+		}
+	}
+	b.look(wide)
 
 	b.visit("#shop/drifted")
 	b.see("#state", "drifted", "missing")
 	b.see(`#path .chain.bad`, "nat ISTIO_OUTPUT", "1 missing")
+	b.see("#rules > details[open]", "chain ISTIO_OUTPUT: 11 rules, 1 not as wanted")
 	b.see("#rules .op", "missing")
-	b.keep("page-drifted.png", "#pod-title")
 
 	b.visit("#shop/unreached")
-	b.see(`#path [data-lane="outbound"] .chain.bad`, "nat OUTPUT", "1 missing")
-	b.see("#path", "no rule leads here")
-	if red := b.count(`#path [data-lane="inbound"] .bad`); red != 0 {
+	b.see(`[data-lane="outbound"] .chain.bad`, "nat OUTPUT", "1 missing")
+	b.see(`[data-lane="outbound"]`, "no rule leads to 3 chains", "missing: TCP connections to the proxy", "✗ TCP connections: past the proxy")
+	if red := b.count(`[data-lane="inbound"] .bad`); red != 0 {
 		t.Errorf("%d red parts of the lane whose rules are as wanted", red)
 	}
+	b.keep("page-drifted.png", "#pod-title", 880)
 	b.visit("#shop/foreign")
 	b.see("#state", "foreign-rule", "-A OUTPUT -p tcp -j RETURN")
-	b.see(`#path [data-lane="outbound"] .chain.bad`, "nat OUTPUT", "1 foreign")
+	b.see(`#state .box`, "What to do", "kubectl istio-cni why -n shop foreign")
+	b.see(`[data-lane="outbound"] .chain.bad`, "nat OUTPUT", "1 foreign")
 	b.ask("out", "to", "10.0.0.1:80")
 	b.see("#verdict.bad", "goes out unredirected")
 
 	b.visit("#shop/silent")
-	b.see("#state", "no-listener", "nothing listens on 127.0.0.1:15001")
-	b.see(`#path [data-lane="outbound"] [data-kind="proxy"].bad`, "proxy :15001", "nothing listens")
+	b.see("#state", "no-listener", "nothing listens on 127.0.0.1:15001", "kubectl -n shop logs silent -c istio-proxy")
+	b.see(`[data-lane="outbound"] .station.proxy.bad`, "proxy :15001", "nothing listens")
+	b.see(`[data-lane="outbound"] .way`, "TCP connections: refused")
+	b.visit("#batch/job-0001")
+	b.see("#state", "– outside", "is not redirected by the plugin")
+	b.see("#summary", "its packets pass no proxy")
+	b.see(`[data-lane="outbound"]`, "all packets")
+	if known := b.count(`#redirected:not([hidden]), #state dl time`); known != 0 {
+		t.Errorf("%d parts of the page ask about rules or times that a pod outside does not have", known)
+	}
 	n.remove("silent")
-	b.see("#pod-failure", "no such pod on this node", "kubectl get pod -o wide")
+	b.visit("#shop/silent")
+	b.see("#pod-failure", "No such pod on this node", "kubectl get pods -A -o wide")
 	b.visit("#shop/nobody")
-	b.see("#pod-failure", "no such pod on this node")
+	b.see("#pod-failure", "No such pod on this node")
 	b.visit("#nonsense")
 	b.see("#pod-failure", "want #NAMESPACE/NAME, got #nonsense")
 
@@ -147,6 +143,67 @@ func TestThePage(t *testing.T) {
 	<-n.agent.Ended()
 	n.start()
 	b.Until("an end of the warning", func() bool { return b.count("#failure[hidden]") == 1 })
+}
+
+// list looks at the pods of the node: the sentence, the rows, the search and the folds.
+func (b *browser) list() {
+	b.Helper()
+	b.see("#headline.bad", "✗ 5 of 7 mesh pods on "+nodeName+" are not redirected as wanted, 1 not inspected")
+	b.see("#audit", "Audit: reports only (audit.mode=report), each pod at least every 5 min · as of")
+	b.see("#ready-state.good", "✓ agent ready")
+	b.see("#states", "all: 7", "bypassed: 1", "captured: 1", "drifted: 2", "foreign-rule: 1", "no-listener: 1", "not-inspected: 1")
+	b.see("#outside:not([open]) > summary", "5,000 pods outside of the mesh: batch 5,000")
+	b.see("#pods .chip", "1 exception")
+	if rows := b.count(`#pods tr`); rows != 7 {
+		b.Errorf("%d rows", rows)
+	}
+	if wrapped := evaluate[int](b, `[...document.querySelectorAll("#pods .name a")].filter(e => e.getBoundingClientRect().height > 30).length`); wrapped != 0 {
+		b.Errorf("%d names wrap", wrapped)
+	}
+	b.write("#search", "shop/")
+	b.see("#found", "6 pods of 5,007")
+	b.keep("page-pods.png", "body", 510)
+	b.write("#search", " ")
+	b.click("#calls-title")
+	b.see("#decisions", "shop/flushed", "captured", "ms")
+	if bars := b.count(`#decisions rect`); bars < 8 {
+		b.Errorf("%d bars", bars)
+	}
+	b.survives("#pods a")
+	b.click("#outside-title")
+	b.see("#outside-pods .name", "5,000 pods of batch")
+	b.click(`#states [data-state="drifted"]`)
+	b.see("#found", "2 pods of 7")
+	b.click(`#states [data-state="all"]`)
+	b.write("#search", "batch/job-49")
+	b.see("#found", "100 pods of 5,007")
+	b.write("#search", "no rule of the mesh")
+	b.see("#found", "1 pod of 5,007")
+	b.see("#pods", "shop/flushed", "✗ bypassed")
+}
+
+// bypassed looks at the pod that the list shows: the real way is solid, the missing one thin, and the remedy can be copied.
+func (b *browser) bypassed() {
+	b.Helper()
+	b.click("#pods a")
+	b.see("#pod-title", "shop/flushed")
+	b.see("#state .bad", "✗ bypassed")
+	b.see("#state", "has no rules of the mesh", "What to do: restart the pod", "kubectl -n shop delete pod flushed", "The plugin decides")
+	b.see("#summary.bad", "inbound TCP connections: past the proxy; outbound TCP connections: past the proxy")
+	b.see(`#path .station.hook.bad`, "PREROUTING", "all 7 rules missing")
+	b.see("#legend", "Thin grey dashes")
+	b.see("#rules > details:not([open])", "all 20 rules are missing")
+	style := func(selector string) string {
+		return evaluate[string](b, `(s => s.borderTopStyle + " " + parseFloat(s.borderTopWidth))(getComputedStyle(document.querySelector(%q)))`, selector)
+	}
+	if solid, dashed := style(`#path .wire.real.bad`), style(`#path .wire.missing`); solid != "solid 3" || dashed != "dashed 1" {
+		b.Errorf("the way that packets take is %s, the missing one %s", solid, dashed)
+	}
+	b.click("#state [data-copy]")
+	b.see("#state [data-copy]", "ed") // copied, or selected where the browser forbids it
+	b.ask("out", "to", "10.0.0.1:80")
+	b.see("#verdict.bad", "The packet goes out unredirected, though the wanted rules redirect it to port 15001")
+	b.see(`[data-lane="outbound"] .track.lit`, "the packet below: passed")
 }
 
 // ask fills the form: pairs of fields and texts.
@@ -164,22 +221,19 @@ func (b *browser) ask(direction string, pairs ...string) {
 func (b *browser) walks() {
 	b.Helper()
 	b.ask("out", "to", "10.0.0.1:5432", "uid", "1000")
-	b.see("#verdict.bad", "The packet goes out unredirected, because excludeOutboundPorts=5432")
-	b.see(`#path .chain.lit`, "nat")
+	b.see("#verdict.warn", "The packet goes out unredirected, because excludeOutboundPorts=5432")
+	b.see(`[data-lane="outbound"] .way .track.lit`, "the packet below: passed")
 	b.see("#hops", "nat/ISTIO_OUTPUT rule", "--dport 5432", "matched")
-	if lit := b.count(`#path [data-lane="outbound"] .wire.lit.bad`); lit != 1 {
-		b.Errorf("%v ways past the proxy are lit", lit)
-	}
-	b.keep("page-walk.png", "#pod-title")
+	b.Until("the rules that match", func() bool { return b.count("#rules details[open] details[open] li.lit") >= 2 })
+	b.keep("page-walk.png", "#path", 740)
 
 	b.ask("out", "to", "10.0.0.1:80", "uid", "1000")
 	b.see("#verdict.good", "The packet is redirected to", "15001")
-	b.see(`#path [data-kind="proxy"].lit`, "proxy :15001")
-	b.see("#rules li.lit", "")
+	b.see(`[data-lane="outbound"] .way:has(.lit) .proxy`, "proxy :15001")
 
 	b.ask("in", "from", "10.88.9.9", "port", "8080")
 	b.see("#verdict.good", "15006")
-	b.see(`#path [data-lane="inbound"] [data-kind="proxy"].lit`, "proxy :15006")
+	b.see(`[data-lane="inbound"] .way:has(.lit) .proxy`, "proxy :15006")
 
 	b.ask("out", "to", "example.com:80")
 	b.see("#verdict.bad", `to: value "example.com:80": want ADDRESS:PORT`, "Give an IP address, not a name")
@@ -190,10 +244,16 @@ func (b *browser) hostile() {
 	b.Helper()
 	b.visit("#")
 	b.write("#search", "onerror")
-	b.see("#pods a", "shop/"+hostile)
+	b.see("#pods a", "zoo/"+hostile)
 	b.click("#pods a")
-	b.see("#pod-title", "shop/"+hostile)
+	b.see("#pod-title", "zoo/"+hostile)
 	b.see("#state", "not-inspected", "excludeInboundPorts", "<script>alert(2)</script>")
+	if forms := b.count("#redirected:not([hidden])"); forms != 0 {
+		b.Error("the form asks for packets where no rule could be read")
+	}
+	if commands := b.count("#state [data-copy]"); commands != 0 {
+		b.Errorf("%d commands have a name that a shell would run", commands)
+	}
 	if markup := b.count(`main img, main script`); markup != 0 {
 		b.Errorf("%v elements come from a pod", markup)
 	}
@@ -205,7 +265,10 @@ func (b *browser) narrow() {
 	b.look(narrow)
 	b.visit("#")
 	b.write("#search", "shop/web")
-	b.see("#found", "1 pod of 5006")
+	b.see("#found", "1 pod of 5,006")
+	if row := evaluate[string](b, `getComputedStyle(document.querySelector("#pods tr")).display`); row != "block" {
+		b.Errorf("a row is %s, not a card", row)
+	}
 	b.fits()
 	b.do(focus("#pods a"))
 	b.press(enter)
@@ -218,7 +281,70 @@ func (b *browser) narrow() {
 		b.Errorf("%q has the focus, not the pod's name, which a screen reader reads then", focused)
 	}
 	b.fits()
-	b.keep("page-narrow.png", "#pod-title")
+	b.keep("page-narrow.png", "#pod-title", 1300)
+}
+
+// TestEmptyNode says how to bring pods into the mesh.
+func TestEmptyNode(t *testing.T) {
+	n := newNode(t)
+	n.start("AUDIT_MODE=repair")
+	b := open(t, n.origin)
+	b.visit("")
+	b.see("#headline", "No pod on "+nodeName+" is in the mesh")
+	b.see("#audit", "restores lost rules (audit.mode=repair)")
+	b.see("#pods-failure", "give each a sidecar", "kubectl label namespace NAMESPACE istio-injection=enabled")
+	b.click("#calls-title")
+	b.see("#no-decisions", "has not called the plugin")
+	if tables := b.count("#listed[hidden]"); tables != 1 {
+		t.Error("a table without rows is shown")
+	}
+	n.Must(os.Remove(filepath.Join(n.dir, "net.d/10-net.conflist")))
+	b.see("#ready-state.bad", "✗ agent not ready: cni-config")
+	b.see("#unready", "new pods of this node may not start", "cni-config: ", "kubectl istio-cni doctor")
+}
+
+// TestContrast: texts have a contrast of 4.5 with each background, in light and dark (WCAG 2, AA).
+func TestContrast(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	b := open(t, n.origin)
+	for _, dark := range []bool{false, true} {
+		b.look(window{wide.width, wide.height, dark})
+		b.visit("")
+		pale := evaluate[[]string](b, `(() => {
+			const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+			const light = name => {
+				const hex = color(name).slice(1).replace(/^(.)(.)(.)$/, "$1$1$2$2$3$3");
+				const [r, g, b] = [0, 2, 4].map(i => parseInt(hex.slice(i, i + 2), 16) / 255).map(c => c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
+				return .2126 * r + .7152 * g + .0722 * b;
+			};
+			const ratio = (a, b) => (Math.max(light(a), light(b)) + .05) / (Math.min(light(a), light(b)) + .05);
+			return ["--text", "--quiet", "--good", "--bad", "--warn", "--lit"].flatMap(text => ["--back", "--card", "--mark"].map(back => [text, back, ratio(text, back)]))
+				.filter(([, , r]) => !(r >= 4.5)).map(String);
+		})()`)
+		if len(pale) > 0 {
+			t.Errorf("dark %t: %s", dark, pale)
+		}
+	}
+}
+
+// TestManyPods groups pods whose cause is equal.
+func TestManyPods(t *testing.T) {
+	var all []core.Pod
+	for i := range 3000 {
+		all = append(all, injected("shop", fmt.Sprintf("web-%04d", i), fmt.Sprintf("10.90.%d.%d", i/250, i%250+1), false, nil))
+	}
+	n := newNode(t, all...)
+	n.start()
+	b := open(t, n.origin)
+	b.look(wide)
+	b.visit("")
+	b.see("#headline.warn", "3,000 of 3,000 mesh pods on "+nodeName+" are not inspected")
+	b.see("#pods .name", "3,000 pods of shop")
+	b.click("#pods summary")
+	b.see("#pods details", "shop/web-0000", "and 2,800 more: search for a name")
+	b.write("#search", "web-2999")
+	b.see("#pods a", "shop/web-2999")
 }
 
 // TestWithoutTheAudit says what to do, and has the decisions.
@@ -227,10 +353,12 @@ func TestWithoutTheAudit(t *testing.T) {
 	b := open(t, n.origin)
 	b.look(wide)
 	b.visit("")
-	b.see("#pods-failure", "the audit is off: it is switched off", "Set audit.interval")
+	b.see("#headline.warn", "The audit on "+nodeName+" is off: no pod is verified")
+	b.see("#pods-failure", "The audit is off: it is switched off", "--set audit.interval=5m")
+	b.click("#calls-title")
 	b.see("#decisions", "shop/web")
 	b.visit("#shop/web")
-	b.see("#pod-failure", "the audit is off: it is switched off", "Set audit.interval")
+	b.see("#pod-failure", "The audit is off: it is switched off", "--set audit.interval=5m")
 
 	// As a site that resolves to this address, and a page of another site, would ask.
 	for name, value := range map[string]string{"Host": "evil.example:9876", "Sec-Fetch-Site": "cross-site"} {

@@ -27,7 +27,7 @@ var documented = lab.Commands("e2e/upgrade")
 // newScenario starts a node that has the image of the reference too.
 func newScenario(t *testing.T) *scenario {
 	t.Helper()
-	s := &scenario{Beside: lab.NodeBeside(t), made: map[string]string{}}
+	s := &scenario{Beside: lab.NodeBeside(t, cluster.Options{}), made: map[string]string{}}
 	s.network = s.Network()
 	return s
 }

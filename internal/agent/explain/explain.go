@@ -120,8 +120,15 @@ func respond(w http.ResponseWriter, value any) {
 // explainTimeout bounds one request, with its inspection.
 const explainTimeout = 10 * time.Second
 
+// Pictured is an Explanation with what the page draws: on the port, and if the namespace was read.
+type Pictured struct {
+	inspect.Explanation
+
+	Picture *inspect.Picture `json:"picture,omitempty"`
+}
+
 // Explain inspects a pod and describes it in detail. It returns auditor.ErrAsked if the budget is used up.
-func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.NamespacedName, question *inspect.Question) (e inspect.Explanation, err error) {
+func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.NamespacedName, question *inspect.Question) (e Pictured, err error) {
 	ctx, cancel := context.WithTimeout(ctx, explainTimeout)
 	defer cancel()
 	if known := x.Present(k, ""); !known {
@@ -144,7 +151,7 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 		return e, t.Err
 	}
 	l := look{t}
-	l.inject(&e)
+	l.inject(&e.Explanation)
 	e.Decision = inspect.Decision{
 		Captured: l.Decision.Wanted() != nil, Reason: string(l.Decision.Reason), Sentence: l.Decision.Reason.Sentence(),
 		Detail: l.Decision.Detail, Remedy: l.Decision.Reason.Remedy(),
@@ -160,10 +167,10 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 	}
 	if e.InspectionError = l.withoutNamespace(); e.InspectionError == "" {
 		began := x.Env.Clock.Now()
-		l.describe(ctx, question, &e)
+		l.describe(ctx, question, by == auditor.Port, &e)
 		x.Auditor.Charge(by, x.Env.Clock.Since(began))
 	}
-	x.complete(&e, t)
+	x.complete(&e.Explanation, t)
 	return e, nil
 }
 
@@ -220,8 +227,8 @@ func (l look) withoutNamespace() string {
 	return ""
 }
 
-// describe reads the namespace. If the plugin does not redirect the pod, only its live rules are judged.
-func (l look) describe(ctx context.Context, question *inspect.Question, e *inspect.Explanation) {
+// describe reads the namespace, and draws it if drawn is set. If the plugin does not redirect the pod, only its live rules are judged.
+func (l look) describe(ctx context.Context, question *inspect.Question, drawn bool, e *Pictured) {
 	want := l.Decision.Wanted()
 	err := l.InNamespace(ctx, func(space redirection.Namespace) (err error) {
 		if want != nil {
@@ -232,6 +239,9 @@ func (l look) describe(ctx context.Context, question *inspect.Question, e *inspe
 			var alone inspect.Explanation
 			alone, err = inspect.Alone(ctx, space)
 			e.Detail, e.ByRules = alone.Detail, alone.State
+		}
+		if err == nil && drawn {
+			e.Picture, err = inspect.Draw(ctx, space, want)
 		}
 		if err != nil || question == nil {
 			return err

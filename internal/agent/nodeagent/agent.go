@@ -152,7 +152,9 @@ func (n *node) ports() []serve.Port {
 	local["/"] = page.Handler(map[string]http.Handler{
 		"/decisions": n.decisions.Handler(), "/readyz": n.health.Handler(),
 		"/api/agent": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			answer(w, map[string]string{"node": n.Config.NodeName, "version": n.Version}) // for the web page
+			answer(w, map[string]any{ // for the web page
+				"node": n.Config.NodeName, "version": n.Version, "audit": n.auditMode(), "interval": n.Config.Audit.Interval.Seconds(),
+			})
 		}),
 		"/api/pods":                    n.audited(func(c *nodepods.Controller) http.Handler { return c.Handler(auditor.Port) }),
 		"/api/pods/{namespace}/{name}": n.audited(func(c *nodepods.Controller) http.Handler { return c.PodHandler(auditor.Port) }),

@@ -118,6 +118,17 @@ func (n *node) audited(handler func(*nodepods.Controller) http.Handler) http.Han
 	})
 }
 
+// auditMode is off, report or repair.
+func (n *node) auditMode() string {
+	switch {
+	case n.noAudit.Load() != nil:
+		return "off"
+	case n.Config.Audit.Repair:
+		return "repair"
+	}
+	return "report"
+}
+
 // podOptions are the options for the pods of a node, without race repair and audit.
 func (n *node) podOptions(of string) nodepods.Options {
 	c := n.Config

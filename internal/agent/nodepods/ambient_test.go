@@ -320,7 +320,7 @@ func TestAmbientExplain(t *testing.T) {
 			explain := func(q *inspect.Question) inspect.Explanation {
 				e, err := l.controller.Explain(t.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, q)
 				l.Do(err)
-				return e
+				return e.Explanation
 			}
 			e := explain(nil)
 			if !e.Decision.Captured || e.Decision.Reason != string(sidecar.Ambient) || e.InspectionError != "" {

@@ -6,7 +6,8 @@
 // scroll position and opened details survive.
 
 const pause = 5000; // ms between the answers and the next requests
-const pageSize = 50; // pods
+const equal = 10; // pods with one cause from this number on are one row
+const maxRows = 200;
 const decisionsSize = 64;
 const maxChains = 200;
 
@@ -26,7 +27,7 @@ function fill(e, attributes, children) {
   return e;
 }
 
-/** patch gives a parent these children by the fewest changes. Whether a detail is open is the reader's. */
+/** patch gives a parent these children by the fewest changes. Whether a detail is open is the reader's; one with another key is a new one. */
 function patch(parent, ...children) {
   const wanted = children.flat().filter(c => c !== undefined && c !== '');
   const have = [...parent.childNodes];
@@ -34,7 +35,7 @@ function patch(parent, ...children) {
     const node = w instanceof Node ? w : document.createTextNode(w);
     const old = have[i];
     if (!old) parent.append(node);
-    else if (old.nodeName !== node.nodeName) old.replaceWith(node);
+    else if (old.nodeName !== node.nodeName || old.dataset?.key !== node.dataset?.key) old.replaceWith(node);
     else if (node.nodeType === Node.TEXT_NODE) {
       if (old.data !== node.data) old.data = node.data;
     } else {
@@ -67,6 +68,9 @@ async function get(path) {
 
 const tone = state => ({captured: 'good', 'not-inspected': 'warn', sandboxed: 'warn', pending: 'warn', outside: 'quiet'})[state] ?? 'bad';
 
+/** sign says the same as a tone's colour. */
+const sign = tone => ({good: '✓', bad: '✗', warn: '!', quiet: '–'})[tone];
+
 /** ago is the time since then by its largest unit. */
 function ago(text) {
   const seconds = Math.max(0, (Date.now() - Date.parse(text)) / 1000);
@@ -77,7 +81,7 @@ function ago(text) {
 
 const time = text => element('time', {datetime: text, title: text}, ago(text));
 
-const plural = (n, what) => `${n} ${what}${n === 1 ? '' : 's'}`;
+const plural = (n, what) => `${count(n)} ${what}${n === 1 ? '' : 's'}`;
 
 /** chosen is the pod that the address names by #NAMESPACE/NAME. */
 function chosen() {
@@ -89,52 +93,118 @@ function chosen() {
   }
 }
 
-const link = p => element('a', {href: `#${encodeURIComponent(p.namespace)}/${encodeURIComponent(p.pod)}`}, `${p.namespace}/${p.pod}`);
+const count = n => n.toLocaleString('en');
+
+/** span is a number of seconds in words. */
+const span = seconds => seconds % 60 ? `${seconds} s` : `${seconds / 60} min`;
+
+/** command is a command with a button that copies it. */
+const command = text => element('div', {class: 'command'}, element('code', {}, text), element('button', {type: 'button', 'data-copy': text}, 'Copy'));
+
+const link = p => element('a', {href: `#${encodeURIComponent(p.namespace)}/${encodeURIComponent(p.pod)}`}, `${p.namespace}/`, element('span', {class: 'pod'}, p.pod));
 
 // ---- the node ----
 
 let pods = [];
 let state = 'all'; // the only one that is shown
-let first = 0; // place of the first pod that is shown
+let agent = {}; // what it says about itself
 
 /** why is one line about a pod, as the command pods has it. */
 function why(p) {
   const n = p.problems?.length ?? 0;
-  if (n) return p.problems[0].detail + (n > 1 ? ` (and ${n - 1} more)` : '');
-  return p.state === 'captured' && p.exceptions?.length ? `${plural(p.exceptions.length, 'exception')} by its own settings` : p.sentence ?? '';
+  return n ? p.problems[0].detail + (n > 1 ? ` (and ${n - 1} more)` : '') : p.sentence ?? '';
+}
+
+/** grouped has a row for each pod, or for many pods with one state and one cause. */
+function grouped(some) {
+  const cause = p => `${p.state} ${p.exceptions?.length ?? 0} ${why(p).replaceAll(/\d[\d.]*|\[[\da-f:]+\]/g, '')}`; // without addresses and process ids
+  return [...Map.groupBy(some, cause).values()].flatMap(g => g.length >= equal ? [g] : g.map(p => [p]));
+}
+
+/** namesOf folds the names of a row's pods. */
+const namesOf = group => element('details', {'data-key': `${group[0].state} ${why(group[0])}`}, element('summary', {}, 'their names'),
+  element('ul', {}, group.slice(0, maxRows).map(p => element('li', {}, link(p)))),
+  group.length > maxRows ? element('p', {class: 'quiet'}, `and ${count(group.length - maxRows)} more: search for a name`) : '');
+
+function rowOf(group) {
+  const [p] = group;
+  const many = group.length > 1;
+  const namespaces = [...new Set(group.map(x => x.namespace))];
+  const exceptions = p.exceptions?.length ?? 0;
+  const cell = (name, ...children) => element('td', {role: 'cell', class: name}, ...children.flat());
+  const of = namespaces.length > 1 ? plural(namespaces.length, 'namespace') : namespaces[0];
+  return element('tr', {role: 'row'},
+    element('td', {role: 'cell', class: 'name', title: many ? '' : `${p.namespace}/${p.pod}`}, many ? `${plural(group.length, 'pod')} of ${of}` : link(p)),
+    cell('line', element('span', {class: tone(p.state)}, `${sign(tone(p.state))} ${p.state}`)),
+    cell('line quiet', p.since && !many ? [time(p.since), ' ago'] : ''),
+    cell('', why(p), exceptions ? element('span', {class: 'chip warn', title: 'its own settings let traffic past the proxy'}, plural(exceptions, 'exception'), many ? ' each' : '') : '',
+      many ? namesOf(group) : ''));
 }
 
 function showPods() {
   const search = $('search').value.trim().toLowerCase();
+  const mesh = pods.filter(p => p.state !== 'outside');
   const counts = new Map();
-  for (const p of pods) counts.set(p.state, (counts.get(p.state) ?? 0) + 1);
+  for (const p of mesh) counts.set(p.state, (counts.get(p.state) ?? 0) + 1);
   if (!counts.has(state)) state = 'all';
-  const some = pods.filter(p => (state === 'all' || p.state === state) && (!search || `${p.namespace}/${p.pod} ${why(p)}`.toLowerCase().includes(search)));
-  first = Math.max(0, Math.min(first, Math.floor((some.length - 1) / pageSize) * pageSize));
-  const chip = (value, n) => element('button', {type: 'button', 'data-state': value, 'aria-pressed': String(value === state), class: value === 'all' ? '' : tone(value)}, `${value}: ${n}`);
-  patch($('states'), chip('all', pods.length), [...counts].map(([value, n]) => chip(value, n)));
-  patch($('pods'), some.slice(first, first + pageSize).map(p => element('tr', {},
-    element('td', {}, link(p)), element('td', {class: `${tone(p.state)} line`}, p.state), element('td', {class: 'line more'}, time(p.since)),
-    element('td', {class: 'line more'}, time(p.checked)), element('td', {class: 'line more'}, p.backend ?? '-'), element('td', {}, why(p)))));
-  const found = some.length === pods.length ? '' : `${plural(some.length, 'pod')} of ${pods.length}`;
-  patch($('found'), pods.length ? found : 'The agent knows no pod of this node.');
-  $('pages').hidden = some.length <= pageSize;
-  patch($('page'), `${first + 1} to ${Math.min(first + pageSize, some.length)} of ${some.length}`);
-  $('previous').disabled = first === 0;
-  $('next').disabled = first + pageSize >= some.length;
+  const matches = p => !search || `${p.namespace}/${p.pod} ${p.state} ${why(p)}`.toLowerCase().includes(search);
+  const some = mesh.filter(p => (state === 'all' || p.state === state) && matches(p));
+  const outside = pods.filter(p => p.state === 'outside' && matches(p));
+  const rows = grouped(some);
+  const chip = (value, n) => element('button', {type: 'button', 'data-state': value, 'aria-pressed': String(value === state), class: value === 'all' ? '' : tone(value)}, `${value}: ${count(n)}`);
+  patch($('states'), counts.size > 1 ? [chip('all', mesh.length), ...[...counts].map(([value, n]) => chip(value, n))] : '');
+  patch($('pods'), rows.slice(0, maxRows).map(rowOf));
+  patch($('found'), search || state !== 'all' ? `${plural(some.length + (search ? outside.length : 0), 'pod')} of ${count(search ? pods.length : mesh.length)}` : '');
+  say('more', rows.length > maxRows ? `and ${count(rows.length - maxRows)} more rows: search for a namespace, a name or a cause` : '');
+  if (search && !some.length && outside.length) $('outside').open = true;
+  showOutside(outside);
 }
 
+/** showOutside folds the pods that the plugin leaves alone, by namespace and cause. */
+function showOutside(outside) {
+  const namespaces = Map.groupBy(outside, p => p.namespace);
+  const names = [...namespaces].slice(0, 5).map(([name, some]) => `${name} ${count(some.length)}`).join(', ');
+  $('outside').hidden = outside.length === 0;
+  patch($('outside-title'), `${plural(outside.length, 'pod')} outside of the mesh: ${names}${namespaces.size > 5 ? `, ${namespaces.size - 5} more namespaces` : ''}`);
+  patch($('outside-pods'), [...namespaces.values()].flatMap(grouped).slice(0, maxRows).map(rowOf));
+}
+
+/** showHeadline says in one sentence how the node's pods are; failed is why that is not known. */
+function showHeadline(failed) {
+  const mesh = pods.filter(p => p.state !== 'outside');
+  const unknown = mesh.filter(p => p.state === 'not-inspected').length;
+  const faulty = mesh.filter(p => p.state !== 'captured').length - unknown;
+  const more = unknown ? `, ${count(unknown)} not inspected` : '';
+  const on = `on ${agent.node || 'this node'}`;
+  let [words, how] = [`All ${count(mesh.length)} mesh pods ${on} are redirected as wanted`, 'good'];
+  if (mesh.length === 1) words = `The mesh pod ${on} is redirected as wanted`;
+  if (unknown) [words, how] = [`${count(unknown)} of ${plural(mesh.length, 'mesh pod')} ${on} ${unknown === 1 ? 'is' : 'are'} not inspected`, 'warn'];
+  const worst = mesh.some(p => tone(p.state) === 'bad') ? 'bad' : 'warn';
+  if (faulty) [words, how] = [`${count(faulty)} of ${plural(mesh.length, 'mesh pod')} ${on} ${faulty === 1 ? 'is' : 'are'} not redirected as wanted${more}`, worst];
+  if (!mesh.length) [words, how] = [`No pod ${on} is in the mesh`, 'quiet'];
+  if (failed) [words, how] = [agent.audit === 'off' ? `The audit ${on} is off: no pod is verified` : `The state of the pods ${on} is not known`, 'warn'];
+  $('headline').className = how;
+  patch($('headline'), `${sign(how)} ${words}`);
+  $('listed').hidden = Boolean(failed) || !pods.length;
+  if (!failed && !mesh.length) say('pods-failure', ...enrol());
+}
+
+const enrol = () => [element('p', {}, 'To put the pods of a namespace into the mesh, give each a sidecar, or enrol them in ambient mode where the agent serves it:'),
+  command('kubectl label namespace NAMESPACE istio-injection=enabled && kubectl -n NAMESPACE rollout restart deployment'),
+  command('kubectl label namespace NAMESPACE istio.io/dataplane-mode=ambient'),
+  element('p', {class: 'quiet'}, 'If pods of the mesh run here, see why the plugin leaves them alone, in the list below or by "kubectl istio-cni why".')];
+
 const remedies = [
-  ['switched off', 'Set audit.interval of the chart (AUDIT_INTERVAL of the agent) to more than 0. Without the audit, "istio-cni why --pid" reads a pod\'s rules on the node.'],
-  ['the node agent lacks', 'Give the agent what it lacks: the chart does if audit.interval is more than 0.'],
-  ['has not begun', 'It begins in a moment; the page asks again.'],
-  ['no such pod', 'It is on another node, or gone: see "kubectl get pod -o wide". "kubectl istio-cni dashboard NAMESPACE/NAME" opens the page of the pod\'s node.'],
+  ['switched off', 'Switch it on; until then "istio-cni why --pid PID" reads one pod\'s rules on the node.', 'helm upgrade istio-cni manifests/istio-cni -n istio-system --reuse-values --set audit.interval=5m'],
+  ['the node agent lacks', 'Give the agent what it lacks: the chart does if audit.interval is more than 0.', 'kubectl istio-cni doctor'],
+  ['has not begun', 'It begins when the API server has listed the node\'s pods; the page asks again.', 'kubectl istio-cni doctor'],
+  ['no such pod', 'It is on another node, or gone. "kubectl istio-cni dashboard" with its name opens the page of its node.', 'kubectl get pods -A -o wide'],
 ];
 
 /** explain is an error with what to do. */
 function explain(error) {
-  const known = remedies.find(([text]) => error.message.includes(text));
-  return [`${error.message}. `, known ? known[1] : 'It is tried again.'];
+  const [, text, line] = remedies.find(([part]) => error.message.includes(part)) ?? ['', 'It is tried again.'];
+  return [element('p', {}, element('strong', {}, `${error.message.charAt(0).toUpperCase()}${error.message.slice(1)}.`)), element('p', {}, text), line ? command(line) : ''];
 }
 
 // ---- a pod ----
@@ -144,31 +214,85 @@ let question = ''; // the packet that is followed, as a query
 let asked = ''; // the question of the answer that is shown
 let refused = ''; // why the last question was none
 
-/** family of the packet in question, as chains name it. */
-const isFamily = c => c.family === 'inet' || (c.family.includes('6') === /(to|from)=%5B|from=[^&]*%3A/.test(question));
+const isAmbient = p => p.decision?.reason === 'ambient';
+const isOutside = p => p.state === 'outside';
+
+/** commandsOf are the commands that begin the remedy of a state. A name that a shell would read in another way gets none. */
+function commandsOf(p) {
+  const [ns, name] = [p.namespace, p.pod];
+  if (![ns, name].every(text => /^[a-z0-9][a-z0-9.-]*$/.test(text))) return [];
+  const restart = `kubectl -n ${ns} delete pod ${name}`;
+  const proxy = isAmbient(p) ? `kubectl get pods -A -l app=ztunnel -o wide --field-selector spec.nodeName=${agent.node}` : `kubectl -n ${ns} logs ${name} -c istio-proxy --tail=50`;
+  const describe = `kubectl -n ${ns} describe pod ${name}`;
+  return {
+    bypassed: [restart], drifted: [restart], 'foreign-rule': [`kubectl istio-cni why -n ${ns} ${name}`, restart], 'ipv6-open': [restart],
+    'foreign-listener': [`kubectl istio-cni why -n ${ns} ${name}`], 'no-listener': [proxy, describe], pending: [proxy],
+    'uid-collision': [`kubectl -n ${ns} get pod ${name} -o yaml | grep -n runAs`], 'not-inspected': [describe], sandboxed: [describe],
+    outside: p.modes?.sidecar ? [`kubectl label namespace ${ns} istio-injection=enabled && ${restart}`] : [],
+  }[p.state] ?? [];
+}
+
+/** remedyOf is the box with what to do. */
+function remedyOf(p) {
+  const lines = [];
+  if (isOutside(p) && p.modes) {
+    lines.push(element('p', {}, element('strong', {}, 'What to do: nothing, unless the pod should be in the mesh.')));
+    if (p.modes.sidecar) lines.push(element('p', {}, `With a sidecar: ${p.modes.sidecar}.`));
+    if (p.modes.ambient) lines.push(element('p', {}, `In ambient mode: ${p.modes.ambient}.`));
+  } else if (p.remedy) {
+    lines.push(element('p', {}, element('strong', {}, 'What to do: '), `${p.remedy}.`));
+  }
+  if (!lines.length) return '';
+  const all = commandsOf(p);
+  const deletes = all.some(text => text.includes('delete pod')) ? element('p', {class: 'quiet'}, 'The owner of the pod (Deployment, StatefulSet, …) creates it again; a pod without an owner is lost.') : '';
+  return element('div', {class: 'box', role: 'group', 'aria-label': 'What to do'}, lines, all.map(command), deletes);
+}
+
+/** stepsOf are the steps of the enrolment in ambient mode: those before the one that the pod waits for are done. */
+function stepsOf(p) {
+  if (!isAmbient(p) || !['pending', 'captured'].includes(p.state)) return '';
+  const waits = p.problems?.find(x => x.state === 'pending')?.detail.split(':')[0];
+  const steps = [['namespace', /namespace|address|begun/], ['rules', /rules/], ['ztunnel', /ztunnel/], ['probes', /probe/], ['annotation', /annotation/]];
+  const at = waits ? steps.findLastIndex(([, text]) => text.test(waits)) : steps.length;
+  const unwritten = (p.chains ?? []).some(c => c.rules.some(r => r.op === 'missing'));
+  return element('ol', {class: 'steps', 'aria-label': 'steps of the enrolment'}, steps.map(([name], i) => {
+    const how = i === at ? 'warn' : i > at || (name === 'rules' && unwritten) ? 'quiet' : 'good';
+    return element('li', {class: how}, `${{good: '✓', warn: '! waiting for', quiet: '○'}[how]} ${name}`);
+  }));
+}
+
+/** factsOf is the list of what is known about the pod besides its state. */
+function factsOf(p) {
+  const d = p.decision ?? {};
+  const i = p.injection ?? {};
+  const proxy = isAmbient(p) ? 'the node\'s ztunnel (ambient mode)' : i.proxy ? `sidecar, as ${i.proxy}` : '';
+  const rows = [
+    ['Proxy', proxy], ['Injected by', p.injected ? `istiod${i.revision ? `, revision ${i.revision}` : ''}` : ''],
+    ['Redirection set up by', {'istio-validation': 'the CNI plugin (istio-validation checks it)'}[i.setup] ?? i.setup],
+    ['The plugin decides', isOutside(p) ? '' : d.sentence && `${d.captured ? 'redirect' : 'leave alone'}: ${d.sentence}${d.detail ? ` (${d.detail})` : ''}`],
+    ['Detail', isOutside(p) ? d.detail : ''], ['In this state for', p.since && time(p.since)], ['Inspected', p.checked && [time(p.checked), ' ago']], ['Rules written by', p.backend],
+    ['IPv6', p.picture?.ipv6],
+  ];
+  return element('dl', {}, rows.filter(([, value]) => value).flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
+}
 
 function showState(p) {
-  const lines = [element('p', {}, element('strong', {class: tone(p.state)}, p.state), `: the pod ${p.sentence}.`)];
-  if (p.remedy) lines.push(element('p', {}, `What to do: ${p.remedy}.`));
-  if (p.problems?.length) lines.push(element('ul', {class: 'bad', 'aria-label': 'problems'}, p.problems.map(x => element('li', {}, `${x.state}: ${x.detail}`))));
-  if (p.inspectionError) lines.push(element('p', {class: 'bad'}, `The network namespace could not be read: ${p.inspectionError}`));
-  const d = p.decision;
-  if (d) {
-    const injection = [p.injection?.proxy && `proxy as ${p.injection.proxy}`, p.injection?.setup && `init container ${p.injection.setup}`, p.injection?.revision && `revision ${p.injection.revision}`];
-    const what = injection.filter(Boolean).join(', ');
-    lines.push(element('p', {}, `${p.injected ? 'Injected' : 'Not injected'}${what && ` (${what})`}; the plugin's decision about the pod as it is now: ${d.captured ? 'captured' : 'not captured'}`,
-      d.sentence ? `, ${d.sentence}` : '', d.detail ? ` (${d.detail})` : '', '.', d.remedy ? ` ${d.remedy}.` : ''));
-  }
-  lines.push(element('p', {class: 'quiet'}, 'In this state for ', time(p.since), ', checked ', time(p.checked), ' ago', p.backend ? `, backend ${p.backend}` : '', '.'));
-  if (p.exceptions?.length) {
-    lines.push(element('h3', {}, 'Traffic that the pod\'s own settings let past the proxy'),
-      element('ul', {}, p.exceptions.map(x => element('li', {}, element('code', {}, `${x.setting}=${x.value}`), `: ${x.traffic}`))));
-  }
-  patch($('state'), lines);
+  const how = tone(p.state);
+  const name = isAmbient(p) && p.state === 'captured' ? 'captured, enrolled in ambient mode' : p.state;
+  const problems = (p.problems ?? []).filter(x => x.state !== 'bypassed'); // whose sentence says all
+  const unread = p.inspectionError && !isOutside(p) && !problems.some(x => x.detail.includes(p.inspectionError)) ? [{detail: `the network namespace could not be read: ${p.inspectionError}`}] : [];
+  const [facts, exceptions] = [factsOf(p), p.exceptions ?? []];
+  patch($('state'), element('p', {class: 'lead'}, element('strong', {class: how}, `${sign(how)} ${name}`), `: the pod ${p.sentence}.`),
+    problems.length + unread.length ? element('ul', {'aria-label': 'problems'}, [...problems, ...unread].map(x => element('li', {}, x.state && x.state !== p.state ? `${x.state}: ` : '', x.detail))) : '',
+    stepsOf(p), remedyOf(p), facts,
+    exceptions.length ? element('p', {class: 'warn'}, `! ${plural(exceptions.length, 'exception')}: its own settings let traffic past the proxy, see below.`) : '');
 }
 
 const hopsOf = p => p.answer?.hops ?? [];
 const isLit = h => h.answer === 'matched';
+
+/** isFamily reports whether a chain is of the family of the packet in question. */
+const isFamily = c => c.family === 'inet' || (c.family.includes('6') === /(to|from)=%5B|from=[^&]*%3A/.test(question));
 
 /** chainsOf has, for each hook, its chains as one row for both families: those that its rules lead to, or should lead to. */
 function chainsOf(p) {
@@ -183,7 +307,7 @@ function chainsOf(p) {
   const add = (hook, c, live) => {
     const rows = hooks.get(hook) ?? hooks.set(hook, new Map()).get(hook);
     const name = `${c.table} ${c.chain}`;
-    const row = rows.get(name) ?? rows.set(name, {hook, table: c.table, chain: c.chain, rules: 0, missing: 0, extra: 0, foreign: 0, live: false}).get(name);
+    const row = rows.get(name) ?? rows.set(name, {table: c.table, chain: c.chain, rules: 0, missing: 0, extra: 0, foreign: 0, live: false}).get(name);
     if (row.live === false) row.live = live;
     row.rules += (c.omitted ?? 0) + c.rules.filter(r => r.op !== 'missing').length;
     for (const r of c.rules) if (r.op) row[r.op] += 1;
@@ -204,207 +328,214 @@ function chainsOf(p) {
   return new Map([...hooks].map(([hook, rows]) => [hook, [...rows.values()]]));
 }
 
-/** boxesOf are the stations of both lanes in the order of a packet, with what is wrong with each. */
-function boxesOf(p) {
-  const hooks = chainsOf(p);
-  const states = new Set((p.problems ?? []).map(x => x.state));
-  const ports = p.ports ?? {};
-  const outbound = ports.outbound || 15001;
-  const inbound = ports.inbound || 15006;
-  const hops = hopsOf(p);
-  const hook = name => {
-    const rows = hooks.get(name) ?? [];
-    const met = hops.some(h => h.hook === name);
-    return {kind: 'hook', name, label: name.toUpperCase(), rows: rows.slice(0, 10), omitted: rows.length - Math.min(rows.length, 10), met,
-      note: rows.length ? '' : 'no rules', bad: rows.some(r => r.bad) || (!rows.length && states.has('bypassed'))};
-  };
-  const proxy = port => {
-    const bad = (p.problems ?? []).some(x => ['foreign-listener', 'no-listener'].includes(x.state) && x.detail.includes(`:${port},`));
-    const heard = (p.listeners ?? []).some(l => l.address.endsWith(`:${port}`));
-    return {kind: 'proxy', label: `proxy :${port}`, port, bad, note: heard ? (bad ? 'not the proxy' : 'listens') : 'nothing listens'};
-  };
-  const some = (...names) => names.filter(n => hooks.has(n) || n === 'prerouting' || n === 'output').map(hook);
-  const app = {kind: 'app', label: 'application'};
-  const collision = states.has('uid-collision');
-  return {states, lanes: [
-    {name: 'inbound', boxes: [{kind: 'outside', label: 'outside', note: 'clients'}, ...some('prerouting', 'forward', 'input'), proxy(inbound), {...app, note: 'serves'}]},
-    {name: 'outbound', boxes: [{...app, note: collision ? 'has the proxy\'s user' : 'connects', bad: collision}, ...some('output', 'postrouting'), proxy(outbound),
-      {kind: 'outside', label: 'outside', note: 'servers'}]},
-  ]};
-}
+// ---- the picture ----
 
-/** light marks where the packet in question goes, and returns the lane's state. */
-function light(p, picture) {
-  const a = p.answer;
-  if (!a || !question) return;
-  const lane = picture.lanes[new URLSearchParams(question).get('direction') === 'in' ? 0 : 1];
-  const end = a.verdict;
-  const taken = end === 'redirected' || end === 'handed-over';
-  if (end === 'not-sent') {
-    Object.assign(lane.boxes[0], {note: 'not sent', bad: true});
-    return;
-  }
-  lane.lit = true;
-  lane.boxes[0].lit = true;
-  lane.passes = end === 'passed';
-  lane.bad = a.wanted === 'past-the-mesh';
-  if (taken) {
-    const port = Number(/:?(\d+)$/.exec(a.to ?? '')?.[1] ?? 0);
-    const proxies = picture.lanes.flatMap(l => l.boxes.filter(b => b.kind === 'proxy'));
-    const to = proxies.find(b => b.port === port) ?? lane.boxes.find(b => b.kind === 'proxy');
-    to.lit = true;
-    to.bad ||= Boolean(a.deaf);
-    lane.redirects = lane.boxes.includes(to);
-    if (port && port !== to.port) to.note = `at port ${port}`;
-  } else if (lane.passes) {
-    lane.boxes.at(-1).lit = true;
-  } else {
-    const met = lane.boxes.filter(b => b.kind === 'hook').at(-1);
-    met.note = {dropped: 'dropped here', rejected: 'rejected here'}[end] ?? 'cannot tell';
-    met.bad ||= end !== 'cannot-tell';
-  }
-}
+/** kinds are the packets of package walk that the picture shows. */
+const kinds = {inbound: 'inbound TCP connections', outbound: 'the app\'s outbound TCP connections', dns: 'the app\'s DNS queries', own: 'the app\'s TCP connections to its own pod',
+  probes: 'the node\'s probes', tunnels: 'inbound tunnels (HBONE)'};
 
-const rowHeight = 22;
-
-/** place gives each box its place: lanes from left to right and back, or on a narrow window from top to bottom. */
-function place(lanes, width, narrow) {
-  let y = 0;
-  for (const lane of lanes) {
-    for (const b of lane.boxes) {
-      b.w = narrow ? width - 46 : {hook: 250, proxy: 122}[b.kind] ?? 104;
-      b.h = b.rows?.length ? 30 + rowHeight * (b.rows.length + Math.sign(b.omitted)) : 50;
+/** endsOf are the different ends of a kind of packets, each with the families of the pod whose packets have it. */
+function endsOf(p, kind) {
+  const all = new Map();
+  const families = (p.picture.ways ?? []).filter(w => w.packets === kinds[kind] && (w.family !== 'IPv6' || p.picture.ipv6));
+  for (const w of families) {
+    for (const e of w.ends) {
+      const key = `${e.verdict} ${e.port} ${e.wanted}`;
+      all.set(key, {...e, families: [...all.get(key)?.families ?? [], w.family]});
     }
-    y += 22; // the lane's name
-    lane.y = y;
-    if (narrow) {
-      for (const b of lane.boxes) {
-        Object.assign(b, {x: 0, y});
-        y += b.h + 24;
+  }
+  return [...all.values()].map(e => ({...e, only: e.families.length < families.length ? ` over ${e.families[0]}` : ''})).sort((a, b) => b.wanted - a.wanted);
+}
+
+/** whoOf is the proxy of the pod's mode. */
+const whoOf = p => p.picture.tunnel ? 'ztunnel' : 'the proxy';
+
+/** proxyOf is the proxy's station at a port, with whether something listens there. */
+function proxyOf(p, port) {
+  const name = p.picture.tunnel ? 'ztunnel' : 'proxy';
+  const bad = (p.problems ?? []).find(x => ['foreign-listener', 'no-listener'].includes(x.state) && x.detail.includes(`:${port},`));
+  const heard = (p.listeners ?? []).some(l => l.address.endsWith(`:${port}`));
+  if (bad) return {label: `${name} :${port}`, note: bad.state === 'no-listener' ? '✗ nothing listens' : '✗ another program listens', tone: 'bad'};
+  return heard ? {label: `${name} :${port}`, note: '✓ listens', tone: 'good'} : {label: `${name} :${port}`, note: '! no listener yet', tone: 'warn'};
+}
+
+/** tcpOf are the ways of a lane's TCP connections: those that packets take, and the one that is missing. */
+function tcpOf(p, kind, port, what) {
+  const broken = p.state === 'pending' ? 'warn' : 'bad';
+  const ends = endsOf(p, kind);
+  const ways = ends.map(e => {
+    const text = `${ends.length > 1 && !e.wanted ? `some ${what}` : what}${e.only}`;
+    switch (e.verdict) {
+      case 'redirected': case 'handed-over': {
+        const proxy = proxyOf(p, e.port || port);
+        const note = {bad: ': refused', warn: ': refused until it listens'}[kind === 'dns' ? '' : proxy.tone];
+        return {text: text + (note ?? ''), tone: !e.wanted || (note && proxy.tone === 'bad') ? 'bad' : proxy.tone, proxy, refused: Boolean(note)};
       }
-      continue;
+      case 'passed': return {text: `${text}: past ${whoOf(p)}`, tone: e.wanted ? 'quiet' : broken};
+      case 'fails': return {text: `${text} fail: a rule drops the answers`, tone: 'bad', stop: 'fail'};
+      case 'dropped': case 'rejected': return {text: `${text}: ${e.verdict} by a rule`, tone: 'bad', stop: e.verdict};
+      default: return {text: `${text}: cannot tell`, tone: 'warn', stop: 'unknown'};
     }
-    const high = Math.max(...lane.boxes.map(b => b.h));
-    const gap = (width - 4 - lane.boxes.reduce((n, b) => n + b.w, 0)) / (lane.boxes.length - 1);
-    let x = 2;
-    for (const b of lane.name === 'inbound' ? lane.boxes : lane.boxes.toReversed()) {
-      Object.assign(b, {x, y: y + (high - b.h) / 2});
-      x += b.w + gap;
-    }
-    y += high + 40; // room for the way past the proxy
-    lane.below = y - 30;
-  }
-  return y;
+  });
+  if (ends.length && !ends.some(e => e.wanted)) ways.unshift({text: `${what} to ${whoOf(p)}`, tone: 'missing', proxy: proxyOf(p, port)});
+  return ways;
 }
 
-/** wires are the ways between the boxes of a lane, and the one past the proxy. */
-function wires(lane, states, narrow) {
-  const all = [];
-  const boxes = lane.boxes;
-  const proxy = boxes.findIndex(b => b.kind === 'proxy');
-  const rulesBad = boxes.some(b => b.kind === 'hook' && b.bad);
-  const back = lane.name === 'outbound' ? -1 : 1;
-  const line = (points, style) => {
-    const [[px, py], [x, y]] = points.slice(-2);
-    const [dx, dy] = [Math.sign(x - px) * 8, Math.sign(y - py) * 8];
-    const tip = [[x, y], [x - dx - dy / 2, y - dy - dx / 2], [x - dx + dy / 2, y - dy + dx / 2]];
-    all.push(draw('path', {class: `wire ${style}`, d: `M${points.map(q => q.join(' ')).join('L')}`}), draw('path', {class: `tip ${style}`, d: `M${tip.map(q => q.join(' ')).join('L')}Z`}));
-  };
-  boxes.slice(1).forEach((to, i) => {
-    const from = boxes[i];
-    const lit = lane.lit && (i + 1 < proxy || (i + 1 === proxy && lane.redirects));
-    const bad = i + 1 < proxy ? false : (i + 1 === proxy && rulesBad) || boxes[proxy].bad;
-    const style = lit ? 'lit' : bad ? 'bad' : '';
-    if (narrow) line([[from.w / 2, from.y + from.h], [to.w / 2, to.y]], style);
-    else line([[back > 0 ? from.x + from.w : from.x, from.y + from.h / 2], [back > 0 ? to.x : to.x + to.w, to.y + to.h / 2]], style);
-  });
-  const [from, to] = [boxes[proxy - 1], boxes.at(-1)];
-  const style = lane.passes ? (lane.bad ? 'lit bad' : 'lit') : states.has('bypassed') || (states.has('foreign-rule') && from.bad) || states.has('ipv6-open') ? 'bad' : '';
-  const note = states.has('ipv6-open') && !states.has('bypassed') ? 'IPv6 passes the proxy' : 'past the proxy';
-  if (narrow) {
-    const x = from.w + 24;
-    line([[from.w, from.y + from.h / 2], [x, from.y + from.h / 2], [x, to.y + to.h / 2], [to.w, to.y + to.h / 2]], style);
-    all.push(draw('text', {class: `note ${style}`, x: x + 14, y: (from.y + to.y) / 2, transform: `rotate(90 ${x + 14} ${(from.y + to.y) / 2})`, 'text-anchor': 'middle'}, note));
-  } else {
-    const [x1, x2, y] = [from.x + from.w / 2, to.x + to.w / 2, lane.below];
-    line([[x1, from.y + from.h], [x1, y], [x2, y], [x2, to.y + to.h]], style);
-    all.push(draw('text', {class: `note ${style}`, x: (x1 + x2) / 2, y: y + 13, 'text-anchor': 'middle'}, note));
-  }
-  return all;
-}
+/** exceptionsOf are the ways of a lane that the pod's own settings open. */
+const exceptionsOf = (p, lane) => (p.exceptions ?? []).filter(x => x.traffic.startsWith(lane) || x.traffic.startsWith('traffic'))
+  .map(x => ({text: `${x.traffic}: ${x.setting.split('/').at(-1)}=${short(x.value, 60)}`, tone: 'warn', exception: true}));
 
 const short = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
 
-/** boxOf draws a station with its chains. */
-function boxOf(b, hops) {
-  const middle = b.x + b.w / 2;
-  const style = ['box-group', b.bad ? 'bad' : '', b.lit ? 'lit' : '', b.met ? 'met' : ''].join(' ').trim();
-  const text = [draw('text', {x: middle, y: b.y + 20, 'text-anchor': 'middle'}, b.label + (b.rows?.length && b.note ? `: ${b.note}` : ''))];
-  if (!b.rows?.length && b.note) text.push(draw('text', {class: 'note', x: middle, y: b.y + 37, 'text-anchor': 'middle'}, b.note));
-  const rows = (b.rows ?? []).map((r, i) => {
-    const y = b.y + 27 + i * rowHeight;
-    const here = hops.filter(h => h.hook === r.hook && h.table === r.table && h.chain === r.chain);
-    const faults = ['missing', 'extra', 'foreign'].filter(op => r[op]).map(op => `${r[op]} ${op}`);
-    if (!r.live) faults.push('no rule leads here');
-    const count = faults.join(', ') || plural(r.rules, 'rule');
-    return draw('g', {class: ['chain', r.bad ? 'bad' : r.foreign ? 'warn' : '', here.some(isLit) ? 'lit' : here.length ? 'met' : ''].join(' ').trim()},
-      draw('title', {}, `${r.table} ${r.chain}: ${plural(r.rules, 'rule')}${faults.length ? `, ${faults.join(', ')}` : ''}`),
-      draw('rect', {class: 'box', x: b.x + 5, y, width: b.w - 10, height: rowHeight - 3, rx: 3}),
-      draw('text', {class: 'small', x: b.x + 10, y: y + 14}, short(`${r.table.replace(/^istio-proxy-/, '')} ${r.chain}`, faults.length ? 22 : 28)),
-      draw('text', {class: 'small', x: b.x + b.w - 10, y: y + 14, 'text-anchor': 'end'}, short(count, 20)));
-  });
-  if (b.omitted > 0) rows.push(draw('text', {class: 'note', x: middle, y: b.y + 42 + b.rows.length * rowHeight, 'text-anchor': 'middle'}, `and ${plural(b.omitted, 'more chain')}`));
-  return draw('g', {class: style, 'data-kind': b.kind}, draw('rect', {class: 'box', x: b.x, y: b.y, width: b.w, height: b.h, rx: 6}), text, rows);
+/** ipv6Of is the way of IPv6 that is not captured. */
+const ipv6Of = p => ({
+  bypassed: [{text: `IPv6: past ${whoOf(p)}`, tone: 'bad'}],
+  rejected: [{text: 'IPv6: rejected, as set', tone: 'quiet', stop: 'rejected'}],
+})[p.picture.ipv6] ?? [];
+
+/** tunnelsOf is the way of the connections of other ztunnels, which no rule redirects. */
+function tunnelsOf(p) {
+  const [end] = endsOf(p, 'tunnels');
+  if (!end) return [];
+  const proxy = proxyOf(p, p.picture.tunnel);
+  const tone = !end.wanted ? 'bad' : proxy.tone !== 'good' && p.state === 'pending' ? 'missing' : proxy.tone;
+  return [{text: `tunnels of other ztunnels (HBONE)${end.wanted ? '' : `: ${end.verdict}`}`, tone, proxy, refused: tone !== 'good'}];
+}
+
+/** lanesOf are both directions, each with its rules and with the ways behind them. */
+function lanesOf(p) {
+  const direct = p.picture.direct ?? [];
+  const past = `past ${whoOf(p)}`;
+  const inbound = [...tcpOf(p, 'inbound', p.ports.inbound, 'TCP connections'),
+    ...tunnelsOf(p), ...endsOf(p, 'probes').slice(0, 1).map(e => e.wanted ? {text: `the kubelet's probes: ${past}`, tone: 'quiet'} : {text: `the kubelet's probes: ${e.verdict}`, tone: 'bad', stop: e.verdict}),
+    ...direct.length ? [{text: `ports ${direct.join(', ')}: the proxy's own, for health and metrics`, tone: 'quiet', proxy: {label: 'proxy', note: 'itself', tone: 'quiet'}, end: true}] : [],
+    ...exceptionsOf(p, 'inbound'), ...ipv6Of(p)];
+  const dns = p.picture.dns ? tcpOf(p, 'dns', p.picture.dns, 'DNS queries') : [{text: `DNS queries (UDP): ${past}, as DNS is not captured`, tone: 'quiet'}];
+  const own = endsOf(p, 'own').map(e => e.verdict === 'passed' && e.wanted ? {text: 'to its own pod, such as 127.0.0.1: not redirected', tone: 'quiet', stop: 'stays in the pod'}
+    : {text: `to its own pod: ${e.verdict}`, tone: 'bad', stop: e.verdict});
+  const collision = (p.problems ?? []).some(x => x.state === 'uid-collision') ? [{text: `a process with the proxy's user: ${past}`, tone: 'bad'}] : [];
+  const outbound = [...tcpOf(p, 'outbound', p.ports.outbound, 'TCP connections'), ...collision, ...dns, ...exceptionsOf(p, 'outbound'), ...own.slice(0, 1),
+    {text: `other UDP: ${past}, as in every pod of the mesh`, tone: 'quiet'}, ...ipv6Of(p)];
+  return [{name: 'inbound', from: 'clients', hooks: ['prerouting', 'input'], ways: inbound, to: 'application'},
+    {name: 'outbound', from: 'application', hooks: ['output', 'postrouting'], ways: outbound, to: 'servers'}];
+}
+
+/** light adds the way of the packet in question to its lane. */
+function light(p, lanes) {
+  const a = p.answer;
+  if (!a || !question || !lanes.length) return;
+  const lane = lanes[new URLSearchParams(question).get('direction') === 'in' ? 0 : 1];
+  const way = {text: `the packet below: ${a.verdict.replace('-', ' ')}`, tone: 'lit'};
+  if (a.verdict === 'redirected' || a.verdict === 'handed-over') {
+    const port = Number(/:?(\d+)$/.exec(a.to ?? '')?.[1] ?? 0);
+    way.proxy = {...proxyOf(p, port), ...a.deaf || a.noListener ? {note: '✗ nothing listens', tone: 'bad'} : {}};
+    way.refused = a.deaf || a.noListener;
+  } else if (a.verdict !== 'passed') {
+    way.stop = a.verdict.replace('-', ' ');
+  }
+  lane.ways = [way, ...lane.ways];
+}
+
+/** hookOf is the station of a lane's rules: it names the chains that are not as wanted only. */
+function hookOf(p, lane, chains) {
+  const rows = lane.hooks.flatMap(name => chains.get(name) ?? []);
+  const rules = rows.reduce((n, r) => n + r.rules, 0);
+  const missing = rows.reduce((n, r) => n + r.missing, 0);
+  const faults = rows.filter(r => r.bad || r.foreign || r.extra);
+  const title = element('strong', {}, lane.hooks[0].toUpperCase());
+  const station = (how, ...lines) => element('div', {class: `station hook ${how}`}, title, lines.flat());
+  if (!rows.length) return station(p.state === 'pending' ? 'warn' : 'bad', element('span', {class: 'note'}, 'no rules'));
+  if (missing && rows.every(r => r.rules === 0)) return station(p.state === 'pending' ? 'warn' : 'bad', element('span', {class: 'note'}, `all ${missing} rules missing`));
+  if (!faults.length) return station('good', element('span', {class: 'note'}, `✓ ${plural(rules, 'rule')}, as wanted`));
+  const words = r => ['missing', 'extra', 'foreign'].filter(op => r[op]).map(op => `${r[op]} ${op}`).join(', ');
+  const changed = faults.filter(words);
+  const cut = faults.filter(r => !r.live).map(r => r.chain); // complete, and no rule leads there
+  return station(faults.some(r => r.bad) ? 'bad' : 'warn',
+    changed.slice(0, 10).map(r => element('span', {class: `chain ${r.bad ? 'bad' : 'warn'}`}, `${r.table.replace(/^istio-proxy-/, '')} ${r.chain}: ${words(r)}`)),
+    changed.length > 10 ? element('span', {class: 'note'}, `and ${plural(changed.length - 10, 'more chain')}`) : '',
+    cut.length ? element('span', {class: 'note', title: cut.slice(0, 10).join(', ')}, `no rule leads to ${plural(cut.length, 'chain')}`) : '');
+}
+
+const says = {good: '✓ ', bad: '✗ ', warn: '! ', missing: 'missing: ', lit: '→ ', quiet: ''};
+
+/** wayOf draws one way from the rules on. What colour and line say is in its words, too. */
+function wayOf(w, to) {
+  const tones = w.tone === 'missing' || w.tone === 'lit' ? w.tone : `real ${w.tone}`;
+  const arrives = !w.stop && !w.end && !w.refused && w.tone !== 'missing';
+  const proxy = w.proxy && [element('span', {class: `station proxy ${w.proxy.tone}`}, element('span', {}, w.proxy.label), element('span', {class: 'note'}, w.proxy.note)),
+    element('span', {class: `wire last ${arrives ? tones : 'none'}`})];
+  return element('li', {class: `way ${w.proxy ? 'talks' : ''}`},
+    element('span', {class: `track ${tones}`}, element('span', {class: `wire ${tones}`}), element('span', {class: 'label'}, says[w.tone] + w.text)), ...proxy ?? [],
+    w.stop ? element('span', {class: `stop ${w.tone}`}, `■ ${w.stop}`) : '', arrives ? element('span', {class: `to ${w.tone}`}, `→ ${to}`) : '');
+}
+
+/** summaryOf is the picture in one sentence, with its tone. */
+function summaryOf(p, lanes) {
+  const of = tone => lanes.flatMap(l => l.ways.filter(w => w.tone === tone && !w.exception).map(w => `${l.name} ${w.text}`));
+  const excluded = lanes.some(l => l.ways.some(w => w.exception)) ? ', except what the pod\'s settings exclude (amber)' : '';
+  const through = lanes.filter(l => l.ways.some(w => w.tone === 'good')).map(l => l.name).join(' and ') || 'no';
+  if (isOutside(p) && !p.picture) return ['', 'The plugin leaves this pod alone: its packets pass no proxy.'];
+  if (!lanes.length) return ['warn', 'Its rules could not be read, so the ways of its packets are not known.'];
+  if (of('bad').length) return ['bad', `Not as wanted: ${of('bad').join('; ')}.`];
+  if (of('warn').length) return ['warn', `Not yet as wanted: ${of('warn').join('; ')}.`];
+  if (tone(p.state) === 'bad') return ['warn', `The rules are not the wanted ones, but ${through} TCP connections go through ${whoOf(p)}${excluded}.`];
+  return [through === 'no' ? 'warn' : 'good', `${through[0].toUpperCase()}${through.slice(1)} TCP connections go through ${whoOf(p)}${excluded}.`];
 }
 
 function showPath(p) {
-  const box = $('path');
-  if (!p.chains) {
-    patch(box, element('p', {}, p.decision && !p.decision.captured ? 'The plugin does not redirect this pod: its traffic passes no proxy.' : 'The rules are not known.'));
-    say('legend');
-    return;
-  }
-  const picture = boxesOf(p);
-  light(p, picture);
-  const narrow = box.clientWidth < 700;
-  const width = narrow ? Math.max(280, box.clientWidth) : Math.max(880, box.clientWidth);
-  const height = place(picture.lanes, width, narrow);
-  const hops = hopsOf(p);
-  const wrong = picture.lanes.flatMap(l => l.boxes).filter(b => b.bad).map(b => b.label);
-  patch(box, draw('svg', {viewBox: `0 0 ${width} ${height}`, width, height, role: 'img', 'aria-labelledby': 'path-title',
-    'aria-description': picture.lanes.map(l => `${l.name}: ${l.boxes.map(b => b.label).join(', ')}`).join('; ') + (wrong.length ? `; wrong at ${wrong.join(', ')}` : '')},
-  picture.lanes.map(lane => draw('g', {class: 'lane', 'data-lane': lane.name},
-    draw('text', {class: 'note', x: 2, y: lane.y - 7}, lane.name), wires(lane, picture.states, narrow), lane.boxes.map(b => boxOf(b, hops))))));
-  say('legend', wrong.length ? 'Red is wrong. ' : '', hops.length ? 'Blue is the way of the packet below; a filled chain has a rule that matched.' : '');
+  const all = [{text: 'all packets', tone: 'quiet'}];
+  const alone = [{name: 'inbound', from: 'clients', ways: all, to: 'application'}, {name: 'outbound', from: 'application', ways: all, to: 'servers'}];
+  const lanes = p.picture?.ways ? lanesOf(p) : isOutside(p) ? alone : [];
+  const [how, words] = summaryOf(p, lanes);
+  light(p, lanes);
+  const chains = chainsOf(p);
+  const end = text => element('div', {class: 'station end'}, element('span', {}, text));
+  $('summary').className = how;
+  patch($('summary'), how ? `${sign(how)} ${words}` : words);
+  patch($('path'), lanes.flatMap(l => [element('h3', {class: 'quiet'}, l.name), element('div', {class: 'lane', role: 'group', 'aria-label': `${l.name}: from ${l.from} to ${l.to}`, 'data-lane': l.name},
+    end(l.from), ...l.hooks ? [element('span', {class: 'wire first real quiet'}), hookOf(p, l, chains)] : [], element('ul', {class: 'ways'}, l.ways.map(w => wayOf(w, l.to))), end(l.to))]));
+  say('legend', lanes.some(l => l.ways.some(w => w.tone === 'missing')) ? 'Solid: a way that packets take. Thin grey dashes: a way that is missing.' : '');
+}
+
+/** chainBox is a chain with its rules. */
+function chainBox(c, matched) {
+  const faults = c.rules.filter(r => r.op).length;
+  const all = c.rules.length + (c.omitted ?? 0);
+  const only = ['missing', 'foreign', 'extra'].find(op => c.rules.every(r => r.op === op));
+  const words = only ? `, ${all > 1 ? `all ${all} ` : ''}${only}` : `, ${faults} not as wanted`;
+  const rule = (r, i) => element('li', {class: r.op !== 'missing' && isFamily(c) && matched.has(`${c.table} ${c.chain} ${i + 1}`) ? 'lit' : ''},
+    element('span', {class: `rule ${r.op ? 'bad' : ''}`}, r.rule), r.op ? [' ', element('span', {class: 'op bad'}, r.op)] : [], r.why ? element('span', {class: 'quiet'}, ` ${r.why}`) : '');
+  return element('details', {'data-key': `${c.family} ${c.table} ${c.chain}`, open: all <= 80 ? 'open' : ''},
+    element('summary', {}, `${c.family} table ${c.table}, chain ${c.chain}${c.hook ? `, hook ${c.hook}` : ''}: ${plural(all, 'rule')}`, faults ? element('span', {class: 'bad'}, words) : ''),
+    element('ol', {}, c.rules.map(rule)), c.omitted ? element('p', {}, `and ${plural(c.omitted, 'more rule')}`) : '');
 }
 
 function showRules(p) {
-  const all = p.chains ?? [];
-  const rules = all.reduce((n, c) => n + c.rules.length, 0);
+  const all = (p.chains ?? []).slice(0, maxChains);
   const matched = new Set(hopsOf(p).filter(isLit).map(h => `${h.table} ${h.chain} ${h.number}`));
-  const rule = (c, r, i) => {
-    const lit = r.op !== 'missing' && isFamily(c) && matched.has(`${c.table} ${c.chain} ${i + 1}`);
-    return element('li', {class: lit ? 'lit' : ''}, element('span', {class: `rule ${r.op ? 'bad' : ''}`}, r.rule), r.op ? ' ' : '', r.op ? element('span', {class: 'op bad'}, r.op) : '',
-      r.why ? element('span', {class: 'why'}, ` ${r.why}`) : '');
-  };
-  patch($('rules'), all.slice(0, maxChains).map(c => {
-    const faults = c.rules.filter(r => r.op).length;
-    return element('details', {...(faults || rules <= 80 ? {open: 'open'} : {})},
-      element('summary', {}, `${c.family} table ${c.table}, chain ${c.chain}${c.hook ? `, hook ${c.hook}` : ''} — ${plural(c.rules.length + (c.omitted ?? 0), 'rule')}`,
-        faults ? element('span', {class: 'bad'}, `, ${faults} not as wanted`) : ''),
-      element('ol', {}, c.rules.map((r, i) => rule(c, r, i))),
-      c.omitted ? element('p', {}, `and ${plural(c.omitted, 'more rule')}`) : '');
-  }), all.length > maxChains ? element('p', {}, `and ${plural(all.length - maxChains, 'more chain')}`) : '',
-  all.length ? '' : element('p', {}, 'None is known.'), (p.unread ?? []).slice(0, maxChains).map(u => element('p', {class: 'warn'}, `not read: ${u}`)));
+  const size = some => some.reduce((n, c) => n + c.rules.length + (c.omitted ?? 0), 0);
+  const bad = all.filter(c => c.rules.some(r => r.op));
+  const fine = all.filter(c => !bad.includes(c));
+  const boxes = some => some.map(c => chainBox(c, matched));
+  const fold = (id, how, text, some) => some.length ? element('details', {'data-key': id}, element('summary', {class: how}, text), boxes(some)) : '';
+  const gone = bad.every(c => c.rules.every(r => r.op === 'missing')) && !fine.length;
+  patch($('rules'), gone ? fold('missing', 'bad', `✗ all ${size(bad)} rules are missing`, bad) : boxes(bad),
+    fold('wanted', 'good', `✓ ${plural(size(fine), 'rule')} in ${plural(fine.length, 'chain')}${fine.length === 1 ? ' is' : ' are'} as wanted`, fine),
+    (p.chains ?? []).length > maxChains ? element('p', {}, `and ${plural(p.chains.length - maxChains, 'more chain')}`) : '',
+    (p.unread ?? []).slice(0, maxChains).map(u => element('p', {class: 'warn'}, `! not read: ${u}`)));
   const sockets = p.listeners ?? [];
-  patch($('listeners'), sockets.length ? element('ul', {}, sockets.slice(0, maxChains).map(l => element('li', {}, element('code', {}, l.address), ` of user ${l.uid}`))) : element('p', {}, 'None is known.'),
+  $('sockets').hidden = !sockets.length;
+  patch($('sockets-title'), `${plural(sockets.length, 'listening socket')}`);
+  patch($('listeners'), element('ul', {}, sockets.slice(0, maxChains).map(l => element('li', {}, element('code', {}, l.address), ` of user ${l.uid}`))),
     sockets.length > maxChains ? element('p', {}, `and ${sockets.length - maxChains} more`) : '');
+  $('redirected').hidden = !all.length && !p.unread?.length; // a packet's way would not be known, either
 }
 
 function showAnswer(p) {
   const a = p.answer;
   const hops = hopsOf(p);
-  $('verdict').className = {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
+  const how = a?.settings?.length ? 'warn' : {'as-wanted': 'good', 'past-the-mesh': 'bad'}[a?.wanted] ?? 'warn';
+  $('verdict').className = how;
   if (!question) {
     $('verdict').className = 'bad';
     patch($('verdict'), refused);
@@ -413,15 +544,15 @@ function showAnswer(p) {
     return;
   }
   patch($('packet'), a?.packet ? `The packet is ${a.packet}.` : '');
-  patch($('verdict'), a?.sentence ? `The packet ${a.sentence}.` : `Cannot tell: ${p.inspectionError || 'the pod is not redirected by the plugin, and has no rules to follow'}.`);
+  patch($('verdict'), a?.sentence ? `${sign(how)} The packet ${a.sentence}.` : `Cannot tell: ${p.inspectionError || 'the pod is not redirected by the plugin, and has no rules to follow'}.`);
   const item = h => element('li', {class: isLit(h) ? 'lit' : ''}, `${h.hook.toUpperCase()} ${h.table}/${h.chain}${h.number ? ` rule ${h.number}` : ''}: `,
-    element('span', {class: 'rule'}, h.rule), ` — ${h.answer}`, h.why ? element('span', {class: 'why'}, `, ${h.why}`) : '');
+    element('span', {class: 'rule'}, h.rule), ` — ${h.answer}`, h.why ? element('span', {class: 'quiet'}, `, ${h.why}`) : '');
   const met = hops.filter(h => h.answer !== 'not-matched');
   const rest = hops.length - met.length + (a?.omitted ?? 0);
   patch($('hops'), element('ol', {'aria-label': 'rules that match'}, met.map(item)), rest ? element('details', {}, element('summary', {}, `all rules that it meets (${plural(rest, 'rule')} did not match)`), element('ol', {}, hops.map(item))) : '');
   if (asked !== question) {
     asked = question;
-    for (const lit of document.querySelectorAll('#rules li.lit')) lit.closest('details').open = true;
+    for (const fold of document.querySelectorAll('#rules details:has(li.lit)')) fold.open = true;
   }
 }
 
@@ -431,8 +562,8 @@ function showPod(p) {
   $('pod-found').hidden = false;
   showState(p);
   showPath(p);
-  showAnswer(p);
   showRules(p);
+  showAnswer(p);
 }
 
 /** podFailed shows why there is no answer about the pod. A question that is not understood leaves the rest as it is. */
@@ -443,7 +574,7 @@ function podFailed(error) {
     showPod({...pod, answer: undefined});
     return;
   }
-  say('pod-failure', element('p', {}, explain(error)));
+  say('pod-failure', ...explain(error));
   $('pod-found').hidden = !pod || error.status === 404;
 }
 
@@ -460,18 +591,19 @@ function showDecisions(latest, key) {
   const bar = seconds => {
     let x = 0;
     const parts = phases.filter(name => seconds[name]).map(name => {
-      const width = Math.max(1, 140 * seconds[name] / longest);
+      const width = Math.max(1, 104 * seconds[name] / longest);
       return draw('rect', {class: name, x: (x += width) - width, y: 0, width, height: 12});
     });
     const label = phases.filter(name => seconds[name]).map(name => `${name} ${ms(seconds[name])}`).join(', ');
-    return draw('svg', {viewBox: '0 0 146 12', width: 146, height: 12, role: 'img', 'aria-label': label}, draw('title', {}, label), parts);
+    return draw('svg', {viewBox: '0 0 110 12', role: 'img', 'aria-label': label}, draw('title', {}, label), parts);
   };
-  patch($('decisions'), all.map(d => element('tr', {},
-    element('td', {class: 'line'}, time(d.time)), element('td', {}, link(d)),
-    element('td', {class: d.error ? 'bad' : d.captured ? 'good' : ''}, d.error ? 'failed' : d.captured ? 'captured' : 'not captured', d.reason && d.reason !== 'captured' ? `, ${d.reason}` : '',
+  const cell = (how, ...children) => element('td', {role: 'cell', class: how}, ...children);
+  patch($('decisions'), all.map(d => element('tr', {role: 'row'}, cell('line quiet', time(d.time), ' ago'), cell('name', link(d)),
+    cell('line', element('span', {class: d.error ? 'bad' : d.captured ? 'good' : 'quiet'}, d.error ? '✗ failed' : d.captured ? '✓ captured' : '– not captured'), d.reason && d.reason !== 'captured' ? `, ${d.reason}` : '',
       element('span', {class: 'quiet'}, d.source ? ` (${d.command ? `${d.command}, ` : ''}by ${d.source})` : '')),
-    element('td', {class: 'line'}, d.seconds?.total ? bar(d.seconds) : '', d.seconds?.total ? ms(d.seconds.total) : '-'),
-    element('td', {class: d.error ? 'bad' : ''}, d.error || d.detail || ''))));
+    cell('line', d.seconds?.total ? [bar(d.seconds), ms(d.seconds.total)] : ''), cell(d.error ? 'bad' : '', d.error || d.detail || ''))));
+  const failed = all.filter(d => d.error).length;
+  patch($('calls-title'), `Calls of the plugin: ${all.length}`, failed ? element('span', {class: 'bad'}, `, ${failed} failed`) : '');
   $('no-decisions').hidden = all.length > 0;
   $('older').hidden = !key.none || !((all.at(-1)?.number ?? 1) > 1) || (older.end ?? false);
   $('older').dataset.before = all.at(-1)?.number ?? '';
@@ -485,7 +617,7 @@ async function showOlder() {
     older.end = more.length < decisionsSize;
     $('older').hidden = older.end;
   } catch (error) {
-    say('decisions-failure', explain(error));
+    say('decisions-failure', ...explain(error));
   }
   refresh();
 }
@@ -496,9 +628,23 @@ let timer;
 let turn = 0;
 let answered = new Date();
 
+/** showReady folds what is ready; what is not comes first on the page. */
 function showReady(r) {
-  patch($('ready'), (r.parts ?? []).map(p => element('li', {class: p.ready ? 'good' : 'bad', title: p.since}, `${p.name}: ${p.ready ? 'ready' : p.reason}`)),
-    r.parts?.length ? '' : element('li', {class: 'good'}, 'ready'));
+  const parts = r.parts ?? [];
+  const lacking = parts.filter(p => !p.ready);
+  $('ready-state').className = lacking.length ? 'bad' : 'good';
+  patch($('ready-state'), lacking.length ? `✗ agent not ready: ${lacking.map(p => p.name).join(', ')}` : '✓ agent ready');
+  patch($('parts'), parts.map(p => element('li', {class: p.ready ? 'good' : 'bad', title: p.since}, `${p.name}: ${p.ready ? 'ready' : p.reason}`)));
+  say('unready', ...lacking.length ? [element('p', {}, element('strong', {}, 'The agent is not ready: '), 'until it is, new pods of this node may not start, and pods may not be redirected.'),
+    element('ul', {}, lacking.map(p => element('li', {}, `${p.name}: ${p.reason}`))), command('kubectl istio-cni doctor')] : []);
+}
+
+/** showAgent says who answers, what the audit does, and when. */
+function showAgent() {
+  const modes = {report: 'reports only (audit.mode=report)', repair: 'restores lost rules (audit.mode=repair)'};
+  patch($('agent'), `node ${agent.node || 'without a name'}`);
+  patch($('version'), `version ${agent.version}`);
+  patch($('audit'), `Audit: ${agent.audit === 'off' ? 'off' : `${modes[agent.audit]}, each pod at least every ${span(agent.interval)}`} · as of ${answered.toLocaleTimeString()}`);
 }
 
 /** showAlive says whether there was any answer. */
@@ -506,8 +652,8 @@ function showAlive(results) {
   const alive = results.some(r => r.status === 'fulfilled' || r.reason.status > 0);
   if (alive) answered = new Date();
   document.body.classList.toggle('stale', !alive);
-  say('failure', alive ? '' : `The agent has not answered since ${answered.toLocaleTimeString()}: what is shown is of then. See whether its pod is running, and whether `
-    + `"kubectl istio-cni dashboard" or "kubectl port-forward" has ended. It is tried again every ${pause / 1000} seconds.`);
+  say('failure', ...alive ? [] : [element('p', {}, `The agent has not answered since ${answered.toLocaleTimeString()}: what is shown is of then. See whether "kubectl istio-cni dashboard" or `
+    + `"kubectl port-forward" has ended, and whether its pod is running. It is tried again every ${pause / 1000} seconds.`), command('kubectl get pods -A -l k8s-app=istio-cni-node -o wide')]);
   return alive;
 }
 
@@ -523,19 +669,32 @@ async function refresh() {
   if (mine !== turn) return; // a later one has begun
   if (!document.hidden) timer = setTimeout(refresh, pause);
   if (!showAlive(results)) return;
-  const [agent, ready, shown, decisions] = results;
-  if (agent.value) patch($('agent'), `on node ${agent.value.node || 'without a name'}, version ${agent.value.version}`);
+  const [self, ready, shown, decisions] = results;
+  if (self.value) agent = self.value;
+  showAgent();
   if (ready.value) showReady(ready.value);
-  if (key.none && shown.value) pods = shown.value ?? [];
   if (key.none) {
-    say('pods-failure', shown.reason ? explain(shown.reason) : '');
+    if (!shown.reason) pods = shown.value ?? [];
+    say('pods-failure', ...shown.reason ? explain(shown.reason) : []);
     showPods();
+    showHeadline(shown.reason);
   } else if (key.valid) {
     if (shown.reason) podFailed(shown.reason);
     else showPod(shown.value);
   }
-  say('decisions-failure', decisions.reason ? explain(decisions.reason) : '');
+  say('decisions-failure', ...decisions.reason ? explain(decisions.reason) : []);
   if (decisions.value) showDecisions(decisions.value, key);
+}
+
+/** copy copies a command, or selects it where the browser forbids to copy. */
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = 'Copied';
+  } catch {
+    getSelection().selectAllChildren(button.previousSibling);
+    button.textContent = 'Selected';
+  }
 }
 
 /** navigate shows what the address names. */
@@ -545,28 +704,24 @@ function navigate() {
   question = asked = refused = '';
   older = [];
   $('walk').reset();
-  for (const id of ['state', 'path', 'rules', 'listeners', 'hops', 'verdict', 'packet', 'decisions']) patch($(id));
-  $('node').hidden = !key.none;
+  for (const id of ['state', 'summary', 'path', 'rules', 'listeners', 'hops', 'verdict', 'packet', 'decisions']) patch($(id));
+  $('node').hidden = $('headline').hidden = !key.none;
   $('pod').hidden = key.none;
   $('pod-found').hidden = true;
   patch($('pod-title'), key.valid ? `${key.namespace}/${key.name}` : 'No pod');
   document.title = key.none ? 'istio-cni' : `${$('pod-title').textContent} · istio-cni`;
-  say('pod-failure', key.valid || key.none ? '' : `The address names no pod: want #NAMESPACE/NAME, got ${location.hash}`);
+  say('pod-failure', ...key.valid || key.none ? [] : [element('p', {}, `The address names no pod: want #NAMESPACE/NAME, got ${location.hash}`)]);
   if (!key.none) $('pod-title').focus();
   return refresh();
 }
 
-$('search').addEventListener('input', () => { first = 0; showPods(); });
+$('search').addEventListener('input', showPods);
 $('states').addEventListener('click', event => {
   const button = event.target.closest('button');
   if (!button) return;
   state = button.dataset.state === state ? 'all' : button.dataset.state;
-  first = 0;
   showPods();
 });
-for (const [id, step] of [['previous', -pageSize], ['next', pageSize]]) {
-  $(id).addEventListener('click', () => { first += step; showPods(); });
-}
 $('walk').addEventListener('submit', event => {
   event.preventDefault();
   const data = new FormData($('walk'));
@@ -584,6 +739,9 @@ $('walk').addEventListener('reset', () => { question = asked = refused = ''; if 
 $('older').addEventListener('click', showOlder);
 $('skip').addEventListener('click', event => { event.preventDefault(); $('main').focus(); });
 window.addEventListener('hashchange', navigate);
-window.addEventListener('resize', () => { if (pod) showPath(pod); });
+document.addEventListener('click', event => {
+  const button = event.target.closest('[data-copy]');
+  if (button) copy(button);
+});
 document.addEventListener('visibilitychange', () => { if (!document.hidden) refresh(); });
 navigate();

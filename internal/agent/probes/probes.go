@@ -73,13 +73,8 @@ type pod struct {
 	uid       string
 	addresses []netip.Addr
 	since     uint64 // the Put that gave it these addresses
-	notified  state  // when Changed was called last
-}
-
-// state is the State of a pod, with the text of the error.
-type state struct {
-	in  bool
-	err string
+	in        bool   // the last attempt's State
+	err       error
 }
 
 // New returns a Keeper without pods.
@@ -133,33 +128,35 @@ func (k *Keeper) poke() {
 	}
 }
 
-// State reports whether the set has all addresses of a pod that it can have, as of the last success, and why later attempts failed.
-// It is false for a pod without addresses, and for one whose address another pod got later, which err then says.
+// State reports whether the set has all addresses of a pod that it can have, and why not, as of the last attempt: Changed follows each
+// change of it. It is false for a pod without addresses, and for one whose address another pod got later, which err then says.
 func (k *Keeper) State(uid string) (in bool, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p := k.pods[uid]
-	if p == nil || len(p.addresses) == 0 {
-		return false, nil
+	if p := k.pods[uid]; p != nil {
+		return p.in, p.err
 	}
-	return k.state(p, k.entries())
+	return false, nil
 }
 
 func (k *Keeper) state(p *pod, entries map[netip.Addr]string) (in bool, err error) {
+	if len(p.addresses) == 0 {
+		return false, nil
+	}
 	for _, a := range p.addresses {
 		if of := entries[a]; of != p.uid {
 			return false, fmt.Errorf("address %s is pod %s's, which got it later", a, of)
 		}
 	}
-	return len(p.addresses) > 0 && p.since <= k.applied, k.err
+	return p.since <= k.applied, k.err
 }
 
-// entries returns the pod of each address, or of the given ones: the one that got it last.
-func (k *Keeper) entries(only ...netip.Addr) map[netip.Addr]string {
+// entries returns the pod of each address: the one that got it last.
+func (k *Keeper) entries() map[netip.Addr]string {
 	entries, since := map[netip.Addr]string{}, map[netip.Addr]uint64{}
 	for uid, p := range k.pods {
 		for _, a := range p.addresses {
-			if p.since > since[a] && (len(only) == 0 || slices.Contains(only, a)) {
+			if p.since > since[a] {
 				entries[a], since[a] = uid, p.since
 			}
 		}
@@ -263,7 +260,7 @@ func (k *Keeper) want() (w probeset.Want, calls uint64, complete bool) {
 	}, k.calls, complete
 }
 
-// settle records the result of an attempt, and calls Changed for each pod whose State has changed since the last call.
+// settle records the result of an attempt, and calls Changed for each pod whose State it has changed.
 func (k *Keeper) settle(calls uint64, err error) {
 	var changed []string
 	k.mu.Lock()
@@ -273,14 +270,10 @@ func (k *Keeper) settle(calls uint64, err error) {
 	entries := k.entries()
 	for uid, p := range k.pods {
 		in, err := k.state(p, entries)
-		now := state{in: in}
-		if err != nil {
-			now.err = err.Error()
-		}
-		if now != p.notified {
-			p.notified = now
+		if in != p.in || fmt.Sprint(err) != fmt.Sprint(p.err) {
 			changed = append(changed, uid)
 		}
+		p.in, p.err = in, err
 	}
 	k.mu.Unlock()
 	if k.Changed != nil {

@@ -129,6 +129,24 @@ func TestKeeper_PutAndRemove(t *testing.T) {
 	check.Equal(t, in || err != nil, false, "State of a removed pod")
 }
 
+// TestState_BetweenAttempts: whoever asks between two attempts learns of what differs afterwards.
+func TestState_BetweenAttempts(t *testing.T) {
+	t.Parallel()
+	f := fixed(t, netnstest.New(t), nil)
+	w := worker{Keeper: f.Keeper}
+	defer w.close()
+	f.put("a", "10.0.0.2")
+	check.OK(t, w.apply(t.Context()))
+	f.put("b", "10.0.0.2")
+	seen, _ := f.State("a")
+	calls := f.calls("a")
+	f.Remove("b")
+	check.OK(t, w.apply(t.Context()))
+	if now, err := f.State("a"); !now || err != nil || now != seen && f.calls("a") == calls {
+		t.Errorf("State was %v and is %v, %v, after %d calls of Changed", seen, now, err, f.calls("a")-calls)
+	}
+}
+
 // TestKeeper_AddressReuse: a new pod has the address of one whose end is not known yet (defect 7.7).
 func TestKeeper_AddressReuse(t *testing.T) {
 	t.Parallel()

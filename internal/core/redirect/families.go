@@ -19,6 +19,11 @@ const (
 	Bypassed
 )
 
+// String returns one word.
+func (t Treatment) String() string {
+	return [...]string{"unused", "captured", "rejected", "bypassed"}[t]
+}
+
 // Families is the treatment of each family of a pod. IPv4 is always captured, with or without addresses, as the
 // reference does.
 type Families struct {

@@ -127,8 +127,8 @@ func ambientLimits(_ context.Context, v *view) output.Check {
 	return ok("the agent may open %d files; tcp_early_demux is not off, as far as it is seen", limit.Max)
 }
 
-// ambientPolicies says what is not checked: neither the agent nor this command may read policies.
+// ambientPolicies says what is not checked: the agent has no right to read it.
 func ambientPolicies(context.Context, *view) output.Check {
 	return warn("kubectl get networkpolicies -A: policies for these pods have to let in TCP port 15008 from all pods of the mesh, and 169.254.7.127 for probes; "+
-		"policies by port of the app do not apply inside the tunnel", "network policies are not checked: the agent has no right to read them")
+		"policies by port of the app do not apply inside the tunnel", "the agent may not read network policies, and istiod's settings and versions, which kubectl istio-cni doctor --for ambient checks")
 }

@@ -248,19 +248,29 @@ func (e *exitError) Error() string {
 
 // kubectl runs kubectl with the user's flags, for at most f.timeout, and returns at most most bytes of its standard output.
 func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, error) {
-	late := fmt.Errorf("no answer within %s", f.timeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, f.timeout, late)
+	ctx, cancel := f.limit(ctx)
 	defer cancel()
 	out := &limited{most: most}
 	_, err := f.start(ctx, out, args...)
+	late, is := errors.AsType[*lateError](context.Cause(ctx))
 	switch {
 	case out.full:
 		err = fmt.Errorf("more than %d MiB of output", most>>20)
-	case errors.Is(context.Cause(ctx), late):
+	case is:
 		err = late
 	}
 	return out.text, err
 }
+
+// limit bounds a context by f.timeout.
+func (f *fleet) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, f.timeout, &lateError{f.timeout})
+}
+
+// lateError is the error of kubectl when f.timeout has passed.
+type lateError struct{ after time.Duration }
+
+func (e *lateError) Error() string { return fmt.Sprintf("no answer within %s", e.after) }
 
 // start runs kubectl until it or the context ends, and returns the beginning of its error output, without the line that repeats
 // the exit code of a command in a container. The error is an exitError if kubectl was started.

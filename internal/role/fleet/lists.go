@@ -25,11 +25,11 @@ type row[T any] struct {
 	text  json.RawMessage
 }
 
-// MarshalJSON returns all fields of the answer, including a newer agent's.
+// MarshalJSON returns all fields of the answer, including a newer agent's. A row about the cluster has no node.
 func (r row[T]) MarshalJSON() ([]byte, error) {
 	fields := map[string]json.RawMessage{}
 	err := json.Unmarshal(r.text, &fields)
-	if err == nil {
+	if err == nil && r.node != "" {
 		fields["node"], err = json.Marshal(r.node)
 	}
 	if err != nil {
@@ -131,6 +131,8 @@ type listing[T any] struct {
 	bad     func(T) bool
 	badCode int
 	table   func(rows []row[T]) error
+	// more, if set, adds rows about the cluster.
+	more func(nodes []node, rows []row[T]) []row[T]
 	// empty is the message without rows, nothing the message if no node has what the value of the flags names.
 	empty, nothing string
 	flags          [2]string
@@ -147,6 +149,9 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 	nodes, err := f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
 	if err != nil {
 		return 0, err
+	}
+	if l.more != nil {
+		all.rows = l.more(nodes, all.rows)
 	}
 	slices.SortStableFunc(all.rows, l.compare)
 	none := all.asked > 0 && all.nothing == all.asked
@@ -271,6 +276,12 @@ func (f *fleet) doctor(ctx context.Context, args []string) (int, error) {
 		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,
 		table: f.checks,
+		more: func(nodes []node, rows []row[output.Check]) []row[output.Check] {
+			if slices.ContainsFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == "ambient" }) {
+				rows = f.withCluster(ctx, nodes, rows)
+			}
+			return rows
+		},
 	})
 }
 
@@ -288,7 +299,7 @@ func (f *fleet) checks(rows []row[output.Check]) error {
 		where := fmt.Sprintf("%d nodes", len(nodes[c]))
 		const most = 3
 		if len(nodes[c]) <= most {
-			where = strings.Join(nodes[c], ", ")
+			where = cmp.Or(strings.Join(nodes[c], ", "), "the cluster")
 		}
 		all[i] = output.Check{
 			Name: printable.Text(c.Name, maxShown), Result: c.Result,

@@ -3,6 +3,7 @@ package walk
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -71,16 +72,11 @@ func (n Namespace) Deviations() (all []Deviation) {
 	if n.Wanted == nil || cmp.Or(n.Loopback, "lo") != "lo" { // package route reports this: all other deviations follow from it
 		return nil
 	}
-	links := n.links()
-	sets := n.Wanted.Sets()
-	rules := rulesOf(sets)
-	for _, f := range n.Wanted.captured() {
-		for _, name := range n.Unread[f] {
-			all = append(all, Deviation{Family: f, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
+	for k := range n.comparisons() {
+		for _, name := range n.Unread[k.family] {
+			all = append(all, Deviation{Family: k.family, Packets: "packets pass " + name + ", which cannot be read here", Foreign: true})
 		}
-		k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
-		k.sources = k.live.sources()
-		for _, c := range k.canaries(links, n.Own) {
+		for _, c := range k.list {
 			for _, d := range k.deviations(c, n.Live) {
 				if !slices.ContainsFunc(all, func(o Deviation) bool { return o.Rule != nil && d.Rule != nil && o.Rule.at() == d.Rule.at() }) {
 					all = append(all, d)
@@ -91,6 +87,22 @@ func (n Namespace) Deviations() (all []Deviation) {
 	return all
 }
 
+// comparisons yields one comparison for each family that the mesh captures.
+func (n Namespace) comparisons() iter.Seq[comparison] {
+	return func(yield func(comparison) bool) {
+		links, sets := n.links(), n.Wanted.Sets()
+		rules := rulesOf(sets)
+		for _, f := range n.Wanted.captured() {
+			k := comparison{live: n.course(f, rules), wanted: n.Wanted.course(f, sets, rules), Wanted: *n.Wanted, family: f}
+			k.sources = k.live.sources()
+			k.list = k.canaries(links, n.Own)
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
 // comparison compares the paths of canaries of a family.
 type comparison struct {
 	Wanted
@@ -99,6 +111,8 @@ type comparison struct {
 	live, wanted *course
 	// sources are the networks that foreign nat rules match as a source.
 	sources []netip.Prefix
+	// list has the canaries.
+	list []canary
 }
 
 // maxLinks bounds the interfaces that canaries leave and arrive by, and the interfaces that rules name.
@@ -188,14 +202,9 @@ func (k comparison) deviations(c canary, live []ruleset.Set) (all []Deviation) {
 // compare returns the ends of a canary that differ from the wanted end. A drop behind the translation of the destination is a
 // deviation only if no packet arrives.
 func (k comparison) compare(c canary, got, want outcome) (all []Deviation) {
-	wanted := func(r reading) bool { return r.verdict == want.Verdict && r.to == want.To }
-	arrives := slices.ContainsFunc(got.ended, wanted)
+	arrives := slices.ContainsFunc(got.ended, want.is)
 	for _, r := range got.ended {
-		dropped := r.verdict == Dropped || r.verdict == Rejected
-		switch {
-		case wanted(r), dropped && r.late && arrives, c.wholly && arrives:
-			continue
-		case c.ownPod && arrives && !k.leaves(r):
+		if want.is(r) || k.accepts(c, r, arrives) {
 			continue
 		}
 		hop := r.decided
@@ -212,6 +221,15 @@ func (k comparison) compare(c canary, got, want outcome) (all []Deviation) {
 		all = append(all, d)
 	}
 	return all
+}
+
+// is reports whether a reading has this end.
+func (o outcome) is(r reading) bool { return r.verdict == o.Verdict && r.to == o.To }
+
+// accepts reports whether an end that is not wanted is no deviation. arrives is set if some packets have the wanted end.
+func (k comparison) accepts(c canary, r reading, arrives bool) bool {
+	dropped := r.verdict == Dropped || r.verdict == Rejected
+	return arrives && (dropped && r.late || c.wholly || c.ownPod && !k.leaves(r))
 }
 
 // leaves reports whether a packet to the pod itself goes to a host outside the nested networks.

@@ -14,6 +14,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,9 @@ const headers = unix.NLMSG_HDRLEN + 4
 
 // receiveBuffer has room for any datagram of the kernel: dumps come in pieces of at most 32 kB.
 const receiveBuffer = 1 << 16
+
+// buffers keeps the receive buffers of closed sockets: the audit opens several sockets for each pod.
+var buffers = sync.Pool{New: func() any { return new([receiveBuffer]byte) }} //nolint:gochecknoglobals // a cache
 
 // defaultSendBuffer is the number of bytes that fit into a socket's send buffer of the default size.
 const defaultSendBuffer = 1 << 16
@@ -54,7 +58,7 @@ type Conn struct {
 
 	fd       int
 	sequence uint32
-	buffer   []byte
+	buffer   *[receiveBuffer]byte
 	// interrupted is set if the kernel's objects changed during a dump.
 	interrupted bool
 	// Sent, if set, is called with the bytes of every request before the send. Tests count messages with it.
@@ -78,7 +82,7 @@ func open(protocol int) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{fd: fd, buffer: make([]byte, receiveBuffer)}
+	c := &Conn{fd: fd, buffer: buffers.Get().(*[receiveBuffer]byte)} //nolint:forcetypeassert // it holds nothing else
 	if err := c.configure(); err != nil {
 		return nil, errors.Join(fmt.Errorf("setting up the socket: %w", err), c.Close())
 	}
@@ -95,8 +99,12 @@ func (c *Conn) configure() error {
 	return unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: receiveTimeout})
 }
 
-// Close closes the socket.
-func (c *Conn) Close() error { return unix.Close(c.fd) }
+// Close closes the socket. Messages are not valid after it.
+func (c *Conn) Close() error {
+	buffers.Put(c.buffer)
+	c.buffer = nil
+	return unix.Close(c.fd)
+}
 
 // Message is a received message without its headers.
 type Message struct {

@@ -42,7 +42,7 @@ func (c *Conn) receive(each func(raw) error) (bool, error) {
 
 func (c *Conn) datagram(flags int) ([]byte, error) {
 	for {
-		n, _, got, from, err := unix.Recvmsg(c.fd, c.buffer, nil, flags)
+		n, _, got, from, err := unix.Recvmsg(c.fd, c.buffer[:], nil, flags)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue

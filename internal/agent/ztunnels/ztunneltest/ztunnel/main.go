@@ -3,7 +3,7 @@
 // It promises to forward HTTP/1.1 as ztunnel forwards TCP: each connection to its original destination by one connection, which begins
 // in the pod's namespace with ztunnel's mark and, to the application, comes from the client's address. It adds itself with the pod's
 // name to the header Via of each response; if the destination does not answer, the status is 502. It has no tunnels. SIGTERM ends it,
-// with status 1 if the agent has broken the protocol.
+// with status 1 if the agent has broken the protocol. It prints the requests, and "stopped" with the name of a pod that it serves no longer.
 //
 // Start reading at main.
 package main
@@ -40,7 +40,15 @@ func main() {
 				names.Store(r.UID, r.Workload.Name)
 			}
 			fmt.Println(r, r.Workload.Name)
+			before := z.Pods()
 			z.Serve(r)
+			after := z.Pods()
+			for uid := range before {
+				if _, served := after[uid]; !served {
+					name, _ := names.Load(uid)
+					fmt.Println("stopped", name)
+				}
+			}
 		},
 		Handle: func(uid string, port int, conn net.Conn) {
 			name, _ := names.Load(uid)

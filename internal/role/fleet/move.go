@@ -1,0 +1,370 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/printable"
+)
+
+// control is what a move to ambient mode needs of the control plane. It is read once for the cluster, with the user's rights, because the
+// agents have none for it.
+type control struct {
+	istiods, ztunnels []meshPod
+	// configs are the data of istiod's ConfigMaps, by their names.
+	configs map[istiod]map[string]map[string]string
+	// plain are running pods whose sidecars do not accept HBONE.
+	plain []string
+	// unread is why something was not read; sidecars is why pods with a sidecar were not.
+	unread   []string
+	sidecars error
+}
+
+// istiod is a revision of istiod.
+type istiod struct{ namespace, revision string }
+
+// named returns the name of one of the revision's ConfigMaps.
+func (i istiod) named(name string) string {
+	if i.revision != "" && i.revision != "default" {
+		name += "-" + i.revision
+	}
+	return name
+}
+
+// meshPod has the fields of a pod of istiod or ztunnel.
+type meshPod struct {
+	object
+
+	Spec struct{ Containers []container }
+}
+
+type container struct {
+	Name, Image string
+	Env         []struct {
+		Name, Value string
+		ValueFrom   json.RawMessage
+	}
+	EnvFrom []json.RawMessage
+}
+
+// container returns the container with the name, or the only one.
+func (p meshPod) container(name string) (c container) {
+	all := p.Spec.Containers
+	if at := slices.IndexFunc(all, func(c container) bool { return c.Name == name }); at >= 0 {
+		return all[at]
+	}
+	if len(all) == 1 {
+		c = all[0]
+	}
+	return c
+}
+
+// setting returns an environment variable. It is not known without a container, or if another object has it.
+func (c container) setting(name string) (value string, known bool) {
+	known = c.Name != "" && len(c.EnvFrom) == 0
+	for _, e := range c.Env { // of several the last one counts
+		if e.Name == name {
+			value, known = e.Value, len(e.ValueFrom) == 0
+		}
+	}
+	return value, known
+}
+
+// withCluster adds to the nodes' rows what a move to ambient mode needs of the cluster. It leaves out what agents cannot check, and this
+// program can.
+func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[output.Check]) []row[output.Check] {
+	agents := ""
+	for _, n := range nodes {
+		if namespace, _, found := strings.Cut(n.Agent, "/"); found {
+			agents = namespace
+		}
+	}
+	ctx, cancel := f.limit(ctx)
+	defer cancel()
+	c, policies := f.control(ctx, agents), f.policies(ctx)
+	rows = slices.DeleteFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == policies.Name })
+	for _, check := range []output.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
+		text, _ := json.Marshal(check) // it has texts only
+		rows = append(rows, row[output.Check]{shown: check, text: text})
+	}
+	return rows
+}
+
+// mostNamespaces bounds the namespaces of istiod.
+const mostNamespaces = 10
+
+// control reads what the checks need. The namespaces are the agents', the usual ones, and those of istiod's webhooks: everybody who may
+// create pods chooses their labels.
+func (f *fleet) control(ctx context.Context, agents string) *control {
+	c := &control{configs: map[istiod]map[string]map[string]string{}}
+	namespaces := []string{agents, "istio-system", "kube-system"}
+	namespaces = append(namespaces, c.webhooks(ctx, f)...)
+	slices.Sort(namespaces)
+	namespaces = slices.DeleteFunc(slices.Compact(namespaces), func(name string) bool { return name == "" })
+	for _, namespace := range namespaces[:min(len(namespaces), mostNamespaces)] {
+		pods, err := query[meshPod](ctx, f, "pods", "-n", namespace, "-l", "app in (istiod, ztunnel)")
+		c.note("the pods of namespace "+namespace, err)
+		c.add(pods)
+	}
+	for i := range c.configs {
+		maps, err := query[struct {
+			Metadata struct{ Name string }
+			Data     map[string]string
+		}](ctx, f, "configmaps", "-n", i.namespace, "--ignore-not-found", i.named("istio"), i.named("istio-sidecar-injector"))
+		c.note("istiod's ConfigMaps in namespace "+i.namespace, err)
+		for _, m := range maps {
+			c.configs[i][m.Metadata.Name] = m.Data
+		}
+	}
+	text, err := f.kubectl(ctx, maxObjects, "get", "pods", "--all-namespaces", "-l", "security.istio.io/tlsMode=istio,networking.istio.io/tunnel!=http",
+		"--field-selector=status.phase=Running", "-o", `jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name}{"\n"}{end}`)
+	c.plain, c.sidecars = strings.Fields(string(text)), err
+	return c
+}
+
+// webhooks returns the namespaces of the istiods that inject sidecars.
+func (c *control) webhooks(ctx context.Context, f *fleet) (namespaces []string) {
+	hooks, err := query[struct {
+		Webhooks []struct {
+			ClientConfig struct {
+				URL     string
+				Service struct{ Namespace string }
+			}
+		}
+	}](ctx, f, "mutatingwebhookconfigurations.admissionregistration.k8s.io", "-l", "app=sidecar-injector")
+	c.note("istiod's webhooks", err)
+	for _, hook := range hooks {
+		for _, w := range hook.Webhooks {
+			namespaces = append(namespaces, w.ClientConfig.Service.Namespace)
+			if w.ClientConfig.URL != "" {
+				c.note("istiod", errors.New("its webhook has a URL: it is outside of the cluster"))
+			}
+		}
+	}
+	return namespaces
+}
+
+// note keeps why something was not read.
+func (c *control) note(what string, err error) {
+	if text := fmt.Sprintf("%s: %v", what, err); err != nil && !slices.Contains(c.unread, text) {
+		c.unread = append(c.unread, text)
+	}
+}
+
+// add keeps the pods that have not ended.
+func (c *control) add(pods []meshPod) {
+	for _, p := range pods {
+		switch {
+		case p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed":
+		case p.Metadata.Labels["app"] == "ztunnel":
+			c.ztunnels = append(c.ztunnels, p)
+		default:
+			c.istiods = append(c.istiods, p)
+			c.configs[istiod{p.Metadata.Namespace, p.Metadata.Labels["istio.io/rev"]}] = map[string]map[string]string{}
+		}
+	}
+}
+
+// query returns objects of the API server: kubectl prints a list of them, one alone if it was named, or nothing.
+func query[T any](ctx context.Context, f *fleet, args ...string) ([]T, error) {
+	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get", "-o", "json"}, args)...)
+	if err != nil || len(text) == 0 {
+		return nil, err
+	}
+	var list struct {
+		Kind  string
+		Items []T
+	}
+	if err = json.Unmarshal(text, &list); err == nil && !strings.HasSuffix(list.Kind, "List") && list.Items == nil {
+		list.Items = make([]T, 1)
+		err = json.Unmarshal(text, &list.Items[0])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading kubectl's output: %w", err)
+	}
+	return list.Items, nil
+}
+
+// unchecked is the result of a check without what it needs. Without an error nothing was found.
+func (c *control) unchecked(name, what string) output.Check {
+	return output.Check{
+		Name: name, Result: output.Warn,
+		Text:   what + " could not be checked: " + cmp.Or(printable.Some(c.unread, mostNames), "not found in the namespaces of the agents and of istiod's webhooks"),
+		Remedy: "run it as a user who may read mutatingwebhookconfigurations, pods, and ConfigMaps of istiod's namespace",
+	}
+}
+
+// minor matches a tag of Istio's images, such as 1.31.0-distroless; its number is the minor version.
+var minor = regexp.MustCompile(`^v?1\.([0-9]{1,3})([.-]|$)`)
+
+// minors groups pods by the minor version that their image names, -1 if it names none.
+func minors(pods []meshPod, name string) map[int][]string {
+	found := map[int][]string{}
+	for _, p := range pods {
+		image, _, _ := strings.Cut(p.container(name).Image, "@")
+		version := -1
+		if at := strings.LastIndex(image, ":"); at > strings.LastIndex(image, "/") {
+			if m := minor.FindStringSubmatch(image[at+1:]); m != nil {
+				version, _ = strconv.Atoi(m[1])
+			}
+		}
+		shown := p.Metadata.Namespace + "/" + p.Metadata.Name
+		if version < 0 {
+			shown += " (image " + cmp.Or(p.container(name).Image, "not known") + ")"
+		}
+		found[version] = append(found[version], shown)
+	}
+	return found
+}
+
+// versions compares ztunnel's minor versions with istiod's: Istio supports a ztunnel of the same version and of the one before.
+func (c *control) versions() output.Check {
+	const name = "ambient-versions"
+	istiods, ztunnels := minors(c.istiods, "discovery"), minors(c.ztunnels, "istio-proxy")
+	var wrong, all []string
+	for _, z := range slices.Sorted(maps.Keys(ztunnels)) {
+		for _, i := range slices.Sorted(maps.Keys(istiods)) {
+			pair := fmt.Sprintf("ztunnel 1.%d (%s) with istiod 1.%d (%s)", z, printable.Some(ztunnels[z], mostNames), i, printable.Some(istiods[i], mostNames))
+			switch {
+			case i < 0 || z < 0:
+			case z > i || z < i-1:
+				wrong = append(wrong, pair)
+			default:
+				all = append(all, pair)
+			}
+		}
+	}
+	unknown := slices.Concat(istiods[-1], ztunnels[-1])
+	check := output.Check{Name: name, Result: output.Fail, Remedy: "upgrade istiod first, then ztunnel, one minor version at a time (istio.io: ambient upgrade)"}
+	switch {
+	case len(wrong) > 0:
+		check.Text = "Istio supports a ztunnel of istiod's minor version or of the one before, and this is " + printable.Some(wrong, mostNames)
+	case len(c.istiods) == 0:
+		return c.unchecked(name, "istiod's version")
+	case len(c.ztunnels) == 0:
+		return c.unchecked(name, "ztunnel's version")
+	case len(unknown) > 0:
+		check.Result, check.Remedy = output.Warn, "compare the versions: istioctl version, and ztunnel's log"
+		check.Text = "versions could not be checked, because the images name none: " + printable.Some(unknown, mostNames)
+	default:
+		check.Result, check.Text = output.OK, printable.Some(all, mostNames)
+	}
+	return check
+}
+
+// ambient checks PILOT_ENABLE_AMBIENT, without which istiod refuses ztunnels.
+func (c *control) ambient() output.Check {
+	const name, key = "ambient-istiod", "PILOT_ENABLE_AMBIENT"
+	if len(c.istiods) == 0 {
+		return c.unchecked(name, "istiod's "+key)
+	}
+	var on, off, unknown []string
+	for _, p := range c.istiods {
+		value, known := p.container("discovery").setting(key)
+		set, _ := strconv.ParseBool(value)
+		state := &off
+		if !known {
+			state = &unknown
+		} else if set {
+			state = &on
+		}
+		*state = append(*state, p.Metadata.Namespace+"/"+p.Metadata.Name)
+	}
+	check := output.Check{Name: name, Result: output.Fail, Remedy: "set profile=ambient (or pilot.env." + key + "=true) in istiod's chart"}
+	switch {
+	case len(off) > 0 && len(on)+len(unknown) > 0:
+		check.Result = output.Warn
+		fallthrough
+	case len(off) > 0:
+		check.Text = key + " is not true, so that it refuses ztunnels: " + printable.Some(off, mostNames)
+	case len(unknown) > 0:
+		check.Result, check.Text = output.Warn, key+" could not be checked, because these pods do not have it themselves: "+printable.Some(unknown, mostNames)
+	default:
+		check.Result, check.Text = output.OK, key+" is true: "+printable.Some(on, mostNames)
+	}
+	return check
+}
+
+// texts returns a value of a ConfigMap of each istiod, by NAMESPACE/NAME. all reports whether each has it, and there is an istiod.
+func (c *control) texts(config, key string) (found map[string]string, all bool) {
+	found = map[string]string{}
+	for i, configs := range c.configs {
+		if text, has := configs[i.named(config)][key]; has {
+			found[i.namespace+"/"+i.named(config)] = text
+		}
+	}
+	return found, len(found) == len(c.configs) && len(found) > 0
+}
+
+// hbone checks whether sidecars accept HBONE: by ISTIO_META_ENABLE_HBONE of the mesh, and by the label that it gives to pods.
+func (c *control) hbone() output.Check {
+	const name, key = "ambient-sidecars", "ISTIO_META_ENABLE_HBONE"
+	var without []string
+	texts, known := c.texts("istio", "mesh")
+	for _, config := range slices.Sorted(maps.Keys(texts)) {
+		var mesh struct {
+			DefaultConfig struct{ ProxyMetadata map[string]any }
+		}
+		if err := yaml.Unmarshal([]byte(texts[config]), &mesh); err != nil {
+			known = false
+		} else if mesh.DefaultConfig.ProxyMetadata[key] != "true" {
+			without = append(without, config)
+		}
+	}
+	check := output.Check{Name: name, Result: output.Fail, Remedy: "set profile=ambient (or meshConfig.defaultConfig.proxyMetadata." + key +
+		`="true") in istiod's chart, and restart pods with a sidecar`}
+	const effect = "pods of ambient mode reach such sidecars without mTLS, and not at all where it is required (STRICT)"
+	switch {
+	case len(c.plain) > 0:
+		check.Text = fmt.Sprintf("%s with a sidecar that does not accept HBONE: %s; %s", output.Plural(len(c.plain), "pod"), printable.Some(c.plain, mostNames), effect)
+	case len(without) > 0:
+		check.Result = output.Warn
+		check.Text = key + " is not true in ConfigMap " + printable.Some(without, mostNames) + ", so that new sidecars do not accept HBONE; " + effect
+	case c.sidecars != nil:
+		c.note("pods with a sidecar", c.sidecars)
+		fallthrough
+	case !known:
+		return c.unchecked(name, "whether sidecars accept HBONE")
+	default:
+		check.Result, check.Text = output.OK, "sidecars accept HBONE ("+key+")"
+	}
+	return check
+}
+
+// injection checks pilot.cni.enabled: pods with a sidecar need it beside ambient mode, too.
+func (c *control) injection() output.Check {
+	const name, key = "ambient-injection", "pilot.cni.enabled"
+	var without []string
+	texts, known := c.texts("istio-sidecar-injector", "values")
+	for _, config := range slices.Sorted(maps.Keys(texts)) {
+		var values struct {
+			Pilot struct{ CNI struct{ Enabled bool } }
+		}
+		if err := json.Unmarshal([]byte(texts[config]), &values); err != nil {
+			known = false
+		} else if !values.Pilot.CNI.Enabled {
+			without = append(without, config)
+		}
+	}
+	switch {
+	case len(without) > 0:
+		return output.Check{
+			Name: name, Result: output.Warn, Text: key + " is off in ConfigMap " + printable.Some(without, mostNames) + ": new pods with a sidecar get istio-init, which needs NET_ADMIN",
+			Remedy: "set " + key + "=true in istiod's chart: profile=ambient does not",
+		}
+	case !known:
+		return c.unchecked(name, key)
+	}
+	return output.Check{Name: name, Result: output.OK, Text: key + " is on"}
+}
