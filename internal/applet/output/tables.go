@@ -168,7 +168,7 @@ func Groups() []Group {
 	return []Group{
 		{"node", map[string]string{"directories": "install.md#platforms"}},
 		{"configuration", map[string]string{"primary": "agent.md#rewrite-conflicts"}},
-		{"kernel", map[string]string{"self-test": "iptables.md#the-self-test", "socket-lb": "install.md#platforms"}},
+		{"kernel", map[string]string{"self-test": "bypass.md#the-self-test", "socket-lb": "install.md#platforms"}},
 		{"agent", map[string]string{"token": "security.md#rights", "rights": "security.md#rights"}},
 		{"injection", map[string]string{"injection": "install.md#before"}},
 		{"ambient", ambient},

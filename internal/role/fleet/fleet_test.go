@@ -443,7 +443,8 @@ func TestOnePod_Colours(t *testing.T) {
 	const page = "POD shop/web: DRIFTED, the pod\n"
 	for args, want := range map[string]string{"why shop/web": "POD shop/web: \x1b[31mDRIFTED,\x1b[0m the pod\n", "why shop/web -o json": page} {
 		kubectl := standIn(t, []answer{
-			daemonSets("istio-system"), {For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
+			daemonSets("istio-system"),
+			{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
 			{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))}, of(1, args, page),
 		})
 		var stdout, stderr bytes.Buffer
