@@ -211,7 +211,13 @@ func heard(e inspect.Explanation) string {
 // differences adds the number of rules, and those that differ from the wanted ones.
 func (s *sheet) differences(e inspect.Explanation) {
 	const most = 6
-	items, of := differing(e.Chains, most)
+	met := map[string]bool{} // the way of the packet shows these
+	if e.Answer != nil {
+		for _, h := range e.Answer.Hops {
+			met[h.Table+h.Chain+h.Rule] = stranger(h) != ""
+		}
+	}
+	items, of := differing(e.Chains, most, met)
 	if of > 0 || e.Answer == nil && len(e.Chains) > 0 {
 		s.text(2, "rules", "%s", count(e.Chains))
 	}
@@ -224,14 +230,15 @@ func (s *sheet) differences(e inspect.Explanation) {
 	s.list(2, len(items), items)
 }
 
-// differing returns the first rules of each kind that differ from the wanted ones, the kinds in turn, and the number of all.
-func differing(chains []walk.Chain, most int) (items []string, of int) {
+// differing returns the first rules of each kind that differ from the wanted ones, the kinds in turn, and the number of all, without
+// the rules that the packet has met.
+func differing(chains []walk.Chain, most int, met map[string]bool) (items []string, of int) {
 	kinds := []string{"missing", "foreign", "extra"}
 	rules := map[string][]string{}
 	for _, c := range chains {
 		of += c.Omitted
 		for _, r := range c.Rules {
-			if r.Op == "" {
+			if r.Op == "" || met[c.Table+c.Chain+r.Text] {
 				continue
 			}
 			if of++; len(rules[r.Op]) < most {
@@ -263,9 +270,12 @@ func (s *sheet) packet(c *config, a *inspect.Answer) {
 			matches = append(matches, h)
 		}
 	}
-	text := "RULES that match (→) or may match (?)"
-	if len(matches) == 0 {
+	text := "RULES that match (→)"
+	switch {
+	case len(matches) == 0:
 		text = "RULES that match: none"
+	case slices.ContainsFunc(matches, func(h inspect.Hop) bool { return h.Answer == "unknown" }):
+		text += " or may match (?)"
 	}
 	if others > 0 {
 		text += fmt.Sprintf("; %s not: --rules", output.Plural(others, "other")+map[bool]string{true: " does", false: " do"}[others == 1])
