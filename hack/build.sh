@@ -7,5 +7,4 @@ use_go
 stamp build
 compile bin/istio-cni linux "$(go env GOARCH)" .
 
-version=$(go version -m bin/istio-cni | awk '$1 == "mod" { print $3 }')
-say "built bin/istio-cni, $(stat -c %s bin/istio-cni | numfmt --to=iec), version $version"
+say "built bin/istio-cni, $(stat -c %s bin/istio-cni | numfmt --to=iec), version $snapshot"

@@ -22,3 +22,34 @@ func TestChangelog_Form(t *testing.T) {
 		t.Errorf("headings:\n%s", headings)
 	}
 }
+
+// TestVersion_OneNumber: README, chart, changelog, the quickstart's image and its page name the same version. hack/lib.sh builds programs
+// and hack/image.sh images of the chart's.
+func TestVersion_OneNumber(t *testing.T) {
+	t.Parallel()
+	const number = `(\d+\.\d+\.\d+[\w.-]*)`
+	found := map[string][]string{}
+	for _, place := range []struct{ name, pattern string }{
+		{"manifests/istio-cni/Chart.yaml", `(?m)^version: ` + number + `$`},
+		{"manifests/istio-cni/Chart.yaml", `(?m)^appVersion: ` + number + `$`},
+		{"docs/changelog.md", `(?m)^## \[` + number + `\] - `},
+		{"README.md", `(?m)^Version ` + number + `,`},
+		{"manifests/examples/quickstart.yaml", `/install-cni:` + number},
+		{"docs/quickstart.md", `/install-cni:` + number},
+		{"docs/quickstart.md", `version v` + number},
+	} {
+		text, err := os.ReadFile("../" + place.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(place.pattern).FindStringSubmatch(string(text))
+		if m == nil {
+			t.Errorf("%s has no %s", place.name, place.pattern)
+			continue
+		}
+		found[m[1]] = append(found[m[1]], place.name)
+	}
+	if len(found) != 1 {
+		t.Errorf("versions by file: %v", found)
+	}
+}

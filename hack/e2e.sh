@@ -47,9 +47,10 @@ hack/setup.sh e2e
 KUBE_BIN=$(hack/kube.sh "${kube[@]}")
 env -u IMAGE -u ARCHS hack/image.sh
 pack() { # NAME /PATH=FILE...
-  local args=() file
+  local args=() file name=localhost/$1:e2e tar=${1%%/*}
+  [[ $1 != *:* ]] || name=$1 tar=$(basename "${1%:*}")
   for file in "${@:2}"; do args+=(--file "$file"); done
-  bin/pack-image --name "localhost/$1:e2e" --out bin/e2e-images --tar "${1%%/*}.tar" "${args[@]}"
+  bin/pack-image --name "$name" --out bin/e2e-images --tar "$tar.tar" "${args[@]}"
 }
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/box" ./images/box)
 (cd e2e && CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$root/bin/metered" ./scale/metered)
@@ -90,6 +91,9 @@ if [[ " ${packages[*]} " =~ \ \./(ambient|ambientmesh|docs|imageonly|istiod|rend
   pack reference/install-cni "/usr/local/bin/install-cni=$REFERENCE_BIN/install-cni" "/opt/cni/bin/istio-cni=$REFERENCE_BIN/istio-cni" "${tools[@]}"
   E2E_REFERENCE_CHARTS=$(cd e2e/reference && go mod download istio.io/istio && go list -m -f '{{.Dir}}' istio.io/istio)/manifests/charts
   export REFERENCE_BIN E2E_REFERENCE_CHARTS E2E_REFERENCE_IMAGE=$root/bin/e2e-images/reference.tar
+fi
+if [[ " ${packages[*]} " == *' ./docs '* ]]; then
+  pack docker.io/library/busybox:1.37 /bin/busybox=/bin/busybox /bin/sh=/bin/busybox /bin/httpd=/bin/busybox
 fi
 if [[ " ${packages[*]} " == *' ./istiod '* ]]; then
   pack pilot "/usr/local/bin/pilot-discovery=$REFERENCE_BIN/pilot-discovery"

@@ -115,9 +115,9 @@ tool() {
   fi
 }
 
-# stamp sets created, the time in seconds of what is built, and vcs, the value of go build -buildvcs. Go derives the version from the
-# checkout, and -buildvcs=auto fails if git refuses the directory (another owner) or there is no commit yet: without a readable
-# commit programs have no version, and archives and images no timestamp.
+# stamp sets created, the time in seconds of what is built, vcs, the value of go build -buildvcs, and snapshot, the version of programs
+# that are no release. -buildvcs=auto fails if git refuses the directory (another owner) or there is no commit yet: without a readable
+# commit programs have no revision, and archives and images no timestamp.
 # shellcheck disable=SC2034 # the scripts read them
 stamp() { # NAME
   vcs=auto
@@ -129,14 +129,15 @@ stamp() { # NAME
     say "$1: git cannot read a commit here; the programs will carry no revision"
   fi
   created=${SOURCE_DATE_EPOCH:-$created}
+  snapshot=v$(sed -n 's/^version: *//p' manifests/istio-cni/Chart.yaml)-dev
 }
 
-# compile builds a program as it is released: static, stripped, without paths of this machine. RELEASE_VERSION is its version, else Go
-# derives one from the checkout. PROGRAM_CACHE is another build cache. Call stamp first.
+# compile builds a program as it is released: static, stripped, without paths of this machine. RELEASE_VERSION is its version,
+# else the snapshot's. PROGRAM_CACHE is another build cache. Call stamp first.
 compile() { # FILE OS ARCH PACKAGE
   local linked=$1.linked
   GOCACHE=${PROGRAM_CACHE:-$(go env GOCACHE)} CGO_ENABLED=0 GOOS=$2 GOARCH=$3 go build "-buildvcs=$vcs" -trimpath -tags "$tags" \
-    -ldflags "-s -w${RELEASE_VERSION:+ -X $(go list -m)/internal/applet.release=$RELEASE_VERSION}" -o "$linked" "$4"
+    -ldflags "-s -w -X $(go list -m)/internal/applet.release=${RELEASE_VERSION:-$snapshot}" -o "$linked" "$4"
   lay "$linked" "$1"
   rm "$linked"
 }

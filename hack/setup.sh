@@ -88,6 +88,7 @@ case ${1:-all} in
     want containerd containerd
     want runc runc
     want conntrack conntrack
+    want busybox-static /bin/busybox
     ;;&
   all | e2e)
     want iptables iptables

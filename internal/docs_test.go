@@ -1,6 +1,7 @@
 package internal
 
 import (
+	"io/fs"
 	"maps"
 	"os"
 	"path"
@@ -161,6 +162,51 @@ func TestRunbook_Short(t *testing.T) {
 	const most = 200
 	if n := strings.Count(read(t, "../docs/runbook.md"), "\n"); n > most {
 		t.Errorf("docs/runbook.md has %d lines, %d at most", n, most)
+	}
+}
+
+// generated is what hack/settings writes on a page.
+var generated = regexp.MustCompile(`(?s)<!-- written by .*?<!-- end -->`)
+
+// TestManual_Short: people read what is short. Generated tables do not count, and pages that are mostly generated are no pages.
+func TestManual_Short(t *testing.T) {
+	const mostPages, mostWords, mostOfReadme = 12, 20_000, 450
+	names, err := filepath.Glob("../docs/*.md")
+	check.OK(t, err)
+	pages, words := 0, 0
+	for _, name := range names {
+		text := read(t, name)
+		own := generated.ReplaceAllString(text, "")
+		words += len(strings.Fields(own))
+		if own == text {
+			pages++
+		}
+	}
+	readme := len(strings.Fields(read(t, "../README.md")))
+	if pages > mostPages || words+readme > mostWords || readme > mostOfReadme {
+		t.Errorf("README.md has %d words, at most %d; docs has %d pages, at most %d; both have %d words, at most %d",
+			readme, mostOfReadme, pages, mostPages, words+readme, mostWords)
+	}
+}
+
+// hint is a page with an anchor in the text of a program, a chart or an alert.
+var hint = regexp.MustCompile(`\b[a-z]+\.md#[\w-]+`)
+
+// TestManual_Hints: a URL that a program, the chart or an alert prints leads to a heading. Its page may follow a constant prefix.
+func TestManual_Hints(t *testing.T) {
+	all := readPages(t)
+	for _, dir := range []string{"../internal", "../manifests"} {
+		check.OK(t, filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+			if err != nil || !slices.Contains([]string{".go", ".yaml", ".tpl", ".js", ".html", ".txt"}, filepath.Ext(name)) || strings.HasSuffix(name, "_test.go") {
+				return err
+			}
+			for _, m := range hint.FindAllString(read(t, name), -1) {
+				if fault := dangling(os.DirFS(".."), all, "docs/index.md", m); fault != "" {
+					t.Errorf("%s names docs/%s: %s", name, m, fault)
+				}
+			}
+			return nil
+		}))
 	}
 }
 

@@ -24,6 +24,7 @@ var runners = map[string]struct{ file, reads string }{
 	"e2e/imageonly": {"e2e/imageonly/main_test.go", `lab.Commands("e2e/imageonly")`},
 	"e2e/istiod":    {"e2e/istiod/main_test.go", `lab.Commands("e2e/istiod")`},
 	"e2e/upgrade":   {"e2e/upgrade/main_test.go", `lab.Commands("e2e/upgrade")`},
+	"kind":          {"internal/pages_test.go", `pages.Of(all, "kind")`},
 	"bare":          {"hack/bare.sh", "README.md"},
 	"ci":            {"internal/pages_test.go", `pages.Of(all, "ci")`},
 	"release":       {"internal/pages_test.go", `pages.Of(all, "release")`},
@@ -311,6 +312,32 @@ func TestCI_ReleaseCommands(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestQuickstart_TenCommands: docs/quickstart.md has ten commands at most besides the one that removes the cluster. e2e/docs runs those of
+// the runner cluster; those of the runner kind need a container engine, and are calls of make and kind.
+func TestQuickstart_TenCommands(t *testing.T) {
+	const page, remove, most = "docs/quickstart.md", "kind delete cluster", 10
+	made := regexp.MustCompile(`^(make image kubectl-plugin|PATH=\S+|kind create cluster|` + remove + `)$`)
+	commands := 0
+	all := readPages(t)
+	for _, b := range slices.Concat(pages.Of(all, "kind")[page], pages.Of(all, "cluster")[page]) {
+		found, err := b.Commands()
+		check.OK(t, err)
+		for _, c := range found {
+			for part := range strings.SplitSeq(strings.TrimSpace(c.Text), " && ") {
+				if b.Runner == "kind" && !made.MatchString(part) {
+					t.Errorf("%s:%d: no test runs %s", page, c.Line, part)
+				}
+				if part != remove && !strings.HasPrefix(part, "PATH=") {
+					commands++
+				}
+			}
+		}
+	}
+	if commands < most/2 || commands > most {
+		t.Errorf("%s has %d commands, at most %d", page, commands, most)
 	}
 }
 

@@ -3,7 +3,7 @@
 //
 // A page that has "helm install" begins on a cluster without the agent, and if it creates that namespace, too, without
 // istio-system; all others have the agent, and namespace shop with the pods of
-// world. Variables that the pages name are in env.
+// world. Variables that the pages name are in env. "kind load" imports the archive on the node as kind does.
 //
 // Start reading at TestDocs.
 package docs
@@ -12,6 +12,7 @@ import (
 	"context"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -35,6 +36,8 @@ func TestMain(m *testing.M) {
 const (
 	root = "../.."
 	shop = "shop"
+	// busybox is the image of that name, packed by hack/e2e.sh, which the quickstart's pod pulls elsewhere.
+	busybox = root + "/bin/e2e-images/busybox.tar"
 	// longest bounds all commands of a page.
 	longest = 4 * time.Minute
 )
@@ -67,6 +70,39 @@ func TestDocs(t *testing.T) {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			s.with(t).page(append(spoken(all, name), blocks[name]...))
 		})
+	}
+	t.Run("uids", func(t *testing.T) { s.with(t).uids() })
+}
+
+// uids makes both cases of the runbook's row about foreign-listener: a proxy whose uid is not the usual one and has the rules, and a
+// proxy as root, for which the rules are those of the usual uid.
+func (s *scenario) uids() {
+	s.Helper()
+	s.installed()
+	text, err := os.ReadFile(root + "/manifests/examples/quickstart.yaml")
+	s.Must(err)
+	pod, containers, _ := strings.Cut(string(text), "  containers:\n")
+	defer s.kubectl("delete namespace demo")
+	for uid, want := range map[string]struct{ page, packet string }{
+		"2000": {"the pod is in the mesh", "the proxy itself is never captured"},
+		"0":    {"uid 0 listens on 127.0.0.1:15001, to which", "redirected to port 15001"},
+	} {
+		name, validation := "web-"+uid, pod
+		if uid != "0" { // as root it would not be redirected
+			validation = strings.ReplaceAll(pod, "1337", uid)
+		}
+		text := strings.ReplaceAll(validation, "name: web\n", "name: "+name+"\n") + "  containers:\n" + strings.ReplaceAll(containers, "1337", uid)
+		file := filepath.Join(s.TempDir(), uid)
+		s.Must(os.WriteFile(file, []byte(text), 0o600))
+		s.kubectl("apply -f " + file)
+		s.Until(name, func() bool { return lab.Ready(s.Get("demo", name)) })
+		s.Until("what is wanted of "+name, func() bool {
+			s.Kubectl("istio-cni", "pods", "--check")
+			return strings.Contains(s.Kubectl("istio-cni", "why", "-n", "demo", name).Stdout, want.page)
+		})
+		if r := s.Kubectl("istio-cni", "why", "-n", "demo", name, "--to", "10.9.0.7:80", "--uid", uid, "--gid", uid); !strings.Contains(r.Stdout, want.packet) {
+			s.Errorf("%s: %s", name, r)
+		}
 	}
 }
 
@@ -103,6 +139,9 @@ func newScenario(t *testing.T) *scenario {
 	// On the node the program is where the agent has put it.
 	node := s.Command(t.Context(), "/opt/cni/bin/istio-cni").Args
 	s.Must(os.WriteFile(filepath.Join(s.bin, "istio-cni"), []byte("#!/bin/sh\nexec "+strings.Join(node, " ")+" \"$@\"\n"), 0o755))
+	imports := strings.Join(s.Command(t.Context(), "ctr", "--namespace=k8s.io", "images", "import", "--all-platforms", "--digests", "-").Args, " ")
+	s.Must(os.WriteFile(filepath.Join(s.bin, "kind"), []byte("#!/bin/sh\n[ \"$1 $2\" = 'load image-archive' ] && exec "+imports+" <\"$3\" >/dev/null\n"), 0o755))
+	s.Must(exec.CommandContext(t.Context(), filepath.Join(s.bin, "kind"), "load", "image-archive", busybox).Run())
 	return s
 }
 
@@ -117,7 +156,7 @@ func (s *scenario) page(blocks []pages.Block) {
 	work := s.TempDir()
 	tree, err := filepath.Abs(root)
 	s.Must(err)
-	for _, name := range []string{"manifests", "hack", "docs"} {
+	for _, name := range []string{"manifests", "hack", "docs", "bin"} {
 		s.Must(os.Symlink(filepath.Join(tree, name), filepath.Join(work, name)))
 	}
 	if installs(blocks) {
@@ -130,6 +169,7 @@ func (s *scenario) page(blocks []pages.Block) {
 	shell := pages.Shell{Start: []string{"bash"}, Env: s.env(), Dir: work, Varies: varies}
 	results, err := shell.Run(ctx, s.TempDir(), blocks)
 	s.Must(err)
+	s.kubectl("delete namespace demo --ignore-not-found") // the quickstart ends with its cluster
 	for _, r := range results {
 		s.Step("%s:%d: %s%s", r.Block.Page, r.Command.Line, r.Command.Text, r.Output)
 		if r.Fault != "" {
@@ -138,9 +178,10 @@ func (s *scenario) page(blocks []pages.Block) {
 	}
 }
 
-// varies are the addresses of pods and the hashes in their names.
+// varies are the addresses of pods, the hashes in their names, and the node of kind.
 var varies = []*regexp.Regexp{
-	regexp.MustCompile(`\b10\.88\.\d+\.\d+\b`),
+	regexp.MustCompile(`\b10\.(88|244)\.\d+\.\d+\b`),
+	regexp.MustCompile(`\b(` + cluster.NodeName + `|kind-control-plane)\b`),
 	regexp.MustCompile(`\bistio-cni-node-[a-z0-9]{5}\b`),
 }
 

@@ -22,14 +22,14 @@ const selectors = `
 
 // ambient adds a pod with and one without a sidecar to a node whose agent serves ambient mode, with a stand-in for ztunnel.
 func (d *demo) ambient() {
-	d.title("8. Ambient mode: on another node, the agent takes a pod without a sidecar into the mesh beside one with a sidecar")
+	d.title("8. Ambient mode on another node: shop/api has no sidecar, shop/web has one")
 	n := nodetest.New(d.stage, d.program)
 	n.StartAPI()
 	n.GrantAccess()
 	n.Put(nodetest.NetDir+"/10-bridge.conflist", nodetest.BridgeList)
 	n.API.Set(kubetest.Namespace("shop", map[string]string{"istio.io/dataplane-mode": "ambient"}))
 	n.Start("AMBIENT_ENABLED=true", "AMBIENT_ENABLEMENT_SELECTOR="+selectors, "ZTUNNEL_UDS_ADDRESS=/var"+nodetest.RunDir+"/z.sock").AwaitReady()
-	run := filepath.Join(d.dir, "run") // short, for a socket
+	run := filepath.Join(d.TempDir(), "run") // short, for a socket
 	if err := os.Symlink(n.Path(nodetest.RunDir), run); err != nil {
 		panic(err)
 	}
@@ -41,13 +41,11 @@ func (d *demo) ambient() {
 		if _, err := n.Add(pod); err != nil {
 			panic(err)
 		}
-		if err := os.Symlink(pod.Netns, filepath.Join(d.dir, name)); err != nil {
-			panic(err)
-		}
+		d.name(pod)
 	}
 	_, api := z.Pods()[pods["api"].UID]
 	_, web := z.Pods()[pods["web"].UID]
-	d.expect(api && !web, "ztunnel serves shop/api from within its network namespace, and not shop/web, which has a sidecar")
+	d.expect(api && !web, "ztunnel serves shop/api from within its network namespace, not shop/web")
 	proxy := labtest.Actor{Name: "proxy", Namespace: pods["web"].Netns, UID: redirect.DefaultID, GID: redirect.DefaultID}
 	labtest.Serve(d.stage, proxy, labtest.Service{By: labtest.ByOutbound, Via: labtest.TCP, At: at("0.0.0.0", redirect.OutboundPort)})
 	netnstest.Run(d.stage, n.Netns, "ip", "addr", "add", service+"/32", "dev", "lo")

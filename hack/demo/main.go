@@ -5,7 +5,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
 )
@@ -45,7 +48,7 @@ type demo struct {
 	log     strings.Builder // the plugin's stderr
 	node    *chaintest.Node
 	list    *libcni.NetworkConfigList
-	dir     string // where the pods' namespaces have names
+	names   map[string]string // of the pods' namespaces, as for ip netns
 	bad     int
 }
 
@@ -58,7 +61,7 @@ func run(program string) (code int) {
 			code = 1
 		}
 	}()
-	d := &demo{stage: s, printer: newPrinter(os.Stdout), dir: s.TempDir()}
+	d := &demo{stage: s, printer: newPrinter(os.Stdout), names: map[string]string{}}
 	var err error
 	if d.program, err = filepath.Abs(program); err != nil {
 		panic(err)
@@ -75,14 +78,14 @@ func run(program string) (code int) {
 		d.line("\n%s", d.red(fmt.Sprintf("%d results are not as expected", d.bad)))
 		return 1
 	}
-	d.line("\n%s Everything above is removed again. Documentation: docs/index.md;", d.green("All results are as expected."))
-	d.line("for a cluster (helm install): docs/install.md")
+	d.line("\n%s Everything above is removed again.", d.green("All results are as expected."))
+	d.line("next: docs/quickstart.md")
 	return 0
 }
 
 // setUp creates the node and prints its CNI chain.
 func (d *demo) setUp() {
-	d.title("1. A node without a cluster: network namespaces, a small API server, and this CNI chain")
+	d.title("1. A node without a cluster: its CNI chain, and a small API server")
 	d.node = chaintest.New(d.stage, d.program)
 	d.node.Log = &d.log
 	for _, address := range []string{service, database} {
@@ -92,7 +95,7 @@ func (d *demo) setUp() {
 	for _, plugin := range d.list.Plugins {
 		d.text("  → " + d.bold(plugin.Network.Type))
 	}
-	d.line("   %s", d.dim("the container runtime runs it for each pod; istio-cni is the last plugin"))
+	d.line("   %s", d.dim("run for each pod by the container runtime"))
 }
 
 // sidecarOf describes the injected pod.
@@ -103,7 +106,7 @@ func sidecarOf(p *kubetest.Pod) {
 
 // pods adds an injected pod and two others, and names their namespaces.
 func (d *demo) pods() (cart chaintest.Pod) {
-	d.title("2. Three pods start. The plugin decides which are redirected to their sidecar, and why")
+	d.title("2. Three pods start. Which are redirected to their sidecar, and why?")
 	cart = d.node.NewPod("shop", "cart", sidecarOf)
 	batch := d.node.NewPod("shop", "batch", chaintest.PlainPod)
 	for _, pod := range []chaintest.Pod{cart, batch, d.node.NewPod("kube-system", "coredns", nil)} {
@@ -112,12 +115,34 @@ func (d *demo) pods() (cart chaintest.Pod) {
 			panic(err)
 		}
 		d.decision(pod)
-		if err := os.Symlink(pod.Netns, filepath.Join(d.dir, pod.Name)); err != nil {
-			panic(err)
-		}
+		d.name(pod)
 	}
 	d.rules(cart)
 	return cart
+}
+
+// name names a pod's namespace for ip netns until the end of the demo. The namespace of a process that was killed is a link to nothing.
+func (d *demo) name(pod chaintest.Pod) {
+	if err := os.MkdirAll(netns.NamedDir, 0o755); err != nil { //nolint:gosec // as ip netns makes it
+		panic(err)
+	}
+	name := pod.Name
+	for n := 2; ; n++ {
+		link := filepath.Join(netns.NamedDir, name)
+		if _, err := os.Stat(link); errors.Is(err, fs.ErrNotExist) {
+			_ = os.Remove(link)
+		}
+		err := os.Symlink(pod.Netns, link)
+		if err == nil {
+			d.names[pod.Name] = name
+			d.Cleanup(func() { _ = os.Remove(link) })
+			return
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			panic(err)
+		}
+		name = fmt.Sprintf("%s-%d", pod.Name, n)
+	}
 }
 
 // decision prints the plugin's log line about the pod.
@@ -131,11 +156,11 @@ func (d *demo) decision(pod chaintest.Pod) {
 		if json.Unmarshal([]byte(line), &record) != nil || record.Reason == "" {
 			continue
 		}
-		verdict := "not redirected"
+		verdict := "outside"
 		if record.Capture {
-			verdict = "redirected    "
+			verdict = "redirected"
 		}
-		d.expect(record.Capture == (pod.Name == "cart"), fmt.Sprintf("%-20s %s  because %s", pod.Namespace+"/"+pod.Name, verdict, record.Because))
+		d.expect(record.Capture == (pod.Name == "cart"), fmt.Sprintf("%-19s %s\n      because %s", pod.Namespace+"/"+pod.Name, d.bold(verdict), record.Because))
 	}
 }
 
@@ -157,7 +182,7 @@ func (d *demo) rules(pod chaintest.Pod) {
 	if err != nil {
 		panic(err)
 	}
-	d.expect(have.Equal(want), fmt.Sprintf("iptables-save shows the %d wanted rules in shop/cart, written over netlink, without iptables",
+	d.expect(have.Equal(want), fmt.Sprintf("iptables-save shows the %d wanted rules in shop/cart, written over netlink",
 		strings.Count(saved, "\n-A ")))
 }
 

@@ -21,9 +21,9 @@ type question struct {
 
 // answers names the listeners.
 var answers = map[string]string{ //nolint:gochecknoglobals // a constant table
-	labtest.ByOutbound: "the sidecar, port 15001",
-	labtest.ByInbound:  "the sidecar, port 15006",
-	labtest.ByStatus:   "the sidecar's health port",
+	labtest.ByOutbound: "sidecar, port 15001",
+	labtest.ByInbound:  "sidecar, port 15006",
+	labtest.ByStatus:   "sidecar's health port",
 	labtest.ByPeer:     "the peer itself",
 	labtest.ByApp:      "the app itself",
 }
@@ -72,7 +72,7 @@ func (d *demo) send(q question) {
 	if err != nil {
 		result = fmt.Sprintf("wanted %s, got %s", result, answer)
 	}
-	d.expect(err == nil, fmt.Sprintf("%-31s %-3s %-19s → %s", q.text, q.via, q.to, d.bold(result)))
+	d.expect(err == nil, fmt.Sprintf("%-30s %-3s %-17s → %s", q.text, q.via, q.to, d.bold(result)))
 }
 
 func at(address string, port uint16) netip.AddrPort {

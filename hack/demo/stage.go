@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // stage implements testing.TB, so that test helpers work in a program: a failure is a panic, cleanups run at the end.
@@ -20,7 +23,7 @@ type stage struct {
 
 func newStage() *stage {
 	s := &stage{}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.ctx, s.cancel = signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	return s
 }
 
@@ -76,4 +79,3 @@ func (p printer) green(s string) string { return p.paint("32", s) }
 
 func (p printer) text(s string)                   { _, _ = io.WriteString(p.out, s) }
 func (p printer) line(format string, args ...any) { p.text(fmt.Sprintf(format, args...) + "\n") }
-func (p printer) title(s string)                  { p.line("\n%s", p.paint("1;34", "== "+s)) }

@@ -38,7 +38,6 @@ var fixtures = map[string]string{
 func pod(name, address, excluded string) string {
 	return strings.NewReplacer("NAME", name, "ADDRESS", address, "EXCLUDED", excluded).Replace(`
 ip netns add NAME
-ln -s /run/netns/NAME NAME
 ip -n NAME link set lo up
 ip -n NAME link add eth0 type veth peer name veth0
 ip -n NAME link set veth0 up

@@ -3,7 +3,9 @@ package netns
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -49,6 +51,25 @@ func Open(path string) (*Namespace, error) {
 	}
 	n.current = current
 	return n, nil
+}
+
+// NamedDir is where ip netns keeps namespaces by name.
+const NamedDir = "/var/run/netns"
+
+// OpenNamed is Open of what a user writes: a text without a slash is a name, as for ip netns, or else a file of the working directory.
+func OpenNamed(text string) (*Namespace, error) {
+	if text == "" || strings.Contains(text, "/") {
+		return Open(text)
+	}
+	n, err := Open(NamedDir + "/" + text)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return n, err
+	}
+	if n, err = Open(text); errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("opening netns %q: neither %s/%s nor a file of that name exists (\"ip netns list\" lists names; a process has --pid)",
+			text, NamedDir, text)
+	}
+	return n, err
 }
 
 // New creates a network namespace for this process. It has no name and a loopback interface that is down, and ends with Close

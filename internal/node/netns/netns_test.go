@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -168,6 +169,33 @@ func TestDo_OtherFiles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOpenNamed: a name is one of ip netns, then a file of the working directory, and a path stays a path.
+func TestOpenNamed(t *testing.T) {
+	name, dir := "open-named-"+strconv.Itoa(os.Getpid()), t.TempDir()
+	t.Chdir(dir)
+	_, err := netns.OpenNamed(name)
+	check.Equal(t, fmt.Sprint(err), fmt.Sprintf("opening netns %q: neither /var/run/netns/%s nor a file of that name exists "+
+		`("ip netns list" lists names; a process has --pid)`, name, name))
+
+	here, named := netnstest.New(t), netnstest.New(t)
+	check.OK(t, os.Symlink(here, name))
+	opens := func(text, want string) {
+		t.Helper()
+		n, err := netns.OpenNamed(text)
+		check.OK(t, err)
+		defer n.Close()
+		check.Equal(t, inode(t, n.Path()), inode(t, want), text)
+	}
+	opens(name, here)
+	check.OK(t, os.MkdirAll(netns.NamedDir, 0o755))
+	check.OK(t, os.Symlink(named, filepath.Join(netns.NamedDir, name)))
+	t.Cleanup(func() { _ = os.Remove(filepath.Join(netns.NamedDir, name)) })
+	opens(name, named)
+	opens("./"+name, here)
+	opens(filepath.Join(dir, name), here)
+	opens("", thread)
 }
 
 func second[T any](_ T, err error) error { return err }

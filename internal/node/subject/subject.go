@@ -1,4 +1,4 @@
-// Package subject identifies what a command is about: a pod by its name, or a network namespace by a process or a path.
+// Package subject identifies what a command is about: a pod by its name, or a network namespace by a process, a name or a path.
 //
 // It promises the same flags, checks and texts in every such command. It never looks up a pod itself: it asks the node agent.
 //
@@ -19,7 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 )
 
-// Subject has exactly one of Pod (NAMESPACE/NAME), PID and NetNS (a path).
+// Subject has exactly one of Pod (NAMESPACE/NAME), PID and NetNS (a name of ip netns, or a path).
 type Subject struct {
 	Pod   string
 	PID   int
@@ -34,7 +34,7 @@ const maxPID = 1 << 22 // PID_MAX_LIMIT
 func (s *Subject) Rows() []settings.Setting {
 	return []settings.Setting{
 		{Name: "pid", Arg: "N", Default: "0", Use: "a process in the network namespace", Value: settings.Number(&s.PID, maxPID)},
-		{Name: "netns", Arg: "PATH", Use: "the network namespace", Value: settings.Text(&s.NetNS, nil)},
+		{Name: "netns", Arg: "NAME|PATH", Use: "the network namespace: a name as in ip netns, or a path", Value: settings.Text(&s.NetNS, nil)},
 		agentapi.SocketSetting(&s.Socket),
 	}
 }
@@ -66,7 +66,7 @@ func SplitPod(text string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-// Path returns the path of the network namespace.
+// Path returns the path of the network namespace, or its name.
 func (s *Subject) Path() string {
 	if s.PID != 0 {
 		return fmt.Sprintf("/proc/%d/ns/net", s.PID)
@@ -76,7 +76,7 @@ func (s *Subject) Path() string {
 
 // Open opens the network namespace, which the caller closes. searchPath is $PATH, for iptables.
 func (s *Subject) Open(searchPath string) (redirection.Namespace, error) {
-	n, err := netns.Open(s.Path())
+	n, err := netns.OpenNamed(s.Path())
 	return redirection.Namespace{NetNS: n, Tools: iptables.Host{Path: searchPath}, Log: slog.New(slog.DiscardHandler)}, err
 }
 

@@ -81,10 +81,10 @@ func exitCode(err error) (int, error) {
 	return exitOK, nil
 }
 
-// openNetNS opens the namespace at a path, or the current namespace. It rejects a path to the current or the node's namespace: the
-// rules would be the caller's own.
+// openNetNS opens the namespace of a name or path, or the current one. It refuses a path that leads to the current or the node's namespace:
+// the rules would be the caller's own.
 func openNetNS(path string) (*netns.Namespace, error) {
-	at, err := netns.Open(path)
+	at, err := netns.OpenNamed(path)
 	if err != nil || path == "" {
 		return at, err
 	}

@@ -162,7 +162,7 @@ func (c *config) meansSettings() []settings.Setting {
 			Value: settings.Bool(&c.cniMode),
 		},
 		{
-			Name: "network-namespace", Arg: "PATH", Use: "namespace to work in; by default the current one",
+			Name: "network-namespace", Arg: "NAME|PATH", Use: "namespace to work in, a name as in ip netns or a path; by default the current one",
 			Value: settings.Text(&c.netns, nil),
 		},
 		{

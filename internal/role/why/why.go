@@ -37,7 +37,7 @@ const head = `NAME:
 USAGE:
    istio-cni why NAMESPACE/NAME [flags]   by the node agent
    istio-cni why --pid N [flags]          by the live rules of a process' network namespace alone
-   istio-cni why --netns PATH [flags]     the same for a path
+   istio-cni why --netns NAME [flags]     the same for a name as in ip netns, or a path
 
 Without --to and --from it prints one page: injection, decision, state, exceptions, listeners and the live rules against the wanted
 ones. With --to or --from it follows one packet through the live rules and prints each rule that it meets. The last line is the answer.
