@@ -445,7 +445,8 @@ func TestOnePod_Colours(t *testing.T) {
 		kubectl := standIn(t, []answer{
 			daemonSets("istio-system"),
 			{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
-			{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))}, of(1, args, page),
+			{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
+			of(1, args, page),
 		})
 		var stdout, stderr bytes.Buffer
 		code := fleet.Run(applet.Call{
