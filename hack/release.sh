@@ -118,6 +118,7 @@ chart() { # DIRECTORY
   sed -i -e "s/^version: .*/version: $number/" -e "s/^appVersion: .*/appVersion: $number/" "$stage/Chart.yaml"
   if [[ -n $hub ]]; then
     sed -i "s,^\( *\)hub: localhost/istio-cni$,\1hub: $hub," "$stage/values.yaml" "$stage/files/defaults.yaml"
+    sed -i "s,\"localhost/istio-cni\",\"$hub\"," "$stage/README.md"
   fi
   tar --create --format=ustar --sort=name --mtime="@$created" --owner=0 --group=0 --numeric-owner --mode='u=rwX,go=rX' \
     -C "$work/chart" cni | gzip -9 -n >"$1/istio-cni-$number.tgz"

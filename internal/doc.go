@@ -43,7 +43,7 @@
 //	the self-test                 node/selfcheck
 //	a setting                     core/settings, and the table of its role
 //	foreign text made safe        core/printable
-//	other programs' values hidden core/redact (a bug report: role/bundle)
+//	other programs' values hidden core/redact (a bug report: role/bundle, role/fleet, core/archive)
 //	names and selectors of users  agent/selector
 //
 // To add a rule by an annotation: a field of redirect.Spec

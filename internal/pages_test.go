@@ -129,6 +129,35 @@ func TestPages_Links(t *testing.T) {
 	}
 }
 
+// published matches a link to this repository's pages in what is read elsewhere: messages, alerts, the chart.
+var published = regexp.MustCompile(`https://github\.com/meshcni/istio-cni/(?:blob|tree)/main/([\w./-]*\w(?:#[\w-]+)?)`)
+
+// TestPages_PublishedLinks: each such link leads to a file, or an anchor of a page.
+func TestPages_PublishedLinks(t *testing.T) {
+	all := readPages(t)
+	found := 0
+	err := fs.WalkDir(os.DirFS(".."), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (name == ".git" || name == "bin" || name == "dist") {
+			return fs.SkipDir
+		}
+		if !d.Type().IsRegular() || !slices.Contains([]string{".md", ".go", ".yaml", ".yml", ".txt", ".tpl", ".html"}, path.Ext(name)) {
+			return nil
+		}
+		for _, link := range published.FindAllStringSubmatch(read(t, "../"+name), -1) {
+			found++
+			check.Equal(t, dangling(os.DirFS(".."), all, "README.md", link[1]), "", name, link[1])
+		}
+		return nil
+	})
+	check.OK(t, err)
+	if found < 20 {
+		t.Errorf("%d links: the search misses them", found)
+	}
+}
+
 // dangling returns the fault of a link's target on a page, or "".
 func dangling(tree fs.FS, all []pages.Page, from, target string) string {
 	to, err := url.Parse(target)

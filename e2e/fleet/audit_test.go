@@ -2,12 +2,10 @@ package fleet
 
 import (
 	"archive/tar"
-	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"testing"
 
@@ -182,14 +180,28 @@ func (s *scenario) packets() {
 // bundles: a file of the node, and one of all nodes.
 func (s *scenario) bundles() {
 	s.Helper()
-	all := s.want(0, "", "", "bundle")
-	if names, err := members(all.Stdout); err != nil || !slices.Equal(names, []string{"istio-cni/" + cluster.NodeName + ".tar.gz"}) {
-		s.Errorf("the bundle of all nodes has %q, %v", names, err)
+	all := s.bundle("cluster: done\nnode "+cluster.NodeName+": done, 1 of 1\n", "bundle")
+	for name, want := range map[string]string{
+		"nodes/" + cluster.NodeName + "/agent.json": `"version"`, "nodes/" + cluster.NodeName + "/cluster/daemonsets.json": `"numberReady": 1`,
+		"cluster/daemonsets.json": `"numberReady": 1`, "cluster/configmaps.json": `"AUDIT_INTERVAL": "2s"`, "cluster/webhooks.json": `"items"`,
+		"cluster/events.txt": "SuccessfulCreate",
+	} {
+		if !strings.Contains(all[name], want) {
+			s.Errorf("the bundle of all nodes: %s has no %q: %.500s", name, want, all[name])
+		}
 	}
-	one := s.want(0, "", "", "bundle", "-n", lab.App, "deleted", "--since=1h")
-	if names, err := members(one.Stdout); err != nil || !slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, "/README.txt") }) {
-		s.Errorf("the bundle of a pod has %q, %v", names, err)
+	s.Logf("cluster/events.txt\n%s\nmissing.txt\n%s\n%s", all["cluster/events.txt"], all["missing.txt"], all["nodes/"+cluster.NodeName+"/missing.txt"])
+	one := s.bundle("", "bundle", "-n", lab.App, "exempt", "--since=1h")
+	for name, want := range map[string]string{
+		"nodes/" + cluster.NodeName + "/pods/app_exempt.json": "5432", "nodes/" + cluster.NodeName + "/cluster/pods.json": `"nodeName": "` + cluster.NodeName + `"`,
+		"cluster/pod.json": `excludeOutboundPorts": "5432"`, "cluster/namespace.json": `"kubernetes.io/metadata.name": "app"`, "cluster/pod-events.txt": "Started",
+		"cluster/proxy.log": "",
+	} {
+		if text, has := one[name]; !has || !strings.Contains(text, want) {
+			s.Errorf("the bundle of a pod: %s has no %q: %.500s", name, want, text)
+		}
 	}
+	s.Logf("cluster/pod.json\n%s\ncluster/proxy.log\n%s\nmissing.txt\n%s", one["cluster/pod.json"], one["cluster/proxy.log"], one["missing.txt"])
 	doctor := s.plugin("doctor", "-o", "json")
 	var checks []struct{ Node, Name, Result, Text string }
 	if err := json.Unmarshal([]byte(doctor.Stdout), &checks); err != nil || len(checks) < 5 || checks[0].Node != cluster.NodeName || checks[0].Result == "" || doctor.Code > 1 {
@@ -271,20 +283,22 @@ func (s *scenario) repaired() {
 	s.Step("the audit has repaired a pod by itself")
 }
 
-// members are the names in a tar.gz file.
-func members(text string) (names []string, err error) {
-	unzipped, err := gzip.NewReader(bytes.NewReader([]byte(text)))
-	if err != nil {
-		return nil, err
-	}
+// bundle runs the plugin and returns the files of its output by their names without the first directory.
+func (s *scenario) bundle(stderr string, args ...string) map[string]string {
+	s.Helper()
+	r := s.want(0, "", stderr, args...)
+	unzipped, err := gzip.NewReader(strings.NewReader(r.Stdout))
+	s.Must(err)
+	files := map[string]string{}
 	for archive := tar.NewReader(unzipped); ; {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			return names, nil
+			return files
 		}
-		if err != nil {
-			return nil, err
-		}
-		names = append(names, header.Name)
+		s.Must(err)
+		text, err := io.ReadAll(archive)
+		s.Must(err)
+		_, name, _ := strings.Cut(header.Name, "/")
+		files[name] = string(text)
 	}
 }

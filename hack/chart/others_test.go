@@ -25,29 +25,79 @@ func TestValues_OfOtherCharts(t *testing.T) {
 		`{priorityClassName: "", taint: {enabled: false, namespace: ""}}`:             "",
 	} {
 		r := mustRender(t, values)
-		if diff := cmp.Diff(string(defaults.text()), string(r.text())); diff != "" {
+		if diff := cmp.Diff(unsaid(defaults), unsaid(r)); diff != "" {
 			t.Errorf("%s changes the rendering:\n%s", values, diff)
 		}
-		notes := "\n\nIgnored: values of other charts: " + named + ".\n"
-		if (named != "") != strings.Contains(r.Notes, notes) {
-			t.Errorf("%s: notes %q", values, r.Notes)
+		want := "Ignored: values of other charts: " + named + "."
+		if named == "" {
+			want = ""
+		}
+		if text := said(t, r); !strings.HasPrefix(text, want) || (text == "") != (want == "") || !strings.Contains(r.Notes, want) {
+			t.Errorf("%s: annotation %q, notes %q", values, text, r.Notes)
 		}
 	}
-	if notes := mustRender(t, `global: {variant: debug}`).Notes; !strings.Contains(notes, "variant=debug is ignored") {
-		t.Errorf("notes %q", notes)
+}
+
+// TestValues_IgnoredOnesAreNamed: what a user may expect to have an effect is in the notes, and in an annotation for who sees no notes.
+func TestValues_IgnoredOnesAreNamed(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		`pilot: {cni: {enabled: true}}`:                              "pilot.cni.enabled is ignored: istiod's chart reads it, so istiod's release must get it.",
+		`imagePullSecrets: [a]`:                                      "imagePullSecrets is ignored: for this chart use global.imagePullSecrets.",
+		`resourceScope: cluster`:                                     "resourceScope is ignored: for this chart use global.resourceScope.",
+		`global: {resourcescope: cluster}`:                           "global.resourcescope is ignored: did you mean global.resourceScope?",
+		`global: {networkPolicy: {enable: true}}`:                    "global.networkPolicy.enable is ignored: did you mean global.networkPolicy.enabled?",
+		`global: {variant: debug}`:                                   "variant=debug is ignored",
+		`repair: {hub: x}`:                                           "repair.hub is ignored, as in Istio's chart.",
+		`{resourceScope: cluster, global: {resourceScope: cluster}}`: "",
+		`{pilot: {cni: true}, global: {proxy: {}, meshID: a, tracer: b, sts: {}, network: c, certSigners: []}}`: "",
+	} {
+		r := mustRender(t, values)
+		for _, text := range []string{r.Notes, said(t, r)} {
+			if want == "" && strings.Contains(text, " is ignored") || !strings.Contains(text, want) {
+				t.Errorf("%s: want %q in %q", values, want, text)
+			}
+		}
+	}
+	if text := said(t, mustRender(t)); text != "" {
+		t.Errorf("the defaults: %q", text)
+	}
+}
+
+// TestNotes_NextCommands: the notes say what to do next, and what does not work yet.
+func TestNotes_NextCommands(t *testing.T) {
+	t.Parallel()
+	const none = "cannot pull the image localhost/istio-cni/install-cni:"
+	agent := []string{
+		"kubectl -n istio-system rollout status daemonset/istio-cni-node\n", "kubectl istio-cni doctor\n",
+		"kubectl -n istio-system exec daemonset/istio-cni-node -- istio-cni doctor\n", "pilot.cni.enabled=true",
+	}
+	for values, want := range map[string][]string{
+		`{}`:                       append(slices.Clone(agent), none),
+		`global: {hub: r.example}`: agent,
+		`observe: true`:            {"rollout status daemonset/istio-cni-observer\n", "kubectl istio-cni pods --agent-namespace=istio-system\n", none},
+		`global: {resourceScope: cluster, hub: r.example}`: {"a release with global.resourceScope=namespace installs the others"},
+	} {
+		notes := mustRender(t, values).Notes
+		for _, words := range append(slices.Clone(agent), none, want[0], want[len(want)-1]) {
+			if strings.Contains(notes, words) != slices.Contains(want, words) {
+				t.Errorf("%s: the notes have %q: %t\n%s", values, words, strings.Contains(notes, words), notes)
+			}
+		}
 	}
 }
 
 func TestValues_UnknownNames(t *testing.T) {
 	t.Parallel()
 	for values, words := range map[string]string{
-		`repiar: {delete: true}`:   "repiar: neither this chart nor another of Istio's charts has this value; did you mean repair?",
+		`repiar: {delete: true}`:   "repiar: unknown; did you mean repair?",
+		`exclude: [a]`:             "did you mean excludeNamespaces?",
 		`excludedNamespaces: [a]`:  "did you mean excludeNamespaces?",
-		`CNIBinDir: /a`:            "did you mean cni, cniBinDir, ",
-		`meshconfig: {}`:           "meshconfig: neither this chart",
-		`istio-cni: {chained: no}`: "did you mean istioOwnedCNIConfig",
-		`privileged: true`:         "privileged: neither this chart",
-		`zzz: null`:                "zzz: neither this chart nor another of Istio's charts has this value",
+		`CNIBinDir: /a`:            "CNIBinDir: unknown; did you mean cniBinDir?",
+		`meshconfig: {}`:           "meshconfig: unknown; did you mean meshConfig?",
+		`istio-cni: {chained: no}`: "istio-cni: unknown; values of this chart have no prefix, or cni",
+		`privileged: true`:         "privileged: not supported, remove it; ",
+		`zzz: null`:                "zzz: unknown to this chart and to Istio's other charts",
 		`tag: 1.30`:                "tag: 1.3 is a number, and YAML takes 1.3 and 1.30 for the same number: write it in quotes",
 		`global: {tag: 1.3}`:       "global.tag: 1.3 is a number",
 	} {

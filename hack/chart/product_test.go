@@ -285,7 +285,8 @@ func TestDashboard_MetricsInTheManual(t *testing.T) {
 	}
 }
 
-// TestAlerts_KnownMetrics: the rules are of the operator's API, and docs/reference.md lists each of their metrics.
+// TestAlerts_KnownMetrics: the rules are of the operator's API, docs/reference.md lists each of their metrics, and each rule names the
+// heading of a page; TestPages_Links of internal looks for these headings.
 func TestAlerts_KnownMetrics(t *testing.T) {
 	t.Parallel()
 	docs, err := os.ReadFile(top + "/docs/reference.md")
@@ -295,6 +296,9 @@ func TestAlerts_KnownMetrics(t *testing.T) {
 	rule := get[monitoringv1.PrometheusRule](t, example(t, "prometheus-rules.yaml"), "PrometheusRule/istio-system/istio-cni")
 	asked := 0
 	for _, r := range rule.Spec.Groups[0].Rules {
+		if url := r.Annotations["runbook_url"]; !regexp.MustCompile(`^https://github\.com/meshcni/istio-cni/blob/main/docs/[a-z]+\.md#[a-z-]+$`).MatchString(url) {
+			t.Errorf("%s: runbook_url %q", r.Alert, url)
+		}
 		for _, metric := range regexp.MustCompile(`istio_cni_[a-z_]+`).FindAllString(r.Expr.String(), -1) {
 			asked++
 			if !strings.Contains(string(docs), "`"+strings.TrimSuffix(metric, "_bucket")+"`") {

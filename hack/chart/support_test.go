@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -228,3 +229,17 @@ func verbs(rules []rbacv1.PolicyRule) []string {
 	slices.Sort(out)
 	return out
 }
+
+// ignoredValues matches the annotation with the values that have no effect.
+var ignoredValues = regexp.MustCompile(`\n  annotations:\n    cni\.meshcni\.io/ignored-values: .*`)
+
+// said is that annotation's value, "" without an agent; unsaid is the rendering without it.
+func said(t *testing.T, r rendering) string {
+	t.Helper()
+	if !r.hasAgent() {
+		return ""
+	}
+	return agent(t, r).Annotations["cni.meshcni.io/ignored-values"]
+}
+
+func unsaid(r rendering) string { return string(ignoredValues.ReplaceAll(r.text(), nil)) }

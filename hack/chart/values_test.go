@@ -95,7 +95,7 @@ func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
 	for _, name := range chosen {
 		chosen = append(chosen, "global."+name)
 	}
-	want := append(slices.Clone(chosen), "enabled", "taint.namespace") // of other charts
+	want := append(slices.Clone(chosen), "enabled") // of other charts
 	for _, s := range documented(t) {
 		want = append(want, s.path)
 	}
@@ -223,9 +223,9 @@ func TestEverySettingHasAnEffect(t *testing.T) {
 				return
 			}
 			before, after := mustRender(t, m.with+"\n"), mustRender(t, m.with+"\n", changed)
-			same := string(before.text()) == string(after.text())
-			if same != slices.Contains(ignored, s.path) {
-				t.Errorf("with %s and without it the rendering is the same: %t", changed, same)
+			effect, is := unsaid(before) != unsaid(after), slices.Contains(ignored, s.path)
+			if effect == is || is != strings.Contains(said(t, after), " is ignored") {
+				t.Errorf("%s has an effect: %t; %q", changed, effect, said(t, after))
 			}
 		})
 	}
@@ -234,7 +234,8 @@ func TestEverySettingHasAnEffect(t *testing.T) {
 	}
 }
 
-func TestSchemaRefuses(t *testing.T) {
+// TestTheChartRefuses_NamesAndTypes: the schema refuses what it can say well, and the templates the rest.
+func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 	t.Parallel()
 	for _, s := range documented(t) {
 		wrong := "[[]]"
@@ -249,18 +250,18 @@ func TestSchemaRefuses(t *testing.T) {
 		})
 	}
 	for text, words := range map[string]string{
-		`cni: {logLevel: info}`:                "logLevel",
-		`cni: {foo: 1}`:                        "foo",
-		`cni: {pilot: {}}`:                     "pilot",
-		`cni: {psp_cluster_role: x}`:           "psp_cluster_role",
-		`repair: {enable: true}`:               "enable",
-		`repair: {repairpods: true}`:           "repairpods",
-		`repair: {delete: true}`:               "delete",
-		`taint: {nam: x}`:                      "nam",
-		`taint: {namespace: x}`:                "/taint/namespace",
-		`chained: "yes"`:                       "at '/chained': 'yes'",
-		`agent: {skipTlsVerify: "yes"}`:        "at '/agent/skipTlsVerify': 'yes'",
-		`taint: {replicas: "-1"}`:              "at '/taint/replicas': '-1'",
+		`cni: {logLevel: info}`:                "\ncni.logLevel: use logging.level",
+		`cni: {foo: 1}`:                        "\ncni.foo: unknown; cni has affinity, agent, ",
+		`cni: {pilot: {}}`:                     "\ncni.pilot: unknown; ",
+		`cni: {psp_cluster_role: x}`:           "\ncni.psp_cluster_role: not supported, remove it",
+		`repair: {enable: true}`:               "\nrepair.enable: unknown; did you mean repair.enabled?",
+		`repair: {repairpods: true}`:           "\nrepair.repairpods: unknown; did you mean repair.repairPods?",
+		`repair: {delete: true}`:               "\nrepair.delete: unknown; repair has brokenPodLabelKey, brokenPodLabelValue, deletePods, ",
+		`taint: {nam: x}`:                      "\ntaint.nam: unknown; did you mean taint.name?",
+		`taint: {namespace: x}`:                "\ntaint.namespace: use taint.namespaces; this name is of istiod's chart",
+		`chained: "yes"`:                       "\nchained: got \"yes\", want true or false",
+		`agent: {skipTlsVerify: "yes"}`:        "\nagent.skipTlsVerify: got \"yes\", want true or false",
+		`taint: {replicas: "-1"}`:              "\ntaint.replicas: got \"-1\", want a number from 0",
 		`platform: eks`:                        "/platform",
 		`global: {platform: gkee}`:             "/global/platform",
 		`profile: minimal`:                     "/profile",
@@ -270,19 +271,19 @@ func TestSchemaRefuses(t *testing.T) {
 		`excludeNamespaces: ["Kube_System"]`:   "/excludeNamespaces/0",
 		`cniBinDir: opt/cni/bin`:               "/cniBinDir",
 		`cniConfFileName: /etc/x.conf`:         "/cniConfFileName",
-		`audit: {interval: 5}`:                 "/audit/interval",
-		`audit: {interval: soon}`:              "/audit/interval",
-		`audit: {interval: ""}`:                "/audit/interval",
+		`audit: {interval: 5}`:                 "\naudit.interval: got 5, want a duration such as 5m, or 0",
+		`audit: {interval: soon}`:              "\naudit.interval: got \"soon\", want a duration",
+		`audit: {interval: ""}`:                "\naudit.interval: got \"\", want a duration",
 		`audit: {mode: heal}`:                  "/audit/mode",
-		`apiTimeout: 5`:                        "/apiTimeout",
-		`apiTimeout: 5 seconds`:                "/apiTimeout",
-		`healthPort: 0`:                        "/healthPort",
-		`monitoringPort: 70000`:                "/monitoringPort",
-		`monitoringPort: "70000"`:              "at '/monitoringPort': '70000'",
-		`healthPort: abc`:                      "at '/healthPort': 'abc'",
-		`healthPort: "0"`:                      "at '/healthPort': '0'",
-		`tolerations: [{keys: a}]`:             "/tolerations/0",
-		`resources: {request: {}}`:             "/resources",
+		`apiTimeout: 5`:                        "\napiTimeout: got 5, want a duration such as 10s",
+		`apiTimeout: 5 seconds`:                "\napiTimeout: got \"5 seconds\", want a duration",
+		`healthPort: 0`:                        "\nhealthPort: got 0, want a number from 1 to 65535",
+		`monitoringPort: 70000`:                "\nmonitoringPort: got 70000, want a number from 0 to 65535",
+		`monitoringPort: "70000"`:              "\nmonitoringPort: got \"70000\", want a number",
+		`healthPort: abc`:                      "\nhealthPort: got \"abc\", want a number",
+		`healthPort: "0"`:                      "\nhealthPort: got \"0\", want a number",
+		`tolerations: [{keys: a}]`:             "\ntolerations[0].keys: unknown; did you mean tolerations[0].key?",
+		`resources: {request: {}}`:             "\nresources.request: unknown; did you mean resources.requests?",
 		`env: {"A B": c}`:                      "invalid propertyName 'A B'",
 		`env: {A: {b: c}}`:                     "/env/A",
 		`taint: {effect: NoRun}`:               "/taint/effect",
@@ -290,11 +291,37 @@ func TestSchemaRefuses(t *testing.T) {
 		`taint: {add: "yes"}`:                  "/taint/add",
 		`revision: "a b"`:                      "/revision",
 		`cni: {global: {resourceScope: some}}`: "/cni/global/resourceScope",
-		`seLinuxOptions: {types: x}`:           "/seLinuxOptions",
+		`seLinuxOptions: {types: x}`:           "\nseLinuxOptions.types: unknown; did you mean seLinuxOptions.type?",
 	} {
 		mustRefuse(t, words, text)
 	}
 	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // set explicitly
+}
+
+// TestTheChartRefuses_AllAtOnce: each fault is a line, which begins with the path of the value.
+func TestTheChartRefuses_AllAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := tryRender(t, `{cni: {ambient: {Enabled: true}, logLevel: info}, chaind: true, audit: {interval: 5}, hub: docker.io/istio, chained: false,
+confMode: inline, ambient: {enablementSelectors: [{podSelectors: {}}]}, monitoring: {podMonitor: {enable: true}}, repairPods: true}`)
+	if err == nil {
+		t.Fatal("faults are rendered")
+	}
+	head, faults, _ := strings.Cut(err.Error(), "\n")
+	if want := "rendering: execution error at (cni/templates/values-check.yaml:2:4): "; head != want {
+		t.Errorf("the first line is %q, want %q", head, want)
+	}
+	same(t, "faults", []string{
+		"ambient.enablementSelectors[0].podSelectors: unknown; did you mean ambient.enablementSelectors[0].podSelector?",
+		"audit.interval: got 5, want a duration such as 5m, or 0 for none",
+		"chaind: unknown; did you mean chained?",
+		"cni.ambient.Enabled: unknown; did you mean cni.ambient.enabled?",
+		"cni.logLevel: use logging.level",
+		`confMode: "inline" contradicts chained=false, which is standalone`,
+		`hub: "docker.io/istio/install-cni:` + theChart(t).AppVersion() + `" is Istio's image, not this one: set global.hub and global.tag to this ` +
+			"program's image; if other charts read global, too, set cni.hub and cni.tag",
+		"monitoring.podMonitor.enable: unknown; did you mean monitoring.podMonitor.enabled?",
+		"repairPods: unknown; did you mean repair.repairPods?",
+	}, strings.Split(faults, "\n"))
 }
 
 // TestSchemaLeavesGlobalsOfOthersAlone: unknown names below global are allowed, because subcharts share them.
@@ -321,9 +348,11 @@ func TestTheChartRefuses(t *testing.T) {
 		`{observe: true, taint: {newNodes: true}}`:      "taint.newNodes=true contradicts observe=true",
 		`{observe: true, hostNetwork: true}`:            "hostNetwork=true contradicts observe=true",
 		`{healthPort: 15014}`:                           "is also the monitoringPort",
-		`global: {hub: docker.io/istio}`:                "has Istio's image",
-		`global: {hub: gcr.io/istio-release}`:           "has Istio's image",
-		`hub: registry.istio.io/release`:                "has Istio's image",
+		`global: {hub: docker.io/istio}`:                "is Istio's image, not this one: set global.hub",
+		`global: {hub: gcr.io/istio-release}`:           "is Istio's image, not this one: set global.hub",
+		`image: docker.io/istio/install-cni:1.31.1`:     "image: \"docker.io/istio/install-cni:1.31.1\" is Istio's image, not this one",
+		`resourceScope: foo`:                            "resourceScope: got \"foo\", want all, cluster or namespace; this chart reads global.resourceScope",
+		`hub: registry.istio.io/release`:                "is Istio's image, not this one: set global.hub",
 	} {
 		mustRefuse(t, words, text)
 	}

@@ -30,13 +30,14 @@ type part struct {
 func parts() []part {
 	all := settings.All(installer.Settings())
 	return append([]part{
-		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"additionalProperties": false,\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, func() (string, error) { return schema(all) }},
+		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, func() (string, error) { return schema(all) }},
 		{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, func() (string, error) { return liveKeys(all), nil }},
+		{"manifests/istio-cni/templates/_others.tpl", `(\nagent: \{)(.*?)(\}\n)`, func() (string, error) { return shape(all), nil }},
 		reference("istio-cni install", func() (string, error) { return table(installer.Settings()), nil }),
 		reference("istio-cni iptables --help", flags(redirector.Run)),
 		reference("istio-cni taint --help", flags(tainter.Run)),
 		reference("the --help of other commands", others),
-		reference("values.yaml", values),
+		written("manifests/istio-cni/README.md", "values.yaml", values),
 		reference("the agent's metrics", agentMetrics),
 		reference("the taint controller's metrics", taintMetrics),
 	}, codes()...)
@@ -109,6 +110,21 @@ func schema(all []settings.Setting) (string, error) {
 		lines = append(lines, fmt.Sprintf("            %q: %s", s.ChartName(), line))
 	}
 	return strings.Join(lines, ",\n"), nil
+}
+
+// shape has the names of the chart's value "agent", each with a value of its type.
+func shape(all []settings.Setting) string {
+	var names []string
+	for _, s := range all {
+		if s.Chart {
+			like, other := map[string]string{"": "true", "CODE": "0", "PORT": "0"}[s.Arg]
+			if !other {
+				like = `""`
+			}
+			names = append(names, s.ChartName()+": "+like)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 func liveKeys(all []settings.Setting) string {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +68,18 @@ func (c *Client) ConfigMap(ctx context.Context, namespace, name string) (map[str
 		return nil, err
 	}
 	return object.Data, nil
+}
+
+// Object fetches a pod, a DaemonSet or a ConfigMap, by the plural of its kind, as the API server's JSON.
+func (c *Client) Object(ctx context.Context, plural, namespace, name string) ([]byte, error) {
+	all := []apiResource{pods(), daemonSets(), configMaps()}
+	at := slices.IndexFunc(all, func(of apiResource) bool { return of.plural == plural })
+	what := &call{verb: "get", resource: all[max(at, 0)], namespace: namespace, name: name, asJSON: true}
+	if at < 0 || !validName(namespace) || !validName(name) {
+		return nil, c.invalid(what, errNoSegment)
+	}
+	body, _, err := c.transmit(ctx, what)
+	return body, err
 }
 
 // Pods lists at most limit pods of a node from the API server's cache: GET /api/v1/pods?fieldSelector=spec.nodeName=NODE.

@@ -52,6 +52,25 @@ func TestClient_ObjectsForTheDoctor(t *testing.T) {
 	}
 }
 
+// TestClient_Object: an object comes as it is, and only of a known kind and with a possible name.
+func TestClient_Object(t *testing.T) {
+	t.Parallel()
+	server := kubetest.NewServer(t)
+	server.Set(kubetest.ConfigMap("a", "b", map[string]string{"key": "value"}))
+	c := newClient(t, server.Kubeconfig(t))
+	if text, err := c.Object(t.Context(), "configmaps", "a", "b"); err != nil || !strings.Contains(string(text), `"key":"value"`) {
+		t.Errorf("got %s, %v", text, err)
+	}
+	for _, key := range [][3]string{{"secrets", "a", "b"}, {"configmaps", "a", "../../b"}, {"configmaps", "", "b"}, {"pods", "a/b", "c"}} {
+		if _, err := c.Object(t.Context(), key[0], key[1], key[2]); ClassOf(err) != InvalidKey {
+			t.Errorf("%q: %v", key, err)
+		}
+	}
+	if _, err := c.Object(t.Context(), "pods", "a", "b"); ClassOf(err) != NotFound {
+		t.Errorf("a missing pod: %v", err)
+	}
+}
+
 func TestToken_Claims(t *testing.T) {
 	t.Parallel()
 	server := kubetest.NewServer(t)

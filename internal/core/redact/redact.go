@@ -1,6 +1,8 @@
 // Package redact removes credentials from texts that leave the node.
 //
 // For another program's JSON document, [Redactor.Foreign] promises only the values of known keys; type and length replace all others.
+// [Redactor.Object] does so for Kubernetes. Of a proxy's log, [Redactor.Records] shows records only, and [Redactor.Event] the messages of
+// known reasons.
 //
 // In this program's texts, [Redactor.Text] and [Redactor.JSON] promise to remove every given secret, JWT, bearer token, value of an
 // Authorization or Cookie header, user and password in a URL, PEM block, value of a name that suggests a token, secret, password,
@@ -37,9 +39,10 @@ type Redactor struct {
 	// block matches credentials of several lines, token and whole match bare credentials, named matches a name with its value, option
 	// matches an option with its argument.
 	block, token, whole, named, option, isPlace *regexp.Regexp
-	// keys are the known keys; others are shown if they match.
-	keys  map[string]bool
-	other *regexp.Regexp
+
+	foreign, object *table
+	reasons         map[string]bool
+	patterns
 }
 
 // New returns a Redactor that also removes these secrets. It compiles expressions: the plugin must not call it at start.
@@ -55,7 +58,8 @@ func New(secrets ...string) *Redactor {
 		option:  regexp.MustCompile(`(--[a-z-]*(?:` + secretName + `|comment|prefix|string)[a-z-]*)(\s+)` + value),
 		isPlace: regexp.MustCompile(`(?i)(?:file|path|dir)s?$`),
 	}
-	r.keys, r.other = newForeign()
+	r.foreign, r.object = newTables()
+	r.patterns, r.reasons = newPatterns(), set(reasons)
 	for _, s := range secrets {
 		if s = strings.TrimSpace(s); len(s) >= shortest {
 			r.secrets = append(r.secrets, []byte(s))

@@ -1,12 +1,12 @@
 // Package bundle is the role "istio-cni bundle": it writes the data for a bug report as a tar file, compressed with gzip.
 //
 // It promises that values which others wrote are in it for known keys only: in a CNI configuration the keys of the specification, the
-// reference plugins and this program, in a pod the annotations that this program reads. Any other value is replaced by its type and length.
+// reference plugins and this program, in an object of Kubernetes those of package redact. Any other value is replaced by its type and length.
 // It has no other program's log. In texts of this program credentials of known forms are replaced, and so is the agent's token; a text that
 // quotes a secret of another form keeps it. It is bounded in size and time; what is missing is listed with the reason. It changes
 // nothing on the node, and never writes to a terminal.
 //
-// Start at Run; archive.go has the written file.
+// Start at Run; core/archive writes the file.
 package bundle
 
 import (
@@ -25,6 +25,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
+	"github.com/meshcni/istio-cni/internal/core/archive"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -43,9 +44,10 @@ const head = `NAME:
 USAGE:
    istio-cni bundle [NAMESPACE/NAME] [flags] > file.tar.gz
 
-Its README.txt explains each file, missing.txt lists missing data and the reasons. It has the rules and differences of the named pod
+README.txt in it explains each file, missing.txt lists missing data and the reasons. It has the rules and differences of the named pod
 or, by default, of all pods of this node that are not captured. In other programs' configurations it has the values of known keys only,
 and type and length of other values. Read it before you pass it on: it has names of pods, addresses and this program's settings and logs.
+kubectl istio-cni bundle adds Kubernetes objects, events and the proxy's log, with the user's rights.
 
 EXIT CODES:
    %d  done; parts may be missing
@@ -125,11 +127,11 @@ keys only; a type with a length, such as "string of 40 bytes", replaces any othe
   agent.log        the agent's log, with the plugin's records
   plugin.log       the plugin's records in its own file
   metrics.txt      the agent's metrics
+  cluster/         the named pod, the agent's DaemonSet and ConfigMap, as far as the agent may read them
 `
 
 const (
 	askTimeout  = 15 * time.Second
-	confs       = "cni/" // the configurations of other programs
 	serviceDir  = "/var/run/secrets/kubernetes.io/serviceaccount"
 	pluginsFile = "istio-cni.log"
 )
@@ -137,7 +139,7 @@ const (
 // reporter collects the parts of the bundle.
 type reporter struct {
 	config
-	*archive
+	*archive.Archive
 
 	// from is the time of the bundle's first records.
 	from time.Time
@@ -148,7 +150,7 @@ type reporter struct {
 func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	began := time.Now() //nolint:forbidigo // the only clock of the role
 	r := reporter{config: c, from: began.Add(-c.since)}
-	text, answered := within(ctx, r.part(agentapi.BundleAgent))
+	text, answered := archive.Within(ctx, r.part(agentapi.BundleAgent))
 	if answered == nil {
 		if answered = json.Unmarshal(text, &r.info); answered != nil {
 			answered = fmt.Errorf("asking the node agent for its %s: %w", agentapi.BundleAgent, answered)
@@ -156,24 +158,26 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 	}
 	host, _ := os.Hostname()
 	kubeconfig, secrets, kubeconfigErr := r.kubeconfig(ctx)
-	r.archive = newArchive(w, cmp.Or(c.node, r.info.Node, host), began, secrets)
-	r.write("README.txt", []byte(readme))
-	r.write("version.txt", []byte(applet.Build()+"\n"))
-	r.add("agent.json", text, answered)
-	r.collect(ctx, "selftest.json", r.file(selfcheck.FileName))
+	r.Archive = archive.New(w, began, secrets, cmp.Or(c.node, r.info.Node, host))
+	r.Add("README.txt", []byte(readme), nil)
+	r.Add("version.txt", []byte(applet.Build()+"\n"), nil)
+	r.Add("agent.json", text, answered)
+	r.Collect(ctx, "selftest.json", r.file(selfcheck.FileName))
 	r.directory(ctx)
-	r.add("kubeconfig.yaml", kubeconfig, kubeconfigErr)
+	r.Add("kubeconfig.yaml", kubeconfig, kubeconfigErr)
 	if gone := (*agentapi.Refusal)(nil); answered == nil || errors.As(answered, &gone) {
-		r.collect(ctx, "readiness.json", r.part(agentapi.BundleReadiness))
-		r.collect(ctx, "metrics.txt", r.part(agentapi.BundleMetrics))
-		r.collect(ctx, "agent.log", r.part(agentapi.BundleLog))
-		r.collect(ctx, "decisions.json", r.decisions)
-		r.collect(ctx, "plugin.log", r.pluginLog)
+		r.Collect(ctx, "readiness.json", r.part(agentapi.BundleReadiness))
+		r.Collect(ctx, "metrics.txt", r.part(agentapi.BundleMetrics))
+		r.Collect(ctx, "agent.log", r.part(agentapi.BundleLog))
+		r.Collect(ctx, "decisions.json", r.decisions)
+		r.Collect(ctx, "plugin.log", r.pluginLog)
+		r.cluster(ctx)
 		r.pods(ctx)
-		return nil, r.close()
+		return nil, r.Close()
 	}
-	r.collect(ctx, "plugin.log", r.pluginLog)
-	return answered, r.close()
+	r.Collect(ctx, "plugin.log", r.pluginLog)
+	r.cluster(ctx)
+	return answered, r.Close()
 }
 
 // ask returns a function that sends one request on its own connection, so that no request depends on an earlier connection.
@@ -197,7 +201,7 @@ func (r *reporter) part(part agentapi.BundlePart) func(context.Context) ([]byte,
 // file returns a file of the run directory.
 func (r *reporter) file(name string) func(context.Context) ([]byte, error) {
 	return func(context.Context) ([]byte, error) {
-		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), maxAll)
+		text, _, err := hostfs.ReadFile(filepath.Join(filepath.Dir(r.socket), name), archive.MaxAll)
 		return text, err
 	}
 }
@@ -225,11 +229,11 @@ func (r *reporter) pluginLog(ctx context.Context) ([]byte, error) {
 
 // kubeconfig returns the plugin's kubeconfig without credentials, and the credentials that are visible here.
 func (r *reporter) kubeconfig(ctx context.Context) (clean []byte, secrets []string, err error) {
-	token, _ := within(ctx, func(context.Context) (token []byte, err error) {
-		token, _, err = hostfs.ReadFile(filepath.Join(serviceDir, "token"), maxAll)
+	token, _ := archive.Within(ctx, func(context.Context) (token []byte, err error) {
+		token, _, err = hostfs.ReadFile(filepath.Join(serviceDir, "token"), archive.MaxAll)
 		return token, err
 	})
-	text, err := within(ctx, r.file(cniconf.KubeconfigName))
+	text, err := archive.Within(ctx, r.file(cniconf.KubeconfigName))
 	if err == nil {
 		clean, secrets, err = kube.WithoutCredentials(text, redact.Mark)
 	}
@@ -242,20 +246,14 @@ func (r *reporter) netDirs() (dirs []string) {
 	if r.netDir != "" {
 		return []string{r.netDir}
 	}
-	for _, name := range []string{"--mounted-cni-net-dir", "--cni-net-dir"} {
-		for _, s := range r.info.Settings {
-			if s.Name == name && s.Value != "" {
-				dirs = append(dirs, s.Value)
-			}
-		}
-	}
-	return append(dirs, "/host/etc/cni/net.d", "/etc/cni/net.d")
+	dirs = []string{r.setting("--mounted-cni-net-dir"), r.setting("--cni-net-dir"), "/host/etc/cni/net.d", "/etc/cni/net.d"}
+	return slices.DeleteFunc(dirs, func(dir string) bool { return dir == "" })
 }
 
 // directory adds the list of the CNI directory and its configurations.
 func (r *reporter) directory(ctx context.Context) {
 	dirs := r.netDirs()
-	found, err := within(ctx, func(context.Context) (listing, error) {
+	found, err := archive.Within(ctx, func(context.Context) (listing, error) {
 		var errs []error
 		for _, dir := range dirs {
 			l, err := list(dir)
@@ -266,10 +264,10 @@ func (r *reporter) directory(ctx context.Context) {
 		}
 		return listing{}, errors.Join(errs...)
 	})
-	r.add("cni-dir.txt", found.text, err)
+	r.Add("cni-dir.txt", found.text, err)
 	for _, name := range found.confs {
-		r.collect(ctx, confs+fileName(strings.ReplaceAll(string(r.clean.Text([]byte(name))), "/", "_")), func(context.Context) ([]byte, error) {
-			text, _, err := hostfs.ReadFile(filepath.Join(found.dir, name), maxAll)
+		r.Collect(ctx, archive.Confs+archive.FileName(strings.ReplaceAll(string(r.Text([]byte(name))), "/", "_")), func(context.Context) ([]byte, error) {
+			text, _, err := hostfs.ReadFile(filepath.Join(found.dir, name), archive.MaxAll)
 			return text, err
 		})
 	}
@@ -283,7 +281,7 @@ type listing struct {
 }
 
 func list(dir string) (listing, error) {
-	l := listing{dir: dir, text: []byte(printable.Quote(dir, maxAll) + "\n")}
+	l := listing{dir: dir, text: []byte(printable.Quote(dir, archive.MaxAll) + "\n")}
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		l.entry(e.Name())
@@ -304,9 +302,9 @@ func (l *listing) entry(name string) {
 	if err != nil {
 		return
 	}
-	l.text = fmt.Appendf(l.text, "%s %8d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), printable.Quote(name, maxAll))
+	l.text = fmt.Appendf(l.text, "%s %8d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), printable.Quote(name, archive.MaxAll))
 	if target, err := os.Readlink(file); err == nil {
-		l.text = fmt.Appendf(l.text, " -> %s", printable.Quote(target, maxAll))
+		l.text = fmt.Appendf(l.text, " -> %s", printable.Quote(target, archive.MaxAll))
 	}
 	l.text = append(l.text, '\n')
 	if !info.IsDir() && (cniconf.Candidate(name) || cniconf.Saved(name)) {
@@ -316,9 +314,9 @@ func (l *listing) entry(name string) {
 
 // pods adds the state of all pods and the details of the named pod or of all pods that are not captured.
 func (r *reporter) pods(ctx context.Context) {
-	all, err := within(ctx, ask(r, func(ctx context.Context, a *agentapi.Agent) ([]audit.Status, error) { return a.Audit(ctx, false) }))
+	all, err := archive.Within(ctx, ask(r, func(ctx context.Context, a *agentapi.Agent) ([]audit.Status, error) { return a.Audit(ctx, false) }))
 	text, _ := json.Marshal(all) // strings and times only
-	r.add("audit.json", text, err)
+	r.Add("audit.json", text, err)
 	var wanted []string
 	if r.pod != "" {
 		wanted = []string{r.pod}
@@ -331,10 +329,45 @@ func (r *reporter) pods(ctx context.Context) {
 	}
 	for _, pod := range wanted {
 		namespace, name, _ := strings.Cut(pod, "/")
-		r.collect(ctx, "pods/"+fileName(namespace+"_"+name)+".json", ask(r, func(ctx context.Context, a *agentapi.Agent) ([]byte, error) {
+		r.Collect(ctx, "pods/"+archive.FileName(namespace+"_"+name)+".json", ask(r, func(ctx context.Context, a *agentapi.Agent) ([]byte, error) {
 			return a.AuditPod(ctx, namespace, name, nil)
 		}))
 	}
+}
+
+// cluster adds the Kubernetes objects that the agent's own rights, which the plugin's kubeconfig has, allow.
+func (r *reporter) cluster(ctx context.Context) {
+	r.Miss(archive.Cluster, errElsewhere)
+	client, err := kube.NewClient(kube.Config{Kubeconfig: filepath.Join(filepath.Dir(r.socket), cniconf.KubeconfigName), Timeout: askTimeout / 3})
+	if err != nil {
+		r.Miss(archive.Cluster, err)
+		return
+	}
+	defer client.Close()
+	objects := [][3]string{{"daemonsets", r.info.Namespace, r.setting("--daemonset-name")}, {"configmaps", r.info.Namespace, r.setting("--config-map")}}
+	if namespace, name, _ := strings.Cut(r.pod, "/"); name != "" {
+		objects = append(objects, [3]string{"pods", namespace, name})
+	}
+	for _, o := range objects {
+		if o[2] == "" {
+			continue
+		}
+		r.Collect(ctx, archive.Cluster+o[0]+".json", func(ctx context.Context) ([]byte, error) { return client.Object(ctx, o[0], o[1], o[2]) })
+	}
+}
+
+// errElsewhere says which objects are never here.
+var errElsewhere = errors.New("the agent has no right to read events, webhook configurations, namespaces and the proxy's log: " +
+	"kubectl istio-cni bundle reads them with the user's rights")
+
+// setting returns the value of a setting of the agent, "" without an answer of the agent.
+func (r *reporter) setting(name string) string {
+	for _, s := range r.info.Settings {
+		if s.Name == name {
+			return s.Value
+		}
+	}
+	return ""
 }
 
 func (r *reporter) decisions(ctx context.Context) (text []byte, err error) {

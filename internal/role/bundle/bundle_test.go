@@ -20,9 +20,11 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/core/archive"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/printable"
+	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
@@ -92,7 +94,7 @@ func TestBundle_OfANode(t *testing.T) {
 		"example.com/private": planted,
 	}
 	for name, secret := range usual() {
-		annotations["example.com/"+fileName(name)] = secret
+		annotations["example.com/"+archive.FileName(name)] = secret
 	}
 	annotated, _ := json.Marshal(annotations)
 	n.API.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":"mesh","uid":%q,"annotations":%s},"spec":{"nodeName":%q,
@@ -106,13 +108,14 @@ func TestBundle_OfANode(t *testing.T) {
 	var stderr string
 	nodetest.Await(t, "the bundle with the audit's first results", func() error {
 		code, files, stderr = run(t, "apps/mesh", "--socket="+socket, "--net-dir="+n.Path(nodetest.NetDir))
-		if !strings.Contains(files["audit.json"], `"apps"`) {
+		if !strings.Contains(files["audit.json"], `"drifted"`) {
 			return fmt.Errorf("audit %s, %s", files["audit.json"], files["missing.txt"]) //nolint:err113 // for the test's reader
 		}
 		return nil
 	})
-	const broken = "cni/90-bro_ken.conf: left out, 33 bytes: not valid JSON: an error at byte 1\n"
-	if code != applet.ExitOK || stderr != "" || files["missing.txt"] != broken {
+	broken, cluster, _ := strings.Cut(files["missing.txt"], "\n")
+	if code != applet.ExitOK || stderr != "" || broken != "cni/90-bro_ken.conf: left out, 33 bytes: not valid JSON: an error at byte 1" ||
+		strings.Count("\n"+cluster, "\ncluster/") != strings.Count(cluster, "\n") || strings.Contains(cluster, planted) {
 		t.Fatalf("exit code %d, %s, missing %s", code, stderr, files["missing.txt"])
 	}
 	delete(files, "missing.txt")
@@ -132,6 +135,36 @@ func TestBundle_OfANode(t *testing.T) {
 	}
 	if len(files) > 0 {
 		t.Errorf("further files: %q", slices.Sorted(maps.Keys(files)))
+	}
+}
+
+// TestBundle_OwnRights: the bundle has the objects that the agent may read, without secrets, and names the others.
+func TestBundle_OwnRights(t *testing.T) {
+	api := kubetest.NewServer(t)
+	api.Set(fmt.Appendf(nil, `{"kind":"Pod","apiVersion":"v1","metadata":{"namespace":"apps","name":"mesh","uid":"u","annotations":{"a":%q}},
+		"spec":{"nodeName":"n","containers":[{"name":"istio-proxy","args":[%[1]q],"env":[{"name":"KEY","value":%[1]q}]}]}}`, planted))
+	api.Set(kubetest.DaemonSet("istio-system", "istio-cni-node", ""))
+	api.Deny("get configmaps")
+	socket := fake(t, map[string]string{
+		"/v1/bundle/agent": `{"namespace":"istio-system","settings":[{"name":"--daemonset-name","value":"istio-cni-node"},{"name":"--config-map","value":"istio-cni-config"}]}`,
+	})
+	kubeconfig, err := os.ReadFile(api.Kubeconfig(t))
+	check.OK(t, err)
+	put(t, filepath.Join(filepath.Dir(socket), cniconf.KubeconfigName), string(kubeconfig))
+	_, files, _ := run(t, "apps/mesh", "--socket="+socket, "--net-dir="+t.TempDir())
+	if !strings.Contains(files["cluster/pods.json"], `"nodeName": "n"`) || !strings.Contains(files["cluster/pods.json"], `"value": "string of 18 bytes"`) ||
+		!strings.Contains(files["cluster/daemonsets.json"], `"name": "istio-cni-node"`) {
+		t.Errorf("pod %s, DaemonSet %s", files["cluster/pods.json"], files["cluster/daemonsets.json"])
+	}
+	for _, want := range []string{"cluster/: the agent has no right to read events, webhook", "cluster/configmaps.json: get configmaps istio-system/istio-cni-config"} {
+		if !strings.Contains(files["missing.txt"], want) {
+			t.Errorf("no %q in %s", want, files["missing.txt"])
+		}
+	}
+	for name, text := range files {
+		if strings.Contains(text, planted) {
+			t.Errorf("a secret is in %s", name)
+		}
 	}
 }
 
@@ -289,25 +322,6 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, errors.New("full") } //nolint:err113 // for the test
 
-// TestArchive_Bounds: all files together have at most 32 MiB.
-func TestArchive_Bounds(t *testing.T) {
-	var out bytes.Buffer
-	a := newArchive(&out, "n", time.Unix(0, 0), nil)
-	for i := range 6 {
-		a.write(fmt.Sprint(i), bytes.Repeat([]byte("line\n"), 2<<20))
-	}
-	a.write("small", []byte("x"))
-	check.OK(t, a.close())
-	files := unpack(t, &out)
-	sum := 0
-	for _, text := range files {
-		sum += len(text)
-	}
-	if sum > maxAll || files["2"] == "" || files["small"] == "" || files["3"] != "" || !strings.Contains(files["missing.txt"], "3: no room is left") {
-		t.Errorf("%d bytes of %q: %s", sum, slices.Sorted(maps.Keys(files)), files["missing.txt"])
-	}
-}
-
 // secretPart is in each of the secrets below.
 const secretPart = "pl4nted0123456789abcdefABCDEF0123"
 
@@ -347,8 +361,8 @@ func TestSecrets_OfOtherPrograms(t *testing.T) {
 	for name, secret := range usual() {
 		text, _ := json.Marshal(secret)
 		words, _ := json.Marshal(strings.Fields(secret))
-		add(fileName(name), fmt.Sprintf(`"note": %s, "list": [%s], "words": %s, "text": %q, %s: 1`, text, text, words, `{"a": `+string(text)+`}`, text))
-		raw[fileName(name)+".conf"] = secret
+		add(archive.FileName(name), fmt.Sprintf(`"note": %s, "list": [%s], "words": %s, "text": %q, %s: 1`, text, text, words, `{"a": `+string(text)+`}`, text))
+		raw[archive.FileName(name)+".conf"] = secret
 		log += secret + "\n"
 	}
 	for i, m := range members {

@@ -84,6 +84,9 @@ const observer = "istio-cni-observer"
 // where returns the namespace of the node agents and the UIDs of their DaemonSets in it. A label proves little about a pod or a DaemonSet:
 // everyone who may create one in some namespace chooses its labels. So the user must choose between agents of two namespaces.
 func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err error) {
+	if f.home != "" {
+		return f.home, f.sets, nil
+	}
 	args := []string{"daemonsets.apps", "--all-namespaces"}
 	if f.namespace != "" {
 		args = []string{"daemonsets.apps", "-n", f.namespace}
@@ -114,6 +117,7 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	if f.namespace == "" && namespace != "istio-system" && namespace != "kube-system" {
 		_, _ = fmt.Fprintf(f.Stderr, "note: taking the node agents of namespace %s; --agent-namespace=%[1]s confirms that\n", namespace)
 	}
+	f.home, f.sets = namespace, sets
 	return namespace, sets, nil
 }
 

@@ -101,19 +101,9 @@ func failed(nodes []node) bool {
 	return slices.ContainsFunc(nodes, func(n node) bool { return n.Error != "" })
 }
 
-// question is a command for all agents.
-type question struct {
-	command []string
-	// ok are exit codes, besides 0, of an agent that has answered.
-	ok []int
-	// most bounds each agent's output in memory, parallel the processes of kubectl.
-	most, parallel int
-}
-
-// each runs a command in all agents and calls done with the output and the exit code of each, one call at a time, in any order. It
-// names the nodes that did not answer or have no agent, and returns all of them. If the agents refuse the arguments, the error is a
-// usageError.
-func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []byte, code int) error) ([]node, error) {
+// each calls one for all agents, at most parallel at once. It names the nodes that did not answer or have no agent, and returns all of
+// them. If the agents refuse the arguments, the error is a usageError.
+func (f *fleet) each(ctx context.Context, parallel int, one func(context.Context, agent) error) ([]node, error) {
 	agents, err := f.agents(ctx)
 	if err != nil {
 		return nil, err
@@ -127,22 +117,26 @@ func (f *fleet) each(ctx context.Context, q question, done func(a agent, text []
 	}
 	problems := make([]error, len(agents))
 	answered := 0
-	slots := make(chan struct{}, q.parallel)
+	slots := make(chan struct{}, parallel)
 	f.show(answered, len(agents))
 	for i, a := range agents {
 		work.Go(func() {
 			// The slot is free when the output is no longer in memory.
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			text, code, problem := f.one(ctx, a, q.most, q.ok, q.command...)
+			problem := one(ctx, a)
 			mu.Lock()
 			defer mu.Unlock()
-			if problem == nil {
-				problem = done(a, text, code)
-			}
 			problems[i] = problem
 			answered++
 			f.show(answered, len(agents))
+			if f.steps {
+				result := "done"
+				if problem != nil {
+					result = "failed"
+				}
+				_, _ = fmt.Fprintf(f.Stderr, "node %s: %s, %d of %d\n", printable.Text(a.name(), maxShown), result, answered, len(agents))
+			}
 		})
 	}
 	work.Wait()
@@ -201,7 +195,7 @@ func (f *fleet) without(ctx context.Context, agents []agent) (nodes []node, noti
 
 // show prints how many nodes have answered, in one line that it overwrites and removes at the end.
 func (f *fleet) show(answered, all int) {
-	if f.progress == nil || all == 1 {
+	if f.progress == nil || f.steps || all == 1 {
 		return
 	}
 	text := strconv.Itoa(answered) + "/" + strconv.Itoa(all) + " nodes"
@@ -215,9 +209,16 @@ func (f *fleet) show(answered, all int) {
 const (
 	// maxObjects bounds an answer of the API server, which is trusted.
 	maxObjects = 64 << 20
-	// maxBundle bounds a node's bundle, which has at most 32 MiB of files, and atOnce the number of bundles in memory.
-	maxBundle = 40 << 20
-	atOnce    = 3
+	// maxBundle bounds a node's bundle before compression, maxFile a file in it, maxFiles their number and maxDirs the parts of their names;
+	// atOnce bounds the files in memory.
+	maxBundle = 48 << 20
+	maxFile   = 16 << 20
+	maxFiles  = 10_000
+	maxDirs   = 2
+	atOnce    = 5
+	// maxLog bounds the log of a proxy, in bytes, maxEvents the events in a file.
+	maxLog    = 16 << 20
+	maxEvents = 1000
 	// maxList bounds a node's list; maxRow, maxLevels and maxRows bound its rows: as YAML a row can be hundreds of times as large, and each
 	// level indents all lines in it. maxAll and maxAllRows bound the rows of all nodes: Kubernetes is made for 150,000 pods.
 	maxList    = 8 << 20
@@ -255,18 +256,23 @@ func (e *exitError) Error() string {
 
 // kubectl runs kubectl with the user's flags, for at most f.timeout, and returns at most most bytes of its standard output.
 func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, error) {
-	ctx, cancel := f.limit(ctx)
-	defer cancel()
 	out := &limited{most: most}
-	_, err := f.start(ctx, out, args...)
-	late, is := errors.AsType[*lateError](context.Cause(ctx))
-	switch {
-	case out.full:
+	err := f.stream(ctx, out, args...)
+	if out.full {
 		err = fmt.Errorf("more than %d MiB of output", most>>20)
-	case is:
-		err = late
 	}
 	return out.text, err
+}
+
+// stream passes the standard output of kubectl on, for at most f.timeout.
+func (f *fleet) stream(ctx context.Context, out io.Writer, args ...string) error {
+	ctx, cancel := f.limit(ctx)
+	defer cancel()
+	_, err := f.start(ctx, out, args...)
+	if late, is := errors.AsType[*lateError](context.Cause(ctx)); is {
+		err = late
+	}
+	return err
 }
 
 // limit bounds a context by f.timeout.
@@ -287,9 +293,12 @@ func (f *fleet) start(ctx context.Context, out io.Writer, args ...string) (stder
 		program = other
 	}
 	cmd := exec.CommandContext(ctx, program, slices.Concat(f.options.kubectl, args)...) //nolint:gosec // the user's kubectl
-	// A credential plugin that outlives kubectl holds its pipes.
+	// A credential plugin that outlives kubectl holds its pipes. The rest of a bundle in a pipe may take long to write.
 	const patience = 2 * time.Second
 	cmd.WaitDelay = patience
+	if f.steps {
+		cmd.WaitDelay = f.timeout
+	}
 	problems := &limited{most: maxProblems, drops: true}
 	cmd.Stdout, cmd.Stderr = out, problems
 	err = cmd.Run()

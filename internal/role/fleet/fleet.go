@@ -6,7 +6,7 @@
 // own lines, and that time, memory and the number of processes are bounded. It never talks to an API server itself and changes
 // nothing. It builds for every system that kubectl runs on.
 //
-// Start at Run; agents.go finds the agents, ask.go queries all of them with kubectl, lists.go merges their lists.
+// Start at Run; agents.go finds the agents, ask.go queries all of them with kubectl, lists.go merges their lists, bundle.go their files.
 package fleet
 
 import (
@@ -37,7 +37,8 @@ COMMANDS; "COMMAND --help" shows the flags of a node agent in the cluster:
    trace [-n NS] POD      real packets of a pod
    decisions              the last calls of the plugin on all nodes
    doctor                 checks of all nodes; with --for ambient also of what ambient mode needs
-   bundle [[-n NS] POD]   a tar.gz file for a bug report, to standard output
+   bundle [[-n NS] POD]   a tar.gz file for a bug report, to standard output: Kubernetes objects,
+                          and the files of all nodes, or of the pod's node
    dashboard [POD]        forwards the page of an agent to localhost;
                           --port N is the port on localhost (9876)
    version                the version of this program
@@ -79,6 +80,11 @@ type fleet struct {
 	options
 	// progress is a terminal, or nil.
 	progress io.Writer
+	// steps is whether each node's answer is a line of the error output.
+	steps bool
+	// home is the namespace of the agents, once it is known, and sets are the UIDs of their DaemonSets.
+	home string
+	sets []string
 }
 
 // options are the flags of this program and the flags for kubectl.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
@@ -145,8 +146,16 @@ func list[T any](ctx context.Context, f *fleet, args []string, l listing[T]) (in
 		return 0, err
 	}
 	var all answers[T]
-	q := question{slices.Concat(l.command, args), []int{l.badCode}, maxList, parallel}
-	nodes, err := f.each(ctx, q, func(a agent, text []byte, code int) error { return all.add(a.node, text, code, l.fit) })
+	var mu sync.Mutex
+	nodes, err := f.each(ctx, parallel, func(ctx context.Context, a agent) error {
+		text, code, failure := f.one(ctx, a, maxList, []int{l.badCode}, slices.Concat(l.command, args)...)
+		if failure != nil {
+			return failure
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		return all.add(a.node, text, code, l.fit)
+	})
 	if err != nil {
 		return 0, err
 	}

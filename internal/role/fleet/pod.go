@@ -1,8 +1,6 @@
 package fleet
 
 import (
-	"archive/tar"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -26,7 +23,7 @@ func (f *fleet) onePod(ctx context.Context, command string, args []string) (int,
 }
 
 // target finds the agent on the node of the pod that the arguments name, as NAMESPACE/NAME or as NAME with -n NAMESPACE. key is the pod
-// in the form for the agent's commands, rest are the other arguments.
+// in the form for the agent's commands, rest are the other arguments; both are set if the pod was found.
 func (f *fleet) target(ctx context.Context, args []string) (a agent, key string, rest []string, err error) {
 	namespace, rest, err := last(args, "--namespace", "-n", "")
 	if err != nil {
@@ -54,61 +51,17 @@ func (f *fleet) target(ctx context.Context, args []string) (a agent, key string,
 	key = found.Metadata.Namespace + "/" + found.Metadata.Name
 	node := found.Spec.NodeName
 	if node == "" {
-		return a, key, nil, fmt.Errorf("pod %s is on no node yet", key)
+		return a, key, rest, fmt.Errorf("pod %s is on no node yet", key)
 	}
 	f.nodes = []string{node}
 	agents, err := f.agents(ctx, "--field-selector=spec.nodeName="+node)
 	switch {
 	case err != nil:
-		return a, key, nil, err
+		return a, key, rest, err
 	case agents[0].problem != "":
-		return a, key, nil, fmt.Errorf("node %s of pod %s: %s", node, key, agents[0].problem)
+		return a, key, rest, fmt.Errorf("node %s of pod %s: %s", node, key, agents[0].problem)
 	}
 	return agents[0], key, rest, nil
-}
-
-// partial is the exit code of an agent's command bundle whose file lists missing parts.
-var partial = []int{applet.ExitError} //nolint:gochecknoglobals // a constant
-
-// bundle writes the bundle of a pod's node, or a tar.gz file with the bundles of all nodes.
-func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
-	if f.Columns() > 0 {
-		return 0, &usageError{errors.New("the bundle is a tar.gz file: redirect the standard output to a file")}
-	}
-	if len(args) > 0 && (!strings.HasPrefix(args[0], "-") || strings.HasPrefix(args[0], "-n") || strings.HasPrefix(args[0], "--namespace")) {
-		a, key, rest, err := f.target(ctx, args)
-		if err != nil {
-			return 0, err
-		}
-		text, _, err := f.one(ctx, a, maxBundle, partial, slices.Concat([]string{"bundle", key}, rest)...)
-		if err != nil {
-			return 0, fmt.Errorf("node %s: no answer: %w", a.node, err)
-		}
-		_, err = f.Stdout.Write(text)
-		return applet.ExitOK, err
-	}
-	now := time.Now() //nolint:forbidigo // the only clock of the plugin
-	zipped := gzip.NewWriter(f.Stdout)
-	out := tar.NewWriter(zipped)
-	q := question{slices.Concat([]string{"bundle"}, args), partial, maxBundle, atOnce}
-	nodes, err := f.each(ctx, q, func(a agent, text []byte, _ int) error {
-		// The name is the API server's; a path in it must not leave the directory of the extraction.
-		name := strings.NewReplacer("/", "_", `\`, "_").Replace(printable.Text(a.node, maxShown/4)) + ".tar.gz"
-		header := &tar.Header{Name: "istio-cni/" + name, Mode: 0o600, Size: int64(len(text)), ModTime: now, Format: tar.FormatPAX}
-		if err := out.WriteHeader(header); err != nil {
-			return err
-		}
-		_, err := out.Write(text)
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	code := applet.ExitOK
-	if failed(nodes) {
-		code = applet.ExitError
-	}
-	return code, errors.Join(out.Close(), zipped.Close())
 }
 
 // dashboard forwards the page of the agent on a pod's node, or of any agent without a pod, until the user ends it.

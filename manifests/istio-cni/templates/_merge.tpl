@@ -54,34 +54,48 @@ where none is set, and the tag of the reference's image.
 
 {{- define "cni.merge" -}}
 {{- if not (hasKey . "Config") -}}
+{{- $_ := set . "Faults" list -}}
+{{- $_ := set . "Ignored" list -}}
 {{- $defaults := fromYaml (.Files.Get "files/defaults.yaml") -}}
-{{- $others := include "cni.others" (dict "given" .Values "defaults" $defaults) | splitList " " | compact -}}
-{{- $own := omit (deepCopy .Values) "cni" "enabled" "profile" "platform" "compatibilityVersion" -}}
-{{- /* The image of another component, in values that istiod's chart reads, too. */ -}}
-{{- if has $own.image (list "auto" "pilot" "proxyv2" "ztunnel") -}}{{- $others = append $others "image" | sortAlpha -}}{{- end -}}
-{{- range $others -}}{{- $_ := unset $own . -}}{{- end -}}
+{{- $chosen := list "enabled" "profile" "platform" "compatibilityVersion" -}}
+{{- $others := include "cni.others" (dict "given" .Values "own" (concat (keys $defaults) $chosen (list "cni"))) | splitList " " | compact -}}
+{{- $inherited := dict -}}
+{{- if not (has "_internal_defaults_do_not_set" $others) -}}{{- $inherited = deepCopy (.Values._internal_defaults_do_not_set | default dict) -}}{{- end -}}
+{{- $own := omit (deepCopy .Values) "cni" "_internal_defaults_do_not_set" -}}
+{{- range concat $others $chosen -}}{{- $_ := unset $own . -}}{{- end -}}
 {{- $historic := deepCopy (.Values.cni | default dict) -}}
+{{- $chosenBefore := pick $historic "profile" "platform" "compatibilityVersion" -}}
+{{- range $chosen -}}{{- $_ := unset $historic . -}}{{- end -}}
+{{- range $path, $given := dict "" $own "cni." $historic "_internal_defaults_do_not_set." $inherited -}}
+{{- include "cni.names" (dict "root" $ "in" $given "like" $defaults "path" $path "shapes" (fromYaml (include "cni.shapes" $))) -}}
+{{- end -}}
 {{- $global := .Values.global | default dict -}}
 {{- $v := deepCopy $defaults -}}
-{{- include "cni.overlay" (dict "onto" $v "from" (get $own "_internal_defaults_do_not_set" | default dict)) -}}
-{{- include "cni.older" (dict "v" $v "given" (get $own "_internal_defaults_do_not_set" | default dict)) -}}
+{{- include "cni.overlay" (dict "onto" $v "from" $inherited) -}}
+{{- include "cni.older" (dict "v" $v "given" $inherited) -}}
 {{- range $kind := list "profile" "compatibilityVersion" "platform" -}}
-{{- $name := coalesce (get $.Values $kind) (get $historic $kind) (get $global $kind) | default "" | toString -}}
+{{- $name := coalesce (get $.Values $kind) (get $chosenBefore $kind) (get $global $kind) | default "" | toString -}}
 {{- include "cni.file" (dict "root" $ "onto" $v "kind" (trimSuffix "Version" $kind) "name" $name) -}}
 {{- $_ := set $v $kind $name -}}
 {{- end -}}
-{{- if eq (ternary .Values.observe $historic.observe (hasKey .Values "observe") | toString) "true" -}}
+{{- if eq (ternary $own.observe $historic.observe (hasKey $own "observe") | toString) "true" -}}
 {{- include "cni.overlay" (dict "onto" $v "from" (dict "priorityClassName" "" "foreignOwners" false "repair" (dict "enabled" false))) -}}
 {{- end -}}
-{{- include "cni.overlay" (dict "onto" $v "from" (omit $historic "enabled" "profile" "platform" "compatibilityVersion")) -}}
-{{- include "cni.overlay" (dict "onto" $v "from" (omit $own "_internal_defaults_do_not_set")) -}}
-{{- include "cni.typed" (dict "in" $v "like" $defaults "path" "") -}}
+{{- include "cni.overlay" (dict "onto" $v "from" $historic) -}}
+{{- include "cni.overlay" (dict "onto" $v "from" $own) -}}
 {{- $_ := set $v "priorityClassName" ($v.priorityClassName | default (ternary "" $defaults.priorityClassName $v.observe)) -}}
 {{- include "cni.counts" (list $v.tolerations $v.taint.tolerations $v.affinity $v.taint.affinity $v.updateStrategy) -}}
 {{- $_ := set . "Config" $v -}}
-{{- $_ := set . "Others" $others -}}
+{{- include "cni.ignored" (dict "root" . "others" $others) -}}
 {{- include "cni.check" . -}}
+{{- /* The first line is Helm's. Each fault has a line of its own, which begins with the value's path. */ -}}
+{{- with .Faults -}}{{- fail (join "\n" . | print "\n") -}}{{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* cni.fault collects what is wrong with a value, so that all faults are printed at once: (list ROOT TEXT). */}}
+{{- define "cni.fault" -}}
+{{- $_ := set (first .) "Faults" (append (first .).Faults (last .) | uniq) -}}
 {{- end -}}
 
 {{/* cni.checkObserver rejects what an observer does not do. */}}
@@ -95,10 +109,10 @@ where none is set, and the tag of the reference's image.
   "taint.newNodes=true" $v.taint.newNodes
   "hostNetwork=true" $v.hostNetwork
 -}}
-{{- if $on -}}{{- fail (printf "%s contradicts observe=true: an observer changes nothing" $what) -}}{{- end -}}
+{{- if $on -}}{{- include "cni.fault" (list $ (printf "%s contradicts observe=true: an observer changes nothing" $what)) -}}{{- end -}}
 {{- end -}}
 {{- if not (include "cni.audit" .) -}}
-{{- fail "audit.interval=0 contradicts observe=true: an observer does nothing but audit" -}}
+{{- include "cni.fault" (list . "audit.interval=0 contradicts observe=true: an observer does nothing but audit") -}}
 {{- end -}}
 {{- end -}}
 
@@ -107,28 +121,32 @@ where none is set, and the tag of the reference's image.
 {{- $v := .Config -}}
 {{- if $v.observe -}}{{- include "cni.checkObserver" . -}}{{- end -}}
 {{- if and (not (or $v.observe $v.ambient.enabled)) (eq (toString (get $v.env "AMBIENT_ENABLED")) "true") (ne (toString (get $v.env "AMBIENT_PODS")) "ignore") -}}
-{{- fail "env.AMBIENT_ENABLED: set ambient.enabled=true instead: the agent also needs volumes and rights for ambient mode" -}}
+{{- include "cni.fault" (list . "env.AMBIENT_ENABLED: set ambient.enabled=true instead: the agent also needs volumes and rights for ambient mode") -}}
+{{- end -}}
+{{- if not (has (default "all" .Values.resourceScope) (list "all" "cluster" "namespace")) -}}
+{{- include "cni.fault" (list . (printf "resourceScope: got %s, want all, cluster or namespace; this chart reads global.resourceScope" (toJson .Values.resourceScope))) -}}
 {{- end -}}
 {{- if and $v.confMode (ne $v.confMode "standalone") (not $v.chained) -}}
-{{- fail (printf "confMode: %q contradicts chained=false, which is standalone" $v.confMode) -}}
+{{- include "cni.fault" (list . (printf "confMode: %q contradicts chained=false, which is standalone" $v.confMode)) -}}
 {{- end -}}
 {{- if and $v.confMode (ne $v.confMode "owned") $v.istioOwnedCNIConfig -}}
-{{- fail (printf "confMode: %q contradicts istioOwnedCNIConfig=true, which is owned" $v.confMode) -}}
+{{- include "cni.fault" (list . (printf "confMode: %q contradicts istioOwnedCNIConfig=true, which is owned" $v.confMode)) -}}
 {{- end -}}
 {{- if and $v.istioOwnedCNIConfig (not $v.chained) -}}
-{{- fail "istioOwnedCNIConfig: true contradicts chained=false" -}}
+{{- include "cni.fault" (list . "istioOwnedCNIConfig: true contradicts chained=false") -}}
 {{- end -}}
 {{- if and (not $v.useAppArmorAnnotation) (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "useAppArmorAnnotation: false needs Kubernetes 1.30, but this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- include "cni.fault" (list . (printf "useAppArmorAnnotation: false needs Kubernetes 1.30, but this is %s" .Capabilities.KubeVersion.Version)) -}}
 {{- end -}}
 {{- if and $v.taint.newNodes (semverCompare "<1.36.0-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "taint.newNodes: true needs Kubernetes 1.36 (MutatingAdmissionPolicy), but this is %s; helm template takes the version from --kube-version" .Capabilities.KubeVersion.Version) -}}
+{{- include "cni.fault" (list . (printf "taint.newNodes: true needs Kubernetes 1.36 (MutatingAdmissionPolicy), but this is %s; helm template takes the version from --kube-version" .Capabilities.KubeVersion.Version)) -}}
 {{- end -}}
 {{- if eq (int $v.healthPort) (int $v.monitoringPort) -}}
-{{- fail (printf "healthPort: %d is also the monitoringPort" (int $v.healthPort)) -}}
+{{- include "cni.fault" (list . (printf "healthPort: %d is also the monitoringPort" (int $v.healthPort))) -}}
 {{- end -}}
-{{- $hub := include "cni.hub" . -}}
-{{- if and (not (contains "/" $v.image)) (include "cni.reference" $hub) -}}
-{{- fail (printf "hub: %q has Istio's image: set global.hub and global.tag to this program's image; set cni.hub and cni.tag instead if other charts read global, too" $hub) -}}
+{{- $image := include "cni.image" . -}}
+{{- if include "cni.reference" $image -}}
+{{- $path := ternary "image" (ternary "hub" "global.hub" (ne $v.hub "")) (contains "/" $v.image) -}}
+{{- include "cni.fault" (list . (printf "%s: %q is Istio's image, not this one: set global.hub and global.tag to this program's image; if other charts read global, too, set cni.hub and cni.tag" $path $image)) -}}
 {{- end -}}
 {{- end -}}

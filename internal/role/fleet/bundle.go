@@ -1,0 +1,278 @@
+package fleet
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/meshcni/istio-cni/internal/applet"
+	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/archive"
+)
+
+const bundleReadme = `A report of a cluster, which kubectl istio-cni bundle wrote with the user's rights. A type with a length, such as "string of
+40 bytes", replaces each value without a known key, among them the values of environment variables and all arguments.
+
+  missing.txt               the missing data and nodes, and the reasons
+  cluster/daemonsets.json   the DaemonSet of the node agents
+  cluster/configmaps.json   its settings
+  cluster/webhooks.json     the mutating webhooks, which inject the sidecar: names, selectors and their order
+  cluster/events.txt        the last events in the namespace of the agents; messages of known reasons only
+  cluster/pod.json          the named pod, cluster/namespace.json its namespace, cluster/pod-events.txt its events
+  cluster/proxy.log         the last records of the pod's proxy from level info on, without the access log
+  nodes/                    the files of each node, which the README.txt there explains
+`
+
+// bundle writes a tar.gz file with objects of the cluster and the files of all nodes, or of a pod's node.
+func (f *fleet) bundle(ctx context.Context, args []string) (int, error) {
+	if f.Columns() > 0 {
+		return 0, &usageError{errors.New("the bundle is a tar.gz file: redirect the standard output to a file")}
+	}
+	pod, args, unplaced, err := f.named(ctx, args)
+	if err == nil {
+		_, _, err = f.where(ctx)
+	}
+	if err != nil {
+		return 0, err
+	}
+	f.steps = true
+	out := archive.New(f.Stdout, time.Now(), nil) //nolint:forbidigo // the only clock of the plugin
+	out.Add("README.txt", []byte(bundleReadme), nil)
+	f.cluster(ctx, out, pod)
+	var nodes []node
+	if err = unplaced; err == nil {
+		nodes, err = f.each(ctx, atOnce, func(ctx context.Context, a agent) error { return f.files(ctx, out, a, args) })
+	}
+	for _, n := range nodes {
+		if n.Error != "" {
+			out.Miss("nodes/"+n.Name, errors.New(n.Error))
+		}
+	}
+	if err != nil {
+		out.Miss("nodes/", err)
+	}
+	code := applet.ExitOK
+	if failed(nodes) {
+		code = applet.ExitError
+	}
+	if closed := out.Close(); closed != nil {
+		err = cmp.Or(err, fmt.Errorf("writing the bundle: %w", closed))
+	}
+	return code, err
+}
+
+// named returns the pod that the arguments name, "" if they name none, and the arguments for the agents. unplaced is the error of a pod that
+// is on no node.
+func (f *fleet) named(ctx context.Context, args []string) (pod string, rest []string, unplaced, err error) {
+	if len(args) == 0 || strings.HasPrefix(args[0], "-") && !strings.HasPrefix(args[0], "-n") && !strings.HasPrefix(args[0], "--namespace") {
+		return "", args, nil, nil
+	}
+	f.nodes = nil
+	_, pod, rest, err = f.target(ctx, args)
+	if pod == "" {
+		return "", nil, nil, err
+	}
+	if len(f.nodes) == 0 {
+		unplaced = err
+	}
+	return pod, append([]string{pod}, rest...), unplaced, nil
+}
+
+// files adds the files of a node's bundle as they arrive.
+func (f *fleet) files(ctx context.Context, out *archive.Archive, a agent, args []string) error {
+	if a.problem != "" {
+		return errors.New(a.problem)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	from, to := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := f.stream(ctx, to, f.exec(a, append([]string{"bundle"}, args...)...)...)
+		_ = to.CloseWithError(err)
+		ended <- err
+	}()
+	err := unpack(out, "nodes/"+archive.FileName(a.node)+"/", from)
+	_ = from.CloseWithError(err)
+	if err != nil {
+		cancel()
+	}
+	if cause := <-ended; err == nil || errors.Is(err, cause) {
+		err = cmp.Or(explained(cause, "bundle"), cause)
+	}
+	return err
+}
+
+// unpack adds the files of a node's tar.gz file below a directory. Each is in memory until it is complete, so that a node which stops
+// sending holds back no other node. Names are the node's: only plain ones get into the archive.
+func unpack(out *archive.Archive, dir string, from io.Reader) error {
+	zipped, err := gzip.NewReader(from)
+	if err != nil {
+		return fmt.Errorf("reading its bundle: %w", err)
+	}
+	plain := &io.LimitedReader{R: zipped, N: maxBundle}
+	in := tar.NewReader(plain)
+	for files := 0; ; files++ {
+		header, err := in.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			_, err = io.Copy(io.Discard, plain) // the checksum, and the exit of kubectl
+			return err
+		case err == nil && files < maxFiles:
+			err = add(out, dir, header, in)
+		}
+		if plain.N == 0 || files == maxFiles {
+			err = fmt.Errorf("it has more than %d MiB or %d files", maxBundle>>20, maxFiles)
+		}
+		if err != nil {
+			return fmt.Errorf("reading its bundle: %w", err)
+		}
+	}
+}
+
+// add adds a file of a node's bundle.
+func add(out *archive.Archive, dir string, header *tar.Header, in io.Reader) error {
+	_, name, _ := strings.Cut(header.Name, "/")
+	parts := strings.Split(name, "/")
+	for i, part := range parts {
+		parts[i] = archive.FileName(part)
+	}
+	name = dir + strings.Join(parts[:min(len(parts), maxDirs)], "/")
+	if header.Typeflag != tar.TypeReg || header.Size > maxFile {
+		out.Miss(name, fmt.Errorf("left out: it is no file of at most %d MiB", maxFile>>20))
+		return nil
+	}
+	text := make([]byte, header.Size)
+	if _, err := io.ReadFull(in, text); err != nil {
+		return err
+	}
+	return out.Write(name, text)
+}
+
+// cluster adds what the user's rights allow to read of the cluster.
+func (f *fleet) cluster(ctx context.Context, out *archive.Archive, pod string) {
+	before := out.Missing()
+	get := func(name string, args ...string) []byte {
+		text, err := f.kubectl(ctx, maxObjects, append([]string{"get", "-o", "json"}, args...)...)
+		if err != nil {
+			err = fmt.Errorf("kubectl get %s: %w", args[0], err)
+		}
+		if strings.HasSuffix(name, ".txt") && err == nil {
+			text, err = events(out, text)
+		}
+		out.Add(archive.Cluster+name, text, err)
+		return text
+	}
+	sets := get("daemonsets.json", "daemonsets.apps", "-n", f.home, "-l", f.selector)
+	if names := configMaps(sets); len(names) > 0 {
+		get("configmaps.json", slices.Concat([]string{"configmaps", "-n", f.home, "--"}, names)...)
+	}
+	get("webhooks.json", "mutatingwebhookconfigurations")
+	get("events.txt", "events", "-n", f.home)
+	if namespace, name, _ := strings.Cut(pod, "/"); name != "" {
+		get("pod.json", "pods", "-n", namespace, "--", name)
+		get("namespace.json", "namespaces", "--", namespace)
+		get("pod-events.txt", "events", "-n", namespace, "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+name)
+		log := out.Records()
+		err := f.stream(ctx, log, "logs", "-n", namespace, "-c", "istio-proxy", "--tail=2000", "--limit-bytes="+strconv.Itoa(maxLog), "--", name)
+		if err != nil {
+			out.Miss(archive.Cluster+"proxy.log", fmt.Errorf("kubectl logs: %w", err))
+		}
+		if text := log.Text(); err == nil || len(text) > 0 {
+			out.Add(archive.Cluster+"proxy.log", text, nil)
+		}
+	}
+	result := "done"
+	if left := out.Missing() - before; left > 0 {
+		result = fmt.Sprintf("done, but for %d parts, which missing.txt names", left)
+	}
+	_, _ = fmt.Fprintf(f.Stderr, "cluster: %s\n", result)
+}
+
+// configMaps returns the names of the ConfigMaps that are the environment of DaemonSets.
+func configMaps(sets []byte) (names []string) {
+	type container struct {
+		EnvFrom []struct{ ConfigMapRef struct{ Name string } }
+	}
+	var list struct {
+		Items []struct {
+			Spec struct {
+				Template struct {
+					Spec struct{ Containers []container }
+				}
+			}
+		}
+	}
+	_ = json.Unmarshal(sets, &list) // an answer that is none is missing already
+	for _, set := range list.Items {
+		for _, c := range set.Spec.Template.Spec.Containers {
+			for _, from := range c.EnvFrom {
+				if name := from.ConfigMapRef.Name; name != "" && !slices.Contains(names, name) {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names
+}
+
+// event has the shown fields of an event. Which of its times and counts are set depends on its writer's API.
+type event struct {
+	Metadata       struct{ CreationTimestamp *time.Time }
+	EventTime      *time.Time
+	LastTimestamp  *time.Time
+	Count          int
+	Series         seen
+	InvolvedObject struct{ Kind, Namespace, Name, FieldPath string }
+
+	Type, Reason, Message string
+}
+
+type seen struct {
+	Count            int
+	LastObservedTime *time.Time
+}
+
+// last returns the time of the event.
+func (e *event) last() (at time.Time) {
+	for _, other := range []*time.Time{e.Metadata.CreationTimestamp, e.EventTime, e.LastTimestamp, e.Series.LastObservedTime} {
+		if other != nil && other.After(at) {
+			at = *other
+		}
+	}
+	return at
+}
+
+// events returns a table of the last events in a list.
+func events(out *archive.Archive, list []byte) ([]byte, error) {
+	var all struct{ Items []event }
+	if err := json.Unmarshal(list, &all); err != nil {
+		return nil, errors.New("the output of kubectl is no list of events")
+	}
+	slices.SortStableFunc(all.Items, func(a, b event) int { return b.last().Compare(a.last()) })
+	rows := [][]string{{"LAST", "TYPE", "REASON", "OBJECT", "COUNT", "MESSAGE"}}
+	for _, e := range all.Items[:min(len(all.Items), maxEvents)] {
+		on := e.InvolvedObject
+		rows = append(rows, []string{
+			e.last().UTC().Format(time.RFC3339), output.Cell(out.Message(e.Type)), output.Cell(out.Message(e.Reason)),
+			output.Cell(strings.Join([]string{on.Kind, on.Namespace, on.Name, on.FieldPath}, "/")), strconv.Itoa(max(e.Count, e.Series.Count, 1)),
+			out.Event(e.Reason, e.Message),
+		})
+	}
+	var text bytes.Buffer
+	err := output.Columns(&text, rows)
+	if more := len(all.Items) - maxEvents; more > 0 {
+		_, _ = fmt.Fprintf(&text, "left out: %d older events\n", more)
+	}
+	return text.Bytes(), err
+}
