@@ -269,10 +269,9 @@ func events(out *archive.Archive, list []byte) ([]byte, error) {
 			out.Event(e.Reason, e.Message),
 		})
 	}
-	var text bytes.Buffer
-	err := output.Columns(&text, rows)
+	text := output.Columns(rows, 0)
 	if more := len(all.Items) - maxEvents; more > 0 {
-		_, _ = fmt.Fprintf(&text, "left out: %d older events\n", more)
+		text += fmt.Sprintf("left out: %d older events\n", more)
 	}
-	return text.Bytes(), err
+	return []byte(text), nil
 }
