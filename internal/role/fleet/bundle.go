@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"archive/tar"
-	"bytes"
 	"cmp"
 	"compress/gzip"
 	"context"
