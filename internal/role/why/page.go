@@ -218,7 +218,12 @@ func (s *sheet) differences(e inspect.Explanation) {
 		}
 	}
 	items, of := differing(e.Chains, most, met)
-	if of > 0 || e.Answer == nil && len(e.Chains) > 0 {
+	there := func(r walk.Rule) bool { return r.Op != "missing" }
+	switch some := slices.ContainsFunc(e.Chains, func(c walk.Chain) bool { return slices.ContainsFunc(c.Rules, there) }); {
+	case of > 0 && !some:
+		s.text(1, "rules", "all %d are missing: --rules", of)
+		items, of = nil, 0
+	case of > 0 || e.Answer == nil && len(e.Chains) > 0:
 		s.text(2, "rules", "%s", count(e.Chains))
 	}
 	s.list(most, of, items)

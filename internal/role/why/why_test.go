@@ -316,6 +316,10 @@ func TestPage_OfAPod(t *testing.T) {
 		{"drifted", func(e *inspect.Explanation) {
 			e.State, e.Problems, e.Remedy = audit.Drifted, []audit.Problem{{State: audit.Drifted, Detail: "missing " + hostile}}, "restart the pod"
 		}, 3, []string{"\nremedy: restart the pod\n"}, "the pod is not as the mesh wants it (drifted): missing "},
+		{"bypassed", func(e *inspect.Explanation) {
+			e.State, e.Sentence, e.Remedy = audit.Bypassed, audit.Bypassed.Sentence(), audit.Bypassed.Remedy(false)
+			e.Chains = document.List[walk.Chain]{{Family: "IPv4", Table: "nat", Chain: "OUTPUT", Rules: []walk.Rule{{Text: "-j ISTIO_OUTPUT", Op: "missing"}}}}
+		}, 3, []string{"\n  rules       all 1 are missing: --rules\n"}, "the pod is past the mesh, because it has no rules of the mesh remedy: restart the pod, or set"},
 		{"not inspected", func(e *inspect.Explanation) {
 			e.State, e.Problems = audit.NotInspected, []audit.Problem{{State: audit.NotInspected, Detail: "no namespace"}}
 		}, 4, nil, "cannot tell whether the pod is in the mesh, because no namespace"},
