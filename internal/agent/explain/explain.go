@@ -23,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -153,7 +154,7 @@ const explainTimeout = 10 * time.Second
 
 // Pictured is an Explanation with what the page draws: on the port, and if the namespace was read.
 type Pictured struct {
-	inspect.Explanation
+	document.Explanation
 
 	Picture *inspect.Picture `json:"picture,omitempty"`
 }
@@ -184,7 +185,7 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 	l := look{t}
 	e.Time = x.Env.Clock.Now()
 	l.inject(&e.Explanation)
-	e.Decision = inspect.Decision{
+	e.Decision = document.CurrentDecision{
 		Captured: l.Decision.Wanted() != nil, Reason: string(l.Decision.Reason), Sentence: l.Decision.Reason.Sentence(),
 		Detail: l.Decision.Detail, Remedy: l.Decision.Reason.Remedy(),
 	}
@@ -208,7 +209,7 @@ func (x *Explainer) Explain(ctx context.Context, by auditor.Way, k types.Namespa
 }
 
 // complete sets the state of a pod that the audit does not inspect.
-func (x *Explainer) complete(e *inspect.Explanation, t *podwork.Turn) {
+func (x *Explainer) complete(e *document.Explanation, t *podwork.Turn) {
 	switch {
 	case e.State != "":
 		return
@@ -225,7 +226,7 @@ func (x *Explainer) complete(e *inspect.Explanation, t *podwork.Turn) {
 const maxDetail = 1 << 10
 
 // inject describes the injection.
-func (l look) inject(e *inspect.Explanation) {
+func (l look) inject(e *document.Explanation) {
 	var status string
 	status, e.Injected = l.Pod.Facts.Annotations[sidecar.StatusKey]
 	e.Injection.Revision = sidecar.Revision(status)
@@ -269,7 +270,7 @@ func (l look) describe(ctx context.Context, question *inspect.Question, drawn bo
 				e.Detail, err = inspect.Read(ctx, space, want)
 			}
 		} else {
-			var alone inspect.Explanation
+			var alone document.Explanation
 			alone, err = inspect.Alone(ctx, space)
 			e.Detail, e.ByRules = alone.Detail, alone.State
 		}

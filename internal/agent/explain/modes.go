@@ -7,19 +7,19 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 )
 
 // The label and its value by which the chart's selectors put a pod, or the pods of a namespace, into ambient mode.
 const modeKey, modeAmbient = "istio.io/dataplane-mode", "ambient"
 
 // modes says what would put the pod into the modes of the mesh that it is not in. It is nil for a pod that no label puts into any.
-func modes(d sidecar.Decision, f sidecar.Facts, conf cniconf.NetConf) *inspect.Modes {
+func modes(d sidecar.Decision, f sidecar.Facts, conf cniconf.NetConf) *document.Modes {
 	if slices.Contains([]sidecar.Reason{sidecar.NotKubernetes, sidecar.ExcludedNamespace, sidecar.OwnAgent, sidecar.HostNetwork}, d.Reason) {
 		return nil
 	}
-	m := &inspect.Modes{}
+	m := &document.Modes{}
 	if d.Outcome == sidecar.Pass || d.Outcome.OfSidecar() && conf.AmbientEnabled {
 		m.Ambient = toAmbient(f, conf)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -317,7 +318,7 @@ func TestAmbientExplain(t *testing.T) {
 			l.begin(true)
 			l.want(audit.Captured, "")
 			netnstest.Run(t, l.path, "ip", "route", "add", "default", "dev", "eth0")
-			explain := func(q *inspect.Question) inspect.Explanation {
+			explain := func(q *inspect.Question) document.Explanation {
 				e, err := l.controller.Explain(t.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, q)
 				l.Do(err)
 				return e.Explanation
@@ -349,7 +350,7 @@ func TestAmbientExplain(t *testing.T) {
 }
 
 // asWanted checks that each rule is wanted and has a reason.
-func asWanted(t *testing.T, e inspect.Explanation) {
+func asWanted(t *testing.T, e document.Explanation) {
 	t.Helper()
 	rules := 0
 	for _, c := range e.Chains {

@@ -14,20 +14,20 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
 // ask requests a pod in detail.
-func (l *auditFixture) ask(name, query string) (int, string, inspect.Explanation) {
+func (l *auditFixture) ask(name, query string) (int, string, document.Explanation) {
 	l.Helper()
 	mux := http.NewServeMux()
 	mux.Handle(agentapi.AuditPodPattern, l.controller.PodHandler(auditor.Socket))
 	w := httptest.NewRecorder()
 	mux.ServeHTTP(w, httptest.NewRequestWithContext(l.Context(), http.MethodGet, "/v1/audit/shop/"+name+"?"+query, nil))
-	var e inspect.Explanation
+	var e document.Explanation
 	if w.Code == http.StatusOK {
 		l.Do(json.Unmarshal(w.Body.Bytes(), &e))
 	}
@@ -56,19 +56,19 @@ func TestExplain(t *testing.T) {
 	l.want(audit.Captured, "")
 	_, text, e := l.ask("web", url.Values{"to": {"10.88.0.1:80"}}.Encode())
 	switch {
-	case e.State != audit.Captured || !e.Injected || e.Injection != (inspect.Injection{Proxy: "container", Setup: sidecar.ValidationContainer}):
+	case e.State != audit.Captured || !e.Injected || e.Injection != (document.Injection{Proxy: "container", Setup: sidecar.ValidationContainer}):
 		t.Error(text)
 	case e.Added == nil || e.Added.Source != string(agentapi.SourceAgent) || !e.Decision.Captured || len(e.Chains) == 0:
 		t.Error(text)
-	case e.Answer == nil || !strings.HasPrefix(e.Answer.Sentence, "is redirected to port 15001") || e.Answer.Wanted != inspect.Past || !e.Answer.NoListener:
+	case e.Answer == nil || !strings.HasPrefix(e.Answer.Sentence, "is redirected to port 15001") || e.Answer.Wanted != document.Past || !e.Answer.NoListener:
 		t.Errorf("%+v", e.Answer)
 	}
 	netnstest.Run(t, l.path, "iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "--dport", "80", "-j", "RETURN")
 	_, text, e = l.ask("web", url.Values{"to": {"10.88.0.1:80"}}.Encode())
-	if e.State != audit.ForeignRule || e.Answer == nil || e.Answer.Wanted != inspect.Past || !strings.HasSuffix(e.Answer.Sentence, "is not the mesh's") {
+	if e.State != audit.ForeignRule || e.Answer == nil || e.Answer.Wanted != document.Past || !strings.HasSuffix(e.Answer.Sentence, "is not the mesh's") {
 		t.Error(text)
 	}
-	if _, text, e = l.ask("web", url.Values{"to": {"10.99.0.1:80"}}.Encode()); e.Answer == nil || e.Answer.Verdict != "not-sent" || e.Answer.Wanted != inspect.Past {
+	if _, text, e = l.ask("web", url.Values{"to": {"10.99.0.1:80"}}.Encode()); e.Answer == nil || e.Answer.Verdict != "not-sent" || e.Answer.Wanted != document.Past {
 		t.Error(text)
 	}
 	if code, text, _ := l.ask("web", "to=x"); code != http.StatusBadRequest || !strings.Contains(text, "want ADDRESS:PORT") {

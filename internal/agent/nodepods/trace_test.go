@@ -17,11 +17,11 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/follow"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 )
 
@@ -119,7 +119,7 @@ func (l *traceFixture) redirects(why string) {
 	for r := range records {
 		if p := r.Packet; p != nil {
 			packets++
-			if p.Wanted != inspect.Past || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: "+why) || !p.NoListener || len(p.Hops) < 3 || p.Hops[0].Why == "" {
+			if p.Wanted != document.Past || !strings.Contains(p.Sentence, "is redirected to 127.0.0.1:15001: "+why) || !p.NoListener || len(p.Hops) < 3 || p.Hops[0].Why == "" {
 				l.Errorf("got %+v", p)
 			}
 		}

@@ -21,10 +21,10 @@ import (
 // TestList_Forms: a list in parts is the document that Print writes.
 func TestList_Forms(t *testing.T) {
 	t.Parallel()
-	checks := []output.Check{{Name: "x\x1b", Result: output.OK}, {Name: "y", Result: output.Warn, Remedy: "z\n- name: q"}}
+	checks := []document.Check{{Name: "x\x1b", Result: document.OK}, {Name: "y", Result: document.Warn, Remedy: "z\n- name: q"}}
 	head := document.Head{Time: time.Now(), Omitted: 2, Nodes: []document.Node{{Name: "n1"}}}
 	for _, form := range []output.Form{output.JSON, output.YAML} {
-		for _, items := range [][]output.Check{checks, checks[:1], {}, nil} {
+		for _, items := range [][]document.Check{checks, checks[:1], {}, nil} {
 			var list, whole bytes.Buffer
 			check.OK(t, output.List(&list, form, document.DoctorReport{}, head, items))
 			check.OK(t, output.Print(&whole, document.DoctorReport{Head: head, Items: items}, form, nil))
@@ -211,7 +211,7 @@ func TestChecks_HintsFit(t *testing.T) {
 		for name := range g.Hints {
 			hints++
 			var b strings.Builder
-			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []output.Check{{Name: name, Result: output.Fail}}))
+			check.OK(t, output.Checks(applet.Call{Stdout: &b, Terminal: func() int { return 80 }}, []document.Check{{Name: name, Result: document.Fail}}))
 			for line := range strings.Lines(b.String()) {
 				if len(line) > 81 {
 					t.Errorf("%d columns: %s", len(line)-1, line)

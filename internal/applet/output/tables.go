@@ -136,20 +136,6 @@ func Age(then time.Time) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-type (
-	// Check is a check of the doctor.
-	Check = document.Check
-	// Result is the outcome of a check.
-	Result = document.Result
-)
-
-// The values of Result.
-const (
-	OK   = document.OK
-	Warn = document.Warn
-	Fail = document.Fail
-)
-
 // docs is where hints lead.
 const docs = "https://github.com/meshcni/istio-cni/blob/main/docs/"
 
@@ -179,8 +165,8 @@ func Groups() []Group {
 
 // Checks prints the checks, whose texts are printable, by group: a line for each, below it the remedy of what is not in order and the
 // address of a page about it. The last line counts the results.
-func Checks(c applet.Call, all []Check) error {
-	count := map[Result]int{}
+func Checks(c applet.Call, all []document.Check) error {
+	count := map[document.Result]int{}
 	groups := Groups()
 	rest := len(groups) - 1
 	found := make([]string, len(groups))
@@ -198,7 +184,7 @@ func Checks(c applet.Call, all []Check) error {
 			fmt.Fprintf(&b, "%s\n%s\n%s\n", g.Name, strings.Repeat("-", len(g.Name)), found[i])
 		}
 	}
-	fmt.Fprintf(&b, "%s: %d failed, %s a look\n", Plural(len(all), "check"), count[Fail], need(count[Warn]))
+	fmt.Fprintf(&b, "%s: %d failed, %s a look\n", Plural(len(all), "check"), count[document.Fail], need(count[document.Warn]))
 	return Show(c, b.String())
 }
 
@@ -210,15 +196,15 @@ func need(n int) string {
 }
 
 // checkText returns the lines of a check.
-func checkText(k Check, hint string, columns int) string {
+func checkText(k document.Check, hint string, columns int) string {
 	const indent = 2
-	sign := cmp.Or(map[Result]string{OK: "✓", Warn: "!", Fail: "✗"}[k.Result], "?")
+	sign := cmp.Or(map[document.Result]string{document.OK: "✓", document.Warn: "!", document.Fail: "✗"}[k.Result], "?")
 	blank := strings.Repeat(" ", indent)
 	lines := Wrap(sign+" ", indent, CutWords(k.Name+": "+k.Text, columns-indent), columns)
-	if k.Result != OK && k.Remedy != "" {
+	if k.Result != document.OK && k.Remedy != "" {
 		lines = append(lines, Wrap(blank, indent, k.Remedy, columns)...)
 	}
-	if k.Result != OK && hint != "" {
+	if k.Result != document.OK && hint != "" {
 		lines = append(lines, blank+docs+hint)
 	}
 	return strings.Join(lines, "\n") + "\n"

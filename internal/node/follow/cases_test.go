@@ -18,7 +18,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/follow"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
@@ -28,7 +27,7 @@ import (
 )
 
 // one traces the first packet of the app's connection to an address.
-func (l lab) one(to string, change func()) follow.Packet {
+func (l lab) one(to string, change func()) document.TracePacket {
 	l.Helper()
 	f, _, err := follow.Parse(func(name string) string { return map[string]string{"to": to}[name] })
 	check.OK(l, err)
@@ -44,7 +43,7 @@ func (l lab) one(to string, change func()) follow.Packet {
 		}
 	}
 	l.Fatalf("no packet: %+v", all)
-	return follow.Packet{}
+	return document.TracePacket{}
 }
 
 // send sends requests. Each must get an answer.
@@ -64,23 +63,23 @@ func TestFollow_ForeignRules(t *testing.T) {
 	for name, test := range map[string]struct {
 		rule     string
 		verdict  string
-		wanted   inspect.Wanted
+		wanted   document.Wanted
 		sentence string
 	}{
-		"DROP":   {"iptables-nft -t raw -I OUTPUT -p tcp --dport 80 -j DROP", "dropped", inspect.Past, "rule 1 of raw OUTPUT"},
-		"REJECT": {"iptables-nft -I OUTPUT -p tcp --dport 15001 -j REJECT", "rejected", inspect.Past, "rule 1 of filter OUTPUT"},
-		"RETURN": {"iptables-nft -t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "passed", inspect.Past, "rule 1 of nat OUTPUT"},
-		"DNAT":   {"iptables-nft -t nat -I OUTPUT -p tcp -j DNAT --to-destination 10.1.0.9:8080", "redirected", inspect.Past, "is redirected to 10.1.0.9:8080"},
+		"DROP":   {"iptables-nft -t raw -I OUTPUT -p tcp --dport 80 -j DROP", "dropped", document.Past, "rule 1 of raw OUTPUT"},
+		"REJECT": {"iptables-nft -I OUTPUT -p tcp --dport 15001 -j REJECT", "rejected", document.Past, "rule 1 of filter OUTPUT"},
+		"RETURN": {"iptables-nft -t nat -I OUTPUT -p tcp --dport 80 -j RETURN", "passed", document.Past, "rule 1 of nat OUTPUT"},
+		"DNAT":   {"iptables-nft -t nat -I OUTPUT -p tcp -j DNAT --to-destination 10.1.0.9:8080", "redirected", document.Past, "is redirected to 10.1.0.9:8080"},
 		"a policy": {
-			"nft add chain ip nat OUTPUT2 { type filter hook output priority 50 \\; policy drop \\; }", "dropped", inspect.Past, ", because of policy DROP of chain OUTPUT2 of table nat",
+			"nft add chain ip nat OUTPUT2 { type filter hook output priority 50 \\; policy drop \\; }", "dropped", document.Past, ", because of policy DROP of chain OUTPUT2 of table nat",
 		},
 		"another's table": {
 			"nft add table inet x; nft add chain inet x c { type filter hook output priority -50 \\; }; nft add rule inet x c tcp dport 15001 drop",
-			"dropped", inspect.Past, ", because of rule 1 of table inet x c",
+			"dropped", document.Past, ", because of rule 1 of table inet x c",
 		},
 		"an address of others": {
 			"nft add table inet x; nft add chain inet x c { type nat hook output priority -150 \\; }; nft add rule inet x c tcp dport 80 redirect to :9000",
-			"redirected", inspect.Past, "is redirected to 127.0.0.1:9000",
+			"redirected", document.Past, "is redirected to 127.0.0.1:9000",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -267,7 +266,7 @@ func TestCounters_LastReading(t *testing.T) {
 		}
 		got := *end
 		got.Counted = 0 // several rules count each packet
-		want := follow.End{Reason: "the time is over", Packets: 2, Wanted: 1, ByLegacy: 1}
+		want := document.TraceEnd{Reason: "the time is over", Packets: 2, Wanted: 1, ByLegacy: 1}
 		if test.fails == "" {
 			want.CountedWanted, want.CountedPast = 1, 1
 		}
@@ -288,25 +287,25 @@ func TestSettings_PacketsOfEveryPod(t *testing.T) {
 				dns    redirect.DNSCapture
 				via    labtest.Protocol
 				to     netip.AddrPort
-				wanted inspect.Wanted
+				wanted document.Wanted
 				text   string
 			}{
-				{redirect.DNSOff, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), inspect.AsWanted, "as in every pod: the mesh captures TCP, and of UDP only DNS"},
-				{redirect.DNSAll, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), inspect.Past, "excludeOutboundPorts=53"},
-				{redirect.DNSOff, labtest.TCP, labtest.Loopback.Port(ruleset.IPv4, 443), inspect.AsWanted, "as in every pod: the app calls its own pod"},
+				{redirect.DNSOff, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), document.AsWanted, "as in every pod: the mesh captures TCP, and of UDP only DNS"},
+				{redirect.DNSAll, labtest.UDP, labtest.Resolver.Port(ruleset.IPv4, 53), document.Past, "excludeOutboundPorts=53"},
+				{redirect.DNSOff, labtest.TCP, labtest.Loopback.Port(ruleset.IPv4, 443), document.AsWanted, "as in every pod: the app calls its own pod"},
 			} {
 				l.spec.DNS, l.spec.OutboundPortsExclude = test.dns, ruleset.PortList(53, 443)
 				check.OK(t, check.Err(l.space.Apply(t.Context(), l.spec, redirection.Reconcile)))
 				all := l.trace(nftrace.Filter{}, func() { labtest.Request{From: l.App(), Via: test.via, To: test.to}.Send(t.Context()) })
 				end := *all[len(all)-1].End
-				var got follow.Packet
+				var got document.TracePacket
 				for _, r := range all {
 					if r.Packet != nil {
 						got = *r.Packet
 					}
 				}
 				name := fmt.Sprintf("%s to %s", test.via, test.to)
-				if past := end.Past > 0 || end.CountedPast > 0; end.Packets != 1 || past != (test.wanted == inspect.Past) && (backend != legacy || test.via == labtest.UDP) {
+				if past := end.Past > 0 || end.CountedPast > 0; end.Packets != 1 || past != (test.wanted == document.Past) && (backend != legacy || test.via == labtest.UDP) {
 					t.Errorf("%s: %+v", name, end)
 				}
 				if backend != legacy && (got.Wanted != test.wanted || !strings.Contains(got.Sentence, test.text)) {

@@ -39,7 +39,7 @@ func (f *follower) count(all []redirection.Count, compare bool) error {
 			c.Rule.Hook = hook.Name
 		}
 		c.Rule.Why = reason(c.Rule.Table, c.Rule.Chain, c.Rule.Rule)
-		if err := f.emit(document.TraceEvent{Count: &Count{
+		if err := f.emit(document.TraceEvent{Count: &document.TraceCount{
 			Hop: hopOf(c.Rule), Family: c.Family.String(), Packets: c.Packets, Wanted: f.judgeRule(c.Rule),
 		}}); err != nil {
 			return err
@@ -49,14 +49,14 @@ func (f *follower) count(all []redirection.Count, compare bool) error {
 }
 
 // judgeRule judges the packets of a rule that ends their way through the table that redirects. Every other rule decides nothing.
-func (f *follower) judgeRule(h walk.Hop) inspect.Wanted {
+func (f *follower) judgeRule(h walk.Hop) document.Wanted {
 	result := walk.Result{Decided: &h}
 	switch target := h.Target.(type) {
 	case ruleset.RedirectTo, ruleset.TProxy:
 		if h.Why == "" {
 			return ""
 		}
-		return inspect.AsWanted
+		return document.AsWanted
 	case ruleset.Reject:
 		result.Verdict = walk.Dropped
 	case ruleset.Verdict:

@@ -29,17 +29,6 @@ type Record struct {
 	Error string `json:"error,omitempty"`
 }
 
-type (
-	// Begin is the beginning of a trace.
-	Begin = document.TraceBegin
-	// Packet is a traced packet.
-	Packet = document.TracePacket
-	// Count is a counted rule.
-	Count = document.TraceCount
-	// End is the result of a trace.
-	End = document.TraceEnd
-)
-
 // MaxPackets bounds a trace.
 const MaxPackets = 1000
 
@@ -69,7 +58,7 @@ type follower struct {
 	// reread is the tick of the last reading of the rules, rereads the number of these readings.
 	reread, rereads int
 	counts          map[place]redirection.Count
-	end             End
+	end             document.TraceEnd
 }
 
 // Run traces the packets of a namespace until the time is over, ctx ends or each returns an error. want explains the rules; if it is nil,
@@ -110,7 +99,7 @@ func run(
 		}
 		_ = f.count(all, false) // the first reading shows no rule
 	}
-	begin := Begin{Subject: o.Subject, Packets: packetsText(o.Filter), Until: o.Now().Add(o.For), Note: note}
+	begin := document.TraceBegin{Subject: o.Subject, Packets: packetsText(o.Filter), Until: o.Now().Add(o.For), Note: note}
 	if err := each(document.TraceEvent{Begin: &begin}); err != nil {
 		return errors.Join(err, closed(tracer))
 	}

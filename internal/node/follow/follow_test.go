@@ -17,7 +17,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/follow"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
@@ -101,7 +100,7 @@ type sent struct {
 	outgoing bool
 	verdict  walk.Verdict
 	to       uint16
-	wanted   inspect.Wanted
+	wanted   document.Wanted
 	text     string
 }
 
@@ -112,12 +111,12 @@ func (l lab) requests(f ruleset.Family) []sent {
 	}
 	proxy := l.Proxy(l.spec.Mode)
 	return []sent{
-		{"the app's", labtest.Request{From: l.App(), To: labtest.Far.Port(f, 80)}, true, walk.Redirected, 15001, inspect.AsWanted, "is redirected to "},
-		{"an excluded port", labtest.Request{From: l.App(), To: labtest.Far.Port(f, 443)}, true, walk.Passed, 0, inspect.Past, "excludeOutboundPorts"},
-		{"the proxy's", labtest.Request{From: proxy, To: labtest.Far.Port(f, 80)}, true, walk.Passed, 0, inspect.AsWanted, "goes out unredirected, as in every pod: "},
-		{"a query", labtest.Request{From: l.App(), Via: labtest.UDP, To: labtest.Resolver.Port(f, 53)}, true, walk.Redirected, 15053, inspect.AsWanted, "15053"},
-		{"the pod's other UDP", labtest.Request{From: l.App(), Via: labtest.UDP, To: labtest.Far.Port(f, labtest.UDPPort)}, true, walk.Passed, 0, inspect.AsWanted, ""},
-		{"what arrives", labtest.Request{From: l.Peer(), To: labtest.Pod.Port(f, 80)}, false, inbound, to, inspect.AsWanted, "15006"},
+		{"the app's", labtest.Request{From: l.App(), To: labtest.Far.Port(f, 80)}, true, walk.Redirected, 15001, document.AsWanted, "is redirected to "},
+		{"an excluded port", labtest.Request{From: l.App(), To: labtest.Far.Port(f, 443)}, true, walk.Passed, 0, document.Past, "excludeOutboundPorts"},
+		{"the proxy's", labtest.Request{From: proxy, To: labtest.Far.Port(f, 80)}, true, walk.Passed, 0, document.AsWanted, "goes out unredirected, as in every pod: "},
+		{"a query", labtest.Request{From: l.App(), Via: labtest.UDP, To: labtest.Resolver.Port(f, 53)}, true, walk.Redirected, 15053, document.AsWanted, "15053"},
+		{"the pod's other UDP", labtest.Request{From: l.App(), Via: labtest.UDP, To: labtest.Far.Port(f, labtest.UDPPort)}, true, walk.Passed, 0, document.AsWanted, ""},
+		{"what arrives", labtest.Request{From: l.Peer(), To: labtest.Pod.Port(f, 80)}, false, inbound, to, document.AsWanted, "15006"},
 		{"a status port", labtest.Request{From: l.Peer(), To: labtest.Pod.Port(f, 15020)}, false, walk.Passed, 0, "", "comes in unredirected, as in every pod: "},
 	}
 }
@@ -162,7 +161,7 @@ func (l lab) check(s sent, legacy bool, all []document.TraceEvent) {
 		l.Errorf("%s: %d packets: %+v", s.name, seen, all)
 	}
 	got := *all[i].Packet
-	if i := slices.IndexFunc(got.Hops, func(h inspect.Hop) bool { return strings.Contains(h.Why, "TCP is captured") }); i >= 0 && s.Via == labtest.UDP &&
+	if i := slices.IndexFunc(got.Hops, func(h document.Hop) bool { return strings.Contains(h.Why, "TCP is captured") }); i >= 0 && s.Via == labtest.UDP &&
 		got.Hops[i].Why != "only TCP is captured here" {
 		l.Errorf("%s: %+v", s.name, got.Hops[i])
 	}
@@ -183,7 +182,7 @@ func (l lab) check(s sent, legacy bool, all []document.TraceEvent) {
 }
 
 // agree compares a traced packet with its walk through the live rules.
-func (l lab) agree(s sent, got follow.Packet) {
+func (l lab) agree(s sent, got document.TracePacket) {
 	l.Helper()
 	live, err := l.space.Live(l.Context(), l.spec)
 	check.OK(l, err)

@@ -33,7 +33,7 @@ const (
 
 // packet is a packet in progress.
 type packet struct {
-	Packet
+	document.TracePacket
 
 	id uint32
 	// first is the packet as it was sent or arrived, last the packet at its latest event, and at the place of that event.
@@ -145,7 +145,7 @@ func (f *follower) begin(e nftrace.Event) error {
 	}
 	f.open = append(f.open, &packet{
 		id: e.ID, first: e.Packet, last: e.Packet, at: e.Chain, tick: f.ticks, passed: map[bool]walk.Hop{},
-		Packet: Packet{
+		TracePacket: document.TracePacket{
 			Time: f.Now(), Protocol: protocol(e.Packet.Protocol), Source: e.Packet.Source.String(), Destination: e.Packet.Destination.String(),
 			Outgoing: e.Chain == "output",
 		},
@@ -280,7 +280,7 @@ func (f *follower) show(i int) error {
 	p := f.open[i]
 	f.open = slices.Delete(f.open, i, i+1)
 	f.explain(p)
-	if err := f.emit(document.TraceEvent{Packet: &p.Packet}); err != nil {
+	if err := f.emit(document.TraceEvent{Packet: &p.TracePacket}); err != nil {
 		return err
 	}
 	if f.end.Packets == MaxPackets {
@@ -339,8 +339,8 @@ func (f *follower) cause(p *packet, r walk.Result) string {
 }
 
 // hopOf returns a hop with texts that are safe to print.
-func hopOf(h walk.Hop) inspect.Hop {
-	return inspect.Hop{
+func hopOf(h walk.Hop) document.Hop {
+	return document.Hop{
 		Hook: h.Hook, Table: printable.Text(h.Table, maxText), Chain: printable.Text(h.Chain, maxText), Number: h.Number,
 		Rule: printable.Text(h.Rule, maxText), Answer: h.Answer.String(), Why: h.Why,
 	}
@@ -371,13 +371,13 @@ func (p *packet) result() walk.Result {
 
 // wanted judges like the walk of a packet, except for what only a real packet shows. It is "" if a rule in a legacy table may have
 // decided.
-func (f *follower) wanted(r walk.Result) inspect.Wanted {
+func (f *follower) wanted(r walk.Result) document.Wanted {
 	switch {
 	case r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver:
 		if f.toProxy(r.To.Port()) {
-			return inspect.AsWanted
+			return document.AsWanted
 		}
-		return inspect.Past
+		return document.Past
 	case r.Verdict == walk.Passed && r.Decided == nil && f.rules.Legacy:
 		return ""
 	}

@@ -24,31 +24,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/sockdiag"
 )
 
-type (
-	// Explanation is a pod or network namespace in detail.
-	Explanation = document.Explanation
-	// Injection is what the injector added.
-	Injection = document.Injection
-	// Decision is what the plugin would decide now.
-	Decision = document.CurrentDecision
-	// Modes is what puts a pod into a mode of the mesh.
-	Modes = document.Modes
-	// Detail is the redirection of a namespace.
-	Detail = document.Detail
-	// Listener is a listening socket.
-	Listener = document.Listener
-	// Ports is the ports of the proxy.
-	Ports = document.Ports
-	// Answer is the way of a requested packet.
-	Answer = document.Answer
-	// Wanted is whether the mesh wants the way.
-	Wanted = document.Wanted
-	// Hop is a rule that a packet meets.
-	Hop = document.Hop
-)
-
 // Read describes a namespace. want may be nil if it is not known.
-func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (d Detail, err error) {
+func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted) (d document.Detail, err error) {
 	live, err := read(ctx, space, want)
 	if err != nil {
 		return d, err
@@ -56,17 +33,17 @@ func Read(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	return detail(space, live)
 }
 
-func detail(space redirection.Namespace, live walk.Namespace) (d Detail, err error) {
-	d.Chains, d.Ports = live.Chains(), Ports{Outbound: redirect.OutboundPort, Inbound: redirect.InboundPort}
+func detail(space redirection.Namespace, live walk.Namespace) (d document.Detail, err error) {
+	d.Chains, d.Ports = live.Chains(), document.Ports{Outbound: redirect.OutboundPort, Inbound: redirect.InboundPort}
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		d.Unread = append(d.Unread, live.Unread[f]...)
 	}
 	if live.Wanted != nil && live.Wanted.Ambient == nil {
-		d.Ports = Ports{Outbound: live.Wanted.Spec.OutboundPort, Inbound: live.Wanted.Spec.InboundPort}
+		d.Ports = document.Ports{Outbound: live.Wanted.Spec.OutboundPort, Inbound: live.Wanted.Spec.InboundPort}
 	}
 	all, err := netns.In(space.NetNS, sockdiag.Listening)
 	for _, l := range all {
-		d.Listeners = append(d.Listeners, Listener{Address: l.Address, UID: l.UID})
+		d.Listeners = append(d.Listeners, document.Listener{Address: l.Address, UID: l.UID})
 	}
 	return d, err
 }
@@ -112,7 +89,7 @@ func Inferred(ctx context.Context, space *redirection.Namespace) (redirect.Wante
 const unknownPod = "none if the pod should not be in the mesh (istio-cni why NAMESPACE/NAME has the reason); otherwise restart the pod"
 
 // Alone judges a namespace by its live rules alone: whether they match some configuration of the mesh.
-func Alone(ctx context.Context, space redirection.Namespace) (e Explanation, err error) {
+func Alone(ctx context.Context, space redirection.Namespace) (e document.Explanation, err error) {
 	live, err := read(ctx, space, nil)
 	if err != nil {
 		return e, err

@@ -87,15 +87,8 @@ const maxHops = 2000
 // notSent is the Verdict of a packet that ends before any rule.
 const notSent = "not-sent"
 
-// The values of Wanted.
-const (
-	AsWanted = document.AsWanted
-	Past     = document.Past
-	Unknown  = document.Unknown
-)
-
 // Walk follows a packet through the live rules.
-func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted, q Question) (a Answer, err error) {
+func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted, q Question) (a document.Answer, err error) {
 	live, err := read(ctx, space, want)
 	if err != nil {
 		return a, err
@@ -106,14 +99,14 @@ func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 	case err != nil && !ends && !errors.Is(err, errAstray):
 		return a, err
 	case ends && !q.Inbound: // connect(2) looks up the route before any rule sees a packet
-		return Answer{Packet: describe(p), Way: document.Way{Verdict: notSent, Sentence: "is not sent: " + ended.Error(), Wanted: Past}}, nil
+		return document.Answer{Packet: describe(p), Way: document.Way{Verdict: notSent, Sentence: "is not sent: " + ended.Error(), Wanted: document.Past}}, nil
 	}
 	r := live.Walk(p)
 	if err != nil && r.Verdict != walk.CannotTell {
 		r.Summary = fmt.Sprintf("cannot tell because the pod has no way for the answer: %s; if it arrives by %s, the packet %s", err, p.In, r.Summary)
 		r.Verdict, r.Settings = walk.CannotTell, nil
 	}
-	a = Answer{Packet: describe(p), Way: document.Way{
+	a = document.Answer{Packet: describe(p), Way: document.Way{
 		Verdict: r.Verdict.String(), Sentence: r.Summary, Omitted: r.Omitted, Wanted: Judge(r), Settings: walk.Texts(r.Settings),
 	}}
 	hops := r.Hops
@@ -121,7 +114,7 @@ func Walk(ctx context.Context, space redirection.Namespace, want redirect.Wanted
 		hops = slices.Concat(hops[:maxHops/2], hops[len(hops)-maxHops/2:])
 	}
 	for _, h := range hops {
-		a.Hops = append(a.Hops, Hop{
+		a.Hops = append(a.Hops, document.Hop{
 			Hook: h.Hook, Table: h.Table, Chain: h.Chain, Number: h.Number, Rule: h.Rule, Answer: h.Answer.String(), Why: h.Why,
 		})
 	}
@@ -153,7 +146,7 @@ func Lands(a *document.Way, space redirection.Namespace, protocol uint8, to neti
 	if a.NoListener = !slices.ContainsFunc(all, func(l sockdiag.Listener) bool { return l.Accepts(to) }); a.NoListener {
 		fate := map[string]string{walk.Redirected.String(): "is refused", walk.HandedOver.String(): "hangs"}[a.Verdict]
 		a.Sentence += fmt.Sprintf("; nothing listens on %s, so the connection %s", to, fate)
-		a.Wanted = Past
+		a.Wanted = document.Past
 	}
 	return nil
 }
@@ -255,19 +248,19 @@ func describe(p walk.Packet) string {
 }
 
 // Judge says whether a result is as the mesh wants: it matches the wanted rules, unless a setting of the pod excludes the packet.
-func Judge(r walk.Result) Wanted {
+func Judge(r walk.Result) document.Wanted {
 	redirected := r.Verdict == walk.Redirected || r.Verdict == walk.HandedOver
 	proxys := slices.Contains([]uint16{redirect.OutboundPort, redirect.InboundPort, redirect.DNSPort}, r.To.Port()) &&
 		(!r.To.Addr().IsValid() || r.To.Addr().IsLoopback())
 	switch {
 	case r.Verdict == walk.CannotTell:
-		return Unknown
+		return document.Unknown
 	case r.Fails != nil, len(r.Settings) > 0:
-		return Past
+		return document.Past
 	case r.Verdict == r.Expected && r.To == r.ExpectedTo:
-		return AsWanted
+		return document.AsWanted
 	case redirected && proxys && r.Expected == walk.CannotTell:
-		return AsWanted
+		return document.AsWanted
 	}
-	return Past
+	return document.Past
 }

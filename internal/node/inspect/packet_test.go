@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -55,7 +56,7 @@ func (l lab) far(from labtest.Actor, via labtest.Protocol, port uint16) labtest.
 }
 
 // ask returns the answer for a request of the pod, and the kernel's answer.
-func (l lab) ask(t *testing.T, q labtest.Request) (inspect.Answer, labtest.Answer) {
+func (l lab) ask(t *testing.T, q labtest.Request) (document.Answer, labtest.Answer) {
 	t.Helper()
 	of := inspect.Question{To: q.To, UID: uint32(q.From.UID), GID: uint32(q.From.GID), UDP: q.Via == labtest.UDP}
 	a, err := inspect.Walk(t.Context(), l.space, nil, of)
@@ -68,13 +69,13 @@ func (l lab) ends(t *testing.T, q labtest.Request, want unix.Errno) {
 	t.Helper()
 	a, kernel := l.ask(t, q)
 	if want == 0 {
-		if !errors.Is(kernel.Err, labtest.ErrRefused) || a.Verdict != "redirected" || !a.NoListener || a.Wanted != inspect.Past {
+		if !errors.Is(kernel.Err, labtest.ErrRefused) || a.Verdict != "redirected" || !a.NoListener || a.Wanted != document.Past {
 			t.Errorf("%s: the kernel's answer is %v, inspect's %+v", q, kernel, a)
 		}
 		return
 	}
 	name := unix.ErrnoName(want)
-	if !errors.Is(kernel.Err, want) || a.Verdict != "not-sent" || !strings.Contains(a.Sentence, name) || a.Wanted != inspect.Past || len(a.Hops) > 0 {
+	if !errors.Is(kernel.Err, want) || a.Verdict != "not-sent" || !strings.Contains(a.Sentence, name) || a.Wanted != document.Past || len(a.Hops) > 0 {
 		t.Errorf("%s: the kernel's answer is %v, want %s, inspect's %+v", q, kernel, name, a)
 	}
 }
@@ -172,7 +173,7 @@ func TestWalk_RouteByLoopback(t *testing.T) {
 		l := newLab(t, f)
 		l.ip(t, "route add NET dev lo src POD")
 		a, kernel := l.ask(t, l.far(l.App(), labtest.TCP, 80))
-		if a.Wanted != inspect.Unknown || len(kernel.Hops) > 0 {
+		if a.Wanted != document.Unknown || len(kernel.Hops) > 0 {
 			t.Errorf("the kernel's answer is %s, inspect's %+v", kernel, a)
 		}
 	}
@@ -186,7 +187,7 @@ func TestWalk_NoWayForTheAnswer(t *testing.T) {
 			l := newLab(t, f)
 			l.ip(t, setup)
 			a, err := inspect.Walk(t.Context(), l.space, nil, inspect.Question{Inbound: true, From: labtest.Far.Addr(f), Port: 80})
-			if err != nil || a.Wanted != inspect.Unknown || a.NoListener || !strings.Contains(a.Sentence, why) ||
+			if err != nil || a.Wanted != document.Unknown || a.NoListener || !strings.Contains(a.Sentence, why) ||
 				!strings.Contains(a.Sentence, "redirected to port 15006") ||
 				!strings.Contains(a.Packet, " to "+labtest.Pod.Port(f, 80).String()+", arriving by interface eth0") {
 				t.Errorf("%s: %+v, %v", setup, a, err)
@@ -204,12 +205,12 @@ func TestWalk_Listeners(t *testing.T) {
 		port uint16
 		dnat string // the destination of a foreign rule
 		by   string // the listener
-		want inspect.Wanted
+		want document.Wanted
 	}{
-		{80, "", labtest.ByOutbound, inspect.AsWanted},
-		{443, labtest.Peer.Port(l.family, 443).String(), labtest.ByPeer, inspect.Past},
-		{444, labtest.Pod.Port(l.family, 8080).String(), labtest.ByApp, inspect.Past},
-		{445, labtest.Pod.Port(l.family, 444).String(), "", inspect.Past},
+		{80, "", labtest.ByOutbound, document.AsWanted},
+		{443, labtest.Peer.Port(l.family, 443).String(), labtest.ByPeer, document.Past},
+		{444, labtest.Pod.Port(l.family, 8080).String(), labtest.ByApp, document.Past},
+		{445, labtest.Pod.Port(l.family, 444).String(), "", document.Past},
 	} {
 		if c.dnat != "" {
 			netnstest.Run(t, l.Path(), "iptables-nft", "-t", "nat", "-I", "OUTPUT", "-p", "tcp", "--dport", fmt.Sprint(c.port), "-j", "DNAT", "--to-destination", c.dnat)
@@ -232,11 +233,11 @@ func TestJudge_Redirected(t *testing.T) {
 	for _, c := range []struct {
 		to       string
 		expected walk.Verdict
-		want     inspect.Wanted
+		want     document.Wanted
 	}{
-		{"127.0.0.1:15001", walk.CannotTell, inspect.AsWanted},
-		{"10.77.0.1:15001", walk.CannotTell, inspect.Past},
-		{"127.0.0.1:15001", walk.Passed, inspect.Past},
+		{"127.0.0.1:15001", walk.CannotTell, document.AsWanted},
+		{"10.77.0.1:15001", walk.CannotTell, document.Past},
+		{"127.0.0.1:15001", walk.Passed, document.Past},
 	} {
 		r := walk.Result{Verdict: walk.Redirected, To: netip.MustParseAddrPort(c.to), Expected: c.expected}
 		check.Equal(t, inspect.Judge(r), c.want, "to", c.to, "expected", c.expected)

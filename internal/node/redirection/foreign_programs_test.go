@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
@@ -324,7 +325,7 @@ func TestState_Takers(t *testing.T) {
 				if end == labtest.ByOutbound || end == labtest.ByInbound || c.want != "" && end != c.want {
 					t.Errorf("the packet ends at %q, want %q: this test shows nothing", end, c.want)
 				}
-				if why := w.disagreement(a, witness); why != "" || a.answer.Wanted == inspect.AsWanted {
+				if why := w.disagreement(a, witness); why != "" || a.answer.Wanted == document.AsWanted {
 					t.Errorf("%s\n%s\nanswer: %s: %s\nwent:   %s", a.command(), why, a.answer.Wanted, a.answer.Sentence, a.got)
 				}
 			})

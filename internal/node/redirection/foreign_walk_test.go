@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
@@ -70,7 +71,7 @@ func order(i item) int { return slices.Index([]string{"nft", "ip"}, strings.Fiel
 type asked struct {
 	inspect.Question
 	labtest.Request
-	answer inspect.Answer
+	answer document.Answer
 	err    error
 	got    labtest.Answer
 }
@@ -183,7 +184,7 @@ func errorText(err error) string {
 }
 
 // metAt lists the rules that matched or may have matched.
-func metAt(a inspect.Answer) string {
+func metAt(a document.Answer) string {
 	var b strings.Builder
 	for _, h := range a.Hops {
 		if h.Answer != walk.No.String() {
@@ -271,7 +272,7 @@ func unroutable(err error) bool {
 }
 
 // verdictOf returns the verdict of the walk, if there was a walk.
-func verdictOf(a inspect.Answer) (v walk.Verdict, known bool) {
+func verdictOf(a document.Answer) (v walk.Verdict, known bool) {
 	for v = walk.CannotTell; v <= walk.Rejected; v++ {
 		if a.Verdict == v.String() {
 			return v, true

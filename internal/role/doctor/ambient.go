@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -30,7 +30,7 @@ func ambientChecks() []named {
 var connections = regexp.MustCompile(`(?m)^ztunnel_connected ([0-9]+)$`)
 
 // ambientMode checks that the agent serves ztunnel's socket and that ztunnel is connected.
-func ambientMode(ctx context.Context, v *view) output.Check {
+func ambientMode(ctx context.Context, v *view) document.Check {
 	const see = "kubectl get pods -A -l app=ztunnel -o wide, and the log of ztunnel on this node"
 	ctx, cancel := context.WithTimeout(ctx, maxRequest)
 	defer cancel()
@@ -75,7 +75,7 @@ func (v *view) ztunnels(ctx context.Context) string {
 }
 
 // ambientKernel writes the rules of a pod and of the node into a network namespace of its own.
-func ambientKernel(ctx context.Context, v *view) output.Check {
+func ambientKernel(ctx context.Context, v *view) document.Check {
 	if v.features.observe {
 		return ok("an observer makes no test")
 	}
@@ -102,7 +102,7 @@ const (
 )
 
 // ambientLimits checks the number of open files, and a setting of the node by which the kubelet's probes miss their sockets.
-func ambientLimits(_ context.Context, v *view) output.Check {
+func ambientLimits(_ context.Context, v *view) document.Check {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err == nil && limit.Max < perPod*maxPods+otherFiles {
 		return warn(fmt.Sprintf("raise the container runtime's LimitNOFILE to %d or more", perPod*maxPods+otherFiles),
@@ -125,7 +125,7 @@ func ambientLimits(_ context.Context, v *view) output.Check {
 }
 
 // ambientPolicies says what is not checked: the agent has no right to read it.
-func ambientPolicies(context.Context, *view) output.Check {
+func ambientPolicies(context.Context, *view) document.Check {
 	return warn("kubectl get networkpolicies -A: policies for these pods have to let in TCP port 15008 from all pods of the mesh, and 169.254.7.127 for probes; "+
 		"policies by port of the app do not apply inside the tunnel", "the agent may not read network policies, and istiod's settings and versions, which kubectl istio-cni doctor --for ambient checks")
 }

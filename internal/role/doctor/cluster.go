@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -47,7 +48,7 @@ func (v *view) readCilium() (c cilium) {
 
 // socketLB checks whether Cilium translates the addresses of Services in a pod's sockets (bpf-lb-sock, which kube-proxy-replacement
 // includes) before iptables sees the connection; bpf-lb-sock-hostns-only excludes pods.
-func socketLB(_ context.Context, v *view) output.Check {
+func socketLB(_ context.Context, v *view) document.Check {
 	c := v.cilium()
 	switch {
 	case c.err != nil && !v.present() && (v.root != "" || v.network().err == nil):
@@ -68,7 +69,7 @@ func socketLB(_ context.Context, v *view) output.Check {
 }
 
 // token checks the credentials that the agent has written for the plugin.
-func token(ctx context.Context, v *view) output.Check {
+func token(ctx context.Context, v *view) document.Check {
 	const remedy = "see the agent's log: it rewrites the file when its own token changes"
 	if v.agent == nil {
 		return warn("none before the installation; else see the agent's log", "%v", v.noAgent)
@@ -146,7 +147,7 @@ func (f *features) ofAmbient(add func(r kube.Right, verbs ...string)) {
 }
 
 // rights asks the API server whether the agent's identity has the rights of the enabled features.
-func rights(ctx context.Context, v *view) output.Check {
+func rights(ctx context.Context, v *view) document.Check {
 	agent, err := v.agent, v.noAgent
 	if v.features.observe { // the kubeconfig is another agent's
 		agent, err = v.api, v.noAPI
@@ -188,7 +189,7 @@ const mostPods = 500
 
 // injection checks which init container istiod has injected: istio-validation with pilot.cni.enabled, else istio-init, which
 // programs the rules itself and needs its privileges.
-func injection(ctx context.Context, v *view) output.Check {
+func injection(ctx context.Context, v *view) document.Check {
 	if v.api == nil {
 		return noCluster(v.noAPI)
 	}

@@ -46,16 +46,16 @@ const (
 	grace   = time.Second
 )
 
-func ok(format string, args ...any) output.Check {
-	return output.Check{Result: output.OK, Text: fmt.Sprintf(format, args...)}
+func ok(format string, args ...any) document.Check {
+	return document.Check{Result: document.OK, Text: fmt.Sprintf(format, args...)}
 }
 
-func warn(remedy, format string, args ...any) output.Check {
-	return output.Check{Result: output.Warn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+func warn(remedy, format string, args ...any) document.Check {
+	return document.Check{Result: document.Warn, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-func fail(remedy, format string, args ...any) output.Check {
-	return output.Check{Result: output.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
+func fail(remedy, format string, args ...any) document.Check {
+	return document.Check{Result: document.Fail, Text: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 type config struct{ command.Doctor }
@@ -86,7 +86,7 @@ func Run(c applet.Call) int {
 	if err := output.Print(c.Stdout, report, cfg.Output, func() error { return output.Checks(c, all) }); err != nil {
 		return c.Fail(err)
 	}
-	if slices.ContainsFunc(all, func(c output.Check) bool { return c.Result == output.Fail }) {
+	if slices.ContainsFunc(all, func(c document.Check) bool { return c.Result == document.Fail }) {
 		return applet.ExitError
 	}
 	return applet.ExitOK
@@ -95,7 +95,7 @@ func Run(c applet.Call) int {
 // named is a check with its name.
 type named struct {
 	name string
-	make func(context.Context, *view) output.Check
+	make func(context.Context, *view) document.Check
 }
 
 // checks returns all checks in the order of the output.
@@ -112,13 +112,13 @@ func checks() []named {
 }
 
 // run runs all checks at once. It abandons a check that has not ended with end, because the check may hang in the kernel.
-func run(ctx, end context.Context, v *view, list []named) []output.Check {
-	answers := make([]chan output.Check, len(list))
+func run(ctx, end context.Context, v *view, list []named) []document.Check {
+	answers := make([]chan document.Check, len(list))
 	for i, one := range list {
-		answers[i] = make(chan output.Check, 1)
+		answers[i] = make(chan document.Check, 1)
 		go func() { answers[i] <- one.make(ctx, v) }()
 	}
-	all := make([]output.Check, len(list))
+	all := make([]document.Check, len(list))
 	for i, one := range list {
 		select {
 		case all[i] = <-answers[i]:

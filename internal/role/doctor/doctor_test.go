@@ -122,7 +122,7 @@ func (w *world) run(args ...string) (code int, stdout, stderr string) {
 }
 
 // checks are the checks of the JSON output, by name.
-func (w *world) checks() (code int, all map[string]output.Check) {
+func (w *world) checks() (code int, all map[string]document.Check) {
 	w.t.Helper()
 	code, text, stderr := w.run("-o", "json")
 	var list document.DoctorReport
@@ -130,7 +130,7 @@ func (w *world) checks() (code int, all map[string]output.Check) {
 		w.t.Fatalf("%v: %s%s", err, text, stderr)
 	}
 	documenttest.Valid(w.t, "DoctorReport", text)
-	all = map[string]output.Check{}
+	all = map[string]document.Check{}
 	for _, c := range list.Items {
 		all[c.Name] = c
 	}
@@ -142,7 +142,7 @@ func TestDoctor_NodeInOrder(t *testing.T) {
 	w := newWorld(t)
 	code, all := w.checks()
 	for _, c := range all {
-		if c.Result != output.OK || c.Text == "" {
+		if c.Result != document.OK || c.Text == "" {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -157,51 +157,51 @@ func TestDoctor_Faults(t *testing.T) {
 	for name, tc := range map[string]struct {
 		happen       func(*world)
 		check        string
-		result       output.Result
+		result       document.Result
 		text, remedy string
 	}{
 		"another plugin directory": {
 			func(w *world) {
 				w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n")
 			},
-			"directories", output.Fail, "plugins in /usr/lib/cni; the agent installs into /etc/cni/net.d and /opt/cni/bin", "cniBinDir=/usr/lib/cni",
+			"directories", document.Fail, "plugins in /usr/lib/cni; the agent installs into /etc/cni/net.d and /opt/cni/bin", "cniBinDir=/usr/lib/cni",
 		},
 		"another configuration directory": {
 			func(w *world) {
 				w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/etc/x'\n")
 			},
-			"directories", output.Fail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
+			"directories", document.Fail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
 		},
 		"Docker's configuration": {
-			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", output.Warn, "CRI plugin is switched off", "docs/errors.md",
+			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", document.Warn, "CRI plugin is switched off", "docs/errors.md",
 		},
-		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", output.Warn, "neither a socket nor", "cniConfDir"},
-		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", output.Warn, "no valid CNI configuration", "install the pod network"},
+		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", document.Warn, "neither a socket nor", "cniConfDir"},
+		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", document.Warn, "no valid CNI configuration", "install the pod network"},
 		"not installed": {
-			func(w *world) { w.put(listFile, pureList); w.remove(runDir) }, "primary", output.Warn, "not installed yet", "install the chart",
+			func(w *world) { w.put(listFile, pureList); w.remove(runDir) }, "primary", document.Warn, "not installed yet", "install the chart",
 		},
 		"not installed by a running agent": {
-			func(w *world) { w.put(listFile, pureList) }, "primary", output.Fail, "although the agent runs", "readiness",
+			func(w *world) { w.put(listFile, pureList) }, "primary", document.Fail, "although the agent runs", "readiness",
 		},
 		"a file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", pureList) }, "primary", output.Fail,
+			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", pureList) }, "primary", document.Fail,
 			"the runtime loads 00-other.conflist with bridge, and the plugin is in 10-bridge.conflist", "cniConfFileName",
 		},
 		"a broken file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", "{") }, "primary", output.Warn, "00-other.conflist", "correct or remove",
+			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", "{") }, "primary", document.Warn, "00-other.conflist", "correct or remove",
 		},
 		"multus": {
 			func(w *world) {
 				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
 				w.put(listFile, pureList)
 			},
-			"primary", output.Warn, "multus delegates", "values-multus.yaml",
+			"primary", document.Warn, "multus delegates", "values-multus.yaml",
 		},
 		"multus and a file of this program": {
 			func(w *world) {
 				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`)
 			},
-			"primary", output.OK, "the plugin is in one of them", "",
+			"primary", document.OK, "the plugin is in one of them", "",
 		},
 		"OpenShift": {
 			func(w *world) {
@@ -212,58 +212,58 @@ func TestDoctor_Faults(t *testing.T) {
 				w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
 				w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
 			},
-			"directories", output.OK, "cri-o (/etc/crio/crio.conf.d/00-default) reads configuration in /etc/kubernetes/cni/net.d", "",
+			"directories", document.OK, "cri-o (/etc/crio/crio.conf.d/00-default) reads configuration in /etc/kubernetes/cni/net.d", "",
 		},
 		"Cilium alone in the directory": {
 			func(w *world) {
 				w.cilium(map[string]string{"cni-exclusive": "true"})
 				w.put("/etc/cni/net.d/10-b.conflist.cilium_bak", "")
 			},
-			"primary", output.Warn, "renames what others write: 10-b.conflist.cilium_bak", "cni.exclusive=false",
+			"primary", document.Warn, "renames what others write: 10-b.conflist.cilium_bak", "cni.exclusive=false",
 		},
 		"Cilium has removed the plugin": {
 			func(w *world) {
 				w.cilium(map[string]string{})
 				w.put("/etc/cni/net.d/05-cilium.conflist", `{"cniVersion": "0.3.1", "name": "cilium", "plugins": [{"type": "cilium-cni"}]}`)
 			},
-			"primary", output.Fail, "Cilium keeps the directory to itself", "cni.exclusive=false",
+			"primary", document.Fail, "Cilium keeps the directory to itself", "cni.exclusive=false",
 		},
 		"Cilium beside others": {
-			func(w *world) { w.cilium(map[string]string{"cni-exclusive": "false", "bpf-lb-sock": "false"}) }, "primary", output.OK, "cilium-cni", "",
+			func(w *world) { w.cilium(map[string]string{"cni-exclusive": "false", "bpf-lb-sock": "false"}) }, "primary", document.OK, "cilium-cni", "",
 		},
 		"Cilium's socket load balancing": {
-			func(w *world) { w.cilium(map[string]string{"kube-proxy-replacement": "true"}) }, "socket-lb", output.Fail, "kube-proxy-replacement=true", "socketLB.hostNamespaceOnly=true",
+			func(w *world) { w.cilium(map[string]string{"kube-proxy-replacement": "true"}) }, "socket-lb", document.Fail, "kube-proxy-replacement=true", "socketLB.hostNamespaceOnly=true",
 		},
 		"Cilium's socket load balancing for the node alone": {
 			func(w *world) {
 				w.cilium(map[string]string{"kube-proxy-replacement": "true", "bpf-lb-sock-hostns-only": "true"})
-			}, "socket-lb", output.OK, "leaves the sockets", "",
+			}, "socket-lb", document.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node": {
 			func(w *world) {
 				w.cilium(nil)
 				w.put("/run/cilium/state/agent-runtime-config.json", `{"EnableSocketLB": true, "BPFSocketLBHostnsOnly": false}`)
 			},
-			"socket-lb", output.Fail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
+			"socket-lb", document.Fail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
 		},
 		"Cilium's settings on the node, in order": {
 			func(w *world) {
 				w.cilium(nil)
 				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": true}`)
 			},
-			"socket-lb", output.OK, "leaves the sockets", "",
+			"socket-lb", document.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node, of a later release": {
 			func(w *world) {
 				w.cilium(nil)
 				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": false}`)
 			},
-			"socket-lb", output.Warn, "is not known", "kubectl -n kube-system get configmap",
+			"socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap",
 		},
-		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", output.Warn, "is not known", "kubectl -n kube-system get configmap"},
+		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap"},
 		"a pipe as the first configuration": {
 			func(w *world) { w.must(syscall.Mkfifo(w.path("/etc/cni/net.d/00-a.conf"), 0o600)) },
-			"primary", output.Warn, "cannot be used (reading", "correct or remove",
+			"primary", document.Warn, "cannot be used (reading", "correct or remove",
 		},
 		"a kernel without NAT": {
 			func(w *world) {
@@ -272,7 +272,7 @@ func TestDoctor_Faults(t *testing.T) {
 					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_NAT"}]}`,
 					`"choice": "netlink"`, `"choice": ""`).Replace(string(text)))
 			},
-			"self-test", output.Fail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
+			"self-test", document.Fail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
 		},
 		"a kernel without nft_compat": {
 			func(w *world) {
@@ -281,30 +281,30 @@ func TestDoctor_Faults(t *testing.T) {
 					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_COMPAT (nft_compat)"}]}, {"backend": "native"}`,
 					`"choice": "netlink"`, `"choice": "native"`).Replace(string(text)))
 			},
-			"self-test", output.Warn, "redirected by native; not everything works: netlink: IPv4 REDIRECT: the kernel needs CONFIG_NFT_COMPAT", "load the modules",
+			"self-test", document.Warn, "redirected by native; not everything works: netlink: IPv4 REDIRECT: the kernel needs CONFIG_NFT_COMPAT", "load the modules",
 		},
-		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", output.Fail, "has expired", "the agent's log"},
-		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", output.Warn, "expires in", "the agent's log"},
-		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", output.Fail, "refuses the token", "the agent's log"},
-		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token", output.Warn, "has written no kubeconfig", "before the installation"},
+		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", document.Fail, "has expired", "the agent's log"},
+		"a token that ends": {func(w *world) { w.token(time.Now().Add(time.Minute)) }, "token", document.Warn, "expires in", "the agent's log"},
+		"a refused token":   {func(w *world) { w.api.SetToken("another") }, "token", document.Fail, "refuses the token", "the agent's log"},
+		"no kubeconfig":     {func(w *world) { w.remove(runDir + "/istio-cni-kubeconfig") }, "token", document.Warn, "has written no kubeconfig", "before the installation"},
 		"a right that is missing, for unknown settings": {
-			func(w *world) { w.api.Deny("watch pods") }, "rights", output.Warn, "may not: watch pods, and whether", "kubectl istio-cni doctor",
+			func(w *world) { w.api.Deny("watch pods") }, "rights", document.Warn, "may not: watch pods, and whether", "kubectl istio-cni doctor",
 		},
-		"a right of a feature that is off": {func(w *world) { w.api.Deny("delete pods") }, "rights", output.OK, "rights that its features need", ""},
-		"an API server that hangs":         {func(w *world) { w.api.Fail(kubetest.Hang, kubetest.Forever) }, "injection", output.Warn, "the API server cannot be asked", "run it"},
-		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", output.Warn, "cannot be reviewed", "reaches the API server"},
-		"pilot.cni.enabled is off":         {func(w *world) { w.pod("web", "istio-init") }, "injection", output.Fail, "shop/web", "pilot.cni.enabled=true"},
+		"a right of a feature that is off": {func(w *world) { w.api.Deny("delete pods") }, "rights", document.OK, "rights that its features need", ""},
+		"an API server that hangs":         {func(w *world) { w.api.Fail(kubetest.Hang, kubetest.Forever) }, "injection", document.Warn, "the API server cannot be asked", "run it"},
+		"no API server":                    {func(w *world) { w.api.Stop() }, "rights", document.Warn, "cannot be reviewed", "reaches the API server"},
+		"pilot.cni.enabled is off":         {func(w *world) { w.pod("web", "istio-init") }, "injection", document.Fail, "shop/web", "pilot.cni.enabled=true"},
 		"an older pod": {
-			func(w *world) { w.pod("old", "istio-init") }, "injection", output.Warn, "1 pod injected with pilot.cni.enabled, and 1 without it: shop/old", "restart these pods",
+			func(w *world) { w.pod("old", "istio-init") }, "injection", document.Warn, "1 pod injected with pilot.cni.enabled, and 1 without it: shop/old", "restart these pods",
 		},
 		"an older pod that has ended": {
 			func(w *world) {
 				w.api.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "shop", "name": "job"}, "status": {"phase": "Succeeded"},
 					"spec": {"nodeName": "node-1", "initContainers": [{"name": "istio-init"}], "containers": [{"name": "istio-proxy"}]}}`))
 			},
-			"injection", output.OK, "as of 1 pod", "",
+			"injection", document.OK, "as of 1 pod", "",
 		},
-		"no pod of the mesh": {func(w *world) { w.pod("web", "app-init") }, "injection", output.Warn, "does not show", "start a pod"},
+		"no pod of the mesh": {func(w *world) { w.pod("web", "app-init") }, "injection", document.Warn, "does not show", "start a pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -312,10 +312,10 @@ func TestDoctor_Faults(t *testing.T) {
 			tc.happen(w)
 			code, all := w.checks()
 			got := all[tc.check]
-			if got.Result != tc.result || !strings.Contains(got.Text, tc.text) || !strings.Contains(got.Remedy, tc.remedy) || (got.Remedy == "") != (tc.result == output.OK) {
+			if got.Result != tc.result || !strings.Contains(got.Text, tc.text) || !strings.Contains(got.Remedy, tc.remedy) || (got.Remedy == "") != (tc.result == document.OK) {
 				t.Errorf("got %+v", got)
 			}
-			if tc.result == output.Fail && code != applet.ExitError {
+			if tc.result == document.Fail && code != applet.ExitError {
 				t.Errorf("exit code %d", code)
 			}
 		})
@@ -332,12 +332,12 @@ func TestDoctor_Observer(t *testing.T) {
 	w.api.Deny("get nodes")
 	_, all := w.checks()
 	for _, c := range all {
-		if c.Result != output.OK || strings.Contains(c.Text, "agent installs") {
+		if c.Result != document.OK || strings.Contains(c.Text, "agent installs") {
 			t.Errorf("%+v", c)
 		}
 	}
 	w.put(listFile, pureList)
-	if _, all := w.checks(); all["primary"].Result != output.Fail || !strings.Contains(all["primary"].Remedy, "Istio's agent") {
+	if _, all := w.checks(); all["primary"].Result != document.Fail || !strings.Contains(all["primary"].Remedy, "Istio's agent") {
 		t.Errorf("%+v", all["primary"])
 	}
 }
@@ -351,11 +351,11 @@ func TestDirectories_MountedElsewhere(t *testing.T) {
 		os.Symlink("../var/lib/rancher/k3s/data/cni", w.path("/mounted/bin")), os.Symlink("../etc/cni/net.d", w.path("/mounted/net")))
 	v := newView(config{command.Doctor{HostRoot: w.root, NetDir: w.path("/mounted/net"), BinDirs: []string{w.path("/mounted/bin")}}}, func(string) (string, bool) { return "", false })
 	v.HostRoot = "" // the node's file system is accessible through the first process of the node
-	if c := directories(t.Context(), v); c.Result != output.OK {
+	if c := directories(t.Context(), v); c.Result != document.OK {
 		t.Errorf("%+v", c)
 	}
 	v.BinDirs = []string{w.path("/opt/cni/bin")}
-	if c := directories(t.Context(), v); c.Result != output.Fail || !strings.HasSuffix(c.Text, "as mounted in its container") {
+	if c := directories(t.Context(), v); c.Result != document.Fail || !strings.HasSuffix(c.Text, "as mounted in its container") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -368,7 +368,7 @@ func TestMultus_AnotherDirectory(t *testing.T) {
 	w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
 	w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
 	w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
-	if _, all := w.checks(); all["directories"].Result != output.OK || all["primary"].Result != output.OK {
+	if _, all := w.checks(); all["directories"].Result != document.OK || all["primary"].Result != document.OK {
 		t.Errorf("%+v, %+v", all["directories"], all["primary"])
 	}
 }
@@ -380,7 +380,7 @@ func TestDoctor_NothingSeen(t *testing.T) {
 	w.root = t.TempDir()
 	code, all := w.checks()
 	for name, c := range all {
-		if c.Result == output.Fail || c.Text == "" || c.Result == output.Warn && c.Remedy == "" {
+		if c.Result == document.Fail || c.Text == "" || c.Result == document.Warn && c.Remedy == "" {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
@@ -421,11 +421,11 @@ func TestRun_HangingCheck(t *testing.T) {
 	cancel()
 	hang := make(chan struct{})
 	defer close(hang)
-	all := run(ctx, ctx, nil, []named{{"hang", func(context.Context, *view) output.Check { <-hang; return output.Check{} }}})
-	if len(all) != 1 || all[0].Result != output.Warn || all[0].Name != "hang" || all[0].Remedy == "" {
+	all := run(ctx, ctx, nil, []named{{"hang", func(context.Context, *view) document.Check { <-hang; return document.Check{} }}})
+	if len(all) != 1 || all[0].Result != document.Warn || all[0].Name != "hang" || all[0].Remedy == "" {
 		t.Errorf("got %+v", all)
 	}
-	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) output.Check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
+	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) document.Check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
 	if strings.ContainsAny(all[0].Text, "\x1b\n") || len(all[0].Text) > 2*maxText {
 		t.Errorf("got %.100q of %d bytes", all[0].Text, len(all[0].Text))
 	}
@@ -436,17 +436,17 @@ func TestDirectories_FoundByAgent(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		happen func(*world)
-		result output.Result
+		result document.Result
 		text   string
 	}{
 		"recorded": {func(w *world) {
 			w.put(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)
-		}, output.OK, "/srv/bin, where the agent installs"},
-		"before the installation": {func(w *world) { w.remove(runDir) }, output.OK, "where an agent without cniConfDir and cniBinDir installs"},
+		}, document.OK, "/srv/bin, where the agent installs"},
+		"before the installation": {func(w *world) { w.remove(runDir) }, document.OK, "where an agent without cniConfDir and cniBinDir installs"},
 		"set": {func(w *world) {
 			w.remove(runDir)
 			w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
-		}, output.Fail, "the agent installs into /etc/cni/net.d and /other"},
+		}, document.Fail, "the agent installs into /etc/cni/net.d and /other"},
 	} {
 		w := newWorld(t)
 		w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/srv/bin']\nconf_dir = '/srv/conf'\n")
@@ -522,15 +522,15 @@ func TestRights_InTheAgentsContainer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		args, env, denied string
-		want              output.Result
+		want              document.Result
 		text              string
 	}{
-		"a right that is missing":         {"install-cni", "", "list configmaps", output.Fail, "(system:serviceaccount:istio-system:istio-cni) may not: list configmaps istio-cni-config in namespace istio-system"},
-		"without live settings":           {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", output.OK, "rights that its features need"},
-		"the right of a feature":          {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", output.Fail, "may not: delete pods"},
-		"a feature that is off":           {"istio-cni install", "", "delete pods", output.OK, "rights that its features need"},
-		"an observer":                     {"install-cni", "CNI_OBSERVE", "get daemonsets", output.OK, "has the 8 rights"},
-		"another program's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", output.Warn, "may not: delete pods, and whether"},
+		"a right that is missing":         {"install-cni", "", "list configmaps", document.Fail, "(system:serviceaccount:istio-system:istio-cni) may not: list configmaps istio-cni-config in namespace istio-system"},
+		"without live settings":           {"/usr/local/bin/install-cni --log_output_level=debug --config-map=", "", "list configmaps", document.OK, "rights that its features need"},
+		"the right of a feature":          {"istio-cni install", "REPAIR_DELETE_PODS", "delete pods", document.Fail, "may not: delete pods"},
+		"a feature that is off":           {"istio-cni install", "", "delete pods", document.OK, "rights that its features need"},
+		"an observer":                     {"install-cni", "CNI_OBSERVE", "get daemonsets", document.OK, "has the 8 rights"},
+		"another program's first process": {"/sbin/init", "REPAIR_DELETE_PODS", "delete pods", document.Warn, "may not: delete pods, and whether"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -558,7 +558,7 @@ func TestDoctor_AsAJob(t *testing.T) {
 	w.env["KUBERNETES_SERVICE_HOST"], w.env["KUBERNETES_SERVICE_PORT"] = w.api.Address()
 	w.args = []string{"--service-account-dir", w.path("/account")}
 	code, all := w.checks()
-	for name, want := range map[string]output.Result{"token": output.Warn, "rights": output.Warn, "injection": output.OK, "socket-lb": output.OK} {
+	for name, want := range map[string]document.Result{"token": document.Warn, "rights": document.Warn, "injection": document.OK, "socket-lb": document.OK} {
 		if all[name].Result != want {
 			t.Errorf("%+v, want %s", all[name], want)
 		}
@@ -579,12 +579,12 @@ func TestDoctor_ForAmbient(t *testing.T) {
 	w.api.Set([]byte(`{"kind": "Pod", "apiVersion": "v1", "metadata": {"namespace": "istio-system", "name": "ztunnel-x", "labels": {"app": "ztunnel"}},
 		"spec": {"nodeName": "node-1", "containers": [{"name": "istio-proxy"}]}}`))
 	for metric, want := range map[string]struct {
-		result output.Result
+		result document.Result
 		text   string
 	}{
-		"ztunnel_connected 1\n": {output.OK, "connections of ztunnel: 1 (istio-system/ztunnel-x, ready: false)"},
-		"ztunnel_connected 0\n": {output.Fail, "no ztunnel is connected to the agent (istio-system/ztunnel-x, ready: false)"},
-		"":                      {output.Warn, "the agent does not serve ambient mode"},
+		"ztunnel_connected 1\n": {document.OK, "connections of ztunnel: 1 (istio-system/ztunnel-x, ready: false)"},
+		"ztunnel_connected 0\n": {document.Fail, "no ztunnel is connected to the agent (istio-system/ztunnel-x, ready: false)"},
+		"":                      {document.Warn, "the agent does not serve ambient mode"},
 	} {
 		w.remove(runDir + "/pods.sock")
 		listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", w.path(runDir+"/pods.sock"))
@@ -596,7 +596,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		if got := all["ambient"]; got.Result != want.result || !strings.Contains(got.Text, want.text) {
 			t.Errorf("%q: %+v", metric, got)
 		}
-		if all["ambient-kernel"].Result != output.OK || all["ambient-policies"].Result != output.Warn || all["ambient-limits"].Text == "" {
+		if all["ambient-kernel"].Result != document.OK || all["ambient-policies"].Result != document.Warn || all["ambient-limits"].Text == "" {
 			t.Errorf("%+v", all)
 		}
 	}

@@ -13,15 +13,15 @@ import (
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/applet/command"
-	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/hostpath"
 	"github.com/meshcni/istio-cni/internal/node/selfcheck"
 )
 
 // directories compares the runtime's directories with the agent's.
-func directories(_ context.Context, v *view) output.Check {
+func directories(_ context.Context, v *view) document.Check {
 	if v.root == "" {
 		return warn("run it on the node, or with the node's file system mounted and --host-root (manifests/examples/doctor.yaml)",
 			"the node's file system is not seen here, so the container runtime's configuration cannot be read")
@@ -63,7 +63,7 @@ func directories(_ context.Context, v *view) output.Check {
 func same(a, b string) bool { return a == b || hostpath.Same(a, b) }
 
 // primary checks the configuration that the runtime loads, and the other programs that write it.
-func primary(_ context.Context, v *view) output.Check {
+func primary(_ context.Context, v *view) document.Check {
 	n := v.network()
 	const wait = "install the pod network; the agent waits for its configuration"
 	switch {
@@ -78,7 +78,7 @@ func primary(_ context.Context, v *view) output.Check {
 	if n.has(n.primary) {
 		return rivals(v, n, text+drops(n))
 	}
-	if c := rivals(v, n, text); c.Result != output.OK {
+	if c := rivals(v, n, text); c.Result != document.OK {
 		return c
 	}
 	if n.delegates() {
@@ -104,7 +104,7 @@ func (n network) delegates() bool {
 	return slices.ContainsFunc(n.loaded.Types, func(name string) bool { return strings.HasPrefix(name, "multus") })
 }
 
-func multus(v *view, n network, text string) output.Check {
+func multus(v *view, n network, text string) document.Check {
 	own := v.readNetwork(v.seen(v.NetDir))
 	if slices.ContainsFunc(n.files.Names(), n.has) || slices.ContainsFunc(own.files.Names(), own.has) {
 		return ok("%s, which delegates to other files; the plugin is in one of them", text)
@@ -143,7 +143,7 @@ func (n network) has(name string) bool {
 const backup = ".cilium_bak"
 
 // rivals checks other programs that write the same directory. It fails only if the plugin is missing.
-func rivals(v *view, n network, text string) output.Check {
+func rivals(v *view, n network, text string) document.Check {
 	renamed := slices.DeleteFunc(slices.Clone(n.names), func(name string) bool { return !strings.HasSuffix(name, backup) })
 	here := n.has(n.primary)
 	isCilium := slices.Contains(n.loaded.Types, "cilium-cni")
@@ -206,7 +206,7 @@ func (v *view) present() bool {
 }
 
 // selfTest shows the verdict that the agent has recorded. Without a verdict it makes the test, in its own namespaces.
-func selfTest(ctx context.Context, v *view) output.Check {
+func selfTest(ctx context.Context, v *view) document.Check {
 	if v.features.observe { // the test would load kernel modules, and does not test the node's plugin
 		return ok("an observer makes none: the Job of manifests/examples/doctor.yaml shows whether this program would serve the node")
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
 	"github.com/meshcni/istio-cni/internal/agent/runtimedirs"
-	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -222,7 +222,7 @@ func (v *view) close() {
 }
 
 // noCluster is the result of a check that needs the API server.
-func noCluster(err error) output.Check {
+func noCluster(err error) document.Check {
 	return warn("run it in the agent's container (kubectl istio-cni doctor) or as the Job of manifests/examples/doctor.yaml",
 		"the API server cannot be asked: %v", err)
 }

@@ -403,14 +403,14 @@ func (f *fleet) decided(rows []row[decision], head bool) error {
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int, error) {
-	return list(ctx, f, flags.Output, listing[output.Check]{
+	return list(ctx, f, flags.Output, listing[document.Check]{
 		command: slices.Concat([]string{"doctor", "-o", "json"}, given(c.in, flags.Rows(), "output")), list: document.DoctorReport{},
-		fit:     func(r *row[output.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
-		compare: func(a, b row[output.Check]) int { return strings.Compare(a.node, b.node) },
-		bad:     func(c output.Check) bool { return c.Result == output.Fail }, badCode: applet.ExitError,
+		fit:     func(r *row[document.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
+		compare: func(a, b row[document.Check]) int { return strings.Compare(a.node, b.node) },
+		bad:     func(c document.Check) bool { return c.Result == document.Fail }, badCode: applet.ExitError,
 		table: f.checks,
-		more: func(nodes []node, rows []row[output.Check]) []row[output.Check] {
-			if slices.ContainsFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == "ambient" }) {
+		more: func(nodes []node, rows []row[document.Check]) []row[document.Check] {
+			if slices.ContainsFunc(rows, func(r row[document.Check]) bool { return r.shown.Name == "ambient" }) {
 				rows = f.withCluster(ctx, nodes, rows)
 			}
 			return rows
@@ -419,9 +419,9 @@ func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int,
 }
 
 // checks prints each result once, with its nodes. A line end in a text could imitate another node's line.
-func (f *fleet) checks(rows []row[output.Check]) error {
-	var all []output.Check
-	nodes := map[output.Check][]string{}
+func (f *fleet) checks(rows []row[document.Check]) error {
+	var all []document.Check
+	nodes := map[document.Check][]string{}
 	for _, r := range rows {
 		if nodes[r.shown] == nil {
 			all = append(all, r.shown)
@@ -434,7 +434,7 @@ func (f *fleet) checks(rows []row[output.Check]) error {
 		if len(nodes[c]) <= most {
 			where = cmp.Or(strings.Join(nodes[c], ", "), "the cluster")
 		}
-		all[i] = output.Check{
+		all[i] = document.Check{
 			Name: printable.Text(c.Name, maxShown), Result: c.Result,
 			Text: printable.Text(c.Text, 4*maxShown) + " [" + where + "]", Remedy: printable.Text(c.Remedy, 4*maxShown),
 		}

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -83,7 +84,7 @@ func (c container) setting(name string) (value string, known bool) {
 
 // withCluster adds to the nodes' rows what a move to ambient mode needs of the cluster. It leaves out what agents cannot check, and this
 // program can.
-func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[output.Check]) []row[output.Check] {
+func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[document.Check]) []row[document.Check] {
 	agents := ""
 	for _, n := range nodes {
 		if namespace, _, found := strings.Cut(n.Agent, "/"); found {
@@ -93,10 +94,10 @@ func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[output
 	ctx, cancel := f.limit(ctx)
 	defer cancel()
 	c, policies := f.control(ctx, agents), f.policies(ctx)
-	rows = slices.DeleteFunc(rows, func(r row[output.Check]) bool { return r.shown.Name == policies.Name })
-	for _, check := range []output.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
+	rows = slices.DeleteFunc(rows, func(r row[document.Check]) bool { return r.shown.Name == policies.Name })
+	for _, check := range []document.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
 		text, _ := json.Marshal(check) // it has texts only
-		rows = append(rows, row[output.Check]{shown: check, text: text})
+		rows = append(rows, row[document.Check]{shown: check, text: text})
 	}
 	return rows
 }
@@ -197,9 +198,9 @@ func query[T any](ctx context.Context, f *fleet, args ...string) ([]T, error) {
 }
 
 // unchecked is the result of a check without what it needs. Without an error nothing was found.
-func (c *control) unchecked(name, what string) output.Check {
-	return output.Check{
-		Name: name, Result: output.Warn,
+func (c *control) unchecked(name, what string) document.Check {
+	return document.Check{
+		Name: name, Result: document.Warn,
 		Text:   what + " could not be checked: " + cmp.Or(printable.Some(c.unread, mostNames), "not found in the namespaces of the agents and of istiod's webhooks"),
 		Remedy: "run it as a user who may read mutatingwebhookconfigurations, pods, and ConfigMaps of istiod's namespace",
 	}
@@ -229,7 +230,7 @@ func minors(pods []meshPod, name string) map[int][]string {
 }
 
 // versions compares ztunnel's minor versions with istiod's: Istio supports a ztunnel of the same version and of the one before.
-func (c *control) versions() output.Check {
+func (c *control) versions() document.Check {
 	const name = "ambient-versions"
 	istiods, ztunnels := minors(c.istiods, "discovery"), minors(c.ztunnels, "istio-proxy")
 	var wrong, all []string
@@ -246,7 +247,7 @@ func (c *control) versions() output.Check {
 		}
 	}
 	unknown := slices.Concat(istiods[-1], ztunnels[-1])
-	check := output.Check{Name: name, Result: output.Fail, Remedy: "upgrade istiod first, then ztunnel, one minor version at a time (istio.io: ambient upgrade)"}
+	check := document.Check{Name: name, Result: document.Fail, Remedy: "upgrade istiod first, then ztunnel, one minor version at a time (istio.io: ambient upgrade)"}
 	switch {
 	case len(wrong) > 0:
 		check.Text = "Istio supports a ztunnel of istiod's minor version or of the one before, and this is " + printable.Some(wrong, mostNames)
@@ -255,16 +256,16 @@ func (c *control) versions() output.Check {
 	case len(c.ztunnels) == 0:
 		return c.unchecked(name, "ztunnel's version")
 	case len(unknown) > 0:
-		check.Result, check.Remedy = output.Warn, "compare the versions: istioctl version, and ztunnel's log"
+		check.Result, check.Remedy = document.Warn, "compare the versions: istioctl version, and ztunnel's log"
 		check.Text = "versions could not be checked, because the images name none: " + printable.Some(unknown, mostNames)
 	default:
-		check.Result, check.Text = output.OK, printable.Some(all, mostNames)
+		check.Result, check.Text = document.OK, printable.Some(all, mostNames)
 	}
 	return check
 }
 
 // ambient checks PILOT_ENABLE_AMBIENT, without which istiod refuses ztunnels.
-func (c *control) ambient() output.Check {
+func (c *control) ambient() document.Check {
 	const name, key = "ambient-istiod", "PILOT_ENABLE_AMBIENT"
 	if len(c.istiods) == 0 {
 		return c.unchecked(name, "istiod's "+key)
@@ -281,17 +282,17 @@ func (c *control) ambient() output.Check {
 		}
 		*state = append(*state, p.Metadata.Namespace+"/"+p.Metadata.Name)
 	}
-	check := output.Check{Name: name, Result: output.Fail, Remedy: "set profile=ambient (or pilot.env." + key + "=true) in istiod's chart"}
+	check := document.Check{Name: name, Result: document.Fail, Remedy: "set profile=ambient (or pilot.env." + key + "=true) in istiod's chart"}
 	switch {
 	case len(off) > 0 && len(on)+len(unknown) > 0:
-		check.Result = output.Warn
+		check.Result = document.Warn
 		fallthrough
 	case len(off) > 0:
 		check.Text = key + " is not true, so that it refuses ztunnels: " + printable.Some(off, mostNames)
 	case len(unknown) > 0:
-		check.Result, check.Text = output.Warn, key+" could not be checked, because these pods do not have it themselves: "+printable.Some(unknown, mostNames)
+		check.Result, check.Text = document.Warn, key+" could not be checked, because these pods do not have it themselves: "+printable.Some(unknown, mostNames)
 	default:
-		check.Result, check.Text = output.OK, key+" is true: "+printable.Some(on, mostNames)
+		check.Result, check.Text = document.OK, key+" is true: "+printable.Some(on, mostNames)
 	}
 	return check
 }
@@ -308,7 +309,7 @@ func (c *control) texts(config, key string) (found map[string]string, all bool) 
 }
 
 // hbone checks whether sidecars accept HBONE: by ISTIO_META_ENABLE_HBONE of the mesh, and by the label that it gives to pods.
-func (c *control) hbone() output.Check {
+func (c *control) hbone() document.Check {
 	const name, key = "ambient-sidecars", "ISTIO_META_ENABLE_HBONE"
 	var without []string
 	texts, known := c.texts("istio", "mesh")
@@ -322,14 +323,14 @@ func (c *control) hbone() output.Check {
 			without = append(without, config)
 		}
 	}
-	check := output.Check{Name: name, Result: output.Fail, Remedy: "set profile=ambient (or meshConfig.defaultConfig.proxyMetadata." + key +
+	check := document.Check{Name: name, Result: document.Fail, Remedy: "set profile=ambient (or meshConfig.defaultConfig.proxyMetadata." + key +
 		`="true") in istiod's chart, and restart pods with a sidecar`}
 	const effect = "pods of ambient mode reach such sidecars without mTLS, and not at all where it is required (STRICT)"
 	switch {
 	case len(c.plain) > 0:
 		check.Text = fmt.Sprintf("%s with a sidecar that does not accept HBONE: %s; %s", output.Plural(len(c.plain), "pod"), printable.Some(c.plain, mostNames), effect)
 	case len(without) > 0:
-		check.Result = output.Warn
+		check.Result = document.Warn
 		check.Text = key + " is not true in ConfigMap " + printable.Some(without, mostNames) + ", so that new sidecars do not accept HBONE; " + effect
 	case c.sidecars != nil:
 		c.note("pods with a sidecar", c.sidecars)
@@ -337,13 +338,13 @@ func (c *control) hbone() output.Check {
 	case !known:
 		return c.unchecked(name, "whether sidecars accept HBONE")
 	default:
-		check.Result, check.Text = output.OK, "sidecars accept HBONE ("+key+")"
+		check.Result, check.Text = document.OK, "sidecars accept HBONE ("+key+")"
 	}
 	return check
 }
 
 // injection checks pilot.cni.enabled: pods with a sidecar need it beside ambient mode, too.
-func (c *control) injection() output.Check {
+func (c *control) injection() document.Check {
 	const name, key = "ambient-injection", "pilot.cni.enabled"
 	var without []string
 	texts, known := c.texts("istio-sidecar-injector", "values")
@@ -359,12 +360,12 @@ func (c *control) injection() output.Check {
 	}
 	switch {
 	case len(without) > 0:
-		return output.Check{
-			Name: name, Result: output.Warn, Text: key + " is off in ConfigMap " + printable.Some(without, mostNames) + ": new pods with a sidecar get istio-init, which needs NET_ADMIN",
+		return document.Check{
+			Name: name, Result: document.Warn, Text: key + " is off in ConfigMap " + printable.Some(without, mostNames) + ": new pods with a sidecar get istio-init, which needs NET_ADMIN",
 			Remedy: "set " + key + "=true in istiod's chart: profile=ambient does not",
 		}
 	case !known:
 		return c.unchecked(name, key)
 	}
-	return output.Check{Name: name, Result: output.OK, Text: key + " is on"}
+	return document.Check{Name: name, Result: document.OK, Text: key + " is on"}
 }

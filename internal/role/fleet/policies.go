@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/meshcni/istio-cni/internal/applet/output"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 )
 
@@ -77,9 +77,9 @@ func (p policy) probes() bool {
 
 // policies checks which NetworkPolicies keep out what ambient mode needs, if their pods move to it. Policies add up: another one for the same
 // pods, or for all of the namespace, may let it in.
-func (f *fleet) policies(ctx context.Context) output.Check {
-	check := output.Check{
-		Name: "ambient-policies", Result: output.Warn,
+func (f *fleet) policies(ctx context.Context) document.Check {
+	check := document.Check{
+		Name: "ambient-policies", Result: document.Warn,
 		Remedy: fmt.Sprintf("if their pods move to ambient mode, let in TCP port %d from all pods of the mesh, and %s for probes; policies by port of the app do not apply inside the tunnel",
 			hbonePort, probeSources),
 	}
@@ -101,7 +101,7 @@ func (f *fleet) policies(ctx context.Context) output.Check {
 	}
 	hbone, probes := without(policy.hbone), without(policy.probes)
 	if check.Text = "no NetworkPolicy keeps out port 15008 or probes"; len(hbone)+len(probes) == 0 {
-		check.Result, check.Remedy = output.OK, ""
+		check.Result, check.Remedy = document.OK, ""
 		return check
 	}
 	check.Text = fmt.Sprintf("NetworkPolicies that keep out TCP port %d: %s; probes: %s", hbonePort, some(hbone), some(probes))

@@ -26,7 +26,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/follow"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/subject"
 )
 
@@ -143,7 +142,7 @@ func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 }
 
 // code is the exit code of a trace.
-func code(e follow.End) int {
+func code(e document.TraceEnd) int {
 	switch {
 	case e.Past > 0 || e.CountedPast > 0:
 		return exitPast
@@ -162,7 +161,7 @@ type printer struct {
 	form         output.Form
 	begun, ended bool
 	// end has the end record's counts, or the last record.
-	end follow.End
+	end document.TraceEnd
 }
 
 // event shows an event.
@@ -204,7 +203,7 @@ func text(r document.TraceEvent) string {
 	return ""
 }
 
-func packet(p follow.Packet) string {
+func packet(p document.TracePacket) string {
 	var b strings.Builder
 	way := "arrives"
 	if p.Outgoing {
@@ -217,7 +216,7 @@ func packet(p follow.Packet) string {
 	if p.Omitted > 0 {
 		fmt.Fprintf(&b, "  and %d more rules\n", p.Omitted)
 	}
-	mark := map[inspect.Wanted]string{inspect.AsWanted: "✓", inspect.Past: "✗"}[p.Wanted]
+	mark := map[document.Wanted]string{document.AsWanted: "✓", document.Past: "✗"}[p.Wanted]
 	if mark == "" {
 		mark = "?"
 	}
@@ -226,7 +225,7 @@ func packet(p follow.Packet) string {
 }
 
 // hop formats a rule as a line; the rule's number is unknown in a table that is not read.
-func hop(h inspect.Hop) string {
+func hop(h document.Hop) string {
 	line := strings.TrimSpace(fmt.Sprintf("%s %s/%s", h.Hook, h.Table, h.Chain))
 	if h.Number > 0 {
 		line += fmt.Sprintf(" %d", h.Number)
@@ -238,7 +237,7 @@ func hop(h inspect.Hop) string {
 	return printable.Text(line, maxLine)
 }
 
-func end(e follow.End) string {
+func end(e document.TraceEnd) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "\n%d packets: %d as the mesh wants it, %d past the mesh, %d unknown", e.Packets, e.Wanted, e.Past, e.Unknown)
 	if e.ByLegacy > 0 {

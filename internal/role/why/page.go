@@ -8,10 +8,10 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 )
 
 // The size of the page without --rules. A wider or narrower terminal gets lines of its width.
@@ -112,7 +112,7 @@ func (s *sheet) fit(room int) (lines []string) {
 }
 
 // onePage is the explanation on one page: the verdict, the packet, what differs, and the answer with the remedy.
-func (c *config) onePage(e inspect.Explanation, columns int) string {
+func (c *config) onePage(e document.Explanation, columns int) string {
 	s := &sheet{columns: cmp.Or(columns, pageColumns)}
 	const headlines, answers = 2, 5
 	const states = 20 // columns for the longest state
@@ -135,7 +135,7 @@ func (c *config) onePage(e inspect.Explanation, columns int) string {
 }
 
 // remedy is the instruction that ends a fault of the packet or the pod, "" without one.
-func remedy(e inspect.Explanation) string {
+func remedy(e document.Explanation) string {
 	switch {
 	case e.Answer != nil && e.Answer.NoListener && e.State == audit.Captured: // by the rules alone
 		return audit.NoListener.Remedy(false)
@@ -146,7 +146,7 @@ func remedy(e inspect.Explanation) string {
 }
 
 // pod adds what is known about the pod beside its rules.
-func (s *sheet) pod(e inspect.Explanation) {
+func (s *sheet) pod(e document.Explanation) {
 	const long, short = 3, 2
 	if e.Pod != "" {
 		s.text(short, "injected", "%s", injected(e))
@@ -185,7 +185,7 @@ func (s *sheet) pod(e inspect.Explanation) {
 }
 
 // heard lists the listeners of the proxy.
-func heard(e inspect.Explanation) string {
+func heard(e document.Explanation) string {
 	ports := []uint16{e.Ports.Outbound, e.Ports.Inbound, redirect.DNSPort, redirect.TunnelPort}
 	var texts []string
 	others := 0
@@ -209,7 +209,7 @@ func heard(e inspect.Explanation) string {
 }
 
 // differences adds the number of rules, and those that differ from the wanted ones.
-func (s *sheet) differences(e inspect.Explanation) {
+func (s *sheet) differences(e document.Explanation) {
 	const most = 6
 	met := map[string]bool{} // the way of the packet shows these
 	if e.Answer != nil {
@@ -260,14 +260,14 @@ func differing(chains []walk.Chain, most int, met map[string]bool) (items []stri
 }
 
 // packet adds the packet with the rules that decide about it.
-func (s *sheet) packet(c *config, a *inspect.Answer) {
+func (s *sheet) packet(c *config, a *document.Answer) {
 	const most, long = 14, 3
 	s.parts = append(s.parts, part{lines: s.wrap("", 2, fmt.Sprintf("PACKET: %s, %s", strings.ToUpper(string(a.Wanted)), a.Packet)), most: long})
 	if c.resolved != "" {
 		s.parts = append(s.parts, part{lines: s.wrap("  ", 2, c.resolved), most: 2})
 	}
 	others, omitted := a.Omitted, a.OmittedHops
-	var matches []inspect.Hop
+	var matches []document.Hop
 	for _, h := range a.Hops {
 		if h.Answer == "not-matched" {
 			others++
@@ -279,7 +279,7 @@ func (s *sheet) packet(c *config, a *inspect.Answer) {
 	switch {
 	case len(matches) == 0:
 		text = "RULES that match: none"
-	case slices.ContainsFunc(matches, func(h inspect.Hop) bool { return h.Answer == "unknown" }):
+	case slices.ContainsFunc(matches, func(h document.Hop) bool { return h.Answer == "unknown" }):
 		text += " or may match (?)"
 	}
 	if others > 0 {
@@ -295,7 +295,7 @@ func (s *sheet) packet(c *config, a *inspect.Answer) {
 }
 
 // steps returns the rules with their reasons or, without reasons, a line for each.
-func (s *sheet) steps(hops []inspect.Hop, reasons bool) (lines []string) {
+func (s *sheet) steps(hops []document.Hop, reasons bool) (lines []string) {
 	const indent = 6
 	for _, h := range hops {
 		rule := printable.Text(fmt.Sprintf("%s %s %d: %s", h.Table, h.Chain, h.Number, h.Rule), maxLine)
@@ -318,12 +318,12 @@ func (s *sheet) steps(hops []inspect.Hop, reasons bool) (lines []string) {
 }
 
 // deaf returns the ports of the proxy on which nothing listens although the namespace has rules of the mesh.
-func deaf(e inspect.Explanation) (ports []uint16) {
+func deaf(e document.Explanation) (ports []uint16) {
 	if !slices.ContainsFunc(e.Chains, func(c walk.Chain) bool { return strings.HasPrefix(strings.ToUpper(c.Chain), "ISTIO") }) {
 		return nil
 	}
 	for _, port := range []uint16{e.Ports.Outbound, e.Ports.Inbound} {
-		if !slices.ContainsFunc(e.Listeners, func(l inspect.Listener) bool { return l.Address.Port() == port }) {
+		if !slices.ContainsFunc(e.Listeners, func(l document.Listener) bool { return l.Address.Port() == port }) {
 			ports = append(ports, port)
 		}
 	}

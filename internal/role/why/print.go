@@ -9,11 +9,11 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 )
 
 // maxLine bounds a text of the pod in the page.
@@ -60,7 +60,7 @@ func (p *paper) rule(begin, text, why string) {
 }
 
 // whole is the explanation as text, with all rules: the verdict, the details, the answer and the remedy.
-func (c *config) whole(e inspect.Explanation, width int) string {
+func (c *config) whole(e document.Explanation, width int) string {
 	p := &paper{width: width}
 	p.wrap("", 0, c.subject(e)+": "+verdict(e))
 	var answer string
@@ -88,7 +88,7 @@ func (c *config) whole(e inspect.Explanation, width int) string {
 }
 
 // subject names the pod or the namespace.
-func (c *config) subject(e inspect.Explanation) string {
+func (c *config) subject(e document.Explanation) string {
 	if e.Pod != "" {
 		return "POD " + printable.Text(e.Namespace+"/"+e.Pod, maxLine)
 	}
@@ -96,7 +96,7 @@ func (c *config) subject(e inspect.Explanation) string {
 }
 
 // verdict is the state in one line.
-func verdict(e inspect.Explanation) string {
+func verdict(e document.Explanation) string {
 	text := strings.ToUpper(string(e.State))
 	if e.Pod == "" {
 		return text + ", by its live rules alone"
@@ -105,7 +105,7 @@ func verdict(e inspect.Explanation) string {
 }
 
 // injected says by what the proxy is there.
-func injected(e inspect.Explanation) string {
+func injected(e document.Explanation) string {
 	text := "no: it has no annotation " + sidecar.StatusKey
 	if e.Injected {
 		text = "yes"
@@ -120,7 +120,7 @@ func injected(e inspect.Explanation) string {
 	return text
 }
 
-func proxy(e inspect.Explanation) string {
+func proxy(e document.Explanation) string {
 	switch {
 	case e.Injection.Proxy == "container":
 		return "the container istio-proxy"
@@ -132,7 +132,7 @@ func proxy(e inspect.Explanation) string {
 	return "none"
 }
 
-func injection(p *paper, e inspect.Explanation) {
+func injection(p *paper, e document.Explanation) {
 	p.head("INJECTION")
 	by := ""
 	if e.Injection.Revision != "" {
@@ -172,7 +172,7 @@ func outcome(captured bool, reason string) string {
 }
 
 // decided is the decision that counts now, and what the plugin decided at ADD if that differs.
-func decided(e inspect.Explanation) (now, added string) {
+func decided(e document.Explanation) (now, added string) {
 	r, d := e.Added, e.Decision
 	now = fmt.Sprintf("%s, because %s (%s)", outcome(d.Captured, d.Reason), d.Sentence, d.Reason)
 	switch {
@@ -200,7 +200,7 @@ func from(at, now string) string {
 	return "at the pod's next start"
 }
 
-func decision(p *paper, e inspect.Explanation) {
+func decision(p *paper, e document.Explanation) {
 	p.head("DECISION")
 	r := e.Added
 	if r == nil {
@@ -232,7 +232,7 @@ func decision(p *paper, e inspect.Explanation) {
 }
 
 // modes says what would put the pod into the other modes.
-func modes(m *inspect.Modes, line func(label, text string)) {
+func modes(m *document.Modes, line func(label, text string)) {
 	if m != nil && m.Ambient != "" {
 		line("to ambient", m.Ambient)
 	}
@@ -241,7 +241,7 @@ func modes(m *inspect.Modes, line func(label, text string)) {
 	}
 }
 
-func state(p *paper, e inspect.Explanation) {
+func state(p *paper, e document.Explanation) {
 	p.head("STATE")
 	p.line("state", "%s: it %s", e.State, e.Sentence)
 	if !e.Since.IsZero() {
@@ -279,7 +279,7 @@ func exceptions(p *paper, all []audit.Exception) {
 // maxListeners bounds the number of other listeners.
 const maxListeners = 20
 
-func listeners(p *paper, e inspect.Explanation) {
+func listeners(p *paper, e document.Explanation) {
 	if e.InspectionError != "" {
 		return
 	}
@@ -309,7 +309,7 @@ func listeners(p *paper, e inspect.Explanation) {
 	}
 }
 
-func rules(p *paper, e inspect.Explanation) {
+func rules(p *paper, e document.Explanation) {
 	if len(e.Chains) > 0 {
 		p.head("RULES, live: " + count(e.Chains))
 	}
@@ -348,7 +348,7 @@ func count(all []walk.Chain) string {
 }
 
 // closing is the answer in one sentence.
-func closing(e inspect.Explanation) string {
+func closing(e document.Explanation) string {
 	subject := "the pod"
 	if e.Pod == "" {
 		subject = "the namespace"
@@ -373,7 +373,7 @@ func closing(e inspect.Explanation) string {
 	return subject + " is not as the mesh wants it (" + string(e.State) + "): " + why
 }
 
-func except(e inspect.Explanation) string {
+func except(e document.Explanation) string {
 	if len(e.Exceptions) == 0 {
 		return ""
 	}
@@ -388,7 +388,7 @@ func except(e inspect.Explanation) string {
 const shown = 24
 
 // packet prints the way of a packet: the rules that it meets, and the answer.
-func (c *config) packet(p *paper, a *inspect.Answer) {
+func (c *config) packet(p *paper, a *document.Answer) {
 	p.head("PACKET: " + strings.ToUpper(string(a.Wanted)))
 	p.wrap("  ", 2, printable.Text(a.Packet, maxLine))
 	if c.resolved != "" {
@@ -402,20 +402,20 @@ func (c *config) packet(p *paper, a *inspect.Answer) {
 }
 
 // packetAnswer is the answer about a packet in one sentence.
-func packetAnswer(a *inspect.Answer) string {
-	if a.Wanted == inspect.Unknown {
+func packetAnswer(a *document.Answer) string {
+	if a.Wanted == document.Unknown {
 		return a.Sentence
 	}
 	return "the packet " + a.Sentence
 }
 
 // sign marks a rule that a packet meets.
-func sign(h inspect.Hop) string {
+func sign(h document.Hop) string {
 	return map[string]string{"matched": "→", "unknown": "?", "not-matched": " "}[h.Answer]
 }
 
 // stranger marks a rule that takes the packet and is not the mesh's, "" for any other.
-func stranger(h inspect.Hop) string {
+func stranger(h document.Hop) string {
 	if h.Answer == "matched" && h.Why == "" {
 		return "NOT A RULE OF THE MESH"
 	}
@@ -423,7 +423,7 @@ func stranger(h inspect.Hop) string {
 }
 
 // hops prints the rules that a packet meets. If there are many, it only counts the rules that do not match.
-func hops(p *paper, a *inspect.Answer) {
+func hops(p *paper, a *document.Answer) {
 	at, skipped := "", a.Omitted
 	skip := func() {
 		if skipped > 0 {

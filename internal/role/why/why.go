@@ -23,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/settings"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
@@ -123,13 +124,13 @@ func (c *config) check(operands []string) error {
 }
 
 // explain reads the pod or the namespace.
-func (c *config) explain(ctx context.Context, query url.Values, searchPath string) (inspect.Explanation, error) {
+func (c *config) explain(ctx context.Context, query url.Values, searchPath string) (document.Explanation, error) {
 	if c.Pod != "" {
 		return c.ask(ctx, query)
 	}
 	space, err := subject.Open(c.Path(), searchPath)
 	if err != nil {
-		return inspect.Explanation{}, err
+		return document.Explanation{}, err
 	}
 	defer space.NetNS.Close()
 	e, err := inspect.Alone(ctx, space)
@@ -193,7 +194,7 @@ func (c *config) resolve(ctx context.Context) (string, error) {
 }
 
 // ask requests the pod from the node agent.
-func (c *config) ask(ctx context.Context, query url.Values) (e inspect.Explanation, err error) {
+func (c *config) ask(ctx context.Context, query url.Values) (e document.Explanation, err error) {
 	var text []byte
 	err = subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) (err error) {
 		namespace, name := c.Split()
@@ -223,10 +224,10 @@ func hint(message string) string {
 }
 
 // code returns the exit code of the packet or, without a packet, of the pod.
-func code(e inspect.Explanation) int {
+func code(e document.Explanation) int {
 	switch {
 	case e.Answer != nil:
-		return map[inspect.Wanted]int{inspect.AsWanted: applet.ExitOK, inspect.Past: exitPast, inspect.Unknown: exitUnknown}[e.Answer.Wanted]
+		return map[document.Wanted]int{document.AsWanted: applet.ExitOK, document.Past: exitPast, document.Unknown: exitUnknown}[e.Answer.Wanted]
 	case byInit(e):
 		return applet.ExitOK
 	case e.State == audit.Outside:
@@ -240,12 +241,12 @@ func code(e inspect.Explanation) int {
 }
 
 // byInit reports whether the pod's own init container has set up the redirection, and the rules are there.
-func byInit(e inspect.Explanation) bool {
+func byInit(e document.Explanation) bool {
 	return e.State == audit.Outside && e.Decision.Reason == string(sidecar.IstioInit) && e.ByRules == audit.Captured
 }
 
 // show prints JSON, YAML, the page or everything.
-func (c *config) show(call applet.Call, e inspect.Explanation) error {
+func (c *config) show(call applet.Call, e document.Explanation) error {
 	return output.Print(call.Stdout, e, c.Output, func() error {
 		if c.Rules {
 			return output.Show(call, c.whole(e, call.Columns()))

@@ -22,7 +22,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
-	"github.com/meshcni/istio-cni/internal/node/inspect"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -129,7 +128,7 @@ func TestJSON_EmptyArrays(t *testing.T) {
 	documenttest.Valid(t, "Explanation", out)
 	_, out, _ = explain(t, 0, "--netns", f.Path(), "-o", "yaml")
 	documenttest.Valid(t, "Explanation", out)
-	text, err := json.Marshal(inspect.Explanation{})
+	text, err := json.Marshal(document.Explanation{})
 	for _, want := range []string{`"chains":[]`, `"listeners":[]`} {
 		if err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("no %s in %s (%v)", want, text, err)
@@ -267,16 +266,16 @@ func TestWhy_AnswersOfAgents(t *testing.T) {
 const hostile = "\x1b[2J\u202e\r\nshop/web: CAPTURED "
 
 // pod returns an explanation of a pod with a case's changes.
-func pod(change func(*inspect.Explanation)) inspect.Explanation {
-	e := inspect.Explanation{
+func pod(change func(*document.Explanation)) document.Explanation {
+	e := document.Explanation{
 		Status:   audit.Status{Namespace: "shop", Pod: "web", UID: "1", State: audit.Captured, Sentence: audit.Captured.Sentence(), Backend: "netlink,netlink"},
-		Injected: true, Injection: inspect.Injection{Revision: "default", Proxy: "native sidecar", Setup: sidecar.ValidationContainer},
-		Decision: inspect.Decision{Captured: true, Reason: string(sidecar.Captured), Sentence: sidecar.Captured.Sentence()},
+		Injected: true, Injection: document.Injection{Revision: "default", Proxy: "native sidecar", Setup: sidecar.ValidationContainer},
+		Decision: document.CurrentDecision{Captured: true, Reason: string(sidecar.Captured), Sentence: sidecar.Captured.Sentence()},
 		Added: &document.Decision{
 			Time: agenttest.Start(), Command: "ADD", Reason: string(sidecar.Captured), Captured: true, Source: string(agentapi.SourceAgent), Backend: "netlink,netlink",
 		},
-		Detail: inspect.Detail{
-			Ports: inspect.Ports{Outbound: 15001, Inbound: 15006}, Listeners: []inspect.Listener{{Address: netip.MustParseAddrPort("127.0.0.1:15001"), UID: 1337}},
+		Detail: document.Detail{
+			Ports: document.Ports{Outbound: 15001, Inbound: 15006}, Listeners: []document.Listener{{Address: netip.MustParseAddrPort("127.0.0.1:15001"), UID: 1337}},
 		},
 	}
 	change(&e)
@@ -287,55 +286,55 @@ func pod(change func(*inspect.Explanation)) inspect.Explanation {
 func TestPage_OfAPod(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		change func(*inspect.Explanation)
+		change func(*document.Explanation)
 		code   int
 		page   []string
 		last   string
 	}{
-		{"captured", func(*inspect.Explanation) {}, 0, []string{
+		{"captured", func(*document.Explanation) {}, 0, []string{
 			"POD shop/web: CAPTURED", `by revision "default"`, "a native sidecar", "redirect it, because it has a sidecar (captured), as at ADD 2026", "15001 uid 1337",
 		}, "the pod is in the mesh: it is redirected as wanted"},
-		{"with an exception", func(e *inspect.Explanation) {
+		{"with an exception", func(e *document.Explanation) {
 			e.Exceptions = []audit.Exception{{Setting: "traffic.sidecar.istio.io/excludeOutboundPorts", Value: "5432", Traffic: "outbound traffic to these ports"}}
 		}, 0, []string{"traffic.sidecar.istio.io/excludeOutboundPorts=5432"}, "the pod is in the mesh: it is redirected as wanted, except what passes by traffic.sidecar.istio.io/excludeOutboundPorts=5432"},
-		{"no report", func(e *inspect.Explanation) { e.Added = nil }, 0, []string{"decision    redirect it"}, ""},
-		{"decided otherwise", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.NotInjected) }, 0, []string{"at ADD      leave it alone (not-injected)", "changed since ADD, and counts at the pod's next start"}, ""},
-		{"enrolled", func(e *inspect.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) }, 0, []string{"at ADD      enrol it in the ambient mesh (ambient)"}, ""},
-		{"not injected", func(e *inspect.Explanation) {
+		{"no report", func(e *document.Explanation) { e.Added = nil }, 0, []string{"decision    redirect it"}, ""},
+		{"decided otherwise", func(e *document.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.NotInjected) }, 0, []string{"at ADD      leave it alone (not-injected)", "changed since ADD, and counts at the pod's next start"}, ""},
+		{"enrolled", func(e *document.Explanation) { e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) }, 0, []string{"at ADD      enrol it in the ambient mesh (ambient)"}, ""},
+		{"not injected", func(e *document.Explanation) {
 			e.State, e.Sentence, e.Injected = audit.Outside, "is not redirected by the plugin: "+sidecar.NotInjected.Sentence(), false
-			e.Decision = inspect.Decision{Reason: string(sidecar.NotInjected), Sentence: sidecar.NotInjected.Sentence(), Remedy: "inject a sidecar"}
+			e.Decision = document.CurrentDecision{Reason: string(sidecar.NotInjected), Sentence: sidecar.NotInjected.Sentence(), Remedy: "inject a sidecar"}
 		}, 3, []string{"injected    no", "OUTSIDE"}, "the pod is outside of the mesh, because it has no annotation sidecar.istio.io/status, so no sidecar was injected remedy: inject a sidecar"},
-		{"istio-init", func(e *inspect.Explanation) {
+		{"istio-init", func(e *document.Explanation) {
 			e.State, e.ByRules = audit.Outside, audit.Captured
-			e.Decision = inspect.Decision{Reason: string(sidecar.IstioInit), Sentence: sidecar.IstioInit.Sentence()}
+			e.Decision = document.CurrentDecision{Reason: string(sidecar.IstioInit), Sentence: sidecar.IstioInit.Sentence()}
 		}, 0, nil, "the pod is in the mesh: its init container istio-init has set up the redirection"},
-		{"host network", func(e *inspect.Explanation) {
+		{"host network", func(e *document.Explanation) {
 			e.State, e.InspectionError = audit.Outside, "the pod uses the node's network namespace, which is never inspected"
-			e.Decision = inspect.Decision{Reason: string(sidecar.HostNetwork), Sentence: sidecar.HostNetwork.Sentence()}
+			e.Decision = document.CurrentDecision{Reason: string(sidecar.HostNetwork), Sentence: sidecar.HostNetwork.Sentence()}
 		}, 3, []string{"not read    the pod uses"}, "the pod is outside of the mesh, because it uses the node's network namespace, which is never touched"},
-		{"drifted", func(e *inspect.Explanation) {
+		{"drifted", func(e *document.Explanation) {
 			e.State, e.Problems, e.Remedy = audit.Drifted, []audit.Problem{{State: audit.Drifted, Detail: "missing " + hostile}}, "restart the pod"
 		}, 3, []string{"\nremedy: restart the pod\n"}, "the pod is not as the mesh wants it (drifted): missing "},
-		{"bypassed", func(e *inspect.Explanation) {
+		{"bypassed", func(e *document.Explanation) {
 			e.State, e.Sentence, e.Remedy = audit.Bypassed, audit.Bypassed.Sentence(), audit.Bypassed.Remedy(false)
 			e.Chains = document.List[walk.Chain]{{Family: "IPv4", Table: "nat", Chain: "OUTPUT", Rules: []walk.Rule{{Text: "-j ISTIO_OUTPUT", Op: "missing"}}}}
 		}, 3, []string{"\n  rules       all 1 are missing: --rules\n"}, "the pod is past the mesh, because it has no rules of the mesh remedy: restart the pod, or set"},
-		{"not inspected", func(e *inspect.Explanation) {
+		{"not inspected", func(e *document.Explanation) {
 			e.State, e.Problems = audit.NotInspected, []audit.Problem{{State: audit.NotInspected, Detail: "no namespace"}}
 		}, 4, nil, "cannot tell whether the pod is in the mesh, because no namespace"},
-		{"ambient", func(e *inspect.Explanation) {
-			e.Injected, e.Injection = false, inspect.Injection{}
-			e.Decision = inspect.Decision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
+		{"ambient", func(e *document.Explanation) {
+			e.Injected, e.Injection = false, document.Injection{}
+			e.Decision = document.CurrentDecision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
 			e.Added.Captured, e.Added.Reason = false, string(sidecar.Ambient) // the agent enrols it
 		}, 0, []string{
 			"proxy: none in the pod: the node's ztunnel", "decision    enrol it in the ambient mesh, because it is in ambient mode",
 		}, "the pod is in the mesh: it is redirected as wanted"},
-		{"pending", func(e *inspect.Explanation) {
+		{"pending", func(e *document.Explanation) {
 			e.State, e.Problems = audit.Pending, []audit.Problem{{State: audit.Pending, Detail: "waiting for ztunnel"}}
-			e.Decision = inspect.Decision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
+			e.Decision = document.CurrentDecision{Captured: true, Reason: string(sidecar.Ambient), Sentence: sidecar.Ambient.Sentence()}
 			e.Added.Captured, e.Added.Reason = false, string(sidecar.NoProxy)
 		}, 3, []string{"at ADD      leave it alone", "decision    enrol it", "counts at once: the agent enrols"}, "the pod is not in the mesh yet: waiting for ztunnel"},
-		{"a hostile name", func(e *inspect.Explanation) { e.Pod, e.Unread = hostile, []string{hostile} }, 0, nil, ""},
+		{"a hostile name", func(e *document.Explanation) { e.Pod, e.Unread = hostile, []string{hostile} }, 0, nil, ""},
 	} {
 		text, err := json.Marshal(pod(tt.change))
 		check.OK(t, err)
@@ -359,19 +358,19 @@ func TestPage_HostilePod(t *testing.T) {
 	t.Parallel()
 	many := strings.Repeat("x", 300)
 	for _, state := range append(audit.States(), audit.Outside) {
-		for _, wanted := range []inspect.Wanted{"", inspect.AsWanted, inspect.Past, inspect.Unknown} {
-			e := pod(func(e *inspect.Explanation) {
+		for _, wanted := range []document.Wanted{"", document.AsWanted, document.Past, document.Unknown} {
+			e := pod(func(e *document.Explanation) {
 				e.Namespace, e.Pod = strings.Repeat("n", 63), strings.Repeat("p", 253)
 				e.State, e.Sentence, e.Remedy = state, state.Sentence(), state.Remedy(true)
 				e.Since, e.Checked, e.InspectionError = agenttest.Start(), agenttest.Start(), many
 				e.Decision.Detail, e.Added.Error, e.Added.Reason = hostile+many, strings.Repeat("界 ", 1000), many
-				e.Modes = &inspect.Modes{Ambient: many, Sidecar: strings.Repeat("label it ", 300)}
+				e.Modes = &document.Modes{Ambient: many, Sidecar: strings.Repeat("label it ", 300)}
 				own := walk.Chain{Family: "IPv4", Table: "nat", Chain: "ISTIO_OUTPUT", Rules: []walk.Rule{{Text: many, Op: "missing"}, {Text: "-j X", Op: "extra"}}}
 				for i := range 50 {
 					own.Rules = append(own.Rules, walk.Rule{Text: fmt.Sprintf("-m comment --comment \"remedy: %d %s\" -j RETURN", i, strings.Repeat("界", i)), Op: "foreign"})
 					e.Problems = append(e.Problems, audit.Problem{State: state, Detail: many})
 					e.Exceptions = append(e.Exceptions, audit.Exception{Setting: many, Value: hostile, Traffic: many})
-					e.Listeners = append(e.Listeners, inspect.Listener{Address: netip.AddrPortFrom(netip.MustParseAddr("::1"), 15001), UID: uint32(i)})
+					e.Listeners = append(e.Listeners, document.Listener{Address: netip.AddrPortFrom(netip.MustParseAddr("::1"), 15001), UID: uint32(i)})
 					e.Unread = append(e.Unread, many)
 				}
 				own.Omitted = 2950
@@ -379,9 +378,9 @@ func TestPage_HostilePod(t *testing.T) {
 				if wanted == "" {
 					return
 				}
-				e.Answer = &inspect.Answer{Packet: many, Way: document.Way{Sentence: strings.Repeat("a long sentence ", 200), Wanted: wanted, Omitted: 7}}
+				e.Answer = &document.Answer{Packet: many, Way: document.Way{Sentence: strings.Repeat("a long sentence ", 200), Wanted: wanted, Omitted: 7}}
 				for i := range 100 {
-					e.Answer.Hops = append(e.Answer.Hops, inspect.Hop{Table: many, Chain: fmt.Sprint("c", i), Rule: hostile, Answer: "matched"})
+					e.Answer.Hops = append(e.Answer.Hops, document.Hop{Table: many, Chain: fmt.Sprint("c", i), Rule: hostile, Answer: "matched"})
 				}
 			})
 			text, err := json.Marshal(e)
@@ -410,7 +409,7 @@ func TestPage_HostilePod(t *testing.T) {
 // TestPage_Narrow: a terminal of another width gets lines of its width.
 func TestPage_Narrow(t *testing.T) {
 	t.Parallel()
-	text, err := json.Marshal(pod(func(*inspect.Explanation) {}))
+	text, err := json.Marshal(pod(func(*document.Explanation) {}))
 	check.OK(t, err)
 	_, out, _ := explain(t, 50, "shop/web", agenttest.Answer(t, http.StatusOK, string(text)))
 	for line := range strings.Lines(out) {
