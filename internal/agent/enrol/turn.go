@@ -363,6 +363,9 @@ func (w *work) release(ctx context.Context) error {
 		return err
 	}
 	w.leave(e)
+	if !w.Probes.Removed(e.uid) {
+		return waits("the probe set of the node, which still has the pod")
+	}
 	s.drop()
 	return w.annotate("")
 }
@@ -372,10 +375,13 @@ func (w *work) clean(ctx context.Context) error {
 	s := &w.e.seen
 	remove := func(space redirection.Namespace) error {
 		spec, _ := ambient.Of(w.Conf.Policy().Ambient, w.Pod.Facts.Annotations)
-		if _, err := space.Clean(ctx, spec); err != nil {
+		report, err := space.Clean(ctx, spec)
+		if err != nil {
 			return fmt.Errorf("removing its rules: %w", err)
 		}
-		w.Log.InfoContext(ctx, "removed the rules of a pod that left ambient mode")
+		if len(report.Programs) > 0 {
+			w.Log.InfoContext(ctx, "removed the rules of a pod that left ambient mode")
+		}
 		return nil
 	}
 	switch {

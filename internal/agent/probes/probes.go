@@ -35,7 +35,7 @@ type Options struct {
 	// V4 and V6 are the source addresses of probes. Without IPv6, the IPv6 addresses of pods are left out.
 	V4, V6 netip.Addr
 	IPv6   bool
-	// Changed is called, without locks held, with the UID of a pod whose State may have changed. It must not block.
+	// Changed is called, without locks held, with the UID of a pod whose State or Removed may have changed. It must not block.
 	Changed func(uid string)
 	Log     *slog.Logger
 	// Clock is the real one if nil.
@@ -61,9 +61,10 @@ type Keeper struct {
 
 	mu       sync.Mutex
 	pods     map[string]*pod
-	calls    uint64 // the number of the last Put
+	removed  map[string]uint64 // the Removes that no attempt has followed yet
+	calls    uint64            // the number of the last Put or Remove
 	complete bool
-	// applied is the number of the last Put that the kernel's set has, and err why a later attempt failed.
+	// applied is the number of the last call that the kernel's set has, and err why a later attempt failed.
 	applied uint64
 	err     error
 }
@@ -80,7 +81,7 @@ type pod struct {
 // New returns a Keeper without pods.
 func New(o Options) *Keeper {
 	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
-	return &Keeper{Options: o, open: nfwatch.Open, wake: make(chan struct{}, 1), pods: map[string]*pod{}}
+	return &Keeper{Options: o, open: nfwatch.Open, wake: make(chan struct{}, 1), pods: map[string]*pod{}, removed: map[string]uint64{}}
 }
 
 // Put wants the addresses of a pod in the set, and no other addresses of it. No addresses means that they are not known yet. Put with
@@ -97,6 +98,7 @@ func (k *Keeper) Put(uid string, addresses []netip.Addr) {
 	if p := k.pods[uid]; p != nil && slices.Equal(p.addresses, addresses) {
 		return
 	}
+	delete(k.removed, uid)
 	k.calls++
 	k.pods[uid] = &pod{uid: uid, addresses: addresses, since: k.calls}
 	k.poke()
@@ -108,8 +110,17 @@ func (k *Keeper) Remove(uid string) {
 	defer k.mu.Unlock()
 	if k.pods[uid] != nil {
 		delete(k.pods, uid)
+		k.calls++
+		k.removed[uid] = k.calls
 		k.poke()
 	}
+}
+
+// Removed reports whether the set was brought up to date after Remove, or whether that failed, which is repeated. Changed is called then.
+func (k *Keeper) Removed(uid string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.removed[uid] == 0
 }
 
 // Complete says that all pods were put which have been wanted before this agent started: other entries are removed from now on.
@@ -245,7 +256,7 @@ func (w *worker) subscribe() (err error) {
 	return err
 }
 
-// want returns the wanted state, with the number of the last Put in it.
+// want returns the wanted state, with the number of the last call in it.
 func (k *Keeper) want() (w probeset.Want, calls uint64, complete bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -260,7 +271,7 @@ func (k *Keeper) want() (w probeset.Want, calls uint64, complete bool) {
 	}, k.calls, complete
 }
 
-// settle records the result of an attempt, and calls Changed for each pod whose State it has changed.
+// settle records the result of an attempt, and calls Changed for each pod whose State or Removed it has changed.
 func (k *Keeper) settle(calls uint64, err error) {
 	var changed []string
 	k.mu.Lock()
@@ -274,6 +285,12 @@ func (k *Keeper) settle(calls uint64, err error) {
 			changed = append(changed, uid)
 		}
 		p.in, p.err = in, err
+	}
+	for uid, at := range k.removed {
+		if at <= calls {
+			delete(k.removed, uid)
+			changed = append(changed, uid)
+		}
 	}
 	k.mu.Unlock()
 	if k.Changed != nil {

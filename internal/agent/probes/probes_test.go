@@ -147,6 +147,25 @@ func TestState_BetweenAttempts(t *testing.T) {
 	}
 }
 
+// TestRemoved_AfterAnAttempt: a release waits until the set no longer has the pod.
+func TestRemoved_AfterAnAttempt(t *testing.T) {
+	t.Parallel()
+	f := fixed(t, netnstest.New(t), nil)
+	f.Complete()
+	w := worker{Keeper: f.Keeper}
+	defer w.close()
+	f.put("a", "10.0.0.2")
+	check.OK(t, w.apply(t.Context()))
+	calls := f.calls("a")
+	f.Remove("a")
+	check.Equal(t, f.Removed("a"), false, "Removed before an attempt")
+	check.OK(t, w.apply(t.Context()))
+	check.Equal(t, f.Removed("a"), true, "Removed afterwards")
+	check.Equal(t, f.calls("a"), calls+1, "calls of Changed")
+	f.has(t, "")
+	check.Equal(t, f.Removed("x"), true, "Removed of another pod")
+}
+
 // TestKeeper_AddressReuse: a new pod has the address of one whose end is not known yet (defect 7.7).
 func TestKeeper_AddressReuse(t *testing.T) {
 	t.Parallel()
