@@ -134,15 +134,25 @@ func (c *config) onePage(e document.Explanation, columns int) string {
 	return strings.Join(append(append(lines, ""), bottom...), "\n") + "\n"
 }
 
-// remedy is the instruction that ends a fault of the packet or the pod, "" without one.
+// remedy is the instruction that ends a fault of the packet or, if the packet has none of its own, of the pod. It is "" without one, and
+// for settings of the pod that let the packet pass: the answer names them.
 func remedy(e document.Explanation) string {
-	switch {
-	case e.Answer != nil && e.Answer.NoListener && e.State == audit.Captured: // by the rules alone
-		return audit.NoListener.Remedy(false)
+	fault := e.State
+	switch a := e.Answer; {
 	case e.State == audit.Outside && !byInit(e):
 		return cmp.Or(e.Remedy, e.Decision.Remedy)
+	case a == nil || slices.ContainsFunc(a.Hops, func(h document.Hop) bool { return stranger(h) != "" }):
+	case a.NoListener:
+		fault = audit.NoListener
+	case slices.ContainsFunc(a.Settings, func(s string) bool { return strings.HasPrefix(s, "second_ip_family=") }):
+		fault = audit.IPv6Open
+	case len(a.Settings) > 0:
+		return ""
 	}
-	return e.Remedy
+	if fault == e.State { // the agent's words
+		return e.Remedy
+	}
+	return fault.Remedy(false)
 }
 
 // pod adds what is known about the pod beside its rules.

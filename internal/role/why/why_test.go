@@ -117,6 +117,25 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 	}
 }
 
+// TestWhy_RemedyOfThePacket: the remedy ends the fault of the packet, not another fault of the pod.
+func TestWhy_RemedyOfThePacket(t *testing.T) {
+	t.Parallel()
+	f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
+	s := spec()
+	s.DualStack = false
+	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
+	for to, want := range map[netip.AddrPort]string{
+		labtest.Far.Port(ruleset.IPv4, 80):  "so the connection is refused remedy: " + audit.NoListener.Remedy(false),
+		labtest.Far.Port(ruleset.IPv4, 443): "(annotation traffic.sidecar.istio.io/excludeOutboundPorts)",
+		labtest.Far.Port(ruleset.IPv6, 80):  "because second_ip_family=bypass remedy: " + audit.IPv6Open.Remedy(false),
+	} {
+		code, out, errs := explain(t, 0, "--netns", f.Path(), "--to", to.String())
+		if code != 3 || !strings.Contains(out, "IPV6-OPEN") || !strings.HasSuffix(last(out), want) {
+			t.Errorf("%s: exit %d, want %s:\n%s%s", to, code, want, out, errs)
+		}
+	}
+}
+
 // TestJSON_EmptyArrays: a script can iterate over empty lists.
 func TestJSON_EmptyArrays(t *testing.T) {
 	t.Parallel()
