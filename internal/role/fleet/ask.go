@@ -275,14 +275,20 @@ type exitError struct {
 	stderr string
 }
 
-// Error returns the last lines of the error output.
+// Error returns the last lines of the error output without those of kubectl's log, which repeat the error before it, if there are others.
 func (e *exitError) Error() string {
 	const most = 3
-	var lines []string
+	var lines, log []string
 	for line := range strings.Lines(e.stderr) {
-		if line = strings.TrimSpace(line); line != "" {
+		switch line = strings.TrimSpace(line); {
+		case strings.Contains(line, " memcache.go:"):
+			log = append(log, line)
+		case line != "":
 			lines = append(lines, line)
 		}
+	}
+	if len(lines) == 0 {
+		lines = log
 	}
 	text := strings.Join(lines[max(0, len(lines)-most):], "; ")
 	return printable.Text(cmp.Or(strings.TrimPrefix(text, "error: "), fmt.Sprintf("kubectl ended with exit code %d", e.code)), maxShown)
@@ -320,7 +326,7 @@ type lateError struct{ after time.Duration }
 func (e *lateError) Error() string { return fmt.Sprintf("no answer within %s", e.after) }
 
 // start runs kubectl until it or the context ends, and returns the beginning of its error output, without the line that repeats
-// the exit code of a command in a container. The error is an exitError if kubectl was started.
+// the exit code of a command in a container, and with this program's help for the agent's. The error is an exitError if kubectl was started.
 func (f *fleet) start(ctx context.Context, out io.Writer, args ...string) (stderr string, err error) {
 	program := "kubectl"
 	if other, _ := f.Getenv("KUBECTL"); other != "" {
@@ -338,7 +344,7 @@ func (f *fleet) start(ctx context.Context, out io.Writer, args ...string) (stder
 	err = cmd.Run()
 	for line := range strings.Lines(string(problems.text)) {
 		if !strings.HasPrefix(line, "command terminated with exit code ") {
-			stderr += line
+			stderr += strings.Replace(line, "see istio-cni ", "see kubectl istio-cni ", 1)
 		}
 	}
 	var ended *exec.ExitError

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -24,8 +25,11 @@ kubectl_complete-istio_cni: make it a link to this one.
 `)
 
 // completion prints the completion for a shell.
-func (f *fleet) completion(shell []string) int {
-	return applet.Completion(applet.Call{Args: shell, Stdout: f.Stdout, Stderr: f.Stderr}, program, true, completionHelp)
+func (f *fleet) completion(shell []string) (int, error) {
+	if shells := completion.Shells(); len(shell) != 1 || !slices.Contains(shells, shell[0]) {
+		return 0, &usageError{fmt.Errorf("want one shell of %s", strings.Join(shells, ", "))}
+	}
+	return applet.Completion(applet.Call{Args: shell, Stdout: f.Stdout, Stderr: f.Stderr}, program, true, completionHelp), nil
 }
 
 // candidates returns what can complete the last argument.

@@ -57,12 +57,12 @@ ENVIRONMENT:
    KUBECTL   the program to run (default: kubectl, found in PATH)
 
 EXIT CODES:
-   0  done; for pods and why: as the mesh wants it
+   0  done; for pods, why and trace: as the mesh wants it
    1  kubectl failed; a node did not answer, has no node agent or more than one running; a check failed (doctor) or left out pods
       (pods --check); no node has a pod of the namespace or name (pods) or a decision about the pod (decisions --pod)
    2  a bad flag or command, or node agents in more than one namespace without --agent-namespace
-   3  some pod is not captured (pods), the packet goes past the mesh (why)
-   4  unknown (why)
+   3  some pod is not captured (pods), a packet goes past the mesh (why, trace)
+   4  unknown (why), or no packet was seen (trace)
 `
 
 // Exit codes besides the codes of package applet.
@@ -79,6 +79,8 @@ type fleet struct {
 	progress io.Writer
 	// steps is whether each node's answer is a line of the error output.
 	steps bool
+	// command is the command, with a blank, once it is known.
+	command string
 	// home is the namespace of the agents, once it is known, and sets are the UIDs of their DaemonSets.
 	home string
 	sets []string
@@ -192,8 +194,8 @@ func (f *fleet) commands() []subcommand {
 		{"doctor", "", "checks of all nodes; with --for ambient also of what ambient mode needs", doctor.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.doctor(ctx, &doctor, c) }, long, nil},
 		{"bundle", "[POD]", "a tar.gz file for a bug report, to standard output: objects and the files of all nodes, or of the pod's node", bundle.Rows(), 1, func(ctx context.Context, c call) (int, error) { return f.bundle(ctx, &bundle, c) }, longest, nil},
 		{"dashboard", "[POD]", "forwards the page of an agent to localhost", page.rows(), 1, func(ctx context.Context, c call) (int, error) { return f.dashboard(ctx, page, c) }, usual, nil},
-		{"completion", "bash|zsh|fish", "the completion for a shell", nil, many, func(_ context.Context, c call) (int, error) { return f.completion(c.operands), nil }, usual, nil},
-		{"version", "", "the version of this program", output.VersionRows(), many, func(_ context.Context, c call) (int, error) {
+		{"completion", "bash|zsh|fish", "the completion for a shell", nil, many, func(_ context.Context, c call) (int, error) { return f.completion(c.operands) }, usual, nil},
+		{"version", "", "the version of this program", output.VersionRows(), 0, func(_ context.Context, c call) (int, error) {
 			args := append(given(c.in, output.VersionRows()), c.operands...)
 			return output.PrintVersion(applet.Call{Args: args, Stdout: f.Stdout, Stderr: f.Stderr, Getenv: f.Getenv}), nil
 		}, usual, nil},
@@ -227,7 +229,10 @@ func Run(c applet.Call, progress io.Writer) int {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	} else if _, is := errors.AsType[*usageError](err); is {
-		code, more = applet.ExitUsage, "; see kubectl istio-cni --help"
+		code = applet.ExitUsage
+		if !strings.HasSuffix(err.Error(), " --help") { // an agent's error
+			more = "; see kubectl istio-cni " + f.command + "--help"
+		}
 	}
 	_, _ = fmt.Fprintf(c.Stderr, "error: %s%s\n", strings.ReplaceAll(err.Error(), "\n", "\nerror: "), more)
 	return code
@@ -257,6 +262,7 @@ func (f *fleet) run(ctx context.Context) (code int, err error) {
 		return 0, &usageError{fmt.Errorf("unknown command %q%s", operands[0], settings.Suggestion(operands[0], names(all)))}
 	}
 	chosen := all[at]
+	f.command = chosen.name + " "
 	in, err := f.read(f.all(chosen), flags)
 	switch {
 	case errors.Is(err, settings.ErrHelp):
@@ -321,8 +327,8 @@ func (f *fleet) describe(c subcommand) error {
 	fmt.Fprintf(&b, "NAME:\n   kubectl istio-cni %s - %s\n\nUSAGE:\n   kubectl istio-cni %[1]s %[3]s[flags]\n\n", c.name, c.summary,
 		strings.TrimLeft(c.operands+" ", " "))
 	if strings.Contains(c.operands, "POD") {
-		b.WriteString("POD is NAMESPACE/NAME, or a name in -n NS or " + where(c.name) + ". KIND/NAME stands for a workload's, such as deploy/web; KIND is\n" +
-			"deploy, ds, sts, rs or job.\n\n")
+		b.WriteString("POD is NAMESPACE/NAME, or a name in -n NS or " + where(c.name) + ".\n" +
+			"KIND/NAME stands for a workload's, such as deploy/web; KIND is deploy, ds, sts, rs or job.\n\n")
 	}
 	if examples := examples(c.name); examples != "" {
 		b.WriteString("EXAMPLES:\n" + examples + "\n")

@@ -340,9 +340,16 @@ func TestRun_BadArguments(t *testing.T) {
 	} {
 		run(t, nil, strings.Fields(args)...).want(t, 2, "", want)
 	}
-	refuses := answer{For: "istio-cni pods", Code: 2, Err: "error: unknown flag --dance\ncommand terminated with exit code 2\n"}
+	for args, want := range map[string]string{
+		"dance": "", "--dance": "", "pods --state sad": "pods ", "-n x why": "why ", "version x": "version ", "completion tcsh": "completion ",
+	} {
+		if r := run(t, nil, strings.Fields(args)...); !strings.HasSuffix(r.stderr, "; see kubectl istio-cni "+want+"--help\n") {
+			t.Errorf("%s: %s", args, r.stderr)
+		}
+	}
+	refuses := answer{For: "istio-cni pods", Code: 2, Err: "error: unknown flag --dance\nsee istio-cni pods --help\ncommand terminated with exit code 2\n"}
 	r := run(t, fleetOf(20, refuses), "pods", "--selector=a=b=c")
-	r.want(t, 2, "", "error: unknown flag --dance; see kubectl istio-cni --help\n")
+	r.want(t, 2, "", "error: unknown flag --dance; see kubectl istio-cni pods --help\n")
 	if strings.Count(r.stderr, "dance") != 1 {
 		t.Errorf("stderr:\n%s", r.stderr)
 	}
@@ -360,6 +367,10 @@ func TestRun_NoAgentOrKubectl(t *testing.T) {
 	run(t, []answer{daemonSets()}, "pods").want(t, 1, "", "error: no node agent was found")
 	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
 		want(t, 1, "", "error: kubectl get pods: context \"x\" does not exist\n")
+	log := "E1127 05:14:32.587337    9558 memcache.go:265] \"Unhandled Error\" err=\"dial tcp: refused\"\n"
+	run(t, []answer{{For: "get daemonsets.apps", Code: 1, Err: log + log + "The connection was refused\n"}}, "pods").
+		want(t, 1, "", "error: kubectl get daemonsets.apps: The connection was refused\n")
+	run(t, []answer{{For: "get daemonsets.apps", Code: 1, Err: log}}, "pods").want(t, 1, "", "refused")
 	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
 	run(t, []answer{{For: "get daemonsets.apps", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get daemonsets.apps: no answer within 1s\n")
 	call("no-such-program", nil, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
@@ -398,7 +409,7 @@ func TestRun_OnePod(t *testing.T) {
 		"past the mesh":     {"why -n shop web --to x:1", []answer{sets, web, n1, ended(3, "the page\n", "")}, result{3, "the page\n", ""}},
 		"unknown":           {"why -nshop web", []answer{sets, web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
 		"failed":            {"why shop/web", []answer{sets, web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
-		"a bad packet":      {"why shop/web --to=x", []answer{sets, web, n1, ended(2, "", "error: x\n")}, result{2, "", "error: x\n"}},
+		"a bad packet":      {"why shop/web --to=x", []answer{sets, web, n1, ended(2, "", "error: x; see istio-cni why --help\n")}, result{2, "", "error: x; see kubectl istio-cni why --help\n"}},
 		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
 		"no such pod":       {"why shop/web", []answer{{For: "get pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
 		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},

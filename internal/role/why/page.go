@@ -134,8 +134,8 @@ func (c *config) onePage(e document.Explanation, columns int) string {
 	return strings.Join(append(append(lines, ""), bottom...), "\n") + "\n"
 }
 
-// remedy is the instruction that ends a fault of the packet or, if the packet has none of its own, of the pod. It is "" without one, and
-// for settings of the pod that let the packet pass: the answer names them.
+// remedy is the instruction that ends a fault of the packet or, if the packet has none of its own, of the pod. It is "" without one,
+// and if settings of the pod let the packet pass, or no route leads to its destination: the answer names the cause.
 func remedy(e document.Explanation) string {
 	fault := e.State
 	switch a := e.Answer; {
@@ -146,7 +146,7 @@ func remedy(e document.Explanation) string {
 		fault = audit.NoListener
 	case slices.ContainsFunc(a.Settings, func(s string) bool { return strings.HasPrefix(s, "second_ip_family=") }):
 		fault = audit.IPv6Open
-	case len(a.Settings) > 0:
+	case len(a.Settings) > 0, a.Verdict == "not-sent":
 		return ""
 	}
 	if fault == e.State { // the agent's words

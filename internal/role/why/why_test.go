@@ -125,9 +125,10 @@ func TestWhy_RemedyOfThePacket(t *testing.T) {
 	s.DualStack = false
 	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), s, redirection.Reconcile)))
 	for to, want := range map[netip.AddrPort]string{
-		labtest.Far.Port(ruleset.IPv4, 80):  "so the connection is refused remedy: " + audit.NoListener.Remedy(false),
-		labtest.Far.Port(ruleset.IPv4, 443): "(annotation traffic.sidecar.istio.io/excludeOutboundPorts)",
-		labtest.Far.Port(ruleset.IPv6, 80):  "because second_ip_family=bypass remedy: " + audit.IPv6Open.Remedy(false),
+		labtest.Far.Port(ruleset.IPv4, 80):      "so the connection is refused remedy: " + audit.NoListener.Remedy(false),
+		labtest.Far.Port(ruleset.IPv4, 443):     "(annotation traffic.sidecar.istio.io/excludeOutboundPorts)",
+		labtest.Far.Port(ruleset.IPv6, 80):      "because second_ip_family=bypass remedy: " + audit.IPv6Open.Remedy(false),
+		netip.MustParseAddrPort("224.0.0.1:80"): "(ENETUNREACH: network is unreachable)",
 	} {
 		code, out, errs := explain(t, 0, "--netns", f.Path(), "--to", to.String())
 		if code != 3 || !strings.Contains(out, "IPV6-OPEN") || !strings.HasSuffix(last(out), want) {
