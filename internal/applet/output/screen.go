@@ -71,7 +71,7 @@ func markOf(word string) terminal.Colour {
 	switch word {
 	case "✓":
 		return terminal.Green
-	case "✗", "MISSING", "FOREIGN", "EXTRA":
+	case "✗", "MISSING", "FOREIGN", "EXTRA", "-", "+": // the last two by iptables --verify
 		return terminal.Red
 	case "!", "?":
 		return terminal.Yellow

@@ -336,3 +336,13 @@ func TestComplete_Words(t *testing.T) {
 		check.Equal(t, strings.Join(got, " "), want, args)
 	}
 }
+
+// TestChoice_EmptyWord: the error names only words that can be written.
+func TestChoice_EmptyWord(t *testing.T) {
+	t.Parallel()
+	rows := []settings.Setting{{Name: "for", FlagOnly: true, Value: settings.Choice(new(string), "", "ambient")}}
+	in, err := settings.Parse(rows, []string{"--for=x"}, environment())
+	check.OK(t, err)
+	_, err = in.Read(rows)
+	check.Equal(t, fmt.Sprint(err), `flag --for: value "x": want one of ambient`)
+}

@@ -84,7 +84,7 @@ func Choice[T ~string](into *T, of ...T) Value {
 		if slices.Contains(of, T(s)) {
 			return T(s), nil
 		}
-		return "", fmt.Errorf("want one of %s", strings.Join(words, ", "))
+		return "", fmt.Errorf("want one of %s", strings.TrimPrefix(strings.Join(words, ", "), ", ")) // without an empty one
 	}, func(v T) string { return string(v) }, words}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -23,11 +24,10 @@ import (
 
 // run is one execution of the command.
 type run struct {
+	applet.Call
 	config
-	at             *netns.Namespace
-	getenv         func(string) (string, bool)
-	stdout, stderr io.Writer
-	log            *slog.Logger
+	at  *netns.Namespace
+	log *slog.Logger
 }
 
 func (r run) namespace() redirection.Namespace {
@@ -111,14 +111,14 @@ func (r run) apply(ctx context.Context) error {
 			r.summarize(same, "the rules are up to date")
 			return nil
 		}
-		printf(r.stderr, "%s", differences(report))
+		printf(r.Stderr, "%s", differences(report))
 		return fmt.Errorf("%w: --reconcile replaces them, --cleanup-only removes them", err)
 	}
 	if err != nil {
 		return err
 	}
 	if report.Families.IPv6 == redirect.Bypassed {
-		printf(r.stderr, "warning: IPv6 of this namespace bypasses the mesh: its first address is IPv4; see --dual-stack and --second-ip-family\n")
+		printf(r.Stderr, "warning: IPv6 of this namespace bypasses the mesh: its first address is IPv4; see --dual-stack and --second-ip-family\n")
 	}
 	r.summarize(report, "the rules are up to date")
 	return nil
@@ -136,20 +136,20 @@ func (r run) clean(ctx context.Context) error {
 // summarize reports changes on stderr; stdout is for rules and differences.
 func (r run) summarize(report redirection.Report, nothing string) {
 	if len(report.Programs) == 0 {
-		printf(r.stderr, "no rule changed: %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
+		printf(r.Stderr, "no rule changed: %s (%s)\n", nothing, strings.Join(report.Tools, ", "))
 	} else {
 		var by []string
 		for _, program := range report.Programs {
 			by = append(by, program.By)
 		}
-		printf(r.stderr, "done with %s\n", strings.Join(by, ", "))
+		printf(r.Stderr, "done with %s\n", strings.Join(by, ", "))
 	}
 	r.notes(report)
 }
 
 func (r run) notes(report redirection.Report) {
 	for _, note := range report.Notes {
-		printf(r.stderr, "note: %s\n", note)
+		printf(r.Stderr, "note: %s\n", note)
 	}
 }
 
@@ -187,7 +187,7 @@ func differences(report redirection.Report) string {
 func (r run) show() error {
 	families, err := r.namespace().Families(r.spec)
 	if errors.Is(err, redirect.ErrNoAddress) {
-		printf(r.stderr, "note: this namespace has no address yet; showing both families\n")
+		printf(r.Stderr, "note: this namespace has no address yet; showing both families\n")
 		families, err = redirect.Families{IPv6: redirect.Captured, HasIPv4: true}, nil
 	}
 	if err != nil {
@@ -312,7 +312,7 @@ func (r run) probe(ctx context.Context) error {
 	wg.Wait()
 	for i, f := range all {
 		if errs[i] == nil {
-			printf(r.stderr, "validation: %s traffic is redirected\n", f)
+			printf(r.Stderr, "validation: %s traffic is redirected\n", f)
 		} else {
 			errs[i] = fmt.Errorf("%s: %w", f, errs[i])
 		}

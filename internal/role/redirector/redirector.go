@@ -152,7 +152,7 @@ func act(ctx context.Context, flags *cli.Context, c applet.Call) int {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(c.Stderr, &slog.HandlerOptions{Level: level}))
-	code, err := run{config: conf, getenv: c.Getenv, stdout: c.Stdout, stderr: c.Stderr, log: log}.do(ctx)
+	code, err := run{Call: c, config: conf, log: log}.do(ctx)
 	if err != nil {
 		printf(c.Stderr, "error: %v\n", err)
 	}

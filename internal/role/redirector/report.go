@@ -1,8 +1,6 @@
 package redirector
 
 import (
-	"io"
-
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -21,11 +19,8 @@ const (
 
 // print prints a report as JSON or YAML, or as the text.
 func (r run) print(report document.RuleReport, text string) error {
-	report.Time = output.NewHead(r.getenv).Time // the host's name can be a pod's here
-	return output.Print(r.stdout, report, r.output, func() error {
-		_, err := io.WriteString(r.stdout, text)
-		return err
-	})
+	report.Time = output.NewHead(r.Getenv).Time // the host's name can be a pod's here
+	return output.Print(r.Stdout, report, r.output, func() error { return output.Show(r.Call, text) })
 }
 
 // wanted has the wanted rules and, for a dry run, the programs that set them up.
