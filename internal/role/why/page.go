@@ -141,9 +141,10 @@ func remedy(e document.Explanation) string {
 	switch a := e.Answer; {
 	case e.State == audit.Outside && !byInit(e):
 		return cmp.Or(e.Remedy, e.Decision.Remedy)
-	case a == nil || slices.ContainsFunc(a.Hops, func(h document.Hop) bool { return stranger(h) != "" }):
-	case a.NoListener:
+	case a == nil:
+	case a.NoListener && slices.ContainsFunc(ports(e), func(p uint16) bool { return strings.HasSuffix(a.To, fmt.Sprintf(":%d", p)) }):
 		fault = audit.NoListener
+	case slices.ContainsFunc(a.Hops, func(h document.Hop) bool { return stranger(h) != "" }):
 	case slices.ContainsFunc(a.Settings, func(s string) bool { return strings.HasPrefix(s, "second_ip_family=") }):
 		fault = audit.IPv6Open
 	case len(a.Settings) > 0, a.Verdict == "not-sent":
@@ -194,15 +195,19 @@ func (s *sheet) pod(e document.Explanation) {
 	}
 }
 
+// ports are the ports to which the rules of the mesh redirect.
+func ports(e document.Explanation) []uint16 {
+	return []uint16{e.Ports.Outbound, e.Ports.Inbound, redirect.DNSPort, redirect.TunnelPort}
+}
+
 // heard lists the listeners of the proxy.
 func heard(e document.Explanation) string {
-	ports := []uint16{e.Ports.Outbound, e.Ports.Inbound, redirect.DNSPort, redirect.TunnelPort}
 	var texts []string
 	others := 0
 	for _, l := range e.Listeners {
 		text := fmt.Sprintf("%d uid %d", l.Address.Port(), l.UID)
 		switch {
-		case !slices.Contains(ports, l.Address.Port()):
+		case !slices.Contains(ports(e), l.Address.Port()):
 			others++
 		case !slices.Contains(texts, text):
 			texts = append(texts, text)

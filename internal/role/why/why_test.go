@@ -135,6 +135,16 @@ func TestWhy_RemedyOfThePacket(t *testing.T) {
 			t.Errorf("%s: exit %d, want %s:\n%s%s", to, code, want, out, errs)
 		}
 	}
+	netnstest.Run(t, f.Path(), "nft", "add table ip own; add chain ip own out { type filter hook output priority -300; }; add rule ip own out tcp dport 80 accept; "+
+		"add chain ip own nat { type nat hook output priority -150; }; add rule ip own nat tcp dport 81 redirect to :7")
+	for port, want := range map[uint16]string{
+		80: "so the connection is refused remedy: " + audit.NoListener.Remedy(false), 81: "so the connection is refused remedy: " + audit.ForeignRule.Remedy(false),
+	} {
+		_, out, _ := explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, port).String())
+		if !strings.Contains(out, "FOREIGN-RULE") || !strings.HasSuffix(last(out), want) {
+			t.Errorf("%d: want %s:\n%s", port, want, out)
+		}
+	}
 }
 
 // TestJSON_EmptyArrays: a script can iterate over empty lists.
