@@ -136,7 +136,9 @@ func (s *scenario) must(kubectl ...string) {
 func (s *scenario) doctor(flags ...string) map[string]string {
 	s.Helper()
 	r := s.Kubectl(append([]string{"istio-cni", "doctor", "--for", "ambient", "-o", "json"}, flags...)...)
-	var report struct{ Items []struct{ Name, Result, Text string } }
+	var report struct {
+		Items []struct{ Name, Result, Text string }
+	}
 	if err := json.Unmarshal([]byte(r.Stdout), &report); err != nil {
 		s.Fatalf("%v: %s", err, r)
 	}
