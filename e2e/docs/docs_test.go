@@ -83,6 +83,10 @@ func (s *scenario) uids() {
 	s.Must(err)
 	pod, containers, _ := strings.Cut(string(text), "  containers:\n")
 	defer s.kubectl("delete namespace demo")
+	// why returns what the command says, without its line breaks.
+	why := func(args ...string) string {
+		return strings.Join(strings.Fields(s.Kubectl(append([]string{"istio-cni", "why", "-n", "demo"}, args...)...).Stdout), " ")
+	}
 	for uid, want := range map[string]struct{ page, packet string }{
 		"2000": {"the pod is in the mesh", "the proxy itself is never captured"},
 		"0":    {"uid 0 listens on 127.0.0.1:15001, to which", "redirected to port 15001"},
@@ -98,10 +102,10 @@ func (s *scenario) uids() {
 		s.Until(name, func() bool { return lab.Ready(s.Get("demo", name)) })
 		s.Until("what is wanted of "+name, func() bool {
 			s.Kubectl("istio-cni", "pods", "--check")
-			return strings.Contains(s.Kubectl("istio-cni", "why", "-n", "demo", name).Stdout, want.page)
+			return strings.Contains(why(name), want.page)
 		})
-		if r := s.Kubectl("istio-cni", "why", "-n", "demo", name, "--to", "10.9.0.7:80", "--uid", uid, "--gid", uid); !strings.Contains(r.Stdout, want.packet) {
-			s.Errorf("%s: %s", name, r)
+		if text := why(name, "--to", "10.9.0.7:80", "--uid", uid, "--gid", uid); !strings.Contains(text, want.packet) {
+			s.Errorf("%s: %s", name, text)
 		}
 	}
 }

@@ -136,12 +136,14 @@ func (s *scenario) must(kubectl ...string) {
 func (s *scenario) doctor(flags ...string) map[string]string {
 	s.Helper()
 	r := s.Kubectl(append([]string{"istio-cni", "doctor", "--for", "ambient", "-o", "json"}, flags...)...)
-	var checks []struct{ Name, Result, Text string }
-	if err := json.Unmarshal([]byte(r.Stdout), &checks); err != nil {
+	var report struct {
+		Items []struct{ Name, Result, Text string }
+	}
+	if err := json.Unmarshal([]byte(r.Stdout), &report); err != nil {
 		s.Fatalf("%v: %s", err, r)
 	}
 	all := map[string]string{}
-	for _, c := range checks {
+	for _, c := range report.Items {
 		all[c.Name] = c.Result + " " + c.Name + ": " + c.Text
 	}
 	return all
