@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
 )
 
 // TestValues_OfOtherCharts: one values file for all charts of the mesh; e2e/renderings takes the real ones.
@@ -98,10 +99,57 @@ func TestValues_UnknownNames(t *testing.T) {
 		`istio-cni: {chained: no}`: "istio-cni: unknown; values of this chart have no prefix, or cni",
 		`privileged: true`:         "privileged: not supported, remove it; ",
 		`zzz: null`:                "zzz: unknown to this chart and to Istio's other charts",
+		`repair: {delete: true}`:   "repair.delete: unknown; did you mean repair.deletePods?",
+		`"z\u001b[31m\nz": 1`:      `z\x1b[31m\nz: unknown`,
+		`repair: {"a\u202e": {}}`:  `repair.a\u202e: unknown; repair has `,
 		`tag: 1.30`:                "tag: 1.3 is a number, and YAML takes 1.3 and 1.30 for the same number: write it in quotes",
 		`global: {tag: 1.3}`:       "global.tag: 1.3 is a number",
 	} {
 		mustRefuse(t, words, values)
+	}
+}
+
+// TestHelmLint_OfRefusedValues: "helm lint" ignores the function fail, and must refuse the values all the same.
+func TestHelmLint_OfRefusedValues(t *testing.T) {
+	t.Parallel()
+	c := theChart(t)
+	lint := engine.Engine{LintMode: true}
+	for text, words := range map[string]string{
+		`{}`: "", `repair: {deletePod: true}`: "repair.deletePod: unknown; did you mean repair.deletePods?", `audit: off`: "audit: got false",
+		`global: {hub: docker.io/istio}`: "is Istio's image",
+	} {
+		known := chartutil.DefaultCapabilities.Copy()
+		known.KubeVersion.Version = defaultRelease().Kubernetes
+		given, err := chartutil.ToRenderValues(c, values(t, text), chartutil.ReleaseOptions{Name: "x", Namespace: "y"}, known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = lint.Render(c, given)
+		if (err == nil) != (words == "") || err != nil && !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: error %v, want %q", text, err, words)
+		}
+	}
+}
+
+// TestValues_OfAnotherKind: a scalar, list, map or null for another of these is refused with the names or the list that is wanted.
+func TestValues_OfAnotherKind(t *testing.T) {
+	t.Parallel()
+	for values, words := range map[string]string{
+		`audit: off`:                      "audit: got false, want a map of interval, mode, podCondition",
+		`cni: {audit: "off"}`:             `cni.audit: got "off", want a map of interval, mode, podCondition`,
+		`repair: null`:                    "repair: got null, want a map of brokenPodLabelKey, ",
+		`global: {logging: debug}`:        `global.logging: got "debug", want a map of level`,
+		`excludeNamespaces: kube-system`:  `excludeNamespaces: got "kube-system", want a list`,
+		`tolerations: {operator: Exists}`: `tolerations: got {"operator":"Exists"}, want a list`,
+		`env: [{name: A, value: b}]`:      `env: got [{"name":"A","value":"b"}], want a map`,
+		`updateStrategy: OnDelete`:        `updateStrategy: got "OnDelete", want a map of rollingUpdate, type`,
+	} {
+		mustRefuse(t, "\n"+words, values)
+	}
+	for _, values := range []string{
+		`resources: null`, `taint: {resources: null}`, `global: {defaultResources: null}`, `resources: {limits: null}`, `updateStrategy: {rollingUpdate: null}`,
+	} {
+		mustRender(t, values)
 	}
 }
 

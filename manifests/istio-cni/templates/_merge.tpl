@@ -89,7 +89,9 @@ where none is set, and the tag of the reference's image.
 {{- include "cni.ignored" (dict "root" . "others" $others) -}}
 {{- include "cni.check" . -}}
 {{- /* The first line is Helm's. Each fault has a line of its own, which begins with the value's path. */ -}}
-{{- with .Faults -}}{{- fail (join "\n" . | print "\n") -}}{{- end -}}
+{{- with .Faults -}}{{- fail (join "\n" . | print "\n") -}}
+{{- /* "helm lint" goes on after fail, but not without a template. */ -}}
+{{- include (join "; " . | print "refused: ") $ -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -75,6 +75,14 @@ ambient.enablementSelectors: [{podSelector: &selector {matchLabels: {}, matchExp
 agent: {cniEnableReinstall: true, updateCniBinaries: true, skipCniBinaries: "", kubeconfigMode: "", skipTlsVerify: true, logSocketMode: "", profiling: true, repairSidecarAnnotation: "", repairInitContainerTerminationMessage: "", repairInitContainerExitCode: 0, repairLabelSelectors: "", repairFieldSelectors: ""}
 {{- end -}}
 
+{{/* cni.shown is a name for messages: bounded, with control characters escaped. */}}
+{{- define "cni.shown" -}}{{ trunc 100 . | printf "%q" | trimPrefix "\"" | trimSuffix "\"" }}{{- end -}}
+
+{{/* cni.kind is what a value is, for messages; null is nothing. */}}
+{{- define "cni.kind" -}}
+{{- if kindIs "map" . -}}a map{{- else if kindIs "slice" . -}}a list{{- else if not (kindIs "invalid" .) -}}one value{{- end -}}
+{{- end -}}
+
 {{/*
 cni.names refuses unknown names in .in, which .like has with values of their types, and gives each scalar its default's type. Names
 that other charts may share (.global) are only named, if they look like one of this chart's. .path is the prefix of names.
@@ -84,10 +92,12 @@ that other charts may share (.global) are only named, if they look like one of t
 {{- $inherited := hasPrefix "_internal_defaults_do_not_set." .path -}}
 {{- $shared := and (regexMatch "^(cni[.])?global[.]" .path) (not (contains "defaultResources" .path)) -}}
 {{- range $key, $value := .in -}}
-{{- $name := print $.path $key -}}
+{{- $name := print $.path (include "cni.shown" $key) -}}
 {{- $plain := trimPrefix "_internal_defaults_do_not_set." $name | trimPrefix "cni." -}}
 {{- if hasKey $.like $key -}}
 {{- $like := ternary (get $.shapes $plain) (get $.like $key) (hasKey $.shapes $plain) -}}
+{{- $want := include "cni.kind" $like -}}
+{{- $nullable := or (eq $want "one value") (regexMatch "esources|^updateStrategy[.]" $plain) -}}
 {{- if and (kindIs "map" $like) (kindIs "map" $value) -}}
 {{- if $like -}}{{- include "cni.names" (dict "root" $.root "in" $value "like" $like "path" (print $name ".") "shapes" $.shapes) -}}{{- end -}}
 {{- else if and (kindIs "slice" $like) (kindIs "slice" $value) -}}
@@ -97,6 +107,10 @@ that other charts may share (.global) are only named, if they look like one of t
 {{- include "cni.names" (dict "root" $.root "in" $item "like" $first "path" (printf "%s[%d]." $name $i) "shapes" $.shapes) -}}
 {{- end -}}
 {{- end -}}
+{{- else if and (not $inherited) $want (ne (include "cni.kind" $value) $want) (or (not (kindIs "invalid" $value)) (not $nullable)) -}}
+{{- if and (kindIs "map" $like) $like -}}{{- $want = printf "%s of %s" $want (keys $like | sortAlpha | join ", ") -}}{{- end -}}
+{{- include "cni.fault" (list $.root (printf "%s: got %s, want %s" $name (toJson $value | trunc 100) $want)) -}}
+{{- $_ := unset $.in $key -}}
 {{- else if not (kindIs "invalid" $value) -}}
 {{- include "cni.typed" (dict "root" $.root "in" $.in "key" $key "like" $like "name" $name "plain" $plain) -}}
 {{- end -}}
@@ -128,6 +142,7 @@ that other charts may share (.global) are only named, if they look like one of t
 {{- range keys .like | sortAlpha -}}{{- if eq (lower . | trunc 3) (lower $key | trunc 3) -}}{{- $alike = append $alike . -}}{{- end -}}{{- end -}}
 {{- if and $same (ne (lower $near) (lower .key)) -}}{{- $hint = printf "unknown; did you mean %s?" (join " or " $same) -}}
 {{- else if $near -}}{{- $hint = printf "unknown; did you mean %s%s?" .path $near -}}
+{{- else if and .path $alike -}}{{- $hint = printf "unknown; did you mean %s%s?" .path (join (print " or " .path) $alike) -}}
 {{- else if .path -}}{{- $hint = printf "unknown; %s has %s" (trimSuffix "." .path) (.like | keys | sortAlpha | join ", ") -}}
 {{- else -}}{{- $hint = printf "unknown to this chart and to Istio's other charts%s" (ternary (printf "; did you mean %s?" (join " or " $alike)) "" (gt (len $alike) 0)) -}}
 {{- end -}}
@@ -199,7 +214,9 @@ is a text, unless YAML took a zero off its end.
 {{- $given := .root.Values -}}
 {{- $out := .root.Ignored -}}
 {{- $elsewhere := fromYaml (include "cni.elsewhere" .) -}}
-{{- with .others -}}{{- $out = append $out (printf "Ignored: values of other charts: %s." (join ", " .)) -}}{{- end -}}
+{{- $shown := list -}}
+{{- range .others -}}{{- $shown = append $shown (include "cni.shown" .) -}}{{- end -}}
+{{- with $shown -}}{{- $out = append $out (printf "Ignored: values of other charts: %s." (join ", " .)) -}}{{- end -}}
 {{- range .others -}}
 {{- if and (hasKey $elsewhere .) (ne (get $given . | toString) (get $v.global . | toString)) -}}
 {{- $out = append $out (printf "%s is ignored: for this chart %s." . (get $elsewhere .)) -}}
@@ -208,7 +225,7 @@ is a text, unless YAML took a zero off its end.
 {{- if kindIs "map" $given.pilot -}}
 {{- if kindIs "map" $given.pilot.cni -}}
 {{- range $given.pilot.cni | keys | sortAlpha -}}
-{{- $out = append $out (printf "pilot.cni.%s is ignored: istiod's chart reads it, so istiod's release must get it." .) -}}
+{{- $out = append $out (printf "pilot.cni.%s is ignored: istiod's chart reads it, so istiod's release must get it." (include "cni.shown" .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
