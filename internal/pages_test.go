@@ -348,7 +348,7 @@ func TestCI_ReleaseCommands(t *testing.T) {
 // the runner cluster; those of the runner kind need a container engine, and are calls of make and kind.
 func TestQuickstart_TenCommands(t *testing.T) {
 	const page, remove, most = "docs/quickstart.md", "kind delete cluster", 10
-	made := regexp.MustCompile(`^(make image kubectl-plugin|PATH=\S+|kind create cluster|` + remove + `)$`)
+	made := regexp.MustCompile(`^(make image kubectl-plugin|PATH=.+|kind create cluster|` + remove + `)$`)
 	commands := 0
 	all := readPages(t)
 	for _, b := range slices.Concat(pages.Of(all, "kind")[page], pages.Of(all, "cluster")[page]) {
