@@ -32,7 +32,7 @@ type part struct {
 func parts() []part {
 	all := settings.All(installer.Settings())
 	return append([]part{
-		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"type": "object",\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, func() (string, error) { return schema(all) }},
+		{"manifests/istio-cni/values.schema.json", `("agent": \{\n +"properties": \{\n)((?s:.*?))(\n          \}\n        \},\n)`, func() (string, error) { return schema(all) }},
 		{"manifests/istio-cni/templates/_helpers.tpl", `(\{\{- define "cni.liveKeys" -\}\}\n)((?s:.*?))(\n\{\{- end -\}\})`, func() (string, error) { return liveKeys(all), nil }},
 		{"manifests/istio-cni/templates/_others.tpl", `(\nagent: \{)(.*?)(\}\n)`, func() (string, error) { return shape(all), nil }},
 		reference("istio-cni install", func() (string, error) { return table(installer.Settings()), nil }),
