@@ -240,6 +240,9 @@ func read(given func(flag string) (string, bool), getenv func(string) (string, b
 	if c.output != output.Table && !c.dryRun && !c.explain && !c.verify {
 		outputErr = fmt.Errorf("--output %s needs --dry-run, --explain or --verify", c.output)
 	}
+	if c.verify && (c.dryRun || c.explain) {
+		outputErr = errors.Join(outputErr, errors.New("--verify contradicts --dry-run and --explain: it compares, they print what is wanted"))
+	}
 	return c, errors.Join(err, specErr, backendErr, outputErr, c.captureDNS())
 }
 
