@@ -37,7 +37,7 @@ bare: ## Run the README's demo and test on a temporary minimal Debian 12 (root)
 
 .PHONY: setup
 setup: ## Install the packages for tests and demo on Debian (root)
-	@hack/setup.sh
+	@hack/setup.sh test
 
 .PHONY: build
 build: ## Build bin/istio-cni: static, stripped, version from the checkout

@@ -4,7 +4,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests program real network namespaces"
-hack/setup.sh
+hack/setup.sh test
 use_go
 
 CGO_ENABLED=0 go test -count=1 -timeout "${TIMEOUT:-20m}" -exec "'$root/hack/in-netns.sh'" \

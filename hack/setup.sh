@@ -2,6 +2,7 @@
 # Installs the packages that the tests and the demo need on a minimal Debian.
 #
 #   hack/setup.sh         compiler, Go, iptables, nftables, iproute2, reference CNI plugins
+#   hack/setup.sh test    the same, and the shells that the completion is for
 #   hack/setup.sh e2e     the same, and for a node of Kubernetes: containerd, runc, conntrack
 #   hack/setup.sh containerd  libseccomp and a compiler, for hack/containerd.sh
 #   hack/setup.sh arch    qemu's user mode, for programs of other architectures
@@ -90,7 +91,11 @@ case ${1:-all} in
     want conntrack conntrack
     want busybox-static /bin/busybox
     ;;&
-  all | e2e)
+  test)
+    want zsh zsh
+    want fish fish
+    ;;&
+  all | test | e2e)
     want iptables iptables
     want iptables iptables-legacy
     want nftables nft

@@ -4,7 +4,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 need_root "the tests program real network namespaces"
-hack/setup.sh
+hack/setup.sh test
 use_go
 
 # Tests also start their own test binary. The race detector writes its reports
