@@ -288,7 +288,7 @@ func (c *control) ambient() document.Check {
 		check.Result = document.Warn
 		fallthrough
 	case len(off) > 0:
-		check.Text = key + " is not true, so that it refuses ztunnels: " + printable.Some(off, mostNames)
+		check.Text = key + " is not true, so istiod refuses ztunnels: " + printable.Some(off, mostNames)
 	case len(unknown) > 0:
 		check.Result, check.Text = document.Warn, key+" could not be checked, because these pods do not have it themselves: "+printable.Some(unknown, mostNames)
 	default:

@@ -82,17 +82,17 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		want   []string // the beginnings of the lines that are not ✓
 		text   string
 	}{
-		"all is well":            {},
-		"ztunnel is newer":       {func(p *plane) { p.ztunnel = "ztunnel:1.32.0" }, nil, []string{"✗ ambient-versions"}, "ztunnel 1.32 (istio-system/ztunnel-1) with istiod 1.31 (istio-system/istiod-1)"},
-		"ztunnel is too old":     {func(p *plane) { p.ztunnel = "ztunnel:1.29.9" }, nil, []string{"✗ ambient-versions"}, "ztunnel 1.29"},
-		"a digest only":          {func(p *plane) { p.ztunnel = "ztunnel@sha256:1.31" }, nil, []string{"! ambient-versions"}, "could not be checked, because the images name none: istio-system/ztunnel-1 (image ztunnel@sha256:1.31)"},
-		"a port is no version":   {func(p *plane) { p.istiod = "host:1.31/pilot" }, nil, []string{"! ambient-versions"}, "istiod-1 (image host:1.31/pilot)"},
-		"a tag of somebody else": {func(p *plane) { p.istiod = "pilot:latest" }, nil, []string{"! ambient-versions"}, "(image pilot:latest)"},
-		"no ztunnel":             {func(p *plane) { p.ztunnel = "" }, nil, []string{"! ambient-versions"}, "ztunnel's version could not be checked: not found in"},
-		"ambient off":            {func(p *plane) { p.env = `"env":[{"name":"X","value":"true"}]` }, nil, []string{"✗ ambient-istiod"}, "PILOT_ENABLE_AMBIENT is not true, so that it refuses ztunnels: istio-system/istiod-1"},
-		"ambient set to no":      {func(p *plane) { p.env = `"env":[{"name":"PILOT_ENABLE_AMBIENT","value":"no"}]` }, nil, []string{"✗ ambient-istiod"}, "not true"},
-		"ambient of a ConfigMap": {func(p *plane) { p.env = `"envFrom":[{"configMapRef":{"name":"x"}}]` }, nil, []string{"! ambient-istiod"}, "could not be checked, because these pods do not have it themselves: istio-system/istiod-1"},
-		"ambient of a key":       {func(p *plane) { p.env = `"env":[{"name":"PILOT_ENABLE_AMBIENT","valueFrom":{"x":{}}}]` }, nil, []string{"! ambient-istiod"}, "do not have it themselves"},
+		"all is well":                       {},
+		"ztunnel is newer":                  {func(p *plane) { p.ztunnel = "ztunnel:1.32.0" }, nil, []string{"✗ ambient-versions"}, "ztunnel 1.32 (istio-system/ztunnel-1) with istiod 1.31 (istio-system/istiod-1)"},
+		"ztunnel is too old":                {func(p *plane) { p.ztunnel = "ztunnel:1.29.9" }, nil, []string{"✗ ambient-versions"}, "ztunnel 1.29"},
+		"a digest only":                     {func(p *plane) { p.ztunnel = "ztunnel@sha256:1.31" }, nil, []string{"! ambient-versions"}, "could not be checked, because the images name none: istio-system/ztunnel-1 (image ztunnel@sha256:1.31)"},
+		"a port is no version":              {func(p *plane) { p.istiod = "host:1.31/pilot" }, nil, []string{"! ambient-versions"}, "istiod-1 (image host:1.31/pilot)"},
+		"the tag of another version scheme": {func(p *plane) { p.istiod = "pilot:latest" }, nil, []string{"! ambient-versions"}, "(image pilot:latest)"},
+		"no ztunnel":                        {func(p *plane) { p.ztunnel = "" }, nil, []string{"! ambient-versions"}, "ztunnel's version could not be checked: not found in"},
+		"ambient off":                       {func(p *plane) { p.env = `"env":[{"name":"X","value":"true"}]` }, nil, []string{"✗ ambient-istiod"}, "PILOT_ENABLE_AMBIENT is not true, so istiod refuses ztunnels: istio-system/istiod-1"},
+		"ambient set to no":                 {func(p *plane) { p.env = `"env":[{"name":"PILOT_ENABLE_AMBIENT","value":"no"}]` }, nil, []string{"✗ ambient-istiod"}, "not true"},
+		"ambient of a ConfigMap":            {func(p *plane) { p.env = `"envFrom":[{"configMapRef":{"name":"x"}}]` }, nil, []string{"! ambient-istiod"}, "could not be checked, because these pods do not have it themselves: istio-system/istiod-1"},
+		"ambient of a key":                  {func(p *plane) { p.env = `"env":[{"name":"PILOT_ENABLE_AMBIENT","valueFrom":{"x":{}}}]` }, nil, []string{"! ambient-istiod"}, "do not have it themselves"},
 		"the last one counts": {func(p *plane) {
 			p.env = strings.Replace(p.env, "[", `[{"name":"PILOT_ENABLE_AMBIENT","value":"false"},`, 1)
 		}, nil, nil, ""},
@@ -180,7 +180,7 @@ func TestDoctor_ForAmbientTwoRevisions(t *testing.T) {
 		answer{For: "--ignore-not-found istio-canary istio-sidecar-injector-canary", Out: list(`{"metadata":{"name":"istio-canary"},"data":{"mesh":"{}"}}`)},
 	), "doctor", "--for=ambient")
 	for _, want := range []string{
-		"! ambient-istiod: PILOT_ENABLE_AMBIENT is not true, so that it refuses ztunnels: istio-system/istiod-canary [the cluster]\n",
+		"! ambient-istiod: PILOT_ENABLE_AMBIENT is not true, so istiod refuses ztunnels: istio-system/istiod-canary [the cluster]\n",
 		"ztunnel 1.30 (istio-system/ztunnel-1) with istiod 1.33 (istio-system/istiod-canary)",
 		"! ambient-sidecars: ISTIO_META_ENABLE_HBONE is not true in ConfigMap istio-system/istio-canary",
 		"! ambient-injection: pilot.cni.enabled could not be checked",
