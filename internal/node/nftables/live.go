@@ -2,14 +2,12 @@ package nftables
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
-	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
 // Handle is the kernel's number of a rule in its table.
@@ -28,10 +26,12 @@ var liveFamilies = map[uint8]ruleset.Family{ //nolint:gochecknoglobals // a cons
 // programs' rules. It leaves out dormant tables. The error is ErrChanged if the rules have changed since.
 func (v *View) Live(ctx context.Context) ([]ruleset.Set, error) {
 	v.session.conn.Budget = budget
-	var others tables
-	if len(v.others) > 0 {
-		var err error
-		if others, err = v.otherTables(ctx); err != nil {
+	others := tables{}
+	for _, at := range v.others {
+		others[at] = newTable(at, false, false)
+	}
+	for _, f := range liveFamilies {
+		if err := v.readFamily(ctx, f, others, true); err != nil {
 			return nil, err
 		}
 	}
@@ -67,63 +67,21 @@ func (v *View) sets(others tables) (all []ruleset.Set) {
 // lookedUp reads the rules of a family again if some rules look up sets. Rules of the mesh and of iptables use no sets, so Read does not
 // read sets.
 func (v *View) lookedUp(ctx context.Context, f ruleset.Family) error {
-	names := v.tables.names(f, func(t *table) bool { return len(t.reader.Sets) > 0 })
-	if len(names) == 0 {
-		return nil
-	}
-	for _, name := range names {
-		for _, c := range v.tables.of(f)(name).chains {
-			c.rules = nil
-		}
-	}
-	if err := v.session.readSets(ctx, protocolFamily(f), v.tables.of(f)); err != nil {
-		return err
-	}
-	return v.session.readRules(ctx, f, v.tables, names...)
-}
-
-// otherTables reads the tables that are not in the View.
-func (v *View) otherTables(ctx context.Context) (tables, error) {
-	all := tables{}
-	for _, at := range v.others {
-		all[at] = newTable(at, false, false)
-	}
-	err := v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, unix.AF_UNSPEC, nil, func(m nfnetlink.Message) error {
-		f, seen := liveFamilies[m.Family]
-		if t := all[tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}]; seen && t != nil {
-			t.addChain(m.Family, m.Attributes)
-			v.session.conn.Budget.Bytes -= (chainWeight - 1) * len(m.Attributes)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listing chains: %w", err)
-	}
-	return all, v.otherRules(ctx, all)
-}
-
-// addChain adds a chain of another program's table.
-func (t *table) addChain(family uint8, attributes nfnetlink.Attributes) {
-	c, hook, drops := readChain(family, attributes)
-	if hook.Name != "" {
-		c.hook, c.policy = &hook, policyName(drops)
-	}
-	t.chains[c.shown], t.byName[c.name] = c, c
-}
-
-// otherRules reads the sets and the rules of tables.
-func (v *View) otherRules(ctx context.Context, all tables) error {
-	for _, f := range liveFamilies {
-		names := all.names(f, every)
-		if len(names) == 0 {
+	again := tables{}
+	for at, t := range v.tables {
+		if at.family != f || len(t.reader.Sets) == 0 {
 			continue
 		}
-		if err := v.session.readSets(ctx, protocolFamily(f), all.of(f)); err != nil {
-			return err
+		for _, c := range t.chains {
+			c.rules = nil
 		}
-		if err := v.session.readRules(ctx, f, all, names...); err != nil {
-			return err
-		}
+		again[at] = t
 	}
-	return nil
+	if len(again) == 0 {
+		return nil
+	}
+	if err := v.session.readSets(ctx, f, again); err != nil {
+		return err
+	}
+	return v.session.readRules(ctx, f, again, again.names(f)...)
 }

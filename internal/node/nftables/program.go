@@ -90,8 +90,7 @@ func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
 		}
 	case ruleset.RemoveChain:
 		w.add(unix.NFT_MSG_DELCHAIN, 0, note{tableKey: w.at, chain: o.Chain}, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_CHAIN_TABLE, w.at.table)
-			b.String(unix.NFTA_CHAIN_NAME, c.name)
+			b.Chain(w.at.table, c.name)
 		})
 	case ruleset.Append:
 		return w.newRule(c, o.Rule, 0)
@@ -154,26 +153,17 @@ func (w *writer) newTable() {
 // newChain adds a chain; a base chain gets its hook and the policy accept.
 func (w *writer) newChain(name string) {
 	w.add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, note{tableKey: w.at, chain: name}, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_CHAIN_TABLE, w.at.table)
-		b.String(unix.NFTA_CHAIN_NAME, name)
-		hook, base := w.view.base(w.at, name)
-		if !base {
-			return
+		b.Chain(w.at.table, name)
+		if hook, base := w.view.base(w.at, name); base {
+			b.Base(nfnetlink.Hook{Number: hooks[hook.Name], Priority: hook.Priority, Type: hook.Type})
 		}
-		b.Nested(unix.NFTA_CHAIN_HOOK, func() {
-			b.Uint32(unix.NFTA_HOOK_HOOKNUM, hooks[hook.Name])
-			b.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(hook.Priority)) //nolint:gosec // two's complement
-		})
-		b.Uint32(unix.NFTA_CHAIN_POLICY, nfnetlink.Accept)
-		b.String(unix.NFTA_CHAIN_TYPE, hook.Type)
 	})
 }
 
 // rule adds a message about a rule, or about all rules of the chain.
 func (w *writer) rule(kind, flags uint16, c *chain, text string, fill func(*nfnetlink.Buffer)) {
 	w.add(kind, flags, note{w.at, c.shown, text}, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_RULE_TABLE, w.at.table)
-		b.String(unix.NFTA_RULE_CHAIN, c.name)
+		b.In(w.at.table, c.name)
 		fill(b)
 	})
 }

@@ -35,22 +35,15 @@ type tableKey struct {
 // tables holds tables by their keys.
 type tables map[tableKey]*table
 
-// of returns a function that finds the tables of a family by name.
-func (t tables) of(f ruleset.Family) func(name string) *table {
-	return func(name string) *table { return t[tableKey{f, name}] }
-}
-
-// names returns the names of the family's tables for which is holds.
-func (t tables) names(f ruleset.Family, is func(*table) bool) (names []string) {
-	for at, one := range t {
-		if at.family == f && is(one) {
+// names returns the names of a family's tables.
+func (t tables) names(f ruleset.Family) (names []string) {
+	for at := range t {
+		if at.family == f {
 			names = append(names, at.table)
 		}
 	}
 	return names
 }
-
-func every(*table) bool { return true }
 
 // table is an iptables table or a native one. Its chains are stored under their names in a Set.
 type table struct {
@@ -138,8 +131,10 @@ func (v *View) Set(f ruleset.Family) ruleset.Set {
 
 // rules returns the rules of a family.
 func (t tables) rules(f ruleset.Family) (all []ruleset.Table) {
-	for _, name := range t.names(f, every) {
-		all = append(all, t.of(f)(name).rules(name))
+	for at, one := range t {
+		if at.family == f {
+			all = append(all, one.rules(at.table))
+		}
 	}
 	return all
 }
@@ -172,7 +167,7 @@ func (s *Session) Read(ctx context.Context, owner redirect.Owner) (*View, error)
 		return v, err
 	}
 	for _, f := range families() {
-		if err = v.readFamily(ctx, f, others[f]); err != nil {
+		if err = v.readFamily(ctx, f, v.tables, others[f]); err != nil {
 			return nil, err
 		}
 	}
@@ -216,29 +211,24 @@ func (v *View) readTables(ctx context.Context) (others map[ruleset.Family]bool, 
 	return others, nil
 }
 
-// readFamily reads chains and rules. Other programs' tables may be huge: beside them it lists the rules table by table.
-func (v *View) readFamily(ctx context.Context, f ruleset.Family, others bool) error {
-	names := v.tables.names(f, every)
+// readFamily reads the chains and rules of tables. Other programs' tables may be huge: beside them it lists the rules table by table.
+func (v *View) readFamily(ctx context.Context, f ruleset.Family, all tables, others bool) error {
+	names := all.names(f)
 	if len(names) == 0 {
 		return nil
 	}
-	err := v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
-		v.addChain(f, m.Attributes)
-		v.session.conn.Budget.Bytes -= (chainWeight - 1) * len(m.Attributes)
-		return nil
-	})
-	if err != nil {
+	if err := v.readChains(ctx, f, all); err != nil {
 		return fmt.Errorf("listing chains of %s: %w", f, err)
 	}
-	if f == ruleset.Inet {
-		if err := v.session.readSets(ctx, protocolFamily(f), v.tables.of(f)); err != nil {
+	if !all[tableKey{f, names[0]}].reader.IPTables { // iptables' rules look up no sets, see lookedUp
+		if err := v.session.readSets(ctx, f, all); err != nil {
 			return err
 		}
 	}
 	if !others {
 		names = []string{""}
 	}
-	return v.session.readRules(ctx, f, v.tables, names...)
+	return v.session.readRules(ctx, f, all, names...)
 }
 
 // readRules reads the rules of tables by their names; "" means all tables.
@@ -251,7 +241,7 @@ func (s *Session) readRules(ctx context.Context, f ruleset.Family, all tables, n
 		}
 		err := s.dump(ctx, unix.NFT_MSG_GETRULE, protocolFamily(f), narrow, func(m nfnetlink.Message) error {
 			of := m.Attributes.Get(unix.NFTA_RULE_TABLE).Text()
-			if t := all.of(f)(of); t != nil && (name == "" || name == of) {
+			if t := all[tableKey{f, of}]; t != nil && (name == "" || name == of) {
 				t.add(m.Attributes)
 			}
 			return nil
@@ -263,62 +253,67 @@ func (s *Session) readRules(ctx context.Context, f ruleset.Family, all tables, n
 	return nil
 }
 
-func (v *View) addChain(f ruleset.Family, attributes nfnetlink.Attributes) {
-	at := tableKey{f, attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}
-	t, known := v.tables[at]
-	if !known {
-		return
-	}
-	c, hook, drops := readChain(protocolFamily(f), attributes)
-	want, builtin := v.base(at, c.name)
-	hooked := hook.Name != ""
-	asWanted := builtin == hooked && (!builtin || hook == want)
-	switch {
-	case f == ruleset.Inet:
-		asWanted = asWanted && !drops && !t.dormant
-	case builtin:
-		asWanted = asWanted && !t.dormant
-		if asWanted {
-			c.policy = policyName(drops)
+// readChains reads the chains of tables.
+func (v *View) readChains(ctx context.Context, f ruleset.Family, all tables) error {
+	return v.session.dump(ctx, unix.NFT_MSG_GETCHAIN, protocolFamily(f), nil, func(m nfnetlink.Message) error {
+		at := tableKey{f, m.Attributes.Get(unix.NFTA_CHAIN_TABLE).Text()}
+		if t := all[at]; t != nil {
+			c := v.readChain(at, t.dormant, m.Attributes)
+			t.chains[c.shown], t.byName[c.name] = c, c
 		}
-	default:
-		asWanted = !hooked // other chains are foreign
-	}
-	if hooked && !asWanted && !t.dormant {
-		c.hook, c.policy = &hook, policyName(drops)
-	}
-	if builtin && !asWanted || f == ruleset.Inet && !asWanted {
-		c.shown += fmt.Sprintf("(%s,hook:%s,priority:%d)", hook.Type, hook.Name, hook.Priority)
-	}
-	t.chains[c.shown], t.byName[c.name] = c, c
+		v.session.conn.Budget.Bytes -= (chainWeight - 1) * len(m.Attributes)
+		return nil
+	})
 }
 
-// readChain reads a chain. The Hook of a chain that is not a base chain has no name.
-func readChain(family uint8, attributes nfnetlink.Attributes) (c *chain, hook ruleset.Hook, drops bool) {
-	c = &chain{name: attributes.Get(unix.NFTA_CHAIN_NAME).Text(), policy: ruleset.NoPolicy}
+// readChain reads a chain of a table.
+func (v *View) readChain(at tableKey, dormant bool, attributes nfnetlink.Attributes) *chain {
+	c := &chain{name: attributes.Get(unix.NFTA_CHAIN_NAME).Text(), policy: ruleset.NoPolicy}
 	c.shown = decode.Name(c.name)
 	c.handle, _ = attributes.Get(unix.NFTA_CHAIN_HANDLE).Uint64()
-	nested := nfnetlink.Attributes(attributes.Get(unix.NFTA_CHAIN_HOOK).Value)
-	number, hooked := nested.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
-	if !hooked {
-		return c, hook, false
+	hook, drops := readHook(protocolFamily(at.family), attributes)
+	want, builtin := v.base(at, c.name)
+	known, hooked := v.known(at), hook.Name != ""
+	native := known && at.family == ruleset.Inet
+	asWanted := !hooked // other chains are foreign
+	if builtin = builtin && known; builtin {
+		asWanted = hook == want && !dormant
 	}
-	priority, _ := nested.Get(unix.NFTA_HOOK_PRIORITY).Uint32()
-	policy, hasPolicy := attributes.Get(unix.NFTA_CHAIN_POLICY).Uint32()
-	hook = ruleset.Hook{Type: attributes.Get(unix.NFTA_CHAIN_TYPE).Text(), Priority: int32(priority), Device: devices(nested)} //nolint:gosec // two's complement
+	if native {
+		asWanted = asWanted && !drops && !dormant
+	}
+	if builtin && asWanted && !native {
+		c.policy = policyName(drops)
+	}
+	if hooked && !asWanted && !dormant {
+		c.hook, c.policy = &hook, policyName(drops)
+	}
+	if !asWanted && (builtin || native) {
+		c.shown += fmt.Sprintf("(%s,hook:%s,priority:%d)", hook.Type, hook.Name, hook.Priority)
+	}
+	return c
+}
+
+// readHook reads the hook of a chain. It has no name if the chain is not a base chain.
+func readHook(family uint8, attributes nfnetlink.Attributes) (hook ruleset.Hook, drops bool) {
+	h, drops, base := nfnetlink.ReadHook(attributes)
+	if !base {
+		return hook, false
+	}
+	hook = ruleset.Hook{Type: h.Type, Priority: h.Priority, Device: devices(attributes.Get(unix.NFTA_CHAIN_HOOK).Value)}
 	for name, n := range hooks {
-		if n == number {
+		if n == h.Number {
 			hook.Name = name
 		}
 	}
 	const inetIngress = 5 // NF_INET_INGRESS, linux/netfilter.h
 	switch {
-	case number == inetIngress, family == unix.NFPROTO_NETDEV && number == 0:
+	case h.Number == inetIngress, family == unix.NFPROTO_NETDEV && h.Number == 0:
 		hook.Name = "ingress"
 	case family == unix.NFPROTO_NETDEV:
 		hook.Name = "egress"
 	}
-	return c, hook, hasPolicy && policy == nfnetlink.Drop
+	return hook, drops
 }
 
 // devices returns the interfaces of a hook, with commas between them.
@@ -356,26 +351,22 @@ func (t *table) add(attributes nfnetlink.Attributes) {
 }
 
 // readSets reads the sets of the tables of a family.
-func (s *Session) readSets(ctx context.Context, family uint8, of func(table string) *table) error {
+func (s *Session) readSets(ctx context.Context, f ruleset.Family, all tables) error {
 	type named struct{ table, set string }
-	var all []named
+	family, sets := protocolFamily(f), map[named]*decode.Set{}
 	err := s.dump(ctx, unix.NFT_MSG_GETSET, family, nil, func(m nfnetlink.Message) error {
 		at := named{m.Attributes.Get(unix.NFTA_SET_TABLE).Text(), m.Attributes.Get(unix.NFTA_SET_NAME).Text()}
-		if t := of(at.table); t != nil && m.Family == family {
-			t.reader.Sets[at.set] = decode.NewSet(m.Attributes)
-			all = append(all, at)
+		if t := all[tableKey{f, at.table}]; t != nil && m.Family == family {
+			sets[at] = decode.NewSet(m.Attributes)
+			t.reader.Sets[at.set] = sets[at]
 		}
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("listing sets: %w", err)
 	}
-	for _, at := range all {
-		narrow := func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_SET_ELEM_LIST_TABLE, at.table)
-			b.String(unix.NFTA_SET_ELEM_LIST_SET, at.set)
-		}
-		set := of(at.table).reader.Sets[at.set]
+	for at, set := range sets {
+		narrow := func(b *nfnetlink.Buffer) { b.In(at.table, at.set) }
 		err := s.dump(ctx, unix.NFT_MSG_GETSETELEM, family, narrow, func(m nfnetlink.Message) error {
 			set.Add(m.Attributes.Get(unix.NFTA_SET_ELEM_LIST_ELEMENTS).Value)
 			return nil

@@ -57,7 +57,7 @@ func Apply(host *netns.Namespace, want Want) (changed bool, err error) {
 	if !want.V4.Is4() || want.IPv6 && !want.V6.Is6() {
 		return false, fmt.Errorf("probes of ambient pods cannot have the source addresses %s and %s", want.V4, want.V6)
 	}
-	err = transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) (last int, err error) {
+	err = transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) (needsNAT int, err error) {
 		s := shape(want)
 		have, err := read(c, s)
 		if err != nil {
@@ -138,40 +138,29 @@ func Remove(host *netns.Namespace) error {
 	return nil
 }
 
-// attempts bounds the repetition while other programs change the node's rules meanwhile.
-const attempts = 10
-
 // transact lets fill read and fill a batch, in the host's namespace, and sends it, again if another program changed rules meanwhile.
 // fill returns the number of the last message that a kernel without support refuses, or -1.
-func transact(host *netns.Namespace, fill func(*nfnetlink.Conn, *nfnetlink.Batch) (last int, err error)) (err error) {
-	for range attempts {
-		if err = attempt(host, fill); !errors.Is(err, nfnetlink.ErrChanged) {
-			break
-		}
-	}
-	if errors.Is(err, nfnetlink.ErrUnsupported) || errors.Is(err, unix.EAFNOSUPPORT) {
-		err = fmt.Errorf("%w [%w]", ErrUnsupported, err)
-	}
-	return err
-}
-
-func attempt(host *netns.Namespace, fill func(*nfnetlink.Conn, *nfnetlink.Batch) (last int, err error)) (err error) {
+func transact(host *netns.Namespace, fill func(*nfnetlink.Conn, *nfnetlink.Batch) (needsNAT int, err error)) error {
 	c, err := netns.In(host, nfnetlink.Open)
 	if err != nil {
-		return err
+		return unsupported(err)
 	}
 	defer c.Close() //nolint:errcheck // a failed write is a refusal
-	c.Budget = budget
-	generation, err := c.Generation()
-	if err != nil {
+	last := -1
+	err = c.Transact(func(b *nfnetlink.Batch) (err error) {
+		c.Budget = budget
+		last, err = fill(c, b)
 		return err
+	})
+	return unsupported(explain(err, last))
+}
+
+// unsupported marks the error of a kernel without nf_tables.
+func unsupported(err error) error {
+	if errors.Is(err, nfnetlink.ErrUnsupported) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("%w [%w]", ErrUnsupported, err)
 	}
-	b := c.Batch(generation)
-	last, err := fill(c, b)
-	if err != nil {
-		return err
-	}
-	return explain(b.Commit(), last)
+	return err
 }
 
 // explain marks the refusal of a message up to number last by a kernel that lacks a part of nf_tables.

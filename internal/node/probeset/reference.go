@@ -46,7 +46,7 @@ func RemoveReference(host *netns.Namespace) error {
 
 // removeChain adds the messages that remove the reference's chain and the jumps to it.
 func removeChain(c *nfnetlink.Conn, b *nfnetlink.Batch, family uint8) error {
-	_, there, err := c.Get(unix.NFT_MSG_GETCHAIN, family, chainOf(natTable, iptablesChain))
+	_, there, err := c.Get(unix.NFT_MSG_GETCHAIN, family, func(b *nfnetlink.Buffer) { b.Chain(natTable, iptablesChain) })
 	if err != nil || !there {
 		return err
 	}
@@ -58,7 +58,7 @@ func removeChain(c *nfnetlink.Conn, b *nfnetlink.Batch, family uint8) error {
 	})
 	for _, handle := range jumps {
 		b.Add(unix.NFT_MSG_DELRULE, 0, family, func(b *nfnetlink.Buffer) {
-			in(natTable, builtinChain)(b)
+			b.In(natTable, builtinChain)
 			b.Attribute(unix.NFTA_RULE_HANDLE, handle)
 		})
 	}

@@ -83,8 +83,9 @@ func read(c *nfnetlink.Conn, want families) (t table, err error) {
 		t.whole = false
 		return t, err
 	}
+	at, drops, base := nfnetlink.ReadHook(chain)
 	rules, err := readRules(c)
-	t.whole = t.whole && isHooked(chain) && slices.EqualFunc(rules, want, func(have []byte, f family) bool {
+	t.whole = t.whole && base && !drops && at == hook && slices.EqualFunc(rules, want, func(have []byte, f family) bool {
 		return sameExpressions(f.expressions(), have)
 	})
 	return t, err
@@ -92,7 +93,7 @@ func read(c *nfnetlink.Conn, want families) (t table, err error) {
 
 // readSet adds the entries of a set. usable reports whether the set is a plain one of the right type.
 func (f family) readSet(c *nfnetlink.Conn, entries map[netip.Addr]string) (usable bool, err error) {
-	named := in(tableName, f.set)
+	named := func(b *nfnetlink.Buffer) { b.In(tableName, f.set) }
 	found, there, err := c.Get(unix.NFT_MSG_GETSET, unix.NFPROTO_INET, named)
 	if err != nil || !there {
 		return false, err
@@ -117,34 +118,11 @@ func getTable(c *nfnetlink.Conn) (found nfnetlink.Attributes, there bool, err er
 }
 
 func getChain(c *nfnetlink.Conn, name string) (found nfnetlink.Attributes, there bool, err error) {
-	return c.Get(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_INET, chainOf(tableName, name))
+	return c.Get(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.Chain(tableName, name) })
 }
 
-// chainOf returns the attributes that name a chain.
-func chainOf(table, chain string) func(*nfnetlink.Buffer) {
-	return func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_CHAIN_TABLE, table)
-		b.String(unix.NFTA_CHAIN_NAME, chain)
-	}
-}
-
-// in returns the attributes that name a set, the set of elements or the chain of rules, in messages about these: their numbers are equal.
-func in(table, name string) func(*nfnetlink.Buffer) {
-	return func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_RULE_TABLE, table)
-		b.String(unix.NFTA_RULE_CHAIN, name)
-	}
-}
-
-// isHooked reports whether a chain is the base chain that replace makes.
-func isHooked(chain nfnetlink.Attributes) bool {
-	hook := nfnetlink.Attributes(chain.Get(unix.NFTA_CHAIN_HOOK).Value)
-	number, hooked := hook.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
-	at, _ := hook.Get(unix.NFTA_HOOK_PRIORITY).Uint32()
-	policy, _ := chain.Get(unix.NFTA_CHAIN_POLICY).Uint32()
-	return hooked && number == unix.NF_INET_POST_ROUTING && at == priority && policy == nfnetlink.Accept &&
-		chain.Get(unix.NFTA_CHAIN_TYPE).Text() == "nat"
-}
+// hook is the hook of our chain.
+var hook = nfnetlink.Hook{Number: unix.NF_INET_POST_ROUTING, Priority: priority, Type: "nat"} //nolint:gochecknoglobals // a constant
 
 // readRules returns the expressions of our chain's rules.
 func readRules(c *nfnetlink.Conn) (all [][]byte, err error) {
@@ -156,7 +134,8 @@ func readRules(c *nfnetlink.Conn) (all [][]byte, err error) {
 
 // dumpRules calls each with the rules of a chain.
 func dumpRules(c *nfnetlink.Conn, family uint8, table, chain string, each func(nfnetlink.Attributes)) error {
-	return c.Dump(context.Background(), unix.NFT_MSG_GETRULE, family, in(table, chain), func(m nfnetlink.Message) error {
+	named := func(b *nfnetlink.Buffer) { b.In(table, chain) }
+	return c.Dump(context.Background(), unix.NFT_MSG_GETRULE, family, named, func(m nfnetlink.Message) error {
 		// A kernel may not narrow the list.
 		if m.Attributes.Get(unix.NFTA_RULE_TABLE).Text() == table && m.Attributes.Get(unix.NFTA_RULE_CHAIN).Text() == chain {
 			each(m.Attributes)
@@ -191,17 +170,12 @@ func (all families) replace(b *nfnetlink.Batch, have table, pods map[netip.Addr]
 	}
 	b.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, tableName) })
 	b.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-		chainOf(tableName, chainName)(b)
-		b.Nested(unix.NFTA_CHAIN_HOOK, func() {
-			b.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_INET_POST_ROUTING)
-			b.Uint32(unix.NFTA_HOOK_PRIORITY, priority)
-		})
-		b.Uint32(unix.NFTA_CHAIN_POLICY, nfnetlink.Accept)
-		b.String(unix.NFTA_CHAIN_TYPE, "nat")
+		b.Chain(tableName, chainName)
+		b.Base(hook)
 	})
 	for i, f := range all {
 		b.Add(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-			in(tableName, f.set)(b)
+			b.In(tableName, f.set)
 			b.Uint32(unix.NFTA_SET_FLAGS, 0)
 			b.Uint32(unix.NFTA_SET_KEY_TYPE, f.keyType)
 			b.Uint32(unix.NFTA_SET_KEY_LEN, f.length())
@@ -209,7 +183,7 @@ func (all families) replace(b *nfnetlink.Batch, have table, pods map[netip.Addr]
 			b.Attribute(unix.NFTA_SET_USERDATA, []byte(setUserdata))
 		})
 		last = b.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-			in(tableName, chainName)(b)
+			b.In(tableName, chainName)
 			b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { f.rule(b) })
 		})
 	}
@@ -283,7 +257,7 @@ func (f family) elements(b *nfnetlink.Batch, kind, flags uint16, entries map[net
 	sorted := slices.SortedFunc(maps.Keys(entries), netip.Addr.Compare)
 	for some := range slices.Chunk(sorted, perMessage) {
 		b.Add(kind, flags, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-			in(tableName, f.set)(b)
+			b.In(tableName, f.set)
 			b.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 				for _, a := range some {
 					b.Nested(unix.NFTA_LIST_ELEM, func() {
@@ -323,8 +297,8 @@ func deleteTable(b *nfnetlink.Batch) {
 
 // deleteChain deletes a chain and its rules.
 func deleteChain(b *nfnetlink.Batch, family uint8, table, chain string) {
-	b.Add(unix.NFT_MSG_DELRULE, 0, family, in(table, chain))
-	b.Add(unix.NFT_MSG_DELCHAIN, 0, family, chainOf(table, chain))
+	b.Add(unix.NFT_MSG_DELRULE, 0, family, func(b *nfnetlink.Buffer) { b.In(table, chain) })
+	b.Add(unix.NFT_MSG_DELCHAIN, 0, family, func(b *nfnetlink.Buffer) { b.Chain(table, chain) })
 }
 
 // jump returns the name of the chain to which a rule jumps, "" if it does not end with a jump.

@@ -49,7 +49,7 @@ func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespa
 		if err = p.liveLegacy(ctx, f, &out); err != nil {
 			return out, err
 		}
-		if out.Selected[f], err = selectedMarks(f); err != nil {
+		if out.Selected[f], err = route.MarkSelectors(f); err != nil {
 			return out, err
 		}
 	}
@@ -71,15 +71,6 @@ func (p *pass) live(ctx context.Context, want redirect.Wanted) (out walk.Namespa
 		out.Tables[policy.Mark] = policy.Table
 	}
 	return out, nil
-}
-
-// selectedMarks returns the marks by which policy rules select.
-func selectedMarks(f ruleset.Family) (marks []ruleset.Mark, err error) {
-	selectors, err := route.MarkSelectors(f)
-	for _, s := range selectors {
-		marks = append(marks, ruleset.Mark{Value: s.Value, Mask: s.Mask})
-	}
-	return marks, err
 }
 
 // liveLegacy reads the legacy tables of a family.

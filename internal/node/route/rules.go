@@ -96,14 +96,11 @@ func (r *rule) read(kind uint16, value []byte) {
 	}
 }
 
-// MarkSelector is the mark and the mask that a policy rule compares.
-type MarkSelector struct{ Value, Mask uint32 }
-
-// MarkSelectors returns the selectors of a family's policy rules.
-func MarkSelectors(f ruleset.Family) (all []MarkSelector, err error) {
+// MarkSelectors returns the marks and masks that a family's policy rules compare.
+func MarkSelectors(f ruleset.Family) (all []ruleset.Mark, err error) {
 	rules, err := listRules(f)
 	for _, r := range rules {
-		if s := (MarkSelector{r.mark, r.mask}); r.mask != 0 && !slices.Contains(all, s) {
+		if s := (ruleset.Mark{Value: r.mark, Mask: r.mask}); r.mask != 0 && !slices.Contains(all, s) {
 			all = append(all, s)
 		}
 	}

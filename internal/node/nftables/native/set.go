@@ -34,8 +34,7 @@ const portUserdata = "\x00\x04\x02\x00\x00\x00" + "\x03\x14\x04\x07\x00\x00\x00\
 
 // Declare adds the attributes of the message that creates the set (NFT_MSG_NEWSET) with its number in the transaction.
 func (s Set) Declare(b *nfnetlink.Buffer, table string, id uint32) {
-	b.String(unix.NFTA_SET_TABLE, table)
-	b.String(unix.NFTA_SET_NAME, anonymousSet)
+	b.In(table, anonymousSet)
 	b.Uint32(unix.NFTA_SET_FLAGS, unix.NFT_SET_ANONYMOUS|unix.NFT_SET_CONSTANT)
 	b.Uint32(unix.NFTA_SET_KEY_TYPE, portType)
 	b.Uint32(unix.NFTA_SET_KEY_LEN, 2)
@@ -48,8 +47,7 @@ func (s Set) Declare(b *nfnetlink.Buffer, table string, id uint32) {
 
 // Fill adds the attributes of the message that adds the ports to the set (NFT_MSG_NEWSETELEM).
 func (s Set) Fill(b *nfnetlink.Buffer, table string, id uint32) {
-	b.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-	b.String(unix.NFTA_SET_ELEM_LIST_SET, anonymousSet)
+	b.In(table, anonymousSet)
 	b.Uint32(unix.NFTA_SET_ELEM_LIST_SET_ID, id)
 	b.Nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
 		for _, port := range s {

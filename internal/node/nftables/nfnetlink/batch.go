@@ -77,6 +77,25 @@ func (b *Batch) Commit() error {
 	return b.answers(last)
 }
 
+// Transact commits what fill adds to a Batch for the current generation, again if another program changes the rules meanwhile.
+func (c *Conn) Transact(fill func(*Batch) error) (err error) {
+	const attempts = 10
+	for range attempts {
+		var generation uint32
+		if generation, err = c.Generation(); err != nil {
+			return err
+		}
+		b := c.Batch(generation)
+		if err = fill(b); err == nil {
+			err = b.Commit()
+		}
+		if !errors.Is(err, ErrChanged) {
+			break
+		}
+	}
+	return err
+}
+
 // acknowledge sets NLM_F_ACK in the message at the offset.
 func (b *Batch) acknowledge(at int) {
 	flags := b.buffer.data[at+6:]

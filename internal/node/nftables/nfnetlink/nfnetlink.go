@@ -9,7 +9,6 @@
 package nfnetlink
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -142,19 +141,7 @@ func nfTables(kind uint16) uint16 { return unix.NFNL_SUBSYS_NFTABLES<<8 | kind }
 
 // Generation returns the kernel's generation ID, which each change of the namespace's nf_tables increments. It is never zero.
 func (c *Conn) Generation() (uint32, error) {
-	var b Buffer
-	finish(&b, c.begin(&b, nfTables(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0))
-	if err := c.send(b.data); err != nil {
-		return 0, fmt.Errorf("querying the generation of the rules: %w", err)
-	}
-	generation, err := uint32(0), error(nil)
-	for generation == 0 && err == nil {
-		_, err = c.receive(func(r raw) error {
-			m, broken := object(r)
-			generation, _ = m.Attributes.Get(unix.NFTA_GEN_ID).Uint32()
-			return broken
-		})
-	}
+	found, _, err := c.Get(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, nil)
 	if errors.Is(err, unix.EINVAL) {
 		// nfnetlink gives this answer for a subsystem that is not loaded.
 		err = fmt.Errorf("%w [%w]", ErrUnsupported, err)
@@ -162,16 +149,14 @@ func (c *Conn) Generation() (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("querying the generation of the rules: %w", err)
 	}
+	generation, _ := found.Get(unix.NFTA_GEN_ID).Uint32()
 	return generation, nil
 }
 
-// Dump calls each with every object of a kind (NFT_MSG_GETTABLE, …) of a family; fill adds attributes that narrow the list
-// and may be nil. Dump returns ErrChanged if the kernel could not return one consistent list. It returns ErrUninspectable
-// above the Budget, the cause of the context when that ends, and an error of each: then the rest of the list stays in the
-// kernel, which answers no other request on this socket, so that the caller can only close the Conn.
-func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*Buffer), each func(Message) error) error {
+// request sends a message of nf_tables with the attributes that fill adds; nil adds none.
+func (c *Conn) request(kind, flags uint16, family uint8, fill func(*Buffer)) error {
 	var b Buffer
-	at := c.begin(&b, nfTables(kind), unix.NLM_F_DUMP, family, 0)
+	at := c.begin(&b, nfTables(kind), flags, family, 0)
 	if fill != nil {
 		fill(&b)
 	}
@@ -180,7 +165,15 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 	if err != nil {
 		return err
 	}
-	if err := c.send(request); err != nil {
+	return c.send(request)
+}
+
+// Dump calls each with every object of a kind (NFT_MSG_GETTABLE, …) of a family; fill adds attributes that narrow the list
+// and may be nil. Dump returns ErrChanged if the kernel could not return one consistent list. It returns ErrUninspectable
+// above the Budget, the cause of the context when that ends, and an error of each: then the rest of the list stays in the
+// kernel, which answers no other request on this socket, so that the caller can only close the Conn.
+func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*Buffer), each func(Message) error) error {
+	if err := c.request(kind, unix.NLM_F_DUMP, family, fill); err != nil {
 		return err
 	}
 	return c.collect(ctx, func(r raw) error {
@@ -195,20 +188,14 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 	})
 }
 
-// Get returns one object of a kind (NFT_MSG_GETTABLE, …) of a family, which the attributes of fill name, and false if there is none.
+// Get returns one object of a kind (NFT_MSG_GETTABLE, …) of a family, which the attributes of fill name, and false if there is none. The
+// next request overwrites the attributes.
 func (c *Conn) Get(kind uint16, family uint8, fill func(*Buffer)) (found Attributes, there bool, err error) {
-	var b Buffer
-	at := c.begin(&b, nfTables(kind), 0, family, 0)
-	fill(&b)
-	finish(&b, at)
-	request, err := b.Bytes()
-	if err == nil {
-		err = c.send(request)
-	}
+	err = c.request(kind, 0, family, fill)
 	for err == nil && !there {
 		_, err = c.receive(func(r raw) error {
 			m, broken := object(r)
-			found, there = bytes.Clone(m.Attributes), true
+			found, there = m.Attributes, true
 			return broken
 		})
 	}

@@ -121,78 +121,47 @@ func (t *Tracer) Close() error {
 }
 
 func (t *Tracer) remove(tables ...string) error {
-	return t.commit(func(b *nfnetlink.Batch) {
+	return t.conn.Transact(func(b *nfnetlink.Batch) error {
 		for _, name := range tables {
 			b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, name) })
 		}
+		return nil
 	})
 }
 
-func (t *Tracer) commit(fill func(*nfnetlink.Batch)) error {
-	const attempts = 10
-	var err error
-	for range attempts {
-		var generation uint32
-		if generation, err = t.conn.Generation(); err != nil {
-			return err
-		}
-		batch := t.conn.Batch(generation)
-		fill(batch)
-		if err = batch.Commit(); !errors.Is(err, nfnetlink.ErrChanged) {
-			return err
-		}
-	}
-	return err
-}
-
-// base is a base chain of the table.
-type base struct {
-	name     string
-	hook     uint32
-	priority int32
-}
-
-func chains() []base {
-	return []base{
-		{"prerouting", unix.NF_INET_PRE_ROUTING, ahead},
-		{"output", unix.NF_INET_LOCAL_OUT, ahead},
-		{"input", unix.NF_INET_LOCAL_IN, behind},
-		{"postrouting", unix.NF_INET_POST_ROUTING, behind},
+// chains returns the base chains of the table by name.
+func chains() map[string]nfnetlink.Hook {
+	return map[string]nfnetlink.Hook{
+		"prerouting":  {Number: unix.NF_INET_PRE_ROUTING, Priority: ahead, Type: "filter"},
+		"output":      {Number: unix.NF_INET_LOCAL_OUT, Priority: ahead, Type: "filter"},
+		"input":       {Number: unix.NF_INET_LOCAL_IN, Priority: behind, Type: "filter"},
+		"postrouting": {Number: unix.NF_INET_POST_ROUTING, Priority: behind, Type: "filter"},
 	}
 }
 
 // mark creates the table: for each hook at which packets begin, a chain before all others with a rule per protocol; for each
 // hook at which they end, a chain after all others without rules. Their events say where the packet is.
 func (t *Tracer) mark(f Filter, flags uint32) error {
-	return t.commit(func(batch *nfnetlink.Batch) {
+	return t.conn.Transact(func(batch *nfnetlink.Batch) error {
 		batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
 			b.String(unix.NFTA_TABLE_NAME, t.table)
 			b.Uint32(unix.NFTA_TABLE_FLAGS, flags)
 		})
-		for _, c := range chains() {
-			t.chain(batch, c.name, c.hook, c.priority)
+		for name, hook := range chains() {
+			batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
+				b.Chain(t.table, name)
+				b.Base(hook)
+			})
 		}
 		for _, chain := range []string{"prerouting", "output"} {
 			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 				batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-					b.String(unix.NFTA_RULE_TABLE, t.table)
-					b.String(unix.NFTA_RULE_CHAIN, chain)
+					b.In(t.table, chain)
 					b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { f.rule(b, chain, protocol) })
 				})
 			}
 		}
-	})
-}
-
-func (t *Tracer) chain(batch *nfnetlink.Batch, name string, hook uint32, priority int32) {
-	batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_CHAIN_TABLE, t.table)
-		b.String(unix.NFTA_CHAIN_NAME, name)
-		b.String(unix.NFTA_CHAIN_TYPE, "filter")
-		b.Nested(unix.NFTA_CHAIN_HOOK, func() {
-			b.Uint32(unix.NFTA_HOOK_HOOKNUM, hook)
-			b.Uint32(unix.NFTA_HOOK_PRIORITY, uint32(priority)) //nolint:gosec // two's complement
-		})
+		return nil
 	})
 }
 

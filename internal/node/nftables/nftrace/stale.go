@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -29,60 +28,43 @@ func (t *Tracer) removeStale() error {
 		return err
 	}
 	t.conn.Budget = nfnetlink.Budget{Objects: maxObjects, Bytes: maxObjects << 10}
-	stale, err := t.namedStale()
-	if err != nil || len(stale) == 0 {
-		return err
-	}
-	marks, err := t.countChains()
-	for _, name := range stale {
-		if err != nil {
-			return err
+	var named, stale []string
+	err := t.dump(unix.NFT_MSG_GETTABLE, "", func(table nfnetlink.Attributes) {
+		if isStale(table) {
+			named = append(named, table.Get(unix.NFTA_TABLE_NAME).Text())
 		}
-		err = t.countRules(name, marks)
+	})
+	for _, name := range named {
+		traces, failed := t.isTrace(name)
+		if failed != nil {
+			return failed
+		}
+		if traces {
+			stale = append(stale, name)
+		}
 	}
-	stale = slices.DeleteFunc(stale, func(name string) bool { return marks[name] != len(chains())+rulesOf })
 	if err != nil || len(stale) == 0 {
 		return err
 	}
 	return t.remove(stale...)
 }
 
-// namedStale returns the names of the tables for which isStale is true.
-func (t *Tracer) namedStale() (stale []string, err error) {
-	err = t.dump(unix.NFT_MSG_GETTABLE, "", func(_ string, a nfnetlink.Attributes) {
-		if isStale(a) {
-			stale = append(stale, a.Get(unix.NFTA_TABLE_NAME).Text())
+// isTrace reports whether a table has the chains and the rules of a trace, and no others.
+func (t *Tracer) isTrace(name string) (bool, error) {
+	marks, rules := 0, 0
+	err := t.dump(unix.NFT_MSG_GETCHAIN, name, func(chain nfnetlink.Attributes) {
+		if isMarkChain(chain) {
+			marks++
 		}
 	})
-	return stale, err
-}
-
-// countChains counts a trace's chains by table.
-func (t *Tracer) countChains() (map[string]int, error) {
-	marks := map[string]int{}
-	err := t.dump(unix.NFT_MSG_GETCHAIN, "", func(table string, a nfnetlink.Attributes) {
-		if isMarkChain(a) {
-			marks[table]++
-		}
-	})
-	return marks, err
-}
-
-// countRules adds a table's trace rules to marks, and sets its count to 0 if the table does not have rulesOf rules.
-func (t *Tracer) countRules(name string, marks map[string]int) error {
-	rules := 0
-	err := t.dump(unix.NFT_MSG_GETRULE, name, func(table string, a nfnetlink.Attributes) {
-		if table != name {
-			return
-		}
-		if rules++; isMark(a.Get(unix.NFTA_RULE_EXPRESSIONS).Value) {
-			marks[name]++
-		}
-	})
-	if rules != rulesOf {
-		marks[name] = 0
+	if err == nil {
+		err = t.dump(unix.NFT_MSG_GETRULE, name, func(rule nfnetlink.Attributes) {
+			if rules++; isMark(rule.Get(unix.NFTA_RULE_EXPRESSIONS).Value) {
+				marks++
+			}
+		})
 	}
-	return err
+	return rules == rulesOf && marks == len(chains())+rulesOf, err
 }
 
 // isStale reports whether a table has no owner, the name of a trace whose process is gone, and as many objects as a trace's table.
@@ -95,27 +77,26 @@ func isStale(table nfnetlink.Attributes) bool {
 	return found && err == nil && flags == 0 && int(holds) == len(chains()) && (pid == os.Getpid() || errors.Is(unix.Kill(pid, 0), unix.ESRCH))
 }
 
-// dump calls each with the tables of the family inet, or with chains or rules and their table. A table name limits the list of rules.
-func (t *Tracer) dump(kind uint16, table string, each func(table string, a nfnetlink.Attributes)) error {
+// dump calls each with the tables of the family inet, or with the chains or rules of a table.
+func (t *Tracer) dump(kind uint16, table string, each func(nfnetlink.Attributes)) error {
 	narrow := func(b *nfnetlink.Buffer) {
 		if table != "" {
 			b.String(unix.NFTA_RULE_TABLE, table)
 		}
 	}
 	return t.conn.Dump(context.Background(), kind, unix.NFPROTO_INET, narrow, func(m nfnetlink.Message) error {
-		each(m.Attributes.Get(unix.NFTA_RULE_TABLE).Text(), m.Attributes) // chains and tables use the same number
+		if table == "" || m.Attributes.Get(unix.NFTA_RULE_TABLE).Text() == table { // chains have the same number for it
+			each(m.Attributes)
+		}
 		return nil
 	})
 }
 
 // isMarkChain reports whether a chain equals one that mark makes.
 func isMarkChain(a nfnetlink.Attributes) bool {
-	hook := nfnetlink.Attributes(a.Get(unix.NFTA_CHAIN_HOOK).Value)
-	number, hooked := hook.Get(unix.NFTA_HOOK_HOOKNUM).Uint32()
-	priority, _ := hook.Get(unix.NFTA_HOOK_PRIORITY).Uint32()
-	policy, _ := a.Get(unix.NFTA_CHAIN_POLICY).Uint32()
-	return hooked && policy == nfnetlink.Accept &&
-		slices.Contains(chains(), base{a.Get(unix.NFTA_CHAIN_NAME).Text(), number, int32(priority)}) //nolint:gosec // two's complement
+	hook, drops, base := nfnetlink.ReadHook(a)
+	want, known := chains()[a.Get(unix.NFTA_CHAIN_NAME).Text()]
+	return base && !drops && known && hook == want
 }
 
 // isMark reports whether a rule only marks packets for the trace, whatever packets it selects.
