@@ -99,12 +99,8 @@ func TestClient_OneConnection(t *testing.T) {
 	if _, err := agent.Pod(t.Context(), agentapi.Key{Namespace: "a", Name: "b", UID: "u&v=1"}, false); err != nil {
 		t.Error(err)
 	}
-	if err := agent.Report(t.Context(), agentapi.Report{}); err != nil {
-		t.Error(err)
-	}
-	if err := agent.Close(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, agent.Report(t.Context(), agentapi.Report{}))
+	check.OK(t, agent.Close())
 	<-ended
 	if connections != 1 || from["GET /v1/pods/a/b"] != 1 || from["POST /v1/report"] != 1 {
 		t.Errorf("%d connections, requests %v", connections, from)

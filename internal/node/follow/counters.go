@@ -5,7 +5,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
 )
 
 // place is the position of a rule in its chain.
@@ -19,9 +19,9 @@ type place struct {
 const maxCounts = 100
 
 // count stores the counters of legacy tables. With compare it shows the rules whose packets increased since the last reading.
-func (f *follower) count(all []redirection.Count, compare bool) error {
+func (f *follower) count(all []iptables.Count, compare bool) error {
 	before := f.counts
-	f.counts = map[place]redirection.Count{}
+	f.counts = map[place]iptables.Count{}
 	reason, shown := f.rules.Reasons(), 0
 	for _, c := range all {
 		at := place{c.Family, c.Rule.Table, c.Rule.Chain, c.Rule.Number}

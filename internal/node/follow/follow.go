@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/inspect"
+	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nftrace"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
@@ -57,7 +58,7 @@ type follower struct {
 	ticks   int
 	// reread is the tick of the last reading of the rules, rereads the number of these readings.
 	reread, rereads int
-	counts          map[place]redirection.Count
+	counts          map[place]iptables.Count
 	end             document.TraceEnd
 }
 

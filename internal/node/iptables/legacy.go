@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"math/bits"
 	"os"
 	"runtime"
@@ -62,7 +61,11 @@ func overBudget() error {
 // decodes no entry: it searches the entries for the names of chains. It returns ErrUninspectable if the tables of the family
 // exceed the bounds, before it reads any of them.
 func LegacyHas(f ruleset.Family, prefix string) (found bool, err error) {
-	err = eachLegacy(f, func(entries []byte) { found = found || bytes.Contains(entries, []byte(prefix)) })
+	err = eachLegacy(f, func(t legacyTable) error {
+		entries, err := t.read()
+		found = found || bytes.Contains(entries, []byte(prefix))
+		return err
+	})
 	return found && err == nil, err
 }
 
@@ -73,10 +76,13 @@ type Digest [sha256.Size]byte
 // It runs no tool.
 func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
 	digest, some := sha256.New(), false
-	err = eachLegacy(f, func(entries []byte) {
-		some = true
-		clearCounters(f, entries[getEntriesHead:])
-		_, _ = digest.Write(entries)
+	err = eachLegacy(f, func(t legacyTable) error {
+		entries, err := t.read()
+		if some = err == nil; some {
+			clearCounters(f, entries[getEntriesHead:])
+			_, _ = digest.Write(entries)
+		}
+		return err
 	})
 	if some {
 		digest.Sum(sum[:0])
@@ -84,33 +90,43 @@ func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
 	return sum, err
 }
 
-// eachLegacy calls do with the entries of each legacy table, in the order of the names.
-func eachLegacy(f ruleset.Family, do func(entries []byte)) error {
-	return inLegacy(f, func(l legacy, tables []string) error {
-		sizes, err := l.sizes(tables)
-		for _, table := range slices.Sorted(maps.Keys(sizes)) {
-			entries, failed := l.entries(table, sizes[table])
-			if failed != nil {
-				return failed
-			}
-			do(entries)
-		}
-		return err
-	})
+// legacyTable is a table that read reads.
+type legacyTable struct {
+	name string
+	info getInfo
+	read func() (entries []byte, err error)
 }
 
-// inLegacy calls do with the names of the legacy tables and a socket, if there are any tables.
-func inLegacy(f ruleset.Family, do func(l legacy, tables []string) error) error {
-	tables, err := legacyTables(f)
-	if err != nil || len(tables) == 0 {
+// eachLegacy calls do with the legacy tables of a family, in the order of their names, unless all together exceed the bounds.
+func eachLegacy(f ruleset.Family, do func(legacyTable) error) error {
+	names, err := legacyTables(f)
+	if err != nil || len(names) == 0 {
 		return err
 	}
 	l, err := openLegacy(f)
 	if err != nil {
 		return err
 	}
-	defer l.close()
-	return do(l, tables)
+	defer unix.Close(l.fd) //nolint:errcheck // nothing was written
+	var all []legacyTable
+	rules, size := 0, 0
+	for _, name := range slices.Sorted(slices.Values(names)) {
+		info, err := l.info(name)
+		if err != nil {
+			return err
+		}
+		rules, size = rules+int(info.entries), size+int(info.size)
+		all = append(all, legacyTable{name, info, func() ([]byte, error) { return l.entries(name, info.size) }})
+	}
+	if rules > maxRules || size > maxBytes {
+		return fmt.Errorf("reading the legacy tables of %s: %w", f, overBudget())
+	}
+	for _, t := range all {
+		if err := do(t); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // clearCounters sets the counters of entries to zero.
@@ -129,24 +145,18 @@ func clearCounters(f ruleset.Family, entries []byte) {
 
 // LegacyRules returns the legacy tables of the family that may affect a packet: tables with rules or with a policy DROP.
 func LegacyRules(f ruleset.Family) (filled []string, err error) {
-	err = inLegacy(f, func(l legacy, tables []string) error {
-		for _, table := range tables {
-			info, failed := l.info(table)
-			if failed != nil {
-				return failed
+	err = eachLegacy(f, func(t legacyTable) error {
+		const end = 1 // the entry after the last chain
+		acts := int(t.info.entries) > bits.OnesCount32(t.info.validHooks)+end
+		if !acts {
+			entries, err := t.read()
+			if err != nil {
+				return err
 			}
-			const end = 1 // the entry after the last chain
-			acts := int(info.entries) > bits.OnesCount32(info.validHooks)+end
-			if !acts {
-				entries, unread := l.entries(table, info.size)
-				if unread != nil {
-					return unread
-				}
-				acts = drops(f, entries[getEntriesHead:])
-			}
-			if acts {
-				filled = append(filled, table)
-			}
+			acts = drops(f, entries[getEntriesHead:])
+		}
+		if acts {
+			filled = append(filled, t.name)
 		}
 		return nil
 	})
@@ -190,27 +200,18 @@ func split(f ruleset.Family, entries []byte) iter.Seq[[]byte] {
 
 // checkRuleCount compares the output of iptables-legacy-save with the kernel's count of rules: names can contain newlines and fake rules.
 func checkRuleCount(s ruleset.Set) error {
-	l, err := openLegacy(s.Family)
-	if err != nil {
-		return err
-	}
-	defer l.close()
-	for _, t := range s.Tables {
-		info, err := l.info(t.Name)
-		if err != nil {
-			return err
-		}
-		rules, entries := 0, bits.OnesCount32(info.validHooks)+1 // policies, and the entry after the last chain
-		for _, c := range t.Chains {
+	return eachLegacy(s.Family, func(t legacyTable) error {
+		rules, entries := 0, bits.OnesCount32(t.info.validHooks)+1 // policies, and the entry after the last chain
+		for _, c := range s.Table(t.name).Chains {
 			if rules += len(c.Rules); c.Policy == ruleset.NoPolicy {
 				entries += 2 // the name of the chain, and the return at its end
 			}
 		}
-		if kernel := int(info.entries) - entries; rules != kernel {
-			return fmt.Errorf("%w: iptables-legacy-save prints %d rules of table %q of %s, and the kernel has %d", ErrUninspectable, rules, t.Name, s.Family, kernel)
+		if kernel := int(t.info.entries) - entries; rules != kernel {
+			return fmt.Errorf("%w: iptables-legacy-save prints %d rules of table %q of %s, and the kernel has %d", ErrUninspectable, rules, t.name, s.Family, kernel)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // LegacyInUse reports whether the namespace has legacy tables of the family, of the mesh or of other programs.
@@ -251,8 +252,6 @@ func openLegacy(f ruleset.Family) (legacy, error) {
 	return legacy{f, fd, level}, nil
 }
 
-func (l legacy) close() { _ = unix.Close(l.fd) } // nothing was written
-
 func (l legacy) info(table string) (getInfo, error) {
 	var info getInfo
 	copy(info.name[:tableNameLen-1], table)
@@ -261,24 +260,6 @@ func (l legacy) info(table string) (getInfo, error) {
 		err = fmt.Errorf("querying the size of legacy table %q of %s: %w", table, l.family, err)
 	}
 	return info, err
-}
-
-// sizes returns the size of each table in bytes, or ErrUninspectable if the sum exceeds the bounds.
-func (l legacy) sizes(tables []string) (map[string]uint32, error) {
-	sizes := map[string]uint32{}
-	rules, total := 0, 0
-	for _, table := range tables {
-		info, err := l.info(table)
-		if err != nil {
-			return nil, err
-		}
-		sizes[table] = info.size
-		rules, total = rules+int(info.entries), total+int(info.size)
-	}
-	if rules > maxRules || total > maxBytes {
-		return nil, fmt.Errorf("reading the legacy tables of %s: %w", l.family, overBudget())
-	}
-	return sizes, nil
 }
 
 func (l legacy) entries(table string, size uint32) ([]byte, error) {

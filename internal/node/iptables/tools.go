@@ -14,10 +14,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
-
+	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
 )
@@ -80,12 +80,6 @@ type Tool struct {
 // Name is the name of the program that writes.
 func (t Tool) Name() string { return filepath.Base(t.restore) }
 
-// Choice is the tool to use, and the tools of the other variant if it may hold rules in this namespace, too.
-type Choice struct {
-	Tool
-	Others []Tool
-}
-
 // base is the common start of a family's program names.
 func base(f ruleset.Family) string {
 	if f == ruleset.IPv6 {
@@ -96,36 +90,37 @@ func base(f ruleset.Family) string {
 
 // Choose selects the tools for one family in the current namespace: the forced variant; else legacy where legacy tables
 // exist; else nft if the kernel has it; else the program with the plain name. Choose writes neither to the kernel nor to
-// the host. (The reference inserts and deletes a rule to try each variant.)
-func Choose(ctx context.Context, f ruleset.Family, h *Host) (Choice, error) {
+// the host. (The reference inserts and deletes a rule to try each variant.) The tools of the other variant follow if it may hold rules in
+// this namespace, too.
+func Choose(ctx context.Context, f ruleset.Family, h *Host) ([]Tool, error) {
 	nft, haveNFT := h.find(f, NFT)
 	legacy, haveLegacy := h.find(f, Legacy)
 	inUse := LegacyInUse(f)
 	_, nftErr := nftables.InUse(ctx, f)
 	switch {
 	case h.Force == NFT && haveNFT, h.Force == "" && haveNFT && nftErr == nil && (!haveLegacy || !inUse):
-		return choice(nft, legacy, haveLegacy && inUse), nil
+		return choice(haveLegacy && inUse, nft, legacy), nil
 	case h.Force == Legacy && haveLegacy, h.Force == "" && haveLegacy && inUse:
-		return choice(legacy, nft, haveNFT && nftErr == nil), nil
+		return choice(haveNFT && nftErr == nil, legacy, nft), nil
 	case h.Force != "":
-		return Choice{}, h.missing(f, base(f)+"-"+string(h.Force))
+		return nil, h.missing(f, base(f)+"-"+string(h.Force))
 	}
 	plain, err := h.plain(ctx, f)
 	if err != nil && haveLegacy {
-		return choice(legacy, nft, false), nil
+		return []Tool{legacy}, nil
 	}
-	return Choice{Tool: plain}, err
+	return []Tool{plain}, err
 }
 
 // Legacy returns the tools of the legacy variant, if the host has them.
 func (h *Host) Legacy(f ruleset.Family) (Tool, bool) { return h.find(f, Legacy) }
 
-func choice(t, other Tool, alsoOther bool) Choice {
-	c := Choice{Tool: t}
-	if alsoOther {
-		c.Others = []Tool{other}
+// choice returns both tools, or only the first.
+func choice(both bool, all ...Tool) []Tool {
+	if both {
+		return all
 	}
-	return c
+	return all[:1]
 }
 
 // Names returns the program name for a dry run, which must not inspect the system.
@@ -167,21 +162,18 @@ func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
 }
 
 // version runs the tool's program once for its version.
-func (t Tool) version() (version, error) {
+func (t Tool) version(ctx context.Context) (v version, err error) {
 	if v, known := t.host.versions[t.program]; known {
 		return v, nil
 	}
-	proto := goiptables.ProtocolIPv4
-	if t.Family == ruleset.IPv6 {
-		proto = goiptables.ProtocolIPv6
+	text, err := t.run(ctx, t.program, "", "--version")
+	if err == nil {
+		_, number, _ := strings.Cut(text, " v") // "iptables v1.8.9 (legacy)"
+		_, err = fmt.Sscanf(number, "%d.%d.%d", &v[0], &v[1], &v[2])
 	}
-	t.host.started++
-	ipt, err := goiptables.New(goiptables.IPFamily(proto), goiptables.Path(t.program))
 	if err != nil {
 		return version{}, fmt.Errorf("querying %q for its version: %w", t.program, err)
 	}
-	var v version
-	v[0], v[1], v[2] = ipt.GetIptablesVersion()
 	// Both families come from the same build.
 	t.host.versions = map[string]version{t.program: v, strings.Replace(t.program, "/iptables", "/ip6tables", 1): v}
 	return v, nil
@@ -253,7 +245,7 @@ func (t Tool) Apply(ctx context.Context, p ruleset.Program) error {
 	}
 	args := []string{"--noflush"}
 	if t.Variant == Legacy {
-		v, err := t.version()
+		v, err := t.version(ctx)
 		if err != nil {
 			return err
 		}
@@ -266,4 +258,49 @@ func (t Tool) Apply(ctx context.Context, p ruleset.Program) error {
 		return fmt.Errorf("writing %s rules: %w", t.Family, err)
 	}
 	return nil
+}
+
+// Count is the number of packets that matched a rule.
+type Count struct {
+	Family  ruleset.Family
+	Rule    walk.Hop
+	Packets uint64
+}
+
+// Counts returns the counters of all rules of the namespace that the tool lists.
+func (t Tool) Counts(ctx context.Context) ([]Count, error) {
+	if !t.inUse(ctx) {
+		return nil, nil
+	}
+	text, err := t.run(ctx, t.save, "", "-c")
+	if err != nil {
+		return nil, fmt.Errorf("reading the counters of %s rules: %w", t.Family, err)
+	}
+	return parseCounts(t.Family, text), nil
+}
+
+// parseCounts reads the output of iptables-save -c: "*TABLE", and "[PACKETS:BYTES] -A CHAIN RULE" for each rule.
+func parseCounts(f ruleset.Family, text string) (all []Count) {
+	table, numbers := "", map[string]int{}
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if name, begins := strings.CutPrefix(line, "*"); begins {
+			table = name
+			clear(numbers)
+			continue
+		}
+		counters, rule, _ := strings.Cut(line, " -A ")
+		packets, _, is := strings.Cut(strings.TrimPrefix(counters, "["), ":")
+		n, err := strconv.ParseUint(packets, 10, 64)
+		if !is || err != nil || len(all) == maxRules {
+			continue
+		}
+		chain, spec, _ := strings.Cut(rule, " ")
+		numbers[chain]++
+		spec = strings.TrimLeft(spec, " ")
+		all = append(all, Count{f, walk.Hop{
+			Table: table, Chain: chain, Number: numbers[chain], Rule: spec, Target: ruleset.Read(spec).Target, Answer: walk.Yes,
+		}, n})
+	}
+	return all
 }

@@ -341,22 +341,18 @@ func writeRaw(protocol uint32, fill func(*nfnetlink.Buffer)) error {
 	if err != nil {
 		return err
 	}
-	generation, err := conn.Generation()
-	if err != nil {
-		return err
-	}
-	batch := conn.Batch(generation)
-	batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_RULE_TABLE, "mangle")
-		b.String(unix.NFTA_RULE_CHAIN, "PREROUTING")
-		b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
-			fill(b)
-			b.Verdict(nfnetlink.Verdict{Code: nfnetlink.Accept})
+	return errors.Join(conn.Transact(func(batch *nfnetlink.Batch) error {
+		batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
+			b.In("mangle", "PREROUTING")
+			b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {
+				fill(b)
+				b.Verdict(nfnetlink.Verdict{Code: nfnetlink.Accept})
+			})
+			b.Nested(unix.NFTA_RULE_COMPAT, func() {
+				b.Uint32(unix.NFTA_RULE_COMPAT_PROTO, protocol)
+				b.Uint32(unix.NFTA_RULE_COMPAT_FLAGS, 0)
+			})
 		})
-		b.Nested(unix.NFTA_RULE_COMPAT, func() {
-			b.Uint32(unix.NFTA_RULE_COMPAT_PROTO, protocol)
-			b.Uint32(unix.NFTA_RULE_COMPAT_FLAGS, 0)
-		})
-	})
-	return errors.Join(batch.Commit(), conn.Close())
+		return nil
+	}), conn.Close())
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/meshcni/istio-cni/internal/node/nftables/decode"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 )
 
@@ -105,7 +106,10 @@ func (f family) readSet(c *nfnetlink.Conn, entries map[netip.Addr]string) (usabl
 			one := nfnetlink.Attributes(e.Value)
 			key := nfnetlink.Attributes(one.Get(unix.NFTA_SET_ELEM_KEY).Value).Get(unix.NFTA_DATA_VALUE).Value
 			if a, ok := netip.AddrFromSlice(key); ok && a.Is6() == f.ipv6 {
-				entries[a] = readComment(one.Get(unix.NFTA_SET_ELEM_USERDATA).Value)
+				entries[a] = ""
+				for comment := range decode.Comments(one.Get(unix.NFTA_SET_ELEM_USERDATA).Value) {
+					entries[a] = comment
+				}
 			}
 		}
 		return nil
@@ -278,17 +282,6 @@ const maxComment = 127
 // comment returns a comment as userdata of an element: kind 0, length, text.
 func comment(text string) []byte {
 	return append(append([]byte{0, byte(len(text) + 1)}, text...), 0) //nolint:gosec // at most maxComment
-}
-
-// readComment returns the comment in the userdata of an element.
-func readComment(data []byte) string {
-	for len(data) >= 2 && len(data) >= 2+int(data[1]) {
-		kind, value := data[0], data[2:2+int(data[1])]
-		if data = data[2+len(value):]; kind == 0 {
-			return string(bytes.TrimSuffix(value, []byte{0}))
-		}
-	}
-	return ""
 }
 
 func deleteTable(b *nfnetlink.Batch) {

@@ -77,37 +77,6 @@ func sortedTables(text string) string {
 	return strings.Join(tables, "table inet ")
 }
 
-// TestAmbient_ReadByIptables: the lines that iptables-save prints are those of the protocol, byte for byte.
-func TestAmbient_ReadByIptables(t *testing.T) {
-	t.Parallel()
-	for name, s := range ambienttest.Specs() {
-		p := ambientPod(t, s)
-		mustApply(t, p.namespace(byNetlink), s)
-		for i, f := range families {
-			want := ""
-			if i == 0 || s.IPv6 {
-				want = ambienttest.Restore(s, f)
-			}
-			check.Diff(t, name+" "+f.String(), ruleLines(want), ruleLines(p.save(t, iptables.NFT, f)))
-		}
-	}
-}
-
-// ruleLines returns the rules of a text with their tables, in an order that keeps that of each chain.
-func ruleLines(text string) (all []string) {
-	table := ""
-	for line := range strings.Lines(text) {
-		if line[0] == '*' {
-			table = strings.TrimSpace(line)
-		} else if strings.HasPrefix(line, "-A") {
-			all = append(all, table+" "+line)
-		}
-	}
-	chain := func(line string) string { return strings.Join(strings.Fields(line)[:3], " ") }
-	slices.SortStableFunc(all, func(a, b string) int { return strings.Compare(chain(a), chain(b)) })
-	return all
-}
-
 // TestAmbient_Replaces: whatever rules were there, with foreign ones, the result is that on a fresh pod. The reference leaves table raw
 // behind when DNS capture ends, does not notice a change from nft to iptables, and lets foreign rules win that come first.
 func TestAmbient_Replaces(t *testing.T) {

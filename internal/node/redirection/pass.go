@@ -190,13 +190,13 @@ func (p *pass) places(ctx context.Context, f ruleset.Family, legacy bool) ([]pla
 	case f == ruleset.Inet:
 		return []place{{by: string(redirect.Native), dialect: string(redirect.Native)}}, nil
 	case p.mode.backend == redirect.Tools:
-		choice, err := iptables.Choose(ctx, f, p.tools)
+		tools, err := iptables.Choose(ctx, f, p.tools)
 		if err != nil {
 			return nil, err
 		}
-		all := []place{ofTool(choice.Tool)}
-		for _, other := range choice.Others {
-			all = append(all, ofTool(other))
+		var all []place
+		for _, tool := range tools {
+			all = append(all, ofTool(tool))
 		}
 		return all, nil
 	}

@@ -56,18 +56,11 @@ func (t *Traceable) number() {
 	}
 }
 
-// Count is the number of packets that matched a rule of a legacy table.
-type Count struct {
-	Family  ruleset.Family
-	Rule    walk.Hop
-	Packets uint64
-}
-
 // LegacyCounts returns the counters of the rules in legacy tables, read with the host's tools.
-func (n Namespace) LegacyCounts(ctx context.Context) (all []Count, err error) {
+func (n Namespace) LegacyCounts(ctx context.Context) (all []iptables.Count, err error) {
 	tools := n.Tools
 	tools.Lock = n.lockFile()
-	err = n.isolated(ctx, func() (err error) {
+	err = n.isolated(ctx, func() error {
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 			if !iptables.LegacyInUse(f) {
 				continue
@@ -76,13 +69,11 @@ func (n Namespace) LegacyCounts(ctx context.Context) (all []Count, err error) {
 			if !found {
 				return fmt.Errorf("%s: %w", f, errLegacy)
 			}
-			var counted []iptables.Count
-			if counted, err = tool.Counts(ctx); err != nil {
+			counted, err := tool.Counts(ctx)
+			if err != nil {
 				return err
 			}
-			for _, c := range counted {
-				all = append(all, Count{f, walk.Hop{Table: c.Table, Chain: c.Chain, Number: c.Number, Rule: c.Rule, Target: ruleset.Read(c.Rule).Target, Answer: walk.Yes}, c.Packets})
-			}
+			all = append(all, counted...)
 		}
 		return nil
 	})

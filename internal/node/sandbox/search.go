@@ -65,7 +65,7 @@ func (s *search) decide(last bool) bool {
 }
 
 func (s *search) found(c candidate) Result {
-	n, err := c.take()
+	n, err := c.Duplicate()
 	if err != nil {
 		return Result{Err: s.failed(err)}
 	}

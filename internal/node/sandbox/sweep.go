@@ -46,9 +46,8 @@ type space struct {
 	looked bool
 	has    map[netip.Addr]route.Attachment
 	err    error
-	// refs counts the searches with this candidate. Once taken, it is open for a caller.
-	refs  int
-	taken bool
+	// refs counts the searches with this candidate.
+	refs int
 }
 
 // owner is a pod with a process in a namespace.
@@ -237,18 +236,9 @@ func (w *sweep) searchedBy(place Searched) {
 // isOpen reports whether a search may still return the namespace.
 func (sp *space) isOpen() bool { return sp.Namespace != nil && !sp.host && sp.FD() >= 0 }
 
-// release closes the namespace, unless it is a result.
+// release closes the namespace.
 func (sp *space) release() {
-	if sp.Namespace != nil && !sp.taken {
+	if sp.Namespace != nil {
 		sp.Close()
 	}
-}
-
-// take returns the namespace for a caller.
-func (sp *space) take() (*netns.Namespace, error) {
-	if sp.taken {
-		return sp.Duplicate()
-	}
-	sp.taken = true
-	return sp.Namespace, nil
 }

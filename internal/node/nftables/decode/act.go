@@ -142,8 +142,9 @@ func (d *decoder) rewrite(base, offset, length uint32) {
 // dynsetElements is an attribute that golang.org/x/sys/unix lacks.
 const dynsetElements = 10
 
-// act reads an expression with an effect.
+// act reads an expression with an effect. iptables writes only log and limit.
 func (d *decoder) act(name string, f nfnetlink.Fields) {
+	d.nft = d.nft || name != "log" && name != "limit"
 	switch name {
 	case "log":
 		d.match(ruleset.Neutral{Text: d.logText(f)})
@@ -152,22 +153,16 @@ func (d *decoder) act(name string, f nfnetlink.Fields) {
 	case "limit", "quota", "connlimit", "socket", "osf", "numgen", "hash", "rt", "xfrm", "tunnel", "inner":
 		d.unknown(name, f)
 	case "notrack":
-		d.nft = true
 		d.target(ruleset.NoTrack{})
 	case "masq":
-		d.nft = true
 		d.target(ruleset.NAT{Source: true, Range: true, Text: "masquerade"})
 	case "redir":
-		d.nft = true
 		d.redirect(f)
 	case "nat":
-		d.nft = true
 		d.nat(f)
 	case "tproxy":
-		d.nft = true
 		d.tproxy(f)
 	case "reject":
-		d.nft = true
 		d.target(d.reject(f))
 	default: // queue, fwd, synproxy, and newer expressions
 		d.target(d.other(name))
@@ -198,10 +193,8 @@ func (d *decoder) neutral(name string, f nfnetlink.Fields) {
 	case conditional:
 		d.match(d.other(name))
 	case name == "dup":
-		d.nft = true
 		d.target(ruleset.Neutral{Text: name, Copies: true})
 	default:
-		d.nft = true
 		d.match(ruleset.Neutral{Text: "[" + name + "]"})
 	}
 }

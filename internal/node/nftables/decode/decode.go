@@ -46,7 +46,7 @@ func (t Table) Rule(handle uint64, expressions nfnetlink.Attributes, userdata []
 		d.target(d.other("broken expressions"))
 	}
 	var noted []ruleset.Match
-	for comment := range comments(userdata) {
+	for comment := range Comments(userdata) {
 		noted = append(noted, ruleset.Comment{Text: comment})
 	}
 	return d.rule(noted)
@@ -62,8 +62,8 @@ func Name(name string) string {
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], " ", `\x20`)
 }
 
-// comments yields the comments that nft stores with a rule: records of type, length and value, where type 0 is a comment.
-func comments(userdata []byte) func(func(string) bool) {
+// Comments yields the comments that nft stores with a rule or an element of a set: records of type, length and value, where type 0 is a comment.
+func Comments(userdata []byte) func(func(string) bool) {
 	return func(yield func(string) bool) {
 		for len(userdata) >= 2 {
 			end := min(2+int(userdata[1]), len(userdata))

@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestAttributes_TooLong(t *testing.T) {
@@ -55,19 +56,7 @@ func connected(t *testing.T, fn func(*nfnetlink.Conn) error) {
 		conn.Budget = nfnetlink.Budget{Objects: 100, Bytes: 1 << 20}
 		return errors.Join(fn(conn), conn.Close())
 	})
-	if err != nil {
-		t.Error(err)
-	}
-}
-
-// begun returns a transaction at the current generation of the namespace.
-func begun(t *testing.T, conn *nfnetlink.Conn) *nfnetlink.Batch {
-	t.Helper()
-	generation, err := conn.Generation()
-	if err != nil {
-		t.Error(err)
-	}
-	return conn.Batch(generation)
+	check.OK(t, err)
 }
 
 func newTable(b *nfnetlink.Batch, name string) {
@@ -84,13 +73,12 @@ func deleteMissing(b *nfnetlink.Batch) int {
 // made commits tables.
 func made(t *testing.T, conn *nfnetlink.Conn, names ...string) {
 	t.Helper()
-	batch := begun(t, conn)
-	for _, name := range names {
-		newTable(batch, name)
-	}
-	if err := batch.Commit(); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, conn.Transact(func(batch *nfnetlink.Batch) error {
+		for _, name := range names {
+			newTable(batch, name)
+		}
+		return nil
+	}))
 }
 
 func tables(conn *nfnetlink.Conn) (names []string, err error) {
@@ -137,12 +125,13 @@ func TestTransaction_AllOrNothing(t *testing.T) {
 
 func TestTransaction_ManyErrors(t *testing.T) {
 	connected(t, func(conn *nfnetlink.Conn) error {
-		batch := begun(t, conn)
-		newTable(batch, "a")
-		for range 5000 {
-			deleteMissing(batch)
-		}
-		if err := batch.Commit(); err == nil {
+		if err := conn.Transact(func(batch *nfnetlink.Batch) error {
+			newTable(batch, "a")
+			for range 5000 {
+				deleteMissing(batch)
+			}
+			return nil
+		}); err == nil {
 			t.Error("the transaction was accepted")
 		}
 		names, err := tables(conn)
@@ -157,15 +146,13 @@ func TestTransaction_ManyErrors(t *testing.T) {
 func TestTransaction_Long(t *testing.T) {
 	const many = 10000
 	connected(t, func(conn *nfnetlink.Conn) error {
-		batch := begun(t, conn)
-		newTable(batch, "a")
-		for range many {
-			batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) {
-				b.String(unix.NFTA_CHAIN_TABLE, "a")
-				b.String(unix.NFTA_CHAIN_NAME, "again-and-again")
-			})
-		}
-		if err := batch.Commit(); err != nil {
+		if err := conn.Transact(func(batch *nfnetlink.Batch) error {
+			newTable(batch, "a")
+			for range many {
+				batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_IPV4, func(b *nfnetlink.Buffer) { b.Chain("a", "again-and-again") })
+			}
+			return nil
+		}); err != nil {
 			return err
 		}
 		names, err := tables(conn)

@@ -35,16 +35,14 @@ func Fill(tb testing.TB, path string, family uint8, table, chain string, chains,
 
 func fill(conn *nfnetlink.Conn, family uint8, table, chain string, chains, rules int) error {
 	for made := 0; made < chains+rules; made += atOnce {
-		generation, err := conn.Generation()
+		err := conn.Transact(func(batch *nfnetlink.Batch) error {
+			batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, table) })
+			for i := made; i < min(made+atOnce, chains+rules); i++ {
+				add(batch, family, table, chain, i, chains)
+			}
+			return nil
+		})
 		if err != nil {
-			return err
-		}
-		batch := conn.Batch(generation)
-		batch.Add(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) { b.String(unix.NFTA_TABLE_NAME, table) })
-		for i := made; i < min(made+atOnce, chains+rules); i++ {
-			add(batch, family, table, chain, i, chains)
-		}
-		if err := batch.Commit(); err != nil {
 			return err
 		}
 	}
@@ -55,8 +53,7 @@ func fill(conn *nfnetlink.Conn, family uint8, table, chain string, chains, rules
 func add(batch *nfnetlink.Batch, family uint8, table, chain string, i, chains int) {
 	if i >= chains {
 		batch.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, family, func(b *nfnetlink.Buffer) {
-			b.String(unix.NFTA_RULE_TABLE, table)
-			b.String(unix.NFTA_RULE_CHAIN, chain)
+			b.In(table, chain)
 			b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() {})
 		})
 		return
@@ -64,8 +61,5 @@ func add(batch *nfnetlink.Batch, family uint8, table, chain string, i, chains in
 	if left := chains - 1 - i; left > 0 {
 		chain = fmt.Sprintf("%s-%d", chain, left)
 	}
-	batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) {
-		b.String(unix.NFTA_CHAIN_TABLE, table)
-		b.String(unix.NFTA_CHAIN_NAME, chain)
-	})
+	batch.Add(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, family, func(b *nfnetlink.Buffer) { b.Chain(table, chain) })
 }
