@@ -90,8 +90,8 @@ func base(f ruleset.Family) string {
 
 // Choose selects the tools for one family in the current namespace: the forced variant; else legacy where legacy tables
 // exist; else nft if the kernel has it; else the program with the plain name. Choose writes neither to the kernel nor to
-// the host. (The reference inserts and deletes a rule to try each variant.) The tools of the other variant follow if it may hold rules in
-// this namespace, too.
+// the host. (The reference inserts and deletes a rule to try each variant.) The tools of the other variant follow if it may hold
+// rules in this namespace, too.
 func Choose(ctx context.Context, f ruleset.Family, h *Host) ([]Tool, error) {
 	nft, haveNFT := h.find(f, NFT)
 	legacy, haveLegacy := h.find(f, Legacy)

@@ -81,46 +81,38 @@ type chain struct {
 	// hook is the hook of a base chain if it does not follow from the name.
 	hook   *ruleset.Hook
 	policy string
-	rules  []installedRule
-	// byText has the positions of rules by their text, filled at the first removal. A chain can have very many rules.
-	byText map[string][]int
-	head   int // every rule before this index is removed
+	rules  []ruleset.Rule
+	// byText has the handles of the remaining rules by their text, and removed those of the other ones, from the first removal on. A chain
+	// can have very many rules.
+	byText  map[string][]uint64
+	removed map[uint64]bool
 }
 
 // removeFirst marks the first rule with the text as removed and returns its handle.
 func (c *chain) removeFirst(text string) (handle uint64, found bool) {
 	if c.byText == nil {
-		c.byText = map[string][]int{}
-		for i, r := range c.rules {
+		c.byText, c.removed = map[string][]uint64{}, map[uint64]bool{}
+		for _, r := range c.rules {
 			key := r.String()
-			c.byText[key] = append(c.byText[key], i)
+			c.byText[key] = append(c.byText[key], r.Handle)
 		}
 	}
-	places := c.byText[text]
-	if len(places) == 0 {
+	handles := c.byText[text]
+	if len(handles) == 0 {
 		return 0, false
 	}
-	c.byText[text] = places[1:]
-	r := &c.rules[places[0]]
-	r.removed = true
-	return r.Handle, true
+	c.byText[text], c.removed[handles[0]] = handles[1:], true
+	return handles[0], true
 }
 
 // first returns the handle of the first remaining rule, 0 if there are no rules.
 func (c *chain) first() uint64 {
-	for ; c.head < len(c.rules); c.head++ {
-		if r := c.rules[c.head]; !r.removed {
+	for _, r := range c.rules {
+		if !c.removed[r.Handle] {
 			return r.Handle
 		}
 	}
 	return 0
-}
-
-// installedRule is a rule with its number in the kernel.
-type installedRule struct {
-	ruleset.Rule
-
-	removed bool
 }
 
 // Set returns the rules of one family. A chain that has the name of a built-in chain but another hook or type, or is in
@@ -143,11 +135,9 @@ func (t tables) rules(f ruleset.Family) (all []ruleset.Table) {
 func (t *table) rules(name string) ruleset.Table {
 	out := ruleset.Table{Name: name}
 	for shown, c := range t.chains {
-		rules := make([]ruleset.Rule, len(c.rules))
-		for i, r := range c.rules {
-			rules[i] = r.Rule
-		}
-		out.Chains = append(out.Chains, ruleset.Chain{Name: shown, Policy: c.policy, Rules: rules, Hook: c.hook, Handle: c.handle})
+		out.Chains = append(out.Chains, ruleset.Chain{
+			Name: shown, Policy: c.policy, Rules: slices.Clone(c.rules), Hook: c.hook, Handle: c.handle,
+		})
 	}
 	return out
 }
@@ -347,7 +337,7 @@ func (t *table) add(attributes nfnetlink.Attributes) {
 	handle, _ := attributes.Get(unix.NFTA_RULE_HANDLE).Uint64()
 	r := t.reader.Rule(handle, attributes.Get(unix.NFTA_RULE_EXPRESSIONS).Value, attributes.Get(unix.NFTA_RULE_USERDATA).Value)
 	r.Handle = handle
-	c.rules = append(c.rules, installedRule{Rule: r})
+	c.rules = append(c.rules, r)
 }
 
 // readSets reads the sets of the tables of a family.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/node/nftables"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
@@ -61,14 +62,7 @@ func (n node) apply(t *testing.T, w Want, writes bool) {
 
 func (n node) generation(t *testing.T) uint32 {
 	t.Helper()
-	g, err := netns.In(netnstest.At(string(n)), func() (uint32, error) {
-		c, err := nfnetlink.Open()
-		if err != nil {
-			return 0, err
-		}
-		defer c.Close() //nolint:errcheck // only read
-		return c.Generation()
-	})
+	g, err := netns.In(netnstest.At(string(n)), nftables.Generation)
 	check.OK(t, err)
 	return g
 }
@@ -410,16 +404,4 @@ func TestApply_Packets(t *testing.T) {
 	l.sources(t, probe4, probe6, node4, node6)
 	l.apply(t, want("10.0.0.9=uid-1"), true)
 	l.sources(t, node4, node6, node4, node6)
-}
-
-// TestApply_TheReferenceLosesTheProbes shows what its priority costs; see TestApply_Packets.
-func TestApply_TheReferenceLosesTheProbes(t *testing.T) {
-	t.Parallel()
-	l := newLab(t)
-	l.serve(t)
-	l.nft(t, reference("add element inet istio-ambient-nat istio-inpod-probes-v4 { 10.0.0.2 }"))
-	check.Equal(t, source(t, string(l.node), pod4, 0), probe4)
-	check.Equal(t, source(t, string(l.node), pod4, 4711), "10.0.0.1", "of another user than the kubelet's")
-	l.nft(t, "table inet other { chain c { type nat hook postrouting priority 100; masquerade; }; }")
-	check.Equal(t, source(t, string(l.node), pod4, 0), "10.0.0.1")
 }

@@ -62,7 +62,8 @@ func Name(name string) string {
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], " ", `\x20`)
 }
 
-// Comments yields the comments that nft stores with a rule or an element of a set: records of type, length and value, where type 0 is a comment.
+// Comments yields the comments that nft stores with a rule or an element of a set: records of type, length and value, where type 0 is a
+// comment.
 func Comments(userdata []byte) func(func(string) bool) {
 	return func(yield func(string) bool) {
 		for len(userdata) >= 2 {

@@ -392,8 +392,8 @@ func readVerdict(f Fields, code uint32) (Verdict, bool) {
 	return v, false
 }
 
-// In names a table in a message about its rules, a set or the elements of a set, and their chain or the set: these attributes have the
-// same numbers in all three.
+// In names a table and the chain or the set in a message about the chain's rules, the set or the set's elements: these attributes have
+// the same numbers.
 func (b *Buffer) In(table, name string) {
 	b.String(unix.NFTA_RULE_TABLE, table)
 	b.String(unix.NFTA_RULE_CHAIN, name)

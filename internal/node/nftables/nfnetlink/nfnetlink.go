@@ -188,8 +188,8 @@ func (c *Conn) Dump(ctx context.Context, kind uint16, family uint8, fill func(*B
 	})
 }
 
-// Get returns one object of a kind (NFT_MSG_GETTABLE, …) of a family, which the attributes of fill name, and false if there is none. The
-// next request overwrites the attributes.
+// Get returns one object of a kind (NFT_MSG_GETTABLE, …) of a family, which the attributes of fill name, and false if there is none.
+// The next request overwrites the attributes.
 func (c *Conn) Get(kind uint16, family uint8, fill func(*Buffer)) (found Attributes, there bool, err error) {
 	err = c.request(kind, 0, family, fill)
 	for err == nil && !there {
