@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/meshcni/istio-cni/internal/node/cnicache"
+	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
 // searchSandboxes searches only the entries of the reported sandboxes and checks them like any entry. If they do not lead to a pod's
@@ -79,7 +80,8 @@ func (s *search) readEntry(name string, data []byte, err error, parse func() (cn
 	}
 }
 
-// checkSandbox checks the namespace of an entry with the pod's name. It returns a problem, or "" if the entry may be the pod's.
+// checkSandbox checks the namespace of an entry with the pod's name, and makes it a candidate if it may be the pod's. Otherwise it returns
+// a problem.
 func (s *search) checkSandbox(entry cnicache.Entry) string {
 	byProcess := strings.HasPrefix(entry.NetNS, "/proc/")
 	switch {
@@ -99,21 +101,27 @@ func (s *search) checkSandbox(entry cnicache.Entry) string {
 		}
 	}
 	sp, path, err := s.openFirst(paths)
-	result := unusable
-	if err == nil {
-		result, err = s.check(sp, path)
+	attached, addressed := route.Absent, len(s.pod.Addresses) > 0
+	switch {
+	case err != nil || sp.host:
+	case sp.Namespace == nil:
+		err = sp.err
+	case addressed:
+		err = s.look(sp)
+		attached = s.attachment(sp)
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return entry.NetNS + ": there is no such namespace any more"
 	case err != nil:
 		return err.Error()
-	case result == ofHost:
+	case sp.host:
 		s.cacheSaysHost = s.cacheSaysHost || entry.UID == s.pod.UID
-	case result == matching:
-		return ""
-	case result == unlike && entry.UID == s.pod.UID && !byProcess:
-		s.cacheDenies = true
+		return entry.NetNS + ": it is the node's own"
+	case addressed && attached == route.Absent:
+		s.cacheDenies = s.cacheDenies || entry.UID == s.pod.UID && !byProcess
+		return entry.NetNS + ": it does not have the pod's addresses"
 	}
-	return fmt.Sprintf("%s: %s", entry.NetNS, result)
+	s.add(candidate{sp, FromCache, path, attached})
+	return ""
 }

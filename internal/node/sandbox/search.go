@@ -10,16 +10,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/route"
 )
 
-// verdict is the result of checking a namespace for a pod.
-type verdict string
-
-const (
-	ofHost   verdict = "it is the node's own"
-	unlike   verdict = "it does not have the pod's addresses"
-	matching verdict = "it has the pod's addresses" // also if the pod has none
-	unusable verdict = "it cannot be looked into"
-)
-
 // search is the search for one pod.
 type search struct {
 	*sweep
@@ -177,26 +167,6 @@ func (s *search) attachment(sp *space) route.Attachment {
 		return max(worst, route.OnLoopback)
 	}
 	return worst
-}
-
-// check checks a namespace of the cache's entry about the pod, and makes it a candidate if it may be the pod's.
-func (s *search) check(sp *space, path string) (verdict, error) {
-	attached := route.Absent
-	switch {
-	case sp.host:
-		return ofHost, nil
-	case sp.Namespace == nil:
-		return unusable, sp.err
-	case len(s.pod.Addresses) > 0:
-		if err := s.look(sp); err != nil {
-			return unusable, err
-		}
-		if attached = s.attachment(sp); attached == route.Absent {
-			return unlike, nil
-		}
-	}
-	s.add(candidate{sp, FromCache, path, attached})
-	return matching, nil
 }
 
 // consider makes a namespace a candidate if it has the pod's addresses and no known record assigns it to another pod alone.
