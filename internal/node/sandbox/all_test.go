@@ -4,20 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
 	"github.com/meshcni/istio-cni/internal/node/netns"
-	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -202,69 +196,4 @@ func TestFindAll_ForeignProcess(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-}
-
-// node is a node for the benchmark, whose pods have a namespace with a mount, and four processes each.
-func node(b *testing.B, count int) (places sandbox.Places, pods []sandbox.Pod) {
-	b.Helper()
-	dir, host := b.TempDir(), netnstest.New(b)
-	places = sandbox.Places{Cache: dir + "/results", Netns: []string{dir + "/netns"}, Proc: dir + "/proc"}
-	process := func(pid int, path, uid string) {
-		at := fmt.Sprintf("%s/%d", places.Proc, pid)
-		check.OK(b, errors.Join(os.MkdirAll(at+"/ns", 0o700), os.Symlink(path, at+"/ns/net"),
-			os.WriteFile(at+"/cgroup", []byte("0::/kubepods/burstable/pod"+uid+"/0123\n"), 0o600)))
-	}
-	process(1, host, "")
-	var table strings.Builder
-	check.OK(b, errors.Join(os.Mkdir(places.Cache, 0o700), os.Mkdir(places.Netns[0], 0o700)))
-	for i := range count {
-		pod, path, at := numbered(i, addressOf(i)), netnstest.New(b), fmt.Sprintf("%s/cni-%d", places.Netns[0], i)
-		pods = append(pods, pod)
-		netnstest.Feed(b, host, fmt.Sprintf("link add veth%d up type veth peer name eth0 netns %s\n", i, path), "ip", "-batch", "-")
-		netnstest.Feed(b, path, "link set lo up\nlink set eth0 up\naddress add "+addressOf(i)+"/16 dev eth0\n", "ip", "-batch", "-")
-		netnstest.Mount(b, path, at)
-		for more := range 4 {
-			process(1000+4*i+more, path, pod.UID)
-		}
-		inode, err := netns.InodeOf(at)
-		check.OK(b, err)
-		fmt.Fprintf(&table, "9 1 %d:%d net:[%d] %s rw - nsfs nsfs rw\n", unix.Major(inode.Dev), unix.Minor(inode.Dev), inode.Ino, at)
-		entry := fmt.Sprintf(`{"kind":"cniCacheV1","containerId":"c%d","config":"eyJ0eXBlIjoiYSJ9","ifName":"eth0","netns":%q,"more":%q,
-			"cniArgs":[["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME",%q],["K8S_POD_UID",%q]]}`, i, at, strings.Repeat("x", 2000), pod.Name, pod.UID)
-		check.OK(b, os.WriteFile(fmt.Sprintf("%s/net-c%d-eth0", places.Cache, i), []byte(entry), 0o600))
-	}
-	check.OK(b, os.WriteFile(places.Proc+"/1/mountinfo", []byte(table.String()), 0o600))
-	return places, pods
-}
-
-// BenchmarkFindAll compares the search for many pods with searches for one pod each, by each source: the processor time of a pod.
-func BenchmarkFindAll(b *testing.B) {
-	places, pods := node(b, 250)
-	mounts, processes := places, places
-	mounts.Cache, processes.Cache, processes.Netns = "", "", nil
-	check.OK(b, os.Rename(places.Proc+"/1/mountinfo", places.Proc+"/1/mounts"))
-	cases := map[string]sandbox.Places{"cache": places, "mounts": mounts, "processes": processes}
-	for _, name := range slices.Sorted(maps.Keys(cases)) {
-		for kind, one := range map[string]int{"all": len(pods), "each": 1} {
-			b.Run(name+"/"+kind, func(b *testing.B) {
-				found, before := 0, used(b)
-				for b.Loop() {
-					for _, result := range cases[name].FindAll(b.Context(), pods[found%len(pods):][:one]) {
-						check.OK(b, result.Err)
-						result.Namespace.Close()
-						found++
-					}
-				}
-				b.ReportMetric(float64((used(b)-before).Microseconds())/float64(found), "cpu-us/pod")
-			})
-		}
-	}
-}
-
-// used returns the processor time of this process.
-func used(b *testing.B) time.Duration {
-	b.Helper()
-	var u unix.Rusage
-	check.OK(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
