@@ -57,23 +57,23 @@ func Apply(host *netns.Namespace, want Want) (changed bool, err error) {
 	if !want.V4.Is4() || want.IPv6 && !want.V6.Is6() {
 		return false, fmt.Errorf("probes of ambient pods cannot have the source addresses %s and %s", want.V4, want.V6)
 	}
-	err = transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) (needsNAT int, err error) {
+	err = transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) error {
 		s := shape(want)
 		have, err := read(c, s)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		pods := want.entries(have.entries)
 		changed = true
 		switch {
 		case !have.whole:
-			return s.replace(b, have, pods), nil
+			s.replace(b, have, pods)
 		case maps.Equal(pods, have.entries):
 			changed = false
 		default:
 			s.update(b, have.entries, pods)
 		}
-		return -1, nil
+		return nil
 	})
 	if err != nil {
 		return false, fmt.Errorf("writing the addresses of ambient pods into table inet %s: %w", tableName, err)
@@ -104,10 +104,10 @@ func (w Want) takes(a netip.Addr) bool { return a.IsValid() && (w.IPv6 || Plain(
 
 // Read returns the entries of the host's table, also of the reference's; none without a table.
 func Read(host *netns.Namespace) (entries map[netip.Addr]string, err error) {
-	err = transact(host, func(c *nfnetlink.Conn, _ *nfnetlink.Batch) (int, error) {
+	err = transact(host, func(c *nfnetlink.Conn, _ *nfnetlink.Batch) error {
 		have, failed := read(c, shape(Want{IPv6: true}))
 		entries = have.entries
-		return -1, failed
+		return failed
 	})
 	if err != nil {
 		return nil, fmt.Errorf("reading the addresses of ambient pods in table inet %s: %w", tableName, err)
@@ -117,12 +117,12 @@ func Read(host *netns.Namespace) (entries map[netip.Addr]string, err error) {
 
 // Remove removes the table or, where the reference has taken it over, only our chain. Probes that are under way go on.
 func Remove(host *netns.Namespace) error {
-	err := transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) (int, error) {
+	err := transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) error {
 		_, there, err := getTable(c)
 		_, theirs, failed := getChain(c, referenceChain)
 		_, ours, wrong := getChain(c, chainName)
 		if err = errors.Join(err, failed, wrong); err != nil {
-			return 0, err
+			return err
 		}
 		switch {
 		case theirs && ours:
@@ -130,7 +130,7 @@ func Remove(host *netns.Namespace) error {
 		case there && !theirs:
 			deleteTable(b)
 		}
-		return -1, nil
+		return nil
 	})
 	if err != nil && !errors.Is(err, nfnetlink.ErrUnsupported) {
 		return fmt.Errorf("removing table inet %s: %w", tableName, err)
@@ -139,36 +139,24 @@ func Remove(host *netns.Namespace) error {
 }
 
 // transact lets fill read and fill a batch, in the host's namespace, and sends it, again if another program changed rules meanwhile.
-// fill returns the number of the last message that a kernel without support refuses, or -1.
-func transact(host *netns.Namespace, fill func(*nfnetlink.Conn, *nfnetlink.Batch) (needsNAT int, err error)) error {
+func transact(host *netns.Namespace, fill func(*nfnetlink.Conn, *nfnetlink.Batch) error) error {
 	c, err := netns.In(host, nfnetlink.Open)
 	if err != nil {
-		return unsupported(err)
+		return explain(err)
 	}
 	defer c.Close() //nolint:errcheck // a failed write is a refusal
-	last := -1
-	err = c.Transact(func(b *nfnetlink.Batch) (err error) {
+	return explain(c.Transact(func(b *nfnetlink.Batch) error {
 		c.Budget = budget
-		last, err = fill(c, b)
-		return err
-	})
-	return unsupported(explain(err, last))
+		return fill(c, b)
+	}))
 }
 
-// unsupported marks the error of a kernel without nf_tables.
-func unsupported(err error) error {
-	if errors.Is(err, nfnetlink.ErrUnsupported) || errors.Is(err, unix.EAFNOSUPPORT) {
-		return fmt.Errorf("%w [%w]", ErrUnsupported, err)
-	}
-	return err
-}
-
-// explain marks the refusal of a message up to number last by a kernel that lacks a part of nf_tables.
-func explain(err error, last int) error {
+// explain marks the error of a kernel that lacks nf_tables, or the refusal of a message by one that lacks a part of it.
+func explain(err error) error {
 	var refused *nfnetlink.Refused
 	lacks := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP)
 	switch {
-	case errors.As(err, &refused) && refused.Message >= 0 && refused.Message <= last && lacks:
+	case errors.As(err, &refused) && refused.Message >= 0 && lacks, errors.Is(err, nfnetlink.ErrUnsupported), errors.Is(err, unix.EAFNOSUPPORT):
 		return fmt.Errorf("%w [%w]", ErrUnsupported, err)
 	case errors.Is(err, unix.EPERM):
 		return fmt.Errorf("%w; this needs CAP_NET_ADMIN in the node's network namespace", err)

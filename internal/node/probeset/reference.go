@@ -25,13 +25,13 @@ const (
 // RemoveReference removes what the reference's iptables mode left on the host; call it after Apply. A chain in the legacy tables
 // stays, which no netlink removes: its set is emptied, so that it matches nothing, and stays as well.
 func RemoveReference(host *netns.Namespace) error {
-	err := transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) (int, error) {
+	err := transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) error {
 		for _, f := range []uint8{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 			if err := removeChain(c, b, f); err != nil {
-				return 0, err
+				return err
 			}
 		}
-		return -1, nil
+		return nil
 	})
 	if err != nil && !errors.Is(err, nfnetlink.ErrUnsupported) {
 		return fmt.Errorf("removing chain %s of another Istio CNI agent: %w", iptablesChain, err)

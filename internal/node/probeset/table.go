@@ -166,9 +166,8 @@ func sameExpressions(want, have nfnetlink.Attributes) bool {
 	})
 }
 
-// replace adds the messages that make the table with entries, instead of the existing one. It returns the number of the last
-// message that needs nat in family inet.
-func (all families) replace(b *nfnetlink.Batch, have table, pods map[netip.Addr]string) (last int) {
+// replace adds the messages that make the table with entries, instead of the existing one.
+func (all families) replace(b *nfnetlink.Batch, have table, pods map[netip.Addr]string) {
 	if have.there {
 		deleteTable(b)
 	}
@@ -186,13 +185,12 @@ func (all families) replace(b *nfnetlink.Batch, have table, pods map[netip.Addr]
 			b.Uint32(unix.NFTA_SET_ID, uint32(i+1)) //nolint:gosec // 1 or 2
 			b.Attribute(unix.NFTA_SET_USERDATA, []byte(setUserdata))
 		})
-		last = b.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
+		b.Add(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, unix.NFPROTO_INET, func(b *nfnetlink.Buffer) {
 			b.In(tableName, chainName)
 			b.Nested(unix.NFTA_RULE_EXPRESSIONS, func() { f.rule(b) })
 		})
 	}
 	all.update(b, nil, pods)
-	return last
 }
 
 // expressions returns the expressions of the family's rule.

@@ -30,18 +30,17 @@ func (c *Conn) Batch(generation uint32) *Batch {
 	return b
 }
 
-// Add adds a message of nf_tables (NFT_MSG_NEWRULE, …) with the attributes that fill adds, and returns the message's number.
-func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) int {
+// Add adds a message of nf_tables (NFT_MSG_NEWRULE, …) with the attributes that fill adds.
+func (b *Batch) Add(kind, flags uint16, family uint8, fill func(*Buffer)) {
 	at := b.conn.begin(&b.buffer, nfTables(kind), flags, family, 0)
 	fill(&b.buffer)
 	finish(&b.buffer, at)
 	b.starts = append(b.starts, at)
-	return len(b.starts) - 1
 }
 
 // Refused is the error for a message of a Batch that the kernel refused.
 type Refused struct {
-	// Message is the number from Add, or -1 if the kernel refused the transaction as a whole.
+	// Message is the number of calls of Add before that of the message, or -1 if the kernel refused the transaction as a whole.
 	Message int
 	// Attributes are the attributes of the message.
 	Attributes Attributes

@@ -66,8 +66,8 @@ func newTable(b *nfnetlink.Batch, name string) {
 }
 
 // deleteMissing adds a message that the kernel refuses.
-func deleteMissing(b *nfnetlink.Batch) int {
-	return b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(buffer *nfnetlink.Buffer) { buffer.String(unix.NFTA_TABLE_NAME, "missing") })
+func deleteMissing(b *nfnetlink.Batch) {
+	b.Add(unix.NFT_MSG_DELTABLE, 0, unix.NFPROTO_IPV4, func(buffer *nfnetlink.Buffer) { buffer.String(unix.NFTA_TABLE_NAME, "missing") })
 }
 
 // made commits tables.
@@ -98,12 +98,12 @@ func TestTransaction_AllOrNothing(t *testing.T) {
 		}
 		bad := conn.Batch(generation)
 		newTable(bad, "a")
-		wrong := deleteMissing(bad)
+		deleteMissing(bad)
 		newTable(bad, "b")
 		var refused *nfnetlink.Refused
 		err = bad.Commit()
-		if !errors.As(err, &refused) || refused.Message != wrong || refused.Offset != 0 || !errors.Is(err, unix.ENOENT) {
-			t.Errorf("error %#v, want one about message %d, its first attribute", err, wrong)
+		if !errors.As(err, &refused) || refused.Message != 1 || refused.Offset != 0 || !errors.Is(err, unix.ENOENT) {
+			t.Errorf("error %#v, want one about message 1, its first attribute", err)
 		}
 		if names, listErr := tables(conn); listErr != nil || names != nil {
 			t.Errorf("tables %q (%v), want none", names, listErr)
