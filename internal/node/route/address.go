@@ -179,9 +179,5 @@ func removePassthrough() error {
 }
 
 func netlinkAddress() *netlink.Addr {
-	bits := passthrough.Addr().BitLen()
-	return &netlink.Addr{
-		LinkIndex: loopback,
-		IPNet:     &net.IPNet{IP: passthrough.Addr().AsSlice(), Mask: net.CIDRMask(passthrough.Bits(), bits)},
-	}
+	return &netlink.Addr{LinkIndex: loopback, IPNet: netlink.NewIPNet(passthrough.Addr().AsSlice())}
 }

@@ -89,7 +89,7 @@ func (w *sweep) run(ctx context.Context, pods []Pod) map[string]Result {
 
 // start returns a search for each UID.
 func (w *sweep) start(pods []Pod) (all []*search) {
-	uids, addresses := map[string]bool{}, map[netip.Addr]bool{}
+	uids := map[string]bool{}
 	for _, pod := range pods {
 		if uids[pod.UID] {
 			continue
@@ -102,11 +102,10 @@ func (w *sweep) start(pods []Pod) (all []*search) {
 				continue
 			}
 			s.pod.Addresses = append(s.pod.Addresses, address)
-			w.byAddress[address] = append(w.byAddress[address], s)
-			if !addresses[address] {
-				addresses[address] = true
+			if w.byAddress[address] == nil {
 				w.addresses = append(w.addresses, address)
 			}
+			w.byAddress[address] = append(w.byAddress[address], s)
 		}
 		all = append(all, s)
 	}

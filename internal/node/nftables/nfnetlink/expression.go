@@ -362,34 +362,23 @@ func (f *Fields) Range() (register uint32, negated bool, first, last []byte, ok 
 func (f *Fields) ReadVerdict() (Verdict, bool) {
 	register, ok := f.Number(unix.NFTA_IMMEDIATE_DREG)
 	outer, ok2 := ReadFields(f.Raw(unix.NFTA_IMMEDIATE_DATA))
-	inner, ok3 := ReadFields(outer.Raw(unix.NFTA_DATA_VERDICT))
-	code, ok4 := inner.Number(unix.NFTA_VERDICT_CODE)
-	if !ok || !ok2 || !ok3 || !ok4 || register != unix.NFT_REG_VERDICT || f.count != 2 || outer.count != 1 {
-		return Verdict{}, false
-	}
-	v, ok := readVerdict(inner, code)
+	v, ok3 := ReadData(outer)
+	ok = ok && ok2 && ok3 && register == unix.NFT_REG_VERDICT && f.count == 2 && outer.count == 1
 	return v, ok && v.Code != unix.NFT_CONTINUE
 }
 
 // ReadData reads data with a verdict, as in the elements of a map.
-func ReadData(data Fields) (Verdict, bool) {
-	inner, ok := ReadFields(data.Raw(unix.NFTA_DATA_VERDICT))
-	code, ok2 := inner.Number(unix.NFTA_VERDICT_CODE)
-	if !ok || !ok2 {
-		return Verdict{}, false
-	}
-	return readVerdict(inner, code)
-}
-
-func readVerdict(f Fields, code uint32) (Verdict, bool) {
-	v := Verdict{int32(code), f.Text(unix.NFTA_VERDICT_CHAIN)} //nolint:gosec // two's complement
+func ReadData(data Fields) (v Verdict, ok bool) {
+	inner, complete := ReadFields(data.Raw(unix.NFTA_DATA_VERDICT))
+	code, named := inner.Number(unix.NFTA_VERDICT_CODE)
+	v = Verdict{int32(code), inner.Text(unix.NFTA_VERDICT_CHAIN)} //nolint:gosec // two's complement
 	switch v.Code {
 	case Drop, Accept, Return, unix.NFT_CONTINUE:
-		return v, v.Chain == "" && f.count == 1
+		ok = v.Chain == "" && inner.count == 1
 	case Jump, Goto:
-		return v, v.Chain != "" && f.count == 2
+		ok = v.Chain != "" && inner.count == 2
 	}
-	return v, false
+	return v, ok && complete && named
 }
 
 // In names a table and the chain or the set in a message about the chain's rules, the set or the set's elements: these attributes have
