@@ -62,9 +62,9 @@ func overBudget() error {
 // exceed the bounds, before it reads any of them.
 func LegacyHas(f ruleset.Family, prefix string) (found bool, err error) {
 	err = eachLegacy(f, func(t legacyTable) error {
-		entries, err := t.read()
+		entries, failed := t.read()
 		found = found || bytes.Contains(entries, []byte(prefix))
-		return err
+		return failed
 	})
 	return found && err == nil, err
 }
@@ -77,12 +77,12 @@ type Digest [sha256.Size]byte
 func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
 	digest, some := sha256.New(), false
 	err = eachLegacy(f, func(t legacyTable) error {
-		entries, err := t.read()
-		if some = err == nil; some {
+		entries, failed := t.read()
+		if some = failed == nil; some {
 			clearCounters(f, entries[getEntriesHead:])
 			_, _ = digest.Write(entries)
 		}
-		return err
+		return failed
 	})
 	if some {
 		digest.Sum(sum[:0])
@@ -149,9 +149,9 @@ func LegacyRules(f ruleset.Family) (filled []string, err error) {
 		const end = 1 // the entry after the last chain
 		acts := int(t.info.entries) > bits.OnesCount32(t.info.validHooks)+end
 		if !acts {
-			entries, err := t.read()
-			if err != nil {
-				return err
+			entries, failed := t.read()
+			if failed != nil {
+				return failed
 			}
 			acts = drops(f, entries[getEntriesHead:])
 		}

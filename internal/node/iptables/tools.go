@@ -163,8 +163,8 @@ func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
 
 // version runs the tool's program once for its version.
 func (t Tool) version(ctx context.Context) (v version, err error) {
-	if v, known := t.host.versions[t.program]; known {
-		return v, nil
+	if known, queried := t.host.versions[t.program]; queried {
+		return known, nil
 	}
 	text, err := t.run(ctx, t.program, "", "--version")
 	if err == nil {

@@ -59,9 +59,9 @@ func Apply(host *netns.Namespace, want Want) (changed bool, err error) {
 	}
 	err = transact(host, func(c *nfnetlink.Conn, b *nfnetlink.Batch) error {
 		s := shape(want)
-		have, err := read(c, s)
-		if err != nil {
-			return err
+		have, failed := read(c, s)
+		if failed != nil {
+			return failed
 		}
 		pods := want.entries(have.entries)
 		changed = true

@@ -69,9 +69,9 @@ func (n Namespace) LegacyCounts(ctx context.Context) (all []iptables.Count, err 
 			if !found {
 				return fmt.Errorf("%s: %w", f, errLegacy)
 			}
-			counted, err := tool.Counts(ctx)
-			if err != nil {
-				return err
+			counted, failed := tool.Counts(ctx)
+			if failed != nil {
+				return failed
 			}
 			all = append(all, counted...)
 		}
