@@ -69,6 +69,7 @@ var below = map[ring][]ring{
 // module with effects. The longest prefix of the import path decides. Tests may import any module.
 var owners = map[string][]string{
 	"github.com/containernetworking/cni":   {"internal/role/plugin"},
+	"github.com/coreos/go-iptables":        {"internal/node/iptables"},
 	"github.com/fsnotify/fsnotify":         {"internal/node/hostfs"},
 	"github.com/pelletier/go-toml":         {"internal/node/runtimeconf"},
 	"github.com/urfave/cli":                {"internal/role"},
@@ -369,10 +370,10 @@ func TestImports_BreachesAreFound(t *testing.T) {
 		{"a role imports neither main nor the top of internal", inRole, "~ ~/internal", "role never imports *"},
 		{"main wires every role", "main.go", "os ~/internal/applet ~/internal/role/plugin ~/internal/node/netns", ""},
 		{"main owns no dependency", "main.go", "github.com/urfave/cli/v2", "internal/role owns it"},
-		{"an owner may import its dependency", "internal/node/netns/x.go", "github.com/vishvananda/netns/nl", ""},
+		{"an owner may import its dependency", "internal/node/iptables/x.go", "github.com/coreos/go-iptables/iptables", ""},
 		{"no other package may", inNode, "github.com/vishvananda/netlink", "internal/node/probeset and internal/node/route and internal/node/selfcheck owns it"},
 		{"the longest prefix decides", inNode, "k8s.io/api/core/v1", "internal/agent/selector and internal/kube owns it"},
-		{"the owner's prefix is no owner", "internal/node/netnsx/x.go", "github.com/vishvananda/netns", "internal/node/netns owns it"},
+		{"the owner's prefix is no owner", "internal/node/iptablesx/x.go", "github.com/coreos/go-iptables", "internal/node/iptables owns it"},
 		{"no owner", "internal/node/route/x.go", "github.com/google/go-cmp/cmp", "it has no owner: give it one in internal/arch_test.go"},
 		{
 			"code never imports test support", inRole,

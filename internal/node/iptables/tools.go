@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"strings"
 
+	goiptables "github.com/coreos/go-iptables/iptables"
+
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/nftables"
@@ -162,18 +164,21 @@ func (h *Host) plain(ctx context.Context, f ruleset.Family) (Tool, error) {
 }
 
 // version runs the tool's program once for its version.
-func (t Tool) version(ctx context.Context) (v version, err error) {
-	if known, queried := t.host.versions[t.program]; queried {
-		return known, nil
+func (t Tool) version() (version, error) {
+	if v, known := t.host.versions[t.program]; known {
+		return v, nil
 	}
-	text, err := t.run(ctx, t.program, "", "--version")
-	if err == nil {
-		_, number, _ := strings.Cut(text, " v") // "iptables v1.8.9 (legacy)"
-		_, err = fmt.Sscanf(number, "%d.%d.%d", &v[0], &v[1], &v[2])
+	proto := goiptables.ProtocolIPv4
+	if t.Family == ruleset.IPv6 {
+		proto = goiptables.ProtocolIPv6
 	}
+	t.host.started++
+	ipt, err := goiptables.New(goiptables.IPFamily(proto), goiptables.Path(t.program))
 	if err != nil {
 		return version{}, fmt.Errorf("querying %q for its version: %w", t.program, err)
 	}
+	var v version
+	v[0], v[1], v[2] = ipt.GetIptablesVersion()
 	// Both families come from the same build.
 	t.host.versions = map[string]version{t.program: v, strings.Replace(t.program, "/iptables", "/ip6tables", 1): v}
 	return v, nil
@@ -245,7 +250,7 @@ func (t Tool) Apply(ctx context.Context, p ruleset.Program) error {
 	}
 	args := []string{"--noflush"}
 	if t.Variant == Legacy {
-		v, err := t.version(ctx)
+		v, err := t.version()
 		if err != nil {
 			return err
 		}
