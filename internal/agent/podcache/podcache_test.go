@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -260,7 +259,7 @@ func TestEveryReportIsShown(t *testing.T) {
 	} {
 		before := strings.Count(string(m.Text()), "\n")
 		code := post(text)
-		latest := service.Ring.Page(math.MaxUint64, 1)
+		latest := service.Ring.All()
 		if code != http.StatusOK || len(latest) != 1 {
 			t.Errorf("%s: answer %d, %d decisions", name, code, len(latest))
 			continue
@@ -309,7 +308,7 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 	if after := used(); after > before+bound {
 		t.Errorf("%d bytes more for %d reports", after-before, reports)
 	}
-	if got := service.Ring.Page(math.MaxUint64, 512); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
+	if got := service.Ring.All(); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
 		t.Errorf("%d reports, %+v", len(got), got[0])
 	}
 }
