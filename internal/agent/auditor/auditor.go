@@ -82,10 +82,10 @@ type Auditor struct {
 	unpublished atomic.Bool
 }
 
-// request is a requested inspection. forced is set if its result answers a user's request.
+// request is a requested inspection, whose end closes done. forced is set if its result answers a user's request.
 type request struct {
-	waiting []chan struct{}
-	forced  bool
+	done   chan struct{}
+	forced bool
 }
 
 // New returns an Auditor that does nothing before Run.
@@ -115,11 +115,8 @@ func (a *Auditor) take(k types.NamespacedName) *request {
 }
 
 func (r *request) release() {
-	if r == nil {
-		return
-	}
-	for _, done := range r.waiting {
-		close(done)
+	if r != nil {
+		close(r.done)
 	}
 }
 
