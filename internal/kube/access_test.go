@@ -26,9 +26,7 @@ func TestAllowed_Reviews(t *testing.T) {
 		}
 	}
 	server.Fail(kubetest.Unauthorized, 1)
-	if _, err := c.Allowed(t.Context(), Right{Verb: "get", Resource: "pods"}); ClassOf(err) != Unauthorized {
-		t.Errorf("a refused request: %v", err)
-	}
+	check.Equal(t, ClassOf(check.Err(c.Allowed(t.Context(), Right{Verb: "get", Resource: "pods"}))), Unauthorized, "a refused request")
 }
 
 func TestClient_ObjectsForTheDoctor(t *testing.T) {
@@ -46,9 +44,7 @@ func TestClient_ObjectsForTheDoctor(t *testing.T) {
 	if err != nil || len(pods) != 1 || pods[0].Facts.Name != "here" {
 		t.Errorf("got %+v, %v", pods, err)
 	}
-	if _, err := c.Pods(t.Context(), "Node 1", 500); ClassOf(err) != InvalidKey {
-		t.Errorf("a bad name: %v", err)
-	}
+	check.Equal(t, ClassOf(check.Err(c.Pods(t.Context(), "Node 1", 500))), InvalidKey, "a bad name")
 }
 
 // TestClient_Object: an object comes as it is, and only of a known kind and with a possible name.
@@ -61,13 +57,9 @@ func TestClient_Object(t *testing.T) {
 		t.Errorf("got %s, %v", text, err)
 	}
 	for _, key := range [][3]string{{"secrets", "a", "b"}, {"configmaps", "a", "../../b"}, {"configmaps", "", "b"}, {"pods", "a/b", "c"}} {
-		if _, err := c.Object(t.Context(), key[0], key[1], key[2]); ClassOf(err) != InvalidKey {
-			t.Errorf("%q: %v", key, err)
-		}
+		check.Equal(t, ClassOf(check.Err(c.Object(t.Context(), key[0], key[1], key[2]))), InvalidKey, key)
 	}
-	if _, err := c.Object(t.Context(), "pods", "a", "b"); ClassOf(err) != NotFound {
-		t.Errorf("a missing pod: %v", err)
-	}
+	check.Equal(t, ClassOf(check.Err(c.Object(t.Context(), "pods", "a", "b"))), NotFound, "a missing pod")
 }
 
 func TestToken_Claims(t *testing.T) {

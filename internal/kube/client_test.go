@@ -178,9 +178,7 @@ func TestRequest_Canceled(t *testing.T) {
 		t.Errorf("got %v, want Canceled", err)
 	}
 	server.Stop()
-	if _, err := api.Node(t.Context(), "n"); ClassOf(err) != Unreachable {
-		t.Errorf("got %v, want Unreachable", err)
-	}
+	check.Equal(t, ClassOf(check.Err(api.Node(t.Context(), "n"))), Unreachable)
 }
 
 func TestRequest_InvalidName(t *testing.T) {
@@ -222,9 +220,7 @@ func TestRequest_InvalidName(t *testing.T) {
 	h := &calls{t: t}
 	api.WatchConfigMap(t.Context(), "", "a", nil, h.onError)
 	h.wants("error: " + string(InvalidKey))
-	if requests := server.Requests(); len(requests) > 0 {
-		t.Errorf("requests: %q", requests)
-	}
+	check.Diff(t, "requests", []string(nil), server.Requests())
 }
 
 func TestClient_FilesReadAgain(t *testing.T) {
@@ -245,9 +241,7 @@ func TestClient_FilesReadAgain(t *testing.T) {
 		{"no token file, after a good one", func() { _ = os.Remove(api.token) }, ""},
 	} {
 		step.given()
-		if _, err := api.Node(t.Context(), "n"); ClassOf(err) != step.want {
-			t.Fatalf("%s: got %v, want class %q", step.name, err, step.want)
-		}
+		check.Equal(t, ClassOf(check.Err(api.Node(t.Context(), "n"))), step.want, step.name)
 	}
 }
 
@@ -260,13 +254,9 @@ func TestClient_MissingTokenFile(t *testing.T) {
 	if ClassOf(err) != NoCredentials || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), api.token) {
 		t.Errorf("got %v, want NoCredentials that names the file", err)
 	}
-	if requests := server.Requests(); len(requests) > 0 {
-		t.Errorf("requests without a token: %q", requests)
-	}
+	check.Equal(t, len(server.Requests()), 0, "requests without a token")
 	kubetest.Write(t, api.token, server.Token())
-	if _, err := api.Node(t.Context(), "n"); err != nil {
-		t.Errorf("with the file: %v", err)
-	}
+	check.OK(t, check.Err(api.Node(t.Context(), "n")), "with the file")
 }
 
 func TestClient_SkipVerify(t *testing.T) {
@@ -274,9 +264,7 @@ func TestClient_SkipVerify(t *testing.T) {
 	server.Set(kubetest.Node("n", nil, ""))
 	server.Fail(kubetest.UnknownCA, kubetest.Forever)
 	api := connected(t, server, func(a *Config) { a.SkipVerify, a.CAFile = true, "/no/such/file" })
-	if _, err := api.Node(t.Context(), "n"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, check.Err(api.Node(t.Context(), "n")))
 }
 
 func TestNewClient_Addresses(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // kubeconfigText returns a valid kubeconfig but for the fields of the cluster and the user.
@@ -66,11 +67,7 @@ func TestKubeconfig_Refusals(t *testing.T) {
 			if err == nil || client != nil {
 				t.Fatalf("NewClient returns %v and no error", client)
 			}
-			for _, want := range []string{test.want, file, "Remedy: the node agent (istio-cni-node)"} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error without %q: %v", want, err)
-				}
-			}
+			check.Contains(t, err.Error(), test.want, file, "Remedy: the node agent (istio-cni-node)")
 			if strings.Contains(err.Error(), secret) {
 				t.Errorf("error with the secret: %v", err)
 			}

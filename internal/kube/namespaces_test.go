@@ -109,15 +109,9 @@ func TestPatchRedirection(t *testing.T) {
 		}
 	}
 	ref.UID = "another"
-	if err := api.PatchRedirection(t.Context(), ref, ambient.RedirectionEnabled); !IsConflict(err) {
-		t.Errorf("another pod of the same name: %v", err)
-	}
+	check.Equal(t, IsConflict(api.PatchRedirection(t.Context(), ref, ambient.RedirectionEnabled)), true, "a conflict with another pod of the same name")
 	ref.UID, ref.Name = "u-gone", "gone"
-	if err := api.PatchRedirection(t.Context(), ref, ""); ClassOf(err) != NotFound {
-		t.Errorf("a pod that is gone: %v", err)
-	}
+	check.Equal(t, ClassOf(api.PatchRedirection(t.Context(), ref, "")), NotFound, "a pod that is gone")
 	ref.UID = ""
-	if err := api.PatchRedirection(t.Context(), ref, ""); ClassOf(err) != InvalidKey {
-		t.Errorf("without a UID: %v", err)
-	}
+	check.Equal(t, ClassOf(api.PatchRedirection(t.Context(), ref, "")), InvalidKey, "without a UID")
 }

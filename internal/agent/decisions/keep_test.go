@@ -19,6 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // restored returns a ring restored from the file, and the log.
@@ -96,9 +97,7 @@ func TestKeep_Appends(t *testing.T) {
 	k := keeper{ring: &r, file: file}
 	save := func() {
 		t.Helper()
-		if err := k.save(); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, k.save())
 	}
 	if save(); k.size != 0 {
 		t.Error("an empty ring has a file")
@@ -130,13 +129,9 @@ func TestKeep_Appends(t *testing.T) {
 	if text, err := os.ReadFile(file); err != nil || bytes.Count(text, []byte("\n")) != 4 {
 		t.Errorf("the file has %s, %v", text, err)
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Remove(file))
 	wants("a removal", false, "b", "a")
-	if err := os.Truncate(file, 40); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Truncate(file, 40))
 	wants("a foreign change", false, "b", "a")
 }
 
@@ -144,21 +139,15 @@ func TestKeep_Appends(t *testing.T) {
 func TestRestore_KilledWithinALine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), KeptName)
 	text, err := printKept([]agentapi.Report{report("a", nil), report("b", nil)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = os.WriteFile(file, text[:len(text)-20], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
+	check.OK(t, os.WriteFile(file, text[:len(text)-20], 0o600))
 	r, log := restored(file)
 	if got := names(r.All()); !slices.Equal(got, []string{"a"}) || log != "" {
 		t.Errorf("got %q, %s", got, log)
 	}
 	r.Add(report("c", nil))
 	k := keeper{ring: r, file: file}
-	if err = k.save(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, k.save())
 	if r, log = restored(file); len(r.All()) != 2 || log != "" {
 		t.Errorf("got %q, %s", names(r.All()), log)
 	}
@@ -174,16 +163,12 @@ func TestAFileThatCannotBeUsedIsReplaced(t *testing.T) {
 		strings.Repeat(" ", maxKept+1):            "at most 4194304 bytes",
 	} {
 		file := filepath.Join(t.TempDir(), KeptName)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(file, []byte(text), 0o600))
 		r, log := restored(file)
 		if strings.Count(log, "\n") != 1 || !strings.Contains(log, cause) || len(r.All()) != 0 {
 			t.Errorf("%.40q: %s", text, log)
 		}
-		if err := (&keeper{ring: r, file: file}).save(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, (&keeper{ring: r, file: file}).save())
 		if _, log = restored(file); log != "" {
 			t.Errorf("%.40q is not replaced: %s", text, log)
 		}
@@ -204,9 +189,7 @@ func TestTheFileIsBounded(t *testing.T) {
 		one.Trim()
 		r.Add(one)
 	}
-	if err := (&keeper{ring: &r, file: file}).save(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, (&keeper{ring: &r, file: file}).save())
 	again, log := restored(file)
 	got := again.All()
 	if info, err := os.Stat(file); err != nil || info.Size() > maxKept || log != "" || len(got) < remembered/2 || len(got) == remembered || got[0].Pod != "511" {
@@ -255,9 +238,7 @@ func TestAReportIsNotRepeated(t *testing.T) {
 func TestPodsOutsideAreEntered(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(api.Close)
 	var ring Ring
 	policy := sidecar.Policy{ExcludeNamespaces: []string{"quiet"}}
@@ -304,7 +285,5 @@ func TestPodsOutsideAreEntered(t *testing.T) {
 	agenttest.Eventually(t, "the other reason is not entered", func() bool {
 		return ring.All()[0].Reason == "host-network" && ring.All()[0].Pod == "never"
 	})
-	if all := ring.All(); len(all) != len(want)+1 {
-		t.Errorf("%q", names(all))
-	}
+	check.Equal(t, len(ring.All()), len(want)+1, "decisions")
 }

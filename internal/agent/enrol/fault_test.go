@@ -37,11 +37,9 @@ func (p *pod) overwrite(value string) {
 
 // TestEnrol_AnnotationOfOthers: a value that another writer gives the annotation does not stay.
 func TestEnrol_AnnotationOfOthers(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p, out := f.pod("web", labelled), f.pod("out")
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	p.enrolled(z)
 	for _, value := range []string{"disabled", pending, "", "x"} {
 		p.overwrite(value)
@@ -56,22 +54,11 @@ func TestEnrol_AnnotationOfOthers(t *testing.T) {
 	}
 }
 
-// TestEnrol_Conflict: 409 need not be about the pod's UID.
-func TestEnrol_Conflict(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.server.FailOn("status", kubetest.Conflict, 1)
-	p := f.pod("web", labelled)
-	f.agent()
-	p.enrolled(f.ztunnel(ztunneltest.Options{}))
-}
-
 // TestEnrol_SidecarWithAnnotation: a pod with a sidecar keeps its rules, whatever its template says about ambient mode.
 func TestEnrol_SidecarWithAnnotation(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{pending, enabled, "x"} {
 		t.Run(value, func(t *testing.T) {
-			t.Parallel()
 			f := newFixture(t)
 			p := f.pod("web", was(value), func(p *pod) { p.annotations["sidecar.istio.io/status"] = "{}" })
 			spec := redirect.Default()
@@ -112,7 +99,6 @@ func (p pause) WithAttrs(a []slog.Attr) slog.Handler {
 
 // TestEnrol_DeletedMeanwhile: a pod that is deleted during its turn leaves nothing.
 func TestEnrol_DeletedMeanwhile(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled)
 	before := open(t, p)
@@ -148,7 +134,6 @@ func open(t *testing.T, p *pod) (n int) {
 
 // TestEnrol_Ended: nobody searches for a pod that has ended, nor holds the namespace that a plugin has offered.
 func TestEnrol_Ended(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	lost := f.pod("lost", labelled, func(p *pod) { p.address = "10.99.0.1" })
 	f.Do(os.RemoveAll(filepath.Join(f.Proc, "1001")))
@@ -170,7 +155,6 @@ func TestEnrol_Ended(t *testing.T) {
 
 // TestEnrol_APIServerDown: the pauses between requests for a pod grow.
 func TestEnrol_APIServerDown(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	f.server.FailOn("status", kubetest.Forbidden, 1000)
 	f.pod("web", labelled)
@@ -189,7 +173,6 @@ func TestEnrol_APIServerDown(t *testing.T) {
 
 // TestEnrol_KilledAndUnlabelled: an agent that could not write the annotation is killed, and the label goes before the next one starts.
 func TestEnrol_KilledAndUnlabelled(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled)
 	f.server.FailOn("status", kubetest.ServerError, 1000)
@@ -206,12 +189,10 @@ func TestEnrol_KilledAndUnlabelled(t *testing.T) {
 
 // TestEnrol_ReleasedWhilePatched: the annotation is not written after ztunnel has acknowledged the deletion.
 func TestEnrol_ReleasedWhilePatched(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled, was(pending))
 	f.server.FailOn("status", kubetest.Hang, 1)
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	agenttest.Eventually(t, "no patch", func() bool { return f.patches() == 1 })
 	z.Behave(func(z *ztunneltest.Ztunnel, r ztunneltest.Request) {
 		if r.Kind.String() == "Del" && f.patches() == 1 {
@@ -225,7 +206,6 @@ func TestEnrol_ReleasedWhilePatched(t *testing.T) {
 
 // TestStart_Pending: the snapshot has a pod that ztunnel serves and whose annotation could not be written.
 func TestStart_Pending(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled, was(pending))
 	f.server.FailOn("status", kubetest.ServerError, 1000)
@@ -236,14 +216,11 @@ func TestStart_Pending(t *testing.T) {
 	before := len(z.Requests())
 	f.agent()
 	agenttest.Eventually(t, "no snapshot", func() bool { return len(z.Requests()) > before })
-	if first := z.Requests()[before].String(); !strings.Contains(first, p.uid) {
-		t.Errorf("the snapshot begins with %q", first)
-	}
+	check.Contains(t, z.Requests()[before].String(), p.uid)
 }
 
 // TestStart_HostNetwork: an annotation does not bring the node's own address into the probe set.
 func TestStart_HostNetwork(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", was(enabled), func(p *pod) { p.host = true })
 	f.server.FailOn("status", kubetest.ServerError, 1000)
@@ -251,14 +228,11 @@ func TestStart_HostNetwork(t *testing.T) {
 	f.agent()
 	f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no entry", func() bool { return in.entry() != "" })
-	if p.entry() != "" {
-		t.Error("the node's address is in the probe set")
-	}
+	check.Equal(t, p.entry(), "", "the entry of the node's address")
 }
 
 // TestEnrol_Recreated: pods of a StatefulSet come again under their names, with new UIDs and old addresses.
 func TestEnrol_Recreated(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web-0", labelled)
 	a := f.agent()
@@ -283,7 +257,6 @@ func TestEnrol_Recreated(t *testing.T) {
 
 // TestEnrol_NamespacesForbidden: while namespaces cannot be read nothing is released.
 func TestEnrol_NamespacesForbidden(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	f.namespace("ambient")
 	p := f.pod("web")
@@ -297,14 +270,11 @@ func TestEnrol_NamespacesForbidden(t *testing.T) {
 	p.enrolled(z)
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p.enrolled(z)
-	if f.patches() != before {
-		t.Error("annotation changed")
-	}
+	check.Equal(t, f.patches(), before, "patches")
 }
 
 // TestStart_Again: 20 agents in a row leave all pods as they are.
 func TestStart_Again(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	pods := []*pod{f.pod("a", labelled), f.pod("b", labelled), f.pod("c", labelled)}
 	z := (*ztunneltest.Ztunnel)(nil)
@@ -321,9 +291,7 @@ func TestStart_Again(t *testing.T) {
 		<-a.pods.Primed()
 		a.stop()
 	}
-	if len(z.Pods()) != 3 {
-		t.Errorf("ztunnel has %v", z.Pods())
-	}
+	check.Equal(t, len(z.Pods()), 3, "pods of ztunnel")
 	n := f.patches()
 	for _, p := range pods {
 		if n > 6 || open(t, p) > 3 {
@@ -334,7 +302,6 @@ func TestStart_Again(t *testing.T) {
 
 // TestEnrol_HugeAnnotation: odd values are ignored.
 func TestEnrol_HugeAnnotation(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled, func(p *pod) {
 		p.annotations[ambient.RerouteInterfacesKey] = strings.Repeat("eth0,", 50000)
@@ -349,7 +316,6 @@ func TestEnrol_HugeAnnotation(t *testing.T) {
 
 // TestEnrol_UnreadableRules: rules that cannot be read are not read again at each of their changes.
 func TestEnrol_UnreadableRules(t *testing.T) {
-	t.Parallel()
 	f := newFixture(t)
 	now := clocktesting.NewFakeClock(time.Now())
 	p, other := f.pod("web", labelled), f.pod("other", labelled)

@@ -196,9 +196,7 @@ func TestReconcile_RuntimeDirectories(t *testing.T) {
 			m.installs(m.agent(), tc.conf, bins...)
 			mounted := tc.conf == "/etc/cni/net.d" && tc.bin == "/opt/cni/bin"
 			check.Equal(t, m.there("run/"+runtimedirs.RecordName), !mounted, "the record is there")
-			if !strings.Contains(m.log.String(), "installing where the runtime looks") {
-				t.Errorf("the log does not say where: %s", m.log.String())
-			}
+			check.Contains(t, m.log.String(), "installing where the runtime looks")
 			check.OK(t, m.agent().Uninstall(t.Context()))
 			delete(before, "node/second/istio-cni") // it was replaced
 			check.Diff(t, "after the uninstallation,", before, m.tree("node"))
@@ -320,9 +318,7 @@ func TestReconcile_RuntimeMoves(t *testing.T) {
 			} else {
 				m.start(containerdSock)
 				m.installs(agent, "/two/conf", "/two/bin")
-				if !strings.Contains(m.log.String(), "in which the runtime does not look any more") {
-					t.Errorf("the log does not report the move: %s", m.log.String())
-				}
+				check.Contains(t, m.log.String(), "in which the runtime does not look any more")
 			}
 			check.Diff(t, fmt.Sprintf("%s, restarted %v: the first directories,", name, restarted), one, m.tree("node/one"))
 		}

@@ -32,9 +32,7 @@ import (
 // ends asserts that the runtime runs the stanza exactly once, last, after these plugins.
 func (n *fixture) ends(want ...string) {
 	n.t.Helper()
-	if got := n.loaded(); !slices.Equal(got, append(want, "istio-cni")) {
-		n.t.Errorf("the runtime runs %q, want %q and the stanza\n%v", got, want, n.tree("net.d"))
-	}
+	check.Diff(n.t, "the runtime runs", append(want, "istio-cni"), n.loaded())
 }
 
 func modes() []cniconf.Mode {
@@ -375,9 +373,7 @@ func TestReadiness_HangingDisk(t *testing.T) {
 	if code, body := probe("/healthz"); code != http.StatusOK {
 		t.Errorf("not alive: %s", body)
 	}
-	if got := n.loaded(); len(got) != 2 {
-		t.Errorf("the runtime runs %q: the disk was not frozen", got)
-	}
+	check.Equal(t, len(n.loaded()), 2, "plugins while the disk is frozen")
 	thaw()
 	n.until(func() bool { return ready() && len(n.loaded()) == 3 })
 }

@@ -147,9 +147,7 @@ func TestEnablement_Refusals(t *testing.T) {
 				t.Fatalf("got %s, %v, want an error", got, err)
 			}
 			for _, want := range test.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error %q lacks %q", err, want)
-				}
+				check.Contains(t, err.Error(), want)
 			}
 		})
 	}

@@ -205,9 +205,7 @@ func TestListener_Eviction(t *testing.T) {
 	for _, conn := range all {
 		l.state(conn, http.StateClosed)
 	}
-	if len(l.waiting.conns)+len(l.answered.conns) != 0 {
-		t.Errorf("left: %+v", l)
-	}
+	check.Equal(t, len(l.waiting.conns)+len(l.answered.conns), 0, "left:", l)
 }
 
 // TestListener_OneRequestPerConnection: the server does not read further requests.
