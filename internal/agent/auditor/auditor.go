@@ -223,8 +223,8 @@ func (m *Memory) Due() time.Time { return m.due }
 
 // State returns the pod's state for the metric, and false if the audit has not inspected the pod.
 func (m *Memory) State() (state metrics.PodState, inspected bool) {
-	state, inspected = podStates[m.status.State]
-	return state, inspected
+	state = states[m.status.State].gauge
+	return state, state != ""
 }
 
 // rules is the result of reading the rules, of bounded size.
