@@ -274,9 +274,7 @@ func TestNewClient_Addresses(t *testing.T) {
 		`host "a/b"`: {Host: "a/b", Port: "443"}, `host "a\nb"`: {Host: "a\nb", Port: "443"}, `host "me@there"`: {Host: "me@there", Port: "443"},
 		`host "fe80::1%eth0"`: {Host: "fe80::1%eth0", Port: "443"}, `protocol "ftp"`: {Protocol: "ftp", Host: "10.96.0.1", Port: "443"},
 	} {
-		if _, err := NewClient(Config{Server: address}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: got %v, want an error with %s", address, err, want)
-		}
+		check.Fails(t, check.Err(NewClient(Config{Server: address})), want)
 	}
 }
 
