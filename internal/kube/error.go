@@ -281,7 +281,8 @@ func classOf(status int32) Class {
 func classify(err error, at stage) Class {
 	network, _ := errors.AsType[net.Error](err)
 	switch {
-	case is[*tls.CertificateVerificationError](err), is[tls.AlertError](err), is[tls.RecordHeaderError](err), errors.Is(err, http.ErrSchemeMismatch):
+	case is[*tls.CertificateVerificationError](err), is[tls.AlertError](err), is[tls.RecordHeaderError](err),
+		errors.Is(err, http.ErrSchemeMismatch):
 		return TLS
 	case is[*net.DNSError](err), errors.Is(err, context.DeadlineExceeded) && at == resolving:
 		return DNS

@@ -22,13 +22,15 @@ type outside struct {
 
 // RecordOutside records the pods from follow that the plugin's own decision leaves alone, once per pod and reason, until ctx ends: the
 // plugin does not report pods that the runtime's annotations show to be outside the mesh, because a report would double the cost of
-// their ADD. A pod is recorded once it has an address, because its ADD is over then; those of the first list in the order of their start.
+// their ADD. A pod is recorded once it has an address, because its ADD is over then. The pods of the first list are recorded in the
+// order of their start.
 func (r *Ring) RecordOutside(
 	ctx context.Context, follow func(context.Context, kube.Listener[kube.Pod]), policy func() (sidecar.Policy, error),
 ) {
 	o := &outside{ring: r, policy: policy, entered: map[string]sidecar.Reason{}}
 	follow(ctx, kube.Listener[kube.Pod]{
-		OnUpdate: o.update, OnDelete: func(p kube.Pod) { delete(o.entered, p.Facts.UID) }, OnSync: o.list, OnError: func(error) { o.list() },
+		OnUpdate: o.update, OnDelete: func(p kube.Pod) { delete(o.entered, p.Facts.UID) },
+		OnSync: o.list, OnError: func(error) { o.list() },
 	})
 }
 

@@ -62,7 +62,8 @@ func newRepair(r *registry) *Repair {
 		restored: r.declare(counter, "istio_cni_audit_repairs_total", "Pods whose lost or changed rules the audit restored, by result.",
 			each("result", RepairSuccess, RepairFail)...),
 		auditPods: r.declare(gauge, "istio_cni_audit_pods", "Pods of the mesh on this node, by the state of their redirection."),
-		oldest:    r.declare(gauge, "istio_cni_audit_oldest_seconds", "Time since the least recent inspection of a pod of the mesh."),
+		oldest: r.declare(gauge, "istio_cni_audit_oldest_seconds",
+			"Time since the least recent inspection of a pod of the mesh."),
 		offenders: r.declare(gauge, "istio_cni_audit_offender", "Pods of the mesh that are not captured, 100 at most."),
 		events:    declareEvents(r, "istio_cni_events_total"),
 	}

@@ -27,8 +27,8 @@ func Fits(d *appsv1.DaemonSet, node *corev1.Node) (fits bool, why string) {
 	}
 	if wants.Affinity != nil && wants.Affinity.NodeAffinity != nil {
 		required := wants.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-		matches := func(term corev1.NodeSelectorTerm) bool { return matches(node, term) }
-		if required != nil && !slices.ContainsFunc(required.NodeSelectorTerms, matches) {
+		met := func(term corev1.NodeSelectorTerm) bool { return matches(node, term) }
+		if required != nil && !slices.ContainsFunc(required.NodeSelectorTerms, met) {
 			return false, "no term of its required node affinity matches"
 		}
 	}
