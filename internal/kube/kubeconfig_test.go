@@ -68,9 +68,7 @@ func TestKubeconfig_Refusals(t *testing.T) {
 				t.Fatalf("NewClient returns %v and no error", client)
 			}
 			check.Contains(t, err.Error(), test.want, file, "Remedy: the node agent (istio-cni-node)")
-			if strings.Contains(err.Error(), secret) {
-				t.Errorf("error with the secret: %v", err)
-			}
+			check.Equal(t, strings.Contains(err.Error(), secret), false, "the secret is in", err)
 			if config, ok := errors.AsType[*Error](err); !ok || config.Class != InvalidConfig || config.File != file {
 				t.Errorf("error is a %T, want a ConfigError of %s", err, file)
 			}
