@@ -238,7 +238,9 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	f.Cleanup(api.Close)
 	compiled, err := selector.ParseAmbient([]byte(selectors))
 	f.Do(err)
-	store := podcache.NewStore(podcache.Options{API: api, Node: node1, Log: log, Ambient: func() *selector.Ambient { return compiled }})
+	store := podcache.NewStore(podcache.Options{
+		API: api, Node: node1, Log: log, Count: func(metrics.PodEvent) {}, Ambient: func() *selector.Ambient { return compiled },
+	})
 	host, err := netns.Open(f.Host)
 	f.Do(err)
 	f.Cleanup(host.Close)

@@ -20,6 +20,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
@@ -36,7 +37,10 @@ func newStore(t *testing.T, server *kubetest.Server) *Store {
 		Backoff:    &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 10 * time.Millisecond},
 	})
 	check.OK(t, err)
-	return NewStore(Options{API: api, Node: "n", Log: slog.New(slog.DiscardHandler), Keep: []string{"mark"}})
+	return NewStore(Options{
+		API: api, Node: "n", Log: slog.New(slog.DiscardHandler), Keep: []string{"mark"}, Count: func(metrics.PodEvent) {},
+		Ambient: func() *selector.Ambient { return nil },
+	})
 }
 
 func pod(name, uid, node string, more string) []byte {
