@@ -245,11 +245,11 @@ func nodeOf(n *corev1.Node, condition string) NodeState {
 	return state
 }
 
-// DaemonSet and Node are whole objects: an agent fetches one of each, seldom.
-type (
-	DaemonSet = appsv1.DaemonSet
-	Node      = corev1.Node
-)
+// DaemonSet is a whole object: an agent fetches its own, seldom.
+type DaemonSet = appsv1.DaemonSet
+
+// Node is a whole object, like [DaemonSet].
+type Node = corev1.Node
 
 // DaemonSet fetches a DaemonSet: GET /apis/apps/v1/namespaces/NAMESPACE/daemonsets/NAME.
 func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (*DaemonSet, error) {
