@@ -34,35 +34,45 @@ func (p *pod) program() {
 
 // TestStart_FoundLater: Istio's agent never looks again for the namespace of an enrolled pod that it does not find at its start.
 func TestStart_FoundLater(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled, was(enabled))
 	show := p.hide()
-	_, z := f.mesh()
+	f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
-	check.Equal(t, z.Requests()[0].Kind.String(), "keep", "the snapshot begins with")
+	if sent := z.Requests()[0].Kind.String(); sent != "keep" {
+		t.Errorf("the snapshot begins with %q, want a Keep", sent)
+	}
 	show()
 	p.enrolled(z)
 }
 
 // TestStart_Rebooted: after a restart of the node the annotation is there, and neither rules nor a sandbox.
 func TestStart_Rebooted(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled, was(enabled))
 	p.hide()
-	a, z := f.mesh()
+	a := f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p.sandbox()
 	check.OK(t, a.pods.Add(t.Context(), p.event()))
-	check.Equal(t, p.problem(z), "", "the problem")
+	if problem := p.problem(z); problem != "" {
+		t.Error(problem)
+	}
 }
 
 // TestRelease_NamespaceNotFound: Istio's agent takes the annotation and leaves the rules, behind which nobody listens.
 func TestRelease_NamespaceNotFound(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", was(enabled))
 	p.program()
 	show := p.hide()
-	_, z := f.mesh()
+	f.agent()
+	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "it is still enabled", func() bool { return p.annotation() == pending })
 	if !p.rules() {
 		t.Fatal("the rules are gone")
@@ -73,6 +83,7 @@ func TestRelease_NamespaceNotFound(t *testing.T) {
 
 // TestStart_ProbeSetFails: an error of the host's table empties the snapshot of Istio's agent, so that ztunnel stops all proxies.
 func TestStart_ProbeSetFails(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t)
 	p := f.pod("web", labelled, was(enabled))
 	p.program()
@@ -85,5 +96,7 @@ func TestStart_ProbeSetFails(t *testing.T) {
 	})
 	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
-	check.Equal(t, z.Pods()[p.uid], p.space().NetNS.Inode(), "the namespace in the snapshot")
+	if got, want := z.Pods()[p.uid], p.space().NetNS.Inode(); got != want {
+		t.Errorf("the snapshot has the pod in %v, want %v", got, want)
+	}
 }

@@ -70,10 +70,15 @@ type fixture struct {
 	failed map[metrics.AmbientStep]int
 }
 
-// newFixture also makes the test parallel.
-func newFixture(t *testing.T) *fixture {
+// newParallel is newFixture for a test that becomes parallel here.
+func newParallel(t *testing.T) *fixture {
 	t.Helper()
 	t.Parallel()
+	return newFixture(t)
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
 	f := &fixture{
 		Node: sandboxtest.New(t), server: kubetest.NewServer(t), socket: filepath.Join(agenttest.SocketDir(t), "z.sock"), log: &agenttest.Buffer{},
 		failed: map[metrics.AmbientStep]int{},
@@ -386,7 +391,7 @@ func TestEnrol_ByLabel(t *testing.T) {
 		"programs":  func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t)
+			f := newParallel(t)
 			conf := *f.conf.Load()
 			switch name {
 			case "native":
@@ -414,7 +419,7 @@ func TestEnrol_ByLabel(t *testing.T) {
 
 // TestEnrol_Order: each step waits for the one before, and release takes the annotation first.
 func TestEnrol_Order(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	f.agent()
 	answer := make(chan struct{})
@@ -449,7 +454,7 @@ func TestEnrol_Order(t *testing.T) {
 
 // TestEnrol_WithoutZtunnel: a running pod keeps its traffic until there is a ztunnel.
 func TestEnrol_WithoutZtunnel(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	a := f.agent()
 	p.misses(a, "no ztunnel")
@@ -479,7 +484,7 @@ func (p *pod) misses(a *agent, step string) {
 
 // TestStatus_ZtunnelEnds: the annotation is still enabled, and the status says what is missing until the next ztunnel serves the pod.
 func TestStatus_ZtunnelEnds(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	a, z := f.mesh()
 	p.misses(a, "")
@@ -493,7 +498,7 @@ func TestStatus_ZtunnelEnds(t *testing.T) {
 
 // TestStatus_AddressTaken: an enrolled pod that leaves the probe set has a missing step.
 func TestStatus_AddressTaken(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	var set *probes.Keeper
 	a := f.agent(func(o *enrol.Options) { set = o.Probes })
@@ -507,7 +512,7 @@ func TestStatus_AddressTaken(t *testing.T) {
 
 // TestEnrol_Refused: ztunnel tries again by itself, and does not say when it succeeds.
 func TestEnrol_Refused(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	a, z := f.mesh()
 	var tries atomic.Int64
@@ -530,7 +535,7 @@ func TestEnrol_Refused(t *testing.T) {
 }
 
 func TestAdd(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	a, z := f.mesh()
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p := f.pod("new", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
@@ -553,7 +558,7 @@ func TestAdd(t *testing.T) {
 
 // TestAdd_NoAddress: an address that is known later is put into the probe set then.
 func TestAdd_NoAddress(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	a, z := f.mesh()
 	p := f.pod("new", labelled, func(p *pod) { p.addressless = true })
 	event := p.event()
@@ -566,7 +571,7 @@ func TestAdd_NoAddress(t *testing.T) {
 }
 
 func TestAdd_Refused(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	a, z := f.mesh()
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	starting := func(name string, change ...func(*pod)) *pod {
@@ -594,7 +599,7 @@ func TestAdd_Refused(t *testing.T) {
 
 // TestStart_Snapshot: a new agent tells ztunnel of all pods, changes nothing, and finds what a killed one has begun.
 func TestStart_Snapshot(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	var pods []*pod
 	for i := range 20 {
 		pods = append(pods, f.pod(fmt.Sprintf("web-%d", i), labelled))
@@ -631,7 +636,7 @@ func TestEnrol_Killed(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"ack", "patch"} {
 		t.Run(step, func(t *testing.T) {
-			f := newFixture(t)
+			f := newParallel(t)
 			in, out := f.pod("in", labelled), f.pod("out", labelled)
 			first, z := f.mesh()
 			out.enrolled(z)
@@ -668,7 +673,7 @@ func (p *pod) rules() bool {
 
 // TestEnrol_RulesOfOthers: rules that another program or the pod itself removes come back.
 func TestEnrol_RulesOfOthers(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	_, z := f.mesh()
 	p.enrolled(z)
@@ -678,7 +683,7 @@ func TestEnrol_RulesOfOthers(t *testing.T) {
 
 // TestEnrol_Ends: a pod that ends or is deleted leaves ztunnel and the probe set, and its namespace is closed.
 func TestEnrol_Ends(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	job, web := f.pod("job", labelled), f.pod("web", labelled)
 	_, z := f.mesh()
 	job.enrolled(z)
@@ -693,7 +698,7 @@ func TestEnrol_Ends(t *testing.T) {
 
 // TestEnrol_APIServerFails: a pod whose annotation cannot be written holds no other one's rules. A conflict need not be another UID.
 func TestEnrol_APIServerFails(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	_, z := f.mesh()
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	f.server.FailOn("status", kubetest.ServerError, 3)
@@ -705,7 +710,7 @@ func TestEnrol_APIServerFails(t *testing.T) {
 
 // TestEnrol_Ztunnel: its own pods stay out, whatever their labels are.
 func TestEnrol_Ztunnel(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	own := f.pod("ztunnel-x", labelled, func(p *pod) { p.labels[ambient.ZtunnelLabel] = ambient.ZtunnelApp })
 	f.agent(func(o *enrol.Options) { o.SystemNamespace = "shop" })
 	z := f.ztunnel(ztunneltest.Options{})
@@ -715,7 +720,7 @@ func TestEnrol_Ztunnel(t *testing.T) {
 
 // TestEnrol_Excluded: the setting wins over a label, also for pods that are enrolled.
 func TestEnrol_Excluded(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	first := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})

@@ -37,7 +37,7 @@ func (p *pod) overwrite(value string) {
 
 // TestEnrol_AnnotationOfOthers: a value that another writer gives the annotation does not stay.
 func TestEnrol_AnnotationOfOthers(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p, out := f.pod("web", labelled), f.pod("out")
 	_, z := f.mesh()
 	p.enrolled(z)
@@ -59,7 +59,7 @@ func TestEnrol_SidecarWithAnnotation(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{pending, enabled, "x"} {
 		t.Run(value, func(t *testing.T) {
-			f := newFixture(t)
+			f := newParallel(t)
 			p := f.pod("web", was(value), func(p *pod) { p.annotations["sidecar.istio.io/status"] = "{}" })
 			spec := redirect.Default()
 			check.OK(t, check.Err(p.space().Apply(t.Context(), spec, redirection.Reconcile)))
@@ -99,7 +99,7 @@ func (p pause) WithAttrs(a []slog.Attr) slog.Handler {
 
 // TestEnrol_DeletedMeanwhile: a pod that is deleted during its turn leaves nothing.
 func TestEnrol_DeletedMeanwhile(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	before := open(t, p)
 	at := pause{slog.NewTextHandler(f.log, nil), "wrote the rules", make(chan struct{}), make(chan struct{}), &sync.Once{}}
@@ -134,7 +134,7 @@ func open(t *testing.T, p *pod) (n int) {
 
 // TestEnrol_Ended: nobody searches for a pod that has ended, nor holds the namespace that a plugin has offered.
 func TestEnrol_Ended(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	lost := f.pod("lost", labelled, func(p *pod) { p.address = "10.99.0.1" })
 	f.Do(os.RemoveAll(filepath.Join(f.Proc, "1001")))
 	job := f.pod("job", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
@@ -155,7 +155,7 @@ func TestEnrol_Ended(t *testing.T) {
 
 // TestEnrol_APIServerDown: the pauses between requests for a pod grow.
 func TestEnrol_APIServerDown(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	f.server.FailOn("status", kubetest.Forbidden, 1000)
 	f.pod("web", labelled)
 	now := clocktesting.NewFakeClock(time.Now())
@@ -173,7 +173,7 @@ func TestEnrol_APIServerDown(t *testing.T) {
 
 // TestEnrol_KilledAndUnlabelled: an agent that could not write the annotation is killed, and the label goes before the next one starts.
 func TestEnrol_KilledAndUnlabelled(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	first := f.agent()
@@ -189,7 +189,7 @@ func TestEnrol_KilledAndUnlabelled(t *testing.T) {
 
 // TestEnrol_ReleasedWhilePatched: the annotation is not written after ztunnel has acknowledged the deletion.
 func TestEnrol_ReleasedWhilePatched(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, was(pending))
 	f.server.FailOn("status", kubetest.Hang, 1)
 	_, z := f.mesh()
@@ -206,7 +206,7 @@ func TestEnrol_ReleasedWhilePatched(t *testing.T) {
 
 // TestStart_Pending: the snapshot has a pod that ztunnel serves and whose annotation could not be written.
 func TestStart_Pending(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, was(pending))
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	first := f.agent()
@@ -221,7 +221,7 @@ func TestStart_Pending(t *testing.T) {
 
 // TestStart_HostNetwork: an annotation does not bring the node's own address into the probe set.
 func TestStart_HostNetwork(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", was(enabled), func(p *pod) { p.host = true })
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	in := f.pod("in", labelled, was(enabled))
@@ -233,7 +233,7 @@ func TestStart_HostNetwork(t *testing.T) {
 
 // TestEnrol_Recreated: pods of a StatefulSet come again under their names, with new UIDs and old addresses.
 func TestEnrol_Recreated(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web-0", labelled)
 	a := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
@@ -257,7 +257,7 @@ func TestEnrol_Recreated(t *testing.T) {
 
 // TestEnrol_NamespacesForbidden: while namespaces cannot be read nothing is released.
 func TestEnrol_NamespacesForbidden(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	f.namespace("ambient")
 	p := f.pod("web")
 	first := f.agent()
@@ -275,7 +275,7 @@ func TestEnrol_NamespacesForbidden(t *testing.T) {
 
 // TestStart_Again: 20 agents in a row leave all pods as they are.
 func TestStart_Again(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	pods := []*pod{f.pod("a", labelled), f.pod("b", labelled), f.pod("c", labelled)}
 	z := (*ztunneltest.Ztunnel)(nil)
 	for i := range 20 {
@@ -302,7 +302,7 @@ func TestStart_Again(t *testing.T) {
 
 // TestEnrol_HugeAnnotation: odd values are ignored.
 func TestEnrol_HugeAnnotation(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, func(p *pod) {
 		p.annotations[ambient.RerouteInterfacesKey] = strings.Repeat("eth0,", 50000)
 		p.annotations[ambient.DNSCaptureKey] = "\x00\nmaybe"
@@ -316,7 +316,7 @@ func TestEnrol_HugeAnnotation(t *testing.T) {
 
 // TestEnrol_UnreadableRules: rules that cannot be read are not read again at each of their changes.
 func TestEnrol_UnreadableRules(t *testing.T) {
-	f := newFixture(t)
+	f := newParallel(t)
 	now := clocktesting.NewFakeClock(time.Now())
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	a := f.agent(func(o *enrol.Options) { o.Clock = now })
