@@ -24,7 +24,7 @@
 //	a rule                        core/redirect (of a sidecar), core/ambient (of an ambient pod), core/ruleset (a rule as a value)
 //	the path of a packet          core/redirect/walk
 //	a decision about a pod        core/sidecar; what selects it for ambient mode: agent/selector, agent/podcache
-//	a decision about a node       core/readiness (taint), kube.DaemonSet.Fits
+//	a decision about a node       core/readiness (taint), agent/selector.Fits
 //	a broken pod                  core/repair, agent/racerepair, agent/nodepods
 //	restart or uninstall          agent/teardown
 //	rules in the kernel           node/nftables, node/iptables (by programs), node/redirection (one namespace)

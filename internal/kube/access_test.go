@@ -2,7 +2,6 @@ package kube
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -27,9 +26,7 @@ func TestAllowed_Reviews(t *testing.T) {
 		}
 	}
 	server.Fail(kubetest.Unauthorized, 1)
-	if _, err := c.Allowed(t.Context(), Right{Verb: "get", Resource: "pods"}); ClassOf(err) != Unauthorized {
-		t.Errorf("a refused request: %v", err)
-	}
+	check.Equal(t, ClassOf(check.Err(c.Allowed(t.Context(), Right{Verb: "get", Resource: "pods"}))), Unauthorized, "a refused request")
 }
 
 func TestClient_ObjectsForTheDoctor(t *testing.T) {
@@ -47,9 +44,7 @@ func TestClient_ObjectsForTheDoctor(t *testing.T) {
 	if err != nil || len(pods) != 1 || pods[0].Facts.Name != "here" {
 		t.Errorf("got %+v, %v", pods, err)
 	}
-	if _, err := c.Pods(t.Context(), "Node 1", 500); ClassOf(err) != InvalidKey {
-		t.Errorf("a bad name: %v", err)
-	}
+	check.Equal(t, ClassOf(check.Err(c.Pods(t.Context(), "Node 1", 500))), InvalidKey, "a bad name")
 }
 
 // TestClient_Object: an object comes as it is, and only of a known kind and with a possible name.
@@ -62,13 +57,9 @@ func TestClient_Object(t *testing.T) {
 		t.Errorf("got %s, %v", text, err)
 	}
 	for _, key := range [][3]string{{"secrets", "a", "b"}, {"configmaps", "a", "../../b"}, {"configmaps", "", "b"}, {"pods", "a/b", "c"}} {
-		if _, err := c.Object(t.Context(), key[0], key[1], key[2]); ClassOf(err) != InvalidKey {
-			t.Errorf("%q: %v", key, err)
-		}
+		check.Equal(t, ClassOf(check.Err(c.Object(t.Context(), key[0], key[1], key[2]))), InvalidKey, key)
 	}
-	if _, err := c.Object(t.Context(), "pods", "a", "b"); ClassOf(err) != NotFound {
-		t.Errorf("a missing pod: %v", err)
-	}
+	check.Equal(t, ClassOf(check.Err(c.Object(t.Context(), "pods", "a", "b"))), NotFound, "a missing pod")
 }
 
 func TestToken_Claims(t *testing.T) {
@@ -96,68 +87,5 @@ func TestToken_Claims(t *testing.T) {
 	}
 	for subject, want := range map[string]string{"system:serviceaccount:istio-system:istio-cni": "istio-system", "admin": ""} {
 		check.Equal(t, Token{Subject: subject}.Namespace(), want, subject, "is of namespace")
-	}
-}
-
-// TestDaemonSet_Fits decodes templates and taints from the JSON of the API.
-func TestDaemonSet_Fits(t *testing.T) {
-	affinity := func(terms string) string {
-		return `{"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [` +
-			terms + `]}}}}`
-	}
-	expression := func(key, operator, values string) string {
-		return `{"key": "` + key + `", "operator": "` + operator + `", "values": [` + values + `]}`
-	}
-	matching := func(expressions ...string) string {
-		return `{"matchExpressions": [` + strings.Join(expressions, ",") + `]}`
-	}
-	field := func(operator, values string) string {
-		return `{"matchFields": [` + expression("metadata.name", operator, values) + `]}`
-	}
-	const keep = ""
-	for _, test := range []struct {
-		name, spec, taints string
-		why                string // empty when it fits
-	}{
-		{"no constraint", `{}`, ``, keep},
-		{"its nodeName", `{"nodeName": "node-1"}`, ``, keep},
-		{"another nodeName", `{"nodeName": "node-2"}`, ``, "nodeName"},
-		{"another label", `{"nodeSelector": {"zone": "b"}}`, ``, "zone=b"},
-		{"a missing label", `{"nodeSelector": {"mesh": ""}}`, ``, "mesh="},
-		{"no required affinity", `{"affinity": {"nodeAffinity": {}}}`, ``, keep},
-		{"no terms", affinity(``), ``, "affinity"},
-		{"an empty term", affinity(`{}`), ``, "affinity"},
-		{"In", affinity(matching(expression("zone", "In", `"b", "a"`))), ``, keep},
-		{"In, another value", affinity(matching(expression("zone", "In", `"b"`))), ``, "affinity"},
-		{"an unknown operator", affinity(matching(expression("zone", "Near", `"b"`))), ``, keep},
-		{"an unknown operator for a field", affinity(field("Near", `"b"`)), ``, keep},
-		{"one requirement of a term", affinity(matching(expression("zone", "Exists", ``), expression("mesh", "Exists", ``))), ``, "affinity"},
-		{"one of the terms", affinity(matching(expression("mesh", "Exists", ``)) + "," + matching(expression("zone", "Exists", ``))), ``, keep},
-		{"its name as a field", affinity(field("In", `"node-1"`)), ``, keep},
-		{"another name as a field", affinity(field("In", `"node-2"`)), ``, "affinity"},
-		{"not another name", affinity(field("NotIn", `"node-2"`)), ``, keep},
-		{"not its name", affinity(field("NotIn", `"node-1"`)), ``, "affinity"},
-		{"Gt", affinity(matching(expression("cores", "Gt", `"7"`))), ``, keep},
-		{"Gt, equal", affinity(matching(expression("cores", "Gt", `"8"`))), ``, "affinity"},
-		{"a number that the API server refuses", affinity(matching(expression("cores", "Gt", `"many"`))), ``, keep},
-		{"both in one term", affinity(`{"matchExpressions": [` + expression("zone", "Exists", ``) + `], "matchFields": [` + expression("metadata.name", "In", `"node-2"`) + `]}`), ``, "affinity"},
-		{"not ready", `{}`, `{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}`, keep},
-		{"unreachable", `{}`, `{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "value": "x"}`, keep},
-		{"a taint with NoExecute", `{}`, `{"key": "k", "value": "v", "effect": "NoExecute"}`, "k=v:NoExecute"},
-		{"a taint with NoSchedule", `{}`, `{"key": "k", "effect": "NoSchedule"}`, keep},
-		{"tolerated by value", `{"tolerations": [{"key": "k", "value": "v"}]}`, `{"key": "k", "value": "v", "effect": "NoExecute"}`, keep},
-		{"an unknown toleration", `{"tolerations": [{"key": "k", "operator": "Lt", "value": "5"}]}`, `{"key": "k", "value": "9", "effect": "NoExecute"}`, keep},
-		{"one of two taints tolerated", `{"tolerations": [{"key": "k", "operator": "Exists"}]}`, `{"key": "k", "effect": "NoExecute"}, {"key": "j", "effect": "NoExecute"}`, "j="},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			var set DaemonSet
-			node := Node{Name: "node-1", Labels: map[string]string{"zone": "a", "cores": "8"}}
-			check.OK(t, json.Unmarshal([]byte(test.spec), &set.Template))
-			check.OK(t, json.Unmarshal([]byte("["+test.taints+"]"), &node.Taints))
-			fits, why := set.Fits(node)
-			if fits != (test.why == keep) || !strings.Contains(why, test.why) || (why == "") != fits {
-				t.Errorf("got %v because %q, want %q", fits, why, test.why)
-			}
-		})
 	}
 }

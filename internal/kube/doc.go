@@ -8,11 +8,10 @@
 // It never changes anything in the cluster except for the taint controller ([Client.PatchTaints], [Client.PatchCondition], the
 // Lease of [Client.WriteLease]), race repair ([Client.DeletePod], [Client.EvictPod], [Client.LabelPod]), the audit
 // ([Client.SetPodCondition]), ambient mode ([Client.PatchRedirection]) and events ([Client.CreateEvent], [Client.CountEvent]). It follows no redirect (net/http would
-// forward the token), logs nothing, lets client-go log nothing, and returns a pod as a [Pod] with [sidecar.Facts], other objects
-// as small structs. It links no typed or dynamic client because that would slow down each start of the plugin.
+// forward the token), logs nothing, lets client-go log nothing, and returns a pod as a [Pod] with [sidecar.Facts], other watched
+// objects as small structs. It links no typed or dynamic client because that would slow down each start of the plugin.
 //
 // Start reading at [Client] in client.go for the requests, and at [Client.Lookup] in lookup.go for the retries. error.go has the
 // classes of failures, kubeconfig.go the file. watch.go has client-go's reflector and its bounds, objects.go the reduced objects,
-// placement.go the nodes of a DaemonSet, write.go the changes, lease.go the lock,
-// events.go events, access.go the rights of the identity.
+// write.go the changes, lease.go the lock, events.go events, access.go the rights of the identity.
 package kube

@@ -71,27 +71,25 @@ type Error struct {
 	Err error
 }
 
-// ClassOf returns the class of an error of this package, empty for any other error.
-func ClassOf(err error) Class {
+// errorOf returns an error of this package, zero for any other error.
+func errorOf(err error) Error {
 	if failed, ok := errors.AsType[*Error](err); ok {
-		return failed.Class
+		return *failed
 	}
-	return ""
+	return Error{}
 }
 
+// ClassOf returns the class of an error of this package, empty for any other error.
+func ClassOf(err error) Class { return errorOf(err).Class }
+
 // RetryAfter returns the server's Retry-After, at most five minutes, or 0 without a Retry-After.
-func RetryAfter(err error) time.Duration {
-	if failed, ok := errors.AsType[*Error](err); ok {
-		return min(failed.RetryAfter, maxRetryAfter)
-	}
-	return 0
-}
+func RetryAfter(err error) time.Duration { return min(errorOf(err).RetryAfter, maxRetryAfter) }
 
 // IsConflict reports whether the API server refused a change because the object has changed: 409 for a resourceVersion, 422 for
 // the test of a JSON patch. The status of an invalid patch is 422 as well.
 func IsConflict(err error) bool {
-	failed, ok := errors.AsType[*Error](err)
-	return ok && (failed.Status == http.StatusConflict || failed.Status == http.StatusUnprocessableEntity)
+	status := errorOf(err).Status
+	return status == http.StatusConflict || status == http.StatusUnprocessableEntity
 }
 
 // ErrDisruptionBudget is the cause of an [Error] of [Client.EvictPod] if a PodDisruptionBudget forbids the eviction. Its class
@@ -281,21 +279,16 @@ func classOf(status int32) Class {
 
 // classify returns the class of a request without a response. The order matters: a reset can happen in a handshake.
 func classify(err error, at stage) Class {
-	var (
-		dns       *net.DNSError
-		network   net.Error
-		untrusted *tls.CertificateVerificationError
-		alert     tls.AlertError
-		record    tls.RecordHeaderError
-	)
+	network, _ := errors.AsType[net.Error](err)
 	switch {
-	case errors.As(err, &untrusted), errors.As(err, &alert), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
+	case is[*tls.CertificateVerificationError](err), is[tls.AlertError](err), is[tls.RecordHeaderError](err),
+		errors.Is(err, http.ErrSchemeMismatch):
 		return TLS
-	case errors.As(err, &dns), errors.Is(err, context.DeadlineExceeded) && at == resolving:
+	case is[*net.DNSError](err), errors.Is(err, context.DeadlineExceeded) && at == resolving:
 		return DNS
 	case errors.Is(err, context.Canceled):
 		return Canceled
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errSilent), errors.As(err, &network) && network.Timeout():
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errSilent), network != nil && network.Timeout():
 		return Timeout
 	case utilnet.IsConnectionRefused(err), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EHOSTUNREACH),
 		errors.Is(err, syscall.ENETDOWN), errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM),
@@ -309,6 +302,11 @@ func classify(err error, at stage) Class {
 		return NoCredentials
 	}
 	return ConnectionLost
+}
+
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // maxForeignText bounds a server's text in bytes.

@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"errors"
 	"net/http"
 	"time"
 
@@ -74,7 +73,7 @@ func (c *Client) CreateEvent(ctx context.Context, s EventSeries) error {
 		FirstTimestamp: metav1.NewTime(s.First), LastTimestamp: metav1.NewTime(s.Last),
 		ReportingController: s.Component, ReportingInstance: s.Host,
 	}})
-	if failed, ok := errors.AsType[*Error](err); ok && failed.Status == http.StatusConflict {
+	if errorOf(err).Status == http.StatusConflict {
 		return nil
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // kubeconfigText returns a valid kubeconfig but for the fields of the cluster and the user.
@@ -66,14 +67,8 @@ func TestKubeconfig_Refusals(t *testing.T) {
 			if err == nil || client != nil {
 				t.Fatalf("NewClient returns %v and no error", client)
 			}
-			for _, want := range []string{test.want, file, "Remedy: the node agent (istio-cni-node)"} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error without %q: %v", want, err)
-				}
-			}
-			if strings.Contains(err.Error(), secret) {
-				t.Errorf("error with the secret: %v", err)
-			}
+			check.Contains(t, err.Error(), test.want, file, "Remedy: the node agent (istio-cni-node)")
+			check.Equal(t, strings.Contains(err.Error(), secret), false, "the secret is in", err)
 			if config, ok := errors.AsType[*Error](err); !ok || config.Class != InvalidConfig || config.File != file {
 				t.Errorf("error is a %T, want a ConfigError of %s", err, file)
 			}

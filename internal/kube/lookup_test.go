@@ -89,9 +89,7 @@ func wantError(t *testing.T, err error, class Class) Error {
 	if !ok {
 		t.Fatalf("error is %T %v, want an Error", err, err)
 	}
-	if failed.Class != class {
-		t.Fatalf("class is %q, want %q: %v", failed.Class, class, err)
-	}
+	check.Equal(t, failed.Class, class, "the class of", err)
 	return *failed
 }
 
@@ -162,9 +160,7 @@ func TestPod_Responses(t *testing.T) {
 			server.SetPod(pod)
 			key := PodRef{Namespace: "shop", Name: "cart", UID: test.uid}
 			_, err := newClient(t, server.Kubeconfig(t)).Pod(t.Context(), key)
-			if want := map[bool]Class{false: WrongPod}[test.good]; ClassOf(err) != want {
-				t.Errorf("got %v, want class %q", err, want)
-			}
+			check.Equal(t, ClassOf(err), map[bool]Class{false: WrongPod}[test.good])
 		})
 	}
 }
@@ -191,9 +187,7 @@ func TestPod_Concurrent(t *testing.T) {
 	var all sync.WaitGroup
 	for range 16 {
 		all.Go(func() {
-			if _, err := client.Lookup(t.Context(), cart(), nil, patient); err != nil {
-				t.Error(err)
-			}
+			check.Equal(t, check.Err(client.Lookup(t.Context(), cart(), nil, patient)), nil)
 		})
 	}
 	all.Wait()

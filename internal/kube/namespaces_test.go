@@ -85,14 +85,14 @@ func TestWatchNamespaces(t *testing.T) {
 	api, h := connected(t, server, nil), &calls{t: t}
 	agenttest.Go(t, func(ctx context.Context) {
 		api.WatchNamespaces(ctx, []string{"mode", "absent"}, Listener[Namespace]{
-			OnUpdate: func(n Namespace) { h.add(fmt.Sprintf("set %s %v %t", n.Name, n.Labels, n.UID != "")) }, OnDelete: func(n Namespace) { h.add("gone " + n.Name) },
+			OnUpdate: func(n Namespace) { h.add(fmt.Sprintf("set %s %v", n.Name, n.Labels)) }, OnDelete: func(n Namespace) { h.add("gone " + n.Name) },
 			OnSync: func() { h.add("listed") }, OnError: h.onError,
 		})
 	})
-	h.wants("set other map[] true", "set shop map[mode:ambient] true", "listed")
+	h.wants("set other map[]", "set shop map[mode:ambient]", "listed")
 	server.Set(kubetest.Namespace("shop", map[string]string{"team": "a"}))
 	server.Delete("/api/v1/namespaces/other")
-	h.wants("set other map[] true", "set shop map[mode:ambient] true", "listed", "set shop map[] true", "gone other")
+	h.wants("set other map[]", "set shop map[mode:ambient]", "listed", "set shop map[]", "gone other")
 }
 
 // TestPatchRedirection: other annotations stay, and a pod recreated under its name is not patched.
@@ -109,15 +109,9 @@ func TestPatchRedirection(t *testing.T) {
 		}
 	}
 	ref.UID = "another"
-	if err := api.PatchRedirection(t.Context(), ref, ambient.RedirectionEnabled); !IsConflict(err) {
-		t.Errorf("another pod of the same name: %v", err)
-	}
+	check.Equal(t, IsConflict(api.PatchRedirection(t.Context(), ref, ambient.RedirectionEnabled)), true, "a conflict with another pod of the same name")
 	ref.UID, ref.Name = "u-gone", "gone"
-	if err := api.PatchRedirection(t.Context(), ref, ""); ClassOf(err) != NotFound {
-		t.Errorf("a pod that is gone: %v", err)
-	}
+	check.Equal(t, ClassOf(api.PatchRedirection(t.Context(), ref, "")), NotFound, "a pod that is gone")
 	ref.UID = ""
-	if err := api.PatchRedirection(t.Context(), ref, ""); ClassOf(err) != InvalidKey {
-		t.Errorf("without a UID: %v", err)
-	}
+	check.Equal(t, ClassOf(api.PatchRedirection(t.Context(), ref, "")), InvalidKey, "without a UID")
 }

@@ -68,9 +68,7 @@ func TestWatchNodes_ReducedNode(t *testing.T) {
 	}
 	beat := got
 	beat.Heartbeat, beat.version = day(7), "9"
-	if !got.SameBut(beat) {
-		t.Error("a heartbeat makes a difference")
-	}
+	check.Equal(t, got.SameBut(beat), true, "the same but for the heartbeat")
 }
 
 // newNode stores a node with taints, and returns the server, a client and the node as a watch delivers it.
@@ -197,9 +195,7 @@ func TestPatchCondition(t *testing.T) {
 		}
 		node = after
 	}
-	if text := string(server.Object("/api/v1/nodes/n")); strings.Count(text, `"type":`) != 3 {
-		t.Errorf("the other conditions: %s", text)
-	}
+	check.Equal(t, strings.Count(string(server.Object("/api/v1/nodes/n")), `"type":`), 3, "conditions")
 }
 
 func TestLease_Conflicts(t *testing.T) {
@@ -216,16 +212,12 @@ func TestLease_Conflicts(t *testing.T) {
 		t.Fatal(first, err)
 	}
 	// Two writers that found no lease, then two writers that read the same lease.
-	if _, err = api.WriteLease(t.Context(), mine); !IsConflict(err) {
-		t.Errorf("created twice: %v", err)
-	}
+	check.Equal(t, IsConflict(check.Err(api.WriteLease(t.Context(), mine))), true, "a conflict of two creations")
 	second, err := api.WriteLease(t.Context(), first)
 	if err != nil || second.Same(first) {
 		t.Fatal(err)
 	}
-	if _, err = api.WriteLease(t.Context(), first); !IsConflict(err) {
-		t.Errorf("written from an old version: %v", err)
-	}
+	check.Equal(t, IsConflict(check.Err(api.WriteLease(t.Context(), first))), true, "a conflict with an old version")
 	if read, readErr := api.Lease(t.Context(), "ns", "lock"); readErr != nil || !read.Same(second) {
 		t.Errorf("%+v, %v", read, readErr)
 	}

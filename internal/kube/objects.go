@@ -245,60 +245,26 @@ func nodeOf(n *corev1.Node, condition string) NodeState {
 	return state
 }
 
-// DaemonSet has the fields of the agent's own DaemonSet that the agent reads.
-type DaemonSet struct {
-	Namespace, Name, UID string
-	// Deleting reports a deletion timestamp: the deletion has begun but not ended.
-	Deleting bool
-	// Template is the pod specification.
-	Template corev1.PodSpec
-}
+// DaemonSet is a whole object: an agent fetches its own, seldom.
+type DaemonSet = appsv1.DaemonSet
 
-// Node has the fields of a node that its agent reads.
-type Node struct {
-	Name   string
-	Labels map[string]string
-	Taints []corev1.Taint
-	// Runtime is the container runtime with its version, such as "containerd://2.2.0".
-	Runtime string
-}
+// Node is a whole object, like [DaemonSet].
+type Node = corev1.Node
 
 // DaemonSet fetches a DaemonSet: GET /apis/apps/v1/namespaces/NAMESPACE/daemonsets/NAME.
-func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (DaemonSet, error) {
-	object, err := get[*appsv1.DaemonSet](ctx, c, daemonSets(), namespace, name)
-	if err != nil {
-		return DaemonSet{}, err
-	}
-	return DaemonSet{
-		Namespace: object.Namespace, Name: object.Name, UID: string(object.UID), Deleting: object.DeletionTimestamp != nil,
-		Template: object.Spec.Template.Spec,
-	}, nil
+func (c *Client) DaemonSet(ctx context.Context, namespace, name string) (*DaemonSet, error) {
+	return get[*DaemonSet](ctx, c, daemonSets(), namespace, name)
 }
 
 // Node fetches a node: GET /api/v1/nodes/NAME.
-func (c *Client) Node(ctx context.Context, name string) (Node, error) {
-	object, err := get[*corev1.Node](ctx, c, nodes(), "", name)
-	if err != nil {
-		return Node{}, err
-	}
-	return Node{
-		Name: object.Name, Labels: object.Labels, Taints: object.Spec.Taints, Runtime: object.Status.NodeInfo.ContainerRuntimeVersion,
-	}, nil
+func (c *Client) Node(ctx context.Context, name string) (*Node, error) {
+	return get[*Node](ctx, c, nodes(), "", name)
 }
 
-// Namespace has the fields of a namespace that the program reads.
+// Namespace has the fields of a namespace that a watch keeps.
 type Namespace struct {
-	Name, UID string
-	Labels    map[string]string
-}
-
-// Namespace fetches a namespace: GET /api/v1/namespaces/NAME.
-func (c *Client) Namespace(ctx context.Context, name string) (Namespace, error) {
-	object, err := get[*corev1.Namespace](ctx, c, namespaces(), "", name)
-	if err != nil {
-		return Namespace{}, err
-	}
-	return Namespace{Name: object.Name, UID: string(object.UID), Labels: object.Labels}, nil
+	Name   string
+	Labels map[string]string
 }
 
 // PodSelected is [Client.Pod] with [sidecar.Facts.Selected] by selects, the enablement selectors of ambient mode. A second request fetches
@@ -308,7 +274,7 @@ func (c *Client) PodSelected(ctx context.Context, ref PodRef, selects func(pod, 
 	if err != nil || selects == nil || !pod.Facts.Eligible() {
 		return pod, err
 	}
-	namespace, err := c.Namespace(ctx, ref.Namespace)
+	namespace, err := get[*corev1.Namespace](ctx, c, namespaces(), "", ref.Namespace)
 	if err != nil {
 		return Pod{}, err
 	}

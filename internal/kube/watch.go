@@ -87,7 +87,7 @@ func (c *Client) WatchNodes(ctx context.Context, condition string, listener List
 // thousands of namespaces.
 func (c *Client) WatchNamespaces(ctx context.Context, keys []string, listener Listener[Namespace]) {
 	reflect(ctx, c, collection{resource: namespaces()}, func(n *corev1.Namespace) Namespace {
-		kept := Namespace{Name: n.Name, UID: string(n.UID)}
+		kept := Namespace{Name: n.Name}
 		for _, key := range keys {
 			if value, has := n.Labels[key]; has {
 				if kept.Labels == nil {

@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -150,14 +149,10 @@ func TestWatch_ListFromCache(t *testing.T) {
 		t.Fatalf("%d requests, want 3: %q", len(all), all)
 	}
 	const selector = "fieldSelector=metadata.name%3Distio-cni-config"
-	if got, want := queryOf(t, all[1]).Encode(), selector+"&limit=500&resourceVersion=0"; got != want {
-		t.Errorf("the list's query is %q, want %q", got, want)
-	}
+	check.Equal(t, queryOf(t, all[1]).Encode(), selector+"&limit=500&resourceVersion=0", "the list's query")
 	query := queryOf(t, all[2])
 	wantsTimeout(t, query)
-	if got, want := query.Encode(), "allowWatchBookmarks=true&"+selector+"&resourceVersion=2&watch=true"; got != want {
-		t.Errorf("the watch's query is %q, want %q", got, want)
-	}
+	check.Equal(t, query.Encode(), "allowWatchBookmarks=true&"+selector+"&resourceVersion=2&watch=true", "the watch's query")
 }
 
 func wantsTimeout(t *testing.T, query url.Values) {
@@ -381,9 +376,7 @@ func TestWatch_ManyObjects(t *testing.T) {
 		t.Errorf("the new pod was reported before the deletion of the old one: %q", got)
 	}
 	slices.Sort(got[:5])
-	if diff := cmp.Diff([]string{"gone b uid-3", "gone c uid-4", "set c uid-10", "set d uid-5", "set f uid-12", "synced", "works"}, got); diff != "" {
-		t.Errorf("the second list (-want +got):\n%s", diff)
-	}
+	check.Diff(t, "the second list", []string{"gone b uid-3", "gone c uid-4", "set c uid-10", "set d uid-5", "set f uid-12", "synced", "works"}, got)
 }
 
 // client-go delays an error by the time of the last error in the process, which in a bubble can lie in the future.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -81,9 +80,7 @@ func TestPod_Actions(t *testing.T) {
 				if done && action.name == "label" {
 					want["cni.istio.io/uninitialized"] = "true"
 				}
-				if !maps.Equal(pod.Labels, want) {
-					t.Errorf("labels %v, want %v", pod.Labels, want)
-				}
+				check.Diff(t, "labels", want, pod.Labels)
 				if published := podOf(&pod).Verified.Type != ""; published != (done && action.name == "condition") {
 					t.Errorf("conditions %v", pod.Status.Conditions)
 				}
@@ -127,9 +124,7 @@ func TestEvictPod_BudgetOrLoad(t *testing.T) {
 			if IsConflict(err) || !failed.Transient() {
 				t.Errorf("a conflict or a permanent error: %v", err)
 			}
-			if pod := storedPod(t, server); pod.DeletionTimestamp != nil {
-				t.Error("the pod was deleted")
-			}
+			check.Equal(t, storedPod(t, server).DeletionTimestamp, nil, "the deletion")
 		})
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // Generous is the time after which a test reports a short operation as hung.
@@ -41,9 +43,7 @@ func (b *Buffer) String() string {
 func SocketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "run") //nolint:usetesting // a socket's path is 107 bytes at most
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 
 	"github.com/meshcni/istio-cni/internal/kube"
 )
@@ -117,32 +117,11 @@ func (a *Auditor) CheckAll(ctx context.Context, by Way) (left []types.Namespaced
 		since = since.Add(-sharedFor)
 	}
 	if a.admit(ctx, by, a.asked[by].Burst()/2) {
-		a.checkEach(ctx, by, all, since)
+		workqueue.ParallelizeUntil(ctx, maxChecks, len(all), func(i int) { a.check(ctx, by, all[i], since) })
 	} else {
 		since = a.Env.Clock.Now().Add(-recent)
 	}
 	return slices.DeleteFunc(all, func(k types.NamespacedName) bool { return !a.checkedBefore(k, since) })
-}
-
-// checkEach inspects pods for a request until ctx ends.
-func (a *Auditor) checkEach(ctx context.Context, by Way, all []types.NamespacedName, since time.Time) {
-	var work sync.WaitGroup
-	keys := make(chan types.NamespacedName)
-	for range maxChecks {
-		work.Go(func() {
-			for k := range keys {
-				a.check(ctx, by, k, since)
-			}
-		})
-	}
-	for _, k := range all {
-		if ctx.Err() != nil {
-			break
-		}
-		keys <- k
-	}
-	close(keys)
-	work.Wait()
 }
 
 // checkedBefore reports whether the pod is audited and was last inspected before since.

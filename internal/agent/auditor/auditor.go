@@ -82,10 +82,10 @@ type Auditor struct {
 	unpublished atomic.Bool
 }
 
-// request is a requested inspection. forced is set if its result answers a user's request.
+// request is a requested inspection, whose end closes done. forced is set if its result answers a user's request.
 type request struct {
-	waiting []chan struct{}
-	forced  bool
+	done   chan struct{}
+	forced bool
 }
 
 // New returns an Auditor that does nothing before Run.
@@ -115,11 +115,8 @@ func (a *Auditor) take(k types.NamespacedName) *request {
 }
 
 func (r *request) release() {
-	if r == nil {
-		return
-	}
-	for _, done := range r.waiting {
-		close(done)
+	if r != nil {
+		close(r.done)
 	}
 }
 
@@ -226,8 +223,8 @@ func (m *Memory) Due() time.Time { return m.due }
 
 // State returns the pod's state for the metric, and false if the audit has not inspected the pod.
 func (m *Memory) State() (state metrics.PodState, inspected bool) {
-	state, inspected = podStates[m.status.State]
-	return state, inspected
+	state = states[m.status.State].gauge
+	return state, state != ""
 }
 
 // rules is the result of reading the rules, of bounded size.

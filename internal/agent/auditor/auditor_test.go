@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // fixture is an Auditor with no pods.
@@ -107,12 +108,8 @@ func TestStatuses_ManyPods(t *testing.T) { //nolint:paralleltest // it measures 
 	if each := int64(after.HeapAlloc-before.HeapAlloc) / n; each > 16<<10 {
 		t.Errorf("%d bytes for each pod", each)
 	}
-	if got := len(f.Statuses()); got != n {
-		t.Errorf("%d pods in the list", got)
-	}
-	if got := strings.Count(string(f.Metrics.Text()), "istio_cni_audit_offender{"); got != 100 {
-		t.Errorf("%d series of offenders", got)
-	}
+	check.Equal(t, len(f.Statuses()), n, "pods in the list")
+	check.Equal(t, strings.Count(string(f.Metrics.Text()), "istio_cni_audit_offender{"), 100, "series of offenders")
 }
 
 // TestBudget_OnePercent: after a burst, the schedule takes one percent of the time.
@@ -120,23 +117,17 @@ func TestBudget_OnePercent(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	for i := range 10 {
-		if pause := f.pauseAfter(burst / 10); pause != 0 {
-			t.Errorf("inspection %d: a pause of %s", i, pause)
-		}
+		check.Equal(t, f.pauseAfter(burst/10), 0, "the pause after inspection", i)
 	}
 	for _, test := range []struct{ took, want time.Duration }{
 		{2 * time.Millisecond, 200 * time.Millisecond}, {48 * time.Millisecond, 4800 * time.Millisecond}, {time.Hour, 10 * time.Second},
 	} {
 		pause := f.pauseAfter(test.took)
-		if pause.Round(time.Millisecond) != test.want {
-			t.Errorf("a pause of %s after %s, want %s", pause, test.took, test.want)
-		}
+		check.Equal(t, pause.Round(time.Millisecond), test.want, "the pause after", test.took)
 		f.clock.Step(pause)
 	}
 	f.clock.Step(duty * burst)
-	if pause := f.pauseAfter(slow); pause != 0 {
-		t.Errorf("a pause of %s after a calm time", pause)
-	}
+	check.Equal(t, f.pauseAfter(slow), 0, "the pause after a calm time")
 }
 
 // TestCharge_ManyRequests: the delay of the schedule does not depend on the number of requests.
@@ -157,9 +148,7 @@ func TestObserve_EqualVersion(t *testing.T) {
 	path := sandboxtest.New(t).Sandbox("10.88.0.2/24")
 	space := redirection.Namespace{NetNS: netnstest.Open(t, path), Log: slog.New(slog.DiscardHandler)}
 	version, err := space.Version()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	for forced, want := range map[bool]int{false: 0, true: 1} {
 		f := newFixture(t)
 		w := f.work(meshPod(), &Memory{version: version}, path)
@@ -209,17 +198,11 @@ func TestProcesses_SlowList(t *testing.T) {
 		f.clock.Step(after)
 		m := &Memory{}
 		f.work(meshPod(), m, path).verify(t.Context())
-		if m.took != 0 {
-			t.Errorf("the inspection took %s", m.took)
-		}
+		check.Equal(t, m.took, 0, "the inspection took")
 	}
 	verify(0)
 	verify(2 * scanInterval)
-	if lists != 1 {
-		t.Errorf("%d lists of processes within %s", lists, 2*scanInterval)
-	}
+	check.Equal(t, lists, 1, "lists of processes within", 2*scanInterval)
 	verify(1000 * time.Second)
-	if lists != 2 {
-		t.Errorf("%d lists of processes", lists)
-	}
+	check.Equal(t, lists, 2, "lists of processes")
 }

@@ -1,11 +1,9 @@
 package auditor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -25,34 +23,13 @@ type published struct {
 // condition returns the condition for a status: True for a captured pod; Unknown for a pod that is outside, sandboxed or not
 // inspected; otherwise False. The reason is the state in CamelCase.
 func condition(s audit.Status) kube.Condition {
-	status := map[audit.State]string{
-		audit.Captured: "True", audit.NotInspected: "Unknown", audit.Sandboxed: "Unknown", audit.Outside: "Unknown",
-	}[s.State]
-	c := kube.Condition{
-		Type: kube.RedirectionVerified, Status: cmp.Or(status, "False"), Reason: camelCase(string(s.State)), Message: "the pod " + s.Sentence,
-	}
+	of := states[s.State]
+	c := kube.Condition{Type: kube.RedirectionVerified, Status: of.status, Reason: of.reason, Message: "the pod " + s.Sentence}
 	if len(s.Problems) > 0 {
 		c.Message = "the pod " + summary(s.Problems)
 	}
 	c.Message = printable.Text(c.Message, maxConditionMessage)
 	return c
-}
-
-// camelCase converts a state such as "foreign-rule" to a reason of the API. "IPv6" and "UID" keep their letters.
-func camelCase(state string) string {
-	var b strings.Builder
-	for word := range strings.SplitSeq(state, "-") {
-		switch word {
-		case "ipv6":
-			word = "IPv6"
-		case "uid":
-			word = "UID"
-		default:
-			word = strings.ToUpper(word[:1]) + word[1:]
-		}
-		b.WriteString(word)
-	}
-	return b.String()
 }
 
 // publish writes the condition of a mesh pod if it has changed. A pod outside the mesh gets a condition only to replace an earlier

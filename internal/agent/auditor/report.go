@@ -55,12 +55,24 @@ func summary(problems []audit.Problem) string {
 	return state.Sentence()
 }
 
-// stateReasons are the event reasons for a change to a state.
-var stateReasons = map[audit.State]kube.EventReason{ //nolint:gochecknoglobals // a constant table
-	audit.Bypassed: podwork.ReasonBroken, audit.ForeignRule: podwork.ReasonForeignRule, audit.Drifted: podwork.ReasonDrifted,
-	audit.ForeignListener: podwork.ReasonForeignListener, audit.NoListener: podwork.ReasonNoListener,
-	audit.Pending: podwork.ReasonPending, audit.UIDCollision: podwork.ReasonUIDCollision, audit.IPv6Open: podwork.ReasonIPv6Open, audit.Sandboxed: podwork.ReasonSandboxed,
-	audit.NotInspected: podwork.ReasonUnverified, audit.Captured: podwork.ReasonVerified,
+// states has what users see of each state: its event, its state in the gauge, and the status and reason of the pod condition.
+var states = map[audit.State]struct { //nolint:gochecknoglobals // a constant table
+	event          kube.EventReason
+	gauge          metrics.PodState
+	status, reason string
+}{
+	audit.Bypassed:        {podwork.ReasonBroken, metrics.PodBroken, "False", "Bypassed"},
+	audit.ForeignRule:     {podwork.ReasonForeignRule, metrics.PodDrifted, "False", "ForeignRule"},
+	audit.Drifted:         {podwork.ReasonDrifted, metrics.PodDrifted, "False", "Drifted"},
+	audit.ForeignListener: {podwork.ReasonForeignListener, metrics.PodRedirected, "False", "ForeignListener"},
+	audit.NoListener:      {podwork.ReasonNoListener, metrics.PodRedirected, "False", "NoListener"},
+	audit.Pending:         {podwork.ReasonPending, metrics.PodBroken, "False", "Pending"},
+	audit.UIDCollision:    {podwork.ReasonUIDCollision, metrics.PodRedirected, "False", "UIDCollision"},
+	audit.IPv6Open:        {podwork.ReasonIPv6Open, metrics.PodRedirected, "False", "IPv6Open"},
+	audit.Sandboxed:       {podwork.ReasonSandboxed, metrics.PodUnknown, "Unknown", "Sandboxed"},
+	audit.NotInspected:    {podwork.ReasonUnverified, metrics.PodUnknown, "Unknown", "NotInspected"},
+	audit.Captured:        {podwork.ReasonVerified, metrics.PodRedirected, "True", "Captured"},
+	audit.Outside:         {"", "", "Unknown", "Outside"},
 }
 
 // aboutRules are the states that race repair also reports for the pods it repairs.
@@ -84,16 +96,8 @@ func (w *work) reportChange(ctx context.Context) {
 	text := "the pod " + summary(now.Problems) + ". Remedy: " + now.Remedy + w.backoffText()
 	w.Log.WarnContext(ctx, "the audit found a problem", slog.String("state", string(now.State)), slog.String("message", text))
 	if !w.repair.Broken || !slices.Contains(aboutRules, now.State) { // otherwise race repair records it
-		w.Event(kube.EventWarning, stateReasons[now.State], text)
+		w.Event(kube.EventWarning, states[now.State].event, text)
 	}
-}
-
-// podStates maps the states of inspected pods to the gauge's.
-var podStates = map[audit.State]metrics.PodState{ //nolint:gochecknoglobals // a constant table
-	audit.Bypassed: metrics.PodBroken, audit.Pending: metrics.PodBroken, audit.Drifted: metrics.PodDrifted, audit.ForeignRule: metrics.PodDrifted,
-	audit.NotInspected: metrics.PodUnknown, audit.Sandboxed: metrics.PodUnknown,
-	audit.ForeignListener: metrics.PodRedirected, audit.NoListener: metrics.PodRedirected, audit.UIDCollision: metrics.PodRedirected,
-	audit.IPv6Open: metrics.PodRedirected, audit.Captured: metrics.PodRedirected,
 }
 
 // backoffText returns a sentence about the next repair, "" if no repair was tried.

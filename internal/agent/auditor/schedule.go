@@ -90,8 +90,8 @@ var ErrNoPod = errors.New("no such pod on this node")
 
 // InspectNext has a worker inspect a pod, and returns the duration. forced is set for a user's request.
 func (a *Auditor) InspectNext(ctx context.Context, k types.NamespacedName, forced bool) (took time.Duration, err error) {
-	done := make(chan struct{})
-	if !a.Pods.Get(k, func(kube.Pod, *Memory) { a.request(k, done, forced) }) {
+	var done <-chan struct{}
+	if !a.Pods.Get(k, func(kube.Pod, *Memory) { done = a.request(k, forced) }) {
 		return 0, ErrNoPod
 	}
 	a.Pods.Enqueue(k)
@@ -113,16 +113,17 @@ func (a *Auditor) InspectNext(ctx context.Context, k types.NamespacedName, force
 	return took, nil
 }
 
-// request requests an inspection of a pod, whose end closes done.
-func (a *Auditor) request(k types.NamespacedName, done chan struct{}, forced bool) {
+// request requests an inspection of a pod, whose end closes the channel.
+func (a *Auditor) request(k types.NamespacedName, forced bool) <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.requested[k]
 	if r == nil {
-		r = &request{}
+		r = &request{done: make(chan struct{})}
 		a.requested[k] = r
 	}
-	r.waiting, r.forced = append(r.waiting, done), r.forced || forced
+	r.forced = r.forced || forced
+	return r.done
 }
 
 // Inspect inspects a pod now, for a request, and returns its status. A pod without a network has an empty state.

@@ -28,14 +28,13 @@ const (
 	maxKept  = 4 << 20
 	keptMode = 0o600 // reports quote pods
 	// keptVersion is the version of the file's format: a line with kept, then a line for each report in order; later reports are
-	// appended. keptReversed is the version of older agents: the latest report first, and the number of reports in the first line.
-	keptVersion, keptReversed = 2, 1
+	// appended.
+	keptVersion = 2
 )
 
 // kept is the first line of the file.
 type kept struct {
 	Version int `json:"version"`
-	Reports int `json:"reports,omitempty"`
 }
 
 // Restore reads the previous agent's reports. Call it before the ring is used. An unusable file is logged and replaced.
@@ -68,20 +67,15 @@ func readKept(text []byte) (all []agentapi.Report, err error) {
 	if err := json.Unmarshal(first, &head); err != nil {
 		return nil, fmt.Errorf("line 1: %w", err)
 	}
-	if head.Version != keptVersion && head.Version != keptReversed {
+	if head.Version != keptVersion {
 		return nil, fmt.Errorf("its format has version %d, and this agent reads version %d", head.Version, keptVersion)
 	}
 	for line := range bytes.Lines(lines) {
 		var one agentapi.Report
-		if err := json.Unmarshal(line, &one); err != nil && (head.Version == keptReversed || bytes.HasSuffix(line, []byte("\n"))) {
+		if err := json.Unmarshal(line, &one); err != nil && bytes.HasSuffix(line, []byte("\n")) {
 			return nil, fmt.Errorf("line %d: %w", len(all)+2, err)
 		} else if err == nil {
 			all = append(all, one)
-		}
-	}
-	if head.Version == keptReversed {
-		if slices.Reverse(all); len(all) != head.Reports {
-			return nil, fmt.Errorf("it has %d reports, and its first line says %d", len(all), head.Reports)
 		}
 	}
 	return all, nil

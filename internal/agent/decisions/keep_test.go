@@ -3,10 +3,8 @@ package decisions
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +19,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // restored returns a ring restored from the file, and the log.
@@ -74,7 +73,7 @@ func TestDecisionsOutliveARestart(t *testing.T) {
 		t.Fatalf("%v, %v", info, err)
 	}
 	second, log := restored(file)
-	was, is := first.Page(math.MaxUint64, 2*remembered), second.Page(math.MaxUint64, 2*remembered)
+	was, is := first.All(), second.All()
 	was[0].Trim()
 	for i := range was {
 		was[i].Number = is[i].Number // numbers restart
@@ -86,7 +85,7 @@ func TestDecisionsOutliveARestart(t *testing.T) {
 	second.enterOutside("w599")
 	second.enterOutside("p599")
 	second.enterOutside("new")
-	if got := names(second.Page(math.MaxUint64, 2)); !slices.Equal(got, []string{"new", "bad"}) {
+	if got := names(second.All()[:2]); !slices.Equal(got, []string{"new", "bad"}) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -98,9 +97,7 @@ func TestKeep_Appends(t *testing.T) {
 	k := keeper{ring: &r, file: file}
 	save := func() {
 		t.Helper()
-		if err := k.save(); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, k.save())
 	}
 	if save(); k.size != 0 {
 		t.Error("an empty ring has a file")
@@ -115,7 +112,7 @@ func TestKeep_Appends(t *testing.T) {
 		}
 		before = after
 		again, log := restored(file)
-		if got := names(again.Page(math.MaxUint64, 9)); !slices.Equal(got, pods) || log != "" {
+		if got := names(again.All()); !slices.Equal(got, pods) || log != "" {
 			t.Errorf("%s: the file has %q, %s", what, got, log)
 		}
 	}
@@ -132,13 +129,9 @@ func TestKeep_Appends(t *testing.T) {
 	if text, err := os.ReadFile(file); err != nil || bytes.Count(text, []byte("\n")) != 4 {
 		t.Errorf("the file has %s, %v", text, err)
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Remove(file))
 	wants("a removal", false, "b", "a")
-	if err := os.Truncate(file, 40); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.Truncate(file, 40))
 	wants("a foreign change", false, "b", "a")
 }
 
@@ -146,65 +139,36 @@ func TestKeep_Appends(t *testing.T) {
 func TestRestore_KilledWithinALine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), KeptName)
 	text, err := printKept([]agentapi.Report{report("a", nil), report("b", nil)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = os.WriteFile(file, text[:len(text)-20], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
+	check.OK(t, os.WriteFile(file, text[:len(text)-20], 0o600))
 	r, log := restored(file)
-	if got := names(r.Page(math.MaxUint64, 9)); !slices.Equal(got, []string{"a"}) || log != "" {
+	if got := names(r.All()); !slices.Equal(got, []string{"a"}) || log != "" {
 		t.Errorf("got %q, %s", got, log)
 	}
 	r.Add(report("c", nil))
 	k := keeper{ring: r, file: file}
-	if err = k.save(); err != nil {
-		t.Fatal(err)
-	}
-	if r, log = restored(file); len(r.Page(math.MaxUint64, 9)) != 2 || log != "" {
-		t.Errorf("got %q, %s", names(r.Page(math.MaxUint64, 9)), log)
-	}
-}
-
-// TestRestore_EarlierVersion: an upgrade of the agent loses no decision.
-func TestRestore_EarlierVersion(t *testing.T) {
-	file := filepath.Join(t.TempDir(), KeptName)
-	lines, err := printLines([]agentapi.Report{report("b", nil), outsideOf("a")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err = os.WriteFile(file, append([]byte(`{"version":1,"reports":2}`+"\n"), lines...), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r, log := restored(file)
-	if got := names(r.Page(math.MaxUint64, 9)); !slices.Equal(got, []string{"b", "a"}) || log != "" {
-		t.Errorf("got %q, %s", got, log)
+	check.OK(t, k.save())
+	if r, log = restored(file); len(r.All()) != 2 || log != "" {
+		t.Errorf("got %q, %s", names(r.All()), log)
 	}
 }
 
 func TestAFileThatCannotBeUsedIsReplaced(t *testing.T) {
-	line, _ := json.Marshal(report("a", nil))
 	for text, cause := range map[string]string{
 		"":              "line 1: unexpected end",
 		"\x00\x00\x00":  "line 1",
 		`{"version":3}`: "version 3",
 		`[]`:            "line 1",
-		`{"version":1,"reports":2}` + "\n" + string(line): "1 reports, and its first line says 2",
-		`{"version":1,"reports":1}` + "\n" + `{"pod":`:    "line 2",
-		`{"version":2}` + "\n" + `{"pod":` + "\n":         "line 2",
-		strings.Repeat(" ", maxKept+1):                    "at most 4194304 bytes",
+		`{"version":2}` + "\n" + `{"pod":` + "\n": "line 2",
+		strings.Repeat(" ", maxKept+1):            "at most 4194304 bytes",
 	} {
 		file := filepath.Join(t.TempDir(), KeptName)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.WriteFile(file, []byte(text), 0o600))
 		r, log := restored(file)
-		if strings.Count(log, "\n") != 1 || !strings.Contains(log, cause) || len(r.Page(math.MaxUint64, 9)) != 0 {
+		if strings.Count(log, "\n") != 1 || !strings.Contains(log, cause) || len(r.All()) != 0 {
 			t.Errorf("%.40q: %s", text, log)
 		}
-		if err := (&keeper{ring: r, file: file}).save(); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, (&keeper{ring: r, file: file}).save())
 		if _, log = restored(file); log != "" {
 			t.Errorf("%.40q is not replaced: %s", text, log)
 		}
@@ -225,11 +189,9 @@ func TestTheFileIsBounded(t *testing.T) {
 		one.Trim()
 		r.Add(one)
 	}
-	if err := (&keeper{ring: &r, file: file}).save(); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, (&keeper{ring: &r, file: file}).save())
 	again, log := restored(file)
-	got := again.Page(math.MaxUint64, remembered)
+	got := again.All()
 	if info, err := os.Stat(file); err != nil || info.Size() > maxKept || log != "" || len(got) < remembered/2 || len(got) == remembered || got[0].Pod != "511" {
 		t.Errorf("%v, %v, %d decisions, %s", info, err, len(got), log)
 	}
@@ -243,7 +205,7 @@ func TestPodsOutsideHideNoDecision(t *testing.T) {
 	for i := range 5000 {
 		r.enterOutside(fmt.Sprint("w", i))
 	}
-	all := r.Page(math.MaxUint64, 2*remembered)
+	all := r.All()
 	if len(all) != remembered+1 || all[0].Pod != "w4999" || all[remembered].Pod != "refused" {
 		t.Errorf("%d decisions, the first is %s", len(all), all[0].Pod)
 	}
@@ -252,18 +214,8 @@ func TestPodsOutsideHideNoDecision(t *testing.T) {
 	for i := range 5000 {
 		r.Add(report(fmt.Sprint("p", i), nil))
 	}
-	if all := r.Page(math.MaxUint64, 2*remembered); len(all) != remembered+1 || all[remembered].Pod != "outside" {
+	if all := r.All(); len(all) != remembered+1 || all[remembered].Pod != "outside" {
 		t.Errorf("%d decisions", len(all))
-	}
-	for n, before := 0, uint64(math.MaxUint64); ; n++ {
-		page := r.Page(before, 100)
-		if len(page) == 0 {
-			if n != 6 {
-				t.Errorf("%d pages", n)
-			}
-			break
-		}
-		before = page[len(page)-1].Number
 	}
 }
 
@@ -277,7 +229,7 @@ func TestAReportIsNotRepeated(t *testing.T) {
 	r.Add(report("after", nil))
 	r.Add(report("failed", func(r *agentapi.Report) { r.Error = "no" }))
 	r.enterOutside("failed") // and then passed without a report
-	if got := names(r.Page(math.MaxUint64, 9)); !slices.Equal(got, []string{"failed", "failed", "after", "before"}) {
+	if got := names(r.All()); !slices.Equal(got, []string{"failed", "failed", "after", "before"}) {
 		t.Errorf("got %q", got)
 	}
 }
@@ -286,9 +238,7 @@ func TestAReportIsNotRepeated(t *testing.T) {
 func TestPodsOutsideAreEntered(t *testing.T) {
 	server := kubetest.NewServer(t)
 	api, err := kube.NewClient(kube.Config{Kubeconfig: server.Kubeconfig(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	t.Cleanup(api.Close)
 	var ring Ring
 	policy := sidecar.Policy{ExcludeNamespaces: []string{"quiet"}}
@@ -320,7 +270,7 @@ func TestPodsOutsideAreEntered(t *testing.T) {
 	got := map[string]string{}
 	agenttest.Until(t, func() string { return cmp.Diff(want, got) }, func() bool {
 		clear(got)
-		for _, one := range ring.Page(math.MaxUint64, 99) {
+		for _, one := range ring.All() {
 			if _, twice := got[one.Pod]; twice || one.Captured || one.Source != agentapi.SourceWatch || one.Time.Format(time.RFC3339) != "2026-01-02T03:04:05Z" {
 				t.Fatalf("%+v", one)
 			}
@@ -333,9 +283,7 @@ func TestPodsOutsideAreEntered(t *testing.T) {
 	publish("shop", "host", injected, proxy, started)
 	publish("shop", "never", injected, `,"hostNetwork":true`, started)
 	agenttest.Eventually(t, "the other reason is not entered", func() bool {
-		return ring.Page(math.MaxUint64, 1)[0].Reason == "host-network" && ring.Page(math.MaxUint64, 1)[0].Pod == "never"
+		return ring.All()[0].Reason == "host-network" && ring.All()[0].Pod == "never"
 	})
-	if all := ring.Page(math.MaxUint64, 99); len(all) != len(want)+1 {
-		t.Errorf("%q", names(all))
-	}
+	check.Equal(t, len(ring.All()), len(want)+1, "decisions")
 }

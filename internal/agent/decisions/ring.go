@@ -75,26 +75,11 @@ func (r *Ring) push(to []agentapi.Report, one agentapi.Report) []agentapi.Report
 	return append(to, one)
 }
 
-// Page lists the reports whose number is below before, at most limit, the latest first.
-func (r *Ring) Page(before uint64, limit int) []agentapi.Report {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	list := []agentapi.Report{}
-	p, w := len(r.plugin), len(r.watch)
-	for p+w > 0 && len(list) < limit {
-		var one agentapi.Report
-		if w == 0 || p > 0 && r.plugin[p-1].Number > r.watch[w-1].Number {
-			p--
-			one = r.plugin[p]
-		} else {
-			w--
-			one = r.watch[w]
-		}
-		if one.Number < before {
-			list = append(list, one)
-		}
-	}
-	return list
+// All returns all reports, the latest first.
+func (r *Ring) All() []agentapi.Report {
+	all, _ := r.since(0)
+	slices.Reverse(all)
+	return all
 }
 
 // Of returns the latest decision about a pod, preferably the plugin's own. is reports whether a runtime's UID is the pod's.

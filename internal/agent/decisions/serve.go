@@ -3,7 +3,6 @@ package decisions
 import (
 	"encoding/json"
 	"io"
-	"math"
 	"net/http"
 	"slices"
 
@@ -39,7 +38,7 @@ func (r *Ring) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, "[") // the client may have closed the connection
-		for i, one := range r.Page(math.MaxUint64, 2*remembered) {
+		for i, one := range r.All() {
 			if i > 0 {
 				_, _ = io.WriteString(w, ",\n")
 			}

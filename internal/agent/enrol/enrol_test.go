@@ -70,6 +70,13 @@ type fixture struct {
 	failed map[metrics.AmbientStep]int
 }
 
+// newParallel is newFixture for a test that becomes parallel here.
+func newParallel(t *testing.T) *fixture {
+	t.Helper()
+	t.Parallel()
+	return newFixture(t)
+}
+
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{
@@ -236,7 +243,9 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	f.Cleanup(api.Close)
 	compiled, err := selector.ParseAmbient([]byte(selectors))
 	f.Do(err)
-	store := podcache.NewStore(podcache.Options{API: api, Node: node1, Log: log, Ambient: func() *selector.Ambient { return compiled }})
+	store := podcache.NewStore(podcache.Options{
+		API: api, Node: node1, Log: log, Count: func(metrics.PodEvent) {}, Ambient: func() *selector.Ambient { return compiled },
+	})
 	host, err := netns.Open(f.Host)
 	f.Do(err)
 	f.Cleanup(host.Close)
@@ -272,6 +281,12 @@ func (f *fixture) agent(change ...func(*enrol.Options)) *agent {
 	}
 	f.Cleanup(o.Events.Shutdown)
 	return a
+}
+
+// mesh starts an agent and a ztunnel.
+func (f *fixture) mesh() (*agent, *ztunneltest.Ztunnel) {
+	f.Helper()
+	return f.agent(), f.ztunnel(ztunneltest.Options{})
 }
 
 // ztunnel starts a ztunnel.
@@ -376,8 +391,7 @@ func TestEnrol_ByLabel(t *testing.T) {
 		"programs":  func(_ *fixture, p *pod) { p.relabel("ambient") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
+			f := newParallel(t)
 			conf := *f.conf.Load()
 			switch name {
 			case "native":
@@ -387,20 +401,15 @@ func TestEnrol_ByLabel(t *testing.T) {
 			}
 			f.conf.Store(&conf)
 			p, out := f.pod("web"), f.pod("out", func(p *pod) { p.labels[label] = "none" })
-			f.agent()
-			z := f.ztunnel(ztunneltest.Options{})
+			_, z := f.mesh()
 			agenttest.Eventually(t, "no snapshot", z.Ready)
 			if left := p.trace(z); left != "" {
 				t.Fatalf("before: %s", left)
 			}
 			choose(f, p)
 			p.enrolled(z)
-			if left := out.trace(z); left != "" {
-				t.Errorf("a pod that opts out: %s", left)
-			}
-			if n := f.patches(); n != 2 {
-				t.Errorf("%d patches, want 2", n)
-			}
+			check.Equal(t, out.trace(z), "", "a pod that opts out")
+			check.Equal(t, f.patches(), 2, "patches")
 			f.namespace("")
 			p.relabel("")
 			p.released(z)
@@ -410,8 +419,7 @@ func TestEnrol_ByLabel(t *testing.T) {
 
 // TestEnrol_Order: each step waits for the one before, and release takes the annotation first.
 func TestEnrol_Order(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	f.agent()
 	answer := make(chan struct{})
@@ -446,8 +454,7 @@ func TestEnrol_Order(t *testing.T) {
 
 // TestEnrol_WithoutZtunnel: a running pod keeps its traffic until there is a ztunnel.
 func TestEnrol_WithoutZtunnel(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	a := f.agent()
 	p.misses(a, "no ztunnel")
@@ -459,9 +466,7 @@ func TestEnrol_WithoutZtunnel(t *testing.T) {
 	z.Close()
 	again := f.ztunnel(ztunneltest.Options{})
 	p.enrolled(again)
-	if got := p.annotation(); got != enabled {
-		t.Errorf("after a restart of ztunnel: %q", got)
-	}
+	check.Equal(t, p.annotation(), enabled, "after a restart of ztunnel")
 }
 
 // misses waits until a step with a text is missing, "" for none.
@@ -479,28 +484,21 @@ func (p *pod) misses(a *agent, step string) {
 
 // TestStatus_ZtunnelEnds: the annotation is still enabled, and the status says what is missing until the next ztunnel serves the pod.
 func TestStatus_ZtunnelEnds(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	a, z := f.mesh()
 	p.misses(a, "")
 	z.Close()
 	p.misses(a, "ztunnel")
-	if got := p.annotation(); got != enabled {
-		t.Errorf("the annotation is %q", got)
-	}
+	check.Equal(t, p.annotation(), enabled, "the annotation")
 	f.ztunnel(ztunneltest.Options{})
 	p.misses(a, "")
-	if n := f.moves.Load(); n != 4 {
-		t.Errorf("%d changes were told, want those to missing and to enrolled, twice", n)
-	}
+	check.Equal(t, f.moves.Load(), 4, "changes that were told, to missing and to enrolled, twice,")
 }
 
 // TestStatus_AddressTaken: an enrolled pod that leaves the probe set has a missing step.
 func TestStatus_AddressTaken(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	var set *probes.Keeper
 	a := f.agent(func(o *enrol.Options) { set = o.Probes })
@@ -514,11 +512,9 @@ func TestStatus_AddressTaken(t *testing.T) {
 
 // TestEnrol_Refused: ztunnel tries again by itself, and does not say when it succeeds.
 func TestEnrol_Refused(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	a, z := f.mesh()
 	var tries atomic.Int64
 	z.Behave(func(z *ztunneltest.Ztunnel, r ztunneltest.Request) {
 		if r.UID == p.uid && tries.Add(1) < 3 {
@@ -535,16 +531,12 @@ func TestEnrol_Refused(t *testing.T) {
 	})
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := f.failed[metrics.StepZtunnel]; n != 2 {
-		t.Errorf("%d failures counted, want 2", n)
-	}
+	check.Equal(t, f.failed[metrics.StepZtunnel], 2, "failures counted")
 }
 
 func TestAdd(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	f := newParallel(t)
+	a, z := f.mesh()
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p := f.pod("new", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
 	agenttest.Eventually(t, "the watch does not deliver the pod", func() bool {
@@ -553,9 +545,7 @@ func TestAdd(t *testing.T) {
 	})
 	before := len(f.server.Requests())
 	check.OK(t, a.pods.Add(t.Context(), p.event()))
-	if problem := p.problem(z); problem != "" {
-		t.Errorf("after ADD: %s", problem)
-	}
+	check.Equal(t, p.problem(z), "", "after ADD")
 	if sent := f.server.Requests()[before:]; len(sent) != 1 {
 		t.Errorf("requests: %q, want the patch alone", sent)
 	}
@@ -568,10 +558,8 @@ func TestAdd(t *testing.T) {
 
 // TestAdd_NoAddress: an address that is known later is put into the probe set then.
 func TestAdd_NoAddress(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	f := newParallel(t)
+	a, z := f.mesh()
 	p := f.pod("new", labelled, func(p *pod) { p.addressless = true })
 	event := p.event()
 	event.IPs = nil
@@ -583,10 +571,8 @@ func TestAdd_NoAddress(t *testing.T) {
 }
 
 func TestAdd_Refused(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	f := newParallel(t)
+	a, z := f.mesh()
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	starting := func(name string, change ...func(*pod)) *pod {
 		return f.pod(name, append(change, func(p *pod) { p.addressless = true })...)
@@ -606,17 +592,14 @@ func TestAdd_Refused(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
-			if err := a.pods.Add(ctx, event); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("got %v, want %q", err, want)
-			}
+			check.Fails(t, a.pods.Add(ctx, event), want)
 		})
 	}
 }
 
 // TestStart_Snapshot: a new agent tells ztunnel of all pods, changes nothing, and finds what a killed one has begun.
 func TestStart_Snapshot(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	var pods []*pod
 	for i := range 20 {
 		pods = append(pods, f.pod(fmt.Sprintf("web-%d", i), labelled))
@@ -637,12 +620,8 @@ func TestStart_Snapshot(t *testing.T) {
 		p.enrolled(z)
 	}
 	left.released(z)
-	if n := f.patches() - before; n != 2 {
-		t.Errorf("%d patches, want one for each pod that was not enrolled", n)
-	}
-	if got := pods[0].version(); got != generation {
-		t.Errorf("rules were written: version %v, was %v", got, generation)
-	}
+	check.Equal(t, f.patches()-before, 2, "patches, one for each pod that was not enrolled,")
+	check.Equal(t, pods[0].version(), generation, "the version of rules that were not written")
 }
 
 func (p *pod) version() redirection.Version {
@@ -657,11 +636,9 @@ func TestEnrol_Killed(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"ack", "patch"} {
 		t.Run(step, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
+			f := newParallel(t)
 			in, out := f.pod("in", labelled), f.pod("out", labelled)
-			first := f.agent()
-			z := f.ztunnel(ztunneltest.Options{})
+			first, z := f.mesh()
 			out.enrolled(z)
 			in.enrolled(z)
 			third := f.pod("third")
@@ -696,11 +673,9 @@ func (p *pod) rules() bool {
 
 // TestEnrol_RulesOfOthers: rules that another program or the pod itself removes come back.
 func TestEnrol_RulesOfOthers(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	p.enrolled(z)
 	check.OK(t, check.Err(p.space().Clean(t.Context(), p.spec())))
 	p.enrolled(z)
@@ -708,11 +683,9 @@ func TestEnrol_RulesOfOthers(t *testing.T) {
 
 // TestEnrol_Ends: a pod that ends or is deleted leaves ztunnel and the probe set, and its namespace is closed.
 func TestEnrol_Ends(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	job, web := f.pod("job", labelled), f.pod("web", labelled)
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	job.enrolled(z)
 	web.enrolled(z)
 	job.phase, job.addressless = "Succeeded", true // the status of an ended pod may lack addresses
@@ -725,10 +698,8 @@ func TestEnrol_Ends(t *testing.T) {
 
 // TestEnrol_APIServerFails: a pod whose annotation cannot be written holds no other one's rules. A conflict need not be another UID.
 func TestEnrol_APIServerFails(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	f := newParallel(t)
+	_, z := f.mesh()
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	f.server.FailOn("status", kubetest.ServerError, 3)
 	f.server.FailOn("status", kubetest.Conflict, 3)
@@ -739,21 +710,17 @@ func TestEnrol_APIServerFails(t *testing.T) {
 
 // TestEnrol_Ztunnel: its own pods stay out, whatever their labels are.
 func TestEnrol_Ztunnel(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	own := f.pod("ztunnel-x", labelled, func(p *pod) { p.labels[ambient.ZtunnelLabel] = ambient.ZtunnelApp })
 	f.agent(func(o *enrol.Options) { o.SystemNamespace = "shop" })
 	z := f.ztunnel(ztunneltest.Options{})
 	f.pod("web", labelled).enrolled(z)
-	if left := own.trace(z); left != "" {
-		t.Error(left)
-	}
+	check.Equal(t, own.trace(z), "", "ztunnel's own pod")
 }
 
 // TestEnrol_Excluded: the setting wins over a label, also for pods that are enrolled.
 func TestEnrol_Excluded(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	first := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})

@@ -37,11 +37,9 @@ func (p *pod) overwrite(value string) {
 
 // TestEnrol_AnnotationOfOthers: a value that another writer gives the annotation does not stay.
 func TestEnrol_AnnotationOfOthers(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p, out := f.pod("web", labelled), f.pod("out")
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	p.enrolled(z)
 	for _, value := range []string{"disabled", pending, "", "x"} {
 		p.overwrite(value)
@@ -56,23 +54,12 @@ func TestEnrol_AnnotationOfOthers(t *testing.T) {
 	}
 }
 
-// TestEnrol_Conflict: 409 need not be about the pod's UID.
-func TestEnrol_Conflict(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	f.server.FailOn("status", kubetest.Conflict, 1)
-	p := f.pod("web", labelled)
-	f.agent()
-	p.enrolled(f.ztunnel(ztunneltest.Options{}))
-}
-
 // TestEnrol_SidecarWithAnnotation: a pod with a sidecar keeps its rules, whatever its template says about ambient mode.
 func TestEnrol_SidecarWithAnnotation(t *testing.T) {
 	t.Parallel()
 	for _, value := range []string{pending, enabled, "x"} {
 		t.Run(value, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
+			f := newParallel(t)
 			p := f.pod("web", was(value), func(p *pod) { p.annotations["sidecar.istio.io/status"] = "{}" })
 			spec := redirect.Default()
 			check.OK(t, check.Err(p.space().Apply(t.Context(), spec, redirection.Reconcile)))
@@ -112,8 +99,7 @@ func (p pause) WithAttrs(a []slog.Attr) slog.Handler {
 
 // TestEnrol_DeletedMeanwhile: a pod that is deleted during its turn leaves nothing.
 func TestEnrol_DeletedMeanwhile(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	before := open(t, p)
 	at := pause{slog.NewTextHandler(f.log, nil), "wrote the rules", make(chan struct{}), make(chan struct{}), &sync.Once{}}
@@ -148,8 +134,7 @@ func open(t *testing.T, p *pod) (n int) {
 
 // TestEnrol_Ended: nobody searches for a pod that has ended, nor holds the namespace that a plugin has offered.
 func TestEnrol_Ended(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	lost := f.pod("lost", labelled, func(p *pod) { p.address = "10.99.0.1" })
 	f.Do(os.RemoveAll(filepath.Join(f.Proc, "1001")))
 	job := f.pod("job", labelled, func(p *pod) { p.addressless, p.phase = true, "Pending" })
@@ -170,8 +155,7 @@ func TestEnrol_Ended(t *testing.T) {
 
 // TestEnrol_APIServerDown: the pauses between requests for a pod grow.
 func TestEnrol_APIServerDown(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	f.server.FailOn("status", kubetest.Forbidden, 1000)
 	f.pod("web", labelled)
 	now := clocktesting.NewFakeClock(time.Now())
@@ -189,8 +173,7 @@ func TestEnrol_APIServerDown(t *testing.T) {
 
 // TestEnrol_KilledAndUnlabelled: an agent that could not write the annotation is killed, and the label goes before the next one starts.
 func TestEnrol_KilledAndUnlabelled(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled)
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	first := f.agent()
@@ -206,12 +189,10 @@ func TestEnrol_KilledAndUnlabelled(t *testing.T) {
 
 // TestEnrol_ReleasedWhilePatched: the annotation is not written after ztunnel has acknowledged the deletion.
 func TestEnrol_ReleasedWhilePatched(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, was(pending))
 	f.server.FailOn("status", kubetest.Hang, 1)
-	f.agent()
-	z := f.ztunnel(ztunneltest.Options{})
+	_, z := f.mesh()
 	agenttest.Eventually(t, "no patch", func() bool { return f.patches() == 1 })
 	z.Behave(func(z *ztunneltest.Ztunnel, r ztunneltest.Request) {
 		if r.Kind.String() == "Del" && f.patches() == 1 {
@@ -225,8 +206,7 @@ func TestEnrol_ReleasedWhilePatched(t *testing.T) {
 
 // TestStart_Pending: the snapshot has a pod that ztunnel serves and whose annotation could not be written.
 func TestStart_Pending(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, was(pending))
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	first := f.agent()
@@ -236,30 +216,24 @@ func TestStart_Pending(t *testing.T) {
 	before := len(z.Requests())
 	f.agent()
 	agenttest.Eventually(t, "no snapshot", func() bool { return len(z.Requests()) > before })
-	if first := z.Requests()[before].String(); !strings.Contains(first, p.uid) {
-		t.Errorf("the snapshot begins with %q", first)
-	}
+	check.Contains(t, z.Requests()[before].String(), p.uid)
 }
 
 // TestStart_HostNetwork: an annotation does not bring the node's own address into the probe set.
 func TestStart_HostNetwork(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", was(enabled), func(p *pod) { p.host = true })
 	f.server.FailOn("status", kubetest.ServerError, 1000)
 	in := f.pod("in", labelled, was(enabled))
 	f.agent()
 	f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no entry", func() bool { return in.entry() != "" })
-	if p.entry() != "" {
-		t.Error("the node's address is in the probe set")
-	}
+	check.Equal(t, p.entry(), "", "the entry of the node's address")
 }
 
 // TestEnrol_Recreated: pods of a StatefulSet come again under their names, with new UIDs and old addresses.
 func TestEnrol_Recreated(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web-0", labelled)
 	a := f.agent()
 	z := f.ztunnel(ztunneltest.Options{Reconnect: true})
@@ -283,8 +257,7 @@ func TestEnrol_Recreated(t *testing.T) {
 
 // TestEnrol_NamespacesForbidden: while namespaces cannot be read nothing is released.
 func TestEnrol_NamespacesForbidden(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	f.namespace("ambient")
 	p := f.pod("web")
 	first := f.agent()
@@ -297,15 +270,12 @@ func TestEnrol_NamespacesForbidden(t *testing.T) {
 	p.enrolled(z)
 	agenttest.Eventually(t, "no snapshot", z.Ready)
 	p.enrolled(z)
-	if f.patches() != before {
-		t.Error("annotation changed")
-	}
+	check.Equal(t, f.patches(), before, "patches")
 }
 
 // TestStart_Again: 20 agents in a row leave all pods as they are.
 func TestStart_Again(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	pods := []*pod{f.pod("a", labelled), f.pod("b", labelled), f.pod("c", labelled)}
 	z := (*ztunneltest.Ztunnel)(nil)
 	for i := range 20 {
@@ -321,9 +291,7 @@ func TestStart_Again(t *testing.T) {
 		<-a.pods.Primed()
 		a.stop()
 	}
-	if len(z.Pods()) != 3 {
-		t.Errorf("ztunnel has %v", z.Pods())
-	}
+	check.Equal(t, len(z.Pods()), 3, "pods of ztunnel")
 	n := f.patches()
 	for _, p := range pods {
 		if n > 6 || open(t, p) > 3 {
@@ -334,8 +302,7 @@ func TestStart_Again(t *testing.T) {
 
 // TestEnrol_HugeAnnotation: odd values are ignored.
 func TestEnrol_HugeAnnotation(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	p := f.pod("web", labelled, func(p *pod) {
 		p.annotations[ambient.RerouteInterfacesKey] = strings.Repeat("eth0,", 50000)
 		p.annotations[ambient.DNSCaptureKey] = "\x00\nmaybe"
@@ -349,8 +316,7 @@ func TestEnrol_HugeAnnotation(t *testing.T) {
 
 // TestEnrol_UnreadableRules: rules that cannot be read are not read again at each of their changes.
 func TestEnrol_UnreadableRules(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
+	f := newParallel(t)
 	now := clocktesting.NewFakeClock(time.Now())
 	p, other := f.pod("web", labelled), f.pod("other", labelled)
 	a := f.agent(func(o *enrol.Options) { o.Clock = now })

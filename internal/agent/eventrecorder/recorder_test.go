@@ -191,14 +191,10 @@ func TestRecord_EqualEvents(t *testing.T) {
 		t.Fatalf("events: %+v, want one that was counted 1002 times", got)
 	}
 	r.sends(nodeEvent("another"))
-	if got := eventsOn(t, server); len(got) != 2 {
-		t.Errorf("%d events, want 2", len(got))
-	}
+	check.Equal(t, len(eventsOn(t, server)), 2, "events")
 	r.clock.Step(eventWindow + time.Second)
 	r.sends(nodeEvent("same"))
-	if got := eventsOn(t, server); len(got) != 3 {
-		t.Errorf("events %+v after a long time, want a third one", got)
-	}
+	check.Equal(t, len(eventsOn(t, server)), 3, "events after a long time")
 }
 
 // TestRecord_EventGoneFromServer by the next equal event.
@@ -314,9 +310,7 @@ func TestRecord_Pace(t *testing.T) {
 	for i := eventBurst; i < n; i++ {
 		agenttest.Eventually(t, "the pause", r.clock.HasWaiters)
 		r.clock.Step(eventInterval - time.Millisecond)
-		if got := writer.requests(); got != i {
-			t.Fatalf("%d requests before the end of the pause, want %d", got, i)
-		}
+		check.Equal(t, writer.requests(), i, "requests before the end of the pause")
 		r.clock.Step(time.Millisecond)
 		r.all(i + 1)
 	}
@@ -397,9 +391,7 @@ func TestEvent_Names(t *testing.T) {
 	}
 	for _, event := range writer.created {
 		names[event.Name] = true
-		if problems := validation.IsDNS1123Subdomain(event.Name); len(problems) > 0 {
-			t.Errorf("%s: %v", event.Name, problems)
-		}
+		check.Equal(t, len(validation.IsDNS1123Subdomain(event.Name)), 0, "problems of", event.Name)
 	}
 	check.Equal(t, len(names), 4, "names for 4 events")
 }

@@ -122,13 +122,9 @@ func TestReadyz_ChangesReportedOnce(t *testing.T) {
 	}
 	b.NotReady("config", "fighting with cilium")
 	// Two changes of readiness, and four of the part, each with its reason.
-	if got := strings.Count(b.log.String(), "\n"); got != 6 {
-		t.Errorf("%d records: %s", got, b.log.String())
-	}
+	check.Equal(t, strings.Count(b.log.String(), "\n"), 6, "records in", b.log.String())
 	for want, times := range map[string]int{"part=config": 4, "reason=waiting": 1, "reason=unknown": 1, `reason="fighting with cilium"`: 1} {
-		if got := strings.Count(b.log.String(), want); got != times {
-			t.Errorf("%d records with %s: %s", got, want, b.log.String())
-		}
+		check.Equal(t, strings.Count(b.log.String(), want), times, "records with", want, "in", b.log.String())
 	}
 	b.changed(t, true, false)
 }
@@ -147,9 +143,7 @@ func TestReadyz_EveryPart(t *testing.T) {
 		t.Errorf("with the late part it is %+v", s)
 	}
 	b.Ready("late")
-	if !b.Snapshot().Ready {
-		t.Error("not ready when all parts are")
-	}
+	check.Equal(t, b.Snapshot().Ready, true, "ready when all parts are")
 }
 
 func TestReadyz_NoParts(t *testing.T) {
@@ -218,7 +212,5 @@ func TestReadyz_Concurrent(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if !s.Snapshot().Ready {
-		t.Error("not ready in the end")
-	}
+	check.Equal(t, s.Snapshot().Ready, true, "ready in the end")
 }

@@ -2,6 +2,7 @@ package installation_test
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -116,11 +117,7 @@ func (f fault) reported(t *testing.T, err error) {
 		t.Errorf("%v at %q: error %v", f.errno, f.call, err)
 		return
 	}
-	for _, want := range []string{f.file(), remedies()[f.errno]} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%v at %q: the error lacks %q: %v", f.errno, f.call, want, err)
-		}
-	}
+	check.Contains(t, err.Error(), f.file(), remedies()[f.errno])
 }
 
 // safe asserts that the node works: the runtime loads the same plugins as before, and their programs exist.
@@ -193,9 +190,7 @@ func TestReconcile_EveryFault(t *testing.T) {
 				}
 				if f.errno == syscall.EIO { // W-20: a file that was written despite the error is removed
 					n.uninstall(a)
-					if diff := cmp.Diff(s.back, n.conf()); diff != "" {
-						t.Errorf("%v at %q, and then uninstalled:\n%s", f.errno, f.call, diff)
-					}
+					check.Diff(t, fmt.Sprintf("%v at %q, and then uninstalled", f.errno, f.call), s.back, n.conf())
 					return
 				}
 				check.OK(t, a.Reconcile())

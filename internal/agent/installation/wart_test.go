@@ -32,9 +32,7 @@ import (
 // ends asserts that the runtime runs the stanza exactly once, last, after these plugins.
 func (n *fixture) ends(want ...string) {
 	n.t.Helper()
-	if got := n.loaded(); !slices.Equal(got, append(want, "istio-cni")) {
-		n.t.Errorf("the runtime runs %q, want %q and the stanza\n%v", got, want, n.tree("net.d"))
-	}
+	check.Diff(n.t, "the runtime runs", append(want, "istio-cni"), n.loaded())
 }
 
 func modes() []cniconf.Mode {
@@ -266,9 +264,7 @@ func TestUninstall_ReportsEveryError(t *testing.T) {
 	n.disk.Before = refusing(n.path("old"), n.path("run"), n.path("bin"))
 	err := n.agent().Uninstall(t.Context())
 	for _, file := range []string{"old/ZZZ-istio-cni-kubeconfig", "run/istio-cni-kubeconfig", "bin/istio-cni", "bin/istio-iptables"} {
-		if err == nil || !strings.Contains(err.Error(), n.path(file)) {
-			t.Errorf("the error does not name %s: %v", file, err)
-		}
+		check.Fails(t, err, n.path(file))
 	}
 	if rest := n.tree("bin2"); len(rest) > 0 || n.read("net.d/10-bridge.conflist") != conflist {
 		t.Errorf("a removable file is left: %v", n.tree("."))
@@ -375,9 +371,7 @@ func TestReadiness_HangingDisk(t *testing.T) {
 	if code, body := probe("/healthz"); code != http.StatusOK {
 		t.Errorf("not alive: %s", body)
 	}
-	if got := n.loaded(); len(got) != 2 {
-		t.Errorf("the runtime runs %q: the disk was not frozen", got)
-	}
+	check.Equal(t, len(n.loaded()), 2, "plugins while the disk is frozen")
 	thaw()
 	n.until(func() bool { return ready() && len(n.loaded()) == 3 })
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // endless is a body without end: a batch with one endless record, or with many small records.
@@ -72,9 +73,7 @@ func TestAttack_OrdinaryBatchArrives(t *testing.T) {
 		"no_http":        func(a attacker) { a.raw(strings.NewReader("\x16\x03\x01\x00\xff\x00\n\n\r\n\r\n")) },
 		"half_open": func(a attacker) {
 			conn := a.Dial(a.T)
-			if err := conn.(*net.UnixConn).CloseWrite(); err != nil {
-				a.Fatal(err)
-			}
+			check.OK(a.T, conn.(*net.UnixConn).CloseWrite())
 			a.answered(conn)
 		},
 		"body_cut_short": func(a attacker) {

@@ -9,21 +9,9 @@ import (
 // maxOffenders bounds the series with names of pods.
 const maxOffenders = 100
 
-// auditFamilies are computed on each scrape.
-type auditFamilies struct{ pods, oldest, offenders *family }
-
-func declareAudit(r *registry) auditFamilies {
-	declare := func(name, help string) *family { return r.declare(gauge, name, help) }
-	return auditFamilies{
-		declare("istio_cni_audit_pods", "Pods of the mesh on this node, by the state of their redirection."),
-		declare("istio_cni_audit_oldest_seconds", "Time since the least recent inspection of a pod of the mesh."),
-		declare("istio_cni_audit_offender", "Pods of the mesh that are not captured, 100 at most."),
-	}
-}
-
 // ReadAudit sets the source of the audit's metrics: the status of the node's pods, and the time of day.
 func (r *Repair) ReadAudit(pods func() []audit.Status, now func() time.Time) {
-	r.audits.pods.listBy(func() []point {
+	r.auditPods.listBy(func() []point {
 		counts := map[audit.State]int{}
 		for _, s := range pods() {
 			counts[s.State]++
@@ -34,7 +22,7 @@ func (r *Repair) ReadAudit(pods func() []audit.Status, now func() time.Time) {
 		}
 		return all
 	})
-	r.audits.oldest.listBy(func() []point {
+	r.oldest.listBy(func() []point {
 		oldest := 0.0
 		for _, s := range pods() {
 			if !s.Checked.IsZero() {
@@ -43,7 +31,7 @@ func (r *Repair) ReadAudit(pods func() []audit.Status, now func() time.Time) {
 		}
 		return []point{{"", oldest}}
 	})
-	r.audits.offenders.listBy(func() []point {
+	r.offenders.listBy(func() []point {
 		all := pods()
 		audit.Sort(all)
 		var points []point

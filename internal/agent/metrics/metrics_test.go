@@ -150,9 +150,7 @@ func TestNames_OfTheReference(t *testing.T) {
 			continue
 		}
 		agents++
-		if want := map[bool]string{true: "counter", false: "gauge"}[strings.HasSuffix(name, "_total")]; p.kinds[name] != want {
-			t.Errorf("%s is %q, want a %s", name, p.kinds[name], want)
-		}
+		check.Equal(t, p.kinds[name], map[bool]string{true: "counter", false: "gauge"}[strings.HasSuffix(name, "_total")], name, "is")
 	}
 	if agents < 18 {
 		t.Errorf("only %d names in the list", agents)

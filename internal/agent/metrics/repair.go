@@ -43,8 +43,8 @@ type Repair struct {
 	*registry
 
 	repairs, pods, events, failures, restored *family
-
-	audits auditFamilies
+	// These are computed on each scrape.
+	auditPods, oldest, offenders *family
 }
 
 // NewRepair returns the metrics of a race repair that runs alone, all zero.
@@ -61,8 +61,11 @@ func newRepair(r *registry) *Repair {
 		failures: r.declare(counter, "istio_cni_repair_watch_troubles_total", "Failures of the watch of the pods."),
 		restored: r.declare(counter, "istio_cni_audit_repairs_total", "Pods whose lost or changed rules the audit restored, by result.",
 			each("result", RepairSuccess, RepairFail)...),
-		audits: declareAudit(r),
-		events: declareEvents(r, "istio_cni_events_total"),
+		auditPods: r.declare(gauge, "istio_cni_audit_pods", "Pods of the mesh on this node, by the state of their redirection."),
+		oldest: r.declare(gauge, "istio_cni_audit_oldest_seconds",
+			"Time since the least recent inspection of a pod of the mesh."),
+		offenders: r.declare(gauge, "istio_cni_audit_offender", "Pods of the mesh that are not captured, 100 at most."),
+		events:    declareEvents(r, "istio_cni_events_total"),
 	}
 	m.ReadAudit(func() []audit.Status { return nil }, func() time.Time { return time.Time{} })
 	return m

@@ -297,8 +297,9 @@ func (n *node) askRuntime() {
 			n.Log.DebugContext(ctx, "the node's runtime is not known yet", slog.String("error", err.Error()))
 			return false, nil
 		}
-		dropIns := installation.LoadsDropIns(state.Runtime)
-		n.Log.InfoContext(ctx, "the runtime is known", slog.String("runtime", state.Runtime),
+		runtime := state.Status.NodeInfo.ContainerRuntimeVersion
+		dropIns := installation.LoadsDropIns(runtime)
+		n.Log.InfoContext(ctx, "the runtime is known", slog.String("runtime", runtime),
 			slog.Bool("loads drop-in files", dropIns == cniconf.Loaded))
 		n.installation.Change(func(w *cniconf.Want) { w.DropIns = dropIns })
 		return true, nil

@@ -2,7 +2,6 @@ package podcache
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -121,9 +120,7 @@ func TestFollow_Selected(t *testing.T) {
 	f.wants("out true")
 	server.Set(namespace("none")) // created anew
 	f.wants("out false")
-	if gets(server) != 0 {
-		t.Errorf("requests: %q", server.Requests())
-	}
+	check.Equal(t, gets(server), 0, "requests")
 }
 
 // TestFollow_NamespacesUnreadable: listeners never take "unknown" for "not selected", and the plugin gets no answer by a guess.
@@ -136,9 +133,7 @@ func TestFollow_NamespacesUnreadable(t *testing.T) {
 	server.FailOn(shop+"$", kubetest.Forbidden, 1)
 	f := follow(t, server)
 	f.wants("failing true", "side false")
-	if facts, err := f.Facts(t.Context(), f.pod("web", "1"), true); kube.ClassOf(err) != kube.Forbidden {
-		t.Errorf("%+v, %v", facts, err)
-	}
+	check.Equal(t, kube.ClassOf(check.Err(f.Facts(t.Context(), f.pod("web", "1"), true))), kube.Forbidden)
 	if facts, err := f.Facts(t.Context(), f.pod("web", "1"), true); err != nil || !facts.Selected { // the namespace can be fetched
 		t.Errorf("%+v, %v", facts, err)
 	}
@@ -173,9 +168,7 @@ func TestFollow_PodBeforeNamespace(t *testing.T) {
 	})
 	agenttest.Eventually(t, "no request for the pod", func() bool { return gets(server) == 1 })
 	server.ReleaseWatches()
-	if p := <-got; !p.Facts.Selected {
-		t.Errorf("%+v", p)
-	}
+	check.Equal(t, (<-got).Facts.Selected, true, "selected")
 	f.wants("web true")
 }
 
@@ -219,9 +212,7 @@ func TestReselect(t *testing.T) {
 	f.selectors.Store(nil)
 	f.Reselect()
 	f.wants("anew false", "web false", "sync")
-	if _, err := f.Facts(t.Context(), f.pod("web", "0"), true); !errors.Is(err, errNoAmbient) {
-		t.Errorf("ambient mode is off: %v", err)
-	}
+	check.Is(t, check.Err(f.Facts(t.Context(), f.pod("web", "0"), true)), errNoAmbient)
 }
 
 // TestFacts_FetchedWithNamespace: once for all plugins, by labels that the cache does not keep.
@@ -262,14 +253,10 @@ func TestPod_OfAnEvent(t *testing.T) {
 	}
 	check.Equal(t, gets(server), 1, "requests, for the pod without a UID,")
 	for _, ref := range []kube.PodRef{f.pod("going", "2"), f.pod("going", "")} {
-		if _, err := f.Pod(t.Context(), ref); !errors.Is(err, errDeleting) {
-			t.Errorf("%v: %v", ref, err)
-		}
+		check.Is(t, check.Err(f.Pod(t.Context(), ref)), errDeleting, ref)
 	}
 	for ref, class := range map[kube.PodRef]kube.Class{f.pod("web", "old"): kube.WrongPod, f.pod("none", "1"): kube.NotFound, f.pod("none", ""): kube.NotFound} {
-		if _, err := f.Pod(t.Context(), ref); kube.ClassOf(err) != class {
-			t.Errorf("%v: %v, want %s", ref, err, class)
-		}
+		check.Equal(t, kube.ClassOf(check.Err(f.Pod(t.Context(), ref))), class, ref)
 	}
 	// A stale pod of the name is in the cache.
 	agenttest.Eventually(t, "no watches", func() bool { return server.Watches() == 2 })
@@ -278,9 +265,7 @@ func TestPod_OfAnEvent(t *testing.T) {
 	server.Set(pod("web", "5", "n", ""))
 	for _, uid := range []string{"5", ""} {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if p, err := f.Pod(ctx, f.pod("web", uid)); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("UID %q: %+v, %v", uid, p, err)
-		}
+		check.Is(t, check.Err(f.Pod(ctx, f.pod("web", uid))), context.DeadlineExceeded, uid)
 		cancel()
 	}
 	got := make(chan string, 2)

@@ -25,7 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
-// Options are the dependencies of a Store. All but Count, Keep, KeepMessage and Ambient are required.
+// Options are the dependencies of a Store. All but Keep and KeepMessage are required.
 type Options struct {
 	API *kube.Client
 	// Node is the name of the node whose pods are cached.
@@ -58,12 +58,6 @@ type Store struct {
 
 // NewStore returns an empty store.
 func NewStore(o Options) *Store {
-	if o.Count == nil {
-		o.Count = func(metrics.PodEvent) {}
-	}
-	if o.Ambient == nil {
-		o.Ambient = func() *selector.Ambient { return nil }
-	}
 	s := &Store{
 		options: o, pods: map[types.NamespacedName]kube.Pod{}, listeners: map[*kube.Listener[kube.Pod]]struct{}{},
 		fetches: map[kube.PodRef]*fetch{}, changed: make(chan struct{}), round: &round{},

@@ -3,10 +3,8 @@ package podcache
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -22,12 +20,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/decisions"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/agent/unixsock"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func newStore(t *testing.T, server *kubetest.Server) *Store {
@@ -36,10 +36,11 @@ func newStore(t *testing.T, server *kubetest.Server) *Store {
 		Kubeconfig: server.Kubeconfig(t),
 		Backoff:    &wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 4, Cap: 10 * time.Millisecond},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return NewStore(Options{API: api, Node: "n", Log: slog.New(slog.DiscardHandler), Keep: []string{"mark"}})
+	check.OK(t, err)
+	return NewStore(Options{
+		API: api, Node: "n", Log: slog.New(slog.DiscardHandler), Keep: []string{"mark"}, Count: func(metrics.PodEvent) {},
+		Ambient: func() *selector.Ambient { return nil },
+	})
 }
 
 func pod(name, uid, node string, more string) []byte {
@@ -74,24 +75,16 @@ func TestKnownPodsAreNotFetched(t *testing.T) {
 		t.Errorf("got %+v, %v", facts, err)
 	}
 	// The runtime passes the kubelet's UID of a static pod.
-	if _, err := get("static", "h"); err != nil {
-		t.Error(err)
-	}
-	if gets(server) != 0 {
-		t.Errorf("requests: %q", server.Requests())
-	}
+	check.OK(t, check.Err(get("static", "h")))
+	check.Equal(t, gets(server), 0, "requests")
 	// A pod with another UID is fetched, and a missing one is an error.
 	if facts, err := get("far", "3"); err != nil || facts.UID != "3" {
 		t.Errorf("got %+v, %v", facts, err)
 	}
 	for key, want := range map[[2]string]kube.Class{{"web", "old"}: kube.WrongPod, {"none", "1"}: kube.NotFound} {
-		if _, err := get(key[0], key[1]); kube.ClassOf(err) != want {
-			t.Errorf("%q: got %v, want %s", key, err, want)
-		}
+		check.Equal(t, kube.ClassOf(check.Err(get(key[0], key[1]))), want, key)
 	}
-	if _, err := get("web", ""); !errors.Is(err, errNoUID) {
-		t.Errorf("without a UID: %v", err)
-	}
+	check.Is(t, check.Err(get("web", "")), errNoUID, "without a UID")
 }
 
 func TestOneFetchForAllPlugins(t *testing.T) {
@@ -111,9 +104,7 @@ func TestOneFetchForAllPlugins(t *testing.T) {
 	agenttest.Eventually(t, "no request", func() bool { return gets(server) > 0 })
 	cancel()
 	waiting.Wait()
-	if gets(server) != 1 {
-		t.Errorf("%d requests", gets(server))
-	}
+	check.Equal(t, gets(server), 1, "requests")
 	server.Heal()
 }
 
@@ -158,17 +149,13 @@ func TestFollowNotifiesOfAllPodsAndChanges(t *testing.T) {
 	stopLater := agenttest.Go(t, func(ctx context.Context) {
 		s.Follow(ctx, kube.Listener[kube.Pod]{OnUpdate: func(p kube.Pod) { later <- p.Facts.Name }, OnSync: func() {}})
 	})
-	if got := <-later; got != "b" {
-		t.Errorf("a later listener gets %s", got)
-	}
+	check.Equal(t, <-later, "b", "a later listener gets")
 	stop()
 	stopLater()
 	server.Set(pod("c", "3", "n", ""))
 	agenttest.Eventually(t, "no pod", func() bool { return s.Known() == 2 })
 	for range len(calls) {
-		if got := <-calls; got != "sync" {
-			t.Errorf("%s after the end", got)
-		}
+		check.Equal(t, <-calls, "sync", "after the end")
 	}
 	server.Set(pod("c", "3", "n", `,"labels":{"a":"b"}`))
 	for _, want := range []string{`{type="add"} 3`, `{type="update"} 1`, `{type="delete"} 1`} {
@@ -200,9 +187,7 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 			Pod: fmt.Sprint(i), Reason: "captured", Source: agentapi.SourceAgent, Processes: 2, Requests: 1,
 			Seconds: map[agentapi.Phase]float64{agentapi.PhaseTotal: 0.003, "unknown": 1, agentapi.PhaseRead: -1},
 		})
-		if code := post(string(text)); code != http.StatusOK {
-			t.Fatal(code)
-		}
+		check.Equal(t, post(string(text)), http.StatusOK)
 	}
 	for text, want := range map[string]int{
 		`{"reason":"of the future","source":"moon"}`:        http.StatusOK,
@@ -210,9 +195,7 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 		`[]`:       http.StatusBadRequest,
 		`{"pod":1`: http.StatusBadRequest, `{"pod":"` + strings.Repeat("x", agentapi.MaxReport) + `"}`: http.StatusBadRequest,
 	} {
-		if code := post(text); code != want {
-			t.Errorf("%.40s: %d, want %d", text, code, want)
-		}
+		check.Equal(t, post(text), want, text[:min(len(text), 40)])
 	}
 	w := service.request(t, http.MethodGet, "/v1/decisions", "")
 	var all []agentapi.Report
@@ -227,9 +210,7 @@ func TestReportsAreKeptAndCounted(t *testing.T) {
 		`istio_cni_plugin_requests_total{response_code="500"} 1`,
 		`istio_cni_add_duration_seconds_bucket{phase="total",le="0.005"} 600`, `istio_cni_add_duration_seconds_count{phase="read"} 0`,
 	} {
-		if !strings.Contains(text, want+"\n") {
-			t.Errorf("no %s in\n%s", want, text)
-		}
+		check.Contains(t, text, want+"\n")
 	}
 }
 
@@ -242,9 +223,7 @@ func TestEveryReportIsShown(t *testing.T) {
 		r := agentapi.Report{Time: time.Unix(1, 0), Namespace: "shop", Pod: "web", UID: "u", Container: "c", Reason: "captured", Source: agentapi.SourceAgent}
 		change(&r)
 		text, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		return string(text)
 	}
 	for name, text := range map[string]string{
@@ -260,8 +239,8 @@ func TestEveryReportIsShown(t *testing.T) {
 	} {
 		before := strings.Count(string(m.Text()), "\n")
 		code := post(text)
-		latest := service.Ring.Page(math.MaxUint64, 1)
-		if code != http.StatusOK || len(latest) != 1 {
+		latest := service.Ring.All()
+		if code != http.StatusOK || len(latest) == 0 {
 			t.Errorf("%s: answer %d, %d decisions", name, code, len(latest))
 			continue
 		}
@@ -273,9 +252,7 @@ func TestEveryReportIsShown(t *testing.T) {
 		if shown := r.Container + r.Detail + r.Error; strings.ContainsFunc(shown, func(c rune) bool { return !printable.Is(c) }) {
 			t.Errorf("%s: not printable: %q", name, shown)
 		}
-		if after := strings.Count(string(m.Text()), "\n"); after != before {
-			t.Errorf("%s: %d lines of metrics, before it %d", name, after, before)
-		}
+		check.Equal(t, strings.Count(string(m.Text()), "\n"), before, name, "lines of metrics")
 	}
 	if text := string(m.Text()); !strings.Contains(text, `istio_cni_add_total{reason="captured",source="agent"} 4`+"\n") {
 		t.Errorf("some are not counted:\n%s", text)
@@ -291,9 +268,7 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 		r.Seconds[agentapi.Phase(fmt.Sprint("phase", i))] = 1
 	}
 	text, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	used := func() uint64 {
 		var m runtime.MemStats
 		runtime.GC()
@@ -302,14 +277,12 @@ func TestReportsCostABoundedMemory(t *testing.T) {
 	}
 	before := used()
 	for range reports {
-		if code := post(string(text)); code != http.StatusOK {
-			t.Fatal(code)
-		}
+		check.Equal(t, post(string(text)), http.StatusOK)
 	}
 	if after := used(); after > before+bound {
 		t.Errorf("%d bytes more for %d reports", after-before, reports)
 	}
-	if got := service.Ring.Page(math.MaxUint64, 512); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
+	if got := service.Ring.All(); len(got) != reports || got[0].Seconds[agentapi.PhaseTotal] != 1 {
 		t.Errorf("%d reports, %+v", len(got), got[0])
 	}
 }
@@ -322,9 +295,7 @@ func TestReportsOfManyAtOnceAreKept(t *testing.T) {
 	o := agenttest.SocketOptions(filepath.Join(t.TempDir(), "s"))
 	o.Connections, o.KeepAlive = 256, true
 	server, err := unixsock.Open(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	var reporting sync.WaitGroup
 	for i := range plugins {
 		reporting.Go(func() {
@@ -352,9 +323,7 @@ func TestDecisions_Whole(t *testing.T) {
 	ask := func() []agentapi.Report {
 		t.Helper()
 		agent, err := agentapi.Dial(t.Context(), server.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		defer agent.Close() //nolint:errcheck // no more writes follow
 		all, err := agent.Decisions(t.Context())
 		if err != nil || all == nil {
@@ -362,9 +331,7 @@ func TestDecisions_Whole(t *testing.T) {
 		}
 		return all
 	}
-	if all := ask(); len(all) != 0 {
-		t.Errorf("%d decisions", len(all))
-	}
+	check.Equal(t, len(ask()), 0, "decisions")
 	for i := range 600 {
 		r := agentapi.Report{Pod: fmt.Sprint(i), Detail: strings.Repeat("<", 1<<20), Error: strings.Repeat("<", 1<<20), Container: strings.Repeat("<", 1<<20)}
 		r.Trim()

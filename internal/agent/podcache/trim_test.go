@@ -8,6 +8,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/core/sidecar"
 	"github.com/meshcni/istio-cni/internal/kube"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestTrimChangesNoDecision of race repair, whatever the container statuses, and keeps only what a decision reads. The tests
@@ -54,7 +55,5 @@ func TestTrimChangesNoDecision(t *testing.T) {
 			}
 		}
 	}
-	if len(reasons) != 3 {
-		t.Errorf("the pods are %v", reasons)
-	}
+	check.Equal(t, len(reasons), 3, "reasons of", reasons)
 }

@@ -3,7 +3,7 @@
 // It promises to accept only text that the API server accepts, and that an error quotes a bounded, printable part of the text.
 // It never sends a request.
 //
-// Start reading at Check, and at Enablement and Ambient for ambient mode.
+// Start reading at Check, and at Enablement and Ambient for ambient mode. placement.go has the nodes of a DaemonSet.
 package selector
 
 import (

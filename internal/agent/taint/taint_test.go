@@ -149,9 +149,7 @@ func TestOnce_Fails(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- Once(t.Context(), l.options) }()
 			l.stepUntil("it does not end", func() bool { return len(done) > 0 })
-			if err := <-done; err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error %v, want %q", err, test.want)
-			}
+			check.Fails(t, <-done, test.want)
 		})
 	}
 }

@@ -149,9 +149,5 @@ func TestRequirements(t *testing.T) {
 	if got != nil || err == nil {
 		t.Fatal(got, err)
 	}
-	for _, want := range []string{`key "a": decoding`, "selektor", `key "c"[0]`, `"A/B" is not a namespace`, `key "e"[0]: the selector is empty`} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error lacks %q:\n%v", want, err)
-		}
-	}
+	check.Contains(t, err.Error(), `key "a": decoding`, "selektor", `key "c"[0]`, `"A/B" is not a namespace`, `key "e"[0]: the selector is empty`)
 }

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/meshcni/istio-cni/internal/agent/selector"
 	"github.com/meshcni/istio-cni/internal/kube"
 )
 
@@ -75,8 +76,8 @@ func uninstall(reason Reason, err error) Verdict {
 
 // server is the part of [kube.Client] that a query uses.
 type server interface {
-	DaemonSet(ctx context.Context, namespace, name string) (kube.DaemonSet, error)
-	Node(ctx context.Context, name string) (kube.Node, error)
+	DaemonSet(ctx context.Context, namespace, name string) (*kube.DaemonSet, error)
+	Node(ctx context.Context, name string) (*kube.Node, error)
 	Pod(ctx context.Context, key kube.PodRef) (kube.Pod, error)
 }
 
@@ -126,8 +127,8 @@ func (q query) decide(ctx context.Context) Verdict {
 	return keep(NoAnswer, err)
 }
 
-func (q query) daemonSet(ctx context.Context, name string, confirmed []kube.Class) (kube.DaemonSet, error) {
-	return repeat(ctx, confirmed, func(ctx context.Context) (kube.DaemonSet, error) {
+func (q query) daemonSet(ctx context.Context, name string, confirmed []kube.Class) (*kube.DaemonSet, error) {
+	return repeat(ctx, confirmed, func(ctx context.Context) (*kube.DaemonSet, error) {
 		return q.server.DaemonSet(ctx, q.self.Namespace, name)
 	})
 }
@@ -166,18 +167,18 @@ func (q query) missing(ctx context.Context, notFound error) Verdict {
 }
 
 // present decides about a DaemonSet that exists.
-func (q query) present(ctx context.Context, set kube.DaemonSet) Verdict {
-	if set.Deleting {
+func (q query) present(ctx context.Context, set *kube.DaemonSet) Verdict {
+	if set.DeletionTimestamp != nil {
 		return Verdict{Uninstall: true, Reason: DaemonSetDeleting}
 	}
 	if q.self.NodeName == "" {
 		return Verdict{Reason: DaemonSetPresent}
 	}
-	node, err := repeat(ctx, nil, func(ctx context.Context) (kube.Node, error) { return q.server.Node(ctx, q.self.NodeName) })
+	node, err := repeat(ctx, nil, func(ctx context.Context) (*kube.Node, error) { return q.server.Node(ctx, q.self.NodeName) })
 	if err != nil {
 		return keep(DaemonSetPresent, err)
 	}
-	if fits, why := set.Fits(node); !fits {
+	if fits, why := selector.Fits(set, node); !fits {
 		return Verdict{Uninstall: true, Reason: NodeExcluded, Detail: why}
 	}
 	return Verdict{Reason: DaemonSetPresent}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -32,9 +33,9 @@ const forever = 1 << 30
 
 // fixture is an API server in a test with a fake clock. A healthy fixture has the DaemonSet, its pod and the node.
 type fixture struct {
-	sets     map[string]kube.DaemonSet
+	sets     map[string]*kube.DaemonSet
 	pods     map[string]kube.Pod
-	nodes    map[string]kube.Node
+	nodes    map[string]*kube.Node
 	faults   []*fault
 	requests []time.Duration
 	start    time.Time
@@ -77,18 +78,20 @@ func all(changes ...change) change {
 }
 
 // has adds or replaces a DaemonSet.
-func has(name string, of kube.DaemonSet) change {
+func has(name string, of *kube.DaemonSet) change {
 	return func(c *fixture) { c.sets["DaemonSet "+name] = of }
 }
 
 // elsewhere restricts the DaemonSet to other nodes.
 func elsewhere() change {
-	return has("agent", kube.DaemonSet{Template: corev1.PodSpec{NodeSelector: map[string]string{"mesh": "yes"}}})
+	of := &kube.DaemonSet{}
+	of.Spec.Template.Spec.NodeSelector = map[string]string{"mesh": "yes"}
+	return has("agent", of)
 }
 
 func tainted(key string, effect corev1.TaintEffect) change {
 	return func(c *fixture) {
-		c.nodes[node] = kube.Node{Name: "node-1", Taints: []corev1.Taint{{Key: key, Effect: effect}}}
+		c.nodes[node] = &kube.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: key, Effect: effect}}}}
 	}
 }
 
@@ -123,11 +126,11 @@ func request[T any](ctx context.Context, c *fixture, object string, known map[st
 	return none, &kube.Error{Class: kube.NotFound}
 }
 
-func (c *fixture) DaemonSet(ctx context.Context, _, name string) (kube.DaemonSet, error) {
+func (c *fixture) DaemonSet(ctx context.Context, _, name string) (*kube.DaemonSet, error) {
 	return request(ctx, c, "DaemonSet "+name, c.sets)
 }
 
-func (c *fixture) Node(ctx context.Context, name string) (kube.Node, error) {
+func (c *fixture) Node(ctx context.Context, name string) (*kube.Node, error) {
 	return request(ctx, c, "Node "+name, c.nodes)
 }
 
@@ -140,8 +143,8 @@ func decide(t *testing.T, of Self, changes ...change) (v Verdict, requests []tim
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c := &fixture{
-			sets: map[string]kube.DaemonSet{set: {}}, pods: map[string]kube.Pod{pod: {DaemonSet: "agent"}},
-			nodes: map[string]kube.Node{node: {Name: "node-1"}}, start: time.Now(),
+			sets: map[string]*kube.DaemonSet{set: {}}, pods: map[string]kube.Pod{pod: {DaemonSet: "agent"}},
+			nodes: map[string]*kube.Node{node: {}}, start: time.Now(),
 		}
 		all(changes...)(c)
 		ctx, cancel := context.WithTimeout(t.Context(), Total)
@@ -159,7 +162,7 @@ func TestShouldUninstall(t *testing.T) {
 	t.Parallel()
 	nameless, homeless := self(), self()
 	nameless.PodName, homeless.NodeName = "", ""
-	leaving := has("agent", kube.DaemonSet{Deleting: true})
+	leaving := has("agent", &kube.DaemonSet{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}})
 	for name, row := range map[string]struct {
 		self      Self
 		given     change
@@ -172,8 +175,8 @@ func TestShouldUninstall(t *testing.T) {
 		"W-6 the node is not ready":         {self(), tainted("node.kubernetes.io/not-ready", "NoExecute"), false, DaemonSetPresent, ""},
 		"W-6 removal":                       {self(), deleted(set), true, DaemonSetGone, "not found"},
 		"W-6 no API server":                 {self(), fails(set, kube.Unreachable, forever), false, NoAnswer, "server unreachable"},
-		"recreated":                         {self(), has("agent", kube.DaemonSet{UID: "another"}), false, DaemonSetPresent, ""},
-		"another name, which the pod knows": {self(), all(ofCanary(), has("canary", kube.DaemonSet{})), false, DaemonSetPresent, ""},
+		"recreated":                         {self(), has("agent", &kube.DaemonSet{ObjectMeta: metav1.ObjectMeta{UID: "another"}}), false, DaemonSetPresent, ""},
+		"another name, which the pod knows": {self(), all(ofCanary(), has("canary", &kube.DaemonSet{})), false, DaemonSetPresent, ""},
 		"another name, deleted, too":        {self(), ofCanary(), true, DaemonSetGone, "not found"},
 		"another name, no answer":           {self(), all(ofCanary(), hangs(canary, forever)), false, NoAnswer, ""},
 		"being deleted":                     {self(), leaving, true, DaemonSetDeleting, ""},
@@ -234,9 +237,9 @@ func TestDecide_OnlyAnswersUninstall(t *testing.T) {
 		"the DaemonSet, its pod is gone":         {deleted(pod), set, refusals, []kube.Class{kube.NotFound, kube.Forbidden}},
 		"the pod, after a 404":                   {deleted(set), pod, refusals, refusals[:1]},
 		"the pod, after a 403":                   {fails(set, kube.Forbidden, forever), pod, refusals, []kube.Class{kube.NotFound, kube.Forbidden}},
-		"the pod's own DaemonSet, after a 404":   {all(ofCanary(), has("canary", kube.DaemonSet{})), canary, refusals[:1], refusals[:1]},
+		"the pod's own DaemonSet, after a 404":   {all(ofCanary(), has("canary", &kube.DaemonSet{})), canary, refusals[:1], refusals[:1]},
 		"the node, of a DaemonSet for others":    {elsewhere(), node, nil, nil},
-		"the node, of a DaemonSet being deleted": {has("agent", kube.DaemonSet{Deleting: true}), node, classes, classes},
+		"the node, of a DaemonSet being deleted": {has("agent", &kube.DaemonSet{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &metav1.Time{}}}), node, classes, classes},
 	} {
 		for _, class := range classes {
 			t.Run(name+"/"+string(class), func(t *testing.T) {

@@ -80,9 +80,7 @@ func TestOpen_LiveSocket(t *testing.T) {
 				defer func() { _ = conn.Close() }()
 			}
 		}
-		if _, err := unixsock.Open(t.Context(), agenttest.SocketOptions(path)); !errors.Is(err, unixsock.ErrServed) {
-			t.Errorf("got %v, where a client has %v", err, full)
-		}
+		check.Is(t, check.Err(unixsock.Open(t.Context(), agenttest.SocketOptions(path))), unixsock.ErrServed, "a client has", full)
 		check.Equal(t, modeOf(t, path).Type(), fs.ModeSocket, "the socket is gone")
 	})
 }
@@ -110,9 +108,7 @@ func TestServe_RemovesOwnSocket(t *testing.T) {
 	t.Run("ours", func(t *testing.T) {
 		b := start(t, nil)
 		b.Stop()
-		if _, err := os.Lstat(b.Path); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the stale file stays: %v", err)
-		}
+		check.Is(t, check.Err(os.Lstat(b.Path)), fs.ErrNotExist, "the stale file")
 		err := b.Rebind(t.Context())
 		if _, missing := os.Lstat(b.Path); err != nil || !errors.Is(missing, fs.ErrNotExist) {
 			t.Errorf("bound again after the end: %v", err)
@@ -122,9 +118,7 @@ func TestServe_RemovesOwnSocket(t *testing.T) {
 		b := start(t, nil)
 		check.OK(t, os.Remove(b.Path))
 		agenttest.Listen(t, b.Path)
-		if err := b.Rebind(t.Context()); !errors.Is(err, unixsock.ErrServed) {
-			t.Errorf("rebound over another file: %v", err)
-		}
+		check.Is(t, b.Rebind(t.Context()), unixsock.ErrServed, "over another file")
 		b.Stop()
 		check.Equal(t, modeOf(t, b.Path).Type(), fs.ModeSocket, "it was removed")
 	})

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"math"
 	"net"
 	"net/http"
 	"os"
@@ -194,7 +193,7 @@ func TestLookup_Agent(t *testing.T) {
 	}
 	a.settle(t)
 	check.Equal(t, a.calls.Load(), 4, "the agent was called")
-	latest := a.ring.Page(math.MaxUint64, 512)
+	latest := a.ring.All()
 	if len(latest) != 2 {
 		t.Fatalf("%d reports", len(latest))
 	}
@@ -454,7 +453,7 @@ func TestReport_EveryCall(t *testing.T) {
 				t.Errorf("%v, %.500s", err, out)
 			}
 			a.settle(t)
-			latest := a.ring.Page(math.MaxUint64, 512)
+			latest := a.ring.All()
 			if len(latest) != 1 {
 				t.Fatalf("%d reports", len(latest))
 			}

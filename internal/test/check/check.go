@@ -1,7 +1,8 @@
-// Package check has the checks that tests of all packages make: no error, the same value, no difference.
+// Package check has the checks that tests of all packages make: no error, the same value, the parts of a text, no difference.
 package check
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -18,6 +19,14 @@ func OK(tb testing.TB, err error, subject ...any) {
 	}
 }
 
+// Is fails the test if err is not the wanted one.
+func Is(tb testing.TB, err, want error, subject ...any) {
+	tb.Helper()
+	if !errors.Is(err, want) {
+		tb.Errorf("%s got %v, want %v", words(subject), err, want)
+	}
+}
+
 // Err returns the error of a call and drops its other result.
 func Err[T any](_ T, err error) error { return err }
 
@@ -27,6 +36,26 @@ func Equal[T comparable](tb testing.TB, got, want T, subject ...any) {
 	if got != want {
 		tb.Errorf("%s got %s, want %s", words(subject), value(got), value(want))
 	}
+}
+
+// Contains fails the test for each part that a text lacks.
+func Contains(tb testing.TB, text string, parts ...string) {
+	tb.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			tb.Errorf("no %q in\n%.10000s", part, text)
+		}
+	}
+}
+
+// Fails fails the test unless err is an error that has all parts in its text.
+func Fails(tb testing.TB, err error, parts ...string) {
+	tb.Helper()
+	if err == nil {
+		tb.Error("no error")
+		return
+	}
+	Contains(tb, err.Error(), parts...)
 }
 
 // Diff fails the test with the difference between want and got, if any.
