@@ -83,26 +83,21 @@ const (
 // String returns the spelling of the stanza key and the flag.
 func (s SecondFamily) String() string { return [...]string{"bypass", "capture", "reject"}[s] }
 
-// Ports is a set of TCP ports: all of them or a list in the order given.
-type Ports struct {
+// Selection is all values or a list in the order given; an empty list is nothing.
+type Selection[T any] struct {
 	All  bool
-	List []ruleset.PortRange
+	List []T
 }
 
-// Empty reports whether no port is in the set.
-func (p Ports) Empty() bool { return !p.All && len(p.List) == 0 }
+// Empty reports whether nothing is selected.
+func (s Selection[T]) Empty() bool { return !s.All && len(s.List) == 0 }
 
-// Networks is a set of addresses: all of them or a list in the order given.
-type Networks struct {
-	All  bool
-	List []netip.Prefix
-}
-
-// Groups is a set of group IDs: all of them or a list in the order given. An empty list captures no group.
-type Groups struct {
-	All  bool
-	List []uint32
-}
+// Ports are TCP ports, Networks addresses, Groups the IDs of groups.
+type (
+	Ports    = Selection[ruleset.PortRange]
+	Networks = Selection[netip.Prefix]
+	Groups   = Selection[uint32]
+)
 
 // Spec describes the traffic to capture in one pod. Parse returns valid Specs only; Rules does not check its Spec.
 type Spec struct {
