@@ -145,13 +145,13 @@ func (n Namespace) namedLinks() (named []string) {
 		if c.Hook != nil && c.Hook.Device != "" {
 			named = append(named, strings.Split(c.Hook.Device, ",")...)
 		}
-		each([]ruleset.Set{{Tables: []ruleset.Table{{Chains: []ruleset.Chain{c}}}}}, func(_ place, r ruleset.Rule) {
+		for _, r := range c.Rules {
 			for _, m := range r.Matches {
 				if i, is := m.(ruleset.Interface); is {
 					named = append(named, i.Name)
 				}
 			}
-		})
+		}
 	})
 	slices.Sort(named)
 	return slices.Compact(named)
