@@ -22,16 +22,18 @@ const (
 
 // course is everything that packets of a family traverse. It does not change.
 type course struct {
-	family    ruleset.Family
+	family ruleset.Family
+	// delivered has the marks with a route only to lo, selected the marks by which policy rules select other routes.
 	delivered []ruleset.Mark
 	selected  []ruleset.Mark
+	// own are the addresses of the namespace; several reports whether it has more than one interface besides lo.
+	own     []netip.Addr
+	several bool
 	// loopback is the name of the loopback device; proxy has the users and groups of the proxy, proxyMark the mark of its packets.
 	loopback  string
 	proxy     []ruleset.Owner
 	proxyMark uint32
 	owner     redirect.Owner
-	own       []netip.Addr
-	several   bool
 	// stages are the base chains of each hook in the order of traversal.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
@@ -59,13 +61,13 @@ type walker struct {
 
 // stage is a base chain.
 type stage struct {
-	set      int
-	family   ruleset.Family
-	table    string
-	hook     ruleset.Hook
-	chain    *ruleset.Chain
-	loopback string
-	owner    redirect.Owner
+	set    int
+	family ruleset.Family
+	table  string
+	hook   ruleset.Hook
+	chain  *ruleset.Chain
+	// other is set if it belongs neither to iptables nor to the native tables.
+	other bool
 	// chains has the chains of the table by name.
 	chains map[string]*ruleset.Chain
 }
@@ -77,9 +79,12 @@ const (
 	natSource      = 100
 )
 
-// other reports whether the base chain belongs neither to iptables nor to the native tables.
-func (s stage) other() bool {
-	return s.chain.Hook != nil || !s.owner.KnownTable(s.family, s.table)
+// hop returns the hop of a rule that matches, or of the policy.
+func (s stage) hop(c *ruleset.Chain, number int, rule string) Hop {
+	return Hop{
+		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, Number: number, Rule: rule, Answer: Yes,
+		other: s.other, priority: s.hook.Priority,
+	}
 }
 
 // order returns the priority at which a packet traverses the chain.
@@ -187,7 +192,8 @@ func (c *course) table(set int, f ruleset.Family, t ruleset.Table) {
 			hook, base = *chain.Hook, true
 		}
 		if base && (len(chain.Rules) > 0 || chain.Policy == string(ruleset.Drop)) {
-			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, c.loopback, c.owner, chains})
+			other := chain.Hook != nil || !c.owner.KnownTable(f, t.Name)
+			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, other, chains})
 		}
 	}
 }
@@ -352,10 +358,7 @@ func (w *walker) base(s *stage, all []reading) []reading {
 	for _, r := range p[back] {
 		hop := -1
 		if r.because < 0 {
-			hop = w.show(Hop{
-				Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: s.chain.Name, Set: s.set, other: s.other(), priority: s.hook.Priority,
-				Rule: "policy DROP", Answer: Yes,
-			})
+			hop = w.show(s.hop(s.chain, 0, "policy DROP"))
 		}
 		w.over(s, r, Dropped, hop)
 	}
