@@ -13,6 +13,7 @@
 package redirect
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -151,6 +152,22 @@ func Default() Spec {
 		OutboundPortsExclude: ruleset.PortList(statusPort),
 		OwnerGroups:          Groups{All: true},
 		Loopback:             defaultLoopback,
+	}
+}
+
+// Identities yields the users and groups of the proxy.
+func (s Spec) Identities() iter.Seq[ruleset.Owner] {
+	return func(yield func(ruleset.Owner) bool) {
+		for _, u := range s.UIDs {
+			if !yield(ruleset.Owner{ID: u}) {
+				return
+			}
+		}
+		for _, g := range s.GIDs {
+			if !yield(ruleset.Owner{ID: g, Group: true}) {
+				return
+			}
+		}
 	}
 }
 

@@ -37,9 +37,8 @@ type course struct {
 	// stages are the base chains of each hook in the order of traversal.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
-	// ambiguous is set if two base chains with rules have the same hook and priority; reversed has them in the other order.
-	ambiguous bool
-	reversed  *course
+	// reversed is set if two base chains with rules have the same hook and priority, and has them in the other order.
+	reversed *course
 }
 
 // walker is one walk.
@@ -125,33 +124,14 @@ type reading struct {
 
 // course returns the course of a family. wanted has the wanted rules.
 func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *course {
-	c := n.ordered(f, n.Live, wanted)
-	if c.ambiguous {
-		live := slices.Clone(n.Live)
-		for i := range live {
-			live[i].Tables = slices.Clone(live[i].Tables)
-			slices.Reverse(live[i].Tables)
-		}
-		slices.Reverse(live)
-		c.reversed = n.ordered(f, live, wanted)
-		for _, stages := range c.reversed.stages {
-			for i := range stages { // as in Live
-				stages[i].set = len(live) - 1 - stages[i].set
-			}
-		}
-	}
-	return c
-}
-
-func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[place]ruleset.Rule) *course {
 	c := &course{
 		family: f, owner: n.Owner, delivered: n.Delivered[f], selected: n.Selected[f], loopback: cmp.Or(n.Loopback, "lo"),
 		stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
 	}
 	if n.Wanted != nil {
-		c.proxy, c.proxyMark = n.Wanted.proxy(), n.Wanted.proxyMark()
+		c.proxy, c.proxyMark = slices.Collect(n.Wanted.Spec.Identities()), n.Wanted.proxyMark()
 	}
-	for i, set := range live {
+	for i, set := range n.Live {
 		if set.Family != f && set.Family != ruleset.Inet && set.Family != ruleset.Netdev {
 			continue
 		}
@@ -159,11 +139,21 @@ func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[plac
 			c.table(i, set.Family, t)
 		}
 	}
-	for _, stages := range c.stages {
-		slices.SortStableFunc(stages, stage.compare)
-		for i := range stages[1:] {
-			c.ambiguous = c.ambiguous || stages[i].compare(stages[i+1]) == 0
+	ambiguous, reversed := false, *c
+	reversed.stages = map[string][]stage{}
+	for hook, stages := range c.stages {
+		turned := slices.Clone(stages)
+		slices.Reverse(turned)
+		for _, order := range [][]stage{stages, turned} {
+			slices.SortStableFunc(order, stage.compare)
 		}
+		reversed.stages[hook] = turned
+		for i := range stages[1:] {
+			ambiguous = ambiguous || stages[i].compare(stages[i+1]) == 0
+		}
+	}
+	if ambiguous {
+		c.reversed = &reversed
 	}
 	return c
 }

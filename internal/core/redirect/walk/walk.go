@@ -60,18 +60,6 @@ func (w Wanted) Sets() []ruleset.Set {
 	return w.Mode().Sets(w.Families)
 }
 
-// proxy returns the users and groups of the proxy.
-func (w Wanted) proxy() []ruleset.Owner {
-	var all []ruleset.Owner
-	for _, id := range w.Spec.UIDs {
-		all = append(all, ruleset.Owner{ID: id})
-	}
-	for _, id := range w.Spec.GIDs {
-		all = append(all, ruleset.Owner{ID: id, Group: true})
-	}
-	return all
-}
-
 // Fields is a set of packet fields.
 type Fields uint8
 
