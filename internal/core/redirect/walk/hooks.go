@@ -225,8 +225,8 @@ func (w *walker) send(all []reading) []reading {
 	return append(gone, w.receive(looped)...)
 }
 
-// split separates the packets for which is holds from the others.
-func split(all []reading, is func(reading) bool) (yes, no []reading) {
+// split separates the items for which is holds from the others.
+func split[T any](all []T, is func(T) bool) (yes, no []T) {
 	for _, r := range all {
 		if is(r) {
 			yes = append(yes, r)

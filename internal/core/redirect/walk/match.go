@@ -3,7 +3,6 @@ package walk
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -146,11 +145,10 @@ func (q question) link(m ruleset.Interface) Answer {
 	if m.Out {
 		name = q.Out
 	}
-	begin, open := strings.CutSuffix(m.Name, "+")
 	if name == unknown {
 		return Unknown
 	}
-	return sure(name == m.Name || open && strings.HasPrefix(name, begin))
+	return sure(m.Of(name))
 }
 
 // last returns the last address of a network.
