@@ -93,11 +93,14 @@ type Selection[T any] struct {
 // Empty reports whether nothing is selected.
 func (s Selection[T]) Empty() bool { return !s.All && len(s.List) == 0 }
 
-// Ports are TCP ports, Networks addresses, Groups the IDs of groups.
+// The selections of a Spec.
 type (
-	Ports    = Selection[ruleset.PortRange]
+	// Ports is a set of TCP ports.
+	Ports = Selection[ruleset.PortRange]
+	// Networks is a set of addresses.
 	Networks = Selection[netip.Prefix]
-	Groups   = Selection[uint32]
+	// Groups is a set of group IDs.
+	Groups = Selection[uint32]
 )
 
 // Spec describes the traffic to capture in one pod. Parse returns valid Specs only; Rules does not check its Spec.

@@ -30,43 +30,49 @@ func first(data []byte, wire uint64) (all [][]byte, err error) {
 		return nil, fmt.Errorf("the message has %d bytes, %d is the maximum", len(data), MaxSize)
 	}
 	for len(data) > 0 {
-		var tag, size uint64
-		if tag, data, err = uvarint(data); err != nil {
-			return nil, err
-		}
-		const maxNumber = 1<<29 - 1
-		number, rest := tag>>3, data
+		tag, content, rest, err := cut(data)
 		switch {
-		case number == 0 || number > maxNumber:
-			return nil, fmt.Errorf("%d is no number of a field", number)
-		case number == 1 && tag&7 != wire:
-			return nil, fmt.Errorf("field 1 has wire type %d, not %d", tag&7, wire)
-		}
-		switch tag & 7 {
-		case wireVarint:
-			_, rest, err = uvarint(data)
-			size = uint64(len(data) - len(rest))
-		case wireFixed64:
-			size = 8
-		case wireBytes:
-			size, data, err = uvarint(data)
-		case wireFixed32:
-			size = 4
-		default:
-			err = fmt.Errorf("field %d has the unknown wire type %d", number, tag&7)
-		}
-		if err == nil && size > uint64(len(data)) {
-			err = errTruncated
-		}
-		if err != nil {
+		case err != nil:
 			return nil, err
+		case tag>>3 != 1:
+		case tag&7 != wire:
+			return nil, fmt.Errorf("field 1 has wire type %d, not %d", tag&7, wire)
+		default:
+			all = append(all, content)
 		}
-		if number == 1 {
-			all = append(all, data[:size])
-		}
-		data = data[size:]
+		data = rest
 	}
 	return all, nil
+}
+
+// cut returns the tag and the content of a message's first field, without the content of a number, and what follows.
+func cut(data []byte) (tag uint64, content, rest []byte, err error) {
+	if tag, data, err = uvarint(data); err != nil {
+		return 0, nil, nil, err
+	}
+	const maxNumber = 1<<29 - 1
+	number, size := tag>>3, uint64(0)
+	switch wire := tag & 7; {
+	case number == 0 || number > maxNumber:
+		err = fmt.Errorf("%d is no number of a field", number)
+	case wire == wireVarint:
+		_, data, err = uvarint(data)
+	case wire == wireFixed64:
+		size = 8
+	case wire == wireBytes:
+		size, data, err = uvarint(data)
+	case wire == wireFixed32:
+		size = 4
+	default:
+		err = fmt.Errorf("field %d has the unknown wire type %d", number, wire)
+	}
+	if err == nil && size > uint64(len(data)) {
+		err = errTruncated
+	}
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	return tag, data[:size], data[size:], nil
 }
 
 func uvarint(data []byte) (value uint64, rest []byte, err error) {

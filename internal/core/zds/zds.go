@@ -68,7 +68,7 @@ func (r Request) Encode() ([]byte, error) {
 	switch r.Kind {
 	case Add:
 		for i, text := range texts[1:] {
-			workload = appendText(workload, uint64(i+1), text) //nolint:gosec // three names
+			workload = appendText(workload, uint64(i+1), text)
 		}
 		body = appended(appendText(nil, 1, r.UID), 2, string(workload)) // ztunnel needs it even if it is empty
 	case Del:
