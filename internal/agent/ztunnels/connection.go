@@ -118,7 +118,7 @@ func (c *conn) record(r zds.Request, m *member, err error) {
 // needs the lock.
 func (s *Server) received(c *conn, packet []byte) (uid, refusal string, err error) {
 	if !c.hello {
-		_, err = zds.DecodeHello(packet) // the version is V1, the only one there is
+		err = zds.CheckHello(packet)
 		if err == nil {
 			c.hello = true
 			s.greeted(c)

@@ -21,33 +21,24 @@ func member(object []byte, key string) (value span, err error) {
 		return value, unreadable(object, json.Unmarshal(object, new(any)))
 	}
 	d := json.NewDecoder(bytes.NewReader(object))
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+	if t, _ := d.Token(); t != json.Delim('{') {
 		return value, errors.New("no JSON object")
 	}
 	for d.More() {
-		name, err := d.Token()
-		if err != nil {
-			return value, err
-		}
-		v, err := next(d)
-		if err != nil {
-			return value, err
-		}
-		if name == key {
+		name, _ := d.Token() // the text is valid
+		if v := next(d); name == key {
 			value = v
 		}
 	}
 	return value, nil
 }
 
-// next reads one value and returns its position.
-func next(d *json.Decoder) (span, error) {
+// next reads one value of a valid text and returns its position.
+func next(d *json.Decoder) span {
 	var raw json.RawMessage
-	if err := d.Decode(&raw); err != nil {
-		return span{}, err
-	}
+	_ = d.Decode(&raw)
 	end := int(d.InputOffset())
-	return span{end - len(raw), end}, nil
+	return span{end - len(raw), end}
 }
 
 // plugins holds the positions of a list's plugins.
@@ -67,15 +58,12 @@ func inlined(text []byte) (plugins, error) {
 		return plugins{}, errors.New(`it has no "plugins" of its own, so nothing can be put behind them: use dropin`)
 	}
 	d := json.NewDecoder(bytes.NewReader(list.of(text)))
-	if t, err := d.Token(); err != nil || t != json.Delim('[') {
+	if t, _ := d.Token(); t != json.Delim('[') {
 		return plugins{}, errors.New(`"plugins" is not a list`)
 	}
 	p := plugins{open: list.start + 1}
 	for d.More() {
-		element, err := next(d)
-		if err != nil {
-			return plugins{}, err
-		}
+		element := next(d)
 		p.elements = append(p.elements, span{list.start + element.start, list.start + element.end})
 	}
 	return p, nil

@@ -133,11 +133,11 @@ func (s *Spec) set(field Field, text string, d Dialect) (err error) {
 	case FieldMode:
 		s.Mode, err = parseMode(text)
 	case FieldOutbound:
-		s.Outbound, err = d.networks(text)
+		s.Outbound, err = selection(text, d.networkList)
 	case FieldOutboundExclude:
 		s.OutboundExclude, err = d.networkList(text)
 	case FieldInbound:
-		s.Inbound, err = d.ports(text)
+		s.Inbound, err = selection(strings.TrimSpace(text), d.portList)
 	case FieldInboundExclude:
 		s.InboundExclude, err = d.excludedPorts(text)
 	case FieldOutboundPorts:
@@ -183,9 +183,9 @@ func (s *Spec) setCommand(field Field, text string, d Dialect) (err error) {
 	case FieldTable:
 		s.Table, err = parseTable(text)
 	case FieldOwnerGroups:
-		s.OwnerGroups, err = d.groups(text)
+		s.OwnerGroups, err = selection(strings.TrimSpace(text), d.groups(maxGroups))
 	case FieldOwnerGroupsExclude:
-		s.OwnerGroupsExclude, err = d.groupList(text)
+		s.OwnerGroupsExclude, err = d.groups(maxEntries)(text)
 	case FieldLoopback:
 		s.Loopback, err = parseLoopback(text)
 	case FieldSecondFamily:
@@ -330,12 +330,12 @@ func (d Dialect) morePorts(ports []ruleset.PortRange, text string) ([]ruleset.Po
 	return slices.Concat(ports, more), err
 }
 
-func (d Dialect) ports(text string) (Ports, error) {
-	if strings.TrimSpace(text) == wildcard {
-		return Ports{All: true}, nil
+// selection reads a lone wildcard, or a list with a function.
+func selection[T any](text string, read func(string) ([]T, error)) (s Selection[T], err error) {
+	if s.All = text == wildcard; !s.All {
+		s.List, err = read(text)
 	}
-	l, err := d.portList(text)
-	return Ports{List: l}, err
+	return s, err
 }
 
 // excludedPorts also accepts a lone wildcard, as the reference does; conflicts decides later whether it is valid.
@@ -344,14 +344,6 @@ func (d Dialect) excludedPorts(text string) ([]ruleset.PortRange, error) {
 		return nil, nil
 	}
 	return d.portList(text)
-}
-
-func (d Dialect) networks(text string) (Networks, error) {
-	if text == wildcard {
-		return Networks{All: true}, nil
-	}
-	l, err := d.networkList(text)
-	return Networks{List: l}, err
 }
 
 // networkList reads address/prefix items. The reference does not trim annotations here, so a blank makes an item invalid.
@@ -436,16 +428,8 @@ func (d Dialect) group(text string) (uint32, error) {
 	return id, nil
 }
 
-func (d Dialect) groupList(text string) ([]uint32, error) {
-	return list(d, text, maxEntries, d.group)
-}
-
-func (d Dialect) groups(text string) (Groups, error) {
-	if strings.TrimSpace(text) == wildcard {
-		return Groups{All: true}, nil
-	}
-	l, err := list(d, text, maxGroups, d.group)
-	return Groups{List: l}, err
+func (d Dialect) groups(most int) func(string) ([]uint32, error) {
+	return func(text string) ([]uint32, error) { return list(d, text, most, d.group) }
 }
 
 func parseMark(text string) (uint32, error) {

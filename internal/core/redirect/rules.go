@@ -102,16 +102,6 @@ func (b builder) passthroughs() []netip.Prefix {
 // single returns the network of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// owners calls do with each identity of the proxy.
-func (b builder) owners(do func(ruleset.Owner)) {
-	for _, u := range b.UIDs {
-		do(ruleset.Owner{ID: u})
-	}
-	for _, g := range b.GIDs {
-		do(ruleset.Owner{ID: g, Group: true})
-	}
-}
-
 // each returns one rule for each element of a list.
 func each[T any](list []T, rule func(T) ruleset.Rule) []ruleset.Rule {
 	rules := make([]ruleset.Rule, 0, len(list))
@@ -222,7 +212,9 @@ func (b builder) istioOutput() []ruleset.Rule {
 	for _, p := range b.passthroughs() {
 		rules = append(rules, b.rule("the proxy hands an inbound connection to the app", ruleset.Return, out("lo"), from(p)))
 	}
-	b.owners(func(o ruleset.Owner) { rules = append(rules, b.proxyOwner(o)...) })
+	for o := range b.Identities() {
+		rules = append(rules, b.proxyOwner(o)...)
+	}
 	rules = append(rules, b.ownerGroups()...)
 	if len(b.dnsServers(to)) > 0 {
 		rules = append(rules, b.rule("DNS goes to the sidecar agent", b.jump(outputDNS)))

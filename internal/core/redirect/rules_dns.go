@@ -72,11 +72,11 @@ func (b builder) rawOutputDNS() []ruleset.Rule {
 	}
 	query := dport(ruleset.UDP, ruleset.OnePort(dnsPort))
 	var rules []ruleset.Rule
-	b.owners(func(o ruleset.Owner) {
+	for o := range b.Identities() {
 		rules = append(rules,
 			b.rule("the agent queries the real resolver", zoneAgent, query, o),
 			b.rule("the agent answers the app", zoneApp, ruleset.Port{Protocol: ruleset.UDP, Range: ruleset.OnePort(DNSPort), Source: true}, o))
-	})
+	}
 	return append(rules, each(b.dnsServers(to), func(server []ruleset.Match) ruleset.Rule {
 		return b.rule("the app queries a resolver", zoneApp, append([]ruleset.Match{query}, server...)...)
 	})...)

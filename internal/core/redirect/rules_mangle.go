@@ -30,12 +30,12 @@ func (b builder) mangleOutput() []ruleset.Rule {
 	}
 	rules := append(b.excludedInterfaces(out),
 		b.rule("the proxy's connection to the app is marked already", ruleset.Return, out("lo"), tcp, ruleset.Mark{Value: b.Mark}))
-	b.owners(func(o ruleset.Owner) {
+	for o := range b.Identities() {
 		for _, p := range b.loopbacks() {
 			rules = append(rules, b.rule("the proxy calls its own pod: the inbound listener must see it",
 				ruleset.SetMark{Value: SelfMark}, out("lo"), tcp, notTo(p), o))
 		}
-	})
+	}
 	return append(rules, b.rule("the app's replies get the connection's mark back and return to the proxy",
 		ruleset.CopyMark{Restore: true}, tcp, ruleset.Mark{Value: b.Mark, Connection: true}))
 }

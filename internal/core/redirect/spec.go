@@ -13,6 +13,7 @@
 package redirect
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -83,26 +84,24 @@ const (
 // String returns the spelling of the stanza key and the flag.
 func (s SecondFamily) String() string { return [...]string{"bypass", "capture", "reject"}[s] }
 
-// Ports is a set of TCP ports: all of them or a list in the order given.
-type Ports struct {
+// Selection is all values or a list in the order given; an empty list is nothing.
+type Selection[T any] struct {
 	All  bool
-	List []ruleset.PortRange
+	List []T
 }
 
-// Empty reports whether no port is in the set.
-func (p Ports) Empty() bool { return !p.All && len(p.List) == 0 }
+// Empty reports whether nothing is selected.
+func (s Selection[T]) Empty() bool { return !s.All && len(s.List) == 0 }
 
-// Networks is a set of addresses: all of them or a list in the order given.
-type Networks struct {
-	All  bool
-	List []netip.Prefix
-}
-
-// Groups is a set of group IDs: all of them or a list in the order given. An empty list captures no group.
-type Groups struct {
-	All  bool
-	List []uint32
-}
+// The selections of a Spec.
+type (
+	// Ports is a set of TCP ports.
+	Ports = Selection[ruleset.PortRange]
+	// Networks is a set of addresses.
+	Networks = Selection[netip.Prefix]
+	// Groups is a set of group IDs.
+	Groups = Selection[uint32]
+)
 
 // Spec describes the traffic to capture in one pod. Parse returns valid Specs only; Rules does not check its Spec.
 type Spec struct {
@@ -156,6 +155,22 @@ func Default() Spec {
 		OutboundPortsExclude: ruleset.PortList(statusPort),
 		OwnerGroups:          Groups{All: true},
 		Loopback:             defaultLoopback,
+	}
+}
+
+// Identities yields the users and groups of the proxy.
+func (s Spec) Identities() iter.Seq[ruleset.Owner] {
+	return func(yield func(ruleset.Owner) bool) {
+		for _, u := range s.UIDs {
+			if !yield(ruleset.Owner{ID: u}) {
+				return
+			}
+		}
+		for _, g := range s.GIDs {
+			if !yield(ruleset.Owner{ID: g, Group: true}) {
+				return
+			}
+		}
 	}
 }
 

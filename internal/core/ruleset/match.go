@@ -32,6 +32,12 @@ type Interface struct {
 	Out, Not bool
 }
 
+// Of reports whether an interface has the name, without regard to Not.
+func (i Interface) Of(name string) bool {
+	begin, open := strings.CutSuffix(i.Name, "+")
+	return name == i.Name || open && strings.HasPrefix(name, begin)
+}
+
 // Network matches the destination address or, with Source, the source address.
 type Network struct {
 	Prefix      netip.Prefix

@@ -159,7 +159,7 @@ func TestDecide_Settings(t *testing.T) {
 	}
 }
 
-// TestDecide_BadSettings: TestParse_BadValues of package redirect has bad values, TestDecide_LongLists each key.
+// TestDecide_BadSettings: TestParse_BadValues and TestParse_LongLists of package redirect have the bad values of each field.
 func TestDecide_BadSettings(t *testing.T) {
 	d := sidecar.Decide(pod(
 		annotation(sidecar.ModeKey, "x"), annotation(sidecar.InboundPortsKey, "y"), annotation(sidecar.OutboundExcludeKey, "10.0.0.0/8,"), annotation(sidecar.KubevirtInterfacesKey, "0"),
@@ -193,36 +193,6 @@ func TestDecide_UnreadableSwitches(t *testing.T) {
 	}
 }
 
-// TestDecide_LongLists: the error names annotation, number and bound, and is short for any value.
-func TestDecide_LongLists(t *testing.T) {
-	const n = 12000
-	port, network, name := "8080,", "10.0.0.0/8,", "eth1,"
-	for key, test := range map[string]struct {
-		entry string
-		most  int
-	}{
-		sidecar.OutboundKey: {network, 1000}, sidecar.OutboundExcludeKey: {network, 1000},
-		sidecar.InboundPortsKey: {port, 1000}, sidecar.InboundPortsExcludeKey: {port, 1000},
-		sidecar.OutboundPortsKey: {port, 1000}, sidecar.OutboundPortsExcludeKey: {port, 1000},
-		sidecar.ExcludeInterfacesKey: {name, 100}, sidecar.RerouteInterfacesKey: {name, 8}, sidecar.KubevirtInterfacesKey: {name, 8},
-	} {
-		list := func(n int) string { return strings.TrimSuffix(strings.Repeat(test.entry, n), ",") }
-		if d := sidecar.Decide(pod(annotation(key, list(test.most)))); d.Outcome != sidecar.Capture {
-			t.Errorf("%s with %d entries: %s %v", key, test.most, d.Reason, d.Err)
-		}
-		d := sidecar.Decide(pod(annotation(key, list(n))))
-		if d.Reason != sidecar.InvalidSettings || d.Outcome != sidecar.Refuse {
-			t.Fatalf("%s with %d entries: %s", key, n, d.Reason)
-		}
-		text := fmt.Sprint(d.Err)
-		prefix, suffix := fmt.Sprintf("annotation %q: value %q", key, test.entry)[:len(key)+20], fmt.Sprintf(": lists %d entries, more than %d", n, test.most)
-		if !strings.HasPrefix(text, prefix) || !strings.HasSuffix(text, suffix) || len(text) > 400 {
-			t.Errorf("error is %.500s, want %s…%s", text, prefix, suffix)
-		}
-		wellFormed(t, d)
-	}
-}
-
 func TestDecide_OwnAnnotations(t *testing.T) {
 	const istio, own = "traffic.sidecar.istio.io/excludeOutboundPorts", "cni.istio.io/excludeOutboundPorts"
 	for _, test := range []struct {
@@ -247,27 +217,5 @@ func TestDecide_PortsWithoutEffect(t *testing.T) {
 	d := sidecar.Decide(pod(annotation(sidecar.MoreInboundPortsKey, "8000-8100"), annotation(sidecar.InboundPortsKey, "*")))
 	if !d.Spec.Inbound.All || len(d.Spec.Inbound.List) > 0 || len(d.Warnings) != 1 || !strings.Contains(d.Warnings[0], sidecar.MoreInboundPortsKey) {
 		t.Errorf("got %v, warnings %q", d.Spec.Inbound, d.Warnings)
-	}
-}
-
-func TestDecide_BadRange(t *testing.T) {
-	for text, want := range map[string]string{
-		"8100-8000": "is not a range of ports", "0-5": "is not a range of ports", "5-65536": "is not a range of ports", "1-2-3": "is not a range of ports",
-		"8000 - 8100": "is not a range of ports", "-5": "is not a port", "5-": "is not a range of ports", "*": "is not allowed here", "http": "is not a port",
-		"80,": "item 2 of the list is empty", "8000:8100": "is not a port", strings.Repeat("1-2,", 1000) + "3": "lists 1001 entries, more than 1000",
-	} {
-		d := sidecar.Decide(pod(annotation(sidecar.MoreOutboundPortsExcludeKey, text)))
-		if d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), want) || !strings.Contains(d.Err.Error(), `annotation "cni.istio.io/excludeOutboundPorts"`) {
-			t.Errorf("%.20q: %v, error %.300v", text, d, d.Err)
-		}
-	}
-	d := sidecar.Decide(pod(annotation(sidecar.OutboundPortsExcludeKey, "8000-8100")))
-	if want := `"8000-8100" is a range of ports, which Istio's annotations do not take: put it into the annotation cni.istio.io/NAME of the same NAME`; d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), want) {
-		t.Errorf("%v: %v", d, d.Err)
-	}
-	all := strings.TrimSuffix(strings.Repeat("1,", 600), ",")
-	d = sidecar.Decide(pod(annotation(sidecar.OutboundPortsKey, all), annotation(sidecar.MoreOutboundPortsKey, all)))
-	if d.Outcome != sidecar.Refuse || !strings.Contains(d.Err.Error(), "extends a list to 1200 entries, more than 1000") {
-		t.Errorf("%v: %v", d, d.Err)
 	}
 }

@@ -8,18 +8,15 @@
 package zds
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"strings"
+	"unicode/utf8"
 )
 
 // MaxSize is the size of both sides' buffers for a message.
 const MaxSize = 1024
-
-// Version is the version of the protocol, in ztunnel's first message.
-type Version int32
-
-// V1 is the only version.
-const V1 Version = 1
 
 // Kind is the kind of a request: the number of the field in WorkloadRequest.
 type Kind uint64
@@ -61,68 +58,63 @@ type Request struct {
 	Workload Workload
 }
 
-// The numbers of the fields.
-const (
-	helloVersion, responseAck, ackError = 1, 1, 1
-
-	workloadName, workloadNamespace, workloadAccount = 1, 2, 3
-
-	addUID, addWorkload, delUID, keepUID = 1, 2, 2, 1
-)
-
 // Encode returns the message. The error is for one that is too long or not UTF-8.
 func (r Request) Encode() ([]byte, error) {
-	var body message
+	texts := []string{r.UID, r.Workload.Name, r.Workload.Namespace, r.Workload.ServiceAccount}
+	if all := strings.Join(texts, " "); !utf8.ValidString(all) {
+		return nil, fmt.Errorf("%q is not UTF-8", all)
+	}
+	var body, workload []byte
 	switch r.Kind {
 	case Add:
-		var w message
-		w.text(workloadName, r.Workload.Name)
-		w.text(workloadNamespace, r.Workload.Namespace)
-		w.text(workloadAccount, r.Workload.ServiceAccount)
-		body.text(addUID, r.UID)
-		body.message(addWorkload, w) // ztunnel needs it even if it is empty
+		for i, text := range texts[1:] {
+			workload = appendText(workload, uint64(i+1), text)
+		}
+		body = appended(appendText(nil, 1, r.UID), 2, string(workload)) // ztunnel needs it even if it is empty
 	case Del:
-		body.text(delUID, r.UID)
+		body = appendText(nil, 2, r.UID)
 	case Keep:
-		body.text(keepUID, r.UID)
+		body = appendText(nil, 1, r.UID)
 	case SnapshotSent:
 	default:
 		return nil, fmt.Errorf("unknown kind of request: %d", r.Kind)
 	}
-	var m message
-	m.message(uint64(r.Kind), body)
-	return m.finish()
+	data := appended(nil, uint64(r.Kind), string(body))
+	if len(data) > MaxSize {
+		return nil, fmt.Errorf("the message has %d bytes, %d is the maximum", len(data), MaxSize)
+	}
+	return data, nil
 }
 
-// DecodeHello returns the version of ztunnel's first message.
-func DecodeHello(data []byte) (v Version, err error) {
-	err = decode(data, func(f field) error {
-		if f.number != helloVersion {
-			return nil
-		}
-		v = Version(f.value) //nolint:gosec // an enum has its lower 32 bits
-		return f.is(wireVarint)
-	})
-	return v, err
+// appendText adds a string. The empty one is the default of proto3 and is left out.
+func appendText(message []byte, field uint64, text string) []byte {
+	if text == "" {
+		return message
+	}
+	return appended(message, field, text)
+}
+
+// CheckHello returns an error if the text is not ztunnel's first message. Its version, field 1, has one value only.
+func CheckHello(data []byte) error {
+	_, err := first(data, wireVarint)
+	return err
 }
 
 // DecodeAck returns the text of the error in ztunnel's answer, or "" for success. The text is foreign.
 func DecodeAck(data []byte) (text string, err error) {
-	answered := false
-	err = decode(data, func(f field) error {
-		if f.number != responseAck {
-			return nil
-		}
-		answered = true
-		return f.message(func(f field) error {
-			if f.number != ackError {
-				return nil
-			}
-			return f.text(&text)
-		})
-	})
-	if err == nil && !answered {
+	acks, err := first(data, wireBytes)
+	if err == nil && len(acks) == 0 {
 		err = errors.New("the response is empty")
+	}
+	if err != nil {
+		return "", err
+	}
+	texts, err := first(bytes.Join(acks, nil), wireBytes) // the parts of a message are merged
+	for _, part := range texts {
+		text = string(part)
+	}
+	if err == nil && !utf8.ValidString(text) {
+		err = errors.New("the error is not UTF-8")
 	}
 	return text, err
 }

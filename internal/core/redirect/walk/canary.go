@@ -124,18 +124,9 @@ func (n Namespace) links() []string {
 		return []string{unknown}
 	}
 	named := n.namedLinks()
-	var mentioned, others []string
-	for _, link := range n.Links {
-		is := func(name string) bool {
-			begin, open := strings.CutSuffix(name, "+")
-			return name == link || open && strings.HasPrefix(link, begin)
-		}
-		if slices.ContainsFunc(named, is) {
-			mentioned = append(mentioned, link)
-		} else {
-			others = append(others, link)
-		}
-	}
+	mentioned, others := split(n.Links, func(link string) bool {
+		return slices.ContainsFunc(named, func(name string) bool { return ruleset.Interface{Name: name}.Of(link) })
+	})
 	return append(mentioned[:min(len(mentioned), 4*maxLinks)], others[:min(len(others), maxLinks)]...)
 }
 
@@ -145,13 +136,13 @@ func (n Namespace) namedLinks() (named []string) {
 		if c.Hook != nil && c.Hook.Device != "" {
 			named = append(named, strings.Split(c.Hook.Device, ",")...)
 		}
-		each([]ruleset.Set{{Tables: []ruleset.Table{{Chains: []ruleset.Chain{c}}}}}, func(_ place, r ruleset.Rule) {
+		for _, r := range c.Rules {
 			for _, m := range r.Matches {
 				if i, is := m.(ruleset.Interface); is {
 					named = append(named, i.Name)
 				}
 			}
-		})
+		}
 	})
 	slices.Sort(named)
 	return slices.Compact(named)

@@ -41,8 +41,8 @@ func (w *walker) chain(s *stage, c *ruleset.Chain, all []reading) passage {
 func (w *walker) rule(s *stage, c *ruleset.Chain, i int, p *passage) {
 	r := c.Rules[i]
 	want, wanted := w.wanted[place{s.table, c.Name, r.String()}]
-	h := hopOf(s.owner, s.family, s.table, *c, i)
-	h.Hook, h.Set, h.other, h.priority = s.hook.Name, s.set, s.other(), s.hook.Priority
+	h := s.hop(c, i+1, r.String())
+	h.Target = r.Target
 	h.Why, h.wanted = redirect.Reason(want.Why, p[next][0].packet.Protocol), wanted
 	hop, matching, rest := w.judge(r.Matches, h, p[next])
 	p[next] = rest
@@ -81,7 +81,7 @@ func divide(one reading, answer Answer, hop int, matching, rest []reading) (m, r
 
 // ask returns the question of a rule. For a rule of the mesh no field is free.
 func (w *walker) ask(p Packet, h Hop) question {
-	q := question{Packet: p, hook: h.Hook, family: w.family, proxy: w.proxy, delivered: w.delivered, mine: w.own, several: w.several}
+	q := question{Packet: p, course: w.course, hook: h.Hook}
 	if !h.wanted {
 		q.free = p.Free
 	}

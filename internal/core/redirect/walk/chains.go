@@ -39,43 +39,48 @@ type Chain struct {
 const maxListed = 500
 
 // Chains lists the live rules with their reasons, and the missing rules.
-func (n Namespace) Chains() []Chain {
-	wanted := n.Wanted.rules()
-	left := map[ruleset.Family]map[place]bool{}
-	if n.Wanted != nil {
-		for _, s := range n.Wanted.Sets() {
-			left[s.Family] = map[place]bool{}
-			each([]ruleset.Set{s}, func(at place, _ ruleset.Rule) { left[s.Family][at] = true })
-		}
+func (n Namespace) Chains() (all []Chain) {
+	type located struct {
+		ruleset.Family
+		place
 	}
-	var all []Chain
+	wanted, live := n.Wanted.rules(), map[located]bool{}
 	eachChain(n.Live, func(f ruleset.Family, table string, c ruleset.Chain) {
-		if chain := n.chain(f, table, c, wanted, left[f]); len(chain.Rules) > 0 {
+		for _, r := range c.Rules {
+			live[located{f, place{table, c.Name, r.String()}}] = true
+		}
+		if chain := n.chain(f, table, c, wanted); len(chain.Rules) > 0 {
 			all = append(all, chain)
 		}
 	})
-	for _, missing := range n.missing(left) {
-		same := func(c Chain) bool {
-			return c.Family == missing.Family && c.Table == missing.Table && c.Chain == missing.Chain
-		}
-		if i := slices.IndexFunc(all, same); i < 0 {
-			all = append(all, missing)
-		} else {
-			all[i].Rules = append(all[i].Rules, missing.Rules...)
-		}
+	if n.Wanted == nil {
+		return all
 	}
+	eachChain(n.Wanted.Sets(), func(f ruleset.Family, table string, c ruleset.Chain) {
+		var missing []Rule
+		for _, r := range c.Rules {
+			if !live[located{f, place{table, c.Name, r.String()}}] {
+				missing = append(missing, Rule{Text: r.String(), Why: r.Why, Op: "missing"})
+			}
+		}
+		at := slices.IndexFunc(all, func(o Chain) bool { return o.Family == f.String() && o.Table == table && o.Chain == c.Name })
+		switch {
+		case at >= 0:
+			all[at].Rules = append(all[at].Rules, missing...)
+		case len(missing) > 0:
+			all = append(all, Chain{Family: f.String(), Table: table, Chain: c.Name, Hook: n.hookOf(f, table, c.Name), Rules: missing})
+		}
+	})
 	return all
 }
 
-func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule, left map[place]bool) Chain {
+func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted map[place]ruleset.Rule) Chain {
 	out := Chain{Family: f.String(), Table: printable.Text(table, maxText), Chain: printable.Text(c.Name, maxText), Hook: n.hookOf(f, table, c.Name)}
 	if c.Hook != nil {
 		out.Hook = fmt.Sprintf("%s, priority %d", c.Hook.Name, c.Hook.Priority)
 	}
 	for _, r := range c.Rules {
-		at := place{table, c.Name, r.String()}
-		want, isWanted := wanted[at]
-		delete(left, at)
+		want, isWanted := wanted[place{table, c.Name, r.String()}]
 		rule := Rule{Text: printable.Text(r.String(), maxText), Why: want.Why}
 		switch {
 		case isWanted:
@@ -94,26 +99,6 @@ func (n Namespace) chain(f ruleset.Family, table string, c ruleset.Chain, wanted
 		out.Rules = append(out.Rules, Rule{Text: "policy DROP", Op: "foreign"})
 	}
 	return out
-}
-
-// missing lists the wanted rules that are not live.
-func (n Namespace) missing(left map[ruleset.Family]map[place]bool) []Chain {
-	if n.Wanted == nil {
-		return nil
-	}
-	var all []Chain
-	eachChain(n.Wanted.Sets(), func(f ruleset.Family, table string, c ruleset.Chain) {
-		out := Chain{Family: f.String(), Table: table, Chain: c.Name, Hook: n.hookOf(f, table, c.Name)}
-		for _, r := range c.Rules {
-			if left[f][place{table, c.Name, r.String()}] {
-				out.Rules = append(out.Rules, Rule{Text: r.String(), Why: r.Why, Op: "missing"})
-			}
-		}
-		if len(out.Rules) > 0 {
-			all = append(all, out)
-		}
-	})
-	return all
 }
 
 // eachChain calls do with all chains of some sets.

@@ -22,22 +22,23 @@ const (
 
 // course is everything that packets of a family traverse. It does not change.
 type course struct {
-	family    ruleset.Family
+	family ruleset.Family
+	// delivered has the marks with a route only to lo, selected the marks by which policy rules select other routes.
 	delivered []ruleset.Mark
 	selected  []ruleset.Mark
+	// own are the addresses of the namespace; several reports whether it has more than one interface besides lo.
+	own     []netip.Addr
+	several bool
 	// loopback is the name of the loopback device; proxy has the users and groups of the proxy, proxyMark the mark of its packets.
 	loopback  string
 	proxy     []ruleset.Owner
 	proxyMark uint32
 	owner     redirect.Owner
-	own       []netip.Addr
-	several   bool
 	// stages are the base chains of each hook in the order of traversal.
 	stages map[string][]stage
 	wanted map[place]ruleset.Rule
-	// ambiguous is set if two base chains with rules have the same hook and priority; reversed has them in the other order.
-	ambiguous bool
-	reversed  *course
+	// reversed is set if two base chains with rules have the same hook and priority, and has them in the other order.
+	reversed *course
 }
 
 // walker is one walk.
@@ -59,13 +60,13 @@ type walker struct {
 
 // stage is a base chain.
 type stage struct {
-	set      int
-	family   ruleset.Family
-	table    string
-	hook     ruleset.Hook
-	chain    *ruleset.Chain
-	loopback string
-	owner    redirect.Owner
+	set    int
+	family ruleset.Family
+	table  string
+	hook   ruleset.Hook
+	chain  *ruleset.Chain
+	// other is set if it belongs neither to iptables nor to the native tables.
+	other bool
 	// chains has the chains of the table by name.
 	chains map[string]*ruleset.Chain
 }
@@ -77,9 +78,12 @@ const (
 	natSource      = 100
 )
 
-// other reports whether the base chain belongs neither to iptables nor to the native tables.
-func (s stage) other() bool {
-	return s.chain.Hook != nil || !s.owner.KnownTable(s.family, s.table)
+// hop returns the hop of a rule that matches, or of the policy.
+func (s stage) hop(c *ruleset.Chain, number int, rule string) Hop {
+	return Hop{
+		Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: c.Name, Set: s.set, Number: number, Rule: rule, Answer: Yes,
+		other: s.other, priority: s.hook.Priority,
+	}
 }
 
 // order returns the priority at which a packet traverses the chain.
@@ -120,33 +124,14 @@ type reading struct {
 
 // course returns the course of a family. wanted has the wanted rules.
 func (n Namespace) course(f ruleset.Family, wanted map[place]ruleset.Rule) *course {
-	c := n.ordered(f, n.Live, wanted)
-	if c.ambiguous {
-		live := slices.Clone(n.Live)
-		for i := range live {
-			live[i].Tables = slices.Clone(live[i].Tables)
-			slices.Reverse(live[i].Tables)
-		}
-		slices.Reverse(live)
-		c.reversed = n.ordered(f, live, wanted)
-		for _, stages := range c.reversed.stages {
-			for i := range stages { // as in Live
-				stages[i].set = len(live) - 1 - stages[i].set
-			}
-		}
-	}
-	return c
-}
-
-func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[place]ruleset.Rule) *course {
 	c := &course{
 		family: f, owner: n.Owner, delivered: n.Delivered[f], selected: n.Selected[f], loopback: cmp.Or(n.Loopback, "lo"),
 		stages: map[string][]stage{}, wanted: wanted, own: n.Own, several: len(n.Links) > 1,
 	}
 	if n.Wanted != nil {
-		c.proxy, c.proxyMark = n.Wanted.proxy(), n.Wanted.proxyMark()
+		c.proxy, c.proxyMark = slices.Collect(n.Wanted.Spec.Identities()), n.Wanted.proxyMark()
 	}
-	for i, set := range live {
+	for i, set := range n.Live {
 		if set.Family != f && set.Family != ruleset.Inet && set.Family != ruleset.Netdev {
 			continue
 		}
@@ -154,11 +139,21 @@ func (n Namespace) ordered(f ruleset.Family, live []ruleset.Set, wanted map[plac
 			c.table(i, set.Family, t)
 		}
 	}
-	for _, stages := range c.stages {
-		slices.SortStableFunc(stages, stage.compare)
-		for i := range stages[1:] {
-			c.ambiguous = c.ambiguous || stages[i].compare(stages[i+1]) == 0
+	ambiguous, reversed := false, *c
+	reversed.stages = map[string][]stage{}
+	for hook, stages := range c.stages {
+		turned := slices.Clone(stages)
+		slices.Reverse(turned)
+		for _, order := range [][]stage{stages, turned} {
+			slices.SortStableFunc(order, stage.compare)
 		}
+		reversed.stages[hook] = turned
+		for i := range stages[1:] {
+			ambiguous = ambiguous || stages[i].compare(stages[i+1]) == 0
+		}
+	}
+	if ambiguous {
+		c.reversed = &reversed
 	}
 	return c
 }
@@ -187,7 +182,8 @@ func (c *course) table(set int, f ruleset.Family, t ruleset.Table) {
 			hook, base = *chain.Hook, true
 		}
 		if base && (len(chain.Rules) > 0 || chain.Policy == string(ruleset.Drop)) {
-			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, c.loopback, c.owner, chains})
+			other := chain.Hook != nil || !c.owner.KnownTable(f, t.Name)
+			c.stages[hook.Name] = append(c.stages[hook.Name], stage{set, f, t.Name, hook, chain, other, chains})
 		}
 	}
 }
@@ -229,8 +225,8 @@ func (w *walker) send(all []reading) []reading {
 	return append(gone, w.receive(looped)...)
 }
 
-// split separates the packets for which is holds from the others.
-func split(all []reading, is func(reading) bool) (yes, no []reading) {
+// split separates the items for which is holds from the others.
+func split[T any](all []T, is func(T) bool) (yes, no []T) {
 	for _, r := range all {
 		if is(r) {
 			yes = append(yes, r)
@@ -352,10 +348,7 @@ func (w *walker) base(s *stage, all []reading) []reading {
 	for _, r := range p[back] {
 		hop := -1
 		if r.because < 0 {
-			hop = w.show(Hop{
-				Hook: s.hook.Name, Family: s.family, Table: s.table, Chain: s.chain.Name, Set: s.set, other: s.other(), priority: s.hook.Priority,
-				Rule: "policy DROP", Answer: Yes,
-			})
+			hop = w.show(s.hop(s.chain, 0, "policy DROP"))
 		}
 		w.over(s, r, Dropped, hop)
 	}

@@ -3,7 +3,6 @@ package walk
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 )
@@ -14,17 +13,11 @@ const unknown = "?"
 // question is a packet at a hook, for the matches of a rule.
 type question struct {
 	Packet
+	*course
 
-	hook   string
-	family ruleset.Family
-	// free has the packet's fields that may have any value for this rule; proxy has the users and groups that a free sender is not.
-	free  Fields
-	proxy []ruleset.Owner
-	// delivered has the marks with a route only to lo, mine the addresses of the namespace.
-	delivered []ruleset.Mark
-	mine      []netip.Addr
-	// several reports whether the namespace has more than one interface besides lo.
-	several bool
+	hook string
+	// free has the packet's fields that may have any value for this rule.
+	free Fields
 }
 
 // all reports whether all matches hold.
@@ -152,11 +145,10 @@ func (q question) link(m ruleset.Interface) Answer {
 	if m.Out {
 		name = q.Out
 	}
-	begin, open := strings.CutSuffix(m.Name, "+")
 	if name == unknown {
 		return Unknown
 	}
-	return sure(name == m.Name || open && strings.HasPrefix(name, begin))
+	return sure(m.Of(name))
 }
 
 // last returns the last address of a network.
@@ -181,11 +173,11 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 	switch {
 	case !a.IsValid():
 		return Unknown
-	case mine && q.free&FreeOwn != 0 && !a.IsLoopback() && slices.Contains(q.mine, a):
+	case mine && q.free&FreeOwn != 0 && !a.IsLoopback() && slices.Contains(q.own, a):
 		return q.anyOwn(inside)
 	case !free:
 		return sure(inside(a))
-	case q.own(first) && q.own(last):
+	case q.near(first) && q.near(last):
 		return No
 	}
 	return Unknown
@@ -194,7 +186,7 @@ func (q question) address(source bool, inside func(netip.Addr) bool, first, last
 // anyOwn reports whether the namespace's addresses are inside; the packet has one of them.
 func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
 	all, some := true, false
-	for _, a := range q.mine {
+	for _, a := range q.own {
 		if ruleset.FamilyOf(a) == q.family && !a.IsLoopback() {
 			all, some = all && inside(a), some || inside(a)
 		}
@@ -208,8 +200,8 @@ func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
 	return No
 }
 
-// own reports whether an address cannot be another host's: a packet to it takes another path or does not concern the mesh.
-func (q question) own(a netip.Addr) bool {
+// near reports whether an address cannot be another host's: a packet to it takes another path or does not concern the mesh.
+func (q question) near(a netip.Addr) bool {
 	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || q.Outgoing && a == q.Src.Addr() || !q.Outgoing && a == q.Dst.Addr()
 }
 

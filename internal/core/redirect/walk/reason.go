@@ -27,25 +27,15 @@ func (w *Wanted) rules() map[place]ruleset.Rule {
 // rulesOf returns the rules of sets by their places.
 func rulesOf(sets []ruleset.Set) map[place]ruleset.Rule {
 	all := map[place]ruleset.Rule{}
-	each(sets, func(at place, r ruleset.Rule) {
-		if _, twice := all[at]; !twice {
-			all[at] = r
+	eachChain(sets, func(_ ruleset.Family, table string, c ruleset.Chain) {
+		for _, r := range c.Rules {
+			at := place{table, c.Name, r.String()}
+			if _, twice := all[at]; !twice {
+				all[at] = r
+			}
 		}
 	})
 	return all
-}
-
-// each calls do with all rules of the sets.
-func each(sets []ruleset.Set, do func(place, ruleset.Rule)) {
-	for _, s := range sets {
-		for _, t := range s.Tables {
-			for _, c := range t.Chains {
-				for _, r := range c.Rules {
-					do(place{t.Name, c.Name, r.String()}, r)
-				}
-			}
-		}
-	}
 }
 
 // Setting is a setting of the pod or of the plugin that lets a packet pass.
@@ -76,15 +66,15 @@ func (w *Wanted) kinds() []setting {
 	}
 	type spec = redirect.Spec
 	return []setting{
-		set(redirect.FieldOutbound, "includeOutboundIPRanges", func(s *spec) (*bool, *[]netip.Prefix) { return &s.Outbound.All, &s.Outbound.List }),
-		list(redirect.FieldOutboundExclude, "excludeOutboundIPRanges", func(s *spec) *[]netip.Prefix { return &s.OutboundExclude }),
-		set(redirect.FieldInbound, "includeInboundPorts", func(s *spec) (*bool, *[]ruleset.PortRange) { return &s.Inbound.All, &s.Inbound.List }),
-		list(redirect.FieldInboundExclude, "excludeInboundPorts", func(s *spec) *[]ruleset.PortRange { return &s.InboundExclude }),
-		list(redirect.FieldOutboundPortsExclude, "excludeOutboundPorts", func(s *spec) *[]ruleset.PortRange { return &s.OutboundPortsExclude }),
-		list(redirect.FieldExcludeInterfaces, "excludeInterfaces", func(s *spec) *[]string { return &s.ExcludeInterfaces }),
-		list(redirect.FieldRerouteInterfaces, "reroute-virtual-interfaces", func(s *spec) *[]string { return &s.RerouteInterfaces }),
-		set(redirect.FieldOwnerGroups, "the captured groups", func(s *spec) (*bool, *[]uint32) { return &s.OwnerGroups.All, &s.OwnerGroups.List }),
-		list(redirect.FieldOwnerGroupsExclude, "the excluded groups", func(s *spec) *[]uint32 { return &s.OwnerGroupsExclude }),
+		row(redirect.FieldOutbound, "includeOutboundIPRanges", func(s *spec) *redirect.Networks { return &s.Outbound }, listed),
+		row(redirect.FieldOutboundExclude, "excludeOutboundIPRanges", func(s *spec) *[]netip.Prefix { return &s.OutboundExclude }, Texts),
+		row(redirect.FieldInbound, "includeInboundPorts", func(s *spec) *redirect.Ports { return &s.Inbound }, listed),
+		row(redirect.FieldInboundExclude, "excludeInboundPorts", func(s *spec) *[]ruleset.PortRange { return &s.InboundExclude }, Texts),
+		row(redirect.FieldOutboundPortsExclude, "excludeOutboundPorts", func(s *spec) *[]ruleset.PortRange { return &s.OutboundPortsExclude }, Texts),
+		row(redirect.FieldExcludeInterfaces, "excludeInterfaces", func(s *spec) *[]string { return &s.ExcludeInterfaces }, Texts),
+		row(redirect.FieldRerouteInterfaces, "reroute-virtual-interfaces", func(s *spec) *[]string { return &s.RerouteInterfaces }, Texts),
+		row(redirect.FieldOwnerGroups, "the captured groups", func(s *spec) *redirect.Groups { return &s.OwnerGroups }, listed),
+		row(redirect.FieldOwnerGroupsExclude, "the excluded groups", func(s *spec) *[]uint32 { return &s.OwnerGroupsExclude }, Texts),
 		{
 			field: redirect.FieldSecondFamily, name: "second_ip_family",
 			items: func(w *Wanted) []string { return []string{w.Spec.SecondFamily.String()} },
@@ -93,21 +83,15 @@ func (w *Wanted) kinds() []setting {
 	}
 }
 
-// set makes a setting that is all values or a list; list makes a setting that is only a list.
-func set[T any](field redirect.Field, name string, at func(*redirect.Spec) (*bool, *[]T)) setting {
-	return setting{field: field, name: name, items: func(w *Wanted) []string {
-		_, list := at(&w.Spec)
-		return Texts(*list)
-	}, take: func(w, from *Wanted) {
-		all, list := at(&w.Spec)
-		fromAll, fromList := at(&from.Spec)
-		*all, *list = *fromAll, *fromList
-	}}
+// row returns a setting that is a part of the Spec.
+func row[T any](field redirect.Field, name string, part func(*redirect.Spec) *T, items func(T) []string) setting {
+	return setting{
+		field: field, name: name, items: func(w *Wanted) []string { return items(*part(&w.Spec)) },
+		take: func(w, from *Wanted) { *part(&w.Spec) = *part(&from.Spec) },
+	}
 }
 
-func list[T any](field redirect.Field, name string, at func(*redirect.Spec) *[]T) setting {
-	return set(field, name, func(s *redirect.Spec) (*bool, *[]T) { return new(bool), at(s) })
-}
+func listed[T any](s redirect.Selection[T]) []string { return Texts(s.List) }
 
 // Texts returns the items as texts.
 func Texts[T any](list []T) []string {

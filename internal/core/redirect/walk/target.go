@@ -107,7 +107,7 @@ func (w *walker) translate(s *stage, n ruleset.NAT, p *reading, hop int) onward 
 		w.end(s, *p, CannotTell, hop)
 		return end
 	}
-	p.translate(s, n, w.cause(hop))
+	p.translate(w, s, n, hop)
 	if p.rerouted != unknown {
 		return leave
 	}
@@ -145,14 +145,14 @@ func (r *reading) handOver(t ruleset.TProxy, hop int) {
 
 // translate applies REDIRECT and DNAT. REDIRECT sends outgoing packets to loopback, incoming packets to the interface's first
 // address, which is unknown here (net/netfilter/nf_nat_redirect.c).
-func (r *reading) translate(s *stage, n ruleset.NAT, hop int) {
+func (r *reading) translate(w *walker, s *stage, n ruleset.NAT, hop int) {
 	p := &r.packet
 	old := p.Dst.Addr()
 	to := netip.AddrPortFrom(n.To, n.Port)
 	if n.Port == 0 {
 		to = netip.AddrPortFrom(n.To, p.Dst.Port())
 	}
-	r.decided, r.destination = hop, true
+	r.decided, r.destination = w.cause(hop), true
 	p.Translated |= ruleset.StateDNAT
 	if n.Port != 0 {
 		p.Free &^= FreeDestinationPort
@@ -177,7 +177,7 @@ func (r *reading) translate(s *stage, n ruleset.NAT, hop int) {
 		if n.Local {
 			lo = loopback(old)
 		}
-		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, s.loopback
+		p.Dst, p.Type, r.rerouted = netip.AddrPortFrom(lo, to.Port()), local, w.loopback
 	default:
 		p.Type = local
 	}

@@ -60,18 +60,6 @@ func (w Wanted) Sets() []ruleset.Set {
 	return w.Mode().Sets(w.Families)
 }
 
-// proxy returns the users and groups of the proxy.
-func (w Wanted) proxy() []ruleset.Owner {
-	var all []ruleset.Owner
-	for _, id := range w.Spec.UIDs {
-		all = append(all, ruleset.Owner{ID: id})
-	}
-	for _, id := range w.Spec.GIDs {
-		all = append(all, ruleset.Owner{ID: id, Group: true})
-	}
-	return all
-}
-
 // Fields is a set of packet fields.
 type Fields uint8
 
@@ -161,12 +149,7 @@ type Hop struct {
 
 // HopOf returns the hop of the i-th rule of a chain, for a packet that matches.
 func (n Namespace) HopOf(f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
-	return hopOf(n.Owner, f, table, c, i)
-}
-
-func hopOf(owner redirect.Owner, f ruleset.Family, table string, c ruleset.Chain, i int) Hop {
-	r := c.Rules[i]
-	other := c.Hook != nil || !owner.KnownTable(f, table)
+	r, other := c.Rules[i], c.Hook != nil || !n.Owner.KnownTable(f, table)
 	return Hop{Family: f, Table: table, Chain: c.Name, Number: i + 1, Rule: r.String(), Target: r.Target, Answer: Yes, other: other}
 }
 
