@@ -3,7 +3,7 @@
 //
 // It promises to read what it shows at that moment, and an exit code for scripts. It changes nothing.
 //
-// Start at Run; page.go has the page, print.go everything for --rules.
+// Start at Run; page.go has the page, print.go its texts.
 package why
 
 import (
@@ -245,12 +245,9 @@ func byInit(e document.Explanation) bool {
 	return e.State == audit.Outside && e.Decision.Reason == string(sidecar.IstioInit) && e.ByRules == audit.Captured
 }
 
-// show prints JSON, YAML, the page or everything.
+// show prints JSON, YAML or the page.
 func (c *config) show(call applet.Call, e document.Explanation) error {
 	return output.Print(call.Stdout, e, c.Output, func() error {
-		if c.Rules {
-			return output.Show(call, c.whole(e, call.Columns()))
-		}
-		return output.Show(call, c.onePage(e, call.Columns()))
+		return output.Show(call, c.page(e, call.Columns()))
 	})
 }

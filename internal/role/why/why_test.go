@@ -76,7 +76,7 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 	f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
 	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(), redirection.Reconcile)))
 	code, out, errs := explain(t, 80, "--netns", f.Path(), "--rules")
-	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
+	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006 NOTHING LISTENS", "all other TCP is captured"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s%s", want, out, errs)
 		}
@@ -180,7 +180,7 @@ func TestOutput_Bound(t *testing.T) {
 	netnstest.Run(t, f.Path(), "nft", "add table ip mangle; add chain ip mangle OUTPUT { type route hook output priority -150; }")
 	netnstest.Run(t, f.Path(), "sh", "-c", "nft -f - <<.\n"+script+"add rule ip mangle OUTPUT jump c4\n.\n")
 	code, out, errs := explain(t, 0, "--netns", f.Path(), "--rules", "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
-	if code != 3 || len(out) > 300_000 || !strings.Contains(out, "\n      … 5") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
+	if code != 3 || len(out) > 300_000 || !strings.Contains(out, "\n  … and 5") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
 		t.Errorf("exit %d, %d bytes:\n%.2000s%s", code, len(out), out, errs)
 	}
 	code, out, _ = explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
