@@ -3,7 +3,9 @@ package output
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -109,6 +111,38 @@ func Columns(rows [][]string, columns int) string {
 		b.WriteString("\n")
 	}
 	return b.String()
+}
+
+// Decisions prints one line for each decision, below a head if that is set: with the node if it is known, else with the duration.
+func Decisions(c applet.Call, some []document.Decision, head bool) error {
+	rows := [][]string{{"NODE", "AGE", "POD", "CAPTURED", "REASON", "SOURCE", "MS", "DETAIL"}}
+	for _, d := range some {
+		rows = append(rows, []string{
+			Cell(d.Node), Age(d.Time), quoted(d.Namespace+"/"+d.Pod, maxCell), strconv.FormatBool(d.Captured), quoted(d.Reason, maxCell),
+			quoted(d.Source, maxCell), fmt.Sprintf("%.0f", 1000*d.DurationSeconds), quoted(cmp.Or(d.Error, d.Detail), math.MaxInt),
+		})
+	}
+	if some[0].Node == "" {
+		drop(rows, 0)
+	} else {
+		drop(rows, len(rows[0])-2) // MS
+	}
+	if !head {
+		rows = rows[1:]
+	}
+	return Show(c, Columns(rows, c.Columns()))
+}
+
+// quoted formats a text as one cell that cannot imitate another. It quotes the text unless it is a single plain word.
+func quoted(text string, most int) string {
+	special := func(r rune) bool { return r > 0x7e || r <= ' ' || r == '"' || r == '\\' }
+	switch {
+	case text == "":
+		return "-"
+	case len(text) > most || strings.ContainsFunc(text, special):
+		return printable.Quote(text, min(most, 2*len(text)+2))
+	}
+	return text
 }
 
 // maxCell bounds a cell in bytes: a Kubernetes name has at most 253.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 )
 
 // Watch prints rows, and then each row that changes.
@@ -100,6 +101,22 @@ func WatchPods(c applet.Call, every time.Duration, selected bool) Watch[audit.St
 			}
 			begun = true
 			return Show(c, strings.Join(lines, ""))
+		},
+	}
+}
+
+// WatchDecisions returns a Watch of decisions without Request.
+func WatchDecisions(c applet.Call, every time.Duration) Watch[document.Decision] {
+	begun := false
+	return Watch[document.Decision]{
+		Every: every, Err: c.Stderr,
+		Key: func(d document.Decision) (id, text string) {
+			return fmt.Sprint(d.Node, d.Time, d.Namespace, d.Pod, d.Reason, d.Error), ""
+		},
+		Print: func(rows, _ []document.Decision) error {
+			head := !begun
+			begun = true
+			return Decisions(c, rows, head)
 		},
 	}
 }

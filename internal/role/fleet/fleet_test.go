@@ -428,11 +428,6 @@ func TestRun_OnePod(t *testing.T) {
 		"no such workload": {"why deployment/web", []answer{{For: "get deployments.apps -o json -- web", Code: 1, Err: "Error from server (NotFound): x\n"}}, result{1, "", "error: kubectl get deployments.apps: Error from server (NotFound): x\n"}},
 		"pod/NAME":         {"why pod/web -n shop --uid=5", []answer{sets, web, n1, of(1, "why shop/web --uid=5", "the page\n")}, result{0, "the page\n", ""}},
 		"a document":       {"why shop/web -o json", []answer{sets, web, n1, of(1, "why shop/web --output=json", explanation)}, result{0, explanation, ""}},
-		"a document of an older agent": {
-			"why shop/web -ojson",
-			[]answer{sets, web, n1, of(1, "why shop/web --output=json", "{\n  \"namespace\": \"shop\"\n}\n"), of(1, "version", "istio-cni version v0.0.9\n")},
-			result{1, "", "error: node n1: " + other + "it prints JSON without apiVersion; the agent is istio-cni version v0.0.9\n"},
-		},
 		"a page": {
 			"dashboard shop/web --port 4711",
 			[]answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 4711:9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}},
@@ -473,7 +468,7 @@ func TestDecisions_Table(t *testing.T) {
 		of(2, "decisions --json --since=1h", `[{"time":"2999-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
 	))
 	call(kubectl, nil, "decisions", "--since", "1h").want(t, 0, `NODE  AGE  POD     CAPTURED  REASON     SOURCE  DETAIL
-n2    0s   shop/b  false     mode-none  -       two\x20words
+n2    0s   shop/b  false     mode-none  -       "two words"
 n1    -    shop/a  true      captured   -       -
 `, "")
 	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"durationSeconds": 1`, "")

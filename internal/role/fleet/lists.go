@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -155,7 +154,7 @@ type listing[T any] struct {
 	// bad reports whether a row changes the exit code of the agents and this program to badCode.
 	bad     func(T) bool
 	badCode int
-	table   func(rows []row[T]) error
+	table   func(all []T) error
 	// more, if set, adds rows about the cluster.
 	more func(nodes []node, rows []row[T]) []row[T]
 	// shows reports whether a row is listed, nil for all rows.
@@ -169,7 +168,7 @@ type listing[T any] struct {
 // gather runs a command in all agents and returns their sorted rows, with the error about what is missing.
 func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T], nodes []node, missing, err error) {
 	ok := []int{l.badCode}
-	if l.badCode == exitBypass { // pods --check exits with 1 if it left out pods
+	if l.badCode == applet.ExitPast { // pods --check exits with 1 if it left out pods
 		ok = append(ok, applet.ExitError)
 	}
 	var mu sync.Mutex
@@ -212,7 +211,7 @@ func list[T any](ctx context.Context, f *fleet, form output.Form, l listing[T]) 
 		head.Node, head.Nodes, head.Omitted = "", nodes, all.omitted
 		err = output.List(f.Stdout, form, l.list, head, all.rows)
 	case len(all.rows) > 0:
-		err = l.table(all.rows)
+		err = l.table(all.shown())
 	case all.asked > 0 && missing == nil:
 		_, err = fmt.Fprintln(f.Stderr, l.empty)
 	}
@@ -256,7 +255,8 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 	l := listing[audit.Status]{
 		command: slices.Concat([]string{"pods", "-o", "json"}, args), list: document.PodList{}, fit: fitPod,
 		compare: func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) },
-		bad:     audit.Status.Faulty, badCode: exitBypass, shows: flags.Selects,
+		bad:     audit.Status.Faulty, badCode: applet.ExitPast, shows: flags.Selects,
+		table: func(all []audit.Status) error { return output.Pods(f.Call, all, flags.ByState()) },
 		empty: "no pod of the mesh " + on,
 		missing: func(all []audit.Status, none bool) (err error) {
 			if none || len(flags.Names) > 0 {
@@ -265,16 +265,11 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 			return errors.Join(err, command.LeftOut(slices.DeleteFunc(all, func(s audit.Status) bool { return !flags.Selects(s) })))
 		},
 	}
-	l.table = func(rows []row[audit.Status]) error {
-		all := answers[audit.Status]{rows: rows}
-		return output.Pods(f.Call, all.shown(), flags.ByState())
-	}
 	if flags.ByState() {
 		l.empty = "no pod in such a state " + on
 	}
 	if flags.Watch {
-		w := output.WatchPods(f.Call, 0, flags.ByState())
-		return watch(ctx, f, l, w, func(a answers[audit.Status]) []audit.Status { return a.shown() })
+		return watch(ctx, f, l, output.WatchPods(f.Call, 0, flags.ByState()))
 	}
 	return list(ctx, f, flags.Output, l)
 }
@@ -304,12 +299,12 @@ func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) erro
 }
 
 // watch runs a watch of the rows of all nodes. The problem of a node is printed once.
-func watch[T, R any](ctx context.Context, f *fleet, l listing[T], w output.Watch[R], rows func(answers[T]) []R) (int, error) {
+func watch[T any](ctx context.Context, f *fleet, l listing[T], w output.Watch[T]) (int, error) {
 	f.progress, f.Stderr = nil, &once{w: f.Stderr, said: map[string]bool{}}
 	w.Err, w.Every = f.Stderr, 5*time.Second
-	w.Request = func(ctx context.Context) ([]R, bool, error) {
+	w.Request = func(ctx context.Context) ([]T, bool, error) {
 		all, nodes, _, err := gather(ctx, f, l)
-		return rows(all), !failed(nodes), err
+		return all.shown(), !failed(nodes), err
 	}
 	return applet.ExitOK, w.Run(ctx)
 }
@@ -342,28 +337,24 @@ func fitPod(r *row[audit.Status]) bool {
 	return s.Pod != "" && s.State != ""
 }
 
-// decision has the table's fields of a plugin's report.
-type decision struct {
-	Time                                          time.Time
-	Namespace, Pod, Reason, Source, Detail, Error string
-	Captured                                      bool
-}
-
 // decisions lists the last calls of the plugin on all nodes, the latest first.
 func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call) (int, error) {
 	if err := flags.Check(); err != nil {
 		return 0, &usageError{err}
 	}
-	l := listing[decision]{
+	l := listing[document.Decision]{
 		command: slices.Concat([]string{"decisions", "--json"}, given(c.in, flags.Rows(), "output", "json", "watch", "all-namespaces")),
-		list:    document.DecisionList{}, fit: func(r *row[decision]) bool { return r.shown.Reason != "" || r.shown.Error != "" },
-		compare: func(a, b row[decision]) int {
+		list:    document.DecisionList{}, fit: func(r *row[document.Decision]) bool {
+			r.shown.Node = r.node
+			return r.shown.Reason != "" || r.shown.Error != ""
+		},
+		compare: func(a, b row[document.Decision]) int {
 			return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
 		},
-		bad:   func(decision) bool { return false },
-		table: func(rows []row[decision]) error { return f.decided(rows, true) },
+		bad:   func(document.Decision) bool { return false },
+		table: func(all []document.Decision) error { return output.Decisions(f.Call, all, true) },
 		empty: "the agents that answered hold no such decision",
-		missing: func(_ []decision, none bool) error {
+		missing: func(_ []document.Decision, none bool) error {
 			if !none {
 				return nil
 			}
@@ -373,39 +364,17 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 	if !flags.Watch {
 		return list(ctx, f, flags.Output, l)
 	}
-	begun := false
-	w := output.Watch[row[decision]]{
-		Key: func(r row[decision]) (id, text string) { return fmt.Sprint(r.node, r.shown), "" },
-		Print: func(rows, _ []row[decision]) error {
-			head := !begun
-			begun = true
-			return f.decided(rows, head)
-		},
-	}
-	return watch(ctx, f, l, w, func(a answers[decision]) []row[decision] { return a.rows })
-}
-
-// decided prints decisions.
-func (f *fleet) decided(rows []row[decision], head bool) error {
-	var table [][]string
-	if head {
-		table = append(table, []string{"NODE", "AGE", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"})
-	}
-	for _, r := range rows {
-		d := r.shown
-		table = append(table, []string{
-			output.Cell(r.node), output.Age(d.Time), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
-			output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
-		})
-	}
-	return output.Show(f.Call, output.Columns(table, f.Columns()))
+	return watch(ctx, f, l, output.WatchDecisions(f.Call, 0))
 }
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int, error) {
 	return list(ctx, f, flags.Output, listing[document.Check]{
 		command: slices.Concat([]string{"doctor", "-o", "json"}, given(c.in, flags.Rows(), "output")), list: document.DoctorReport{},
-		fit:     func(r *row[document.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
+		fit: func(r *row[document.Check]) bool {
+			r.shown.Node = r.node
+			return r.shown.Name != "" && r.shown.Result != ""
+		},
 		compare: func(a, b row[document.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c document.Check) bool { return c.Result == document.Fail }, badCode: applet.ExitError,
 		table: f.checks,
@@ -419,14 +388,15 @@ func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int,
 }
 
 // checks prints each result once, with its nodes. A line end in a text could imitate another node's line.
-func (f *fleet) checks(rows []row[document.Check]) error {
+func (f *fleet) checks(rows []document.Check) error {
 	var all []document.Check
 	nodes := map[document.Check][]string{}
-	for _, r := range rows {
-		if nodes[r.shown] == nil {
-			all = append(all, r.shown)
+	for _, c := range rows {
+		node := printable.Text(c.Node, maxShown)
+		if c.Node = ""; nodes[c] == nil {
+			all = append(all, c)
 		}
-		nodes[r.shown] = append(nodes[r.shown], printable.Text(r.node, maxShown))
+		nodes[c] = append(nodes[c], node)
 	}
 	for i, c := range all {
 		where := fmt.Sprintf("%d nodes", len(nodes[c]))
