@@ -21,11 +21,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// Exit codes that every role shares.
+// Exit codes that every role shares, and the codes of answers about pods and packets.
 const (
-	ExitOK    = 0
-	ExitError = 1
-	ExitUsage = 2
+	ExitOK      = 0
+	ExitError   = 1
+	ExitUsage   = 2
+	ExitPast    = 3 // past the mesh, or not captured
+	ExitUnknown = 4
 )
 
 // Call is one start of the program, without the name in os.Args[0].

@@ -44,20 +44,16 @@ func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ..
 	return text, code, err
 }
 
-// pass runs a command in an agent and passes its output on, which must be documents unless the form is table.
+// pass runs a command in an agent and passes its output on.
 func (f *fleet) pass(ctx context.Context, a agent, form output.Form, command ...string) (int, error) {
 	screen := &output.Screen{Call: f.Call}
-	out := &documents{out: screen, begun: true}
+	out := io.Writer(screen)
 	if form != output.Table {
-		out = &documents{out: printable.NewWriter(f.Stdout)}
+		out = printable.NewWriter(f.Stdout)
 	}
 	stderr, err := f.start(ctx, out, f.exec(a, command...)...)
 	_ = screen.Close()
-	cause := explained(err, command[0])
-	if out.old || len(out.begin) > 0 && !out.begun {
-		cause = otherVersion(errors.New("it prints JSON without apiVersion"))
-	}
-	if cause != nil {
+	if cause := explained(err, command[0]); cause != nil {
 		return 0, fmt.Errorf("node %s: %w", a.name(), f.withVersion(ctx, a, cause))
 	}
 	_, _ = io.WriteString(f.Stderr, stderr)
@@ -65,7 +61,7 @@ func (f *fleet) pass(ctx context.Context, a agent, form output.Form, command ...
 	switch {
 	case !is:
 		return applet.ExitOK, err
-	case slices.Contains([]int{applet.ExitUsage, exitBypass, exitUnknown}, ended.code):
+	case slices.Contains([]int{applet.ExitUsage, applet.ExitPast, applet.ExitUnknown}, ended.code):
 		return ended.code, nil
 	}
 	return applet.ExitError, nil
@@ -84,29 +80,6 @@ func explained(err error, command string) error {
 		return fmt.Errorf("its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: %w", err)
 	}
 	return nil
-}
-
-// documents passes documents on. It fails if the output does not begin with one: the agent is too old.
-type documents struct {
-	out        io.Writer
-	begin      []byte
-	begun, old bool
-}
-
-func (d *documents) Write(text []byte) (int, error) {
-	const longest = len("{\n  \"apiVersion\"")
-	if !d.begun {
-		if d.begin = append(d.begin, text...); len(d.begin) < longest {
-			return len(text), nil
-		}
-		if d.old = !bytes.Contains(d.begin[:longest], []byte("apiVersion")); d.old {
-			return 0, io.ErrUnexpectedEOF
-		}
-		d.begun = true
-		_, err := d.out.Write(d.begin)
-		return len(text), err
-	}
-	return d.out.Write(text)
 }
 
 // versionError is the error of an agent whose version differs from this program's.

@@ -65,12 +65,6 @@ EXIT CODES:
    4  unknown (why), or no packet was seen (trace)
 `
 
-// Exit codes besides the codes of package applet.
-const (
-	exitBypass  = 3
-	exitUnknown = 4
-)
-
 // fleet is one run of the plugin.
 type fleet struct {
 	applet.Call

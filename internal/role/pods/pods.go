@@ -43,9 +43,6 @@ EXIT CODES:
 
 `
 
-// exitBypass is the exit code if a listed pod is not captured.
-const exitBypass = 3
-
 // Timeouts of the request: without and with an inspection of all pods.
 const (
 	timeout      = 10 * time.Second
@@ -84,7 +81,7 @@ func Run(c applet.Call) int {
 		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, audit.Status.Faulty) {
-		return exitBypass
+		return applet.ExitPast
 	}
 	return applet.ExitOK
 }

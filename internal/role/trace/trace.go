@@ -50,12 +50,6 @@ EXIT CODES:
 
 `
 
-// Exit codes besides the codes of package applet.
-const (
-	exitPast    = 3
-	exitUnknown = 4
-)
-
 // grace is the time for the beginning and the end of a trace.
 const grace = 30 * time.Second
 
@@ -145,9 +139,9 @@ func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 func code(e document.TraceEnd) int {
 	switch {
 	case e.Past > 0 || e.CountedPast > 0:
-		return exitPast
+		return applet.ExitPast
 	case e.Unknown > 0 || e.Wanted == 0 && e.CountedWanted == 0:
-		return exitUnknown
+		return applet.ExitUnknown
 	}
 	return applet.ExitOK
 }

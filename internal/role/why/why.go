@@ -60,12 +60,6 @@ EXIT CODES:
 
 `
 
-// Exit codes besides the codes of package applet.
-const (
-	exitPast    = 3
-	exitUnknown = 4
-)
-
 // timeout bounds the whole command.
 const timeout = 20 * time.Second
 
@@ -227,17 +221,17 @@ func hint(message string) string {
 func code(e document.Explanation) int {
 	switch {
 	case e.Answer != nil:
-		return map[document.Wanted]int{document.AsWanted: applet.ExitOK, document.Past: exitPast, document.Unknown: exitUnknown}[e.Answer.Wanted]
+		return map[document.Wanted]int{document.AsWanted: applet.ExitOK, document.Past: applet.ExitPast, document.Unknown: applet.ExitUnknown}[e.Answer.Wanted]
 	case byInit(e):
 		return applet.ExitOK
 	case e.State == audit.Outside:
-		return exitPast
+		return applet.ExitPast
 	case e.State == audit.NotInspected || e.State == audit.Sandboxed || e.InspectionError != "":
-		return exitUnknown
+		return applet.ExitUnknown
 	case e.State == audit.Captured:
 		return applet.ExitOK
 	}
-	return exitPast
+	return applet.ExitPast
 }
 
 // byInit reports whether the pod's own init container has set up the redirection, and the rules are there.
