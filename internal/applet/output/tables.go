@@ -115,6 +115,9 @@ func Columns(rows [][]string, columns int) string {
 
 // Decisions prints one line for each decision, below a head if that is set: with the node if it is known, else with the duration.
 func Decisions(c applet.Call, some []document.Decision, head bool) error {
+	if len(some) == 0 {
+		return nil
+	}
 	rows := [][]string{{"NODE", "AGE", "POD", "CAPTURED", "REASON", "SOURCE", "MS", "DETAIL"}}
 	for _, d := range some {
 		rows = append(rows, []string{

@@ -77,11 +77,7 @@ func Run(c applet.Call) int {
 func query(ctx context.Context, cfg config, head document.Head) (list document.DecisionList, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	var all []agentapi.Report
-	err = agentapi.Ask(ctx, cfg.Socket, "", func(agent *agentapi.Agent) (err error) {
-		all, err = agent.Decisions(ctx)
-		return err
-	})
+	all, err := agentapi.Ask(ctx, cfg.Socket, "", func(agent *agentapi.Agent) ([]agentapi.Report, error) { return agent.Decisions(ctx) })
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
 	list.Head = head
 	for _, r := range all {

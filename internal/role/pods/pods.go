@@ -106,9 +106,8 @@ func ask(ctx context.Context, c command.Pods) (all []audit.Status, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err = agentapi.Ask(ctx, c.Socket, "", func(agent *agentapi.Agent) (err error) {
-		all, err = agent.Audit(ctx, c.Check, c.Selector)
-		return err
+	all, err = agentapi.Ask(ctx, c.Socket, "", func(agent *agentapi.Agent) ([]audit.Status, error) {
+		return agent.Audit(ctx, c.Check, c.Selector)
 	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
 		err = fmt.Errorf("%w (the node agent is of a version without the audit)", err)

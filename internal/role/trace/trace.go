@@ -113,9 +113,9 @@ func (c *config) local(ctx context.Context, searchPath string, o follow.Options,
 
 // ask makes the node agent trace a pod.
 func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
-	err := subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) error {
+	_, err := subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) (bool, error) {
 		namespace, name := c.Split()
-		return agent.Trace(ctx, namespace, name, query, func(line []byte) error {
+		return true, agent.Trace(ctx, namespace, name, query, func(line []byte) error {
 			var r follow.Record
 			if bad := json.Unmarshal(line, &r); bad != nil {
 				return bad

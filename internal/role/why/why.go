@@ -189,12 +189,8 @@ func (c *config) resolve(ctx context.Context) (string, error) {
 
 // ask requests the pod from the node agent.
 func (c *config) ask(ctx context.Context, query url.Values) (e document.Explanation, err error) {
-	var text []byte
-	err = subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) (err error) {
-		namespace, name := c.Split()
-		text, err = agent.AuditPod(ctx, namespace, name, query)
-		return err
-	})
+	namespace, name := c.Split()
+	text, err := subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) ([]byte, error) { return agent.AuditPod(ctx, namespace, name, query) })
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == http.StatusNotFound {
 		err = fmt.Errorf("%w%s", err, hint(refusal.Message))
 	}
