@@ -177,26 +177,6 @@ func (c *control) add(pods []meshPod) {
 	}
 }
 
-// query returns objects of the API server: kubectl prints a list of them, one alone if it was named, or nothing.
-func query[T any](ctx context.Context, f *fleet, args ...string) ([]T, error) {
-	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get", "-o", "json"}, args)...)
-	if err != nil || len(text) == 0 {
-		return nil, err
-	}
-	var list struct {
-		Kind  string
-		Items []T
-	}
-	if err = json.Unmarshal(text, &list); err == nil && !strings.HasSuffix(list.Kind, "List") && list.Items == nil {
-		list.Items = make([]T, 1)
-		err = json.Unmarshal(text, &list.Items[0])
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading kubectl's output: %w", err)
-	}
-	return list.Items, nil
-}
-
 // unchecked is the result of a check without what it needs. Without an error nothing was found.
 func (c *control) unchecked(name, what string) document.Check {
 	return document.Check{

@@ -124,7 +124,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		"no access to sidecars":   {nil, []answer{no(sidecars)}, []string{"! ambient-sidecars"}, "pods with a sidecar: Error from server (Forbidden)"},
 		"one ConfigMap":           {nil, []answer{{For: configs, Out: `{"kind":"ConfigMap","metadata":{"name":"istio"},"data":{"mesh":"defaultConfig: {proxyMetadata: {ISTIO_META_ENABLE_HBONE: 'true'}}"}}`}}, []string{"! ambient-injection"}, "could not be checked"},
 		"no ConfigMap":            {nil, []answer{{For: configs}}, []string{"! ambient-sidecars", "! ambient-injection"}, "could not be checked"},
-		"no JSON":                 {nil, []answer{{For: configs, Out: "x"}}, []string{"! ambient-sidecars", "! ambient-injection"}, "reading kubectl's output"},
+		"no JSON":                 {nil, []answer{{For: configs, Out: "x"}}, []string{"! ambient-sidecars", "! ambient-injection"}, "reading its output"},
 		"other containers": {
 			nil,
 			[]answer{{For: meshPods, Out: list(meshPod("istiod", "x", "pilot:1.31.0", ""), meshPod("ztunnel", "y", "ztunnel:1.31.0", ""))}},
