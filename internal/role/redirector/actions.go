@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -281,15 +280,11 @@ func routing(want redirect.Routing) (all []string) {
 
 // save writes the text of a dry run for the user; the file need not survive a crash.
 func save(path, text string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644) //nolint:gosec // a report without secrets
+	err := os.WriteFile(path, []byte(text), 0o644) //nolint:gosec,forbidigo // a report without secrets
 	if err != nil {
-		return fmt.Errorf("writing the dry run (DRY_RUN_FILE_PATH): %w", err)
+		err = fmt.Errorf("writing the dry run (DRY_RUN_FILE_PATH): %w", err)
 	}
-	_, err = io.WriteString(f, text)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("writing the dry run to %q: %w", path, err)
-	}
-	return nil
+	return err
 }
 
 // probe checks every captured family.
