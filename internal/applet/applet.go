@@ -195,11 +195,9 @@ func (p Program) complete(command string, c Call) int {
 	case -1:
 	case 0:
 		for _, r := range p.Roles {
-			if strings.HasPrefix(r.Name, c.Args[0]) {
-				found = append(found, settings.Candidate{Text: r.Name, Use: r.Summary})
-			}
+			found = append(found, settings.Candidate{Text: r.Name, Use: r.Summary})
 		}
-		found = append(found, completion.Words(c.Args[0], completionRole)...)
+		found = completion.Matching(c.Args[0], append(found, settings.Candidate{Text: completionRole})...)
 	default:
 		r, _ := p.find(func(r Role) bool { return r.Name == c.Args[0] })
 		switch {

@@ -113,7 +113,7 @@ func Columns(rows [][]string, columns int) string {
 	return b.String()
 }
 
-// Decisions prints one line for each decision, below a head if that is set: with the node if it is known, else with the duration.
+// Decisions prints one line for each decision, if there are any, below a head if that is set: with the node if it is known, else with the duration.
 func Decisions(c applet.Call, some []document.Decision, head bool) error {
 	if len(some) == 0 {
 		return nil

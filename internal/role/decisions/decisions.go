@@ -67,10 +67,7 @@ func Run(c applet.Call) int {
 	if err == nil && len(list.Items) == 0 && cfg.Pod != "" {
 		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.Pod)
 	}
-	if err != nil {
-		return c.Fail(err)
-	}
-	return applet.ExitOK
+	return c.End(err)
 }
 
 // query returns the request's parameters for the flags.
@@ -94,12 +91,9 @@ func query(ctx context.Context, cfg config, head document.Head) (list document.D
 
 // show prints decisions; their texts are printable and bounded.
 func (c *config) show(call applet.Call, some []document.Decision) error {
-	switch {
-	case len(some) == 0 && c.Pod == "":
+	if len(some) == 0 && c.Pod == "" {
 		_, err := fmt.Fprintln(call.Stderr, "the agent of this node holds no such decision")
 		return err
-	case len(some) == 0:
-		return nil
 	}
 	return output.Decisions(call, some, true)
 }
