@@ -26,7 +26,8 @@ const maxAnswer = 16 << 10
 // part is a part of the page.
 type part struct {
 	lines []string
-	// most is how many lines the page shows if it has room for all parts. Of these, keep lines count as none against other parts.
+	// most is how many lines the page shows if it has room for all parts. Of these, keep lines count as none against other parts; with
+	// pageLines the part loses none.
 	most, keep int
 	// of is the number of items of a list, 0 for a text.
 	of int
@@ -117,7 +118,7 @@ func (s *sheet) fit(room int) (lines []string) {
 	for ; room < 0 && !s.whole; room++ {
 		longest := -1
 		for i, n := range sizes {
-			if n > 0 && (longest < 0 || n-s.parts[i].keep > sizes[longest]-s.parts[longest].keep) {
+			if n > 0 && s.parts[i].keep < pageLines && (longest < 0 || n-s.parts[i].keep > sizes[longest]-s.parts[longest].keep) {
 				longest = i
 			}
 		}
@@ -154,7 +155,6 @@ func (c *config) page(e document.Explanation, columns int) string {
 	}
 	s.unread(e)
 	const headlines, answers = 2, 5
-	top := part{lines: s.wrap("", 0, name+": "+verdict(e)), most: headlines}
 	if end = printable.Text(end, maxAnswer); !s.whole {
 		end = output.Cut(output.CutWords(end, s.columns), (answers-1)*s.columns)
 	}
@@ -162,10 +162,10 @@ func (c *config) page(e document.Explanation, columns int) string {
 	if text := remedy(e); text != "" { // its words are never cut: it may have commands
 		bottom = append(bottom, output.Wrap("remedy: ", labels-4, printable.Text(text, maxLine), s.columns)...)
 	}
-	head := sheet{columns: s.columns, whole: s.whole, parts: []part{top}}
-	lines := append(head.fit(headlines), "")
-	lines = append(lines, s.fit(pageLines-len(lines)-1-len(bottom))...)
-	return strings.Join(append(append(lines, ""), bottom...), "\n") + "\n"
+	fixed := func(most int, lines []string) part { return part{lines: lines, most: most, keep: pageLines} }
+	top, blank := fixed(headlines, s.wrap("", 0, name+": "+verdict(e))), fixed(1, []string{""})
+	s.parts = slices.Concat([]part{top, blank}, s.parts, []part{blank, fixed(len(bottom), bottom)})
+	return strings.Join(s.fit(pageLines), "\n") + "\n"
 }
 
 // remedy is the instruction that ends a fault of the packet or, if the packet has none of its own, of the pod. It is "" without one,
