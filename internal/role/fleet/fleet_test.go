@@ -381,7 +381,7 @@ func TestRun_OnePod(t *testing.T) {
 	getPod := func(args, node string) answer {
 		return answer{For: "get -o json pod " + args, Out: fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":%q}}`, node)}
 	}
-	web, sets := getPod("-n shop -o json -- web", "n1"), daemonSets("istio-system")
+	web, sets := getPod("-n shop -- web", "n1"), daemonSets("istio-system")
 	agents := func(items string) answer {
 		return answer{For: "--field-selector=spec.nodeName=n1", Out: list(items)}
 	}
@@ -410,7 +410,7 @@ func TestRun_OnePod(t *testing.T) {
 		"unknown":           {"why -nshop web", []answer{sets, web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
 		"failed":            {"why shop/web", []answer{sets, web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
 		"a bad packet":      {"why shop/web --to=x", []answer{sets, web, n1, ended(2, "", "error: x; see istio-cni why --help\n")}, result{2, "", "error: x; see kubectl istio-cni why --help\n"}},
-		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"of the context":    {"why web", []answer{getPod("-- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
 		"no such pod":       {"why shop/web", []answer{{For: "get -o json pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
 		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},
 		"no agent there":    {"trace shop/web", []answer{sets, web, agents("")}, result{1, "", "error: node n1 of pod shop/web: it has no node agent\n"}},
