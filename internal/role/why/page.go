@@ -244,38 +244,29 @@ func ports(e document.Explanation) []uint16 {
 	return []uint16{e.Ports.Outbound, e.Ports.Inbound, redirect.DNSPort, redirect.TunnelPort}
 }
 
-// maxListeners bounds the listeners on the whole page that are not the proxy's.
-const maxListeners = 20
-
-// heard lists the listeners of the proxy and, for the whole page, others.
+// heard lists the listeners of the proxy and, for the whole page, all others.
 func heard(e document.Explanation, whole bool) (texts []string) {
 	of := map[uint16]string{
 		e.Ports.Outbound: ", outbound traffic", e.Ports.Inbound: ", inbound traffic", redirect.DNSPort: ", DNS queries where DNS is captured",
 		redirect.TunnelPort: ", tunnels (HBONE)", 15020: ", status", 15021: ", health", 15090: ", metrics",
 	}
-	others, more := 0, 0
+	others := 0
 	for _, l := range e.Listeners {
-		text := fmt.Sprintf("%d uid %d", l.Address.Port(), l.UID)
-		if whole {
-			text = fmt.Sprintf("%s uid %d%s", l.Address, l.UID, of[l.Address.Port()])
-		}
-		switch own := slices.Contains(ports(e), l.Address.Port()); {
-		case !own && (!whole || others == maxListeners):
-			more++
-			continue
-		case !own:
+		switch {
+		case whole:
+			texts = append(texts, fmt.Sprintf("%s uid %d%s", l.Address, l.UID, of[l.Address.Port()]))
+		case slices.Contains(ports(e), l.Address.Port()):
+			texts = append(texts, fmt.Sprintf("%d uid %d", l.Address.Port(), l.UID))
+		default:
 			others++
-		}
-		if !slices.Contains(texts, text) {
-			texts = append(texts, text)
 		}
 	}
 	for _, port := range deaf(e) {
 		texts = append(texts, fmt.Sprintf("%d NOTHING LISTENS", port))
 	}
 	slices.Sort(texts)
-	if more > 0 {
-		texts = append(texts, output.Plural(more, "other"))
+	if texts = slices.Compact(texts); others > 0 {
+		texts = append(texts, output.Plural(others, "other"))
 	}
 	if texts == nil {
 		texts = []string{"none"}
