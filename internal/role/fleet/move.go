@@ -96,6 +96,9 @@ func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[docume
 	c, policies := f.control(ctx, agents), f.policies(ctx)
 	rows = slices.DeleteFunc(rows, func(r row[document.Check]) bool { return r.shown.Name == policies.Name })
 	for _, check := range []document.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
+		if check.Result == document.OK {
+			check.Remedy = ""
+		}
 		text, _ := json.Marshal(check) // it has texts only
 		rows = append(rows, row[document.Check]{shown: check, text: text})
 	}

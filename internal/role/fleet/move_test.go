@@ -189,15 +189,15 @@ func TestDoctor_ForAmbientTwoRevisions(t *testing.T) {
 	}
 }
 
-// TestDoctor_ForAmbientJSON: rows about the cluster have no node. Without ambient mode there is none.
+// TestDoctor_ForAmbientJSON: rows about the cluster have no node, and those in order no remedy. Without ambient mode there is none.
 func TestDoctor_ForAmbientJSON(t *testing.T) {
 	t.Parallel()
 	p := newPlane()
 	r := run(t, p.answers(), "doctor", "--for", "ambient", "-o", "json")
 	r.want(t, 0, `"name": "ambient-versions",`, "")
 	documenttest.Valid(t, "DoctorReport", r.stdout)
-	if n := strings.Count(r.stdout, `"node":`); n != 2 {
-		t.Errorf("%d rows with a node:\n%s", n, r.stdout)
+	if n := strings.Count(r.stdout, `"node":`); n != 2 || strings.Contains(r.stdout, `"remedy"`) {
+		t.Errorf("%d rows with a node, or a remedy of what is in order:\n%s", n, r.stdout)
 	}
 	const other = `[{"name":"token","result":"ok","text":"fine"}]`
 	run(t, p.answers(of(1, "doctor", other), of(2, "doctor", other)), "doctor").want(t, 0, "agent\n-----\n✓ token: fine [n1, n2]\n\n1 check: 0 failed, 0 need a look\n", "")
