@@ -84,7 +84,7 @@ func (s *sheet) text(most int, label, format string, args ...any) {
 
 // items adds short items with a label: between commas or, on the whole page, each in lines of its own.
 func (s *sheet) items(most int, label string, items []string) {
-	if !s.whole {
+	if !s.whole && len(items) > 0 {
 		items = []string{strings.Join(items, ", ")}
 	}
 	for _, item := range items {
@@ -217,23 +217,21 @@ func (s *sheet) pod(e document.Explanation) {
 	if !e.Since.IsZero() {
 		s.text(short, "since", "%s, checked %s", moment(e.Since), moment(e.Checked))
 	}
-	var also []string
-	for _, one := range e.Problems[min(1, len(e.Problems)):] { // the answer has the first one
-		also = append(also, fmt.Sprintf("%s: %s", one.State, printable.Text(one.Detail, maxLine)))
-	}
-	if len(also) > short && !s.whole {
-		also = []string{printable.Some(also, short)}
-	}
-	if len(also) > 0 {
-		s.items(long, "also", also)
-	}
 	var items []string
+	for _, one := range e.Problems {
+		items = append(items, fmt.Sprintf("%s: %s", one.State, printable.Text(one.Detail, maxLine)))
+	}
+	if s.whole {
+		s.items(long, "problems", items)
+		s.items(long, "backend", slices.Compact(strings.FieldsFunc(e.Backend, func(r rune) bool { return r == ',' })))
+	} else if len(items) > 1 { // the answer has the first one
+		s.text(long, "also", "%s", printable.Some(items[1:], short))
+	}
+	items = nil
 	for _, x := range e.Exceptions {
 		items = append(items, fmt.Sprintf("%s=%s (%s)", x.Setting, x.Value, x.Traffic))
 	}
-	if len(items) > 0 {
-		s.items(long, "exceptions", items)
-	}
+	s.items(long, "exceptions", items)
 	if e.InspectionError == "" {
 		s.items(long, "listeners", heard(e, s.whole))
 	}
