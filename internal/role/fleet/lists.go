@@ -158,8 +158,9 @@ type listing[T any] struct {
 	table   func(rows []row[T]) error
 	// more, if set, adds rows about the cluster.
 	more func(nodes []node, rows []row[T]) []row[T]
-	// shows reports whether a row is listed, nil for all rows.
+	// shows reports whether a row is listed, nil for all rows; most is the number of listed rows, 0 for all.
 	shows func(T) bool
+	most  int
 	// empty is the message without rows. missing is the error about all rows before shows if something that the flags name is missing; none
 	// reports whether that is what each node said.
 	empty   string
@@ -196,6 +197,9 @@ func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T],
 		all.omitted += len(all.rows)
 		all.rows = slices.DeleteFunc(all.rows, func(r row[T]) bool { return !l.shows(r.shown) })
 		all.omitted -= len(all.rows)
+	}
+	if more := len(all.rows) - l.most; l.most > 0 && more > 0 { // each node has sent as many
+		all.rows, all.omitted = all.rows[:l.most], all.omitted+more
 	}
 	return all, nodes, missing, nil
 }
@@ -361,6 +365,7 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 			return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
 		},
 		bad:   func(decision) bool { return false },
+		most:  flags.Limit,
 		table: func(rows []row[decision]) error { return f.decided(rows, true) },
 		empty: "the agents that answered hold no such decision",
 		missing: func(_ []decision, none bool) error {
@@ -395,7 +400,7 @@ func (f *fleet) decided(rows []row[decision], head bool) error {
 		d := r.shown
 		table = append(table, []string{
 			output.Cell(r.node), output.Age(d.Time), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
-			output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
+			output.Cell(d.Reason), output.Cell(d.Source), printable.Text(cmp.Or(d.Error, d.Detail, "-"), maxShown),
 		})
 	}
 	return output.Show(f.Call, output.Columns(table, f.Columns()))
