@@ -55,7 +55,7 @@ func paint(text string) string {
 			colour := markOf(word)
 			if i > 0 {
 				colour = ""
-				if before := words[i-1]; strings.Contains(before, "/") || strings.HasSuffix(before, ":") {
+				if before := words[i-1]; strings.ContainsAny(before, "/…") || strings.HasSuffix(before, ":") {
 					colour = colourOf(strings.ToLower(strings.TrimSuffix(word, ",")))
 				}
 			}
