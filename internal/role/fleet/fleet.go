@@ -335,6 +335,9 @@ func (f *fleet) describe(c subcommand) error {
 		b.WriteString("EXAMPLES:\n" + examples + "\n")
 	}
 	if rows := slices.DeleteFunc(c.rows, func(s settings.Setting) bool { return s.Local }); len(rows) > 0 {
+		for i := range rows {
+			rows[i].Env = nil // a variable counts on the node only
+		}
 		settings.Help(&b, settings.Group{Title: "Flags", Rows: rows})
 		b.WriteString("\n")
 	}

@@ -357,6 +357,8 @@ func TestRun_BadArguments(t *testing.T) {
 	}
 	run(t, nil).want(t, 0, "kubectl istio-cni COMMAND", "")
 	run(t, nil, "--help").want(t, 0, "EXIT CODES", "")
+	// A variable counts on the node only.
+	run(t, nil, "doctor", "--help").want(t, 0, "\n   --cni-agent-run-dir DIR\n", "")
 	for _, args := range []string{"pods --help", "-n shop pods -h", "help pods", "pods x --dance --help"} {
 		run(t, nil, strings.Fields(args)...).want(t, 0, "USAGE:\n   kubectl istio-cni pods [POD...] [flags]\n", "")
 	}
