@@ -82,6 +82,9 @@ func count(all []audit.Status, selected bool) string {
 // Columns formats rows of printable cells. It cuts the widest cells until the rows fit a number of columns, 0 for no limit.
 func Columns(rows [][]string, columns int) string {
 	const gap, least = 2, 4
+	if len(rows) == 0 {
+		return ""
+	}
 	widths := make([]int, len(rows[0]))
 	room := columns - gap*(len(widths)-1)
 	for _, cells := range rows {

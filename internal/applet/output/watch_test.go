@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -58,4 +59,32 @@ shop/a    gone      -      -        -        has ended
 	check.Equal(t, errs.String(), "error: the agent is down; trying again\n")
 	w.Request = func(context.Context) ([]audit.Status, bool, error) { return nil, true, down }
 	check.Equal(t, w.Run(t.Context()), down, "a watch that cannot begin")
+}
+
+// TestWatch_OnlyGone: rows without a head can be none, when rows have gone and no row is new.
+func TestWatch_OnlyGone(t *testing.T) {
+	t.Parallel()
+	answers := [][]string{{"a"}, nil, {"b"}}
+	ctx, end := context.WithCancel(t.Context())
+	printed := ""
+	w := output.Watch[string]{
+		Every: time.Millisecond, Err: io.Discard, Key: func(s string) (id, text string) { return s, "" },
+		Request: func(context.Context) ([]string, bool, error) {
+			next := answers[0]
+			if answers = answers[1:]; len(answers) == 0 {
+				end()
+			}
+			return next, true, nil
+		},
+		Print: func(rows, _ []string) error {
+			var cells [][]string
+			for _, r := range rows {
+				cells = append(cells, []string{r})
+			}
+			printed += output.Columns(cells, 80)
+			return nil
+		},
+	}
+	check.OK(t, w.Run(ctx))
+	check.Equal(t, printed, "a\n")
 }

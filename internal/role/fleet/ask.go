@@ -51,9 +51,13 @@ func (f *fleet) pass(ctx context.Context, a agent, form output.Form, command ...
 	if form != output.Table {
 		out = printable.NewWriter(f.Stdout)
 	}
-	stderr, err := f.start(ctx, out, f.exec(a, command...)...)
+	stderr, err := f.stream(ctx, out, f.exec(a, command...)...)
 	_ = screen.Close()
-	if cause := explained(err, command[0]); cause != nil {
+	cause := explained(err, command[0])
+	if late, is := errors.AsType[*lateError](err); is {
+		cause = late
+	}
+	if cause != nil {
 		return 0, fmt.Errorf("node %s: %w", a.name(), f.withVersion(ctx, a, cause))
 	}
 	_, _ = io.WriteString(f.Stderr, stderr)
@@ -270,22 +274,22 @@ func (e *exitError) Error() string {
 // kubectl runs kubectl with the user's flags, for at most f.timeout, and returns at most most bytes of its standard output.
 func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, error) {
 	out := &limited{most: most}
-	err := f.stream(ctx, out, args...)
+	_, err := f.stream(ctx, out, args...)
 	if out.full {
 		err = fmt.Errorf("more than %d MiB of output", most>>20)
 	}
 	return out.text, err
 }
 
-// stream passes the standard output of kubectl on, for at most f.timeout.
-func (f *fleet) stream(ctx context.Context, out io.Writer, args ...string) error {
+// stream is start for at most f.timeout.
+func (f *fleet) stream(ctx context.Context, out io.Writer, args ...string) (stderr string, err error) {
 	ctx, cancel := f.limit(ctx)
 	defer cancel()
-	_, err := f.start(ctx, out, args...)
+	stderr, err = f.start(ctx, out, args...)
 	if late, is := errors.AsType[*lateError](context.Cause(ctx)); is {
 		err = late
 	}
-	return err
+	return stderr, err
 }
 
 // limit bounds a context by f.timeout.

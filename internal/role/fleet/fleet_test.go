@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -355,6 +357,8 @@ func TestRun_BadArguments(t *testing.T) {
 	}
 	run(t, nil).want(t, 0, "kubectl istio-cni COMMAND", "")
 	run(t, nil, "--help").want(t, 0, "EXIT CODES", "")
+	// A variable counts on the node only.
+	run(t, nil, "doctor", "--help").want(t, 0, "\n   --cni-agent-run-dir DIR\n", "")
 	for _, args := range []string{"pods --help", "-n shop pods -h", "help pods", "pods x --dance --help"} {
 		run(t, nil, strings.Fields(args)...).want(t, 0, "USAGE:\n   kubectl istio-cni pods [POD...] [flags]\n", "")
 	}
@@ -374,6 +378,19 @@ func TestRun_NoAgentOrKubectl(t *testing.T) {
 	run(t, []answer{daemonSets("istio-system"), {For: "get -o json pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
 	run(t, []answer{{For: "get -o json daemonsets.apps", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get daemonsets.apps: no answer within 1s\n")
 	call("no-such-program", nil, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
+}
+
+// TestOnePod_Hangs: a node that does not answer ends the command, a trace after its time.
+func TestOnePod_Hangs(t *testing.T) {
+	t.Parallel()
+	kubectl := standIn(t, []answer{
+		daemonSets("istio-system"),
+		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
+		{For: of(1, "why shop/a", "").For, Hang: true}, {For: of(1, "trace shop/a", "").For, Out: "tracing\n", Hang: true},
+	})
+	call(kubectl, nil, "why", "shop/a", "--timeout=1s").want(t, 1, "", "error: node n1: no answer within 1s\n")
+	call(kubectl, nil, "trace", "shop/a", "--timeout=1s", "--for=1s").want(t, 1, "tracing\n", "error: node n1: no answer within 2s\n")
 }
 
 func TestRun_OnePod(t *testing.T) {
@@ -472,6 +489,15 @@ n2    0s   shop/b  false     mode-none  -       "two words"
 n1    -    shop/a  true      captured   -       -
 `, "")
 	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"durationSeconds": 1`, "")
+	limited := standIn(t, fleetOf(2,
+		of(1, "decisions --json --limit=2", items("DecisionList", `{"time":"2026-11-22T13:00:03Z","pod":"d","reason":"x"},{"time":"2026-11-22T13:00:01Z","pod":"b","reason":"x"}`)),
+		of(2, "decisions --json --limit=2", items("DecisionList", `{"time":"2026-11-22T13:00:02Z","pod":"c","reason":"x"},{"time":"2026-11-22T13:00:00Z","pod":"a","reason":"x"}`)),
+	))
+	r := call(limited, nil, "decisions", "--limit", "2", "-o", "json")
+	r.want(t, 0, `"omitted": 6`, "")
+	if pods := regexp.MustCompile(`"pod": "."`).FindAllString(r.stdout, -1); !slices.Equal(pods, []string{`"pod": "d"`, `"pod": "c"`}) {
+		t.Errorf("the 2 latest decisions of all nodes: %q", pods)
+	}
 }
 
 // TestOnePod_Colours: the page of an agent, which has no terminal, is painted here; JSON never is.

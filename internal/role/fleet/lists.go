@@ -157,8 +157,9 @@ type listing[T any] struct {
 	table   func(all []T) error
 	// more, if set, adds rows about the cluster.
 	more func(nodes []node, rows []row[T]) []row[T]
-	// shows reports whether a row is listed, nil for all rows.
+	// shows reports whether a row is listed, nil for all rows; most is the number of listed rows, 0 for all.
 	shows func(T) bool
+	most  int
 	// empty is the message without rows. missing is the error about all rows before shows if something that the flags name is missing; none
 	// reports whether that is what each node said.
 	empty   string
@@ -195,6 +196,9 @@ func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T],
 		all.omitted += len(all.rows)
 		all.rows = slices.DeleteFunc(all.rows, func(r row[T]) bool { return !l.shows(r.shown) })
 		all.omitted -= len(all.rows)
+	}
+	if more := len(all.rows) - l.most; l.most > 0 && more > 0 { // each node has sent as many
+		all.rows, all.omitted = all.rows[:l.most], all.omitted+more
 	}
 	return all, nodes, missing, nil
 }
@@ -352,6 +356,7 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 			return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
 		},
 		bad:   func(document.Decision) bool { return false },
+		most:  flags.Limit,
 		table: func(all []document.Decision) error { return output.Decisions(f.Call, all, true) },
 		empty: "the agents that answered hold no such decision",
 		missing: func(_ []document.Decision, none bool) error {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
@@ -17,8 +18,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// onePod runs an agent's command on a pod's node, and passes its output on.
-func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting, namespace string, form output.Form, c call) (int, error) {
+// onePod runs an agent's command, which lasts some time, on a pod's node, and passes its output on.
+func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting, namespace string, form output.Form, lasts time.Duration, c call) (int, error) {
 	operand, err := c.single()
 	if err != nil {
 		return 0, err
@@ -27,6 +28,7 @@ func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting
 	if err != nil {
 		return 0, err
 	}
+	f.timeout += lasts
 	return f.pass(ctx, a, form, slices.Concat([]string{name, command.PodKey(key)}, given(c.in, rows, "namespace"))...)
 }
 
