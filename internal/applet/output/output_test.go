@@ -104,7 +104,7 @@ func TestPods_Columns(t *testing.T) {
 		`POD                   STATE     SINCE  CHECKED  BACKEND  WHY`,
 		`evil/x\x20captured\n  bypassed  -      -        -        no rule`,
 		`shop/c                drifted   3h     -        -        nat/OUTPUT: missing \u001b[2J\tx (and 1 more)`,
-		`shop/a                captured  2d     0s       netlink  is redirected as wanted`,
+		`shop/a                captured  2d2h   0s       netlink  is redirected as wanted`,
 		`shop/b                captured  90m    -        -        exceptions by its own settings: 2`,
 		`shop/plain            outside   -      -        -        is not injected`,
 		`2 of 4 mesh pods are not redirected as wanted`,
