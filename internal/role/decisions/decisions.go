@@ -118,9 +118,9 @@ func (c *config) watch(call applet.Call) int {
 	begun := false
 	return call.End(output.Watch[document.Decision]{
 		Every: interval, Err: call.Stderr,
-		Request: func(ctx context.Context) ([]document.Decision, bool, error) {
+		Request: func(ctx context.Context) ([]document.Decision, func(document.Decision) bool, error) {
 			list, err := query(ctx, *c, document.Head{})
-			return list.Items, true, err
+			return list.Items, nil, err
 		},
 		Key: func(r document.Decision) (id, text string) {
 			return fmt.Sprint(r.Time, r.Namespace, r.Pod, r.Reason, r.Error), ""

@@ -278,7 +278,7 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 	}
 	if flags.Watch {
 		w := output.WatchPods(f.Call, 0, flags.ByState())
-		return watch(ctx, f, l, w, func(a answers[audit.Status]) []audit.Status { return a.shown() })
+		return watch(ctx, f, l, w, func(a answers[audit.Status]) []audit.Status { return a.shown() }, func(s audit.Status) string { return s.Node })
 	}
 	return list(ctx, f, flags.Output, l)
 }
@@ -307,13 +307,15 @@ func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) erro
 	return nil
 }
 
-// watch runs a watch of the rows of all nodes. The problem of a node is printed once.
-func watch[T, R any](ctx context.Context, f *fleet, l listing[T], w output.Watch[R], rows func(answers[T]) []R) (int, error) {
+// watch runs a watch of the rows of all nodes. The problem of a node is printed once, and the rows of such a node can be there still.
+func watch[T, R any](ctx context.Context, f *fleet, l listing[T], w output.Watch[R], rows func(answers[T]) []R, of func(R) string) (int, error) {
 	f.progress, f.Stderr = nil, &once{w: f.Stderr, said: map[string]bool{}}
 	w.Err, w.Every = f.Stderr, 5*time.Second
-	w.Request = func(ctx context.Context) ([]R, bool, error) {
+	w.Request = func(ctx context.Context) ([]R, func(R) bool, error) {
 		all, nodes, _, err := gather(ctx, f, l)
-		return rows(all), !failed(nodes), err
+		return rows(all), func(r R) bool {
+			return slices.ContainsFunc(nodes, func(n node) bool { return n.Error != "" && n.Name == of(r) })
+		}, err
 	}
 	return applet.ExitOK, w.Run(ctx)
 }
@@ -387,7 +389,7 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 			return f.decided(rows, head)
 		},
 	}
-	return watch(ctx, f, l, w, func(a answers[decision]) []row[decision] { return a.rows })
+	return watch(ctx, f, l, w, func(a answers[decision]) []row[decision] { return a.rows }, func(r row[decision]) string { return r.node })
 }
 
 // decided prints decisions.
