@@ -82,7 +82,10 @@ func (w Watch[T]) compare(all []T, known map[string]T, hidden func(T) bool) (now
 
 // WatchPods returns a Watch of pods without Request. Selected is a parameter of Pods.
 func WatchPods(c applet.Call, every time.Duration, selected bool) Watch[audit.Status] {
-	begun := false
+	begun, ended := false, "has ended"
+	if selected {
+		ended = "has ended, or is in another state"
+	}
 	return Watch[audit.Status]{
 		Every: every, Err: c.Stderr,
 		Key: func(s audit.Status) (id, text string) {
@@ -90,7 +93,7 @@ func WatchPods(c applet.Call, every time.Duration, selected bool) Watch[audit.St
 		},
 		Print: func(rows, gone []audit.Status) error {
 			for _, s := range gone {
-				s.State, s.Sentence, s.Problems = "gone", "has ended", nil
+				s.State, s.Sentence, s.Problems = "gone", ended, nil
 				rows = append(rows, s)
 			}
 			audit.Sort(rows)

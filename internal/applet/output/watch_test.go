@@ -91,3 +91,14 @@ func TestWatch_OnlyGone(t *testing.T) {
 	check.OK(t, w.Run(ctx))
 	check.Equal(t, printed, "a\n")
 }
+
+// TestWatch_ByState: a pod that has recovered is not said to have ended.
+func TestWatch_ByState(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	w := output.WatchPods(applet.Call{Stdout: &out}, time.Millisecond, true)
+	check.OK(t, w.Print([]audit.Status{{Namespace: "shop", Pod: "a", State: audit.Drifted}}, nil))
+	out.Reset()
+	check.OK(t, w.Print(nil, []audit.Status{{Namespace: "shop", Pod: "a", State: audit.Drifted}}))
+	check.Equal(t, out.String(), "shop/a  gone   -      -        -        has ended, or is in another state\n")
+}
