@@ -103,9 +103,9 @@ func (c *config) watch(call applet.Call) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	w := output.WatchDecisions(call, interval)
-	w.Request = func(ctx context.Context) ([]document.Decision, bool, error) {
+	w.Request = func(ctx context.Context) ([]document.Decision, func(document.Decision) bool, error) {
 		list, err := query(ctx, *c, document.Head{})
-		return list.Items, true, err
+		return list.Items, nil, err
 	}
 	return call.End(w.Run(ctx))
 }

@@ -385,7 +385,7 @@ func TestOnePod_Hangs(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{
 		daemonSets("istio-system"),
-		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
 		{For: of(1, "why shop/a", "").For, Hang: true}, {For: of(1, "trace shop/a", "").For, Out: "tracing\n", Hang: true},
 	})

@@ -273,7 +273,7 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 		l.empty = "no pod in such a state " + on
 	}
 	if flags.Watch {
-		return watch(ctx, f, l, output.WatchPods(f.Call, 0, flags.ByState()))
+		return watch(ctx, f, l, output.WatchPods(f.Call, 0, flags.ByState()), func(s audit.Status) string { return s.Node })
 	}
 	return list(ctx, f, flags.Output, l)
 }
@@ -302,13 +302,15 @@ func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) erro
 	return nil
 }
 
-// watch runs a watch of the rows of all nodes. The problem of a node is printed once.
-func watch[T any](ctx context.Context, f *fleet, l listing[T], w output.Watch[T]) (int, error) {
+// watch runs a watch of the rows of all nodes. The problem of a node is printed once, and the rows of such a node can be there still.
+func watch[T any](ctx context.Context, f *fleet, l listing[T], w output.Watch[T], of func(T) string) (int, error) {
 	f.progress, f.Stderr = nil, &once{w: f.Stderr, said: map[string]bool{}}
 	w.Err, w.Every = f.Stderr, 5*time.Second
-	w.Request = func(ctx context.Context) ([]T, bool, error) {
+	w.Request = func(ctx context.Context) ([]T, func(T) bool, error) {
 		all, nodes, _, err := gather(ctx, f, l)
-		return all.shown(), !failed(nodes), err
+		return all.shown(), func(row T) bool {
+			return slices.ContainsFunc(nodes, func(n node) bool { return n.Error != "" && n.Name == of(row) })
+		}, err
 	}
 	return applet.ExitOK, w.Run(ctx)
 }
@@ -369,7 +371,7 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 	if !flags.Watch {
 		return list(ctx, f, flags.Output, l)
 	}
-	return watch(ctx, f, l, output.WatchDecisions(f.Call, 0))
+	return watch(ctx, f, l, output.WatchDecisions(f.Call, 0), func(d document.Decision) string { return d.Node })
 }
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.

@@ -91,9 +91,9 @@ func watch(c applet.Call, cfg command.Pods) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	w := output.WatchPods(c, interval, cfg.ByState())
-	w.Request = func(ctx context.Context) ([]audit.Status, bool, error) {
+	w.Request = func(ctx context.Context) ([]audit.Status, func(audit.Status) bool, error) {
 		all, err := ask(ctx, cfg)
-		return slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) }), true, err
+		return slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) }), nil, err
 	}
 	return c.End(w.Run(ctx))
 }
