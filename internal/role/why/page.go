@@ -83,7 +83,8 @@ func (s *sheet) text(most int, label, format string, args ...any) {
 }
 
 // items adds short items with a label: between commas or, on the whole page, each in lines of its own.
-func (s *sheet) items(most int, label string, items []string) {
+func (s *sheet) items(label string, items []string) {
+	const most = 3
 	if !s.whole && len(items) > 0 {
 		items = []string{strings.Join(items, ", ")}
 	}
@@ -115,22 +116,26 @@ func (s *sheet) fit(room int) (lines []string) {
 		}
 		room -= sizes[i]
 	}
-	for ; room < 0 && !s.whole; room++ {
-		longest := -1
-		for i, n := range sizes {
-			if n > 0 && s.parts[i].keep < pageLines && (longest < 0 || n-s.parts[i].keep > sizes[longest]-s.parts[longest].keep) {
-				longest = i
-			}
+	for at := 0; room < 0 && at >= 0 && !s.whole; room++ {
+		if at = s.longest(sizes); at >= 0 {
+			sizes[at]--
 		}
-		if longest < 0 {
-			break
-		}
-		sizes[longest]--
 	}
 	for i, p := range s.parts {
 		lines = append(lines, p.shorten(sizes[i], s.columns)...)
 	}
 	return lines
+}
+
+// longest returns the part that loses the next line, -1 if none has any to lose.
+func (s *sheet) longest(sizes []int) int {
+	at := -1
+	for i, n := range sizes {
+		if n > 0 && s.parts[i].keep < pageLines && (at < 0 || n-s.parts[i].keep > sizes[at]-s.parts[at].keep) {
+			at = i
+		}
+	}
+	return at
 }
 
 // page is the explanation: the verdict, the packet or the pod, what differs, and the answer with the remedy.
@@ -217,13 +222,19 @@ func (s *sheet) pod(e document.Explanation) {
 	if !e.Since.IsZero() {
 		s.text(short, "since", "%s, checked %s", moment(e.Since), moment(e.Checked))
 	}
+	s.inspected(e)
+}
+
+// inspected adds what the last inspection found beside the rules.
+func (s *sheet) inspected(e document.Explanation) {
+	const long, short = 3, 2
 	var items []string
 	for _, one := range e.Problems {
 		items = append(items, fmt.Sprintf("%s: %s", one.State, printable.Text(one.Detail, maxLine)))
 	}
 	if s.whole {
-		s.items(long, "problems", items)
-		s.items(long, "backend", slices.Compact(strings.FieldsFunc(e.Backend, func(r rune) bool { return r == ',' })))
+		s.items("problems", items)
+		s.items("backend", slices.Compact(strings.FieldsFunc(e.Backend, func(r rune) bool { return r == ',' })))
 	} else if len(items) > 1 { // the answer has the first one
 		s.text(long, "also", "%s", printable.Some(items[1:], short))
 	}
@@ -231,9 +242,9 @@ func (s *sheet) pod(e document.Explanation) {
 	for _, x := range e.Exceptions {
 		items = append(items, fmt.Sprintf("%s=%s (%s)", x.Setting, x.Value, x.Traffic))
 	}
-	s.items(long, "exceptions", items)
+	s.items("exceptions", items)
 	if e.InspectionError == "" {
-		s.items(long, "listeners", heard(e, s.whole))
+		s.items("listeners", heard(e, s.whole))
 	}
 }
 
