@@ -88,6 +88,8 @@ var owners = map[string][]string{
 	"k8s.io/utils/clock":                   {"internal/agent", "internal/role/plugin"},
 	"k8s.io/utils/lru":                     {"internal/agent/eventrecorder"},
 	"sigs.k8s.io":                          {"internal/agent/selector", "internal/agent/taint", "internal/applet/output", "internal/role/fleet"},
+
+	"k8s.io/apimachinery/pkg/util/duration": {"internal/applet/output"},
 }
 
 // impure lists the parts of the standard library that core must not import.

@@ -189,6 +189,19 @@ func TestManual_Short(t *testing.T) {
 	}
 }
 
+// TestManual_Rows: a row of a table is one line, otherwise its rest is shown as another row.
+func TestManual_Rows(t *testing.T) {
+	names, err := filepath.Glob("../docs/*.md")
+	check.OK(t, err)
+	for _, name := range names {
+		for line := range strings.Lines(read(t, name)) {
+			if line = strings.TrimSpace(line); strings.HasPrefix(line, "| ") && !strings.HasSuffix(line, " |") {
+				t.Errorf("%s: the row does not end: %s", name, line)
+			}
+		}
+	}
+}
+
 // hint is a page with an anchor in the text of a program, a chart or an alert.
 var hint = regexp.MustCompile(`\b[a-z]+\.md#[\w-]+`)
 

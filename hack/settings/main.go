@@ -173,7 +173,7 @@ func meaning(s settings.Setting) string {
 
 // plain is a text without markup, for a cell.
 func plain(text string) string {
-	return strings.NewReplacer("|", `\|`, "*", `\*`, "__", `\_\_`).Replace(text)
+	return strings.NewReplacer("\n", " ", "|", `\|`, "*", `\*`, "__", `\_\_`).Replace(text)
 }
 
 // code has each text in a code span.

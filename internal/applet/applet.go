@@ -21,11 +21,13 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// Exit codes that every role shares.
+// Exit codes that every role shares, and the codes of answers about pods and packets.
 const (
-	ExitOK    = 0
-	ExitError = 1
-	ExitUsage = 2
+	ExitOK      = 0
+	ExitError   = 1
+	ExitUsage   = 2
+	ExitPast    = 3 // past the mesh, or not captured
+	ExitUnknown = 4
 )
 
 // Call is one start of the program, without the name in os.Args[0].
@@ -193,11 +195,9 @@ func (p Program) complete(command string, c Call) int {
 	case -1:
 	case 0:
 		for _, r := range p.Roles {
-			if strings.HasPrefix(r.Name, c.Args[0]) {
-				found = append(found, settings.Candidate{Text: r.Name, Use: r.Summary})
-			}
+			found = append(found, settings.Candidate{Text: r.Name, Use: r.Summary})
 		}
-		found = append(found, completion.Words(c.Args[0], completionRole)...)
+		found = completion.Matching(c.Args[0], append(found, settings.Candidate{Text: completionRole})...)
 	default:
 		r, _ := p.find(func(r Role) bool { return r.Name == c.Args[0] })
 		switch {

@@ -11,6 +11,7 @@ import (
 	_ "embed"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -81,12 +82,15 @@ func Print(w io.Writer, found []settings.Candidate) error {
 	return err
 }
 
+// Matching returns the candidates that begin with a prefix.
+func Matching(prefix string, of ...settings.Candidate) []settings.Candidate {
+	return slices.DeleteFunc(of, func(c settings.Candidate) bool { return !strings.HasPrefix(c.Text, prefix) })
+}
+
 // Words returns the words that begin with a prefix, as candidates.
 func Words(prefix string, words ...string) (found []settings.Candidate) {
 	for _, w := range words {
-		if strings.HasPrefix(w, prefix) {
-			found = append(found, settings.Candidate{Text: w})
-		}
+		found = append(found, settings.Candidate{Text: w})
 	}
-	return found
+	return Matching(prefix, found...)
 }

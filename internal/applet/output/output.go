@@ -110,43 +110,35 @@ func format(kind string, doc any, form Form) ([]byte, error) {
 // List writes a document of the list's kind with a head, and rows as its items. It formats one row at a time because escaping can make a row of untrusted
 // text much larger.
 func List[T any](w io.Writer, form Form, list any, head document.Head, rows []T) error {
-	out := bufio.NewWriter(w) // Flush returns its first error
 	text, err := format(kindOf(list), head, form)
 	if err != nil {
 		return err
 	}
-	field, indent, end := "\nitems:", "", "\n"
-	if form == JSON {
-		text, field = bytes.TrimSuffix(text, []byte("\n}")), ",\n  \"items\":"
-		indent, end = "  ", "\n}\n"
+	begin, between, end := "\nitems:\n", "", ""
+	switch {
+	case form == JSON && len(rows) == 0:
+		begin, end = ",\n  \"items\": []", "\n}\n"
+	case form == JSON:
+		begin, between, end = ",\n  \"items\": [\n    ", ",\n    ", "\n  ]\n}\n"
+	case len(rows) == 0:
+		begin = "\nitems: []\n"
 	}
-	_, _ = out.Write(append(printable.Lines(text), field...))
+	out := bufio.NewWriter(w)                    // Flush returns its first error
+	text = bytes.TrimSuffix(text, []byte("\n}")) // the end of JSON
+	_, _ = out.Write(append(printable.Lines(text), begin...))
 	for i, row := range rows {
-		text, err := json.MarshalIndent([]T{row}, indent, "  ")
-		separator := "\n"
-		switch {
-		case err == nil && form == YAML:
-			if text, err = yaml.JSONToYAML(text); i > 0 {
-				separator = ""
-			}
-		case i == 0:
-			separator = " ["
-		default:
-			separator = ","
+		text, err := json.MarshalIndent(row, "    ", "  ")
+		if err == nil && form == YAML {
+			text, err = yaml.JSONToYAML(fmt.Appendf(nil, "[%s]", text))
 		}
 		if err != nil {
 			return err
 		}
-		if form == JSON {
-			text = text[1 : len(text)-len("\n]")-len(indent)]
+		if i > 0 {
+			_, _ = out.WriteString(between)
 		}
-		_, _ = out.Write(append([]byte(separator), printable.Lines(text)...))
+		_, _ = out.Write(printable.Lines(text))
 	}
-	switch {
-	case len(rows) == 0:
-		_, _ = out.WriteString(" []" + end)
-	case form == JSON:
-		_, _ = out.WriteString("\n" + indent + "]" + end)
-	}
+	_, _ = out.WriteString(end)
 	return out.Flush()
 }

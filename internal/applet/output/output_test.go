@@ -104,7 +104,7 @@ func TestPods_Columns(t *testing.T) {
 		`POD                   STATE     SINCE  CHECKED  BACKEND  WHY`,
 		`evil/x\x20captured\n  bypassed  -      -        -        no rule`,
 		`shop/c                drifted   3h     -        -        nat/OUTPUT: missing \u001b[2J\tx (and 1 more)`,
-		`shop/a                captured  2d     0s       netlink  is redirected as wanted`,
+		`shop/a                captured  2d2h   0s       netlink  is redirected as wanted`,
 		`shop/b                captured  90m    -        -        exceptions by its own settings: 2`,
 		`shop/plain            outside   -      -        -        is not injected`,
 		`2 of 4 mesh pods are not redirected as wanted`,
@@ -170,14 +170,14 @@ func TestColumns_Terminal(t *testing.T) {
 // TestShow_Colours: only marks and states are painted, and only where colours are wanted. What a text brings along is escaped.
 func TestShow_Colours(t *testing.T) {
 	t.Parallel()
-	const plain = "POD shop/web: DRIFTED, the pod\n  MISSING IPv4 nat: captured FOREIGN\n✓ a/b: captured\nn1  shop/a  captured  1s\nthe pod captured\n! x\x1b[2J\n- -A X\n  -A Y - +\n"
+	const plain = "POD shop/web: DRIFTED, the pod\n  MISSING IPv4 nat: captured FOREIGN\n✓ a/b: captured\nn1  shop/a  captured  1s\nn1  captured/drifted  drifted\nsh…p-1  captured  1s\nthe pod captured\n! x\x1b[2J\n- -A X\n  -A Y - +\n"
 	for _, colours := range []bool{false, true} {
 		var b strings.Builder
 		check.OK(t, output.Show(applet.Call{Stdout: &b, Colours: func() bool { return colours }}, plain))
 		want := strings.ReplaceAll(plain, "\x1b", `\u001b`)
 		if colours {
 			want = "POD shop/web: \x1b[31mDRIFTED,\x1b[0m the pod\n  \x1b[31mMISSING\x1b[0m IPv4 nat: captured FOREIGN\n\x1b[32m✓\x1b[0m a/b: captured\n" +
-				"n1  shop/a  \x1b[32mcaptured\x1b[0m  1s\nthe pod captured\n\x1b[33m!\x1b[0m x\\u001b[2J\n\x1b[31m-\x1b[0m -A X\n  -A Y - +\n"
+				"n1  shop/a  \x1b[32mcaptured\x1b[0m  1s\nn1  captured/drifted  \x1b[31mdrifted\x1b[0m\nsh…p-1  \x1b[32mcaptured\x1b[0m  1s\nthe pod captured\n\x1b[33m!\x1b[0m x\\u001b[2J\n\x1b[31m-\x1b[0m -A X\n  -A Y - +\n"
 		}
 		check.Equal(t, b.String(), want, "colours", colours)
 	}
@@ -194,6 +194,13 @@ func TestScreen_PartsOfLines(t *testing.T) {
 	}
 	check.OK(t, s.Close())
 	check.Equal(t, b.String(), "\x1b[31m✗\x1b[0m a b\n\x1b[32m✓\x1b[0m c\nrest", "painted")
+	const most = 128 << 10
+	n := b.Len()
+	_, err := s.Write(make([]byte, most))
+	check.OK(t, err)
+	if b.Len() < n+most {
+		t.Error("a line without an end is held back")
+	}
 }
 
 func TestFold_Lines(t *testing.T) {

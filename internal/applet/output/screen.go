@@ -1,6 +1,7 @@
 package output
 
 import (
+	"bytes"
 	"io"
 	"strings"
 
@@ -29,8 +30,12 @@ type Screen struct {
 
 // Write shows the complete lines.
 func (s *Screen) Write(text []byte) (int, error) {
+	const longest = 64 << 10 // of a line that is held back
 	s.rest = append(s.rest, text...)
-	whole := strings.LastIndexByte(string(s.rest), '\n') + 1
+	whole := bytes.LastIndexByte(s.rest, '\n') + 1
+	if len(s.rest)-whole > longest {
+		whole = len(s.rest)
+	}
 	err := Show(s.Call, string(s.rest[:whole]))
 	s.rest = s.rest[whole:]
 	return len(text), err
@@ -44,19 +49,21 @@ func paint(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
+		at := 0 // a name may contain the word
 		for i, word := range words[:min(len(words), maxState)] {
+			at += strings.Index(line[at:], word)
 			colour := markOf(word)
 			if i > 0 {
 				colour = ""
-				if before := words[i-1]; strings.Contains(before, "/") || strings.HasSuffix(before, ":") {
+				if before := words[i-1]; strings.ContainsAny(before, "/…") || strings.HasSuffix(before, ":") {
 					colour = colourOf(strings.ToLower(strings.TrimSuffix(word, ",")))
 				}
 			}
 			if colour != "" {
-				at := strings.Index(line, word)
 				line = line[:at] + colour.Paint(word) + line[at+len(word):]
 				break
 			}
+			at += len(word)
 		}
 		b.WriteString(line)
 	}

@@ -3,9 +3,13 @@ package output
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
@@ -80,6 +84,9 @@ func count(all []audit.Status, selected bool) string {
 // Columns formats rows of printable cells. It cuts the widest cells until the rows fit a number of columns, 0 for no limit.
 func Columns(rows [][]string, columns int) string {
 	const gap, least = 2, 4
+	if len(rows) == 0 {
+		return ""
+	}
 	widths := make([]int, len(rows[0]))
 	room := columns - gap*(len(widths)-1)
 	for _, cells := range rows {
@@ -111,6 +118,41 @@ func Columns(rows [][]string, columns int) string {
 	return b.String()
 }
 
+// Decisions prints one line for each decision, if there are any, below a head if that is set: with the node if it is known, else with the duration.
+func Decisions(c applet.Call, some []document.Decision, head bool) error {
+	if len(some) == 0 {
+		return nil
+	}
+	rows := [][]string{{"NODE", "AGE", "POD", "CAPTURED", "REASON", "SOURCE", "MS", "DETAIL"}}
+	for _, d := range some {
+		rows = append(rows, []string{
+			Cell(d.Node), Age(d.Time), quoted(d.Namespace+"/"+d.Pod, maxCell), strconv.FormatBool(d.Captured), quoted(d.Reason, maxCell),
+			quoted(d.Source, maxCell), fmt.Sprintf("%.0f", 1000*d.DurationSeconds), quoted(cmp.Or(d.Error, d.Detail), math.MaxInt),
+		})
+	}
+	if some[0].Node == "" {
+		drop(rows, 0)
+	} else {
+		drop(rows, len(rows[0])-2) // MS
+	}
+	if !head {
+		rows = rows[1:]
+	}
+	return Show(c, Columns(rows, c.Columns()))
+}
+
+// quoted formats a text as one cell that cannot imitate another. It quotes the text unless it is a single plain word.
+func quoted(text string, most int) string {
+	special := func(r rune) bool { return r > 0x7e || r <= ' ' || r == '"' || r == '\\' }
+	switch {
+	case text == "":
+		return "-"
+	case len(text) > most || strings.ContainsFunc(text, special):
+		return printable.Quote(text, min(most, 2*len(text)+2))
+	}
+	return text
+}
+
 // maxCell bounds a cell in bytes: a Kubernetes name has at most 253.
 const maxCell = 512
 
@@ -119,21 +161,12 @@ func Cell(text string) string {
 	return cmp.Or(strings.ReplaceAll(printable.Text(text, maxCell), " ", `\x20`), "-")
 }
 
-// Age formats the time since then as kubectl does, by its largest unit.
+// Age formats the time since then as kubectl does.
 func Age(then time.Time) string {
 	if then.IsZero() {
 		return "-"
 	}
-	d := max(0, time.Since(then))
-	switch {
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
+	return duration.HumanDuration(max(0, time.Since(then)))
 }
 
 // docs is where hints lead.

@@ -36,12 +36,8 @@ func PrintVersion(c applet.Call) int {
 	}
 	v := document.Version{Version: applet.Version(), GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	v.Revision, v.Modified = applet.Revision()
-	err := Print(c.Stdout, v, form, func() error {
+	return c.End(Print(c.Stdout, v, form, func() error {
 		_, err := fmt.Fprintln(c.Stdout, "istio-cni "+applet.Build())
 		return err
-	})
-	if err != nil {
-		return c.Fail(err)
-	}
-	return applet.ExitOK
+	}))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/core/audit"
+	"github.com/meshcni/istio-cni/internal/core/document"
 )
 
 // Watch prints rows, and then each row that changes.
@@ -16,8 +17,8 @@ type Watch[T any] struct {
 	// Every is the time between two requests, Err is for failed ones.
 	Every time.Duration
 	Err   io.Writer
-	// Request returns all rows. A row that a complete answer lacks has gone.
-	Request func(context.Context) (all []T, complete bool, err error)
+	// Request returns all rows. A row that the answer lacks has gone, unless hidden says that it can be there; hidden can be nil.
+	Request func(context.Context) (all []T, hidden func(T) bool, err error)
 	// Key returns a row's identity, and a text that differs if the row has changed.
 	Key func(T) (id, text string)
 	// Print prints rows: all of the beginning, then those that are new or different, and those that have gone.
@@ -31,7 +32,7 @@ func (w Watch[T]) Run(ctx context.Context) error {
 	var known map[string]T
 	problem := ""
 	for {
-		all, complete, err := w.Request(ctx)
+		all, hidden, err := w.Request(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil // the user ended it
@@ -41,7 +42,7 @@ func (w Watch[T]) Run(ctx context.Context) error {
 			_, _ = fmt.Fprintf(w.Err, "error: %v; trying again\n", err)
 		}
 		if problem = fmt.Sprint(err); err == nil {
-			if known, err = w.compare(all, known, complete); err != nil {
+			if known, err = w.compare(all, known, hidden); err != nil {
 				return err
 			}
 		}
@@ -54,7 +55,7 @@ func (w Watch[T]) Run(ctx context.Context) error {
 }
 
 // compare prints what differs from the known rows, and returns the rows that are known now.
-func (w Watch[T]) compare(all []T, known map[string]T, complete bool) (now map[string]T, err error) {
+func (w Watch[T]) compare(all []T, known map[string]T, hidden func(T) bool) (now map[string]T, err error) {
 	now = map[string]T{}
 	var changed, gone []T
 	for _, row := range all {
@@ -68,10 +69,10 @@ func (w Watch[T]) compare(all []T, known map[string]T, complete bool) (now map[s
 	for id, row := range known {
 		switch _, is := now[id]; {
 		case is:
-		case complete:
-			gone = append(gone, row)
-		default:
+		case hidden != nil && hidden(row):
 			now[id] = row
+		default:
+			gone = append(gone, row)
 		}
 	}
 	if len(changed)+len(gone) > 0 {
@@ -82,7 +83,10 @@ func (w Watch[T]) compare(all []T, known map[string]T, complete bool) (now map[s
 
 // WatchPods returns a Watch of pods without Request. Selected is a parameter of Pods.
 func WatchPods(c applet.Call, every time.Duration, selected bool) Watch[audit.Status] {
-	begun := false
+	begun, ended := false, "has ended"
+	if selected {
+		ended = "has ended, or is in another state"
+	}
 	return Watch[audit.Status]{
 		Every: every, Err: c.Stderr,
 		Key: func(s audit.Status) (id, text string) {
@@ -90,7 +94,7 @@ func WatchPods(c applet.Call, every time.Duration, selected bool) Watch[audit.St
 		},
 		Print: func(rows, gone []audit.Status) error {
 			for _, s := range gone {
-				s.State, s.Sentence, s.Problems = "gone", "has ended", nil
+				s.State, s.Sentence, s.Problems = "gone", ended, nil
 				rows = append(rows, s)
 			}
 			audit.Sort(rows)
@@ -100,6 +104,22 @@ func WatchPods(c applet.Call, every time.Duration, selected bool) Watch[audit.St
 			}
 			begun = true
 			return Show(c, strings.Join(lines, ""))
+		},
+	}
+}
+
+// WatchDecisions returns a Watch of decisions without Request.
+func WatchDecisions(c applet.Call, every time.Duration) Watch[document.Decision] {
+	begun := false
+	return Watch[document.Decision]{
+		Every: every, Err: c.Stderr,
+		Key: func(d document.Decision) (id, text string) {
+			return fmt.Sprint(d.Node, d.Time, d.Namespace, d.Pod, d.Reason, d.Error), ""
+		},
+		Print: func(rows, _ []document.Decision) error {
+			head := !begun
+			begun = true
+			return Decisions(c, rows, head)
 		},
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 )
 
 // TestWatch_Changes: after a table only pods are printed that are new, different or gone. A failed request is reported once, and pods
-// that an incomplete answer lacks are not gone.
+// that can be there still are not gone, also if others are.
 func TestWatch_Changes(t *testing.T) {
 	t.Parallel()
 	status := func(pod string, state audit.State) audit.Status {
@@ -23,7 +24,7 @@ func TestWatch_Changes(t *testing.T) {
 	down := errors.New("the agent is down")
 	steps := []struct {
 		all  []audit.Status
-		part bool
+		hide bool
 		err  error
 	}{
 		{all: nil},
@@ -31,20 +32,21 @@ func TestWatch_Changes(t *testing.T) {
 		{all: []audit.Status{status("a", audit.Captured), status("b", audit.Captured)}},
 		{err: down},
 		{err: down},
-		{all: []audit.Status{status("b", audit.Drifted)}, part: true},
+		{all: []audit.Status{status("b", audit.Drifted)}, hide: true},
+		{all: []audit.Status{status("c\n", audit.Captured)}, hide: true},
 		{all: []audit.Status{status("b", audit.Drifted), status("c\n", audit.Captured)}},
 	}
 	ctx, end := context.WithCancel(t.Context())
 	var out, errs bytes.Buffer
 	w := output.WatchPods(applet.Call{Stdout: &out, Stderr: &errs}, time.Millisecond, false)
-	w.Request = func(context.Context) ([]audit.Status, bool, error) {
+	w.Request = func(context.Context) ([]audit.Status, func(audit.Status) bool, error) {
 		if len(steps) == 0 {
 			end()
-			return nil, false, context.Canceled
+			return nil, nil, context.Canceled
 		}
 		s := steps[0]
 		steps = steps[1:]
-		return s.all, !s.part, s.err
+		return s.all, func(row audit.Status) bool { return s.hide && row.Pod == "a" }, s.err
 	}
 	check.OK(t, w.Run(ctx))
 	check.Equal(t, out.String(), `POD     STATE     SINCE  CHECKED  BACKEND  WHY
@@ -53,9 +55,50 @@ shop/b  captured  -      -        -        is so
 0 of 2 mesh pods are not redirected as wanted
 shop/b  drifted  -      -        -        is so
 shop/c\n  captured  -      -        -        is so
-shop/a    gone      -      -        -        has ended
+shop/b    gone      -      -        -        has ended
+shop/b  drifted  -      -        -        is so
+shop/a  gone     -      -        -        has ended
 `)
 	check.Equal(t, errs.String(), "error: the agent is down; trying again\n")
-	w.Request = func(context.Context) ([]audit.Status, bool, error) { return nil, true, down }
+	w.Request = func(context.Context) ([]audit.Status, func(audit.Status) bool, error) { return nil, nil, down }
 	check.Equal(t, w.Run(t.Context()), down, "a watch that cannot begin")
+}
+
+// TestWatch_OnlyGone: rows without a head can be none, when rows have gone and no row is new.
+func TestWatch_OnlyGone(t *testing.T) {
+	t.Parallel()
+	answers := [][]string{{"a"}, nil, {"b"}}
+	ctx, end := context.WithCancel(t.Context())
+	printed := ""
+	w := output.Watch[string]{
+		Every: time.Millisecond, Err: io.Discard, Key: func(s string) (id, text string) { return s, "" },
+		Request: func(context.Context) ([]string, func(string) bool, error) {
+			next := answers[0]
+			if answers = answers[1:]; len(answers) == 0 {
+				end()
+			}
+			return next, nil, nil
+		},
+		Print: func(rows, _ []string) error {
+			var cells [][]string
+			for _, r := range rows {
+				cells = append(cells, []string{r})
+			}
+			printed += output.Columns(cells, 80)
+			return nil
+		},
+	}
+	check.OK(t, w.Run(ctx))
+	check.Equal(t, printed, "a\n")
+}
+
+// TestWatch_ByState: a pod that has recovered is not said to have ended.
+func TestWatch_ByState(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	w := output.WatchPods(applet.Call{Stdout: &out}, time.Millisecond, true)
+	check.OK(t, w.Print([]audit.Status{{Namespace: "shop", Pod: "a", State: audit.Drifted}}, nil))
+	out.Reset()
+	check.OK(t, w.Print(nil, []audit.Status{{Namespace: "shop", Pod: "a", State: audit.Drifted}}))
+	check.Equal(t, out.String(), "shop/a  gone   -      -        -        has ended, or is in another state\n")
 }

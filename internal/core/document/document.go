@@ -40,7 +40,7 @@ func All() []Printed {
 // Head is the head of a list.
 type Head struct {
 	// Node is the node on which the command ran: NODE_NAME or KUBERNETES_NODE_NAME, else the host's name. It is absent in an answer
-	// of several nodes.
+	// of several nodes and in a RuleReport.
 	Node string `json:"node,omitempty"`
 	// Time is the time of the answer.
 	Time time.Time `json:"time"`

@@ -63,13 +63,13 @@ func (a *Agent) Close() error { return a.conn.Close() }
 
 // Ask sends a command's request on its own connection. The error for a missing agent names likely causes; hint adds to them and may be
 // "".
-func Ask(ctx context.Context, socket, hint string, request func(*Agent) error) error {
+func Ask[T any](ctx context.Context, socket, hint string, request func(*Agent) (T, error)) (answer T, err error) {
 	agent, err := Dial(ctx, socket)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME%s)", err, hint)
+		return answer, fmt.Errorf("%w (is the node agent running, and does it know the name of its node? KUBERNETES_NODE_NAME%s)", err, hint)
 	}
 	if err != nil {
-		return err
+		return answer, err
 	}
 	defer agent.Close() //nolint:errcheck // the last request
 	return request(agent)

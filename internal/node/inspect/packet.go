@@ -236,9 +236,11 @@ func describe(p walk.Packet) string {
 		protocol = "a UDP packet"
 	}
 	way := fmt.Sprintf("from %s to %s", p.Src.Addr(), p.Dst)
+	if p.Outgoing && (p.Out == "" || !p.Src.Addr().IsValid()) { // an interface without an address
+		way = fmt.Sprintf("to %s", p.Dst)
+	}
 	switch {
 	case p.Outgoing && p.Out == "":
-		way = fmt.Sprintf("to %s", p.Dst)
 	case p.Outgoing:
 		way += " by interface " + p.Out
 	default:

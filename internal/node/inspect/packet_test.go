@@ -166,6 +166,18 @@ func TestParse_LinkLocal(t *testing.T) {
 	}
 }
 
+// TestWalk_NoSource: a packet by an interface without an address has no source.
+func TestWalk_NoSource(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, ruleset.IPv6)
+	l.ip(t, "addr flush dev eth0;route add fe80::/64 dev eth0")
+	q, err := inspect.Parse(url.Values{"to": {"[fe80::1%eth0]:80"}}.Get)
+	check.OK(t, err)
+	a, err := inspect.Walk(t.Context(), l.space, nil, q)
+	check.OK(t, err)
+	check.Equal(t, a.Packet, "the first packet of a TCP connection to [fe80::1]:80 by interface eth0, of a process with uid 0 and gid 0")
+}
+
 // TestWalk_RouteByLoopback: the result is unknown for a packet that is routed into the pod but addressed to another host.
 func TestWalk_RouteByLoopback(t *testing.T) {
 	t.Parallel()

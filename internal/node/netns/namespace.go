@@ -66,7 +66,7 @@ func OpenNamed(text string) (*Namespace, error) {
 		return n, err
 	}
 	if n, err = Open(text); errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("opening netns %q: neither %s/%s nor a file of that name exists (\"ip netns list\" lists names; a process has --pid)",
+		err = fmt.Errorf("opening netns %q: neither %s/%s nor a file of that name exists (\"ip netns list\" lists names; a process has /proc/PID/ns/net)",
 			text, NamedDir, text)
 	}
 	return n, err

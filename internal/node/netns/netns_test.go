@@ -177,7 +177,7 @@ func TestOpenNamed(t *testing.T) {
 	t.Chdir(dir)
 	_, err := netns.OpenNamed(name)
 	check.Equal(t, fmt.Sprint(err), fmt.Sprintf("opening netns %q: neither /var/run/netns/%s nor a file of that name exists "+
-		`("ip netns list" lists names; a process has --pid)`, name, name))
+		`("ip netns list" lists names; a process has /proc/PID/ns/net)`, name, name))
 
 	here, named := netnstest.New(t), netnstest.New(t)
 	check.OK(t, os.Symlink(here, name))

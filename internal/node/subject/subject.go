@@ -22,6 +22,6 @@ func Open(path, searchPath string) (redirection.Namespace, error) {
 }
 
 // Ask sends a request about a pod to the node agent at a socket.
-func Ask(ctx context.Context, socket string, request func(agent *agentapi.Agent) error) error {
+func Ask[T any](ctx context.Context, socket string, request func(agent *agentapi.Agent) (T, error)) (T, error) {
 	return agentapi.Ask(ctx, socket, "; --pid and --netns need none", request)
 }

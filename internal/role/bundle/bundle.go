@@ -172,14 +172,10 @@ func write(ctx context.Context, w io.Writer, c config) (answered, err error) {
 
 // ask returns a function that sends one request on its own connection, so that no request depends on an earlier connection.
 func ask[T any](r *reporter, request func(context.Context, *agentapi.Agent) (T, error)) func(context.Context) (T, error) {
-	return func(ctx context.Context) (value T, err error) {
+	return func(ctx context.Context) (T, error) {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
-		err = agentapi.Ask(ctx, r.Socket, "", func(agent *agentapi.Agent) (err error) {
-			value, err = request(ctx, agent)
-			return err
-		})
-		return value, err
+		return agentapi.Ask(ctx, r.Socket, "", func(agent *agentapi.Agent) (T, error) { return request(ctx, agent) })
 	}
 }
 

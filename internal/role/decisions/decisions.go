@@ -7,12 +7,10 @@
 package decisions
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,7 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/document"
-	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 )
 
@@ -70,21 +67,14 @@ func Run(c applet.Call) int {
 	if err == nil && len(list.Items) == 0 && cfg.Pod != "" {
 		err = fmt.Errorf("the agent of this node holds no such decision about a pod with %q in its NAMESPACE/NAME", cfg.Pod)
 	}
-	if err != nil {
-		return c.Fail(err)
-	}
-	return applet.ExitOK
+	return c.End(err)
 }
 
 // query returns the request's parameters for the flags.
 func query(ctx context.Context, cfg config, head document.Head) (list document.DecisionList, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	var all []agentapi.Report
-	err = agentapi.Ask(ctx, cfg.Socket, "", func(agent *agentapi.Agent) (err error) {
-		all, err = agent.Decisions(ctx)
-		return err
-	})
+	all, err := agentapi.Ask(ctx, cfg.Socket, "", func(agent *agentapi.Agent) ([]agentapi.Report, error) { return agent.Decisions(ctx) })
 	slices.SortStableFunc(all, func(a, b agentapi.Report) int { return b.Time.Compare(a.Time) })
 	list.Head = head
 	for _, r := range all {
@@ -101,61 +91,21 @@ func query(ctx context.Context, cfg config, head document.Head) (list document.D
 
 // show prints decisions; their texts are printable and bounded.
 func (c *config) show(call applet.Call, some []document.Decision) error {
-	switch {
-	case len(some) == 0 && c.Pod == "":
+	if len(some) == 0 && c.Pod == "" {
 		_, err := fmt.Fprintln(call.Stderr, "the agent of this node holds no such decision")
 		return err
-	case len(some) == 0:
-		return nil
 	}
-	return table(call, some, true)
+	return output.Decisions(call, some, true)
 }
 
 // watch prints the decisions, and then each new one, until a signal ends it.
 func (c *config) watch(call applet.Call) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	begun := false
-	return call.End(output.Watch[document.Decision]{
-		Every: interval, Err: call.Stderr,
-		Request: func(ctx context.Context) ([]document.Decision, bool, error) {
-			list, err := query(ctx, *c, document.Head{})
-			return list.Items, true, err
-		},
-		Key: func(r document.Decision) (id, text string) {
-			return fmt.Sprint(r.Time, r.Namespace, r.Pod, r.Reason, r.Error), ""
-		},
-		Print: func(rows, _ []document.Decision) error {
-			head := !begun
-			begun = true
-			return table(call, rows, head)
-		},
-	}.Run(ctx))
-}
-
-func table(call applet.Call, some []document.Decision, head bool) error {
-	var rows [][]string
-	if head {
-		rows = append(rows, []string{"AGE", "POD", "CAPTURED", "REASON", "SOURCE", "MS", "DETAIL"})
+	w := output.WatchDecisions(call, interval)
+	w.Request = func(ctx context.Context) ([]document.Decision, func(document.Decision) bool, error) {
+		list, err := query(ctx, *c, document.Head{})
+		return list.Items, nil, err
 	}
-	for _, r := range some {
-		rows = append(rows, []string{
-			output.Age(r.Time), cell(r.Namespace + "/" + r.Pod), strconv.FormatBool(r.Captured), cell(r.Reason), cell(r.Source),
-			fmt.Sprintf("%.0f", 1000*r.DurationSeconds), cell(cmp.Or(r.Error, r.Detail)),
-		})
-	}
-	return output.Show(call, output.Columns(rows, call.Columns()))
-}
-
-// cell formats a text as one cell that cannot imitate another. It quotes the text unless it is a single plain word.
-func cell(text string) string {
-	special := func(r rune) bool { return r > 0x7e || r <= ' ' || r == '"' || r == '\\' }
-	switch {
-	case text == "":
-		return "-"
-	case strings.ContainsFunc(text, special):
-		return printable.Quote(text, 2*len(text)+2)
-	default:
-		return text
-	}
+	return call.End(w.Run(ctx))
 }

@@ -34,10 +34,8 @@ func ambientMode(ctx context.Context, v *view) document.Check {
 	const see = "kubectl get pods -A -l app=ztunnel -o wide, and the log of ztunnel on this node"
 	ctx, cancel := context.WithTimeout(ctx, maxRequest)
 	defer cancel()
-	var text []byte
-	err := agentapi.Ask(ctx, filepath.Join(v.RunDir, agentapi.SocketName), "", func(a *agentapi.Agent) (err error) {
-		text, err = a.Bundle(ctx, agentapi.BundleMetrics, time.Time{})
-		return err
+	text, err := agentapi.Ask(ctx, filepath.Join(v.RunDir, agentapi.SocketName), "", func(a *agentapi.Agent) ([]byte, error) {
+		return a.Bundle(ctx, agentapi.BundleMetrics, time.Time{})
 	})
 	found := connections.FindSubmatch(text)
 	switch {

@@ -231,7 +231,8 @@ func noCluster(err error) document.Check {
 func (v *view) dialAgent() error {
 	ctx, cancel := context.WithTimeout(context.Background(), maxRequest)
 	defer cancel()
-	return agentapi.Ask(ctx, filepath.Join(v.RunDir, agentapi.SocketName), "", func(*agentapi.Agent) error { return nil })
+	_, err := agentapi.Ask(ctx, filepath.Join(v.RunDir, agentapi.SocketName), "", func(*agentapi.Agent) (bool, error) { return true, nil })
+	return err
 }
 
 // network is a configuration directory.

@@ -100,14 +100,21 @@ func (s labelSelector) text() (string, error) {
 	return strings.Join(terms, ","), nil
 }
 
-// objects requests objects with a label selector from the API server.
-func (f *fleet) objects(ctx context.Context, selector string, args ...string) ([]object, error) {
-	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get"}, args, []string{"-o", "json", "-l", selector})...)
-	if err != nil {
+// query returns objects of the API server: kubectl prints a list of them, one alone if it was named, or nothing.
+func query[T any](ctx context.Context, f *fleet, args ...string) ([]T, error) {
+	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get", "-o", "json"}, args)...)
+	if err != nil || len(text) == 0 {
 		return nil, err
 	}
-	var list struct{ Items []object }
-	if err := json.Unmarshal(text, &list); err != nil {
+	var list struct {
+		Kind  string
+		Items []T
+	}
+	if err = json.Unmarshal(text, &list); err == nil && !strings.HasSuffix(list.Kind, "List") && list.Items == nil {
+		list.Items = make([]T, 1)
+		err = json.Unmarshal(text, &list.Items[0])
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading its output: %w", err)
 	}
 	return list.Items, nil
@@ -122,11 +129,11 @@ func (f *fleet) where(ctx context.Context) (namespace string, sets []string, err
 	if f.home != "" {
 		return f.home, f.sets, nil
 	}
-	args := []string{"daemonsets.apps", "--all-namespaces"}
+	args := []string{"daemonsets.apps", "--all-namespaces", "-l", f.selector}
 	if f.namespace != "" {
-		args = []string{"daemonsets.apps", "-n", f.namespace}
+		args = slices.Replace(args, 1, 2, "-n", f.namespace)
 	}
-	found, err := f.objects(ctx, f.selector, args...)
+	found, err := query[object](ctx, f, args...)
 	if err != nil {
 		return "", nil, fmt.Errorf("kubectl get daemonsets.apps: %w", err)
 	}
@@ -171,7 +178,7 @@ func (f *fleet) agents(ctx context.Context, more ...string) ([]agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods, err := f.objects(ctx, f.selector, slices.Concat([]string{"pods", "-n", namespace}, more)...)
+	pods, err := query[object](ctx, f, slices.Concat([]string{"pods", "-n", namespace}, more, []string{"-l", f.selector})...)
 	if err != nil {
 		return nil, fmt.Errorf("kubectl get pods: %w", err)
 	}

@@ -35,9 +35,9 @@ func TestAgents_PodsOfTenants(t *testing.T) {
 	}
 	kubectl := standIn(t, []answer{
 		daemonSets("istio-system"),
-		{For: "get pods -n istio-system", Out: list(append(others, own)...)},
-		{For: "get pods ", Out: list(everywhere...)},
-		{For: "get pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "get -o json pods -n istio-system", Out: list(append(others, own)...)},
+		{For: "get -o json pods ", Out: list(everywhere...)},
+		{For: "get -o json pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: of(1, "pods", "").For, Out: "[" + pod("a", audit.Bypassed) + "]", Code: 3},
 		of(1, "why shop/a", "the page\n"), of(1, "trace shop/a", "a packet\n"),
@@ -59,10 +59,10 @@ func TestAgents_TwoNamespaces(t *testing.T) {
 	t.Parallel()
 	answers := []answer{
 		daemonSets("istio-system", "tenant"),
-		{For: "get daemonsets.apps -n istio-system", Out: daemonSets("istio-system").Out},
-		{For: "get pods -n tenant", Out: list(podOf("tenant", "x", `{"uid":"uid-of-tenant","controller":true}`))},
-		{For: "get pods ", Out: list(agentPod("agent-1", "n1", "Running"))},
-		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "get -o json daemonsets.apps -n istio-system", Out: daemonSets("istio-system").Out},
+		{For: "get -o json pods -n tenant", Out: list(podOf("tenant", "x", `{"uid":"uid-of-tenant","controller":true}`))},
+		{For: "get -o json pods ", Out: list(agentPod("agent-1", "n1", "Running"))},
+		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"},
 		{For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
@@ -86,8 +86,8 @@ func TestAgents_UnusualNamespace(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{
 		daemonSets("mesh"),
-		{For: "get daemonsets.apps -n mesh", Out: daemonSets("mesh").Out},
-		{For: "get pods -n mesh", Out: list(podOf("mesh", "x", `{"uid":"uid-of-mesh","controller":true}`))},
+		{For: "get -o json daemonsets.apps -n mesh", Out: daemonSets("mesh").Out},
+		{For: "get -o json pods -n mesh", Out: list(podOf("mesh", "x", `{"uid":"uid-of-mesh","controller":true}`))},
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: "exec -n mesh pod/x -c install-cni -- istio-cni pods", Out: "[" + pod("a", audit.Captured) + "]"},
 	})
@@ -101,8 +101,8 @@ func TestAgents_TwoOnOneNode(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{
 		daemonSets("istio-system"),
-		{For: "get pods ", Out: list(agentPod("agent-0", "n1", "Pending"), agentPod("agent-2", "n1", "Running"), agentPod("agent-1", "n1", "Running"), agentPod("agent-3", "n1", "Running"))},
-		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "get -o json pods ", Out: list(agentPod("agent-0", "n1", "Pending"), agentPod("agent-2", "n1", "Running"), agentPod("agent-1", "n1", "Running"), agentPod("agent-3", "n1", "Running"))},
+		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "get nodes", Out: "node/n1\n"},
 		{For: "exec ", Out: "[" + pod("a", audit.Captured) + "]"},
 		{For: "port-forward", Out: "Forwarding from 127.0.0.1:9876 -> 9876\n"},
@@ -242,10 +242,10 @@ func TestMemory_EndlessAnswers(t *testing.T) {
 func TestAgents_Observer(t *testing.T) {
 	t.Parallel()
 	kubectl := standIn(t, []answer{
-		{For: "get daemonsets.apps --all-namespaces", Out: list(
+		{For: "get -o json daemonsets.apps --all-namespaces", Out: list(
 			`{"metadata":{"namespace":"istio-system","uid":"theirs","labels":{"k8s-app":"istio-cni-node"}}}`,
 			`{"metadata":{"namespace":"istio-system","uid":"ours","labels":{"k8s-app":"istio-cni-observer"}}}`)},
-		{For: "get pods -n istio-system", Out: list(
+		{For: "get -o json pods -n istio-system", Out: list(
 			podOf("istio-system", "istio-cni-node-x", `{"uid":"theirs","controller":true}`),
 			podOf("istio-system", "istio-cni-observer-x", `{"uid":"ours","controller":true}`))},
 		{For: "get nodes", Out: "node/n1\n"},

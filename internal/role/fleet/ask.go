@@ -44,18 +44,18 @@ func (f *fleet) one(ctx context.Context, a agent, most int, ok []int, command ..
 	return text, code, err
 }
 
-// pass runs a command in an agent and passes its output on, which must be documents unless the form is table.
+// pass runs a command in an agent and passes its output on.
 func (f *fleet) pass(ctx context.Context, a agent, form output.Form, command ...string) (int, error) {
 	screen := &output.Screen{Call: f.Call}
-	out := &documents{out: screen, begun: true}
+	out := io.Writer(screen)
 	if form != output.Table {
-		out = &documents{out: printable.NewWriter(f.Stdout)}
+		out = printable.NewWriter(f.Stdout)
 	}
-	stderr, err := f.start(ctx, out, f.exec(a, command...)...)
+	stderr, err := f.stream(ctx, out, f.exec(a, command...)...)
 	_ = screen.Close()
 	cause := explained(err, command[0])
-	if out.old || len(out.begin) > 0 && !out.begun {
-		cause = otherVersion(errors.New("it prints JSON without apiVersion"))
+	if late, is := errors.AsType[*lateError](err); is {
+		cause = late
 	}
 	if cause != nil {
 		return 0, fmt.Errorf("node %s: %w", a.name(), f.withVersion(ctx, a, cause))
@@ -65,7 +65,7 @@ func (f *fleet) pass(ctx context.Context, a agent, form output.Form, command ...
 	switch {
 	case !is:
 		return applet.ExitOK, err
-	case slices.Contains([]int{applet.ExitUsage, exitBypass, exitUnknown}, ended.code):
+	case slices.Contains([]int{applet.ExitUsage, applet.ExitPast, applet.ExitUnknown}, ended.code):
 		return ended.code, nil
 	}
 	return applet.ExitError, nil
@@ -84,29 +84,6 @@ func explained(err error, command string) error {
 		return fmt.Errorf("its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: %w", err)
 	}
 	return nil
-}
-
-// documents passes documents on. It fails if the output does not begin with one: the agent is too old.
-type documents struct {
-	out        io.Writer
-	begin      []byte
-	begun, old bool
-}
-
-func (d *documents) Write(text []byte) (int, error) {
-	const longest = len("{\n  \"apiVersion\"")
-	if !d.begun {
-		if d.begin = append(d.begin, text...); len(d.begin) < longest {
-			return len(text), nil
-		}
-		if d.old = !bytes.Contains(d.begin[:longest], []byte("apiVersion")); d.old {
-			return 0, io.ErrUnexpectedEOF
-		}
-		d.begun = true
-		_, err := d.out.Write(d.begin)
-		return len(text), err
-	}
-	return d.out.Write(text)
 }
 
 // versionError is the error of an agent whose version differs from this program's.
@@ -297,22 +274,22 @@ func (e *exitError) Error() string {
 // kubectl runs kubectl with the user's flags, for at most f.timeout, and returns at most most bytes of its standard output.
 func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, error) {
 	out := &limited{most: most}
-	err := f.stream(ctx, out, args...)
+	_, err := f.stream(ctx, out, args...)
 	if out.full {
 		err = fmt.Errorf("more than %d MiB of output", most>>20)
 	}
 	return out.text, err
 }
 
-// stream passes the standard output of kubectl on, for at most f.timeout.
-func (f *fleet) stream(ctx context.Context, out io.Writer, args ...string) error {
+// stream is start for at most f.timeout.
+func (f *fleet) stream(ctx context.Context, out io.Writer, args ...string) (stderr string, err error) {
 	ctx, cancel := f.limit(ctx)
 	defer cancel()
-	_, err := f.start(ctx, out, args...)
+	stderr, err = f.start(ctx, out, args...)
 	if late, is := errors.AsType[*lateError](context.Cause(ctx)); is {
 		err = late
 	}
-	return err
+	return stderr, err
 }
 
 // limit bounds a context by f.timeout.

@@ -104,7 +104,7 @@ func (f *fleet) files(ctx context.Context, out *archive.Archive, a agent, args [
 	from, to := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := f.stream(ctx, to, f.exec(a, append([]string{"bundle"}, args...)...)...)
+		_, err := f.stream(ctx, to, f.exec(a, append([]string{"bundle"}, args...)...)...)
 		_ = to.CloseWithError(err)
 		ended <- err
 	}()
@@ -190,7 +190,7 @@ func (f *fleet) cluster(ctx context.Context, out *archive.Archive, pod string) {
 		get("namespace.json", "namespaces", "--", namespace)
 		get("pod-events.txt", "events", "-n", namespace, "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+name)
 		log := out.Records()
-		err := f.stream(ctx, log, "logs", "-n", namespace, "-c", "istio-proxy", "--tail=2000", "--limit-bytes="+strconv.Itoa(maxLog), "--", name)
+		_, err := f.stream(ctx, log, "logs", "-n", namespace, "-c", "istio-proxy", "--tail=2000", "--limit-bytes="+strconv.Itoa(maxLog), "--", name)
 		if err != nil {
 			out.Miss(archive.Cluster+"proxy.log", fmt.Errorf("kubectl logs: %w", err))
 		}

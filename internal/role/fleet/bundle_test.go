@@ -96,7 +96,7 @@ func bundled(t *testing.T, r result, want map[string]string) map[string]string {
 // TestBundle_OfAPod: the objects of the cluster and of the pod, and the files of its node, without secrets.
 func TestBundle_OfAPod(t *testing.T) {
 	t.Parallel()
-	getPod := answer{For: "get pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n2"}}`}
+	getPod := answer{For: "get -o json pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n2"}}`}
 	r := run(t, fleetOf(2, append(cluster(), getPod, of(2, "bundle shop/web --since=2h", nodeFile(t, map[string]string{"README.txt": "of n2", "pods/shop_web.json": "{}"})))...),
 		"bundle", "-n", "shop", "web", "--since", "2h")
 	check.Equal(t, r.code, 0)
@@ -153,7 +153,7 @@ func TestBundle_OfAllNodes(t *testing.T) {
 // TestBundle_WithoutANode: a pod that is on no node has its objects in the bundle, and so has a cluster whose agents do not start.
 func TestBundle_WithoutANode(t *testing.T) {
 	t.Parallel()
-	getPod := answer{For: "get pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{}}`}
+	getPod := answer{For: "get -o json pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{}}`}
 	r := run(t, fleetOf(1, append(cluster(), getPod)...), "bundle", "shop/web")
 	r.want(t, 1, "", "error: pod shop/web is on no node yet\n")
 	bundled(t, r, map[string]string{"cluster/pod-events.txt": "FailedCreatePodSandBox", "missing.txt": "nodes/: pod shop/web is on no node yet\n"})
@@ -231,7 +231,7 @@ func TestBundle_HostileSizes(t *testing.T) {
 	answers := []answer{
 		{For: "logs -n shop", Out: strings.Repeat("x", 1<<20), Repeat: 99},
 		{For: "get -o json events", Out: list(events...)},
-		{For: "get pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
+		{For: "get -o json pod -n shop", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
 	}
 	for i := range 12 {
 		answers = append(answers, of(i+1, "bundle", much))

@@ -44,7 +44,9 @@ func (f *fleet) candidates(ctx context.Context, args []string) (found []settings
 	if len(operands) > 0 {
 		name = operands[0]
 	}
+	var commands []settings.Candidate
 	for _, c := range f.commands() {
+		commands = append(commands, settings.Candidate{Text: c.name, Use: c.summary})
 		if c.name == name {
 			rows = slices.DeleteFunc(f.all(c), func(s settings.Setting) bool { return s.Local })
 		}
@@ -54,7 +56,7 @@ func (f *fleet) candidates(ctx context.Context, args []string) (found []settings
 	case c.Found != nil || !c.Open:
 		return c.Found
 	case c.Flag == "" && name == "help":
-		return f.beginning(c.Word)
+		return completion.Matching(c.Word, commands...)
 	case name == "completion":
 		return completion.Words(c.Word, completion.Shells()...)
 	}
@@ -70,16 +72,6 @@ func (f *fleet) candidates(ctx context.Context, args []string) (found []settings
 	for _, text := range f.existing(ctx, c.Flag, name, namespace, c.Word) {
 		if strings.HasPrefix(text, c.Word) {
 			found = append(found, settings.Candidate{Text: c.Lead + text})
-		}
-	}
-	return found
-}
-
-// beginning returns the commands that begin with a prefix.
-func (f *fleet) beginning(prefix string) (found []settings.Candidate) {
-	for _, c := range f.commands() {
-		if strings.HasPrefix(c.name, prefix) {
-			found = append(found, settings.Candidate{Text: c.name, Use: c.summary})
 		}
 	}
 	return found

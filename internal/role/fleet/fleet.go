@@ -65,12 +65,6 @@ EXIT CODES:
    4  unknown (why), or no packet was seen (trace)
 `
 
-// Exit codes besides the codes of package applet.
-const (
-	exitBypass  = 3
-	exitUnknown = 4
-)
-
 // fleet is one run of the plugin.
 type fleet struct {
 	applet.Call
@@ -185,10 +179,11 @@ func (f *fleet) commands() []subcommand {
 	return []subcommand{
 		{"pods", "[POD...]", "pods of all nodes with the state of their redirection", pods.Rows(), many, func(ctx context.Context, c call) (int, error) { return f.pods(ctx, &pods, c) }, usual, &pods.Check},
 		{"why", "POD", "a pod from injection to kernel, and the way of a packet", why.Rows(), 1, func(ctx context.Context, c call) (int, error) {
-			return f.onePod(ctx, "why", why.Rows(), why.Namespace, why.Output, c)
+			return f.onePod(ctx, "why", why.Rows(), why.Namespace, why.Output, 0, c)
 		}, usual, nil},
 		{"trace", "POD", "real packets of a pod", trace.Rows(), 1, func(ctx context.Context, c call) (int, error) {
-			return f.onePod(ctx, "trace", trace.Rows(), trace.Namespace, trace.Output, c)
+			lasts, _ := time.ParseDuration(trace.For) // the agent refuses a bad one
+			return f.onePod(ctx, "trace", trace.Rows(), trace.Namespace, trace.Output, lasts, c)
 		}, usual, nil},
 		{"decisions", "", "the last calls of the plugin on all nodes", decisions.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.decisions(ctx, &decisions, c) }, usual, nil},
 		{"doctor", "", "checks of all nodes; with --for ambient also of what ambient mode needs", doctor.Rows(), 0, func(ctx context.Context, c call) (int, error) { return f.doctor(ctx, &doctor, c) }, long, nil},
@@ -334,6 +329,9 @@ func (f *fleet) describe(c subcommand) error {
 		b.WriteString("EXAMPLES:\n" + examples + "\n")
 	}
 	if rows := slices.DeleteFunc(c.rows, func(s settings.Setting) bool { return s.Local }); len(rows) > 0 {
+		for i := range rows {
+			rows[i].Env = nil // a variable counts on the node only
+		}
 		settings.Help(&b, settings.Group{Title: "Flags", Rows: rows})
 		b.WriteString("\n")
 	}

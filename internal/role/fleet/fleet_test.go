@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,7 +72,7 @@ func fleetOf(nodes int, answers ...answer) []answer {
 	}
 	return append(answers,
 		daemonSets("istio-system"),
-		answer{For: "get pods -n istio-system -o json -l k8s-app in (istio-cni-node, istio-cni-observer)", Out: list(items...)},
+		answer{For: "get -o json pods -n istio-system -l k8s-app in (istio-cni-node, istio-cni-observer)", Out: list(items...)},
 		answer{For: "get nodes", Out: strings.Join(names, "")},
 	)
 }
@@ -81,7 +83,7 @@ func daemonSets(namespaces ...string) answer {
 	for _, namespace := range namespaces {
 		items = append(items, fmt.Sprintf(`{"metadata":{"namespace":%q,"name":"istio-cni-node","uid":"uid-of-%[1]s"}}`, namespace))
 	}
-	return answer{For: "get daemonsets.apps --all-namespaces -o json -l k8s-app in (istio-cni-node, istio-cni-observer)", Out: list(items...)}
+	return answer{For: "get -o json daemonsets.apps --all-namespaces -l k8s-app in (istio-cni-node, istio-cni-observer)", Out: list(items...)}
 }
 
 func list(items ...string) string { return `{"items":[` + strings.Join(items, ",") + `]}` }
@@ -200,8 +202,8 @@ n2    shop/c  captured  -      -        -        is so
 func TestRun_Flags(t *testing.T) {
 	t.Parallel()
 	run(t, []answer{
-		{For: "--context=east --as=me --insecure-skip-tls-verify get daemonsets.apps -n istio-system -o json -l a=b", Out: daemonSets("istio-system").Out},
-		{For: "--context=east --as=me --insecure-skip-tls-verify get pods -n istio-system -o json -l a=b", Out: list(agentPod("x", "n1", "Running"))},
+		{For: "--context=east --as=me --insecure-skip-tls-verify get -o json daemonsets.apps -n istio-system -l a=b", Out: daemonSets("istio-system").Out},
+		{For: "--context=east --as=me --insecure-skip-tls-verify get -o json pods -n istio-system -l a=b", Out: list(agentPod("x", "n1", "Running"))},
 		{For: "--context=east --as=me --insecure-skip-tls-verify exec -n istio-system pod/x -c agent -- istio-cni pods -o json --namespace=shop --state=drifted", Out: "[" + pod("a", audit.Drifted) + "]", Code: 3},
 	}, "pods", "--context", "east", "--as=me", "--insecure-skip-tls-verify", "--agent-selector=a=b", "--agent-namespace", "istio-system", "--agent-container=agent",
 		"--ignore-nodes-without-agent", "--state", "drifted", "-n", "shop", "-o", "table").want(t, 3, "shop/a", "")
@@ -224,7 +226,7 @@ func TestPods_NodesThatDoNotAnswer(t *testing.T) {
 	exec := func(agent int) string { return of(agent, "pods", "").For }
 	r := run(t, []answer{
 		daemonSets("istio-system"),
-		{For: "get pods", Out: list(items...)},
+		{For: "get -o json pods", Out: list(items...)},
 		{For: "get nodes", Out: "node/n1\nnode/alone\n"},
 		of(1, "pods -o json", "["+pod("a", audit.Captured)+"]"),
 		{For: exec(2), Hang: true},
@@ -274,8 +276,8 @@ func TestRun_NothingUnprintable(t *testing.T) {
 	row := `[{"namespace":"shop","pod":NAME,"state":NAME,"name":NAME,"result":"fail","text":NAME,"remedy":NAME,"reason":NAME,"problems":[{"detail":NAME}]}]`
 	answers := []answer{
 		daemonSets("istio-system"),
-		{For: "get pods", Out: items},
-		{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":` + string(quoted) + `},"spec":{"nodeName":` + string(quoted) + `}}`},
+		{For: "get -o json pods", Out: items},
+		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":` + string(quoted) + `},"spec":{"nodeName":` + string(quoted) + `}}`},
 		{For: "get nodes", Out: "node/" + hostile + "2\n"},
 		{For: "agent-2 -c install-cni -- istio-cni bundle", Out: nodeFile(t, map[string]string{"../../x/" + hostile: "y"})},
 		{For: "agent-2", Code: 1, Err: hostile},
@@ -355,6 +357,8 @@ func TestRun_BadArguments(t *testing.T) {
 	}
 	run(t, nil).want(t, 0, "kubectl istio-cni COMMAND", "")
 	run(t, nil, "--help").want(t, 0, "EXIT CODES", "")
+	// A variable counts on the node only.
+	run(t, nil, "doctor", "--help").want(t, 0, "\n   --cni-agent-run-dir DIR\n", "")
 	for _, args := range []string{"pods --help", "-n shop pods -h", "help pods", "pods x --dance --help"} {
 		run(t, nil, strings.Fields(args)...).want(t, 0, "USAGE:\n   kubectl istio-cni pods [POD...] [flags]\n", "")
 	}
@@ -365,33 +369,46 @@ func TestRun_NoAgentOrKubectl(t *testing.T) {
 	t.Parallel()
 	run(t, fleetOf(0), "pods").want(t, 1, "", `error: no node agent was found by the label selector "k8s-app in (istio-cni-node, istio-cni-observer)" of a DaemonSet and its pods in all namespaces`)
 	run(t, []answer{daemonSets()}, "pods").want(t, 1, "", "error: no node agent was found")
-	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
+	run(t, []answer{daemonSets("istio-system"), {For: "get -o json pods", Code: 1, Err: "error: context \"x\" does not exist\n"}}, "pods").
 		want(t, 1, "", "error: kubectl get pods: context \"x\" does not exist\n")
 	log := "E1127 05:14:32.587337    9558 memcache.go:265] \"Unhandled Error\" err=\"dial tcp: refused\"\n"
-	run(t, []answer{{For: "get daemonsets.apps", Code: 1, Err: log + log + "The connection was refused\n"}}, "pods").
+	run(t, []answer{{For: "get -o json daemonsets.apps", Code: 1, Err: log + log + "The connection was refused\n"}}, "pods").
 		want(t, 1, "", "error: kubectl get daemonsets.apps: The connection was refused\n")
-	run(t, []answer{{For: "get daemonsets.apps", Code: 1, Err: log}}, "pods").want(t, 1, "", "refused")
-	run(t, []answer{daemonSets("istio-system"), {For: "get pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
-	run(t, []answer{{For: "get daemonsets.apps", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get daemonsets.apps: no answer within 1s\n")
+	run(t, []answer{{For: "get -o json daemonsets.apps", Code: 1, Err: log}}, "pods").want(t, 1, "", "refused")
+	run(t, []answer{daemonSets("istio-system"), {For: "get -o json pods", Out: "garbage"}}, "pods").want(t, 1, "", "error: kubectl get pods: reading its output: invalid character")
+	run(t, []answer{{For: "get -o json daemonsets.apps", Hang: true}}, "pods", "--timeout=1s").want(t, 1, "", "error: kubectl get daemonsets.apps: no answer within 1s\n")
 	call("no-such-program", nil, "pods").want(t, 1, "", "not found in $PATH (install kubectl, or name it by the variable KUBECTL)\n")
+}
+
+// TestOnePod_Hangs: a node that does not answer ends the command, a trace after its time.
+func TestOnePod_Hangs(t *testing.T) {
+	t.Parallel()
+	kubectl := standIn(t, []answer{
+		daemonSets("istio-system"),
+		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
+		{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
+		{For: of(1, "why shop/a", "").For, Hang: true}, {For: of(1, "trace shop/a", "").For, Out: "tracing\n", Hang: true},
+	})
+	call(kubectl, nil, "why", "shop/a", "--timeout=1s").want(t, 1, "", "error: node n1: no answer within 1s\n")
+	call(kubectl, nil, "trace", "shop/a", "--timeout=1s", "--for=1s").want(t, 1, "tracing\n", "error: node n1: no answer within 2s\n")
 }
 
 func TestRun_OnePod(t *testing.T) {
 	t.Parallel()
 	getPod := func(args, node string) answer {
-		return answer{For: "get pod " + args, Out: fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":%q}}`, node)}
+		return answer{For: "get -o json pod " + args, Out: fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":%q}}`, node)}
 	}
-	web, sets := getPod("-n shop -o json -- web", "n1"), daemonSets("istio-system")
+	web, sets := getPod("-n shop -- web", "n1"), daemonSets("istio-system")
 	agents := func(items string) answer {
 		return answer{For: "--field-selector=spec.nodeName=n1", Out: list(items)}
 	}
 	n1 := agents(agentPod("agent-1", "n1", "Running"))
-	deployment := answer{For: "get deployments.apps -n shop -o json -- web", Out: `{"metadata":{"namespace":"shop","name":"web","uid":"its"},
+	deployment := answer{For: "get -o json deployments.apps -n shop -- web", Out: `{"metadata":{"namespace":"shop","name":"web","uid":"its"},
 		"spec":{"selector":{"matchLabels":{"b":"2","app":"web"},"matchExpressions":[{"key":"t","operator":"NotIn","values":["x","y"]},{"key":"u","operator":"DoesNotExist"}]}}}`}
 	podOfWeb := func(n int, phase, owner string) string {
 		return fmt.Sprintf(`{"metadata":{"namespace":"shop","name":"web-%d","ownerReferences":[{"uid":%q,"controller":true}]},"spec":{"nodeName":"n1"},"status":{"phase":%q}}`, n, owner, phase)
 	}
-	const selected = "get pods -n shop -o json -l app=web,b=2,t notin (x,y),!u"
+	const selected = "get -o json pods -n shop -l app=web,b=2,t notin (x,y),!u"
 	replicas := answer{For: selected, Out: list(podOfWeb(0, "Pending", "r"), podOfWeb(2, "Running", "r"), podOfWeb(1, "Running", "r"))}
 	own := answer{For: selected, Out: list(podOfWeb(2, "Running", "another"), podOfWeb(3, "Running", "its"))}
 	const explanation = "{\n  \"apiVersion\": \"cni.meshcni.io/v1\",\n  \"kind\": \"Explanation\"\n}\n"
@@ -410,8 +427,8 @@ func TestRun_OnePod(t *testing.T) {
 		"unknown":           {"why -nshop web", []answer{sets, web, n1, ended(4, "", "a remark\n")}, result{4, "", "a remark\n"}},
 		"failed":            {"why shop/web", []answer{sets, web, n1, ended(1, "", "error: no such pod on this node\n")}, result{1, "", "error: no such pod on this node\n"}},
 		"a bad packet":      {"why shop/web --to=x", []answer{sets, web, n1, ended(2, "", "error: x; see istio-cni why --help\n")}, result{2, "", "error: x; see kubectl istio-cni why --help\n"}},
-		"of the context":    {"why web", []answer{getPod("-o json -- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
-		"no such pod":       {"why shop/web", []answer{{For: "get pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
+		"of the context":    {"why web", []answer{getPod("-- web", "n1"), sets, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
+		"no such pod":       {"why shop/web", []answer{{For: "get -o json pod ", Code: 1, Err: "Error from server (NotFound): pods \"web\" not found\n"}}, result{1, "", "error: kubectl get pod: Error from server (NotFound): pods \"web\" not found\n"}},
 		"on no node":        {"why shop/web", []answer{getPod("", "")}, result{1, "", "error: pod shop/web is on no node yet\n"}},
 		"no agent there":    {"trace shop/web", []answer{sets, web, agents("")}, result{1, "", "error: node n1 of pod shop/web: it has no node agent\n"}},
 		"another --node":    {"why shop/web --node=n0", []answer{sets, web, n1, of(1, "why shop/web", "the page\n")}, result{0, "the page\n", ""}},
@@ -422,17 +439,12 @@ func TestRun_OnePod(t *testing.T) {
 			result{1, "", "error: node n1: " + other + "it has no command why\n"},
 		},
 		"of a Deployment":  {"why deploy/web -n shop", []answer{sets, deployment, replicas, n1, of(1, "why shop/web-1", "the page\n")}, result{0, "the page\n", "note: shop/web-1 is 1 of 3 pods of deploy/web\n"}},
-		"of a DaemonSet":   {"why shop/ds/web", []answer{sets, {For: "get daemonsets.apps -n shop -o json -- web", Out: deployment.Out}, own, n1, of(1, "why shop/web-3", "the page\n")}, result{0, "the page\n", "note: shop/web-3 is 1 of 1 pods of shop/ds/web\n"}},
-		"of none":          {"trace sts/web", []answer{{For: "get statefulsets.apps -o json -- web", Out: deployment.Out}, {For: "get pods", Out: list()}}, result{1, "", "error: sts/web has no pods\n"}},
-		"without selector": {"why job/web", []answer{{For: "get jobs.batch -o json -- web", Out: `{"metadata":{"namespace":"shop","name":"web"}}`}}, result{1, "", "error: job/web: its selector is empty\n"}},
-		"no such workload": {"why deployment/web", []answer{{For: "get deployments.apps -o json -- web", Code: 1, Err: "Error from server (NotFound): x\n"}}, result{1, "", "error: kubectl get deployments.apps: Error from server (NotFound): x\n"}},
+		"of a DaemonSet":   {"why shop/ds/web", []answer{sets, {For: "get -o json daemonsets.apps -n shop -- web", Out: deployment.Out}, own, n1, of(1, "why shop/web-3", "the page\n")}, result{0, "the page\n", "note: shop/web-3 is 1 of 1 pods of shop/ds/web\n"}},
+		"of none":          {"trace sts/web", []answer{{For: "get -o json statefulsets.apps -- web", Out: deployment.Out}, {For: "get -o json pods", Out: list()}}, result{1, "", "error: sts/web has no pods\n"}},
+		"without selector": {"why job/web", []answer{{For: "get -o json jobs.batch -- web", Out: `{"metadata":{"namespace":"shop","name":"web"}}`}}, result{1, "", "error: job/web: its selector is empty\n"}},
+		"no such workload": {"why deployment/web", []answer{{For: "get -o json deployments.apps -- web", Code: 1, Err: "Error from server (NotFound): x\n"}}, result{1, "", "error: kubectl get deployments.apps: Error from server (NotFound): x\n"}},
 		"pod/NAME":         {"why pod/web -n shop --uid=5", []answer{sets, web, n1, of(1, "why shop/web --uid=5", "the page\n")}, result{0, "the page\n", ""}},
 		"a document":       {"why shop/web -o json", []answer{sets, web, n1, of(1, "why shop/web --output=json", explanation)}, result{0, explanation, ""}},
-		"a document of an older agent": {
-			"why shop/web -ojson",
-			[]answer{sets, web, n1, of(1, "why shop/web --output=json", "{\n  \"namespace\": \"shop\"\n}\n"), of(1, "version", "istio-cni version v0.0.9\n")},
-			result{1, "", "error: node n1: " + other + "it prints JSON without apiVersion; the agent is istio-cni version v0.0.9\n"},
-		},
 		"a page": {
 			"dashboard shop/web --port 4711",
 			[]answer{sets, web, n1, {For: "port-forward -n istio-system pod/agent-1 4711:9876", Out: "Forwarding from 127.0.0.1:4711 -> 9876\n", Code: 1, Err: "error: lost connection to pod\n"}},
@@ -442,7 +454,7 @@ func TestRun_OnePod(t *testing.T) {
 			"dashboard", fleetOf(1, answer{For: "port-forward -n istio-system pod/agent-1 9876:9876", Code: 1, Err: "Unable to listen on port 9876\n"}),
 			result{1, "http://localhost:9876/ of node n1 while kubectl forwards the port (Ctrl-C ends it)\n", "Unable to listen on port 9876\n"},
 		},
-		"no running agent": {"dashboard", []answer{sets, {For: "get pods", Out: list(agentPod("a", "n1", "Pending"))}}, result{1, "", "error: no node agent is running\n"}},
+		"no running agent": {"dashboard", []answer{sets, {For: "get -o json pods", Out: list(agentPod("a", "n1", "Pending"))}}, result{1, "", "error: no node agent is running\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -473,10 +485,19 @@ func TestDecisions_Table(t *testing.T) {
 		of(2, "decisions --json --since=1h", `[{"time":"2999-11-22T13:00:00Z","namespace":"shop","pod":"b","reason":"mode-none","detail":"two words"}]`),
 	))
 	call(kubectl, nil, "decisions", "--since", "1h").want(t, 0, `NODE  AGE  POD     CAPTURED  REASON     SOURCE  DETAIL
-n2    0s   shop/b  false     mode-none  -       two\x20words
+n2    0s   shop/b  false     mode-none  -       "two words"
 n1    -    shop/a  true      captured   -       -
 `, "")
 	call(kubectl, nil, "decisions", "--json", "--since", "1h").want(t, 0, `"durationSeconds": 1`, "")
+	limited := standIn(t, fleetOf(2,
+		of(1, "decisions --json --limit=2", items("DecisionList", `{"time":"2026-11-22T13:00:03Z","pod":"d","reason":"x"},{"time":"2026-11-22T13:00:01Z","pod":"b","reason":"x"}`)),
+		of(2, "decisions --json --limit=2", items("DecisionList", `{"time":"2026-11-22T13:00:02Z","pod":"c","reason":"x"},{"time":"2026-11-22T13:00:00Z","pod":"a","reason":"x"}`)),
+	))
+	r := call(limited, nil, "decisions", "--limit", "2", "-o", "json")
+	r.want(t, 0, `"omitted": 6`, "")
+	if pods := regexp.MustCompile(`"pod": "."`).FindAllString(r.stdout, -1); !slices.Equal(pods, []string{`"pod": "d"`, `"pod": "c"`}) {
+		t.Errorf("the 2 latest decisions of all nodes: %q", pods)
+	}
 }
 
 // TestOnePod_Colours: the page of an agent, which has no terminal, is painted here; JSON never is.
@@ -489,7 +510,7 @@ func TestOnePod_Colours(t *testing.T) {
 	} {
 		kubectl := standIn(t, []answer{
 			daemonSets("istio-system"),
-			{For: "get pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
+			{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"nodeName":"n1"}}`},
 			{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
 			of(1, test.passed, test.out),
 		})

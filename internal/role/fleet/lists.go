@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -155,11 +154,12 @@ type listing[T any] struct {
 	// bad reports whether a row changes the exit code of the agents and this program to badCode.
 	bad     func(T) bool
 	badCode int
-	table   func(rows []row[T]) error
+	table   func(all []T) error
 	// more, if set, adds rows about the cluster.
 	more func(nodes []node, rows []row[T]) []row[T]
-	// shows reports whether a row is listed, nil for all rows.
+	// shows reports whether a row is listed, nil for all rows; most is the number of listed rows, 0 for all.
 	shows func(T) bool
+	most  int
 	// empty is the message without rows. missing is the error about all rows before shows if something that the flags name is missing; none
 	// reports whether that is what each node said.
 	empty   string
@@ -169,7 +169,7 @@ type listing[T any] struct {
 // gather runs a command in all agents and returns their sorted rows, with the error about what is missing.
 func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T], nodes []node, missing, err error) {
 	ok := []int{l.badCode}
-	if l.badCode == exitBypass { // pods --check exits with 1 if it left out pods
+	if l.badCode == applet.ExitPast { // pods --check exits with 1 if it left out pods
 		ok = append(ok, applet.ExitError)
 	}
 	var mu sync.Mutex
@@ -197,6 +197,9 @@ func gather[T any](ctx context.Context, f *fleet, l listing[T]) (all answers[T],
 		all.rows = slices.DeleteFunc(all.rows, func(r row[T]) bool { return !l.shows(r.shown) })
 		all.omitted -= len(all.rows)
 	}
+	if more := len(all.rows) - l.most; l.most > 0 && more > 0 { // each node has sent as many
+		all.rows, all.omitted = all.rows[:l.most], all.omitted+more
+	}
 	return all, nodes, missing, nil
 }
 
@@ -212,7 +215,7 @@ func list[T any](ctx context.Context, f *fleet, form output.Form, l listing[T]) 
 		head.Node, head.Nodes, head.Omitted = "", nodes, all.omitted
 		err = output.List(f.Stdout, form, l.list, head, all.rows)
 	case len(all.rows) > 0:
-		err = l.table(all.rows)
+		err = l.table(all.shown())
 	case all.asked > 0 && missing == nil:
 		_, err = fmt.Fprintln(f.Stderr, l.empty)
 	}
@@ -256,7 +259,8 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 	l := listing[audit.Status]{
 		command: slices.Concat([]string{"pods", "-o", "json"}, args), list: document.PodList{}, fit: fitPod,
 		compare: func(a, b row[audit.Status]) int { return audit.Compare(a.shown, b.shown) },
-		bad:     audit.Status.Faulty, badCode: exitBypass, shows: flags.Selects,
+		bad:     audit.Status.Faulty, badCode: applet.ExitPast, shows: flags.Selects,
+		table: func(all []audit.Status) error { return output.Pods(f.Call, all, flags.ByState()) },
 		empty: "no pod of the mesh " + on,
 		missing: func(all []audit.Status, none bool) (err error) {
 			if none || len(flags.Names) > 0 {
@@ -265,16 +269,11 @@ func (f *fleet) pods(ctx context.Context, flags *command.Pods, c call) (int, err
 			return errors.Join(err, command.LeftOut(slices.DeleteFunc(all, func(s audit.Status) bool { return !flags.Selects(s) })))
 		},
 	}
-	l.table = func(rows []row[audit.Status]) error {
-		all := answers[audit.Status]{rows: rows}
-		return output.Pods(f.Call, all.shown(), flags.ByState())
-	}
 	if flags.ByState() {
 		l.empty = "no pod in such a state " + on
 	}
 	if flags.Watch {
-		w := output.WatchPods(f.Call, 0, flags.ByState())
-		return watch(ctx, f, l, w, func(a answers[audit.Status]) []audit.Status { return a.shown() })
+		return watch(ctx, f, l, output.WatchPods(f.Call, 0, flags.ByState()), func(s audit.Status) string { return s.Node })
 	}
 	return list(ctx, f, flags.Output, l)
 }
@@ -303,13 +302,15 @@ func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) erro
 	return nil
 }
 
-// watch runs a watch of the rows of all nodes. The problem of a node is printed once.
-func watch[T, R any](ctx context.Context, f *fleet, l listing[T], w output.Watch[R], rows func(answers[T]) []R) (int, error) {
+// watch runs a watch of the rows of all nodes. The problem of a node is printed once, and the rows of such a node can be there still.
+func watch[T any](ctx context.Context, f *fleet, l listing[T], w output.Watch[T], of func(T) string) (int, error) {
 	f.progress, f.Stderr = nil, &once{w: f.Stderr, said: map[string]bool{}}
 	w.Err, w.Every = f.Stderr, 5*time.Second
-	w.Request = func(ctx context.Context) ([]R, bool, error) {
+	w.Request = func(ctx context.Context) ([]T, func(T) bool, error) {
 		all, nodes, _, err := gather(ctx, f, l)
-		return rows(all), !failed(nodes), err
+		return all.shown(), func(row T) bool {
+			return slices.ContainsFunc(nodes, func(n node) bool { return n.Error != "" && n.Name == of(row) })
+		}, err
 	}
 	return applet.ExitOK, w.Run(ctx)
 }
@@ -342,28 +343,25 @@ func fitPod(r *row[audit.Status]) bool {
 	return s.Pod != "" && s.State != ""
 }
 
-// decision has the table's fields of a plugin's report.
-type decision struct {
-	Time                                          time.Time
-	Namespace, Pod, Reason, Source, Detail, Error string
-	Captured                                      bool
-}
-
 // decisions lists the last calls of the plugin on all nodes, the latest first.
 func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call) (int, error) {
 	if err := flags.Check(); err != nil {
 		return 0, &usageError{err}
 	}
-	l := listing[decision]{
+	l := listing[document.Decision]{
 		command: slices.Concat([]string{"decisions", "--json"}, given(c.in, flags.Rows(), "output", "json", "watch", "all-namespaces")),
-		list:    document.DecisionList{}, fit: func(r *row[decision]) bool { return r.shown.Reason != "" || r.shown.Error != "" },
-		compare: func(a, b row[decision]) int {
+		list:    document.DecisionList{}, fit: func(r *row[document.Decision]) bool {
+			r.shown.Node = r.node
+			return r.shown.Reason != "" || r.shown.Error != ""
+		},
+		compare: func(a, b row[document.Decision]) int {
 			return cmp.Or(b.shown.Time.Compare(a.shown.Time), strings.Compare(a.node, b.node), strings.Compare(a.shown.Pod, b.shown.Pod))
 		},
-		bad:   func(decision) bool { return false },
-		table: func(rows []row[decision]) error { return f.decided(rows, true) },
+		bad:   func(document.Decision) bool { return false },
+		most:  flags.Limit,
+		table: func(all []document.Decision) error { return output.Decisions(f.Call, all, true) },
 		empty: "the agents that answered hold no such decision",
-		missing: func(_ []decision, none bool) error {
+		missing: func(_ []document.Decision, none bool) error {
 			if !none {
 				return nil
 			}
@@ -373,39 +371,17 @@ func (f *fleet) decisions(ctx context.Context, flags *command.Decisions, c call)
 	if !flags.Watch {
 		return list(ctx, f, flags.Output, l)
 	}
-	begun := false
-	w := output.Watch[row[decision]]{
-		Key: func(r row[decision]) (id, text string) { return fmt.Sprint(r.node, r.shown), "" },
-		Print: func(rows, _ []row[decision]) error {
-			head := !begun
-			begun = true
-			return f.decided(rows, head)
-		},
-	}
-	return watch(ctx, f, l, w, func(a answers[decision]) []row[decision] { return a.rows })
-}
-
-// decided prints decisions.
-func (f *fleet) decided(rows []row[decision], head bool) error {
-	var table [][]string
-	if head {
-		table = append(table, []string{"NODE", "AGE", "POD", "CAPTURED", "REASON", "SOURCE", "DETAIL"})
-	}
-	for _, r := range rows {
-		d := r.shown
-		table = append(table, []string{
-			output.Cell(r.node), output.Age(d.Time), output.Cell(d.Namespace + "/" + d.Pod), strconv.FormatBool(d.Captured),
-			output.Cell(d.Reason), output.Cell(d.Source), output.Cell(cmp.Or(d.Error, d.Detail)),
-		})
-	}
-	return output.Show(f.Call, output.Columns(table, f.Columns()))
+	return watch(ctx, f, l, output.WatchDecisions(f.Call, 0), func(d document.Decision) string { return d.Node })
 }
 
 // doctor lists the checks of all nodes; equal results of several nodes are one line.
 func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int, error) {
 	return list(ctx, f, flags.Output, listing[document.Check]{
 		command: slices.Concat([]string{"doctor", "-o", "json"}, given(c.in, flags.Rows(), "output")), list: document.DoctorReport{},
-		fit:     func(r *row[document.Check]) bool { return r.shown.Name != "" && r.shown.Result != "" },
+		fit: func(r *row[document.Check]) bool {
+			r.shown.Node = r.node
+			return r.shown.Name != "" && r.shown.Result != ""
+		},
 		compare: func(a, b row[document.Check]) int { return strings.Compare(a.node, b.node) },
 		bad:     func(c document.Check) bool { return c.Result == document.Fail }, badCode: applet.ExitError,
 		table: f.checks,
@@ -419,14 +395,15 @@ func (f *fleet) doctor(ctx context.Context, flags *command.Doctor, c call) (int,
 }
 
 // checks prints each result once, with its nodes. A line end in a text could imitate another node's line.
-func (f *fleet) checks(rows []row[document.Check]) error {
+func (f *fleet) checks(rows []document.Check) error {
 	var all []document.Check
 	nodes := map[document.Check][]string{}
-	for _, r := range rows {
-		if nodes[r.shown] == nil {
-			all = append(all, r.shown)
+	for _, c := range rows {
+		node := printable.Text(c.Node, maxShown)
+		if c.Node = ""; nodes[c] == nil {
+			all = append(all, c)
 		}
-		nodes[r.shown] = append(nodes[r.shown], printable.Text(r.node, maxShown))
+		nodes[c] = append(nodes[c], node)
 	}
 	for i, c := range all {
 		where := fmt.Sprintf("%d nodes", len(nodes[c]))

@@ -21,7 +21,7 @@ func TestPods_Named(t *testing.T) {
 		answer{For: of(1, "pods -o json --all --namespace=shop", "").For, Out: all, Code: 3},
 		answer{For: of(1, "pods -o json --all", "").For, Out: all, Code: 3},
 		of(1, "pods -o json --namespace=shop --selector=app=web", "["+pod("w", audit.Captured)+"]"),
-		answer{For: "get deployments.apps -n shop -o json -- web", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"selector":{"matchLabels":{"app":"web"}}}}`},
+		answer{For: "get -o json deployments.apps -n shop -- web", Out: `{"metadata":{"namespace":"shop","name":"web"},"spec":{"selector":{"matchLabels":{"app":"web"}}}}`},
 	))
 	for args, want := range map[string]struct {
 		code         int

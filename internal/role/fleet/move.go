@@ -96,6 +96,9 @@ func (f *fleet) withCluster(ctx context.Context, nodes []node, rows []row[docume
 	c, policies := f.control(ctx, agents), f.policies(ctx)
 	rows = slices.DeleteFunc(rows, func(r row[document.Check]) bool { return r.shown.Name == policies.Name })
 	for _, check := range []document.Check{c.versions(), c.ambient(), c.hbone(), c.injection(), policies} {
+		if check.Result == document.OK {
+			check.Remedy = ""
+		}
 		text, _ := json.Marshal(check) // it has texts only
 		rows = append(rows, row[document.Check]{shown: check, text: text})
 	}
@@ -175,26 +178,6 @@ func (c *control) add(pods []meshPod) {
 			c.configs[istiod{p.Metadata.Namespace, p.Metadata.Labels["istio.io/rev"]}] = map[string]map[string]string{}
 		}
 	}
-}
-
-// query returns objects of the API server: kubectl prints a list of them, one alone if it was named, or nothing.
-func query[T any](ctx context.Context, f *fleet, args ...string) ([]T, error) {
-	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get", "-o", "json"}, args)...)
-	if err != nil || len(text) == 0 {
-		return nil, err
-	}
-	var list struct {
-		Kind  string
-		Items []T
-	}
-	if err = json.Unmarshal(text, &list); err == nil && !strings.HasSuffix(list.Kind, "List") && list.Items == nil {
-		list.Items = make([]T, 1)
-		err = json.Unmarshal(text, &list.Items[0])
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading kubectl's output: %w", err)
-	}
-	return list.Items, nil
 }
 
 // unchecked is the result of a check without what it needs. Without an error nothing was found.
@@ -297,41 +280,39 @@ func (c *control) ambient() document.Check {
 	return check
 }
 
-// texts returns a value of a ConfigMap of each istiod, by NAMESPACE/NAME. all reports whether each has it, and there is an istiod.
-func (c *control) texts(config, key string) (found map[string]string, all bool) {
-	found = map[string]string{}
+// without returns the ConfigMaps of istiods, as NAMESPACE/NAME, whose text under a key has a setting switched off. known reports whether each
+// was read, and there is an istiod.
+func without[T any](c *control, config, key string, on func(T) bool) (names []string, known bool) {
+	known = len(c.configs) > 0
 	for i, configs := range c.configs {
-		if text, has := configs[i.named(config)][key]; has {
-			found[i.namespace+"/"+i.named(config)] = text
+		var value T
+		text, has := configs[i.named(config)][key]
+		if !has || yaml.Unmarshal([]byte(text), &value) != nil {
+			known = false
+		} else if !on(value) {
+			names = append(names, i.namespace+"/"+i.named(config))
 		}
 	}
-	return found, len(found) == len(c.configs) && len(found) > 0
+	slices.Sort(names)
+	return slices.Compact(names), known
 }
 
 // hbone checks whether sidecars accept HBONE: by ISTIO_META_ENABLE_HBONE of the mesh, and by the label that it gives to pods.
 func (c *control) hbone() document.Check {
 	const name, key = "ambient-sidecars", "ISTIO_META_ENABLE_HBONE"
-	var without []string
-	texts, known := c.texts("istio", "mesh")
-	for _, config := range slices.Sorted(maps.Keys(texts)) {
-		var mesh struct {
-			DefaultConfig struct{ ProxyMetadata map[string]any }
-		}
-		if err := yaml.Unmarshal([]byte(texts[config]), &mesh); err != nil {
-			known = false
-		} else if mesh.DefaultConfig.ProxyMetadata[key] != "true" {
-			without = append(without, config)
-		}
+	type mesh struct {
+		DefaultConfig struct{ ProxyMetadata map[string]any }
 	}
+	off, known := without(c, "istio", "mesh", func(m mesh) bool { return m.DefaultConfig.ProxyMetadata[key] == "true" })
 	check := document.Check{Name: name, Result: document.Fail, Remedy: "set profile=ambient (or meshConfig.defaultConfig.proxyMetadata." + key +
 		`="true") in istiod's chart, and restart pods with a sidecar`}
 	const effect = "pods of ambient mode reach such sidecars without mTLS, and not at all where it is required (STRICT)"
 	switch {
 	case len(c.plain) > 0:
 		check.Text = fmt.Sprintf("%s with a sidecar that does not accept HBONE: %s; %s", output.Plural(len(c.plain), "pod"), printable.Some(c.plain, mostNames), effect)
-	case len(without) > 0:
+	case len(off) > 0:
 		check.Result = document.Warn
-		check.Text = key + " is not true in ConfigMap " + printable.Some(without, mostNames) + ", so that new sidecars do not accept HBONE; " + effect
+		check.Text = key + " is not true in ConfigMap " + printable.Some(off, mostNames) + ", so that new sidecars do not accept HBONE; " + effect
 	case c.sidecars != nil:
 		c.note("pods with a sidecar", c.sidecars)
 		fallthrough
@@ -346,22 +327,14 @@ func (c *control) hbone() document.Check {
 // injection checks pilot.cni.enabled: pods with a sidecar need it beside ambient mode, too.
 func (c *control) injection() document.Check {
 	const name, key = "ambient-injection", "pilot.cni.enabled"
-	var without []string
-	texts, known := c.texts("istio-sidecar-injector", "values")
-	for _, config := range slices.Sorted(maps.Keys(texts)) {
-		var values struct {
-			Pilot struct{ CNI struct{ Enabled bool } }
-		}
-		if err := json.Unmarshal([]byte(texts[config]), &values); err != nil {
-			known = false
-		} else if !values.Pilot.CNI.Enabled {
-			without = append(without, config)
-		}
+	type values struct {
+		Pilot struct{ CNI struct{ Enabled bool } }
 	}
+	off, known := without(c, "istio-sidecar-injector", "values", func(v values) bool { return v.Pilot.CNI.Enabled })
 	switch {
-	case len(without) > 0:
+	case len(off) > 0:
 		return document.Check{
-			Name: name, Result: document.Warn, Text: key + " is off in ConfigMap " + printable.Some(without, mostNames) + ": new pods with a sidecar get istio-init, which needs NET_ADMIN",
+			Name: name, Result: document.Warn, Text: key + " is off in ConfigMap " + printable.Some(off, mostNames) + ": new pods with a sidecar get istio-init, which needs NET_ADMIN",
 			Remedy: "set " + key + "=true in istiod's chart: profile=ambient does not",
 		}
 	case !known:

@@ -124,7 +124,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 		"no access to sidecars":   {nil, []answer{no(sidecars)}, []string{"! ambient-sidecars"}, "pods with a sidecar: Error from server (Forbidden)"},
 		"one ConfigMap":           {nil, []answer{{For: configs, Out: `{"kind":"ConfigMap","metadata":{"name":"istio"},"data":{"mesh":"defaultConfig: {proxyMetadata: {ISTIO_META_ENABLE_HBONE: 'true'}}"}}`}}, []string{"! ambient-injection"}, "could not be checked"},
 		"no ConfigMap":            {nil, []answer{{For: configs}}, []string{"! ambient-sidecars", "! ambient-injection"}, "could not be checked"},
-		"no JSON":                 {nil, []answer{{For: configs, Out: "x"}}, []string{"! ambient-sidecars", "! ambient-injection"}, "reading kubectl's output"},
+		"no JSON":                 {nil, []answer{{For: configs, Out: "x"}}, []string{"! ambient-sidecars", "! ambient-injection"}, "reading its output"},
 		"other containers": {
 			nil,
 			[]answer{{For: meshPods, Out: list(meshPod("istiod", "x", "pilot:1.31.0", ""), meshPod("ztunnel", "y", "ztunnel:1.31.0", ""))}},
@@ -189,15 +189,15 @@ func TestDoctor_ForAmbientTwoRevisions(t *testing.T) {
 	}
 }
 
-// TestDoctor_ForAmbientJSON: rows about the cluster have no node. Without ambient mode there is none.
+// TestDoctor_ForAmbientJSON: rows about the cluster have no node, and those in order no remedy. Without ambient mode there is none.
 func TestDoctor_ForAmbientJSON(t *testing.T) {
 	t.Parallel()
 	p := newPlane()
 	r := run(t, p.answers(), "doctor", "--for", "ambient", "-o", "json")
 	r.want(t, 0, `"name": "ambient-versions",`, "")
 	documenttest.Valid(t, "DoctorReport", r.stdout)
-	if n := strings.Count(r.stdout, `"node":`); n != 2 {
-		t.Errorf("%d rows with a node:\n%s", n, r.stdout)
+	if n := strings.Count(r.stdout, `"node":`); n != 2 || strings.Contains(r.stdout, `"remedy"`) {
+		t.Errorf("%d rows with a node, or a remedy of what is in order:\n%s", n, r.stdout)
 	}
 	const other = `[{"name":"token","result":"ok","text":"fine"}]`
 	run(t, p.answers(of(1, "doctor", other), of(2, "doctor", other)), "doctor").want(t, 0, "agent\n-----\n✓ token: fine [n1, n2]\n\n1 check: 0 failed, 0 need a look\n", "")

@@ -3,13 +3,13 @@ package fleet
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/command"
@@ -18,8 +18,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// onePod runs an agent's command on a pod's node, and passes its output on.
-func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting, namespace string, form output.Form, c call) (int, error) {
+// onePod runs an agent's command, which lasts some time, on a pod's node, and passes its output on.
+func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting, namespace string, form output.Form, lasts time.Duration, c call) (int, error) {
 	operand, err := c.single()
 	if err != nil {
 		return 0, err
@@ -28,6 +28,7 @@ func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting
 	if err != nil {
 		return 0, err
 	}
+	f.timeout += lasts
 	return f.pass(ctx, a, form, slices.Concat([]string{name, command.PodKey(key)}, given(c.in, rows, "namespace"))...)
 }
 
@@ -62,20 +63,18 @@ func (f *fleet) target(ctx context.Context, operand, namespace string) (a agent,
 
 // object requests one object.
 func (f *fleet) object(ctx context.Context, t command.Target) (found object, err error) {
-	get := []string{"get", t.Kind, "-o", "json", "--", t.Name}
+	args := []string{t.Kind, "--", t.Name}
 	if t.Namespace != "" {
-		get = slices.Insert(get, 2, "-n", t.Namespace)
+		args = slices.Insert(args, 1, "-n", t.Namespace)
 	}
-	text, err := f.kubectl(ctx, maxObjects, get...)
-	if err == nil {
-		if err = json.Unmarshal(text, &found); err != nil {
-			err = fmt.Errorf("reading its output: %w", err)
-		}
+	all, err := query[object](ctx, f, args...)
+	switch {
+	case err != nil:
+		return found, fmt.Errorf("kubectl get %s: %w", t.Kind, err)
+	case len(all) != 1:
+		return found, fmt.Errorf("kubectl get %s: want one object, got %d", t.Kind, len(all))
 	}
-	if err != nil {
-		err = fmt.Errorf("kubectl get %s: %w", t.Kind, err)
-	}
-	return found, err
+	return all[0], nil
 }
 
 // podOf chooses a pod of a workload that an operand names: one that runs, if possible.
@@ -84,7 +83,7 @@ func (f *fleet) podOf(ctx context.Context, operand string, of object) (object, e
 	if err != nil {
 		return object{}, fmt.Errorf("%s: %w", operand, err)
 	}
-	pods, err := f.objects(ctx, selector, "pods", "-n", of.Metadata.Namespace)
+	pods, err := query[object](ctx, f, "pods", "-n", of.Metadata.Namespace, "-l", selector)
 	if err != nil {
 		return object{}, fmt.Errorf("kubectl get pods: %w", err)
 	}

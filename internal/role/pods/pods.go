@@ -43,9 +43,6 @@ EXIT CODES:
 
 `
 
-// exitBypass is the exit code if a listed pod is not captured.
-const exitBypass = 3
-
 // Timeouts of the request: without and with an inspection of all pods.
 const (
 	timeout      = 10 * time.Second
@@ -84,7 +81,7 @@ func Run(c applet.Call) int {
 		return c.Fail(err)
 	}
 	if slices.ContainsFunc(all, audit.Status.Faulty) {
-		return exitBypass
+		return applet.ExitPast
 	}
 	return applet.ExitOK
 }
@@ -94,9 +91,9 @@ func watch(c applet.Call, cfg command.Pods) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	w := output.WatchPods(c, interval, cfg.ByState())
-	w.Request = func(ctx context.Context) ([]audit.Status, bool, error) {
+	w.Request = func(ctx context.Context) ([]audit.Status, func(audit.Status) bool, error) {
 		all, err := ask(ctx, cfg)
-		return slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) }), true, err
+		return slices.DeleteFunc(all, func(s audit.Status) bool { return !cfg.Selects(s) }), nil, err
 	}
 	return c.End(w.Run(ctx))
 }
@@ -109,9 +106,8 @@ func ask(ctx context.Context, c command.Pods) (all []audit.Status, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err = agentapi.Ask(ctx, c.Socket, "", func(agent *agentapi.Agent) (err error) {
-		all, err = agent.Audit(ctx, c.Check, c.Selector)
-		return err
+	all, err = agentapi.Ask(ctx, c.Socket, "", func(agent *agentapi.Agent) ([]audit.Status, error) {
+		return agent.Audit(ctx, c.Check, c.Selector)
 	})
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == 404 {
 		err = fmt.Errorf("%w (the node agent is of a version without the audit)", err)

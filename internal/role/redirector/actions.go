@@ -1,10 +1,10 @@
 package redirector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"strings"
@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
+	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
@@ -193,42 +194,27 @@ func (r run) show() error {
 	if err != nil {
 		return err
 	}
-	var b strings.Builder
-	sets := r.spec.Sets(families)
-	if r.backend == redirect.Native {
-		sets = []ruleset.Set{r.spec.NativeSet(families)}
-	}
-	for _, set := range sets {
-		b.WriteString(r.text(set, families))
-	}
-	if r.dryRun {
-		for _, command := range routing(r.spec.Routing(families)) {
-			b.WriteString("# then: " + command + "\n")
-		}
-	}
-	if err := r.print(r.wanted(sets, families), b.String()); err != nil {
+	report, text := r.wanted(families)
+	if err := r.print(report, text); err != nil {
 		return fmt.Errorf("printing the rules: %w", err)
 	}
 	if r.dryRun && r.dryRunFile != "" {
-		return save(r.dryRunFile, b.String())
+		return save(r.dryRunFile, text)
 	}
 	return nil
 }
 
 // showCleanup prints the commands of --cleanup-only.
 func (r run) showCleanup(ctx context.Context) error {
-	report, err := r.namespace().PlanClean(ctx)
+	plan, err := r.namespace().PlanClean(ctx)
 	if err != nil {
 		return err
 	}
-	var b strings.Builder
-	for _, program := range report.Programs {
-		fmt.Fprintf(&b, "# %s: %s\n%s", program.Of, feeding(program), program.Text)
+	report, text := document.RuleReport{}, ""
+	for _, p := range plan.Programs {
+		text += addProgram(&report, p.Of, feeding(p), p.Text)
 	}
-	if len(report.Programs) == 0 {
-		b.WriteString("# there are no rules of the mesh\n")
-	}
-	return r.print(removal(report), b.String())
+	return r.print(report, cmp.Or(text, "# there are no rules of the mesh\n"))
 }
 
 // feeding returns the command that accepts a program's text.
@@ -240,21 +226,6 @@ func feeding(p redirection.Program) string {
 		return "by netlink, as iptables-nft-restore --noflush"
 	}
 	return p.By + " --noflush"
-}
-
-// text returns the rules of a set for the user or, for a dry run, for the program that reads them.
-func (r run) text(set ruleset.Set, families redirect.Families) string {
-	switch {
-	case set.Empty():
-		reason := map[redirect.Treatment]string{
-			redirect.Unused: "the namespace has no such address", redirect.Bypassed: "it bypasses the mesh",
-		}[families.IPv6]
-		return fmt.Sprintf("# %s: no rules: %s\n", set.Family, reason)
-	case r.explain:
-		return set.Explain() + "\n"
-	}
-	by, text := r.program(set)
-	return fmt.Sprintf("# %s: %s\n%s", set.Family, by, text)
 }
 
 // program returns the text that sets up a set of rules, and the command that reads it.
@@ -281,15 +252,11 @@ func routing(want redirect.Routing) (all []string) {
 
 // save writes the text of a dry run for the user; the file need not survive a crash.
 func save(path, text string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644) //nolint:gosec // a report without secrets
+	err := os.WriteFile(path, []byte(text), 0o644) //nolint:gosec,forbidigo // a report without secrets
 	if err != nil {
-		return fmt.Errorf("writing the dry run (DRY_RUN_FILE_PATH): %w", err)
+		err = fmt.Errorf("writing the dry run (DRY_RUN_FILE_PATH): %w", err)
 	}
-	_, err = io.WriteString(f, text)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("writing the dry run to %q: %w", path, err)
-	}
-	return nil
+	return err
 }
 
 // probe checks every captured family.

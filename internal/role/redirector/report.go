@@ -1,6 +1,8 @@
 package redirector
 
 import (
+	"fmt"
+
 	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -23,9 +25,12 @@ func (r run) print(report document.RuleReport, text string) error {
 	return output.Print(r.Stdout, report, r.output, func() error { return output.Show(r.Call, text) })
 }
 
-// wanted has the wanted rules and, for a dry run, the programs that set them up.
-func (r run) wanted(sets []ruleset.Set, families redirect.Families) document.RuleReport {
-	report := document.RuleReport{}
+// wanted has the wanted rules, as a document and as text: with reasons or, for a dry run, for the programs that set them up.
+func (r run) wanted(families redirect.Families) (report document.RuleReport, text string) {
+	sets := r.spec.Sets(families)
+	if r.backend == redirect.Native {
+		sets = []ruleset.Set{r.spec.NativeSet(families)}
+	}
 	for _, set := range sets {
 		for _, table := range set.Tables {
 			for _, c := range table.Chains {
@@ -36,15 +41,32 @@ func (r run) wanted(sets []ruleset.Set, families redirect.Families) document.Rul
 				add(&report, set.Family, ruleset.ChainDiff{Table: table.Name, Chain: c.Name, Lines: lines})
 			}
 		}
-		if r.dryRun && !r.explain && !set.Empty() {
-			by, text := r.program(set)
-			report.Programs = append(report.Programs, document.RuleProgram{Family: set.Family.String(), By: by, Text: text})
+		switch {
+		case set.Empty():
+			reason := map[redirect.Treatment]string{
+				redirect.Unused: "the namespace has no such address", redirect.Bypassed: "it bypasses the mesh",
+			}[families.IPv6]
+			text += fmt.Sprintf("# %s: no rules: %s\n", set.Family, reason)
+		case r.explain:
+			text += set.Explain() + "\n"
+		default:
+			by, program := r.program(set)
+			text += addProgram(&report, set.Family.String(), by, program)
 		}
 	}
 	if r.dryRun {
 		report.Routing = routing(r.spec.Routing(families))
 	}
-	return report
+	for _, command := range report.Routing {
+		text += "# then: " + command + "\n"
+	}
+	return report, text
+}
+
+// addProgram adds a program to a report and returns it as text.
+func addProgram(report *document.RuleReport, family, by, text string) string {
+	report.Programs = append(report.Programs, document.RuleProgram{Family: family, By: by, Text: text})
+	return fmt.Sprintf("# %s: %s\n%s", family, by, text)
 }
 
 // verified has the differences that a comparison has found.
@@ -55,15 +77,6 @@ func verified(r redirection.Report) document.RuleReport {
 		for _, c := range diff.Chains {
 			add(&report, diff.Family, c)
 		}
-	}
-	return report
-}
-
-// removal has the programs that would remove all rules of the mesh.
-func removal(r redirection.Report) document.RuleReport {
-	report := document.RuleReport{}
-	for _, p := range r.Programs {
-		report.Programs = append(report.Programs, document.RuleProgram{Family: p.Of, By: feeding(p), Text: p.Text})
 	}
 	return report
 }

@@ -50,12 +50,6 @@ EXIT CODES:
 
 `
 
-// Exit codes besides the codes of package applet.
-const (
-	exitPast    = 3
-	exitUnknown = 4
-)
-
 // grace is the time for the beginning and the end of a trace.
 const grace = 30 * time.Second
 
@@ -119,9 +113,9 @@ func (c *config) local(ctx context.Context, searchPath string, o follow.Options,
 
 // ask makes the node agent trace a pod.
 func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
-	err := subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) error {
+	_, err := subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) (bool, error) {
 		namespace, name := c.Split()
-		return agent.Trace(ctx, namespace, name, query, func(line []byte) error {
+		return true, agent.Trace(ctx, namespace, name, query, func(line []byte) error {
 			var r follow.Record
 			if bad := json.Unmarshal(line, &r); bad != nil {
 				return bad
@@ -145,9 +139,9 @@ func (c *config) ask(ctx context.Context, query url.Values, p *printer) error {
 func code(e document.TraceEnd) int {
 	switch {
 	case e.Past > 0 || e.CountedPast > 0:
-		return exitPast
+		return applet.ExitPast
 	case e.Unknown > 0 || e.Wanted == 0 && e.CountedWanted == 0:
-		return exitUnknown
+		return applet.ExitUnknown
 	}
 	return applet.ExitOK
 }

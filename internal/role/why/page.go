@@ -26,7 +26,8 @@ const maxAnswer = 16 << 10
 // part is a part of the page.
 type part struct {
 	lines []string
-	// most is how many lines the page shows if it has room for all parts. Of these, keep lines count as none against other parts.
+	// most is how many lines the page shows if it has room for all parts. Of these, keep lines count as none against other parts; with
+	// pageLines the part loses none.
 	most, keep int
 	// of is the number of items of a list, 0 for a text.
 	of int
@@ -60,13 +61,19 @@ func (p part) shorten(n, columns int) []string {
 
 // sheet is the page in progress.
 type sheet struct {
+	// columns is the width, 0 for no limit.
 	columns int
-	parts   []part
+	// whole is set with --rules: everything is shown, and nothing is cut.
+	whole bool
+	parts []part
 }
 
 // wrap returns a text as lines. It cuts long words.
 func (s *sheet) wrap(begin string, indent int, text string) []string {
-	return output.Wrap(begin, indent, output.CutWords(printable.Text(text, maxLine), s.columns-indent), s.columns)
+	if text = printable.Text(text, maxLine); !s.whole {
+		text = output.CutWords(text, s.columns-indent)
+	}
+	return output.Wrap(begin, indent, text, s.columns)
 }
 
 // text adds a text with a label.
@@ -75,10 +82,24 @@ func (s *sheet) text(most int, label, format string, args ...any) {
 	s.parts = append(s.parts, part{lines: s.wrap(begin, labels+2, fmt.Sprintf(format, args...)), most: most})
 }
 
+// items adds short items with a label: between commas or, on the whole page, each in lines of its own.
+func (s *sheet) items(label string, items []string) {
+	const most = 3
+	if !s.whole && len(items) > 0 {
+		items = []string{strings.Join(items, ", ")}
+	}
+	for _, item := range items {
+		s.text(most, label, "%s", item)
+		label = ""
+	}
+}
+
 // list adds a list of items, each a line.
 func (s *sheet) list(most, of int, items []string) {
 	for i := range items {
-		items[i] = output.Cut(items[i], s.columns)
+		if !s.whole {
+			items[i] = output.Cut(items[i], s.columns)
+		}
 	}
 	s.parts = append(s.parts, part{lines: items, most: most, of: of})
 }
@@ -90,20 +111,15 @@ func (s *sheet) fit(room int) (lines []string) {
 		if sizes[i] = len(p.lines); p.of > sizes[i] {
 			sizes[i]++
 		}
-		sizes[i] = min(sizes[i], p.most)
+		if !s.whole {
+			sizes[i] = min(sizes[i], p.most)
+		}
 		room -= sizes[i]
 	}
-	for ; room < 0; room++ {
-		longest := -1
-		for i, n := range sizes {
-			if n > 0 && (longest < 0 || n-s.parts[i].keep > sizes[longest]-s.parts[longest].keep) {
-				longest = i
-			}
+	for at := 0; room < 0 && at >= 0 && !s.whole; room++ {
+		if at = s.longest(sizes); at >= 0 {
+			sizes[at]--
 		}
-		if longest < 0 {
-			break
-		}
-		sizes[longest]--
 	}
 	for i, p := range s.parts {
 		lines = append(lines, p.shorten(sizes[i], s.columns)...)
@@ -111,27 +127,50 @@ func (s *sheet) fit(room int) (lines []string) {
 	return lines
 }
 
-// onePage is the explanation on one page: the verdict, the packet, what differs, and the answer with the remedy.
-func (c *config) onePage(e document.Explanation, columns int) string {
-	s := &sheet{columns: cmp.Or(columns, pageColumns)}
-	const headlines, answers = 2, 5
-	const states = 20 // columns for the longest state
-	top := part{lines: s.wrap("", 0, output.Cut(c.subject(e), s.columns-states)+": "+verdict(e))}
-	end := closing(e)
+// longest returns the part that loses the next line, -1 if none has any to lose.
+func (s *sheet) longest(sizes []int) int {
+	at := -1
+	for i, n := range sizes {
+		if n > 0 && s.parts[i].keep < pageLines && (at < 0 || n-s.parts[i].keep > sizes[at]-s.parts[at].keep) {
+			at = i
+		}
+	}
+	return at
+}
+
+// page is the explanation: the verdict, the packet or the pod, what differs, and the answer with the remedy.
+func (c *config) page(e document.Explanation, columns int) string {
+	s := &sheet{columns: columns, whole: c.Rules}
+	name, end := c.subject(e), closing(e)
+	if !s.whole {
+		const states = 20 // columns for the longest state
+		s.columns = cmp.Or(columns, pageColumns)
+		name = output.Cut(name, s.columns-states)
+	}
 	if e.Answer != nil {
 		end = packetAnswer(e.Answer)
 		s.packet(c, e.Answer)
 	} else {
 		s.pod(e)
 	}
-	s.differences(e)
-	bottom := s.wrap("", 0, output.Cut(output.CutWords(printable.Text(end, maxAnswer), s.columns), (answers-1)*s.columns))
+	if !s.whole {
+		s.differences(e)
+	} else if e.Answer == nil {
+		s.rules(e)
+	}
+	s.unread(e)
+	const headlines, answers = 2, 5
+	if end = printable.Text(end, maxAnswer); !s.whole {
+		end = output.Cut(output.CutWords(end, s.columns), (answers-1)*s.columns)
+	}
+	bottom := output.Wrap("", 0, end, s.columns)
 	if text := remedy(e); text != "" { // its words are never cut: it may have commands
 		bottom = append(bottom, output.Wrap("remedy: ", labels-4, printable.Text(text, maxLine), s.columns)...)
 	}
-	lines := append(top.shorten(min(headlines, len(top.lines)), s.columns), "")
-	lines = append(lines, s.fit(pageLines-len(lines)-1-len(bottom))...)
-	return strings.Join(append(append(lines, ""), bottom...), "\n") + "\n"
+	fixed := func(most int, lines []string) part { return part{lines: lines, most: most, keep: pageLines} }
+	top, blank := fixed(headlines, s.wrap("", 0, name+": "+verdict(e))), fixed(1, []string{""})
+	s.parts = slices.Concat([]part{top, blank}, s.parts, []part{blank, fixed(len(bottom), bottom)})
+	return strings.Join(s.fit(pageLines), "\n") + "\n"
 }
 
 // remedy is the instruction that ends a fault of the packet or, if the packet has none of its own, of the pod. It is "" without one,
@@ -162,13 +201,20 @@ func (s *sheet) pod(e document.Explanation) {
 	if e.Pod != "" {
 		s.text(short, "injected", "%s", injected(e))
 		now, added := decided(e)
+		if s.whole {
+			added = atADD(e.Added)
+		}
 		if added != "" {
 			s.text(short, "at ADD", "%s", added)
 		}
 		s.text(long, "decision", "%s", now)
 	}
-	if e.Modes != nil && e.State == audit.Outside {
-		modes(e.Modes, func(label, text string) { s.text(short, label, "%s", text) })
+	if e.Modes != nil && (s.whole || e.State == audit.Outside) {
+		for _, to := range [][2]string{{"to ambient", e.Modes.Ambient}, {"to sidecar", e.Modes.Sidecar}} {
+			if to[1] != "" {
+				s.text(short, to[0], "%s", to[1])
+			}
+		}
 	}
 	if e.InspectionError != "" {
 		s.text(short, "not read", "%s", e.InspectionError)
@@ -176,22 +222,29 @@ func (s *sheet) pod(e document.Explanation) {
 	if !e.Since.IsZero() {
 		s.text(short, "since", "%s, checked %s", moment(e.Since), moment(e.Checked))
 	}
-	var also []string
-	for _, one := range e.Problems[min(1, len(e.Problems)):] { // the answer has the first one
-		also = append(also, fmt.Sprintf("%s: %s", one.State, printable.Text(one.Detail, maxLine)))
-	}
-	if len(also) > 0 {
-		s.text(long, "also", "%s", printable.Some(also, short))
-	}
+	s.inspected(e)
+}
+
+// inspected adds what the last inspection found beside the rules.
+func (s *sheet) inspected(e document.Explanation) {
+	const long, short = 3, 2
 	var items []string
+	for _, one := range e.Problems {
+		items = append(items, fmt.Sprintf("%s: %s", one.State, printable.Text(one.Detail, maxLine)))
+	}
+	if s.whole {
+		s.items("problems", items)
+		s.items("backend", slices.Compact(strings.FieldsFunc(e.Backend, func(r rune) bool { return r == ',' })))
+	} else if len(items) > 1 { // the answer has the first one
+		s.text(long, "also", "%s", printable.Some(items[1:], short))
+	}
+	items = nil
 	for _, x := range e.Exceptions {
 		items = append(items, fmt.Sprintf("%s=%s (%s)", x.Setting, x.Value, x.Traffic))
 	}
-	if len(items) > 0 {
-		s.text(long, "exceptions", "%s", strings.Join(items, ", "))
-	}
+	s.items("exceptions", items)
 	if e.InspectionError == "" {
-		s.text(long, "listeners", "%s", heard(e))
+		s.items("listeners", heard(e, s.whole))
 	}
 }
 
@@ -200,27 +253,52 @@ func ports(e document.Explanation) []uint16 {
 	return []uint16{e.Ports.Outbound, e.Ports.Inbound, redirect.DNSPort, redirect.TunnelPort}
 }
 
-// heard lists the listeners of the proxy.
-func heard(e document.Explanation) string {
-	var texts []string
+// heard lists the listeners of the proxy and, for the whole page, all others.
+func heard(e document.Explanation, whole bool) (texts []string) {
+	of := map[uint16]string{
+		e.Ports.Outbound: ", outbound traffic", e.Ports.Inbound: ", inbound traffic", redirect.DNSPort: ", DNS queries where DNS is captured",
+		redirect.TunnelPort: ", tunnels (HBONE)", 15020: ", status", 15021: ", health", 15090: ", metrics",
+	}
 	others := 0
 	for _, l := range e.Listeners {
-		text := fmt.Sprintf("%d uid %d", l.Address.Port(), l.UID)
 		switch {
-		case !slices.Contains(ports(e), l.Address.Port()):
+		case whole:
+			texts = append(texts, fmt.Sprintf("%s uid %d%s", l.Address, l.UID, of[l.Address.Port()]))
+		case slices.Contains(ports(e), l.Address.Port()):
+			texts = append(texts, fmt.Sprintf("%d uid %d", l.Address.Port(), l.UID))
+		default:
 			others++
-		case !slices.Contains(texts, text):
-			texts = append(texts, text)
 		}
 	}
 	for _, port := range deaf(e) {
 		texts = append(texts, fmt.Sprintf("%d NOTHING LISTENS", port))
 	}
 	slices.Sort(texts)
-	if others > 0 {
+	if texts = slices.Compact(texts); others > 0 {
 		texts = append(texts, output.Plural(others, "other"))
 	}
-	return cmp.Or(strings.Join(texts, ", "), "none")
+	if texts == nil {
+		texts = []string{"none"}
+	}
+	return texts
+}
+
+// rules adds all rules.
+func (s *sheet) rules(e document.Explanation) {
+	const indent = 16
+	if len(e.Chains) > 0 {
+		s.text(1, "rules", "%s", count(e.Chains))
+	}
+	for _, c := range e.Chains {
+		lines := s.wrap("  ", indent, c.Family+" table "+c.Table+" chain "+c.Chain)
+		for _, r := range c.Rules {
+			lines = append(lines, s.reasoned(fmt.Sprintf("    %-8s", strings.ToUpper(r.Op)), indent, r.Text, r.Why)...)
+		}
+		if c.Omitted > 0 {
+			lines = append(lines, fmt.Sprintf("            and %d more rules", c.Omitted))
+		}
+		s.parts = append(s.parts, part{lines: lines})
+	}
 }
 
 // differences adds the number of rules, and those that differ from the wanted ones.
@@ -243,7 +321,11 @@ func (s *sheet) differences(e document.Explanation) {
 	}
 	s.list(most, of, items)
 	s.parts[len(s.parts)-1].keep = 3 // what a tenant writes elsewhere does not hide them
-	items = nil
+}
+
+// unread adds the tables that were not read.
+func (s *sheet) unread(e document.Explanation) {
+	var items []string
 	for _, name := range e.Unread {
 		items = append(items, printable.Text(fmt.Sprintf("  %-*s%s", labels, "not read", name), maxLine))
 	}
@@ -274,7 +356,7 @@ func differing(chains []walk.Chain, most int, met map[string]bool) (items []stri
 	return items, of
 }
 
-// packet adds the packet with the rules that decide about it.
+// packet adds the packet with the rules that decide about it or, on the whole page, with all rules that it meets.
 func (s *sheet) packet(c *config, a *document.Answer) {
 	const most, long = 14, 3
 	s.parts = append(s.parts, part{lines: s.wrap("", 2, fmt.Sprintf("PACKET: %s, %s", strings.ToUpper(string(a.Wanted)), a.Packet)), most: long})
@@ -298,9 +380,21 @@ func (s *sheet) packet(c *config, a *document.Answer) {
 		text += " or may match (?)"
 	}
 	if others > 0 {
-		text += fmt.Sprintf("; %s not: --rules", output.Plural(others, "other")+map[bool]string{true: " does", false: " do"}[others == 1])
+		text += fmt.Sprintf("; %s not", output.Plural(others, "other")+map[bool]string{true: " does", false: " do"}[others == 1])
+		if !s.whole {
+			text += ": --rules"
+		}
 	}
 	s.parts = append(s.parts, part{lines: s.wrap("", 2, text), most: 1})
+	if s.whole {
+		half := len(a.Hops) / 2
+		lines := s.steps(a.Hops[:half], true)
+		if omitted > 0 {
+			lines = append(lines, fmt.Sprintf("  … and %d more", omitted))
+		}
+		s.parts = append(s.parts, part{lines: append(lines, s.steps(a.Hops[half:], true)...)})
+		return
+	}
 	brief := s.steps(matches, false)
 	steps := part{lines: s.steps(matches, true), most: most, of: len(brief) + omitted, brief: brief}
 	if omitted > 0 {
@@ -314,20 +408,27 @@ func (s *sheet) steps(hops []document.Hop, reasons bool) (lines []string) {
 	const indent = 6
 	for _, h := range hops {
 		rule := printable.Text(fmt.Sprintf("%s %s %d: %s", h.Table, h.Chain, h.Number, h.Rule), maxLine)
-		begin := "  " + sign(h) + " "
-		if !reasons {
+		if s.whole {
+			rule = h.Hook + ": " + rule
+		}
+		if begin := "  " + sign(h) + " "; reasons {
+			lines = append(lines, s.reasoned(begin, indent, rule, cmp.Or(h.Why, stranger(h)))...)
+		} else {
 			lines = append(lines, output.Cut(begin+rule, s.columns))
-			continue
 		}
-		lines = append(lines, s.wrap(begin, indent, rule)...)
-		why := cmp.Or(h.Why, stranger(h))
-		switch last := len(lines) - 1; {
-		case why == "":
-		case output.Width(lines[last]+" # "+why) <= s.columns:
-			lines[last] += " # " + why
-		default:
-			lines = append(lines, s.wrap(strings.Repeat(" ", indent)+"# ", indent+2, why)...)
-		}
+	}
+	return lines
+}
+
+// reasoned returns a rule with its reason, behind it or, if that does not fit, below it.
+func (s *sheet) reasoned(begin string, indent int, rule, why string) []string {
+	lines := s.wrap(begin, indent, rule)
+	switch last := len(lines) - 1; {
+	case why == "":
+	case s.columns == 0 || output.Width(lines[last]+" # "+why) <= s.columns:
+		lines[last] += " # " + why
+	default:
+		lines = append(lines, s.wrap(strings.Repeat(" ", indent)+"# ", indent+2, why)...)
 	}
 	return lines
 }

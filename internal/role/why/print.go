@@ -1,13 +1,11 @@
 package why
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/meshcni/istio-cni/internal/applet/output"
 	"github.com/meshcni/istio-cni/internal/core/audit"
 	"github.com/meshcni/istio-cni/internal/core/document"
 	"github.com/meshcni/istio-cni/internal/core/printable"
@@ -19,73 +17,8 @@ import (
 // maxLine bounds a text of the pod in the page.
 const maxLine = 1 << 10
 
-// paper is a page in progress. Lines are wrapped at width columns, 0 for no limit.
-type paper struct {
-	text  strings.Builder
-	width int
-}
-
-func (p *paper) print(text string) { p.text.WriteString(text) }
-
-// head begins a section.
-func (p *paper) head(title string) { p.print("\n" + title + "\n") }
-
 // labels is the width of the column of labels.
 const labels = 12
-
-// line prints a label with a text.
-func (p *paper) line(label, format string, args ...any) {
-	p.wrap(fmt.Sprintf("  %-*s", labels, label), labels+2, printable.Text(fmt.Sprintf(format, args...), maxLine))
-}
-
-// wrap prints a text after a beginning. Further lines are indented.
-func (p *paper) wrap(begin string, indent int, text string) {
-	p.print(strings.Join(output.Wrap(begin, indent, text, p.width), "\n") + "\n")
-}
-
-// rule prints a rule followed by its reason or, if that does not fit, with the reason on the next line.
-func (p *paper) rule(begin, text, why string) {
-	const between = "    # "
-	indent := output.Width(begin)
-	text = printable.Text(text, maxLine)
-	if why == "" || p.width == 0 || indent+output.Width(text+between+why) <= p.width {
-		if why != "" {
-			text += between + why
-		}
-		p.wrap(begin, indent+4, text)
-		return
-	}
-	p.wrap(begin, indent+4, text)
-	p.wrap(strings.Repeat(" ", indent+4)+"# ", indent+6, why)
-}
-
-// whole is the explanation as text, with all rules: the verdict, the details, the answer and the remedy.
-func (c *config) whole(e document.Explanation, width int) string {
-	p := &paper{width: width}
-	p.wrap("", 0, c.subject(e)+": "+verdict(e))
-	var answer string
-	if e.Answer != nil {
-		c.packet(p, e.Answer)
-		answer = packetAnswer(e.Answer)
-	} else {
-		if e.Pod != "" {
-			injection(p, e)
-			decision(p, e)
-			modes(e.Modes, func(label, text string) { p.line(label, "%s", text) })
-		}
-		state(p, e)
-		exceptions(p, e.Exceptions)
-		listeners(p, e)
-		rules(p, e)
-		answer = closing(e)
-	}
-	p.print("\n")
-	p.wrap("", 0, answer)
-	if text := remedy(e); text != "" {
-		p.wrap("remedy: ", 0, printable.Text(text, maxLine))
-	}
-	return p.text.String()
-}
 
 // subject names the pod or the namespace.
 func (c *config) subject(e document.Explanation) string {
@@ -130,27 +63,6 @@ func proxy(e document.Explanation) string {
 		return "none in the pod: the node's ztunnel"
 	}
 	return "none"
-}
-
-func injection(p *paper, e document.Explanation) {
-	p.head("INJECTION")
-	by := ""
-	if e.Injection.Revision != "" {
-		by = fmt.Sprintf(" by revision %q of istiod", e.Injection.Revision)
-	}
-	if e.Injected {
-		p.line("injected", "yes,%s as the annotation %s says", by, sidecar.StatusKey)
-	} else {
-		p.line("injected", "no: it has no annotation %s", sidecar.StatusKey)
-	}
-	p.line("proxy", "%s", proxy(e))
-	switch e.Injection.Setup {
-	case "":
-	case sidecar.ValidationContainer:
-		p.line("redirection", "by the CNI plugin: the init container %s only checks it", e.Injection.Setup)
-	default:
-		p.line("redirection", "by the init container %s itself", e.Injection.Setup)
-	}
 }
 
 // sources are the sources of a decision, in words.
@@ -200,62 +112,23 @@ func from(at, now string) string {
 	return "at the pod's next start"
 }
 
-func decision(p *paper, e document.Explanation) {
-	p.head("DECISION")
-	r := e.Added
+// atADD is the plugin's report in full.
+func atADD(r *document.Decision) string {
 	if r == nil {
-		p.line("at ADD", "not known: the agent has the last calls of the plugin only (istio-cni decisions)")
-	} else {
-		p.line("at ADD", "%s, because %s (%s), %s, %s", outcome(r.Captured, r.Reason), sidecar.Reason(r.Reason).Sentence(), r.Reason, sources[agentapi.Source(r.Source)], moment(r.Time))
-		if r.Backend != "" {
-			p.line("", "rules by backend %s", backends(r.Backend))
-		}
-		if r.Detail != "" {
-			p.line("", "%s", r.Detail)
-		}
-		if r.Error != "" {
-			p.line("failed", "%s", r.Error)
-		}
+		return "not known: the agent has the last calls of the plugin only (istio-cni decisions)"
 	}
-	d := e.Decision
-	if r != nil && r.Reason == d.Reason {
-		p.line("now", "the same")
-	} else {
-		p.line("now", "%s, because %s (%s)", outcome(d.Captured, d.Reason), d.Sentence, d.Reason)
-		if r != nil {
-			p.line("", "the pod or the plugin's configuration has changed since; the decision of now counts %s", from(r.Reason, d.Reason))
-		}
+	text := fmt.Sprintf("%s, because %s (%s), %s, %s", outcome(r.Captured, r.Reason), sidecar.Reason(r.Reason).Sentence(), r.Reason,
+		sources[agentapi.Source(r.Source)], moment(r.Time))
+	if r.Backend != "" {
+		text += "; rules by backend " + backends(r.Backend)
 	}
-	if d.Detail != "" {
-		p.line("", "%s", d.Detail)
+	if r.Detail != "" {
+		text += "; " + r.Detail
 	}
-}
-
-// modes says what would put the pod into the other modes.
-func modes(m *document.Modes, line func(label, text string)) {
-	if m != nil && m.Ambient != "" {
-		line("to ambient", m.Ambient)
+	if r.Error != "" {
+		text += "; failed: " + r.Error
 	}
-	if m != nil && m.Sidecar != "" {
-		line("to sidecar", m.Sidecar)
-	}
-}
-
-func state(p *paper, e document.Explanation) {
-	p.head("STATE")
-	p.line("state", "%s: it %s", e.State, e.Sentence)
-	if !e.Since.IsZero() {
-		p.line("since", "%s, checked %s", moment(e.Since), moment(e.Checked))
-	}
-	if e.Backend != "" {
-		p.line("backend", "%s", backends(e.Backend))
-	}
-	for _, one := range e.Problems {
-		p.line("problem", "%s: %s", one.State, one.Detail)
-	}
-	if e.InspectionError != "" {
-		p.line("not read", "%s", e.InspectionError)
-	}
+	return text
 }
 
 // backends returns the backends of the families, each once.
@@ -264,68 +137,6 @@ func backends(list string) string {
 }
 
 func moment(t time.Time) string { return t.Format(time.RFC3339) }
-
-func exceptions(p *paper, all []audit.Exception) {
-	if len(all) == 0 {
-		return
-	}
-	p.head("EXCEPTIONS: settings of the pod by which traffic passes the proxy")
-	for _, x := range all {
-		p.wrap("  ", 4, printable.Text(x.Setting+"="+x.Value, maxLine))
-		p.wrap("    ", 6, x.Traffic)
-	}
-}
-
-// maxListeners bounds the number of other listeners.
-const maxListeners = 20
-
-func listeners(p *paper, e document.Explanation) {
-	if e.InspectionError != "" {
-		return
-	}
-	p.head("LISTENERS (TCP)")
-	traffic := map[uint16]string{e.Ports.Outbound: "outbound traffic ends here", e.Ports.Inbound: "inbound traffic ends here", 15053: "DNS queries end here where DNS is captured", 15008: "tunnels (HBONE)", 15020: "status", 15021: "health", 15090: "metrics"}
-	others := 0
-	for _, l := range e.Listeners {
-		if traffic[l.Address.Port()] == "" {
-			if others++; others > maxListeners {
-				continue
-			}
-		}
-		text := fmt.Sprintf("uid %d", l.UID)
-		if what := traffic[l.Address.Port()]; what != "" {
-			text += ", " + what
-		}
-		p.wrap(fmt.Sprintf("  %-22s ", l.Address), 25, text)
-	}
-	if len(e.Listeners) == 0 {
-		p.wrap("  ", 2, "none")
-	}
-	if others > maxListeners {
-		p.wrap("  ", 2, fmt.Sprintf("and %d more", others-maxListeners))
-	}
-	for _, port := range deaf(e) {
-		p.wrap(fmt.Sprintf("  %-22d ", port), 25, "NOTHING LISTENS: what the rules redirect there is refused")
-	}
-}
-
-func rules(p *paper, e document.Explanation) {
-	if len(e.Chains) > 0 {
-		p.head("RULES, live: " + count(e.Chains))
-	}
-	for _, c := range e.Chains {
-		p.print("  " + c.Family + " table " + printable.Text(c.Table, maxLine) + " chain " + c.Chain + "\n")
-		for _, r := range c.Rules {
-			p.rule(fmt.Sprintf("    %-8s", strings.ToUpper(r.Op)), r.Text, r.Why)
-		}
-		if c.Omitted > 0 {
-			p.wrap("            ", 12, fmt.Sprintf("and %d more rules", c.Omitted))
-		}
-	}
-	for _, name := range e.Unread {
-		p.wrap("  not read: ", 4, printable.Text(name, maxLine))
-	}
-}
 
 // count sums up the rules.
 func count(all []walk.Chain) string {
@@ -384,23 +195,6 @@ func except(e document.Explanation) string {
 	return ", except what passes by " + printable.Text(strings.Join(some, ", "), maxLine)
 }
 
-// shown is the number of rules up to which rules without a match are printed.
-const shown = 24
-
-// packet prints the way of a packet: the rules that it meets, and the answer.
-func (c *config) packet(p *paper, a *document.Answer) {
-	p.head("PACKET: " + strings.ToUpper(string(a.Wanted)))
-	p.wrap("  ", 2, printable.Text(a.Packet, maxLine))
-	if c.resolved != "" {
-		p.wrap("  ", 2, printable.Text(c.resolved, maxLine))
-	}
-	p.head("RULES that it meets (→ matches, ? may match)")
-	if len(a.Hops) == 0 {
-		p.print("  none\n")
-	}
-	hops(p, a)
-}
-
 // packetAnswer is the answer about a packet in one sentence.
 func packetAnswer(a *document.Answer) string {
 	if a.Wanted == document.Unknown {
@@ -420,32 +214,4 @@ func stranger(h document.Hop) string {
 		return "NOT A RULE OF THE MESH"
 	}
 	return ""
-}
-
-// hops prints the rules that a packet meets. If there are many, it only counts the rules that do not match.
-func hops(p *paper, a *document.Answer) {
-	at, skipped := "", a.Omitted
-	skip := func() {
-		if skipped > 0 {
-			p.print(fmt.Sprintf("      … %d that do not match\n", skipped))
-		}
-		skipped = 0
-	}
-	for i, h := range a.Hops {
-		if a.OmittedHops > 0 && i == len(a.Hops)/2 {
-			skip()
-			p.print(fmt.Sprintf("      … %d more\n", a.OmittedHops))
-		}
-		if h.Answer == "not-matched" && len(a.Hops) > shown {
-			skipped++
-			continue
-		}
-		skip()
-		if place := fmt.Sprintf("%s: %s %s", h.Hook, h.Table, h.Chain); place != at {
-			at = place
-			p.print("  " + printable.Text(place, maxLine) + "\n")
-		}
-		p.rule(fmt.Sprintf("    %s %2d  ", sign(h), h.Number), h.Rule, cmp.Or(h.Why, stranger(h)))
-	}
-	skip()
 }

@@ -3,7 +3,7 @@
 //
 // It promises to read what it shows at that moment, and an exit code for scripts. It changes nothing.
 //
-// Start at Run; page.go has the page, print.go everything for --rules.
+// Start at Run; page.go has the page, print.go its texts.
 package why
 
 import (
@@ -59,12 +59,6 @@ EXIT CODES:
    4  cannot tell
 
 `
-
-// Exit codes besides the codes of package applet.
-const (
-	exitPast    = 3
-	exitUnknown = 4
-)
 
 // timeout bounds the whole command.
 const timeout = 20 * time.Second
@@ -195,12 +189,8 @@ func (c *config) resolve(ctx context.Context) (string, error) {
 
 // ask requests the pod from the node agent.
 func (c *config) ask(ctx context.Context, query url.Values) (e document.Explanation, err error) {
-	var text []byte
-	err = subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) (err error) {
-		namespace, name := c.Split()
-		text, err = agent.AuditPod(ctx, namespace, name, query)
-		return err
-	})
+	namespace, name := c.Split()
+	text, err := subject.Ask(ctx, c.Socket, func(agent *agentapi.Agent) ([]byte, error) { return agent.AuditPod(ctx, namespace, name, query) })
 	if refusal := (*agentapi.Refusal)(nil); errors.As(err, &refusal) && refusal.Status == http.StatusNotFound {
 		err = fmt.Errorf("%w%s", err, hint(refusal.Message))
 	}
@@ -227,17 +217,17 @@ func hint(message string) string {
 func code(e document.Explanation) int {
 	switch {
 	case e.Answer != nil:
-		return map[document.Wanted]int{document.AsWanted: applet.ExitOK, document.Past: exitPast, document.Unknown: exitUnknown}[e.Answer.Wanted]
+		return map[document.Wanted]int{document.AsWanted: applet.ExitOK, document.Past: applet.ExitPast, document.Unknown: applet.ExitUnknown}[e.Answer.Wanted]
 	case byInit(e):
 		return applet.ExitOK
 	case e.State == audit.Outside:
-		return exitPast
+		return applet.ExitPast
 	case e.State == audit.NotInspected || e.State == audit.Sandboxed || e.InspectionError != "":
-		return exitUnknown
+		return applet.ExitUnknown
 	case e.State == audit.Captured:
 		return applet.ExitOK
 	}
-	return exitPast
+	return applet.ExitPast
 }
 
 // byInit reports whether the pod's own init container has set up the redirection, and the rules are there.
@@ -245,12 +235,9 @@ func byInit(e document.Explanation) bool {
 	return e.State == audit.Outside && e.Decision.Reason == string(sidecar.IstioInit) && e.ByRules == audit.Captured
 }
 
-// show prints JSON, YAML, the page or everything.
+// show prints JSON, YAML or the page.
 func (c *config) show(call applet.Call, e document.Explanation) error {
 	return output.Print(call.Stdout, e, c.Output, func() error {
-		if c.Rules {
-			return output.Show(call, c.whole(e, call.Columns()))
-		}
-		return output.Show(call, c.onePage(e, call.Columns()))
+		return output.Show(call, c.page(e, call.Columns()))
 	})
 }

@@ -76,7 +76,7 @@ func TestWhy_NamespaceByItsRules(t *testing.T) {
 	f := labtest.New(t, ruleset.IPv4, ruleset.IPv6)
 	check.OK(t, check.Err(space(f, redirect.Netlink).Apply(t.Context(), spec(), redirection.Reconcile)))
 	code, out, errs := explain(t, 80, "--netns", f.Path(), "--rules")
-	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006                  NOTHING LISTENS", "all other TCP is captured"} {
+	for _, want := range []string{"CAPTURED, by its live rules alone", "excludeOutboundPorts=443", "15006 NOTHING LISTENS", "all other TCP is captured"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s%s", want, out, errs)
 		}
@@ -180,7 +180,7 @@ func TestOutput_Bound(t *testing.T) {
 	netnstest.Run(t, f.Path(), "nft", "add table ip mangle; add chain ip mangle OUTPUT { type route hook output priority -150; }")
 	netnstest.Run(t, f.Path(), "sh", "-c", "nft -f - <<.\n"+script+"add rule ip mangle OUTPUT jump c4\n.\n")
 	code, out, errs := explain(t, 0, "--netns", f.Path(), "--rules", "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
-	if code != 3 || len(out) > 300_000 || !strings.Contains(out, "\n      … 5") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
+	if code != 3 || len(out) > 300_000 || !strings.Contains(out, "\n  … and 5") || !strings.Contains(last(out), "the packet is redirected to port 15001") {
 		t.Errorf("exit %d, %d bytes:\n%.2000s%s", code, len(out), out, errs)
 	}
 	code, out, _ = explain(t, 0, "--netns", f.Path(), "--to", labtest.Far.Port(ruleset.IPv4, 80).String())
@@ -431,6 +431,43 @@ func TestPage_HostilePod(t *testing.T) {
 			}
 			if _, out, _ := explain(t, 0, append(args, "--rules")...); wanted == "" && strings.Count(out, "    FOREIGN ") != 50 {
 				t.Errorf("%s: --rules leaves rules out:\n%.2000s", state, out)
+			}
+		}
+	}
+}
+
+// TestPage_Whole: --rules prints each thing that is known about the pod, or all rules that a packet meets.
+func TestPage_Whole(t *testing.T) {
+	t.Parallel()
+	for answer, wants := range map[*document.Answer][]string{
+		nil: {
+			"by the node agent's view of the pod, 2026", "to ambient  label it", "problems    drifted: one", "drifted: two", "drifted: three", "backend     netlink\n",
+			"exceptions  a=5432 (outbound)\n              b=80 (inbound)\n", "listeners   127.0.0.1:15001 uid 1337, outbound traffic", "127.0.0.1:8080 uid 0\n",
+			"15006 NOTHING LISTENS", "IPv4 table nat chain ISTIO_OUTPUT\n    MISSING -j ISTIO_OUTPUT # everything\n            -j X\n            and 7 more rules", "not read    ip6 filter",
+		},
+		{Way: document.Way{Wanted: document.AsWanted, Omitted: 2, OmittedHops: 5, Hops: document.List[document.Hop]{
+			{Hook: "output", Table: "nat", Chain: "OUTPUT", Number: 1, Rule: "-j ISTIO_OUTPUT", Answer: "matched", Why: "everything"},
+			{Hook: "output", Table: "nat", Chain: "ISTIO_OUTPUT", Number: 3, Rule: "-j RETURN", Answer: "not-matched"},
+		}}}: {
+			"RULES that match (→); 3 others do not\n  → output: nat OUTPUT 1: -j ISTIO_OUTPUT # everything\n  … and 5 more\n    output: nat ISTIO_OUTPUT 3: -j RETURN\n", "not read    ip6 filter",
+		},
+	} {
+		text, err := json.Marshal(pod(func(e *document.Explanation) {
+			e.State, e.Answer, e.Unread, e.Modes = audit.Drifted, answer, []string{"ip6 filter"}, &document.Modes{Ambient: "label it"}
+			for _, detail := range []string{"one", "two", "three"} {
+				e.Problems = append(e.Problems, audit.Problem{State: audit.Drifted, Detail: detail})
+			}
+			e.Exceptions = []audit.Exception{{Setting: "a", Value: "5432", Traffic: "outbound"}, {Setting: "b", Value: "80", Traffic: "inbound"}}
+			e.Listeners = append(e.Listeners, document.Listener{Address: netip.MustParseAddrPort("127.0.0.1:8080")})
+			e.Chains = document.List[walk.Chain]{{Family: "IPv4", Table: "nat", Chain: "ISTIO_OUTPUT", Omitted: 7, Rules: []walk.Rule{
+				{Text: "-j ISTIO_OUTPUT", Why: "everything", Op: "missing"}, {Text: "-j X"},
+			}}}
+		}))
+		check.OK(t, err)
+		_, out, errs := explain(t, 0, "shop/web", agenttest.Answer(t, http.StatusOK, string(text)), "--rules")
+		for _, want := range wants {
+			if !strings.Contains(out, want) || strings.Contains(out, "--rules") {
+				t.Errorf("no %q in\n%s%s", want, out, errs)
 			}
 		}
 	}
