@@ -12,10 +12,10 @@ import (
 )
 
 // TestHelp_NodeAndKubectl: each command has the same flags on a node and in the kubectl plugin, which needs no cluster to show them.
-// Only the network namespaces of a node are missing in the plugin.
+// Only the network namespaces and the variables of a node are missing in the plugin.
 func TestHelp_NodeAndKubectl(t *testing.T) {
 	t.Parallel()
-	ofNode := regexp.MustCompile(`(?m)^   --(pid|netns) .*\n +.*\n`)
+	ofNode := regexp.MustCompile(`(?m)^   --(pid|netns) .*\n +.*\n|, \$[A-Z_]+`)
 	for _, command := range []string{"pods", "why", "trace", "decisions", "doctor", "bundle"} {
 		flags := map[string]string{}
 		for name, run := range map[string]func(applet.Call) int{

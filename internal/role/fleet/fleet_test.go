@@ -387,7 +387,8 @@ func TestOnePod_Hangs(t *testing.T) {
 		daemonSets("istio-system"),
 		{For: "get -o json pod ", Out: `{"metadata":{"namespace":"shop","name":"a"},"spec":{"nodeName":"n1"}}`},
 		{For: "--field-selector", Out: list(agentPod("agent-1", "n1", "Running"))},
-		{For: of(1, "why shop/a", "").For, Hang: true}, {For: of(1, "trace shop/a", "").For, Out: "tracing\n", Hang: true},
+		{For: of(1, "why shop/a", "").For, Hang: true},
+		{For: of(1, "trace shop/a", "").For, Out: "tracing\n", Hang: true},
 	})
 	call(kubectl, nil, "why", "shop/a", "--timeout=1s").want(t, 1, "", "error: node n1: no answer within 1s\n")
 	call(kubectl, nil, "trace", "shop/a", "--timeout=1s", "--for=1s").want(t, 1, "tracing\n", "error: node n1: no answer within 2s\n")
