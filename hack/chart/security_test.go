@@ -165,9 +165,7 @@ func TestRights_OfTheFeatures(t *testing.T) {
 			} else if has {
 				same(t, "rights of repair", c.repair, rules(t, r, "ClusterRole//istio-cni-repair-role"))
 			}
-			if (s.AllowPrivilegeEscalation == nil) != c.escalation {
-				t.Errorf("escalation: %v", s.AllowPrivilegeEscalation)
-			}
+			equal(t, s.AllowPrivilegeEscalation == nil, c.escalation, "escalation", s.AllowPrivilegeEscalation)
 			checkAppArmor(t, ds.Spec.Template, c.unconfined, true)
 			field := agent(t, mustRender(t, c.values, `useAppArmorAnnotation: false`))
 			checkAppArmor(t, field.Spec.Template, c.unconfined, false)
@@ -185,16 +183,12 @@ func checkAppArmor(t *testing.T, pod corev1.PodTemplateSpec, unconfined, annotat
 	}
 	have := maps.Clone(pod.Annotations)
 	maps.DeleteFunc(have, func(name, _ string) bool { return !strings.Contains(name, "apparmor") })
-	if diff := cmp.Diff(want, have, cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("AppArmor's annotations, -want +have:\n%s", diff)
-	}
+	equal(t, cmp.Diff(want, have, cmpopts.EquateEmpty()), "", "AppArmor's annotations, -want +have")
 	var profile *corev1.AppArmorProfile
 	if unconfined && !annotation {
 		profile = &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeUnconfined}
 	}
-	if diff := cmp.Diff(profile, pod.Spec.Containers[0].SecurityContext.AppArmorProfile); diff != "" {
-		t.Errorf("AppArmor's field, -want +have:\n%s", diff)
-	}
+	equal(t, cmp.Diff(profile, pod.Spec.Containers[0].SecurityContext.AppArmorProfile), "", "AppArmor's field, -want +have")
 	if s := pod.Spec.SecurityContext; s != nil && s.AppArmorProfile != nil {
 		t.Errorf("AppArmor's field of the pod: %v", s.AppArmorProfile)
 	}
@@ -204,9 +198,7 @@ func checkAppArmor(t *testing.T, pod corev1.PodTemplateSpec, unconfined, annotat
 func same[T ~string](t *testing.T, what string, want, have []T) {
 	t.Helper()
 	want, have = slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(have))
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("%s, -want +have:\n%s", what, diff)
-	}
+	equal(t, cmp.Diff(want, have), "", what, "-want +have")
 }
 
 // mounts returns the node's directories in the agent's volumes, with "ro" for read-only mounts.
@@ -241,9 +233,7 @@ func TestRights_InNamespaces(t *testing.T) {
 	scc := "use security.openshift.io/securitycontextconstraints:privileged"
 	for _, platform := range platforms(theChart(t)) {
 		have := slices.Contains(rules(t, mustRender(t, fmt.Sprintf("platform: %q", platform)), "ClusterRole//istio-cni"), scc)
-		if have != (platform == "openshift") {
-			t.Errorf("platform %q may use the security context constraint: %t", platform, have)
-		}
+		equal(t, have, platform == "openshift", "platform", platform, "may use the security context constraint")
 	}
 }
 
@@ -288,9 +278,7 @@ func TestRights_OfTheTaintController(t *testing.T) {
 func TestPermissions_Documented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(top + "/docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	words := []string{"NET_RAW", "useAppArmorAnnotation", "/proc", "pods/eviction", "pods/status", "nodes/status", "securitycontextconstraints"}
 	for _, list := range [][]corev1.Capability{ofFiles, inPlace} {
 		for _, c := range list {
@@ -301,8 +289,6 @@ func TestPermissions_Documented(t *testing.T) {
 		words = append(words, strings.TrimSuffix(path, " ro"))
 	}
 	for _, word := range words {
-		if !strings.Contains(string(text), "`"+word+"`") {
-			t.Errorf("docs/security.md lacks `%s`", word)
-		}
+		contains(t, string(text), "`"+word+"`")
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // fullNode is a node with the usual maximum of pods, each with a namespace, the rules of the mesh, listeners of a proxy, and an entry
@@ -43,7 +44,8 @@ func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start fu
 		return all, err
 	}
 	feed := l.feed()
-	c = l.controllerOf(l.options)
+	c, err := New(l.options)
+	l.Do(err)
 	var pods []kube.Pod
 	for i := range n {
 		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprintf("uid-%d", i)}.at(fmt.Sprintf("10.88.1.%d/24", i+1))
@@ -77,9 +79,7 @@ func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start fu
 func cpu(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -185,9 +185,7 @@ func TestANamespaceEndsWithItsPod(t *testing.T) { //nolint:paralleltest // it co
 	for range rounds {
 		inspect()
 	}
-	if after := descriptors(); after != before {
-		t.Errorf("descriptors of namespaces: %s, before: %s", after, before)
-	}
+	check.Equal(t, descriptors(), before, "descriptors of namespaces")
 	if got := l.searches.Load(); got > rounds/4 {
 		t.Errorf("%d searches for the namespace in %d inspections", got, rounds)
 	}

@@ -3,7 +3,6 @@ package nodepods
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -12,6 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // once repairs all pods once, while the clock runs. It checks for an error with the texts, or for no error without texts.
@@ -22,11 +22,7 @@ func (l *fixture) once(texts ...string) {
 	if (err == nil) != (texts == nil) {
 		l.Fatalf("error %v", err)
 	}
-	for _, want := range texts {
-		if !strings.Contains(err.Error(), want) {
-			l.Errorf("no %q in %v", want, err)
-		}
-	}
+	check.Contains(l, err.Error(), texts...)
 }
 
 func TestOnceRepairsEachPod(t *testing.T) {
@@ -71,9 +67,7 @@ func TestOnceTriesFiveTimes(t *testing.T) {
 		l.set(crashing("a"))
 		l.set(crashing("b"))
 		l.once(test.texts...)
-		if got := len(l.writes()); got != test.written {
-			t.Errorf("%d requests for two pods, want %d", got, test.written)
-		}
+		check.Equal(t, len(l.writes()), test.written, "requests for two pods")
 	}
 }
 

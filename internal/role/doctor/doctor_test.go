@@ -395,11 +395,8 @@ func TestDoctor_Table(t *testing.T) {
 	w.pod("web", "istio-init")
 	code, text, _ := w.run()
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	for _, want := range []string{"✓ directories: containerd (/etc/containerd/config.toml) reads", "✗ injection: istiod injects istio-init", "  set pilot.cni.enabled=true", "  https://github.com/meshcni/istio-cni/blob/main/docs/install.md#before\n", "node\n----\n✓ directories"} {
-		if !strings.Contains(text, "\n"+want) && !strings.HasPrefix(text, want) {
-			t.Errorf("no line begins with %q:\n%s", want, text)
-		}
-	}
+	check.Contains(t, "\n"+text, "\n✓ directories: containerd (/etc/containerd/config.toml) reads", "\n✗ injection: istiod injects istio-init",
+		"\n  set pilot.cni.enabled=true", "\n  https://github.com/meshcni/istio-cni/blob/main/docs/install.md#before\n", "\nnode\n----\n✓ directories")
 	if last := lines[len(lines)-1]; last != "7 checks: 1 failed, 0 need a look" || code != applet.ExitError {
 		t.Errorf("exit code %d, last line %q", code, last)
 	}
@@ -559,13 +556,9 @@ func TestDoctor_AsAJob(t *testing.T) {
 	w.args = []string{"--service-account-dir", w.path("/account")}
 	code, all := w.checks()
 	for name, want := range map[string]document.Result{"token": document.Warn, "rights": document.Warn, "injection": document.OK, "socket-lb": document.OK} {
-		if all[name].Result != want {
-			t.Errorf("%+v, want %s", all[name], want)
-		}
+		check.Equal(t, all[name].Result, want, all[name])
 	}
-	if code != applet.ExitOK {
-		t.Errorf("exit code %d", code)
-	}
+	check.Equal(t, code, applet.ExitOK, "exit code")
 }
 
 // TestDoctor_ForAmbient: what ambient mode needs is checked on request, and if the agent serves it.

@@ -163,9 +163,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 				fails = 1
 			}
 			r.want(t, fails, test.text, "")
-			if n := strings.Count(r.stdout, "[the cluster]"); n != 5 {
-				t.Errorf("%d lines about the cluster:\n%s", n, r.stdout)
-			}
+			check.Equal(t, strings.Count(r.stdout, "[the cluster]"), 5, "lines about the cluster", r.stdout)
 		})
 	}
 }
@@ -196,9 +194,7 @@ func TestDoctor_ForAmbientJSON(t *testing.T) {
 	r := run(t, p.answers(), "doctor", "--for", "ambient", "-o", "json")
 	r.want(t, 0, `"name": "ambient-versions",`, "")
 	documenttest.Valid(t, "DoctorReport", r.stdout)
-	if n := strings.Count(r.stdout, `"node":`); n != 2 {
-		t.Errorf("%d rows with a node:\n%s", n, r.stdout)
-	}
+	check.Equal(t, strings.Count(r.stdout, `"node":`), 2, "rows with a node", r.stdout)
 	const other = `[{"name":"token","result":"ok","text":"fine"}]`
 	run(t, p.answers(of(1, "doctor", other), of(2, "doctor", other)), "doctor").want(t, 0, "agent\n-----\n✓ token: fine [n1, n2]\n\n1 check: 0 failed, 0 need a look\n", "")
 }

@@ -237,9 +237,7 @@ func TestAgent_Ambient(t *testing.T) {
 			"the node, like a probe":   {n.Netns, "app sees 169.254.7.127"},
 			"the pod itself, directly": {web.Netns, "app sees " + address.String()},
 		} {
-			if got := n.dial(way.from, to); got != way.want {
-				t.Errorf("%s, %s: got %q, want %q", when, name, got, way.want)
-			}
+			check.Equal(t, n.dial(way.from, to), way.want, when, name)
 		}
 	}
 	packets("after ADD")

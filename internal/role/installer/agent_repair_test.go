@@ -50,9 +50,7 @@ func newUnredirected(t *testing.T, n *nodetest.Node) unredirected {
 			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", p.UID},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	n.Put(nodetest.CacheDir+"/pods-c1-eth0", string(entry))
 	return p
 }
@@ -306,9 +304,7 @@ func rights(t *testing.T, features map[string]bool) []string {
 		var role struct {
 			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
 		}
-		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
-			t.Fatalf("%v\n%s", err, document)
-		}
+		check.OK(t, yaml.Unmarshal([]byte(document), &role), document)
 		for _, rule := range role.Rules {
 			for _, verb := range rule.Verbs {
 				name := strings.Join(append([]string{""}, rule.ResourceNames...), ":")

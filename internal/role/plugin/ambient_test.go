@@ -248,11 +248,7 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 			if err == nil || json.Unmarshal(out, &failed) != nil || failed.Code != tc.code || !strings.Contains(failed.Msg, "pod shop/web") {
 				t.Fatalf("ADD: %v, %s", err, out)
 			}
-			for _, want := range tc.texts {
-				if !strings.Contains(failed.Details, want) {
-					t.Errorf("no %q in %q", want, failed.Details)
-				}
-			}
+			check.Contains(t, failed.Details, tc.texts...)
 			check.Equal(t, len(agent.received()), tc.events, "events")
 			if r := agent.reported(); r.Reason != "ambient" || r.Captured || !strings.Contains(r.Error, "shop/web") {
 				t.Errorf("reported %+v", r)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -53,12 +52,8 @@ func TestChain_EveryVersion(t *testing.T) {
 			if err = errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("the result (-bridge +chain):\n%s", diff)
-			}
-			if !strings.Contains(rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT") {
-				t.Errorf("mesh pod is not captured:\n%s", rules(t, mesh))
-			}
+			check.Diff(t, "the result of bridge, and of the chain", want, got)
+			check.Contains(t, rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT")
 			result, err := node.Add(list, plain)
 			if err != nil || result.Version() != version {
 				t.Fatalf("ADD of a plain pod: %v, version %v", err, result)
@@ -66,9 +61,7 @@ func TestChain_EveryVersion(t *testing.T) {
 			if text := rules(t, plain); strings.Contains(text, "ISTIO") {
 				t.Errorf("plain pod is captured:\n%s", text)
 			}
-			if n := len(node.API.Requests()); n != 2 {
-				t.Errorf("%d requests %q, want 2", n, node.API.Requests())
-			}
+			check.Equal(t, len(node.API.Requests()), 2, node.API.Requests())
 			for _, pod := range []chaintest.Pod{mesh, plain, mesh} {
 				if err := node.Del(list, pod); err != nil {
 					t.Errorf("DEL: %v", err)
@@ -257,11 +250,7 @@ func TestAdd_APIServerFaults(t *testing.T) {
 			if !errors.As(err, &failed) || failed.Code != types.ErrTryAgainLater {
 				t.Fatalf("ADD: %v, want code %d", err, types.ErrTryAgainLater)
 			}
-			for _, want := range []string{"apps/mesh", tc.text, node.API.URL(), "Remedy: "} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error lacks %q: %v", want, err)
-				}
-			}
+			check.Contains(t, err.Error(), "apps/mesh", tc.text, node.API.URL(), "Remedy: ")
 			if strings.Contains(err.Error(), node.API.Token()) {
 				t.Errorf("error has the token: %v", err)
 			}

@@ -390,18 +390,12 @@ func TestLog_OnePost(t *testing.T) {
 	file, err := os.ReadFile(filepath.Join(node.RunDir, "istio-cni.log"))
 	check.OK(t, err)
 	for _, log := range []string{posted, string(file)} {
-		for _, want := range []string{`"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`, "redirected the pod", "INVALID_DROP"} {
-			if !strings.Contains(log, want) {
-				t.Errorf("the log lacks %s:\n%s", want, log)
-			}
-		}
+		check.Contains(t, log, `"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`, "redirected the pod", "INVALID_DROP")
 		if strings.Contains(log, "hunter2") || strings.Contains(log, node.API.Token()) {
 			t.Errorf("the log has a secret:\n%s", log)
 		}
 	}
-	if !strings.Contains(posted, `"scope":"cni-plugin"`) {
-		t.Errorf("the agent's log lacks the scope:\n%s", posted)
-	}
+	check.Contains(t, posted, `"scope":"cni-plugin"`)
 }
 
 // TestReport_EveryCall: whatever a pod's author or a runtime writes into a text that the plugin quotes, the agent gets the report, and
@@ -446,9 +440,7 @@ func TestReport_EveryCall(t *testing.T) {
 			pod := n.NewPod("shop", "web", test.describe)
 			a.knows(pod, test.describe)
 			out, err := n.Ours(n.Chain("1.0.0", longTimeout()), pod, nil, test.extra...)
-			if (err != nil) != test.fails {
-				t.Errorf("%v, %.500s", err, out)
-			}
+			check.Equal(t, err != nil, test.fails, err, string(out))
 			var answer struct{ Msg, Details string }
 			if err := json.Unmarshal(out, &answer); err != nil {
 				t.Errorf("%v, %.500s", err, out)

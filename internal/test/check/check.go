@@ -1,4 +1,4 @@
-// Package check has the checks that tests of all packages make: no error, the same value, no difference.
+// Package check has the checks that tests of all packages make: no error, the same value, the parts of a text, no difference.
 package check
 
 import (
@@ -26,6 +26,16 @@ func Equal[T comparable](tb testing.TB, got, want T, subject ...any) {
 	tb.Helper()
 	if got != want {
 		tb.Errorf("%s got %s, want %s", words(subject), value(got), value(want))
+	}
+}
+
+// Contains fails the test for each part that a text lacks.
+func Contains(tb testing.TB, text string, parts ...string) {
+	tb.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			tb.Errorf("no %q in\n%.10000s", part, text)
+		}
 	}
 }
 

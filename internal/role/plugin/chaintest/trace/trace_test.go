@@ -30,9 +30,7 @@ func TestTrace_ProcessesAndPrograms(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
 	r := run(t, ns, "sh", "-c", "env true; (exit 0); env false")
-	if r.Status.ExitStatus() != 1 {
-		t.Errorf("ended with %v", r.Status)
-	}
+	check.Equal(t, r.Status.ExitStatus(), 1, "ended with", r.Status)
 	if r.Processes < 2 || !slices.ContainsFunc(r.Programs, func(p string) bool { return strings.HasSuffix(p, "/env") }) {
 		t.Errorf("%d processes, programs %q", r.Processes, r.Programs)
 	}
@@ -63,9 +61,7 @@ func TestTrace_NetlinkMessages(t *testing.T) {
 	} {
 		words := strings.Fields(test.command)
 		r := run(t, ns, words[0], words[1:]...)
-		if r.Status.ExitStatus() != 0 {
-			t.Errorf("%s: %v", test.command, r.Status)
-		}
+		check.Equal(t, r.Status.ExitStatus(), 0, test.command, r.Status)
 		all := slices.Concat(r.Messages(test.protocol)...)
 		for what, got := range map[string]struct{ got, want bool }{
 			"any":     {len(all) > 0, true},
