@@ -82,27 +82,6 @@ func TestNotes_NextCommands(t *testing.T) {
 	}
 }
 
-func TestValues_UnknownNames(t *testing.T) {
-	t.Parallel()
-	for values, words := range map[string]string{
-		`repiar: {delete: true}`:   "repiar: unknown; did you mean repair?",
-		`exclude: [a]`:             "did you mean excludeNamespaces?",
-		`excludedNamespaces: [a]`:  "did you mean excludeNamespaces?",
-		`CNIBinDir: /a`:            "CNIBinDir: unknown; did you mean cniBinDir?",
-		`meshconfig: {}`:           "meshconfig: unknown; did you mean meshConfig?",
-		`istio-cni: {chained: no}`: "istio-cni: unknown; values of this chart have no prefix, or cni",
-		`privileged: true`:         "privileged: not supported, remove it; ",
-		`zzz: null`:                "zzz: unknown to this chart and to Istio's other charts",
-		`repair: {delete: true}`:   "repair.delete: unknown; did you mean repair.deletePods?",
-		`"z\u001b[31m\nz": 1`:      `z\x1b[31m\nz: unknown`,
-		`repair: {"a\u202e": {}}`:  `repair.a\u202e: unknown; repair has `,
-		`tag: 1.30`:                "tag: 1.3 is a number, and YAML takes 1.3 and 1.30 for the same number: write it in quotes",
-		`global: {tag: 1.3}`:       "global.tag: 1.3 is a number",
-	} {
-		mustRefuse(t, words, values)
-	}
-}
-
 // TestHelmLint_OfRefusedValues: "helm lint" ignores the function fail, and must refuse the values all the same.
 func TestHelmLint_OfRefusedValues(t *testing.T) {
 	t.Parallel()
@@ -120,28 +99,6 @@ func TestHelmLint_OfRefusedValues(t *testing.T) {
 		if (err == nil) != (words == "") || err != nil && !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: error %v, want %q", text, err, words)
 		}
-	}
-}
-
-// TestValues_OfAnotherKind: a scalar, list, map or null for another of these is refused with the names or the list that is wanted.
-func TestValues_OfAnotherKind(t *testing.T) {
-	t.Parallel()
-	for values, words := range map[string]string{
-		`audit: off`:                      "audit: got false, want a map of interval, mode, podCondition",
-		`cni: {audit: "off"}`:             `cni.audit: got "off", want a map of interval, mode, podCondition`,
-		`repair: null`:                    "repair: got null, want a map of brokenPodLabelKey, ",
-		`global: {logging: debug}`:        `global.logging: got "debug", want a map of level`,
-		`excludeNamespaces: kube-system`:  `excludeNamespaces: got "kube-system", want a list`,
-		`tolerations: {operator: Exists}`: `tolerations: got {"operator":"Exists"}, want a list`,
-		`env: [{name: A, value: b}]`:      `env: got [{"name":"A","value":"b"}], want a map`,
-		`updateStrategy: OnDelete`:        `updateStrategy: got "OnDelete", want a map of rollingUpdate, type`,
-	} {
-		mustRefuse(t, "\n"+words, values)
-	}
-	for _, values := range []string{
-		`resources: null`, `taint: {resources: null}`, `global: {defaultResources: null}`, `resources: {limits: null}`, `updateStrategy: {rollingUpdate: null}`,
-	} {
-		mustRender(t, values)
 	}
 }
 

@@ -284,10 +284,34 @@ func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 		`revision: "a b"`:                      "/revision",
 		`cni: {global: {resourceScope: some}}`: "/cni/global/resourceScope",
 		`seLinuxOptions: {types: x}`:           "\nseLinuxOptions.types: unknown; did you mean seLinuxOptions.type?",
+		`repiar: {delete: true}`:               "repiar: unknown; did you mean repair?",
+		`exclude: [a]`:                         "did you mean excludeNamespaces?",
+		`excludedNamespaces: [a]`:              "did you mean excludeNamespaces?",
+		`CNIBinDir: /a`:                        "CNIBinDir: unknown; did you mean cniBinDir?",
+		`meshconfig: {}`:                       "meshconfig: unknown; did you mean meshConfig?",
+		`istio-cni: {chained: no}`:             "istio-cni: unknown; values of this chart have no prefix, or cni",
+		`privileged: true`:                     "privileged: not supported, remove it; ",
+		`zzz: null`:                            "zzz: unknown to this chart and to Istio's other charts",
+		`"z\u001b[31m\nz": 1`:                  `z\x1b[31m\nz: unknown`,
+		`repair: {"a\u202e": {}}`:              `repair.a\u202e: unknown; repair has `,
+		`tag: 1.30`:                            "tag: 1.3 is a number, and YAML takes 1.3 and 1.30 for the same number: write it in quotes",
+		`global: {tag: 1.3}`:                   "global.tag: 1.3 is a number",
+		`audit: off`:                           "\naudit: got false, want a map of interval, mode, podCondition",
+		`cni: {audit: "off"}`:                  "\n" + `cni.audit: got "off", want a map of interval, mode, podCondition`,
+		`repair: null`:                         "\nrepair: got null, want a map of brokenPodLabelKey, ",
+		`global: {logging: debug}`:             "\n" + `global.logging: got "debug", want a map of level`,
+		`tolerations: {operator: Exists}`:      "\n" + `tolerations: got {"operator":"Exists"}, want a list`,
+		`env: [{name: A, value: b}]`:           "\n" + `env: got [{"name":"A","value":"b"}], want a map`,
+		`updateStrategy: OnDelete`:             "\n" + `updateStrategy: got "OnDelete", want a map of rollingUpdate, type`,
 	} {
 		mustRefuse(t, words, text)
 	}
-	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // set explicitly
+	for _, text := range []string{
+		`env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`, // set explicitly
+		`resources: null`, `taint: {resources: null}`, `global: {defaultResources: null}`, `resources: {limits: null}`, `updateStrategy: {rollingUpdate: null}`,
+	} {
+		mustRender(t, text)
+	}
 }
 
 // TestTheChartRefuses_AllAtOnce: each fault is a line, which begins with the path of the value.

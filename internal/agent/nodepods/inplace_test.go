@@ -50,9 +50,7 @@ func TestPacketsProveTheRepair(t *testing.T) {
 				expected := labtest.Expectation{Request: labtest.Request{
 					From: from, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
 				}, Want: []labtest.Hop{{By: by}}}
-				if err := expected.Check(t.Context()); err != nil {
-					t.Error(err)
-				}
+				check.OK(t, expected.Check(t.Context()))
 			}
 			connect(net.App(), "peer")
 			l := newFixture(t, inPlace)

@@ -37,9 +37,7 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l.waitForEvent(missing, "Normal", podwork.ReasonRepaired)
 	l.waitForEvent(job, "Warning", podwork.ReasonBroken)
 	l.redirected(paths...)
-	if err := Once(t.Context(), l.options); err != nil {
-		t.Errorf("the second time: %v", err)
-	}
+	check.OK(t, Once(t.Context(), l.options), "the second time")
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 }
 

@@ -265,9 +265,7 @@ func TestAPodHasNoTimerOfItsOwn(t *testing.T) {
 		return l.clock.Waiters() <= before+2
 	})
 	l.end()
-	if _, err := l.controller.Check(t.Context(), web); err == nil || !strings.Contains(err.Error(), "the node agent ends") {
-		t.Errorf("after the end: %v", err)
-	}
+	check.Fails(t, check.Err(l.controller.Check(t.Context(), web)), "the node agent ends")
 }
 
 // TestRequestsShareInspections: many requests for a check inspect each pod once, few at a time, and leave a worker for race repair.

@@ -16,10 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"text/template"
 	"time"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
@@ -487,31 +484,9 @@ func TestRights_ThoseOfTheAgent(t *testing.T) {
 				got = append(got, text)
 			}
 			slices.Sort(got)
-			check.Diff(t, "rights", granted(t, tc.granted), slices.Compact(got))
+			check.Diff(t, "rights", kubetest.AgentRights(t, tc.granted), slices.Compact(got))
 		})
 	}
-}
-
-// granted are the rights of e2e/rights/agent.yaml.
-func granted(t *testing.T, with map[string]bool) (all []string) {
-	t.Helper()
-	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
-	check.OK(t, err)
-	var out bytes.Buffer
-	check.OK(t, template.Must(template.New("agent").Parse(string(text))).Execute(&out, with))
-	for document := range strings.SplitSeq(out.String(), "\n---\n") {
-		var role struct {
-			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
-		}
-		check.OK(t, yaml.Unmarshal([]byte(document), &role))
-		for _, rule := range role.Rules {
-			for _, verb := range rule.Verbs {
-				all = append(all, verb+" "+rule.APIGroups[0]+"/"+rule.Resources[0]+strings.Join(append([]string{""}, rule.ResourceNames...), ":"))
-			}
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // TestRights_InTheAgentsContainer takes the agent's settings from the first process, which is the agent there.

@@ -245,9 +245,7 @@ func TestAgent_Ambient(t *testing.T) {
 	a.Kill()
 	packets("without an agent")
 	late := n.pod("apps", "late", chaintest.PlainPod)
-	if _, err := n.Add(late); err == nil || !strings.Contains(err.Error(), "node agent") {
-		t.Errorf("ADD without an agent: %v", err)
-	}
+	check.Fails(t, check.Err(n.Add(late)), "node agent")
 	a = n.start()
 	a.AwaitReady()
 	nodetest.Await(t, "the next agent", func() error { return n.problem(web, z) })
@@ -267,7 +265,7 @@ func TestAgent_Ambient(t *testing.T) {
 	without := map[string]bool{"Live": true, "Repair": true, "Audit": true}
 	with := maps.Clone(without)
 	with["Ambient"] = true
-	used, allowed, more := asked(t, n.API), rights(t, with), rights(t, without)
+	used, allowed, more := asked(t, n.API), kubetest.AgentRights(t, with), kubetest.AgentRights(t, without)
 	for _, right := range allowed {
 		if !slices.Contains(more, right) && !used[right] {
 			t.Errorf("ambient mode does not use the right to %s", right)

@@ -46,9 +46,7 @@ func TestSettings_Conflicts(t *testing.T) {
 	}
 	env := around(cluster())
 	env.executable = func() (string, error) { return "", errors.New("no proc") }
-	if _, err := buildAround(nil, env); err == nil || !strings.Contains(err.Error(), "flag --cni-source-binary: not given") {
-		t.Errorf("error %v", err)
-	}
+	check.Fails(t, check.Err(buildAround(nil, env)), "flag --cni-source-binary: not given")
 }
 
 func TestSettings_Agree(t *testing.T) {
@@ -189,14 +187,10 @@ func TestObserver_Contradictions(t *testing.T) {
 	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true"} {
 		name, _, _ := strings.Cut(set, "=")
 		want := "environment variable " + name
-		if _, err := build(nil, cluster("CNI_OBSERVE=true", set)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v", set, err)
-		}
+		check.Fails(t, check.Err(build(nil, cluster("CNI_OBSERVE=true", set))), want)
 	}
 	for _, flag := range []string{"--once", "--uninstall"} {
-		if _, err := build([]string{flag}, cluster("CNI_OBSERVE=true")); err == nil || !strings.Contains(err.Error(), "flag "+flag) {
-			t.Errorf("%s: error %v", flag, err)
-		}
+		check.Fails(t, check.Err(build([]string{flag}, cluster("CNI_OBSERVE=true"))), "flag "+flag)
 	}
 	c := mustLoad(t, cluster("CNI_OBSERVE=true", "REPAIR_ENABLED=false", "AUDIT_MODE=report", "AMBIENT_ENABLED=true", "NODE_NAME=node-1"))
 	if c.Install || c.RepairEnabled || c.Audit.Repair || c.Audit.Interval == 0 || !c.Ambient.Enabled {
@@ -328,9 +322,7 @@ func TestLive_Problems(t *testing.T) {
 		`ConfigMap "istio-cni-config" key API_TIMEOUT: value "soon": `, `want a duration like "10s"`,
 		`ConfigMap "istio-cni-config" key CNI_NETWORK_CONFIG: want a JSON object with "type": "istio-cni"`,
 	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Fatalf("error lacks %q:\n%v", want, err)
-		}
+		check.Fails(t, err, want)
 	}
 	if strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("the error shows the template: %v", err)

@@ -63,9 +63,7 @@ func TestChain_EveryVersion(t *testing.T) {
 			}
 			check.Equal(t, len(node.API.Requests()), 2, node.API.Requests())
 			for _, pod := range []chaintest.Pod{mesh, plain, mesh} {
-				if err := node.Del(list, pod); err != nil {
-					t.Errorf("DEL: %v", err)
-				}
+				check.OK(t, node.Del(list, pod), "DEL")
 			}
 		})
 	}
@@ -96,13 +94,9 @@ func TestStandalone_EveryVersion(t *testing.T) {
 				t.Errorf("CHECK, which exists since 0.4.0: %v", err)
 			}
 			if version == "1.1.0" {
-				if err := errors.Join(node.Status(list), node.GC(list)); err != nil {
-					t.Errorf("STATUS and GC: %v", err)
-				}
+				check.OK(t, errors.Join(node.Status(list), node.GC(list)), "STATUS and GC")
 			}
-			if err := node.Del(list, mesh); err != nil {
-				t.Errorf("DEL: %v", err)
-			}
+			check.OK(t, node.Del(list, mesh), "DEL")
 		})
 	}
 }
@@ -118,9 +112,7 @@ func TestCheck_Differences(t *testing.T) {
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
 			for _, pod := range []chaintest.Pod{mesh, plain} {
 				check.OK(t, check.Err(node.Add(list, pod)))
-				if err := node.Check(list, pod); err != nil {
-					t.Errorf("CHECK right after ADD: %v", err)
-				}
+				check.OK(t, node.Check(list, pod), "CHECK right after ADD")
 			}
 			netnstest.Run(t, mesh.Netns, "iptables", "-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT")
 			err := node.Check(list, mesh)
@@ -131,14 +123,10 @@ func TestCheck_Differences(t *testing.T) {
 			before, err := node.Cached(list, mesh)
 			check.OK(t, err)
 			check.OK(t, check.Err(node.Ours(list, mesh, before)), "ADD of istio-cni again")
-			if err := node.Check(list, mesh); err != nil {
-				t.Errorf("CHECK after the repair: %v", err)
-			}
+			check.OK(t, node.Check(list, mesh), "CHECK after the repair")
 			// Neither source answers any more: CHECK passes for a pod that was never captured, and fails for a captured pod.
 			node.API.Stop()
-			if err := node.Check(list, plain); err != nil {
-				t.Errorf("CHECK of a plain pod without API server: %v", err)
-			}
+			check.OK(t, node.Check(list, plain), "CHECK of a plain pod without API server")
 			if err := node.Check(list, mesh); err == nil {
 				t.Error("CHECK of a mesh pod without API server passes")
 			}
@@ -217,9 +205,7 @@ func TestAdd_DecidedByName(t *testing.T) {
 				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
 			}
 			stanza["api_timeout"] = "1s"
-			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil || !strings.Contains(err.Error(), kubeconfig) {
-				t.Errorf("ADD of a pod of the mesh: %v, want an error that names the file", err)
-			}
+			check.Fails(t, check.Err(node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar))), kubeconfig)
 		})
 	}
 }
@@ -260,9 +246,7 @@ func TestAdd_APIServerFaults(t *testing.T) {
 			if text := rules(t, pod); strings.Contains(text, "ISTIO") {
 				t.Errorf("rules although the ADD failed:\n%s", text)
 			}
-			if err := node.Del(list, pod); err != nil {
-				t.Errorf("DEL after it: %v", err)
-			}
+			check.OK(t, node.Del(list, pod), "DEL after it")
 		})
 	}
 }

@@ -264,9 +264,7 @@ func TestLookup_AgentCannotTell(t *testing.T) {
 		serveSocket(t, n, answer(http.StatusServiceUnavailable, "out of sorts"))
 		n.API.Fail(kubetest.Forbidden, 100) // a final error: there is nothing to wait for
 		err := chain(n, n.NewPod("shop", "web", nil), longTimeout())
-		if err == nil || !strings.Contains(err.Error(), "out of sorts") || !strings.Contains(err.Error(), "API server") {
-			t.Errorf("got %v, want what both said", err)
-		}
+		check.Fails(t, err, "out of sorts", "API server")
 	})
 }
 
@@ -334,9 +332,7 @@ func TestLookup_NothingWorks(t *testing.T) {
 		!strings.Contains(err.Error(), "does not come out") {
 		t.Errorf("got %v", err)
 	}
-	if err := chain(n, n.NewPod("shop", "plain", chaintest.PlainPod), chaintest.Stanza{}); err != nil {
-		t.Errorf("a pod outside of the mesh: %v", err)
-	}
+	check.OK(t, chain(n, n.NewPod("shop", "plain", chaintest.PlainPod), chaintest.Stanza{}), "a pod outside of the mesh")
 	forced := n.NewPod("shop", "forced", chaintest.Sidecar)
 	if err := chain(n, forced, chaintest.Stanza{"backend": "netlink"}); err != nil || !strings.Contains(rules(t, forced), "ISTIO_OUTPUT") {
 		t.Errorf("a backend that is set: %v", err)
@@ -442,9 +438,7 @@ func TestReport_EveryCall(t *testing.T) {
 			out, err := n.Ours(n.Chain("1.0.0", longTimeout()), pod, nil, test.extra...)
 			check.Equal(t, err != nil, test.fails, err, string(out))
 			var answer struct{ Msg, Details string }
-			if err := json.Unmarshal(out, &answer); err != nil {
-				t.Errorf("%v, %.500s", err, out)
-			}
+			check.OK(t, json.Unmarshal(out, &answer), string(out))
 			a.settle(t)
 			latest := a.ring.Page(math.MaxUint64, 512)
 			if len(latest) != 1 {

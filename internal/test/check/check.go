@@ -39,6 +39,16 @@ func Contains(tb testing.TB, text string, parts ...string) {
 	}
 }
 
+// Fails fails the test unless err is an error that has all parts in its text.
+func Fails(tb testing.TB, err error, parts ...string) {
+	tb.Helper()
+	if err == nil {
+		tb.Error("no error")
+		return
+	}
+	Contains(tb, err.Error(), parts...)
+}
+
 // Diff fails the test with the difference between want and got, if any.
 func Diff(tb testing.TB, subject string, want, got any, options ...cmp.Option) {
 	tb.Helper()
