@@ -136,27 +136,6 @@ func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the
 	t.Logf("%d pods each %s to %s: %.3f %% of a core", fullNode, interval*4/5, interval, 100*float64(each*fullNode)/float64(interval*9/10))
 }
 
-// TestStartOfTheAudit: after the agent's start each pod of a full node is inspected and captured. It measures the CPU time.
-func TestStartOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
-	l := newFixture(t, nothing)
-	c, start := l.occupy(fullNode, 5*time.Minute)
-	runtime.GC()
-	began, at := cpu(t), time.Now()
-	start()
-	captured := func() (n int) {
-		for _, s := range c.Pods() {
-			if s.State == audit.Captured {
-				n++
-			}
-		}
-		return n
-	}
-	agenttest.Eventually(t, "some pod is not captured", func() bool { return captured() == fullNode })
-	used, took := cpu(t)-began, time.Since(at)
-	t.Logf("%d of %d pods in %s, CPU %s: %.2f %% of a core in the first minute", captured(), fullNode, took.Round(time.Millisecond),
-		used.Round(time.Millisecond), 100*used.Seconds()/max(took, time.Minute).Seconds())
-}
-
 // TestANamespaceEndsWithItsPod: between two inspections the audit keeps no descriptor that would hold the namespace.
 func TestANamespaceEndsWithItsPod(t *testing.T) { //nolint:paralleltest // it counts the descriptors of the process
 	l := newFixture(t, nothing)

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -125,18 +124,7 @@ func TestAmbient_EveryVersion(t *testing.T) {
 			pod := n.NewPod("shop", "web", nil)
 			agent := serveAmbient(t, n, chosen(pod), enrolling(enrolled))
 			list := n.Chain(version, ambientStanza(nil))
-			short := *list
-			short.Plugins = list.Plugins[:1]
-			check.OK(t, check.Err(n.Add(&short, pod)))
-			before, err := n.Cached(&short, pod)
-			check.OK(t, err)
-			after, err := n.Ours(list, pod, before)
-			check.OK(t, err)
-			var want, got any
-			check.OK(t, errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)))
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("printed %s\nwant    %s", after, before)
-			}
+			bridge, before := passesOn(t, n, list, pod)
 			events := agent.received()
 			check.Equal(t, len(events), 1, "events")
 			event, err := agentapi.ParseEvent([]byte(events[0]))
@@ -146,7 +134,7 @@ func TestAmbient_EveryVersion(t *testing.T) {
 				t.Errorf("event %s", events[0])
 			}
 			if at >= slices.Index(cniconf.Versions(), "0.4.0") {
-				check.OK(t, n.Check(&short, pod))
+				check.OK(t, n.Check(bridge, pod))
 				_, err = n.Exec("CHECK", pod, input(t, list, before))
 				check.OK(t, err)
 			}

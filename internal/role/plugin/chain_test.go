@@ -31,6 +31,22 @@ func rules(t *testing.T, p chaintest.Pod) string {
 	return netnstest.Run(t, p.Netns, "iptables-save")
 }
 
+// passesOn runs a list for a pod. The result equals that of the list's first plugin alone, which is returned.
+func passesOn(t *testing.T, n *chaintest.Node, list *libcni.NetworkConfigList, p chaintest.Pod) (first *libcni.NetworkConfigList, result []byte) {
+	t.Helper()
+	short := *list
+	short.Plugins = list.Plugins[:1]
+	check.OK(t, check.Err(n.Add(&short, p)))
+	before, err := n.Cached(&short, p)
+	check.OK(t, err)
+	after, err := n.Ours(list, p, before)
+	check.OK(t, err, "ADD of", p.Name)
+	var want, got any
+	check.OK(t, errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)))
+	check.Diff(t, "the result of bridge, and of the chain", want, got)
+	return &short, before
+}
+
 // TestChain_EveryVersion: the mesh pod is captured, and the result equals the bridge's.
 func TestChain_EveryVersion(t *testing.T) {
 	t.Parallel()
@@ -39,20 +55,9 @@ func TestChain_EveryVersion(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
 			list := node.Chain(version, nil)
-			short := *list
-			short.Plugins = list.Plugins[:1]
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-			check.OK(t, check.Err(node.Add(&short, mesh)))
-			before, err := node.Cached(&short, mesh)
-			check.OK(t, err)
-			after, err := node.Ours(list, mesh, before)
-			check.OK(t, err, "ADD of a mesh pod")
-			var want, got any
-			if err = errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
-				t.Fatal(err)
-			}
-			check.Diff(t, "the result of bridge, and of the chain", want, got)
+			passesOn(t, node, list, mesh)
 			check.Contains(t, rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT")
 			result, err := node.Add(list, plain)
 			if err != nil || result.Version() != version {
