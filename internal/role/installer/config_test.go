@@ -19,19 +19,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestSettings_Conflicts: core/settings and settings_test.go test single settings.
+// TestSettings_Conflicts: install.txtar has the other conflicts, core/settings and settings_test.go single settings.
 func TestSettings_Conflicts(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"}, "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)"},
-		{[]string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"}, "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)"},
-		{[]string{"--istio-owned-cni-config", "--chained-cni-plugin=false"}, "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)"},
 		{[]string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"}, "cannot be the primary configuration as well"},
-		{[]string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"}, "want a name that ends in .conflist"},
-		{[]string{"--once", "--uninstall"}, "flag --once and flag --uninstall contradict each other"},
 		{[]string{"--monitoring-port=9876"}, "--monitoring-port (flag --monitoring-port) and --ctrlz_port (default) are both 9876: want different ports"},
 		{[]string{"--backend=netlink", "--force-iptables-binary=legacy"}, "--backend (flag --backend), --native-nftables (default) and --force-iptables-binary (flag"},
 		{[]string{"--cni-source-binary="}, "flag --cni-source-binary: "},
