@@ -57,9 +57,7 @@ func newWorld(t *testing.T) *world {
 	w.put(tomlFile, "version = 2\n")
 	w.put("/etc/passwd", "")
 	w.must(os.MkdirAll(w.path("/usr"), 0o700), os.MkdirAll(w.path("/var"), 0o700), os.Symlink("/run", w.path("/var/run")))
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	w.must(err)
-	w.put(runDir+"/selftest.json", fmt.Sprintf(`{"version": 1, "kernel": %q, "results": [{"backend": "netlink"}], "choice": "netlink"}`, strings.TrimSpace(string(release))))
+	verdict("netlink", `{"backend": "netlink"}`)(w)
 	w.token(time.Now().Add(time.Hour))
 	w.agent()
 	w.pod("web", "istio-validation")
@@ -76,6 +74,26 @@ func (w *world) path(name string) string { return filepath.Join(w.root, name) }
 func (w *world) put(name, text string) {
 	w.t.Helper()
 	w.must(os.MkdirAll(filepath.Dir(w.path(name)), 0o700), os.WriteFile(w.path(name), []byte(text), 0o600))
+}
+
+// puts is put for a table's row.
+func puts(name, text string) func(*world) { return func(w *world) { w.put(name, text) } }
+
+// verdict writes what the self-test chose, and its results, on this kernel.
+func verdict(choice, results string) func(*world) {
+	return func(w *world) {
+		release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+		w.must(err)
+		w.put(runDir+"/selftest.json", fmt.Sprintf(`{"version": 1, "kernel": %q, "results": [%s], "choice": %q}`, strings.TrimSpace(string(release)), results, choice))
+	}
+}
+
+// ciliumState makes the agent of Cilium show its settings on the node alone.
+func ciliumState(settings string) func(*world) {
+	return func(w *world) {
+		w.cilium(nil)
+		w.put("/run/cilium/state/agent-runtime-config.json", settings)
+	}
 }
 
 func (w *world) remove(name string) { w.must(os.RemoveAll(w.path(name))) }
@@ -158,19 +176,15 @@ func TestDoctor_Faults(t *testing.T) {
 		text, remedy string
 	}{
 		"another plugin directory": {
-			func(w *world) {
-				w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n")
-			},
+			puts(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n"),
 			"directories", document.Fail, "plugins in /usr/lib/cni; the agent installs into /etc/cni/net.d and /opt/cni/bin", "cniBinDir=/usr/lib/cni",
 		},
 		"another configuration directory": {
-			func(w *world) {
-				w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/etc/x'\n")
-			},
+			puts(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/etc/x'\n"),
 			"directories", document.Fail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
 		},
 		"Docker's configuration": {
-			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", document.Warn, "CRI plugin is switched off", "docs/errors.md",
+			puts(tomlFile, "disabled_plugins = [\"cri\"]\n"), "directories", document.Warn, "CRI plugin is switched off", "docs/errors.md",
 		},
 		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", document.Warn, "neither a socket nor", "cniConfDir"},
 		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", document.Warn, "no valid CNI configuration", "install the pod network"},
@@ -178,14 +192,14 @@ func TestDoctor_Faults(t *testing.T) {
 			func(w *world) { w.put(listFile, pureList); w.remove(runDir) }, "primary", document.Warn, "not installed yet", "install the chart",
 		},
 		"not installed by a running agent": {
-			func(w *world) { w.put(listFile, pureList) }, "primary", document.Fail, "although the agent runs", "readiness",
+			puts(listFile, pureList), "primary", document.Fail, "although the agent runs", "readiness",
 		},
 		"a file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", pureList) }, "primary", document.Fail,
+			puts("/etc/cni/net.d/00-other.conflist", pureList), "primary", document.Fail,
 			"the runtime loads 00-other.conflist with bridge, and the plugin is in 10-bridge.conflist", "cniConfFileName",
 		},
 		"a broken file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", "{") }, "primary", document.Warn, "00-other.conflist", "correct or remove",
+			puts("/etc/cni/net.d/00-other.conflist", "{"), "primary", document.Warn, "00-other.conflist", "correct or remove",
 		},
 		"multus": {
 			func(w *world) {
@@ -195,9 +209,7 @@ func TestDoctor_Faults(t *testing.T) {
 			"primary", document.Warn, "multus delegates", "values-multus.yaml",
 		},
 		"multus and a file of this program": {
-			func(w *world) {
-				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`)
-			},
+			puts("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`),
 			"primary", document.OK, "the plugin is in one of them", "",
 		},
 		"OpenShift": {
@@ -237,25 +249,13 @@ func TestDoctor_Faults(t *testing.T) {
 			}, "socket-lb", document.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node": {
-			func(w *world) {
-				w.cilium(nil)
-				w.put("/run/cilium/state/agent-runtime-config.json", `{"EnableSocketLB": true, "BPFSocketLBHostnsOnly": false}`)
-			},
-			"socket-lb", document.Fail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
+			ciliumState(`{"EnableSocketLB": true, "BPFSocketLBHostnsOnly": false}`), "socket-lb", document.Fail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
 		},
 		"Cilium's settings on the node, in order": {
-			func(w *world) {
-				w.cilium(nil)
-				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": true}`)
-			},
-			"socket-lb", document.OK, "leaves the sockets", "",
+			ciliumState(`{"BPFSocketLBHostnsOnly": true}`), "socket-lb", document.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node, of a later release": {
-			func(w *world) {
-				w.cilium(nil)
-				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": false}`)
-			},
-			"socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap",
+			ciliumState(`{"BPFSocketLBHostnsOnly": false}`), "socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap",
 		},
 		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap"},
 		"a pipe as the first configuration": {
@@ -263,21 +263,11 @@ func TestDoctor_Faults(t *testing.T) {
 			"primary", document.Warn, "cannot be used (reading", "correct or remove",
 		},
 		"a kernel without NAT": {
-			func(w *world) {
-				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))
-				w.put(runDir+"/selftest.json", strings.NewReplacer(`{"backend": "netlink"}`,
-					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_NAT"}]}`,
-					`"choice": "netlink"`, `"choice": ""`).Replace(string(text)))
-			},
+			verdict("", `{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_NAT"}]}`),
 			"self-test", document.Fail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
 		},
 		"a kernel without nft_compat": {
-			func(w *world) {
-				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))
-				w.put(runDir+"/selftest.json", strings.NewReplacer(`{"backend": "netlink"}`,
-					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_COMPAT (nft_compat)"}]}, {"backend": "native"}`,
-					`"choice": "netlink"`, `"choice": "native"`).Replace(string(text)))
-			},
+			verdict("native", `{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_COMPAT (nft_compat)"}]}, {"backend": "native"}`),
 			"self-test", document.Warn, "redirected by native; not everything works: netlink: IPv4 REDIRECT: the kernel needs CONFIG_NFT_COMPAT", "load the modules",
 		},
 		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", document.Fail, "has expired", "the agent's log"},
