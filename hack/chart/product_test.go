@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -302,22 +304,14 @@ func TestExamples_Template(t *testing.T) {
 	config := get[corev1.ConfigMap](t, r, "ConfigMap/kube-system/istio-cni-config").Data
 	dir, flags := node(t)
 	env := []string{"KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"}
-	for _, o := range r.Objects {
-		if o.Kind != "DaemonSet" {
+	pod := get[appsv1.DaemonSet](t, r, "DaemonSet/kube-system/istio-cni-node").Spec.Template.Spec
+	checkVolumes(t, pod)
+	for _, e := range pod.Containers[0].Env {
+		if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
+			env = append(env, e.Name+"="+config[e.ValueFrom.ConfigMapKeyRef.Key])
 			continue
 		}
-		var ds struct {
-			Spec struct{ Template struct{ Spec corev1.PodSpec } }
-		}
-		noError(t, yaml.Unmarshal([]byte(o.Text), &ds))
-		checkVolumes(t, ds.Spec.Template.Spec)
-		for _, e := range ds.Spec.Template.Spec.Containers[0].Env {
-			if e.ValueFrom != nil && e.ValueFrom.ConfigMapKeyRef != nil {
-				env = append(env, e.Name+"="+config[e.ValueFrom.ConfigMapKeyRef.Key])
-				continue
-			}
-			env = append(env, e.Name+"="+filled(e))
-		}
+		env = append(env, e.Name+"="+filled(e))
 	}
 	args := slices.Concat([]string{"install", "--once", "--uninstall-on-exit=never"}, flags)
 	text, code := output(t, env, nil, product(t), args...)
@@ -344,15 +338,7 @@ func TestExamples_Template(t *testing.T) {
 func TestExamples_Doctor(t *testing.T) {
 	t.Parallel()
 	r := example(t, "doctor.yaml")
-	at := slices.Index(r.ids(), "Job/kube-system/istio-cni-doctor-worker-1")
-	if at < 0 {
-		t.Fatalf("no Job among %q", r.ids())
-	}
-	var of struct {
-		Spec struct{ Template struct{ Spec corev1.PodSpec } }
-	}
-	noError(t, yaml.Unmarshal([]byte(r.Objects[at].Text), &of))
-	job := of.Spec.Template.Spec
+	job := get[batchv1.Job](t, r, "Job/kube-system/istio-cni-doctor-worker-1").Spec.Template.Spec
 	checkVolumes(t, job)
 	container := job.Containers[0]
 	args := slices.Clone(container.Args)
