@@ -402,12 +402,7 @@ func TestTheAuditRepairsNoMoreThanRaceRepair(t *testing.T) {
 			test.change(l)
 			l.publish(nil)
 			l.controller = l.start()
-			var s audit.Status
-			agenttest.Eventually(t, "the pod is not known", func() (known bool) {
-				var err error
-				s, err = l.controller.Check(t.Context(), web)
-				return err == nil
-			})
+			s := l.check()
 			check.Equal(t, s.State, test.want, s)
 			l.untouched(l.path)
 		})
