@@ -79,6 +79,15 @@ func (w *world) put(name, text string) {
 // puts is put for a table's row.
 func puts(name, text string) func(*world) { return func(w *world) { w.put(name, text) } }
 
+// elsewhere gives the runtime directories below /srv.
+func elsewhere(more func(*world)) func(*world) {
+	return func(w *world) {
+		w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/srv/bin']\nconf_dir = '/srv/conf'\n")
+		w.must(os.MkdirAll(w.path("/srv/bin"), 0o700), os.MkdirAll(w.path("/srv/conf"), 0o700))
+		more(w)
+	}
+}
+
 // verdict writes what the self-test chose, and its results, on this kernel.
 func verdict(choice, results string) func(*world) {
 	return func(w *world) {
@@ -211,6 +220,30 @@ func TestDoctor_Faults(t *testing.T) {
 		"multus and a file of this program": {
 			puts("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`),
 			"primary", document.OK, "the plugin is in one of them", "",
+		},
+		"multus and another directory": { // "OpenShift" has the check of the directories
+			func(w *world) {
+				w.remove(listFile)
+				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
+				w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
+				w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
+			},
+			"primary", document.OK, "", "",
+		},
+		"directories in the agent's record": {
+			elsewhere(puts(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)),
+			"directories", document.OK, "/srv/bin, where the agent installs", "",
+		},
+		"directories before the installation": {
+			elsewhere(func(w *world) { w.remove(runDir) }),
+			"directories", document.OK, "where an agent without cniConfDir and cniBinDir installs", "",
+		},
+		"other directories are set": {
+			elsewhere(func(w *world) {
+				w.remove(runDir)
+				w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
+			}),
+			"directories", document.Fail, "the agent installs into /etc/cni/net.d and /other", "",
 		},
 		"OpenShift": {
 			func(w *world) {
@@ -347,19 +380,6 @@ func TestDirectories_MountedElsewhere(t *testing.T) {
 	}
 }
 
-// TestMultus_AnotherDirectory: the agent writes into a directory that the runtime does not read.
-func TestMultus_AnotherDirectory(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.remove(listFile)
-	w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
-	w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
-	w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
-	if _, all := w.checks(); all["directories"].Result != document.OK || all["primary"].Result != document.OK {
-		t.Errorf("%+v, %+v", all["directories"], all["primary"])
-	}
-}
-
 // TestDoctor_NothingSeen has no agent, no API server and no file of the node.
 func TestDoctor_NothingSeen(t *testing.T) {
 	t.Parallel()
@@ -412,33 +432,6 @@ func TestRun_HangingCheck(t *testing.T) {
 	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) document.Check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
 	if strings.ContainsAny(all[0].Text, "\x1b\n") || len(all[0].Text) > 2*maxText {
 		t.Errorf("got %.100q of %d bytes", all[0].Text, len(all[0].Text))
-	}
-}
-
-// TestDirectories_FoundByAgent: in the agent's record, before the installation, and in other directories than the configured ones.
-func TestDirectories_FoundByAgent(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		happen func(*world)
-		result document.Result
-		text   string
-	}{
-		"recorded": {func(w *world) {
-			w.put(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)
-		}, document.OK, "/srv/bin, where the agent installs"},
-		"before the installation": {func(w *world) { w.remove(runDir) }, document.OK, "where an agent without cniConfDir and cniBinDir installs"},
-		"set": {func(w *world) {
-			w.remove(runDir)
-			w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
-		}, document.Fail, "the agent installs into /etc/cni/net.d and /other"},
-	} {
-		w := newWorld(t)
-		w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/srv/bin']\nconf_dir = '/srv/conf'\n")
-		w.must(os.MkdirAll(w.path("/srv/bin"), 0o700), os.MkdirAll(w.path("/srv/conf"), 0o700))
-		tc.happen(w)
-		if _, all := w.checks(); all["directories"].Result != tc.result || !strings.Contains(all["directories"].Text, tc.text) {
-			t.Errorf("%s: %+v", name, all["directories"])
-		}
 	}
 }
 
