@@ -32,7 +32,7 @@ measure() { # DIRECTORY FILE
 # costs prints what tests measure: start, audit, and memory of the agent.
 costs() {
   go test -v -count 1 -tags "measure,$tags" -exec "'$root/hack/in-netns.sh'" \
-    -run '^Test(TheProgramIsSmall|AStartInitialisesLittle|CostOfTheAudit|StartOfTheAudit|Agent_ManyPods)$' \
+    -run '^Test(TheProgramIsSmall|AStartInitialisesLittle|CostOfTheAudit|Agent_ManyPods)$' \
     . ./internal/agent/nodepods ./internal/role/installer >"$out/costs.txt" || die "a measurement failed, see $out/costs.txt"
   grep -E '_test.go:[0-9]+: ' "$out/costs.txt"
 }

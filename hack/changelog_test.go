@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestChangelog_Form holds docs/changelog.md to the form that hack/release.sh reads: Unreleased first, then versions with their days, and
@@ -12,9 +14,7 @@ import (
 func TestChangelog_Form(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../docs/changelog.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	headings := strings.Join(regexp.MustCompile(`(?m)^##+ .*\n`).FindAllString(string(text), -1), "")
 	const sections = `(### Added\n)?(### Changed\n)?(### Deprecated\n)?(### Removed\n)?(### Fixed\n)?(### Security\n)?`
 	const version = `## \[\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?\] - \d{4}-\d\d-\d\d\n`
@@ -39,9 +39,7 @@ func TestVersion_OneNumber(t *testing.T) {
 		{"docs/quickstart.md", `version v` + number},
 	} {
 		text, err := os.ReadFile("../" + place.name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		m := regexp.MustCompile(place.pattern).FindStringSubmatch(string(text))
 		if m == nil {
 			t.Errorf("%s has no %s", place.name, place.pattern)
@@ -49,7 +47,5 @@ func TestVersion_OneNumber(t *testing.T) {
 		}
 		found[m[1]] = append(found[m[1]], place.name)
 	}
-	if len(found) != 1 {
-		t.Errorf("versions by file: %v", found)
-	}
+	check.Equal(t, len(found), 1, "versions by file", found)
 }

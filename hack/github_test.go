@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 type workflow struct {
@@ -33,12 +35,8 @@ type step struct {
 func read[T any](t *testing.T, name string) (out T) {
 	t.Helper()
 	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(text, &out); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	check.OK(t, err)
+	check.OK(t, yaml.Unmarshal(text, &out), name)
 	return out
 }
 
@@ -56,9 +54,7 @@ func glob(t *testing.T, pattern string, atLeast int) []string {
 func TestWorkflows(t *testing.T) {
 	t.Parallel()
 	makefile, err := os.ReadFile("../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	ours := regexp.MustCompile(`(?m)(?:^|sudo (?:-\S+ )?)(?:make ([a-z0-9-]+)|((?:hack|\.ci)/\S+))`)
 	for _, name := range glob(t, "../.github/workflows/*", 3) {
 		w := read[workflow](t, name)
@@ -89,15 +85,11 @@ func TestWorkflows(t *testing.T) {
 func TestCIHasTheTimeThatItsStepsMayTake(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../.ci/run")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	sum := 0
 	for _, step := range regexp.MustCompile(`(?m)^ *step \S+ (\d+) `).FindAllStringSubmatch(string(text), -1) {
 		minutes, err := strconv.Atoi(step[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		sum += minutes
 	}
 	limit := read[workflow](t, "../.github/workflows/ci.yaml").Jobs["run"].TimeoutMinutes
@@ -114,9 +106,7 @@ func TestActionsArePinned(t *testing.T) {
 	uses := 0
 	for _, name := range glob(t, "../.github/workflows/*", 3) {
 		text, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		for line := range strings.Lines(string(text)) {
 			if strings.Contains(line, "uses:") {
 				uses++
@@ -156,17 +146,11 @@ func TestDependabotKnowsEveryModule(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	slices.Sort(have)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("modules, -tree +dependabot.yml:\n%s", diff)
-	}
-	if diff := cmp.Diff([]string{"gomod", "gomod", "github-actions", "docker"}, ecosystems); diff != "" {
-		t.Errorf("ecosystems, -want +have:\n%s", diff)
-	}
+	check.Diff(t, "modules", want, have)
+	check.Diff(t, "ecosystems", []string{"gomod", "gomod", "github-actions", "docker"}, ecosystems)
 }
 
 // TestIssueForms: GitHub shows no form that lacks one of these, and says nothing.

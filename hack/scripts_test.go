@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/node/hostfs/hostfstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // run runs a command in the root of the repository.
@@ -32,9 +33,7 @@ func run(t *testing.T, env []string, name string, args ...string) (out string, e
 func TestMakeListsEveryTarget(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	var want, have []string
 	for _, target := range regexp.MustCompile(`(?m)^([^\s:.#=]+):`).FindAllStringSubmatch(string(text), -1) {
 		want = append(want, target[1])
@@ -78,27 +77,19 @@ func TestAProgramIsLaidInLargeBlocks(t *testing.T) {
 	dir := t.TempDir()
 	linked, laid := filepath.Join(dir, "linked"), filepath.Join(dir, "laid")
 	content := bytes.Repeat([]byte("istio-cni"), 1<<20)
-	if err := os.WriteFile(linked, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(linked, nil, 0o600))
 	// As the linker: through a mapping.
 	file, err := os.OpenFile(linked, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	mapped, err := func() ([]byte, error) {
 		if failed := file.Truncate(int64(len(content))); failed != nil {
 			return nil, failed
 		}
 		return unix.Mmap(int(file.Fd()), 0, len(content), unix.PROT_WRITE, unix.MAP_SHARED)
 	}()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	copy(mapped, content)
-	if err := errors.Join(unix.Munmap(mapped), file.Close()); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, errors.Join(unix.Munmap(mapped), file.Close()))
 	if out, err := run(t, nil, "bash", "-c", ". hack/lib.sh && lay $0 $1", linked, laid); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -109,9 +100,7 @@ func TestAProgramIsLaidInLargeBlocks(t *testing.T) {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
 	whole := filepath.Join(dir, "whole")
-	if err := os.WriteFile(whole, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, os.WriteFile(whole, content, 0o600))
 	before, got, want := hostfstest.PageFaults(t, linked, unix.MADV_NORMAL), hostfstest.PageFaults(t, laid, unix.MADV_NORMAL),
 		hostfstest.PageFaults(t, whole, unix.MADV_NORMAL)
 	t.Logf("page faults: %d as linked, %d as laid, %d written at once", before, got, want)

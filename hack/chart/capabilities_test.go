@@ -44,9 +44,7 @@ func TestTheAgentNeedsItsCapabilities(t *testing.T) {
 		t.Helper()
 		dir, flags := node(t)
 		for _, name := range []string{"net", "bin", "net/10-bridge.conflist"} {
-			if err := os.Chown(filepath.Join(dir, name), owner, owner); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.Chown(filepath.Join(dir, name), owner, owner))
 		}
 		args := slices.Concat([]string{"install", "--once", "--uninstall-on-exit=never"}, flags)
 		text, code = confined(t, environment(t, mustRender(t, own)), have, args...)
@@ -59,12 +57,8 @@ func TestTheAgentNeedsItsCapabilities(t *testing.T) {
 		t.Errorf("root's own directories without a capability: exit %d\n%s", code, text)
 	}
 	dir, text, code := install(t, otherUser, capabilities(t, foreign))
-	if code != 0 {
-		t.Errorf("another user's directories: exit %d\n%s", code, text)
-	}
-	if have := owner(t, filepath.Join(dir, "net/10-bridge.conflist")); have != fmt.Sprint(otherUser) {
-		t.Errorf("the edited file belongs to %s", have)
-	}
+	equal(t, code, 0, "another user's directories: exit", text)
+	equal(t, owner(t, filepath.Join(dir, "net/10-bridge.conflist")), fmt.Sprint(otherUser), "the edited file belongs to")
 	if _, text, code := install(t, otherUser, nil); code == 0 {
 		t.Errorf("the install succeeds without a capability, so none is needed:\n%s", text)
 	}
@@ -121,12 +115,8 @@ ip link add eth0 type veth peer name eth1 && ip address add 10.1.1.1/24 dev eth0
 ip link set eth0 up && echo ready && exec sleep 600`)
 	command.Env = []string{"PATH=/usr/sbin:/sbin:" + os.Getenv("PATH")}
 	out, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, command.Start())
 	t.Cleanup(func() {
 		stop()
 		_ = command.Wait() // the process was killed

@@ -17,18 +17,12 @@ import (
 func TestHelm4_RendersTheSame(t *testing.T) {
 	t.Parallel()
 	c, err := helm4loader.LoadDir(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	all, err := samples(theChart(t), chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	r := defaultRelease()
 	version, err := common.ParseKubeVersion(r.Kubernetes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	known := common.DefaultCapabilities.Copy()
 	known.KubeVersion = *version
 	for _, s := range all {
@@ -36,21 +30,13 @@ func TestHelm4_RendersTheSame(t *testing.T) {
 			t.Parallel()
 			options := common.ReleaseOptions{Name: r.Name, Namespace: r.Namespace, Revision: 1, IsInstall: true}
 			given, err := helm4util.ToRenderValues(c, values(t, s.Values...), options, known)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			texts, err := helm4engine.Render(c, given)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			have, err := collect(texts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			want := mustRender(t, s.Values...)
-			if diff := cmp.Diff(want.Notes+string(want.text()), have.Notes+string(have.text())); diff != "" {
-				t.Errorf("-Helm 3 +Helm 4:\n%s", diff)
-			}
+			equal(t, cmp.Diff(want.Notes+string(want.text()), have.Notes+string(have.text())), "", "-Helm 3 +Helm 4")
 		})
 	}
 }

@@ -32,27 +32,19 @@ func eachRendering(t *testing.T, do func(t *testing.T, r rendering)) {
 func TestAll_Files(t *testing.T) {
 	t.Parallel()
 	to := filepath.Join(t.TempDir(), "all")
-	if err := run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, run([]string{"--chart", chartDir, "--all", to}, io.Discard, io.Discard))
 	all, err := samples(theChart(t), chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	want := ready()
 	for _, s := range all {
 		want = append(want, s.Name)
 	}
 	files, err := os.ReadDir(to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var have []string
 	for _, f := range files {
 		text, err := os.ReadFile(filepath.Join(to, f.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		head, _, _ := strings.Cut(string(text), "\n")
 		have = append(have, strings.TrimPrefix(head, "# "))
 	}
@@ -114,9 +106,7 @@ func TestObjects_LabelsAndVolumes(t *testing.T) {
 			var head struct {
 				Metadata struct{ Labels map[string]string }
 			}
-			if err := yaml.Unmarshal([]byte(o.Text), &head); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, yaml.Unmarshal([]byte(o.Text), &head))
 			for _, label := range []string{"release", "istio.io/rev", "app.kubernetes.io/name", "operator.istio.io/component"} {
 				if strings.HasPrefix(label, "operator.") && strings.Contains(o.id(), "istio-cni-observer") {
 					continue // the operator manages Istio's own agent

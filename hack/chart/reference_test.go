@@ -70,9 +70,7 @@ func TestUpgrade_KeepsNamesOfTheReference(t *testing.T) {
 		for name, want := range map[string]string{
 			"k8s-app": "istio-cni-node", "sidecar.istio.io/inject": "false", "istio.io/dataplane-mode": "none",
 		} {
-			if pod.Labels[name] != want {
-				t.Errorf("label %s is %q", name, pod.Labels[name])
-			}
+			equal(t, pod.Labels[name], want, "label", name)
 		}
 		c := pod.Spec.Containers[0]
 		if c.Name != "install-cni" || !slices.Equal(c.Command, []string{"install-cni"}) || pod.Spec.ServiceAccountName != "istio-cni" {
@@ -96,9 +94,7 @@ func TestConfigMap_KeysOfTheReference(t *testing.T) {
 		"REPAIR_INIT_CONTAINER_NAME": "istio-validation", "REPAIR_BROKEN_POD_LABEL_KEY": "cni.istio.io/uninitialized",
 		"REPAIR_BROKEN_POD_LABEL_VALUE": "true", "NATIVE_NFTABLES": "false",
 	} {
-		if have[name] != want {
-			t.Errorf("%s=%q, the reference has %q", name, have[name], want)
-		}
+		equal(t, have[name], want, name)
 	}
 	for _, name := range []string{"CNI_CONF_NAME", "ISTIO_OWNED_CNI_CONFIG_FILENAME", "CNI_CONF_MODE"} {
 		if value, is := have[name]; is {
@@ -118,12 +114,8 @@ func TestAmbient_HostNamespace(t *testing.T) {
 		`ambient: {shareHostNetworkNamespace: true}`:                "",
 	} {
 		r := mustRender(t, text)
-		if have := agentConfig(t, r)["ALLOW_SWITCH_TO_HOST_NS"]; have != want {
-			t.Errorf("%s: %q, want %q", text, have, want)
-		}
-		if have := agent(t, r).Spec.Template.Spec.HostNetwork; have != (want == "false") {
-			t.Errorf("%s: host network %t", text, have)
-		}
+		equal(t, agentConfig(t, r)["ALLOW_SWITCH_TO_HOST_NS"], want, text)
+		equal(t, agent(t, r).Spec.Template.Spec.HostNetwork, want == "false", text, "host network")
 	}
 }
 
@@ -159,9 +151,7 @@ func TestChecksum_RollsForSettingsOfARestart(t *testing.T) {
 		}
 	}
 	for _, live := range []string{`excludeNamespaces: [a]`, `secondIPFamily: reject`, `networkConfig: '{"type": "istio-cni"}'`} {
-		if sum(live) != before {
-			t.Errorf("%s rolls, and takes effect without", live)
-		}
+		equal(t, sum(live), before, live, "rolls, and takes effect without")
 		if sum(live, `liveConfiguration: false`) == sum(`liveConfiguration: false`) {
 			t.Errorf("%s does not roll where the agent does not watch its ConfigMap", live)
 		}
@@ -188,9 +178,7 @@ func TestPlatforms(t *testing.T) {
 			paths[v.Name] = v.HostPath.Path
 		}
 		have := []string{paths["cni-bin-dir"], paths["cni-net-dir"], paths["cni-netns-dir"]}
-		if diff := cmp.Diff(dirs, have); diff != "" {
-			t.Errorf("%s, -want +have:\n%s", platform, diff)
-		}
+		equal(t, cmp.Diff(dirs, have), "", platform, "-want +have")
 		if platform == "openshift" {
 			config, selinux := agentConfig(t, r), agent(t, r).Spec.Template.Spec.Containers[0].SecurityContext.SELinuxOptions
 			if config["CHAINED_CNI_PLUGIN"] != "false" || config["CNI_CONF_NAME"] != "istio-cni.conf" || selinux.Type != "spc_t" ||
@@ -211,12 +199,8 @@ func TestPlatforms_GKEByVersion(t *testing.T) {
 		`{platform: gke, cniBinDir: /mine}`: "/mine",
 	} {
 		r, err := render(theChart(t), server, values(t, text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if have := agent(t, r).Spec.Template.Spec.Volumes[0].HostPath.Path; have != want {
-			t.Errorf("%s: %q, want %q", text, have, want)
-		}
+		noError(t, err)
+		equal(t, agent(t, r).Spec.Template.Spec.Volumes[0].HostPath.Path, want, text)
 	}
 }
 
@@ -259,9 +243,7 @@ func TestDirectories_Set(t *testing.T) {
 				have[v.Name] = v.HostPath.Path
 			}
 		}
-		if diff := cmp.Diff(c.volumes, have); diff != "" {
-			t.Errorf("%s, -want +have:\n%s", c.values, diff)
-		}
+		equal(t, cmp.Diff(c.volumes, have), "", c.values, "-want +have")
 		if c.bins != "" && strings.Join(binds, ",") != c.bins {
 			t.Errorf("%s: mounted at %q", c.values, binds)
 		}
@@ -282,17 +264,11 @@ func TestImage(t *testing.T) {
 		`{hub: docker.io/istio, image: r/a/b:c}`:               "r/a/b:c",
 	} {
 		r := mustRender(t, text, `taint: {enabled: true}`)
-		if have := agent(t, r).Spec.Template.Spec.Containers[0].Image; have != want {
-			t.Errorf("%s: %q, want %q", text, have, want)
-		}
-		if have := tainter(t, r).Spec.Template.Spec.Containers[0].Image; have != want {
-			t.Errorf("%s: controller has %q", text, have)
-		}
+		equal(t, agent(t, r).Spec.Template.Spec.Containers[0].Image, want, text)
+		equal(t, tainter(t, r).Spec.Template.Spec.Containers[0].Image, want, text, "controller")
 	}
 	pull := mustRender(t, `global: {imagePullPolicy: Always, imagePullSecrets: [a, {name: b}]}`)
-	if have := agent(t, pull).Spec.Template.Spec.Containers[0].ImagePullPolicy; have != corev1.PullAlways {
-		t.Errorf("pull policy %q", have)
-	}
+	equal(t, agent(t, pull).Spec.Template.Spec.Containers[0].ImagePullPolicy, corev1.PullAlways, "pull policy")
 	// The API server defaults these, but only for new objects: an upgrade would keep the policy of the previous tag.
 	for text, want := range map[string]corev1.PullPolicy{
 		`{}`: corev1.PullIfNotPresent, `tag: latest`: corev1.PullAlways, `image: r/a/b`: corev1.PullAlways,
@@ -322,9 +298,7 @@ monitoring: {podMonitor: {enabled: true, labels: {release: prometheus}}}}`)
 	ds := agent(t, r)
 	want := map[string]string{"k8s-app": "istio-cni-node", "team": "7", "istio.io/dataplane-mode": "other"}
 	for name, value := range want {
-		if ds.Spec.Template.Labels[name] != value {
-			t.Errorf("label %s is %q", name, ds.Spec.Template.Labels[name])
-		}
+		equal(t, ds.Spec.Template.Labels[name], value, "label", name)
 	}
 	if ds.Labels["k8s-app"] != "istio-cni-node" || ds.Labels["release"] != "other" {
 		t.Errorf("labels %v", ds.Labels)
@@ -334,9 +308,7 @@ monitoring: {podMonitor: {enabled: true, labels: {release: prometheus}}}}`)
 		t.Errorf("annotations %v", annotations)
 	}
 	monitor := r.Objects[slices.Index(r.ids(), "PodMonitor/istio-system/istio-cni-node")].Fields["metadata"].(map[string]any)
-	if monitor["labels"].(map[string]any)["release"] != "prometheus" {
-		t.Errorf("monitor %v", monitor)
-	}
+	equal(t, monitor["labels"].(map[string]any)["release"], "prometheus", "monitor", monitor)
 }
 
 // TestObserver_BesideTheReference: no object, label or file of the node is one of Istio's agent, and nothing of the node can be written.
@@ -362,9 +334,7 @@ provider: multus
 		"DAEMONSET_NAME": "istio-cni-observer",
 	}
 	for name, want := range check {
-		if config[name] != want {
-			t.Errorf("%s is %q, want %q", name, config[name], want)
-		}
+		equal(t, config[name], want, name)
 	}
 	pod := pods(t, r)[0]
 	if pod.PriorityClassName != "" || pod.HostNetwork {
@@ -380,7 +350,5 @@ provider: multus
 			t.Errorf("volume %+v", v)
 		}
 	}
-	if class := pods(t, mustRender(t, `{observe: true, priorityClassName: mine}`))[0].PriorityClassName; class != "mine" {
-		t.Errorf("priority class %q", class)
-	}
+	equal(t, pods(t, mustRender(t, `{observe: true, priorityClassName: mine}`))[0].PriorityClassName, "mine", "priority class")
 }

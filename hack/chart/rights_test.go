@@ -31,9 +31,7 @@ func TestRights_UsedAndEnough(t *testing.T) {
 			want["istio-cni-taint"] = requests(t, "taint", taintFeatures(t, r))
 		}
 		for _, account := range accounts {
-			if diff := cmp.Diff(want[account], granted(t, r, account)); diff != "" {
-				t.Errorf("account %s (-asked for +granted):\n%s", account, diff)
-			}
+			equal(t, cmp.Diff(want[account], granted(t, r, account)), "", "account", account, "(-asked for +granted)")
 		}
 	})
 }
@@ -46,9 +44,7 @@ func agentFeatures(t *testing.T, r rendering) any {
 	repair := on("REPAIR_ENABLED")
 	remove := repair && on("REPAIR_DELETE_PODS")
 	interval, err := time.ParseDuration(config["AUDIT_INTERVAL"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return map[string]bool{
 		"Live": !slices.Contains(args, "--config-map="), "Repair": repair, "Delete": remove && !on("REPAIR_EVICT"),
 		"Evict": remove && on("REPAIR_EVICT"), "Label": repair && !remove && on("REPAIR_LABEL_PODS"),
@@ -78,17 +74,11 @@ func taintFeatures(t *testing.T, r rendering) any {
 func requests(t *testing.T, name string, features any) []string {
 	t.Helper()
 	text, err := os.ReadFile(top + "/e2e/rights/" + name + ".yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	parsed, err := template.New(name).Parse(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var out bytes.Buffer
-	if err := parsed.Execute(&out, features); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, parsed.Execute(&out, features))
 	var all []string
 	for document := range strings.SplitSeq(out.String(), "\n---\n") {
 		var role rbacv1.Role

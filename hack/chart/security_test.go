@@ -74,75 +74,47 @@ func TestRights_OfTheFeatures(t *testing.T) {
 	t.Parallel()
 	watchPods := []string{"get /pods", "list /pods", "watch /pods"}
 	repairing := slices.Concat([]string{"create /events", "patch /events"}, watchPods[1:])
+	with := func(rights ...string) []string { return append(rights, repairing...) }
 	for name, c := range map[string]struct {
-		values       string
-		capabilities []corev1.Capability
-		mounts       []string
-		repair       []string // rules of istio-cni-repair-role; nil: there is no such role
-		unconfined   bool
-		escalation   bool
+		values string
+		// files are of other users, and pods are entered, for which the node's processes are seen.
+		files, pods bool
+		more        string   // a capability or a mount
+		repair      []string // rules of istio-cni-repair-role; nil: there is no such role
 	}{
-		"defaults": {`{}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"), repairing, true, true},
-		"root's own files": {
-			`foreignOwners: false`, inPlace, append(always, "/proc ro"), repairing, true, true,
-		},
-		"legacy": {
-			`{foreignOwners: false, forceIptablesBinary: legacy}`, append([]corev1.Capability{"NET_RAW"}, inPlace...),
-			append(always, "/proc ro"), repairing, true, true,
-		},
-		"no repair": {
-			`repair: {enabled: false}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"), repairing, true, true,
-		},
-		"no audit": {`audit: {interval: 0}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"), repairing, true, true},
-		"neither":  {`{audit: {interval: 0m}, repair: {enabled: false}}`, ofFiles, always, nil, false, false},
+		"defaults":              {`{}`, true, true, "", repairing},
+		"root's own files":      {`foreignOwners: false`, false, true, "", repairing},
+		"legacy":                {`{foreignOwners: false, forceIptablesBinary: legacy}`, false, true, "NET_RAW", repairing},
+		"no repair":             {`repair: {enabled: false}`, true, true, "", repairing},
+		"no audit":              {`audit: {interval: 0}`, true, true, "", repairing},
+		"neither":               {`{audit: {interval: 0m}, repair: {enabled: false}}`, true, false, "", nil},
+		"pod condition":         {`audit: {podCondition: true}`, true, true, "", with("patch /pods/status")},
+		"in place, else delete": {`repair: {deletePods: true, labelPods: true}`, true, true, "", with("delete /pods")},
+		"in place, else label":  {`repair: {labelPods: true}`, true, true, "", with("patch /pods/status")},
+		"detect":                {`{audit: {interval: 0}, repair: {repairPods: false}}`, true, false, "", repairing},
+		"ambient":               {`profile: ambient`, true, true, "/var/run/ztunnel", repairing},
 		"off beats a mode": {
-			`{audit: {interval: 0, mode: repair, podCondition: true}, repair: {enabled: false, deletePods: true, labelPods: true}}`,
-			ofFiles, always, nil, false, false,
-		},
-		"pod condition": {
-			`audit: {podCondition: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
-			append([]string{"patch /pods/status"}, repairing...), true, true,
+			`{audit: {interval: 0, mode: repair, podCondition: true}, repair: {enabled: false, deletePods: true, labelPods: true}}`, true, false, "", nil,
 		},
 		"pod condition, delete": {
-			`{audit: {podCondition: true}, repair: {repairPods: false, deletePods: true}}`, slices.Concat(ofFiles, inPlace),
-			append(always, "/proc ro"), append([]string{"delete /pods", "patch /pods/status"}, repairing...), true, true,
-		},
-		"in place, else delete": {
-			`repair: {deletePods: true, labelPods: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
-			append([]string{"delete /pods"}, repairing...), true, true,
-		},
-		"in place, else label": {
-			`repair: {labelPods: true}`, slices.Concat(ofFiles, inPlace), append(always, "/proc ro"),
-			append([]string{"patch /pods/status"}, repairing...), true, true,
+			`{audit: {podCondition: true}, repair: {repairPods: false, deletePods: true}}`, true, true, "", with("delete /pods", "patch /pods/status"),
 		},
 		"delete": {
-			`{audit: {interval: 0}, repair: {repairPods: false, deletePods: true, labelPods: true}}`, ofFiles, always,
-			append([]string{"delete /pods"}, repairing...), false, false,
+			`{audit: {interval: 0}, repair: {repairPods: false, deletePods: true, labelPods: true}}`, true, false, "", with("delete /pods"),
 		},
 		"evict": {
-			`{audit: {interval: 0}, repair: {repairPods: false, deletePods: true, evict: true}}`, ofFiles, always,
-			append([]string{"create /pods/eviction"}, repairing...), false, false,
+			`{audit: {interval: 0}, repair: {repairPods: false, deletePods: true, evict: true}}`, true, false, "", with("create /pods/eviction"),
 		},
-		"label": {
-			`{audit: {interval: 0}, repair: {repairPods: false, labelPods: true}}`, ofFiles, always,
-			append([]string{"patch /pods/status"}, repairing...), false, false,
-		},
-		"detect": {`{audit: {interval: 0}, repair: {repairPods: false}}`, ofFiles, always, repairing, false, false},
-		"ambient": {
-			`profile: ambient`, slices.Concat(ofFiles, inPlace),
-			append(always, "/proc ro", "/var/run/ztunnel"), repairing, true, true,
-		},
+		"label": {`{audit: {interval: 0}, repair: {repairPods: false, labelPods: true}}`, true, false, "", with("patch /pods/status")},
 		"ambient alone": {
-			`{ambient: {enabled: true}, foreignOwners: false, audit: {interval: 0}, repair: {enabled: false}}`,
-			inPlace, append(always, "/proc ro", "/var/run/ztunnel"), nil, true, true,
+			`{ambient: {enabled: true}, foreignOwners: false, audit: {interval: 0}, repair: {enabled: false}}`, false, true, "/var/run/ztunnel", nil,
 		},
 		"ambient ignored": {
 			`{env: {AMBIENT_ENABLED: true, AMBIENT_PODS: ignore}, foreignOwners: false, audit: {interval: 0}, repair: {enabled: false}}`,
-			nil, always, nil, false, false,
+			false, false, "", nil,
 		},
 		"least": {
-			`{foreignOwners: false, audit: {interval: 0}, repair: {repairPods: false, deletePods: true}}`, nil, always,
-			append([]string{"delete /pods"}, repairing...), false, false,
+			`{foreignOwners: false, audit: {interval: 0}, repair: {repairPods: false, deletePods: true}}`, false, false, "", with("delete /pods"),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -150,12 +122,20 @@ func TestRights_OfTheFeatures(t *testing.T) {
 			r := mustRender(t, c.values)
 			ds := agent(t, r)
 			s := ds.Spec.Template.Spec.Containers[0].SecurityContext
-			same(t, "capabilities", c.capabilities, s.Capabilities.Add)
-			same(t, "mounts", c.mounts, mounts(ds))
+			wanted, dirs := map[bool][]corev1.Capability{true: ofFiles}[c.files], always
 			own := append([]string{"get /nodes"}, watchPods...)
-			if slices.Contains(c.mounts, "/var/run/ztunnel") { // ambient mode
-				own = append(own, "get /namespaces", "list /namespaces", "watch /namespaces", "patch /pods/status")
+			if c.pods {
+				wanted, dirs = slices.Concat(wanted, inPlace), slices.Concat(dirs, []string{"/proc ro"})
 			}
+			switch {
+			case strings.HasPrefix(c.more, "/"): // ambient mode
+				dirs = append(dirs, c.more)
+				own = append(own, "get /namespaces", "list /namespaces", "watch /namespaces", "patch /pods/status")
+			case c.more != "":
+				wanted = append(wanted, corev1.Capability(c.more))
+			}
+			same(t, "capabilities", wanted, s.Capabilities.Add)
+			same(t, "mounts", dirs, mounts(ds))
 			if c.repair == nil {
 				own = append(own, "create /events", "patch /events") // about nodes
 			}
@@ -165,12 +145,10 @@ func TestRights_OfTheFeatures(t *testing.T) {
 			} else if has {
 				same(t, "rights of repair", c.repair, rules(t, r, "ClusterRole//istio-cni-repair-role"))
 			}
-			if (s.AllowPrivilegeEscalation == nil) != c.escalation {
-				t.Errorf("escalation: %v", s.AllowPrivilegeEscalation)
-			}
-			checkAppArmor(t, ds.Spec.Template, c.unconfined, true)
+			equal(t, s.AllowPrivilegeEscalation == nil, c.pods, "escalation", s.AllowPrivilegeEscalation)
+			checkAppArmor(t, ds.Spec.Template, c.pods, true)
 			field := agent(t, mustRender(t, c.values, `useAppArmorAnnotation: false`))
-			checkAppArmor(t, field.Spec.Template, c.unconfined, false)
+			checkAppArmor(t, field.Spec.Template, c.pods, false)
 		})
 	}
 }
@@ -185,16 +163,12 @@ func checkAppArmor(t *testing.T, pod corev1.PodTemplateSpec, unconfined, annotat
 	}
 	have := maps.Clone(pod.Annotations)
 	maps.DeleteFunc(have, func(name, _ string) bool { return !strings.Contains(name, "apparmor") })
-	if diff := cmp.Diff(want, have, cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("AppArmor's annotations, -want +have:\n%s", diff)
-	}
+	equal(t, cmp.Diff(want, have, cmpopts.EquateEmpty()), "", "AppArmor's annotations, -want +have")
 	var profile *corev1.AppArmorProfile
 	if unconfined && !annotation {
 		profile = &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeUnconfined}
 	}
-	if diff := cmp.Diff(profile, pod.Spec.Containers[0].SecurityContext.AppArmorProfile); diff != "" {
-		t.Errorf("AppArmor's field, -want +have:\n%s", diff)
-	}
+	equal(t, cmp.Diff(profile, pod.Spec.Containers[0].SecurityContext.AppArmorProfile), "", "AppArmor's field, -want +have")
 	if s := pod.Spec.SecurityContext; s != nil && s.AppArmorProfile != nil {
 		t.Errorf("AppArmor's field of the pod: %v", s.AppArmorProfile)
 	}
@@ -204,9 +178,7 @@ func checkAppArmor(t *testing.T, pod corev1.PodTemplateSpec, unconfined, annotat
 func same[T ~string](t *testing.T, what string, want, have []T) {
 	t.Helper()
 	want, have = slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(have))
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("%s, -want +have:\n%s", what, diff)
-	}
+	equal(t, cmp.Diff(want, have), "", what, "-want +have")
 }
 
 // mounts returns the node's directories in the agent's volumes, with "ro" for read-only mounts.
@@ -241,9 +213,7 @@ func TestRights_InNamespaces(t *testing.T) {
 	scc := "use security.openshift.io/securitycontextconstraints:privileged"
 	for _, platform := range platforms(theChart(t)) {
 		have := slices.Contains(rules(t, mustRender(t, fmt.Sprintf("platform: %q", platform)), "ClusterRole//istio-cni"), scc)
-		if have != (platform == "openshift") {
-			t.Errorf("platform %q may use the security context constraint: %t", platform, have)
-		}
+		equal(t, have, platform == "openshift", "platform", platform, "may use the security context constraint")
 	}
 }
 
@@ -288,9 +258,7 @@ func TestRights_OfTheTaintController(t *testing.T) {
 func TestPermissions_Documented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(top + "/docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	words := []string{"NET_RAW", "useAppArmorAnnotation", "/proc", "pods/eviction", "pods/status", "nodes/status", "securitycontextconstraints"}
 	for _, list := range [][]corev1.Capability{ofFiles, inPlace} {
 		for _, c := range list {
@@ -301,8 +269,6 @@ func TestPermissions_Documented(t *testing.T) {
 		words = append(words, strings.TrimSuffix(path, " ro"))
 	}
 	for _, word := range words {
-		if !strings.Contains(string(text), "`"+word+"`") {
-			t.Errorf("docs/security.md lacks `%s`", word)
-		}
+		contains(t, string(text), "`"+word+"`")
 	}
 }

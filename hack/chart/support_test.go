@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,18 +93,14 @@ var loaded = sync.OnceValues(func() (*chart.Chart, error) { return loader.LoadDi
 func theChart(t *testing.T) *chart.Chart {
 	t.Helper()
 	c, err := loaded()
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return c
 }
 
 func values(t *testing.T, texts ...string) map[string]any {
 	t.Helper()
 	all, err := parseValues(texts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	return all
 }
 
@@ -134,6 +131,31 @@ func mustRender(t *testing.T, texts ...string) rendering {
 		t.Fatalf("values %q: %v", texts, err)
 	}
 	return r
+}
+
+func noError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// equal compares two values; the subject names them.
+func equal[T comparable](t *testing.T, have, want T, subject ...any) {
+	t.Helper()
+	if have != want {
+		t.Errorf("%sgot %v, want %v", fmt.Sprintln(subject...), have, want)
+	}
+}
+
+// contains checks that a text has some parts.
+func contains(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("no %q in\n%.10000s", part, text)
+		}
+	}
 }
 
 // mustRefuse checks that values are rejected with an error that contains words.

@@ -23,13 +23,9 @@ type setting struct {
 func documented(t *testing.T) []setting {
 	t.Helper()
 	text, err := os.ReadFile(chartDir + "/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var file yamlv3.Node
-	if err := yamlv3.Unmarshal(text, &file); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, yamlv3.Unmarshal(text, &file))
 	root := file.Content[0]
 	if len(root.Content) != 2 || root.Content[0].Value != "_internal_defaults_do_not_set" {
 		t.Fatal("values.yaml has more than the defaults")
@@ -87,9 +83,7 @@ func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
 		Properties  map[string]any
 		Definitions struct{ Settings map[string]any }
 	}
-	if err := yaml.Unmarshal(theChart(t).Schema, &schema); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, yaml.Unmarshal(theChart(t).Schema, &schema))
 	have := schemaPaths(schema.Definitions.Settings, "")
 	chosen := []string{"profile", "platform", "compatibilityVersion"}
 	for _, name := range chosen {
@@ -101,17 +95,13 @@ func TestSchemaAndDefaultsNameTheSame(t *testing.T) {
 	}
 	slices.Sort(have)
 	slices.Sort(want)
-	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("-values.yaml +values.schema.json:\n%s", diff)
-	}
+	equal(t, cmp.Diff(want, have), "", "-values.yaml +values.schema.json")
 	// Each setting that is allowed below "cni" is also allowed at the top level.
 	tops := slices.Sorted(maps.Keys(schema.Properties))
 	inside := append(slices.Collect(maps.Keys(schema.Definitions.Settings["properties"].(map[string]any))),
 		"cni", "_internal_defaults_do_not_set")
 	slices.Sort(inside)
-	if diff := cmp.Diff(inside, tops); diff != "" {
-		t.Errorf("-settings +top level:\n%s", diff)
-	}
+	equal(t, cmp.Diff(inside, tops), "", "-settings +top level")
 }
 
 // mutation is another value of a setting, in YAML, with values in which it has an effect.
@@ -200,9 +190,7 @@ func TestEverySettingHasAnEffect(t *testing.T) {
 		m, found := table[s.path]
 		delete(table, s.path)
 		if slices.Contains(ignored, s.path) {
-			if !strings.Contains(s.comment, "without effect") {
-				t.Errorf("%s does nothing, and values.yaml does not say so: %q", s.path, s.comment)
-			}
+			contains(t, s.comment, "without effect")
 			if s.node.Tag == "!!str" {
 				m.to, found = "changed", true
 			}
@@ -296,10 +284,34 @@ func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 		`revision: "a b"`:                      "/revision",
 		`cni: {global: {resourceScope: some}}`: "/cni/global/resourceScope",
 		`seLinuxOptions: {types: x}`:           "\nseLinuxOptions.types: unknown; did you mean seLinuxOptions.type?",
+		`repiar: {delete: true}`:               "repiar: unknown; did you mean repair?",
+		`exclude: [a]`:                         "did you mean excludeNamespaces?",
+		`excludedNamespaces: [a]`:              "did you mean excludeNamespaces?",
+		`CNIBinDir: /a`:                        "CNIBinDir: unknown; did you mean cniBinDir?",
+		`meshconfig: {}`:                       "meshconfig: unknown; did you mean meshConfig?",
+		`istio-cni: {chained: no}`:             "istio-cni: unknown; values of this chart have no prefix, or cni",
+		`privileged: true`:                     "privileged: not supported, remove it; ",
+		`zzz: null`:                            "zzz: unknown to this chart and to Istio's other charts",
+		`"z\u001b[31m\nz": 1`:                  `z\x1b[31m\nz: unknown`,
+		`repair: {"a\u202e": {}}`:              `repair.a\u202e: unknown; repair has `,
+		`tag: 1.30`:                            "tag: 1.3 is a number, and YAML takes 1.3 and 1.30 for the same number: write it in quotes",
+		`global: {tag: 1.3}`:                   "global.tag: 1.3 is a number",
+		`audit: off`:                           "\naudit: got false, want a map of interval, mode, podCondition",
+		`cni: {audit: "off"}`:                  "\n" + `cni.audit: got "off", want a map of interval, mode, podCondition`,
+		`repair: null`:                         "\nrepair: got null, want a map of brokenPodLabelKey, ",
+		`global: {logging: debug}`:             "\n" + `global.logging: got "debug", want a map of level`,
+		`tolerations: {operator: Exists}`:      "\n" + `tolerations: got {"operator":"Exists"}, want a list`,
+		`env: [{name: A, value: b}]`:           "\n" + `env: got [{"name":"A","value":"b"}], want a map`,
+		`updateStrategy: OnDelete`:             "\n" + `updateStrategy: got "OnDelete", want a map of rollingUpdate, type`,
 	} {
 		mustRefuse(t, words, text)
 	}
-	mustRender(t, `env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`) // set explicitly
+	for _, text := range []string{
+		`env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`, // set explicitly
+		`resources: null`, `taint: {resources: null}`, `global: {defaultResources: null}`, `resources: {limits: null}`, `updateStrategy: {rollingUpdate: null}`,
+	} {
+		mustRender(t, text)
+	}
 }
 
 // TestTheChartRefuses_AllAtOnce: each fault is a line, which begins with the path of the value.
@@ -311,9 +323,7 @@ confMode: inline, ambient: {enablementSelectors: [{podSelectors: {}}]}, monitori
 		t.Fatal("faults are rendered")
 	}
 	head, faults, _ := strings.Cut(err.Error(), "\n")
-	if want := "rendering: execution error at (cni/templates/values-check.yaml:2:4): "; head != want {
-		t.Errorf("the first line is %q, want %q", head, want)
-	}
+	equal(t, head, "rendering: execution error at (cni/templates/values-check.yaml:2:4): ", "the first line is")
 	same(t, "faults", []string{
 		"ambient.enablementSelectors[0].podSelectors: unknown; did you mean ambient.enablementSelectors[0].podSelector?",
 		"audit.interval: got 5, want a duration such as 5m, or 0 for none",
@@ -392,9 +402,7 @@ func TestPrecedenceOfValues(t *testing.T) {
 		{`{platform: microk8s, cni: {cniBinDir: /historic}}`, "/historic"},
 		{`{platform: microk8s, cni: {cniBinDir: /historic}, cniBinDir: /user}`, "/user"},
 	} {
-		if got := bin(c.values); got != c.want {
-			t.Errorf("%s: directory %q, want %q", c.values, got, c.want)
-		}
+		equal(t, bin(c.values), c.want, c.values, "directory")
 	}
 	// A later false, an empty list and null override too; maps are merged.
 	config := agentConfig(t, mustRender(t, `{platform: openshift, chained: true, excludeNamespaces: []}`))

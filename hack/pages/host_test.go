@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/meshcni/istio-cni/hack/pages"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const root = "../.."
@@ -54,9 +55,7 @@ func TestHost(t *testing.T) {
 		t.Fatal("the commands program network namespaces and need root")
 	}
 	all, err := pages.Read(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	bin := build(t)
 	blocks := pages.Of(all, "host")
 	if len(blocks) == 0 {
@@ -66,13 +65,9 @@ func TestHost(t *testing.T) {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			own := t.TempDir()
 			work := filepath.Join(own, "work")
-			if err := os.Mkdir(work, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, os.Mkdir(work, 0o755))
 			tree, err := filepath.Abs(root)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			for _, dir := range []string{"manifests", "hack", "docs"} {
 				if err = os.Symlink(filepath.Join(tree, dir), filepath.Join(work, dir)); err != nil {
 					t.Fatal(err)
@@ -85,13 +80,9 @@ func TestHost(t *testing.T) {
 				Dir:   work, Setup: world + fixtures[name],
 			}
 			results, err := shell.Run(t.Context(), own, blocks)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			for _, r := range results {
-				if r.Fault != "" {
-					t.Errorf("%s:%d: %s%s", name, r.Command.Line, r.Command.Text, r.Fault)
-				}
+				check.Equal(t, r.Fault, "", name, r.Command.Line, r.Command.Text)
 			}
 			t.Logf("%d commands in %s", len(results), time.Since(began).Round(time.Millisecond))
 		})
@@ -109,9 +100,7 @@ func build(t *testing.T) string {
 		t.Fatalf("%v: %s", err, text)
 	}
 	for _, name := range []string{"istio-iptables", "install-cni", "istio-cni-taint", "istio-cni-repair"} {
-		if err := os.Symlink("istio-cni", filepath.Join(bin, name)); err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, os.Symlink("istio-cni", filepath.Join(bin, name)))
 	}
 	return bin
 }
@@ -129,9 +118,7 @@ var sentences = []string{"cannot", "refuses", "panicked", "failed"}
 // in the help.
 func TestSpokenCommands(t *testing.T) {
 	all, err := pages.Read(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	program := filepath.Join(build(t), "istio-cni")
 	help := map[string]string{}
 	checked := 0

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/meshcni/istio-cni/hack/pages"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestRun has each way in which a page can be wrong.
@@ -37,9 +38,7 @@ func TestRun(t *testing.T) {
 			t.Parallel()
 			shell := pages.Shell{Start: []string{"bash"}, Dir: "/"}
 			results, err := shell.Run(t.Context(), t.TempDir(), pages.Parse("x.md", tt.page).Blocks)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check.OK(t, err)
 			var faults strings.Builder
 			for _, r := range results {
 				faults.WriteString(r.Fault)

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/podcache"
@@ -89,8 +87,7 @@ func (l *ambientFixture) begin(programmed bool) {
 		l.listen(0, "15001", "15006", "15008")
 	}
 	l.publish(nil)
-	l.controller = l.controllerOf(l.options)
-	l.stops = append(l.stops, agenttest.Go(l.T, l.controller.Run))
+	l.controller = l.start()
 }
 
 // enrol writes the rules of the configuration.
@@ -101,50 +98,30 @@ func (l *ambientFixture) enrol() {
 	l.Do(err)
 }
 
+// TestAmbientStates is TestAuditStates for a pod in ambient mode; TestAudit_AmbientRulesTaken of node/redirection has the rules of others.
 func TestAmbientStates(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		backend  redirect.Backend
-		change   string // a command in the namespace
-		want     audit.State
-		text     string
-		event    kube.EventReason
-		repaired bool
-	}{
-		"a rule is deleted":     {redirect.Netlink, "iptables-nft -t nat -D ISTIO_OUTPUT 1", audit.Drifted, "missing", podwork.ReasonDrifted, true},
-		"a rule of IPv6":        {redirect.Netlink, "ip6tables-nft -t mangle -F ISTIO_PRERT", audit.Drifted, "missing", podwork.ReasonDrifted, true},
-		"all rules are gone":    {redirect.Netlink, "nft flush ruleset", audit.Bypassed, "no rule of the mesh", podwork.ReasonBroken, true},
-		"native: all rules":     {redirect.Native, "nft flush ruleset", audit.Bypassed, "no rule of the mesh", podwork.ReasonBroken, true},
-		"native: a table":       {redirect.Native, "nft delete table inet istio-ambient-mangle", audit.Drifted, "missing", podwork.ReasonDrifted, true},
-		"the policy rule":       {redirect.Netlink, "ip rule del fwmark 0x111/0xfff", audit.Drifted, "0x111", podwork.ReasonDrifted, true},
-		"the whole mark":        {redirect.Netlink, "ip rule del fwmark 0x111/0xfff; ip rule add fwmark 0x111 pref 32764 lookup 100", audit.Drifted, "0x111", podwork.ReasonDrifted, true},
-		"the route of IPv6":     {redirect.Netlink, "ip -6 route flush table 100", audit.Drifted, "table 100", podwork.ReasonDrifted, true},
-		"RETURN ahead":          {redirect.Netlink, "iptables-nft -t nat -I OUTPUT -p tcp -j RETURN", audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN", podwork.ReasonForeignRule, true},
-		"ACCEPT ahead":          {redirect.Netlink, "iptables-nft -t nat -I PREROUTING -p tcp --dport 8080 -j ACCEPT", audit.ForeignRule, "--dport 8080", podwork.ReasonForeignRule, true},
-		"native: a table ahead": {redirect.Native, "nft 'add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 redirect to :9999'", audit.ForeignRule, "table ip x, chain out", podwork.ReasonForeignRule, false},
-		"tunnels are taken":     {redirect.Netlink, "iptables-nft -t nat -A PREROUTING -p tcp --dport 15008 -j REDIRECT --to-ports 9999", audit.ForeignRule, "inbound tunnels (HBONE)", podwork.ReasonForeignRule, false},
-		"probes are dropped":    {redirect.Netlink, "iptables-nft -t mangle -A PREROUTING -s 169.254.7.127 -j DROP", audit.ForeignRule, "the node's probes", podwork.ReasonForeignRule, false},
-		"ztunnel is dropped":    {redirect.Netlink, "iptables-nft -t mangle -A OUTPUT -m mark --mark 0x539/0xfff -j DROP", audit.ForeignRule, "0x539/0xfff -j DROP", podwork.ReasonForeignRule, false},
-		"DNS is dropped":        {redirect.Netlink, "iptables-nft -t raw -A OUTPUT -p udp --dport 53 -j DROP", audit.ForeignRule, "DNS queries", podwork.ReasonForeignRule, false},
+	for name, f := range map[string]fault{
+		"a rule is deleted":  {redirect.Netlink, "iptables-nft -t nat -D ISTIO_OUTPUT 1", audit.Drifted, "missing", true},
+		"all rules are gone": {redirect.Netlink, "nft flush ruleset", audit.Bypassed, "no rule of the mesh", true},
+		"native: a table":    {redirect.Native, "nft delete table inet istio-ambient-mangle", audit.Drifted, "missing", true},
+		"the policy rule":    {redirect.Netlink, "ip rule del fwmark 0x111/0xfff", audit.Drifted, "0x111", true},
+		"the whole mark": {
+			redirect.Netlink, "ip rule del fwmark 0x111/0xfff; ip rule add fwmark 0x111 pref 32764 lookup 100", audit.Drifted, "0x111", true,
+		},
+		"the route of IPv6": {redirect.Netlink, "ip -6 route flush table 100", audit.Drifted, "table 100", true},
+		"RETURN ahead":      {redirect.Netlink, "iptables-nft -t nat -I OUTPUT -p tcp -j RETURN", audit.ForeignRule, "-A OUTPUT -p tcp -j RETURN", true},
+		"native: a table ahead": {
+			redirect.Native,
+			"nft 'add table ip x; add chain ip x out { type nat hook output priority -150; }; add rule ip x out tcp dport 80 redirect to :9999'",
+			audit.ForeignRule, "table ip x, chain out", false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newAmbientFixture(t, test.backend)
+			l := newAmbientFixture(t, f.backend)
 			l.begin(true)
-			l.want(audit.Captured, "redirected as wanted")
-			l.clock.Step(time.Second)
-			netnstest.Run(t, l.path, "sh", "-c", test.change)
-			if s := l.want(test.want, test.text); s.Remedy == "" {
-				t.Errorf("got %+v", s)
-			}
-			l.waitForEvent(l.pod, "Warning", test.event, test.text, "Remedy: ")
-			l.controller.auditor.Settings.Repair = true
-			if !test.repaired {
-				l.want(test.want, test.text)
-				return
-			}
-			l.want(audit.Captured, "")
-			l.waitForEvent(l.pod, "Normal", podwork.ReasonRepaired, test.text, "restored")
+			l.faulty(f)
 		})
 	}
 }
@@ -319,7 +296,7 @@ func TestAmbientExplain(t *testing.T) {
 			l.want(audit.Captured, "")
 			netnstest.Run(t, l.path, "ip", "route", "add", "default", "dev", "eth0")
 			explain := func(q *inspect.Question) document.Explanation {
-				e, err := l.controller.Explain(t.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, q)
+				e, err := l.controller.Explain(t.Context(), auditor.Socket, web, q)
 				l.Do(err)
 				return e.Explanation
 			}
@@ -341,9 +318,7 @@ func TestAmbientExplain(t *testing.T) {
 			}
 			alone, err := inspect.Alone(t.Context(), l.space(l.path))
 			l.Do(err)
-			if alone.State != audit.Captured {
-				t.Errorf("by its rules alone: %+v", alone.Status)
-			}
+			check.Equal(t, alone.State, audit.Captured, "by its rules alone", alone.Status)
 			asWanted(t, alone)
 		})
 	}

@@ -61,8 +61,7 @@ func newAskedFixture(t *testing.T) *askedFixture {
 		return nil, &sandbox.Error{Err: sandbox.ErrNotFound}
 	}
 	feed := l.feed()
-	c := l.controllerOf(l.options)
-	l.stops = append(l.stops, agenttest.Go(t, c.Run))
+	c := l.start()
 	feed.crowd(askedPods)
 	agenttest.Eventually(t, "some pod is not inspected at the start", func() bool {
 		l.clock.Step(time.Microsecond) // ends a pause of the schedule
@@ -263,11 +262,7 @@ func TestRequests_UnknownPods(t *testing.T) {
 			t.Fatalf("the answer is %d", status)
 		}
 	}
-	if got := l.requests("/pods/none-"); got != 0 {
-		t.Errorf("%d requests to the API server", got)
-	}
+	check.Equal(t, l.requests("/pods/none-"), 0, "requests to the API server")
 	l.ask(auditor.Socket, "/v1/audit/shop/none-0")
-	if got := l.requests("/pods/none-"); got != 1 {
-		t.Errorf("%d requests to the API server for root's", got)
-	}
+	check.Equal(t, l.requests("/pods/none-"), 1, "requests to the API server for root's")
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // condition returns a pod's condition in the API, zero without one.
@@ -63,17 +64,12 @@ func TestThePodConditionFollowsTheState(t *testing.T) {
 	for range 3 {
 		l.want(audit.Drifted, "")
 	}
-	for _, stop := range l.stops {
-		stop()
-	}
-	l.controller = l.controllerOf(l.options)
-	l.stops = append(l.stops, agenttest.Go(t, l.controller.Run))
+	l.stop()
+	l.controller = l.start()
 	l.want(audit.Drifted, "")
 	agenttest.Eventually(t, "one pod is missing", func() bool { return len(l.controller.Pods()) == 2 })
 	l.end()
-	if n := l.published(); n != 2 {
-		t.Errorf("the condition was written %d times, want 2", n)
-	}
+	check.Equal(t, l.published(), 2, "requests that write the condition")
 	if c := l.condition(dns); c.Type != "" {
 		t.Errorf("the pod outside of the mesh has %+v", c)
 	}
@@ -85,12 +81,9 @@ func TestThePodConditionIsRetried(t *testing.T) {
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
 	l.want(audit.Captured, "")
 	l.server.FailOn("/status", kubetest.ServerError, 2)
-	for _, stop := range l.stops {
-		stop()
-	}
+	l.stop()
 	l.options.Audit.PodCondition = true
-	l.controller = l.controllerOf(l.options)
-	l.stops = append(l.stops, agenttest.Go(t, l.controller.Run))
+	l.controller = l.start()
 	agenttest.Eventually(t, "the condition is not published", func() bool {
 		l.clock.Step(time.Second)
 		return l.condition(l.pod).Status == "True"
@@ -105,7 +98,5 @@ func TestThePodConditionIsRetried(t *testing.T) {
 	l.server.Heal()
 	l.want(audit.Bypassed, "")
 	l.waitForCondition(l.pod, "False", "Bypassed", "no rule")
-	if n := strings.Count(l.log.String(), text); n != 1 {
-		t.Errorf("%d warnings", n)
-	}
+	check.Equal(t, strings.Count(l.log.String(), text), 1, "warnings")
 }

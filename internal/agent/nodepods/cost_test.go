@@ -24,6 +24,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // fullNode is a node with the usual maximum of pods, each with a namespace, the rules of the mesh, listeners of a proxy, and an entry
@@ -43,7 +44,8 @@ func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start fu
 		return all, err
 	}
 	feed := l.feed()
-	c = l.controllerOf(l.options)
+	c, err := New(l.options)
+	l.Do(err)
 	var pods []kube.Pod
 	for i := range n {
 		p := podSpec{name: fmt.Sprintf("web-%d", i), uid: fmt.Sprintf("uid-%d", i)}.at(fmt.Sprintf("10.88.1.%d/24", i+1))
@@ -77,9 +79,7 @@ func (l *fixture) occupy(n int, interval time.Duration) (c *Controller, start fu
 func cpu(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, unix.Getrusage(unix.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
@@ -136,27 +136,6 @@ func TestCostOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the
 	t.Logf("%d pods each %s to %s: %.3f %% of a core", fullNode, interval*4/5, interval, 100*float64(each*fullNode)/float64(interval*9/10))
 }
 
-// TestStartOfTheAudit: after the agent's start each pod of a full node is inspected and captured. It measures the CPU time.
-func TestStartOfTheAudit(t *testing.T) { //nolint:paralleltest // it measures the process
-	l := newFixture(t, nothing)
-	c, start := l.occupy(fullNode, 5*time.Minute)
-	runtime.GC()
-	began, at := cpu(t), time.Now()
-	start()
-	captured := func() (n int) {
-		for _, s := range c.Pods() {
-			if s.State == audit.Captured {
-				n++
-			}
-		}
-		return n
-	}
-	agenttest.Eventually(t, "some pod is not captured", func() bool { return captured() == fullNode })
-	used, took := cpu(t)-began, time.Since(at)
-	t.Logf("%d of %d pods in %s, CPU %s: %.2f %% of a core in the first minute", captured(), fullNode, took.Round(time.Millisecond),
-		used.Round(time.Millisecond), 100*used.Seconds()/max(took, time.Minute).Seconds())
-}
-
 // TestANamespaceEndsWithItsPod: between two inspections the audit keeps no descriptor that would hold the namespace.
 func TestANamespaceEndsWithItsPod(t *testing.T) { //nolint:paralleltest // it counts the descriptors of the process
 	l := newFixture(t, nothing)
@@ -185,9 +164,7 @@ func TestANamespaceEndsWithItsPod(t *testing.T) { //nolint:paralleltest // it co
 	for range rounds {
 		inspect()
 	}
-	if after := descriptors(); after != before {
-		t.Errorf("descriptors of namespaces: %s, before: %s", after, before)
-	}
+	check.Equal(t, descriptors(), before, "descriptors of namespaces")
 	if got := l.searches.Load(); got > rounds/4 {
 		t.Errorf("%d searches for the namespace in %d inspections", got, rounds)
 	}

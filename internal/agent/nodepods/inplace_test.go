@@ -22,6 +22,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestPacketsProveTheRepair: a pod on a veth runs without redirection, for each backend of the plugin. Before the repair the
@@ -49,9 +50,7 @@ func TestPacketsProveTheRepair(t *testing.T) {
 				expected := labtest.Expectation{Request: labtest.Request{
 					From: from, Via: labtest.TCP, To: labtest.Peer.Port(ruleset.IPv4, 80), SourcePort: net.FreshPort(),
 				}, Want: []labtest.Hop{{By: by}}}
-				if err := expected.Check(t.Context()); err != nil {
-					t.Error(err)
-				}
+				check.OK(t, expected.Check(t.Context()))
 			}
 			connect(net.App(), "peer")
 			l := newFixture(t, inPlace)
@@ -83,11 +82,7 @@ func TestTheRulesAreThoseOfThePodsSettings(t *testing.T) {
 	l.waitForAction(p, repair.InPlace)
 	l.noWrites()
 	got := netnstest.Run(t, path, "iptables-save")
-	for _, want := range []string{"--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN"} {
-		if !strings.Contains(got, want) {
-			t.Errorf("no rule %q in\n%s", want, got)
-		}
-	}
+	check.Contains(t, got, "--dport 8080 -j ISTIO_IN_REDIRECT", "--dport 9090 -j ISTIO_IN_REDIRECT", "--dport 5432 -j RETURN")
 }
 
 // TestW8APodOfTheSameNameIsAnotherPod: a pod of a StatefulSet returns at once, with its previous address in another
@@ -301,9 +296,7 @@ func TestRunningPodsKeepTheirRules(t *testing.T) {
 	l.waitForEvent(runs, "Warning", podwork.ReasonDrifted, "from its next start")
 	l.waitForEvent(bare, "Normal", podwork.ReasonRepaired, "no rules", "Connections that it opened before stay outside")
 	l.waitForStates(2, 0, 1, 0)
-	if got := rulesOf(t, old); got != before {
-		t.Errorf("the rules of a running pod were changed:\n%s", got)
-	}
+	check.Equal(t, rulesOf(t, old), before, "the rules of a running pod were changed")
 	l.redirected(young, none)
 	for range 3 {
 		runs.labels = object{"touched": stamp(l.clock.Now())}

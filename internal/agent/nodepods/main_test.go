@@ -35,6 +35,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
 	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 const node1 = "node-1"
@@ -109,9 +110,7 @@ func defaults(t *testing.T) racerepair.Settings {
 	t.Helper()
 	var s racerepair.Settings
 	for _, row := range racerepair.Rows(&s) {
-		if err := row.Value.Set(row.Default); err != nil {
-			t.Fatalf("default of %s: %v", row.Name, err)
-		}
+		check.OK(t, row.Value.Set(row.Default), "default of", row.Name)
 	}
 	return s
 }
@@ -226,7 +225,13 @@ func (p podSpec) object() object {
 // set makes a pod known, or changes it.
 func (l *fixture) set(p podSpec) {
 	l.Helper()
-	data, err := json.Marshal(p.object())
+	l.put(p.object())
+}
+
+// put is set for an object.
+func (l *fixture) put(o object) {
+	l.Helper()
+	data, err := json.Marshal(o)
 	l.Do(err)
 	l.server.Set(data)
 }
@@ -252,18 +257,24 @@ func (p podSpec) at(ips ...string) podSpec {
 // run starts a controller; it ends with the test.
 func (l *fixture) run() (stop func()) {
 	l.Helper()
-	options := l.options
-	stop = agenttest.Go(l.T, l.controllerOf(options).Run)
-	l.stops = append(l.stops, stop)
-	return stop
+	l.start()
+	return l.stops[len(l.stops)-1]
 }
 
-// controllerOf returns a controller of options.
-func (l *fixture) controllerOf(o Options) *Controller {
+// start is run for the controller.
+func (l *fixture) start() *Controller {
 	l.Helper()
-	c, err := New(o)
+	c, err := New(l.options)
 	l.Do(err)
+	l.stops = append(l.stops, agenttest.Go(l.T, c.Run))
 	return c
+}
+
+// stop ends the controllers.
+func (l *fixture) stop() {
+	for _, stop := range l.stops {
+		stop()
+	}
 }
 
 // feed delivers pods instead of a watch.
@@ -335,9 +346,7 @@ func (l *fixture) waitForEvent(p podSpec, kind string, reason kube.EventReason, 
 // end ends the controllers, and sends the queued events.
 func (l *fixture) end() {
 	l.Helper()
-	for _, stop := range l.stops {
-		stop()
-	}
+	l.stop()
 	l.options.Events.Shutdown()
 }
 
@@ -386,9 +395,7 @@ func (l *fixture) waitForCount(t metrics.RepairType, result metrics.RepairResult
 	agenttest.Until(l.T, func() string { return fmt.Sprintf("%s %s: %d, want %d", t, result, l.repaired(t, result), want) }, func() bool {
 		return l.repaired(t, result) >= want
 	})
-	if got := l.repaired(t, result); got != want {
-		l.Errorf("%s %s: %d, want %d", t, result, got, want)
-	}
+	check.Equal(l, l.repaired(t, result), want, t, result)
 }
 
 // requests counts the requests with a text.
@@ -447,9 +454,7 @@ func (l *fixture) redirected(paths ...string) {
 // untouched checks that a namespace has no rule.
 func (l *fixture) untouched(path string) {
 	l.Helper()
-	if got := rulesOf(l.T, path); got != "" {
-		l.Errorf("rules were written:\n%s", got)
-	}
+	check.Equal(l, rulesOf(l.T, path), "", "rules were written")
 }
 
 // noWrites checks that no pod was changed.

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // countedTools returns a directory of iptables programs that count their starts.
@@ -140,9 +141,7 @@ func TestTheGaugeHasTheStateOfThePod(t *testing.T) {
 func TestNothingIsLeftBehind(t *testing.T) { //nolint:paralleltest // it counts for all tests together
 	files := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		return len(entries)
 	}
 	l := newFixture(t, inPlace)

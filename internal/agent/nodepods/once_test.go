@@ -3,7 +3,6 @@ package nodepods
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -12,6 +11,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // once repairs all pods once, while the clock runs. It checks for an error with the texts, or for no error without texts.
@@ -19,14 +19,11 @@ func (l *fixture) once(texts ...string) {
 	l.Helper()
 	agenttest.Run(l.T, l.clock)
 	err := Once(l.Context(), l.options)
-	if (err == nil) != (texts == nil) {
-		l.Fatalf("error %v", err)
+	if texts == nil {
+		check.OK(l, err)
+		return
 	}
-	for _, want := range texts {
-		if !strings.Contains(err.Error(), want) {
-			l.Errorf("no %q in %v", want, err)
-		}
-	}
+	check.Fails(l, err, texts...)
 }
 
 func TestOnceRepairsEachPod(t *testing.T) {
@@ -41,9 +38,7 @@ func TestOnceRepairsEachPod(t *testing.T) {
 	l.waitForEvent(missing, "Normal", podwork.ReasonRepaired)
 	l.waitForEvent(job, "Warning", podwork.ReasonBroken)
 	l.redirected(paths...)
-	if err := Once(t.Context(), l.options); err != nil {
-		t.Errorf("the second time: %v", err)
-	}
+	check.OK(t, Once(t.Context(), l.options), "the second time")
 	l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 2)
 }
 
@@ -71,9 +66,7 @@ func TestOnceTriesFiveTimes(t *testing.T) {
 		l.set(crashing("a"))
 		l.set(crashing("b"))
 		l.once(test.texts...)
-		if got := len(l.writes()); got != test.written {
-			t.Errorf("%d requests for two pods, want %d", got, test.written)
-		}
+		check.Equal(t, len(l.writes()), test.written, "requests for two pods")
 	}
 }
 

@@ -2,7 +2,6 @@ package nodepods
 
 import (
 	"context"
-	"encoding/json"
 	"net"
 	"os/exec"
 	"slices"
@@ -102,9 +101,7 @@ func TestAudit_ContainersWithTheProxysUser(t *testing.T) {
 		of, _ := status[list].([]object)
 		status[list] = append(of, object{"name": container, "containerID": "containerd://" + id})
 	}
-	data, err := json.Marshal(o)
-	l.Do(err)
-	l.server.Set(data)
+	l.put(o)
 	agenttest.Eventually(t, "the containers are not known", func() bool { return l.check().State == audit.UIDCollision })
 	var got []string
 	for _, p := range l.check().Problems {

@@ -29,6 +29,17 @@ func report(p podSpec) func(*Options) {
 	}
 }
 
+// redirect makes a pod's sandbox with its rules, like the plugin.
+func (l *fixture) redirect(p podSpec) (path string) {
+	l.Helper()
+	path = l.Sandbox(p.ips...)
+	l.cache(p, path)
+	space := redirection.Namespace{NetNS: netnstest.Open(l.T, path), Log: l.options.Log}
+	_, err := space.Apply(l.Context(), redirect.Default(), redirection.Reconcile)
+	l.Do(err)
+	return path
+}
+
 // TestReport_WithoutRules: race repair trusts the plugin's report until the audit finds something else.
 func TestReport_WithoutRules(t *testing.T) {
 	t.Parallel()
@@ -40,13 +51,9 @@ func TestReport_WithoutRules(t *testing.T) {
 			t.Parallel()
 			p := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
 			l := newFixture(t, inPlace, report(p))
-			path := l.Sandbox(p.ips...)
-			l.cache(p, path)
-			_, err := redirection.Namespace{NetNS: netnstest.Open(t, path), Log: l.options.Log}.Apply(t.Context(), redirect.Default(), redirection.Reconcile)
-			l.Do(err)
+			path := l.redirect(p)
 			netnstest.Run(t, path, change[0], change[1:]...)
-			c := l.controllerOf(l.options)
-			l.stops = append(l.stops, agenttest.Go(t, c.Run))
+			l.run()
 			l.set(p)
 			l.waitForCount(metrics.RepairPod, metrics.RepairSuccess, 1)
 			l.redirected(path)
@@ -60,11 +67,7 @@ func TestReport_AnotherSandbox(t *testing.T) {
 	t.Parallel()
 	p := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
 	l := newFixture(t, inPlace, report(p))
-	path := l.Sandbox(p.ips...)
-	l.cache(p, path)
-	space := redirection.Namespace{NetNS: netnstest.Open(t, path), Log: l.options.Log}
-	_, err := space.Apply(t.Context(), redirect.Default(), redirection.Reconcile)
-	l.Do(err)
+	path := l.redirect(p)
 	l.run()
 	l.set(p)
 	l.waitForStates(1, 0, 0, 0)
@@ -82,13 +85,8 @@ func TestCostOfANewPod(t *testing.T) { //nolint:paralleltest // it counts the en
 	p := podSpec{name: "web", uid: "u"}.at("10.88.0.2/24")
 	l := newFixture(t, inPlace, report(p))
 	feed := l.feed()
-	path := l.Sandbox(p.ips...)
-	l.cache(p, path)
-	space := redirection.Namespace{NetNS: netnstest.Open(t, path), Log: l.options.Log}
-	_, err := space.Apply(t.Context(), redirect.Default(), redirection.Reconcile)
-	l.Do(err)
-	c := l.controllerOf(l.options)
-	l.stops = append(l.stops, agenttest.Go(t, c.Run))
+	l.redirect(p)
+	c := l.start()
 	<-feed.began
 	feed.listener.OnSync()
 	before := netns.Entries()

@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/types"
-
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/metrics"
@@ -15,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // sandboxes returns a configuration with gVisor and Kata Containers.
@@ -73,7 +72,7 @@ func (l *auditFixture) becomes(state audit.State) {
 // explains checks that the explanation describes the sandbox and reads no rules.
 func (l *auditFixture) explains(text string) {
 	l.Helper()
-	e, err := l.controller.Explain(l.Context(), auditor.Socket, types.NamespacedName{Namespace: "shop", Name: "web"}, nil)
+	e, err := l.controller.Explain(l.Context(), auditor.Socket, web, nil)
 	unseen := strings.Contains(e.InspectionError, "the node cannot see") && len(e.Chains) == 0
 	if err != nil || e.State != audit.Sandboxed || !unseen || !strings.Contains(e.Why(), text) {
 		l.Errorf("got %v, %+v", err, e)
@@ -105,9 +104,7 @@ func TestRepair_Sandboxed(t *testing.T) {
 			agenttest.Eventually(t, "the metric", func() bool { return l.pods(metrics.PodBroken) == 1-deleted })
 			l.untouched(path)
 			l.noEvents(fine)
-			if l.searches.Load() != 0 {
-				t.Errorf("%d searches", l.searches.Load())
-			}
+			check.Equal(t, l.searches.Load(), 0, "searches")
 		})
 	}
 }

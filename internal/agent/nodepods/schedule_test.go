@@ -25,6 +25,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/sandbox"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 var web = types.NamespacedName{Namespace: "shop", Name: "web"}
@@ -58,9 +59,7 @@ func (l *fixture) wantEvents(p podSpec, want ...kube.EventReason) {
 			got = append(got, kube.EventReason(e.Reason))
 		}
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		l.Errorf("events %v, want %v: %v", got, want, l.events(p))
-	}
+	check.Equal(l, fmt.Sprint(got), fmt.Sprint(want), "events", l.events(p))
 }
 
 // TestOneFaultIsOneEvent, although race repair and the audit inspect the same pods.
@@ -82,8 +81,7 @@ func TestOneFaultIsOneEvent(t *testing.T) {
 			test.mode.Interval = time.Minute
 			l := newFixture(t, test.switches, func(o *Options) { o.Audit = test.mode })
 			path := l.place(unproven)
-			c := l.controllerOf(l.options)
-			l.stops = append(l.stops, agenttest.Go(t, c.Run))
+			c := l.start()
 			agenttest.Eventually(t, "the pod is not known", func() bool { _, err := c.Check(t.Context(), web); return err == nil })
 			for range 3 {
 				l.clock.Step(3 * time.Second)
@@ -117,8 +115,7 @@ func TestSelectors_OtherPods(t *testing.T) {
 			p := podSpec{name: "web", uid: "u", phase: "Running"}.at("10.88.0.2/24")
 			mine := podSpec{name: "mine", uid: "m", phase: "Running", labels: object{"mine": "yes"}, scheduler: "mine"}.at("10.88.0.3/24")
 			path, own := l.place(p), l.place(mine)
-			c := l.controllerOf(l.options)
-			l.stops = append(l.stops, agenttest.Go(t, c.Run))
+			c := l.start()
 			agenttest.Eventually(t, "the selected pod is not repaired", func() bool { return captured(t, own) })
 			agenttest.Eventually(t, "the pod is not known", func() bool {
 				s, err := c.Check(t.Context(), web)
@@ -242,9 +239,7 @@ func TestARepairThatDoesNotLast(t *testing.T) {
 		l.step(time.Minute)
 	}
 	const repairs = 7 // at 1, 2, 4, 8, 16, 32 and 64 minutes
-	if got := l.metric(`istio_cni_audit_repairs_total{result="success"}`); got != repairs {
-		t.Errorf("%d repairs", got)
-	}
+	check.Equal(t, l.metric(`istio_cni_audit_repairs_total{result="success"}`), repairs, "repairs")
 	l.end()
 	events := 0
 	for _, e := range l.events(l.pod) {
@@ -270,9 +265,7 @@ func TestAPodHasNoTimerOfItsOwn(t *testing.T) {
 		return l.clock.Waiters() <= before+2
 	})
 	l.end()
-	if _, err := l.controller.Check(t.Context(), web); err == nil || !strings.Contains(err.Error(), "the node agent ends") {
-		t.Errorf("after the end: %v", err)
-	}
+	check.Fails(t, check.Err(l.controller.Check(t.Context(), web)), "the node agent ends")
 }
 
 // TestRequestsShareInspections: many requests for a check inspect each pod once, few at a time, and leave a worker for race repair.
@@ -291,9 +284,8 @@ func TestRequestsShareInspections(t *testing.T) {
 		}
 	})
 	feed := l.feed()
-	c := l.controllerOf(l.options)
 	const pods, maxChecks = 110, 2
-	l.stops = append(l.stops, agenttest.Go(t, c.Run))
+	c := l.start()
 	feed.crowd(pods)
 	agenttest.Eventually(t, "the pods are not due", func() bool { return len(c.Pods()) == pods })
 	var work sync.WaitGroup
@@ -301,9 +293,7 @@ func TestRequestsShareInspections(t *testing.T) {
 		work.Go(func() {
 			w := httptest.NewRecorder()
 			c.Handler(auditor.Socket).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/v1/audit?"+agentapi.CheckParam+"=true", nil))
-			if got := strings.Count(w.Body.String(), `"state": "not-inspected"`); got != 2*pods {
-				t.Errorf("%d pods in the answer", got)
-			}
+			check.Equal(t, strings.Count(w.Body.String(), `"state": "not-inspected"`), 2*pods, "pods in the answer")
 		})
 	}
 	l.clock.Step(time.Second) // later than every inspection so far
@@ -352,9 +342,7 @@ func TestTriggers(t *testing.T) {
 	l.others = []object{{"name": "late", "containerID": "containerd://89", "state": running()}}
 	l.publish(running())
 	l.waitForWorker()
-	if got := state(); got != audit.Captured {
-		t.Errorf("a container that starts is inspected at once: %s", got)
-	}
+	check.Equal(t, state(), audit.Captured, "a container that starts is inspected at once")
 	l.clock.Step(15 * time.Second)
 	agenttest.Eventually(t, "a container that starts is no trigger", func() bool { return state() == audit.Bypassed })
 	l.conf.Store(&cniconf.NetConf{ExcludeNamespaces: []string{"shop"}})
@@ -378,9 +366,7 @@ func TestSettingsOfARunningPodApplyFromItsNextStart(t *testing.T) {
 		l.clock.Step(10 * time.Minute)
 		l.want(audit.Drifted, "until it is restarted")
 	}
-	if after := netnstest.Run(t, l.path, "nft", "-s", "list", "ruleset"); after != before {
-		t.Errorf("the rules were\n%s\nand are\n%s", before, after)
-	}
+	check.Equal(t, netnstest.Run(t, l.path, "nft", "-s", "list", "ruleset"), before, "the rules")
 	netnstest.Run(t, l.path, "iptables-nft", "-t", "nat", "-F", "OUTPUT")
 	l.want(audit.Captured, "")
 	if rules := netnstest.Run(t, l.path, "iptables-save"); !strings.Contains(rules, "5432") {
@@ -415,17 +401,9 @@ func TestTheAuditRepairsNoMoreThanRaceRepair(t *testing.T) {
 			netnstest.Run(t, l.path, "nft", "flush", "ruleset")
 			test.change(l)
 			l.publish(nil)
-			l.controller = l.controllerOf(l.options)
-			l.stops = append(l.stops, agenttest.Go(t, l.controller.Run))
-			var s audit.Status
-			agenttest.Eventually(t, "the pod is not known", func() (known bool) {
-				var err error
-				s, err = l.controller.Check(t.Context(), web)
-				return err == nil
-			})
-			if s.State != test.want {
-				t.Errorf("got %+v, want %q", s, test.want)
-			}
+			l.controller = l.start()
+			s := l.check()
+			check.Equal(t, s.State, test.want, s)
 			l.untouched(l.path)
 		})
 	}

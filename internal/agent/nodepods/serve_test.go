@@ -37,9 +37,7 @@ func (l *auditFixture) ask(name, query string) (int, string, document.Explanatio
 // add makes another pod known.
 func (l *auditFixture) add(p podSpec) {
 	l.Helper()
-	data, err := json.Marshal(p.object())
-	l.Do(err)
-	l.server.Set(data)
+	l.set(p)
 	agenttest.Eventually(l.T, "the controller does not know the pod", func() bool {
 		_, err := l.controller.Check(l.Context(), types.NamespacedName{Namespace: "shop", Name: p.name})
 		return err == nil
@@ -108,9 +106,7 @@ func TestWhereAPodIsThatTheNodeDoesNotHave(t *testing.T) {
 	t.Parallel()
 	l := newAuditFixture(t, auditor.Settings{}, cniconf.NetConf{})
 	l.want(audit.Captured, "")
-	data, err := json.Marshal(podSpec{name: "far", uid: "u9", node: "n9"}.object())
-	l.Do(err)
-	l.server.Set(data)
+	l.set(podSpec{name: "far", uid: "u9", node: "n9"})
 	for name, want := range map[string]string{
 		"far":  "no such pod on this node: shop/far; it is on node n9, this one is " + node1,
 		"none": "no such pod on this node: shop/none; the cluster has none either",

@@ -23,6 +23,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/agentapi"
 	"github.com/meshcni/istio-cni/internal/node/follow"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // traceFixture is an audit whose traces are served on a socket, like in the agent.
@@ -130,9 +131,7 @@ func (l *traceFixture) redirects(why string) {
 			break
 		}
 	}
-	if err := <-failed; err != nil {
-		l.Error(err)
-	}
+	check.OK(l, <-failed)
 	l.untraced()
 }
 
@@ -153,16 +152,12 @@ func TestATraceEnds(t *testing.T) {
 	if r := <-first; r.End == nil || r.End.Reason != "another trace of the pod began" {
 		t.Errorf("it ends with %+v", r)
 	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	check.OK(t, <-ended)
 	l.server.Delete(l.pod.path())
 	if r := <-records; r.End == nil || r.End.Reason != "the pod ended" || !strings.Contains(r.End.Hint, "no packet was seen") {
 		t.Errorf("it ends with %+v", r)
 	}
-	if err := <-failed; err != nil {
-		t.Error(err)
-	}
+	check.OK(t, <-failed)
 	l.untraced()
 }
 

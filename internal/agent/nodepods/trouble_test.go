@@ -16,6 +16,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/core/repair"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestRefusals: each is reported, counted and retried.
@@ -114,9 +115,7 @@ func TestNothingIsDoneOnABadConfiguration(t *testing.T) {
 			l.noWrites()
 			l.untouched(path)
 			l.oneEvent(p)
-			if got := strings.Count(l.log.String(), "no pod is repaired until"); got != 1 {
-				t.Errorf("it is logged %d times", got)
-			}
+			check.Equal(t, strings.Count(l.log.String(), "no pod is repaired until"), 1, "records")
 			if switches != nothing {
 				l.waitForCount(counted[switches], metrics.RepairFail, 1)
 			}

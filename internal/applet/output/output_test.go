@@ -109,9 +109,7 @@ func TestPods_Columns(t *testing.T) {
 		`shop/plain            outside   -      -        -        is not injected`,
 		`2 of 4 mesh pods are not redirected as wanted`,
 	}
-	if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
-		t.Errorf("got\n%s\nwant\n%s", b.String(), strings.Join(want, "\n"))
-	}
+	check.Equal(t, fmt.Sprintf("%q", got), fmt.Sprintf("%q", want), b.String())
 	all[0].Node, all[1].Node = "n1", "n2"
 	b.Reset()
 	if err := output.Pods(call, all, false); err != nil || !strings.HasPrefix(b.String(), "NODE  POD ") || !strings.Contains(b.String(), "\n-     shop/a ") {

@@ -13,6 +13,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/applet"
 	"github.com/meshcni/istio-cni/internal/applet/service"
 	"github.com/meshcni/istio-cni/internal/core/settings"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func TestRun_Outcome(t *testing.T) {
@@ -61,7 +62,5 @@ func TestRun_Signal(t *testing.T) {
 			return nil
 		}}, nil
 	})
-	if code != applet.ExitOK {
-		t.Errorf("exit code %d", code)
-	}
+	check.Equal(t, code, applet.ExitOK, "exit code")
 }

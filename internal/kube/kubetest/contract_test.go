@@ -250,9 +250,7 @@ func testNotFound(c *contract) {
 			c.Errorf("%s: %s", path, a)
 		}
 		message, _ := a.at("message").(string)
-		if !strings.Contains(message, `"none" not found`) {
-			c.Errorf("%s: message %q", path, message)
-		}
+		check.Contains(c, message, `"none" not found`)
 	}
 	// A deletion, an eviction and a patch of a missing pod.
 	c.fails(http.StatusNotFound, "NotFound", http.MethodDelete, c.pod("none"), "", nil)
@@ -424,9 +422,7 @@ func testWatch(c *contract) {
 	}
 	c.label(c.pod("web"), "app", "web")
 	modified := s.wants("MODIFIED", "web")
-	if at(modified.Object, "metadata", "labels", "app") != "web" {
-		c.Errorf("modified to %v", modified.Object)
-	}
+	check.Equal(c, at(modified.Object, "metadata", "labels", "app"), "web", "modified to", modified.Object)
 	c.remove(c.pod("web"))
 	for {
 		one, ok := s.next()
@@ -481,9 +477,7 @@ func testWatchList(c *contract) {
 			}
 			break
 		}
-		if one.Type != "ADDED" {
-			c.Errorf("%v in a list", one)
-		}
+		check.Equal(c, one.Type, "ADDED", one, "in a list")
 		found[at(one.Object, "metadata", "name")] = true
 	}
 	if !maps.Equal(found, map[any]bool{"a": true, "b": true}) {

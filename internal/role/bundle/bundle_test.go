@@ -126,9 +126,7 @@ func TestBundle_OfANode(t *testing.T) {
 		"kubeconfig.yaml": "current-context: istio-cni-context", "audit.json": `"drifted"`, "pods/apps_mesh.json": "--dport 5432 -j RETURN", "decisions.json": `"mesh"`, "agent.log": "the node's pods are synced", "metrics.txt": "istio_cni_add_total",
 		"plugin.log": "redirected the pod",
 	} {
-		if !strings.Contains(files[name], want) {
-			t.Errorf("%s has no %q: %.2000s", name, want, files[name])
-		}
+		check.Contains(t, files[name], want)
 		if strings.Contains(files[name], planted) || strings.Contains(files[name], secretPart) {
 			t.Errorf("a secret is in %s", name)
 		}
@@ -157,11 +155,7 @@ func TestBundle_OwnRights(t *testing.T) {
 		!strings.Contains(files["cluster/daemonsets.json"], `"name": "istio-cni-node"`) {
 		t.Errorf("pod %s, DaemonSet %s", files["cluster/pods.json"], files["cluster/daemonsets.json"])
 	}
-	for _, want := range []string{"cluster/: the agent has no right to read events, webhook", "cluster/configmaps.json: get configmaps istio-system/istio-cni-config"} {
-		if !strings.Contains(files["missing.txt"], want) {
-			t.Errorf("no %q in %s", want, files["missing.txt"])
-		}
-	}
+	check.Contains(t, files["missing.txt"], "cluster/: the agent has no right to read events, webhook", "cluster/configmaps.json: get configmaps istio-system/istio-cni-config")
 	for name, text := range files {
 		if strings.Contains(text, planted) {
 			t.Errorf("a secret is in %s", name)
@@ -216,11 +210,7 @@ func TestBundle_HostileNames(t *testing.T) {
 	if code != applet.ExitOK || stderr != "" || !slices.Equal(pods, []string{"pods/web_web-2.json", "pods/web_web.json"}) {
 		t.Errorf("exit code %d, %s, %d pods %q", code, stderr, len(pods), pods)
 	}
-	for _, want := range []string{"metrics.txt: ", "kubeconfig.yaml: ", "agent.json: "} {
-		if !strings.Contains(files["missing.txt"], want) {
-			t.Errorf("no %q in %s", want, files["missing.txt"])
-		}
-	}
+	check.Contains(t, files["missing.txt"], "metrics.txt: ", "kubeconfig.yaml: ", "agent.json: ")
 }
 
 // TestBundle_ManyPods: all pods are in the bundle, after the other parts, which they cannot displace.
@@ -383,9 +373,7 @@ func TestSecrets_OfOtherPrograms(t *testing.T) {
 					t.Errorf("a secret is in %s", name)
 				}
 			}
-			if !strings.Contains(files["plugin.log"], "pod captured") {
-				t.Errorf("plugin.log: %s", files["plugin.log"])
-			}
+			check.Contains(t, files["plugin.log"], "pod captured")
 			for name := range net {
 				conf := cniconf.Candidate(name)
 				check.Equal(t, strings.Contains(files["cni/"+name], `"bridge": "cni0"`), conf && kind == "valid", name, "is shown")

@@ -36,9 +36,7 @@ func serve(t *testing.T, reports ...agentapi.Report) string {
 	for _, r := range reports {
 		r.Trim() // like the plugin
 		body, err := json.Marshal(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check.OK(t, err)
 		report := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/report", bytes.NewReader(body))
 		service.Handler().ServeHTTP(httptest.NewRecorder(), report)
 	}

@@ -16,10 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"text/template"
 	"time"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/meshcni/istio-cni/internal/agent/auditor"
 	"github.com/meshcni/istio-cni/internal/agent/racerepair"
@@ -60,9 +57,7 @@ func newWorld(t *testing.T) *world {
 	w.put(tomlFile, "version = 2\n")
 	w.put("/etc/passwd", "")
 	w.must(os.MkdirAll(w.path("/usr"), 0o700), os.MkdirAll(w.path("/var"), 0o700), os.Symlink("/run", w.path("/var/run")))
-	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
-	w.must(err)
-	w.put(runDir+"/selftest.json", fmt.Sprintf(`{"version": 1, "kernel": %q, "results": [{"backend": "netlink"}], "choice": "netlink"}`, strings.TrimSpace(string(release))))
+	verdict("netlink", `{"backend": "netlink"}`)(w)
 	w.token(time.Now().Add(time.Hour))
 	w.agent()
 	w.pod("web", "istio-validation")
@@ -79,6 +74,35 @@ func (w *world) path(name string) string { return filepath.Join(w.root, name) }
 func (w *world) put(name, text string) {
 	w.t.Helper()
 	w.must(os.MkdirAll(filepath.Dir(w.path(name)), 0o700), os.WriteFile(w.path(name), []byte(text), 0o600))
+}
+
+// puts is put for a table's row.
+func puts(name, text string) func(*world) { return func(w *world) { w.put(name, text) } }
+
+// elsewhere gives the runtime directories below /srv.
+func elsewhere(more func(*world)) func(*world) {
+	return func(w *world) {
+		w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/srv/bin']\nconf_dir = '/srv/conf'\n")
+		w.must(os.MkdirAll(w.path("/srv/bin"), 0o700), os.MkdirAll(w.path("/srv/conf"), 0o700))
+		more(w)
+	}
+}
+
+// verdict writes what the self-test chose, and its results, on this kernel.
+func verdict(choice, results string) func(*world) {
+	return func(w *world) {
+		release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+		w.must(err)
+		w.put(runDir+"/selftest.json", fmt.Sprintf(`{"version": 1, "kernel": %q, "results": [%s], "choice": %q}`, strings.TrimSpace(string(release)), results, choice))
+	}
+}
+
+// ciliumState makes the agent of Cilium show its settings on the node alone.
+func ciliumState(settings string) func(*world) {
+	return func(w *world) {
+		w.cilium(nil)
+		w.put("/run/cilium/state/agent-runtime-config.json", settings)
+	}
 }
 
 func (w *world) remove(name string) { w.must(os.RemoveAll(w.path(name))) }
@@ -161,19 +185,15 @@ func TestDoctor_Faults(t *testing.T) {
 		text, remedy string
 	}{
 		"another plugin directory": {
-			func(w *world) {
-				w.put(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n")
-			},
+			puts(tomlFile, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni\"\n"),
 			"directories", document.Fail, "plugins in /usr/lib/cni; the agent installs into /etc/cni/net.d and /opt/cni/bin", "cniBinDir=/usr/lib/cni",
 		},
 		"another configuration directory": {
-			func(w *world) {
-				w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/etc/x'\n")
-			},
+			puts(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = '/etc/x'\n"),
 			"directories", document.Fail, "reads configuration in /etc/x", "cniConfDir=/etc/x",
 		},
 		"Docker's configuration": {
-			func(w *world) { w.put(tomlFile, "disabled_plugins = [\"cri\"]\n") }, "directories", document.Warn, "CRI plugin is switched off", "docs/errors.md",
+			puts(tomlFile, "disabled_plugins = [\"cri\"]\n"), "directories", document.Warn, "CRI plugin is switched off", "docs/errors.md",
 		},
 		"no runtime":       {func(w *world) { w.remove(tomlFile) }, "directories", document.Warn, "neither a socket nor", "cniConfDir"},
 		"no configuration": {func(w *world) { w.remove(listFile) }, "primary", document.Warn, "no valid CNI configuration", "install the pod network"},
@@ -181,14 +201,14 @@ func TestDoctor_Faults(t *testing.T) {
 			func(w *world) { w.put(listFile, pureList); w.remove(runDir) }, "primary", document.Warn, "not installed yet", "install the chart",
 		},
 		"not installed by a running agent": {
-			func(w *world) { w.put(listFile, pureList) }, "primary", document.Fail, "although the agent runs", "readiness",
+			puts(listFile, pureList), "primary", document.Fail, "although the agent runs", "readiness",
 		},
 		"a file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", pureList) }, "primary", document.Fail,
+			puts("/etc/cni/net.d/00-other.conflist", pureList), "primary", document.Fail,
 			"the runtime loads 00-other.conflist with bridge, and the plugin is in 10-bridge.conflist", "cniConfFileName",
 		},
 		"a broken file that sorts first": {
-			func(w *world) { w.put("/etc/cni/net.d/00-other.conflist", "{") }, "primary", document.Warn, "00-other.conflist", "correct or remove",
+			puts("/etc/cni/net.d/00-other.conflist", "{"), "primary", document.Warn, "00-other.conflist", "correct or remove",
 		},
 		"multus": {
 			func(w *world) {
@@ -198,10 +218,32 @@ func TestDoctor_Faults(t *testing.T) {
 			"primary", document.Warn, "multus delegates", "values-multus.yaml",
 		},
 		"multus and a file of this program": {
-			func(w *world) {
-				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`)
-			},
+			puts("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus"}`),
 			"primary", document.OK, "the plugin is in one of them", "",
+		},
+		"multus and another directory": { // "OpenShift" has the check of the directories
+			func(w *world) {
+				w.remove(listFile)
+				w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
+				w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
+				w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
+			},
+			"primary", document.OK, "", "",
+		},
+		"directories in the agent's record": {
+			elsewhere(puts(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)),
+			"directories", document.OK, "/srv/bin, where the agent installs", "",
+		},
+		"directories before the installation": {
+			elsewhere(func(w *world) { w.remove(runDir) }),
+			"directories", document.OK, "where an agent without cniConfDir and cniBinDir installs", "",
+		},
+		"other directories are set": {
+			elsewhere(func(w *world) {
+				w.remove(runDir)
+				w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
+			}),
+			"directories", document.Fail, "the agent installs into /etc/cni/net.d and /other", "",
 		},
 		"OpenShift": {
 			func(w *world) {
@@ -240,25 +282,13 @@ func TestDoctor_Faults(t *testing.T) {
 			}, "socket-lb", document.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node": {
-			func(w *world) {
-				w.cilium(nil)
-				w.put("/run/cilium/state/agent-runtime-config.json", `{"EnableSocketLB": true, "BPFSocketLBHostnsOnly": false}`)
-			},
-			"socket-lb", document.Fail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
+			ciliumState(`{"EnableSocketLB": true, "BPFSocketLBHostnsOnly": false}`), "socket-lb", document.Fail, "bpf-lb-sock=true", "socketLB.hostNamespaceOnly=true",
 		},
 		"Cilium's settings on the node, in order": {
-			func(w *world) {
-				w.cilium(nil)
-				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": true}`)
-			},
-			"socket-lb", document.OK, "leaves the sockets", "",
+			ciliumState(`{"BPFSocketLBHostnsOnly": true}`), "socket-lb", document.OK, "leaves the sockets", "",
 		},
 		"Cilium's settings on the node, of a later release": {
-			func(w *world) {
-				w.cilium(nil)
-				w.put("/run/cilium/state/agent-runtime-config.json", `{"BPFSocketLBHostnsOnly": false}`)
-			},
-			"socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap",
+			ciliumState(`{"BPFSocketLBHostnsOnly": false}`), "socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap",
 		},
 		"Cilium without its ConfigMap": {func(w *world) { w.cilium(nil) }, "socket-lb", document.Warn, "is not known", "kubectl -n kube-system get configmap"},
 		"a pipe as the first configuration": {
@@ -266,21 +296,11 @@ func TestDoctor_Faults(t *testing.T) {
 			"primary", document.Warn, "cannot be used (reading", "correct or remove",
 		},
 		"a kernel without NAT": {
-			func(w *world) {
-				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))
-				w.put(runDir+"/selftest.json", strings.NewReplacer(`{"backend": "netlink"}`,
-					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_NAT"}]}`,
-					`"choice": "netlink"`, `"choice": ""`).Replace(string(text)))
-			},
+			verdict("", `{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_NAT"}]}`),
 			"self-test", document.Fail, "the kernel needs CONFIG_NFT_NAT", "load the modules",
 		},
 		"a kernel without nft_compat": {
-			func(w *world) {
-				text, _ := os.ReadFile(w.path(runDir + "/selftest.json"))
-				w.put(runDir+"/selftest.json", strings.NewReplacer(`{"backend": "netlink"}`,
-					`{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_COMPAT (nft_compat)"}]}, {"backend": "native"}`,
-					`"choice": "netlink"`, `"choice": "native"`).Replace(string(text)))
-			},
+			verdict("native", `{"backend": "netlink", "problems": [{"family": "IPv4", "mode": "REDIRECT", "text": "the kernel needs CONFIG_NFT_COMPAT (nft_compat)"}]}, {"backend": "native"}`),
 			"self-test", document.Warn, "redirected by native; not everything works: netlink: IPv4 REDIRECT: the kernel needs CONFIG_NFT_COMPAT", "load the modules",
 		},
 		"an expired token":  {func(w *world) { w.token(time.Now().Add(-time.Minute)) }, "token", document.Fail, "has expired", "the agent's log"},
@@ -360,19 +380,6 @@ func TestDirectories_MountedElsewhere(t *testing.T) {
 	}
 }
 
-// TestMultus_AnotherDirectory: the agent writes into a directory that the runtime does not read.
-func TestMultus_AnotherDirectory(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	w.remove(listFile)
-	w.put("/etc/cni/net.d/00-multus.conf", `{"cniVersion": "0.3.1", "name": "m", "type": "multus-shim"}`)
-	w.put("/etc/cni/multus/net.d/istio-cni.conf", `{"cniVersion": "0.3.1", "name": "istio-cni", "type": "istio-cni"}`)
-	w.env["MOUNTED_CNI_NET_DIR"] = "/host/etc/cni/multus/net.d"
-	if _, all := w.checks(); all["directories"].Result != document.OK || all["primary"].Result != document.OK {
-		t.Errorf("%+v, %+v", all["directories"], all["primary"])
-	}
-}
-
 // TestDoctor_NothingSeen has no agent, no API server and no file of the node.
 func TestDoctor_NothingSeen(t *testing.T) {
 	t.Parallel()
@@ -395,11 +402,8 @@ func TestDoctor_Table(t *testing.T) {
 	w.pod("web", "istio-init")
 	code, text, _ := w.run()
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	for _, want := range []string{"✓ directories: containerd (/etc/containerd/config.toml) reads", "✗ injection: istiod injects istio-init", "  set pilot.cni.enabled=true", "  https://github.com/meshcni/istio-cni/blob/main/docs/install.md#before\n", "node\n----\n✓ directories"} {
-		if !strings.Contains(text, "\n"+want) && !strings.HasPrefix(text, want) {
-			t.Errorf("no line begins with %q:\n%s", want, text)
-		}
-	}
+	check.Contains(t, "\n"+text, "\n✓ directories: containerd (/etc/containerd/config.toml) reads", "\n✗ injection: istiod injects istio-init",
+		"\n  set pilot.cni.enabled=true", "\n  https://github.com/meshcni/istio-cni/blob/main/docs/install.md#before\n", "\nnode\n----\n✓ directories")
 	if last := lines[len(lines)-1]; last != "7 checks: 1 failed, 0 need a look" || code != applet.ExitError {
 		t.Errorf("exit code %d, last line %q", code, last)
 	}
@@ -428,33 +432,6 @@ func TestRun_HangingCheck(t *testing.T) {
 	all = run(t.Context(), t.Context(), nil, []named{{"evil", func(context.Context, *view) document.Check { return ok("pod \x1b[31m\n%s", strings.Repeat("x", 1<<20)) }}})
 	if strings.ContainsAny(all[0].Text, "\x1b\n") || len(all[0].Text) > 2*maxText {
 		t.Errorf("got %.100q of %d bytes", all[0].Text, len(all[0].Text))
-	}
-}
-
-// TestDirectories_FoundByAgent: in the agent's record, before the installation, and in other directories than the configured ones.
-func TestDirectories_FoundByAgent(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		happen func(*world)
-		result document.Result
-		text   string
-	}{
-		"recorded": {func(w *world) {
-			w.put(runDir+"/directories.json", `[{"configuration":"/srv/conf","programs":["/srv/bin"]},{"configuration":"/etc/cni/net.d","programs":[]}]`)
-		}, document.OK, "/srv/bin, where the agent installs"},
-		"before the installation": {func(w *world) { w.remove(runDir) }, document.OK, "where an agent without cniConfDir and cniBinDir installs"},
-		"set": {func(w *world) {
-			w.remove(runDir)
-			w.env["MOUNTED_CNI_BIN_DIRS"] = "/host/other"
-		}, document.Fail, "the agent installs into /etc/cni/net.d and /other"},
-	} {
-		w := newWorld(t)
-		w.put(tomlFile, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dirs = ['/srv/bin']\nconf_dir = '/srv/conf'\n")
-		w.must(os.MkdirAll(w.path("/srv/bin"), 0o700), os.MkdirAll(w.path("/srv/conf"), 0o700))
-		tc.happen(w)
-		if _, all := w.checks(); all["directories"].Result != tc.result || !strings.Contains(all["directories"].Text, tc.text) {
-			t.Errorf("%s: %+v", name, all["directories"])
-		}
 	}
 }
 
@@ -490,31 +467,9 @@ func TestRights_ThoseOfTheAgent(t *testing.T) {
 				got = append(got, text)
 			}
 			slices.Sort(got)
-			check.Diff(t, "rights", granted(t, tc.granted), slices.Compact(got))
+			check.Diff(t, "rights", kubetest.AgentRights(t, tc.granted), slices.Compact(got))
 		})
 	}
-}
-
-// granted are the rights of e2e/rights/agent.yaml.
-func granted(t *testing.T, with map[string]bool) (all []string) {
-	t.Helper()
-	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
-	check.OK(t, err)
-	var out bytes.Buffer
-	check.OK(t, template.Must(template.New("agent").Parse(string(text))).Execute(&out, with))
-	for document := range strings.SplitSeq(out.String(), "\n---\n") {
-		var role struct {
-			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
-		}
-		check.OK(t, yaml.Unmarshal([]byte(document), &role))
-		for _, rule := range role.Rules {
-			for _, verb := range rule.Verbs {
-				all = append(all, verb+" "+rule.APIGroups[0]+"/"+rule.Resources[0]+strings.Join(append([]string{""}, rule.ResourceNames...), ":"))
-			}
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // TestRights_InTheAgentsContainer takes the agent's settings from the first process, which is the agent there.
@@ -559,13 +514,9 @@ func TestDoctor_AsAJob(t *testing.T) {
 	w.args = []string{"--service-account-dir", w.path("/account")}
 	code, all := w.checks()
 	for name, want := range map[string]document.Result{"token": document.Warn, "rights": document.Warn, "injection": document.OK, "socket-lb": document.OK} {
-		if all[name].Result != want {
-			t.Errorf("%+v, want %s", all[name], want)
-		}
+		check.Equal(t, all[name].Result, want, all[name])
 	}
-	if code != applet.ExitOK {
-		t.Errorf("exit code %d", code)
-	}
+	check.Equal(t, code, applet.ExitOK, "exit code")
 }
 
 // TestDoctor_ForAmbient: what ambient mode needs is checked on request, and if the agent serves it.

@@ -81,9 +81,7 @@ func bundled(t *testing.T, r result, want map[string]string) map[string]string {
 	t.Helper()
 	files := unpack(t, r.stdout)
 	for name, part := range want {
-		if !strings.Contains(files[name], part) {
-			t.Errorf("%s has no %q: %.1000s", name, part, files[name])
-		}
+		check.Contains(t, files[name], part)
 	}
 	for name, text := range files {
 		if strings.Contains(text, planted) || strings.ContainsRune(text, '\x1b') {
@@ -110,9 +108,7 @@ func TestBundle_OfAPod(t *testing.T) {
 2026-05-04T03:02:02Z  Warning  Unhealthy               Pod/shop/web/  1      message of 25 bytes
 `,
 	})
-	if len(files) != 11 {
-		t.Errorf("%d files", len(files))
-	}
+	check.Equal(t, len(files), 11, "files")
 }
 
 // TestBundle_OfAllNodes: a directory for each node; nodes that fail are named, with the files that they sent.
@@ -132,22 +128,13 @@ func TestBundle_OfAllNodes(t *testing.T) {
 	}
 	r := run(t, fleetOf(8, append(answers, cluster()...)...), "bundle", "--timeout=10s")
 	files := bundled(t, r, map[string]string{"nodes/n1/README.txt": "enough", "nodes/n2/README.txt": "enough", "nodes/n8/version.txt": "v", "cluster/webhooks.json": "Never"})
-	for _, want := range []string{
+	check.Contains(t, files["missing.txt"]+"\n",
 		"nodes/n2: the node agent does not answer\n", "nodes/n3: no answer within 10s\n", "nodes/n4: reading its bundle: gzip: invalid header\n",
 		"nodes/n5: reading its bundle: unexpected EOF\n", "nodes/n6: Error from server (Forbidden): no", "nodes/n7: reading its bundle: EOF\n",
 		"nodes/alone: it has no node agent\n", "nodes/n8/agent.log: left out: it is no file of at most 16 MiB\n",
-		"cluster/events.txt: kubectl get events: Error from server (Forbidden): events is forbidden: (redacted)\n",
-	} {
-		if !strings.Contains(files["missing.txt"]+"\n", want) {
-			t.Errorf("missing.txt lacks %q: %s", want, files["missing.txt"])
-		}
-	}
+		"cluster/events.txt: kubectl get events: Error from server (Forbidden): events is forbidden: (redacted)\n")
 	r.want(t, 1, "", "cluster: done, but for 1 parts, which missing.txt names\n")
-	for _, want := range []string{"node n1: done, ", ", 8 of 8\n", "node n3: failed, ", "node n3: no answer: no answer within 10s\n", "error: nodes without a node agent"} {
-		if !strings.Contains(r.stderr, want) {
-			t.Errorf("no %q in %s", want, r.stderr)
-		}
-	}
+	check.Contains(t, r.stderr, "node n1: done, ", ", 8 of 8\n", "node n3: failed, ", "node n3: no answer: no answer within 10s\n", "error: nodes without a node agent")
 }
 
 // TestBundle_WithoutANode: a pod that is on no node has its objects in the bundle, and so has a cluster whose agents do not start.

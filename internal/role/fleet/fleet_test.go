@@ -243,23 +243,18 @@ func TestPods_NodesThatDoNotAnswer(t *testing.T) {
 	}, "pods", "--timeout=8s")
 	r.want(t, 1, "n1    shop/a  captured", `node n10: no answer: more than 8 MiB of output
 node n11: no answer: `)
-	for _, want := range []string{
+	check.Contains(t, r.stderr,
 		"node n2: no answer: no answer within 8s\n",
-		"node n3: no answer: " + other + "it has no command pods\n",
+		"node n3: no answer: "+other+"it has no command pods\n",
 		"node n4: no answer: its agent has no program istio-cni, it is no agent of this project or an old one; see --agent-selector: exec: \"istio-cni\": executable",
 		"node n5: no answer: Warning: noise; Error from server (Forbidden): pods \"agent-5\" is forbidden\n",
-		"node n6: no answer: " + other + "reading its answer: invalid character 'W'",
-		"node n7: no answer: " + other + `reading its answer: fields are missing: {"name":"a","status":"captured"}`,
-		"node n12: no answer: " + other + `reading its answer: its apiVersion is "cni.meshcni.io/v2\n"; the agent is istio-cni version v9.0.0, go9` + "\n",
-		"node n13: no answer: " + other + "reading its answer: it has no array of items\n",
+		"node n6: no answer: "+other+"reading its answer: invalid character 'W'",
+		"node n7: no answer: "+other+`reading its answer: fields are missing: {"name":"a","status":"captured"}`,
+		"node n12: no answer: "+other+`reading its answer: its apiVersion is "cni.meshcni.io/v2\n"; the agent is istio-cni version v9.0.0, go9`+"\n",
+		"node n13: no answer: "+other+"reading its answer: it has no array of items\n",
 		"node n8: no answer: the agent's pod is Pending\n",
 		"node of pod istio-system/agent-9: no answer: the agent's pod is Pending\n",
-		"error: nodes without a node agent, whose pods are not seen: alone; --ignore-nodes-without-agent accepts that\n",
-	} {
-		if !strings.Contains(r.stderr, want) {
-			t.Errorf("stderr lacks %q:\n%s", want, r.stderr)
-		}
-	}
+		"error: nodes without a node agent, whose pods are not seen: alone; --ignore-nodes-without-agent accepts that\n")
 	if n := strings.Count(r.stderr, "\n"); n != 13 || strings.Contains(r.stderr, "n1:") || len(r.stderr) > 10_000 {
 		t.Errorf("%d lines, %d bytes:\n%s", n, len(r.stderr), r.stderr)
 	}
@@ -304,9 +299,7 @@ func TestRun_NothingUnprintable(t *testing.T) {
 				t.Errorf("%s: %q", args, text)
 			}
 		}
-		if !strings.Contains(r.stdout+r.stderr, `a\u001b[2J`) {
-			t.Errorf("%s: stdout %q, stderr %q", args, r.stdout, r.stderr)
-		}
+		check.Contains(t, r.stdout+r.stderr, `a\u001b[2J`)
 	}
 }
 
@@ -352,9 +345,7 @@ func TestRun_BadArguments(t *testing.T) {
 	refuses := answer{For: "istio-cni pods", Code: 2, Err: "error: unknown flag --dance\nsee istio-cni pods --help\ncommand terminated with exit code 2\n"}
 	r := run(t, fleetOf(20, refuses), "pods", "--selector=a=b=c")
 	r.want(t, 2, "", "error: unknown flag --dance; see kubectl istio-cni pods --help\n")
-	if strings.Count(r.stderr, "dance") != 1 {
-		t.Errorf("stderr:\n%s", r.stderr)
-	}
+	check.Equal(t, strings.Count(r.stderr, "dance"), 1, r.stderr)
 	run(t, nil).want(t, 0, "kubectl istio-cni COMMAND", "")
 	run(t, nil, "--help").want(t, 0, "EXIT CODES", "")
 	// A variable counts on the node only.

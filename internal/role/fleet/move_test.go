@@ -163,9 +163,7 @@ func TestDoctor_ForAmbient(t *testing.T) {
 				fails = 1
 			}
 			r.want(t, fails, test.text, "")
-			if n := strings.Count(r.stdout, "[the cluster]"); n != 5 {
-				t.Errorf("%d lines about the cluster:\n%s", n, r.stdout)
-			}
+			check.Equal(t, strings.Count(r.stdout, "[the cluster]"), 5, "lines about the cluster", r.stdout)
 		})
 	}
 }

@@ -237,9 +237,7 @@ func TestAgent_Ambient(t *testing.T) {
 			"the node, like a probe":   {n.Netns, "app sees 169.254.7.127"},
 			"the pod itself, directly": {web.Netns, "app sees " + address.String()},
 		} {
-			if got := n.dial(way.from, to); got != way.want {
-				t.Errorf("%s, %s: got %q, want %q", when, name, got, way.want)
-			}
+			check.Equal(t, n.dial(way.from, to), way.want, when, name)
 		}
 	}
 	packets("after ADD")
@@ -247,9 +245,7 @@ func TestAgent_Ambient(t *testing.T) {
 	a.Kill()
 	packets("without an agent")
 	late := n.pod("apps", "late", chaintest.PlainPod)
-	if _, err := n.Add(late); err == nil || !strings.Contains(err.Error(), "node agent") {
-		t.Errorf("ADD without an agent: %v", err)
-	}
+	check.Fails(t, check.Err(n.Add(late)), "node agent")
 	a = n.start()
 	a.AwaitReady()
 	nodetest.Await(t, "the next agent", func() error { return n.problem(web, z) })
@@ -269,7 +265,7 @@ func TestAgent_Ambient(t *testing.T) {
 	without := map[string]bool{"Live": true, "Repair": true, "Audit": true}
 	with := maps.Clone(without)
 	with["Ambient"] = true
-	used, allowed, more := asked(t, n.API), rights(t, with), rights(t, without)
+	used, allowed, more := asked(t, n.API), kubetest.AgentRights(t, with), kubetest.AgentRights(t, without)
 	for _, right := range allowed {
 		if !slices.Contains(more, right) && !used[right] {
 			t.Errorf("ambient mode does not use the right to %s", right)

@@ -1,24 +1,20 @@
 package installer_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"text/template"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/yaml"
 
 	"github.com/meshcni/istio-cni/internal/agent/eventrecorder"
 	"github.com/meshcni/istio-cni/internal/kube"
@@ -50,9 +46,7 @@ func newUnredirected(t *testing.T, n *nodetest.Node) unredirected {
 			{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", p.Namespace}, {"K8S_POD_NAME", p.Name}, {"K8S_POD_UID", p.UID},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check.OK(t, err)
 	n.Put(nodetest.CacheDir+"/pods-c1-eth0", string(entry))
 	return p
 }
@@ -189,7 +183,7 @@ func TestAgent_CannotAudit(t *testing.T) {
 func TestAgent_Rights(t *testing.T) {
 	t.Parallel()
 	features := map[string]bool{"Live": true, "Repair": true, "Delete": true, "Evict": true, "Label": true, "Audit": true, "Condition": true}
-	want, used := rights(t, features), map[string]bool{}
+	want, used := kubetest.AgentRights(t, features), map[string]bool{}
 	for name, ways := range map[string][]string{
 		"audit":    {"REPAIR_ENABLED=false", "AUDIT_POD_CONDITION=true"},
 		"in place": {"REPAIR_REPAIR_PODS=true"},
@@ -214,7 +208,7 @@ func TestAgent_Rights(t *testing.T) {
 		ends(t, a)
 		now := asked(t, n.API)
 		if name == "audit" {
-			enough := rights(t, map[string]bool{"Live": true, "Audit": true, "Condition": true})
+			enough := kubetest.AgentRights(t, map[string]bool{"Live": true, "Audit": true, "Condition": true})
 			for right := range now {
 				if !slices.Contains(enough, right) {
 					t.Errorf("the audit alone asks for %q", right)
@@ -256,7 +250,7 @@ func TestAgent_Observer(t *testing.T) {
 	check.Diff(t, "the node changes", before, node()) // no socket for ztunnel or for plugins
 	ends(t, a)
 	check.Diff(t, "the node has changed", before, node())
-	enough := rights(t, map[string]bool{"Observe": true, "Live": true, "Audit": true, "Ambient": true})
+	enough := kubetest.AgentRights(t, map[string]bool{"Observe": true, "Live": true, "Audit": true, "Ambient": true})
 	for right := range asked(t, n.API) {
 		if !slices.Contains(enough, right) {
 			t.Errorf("it asks for %q", right)
@@ -292,31 +286,6 @@ func patchedEvent(t *testing.T) *kubetest.Server {
 		clock.Step(5 * time.Minute)
 	}
 	return server
-}
-
-// rights returns the rights of e2e/rights/agent.yaml, one text for each: VERB GROUP/RESOURCE or VERB GROUP/RESOURCE:NAME.
-func rights(t *testing.T, features map[string]bool) []string {
-	t.Helper()
-	text, err := os.ReadFile("../../../e2e/rights/agent.yaml")
-	check.OK(t, err)
-	var out bytes.Buffer
-	check.OK(t, template.Must(template.New("agent").Parse(string(text))).Execute(&out, features))
-	all := map[string]bool{}
-	for document := range strings.SplitSeq(out.String(), "\n---\n") {
-		var role struct {
-			Rules []struct{ APIGroups, Resources, ResourceNames, Verbs []string }
-		}
-		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
-			t.Fatalf("%v\n%s", err, document)
-		}
-		for _, rule := range role.Rules {
-			for _, verb := range rule.Verbs {
-				name := strings.Join(append([]string{""}, rule.ResourceNames...), ":")
-				all[verb+" "+rule.APIGroups[0]+"/"+rule.Resources[0]+name] = true
-			}
-		}
-	}
-	return slices.Sorted(maps.Keys(all))
 }
 
 // asked returns the requests so far in the form of rights. Only objects whose right has a name have a name.

@@ -19,19 +19,14 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// TestSettings_Conflicts: core/settings and settings_test.go test single settings.
+// TestSettings_Conflicts: install.txtar has the other conflicts, core/settings and settings_test.go single settings.
 func TestSettings_Conflicts(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		args []string
 		want string
 	}{
-		{[]string{"--cni-conf-mode=auto", "--chained-cni-plugin=false"}, "flag --cni-conf-mode (auto) contradicts flag --chained-cni-plugin (false)"},
-		{[]string{"--cni-conf-mode=dropin", "--istio-owned-cni-config"}, "flag --cni-conf-mode (dropin) contradicts flag --istio-owned-cni-config (true)"},
-		{[]string{"--istio-owned-cni-config", "--chained-cni-plugin=false"}, "flag --istio-owned-cni-config (true) contradicts flag --chained-cni-plugin (false)"},
 		{[]string{"--istio-owned-cni-config", "--cni-conf-name=02-istio-cni.conflist"}, "cannot be the primary configuration as well"},
-		{[]string{"--istio-owned-cni-config", "--istio-owned-cni-config-filename=02-x.conf"}, "want a name that ends in .conflist"},
-		{[]string{"--once", "--uninstall"}, "flag --once and flag --uninstall contradict each other"},
 		{[]string{"--monitoring-port=9876"}, "--monitoring-port (flag --monitoring-port) and --ctrlz_port (default) are both 9876: want different ports"},
 		{[]string{"--backend=netlink", "--force-iptables-binary=legacy"}, "--backend (flag --backend), --native-nftables (default) and --force-iptables-binary (flag"},
 		{[]string{"--cni-source-binary="}, "flag --cni-source-binary: "},
@@ -46,9 +41,7 @@ func TestSettings_Conflicts(t *testing.T) {
 	}
 	env := around(cluster())
 	env.executable = func() (string, error) { return "", errors.New("no proc") }
-	if _, err := buildAround(nil, env); err == nil || !strings.Contains(err.Error(), "flag --cni-source-binary: not given") {
-		t.Errorf("error %v", err)
-	}
+	check.Fails(t, check.Err(buildAround(nil, env)), "flag --cni-source-binary: not given")
 }
 
 func TestSettings_Agree(t *testing.T) {
@@ -189,14 +182,10 @@ func TestObserver_Contradictions(t *testing.T) {
 	for _, set := range []string{"REPAIR_ENABLED=true", "AUDIT_MODE=repair", "AUDIT_POD_CONDITION=true", "CNI_ENABLE_INSTALL=true"} {
 		name, _, _ := strings.Cut(set, "=")
 		want := "environment variable " + name
-		if _, err := build(nil, cluster("CNI_OBSERVE=true", set)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v", set, err)
-		}
+		check.Fails(t, check.Err(build(nil, cluster("CNI_OBSERVE=true", set))), want)
 	}
 	for _, flag := range []string{"--once", "--uninstall"} {
-		if _, err := build([]string{flag}, cluster("CNI_OBSERVE=true")); err == nil || !strings.Contains(err.Error(), "flag "+flag) {
-			t.Errorf("%s: error %v", flag, err)
-		}
+		check.Fails(t, check.Err(build([]string{flag}, cluster("CNI_OBSERVE=true"))), "flag "+flag)
 	}
 	c := mustLoad(t, cluster("CNI_OBSERVE=true", "REPAIR_ENABLED=false", "AUDIT_MODE=report", "AMBIENT_ENABLED=true", "NODE_NAME=node-1"))
 	if c.Install || c.RepairEnabled || c.Audit.Repair || c.Audit.Interval == 0 || !c.Ambient.Enabled {
@@ -328,9 +317,7 @@ func TestLive_Problems(t *testing.T) {
 		`ConfigMap "istio-cni-config" key API_TIMEOUT: value "soon": `, `want a duration like "10s"`,
 		`ConfigMap "istio-cni-config" key CNI_NETWORK_CONFIG: want a JSON object with "type": "istio-cni"`,
 	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Fatalf("error lacks %q:\n%v", want, err)
-		}
+		check.Fails(t, err, want)
 	}
 	if strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("the error shows the template: %v", err)

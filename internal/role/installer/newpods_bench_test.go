@@ -26,6 +26,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/installer/nodetest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // before is a program to compare with, such as the build of another commit.
@@ -158,9 +159,7 @@ func newStarting(b *testing.B, n *nodetest.Node, i int) *starting {
 	b.Helper()
 	p := &starting{Pod: n.NewPod("apps", fmt.Sprintf("web-%d", i), nil)}
 	link := fmt.Sprintf("/var/run/netns/cni-%d", i)
-	if err := os.Symlink(p.Netns, n.Path(strings.TrimPrefix(link, "/var"))); err != nil {
-		b.Fatal(err)
-	}
+	check.OK(b, os.Symlink(p.Netns, n.Path(strings.TrimPrefix(link, "/var"))))
 	user := int64(1337)
 	env := []corev1.EnvVar{}
 	for e := range 30 {
@@ -191,9 +190,7 @@ func (p *starting) publish(b *testing.B, n *nodetest.Node, change func(*corev1.P
 	b.Helper()
 	change(&p.object)
 	data, err := json.Marshal(p.object)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.OK(b, err)
 	n.API.Set(data)
 }
 

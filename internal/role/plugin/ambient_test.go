@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -125,18 +124,7 @@ func TestAmbient_EveryVersion(t *testing.T) {
 			pod := n.NewPod("shop", "web", nil)
 			agent := serveAmbient(t, n, chosen(pod), enrolling(enrolled))
 			list := n.Chain(version, ambientStanza(nil))
-			short := *list
-			short.Plugins = list.Plugins[:1]
-			check.OK(t, check.Err(n.Add(&short, pod)))
-			before, err := n.Cached(&short, pod)
-			check.OK(t, err)
-			after, err := n.Ours(list, pod, before)
-			check.OK(t, err)
-			var want, got any
-			check.OK(t, errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)))
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("printed %s\nwant    %s", after, before)
-			}
+			bridge, before := passesOn(t, n, list, pod)
 			events := agent.received()
 			check.Equal(t, len(events), 1, "events")
 			event, err := agentapi.ParseEvent([]byte(events[0]))
@@ -146,7 +134,7 @@ func TestAmbient_EveryVersion(t *testing.T) {
 				t.Errorf("event %s", events[0])
 			}
 			if at >= slices.Index(cniconf.Versions(), "0.4.0") {
-				check.OK(t, n.Check(&short, pod))
+				check.OK(t, n.Check(bridge, pod))
 				_, err = n.Exec("CHECK", pod, input(t, list, before))
 				check.OK(t, err)
 			}
@@ -187,19 +175,10 @@ func TestAmbient_Addresses(t *testing.T) {
 	}
 }
 
-// TestAmbient_NotEnrolled: a pod of the mesh does not start outside of it.
+// TestAmbient_NotEnrolled: a pod of the mesh does not start outside of it. TestPostEvent_Answers of node/agentapi has every answer.
 func TestAmbient_NotEnrolled(t *testing.T) {
 	t.Parallel()
 	const prefix = "istio-cni cmdAdd failed to contact node Istio CNI agent: "
-	answer := func(text string) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			conn, _, err := w.(http.Hijacker).Hijack()
-			if err == nil {
-				_, _ = io.WriteString(conn, text)
-				_ = conn.Close()
-			}
-		})
-	}
 	for name, tc := range map[string]struct {
 		agent  http.Handler
 		stanza chaintest.Stanza
@@ -218,7 +197,6 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 			[]string{prefix + "failed to send event request: ", agentapi.EventSocketName, "is the node agent running on this node, with ambient mode enabled?"},
 			0,
 		},
-		"garbage": {answer("\x00\x1b[31m"), nil, nil, types.ErrTryAgainLater, []string{prefix + "failed to send event request: "}, 1},
 		"a hung agent": {
 			http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }), nil, nil, types.ErrTryAgainLater,
 			[]string{prefix + "failed to send event request: no answer in time", "the node agent's log"},
@@ -248,11 +226,7 @@ func TestAmbient_NotEnrolled(t *testing.T) {
 			if err == nil || json.Unmarshal(out, &failed) != nil || failed.Code != tc.code || !strings.Contains(failed.Msg, "pod shop/web") {
 				t.Fatalf("ADD: %v, %s", err, out)
 			}
-			for _, want := range tc.texts {
-				if !strings.Contains(failed.Details, want) {
-					t.Errorf("no %q in %q", want, failed.Details)
-				}
-			}
+			check.Contains(t, failed.Details, tc.texts...)
 			check.Equal(t, len(agent.received()), tc.events, "events")
 			if r := agent.reported(); r.Reason != "ambient" || r.Captured || !strings.Contains(r.Error, "shop/web") {
 				t.Errorf("reported %+v", r)
@@ -269,9 +243,7 @@ func TestAmbient_AgentAbsent(t *testing.T) {
 	check.OK(t, os.Remove(filepath.Join(n.RunDir, "istio-cni-kubeconfig")))
 	stanza := ambientStanza(chaintest.Stanza{"api_timeout": "1s"})
 	maps.Copy(stanza, delivered(`{}`))
-	if err := chain(n, n.NewPod("shop", "web", nil), stanza); err == nil || !strings.Contains(err.Error(), "cannot tell whether pod shop/web is in the mesh") {
-		t.Errorf("a pod that may be in the mesh: %v", err)
-	}
+	check.Fails(t, chain(n, n.NewPod("shop", "web", nil), stanza), "cannot tell whether pod shop/web is in the mesh")
 	for _, pod := range []chaintest.Pod{n.NewPod("kube-system", "coredns", nil), n.NewPod("istio-system", "istio-cni-node-x2x4", nil)} {
 		check.OK(t, chain(n, pod, stanza), pod.Name)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/role/plugin/chaintest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // The benchmarks time whole invocations, from process start to exit: the runtime's waiting time and the node's CPU time.
@@ -42,9 +43,7 @@ func floor(b *testing.B) string {
 func lay(b *testing.B, program string) string {
 	b.Helper()
 	content, err := os.ReadFile(program)
-	if err != nil {
-		b.Fatal(err)
-	}
+	check.OK(b, err)
 	file := filepath.Join(b.TempDir(), filepath.Base(program))
 	netnstest.WriteProgram(b, file, content)
 	return file

@@ -13,7 +13,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/meshcni/istio-cni/internal/core/cniconf"
 	"github.com/meshcni/istio-cni/internal/kube/kubetest"
@@ -32,6 +31,22 @@ func rules(t *testing.T, p chaintest.Pod) string {
 	return netnstest.Run(t, p.Netns, "iptables-save")
 }
 
+// passesOn runs a list for a pod. The result equals that of the list's first plugin alone, which is returned.
+func passesOn(t *testing.T, n *chaintest.Node, list *libcni.NetworkConfigList, p chaintest.Pod) (first *libcni.NetworkConfigList, result []byte) {
+	t.Helper()
+	short := *list
+	short.Plugins = list.Plugins[:1]
+	check.OK(t, check.Err(n.Add(&short, p)))
+	before, err := n.Cached(&short, p)
+	check.OK(t, err)
+	after, err := n.Ours(list, p, before)
+	check.OK(t, err, "ADD of", p.Name)
+	var want, got any
+	check.OK(t, errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)))
+	check.Diff(t, "the result of bridge, and of the chain", want, got)
+	return &short, before
+}
+
 // TestChain_EveryVersion: the mesh pod is captured, and the result equals the bridge's.
 func TestChain_EveryVersion(t *testing.T) {
 	t.Parallel()
@@ -40,25 +55,10 @@ func TestChain_EveryVersion(t *testing.T) {
 			t.Parallel()
 			node := chaintest.New(t, chaintest.Program(t))
 			list := node.Chain(version, nil)
-			short := *list
-			short.Plugins = list.Plugins[:1]
 			mesh := node.NewPod("apps", "mesh", chaintest.Sidecar)
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
-			check.OK(t, check.Err(node.Add(&short, mesh)))
-			before, err := node.Cached(&short, mesh)
-			check.OK(t, err)
-			after, err := node.Ours(list, mesh, before)
-			check.OK(t, err, "ADD of a mesh pod")
-			var want, got any
-			if err = errors.Join(json.Unmarshal(before, &want), json.Unmarshal(after, &got)); err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("the result (-bridge +chain):\n%s", diff)
-			}
-			if !strings.Contains(rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT") {
-				t.Errorf("mesh pod is not captured:\n%s", rules(t, mesh))
-			}
+			passesOn(t, node, list, mesh)
+			check.Contains(t, rules(t, mesh), "-A OUTPUT -j ISTIO_OUTPUT")
 			result, err := node.Add(list, plain)
 			if err != nil || result.Version() != version {
 				t.Fatalf("ADD of a plain pod: %v, version %v", err, result)
@@ -66,13 +66,9 @@ func TestChain_EveryVersion(t *testing.T) {
 			if text := rules(t, plain); strings.Contains(text, "ISTIO") {
 				t.Errorf("plain pod is captured:\n%s", text)
 			}
-			if n := len(node.API.Requests()); n != 2 {
-				t.Errorf("%d requests %q, want 2", n, node.API.Requests())
-			}
+			check.Equal(t, len(node.API.Requests()), 2, node.API.Requests())
 			for _, pod := range []chaintest.Pod{mesh, plain, mesh} {
-				if err := node.Del(list, pod); err != nil {
-					t.Errorf("DEL: %v", err)
-				}
+				check.OK(t, node.Del(list, pod), "DEL")
 			}
 		})
 	}
@@ -103,13 +99,9 @@ func TestStandalone_EveryVersion(t *testing.T) {
 				t.Errorf("CHECK, which exists since 0.4.0: %v", err)
 			}
 			if version == "1.1.0" {
-				if err := errors.Join(node.Status(list), node.GC(list)); err != nil {
-					t.Errorf("STATUS and GC: %v", err)
-				}
+				check.OK(t, errors.Join(node.Status(list), node.GC(list)), "STATUS and GC")
 			}
-			if err := node.Del(list, mesh); err != nil {
-				t.Errorf("DEL: %v", err)
-			}
+			check.OK(t, node.Del(list, mesh), "DEL")
 		})
 	}
 }
@@ -125,9 +117,7 @@ func TestCheck_Differences(t *testing.T) {
 			plain := node.NewPod("apps", "plain", chaintest.PlainPod)
 			for _, pod := range []chaintest.Pod{mesh, plain} {
 				check.OK(t, check.Err(node.Add(list, pod)))
-				if err := node.Check(list, pod); err != nil {
-					t.Errorf("CHECK right after ADD: %v", err)
-				}
+				check.OK(t, node.Check(list, pod), "CHECK right after ADD")
 			}
 			netnstest.Run(t, mesh.Netns, "iptables", "-t", "nat", "-D", "OUTPUT", "-j", "ISTIO_OUTPUT")
 			err := node.Check(list, mesh)
@@ -138,14 +128,10 @@ func TestCheck_Differences(t *testing.T) {
 			before, err := node.Cached(list, mesh)
 			check.OK(t, err)
 			check.OK(t, check.Err(node.Ours(list, mesh, before)), "ADD of istio-cni again")
-			if err := node.Check(list, mesh); err != nil {
-				t.Errorf("CHECK after the repair: %v", err)
-			}
+			check.OK(t, node.Check(list, mesh), "CHECK after the repair")
 			// Neither source answers any more: CHECK passes for a pod that was never captured, and fails for a captured pod.
 			node.API.Stop()
-			if err := node.Check(list, plain); err != nil {
-				t.Errorf("CHECK of a plain pod without API server: %v", err)
-			}
+			check.OK(t, node.Check(list, plain), "CHECK of a plain pod without API server")
 			if err := node.Check(list, mesh); err == nil {
 				t.Error("CHECK of a mesh pod without API server passes")
 			}
@@ -224,9 +210,7 @@ func TestAdd_DecidedByName(t *testing.T) {
 				t.Error("a pod that may be in the mesh starts although the API server cannot be asked")
 			}
 			stanza["api_timeout"] = "1s"
-			if _, err := node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar)); err == nil || !strings.Contains(err.Error(), kubeconfig) {
-				t.Errorf("ADD of a pod of the mesh: %v, want an error that names the file", err)
-			}
+			check.Fails(t, check.Err(node.Add(node.Chain("1.0.0", stanza), node.NewPod("apps", "web", chaintest.Sidecar))), kubeconfig)
 		})
 	}
 }
@@ -257,11 +241,7 @@ func TestAdd_APIServerFaults(t *testing.T) {
 			if !errors.As(err, &failed) || failed.Code != types.ErrTryAgainLater {
 				t.Fatalf("ADD: %v, want code %d", err, types.ErrTryAgainLater)
 			}
-			for _, want := range []string{"apps/mesh", tc.text, node.API.URL(), "Remedy: "} {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error lacks %q: %v", want, err)
-				}
-			}
+			check.Contains(t, err.Error(), "apps/mesh", tc.text, node.API.URL(), "Remedy: ")
 			if strings.Contains(err.Error(), node.API.Token()) {
 				t.Errorf("error has the token: %v", err)
 			}
@@ -271,9 +251,7 @@ func TestAdd_APIServerFaults(t *testing.T) {
 			if text := rules(t, pod); strings.Contains(text, "ISTIO") {
 				t.Errorf("rules although the ADD failed:\n%s", text)
 			}
-			if err := node.Del(list, pod); err != nil {
-				t.Errorf("DEL after it: %v", err)
-			}
+			check.OK(t, node.Del(list, pod), "DEL after it")
 		})
 	}
 }

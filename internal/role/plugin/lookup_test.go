@@ -263,9 +263,7 @@ func TestLookup_AgentCannotTell(t *testing.T) {
 		serveSocket(t, n, answer(http.StatusServiceUnavailable, "out of sorts"))
 		n.API.Fail(kubetest.Forbidden, 100) // a final error: there is nothing to wait for
 		err := chain(n, n.NewPod("shop", "web", nil), longTimeout())
-		if err == nil || !strings.Contains(err.Error(), "out of sorts") || !strings.Contains(err.Error(), "API server") {
-			t.Errorf("got %v, want what both said", err)
-		}
+		check.Fails(t, err, "out of sorts", "API server")
 	})
 }
 
@@ -333,9 +331,7 @@ func TestLookup_NothingWorks(t *testing.T) {
 		!strings.Contains(err.Error(), "does not come out") {
 		t.Errorf("got %v", err)
 	}
-	if err := chain(n, n.NewPod("shop", "plain", chaintest.PlainPod), chaintest.Stanza{}); err != nil {
-		t.Errorf("a pod outside of the mesh: %v", err)
-	}
+	check.OK(t, chain(n, n.NewPod("shop", "plain", chaintest.PlainPod), chaintest.Stanza{}), "a pod outside of the mesh")
 	forced := n.NewPod("shop", "forced", chaintest.Sidecar)
 	if err := chain(n, forced, chaintest.Stanza{"backend": "netlink"}); err != nil || !strings.Contains(rules(t, forced), "ISTIO_OUTPUT") {
 		t.Errorf("a backend that is set: %v", err)
@@ -389,18 +385,12 @@ func TestLog_OnePost(t *testing.T) {
 	file, err := os.ReadFile(filepath.Join(node.RunDir, "istio-cni.log"))
 	check.OK(t, err)
 	for _, log := range []string{posted, string(file)} {
-		for _, want := range []string{`"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`, "redirected the pod", "INVALID_DROP"} {
-			if !strings.Contains(log, want) {
-				t.Errorf("the log lacks %s:\n%s", want, log)
-			}
-		}
+		check.Contains(t, log, `"reason":"captured"`, `"capture":true`, `"pod":"apps/mesh"`, "redirected the pod", "INVALID_DROP")
 		if strings.Contains(log, "hunter2") || strings.Contains(log, node.API.Token()) {
 			t.Errorf("the log has a secret:\n%s", log)
 		}
 	}
-	if !strings.Contains(posted, `"scope":"cni-plugin"`) {
-		t.Errorf("the agent's log lacks the scope:\n%s", posted)
-	}
+	check.Contains(t, posted, `"scope":"cni-plugin"`)
 }
 
 // TestReport_EveryCall: whatever a pod's author or a runtime writes into a text that the plugin quotes, the agent gets the report, and
@@ -445,13 +435,9 @@ func TestReport_EveryCall(t *testing.T) {
 			pod := n.NewPod("shop", "web", test.describe)
 			a.knows(pod, test.describe)
 			out, err := n.Ours(n.Chain("1.0.0", longTimeout()), pod, nil, test.extra...)
-			if (err != nil) != test.fails {
-				t.Errorf("%v, %.500s", err, out)
-			}
+			check.Equal(t, err != nil, test.fails, err, string(out))
 			var answer struct{ Msg, Details string }
-			if err := json.Unmarshal(out, &answer); err != nil {
-				t.Errorf("%v, %.500s", err, out)
-			}
+			check.OK(t, json.Unmarshal(out, &answer), string(out))
 			a.settle(t)
 			latest := a.ring.All()
 			if len(latest) != 1 {

@@ -110,7 +110,5 @@ func TestLoad_Warnings(t *testing.T) {
 func TestLoad_AllProblems(t *testing.T) {
 	t.Parallel()
 	_, err := load([]string{"--node-name=Bad"}, environment("REPAIR_EVICT=x"))
-	if err == nil || !strings.Contains(err.Error(), "REPAIR_EVICT") || !strings.Contains(err.Error(), "--node-name") {
-		t.Error(err)
-	}
+	check.Fails(t, err, "REPAIR_EVICT", "--node-name")
 }

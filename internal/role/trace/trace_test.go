@@ -80,11 +80,7 @@ func TestTrace_Namespace(t *testing.T) {
 			if code != test.code || stderr != "" {
 				t.Errorf("exit code %d, %s", code, stderr)
 			}
-			for _, text := range test.text {
-				if !strings.Contains(stdout, text) {
-					t.Errorf("no %q in\n%s", text, stdout)
-				}
-			}
+			check.Contains(t, stdout, test.text...)
 		})
 	}
 	_, stdout, _ := run(send(80), "--netns", l.Path(), "--for=1s", "-o", "json")

@@ -2,7 +2,6 @@ package trace_test
 
 import (
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,22 +25,7 @@ func run(t *testing.T, ns, name string, args ...string) *trace.Record {
 	return record
 }
 
-func TestTrace_ProcessesAndPrograms(t *testing.T) {
-	t.Parallel()
-	ns := netnstest.New(t)
-	r := run(t, ns, "sh", "-c", "env true; (exit 0); env false")
-	if r.Status.ExitStatus() != 1 {
-		t.Errorf("ended with %v", r.Status)
-	}
-	if r.Processes < 2 || !slices.ContainsFunc(r.Programs, func(p string) bool { return strings.HasSuffix(p, "/env") }) {
-		t.Errorf("%d processes, programs %q", r.Processes, r.Programs)
-	}
-	if r := run(t, ns, "true"); r.Processes != 0 || len(r.Programs) != 1 || r.Status.ExitStatus() != 0 {
-		t.Errorf("true starts %d processes, programs %q, status %v", r.Processes, r.Programs, r.Status)
-	}
-}
-
-// A well-known program sends each kind of message.
+// TestTrace_NetlinkMessages has each kind of message from a well-known program. TestBudget_SeesTools of role/plugin has processes and sockets.
 func TestTrace_NetlinkMessages(t *testing.T) {
 	t.Parallel()
 	ns := netnstest.New(t)
@@ -63,9 +47,7 @@ func TestTrace_NetlinkMessages(t *testing.T) {
 	} {
 		words := strings.Fields(test.command)
 		r := run(t, ns, words[0], words[1:]...)
-		if r.Status.ExitStatus() != 0 {
-			t.Errorf("%s: %v", test.command, r.Status)
-		}
+		check.Equal(t, r.Status.ExitStatus(), 0, test.command, r.Status)
 		all := slices.Concat(r.Messages(test.protocol)...)
 		for what, got := range map[string]struct{ got, want bool }{
 			"any":     {len(all) > 0, true},
@@ -73,14 +55,7 @@ func TestTrace_NetlinkMessages(t *testing.T) {
 			"batch":   {slices.ContainsFunc(all, trace.Message.BeginsBatch), test.batch},
 			"removes": {slices.ContainsFunc(all, trace.Message.Removes), test.removing},
 		} {
-			check.Equal(t, got.got, got.want, test.command, what, "is", "messages", all)
+			check.Equal(t, got.got, got.want, test.command, what, all)
 		}
-	}
-}
-
-func TestTrace_MissingProgram(t *testing.T) {
-	t.Parallel()
-	if _, err := trace.Run(exec.CommandContext(t.Context(), filepath.Join(t.TempDir(), "none"))); err == nil {
-		t.Error("no error")
 	}
 }
