@@ -125,9 +125,10 @@ func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
 	return found, nil
 }
 
-// Claims returns an error for a namespace that was found by the pod's addresses if another pod has, or may have, one of them.
+// Claims returns an error for a namespace that was found by the pod's addresses if another pod has one of them. In ambient mode, where
+// the agent searches for each enrolled pod at its start, the namespace must be in use.
 func (t *Turn) Claims(found *sandbox.Namespace) error {
-	if !found.Inhabited {
+	if t.Ambient && !found.Inhabited {
 		return ErrUninhabited
 	}
 	if other := t.pods.podWithSameIP(t.Pod); other != "" && found.Source != sandbox.FromCache {
