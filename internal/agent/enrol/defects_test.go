@@ -71,8 +71,8 @@ func TestStart_Rebooted(t *testing.T) {
 	}
 }
 
-// TestStart_AddressReused: after a restart of the node a pod in creation has the address that the API server still shows for another one.
-// Its namespace has no process and no record, and is not the other pod's.
+// TestStart_AddressReused: after a restart of the node a pod in creation has the address that the API server still shows for
+// another one. Its namespace has no process and no record, and is not the other pod's.
 func TestStart_AddressReused(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"start", "later"} {
@@ -101,7 +101,9 @@ func TestStart_AddressReused(t *testing.T) {
 				s, _ := a.pods.Status(p.uid)
 				return s.Missing
 			}
-			agenttest.Until(t, missing, func() bool { return z.Pods()[p.uid] == in || strings.Contains(missing(), "a pod in creation") })
+			agenttest.Until(t, missing, func() bool {
+				return z.Pods()[p.uid] == in || strings.Contains(missing(), "a pod in creation")
+			})
 			if z.Pods()[p.uid] == in {
 				t.Error("ztunnel got the other pod's namespace")
 			}

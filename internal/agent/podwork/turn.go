@@ -125,8 +125,8 @@ func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
 	return found, nil
 }
 
-// Claims returns an error for a namespace that was found by the pod's addresses if another pod has one of them. In ambient mode, where
-// the agent searches for each enrolled pod at its start, the namespace must be in use.
+// Claims returns an error for a namespace that was found by the pod's addresses if another pod has one of them. In ambient mode,
+// where the agent searches for each enrolled pod at its start, the namespace must be in use.
 func (t *Turn) Claims(found *sandbox.Namespace) error {
 	if t.Ambient && !found.Inhabited {
 		return ErrUninhabited
