@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
@@ -13,6 +14,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/node/netns"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/node/sandbox/sandboxtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
@@ -57,10 +59,55 @@ func TestStart_Rebooted(t *testing.T) {
 	a := f.agent()
 	z := f.ztunnel(ztunneltest.Options{})
 	agenttest.Eventually(t, "no snapshot", z.Ready)
+	agenttest.Eventually(t, "it is not searched", func() bool { return a.pods.Searching() == 1 })
+	p.address = "10.99.0.1" // its status has the one before for now
 	p.sandbox()
 	check.OK(t, a.pods.Add(t.Context(), p.event()))
+	if a.pods.Searching() != 0 {
+		t.Error("its namespace is still searched")
+	}
 	if problem := p.problem(z); problem != "" {
 		t.Error(problem)
+	}
+}
+
+// TestStart_AddressReused: after a restart of the node a pod in creation has the address that the API server still shows for
+// another one. Its namespace has no process and no record, and is not the other pod's.
+func TestStart_AddressReused(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"start", "later"} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			p := f.pod("web", labelled, was(enabled))
+			p.hide()
+			f.IP(p.path, "address flush dev eth0")
+			var in netns.Inode
+			create := func() {
+				path := f.Sandbox(p.address + "/24")
+				f.Mount(path, "cni-other")
+				in = sandboxtest.Inode(t, path)
+			}
+			if at == "start" {
+				create()
+			}
+			a := f.agent()
+			z := f.ztunnel(ztunneltest.Options{})
+			agenttest.Eventually(t, "no snapshot", z.Ready)
+			if at == "later" {
+				create()
+			}
+			missing := func() string {
+				s, _ := a.pods.Status(p.uid)
+				return s.Missing
+			}
+			agenttest.Until(t, missing, func() bool {
+				return z.Pods()[p.uid] == in || strings.Contains(missing(), "a pod in creation")
+			})
+			if z.Pods()[p.uid] == in {
+				t.Error("ztunnel got the other pod's namespace")
+			}
+		})
 	}
 }
 

@@ -29,11 +29,13 @@ func (c *Controller) search(e *entry) error {
 	return waits("its network namespace")
 }
 
-// found ends the search for a pod's namespace.
-func (c *Controller) found(uid string) {
+// found ends the search for a pod's namespace. It returns false if there was none.
+func (c *Controller) found(uid string) (searched bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	searched = c.lost[uid]
 	delete(c.lost, uid)
+	return searched
 }
 
 // gather is the time in which pods join a search.
@@ -76,13 +78,12 @@ func (c *Controller) findLost(ctx context.Context) {
 	for uid, result := range c.Places.FindAll(ctx, wanted) {
 		e := c.entry(uid)
 		switch {
-		case e == nil && result.Err == nil:
+		case result.Err == nil && (!c.found(uid) || e == nil):
 			result.Namespace.Close()
 			continue
 		case e == nil:
 			continue
 		case result.Err == nil:
-			c.found(uid)
 			e.discovered(result.Namespace)
 		default:
 			e.mu.Lock()

@@ -69,6 +69,10 @@ func (c *Controller) adopt(ctx context.Context, p kube.Pod, found sandbox.Result
 		return
 	}
 	c.Probes.Put(e.uid, p.Addresses) // without addresses, those of the last agent stay
+	if found.Namespace != nil && !found.Namespace.Inhabited {
+		found.Namespace.Close()
+		found = sandbox.Result{Err: podwork.ErrUninhabited}
+	}
 	if found.Namespace == nil {
 		c.Log.InfoContext(ctx, "the network namespace of an enrolled pod is not found yet", slog.String("pod", e.key.String()), slog.Any("error", found.Err))
 		c.Ztunnels.Keep(e.uid)

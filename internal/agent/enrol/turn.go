@@ -186,6 +186,8 @@ func (w *work) accept(o *offer) error {
 			return err
 		}
 		w.Log.Debug("found the pod's network namespace", slog.String("source", string(o.found.Source)))
+	} else {
+		w.found(w.e.uid) // what a search under way finds may be the sandbox before this one
 	}
 	w.use(o.space)
 	s.running = o.found != nil

@@ -125,13 +125,20 @@ func (t *Turn) search(ctx context.Context) (*sandbox.Namespace, error) {
 	return found, nil
 }
 
-// Claims returns an error for a namespace that was found by the pod's addresses if another pod has one of them.
+// Claims returns an error for a namespace that was found by the pod's addresses if another pod has one of them. In ambient mode,
+// where the agent searches for each enrolled pod at its start, the namespace must be in use.
 func (t *Turn) Claims(found *sandbox.Namespace) error {
+	if t.Ambient && !found.Inhabited {
+		return ErrUninhabited
+	}
 	if other := t.pods.podWithSameIP(t.Pod); other != "" && found.Source != sandbox.FromCache {
 		return fmt.Errorf("%w: pod %s has the same ones", sandbox.ErrClaimed, other)
 	}
 	return nil
 }
+
+// ErrUninhabited is the error of [Turn.Claims] for a namespace that is not known to be in use: see [sandbox.Namespace].
+var ErrUninhabited = fmt.Errorf("%w: no process is in it yet, and it may be that of a pod in creation", sandbox.ErrClaimed)
 
 // InKnownNamespace is InNamespace for a read-only fn. It does not search if t.Place still leads to its namespace and no other pod has
 // the pod's addresses.

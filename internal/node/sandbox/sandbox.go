@@ -63,6 +63,9 @@ type Namespace struct {
 	*netns.Namespace
 
 	Source Source
+	// Inhabited: a process is in it, or a record assigns it to the pod. Otherwise it can be that of another pod in creation, which
+	// has the address by now: the runtime starts the first process, and libcni writes its record, after the plugins.
+	Inhabited bool
 	// Place is a path to it, or "" if the path is a process's: another process may have the number later.
 	Place string
 }

@@ -59,7 +59,8 @@ func (s *search) found(c candidate) Result {
 	if err != nil {
 		return Result{Err: s.failed(err)}
 	}
-	return Result{Namespace: &Namespace{n, c.source, lasting(c.path)}}
+	inhabited := s.owns(c) || slices.ContainsFunc(s.inhabited, func(in inhabited) bool { return in.inode == c.Inode() })
+	return Result{Namespace: &Namespace{n, c.source, inhabited, lasting(c.path)}}
 }
 
 // lasting returns path, or "" for a path below a process.
