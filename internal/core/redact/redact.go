@@ -8,7 +8,8 @@
 // Authorization or Cookie header, user and password in a URL, PEM block, value of a name that suggests a token, secret, password,
 // private key or credential, even if truncated, and every comment of a rule. File names are not secret: names that end in file, path
 // or dir keep their value. They may remove too much, but never more than one line or PEM block because pods can write into a log.
-// JSON looks at each text alone, without its member's name. They do not find secrets of other forms, so they are unfit for other programs' texts.
+// JSON looks at each text alone, without its member's name. They do not find secrets of other forms, so they are unfit for other
+// programs' texts.
 //
 // It reads nothing: callers pass the node's secrets.
 //
