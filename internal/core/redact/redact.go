@@ -92,7 +92,7 @@ const pemBody = `[A-Za-z0-9+/=\s\\:,.()-]`
 
 // hints: whole and named can only match a line that contains one of these in lower case.
 var hints = []string{ //nolint:gochecknoglobals // a constant table
-	"token", "secret", "pass", "pwd", "jwt", "session", "psk", "auth", "credential", "signature", "sig=", "cookie", "key", "cert",
+	"token", "secret", "pass", "pwd", "jwt", "sessionid", "session_id", "session-id", "psk", "auth", "credential", "signature", "sig=", "cookie", "key", "cert",
 	"ls0tls1crudjti", "eyj", "zxlk", "bearer", "basic", "://", "code=",
 }
 
