@@ -31,8 +31,9 @@ const Mark = "(redacted)"
 const shortest = 8
 
 // Names of credentials, in lower or upper case.
-const secretName = `(?:token|secret|passw(?:or)?d|passphrase|(?:\b|_)pass\b|pwd|psk|bearer|credential|signature|auth(?:orization)?\b|cookie|jwt\b` +
-	`|session[_-]?id\b|(?:api|private|access|client|encryption|signing|shared|session|tls|account|etcd|ipsec|master)[_. -]?key|client[_-]?cert)`
+const secretName = `(?:token|secret|passw(?:or)?d|passphrase|(?:\b|_)pass\b|pwd|psk|bearer|credential|signature` +
+	`|auth(?:orization)?\b|cookie|jwt\b|session[_-]?id\b` +
+	`|(?:api|private|access|client|encryption|signing|shared|session|tls|account|etcd|ipsec|master)[_. -]?key|client[_-]?cert)`
 
 // Redactor finds credentials. It is safe for concurrent use.
 type Redactor struct {
@@ -71,15 +72,17 @@ func New(secrets ...string) *Redactor {
 	return r
 }
 
-// quoted matches a value with up to three levels of quotes. A truncated value ends with the line, or where the quotes around it end.
-const quoted = `\\{3}"(?:[^"\\\n]|\\{7}"|\\[^"\n])*(?:\\")?|\\"(?:[^"\\\n]|\\{3}"|\\[^"\n])*(?:\\")?|"(?:[^"\\\n]|\\.)*\\?"?|'[^'\n]*'?`
+// quoted matches a value with up to three levels of quotes. A truncated value ends with the line, or with the quotes around it.
+const quoted = `\\{3}"(?:[^"\\\n]|\\{7}"|\\[^"\n])*(?:\\")?` +
+	`|\\"(?:[^"\\\n]|\\{3}"|\\[^"\n])*(?:\\")?|"(?:[^"\\\n]|\\.)*\\?"?|'[^'\n]*'?`
 
 // value matches a name's value.
 const value = `(` + quoted + `|[^\s,;{}\[\]()"'\\](?:[^\s"'\\]|\\[^"'])*)`
 
 // prefixes begin the tokens of known services.
 var prefixes = []string{ //nolint:gochecknoglobals // a constant table
-	"ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-", "xoxb-", "xoxp-", "xapp-", "hooks.slack.com", "AIza", "sk_live_", "rk_live_", "hvs.", "npm_", "sk-", "AKIA",
+	"ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-", "xoxb-", "xoxp-", "xapp-",
+	"hooks.slack.com", "AIza", "sk_live_", "rk_live_", "hvs.", "npm_", "sk-", "AKIA",
 }
 
 // quotes can surround a value.
@@ -92,7 +95,8 @@ const pemBody = `[A-Za-z0-9+/=\s\\:,.()-]`
 
 // hints: whole and named can only match a line that contains one of these in lower case.
 var hints = []string{ //nolint:gochecknoglobals // a constant table
-	"token", "secret", "pass", "pwd", "jwt", "sessionid", "session_id", "session-id", "psk", "auth", "credential", "signature", "sig=", "cookie", "key", "cert",
+	"token", "secret", "pass", "pwd", "jwt", "sessionid", "session_id", "session-id", "psk",
+	"auth", "credential", "signature", "sig=", "cookie", "key", "cert",
 	"ls0tls1crudjti", "eyj", "zxlk", "bearer", "basic", "://", "code=",
 }
 
