@@ -140,6 +140,9 @@ func TestThePage(t *testing.T) {
 	n.agent.Signal(killed)
 	b.see("#failure", "The agent has not answered since", "kubectl port-forward")
 	b.see("#state", "captured") // what was known stays
+	if readiness := evaluate[string](b, `getComputedStyle(document.querySelector("#ready")).opacity`); readiness == "1" {
+		t.Error("an agent that does not answer is shown as ready")
+	}
 	<-n.agent.Ended()
 	n.start()
 	b.Until("an end of the warning", func() bool { return b.count("#failure[hidden]") == 1 })

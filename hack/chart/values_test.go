@@ -269,6 +269,14 @@ func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 		`audit: {mode: heal}`:                  "/audit/mode",
 		`apiTimeout: 5`:                        "\napiTimeout: got 5, want a duration such as 10s",
 		`apiTimeout: 5 seconds`:                "\napiTimeout: got \"5 seconds\", want a duration",
+		`healthPort: 9876`:                     "\nhealthPort: 9876 is the port of the agent's page",
+		`monitoringPort: "9876"`:               "\nmonitoringPort: 9876 is the port of the agent's page",
+		`logging: {level: verbose}`:            "/logging/level",
+		`logging: {level: "debug,"}`:           "/logging/level",
+		`global: {logging: {level: INFO}}`:     "/global/logging/level",
+		`hub: https://r.example/mesh`:          "/hub",
+		`global: {hub: r.example/mesh/}`:       "/global/hub",
+		`global: {hub: ""}`:                    "/global/hub",
 		`healthPort: 0`:                        "\nhealthPort: got 0, want a number from 1 to 65535",
 		`monitoringPort: 70000`:                "\nmonitoringPort: got 70000, want a number from 0 to 65535",
 		`monitoringPort: "70000"`:              "\nmonitoringPort: got \"70000\", want a number",
@@ -303,12 +311,15 @@ func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 		`tolerations: {operator: Exists}`:      "\n" + `tolerations: got {"operator":"Exists"}, want a list`,
 		`env: [{name: A, value: b}]`:           "\n" + `env: got [{"name":"A","value":"b"}], want a map`,
 		`updateStrategy: OnDelete`:             "\n" + `updateStrategy: got "OnDelete", want a map of rollingUpdate, type`,
+		`ambient: {enablementSelectors: [{podSelector: {matchExpressions: [{key: a, operator: in}]}}]}`: "/matchExpressions/0/operator",
 	} {
 		mustRefuse(t, words, text)
 	}
 	for _, text := range []string{
 		`env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`, // set explicitly
 		`resources: null`, `taint: {resources: null}`, `global: {defaultResources: null}`, `resources: {limits: null}`, `updateStrategy: {rollingUpdate: null}`,
+		`logging: {level: "default:info, cni-plugin:debug,xds:none"}`, `global: {logging: {level: warn}}`, `hub: "localhost:5000/a/b"`, `hub: localhost:5000`,
+		`{backend: native, forceIptablesBinary: nft, global: {nativeNftables: true}}`, `istioOwnedCNIConfigFileName: a.conf`,
 	} {
 		mustRender(t, text)
 	}
@@ -348,25 +359,28 @@ func TestSchemaLeavesGlobalsOfOthersAlone(t *testing.T) {
 func TestTheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for text, words := range map[string]string{
-		`env: {AMBIENT_ENABLED: "true"}`:                "env.AMBIENT_ENABLED: set ambient.enabled=true instead",
-		`env: {AMBIENT_ENABLED: true}`:                  "env.AMBIENT_ENABLED: set ambient.enabled=true instead",
-		`{confMode: inline, chained: false}`:            "contradicts chained=false",
-		`{confMode: inline, platform: openshift}`:       "contradicts chained=false",
-		`{confMode: dropin, istioOwnedCNIConfig: true}`: "contradicts istioOwnedCNIConfig=true",
-		`{chained: false, istioOwnedCNIConfig: true}`:   "contradicts chained=false",
-		`{observe: true, repair: {enabled: true}}`:      "repair.enabled=true contradicts observe=true",
-		`{observe: true, audit: {mode: repair}}`:        "audit.mode=repair contradicts observe=true",
-		`{observe: true, audit: {interval: 0}}`:         "audit.interval=0 contradicts observe=true",
-		`{observe: true, audit: {podCondition: true}}`:  "audit.podCondition=true contradicts observe=true",
-		`{cni: {observe: true}, taint: {enabled: yes}}`: "taint.enabled=true contradicts observe=true",
-		`{observe: true, taint: {newNodes: true}}`:      "taint.newNodes=true contradicts observe=true",
-		`{observe: true, hostNetwork: true}`:            "hostNetwork=true contradicts observe=true",
-		`{healthPort: 15014}`:                           "is also the monitoringPort",
-		`global: {hub: docker.io/istio}`:                "is Istio's image, not this one: set global.hub",
-		`global: {hub: gcr.io/istio-release}`:           "is Istio's image, not this one: set global.hub",
-		`image: docker.io/istio/install-cni:1.31.1`:     "image: \"docker.io/istio/install-cni:1.31.1\" is Istio's image, not this one",
-		`resourceScope: foo`:                            "resourceScope: got \"foo\", want all, cluster or namespace; this chart reads global.resourceScope",
-		`hub: registry.istio.io/release`:                "is Istio's image, not this one: set global.hub",
+		`env: {AMBIENT_ENABLED: "true"}`:                                   "env.AMBIENT_ENABLED: set ambient.enabled=true instead",
+		`env: {AMBIENT_ENABLED: true}`:                                     "env.AMBIENT_ENABLED: set ambient.enabled=true instead",
+		`{confMode: inline, chained: false}`:                               "contradicts chained=false",
+		`{confMode: inline, platform: openshift}`:                          "contradicts chained=false",
+		`{confMode: dropin, istioOwnedCNIConfig: true}`:                    "contradicts istioOwnedCNIConfig=true",
+		`{chained: false, istioOwnedCNIConfig: true}`:                      "contradicts chained=false",
+		`{observe: true, repair: {enabled: true}}`:                         "repair.enabled=true contradicts observe=true",
+		`{observe: true, audit: {mode: repair}}`:                           "audit.mode=repair contradicts observe=true",
+		`{observe: true, audit: {interval: 0}}`:                            "audit.interval=0 contradicts observe=true",
+		`{observe: true, audit: {podCondition: true}}`:                     "audit.podCondition=true contradicts observe=true",
+		`{cni: {observe: true}, taint: {enabled: yes}}`:                    "taint.enabled=true contradicts observe=true",
+		`{observe: true, taint: {newNodes: true}}`:                         "taint.newNodes=true contradicts observe=true",
+		`{observe: true, hostNetwork: true}`:                               "hostNetwork=true contradicts observe=true",
+		`{istioOwnedCNIConfig: true, istioOwnedCNIConfigFileName: a.conf}`: `istioOwnedCNIConfigFileName: "a.conf": want a name that ends in .conflist`,
+		`{backend: netlink, global: {nativeNftables: true}}`:               `backend: "netlink" contradicts global.nativeNftables=true`,
+		`{backend: native, forceIptablesBinary: legacy}`:                   `backend: "native" contradicts forceIptablesBinary=legacy`,
+		`{healthPort: 15014}`:                                              "is also the monitoringPort",
+		`global: {hub: docker.io/istio}`:                                   "is Istio's image, not this one: set global.hub",
+		`global: {hub: gcr.io/istio-release}`:                              "is Istio's image, not this one: set global.hub",
+		`image: docker.io/istio/install-cni:1.31.1`:                        "image: \"docker.io/istio/install-cni:1.31.1\" is Istio's image, not this one",
+		`resourceScope: foo`:                                               "resourceScope: got \"foo\", want all, cluster or namespace; this chart reads global.resourceScope",
+		`hub: registry.istio.io/release`:                                   "is Istio's image, not this one: set global.hub",
 	} {
 		mustRefuse(t, words, text)
 	}

@@ -40,7 +40,7 @@ func (r *Redactor) Event(reason, message string) string {
 }
 
 // patterns are the expressions of [Redactor.Message].
-type patterns struct{ escape, query, user, word *regexp.Regexp }
+type patterns struct{ escape, query, user, word, config *regexp.Regexp }
 
 func newPatterns() patterns {
 	return patterns{
@@ -48,16 +48,18 @@ func newPatterns() patterns {
 		query:  regexp.MustCompile(`\?[^\s"'<>]*=[^\s"'<>]*`),
 		user:   regexp.MustCompile(`[^\s"'@/]*:[^\s"'@]*@(?:sha256:)?`),
 		word:   regexp.MustCompile(`[A-Za-z0-9+/=_-]{16,}`),
+		config: regexp.MustCompile(`( config from (?:env|environment|annotation|file)\s+)\S.*`), // pilot-agent's: it has the proxy's environment
 	}
 }
 
 // Message returns a message that another program wrote, as one printable line of at most 1 KiB. Besides what [Redactor.Text] replaces, it
-// replaces the queries of URLs, users with their passwords, and words that look random, also where characters are escaped.
+// replaces a proxy's configuration, the queries of URLs, users with their passwords, and words that look random, also where characters are escaped.
 func (r *Redactor) Message(text string) string {
 	text = r.escape.ReplaceAllStringFunc(text, func(found string) string {
 		code, _ := strconv.ParseUint(strings.TrimLeft(found, `%\uU`), 16, 8) // the expression has hexadecimal digits only
 		return string(rune(code))
 	})
+	text = r.config.ReplaceAllString(text, "${1}"+Mark)
 	text = string(r.Text([]byte(printable.Text(text, maxLine))))
 	text = r.query.ReplaceAllLiteralString(text, "?"+Mark)
 	text = r.user.ReplaceAllStringFunc(text, func(found string) string {

@@ -112,7 +112,10 @@ func TestRecords_Secrets(t *testing.T) {
 		"a DSN": at + "dial u:SECRET@tcp(db:3306)/x", "a query": at + "GET /x?y=SECRET&z=1", "a percent": at + "password%3DSECRET", "an escape": at + `pass\u0077ord=SECRET`,
 		"UTF-16": strings.Join(strings.Split(at+"password=SECRET", ""), "\x00"), "a zero width": at + "pass\u200bword=SECRET", "ANSI": at + "\x1b[1mpassword\x1b[0m=SECRET",
 		"Latin-1": at + "password\xa0SECRET", "a carriage return": at + "x\rpassword SECRET", "a random word": at + "key is " + random, "base64": at + "UmFuZG9tU2VjcmV0" + random + "==",
-		"hex": at + "key 0123456789abcdef0123456789abcdef", "a split query": at + "/x?" + strings.Repeat("a", 1010) + "=SECRET",
+		"an environment": at + `Apply proxy config from env {"proxyMetadata":{"MY_VALUE":"SECRET"}}`, "an annotation": at + "Apply proxy config from annotation\tfoo: SECRET",
+		"a file":            `{"level":"info","time":"2026-05-04T03:02:01.000001Z","msg":"Apply mesh config from file {\"a\":\"SECRET\"}"}`,
+		"a bad environment": at + `failed to unmarshal mesh config from environment [{"a":"SECRET"}]: yaml`,
+		"hex":               at + "key 0123456789abcdef0123456789abcdef", "a split query": at + "/x?" + strings.Repeat("a", 1010) + "=SECRET",
 		"a cut password": at + "password=" + strings.Repeat("a", 2000) + "SECRET", "a line too long": at + strings.Repeat("x ", 40_000) + "password=SECRET",
 	} {
 		for _, size := range []int{1, 7, 1 << 20} {

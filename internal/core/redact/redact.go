@@ -8,7 +8,8 @@
 // Authorization or Cookie header, user and password in a URL, PEM block, value of a name that suggests a token, secret, password,
 // private key or credential, even if truncated, and every comment of a rule. File names are not secret: names that end in file, path
 // or dir keep their value. They may remove too much, but never more than one line or PEM block because pods can write into a log.
-// They do not find secrets of other forms, so they are unfit for other programs' texts.
+// JSON looks at each text alone, without its member's name. They do not find secrets of other forms, so they are unfit for other
+// programs' texts.
 //
 // It reads nothing: callers pass the node's secrets.
 //
@@ -30,15 +31,16 @@ const Mark = "(redacted)"
 const shortest = 8
 
 // Names of credentials, in lower or upper case.
-const secretName = `(?:token|secret|passw(?:or)?d|passphrase|pwd|psk|bearer|credential|signature|auth(?:orization)?\b|cookie` +
-	`|(?:api|private|access|client|encryption|signing|shared|session|tls|account|etcd|ipsec)[_. -]?key|client[_-]?cert)`
+const secretName = `(?:token|secret|passw(?:or)?d|passphrase|(?:\b|_)pass\b|pwd|psk|bearer|credential|signature` +
+	`|auth(?:orization)?\b|cookie|jwt\b|session[_-]?id\b` +
+	`|(?:api|private|access|client|encryption|signing|shared|session|tls|account|etcd|ipsec|master)[_. -]?key|client[_-]?cert)`
 
 // Redactor finds credentials. It is safe for concurrent use.
 type Redactor struct {
 	secrets [][]byte
 	// block matches credentials of several lines, token and whole match bare credentials, named matches a name with its value, option
-	// matches an option with its argument.
-	block, token, whole, named, option, isPlace *regexp.Regexp
+	// matches an option with its argument, comment matches a rule's in nft's text.
+	block, token, whole, named, option, comment, isPlace *regexp.Regexp
 
 	foreign, object *table
 	reasons         map[string]bool
@@ -56,6 +58,7 @@ func New(secrets ...string) *Redactor {
 		token:   regexp.MustCompile(`(?:\b(?:` + strings.Join(prefixes, "|") + `)|\$(?:[56y]|2[aby]|apr1)\$)[A-Za-z0-9/_.$-]{12,}`),
 		named:   regexp.MustCompile(`(?i)([a-z0-9_.-]*` + secretName + `[a-z0-9_.-]*)(\\*["']?\s*[:=]+[\s\[]*)` + value),
 		option:  regexp.MustCompile(`(--[a-z-]*(?:` + secretName + `|comment|prefix|string)[a-z-]*)(\s+)` + value),
+		comment: regexp.MustCompile(`(\bcomment)(\s+)(` + quoted + `)`),
 		isPlace: regexp.MustCompile(`(?i)(?:file|path|dir)s?$`),
 	}
 	r.foreign, r.object = newTables()
@@ -69,13 +72,17 @@ func New(secrets ...string) *Redactor {
 	return r
 }
 
-// value matches a name's value, with up to three levels of quotes, possibly truncated.
-const value = `(\\{3}".*?(?:\\{3}"|$)|\\"(?:[^"\\\n]|\\[^"])*(?:\\"|$)|"(?:[^"\\\n]|\\.)*(?:"|\\?$)|'[^'\n]*(?:'|$)` +
-	`|[^\s,;{}\[\]()"'\\](?:[^\s"'\\]|\\[^"'])*)`
+// quoted matches a value with up to three levels of quotes. A truncated value ends with the line, or with the quotes around it.
+const quoted = `\\{3}"(?:[^"\\\n]|\\{7}"|\\[^"\n])*(?:\\")?` +
+	`|\\"(?:[^"\\\n]|\\{3}"|\\[^"\n])*(?:\\")?|"(?:[^"\\\n]|\\.)*\\?"?|'[^'\n]*'?`
+
+// value matches a name's value.
+const value = `(` + quoted + `|[^\s,;{}\[\]()"'\\](?:[^\s"'\\]|\\[^"'])*)`
 
 // prefixes begin the tokens of known services.
 var prefixes = []string{ //nolint:gochecknoglobals // a constant table
-	"ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "hooks.slack.com", "AIza", "sk_live_", "rk_live_", "hvs.", "npm_", "sk-", "AKIA",
+	"ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-", "xoxb-", "xoxp-", "xapp-",
+	"hooks.slack.com", "AIza", "sk_live_", "rk_live_", "hvs.", "npm_", "sk-", "AKIA",
 }
 
 // quotes can surround a value.
@@ -88,7 +95,8 @@ const pemBody = `[A-Za-z0-9+/=\s\\:,.()-]`
 
 // hints: whole and named can only match a line that contains one of these in lower case.
 var hints = []string{ //nolint:gochecknoglobals // a constant table
-	"token", "secret", "passw", "passphrase", "pwd", "psk", "auth", "credential", "signature", "sig=", "cookie", "key", "cert",
+	"token", "secret", "pass", "pwd", "jwt", "sessionid", "session_id", "session-id", "psk",
+	"auth", "credential", "signature", "sig=", "cookie", "key", "cert",
 	"ls0tls1crudjti", "eyj", "zxlk", "bearer", "basic", "://", "code=",
 }
 
@@ -115,6 +123,9 @@ func (r *Redactor) line(text []byte) []byte {
 	}
 	if has("--") {
 		text = r.values(r.option, text)
+	}
+	if has("comment ") {
+		text = r.values(r.comment, text)
 	}
 	lower := bytes.ToLower(text)
 	if slices.ContainsFunc(hints, func(hint string) bool { return bytes.Contains(lower, []byte(hint)) }) {

@@ -137,6 +137,17 @@ where none is set, and the tag of the reference's image.
 {{- if and $v.istioOwnedCNIConfig (not $v.chained) -}}
 {{- include "cni.fault" (list . "istioOwnedCNIConfig: true contradicts chained=false") -}}
 {{- end -}}
+{{- if and (or $v.istioOwnedCNIConfig (eq $v.confMode "owned")) $v.istioOwnedCNIConfigFileName (not (hasSuffix ".conflist" $v.istioOwnedCNIConfigFileName)) -}}
+{{- include "cni.fault" (list . (printf "istioOwnedCNIConfigFileName: %q: want a name that ends in .conflist" $v.istioOwnedCNIConfigFileName)) -}}
+{{- end -}}
+{{- if and $v.global.nativeNftables (not (has $v.backend (list "auto" "native"))) -}}
+{{- include "cni.fault" (list . (printf "backend: %q contradicts global.nativeNftables=true, which is native" $v.backend)) -}}
+{{- else if and $v.forceIptablesBinary (has $v.backend (list "netlink" "native")) (not $v.global.nativeNftables) -}}
+{{- include "cni.fault" (list . (printf "backend: %q contradicts forceIptablesBinary=%s: it starts no program" $v.backend $v.forceIptablesBinary)) -}}
+{{- end -}}
+{{- range list "healthPort" "monitoringPort" -}}
+{{- if eq (int (get $v .)) 9876 -}}{{- include "cni.fault" (list $ (printf "%s: 9876 is the port of the agent's page" .)) -}}{{- end -}}
+{{- end -}}
 {{- if and (not $v.useAppArmorAnnotation) (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- include "cni.fault" (list . (printf "useAppArmorAnnotation: false needs Kubernetes 1.30, but this is %s" .Capabilities.KubeVersion.Version)) -}}
 {{- end -}}
