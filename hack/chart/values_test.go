@@ -318,7 +318,7 @@ func TestTheChartRefuses_NamesAndTypes(t *testing.T) {
 	for _, text := range []string{
 		`env: {AMBIENT_ENABLED: "true", AMBIENT_PODS: ignore}`, // set explicitly
 		`resources: null`, `taint: {resources: null}`, `global: {defaultResources: null}`, `resources: {limits: null}`, `updateStrategy: {rollingUpdate: null}`,
-		`logging: {level: "default:info, cni-plugin:debug,xds:none"}`, `global: {logging: {level: warn}}`, `hub: "localhost:5000/a/b"`, `hub: localhost:5000`,
+		`logging: {level: "default:info, cni-plugin:debug,xds:none"}`, `global: {logging: {level: warn}}`, `hub: "localhost:5000/a/b"`, `hub: localhost:5000`, `global: {hub: "[2001:db8::1]:5000/a"}`,
 		`{backend: native, forceIptablesBinary: nft, global: {nativeNftables: true}}`, `istioOwnedCNIConfigFileName: a.conf`,
 	} {
 		mustRender(t, text)
