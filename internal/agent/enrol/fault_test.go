@@ -3,11 +3,14 @@ package enrol_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 
 	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/agent/enrol"
+	"github.com/meshcni/istio-cni/internal/agent/metrics"
 	"github.com/meshcni/istio-cni/internal/agent/podwork"
 	"github.com/meshcni/istio-cni/internal/agent/ztunnels/ztunneltest"
 	"github.com/meshcni/istio-cni/internal/core/ambient"
@@ -312,6 +316,63 @@ func TestEnrol_HugeAnnotation(t *testing.T) {
 	if n := len(f.log.String()); n > 100000 {
 		t.Errorf("%d bytes of log", n)
 	}
+}
+
+// TestEnrol_SlowFailure: a pod whose rules take long to read and cannot be written does not keep a worker from other pods.
+func TestEnrol_SlowFailure(t *testing.T) {
+	f := newParallel(t)
+	now := clocktesting.NewFakeClock(time.Now())
+	p := f.pod("web", labelled)
+	nft := exec.CommandContext(t.Context(), "nsenter", "--net="+p.path, "nft", "-i")
+	input, err := nft.StdinPipe()
+	check.OK(t, err)
+	check.OK(t, nft.Start())
+	t.Cleanup(func() { _ = nft.Wait() })
+	text := strings.Builder{}
+	// While nft runs, the kernel refuses changes of this table by others (NFT_TABLE_F_OWNER).
+	text.WriteString("add table ip mangle { flags owner; }\nadd table ip y\nadd chain ip y y\n")
+	for range 10000 {
+		text.WriteString("add rule ip y y accept\n")
+	}
+	_, err = io.WriteString(input, text.String())
+	check.OK(t, err)
+	agenttest.Eventually(t, "no rules", func() bool {
+		return strings.Count(netnstest.Run(t, p.path, "nft", "list", "ruleset"), "accept") == 10000
+	})
+	var failed atomic.Int32
+	f.agent(func(o *enrol.Options) {
+		o.Clock = now
+		o.Failed = func(step metrics.AmbientStep) {
+			if step == metrics.StepRules {
+				failed.Add(1)
+			}
+		}
+	})
+	z := f.ztunnel(ztunneltest.Options{})
+	agenttest.Eventually(t, "the rules are written", func() bool {
+		now.Step(time.Second)
+		return failed.Load() > 0
+	})
+	// Ten minutes, in which an attempt takes some seconds: a thousand times faster than the clock of the machine.
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range 600 {
+		<-tick.C
+		now.Step(time.Second)
+	}
+	if n := failed.Load(); n > 30 { // about 4; about 45 without the pause
+		t.Errorf("%d attempts", n)
+	}
+	other := f.pod("other", labelled)
+	agenttest.Eventually(t, "another pod is not enrolled", func() bool {
+		now.Step(10 * time.Millisecond)
+		return other.problem(z) == ""
+	})
+	check.OK(t, input.Close())
+	agenttest.Eventually(t, "they are not written again", func() bool {
+		now.Step(time.Second)
+		return p.problem(z) == ""
+	})
 }
 
 // TestEnrol_UnreadableRules: rules that cannot be read are not read again at each of their changes.

@@ -268,7 +268,9 @@ func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool
 		return s.unreadable
 	}
 	if err != nil {
-		return fmt.Errorf("writing its rules: %w", err)
+		err = fmt.Errorf("writing its rules: %w", err)
+		s.unreadable = waits("the next attempt: %w", err)
+		return err
 	}
 	if s.version, err = space.Version(); err != nil {
 		return err
@@ -286,8 +288,8 @@ func (w *work) apply(ctx context.Context, space redirection.Namespace, same bool
 	return nil
 }
 
-// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate. A comparison of many
-// rules is followed by a pause of share times its length.
+// guardPause is the shortest time between two comparisons of a pod's rules: a tenant may change them at any rate. A comparison is
+// followed by a pause of share times its length, also if it failed: many rules take long, and the workers serve all pods.
 const (
 	guardPause = time.Second
 	share      = 20
