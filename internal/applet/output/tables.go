@@ -244,7 +244,7 @@ func checkText(k document.Check, hint string, columns int) string {
 }
 
 // Plural returns a number with a noun.
-func Plural(n int, noun string) string {
+func Plural[N int | uint64](n N, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

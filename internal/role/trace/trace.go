@@ -190,7 +190,7 @@ func text(r document.TraceEvent) string {
 	case r.Packet != nil:
 		return packet(*r.Packet)
 	case r.Count != nil:
-		return fmt.Sprintf("\n+ %d packets of %s matched %s\n", r.Count.Packets, r.Count.Family, hop(r.Count.Hop))
+		return fmt.Sprintf("\n+ %s of %s matched %s\n", output.Plural(r.Count.Packets, "packet"), r.Count.Family, hop(r.Count.Hop))
 	case r.End != nil:
 		return end(*r.End)
 	}
@@ -233,7 +233,7 @@ func hop(h document.Hop) string {
 
 func end(e document.TraceEnd) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%d packets: %d as the mesh wants it, %d past the mesh, %d unknown", e.Packets, e.Wanted, e.Past, e.Unknown)
+	fmt.Fprintf(&b, "\n%s: %d as the mesh wants it, %d past the mesh, %d unknown", output.Plural(e.Packets, "packet"), e.Wanted, e.Past, e.Unknown)
 	if e.ByLegacy > 0 {
 		fmt.Fprintf(&b, ", %d by rules of legacy tables", e.ByLegacy)
 	}

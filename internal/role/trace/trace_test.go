@@ -69,7 +69,7 @@ func TestTrace_Namespace(t *testing.T) {
 		"redirected": {nil, send(80), 0, []string{
 			"tracing namespace /", " (Ctrl-C ends it): the first packet of each TCP connection and UDP packets\n",
 			"TCP 10.1.0.2:", " -> 10.2.0.9:80 is sent by the pod\n→ output nat/OUTPUT 1: ", "    # ",
-			"\n✓ the packet is redirected to 127.0.0.1:15001: all other TCP", "\n1 packets: 1 as the mesh wants it, 0 past the mesh",
+			"\n✓ the packet is redirected to 127.0.0.1:15001: all other TCP", "\n1 packet: 1 as the mesh wants it, 0 past the mesh",
 		}},
 		"past":      {[]string{"--to", "10.2.0.0/16"}, send(443), 3, []string{"✗ the packet goes out unredirected, because excludeOutboundPorts=443", "1 past the mesh"}},
 		"no packet": {[]string{"--to=10.2.0.9:81"}, send(80), 4, []string{"UDP packets to 10.2.0.9 with destination port 81", "no packet was seen: "}},
