@@ -44,7 +44,7 @@ func TestValues_IgnoredOnesAreNamed(t *testing.T) {
 		`pilot: {cni: {enabled: true}}`:                              "pilot.cni.enabled is ignored: istiod's chart reads it, so istiod's release must get it.",
 		`imagePullSecrets: [a]`:                                      "imagePullSecrets is ignored: for this chart use global.imagePullSecrets.",
 		`resourceScope: cluster`:                                     "resourceScope is ignored: for this chart use global.resourceScope.",
-		`enabled: false`:                                             "enabled=false is ignored: this chart is installed; a parent chart can have it as a condition.",
+		`enabled: false`:                                             "enabled=false is ignored: this chart is installed; a parent chart can use it as a condition.",
 		`cni: {enabled: "false"}`:                                    "cni.enabled=false is ignored",
 		`global: {resourcescope: cluster}`:                           "global.resourcescope is ignored: did you mean global.resourceScope?",
 		`global: {networkPolicy: {enable: true}}`:                    "global.networkPolicy.enable is ignored: did you mean global.networkPolicy.enabled?",

@@ -245,7 +245,7 @@ func nodeOf(n *corev1.Node, condition string) NodeState {
 	return state
 }
 
-// DaemonSet is a whole object: an agent fetches its own, seldom.
+// DaemonSet is a whole object, because an agent only fetches its own, and seldom.
 type DaemonSet = appsv1.DaemonSet
 
 // Node is a whole object, like [DaemonSet].

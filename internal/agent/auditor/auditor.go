@@ -82,7 +82,7 @@ type Auditor struct {
 	unpublished atomic.Bool
 }
 
-// request is a requested inspection, whose end closes done. forced is set if its result answers a user's request.
+// request is a requested inspection; done is closed at its end. forced is set if its result answers a user's request.
 type request struct {
 	done   chan struct{}
 	forced bool

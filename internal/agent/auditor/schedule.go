@@ -113,7 +113,7 @@ func (a *Auditor) InspectNext(ctx context.Context, k types.NamespacedName, force
 	return took, nil
 }
 
-// request requests an inspection of a pod, whose end closes the channel.
+// request requests an inspection of a pod. The channel is closed when the inspection has ended.
 func (a *Auditor) request(k types.NamespacedName, forced bool) <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -78,8 +78,7 @@ func Follow(path string) (string, error) {
 	return seen, err
 }
 
-// Whole returns the first root below which the node's whole file system is visible, rather than single mounts, or
-// "".
+// Whole returns the first root below which the node's whole file system is visible, rather than single mounts, or "".
 func Whole(roots ...string) string {
 	at := slices.IndexFunc(roots, func(root string) bool {
 		return exists(filepath.Join(root, "etc")) && exists(filepath.Join(root, "usr"))

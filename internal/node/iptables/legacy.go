@@ -90,7 +90,7 @@ func LegacyDigest(f ruleset.Family) (sum Digest, err error) {
 	return sum, err
 }
 
-// legacyTable is a table that read reads.
+// legacyTable is a legacy table of the current namespace; read returns its entries.
 type legacyTable struct {
 	name string
 	info getInfo

@@ -100,7 +100,7 @@ func (s labelSelector) text() (string, error) {
 	return strings.Join(terms, ","), nil
 }
 
-// query returns objects of the API server: kubectl prints a list of them, one alone if it was named, or nothing.
+// query returns objects of the API server. kubectl prints a list, the object itself if one was named, or nothing.
 func query[T any](ctx context.Context, f *fleet, args ...string) ([]T, error) {
 	text, err := f.kubectl(ctx, maxObjects, slices.Concat([]string{"get", "-o", "json"}, args)...)
 	if err != nil || len(text) == 0 {

@@ -281,7 +281,7 @@ func (f *fleet) kubectl(ctx context.Context, most int, args ...string) ([]byte, 
 	return out.text, err
 }
 
-// stream is start for at most f.timeout.
+// stream is like start, and ends the command after f.timeout.
 func (f *fleet) stream(ctx context.Context, out io.Writer, args ...string) (stderr string, err error) {
 	ctx, cancel := f.limit(ctx)
 	defer cancel()

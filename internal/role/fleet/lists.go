@@ -302,7 +302,7 @@ func (f *fleet) workload(ctx context.Context, flags *command.Pods, c *call) erro
 	return nil
 }
 
-// watch runs a watch of the rows of all nodes. The problem of a node is printed once, and the rows of such a node can be there still.
+// watch watches the rows of all nodes. It prints the problem of a node once, and does not report the rows of such a node as gone.
 func watch[T any](ctx context.Context, f *fleet, l listing[T], w output.Watch[T], of func(T) string) (int, error) {
 	f.progress, f.Stderr = nil, &once{w: f.Stderr, said: map[string]bool{}}
 	w.Err, w.Every = f.Stderr, 5*time.Second

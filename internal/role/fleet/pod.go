@@ -18,7 +18,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/settings"
 )
 
-// onePod runs an agent's command, which lasts some time, on a pod's node, and passes its output on.
+// onePod runs a command in the agent of a pod's node, and passes its output on while it runs.
 func (f *fleet) onePod(ctx context.Context, name string, rows []settings.Setting, namespace string, form output.Form, lasts time.Duration, c call) (int, error) {
 	operand, err := c.single()
 	if err != nil {

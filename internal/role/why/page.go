@@ -26,8 +26,8 @@ const maxAnswer = 16 << 10
 // part is a part of the page.
 type part struct {
 	lines []string
-	// most is how many lines the page shows if it has room for all parts. Of these, keep lines count as none against other parts; with
-	// pageLines the part loses none.
+	// most is how many lines the page shows if it has room for all parts. If it lacks room, the longest part loses a line at a time;
+	// keep lines are not counted in this comparison. A part with keep = pageLines loses no line.
 	most, keep int
 	// of is the number of items of a list, 0 for a text.
 	of int

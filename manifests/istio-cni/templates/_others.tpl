@@ -230,7 +230,7 @@ is a text, unless YAML took a zero off its end.
 {{- end -}}
 {{- end -}}
 {{- range $path, $value := dict "enabled" $given.enabled "cni.enabled" (dig "enabled" "" ($given.cni | default dict)) -}}
-{{- if eq (toString $value) "false" -}}{{- $out = append $out (printf "%s=false is ignored: this chart is installed; a parent chart can have it as a condition." $path) -}}{{- end -}}
+{{- if eq (toString $value) "false" -}}{{- $out = append $out (printf "%s=false is ignored: this chart is installed; a parent chart can use it as a condition." $path) -}}{{- end -}}
 {{- end -}}
 {{- with $v.variant | default $v.global.variant -}}
 {{- $out = append $out (printf "variant=%s is ignored: the image has no variants, and the tag gets no suffix." .) -}}

@@ -200,7 +200,7 @@ func (q question) anyOwn(inside func(netip.Addr) bool) Answer {
 	return No
 }
 
-// near reports whether an address cannot be another host's: a packet to it takes another path or does not concern the mesh.
+// near reports whether an address cannot belong to another host. A packet to it takes another path or does not concern the mesh.
 func (q question) near(a netip.Addr) bool {
 	return a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || q.Outgoing && a == q.Src.Addr() || !q.Outgoing && a == q.Dst.Addr()
 }

@@ -76,7 +76,8 @@ func (b *Batch) Commit() error {
 	return b.answers(last)
 }
 
-// Transact commits what fill adds to a Batch for the current generation, again if another program changes the rules meanwhile.
+// Transact commits what fill adds to a Batch for the current generation. It repeats this, a bounded number of times, if another program
+// changes the rules meanwhile; then it returns ErrChanged.
 func (c *Conn) Transact(fill func(*Batch) error) (err error) {
 	const attempts = 10
 	for range attempts {
