@@ -96,22 +96,15 @@ func run(
 	if note != "" {
 		all, err := space.LegacyCounts(ctx)
 		if err != nil {
-			return errors.Join(err, closed(tracer))
+			return errors.Join(err, tracer.Close())
 		}
 		_ = f.count(all, false) // the first reading shows no rule
 	}
 	begin := document.TraceBegin{Subject: o.Subject, Packets: packetsText(o.Filter), Until: o.Now().Add(o.For), Note: note}
 	if err := each(document.TraceEvent{Begin: &begin}); err != nil {
-		return errors.Join(err, closed(tracer))
+		return errors.Join(err, tracer.Close())
 	}
 	return f.follow(ctx, tracer)
-}
-
-func closed(t *nftrace.Tracer) error {
-	if t == nil {
-		return nil
-	}
-	return t.Close()
 }
 
 // packetsText describes the packets that a filter selects.
@@ -158,27 +151,23 @@ var errEnough = fmt.Errorf("%d packets were seen", MaxPackets)
 func (f *follower) follow(ctx context.Context, tracer *nftrace.Tracer) error {
 	ctx, cancel := context.WithTimeout(ctx, f.For)
 	defer cancel()
-	events, lost, done := make(chan nftrace.Event, waiting), make(chan struct{}, 1), make(chan error, 1)
+	events, done := make(chan *nftrace.Event, waiting), make(chan error, 1)
+	queue := func(e *nftrace.Event) {
+		select {
+		case events <- e:
+		case <-ctx.Done():
+		}
+	}
 	go func() {
 		var err error
 		if tracer != nil {
-			err = tracer.Run(ctx, func(e nftrace.Event) {
-				select {
-				case events <- e:
-				case <-ctx.Done():
-				}
-			}, func() {
-				select {
-				case lost <- struct{}{}:
-				case <-ctx.Done():
-				}
-			})
+			err = tracer.Run(ctx, func(e nftrace.Event) { queue(&e) }, func() { queue(nil) })
 		} else {
 			<-ctx.Done()
 		}
-		done <- errors.Join(err, closed(tracer))
+		done <- errors.Join(err, tracer.Close())
 	}()
-	err := f.loop(ctx, events, lost)
+	err := f.loop(ctx, events)
 	cancel()
 	traceErr := <-done
 	if err == nil {
@@ -223,8 +212,8 @@ func (f *follower) last(ctx context.Context) error {
 	return f.count(all, true)
 }
 
-// loop handles events and ticks until ctx ends.
-func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <-chan struct{}) error {
+// loop handles events and ticks until ctx ends. A nil event means that the kernel dropped some.
+func (f *follower) loop(ctx context.Context, events <-chan *nftrace.Event) error {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	for {
@@ -234,8 +223,6 @@ func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <
 			return f.drain(ctx, events)
 		case e := <-events:
 			err = f.event(ctx, e)
-		case <-lost:
-			f.end.Lost++
 		case <-ticker.C:
 			err = f.onTick(ctx)
 		}
@@ -246,7 +233,7 @@ func (f *follower) loop(ctx context.Context, events <-chan nftrace.Event, lost <
 }
 
 // drain handles the queued events.
-func (f *follower) drain(ctx context.Context, events <-chan nftrace.Event) error {
+func (f *follower) drain(ctx context.Context, events <-chan *nftrace.Event) error {
 	for len(events) > 0 {
 		if err := f.event(ctx, <-events); err != nil {
 			return err

@@ -67,7 +67,12 @@ type flow struct{ source, destination netip.AddrPort }
 var families = map[uint8]ruleset.Family{1: ruleset.Inet, 2: ruleset.IPv4, 10: ruleset.IPv6} //nolint:gochecknoglobals // a constant table
 
 // event handles an event of the kernel. It ignores packets that another tracer marked.
-func (f *follower) event(ctx context.Context, e nftrace.Event) error {
+func (f *follower) event(ctx context.Context, next *nftrace.Event) error {
+	if next == nil {
+		f.end.Lost++
+		return nil
+	}
+	e := *next
 	i := slices.IndexFunc(f.open, func(p *packet) bool { return p.id == e.ID })
 	if e.Own && e.Packet.Present() {
 		return f.own(i, e)

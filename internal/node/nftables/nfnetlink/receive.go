@@ -1,9 +1,11 @@
 package nfnetlink
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -141,4 +143,101 @@ func readError(payload []byte) refusal {
 		r.offset = int(binary.NativeEndian.Uint32(at))
 	}
 	return r
+}
+
+// errUnsettled is the error for a list that changed during each attempt.
+var errUnsettled = errors.New("the objects changed at each attempt to list them")
+
+// List returns the parsed objects of a dump by another netlink protocol (NETLINK_ROUTE, …): get is the type of the request, body the
+// part after its header. parse receives each message without its header; List leaves out an object for which it returns false. Above
+// limit objects the error is ErrUninspectable. Then, and after an error of parse, the rest of the list stays in the kernel.
+func List[T any](protocol int, get uint16, body []byte, limit int, parse func(message []byte) (T, bool, error)) (all []T, err error) {
+	err = complete(func() error {
+		all = nil
+		seen := 0
+		return list(protocol, get, body, func(r raw) error {
+			if seen++; seen > limit {
+				return fmt.Errorf("%w: it holds more than %d of them", ErrUninspectable, limit)
+			}
+			one, wanted, broken := parse(r.payload)
+			if wanted && broken == nil {
+				all = append(all, one)
+			}
+			return broken
+		})
+	})
+	return all, err
+}
+
+// complete repeats a listing while objects change during it, because such a list may lack entries.
+func complete(listing func() error) error {
+	const attempts = 5
+	for range attempts {
+		if err := listing(); !errors.Is(err, ErrChanged) {
+			return err
+		}
+	}
+	return errUnsettled
+}
+
+func list(protocol int, get uint16, body []byte, each func(raw) error) error {
+	c, err := open(protocol)
+	if err != nil {
+		return err
+	}
+	defer c.Close() //nolint:errcheck // nothing was written
+	var b Buffer
+	at := c.header(&b, get, unix.NLM_F_DUMP)
+	b.data = append(b.data, body...)
+	finish(&b, at)
+	if err := c.send(b.data); err != nil {
+		return err
+	}
+	return c.collect(context.Background(), each)
+}
+
+// Join subscribes the Conn to a netfilter multicast group (NFNLGRP_…). Afterwards the Conn is only for Listen. buffer is the size of its
+// receive queue in bytes, as the kernel counts them.
+func (c *Conn) Join(group, buffer int) error {
+	err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer)
+	if err = errors.Join(err, unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group)); err != nil {
+		return fmt.Errorf("joining netfilter group %d with room for %d bytes: %w", group, buffer, err)
+	}
+	return nil
+}
+
+// listenPause bounds the delay until Listen notices the end of its context.
+const listenPause = 100 * time.Millisecond
+
+// Listen calls each with every message of the joined groups until ctx ends. It calls lost when the kernel dropped messages
+// because the queue was full.
+func (c *Conn) Listen(ctx context.Context, each func(Message), lost func()) error {
+	for ctx.Err() == nil {
+		ready := []unix.PollFd{{Fd: int32(c.fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
+		n, err := unix.Poll(ready, int(listenPause.Milliseconds()))
+		if n == 0 || errors.Is(err, unix.EINTR) {
+			continue
+		}
+		data, err := c.datagram(unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			lost()
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			continue
+		case err != nil:
+			return err
+		}
+		for len(data) > 0 {
+			r, rest, err := next(data)
+			if err != nil {
+				return err
+			}
+			data = rest
+			if m, err := object(r); err == nil && r.kind >= unix.NLMSG_MIN_TYPE {
+				each(m)
+			}
+		}
+	}
+	return nil
 }
