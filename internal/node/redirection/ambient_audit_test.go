@@ -116,10 +116,6 @@ func TestWalk_AmbientAgreesWithTheKernel(t *testing.T) {
 					s.Interfaces = []string{"vm0"}
 				}
 				mustApply(t, namespaceOf(w.Fixture, v), s)
-				theirs := ""
-				if i == 0 && w.IntN(2) == 0 {
-					theirs = w.plant(t, iptables.NFT)
-				}
 				live, err := namespaceOf(w.Fixture, v).Live(t.Context(), s)
 				check.OK(t, err)
 				for _, w.family = range families {
@@ -133,7 +129,7 @@ func TestWalk_AmbientAgreesWithTheKernel(t *testing.T) {
 							q.From, p.Mark = w.Ztunnel(), w.Ztunnel().Mark
 						}
 						if r := live.Walk(p); r.Verdict != walk.CannotTell {
-							w.agree(t, q, r, theirs)
+							w.agree(t, q, r, s)
 						}
 					}
 				}

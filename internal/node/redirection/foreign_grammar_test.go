@@ -60,6 +60,18 @@ func (w *walked) items() (all []item) {
 	return all
 }
 
+// ofTheMesh returns a rule in a chain of the mesh's native table.
+func (w *walked) ofTheMesh() item {
+	match := pick(w, "tcp dport 80", "tcp dport != { 80, 443 }", "tcp dport 80-90", "udp dport 53", "meta l4proto tcp", "ct state new meta l4proto tcp",
+		"meta mark 0x53a meta l4proto tcp", "meta nfproto ipv6 meta l4proto tcp", "ip daddr "+w.network(ruleset.IPv4)+" meta l4proto tcp")
+	chain := pick(w, "output", "istio-output", "prerouting")
+	if chain != "prerouting" {
+		match = pick(w, match, `oifname "lo" meta l4proto tcp`, "meta skuid 1000 meta l4proto tcp", "meta skgid != 3000 meta l4proto tcp")
+	}
+	target := pick(w, "return", "accept", "counter return", "redirect to :8080", "jump istio-redirect", "counter")
+	return item{"nft in the mesh's table", "nft -f -", fmt.Sprintf("%s rule inet istio-proxy-nat %s %s %s\n", pick(w, "insert", "add"), chain, match, target)}
+}
+
 // place returns an address that packets may have, or one that they never have.
 func (w *walked) place(f ruleset.Family) string {
 	if w.IntN(3) == 0 {

@@ -128,6 +128,9 @@ func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tally) {
 	mustApply(t, namespaceOf(w.Fixture, v), spec)
 	var planted []item
 	items := w.items()
+	if v == byTables {
+		items = append(items, w.ofTheMesh())
+	}
 	slices.SortStableFunc(items, func(a, b item) int { return order(a) - order(b) })
 	for _, i := range items {
 		err := i.install(t.Context(), w.Path())

@@ -305,11 +305,34 @@ func TestPackets_SecondFamily(t *testing.T) {
 	})
 }
 
-// TestPackets_WithoutRules checks the harness itself: a pod with a proxy but without rules captures nothing.
+// TestPackets_WithoutRules checks the harness itself: a pod with a proxy but without rules captures nothing, and each wrong answer
+// is found.
 func TestPackets_WithoutRules(t *testing.T) {
 	t.Parallel()
+	elsewhere := func(s fixture) ([]labtest.Hop, error) {
+		return []labtest.Hop{{By: labtest.ByPeer, Dst: labtest.Far.Port(s.family, 80)}}, nil
+	}
 	for _, mode := range []redirect.Mode{redirect.Redirect, redirect.TPROXY} {
-		newFixture(t, dualStack(mode), families...).sendAll(t, iptables.NFT, direct())
+		s := newFixture(t, dualStack(mode), families...)
+		s.sendAll(t, iptables.NFT, direct())
+		for _, s.family = range families {
+			for what, p := range map[string]packet{
+				"another listener":         outbound,
+				"another source":           send(app, tcp, 80, toPeer.seenFrom(labtest.Far), labtest.Peer),
+				"another destination":      send(app, tcp, 80, elsewhere, labtest.Peer),
+				"an answer, not a refusal": send(app, tcp, 80, refused, labtest.Peer),
+				"an answer, not silence":   send(app, udp, 53, silence, labtest.Resolver),
+				"a refusal, not silence":   send(client, tcp, 81, silence, labtest.Pod),
+				"a refusal":                send(client, tcp, 81, toApp, labtest.Pod),
+				"one answer less":          send(app, tcp, 80, by(labtest.ByPeer, labtest.ByPeer), labtest.Peer),
+				"one answer more":          send(app, tcp, redirect.DNSPort, toAgent, labtest.Loopback).passedOn(),
+				"the second is another's":  send(app, tcp, redirect.DNSPort, by(labtest.ByDNS, labtest.ByApp), labtest.Loopback).passedOn(),
+			} {
+				if err := p.requests(s)[0].Check(t.Context()); err == nil {
+					t.Errorf("%s is not found", what)
+				}
+			}
+		}
 	}
 }
 

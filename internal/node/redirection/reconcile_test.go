@@ -49,6 +49,7 @@ func configurations() []named {
 			s.Mark, s.Table, s.DropInvalid, s.DNS = 7, 300, true, redirect.DNSAll
 			s.UIDs, s.GIDs = []uint32{0, 1337}, []uint32{5}
 		})},
+		{"TPROXY of IPv4 with another mark", dual(byTPROXY, func(s *redirect.Spec) { s.DualStack, s.Mark = false, 7 })},
 		{"TPROXY of no port", dual(byTPROXY, func(s *redirect.Spec) { s.Inbound, s.Mark = redirect.Ports{}, 9 })},
 		{"DNS servers and groups", dual(func(s *redirect.Spec) {
 			s.DNS, s.DNSServers = redirect.DNSServers, []netip.Addr{netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("fd00::a")}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -23,8 +22,8 @@ import (
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
-// These tests compare the walk with real packets: they apply random Specs and foreign rules and send random packets. The
-// listener that answers must be the end of the walk through the rules as they are read back.
+// These tests compare the walk with real packets: they apply random Specs and send random packets. The listener that answers must be
+// the end of the walk through the rules as they are read back. TestAnswers_ForeignRules does so beside foreign rules.
 
 var (
 	walkSeed  = flag.Uint64("walk.seed", 1, "seed of TestWalk_AgreesWithTheKernel")
@@ -107,7 +106,6 @@ type walked struct {
 	fixture
 	*rand.Rand
 	tb   testing.TB
-	live walk.Namespace
 	used []string // chains of foreign tables
 }
 
@@ -140,39 +138,30 @@ func (w *walked) compare(t *testing.T, v iptables.Variant, verdicts *[walk.Rejec
 	spec := w.randomSpec()
 	w.fixture = newFixture(t, spec, families...)
 	w.apply(t, v, spec)
-	theirs := ""
-	if decoded := v == iptables.NFT || v == iptables.Legacy; decoded || w.IntN(3) == 0 { // netlink decodes few foreign rules
-		theirs = w.plant(t, v)
-	}
-	if v == byTables {
-		theirs += w.plantNative(t)
-	}
-	var err error
-	if w.live, err = namespaceOf(w.Fixture, v).Live(t.Context(), spec); err != nil {
-		t.Fatal(err)
-	}
+	live, err := namespaceOf(w.Fixture, v).Live(t.Context(), spec)
+	check.OK(t, err)
 	alone, err := namespaceOf(w.Fixture, v).Live(t.Context(), nil)
 	check.OK(t, err)
 	for _, w.family = range families {
 		for range walkPackets {
 			q, p := w.packet()
-			r := w.live.Walk(p)
+			r := live.Walk(p)
 			if bare := alone.Walk(p); bare.Verdict != r.Verdict || bare.To != r.To {
-				t.Errorf("%s: without a Spec %q, with it %q\nforeign rules:\n%s\nof %+v", q, bare.Summary, r.Summary, theirs, spec)
+				t.Errorf("%s: without a Spec %q, with it %q\nof %+v", q, bare.Summary, r.Summary, spec)
 			}
 			if verdicts[r.Verdict].Add(1); r.Verdict != walk.CannotTell {
-				w.agree(t, q, r, fmt.Sprintf("foreign rules:\n%s\nof %+v", theirs, spec))
+				w.agree(t, q, r, spec)
 			}
 		}
 	}
 }
 
 // agree sends a request: the listener at the end of the walk must answer.
-func (w *walked) agree(t *testing.T, q labtest.Request, r walk.Result, about string) {
+func (w *walked) agree(t *testing.T, q labtest.Request, r walk.Result, want redirect.Wanted) {
 	t.Helper()
-	want := w.listener(q, r)
-	if got := w.send(q, want); !slices.Contains(want, got) {
-		t.Errorf("%s: the kernel's answer is %q, the walk's %q\n%s\n%s\n%s", q, got, want, r.Summary, met(r), about)
+	expected := w.listener(q, r)
+	if got := w.send(q, expected); !slices.Contains(expected, got) {
+		t.Errorf("%s: the kernel's answer is %q, the walk's %q\n%s\n%s\nof %+v", q, got, expected, r.Summary, met(r), want)
 	}
 }
 
@@ -304,85 +293,6 @@ func (w *walked) packet() (labtest.Request, walk.Packet) {
 	}
 	p.Dst = q.To
 	return q, p
-}
-
-// plant adds foreign rules. Rules outside of nat match a destination port, so that they match no answer.
-func (w *walked) plant(t *testing.T, v iptables.Variant) string {
-	t.Helper()
-	if v == byTables {
-		v = iptables.NFT
-	}
-	all := ""
-	for _, f := range families {
-		lines := w.foreign(f)
-		pod(w.Path()).iptables(t, v, f, lines...)
-		all += f.String() + "\n" + strings.Join(lines, "\n") + "\n"
-	}
-	return all
-}
-
-// plantNative adds foreign rules to the native table that redirects.
-func (w *walked) plantNative(t *testing.T) string {
-	t.Helper()
-	all := ""
-	for range w.IntN(4) {
-		f := pick(w, families...)
-		chain := pick(w, "output", "prerouting", "istio-output", "istio-inbound")
-		match := pick(w, "tcp dport 80", "tcp dport != 80", "tcp dport { 80, 443 }", "tcp dport != { 80, 443 }", "udp dport 53", "meta l4proto tcp",
-			"meta nfproto ipv6", "meta mark 0x53a", "tcp dport 80-90", "ct state new", "tcp sport 80 counter",
-			w.daddr(f, "daddr "+pick(w, labtest.Far, labtest.Pod).Network(f).String()), w.daddr(f, "saddr != "+labtest.Pod.Addr(f).String()))
-		if strings.Contains(chain, "output") && w.IntN(2) == 0 {
-			match = pick(w, `oifname "lo" meta l4proto tcp`, `oifname != "eth0" meta l4proto tcp`, "meta skuid 1000 meta l4proto tcp", "meta skgid != 3000 meta l4proto tcp")
-		}
-		target := pick(w, "return", "accept", "counter return", "redirect to :8080", "jump istio-redirect", "counter")
-		if strings.HasPrefix(match, "meta nfproto") || strings.Contains(match, "addr") || strings.Contains(match, "ct state") || strings.Contains(match, "mark") {
-			match += " meta l4proto tcp"
-		}
-		rule := fmt.Sprintf("%s rule inet istio-proxy-nat %s %s %s", pick(w, "insert", "add"), chain, match, target)
-		if exec.CommandContext(t.Context(), "nsenter", "--net="+w.Path(), "nft", rule).Run() == nil { // the chain may not exist
-			all += rule + "\n"
-		}
-	}
-	t.Logf("rules in native tables:\n%s", all)
-	return all
-}
-
-func (w *walked) daddr(f ruleset.Family, text string) string {
-	if f == ruleset.IPv6 {
-		return "ip6 " + text
-	}
-	return "ip " + text
-}
-
-func (w *walked) foreign(f ruleset.Family) []string {
-	lines := []string{"-t nat -N FOREIGN", "-t nat -A FOREIGN -p tcp --dport 9000 -j RETURN", "-t nat -A FOREIGN -p tcp --dport 80:443 -j ACCEPT"}
-	network := pick(w, labtest.Far, labtest.Pod, labtest.Resolver).Network(f)
-	for range w.IntN(4) {
-		hook := pick(w, "OUTPUT", "PREROUTING")
-		match := pick(w, "--dport 80", "! --dport 80", "-m multiport --dports 53,400:500,8080", "-m multiport ! --dports 80,443",
-			"-m addrtype --dst-type LOCAL", "-m addrtype ! --dst-type LOCAL", "-m conntrack --ctstate NEW", "-m conntrack --ctstate ESTABLISHED",
-			"-d "+network.String(), "! -s "+network.String(), "-m mark --mark 0x5/0xff", "--tcp-flags SYN,RST SYN", "--sport 1:10000",
-			"-m comment --comment -xy", "-m statistic --mode nth --every 1000000 --packet 999999")
-		if hook == "OUTPUT" && w.IntN(2) == 0 {
-			match = pick(w, "-o lo", "! -o eth0", "-m owner --uid-owner 1000-1400", "-m owner ! --gid-owner 3000", "-m mark --mark 0x53a")
-		}
-		target := pick(w, "ACCEPT", "RETURN", "FOREIGN", "LOG", "REDIRECT --to-ports 8080", "DNAT --to-destination :9000")
-		if w.IntN(3) == 0 {
-			lines = append(lines, fmt.Sprintf("-t nat %s %s -p tcp %s -g FOREIGN", pick(w, "-I", "-A"), hook, match))
-			continue
-		}
-		lines = append(lines, fmt.Sprintf("-t nat %s %s -p tcp %s -j %s", pick(w, "-I", "-A"), hook, match, target))
-	}
-	for range w.IntN(3) {
-		at := pick(w, "-t filter -A OUTPUT", "-t filter -A OUTPUT -o lo", "-t filter -A OUTPUT -o eth0", "-t filter -A INPUT", "-t filter -A INPUT -i lo",
-			"-t filter -A FORWARD", "-t mangle -A INPUT", "-t mangle -A POSTROUTING -o lo", "-t mangle -I PREROUTING", "-t mangle -I OUTPUT", "-t raw -I OUTPUT")
-		target := "DROP"
-		if strings.Contains(at, "filter") {
-			target = pick(w, "DROP", "REJECT --reject-with tcp-reset", "ACCEPT")
-		}
-		lines = append(lines, fmt.Sprintf("%s -p tcp --dport %s -j %s", at, pick(w, "80", "443", "15001", "15006", "9000", "8000:8999"), target))
-	}
-	return lines
 }
 
 // met lists the rules that matched or may have matched.
