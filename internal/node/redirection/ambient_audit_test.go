@@ -24,7 +24,10 @@ func TestAudit_AmbientAsWanted(t *testing.T) {
 			p := ambientPod(t, s)
 			p.run(t, "ip", "link", "set", "eth0", "up")
 			mustApply(t, p.namespace(v), s)
-			for _, foreign := range []string{"", "table inet other { chain input { type filter hook input priority 0; tcp dport 8 drop; }\n}"} {
+			for _, foreign := range []string{
+				"", "table inet other { chain input { type filter hook input priority 0; tcp dport 8 drop; }\n}",
+				"table inet asleep { flags dormant; chain input { type filter hook input priority 0; policy drop; }\n}",
+			} {
 				p.feed(t, foreign, "nft", "-f", "-")
 				r, err := p.namespace(v).Audit(t.Context(), s)
 				check.OK(t, err)

@@ -371,7 +371,7 @@ func (w *walked) xtables(variant string) item {
 	var b strings.Builder
 	id := w.IntN(1000)
 	fmt.Fprintf(&b, "*%s\n:OWN%d - [0:0]\n:LOGS%d - [0:0]\n:RETS%d - [0:0]\n:VOID%d - [0:0]\n", table, id, id, id, id)
-	fmt.Fprintf(&b, "-A LOGS%d -j LOG --log-prefix \"x \"\n-A LOGS%d\n-A RETS%d -m comment --comment \"goes back\" -j RETURN\n", id, id, id)
+	fmt.Fprintf(&b, "-A LOGS%d -j LOG --log-prefix \"x \"\n-A LOGS%d -j LOG\n-A RETS%d -m comment --comment \"goes back\" -j RETURN\n", id, id, id)
 	fmt.Fprintf(&b, "-A OWN%d -p tcp -m multiport --dports 22,3306 -j ACCEPT\n-A OWN%d -j LOGS%d\n", id, id, id)
 	if table != "nat" && w.IntN(12) == 0 {
 		fmt.Fprintf(&b, ":%s DROP [0:0]\n", pick(w, hooks...))

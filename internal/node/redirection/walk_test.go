@@ -60,47 +60,6 @@ func TestLive_EveryPlace(t *testing.T) {
 	}
 }
 
-// TestWalk_TablesOfOthers: base chains of other programs decide about the packets of their family, hook and interface.
-func TestWalk_TablesOfOthers(t *testing.T) {
-	t.Parallel()
-	p, spec := dualPod(t), dual(byTPROXY)
-	mustApply(t, p.namespace(byNetlink), spec)
-	const passes, drops = walk.Redirected, walk.Dropped
-	for _, c := range []struct {
-		name, table string
-		v4, v6      walk.Verdict
-	}{
-		{"accepts", "table inet t { chain a { type filter hook input priority 0; policy accept; ct state new counter accept; }\n}", passes, passes},
-		{"calls a chain that accepts", "table inet t { chain b { accept; }\nchain a { type filter hook output priority 0; jump b; }\n}", passes, passes},
-		{"calls a chain that drops", "table inet t { chain b { drop; }\nchain a { type filter hook output priority 0; jump b; }\n}", drops, drops},
-		{"policy", "table inet t { chain a { type filter hook output priority 0; policy drop; }\n}", drops, drops},
-		{"policy of a second chain", "table ip t { chain a { type filter hook input priority 0; }\nchain b { type filter hook output priority 0; policy drop; }\n}", drops, passes},
-		{"marks", "table ip t { chain a { type filter hook output priority -400; meta mark set 1; }\n}", passes, passes},
-		{"ahead, of the other family", "table ip6 t { chain a { type filter hook output priority -150; tcp dport 80 drop; }\n}", passes, drops},
-		{"behind, of the port that was asked for", "table ip6 t { chain a { type filter hook output priority 0; tcp dport 80 drop; }\n}", passes, passes},
-		{"behind, of the proxy's port", "table inet t { chain a { type filter hook input priority 0; tcp dport 15001 drop; }\n}", drops, drops},
-		{"map of verdicts", "table ip t { chain a { type filter hook output priority -150; tcp dport vmap { 80 : drop }; }\n}", drops, passes},
-		{"concatenation", "table ip t { set s { type ipv4_addr . inet_service; elements = { 10.2.0.9 . 80 }; }\nchain a { type filter hook output priority -150; ip daddr . tcp dport @s drop; }\n}", drops, passes},
-		{"dormant", "table ip t { flags dormant; chain a { type filter hook output priority 0; policy drop; }\n}", passes, passes},
-		{"arrives at a device", "table netdev t { chain a { type filter hook ingress device eth0 priority 0; policy drop; }\n}", passes, passes},
-		{"arrives at lo", "table netdev t { chain a { type filter hook ingress device lo priority 0; policy drop; }\n}", drops, drops},
-		{"named as the mesh's", "table netdev istio-proxy-raw { chain prerouting { type filter hook ingress device lo priority -300; policy drop; }\n}", drops, drops},
-		{"named as a trace's", "table inet istio-cni-trace-1 { chain a { type filter hook output priority -400; drop; }\n}", drops, drops},
-		{"not known", "table ip t { chain a { type filter hook output priority -150; meta cgroup 7 drop; }\n}", walk.CannotTell, passes},
-	} {
-		p.feed(t, c.table, "nft", "-f", "-")
-		live, err := p.namespace(byNetlink).Live(t.Context(), spec)
-		check.OK(t, err)
-		for to, want := range map[string]walk.Verdict{"10.2.0.9:80": c.v4, "[fd00:2::9]:80": c.v6} {
-			r := live.Walk(walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort(to)})
-			if r.Verdict != want {
-				t.Errorf("%s, to %s: %s", c.name, to, r.Summary)
-			}
-		}
-		p.run(t, "nft", "delete table "+strings.Join(strings.Fields(c.table)[1:3], " "))
-	}
-}
-
 // walked is one Spec in a fixture, with its random numbers.
 type walked struct {
 	fixture
