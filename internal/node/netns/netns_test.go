@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -245,52 +244,16 @@ func TestDo_Panic(t *testing.T) {
 	}
 }
 
-// Fifty namespaces, in half of which the loopback interface is up: every function must see its own.
-func TestDo_Concurrent(t *testing.T) {
-	t.Parallel()
-	const n = 50
-	paths := make([]string, n)
-	for i := range paths {
-		paths[i] = netnstest.New(t)
-		if i%2 == 0 {
-			netnstest.Run(t, paths[i], "ip", "link", "set", "lo", "up")
-		}
-	}
-	host := inode(t, "/proc/self/ns/net")
-	var all sync.WaitGroup
-	for i := range n {
-		all.Go(func() {
-			for range 10 {
-				err := netns.Do(paths[i], func() error {
-					runtime.Gosched()
-					if tid := unix.Gettid(); tid == unix.Getpid() {
-						t.Error("the function is on the process's first thread")
-					}
-					lo, err := net.InterfaceByName("lo")
-					if err != nil {
-						return err
-					}
-					check.Equal(t, lo.Flags&net.FlagUp != 0, i%2 == 0, "namespace", i, "lo up is")
-					check.Equal(t, inode(t, "/proc/self/ns/net"), host, "the process appears to be in")
-					return nil
-				})
-				if err != nil {
-					t.Error(err)
-				}
-				in(t, "/proc/self/ns/net")
-			}
-		})
-	}
-	all.Wait()
-}
-
 // The Go runtime makes threads while a function is in its namespace. None of them may be in that namespace.
 func TestDo_NoOtherThread(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
 	var blocked sync.WaitGroup
 	defer blocked.Wait()
+	host := inode(t, "/proc/self/ns/net")
 	err := netns.Do(path, func() error {
+		check.Equal(t, unix.Gettid() == unix.Getpid(), false, "on the process's first thread")
+		check.Equal(t, inode(t, "/proc/self/ns/net"), host, "the process appears to be in")
 		var fds [2]int
 		if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 			return err

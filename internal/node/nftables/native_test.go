@@ -121,21 +121,6 @@ func sortedTables(list string) string {
 	return strings.Join(tables, "")
 }
 
-// TestNative_ForeignTables has iptables' rules and other tables beside the native ones.
-func TestNative_ForeignTables(t *testing.T) {
-	p := newPod(t)
-	p.restore(t, ruleset.IPv4, others)
-	p.run(t, "", "nft", "add table inet other; add set inet other s { type inet_service; elements = { 5 }; }")
-	p.run(t, "", "nft", "add chain inet other output { type nat hook output priority -100; }; add rule inet other output tcp dport @s accept")
-	before := p.run(t, "", "nft", "list", "ruleset")
-	p.apply(t, native(everything().NativeSet(treatment(true))))
-	if during := p.run(t, "", "nft", "list", "ruleset"); !strings.HasPrefix(during, strings.TrimSpace(before)) || during == before {
-		t.Errorf("with native tables:\n%s", during)
-	}
-	p.apply(t, native(ruleset.Set{Family: ruleset.Inet}))
-	equal(t, "what is left", before, p.run(t, "", "nft", "list", "ruleset"))
-}
-
 // TestNative_FromIptablesInOneTransaction moves a pod to native tables: the old rules are removed in the transaction
 // that adds the new ones. A refused rule leaves everything unchanged.
 func TestNative_FromIptablesInOneTransaction(t *testing.T) {

@@ -74,26 +74,6 @@ func TestApply_NewNamespace(t *testing.T) {
 	}
 }
 
-// TestApply_SpecReplaced changes between Specs that share some chains, and back to nothing. Nothing is sent without a difference.
-func TestApply_SpecReplaced(t *testing.T) {
-	p := newPod(t)
-	first := redirect.Default()
-	for i, wants := range [][]ruleset.Set{nothing(), both(first), both(everything()), both(first), nothing(), both(everything()), nothing()} {
-		for _, writes := range []int{min(i, 1), 0} {
-			check.Equal(t, len(p.watch(t, reconcile(wants...)).writes()), writes, "step", i)
-		}
-		for _, want := range wants {
-			have := p.save(t, want.Family)
-			if d := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !d.Empty() {
-				t.Errorf("step %d: %s is not as wanted:\n%s", i, want.Family, d)
-			}
-			if !have.Equal(p.read(t, want.Family)) {
-				t.Errorf("step %d: %s is not read as iptables prints it", i, want.Family)
-			}
-		}
-	}
-}
-
 // withRule returns the Set with one more rule at the end of the last chain of a table.
 func withRule(s ruleset.Set, table string, r ruleset.Rule) ruleset.Set {
 	t := s.Table(table)
@@ -184,34 +164,6 @@ func TestRead_InUse(t *testing.T) {
 			check.Equal(t, got, want, f, "in use")
 			return err
 		})
-	}
-}
-
-// TestApply_Concurrent has several writers with different rules in one namespace at once:
-// the rules of exactly one of them remain, complete.
-func TestApply_Concurrent(t *testing.T) {
-	const runs = 4
-	p := newPod(t)
-	var specs []redirect.Spec
-	for i := range runs {
-		s := everything()
-		s.InboundPort = uint16(20000 + i)
-		specs = append(specs, s)
-	}
-	done := make(chan error)
-	for _, s := range specs {
-		go func() { done <- p.try(t, reconcile(both(s)...)) }()
-	}
-	for range specs {
-		if err := <-done; err != nil && !errors.Is(err, nftables.ErrChanged) {
-			t.Error(err)
-		}
-	}
-	for _, f := range families {
-		have := p.read(t, f)
-		if !slices.ContainsFunc(specs, func(s redirect.Spec) bool { return redirect.Rules(s, f).Equal(have) }) {
-			t.Errorf("%s holds what no run wanted:\n%s", f, have)
-		}
 	}
 }
 

@@ -262,22 +262,19 @@ func TestApply_LockOfTheNode(t *testing.T) {
 
 // Runs that overlap in one namespace must not add their rules to each other's.
 func TestApply_Concurrent(t *testing.T) {
-	for _, v := range variants {
-		t.Run(string(v), func(t *testing.T) {
-			t.Parallel()
-			n, spec := dualPod(t).namespace(v), dual(byTPROXY)
-			var runs sync.WaitGroup
-			for range 6 {
-				runs.Go(func() {
-					if _, err := n.Apply(t.Context(), spec, redirection.Reconcile); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			runs.Wait()
-			verified(t, n, spec)
-		})
-	}
+	eachVariant(t, func(t *testing.T, v iptables.Variant) {
+		n, spec := dualPod(t).namespace(v), dual(byTPROXY)
+		var runs sync.WaitGroup
+		for range 6 {
+			runs.Go(func() {
+				if _, err := n.Apply(t.Context(), spec, redirection.Reconcile); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		runs.Wait()
+		verified(t, n, spec)
+	})
 }
 
 // A tool whose parent was killed must have ended before the next run begins. The tool here is a script that takes a second;

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -163,18 +162,6 @@ func foreign() []string {
 	}
 }
 
-func TestApply_AsTheIPCommand(t *testing.T) {
-	t.Parallel()
-	ours, theirs := newNamespace(t), newNamespace(t, byHand()...)
-	apply(t, ours, wantAll())
-	check.Diff(t, "made by the ip command (-) and by Apply (+)", state(t, theirs), state(t, ours))
-	for _, query := range []string{"route get 192.0.2.1 mark 1337", "route get 2001:db8::1 mark 1337"} {
-		if got := ip(t, ours, query); !strings.HasPrefix(got, "local ") || !strings.Contains(got, " dev lo table 133 ") {
-			t.Errorf("ip %s prints %q", query, got)
-		}
-	}
-}
-
 func section(state, args string) string {
 	_, rest, _ := strings.Cut(state, "# ip "+args+"\n")
 	text, _, _ := strings.Cut(rest, "# ip ")
@@ -205,20 +192,36 @@ func TestRemove_AfterApply(t *testing.T) {
 	}
 }
 
+// TestApply_MissingObjects compares with the objects of the ip command.
 func TestApply_MissingObjects(t *testing.T) {
 	t.Parallel()
-	want := newNamespace(t, byHand()...)
-	hand := byHand()
+	want, hand := newNamespace(t, byHand()...), byHand()
+	texts := []string{
+		`address ::6/128 on lo is missing`,
+		`route "local default dev lo table 133" (IPv4) is missing`,
+		`policy rule "fwmark 0x539 lookup 133" (IPv4) is missing`,
+		`route "local default dev lo table 133" (IPv6) is missing`,
+		`policy rule "fwmark 0x539 lookup 133" (IPv6) is missing`,
+	}
 	for bits := range 1 << len(hand) {
-		setup := slices.DeleteFunc(byHand(), func(c string) bool { return bits&(1<<slices.Index(hand, c)) == 0 })
-		path := newNamespace(t, setup...)
-		missing := checked(t, path, wantAll())
-		if len(missing) != len(hand)-len(setup) {
-			t.Errorf("with %q Check returns %q", setup, missing)
+		var setup, missing []string
+		for i, command := range hand {
+			if bits&(1<<i) != 0 {
+				setup = append(setup, command)
+			} else {
+				missing = append(missing, texts[i])
+			}
 		}
+		path := newNamespace(t, setup...)
+		before := state(t, path)
+		check.Diff(t, fmt.Sprintf("with %q Check returns", setup), missing, checked(t, path, wantAll()))
+		check.Diff(t, "Check changed something", before, state(t, path))
 		apply(t, path, wantAll())
-		if diff := cmp.Diff(state(t, want), state(t, path)); diff != "" {
-			t.Errorf("with %q, difference:\n%s", setup, diff)
+		check.Diff(t, fmt.Sprintf("with %q", setup), state(t, want), state(t, path))
+	}
+	for _, query := range []string{"route get 192.0.2.1 mark 1337", "route get 2001:db8::1 mark 1337"} {
+		if got := ip(t, want, query); !strings.HasPrefix(got, "local ") || !strings.Contains(got, " dev lo table 133 ") {
+			t.Errorf("ip %s prints %q", query, got)
 		}
 	}
 }
@@ -226,7 +229,7 @@ func TestApply_MissingObjects(t *testing.T) {
 func TestApply_LeavesOneRule(t *testing.T) {
 	t.Parallel()
 	const ours, add = "from all fwmark 0x539 lookup 133", "rule add fwmark 1337 lookup 133"
-	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
+	const masked, toMain = "from all fwmark 0x111/0xfff lookup 100", "rule add lookup main priority 50"
 	for _, tt := range []struct {
 		name, setup string
 		want        string // the rules without the kernel's own
@@ -254,10 +257,29 @@ func TestApply_LeavesOneRule(t *testing.T) {
 			"rule add fwmark 1337/0xffff lookup 133 priority 5; rule add fwmark 1337 ipproto udp lookup 133 priority 6",
 			"4: " + ours + "\n5: from all fwmark 0x539/0xffff lookup 133\n6: from all fwmark 0x539 ipproto udp lookup 133", "is missing",
 		},
+		{"of a masked one at another priority, which it keeps", "rule add fwmark 0x111/0xfff lookup 100 priority 7", "7: " + masked, ""},
+		{"of a masked one, in front of a foreign rule for everything to main", toMain, "49: " + masked + "\n50: from all lookup main", "is missing"},
+		{
+			"of a masked one behind it already", toMain + "; rule add fwmark 0x111/0xfff lookup 100 priority 32764",
+			"49: " + masked + "\n50: from all lookup main", "no effect",
+		},
+		{
+			"of a masked one in the place of a narrower rule", "rule add from 10.0.0.0/8 fwmark 0x111/0xfff lookup 100 priority 32764",
+			"32763: " + masked + "\n32764: from 10.0.0.0/8 fwmark 0x111/0xfff lookup 100", "is missing",
+		},
+		{
+			"beside a rule of the whole mark, and of another mask",
+			"rule add fwmark 0x111 lookup 100 priority 5; rule add fwmark 0x111/0xff lookup 100 priority 6",
+			"5: from all fwmark 0x111 lookup 100\n6: from all fwmark 0x111/0xff lookup 100\n32764: " + masked, "is missing",
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			path := newNamespace(t, tt.setup, route133)
+			path := newNamespace(t, tt.setup, route133, "route add local default dev lo table 100")
+			w, own := route.Want{Policy: []route.Policy{v4(1337, 133)}}, ours
+			if strings.Contains(tt.want, masked) {
+				w.Policy, own = ambient().Policy[:1], masked
+			}
 			missing := checked(t, path, w)
 			if (len(missing) == 0) != (tt.part == "") || !strings.Contains(fmt.Sprint(missing), tt.part) {
 				t.Errorf("Check returns %q, want %q", missing, tt.part)
@@ -266,9 +288,8 @@ func TestApply_LeavesOneRule(t *testing.T) {
 			check.Diff(t, "difference", tt.want, ownRules(t, path))
 			complete(t, path, w)
 			remove(t, path, w)
-			if got := ownRules(t, path); slices.Contains(strings.Split(got, "\n"), "32765: "+ours) {
-				t.Errorf("after Remove there is\n%s", got)
-			}
+			foreign := slices.DeleteFunc(strings.Split(tt.want, "\n"), func(line string) bool { return strings.Contains(line, ": "+own) })
+			check.Diff(t, "after Remove", strings.Join(foreign, "\n"), ownRules(t, path))
 		})
 	}
 }
@@ -388,22 +409,6 @@ func TestApply_MarksAndTables(t *testing.T) {
 			check.Diff(t, "changed", before, state(t, path))
 		})
 	}
-}
-
-func TestCheck_MissingObjects(t *testing.T) {
-	t.Parallel()
-	path := newNamespace(t)
-	before := state(t, path)
-	want := []string{
-		`address ::6/128 on lo is missing`,
-		`route "local default dev lo table 133" (IPv4) is missing`,
-		`policy rule "fwmark 0x539 lookup 133" (IPv4) is missing`,
-		`route "local default dev lo table 133" (IPv6) is missing`,
-		`policy rule "fwmark 0x539 lookup 133" (IPv6) is missing`,
-	}
-	check.Diff(t, "difference", want, checked(t, path, wantAll()))
-	complete(t, path, route.Want{})
-	check.Diff(t, "changed", before, state(t, path))
 }
 
 // TestCheck_AnotherInterfaceNamedLo: the mesh's rules do not redirect traffic on lo.
@@ -634,44 +639,6 @@ func beside() []string {
 		"link add veth0 address 02:00:00:00:00:01 type veth peer name veth1 address 02:00:00:00:00:02",
 		"addr add 10.0.0.1/24 dev veth0", "link set veth0 up",
 		"rule add fwmark 0x111 lookup 101 priority 32764", "rule add fwmark 0x111/0xff lookup 102 priority 32764",
-	}
-}
-
-func TestApply_PriorityWithoutEffect(t *testing.T) {
-	t.Parallel()
-	const ours = "from all fwmark 0x111/0xfff lookup 100"
-	w := route.Want{Policy: ambient().Policy[:1]}
-	for _, tt := range []struct{ name, setup, want string }{
-		{"another priority, which it keeps", "rule add fwmark 0x111/0xfff lookup 100 priority 7", "7: " + ours},
-		{"behind a foreign rule for everything to main", "rule add lookup main priority 50", "49: " + ours + "\n50: from all lookup main"},
-		{
-			"behind it already",
-			"rule add lookup main priority 50; rule add fwmark 0x111/0xfff lookup 100 priority 32764", "49: " + ours + "\n50: from all lookup main",
-		},
-		{
-			"the place of a narrower rule", "rule add from 10.0.0.0/8 fwmark 0x111/0xfff lookup 100 priority 32764",
-			"32763: " + ours + "\n32764: from 10.0.0.0/8 fwmark 0x111/0xfff lookup 100",
-		},
-		{
-			"a rule of the whole mark, and of another mask",
-			"rule add fwmark 0x111 lookup 100 priority 5; rule add fwmark 0x111/0xff lookup 100 priority 6",
-			"5: from all fwmark 0x111 lookup 100\n6: from all fwmark 0x111/0xff lookup 100\n32764: " + ours,
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			t.Parallel()
-			path := newNamespace(t, tt.setup)
-			apply(t, path, w)
-			check.Diff(t, "difference", tt.want, ownRules(t, path))
-			complete(t, path, w)
-			remove(t, path, w)
-			if got := ownRules(t, path); strings.Contains(got, ": "+ours) {
-				t.Errorf("after Remove there is\n%s", got)
-			}
-			if foreign := strings.Count(tt.want, "\n"); foreign > 0 && strings.Count(ownRules(t, path), "\n") != foreign-1 {
-				t.Errorf("a foreign rule is missing:\n%s", ownRules(t, path))
-			}
-		})
 	}
 }
 

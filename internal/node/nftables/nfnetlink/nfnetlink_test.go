@@ -163,22 +163,6 @@ func TestTransaction_Long(t *testing.T) {
 	})
 }
 
-func TestDump_ErrorOfTheCaller(t *testing.T) {
-	mine := errors.New("enough")
-	connected(t, func(conn *nfnetlink.Conn) error {
-		made(t, conn, "a", "b")
-		calls := 0
-		err := conn.Dump(t.Context(), unix.NFT_MSG_GETTABLE, unix.NFPROTO_IPV4, nil, func(nfnetlink.Message) error {
-			calls++
-			return mine
-		})
-		if !errors.Is(err, mine) || calls != 1 {
-			t.Errorf("error %v after %d calls", err, calls)
-		}
-		return nil
-	})
-}
-
 // TestDump_Budget also checks that all dumps share the budget.
 func TestDump_Budget(t *testing.T) {
 	for _, test := range []struct {
@@ -232,13 +216,6 @@ func TestDump_EndsBetweenMessages(t *testing.T) {
 			t.Errorf("error %v after %d of %d messages", err, seen, many)
 		}
 		return nil
-	})
-}
-
-func TestTransaction_Empty(t *testing.T) {
-	connected(t, func(conn *nfnetlink.Conn) error {
-		conn.Sent = func(request []byte) { t.Errorf("%d bytes were sent", len(request)) }
-		return conn.Batch(5).Commit()
 	})
 }
 
