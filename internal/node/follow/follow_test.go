@@ -341,9 +341,7 @@ func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 		})
 		check.OK(t, err)
 		for name, all := range map[string][]document.TraceEvent{"legacy tables": seen, "the kernel has no nf_tables": blind} {
-			if !strings.Contains(all[0].Begin.Note, name) {
-				t.Errorf("%s: note %q", name, all[0].Begin.Note)
-			}
+			check.Contains(t, all[0].Begin.Note, name)
 			found := map[string]bool{}
 			for _, r := range all {
 				if c := r.Count; c != nil && c.Why != "" && c.Packets > 0 && c.Table != "" {
@@ -389,9 +387,7 @@ func TestFollow_Flood(t *testing.T) {
 		return nil
 	}
 	all := l.trace(nftrace.Filter{}, func() {
-		if err := l.NetNS().Do(flood); err != nil {
-			t.Error(err)
-		}
+		check.OK(t, l.NetNS().Do(flood))
 	})
 	packets := 0
 	for _, r := range all {

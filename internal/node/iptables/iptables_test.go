@@ -61,9 +61,7 @@ func TestRead_RuleOfSeveralLines(t *testing.T) {
 		_, err := tool.Read(t.Context())
 		return err
 	})
-	if !errors.Is(err, ErrUninspectable) {
-		t.Errorf("got error %v", err)
-	}
+	check.Is(t, err, ErrUninspectable)
 }
 
 // TestTool_OfTheWorkingDirectory: a tool of the host gets only absolute directories, whatever the caller's PATH is,

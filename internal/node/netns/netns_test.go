@@ -38,9 +38,7 @@ func inode(tb testing.TB, path string) string {
 // in checks that the calling thread is in a namespace.
 func in(t *testing.T, path string) {
 	t.Helper()
-	if got, want := inode(t, thread), inode(t, path); got != want {
-		t.Errorf("the thread is in %s, want %s", got, want)
-	}
+	check.Equal(t, inode(t, thread), inode(t, path), "the thread is in")
 }
 
 // bindMount mounts the namespace at a new file and returns the file.
@@ -80,9 +78,7 @@ func TestDo_EveryKindOfPath(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	check.OK(t, err)
 }
 
 // An empty path and a path below /proc/thread-self are the namespace of the calling thread.
@@ -231,11 +227,7 @@ func TestDo_Panic(t *testing.T) {
 					"Do":         netns.Do(path, tt.fn),
 					"DoIsolated": second(netnstest.Isolated(path, nil, tt.fn)),
 				} {
-					for _, part := range tt.part {
-						if !strings.Contains(fmt.Sprint(err), part) {
-							t.Errorf("%s: error lacks %q: %v", what, part, err)
-						}
-					}
+					check.Contains(t, fmt.Sprint(err), tt.part...)
 					if err == nil || tt.is != nil && !errors.Is(err, tt.is) {
 						t.Errorf("%s: error is not %q: %v", what, tt.is, err)
 					}
@@ -289,19 +281,19 @@ func TestInode_IdentifiesNamespaces(t *testing.T) {
 	t.Parallel()
 	path, other := netnstest.New(t), netnstest.New(t)
 	bind, host := bindMount(t, path), bindMount(t, "/proc/self/ns/net")
-	check := func(a, b string, same, host bool) {
+	compare := func(a, b string, same, host bool) {
 		n := netnstest.Open(t, b)
 		check.Equal(t, netnstest.Open(t, a).Inode() == n.Inode(), same, a, "is", b)
 		if got, err := n.IsHost(); err != nil || got != host {
 			t.Errorf("%q is the host's: %v, %v, want %v", b, got, err, host)
 		}
 	}
-	check(path, path, true, false)
-	check(path, bind, true, false)
-	check(path, other, false, false)
-	check(path, "", false, true)
-	check("", "/proc/self/ns/net", true, true)
-	check("", host, true, true)
+	compare(path, path, true, false)
+	compare(path, bind, true, false)
+	compare(path, other, false, false)
+	compare(path, "", false, true)
+	compare("", "/proc/self/ns/net", true, true)
+	compare("", host, true, true)
 	if _, err := os.Stat("/proc/1/ns/net"); err == nil { // only if it is readable
 		n := netnstest.Open(t, "/proc/1/ns/net")
 		if got, err := n.IsHost(); err != nil || !got {
@@ -309,13 +301,11 @@ func TestInode_IdentifiesNamespaces(t *testing.T) {
 		}
 	}
 	err := netns.Do(path, func() error {
-		check(path, "", true, false)
-		check(path, "/proc/self/ns/net", false, true)
+		compare(path, "", true, false)
+		compare(path, "/proc/self/ns/net", false, true)
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	check.OK(t, err)
 }
 
 // A process without privileges can work in its own namespace, cannot enter another, and gets the possible isolation.
@@ -384,9 +374,7 @@ func TestDo_Again(t *testing.T) { //nolint:paralleltest // it counts the entries
 		thread := unix.Gettid()
 		for range 3 {
 			err := space.Do(func() error {
-				if unix.Gettid() != thread {
-					t.Error("the function is on another thread")
-				}
+				check.Equal(t, unix.Gettid(), thread, "the function is on thread")
 				return step()
 			})
 			if err != nil {
@@ -396,9 +384,7 @@ func TestDo_Again(t *testing.T) { //nolint:paralleltest // it counts the entries
 		if err := space.Do(func() error { panic("no") }); err == nil || !strings.Contains(err.Error(), "panic in a network namespace: no") {
 			t.Errorf("got %v", err)
 		}
-		if got := netns.Entries() - before; got != 1 {
-			t.Errorf("%d entries", got)
-		}
+		check.Equal(t, netns.Entries()-before, 1, "entries")
 		elsewhere := make(chan error)
 		go func() { elsewhere <- space.Do(step) }()
 		if err := <-elsewhere; err != nil {
@@ -553,15 +539,11 @@ func TestDoIsolated_PartialIsolation(t *testing.T) {
 	if !errors.Is(isolation, fs.ErrNotExist) || !errors.Is(isolation, unix.ENOTDIR) {
 		t.Errorf("isolation: %v", isolation)
 	}
-	for _, want := range []string{
+	check.Contains(t, fmt.Sprint(isolation),
 		fmt.Sprintf("mounting %q over %q: no such file", absent, target),
 		fmt.Sprintf("mounting %q over %q: no such file", source, absent),
 		fmt.Sprintf("mounting %q over %q: not a directory", source, binds[2].Target),
-	} {
-		if !strings.Contains(fmt.Sprint(isolation), want) {
-			t.Errorf("isolation lacks %q:\n%v", want, isolation)
-		}
-	}
+	)
 	check.Equal(t, read(t, target), "hidden", "the node reads")
 }
 

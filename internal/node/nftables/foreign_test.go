@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -41,9 +40,7 @@ func TestRead_ForeignRulesAsIptablesPrints(t *testing.T) {
 		want := p.save(t, f)
 		equal(t, f.String(), want.String(), p.read(t, f).String())
 		// iptables prints the rules as they were written, so the comparison is not vacuous.
-		if diff := cmp.Diff(appends(foreign[f]), appends(want.String())); diff != "" {
-			t.Errorf("%s: iptables prints other rules than it was given:\n%s", f, diff)
-		}
+		check.Diff(t, fmt.Sprintf("%s: iptables prints other rules than it was given", f), appends(foreign[f]), appends(want.String()))
 	}
 }
 
@@ -179,22 +176,17 @@ func TestRead_ChainOfAnotherHook(t *testing.T) {
 	}
 	before := p.kernel(t, ruleset.IPv4)
 	err := p.try(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
-	if err == nil || !strings.Contains(err.Error(), `chain "OUTPUT" is not the built-in one`) {
-		t.Errorf("got error %v", err)
-	}
+	check.Fails(t, err, `chain "OUTPUT" is not the built-in one`)
 	check.Diff(t, "a refused change left something", before, p.kernel(t, ruleset.IPv4))
 }
 
 func TestRead_DormantTable(t *testing.T) {
 	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
-	for name, before := range map[string]ruleset.Set{"new": {Family: ruleset.IPv4}, "with the wanted rules": want} {
+	for _, before := range []ruleset.Set{{Family: ruleset.IPv4}, want} {
 		p := newPod(t)
 		p.apply(t, reconcile(before))
 		p.run(t, "", "nft", "add table ip nat { flags dormant; }")
-		err := p.try(t, reconcile(want))
-		if err == nil || !strings.Contains(err.Error(), "dormant") {
-			t.Errorf("%s: got error %v", name, err)
-		}
+		check.Fails(t, p.try(t, reconcile(want)), "dormant")
 	}
 }
 

@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/meshcni/istio-cni/internal/core/ambient"
 	"github.com/meshcni/istio-cni/internal/core/ambient/ambienttest"
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -58,9 +56,7 @@ func conformNative(t *testing.T, owner redirect.Owner, want ruleset.Set, script 
 	list = theirs.run(t, "", "nft", "list", "ruleset")
 	equal(t, "what nft lists", list, ours.run(t, "", "nft", "list", "ruleset"))
 	equal(t, "what nft lists of our script", list, scripted.run(t, "", "nft", "list", "ruleset"))
-	if diff := cmp.Diff(theirs.kernel(t, ruleset.Inet), ours.kernel(t, ruleset.Inet)); diff != "" {
-		t.Errorf("what the kernel holds (-nft +ours):\n%s", diff)
-	}
+	check.Diff(t, "what the kernel holds", theirs.kernel(t, ruleset.Inet), ours.kernel(t, ruleset.Inet))
 	for who, p := range map[string]pod{"ours": ours, "nft's": theirs} {
 		if diff := p.verifyNative(t, want, owner); !diff.Empty() {
 			t.Errorf("%s rules are not read as wanted:\n%s", who, diff)
@@ -109,9 +105,7 @@ func TestNative_EachDrift(t *testing.T) {
 		p.apply(t, native(want))
 		before := p.run(t, "", "nft", "list", "ruleset")
 		p.run(t, "", "nft", tt.nft)
-		if diff := p.verifyNative(t, want).String(); !strings.Contains(diff, tt.seen) {
-			t.Errorf("%s: want %q in:\n%s", tt.name, tt.seen, diff)
-		}
+		check.Contains(t, p.verifyNative(t, want).String(), tt.seen)
 		p.apply(t, native(want))
 		// New tables are listed after existing ones.
 		equal(t, tt.name, sortedTables(before), sortedTables(p.run(t, "", "nft", "list", "ruleset")))
@@ -154,9 +148,7 @@ func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 			t.Errorf("%s rules of iptables are left:\n%s", f, set)
 		}
 	}
-	if list := p.run(t, "", "nft", "list", "tables"); !strings.Contains(list, "inet istio-proxy-nat") {
-		t.Errorf("tables:\n%s", list)
-	}
+	check.Contains(t, p.run(t, "", "nft", "list", "tables"), "inet istio-proxy-nat")
 }
 
 // TestAmbient_RulesOfTheReference writes each Spec's rules twice, with the code under test and with iptables-restore from the
@@ -184,9 +176,7 @@ func TestAmbient_RulesOfTheReference(t *testing.T) {
 			tables := s.NativeSet(ambienttest.Families(s))
 			listed := strings.NewReplacer(" packets 0 bytes 0", "", "\t", "").Replace(conformNative(t, ambient.Owner(), tables, ambienttest.Script(s)))
 			for _, r := range rulesettest.Rules(tables) {
-				if !strings.Contains(listed, "\n"+r.String()+"\n") {
-					t.Errorf("nft does not list the rule as %q:\n%s", r, listed)
-				}
+				check.Contains(t, listed, "\n"+r.String()+"\n")
 			}
 		})
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -71,9 +70,7 @@ func TestApply_NewNamespace(t *testing.T) {
 		if inner && !slices.Contains(makes, m.kind&0xff) {
 			t.Errorf("message %d is of type %#x, which makes nothing", i, m.kind)
 		}
-		if asks := m.flags&(unix.NLM_F_ACK|unix.NLM_F_ECHO) != 0; asks != (i == len(writes[0])-2) {
-			t.Errorf("message %d of %d: asks for an answer: %v", i, len(writes[0]), asks)
-		}
+		check.Equal(t, m.flags&(unix.NLM_F_ACK|unix.NLM_F_ECHO) != 0, i == len(writes[0])-2, "message", i, "asks for an answer")
 	}
 }
 
@@ -127,9 +124,7 @@ func TestApply_OneRuleRefused(t *testing.T) {
 				if err == nil {
 					t.Fatal("the rule was accepted")
 				}
-				if !strings.Contains(err.Error(), r.want) {
-					t.Errorf("the error is %q, want %q in it", err, r.want)
-				}
+				check.Contains(t, err.Error(), r.want)
 				after := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
 				check.Diff(t, "something was left", before, after)
 			}
@@ -146,9 +141,7 @@ func TestApply_ChangedByAnotherProgram(t *testing.T) {
 		p.run(t, "", "iptables-nft", strings.Fields("-t nat -A OUTPUT -j ACCEPT")...)
 		return ours(v)
 	})
-	if !errors.Is(err, nftables.ErrChanged) {
-		t.Errorf("with a change: error %v", err)
-	}
+	check.Is(t, err, nftables.ErrChanged)
 	if strings.Contains(p.save(t, ruleset.IPv4).String(), "ISTIO") {
 		t.Error("something was written nevertheless")
 	}
@@ -204,9 +197,7 @@ func conform(t *testing.T, wants ...ruleset.Set) {
 		equal(t, "what iptables-save prints, "+f.String(), want.String(), ours.save(t, f).String())
 		equal(t, "what is read, "+f.String(), want.String(), ours.read(t, f).String())
 		equal(t, "what is read of iptables' rules, "+f.String(), want.String(), theirs.read(t, f).String())
-		if diff := cmp.Diff(theirs.kernel(t, f), ours.kernel(t, f)); diff != "" {
-			t.Errorf("what the kernel holds, %s (-iptables +ours):\n%s", f, diff)
-		}
+		check.Diff(t, fmt.Sprintf("what the kernel holds, %s", f), theirs.kernel(t, f), ours.kernel(t, f))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/probe"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 func redirection(path string) probe.Redirection {
@@ -40,9 +41,7 @@ func TestProbe_FoundOrMissing(t *testing.T) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
 		t.Run(f.String(), func(t *testing.T) {
 			t.Parallel()
-			if err := redirection(namespace(t, true)).Run(t.Context(), f); err != nil {
-				t.Error(err)
-			}
+			check.OK(t, redirection(namespace(t, true)).Run(t.Context(), f))
 			late := errors.New("too late")
 			ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Second, late)
 			defer cancel()

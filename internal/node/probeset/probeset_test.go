@@ -289,9 +289,7 @@ func TestApply_WithoutEnd(t *testing.T) {
 	}
 	n.nft(t, "add element inet istio-ambient-nat istio-inpod-probes-v4 { "+strings.Join(all, ", ")+" }")
 	before := n.list(t)
-	if _, err := Apply(netnstest.At(string(n)), want()); !errors.Is(err, nfnetlink.ErrUninspectable) {
-		t.Errorf("Apply: %v", err)
-	}
+	check.Is(t, check.Err(Apply(netnstest.At(string(n)), want())), nfnetlink.ErrUninspectable, "Apply")
 	check.Diff(t, "changed", before, n.list(t))
 }
 

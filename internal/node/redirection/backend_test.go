@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/meshcni/istio-cni/internal/core/redirect"
@@ -13,6 +12,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/iptables"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/redirection"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // everything returns all rules of the namespace that any tool lists.
@@ -123,19 +123,13 @@ func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	p, spec := pod(path), redirect.Default()
 	p.feed(t, "link set lo up\nlink add eth0 type veth peer name peer0\naddr add 10.30.0.2/24 dev eth0\n", "ip", "-batch", "-")
 	_, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile)
-	for _, text := range []string{"table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false"} {
-		if err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("by netlink: error %v, want %q in it", err, text)
-		}
-	}
+	check.Fails(t, err, "table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false")
 	r := mustApply(t, p.namespace(""), spec)
 	if len(r.Tools) != 1 || r.Tools[0] != "native" {
 		t.Errorf("the tools are %q", r.Tools)
 	}
 	verified(t, p.namespace(""), spec)
-	if text := p.run(t, "nft", "list", "ruleset"); !strings.Contains(text, "istio-proxy-nat") || !strings.Contains(text, "skuid 1337") {
-		t.Errorf("got:\n%s", text)
-	}
+	check.Contains(t, p.run(t, "nft", "list", "ruleset"), "istio-proxy-nat", "skuid 1337")
 }
 
 // Foreign legacy tables stay, and no program of the host is started because of them. Nothing is written twice.
@@ -173,10 +167,8 @@ func TestApply_LegacyRules(t *testing.T) {
 		_, applied := n.Apply(t.Context(), dual(), redirection.Reconcile)
 		_, verified := n.Verify(t.Context(), dual())
 		_, cleaned := n.Clean(t.Context(), dual())
-		for what, err := range map[string]error{"Apply": applied, "Verify": verified, "Clean": cleaned} {
-			if err == nil || !strings.Contains(err.Error(), "in the legacy iptables tables") {
-				t.Errorf("%s of %s: %v", what, f, err)
-			}
+		for _, err := range []error{applied, verified, cleaned} {
+			check.Fails(t, err, "in the legacy iptables tables")
 		}
 	}
 }

@@ -230,9 +230,7 @@ func TestApply_LockOfTheNode(t *testing.T) {
 	held := func() {
 		t.Helper()
 		const list = "! env -u XTABLES_LOCKFILE iptables-legacy --wait=1 -L 2>&1"
-		if out := emptyPod(t).run(t, "sh", "-c", list); !strings.Contains(out, "xtables lock") {
-			t.Fatalf("the lock is not held: %s", out)
-		}
+		check.Contains(t, emptyPod(t).run(t, "sh", "-c", list), "xtables lock")
 	}
 	held()
 	const pods = 50

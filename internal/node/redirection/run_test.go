@@ -137,8 +137,6 @@ func TestApply_LostNamespace(t *testing.T) {
 	_, families := n.Families(spec)
 	_, applied := n.Apply(t.Context(), spec, Reconcile)
 	for _, err := range []error{families, applied} {
-		if !errors.Is(err, errNoNamespace) {
-			t.Errorf("got %v", err)
-		}
+		check.Is(t, err, errNoNamespace)
 	}
 }

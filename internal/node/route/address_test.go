@@ -15,6 +15,7 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/node/nftables/nfnetlink"
+	"github.com/meshcni/istio-cni/internal/test/check"
 )
 
 // TestList_WithoutEnd: root in a namespace can add any number of addresses, routes and rules.
@@ -63,9 +64,7 @@ func TestList_WithoutEnd(t *testing.T) {
 			netnstest.Feed(t, path, batch.String(), "ip", fmt.Sprintf("-%d", test.family), "-batch", "-")
 			return netnstest.At(path).Do(func() error { return test.read(test.family) })
 		}
-		if err := add(1, 1+test.fit); err != nil {
-			t.Errorf("%s of %s: %v", test.what, test.family, err)
-		}
+		check.OK(t, add(1, 1+test.fit), test.what, test.family)
 		if err := add(1+test.fit, 1+test.fit+test.more); !errors.Is(err, test.want) || (err == nil) != (test.want == nil) {
 			t.Errorf("more %s of %s: %v", test.what, test.family, err)
 		}
@@ -126,9 +125,7 @@ func TestExplain_KeepsTheCause(t *testing.T) {
 			}
 		}
 	}
-	if got := explain(ruleset.IPv4, unix.EPERM).Error(); !strings.Contains(got, "CAP_NET_ADMIN") {
-		t.Errorf("got %q", got)
-	}
+	check.Contains(t, explain(ruleset.IPv4, unix.EPERM).Error(), "CAP_NET_ADMIN")
 }
 
 func TestParseHead_NoHeader(t *testing.T) {

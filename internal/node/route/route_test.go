@@ -107,9 +107,7 @@ func checked(t *testing.T, path string, w route.Want) []string {
 // complete fails if Check finds a difference.
 func complete(t *testing.T, path string, w route.Want) {
 	t.Helper()
-	if missing := checked(t, path, w); missing != nil {
-		t.Errorf("Check returns %q", missing)
-	}
+	check.Diff(t, "Check returns", []string(nil), checked(t, path, w))
 }
 
 func leftovers(t *testing.T, path string, mask uint32) route.Want {
@@ -539,11 +537,7 @@ func TestApply_LackingNamespace(t *testing.T) {
 			}
 			before := state(t, path)
 			err := netns.Do(path, func() error { return route.Apply(wantAll()) })
-			for _, part := range tt.part {
-				if !strings.Contains(fmt.Sprint(err), part) {
-					t.Errorf("the error lacks %q:\n%v", part, err)
-				}
-			}
+			check.Contains(t, fmt.Sprint(err), tt.part...)
 			for _, family := range []string{"-4", "-6"} {
 				got := strings.Contains(ip(t, path, family+" rule"), "fwmark 0x539 lookup 133")
 				check.Equal(t, got, tt.rules == family, "ip", family, "rule has the rule")

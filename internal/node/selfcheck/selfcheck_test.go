@@ -1,7 +1,6 @@
 package selfcheck
 
 import (
-	"errors"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -29,9 +28,7 @@ func TestRun_EveryBackend(t *testing.T) {
 		t.Errorf("got %+v", v)
 	}
 	check.Equal(t, v.Summary(), "", "problems")
-	if !strings.Contains(v.Text(), "backend auto is netlink") {
-		t.Errorf("got %s", v.Text())
-	}
+	check.Contains(t, v.Text(), "backend auto is netlink")
 }
 
 // TestRun_WithoutPrograms starts no process: the search path has none.
@@ -53,14 +50,10 @@ func TestRun_WithoutRules(t *testing.T) {
 		if err == nil {
 			t.Fatalf("%s: packets are redirected without rules", f)
 		}
-		for _, want := range []string{
+		check.Contains(t, err.Error(),
 			"a connection of the app to the outside did not arrive at port 15001",
 			"a connection of a client to the app did not arrive at port 15006", "a DNS query of the app did not arrive at port 15053",
-		} {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: no %q in %v", f, want, err)
-			}
-		}
+		)
 	}
 }
 
@@ -71,9 +64,7 @@ func TestRun_WithoutPrivilege(t *testing.T) {
 	}) {
 		return
 	}
-	if _, err := run(t); !errors.Is(err, ErrPrivilege) {
-		t.Errorf("got %v", err)
-	}
+	check.Is(t, check.Err(run(t)), ErrPrivilege)
 }
 
 // TestRun_UserNamespace runs the self-test in a user namespace that is not the first. Its network namespaces

@@ -168,9 +168,7 @@ func TestRule_OpaqueIsNotWritten(t *testing.T) {
 		{ruleset.Read("-j QUEUE"), "cannot encode target"},
 		{ruleset.IPTables("", ruleset.Return, ruleset.Network{Prefix: everything, Not: true}), "a match of all addresses"},
 	} {
-		if _, err := encode(ruleset.IPv4, tt.rule); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%q: error %v, want %q in it", tt.rule, err, tt.want)
-		}
+		check.Fails(t, check.Err(encode(ruleset.IPv4, tt.rule)), tt.want)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -24,9 +23,7 @@ func TestAttributes_TooLong(t *testing.T) {
 		}
 	})
 	b.Uint32(3, 4)
-	if _, err := b.Bytes(); err == nil || !strings.Contains(err.Error(), "too long for netlink") {
-		t.Errorf("error %v", err)
-	}
+	check.Fails(t, check.Err(b.Bytes()), "too long for netlink")
 }
 
 // FuzzAttributes reads any bytes: complete attributes are as long as the data, and the reader never reads past the end of others.
@@ -135,9 +132,7 @@ func TestTransaction_ManyErrors(t *testing.T) {
 			t.Error("the transaction was accepted")
 		}
 		names, err := tables(conn)
-		if len(names) != 0 {
-			t.Errorf("tables %q, want none", names)
-		}
+		check.Diff(t, "tables", []string(nil), names)
 		return err
 	})
 }
@@ -156,9 +151,7 @@ func TestTransaction_Long(t *testing.T) {
 			return err
 		}
 		names, err := tables(conn)
-		if len(names) != 1 {
-			t.Errorf("tables %q, want a", names)
-		}
+		check.Diff(t, "tables", []string{"a"}, names)
 		return err
 	})
 }

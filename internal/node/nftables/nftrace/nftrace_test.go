@@ -218,9 +218,7 @@ func TestTrace_Killed(t *testing.T) {
 		t.Fatalf("%q, %v", line, err)
 	}
 	name := fmt.Sprintf("istio-cni-trace-%d", tracer.Process.Pid)
-	if tables := netnstest.Run(t, path, "nft", "list", "tables"); !strings.Contains(tables, name) {
-		t.Fatalf("the tables are\n%s", tables)
-	}
+	check.Contains(t, netnstest.Run(t, path, "nft", "list", "tables"), name)
 	check.OK(t, tracer.Process.Kill())
 	_ = tracer.Wait()
 	check.Equal(t, netnstest.Run(t, path, "nft", "list", "tables"), "", "left behind")

@@ -114,9 +114,7 @@ func TestWatch_Descriptors(t *testing.T) {
 	for range pods {
 		all = append(all, open(t, path, time.Hour))
 	}
-	if got := count() - before; got != pods {
-		t.Errorf("%d descriptors for %d watches", got, pods)
-	}
+	check.Equal(t, count()-before, pods, "descriptors")
 	nft(t, path, "add table inet a")
 	for _, w := range all {
 		changed(t, w)
