@@ -44,9 +44,6 @@ const (
 	chainWeight = 5 // a chain takes more memory than its message has bytes
 )
 
-// families returns the families whose tables are read: the families of iptables, and Inet for the native tables.
-func families() []ruleset.Family { return []ruleset.Family{ruleset.IPv4, ruleset.IPv6, ruleset.Inet} }
-
 // Session works on the network namespace of the thread that opened it. It is for one goroutine at a time.
 type Session struct{ conn *nfnetlink.Conn }
 

@@ -73,8 +73,8 @@ func (w *writer) program(p ruleset.Program) error {
 	return nil
 }
 
-// operation relies on the promises of Reconcile: that the chains and rules of a Program are in the View, and that it inserts
-// rules only behind our own rules.
+// operation relies on the promises of Reconcile: that the chains of a Program are in the View, that it removes rules of the View, and
+// that it inserts rules only behind our own rules.
 func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
 	w.at = tableKey{f, o.Table}
 	t, err := w.table()
@@ -99,11 +99,11 @@ func (w *writer) operation(f ruleset.Family, o ruleset.Operation) error {
 	case ruleset.Insert:
 		return w.newRule(c, o.Rule, c.first())
 	case ruleset.Delete:
-		handle, found := c.removeFirst(o.Rule.String())
-		if !found {
-			return errors.New("there is no such rule")
+		if c.removed == nil {
+			c.removed = map[uint64]bool{}
 		}
-		w.rule(unix.NFT_MSG_DELRULE, 0, c, o.Rule.String(), func(b *nfnetlink.Buffer) { b.Uint64(unix.NFTA_RULE_HANDLE, handle) })
+		c.removed[o.Rule.Handle] = true
+		w.rule(unix.NFT_MSG_DELRULE, 0, c, o.Rule.String(), func(b *nfnetlink.Buffer) { b.Uint64(unix.NFTA_RULE_HANDLE, o.Rule.Handle) })
 	}
 	return nil
 }

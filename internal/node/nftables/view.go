@@ -82,27 +82,8 @@ type chain struct {
 	hook   *ruleset.Hook
 	policy string
 	rules  []ruleset.Rule
-	// byText has the handles of the remaining rules by their text, and removed those of the other ones, from the first removal on. A chain
-	// can have very many rules.
-	byText  map[string][]uint64
+	// removed has the handles of the rules that a Program removes.
 	removed map[uint64]bool
-}
-
-// removeFirst marks the first rule with the text as removed and returns its handle.
-func (c *chain) removeFirst(text string) (handle uint64, found bool) {
-	if c.byText == nil {
-		c.byText, c.removed = map[string][]uint64{}, map[uint64]bool{}
-		for _, r := range c.rules {
-			key := r.String()
-			c.byText[key] = append(c.byText[key], r.Handle)
-		}
-	}
-	handles := c.byText[text]
-	if len(handles) == 0 {
-		return 0, false
-	}
-	c.byText[text], c.removed[handles[0]] = handles[1:], true
-	return handles[0], true
 }
 
 // first returns the handle of the first remaining rule, 0 if there are no rules.
@@ -156,7 +137,7 @@ func (s *Session) Read(ctx context.Context, owner redirect.Owner) (*View, error)
 	if err != nil || len(v.tables) == 0 {
 		return v, err
 	}
-	for _, f := range families() {
+	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6, ruleset.Inet} { // of iptables, and of the native tables
 		if err = v.readFamily(ctx, f, v.tables, others[f]); err != nil {
 			return nil, err
 		}

@@ -145,17 +145,22 @@ func (p *pass) read(ctx context.Context) (legacy []ruleset.Family, err error) {
 	case err != nil:
 		return nil, fmt.Errorf("reading rules by netlink: %w", err)
 	}
+	if legacy, err = legacyOf(p.owner); len(legacy) > 0 && !p.mode.tools {
+		return nil, errNeedsTools
+	}
+	return legacy, err
+}
+
+// legacyOf returns the families whose legacy tables hold chains of the owner.
+func legacyOf(owner redirect.Owner) (legacy []ruleset.Family, err error) {
 	for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-		found, err := iptables.LegacyHas(f, p.owner.ChainPrefix)
+		found, err := iptables.LegacyHas(f, owner.ChainPrefix)
 		if err != nil {
 			return nil, err
 		}
 		if found {
 			legacy = append(legacy, f)
 		}
-	}
-	if len(legacy) > 0 && !p.mode.tools {
-		return nil, errNeedsTools
 	}
 	return legacy, nil
 }

@@ -150,16 +150,9 @@ func (n Namespace) byAny(
 }
 
 // HasLegacy reports whether the legacy tables of the namespace hold chains of the owner. It starts no process.
-func (n Namespace) HasLegacy(owner redirect.Owner) (found bool, err error) {
-	err = n.NetNS.Do(func() error {
-		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			if found, err = iptables.LegacyHas(f, owner.ChainPrefix); err != nil || found {
-				return err
-			}
-		}
-		return nil
-	})
-	return found, err
+func (n Namespace) HasLegacy(owner redirect.Owner) (bool, error) {
+	found, err := netns.In(n.NetNS, func() ([]ruleset.Family, error) { return legacyOf(owner) })
+	return len(found) > 0, err
 }
 
 // VerifyRouting compares the addresses, policy rules and routes of the namespace with the wanted ones, for the families of an

@@ -481,7 +481,7 @@ const (
 // header compares an address, the first bytes of an address, an address with a mask, or the protocol.
 func (d *decoder) header(l load, negated bool, first, last []byte) ruleset.Match {
 	same := bytes.Equal(first, last)
-	if d.family == ruleset.Inet || d.family == ruleset.Netdev || int64(l.length) != int64(len(first)) {
+	if d.family == ruleset.Inet || d.family == ruleset.Netdev {
 		return nil
 	}
 	if at := map[ruleset.Family]uint32{ruleset.IPv4: protocolOffset, ruleset.IPv6: nextHeader}[d.family]; l.offset == at && len(first) == 1 && same && l.mask == nil {
@@ -510,9 +510,6 @@ func (d *decoder) header(l load, negated bool, first, last []byte) ruleset.Match
 
 // transport compares a port or the TCP flags.
 func (d *decoder) transport(l load, negated bool, first, last []byte) ruleset.Match {
-	if int64(l.length) != int64(len(first)) || len(first) != len(last) {
-		return nil
-	}
 	switch {
 	case l.length == 2 && l.mask == nil && (l.offset == nfnetlink.SourcePortOffset || l.offset == nfnetlink.DestinationPortOffset):
 		if d.table.IPTables && d.protocol == 0 {
