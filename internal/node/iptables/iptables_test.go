@@ -44,24 +44,18 @@ func TestLegacyDigest(t *testing.T) {
 func TestRead_RuleOfSeveralLines(t *testing.T) {
 	t.Parallel()
 	path := netnstest.New(t)
-	for _, rule := range [][]string{{"-A", "OUTPUT", "-p", "tcp", "-j", "ACCEPT"}, {"-N", "U"}, {"-A", "OUTPUT", "!", "-o", "a\n-A U", "-p", "tcp", "-j", "RETURN"}} {
-		err := netnstest.Open(t, path).Do(func() error {
+	read := func() error {
+		return netnstest.Open(t, path).Do(func() error {
 			tool, found := new(Host).Legacy(ruleset.IPv4)
-			if !found {
-				t.Fatal("no iptables-legacy")
-			}
-			_, err := tool.Read(t.Context())
-			return err
+			check.Equal(t, found, true, "iptables-legacy is there")
+			return check.Err(tool.Read(t.Context()))
 		})
-		check.OK(t, err)
+	}
+	for _, rule := range [][]string{{"-A", "OUTPUT", "-p", "tcp", "-j", "ACCEPT"}, {"-N", "U"}, {"-A", "OUTPUT", "!", "-o", "a\n-A U", "-p", "tcp", "-j", "RETURN"}} {
+		check.OK(t, read())
 		netnstest.Run(t, path, "iptables-legacy", append([]string{"-t", "nat"}, rule...)...)
 	}
-	err := netnstest.Open(t, path).Do(func() error {
-		tool, _ := new(Host).Legacy(ruleset.IPv4)
-		_, err := tool.Read(t.Context())
-		return err
-	})
-	check.Is(t, err, ErrUninspectable)
+	check.Is(t, read(), ErrUninspectable)
 }
 
 // TestTool_OfTheWorkingDirectory: a tool of the host gets only absolute directories, whatever the caller's PATH is,

@@ -26,7 +26,6 @@ import (
 
 // Redirection is one probe: a connection from this process, which runs as the proxy, to a foreign address on lo must arrive
 // at the proxy's inbound port. The probe listens in place of the proxy and checks the connection's original destination.
-// original destination of the connection.
 //
 //	127.0.0.1:0 → 127.0.0.6:15002   OUTPUT → ISTIO_OUTPUT → (uid of the proxy, over lo) → ISTIO_IN_REDIRECT → 127.0.0.1:15006
 type Redirection struct {

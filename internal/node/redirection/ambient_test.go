@@ -87,13 +87,6 @@ func sortedTables(text string) string {
 func TestAmbient_Replaces(t *testing.T) {
 	t.Parallel()
 	specs := ambienttest.Specs()
-	shared := func(t *testing.T) pod {
-		t.Helper()
-		p := dualPod(t)
-		p.plant(t, iptables.NFT, early)
-		p.plant(t, iptables.Legacy, early)
-		return p
-	}
 	before := map[string]func(*testing.T, pod){
 		"sidecar":           func(t *testing.T, p pod) { mustApply(t, p.namespace(byNetlink), dual()) },
 		"sidecar by TPROXY": func(t *testing.T, p pod) { mustApply(t, p.namespace(byNetlink), dual(byTPROXY)) },
@@ -103,15 +96,15 @@ func TestAmbient_Replaces(t *testing.T) {
 			before[name+" by "+string(v)] = func(t *testing.T, p pod) { mustApply(t, p.namespace(v), specs[name]) }
 		}
 	}
-	to, untouched := specs["default"], shared(t).everything(t)
+	to, untouched := specs["default"], sharedPod(t).everything(t)
 	for _, v := range backends[:2] {
-		fresh := shared(t)
+		fresh := sharedPod(t)
 		mustApply(t, fresh.namespace(v), to)
 		want := sortedTables(fresh.everything(t))
 		for from, program := range before {
 			t.Run(fmt.Sprintf("%s to %s", from, v), func(t *testing.T) {
 				t.Parallel()
-				p := shared(t)
+				p := sharedPod(t)
 				program(t, p)
 				mustApply(t, p.namespace(v), to)
 				verified(t, p.namespace(v), to)

@@ -42,22 +42,15 @@ func (p pod) program(t *testing.T, by iptables.Variant, spec redirect.Spec) {
 // Each backend fully replaces or removes the rules of each other one, and leaves foreign rules unchanged.
 func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 	t.Parallel()
-	shared := func(t *testing.T) pod {
-		t.Helper()
-		p := dualPod(t)
-		p.plant(t, iptables.NFT, early)
-		p.plant(t, iptables.Legacy, early)
-		return p
-	}
-	spec, before, untouched := dual(), dual(byTPROXY), shared(t).everything(t)
+	spec, before, untouched := dual(), dual(byTPROXY), sharedPod(t).everything(t)
 	for _, to := range []iptables.Variant{"", byNetlink, byTables, iptables.NFT, iptables.Legacy} {
-		fresh := shared(t)
+		fresh := sharedPod(t)
 		mustApply(t, fresh.namespace(to), spec)
 		want := fresh.everything(t)
 		for _, from := range []iptables.Variant{byNetlink, byTables, iptables.NFT, iptables.Legacy, "both"} {
 			t.Run(fmt.Sprintf("%s to %s", from, to), func(t *testing.T) {
 				t.Parallel()
-				p := shared(t)
+				p := sharedPod(t)
 				n := p.namespace(to)
 				hasRules(t, n, false)
 				p.program(t, from, before)
@@ -73,7 +66,7 @@ func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 				if r := mustApply(t, n, spec); len(r.Programs) > 0 {
 					t.Errorf("a second Apply changes rules: %v", r.Programs)
 				}
-				cleaned := shared(t)
+				cleaned := sharedPod(t)
 				cleaned.program(t, from, before)
 				mustClean(t, cleaned.namespace(to))
 				hasRules(t, cleaned.namespace(to), false)
@@ -182,7 +175,7 @@ func TestApply_ReplacesConfiguration(t *testing.T) {
 		for _, c := range configurations() {
 			fresh := dualPod(t)
 			mustApply(t, fresh.namespace(v), c.spec)
-			want[c.name] = filled(fresh.saves(t))
+			want[c.name] = filled(fresh.rules(t, v)) + fresh.routing(t)
 		}
 		for _, from := range configurations() {
 			for _, to := range configurations() {
@@ -195,7 +188,7 @@ func TestApply_ReplacesConfiguration(t *testing.T) {
 					if (from.name == to.name) != (len(r.Programs) == 0) {
 						t.Errorf("%d programs ran", len(r.Programs))
 					}
-					equal(t, "not as on a fresh pod", want[to.name], filled(p.saves(t)))
+					equal(t, "not as on a fresh pod", want[to.name], filled(p.rules(t, v))+p.routing(t))
 					verified(t, n, to.spec)
 				})
 			}

@@ -81,6 +81,15 @@ func dualPod(tb testing.TB) pod {
 	return newPod(tb, "10.20.0.2/24", "fd20::2/64")
 }
 
+// sharedPod returns a pod with foreign rules of both variants.
+func sharedPod(tb testing.TB) pod {
+	tb.Helper()
+	p := dualPod(tb)
+	p.plant(tb, iptables.NFT, early)
+	p.plant(tb, iptables.Legacy, early)
+	return p
+}
+
 // feed runs a command in the namespace with its own iptables lock.
 func (p pod) feed(tb testing.TB, stdin, name string, args ...string) string {
 	tb.Helper()

@@ -136,7 +136,8 @@ func TestApply_LostNamespace(t *testing.T) {
 	spec := redirect.Default()
 	_, families := n.Families(spec)
 	_, applied := n.Apply(t.Context(), spec, Reconcile)
-	for _, err := range []error{families, applied} {
+	_, live := n.Live(t.Context(), nil)
+	for _, err := range []error{families, applied, live} {
 		check.Is(t, err, errNoNamespace)
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/core/redirect/walk"
 	"github.com/meshcni/istio-cni/internal/core/ruleset"
 	"github.com/meshcni/istio-cni/internal/node/iptables"
-	"github.com/meshcni/istio-cni/internal/node/redirection"
 	"github.com/meshcni/istio-cni/internal/node/redirection/labtest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
@@ -31,34 +30,6 @@ var (
 )
 
 const walkPackets = 40 // per Spec and family
-
-// TestLive_EveryPlace: legacy tables beside nf_tables, the routing by marks, and the names of other tables.
-func TestLive_EveryPlace(t *testing.T) {
-	t.Parallel()
-	p, spec := dualPod(t), dual(byTPROXY)
-	mustApply(t, p.namespace(byNetlink), spec)
-	p.iptables(t, iptables.Legacy, ruleset.IPv4, "-t raw -A OUTPUT -p tcp --dport 9 -j DROP")
-	p.run(t, "nft", "add table inet other")
-	packet := walk.Packet{Outgoing: true, Out: "eth0", Protocol: ruleset.TCP, UID: 5, GID: 5, Dst: netip.MustParseAddrPort("10.2.0.9:80")}
-	for _, of := range []redirect.Wanted{spec, nil} {
-		live, err := p.namespace("").Live(t.Context(), of)
-		check.OK(t, err)
-		packet.Dst = netip.AddrPortFrom(packet.Dst.Addr(), 80)
-		if r := live.Walk(packet); r.Verdict != walk.Redirected || (of == nil) != (r.Decided.Why == "") {
-			t.Error(r.Summary)
-		}
-		packet.Dst = netip.AddrPortFrom(packet.Dst.Addr(), 9)
-		if r := live.Walk(packet); r.Verdict != walk.Dropped {
-			t.Error(r.Summary)
-		}
-		if !slices.Equal(live.Delivered[ruleset.IPv6], []ruleset.Mark{{Value: spec.Mark}}) {
-			t.Errorf("marks are %v", live.Delivered)
-		}
-	}
-	if _, err := (redirection.Namespace{}).Live(t.Context(), nil); err == nil {
-		t.Error("no namespace, no error")
-	}
-}
 
 // walked is one Spec in a fixture, with its random numbers.
 type walked struct {
