@@ -212,7 +212,7 @@ func (f *follower) last(ctx context.Context) error {
 	return f.count(all, true)
 }
 
-// loop handles events and ticks until ctx ends. A nil event means that the kernel dropped some.
+// loop handles events and ticks until ctx ends, and then the queued events. A nil event means that the kernel dropped some.
 func (f *follower) loop(ctx context.Context, events <-chan *nftrace.Event) error {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
@@ -220,7 +220,10 @@ func (f *follower) loop(ctx context.Context, events <-chan *nftrace.Event) error
 		var err error
 		select {
 		case <-ctx.Done():
-			return f.drain(ctx, events)
+			for err == nil && len(events) > 0 {
+				err = f.event(ctx, <-events)
+			}
+			return err
 		case e := <-events:
 			err = f.event(ctx, e)
 		case <-ticker.C:
@@ -230,16 +233,6 @@ func (f *follower) loop(ctx context.Context, events <-chan *nftrace.Event) error
 			return err
 		}
 	}
-}
-
-// drain handles the queued events.
-func (f *follower) drain(ctx context.Context, events <-chan *nftrace.Event) error {
-	for len(events) > 0 {
-		if err := f.event(ctx, <-events); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // onTick ends the packets without further events and reads the counters every countEach ticks.

@@ -18,8 +18,10 @@ import (
 func (v *View) Apply(plan Plan) error {
 	w := &writer{view: v, batch: v.session.conn.Batch(v.generation)}
 	for _, p := range plan.Programs {
-		if err := w.program(p); err != nil {
-			return err
+		for _, o := range p.Operations {
+			if err := w.operation(p.Family, o); err != nil {
+				return fmt.Errorf("writing %s rules: table %s, %q: %w", p.Family, o.Table, o.String(), err)
+			}
 		}
 	}
 	if plan.Native != nil {
@@ -62,15 +64,6 @@ func (n note) String() string {
 		out += fmt.Sprintf(", rule %q", n.rule)
 	}
 	return out
-}
-
-func (w *writer) program(p ruleset.Program) error {
-	for _, o := range p.Operations {
-		if err := w.operation(p.Family, o); err != nil {
-			return fmt.Errorf("writing %s rules: table %s, %q: %w", p.Family, o.Table, o.String(), err)
-		}
-	}
-	return nil
 }
 
 // operation relies on the promises of Reconcile: that the chains of a Program are in the View, that it removes rules of the View, and

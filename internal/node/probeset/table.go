@@ -85,7 +85,10 @@ func read(c *nfnetlink.Conn, want families) (t table, err error) {
 		return t, err
 	}
 	at, drops, base := nfnetlink.ReadHook(chain)
-	rules, err := readRules(c)
+	var rules [][]byte
+	err = dumpRules(c, unix.NFPROTO_INET, tableName, chainName, func(rule nfnetlink.Attributes) {
+		rules = append(rules, bytes.Clone(rule.Get(unix.NFTA_RULE_EXPRESSIONS).Value))
+	})
 	t.whole = t.whole && base && !drops && at == hook && slices.EqualFunc(rules, want, func(have []byte, f family) bool {
 		return sameExpressions(f.expressions(), have)
 	})
@@ -127,14 +130,6 @@ func getChain(c *nfnetlink.Conn, name string) (found nfnetlink.Attributes, there
 
 // hook is the hook of our chain.
 var hook = nfnetlink.Hook{Number: unix.NF_INET_POST_ROUTING, Priority: priority, Type: "nat"} //nolint:gochecknoglobals // a constant
-
-// readRules returns the expressions of our chain's rules.
-func readRules(c *nfnetlink.Conn) (all [][]byte, err error) {
-	err = dumpRules(c, unix.NFPROTO_INET, tableName, chainName, func(a nfnetlink.Attributes) {
-		all = append(all, bytes.Clone(a.Get(unix.NFTA_RULE_EXPRESSIONS).Value))
-	})
-	return all, err
-}
 
 // dumpRules calls each with the rules of a chain.
 func dumpRules(c *nfnetlink.Conn, family uint8, table, chain string, each func(nfnetlink.Attributes)) error {

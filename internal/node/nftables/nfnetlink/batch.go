@@ -62,7 +62,8 @@ func (b *Batch) Commit() error {
 	if len(b.starts) == 0 {
 		return nil
 	}
-	b.acknowledge(b.starts[len(b.starts)-1])
+	flags := b.buffer.data[b.starts[len(b.starts)-1]+6:] // of the last message
+	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 	last := b.conn.sequence
 	at := b.conn.begin(&b.buffer, unix.NFNL_MSG_BATCH_END, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	finish(&b.buffer, at)
@@ -94,12 +95,6 @@ func (c *Conn) Transact(fill func(*Batch) error) (err error) {
 		}
 	}
 	return err
-}
-
-// acknowledge sets NLM_F_ACK in the message at the offset.
-func (b *Batch) acknowledge(at int) {
-	flags := b.buffer.data[at+6:]
-	binary.NativeEndian.PutUint16(flags, binary.NativeEndian.Uint16(flags)|unix.NLM_F_ACK)
 }
 
 // answers reads the answers to a batch: refusals, in the order of the messages, and the acknowledgement of the last one. The

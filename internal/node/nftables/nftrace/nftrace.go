@@ -184,7 +184,10 @@ func (f Filter) rule(b *nfnetlink.Buffer, chain string, protocol uint8) {
 		source bool
 	}{{f.Source, true}, {f.Destination, false}} {
 		if network.IsValid() {
-			matchNetwork(b, network.Prefix, network.source)
+			b.Family(network.Addr().Is6())
+		}
+		if network.Bits() > 0 {
+			b.Network(network.source, false, network.Prefix)
 		}
 	}
 	b.Meta(unix.NFT_META_L4PROTO)
@@ -210,13 +213,6 @@ func (f Filter) rule(b *nfnetlink.Buffer, chain string, protocol uint8) {
 
 // loopback is the index of lo in every namespace.
 const loopback = 1
-
-func matchNetwork(b *nfnetlink.Buffer, network netip.Prefix, source bool) {
-	b.Family(network.Addr().Is6())
-	if network.Bits() > 0 {
-		b.Network(source, false, network.Masked())
-	}
-}
 
 // maxObjects bounds the tables, chains and rules in which removeStale searches because the processes of a pod can make any number.
 const maxObjects = 4096
