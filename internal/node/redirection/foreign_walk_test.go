@@ -617,6 +617,7 @@ func takers() []taker {
 		nft("policy of a second chain", "table ip x {\nchain y { type filter hook input priority 0; }\nchain z { type filter hook output priority 0; policy drop; }\n}\n", web, silent),
 		nft("set of addresses with ports", "table ip x {\nset s { type ipv4_addr . inet_service; elements = { 10.2.0.9 . 80 }; }\nchain y { type filter hook output priority -150; ip daddr . tcp dport @s drop; }\n}\n", web, silent),
 		nft("verdict map", "table inet x {\nchain y { type filter hook output priority -200; tcp dport vmap { 80 : drop, 443 : accept }; }\n}\n", web, silent),
+		nft("verdict map for all other addresses", "table ip x {\nchain y { type filter hook output priority -150; ip daddr vmap { 10.1.0.9 : accept, * : drop }; }\n}\n", web, silent),
 		nft("set with the address", "table ip x {\nset s { type ipv4_addr; elements = { 10.2.0.9 }; }\nchain y { type filter hook output priority -150; ip daddr @s drop; }\n}\n", web, silent),
 		nft("chain behind two jumps", "table ip x {\nchain a { jump b; }\nchain b { tcp dport 80 drop; }\nchain y { type filter hook output priority -150; jump a; }\n}\n", web, silent),
 		nft("redirect of inbound ahead", "table ip nat {\nchain in { type nat hook prerouting priority -110; tcp dport 9000 redirect to :15020; }\n}\n", in, labtest.ByStatus),
