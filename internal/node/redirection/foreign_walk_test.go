@@ -624,7 +624,7 @@ func takers() []taker {
 		{"iptables notrack, behind the mesh's", "iptables-nft-restore --noflush", "*raw\n-A OUTPUT -p tcp -m tcp --dport 80 -j CT --notrack\nCOMMIT\n", web, "", audit.ForeignRule, ""},
 		{"iptables RETURN ahead", "iptables-nft-restore --noflush", "*nat\n-I OUTPUT -p tcp -m tcp --dport 80 -j RETURN\nCOMMIT\n", web, labtest.ByPeer, audit.ForeignRule, byNetlink},
 		{"iptables-legacy REDIRECT beside", "iptables-legacy-restore --noflush", "*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 15020\nCOMMIT\n", web, "", audit.ForeignRule, ""},
-		{"iptables-legacy DNAT of the port beside", "iptables-legacy-restore --noflush", "*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j DNAT --to-destination :15020\nCOMMIT\n", web, "", audit.ForeignRule, ""},
+		{"iptables-legacy DNAT of the port beside, and a drop", "iptables-legacy-restore --noflush", "*nat\n-A OUTPUT -p tcp -m tcp --dport 80 -j DNAT --to-destination :15020\nCOMMIT\n*filter\n-A OUTPUT -d 10.2.0.9 -p tcp -m tcp --dport 15020 -j DROP\nCOMMIT\n", web, silent, audit.ForeignRule, ""},
 		{"iptables DROP in raw, behind the mesh's", "iptables-nft-restore --noflush", "*raw\n-A PREROUTING -p tcp -m multiport --dports 1:9999 -m comment --comment x -j DROP\nCOMMIT\n", in, silent, audit.ForeignRule, ""},
 		{"iptables queue behind", "iptables-nft-restore --noflush", "*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -j NFQUEUE --queue-num 5\nCOMMIT\n", web, silent, audit.ForeignRule, ""},
 		{"copies by TEE and a drop", "iptables-nft-restore --noflush", "*mangle\n-A OUTPUT -d 10.2.0.9 -p tcp -j TEE --gateway 10.1.0.1\nCOMMIT\n*filter\n-A OUTPUT -p tcp -m tcp --dport 15001 -j DROP\nCOMMIT\n", web, "", audit.ForeignRule, ""},
