@@ -356,9 +356,7 @@ func TestFollow_LegacyRulesAreCounted(t *testing.T) {
 				want[2] = "IPv4 ISTIO_TPROXY as-wanted"
 			}
 			for _, one := range want {
-				if !found[one] {
-					t.Errorf("%s, %s: no %q in %v", mode, name, one, found)
-				}
+				check.Equal(t, found[one], true, mode, name, one, found)
 			}
 			if end := all[len(all)-1].End; end.CountedPast == 0 || end.CountedWanted == 0 || end.Counted < end.CountedPast+end.CountedWanted || end.Hint != "" {
 				t.Errorf("%s: %+v", name, end)

@@ -474,9 +474,7 @@ func TestDoIsolated_OwnLock(t *testing.T) {
 	childLocks := func(want bool) func() error {
 		return func() error {
 			out, err := exec.CommandContext(t.Context(), "flock", "--nonblock", lock, "true").CombinedOutput()
-			if (err == nil) != want {
-				t.Errorf("locking in a child: %v %s, want success %v", err, out, want)
-			}
+			check.Equal(t, err == nil, want, "locking in a child:", err, string(out))
 			return nil
 		}
 	}
@@ -536,9 +534,8 @@ func TestDoIsolated_PartialIsolation(t *testing.T) {
 	if err != no { //nolint:errorlint // the same error
 		t.Errorf("error: %v, want %v", err, no)
 	}
-	if !errors.Is(isolation, fs.ErrNotExist) || !errors.Is(isolation, unix.ENOTDIR) {
-		t.Errorf("isolation: %v", isolation)
-	}
+	check.Is(t, isolation, fs.ErrNotExist)
+	check.Is(t, isolation, unix.ENOTDIR)
 	check.Contains(t, fmt.Sprint(isolation),
 		fmt.Sprintf("mounting %q over %q: no such file", absent, target),
 		fmt.Sprintf("mounting %q over %q: no such file", source, absent),

@@ -63,13 +63,9 @@ func TestView_RulesOfOthersDiffer(t *testing.T) {
 			}
 		}
 	}
-	if want := strings.Count(others, "-A "); len(seen) != want {
-		t.Errorf("%d rules were read, want %d", len(seen), want)
-	}
+	check.Equal(t, len(seen), strings.Count(others, "-A "), "rules")
 	again := p.read(t, ruleset.IPv4)
-	if !again.Equal(p.read(t, ruleset.IPv4)) {
-		t.Error("the same rules read differently a second time")
-	}
+	check.Equal(t, p.read(t, ruleset.IPv4).String(), again.String())
 }
 
 // ofNft has rules that nft adds to the chains of iptables, each with the text that is read.
@@ -130,9 +126,7 @@ func TestApply_ForeignRulesStay(t *testing.T) {
 	p.apply(t, reconcile(want4, want6))
 	for _, want := range []ruleset.Set{want4, want6} {
 		have := p.read(t, want.Family)
-		if d := ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)); !d.Empty() {
-			t.Errorf("%s is not as wanted:\n%s", want.Family, d)
-		}
+		check.Equal(t, ruleset.Compare(want, have, redirect.Sidecar().Owned(want, have)).String(), "", want.Family)
 	}
 	// Foreign rules come between ours, and before them.
 	p.run(t, "", "iptables-nft", strings.Fields("-t nat -I OUTPUT 1 -p tcp -m limit --limit 7/min -j ACCEPT")...)
@@ -163,9 +157,7 @@ func TestApply_ForeignJumpToOurChain(t *testing.T) {
 	p.apply(t, reconcile(redirect.Rules(redirect.Default(), ruleset.IPv4)))
 	p.run(t, "", "nft", "add rule ip nat OUTPUT tcp dport { 1, 2 } jump ISTIO_OUTPUT")
 	p.apply(t, reconcile(ruleset.Set{Family: ruleset.IPv4}))
-	if got := p.read(t, ruleset.IPv4); !got.Empty() {
-		t.Errorf("left:\n%s", got)
-	}
+	check.Equal(t, p.read(t, ruleset.IPv4).Empty(), true, "nothing is left")
 }
 
 func TestRead_ChainOfAnotherHook(t *testing.T) {
@@ -211,9 +203,7 @@ func TestRead_ChainNames(t *testing.T) {
 		}
 	}
 	slices.Sort(seen)
-	if len(slices.Compact(seen)) != len(names) {
-		t.Errorf("%d chains are %q", len(names), seen)
-	}
+	check.Equal(t, len(slices.Compact(seen)), len(names), seen)
 	want := redirect.Rules(redirect.Default(), ruleset.IPv4)
 	p.apply(t, reconcile(want))
 	for _, c := range p.read(t, ruleset.IPv4).Table("nat").Chains {

@@ -58,9 +58,7 @@ func conformNative(t *testing.T, owner redirect.Owner, want ruleset.Set, script 
 	equal(t, "what nft lists of our script", list, scripted.run(t, "", "nft", "list", "ruleset"))
 	check.Diff(t, "what the kernel holds", theirs.kernel(t, ruleset.Inet), ours.kernel(t, ruleset.Inet))
 	for who, p := range map[string]pod{"ours": ours, "nft's": theirs} {
-		if diff := p.verifyNative(t, want, owner); !diff.Empty() {
-			t.Errorf("%s rules are not read as wanted:\n%s", who, diff)
-		}
+		check.Equal(t, p.verifyNative(t, want, owner).String(), "", who)
 	}
 	return list
 }
@@ -144,9 +142,7 @@ func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 	equal(t, "after the refusal", before, p.run(t, "", "nft", "list", "ruleset"))
 	check.Equal(t, len(p.watch(t, move(want)).writes()), 1, "transactions")
 	for _, f := range families {
-		if set := p.read(t, f); !set.Empty() {
-			t.Errorf("%s rules of iptables are left:\n%s", f, set)
-		}
+		check.Equal(t, p.read(t, f).Empty(), true, f, "has no rules of iptables")
 	}
 	check.Contains(t, p.run(t, "", "nft", "list", "tables"), "inet istio-proxy-nat")
 }

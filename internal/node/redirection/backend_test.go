@@ -63,9 +63,7 @@ func TestApply_TakesOverFromEveryBackend(t *testing.T) {
 				}
 				equal(t, "not as on a fresh pod", want, p.everything(t))
 				verified(t, n, spec)
-				if r := mustApply(t, n, spec); len(r.Programs) > 0 {
-					t.Errorf("a second Apply changes rules: %v", r.Programs)
-				}
+				check.Equal(t, len(mustApply(t, n, spec).Programs), 0, "programs of a second Apply")
 				cleaned := sharedPod(t)
 				cleaned.program(t, from, before)
 				mustClean(t, cleaned.namespace(to))
@@ -101,9 +99,7 @@ func TestApply_AutoIsNative(t *testing.T) {
 	for backend, want := range map[iptables.Variant]string{"": "native", byNetlink: "netlink"} {
 		n := dualPod(t).namespace(backend)
 		n.Auto = redirect.Native
-		if r := mustApply(t, n, dual()); r.Tools[0] != want {
-			t.Errorf("%q writes by %q", backend, r.Tools)
-		}
+		check.Equal(t, mustApply(t, n, dual()).Tools[0], want, backend)
 		verified(t, n, dual())
 	}
 }
@@ -118,9 +114,7 @@ func TestApply_PodWithUsersOfItsOwn(t *testing.T) {
 	_, err := p.namespace(byNetlink).Apply(t.Context(), spec, redirection.Reconcile)
 	check.Fails(t, err, "table nat, chain ISTIO_OUTPUT", "match owner: invalid argument", "hostUsers: false")
 	r := mustApply(t, p.namespace(""), spec)
-	if len(r.Tools) != 1 || r.Tools[0] != "native" {
-		t.Errorf("the tools are %q", r.Tools)
-	}
+	check.Diff(t, "tools", []string{"native"}, r.Tools)
 	verified(t, p.namespace(""), spec)
 	check.Contains(t, p.run(t, "nft", "list", "ruleset"), "istio-proxy-nat", "skuid 1337")
 }
@@ -185,9 +179,7 @@ func TestApply_ReplacesConfiguration(t *testing.T) {
 					n := p.namespace(v)
 					p.program(t, v, from.spec)
 					r := mustApply(t, n, to.spec)
-					if (from.name == to.name) != (len(r.Programs) == 0) {
-						t.Errorf("%d programs ran", len(r.Programs))
-					}
+					check.Equal(t, len(r.Programs) == 0, from.name == to.name, "no program ran")
 					equal(t, "not as on a fresh pod", want[to.name], filled(p.rules(t, v))+p.routing(t))
 					verified(t, n, to.spec)
 				})
@@ -206,9 +198,7 @@ func TestApply_VariantInUse(t *testing.T) {
 		n := p.namespace("")
 		n.Backend = redirect.Tools
 		r := mustApply(t, n, spec)
-		if len(r.Tools) != 2 || r.Tools[0] != program(v, ruleset.IPv4, "-restore") || r.Tools[1] != program(v, ruleset.IPv6, "-restore") {
-			t.Errorf("the tools are %q", r.Tools)
-		}
+		check.Diff(t, "tools", []string{program(v, ruleset.IPv4, "-restore"), program(v, ruleset.IPv6, "-restore")}, r.Tools)
 		for _, f := range families {
 			equal(t, f.String(), redirect.Rules(spec, f).String(), filled(p.save(t, v, f)))
 		}

@@ -218,9 +218,7 @@ func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Va
 	check.Diff(t, "Verify does not find that", want, findings(found.Diffs))
 	check.Diff(t, "Verify finds routing", []string(nil), found.Routing)
 	_, err := n.Apply(t.Context(), s, redirection.FailOnConflict)
-	if errors.Is(err, redirection.ErrConflict) != (d.want != "") {
-		t.Errorf("Apply with FailOnConflict: %v", err)
-	}
+	check.Equal(t, errors.Is(err, redirection.ErrConflict), d.want != "", "a conflict", err)
 	equal(t, "Verify or FailOnConflict changed something", before, p.rules(t, v))
 	return found
 }
@@ -229,9 +227,7 @@ func (d drift) check(t *testing.T, p pod, n redirection.Namespace, v iptables.Va
 func (d drift) heal(t *testing.T, p pod, n redirection.Namespace, v iptables.Variant, s redirect.Spec, whole string) {
 	t.Helper()
 	before := p.rules(t, v)
-	if r := mustApply(t, n, s); (len(r.Programs) == 1) != (d.want != "") {
-		t.Errorf("%d programs ran", len(r.Programs))
-	}
+	check.Equal(t, len(mustApply(t, n, s).Programs) == 1, d.want != "", "one program ran")
 	verified(t, n, s)
 	now := p.rules(t, v)
 	if d.note != "" || strings.Contains(d.want, " foreign ") { // foreign rules came with the drift and stay
@@ -298,9 +294,7 @@ func TestClean_ReferenceRules(t *testing.T) {
 			mustClean(t, n)
 			hasRules(t, n, false)
 			equal(t, "not as if the mesh had never been here", never[v], filled(p.rules(t, v)))
-			if again := mustClean(t, n); len(again.Programs) > 0 {
-				t.Errorf("cleaning again ran %s", again.Programs)
-			}
+			check.Equal(t, len(mustClean(t, n).Programs), 0, "programs of cleaning again")
 			if i >= len(configurations()) {
 				return
 			}

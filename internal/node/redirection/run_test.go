@@ -39,9 +39,7 @@ func TestApply_RulesKeepChanging(t *testing.T) {
 			}
 			want := slices.Concat(slices.Repeat([]mode{{redirect.Netlink, false}}, 3), slices.Repeat([]mode{{redirect.Netlink, true}}, 3),
 				slices.Repeat([]mode{{redirect.Native, true}}, 2), slices.Repeat([]mode{{redirect.Tools, true}}, attempts-8))
-			if !slices.Equal(modes, want) {
-				t.Errorf("the modes of the attempts are %v, want %v", modes, want)
-			}
+			check.Equal(t, fmt.Sprint(modes), fmt.Sprint(want), "the modes of the attempts")
 		}
 	}
 }

@@ -120,9 +120,7 @@ func TestExplain_KeepsTheCause(t *testing.T) {
 	t.Parallel()
 	for _, cause := range []error{unix.EPERM, unix.ENETDOWN, unix.EEXIST, unix.EACCES} {
 		for _, f := range []ruleset.Family{ruleset.IPv4, ruleset.IPv6} {
-			if got := explain(f, cause); !errors.Is(got, cause) {
-				t.Errorf("%s, %v: got %v", f, cause, got)
-			}
+			check.Is(t, explain(f, cause), cause, f)
 		}
 	}
 	check.Contains(t, explain(ruleset.IPv4, unix.EPERM).Error(), "CAP_NET_ADMIN")

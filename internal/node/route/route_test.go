@@ -371,13 +371,9 @@ func TestRemove_UnknownSelector(t *testing.T) {
 	const dscp = 25 // FRA_DSCP
 	addRule(t, path, 20, nl.NewRtAttr(dscp, []byte{10}))
 	before := state(t, path)
-	if got := leftovers(t, path, 0); len(got.Policy) != 0 {
-		t.Errorf("Leftovers gives %v", got)
-	}
+	check.Diff(t, "Leftovers gives", route.Want{}, leftovers(t, path, 0))
 	w := route.Want{Policy: []route.Policy{v4(1337, 133)}}
-	if missing := checked(t, path, w); len(missing) != 1 {
-		t.Errorf("Check returns %q", missing)
-	}
+	check.Equal(t, len(checked(t, path, w)), 1, "of Check")
 	apply(t, path, w)
 	complete(t, path, w)
 	remove(t, path, w)
@@ -398,9 +394,7 @@ func TestApply_MarksAndTables(t *testing.T) {
 			complete(t, path, w)
 			want := fmt.Sprintf("32765:\tfrom all fwmark %#x lookup %d\n", n, n)
 			for _, family := range []string{"-4", "-6"} {
-				if got := ip(t, path, family+" rule"); strings.Count(got, want) != 1 {
-					t.Errorf("ip %s rule prints\n%s, want one line %q", family, got, want)
-				}
+				check.Equal(t, strings.Count(ip(t, path, family+" rule"), want), 1, family, want)
 			}
 			check.Diff(t, "Leftovers, difference", w, leftovers(t, path, 0))
 			remove(t, path, w)
@@ -437,15 +431,11 @@ func TestApply_WiderPrefix(t *testing.T) {
 	for command, missing := range map[string]int{"-6 addr add ::6/64 dev lo": 0, "-6 addr add ::6/128 dev veth0 nodad": 1} {
 		path := newNamespace(t, "link add veth0 type veth peer name veth1", command)
 		before, w := state(t, path), route.Want{PassthroughV6: true}
-		if got := checked(t, path, w); len(got) != missing {
-			t.Errorf("%s: Check returns %q", command, got)
-		}
+		check.Equal(t, len(checked(t, path, w)), missing, command)
 		if missing == 0 {
 			apply(t, path, w)
 		}
-		if left := leftovers(t, path, 0); left.PassthroughV6 {
-			t.Errorf("%s: Leftovers gives it", command)
-		}
+		check.Equal(t, leftovers(t, path, 0).PassthroughV6, false, command)
 		remove(t, path, w)
 		check.Diff(t, "changed", before, state(t, path))
 	}
@@ -542,9 +532,7 @@ func TestApply_LackingNamespace(t *testing.T) {
 				got := strings.Contains(ip(t, path, family+" rule"), "fwmark 0x539 lookup 133")
 				check.Equal(t, got, tt.rules == family, "ip", family, "rule has the rule")
 			}
-			if missing := checked(t, path, wantAll()); len(missing) == 0 {
-				t.Error("Check finds nothing missing")
-			}
+			check.Equal(t, len(checked(t, path, wantAll())) > 0, true, "something is missing")
 			remove(t, path, wantAll())
 			check.Diff(t, "changed", before, state(t, path))
 		})
@@ -619,9 +607,7 @@ func TestApply_MaskAndPriority(t *testing.T) {
 		complete(t, ours, ambient())
 	}
 	for query, delivered := range map[string]bool{"0x111": true, "0x5111": true, "0x112": false, "0": false} {
-		if got := ip(t, ours, "route get 10.0.0.9 mark "+query); strings.HasPrefix(got, "local ") != delivered {
-			t.Errorf("mark %s: %s", query, got)
-		}
+		check.Equal(t, strings.HasPrefix(ip(t, ours, "route get 10.0.0.9 mark "+query), "local "), delivered, "mark", query)
 	}
 	remove(t, ours, ambient())
 	check.Diff(t, "after Remove", before, state(t, ours))

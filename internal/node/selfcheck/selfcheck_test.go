@@ -109,12 +109,8 @@ func TestVerdict_Chooses(t *testing.T) {
 			}}
 			v.choose()
 			check.Equal(t, v.Choice, c.want, "chose")
-			if err := v.Served(""); (err != nil) != (c.want == "") {
-				t.Errorf("auto is served: %v", err)
-			}
-			if err := v.Served(redirect.Native); (err != nil) != (len(c.native) == 2) {
-				t.Errorf("native is served: %v", err)
-			}
+			check.Equal(t, v.Served("") != nil, c.want == "", "an error for auto")
+			check.Equal(t, v.Served(redirect.Native) != nil, len(c.native) == 2, "an error for native")
 			if c.untried != "" && (v.Served(redirect.Tools) != nil || !strings.Contains(v.Text(), "iptables  was not tried: no iptables")) {
 				t.Errorf("tools: %v, text %s", v.Served(redirect.Tools), v.Text())
 			}

@@ -277,8 +277,7 @@ func TestSet_ElementsWithConditions(t *testing.T) {
 			t.Fatal(err, err2)
 		}
 		s := decode.NewSet(attributes)
-		if s.Add(elements); s.Unknown == known {
-			t.Errorf("%s: unknown %t", name, s.Unknown)
-		}
+		s.Add(elements)
+		check.Equal(t, s.Unknown, !known, name)
 	}
 }
