@@ -61,21 +61,24 @@ func (l lateFixture) serve(t *testing.T, mode redirect.Mode, proxied bool) {
 	}
 }
 
-// reached returns the name in the answer to a neighbour's request to the app, or its error. If silence is expected it waits
-// only briefly.
-func (l lateFixture) reached(t *testing.T, via labtest.Protocol, wanted bool) (string, error) {
+// reach sends a neighbour's request to the app and compares the name in the answer, "" for none: then it waits only briefly. Native
+// tables (their rules name no family) and TPROXY drop packets for a proxy that listens only on IPv4; others refuse.
+func (l lateFixture) reach(t *testing.T, v iptables.Variant, via labtest.Protocol, want string) {
 	t.Helper()
 	ctx := t.Context()
-	if !wanted {
+	if want == "" {
 		limited, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		ctx = limited
 	}
-	answer := labtest.Request{From: l.Peer(), Via: via, To: l.at, SourcePort: l.FreshPort()}.Send(ctx)
-	if len(answer.Hops) == 0 {
-		return "", answer.Err
+	answer, got := labtest.Request{From: l.Peer(), Via: via, To: l.at, SourcePort: l.FreshPort()}.Send(ctx), ""
+	if len(answer.Hops) > 0 {
+		got = answer.Hops[0].By
 	}
-	return answer.Hops[0].By, answer.Err
+	closed := errors.Is(answer.Err, labtest.ErrRefused) || errors.Is(answer.Err, labtest.ErrSilent)
+	if got != want || want == "" && !closed {
+		t.Errorf("%s by %s: %q answers (%v), want %q\n%s", l.at, via, got, answer.Err, want, counters(t, l.Fixture, v, ruleset.FamilyOf(l.at.Addr())))
+	}
 }
 
 // TestPackets_IPv6OfLater: with reject, capture or dual stack a neighbour never reaches the app past the sidecar by
@@ -124,17 +127,8 @@ func TestPackets_IPv6OfLater(t *testing.T) {
 func (l lateFixture) compare(t *testing.T, v iptables.Variant, tcp, udp string) {
 	t.Helper()
 	var both sync.WaitGroup // waiting for silence takes time
-	for via, want := range map[labtest.Protocol]string{labtest.TCP: tcp, labtest.UDP: udp} {
-		both.Go(func() {
-			// Native tables (their rules name no family) and TPROXY drop packets for a proxy that listens only on IPv4; others refuse.
-			got, err := l.reached(t, via, want != "")
-			closed := got == "" && (errors.Is(err, labtest.ErrRefused) || errors.Is(err, labtest.ErrSilent))
-			if got != want || want == "" && !closed {
-				t.Errorf("%s by %s: %q answers (%v), want %q\n%s", l.at, via, got, err, want,
-					counters(t, l.Fixture, v, ruleset.IPv6))
-			}
-		})
-	}
+	both.Go(func() { l.reach(t, v, labtest.TCP, tcp) })
+	l.reach(t, v, labtest.UDP, udp)
 	both.Wait()
 }
 
@@ -163,12 +157,7 @@ func TestPackets_ProxyNotListening(t *testing.T) {
 		check := func(want string) {
 			var both sync.WaitGroup
 			for _, f := range families {
-				both.Go(func() {
-					l := lateFixture{lab, labtest.Pod.Port(f, labtest.AppPorts()[0])}
-					if got, err := l.reached(t, labtest.TCP, want != ""); got != want {
-						t.Errorf("%s: %q answers (%v), want %q", f, got, err, want)
-					}
-				})
+				both.Go(func() { lateFixture{lab, labtest.Pod.Port(f, labtest.AppPorts()[0])}.reach(t, v, labtest.TCP, want) })
 			}
 			both.Wait()
 		}
