@@ -135,7 +135,7 @@ func TestNative_FromIptablesInOneTransaction(t *testing.T) {
 		Name: "istio-zzz", Policy: ruleset.NoPolicy, Rules: []ruleset.Rule{ruleset.NFT("", ruleset.Jump{Chain: "nowhere"})},
 	})
 	before := p.run(t, "", "nft", "list", "ruleset")
-	err := p.try(t, move(bad))
+	err := p.update(t, move(bad), nil)
 	if text := `inet, table istio-proxy-nat, chain istio-zzz, rule "counter jump nowhere", immediate: `; err == nil || !strings.Contains(err.Error(), text) {
 		t.Errorf("error %v, want %q in it", err, text)
 	}

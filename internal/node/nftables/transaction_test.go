@@ -45,7 +45,7 @@ func (w *wire) writes() [][]message {
 func (p pod) watch(tb testing.TB, change plan) *wire {
 	tb.Helper()
 	w := &wire{}
-	p.do(tb, func() error { return update(tb, change, w.see) })
+	check.OK(tb, p.update(tb, change, w.see))
 	return w
 }
 
@@ -120,7 +120,7 @@ func TestApply_OneRuleRefused(t *testing.T) {
 			used.apply(t, reconcile(both(redirect.Default())...))
 			for _, p := range []pod{newPod(t), used} {
 				before := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
-				check.Fails(t, p.try(t, reconcile(wants...)), r.want)
+				check.Fails(t, p.update(t, reconcile(wants...), nil), r.want)
 				after := slices.Concat(p.kernel(t, ruleset.IPv4), p.kernel(t, ruleset.IPv6))
 				check.Diff(t, "something was left", before, after)
 			}
@@ -133,10 +133,10 @@ func TestApply_OneRuleRefused(t *testing.T) {
 func TestApply_ChangedByAnotherProgram(t *testing.T) {
 	p := newPod(t)
 	ours := reconcile(both(redirect.Default())...)
-	err := p.try(t, func(v *nftables.View) nftables.Plan {
+	err := p.update(t, func(v *nftables.View) nftables.Plan {
 		p.run(t, "", "iptables-nft", strings.Fields("-t nat -A OUTPUT -j ACCEPT")...)
 		return ours(v)
-	})
+	}, nil)
 	check.Is(t, err, nftables.ErrChanged)
 	if strings.Contains(p.save(t, ruleset.IPv4).String(), "ISTIO") {
 		t.Error("something was written nevertheless")
@@ -265,30 +265,26 @@ func ownerOf(owner []redirect.Owner) redirect.Owner {
 	return append(owner, redirect.Sidecar())[0]
 }
 
-// update reads the current namespace and applies the plan made from it.
-func update(tb testing.TB, change plan, sent func([]byte), owner ...redirect.Owner) error {
+// update reads the namespace and applies the plan made from it. sent, if any, is called with each request to the kernel.
+func (p pod) update(tb testing.TB, change plan, sent func([]byte), owner ...redirect.Owner) error {
 	tb.Helper()
-	s, err := nftables.Open()
-	if err != nil {
-		return err
-	}
-	s.OnSend(sent)
-	v, err := s.Read(tb.Context(), ownerOf(owner))
-	if err == nil {
-		err = v.Apply(change(v))
-	}
-	return errors.Join(err, s.Close())
-}
-
-// try is apply for a plan that may fail.
-func (p pod) try(tb testing.TB, change plan) error {
-	tb.Helper()
-	return netns.Do(string(p), func() error { return update(tb, change, nil) })
+	return netns.Do(string(p), func() error {
+		s, err := nftables.Open()
+		if err != nil {
+			return err
+		}
+		s.OnSend(sent)
+		v, err := s.Read(tb.Context(), ownerOf(owner))
+		if err == nil {
+			err = v.Apply(change(v))
+		}
+		return errors.Join(err, s.Close())
+	})
 }
 
 func (p pod) apply(tb testing.TB, change plan, owner ...redirect.Owner) {
 	tb.Helper()
-	p.do(tb, func() error { return update(tb, change, nil, owner...) })
+	check.OK(tb, p.update(tb, change, nil, owner...))
 }
 
 // view returns the rules that the code under test reads.

@@ -320,21 +320,13 @@ func newLab(t *testing.T) lab {
 	t.Helper()
 	l := lab{node(netnstest.New(t)), netnstest.New(t), netnstest.New(t)}
 	for i, path := range []string{l.pod, l.client} {
-		link := fmt.Sprintf("veth%d", i)
-		v4, v6 := fmt.Sprintf("10.0.%d.", i), fmt.Sprintf("fd0%d::", i)
-		check.OK(t, netnstest.At(string(l.node)).Do(func() error {
-			return netlink.LinkAdd(&netlink.Veth{
-				LinkAttrs: netlink.LinkAttrs{Name: link}, PeerName: "eth0", PeerNamespace: netlink.NsFd(netnstest.At(path).FD()),
-			})
-		}))
-		for _, end := range []struct{ at, link, number string }{{string(l.node), link, "1"}, {path, "eth0", "2"}} {
-			netnstest.Run(t, end.at, "ip", "addr", "add", v4+end.number+"/24", "dev", end.link)
-			netnstest.Run(t, end.at, "ip", "addr", "add", v6+end.number+"/64", "dev", end.link, "nodad")
-			netnstest.Run(t, end.at, "ip", "link", "set", end.link, "up")
-			netnstest.Run(t, end.at, "ip", "link", "set", "lo", "up")
-		}
-		netnstest.Run(t, path, "ip", "route", "add", "default", "via", v4+"1")
-		netnstest.Run(t, path, "ip", "-6", "route", "add", "default", "via", v6+"1")
+		numbered := strings.NewReplacer("N", fmt.Sprint(i), "PATH", path)
+		node := "link set lo up\nlink add vethN type veth peer name eth0 netns PATH\naddr add 10.0.N.1/24 dev vethN\n" +
+			"addr add fd0N::1/64 dev vethN nodad\nlink set vethN up\n"
+		netnstest.Feed(t, string(l.node), numbered.Replace(node), "ip", "-batch", "-")
+		pod := "link set lo up\naddr add 10.0.N.2/24 dev eth0\naddr add fd0N::2/64 dev eth0 nodad\nlink set eth0 up\n" +
+			"route add default via 10.0.N.1\nroute add default via fd0N::1\n"
+		netnstest.Feed(t, path, numbered.Replace(pod), "ip", "-batch", "-")
 	}
 	netnstest.Set(t, string(l.node), "net/ipv4/ip_forward", "1")
 	netnstest.Set(t, string(l.node), "net/ipv6/conf/all/forwarding", "1")
