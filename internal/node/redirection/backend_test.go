@@ -18,7 +18,7 @@ import (
 // everything returns all rules of the namespace that any tool lists.
 func (p pod) everything(t *testing.T) string {
 	t.Helper()
-	return filled(p.saves(t)) + p.run(t, "nft", "list", "ruleset", "inet")
+	return filled(p.rules(t, iptables.NFT)+p.rules(t, iptables.Legacy)+p.routing(t)) + p.run(t, "nft", "list", "ruleset", "inet")
 }
 
 // program adds rules of the mesh to the pod: the reference's rules by the tools of each variant, or of both.

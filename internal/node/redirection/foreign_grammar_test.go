@@ -26,12 +26,7 @@ func (w *walked) sets(t *testing.T) {
 }
 
 // familyNumber returns the number of a family.
-func familyNumber(f ruleset.Family) string {
-	if f == ruleset.IPv6 {
-		return "6"
-	}
-	return "4"
-}
+func familyNumber(f ruleset.Family) string { return fmt.Sprintf("%d", f) }
 
 // elsewhere returns an address that no packet has.
 func elsewhere(f ruleset.Family) netip.Addr {
@@ -521,16 +516,11 @@ func (w *walked) routes() item {
 	case 1, 2, 3:
 		fmt.Fprintf(&b, "route replace %s %s\n", pick(w, "blackhole", "unreachable", "prohibit"), pick(w, labtest.Far, labtest.Private).Network(f))
 	case 4, 5, 6:
-		fmt.Fprintf(&b, "route replace default via %s dev eth1 table %d\nrule add %s lookup %d\n", viaSide(f), table,
+		fmt.Fprintf(&b, "route replace default via %s dev eth1 table %d\nrule add %s lookup %d\n", labtest.SideGateway.Addr(f), table,
 			pick(w, "uidrange 1000-1000", "ipproto tcp dport 80", "fwmark 0x5", "uidrange 0-999", "ipproto udp dport 53", "to "+labtest.Far.Network(f).String()), table)
 	default:
 		fmt.Fprintf(&b, "route replace %s default table %d\nrule add %s lookup %d\n", pick(w, "blackhole", "unreachable", "prohibit"), table,
 			pick(w, "uidrange 1000-1000", "ipproto tcp dport 80", "fwmark 0x5", "uidrange 2000-2999", "ipproto udp dport 53"), table)
 	}
 	return item{"routes", "ip " + flag + " -batch -", b.String()}
-}
-
-// viaSide returns the router of the second interface.
-func viaSide(f ruleset.Family) netip.Addr {
-	return netip.MustParseAddr(map[ruleset.Family]string{ruleset.IPv4: "10.4.0.1", ruleset.IPv6: "fd00:4::1"}[f])
 }

@@ -180,18 +180,11 @@ func (w *walked) answers(t *testing.T, v iptables.Variant, counts *tally) {
 			t.Errorf("%s: %s", a.command(), why)
 			continue
 		}
-		t.Errorf("%s\n%s\nanswer: %s%s\nwent:   %s\n%s", a.command(), why, a.answer.Sentence, errorText(a.err), a.got, metAt(a.answer))
+		t.Errorf("%s\n%s\nanswer: %s %v\nwent:   %s\n%s", a.command(), why, a.answer.Sentence, a.err, a.got, metAt(a.answer))
 		if wrong == 1 {
 			t.Logf("by %s of %+v beside\n%+v", v, spec, planted)
 		}
 	}
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return "error: " + err.Error()
 }
 
 // metAt lists the rules that matched or may have matched.

@@ -141,16 +141,6 @@ func (p pod) rules(tb testing.TB, v iptables.Variant) string {
 	return b.String()
 }
 
-// saves returns the rules, read with the tools of each variant, and the addresses and routes.
-func (p pod) saves(tb testing.TB) string {
-	tb.Helper()
-	var b strings.Builder
-	for _, v := range variants {
-		b.WriteString(p.rules(tb, v))
-	}
-	return b.String() + p.routing(tb)
-}
-
 // routing returns the policy rules, the routes of all tables and the addresses on lo, once the kernel has finished its
 // asynchronous work for a new address.
 func (p pod) routing(tb testing.TB) string {

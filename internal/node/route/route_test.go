@@ -69,7 +69,8 @@ func state(t *testing.T, path string) (now string) {
 // settled reports whether every IPv6 address has its route in the local table. The kernel
 // adds the route some time after its response.
 func settled(state string) bool {
-	for line := range strings.Lines(section(state, "-d addr")) {
+	_, addresses, _ := strings.Cut(state, "# ip -d addr\n")
+	for line := range strings.Lines(addresses) {
 		f := strings.Fields(line)
 		if f[0] != "inet6" {
 			continue
@@ -158,12 +159,6 @@ func foreign() []string {
 		"-6 route add unreachable default metric 500 table 133",
 		"route add local default dev lo table 134",
 	}
-}
-
-func section(state, args string) string {
-	_, rest, _ := strings.Cut(state, "# ip "+args+"\n")
-	text, _, _ := strings.Cut(rest, "# ip ")
-	return text
 }
 
 func TestRemove_AfterApply(t *testing.T) {

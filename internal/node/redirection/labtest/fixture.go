@@ -47,7 +47,7 @@ const (
 	// Probe is the node's, from which it probes ambient pods.
 	Probe       Place = "probe"
 	gateway     Place = "gateway"
-	sideGateway Place = "side gateway"
+	SideGateway Place = "side gateway"
 )
 
 // Addr returns the place's address in the family; the zero Addr if it has none.
@@ -59,7 +59,7 @@ func (p Place) Addr(f ruleset.Family) netip.Addr {
 		Side: {"10.4.0.9", "fd00:4::9"}, Guest: {"10.5.0.2", "fd00:5::2"},
 		Probe:    {"169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"},
 		Resolver: {"10.1.0.53", "fd00:1::53"}, OtherResolver: {"10.1.0.54", "fd00:1::54"},
-		gateway: {"10.1.0.1", "fd00:1::1"}, sideGateway: {"10.4.0.1", "fd00:4::1"},
+		gateway: {"10.1.0.1", "fd00:1::1"}, SideGateway: {"10.4.0.1", "fd00:4::1"},
 	}[p]
 	i := 0
 	if f == ruleset.IPv6 {
@@ -177,7 +177,7 @@ func (l *Fixture) wire(tb testing.TB) {
 		pod.WriteString(addresses(f, "eth0", Pod) + addresses(f, "eth1", PodSide) + addresses(f, "vm0", PodInside))
 		fmt.Fprintf(&pod, "route add default via %s\n", gateway.Addr(f))
 		peer.WriteString(addresses(f, "eth0", gateway, Peer, Resolver, OtherResolver, Far, Private, Probe))
-		peer.WriteString(addresses(f, "eth1", sideGateway, Side))
+		peer.WriteString(addresses(f, "eth1", SideGateway, Side))
 		fmt.Fprintf(&peer, "route add %s via %s\n", Guest.Network(f), Pod.Addr(f))
 		guest.WriteString(addresses(f, "eth0", Guest))
 		fmt.Fprintf(&guest, "route add default via %s\n", PodInside.Addr(f))

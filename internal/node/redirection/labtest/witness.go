@@ -97,7 +97,7 @@ func (l *Fixture) Acquaint(tb testing.TB) {
 		check.OK(tb, err)
 	}
 	know(end{l.pod, "eth0"}, end{l.peer, "eth0"}, gateway, Peer, Resolver, OtherResolver)
-	know(end{l.pod, "eth1"}, end{l.peer, "eth1"}, sideGateway, Side)
+	know(end{l.pod, "eth1"}, end{l.peer, "eth1"}, SideGateway, Side)
 	know(end{l.pod, "vm0"}, end{l.guest, "eth0"}, Guest)
 	know(end{l.peer, "eth0"}, end{l.pod, "eth0"}, Pod)
 	know(end{l.peer, "eth1"}, end{l.pod, "eth1"}, PodSide)
