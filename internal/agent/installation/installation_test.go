@@ -285,6 +285,7 @@ func (s situation) kill(t *testing.T, work string, stop func(int) *hostfstest.Fa
 	}
 	n.disk.Before = nil
 	log := faults.Log()
+	n.intact()
 	if got := slices.DeleteFunc(n.loaded(), isStanza); !slices.Equal(got, s.primary) {
 		t.Fatalf("killed after %q: the runtime runs %q, want %q\n%v", log, got, s.primary, n.tree("net.d"))
 	}
@@ -524,7 +525,7 @@ func TestReconcile_SkippedProgram(t *testing.T) {
 	}
 }
 
-// TestReconcile_FailedPart: the token is renewed even if the program cannot be replaced.
+// TestReconcile_FailedPart: the token is renewed even if the program cannot be replaced. What lost its input stays.
 func TestReconcile_FailedPart(t *testing.T) {
 	t.Parallel()
 	n, a := newInstalled(t, "10-b.conflist", conflist)
@@ -537,6 +538,11 @@ func TestReconcile_FailedPart(t *testing.T) {
 	if !strings.Contains(n.read("run/istio-cni-kubeconfig"), "token-2") || !slices.Contains(n.loaded(), "istio-cni") {
 		t.Errorf("the others waited:\n%v", n.tree("."))
 	}
+	want := n.tree("run")
+	check.OK(t, os.Remove(n.path("sa/token")))
+	check.Fails(t, a.Reconcile(), "waiting for the service account")
+	check.Diff(t, "without a token", want, n.tree("run"))
+	check.Equal(t, n.read("bin/istio-cni"), "program 1", "without its source the program is")
 }
 
 // TestReconcile_MissingFileInConflict: a missing file is written at once because pods need it.

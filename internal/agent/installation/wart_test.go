@@ -137,21 +137,6 @@ func durable(t *testing.T, calls []string) {
 	check.Equal(t, loose, "", "at the end the names in", "may be lost", calls)
 }
 
-// TestReconcile_InputsGone: an installation that lost an input stays unchanged.
-func TestReconcile_InputsGone(t *testing.T) {
-	t.Parallel()
-	n, a := newInstalled(t, "10-bridge.conf", bridgeConf)
-	want := n.tree(".")
-	for _, missing := range []string{"sa/token", "source/istio-cni"} {
-		check.OK(t, os.Remove(n.path(missing)))
-		delete(want, missing)
-		if err := a.Reconcile(); err == nil {
-			t.Errorf("without %s: no error", missing)
-		}
-		check.Diff(t, "without "+missing, want, n.tree("."))
-	}
-}
-
 // TestReadiness_FollowsTheNode makes the changes that happen on a node all the time. The last event has a visible effect,
 // which proves that the events before it were processed, too.
 func TestReadiness_FollowsTheNode(t *testing.T) {
@@ -201,33 +186,6 @@ func refusing(dirs ...string) func(hostfs.Call) error {
 			return syscall.EIO
 		}
 		return nil
-	}
-}
-
-// TestRun_ChangesDuringInstallation changes everything that the installation has already read, before it
-// waits for changes. Without an event, the next reconciliation would be much later.
-func TestRun_ChangesDuringInstallation(t *testing.T) {
-	t.Parallel()
-	for name, change := range map[string]func(n *fixture){
-		"token":         func(n *fixture) { n.put("sa/token", "token-2", 0o600) },
-		"program":       func(n *fixture) { check.OK(n.t, os.Remove(n.path("bin/istio-cni"))) },
-		"configuration": func(n *fixture) { n.put("net.d/10-bridge.conflist", conflist, 0o644) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newFixture(t, "10-bridge.conflist", conflist)
-			changed := make(chan struct{})
-			once := sync.OnceFunc(func() { change(n); close(changed) })
-			n.disk.Before = func(c hostfs.Call) error {
-				if c.Name == "syncdir" && c.Path == n.path("net.d") {
-					once()
-				}
-				return nil
-			}
-			n.running(n.agent())
-			<-changed
-			n.until(n.asWanted)
-		})
 	}
 }
 

@@ -2,18 +2,21 @@ package logserver
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/meshcni/istio-cni/internal/agent/agenttest"
 	"github.com/meshcni/istio-cni/internal/core/printable"
 	"github.com/meshcni/istio-cni/internal/node/pluginlog"
 	"github.com/meshcni/istio-cni/internal/test/check"
@@ -103,6 +106,10 @@ func TestRelay_Bodies(t *testing.T) {
 		{"something_after_it", `[` + good + `] []`, 400, map[string]int{"rejected": 1}},
 		{"too_large", `["` + strings.Repeat("x", maxBody) + `"]`, 413, map[string]int{"rejected": 1}},
 		{"too_many", "[" + strings.Repeat(good+",", maxRecords+6) + good + "]", 200, map[string]int{"relayed": maxRecords, "dropped": 7}},
+		{
+			"smallest_elements", "[0" + strings.Repeat(",0", maxBody/2-4) + "]", 200,
+			map[string]int{"rejected": maxRecords, "dropped": maxBody/2 - 3 - maxRecords},
+		},
 		{"deeply_nested", strings.Repeat("[", 1<<20), 400, map[string]int{"rejected": 1}},
 		{"deeply_nested_objects", `[` + strings.Repeat(`{"a":`, 1<<17), 400, map[string]int{"rejected": 1}},
 	}
@@ -253,6 +260,47 @@ func TestRelay_Rate(t *testing.T) {
 			t.Errorf("logged %q", got)
 		}
 	})
+}
+
+const quoted = `"{\"level\":\"info\",\"time\":\"2026-05-04T03:02:01Z\",\"msg\":\"x\"}"`
+
+// TestRelay_Memory measures the heap while clients send the largest bodies.
+func TestRelay_Memory(t *testing.T) {
+	const most = 140 << 20
+	b := start(t, func(o *Options) { o.Records = slog.DiscardHandler })
+	used := func() int {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	runtime.GC()
+	calm, peak := used(), 0
+	stop := agenttest.Go(t, func(ctx context.Context) {
+		for tick := time.NewTicker(time.Millisecond); ctx.Err() == nil; <-tick.C {
+			peak = max(peak, used())
+		}
+	})
+	bodies := []string{
+		"[" + strings.Repeat(quoted+",", maxBody/(len(quoted)+1)-10) + quoted + "]", // many records
+		`["` + strings.Repeat("x", maxBody-100) + `"]`,                              // one record
+		"[" + strings.Repeat(`"",`, maxBody/3-100) + `""]`,                          // many empty records
+		strings.Repeat("[", maxBody-100),
+	}
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() { _, _ = b.post(t, strings.NewReader(bodies[i%len(bodies)])) })
+	}
+	all.Wait()
+	// A slow machine still reads requests whose clients have given up, one at a time.
+	agenttest.Eventually(t, "an ordinary batch arrives afterwards", func() bool {
+		code, _ := b.post(t, strings.NewReader("["+quoted+"]"))
+		return code == http.StatusOK
+	})
+	stop()
+	t.Logf("calm %d MiB, under attack %d MiB", calm>>20, peak>>20)
+	if peak > calm+most {
+		t.Errorf("%d MiB", (peak-calm)>>20)
+	}
 }
 
 func FuzzParse(f *testing.F) {

@@ -73,20 +73,6 @@ func TestCopy(t *testing.T) {
 	})
 }
 
-func TestCopy_OtherKindsOfFile(t *testing.T) {
-	dir := t.TempDir()
-	to := filepath.Join(dir, "to")
-	put(t, to, "old")
-	check.OK(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
-	for name, want := range map[string]error{"missing": fs.ErrNotExist, "pipe": hostfs.ErrNotRegular, ".": hostfs.ErrNotRegular} {
-		_, err := hostfs.Disk{}.Copy(filepath.Join(dir, name), to, 0o755)
-		if !errors.Is(err, want) || !strings.Contains(fmt.Sprint(err), to) {
-			t.Errorf("%s: error %v, want %v", name, err, want)
-		}
-	}
-	check.Equal(t, content(to), "old")
-}
-
 func TestComparisons_EveryChange(t *testing.T) {
 	onEachFS(t, func(t *testing.T, dir string) {
 		disk := hostfs.Disk{Compared: &hostfs.Comparisons{}}

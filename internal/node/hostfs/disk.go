@@ -203,14 +203,11 @@ func (d Disk) symlink(target, link string) error {
 	return d.place(temp, link, nil, d.renameOnto)
 }
 
-// Rename durably renames a file. It replaces a file at the new name.
+// Rename durably renames a file within its directory. It replaces a file at the new name.
 func (d Disk) Rename(from, to string) error {
 	err := d.rename(from, to, 0)
 	if err == nil {
 		err = d.SyncDir(filepath.Dir(to))
-	}
-	if err == nil && filepath.Dir(from) != filepath.Dir(to) {
-		err = d.SyncDir(filepath.Dir(from))
 	}
 	if err != nil {
 		return fmt.Errorf("renaming %q to %q: %w", from, to, cause(err))

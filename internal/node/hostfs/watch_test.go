@@ -210,28 +210,6 @@ func TestWatch_OtherNames(t *testing.T) {
 	})
 }
 
-func TestWatch_DirectoryMadeAgain(t *testing.T) {
-	onEachFS(t, func(t *testing.T, base string) {
-		dir := filepath.Join(base, "net.d")
-		check.OK(t, os.Mkdir(dir, 0o755))
-		f := newFixture(t, at(dir))
-		for i := range 3 {
-			f.expectEach(t,
-				step{"the file before", write(filepath.Join(dir, "f"), "")},
-				step{"delete", remove(dir)},
-				step{"make again", mkdir(dir)},
-				step{"chmod of it", chmod(dir, 0o700)},
-				step{"a file in it", write(filepath.Join(dir, fmt.Sprint(i)), "")},
-				step{"rename away", rename(dir, dir+".old")},
-				step{"another in its place", mkdir(dir)},
-				step{"a file in that", write(filepath.Join(dir, "f2"), "")},
-			)
-			f.ignores(t, "a file in the directory that was renamed away", write(filepath.Join(dir+".old", "f3"), ""))
-			check.OK(t, os.RemoveAll(dir+".old"))
-		}
-	})
-}
-
 // The new directory often gets the inode number of the old one at once, and the events of both are mixed.
 func TestWatch_Churn(t *testing.T) {
 	onEachFS(t, func(t *testing.T, base string) {
