@@ -77,7 +77,7 @@ func newFixtureAt(t *testing.T, root string, files ...string) *fixture {
 		NetDir: n.path("net.d"), HostNetDir: "/etc/cni/net.d", RunDir: n.path("run"), RunDirMode: 0o700,
 		Want: cniconf.Want{
 			Stanza:   cniconf.Stanza{LogLevel: "info", RunDir: n.path("run"), ExcludeNamespaces: []string{"kube-system"}},
-			FileMode: 0o600,
+			OwnedName: cniconf.OwnedName, FileMode: 0o600,
 		},
 		Server: kube.Address{Host: "10.0.0.1", Port: "443"}, Token: n.path("sa/token"), CA: n.path("sa/ca.crt"), KubeconfigMode: 0o600,
 		OldKubeconfig: n.path("net.d/ZZZ-istio-cni-kubeconfig"), CacheDir: n.path("cache/results"),
@@ -183,15 +183,6 @@ func (n *fixture) loaded() []string {
 	}
 }
 
-func (n *fixture) count(series string) string {
-	for line := range strings.Lines(string(n.metrics.Text())) {
-		if rest, ok := strings.CutPrefix(line, series+" "); ok {
-			return strings.TrimSpace(rest)
-		}
-	}
-	return "none"
-}
-
 func TestReconcile_WritesOnce(t *testing.T) {
 	t.Parallel()
 	n, a := newInstalled(t, "10-bridge.conflist", conflist)
@@ -210,7 +201,7 @@ func TestReconcile_WritesOnce(t *testing.T) {
 		check.OK(t, n.agent().Reconcile())
 	})
 	check.Equal(t, len(calls), 0, "changes of a node in its desired state", calls)
-	check.Equal(t, n.count(`istio_cni_installs_total{result="SUCCESS"}`), "1", "installs counted")
+	check.Equal(t, agenttest.Metric(t, n.metrics.Text(), `istio_cni_installs_total{result="SUCCESS"}`), 1, "installs counted")
 }
 
 func TestReconcile_Order(t *testing.T) {
@@ -540,7 +531,7 @@ func TestReconcile_FailedPart(t *testing.T) {
 	}
 	want := n.tree("run")
 	check.OK(t, os.Remove(n.path("sa/token")))
-	check.Fails(t, a.Reconcile(), "waiting for the service account")
+	check.Fails(t, a.Reconcile(), "source/istio-cni")
 	check.Diff(t, "without a token", want, n.tree("run"))
 	check.Equal(t, n.read("bin/istio-cni"), "program 1", "without its source the program is")
 }

@@ -230,9 +230,6 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 			m.write("/etc/k0s/containerd.toml", "version = 2\n")
 			m.write("/run/crio/crio.sock", "")
 		},
-		"several runtimes are on this node: " + containerdFile + ", and the sockets /run/cri-dockerd.sock": func(m *machine) {
-			m.write("/run/cri-dockerd.sock", "")
-		},
 		"containerd's CRI plugin is switched off": func(m *machine) {
 			m.write(containerdFile, "disabled_plugins = ['io.containerd.grpc.v1.cri']\n"+directories("/srv/conf", "/srv/bin"))
 			m.start(containerdSock)
@@ -244,7 +241,7 @@ func TestReconcile_RuntimeInDoubt(t *testing.T) {
 		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
 		spoil(m)
 		bins := "" // if the runtime is known but may not be the kubelet's
-		if strings.Contains(reason, "dockerd") || strings.Contains(reason, "plugin") {
+		if strings.Contains(reason, "plugin") {
 			bins = "/srv/bin"
 		}
 		agent := m.agent()
@@ -376,9 +373,6 @@ func TestRun_RuntimeMoves(t *testing.T) {
 			return m.there("node"+dir+"/bin"+ourProgram) && strings.Contains(string(text), `"istio-cni"`)
 		}
 	}
-	m.until(installed("/one"))
-	check.OK(t, os.Remove(m.node("/one/bin"+ourProgram)))
-	m.put("node/one/conf/10-net.conflist", conflist, 0o644)
 	m.until(installed("/one"))
 	check.OK(t, os.RemoveAll(m.node("/one"))) // no mount holds it
 	check.OK(t, os.MkdirAll(m.node("/one/bin"), 0o755))

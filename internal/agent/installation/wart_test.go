@@ -358,10 +358,11 @@ func TestRun_WithoutInotify(t *testing.T) {
 				n.put("net.d/10-bridge.conflist", conflist, 0o644)
 				n.until(n.asWanted)
 			}
-			check.Equal(t, n.count("istio_cni_files_polled"), "1", "istio_cni_files_polled is")
+			polled := func() int { return agenttest.Metric(t, n.metrics.Text(), "istio_cni_files_polled") }
+			check.Equal(t, polled(), 1, "istio_cni_files_polled is")
 			check.Equal(t, strings.Count(n.log.String(), "sysctl fs.inotify"), 1, "hints in", n.log.String())
 			limit(exhausted, 1000)
-			n.until(func() bool { return n.count("istio_cni_files_polled") == "0" })
+			n.until(func() bool { return polled() == 0 })
 			check.OK(t, os.Remove(n.path("bin/istio-cni")))
 			n.until(n.asWanted)
 		})

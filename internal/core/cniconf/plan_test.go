@@ -24,7 +24,7 @@ func stanza() cniconf.Stanza {
 }
 
 func want(mode cniconf.Mode) cniconf.Want {
-	return cniconf.Want{Mode: mode, Stanza: stanza(), FileMode: 0o600, DropIns: cniconf.Loaded}
+	return cniconf.Want{Mode: mode, Stanza: stanza(), OwnedName: cniconf.OwnedName, FileMode: 0o600, DropIns: cniconf.Loaded}
 }
 
 // dir makes a directory from names and texts. A name with a slash is a drop-in.

@@ -135,28 +135,18 @@ func (d Disk) complete(temp *os.File, fill func(temp *os.File) error) error {
 	return err
 }
 
-func (d Disk) create(path string) (*os.File, error) {
-	var file *os.File
-	err := beside(path, func(temp string) error {
-		return d.on("create", temp, func() (err error) {
-			file, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's path
-			return err
-		})
+func (d Disk) create(path string) (file *os.File, err error) {
+	temp := temporary(path)
+	err = d.on("create", temp, func() (err error) {
+		file, err = os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller's path
+		return err
 	})
 	return file, wrap("creating temporary file", inDirectory(filepath.Dir(path), err))
 }
 
-// beside calls create with names for a temporary file of path until one is free.
-func beside(path string, create func(temp string) error) error {
-	const attempts = 100
-	var err error
-	for range attempts {
-		digits := strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret; O_EXCL protects
-		if err = create(path + ownMark + tempMark + digits); !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	}
-	return err
+// temporary returns a name for a temporary file of path. A leftover of this name is an error, and the next write has another name.
+func temporary(path string) string {
+	return path + ownMark + tempMark + strconv.FormatUint(uint64(rand.Uint32()), 10) //nolint:gosec // a name, not a secret
 }
 
 func (d Disk) write(temp *os.File, data []byte) error {
@@ -192,11 +182,8 @@ func (d Disk) Symlink(target, link string) (changed bool, err error) {
 }
 
 func (d Disk) symlink(target, link string) error {
-	var temp string
-	err := beside(link, func(name string) error {
-		temp = name
-		return d.do(Call{Name: "symlink", Path: target, To: name}, func() error { return os.Symlink(target, name) })
-	})
+	temp := temporary(link)
+	err := d.do(Call{Name: "symlink", Path: target, To: temp}, func() error { return os.Symlink(target, temp) })
 	if err != nil {
 		return wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
 	}
