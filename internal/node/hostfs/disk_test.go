@@ -130,6 +130,8 @@ func TestMkdirAll(t *testing.T) {
 	}
 	calls := hostfstest.Record(func(disk hostfs.Disk) { check.OK(t, disk.MkdirAll(filepath.Join(dir, "a", "b"), 0o700)) })
 	check.Equal(t, len(calls), 0, "operations for an existing directory", calls)
+	readOnly := hostfs.Disk{Before: hostfstest.FailAt(0, syscall.EROFS).Before}
+	check.Is(t, readOnly.MkdirAll(filepath.Join(dir, "c", "d"), 0o700), syscall.EROFS)
 	put(t, filepath.Join(dir, "f"), "")
 	for _, path := range []string{"f", "f/sub"} {
 		if err := disk.MkdirAll(filepath.Join(dir, path), 0o755); !errors.Is(err, syscall.ENOTDIR) {

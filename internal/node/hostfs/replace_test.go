@@ -2,6 +2,7 @@ package hostfs_test
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -147,4 +148,8 @@ func TestMove(t *testing.T) {
 		}
 		check.Equal(t, strings.Join(got, " "), tc.want, tc.name)
 	}
+	dir := t.TempDir()
+	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+	check.OK(t, each(write(from, "a"), write(to, "b"), func() error { return hostfs.Disk{}.Rename(from, to) })())
+	check.Equal(t, fmt.Sprint(names(t, dir), content(to)), "[to]a", "Rename replaces a file")
 }

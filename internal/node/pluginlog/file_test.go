@@ -1,7 +1,6 @@
 package pluginlog
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -11,8 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,70 +20,6 @@ import (
 	"github.com/meshcni/istio-cni/internal/node/netns/netnstest"
 	"github.com/meshcni/istio-cni/internal/test/check"
 )
-
-const (
-	writers     = 50 // processes
-	invocations = 20 // per process
-	batch       = 10 // records per invocation
-)
-
-// playWriter runs a series of plugin invocations in one process. All records have the same length.
-func playWriter() {
-	limit, err := strconv.ParseInt(os.Getenv("LIMIT"), 10, 64)
-	if err != nil {
-		panic(err)
-	}
-	for i := range invocations {
-		l := open(options{RunDir: os.Getenv("DIR"), Timeout: time.Hour})
-		l.maxFile = limit
-		for n := range batch {
-			l.Logger().Info("record", "writer", os.Getenv("WRITER"), "number", fmt.Sprintf("%06d", i*batch+n))
-		}
-		l.Close()
-	}
-}
-
-// runWriters runs all writers at the same time. Each file is limited to a twentieth of their total output.
-func runWriters(t *testing.T, dir string) (limit int) {
-	t.Helper()
-	one := logged(t, options{}, func(log *slog.Logger) { log.Info("record", "writer", "00", "number", "000000") })
-	limit = len(one) * writers * invocations * batch / 20
-	var running []*exec.Cmd
-	var stderr [writers]bytes.Buffer
-	for i := range writers {
-		cmd := agenttest.Child(t, roleVariable+"=writer", "DIR="+dir, "WRITER="+fmt.Sprintf("%02d", i), fmt.Sprintf("LIMIT=%d", limit))
-		cmd.Stderr = &stderr[i]
-		check.OK(t, cmd.Start())
-		running = append(running, cmd)
-	}
-	for i, cmd := range running {
-		if err := cmd.Wait(); err != nil || stderr[i].Len() > 0 {
-			t.Errorf("writer %d: %v %s", i, err, stderr[i].String())
-		}
-	}
-	return limit
-}
-
-// written returns the numbers of each writer's records in the directory's log files, backup first.
-func written(t *testing.T, dir string) map[string][]int {
-	t.Helper()
-	numbers := make(map[string][]int)
-	for _, path := range append(backups(t, dir), fileName) {
-		content := readFile(t, filepath.Join(dir, path))
-		t.Logf("%s: %d bytes", path, len(content))
-		if !strings.HasSuffix(content, "\n") {
-			t.Errorf("%s ends within a line", path)
-		}
-		for line := range strings.Lines(content) {
-			record := decode(t, line)
-			n, err := strconv.Atoi(record["number"].(string))
-			check.OK(t, err)
-			writer := record["writer"].(string)
-			numbers[writer] = append(numbers[writer], n)
-		}
-	}
-	return numbers
-}
 
 func names(t *testing.T, dir string) (all []string) {
 	t.Helper()
@@ -104,21 +39,41 @@ func backups(t *testing.T, dir string) []string {
 	})
 }
 
-// TestFile_ManyProcesses: many rotations lose only the oldest records.
-func TestFile_ManyProcesses(t *testing.T) {
+// TestFile_ManyWriters: many rotations lose only the oldest records. For the lock of a file, two files that are open in one process
+// are like two processes.
+func TestFile_ManyWriters(t *testing.T) {
+	const writers, invocations, batch, limit = 50, 20, 10, 16 << 10
 	dir := t.TempDir()
-	limit := runWriters(t, dir)
+	var running sync.WaitGroup
+	for writer := range writers {
+		running.Go(func() {
+			for i := range invocations {
+				var lines []byte
+				for n := range batch {
+					lines = fmt.Appendf(lines, "{\"writer\":%d,\"number\":%d}\n", writer, i*batch+n)
+				}
+				check.OK(t, appendFile(filepath.Join(dir, fileName), lines, limit, time.Now()))
+			}
+		})
+	}
+	running.Wait()
 	kept := backups(t, dir)
 	if len(kept) != 1 {
 		t.Fatalf("backups are %q, want one", kept)
 	}
-	if size := len(readFile(t, filepath.Join(dir, kept[0]))); size < limit-limit/10 {
-		t.Errorf("backup was made at %d bytes of %d", size, limit)
+	backup := readFile(t, filepath.Join(dir, kept[0]))
+	if len(backup) < limit-limit/10 {
+		t.Errorf("backup was made at %d bytes of %d", len(backup), limit)
 	}
-	for writer, got := range written(t, dir) {
+	numbers := map[any][]any{}
+	for line := range strings.Lines(backup + readFile(t, filepath.Join(dir, fileName))) {
+		record := decode(t, line)
+		numbers[record["writer"]] = append(numbers[record["writer"]], record["number"])
+	}
+	for writer, got := range numbers {
 		for i, number := range got {
-			if first := invocations*batch - len(got); number != first+i {
-				t.Errorf("writer %s has not all from %d on, in order: %v", writer, first, got)
+			if first := invocations*batch - len(got); number != float64(first+i) {
+				t.Errorf("writer %v has not all from %d on, in order: %v", writer, first, got)
 				break
 			}
 		}
@@ -281,13 +236,12 @@ func TestFile_Hangs(t *testing.T) {
 	}
 }
 
-// roleVariable selects the role of this binary when one of its tests runs it again.
-const roleVariable = "PLUGINLOG_TEST_ROLE"
+// roleVariable is set when a test runs this binary again, as a plugin.
+const roleVariable = "PLUGINLOG_TEST_TALKER"
 
 func TestMain(m *testing.M) {
-	roles := map[string]func(){"writer": playWriter, "talker": playTalker}
-	if play := roles[os.Getenv(roleVariable)]; play != nil {
-		play()
+	if os.Getenv(roleVariable) != "" {
+		playTalker()
 		return
 	}
 	m.Run()

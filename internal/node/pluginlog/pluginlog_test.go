@@ -219,7 +219,7 @@ func TestStderr_Closed(t *testing.T) {
 			check.OK(t, err)
 			defer func() { _ = reader.Close() }()
 			prepare(reader)
-			cmd := agenttest.Child(t, roleVariable+"=talker")
+			cmd := agenttest.Child(t, roleVariable+"=yes")
 			cmd.Stderr = writer
 			out, err := cmd.Output()
 			_ = writer.Close()
