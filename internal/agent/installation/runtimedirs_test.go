@@ -463,41 +463,36 @@ func TestReconcile_SecondRuntime(t *testing.T) {
 	m.installs(agent, "/one/conf", "/one/bin")
 }
 
-// TestReconcile_RuntimeNotRestarted: the first installation cannot know which configuration the running runtime has read.
-func TestReconcile_RuntimeNotRestarted(t *testing.T) {
+// TestReconcile_TwoPossibleDirectories: the runtime may look in the default directories, or in those of its file.
+func TestReconcile_TwoPossibleDirectories(t *testing.T) {
 	t.Parallel()
-	m := newMachine(t, map[string]string{"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist})
-	m.start(containerdSock)
-	time.Sleep(20 * time.Millisecond)
-	m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
-	agent := m.agent()
-	for range 2 {
-		check.OK(t, agent.Reconcile())
-		m.has("/etc/cni/net.d", "/opt/cni/bin")
-		m.has("/srv/conf", "/srv/bin")
-		m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+	const nvidia = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n"
+	for name, write := range map[string]func(m *machine){
+		"written after the runtime's start": func(m *machine) {
+			m.start(containerdSock)
+			time.Sleep(20 * time.Millisecond)
+			m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
+		},
+		"an import replaces the section, whose directories containerd 1 does not keep": func(m *machine) {
+			m.write(containerdFile, "imports = ['conf.d/*']\n"+directories("/srv/conf", "/srv/bin"))
+			m.write("/etc/containerd/conf.d/99-nvidia.toml", nvidia)
+			m.start(containerdSock)
+		},
+	} {
+		m := newMachine(t, map[string]string{"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist})
+		write(m)
+		agent := m.agent()
+		for range 3 {
+			m.put("node/etc/cni/net.d/10-net.conflist", conflist, 0o644)
+			check.OK(t, agent.Reconcile(), name)
+			m.has("/etc/cni/net.d", "/opt/cni/bin")
+			m.has("/srv/conf", "/srv/bin")
+		}
+		m.says("the runtime may look in other directories until it is started again")
+		m.write(containerdFile, directories("/srv/conf", "/srv/bin"))
+		m.start(containerdSock)
+		m.installs(agent, "/srv/conf", "/srv/bin")
 	}
-	check.OK(t, agent.Reconcile())
-	m.has("/etc/cni/net.d", "/opt/cni/bin")
-	m.says("the runtime may look in other directories until it is started again")
-	m.start(containerdSock)
-	m.installs(agent, "/srv/conf", "/srv/bin")
-}
-
-// TestReconcile_RuntimeVersionsDiffer: if an import replaces the section, containerd 1 uses the defaults, other versions keep the
-// directories.
-func TestReconcile_RuntimeVersionsDiffer(t *testing.T) {
-	t.Parallel()
-	m := newMachine(t, map[string]string{
-		"/srv/bin/": "", "/srv/conf/10-net.conflist": conflist, "/etc/cni/net.d/10-net.conflist": conflist,
-		containerdFile:                          "imports = ['conf.d/*']\n" + directories("/srv/conf", "/srv/bin"),
-		"/etc/containerd/conf.d/99-nvidia.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd]\ndefault_runtime_name = 'nvidia'\n",
-	})
-	m.start(containerdSock)
-	check.OK(t, m.agent().Reconcile())
-	check.OK(t, m.agent().Reconcile())
-	m.has("/etc/cni/net.d", "/opt/cni/bin")
-	m.has("/srv/conf", "/srv/bin")
 }
 
 // TestReconcile_MountedDirectoryMissing does not wait for a directory in which no runtime looks.

@@ -39,16 +39,6 @@ func modes() []cniconf.Mode {
 	return []cniconf.Mode{cniconf.Inline, cniconf.DropIn, cniconf.Owned, cniconf.Standalone}
 }
 
-// waits waits until a part is not ready for a reason.
-func (n *fixture) waits(part health.PartName, reason string) {
-	n.t.Helper()
-	n.until(func() bool {
-		return slices.ContainsFunc(n.health.Snapshot().Parts, func(p health.Part) bool {
-			return p.Name == part && !p.Ready && strings.Contains(p.Reason, reason)
-		})
-	})
-}
-
 func (n *fixture) uninstall(a *installation.Installation) {
 	n.t.Helper()
 	check.OK(n.t, a.Uninstall(n.t.Context()))
@@ -187,27 +177,6 @@ func refusing(dirs ...string) func(hostfs.Call) error {
 		}
 		return nil
 	}
-}
-
-// TestRun_DirectoriesMissingAtFirst creates the missing directories one by one.
-func TestRun_DirectoriesMissingAtFirst(t *testing.T) {
-	t.Parallel()
-	n := newFixture(t)
-	for _, dir := range []string{"net.d", "bin", "sa"} {
-		check.OK(t, os.RemoveAll(n.path(dir)))
-	}
-	n.running(n.agent())
-	n.waits(installation.PartBinaries, "does not exist")
-	check.OK(t, os.Mkdir(n.path("bin"), 0o755))
-	n.waits(installation.PartKubeconfig, "waiting for the service account")
-	n.put("sa/ca.crt", authority(), 0o600)
-	n.put("sa/token", "token-1", 0o600)
-	n.waits(installation.PartConf, "waiting for the directory")
-	check.OK(t, os.Mkdir(n.path("net.d"), 0o755))
-	n.waits(installation.PartConf, "waiting for a valid CNI configuration")
-	n.put("net.d/10-bridge.conflist", conflist, 0o644)
-	n.until(func() bool { return n.health.Snapshot().Ready })
-	n.ends("bridge", "portmap")
 }
 
 // TestUninstall_ReportsEveryError refuses the removal of kubeconfigs and of a program directory.
