@@ -76,7 +76,7 @@ func newFixtureAt(t *testing.T, root string, files ...string) *fixture {
 		Source: n.path("source/istio-cni"), BinDirs: []string{n.path("bin")}, Update: true, Reinstall: true,
 		NetDir: n.path("net.d"), HostNetDir: "/etc/cni/net.d", RunDir: n.path("run"), RunDirMode: 0o700,
 		Want: cniconf.Want{
-			Stanza:   cniconf.Stanza{LogLevel: "info", RunDir: n.path("run"), ExcludeNamespaces: []string{"kube-system"}},
+			Stanza:    cniconf.Stanza{LogLevel: "info", RunDir: n.path("run"), ExcludeNamespaces: []string{"kube-system"}},
 			OwnedName: cniconf.OwnedName, FileMode: 0o600,
 		},
 		Server: kube.Address{Host: "10.0.0.1", Port: "443"}, Token: n.path("sa/token"), CA: n.path("sa/ca.crt"), KubeconfigMode: 0o600,

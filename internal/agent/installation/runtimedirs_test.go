@@ -398,7 +398,7 @@ func TestReconcile_RuntimeNotReadable(t *testing.T) {
 	t.Parallel()
 	const dropIn = "/etc/containerd/conf.d/cni.toml"
 	for name, spoil := range map[string]func(m *machine) error{
-		"broken": func(m *machine) error { m.write(containerdFile, "version = 3\nx = \n"); return nil },
+		"broken":                   func(m *machine) error { m.write(containerdFile, "version = 3\nx = \n"); return nil },
 		"a loop of links":          func(m *machine) error { m.write(containerdFile, "->"+containerdFile); return nil },
 		"an import is missing":     func(m *machine) error { m.write(containerdFile, "version = 3\nimports = ['x.toml']\n"); return nil },
 		"removed":                  func(m *machine) error { return os.Remove(m.node(containerdFile)) },

@@ -142,8 +142,11 @@ func TestServe_PortsInUse(t *testing.T) { // W-29
 	monitoring := occupy(t, "127.0.0.1:0")
 	good := free(t, 1)[0]
 	_, err := open(t.Context(), []Port{
-		{Flag: "--health-port", Number: health}, {Flag: "--good-port", Number: good}, {Flag: "--monitoring-port", Number: monitoring},
-		{Flag: "--high-port", Number: 65536}, {Flag: "--same-port", Number: good},
+		{Flag: "--health-port", Number: health},
+		{Flag: "--good-port", Number: good},
+		{Flag: "--monitoring-port", Number: monitoring},
+		{Flag: "--high-port", Number: 65536},
+		{Flag: "--same-port", Number: good},
 	})
 	if err == nil {
 		t.Fatal("no error")
