@@ -354,23 +354,17 @@ func (i *Installation) programFile(name, file string) (changed bool, err error) 
 		}
 		return false, nil
 	}
-	write := func() (err error) {
-		changed, err = i.disk.Symlink(cniconf.PluginType, file)
-		return err
-	}
+	write := func() error { return i.disk.Symlink(cniconf.PluginType, file) }
 	target, _ := os.Readlink(file)
 	same := target == cniconf.PluginType
 	if main {
-		write = func() (err error) {
-			changed, err = i.disk.Copy(i.config.Source, file, programMode)
-			return err
-		}
+		write = func() error { return i.disk.Copy(i.config.Source, file, programMode) }
 		same, err = i.disk.Identical(i.config.Source, file, programMode)
 	}
-	if err == nil && !same {
-		err = i.rewriteFile(metrics.Binary, file, write)
+	if err != nil || same {
+		return false, err
 	}
-	return changed, err
+	return true, i.rewriteFile(metrics.Binary, file, write)
 }
 
 // mayWrite returns false after the first installation if Reinstall is false.

@@ -17,24 +17,19 @@ import (
 // bigFile is the minimum size in bytes of a file whose pages are dropped from the page cache.
 const bigFile = 1 << 20
 
-// Copy makes to a regular file with the content of from and exactly this mode, and reports whether it changed anything. It is
-// as durable and atomic as WriteFile. It replaces a running program without writing to its file, so the program keeps running.
+// Copy makes to a regular file with the content of from and exactly this mode. It is as durable and atomic as WriteFile. It
+// replaces a running program without writing to its file, so the program keeps running.
 //
 // Unlike WriteFile it replaces a symbolic link instead of its target, and does not keep the owner: the file is a program,
 // which this process must own.
-func (d Disk) Copy(from, to string, mode fs.FileMode) (changed bool, err error) {
-	same, err := d.Identical(from, to, mode)
-	if err != nil || same {
-		return false, err
-	}
+func (d Disk) Copy(from, to string, mode fs.FileMode) error {
 	if err := d.copy(from, to, mode); err != nil {
-		return true, fmt.Errorf("copying %q to %q: %w", from, to, err)
+		return fmt.Errorf("copying %q to %q: %w", from, to, err)
 	}
-	return true, nil
+	return nil
 }
 
-// Identical reports whether Copy would change nothing. An unreadable from is an error. An unreadable to is a different
-// file.
+// Identical reports whether to is as Copy makes it. An unreadable from is an error. An unreadable to is a different file.
 func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
 	source, info, err := openRegular(from)
 	if err != nil {
@@ -53,7 +48,7 @@ func (d Disk) Identical(from, to string, mode fs.FileMode) (bool, error) {
 	return same, wrapPath("comparing", from, err)
 }
 
-func (d Disk) copy(from, to string, mode fs.FileMode) (err error) {
+func (d Disk) copy(from, to string, mode fs.FileMode) error {
 	source, info, err := openRegular(from)
 	if err != nil {
 		return wrapPath("opening", from, err)

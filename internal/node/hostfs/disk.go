@@ -30,7 +30,7 @@ const (
 // complete new content is in place, but a loss of power can bring the old content back.
 type Disk struct {
 	Before   func(Call) error // runs before each call and can refuse it; for tests
-	Compared *Comparisons     // cache for Copy and Identical; nil reads all files each time
+	Compared *Comparisons     // cache for Identical; nil reads all files each time
 }
 
 // WriteFile writes a file with exactly this mode, whatever the umask. A replaced file keeps its owner. WriteFile follows a
@@ -103,14 +103,14 @@ func (d Disk) replace(path string, fill func(temp *os.File) error, place func(te
 	if err != nil {
 		return err
 	}
-	return d.place(temp.Name(), path, d.complete(temp, fill), place)
+	if err = d.complete(temp, fill); err == nil {
+		err = place(temp.Name(), path)
+	}
+	return d.finish(temp.Name(), path, err)
 }
 
-// place renames a temporary file, or removes it after an error.
-func (d Disk) place(temp, path string, err error, place func(temp, path string) error) error {
-	if err == nil {
-		err = place(temp, path)
-	}
+// finish makes the new name of a temporary file durable, or removes the temporary file after an error.
+func (d Disk) finish(temp, path string, err error) error {
 	if err != nil {
 		_ = d.remove(temp) // the next sweep tries again
 		return err
@@ -172,22 +172,16 @@ func (d Disk) chownLike(temp *os.File, old fs.FileInfo) error {
 	return wrap("changing owner", err)
 }
 
-// Symlink durably makes link a symbolic link to target, and reports whether it changed anything. It replaces a file at link. A
-// directory at link is an error.
-func (d Disk) Symlink(target, link string) (changed bool, err error) {
-	if is, err := os.Readlink(link); err == nil && is == target {
-		return false, nil
-	}
-	return true, wrapPath("linking", link, d.symlink(target, link))
-}
-
-func (d Disk) symlink(target, link string) error {
+// Symlink durably makes link a symbolic link to target. It replaces a file at link. A directory at link is an error.
+func (d Disk) Symlink(target, link string) error {
 	temp := temporary(link)
 	err := d.do(Call{Name: "symlink", Path: target, To: temp}, func() error { return os.Symlink(target, temp) })
 	if err != nil {
-		return wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
+		err = wrap("creating temporary link", inDirectory(filepath.Dir(link), err))
+	} else {
+		err = d.finish(temp, link, d.renameOnto(temp, link))
 	}
-	return d.place(temp, link, nil, d.renameOnto)
+	return wrapPath("linking", link, err)
 }
 
 // Rename durably renames a file within its directory. It replaces a file at the new name.

@@ -34,8 +34,7 @@ func TestIdentical_PageFaults(t *testing.T) {
 	content := bytes.Repeat([]byte("istio-cni"), 1<<20)
 	put(t, source, string(content))
 	for _, path := range []string{program, whole} {
-		_, err := hostfs.Disk{}.Copy(source, path, 0o755)
-		check.OK(t, err)
+		check.OK(t, hostfs.Disk{}.Copy(source, path, 0o755))
 		evict(t, path)
 	}
 	file, err := os.Open(whole)

@@ -183,10 +183,7 @@ func TestHint(t *testing.T) {
 		{"missing directory", hostfs.Disk{}.WriteFile(filepath.Join(dir, "no", "f"), nil, 0o600), []string{
 			"does not exist", "global.platform", "k3s", "openshift",
 		}},
-		{"missing directory for a link", func() error {
-			_, err := hostfs.Disk{}.Symlink("x", filepath.Join(dir, "no", "f"))
-			return err
-		}(), []string{"does not exist", "global.platform"}},
+		{"missing directory for a link", hostfs.Disk{}.Symlink("x", filepath.Join(dir, "no", "f")), []string{"does not exist", "global.platform"}},
 		{"missing file", missingFile, nil},
 		{"access", failing(syscall.EACCES), []string{"seLinuxOptions.type=spc_t", "AppArmor", "lsattr"}},
 		{"not permitted", failing(syscall.EPERM), []string{"SELinux", "immutable"}},
