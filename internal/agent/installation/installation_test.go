@@ -530,9 +530,9 @@ func TestReconcile_FailedPart(t *testing.T) {
 		t.Errorf("the others waited:\n%v", n.tree("."))
 	}
 	want := n.tree("run")
-	check.OK(t, os.Remove(n.path("sa/token")))
+	check.OK(t, os.RemoveAll(n.path("sa")))
 	check.Fails(t, a.Reconcile(), "source/istio-cni")
-	check.Diff(t, "without a token", want, n.tree("run"))
+	check.Diff(t, "without credentials", want, n.tree("run"))
 	check.Equal(t, n.read("bin/istio-cni"), "program 1", "without its source the program is")
 }
 
