@@ -225,7 +225,7 @@ func TestFile_Hangs(t *testing.T) {
 			agenttest.Eventually(t, "stderr has a warning about the file", func() bool {
 				return strings.Contains(p.stderr.String(), fileName+`","error":"context deadline exceeded"`)
 			})
-			check.Equal(t, len(p.only(t).lines), records, "agent has")
+			check.Equal(t, len(p.only(t)), records, "agent has")
 			agenttest.Eventually(t, "only the file's goroutine is left", func() bool {
 				left := leftBehind()
 				return len(left) == 1 && strings.Contains(left[0], "pluginlog.appendFile")
@@ -374,7 +374,7 @@ func (p *place) want(t *testing.T, stderr, others string) {
 		got["file"] = strings.Join(messages(t, string(content)), " ") + "."
 	}
 	for _, r := range p.all() {
-		got["agent"] += strings.Join(messages(t, strings.Join(r.lines, "")), " ") + "."
+		got["agent"] += strings.Join(messages(t, strings.Join(r, "")), " ") + "."
 	}
 	if others != "" {
 		others += "."
