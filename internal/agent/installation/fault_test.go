@@ -196,6 +196,7 @@ func TestReconcile_EveryFault(t *testing.T) {
 					check.OK(t, err)
 				} else {
 					f.reported(t, err)
+					check.Contains(t, fmt.Sprintf("%+v", n.health.Snapshot()), f.file())
 					if left := n.temps(); len(left) > 0 {
 						t.Errorf("%v at %q: left %q", f.errno, f.call, left)
 					}

@@ -204,32 +204,6 @@ func TestReconcile_WritesOnce(t *testing.T) {
 	check.Equal(t, agenttest.Metric(t, n.metrics.Text(), `istio_cni_installs_total{result="SUCCESS"}`), 1, "installs counted")
 }
 
-func TestReconcile_Order(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		name  string
-		spoil func(n *fixture)
-		part  health.PartName
-	}{
-		{"no directory for the program", func(n *fixture) { n.config.BinDirs = []string{n.path("none")} }, installation.PartBinaries},
-		{"no token", func(n *fixture) { _ = os.Remove(n.path("sa/token")) }, installation.PartKubeconfig},
-		{"no authority", func(n *fixture) { n.put("sa/ca.crt", "garbage", 0o600) }, installation.PartKubeconfig},
-	} {
-		n := newFixture(t, "10-bridge.conflist", conflist)
-		tc.spoil(n)
-		if err := n.agent().Reconcile(); err == nil {
-			t.Errorf("%s: no error", tc.name)
-		}
-		// A stanza without its program or kubeconfig stops every pod of the node.
-		check.Equal(t, n.read("net.d/10-bridge.conflist"), conflist, tc.name)
-		for _, p := range n.health.Snapshot().Parts {
-			if p.Name == tc.part && (p.Ready || p.Reason == "starting") {
-				t.Errorf("%s: part %s has no reason: %+v", tc.name, tc.part, p)
-			}
-		}
-	}
-}
-
 // TestReconcile_KilledAtEveryCall (W-4, W-5) stops the work at each call that changes a file, like SIGKILL or a loss of power,
 // and examines the node then. Afterwards it uninstalls and it installs again: four combinations at every call.
 func TestReconcile_KilledAtEveryCall(t *testing.T) {
@@ -530,9 +504,11 @@ func TestReconcile_FailedPart(t *testing.T) {
 		t.Errorf("the others waited:\n%v", n.tree("."))
 	}
 	want := n.tree("run")
-	check.OK(t, os.RemoveAll(n.path("sa")))
-	check.Fails(t, a.Reconcile(), "source/istio-cni")
-	check.Diff(t, "without credentials", want, n.tree("run"))
+	for _, spoil := range []func(){func() { n.put("sa/ca.crt", "garbage", 0o600) }, func() { n.removeAll("sa") }} {
+		spoil()
+		check.Fails(t, a.Reconcile(), "source/istio-cni")
+		check.Diff(t, "without credentials", want, n.tree("run"))
+	}
 	check.Equal(t, n.read("bin/istio-cni"), "program 1", "without its source the program is")
 }
 
